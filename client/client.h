@@ -1,0 +1,249 @@
+// What an engine links. One Client is one session with the daemon of this node; all methods are thread-safe.
+//
+// Errors. A cache failure is a miss: matching, landing and publishing never fail a request, they return what became of
+// each segment. Only connecting, opening a model and registering memory return errors. Every call has a deadline
+// (ClientOptions::timeout) and returns by then.
+//
+// Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable, and the client reconnects by itself
+// (models are opened and regions registered again). A Match from before a reconnect stays safe to use: mapped tuples
+// stay mapped, its landings are misses. After fork() the child's copy of a client refuses every call with
+// FAILED_PRECONDITION (misses: kDaemonUnavailable): open a new one there.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/kernels.h"
+#include "proto/key.h"
+#include "proto/layout.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+
+namespace ashlar {
+
+struct ClientOptions {
+  std::string rpc_socket;      // the daemon's listen.rpc_socket
+  std::string session_socket;  // the daemon's listen.session_socket
+  std::chrono::milliseconds timeout{5000};
+  std::string name = "libashlar";  // for the daemon's logs
+};
+
+// This engine's part of the model and what computing costs it; not part of the namespace.
+struct Shard {
+  uint32_t first_layer = 0;
+  uint32_t layer_count = 0;  // 0: all
+  uint32_t tensor_parallel_rank = 0;
+  uint32_t tensor_parallel_size = 1;
+};
+struct CostModel {
+  double flops_per_token = 0;
+  double flops_per_token_squared = 0;
+  double tokens_per_second = 0;
+};
+
+// Memory that engine and daemon share. Copies share one mapping; it is unmapped when the last one goes.
+class Region {
+ public:
+  std::byte* data() const;
+  size_t size() const;
+
+ private:
+  friend class Client;
+  friend class Model;
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+// Where an engine's paged keys and values lie inside a region. Offsets and strides in bytes; a token's row of head h:
+// offset + page × page_stride + slot × token_stride + h × head_stride.
+struct PagedLayer {
+  uint32_t layer = 0;  // index into layout.layers
+  uint64_t key_offset = 0, value_offset = 0;
+  uint64_t page_stride = 0, token_stride = 0;
+  uint64_t key_head_stride = 0, value_head_stride = 0;
+};
+struct PagedCache {
+  uint32_t page_tokens = 0;
+  uint32_t pages = 0;
+  std::vector<PagedLayer> layers;  // every attention layer, ascending
+};
+
+// One prompt: segments lie one behind the other from position 0; the first is a prefix (cached whole), the others are
+// position-independent; tokens behind the last (the query) are always computed.
+struct Prompt {
+  std::span<const int32_t> tokens;
+  std::span<const uint64_t> segment_lengths;
+};
+
+// A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, valid as long as the
+// Match. transition is null for a checkpoint.
+struct MappedTuple {
+  kernels::TupleView view;
+  const float* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels]
+};
+
+struct SegmentResult {
+  MissReason reason = MissReason::kNeverSeen;  // kNone: hit
+  TierKind tier = TierKind::kNone;
+  ObjectKind kind = ObjectKind::kSegment;
+  uint64_t start = 0;   // position of the segment's token 0 in the prompt
+  uint64_t tokens = 0;
+  uint64_t bytes = 0;   // of the cached object
+  bool hit() const { return reason == MissReason::kNone; }
+  bool remote() const { return tier == TierKind::kRemote; }
+};
+
+// A landing in progress. From Model::Land until Wait returns a verdict, the target slots belong to the daemon.
+class Landing {
+ public:
+  Landing(Landing&&) noexcept;
+  Landing& operator=(Landing&&) noexcept;
+  ~Landing();  // cancels, and waits until the slots are quiet
+
+  // Waits until `layers` attention layers have been written for all segments: work on them may overlap with the rest,
+  // but no token may be emitted before the verdict. False: a verdict came first, or the deadline.
+  bool WaitLayers(uint32_t layers, std::chrono::milliseconds timeout);
+
+  // The final verdict, one reason a segment as given to Land (kNone: landed). If the daemon does not answer in time the
+  // landing is cancelled and every segment is a miss; then `quiet()` says whether the slots may be used again.
+  std::vector<MissReason> Wait(std::chrono::milliseconds timeout);
+
+  // True once nothing can write into the target slots any more: a verdict came, the daemon confirmed that writing has
+  // ceased, or the kernel confirmed that the daemon is dead. Wait(timeout) that returned misses may leave it false:
+  // then keep the slots out of use until WaitQuiet returns true.
+  bool quiet() const;
+  bool WaitQuiet(std::chrono::milliseconds timeout);
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Landing(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// What a lookup found, under a lease. The lease ends when the Match is destroyed or Release is called.
+class Match {
+ public:
+  Match(Match&&) noexcept;
+  Match& operator=(Match&&) noexcept;
+  ~Match();
+
+  uint64_t prefix_depth() const;
+  const std::vector<uint64_t>& checkpoint_positions() const;
+  const std::vector<SegmentResult>& segments() const;
+
+  // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs
+  // microseconds, whatever the size. Null for a miss or after the mapping failed.
+  const std::vector<MappedTuple>* tuples(size_t segment) const;
+
+  // 16 bytes that another process of the same tenant can turn into a Match of its own (Model::Attach).
+  std::string lease() const;
+  void Release();
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Match(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// The right, and the duty, to publish one object. Destroying it unpublished abandons the reservation.
+struct Reservation {
+  ReserveOutcome outcome = ReserveOutcome::kUnavailable;
+  uint64_t id = 0;
+  bool granted() const { return outcome == ReserveOutcome::kGranted; }
+};
+struct ObjectRun {
+  ObjectKind kind = ObjectKind::kSegment;  // kSegment, or kCheckpoint for a prompt's first segment
+  std::span<const int32_t> tokens;
+};
+
+// Where a finished object lies. Everything is read during Publish only.
+struct PublishParts {
+  struct Linear {
+    uint32_t layer = 0;
+    const std::byte* transition = nullptr;  // heads × [d_k, d_k], dense; inside `region`; null for a checkpoint
+    const std::byte* state = nullptr;       // heads × [d_k, d_v]
+    const std::byte* conv_tail = nullptr;   // null where the layer has no convolution
+  };
+  std::vector<Linear> linear;  // every linear layer
+  Region region;               // that the pointers above lie in
+  std::span<const int32_t> page_table;  // of the run's keys and values in the declared pages
+  uint64_t first_position = 0;          // slot position of the run's token 0
+  Provenance provenance = Provenance::kExact;
+};
+
+// One segment to land: its index in the match, and where its token 0 stands.
+struct LandSegment {
+  uint32_t segment = 0;
+  uint64_t first_position = 0;
+};
+
+// An opened identity and layout. Copies share it.
+class Model {
+ public:
+  const Layout& layout() const;
+  NamespaceId ns() const;
+
+  // Declares the engine's pages; once a model, before Publish and Land.
+  absl::Status DeclarePages(const Region& region, const PagedCache& pages);
+
+  std::vector<Match> Lookup(std::span<const Prompt> prompts);
+  Match Lookup(const Prompt& prompt);
+  Match Attach(const std::string& lease, std::span<const uint64_t> segment_lengths);
+
+  // At most one engine computes a segment: a second one is told kBeingPublished or kAlreadyPresent.
+  std::vector<Reservation> Reserve(std::span<const ObjectRun> runs);
+  PublishOutcome Publish(const Reservation& reservation, const PublishParts& parts);
+  void Abandon(const Reservation& reservation);
+
+  Landing Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments);
+
+ private:
+  friend class Client;
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+class Client {
+ public:
+  // Connects, or says why not (UNAVAILABLE: no daemon; FAILED_PRECONDITION: no protocol version in common).
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  bool connected() const;
+  const std::string& tenant() const;
+
+  absl::StatusOr<Model> OpenModel(const Identity& identity, const Layout& layout, const Shard& shard = {},
+                                  const CostModel& cost = {});
+
+  // Registers a memfd of the engine's (sealed with F_SEAL_SHRINK, else INVALID_ARGUMENT). The descriptor stays the
+  // caller's; the client maps it too.
+  absl::StatusOr<Region> RegisterRegion(int memfd, size_t bytes);
+  // Memory that the daemon allocates for this engine.
+  absl::StatusOr<Region> HostRegion(size_t bytes);
+
+ private:
+  Client();
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+// Splits text at a separator (HYPIC §5, PIC_SEPARATOR): the pieces between separators, empty ones dropped. Tokenise each
+// by itself, so that a segment's tokens do not depend on its neighbours.
+inline constexpr const char* kDefaultSeparator = "<|pic|>";
+std::vector<std::string_view> SplitBySeparator(std::string_view text, std::string_view separator = kDefaultSeparator);
+// The same for tokens: lengths of the runs between separator tokens, with the separators removed from `tokens`.
+std::vector<uint64_t> SplitBySeparator(std::vector<int32_t>& tokens, int32_t separator);
+
+}  // namespace ashlar

@@ -1,0 +1,9 @@
+# Third-party libraries, all from Debian 12. docs/architecture.md says why each was chosen.
+find_package(absl REQUIRED)
+find_package(Protobuf REQUIRED)
+find_package(gRPC REQUIRED)
+find_package(OpenSSL REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(prometheus-cpp REQUIRED)
+find_package(nlohmann_json REQUIRED)

@@ -1,0 +1,45 @@
+# Compile options of every target of ours, and the two ways a target is declared.
+
+find_program(ASHLAR_CCACHE ccache)
+if(ASHLAR_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${ASHLAR_CCACHE})
+endif()
+
+find_package(Threads REQUIRED)
+if(ASHLAR_TESTS)
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()
+
+add_library(ashlar_options INTERFACE)
+target_include_directories(ashlar_options INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(ashlar_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers -Werror)
+target_link_libraries(ashlar_options INTERFACE Threads::Threads)
+if(ASHLAR_SANITIZE)
+  target_compile_options(ashlar_options INTERFACE
+    -fsanitize=${ASHLAR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(ashlar_options INTERFACE -fsanitize=${ASHLAR_SANITIZE})
+  # g++ 12 reports false maybe-uninitialized inside the standard library when it instruments.
+  target_compile_options(ashlar_options INTERFACE -Wno-maybe-uninitialized -Wno-tsan)
+endif()
+
+# ashlar_library(NAME SOURCES ... [LINK ...]): one library a folder.
+function(ashlar_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  add_library(${name} STATIC ${arg_SOURCES})
+  target_link_libraries(${name} PUBLIC ashlar_options ${arg_LINK})
+endfunction()
+
+# ashlar_test(NAME SOURCES ... [LINK ...] [LABELS ...]): a GoogleTest binary; each case is a ctest test.
+function(ashlar_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
+  if(NOT ASHLAR_TESTS)
+    return()
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ashlar_options ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+endfunction()

@@ -1,0 +1,69 @@
+// Where kernels run and how completion is observed: queues, events, and the workers a caller lends.
+//
+// A back end never owns threads. The process makes a Workers (and, where it wants asynchrony, a queue with a thread of
+// its own) and passes it in; kernels only use what they are given.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <type_traits>
+
+namespace ashlar::kernels {
+
+enum class MemoryKind : uint8_t { kHost = 1, kDevice = 2 };
+
+class Queue;
+
+// Completion of one operation: a queue and a position in it. Copying is free and nothing is allocated.
+// The queue must outlive its events. A default-constructed event is complete.
+class Event {
+ public:
+  Event() = default;
+  Event(Queue* queue, uint64_t sequence) : queue_(queue), sequence_(sequence) {}
+
+  bool Done() const;
+  void Wait() const;
+
+ private:
+  Queue* queue_ = nullptr;
+  uint64_t sequence_ = 0;
+};
+
+// Operations submitted to one queue run one after another in the order of submission; operations of two queues are
+// unordered. A back end accepts only queues it made itself (Kernels::MakeQueue).
+class Queue {
+ public:
+  virtual ~Queue() = default;
+
+  // The number of operations that have completed; operation `sequence` (1, 2, …) is complete when this is ≥ sequence.
+  virtual uint64_t Completed() const = 0;
+  virtual void WaitFor(uint64_t sequence) = 0;
+};
+
+inline bool Event::Done() const { return queue_ == nullptr || queue_->Completed() >= sequence_; }
+inline void Event::Wait() const {
+  if (queue_ != nullptr) queue_->WaitFor(sequence_);
+}
+
+// Threads lent by the caller. Run calls body(context, i) once for every i in [0, count), from up to Size() threads of
+// which the calling thread is one, and returns when all calls have returned. Bodies must not call Run.
+class Workers {
+ public:
+  using Body = void (*)(void* context, int64_t index);
+
+  virtual ~Workers() = default;
+  virtual int Size() const = 0;
+  virtual void Run(int64_t count, Body body, void* context) = 0;
+};
+
+// Calls fn(i) for every i in [0, count) on `workers`.
+template <typename Fn>
+void ParallelFor(Workers& workers, int64_t count, Fn&& fn) {
+  using Callable = std::remove_reference_t<Fn>;
+  workers.Run(
+      count, [](void* context, int64_t index) { (*static_cast<Callable*>(context))(index); },
+      const_cast<void*>(static_cast<const void*>(&fn)));
+}
+
+}  // namespace ashlar::kernels

@@ -1,0 +1,53 @@
+// Namespaces and keys: SHA-256 over the canonical bytes described in docs/formats.md.
+//
+// Cryptographic because a tenant who chooses tokens must not be able to forge another text's key.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "proto/layout.h"
+
+namespace ashlar {
+
+struct Digest {
+  std::array<uint8_t, 32> bytes{};
+  bool operator==(const Digest&) const = default;
+  auto operator<=>(const Digest&) const = default;
+  std::string Hex() const;
+
+  template <typename H>
+  friend H AbslHashValue(H state, const Digest& digest) {
+    uint64_t word;  // already uniform
+    std::memcpy(&word, digest.bytes.data(), sizeof word);
+    return H::combine(std::move(state), word);
+  }
+};
+using NamespaceId = Digest;
+using Key = Digest;
+
+// What an object holds. Numbers are part of the key and of the object format.
+enum class ObjectKind : uint8_t {
+  kSegment = 1,     // interior of a run of tokens, usable at any position
+  kPrefixPage = 2,
+  kCheckpoint = 3,  // exact states at one prefix depth; with the keys and values of the prefix itself
+  kSpan = 4,
+};
+absl::string_view Name(ObjectKind kind);
+
+// A multimodal input's content hash, at a token offset relative to the run's start.
+struct MediaHash {
+  uint64_t offset = 0;
+  std::array<uint8_t, 32> hash{};
+};
+
+NamespaceId MakeNamespace(absl::string_view tenant, const Identity& identity, const Layout& layout);
+Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tokens,
+            std::span<const MediaHash> media = {});
+
+}  // namespace ashlar

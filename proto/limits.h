@@ -1,0 +1,47 @@
+// Every limit that both ends of a socket, or two versions of a disk, must agree on. Proofs are at the end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ashlar::limits {
+
+// Version of the control plane (RPCs and session socket). Both ends send the range they speak; the highest common
+// version is used, none in common refuses the session.
+inline constexpr uint32_t kProtocolMin = 1;
+inline constexpr uint32_t kProtocolMax = 1;
+
+// Memory is handed out, and objects are laid out, in extents of this size. No unit of a part straddles two extents.
+inline constexpr uint64_t kExtentBytes = 256 * 1024;
+inline constexpr uint64_t kUnitAlignment = 64;
+// Stored keys and values come in units of as many tokens (a power of two) as fit here: one stays in a core's cache.
+inline constexpr uint64_t kRowUnitBytes = 32 * 1024;
+
+inline constexpr uint64_t kMaxPromptTokens = uint64_t{1} << 22;
+inline constexpr uint64_t kMaxSegments = 16384;        // of one prompt
+inline constexpr uint64_t kMaxPromptsPerCall = 64;
+inline constexpr uint64_t kMaxObjectsPerCall = 64;
+inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 40;
+inline constexpr uint32_t kMaxLayers = 1024;
+inline constexpr uint32_t kMaxHeads = 1024;
+inline constexpr uint32_t kMaxHeadDim = 1024;          // attention; linear layers: kMaxLinearHeadDim
+inline constexpr uint32_t kMaxLinearHeadDim = 256;     // = kernels::kMaxHeadDim
+inline constexpr uint32_t kMaxConvKernel = 16;
+inline constexpr uint32_t kMaxConvChannels = 1 << 16;
+inline constexpr uint32_t kMaxSeam = 1 << 16;          // head, tail
+inline constexpr uint32_t kMaxPageTokens = 1 << 16;
+inline constexpr size_t kMaxStringBytes = 4096;        // any string of an identity
+
+// gRPC's default of 4 MiB refuses a prompt of a million tokens.
+inline constexpr size_t kMaxMessageBytes = 64 * 1024 * 1024;
+inline constexpr size_t kMaxSessionMessageBytes = 64 * 1024;  // one datagram of the session socket
+inline constexpr size_t kMaxDescriptorsPerMessage = 8;
+
+static_assert((kExtentBytes & (kExtentBytes - 1)) == 0, "an extent is a power of two, for huge pages and cheap division");
+static_assert(kExtentBytes % kUnitAlignment == 0);
+static_assert(kRowUnitBytes <= kExtentBytes);
+static_assert(kMaxLinearHeadDim * kMaxLinearHeadDim * 4 <= kExtentBytes, "one head's fp32 transition fits an extent");
+static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + (1 << 20) < kMaxMessageBytes, "the longest prompt fits a message");
+static_assert(kProtocolMin <= kProtocolMax);
+
+}  // namespace ashlar::limits

@@ -1,0 +1,51 @@
+// What may become of one segment, one reservation, one publish: the words that storage decides, the daemon counts and
+// the client reports. Numbers travel on the wire and name metrics: never reuse one.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+
+namespace ashlar {
+
+// Why a segment has to be computed. A cache failure is a miss; every miss says why.
+enum class MissReason : uint8_t {
+  kNone = 0,
+  kNeverSeen = 1,
+  kBeingPublished = 2,   // another engine has reserved it and not yet published
+  kEvicted = 3,
+  kChecksumFailed = 4,   // the copy was found corrupt and dropped
+  kTooShort = 5,         // no interior remains between the seams
+  kLeaseLost = 6,        // the lease is unknown, released, expired or another tenant's
+  kTierError = 7,
+  kBusy = 8,             // a bounded queue was full
+  kCancelled = 9,        // the engine gave up before the verdict
+  kTimedOut = 10,
+  kDaemonUnavailable = 11,
+  kAbandoned = 12,       // reserved, but its engine died or ran out of time before publishing
+};
+absl::string_view Name(MissReason reason);
+
+enum class TierKind : uint8_t { kNone = 0, kHbm = 1, kDram = 2, kSsd = 3, kRemote = 4 };
+absl::string_view Name(TierKind tier);
+
+enum class ReserveOutcome : uint8_t {
+  kGranted = 1,
+  kAlreadyPresent = 2,
+  kBeingPublished = 3,
+  kNoSpace = 4,         // the tenant's budget is full of leased or reserved data
+  kTooShort = 5,
+  kUnavailable = 6,     // the daemon could not be asked
+};
+absl::string_view Name(ReserveOutcome outcome);
+
+enum class PublishOutcome : uint8_t {
+  kPublished = 1,
+  kUnknownReservation = 2,  // never granted, already used, or reclaimed after its deadline
+  kBadSource = 3,           // a source lies outside its region or misses a part; the reservation is dropped
+  kBusy = 4,
+  kUnavailable = 5,
+};
+absl::string_view Name(PublishOutcome outcome);
+
+}  // namespace ashlar

@@ -1,0 +1,168 @@
+// The one façade of storage: what is kept, for whom, and for how long.
+//
+// A deterministic state machine: one thread (the metadata thread) makes all calls, and all callbacks come on it. The
+// same clock, random source, calls and order of completions give the same result. Bytes are moved by the Mover on the
+// injected executor.
+//
+// Sessions hold leases and reservations. An object that is leased, being published or being landed stays; everything
+// else may be evicted, least recently used first, when its tenant needs space.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/kernels.h"
+#include "proto/key.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "storage/executor.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+using SessionId = uint64_t;
+using LeaseId = std::array<uint8_t, 16>;  // random: a handle that processes of one engine may pass on
+using ReservationId = uint64_t;
+using LandingId = uint64_t;
+
+// What is asked for: one run of tokens of a prompt.
+struct Query {
+  ObjectKind kind = ObjectKind::kSegment;
+  Key key;
+  uint64_t tokens = 0;
+  bool storable = true;  // false: too short to have an interior, a miss without a look-up
+};
+
+// What was found. `header` and `slot` live as long as the lease.
+struct Found {
+  MissReason reason = MissReason::kNone;  // kNone: hit
+  TierKind tier = TierKind::kNone;
+  const ObjectHeader* header = nullptr;
+  const Slot* slot = nullptr;
+};
+
+struct Match {
+  LeaseId lease{};  // all zero when nothing was found
+  std::vector<Found> found;
+};
+
+// Where a publish copies from. The caller has checked that everything lies inside memory that `keep` keeps mapped.
+struct PublishSource {
+  struct Tensor {
+    uint32_t layer = 0;
+    PartForm form = PartForm::kState;
+    const std::byte* data = nullptr;  // the part's units, densely
+  };
+  struct Rows {
+    uint32_t layer = 0;
+    kernels::PagedSlots keys, values;  // page_table points into `page_table`
+  };
+  Provenance provenance = Provenance::kExact;
+  std::vector<Tensor> tensors;
+  std::vector<Rows> rows;
+  std::vector<int32_t> page_table;
+  uint64_t first_position = 0;
+  std::shared_ptr<const void> keep;
+};
+
+// Where a landing writes. As above.
+struct LandTarget {
+  struct Rows {
+    uint32_t layer = 0;
+    kernels::PagedSlots keys, values;
+    kernels::Rotation rotation;
+  };
+  struct Segment {
+    uint32_t index = 0;           // in the match
+    uint64_t first_position = 0;  // where the segment's token 0 stands
+  };
+  std::vector<Rows> rows;  // one for every attention layer, ascending
+  std::vector<Segment> segments;
+  std::vector<int32_t> page_table;
+  std::shared_ptr<const void> keep;
+};
+
+struct LandCallbacks {
+  std::function<void(uint32_t attention_layers_done)> progress;
+  std::function<void(std::vector<MissReason> verdict)> done;  // exactly once; kNone: landed
+};
+
+// Told of everything worth counting; called on the metadata thread.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void Hit(TenantId, ObjectKind, TierKind, uint64_t tokens) {}
+  virtual void Miss(TenantId, ObjectKind, MissReason, uint64_t tokens) {}
+  virtual void Evicted(TenantId, ObjectKind, MissReason why, uint64_t bytes) {}
+  virtual void Published(TenantId, ObjectKind, uint64_t bytes) {}
+  virtual void Landed(TenantId, uint64_t bytes) {}
+};
+
+struct CacheOptions {
+  Nanos unused_lease = 60'000'000'000;   // a match that was never used ends after this
+  Nanos reservation = 60'000'000'000;    // a reservation that was never published is reclaimed after this
+  size_t ghost_entries = 1 << 16;        // why keys that are gone are gone
+  std::function<uint64_t()> random;      // for lease ids; a simulator passes a seeded one
+};
+
+class Mover;
+
+class Cache {
+ public:
+  // All referenced objects must outlive the cache; `observer` may be null.
+  Cache(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer);
+  ~Cache();
+
+  void OpenSession(SessionId session, TenantId tenant);
+  // Frees what the session held: its part in leases, its reservations. Landings and publishes in flight are cancelled
+  // and drain first; `drained` is called when nothing of the session's memory is touched any more.
+  void CloseSession(SessionId session, std::function<void()> drained);
+
+  // Looks every query up and leases what it finds. One lease for the whole match.
+  Match Lookup(SessionId session, std::span<const Query> queries);
+  absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease);  // NOT_FOUND, also for another tenant's
+  void Release(SessionId session, const LeaseId& lease);
+
+  struct Reservation {
+    ReserveOutcome outcome = ReserveOutcome::kUnavailable;
+    ReservationId id = 0;
+  };
+  // `plan` is PlanObject's answer. Evicts what is needed to make room.
+  Reservation Reserve(SessionId session, const ObjectHeader& plan);
+  // The plan behind a reservation of this session; null when unknown. For checking sources before Publish.
+  const ObjectHeader* Planned(SessionId session, ReservationId reservation) const;
+  // Copies in and checksums in the same pass; the object is found by others only after `done(kPublished)`.
+  void Publish(SessionId session, ReservationId reservation, PublishSource source,
+               std::function<void(PublishOutcome)> done);
+  void Abandon(SessionId session, ReservationId reservation);
+
+  // Lands the given segments of a lease layer by layer; also verifies the checksums of their tuples, which the engine
+  // reads in place. A copy that fails its checksum is dropped from the cache.
+  void Land(SessionId session, LandingId landing, const LeaseId& lease, LandTarget target, LandCallbacks callbacks);
+  // Cancels, then calls `quiet` once nothing writes for that landing any more (at once when it is unknown).
+  void Quiesce(SessionId session, LandingId landing, std::function<void()> quiet);
+
+  // Ends what is past its deadline. Call it about once a second.
+  void Tick();
+
+  struct Stats {
+    uint64_t objects = 0;
+    uint64_t object_bytes = 0;
+    uint64_t leases = 0;
+    uint64_t reservations = 0;
+    uint64_t landings = 0;
+  };
+  Stats stats() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,52 @@
+// A tier: a place with a capacity that holds objects in slots.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/outcome.h"
+
+namespace ashlar::storage {
+
+using TenantId = uint32_t;
+
+// Consecutive extents of one arena.
+struct ExtentRun {
+  uint32_t arena = 0;
+  uint32_t first = 0;
+  uint32_t count = 0;
+  bool operator==(const ExtentRun&) const = default;
+};
+
+// An allocation: extents of one tenant, in the object's order. Owned by whoever holds it; give it back with Free.
+struct Slot {
+  TenantId tenant = 0;
+  std::vector<ExtentRun> runs;
+  uint64_t Extents() const;
+};
+
+struct TierUsage {
+  uint64_t capacity_bytes = 0;  // the tenant's budget, or the tier's capacity
+  uint64_t used_bytes = 0;      // in slots
+  uint64_t held_bytes = 0;      // in arenas, used or not; never above the capacity
+};
+
+// Not thread-safe but for Address: the metadata thread owns every tier.
+class Tier {
+ public:
+  virtual ~Tier() = default;
+  virtual TierKind kind() const = 0;
+
+  // RESOURCE_EXHAUSTED when the tenant's budget has no `extents` free extents: the caller evicts and tries again.
+  virtual absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents) = 0;
+  virtual void Free(Slot slot) = 0;
+  virtual TierUsage Usage(TenantId tenant) const = 0;
+  virtual TierUsage Usage() const = 0;
+
+  // Memory tiers: where an extent lies in this process. Stable for the slot's life; callable from any thread.
+  virtual std::byte* Address(uint32_t arena, uint32_t extent) const = 0;
+};
+
+}  // namespace ashlar::storage
