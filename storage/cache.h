@@ -128,6 +128,9 @@ class Cache {
   Match Lookup(SessionId session, std::span<const Query> queries);
   absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease);  // NOT_FOUND, also for another tenant's
   void Release(SessionId session, const LeaseId& lease);
+  // What a lease that this session holds covers; NOT_FOUND for any other. Changes nothing, not even the lease's age. For
+  // checking targets before Land.
+  absl::StatusOr<Match> Held(SessionId session, const LeaseId& lease) const;
 
   struct Reservation {
     ReserveOutcome outcome = ReserveOutcome::kUnavailable;
