@@ -1,0 +1,64 @@
+// One running text: its pages, and the state of every linear layer behind its last token.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tools/refengine/config.h"
+#include "tools/refengine/page_pool.h"
+
+namespace ashlar::refengine {
+
+// States and convolution windows of all linear layers at one position. A value: copy it to take a snapshot.
+// Linear layers are counted by themselves: 0 … config.linear_layers() − 1.
+class RecurrentState {
+ public:
+  RecurrentState() = default;
+  explicit RecurrentState(const ModelConfig& config);  // all zero: position 0
+
+  // [value_heads, d_k, d_v]
+  std::span<float> State(int32_t linear_layer);
+  std::span<const float> State(int32_t linear_layer) const;
+  // [conv_kernel − 1, conv_channels]: pre-convolution inputs of the last tokens, oldest first
+  std::span<float> ConvWindow(int32_t linear_layer);
+  std::span<const float> ConvWindow(int32_t linear_layer) const;
+
+ private:
+  size_t state_floats_ = 0, window_floats_ = 0;  // of one layer
+  std::vector<float> data_;
+};
+
+class Sequence {
+ public:
+  // `pool` outlives the sequence.
+  Sequence(const ModelConfig& config, PagePool& pool);
+  ~Sequence();
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+
+  int64_t length() const { return length_; }
+  // Page of position p: page_table()[p / page_tokens]. Stays in place while no more than the reserved tokens are used.
+  const std::vector<int32_t>& page_table() const { return page_table_; }
+  PagePool& pool() const { return *pool_; }
+  const RecurrentState& recurrent() const { return recurrent_; }
+
+  // Takes pages for positions [0, tokens), so that cached keys and values can be landed there before Advance reaches
+  // them. False, and nothing is taken, when the pool has too few.
+  bool Reserve(int64_t tokens);
+
+  // Goes back to an earlier position of this same text; pages stay reserved.
+  void Rewind(int64_t length, const RecurrentState& recurrent);
+
+  // Back to position 0; all pages return to the pool.
+  void Clear();
+
+ private:
+  friend class Engine;
+  PagePool* pool_;
+  RecurrentState zero_, recurrent_;
+  std::vector<int32_t> page_table_;
+  int64_t length_ = 0;
+};
+
+}  // namespace ashlar::refengine
