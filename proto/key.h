@@ -33,7 +33,7 @@ using Key = Digest;
 
 // What an object holds. Numbers are part of the key and of the object format.
 enum class ObjectKind : uint8_t {
-  kSegment = 1,     // interior of a run of tokens, usable at any position
+  kSegment = 1,  // interior of a run of tokens, usable at any position
   kPrefixPage = 2,
   kCheckpoint = 3,  // exact states at one prefix depth; with the keys and values of the prefix itself
   kSpan = 4,

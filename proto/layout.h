@@ -23,7 +23,14 @@ enum class AttentionKind : uint8_t { kGqa = 1, kMla = 2 };
 enum class RopeKind : uint8_t { kNone = 0, kHalfSplit = 1, kInterleaved = 2 };
 enum class StoredKeys : uint8_t { kZeroBased = 1, kUnrotated = 2 };
 enum class LinearFamily : uint8_t {
-  kRetnet = 1, kLightning = 2, kMamba2 = 3, kMamba1 = 4, kGla = 5, kDeltanet = 6, kGdn = 7, kKda = 8
+  kRetnet = 1,
+  kLightning = 2,
+  kMamba2 = 3,
+  kMamba1 = 4,
+  kGla = 5,
+  kDeltanet = 6,
+  kGdn = 7,
+  kKda = 8
 };
 enum class TransitionKind : uint8_t { kScalar = 1, kDiagonal = 2, kDense = 3, kElementwise = 4 };
 enum class StateOrderKind : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
@@ -42,7 +49,7 @@ struct AttentionLayer {
   uint32_t key_dim = 0;    // gqa; mla: the latent's dimension
   uint32_t value_dim = 0;  // gqa; mla: the rotary key part's dimension
   DType dtype = DType::kF32;
-  bool scales = false;     // fp8: one fp32 scale per token and head follows
+  bool scales = false;  // fp8: one fp32 scale per token and head follows
   Rope rope;
   StoredKeys stored = StoredKeys::kZeroBased;
   bool operator==(const AttentionLayer&) const = default;
@@ -54,7 +61,9 @@ struct LinearLayer {
   uint32_t value_heads = 0;
   uint32_t d_k = 0;
   uint32_t d_v = 0;
-  std::vector<float> decay_table;  // numbers a family needs besides its tokens (lightning's decays, mamba's A)
+  // Numbers a family needs besides its tokens. retnet, lightning: each head's decay, mamba2: each head's A, all
+  // [value_heads]; mamba1: A, [value_heads, d_k, d_v]; the others: none.
+  std::vector<float> decay_table;
   DType state_dtype = DType::kF32;
   TransitionKind transition = TransitionKind::kDense;
   StateOrderKind order = StateOrderKind::kKeyFirst;
@@ -80,11 +89,11 @@ struct Identity {
   std::string dtype;           // and quantisation, as the engine names them
   std::string quantization;
   std::string tokenizer_digest;
-  std::string lora;            // digest of the adapter, empty for none
+  std::string lora;  // digest of the adapter, empty for none
   bool operator==(const Identity&) const = default;
 };
 
-// INVALID_ARGUMENT naming the field ("layout.layers[3].head: …") for anything that makes no sense: zero sizes, a head
+// INVALID_ARGUMENT naming the field ("layout.layers[3].d_k: …") for anything that makes no sense: zero sizes, a head
 // narrower than the convolution, RoPE in a non-scalar linear layer, a transition that the family does not have, a unit
 // larger than an extent, sizes that overflow.
 absl::Status Validate(const Layout& layout);

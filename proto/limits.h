@@ -18,30 +18,35 @@ inline constexpr uint64_t kUnitAlignment = 64;
 inline constexpr uint64_t kRowUnitBytes = 32 * 1024;
 
 inline constexpr uint64_t kMaxPromptTokens = uint64_t{1} << 22;
-inline constexpr uint64_t kMaxSegments = 16384;        // of one prompt
+inline constexpr uint64_t kMaxSegments = 16384;  // of one prompt
 inline constexpr uint64_t kMaxPromptsPerCall = 64;
 inline constexpr uint64_t kMaxObjectsPerCall = 64;
 inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 40;
 inline constexpr uint32_t kMaxLayers = 1024;
 inline constexpr uint32_t kMaxHeads = 1024;
-inline constexpr uint32_t kMaxHeadDim = 1024;          // attention; linear layers: kMaxLinearHeadDim
-inline constexpr uint32_t kMaxLinearHeadDim = 256;     // = kernels::kMaxHeadDim
+inline constexpr uint32_t kMaxHeadDim = 1024;       // attention; linear layers: kMaxLinearHeadDim
+inline constexpr uint32_t kMaxLinearHeadDim = 256;  // = kernels::kMaxHeadDim
 inline constexpr uint32_t kMaxConvKernel = 16;
 inline constexpr uint32_t kMaxConvChannels = 1 << 16;
-inline constexpr uint32_t kMaxSeam = 1 << 16;          // head, tail
+inline constexpr uint32_t kMaxSeam = 1 << 16;  // head, tail
 inline constexpr uint32_t kMaxPageTokens = 1 << 16;
-inline constexpr size_t kMaxStringBytes = 4096;        // any string of an identity
+inline constexpr size_t kMaxStringBytes = 4096;                   // any string of an identity
+inline constexpr size_t kMaxLayoutTableBytes = 32 * 1024 * 1024;  // decays and frequencies of a layout together
 
 // gRPC's default of 4 MiB refuses a prompt of a million tokens.
 inline constexpr size_t kMaxMessageBytes = 64 * 1024 * 1024;
 inline constexpr size_t kMaxSessionMessageBytes = 64 * 1024;  // one datagram of the session socket
 inline constexpr size_t kMaxDescriptorsPerMessage = 8;
 
-static_assert((kExtentBytes & (kExtentBytes - 1)) == 0, "an extent is a power of two, for huge pages and cheap division");
+static_assert((kExtentBytes & (kExtentBytes - 1)) == 0,
+              "an extent is a power of two, for huge pages and cheap division");
 static_assert(kExtentBytes % kUnitAlignment == 0);
 static_assert(kRowUnitBytes <= kExtentBytes);
 static_assert(kMaxLinearHeadDim * kMaxLinearHeadDim * 4 <= kExtentBytes, "one head's fp32 transition fits an extent");
-static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + (1 << 20) < kMaxMessageBytes, "the longest prompt fits a message");
+static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + (1 << 20) < kMaxMessageBytes,
+              "the longest prompt fits a message");
+static_assert(kMaxLayoutTableBytes + kMaxLayers * 256 + 8 * kMaxStringBytes < kMaxMessageBytes,
+              "a layout fits a message");
 static_assert(kProtocolMin <= kProtocolMax);
 
 }  // namespace ashlar::limits

@@ -34,13 +34,13 @@ struct Part {
   uint16_t head_group = 0;  // 0: all heads
   PartForm form = PartForm::kState;
   DType dtype = DType::kF32;
-  uint32_t rank = 0;           // of a low-rank transition; 0 otherwise
+  uint32_t rank = 0;  // of a low-rank transition; 0 otherwise
   uint32_t units = 0;
-  uint32_t unit_bytes = 0;     // of every unit but the last
+  uint32_t unit_bytes = 0;  // of every unit but the last
   uint32_t last_unit_bytes = 0;
-  uint32_t unit_tokens = 0;    // keys and values: tokens in a full unit
-  uint64_t offset = 0;         // of unit 0, from the object's start
-  uint64_t checksum = 0;       // kernels::CombineChecksums over XXH3-64 of each unit
+  uint32_t unit_tokens = 0;  // keys and values: tokens in a full unit
+  uint64_t offset = 0;       // of unit 0, from the object's start
+  uint64_t checksum = 0;     // kernels::CombineChecksums over XXH3-64 of each unit
 
   uint64_t UnitOffset(uint32_t unit) const;
   uint32_t UnitBytes(uint32_t unit) const { return unit + 1 == units ? last_unit_bytes : unit_bytes; }
@@ -53,10 +53,10 @@ struct ObjectHeader {
   Key key;
   ObjectKind kind = ObjectKind::kSegment;
   Provenance provenance = Provenance::kExact;
-  uint64_t tokens = 0;          // of the whole run, seams included
-  uint64_t first_token = 0;     // the first token whose keys and values are stored: `head`, or 0 for a checkpoint
-  uint64_t stored_tokens = 0;   // tokens whose keys and values are stored
-  uint64_t bytes = 0;           // of the object, header included
+  uint64_t tokens = 0;         // of the whole run, seams included
+  uint64_t first_token = 0;    // the first token whose keys and values are stored: `head`, or 0 for a checkpoint
+  uint64_t stored_tokens = 0;  // tokens whose keys and values are stored
+  uint64_t bytes = 0;          // of the object, header included
   std::vector<Part> parts;
   bool operator==(const ObjectHeader&) const = default;
 

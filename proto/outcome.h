@@ -12,17 +12,17 @@ namespace ashlar {
 enum class MissReason : uint8_t {
   kNone = 0,
   kNeverSeen = 1,
-  kBeingPublished = 2,   // another engine has reserved it and not yet published
+  kBeingPublished = 2,  // another engine has reserved it and not yet published
   kEvicted = 3,
-  kChecksumFailed = 4,   // the copy was found corrupt and dropped
-  kTooShort = 5,         // no interior remains between the seams
-  kLeaseLost = 6,        // the lease is unknown, released, expired or another tenant's
+  kChecksumFailed = 4,  // the copy was found corrupt and dropped
+  kTooShort = 5,        // no interior remains between the seams
+  kLeaseLost = 6,       // the lease is unknown, released, expired or another tenant's
   kTierError = 7,
-  kBusy = 8,             // a bounded queue was full
-  kCancelled = 9,        // the engine gave up before the verdict
+  kBusy = 8,       // a bounded queue was full
+  kCancelled = 9,  // the engine gave up before the verdict
   kTimedOut = 10,
   kDaemonUnavailable = 11,
-  kAbandoned = 12,       // reserved, but its engine died or ran out of time before publishing
+  kAbandoned = 12,  // reserved, but its engine died or ran out of time before publishing
 };
 absl::string_view Name(MissReason reason);
 
@@ -33,9 +33,9 @@ enum class ReserveOutcome : uint8_t {
   kGranted = 1,
   kAlreadyPresent = 2,
   kBeingPublished = 3,
-  kNoSpace = 4,         // the tenant's budget is full of leased or reserved data
+  kNoSpace = 4,  // the tenant's budget is full of leased or reserved data
   kTooShort = 5,
-  kUnavailable = 6,     // the daemon could not be asked
+  kUnavailable = 6,  // the daemon could not be asked
 };
 absl::string_view Name(ReserveOutcome outcome);
 

@@ -1,0 +1,265 @@
+#include "proto/layout.h"
+
+#include <bit>
+#include <cmath>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "proto/limits.h"
+
+namespace ashlar {
+namespace {
+
+absl::Status Refuse(const std::string& field, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": ", why));
+}
+
+absl::Status CheckRange(const std::string& field, uint64_t value, uint64_t min, uint64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return Refuse(field, absl::StrCat(value, " is not within ", min, " to ", max));
+}
+
+absl::Status CheckDType(const std::string& field, DType dtype) {
+  if (ElementBytes(dtype) != 0) return absl::OkStatus();
+  return Refuse(field, absl::StrCat(static_cast<int>(dtype), " is not a dtype"));
+}
+
+// The first error among checks that are all cheap: the caller lists the fields in the order of the struct.
+absl::Status First(std::initializer_list<absl::Status> checks) {
+  for (const absl::Status& check : checks) {
+    if (!check.ok()) return check;
+  }
+  return absl::OkStatus();
+}
+
+bool IsFp8(DType dtype) {
+  return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2;
+}
+
+// `dim` is the dimension of the vectors that are rotated.
+absl::Status CheckRope(const std::string& field, const Rope& rope, uint32_t dim) {
+  switch (rope.kind) {
+    case RopeKind::kNone:
+      // One way only to say "none", so that it has one encoding.
+      if (rope.rotary_dim != 0) return Refuse(field + ".rotary_dim", "must be 0 without RoPE");
+      if (rope.scale != 1.0) return Refuse(field + ".scale", "must be 1 without RoPE");
+      if (!rope.frequencies.empty()) return Refuse(field + ".frequencies", "must be empty without RoPE");
+      return absl::OkStatus();
+    case RopeKind::kHalfSplit:
+    case RopeKind::kInterleaved:
+      break;
+    default:
+      return Refuse(field + ".kind", absl::StrCat(static_cast<int>(rope.kind), " is not a kind of RoPE"));
+  }
+  if (absl::Status status = CheckRange(field + ".rotary_dim", rope.rotary_dim, 2, dim); !status.ok()) return status;
+  if (rope.rotary_dim % 2 != 0) return Refuse(field + ".rotary_dim", absl::StrCat(rope.rotary_dim, " is odd"));
+  if (!std::isfinite(rope.scale) || rope.scale <= 0) return Refuse(field + ".scale", "must be finite and positive");
+  if (rope.frequencies.size() != rope.rotary_dim / 2) {
+    return Refuse(field + ".frequencies",
+                  absl::StrCat(rope.frequencies.size(), " numbers, must be rotary_dim / 2 = ", rope.rotary_dim / 2));
+  }
+  for (size_t i = 0; i < rope.frequencies.size(); ++i) {
+    if (!std::isfinite(rope.frequencies[i]) || std::signbit(rope.frequencies[i])) {
+      return Refuse(absl::StrCat(field, ".frequencies[", i, "]"), "must be finite and not negative");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckUnit(const std::string& field, uint64_t bytes) {
+  if (bytes <= limits::kExtentBytes) return absl::OkStatus();
+  return Refuse(field, absl::StrCat("a unit of ", bytes, " bytes is larger than an extent of ", limits::kExtentBytes));
+}
+
+absl::Status CheckAttention(const std::string& field, const AttentionLayer& layer) {
+  if (layer.kind != AttentionKind::kGqa && layer.kind != AttentionKind::kMla) {
+    return Refuse(field + ".kind", absl::StrCat(static_cast<int>(layer.kind), " is not a kind of attention"));
+  }
+  const bool mla = layer.kind == AttentionKind::kMla;
+  absl::Status status = First({
+      // All query heads of an mla layer share one latent.
+      CheckRange(field + ".kv_heads", layer.kv_heads, 1, mla ? 1 : limits::kMaxHeads),
+      CheckRange(field + ".key_dim", layer.key_dim, 1, limits::kMaxHeadDim),
+      CheckRange(field + ".value_dim", layer.value_dim, 1, limits::kMaxHeadDim),
+      CheckDType(field + ".dtype", layer.dtype),
+  });
+  if (!status.ok()) return status;
+  if (layer.scales && !IsFp8(layer.dtype)) return Refuse(field + ".scales", "only fp8 has scales");
+  status = CheckRope(field + ".rope", layer.rope, mla ? layer.value_dim : layer.key_dim);
+  if (!status.ok()) return status;
+  if (layer.stored != StoredKeys::kZeroBased && layer.stored != StoredKeys::kUnrotated) {
+    return Refuse(field + ".stored", absl::StrCat(static_cast<int>(layer.stored), " is not a stored form"));
+  }
+  const uint64_t elements = uint64_t{layer.kv_heads} * ElementBytes(layer.dtype);
+  return First({
+      CheckUnit(field + ".key_dim", elements * layer.key_dim),
+      CheckUnit(field + ".value_dim", elements * layer.value_dim),
+  });
+}
+
+// What each family's mathematics fixes (HYPIC §4.2): the form of its transition, and how many numbers beside the
+// tokens.
+struct FamilyTraits {
+  TransitionKind transition;
+  uint64_t decay_numbers;
+};
+
+absl::StatusOr<FamilyTraits> TraitsOf(const std::string& field, const LinearLayer& layer) {
+  switch (layer.family) {
+    case LinearFamily::kRetnet:
+    case LinearFamily::kLightning:
+    case LinearFamily::kMamba2:
+      return FamilyTraits{TransitionKind::kScalar, layer.value_heads};
+    case LinearFamily::kMamba1:
+      return FamilyTraits{TransitionKind::kElementwise, uint64_t{layer.value_heads} * layer.d_k * layer.d_v};
+    case LinearFamily::kGla:
+      return FamilyTraits{TransitionKind::kDiagonal, 0};
+    case LinearFamily::kDeltanet:
+    case LinearFamily::kGdn:
+    case LinearFamily::kKda:
+      return FamilyTraits{TransitionKind::kDense, 0};
+  }
+  return Refuse(field + ".family", absl::StrCat(static_cast<int>(layer.family), " is not a family"));
+}
+
+absl::Status CheckDecayTable(const std::string& field, const LinearLayer& layer, uint64_t numbers) {
+  if (layer.decay_table.size() != numbers) {
+    return Refuse(field, absl::StrCat(layer.decay_table.size(), " numbers, this family needs ", numbers));
+  }
+  for (size_t i = 0; i < layer.decay_table.size(); ++i) {
+    const float value = layer.decay_table[i];
+    // −0 equals 0 but has other bytes: equal layouts must be one namespace.
+    if (!std::isfinite(value) || std::bit_cast<uint32_t>(value) == 0x80000000u) {
+      return Refuse(absl::StrCat(field, "[", i, "]"), "must be finite and not negative zero");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckConvolution(const std::string& field, const LinearLayer& layer) {
+  if (layer.conv_channels == 0 && layer.conv_kernel == 0) return absl::OkStatus();
+  absl::Status status = First({
+      CheckRange(field + ".conv_channels", layer.conv_channels, 1, limits::kMaxConvChannels),
+      CheckRange(field + ".conv_kernel", layer.conv_kernel, 2, limits::kMaxConvKernel),
+  });
+  if (!status.ok()) return status;
+  return CheckUnit(field + ".conv_channels",
+                   uint64_t{layer.conv_channels} * (layer.conv_kernel - 1) * ElementBytes(layer.state_dtype));
+}
+
+absl::Status CheckLinear(const std::string& field, const LinearLayer& layer) {
+  absl::Status status = First({
+      CheckRange(field + ".key_heads", layer.key_heads, 1, limits::kMaxHeads),
+      CheckRange(field + ".value_heads", layer.value_heads, 1, limits::kMaxHeads),
+      CheckRange(field + ".d_k", layer.d_k, 1, limits::kMaxLinearHeadDim),
+      CheckRange(field + ".d_v", layer.d_v, 1, limits::kMaxLinearHeadDim),
+  });
+  if (!status.ok()) return status;
+  const absl::StatusOr<FamilyTraits> traits = TraitsOf(field, layer);
+  if (!traits.ok()) return traits.status();
+  if (layer.value_heads % layer.key_heads != 0) {
+    return Refuse(field + ".value_heads",
+                  absl::StrCat(layer.value_heads, " is not a multiple of key_heads = ", layer.key_heads));
+  }
+  status = First({
+      CheckDecayTable(field + ".decay_table", layer, traits->decay_numbers),
+      CheckDType(field + ".state_dtype", layer.state_dtype),
+  });
+  if (!status.ok()) return status;
+  if (IsFp8(layer.state_dtype)) return Refuse(field + ".state_dtype", "a state is never fp8");
+  if (layer.transition != traits->transition) {
+    return Refuse(field + ".transition", absl::StrCat(static_cast<int>(layer.transition), " is not this family's, ",
+                                                      static_cast<int>(traits->transition)));
+  }
+  if (layer.order != StateOrderKind::kKeyFirst && layer.order != StateOrderKind::kValueFirst) {
+    return Refuse(field + ".order", absl::StrCat(static_cast<int>(layer.order), " is not a state order"));
+  }
+  status = CheckConvolution(field, layer);
+  if (!status.ok()) return status;
+  // R(p) commutes with scalar transitions only; no model needs more.
+  if (layer.rope.kind != RopeKind::kNone && layer.transition != TransitionKind::kScalar) {
+    return Refuse(field + ".rope.kind", "a linear layer may have RoPE only when its transition is scalar");
+  }
+  return CheckRope(field + ".rope", layer.rope, layer.d_k);
+}
+
+// Bytes of one token's keys and values in one layer.
+uint64_t RowBytes(const Layer& layer) {
+  const auto* attention = std::get_if<AttentionLayer>(&layer);
+  if (attention == nullptr) return 0;
+  return uint64_t{attention->kv_heads} * (attention->key_dim + attention->value_dim) * ElementBytes(attention->dtype);
+}
+
+// Bytes that the encoding spends on tables, which alone can be large.
+uint64_t TableBytes(const Layer& layer) {
+  if (const auto* linear = std::get_if<LinearLayer>(&layer)) {
+    return linear->decay_table.size() * sizeof(float) + linear->rope.frequencies.size() * sizeof(double);
+  }
+  return std::get<AttentionLayer>(layer).rope.frequencies.size() * sizeof(double);
+}
+
+}  // namespace
+
+uint32_t ElementBytes(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return 4;
+    case DType::kF16:
+    case DType::kBF16:
+      return 2;
+    case DType::kF8E4M3:
+    case DType::kF8E5M2:
+      return 1;
+  }
+  return 0;
+}
+
+absl::Status Validate(const Layout& layout) {
+  absl::Status status = First({
+      CheckRange("layout.page_tokens", layout.page_tokens, 1, limits::kMaxPageTokens),
+      CheckRange("layout.head", layout.head, 0, limits::kMaxSeam),
+      CheckRange("layout.tail", layout.tail, 0, limits::kMaxSeam),
+      CheckRange("layout.layers", layout.layers.size(), 1, limits::kMaxLayers),
+  });
+  if (!status.ok()) return status;
+  uint64_t row_bytes = 0;
+  uint64_t table_bytes = 0;
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    const std::string field = absl::StrCat("layout.layers[", i, "]");
+    if (const auto* linear = std::get_if<LinearLayer>(&layout.layers[i])) {
+      status = CheckLinear(field, *linear);
+      if (status.ok() && linear->conv_kernel > 0 && layout.head < linear->conv_kernel - 1) {
+        return Refuse("layout.head", absl::StrCat(layout.head, " is narrower than the convolution of ", field,
+                                                  ": conv_kernel - 1 = ", linear->conv_kernel - 1));
+      }
+    } else {
+      status = CheckAttention(field, std::get<AttentionLayer>(layout.layers[i]));
+    }
+    if (!status.ok()) return status;
+    row_bytes += RowBytes(layout.layers[i]);
+    table_bytes += TableBytes(layout.layers[i]);
+  }
+  if (row_bytes * layout.page_tokens > limits::kMaxObjectBytes) {
+    return Refuse("layout.page_tokens", absl::StrCat("a page of ", row_bytes * layout.page_tokens,
+                                                     " bytes is larger than an object of ", limits::kMaxObjectBytes));
+  }
+  if (table_bytes > limits::kMaxLayoutTableBytes) {
+    return Refuse("layout.layers", absl::StrCat("tables of ", table_bytes, " bytes, at most ",
+                                                limits::kMaxLayoutTableBytes, " fit a message"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Validate(const Identity& identity) {
+  if (identity.weights_digest.empty()) return Refuse("identity.weights_digest", "must not be empty");
+  return First({
+      CheckRange("identity.model_id", identity.model_id.size(), 0, limits::kMaxStringBytes),
+      CheckRange("identity.weights_digest", identity.weights_digest.size(), 1, limits::kMaxStringBytes),
+      CheckRange("identity.dtype", identity.dtype.size(), 0, limits::kMaxStringBytes),
+      CheckRange("identity.quantization", identity.quantization.size(), 0, limits::kMaxStringBytes),
+      CheckRange("identity.tokenizer_digest", identity.tokenizer_digest.size(), 0, limits::kMaxStringBytes),
+      CheckRange("identity.lora", identity.lora.size(), 0, limits::kMaxStringBytes),
+  });
+}
+
+}  // namespace ashlar

@@ -1,0 +1,228 @@
+// The canonical encoding: docs/formats.md has its tables. Both directions list the fields once, in the same order.
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "proto/layout.h"
+#include "proto/limits.h"
+
+namespace ashlar {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "integers are copied as they lie in memory");
+
+constexpr absl::string_view kLayoutTag = "AshL";
+constexpr absl::string_view kIdentityTag = "AshI";
+constexpr uint32_t kEncodingVersion = 1;
+constexpr uint8_t kAttentionTag = 1;
+constexpr uint8_t kLinearTag = 2;
+
+class Writer {
+ public:
+  template <typename T>
+  void operator()(const char*, const T& value) {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+  }
+  void operator()(const char* name, const bool& value) { (*this)(name, static_cast<uint8_t>(value)); }
+  template <typename T>
+  void operator()(const char* name, const std::vector<T>& values) {
+    (*this)(name, static_cast<uint32_t>(values.size()));
+    if (!values.empty()) bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+  }
+  void operator()(const char* name, const std::string& value) {
+    (*this)(name, static_cast<uint32_t>(value.size()));
+    bytes_.append(value);
+  }
+  void Tag(absl::string_view tag) {
+    bytes_.append(tag.data(), tag.size());
+    (*this)("version", kEncodingVersion);
+  }
+  std::string Take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+// Reads what Writer wrote. After the first error every further read does nothing, so callers check once.
+class Reader {
+ public:
+  Reader(std::string scope, absl::string_view bytes) : scope_(std::move(scope)), rest_(bytes) {}
+
+  template <typename T>
+  void operator()(const char* name, T& value) {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
+    Copy(name, &value, sizeof value);
+  }
+  void operator()(const char* name, bool& value) {
+    uint8_t byte = 0;
+    (*this)(name, byte);
+    if (byte > 1) Fail(name, "must be 0 or 1");
+    value = byte == 1;
+  }
+  template <typename T>
+  void operator()(const char* name, std::vector<T>& values) {
+    const uint32_t count = Count(name, sizeof(T));
+    values.resize(count);
+    if (count != 0) Copy(name, values.data(), count * sizeof(T));
+  }
+  void operator()(const char* name, std::string& value) {
+    const uint32_t count = Count(name, 1);
+    value.assign(rest_.data(), count);
+    rest_.remove_prefix(count);
+  }
+
+  void Tag(absl::string_view tag) {
+    if (!status_.ok()) return;
+    if (rest_.substr(0, tag.size()) != tag) return Fail("tag", absl::StrCat("does not begin with \"", tag, "\""));
+    rest_.remove_prefix(tag.size());
+    uint32_t version = 0;
+    (*this)("version", version);
+    if (version != kEncodingVersion) Fail("version", absl::StrCat(version, " is unknown"));
+  }
+  // A count of elements that take at least `element_bytes` each: never more than the bytes that are left.
+  uint32_t Count(const char* name, size_t element_bytes) {
+    uint32_t count = 0;
+    (*this)(name, count);
+    if (status_.ok() && count > rest_.size() / element_bytes) Fail(name, "truncated");
+    return status_.ok() ? count : 0;
+  }
+  void Fail(absl::string_view name, absl::string_view why) {
+    if (status_.ok()) status_ = absl::InvalidArgumentError(absl::StrCat(scope_, ".", name, ": ", why));
+  }
+  void Enter(std::string scope) { scope_ = std::move(scope); }
+  absl::Status Finish() {
+    if (!rest_.empty()) Fail("encoding", absl::StrCat(rest_.size(), " bytes too many"));
+    return status_;
+  }
+
+ private:
+  void Copy(const char* name, void* target, size_t size) {
+    if (!status_.ok()) return;
+    if (rest_.size() < size) return Fail(name, "truncated");
+    std::memcpy(target, rest_.data(), size);
+    rest_.remove_prefix(size);
+  }
+
+  std::string scope_;
+  absl::string_view rest_;
+  absl::Status status_;
+};
+
+template <typename Coder, typename R>
+void CodeRope(Coder& code, R& rope) {
+  code("rope.kind", rope.kind);
+  code("rope.rotary_dim", rope.rotary_dim);
+  code("rope.scale", rope.scale);
+  code("rope.frequencies", rope.frequencies);
+}
+
+template <typename Coder, typename L>
+void CodeAttention(Coder& code, L& layer) {
+  code("kind", layer.kind);
+  code("kv_heads", layer.kv_heads);
+  code("key_dim", layer.key_dim);
+  code("value_dim", layer.value_dim);
+  code("dtype", layer.dtype);
+  code("scales", layer.scales);
+  CodeRope(code, layer.rope);
+  code("stored", layer.stored);
+}
+
+template <typename Coder, typename L>
+void CodeLinear(Coder& code, L& layer) {
+  code("family", layer.family);
+  code("key_heads", layer.key_heads);
+  code("value_heads", layer.value_heads);
+  code("d_k", layer.d_k);
+  code("d_v", layer.d_v);
+  code("decay_table", layer.decay_table);
+  code("state_dtype", layer.state_dtype);
+  code("transition", layer.transition);
+  code("order", layer.order);
+  code("conv_channels", layer.conv_channels);
+  code("conv_kernel", layer.conv_kernel);
+  CodeRope(code, layer.rope);
+}
+
+template <typename Coder, typename L>
+void CodeLayoutHead(Coder& code, L& layout) {
+  code("page_tokens", layout.page_tokens);
+  code("head", layout.head);
+  code("tail", layout.tail);
+}
+
+template <typename Coder, typename I>
+void CodeIdentity(Coder& code, I& identity) {
+  code.Tag(kIdentityTag);
+  code("model_id", identity.model_id);
+  code("weights_digest", identity.weights_digest);
+  code("dtype", identity.dtype);
+  code("quantization", identity.quantization);
+  code("tokenizer_digest", identity.tokenizer_digest);
+  code("lora", identity.lora);
+}
+
+}  // namespace
+
+std::string EncodeLayout(const Layout& layout) {
+  Writer write;
+  write.Tag(kLayoutTag);
+  CodeLayoutHead(write, layout);
+  write("layers", static_cast<uint32_t>(layout.layers.size()));
+  for (const Layer& layer : layout.layers) {
+    if (const auto* linear = std::get_if<LinearLayer>(&layer)) {
+      write("type", kLinearTag);
+      CodeLinear(write, *linear);
+    } else {
+      write("type", kAttentionTag);
+      CodeAttention(write, std::get<AttentionLayer>(layer));
+    }
+  }
+  return write.Take();
+}
+
+absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
+  Reader read("layout", bytes);
+  Layout layout;
+  read.Tag(kLayoutTag);
+  CodeLayoutHead(read, layout);
+  const uint32_t layers = read.Count("layers", 1);
+  // A layer costs far more memory than the byte that could announce it.
+  if (layers > limits::kMaxLayers) read.Fail("layers", absl::StrCat(layers, " are too many"));
+  for (uint32_t i = 0; i < layers && i < limits::kMaxLayers; ++i) {
+    read.Enter(absl::StrCat("layout.layers[", i, "]"));
+    uint8_t type = 0;
+    read("type", type);
+    if (type == kAttentionTag) {
+      CodeAttention(read, std::get<AttentionLayer>(layout.layers.emplace_back(AttentionLayer{})));
+    } else if (type == kLinearTag) {
+      CodeLinear(read, std::get<LinearLayer>(layout.layers.emplace_back(LinearLayer{})));
+    } else {
+      read.Fail("type", absl::StrCat(type, " is not a type of layer"));
+      break;
+    }
+  }
+  read.Enter("layout");
+  if (absl::Status status = read.Finish(); !status.ok()) return status;
+  if (absl::Status status = Validate(layout); !status.ok()) return status;
+  return layout;
+}
+
+std::string EncodeIdentity(const Identity& identity) {
+  Writer write;
+  CodeIdentity(write, identity);
+  return write.Take();
+}
+
+absl::StatusOr<Identity> DecodeIdentity(absl::string_view bytes) {
+  Reader read("identity", bytes);
+  Identity identity;
+  CodeIdentity(read, identity);
+  if (absl::Status status = read.Finish(); !status.ok()) return status;
+  if (absl::Status status = Validate(identity); !status.ok()) return status;
+  return identity;
+}
+
+}  // namespace ashlar

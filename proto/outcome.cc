@@ -1,0 +1,87 @@
+#include "proto/outcome.h"
+
+namespace ashlar {
+
+absl::string_view Name(MissReason reason) {
+  switch (reason) {
+    case MissReason::kNone:
+      return "none";
+    case MissReason::kNeverSeen:
+      return "never_seen";
+    case MissReason::kBeingPublished:
+      return "being_published";
+    case MissReason::kEvicted:
+      return "evicted";
+    case MissReason::kChecksumFailed:
+      return "checksum_failed";
+    case MissReason::kTooShort:
+      return "too_short";
+    case MissReason::kLeaseLost:
+      return "lease_lost";
+    case MissReason::kTierError:
+      return "tier_error";
+    case MissReason::kBusy:
+      return "busy";
+    case MissReason::kCancelled:
+      return "cancelled";
+    case MissReason::kTimedOut:
+      return "timed_out";
+    case MissReason::kDaemonUnavailable:
+      return "daemon_unavailable";
+    case MissReason::kAbandoned:
+      return "abandoned";
+  }
+  return "unknown";
+}
+
+absl::string_view Name(TierKind tier) {
+  switch (tier) {
+    case TierKind::kNone:
+      return "none";
+    case TierKind::kHbm:
+      return "hbm";
+    case TierKind::kDram:
+      return "dram";
+    case TierKind::kSsd:
+      return "ssd";
+    case TierKind::kRemote:
+      return "remote";
+  }
+  return "unknown";
+}
+
+absl::string_view Name(ReserveOutcome outcome) {
+  switch (outcome) {
+    case ReserveOutcome::kGranted:
+      return "granted";
+    case ReserveOutcome::kAlreadyPresent:
+      return "already_present";
+    case ReserveOutcome::kBeingPublished:
+      return "being_published";
+    case ReserveOutcome::kNoSpace:
+      return "no_space";
+    case ReserveOutcome::kTooShort:
+      return "too_short";
+    case ReserveOutcome::kUnavailable:
+      return "unavailable";
+  }
+  return "unknown";
+}
+
+absl::string_view Name(PublishOutcome outcome) {
+  switch (outcome) {
+    case PublishOutcome::kPublished:
+      return "published";
+    case PublishOutcome::kUnknownReservation:
+      return "unknown_reservation";
+    case PublishOutcome::kBadSource:
+      return "bad_source";
+    case PublishOutcome::kBusy:
+      return "busy";
+    case PublishOutcome::kUnavailable:
+      return "unavailable";
+  }
+  return "unknown";
+}
+
+}  // namespace ashlar
