@@ -30,6 +30,8 @@ absl::string_view Name(MissReason reason) {
       return "daemon_unavailable";
     case MissReason::kAbandoned:
       return "abandoned";
+    case MissReason::kInvalidRequest:
+      return "invalid_request";
   }
   return "unknown";
 }

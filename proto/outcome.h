@@ -22,7 +22,8 @@ enum class MissReason : uint8_t {
   kCancelled = 9,  // the engine gave up before the verdict
   kTimedOut = 10,
   kDaemonUnavailable = 11,
-  kAbandoned = 12,  // reserved, but its engine died or ran out of time before publishing
+  kAbandoned = 12,       // reserved, but its engine died or ran out of time before publishing
+  kInvalidRequest = 13,  // the call made no sense to the daemon, whose log names the field
 };
 absl::string_view Name(MissReason reason);
 
