@@ -17,12 +17,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/kernels.h"
 #include "proto/key.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
 #include "storage/executor.h"
 #include "storage/tier/tier.h"
+#include "storage/transfer.h"
 
 namespace ashlar::storage {
 
@@ -52,48 +52,13 @@ struct Match {
   std::vector<Found> found;
 };
 
-// Where a publish copies from. The caller has checked that everything lies inside memory that `keep` keeps mapped.
-struct PublishSource {
-  struct Tensor {
-    uint32_t layer = 0;
-    PartForm form = PartForm::kState;
-    const std::byte* data = nullptr;  // the part's units, densely
-  };
-  struct Rows {
-    uint32_t layer = 0;
-    kernels::PagedSlots keys, values;  // page_table points into `page_table`
-  };
-  Provenance provenance = Provenance::kExact;
-  std::vector<Tensor> tensors;
-  std::vector<Rows> rows;
-  std::vector<int32_t> page_table;
-  uint64_t first_position = 0;
-  std::shared_ptr<const void> keep;
-};
-
-// Where a landing writes. As above.
-struct LandTarget {
-  struct Rows {
-    uint32_t layer = 0;
-    kernels::PagedSlots keys, values;
-    kernels::Rotation rotation;
-  };
-  struct Segment {
-    uint32_t index = 0;           // in the match
-    uint64_t first_position = 0;  // where the segment's token 0 stands
-  };
-  std::vector<Rows> rows;  // one for every attention layer, ascending
-  std::vector<Segment> segments;
-  std::vector<int32_t> page_table;
-  std::shared_ptr<const void> keep;
-};
-
 struct LandCallbacks {
   std::function<void(uint32_t attention_layers_done)> progress;
   std::function<void(std::vector<MissReason> verdict)> done;  // exactly once; kNone: landed
 };
 
-// Told of everything worth counting; called on the metadata thread.
+// Told of everything worth counting; called on the metadata thread. Miss: in a lookup, or in a landing after a hit.
+// Evicted: an object or a reservation left the cache (kEvicted, kChecksumFailed, kAbandoned). Bytes are whole objects'.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -105,10 +70,10 @@ class Observer {
 };
 
 struct CacheOptions {
-  Nanos unused_lease = 60'000'000'000;   // a match that was never used ends after this
-  Nanos reservation = 60'000'000'000;    // a reservation that was never published is reclaimed after this
-  size_t ghost_entries = 1 << 16;        // why keys that are gone are gone
-  std::function<uint64_t()> random;      // for lease ids; a simulator passes a seeded one
+  Nanos unused_lease = 60'000'000'000;  // a match that was never used ends after this
+  Nanos reservation = 60'000'000'000;   // a reservation that was never published is reclaimed after this
+  size_t ghost_entries = 1 << 16;       // why keys that are gone are gone
+  std::function<uint64_t()> random;     // for lease ids; a simulator passes a seeded one
 };
 
 class Mover;
@@ -128,8 +93,8 @@ class Cache {
   Match Lookup(SessionId session, std::span<const Query> queries);
   absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease);  // NOT_FOUND, also for another tenant's
   void Release(SessionId session, const LeaseId& lease);
-  // What a lease that this session holds covers; NOT_FOUND for any other. Changes nothing, not even the lease's age. For
-  // checking targets before Land.
+  // What a lease that this session holds covers; NOT_FOUND for any other. Changes nothing, not even the lease's age.
+  // For checking targets before Land.
   absl::StatusOr<Match> Held(SessionId session, const LeaseId& lease) const;
 
   struct Reservation {
@@ -140,13 +105,16 @@ class Cache {
   Reservation Reserve(SessionId session, const ObjectHeader& plan);
   // The plan behind a reservation of this session; null when unknown. For checking sources before Publish.
   const ObjectHeader* Planned(SessionId session, ReservationId reservation) const;
-  // Copies in and checksums in the same pass; the object is found by others only after `done(kPublished)`.
+  // Copies in and checksums in the same pass; the object is found by others only after `done(kPublished)`, which may be
+  // called before Publish returns. kBusy leaves the reservation as it was; every other outcome ends it.
   void Publish(SessionId session, ReservationId reservation, PublishSource source,
                std::function<void(PublishOutcome)> done);
   void Abandon(SessionId session, ReservationId reservation);
 
   // Lands the given segments of a lease layer by layer; also verifies the checksums of their tuples, which the engine
-  // reads in place. A copy that fails its checksum is dropped from the cache.
+  // reads in place. A copy that fails its checksum is dropped from the cache. A segment that does not fit the target
+  // (an index outside the match, pages of another shape, a page table too short) is not touched and missed with
+  // kNeverSeen; a landing id already in use by this session with kBusy. `done` may be called before Land returns.
   void Land(SessionId session, LandingId landing, const LeaseId& lease, LandTarget target, LandCallbacks callbacks);
   // Cancels, then calls `quiet` once nothing writes for that landing any more (at once when it is unknown).
   void Quiesce(SessionId session, LandingId landing, std::function<void()> quiet);

@@ -1,0 +1,52 @@
+// What moves between an engine's memory and an object: where a publish copies from, where a landing writes.
+//
+// The caller has checked that everything named here lies inside memory that `keep` keeps mapped: tensors and, for every
+// page id in `page_table`, the whole page; and that objects and pages are of one namespace. Storage itself checks that
+// shapes and the length of the page table fit the object.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "proto/object.h"
+
+namespace ashlar::storage {
+
+// One attention layer's keys and values in an engine's pages.
+struct PagedRows {
+  uint32_t layer = 0;                             // index into layout.layers
+  int32_t heads = 0, key_dim = 0, value_dim = 0;  // of one token's row
+  kernels::PagedSlots keys, values;               // page_table may be null: storage points it at the vector below
+  kernels::Rotation rotation;                     // of keys that are landed (frequencies live as long as `keep`); a
+                                                  // publish takes keys as they stand
+};
+
+struct PublishSource {
+  struct Tensor {
+    uint32_t layer = 0;
+    PartForm form = PartForm::kState;
+    const std::byte* data = nullptr;  // the part's units, densely
+  };
+  Provenance provenance = Provenance::kExact;
+  std::vector<Tensor> tensors;  // transitions, states, convolution tails
+  std::vector<PagedRows> rows;  // one for every attention layer
+  std::vector<int32_t> page_table;
+  uint64_t first_position = 0;  // slot position at which the run's token 0 stands
+  std::shared_ptr<const void> keep;
+};
+
+struct LandTarget {
+  struct Segment {
+    uint32_t index = 0;           // in the match
+    uint64_t first_position = 0;  // where the segment's token 0 stands
+  };
+  std::vector<PagedRows> rows;  // one for every attention layer, ascending
+  std::vector<Segment> segments;
+  std::vector<int32_t> page_table;
+  std::shared_ptr<const void> keep;
+};
+
+}  // namespace ashlar::storage
