@@ -12,6 +12,7 @@
 
 #include "kernels/kernels.h"
 #include "proto/object.h"
+#include "storage/executor.h"
 
 namespace ashlar::storage {
 
@@ -35,6 +36,8 @@ struct PublishSource {
   std::vector<PagedRows> rows;  // one for every attention layer
   std::vector<int32_t> page_table;
   uint64_t first_position = 0;  // slot position at which the run's token 0 stands
+  Nanos deadline = 0;           // 0: none. When the copy ends later, the sources may have changed under it: the object
+                                // is dropped, the reservation ends, and the outcome is kUnavailable
   std::shared_ptr<const void> keep;
 };
 
