@@ -21,6 +21,7 @@
 #include "proto/object.h"
 #include "proto/outcome.h"
 #include "storage/executor.h"
+#include "storage/observer.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer.h"
 
@@ -55,18 +56,6 @@ struct Match {
 struct LandCallbacks {
   std::function<void(uint32_t attention_layers_done)> progress;
   std::function<void(std::vector<MissReason> verdict)> done;  // exactly once; kNone: landed
-};
-
-// Told of everything worth counting; called on the metadata thread. Miss: in a lookup, or in a landing after a hit.
-// Evicted: an object or a reservation left the cache (kEvicted, kChecksumFailed, kAbandoned). Bytes are whole objects'.
-class Observer {
- public:
-  virtual ~Observer() = default;
-  virtual void Hit(TenantId, ObjectKind, TierKind, uint64_t tokens) {}
-  virtual void Miss(TenantId, ObjectKind, MissReason, uint64_t tokens) {}
-  virtual void Evicted(TenantId, ObjectKind, MissReason why, uint64_t bytes) {}
-  virtual void Published(TenantId, ObjectKind, uint64_t bytes) {}
-  virtual void Landed(TenantId, uint64_t bytes) {}
 };
 
 struct CacheOptions {
@@ -114,7 +103,8 @@ class Cache {
   // Lands the given segments of a lease layer by layer; also verifies the checksums of their tuples, which the engine
   // reads in place. A copy that fails its checksum is dropped from the cache. A segment that does not fit the target
   // (an index outside the match, pages of another shape, a page table too short) is not touched and missed with
-  // kNeverSeen; a landing id already in use by this session with kBusy. `done` may be called before Land returns.
+  // kInvalidRequest; so is every segment of a landing whose id this session already uses. `done` may be called before
+  // Land returns.
   void Land(SessionId session, LandingId landing, const LeaseId& lease, LandTarget target, LandCallbacks callbacks);
   // Cancels, then calls `quiet` once nothing writes for that landing any more (at once when it is unknown).
   void Quiesce(SessionId session, LandingId landing, std::function<void()> quiet);

@@ -1,0 +1,25 @@
+// Told of everything worth counting.
+#pragma once
+
+#include <cstdint>
+
+#include "proto/key.h"
+#include "proto/outcome.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+// All calls come on the metadata thread. Bytes are whole objects'.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  // Of a lookup, one segment each; Miss also of a landing whose segment had been found before.
+  virtual void Hit(TenantId /*tenant*/, ObjectKind /*kind*/, TierKind /*tier*/, uint64_t /*tokens*/) {}
+  virtual void Miss(TenantId /*tenant*/, ObjectKind /*kind*/, MissReason /*reason*/, uint64_t /*tokens*/) {}
+  // An object or a reservation left the cache: kEvicted, kChecksumFailed or kAbandoned.
+  virtual void Evicted(TenantId /*tenant*/, ObjectKind /*kind*/, MissReason /*why*/, uint64_t /*bytes*/) {}
+  virtual void Published(TenantId /*tenant*/, ObjectKind /*kind*/, uint64_t /*bytes*/) {}
+  virtual void Landed(TenantId /*tenant*/, uint64_t /*bytes*/) {}
+};
+
+}  // namespace ashlar::storage
