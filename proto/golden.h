@@ -1,0 +1,16 @@
+// Golden files for tests: bytes in hex under proto/testdata, compared exactly.
+//
+// A difference means that bytes on a disk or a socket have changed: that needs a new version number
+// (docs/formats.md, versions). To write the files anew on purpose, run the tests with ASHLAR_REGENERATE_GOLDEN=1.
+#pragma once
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace ashlar {
+
+// Fails the running test where `bytes` differ from proto/testdata/<name>.hex.
+void ExpectGolden(const std::string& name, absl::string_view bytes);
+
+}  // namespace ashlar

@@ -1,0 +1,134 @@
+#include "proto/key.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "proto/golden.h"
+#include "proto/sample_layouts.h"
+
+namespace ashlar {
+namespace {
+
+NamespaceId ExampleNamespace() {
+  return MakeNamespace("default", ExampleIdentity(), ExampleLayout());
+}
+const std::vector<int32_t> kTokens = {1, 2, 3, -1, 2147483647};
+
+absl::string_view Bytes(const Digest& digest) {
+  return {reinterpret_cast<const char*>(digest.bytes.data()), digest.bytes.size()};
+}
+
+std::vector<MediaHash> ExampleMedia() {
+  MediaHash media{.offset = 2};
+  for (size_t i = 0; i < media.hash.size(); ++i) media.hash[i] = static_cast<uint8_t>(i);
+  return {media};
+}
+
+TEST(Key, GoldenNamespace) {
+  ExpectGolden("namespace", Bytes(ExampleNamespace()));
+}
+TEST(Key, GoldenSegment) {
+  ExpectGolden("key_segment", Bytes(MakeKey(ExampleNamespace(), ObjectKind::kSegment, kTokens)));
+}
+TEST(Key, GoldenCheckpointWithMedia) {
+  ExpectGolden("key_checkpoint_media",
+               Bytes(MakeKey(ExampleNamespace(), ObjectKind::kCheckpoint, kTokens, ExampleMedia())));
+}
+
+TEST(Key, HexIsLowerCaseInByteOrder) {
+  Digest digest;
+  digest.bytes[0] = 0xab;
+  digest.bytes[31] = 0x01;
+  EXPECT_EQ(digest.Hex(), "ab" + std::string(60, '0') + "01");
+}
+
+TEST(Key, EqualInputsGiveEqualKeys) {
+  EXPECT_EQ(MakeKey(ExampleNamespace(), ObjectKind::kSegment, kTokens),
+            MakeKey(ExampleNamespace(), ObjectKind::kSegment, kTokens));
+}
+
+// Every input that may differ makes another key, and none of the encodings of two different inputs coincide.
+TEST(Key, SeparatesEveryInput) {
+  std::set<Key> keys;
+  size_t made = 0;
+  const auto add = [&](const Key& key) {
+    keys.insert(key);
+    ++made;
+  };
+  const NamespaceId ns = ExampleNamespace();
+  for (const auto kind : {ObjectKind::kSegment, ObjectKind::kPrefixPage, ObjectKind::kCheckpoint, ObjectKind::kSpan}) {
+    add(MakeKey(ns, kind, kTokens));
+  }
+  add(MakeKey(MakeNamespace("other", ExampleIdentity(), ExampleLayout()), ObjectKind::kSegment, kTokens));
+  for (size_t n = 0; n < kTokens.size(); ++n) {
+    add(MakeKey(ns, ObjectKind::kSegment, std::span(kTokens).first(n)));
+  }
+  // Trailing zeros, and tokens that look like the media count behind fewer tokens.
+  add(MakeKey(ns, ObjectKind::kSegment, std::vector<int32_t>{0}));
+  add(MakeKey(ns, ObjectKind::kSegment, std::vector<int32_t>{0, 0}));
+  add(MakeKey(ns, ObjectKind::kSegment, std::vector<int32_t>{0, 0, 0}));
+  add(MakeKey(ns, ObjectKind::kSegment, std::vector<int32_t>{2, 1}));
+  std::vector<MediaHash> media = ExampleMedia();
+  add(MakeKey(ns, ObjectKind::kSegment, kTokens, media));
+  media[0].offset = 3;
+  add(MakeKey(ns, ObjectKind::kSegment, kTokens, media));
+  media[0].hash[31] ^= 1;
+  add(MakeKey(ns, ObjectKind::kSegment, kTokens, media));
+  media.push_back(media[0]);
+  add(MakeKey(ns, ObjectKind::kSegment, kTokens, media));
+  EXPECT_EQ(keys.size(), made);
+}
+
+TEST(Key, EveryTokenCounts) {
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> tokens(1 + random() % 1000);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random());
+  const Key key = MakeKey(ExampleNamespace(), ObjectKind::kSegment, tokens);
+  for (int i = 0; i < 100; ++i) {
+    std::vector<int32_t> changed = tokens;
+    changed[random() % changed.size()] ^= 1 << (random() % 31);
+    ASSERT_NE(MakeKey(ExampleNamespace(), ObjectKind::kSegment, changed), key);
+  }
+}
+
+TEST(Namespace, SeparatesTenantIdentityAndLayout) {
+  std::set<NamespaceId> all;
+  size_t made = 0;
+  const auto add = [&](absl::string_view tenant, const Identity& identity, const Layout& layout) {
+    all.insert(MakeNamespace(tenant, identity, layout));
+    ++made;
+  };
+  const Identity identity = ExampleIdentity();
+  const Layout layout = ExampleLayout();
+  add("", identity, layout);
+  add("a", identity, layout);
+  add("ab", identity, layout);
+  add("b", identity, layout);
+  for (std::string Identity::*member : {&Identity::model_id, &Identity::weights_digest, &Identity::dtype,
+                                        &Identity::quantization, &Identity::tokenizer_digest, &Identity::lora}) {
+    Identity changed = identity;
+    changed.*member += "x";
+    add("a", changed, layout);
+  }
+  // A character that moves from one string to the next is another identity.
+  add("a", {.model_id = "xy", .weights_digest = "z"}, layout);
+  add("a", {.model_id = "x", .weights_digest = "yz"}, layout);
+  Layout changed = layout;
+  ++changed.tail;
+  add("a", identity, changed);
+  changed = layout;
+  std::get<AttentionLayer>(changed.layers[1]).rope.frequencies[1] = 0.010000000000000002;
+  add("a", identity, changed);
+  changed = layout;
+  std::swap(changed.layers[0], changed.layers[1]);
+  add("a", identity, changed);
+  EXPECT_EQ(all.size(), made);
+}
+
+}  // namespace
+}  // namespace ashlar

@@ -1,0 +1,379 @@
+#include "proto/object.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstring>
+#include <functional>
+#include <random>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "proto/golden.h"
+#include "proto/limits.h"
+#include "proto/sample_layouts.h"
+
+namespace ashlar {
+namespace {
+
+constexpr uint64_t kExtent = limits::kExtentBytes;
+
+ObjectHeader ExampleHeader(ObjectKind kind, uint64_t tokens = 100) {
+  const std::vector<int32_t> run(tokens, 7);
+  const NamespaceId ns = MakeNamespace("default", ExampleIdentity(), ExampleLayout());
+  ObjectHeader header = *PlanObject(ExampleLayout(), ns, MakeKey(ns, kind, run), kind, tokens);
+  for (size_t i = 0; i < header.parts.size(); ++i) header.parts[i].checksum = 0x0101010101010101u * (i + 1);
+  return header;
+}
+
+// What UnitOffset promises, one unit after the other.
+std::vector<uint64_t> NaiveUnitOffsets(const Part& part) {
+  std::vector<uint64_t> offsets;
+  uint64_t next = part.offset;
+  for (uint32_t i = 0; i < part.units; ++i) {
+    if (next / kExtent != (next + part.unit_bytes - 1) / kExtent) next = (next / kExtent + 1) * kExtent;
+    offsets.push_back(next);
+    next += part.unit_bytes;
+    while (next % limits::kUnitAlignment != 0) ++next;
+  }
+  return offsets;
+}
+
+TEST(Part, UnitOffsetEqualsANaiveWalk) {
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 300; ++i) {
+    Part part;
+    // All orders of magnitude, the largest included.
+    part.unit_bytes = static_cast<uint32_t>(std::min<uint64_t>(kExtent, 1 + random() % (2 << (random() % 18))));
+    part.units = 1 + random() % 300;
+    part.last_unit_bytes = 1 + random() % part.unit_bytes;
+    const uint64_t room = (kExtent - part.unit_bytes) / limits::kUnitAlignment + 1;
+    part.offset = random() % 4 * kExtent + random() % room * limits::kUnitAlignment;
+    const std::vector<uint64_t> offsets = NaiveUnitOffsets(part);
+    for (uint32_t unit = 0; unit < part.units; ++unit) {
+      ASSERT_EQ(part.UnitOffset(unit), offsets[unit]) << "unit " << unit << " of " << part.unit_bytes << " bytes";
+    }
+  }
+}
+
+// The parts that a layout should have, written down a second time.
+std::vector<std::tuple<uint32_t, PartForm, uint64_t>> ExpectedParts(const Layout& layout, const ObjectHeader& header) {
+  std::vector<std::tuple<uint32_t, PartForm, uint64_t>> parts;  // layer, form, bytes
+  for (uint32_t i = 0; i < layout.layers.size(); ++i) {
+    if (const auto* l = std::get_if<LinearLayer>(&layout.layers[i])) {
+      if (header.kind == ObjectKind::kSegment) {
+        parts.emplace_back(i, PartForm::kTransitionDense, uint64_t{4} * l->value_heads * l->d_k * l->d_k);
+      }
+      parts.emplace_back(i, PartForm::kState, uint64_t{4} * l->value_heads * l->d_k * l->d_v);
+      if (l->conv_kernel > 0) {
+        parts.emplace_back(i, PartForm::kConvTail, uint64_t{4} * (l->conv_kernel - 1) * l->conv_channels);
+      }
+    } else {
+      const auto& a = std::get<AttentionLayer>(layout.layers[i]);
+      const uint64_t row = header.stored_tokens * a.kv_heads * ElementBytes(a.dtype);
+      parts.emplace_back(i, PartForm::kKeys, row * a.key_dim);
+      parts.emplace_back(i, PartForm::kValues, row * a.value_dim);
+    }
+  }
+  return parts;
+}
+
+void CheckPlan(const Layout& layout, const ObjectHeader& header) {
+  std::vector<std::tuple<uint32_t, PartForm, uint64_t>> parts;
+  uint64_t end = EncodedHeaderBytes(header.parts.size());
+  ASSERT_LE(end, kExtent);
+  for (const Part& part : header.parts) {
+    parts.emplace_back(part.layer, part.form, part.Bytes());
+    ASSERT_EQ(part.head_group, 0);
+    ASSERT_EQ(part.rank, 0u);
+    ASSERT_EQ(part.checksum, 0u);
+    if (part.form == PartForm::kKeys || part.form == PartForm::kValues) {
+      ASSERT_TRUE(std::has_single_bit(part.unit_tokens));
+      ASSERT_TRUE(part.unit_tokens == 1 || part.unit_bytes <= limits::kRowUnitBytes);
+      ASSERT_GT(2 * part.unit_bytes, limits::kRowUnitBytes) << "a larger unit would have fitted";
+      ASSERT_EQ(part.units, (header.stored_tokens + part.unit_tokens - 1) / part.unit_tokens);
+    }
+    for (uint32_t unit = 0; unit < part.units; ++unit) {
+      const uint64_t offset = part.UnitOffset(unit);
+      ASSERT_EQ(offset % limits::kUnitAlignment, 0u);
+      ASSERT_GE(offset, end);
+      end = offset + part.UnitBytes(unit);
+      ASSERT_EQ(offset / kExtent, (end - 1) / kExtent) << "straddles two extents";
+    }
+    ASSERT_EQ(header.Find(part.layer, part.form), &part);
+  }
+  ASSERT_EQ(header.bytes, end);
+  ASSERT_EQ(header.Extents(), (end - 1) / kExtent + 1);
+  ASSERT_EQ(parts, ExpectedParts(layout, header));
+}
+
+TEST(PlanObject, HoldsItsInvariantsOnRandomLayouts) {
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 100; ++i) {
+    const Layout layout = RandomLayout(random, /*storable=*/true);
+    const uint64_t seams = layout.head + layout.tail;
+    const uint64_t tokens = seams + 1 + random() % 2000;
+    const absl::StatusOr<ObjectHeader> segment = PlanObject(layout, {}, {}, ObjectKind::kSegment, tokens);
+    ASSERT_TRUE(segment.ok()) << segment.status();
+    EXPECT_EQ(segment->first_token, layout.head);
+    EXPECT_EQ(segment->stored_tokens, tokens - seams);
+    ASSERT_NO_FATAL_FAILURE(CheckPlan(layout, *segment));
+    const absl::StatusOr<ObjectHeader> checkpoint = PlanObject(layout, {}, {}, ObjectKind::kCheckpoint, tokens);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_EQ(checkpoint->first_token, 0u);
+    EXPECT_EQ(checkpoint->stored_tokens, tokens);
+    ASSERT_NO_FATAL_FAILURE(CheckPlan(layout, *checkpoint));
+    for (const ObjectHeader& header : {*segment, *checkpoint}) {
+      const absl::StatusOr<ObjectHeader> decoded = DecodeHeader(EncodeHeader(header));
+      ASSERT_TRUE(decoded.ok()) << decoded.status();
+      ASSERT_EQ(*decoded, header);
+    }
+  }
+}
+
+TEST(PlanObject, TheDeepestLayoutHasItsTableInOneExtent) {
+  Layout layout{.page_tokens = 16, .head = 1};
+  layout.layers.assign(
+      limits::kMaxLayers,
+      LinearLayer{.key_heads = 1, .value_heads = 1, .d_k = 1, .d_v = 1, .conv_channels = 1, .conv_kernel = 2});
+  ASSERT_EQ(Validate(layout), absl::OkStatus());
+  const auto header = PlanObject(layout, {}, {}, ObjectKind::kSegment, 2);
+  ASSERT_TRUE(header.ok()) << header.status();
+  EXPECT_EQ(header->parts.size(), 3 * limits::kMaxLayers);
+  ASSERT_NO_FATAL_FAILURE(CheckPlan(layout, *header));
+  EXPECT_EQ(*DecodeHeader(EncodeHeader(*header)), *header);
+}
+
+TEST(PlanObject, ASegmentWithoutInteriorIsRefused) {
+  const Layout layout = ExampleLayout();
+  for (const uint64_t tokens : {uint64_t{1}, uint64_t{layout.head} + layout.tail}) {
+    const auto header = PlanObject(layout, {}, {}, ObjectKind::kSegment, tokens);
+    EXPECT_EQ(header.status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+  const auto one = PlanObject(layout, {}, {}, ObjectKind::kSegment, layout.head + layout.tail + 1);
+  ASSERT_TRUE(one.ok());
+  EXPECT_EQ(one->stored_tokens, 1u);
+  EXPECT_TRUE(PlanObject(layout, {}, {}, ObjectKind::kCheckpoint, 1).ok());
+}
+
+TEST(PlanObject, RefusesImpossibleTokenCounts) {
+  const auto refused = [](const Layout& layout, uint64_t tokens) {
+    const auto header = PlanObject(layout, {}, {}, ObjectKind::kCheckpoint, tokens);
+    return header.status().code() == absl::StatusCode::kInvalidArgument &&
+           header.status().message().find("tokens: ") == 0;
+  };
+  EXPECT_TRUE(refused(ExampleLayout(), 0));
+  EXPECT_TRUE(refused(ExampleLayout(), limits::kMaxPromptTokens + 1));
+  EXPECT_TRUE(refused(ExampleLayout(), ~uint64_t{0}));
+  Layout wide{.page_tokens = 1};
+  wide.layers.assign(limits::kMaxLayers, AttentionLayer{.kv_heads = 64, .key_dim = 1024, .value_dim = 1024});
+  ASSERT_EQ(Validate(wide), absl::OkStatus());
+  EXPECT_TRUE(refused(wide, limits::kMaxPromptTokens)) << "larger than any object";
+}
+
+TEST(PlanObject, NamesTheFieldThatHasNoStoredForm) {
+  const auto message = [](const std::function<void(Layout&)>& change, ObjectKind kind = ObjectKind::kSegment) {
+    Layout layout = ExampleLayout();
+    change(layout);
+    EXPECT_EQ(Validate(layout), absl::OkStatus());
+    const auto header = PlanObject(layout, {}, {}, kind, 100);
+    EXPECT_EQ(header.status().code(), absl::StatusCode::kUnimplemented);
+    return std::string(header.status().message());
+  };
+  EXPECT_THAT(message([](Layout& l) {
+                auto& layer = std::get<LinearLayer>(l.layers[0]);
+                layer.family = LinearFamily::kGla;
+                layer.transition = TransitionKind::kDiagonal;
+              }),
+              testing::StartsWith("layout.layers[0].transition: "));
+  EXPECT_THAT(message([](Layout& l) { std::get<LinearLayer>(l.layers[0]).state_dtype = DType::kF16; }),
+              testing::StartsWith("layout.layers[0].state_dtype: "));
+  EXPECT_THAT(message([](Layout& l) {
+                auto& layer = std::get<AttentionLayer>(l.layers[1]);
+                layer.kind = AttentionKind::kMla;
+                layer.kv_heads = 1;
+              }),
+              testing::StartsWith("layout.layers[1].kind: "));
+  EXPECT_THAT(message([](Layout& l) {
+                auto& layer = std::get<AttentionLayer>(l.layers[1]);
+                layer.dtype = DType::kF8E4M3;
+                layer.scales = true;
+              }),
+              testing::StartsWith("layout.layers[1].scales: "));
+  EXPECT_THAT(message([](Layout&) {}, ObjectKind::kPrefixPage), testing::StartsWith("kind: prefix_page"));
+  EXPECT_THAT(message([](Layout&) {}, ObjectKind::kSpan), testing::StartsWith("kind: span"));
+}
+
+TEST(ObjectHeader, FindsOnlyWhatIsThere) {
+  const ObjectHeader checkpoint = ExampleHeader(ObjectKind::kCheckpoint);
+  EXPECT_EQ(checkpoint.Find(0, PartForm::kTransitionDense), nullptr);
+  ASSERT_NE(checkpoint.Find(0, PartForm::kConvTail), nullptr);
+  EXPECT_EQ(checkpoint.Find(1, PartForm::kState), nullptr);
+  ASSERT_NE(checkpoint.Find(1, PartForm::kValues), nullptr);
+  EXPECT_EQ(checkpoint.Find(2, PartForm::kKeys), nullptr);
+}
+
+TEST(ObjectHeader, GoldenSegment) {
+  ExpectGolden("segment_header", EncodeHeader(ExampleHeader(ObjectKind::kSegment)));
+}
+TEST(ObjectHeader, GoldenCheckpoint) {
+  ObjectHeader header = ExampleHeader(ObjectKind::kCheckpoint);
+  header.provenance = Provenance::kComposed;
+  ExpectGolden("checkpoint_header", EncodeHeader(header));
+}
+
+TEST(ObjectHeader, DecodesFromTheStartOfALongerRun) {
+  const ObjectHeader header = ExampleHeader(ObjectKind::kSegment);
+  std::string bytes = EncodeHeader(header);
+  bytes.resize(kExtent, '\x5a');
+  const auto decoded = DecodeHeader(bytes);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, header);
+}
+
+TEST(ObjectHeader, EveryTruncationIsDataLoss) {
+  const std::string bytes = EncodeHeader(ExampleHeader(ObjectKind::kSegment));
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    ASSERT_EQ(DecodeHeader(absl::string_view(bytes).substr(0, size)).status().code(), absl::StatusCode::kDataLoss);
+  }
+}
+
+TEST(ObjectHeader, EveryChangedByteIsDataLoss) {
+  const std::string bytes = EncodeHeader(ExampleHeader(ObjectKind::kSegment));
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    for (int change = 1; change < 256; ++change) {
+      std::string changed = bytes;
+      changed[i] = static_cast<char>(changed[i] ^ change);
+      ASSERT_EQ(DecodeHeader(changed).status().code(), absl::StatusCode::kDataLoss) << "byte " << i;
+    }
+  }
+}
+
+// Writes the checksum that the bytes should have, so that what is behind it gets tested.
+void Seal(std::string& bytes) {
+  std::memset(bytes.data() + 16, 0, 8);
+  const uint64_t checksum = XXH3_64bits(bytes.data(), bytes.size());
+  std::memcpy(bytes.data() + 16, &checksum, 8);
+}
+
+// Also with a right checksum nothing that decodes leads a reader outside of the object, and bytes are canonical.
+TEST(ObjectHeader, ChangedAndSealedHeadersAreRefusedOrSafe) {
+  const ObjectHeader original = ExampleHeader(ObjectKind::kSegment);
+  const std::string bytes = EncodeHeader(original);
+  int accepted = 0;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    for (int change = 1; change < 256; ++change) {
+      std::string changed = bytes;
+      changed[i] = static_cast<char>(changed[i] ^ change);
+      Seal(changed);
+      const auto decoded = DecodeHeader(changed);
+      if (!decoded.ok()) {
+        ASSERT_EQ(decoded.status().code(), absl::StatusCode::kDataLoss) << i;
+        continue;
+      }
+      if (i >= 16 && i < 24) continue;  // the checksum itself, which Seal restored
+      ++accepted;
+      ASSERT_FALSE(*decoded == original) << i;
+      ASSERT_EQ(EncodeHeader(*decoded), changed) << i;
+      uint64_t end = EncodedHeaderBytes(decoded->parts.size());
+      for (const Part& part : decoded->parts) {
+        for (uint32_t unit = 0; unit < part.units; ++unit) {
+          ASSERT_GE(part.UnitOffset(unit), end) << i;
+          end = part.UnitOffset(unit) + part.UnitBytes(unit);
+          ASSERT_EQ(part.UnitOffset(unit) / kExtent, (end - 1) / kExtent) << i;
+        }
+      }
+      ASSERT_LE(end, decoded->bytes) << i;
+    }
+  }
+  EXPECT_GT(accepted, 0);
+}
+
+struct Fault {
+  const char* what;  // that the message ends with
+  std::function<void(ObjectHeader&)> spoil;
+};
+
+TEST(ObjectHeader, NamesWhatIsWrong) {
+  const Fault faults[] = {
+      {"unknown kind", [](ObjectHeader& h) { h.kind = ObjectKind{0}; }},
+      {"unknown provenance", [](ObjectHeader& h) { h.provenance = Provenance{3}; }},
+      {"too many tokens", [](ObjectHeader& h) { h.tokens = limits::kMaxPromptTokens + 1; }},
+      {"stored tokens outside the run", [](ObjectHeader& h) { h.first_token = h.tokens + 1; }},
+      {"stored tokens outside the run", [](ObjectHeader& h) { h.stored_tokens = ~uint64_t{0}; }},
+      {"object size", [](ObjectHeader& h) { h.bytes = 10; }},
+      {"object size", [](ObjectHeader& h) { h.bytes = limits::kMaxObjectBytes + 1; }},
+      {"part outside the object", [](ObjectHeader& h) { h.bytes -= 1; }},
+      {"part outside the object", [](ObjectHeader& h) { h.parts[4].offset = h.bytes / 64 * 64 + 64; }},
+      {"part outside the object", [](ObjectHeader& h) { h.parts[4].offset = ~uint64_t{0} / kExtent * kExtent; }},
+      {"part outside the object", [](ObjectHeader& h) { h.parts[1].units = ~uint32_t{0}; }},
+      {"parts out of order", [](ObjectHeader& h) { std::swap(h.parts[0], h.parts[1]); }},
+      {"parts out of order", [](ObjectHeader& h) { h.parts[1].form = PartForm::kTransitionDense; }},
+      {"parts overlap", [](ObjectHeader& h) { h.parts[1].offset = h.parts[0].offset; }},
+      {"parts overlap", [](ObjectHeader& h) { h.parts[0].offset = 0; }},
+      {"unknown form", [](ObjectHeader& h) { h.parts[0].form = PartForm{9}; }},
+      {"unknown dtype", [](ObjectHeader& h) { h.parts[0].dtype = DType{9}; }},
+      {"unit size", [](ObjectHeader& h) { h.parts[0].units = 0; }},
+      {"unit size", [](ObjectHeader& h) { h.parts[0].unit_bytes = 0; }},
+      {"unit size", [](ObjectHeader& h) { h.parts[0].unit_bytes = kExtent + 1; }},
+      {"last unit's size", [](ObjectHeader& h) { h.parts[0].last_unit_bytes = 0; }},
+      {"last unit's size", [](ObjectHeader& h) { h.parts[0].last_unit_bytes = h.parts[0].unit_bytes + 1; }},
+      {"matrices of unequal size", [](ObjectHeader& h) { h.parts[0].last_unit_bytes -= 4; }},
+      {"matrices of unequal size", [](ObjectHeader& h) { h.parts[0].unit_tokens = 1; }},
+      {"offset not aligned", [](ObjectHeader& h) { h.parts[0].offset += 4; }},
+      {"straddles extents", [](ObjectHeader& h) { h.parts[4].offset = kExtent - 64; }},
+      {"tokens in a unit", [](ObjectHeader& h) { h.parts[3].unit_tokens = 0; }},
+      {"tokens in a unit", [](ObjectHeader& h) { h.parts[3].unit_tokens = 3; }},
+      {"units do not hold the stored tokens", [](ObjectHeader& h) { h.stored_tokens -= 1; }},
+      {"units do not hold the stored tokens", [](ObjectHeader& h) { h.parts[3].last_unit_bytes -= 1; }},
+      {"units do not hold the stored tokens", [](ObjectHeader& h) { h.parts[3].units += 1; }},
+  };
+  for (const Fault& fault : faults) {
+    SCOPED_TRACE(fault.what);
+    ObjectHeader header = ExampleHeader(ObjectKind::kSegment);
+    fault.spoil(header);
+    const auto decoded = DecodeHeader(EncodeHeader(header));
+    EXPECT_EQ(decoded.status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(decoded.status().message(), std::string("object header: ") + fault.what);
+  }
+}
+
+TEST(ObjectHeader, NamesWhatIsWrongInTheFixedFields) {
+  const std::string bytes = EncodeHeader(ExampleHeader(ObjectKind::kSegment));
+  const auto message = [&bytes](size_t offset, char value, bool seal) {
+    std::string changed = bytes;
+    changed[offset] = value;
+    if (seal) Seal(changed);
+    return std::string(DecodeHeader(changed).status().message());
+  };
+  EXPECT_EQ(message(0, 'X', true), "object header: wrong magic");
+  EXPECT_EQ(message(8, 2, true), "object header: unknown version 2");
+  EXPECT_EQ(message(12, 7, true), "object header: header size");
+  EXPECT_EQ(message(24, 9, true), "object header: header size");
+  EXPECT_EQ(message(30, 1, true), "object header: reserved bytes");
+  EXPECT_EQ(message(128 + 28, 1, true), "object header: reserved bytes");
+  EXPECT_EQ(message(128 + 63, 1, true), "object header: reserved bytes");
+  EXPECT_EQ(message(40, 'X', false), "object header: wrong checksum");
+}
+
+TEST(ObjectHeader, RandomBytesAreDataLoss) {
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const std::string start = EncodeHeader(ExampleHeader(ObjectKind::kSegment)).substr(0, 12);
+  for (int i = 0; i < 2000; ++i) {
+    std::string bytes(random() % 1024, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    if (i % 2 == 0 && bytes.size() >= start.size()) bytes.replace(0, start.size(), start);
+    ASSERT_EQ(DecodeHeader(bytes).status().code(), absl::StatusCode::kDataLoss);
+  }
+}
+
+}  // namespace
+}  // namespace ashlar

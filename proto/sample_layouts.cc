@@ -1,0 +1,131 @@
+#include "proto/sample_layouts.h"
+
+#include <algorithm>
+
+#include "proto/limits.h"
+
+namespace ashlar {
+namespace {
+
+uint32_t Uniform(std::mt19937_64& random, uint32_t min, uint32_t max) {
+  return std::uniform_int_distribution<uint32_t>(min, max)(random);
+}
+
+template <typename T>
+T OneOf(std::mt19937_64& random, std::initializer_list<T> values) {
+  return values.begin()[Uniform(random, 0, static_cast<uint32_t>(values.size()) - 1)];
+}
+
+Rope RandomRope(std::mt19937_64& random, uint32_t dim) {
+  Rope rope;
+  rope.kind = OneOf(random, {RopeKind::kNone, RopeKind::kHalfSplit, RopeKind::kInterleaved});
+  if (dim < 2) rope.kind = RopeKind::kNone;
+  if (rope.kind == RopeKind::kNone) return rope;
+  rope.rotary_dim = 2 * Uniform(random, 1, dim / 2);
+  rope.scale = std::uniform_real_distribution<double>(0.5, 2.0)(random);
+  for (uint32_t i = 0; i < rope.rotary_dim / 2; ++i) {
+    rope.frequencies.push_back(std::uniform_real_distribution<double>(0, 1)(random));
+  }
+  return rope;
+}
+
+AttentionLayer RandomAttention(std::mt19937_64& random, bool storable) {
+  AttentionLayer layer;
+  layer.kind = storable ? AttentionKind::kGqa : OneOf(random, {AttentionKind::kGqa, AttentionKind::kMla});
+  layer.kv_heads = layer.kind == AttentionKind::kMla ? 1 : Uniform(random, 1, 16);
+  layer.key_dim = Uniform(random, 1, 300);
+  layer.value_dim = Uniform(random, 1, 300);
+  layer.dtype = OneOf(random, {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2});
+  layer.scales = !storable && ElementBytes(layer.dtype) == 1 && Uniform(random, 0, 1) == 1;
+  layer.rope = RandomRope(random, layer.kind == AttentionKind::kMla ? layer.value_dim : layer.key_dim);
+  layer.stored = OneOf(random, {StoredKeys::kZeroBased, StoredKeys::kUnrotated});
+  return layer;
+}
+
+LinearLayer RandomLinear(std::mt19937_64& random, bool storable) {
+  LinearLayer layer;
+  layer.key_heads = Uniform(random, 1, 8);
+  layer.value_heads = layer.key_heads * Uniform(random, 1, 4);
+  layer.d_k = Uniform(random, 1, 40);
+  layer.d_v = Uniform(random, 1, 40);
+  const auto family = storable ? Uniform(random, 6, 8) : Uniform(random, 1, 8);
+  layer.family = static_cast<LinearFamily>(family);
+  size_t decays = 0;
+  switch (layer.family) {
+    case LinearFamily::kRetnet:
+    case LinearFamily::kLightning:
+    case LinearFamily::kMamba2:
+      layer.transition = TransitionKind::kScalar;
+      layer.rope = RandomRope(random, layer.d_k);
+      decays = layer.value_heads;
+      break;
+    case LinearFamily::kMamba1:
+      layer.transition = TransitionKind::kElementwise;
+      decays = size_t{layer.value_heads} * layer.d_k * layer.d_v;
+      break;
+    case LinearFamily::kGla:
+      layer.transition = TransitionKind::kDiagonal;
+      break;
+    default:
+      layer.transition = TransitionKind::kDense;
+  }
+  for (size_t i = 0; i < decays; ++i) {
+    layer.decay_table.push_back(std::uniform_real_distribution<float>(-4, 4)(random));
+  }
+  layer.state_dtype = storable ? DType::kF32 : OneOf(random, {DType::kF32, DType::kF16, DType::kBF16});
+  layer.order = OneOf(random, {StateOrderKind::kKeyFirst, StateOrderKind::kValueFirst});
+  if (Uniform(random, 0, 2) != 0) {
+    layer.conv_kernel = Uniform(random, 2, 5);
+    layer.conv_channels = Uniform(random, 1, 2000);
+  }
+  return layer;
+}
+
+}  // namespace
+
+Identity ExampleIdentity() {
+  return {.model_id = "example/hybrid-2",
+          .weights_digest = "sha256:00ff",
+          .dtype = "float32",
+          .quantization = "",
+          .tokenizer_digest = "utf-8",
+          .lora = ""};
+}
+
+Layout ExampleLayout() {
+  Layout layout{.page_tokens = 16, .head = 8, .tail = 4};
+  layout.layers.push_back(LinearLayer{.family = LinearFamily::kGdn,
+                                      .key_heads = 1,
+                                      .value_heads = 2,
+                                      .d_k = 8,
+                                      .d_v = 4,
+                                      .order = StateOrderKind::kKeyFirst,
+                                      .conv_channels = 24,
+                                      .conv_kernel = 4});
+  layout.layers.push_back(
+      AttentionLayer{.kv_heads = 2,
+                     .key_dim = 16,
+                     .value_dim = 16,
+                     .rope = {.kind = RopeKind::kHalfSplit, .rotary_dim = 4, .frequencies = {1.0, 0.01}}});
+  return layout;
+}
+
+Layout RandomLayout(std::mt19937_64& random, bool storable) {
+  Layout layout;
+  layout.page_tokens = Uniform(random, 1, 512);
+  layout.head = Uniform(random, 0, 32);
+  layout.tail = Uniform(random, 0, 32);
+  const uint32_t layers = Uniform(random, 1, 8);
+  for (uint32_t i = 0; i < layers; ++i) {
+    if (Uniform(random, 0, 1) == 0) {
+      layout.layers.emplace_back(RandomAttention(random, storable));
+    } else {
+      const LinearLayer linear = RandomLinear(random, storable);
+      if (linear.conv_kernel > 0) layout.head = std::max(layout.head, linear.conv_kernel - 1);
+      layout.layers.emplace_back(linear);
+    }
+  }
+  return layout;
+}
+
+}  // namespace ashlar
