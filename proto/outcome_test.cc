@@ -26,7 +26,7 @@ void ExpectNames(int first, int last) {
 }
 
 TEST(Outcome, EveryOutcomeHasItsName) {
-  ExpectNames<MissReason>(0, 12);
+  ExpectNames<MissReason>(0, 13);
   ExpectNames<TierKind>(0, 4);
   ExpectNames<ReserveOutcome>(1, 6);
   ExpectNames<PublishOutcome>(1, 5);
