@@ -83,7 +83,7 @@ uint64_t AlignUp(uint64_t value, uint64_t alignment) {
 // XXH3-64 of the header and table, its own field read as zero.
 uint64_t HeaderChecksum(absl::string_view header) {
   std::string copy(header);
-  Put(copy, at::kChecksum, uint64_t{0});
+  copy.replace(at::kChecksum, sizeof(uint64_t), sizeof(uint64_t), '\0');
   return XXH3_64bits(copy.data(), copy.size());
 }
 
