@@ -1,0 +1,205 @@
+#include "daemon/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/config.pb.h"
+#include "google/protobuf/util/message_differencer.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kListen = "listen: {rpc_socket: /run/a.sock, session_socket: /run/b.sock}\n";
+constexpr const char* kDram = "dram: {capacity_bytes: 4GiB}\n";
+
+std::string Minimal() {
+  return absl::StrCat(kListen, kDram);
+}
+
+TEST(Config, FillsDocumentedDefaults) {
+  v1::Config config;
+  ASSERT_TRUE(ParseConfig(Minimal(), &config).ok());
+  EXPECT_EQ(config.dram().capacity_bytes(), uint64_t{4} << 30);
+  EXPECT_EQ(config.dram().arena_bytes(), uint64_t{64} << 20);
+  EXPECT_FALSE(config.dram().huge_pages());
+  ASSERT_EQ(config.tenants_size(), 1);
+  EXPECT_EQ(config.tenants(0).name(), "default");
+  ASSERT_EQ(config.tenants(0).uids_size(), 1);
+  EXPECT_EQ(config.tenants(0).uids(0), geteuid());
+  EXPECT_EQ(config.tenants(0).dram_bytes(), config.dram().capacity_bytes());
+  EXPECT_EQ(config.leases().unused_seconds(), 60u);
+  EXPECT_EQ(config.leases().reservation_seconds(), 60u);
+  EXPECT_EQ(config.sessions().max_sessions(), 256u);
+  EXPECT_EQ(config.sessions().region_bytes(), uint64_t{64} << 30);
+  EXPECT_GE(config.workers().threads(), 1u);
+  EXPECT_EQ(config.workers().queue_depth(), 1024u);
+  EXPECT_EQ(config.log().level(), "info");
+  EXPECT_EQ(config.log().format(), "text");
+  EXPECT_EQ(config.listen().metrics_address(), "");
+}
+
+TEST(Config, ReadsEveryField) {
+  v1::Config config;
+  const absl::Status status = ParseConfig(R"(
+listen:
+  rpc_socket: /run/ashlar/rpc.sock
+  session_socket: "/run/ashlar/session.sock"
+  metrics_address: 127.0.0.1:9464
+dram: {capacity_bytes: 1073741824, arena_bytes: 512KiB, huge_pages: true}
+tenants:
+  - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB}
+  - {name: green-2, uids: [1002], dram_bytes: 512 MiB}
+leases: {unused_seconds: 5, reservation_seconds: 7}
+sessions: {max_sessions: 3, region_bytes: 1TiB}
+workers: {threads: 2, queue_depth: 9}
+log: {level: warning, format: json}
+)",
+                                          &config);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(config.dram().arena_bytes(), 512u << 10);
+  EXPECT_TRUE(config.dram().huge_pages());
+  EXPECT_EQ(config.tenants(0).uids(1), 1001u);
+  EXPECT_EQ(config.tenants(1).name(), "green-2");
+  EXPECT_EQ(config.tenants(1).dram_bytes(), 512u << 20);
+  EXPECT_EQ(config.leases().reservation_seconds(), 7u);
+  EXPECT_EQ(config.sessions().region_bytes(), uint64_t{1} << 40);
+  EXPECT_EQ(config.workers().queue_depth(), 9u);
+  EXPECT_EQ(config.log().format(), "json");
+}
+
+TEST(Config, WhatIsPrintedReadsBackTheSame) {
+  v1::Config config, again;
+  ASSERT_TRUE(ParseConfig(Minimal(), &config).ok());
+  ASSERT_TRUE(ParseConfig(FormatConfig(config), &again).ok()) << FormatConfig(config);
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(config, again)) << FormatConfig(config);
+}
+
+struct BadInput {
+  const char* yaml;   // behind the listening sockets
+  const char* error;  // how the message begins
+};
+
+class BadConfig : public ::testing::TestWithParam<BadInput> {};
+
+TEST_P(BadConfig, IsRefusedByName) {
+  v1::Config config;
+  const absl::Status status = ParseConfig(absl::StrCat(kListen, GetParam().yaml), &config);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), ::testing::StartsWith(GetParam().error));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, BadConfig,
+    ::testing::Values(
+        BadInput{"dram: {capacty_bytes: 4GiB}", "dram.capacty_bytes: unknown field"},
+        BadInput{"drum: {}", "drum: unknown field"}, BadInput{"dram: 7", "dram: expected a map of fields"},
+        BadInput{"dram:", "dram: has no value"}, BadInput{"dram: [1]", "dram: expected a map of fields"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ndram: {capacity_bytes: 1GiB}", "dram: given twice"},
+        BadInput{"dram: {capacity_bytes: lots}", "dram.capacity_bytes: expected a whole number"},
+        BadInput{"dram: {capacity_bytes: 1.5GiB}", "dram.capacity_bytes: expected a whole number"},
+        BadInput{"dram: {capacity_bytes: 4GB}", "dram.capacity_bytes: expected a whole number"},
+        BadInput{"dram: {capacity_bytes: GiB}", "dram.capacity_bytes: expected a whole number"},
+        BadInput{"dram: {capacity_bytes: \"4GiB\"}", "dram.capacity_bytes: expected a whole number"},
+        BadInput{"dram: {capacity_bytes: [4GiB]}", "dram.capacity_bytes: expected a single value"},
+        BadInput{"dram: {capacity_bytes: -1}", "dram.capacity_bytes: out of range"},
+        BadInput{"dram: {capacity_bytes: 99999999TiB}", "dram.capacity_bytes: out of range"},
+        BadInput{"dram: {capacity_bytes: 18446744073709551616}", "dram.capacity_bytes: out of range"},
+        BadInput{"dram: {capacity_bytes: 2048TiB}", "dram.capacity_bytes: out of range"},
+        BadInput{"dram: {capacity_bytes: 4GiB, huge_pages: yes}", "dram.huge_pages: expected true or false"},
+        BadInput{"dram: {capacity_bytes: 4GiB, huge_pages: \"true\"}", "dram.huge_pages: expected true or false"},
+        BadInput{"dram: {capacity_bytes: 4GiB, arena_bytes: 1000000}", "dram.arena_bytes: not a multiple"},
+        BadInput{"dram: {capacity_bytes: 4MiB}", "dram.arena_bytes: larger than dram.capacity_bytes"},
+        BadInput{"", "dram.capacity_bytes: required"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Relations, BadConfig,
+    ::testing::Values(
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: {name: a}", "tenants: expected a list"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{uids: [1], dram_bytes: 1GiB}]", "tenants[0].name: required"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a b, uids: [1], dram_bytes: 1GiB}]",
+                 "tenants[0].name: only letters"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, dram_bytes: 1GiB}]", "tenants[0].uids: required"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [x], dram_bytes: 1GiB}]",
+                 "tenants[0].uids[0]: expected a whole number"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [4294967296], dram_bytes: 1GiB}]",
+                 "tenants[0].uids[0]: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1]}]", "tenants[0].dram_bytes: required"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1MiB}]",
+                 "tenants[0].dram_bytes: less than one arena"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 600MiB}, "
+                 "{name: b, uids: [2], dram_bytes: 600MiB}]",
+                 "tenants[1].dram_bytes: the tenants' budgets together exceed"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB}, "
+                 "{name: b, uids: [2, 1], dram_bytes: 64MiB}]",
+                 "tenants[1].uids[1]: 1 already belongs to \"a\""},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB}, "
+                 "{name: a, uids: [2], dram_bytes: 64MiB}]",
+                 "tenants[1].name: \"a\" is given twice"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nleases: {unused_seconds: 99999999999}",
+                 "leases.unused_seconds: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {max_sessions: 100000}",
+                 "sessions.max_sessions: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nworkers: {threads: 5000}", "workers.threads: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nworkers: {queue_depth: 4GiB}",
+                 "workers.queue_depth: expected a whole number"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nworkers: {queue_depth: 2000000}", "workers.queue_depth: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {level: loud}", "log.level: expected"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {format: xml}", "log.format: expected"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\n---\nlog: {}", "config: expected exactly one YAML document"},
+        BadInput{"dram: {capacity_bytes: 1GiB", "config: not valid YAML"}));
+
+TEST(Config, SocketPathsAreChecked) {
+  const struct {
+    std::string yaml;
+    const char* error;
+  } kCases[] = {
+      {"", "config: expected exactly one YAML document"},
+      {"- 1", "config: expected a map of fields"},
+      {"dram: {capacity_bytes: 1GiB}", "listen.rpc_socket: required"},
+      {"listen: {rpc_socket: /a}", "listen.session_socket: required"},
+      {"listen: {rpc_socket: /a, session_socket: /a}", "listen.session_socket: same as"},
+      {absl::StrCat("listen: {rpc_socket: /", std::string(107, 'x'), ", session_socket: /a}"),
+       "listen.rpc_socket: longer than 107 bytes"},
+      {absl::StrCat(kDram, "listen: {rpc_socket: /a, session_socket: /b, metrics_address: localhost}"),
+       "listen.metrics_address: expected host:port"},
+      {absl::StrCat(kDram, "listen: {rpc_socket: /a, session_socket: /b, metrics_address: \"x:70000\"}"),
+       "listen.metrics_address: expected host:port"},
+  };
+  for (const auto& c : kCases) {
+    v1::Config config;
+    const absl::Status status = ParseConfig(c.yaml, &config);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.yaml;
+    EXPECT_THAT(std::string(status.message()), ::testing::StartsWith(c.error)) << c.yaml;
+  }
+}
+
+TEST(Config, LongestSocketPathIsAccepted) {
+  v1::Config config;
+  const std::string path = absl::StrCat("/", std::string(106, 'x'));
+  EXPECT_TRUE(ParseConfig(absl::StrCat(kDram, "listen: {rpc_socket: ", path, ", session_socket: /a}"), &config).ok());
+}
+
+TEST(Config, UnreadableFilesAreNamed) {
+  v1::Config config;
+  const absl::Status missing = LoadConfig("/nonexistent/ashlard.yaml", &config);
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("/nonexistent/ashlard.yaml"));
+  EXPECT_FALSE(LoadConfig(::testing::TempDir(), &config).ok());
+
+  const std::string path = ::testing::TempDir() + "ashlard_config_test.yaml";
+  std::ofstream(path) << Minimal() << "log: {level: 5}\n";
+  const absl::Status bad = LoadConfig(path, &config);
+  EXPECT_THAT(std::string(bad.message()), HasSubstr(path + ": log.level: expected"));
+  unlink(path.c_str());
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

@@ -1,0 +1,83 @@
+// The metadata thread: the one thread that owns the cache and everything about it, fed by a bounded queue of closures.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "storage/executor.h"
+
+namespace ashlar::daemon {
+
+// CLOCK_MONOTONIC: every process of the machine reads the same one.
+class MonotonicClock final : public storage::Clock {
+ public:
+  storage::Nanos Now() const override;
+};
+
+// Closures run one after another in the order in which they were posted, whichever call posted them. All methods are
+// thread-safe.
+class EventLoop {
+ public:
+  using Closure = std::function<void()>;
+
+  // At most `queue_depth` posted requests wait; `clock` must outlive the loop.
+  EventLoop(size_t queue_depth, const storage::Clock& clock);
+  ~EventLoop();  // Stop
+  EventLoop(const EventLoop&) = delete;
+  EventLoop& operator=(const EventLoop&) = delete;
+
+  // New work. False, at once, when the queue is full or the loop has stopped; the closure is then gone.
+  bool Post(Closure closure);
+  // Work that gives something back. It has twice the room, so that a queue full of requests does not keep it out.
+  bool PostRelease(Closure closure);
+  // What follows from work that was admitted before: never refused, bounded by whatever admitted that work. After Stop
+  // nothing can follow any more, and the closure is dropped.
+  void PostCompletion(Closure closure);
+
+  // Runs `closure` on the loop about every `period`.
+  void Every(storage::Nanos period, Closure closure);
+
+  void Start();
+  // Runs what is queued, then ends the thread. Not from the loop itself.
+  void Stop();
+
+  size_t depth() const;                                   // closures that wait
+  uint64_t rejected() const { return rejected_.load(); }  // Post and PostRelease that were refused, ever
+
+ private:
+  enum class Class { kRequest, kCompletion };
+  struct Item {
+    Class kind;
+    Closure closure;
+  };
+  struct Timer {
+    storage::Nanos period;
+    storage::Nanos due;
+    Closure closure;
+  };
+
+  bool PostBounded(Closure closure, size_t limit);
+  void Run();
+  std::vector<Closure> TakeDueTimers(storage::Nanos now);  // mutex_ held
+
+  const size_t queue_depth_;
+  const storage::Clock& clock_;
+  std::atomic<uint64_t> rejected_{0};
+  std::thread thread_;  // Start and Stop only
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Item> queue_;  // guarded by mutex_, as all below
+  size_t requests_ = 0;     // items of kRequest in queue_
+  std::vector<Timer> timers_;
+  bool stopping_ = false;
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,184 @@
+#include "daemon/event_loop.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <numeric>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "daemon/worker_pool.h"
+
+namespace ashlar::daemon {
+namespace {
+
+// Holds the loop's thread until Open is called.
+class Gate {
+ public:
+  void Open() { promise_.set_value(); }
+  void Pass() { future_.wait(); }
+
+ private:
+  std::promise<void> promise_;
+  std::shared_future<void> future_ = promise_.get_future().share();
+};
+
+class EventLoopTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kDepth = 4;
+  MonotonicClock clock_;
+  EventLoop loop_{kDepth, clock_};
+};
+
+TEST_F(EventLoopTest, RunsClosuresInOrderOnOneThread) {
+  std::vector<int> order;
+  std::set<std::thread::id> threads;
+  for (int i = 0; i < static_cast<int>(kDepth); ++i) {
+    ASSERT_TRUE(loop_.Post([&, i] {
+      order.push_back(i);
+      threads.insert(std::this_thread::get_id());
+    }));
+  }
+  loop_.Start();
+  loop_.Stop();
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(threads.size(), 1u);
+  EXPECT_FALSE(threads.contains(std::this_thread::get_id()));
+}
+
+TEST_F(EventLoopTest, RefusesAtOnceWhenFullButTakesReleasesAndCompletions) {
+  int releases = 0, completions = 0;
+  for (size_t i = 0; i < kDepth; ++i) ASSERT_TRUE(loop_.Post([] {}));
+  EXPECT_FALSE(loop_.Post([] { FAIL() << "a refused closure ran"; }));
+  for (size_t i = 0; i < kDepth; ++i) EXPECT_TRUE(loop_.PostRelease([&] { ++releases; }));
+  EXPECT_FALSE(loop_.PostRelease([&] { ++releases; }));
+  for (size_t i = 0; i < 10 * kDepth; ++i) loop_.PostCompletion([&] { ++completions; });
+  EXPECT_EQ(loop_.rejected(), 2u);
+  EXPECT_EQ(loop_.depth(), 12 * kDepth);
+  loop_.Start();
+  loop_.Stop();
+  EXPECT_EQ(releases, static_cast<int>(kDepth));
+  EXPECT_EQ(completions, static_cast<int>(10 * kDepth));
+  EXPECT_EQ(loop_.depth(), 0u);
+}
+
+TEST_F(EventLoopTest, CompletionsDoNotTakeTheRoomOfRequests) {
+  for (size_t i = 0; i < 10 * kDepth; ++i) loop_.PostCompletion([] {});
+  EXPECT_TRUE(loop_.Post([] {}));
+  loop_.Start();
+}
+
+TEST_F(EventLoopTest, RefusesAfterStop) {
+  loop_.Start();
+  loop_.Stop();
+  EXPECT_FALSE(loop_.Post([] {}));
+}
+
+TEST_F(EventLoopTest, TimersRunAgainAndAgainAlsoUnderLoad) {
+  std::atomic<int> ticks{0};
+  std::atomic<bool> busy{true};
+  loop_.Every(1'000'000, [&] { ++ticks; });
+  std::function<void()> again = [&] {
+    if (busy) loop_.PostCompletion(again);
+  };
+  loop_.PostCompletion(again);
+  loop_.Start();
+  while (ticks < 3) std::this_thread::yield();
+  busy = false;
+  const int under_load = ticks;
+  while (ticks < under_load + 3) std::this_thread::yield();
+  loop_.Stop();
+  EXPECT_GE(ticks, 6);
+}
+
+TEST_F(EventLoopTest, ManyThreadsPost) {
+  loop_.Start();
+  int ran = 0;  // the loop's thread only
+  std::atomic<int> taken{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 1000; ++i) taken += loop_.Post([&] { ++ran; });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  loop_.Stop();
+  EXPECT_EQ(ran, taken);
+  EXPECT_EQ(taken + static_cast<int>(loop_.rejected()), 4000);
+}
+
+class WorkerPoolTest : public EventLoopTest {
+ protected:
+  void SetUp() override { loop_.Start(); }
+};
+
+TEST_F(WorkerPoolTest, DoneRunsOnTheLoopAfterTheWork) {
+  WorkerPool pool(2, 100, loop_);
+  std::vector<int> sums(50, 0);
+  std::vector<int> done;  // the loop's thread only
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_TRUE(pool.Run([&, i] { sums[i] = i + 1; },
+                         [&, i] {
+                           EXPECT_EQ(sums[i], i + 1);
+                           done.push_back(i);
+                         }));
+  }
+  pool.Stop();
+  loop_.Stop();
+  EXPECT_EQ(done.size(), 50u);
+  EXPECT_EQ(std::accumulate(done.begin(), done.end(), 0), 49 * 50 / 2);
+}
+
+TEST_F(WorkerPoolTest, OneWorkerCompletesInOrder) {
+  WorkerPool pool(1, 100, loop_);
+  std::vector<int> done;
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(pool.Run([] {}, [&, i] { done.push_back(i); }));
+  pool.Stop();
+  loop_.Stop();
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(done[i], i);
+}
+
+TEST_F(WorkerPoolTest, FullQueueRefusesAndCallsNeither) {
+  WorkerPool pool(1, 2, loop_);
+  Gate gate;
+  std::promise<void> started;
+  int done = 0;
+  ASSERT_TRUE(pool.Run(
+      [&] {
+        started.set_value();
+        gate.Pass();
+      },
+      [&] { ++done; }));
+  started.get_future().wait();
+  ASSERT_TRUE(pool.Run([] {}, [&] { ++done; }));
+  ASSERT_TRUE(pool.Run([] {}, [&] { ++done; }));
+  EXPECT_EQ(pool.depth(), 2u);
+  EXPECT_FALSE(pool.Run([] { FAIL(); }, [] { FAIL(); }));
+  EXPECT_EQ(pool.rejected(), 1u);
+  gate.Open();
+  pool.Stop();
+  loop_.Stop();
+  EXPECT_EQ(done, 3);
+}
+
+TEST_F(WorkerPoolTest, CompletionsAreNotLostWhenTheLoopIsFull) {
+  Gate gate;
+  ASSERT_TRUE(loop_.Post([&] { gate.Pass(); }));
+  while (loop_.depth() != 0) std::this_thread::yield();
+  for (size_t i = 0; i < kDepth; ++i) ASSERT_TRUE(loop_.Post([] {}));
+  ASSERT_FALSE(loop_.Post([] {}));
+  WorkerPool pool(2, 100, loop_);
+  int done = 0;
+  for (int i = 0; i < 100; ++i) {
+    while (!pool.Run([] {}, [&] { ++done; })) std::this_thread::yield();
+  }
+  pool.Stop();
+  gate.Open();
+  loop_.Stop();
+  EXPECT_EQ(done, 100);
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

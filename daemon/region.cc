@@ -1,0 +1,73 @@
+#include "daemon/region.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+
+#include <cerrno>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr uint64_t kMaxFileBytes = std::numeric_limits<off_t>::max();
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Region>> Region::Map(int fd, uint64_t bytes) {
+  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (mapped == MAP_FAILED) return absl::ErrnoToStatus(errno, "cannot map the region");
+  return std::shared_ptr<Region>(new Region(static_cast<std::byte*>(mapped), bytes));
+}
+
+absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, uint64_t bytes) {
+  if (bytes == 0) return absl::InvalidArgumentError("register_region.bytes: zero");
+  const int seals = fcntl(memfd.get(), F_GET_SEALS);
+  if (seals < 0) return absl::InvalidArgumentError("register_region.descriptor: not a memfd");
+  if ((seals & F_SEAL_SHRINK) == 0) {
+    return absl::InvalidArgumentError("register_region.descriptor: not sealed with F_SEAL_SHRINK");
+  }
+  struct statfs filesystem;
+  struct stat file;
+  if (fstatfs(memfd.get(), &filesystem) != 0 || fstat(memfd.get(), &file) != 0) {
+    return absl::InvalidArgumentError("register_region.descriptor: cannot be examined");
+  }
+  // Touching a punched hole of a file on huge pages raises SIGBUS when the pool of huge pages is empty.
+  if (filesystem.f_type == HUGETLBFS_MAGIC) {
+    return absl::InvalidArgumentError("register_region.descriptor: memory on reserved huge pages is not supported");
+  }
+  if (bytes > static_cast<uint64_t>(file.st_size)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("register_region.bytes: the memfd has only ", file.st_size, " bytes"));
+  }
+  absl::StatusOr<std::shared_ptr<Region>> region = Map(memfd.get(), bytes);
+  if (!region.ok() && absl::IsPermissionDenied(region.status())) {
+    return absl::InvalidArgumentError("register_region.descriptor: cannot be mapped for writing");
+  }
+  return region;
+}
+
+absl::StatusOr<std::shared_ptr<Region>> Region::Host(uint64_t bytes, UniqueFd* memfd) {
+  if (bytes == 0) return absl::InvalidArgumentError("host_region.bytes: zero");
+  if (bytes > kMaxFileBytes) return absl::InvalidArgumentError("host_region.bytes: out of range");
+  UniqueFd fd(memfd_create("ashlar-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid() || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
+      fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return absl::ErrnoToStatus(errno, "cannot make a memfd");
+  }
+  absl::StatusOr<std::shared_ptr<Region>> region = Map(fd.get(), bytes);
+  if (region.ok()) *memfd = std::move(fd);
+  return region;
+}
+
+Region::~Region() {
+  munmap(data_, size_);
+  if (gone_) gone_();
+}
+
+}  // namespace ashlar::daemon

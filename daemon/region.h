@@ -1,0 +1,46 @@
+// Memory that the daemon shares with one engine: registered (the engine's memfd) or hosted (made here for it).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/unique_fd.h"
+
+namespace ashlar::daemon {
+
+// A mapping for reading and writing. Whoever reads or writes it holds a shared_ptr; it is unmapped with the last one.
+class Region {
+ public:
+  // Maps `bytes` of an engine's memfd. INVALID_ARGUMENT, naming the field of RegisterRegion, unless it is a memfd of
+  // at least that size, writable, on ordinary pages and sealed with F_SEAL_SHRINK: a file that could shrink under the
+  // daemon would kill it with SIGBUS.
+  static absl::StatusOr<std::shared_ptr<Region>> Register(const UniqueFd& memfd, uint64_t bytes);
+
+  // Makes a memfd of `bytes`, sealed against shrinking and growing, and maps it. `memfd` gets its descriptor, to be
+  // handed over; the mapping does not need it.
+  static absl::StatusOr<std::shared_ptr<Region>> Host(uint64_t bytes, UniqueFd* memfd);
+
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  std::byte* data() const { return data_; }
+  uint64_t size() const { return size_; }
+  bool Contains(uint64_t offset, uint64_t bytes) const { return offset <= size_ && bytes <= size_ - offset; }
+
+  // `gone` is called after unmapping, on the thread that lets go last. Set it at most once, while holding a reference.
+  void WhenGone(std::function<void()> gone) { gone_ = std::move(gone); }
+
+ private:
+  Region(std::byte* data, uint64_t size) : data_(data), size_(size) {}
+  static absl::StatusOr<std::shared_ptr<Region>> Map(int fd, uint64_t bytes);
+
+  std::byte* const data_;
+  const uint64_t size_;
+  std::function<void()> gone_;
+};
+
+}  // namespace ashlar::daemon

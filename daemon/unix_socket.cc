@@ -1,0 +1,183 @@
+#include "daemon/unix_socket.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr mode_t kSocketMode = 0660;
+
+sockaddr_un AddressOf(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), std::min(path.size(), sizeof(address.sun_path) - 1));
+  return address;
+}
+
+// 0: someone accepts connections there; otherwise connect's errno.
+int Probe(const std::string& path, int type) {
+  UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.valid()) return errno;
+  const sockaddr_un address = AddressOf(path);
+  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return 0;
+  return errno;
+}
+
+}  // namespace
+
+absl::StatusOr<PathClaim> PathClaim::Take(const std::string& path, int type) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  const std::string folder_path = parent.empty() ? "." : parent;
+  UniqueFd folder(open(folder_path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", folder_path));
+  if (flock(folder.get(), LOCK_EX) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot lock ", folder_path));
+
+  struct stat found;
+  if (lstat(path.c_str(), &found) != 0) {
+    if (errno == ENOENT) return PathClaim(std::move(folder));
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot look at ", path));
+  }
+  if (!S_ISSOCK(found.st_mode)) return absl::AlreadyExistsError(absl::StrCat(path, ": exists and is not a socket"));
+  const int answer = Probe(path, type);
+  // EAGAIN: alive with a full backlog. EPROTOTYPE: alive, of another type.
+  if (answer != ECONNREFUSED) {
+    return absl::AlreadyExistsError(absl::StrCat(path, ": another process is listening here (",
+                                                 answer == 0 ? "it answers" : std::strerror(answer), ")"));
+  }
+  if (unlink(path.c_str()) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot remove stale ", path));
+  return PathClaim(std::move(folder));
+}
+
+absl::StatusOr<BoundPath> BoundPath::Adopt(const std::string& path) {
+  struct stat bound;
+  if (lstat(path.c_str(), &bound) != 0 || chmod(path.c_str(), kSocketMode) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot set the mode of ", path));
+  }
+  BoundPath adopted;
+  adopted.path_ = path;
+  adopted.device_ = bound.st_dev;
+  adopted.inode_ = bound.st_ino;
+  return adopted;
+}
+
+BoundPath::BoundPath(BoundPath&& other) noexcept {
+  *this = std::move(other);
+}
+
+BoundPath& BoundPath::operator=(BoundPath&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(device_, other.device_);
+  std::swap(inode_, other.inode_);
+  return *this;
+}
+
+BoundPath::~BoundPath() {
+  struct stat now;
+  if (path_.empty() || lstat(path_.c_str(), &now) != 0) return;
+  if (now.st_dev == device_ && now.st_ino == inode_) unlink(path_.c_str());
+}
+
+absl::StatusOr<Listener> ListenSeqpacket(const std::string& path) {
+  absl::StatusOr<PathClaim> claim = PathClaim::Take(path, SOCK_SEQPACKET);
+  if (!claim.ok()) return claim.status();
+  Listener listener;
+  listener.fd = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const sockaddr_un address = AddressOf(path);
+  {
+    SocketUmask umask;
+    if (!listener.fd.valid() ||
+        bind(listener.fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+      return absl::ErrnoToStatus(errno, absl::StrCat("cannot bind ", path));
+    }
+  }
+  absl::StatusOr<BoundPath> bound = BoundPath::Adopt(path);
+  if (!bound.ok()) return bound.status();
+  listener.path = *std::move(bound);
+  if (listen(listener.fd.get(), SOMAXCONN) != 0)
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot listen on ", path));
+  return listener;
+}
+
+SocketUmask::SocketUmask() : old_(umask(~kSocketMode & 0777)) {}
+SocketUmask::~SocketUmask() {
+  umask(old_);
+}
+
+absl::StatusOr<Datagram> Receive(int socket) {
+  Datagram datagram;
+  datagram.bytes.resize(limits::kMaxSessionMessageBytes);
+  alignas(cmsghdr) char control[CMSG_SPACE(limits::kMaxDescriptorsPerMessage * sizeof(int))];
+  iovec vector{datagram.bytes.data(), datagram.bytes.size()};
+  msghdr header{};
+  header.msg_iov = &vector;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  ssize_t size;
+  do {
+    size = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (size < 0 && errno == EINTR);
+  if (size < 0) {
+    if (errno == EAGAIN) return absl::UnavailableError("nothing to receive");
+    return absl::OutOfRangeError("the peer is gone");
+  }
+  // Descriptors are taken into ownership before anything is judged: whatever comes of the message, none leaks.
+  for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
+      datagram.descriptors.emplace_back(fd);
+    }
+  }
+  if ((header.msg_flags & MSG_TRUNC) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("message: longer than ", limits::kMaxSessionMessageBytes, " bytes"));
+  }
+  if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    return absl::InvalidArgumentError("message: descriptors were lost: too many of them");
+  }
+  // The kernel pads ancillary data: one or two descriptors more than allowed may fit in.
+  if (datagram.descriptors.size() > limits::kMaxDescriptorsPerMessage) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("message: more than ", limits::kMaxDescriptorsPerMessage, " descriptors"));
+  }
+  if (size == 0) return absl::OutOfRangeError("the peer is gone");
+  datagram.bytes.resize(static_cast<size_t>(size));
+  return datagram;
+}
+
+absl::Status Send(int socket, const std::string& bytes, int descriptor) {
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  iovec vector{const_cast<char*>(bytes.data()), bytes.size()};
+  msghdr header{};
+  header.msg_iov = &vector;
+  header.msg_iovlen = 1;
+  if (descriptor >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* part = CMSG_FIRSTHDR(&header);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(part), &descriptor, sizeof descriptor);
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent < 0 ? absl::ErrnoToStatus(errno, "cannot send") : absl::OkStatus();
+}
+
+}  // namespace ashlar::daemon

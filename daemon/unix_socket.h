@@ -1,0 +1,77 @@
+// Unix sockets by path: claiming the path, listening, and messages that carry descriptors.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/unique_fd.h"
+
+namespace ashlar::daemon {
+
+// Makes `path` free to bind, and keeps it so against other daemons until the claim goes: bind before that. A socket
+// that nobody answers (its daemon was killed) is removed; ALREADY_EXISTS when a live process answers or the path is
+// something else than a socket. The claim is a lock on the folder: it leaves no file behind.
+class PathClaim {
+ public:
+  // `type` is the kind of socket that is expected there (SOCK_STREAM, SOCK_SEQPACKET).
+  static absl::StatusOr<PathClaim> Take(const std::string& path, int type);
+
+ private:
+  explicit PathClaim(UniqueFd folder) : folder_(std::move(folder)) {}
+  UniqueFd folder_;
+};
+
+// A bound path, mode 0660, that is removed with this object unless another socket has taken its place.
+class BoundPath {
+ public:
+  // `path` has just been bound. Sets its mode.
+  static absl::StatusOr<BoundPath> Adopt(const std::string& path);
+  BoundPath() = default;
+  BoundPath(BoundPath&& other) noexcept;
+  BoundPath& operator=(BoundPath&& other) noexcept;
+  ~BoundPath();
+
+ private:
+  std::string path_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+};
+
+struct Listener {
+  UniqueFd fd;  // non-blocking
+  BoundPath path;
+};
+// Claims, binds and listens on a SOCK_SEQPACKET socket.
+absl::StatusOr<Listener> ListenSeqpacket(const std::string& path);
+
+// Binding creates the socket with the mode that the umask leaves; within this scope it is never wider than 0660. The
+// umask is the process's: use only while starting up.
+class SocketUmask {
+ public:
+  SocketUmask();
+  ~SocketUmask();
+  SocketUmask(const SocketUmask&) = delete;
+  SocketUmask& operator=(const SocketUmask&) = delete;
+
+ private:
+  mode_t old_;
+};
+
+struct Datagram {
+  std::string bytes;
+  std::vector<UniqueFd> descriptors;
+};
+// Receives one datagram without blocking. UNAVAILABLE: none is there. OUT_OF_RANGE: the peer closed (an empty datagram
+// reads the same). INVALID_ARGUMENT: longer than limits::kMaxSessionMessageBytes or with more descriptors than
+// limits::kMaxDescriptorsPerMessage; its descriptors are closed.
+absl::StatusOr<Datagram> Receive(int socket);
+
+// Sends one datagram, with `descriptor` riding along unless it is −1. Never blocks, never raises SIGPIPE.
+absl::Status Send(int socket, const std::string& bytes, int descriptor = -1);
+
+}  // namespace ashlar::daemon
