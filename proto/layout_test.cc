@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <ostream>
 #include <random>
 
 #include "proto/limits.h"
@@ -31,6 +32,10 @@ struct Refusal {
   const char* field;  // that the message begins with
   std::function<void(Layout&)> spoil;
 };
+
+void PrintTo(const Refusal& refusal, std::ostream* out) {
+  *out << refusal.name;
+}
 
 class LayoutRefusal : public testing::TestWithParam<Refusal> {};
 

@@ -1,0 +1,41 @@
+# The Debian 12 packages that building and testing take, and a function that installs those that are missing.
+# Sourced by tools/test and tools/demo: this list is the only one.
+
+ASHLAR_PACKAGES=(
+  # build
+  g++ cmake ninja-build ccache pkg-config python3
+  # control plane, configuration, logs, metrics
+  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libssl-dev
+  libyaml-cpp-dev libspdlog-dev prometheus-cpp-dev nlohmann-json3-dev
+  # kernels and the reference engine
+  libhwy-dev libxxhash-dev libopenblas-dev
+  # tests and benchmarks
+  libgtest-dev libgmock-dev libbenchmark-dev
+)
+
+ashlar_missing_packages() {
+  local package
+  for package in "${ASHLAR_PACKAGES[@]}"; do
+    [[ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" == installed ]] || echo "$package"
+  done
+}
+
+# Installs what is missing, as root or by sudo, and does nothing where nothing is. Package lists are fetched only when
+# the ones at hand cannot serve.
+ashlar_install_dependencies() {
+  local missing as_root=()
+  mapfile -t missing < <(ashlar_missing_packages)
+  if ((${#missing[@]} == 0)); then return 0; fi
+  if ((EUID != 0)); then
+    if ! command -v sudo >/dev/null; then
+      echo "error: packages are missing; as root, run: apt-get install ${missing[*]}" >&2
+      return 1
+    fi
+    as_root=(sudo)
+  fi
+  echo "Installing ${#missing[@]} packages: ${missing[*]}"
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -q)
+  local install=(install -y --no-install-recommends "${missing[@]}")
+  if "${apt[@]}" -s "${install[@]}" >/dev/null 2>&1 && "${apt[@]}" "${install[@]}"; then return 0; fi
+  "${apt[@]}" update && "${apt[@]}" "${install[@]}"
+}
