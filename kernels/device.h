@@ -41,7 +41,9 @@ class Queue {
   virtual void WaitFor(uint64_t sequence) = 0;
 };
 
-inline bool Event::Done() const { return queue_ == nullptr || queue_->Completed() >= sequence_; }
+inline bool Event::Done() const {
+  return queue_ == nullptr || queue_->Completed() >= sequence_;
+}
 inline void Event::Wait() const {
   if (queue_ != nullptr) queue_->WaitFor(sequence_);
 }

@@ -94,7 +94,7 @@ struct AdvanceSeamArgs {
   std::span<const SeamStep> steps;
   TokenInputs inputs;
   float* const* state = nullptr;  // in and out, [heads]
-  float* out = nullptr;           // [tokens][heads, d_v], outputs S_tᵀ q_t of every token that lies in a run; may be null
+  float* out = nullptr;  // [tokens][heads, d_v], outputs S_tᵀ q_t of every token that lies in a run; may be null
   int64_t out_stride = 0;
 };
 
@@ -141,10 +141,10 @@ struct StoredRows {
 // pass so that what is verified is what was written.
 struct LandArgs {
   StoredRows source;
-  Rotation rotation;           // kNone for values
-  int64_t delta = 0;           // the position at which the segment starts
+  Rotation rotation;  // kNone for values
+  int64_t delta = 0;  // the position at which the segment starts
   PagedSlots target;
-  int64_t first_position = 0;  // where the first stored token stands in the sequence
+  int64_t first_position = 0;          // where the first stored token stands in the sequence
   uint64_t* unit_checksums = nullptr;  // out, one a unit (see ChecksumArgs); null: do not hash
 };
 
@@ -163,9 +163,9 @@ struct GatherArgs {
 // Hashes units, copying them on the way where `target` is given. A unit's checksum is XXH3-64 (seed 0) of its bytes.
 struct ChecksumArgs {
   std::span<const void* const> units;
-  size_t unit_bytes = 0;             // of every unit but the last
-  size_t last_unit_bytes = 0;        // of the last
-  void* const* target = nullptr;     // null: only hash
+  size_t unit_bytes = 0;               // of every unit but the last
+  size_t last_unit_bytes = 0;          // of the last
+  void* const* target = nullptr;       // null: only hash
   uint64_t* unit_checksums = nullptr;  // out, one a unit
 };
 
@@ -180,17 +180,28 @@ class Kernels {
   virtual std::string_view name() const = 0;
 
   // A queue that runs work as it is submitted, on the calling thread and `workers` (null: the calling thread alone).
-  // `workers` must outlive the queue.
+  // `workers` must outlive the queue. One thread at a time submits to a queue.
   virtual std::unique_ptr<Queue> MakeQueue(Workers* workers) const = 0;
 
-  virtual Event Compose(const ComposeArgs& args, Queue& queue) const = 0;
-  virtual Event ComposeTransitions(const ComposeTransitionsArgs& args, Queue& queue) const = 0;
-  virtual Event Capture(const CaptureArgs& args, Queue& queue) const = 0;
-  virtual Event AdvanceSeam(const AdvanceSeamArgs& args, Queue& queue) const = 0;
-  virtual Event RotateKeys(const RotateKeysArgs& args, Queue& queue) const = 0;
-  virtual Event Land(const LandArgs& args, Queue& queue) const = 0;
-  virtual Event Gather(const GatherArgs& args, Queue& queue) const = 0;
-  virtual Event Checksum(const ChecksumArgs& args, Queue& queue) const = 0;
+  // Each checks its arguments, then has the back end do the work.
+  Event Compose(const ComposeArgs& args, Queue& queue) const;
+  Event ComposeTransitions(const ComposeTransitionsArgs& args, Queue& queue) const;
+  Event Capture(const CaptureArgs& args, Queue& queue) const;
+  Event AdvanceSeam(const AdvanceSeamArgs& args, Queue& queue) const;
+  Event RotateKeys(const RotateKeysArgs& args, Queue& queue) const;
+  Event Land(const LandArgs& args, Queue& queue) const;
+  Event Gather(const GatherArgs& args, Queue& queue) const;
+  Event Checksum(const ChecksumArgs& args, Queue& queue) const;
+
+ protected:
+  virtual Event DoCompose(const ComposeArgs& args, Queue& queue) const = 0;
+  virtual Event DoComposeTransitions(const ComposeTransitionsArgs& args, Queue& queue) const = 0;
+  virtual Event DoCapture(const CaptureArgs& args, Queue& queue) const = 0;
+  virtual Event DoAdvanceSeam(const AdvanceSeamArgs& args, Queue& queue) const = 0;
+  virtual Event DoRotateKeys(const RotateKeysArgs& args, Queue& queue) const = 0;
+  virtual Event DoLand(const LandArgs& args, Queue& queue) const = 0;
+  virtual Event DoGather(const GatherArgs& args, Queue& queue) const = 0;
+  virtual Event DoChecksum(const ChecksumArgs& args, Queue& queue) const = 0;
 };
 
 // Back ends of this build that can run on this machine. They live as long as the process.

@@ -1,0 +1,17 @@
+// The truth that every back end is held against: plain loops over the arguments of kernels.h, one thread, fp64.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace ashlar::kernels::reference {
+
+void Compose(const ComposeArgs& args);
+void ComposeTransitions(const ComposeTransitionsArgs& args);
+void Capture(const CaptureArgs& args);
+void AdvanceSeam(const AdvanceSeamArgs& args);
+void RotateKeys(const RotateKeysArgs& args);
+void Land(const LandArgs& args);
+void Gather(const GatherArgs& args);
+void Checksum(const ChecksumArgs& args);
+
+}  // namespace ashlar::kernels::reference
