@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Holds docs/formats.md to the code: its Python program must print the golden files and the vectors shown below it, and its
+tables of limits and outcomes must be those of the headers.
+
+usage: formats_page_test.py SOURCE_ROOT
+"""
+
+import contextlib
+import io
+import pathlib
+import re
+import sys
+import unittest
+
+ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[1])
+PAGE = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
+HEADERS = {name: (ROOT / "proto" / name).read_text(encoding="utf-8") for name in ("limits.h", "outcome.h")}
+
+
+def evaluate(expression):
+    """A limit's initialiser: integers, products and shifts."""
+    return eval(re.sub(r"uint64_t\{(\d+)\}", r"\1", expression), {"__builtins__": {}})
+
+
+class FormatsPage(unittest.TestCase):
+    def test_the_program_prints_the_golden_files(self):
+        program, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL).groups()
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(program, {})
+        vectors = dict(line.split() for line in printed.getvalue().splitlines())
+        self.assertEqual(
+            set(vectors), {"identity", "layout", "namespace", "key_segment", "key_checkpoint_media"})
+        for name, value in vectors.items():
+            golden = (ROOT / "proto/testdata" / f"{name}.hex").read_text(encoding="utf-8")
+            self.assertEqual(value, golden.replace("\n", ""), name)
+        # The page wraps long values; a continuation is indented.
+        self.assertEqual(re.sub(r"\n +", "", shown.replace(":\n  ", ": ")).split("\n"),
+                         [f"{name}: {value}" for name, value in vectors.items()] + [""])
+
+    def test_limits_are_those_of_the_header(self):
+        declared = {name: evaluate(value) for name, value in
+                    re.findall(r"^inline constexpr \w+ (k\w+) = ([^;]+);", HEADERS["limits.h"], re.MULTILINE)}
+        shown = {name: int(value.replace(",", "")) for name, value in
+                 re.findall(r"^\| `(k\w+)` \| ([\d,]+) \|", PAGE, re.MULTILINE)}
+        self.assertEqual(shown, declared)
+
+    def test_outcomes_are_those_of_the_header(self):
+        for enum, body in re.findall(r"^enum class (\w+) : uint8_t \{(.*?)\};", HEADERS["outcome.h"],
+                                     re.MULTILINE | re.DOTALL):
+            values = re.findall(r"\bk(\w+) = (\d+)", body)
+            words = [f"{number} {re.sub(r'(?<!^)(?=[A-Z])', '_', name).lower()}" for name, number in values]
+            self.assertIn(f"| `{enum}` | {', '.join(words)} |", PAGE)
+
+
+if __name__ == "__main__":
+    unittest.main()
