@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <tuple>
+#include <utility>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -194,6 +194,9 @@ absl::Status DataLoss(absl::string_view what) {
 absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
   if (Name(part.form) == "unknown") return DataLoss("unknown form");
   if (ElementBytes(part.dtype) == 0) return DataLoss("unknown dtype");
+  if (part.layer >= limits::kMaxLayers) return DataLoss("too many layers");
+  if (part.head_group != 0) return DataLoss("unknown head group");
+  if (part.rank != 0) return DataLoss("rank of a form that has none");
   if (part.units == 0 || part.unit_bytes == 0 || part.unit_bytes > limits::kExtentBytes) return DataLoss("unit size");
   if (part.last_unit_bytes == 0 || part.last_unit_bytes > part.unit_bytes) return DataLoss("last unit's size");
   if (part.offset % limits::kUnitAlignment != 0) return DataLoss("offset not aligned");
@@ -216,7 +219,7 @@ absl::Status CheckParts(const ObjectHeader& header) {
   const Part* previous = nullptr;
   for (const Part& part : header.parts) {
     if (absl::Status status = CheckPart(header, part); !status.ok()) return status;
-    const auto order = [](const Part& p) { return std::tuple(p.layer, p.form, p.head_group); };
+    const auto order = [](const Part& p) { return std::pair(p.layer, p.form); };
     if (previous != nullptr && order(*previous) >= order(part)) return DataLoss("parts out of order");
     if (part.offset < end) return DataLoss("parts overlap");
     if (part.offset >= header.bytes) return DataLoss("part outside the object");
