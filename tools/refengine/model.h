@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "proto/layout.h"
 #include "tools/refengine/config.h"
 
@@ -46,6 +47,9 @@ struct Weights {
 // tokens (slow decay, keys that leave most directions alone); the rest decay as Qwen3-Next does at initialisation.
 Weights DrawWeights(const ModelConfig& config);
 
+// The shape of a linear layer as kernels know it; states are k-first.
+kernels::LinearShape ShapeOf(const LinearConfig& linear);
+
 class Model {
  public:
   // Aborts with the field's name where the configuration makes no sense.
@@ -56,6 +60,8 @@ class Model {
   const std::vector<float>& head() const { return config_.tied_head ? weights_.embedding : weights_.head; }
   // [rotary_dim / 2], radians per position.
   const std::vector<double>& frequencies() const { return frequencies_; }
+  // How keys turn with their position.
+  kernels::Rotation rotation() const;
 
   // What an engine declares when it opens this model (DESIGN §4). Keys are stored zero-based.
   Identity identity() const;

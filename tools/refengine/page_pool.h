@@ -46,8 +46,7 @@ class PagePool {
  private:
   kernels::PagedSlots Slots(uint64_t offset, const int32_t* page_table) const;
 
-  int32_t layer_step_, attention_layers_;
-  int32_t kv_heads_, head_dim_;
+  ModelConfig config_;
   int32_t page_tokens_, pages_;
   std::byte* memory_;
   std::vector<int32_t> free_;

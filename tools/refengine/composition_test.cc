@@ -1,0 +1,381 @@
+// A prompt set from cached segments, against full recompute: what must be exact is, and the known mistakes show.
+#include <algorithm>
+
+#include "tools/refengine/engine_fixture.h"
+#include "tools/refengine/stored_segment.h"
+
+namespace ashlar::refengine {
+namespace {
+
+class CompositionTest : public EngineFixture {
+ protected:
+  // Sections of unequal length and a query; section 0 stands at position 0.
+  void MakePrompt(int sections, int64_t least, int64_t most) {
+    sections_.clear();
+    prompt_.clear();
+    for (int i = 0; i < sections; ++i) {
+      sections_.push_back(Text(least + random_() % (most - least + 1)));
+      prompt_.insert(prompt_.end(), sections_.back().begin(), sections_.back().end());
+    }
+    query_ = Text(9);
+    prompt_.insert(prompt_.end(), query_.begin(), query_.end());
+  }
+
+  int64_t Start(size_t section) const {
+    int64_t start = 0;
+    for (size_t i = 0; i < section; ++i) start += sections_[i].size();
+    return start;
+  }
+
+  bool HasInterior(size_t section, SeamWidths seams) const {
+    return static_cast<int64_t>(sections_[section].size()) > seams.head + seams.tail;
+  }
+
+  // Section 0 is kept whole, as a checkpoint.
+  StoredSegment MakeStored(size_t section, SeamWidths seams) const {
+    return StoredSegment(config(), sections_[section].size(), section == 0 ? SeamWidths{} : seams);
+  }
+
+  std::vector<StoredSegment> CaptureIsolated(SeamWidths seams) {
+    std::vector<StoredSegment> stored;
+    for (size_t i = 0; i < sections_.size() && (i == 0 || HasInterior(i, seams)); ++i) {
+      stored.push_back(MakeStored(i, seams));
+      const absl::Status status = PrefillIsolated(*engine_, pool_, sections_[i], kernels_, *queue_, stored.back());
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    return stored;
+  }
+
+  // Cuts tuples, tails, keys and values out of one run over the whole prompt, in context.
+  std::vector<StoredSegment> CaptureInContext(SeamWidths seams) {
+    std::vector<StoredSegment> stored;
+    std::vector<CaptureRange> captures;
+    for (size_t i = 0; i < sections_.size(); ++i) {
+      if (i > 0 && !HasInterior(i, seams)) break;
+      stored.push_back(MakeStored(i, seams));
+      captures.push_back(stored.back().Capture(Start(i)));
+    }
+    Sequence sequence(config(), pool_);
+    AdvanceOptions options;
+    options.captures = captures;
+    const Step step = Step::Compute(prompt_);
+    EXPECT_TRUE(engine_->Advance(sequence, {&step, 1}, options).ok());
+    for (size_t i = 0; i < stored.size(); ++i) {
+      stored[i].GatherRows(model_, sequence, Start(i), kernels_, *queue_);
+    }
+    return stored;
+  }
+
+  struct Composed {
+    std::vector<float> logits;
+    RecurrentState end;
+    std::vector<RecurrentState> behind;  // each step but the checkpoint
+    std::vector<int64_t> positions;      // where those steps end
+    std::vector<bool> landed;            // whether that step was an interior
+  };
+
+  // Lands the stored segments and runs the chain: checkpoint, run, interior, run, …, run with the query. Layers of
+  // interior i are changed by `change` first.
+  template <typename Change>
+  Composed RunChain(const std::vector<StoredSegment>& stored, SeamWidths seams, Change&& change, bool doubled = false) {
+    Sequence sequence(config(), pool_);
+    EXPECT_TRUE(sequence.Reserve(prompt_.size()));
+    std::vector<std::vector<CachedLayer>> layers;
+    for (size_t i = 0; i < stored.size(); ++i) {
+      stored[i].LandRows(model_, sequence, Start(i), kernels_, *queue_);
+      layers.push_back(change(i, std::vector<CachedLayer>(stored[i].layers().begin(), stored[i].layers().end())));
+    }
+    for (CachedLayer& layer : layers[0]) layer.tuple.transition = nullptr;
+
+    const std::span<const int32_t> prompt(prompt_);
+    // `doubled`: the tokens before the end of the checkpoint are computed once more.
+    int64_t done = sections_[0].size() - (doubled ? seams.tail : 0);
+    std::vector<Step> chain = {Step::Cached(done, layers[0])};
+    for (size_t i = 1; i < stored.size(); ++i) {
+      const int64_t begin = Start(i) + seams.head, end = begin + stored[i].interior();
+      chain.push_back(Step::Compute(prompt.subspan(done, begin - done)));
+      chain.push_back(Step::Cached(stored[i].interior(), layers[i]));
+      done = end;
+    }
+    chain.push_back(Step::Compute(prompt.subspan(done)));
+    return Finish(sequence, chain);
+  }
+
+  Composed Finish(Sequence& sequence, std::vector<Step>& chain) {
+    Composed composed;
+    composed.behind.resize(chain.size() - 1);
+    int64_t position = chain[0].count();
+    for (size_t i = 1; i < chain.size(); ++i) {
+      chain[i].snapshot = &composed.behind[i - 1];
+      composed.positions.push_back(position += chain[i].count());
+      composed.landed.push_back(!chain[i].cached.empty());
+    }
+    composed.logits = Run(sequence, chain);
+    composed.end = sequence.recurrent();
+    return composed;
+  }
+
+  Composed RunChain(const std::vector<StoredSegment>& stored, SeamWidths seams) {
+    return RunChain(stored, seams, [](size_t, std::vector<CachedLayer> layers) { return layers; });
+  }
+
+  // Full recompute, with the states at the same positions.
+  Composed Recompute(std::span<const int64_t> positions) {
+    Sequence sequence(config(), pool_);
+    std::vector<Step> chain;
+    int64_t done = 0;
+    const std::span<const int32_t> prompt(prompt_);
+    chain.push_back(Step::Compute(prompt.first(1)));
+    done = 1;
+    for (const int64_t position : positions) {
+      chain.push_back(Step::Compute(prompt.subspan(done, position - done)));
+      done = position;
+    }
+    return Finish(sequence, chain);
+  }
+
+  // The greatest error of layer 0's states over heads and over the positions behind steps; `only_landed`: behind
+  // interiors alone.
+  double Layer0Error(const Composed& actual, const Composed& expected, bool only_landed = true) const {
+    const size_t floats = size_t(config().linear.d_k) * config().linear.d_v;
+    double worst = 0;
+    for (size_t step = 0; step < actual.behind.size(); ++step) {
+      if (only_landed && !actual.landed[step]) continue;
+      for (int32_t head = 0; head < config().linear.value_heads; ++head) {
+        worst = std::max(worst, RelativeError(actual.behind[step].State(0).subspan(head * floats, floats),
+                                              expected.behind[step].State(0).subspan(head * floats, floats)));
+      }
+    }
+    return worst;
+  }
+
+  std::vector<std::vector<int32_t>> sections_;
+  std::vector<int32_t> query_, prompt_;
+};
+
+TEST_F(CompositionTest, OracleCaptureReproducesFullRecompute) {
+  for (const int64_t width : {4, 8, 32}) {
+    SCOPED_TRACE(width);
+    MakePrompt(5, 2 * width + 1, 2 * width + 90);
+    const SeamWidths seams{width, width};
+    const Composed composed = RunChain(CaptureInContext(seams), seams);
+    const Composed recomputed = Recompute(composed.positions);
+    EXPECT_LE(RelativeError(composed.logits, recomputed.logits), 1e-4);
+    ExpectSameState(composed.end, recomputed.end, 1e-4);
+    for (size_t step = 0; step < composed.behind.size(); ++step) {
+      SCOPED_TRACE(step);
+      ExpectSameState(composed.behind[step], recomputed.behind[step], 1e-4);
+    }
+  }
+}
+
+TEST_F(CompositionTest, SeamsMayDifferAndInteriorsMayBeOneToken) {
+  const SeamWidths seams{3, 0};
+  MakePrompt(6, 4, 5);
+  const Composed composed = RunChain(CaptureInContext(seams), seams);
+  const Composed recomputed = Recompute(composed.positions);
+  EXPECT_LE(RelativeError(composed.logits, recomputed.logits), 1e-4);
+  ExpectSameState(composed.end, recomputed.end, 1e-4);
+}
+
+TEST_F(CompositionTest, SeamsSoWideThatNoInteriorRemainsAreFullRecompute) {
+  MakePrompt(4, 40, 64);
+  const SeamWidths seams{32, 32};
+  std::vector<StoredSegment> stored = CaptureInContext(seams);
+  ASSERT_EQ(stored.size(), 1u);  // the checkpoint alone
+  const Composed composed = RunChain(stored, seams);
+  const Composed recomputed = Recompute(composed.positions);
+  EXPECT_LE(RelativeError(composed.logits, recomputed.logits), 1e-4);
+  ExpectSameState(composed.end, recomputed.end, 1e-4);
+}
+
+TEST_F(CompositionTest, PassBoundariesMayCutCapturesAndChains) {
+  MakePrompt(4, 60, 90);
+  const SeamWidths seams{8, 8};
+  const Composed expected = RunChain(CaptureInContext(seams), seams);
+  engine_ = std::make_unique<Engine>(model_, kernels_, threads_, EngineOptions{.pass_tokens = 13});
+  const Composed cut = RunChain(CaptureInContext(seams), seams);
+  EXPECT_LE(RelativeError(cut.logits, expected.logits), 1e-4);
+  ExpectSameState(cut.end, expected.end, 1e-4);
+}
+
+TEST_F(CompositionTest, ChainsThatEndWithAnInteriorGoOn) {
+  MakePrompt(3, 60, 90);
+  const SeamWidths seams{8, 0};
+  const std::vector<StoredSegment> stored = CaptureInContext(seams);
+  Sequence whole(config(), pool_), composed(config(), pool_);
+  const std::vector<float> expected = Prefill(whole, prompt_);
+
+  ASSERT_TRUE(composed.Reserve(prompt_.size()));
+  stored[1].LandRows(model_, composed, Start(1), kernels_, *queue_);
+  const std::span<const int32_t> prompt(prompt_);
+  const Step chain[] = {Step::Compute(prompt.first(Start(1) + 8)),
+                        Step::Cached(stored[1].interior(), stored[1].layers())};
+  ASSERT_TRUE(engine_->Advance(composed, chain).ok());
+  EXPECT_EQ(composed.length(), Start(2));
+  EXPECT_LE(RelativeError(Prefill(composed, prompt.subspan(Start(2))), expected), 1e-4);
+  ExpectSameState(composed.recurrent(), whole.recurrent(), 1e-4);
+}
+
+TEST_F(CompositionTest, IsolatedSegmentsComposeExactlyInLayer0) {
+  for (const int64_t width : {4, 8, 32}) {
+    SCOPED_TRACE(width);
+    MakePrompt(5, 2 * width + 60, 2 * width + 120);
+    const SeamWidths seams{width, width};
+    const std::vector<StoredSegment> stored = CaptureIsolated(seams);
+    const Composed composed = RunChain(stored, seams);
+    const Composed recomputed = Recompute(composed.positions);
+    EXPECT_LE(Layer0Error(composed, recomputed), 1e-5);
+
+    const ReplacedTransitions identity(config(), ReplacedTransitions::With::kIdentity);
+    const ReplacedTransitions zero(config(), ReplacedTransitions::With::kZero);
+    const auto replaced = [](const ReplacedTransitions& by) {
+      return [&by](size_t, const std::vector<CachedLayer>& layers) { return by(layers); };
+    };
+    EXPECT_GE(Layer0Error(RunChain(stored, seams, replaced(identity)), recomputed), 0.1);
+    EXPECT_GE(Layer0Error(RunChain(stored, seams, replaced(zero)), recomputed), 1e-2);
+  }
+}
+
+// Mistakes of published code, each in layer 0, where the right way is exact.
+TEST_F(CompositionTest, KnownMistakesShowInLayer0) {
+  MakePrompt(5, 90, 140);
+  const SeamWidths seams{8, 8};
+  const std::vector<StoredSegment> stored = CaptureIsolated(seams);
+  const Composed right = RunChain(stored, seams);
+  const Composed recomputed = Recompute(right.positions);
+  ASSERT_LE(Layer0Error(right, recomputed), 1e-5);
+  const int32_t d_k = config().linear.d_k, heads = config().linear.value_heads;
+
+  // Layer 0's transitions, changed.
+  const auto with_transition = [&](auto&& entry) {
+    std::vector<std::vector<float>> matrices;
+    std::vector<std::vector<const float*>> pointers;
+    matrices.reserve(stored.size() * heads);
+    pointers.reserve(stored.size());
+    return RunChain(stored, seams, [&](size_t, std::vector<CachedLayer> layers) {
+      std::vector<const float*>& out = pointers.emplace_back();
+      for (int32_t head = 0; head < heads; ++head) {
+        std::vector<float>& matrix = matrices.emplace_back(d_k * d_k);
+        for (int32_t i = 0; i < d_k; ++i) {
+          for (int32_t j = 0; j < d_k; ++j) matrix[i * d_k + j] = entry(layers[0].tuple.transition[head], i, j);
+        }
+        out.push_back(matrix.data());
+      }
+      layers[0].tuple.transition = out.data();
+      return layers;
+    });
+  };
+  const Composed transposed = with_transition([&](const float* t, int32_t i, int32_t j) { return t[j * d_k + i]; });
+  EXPECT_GE(Layer0Error(transposed, recomputed), 1e-3);
+  const Composed twice = with_transition([&](const float* t, int32_t i, int32_t j) {
+    float sum = 0;
+    for (int32_t m = 0; m < d_k; ++m) sum += t[i * d_k + m] * t[m * d_k + j];
+    return sum;
+  });
+  EXPECT_GE(Layer0Error(twice, recomputed), 1e-3);
+
+  const Composed doubled = RunChain(
+      stored, seams, [](size_t, std::vector<CachedLayer> layers) { return layers; }, true);
+  EXPECT_GE(Layer0Error(doubled, recomputed), 1e-4);
+
+  // Tuples from token 0 on instead of from `head`, and tails from the segment's end instead of the interior's.
+  std::vector<StoredSegment> from_zero, to_end;
+  for (const std::vector<int32_t>& section : sections_) {
+    const int64_t tokens = section.size();
+    ASSERT_TRUE(PrefillIsolated(*engine_, pool_, section, kernels_, *queue_,
+                                from_zero.emplace_back(config(), tokens, SeamWidths{0, seams.tail}))
+                    .ok());
+    ASSERT_TRUE(PrefillIsolated(*engine_, pool_, section, kernels_, *queue_,
+                                to_end.emplace_back(config(), tokens, SeamWidths{seams.head, 0}))
+                    .ok());
+  }
+  const Composed started_at_0 = RunChain(stored, seams, [&](size_t i, std::vector<CachedLayer> layers) {
+    if (i > 0) layers[0].tuple = from_zero[i].layers()[0].tuple;
+    return layers;
+  });
+  EXPECT_GE(Layer0Error(started_at_0, recomputed), 1e-3);
+  const Composed wrong_tail = RunChain(stored, seams, [&](size_t i, std::vector<CachedLayer> layers) {
+    if (i > 0) layers[0].conv_tail = to_end[i].layers()[0].conv_tail;
+    return layers;
+  });
+  EXPECT_GE(Layer0Error(wrong_tail, recomputed, /*only_landed=*/false), 1e-3);
+}
+
+// A neighbour's convolution tail that leaks into isolated prefill leaves layer 0's tuple alone, since the tuple begins
+// behind the convolution's reach, and spoils all layers above it.
+TEST_F(CompositionTest, ALeakingTailSpoilsDeeperTuples) {
+  MakePrompt(2, 80, 120);
+  const SeamWidths seams{8, 8};
+  const StoredSegment clean = std::move(CaptureIsolated(seams)[1]);
+  Sequence neighbour(config(), pool_);
+  Prefill(neighbour, sections_[0]);
+  RecurrentState leaked(config());
+  for (int32_t layer = 0; layer < config().linear_layers(); ++layer) {
+    const auto window = neighbour.recurrent().ConvWindow(layer);
+    std::copy(window.begin(), window.end(), leaked.ConvWindow(layer).begin());
+  }
+  Sequence sequence(config(), pool_);
+  sequence.Rewind(0, leaked);
+  StoredSegment spoiled(config(), sections_[1].size(), seams);
+  const CaptureRange capture = spoiled.Capture(0);
+  AdvanceOptions options;
+  options.captures = {&capture, 1};
+  const Step step = Step::Compute(sections_[1]);
+  ASSERT_TRUE(engine_->Advance(sequence, {&step, 1}, options).ok());
+  const CaptureRange expected = clean.Capture(0);
+  const size_t floats = size_t(config().linear.value_heads) * config().linear.d_k * config().linear.d_v;
+  for (int32_t layer = 0; layer < config().linear_layers(); ++layer) {
+    const double error =
+        RelativeError(std::span(capture.linear[layer].state, floats), std::span(expected.linear[layer].state, floats));
+    if (layer == 0) {
+      EXPECT_LE(error, 1e-5);
+    } else {
+      EXPECT_GE(error, 1e-3) << layer;
+    }
+  }
+}
+
+// ‖T‖₂ by power iteration on TᵀT.
+double SpectralNorm(std::span<const float> matrix, int32_t n) {
+  std::vector<double> x(n, 1.0), y(n);
+  double norm = 0;
+  for (int iteration = 0; iteration < 300; ++iteration) {
+    double length = 0;
+    for (const double value : x) length += value * value;
+    if (length == 0) return 0;  // decayed below what fp32 holds
+    for (double& value : x) value /= std::sqrt(length);
+    norm = 0;
+    for (int32_t i = 0; i < n; ++i) {
+      y[i] = 0;
+      for (int32_t j = 0; j < n; ++j) y[i] += matrix[i * n + j] * x[j];
+      norm += y[i] * y[i];
+    }
+    std::fill(x.begin(), x.end(), 0.0);
+    for (int32_t i = 0; i < n; ++i) {
+      for (int32_t j = 0; j < n; ++j) x[j] += matrix[i * n + j] * y[i];
+    }
+  }
+  return std::sqrt(norm);
+}
+
+TEST_F(CompositionTest, AQuarterOfTheHeadsRememberOver500Tokens) {
+  const std::vector<int32_t> text = Text(516);
+  StoredSegment stored(config(), text.size(), {8, 8});
+  ASSERT_TRUE(PrefillIsolated(*engine_, pool_, text, kernels_, *queue_, stored).ok());
+  const int32_t d_k = config().linear.d_k, heads = config().linear.value_heads;
+  int persistent = 0, vanishing = 0;
+  for (const TupleBuffers& tuple : stored.Capture(0).linear) {
+    for (int32_t head = 0; head < heads; ++head) {
+      const double norm = SpectralNorm({tuple.transition + head * d_k * d_k, size_t(d_k) * d_k}, d_k);
+      EXPECT_LE(norm, 1.0001);
+      persistent += norm >= 0.3;
+      vanishing += norm < 0.1;
+    }
+  }
+  EXPECT_GE(4 * persistent, config().linear_layers() * heads);
+  EXPECT_GE(vanishing, 1);
+}
+
+}  // namespace
+}  // namespace ashlar::refengine

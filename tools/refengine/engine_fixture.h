@@ -1,0 +1,90 @@
+// What the engine's tests share: a small model with fresh random weights, pages, threads, and error measures.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "tools/refengine/engine.h"
+#include "tools/refengine/thread_pool.h"
+#include "tools/refengine/tokenizer.h"
+
+namespace ashlar::refengine {
+
+// ‖a − b‖ / ‖b‖.
+template <typename A, typename B>
+double RelativeError(const A& a, const B& b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    difference += d * d;
+    norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return std::sqrt(difference / norm);
+}
+
+class EngineFixture : public testing::Test {
+ protected:
+  static constexpr int32_t kPageTokens = 16, kPages = 96;
+
+  EngineFixture()
+      : seed_(std::random_device()()),
+        trace_(__FILE__, __LINE__, ::testing::Message() << "seed " << seed_),
+        random_(seed_),
+        model_(TinyConfig(seed_, 2)),
+        threads_(2),
+        memory_(PagePool::RequiredBytes(model_.config(), kPageTokens, kPages)),
+        pool_(model_.config(), kPageTokens, kPages, memory_),
+        engine_(std::make_unique<Engine>(model_, kernels_, threads_)),
+        queue_(kernels_.MakeQueue(&threads_)) {}
+
+  const ModelConfig& config() const { return model_.config(); }
+
+  // Random tokens with the repetitions of text.
+  std::vector<int32_t> Text(int64_t count) {
+    std::vector<int32_t> tokens(count);
+    for (int32_t& token : tokens)
+      token = static_cast<int32_t>(random_() % 7 == 0 ? random_() % 256 : 97 + random_() % 12);
+    return tokens;
+  }
+
+  // Advances and returns the last token's logits.
+  std::vector<float> Run(Sequence& sequence, std::span<const Step> chain, AdvanceOptions options = {}) {
+    std::vector<float> logits(kVocabulary);
+    options.last_logits = logits.data();
+    const absl::Status status = engine_->Advance(sequence, chain, options);
+    EXPECT_TRUE(status.ok()) << status;
+    return logits;
+  }
+  std::vector<float> Prefill(Sequence& sequence, std::span<const int32_t> tokens) {
+    const Step step = Step::Compute(tokens);
+    return Run(sequence, {&step, 1});
+  }
+
+  void ExpectSameState(const RecurrentState& actual, const RecurrentState& expected, double bound) const {
+    for (int32_t layer = 0; layer < config().linear_layers(); ++layer) {
+      EXPECT_LE(RelativeError(actual.State(layer), expected.State(layer)), bound) << "state of linear layer " << layer;
+      EXPECT_LE(RelativeError(actual.ConvWindow(layer), expected.ConvWindow(layer)), bound)
+          << "convolution window of linear layer " << layer;
+    }
+  }
+
+  uint32_t seed_;
+  testing::ScopedTrace trace_;
+  std::mt19937 random_;
+  const kernels::Kernels& kernels_ = *kernels::Available().back();  // the fastest of this build
+  Model model_;
+  ThreadPool threads_;
+  std::vector<std::byte> memory_;
+  PagePool pool_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<kernels::Queue> queue_;
+};
+
+}  // namespace ashlar::refengine

@@ -1,0 +1,63 @@
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "tools/refengine/flops.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tools/refengine/fma_peak.cc"
+// Highway wants this order.
+// clang-format off
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace ashlar::refengine::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Enough independent chains to fill two FMA units of four or five cycles latency. Returns the operations done.
+double MultiplyAddsT(int64_t rounds, float* sink) {
+  const hn::ScalableTag<float> d;
+  const auto a = hn::Set(d, 0.999f), b = hn::Set(d, 0.001f);
+  auto v0 = a, v1 = a, v2 = a, v3 = a, v4 = a, v5 = a, v6 = a, v7 = a, v8 = a, v9 = a, v10 = a, v11 = a;
+  for (int64_t i = 0; i < rounds; ++i) {
+    v0 = hn::MulAdd(v0, a, b), v1 = hn::MulAdd(v1, a, b), v2 = hn::MulAdd(v2, a, b), v3 = hn::MulAdd(v3, a, b);
+    v4 = hn::MulAdd(v4, a, b), v5 = hn::MulAdd(v5, a, b), v6 = hn::MulAdd(v6, a, b), v7 = hn::MulAdd(v7, a, b);
+    v8 = hn::MulAdd(v8, a, b), v9 = hn::MulAdd(v9, a, b), v10 = hn::MulAdd(v10, a, b), v11 = hn::MulAdd(v11, a, b);
+  }
+  const auto low = hn::Add(hn::Add(hn::Add(v0, v1), hn::Add(v2, v3)), hn::Add(v4, v5));
+  const auto high = hn::Add(hn::Add(hn::Add(v6, v7), hn::Add(v8, v9)), hn::Add(v10, v11));
+  *sink = hn::GetLane(hn::SumOfLanes(d, hn::Add(low, high)));
+  return 12.0 * 2.0 * static_cast<double>(hn::Lanes(d)) * static_cast<double>(rounds);
+}
+
+}  // namespace ashlar::refengine::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ashlar::refengine {
+
+HWY_EXPORT(MultiplyAddsT);
+
+double FmaPeak(kernels::Workers& workers) {
+  constexpr int kRepeats = 5;             // the best counts: others share the machine
+  constexpr int64_t kRounds = 4'000'000;  // about 10 ms a worker
+  std::vector<float> sinks(workers.Size());
+  std::vector<double> operations(workers.Size());
+  double best = 0;
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    const auto begin = std::chrono::steady_clock::now();
+    kernels::ParallelFor(workers, workers.Size(), [&](int64_t worker) {
+      operations[worker] = HWY_DYNAMIC_DISPATCH(MultiplyAddsT)(kRounds, &sinks[worker]);
+    });
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    double sum = 0;
+    for (const double count : operations) sum += count;
+    best = std::max(best, sum / seconds);
+  }
+  return best;
+}
+
+}  // namespace ashlar::refengine
+#endif

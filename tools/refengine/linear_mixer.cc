@@ -1,0 +1,293 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "proto/limits.h"
+#include "tools/refengine/matrix.h"
+#include "tools/refengine/mixers.h"
+#include "tools/refengine/rows.h"
+
+namespace ashlar::refengine {
+namespace {
+
+float Softplus(float x) {
+  return x > 20 ? x : std::log1p(std::exp(x));
+}
+float Sigmoid(float x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+// Per-head pointers into a dense [heads, floats] array.
+template <typename Float>
+std::vector<Float*> Heads(Float* dense, int32_t heads, int64_t floats) {
+  std::vector<Float*> pointers(heads);
+  for (int32_t head = 0; head < heads; ++head) pointers[head] = dense + head * floats;
+  return pointers;
+}
+
+bool IsCheckpoint(const PassStep& step, int32_t layer) {
+  return !step.cached.empty() && step.cached[layer].tuple.transition == nullptr;
+}
+
+}  // namespace
+
+int64_t LinearMixer::columns() const {
+  const LinearConfig& linear = machine_.model.config().linear;
+  return linear.conv_channels() + linear.value_channels() + 2 * linear.value_heads;
+}
+
+void LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, float* residual, RecurrentState& recurrent,
+                      Profile* profile) {
+  const ModelConfig& config = machine_.model.config();
+  const LinearWeights& weights = machine_.model.weights().layers[layer].linear;
+  const int64_t rows = pass.rows(), channels = config.linear.conv_channels(), values = config.linear.value_channels();
+  projected_ = projected_memory_.Get(rows * columns());
+  convolved_ = convolved_memory_.Get(rows * channels);
+  gates_ = gates_memory_.Get(rows * 2 * config.linear.value_heads);
+  mixed_ = mixed_memory_.Get(rows * values);
+  {
+    const Stopwatch watch(profile, Part::kProjections);
+    MatMul({.m = rows,
+            .n = columns(),
+            .k = config.d_model,
+            .a = normed,
+            .a_stride = config.d_model,
+            .b = weights.input.data(),
+            .b_stride = columns(),
+            .c = projected_,
+            .c_stride = columns()},
+           machine_.workers);
+  }
+  {
+    const Stopwatch watch(profile, Part::kConvolution);
+    Convolve(layer, pass, recurrent);
+    ComputeGates(weights, rows);
+  }
+  {
+    const Stopwatch watch(profile, Part::kCapture);
+    Capture(layer, pass);
+  }
+  {
+    const Stopwatch watch(profile, Part::kRecurrence);
+    Advance(layer, pass, recurrent);
+  }
+  {
+    const Stopwatch watch(profile, Part::kNorms);
+    const int32_t d_v = config.linear.d_v;
+    ForRows(machine_.workers, rows, [&](int64_t row) {
+      for (int32_t head = 0; head < config.linear.value_heads; ++head) {
+        float* out = mixed_ + row * values + head * d_v;
+        GatedRmsNorm(out, projected_ + row * columns() + channels + head * d_v, weights.out_norm.data(),
+                     config.norm_epsilon, d_v, out);
+      }
+    });
+  }
+  const Stopwatch watch(profile, Part::kProjections);
+  MatMul({.m = rows,
+          .n = config.d_model,
+          .k = values,
+          .a = mixed_,
+          .a_stride = values,
+          .b = weights.output.data(),
+          .b_stride = config.d_model,
+          .c = residual,
+          .c_stride = config.d_model,
+          .accumulate = true},
+         machine_.workers);
+}
+
+// The convolution's input at `row` of a run, which may lie up to conv_kernel − 1 rows before the run: then it is what
+// stands on its left, an interior's tail or the sequence's own window.
+const float* LinearMixer::ConvInput(const TokenRun& run, int32_t layer, const RecurrentState& recurrent,
+                                    int64_t row) const {
+  const ModelConfig& config = machine_.model.config();
+  if (row >= run.begin) return projected_ + row * columns();
+  const float* left =
+      run.before.empty() ? recurrent.ConvWindow(config.kind_index(layer)).data() : run.before[layer].conv_tail;
+  return left + (row - run.begin + config.linear.conv_kernel - 1) * config.linear.conv_channels();
+}
+
+// The window behind row `end` − 1 of a run.
+void LinearMixer::CopyWindow(const TokenRun& run, int32_t layer, const RecurrentState& recurrent, int64_t end,
+                             float* out) const {
+  const LinearConfig& linear = machine_.model.config().linear;
+  for (int64_t row = end - (linear.conv_kernel - 1); row < end; ++row, out += linear.conv_channels()) {
+    std::memcpy(out, ConvInput(run, layer, recurrent, row), linear.conv_channels() * sizeof(float));
+  }
+}
+
+void LinearMixer::Convolve(int32_t layer, const Pass& pass, RecurrentState& recurrent) {
+  const LinearConfig& linear = machine_.model.config().linear;
+  const float* weight = machine_.model.weights().layers[layer].linear.conv.data();
+  const int64_t channels = linear.conv_channels();
+  const float query_scale = 1.0f / std::sqrt(static_cast<float>(linear.d_k));
+  for (const TokenRun& run : pass.runs) {
+    ForRows(machine_.workers, run.end - run.begin, [&](int64_t index) {
+      const int64_t row = run.begin + index;
+      const float* inputs[limits::kMaxConvKernel];
+      for (int32_t j = 0; j < linear.conv_kernel; ++j) {
+        inputs[j] = ConvInput(run, layer, recurrent, row - (linear.conv_kernel - 1) + j);
+      }
+      float* out = convolved_ + row * channels;
+      ConvolveSilu(inputs, weight, linear.conv_kernel, channels, out);
+      for (int32_t head = 0; head < linear.key_heads; ++head) {
+        L2Normalize(out + head * linear.d_k, query_scale, linear.d_k);
+        L2Normalize(out + linear.key_channels() + head * linear.d_k, 1.0f, linear.d_k);
+      }
+    });
+  }
+  SaveWindows(layer, pass, recurrent);
+}
+
+// Convolution windows: of snapshots and captures, and the one behind the pass. The sequence's own window is read until
+// all others are taken.
+void LinearMixer::SaveWindows(int32_t layer, const Pass& pass, RecurrentState& recurrent) {
+  const ModelConfig& config = machine_.model.config();
+  const int32_t index = config.kind_index(layer);
+  const size_t floats = recurrent.ConvWindow(index).size();
+  float* last = window_memory_.Get(floats);
+  const auto run_of = [&](int64_t row) -> const TokenRun& {
+    return *std::find_if(pass.runs.begin(), pass.runs.end(), [&](const auto& run) { return row < run.end; });
+  };
+  const auto window_behind = [&](const PassStep& step, float* out) {
+    if (step.cached.empty()) {
+      CopyWindow(run_of(step.begin), layer, recurrent, step.end, out);
+    } else {
+      std::memcpy(out, step.cached[layer].conv_tail, floats * sizeof(float));
+    }
+  };
+  for (const PassStep& step : pass.steps) {
+    if (step.snapshot != nullptr) window_behind(step, step.snapshot->ConvWindow(index).data());
+  }
+  for (const CapturePart& part : pass.captures) {
+    if (part.last) CopyWindow(run_of(part.begin), layer, recurrent, part.end, part.range->linear[index].conv_tail);
+  }
+  window_behind(pass.steps.back(), last);
+  std::memcpy(recurrent.ConvWindow(index).data(), last, floats * sizeof(float));
+}
+
+void LinearMixer::ComputeGates(const LinearWeights& weights, int64_t rows) {
+  const LinearConfig& linear = machine_.model.config().linear;
+  const int32_t heads = linear.value_heads;
+  ForRows(machine_.workers, rows, [&](int64_t row) {
+    const float* b = projected_ + row * columns() + linear.conv_channels() + linear.value_channels();
+    const float* a = b + heads;
+    float* g = gates_ + row * 2 * heads;
+    float* beta = g + heads;
+    for (int32_t head = 0; head < heads; ++head) {
+      g[head] = -std::exp(weights.a_log[head]) * Softplus(a[head] + weights.dt_bias[head]);
+      beta[head] = Sigmoid(b[head]);
+    }
+  });
+}
+
+kernels::TokenInputs LinearMixer::Inputs(int64_t begin, int64_t end) const {
+  const LinearConfig& linear = machine_.model.config().linear;
+  const int64_t channels = linear.conv_channels(), gates = 2 * linear.value_heads;
+  kernels::TokenInputs inputs;
+  inputs.tokens = end - begin;
+  inputs.q = convolved_ + begin * channels;
+  inputs.k = inputs.q + linear.key_channels();
+  inputs.v = inputs.k + linear.key_channels();
+  inputs.g = gates_ + begin * gates;
+  inputs.beta = inputs.g + linear.value_heads;
+  inputs.q_stride = inputs.k_stride = inputs.v_stride = channels;
+  inputs.g_stride = inputs.beta_stride = gates;
+  return inputs;
+}
+
+// A range that lies in several passes is captured part by part: the parts' tuples compose to the range's.
+void LinearMixer::Capture(int32_t layer, const Pass& pass) {
+  const ModelConfig& config = machine_.model.config();
+  const LinearConfig& linear = config.linear;
+  const int64_t transition_floats = int64_t{linear.d_k} * linear.d_k, state_floats = int64_t{linear.d_k} * linear.d_v;
+  const int64_t transitions = linear.value_heads * transition_floats, states = linear.value_heads * state_floats;
+  for (const CapturePart& part : pass.captures) {
+    const TupleBuffers& buffers = part.range->linear[config.kind_index(layer)];
+    float* scratch = part.first ? nullptr : capture_memory_.Get(2 * (transitions + states));
+    // A later part needs its transition even where the range's own is not wanted.
+    float* transition = part.first ? buffers.transition : scratch;
+    float* state = part.first ? buffers.state : scratch + transitions;
+    const auto transition_heads = Heads(transition, linear.value_heads, transition_floats);
+    const auto state_heads = Heads(state, linear.value_heads, state_floats);
+    machine_.kernels
+        .Capture({.shape = ShapeOf(linear),
+                  .inputs = Inputs(part.begin, part.end),
+                  .transition = transition != nullptr ? transition_heads.data() : nullptr,
+                  .state = state_heads.data()},
+                 machine_.queue)
+        .Wait();
+    if (!part.first) JoinCapture(buffers, transition, state, scratch + transitions + states);
+  }
+}
+
+// Appends a tuple to the one that `buffers` holds; `earlier` is scratch for that one.
+void LinearMixer::JoinCapture(const TupleBuffers& buffers, float* transition, float* state, float* earlier) {
+  const LinearConfig& linear = machine_.model.config().linear;
+  const int64_t transition_floats = int64_t{linear.d_k} * linear.d_k, state_floats = int64_t{linear.d_k} * linear.d_v;
+  const int32_t heads = linear.value_heads;
+  const auto later_transition = Heads<const float>(transition, heads, transition_floats);
+  const auto later_state = Heads<const float>(state, heads, state_floats);
+  const kernels::TupleView later{later_transition.data(), later_state.data()};
+  const auto out_state = Heads(buffers.state, heads, state_floats);
+  if (buffers.transition == nullptr) {
+    machine_.kernels
+        .Compose({.shape = ShapeOf(linear), .interiors = {&later, 1}, .state = out_state.data()}, machine_.queue)
+        .Wait();
+    return;
+  }
+  float* earlier_state_memory = earlier + heads * transition_floats;
+  std::memcpy(earlier, buffers.transition, heads * transition_floats * sizeof(float));
+  std::memcpy(earlier_state_memory, buffers.state, heads * state_floats * sizeof(float));
+  const auto earlier_transition = Heads<const float>(earlier, heads, transition_floats);
+  const auto earlier_state = Heads<const float>(earlier_state_memory, heads, state_floats);
+  const kernels::TupleView tuples[] = {{earlier_transition.data(), earlier_state.data()}, later};
+  const auto out_transition = Heads(buffers.transition, heads, transition_floats);
+  machine_.kernels
+      .ComposeTransitions({.shape = ShapeOf(linear),
+                           .interiors = tuples,
+                           .transition = out_transition.data(),
+                           .state = out_state.data()},
+                          machine_.queue)
+      .Wait();
+}
+
+void LinearMixer::Advance(int32_t layer, const Pass& pass, RecurrentState& recurrent) {
+  const ModelConfig& config = machine_.model.config();
+  const LinearConfig& linear = config.linear;
+  const int32_t index = config.kind_index(layer);
+  const int64_t state_floats = int64_t{linear.d_k} * linear.d_v;
+  const auto state = Heads(recurrent.State(index).data(), linear.value_heads, state_floats);
+  std::vector<kernels::SeamStep> steps;
+  std::vector<std::vector<float*>> snapshots;
+  snapshots.reserve(pass.steps.size());
+  for (const PassStep& step : pass.steps) {
+    kernels::SeamStep out{.begin = step.begin, .end = step.end};
+    if (step.snapshot != nullptr) {
+      snapshots.push_back(Heads(step.snapshot->State(index).data(), linear.value_heads, state_floats));
+      out.checkpoint = snapshots.back().data();
+    }
+    if (IsCheckpoint(step, layer)) {  // nothing to compose: it is the state
+      for (int32_t head = 0; head < linear.value_heads; ++head) {
+        std::memcpy(state[head], step.cached[layer].tuple.state[head], state_floats * sizeof(float));
+        if (out.checkpoint != nullptr) {
+          std::memcpy(out.checkpoint[head], state[head], state_floats * sizeof(float));
+        }
+      }
+      continue;
+    }
+    if (!step.cached.empty()) out = {.interior = &step.cached[layer].tuple, .checkpoint = out.checkpoint};
+    steps.push_back(out);
+  }
+  machine_.kernels
+      .AdvanceSeam({.shape = ShapeOf(linear),
+                    .steps = steps,
+                    .inputs = Inputs(0, pass.rows()),
+                    .state = state.data(),
+                    .out = mixed_,
+                    .out_stride = linear.value_channels()},
+                   machine_.queue)
+      .Wait();
+}
+
+}  // namespace ashlar::refengine
