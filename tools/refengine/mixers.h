@@ -2,6 +2,7 @@
 // MLP. Each keeps scratch memory that grows to the largest pass and is then reused.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
