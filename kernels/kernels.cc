@@ -125,9 +125,4 @@ Event Kernels::Checksum(const ChecksumArgs& args, Queue& queue) const {
   return DoChecksum(args, queue);
 }
 
-std::span<const Kernels* const> Available() {
-  static const Kernels* const all[] = {&Reference()};
-  return all;
-}
-
 }  // namespace ashlar::kernels

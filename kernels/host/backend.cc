@@ -1,0 +1,45 @@
+// The host back end: Highway, dispatched at run time to what the processor has.
+#include "kernels/host/linear.h"
+#include "kernels/host/rows.h"
+#include "kernels/host_queue.h"
+
+namespace ashlar::kernels {
+namespace {
+
+class HostKernels final : public Kernels {
+ public:
+  std::string_view name() const override { return "host"; }
+  std::unique_ptr<Queue> MakeQueue(Workers* workers) const override { return std::make_unique<HostQueue>(workers); }
+
+ protected:
+  Event DoCompose(const ComposeArgs& args, Queue& queue) const override { return Do(host::Compose, args, queue); }
+  Event DoComposeTransitions(const ComposeTransitionsArgs& args, Queue& queue) const override {
+    return Do(host::ComposeTransitions, args, queue);
+  }
+  Event DoCapture(const CaptureArgs& args, Queue& queue) const override { return Do(host::Capture, args, queue); }
+  Event DoAdvanceSeam(const AdvanceSeamArgs& args, Queue& queue) const override {
+    return Do(host::AdvanceSeam, args, queue);
+  }
+  Event DoRotateKeys(const RotateKeysArgs& args, Queue& queue) const override {
+    return Do(host::RotateKeys, args, queue);
+  }
+  Event DoLand(const LandArgs& args, Queue& queue) const override { return Do(host::Land, args, queue); }
+  Event DoGather(const GatherArgs& args, Queue& queue) const override { return Do(host::Gather, args, queue); }
+  Event DoChecksum(const ChecksumArgs& args, Queue& queue) const override { return Do(host::Checksum, args, queue); }
+
+ private:
+  template <typename Args>
+  static Event Do(void (*operation)(const Args&, Workers*), const Args& args, Queue& queue) {
+    operation(args, static_cast<HostQueue&>(queue).workers());
+    return Event();
+  }
+};
+
+}  // namespace
+
+const Kernels& Host() {
+  static const HostKernels kernels;
+  return kernels;
+}
+
+}  // namespace ashlar::kernels

@@ -1,0 +1,14 @@
+// The linear layers' operations on the processor's vectors, fp32 (MATH: the chunkwise form of HYPIC equations 2–6).
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace ashlar::kernels::host {
+
+// As kernels.h says, arguments already checked. `workers` null: the calling thread alone.
+void Compose(const ComposeArgs& args, Workers* workers);
+void ComposeTransitions(const ComposeTransitionsArgs& args, Workers* workers);
+void Capture(const CaptureArgs& args, Workers* workers);
+void AdvanceSeam(const AdvanceSeamArgs& args, Workers* workers);
+
+}  // namespace ashlar::kernels::host

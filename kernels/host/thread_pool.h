@@ -1,0 +1,48 @@
+// The workers that a process creates and lends to kernels, and to whatever else of its own runs in parallel.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/device.h"
+
+namespace ashlar::kernels {
+
+// Run may be called from several threads at once. Each caller works on its own batch; the pool's threads join whichever
+// batch has work left, the oldest first. Indices of a batch are handed out in ascending order. Run allocates nothing.
+class ThreadPool final : public Workers {
+ public:
+  // `threads` counts the calling thread: n makes n − 1 threads, 1 makes none, 0 makes one thread a core.
+  explicit ThreadPool(int threads);
+  // No Run may be in progress.
+  ~ThreadPool() override;
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int Size() const override { return static_cast<int>(threads_.size()) + 1; }
+  void Run(int64_t count, Body body, void* context) override;
+
+ private:
+  struct Batch;  // one call of Run; lives on its caller's stack
+
+  void Serve();
+  Batch* FindWork() const;    // needs mutex_
+  void Append(Batch* batch);  // needs mutex_
+  void Remove(Batch* batch);  // needs mutex_
+  static void Drain(Batch& batch);
+
+  std::mutex mutex_;
+  std::condition_variable work_;       // a batch was appended, or the pool stops
+  std::condition_variable finished_;   // a thread of the pool left a batch
+  Batch* first_ = nullptr;             // batches that may be joined, oldest first
+  int sleeping_ = 0;                   // threads that wait for work_
+  std::atomic<uint64_t> appended_{0};  // batches so far; changed under mutex_, read by threads that spin
+  std::atomic<bool> stop_{false};      // changed under mutex_
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ashlar::kernels
