@@ -1,0 +1,219 @@
+// `ashlar-bench land`: landing cached attention pages through a real daemon, against memcpy.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/host/thread_pool.h"
+#include "tools/bench/bench.h"
+#include "tools/local_daemon/local_daemon.h"
+
+namespace ashlar::bench {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr uint32_t kAttentionLayers = 4, kKvHeads = 2, kHeadDim = 256, kRotaryDim = 64, kPageTokens = 16, kSeam = 8;
+constexpr uint64_t kSegments = 4, kInterior = 1024;  // 64 MiB of keys and values
+constexpr uint64_t kSegmentTokens = kInterior + 2 * kSeam;
+constexpr uint64_t kRowBytes = kKvHeads * kHeadDim * sizeof(float);
+constexpr uint64_t kLandedBytes = kSegments * kInterior * kRowBytes * 2 * kAttentionLayers;
+
+Layout BenchLayout(uint32_t linear_layers) {
+  Layout layout{.page_tokens = kPageTokens, .head = kSeam, .tail = kSeam};
+  LinearLayer linear{.key_heads = 16, .value_heads = 32, .d_k = 128, .d_v = 128};
+  linear.conv_channels = (2 * 16 + 32) * 128;
+  linear.conv_kernel = 4;
+  layout.layers.assign(linear_layers, linear);
+  AttentionLayer attention{.kv_heads = kKvHeads, .key_dim = kHeadDim, .value_dim = kHeadDim};
+  attention.rope = {.kind = RopeKind::kHalfSplit, .rotary_dim = kRotaryDim};
+  for (uint32_t i = 0; i < kRotaryDim / 2; ++i) {
+    attention.rope.frequencies.push_back(std::pow(1e7, -2.0 * i / kRotaryDim));
+  }
+  layout.layers.insert(layout.layers.end(), kAttentionLayers, attention);
+  return layout;
+}
+
+// An engine's side of the benchmark: pages and staging in one hosted region, and segments published from them.
+class Engine {
+ public:
+  Engine(Client& client, uint32_t linear_layers) : client_(client), layout_(BenchLayout(linear_layers)) {}
+
+  absl::Status Prepare() {
+    Identity identity{.model_id = "bench", .weights_digest = "none", .dtype = "fp32", .tokenizer_digest = "none"};
+    auto model = client_.OpenModel(identity, layout_);
+    if (!model.ok()) return model.status();
+    model_ = *model;
+    const uint64_t tokens = kSegments * kSegmentTokens + kPageTokens;
+    pages_ = static_cast<uint32_t>(tokens / kPageTokens + 1);
+    const uint64_t plane = uint64_t{pages_} * kPageTokens * kRowBytes;
+    pages_bytes_ = plane * 2 * kAttentionLayers;
+    auto region = client_.HostRegion(pages_bytes_ + StagingBytes());
+    if (!region.ok()) return region.status();
+    region_ = *region;
+    PagedCache paged{.page_tokens = kPageTokens, .pages = pages_};
+    const uint32_t first = static_cast<uint32_t>(layout_.layers.size()) - kAttentionLayers;
+    for (uint32_t i = 0; i < kAttentionLayers; ++i) {
+      paged.layers.push_back({.layer = first + i,
+                              .key_offset = 2 * i * plane,
+                              .value_offset = (2 * i + 1) * plane,
+                              .page_stride = kPageTokens * kRowBytes,
+                              .token_stride = kRowBytes,
+                              .key_head_stride = kHeadDim * sizeof(float),
+                              .value_head_stride = kHeadDim * sizeof(float)});
+    }
+    if (absl::Status status = model_.DeclarePages(region_, paged); !status.ok()) return status;
+    float* floats = reinterpret_cast<float*>(region_.data());
+    for (size_t i = 0; i < region_.size() / sizeof(float); ++i) floats[i] = static_cast<float>(i % 1021) / 1021;
+    page_table_.resize(pages_);
+    std::iota(page_table_.begin(), page_table_.end(), 0);
+    std::shuffle(page_table_.begin(), page_table_.end(), std::mt19937(7));
+    return absl::OkStatus();
+  }
+
+  absl::Status PublishAll() {
+    tokens_.assign(kPageTokens, 0);  // a first segment that nobody published: the others stand behind position 0
+    lengths_.assign(1, kPageTokens);
+    for (uint64_t s = 0; s < kSegments; ++s) {
+      std::vector<int32_t> tokens(kSegmentTokens, static_cast<int32_t>(s + 1));
+      const ObjectRun run{.kind = ObjectKind::kSegment, .tokens = tokens};
+      const Reservation reservation = model_.Reserve({&run, 1})[0];
+      if (!reservation.granted()) return absl::InternalError(absl::StrCat("reserve: ", Text(Name(reservation.outcome))));
+      const PublishOutcome outcome = model_.Publish(reservation, Parts());
+      if (outcome != PublishOutcome::kPublished) return absl::InternalError(absl::StrCat("publish: ", Text(Name(outcome))));
+      tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+      lengths_.push_back(kSegmentTokens);
+    }
+    return absl::OkStatus();
+  }
+
+  Match Lookup() { return model_.Lookup(Prompt{.tokens = tokens_, .segment_lengths = lengths_}); }
+
+  // Seconds from the call to the verdict.
+  absl::StatusOr<double> LandOnce(const Match& match) {
+    std::vector<LandSegment> segments;
+    for (uint32_t s = 1; s <= kSegments; ++s) segments.push_back({s, match.segments()[s].start});
+    std::vector<MissReason> verdict;
+    const double elapsed = Seconds([&] { verdict = model_.Land(match, page_table_, segments).Wait(seconds(30)); });
+    for (MissReason reason : verdict) {
+      if (reason != MissReason::kNone) return absl::InternalError(absl::StrCat("landing: ", Text(Name(reason))));
+    }
+    return elapsed;
+  }
+
+ private:
+  static std::string Text(absl::string_view text) { return std::string(text); }
+
+  uint64_t StagingBytes() const {
+    for (const Layer& layer : layout_.layers) {
+      if (auto* linear = std::get_if<LinearLayer>(&layer)) {
+        const uint64_t heads = uint64_t{linear->value_heads} * linear->d_k * (linear->d_k + linear->d_v);
+        return (heads + uint64_t{linear->conv_kernel - 1} * linear->conv_channels) * sizeof(float);
+      }
+    }
+    return 0;
+  }
+
+  PublishParts Parts() const {
+    PublishParts parts{.region = region_, .page_table = page_table_};
+    for (uint32_t i = 0; i < layout_.layers.size(); ++i) {
+      const auto* linear = std::get_if<LinearLayer>(&layout_.layers[i]);
+      if (linear == nullptr) continue;
+      const std::byte* staging = region_.data() + pages_bytes_;
+      const uint64_t transition = uint64_t{linear->value_heads} * linear->d_k * linear->d_k * sizeof(float);
+      const uint64_t state = uint64_t{linear->value_heads} * linear->d_k * linear->d_v * sizeof(float);
+      parts.linear.push_back({.layer = i,
+                              .transition = staging,
+                              .state = staging + transition,
+                              .conv_tail = staging + transition + state});
+    }
+    return parts;
+  }
+
+  Client& client_;
+  const Layout layout_;
+  Model model_;
+  Region region_;
+  uint32_t pages_ = 0;
+  uint64_t pages_bytes_ = 0;
+  std::vector<int32_t> page_table_;
+  std::vector<int32_t> tokens_;
+  std::vector<uint64_t> lengths_;
+};
+
+absl::Status LandPages(Client& client, const Options& options, kernels::Workers& workers, nlohmann::json& cases) {
+  Engine engine(client, /*linear_layers=*/0);
+  if (absl::Status status = engine.Prepare(); !status.ok()) return status;
+  if (absl::Status status = engine.PublishAll(); !status.ok()) return status;
+  const Match match = engine.Lookup();
+  if (absl::Status status = engine.LandOnce(match).status(); !status.ok()) return status;  // touches the target
+  // Landing and limit take turns, so that a noisy neighbour slows both.
+  std::vector<double> landings, limits;
+  for (int i = 0; i < options.repetitions; ++i) {
+    const absl::StatusOr<double> elapsed = engine.LandOnce(match);
+    if (!elapsed.ok()) return elapsed.status();
+    landings.push_back(kLandedBytes / *elapsed);
+    limits.push_back(MemcpyBandwidth(kLandedBytes, 3, workers));
+  }
+  const double rate = Median(landings), limit = Median(limits);
+  cases.push_back({{"op", "land"},
+                   {"bytes", kLandedBytes},
+                   {"gb_per_s", rate / 1e9},
+                   {"limit_gb_per_s", limit / 1e9},
+                   {"ratio", rate / limit}});
+  std::printf("%-14s %12s %10s %14s %8s\n", "op", "bytes", "GB/s", "memcpy GB/s", "ratio");
+  std::printf("%-14s %12lu %10.2f %14.2f %8.2f\n", "land", static_cast<unsigned long>(kLandedBytes), rate / 1e9,
+              limit / 1e9, rate / limit);
+  return absl::OkStatus();
+}
+
+absl::Status MapTuples(Client& client, const Options& options, nlohmann::json& cases) {
+  std::printf("\n%-14s %12s %14s %18s\n", "op", "bytes", "map µs", "match+map µs");
+  for (uint32_t linear_layers : {2u, 8u, 24u}) {
+    Engine engine(client, linear_layers);
+    if (absl::Status status = engine.Prepare(); !status.ok()) return status;
+    if (absl::Status status = engine.PublishAll(); !status.ok()) return status;
+    std::vector<double> mapping, whole;
+    uint64_t bytes = 0;
+    for (int i = 0; i <= options.repetitions; ++i) {
+      double map_seconds = 0;
+      const double elapsed = Seconds([&] {
+        const Match match = engine.Lookup();
+        map_seconds = Seconds([&] {
+          for (size_t s = 1; s <= kSegments; ++s) bytes = match.tuples(s) == nullptr ? 0 : match.segments()[s].bytes;
+        });
+      });
+      if (bytes == 0) return absl::InternalError("map_tuples: a published segment was not found");
+      if (i == 0) continue;  // the first one maps the arenas
+      mapping.push_back(map_seconds);
+      whole.push_back(elapsed);
+    }
+    cases.push_back({{"op", "map_tuples"},
+                     {"bytes", bytes * kSegments},
+                     {"map_us", Median(mapping) * 1e6},
+                     {"match_and_map_us", Median(whole) * 1e6}});
+    std::printf("%-14s %12lu %14.1f %18.1f\n", "map_tuples", static_cast<unsigned long>(bytes * kSegments),
+                Median(mapping) * 1e6, Median(whole) * 1e6);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Land(const Options& options, nlohmann::json& figures) {
+  const int threads = options.threads > 0 ? options.threads : static_cast<int>(std::thread::hardware_concurrency());
+  kernels::ThreadPool pool(threads);
+  auto daemon = tools::LocalDaemon::Start({.dram_bytes = 3ull << 30, .threads = static_cast<uint32_t>(threads)});
+  if (!daemon.ok()) return daemon.status();
+  auto client = Client::Connect((*daemon)->client_options());
+  if (!client.ok()) return client.status();
+  figures["machine"] = Machine();
+  nlohmann::json& cases = figures["cases"] = nlohmann::json::array();
+  if (absl::Status status = LandPages(**client, options, pool, cases); !status.ok()) return status;
+  return MapTuples(**client, options, cases);
+}
+
+}  // namespace ashlar::bench

@@ -1,0 +1,69 @@
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "tools/bench/bench.h"
+
+namespace {
+
+using ashlar::bench::Options;
+
+constexpr const char* kUsage =
+    "usage: ashlar-bench COMMAND [--json FILE] [--repetitions N] [--threads N]\n"
+    "  land   landing of cached attention pages through a daemon, against memcpy; handing over tuples by mapping\n";
+
+bool ParseOptions(int argc, char** argv, Options& options) {
+  for (int i = 2; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (i + 1 == argc) {
+      std::fprintf(stderr, "%s: needs a value\n", name.c_str());
+      return false;
+    }
+    const char* value = argv[++i];
+    char* end = nullptr;
+    const long number = std::strtol(value, &end, 10);
+    const bool positive = *end == '\0' && number > 0 && number <= 1000;
+    if (name == "--json") {
+      options.json = value;
+    } else if (name == "--repetitions" && positive) {
+      options.repetitions = static_cast<int>(number);
+    } else if (name == "--threads" && positive) {
+      options.threads = static_cast<int>(number);
+    } else {
+      std::fprintf(stderr, "%s %s: unknown option or bad value\n%s", name.c_str(), value, kUsage);
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::map<std::string, std::function<absl::Status(const Options&, nlohmann::json&)>> commands = {
+      {"land", ashlar::bench::Land}};
+  const auto command = commands.find(argc > 1 ? argv[1] : "");
+  if (command == commands.end()) {
+    std::fputs(kUsage, argc > 1 && std::string(argv[1]) == "--help" ? stdout : stderr);
+    return argc > 1 && std::string(argv[1]) == "--help" ? 0 : 2;
+  }
+  Options options;
+  if (!ParseOptions(argc, argv, options)) return 2;
+  nlohmann::json figures;
+  if (absl::Status status = command->second(options, figures); !status.ok()) {
+    std::fprintf(stderr, "ashlar-bench %s: %s\n", argv[1], status.ToString().c_str());
+    return 1;
+  }
+  if (!options.json.empty()) {
+    std::ofstream out(options.json);
+    out << figures.dump(2) << "\n";
+    if (!out.flush()) {
+      std::fprintf(stderr, "--json: cannot write %s\n", options.json.c_str());
+      return 1;
+    }
+  }
+  return 0;
+}

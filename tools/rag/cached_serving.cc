@@ -1,0 +1,237 @@
+#include "tools/rag/cached_serving.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tools/refengine/flops.h"
+#include "tools/refengine/tokenizer.h"
+
+namespace ashlar::rag {
+namespace {
+
+using refengine::CachedLayer;
+using refengine::ModelConfig;
+using refengine::PagePool;
+using refengine::Sequence;
+using refengine::Step;
+using refengine::TupleBuffers;
+
+// Without a verdict by then the segments are computed instead.
+constexpr std::chrono::milliseconds kLandTimeout{5000};
+
+size_t Align(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+struct TupleBytes {
+  explicit TupleBytes(const ModelConfig& config) {
+    const auto& linear = config.linear;
+    transition = Align(sizeof(float) * linear.value_heads * linear.d_k * linear.d_k);
+    state = Align(sizeof(float) * linear.value_heads * linear.d_k * linear.d_v);
+    conv_tail = Align(sizeof(float) * (linear.conv_kernel - 1) * linear.conv_channels());
+  }
+  size_t total() const { return transition + state + conv_tail; }
+  size_t transition, state, conv_tail;
+};
+
+std::vector<TupleBuffers> Staging(const ModelConfig& config, std::byte* at) {
+  const TupleBytes bytes(config);
+  std::vector<TupleBuffers> buffers;
+  for (int32_t i = 0; i < config.linear_layers(); ++i, at += bytes.total()) {
+    buffers.push_back({.transition = reinterpret_cast<float*>(at),
+                       .state = reinterpret_cast<float*>(at + bytes.transition),
+                       .conv_tail = reinterpret_cast<float*>(at + bytes.transition + bytes.state)});
+  }
+  return buffers;
+}
+
+PagedCache Geometry(const ModelConfig& config, const PagePool& pool) {
+  PagedCache pages{.page_tokens = static_cast<uint32_t>(pool.page_tokens()),
+                   .pages = static_cast<uint32_t>(pool.pages())};
+  for (int32_t i = 0; i < config.attention_layers(); ++i) {
+    const refengine::PagedLayerGeometry layer = pool.Geometry(i);
+    pages.layers.push_back({.layer = layer.layer,
+                            .key_offset = layer.key_offset,
+                            .value_offset = layer.value_offset,
+                            .page_stride = layer.page_stride,
+                            .token_stride = layer.token_stride,
+                            .key_head_stride = layer.head_stride,
+                            .value_head_stride = layer.head_stride});
+  }
+  return pages;
+}
+
+ObjectKind KindOf(size_t segment) { return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment; }
+
+}  // namespace
+
+size_t RegionBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages) {
+  return Align(PagePool::RequiredBytes(config, page_tokens, pages)) + TupleBytes(config).total() * config.linear_layers();
+}
+
+absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& client, const Runtime& runtime,
+                                                                   PagePool& pool, const Region& region,
+                                                                   refengine::SeamWidths seams) {
+  const ModelConfig& config = runtime.model.config();
+  if (region.size() < RegionBytes(config, pool.page_tokens(), pool.pages())) {
+    return absl::InvalidArgumentError("region: smaller than RegionBytes");
+  }
+  std::unique_ptr<CachedServing> serving(new CachedServing(runtime, pool, region, seams));
+  const size_t pages_bytes = Align(PagePool::RequiredBytes(config, pool.page_tokens(), pool.pages()));
+  serving->staging_ = Staging(config, region.data() + pages_bytes);
+  const Layout layout = runtime.model.layout(static_cast<uint32_t>(seams.head), static_cast<uint32_t>(seams.tail),
+                                             static_cast<uint32_t>(pool.page_tokens()));
+  absl::StatusOr<Model> model = client.OpenModel(runtime.model.identity(), layout);
+  if (!model.ok()) return model.status();
+  serving->model_ = *model;
+  if (absl::Status status = serving->model_.DeclarePages(region, Geometry(config, pool)); !status.ok()) return status;
+  return serving;
+}
+
+Match CachedServing::Lookup(const RagPrompt& prompt) {
+  return model_.Lookup(Prompt{.tokens = prompt.tokens, .segment_lengths = prompt.segment_lengths});
+}
+
+absl::Status CachedServing::Prefill(ObjectKind kind, std::span<const int32_t> tokens, Sequence& scratch) {
+  Step run = Step::Compute(tokens);
+  if (kind == ObjectKind::kSegment) {
+    const refengine::CaptureRange interior{
+        .begin = seams_.head, .end = static_cast<int64_t>(tokens.size()) - seams_.tail, .linear = staging_};
+    return runtime_.engine.Advance(scratch, {&run, 1}, {.captures = {&interior, 1}});
+  }
+  if (absl::Status status = runtime_.engine.Advance(scratch, {&run, 1}); !status.ok()) return status;
+  for (int32_t i = 0; i < runtime_.model.config().linear_layers(); ++i) {
+    const auto state = scratch.recurrent().State(i), window = scratch.recurrent().ConvWindow(i);
+    std::copy(state.begin(), state.end(), staging_[i].state);
+    std::copy(window.begin(), window.end(), staging_[i].conv_tail);
+  }
+  return absl::OkStatus();
+}
+
+PublishParts CachedServing::Staged(ObjectKind kind, const Sequence& scratch) const {
+  const ModelConfig& config = runtime_.model.config();
+  PublishParts parts{.region = region_, .page_table = scratch.page_table()};
+  for (int32_t layer = 0; layer < config.layers(); ++layer) {
+    if (config.is_attention(layer)) continue;
+    const TupleBuffers& staged = staging_[config.kind_index(layer)];
+    auto bytes = [](const float* floats) { return reinterpret_cast<const std::byte*>(floats); };
+    parts.linear.push_back({.layer = static_cast<uint32_t>(layer),
+                            .transition = kind == ObjectKind::kSegment ? bytes(staged.transition) : nullptr,
+                            .state = bytes(staged.state),
+                            .conv_tail = bytes(staged.conv_tail)});
+  }
+  return parts;
+}
+
+absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& match) {
+  std::vector<size_t> missed;
+  std::vector<ObjectRun> runs;
+  for (size_t i = 0; i < match.segments().size(); ++i) {
+    const MissReason reason = match.segments()[i].reason;
+    if (reason == MissReason::kNone || reason == MissReason::kTooShort || reason == MissReason::kDaemonUnavailable) continue;
+    missed.push_back(i);
+    runs.push_back({.kind = KindOf(i), .tokens = prompt.Segment(i)});
+  }
+  const std::vector<Reservation> reservations = runs.empty() ? std::vector<Reservation>{} : model_.Reserve(runs);
+  bool published = false;
+  for (size_t i = 0; i < reservations.size(); ++i) {
+    if (!reservations[i].granted()) {
+      // Another engine was faster: its copy is as good as ours.
+      published |= reservations[i].outcome == ReserveOutcome::kAlreadyPresent;
+      continue;
+    }
+    Sequence scratch(runtime_.model.config(), pool_);
+    if (absl::Status status = Prefill(runs[i].kind, runs[i].tokens, scratch); !status.ok()) {
+      for (; i < reservations.size(); ++i) model_.Abandon(reservations[i]);
+      return status;
+    }
+    published |= model_.Publish(reservations[i], Staged(runs[i].kind, scratch)) == PublishOutcome::kPublished;
+  }
+  return published;
+}
+
+absl::Status CachedServing::NewSequence(const RagPrompt& prompt, SetPrompt& set) {
+  set.sequence = std::make_unique<Sequence>(runtime_.model.config(), pool_);
+  if (set.sequence->Reserve(static_cast<int64_t>(prompt.tokens.size()))) return absl::OkStatus();
+  return absl::ResourceExhaustedError("pages: too few for this prompt");
+}
+
+void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
+  set.chain.clear();
+  set.layers.resize(prompt.segment_lengths.size());
+  uint64_t computed = 0;  // up to here the chain stands
+  auto compute_to = [&](uint64_t position) {
+    if (position > computed) set.chain.push_back(Step::Compute(std::span(prompt.tokens).subspan(computed, position - computed)));
+  };
+  for (size_t i = 0; i < prompt.segment_lengths.size(); ++i) {
+    if (!set.landed[i]) continue;
+    const bool whole = KindOf(i) == ObjectKind::kCheckpoint;
+    const uint64_t begin = prompt.SegmentStart(i) + (whole ? 0 : seams_.head);
+    const uint64_t end = prompt.SegmentStart(i) + prompt.segment_lengths[i] - (whole ? 0 : seams_.tail);
+    set.layers[i].clear();
+    for (const MappedTuple& tuple : *set.match->tuples(i)) set.layers[i].push_back({tuple.view, tuple.conv_tail});
+    compute_to(begin);
+    set.chain.push_back(Step::Cached(static_cast<int64_t>(end - begin), set.layers[i]));
+    computed = end;
+  }
+  compute_to(prompt.tokens.size());
+}
+
+absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits) {
+  std::vector<LandSegment> wanted;
+  for (uint32_t i = 0; i < set.landed.size(); ++i) {
+    set.landed[i] = set.match->segments()[i].hit() && set.match->tuples(i) != nullptr;
+    if (set.landed[i]) wanted.push_back({i, prompt.SegmentStart(i)});
+  }
+  if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
+  BuildChain(prompt, set);
+  refengine::AdvanceOptions options{.last_logits = logits.data()};
+  if (wanted.empty()) return runtime_.engine.Advance(*set.sequence, set.chain, options);
+
+  const ModelConfig& config = runtime_.model.config();
+  Landing landing = model_.Land(*set.match, set.sequence->page_table(), wanted);
+  options.on_layer = [&](int32_t layer) {
+    return !config.is_attention(layer) ||
+           landing.WaitLayers(static_cast<uint32_t>(config.kind_index(layer)) + 1, kLandTimeout);
+  };
+  const absl::Status advanced = runtime_.engine.Advance(*set.sequence, set.chain, options);
+  const std::vector<MissReason> verdict = landing.Wait(kLandTimeout);
+  bool landed = true;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    set.landed[wanted[i].segment] = verdict[i] == MissReason::kNone;
+    landed &= verdict[i] == MissReason::kNone;
+  }
+  if (landed || (!advanced.ok() && !absl::IsCancelled(advanced))) return advanced;
+
+  // Some of it did not land: this prefill starts again with those segments computed. Slots that may still be written
+  // into are not touched until they are quiet.
+  if (landing.quiet()) {
+    set.sequence->Rewind(0, refengine::RecurrentState(config));
+  } else {
+    quarantined_.push_back({std::move(set.sequence), std::move(landing)});
+    set.landed.assign(set.landed.size(), false);
+    if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
+  }
+  BuildChain(prompt, set);
+  return runtime_.engine.Advance(*set.sequence, set.chain, {.last_logits = logits.data()});
+}
+
+absl::StatusOr<Served> CachedServing::Serve(const RagPrompt& prompt) {
+  const Stopwatch watch;
+  std::erase_if(quarantined_, [](const Quarantined& slots) { return slots.landing.quiet(); });
+  last_ = std::make_unique<SetPrompt>();
+  last_->match = Lookup(prompt);
+  Served served{.logits = std::vector<float>(refengine::kVocabulary)};
+  for (const SegmentResult& segment : last_->match->segments()) ++(segment.hit() ? served.hits : served.misses);
+  if (served.misses > 0) {
+    const absl::StatusOr<bool> published = Fill(prompt, *last_->match);
+    if (!published.ok()) return published.status();
+    if (*published) last_->match = Lookup(prompt);
+  }
+  last_->landed.assign(prompt.segment_lengths.size(), false);
+  if (absl::Status status = LandAndAdvance(prompt, *last_, served.logits); !status.ok()) return status;
+  served.ttft_ms = watch.Milliseconds();
+  for (const Step& step : last_->chain) served.computed_tokens += step.tokens.size();
+  served.flops = refengine::ChainFlops(runtime_.model.config(), 0, last_->chain).total();
+  return served;
+}
+
+}  // namespace ashlar::rag

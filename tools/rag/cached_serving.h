@@ -1,0 +1,73 @@
+// Serving with Ashlar: what an engine does around its own layers to have a prompt set from cached segments.
+// Match, fill the misses, land, compute the seams (HYPIC §4; docs/architecture.md, "A request's way").
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "tools/rag/serving.h"
+#include "tools/refengine/page_pool.h"
+#include "tools/refengine/sequence.h"
+#include "tools/refengine/stored_segment.h"
+
+namespace ashlar::rag {
+
+// The engine's memory as the daemon sees it: pages, and behind them staging room for the tuples of one segment.
+size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages);
+
+// A prompt as it was set. What it points to lives as long as it does.
+struct SetPrompt {
+  std::unique_ptr<refengine::Sequence> sequence;
+  std::optional<Match> match;
+  std::vector<bool> landed;  // one a segment
+  std::vector<std::vector<refengine::CachedLayer>> layers;  // of landed segments
+  std::vector<refengine::Step> chain;
+};
+
+class CachedServing {
+ public:
+  // `region` has RegionBytes and begins with the memory of `pool`; the client hosts or registered it.
+  static absl::StatusOr<std::unique_ptr<CachedServing>> Open(Client& client, const Runtime& runtime,
+                                                             refengine::PagePool& pool, const Region& region,
+                                                             refengine::SeamWidths seams);
+
+  // Never fails for a reason that lies in the cache: what cannot be had is computed. `prompt` must outlive last().
+  absl::StatusOr<Served> Serve(const RagPrompt& prompt);
+
+  // The prompt that was served last, for looking at it again.
+  SetPrompt& last() { return *last_; }
+
+ private:
+  // Slots that the daemon may still write into: they are kept until the landing is quiet.
+  struct Quarantined {
+    std::unique_ptr<refengine::Sequence> sequence;
+    Landing landing;  // goes first, and waits
+  };
+
+  CachedServing(const Runtime& runtime, refengine::PagePool& pool, const Region& region, refengine::SeamWidths seams)
+      : runtime_(runtime), pool_(pool), region_(region), seams_(seams) {}
+
+  Match Lookup(const RagPrompt& prompt);
+  // Prefills and publishes missed segments. True: at least one was published.
+  absl::StatusOr<bool> Fill(const RagPrompt& prompt, const Match& match);
+  absl::Status Prefill(ObjectKind kind, std::span<const int32_t> tokens, refengine::Sequence& scratch);
+  PublishParts Staged(ObjectKind kind, const refengine::Sequence& scratch) const;
+
+  absl::Status NewSequence(const RagPrompt& prompt, SetPrompt& set);
+  void BuildChain(const RagPrompt& prompt, SetPrompt& set) const;
+  absl::Status LandAndAdvance(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
+
+  const Runtime runtime_;
+  refengine::PagePool& pool_;
+  const Region region_;
+  const refengine::SeamWidths seams_;
+  std::vector<refengine::TupleBuffers> staging_;  // one a linear layer
+  Model model_;
+  std::unique_ptr<SetPrompt> last_;
+  std::vector<Quarantined> quarantined_;
+};
+
+}  // namespace ashlar::rag

@@ -1,0 +1,85 @@
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "tools/rag/main_job.h"
+
+namespace {
+
+constexpr const char* kUsage =
+    "usage: ashlar-demo [--docs DIR] [--quick] [--json FILE] [--sections N] [--sections-per-prompt N] [--requests N]\n"
+    "                   [--threads N] [--seed N]\n"
+    "Answers questions about the documents in DIR (default /usr/share/common-licenses) four ways: full recompute, prefix\n"
+    "cache, naive addition, Ashlar. Prints what was saved and what it cost in fidelity.\n"
+    "  --quick   a small corpus and a dozen requests: a few minutes on 2 cores\n";
+
+bool ParseNumber(const char* name, const char* text, long least, long greatest, long* value) {
+  char* end = nullptr;
+  *value = std::strtol(text, &end, 10);
+  if (*text != '\0' && *end == '\0' && *value >= least && *value <= greatest) return true;
+  std::fprintf(stderr, "%s: must be a number from %ld to %ld, not '%s'\n", name, least, greatest, text);
+  return false;
+}
+
+// Exit code, or -1 to go on.
+int Parse(int argc, char** argv, ashlar::rag::JobOptions& options, std::string& json) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--help") return std::fputs(kUsage, stdout), 0;
+    if (name == "--quick") {
+      options.sections = 40;
+      options.requests = 12;
+      continue;
+    }
+    if (i + 1 == argc) return std::fprintf(stderr, "%s: unknown option, or its value is missing\n%s", name.c_str(), kUsage), 2;
+    const char* value = argv[++i];
+    long number = 0;
+    if (name == "--docs") {
+      options.docs = value;
+    } else if (name == "--json") {
+      json = value;
+    } else if (name == "--sections") {
+      if (!ParseNumber("--sections", value, 1, 100000, &number)) return 2;
+      options.sections = number;
+    } else if (name == "--sections-per-prompt") {
+      if (!ParseNumber("--sections-per-prompt", value, 1, 64, &number)) return 2;
+      options.sections_per_prompt = number;
+    } else if (name == "--requests") {
+      if (!ParseNumber("--requests", value, 1, 10000, &number)) return 2;
+      options.requests = number;
+    } else if (name == "--threads") {
+      if (!ParseNumber("--threads", value, 1, 256, &number)) return 2;
+      options.threads = static_cast<int>(number);
+    } else if (name == "--seed") {
+      if (!ParseNumber("--seed", value, 0, 1L << 31, &number)) return 2;
+      options.seed = static_cast<uint64_t>(number);
+    } else {
+      return std::fprintf(stderr, "%s: unknown option\n%s", name.c_str(), kUsage), 2;
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ashlar::rag::JobOptions options;
+  std::string json;
+  if (const int code = Parse(argc, argv, options, json); code >= 0) return code;
+  const auto run = ashlar::rag::RunMainJob(options);
+  if (!run.ok()) {
+    std::fprintf(stderr, "ashlar-demo: %s\n", run.status().ToString().c_str());
+    return 1;
+  }
+  ashlar::rag::PrintSummary(*run);
+  if (json.empty()) return 0;
+  std::ofstream out(json);
+  out << ashlar::rag::ToJson(*run).dump(2) << "\n";
+  if (!out.flush()) {
+    std::fprintf(stderr, "--json: cannot write %s\n", json.c_str());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,142 @@
+#include "tools/rag/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+
+namespace ashlar::rag {
+namespace {
+
+using Value = std::function<double(const RequestResult&)>;
+
+const char* const kWays[] = {"full", "prefix", "naive", "ashlar"};
+
+std::vector<double> Collect(const RunResult& run, bool all_hit_only, const Value& value) {
+  std::vector<double> values;
+  for (const RequestResult& request : run.requests) {
+    if (!all_hit_only || request.all_hit()) values.push_back(value(request));
+  }
+  return values;
+}
+
+double Median(std::vector<double> values) {
+  if (values.empty()) return std::nan("");
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+double Mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (double value : values) sum += value;
+  return values.empty() ? std::nan("") : sum / values.size();
+}
+
+double Max(const std::vector<double>& values) {
+  return values.empty() ? std::nan("") : *std::max_element(values.begin(), values.end());
+}
+
+Layer0Error WorstLayer0(const RunResult& run) {
+  return {.ashlar = Max(Collect(run, false, [](const RequestResult& r) { return r.layer0.ashlar; })),
+          .naive = Max(Collect(run, false, [](const RequestResult& r) { return r.layer0.naive; })),
+          .zero_transition = Max(Collect(run, false, [](const RequestResult& r) { return r.layer0.zero_transition; }))};
+}
+
+double Agreement(const RunResult& run, const char* way) {
+  return Mean(Collect(run, false, [way](const RequestResult& r) {
+    return r.ways.at(way).next_token == r.ways.at("full").next_token ? 1.0 : 0.0;
+  }));
+}
+
+nlohmann::json ToJson(const Layer0Error& error) {
+  return {{"ashlar", error.ashlar}, {"naive", error.naive}, {"zero_transition", error.zero_transition}};
+}
+
+nlohmann::json ToJson(const RequestResult& request) {
+  nlohmann::json json = {{"question", request.question},
+                         {"tokens", request.tokens},
+                         {"segments", request.segments},
+                         {"hits", request.hits},
+                         {"misses", request.misses},
+                         {"computed_tokens", request.computed_tokens},
+                         {"full_flops_ratio", request.full_flops_ratio},
+                         {"flop_floor_speedup", request.flop_floor_speedup},
+                         {"speedup_vs_full", request.speedup()},
+                         {"layer0_state_rel_l2", ToJson(request.layer0)}};
+  for (const auto& [way, result] : request.ways) {
+    json["ttft_ms"][way] = result.ttft_ms;
+    json["next_token"][way] = result.next_token;
+    if (way != "full") json["logits_rel_l2"][way] = result.logits_rel_l2;
+  }
+  return json;
+}
+
+}  // namespace
+
+void PrintHeader() {
+  std::printf("%3s %6s %5s %5s %5s │ %8s %8s %8s %8s │ %7s │ %8s %8s │ %8s │ %s\n", "#", "tokens", "segs", "hits",
+              "miss", "full ms", "prefix", "naive", "ashlar", "speedup", "logits", "naive", "layer 0", "same token");
+}
+
+void PrintRequest(size_t number, const RequestResult& r) {
+  const auto& ways = r.ways;
+  std::printf("%3zu %6lu %5lu %5lu %5lu │ %8.0f %8.0f %8.0f %8.0f │ %6.1f× │ %8.4f %8.4f │ %8.1e │ %s\n", number,
+              static_cast<unsigned long>(r.tokens), static_cast<unsigned long>(r.segments),
+              static_cast<unsigned long>(r.hits), static_cast<unsigned long>(r.misses), ways.at("full").ttft_ms,
+              ways.at("prefix").ttft_ms, ways.at("naive").ttft_ms, ways.at("ashlar").ttft_ms, r.speedup(),
+              ways.at("ashlar").logits_rel_l2, ways.at("naive").logits_rel_l2, r.layer0.ashlar,
+              ways.at("ashlar").next_token == ways.at("full").next_token ? "yes" : "no");
+  std::fflush(stdout);
+}
+
+void PrintSummary(const RunResult& run) {
+  const size_t all_hit = Collect(run, true, [](const RequestResult&) { return 0.0; }).size();
+  const Layer0Error layer0 = WorstLayer0(run);
+  std::printf("\n%zu requests, %zu with every segment cached; %d threads, FMA peak %.0f GFLOP/s\n", run.requests.size(),
+              all_hit, run.threads, run.fma_peak_gflops);
+  std::printf("\n  time to first token, median of all-hit requests, ms:");
+  for (const char* way : kWays) {
+    std::printf("  %s %.0f", way, Median(Collect(run, true, [&](const auto& r) { return r.ways.at(way).ttft_ms; })));
+  }
+  std::printf("\n  speed-up against full recompute, all-hit requests:    %.1f×  (FLOPs alone would allow %.1f×)",
+              Median(Collect(run, true, [](const auto& r) { return r.speedup(); })),
+              Median(Collect(run, true, [](const auto& r) { return r.flop_floor_speedup; })));
+  std::printf("\n  full recompute runs at %.2f of the FMA peak",
+              Median(Collect(run, false, [](const auto& r) { return r.full_flops_ratio; })));
+  std::printf("\n\n  layer-0 states behind each interior, worst relative L2:  ashlar %.1e   naive %.2f   T := 0 %.2f",
+              layer0.ashlar, layer0.naive, layer0.zero_transition);
+  std::printf("\n  first token's logits, mean relative L2:                  naive %.3f",
+              Mean(Collect(run, false, [](const auto& r) { return r.ways.at("naive").logits_rel_l2; })));
+  for (const auto& [width, error] : run.ashlar_logits_by_width) {
+    std::printf("   ashlar (%ld, %ld) %.3f", static_cast<long>(width), static_cast<long>(width), error);
+  }
+  std::printf("\n  same first token as full recompute:                      prefix %.0f %%   naive %.0f %%   ashlar %.0f %%\n",
+              100 * Agreement(run, "prefix"), 100 * Agreement(run, "naive"), 100 * Agreement(run, "ashlar"));
+}
+
+nlohmann::json ToJson(const RunResult& run) {
+  nlohmann::json json;
+  json["requests"] = nlohmann::json::array();
+  for (const RequestResult& request : run.requests) json["requests"].push_back(ToJson(request));
+  nlohmann::json& summary = json["summary"];
+  summary["threads"] = run.threads;
+  summary["sections"] = run.sections;
+  summary["sections_per_prompt"] = run.sections_per_prompt;
+  summary["fma_peak_gflops"] = run.fma_peak_gflops;
+  summary["all_hit_requests"] = Collect(run, true, [](const RequestResult&) { return 0.0; }).size();
+  for (const char* way : kWays) {
+    summary["ttft_ms"][way] = Median(Collect(run, true, [&](const auto& r) { return r.ways.at(way).ttft_ms; }));
+    if (std::string(way) != "full") summary["next_token_agreement"][way] = Agreement(run, way);
+  }
+  summary["speedup_vs_full"] = Median(Collect(run, true, [](const auto& r) { return r.speedup(); }));
+  summary["flop_floor_speedup"] = Median(Collect(run, true, [](const auto& r) { return r.flop_floor_speedup; }));
+  summary["full_flops_ratio"] = Median(Collect(run, false, [](const auto& r) { return r.full_flops_ratio; }));
+  summary["layer0_state_rel_l2"] = ToJson(WorstLayer0(run));
+  summary["logits_rel_l2"]["naive"] = Mean(Collect(run, false, [](const auto& r) { return r.ways.at("naive").logits_rel_l2; }));
+  for (const auto& [width, error] : run.ashlar_logits_by_width) {
+    summary["logits_rel_l2"]["ashlar"][std::to_string(width)] = error;
+  }
+  return json;
+}
+
+}  // namespace ashlar::rag

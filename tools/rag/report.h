@@ -1,0 +1,50 @@
+// What the main job found: a line a request, a summary, and the same numbers for machines.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+#include "tools/rag/fidelity.h"
+
+namespace ashlar::rag {
+
+// One way of serving one request.
+struct WayResult {
+  double ttft_ms = 0;
+  int32_t next_token = 0;
+  double logits_rel_l2 = 0;  // against full recompute
+};
+
+struct RequestResult {
+  std::string question;
+  uint64_t tokens = 0;
+  uint64_t segments = 0;  // instructions and sections
+  uint64_t hits = 0, misses = 0;
+  uint64_t computed_tokens = 0;  // by Ashlar, fills not counted
+  std::map<std::string, WayResult> ways;  // full, prefix, naive, ashlar
+  Layer0Error layer0;
+  double full_flops_ratio = 0;    // FLOP/s of full recompute over the machine's FMA peak
+  double flop_floor_speedup = 0;  // FLOPs of full recompute over those of seams and query
+  bool all_hit() const { return misses == 0; }
+  double speedup() const { return ways.at("full").ttft_ms / ways.at("ashlar").ttft_ms; }
+};
+
+struct RunResult {
+  std::vector<RequestResult> requests;
+  // Mean logits error over all requests by seam width, head = tail. Naive addition has no seams: one number.
+  std::map<int64_t, double> ashlar_logits_by_width;
+  double fma_peak_gflops = 0;
+  int threads = 0;
+  int64_t sections = 0;
+  int64_t sections_per_prompt = 0;
+};
+
+void PrintHeader();
+void PrintRequest(size_t number, const RequestResult& request);
+void PrintSummary(const RunResult& run);
+nlohmann::json ToJson(const RunResult& run);
+
+}  // namespace ashlar::rag
