@@ -4,10 +4,15 @@
 // each segment. Only connecting, opening a model and registering memory return errors. Every call has a deadline
 // (ClientOptions::timeout) and returns by then.
 //
-// Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable, and the client reconnects by itself
-// (models are opened and regions registered again). A Match from before a reconnect stays safe to use: mapped tuples
-// stay mapped, its landings are misses. After fork() the child's copy of a client refuses every call with
-// FAILED_PRECONDITION (misses: kDaemonUnavailable): open a new one there.
+// Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable without waiting, and the client
+// reconnects by itself in the background (models are opened, regions registered and pages declared again). A Match from
+// before a reconnect stays safe to use: mapped tuples stay mapped, its landings are misses (kLeaseLost). Objects may be
+// destroyed in any order: destroying the Client ends all calls, but the session with the daemon, and the leases in it,
+// stay until the last Match, Landing and Model is gone.
+//
+// Fork. A client belongs to the process that connected it. In a child its copy refuses every call with
+// FAILED_PRECONDITION (misses: kDaemonUnavailable; landings never get quiet), and destroying it there releases nothing:
+// connect a new one. The child does not keep the session alive either: that ends with the parent.
 #pragma once
 
 #include <chrono>
@@ -17,6 +22,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,10 +36,10 @@
 namespace ashlar {
 
 struct ClientOptions {
-  std::string rpc_socket;      // the daemon's listen.rpc_socket
-  std::string session_socket;  // the daemon's listen.session_socket
-  std::chrono::milliseconds timeout{5000};
-  std::string name = "libashlar";  // for the daemon's logs
+  std::string rpc_socket;                   // the daemon's listen.rpc_socket
+  std::string session_socket;               // the daemon's listen.session_socket
+  std::chrono::milliseconds timeout{5000};  // of every call; at most an hour
+  std::string name = "libashlar";           // for the daemon's logs
 };
 
 // This engine's part of the model and what computing costs it; not part of the namespace.
@@ -94,9 +100,9 @@ struct SegmentResult {
   MissReason reason = MissReason::kNeverSeen;  // kNone: hit
   TierKind tier = TierKind::kNone;
   ObjectKind kind = ObjectKind::kSegment;
-  uint64_t start = 0;   // position of the segment's token 0 in the prompt
+  uint64_t start = 0;  // position of the segment's token 0 in the prompt
   uint64_t tokens = 0;
-  uint64_t bytes = 0;   // of the cached object
+  uint64_t bytes = 0;  // of the cached object
   bool hit() const { return reason == MissReason::kNone; }
   bool remote() const { return tier == TierKind::kRemote; }
 };
@@ -106,7 +112,7 @@ class Landing {
  public:
   Landing(Landing&&) noexcept;
   Landing& operator=(Landing&&) noexcept;
-  ~Landing();  // cancels, and waits until the slots are quiet
+  ~Landing();  // cancels, and waits until the slots are quiet, however long the daemon takes
 
   // Waits until `layers` attention layers have been written for all segments: work on them may overlap with the rest,
   // but no token may be emitted before the verdict. False: a verdict came first, or the deadline.
@@ -129,7 +135,9 @@ class Landing {
   std::unique_ptr<Impl> impl_;
 };
 
-// What a lookup found, under a lease. The lease ends when the Match is destroyed or Release is called.
+// What a lookup found, under a lease. The lease ends when the Match is destroyed or Release is called, and no landing
+// of it is under way; telling the daemon so happens in the background. Threads may share a Match but for Release and
+// destruction.
 class Match {
  public:
   Match(Match&&) noexcept;
@@ -141,7 +149,7 @@ class Match {
   const std::vector<SegmentResult>& segments() const;
 
   // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs
-  // microseconds, whatever the size. Null for a miss or after the mapping failed.
+  // microseconds, whatever the size. Null for a miss, and after Release.
   const std::vector<MappedTuple>* tuples(size_t segment) const;
 
   // 16 bytes that another process of the same tenant can turn into a Match of its own (Model::Attach).
@@ -155,10 +163,12 @@ class Match {
   std::unique_ptr<Impl> impl_;
 };
 
-// The right, and the duty, to publish one object. Destroying it unpublished abandons the reservation.
+// The right, and the duty, to publish one object. An engine that cannot fill it calls Model::Abandon; one that is
+// forgotten is reclaimed after the daemon's leases.reservation_seconds.
 struct Reservation {
   ReserveOutcome outcome = ReserveOutcome::kUnavailable;
   uint64_t id = 0;
+  uint64_t generation = 0;  // of the connection that granted it: after a reconnect it is unknown
   bool granted() const { return outcome == ReserveOutcome::kGranted; }
 };
 struct ObjectRun {
@@ -166,7 +176,8 @@ struct ObjectRun {
   std::span<const int32_t> tokens;
 };
 
-// Where a finished object lies. Everything is read during Publish only.
+// Where a finished object lies. Everything is read during Publish only: when it returns, the sources are the engine's
+// again.
 struct PublishParts {
   struct Linear {
     uint32_t layer = 0;
@@ -174,8 +185,8 @@ struct PublishParts {
     const std::byte* state = nullptr;       // heads × [d_k, d_v]
     const std::byte* conv_tail = nullptr;   // null where the layer has no convolution
   };
-  std::vector<Linear> linear;  // every linear layer
-  Region region;               // that the pointers above lie in
+  std::vector<Linear> linear;           // every linear layer
+  Region region;                        // that the pointers above lie in
   std::span<const int32_t> page_table;  // of the run's keys and values in the declared pages
   uint64_t first_position = 0;          // slot position of the run's token 0
   Provenance provenance = Provenance::kExact;
@@ -202,6 +213,7 @@ class Model {
 
   // At most one engine computes a segment: a second one is told kBeingPublished or kAlreadyPresent.
   std::vector<Reservation> Reserve(std::span<const ObjectRun> runs);
+  // kUnavailable may leave open whether the object was published, never whether what was published is whole.
   PublishOutcome Publish(const Reservation& reservation, const PublishParts& parts);
   void Abandon(const Reservation& reservation);
 
@@ -239,8 +251,8 @@ class Client {
   std::shared_ptr<Impl> impl_;
 };
 
-// Splits text at a separator (HYPIC §5, PIC_SEPARATOR): the pieces between separators, empty ones dropped. Tokenise each
-// by itself, so that a segment's tokens do not depend on its neighbours.
+// Splits text at a separator (HYPIC §5, PIC_SEPARATOR): the pieces between separators, empty ones dropped. Tokenise
+// each by itself, so that a segment's tokens do not depend on its neighbours.
 inline constexpr const char* kDefaultSeparator = "<|pic|>";
 std::vector<std::string_view> SplitBySeparator(std::string_view text, std::string_view separator = kDefaultSeparator);
 // The same for tokens: lengths of the runs between separator tokens, with the separators removed from `tokens`.

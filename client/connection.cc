@@ -1,0 +1,78 @@
+#include "client/connection.h"
+
+#include <utility>
+
+#include "ashlar/v1/cache.pb.h"
+#include "client/process_bound.h"
+
+namespace ashlar::internal {
+namespace {
+
+constexpr size_t kReleasesPerCall = 1024;
+
+uint64_t NextGeneration() {
+  static std::atomic<uint64_t> generations = 0;
+  return ++generations;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions& options, std::function<void()> wake,
+                                                             Deadline deadline) {
+  absl::StatusOr<std::unique_ptr<SessionChannel>> channel =
+      SessionChannel::Open(options.session_socket, options.name, deadline);
+  if (!channel.ok()) return channel.status();
+  absl::StatusOr<std::unique_ptr<Rpc>> rpc = Rpc::Open(options.rpc_socket, (*channel)->daemon().pid(), deadline);
+  if (!rpc.ok()) return rpc.status();
+  return MakeProcessBound<Connection>(*std::move(channel), *std::move(rpc), std::move(wake));
+}
+
+Connection::Connection(std::unique_ptr<SessionChannel> channel, std::unique_ptr<Rpc> rpc, std::function<void()> wake)
+    : generation_(NextGeneration()),
+      channel_(std::move(channel)),
+      rpc_(std::move(rpc)),
+      arenas_(*channel_),
+      leases_(std::move(wake)) {}
+
+bool Connection::EnterLanding() {
+  if (++landings_under_way_ <= kMaxLandings) return true;
+  LeaveLanding();
+  return false;
+}
+
+void Connection::End() {
+  ended_.store(true, std::memory_order_release);
+  rpc_->Shutdown();
+}
+
+bool Connection::RunErrands(Deadline deadline) {
+  while (!ended()) {
+    const std::vector<std::string> leases = leases_.TakeUnheld(kReleasesPerCall);
+    if (leases.empty()) return true;
+    v1::ReleaseRequest request;
+    request.set_session(session());
+    for (const std::string& lease : leases) request.add_leases(lease);
+    v1::ReleaseReply reply;
+    const bool released = rpc_->Release(request, reply, deadline).ok();
+    leases_.Settle(leases, released);
+    if (!released) return false;
+  }
+  return true;
+}
+
+absl::StatusOr<std::shared_ptr<LeaseHold>> LeaseHold::Make(std::shared_ptr<Connection> connection, std::string lease,
+                                                           Deadline deadline) {
+  if (!connection->leases().Hold(lease, deadline)) {
+    return absl::DeadlineExceededError("the lease is still being released");
+  }
+  return MakeProcessBound<LeaseHold>(std::move(connection), std::move(lease));
+}
+
+LeaseHold::LeaseHold(std::shared_ptr<Connection> connection, std::string lease)
+    : connection_(std::move(connection)), lease_(std::move(lease)) {}
+
+LeaseHold::~LeaseHold() {
+  connection_->leases().Drop(lease_);
+}
+
+}  // namespace ashlar::internal

@@ -1,0 +1,87 @@
+// One life of the daemon as a client sees it: the session, the calls, the mapped arenas, the leases. When the session
+// ends, the connection is over for good; the keeper makes a new one.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/arena_map.h"
+#include "client/client.h"
+#include "client/deadline.h"
+#include "client/lease_table.h"
+#include "client/rpc.h"
+#include "client/session_channel.h"
+
+namespace ashlar::internal {
+
+// Thread-safe. Process-bound: whoever holds one keeps its session open, and with it what the daemon granted to it.
+class Connection {
+ public:
+  static constexpr int kMaxLandings = 256;
+
+  // `wake` is called whenever RunErrands has something to do.
+  static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options, std::function<void()> wake,
+                                                          Deadline deadline);
+
+  SessionChannel& channel() { return *channel_; }
+  Rpc& rpc() { return *rpc_; }
+  ArenaMap& arenas() { return arenas_; }
+  LeaseTable& leases() { return leases_; }
+  const std::string& session() const { return channel_->session(); }
+  const PeerProcess& daemon() const { return channel_->daemon(); }
+
+  // Tells connections of one process apart; never 0.
+  uint64_t generation() const { return generation_; }
+  // Numbers of landings ascend, as the daemon asks.
+  uint64_t NextLanding() { return ++landings_; }
+  // Bounds the landings under way: false when there are kMaxLandings. Every true needs one LeaveLanding.
+  bool EnterLanding();
+  void LeaveLanding() { --landings_under_way_; }
+
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  // No calls any more. The session itself stays open until the last holder is gone: landings in flight still have to
+  // learn that their slots are quiet.
+  void End();
+
+  // Releases leases that nobody holds any more. False: some remain, try again later.
+  bool RunErrands(Deadline deadline);
+
+ private:
+  template <typename T, typename... Args>
+  friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+  Connection(std::unique_ptr<SessionChannel> channel, std::unique_ptr<Rpc> rpc, std::function<void()> wake);
+
+  const uint64_t generation_;
+  const std::unique_ptr<SessionChannel> channel_;
+  const std::unique_ptr<Rpc> rpc_;
+  ArenaMap arenas_;
+  LeaseTable leases_;
+  std::atomic<uint64_t> landings_ = 0;
+  std::atomic<int> landings_under_way_ = 0;
+  std::atomic<bool> ended_ = false;
+};
+
+// A hold on one lease; released when it is destroyed. Process-bound.
+class LeaseHold {
+ public:
+  // DEADLINE_EXCEEDED: an earlier release of the same lease is still on its way.
+  static absl::StatusOr<std::shared_ptr<LeaseHold>> Make(std::shared_ptr<Connection> connection, std::string lease,
+                                                         Deadline deadline);
+  ~LeaseHold();
+
+  const std::string& lease() const { return lease_; }
+
+ private:
+  template <typename T, typename... Args>
+  friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+  LeaseHold(std::shared_ptr<Connection> connection, std::string lease);
+
+  const std::shared_ptr<Connection> connection_;
+  const std::string lease_;
+};
+
+}  // namespace ashlar::internal

@@ -1,0 +1,94 @@
+// Keeps a client connected: notices the daemon's end, connects again with growing pauses, and restores on the new
+// connection whatever the engine had opened and registered.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "client/connection.h"
+#include "client/deadline.h"
+#include "client/descriptor.h"
+#include "client/process_bound.h"
+
+namespace ashlar::internal {
+
+// Something that lives longer than a connection: a model, a region.
+class Restorable {
+ public:
+  virtual ~Restorable() = default;
+
+  // Makes it known on a new connection. UNAVAILABLE, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED and UNAUTHENTICATED may
+  // pass: the keeper connects anew. Any other error is the daemon's last word: it stays unknown on this connection.
+  virtual absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) = 0;
+};
+
+// Thread-safe. Process-bound.
+class Keeper {
+ public:
+  static absl::StatusOr<std::shared_ptr<Keeper>> Start(const ClientOptions& options);
+  ~Keeper();
+
+  // Ends the connection and the thread; every later call finds no connection.
+  void Stop();
+
+  // FAILED_PRECONDITION in a forked child; nothing else may be called there but tenant().
+  absl::Status CheckProcess() const;
+  // The connection of now. UNAVAILABLE at once while there is none.
+  absl::StatusOr<std::shared_ptr<Connection>> connection() const;
+  Deadline CallDeadline() const { return After(options_.timeout); }
+  const std::string& tenant() const { return tenant_; }
+
+  // Restores `item`, which is known on `connection`, on every later one for as long as it lives. False: that connection
+  // has ended meanwhile.
+  bool Keep(const std::shared_ptr<Restorable>& item, const std::shared_ptr<Connection>& connection);
+
+ private:
+  template <typename T, typename... Args>
+  friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+
+  // Wakes the thread. Shared with connections, which may outlive the keeper.
+  class Bell {
+   public:
+    static absl::StatusOr<std::shared_ptr<Bell>> Make();
+    explicit Bell(Descriptor fd) : fd_(std::move(fd)) {}
+    void Ring();
+    void Silence();
+    int fd() const { return fd_.get(); }
+
+   private:
+    Descriptor fd_;
+  };
+
+  struct Kept {
+    std::weak_ptr<Restorable> item;
+    uint64_t generation = 0;  // of the connection on which it was restored last
+  };
+
+  Keeper(const ClientOptions& options, std::shared_ptr<Bell> bell, std::shared_ptr<Connection> connection);
+  static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options,
+                                                          const std::shared_ptr<Bell>& bell, Deadline deadline);
+  void Run();
+  void Serve(const std::shared_ptr<Connection>& connection);
+  void Reconnect();
+  absl::Status RestoreAll(const std::shared_ptr<Connection>& connection, Deadline deadline);
+
+  const ClientOptions options_;
+  const std::string tenant_;
+  const std::shared_ptr<Bell> bell_;
+  const Birthplace birthplace_;
+
+  mutable std::mutex mutex_;
+  bool stopping_ = false;                   // guarded by mutex_
+  std::shared_ptr<Connection> connection_;  // guarded by mutex_; null: not connected
+  std::vector<Kept> kept_;                  // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace ashlar::internal

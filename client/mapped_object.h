@@ -1,0 +1,63 @@
+// A cached object read in place: checks what lies in the daemon's memory, and points into it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "client/descriptor.h"
+#include "proto/key.h"
+#include "proto/layout.h"
+#include "proto/object.h"
+
+namespace ashlar::internal {
+
+// Consecutive extents of one mapped arena.
+struct MappedRun {
+  std::shared_ptr<const Mapping> arena;
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+
+// What the object was asked for as.
+struct ExpectedObject {
+  const Layout* layout = nullptr;
+  NamespaceId ns;
+  ObjectKind kind = ObjectKind::kSegment;
+  uint64_t tokens = 0;
+};
+
+class MappedObject {
+ public:
+  // Reads the header and forms the tables of tuples; the parts themselves are not touched, so this takes microseconds
+  // whatever their size. DATA_LOSS: the header is not what `expected` says, or parts do not fit the layout.
+  // OUT_OF_RANGE: a run lies outside its arena. The runs are in the object's order.
+  static absl::StatusOr<std::unique_ptr<MappedObject>> Open(std::span<const MappedRun> runs,
+                                                            const ExpectedObject& expected);
+
+  MappedObject(const MappedObject&) = delete;
+  MappedObject& operator=(const MappedObject&) = delete;
+
+  const ObjectHeader& header() const { return header_; }
+  const std::vector<MappedTuple>& tuples() const { return tuples_; }
+
+ private:
+  MappedObject() = default;
+  absl::Status Locate(std::span<const MappedRun> runs);
+  absl::Status Check(const ExpectedObject& expected) const;
+  absl::Status FormTuples(const Layout& layout);
+  // Appends pointers to the part's units. DATA_LOSS unless it has `units` fp32 units of `unit_floats`.
+  absl::Status PointAt(uint32_t layer, PartForm form, uint32_t units, uint64_t unit_floats);
+
+  std::vector<std::shared_ptr<const Mapping>> arenas_;  // keeps everything below mapped
+  std::vector<const std::byte*> extents_;
+  ObjectHeader header_;
+  std::vector<const float*> heads_;  // every tuple's tables, one behind the other; sized once
+  std::vector<MappedTuple> tuples_;
+};
+
+}  // namespace ashlar::internal

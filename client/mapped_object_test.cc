@@ -1,0 +1,159 @@
+#include "client/mapped_object.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "client/test_fixtures.h"
+#include "proto/limits.h"
+
+namespace ashlar::internal {
+namespace {
+
+constexpr uint64_t kTokens = 100;
+constexpr uint32_t kHeads = 6;
+constexpr uint32_t kDk = 128, kDv = 96;  // 64 KiB a transition: an object of several extents
+constexpr uint32_t kChannels = 40, kConv = 4;
+
+Layout TestLayout() {
+  Layout layout{.page_tokens = 16, .head = 4, .tail = 4, .layers = {}};
+  layout.layers.push_back(LinearLayer{
+      .key_heads = 2, .value_heads = kHeads, .d_k = kDk, .d_v = kDv, .conv_channels = kChannels, .conv_kernel = kConv});
+  layout.layers.push_back(AttentionLayer{.kv_heads = 2, .key_dim = 32, .value_dim = 32});
+  layout.layers.push_back(LinearLayer{.key_heads = 2, .value_heads = kHeads, .d_k = kDk, .d_v = kDv});
+  return layout;
+}
+
+// One arena with an object in extents that are neither neighbours nor in order.
+class MappedObjectTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(Validate(layout_).ok()) << Validate(layout_);
+    ns_ = MakeNamespace("tenant", {.model_id = "m", .weights_digest = "w"}, layout_);
+    Store(ObjectKind::kSegment);
+  }
+
+  void Store(ObjectKind kind) {
+    auto plan = PlanObject(layout_, ns_, Key{}, kind, kTokens);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    header_ = *std::move(plan);
+    const uint64_t extents = header_.Extents();
+    ASSERT_GE(extents, 3u);
+    const uint64_t bytes = 2 * extents * limits::kExtentBytes;
+    memfd_ = MakeMemfd(bytes, F_SEAL_SHRINK);
+    auto writer = Mapping::Map(memfd_.get(), bytes, Mapping::Access::kReadWrite);
+    auto reader = Mapping::Map(memfd_.get(), bytes, Mapping::Access::kRead);
+    ASSERT_TRUE(writer.ok() && reader.ok());
+    memory_ = *std::move(writer);
+    auto arena = std::make_shared<const Mapping>(*std::move(reader));
+    runs_.clear();
+    for (uint32_t i = 0; i < extents; ++i) {  // the object's extent i is the arena's 2 × (extents − 1 − i)
+      runs_.push_back({arena, static_cast<uint32_t>(2 * (extents - 1 - i)), 1});
+    }
+    WriteHeader();
+  }
+
+  std::byte* At(uint64_t offset) {
+    const MappedRun& run = runs_[offset / limits::kExtentBytes];
+    return memory_.data() + run.first * limits::kExtentBytes + offset % limits::kExtentBytes;
+  }
+
+  void WriteHeader() {
+    const std::string bytes = EncodeHeader(header_);
+    std::memcpy(At(0), bytes.data(), bytes.size());
+  }
+
+  void Write(const Part& part, uint32_t unit, size_t index, float value) {
+    std::memcpy(At(part.UnitOffset(unit)) + index * sizeof value, &value, sizeof value);
+  }
+
+  ExpectedObject Expected(ObjectKind kind = ObjectKind::kSegment) { return {&layout_, ns_, kind, kTokens}; }
+
+  void ExpectDataLoss(const ExpectedObject& expected) {
+    EXPECT_EQ(MappedObject::Open(runs_, expected).status().code(), absl::StatusCode::kDataLoss);
+  }
+
+  Layout layout_ = TestLayout();
+  NamespaceId ns_;
+  ObjectHeader header_;
+  Descriptor memfd_;
+  Mapping memory_;
+  std::vector<MappedRun> runs_;
+};
+
+TEST_F(MappedObjectTest, PointsAtEveryHeadsMatrices) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  auto object = MappedObject::Open(runs_, Expected());
+  ASSERT_TRUE(object.ok()) << object.status();
+  const std::vector<MappedTuple>& tuples = (*object)->tuples();
+  ASSERT_EQ(tuples.size(), layout_.layers.size());
+  for (uint32_t layer : {0u, 2u}) {
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      const float transition = std::uniform_real_distribution<float>()(random);
+      const float state = std::uniform_real_distribution<float>()(random);
+      Write(*header_.Find(layer, PartForm::kTransitionDense), head, kDk * kDk - 1, transition);
+      Write(*header_.Find(layer, PartForm::kState), head, kDk * kDv - 1, state);
+      EXPECT_EQ(tuples[layer].view.transition[head][kDk * kDk - 1], transition);
+      EXPECT_EQ(tuples[layer].view.state[head][kDk * kDv - 1], state);
+    }
+  }
+  Write(*header_.Find(0, PartForm::kConvTail), 0, (kConv - 1) * kChannels - 1, 7.5f);
+  EXPECT_EQ(tuples[0].conv_tail[(kConv - 1) * kChannels - 1], 7.5f);
+  EXPECT_EQ(tuples[1].view.state, nullptr);
+  EXPECT_EQ(tuples[2].conv_tail, nullptr);
+}
+
+TEST_F(MappedObjectTest, CheckpointsHaveNoTransitions) {
+  Store(ObjectKind::kCheckpoint);
+  auto object = MappedObject::Open(runs_, Expected(ObjectKind::kCheckpoint));
+  ASSERT_TRUE(object.ok()) << object.status();
+  EXPECT_EQ((*object)->tuples()[0].view.transition, nullptr);
+  EXPECT_NE((*object)->tuples()[0].view.state, nullptr);
+}
+
+TEST_F(MappedObjectTest, RefusesWhatWasNotAskedFor) {
+  ExpectDataLoss(Expected(ObjectKind::kCheckpoint));
+  ExpectedObject other = Expected();
+  other.tokens = kTokens + 1;
+  ExpectDataLoss(other);
+  other = Expected();
+  other.ns.bytes[31] ^= 1;
+  ExpectDataLoss(other);
+  Layout wider = layout_;
+  std::get<LinearLayer>(wider.layers[2]).d_v += 1;
+  other = Expected();
+  other.layout = &wider;
+  ExpectDataLoss(other);
+}
+
+TEST_F(MappedObjectTest, RefusesACorruptHeader) {
+  const size_t bytes = EncodeHeader(header_).size();
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < 50; ++trial) {
+    const size_t at = random() % bytes;
+    *At(at) ^= std::byte(1 << random() % 8);
+    ExpectDataLoss(Expected());
+    WriteHeader();
+  }
+  EXPECT_TRUE(MappedObject::Open(runs_, Expected()).ok());
+}
+
+TEST_F(MappedObjectTest, RefusesMissingExtentsAndForeignMemory) {
+  std::vector<MappedRun> runs(runs_.begin(), runs_.end() - 1);
+  EXPECT_EQ(MappedObject::Open(runs, Expected()).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(MappedObject::Open({}, Expected()).status().code(), absl::StatusCode::kOutOfRange);
+  runs = runs_;
+  runs.back().count = UINT32_MAX;
+  EXPECT_EQ(MappedObject::Open(runs, Expected()).status().code(), absl::StatusCode::kOutOfRange);
+  runs.back() = {runs_.back().arena, UINT32_MAX, 1};
+  EXPECT_EQ(MappedObject::Open(runs, Expected()).status().code(), absl::StatusCode::kOutOfRange);
+}
+
+}  // namespace
+}  // namespace ashlar::internal

@@ -1,0 +1,118 @@
+#include <string>
+#include <utility>
+
+#include "ashlar/v1/cache.pb.h"
+#include "client/match_impl.h"
+
+namespace ashlar {
+namespace {
+
+using internal::Connection;
+using internal::Deadline;
+using internal::MappedObject;
+using internal::MappedRun;
+
+absl::StatusOr<std::unique_ptr<MappedObject>> MapSegment(const v1::SegmentMatch& found, Connection& connection,
+                                                         const internal::ExpectedObject& expected, Deadline deadline) {
+  std::vector<MappedRun> runs;
+  runs.reserve(found.extents_size());
+  for (const v1::ExtentRun& run : found.extents()) {
+    absl::StatusOr<std::shared_ptr<const internal::Mapping>> arena = connection.arenas().Get(run.arena(), deadline);
+    if (!arena.ok()) return arena.status();
+    runs.push_back({*std::move(arena), run.first(), run.count()});
+  }
+  return MappedObject::Open(runs, expected);
+}
+
+// What became of a hit that could not be mapped.
+MissReason MappingFailed(const absl::Status& status) {
+  if (absl::IsDataLoss(status)) return MissReason::kChecksumFailed;
+  if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) return internal::ToMissReason(status);
+  return MissReason::kTierError;
+}
+
+// The first segment stands at position 0: it is a prefix, cached whole.
+ObjectKind KindOf(size_t segment) {
+  return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
+}
+
+}  // namespace
+
+std::unique_ptr<Match::Impl> Match::Impl::Missed(std::span<const uint64_t> segment_lengths, MissReason reason) {
+  auto impl = std::make_unique<Impl>();
+  uint64_t start = 0;
+  for (size_t i = 0; i < segment_lengths.size(); ++i) {
+    impl->segments.push_back({.reason = reason, .kind = KindOf(i), .start = start, .tokens = segment_lengths[i]});
+    start += segment_lengths[i];
+  }
+  impl->objects.resize(segment_lengths.size());
+  return impl;
+}
+
+std::unique_ptr<Match::Impl> Match::Impl::Answered(const v1::PromptMatch& answer,
+                                                   const std::shared_ptr<Connection>& connection, const Layout& layout,
+                                                   const NamespaceId& ns, std::span<const uint64_t> segment_lengths,
+                                                   Deadline deadline) {
+  if (static_cast<size_t>(answer.segments_size()) != segment_lengths.size()) {
+    return Missed(segment_lengths, MissReason::kInvalidRequest);  // a lease that was attached with other lengths
+  }
+  auto impl = Missed(segment_lengths, MissReason::kNeverSeen);
+  impl->ns = ns;
+  impl->checkpoint_positions.assign(answer.checkpoint_positions().begin(), answer.checkpoint_positions().end());
+  absl::StatusOr<std::shared_ptr<internal::LeaseHold>> lease = nullptr;
+  if (!answer.lease().empty()) {
+    lease = internal::LeaseHold::Make(connection, answer.lease(), deadline);
+    if (!lease.ok()) return Missed(segment_lengths, MissReason::kTimedOut);
+    impl->lease = *std::move(lease);
+    impl->connection = connection;
+  }
+  for (size_t i = 0; i < segment_lengths.size(); ++i) {
+    const v1::SegmentMatch& found = answer.segments(static_cast<int>(i));
+    SegmentResult& segment = impl->segments[i];
+    segment.reason = internal::ToMissReason(found.miss_reason());
+    if (segment.hit() && impl->lease == nullptr) segment.reason = MissReason::kLeaseLost;
+    if (!segment.hit()) continue;
+    absl::StatusOr<std::unique_ptr<MappedObject>> object =
+        MapSegment(found, *connection, {&layout, ns, segment.kind, segment.tokens}, deadline);
+    if (!object.ok()) {
+      segment.reason = MappingFailed(object.status());
+      continue;
+    }
+    segment.tier = static_cast<TierKind>(found.tier());
+    segment.bytes = found.bytes();
+    impl->objects[i] = *std::move(object);
+  }
+  const bool prefix = !impl->segments.empty() && impl->segments.front().hit();
+  impl->prefix_depth = prefix ? answer.prefix_depth() : 0;
+  return impl;
+}
+
+Match::Match(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Match::Match(Match&&) noexcept = default;
+Match& Match::operator=(Match&&) noexcept = default;
+Match::~Match() = default;
+
+uint64_t Match::prefix_depth() const {
+  return impl_->prefix_depth;
+}
+const std::vector<uint64_t>& Match::checkpoint_positions() const {
+  return impl_->checkpoint_positions;
+}
+const std::vector<SegmentResult>& Match::segments() const {
+  return impl_->segments;
+}
+
+const std::vector<MappedTuple>* Match::tuples(size_t segment) const {
+  if (impl_->birthplace.InChild() || impl_->lease == nullptr || segment >= impl_->objects.size()) return nullptr;
+  const internal::MappedObject* object = impl_->objects[segment].get();
+  return object == nullptr ? nullptr : &object->tuples();
+}
+
+std::string Match::lease() const {
+  return impl_->lease == nullptr ? std::string() : impl_->lease->lease();
+}
+void Match::Release() {
+  impl_->lease.reset();
+}
+
+}  // namespace ashlar

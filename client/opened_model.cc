@@ -1,0 +1,114 @@
+#include "client/opened_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ashlar/v1/cache.pb.h"
+#include "client/process_bound.h"
+
+namespace ashlar::internal {
+
+absl::StatusOr<std::shared_ptr<OpenedModel>> OpenedModel::Open(Declaration declaration,
+                                                               const std::shared_ptr<Connection>& connection,
+                                                               Deadline deadline) {
+  auto model = MakeProcessBound<OpenedModel>(std::move(declaration));
+  absl::StatusOr<ModelBinding> binding = model->OpenOn(connection, model->ns_, deadline);
+  if (!binding.ok()) return binding.status();
+  model->binding_ = *std::move(binding);
+  return model;
+}
+
+absl::StatusOr<ModelBinding> OpenedModel::binding() const {
+  std::lock_guard lock(mutex_);
+  if (binding_.connection == nullptr || binding_.connection->ended()) {
+    return absl::UnavailableError("not connected to the daemon");
+  }
+  return binding_;
+}
+
+absl::Status OpenedModel::DeclarePages(std::shared_ptr<RegionMemory> region, const PagedCache& cache,
+                                       Deadline deadline) {
+  absl::StatusOr<ModelBinding> declared = binding();
+  if (!declared.ok()) return declared.status();
+  Pages pages{std::move(region), cache};
+  absl::StatusOr<uint64_t> id = DeclareOn(*declared, pages, deadline);
+  if (!id.ok()) return id.status();
+  std::lock_guard lock(mutex_);
+  // A connection ends before the next one is restored from what is kept here.
+  if (binding_.connection != declared->connection || binding_.connection->ended()) {
+    return absl::UnavailableError("the daemon was lost while the pages were declared");
+  }
+  binding_.pages_id = *id;
+  binding_.pages = pages.region;
+  pages_ = std::move(pages);
+  return absl::OkStatus();
+}
+
+absl::Status OpenedModel::Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) {
+  NamespaceId ns;
+  absl::StatusOr<ModelBinding> restored = OpenOn(connection, ns, deadline);
+  if (!restored.ok()) return restored.status();
+  if (ns != ns_) return absl::FailedPreconditionError("the daemon answered another namespace than before");
+  std::optional<Pages> pages;
+  {
+    std::lock_guard lock(mutex_);
+    pages = pages_;
+  }
+  if (pages.has_value()) {
+    if (absl::Status status = pages->region->Restore(connection, deadline); !status.ok()) return status;
+    absl::StatusOr<uint64_t> id = DeclareOn(*restored, *pages, deadline);
+    if (!id.ok()) return id.status();
+    restored->pages_id = *id;
+    restored->pages = pages->region;
+  }
+  std::lock_guard lock(mutex_);
+  binding_ = *std::move(restored);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelBinding> OpenedModel::OpenOn(const std::shared_ptr<Connection>& connection, NamespaceId& ns,
+                                                 Deadline deadline) {
+  v1::OpenModelRequest request;
+  request.set_session(connection->session());
+  request.set_identity(EncodeIdentity(declaration_.identity));
+  request.set_layout(EncodeLayout(declaration_.layout));
+  request.mutable_shard()->set_first_layer(declaration_.shard.first_layer);
+  request.mutable_shard()->set_layer_count(declaration_.shard.layer_count);
+  request.mutable_shard()->set_tensor_parallel_rank(declaration_.shard.tensor_parallel_rank);
+  request.mutable_shard()->set_tensor_parallel_size(declaration_.shard.tensor_parallel_size);
+  request.mutable_cost()->set_flops_per_token(declaration_.cost.flops_per_token);
+  request.mutable_cost()->set_flops_per_token_squared(declaration_.cost.flops_per_token_squared);
+  request.mutable_cost()->set_tokens_per_second(declaration_.cost.tokens_per_second);
+  v1::OpenModelReply reply;
+  if (absl::Status status = connection->rpc().OpenModel(request, reply, deadline); !status.ok()) return status;
+  if (reply.ns().size() != ns.bytes.size()) return absl::InternalError("the daemon's answer lacks the namespace");
+  std::copy(reply.ns().begin(), reply.ns().end(), ns.bytes.begin());
+  return ModelBinding{.connection = connection, .model = reply.model()};
+}
+
+absl::StatusOr<uint64_t> OpenedModel::DeclareOn(const ModelBinding& binding, const Pages& pages, Deadline deadline) {
+  const std::optional<uint64_t> region = pages.region->IdOn(*binding.connection);
+  if (!region.has_value()) return absl::FailedPreconditionError("region: not registered with this daemon");
+  v1::DeclarePagesRequest request;
+  request.set_session(binding.connection->session());
+  request.set_model(binding.model);
+  request.set_region(*region);
+  request.set_page_tokens(pages.cache.page_tokens);
+  request.set_pages(pages.cache.pages);
+  for (const PagedLayer& layer : pages.cache.layers) {
+    v1::PagedLayer* declared = request.add_layers();
+    declared->set_layer(layer.layer);
+    declared->set_key_offset(layer.key_offset);
+    declared->set_value_offset(layer.value_offset);
+    declared->set_page_stride(layer.page_stride);
+    declared->set_token_stride(layer.token_stride);
+    declared->set_key_head_stride(layer.key_head_stride);
+    declared->set_value_head_stride(layer.value_head_stride);
+  }
+  v1::DeclarePagesReply reply;
+  if (absl::Status status = binding.connection->rpc().DeclarePages(request, reply, deadline); !status.ok())
+    return status;
+  return reply.pages_id();
+}
+
+}  // namespace ashlar::internal

@@ -1,0 +1,69 @@
+// An opened model: what the engine declared, and what the daemon calls it now.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "client/connection.h"
+#include "client/keeper.h"
+#include "client/region_memory.h"
+
+namespace ashlar::internal {
+
+// A model's handles on one connection.
+struct ModelBinding {
+  std::shared_ptr<Connection> connection;
+  uint64_t model = 0;
+  uint64_t pages_id = 0;
+  std::shared_ptr<RegionMemory> pages;  // that the declared pages lie in; null: none declared
+};
+
+// Thread-safe. Process-bound.
+class OpenedModel : public Restorable {
+ public:
+  struct Declaration {
+    Identity identity;
+    Layout layout;
+    Shard shard;
+    CostModel cost;
+  };
+  // Opens it for the first time: the namespace that the daemon answers is the model's for good.
+  static absl::StatusOr<std::shared_ptr<OpenedModel>> Open(Declaration declaration,
+                                                           const std::shared_ptr<Connection>& connection,
+                                                           Deadline deadline);
+
+  const Layout& layout() const { return declaration_.layout; }
+  const NamespaceId& ns() const { return ns_; }
+
+  // UNAVAILABLE while the model is not open on a living connection.
+  absl::StatusOr<ModelBinding> binding() const;
+  absl::Status DeclarePages(std::shared_ptr<RegionMemory> region, const PagedCache& pages, Deadline deadline);
+  absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) override;
+
+ private:
+  template <typename T, typename... Args>
+  friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+  struct Pages {
+    std::shared_ptr<RegionMemory> region;
+    PagedCache cache;
+  };
+  explicit OpenedModel(Declaration declaration) : declaration_(std::move(declaration)) {}
+
+  absl::StatusOr<ModelBinding> OpenOn(const std::shared_ptr<Connection>& connection, NamespaceId& ns,
+                                      Deadline deadline);
+  absl::StatusOr<uint64_t> DeclareOn(const ModelBinding& binding, const Pages& pages, Deadline deadline);
+
+  const Declaration declaration_;
+  NamespaceId ns_;  // constant once open
+  mutable std::mutex mutex_;
+  ModelBinding binding_;        // guarded by mutex_
+  std::optional<Pages> pages_;  // guarded by mutex_
+};
+
+}  // namespace ashlar::internal

@@ -1,0 +1,30 @@
+// What belongs to one process. A forked child has a copy of its parent's client, but none of its threads, and locks in
+// whatever state they were: nothing in that copy may be called or destroyed there, gRPC least of all.
+#pragma once
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
+namespace ashlar::internal {
+
+// A shared object that is destroyed only in the process that made it. A child's copy is left as it is.
+template <typename T, typename... Args>
+std::shared_ptr<T> MakeProcessBound(Args&&... args) {
+  return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [owner = ::getpid()](T* object) {
+    if (::getpid() == owner) delete object;
+  });
+}
+
+// Remembers the process in which it was made.
+class Birthplace {
+ public:
+  bool InChild() const { return ::getpid() != owner_; }
+
+ private:
+  pid_t owner_ = ::getpid();
+};
+
+}  // namespace ashlar::internal

@@ -1,0 +1,140 @@
+#include "client/rpc.h"
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel_posix.h>
+#include <grpcpp/support/channel_arguments.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+#include "ashlar/v1/cache.grpc.pb.h"
+#include "client/peer_process.h"
+#include "client/unix_socket.h"
+#include "proto/limits.h"
+
+namespace ashlar::internal {
+namespace {
+
+absl::Status ToStatus(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+grpc::ChannelArguments Arguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(limits::kMaxMessageBytes);
+  arguments.SetMaxSendMessageSize(limits::kMaxMessageBytes);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // a call that failed is a miss, never made twice
+  return arguments;
+}
+
+}  // namespace
+
+struct Rpc::Impl {
+  template <typename Request, typename Reply>
+  using Method = grpc::Status (v1::Cache::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
+
+  template <typename Request, typename Reply>
+  absl::Status Call(Method<Request, Reply> method, const Request& request, Reply& reply, Deadline deadline) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::ceil<std::chrono::system_clock::duration>(
+                                                                deadline - std::chrono::steady_clock::now()));
+    if (absl::Status status = Enter(context); !status.ok()) return status;
+    const grpc::Status status = ((*stub).*method)(&context, request, &reply);
+    std::lock_guard lock(mutex);
+    calls.erase(&context);
+    return ToStatus(status);
+  }
+
+  absl::Status Enter(grpc::ClientContext& context) {
+    std::lock_guard lock(mutex);
+    if (shut_down) return absl::UnavailableError("the session with the daemon has ended");
+    if (calls.size() >= kMaxCalls) return absl::ResourceExhaustedError("too many calls at a time");
+    calls.insert(&context);
+    return absl::OkStatus();
+  }
+
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<v1::Cache::Stub> stub;
+
+  std::mutex mutex;
+  bool shut_down = false;
+  std::unordered_set<grpc::ClientContext*> calls;
+};
+
+Rpc::Rpc(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Rpc::~Rpc() = default;
+
+absl::StatusOr<std::unique_ptr<Rpc>> Rpc::Open(const std::string& socket, pid_t daemon, Deadline deadline) {
+  absl::StatusOr<Descriptor> connected = ConnectUnix(socket, SOCK_STREAM, deadline);
+  if (!connected.ok()) return connected.status();
+  if (PeerProcess::Of(connected->get()).pid() != daemon) {
+    return absl::UnavailableError("the daemon was restarted while this client connected");
+  }
+  auto impl = std::make_unique<Impl>();
+  impl->channel = grpc::CreateCustomInsecureChannelFromFd("localhost", connected->release(), Arguments());
+  impl->stub = v1::Cache::NewStub(impl->channel);
+  return std::unique_ptr<Rpc>(new Rpc(std::move(impl)));
+}
+
+absl::Status Rpc::OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::OpenModel, request, reply, deadline);
+}
+absl::Status Rpc::DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply& reply,
+                               Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::DeclarePages, request, reply, deadline);
+}
+absl::Status Rpc::Match(const v1::MatchRequest& request, v1::MatchReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::Match, request, reply, deadline);
+}
+absl::Status Rpc::AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::AttachLease, request, reply, deadline);
+}
+absl::Status Rpc::Reserve(const v1::ReserveRequest& request, v1::ReserveReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::Reserve, request, reply, deadline);
+}
+absl::Status Rpc::Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::Publish, request, reply, deadline);
+}
+absl::Status Rpc::Abandon(const v1::AbandonRequest& request, v1::AbandonReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::Abandon, request, reply, deadline);
+}
+absl::Status Rpc::Release(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::Release, request, reply, deadline);
+}
+
+void Rpc::Shutdown() {
+  std::lock_guard lock(impl_->mutex);
+  impl_->shut_down = true;
+  for (grpc::ClientContext* call : impl_->calls) call->TryCancel();
+}
+
+const std::shared_ptr<grpc::Channel>& Rpc::channel() const {
+  return impl_->channel;
+}
+
+MissReason ToMissReason(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return MissReason::kNone;
+    case absl::StatusCode::kResourceExhausted:
+      return MissReason::kBusy;
+    case absl::StatusCode::kDeadlineExceeded:
+      return MissReason::kTimedOut;
+    case absl::StatusCode::kNotFound:
+      return MissReason::kLeaseLost;
+    case absl::StatusCode::kInvalidArgument:
+      return MissReason::kInvalidRequest;
+    default:
+      return MissReason::kDaemonUnavailable;
+  }
+}
+
+MissReason ToMissReason(uint32_t wire) {
+  constexpr auto kLast = static_cast<uint32_t>(MissReason::kInvalidRequest);
+  return wire <= kLast ? static_cast<MissReason>(wire) : MissReason::kTierError;
+}
+
+}  // namespace ashlar::internal

@@ -1,0 +1,75 @@
+// Calls of the Cache service (proto/ashlar/v1/cache.proto) on one daemon.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/deadline.h"
+#include "proto/outcome.h"
+
+namespace grpc {
+class Channel;
+}
+
+namespace ashlar::v1 {
+class AbandonReply;
+class AbandonRequest;
+class AttachLeaseReply;
+class AttachLeaseRequest;
+class DeclarePagesReply;
+class DeclarePagesRequest;
+class MatchReply;
+class MatchRequest;
+class OpenModelReply;
+class OpenModelRequest;
+class PublishReply;
+class PublishRequest;
+class ReleaseReply;
+class ReleaseRequest;
+class ReserveReply;
+class ReserveRequest;
+}  // namespace ashlar::v1
+
+namespace ashlar::internal {
+
+// Thread-safe. Bounded: more than kMaxCalls at a time are refused with RESOURCE_EXHAUSTED.
+class Rpc {
+ public:
+  static constexpr int kMaxCalls = 256;
+
+  // Connects to the process `daemon` and to no other: a channel that found its way to a restarted daemon by itself
+  // would mix two lives. When the connection breaks, every call fails with UNAVAILABLE.
+  static absl::StatusOr<std::unique_ptr<Rpc>> Open(const std::string& socket, pid_t daemon, Deadline deadline);
+  ~Rpc();
+
+  absl::Status OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply& reply, Deadline deadline);
+  absl::Status DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply& reply, Deadline deadline);
+  absl::Status Match(const v1::MatchRequest& request, v1::MatchReply& reply, Deadline deadline);
+  absl::Status AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply& reply, Deadline deadline);
+  absl::Status Reserve(const v1::ReserveRequest& request, v1::ReserveReply& reply, Deadline deadline);
+  absl::Status Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline);
+  absl::Status Abandon(const v1::AbandonRequest& request, v1::AbandonReply& reply, Deadline deadline);
+  absl::Status Release(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, Deadline deadline);
+
+  // Cancels the calls above; later ones fail at once.
+  void Shutdown();
+
+  // For calls that are not made here (LandCall).
+  const std::shared_ptr<grpc::Channel>& channel() const;
+
+ private:
+  struct Impl;
+  explicit Rpc(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// What a failed call means for a segment.
+MissReason ToMissReason(const absl::Status& status);
+// A reason as the daemon sent it; one that this version does not know is a miss all the same.
+MissReason ToMissReason(uint32_t wire);
+
+}  // namespace ashlar::internal

@@ -1,0 +1,150 @@
+// What moves bytes between the engine's memory and the cache: Model::Publish and Model::Land.
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "ashlar/v1/cache.pb.h"
+#include "client/landing_impl.h"
+#include "client/match_impl.h"
+#include "client/model_impl.h"
+#include "client/rpc.h"
+
+namespace ashlar {
+namespace {
+
+using internal::Deadline;
+using internal::ModelBinding;
+using internal::RegionMemory;
+
+PublishOutcome ToPublishOutcome(uint32_t wire) {
+  const bool known = wire >= static_cast<uint32_t>(PublishOutcome::kPublished) &&
+                     wire <= static_cast<uint32_t>(PublishOutcome::kUnavailable);
+  return known ? static_cast<PublishOutcome>(wire) : PublishOutcome::kUnavailable;
+}
+
+PublishOutcome ToPublishOutcome(const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) return PublishOutcome::kBusy;
+  if (absl::IsInvalidArgument(status)) return PublishOutcome::kBadSource;
+  return PublishOutcome::kUnavailable;
+}
+
+// True when the daemon itself refused: then it reads nothing. Any other failure leaves open how far it came.
+bool Refused(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsInvalidArgument(status) || absl::IsUnauthenticated(status) ||
+         absl::IsNotFound(status) || absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status);
+}
+
+bool AddPart(v1::PublishObject& object, const RegionMemory& region, uint64_t region_id, uint32_t layer, PartForm form,
+             const std::byte* data, uint64_t bytes) {
+  const std::optional<uint64_t> offset = region.OffsetOf(data, bytes);
+  if (!offset.has_value()) return false;
+  v1::PartSource* part = object.add_parts();
+  part->set_layer(layer);
+  part->set_form(static_cast<uint32_t>(form));
+  part->set_region(region_id);
+  part->set_offset(*offset);
+  return true;
+}
+
+// False: a tensor does not belong to the layout, or does not lie in the region.
+bool AddTensors(v1::PublishObject& object, const Layout& layout, const RegionMemory& region, uint64_t region_id,
+                const PublishParts::Linear& tensors) {
+  if (tensors.layer >= layout.layers.size()) return false;
+  const auto* linear = std::get_if<LinearLayer>(&layout.layers[tensors.layer]);
+  if (linear == nullptr) return false;
+  const uint64_t element = ElementBytes(linear->state_dtype);
+  const uint64_t row = uint64_t{linear->value_heads} * linear->d_k * element;  // of all heads' matrices, one value wide
+  const auto add = [&](PartForm form, const std::byte* data, uint64_t bytes) {
+    return data == nullptr || AddPart(object, region, region_id, tensors.layer, form, data, bytes);
+  };
+  return add(PartForm::kTransitionDense, tensors.transition, row * linear->d_k) &&
+         add(PartForm::kState, tensors.state, row * linear->d_v) &&
+         (linear->conv_channels == 0 || add(PartForm::kConvTail, tensors.conv_tail,
+                                            uint64_t{linear->conv_kernel - 1} * linear->conv_channels * element));
+}
+
+}  // namespace
+
+PublishOutcome Model::Publish(const Reservation& reservation, const PublishParts& parts) {
+  const Deadline deadline = impl_->keeper->CallDeadline();
+  if (!reservation.granted()) return PublishOutcome::kUnknownReservation;
+  const absl::StatusOr<ModelBinding> binding = impl_->Bind();
+  if (!binding.ok()) return PublishOutcome::kUnavailable;
+  internal::Connection& connection = *binding->connection;
+  if (reservation.generation != connection.generation()) return PublishOutcome::kUnknownReservation;
+
+  v1::PublishRequest request;
+  request.set_session(connection.session());
+  request.set_deadline_ns(internal::MonotonicNanos(deadline));
+  v1::PublishObject& object = *request.add_objects();
+  object.set_reservation(reservation.id);
+  object.set_provenance(static_cast<uint32_t>(parts.provenance));
+  object.set_pages_id(binding->pages_id);
+  object.mutable_page_table()->Add(parts.page_table.begin(), parts.page_table.end());
+  object.set_first_position(parts.first_position);
+  if (!parts.linear.empty()) {
+    if (parts.region.impl_ == nullptr) return PublishOutcome::kBadSource;
+    const RegionMemory& region = *parts.region.impl_;
+    const std::optional<uint64_t> region_id = region.IdOn(connection);
+    if (!region_id.has_value()) return PublishOutcome::kBadSource;
+    for (const PublishParts::Linear& tensors : parts.linear) {
+      if (!AddTensors(object, layout(), region, *region_id, tensors)) return PublishOutcome::kBadSource;
+    }
+  }
+  v1::PublishReply reply;
+  const absl::Status status = connection.rpc().Publish(request, reply, deadline);
+  if (status.ok())
+    return reply.outcomes_size() == 1 ? ToPublishOutcome(reply.outcomes(0)) : PublishOutcome::kUnavailable;
+  // The caller takes this return for its sources being its own again. In doubt that is so from the deadline on, which
+  // the daemon heeds too, or once it is dead.
+  if (!Refused(status)) connection.daemon().WaitDead(deadline);
+  return ToPublishOutcome(status);
+}
+
+Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments) {
+  auto landing = std::make_unique<Landing::Impl>();
+  const Match::Impl& matched = *match.impl_;
+  const absl::StatusOr<ModelBinding> binding = impl_->Bind();
+  MissReason refusal = MissReason::kNone;  // of the landing as a whole
+  if (!binding.ok()) {
+    refusal = internal::ToMissReason(binding.status());
+  } else if (matched.connection != binding->connection || matched.lease == nullptr) {
+    refusal = MissReason::kLeaseLost;
+  } else if (matched.ns != ns() || binding->pages == nullptr) {
+    refusal = MissReason::kInvalidRequest;
+  }
+
+  v1::LandRequest request;
+  for (const LandSegment& segment : segments) {
+    landing->reasons.push_back(refusal);
+    MissReason& reason = landing->reasons.back();
+    if (segment.segment >= matched.segments.size()) {
+      reason = MissReason::kInvalidRequest;
+    } else if (const SegmentResult& found = matched.segments[segment.segment]; !found.hit()) {
+      reason = found.reason;
+    }
+    if (reason != MissReason::kNone) continue;
+    landing->asked.push_back(landing->reasons.size() - 1);
+    v1::LandSegment* asked = request.add_segments();
+    asked->set_segment(segment.segment);
+    asked->set_first_position(segment.first_position);
+  }
+  if (landing->asked.empty()) {
+    landing->decided = true;
+    return Landing(std::move(landing));
+  }
+
+  request.set_lease(matched.lease->lease());
+  request.set_pages_id(binding->pages_id);
+  request.mutable_page_table()->Add(page_table.begin(), page_table.end());
+  landing->lease = matched.lease;
+  landing->pages = binding->pages;
+  landing->call = internal::LandCall::Start(binding->connection, request);
+  if (landing->call == nullptr) {
+    for (size_t asked : landing->asked) landing->reasons[asked] = MissReason::kBusy;
+    landing->decided = true;
+  }
+  return Landing(std::move(landing));
+}
+
+}  // namespace ashlar
