@@ -1,7 +1,7 @@
 // The mathematics of a cached prompt: composing tuples of linear layers, advancing seams, landing keys and values.
 //
-// One interface, several back ends (reference, host; later cuda), each checked against `reference` by the harness in
-// kernels/kernels_test.cc with the tolerance declared per operation. Formulas: HYPIC §4.2–4.3 (equations 2, 4, 6, 8).
+// One interface, several back ends (reference, host; later cuda), each checked against `reference` by the tests beside
+// this file with the tolerance declared per operation. Formulas: HYPIC §4.2–4.3 (equations 2, 4, 6, 8).
 //
 // Rules that hold for every operation
 // - Arguments are plain structs of pointers. Everything they point to belongs to the caller and must stay valid and
@@ -71,7 +71,7 @@ struct ComposeTransitionsArgs {
   float* const* state = nullptr;       // out, [heads]
 };
 
-// The tuple of a run of tokens: transition and zero-start end state (MATH: start from S = 0, T = I). The caller passes
+// The tuple of a run of tokens: transition and zero-start end state (starting from S = 0, T = I). The caller passes
 // exactly the interior's tokens: a tuple that starts at token 0 of the segment is wrong at its seams.
 struct CaptureArgs {
   LinearShape shape;
