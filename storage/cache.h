@@ -8,7 +8,6 @@
 // else may be evicted, least recently used first, when its tenant needs space.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,16 +20,13 @@
 #include "proto/object.h"
 #include "proto/outcome.h"
 #include "storage/executor.h"
+#include "storage/ids.h"
+#include "storage/lander.h"
 #include "storage/observer.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer.h"
 
 namespace ashlar::storage {
-
-using SessionId = uint64_t;
-using LeaseId = std::array<uint8_t, 16>;  // random: a handle that processes of one engine may pass on
-using ReservationId = uint64_t;
-using LandingId = uint64_t;
 
 // What is asked for: one run of tokens of a prompt.
 struct Query {
@@ -53,11 +49,6 @@ struct Match {
   std::vector<Found> found;
 };
 
-struct LandCallbacks {
-  std::function<void(uint32_t attention_layers_done)> progress;
-  std::function<void(std::vector<MissReason> verdict)> done;  // exactly once; kNone: landed
-};
-
 struct CacheOptions {
   Nanos unused_lease = 60'000'000'000;  // a match that was never used ends after this
   Nanos reservation = 60'000'000'000;   // a reservation that was never published is reclaimed after this
@@ -69,7 +60,8 @@ class Mover;
 
 class Cache {
  public:
-  // All referenced objects must outlive the cache; `observer` may be null.
+  // All referenced objects must outlive the cache; `observer` may be null. Before the cache is destroyed every session
+  // must be closed and drained.
   Cache(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer);
   ~Cache();
 

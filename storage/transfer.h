@@ -52,4 +52,11 @@ struct LandTarget {
   std::shared_ptr<const void> keep;
 };
 
+// Whether the source has something for every part of the object that `plan` describes, in its shape.
+bool Fits(const PublishSource& source, const ObjectHeader& plan);
+
+// Whether the object's keys and values, and no others, fit the target's layers, with the run's token 0 at
+// `first_position`.
+bool Fits(const LandTarget& target, const ObjectHeader& object, uint64_t first_position);
+
 }  // namespace ashlar::storage

@@ -1,0 +1,37 @@
+// One slab of shared memory that engines can map, but never write.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+
+namespace ashlar::storage {
+
+// A memfd, mapped writable here and then sealed: its size is fixed, and every later mapping, in any process, is
+// read-only (F_SEAL_FUTURE_WRITE, Linux 5.1). A mapping handed out cannot be taken back, therefore an arena belongs to
+// one tenant for life.
+class Arena {
+ public:
+  // `bytes` > 0, a multiple of the page size. RESOURCE_EXHAUSTED with the system's reason where there is no memory,
+  // address space or descriptor left; FAILED_PRECONDITION where the kernel cannot seal. Pages come when they are first
+  // written. `huge_pages` asks for transparent huge pages; a kernel that has none is not an error.
+  static absl::StatusOr<Arena> Make(uint64_t bytes, bool huge_pages);
+
+  Arena(Arena&& other) noexcept;
+  Arena& operator=(Arena&& other) noexcept;
+  ~Arena();
+
+  std::byte* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
+  int descriptor() const { return descriptor_; }  // the arena's own: duplicate or send it, never close it
+
+ private:
+  Arena(std::byte* data, uint64_t bytes, int descriptor) : data_(data), bytes_(bytes), descriptor_(descriptor) {}
+
+  std::byte* data_;
+  uint64_t bytes_;
+  int descriptor_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,63 @@
+#include "storage/arena.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <utility>
+
+namespace ashlar::storage {
+namespace {
+
+constexpr uint64_t kBytes = 1 << 20;
+
+TEST(Arena, CanOnlyBeMappedReadOnly) {
+  absl::StatusOr<Arena> arena = Arena::Make(kBytes, false);
+  ASSERT_TRUE(arena.ok()) << arena.status();
+  const int descriptor = arena->descriptor();
+
+  EXPECT_EQ(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0), MAP_FAILED);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(write(descriptor, "x", 1), -1);
+  EXPECT_EQ(errno, EPERM);
+
+  void* engine = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, descriptor, 0);
+  ASSERT_NE(engine, MAP_FAILED);
+  EXPECT_EQ(mprotect(engine, kBytes, PROT_READ | PROT_WRITE), -1);
+  arena->data()[12345] = std::byte{42};
+  EXPECT_EQ(static_cast<const std::byte*>(engine)[12345], std::byte{42});
+  munmap(engine, kBytes);
+}
+
+TEST(Arena, KeepsItsSizeAndItsSeals) {
+  absl::StatusOr<Arena> arena = Arena::Make(kBytes, true);
+  ASSERT_TRUE(arena.ok()) << arena.status();
+  EXPECT_EQ(ftruncate(arena->descriptor(), kBytes / 2), -1);
+  EXPECT_EQ(ftruncate(arena->descriptor(), kBytes * 2), -1);
+  EXPECT_EQ(fcntl(arena->descriptor(), F_ADD_SEALS, F_SEAL_WRITE), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_NE(fcntl(arena->descriptor(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+TEST(Arena, ClosesItsDescriptorOnce) {
+  absl::StatusOr<Arena> arena = Arena::Make(kBytes, false);
+  ASSERT_TRUE(arena.ok()) << arena.status();
+  const int descriptor = arena->descriptor();
+  {
+    const Arena owner = *std::move(arena);
+    EXPECT_EQ(owner.descriptor(), descriptor);
+    EXPECT_NE(fcntl(descriptor, F_GETFD), -1);
+  }
+  EXPECT_EQ(fcntl(descriptor, F_GETFD), -1);
+}
+
+TEST(Arena, SaysWhyThereIsNoMemory) {
+  const absl::StatusOr<Arena> arena = Arena::Make(uint64_t{1} << 62, false);
+  EXPECT_TRUE(absl::IsResourceExhausted(arena.status())) << arena.status();
+}
+
+}  // namespace
+}  // namespace ashlar::storage

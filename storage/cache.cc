@@ -1,0 +1,166 @@
+#include "storage/cache.h"
+
+#include <map>
+#include <utility>
+
+#include "storage/drain.h"
+#include "storage/lander.h"
+#include "storage/lease.h"
+#include "storage/policy/eviction.h"
+#include "storage/pool.h"
+#include "storage/publisher.h"
+
+namespace ashlar::storage {
+
+struct Cache::Impl {
+  Impl(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer)
+      : clock(clock),
+        observer(observer == nullptr ? ignored : *observer),
+        pool(tier, lru, options.ghost_entries, this->observer),
+        leases(std::move(options.random), options.unused_lease),
+        publisher(pool, mover, clock, drain, options.reservation),
+        lander(pool, mover, drain, this->observer) {}
+
+  const TenantId* Tenant(SessionId session) const {
+    const auto found = sessions.find(session);
+    return found == sessions.end() ? nullptr : &found->second;
+  }
+
+  Found Describe(const Pool::Result& result) const {
+    if (!result.object) return {.reason = result.reason};
+    if (result.object->gone != MissReason::kNone) return {.reason = result.object->gone};
+    return {.tier = pool.kind(), .header = &result.object->header, .slot = &result.object->slot};
+  }
+
+  Match Describe(const LeaseId& lease, const LeaseTable::Segments& segments) const {
+    Match match{.lease = lease};
+    for (const Pool::Result& segment : segments) match.found.push_back(Describe(segment));
+    return match;
+  }
+
+  Pool::Result Find(TenantId tenant, const Query& query) {
+    Pool::Result result{MissReason::kTooShort, {}};
+    if (query.storable) result = pool.Find(tenant, query.key);
+    if (result.object) {
+      observer.Hit(tenant, query.kind, pool.kind(), query.tokens);
+    } else {
+      observer.Miss(tenant, query.kind, result.reason, query.tokens);
+    }
+    return result;
+  }
+
+  const Clock& clock;
+  Observer ignored;
+  Observer& observer;
+  LruPolicy lru;
+  Drain drain;
+  std::map<SessionId, TenantId> sessions;
+  Pool pool;  // before everything that holds references
+  LeaseTable leases;
+  Publisher publisher;
+  Lander lander;
+};
+
+Cache::Cache(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer)
+    : impl_(std::make_unique<Impl>(std::move(options), tier, mover, clock, observer)) {}
+
+Cache::~Cache() = default;
+
+void Cache::OpenSession(SessionId session, TenantId tenant) {
+  impl_->sessions.emplace(session, tenant);
+}
+
+void Cache::CloseSession(SessionId session, std::function<void()> drained) {
+  impl_->sessions.erase(session);
+  impl_->lander.CloseSession(session);
+  impl_->publisher.CloseSession(session);
+  impl_->leases.ReleaseAll(session);
+  impl_->drain.WhenIdle(session, std::move(drained));
+}
+
+Match Cache::Lookup(SessionId session, std::span<const Query> queries) {
+  const TenantId* tenant = impl_->Tenant(session);
+  if (tenant == nullptr) {
+    return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
+  }
+  LeaseTable::Segments segments;
+  bool any = false;
+  for (const Query& query : queries) {
+    segments.push_back(impl_->Find(*tenant, query));
+    any |= static_cast<bool>(segments.back().object);
+  }
+  Match match = impl_->Describe({}, segments);
+  if (any) match.lease = impl_->leases.Grant(session, *tenant, std::move(segments), impl_->clock.Now());
+  return match;
+}
+
+absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease) {
+  const TenantId* tenant = impl_->Tenant(session);
+  const LeaseTable::Segments* segments = tenant == nullptr ? nullptr : impl_->leases.Attach(session, *tenant, lease);
+  if (segments == nullptr) return absl::NotFoundError("lease: unknown");
+  return impl_->Describe(lease, *segments);
+}
+
+absl::StatusOr<Match> Cache::Held(SessionId session, const LeaseId& lease) const {
+  const LeaseTable::Segments* segments = impl_->leases.Held(session, lease);
+  if (segments == nullptr) return absl::NotFoundError("lease: unknown");
+  return impl_->Describe(lease, *segments);
+}
+
+void Cache::Release(SessionId session, const LeaseId& lease) {
+  impl_->leases.Release(session, lease);
+}
+
+Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan) {
+  const TenantId* tenant = impl_->Tenant(session);
+  if (tenant == nullptr) return {};
+  const Publisher::Reserved reserved = impl_->publisher.Reserve(session, *tenant, plan);
+  return {reserved.outcome, reserved.id};
+}
+
+const ObjectHeader* Cache::Planned(SessionId session, ReservationId reservation) const {
+  return impl_->publisher.Planned(session, reservation);
+}
+
+void Cache::Publish(SessionId session, ReservationId reservation, PublishSource source,
+                    std::function<void(PublishOutcome)> done) {
+  impl_->publisher.Publish(session, reservation, std::move(source), std::move(done));
+}
+
+void Cache::Abandon(SessionId session, ReservationId reservation) {
+  impl_->publisher.Abandon(session, reservation);
+}
+
+void Cache::Land(SessionId session, LandingId landing, const LeaseId& lease, LandTarget target,
+                 LandCallbacks callbacks) {
+  const TenantId* tenant = impl_->Tenant(session);
+  const LeaseTable::Segments* found = tenant == nullptr ? nullptr : impl_->leases.Held(session, lease);
+  if (found == nullptr) {
+    const size_t segments = target.segments.size();
+    for (size_t i = 0; tenant != nullptr && i < segments; ++i) {
+      impl_->observer.Miss(*tenant, ObjectKind::kSegment, MissReason::kLeaseLost, 0);
+    }
+    return callbacks.done(std::vector<MissReason>(segments, MissReason::kLeaseLost));
+  }
+  impl_->leases.Use(lease);
+  impl_->lander.Land(session, *tenant, landing, *found, std::move(target), std::move(callbacks));
+}
+
+void Cache::Quiesce(SessionId session, LandingId landing, std::function<void()> quiet) {
+  impl_->lander.Quiesce(session, landing, std::move(quiet));
+}
+
+void Cache::Tick() {
+  impl_->leases.Expire(impl_->clock.Now());
+  impl_->publisher.Expire();
+}
+
+Cache::Stats Cache::stats() const {
+  return {.objects = impl_->pool.objects(),
+          .object_bytes = impl_->pool.object_bytes(),
+          .leases = impl_->leases.size(),
+          .reservations = impl_->publisher.reservations(),
+          .landings = impl_->lander.landings()};
+}
+
+}  // namespace ashlar::storage

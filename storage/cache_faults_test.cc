@@ -1,0 +1,190 @@
+// What becomes of bad bytes, bad calls and full queues: a miss with a reason, and nothing else changes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "storage/cache.h"
+#include "storage/testing/rig.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+constexpr SessionId kAnn = 1, kEve = 2;  // Eve is another tenant's
+
+class CacheFaultsTest : public ::testing::Test {
+ protected:
+  CacheFaultsTest() {
+    rig_.cache.OpenSession(kAnn, 1);
+    rig_.cache.OpenSession(kEve, 2);
+  }
+  std::vector<MissReason> Land(SessionId session, const LeaseId& lease, std::vector<LandTarget::Segment> segments) {
+    const auto landing = rig_.StartLanding(session, ++landings_, lease, TestTarget(pages_, std::move(segments)));
+    rig_.executor.CompleteAll();
+    return landing->verdict.value();
+  }
+  bool Untouched() {
+    return std::ranges::all_of(pages_.memory(), [](float x) { return x == 0; });
+  }
+
+  Rig rig_;
+  Cache& cache_ = rig_.cache;
+  const ObjectHeader plan_ = TestPlan(1, 64), other_ = TestPlan(2, 100);
+  TestPages pages_{16};
+  LandingId landings_ = 0;
+};
+
+TEST_F(CacheFaultsTest, CorruptedBytesInAnExtentAreAMissAndTheOthersLand) {
+  ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+  ASSERT_TRUE(rig_.Publish(kAnn, other_, 2));
+  const std::vector<Query> queries = {rig_.Ask(plan_), rig_.Ask(other_)};
+  const Match match = cache_.Lookup(kAnn, queries);
+  const Match same = cache_.Lookup(kAnn, queries);
+  Corrupt(*rig_.tier, *match.found[0].slot, *match.found[0].header, 2, PartForm::kState);
+  const uint64_t used = rig_.tier->Usage(1).used_bytes;
+
+  const auto landing = rig_.StartLanding(kAnn, 77, match.lease, TestTarget(pages_, {{0, 0}, {1, 64}}));
+  rig_.executor.Complete(0);
+  rig_.executor.Complete(0);
+  EXPECT_FALSE(landing->verdict);
+  EXPECT_EQ(rig_.Reason(kAnn, plan_), MissReason::kChecksumFailed) << "gone at once, not only with the verdict";
+  rig_.executor.CompleteAll();
+  EXPECT_THAT(*landing->verdict, ElementsAre(MissReason::kChecksumFailed, MissReason::kNone));
+  EXPECT_LT(LandingError(pages_, other_, 2, 64), 1e-5);
+  EXPECT_THAT(rig_.observer.evicted, ElementsAre(MissReason::kChecksumFailed));
+  EXPECT_THAT(rig_.observer.misses, Contains(MissReason::kChecksumFailed));
+  EXPECT_EQ(cache_.stats().objects, 1u);
+
+  EXPECT_EQ(cache_.Held(kAnn, same.lease)->found[0].reason, MissReason::kChecksumFailed);
+  EXPECT_THAT(Land(kAnn, same.lease, {{0, 0}}), ElementsAre(MissReason::kChecksumFailed));
+  EXPECT_EQ(rig_.tier->Usage(1).used_bytes, used) << "two leases still point into it";
+  cache_.Release(kAnn, match.lease);
+  cache_.Release(kAnn, same.lease);
+  EXPECT_EQ(rig_.tier->Usage(1).used_bytes, used - plan_.Extents() * limits::kExtentBytes);
+  EXPECT_TRUE(rig_.Publish(kAnn, plan_, 1));
+  EXPECT_EQ(rig_.Reason(kAnn, plan_), MissReason::kNone);
+}
+
+TEST_F(CacheFaultsTest, AWrongChecksumIsAMissWhateverThePart) {
+  for (const Part& part : plan_.parts) {
+    SCOPED_TRACE(std::string(Name(part.form)) + " of layer " + std::to_string(part.layer));
+    ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+    const Match match = rig_.Lookup(kAnn, plan_);
+    Corrupt(*rig_.tier, *match.found[0].slot, *match.found[0].header, part.layer, part.form);
+    EXPECT_THAT(Land(kAnn, match.lease, {{0, 0}}), ElementsAre(MissReason::kChecksumFailed));
+    cache_.Release(kAnn, match.lease);
+  }
+  EXPECT_EQ(rig_.tier->Usage(1).used_bytes, 0u);
+}
+
+TEST_F(CacheFaultsTest, AStaleLeaseLandsNothing) {
+  ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+  const Match match = rig_.Lookup(kAnn, plan_);
+  cache_.Release(kAnn, match.lease);
+  EXPECT_THAT(Land(kAnn, match.lease, {{0, 0}, {1, 64}}), ElementsAre(MissReason::kLeaseLost, MissReason::kLeaseLost));
+  EXPECT_THAT(Land(kAnn, LeaseId{1, 2, 3}, {{0, 0}}), ElementsAre(MissReason::kLeaseLost));
+  EXPECT_TRUE(Untouched());
+  EXPECT_TRUE(absl::IsNotFound(cache_.Attach(kAnn, match.lease).status()));
+}
+
+TEST_F(CacheFaultsTest, AnotherTenantSeesNothing) {
+  ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+  const Match match = rig_.Lookup(kAnn, plan_);
+  EXPECT_EQ(rig_.Reason(kEve, plan_), MissReason::kNeverSeen) << "even with the key in hand";
+  EXPECT_TRUE(absl::IsNotFound(cache_.Attach(kEve, match.lease).status()));
+  EXPECT_TRUE(absl::IsNotFound(cache_.Held(kEve, match.lease).status()));
+  EXPECT_THAT(Land(kEve, match.lease, {{0, 0}}), ElementsAre(MissReason::kLeaseLost));
+  cache_.Release(kEve, match.lease);
+  EXPECT_TRUE(cache_.Held(kAnn, match.lease).ok());
+  EXPECT_TRUE(absl::IsNotFound(rig_.tier->Descriptor(2, match.found[0].slot->runs[0].arena).status()));
+
+  const auto reservation = cache_.Reserve(kAnn, other_);
+  EXPECT_EQ(*rig_.StartPublish(kEve, reservation.id, TestSource(other_, 2)), PublishOutcome::kUnknownReservation);
+  EXPECT_NE(cache_.Planned(kAnn, reservation.id), nullptr);
+  EXPECT_TRUE(Untouched());
+}
+
+TEST_F(CacheFaultsTest, SegmentsThatDoNotFitAreNotTouched) {
+  ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+  const std::vector<Query> queries = {rig_.Ask(other_), rig_.Ask(plan_)};
+  const Match match = cache_.Lookup(kAnn, queries);
+  EXPECT_THAT(Land(kAnn, match.lease, {{0, 0}, {2, 0}, {1, 16 * 16 - 59}}),
+              ElementsAre(MissReason::kNeverSeen, MissReason::kInvalidRequest, MissReason::kInvalidRequest));
+  LandTarget other_shape = TestTarget(pages_, {{1, 0}});
+  other_shape.rows[0].heads = 4;
+  EXPECT_THAT(*rig_.StartLanding(kAnn, 99, match.lease, std::move(other_shape))->verdict,
+              ElementsAre(MissReason::kInvalidRequest));
+  EXPECT_TRUE(Untouched());
+  EXPECT_THAT(Land(kAnn, match.lease, {{0, 0}, {1, 16}}), ElementsAre(MissReason::kNeverSeen, MissReason::kNone));
+  EXPECT_LT(LandingError(pages_, plan_, 1, 16), 1e-5);
+}
+
+TEST_F(CacheFaultsTest, ALandingIdIsNotUsedTwiceAtOnce) {
+  ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+  const Match match = rig_.Lookup(kAnn, plan_);
+  const auto first = rig_.StartLanding(kAnn, 5, match.lease, TestTarget(pages_, {{0, 0}}));
+  const auto second = rig_.StartLanding(kAnn, 5, match.lease, TestTarget(pages_, {{0, 64}}));
+  EXPECT_THAT(*second->verdict, ElementsAre(MissReason::kInvalidRequest));
+  rig_.executor.CompleteAll();
+  EXPECT_THAT(*first->verdict, ElementsAre(MissReason::kNone));
+}
+
+TEST_F(CacheFaultsTest, ABadSourceEndsTheReservation) {
+  const auto reservation = cache_.Reserve(kAnn, plan_);
+  PublishSource source = TestSource(plan_, 1);
+  source.tensors.pop_back();
+  EXPECT_EQ(*rig_.StartPublish(kAnn, reservation.id, std::move(source)), PublishOutcome::kBadSource);
+  EXPECT_EQ(cache_.stats().reservations, 0u);
+  EXPECT_EQ(rig_.tier->Usage(1).used_bytes, 0u);
+  EXPECT_EQ(rig_.Reason(kAnn, plan_), MissReason::kAbandoned);
+}
+
+TEST_F(CacheFaultsTest, APublishIsNotStartedTwice) {
+  const auto reservation = cache_.Reserve(kAnn, plan_);
+  const auto first = rig_.StartPublish(kAnn, reservation.id, TestSource(plan_, 1));
+  EXPECT_EQ(*rig_.StartPublish(kAnn, reservation.id, TestSource(plan_, 1)), PublishOutcome::kUnknownReservation);
+  rig_.executor.CompleteAll();
+  EXPECT_EQ(*first, PublishOutcome::kPublished);
+}
+
+TEST_F(CacheFaultsTest, AFullExecutorIsBusyAtOnce) {
+  const auto reservation = cache_.Reserve(kAnn, plan_);
+  rig_.executor.set_capacity(0);
+  EXPECT_EQ(*rig_.StartPublish(kAnn, reservation.id, TestSource(plan_, 1)), PublishOutcome::kBusy);
+  rig_.executor.set_capacity(1);
+  const auto retried = rig_.StartPublish(kAnn, reservation.id, TestSource(plan_, 1));
+  rig_.executor.CompleteAll();
+  EXPECT_EQ(*retried, PublishOutcome::kPublished) << "busy leaves the reservation as it was";
+
+  const Match match = rig_.Lookup(kAnn, plan_);
+  rig_.executor.set_capacity(0);
+  EXPECT_THAT(Land(kAnn, match.lease, {{0, 0}}), ElementsAre(MissReason::kBusy));
+  EXPECT_TRUE(Untouched());
+  bool drained = false;
+  cache_.CloseSession(kAnn, [&] { drained = true; });
+  EXPECT_TRUE(drained);
+}
+
+TEST_F(CacheFaultsTest, AnOverfullBudgetIsRefusedAndHeld) {
+  Rig rig(8);
+  rig.cache.OpenSession(kAnn, 1);
+  rig.cache.OpenSession(kEve, 2);
+  const ObjectHeader huge = TestPlan(9, 6000);
+  ASSERT_GT(huge.Extents(), 8u);
+  ASSERT_TRUE(rig.Publish(kAnn, plan_, 1));
+  EXPECT_EQ(rig.cache.Reserve(kAnn, huge).outcome, ReserveOutcome::kNoSpace);
+  EXPECT_EQ(rig.Reason(kAnn, plan_), MissReason::kNone) << "nothing was evicted for what can never fit";
+
+  ASSERT_EQ(rig.cache.Reserve(kAnn, TestPlan(3, 64)).outcome, ReserveOutcome::kGranted);
+  const Match match = rig.Lookup(kAnn, plan_);
+  EXPECT_EQ(rig.cache.Reserve(kAnn, TestPlan(4, 64)).outcome, ReserveOutcome::kNoSpace);
+  EXPECT_TRUE(rig.Publish(kEve, TestPlan(5, 64, ObjectKind::kSegment, 2), 5)) << "another tenant's budget is its own";
+  EXPECT_LE(rig.tier->Usage(1).held_bytes, 8 * limits::kExtentBytes);
+}
+
+}  // namespace
+}  // namespace ashlar::storage

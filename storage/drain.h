@@ -1,0 +1,42 @@
+// What still touches a session's memory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "storage/ids.h"
+
+namespace ashlar::storage {
+
+// Counts the transfers in flight of every session; a session's memory may be unmapped once there are none.
+class Drain {
+ public:
+  void Begin(SessionId session) { ++sessions_[session].in_flight; }
+
+  void End(SessionId session) {
+    const auto found = sessions_.find(session);
+    if (--found->second.in_flight > 0) return;
+    const auto drained = std::move(found->second.drained);
+    sessions_.erase(found);
+    for (const auto& call : drained) call();
+  }
+
+  // Calls `drained` when nothing is in flight: at once if that is so now.
+  void WhenIdle(SessionId session, std::function<void()> drained) {
+    const auto found = sessions_.find(session);
+    if (found == sessions_.end()) return drained();
+    found->second.drained.push_back(std::move(drained));
+  }
+
+ private:
+  struct Session {
+    uint64_t in_flight = 0;
+    std::vector<std::function<void()>> drained;
+  };
+  std::map<SessionId, Session> sessions_;
+};
+
+}  // namespace ashlar::storage

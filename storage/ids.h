@@ -1,0 +1,14 @@
+// Names of what the cache hands out and is told about.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace ashlar::storage {
+
+using SessionId = uint64_t;               // one engine's connection; never used twice
+using LeaseId = std::array<uint8_t, 16>;  // random: a handle that processes of one engine may pass on
+using ReservationId = uint64_t;
+using LandingId = uint64_t;  // chosen by the client, unique within its session
+
+}  // namespace ashlar::storage

@@ -1,0 +1,95 @@
+#include "storage/land_job.h"
+
+#include <utility>
+
+namespace ashlar::storage {
+
+LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
+                 const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel)
+    : kernels_(kernels), workers_(workers), target_(std::move(target)), cancel_(std::move(cancel)) {
+  for (PagedRows& rows : target_.rows) {
+    rows.keys.page_table = target_.page_table.data();
+    rows.values.page_table = target_.page_table.data();
+  }
+  sources_.reserve(sources.size());
+  for (const LandSource& source : sources) {
+    sources_.push_back({source.header, ObjectBytes(tier, *source.slot), source.first_position});
+    const std::vector<Part>& parts = source.header->parts;
+    has_tail_ |= !parts.empty() && (target_.rows.empty() || parts.back().layer > target_.rows.back().layer);
+  }
+}
+
+void LandJob::RunStep(size_t step) {
+  const PagedRows* rows = step < target_.rows.size() ? &target_.rows[step] : nullptr;
+  std::vector<Check> checks = StepChecks(step);
+  std::vector<Task> tasks;
+  for (Check& check : checks) {
+    const bool paged = rows != nullptr && check.part->layer == rows->layer;
+    SplitPart(*check.part, [&](const UnitRange& range) {
+      tasks.push_back({check.source, range, paged ? rows : nullptr, check.unit_checksums.data() + range.first});
+    });
+  }
+  kernels::ParallelFor(workers_, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
+    if (cancel_.cancelled()) return;
+    tasks[i].rows != nullptr ? Land(tasks[i]) : Verify(tasks[i]);
+  });
+  // Skipped tasks left no checksums: nothing is known about their parts.
+  if (cancel_.cancelled()) return;
+  for (const Check& check : checks) {
+    if (kernels::CombineChecksums(check.unit_checksums) != check.part->checksum) check.source->corrupt = true;
+  }
+}
+
+std::vector<LandJob::Check> LandJob::StepChecks(size_t step) {
+  const auto& rows = target_.rows;
+  const uint64_t begin = step == 0 ? 0 : uint64_t{rows[step - 1].layer} + 1;
+  const uint64_t end = step < rows.size() ? uint64_t{rows[step].layer} + 1 : UINT64_MAX;
+  std::vector<Check> checks;
+  for (Source& source : sources_) {
+    if (source.corrupt) continue;
+    for (const Part& part : source.header->parts) {
+      if (part.layer < begin || part.layer >= end) continue;
+      checks.push_back({&source, &part, std::vector<uint64_t>(part.units)});
+    }
+  }
+  return checks;
+}
+
+void LandJob::Verify(const Task& task) const {
+  const UnitRange& range = task.range;
+  const auto units = UnitPointers<const void>(task.source->bytes, range);
+  const auto queue = kernels_.MakeQueue(nullptr);
+  kernels_
+      .Checksum({.units = {units.data(), range.count},
+                 .unit_bytes = range.part->unit_bytes,
+                 .last_unit_bytes = range.LastUnitBytes(),
+                 .unit_checksums = task.checksums},
+                *queue)
+      .Wait();
+}
+
+void LandJob::Land(const Task& task) const {
+  const UnitRange& range = task.range;
+  const bool keys = range.part->form == PartForm::kKeys;
+  const auto units = UnitPointers<const float>(task.source->bytes, range);
+  // Keys are stored as they stand in a run that begins at position 0: turning them by where the run's token 0 stands
+  // now is right for every token, whichever of them are stored.
+  const uint64_t delta = task.source->first_position;
+  const uint64_t first_position = delta + task.source->header->first_token + range.FirstRow();
+  const auto queue = kernels_.MakeQueue(nullptr);
+  kernels_
+      .Land({.source = {.units = units.data(),
+                        .unit_tokens = static_cast<int32_t>(range.part->unit_tokens),
+                        .tokens = static_cast<int64_t>(range.Rows()),
+                        .heads = task.rows->heads,
+                        .dim = keys ? task.rows->key_dim : task.rows->value_dim},
+             .rotation = keys ? task.rows->rotation : kernels::Rotation{},
+             .delta = static_cast<int64_t>(delta),
+             .target = keys ? task.rows->keys : task.rows->values,
+             .first_position = static_cast<int64_t>(first_position),
+             .unit_checksums = task.checksums},
+            *queue)
+      .Wait();
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,106 @@
+#include "storage/lander.h"
+
+#include <utility>
+
+namespace ashlar::storage {
+
+Lander::Lander(Pool& pool, Mover& mover, Drain& drain, Observer& observer)
+    : pool_(pool), mover_(mover), drain_(drain), observer_(observer) {}
+
+void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
+                  LandTarget target, LandCallbacks callbacks) {
+  const Name name(session, id);
+  Landing landing{.tenant = tenant, .callbacks = std::move(callbacks)};
+  std::vector<LandSource> sources = Sort(landing, found, target);
+  if (landings_.contains(name)) {
+    landing.verdict.assign(target.segments.size(), MissReason::kInvalidRequest);
+    return Conclude(std::move(landing));
+  }
+  if (sources.empty()) {
+    target.keep.reset();
+    return Conclude(std::move(landing));
+  }
+  landings_.emplace(name, std::move(landing));
+  drain_.Begin(session);
+  Start(name, std::move(sources), std::move(target));
+}
+
+std::vector<LandSource> Lander::Sort(Landing& landing, std::span<const Pool::Result> found, const LandTarget& target) {
+  std::vector<LandSource> sources;
+  for (const LandTarget::Segment& segment : target.segments) {
+    Pool::Reference object;
+    MissReason verdict = MissReason::kInvalidRequest;
+    if (segment.index < found.size()) {
+      object = found[segment.index].object.Share();
+      verdict = object ? object->gone : found[segment.index].reason;
+      if (object && verdict == MissReason::kNone && !Fits(target, object->header, segment.first_position)) {
+        verdict = MissReason::kInvalidRequest;
+      }
+    }
+    if (verdict == MissReason::kNone) {
+      landing.moving.push_back(landing.verdict.size());
+      sources.push_back({&object->header, &object->slot, segment.first_position});
+    }
+    landing.verdict.push_back(verdict);
+    landing.objects.push_back(std::move(object));
+  }
+  return sources;
+}
+
+void Lander::Start(const Name& name, std::vector<LandSource> sources, LandTarget target) {
+  const CancelFlag cancel = landings_.at(name).cancel;
+  mover_.Land(std::move(sources), std::move(target), cancel,
+              {.progress = [progress = landings_.at(name).callbacks.progress](uint32_t layers) { progress(layers); },
+               .corrupt = [this, name](size_t source) { Corrupt(name, source); },
+               .done = [this, name](MissReason outcome) { Finish(name, outcome); }});
+}
+
+void Lander::Corrupt(const Name& name, size_t source) {
+  Landing& landing = landings_.at(name);
+  const size_t segment = landing.moving[source];
+  landing.verdict[segment] = MissReason::kChecksumFailed;
+  pool_.Drop(landing.objects[segment], MissReason::kChecksumFailed);
+}
+
+void Lander::Finish(const Name& name, MissReason outcome) {
+  Landing landing = std::move(landings_.extract(name).mapped());
+  for (const size_t segment : landing.moving) {
+    if (landing.verdict[segment] == MissReason::kNone) landing.verdict[segment] = outcome;
+  }
+  Conclude(std::move(landing));
+  drain_.End(name.first);
+}
+
+void Lander::Conclude(Landing landing) {
+  uint64_t landed_bytes = 0;
+  for (size_t i = 0; i < landing.verdict.size(); ++i) {
+    const Pool::Reference& object = landing.objects[i];
+    if (landing.verdict[i] == MissReason::kNone) {
+      landed_bytes += object->header.bytes;
+    } else if (object) {
+      observer_.Miss(landing.tenant, object->header.kind, landing.verdict[i], object->header.tokens);
+    } else {
+      observer_.Miss(landing.tenant, ObjectKind::kSegment, landing.verdict[i], 0);
+    }
+  }
+  if (landed_bytes > 0) observer_.Landed(landing.tenant, landed_bytes);
+  landing.objects.clear();
+  landing.callbacks.done(std::move(landing.verdict));
+  for (const auto& quiet : landing.quiet) quiet();
+}
+
+void Lander::Quiesce(SessionId session, LandingId id, std::function<void()> quiet) {
+  const auto found = landings_.find({session, id});
+  if (found == landings_.end()) return quiet();
+  found->second.cancel.Cancel();
+  found->second.quiet.push_back(std::move(quiet));
+}
+
+void Lander::CloseSession(SessionId session) {
+  for (auto found = landings_.lower_bound({session, 0}); found != landings_.end() && found->first.first == session;
+       ++found) {
+    found->second.cancel.Cancel();
+  }
+}
+
+}  // namespace ashlar::storage

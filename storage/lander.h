@@ -1,0 +1,69 @@
+// Landings in flight: what each lands, under which references, and what became of every segment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "proto/outcome.h"
+#include "storage/cancel_flag.h"
+#include "storage/drain.h"
+#include "storage/ids.h"
+#include "storage/mover.h"
+#include "storage/observer.h"
+#include "storage/pool.h"
+#include "storage/tier/tier.h"
+#include "storage/transfer.h"
+
+namespace ashlar::storage {
+
+struct LandCallbacks {
+  std::function<void(uint32_t attention_layers_done)> progress;  // for all segments
+  std::function<void(std::vector<MissReason> verdict)> done;     // exactly once; one a segment, kNone: landed
+};
+
+// A landing holds references of its own: what it reads stays, whatever becomes of the lease.
+class Lander {
+ public:
+  Lander(Pool& pool, Mover& mover, Drain& drain, Observer& observer);
+
+  // `found` is what the lease holds, in the match's order.
+  void Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found, LandTarget target,
+            LandCallbacks callbacks);
+  // Cancels; `quiet` comes behind the verdict, or at once for an unknown landing.
+  void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
+  void CloseSession(SessionId session);  // cancels all of it
+
+  size_t landings() const { return landings_.size(); }
+
+ private:
+  struct Landing {
+    TenantId tenant;
+    std::vector<Pool::Reference> objects;  // one a segment asked for; empty where there is none
+    std::vector<MissReason> verdict;
+    std::vector<size_t> moving;  // which of them the mover lands
+    CancelFlag cancel;
+    LandCallbacks callbacks;
+    std::vector<std::function<void()>> quiet;
+  };
+  using Name = std::pair<SessionId, LandingId>;
+
+  // Decides what can land; returns the mover's share of it.
+  static std::vector<LandSource> Sort(Landing& landing, std::span<const Pool::Result> found, const LandTarget& target);
+  void Start(const Name& name, std::vector<LandSource> sources, LandTarget target);
+  void Corrupt(const Name& name, size_t source);
+  void Finish(const Name& name, MissReason outcome);
+  void Conclude(Landing landing);
+
+  Pool& pool_;
+  Mover& mover_;
+  Drain& drain_;
+  Observer& observer_;
+  std::map<Name, Landing> landings_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,68 @@
+// Leases: engines' rights to what a lookup found.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "storage/executor.h"
+#include "storage/ids.h"
+#include "storage/pool.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+// A lease keeps objects where they are as long as any session holds it. It is named by 128 random bits, so that one
+// process of an engine can hand it to another; sessions of other tenants cannot tell it from an unknown one. A deadline
+// ends only a lease that was never used.
+class LeaseTable {
+ public:
+  using Segments = std::vector<Pool::Result>;  // one a query, misses among them
+
+  // `random` gives 64 bits a call; null: the system's.
+  LeaseTable(std::function<uint64_t()> random, Nanos unused_lease);
+
+  LeaseId Grant(SessionId holder, TenantId tenant, Segments segments, Nanos now);
+
+  // What a lease that this session holds covers; null for any other. Valid until the lease ends.
+  const Segments* Held(SessionId session, const LeaseId& id) const;
+  // Makes the session a holder, which counts as use. Null for an unknown lease or another tenant's.
+  const Segments* Attach(SessionId session, TenantId tenant, const LeaseId& id);
+  // From now on the lease has no deadline. The lease must exist.
+  void Use(const LeaseId& id);
+
+  // The lease ends with its last holder. Releasing what is not held is harmless.
+  void Release(SessionId session, const LeaseId& id);
+  void ReleaseAll(SessionId session);
+  void Expire(Nanos now);
+
+  size_t size() const { return leases_.size(); }
+
+ private:
+  using Serial = uint64_t;  // order of granting: what is done to many leases is done in this order
+  struct Lease {
+    LeaseId id{};
+    TenantId tenant = 0;
+    Segments segments;
+    std::set<SessionId> holders;
+    std::optional<Nanos> deadline;  // none once used
+  };
+  using Leases = std::map<Serial, Lease>;
+
+  Leases::iterator Find(const LeaseId& id);
+  Leases::iterator Release(SessionId session, Leases::iterator lease);
+  Leases::iterator End(Leases::iterator lease);
+
+  const std::function<uint64_t()> random_;
+  const Nanos unused_lease_;
+  Serial next_serial_ = 1;
+  Leases leases_;
+  absl::flat_hash_map<LeaseId, Serial> serials_;
+};
+
+}  // namespace ashlar::storage

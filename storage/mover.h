@@ -1,0 +1,60 @@
+// How bytes move between engines' memory and objects: copied, rotated and hashed in one pass, by kernels, on the
+// injected executor, in parallel over the lent workers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "storage/cancel_flag.h"
+#include "storage/executor.h"
+#include "storage/land_job.h"
+#include "storage/tier/tier.h"
+#include "storage/transfer.h"
+
+namespace ashlar::storage {
+
+// Called on the metadata thread.
+struct LandEvents {
+  std::function<void(uint32_t attention_layers)> progress;  // landed for all sources
+  std::function<void(size_t source)> corrupt;               // failed its checksum; the rest of it is skipped
+  // Once, last. Of all sources but the corrupt ones: kNone (landed), kCancelled, or kBusy (the executor was full).
+  std::function<void(MissReason outcome)> done;
+};
+
+// Sources and targets must fit (storage/transfer.h). A transfer lets go of `keep` before its `done`.
+class Mover {
+ public:
+  // All must outlive the mover, and the mover everything in flight. `workers` are used by one executor thread at a time
+  // or by several, as they allow.
+  Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier);
+
+  // Fills the slot: parts, each hashed while it is copied, then the header at the object's start. `done` gets the
+  // header with its checksums; nothing when cancelled. The slot stays until then. False, and nothing is called: the
+  // executor is full.
+  bool Publish(const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel,
+               std::function<void(std::optional<ObjectHeader>)> done);
+
+  // Lands keys and values layer by layer, for each layer those of all sources, verifying them and the tuples of the
+  // linear layers before it (behind the last one: at the end) against the checksums in the headers. One executor item a
+  // layer; the next is queued when one is done.
+  void Land(std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events);
+
+ private:
+  struct Landing;
+  void NextStep(const std::shared_ptr<Landing>& landing);
+  void StepDone(const std::shared_ptr<Landing>& landing);
+
+  const kernels::Kernels& kernels_;
+  kernels::Workers& workers_;
+  Executor& executor_;
+  const Tier& tier_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,159 @@
+#include "storage/pool.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "proto/limits.h"
+#include "storage/testing/engine.h"
+#include "storage/testing/rig.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class PoolTest : public ::testing::Test {
+ protected:
+  PoolTest() : tier_(TestTier({{1, 8}, {2, 8}})), pool_(*tier_, lru_, 16, observer_) {}
+
+  // A plan of `extents` extents; only its size and key matter here.
+  static ObjectHeader Plan(uint8_t key, uint64_t extents) {
+    ObjectHeader plan{.kind = ObjectKind::kSegment, .bytes = extents * limits::kExtentBytes};
+    plan.key.bytes.fill(key);
+    return plan;
+  }
+
+  ReserveOutcome Publish(uint8_t key, uint64_t extents, TenantId tenant = 1) {
+    const Pool::Room room = pool_.Reserve(tenant, Plan(key, extents));
+    if (room.object) pool_.Publish(room.object, room.object->header);
+    return room.outcome;
+  }
+  MissReason Find(uint8_t key, TenantId tenant = 1) { return pool_.Find(tenant, Plan(key, 1).key).reason; }
+
+  CountingObserver observer_;
+  LruPolicy lru_;
+  std::unique_ptr<MemoryTier> tier_;
+  Pool pool_;
+};
+
+TEST_F(PoolTest, EvictsTheLeastRecentlyUsed) {
+  for (const uint8_t key : {1, 2, 3, 4}) ASSERT_EQ(Publish(key, 2), ReserveOutcome::kGranted);
+  EXPECT_EQ(Find(1), MissReason::kNone);  // a use
+  EXPECT_EQ(Publish(5, 3), ReserveOutcome::kGranted);
+  EXPECT_EQ(Find(2), MissReason::kEvicted);
+  EXPECT_EQ(Find(3), MissReason::kEvicted);
+  EXPECT_EQ(Find(4), MissReason::kNone);
+  EXPECT_EQ(Find(1), MissReason::kNone);
+  EXPECT_THAT(observer_.evicted, ElementsAre(MissReason::kEvicted, MissReason::kEvicted));
+}
+
+TEST_F(PoolTest, AReferenceKeepsAnObjectHoweverOldItIs) {
+  ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
+  Pool::Result used = pool_.Find(1, Plan(1, 4).key);
+  Pool::Reference second = used.object.Share();
+  ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
+  ASSERT_EQ(Publish(3, 4), ReserveOutcome::kGranted);
+  EXPECT_EQ(Find(2), MissReason::kEvicted);
+  used.object = {};
+  EXPECT_EQ(Publish(4, 8), ReserveOutcome::kNoSpace);
+  second = {};
+  EXPECT_EQ(Publish(4, 8), ReserveOutcome::kGranted);
+  EXPECT_EQ(Find(1), MissReason::kEvicted);
+}
+
+TEST_F(PoolTest, EvictsNothingInVain) {
+  ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
+  ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
+  EXPECT_EQ(Publish(3, 9), ReserveOutcome::kNoSpace) << "larger than the whole budget";
+  const Pool::Result used = pool_.Find(1, Plan(1, 4).key);
+  EXPECT_EQ(Publish(3, 5), ReserveOutcome::kNoSpace) << "what is idle would not be enough";
+  EXPECT_THAT(observer_.evicted, IsEmpty());
+  EXPECT_EQ(Find(2), MissReason::kNone);
+}
+
+TEST_F(PoolTest, TakesNothingFromOtherTenants) {
+  ASSERT_EQ(Publish(1, 8, 1), ReserveOutcome::kGranted);
+  ASSERT_EQ(Publish(1, 8, 2), ReserveOutcome::kGranted) << "the same key, another tenant";
+  ASSERT_EQ(Publish(2, 8, 2), ReserveOutcome::kGranted);
+  EXPECT_EQ(Find(1, 1), MissReason::kNone);
+  EXPECT_EQ(Find(1, 2), MissReason::kEvicted);
+}
+
+TEST_F(PoolTest, HidesWhatIsNotPublishedAndForgetsWhatNeverIs) {
+  {
+    const Pool::Room room = pool_.Reserve(1, Plan(1, 4));
+    EXPECT_EQ(Find(1), MissReason::kBeingPublished);
+    EXPECT_EQ(Publish(1, 4), ReserveOutcome::kBeingPublished);
+    EXPECT_EQ(Publish(2, 5), ReserveOutcome::kNoSpace) << "a reservation is not evicted";
+  }
+  EXPECT_EQ(Find(1), MissReason::kAbandoned);
+  EXPECT_EQ(tier_->Usage(1).used_bytes, 0u);
+  EXPECT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
+  EXPECT_EQ(Publish(1, 4), ReserveOutcome::kAlreadyPresent);
+}
+
+TEST_F(PoolTest, ADroppedObjectsBytesStayUntilTheLastReferenceGoes) {
+  ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
+  Pool::Result used = pool_.Find(1, Plan(1, 4).key);
+  pool_.Drop(used.object, MissReason::kChecksumFailed);
+  pool_.Drop(used.object, MissReason::kChecksumFailed);
+  EXPECT_EQ(Find(1), MissReason::kChecksumFailed);
+  EXPECT_EQ(pool_.objects(), 0u);
+  EXPECT_EQ(tier_->Usage(1).used_bytes, 4 * limits::kExtentBytes);
+  EXPECT_EQ(Publish(1, 4), ReserveOutcome::kGranted) << "a good copy may come while the bad one is still referenced";
+  used = {};
+  EXPECT_EQ(tier_->Usage(1).used_bytes, 4 * limits::kExtentBytes);
+  EXPECT_EQ(Find(1), MissReason::kNone);
+  EXPECT_THAT(observer_.evicted, ElementsAre(MissReason::kChecksumFailed));
+}
+
+// A machine without memory for another arena, though the budget allows one.
+class FullMachine final : public Tier {
+ public:
+  explicit FullMachine(MemoryTier& tier) : tier_(tier) {}
+  TierKind kind() const override { return tier_.kind(); }
+  absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents) override {
+    const TierUsage usage = tier_.Usage(tenant);
+    const uint64_t free_in_arenas = (usage.held_bytes - usage.used_bytes) / limits::kExtentBytes;
+    if (full && extents > free_in_arenas) return absl::ResourceExhaustedError("arena: no memory");
+    return tier_.Allocate(tenant, extents);
+  }
+  void Free(Slot slot) override { tier_.Free(std::move(slot)); }
+  TierUsage Usage(TenantId tenant) const override { return tier_.Usage(tenant); }
+  TierUsage Usage() const override { return tier_.Usage(); }
+  std::byte* Address(uint32_t arena, uint32_t extent) const override { return tier_.Address(arena, extent); }
+
+  bool full = false;
+
+ private:
+  MemoryTier& tier_;
+};
+
+TEST(PoolOnAFullMachine, MakesDoWithTheMemoryThereIs) {
+  const auto memory = TestTier({{1, 32}});
+  FullMachine tier(*memory);
+  CountingObserver observer;
+  LruPolicy lru;
+  Pool pool(tier, lru, 16, observer);
+  const auto publish = [&](uint8_t key, uint64_t extents) {
+    ObjectHeader plan{.bytes = extents * limits::kExtentBytes};
+    plan.key.bytes.fill(key);
+    const Pool::Room room = pool.Reserve(1, plan);
+    if (room.object) pool.Publish(room.object, plan);
+    return room.outcome;
+  };
+  ASSERT_EQ(publish(1, 3), ReserveOutcome::kGranted);
+  ASSERT_EQ(publish(2, 3), ReserveOutcome::kGranted);
+  tier.full = true;  // with 8 of 32 extents in arenas
+  EXPECT_EQ(publish(3, 4), ReserveOutcome::kGranted);
+  EXPECT_EQ(observer.evicted.size(), 1u);
+  EXPECT_EQ(publish(4, 9), ReserveOutcome::kNoSpace);
+}
+
+}  // namespace
+}  // namespace ashlar::storage

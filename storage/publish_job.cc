@@ -1,0 +1,101 @@
+#include "storage/publish_job.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace ashlar::storage {
+
+PublishJob::PublishJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
+                       const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel)
+    : kernels_(kernels),
+      workers_(workers),
+      header_(plan),
+      object_(tier, slot),
+      source_(std::move(source)),
+      cancel_(std::move(cancel)) {
+  header_.provenance = source_.provenance;
+}
+
+void PublishJob::Run() {
+  std::vector<std::vector<uint64_t>> checksums(header_.parts.size());
+  std::vector<Task> tasks;
+  for (size_t i = 0; i < header_.parts.size(); ++i) {
+    checksums[i].resize(header_.parts[i].units);
+    AddTasks(header_.parts[i], checksums[i].data(), tasks);
+  }
+  kernels::ParallelFor(workers_, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
+    if (cancel_.cancelled()) return;
+    tasks[i].rows != nullptr ? Gather(tasks[i]) : Copy(tasks[i]);
+  });
+  if (cancel_.cancelled()) return;
+  for (size_t i = 0; i < header_.parts.size(); ++i) {
+    header_.parts[i].checksum = kernels::CombineChecksums(checksums[i]);
+  }
+  const std::string encoded = EncodeHeader(header_);
+  std::memcpy(object_.start(), encoded.data(), encoded.size());
+}
+
+std::optional<ObjectHeader> PublishJob::Finish() {
+  source_.keep.reset();
+  if (cancel_.cancelled()) return std::nullopt;
+  return std::move(header_);
+}
+
+void PublishJob::AddTasks(const Part& part, uint64_t* checksums, std::vector<Task>& tasks) const {
+  const auto rows = std::find_if(source_.rows.begin(), source_.rows.end(),
+                                 [&](const PagedRows& candidate) { return candidate.layer == part.layer; });
+  const auto tensor = std::find_if(source_.tensors.begin(), source_.tensors.end(), [&](const PublishSource::Tensor& t) {
+    return t.layer == part.layer && t.form == part.form;
+  });
+  const bool paged = part.form == PartForm::kKeys || part.form == PartForm::kValues;
+  SplitPart(part, [&](const UnitRange& range) {
+    tasks.push_back({.range = range,
+                     .tensor = paged ? nullptr : tensor->data,
+                     .rows = paged ? &*rows : nullptr,
+                     .checksums = checksums + range.first});
+  });
+}
+
+void PublishJob::Copy(const Task& task) const {
+  const UnitRange& range = task.range;
+  const auto target = UnitPointers<void>(object_, range);
+  std::array<const void*, kMaxTaskUnits> source;
+  for (uint32_t i = 0; i < range.count; ++i) {
+    source[i] = task.tensor + uint64_t{range.first + i} * range.part->unit_bytes;
+  }
+  const auto queue = kernels_.MakeQueue(nullptr);
+  kernels_
+      .Checksum({.units = {source.data(), range.count},
+                 .unit_bytes = range.part->unit_bytes,
+                 .last_unit_bytes = range.LastUnitBytes(),
+                 .target = target.data(),
+                 .unit_checksums = task.checksums},
+                *queue)
+      .Wait();
+}
+
+void PublishJob::Gather(const Task& task) const {
+  const UnitRange& range = task.range;
+  const bool keys = range.part->form == PartForm::kKeys;
+  const auto units = UnitPointers<float>(object_, range);
+  kernels::PagedSlots slots = keys ? task.rows->keys : task.rows->values;
+  slots.page_table = source_.page_table.data();
+  const uint64_t first_position = source_.first_position + header_.first_token + range.FirstRow();
+  const auto queue = kernels_.MakeQueue(nullptr);
+  kernels_
+      .Gather({.source = slots,
+               .first_position = static_cast<int64_t>(first_position),
+               .units = units.data(),
+               .unit_tokens = static_cast<int32_t>(range.part->unit_tokens),
+               .tokens = static_cast<int64_t>(range.Rows()),
+               .heads = task.rows->heads,
+               .dim = keys ? task.rows->key_dim : task.rows->value_dim,
+               .unit_checksums = task.checksums},
+              *queue)
+      .Wait();
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,52 @@
+// One publish: an engine's tensors and pages become an object's bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "proto/object.h"
+#include "storage/cancel_flag.h"
+#include "storage/object_bytes.h"
+#include "storage/tier/tier.h"
+#include "storage/transfer.h"
+#include "storage/unit_range.h"
+
+namespace ashlar::storage {
+
+class PublishJob {
+ public:
+  // The source must fit the plan (storage/transfer.h).
+  PublishJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, const ObjectHeader& plan,
+             const Slot& slot, PublishSource source, CancelFlag cancel);
+
+  // On any thread, once: copies every part and hashes it in the same pass, then writes the header. Stops between tasks
+  // when cancelled.
+  void Run();
+
+  // After Run: the header as written, or nothing when cancelled. Lets go of the source's `keep`.
+  std::optional<ObjectHeader> Finish();
+
+ private:
+  struct Task {
+    UnitRange range;
+    const std::byte* tensor;  // of a matrix part: its unit 0 in the engine's memory
+    const PagedRows* rows;    // of keys and values
+    uint64_t* checksums;      // of the range's units
+  };
+
+  void AddTasks(const Part& part, uint64_t* checksums, std::vector<Task>& tasks) const;
+  void Copy(const Task& task) const;
+  void Gather(const Task& task) const;
+
+  const kernels::Kernels& kernels_;
+  kernels::Workers& workers_;
+  ObjectHeader header_;
+  ObjectBytes object_;
+  PublishSource source_;
+  CancelFlag cancel_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,85 @@
+#include "storage/testing/executors.h"
+
+#include <utility>
+
+namespace ashlar::storage {
+
+bool ManualExecutor::Run(std::function<void()> work, std::function<void()> done) {
+  if (items_.size() >= capacity_) return false;
+  items_.push_back({std::move(work), std::move(done)});
+  return true;
+}
+
+void ManualExecutor::Work(size_t item) {
+  items_.at(item).work();
+  items_.at(item).worked = true;
+}
+
+void ManualExecutor::Complete(size_t item) {
+  if (!items_.at(item).worked) items_.at(item).work();
+  const Item ended = std::move(items_.at(item));
+  items_.erase(items_.begin() + static_cast<ptrdiff_t>(item));
+  ended.done();
+}
+
+void ManualExecutor::CompleteAll() {
+  while (!items_.empty()) Complete(0);
+}
+
+ThreadedExecutor::ThreadedExecutor(int threads) {
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Loop(); });
+}
+
+ThreadedExecutor::~ThreadedExecutor() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool ThreadedExecutor::Run(std::function<void()> work, std::function<void()> done) {
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back({std::move(work), std::move(done)});
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void ThreadedExecutor::PollUntil(const std::function<bool()>& finished) {
+  while (!finished()) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !completions_.empty(); });
+    const auto done = std::move(completions_.front());
+    completions_.pop_front();
+    lock.unlock();
+    done();
+  }
+}
+
+void ThreadedExecutor::Loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Item item = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    item.work();
+    item.work = nullptr;
+    lock.lock();
+    completions_.push_back(std::move(item.done));
+    changed_.notify_all();
+  }
+}
+
+void InlineWorkers::Run(int64_t count, Body body, void* context) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (before_task) before_task(i);
+    body(context, i);
+  }
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,74 @@
+// Executors and workers for tests: orders chosen by hand, or real threads.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/device.h"
+#include "storage/executor.h"
+
+namespace ashlar::storage {
+
+// Keeps what it is given until the test runs it, in whatever order.
+class ManualExecutor final : public Executor {
+ public:
+  explicit ManualExecutor(size_t capacity = 1024) : capacity_(capacity) {}
+
+  bool Run(std::function<void()> work, std::function<void()> done) override;
+
+  void set_capacity(size_t capacity) { capacity_ = capacity; }
+  size_t pending() const { return items_.size(); }
+  void Work(size_t item);      // runs the item's work; its `done` still waits
+  void Complete(size_t item);  // work, unless it has run, then done; the item goes
+  void CompleteAll();          // in order of submission, including what completions submit
+
+ private:
+  struct Item {
+    std::function<void()> work;
+    std::function<void()> done;
+    bool worked = false;
+  };
+  size_t capacity_;
+  std::deque<Item> items_;
+};
+
+// Runs work on threads of its own; `done` waits for the test's thread, which is the metadata thread, to call Poll.
+class ThreadedExecutor final : public Executor {
+ public:
+  explicit ThreadedExecutor(int threads);
+  ~ThreadedExecutor() override;
+
+  bool Run(std::function<void()> work, std::function<void()> done) override;
+  // Runs completions until `finished` holds.
+  void PollUntil(const std::function<bool()>& finished);
+
+ private:
+  struct Item {
+    std::function<void()> work;
+    std::function<void()> done;
+  };
+  void Loop();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> queue_;
+  std::deque<std::function<void()>> completions_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// The calling thread alone; `before_task` may observe or cancel between tasks.
+class InlineWorkers final : public kernels::Workers {
+ public:
+  int Size() const override { return 1; }
+  void Run(int64_t count, Body body, void* context) override;
+
+  std::function<void(int64_t index)> before_task;
+};
+
+}  // namespace ashlar::storage

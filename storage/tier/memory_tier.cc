@@ -1,0 +1,123 @@
+#include "storage/tier/memory_tier.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/limits.h"
+
+namespace ashlar::storage {
+namespace {
+
+constexpr uint64_t kExtent = limits::kExtentBytes;
+constexpr size_t kMaxTenants = 4096;
+constexpr uint64_t kMaxArenas = uint64_t{1} << 20;
+
+}  // namespace
+
+uint64_t Slot::Extents() const {
+  uint64_t extents = 0;
+  for (const ExtentRun& run : runs) extents += run.count;
+  return extents;
+}
+
+absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Make(const MemoryTierOptions& options) {
+  if (options.capacity_bytes < kExtent) {
+    return absl::InvalidArgumentError(absl::StrCat("dram.capacity_bytes: must be at least one extent, ", kExtent));
+  }
+  if (options.arena_bytes == 0 || options.arena_bytes % kExtent != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("dram.arena_bytes: must be a multiple of ", kExtent));
+  }
+  if (options.arena_bytes / kExtent > UINT32_MAX) {
+    return absl::InvalidArgumentError("dram.arena_bytes: too large");
+  }
+  // Every tenant's arenas are full-sized but its last one.
+  const uint64_t max_arenas = options.capacity_bytes / options.arena_bytes + kMaxTenants;
+  if (max_arenas > kMaxArenas) {
+    return absl::InvalidArgumentError("dram.arena_bytes: too small for this capacity");
+  }
+  // A kernel that cannot make such memory is found out now, not by the first engine.
+  if (absl::StatusOr<Arena> probe = Arena::Make(kExtent, false); !probe.ok()) return probe.status();
+  return std::unique_ptr<MemoryTier>(new MemoryTier(options, max_arenas));
+}
+
+MemoryTier::MemoryTier(const MemoryTierOptions& options, size_t max_arenas)
+    : options_(options), addresses_(new std::atomic<std::byte*>[max_arenas]()) {}
+
+absl::Status MemoryTier::AddTenant(TenantId tenant, uint64_t budget_bytes) {
+  if (tenants_.contains(tenant)) return absl::AlreadyExistsError(absl::StrCat("tenant ", tenant, ": has a budget"));
+  if (tenants_.size() == kMaxTenants) return absl::InvalidArgumentError("tenants: too many");
+  if (budget_bytes < kExtent) {
+    return absl::InvalidArgumentError(absl::StrCat("dram_bytes: must be at least one extent, ", kExtent));
+  }
+  if (budget_bytes > options_.capacity_bytes - budgets_bytes_) {
+    return absl::InvalidArgumentError(absl::StrCat("dram_bytes: ", budget_bytes, " exceed the ",
+                                                   options_.capacity_bytes - budgets_bytes_,
+                                                   " bytes that other tenants leave of dram.capacity_bytes"));
+  }
+  tenants_[tenant].budget_bytes = budget_bytes / kExtent * kExtent;
+  budgets_bytes_ += budget_bytes;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end()) return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": has no budget"));
+  Tenant& owner = found->second;
+  if (extents > (owner.budget_bytes - owner.used_bytes) / kExtent) {
+    return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": budget is used up"));
+  }
+  // Memory that was touched before is used again before new arenas are made.
+  while (owner.extents.free_extents() < extents) {
+    if (absl::Status grown = Grow(tenant, owner); !grown.ok()) return grown;
+  }
+  owner.used_bytes += extents * kExtent;
+  return Slot{.tenant = tenant, .runs = owner.extents.Take(extents)};
+}
+
+absl::Status MemoryTier::Grow(TenantId id, Tenant& tenant) {
+  const uint64_t bytes = std::min(options_.arena_bytes, tenant.budget_bytes - tenant.held_bytes);
+  absl::StatusOr<Arena> arena = Arena::Make(bytes, options_.huge_pages);
+  if (!arena.ok()) return arena.status();
+  const auto index = static_cast<uint32_t>(arenas_.size());
+  addresses_[index].store(arena->data(), std::memory_order_release);
+  arenas_.push_back({id, *std::move(arena)});
+  tenant.held_bytes += bytes;
+  tenant.extents.AddArena(index, static_cast<uint32_t>(bytes / kExtent));
+  return absl::OkStatus();
+}
+
+void MemoryTier::Free(Slot slot) {
+  Tenant& owner = tenants_.at(slot.tenant);
+  for (const ExtentRun& run : slot.runs) owner.extents.Give(run);
+  owner.used_bytes -= slot.Extents() * kExtent;
+}
+
+TierUsage MemoryTier::Usage(TenantId tenant) const {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end()) return {};
+  return {found->second.budget_bytes, found->second.used_bytes, found->second.held_bytes};
+}
+
+TierUsage MemoryTier::Usage() const {
+  TierUsage usage{.capacity_bytes = options_.capacity_bytes};
+  for (const auto& [id, tenant] : tenants_) {
+    usage.used_bytes += tenant.used_bytes;
+    usage.held_bytes += tenant.held_bytes;
+  }
+  return usage;
+}
+
+std::byte* MemoryTier::Address(uint32_t arena, uint32_t extent) const {
+  return addresses_[arena].load(std::memory_order_acquire) + uint64_t{extent} * kExtent;
+}
+
+absl::StatusOr<MemoryTier::ArenaDescriptor> MemoryTier::Descriptor(TenantId tenant, uint32_t arena) const {
+  if (arena >= arenas_.size() || arenas_[arena].tenant != tenant) {
+    return absl::NotFoundError(absl::StrCat("arena ", arena, ": unknown"));
+  }
+  const Arena& memory = arenas_[arena].memory;
+  return ArenaDescriptor{memory.descriptor(), memory.bytes()};
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,73 @@
+// The DRAM tier: sealed shared memory, in arenas of one tenant each.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/arena.h"
+#include "storage/tier/extent_allocator.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+struct MemoryTierOptions {
+  uint64_t capacity_bytes = 0;                        // budgets of all tenants together never exceed it
+  uint64_t arena_bytes = uint64_t{64} * 1024 * 1024;  // the unit in which memory becomes a tenant's; whole extents
+  bool huge_pages = false;                            // ask for transparent huge pages
+};
+
+// Arenas are made when a tenant first needs them and stay its own. Bytes in arenas never exceed the tenant's budget,
+// hence never the tier's capacity: a budget is memory that no other tenant can take.
+class MemoryTier final : public Tier {
+ public:
+  // INVALID_ARGUMENT naming the field.
+  static absl::StatusOr<std::unique_ptr<MemoryTier>> Make(const MemoryTierOptions& options);
+
+  // Gives a tenant a budget, once. It counts in whole extents, rounded down. INVALID_ARGUMENT naming the field when it
+  // holds no extent or the budgets together exceed the capacity; ALREADY_EXISTS for a tenant that has one.
+  absl::Status AddTenant(TenantId tenant, uint64_t budget_bytes);
+
+  TierKind kind() const override { return TierKind::kDram; }
+  absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents) override;
+  void Free(Slot slot) override;
+  TierUsage Usage(TenantId tenant) const override;  // all zero for an unknown tenant
+  TierUsage Usage() const override;
+  std::byte* Address(uint32_t arena, uint32_t extent) const override;
+
+  struct ArenaDescriptor {
+    int descriptor = -1;  // the tier's: send it, never close it
+    uint64_t bytes = 0;
+  };
+  // What an engine of `tenant` needs to map an arena, read-only. NOT_FOUND for another tenant's.
+  absl::StatusOr<ArenaDescriptor> Descriptor(TenantId tenant, uint32_t arena) const;
+
+ private:
+  struct Tenant {
+    uint64_t budget_bytes = 0;
+    uint64_t held_bytes = 0;
+    uint64_t used_bytes = 0;
+    ExtentAllocator extents;
+  };
+  struct OwnedArena {
+    TenantId tenant;
+    Arena memory;
+  };
+
+  MemoryTier(const MemoryTierOptions& options, size_t max_arenas);
+  absl::Status Grow(TenantId id, Tenant& tenant);
+
+  const MemoryTierOptions options_;
+  std::map<TenantId, Tenant> tenants_;
+  uint64_t budgets_bytes_ = 0;
+  std::vector<OwnedArena> arenas_;
+  // Where arenas lie, for readers on other threads while arenas are added: never reallocated.
+  const std::unique_ptr<std::atomic<std::byte*>[]> addresses_;
+};
+
+}  // namespace ashlar::storage
