@@ -53,9 +53,10 @@ bool Connection::RunErrands(Deadline deadline) {
     request.set_session(session());
     for (const std::string& lease : leases) request.add_leases(lease);
     v1::ReleaseReply reply;
-    const bool released = rpc_->Release(request, reply, deadline).ok();
-    leases_.Settle(leases, released);
-    if (!released) return false;
+    const absl::Status status = rpc_->Release(request, reply, deadline);
+    const bool again = absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status);
+    leases_.Settle(leases, !again);
+    if (again) return false;
   }
   return true;
 }

@@ -15,6 +15,7 @@ using internal::ModelBinding;
 
 // Room in a message for everything beside tokens.
 constexpr size_t kMessageRoom = size_t{1} << 20;
+constexpr size_t kLeaseBytes = 16;
 
 size_t WireBytes(const Prompt& prompt) {
   return prompt.tokens.size_bytes() + prompt.segment_lengths.size() * 10 + 64;
@@ -106,6 +107,7 @@ Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_
   const auto missed = [&](const absl::Status& status) {
     return Match(Match::Impl::Missed(segment_lengths, internal::ToMissReason(status)));
   };
+  if (lease.size() != kLeaseBytes) return missed(absl::NotFoundError("lease: not 16 bytes"));
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
   if (!binding.ok()) return missed(binding.status());
   // Held before it is asked for: a release of the same lease by another match of this client must not overtake.
