@@ -1,0 +1,186 @@
+#include "daemon/daemon.h"
+
+#include <sys/random.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ashlar/v1/config.pb.h"
+#include "daemon/engine_service.h"
+#include "daemon/event_loop.h"
+#include "daemon/log.h"
+#include "daemon/metrics.h"
+#include "daemon/rpc_server.h"
+#include "daemon/session_server.h"
+#include "daemon/session_table.h"
+#include "daemon/worker_pool.h"
+#include "kernels/host/thread_pool.h"
+#include "kernels/kernels.h"
+#include "storage/cache.h"
+#include "storage/mover.h"
+#include "storage/tier/memory_tier.h"
+
+namespace ashlar::daemon {
+namespace {
+
+// Each takes jobs from the queue and spreads every one over all threads; the second fills the gaps of the first.
+constexpr int kMovingThreads = 2;
+
+constexpr storage::Nanos kSecond = 1'000'000'000;
+
+std::vector<std::string> TenantNames(const v1::Config& config) {
+  std::vector<std::string> names;
+  for (const v1::Tenant& tenant : config.tenants()) names.push_back(tenant.name());
+  return names;
+}
+
+uint64_t RandomWord() {
+  uint64_t word = 0;
+  while (getrandom(&word, sizeof word, 0) != sizeof word) {
+    // Only a signal before the pool is seeded can interrupt so short a request.
+  }
+  return word;
+}
+
+storage::CacheOptions OptionsFrom(const v1::Leases& leases) {
+  storage::CacheOptions options;
+  options.unused_lease = static_cast<storage::Nanos>(leases.unused_seconds()) * kSecond;
+  options.reservation = static_cast<storage::Nanos>(leases.reservation_seconds()) * kSecond;
+  options.random = RandomWord;
+  return options;
+}
+
+// A tenant's number is its place in the list.
+absl::StatusOr<std::unique_ptr<storage::MemoryTier>> MakeTier(const v1::Config& config) {
+  storage::MemoryTierOptions options;
+  options.capacity_bytes = config.dram().capacity_bytes();
+  options.arena_bytes = config.dram().arena_bytes();
+  options.huge_pages = config.dram().huge_pages();
+  absl::StatusOr<std::unique_ptr<storage::MemoryTier>> tier = storage::MemoryTier::Make(options);
+  if (!tier.ok()) return tier;
+  for (int i = 0; i < config.tenants_size(); ++i) {
+    const absl::Status added = (*tier)->AddTenant(static_cast<storage::TenantId>(i), config.tenants(i).dram_bytes());
+    if (!added.ok()) return added;
+  }
+  return tier;
+}
+
+std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
+  std::map<uid_t, TenantUser> users;
+  for (int i = 0; i < config.tenants_size(); ++i) {
+    for (uint32_t uid : config.tenants(i).uids()) {
+      users[uid] = {static_cast<storage::TenantId>(i), config.tenants(i).name()};
+    }
+  }
+  return users;
+}
+
+}  // namespace
+
+// In the order of construction; destroyed in the opposite order, which is the order in which each is needed.
+struct Daemon::Impl {
+  Impl(const v1::Config& config, std::unique_ptr<storage::MemoryTier> memory_tier)
+      : tenants(config.tenants_size()),
+        metrics(TenantNames(config)),
+        tier(std::move(memory_tier)),
+        loop(config.workers().queue_depth(), clock),
+        threads(static_cast<int>(config.workers().threads())),
+        workers(kMovingThreads, config.workers().queue_depth(), loop),
+        mover(kernels::Host(), threads, workers, *tier),
+        cache(OptionsFrom(config.leases()), *tier, mover, clock, &metrics),
+        table(cache, loop),
+        services{loop, table, *tier, TenantsByUid(config), config.sessions().region_bytes()},
+        engine_service(cache, loop, table, config.workers().queue_depth()) {}
+
+  Levels Measure() const {
+    Levels levels;
+    for (int i = 0; i < tenants; ++i) levels.dram.push_back(tier->Usage(static_cast<storage::TenantId>(i)));
+    const storage::Cache::Stats stats = cache.stats();
+    levels.objects = stats.objects;
+    levels.object_bytes = stats.object_bytes;
+    levels.leases = stats.leases;
+    levels.reservations = stats.reservations;
+    levels.landings = stats.landings;
+    levels.sessions = table.size();
+    levels.metadata_queue = loop.depth();
+    levels.worker_queue = workers.depth();
+    levels.metadata_queue_rejections = loop.rejected();
+    levels.worker_queue_rejections = workers.rejected();
+    return levels;
+  }
+
+  const int tenants;
+  MonotonicClock clock;
+  Metrics metrics;
+  const std::unique_ptr<storage::MemoryTier> tier;
+  EventLoop loop;
+  kernels::ThreadPool threads;  // shared by the workers' jobs
+  WorkerPool workers;
+  storage::Mover mover;
+  storage::Cache cache;
+  SessionTable table;
+  SessionServices services;
+  EngineService engine_service;
+  std::unique_ptr<RpcServer> rpc_server;
+  std::unique_ptr<SessionServer> session_server;
+  bool started = false;
+  bool stopped = false;
+};
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) {
+  absl::StatusOr<std::unique_ptr<storage::MemoryTier>> tier = MakeTier(config);
+  if (!tier.ok()) return tier.status();
+  auto impl = std::make_unique<Impl>(config, *std::move(tier));
+  Impl& parts = *impl;
+  // From here on the destructor stops whatever has been started.
+  std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
+  parts.loop.Every(kSecond, [&parts] { parts.cache.Tick(); });
+  parts.loop.Every(kSecond / 5, [&parts] { parts.metrics.Set(parts.Measure()); });
+  parts.loop.PostCompletion([&parts] { parts.metrics.Set(parts.Measure()); });
+  parts.loop.Start();
+  const v1::Listen& listen = config.listen();
+  auto rpc_server = RpcServer::Start(listen.rpc_socket(), parts.engine_service, parts.metrics);
+  if (!rpc_server.ok()) return rpc_server.status();
+  parts.rpc_server = *std::move(rpc_server);
+  auto session_server = SessionServer::Start(listen.session_socket(), config.sessions().max_sessions(), parts.services);
+  if (!session_server.ok()) return session_server.status();
+  parts.session_server = *std::move(session_server);
+  if (!listen.metrics_address().empty()) {
+    if (absl::Status status = parts.metrics.Serve(listen.metrics_address()); !status.ok()) return status;
+  }
+  parts.started = true;
+  Log(LogLevel::kInfo, "daemon started",
+      {{"rpc_socket", listen.rpc_socket()},
+       {"session_socket", listen.session_socket()},
+       {"metrics_port", parts.metrics.port()},
+       {"kernels", std::string(kernels::Host().name())},
+       {"threads", parts.threads.Size()},
+       {"dram_bytes", config.dram().capacity_bytes()},
+       {"tenants", parts.tenants}});
+  return daemon;
+}
+
+Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Daemon::~Daemon() {
+  Stop(0);
+}
+
+int Daemon::metrics_port() const {
+  return impl_->metrics.port();
+}
+
+void Daemon::Stop(storage::Nanos grace) {
+  if (impl_->stopped) return;
+  impl_->stopped = true;
+  if (impl_->session_server != nullptr) impl_->session_server->StopAccepting();
+  if (impl_->rpc_server != nullptr) impl_->rpc_server->Stop(grace);
+  impl_->session_server = nullptr;  // ends every session: transfers in flight are cancelled
+  impl_->workers.Stop();            // and here awaited
+  impl_->loop.Stop();               // their completions run, sessions drain
+  if (impl_->started) Log(LogLevel::kInfo, "daemon stopped");
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,36 @@
+// The whole daemon in one object, so that a test can run it in its own process.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "storage/executor.h"
+
+namespace ashlar::v1 {
+class Config;
+}
+
+namespace ashlar::daemon {
+
+class Daemon {
+ public:
+  // Starts with a configuration that ParseConfig completed and accepted. Returns when both sockets and the metrics
+  // endpoint answer.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::Config& config);
+
+  // Stop(0).
+  ~Daemon();
+
+  // Accepts nothing new, lets calls in flight finish for at most `grace`, ends every session, awaits the transfers in
+  // flight, and removes the sockets. Idempotent.
+  void Stop(storage::Nanos grace);
+
+  int metrics_port() const;  // 0 where metrics are not served
+
+ private:
+  struct Impl;
+  explicit Daemon(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::daemon

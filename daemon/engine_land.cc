@@ -1,0 +1,121 @@
+// Landing: Land, CancelLanding, Quiesce.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine_service.h"
+#include "daemon/request_fields.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+struct Landing {
+  storage::LandingId id = 0;
+  storage::LeaseId lease{};
+  std::shared_ptr<const Pages> pages;
+  storage::LandTarget target;
+};
+
+absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Session& session) {
+  Landing landing;
+  landing.id = request.landing();
+  const auto lease = ReadLease("lease", request.lease());
+  if (!lease.ok()) return lease.status();
+  landing.lease = *lease;
+  landing.pages = session.FindPages(request.pages_id());
+  if (landing.pages == nullptr) return Bad("pages_id: unknown handle ", request.pages_id());
+  if (static_cast<uint64_t>(request.segments_size()) > limits::kMaxSegments) {
+    return Bad("segments: more than ", limits::kMaxSegments);
+  }
+  std::set<uint32_t> given;
+  for (int i = 0; i < request.segments_size(); ++i) {
+    const v1::LandSegment& segment = request.segments(i);
+    if (!given.insert(segment.segment()).second) return Bad("segments[", i, "].segment: given twice");
+    if (segment.first_position() > kMaxPosition) return Bad("segments[", i, "].first_position: out of range");
+    landing.target.segments.push_back({segment.segment(), segment.first_position()});
+  }
+  landing.target.rows = landing.pages->rows();
+  landing.target.page_table.assign(request.page_table().begin(), request.page_table().end());
+  landing.target.keep = landing.pages;
+  return landing;
+}
+
+// Whether all that the landing would write lies on declared pages of the lease's own model, each position once.
+absl::Status CheckTargets(const Landing& landing, const storage::Match& match) {
+  std::vector<std::pair<uint64_t, uint64_t>> written;  // positions [first, last)
+  for (size_t i = 0; i < landing.target.segments.size(); ++i) {
+    const storage::LandTarget::Segment& segment = landing.target.segments[i];
+    const std::string field = absl::StrCat("segments[", i, "]");
+    if (segment.index >= match.found.size()) return Bad(field, ".segment: the match has ", match.found.size());
+    const storage::Found& found = match.found[segment.index];
+    if (found.reason != MissReason::kNone) continue;  // nothing to write; its verdict is that reason
+    const ObjectHeader& header = *found.header;
+    if (header.ns != landing.pages->model().ns) return Bad("pages_id: pages of another model than the lease's");
+    if (header.kind == ObjectKind::kCheckpoint && segment.first_position != 0) {
+      return Bad(field, ".first_position: a prefix stands at 0");
+    }
+    const uint64_t first = segment.first_position + header.first_token;
+    const absl::Status inside = landing.pages->CheckPositions(landing.target.page_table, first, header.stored_tokens);
+    if (!inside.ok()) return Bad(field, ": ", inside.message());
+    written.emplace_back(first, first + header.stored_tokens);
+  }
+  std::sort(written.begin(), written.end());
+  for (size_t i = 1; i < written.size(); ++i) {
+    if (written[i].first < written[i - 1].second) {
+      return Bad("segments: two of them would write position ", written[i].first);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
+  const Done refused = [done = events.done](absl::Status status) { done(std::move(status)); };
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return refused(session.status());
+  auto read = ReadLanding(request, **session);
+  if (!read.ok()) return refused(read.status());
+  auto landing = std::make_shared<Landing>(*std::move(read));
+  OnLoop(*session, Room::kRequest, refused, [this, session = *session, landing, events = std::move(events)] {
+    const auto miss_all = [&](MissReason reason) {
+      events.done(std::vector<MissReason>(landing->target.segments.size(), reason));
+    };
+    const storage::SessionId id = session->about().id;
+    if (!session->metadata().landings.MayStart(landing->id)) return miss_all(MissReason::kCancelled);
+    if (cache_.stats().landings >= max_landings_) return miss_all(MissReason::kBusy);
+    const absl::StatusOr<storage::Match> match = cache_.Held(id, landing->lease);
+    if (!match.ok()) return miss_all(MissReason::kLeaseLost);
+    if (absl::Status fits = CheckTargets(*landing, *match); !fits.ok()) return events.done(fits);
+    cache_.Land(id, landing->id, landing->lease, std::move(landing->target), {events.progress, events.done});
+  });
+}
+
+void EngineService::CancelLanding(const v1::LandRequest& request) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return;  // its end cancels all
+  loop_.PostCompletion([this, session = *session, landing = request.landing()] {
+    if (session->metadata().open) cache_.Quiesce(session->about().id, landing, [] {});
+  });
+}
+
+void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*, Done done) {
+  const auto quiet = [done] { done(absl::OkStatus()); };
+  const bool posted = loop_.PostRelease([this, secret = request.session(), landing = request.landing(), quiet] {
+    const std::shared_ptr<Session> session = table_.Find(secret);
+    if (session == nullptr || !session->metadata().open) return table_.WhenDrained(secret, quiet);
+    session->metadata().landings.Silence(landing);
+    cache_.Quiesce(session->about().id, landing, quiet);
+  });
+  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+}
+
+}  // namespace ashlar::daemon

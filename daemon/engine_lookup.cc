@@ -1,0 +1,127 @@
+// Looking up: Match, AttachLease, Release.
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine_service.h"
+#include "daemon/request_fields.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+// The first segment of a prompt is a prefix; the others stand anywhere.
+ObjectKind KindOfSegment(size_t index) {
+  return index == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
+}
+
+absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field, const v1::Prompt& prompt,
+                                                       const Model& model) {
+  const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
+  if (!tokens.ok()) return tokens.status();
+  if (static_cast<uint64_t>(prompt.segment_lengths_size()) > limits::kMaxSegments) {
+    return Bad(field, ".segment_lengths: more than ", limits::kMaxSegments);
+  }
+  const std::span<const int32_t> all(*tokens);
+  std::vector<storage::Query> queries;
+  size_t begin = 0;
+  for (int i = 0; i < prompt.segment_lengths_size(); ++i) {
+    const uint64_t length = prompt.segment_lengths(i);
+    if (length == 0) return Bad(field, ".segment_lengths[", i, "]: zero");
+    if (length > all.size() - begin)
+      return Bad(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
+    storage::Query query;
+    query.kind = KindOfSegment(i);
+    query.tokens = length;
+    query.storable =
+        query.kind == ObjectKind::kCheckpoint || length > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
+    if (query.storable) query.key = MakeKey(model.ns, query.kind, all.subspan(begin, length));
+    queries.push_back(query);
+    begin += length;
+  }
+  return queries;
+}
+
+void FillMatch(const storage::Match& match, v1::PromptMatch* out) {
+  if (match.lease != storage::LeaseId{}) out->set_lease(match.lease.data(), match.lease.size());
+  for (size_t i = 0; i < match.found.size(); ++i) {
+    const storage::Found& found = match.found[i];
+    v1::SegmentMatch* segment = out->add_segments();
+    segment->set_miss_reason(static_cast<uint32_t>(found.reason));
+    segment->set_kind(static_cast<uint32_t>(KindOfSegment(i)));
+    if (found.reason != MissReason::kNone) continue;
+    segment->set_tier(static_cast<uint32_t>(found.tier));
+    segment->set_bytes(found.header->bytes);
+    for (const storage::ExtentRun& run : found.slot->runs) {
+      v1::ExtentRun* extents = segment->add_extents();
+      extents->set_arena(run.arena);
+      extents->set_first(run.first);
+      extents->set_count(run.count);
+    }
+    if (i == 0) out->set_prefix_depth(found.header->tokens);
+  }
+}
+
+}  // namespace
+
+void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
+  if (static_cast<uint64_t>(request.prompts_size()) > limits::kMaxPromptsPerCall) {
+    return done(Bad("prompts: more than ", limits::kMaxPromptsPerCall));
+  }
+  auto prompts = std::make_shared<std::vector<std::vector<storage::Query>>>();
+  for (int i = 0; i < request.prompts_size(); ++i) {
+    auto queries = ReadPrompt(absl::StrCat("prompts[", i, "]"), request.prompts(i), *model);
+    if (!queries.ok()) return done(queries.status());
+    prompts->push_back(*std::move(queries));
+  }
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, prompts, reply, done] {
+    for (const std::vector<storage::Query>& queries : *prompts) {
+      v1::PromptMatch* out = reply->add_prompts();
+      FillMatch(cache_.Lookup(session->about().id, queries), out);
+      // A missed first segment is computed anyway: its end is where the next prompt can go on from.
+      if (!queries.empty() && out->prefix_depth() == 0) out->add_checkpoint_positions(queries[0].tokens);
+    }
+    done(absl::OkStatus());
+  });
+}
+
+void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  const auto lease = ReadLease("lease", request.lease());
+  if (!lease.ok()) return done(lease.status());
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, reply, done] {
+    const absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease);
+    if (!match.ok()) return done(match.status());
+    FillMatch(*match, reply->mutable_match());
+    done(absl::OkStatus());
+  });
+}
+
+void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  std::vector<storage::LeaseId> leases;
+  for (int i = 0; i < request.leases_size(); ++i) {
+    const auto lease = ReadLease(absl::StrCat("leases[", i, "]"), request.leases(i));
+    if (!lease.ok()) return done(lease.status());
+    leases.push_back(*lease);
+  }
+  OnLoop(*session, Room::kRelease, done, [this, session = *session, leases = std::move(leases), done] {
+    for (const storage::LeaseId& lease : leases) cache_.Release(session->about().id, lease);
+    done(absl::OkStatus());
+  });
+}
+
+}  // namespace ashlar::daemon

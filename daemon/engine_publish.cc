@@ -1,0 +1,206 @@
+// Bringing objects in: Reserve, Publish, Abandon.
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine_service.h"
+#include "daemon/request_fields.h"
+#include "proto/limits.h"
+#include "proto/object.h"
+
+namespace ashlar::daemon {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+// What would be stored for one object; nothing when it is too short to have an interior.
+absl::StatusOr<std::optional<ObjectHeader>> ReadName(const std::string& field, const v1::ObjectName& name,
+                                                     const Model& model) {
+  if (name.kind() != static_cast<uint32_t>(ObjectKind::kSegment) &&
+      name.kind() != static_cast<uint32_t>(ObjectKind::kCheckpoint)) {
+    return Bad(field, ".kind: neither segment nor checkpoint");
+  }
+  const auto kind = static_cast<ObjectKind>(name.kind());
+  const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), name.tokens());
+  if (!tokens.ok()) return tokens.status();
+  if (tokens->empty()) return Bad(field, ".tokens: empty");
+  absl::StatusOr<ObjectHeader> plan =
+      PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens), kind, tokens->size());
+  if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
+  if (!plan.ok()) return Bad(field, ".tokens: ", plan.status().message());
+  return *std::move(plan);
+}
+
+// One object of a Publish call, as far as it can be read without its plan.
+struct Sources {
+  struct Tensor {
+    std::shared_ptr<const Region> region;  // null: unknown
+    uint64_t offset = 0;
+  };
+  storage::ReservationId reservation = 0;
+  std::map<std::pair<uint32_t, PartForm>, Tensor> tensors;
+  std::shared_ptr<const Pages> pages;  // null: unknown, or none needed
+  std::vector<int32_t> page_table;
+  uint64_t first_position = 0;
+};
+
+absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishObject& object, const Session& session) {
+  if (object.provenance() == static_cast<uint32_t>(Provenance::kComposed)) {
+    return Bad(field, ".provenance: composed state is never shared");
+  }
+  if (object.provenance() != static_cast<uint32_t>(Provenance::kExact)) return Bad(field, ".provenance: unknown");
+  if (object.first_position() > kMaxPosition) return Bad(field, ".first_position: out of range");
+  Sources sources;
+  sources.reservation = object.reservation();
+  for (int i = 0; i < object.parts_size(); ++i) {
+    const v1::PartSource& part = object.parts(i);
+    const auto form = static_cast<PartForm>(part.form());
+    if (part.form() != static_cast<uint32_t>(form) ||
+        (form != PartForm::kTransitionDense && form != PartForm::kState && form != PartForm::kConvTail)) {
+      return Bad(field, ".parts[", i, "].form: not a tensor of a linear layer");
+    }
+    const Sources::Tensor tensor{session.FindRegion(part.region()), part.offset()};
+    if (!sources.tensors.emplace(std::pair{part.layer(), form}, tensor).second) {
+      return Bad(field, ".parts[", i, "]: the same part is given twice");
+    }
+  }
+  sources.pages = session.FindPages(object.pages_id());
+  sources.page_table.assign(object.page_table().begin(), object.page_table().end());
+  sources.first_position = object.first_position();
+  return sources;
+}
+
+// What keeps a publish's memory mapped while it is read.
+struct Kept {
+  std::vector<std::shared_ptr<const Region>> regions;
+  std::shared_ptr<const Pages> pages;
+};
+
+// Nothing when the sources do not have every part of `plan`, and nothing else, inside their regions and pages.
+std::optional<storage::PublishSource> Fit(const Sources& sources, const ObjectHeader& plan) {
+  auto kept = std::make_shared<Kept>();
+  storage::PublishSource fitted;
+  bool has_rows = false;
+  for (const Part& part : plan.parts) {
+    if (part.form == PartForm::kKeys || part.form == PartForm::kValues) {
+      has_rows = true;
+      continue;
+    }
+    const auto found = sources.tensors.find({part.layer, part.form});
+    if (found == sources.tensors.end() || found->second.region == nullptr) return std::nullopt;
+    const auto& [region, offset] = found->second;
+    if (offset % sizeof(float) != 0 || !region->Contains(offset, part.Bytes())) return std::nullopt;
+    fitted.tensors.push_back({part.layer, part.form, region->data() + offset});
+    kept->regions.push_back(region);
+  }
+  if (fitted.tensors.size() != sources.tensors.size()) return std::nullopt;
+  if (has_rows) {
+    const std::shared_ptr<const Pages>& pages = sources.pages;
+    if (pages == nullptr || pages->model().ns != plan.ns) return std::nullopt;
+    const uint64_t first = sources.first_position + plan.first_token;
+    if (!pages->CheckPositions(sources.page_table, first, plan.stored_tokens).ok()) return std::nullopt;
+    fitted.rows = pages->rows();
+    fitted.page_table = sources.page_table;
+    fitted.first_position = sources.first_position;
+    kept->pages = pages;
+  }
+  fitted.keep = std::move(kept);
+  return fitted;
+}
+
+// One call, until its last object has an outcome. The metadata thread only.
+struct PublishCall {
+  v1::PublishReply* reply;
+  EngineService::Done done;
+  int pending;
+
+  void Set(int object, PublishOutcome outcome) {
+    reply->set_outcomes(object, static_cast<uint32_t>(outcome));
+    if (--pending == 0) done(absl::OkStatus());
+  }
+};
+
+}  // namespace
+
+void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
+  if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
+    return done(Bad("objects: more than ", limits::kMaxObjectsPerCall));
+  }
+  auto plans = std::make_shared<std::vector<std::optional<ObjectHeader>>>();
+  for (int i = 0; i < request.objects_size(); ++i) {
+    auto plan = ReadName(absl::StrCat("objects[", i, "]"), request.objects(i), *model);
+    if (!plan.ok()) return done(plan.status());
+    plans->push_back(*std::move(plan));
+  }
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, plans, reply, done] {
+    for (const std::optional<ObjectHeader>& plan : *plans) {
+      storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
+      if (plan.has_value()) reservation = cache_.Reserve(session->about().id, *plan);
+      v1::ReserveResult* result = reply->add_results();
+      result->set_outcome(static_cast<uint32_t>(reservation.outcome));
+      if (reservation.outcome == ReserveOutcome::kGranted) result->set_reservation(reservation.id);
+    }
+    done(absl::OkStatus());
+  });
+}
+
+void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
+    return done(Bad("objects: more than ", limits::kMaxObjectsPerCall));
+  }
+  if (request.deadline_ns() < 0) return done(Bad("deadline_ns: negative"));
+  auto objects = std::make_shared<std::vector<Sources>>();
+  for (int i = 0; i < request.objects_size(); ++i) {
+    auto sources = ReadSources(absl::StrCat("objects[", i, "]"), request.objects(i), **session);
+    if (!sources.ok()) return done(sources.status());
+    objects->push_back(*std::move(sources));
+  }
+  const storage::Nanos deadline = request.deadline_ns();
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, objects, deadline, reply, done] {
+    const storage::SessionId id = session->about().id;
+    const int count = static_cast<int>(objects->size());
+    if (count == 0) return done(absl::OkStatus());
+    reply->mutable_outcomes()->Resize(count, 0);
+    auto call = std::make_shared<PublishCall>(PublishCall{reply, done, count});
+    for (int i = 0; i < count; ++i) {
+      const Sources& sources = (*objects)[i];
+      const ObjectHeader* plan = cache_.Planned(id, sources.reservation);
+      if (plan == nullptr) {
+        call->Set(i, PublishOutcome::kUnknownReservation);
+        continue;
+      }
+      std::optional<storage::PublishSource> fitted = Fit(sources, *plan);
+      if (!fitted.has_value()) {
+        cache_.Abandon(id, sources.reservation);
+        call->Set(i, PublishOutcome::kBadSource);
+        continue;
+      }
+      fitted->deadline = deadline;
+      cache_.Publish(id, sources.reservation, *std::move(fitted),
+                     [call, i](PublishOutcome outcome) { call->Set(i, outcome); });
+    }
+  });
+}
+
+void EngineService::Abandon(const v1::AbandonRequest& request, v1::AbandonReply*, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  std::vector<storage::ReservationId> reservations(request.reservations().begin(), request.reservations().end());
+  OnLoop(*session, Room::kRelease, done, [this, session = *session, reservations = std::move(reservations), done] {
+    for (const storage::ReservationId reservation : reservations) cache_.Abandon(session->about().id, reservation);
+    done(absl::OkStatus());
+  });
+}
+
+}  // namespace ashlar::daemon

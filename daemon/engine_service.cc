@@ -1,0 +1,63 @@
+#include "daemon/engine_service.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+
+namespace ashlar::daemon {
+namespace {
+
+absl::Status UnknownSession() {
+  return absl::UnauthenticatedError("session: unknown, or it has ended");
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Session>> EngineService::Resolve(const std::string& secret) const {
+  std::shared_ptr<Session> session = table_.Find(secret);
+  if (session == nullptr) return UnknownSession();
+  return session;
+}
+
+void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done done, std::function<void()> work) {
+  auto closure = [session = std::move(session), done, work = std::move(work)] {
+    if (!session->metadata().open) return done(UnknownSession());
+    work();
+  };
+  const bool posted = room == Room::kRelease ? loop_.PostRelease(std::move(closure)) : loop_.Post(std::move(closure));
+  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+}
+
+void EngineService::OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  auto model = Model::Open((*session)->about().tenant_name, request);
+  if (!model.ok()) return done(model.status());
+  const absl::StatusOr<uint64_t> handle = (*session)->AddModel(*model);
+  if (!handle.ok()) return done(handle.status());
+  reply->set_model(*handle);
+  reply->set_ns((*model)->ns.bytes.data(), (*model)->ns.bytes.size());
+  reply->set_tenant((*session)->about().tenant_name);
+  done(absl::OkStatus());
+}
+
+void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  auto model = (*session)->FindModel(request.model());
+  if (model == nullptr)
+    return done(absl::InvalidArgumentError(absl::StrCat("model: unknown handle ", request.model())));
+  auto region = (*session)->FindRegion(request.region());
+  if (region == nullptr) {
+    return done(absl::InvalidArgumentError(absl::StrCat("region: unknown handle ", request.region())));
+  }
+  auto pages = Pages::Declare(std::move(model), std::move(region), request);
+  if (!pages.ok()) return done(pages.status());
+  const absl::StatusOr<uint64_t> handle = (*session)->AddPages(*std::move(pages));
+  if (!handle.ok()) return done(handle.status());
+  reply->set_pages_id(*handle);
+  done(absl::OkStatus());
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,89 @@
+// What an engine may ask of the daemon: the calls of ashlar.v1.Cache, apart from how they travel.
+//
+// Calls come on any thread. What needs only the session is checked and hashed there; then the call goes to the metadata
+// thread, which alone talks to the cache. Answers come on either.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/event_loop.h"
+#include "daemon/session.h"
+#include "daemon/session_table.h"
+#include "proto/outcome.h"
+#include "storage/cache.h"
+
+namespace ashlar::v1 {
+class AbandonReply;
+class AbandonRequest;
+class AttachLeaseReply;
+class AttachLeaseRequest;
+class DeclarePagesReply;
+class DeclarePagesRequest;
+class LandRequest;
+class MatchReply;
+class MatchRequest;
+class OpenModelReply;
+class OpenModelRequest;
+class PublishReply;
+class PublishRequest;
+class QuiesceReply;
+class QuiesceRequest;
+class ReleaseReply;
+class ReleaseRequest;
+class ReserveReply;
+class ReserveRequest;
+}  // namespace ashlar::v1
+
+namespace ashlar::daemon {
+
+// Every call answers exactly once, through `done`; request and reply must live until then. A status other than OK means
+// that nothing was changed (cache.proto says which there are).
+class EngineService {
+ public:
+  using Done = std::function<void(absl::Status)>;
+
+  // All must outlive the service. `max_landings` are in flight at most; more are missed with kBusy.
+  EngineService(storage::Cache& cache, EventLoop& loop, SessionTable& table, size_t max_landings)
+      : cache_(cache), loop_(loop), table_(table), max_landings_(max_landings) {}
+
+  void OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done);
+  void DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done);
+
+  void Match(const v1::MatchRequest& request, v1::MatchReply* reply, Done done);
+  void AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done);
+  void Release(const v1::ReleaseRequest& request, v1::ReleaseReply* reply, Done done);
+
+  void Reserve(const v1::ReserveRequest& request, v1::ReserveReply* reply, Done done);
+  void Publish(const v1::PublishRequest& request, v1::PublishReply* reply, Done done);
+  void Abandon(const v1::AbandonRequest& request, v1::AbandonReply* reply, Done done);
+
+  struct LandEvents {
+    std::function<void(uint32_t layers)> progress;  // on the metadata thread, before `done`
+    std::function<void(absl::StatusOr<std::vector<MissReason>> verdict)> done;
+  };
+  void Land(const v1::LandRequest& request, LandEvents events);
+  // The engine does not wait for this landing any more: it ends early, `done` still comes.
+  void CancelLanding(const v1::LandRequest& request);
+  void Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply* reply, Done done);
+
+ private:
+  // UNAUTHENTICATED for a session that is unknown or has ended.
+  absl::StatusOr<std::shared_ptr<Session>> Resolve(const std::string& secret) const;
+
+  enum class Room { kRequest, kRelease };
+  // Runs `work` on the metadata thread if the session is still open there; else, and when the queue is full, `done`.
+  void OnLoop(std::shared_ptr<Session> session, Room room, Done done, std::function<void()> work);
+
+  storage::Cache& cache_;
+  EventLoop& loop_;
+  SessionTable& table_;
+  const size_t max_landings_;
+};
+
+}  // namespace ashlar::daemon

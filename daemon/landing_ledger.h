@@ -1,0 +1,31 @@
+// Which landings of one session must not start any more.
+#pragma once
+
+#include <cstdint>
+#include <set>
+
+namespace ashlar::daemon {
+
+// Quiesce and Land are different calls and may overtake each other. Once the engine has been told that a landing is
+// quiet it uses the slots again, so a Land call that arrives later must write nothing. Landing numbers ascend,
+// therefore the smallest remembered ones can be forgotten by raising a floor below which nothing starts.
+class LandingLedger {
+ public:
+  static constexpr size_t kRemembered = 1024;
+
+  void Silence(uint64_t landing) {
+    if (landing < floor_) return;
+    silenced_.insert(landing);
+    if (silenced_.size() <= kRemembered) return;
+    floor_ = *silenced_.begin() + 1;
+    silenced_.erase(silenced_.begin());
+  }
+
+  bool MayStart(uint64_t landing) const { return landing >= floor_ && !silenced_.contains(landing); }
+
+ private:
+  uint64_t floor_ = 0;
+  std::set<uint64_t> silenced_;
+};
+
+}  // namespace ashlar::daemon

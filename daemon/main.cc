@@ -1,0 +1,98 @@
+// ashlard --config FILE.yaml: the cache daemon of one node.
+#include <signal.h>
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/strip.h"
+#include "ashlar/v1/config.pb.h"
+#include "daemon/config.h"
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+
+namespace {
+
+using ashlar::daemon::Log;
+using ashlar::daemon::LogLevel;
+
+constexpr int kExitFailed = 1;     // could not start
+constexpr int kExitBadConfig = 2;  // arguments or configuration are missing or refused
+constexpr ashlar::storage::Nanos kGrace = 10'000'000'000;
+constexpr const char* kUsage =
+    "ashlard, the cache daemon of one node\n"
+    "  ashlard --config FILE.yaml                  run (deploy/ashlard.example.yaml describes the file)\n"
+    "  ashlard --config FILE.yaml --check-config   print the effective configuration and exit\n";
+
+struct Arguments {
+  std::string config;
+  bool check_config = false;
+  bool help = false;
+};
+
+bool Parse(int argc, char** argv, Arguments* arguments) {
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (argument == "--check-config") {
+      arguments->check_config = true;
+    } else if (argument == "--help") {
+      arguments->help = true;
+    } else if (argument == "--config" && i + 1 < argc) {
+      arguments->config = argv[++i];
+    } else if (absl::ConsumePrefix(&argument, "--config=")) {
+      arguments->config = std::string(argument);
+    } else {
+      std::fprintf(stderr, "ashlard: unexpected argument %s\n%s", argv[i], kUsage);
+      return false;
+    }
+  }
+  return true;
+}
+
+// Runs until SIGTERM or SIGINT.
+int Serve(const ashlar::v1::Config& config) {
+  ashlar::daemon::ConfigureLog(config.log().level(), config.log().format());
+  // Blocked before any thread is made, so that only sigwait takes them.
+  sigset_t ends;
+  sigemptyset(&ends);
+  sigaddset(&ends, SIGTERM);
+  sigaddset(&ends, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  auto daemon = ashlar::daemon::Daemon::Start(config);
+  if (!daemon.ok()) {
+    Log(LogLevel::kError, "cannot start", {{"error", std::string(daemon.status().message())}});
+    return kExitFailed;
+  }
+  int signal_number = 0;
+  sigwait(&ends, &signal_number);
+  Log(LogLevel::kInfo, "stopping", {{"signal", strsignal(signal_number)}});
+  (*daemon)->Stop(kGrace);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  if (!Parse(argc, argv, &arguments)) return kExitBadConfig;
+  if (arguments.help) {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
+  if (arguments.config.empty()) {
+    std::fprintf(stderr, "ashlard: --config FILE.yaml is required\n");
+    return kExitBadConfig;
+  }
+  ashlar::v1::Config config;
+  if (const absl::Status status = ashlar::daemon::LoadConfig(arguments.config, &config); !status.ok()) {
+    std::fprintf(stderr, "ashlard: %s\n", std::string(status.message()).c_str());
+    return kExitBadConfig;
+  }
+  if (arguments.check_config) {
+    std::fputs(ashlar::daemon::FormatConfig(config).c_str(), stdout);
+    return 0;
+  }
+  return Serve(config);
+}

@@ -1,0 +1,66 @@
+// What the daemon counts, in Prometheus' terms. docs/operations.md lists the families.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "storage/observer.h"
+
+namespace ashlar::daemon {
+
+enum class RpcMethod : uint8_t {
+  kOpenModel,
+  kDeclarePages,
+  kMatch,
+  kReserve,
+  kPublish,
+  kAbandon,
+  kLand,
+  kQuiesce,
+  kRelease,
+  kAttachLease,
+};
+inline constexpr size_t kRpcMethods = 10;
+absl::string_view Name(RpcMethod method);
+
+// Levels at one moment, taken by the metadata thread now and then.
+struct Levels {
+  std::vector<storage::TierUsage> dram;  // by tenant
+  uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0;
+  uint64_t sessions = 0;
+  uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
+  uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
+};
+
+class Metrics final : public storage::Observer {
+ public:
+  // Names of the tenants; a TenantId is the index here.
+  explicit Metrics(const std::vector<std::string>& tenants);
+  ~Metrics() override;
+
+  // Answers GET /metrics on host:port until destruction. UNAVAILABLE when the port cannot be had.
+  absl::Status Serve(const std::string& address);
+  int port() const;  // what Serve got; 0 before
+
+  // The metadata thread only.
+  void Hit(storage::TenantId, ObjectKind, TierKind, uint64_t tokens) override;
+  void Miss(storage::TenantId, ObjectKind, MissReason, uint64_t tokens) override;
+  void Evicted(storage::TenantId, ObjectKind, MissReason why, uint64_t bytes) override;
+  void Published(storage::TenantId, ObjectKind, uint64_t bytes) override;
+  void Landed(storage::TenantId, uint64_t bytes) override;
+  void Set(const Levels& levels);
+
+  // Any thread.
+  void RpcFinished(RpcMethod method, absl::StatusCode code, double seconds);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::daemon

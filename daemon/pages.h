@@ -1,0 +1,65 @@
+// An opened model, and the pages an engine declared for it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/region.h"
+#include "proto/key.h"
+#include "proto/layout.h"
+#include "storage/transfer.h"
+
+namespace ashlar::v1 {
+class OpenModelRequest;
+class DeclarePagesRequest;
+}  // namespace ashlar::v1
+
+namespace ashlar::daemon {
+
+// Immutable.
+struct Model {
+  // INVALID_ARGUMENT naming the field for what makes no sense, UNIMPLEMENTED naming it for what no kernel of this
+  // version can do: anything but fp32 gdn with dense transitions and fp32 gqa, and any shard that is not the whole.
+  static absl::StatusOr<std::shared_ptr<const Model>> Open(absl::string_view tenant,
+                                                           const v1::OpenModelRequest& request);
+
+  NamespaceId ns;
+  Layout layout;
+};
+
+// Immutable. Keeps its region mapped and its model's tables alive.
+class Pages {
+ public:
+  // INVALID_ARGUMENT naming the field unless there is one entry for every attention layer, ascending, each with all of
+  // its pages inside the region, 4-byte aligned, and no two rows of keys (or of values) overlapping.
+  static absl::StatusOr<std::shared_ptr<const Pages>> Declare(std::shared_ptr<const Model> model,
+                                                              std::shared_ptr<const Region> region,
+                                                              const v1::DeclarePagesRequest& request);
+
+  const Model& model() const { return *model_; }
+  const std::shared_ptr<const Region>& region() const { return region_; }
+
+  // Whether positions [first, first + count) lie on entries of `page_table` that name declared pages. INVALID_ARGUMENT
+  // names the entry.
+  absl::Status CheckPositions(std::span<const int32_t> page_table, uint64_t first, uint64_t count) const;
+
+  // One entry an attention layer, ascending, with the layout's rotation.
+  const std::vector<storage::PagedRows>& rows() const { return rows_; }
+
+ private:
+  Pages(std::shared_ptr<const Model> model, std::shared_ptr<const Region> region)
+      : model_(std::move(model)), region_(std::move(region)) {}
+
+  const std::shared_ptr<const Model> model_;
+  const std::shared_ptr<const Region> region_;
+  uint32_t page_tokens_ = 0;
+  uint32_t pages_ = 0;
+  std::vector<storage::PagedRows> rows_;
+};
+
+}  // namespace ashlar::daemon

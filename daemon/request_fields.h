@@ -1,0 +1,23 @@
+// Fields that several calls have, read and checked.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "storage/cache.h"
+
+namespace ashlar::daemon {
+
+// Positions in a sequence stay far below where sums with lengths could overflow.
+inline constexpr uint64_t kMaxPosition = uint64_t{1} << 40;
+
+// INVALID_ARGUMENT, naming `field`, unless it is the 16 bytes of a lease.
+absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::string& bytes);
+
+// INVALID_ARGUMENT, naming `field`, unless it is a whole number of int32, at most limits::kMaxPromptTokens.
+absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const std::string& bytes);
+
+}  // namespace ashlar::daemon

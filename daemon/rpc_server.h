@@ -1,0 +1,32 @@
+// gRPC in front of the engine service: a Unix socket, the callback API, the standard health service.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/engine_service.h"
+#include "daemon/metrics.h"
+#include "storage/executor.h"
+
+namespace ashlar::daemon {
+
+class RpcServer {
+ public:
+  // `service` and `metrics` must outlive the server. ALREADY_EXISTS when another daemon listens on `path`.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& path, EngineService& service,
+                                                          Metrics& metrics);
+  // Stop(0).
+  ~RpcServer();
+
+  // Takes no new calls, lets those in flight finish for at most `grace`, then cancels and awaits them. Removes the
+  // socket. The engine service must still answer.
+  void Stop(storage::Nanos grace);
+
+ private:
+  struct Impl;
+  explicit RpcServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::daemon

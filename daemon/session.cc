@@ -1,0 +1,95 @@
+#include "daemon/session.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::daemon {
+namespace {
+
+absl::Status TooMany(absl::string_view what, uint64_t limit) {
+  return absl::ResourceExhaustedError(absl::StrCat("a session has at most ", limit, " ", what));
+}
+
+absl::Status Ended() {
+  return absl::UnauthenticatedError("session: it has ended");
+}
+
+template <typename Map>
+typename Map::mapped_type FindIn(const Map& map, uint64_t handle) {
+  const auto found = map.find(handle);
+  return found == map.end() ? nullptr : found->second;
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> Session::AddRegion(std::shared_ptr<Region> region) {
+  std::lock_guard lock(mutex_);
+  if (cleared_) return Ended();
+  if (regions_.size() >= kMaxRegions) return TooMany("regions", kMaxRegions);
+  if (region->size() > about_.region_bytes - region_bytes_) {
+    return TooMany("bytes of regions", about_.region_bytes);
+  }
+  region_bytes_ += region->size();
+  regions_.emplace(next_handle_, std::move(region));
+  return next_handle_++;
+}
+
+absl::StatusOr<uint64_t> Session::AddModel(std::shared_ptr<const Model> model) {
+  std::lock_guard lock(mutex_);
+  if (cleared_) return Ended();
+  if (models_.size() >= kMaxModels) return TooMany("models", kMaxModels);
+  models_.emplace(next_handle_, std::move(model));
+  return next_handle_++;
+}
+
+absl::StatusOr<uint64_t> Session::AddPages(std::shared_ptr<const Pages> pages) {
+  std::lock_guard lock(mutex_);
+  if (cleared_) return Ended();
+  if (pages_.size() >= kMaxPages) return TooMany("declarations of pages", kMaxPages);
+  pages_.emplace(next_handle_, std::move(pages));
+  return next_handle_++;
+}
+
+std::shared_ptr<const Region> Session::FindRegion(uint64_t handle) const {
+  std::lock_guard lock(mutex_);
+  return FindIn(regions_, handle);
+}
+
+std::shared_ptr<const Model> Session::FindModel(uint64_t handle) const {
+  std::lock_guard lock(mutex_);
+  return FindIn(models_, handle);
+}
+
+std::shared_ptr<const Pages> Session::FindPages(uint64_t handle) const {
+  std::lock_guard lock(mutex_);
+  return FindIn(pages_, handle);
+}
+
+std::shared_ptr<Region> Session::RemoveRegion(uint64_t handle) {
+  std::lock_guard lock(mutex_);
+  const auto found = regions_.find(handle);
+  if (found == regions_.end()) return nullptr;
+  std::shared_ptr<Region> region = std::move(found->second);
+  regions_.erase(found);
+  region_bytes_ -= region->size();
+  // `region` is held here, so that no region is unmapped, and no callback runs, under the lock.
+  std::erase_if(pages_, [&](const auto& entry) { return entry.second->region() == region; });
+  return region;
+}
+
+Session::Memory Session::Clear() {
+  decltype(regions_) regions;
+  decltype(pages_) pages;
+  decltype(models_) models;
+  std::lock_guard lock(mutex_);
+  cleared_ = true;
+  const Memory memory{regions_.size(), region_bytes_};
+  region_bytes_ = 0;
+  regions.swap(regions_);
+  pages.swap(pages_);
+  models.swap(models_);
+  return memory;  // the maps go after the lock
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,84 @@
+// One engine's session: who it is, and the memory and models it has brought.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/landing_ledger.h"
+#include "daemon/pages.h"
+#include "daemon/region.h"
+#include "storage/cache.h"
+
+namespace ashlar::daemon {
+
+class Session {
+ public:
+  struct Description {
+    storage::SessionId id = 0;
+    std::string secret;  // 16 random bytes; only its engine knows them
+    storage::TenantId tenant = 0;
+    std::string tenant_name;
+    pid_t pid = 0;
+    uid_t uid = 0;
+    std::string client;         // as it calls itself
+    uint64_t region_bytes = 0;  // the most that its regions may hold together
+  };
+
+  static constexpr size_t kMaxRegions = 1024;
+  static constexpr size_t kMaxModels = 64;
+  static constexpr size_t kMaxPages = 256;
+
+  explicit Session(Description description) : about_(std::move(description)) {}
+
+  const Description& about() const { return about_; }
+
+  // Thread-safe. Handles are never used twice. RESOURCE_EXHAUSTED beyond the bounds above; Find… is null for a handle
+  // that is unknown or gone.
+  absl::StatusOr<uint64_t> AddRegion(std::shared_ptr<Region> region);
+  absl::StatusOr<uint64_t> AddModel(std::shared_ptr<const Model> model);
+  absl::StatusOr<uint64_t> AddPages(std::shared_ptr<const Pages> pages);
+  std::shared_ptr<const Region> FindRegion(uint64_t handle) const;
+  std::shared_ptr<const Model> FindModel(uint64_t handle) const;
+  std::shared_ptr<const Pages> FindPages(uint64_t handle) const;
+
+  // Takes a region away, with the pages declared in it. Transfers in flight may keep it mapped a while.
+  std::shared_ptr<Region> RemoveRegion(uint64_t handle);
+
+  struct Memory {
+    uint64_t regions = 0;
+    uint64_t bytes = 0;
+  };
+  // Lets go of everything and refuses more.
+  Memory Clear();
+
+  // The metadata thread only.
+  struct MetadataState {
+    bool open = false;  // the cache knows the session
+    LandingLedger landings;
+    std::vector<std::function<void()>> when_drained;
+  };
+  MetadataState& metadata() { return metadata_; }
+
+ private:
+  const Description about_;
+
+  mutable std::mutex mutex_;
+  bool cleared_ = false;  // guarded by mutex_, as all to the next blank line
+  uint64_t next_handle_ = 1;
+  uint64_t region_bytes_ = 0;
+  std::map<uint64_t, std::shared_ptr<Region>> regions_;
+  std::map<uint64_t, std::shared_ptr<const Model>> models_;
+  std::map<uint64_t, std::shared_ptr<const Pages>> pages_;
+
+  MetadataState metadata_;
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,180 @@
+#include "daemon/session_protocol.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/session.pb.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr size_t kMaxClientName = 256;
+
+v1::SessionReply ErrorReply(const absl::Status& status) {
+  v1::SessionReply reply;
+  reply.set_code(static_cast<uint32_t>(status.code()));
+  reply.set_message(std::string(status.message()));
+  return reply;
+}
+
+SessionProtocol::Reply Encode(const v1::SessionReply& message) {
+  return {message.SerializeAsString(), {}, false};
+}
+SessionProtocol::Reply Error(const absl::Status& status) {
+  return Encode(ErrorReply(status));
+}
+
+// The peer does not keep to the protocol, or is not wanted.
+SessionProtocol::Reply Goodbye(const absl::Status& status) {
+  SessionProtocol::Reply reply = Error(status);
+  reply.close = true;
+  return reply;
+}
+
+SessionProtocol::Reply RegionReply(uint64_t handle) {
+  v1::SessionReply message;
+  message.mutable_region()->set_region(handle);
+  return Encode(message);
+}
+
+std::string RandomSecret() {
+  std::string secret(kSecretBytes, '\0');
+  while (getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
+    // Only a signal before the pool is seeded can interrupt so short a request.
+  }
+  return secret;
+}
+
+storage::SessionId NextSessionId() {
+  static std::atomic<storage::SessionId> next{1};
+  return next.fetch_add(1);
+}
+
+}  // namespace
+
+SessionProtocol::SessionProtocol(SessionServices& services, Peer peer, absl::Status refusal)
+    : services_(services), peer_(peer), refusal_(std::move(refusal)) {}
+
+void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond) {
+  if (!refusal_.ok()) return respond(Goodbye(refusal_));
+  if (!datagram.ok()) return respond(Goodbye(datagram.status()));
+  v1::SessionRequest request;
+  if (!request.ParseFromString(datagram->bytes)) {
+    return respond(Goodbye(absl::InvalidArgumentError("message: not a SessionRequest")));
+  }
+  using Kind = v1::SessionRequest::RequestCase;
+  const Kind kind = request.request_case();
+  if ((session_ == nullptr) != (kind == Kind::kHello)) {
+    return respond(Goodbye(
+        absl::InvalidArgumentError(session_ == nullptr ? "request: the first must be hello" : "hello: said already")));
+  }
+  if (kind != Kind::kRegisterRegion && !datagram->descriptors.empty()) {
+    return respond(Error(absl::InvalidArgumentError("message: no descriptor belongs to this request")));
+  }
+  switch (kind) {
+    case Kind::kHello:
+      return SayHello(request.hello(), std::move(respond));
+    case Kind::kRegisterRegion:
+      return RegisterRegion(request.register_region().bytes(), datagram->descriptors, respond);
+    case Kind::kHostRegion:
+      return HostRegion(request.host_region().bytes(), respond);
+    case Kind::kGetArena:
+      return GetArena(request.get_arena().arena(), std::move(respond));
+    case Kind::kDropRegion:
+      return DropRegion(request.drop_region().region(), std::move(respond));
+    case Kind::REQUEST_NOT_SET:
+      return respond(Goodbye(absl::InvalidArgumentError("request: none that this daemon knows")));
+  }
+}
+
+void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
+  if (hello.protocol_min() > hello.protocol_max()) {
+    return respond(Goodbye(absl::InvalidArgumentError("hello.protocol_min: above hello.protocol_max")));
+  }
+  if (hello.protocol_max() < limits::kProtocolMin || hello.protocol_min() > limits::kProtocolMax) {
+    return respond(Goodbye(absl::FailedPreconditionError(
+        absl::StrCat("hello.protocol_max: this daemon speaks versions ", limits::kProtocolMin, " to ",
+                     limits::kProtocolMax, ", the client ", hello.protocol_min(), " to ", hello.protocol_max()))));
+  }
+  if (hello.client().size() > kMaxClientName) {
+    return respond(Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.client: longer than ", kMaxClientName))));
+  }
+  const auto tenant = services_.tenant_of_uid.find(peer_.uid);
+  if (tenant == services_.tenant_of_uid.end()) {
+    return respond(
+        Goodbye(absl::PermissionDeniedError(absl::StrCat("user ", peer_.uid, " belongs to no tenant of this daemon"))));
+  }
+  Session::Description about;
+  about.id = NextSessionId();
+  about.secret = RandomSecret();
+  about.tenant = tenant->second.id;
+  about.tenant_name = tenant->second.name;
+  about.pid = peer_.pid;
+  about.uid = peer_.uid;
+  about.client = hello.client();
+  about.region_bytes = services_.region_bytes;
+  auto session = std::make_shared<Session>(std::move(about));
+
+  v1::SessionReply welcome;
+  welcome.mutable_welcome()->set_protocol(std::min(hello.protocol_max(), limits::kProtocolMax));
+  welcome.mutable_welcome()->set_session(session->about().secret);
+  welcome.mutable_welcome()->set_tenant(session->about().tenant_name);
+  welcome.mutable_welcome()->set_extent_bytes(limits::kExtentBytes);
+  const absl::Status opening = services_.table.Open(session, [respond, welcome] { respond(Encode(welcome)); });
+  if (!opening.ok()) return respond(Goodbye(opening));
+  session_ = std::move(session);
+}
+
+void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, const Respond& respond) {
+  if (descriptors.size() != 1) {
+    return respond(Error(absl::InvalidArgumentError(
+        absl::StrCat("register_region.descriptor: expected exactly one, got ", descriptors.size()))));
+  }
+  absl::StatusOr<std::shared_ptr<Region>> region = Region::Register(descriptors[0], bytes);
+  if (!region.ok()) return respond(Error(region.status()));
+  const absl::StatusOr<uint64_t> handle = session_->AddRegion(*std::move(region));
+  respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
+}
+
+void SessionProtocol::HostRegion(uint64_t bytes, const Respond& respond) {
+  UniqueFd memfd;
+  absl::StatusOr<std::shared_ptr<Region>> region = Region::Host(bytes, &memfd);
+  if (!region.ok()) return respond(Error(region.status()));
+  const absl::StatusOr<uint64_t> handle = session_->AddRegion(*std::move(region));
+  if (!handle.ok()) return respond(Error(handle.status()));
+  Reply reply = RegionReply(*handle);
+  reply.descriptor = std::move(memfd);
+  respond(std::move(reply));
+}
+
+void SessionProtocol::GetArena(uint32_t arena, Respond respond) {
+  const bool posted = services_.loop.Post([&tier = services_.tier, tenant = session_->about().tenant, arena, respond] {
+    const auto descriptor = tier.Descriptor(tenant, arena);
+    if (!descriptor.ok()) return respond(Error(descriptor.status()));
+    v1::SessionReply message;
+    message.mutable_arena()->set_arena(arena);
+    message.mutable_arena()->set_bytes(descriptor->bytes);
+    Reply reply = Encode(message);
+    reply.descriptor = UniqueFd(fcntl(descriptor->descriptor, F_DUPFD_CLOEXEC, 0));
+    if (!reply.descriptor.valid()) return respond(Error(absl::ErrnoToStatus(errno, "cannot pass the arena")));
+    respond(std::move(reply));
+  });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("the metadata queue is full")));
+}
+
+void SessionProtocol::DropRegion(uint64_t handle, Respond respond) {
+  const std::shared_ptr<Region> region = session_->RemoveRegion(handle);
+  if (region == nullptr) {
+    return respond(Error(absl::InvalidArgumentError(absl::StrCat("drop_region.region: unknown region ", handle))));
+  }
+  region->WhenGone([respond = std::move(respond), handle] { respond(RegionReply(handle)); });
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,79 @@
+// What is said on one session socket, apart from the socket: requests in, replies out.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "daemon/event_loop.h"
+#include "daemon/session.h"
+#include "daemon/session_table.h"
+#include "daemon/unique_fd.h"
+#include "daemon/unix_socket.h"
+#include "storage/tier/memory_tier.h"
+
+namespace ashlar::v1 {
+class Hello;
+class SessionRequest;
+}  // namespace ashlar::v1
+
+namespace ashlar::daemon {
+
+struct TenantUser {
+  storage::TenantId id = 0;
+  std::string name;
+};
+
+// Who is at the other end, as the kernel says.
+struct Peer {
+  pid_t pid = 0;
+  uid_t uid = 0;
+};
+
+// What all sessions share. Everything outlives them.
+struct SessionServices {
+  EventLoop& loop;
+  SessionTable& table;
+  const storage::MemoryTier& tier;  // the metadata thread's
+  std::map<uid_t, TenantUser> tenant_of_uid;
+  uint64_t region_bytes = 0;  // limit of one session
+};
+
+// The conversation with one peer. One thread calls it, one request at a time: the next only after the reply.
+class SessionProtocol {
+ public:
+  struct Reply {
+    std::string bytes;    // an encoded SessionReply
+    UniqueFd descriptor;  // rides along where valid
+    bool close = false;   // the session ends behind this reply
+  };
+  // Called exactly once for each request, on any thread.
+  using Respond = std::function<void(Reply)>;
+
+  // A refusal (not OK) is the answer to the first request, whatever it is.
+  SessionProtocol(SessionServices& services, Peer peer, absl::Status refusal);
+
+  void Handle(absl::StatusOr<Datagram> datagram, Respond respond);
+
+  // Null until the peer has said Hello.
+  const std::shared_ptr<Session>& session() const { return session_; }
+
+ private:
+  void SayHello(const v1::Hello& hello, Respond respond);
+  void RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, const Respond& respond);
+  void HostRegion(uint64_t bytes, const Respond& respond);
+  void GetArena(uint32_t arena, Respond respond);
+  void DropRegion(uint64_t region, Respond respond);
+
+  SessionServices& services_;
+  const Peer peer_;
+  const absl::Status refusal_;
+  std::shared_ptr<Session> session_;
+};
+
+}  // namespace ashlar::daemon

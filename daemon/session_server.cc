@@ -1,0 +1,257 @@
+#include "daemon/session_server.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/log.h"
+#include "daemon/unix_socket.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr storage::Nanos kHelloTimeout = 10'000'000'000;
+constexpr int kIdlePollMillis = 1000;
+
+using ConnectionId = uint64_t;
+
+// Replies on their way from any thread to the server's. Outlives the server while someone may still reply.
+class Mailbox {
+ public:
+  struct Letter {
+    ConnectionId to = 0;
+    SessionProtocol::Reply reply;
+  };
+
+  Mailbox() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+  int descriptor() const { return wake_.get(); }
+
+  void Post(Letter letter) {
+    std::lock_guard lock(mutex_);
+    letters_.push_back(std::move(letter));
+    Wake();
+  }
+  void Wake() { eventfd_write(wake_.get(), 1); }
+
+  std::vector<Letter> Take() {
+    std::lock_guard lock(mutex_);
+    eventfd_t ignored;
+    eventfd_read(wake_.get(), &ignored);
+    return std::exchange(letters_, {});
+  }
+
+ private:
+  const UniqueFd wake_;
+  std::mutex mutex_;
+  std::vector<Letter> letters_;  // guarded by mutex_
+};
+
+// Becomes readable when the process dies. Invalid where the kernel cannot tell (another pid namespace): the socket's
+// end must do then.
+UniqueFd OpenPidfd(int socket, pid_t pid) {
+  constexpr int kSoPeerPidfd = 77;  // Linux 6.5: immune to a pid that was used again
+  int fd = -1;
+  socklen_t size = sizeof fd;
+  if (getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &fd, &size) == 0) return UniqueFd(fd);
+  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
+
+struct Connection {
+  UniqueFd socket;
+  UniqueFd pidfd;
+  std::unique_ptr<SessionProtocol> protocol;
+  storage::Nanos accepted = 0;
+};
+
+}  // namespace
+
+// Everything but the atomics and the mailbox belongs to the server's thread.
+struct SessionServer::Impl {
+  // What an epoll event is about: the low bit tells a connection's pidfd from its socket.
+  static constexpr uint64_t kListener = 0, kMailbox = 1;
+  static uint64_t SocketTag(ConnectionId id) { return id << 1; }
+  static uint64_t PidfdTag(ConnectionId id) { return id << 1 | 1; }
+
+  explicit Impl(SessionServices& services) : services(services) {}
+
+  bool Watch(int fd, uint64_t tag, uint32_t events, int operation = EPOLL_CTL_ADD) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = tag;
+    return epoll_ctl(epoll.get(), operation, fd, &event) == 0;
+  }
+
+  void Run();
+  void Dispatch(uint64_t tag, uint32_t events);
+  void Accept();
+  void Admit(UniqueFd socket);
+  void Read(ConnectionId id);
+  void Deliver(Mailbox::Letter letter);
+  void Close(ConnectionId id, const char* reason);
+  void CloseSilentOnes();
+
+  SessionServices& services;
+  uint32_t max_sessions = 0;
+  UniqueFd epoll;
+  Listener listener;
+  UniqueFd spare;  // given up to accept, and turn away, one more peer when descriptors run out
+  const std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
+  MonotonicClock clock;
+  std::map<ConnectionId, Connection> connections;
+  ConnectionId next_id = 1;
+  bool accepting = true;
+  std::atomic<bool> stop_accepting{false}, stopping{false};
+  std::thread thread;
+};
+
+void SessionServer::Impl::Run() {
+  while (!stopping) {
+    epoll_event events[64];
+    const int count = epoll_wait(epoll.get(), events, std::size(events), kIdlePollMillis);
+    for (int i = 0; i < count; ++i) Dispatch(events[i].data.u64, events[i].events);
+    if (stop_accepting && accepting) {
+      accepting = false;
+      listener = {};
+    }
+    CloseSilentOnes();
+  }
+  while (!connections.empty()) Close(connections.begin()->first, "the daemon stops");
+  listener = {};
+}
+
+void SessionServer::Impl::Dispatch(uint64_t tag, uint32_t events) {
+  if (tag == kListener) return Accept();
+  if (tag == kMailbox) {
+    for (Mailbox::Letter& letter : mailbox->Take()) Deliver(std::move(letter));
+    return;
+  }
+  const ConnectionId id = tag >> 1;
+  if (!connections.contains(id)) return;  // closed earlier in this round
+  if ((tag & 1) != 0) return Close(id, "the process died");
+  if ((events & EPOLLIN) != 0) return Read(id);
+  if ((events & (EPOLLHUP | EPOLLERR)) != 0) Close(id, "the socket was closed");
+}
+
+void SessionServer::Impl::Accept() {
+  for (;;) {
+    UniqueFd socket(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket.valid()) {
+      Admit(std::move(socket));
+      continue;
+    }
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if ((errno != EMFILE && errno != ENFILE) || !spare.valid()) return;
+    Log(LogLevel::kWarning, "no descriptors left: a session is turned away");
+    spare.Reset();
+    socket.Reset(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    socket.Reset();
+    spare.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  }
+}
+
+void SessionServer::Impl::Admit(UniqueFd socket) {
+  ucred credentials{};
+  socklen_t size = sizeof credentials;
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return;
+  // A peer that is refused stays until its first message, to be told why. As many of those as sessions, and no more.
+  if (connections.size() >= size_t{2} * max_sessions) return;
+  absl::Status refusal;
+  if (connections.size() >= max_sessions) {
+    refusal = absl::ResourceExhaustedError(absl::StrCat("this daemon serves at most ", max_sessions, " sessions"));
+  }
+  const ConnectionId id = next_id;
+  Connection connection;
+  connection.pidfd = OpenPidfd(socket.get(), credentials.pid);
+  connection.socket = std::move(socket);
+  connection.protocol =
+      std::make_unique<SessionProtocol>(services, Peer{credentials.pid, credentials.uid}, std::move(refusal));
+  connection.accepted = clock.Now();
+  if (!Watch(connection.socket.get(), SocketTag(id), EPOLLIN)) return;
+  if (connection.pidfd.valid()) Watch(connection.pidfd.get(), PidfdTag(id), EPOLLIN);
+  ++next_id;
+  connections.emplace(id, std::move(connection));
+}
+
+void SessionServer::Impl::Read(ConnectionId id) {
+  Connection& connection = connections.at(id);
+  absl::StatusOr<Datagram> datagram = Receive(connection.socket.get());
+  if (absl::IsUnavailable(datagram.status())) return;
+  if (absl::IsOutOfRange(datagram.status())) return Close(id, "the socket was closed");
+  // Nothing more is read until this request is answered; a hang-up is reported all the same.
+  Watch(connection.socket.get(), SocketTag(id), 0, EPOLL_CTL_MOD);
+  connection.protocol->Handle(std::move(datagram), [mailbox = mailbox, id](SessionProtocol::Reply reply) {
+    mailbox->Post({id, std::move(reply)});
+  });
+}
+
+void SessionServer::Impl::Deliver(Mailbox::Letter letter) {
+  const auto found = connections.find(letter.to);
+  if (found == connections.end()) return;
+  const int socket = found->second.socket.get();
+  const absl::Status sent = Send(socket, letter.reply.bytes, letter.reply.descriptor.get());
+  // A peer that does not read its answers fills its buffer only by breaking the protocol.
+  if (!sent.ok()) return Close(letter.to, "a reply could not be sent");
+  if (letter.reply.close) return Close(letter.to, "the protocol was broken");
+  Watch(socket, SocketTag(letter.to), EPOLLIN, EPOLL_CTL_MOD);
+}
+
+void SessionServer::Impl::Close(ConnectionId id, const char* reason) {
+  const auto found = connections.find(id);
+  if (found->second.protocol->session() != nullptr) services.table.Close(found->second.protocol->session(), reason);
+  connections.erase(found);
+}
+
+void SessionServer::Impl::CloseSilentOnes() {
+  const storage::Nanos now = clock.Now();
+  std::vector<ConnectionId> silent;
+  for (const auto& [id, connection] : connections) {
+    if (connection.protocol->session() == nullptr && now - connection.accepted > kHelloTimeout) silent.push_back(id);
+  }
+  for (ConnectionId id : silent) Close(id, "no hello came");
+}
+
+absl::StatusOr<std::unique_ptr<SessionServer>> SessionServer::Start(const std::string& path, uint32_t max_sessions,
+                                                                    SessionServices& services) {
+  absl::StatusOr<Listener> listener = ListenSeqpacket(path);
+  if (!listener.ok()) return listener.status();
+  auto impl = std::make_unique<Impl>(services);
+  impl->max_sessions = max_sessions;
+  impl->listener = *std::move(listener);
+  impl->epoll = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  impl->spare = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!impl->epoll.valid() || !impl->Watch(impl->listener.fd.get(), Impl::kListener, EPOLLIN) ||
+      !impl->Watch(impl->mailbox->descriptor(), Impl::kMailbox, EPOLLIN)) {
+    return absl::ErrnoToStatus(errno, "cannot watch the session socket");
+  }
+  return std::unique_ptr<SessionServer>(new SessionServer(std::move(impl)));
+}
+
+SessionServer::SessionServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+  impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });
+}
+
+SessionServer::~SessionServer() {
+  impl_->stopping = true;
+  impl_->mailbox->Wake();
+  impl_->thread.join();
+}
+
+void SessionServer::StopAccepting() {
+  impl_->stop_accepting = true;
+  impl_->mailbox->Wake();
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,95 @@
+#include "daemon/session_table.h"
+
+#include <utility>
+
+#include "daemon/log.h"
+
+namespace ashlar::daemon {
+
+absl::Status SessionTable::Open(std::shared_ptr<Session> session, std::function<void()> opened) {
+  const bool posted = loop_.Post([this, session, opened = std::move(opened)] {
+    const Session::Description& about = session->about();
+    cache_.OpenSession(about.id, about.tenant);
+    session->metadata().open = true;
+    {
+      std::lock_guard lock(mutex_);
+      sessions_.emplace(about.secret, Entry{session});
+    }
+    Log(LogLevel::kInfo, "session opened",
+        {{"session", about.id},
+         {"pid", about.pid},
+         {"uid", about.uid},
+         {"tenant", about.tenant_name},
+         {"client", about.client}});
+    opened();
+  });
+  return posted ? absl::OkStatus() : absl::ResourceExhaustedError("the metadata queue is full");
+}
+
+void SessionTable::Close(const std::shared_ptr<Session>& session, std::string reason) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = sessions_.find(session->about().secret);
+    if (found != sessions_.end()) found->second.ended = true;
+  }
+  // Unmapping much memory takes time: here, not on the metadata thread. Transfers in flight keep what they use.
+  const Session::Memory memory = session->Clear();
+  // Behind the closure that opens it, should that still wait.
+  loop_.PostCompletion([this, session, memory, reason = std::move(reason)] { CloseOnLoop(session, memory, reason); });
+}
+
+void SessionTable::CloseOnLoop(const std::shared_ptr<Session>& session, const Session::Memory& memory,
+                               const std::string& reason) {
+  if (!session->metadata().open) return;
+  session->metadata().open = false;
+  const Session::Description& about = session->about();
+  {
+    std::lock_guard lock(mutex_);
+    sessions_.at(about.secret).ended = true;
+  }
+  const storage::Cache::Stats before = cache_.stats();
+  cache_.CloseSession(about.id, [this, session] { Drained(session); });
+  const storage::Cache::Stats after = cache_.stats();
+  Log(LogLevel::kInfo, "session closed",
+      {{"session", about.id},
+       {"pid", about.pid},
+       {"uid", about.uid},
+       {"tenant", about.tenant_name},
+       {"client", about.client},
+       {"reason", reason},
+       {"leases", before.leases - after.leases},
+       {"reservations", before.reservations - after.reservations},
+       {"regions", memory.regions},
+       {"region_bytes", memory.bytes}});
+}
+
+void SessionTable::Drained(const std::shared_ptr<Session>& session) {
+  for (const std::function<void()>& drained : session->metadata().when_drained) drained();
+  session->metadata().when_drained.clear();
+  std::lock_guard lock(mutex_);
+  sessions_.erase(session->about().secret);
+}
+
+std::shared_ptr<Session> SessionTable::Find(absl::string_view secret) const {
+  std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(secret);
+  return found == sessions_.end() || found->second.ended ? nullptr : found->second.session;
+}
+
+void SessionTable::WhenDrained(absl::string_view secret, std::function<void()> drained) {
+  std::shared_ptr<Session> session;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = sessions_.find(secret);
+    if (found != sessions_.end()) session = found->second.session;
+  }
+  if (session == nullptr) return drained();
+  session->metadata().when_drained.push_back(std::move(drained));
+}
+
+size_t SessionTable::size() const {
+  std::lock_guard lock(mutex_);
+  return sessions_.size();
+}
+
+}  // namespace ashlar::daemon

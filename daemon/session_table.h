@@ -1,0 +1,59 @@
+// All sessions: from the opening of a session to the moment when nothing touches its memory any more.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "daemon/event_loop.h"
+#include "daemon/session.h"
+#include "storage/cache.h"
+
+namespace ashlar::daemon {
+
+inline constexpr size_t kSecretBytes = 16;
+
+// Thread-safe.
+class SessionTable {
+ public:
+  // Both must outlive the table and everything that was posted for it.
+  SessionTable(storage::Cache& cache, EventLoop& loop) : cache_(cache), loop_(loop) {}
+
+  // Makes the session known to the cache and to Find, then calls `opened` on the metadata thread. RESOURCE_EXHAUSTED
+  // when the loop's queue is full.
+  absl::Status Open(std::shared_ptr<Session> session, std::function<void()> opened);
+
+  // Ends an opened session: Find no longer knows it, the cache frees what it held, and after transfers in flight have
+  // drained its memory is unmapped. Logs what was freed. Calling it again does nothing.
+  void Close(const std::shared_ptr<Session>& session, std::string reason);
+
+  // Null for an unknown secret and for a session that has ended.
+  std::shared_ptr<Session> Find(absl::string_view secret) const;
+
+  // Calls `drained` once nothing touches the memory of this session, which has ended; at once when the table does not
+  // know it any more. The metadata thread only.
+  void WhenDrained(absl::string_view secret, std::function<void()> drained);
+
+  size_t size() const;  // those that drain included
+
+ private:
+  struct Entry {
+    std::shared_ptr<Session> session;
+    bool ended = false;
+  };
+  void CloseOnLoop(const std::shared_ptr<Session>& session, const Session::Memory& memory, const std::string& reason);
+  void Drained(const std::shared_ptr<Session>& session);
+
+  storage::Cache& cache_;
+  EventLoop& loop_;
+
+  mutable std::mutex mutex_;
+  absl::flat_hash_map<std::string, Entry> sessions_;  // by secret; guarded by mutex_
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,349 @@
+#include "daemon/testing/node.h"
+
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/config.pb.h"
+#include "daemon/config.h"
+#include "daemon/unix_socket.h"
+#include "proto/limits.h"
+#include "proto/tokens.h"
+
+namespace ashlar::daemon {
+namespace {
+
+// Tests cannot go on without their fixture.
+void Require(bool condition, const std::string& what) {
+  if (condition) return;
+  std::fprintf(stderr, "test fixture: %s\n", what.c_str());
+  std::abort();
+}
+
+std::unique_ptr<v1::Cache::Stub> MakeStub(const TestNode& node) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxMessageBytes));
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return v1::Cache::NewStub(grpc::CreateCustomChannel(absl::StrCat("unix:", node.rpc_socket()),
+                                                      grpc::InsecureChannelCredentials(), arguments));
+}
+
+const AttentionLayer& AttentionOf(const Layout& layout) {
+  return std::get<AttentionLayer>(layout.layers[1]);
+}
+
+}  // namespace
+
+TestNode::TestNode(const std::string& more) {
+  std::string name = "/tmp/ashlard_test_XXXXXX";
+  Require(mkdtemp(name.data()) != nullptr, "mkdtemp");
+  folder_ = name;
+  const std::string yaml =
+      absl::StrCat("listen: {rpc_socket: ", rpc_socket(), ", session_socket: ", session_socket(),
+                   "}\ndram: {capacity_bytes: 16MiB, arena_bytes: 1MiB}\nworkers: {threads: 2}\n", more);
+  v1::Config config;
+  const absl::Status parsed = ParseConfig(yaml, &config);
+  Require(parsed.ok(), std::string(parsed.message()));
+  auto daemon = Daemon::Start(config);
+  Require(daemon.ok(), daemon.ok() ? "" : std::string(daemon.status().message()));
+  daemon_ = *std::move(daemon);
+}
+
+TestNode::~TestNode() {
+  daemon_ = nullptr;
+  std::filesystem::remove_all(folder_);
+}
+
+size_t OpenDescriptors() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+UniqueFd MakeMemfd(size_t bytes, int seals) {
+  UniqueFd memfd(memfd_create("ashlar-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Require(memfd.valid() && ftruncate(memfd.get(), static_cast<off_t>(bytes)) == 0, "memfd");
+  if (seals != 0) Require(fcntl(memfd.get(), F_ADD_SEALS, seals) == 0, "F_ADD_SEALS");
+  return memfd;
+}
+
+bool Eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 1000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return condition();
+}
+
+RawSession::RawSession(const std::string& path) : socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  Require(connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0, "connect");
+}
+
+bool RawSession::Send(const std::string& bytes, std::span<const int> descriptors) {
+  std::vector<char> control(CMSG_SPACE(descriptors.size_bytes()));
+  iovec vector{const_cast<char*>(bytes.data()), bytes.size()};
+  msghdr header{};
+  header.msg_iov = &vector;
+  header.msg_iovlen = 1;
+  if (!descriptors.empty()) {
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
+    cmsghdr* part = CMSG_FIRSTHDR(&header);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(descriptors.size_bytes());
+    std::memcpy(CMSG_DATA(part), descriptors.data(), descriptors.size_bytes());
+  }
+  return sendmsg(socket_.get(), &header, MSG_NOSIGNAL) >= 0;
+}
+
+absl::StatusOr<v1::SessionReply> RawSession::Receive(UniqueFd* descriptor) {
+  pollfd waiting{socket_.get(), POLLIN, 0};
+  Require(poll(&waiting, 1, 10'000) == 1, "no reply within 10 s");
+  absl::StatusOr<Datagram> datagram = daemon::Receive(socket_.get());
+  if (!datagram.ok()) return absl::UnavailableError("closed");
+  v1::SessionReply reply;
+  Require(reply.ParseFromString(datagram->bytes), "a reply that does not parse");
+  Require(datagram->descriptors.size() <= 1, "more than one descriptor");
+  if (descriptor != nullptr && datagram->descriptors.size() == 1) *descriptor = std::move(datagram->descriptors[0]);
+  return reply;
+}
+
+absl::StatusOr<v1::SessionReply> RawSession::Ask(const v1::SessionRequest& request, std::span<const int> descriptors,
+                                                 UniqueFd* descriptor) {
+  if (!Send(request.SerializeAsString(), descriptors)) return absl::UnavailableError("closed");
+  return Receive(descriptor);
+}
+
+absl::StatusOr<v1::SessionReply> RawSession::Hello() {
+  v1::SessionRequest request;
+  request.mutable_hello()->set_protocol_min(limits::kProtocolMin);
+  request.mutable_hello()->set_protocol_max(limits::kProtocolMax);
+  request.mutable_hello()->set_client("raw test");
+  return Ask(request);
+}
+
+bool RawSession::Closed() {
+  pollfd waiting{socket_.get(), POLLIN, 0};
+  return poll(&waiting, 1, 5'000) == 1 && !Receive().ok();
+}
+
+absl::Status StatusOf(const absl::StatusOr<v1::SessionReply>& reply) {
+  if (!reply.ok()) return reply.status();
+  return absl::Status(static_cast<absl::StatusCode>(reply->code()), reply->message());
+}
+
+Layout SmallLayout() {
+  LinearLayer linear;
+  linear.key_heads = 1;
+  linear.value_heads = 2;
+  linear.d_k = 8;
+  linear.d_v = 6;
+  linear.conv_channels = 20;
+  linear.conv_kernel = 4;
+  AttentionLayer attention;
+  attention.kv_heads = 2;
+  attention.key_dim = 8;
+  attention.value_dim = 6;
+  attention.rope.kind = RopeKind::kHalfSplit;
+  attention.rope.rotary_dim = 4;
+  attention.rope.frequencies = {1.0, 0.1};
+  Layout layout;
+  layout.page_tokens = 4;
+  layout.head = 4;
+  layout.tail = 2;
+  layout.layers = {linear, attention};
+  return layout;
+}
+
+Identity SmallIdentity() {
+  Identity identity;
+  identity.model_id = "test";
+  identity.weights_digest = "sha256:0";
+  return identity;
+}
+
+TestEngine::TestEngine(const TestNode& node, const Layout& layout)
+    : layout_(layout), socket_(std::make_unique<RawSession>(node)), stub_(MakeStub(node)) {
+  const auto welcome = socket_->Hello();
+  Require(StatusOf(welcome).ok(), StatusOf(welcome).ToString());
+  secret_ = welcome->welcome().session();
+  tenant_ = welcome->welcome().tenant();
+
+  const UniqueFd memfd = MakeMemfd(kRegionBytes, F_SEAL_SHRINK);
+  void* mapped = mmap(nullptr, kRegionBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0);
+  Require(mapped != MAP_FAILED, "mmap");
+  memory_ = static_cast<std::byte*>(mapped);
+  v1::SessionRequest registering;
+  registering.mutable_register_region()->set_bytes(kRegionBytes);
+  const int descriptors[] = {memfd.get()};
+  const auto region = socket_->Ask(registering, descriptors);
+  Require(StatusOf(region).ok(), StatusOf(region).ToString());
+  region_ = region->region().region();
+
+  auto opening = Make<v1::OpenModelRequest>();
+  opening.set_identity(EncodeIdentity(SmallIdentity()));
+  opening.set_layout(EncodeLayout(layout_));
+  v1::OpenModelReply opened;
+  grpc::ClientContext open_context;
+  const grpc::Status open = stub_->OpenModel(&open_context, opening, &opened);
+  Require(open.ok(), open.error_message());
+  model_ = opened.model();
+
+  v1::DeclarePagesReply declared;
+  grpc::ClientContext declare_context;
+  const grpc::Status declare = stub_->DeclarePages(&declare_context, PagesRequest(), &declared);
+  Require(declare.ok(), declare.error_message());
+  pages_ = declared.pages_id();
+}
+
+TestEngine::~TestEngine() {
+  munmap(memory_, kRegionBytes);
+}
+
+v1::DeclarePagesRequest TestEngine::PagesRequest() const {
+  const AttentionLayer& attention = AttentionOf(layout_);
+  const uint64_t key_row = attention.key_dim * sizeof(float), value_row = attention.value_dim * sizeof(float);
+  auto request = Make<v1::DeclarePagesRequest>();
+  request.set_model(model_);
+  request.set_region(region_);
+  request.set_page_tokens(layout_.page_tokens);
+  request.set_pages(kPages);
+  v1::PagedLayer* layer = request.add_layers();
+  layer->set_layer(1);
+  layer->set_key_offset(0);
+  layer->set_value_offset(attention.kv_heads * key_row);
+  layer->set_token_stride(attention.kv_heads * (key_row + value_row));
+  layer->set_page_stride(layer->token_stride() * layout_.page_tokens);
+  layer->set_key_head_stride(key_row);
+  layer->set_value_head_stride(value_row);
+  return request;
+}
+
+float* TestEngine::Key(int32_t page, uint32_t slot, uint32_t head) {
+  const v1::DeclarePagesRequest request = PagesRequest();
+  const v1::PagedLayer& layer = request.layers(0);
+  return reinterpret_cast<float*>(memory_ + layer.key_offset() + page * layer.page_stride() +
+                                  slot * layer.token_stride() + head * layer.key_head_stride());
+}
+
+float* TestEngine::Value(int32_t page, uint32_t slot, uint32_t head) {
+  const v1::DeclarePagesRequest request = PagesRequest();
+  const v1::PagedLayer& layer = request.layers(0);
+  return reinterpret_cast<float*>(memory_ + layer.value_offset() + page * layer.page_stride() +
+                                  slot * layer.token_stride() + head * layer.value_head_stride());
+}
+
+absl::StatusOr<v1::PromptMatch> TestEngine::Match(std::span<const int32_t> tokens, std::vector<uint64_t> lengths) {
+  auto request = Make<v1::MatchRequest>();
+  request.set_model(model_);
+  v1::Prompt* prompt = request.add_prompts();
+  prompt->set_tokens(PackTokens(tokens));
+  prompt->mutable_segment_lengths()->Assign(lengths.begin(), lengths.end());
+  v1::MatchReply reply;
+  grpc::ClientContext context;
+  const grpc::Status status = stub_->Match(&context, request, &reply);
+  if (!status.ok()) return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  return reply.prompts(0);
+}
+
+v1::ReserveResult TestEngine::Reserve(ObjectKind kind, std::span<const int32_t> tokens) {
+  auto request = Make<v1::ReserveRequest>();
+  request.set_model(model_);
+  request.add_objects()->set_kind(static_cast<uint32_t>(kind));
+  request.mutable_objects(0)->set_tokens(PackTokens(tokens));
+  v1::ReserveReply reply;
+  grpc::ClientContext context;
+  const grpc::Status status = stub_->Reserve(&context, request, &reply);
+  Require(status.ok() && reply.results_size() == 1, status.error_message());
+  return reply.results(0);
+}
+
+v1::PublishObject TestEngine::Sources(ObjectKind kind, uint64_t reservation, uint64_t tokens) const {
+  v1::PublishObject object;
+  object.set_reservation(reservation);
+  object.set_provenance(static_cast<uint32_t>(Provenance::kExact));
+  const auto plan = PlanObject(layout_, {}, {}, kind, tokens);
+  Require(plan.ok(), std::string(plan.status().message()));
+  uint64_t offset = kTensors;
+  for (const Part& part : plan->parts) {
+    if (part.form == PartForm::kKeys || part.form == PartForm::kValues) continue;
+    v1::PartSource* source = object.add_parts();
+    source->set_layer(part.layer);
+    source->set_form(static_cast<uint32_t>(part.form));
+    source->set_region(region_);
+    source->set_offset(offset);
+    offset += part.Bytes();
+  }
+  object.set_pages_id(pages_);
+  for (uint64_t page = 0; page * layout_.page_tokens < tokens; ++page) {
+    object.add_page_table(static_cast<int32_t>(page));
+  }
+  return object;
+}
+
+PublishOutcome TestEngine::Publish(const v1::PublishObject& object) {
+  auto request = Make<v1::PublishRequest>();
+  *request.add_objects() = object;
+  v1::PublishReply reply;
+  grpc::ClientContext context;
+  const grpc::Status status = stub_->Publish(&context, request, &reply);
+  Require(status.ok() && reply.outcomes_size() == 1, status.error_message());
+  return static_cast<PublishOutcome>(reply.outcomes(0));
+}
+
+PublishOutcome TestEngine::PublishRun(ObjectKind kind, std::span<const int32_t> tokens) {
+  const v1::ReserveResult reserved = Reserve(kind, tokens);
+  Require(reserved.outcome() == static_cast<uint32_t>(ReserveOutcome::kGranted), "not granted");
+  return Publish(Sources(kind, reserved.reservation(), tokens.size()));
+}
+
+v1::LandRequest TestEngine::LandRequest(const std::string& lease, std::vector<v1::LandSegment> segments) const {
+  static std::atomic<uint64_t> next{1};
+  auto request = Make<v1::LandRequest>();
+  request.set_landing(next++);
+  request.set_lease(lease);
+  request.set_pages_id(pages_);
+  for (uint32_t page = 0; page < kPages; ++page) request.add_page_table(static_cast<int32_t>(page));
+  for (v1::LandSegment& segment : segments) *request.add_segments() = std::move(segment);
+  return request;
+}
+
+absl::StatusOr<std::vector<MissReason>> TestEngine::Land(const v1::LandRequest& request) {
+  grpc::ClientContext context;
+  const auto stream = stub_->Land(&context, request);
+  v1::LandEvent event;
+  std::vector<MissReason> verdict;
+  int verdicts = 0;
+  uint32_t layers = 0;
+  while (stream->Read(&event)) {
+    Require(verdicts == 0, "an event behind the verdict");
+    Require(event.layers_done() >= layers, "layers went backwards");
+    layers = event.layers_done();
+    if (!event.has_verdict()) continue;
+    ++verdicts;
+    for (uint32_t reason : event.verdict().miss_reasons()) verdict.push_back(static_cast<MissReason>(reason));
+  }
+  const grpc::Status status = stream->Finish();
+  if (!status.ok()) return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  Require(verdicts == 1, "no verdict");
+  return verdict;
+}
+
+}  // namespace ashlar::daemon

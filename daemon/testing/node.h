@@ -1,0 +1,126 @@
+// For tests: a daemon in this process, and an engine that speaks to it without the client library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ashlar/v1/cache.grpc.pb.h"
+#include "ashlar/v1/session.pb.h"
+#include "daemon/daemon.h"
+#include "daemon/unique_fd.h"
+#include "proto/layout.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+
+namespace ashlar::daemon {
+
+// A daemon in a fresh folder, which goes with it.
+class TestNode {
+ public:
+  // `more` is YAML behind listen: and dram: (16 MiB in arenas of 1 MiB).
+  explicit TestNode(const std::string& more = "");
+  ~TestNode();
+
+  std::string rpc_socket() const { return folder_ + "/rpc.sock"; }
+  std::string session_socket() const { return folder_ + "/session.sock"; }
+  Daemon& daemon() { return *daemon_; }
+  void Stop() { daemon_->Stop(5'000'000'000); }
+
+ private:
+  std::string folder_;
+  std::unique_ptr<Daemon> daemon_;
+};
+
+// How many descriptors this process has open.
+size_t OpenDescriptors();
+// A memfd sealed with `seals`.
+UniqueFd MakeMemfd(size_t bytes, int seals);
+// Waits at most 5 s for `condition`.
+bool Eventually(const std::function<bool()>& condition);
+
+// A raw session socket.
+class RawSession {
+ public:
+  explicit RawSession(const std::string& path);
+  explicit RawSession(const TestNode& node) : RawSession(node.session_socket()) {}
+
+  // Sends bytes, or a request, with descriptors; false when the peer is gone.
+  bool Send(const std::string& bytes, std::span<const int> descriptors = {});
+  // The next reply, and the descriptor that rode along. UNAVAILABLE when the daemon has closed the socket.
+  absl::StatusOr<v1::SessionReply> Receive(UniqueFd* descriptor = nullptr);
+  absl::StatusOr<v1::SessionReply> Ask(const v1::SessionRequest& request, std::span<const int> descriptors = {},
+                                       UniqueFd* descriptor = nullptr);
+  absl::StatusOr<v1::SessionReply> Hello();
+  bool Closed();  // the daemon has closed its end
+  int fd() const { return socket_.get(); }
+  void Close() { socket_.Reset(); }
+
+ private:
+  UniqueFd socket_;
+};
+
+// Code of a reply as a status.
+absl::Status StatusOf(const absl::StatusOr<v1::SessionReply>& reply);
+
+// One linear layer and one attention layer, small, with d_k ≠ d_v and partial RoPE.
+Layout SmallLayout();
+Identity SmallIdentity();
+
+// A session with an opened model, one registered region, and pages declared in its first half.
+class TestEngine {
+ public:
+  static constexpr uint32_t kPages = 64;
+  static constexpr size_t kRegionBytes = 1 << 20;
+  static constexpr size_t kTensors = kRegionBytes / 2;  // offset of what is not pages
+
+  explicit TestEngine(const TestNode& node, const Layout& layout = SmallLayout());
+  ~TestEngine();
+
+  RawSession& socket() { return *socket_; }
+  v1::Cache::Stub& stub() { return *stub_; }
+  const std::string& secret() const { return secret_; }
+  const std::string& tenant() const { return tenant_; }
+  uint64_t model() const { return model_; }
+  uint64_t region() const { return region_; }
+  uint64_t pages() const { return pages_; }
+  std::byte* memory() { return memory_; }
+  // Row of one token in the declared pages of layer 1.
+  float* Key(int32_t page, uint32_t slot, uint32_t head);
+  float* Value(int32_t page, uint32_t slot, uint32_t head);
+
+  v1::DeclarePagesRequest PagesRequest() const;
+
+  template <typename Request>
+  Request Make() const {
+    Request request;
+    request.set_session(secret_);
+    return request;
+  }
+  absl::StatusOr<v1::PromptMatch> Match(std::span<const int32_t> tokens, std::vector<uint64_t> lengths);
+  v1::ReserveResult Reserve(ObjectKind kind, std::span<const int32_t> tokens);
+  // Sources for a reserved run of `tokens` tokens: tensors at kTensors, rows on pages 0, 1, ….
+  v1::PublishObject Sources(ObjectKind kind, uint64_t reservation, uint64_t tokens) const;
+  PublishOutcome Publish(const v1::PublishObject& object);
+  // Reserves and publishes whatever lies in memory.
+  PublishOutcome PublishRun(ObjectKind kind, std::span<const int32_t> tokens);
+  v1::LandRequest LandRequest(const std::string& lease, std::vector<v1::LandSegment> segments) const;
+  // Reads the stream to its end.
+  absl::StatusOr<std::vector<MissReason>> Land(const v1::LandRequest& request);
+
+ private:
+  const Layout layout_;
+  std::unique_ptr<RawSession> socket_;
+  std::unique_ptr<v1::Cache::Stub> stub_;
+  std::string secret_, tenant_;
+  uint64_t region_ = 0, model_ = 0, pages_ = 0;
+  std::byte* memory_ = nullptr;
+};
+
+}  // namespace ashlar::daemon
