@@ -1,23 +1,60 @@
+// The drivers of the linear layers' operations. All four are one thing: columns of X = [S | T] that start somewhere,
+// pass through interiors and runs of tokens, and end somewhere. Columns never meet, and neither do heads, so work is
+// split over both.
 #include "kernels/host/linear.h"
 
-#include "kernels/reference/reference.h"
+#include <memory>
 
+// Processors older than AVX2 get the portable version; vectors without a fixed size have no arrays in registers.
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/host/linear.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h.
+#include "kernels/host/chain-inl.h"
+
+#if HWY_ONCE
 namespace ashlar::kernels::host {
+namespace {
 
-void Compose(const ComposeArgs& args, Workers*) {
-  reference::Compose(args);
+HWY_EXPORT(RunChain);
+
+void Run(const Chain& chain, Workers* workers) {
+  HWY_DYNAMIC_DISPATCH(RunChain)(chain, workers);
 }
 
-void ComposeTransitions(const ComposeTransitionsArgs& args, Workers*) {
-  reference::ComposeTransitions(args);
+}  // namespace
+
+void Compose(const ComposeArgs& args, Workers* workers) {
+  Run({.shape = args.shape, .interiors = args.interiors, .resume = true, .state = args.state}, workers);
 }
 
-void Capture(const CaptureArgs& args, Workers*) {
-  reference::Capture(args);
+void ComposeTransitions(const ComposeTransitionsArgs& args, Workers* workers) {
+  Run({.shape = args.shape, .interiors = args.interiors, .state = args.state, .transition = args.transition}, workers);
 }
 
-void AdvanceSeam(const AdvanceSeamArgs& args, Workers*) {
-  reference::AdvanceSeam(args);
+void Capture(const CaptureArgs& args, Workers* workers) {
+  const SeamStep run{.begin = 0, .end = args.inputs.tokens};
+  Run({.shape = args.shape,
+       .steps = {&run, 1},
+       .inputs = args.inputs,
+       .state = args.state,
+       .transition = args.transition},
+      workers);
+}
+
+void AdvanceSeam(const AdvanceSeamArgs& args, Workers* workers) {
+  Run({.shape = args.shape,
+       .steps = args.steps,
+       .inputs = args.inputs,
+       .resume = true,
+       .state = args.state,
+       .out = args.out,
+       .out_stride = args.out_stride},
+      workers);
 }
 
 }  // namespace ashlar::kernels::host
+#endif

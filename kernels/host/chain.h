@@ -1,0 +1,23 @@
+// What Compose, ComposeTransitions, Capture and AdvanceSeam have in common.
+#pragma once
+
+#include <span>
+
+#include "kernels/kernels.h"
+
+namespace ashlar::kernels::host {
+
+// Columns of X = [S | T], or of S alone, on their way through cached interiors and computed runs.
+struct Chain {
+  LinearShape shape;
+  std::span<const TupleView> interiors;  // first these,
+  std::span<const SeamStep> steps;       // then these
+  TokenInputs inputs;
+  bool resume = false;                 // start from `state`; else from S = 0, T = I
+  float* const* state = nullptr;       // out
+  float* const* transition = nullptr;  // out; null: T is not wanted
+  float* out = nullptr;                // the tokens' outputs; null: not wanted
+  int64_t out_stride = 0;
+};
+
+}  // namespace ashlar::kernels::host
