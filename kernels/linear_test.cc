@@ -15,7 +15,7 @@ class LinearTest : public ::testing::TestWithParam<std::tuple<Backend, StateOrde
   // Odd sizes, sizes of real models, more heads than key heads.
   std::vector<LinearShape> Shapes() {
     std::vector<LinearShape> shapes = {
-        {.heads = 1, .key_heads = 1, .d_k = 1, .d_v = 1},    {.heads = 3, .key_heads = 3, .d_k = 7, .d_v = 5},
+        {.heads = 1, .key_heads = 1, .d_k = 1, .d_v = 5},    {.heads = 3, .key_heads = 3, .d_k = 7, .d_v = 5},
         {.heads = 4, .key_heads = 2, .d_k = 16, .d_v = 24},  {.heads = 3, .key_heads = 1, .d_k = 33, .d_v = 17},
         {.heads = 2, .key_heads = 1, .d_k = 128, .d_v = 64},
     };
