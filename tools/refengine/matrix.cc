@@ -3,6 +3,16 @@
 #include <cblas.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "hwy/targets.h"
+
+// Not in OpenBLAS's headers; only builds for several processors have them.
+extern "C" {
+void gotoblas_dynamic_init() __attribute__((weak));
+void gotoblas_dynamic_quit() __attribute__((weak));
+}
 
 namespace ashlar::refengine {
 namespace {
@@ -14,10 +24,27 @@ constexpr int64_t kPartsPerWorker = 2;
 // Parts begin on multiples of this, a multiple of every register block that OpenBLAS uses.
 constexpr int64_t kPartGrain = 16;
 
-void HoldToOneThread() {
-  static const bool held = (openblas_set_num_threads(1), true);
-  (void)held;
+// OpenBLAS knows processors by model number, and takes those newer than itself for a Pentium 4, at a fifth of the speed
+// (Debian's 0.3.21 on Emerald Rapids). Then it is told what the processor's features allow.
+void ChooseKernels() {
+  constexpr char kCoreType[] = "OPENBLAS_CORETYPE";  // OpenBLAS reads it when it starts
+  const bool generic = std::strcmp(openblas_get_corename(), "Prescott") == 0;
+  if (!generic || std::getenv(kCoreType) != nullptr || gotoblas_dynamic_init == nullptr) return;
+  const int64_t targets = hwy::SupportedTargets();
+  const char* core = targets & HWY_AVX3 ? "SkylakeX" : targets & HWY_AVX2 ? "Haswell" : nullptr;
+  if (core == nullptr) return;
+  setenv(kCoreType, core, 1);
+  gotoblas_dynamic_quit();
+  gotoblas_dynamic_init();
+  unsetenv(kCoreType);
 }
+
+// Before main: while no other thread runs that may read the environment or multiply.
+[[maybe_unused]] const bool kPrepared = [] {
+  ChooseKernels();
+  openblas_set_num_threads(1);
+  return true;
+}();
 
 // Rows [begin, end) of C, or columns where `columns`.
 MatMulArgs PartOf(const MatMulArgs& args, bool columns, int64_t begin, int64_t end) {
@@ -37,7 +64,6 @@ MatMulArgs PartOf(const MatMulArgs& args, bool columns, int64_t begin, int64_t e
 }  // namespace
 
 void MatMul(const MatMulArgs& args) {
-  HoldToOneThread();
   if (args.m == 0 || args.n == 0) return;
   const float beta = args.accumulate ? 1.0f : 0.0f;
   if (args.m == 1) {  // a decoded token: bound by reading B, so do not pack it
