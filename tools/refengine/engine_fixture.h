@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/host/thread_pool.h"
 #include "tools/refengine/engine.h"
-#include "tools/refengine/thread_pool.h"
 #include "tools/refengine/tokenizer.h"
 
 namespace ashlar::refengine {
@@ -78,9 +78,9 @@ class EngineFixture : public testing::Test {
   uint32_t seed_;
   testing::ScopedTrace trace_;
   std::mt19937 random_;
-  const kernels::Kernels& kernels_ = *kernels::Available().back();  // the fastest of this build
+  const kernels::Kernels& kernels_ = kernels::Host();
   Model model_;
-  ThreadPool threads_;
+  kernels::ThreadPool threads_;
   std::vector<std::byte> memory_;
   PagePool pool_;
   std::unique_ptr<Engine> engine_;

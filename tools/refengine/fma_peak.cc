@@ -44,8 +44,8 @@ namespace ashlar::refengine {
 HWY_EXPORT(MultiplyAddsT);
 
 double FmaPeak(kernels::Workers& workers) {
-  constexpr int kRepeats = 5;             // the best counts: others share the machine
-  constexpr int64_t kRounds = 4'000'000;  // about 10 ms a worker
+  constexpr int kRepeats = 10;            // the best counts: others share the machine
+  constexpr int64_t kRounds = 5'000'000;  // about 10 ms a worker
   std::vector<float> sinks(workers.Size());
   std::vector<double> operations(workers.Size());
   double best = 0;

@@ -10,9 +10,9 @@
 #include <iterator>
 #include <string>
 
+#include "kernels/host/thread_pool.h"
 #include "tools/refengine/flops.h"
 #include "tools/refengine/stored_segment.h"
-#include "tools/refengine/thread_pool.h"
 #include "tools/refengine/tokenizer.h"
 
 namespace ashlar::refengine {
@@ -74,8 +74,8 @@ std::vector<int32_t> ReadText(const char* path, int64_t tokens) {
 int Main(const char* path, int64_t sections, int64_t section_tokens, int64_t seam) {
   const std::vector<int32_t> text = ReadText(path, sections * section_tokens + kQueryTokens);
   const Model model(DemoConfig());
-  ThreadPool threads(0);
-  const kernels::Kernels& kernels = *kernels::Available().back();
+  kernels::ThreadPool threads(0);
+  const kernels::Kernels& kernels = kernels::Host();
   Engine engine(model, kernels, threads);
   const auto queue = kernels.MakeQueue(&threads);
   const int32_t pages = 2 * (text.size() / kPageTokens + 1) + section_tokens / kPageTokens + 1;

@@ -30,7 +30,8 @@ HWY_INLINE void ForVectors(int64_t n, Body&& body) {
 template <class D, class V>
 HWY_INLINE V Sigmoid(D d, V x) {
   const auto one = hn::Set(d, 1.0f);
-  return hn::Div(one, hn::Add(one, hn::Exp(d, hn::Neg(x))));
+  const auto bounded = hn::Min(hn::Neg(x), hn::Set(d, 88.0f));  // e^88 is finite; Highway's Exp is wrong from 104 on
+  return hn::Div(one, hn::Add(one, hn::Exp(d, bounded)));
 }
 
 HWY_INLINE float SumOfSquares(const float* x, int64_t n) {
