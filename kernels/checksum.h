@@ -6,6 +6,19 @@
 
 namespace ashlar::kernels {
 
+// Runs at the width of this processor's vectors.
 uint64_t UnitChecksum(const void* data, size_t bytes);
+
+// The same of bytes that come piece by piece, so that each is hashed while it is in the cache.
+class ChecksumStream {
+ public:
+  ChecksumStream();
+
+  void Update(const void* data, size_t bytes);
+  uint64_t Digest() const;
+
+ private:
+  alignas(64) std::byte state_[576];  // XXH3_state_t
+};
 
 }  // namespace ashlar::kernels

@@ -1,6 +1,7 @@
 // Argument checks, one place for all back ends. They abort: a bad argument here is an error of the program.
 #include "kernels/kernels.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -38,8 +39,8 @@ void CheckInputs(const TokenInputs& inputs, const char* operation) {
 
 void CheckRotation(const Rotation& rotation, int32_t dim, const char* operation) {
   if (rotation.style == RopeStyle::kNone) return;
-  Check(rotation.rotary_dim > 0 && rotation.rotary_dim % 2 == 0 && rotation.rotary_dim <= dim, operation,
-        "rotation.rotary_dim must be even and at most dim");
+  Check(rotation.rotary_dim > 0 && rotation.rotary_dim % 2 == 0 && rotation.rotary_dim <= std::min(dim, kMaxRotaryDim),
+        operation, "rotation.rotary_dim must be even, at most dim and at most kMaxRotaryDim");
   Check(rotation.frequencies != nullptr, operation, "rotation.frequencies is null");
 }
 

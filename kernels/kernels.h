@@ -104,9 +104,10 @@ enum class RopeStyle : uint8_t { kNone = 0, kHalfSplit = 1, kInterleaved = 2 };
 // pairs dimension i with i + rotary_dim / 2, interleaved pairs 2i with 2i + 1. Angles are formed in fp64.
 struct Rotation {
   RopeStyle style = RopeStyle::kNone;
-  int32_t rotary_dim = 0;
+  int32_t rotary_dim = 0;               // even, ≤ kMaxRotaryDim
   const double* frequencies = nullptr;  // [rotary_dim / 2]
 };
+inline constexpr int32_t kMaxRotaryDim = 1024;
 
 // Turns keys by `delta` positions (HYPIC equation 8): K_b = R(b − a) K_a. In place when source == target.
 struct RotateKeysArgs {

@@ -1,0 +1,33 @@
+// The inner loops of rows.cc, compiled for every vector width and chosen at run time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace ashlar::kernels::host {
+
+// Streaming stores go past the caches: a target larger than them is not read before it is written. They become visible
+// to other threads by FinishStreaming, on the thread that stored.
+enum class Stores : uint8_t { kCached, kStreaming };
+void FinishStreaming();
+
+// The turn of every pair by one number of positions. Angles are formed in fp64: in fp32 they would be 0.03 rad off at
+// position one million.
+struct Turn {
+  Turn(const Rotation& rotation, int64_t delta);
+
+  RopeStyle style;
+  int32_t rotary_dim;
+  // Half-split: by pair. Interleaved: by dimension, the sine of even dimensions negative.
+  alignas(64) float cosine[kMaxRotaryDim];
+  alignas(64) float sine[kMaxRotaryDim];
+};
+
+// Turns `rows` keys of `dim` floats, dense in source and target. In place when they are the same.
+void TurnRows(const Turn& turn, int64_t rows, int32_t dim, const float* source, float* target, Stores stores);
+
+void CopyBytes(const void* source, void* target, size_t bytes, Stores stores);
+
+}  // namespace ashlar::kernels::host
