@@ -90,8 +90,8 @@ std::vector<Match> Model::Lookup(std::span<const Prompt> prompts) {
   while (matches.size() < prompts.size()) {
     const size_t first = matches.size();
     const auto batch = prompts.subspan(first, CountForMessage(prompts, first, limits::kMaxPromptsPerCall, WireBytes));
-    absl::StatusOr<v1::MatchReply> reply = binding.status();
-    if (binding.ok()) reply = AskMatch(*binding, batch, deadline);
+    const absl::StatusOr<v1::MatchReply> reply =
+        binding.ok() ? AskMatch(*binding, batch, deadline) : absl::StatusOr<v1::MatchReply>(binding.status());
     for (size_t i = 0; i < batch.size(); ++i) {
       const auto lengths = batch[i].segment_lengths;
       matches.push_back(Match(reply.ok() ? Match::Impl::Answered(reply->prompts(static_cast<int>(i)),
