@@ -115,7 +115,7 @@ class Landing {
   ~Landing();  // cancels, and waits until the slots are quiet, however long the daemon takes
 
   // Waits until `layers` attention layers have been written for all segments: work on them may overlap with the rest,
-  // but no token may be emitted before the verdict. False: a verdict came first, or the deadline.
+  // but no token may be emitted before the verdict. False: a segment was missed, the landing is over, or the deadline.
   bool WaitLayers(uint32_t layers, std::chrono::milliseconds timeout);
 
   // The final verdict, one reason a segment as given to Land (kNone: landed). If the daemon does not answer in time the

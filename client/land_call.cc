@@ -183,7 +183,8 @@ bool LandCall::WaitLayers(uint32_t layers, Deadline deadline) {
   std::unique_lock lock(call.mutex);
   const auto over = [&] { return call.verdict.has_value() || call.over; };
   call.WaitUntil(lock, deadline, [&] { return over() || call.layers_done >= layers; });
-  return !over() && call.layers_done >= layers;
+  if (call.verdict.has_value()) return std::ranges::all_of(*call.verdict, [](uint32_t reason) { return reason == 0; });
+  return !call.over && call.layers_done >= layers;
 }
 
 absl::StatusOr<std::vector<uint32_t>> LandCall::WaitVerdict(Deadline deadline) {
