@@ -16,6 +16,7 @@ struct Cache::Impl {
   Impl(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer)
       : clock(clock),
         observer(observer == nullptr ? ignored : *observer),
+        leases_per_session(options.leases_per_session),
         pool(tier, lru, options.ghost_entries, this->observer),
         leases(std::move(options.random), options.unused_lease),
         publisher(pool, mover, clock, drain, options.reservation),
@@ -39,19 +40,22 @@ struct Cache::Impl {
   }
 
   Pool::Result Find(TenantId tenant, const Query& query) {
-    Pool::Result result{MissReason::kTooShort, {}};
-    if (query.storable) result = pool.Find(tenant, query.key);
-    if (result.object) {
-      observer.Hit(tenant, query.kind, pool.kind(), query.tokens);
-    } else {
-      observer.Miss(tenant, query.kind, result.reason, query.tokens);
-    }
+    if (!query.storable) return Missed(tenant, query, MissReason::kTooShort);
+    Pool::Result result = pool.Find(tenant, query.key);
+    if (!result.object) return Missed(tenant, query, result.reason);
+    observer.Hit(tenant, query.kind, pool.kind(), query.tokens);
     return result;
+  }
+
+  Pool::Result Missed(TenantId tenant, const Query& query, MissReason reason) {
+    observer.Miss(tenant, query.kind, reason, query.tokens);
+    return {reason, {}};
   }
 
   const Clock& clock;
   Observer ignored;
   Observer& observer;
+  const size_t leases_per_session;
   LruPolicy lru;
   Drain drain;
   std::map<SessionId, TenantId> sessions;
@@ -83,10 +87,11 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries) {
   if (tenant == nullptr) {
     return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
   }
+  const bool full = impl_->leases.HeldBy(session) >= impl_->leases_per_session;
   LeaseTable::Segments segments;
   bool any = false;
   for (const Query& query : queries) {
-    segments.push_back(impl_->Find(*tenant, query));
+    segments.push_back(full ? impl_->Missed(*tenant, query, MissReason::kBusy) : impl_->Find(*tenant, query));
     any |= static_cast<bool>(segments.back().object);
   }
   Match match = impl_->Describe({}, segments);
@@ -96,7 +101,11 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries) {
 
 absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease) {
   const TenantId* tenant = impl_->Tenant(session);
-  const LeaseTable::Segments* segments = tenant == nullptr ? nullptr : impl_->leases.Attach(session, *tenant, lease);
+  if (tenant == nullptr) return absl::NotFoundError("lease: unknown");
+  if (impl_->leases.HeldBy(session) >= impl_->leases_per_session) {
+    return absl::ResourceExhaustedError("lease: this session holds too many");
+  }
+  const LeaseTable::Segments* segments = impl_->leases.Attach(session, *tenant, lease);
   if (segments == nullptr) return absl::NotFoundError("lease: unknown");
   return impl_->Describe(lease, *segments);
 }

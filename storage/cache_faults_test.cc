@@ -169,6 +169,27 @@ TEST_F(CacheFaultsTest, AFullExecutorIsBusyAtOnce) {
   EXPECT_TRUE(drained);
 }
 
+TEST_F(CacheFaultsTest, ASessionMayHoldSoManyLeasesAndNoMore) {
+  Rig rig(16, {.leases_per_session = 2});
+  constexpr SessionId kBob = 3;
+  rig.cache.OpenSession(kAnn, 1);
+  rig.cache.OpenSession(kBob, 1);
+  ASSERT_TRUE(rig.Publish(kAnn, plan_, 1));
+  const Match first = rig.Lookup(kAnn, plan_), second = rig.Lookup(kAnn, plan_), bobs = rig.Lookup(kBob, plan_);
+  const Match refused = rig.Lookup(kAnn, plan_);
+  EXPECT_EQ(refused.found[0].reason, MissReason::kBusy);
+  EXPECT_EQ(refused.lease, LeaseId{});
+  EXPECT_TRUE(absl::IsResourceExhausted(rig.cache.Attach(kAnn, bobs.lease).status()));
+  EXPECT_TRUE(rig.cache.Attach(kBob, first.lease).ok()) << "others have their own limit";
+
+  rig.cache.Release(kAnn, first.lease);
+  EXPECT_EQ(rig.Reason(kAnn, plan_), MissReason::kNone);
+  rig.clock.Advance(60'000'000'000);
+  rig.cache.Tick();
+  EXPECT_EQ(rig.cache.stats().leases, 1u) << "expired leases count no longer; Bob's attached one stays";
+  EXPECT_EQ(rig.Reason(kAnn, plan_), MissReason::kNone);
+}
+
 TEST_F(CacheFaultsTest, AnOverfullBudgetIsRefusedAndHeld) {
   Rig rig(8);
   rig.cache.OpenSession(kAnn, 1);

@@ -6,6 +6,8 @@
 #include <random>
 #include <vector>
 
+#include "kernels/host/thread_pool.h"
+#include "kernels/kernels.h"
 #include "storage/cache.h"
 #include "storage/mover.h"
 #include "storage/testing/engine.h"
@@ -24,7 +26,7 @@ TEST(CacheThreads, TransfersRunBesideEachOtherAndTheMetadata) {
   constexpr int kTexts = 12;
   const auto tier = TestTier({{1, 200}});
   ManualClock clock;
-  InlineWorkers workers;
+  kernels::ThreadPool workers(2);
   ThreadedExecutor executor(3);
   Mover mover(kernels::Host(), workers, executor, *tier);
   Cache cache({}, *tier, mover, clock, nullptr);
@@ -85,7 +87,7 @@ TEST(CacheThreads, ASessionClosedInTheMiddleDrains) {
   constexpr SessionId kSession = 1;
   const auto tier = TestTier({{1, 64}});
   ManualClock clock;
-  InlineWorkers workers;
+  kernels::ThreadPool workers(2);
   ThreadedExecutor executor(2);
   Mover mover(kernels::Host(), workers, executor, *tier);
   Cache cache({}, *tier, mover, clock, nullptr);

@@ -16,10 +16,7 @@ void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<co
     landing.verdict.assign(target.segments.size(), MissReason::kInvalidRequest);
     return Conclude(std::move(landing));
   }
-  if (sources.empty()) {
-    target.keep.reset();
-    return Conclude(std::move(landing));
-  }
+  if (sources.empty()) return Conclude(std::move(landing));
   landings_.emplace(name, std::move(landing));
   drain_.Begin(session);
   Start(name, std::move(sources), std::move(target));

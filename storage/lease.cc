@@ -33,11 +33,8 @@ LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, 
   LeaseId id = DrawId(random_);
   // All zero means "no lease"; a name in use is not given twice, whatever the source of randomness.
   while (id == LeaseId{} || !serials_.emplace(id, serial).second) id = DrawId(random_);
-  leases_.emplace(serial, Lease{.id = id,
-                                .tenant = tenant,
-                                .segments = std::move(segments),
-                                .holders = {holder},
-                                .deadline = now + unused_lease_});
+  Lease lease{.id = id, .tenant = tenant, .segments = std::move(segments), .deadline = now + unused_lease_};
+  Hold(holder, serial, leases_.emplace(serial, std::move(lease)).first->second);
   return id;
 }
 
@@ -51,7 +48,7 @@ const LeaseTable::Segments* LeaseTable::Held(SessionId session, const LeaseId& i
 const LeaseTable::Segments* LeaseTable::Attach(SessionId session, TenantId tenant, const LeaseId& id) {
   const auto lease = Find(id);
   if (lease == leases_.end() || lease->second.tenant != tenant) return nullptr;
-  lease->second.holders.insert(session);
+  Hold(session, lease->first, lease->second);
   lease->second.deadline.reset();
   return &lease->second.segments;
 }
@@ -61,18 +58,28 @@ void LeaseTable::Use(const LeaseId& id) {
 }
 
 void LeaseTable::Release(SessionId session, const LeaseId& id) {
-  if (const auto lease = Find(id); lease != leases_.end()) Release(session, lease);
+  const auto lease = Find(id);
+  if (lease != leases_.end() && lease->second.holders.contains(session)) LetGo(session, lease);
 }
 
 void LeaseTable::ReleaseAll(SessionId session) {
-  for (auto lease = leases_.begin(); lease != leases_.end();) lease = Release(session, lease);
+  const auto held = holdings_.extract(session);
+  if (held.empty()) return;
+  for (const Serial serial : held.mapped()) LetGo(session, leases_.find(serial));
 }
 
 void LeaseTable::Expire(Nanos now) {
-  for (auto lease = leases_.begin(); lease != leases_.end();) {
+  for (auto next = leases_.begin(); next != leases_.end();) {
+    const auto lease = next++;
     const auto& deadline = lease->second.deadline;
-    lease = deadline && *deadline <= now ? End(lease) : std::next(lease);
+    // Nobody attached to a lease that was never used: its first holder is the only one.
+    if (deadline && *deadline <= now) LetGo(*lease->second.holders.begin(), lease);
   }
+}
+
+size_t LeaseTable::HeldBy(SessionId session) const {
+  const auto held = holdings_.find(session);
+  return held == holdings_.end() ? 0 : held->second.size();
 }
 
 LeaseTable::Leases::iterator LeaseTable::Find(const LeaseId& id) {
@@ -80,14 +87,20 @@ LeaseTable::Leases::iterator LeaseTable::Find(const LeaseId& id) {
   return serial == serials_.end() ? leases_.end() : leases_.find(serial->second);
 }
 
-LeaseTable::Leases::iterator LeaseTable::Release(SessionId session, Leases::iterator lease) {
-  const bool was_holder = lease->second.holders.erase(session) > 0;
-  return was_holder && lease->second.holders.empty() ? End(lease) : std::next(lease);
+void LeaseTable::Hold(SessionId session, Serial serial, Lease& lease) {
+  lease.holders.insert(session);
+  holdings_[session].insert(serial);
 }
 
-LeaseTable::Leases::iterator LeaseTable::End(Leases::iterator lease) {
+void LeaseTable::LetGo(SessionId session, Leases::iterator lease) {
+  if (const auto held = holdings_.find(session); held != holdings_.end()) {
+    held->second.erase(lease->first);
+    if (held->second.empty()) holdings_.erase(held);
+  }
+  lease->second.holders.erase(session);
+  if (!lease->second.holders.empty()) return;
   serials_.erase(lease->second.id);
-  return leases_.erase(lease);
+  leases_.erase(lease);
 }
 
 }  // namespace ashlar::storage

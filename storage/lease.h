@@ -42,6 +42,7 @@ class LeaseTable {
   void Expire(Nanos now);
 
   size_t size() const { return leases_.size(); }
+  size_t HeldBy(SessionId session) const;  // leases
 
  private:
   using Serial = uint64_t;  // order of granting: what is done to many leases is done in this order
@@ -55,14 +56,15 @@ class LeaseTable {
   using Leases = std::map<Serial, Lease>;
 
   Leases::iterator Find(const LeaseId& id);
-  Leases::iterator Release(SessionId session, Leases::iterator lease);
-  Leases::iterator End(Leases::iterator lease);
+  void Hold(SessionId session, Serial serial, Lease& lease);
+  void LetGo(SessionId session, Leases::iterator lease);
 
   const std::function<uint64_t()> random_;
   const Nanos unused_lease_;
   Serial next_serial_ = 1;
   Leases leases_;
   absl::flat_hash_map<LeaseId, Serial> serials_;
+  std::map<SessionId, std::set<Serial>> holdings_;
 };
 
 }  // namespace ashlar::storage

@@ -69,8 +69,10 @@ TEST_F(LeaseTest, HoldsObjectsUntilTheLastHolderLetsGo) {
   ASSERT_NE(leases_.Attach(kBob, kTenant, id), nullptr);
   EXPECT_EQ(References(), 1u);
 
+  EXPECT_EQ(leases_.HeldBy(kAnn), 1u);
   leases_.Release(kAnn, id);
   leases_.Release(kAnn, id);  // harmless
+  EXPECT_EQ(leases_.HeldBy(kAnn), 0u);
   EXPECT_EQ(leases_.Held(kAnn, id), nullptr);
   EXPECT_NE(leases_.Held(kBob, id), nullptr);
   EXPECT_EQ(References(), 1u);

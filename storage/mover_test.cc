@@ -211,14 +211,23 @@ TEST_P(MoverTest, SaysSoAtOnceWhenTheExecutorIsFull) {
 TEST_P(MoverTest, LetsGoOfTheEnginesMemoryBeforeItSaysDone) {
   const Object object = Publish(1, 64);
   const TestPages pages(8);
-  const auto memory = pages.keep();
-  const auto uses = memory.use_count();
-  const auto events = Land({{&object, 0}}, pages);
-  EXPECT_GT(memory.use_count(), uses);
-  executor_.Work(0);
-  EXPECT_GT(memory.use_count(), uses);
+  int done = 0;
+
+  LandTarget target = TestTarget(pages, {});
+  const std::weak_ptr<const void> mapping = target.keep = std::make_shared<int>();
+  mover_.Land({{&object.header, &object.slot, 0}}, std::move(target), CancelFlag(),
+              {.progress = [&](uint32_t) { EXPECT_FALSE(mapping.expired()); },
+               .corrupt = [](size_t) { FAIL(); },
+               .done = [&](MissReason) { done += mapping.expired(); }});
   executor_.CompleteAll();
-  EXPECT_EQ(memory.use_count(), uses);
+
+  PublishSource source = TestSource(object.header, 1);
+  const std::weak_ptr<const void> memory = source.keep;
+  ASSERT_TRUE(mover_.Publish(object.header, object.slot, std::move(source), CancelFlag(),
+                             [&](std::optional<ObjectHeader>) { done += memory.expired(); }));
+  EXPECT_FALSE(memory.expired());
+  executor_.CompleteAll();
+  EXPECT_EQ(done, 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(BackEnds, MoverTest,
