@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -47,13 +48,14 @@ const AttentionLayer& AttentionOf(const Layout& layout) {
 
 }  // namespace
 
-TestNode::TestNode(const std::string& more) {
+TestNode::TestNode(const std::string& more, const std::string& listen) {
   std::string name = "/tmp/ashlard_test_XXXXXX";
   Require(mkdtemp(name.data()) != nullptr, "mkdtemp");
   folder_ = name;
-  const std::string yaml =
-      absl::StrCat("listen: {rpc_socket: ", rpc_socket(), ", session_socket: ", session_socket(),
-                   "}\ndram: {capacity_bytes: 16MiB, arena_bytes: 1MiB}\nworkers: {threads: 2}\n", more);
+  Require(chmod(name.c_str(), 0711) == 0, "chmod");  // other users reach the sockets; their mode decides
+  const std::string yaml = absl::StrCat(
+      "listen: {rpc_socket: ", rpc_socket(), ", session_socket: ", session_socket(), listen.empty() ? "" : ", ", listen,
+      "}\ndram: {capacity_bytes: 16MiB, arena_bytes: 1MiB}\nworkers: {threads: 2}\n", more);
   v1::Config config;
   const absl::Status parsed = ParseConfig(yaml, &config);
   Require(parsed.ok(), std::string(parsed.message()));
@@ -179,8 +181,10 @@ Identity SmallIdentity() {
   return identity;
 }
 
-TestEngine::TestEngine(const TestNode& node, const Layout& layout)
-    : layout_(layout), socket_(std::make_unique<RawSession>(node)), stub_(MakeStub(node)) {
+TestEngine::TestEngine(const TestNode& node, const Layout& layout, std::unique_ptr<RawSession> socket)
+    : layout_(layout),
+      socket_(socket != nullptr ? std::move(socket) : std::make_unique<RawSession>(node)),
+      stub_(MakeStub(node)) {
   const auto welcome = socket_->Hello();
   Require(StatusOf(welcome).ok(), StatusOf(welcome).ToString());
   secret_ = welcome->welcome().session();

@@ -24,8 +24,8 @@ namespace ashlar::daemon {
 // A daemon in a fresh folder, which goes with it.
 class TestNode {
  public:
-  // `more` is YAML behind listen: and dram: (16 MiB in arenas of 1 MiB).
-  explicit TestNode(const std::string& more = "");
+  // `more` is YAML behind listen: and dram: (16 MiB in arenas of 1 MiB), `listen` a field behind the sockets.
+  explicit TestNode(const std::string& more = "", const std::string& listen = "");
   ~TestNode();
 
   std::string rpc_socket() const { return folder_ + "/rpc.sock"; }
@@ -80,7 +80,9 @@ class TestEngine {
   static constexpr size_t kRegionBytes = 1 << 20;
   static constexpr size_t kTensors = kRegionBytes / 2;  // offset of what is not pages
 
-  explicit TestEngine(const TestNode& node, const Layout& layout = SmallLayout());
+  // `socket`: connected already, null to connect here.
+  explicit TestEngine(const TestNode& node, const Layout& layout = SmallLayout(),
+                      std::unique_ptr<RawSession> socket = nullptr);
   ~TestEngine();
 
   RawSession& socket() { return *socket_; }

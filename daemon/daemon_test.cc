@@ -1,0 +1,308 @@
+// The daemon as a whole: the metrics that operators see, its end, and the binary.
+#include "daemon/daemon.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/region.h"
+#include "daemon/testing/node.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Scrape(int port) {
+  const UniqueFd connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return "";
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  if (write(connection.get(), request.data(), request.size()) < 0) return "";
+  std::string answer;
+  char buffer[4096];
+  for (ssize_t size; (size = read(connection.get(), buffer, sizeof buffer)) > 0;) answer.append(buffer, size);
+  return answer;
+}
+
+std::vector<int32_t> Tokens(int count) {
+  return std::vector<int32_t>(count, 42);
+}
+
+v1::LandSegment Whole() {
+  return {};
+}  // segment 0 at position 0
+
+TEST(Metrics, CountWhatHappens) {
+  TestNode silent;
+  EXPECT_EQ(silent.daemon().metrics_port(), 0);
+  TestNode node("", "metrics_address: \"127.0.0.1:0\"");
+  TestEngine engine(node);
+  ASSERT_TRUE(engine.Match(Tokens(24), {24}).ok());
+  ASSERT_EQ(engine.PublishRun(ObjectKind::kCheckpoint, Tokens(24)), PublishOutcome::kPublished);
+  const auto match = engine.Match(Tokens(24), {24});
+  ASSERT_TRUE(match.ok());
+  EXPECT_THAT(*engine.Land(engine.LandRequest(match->lease(), {Whole()})), ElementsAre(MissReason::kNone));
+
+  const int port = node.daemon().metrics_port();
+  ASSERT_GT(port, 0);
+  // Levels are taken a few times a second.
+  ASSERT_TRUE(Eventually([&] { return Scrape(port).find("\nashlar_leases 1\n") != std::string::npos; }))
+      << Scrape(port);
+  const std::string text = Scrape(port);
+  for (const char* line : {
+           "ashlar_hits_total{kind=\"checkpoint\",tenant=\"default\",tier=\"dram\"} 1\n",
+           "ashlar_hit_tokens_total{kind=\"checkpoint\",tenant=\"default\",tier=\"dram\"} 24\n",
+           "ashlar_misses_total{kind=\"checkpoint\",reason=\"never_seen\",tenant=\"default\"} 1\n",
+           "ashlar_miss_tokens_total{kind=\"checkpoint\",reason=\"never_seen\",tenant=\"default\"} 24\n",
+           "ashlar_published_total{kind=\"checkpoint\",tenant=\"default\"} 1\n",
+           "ashlar_published_bytes_total{kind=\"checkpoint\",tenant=\"default\"} ",
+           "ashlar_landed_bytes_total{tenant=\"default\"} ",
+           "ashlar_checksum_failures_total{tenant=\"default\"} 0\n",
+           "ashlar_tier_used_bytes{tenant=\"default\",tier=\"dram\"} 262144\n",
+           "ashlar_tier_held_bytes{tenant=\"default\",tier=\"dram\"} 1048576\n",
+           "ashlar_tier_capacity_bytes{tenant=\"default\",tier=\"dram\"} 16777216\n",
+           "ashlar_objects 1\n",
+           "ashlar_reservations 0\n",
+           "ashlar_landings 0\n",
+           "ashlar_sessions 1\n",
+           "ashlar_queue_depth{queue=\"metadata\"} ",
+           "ashlar_queue_depth{queue=\"workers\"} 0\n",
+           "ashlar_queue_rejections_total{queue=\"metadata\"} 0\n",
+           "ashlar_rpcs_total{code=\"OK\",method=\"Match\"} 2\n",
+           "ashlar_rpc_duration_seconds_count{method=\"Land\"} 1\n",
+           "ashlar_rpc_duration_seconds_bucket{method=\"Match\",le=\"+Inf\"} 2\n",
+       }) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
+}
+
+TEST(Daemon, StopsWithSessionsOpenAndRemovesItsSockets) {
+  TestNode node;
+  TestEngine engine(node);
+  ASSERT_EQ(engine.PublishRun(ObjectKind::kCheckpoint, Tokens(24)), PublishOutcome::kPublished);
+  node.Stop();
+  EXPECT_TRUE(engine.socket().Closed());
+  EXPECT_FALSE(std::filesystem::exists(node.rpc_socket()));
+  EXPECT_FALSE(std::filesystem::exists(node.session_socket()));
+  EXPECT_EQ(engine.Match(Tokens(24), {24}).status().code(), absl::StatusCode::kUnavailable);
+  node.Stop();
+}
+
+TEST(Daemon, EnginesComeAndGoWhileOthersWork) {
+  TestNode node;
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  std::atomic<int> landed{0};
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; !stop; ++round) {
+        TestEngine engine(node);
+        const std::vector<int32_t> tokens(24, t * 1000 + round % 5);
+        const v1::ReserveResult reserved = engine.Reserve(ObjectKind::kCheckpoint, tokens);
+        if (reserved.reservation() != 0) {
+          engine.Publish(engine.Sources(ObjectKind::kCheckpoint, reserved.reservation(), tokens.size()));
+        }
+        const auto match = engine.Match(tokens, {24});
+        if (!match.ok() || match->lease().empty()) continue;
+        const v1::LandRequest request = engine.LandRequest(match->lease(), {Whole()});
+        // Every other landing is given up at once, and every third session ends without a word.
+        if (round % 2 == 0) {
+          grpc::ClientContext context;
+          const auto stream = engine.stub().Land(&context, request);
+          context.TryCancel();
+          v1::LandEvent event;
+          while (stream->Read(&event)) {
+          }
+          stream->Finish();
+          auto quiesce = engine.Make<v1::QuiesceRequest>();
+          quiesce.set_landing(request.landing());
+          v1::QuiesceReply reply;
+          grpc::ClientContext quiesce_context;
+          EXPECT_TRUE(engine.stub().Quiesce(&quiesce_context, quiesce, &reply).ok());
+        } else {
+          const auto verdict = engine.Land(request);
+          landed += verdict.ok() && (*verdict)[0] == MissReason::kNone;
+        }
+        if (round % 3 == 0) engine.socket().Close();
+      }
+    });
+  }
+  EXPECT_TRUE(Eventually([&] { return landed >= 10; }));
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Region, SaysWhenItsLastUserIsGone) {
+  UniqueFd memfd;
+  auto region = *Region::Host(4096, &memfd);
+  std::shared_ptr<const Region> in_flight = region;
+  std::atomic<bool> gone{false};
+  region->WhenGone([&] { gone = true; });
+  region = nullptr;
+  EXPECT_FALSE(gone);
+  std::thread([transfer = std::move(in_flight)]() mutable { transfer = nullptr; }).join();
+  EXPECT_TRUE(gone);
+}
+
+// ashlard itself, as an operator runs it.
+class Binary {
+ public:
+  explicit Binary(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), ASHLARD);
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    int pipe_fds[2];
+    if (pipe2(pipe_fds, O_CLOEXEC) != 0) return;
+    output_.Reset(pipe_fds[0]);
+    UniqueFd write_end(pipe_fds[1]);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, write_end.get(), 1);
+    posix_spawn_file_actions_adddup2(&actions, write_end.get(), 2);
+    if (posix_spawn(&pid_, ASHLARD, &actions, nullptr, argv.data(), environ) != 0) pid_ = -1;
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  ~Binary() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    Wait();
+  }
+
+  void Signal(int number) { kill(pid_, number); }
+  // The wait status.
+  int Wait() {
+    int status = -1;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return status;
+  }
+  // All it has said, after its end.
+  std::string Output() {
+    std::string all;
+    char buffer[4096];
+    for (ssize_t size; (size = read(output_.get(), buffer, sizeof buffer)) > 0;) all.append(buffer, size);
+    return all;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  UniqueFd output_;
+};
+
+class BinaryTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+    config_ = folder_ + "/ashlard.yaml";
+    std::ofstream(config_) << "listen: {rpc_socket: " << rpc() << ", session_socket: " << session()
+                           << "}\ndram: {capacity_bytes: 16MiB, arena_bytes: 1MiB}\nlog: {format: json}\n";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string rpc() const { return folder_ + "/rpc.sock"; }
+  std::string session() const { return folder_ + "/session.sock"; }
+  bool Started() const {
+    return Eventually([&] { return std::filesystem::exists(session()) && std::filesystem::exists(rpc()); });
+  }
+
+  std::string folder_ = "/tmp/ashlard_binary_XXXXXX";
+  std::string config_;
+};
+
+TEST_F(BinaryTest, SigtermDrainsRemovesTheSocketsAndExitsZero) {
+  for (int signal_number : {SIGTERM, SIGINT}) {
+    Binary ashlard({"--config", config_});
+    ASSERT_TRUE(Started());
+    RawSession engine(session());
+    ASSERT_TRUE(StatusOf(engine.Hello()).ok());
+    ashlard.Signal(signal_number);
+    const int status = ashlard.Wait();
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    EXPECT_TRUE(engine.Closed());
+    EXPECT_FALSE(std::filesystem::exists(rpc()));
+    EXPECT_FALSE(std::filesystem::exists(session()));
+    const std::string output = ashlard.Output();
+    for (const char* message : {"daemon started", "session opened", "session closed", "daemon stopped"}) {
+      EXPECT_THAT(output, HasSubstr(message));
+    }
+  }
+}
+
+TEST_F(BinaryTest, StartsAgainAfterKill9AndRefusesToStartTwice) {
+  {
+    Binary ashlard({"--config", config_});
+    ASSERT_TRUE(Started());
+    Binary second({"--config", config_});
+    const int status = second.Wait();
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+    EXPECT_THAT(second.Output(), HasSubstr("another process is listening"));
+    ASSERT_TRUE(StatusOf(RawSession(session()).Hello()).ok()) << "the first goes on";
+    ashlard.Signal(SIGKILL);
+    ashlard.Wait();
+  }
+  ASSERT_TRUE(std::filesystem::exists(session()));
+  Binary again({"--config", config_});
+  EXPECT_TRUE(Eventually([&] {
+    const UniqueFd probe(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, session().c_str(), sizeof(address.sun_path) - 1);
+    return connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  }));
+  EXPECT_TRUE(StatusOf(RawSession(session()).Hello()).ok());
+}
+
+TEST_F(BinaryTest, BadArgumentsAndConfigurationsExitTwo) {
+  const std::string bad = folder_ + "/bad.yaml";
+  std::ofstream(bad) << "dram: {capacty_bytes: 4GiB}\n";
+  const struct {
+    std::vector<std::string> arguments;
+    const char* output;
+  } kCases[] = {
+      {{}, "--config FILE.yaml is required"},
+      {{"--config"}, "unexpected argument --config"},
+      {{"--cofnig", config_}, "unexpected argument --cofnig"},
+      {{"--config", "/nonexistent.yaml"}, "cannot read /nonexistent.yaml"},
+      {{absl::StrCat("--config=", bad)}, "dram.capacty_bytes: unknown field"},
+  };
+  for (const auto& c : kCases) {
+    Binary ashlard(c.arguments);
+    const int status = ashlard.Wait();
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << status;
+    EXPECT_THAT(ashlard.Output(), HasSubstr(c.output));
+  }
+}
+
+TEST_F(BinaryTest, PrintsTheEffectiveConfiguration) {
+  Binary ashlard({"--config", config_, "--check-config"});
+  EXPECT_EQ(ashlard.Wait(), 0);
+  const std::string output = ashlard.Output();
+  EXPECT_THAT(output, HasSubstr("capacity_bytes: 16777216"));
+  EXPECT_THAT(output, HasSubstr("unused_seconds: 60"));
+  EXPECT_FALSE(std::filesystem::exists(session()));
+}
+
+}  // namespace
+}  // namespace ashlar::daemon
