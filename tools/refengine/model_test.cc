@@ -18,7 +18,7 @@ TEST(ModelTest, WeightsComeFromTheSeedAlone) {
 }
 
 TEST(ModelTest, DeclaresItsLayout) {
-  const Model model(DemoConfig());
+  const Model model(TinyConfig(3, 2));
   const Layout layout = model.layout(8, 4, 64);
   ASSERT_TRUE(Validate(layout).ok()) << Validate(layout);
   EXPECT_EQ(layout.head, 8u);
@@ -26,7 +26,7 @@ TEST(ModelTest, DeclaresItsLayout) {
   EXPECT_EQ(layout.page_tokens, 64u);
   ASSERT_EQ(layout.layers.size(), 8u);
   const auto& linear = std::get<LinearLayer>(layout.layers[0]);
-  EXPECT_EQ(linear.conv_channels, 4u * 64 * 2 + 8 * 128);
+  EXPECT_EQ(linear.conv_channels, 2u * 2 * 12 + 4 * 20);
   const auto& attention = std::get<AttentionLayer>(layout.layers[3]);
   EXPECT_EQ(attention.kv_heads, 2u);
   EXPECT_EQ(attention.rope.frequencies, model.frequencies());
@@ -38,6 +38,7 @@ TEST(ModelTest, DeclaresItsLayout) {
 TEST(ModelTest, RefusesWhatMakesNoSense) {
   ModelConfig config = TinyConfig(1);
   config.linear.value_heads = 3;
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(Model{config}, "linear.value_heads");
   config = TinyConfig(1);
   config.attention.rotary_dim = 7;
@@ -101,6 +102,7 @@ TEST(PagePoolTest, HandsOutEachPageOnce) {
 TEST(PagePoolTest, RefusesMemoryThatIsTooSmall) {
   const ModelConfig config = TinyConfig(1);
   std::vector<std::byte> memory(PagePool::RequiredBytes(config, 4, 2) - 1);
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(PagePool(config, 4, 2, memory), "memory");
 }
 
