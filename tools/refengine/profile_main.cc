@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "kernels/host/thread_pool.h"
 #include "tools/refengine/flops.h"
@@ -27,6 +29,12 @@ struct Timed {
   std::vector<float> logits = std::vector<float>(kVocabulary);
 };
 
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
 Timed Run(Engine& engine, Sequence& sequence, std::span<const Step> chain) {
   Timed timed;
   AdvanceOptions options;
@@ -35,10 +43,7 @@ Timed Run(Engine& engine, Sequence& sequence, std::span<const Step> chain) {
   const auto begin = std::chrono::steady_clock::now();
   const absl::Status status = engine.Advance(sequence, chain, options);
   timed.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (!status.ok()) {
-    std::fprintf(stderr, "%s\n", status.ToString().c_str());
-    std::exit(1);
-  }
+  Check(status);
   return timed;
 }
 
@@ -71,63 +76,93 @@ std::vector<int32_t> ReadText(const char* path, int64_t tokens) {
   return Tokenize(text.substr(0, tokens));
 }
 
-int Main(const char* path, int64_t sections, int64_t section_tokens, int64_t seam) {
-  const std::vector<int32_t> text = ReadText(path, sections * section_tokens + kQueryTokens);
-  const Model model(DemoConfig());
-  kernels::ThreadPool threads(0);
-  const kernels::Kernels& kernels = kernels::Host();
-  Engine engine(model, kernels, threads);
-  const auto queue = kernels.MakeQueue(&threads);
-  const int32_t pages = 2 * (text.size() / kPageTokens + 1) + section_tokens / kPageTokens + 1;
-  std::vector<std::byte> memory(PagePool::RequiredBytes(model.config(), kPageTokens, pages));
-  PagePool pool(model.config(), kPageTokens, pages, memory);
-  const double peak = FmaPeak(threads);
-  std::printf("kernels %s, %d threads, FMA peak %.1f GFLOP/s\n", std::string(kernels.name()).c_str(), threads.Size(),
-              peak / 1e9);
+// The demo's model on this machine, and a text cut into equal sections with a query behind them.
+class Measurement {
+ public:
+  Measurement(std::vector<int32_t> text, int64_t sections, int64_t section_tokens)
+      : text_(std::move(text)),
+        sections_(sections),
+        section_tokens_(section_tokens),
+        memory_(PagePool::RequiredBytes(model_.config(), kPageTokens, Pages())),
+        pool_(model_.config(), kPageTokens, Pages(), memory_),
+        peak_(FmaPeak(threads_)) {
+    std::printf("kernels %s, %d threads, FMA peak %.1f GFLOP/s\n", std::string(kernels_.name()).c_str(),
+                threads_.Size(), peak_ / 1e9);
+  }
 
-  const Step whole = Step::Compute(text);
-  std::vector<float> expected;
-  for (int repeat = 0; repeat < 2; ++repeat) {
-    Sequence sequence(model.config(), pool);
-    const Timed timed = Run(engine, sequence, {&whole, 1});
-    Print("full prefill", timed, ChainFlops(model.config(), 0, {&whole, 1}), peak);
-    expected = timed.logits;
+  void FullPrefill() {
+    Sequence sequence(model_.config(), pool_);
+    const Step whole = Step::Compute(text_);
+    const Timed timed = Run(engine_, sequence, {&whole, 1});
+    Print("full prefill", timed, ChainFlops(model_.config(), 0, {&whole, 1}), peak_);
+    expected_ = timed.logits;
     const int32_t next = GreedyToken(timed.logits);
     const Step one = Step::Compute({&next, 1});
-    std::printf("decode: %.1f ms a token\n", 1e3 * Run(engine, sequence, {&one, 1}).seconds);
+    std::printf("decode: %.1f ms a token\n", 1e3 * Run(engine_, sequence, {&one, 1}).seconds);
   }
 
-  const std::span<const int32_t> tokens(text);
-  const SeamWidths seams{seam, seam};
-  std::vector<StoredSegment> stored;
-  for (int64_t i = 0; i < sections; ++i) {
-    stored.emplace_back(model.config(), section_tokens, seams);
-    const absl::Status status = PrefillIsolated(engine, pool, tokens.subspan(i * section_tokens, section_tokens),
-                                                kernels, *queue, stored.back());
-    if (!status.ok()) std::abort();
+  void Store(SeamWidths seams) {
+    for (int64_t i = 0; i < sections_; ++i) {
+      stored_.emplace_back(model_.config(), section_tokens_, seams);
+      const std::span<const int32_t> tokens(text_);
+      Check(PrefillIsolated(engine_, pool_, tokens.subspan(i * section_tokens_, section_tokens_), kernels_, *queue_,
+                            stored_.back()));
+    }
   }
-  const ReplacedTransitions identity(model.config(), ReplacedTransitions::With::kIdentity);
-  for (const bool naive : {false, true, false}) {
-    Sequence sequence(model.config(), pool);
-    if (!sequence.Reserve(text.size())) std::abort();
+
+  // `replaced`: transitions to take instead of the stored ones, or null. Landing is not part of the time.
+  void Seams(const char* what, const ReplacedTransitions* replaced) {
+    Sequence sequence(model_.config(), pool_);
+    if (!sequence.Reserve(text_.size())) Check(absl::ResourceExhaustedError("pages"));
+    const std::span<const int32_t> tokens(text_);
+    std::vector<std::vector<CachedLayer>> layers;
     std::vector<Step> chain;
-    std::vector<std::vector<CachedLayer>> layers(sections);
     int64_t done = 0;
-    for (int64_t i = 0; i < sections; ++i) {
-      stored[i].LandRows(model, sequence, i * section_tokens, kernels, *queue);
-      layers[i].assign(stored[i].layers().begin(), stored[i].layers().end());
-      if (naive) layers[i] = identity(layers[i]);
-      const int64_t begin = i * section_tokens + seam;
+    for (int64_t i = 0; i < sections_; ++i) {
+      const StoredSegment& segment = stored_[i];
+      segment.LandRows(model_, sequence, i * section_tokens_, kernels_, *queue_);
+      layers.emplace_back(segment.layers().begin(), segment.layers().end());
+      if (replaced != nullptr) layers.back() = (*replaced)(layers.back());
+      const int64_t begin = i * section_tokens_ + segment.seams().head;
       chain.push_back(Step::Compute(tokens.subspan(done, begin - done)));
-      chain.push_back(Step::Cached(stored[i].interior(), layers[i]));
-      done = begin + stored[i].interior();
+      chain.push_back(Step::Cached(segment.interior(), layers.back()));
+      done = begin + segment.interior();
     }
     chain.push_back(Step::Compute(tokens.subspan(done)));
-    const Timed timed = Run(engine, sequence, chain);
-    Print(naive ? "seams, naive addition" : "seams", timed, ChainFlops(model.config(), 0, chain), peak);
-    std::printf("  logits differ from full recompute by %.3f; next token %s\n", RelativeError(timed.logits, expected),
-                GreedyToken(timed.logits) == GreedyToken(expected) ? "agrees" : "differs");
+    const Timed timed = Run(engine_, sequence, chain);
+    Print(what, timed, ChainFlops(model_.config(), 0, chain), peak_);
+    std::printf("  logits differ from full recompute by %.3f; next token %s\n", RelativeError(timed.logits, expected_),
+                GreedyToken(timed.logits) == GreedyToken(expected_) ? "agrees" : "differs");
   }
+
+  const ModelConfig& config() const { return model_.config(); }
+
+ private:
+  // Room for two sequences.
+  int32_t Pages() const { return 2 * (static_cast<int32_t>(text_.size()) / kPageTokens + 2); }
+
+  const std::vector<int32_t> text_;
+  const int64_t sections_, section_tokens_;
+  const Model model_{DemoConfig()};
+  const kernels::Kernels& kernels_ = kernels::Host();
+  kernels::ThreadPool threads_{0};
+  const std::unique_ptr<kernels::Queue> queue_ = kernels_.MakeQueue(&threads_);
+  Engine engine_{model_, kernels_, threads_};
+  std::vector<std::byte> memory_;
+  PagePool pool_;
+  double peak_;
+  std::vector<float> expected_;
+  std::vector<StoredSegment> stored_;
+};
+
+int Main(const char* path, int64_t sections, int64_t section_tokens, int64_t seam) {
+  Measurement measurement(ReadText(path, sections * section_tokens + kQueryTokens), sections, section_tokens);
+  // Twice each: the first run touches memory and wakes the processor.
+  for (int repeat = 0; repeat < 2; ++repeat) measurement.FullPrefill();
+  measurement.Store({seam, seam});
+  for (int repeat = 0; repeat < 2; ++repeat) measurement.Seams("seams", nullptr);
+  const ReplacedTransitions identity(measurement.config(), ReplacedTransitions::With::kIdentity);
+  measurement.Seams("naive addition", &identity);
   return 0;
 }
 
