@@ -1,0 +1,100 @@
+// Bytes that change inside the daemon's memory are noticed, never landed as good.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+
+// Flips one bit behind every copy of `pattern` in the daemon's arenas, which no other process can write to; says how
+// many copies there were.
+int FlipInArenas(pid_t daemon, const std::string& pattern) {
+  const std::string proc = "/proc/" + std::to_string(daemon);
+  const int memory = ::open((proc + "/mem").c_str(), O_RDWR | O_CLOEXEC);
+  EXPECT_GE(memory, 0);
+  int found = 0;
+  std::ifstream maps(proc + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:ashlar-arena") == std::string::npos) continue;
+    unsigned long begin = 0, end = 0;
+    EXPECT_EQ(std::sscanf(line.c_str(), "%lx-%lx", &begin, &end), 2);
+    std::string bytes(end - begin, '\0');
+    if (::pread(memory, bytes.data(), bytes.size(), static_cast<off_t>(begin)) != static_cast<ssize_t>(bytes.size())) {
+      continue;
+    }
+    for (size_t at = bytes.find(pattern); at != std::string::npos; at = bytes.find(pattern, at + 1)) {
+      const char flipped = static_cast<char>(bytes[at] ^ 0x10);
+      EXPECT_EQ(::pwrite(memory, &flipped, 1, static_cast<off_t>(begin + at)), 1);
+      ++found;
+    }
+  }
+  ::close(memory);
+  return found;
+}
+
+class Corruption : public testing::Test {
+ protected:
+  Corruption() { engine_.PublishPrompt(prompt_); }
+
+  // Segment `hit` is corrupt: it is missed, the others land; then the copy is gone, and can be published again.
+  void ExpectMissed(size_t corrupt) {
+    const Match match = engine_.Lookup(prompt_);
+    ASSERT_TRUE(match.segments()[corrupt].hit());  // nobody has read it yet
+    engine_.FillTargets(std::byte{0});
+    const std::vector<MissReason> verdict = engine_.Land(match, prompt_).Wait(kPatience);
+    for (size_t i = 0; i < prompt_.size(); ++i) {
+      EXPECT_EQ(verdict[i], i == corrupt ? MissReason::kChecksumFailed : MissReason::kNone) << i;
+    }
+    const Match after = engine_.Lookup(prompt_);
+    for (size_t i = 0; i < prompt_.size(); ++i) {
+      EXPECT_EQ(after.segments()[i].reason, i == corrupt ? MissReason::kChecksumFailed : MissReason::kNone) << i;
+    }
+    EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_checksum_failures_total{tenant=\"default\"}") == 1; }));
+    engine_.Publish(TestEngine::KindOf(corrupt), prompt_[corrupt]);
+    EXPECT_THAT(engine_.Land(engine_.Lookup(prompt_), prompt_).Wait(kPatience), Each(MissReason::kNone));
+  }
+
+  DaemonProcess daemon_;
+  TestEngine engine_{daemon_.client_options()};
+  const std::vector<Tokens> prompt_ = MakePrompt(4, 4, 90);
+};
+
+TEST_F(Corruption, OfValues) {
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.ValueRow(ObjectKind::kSegment, prompt_[2], 3, 50)), 1);
+  ExpectMissed(2);
+}
+
+TEST_F(Corruption, OfTuples) {
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.StateOfHead(ObjectKind::kSegment, prompt_[1], 2, 3)), 1);
+  ExpectMissed(1);
+}
+
+TEST_F(Corruption, OfACheckpoint) {
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.StateOfHead(ObjectKind::kCheckpoint, prompt_[0], 0, 0)), 1);
+  ExpectMissed(0);
+}
+
+TEST_F(Corruption, OfAHeaderIsAMissAtOnce) {
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), "AshlarOb"), static_cast<int>(prompt_.size()));
+  const Match match = engine_.Lookup(prompt_);
+  for (const SegmentResult& segment : match.segments()) EXPECT_EQ(segment.reason, MissReason::kChecksumFailed);
+  EXPECT_EQ(match.prefix_depth(), 0u);
+  EXPECT_EQ(match.tuples(1), nullptr);
+  EXPECT_THAT(engine_.Land(match, prompt_).Wait(kPatience), Each(MissReason::kChecksumFailed));
+}
+
+}  // namespace
+}  // namespace ashlar::integration

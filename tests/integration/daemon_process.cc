@@ -1,0 +1,164 @@
+#include "tests/integration/daemon_process.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+namespace ashlar::integration {
+namespace {
+
+constexpr std::chrono::milliseconds kPollInterval{2};
+
+struct sockaddr_in Loopback(uint16_t port) {
+  struct sockaddr_in address {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  return address;
+}
+
+uint16_t FreePort() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  struct sockaddr_in address = Loopback(0);
+  socklen_t size = sizeof address;
+  EXPECT_EQ(::bind(fd, reinterpret_cast<struct sockaddr*>(&address), size), 0);
+  EXPECT_EQ(::getsockname(fd, reinterpret_cast<struct sockaddr*>(&address), &size), 0);
+  ::close(fd);
+  return ntohs(address.sin_port);
+}
+
+std::string HttpGet(uint16_t port, const std::string& path) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const struct sockaddr_in address = Loopback(port);
+  std::string answer;
+  if (::connect(fd, reinterpret_cast<const struct sockaddr*>(&address), sizeof address) == 0) {
+    const std::string request = "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n\r\n";
+    if (::send(fd, request.data(), request.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(request.size())) {
+      char bytes[4096];
+      for (ssize_t got; (got = ::recv(fd, bytes, sizeof bytes, 0)) > 0;) answer.append(bytes, got);
+    }
+  }
+  ::close(fd);
+  return answer;
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+// "S (sleeping)" and the like: the letter of /proc/PID/stat.
+char StateOf(pid_t pid) {
+  const std::string stat = ReadFile("/proc/" + std::to_string(pid) + "/stat");
+  const size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos ? '?' : stat[name_end + 2];
+}
+
+}  // namespace
+
+bool Eventually(const std::function<bool()>& holds, std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (!holds()) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(kPollInterval);
+  }
+  return true;
+}
+
+DaemonProcess::DaemonProcess(const DaemonOptions& options) : metrics_port_(FreePort()) {
+  std::string pattern = testing::TempDir() + "ashlar-integration-XXXXXX";
+  directory_ = ::mkdtemp(pattern.data());
+  EXPECT_EQ(::chmod(directory_.c_str(), 0755), 0);  // for engines of other users
+  std::ofstream(directory_ + "/config.yaml") << "listen:\n"
+                                             << "  rpc_socket: " << directory_ << "/rpc.sock\n"
+                                             << "  session_socket: " << directory_ << "/session.sock\n"
+                                             << "  metrics_address: 127.0.0.1:" << metrics_port_ << "\n"
+                                             << "dram:\n"
+                                             << "  capacity_bytes: " << options.dram << "\n"
+                                             << "  arena_bytes: " << options.arena << "\n"
+                                             << "workers:\n"
+                                             << "  threads: " << options.threads << "\n"
+                                             << options.tenants;
+  Start();
+}
+
+DaemonProcess::~DaemonProcess() {
+  Kill();
+  if (testing::Test::HasFailure()) std::fputs(ReadFile(directory_ + "/log").c_str(), stderr);
+  std::filesystem::remove_all(directory_);
+}
+
+void DaemonProcess::Start() {
+  const std::string config = directory_ + "/config.yaml";
+  const std::string log = directory_ + "/log";
+  const char* const arguments[] = {ASHLARD, "--config", config.c_str(), nullptr};
+  pid_ = ::fork();
+  if (pid_ == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that crashes leaves no daemon behind
+    const int fd = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+    ::dup2(fd, STDOUT_FILENO);
+    ::dup2(fd, STDERR_FILENO);
+    ::execv(ASHLARD, const_cast<char* const*>(arguments));
+    ::_exit(127);
+  }
+  ASSERT_GT(pid_, 0);
+  ASSERT_TRUE(Eventually([this] { return Serves() || ::waitpid(pid_, nullptr, WNOHANG) != 0; }));
+  ASSERT_TRUE(Serves()) << ReadFile(log);
+}
+
+bool DaemonProcess::Serves() const {
+  return Client::Connect(client_options()).ok();
+}
+
+void DaemonProcess::Kill() {
+  if (pid_ <= 0) return;
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
+  pid_ = -1;
+}
+
+int DaemonProcess::Terminate() {
+  ::kill(pid_, SIGTERM);
+  int status = 0;
+  EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
+  pid_ = -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+void DaemonProcess::Freeze() {
+  ASSERT_EQ(::kill(pid_, SIGSTOP), 0);
+  ASSERT_TRUE(Eventually([this] { return StateOf(pid_) == 'T'; }));
+}
+
+void DaemonProcess::Thaw() {
+  ASSERT_EQ(::kill(pid_, SIGCONT), 0);
+}
+
+ClientOptions DaemonProcess::client_options() const {
+  return {.rpc_socket = directory_ + "/rpc.sock",
+          .session_socket = directory_ + "/session.sock",
+          .timeout = kPatience,
+          .name = "integration test"};
+}
+
+double DaemonProcess::Metric(const std::string& sample) const {
+  const std::string text = HttpGet(metrics_port_, "/metrics");
+  const size_t at = text.find("\n" + sample + " ");
+  return at == std::string::npos ? 0 : std::strtod(text.c_str() + at + sample.size() + 2, nullptr);
+}
+
+}  // namespace ashlar::integration

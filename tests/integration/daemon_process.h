@@ -1,0 +1,55 @@
+// A real ashlard in a folder of its own: started, frozen, killed and restarted by a test.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "client/client.h"
+
+namespace ashlar::integration {
+
+// Generous for a loaded machine and for sanitizers; nothing waits so long unless it fails.
+inline constexpr std::chrono::milliseconds kPatience{20'000};
+
+// Asks again and again until `holds` is true; false after `patience`.
+bool Eventually(const std::function<bool()>& holds, std::chrono::milliseconds patience = kPatience);
+
+struct DaemonOptions {
+  std::string dram = "64MiB";
+  std::string arena = "4MiB";
+  std::string tenants;  // YAML of the field `tenants`; empty: one tenant, this user
+  uint32_t threads = 2;
+};
+
+class DaemonProcess {
+ public:
+  // Starts the daemon and waits until it serves. Failures are test failures.
+  explicit DaemonProcess(const DaemonOptions& options = {});
+  ~DaemonProcess();  // kills it; shows its log when the test has failed
+  DaemonProcess(const DaemonProcess&) = delete;
+  DaemonProcess& operator=(const DaemonProcess&) = delete;
+
+  void Start();
+  void Kill();      // SIGKILL, and waits for its end
+  int Terminate();  // SIGTERM; its exit code
+  void Freeze();    // SIGSTOP, and waits until it stands still
+  void Thaw();      // SIGCONT
+
+  pid_t pid() const { return pid_; }
+  ClientOptions client_options() const;
+  // A sample of the metrics endpoint, by its name with labels as it is written there; 0 when it is not there.
+  double Metric(const std::string& sample) const;
+
+ private:
+  bool Serves() const;
+
+  std::string directory_;
+  uint16_t metrics_port_ = 0;
+  pid_t pid_ = -1;
+};
+
+}  // namespace ashlar::integration

@@ -1,0 +1,233 @@
+// The daemon's death, at rest and in the middle of a landing; the rule for late writes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::Contains;
+using testing::Each;
+
+constexpr std::byte kPoison{0x5a}, kOwn{0xa5};
+constexpr milliseconds kImpatience{50};
+constexpr milliseconds kWatch{300};  // how long slots are watched for late writes
+
+bool AllLanded(const std::vector<MissReason>& reasons) {
+  return std::all_of(reasons.begin(), reasons.end(), [](MissReason reason) { return reason == MissReason::kNone; });
+}
+
+// 32 MB of keys and values in many layers: long enough to be caught half-way.
+constexpr Shape kLarge{.layers = 16, .kv_heads = 4, .key_dim = 64, .value_dim = 64, .tokens = 1200};
+
+class Death : public testing::Test {
+ protected:
+  Death() : prompt_({MakeRun(1, 100), MakeRun(2, 1000)}) { engine_->PublishPrompt(prompt_); }
+
+  // The engine uses its slots again: nobody else may write there from now on.
+  void ExpectNoLateWrite() {
+    engine_->FillTargets(kOwn);
+    EXPECT_FALSE(Eventually([&] { return !engine_->TargetsAre(kOwn); }, kWatch)) << "a late write";
+  }
+
+  // Starts a landing, and `interrupt`s it when its first layer has been written. Again if it was over by then: null
+  // when it always is. `interrupt` returns what Wait answered.
+  template <typename Interrupt>
+  std::optional<Landing> LandInterrupted(const Match& match, Interrupt interrupt, std::vector<MissReason>& reasons) {
+    for (int attempt = 0; attempt < 20; ++attempt) {
+      engine_->FillTargets(kPoison);
+      Landing landing = engine_->Land(match, prompt_);
+      landing.WaitLayers(1, kPatience);
+      reasons = interrupt(landing);
+      if (!AllLanded(reasons)) return landing;
+      daemon_.Thaw();
+    }
+    return std::nullopt;
+  }
+
+  std::vector<MissReason> FreezeAndGiveUp(Landing& landing) {
+    daemon_.Freeze();
+    return landing.Wait(kImpatience);
+  }
+
+  void ExpectWorksAgain() {
+    daemon_.Start();
+    ASSERT_TRUE(Eventually([&] { return engine_->client().connected(); }));
+    EXPECT_THAT(engine_->Lookup(prompt_).segments()[1].reason, MissReason::kNeverSeen);
+    engine_->PublishPrompt(prompt_);
+    const Match match = engine_->Lookup(prompt_);
+    engine_->FillTargets(kPoison);
+    ASSERT_THAT(engine_->Land(match, prompt_).Wait(kPatience), Each(MissReason::kNone));
+    engine_->ExpectLanded(ObjectKind::kSegment, prompt_[1], prompt_[0].size(), kPoison);
+    engine_->ExpectTuples(match, 1, prompt_[1]);
+  }
+
+  DaemonProcess daemon_{{.dram = "256MiB", .arena = "16MiB", .tenants = "", .threads = 1}};
+  std::unique_ptr<TestEngine> engine_ = std::make_unique<TestEngine>(daemon_.client_options(), kLarge);
+  const std::vector<Tokens> prompt_;
+};
+
+TEST_F(Death, InTheMiddleOfALandingIsAMissAndThenQuiet) {
+  const Match match = engine_->Lookup(prompt_);
+  engine_->FillTargets(kPoison);
+  Landing landing = engine_->Land(match, prompt_);
+  ASSERT_TRUE(landing.WaitLayers(1, kPatience));
+  daemon_.Kill();
+  EXPECT_THAT(landing.Wait(kPatience), Contains(MissReason::kDaemonUnavailable));
+  EXPECT_TRUE(landing.WaitQuiet(kPatience));
+  EXPECT_TRUE(landing.quiet());
+  ExpectNoLateWrite();
+
+  // Calls do not wait for the reconnect. What was mapped stays readable.
+  const auto asked = std::chrono::steady_clock::now();
+  EXPECT_EQ(engine_->Lookup(prompt_).segments()[0].reason, MissReason::kDaemonUnavailable);
+  EXPECT_EQ(engine_->Reserve(ObjectKind::kSegment, prompt_[1]).outcome, ReserveOutcome::kUnavailable);
+  EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(2));
+  engine_->ExpectTuples(match, 1, prompt_[1]);
+
+  ExpectWorksAgain();
+  EXPECT_THAT(engine_->Land(match, prompt_).Wait(kPatience), Each(MissReason::kLeaseLost));
+  engine_->ExpectTuples(match, 1, prompt_[1]);
+}
+
+TEST_F(Death, AClientThatTimesOutNeverSeesALateWrite) {
+  const Match match = engine_->Lookup(prompt_);
+  std::vector<MissReason> reasons;
+  std::optional<Landing> landing = LandInterrupted(
+      match, [&](Landing& l) { return FreezeAndGiveUp(l); }, reasons);
+  ASSERT_TRUE(landing.has_value()) << "every landing was over before the daemon stood still";
+  EXPECT_THAT(reasons, Each(MissReason::kTimedOut));
+  EXPECT_FALSE(landing->quiet());
+  EXPECT_FALSE(landing->WaitQuiet(kImpatience));
+  daemon_.Thaw();
+  ASSERT_TRUE(landing->WaitQuiet(kPatience));
+  EXPECT_TRUE(landing->quiet());
+  EXPECT_THAT(landing->Wait(kPatience), Each(MissReason::kTimedOut));  // the verdict does not change any more
+  ExpectNoLateWrite();
+
+  EXPECT_THAT(engine_->Land(match, prompt_).Wait(kPatience), Each(MissReason::kNone));
+}
+
+TEST_F(Death, OfAFrozenDaemonMakesItsLandingsQuiet) {
+  const Match match = engine_->Lookup(prompt_);
+  std::vector<MissReason> reasons;
+  std::optional<Landing> landing = LandInterrupted(
+      match, [&](Landing& l) { return FreezeAndGiveUp(l); }, reasons);
+  ASSERT_TRUE(landing.has_value());
+  EXPECT_FALSE(landing->quiet());
+  daemon_.Kill();
+  EXPECT_TRUE(landing->WaitQuiet(kPatience));
+  ExpectNoLateWrite();
+}
+
+// The daemon has the request in its socket, has not read it, and learns of it after the client gave up.
+TEST_F(Death, ALandingThatStartsTooLateWritesNothing) {
+  const Match match = engine_->Lookup(prompt_);
+  engine_->FillTargets(kPoison);
+  daemon_.Freeze();
+  Landing landing = engine_->Land(match, prompt_);
+  EXPECT_THAT(landing.Wait(kImpatience), Each(MissReason::kTimedOut));
+  EXPECT_FALSE(landing.quiet());
+  daemon_.Thaw();
+  ASSERT_TRUE(landing.WaitQuiet(kPatience));
+  ExpectNoLateWrite();
+}
+
+TEST_F(Death, ADroppedLandingLeavesItsSlotsQuiet) {
+  const Match match = engine_->Lookup(prompt_);
+  engine_->FillTargets(kPoison);
+  {
+    Landing landing = engine_->Land(match, prompt_);
+    landing.WaitLayers(1, kPatience);
+  }
+  ExpectNoLateWrite();
+}
+
+TEST_F(Death, ObjectsMayGoInAnyOrder) {
+  std::optional<Match> match = engine_->Lookup(prompt_);
+  std::optional<Landing> landing = engine_->Land(*match, prompt_);
+  engine_.reset();  // the client, the model, the region
+  match.reset();
+  EXPECT_THAT(landing->Wait(kPatience), Each(MissReason::kNone));
+  landing.reset();
+  EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_sessions") == 0; }));
+
+  engine_ = std::make_unique<TestEngine>(daemon_.client_options(), kLarge);
+  match = engine_->Lookup(prompt_);
+  landing = engine_->Land(*match, prompt_);
+  match.reset();
+  landing.reset();
+  engine_.reset();
+  EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_sessions") == 0; }));
+}
+
+TEST_F(Death, AtRestIsFollowedByAReconnect) {
+  for (int life = 0; life < 2; ++life) {
+    daemon_.Kill();
+    EXPECT_TRUE(Eventually([&] { return !engine_->client().connected(); }));
+    ExpectWorksAgain();
+  }
+  EXPECT_EQ(daemon_.Terminate(), 0);
+  EXPECT_TRUE(Eventually([&] { return !engine_->client().connected(); }));
+  ExpectWorksAgain();
+}
+
+// A reservation belongs to the daemon that granted it: the next one may use its number for something else.
+TEST_F(Death, ReservationsDoNotOutliveTheDaemon) {
+  const Reservation old = engine_->Reserve(ObjectKind::kSegment, MakeRun(7, 100));
+  ASSERT_TRUE(old.granted());
+  daemon_.Kill();
+  ExpectWorksAgain();
+  const Tokens other = MakeRun(8, 100);
+  const Reservation fresh = engine_->Reserve(ObjectKind::kSegment, other);
+  ASSERT_TRUE(fresh.granted());
+  EXPECT_EQ(engine_->model().Publish(old, engine_->Compute(ObjectKind::kSegment, other)),
+            PublishOutcome::kUnknownReservation);
+}
+
+// A publish that the client gave up must not become an object of torn bytes.
+TEST(Publish, ThatTimesOutIsNeverFound) {
+  DaemonProcess daemon;
+  ClientOptions options = daemon.client_options();
+  options.timeout = milliseconds(500);
+  TestEngine engine(options);
+  const std::vector<Tokens> prompt = MakePrompt(1, 2, 200);
+  const Reservation reservation = engine.Reserve(ObjectKind::kSegment, prompt[1]);
+  ASSERT_TRUE(reservation.granted());
+  const PublishParts parts = engine.Compute(ObjectKind::kSegment, prompt[1]);
+  daemon.Freeze();
+  EXPECT_EQ(engine.model().Publish(reservation, parts), PublishOutcome::kUnavailable);
+  engine.Compute(ObjectKind::kSegment, MakeRun(99, 200));  // the engine uses the memory for something else
+  daemon.Thaw();
+  TestEngine patient(daemon.client_options());
+  EXPECT_FALSE(patient.Lookup(prompt).segments()[1].hit());
+  engine.model().Abandon(reservation);
+  EXPECT_FALSE(patient.Lookup(prompt).segments()[1].hit());
+}
+
+TEST(Hosted, RegionsOutliveTheDaemon) {
+  DaemonProcess daemon;
+  TestEngine engine(daemon.client_options(), {}, TestEngine::Memory::kHosted);
+  const std::vector<Tokens> prompt = MakePrompt(1, 2, 50);
+  engine.FillTargets(kOwn);
+  daemon.Kill();
+  EXPECT_TRUE(engine.TargetsAre(kOwn));
+  daemon.Start();
+  ASSERT_TRUE(Eventually([&] { return engine.client().connected(); }));
+  engine.PublishPrompt(prompt);
+  const Match match = engine.Lookup(prompt);
+  engine.FillTargets(kPoison);
+  EXPECT_THAT(engine.Land(match, prompt).Wait(kPatience), Each(MissReason::kNone));
+  engine.ExpectLanded(ObjectKind::kSegment, prompt[1], 50, kPoison);
+}
+
+}  // namespace
+}  // namespace ashlar::integration

@@ -1,0 +1,126 @@
+// integration_engine RPC_SOCKET SESSION_SOCKET UID COMMAND SEED SEGMENTS TOKENS [LEASE]
+//
+// Connects as user UID (0: as it is), does one thing with the prompt MakePrompt(SEED, SEGMENTS, TOKENS), prints one
+// line and then waits to be killed.
+//   match    look the prompt up and keep the lease          prints "LEASE REASON…"
+//   attach   attach LEASE (hex), check tuples of all hits   prints "ok REASON…"
+//   reserve  reserve all segments and publish none          prints "OUTCOME…"
+//   fork     fork a child that outlives its parent          prints "forked"
+//   connect  connect and do nothing else                    prints the status's code
+//   arenas   ask for every arena that there may be          prints "arenas COUNT", how many were granted
+#include <grp.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/escaping.h"
+#include "ashlar/v1/session.pb.h"
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/raw_session.h"
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+namespace {
+
+std::string Reasons(const std::vector<SegmentResult>& segments) {
+  std::string line;
+  for (const SegmentResult& segment : segments) line += " " + std::string(Name(segment.reason));
+  return line;
+}
+
+struct Command {
+  std::string name;
+  std::vector<Tokens> prompt;
+  std::string lease;
+};
+
+// A child that lives until nobody reads its output any more.
+std::string ForkChild() {
+  if (::fork() == 0) {
+    struct pollfd reader = {.fd = STDOUT_FILENO, .events = 0, .revents = 0};
+    ::poll(&reader, 1, -1);
+    ::_exit(0);
+  }
+  return "forked";
+}
+
+std::string Execute(TestEngine& engine, const Command& command, std::vector<Match>& held) {
+  if (command.name == "fork") return ForkChild();
+  if (command.name == "reserve") {
+    std::string line = "reserved";
+    for (size_t i = 0; i < command.prompt.size(); ++i) {
+      line += " " + std::string(Name(engine.Reserve(TestEngine::KindOf(i), command.prompt[i]).outcome));
+    }
+    return line;
+  }
+  if (command.name == "attach") {
+    std::vector<uint64_t> lengths;
+    for (const Tokens& run : command.prompt) lengths.push_back(run.size());
+    held.push_back(engine.model().Attach(absl::HexStringToBytes(command.lease), lengths));
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      if (held.back().segments()[i].hit()) engine.ExpectTuples(held.back(), i, command.prompt[i]);
+    }
+    return (testing::Test::HasFailure() ? "failed" : "ok") + Reasons(held.back().segments());
+  }
+  held.push_back(engine.Lookup(command.prompt));
+  if (command.name == "match") return absl::BytesToHexString(held.back().lease()) + Reasons(held.back().segments());
+  return "unknown command";
+}
+
+std::string CountArenas(const ClientOptions& daemon) {
+  constexpr uint32_t kNumbers = 64;
+  RawSession session(daemon);
+  session.Greet();
+  size_t granted = 0;
+  for (uint32_t arena = 0; arena < kNumbers; ++arena) {
+    v1::SessionRequest request;
+    request.mutable_get_arena()->set_arena(arena);
+    size_t descriptors = 0;
+    session.Send(request);
+    session.Receive(&descriptors);
+    granted += descriptors;
+  }
+  return "arenas " + std::to_string(granted);
+}
+
+void Print(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+int Main(int argc, char** argv) {
+  if (argc < 8) return 2;
+  if (const auto uid = static_cast<uid_t>(std::atoi(argv[3])); uid != 0) {
+    // Keeps its group, which the sockets' mode lets in.
+    if (::setgroups(0, nullptr) != 0 || ::setuid(uid) != 0) return 2;
+  }
+  Command command{.name = argv[4],
+                  .prompt = MakePrompt(std::strtoull(argv[5], nullptr, 10), std::strtoull(argv[6], nullptr, 10),
+                                       std::strtoull(argv[7], nullptr, 10)),
+                  .lease = argc > 8 ? argv[8] : ""};
+  const ClientOptions daemon{.rpc_socket = argv[1], .session_socket = argv[2], .timeout = kPatience, .name = "helper"};
+  if (command.name == "connect") {
+    Print(absl::StatusCodeToString(Client::Connect(daemon).status().code()));
+    return 0;
+  }
+  if (command.name == "arenas") {
+    Print(CountArenas(daemon));
+    return 0;
+  }
+  TestEngine engine(daemon);
+  std::vector<Match> held;
+  Print(Execute(engine, command, held));
+  for (;;) ::pause();
+}
+
+}  // namespace
+}  // namespace ashlar::integration
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  return ashlar::integration::Main(argc, argv);
+}

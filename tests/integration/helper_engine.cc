@@ -1,0 +1,63 @@
+#include "tests/integration/helper_engine.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/integration/daemon_process.h"
+
+namespace ashlar::integration {
+
+HelperEngine::HelperEngine(const ClientOptions& daemon, const std::vector<std::string>& arguments, uint32_t uid) {
+  std::vector<std::string> all = {INTEGRATION_ENGINE, daemon.rpc_socket, daemon.session_socket, std::to_string(uid)};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& argument : all) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  int ends[2];
+  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  pid_ = ::fork();
+  if (pid_ == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::dup2(ends[1], STDOUT_FILENO);
+    ::execv(INTEGRATION_ENGINE, argv.data());
+    ::_exit(127);
+  }
+  EXPECT_GT(pid_, 0);
+  ::close(ends[1]);
+  output_ = ends[0];
+}
+
+HelperEngine::~HelperEngine() {
+  Kill();
+  ::close(output_);
+}
+
+std::string HelperEngine::ReadLine() {
+  for (;;) {
+    if (const size_t end = unread_.find('\n'); end != std::string::npos) {
+      const std::string line = unread_.substr(0, end);
+      unread_.erase(0, end + 1);
+      return line;
+    }
+    struct pollfd readable = {.fd = output_, .events = POLLIN, .revents = 0};
+    if (::poll(&readable, 1, static_cast<int>(kPatience.count())) <= 0) return "";
+    char bytes[1024];
+    const ssize_t got = ::read(output_, bytes, sizeof bytes);
+    if (got <= 0) return "";
+    unread_.append(bytes, got);
+  }
+}
+
+void HelperEngine::Kill() {
+  if (pid_ <= 0) return;
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
+  pid_ = -1;
+}
+
+}  // namespace ashlar::integration

@@ -1,0 +1,329 @@
+#include "tests/integration/test_engine.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "kernels/kernels.h"
+
+namespace ashlar::integration {
+namespace {
+
+constexpr uint32_t kPageTokens = 16;
+constexpr uint32_t kHead = 4, kTail = 3;
+constexpr uint32_t kKeyHeads = 2, kValueHeads = 4, kDk = 32, kDv = 24;
+constexpr uint32_t kChannels = 48, kConvKernel = 4;
+constexpr uint32_t kRotaryDim = 16;
+constexpr uint64_t kSourcePosition = 7;  // where a run's token 0 stands when it is published: not on a page boundary
+
+uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// The numbers of one tensor of one run.
+class Content {
+ public:
+  Content(ObjectKind kind, const Tokens& run, uint32_t layer, PartForm form) {
+    seed_ = static_cast<uint64_t>(kind) << 32 | layer << 8 | static_cast<uint64_t>(form);
+    for (int32_t token : run) seed_ = Mix(seed_ + 0x9e3779b97f4a7c15u + static_cast<uint32_t>(token));
+  }
+  float At(uint64_t index) const {
+    return static_cast<float>(static_cast<int32_t>(Mix(seed_ + index) >> 32)) / 2147483648.0f;
+  }
+  void Write(float* target, uint64_t first, uint64_t count) const {
+    for (uint64_t i = 0; i < count; ++i) target[i] = At(first + i);
+  }
+
+ private:
+  uint64_t seed_;
+};
+
+struct Interior {
+  uint64_t first, tokens;
+};
+Interior InteriorOf(ObjectKind kind, const Tokens& run) {
+  if (kind == ObjectKind::kCheckpoint) return {0, run.size()};
+  return {kHead, run.size() - kHead - kTail};
+}
+
+kernels::Rotation RotationOf(const AttentionLayer& layer) {
+  return {kernels::RopeStyle::kHalfSplit, static_cast<int32_t>(layer.rope.rotary_dim), layer.rope.frequencies.data()};
+}
+
+int SealedMemfd(uint64_t bytes) {
+  const int fd = ::memfd_create("test-engine", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  EXPECT_EQ(::ftruncate(fd, static_cast<off_t>(bytes)), 0);
+  EXPECT_EQ(::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  return fd;
+}
+
+}  // namespace
+
+Tokens MakeRun(uint64_t seed, size_t tokens) {
+  Tokens run(tokens);
+  for (size_t i = 0; i < tokens; ++i) run[i] = static_cast<int32_t>(Mix(seed * 1'000'003 + i) % 50'000);
+  return run;
+}
+
+std::vector<Tokens> MakePrompt(uint64_t seed, size_t segments, size_t tokens) {
+  std::vector<Tokens> prompt;
+  for (size_t i = 0; i < segments; ++i) prompt.push_back(MakeRun(seed * 1'000 + i, tokens));
+  return prompt;
+}
+
+TestEngine::TestEngine(const ClientOptions& options, const Shape& shape, Memory memory) : shape_(shape) {
+  MakeLayout();
+  Place();
+  auto client = Client::Connect(options);
+  EXPECT_TRUE(client.ok()) << client.status();
+  client_ = *std::move(client);
+  absl::StatusOr<Region> region;
+  if (memory == Memory::kHosted) {
+    region = client_->HostRegion(bytes_);
+  } else {
+    const int fd = SealedMemfd(bytes_);
+    region = client_->RegisterRegion(fd, bytes_);
+    ::close(fd);
+  }
+  EXPECT_TRUE(region.ok()) << region.status();
+  region_ = *std::move(region);
+  auto model = client_->OpenModel(identity(), layout_);
+  EXPECT_TRUE(model.ok()) << model.status();
+  model_ = std::make_unique<Model>(*std::move(model));
+  const absl::Status declared = model_->DeclarePages(region_, pages_);
+  EXPECT_TRUE(declared.ok()) << declared;
+}
+
+void TestEngine::MakeLayout() {
+  layout_ = {.page_tokens = kPageTokens, .head = kHead, .tail = kTail, .layers = {}};
+  Rope rope{.kind = RopeKind::kHalfSplit, .rotary_dim = kRotaryDim, .scale = 1.0, .frequencies = {}};
+  for (uint32_t i = 0; i < kRotaryDim / 2; ++i) {
+    rope.frequencies.push_back(std::pow(10'000.0, -2.0 * i / kRotaryDim));
+  }
+  for (uint32_t i = 0; i < shape_.layers; ++i) {
+    layout_.layers.push_back(LinearLayer{.key_heads = kKeyHeads,
+                                         .value_heads = kValueHeads,
+                                         .d_k = kDk,
+                                         .d_v = kDv,
+                                         .decay_table = {},
+                                         .conv_channels = kChannels,
+                                         .conv_kernel = kConvKernel,
+                                         .rope = {}});
+    layout_.layers.push_back(AttentionLayer{
+        .kv_heads = shape_.kv_heads, .key_dim = shape_.key_dim, .value_dim = shape_.value_dim, .rope = rope});
+  }
+}
+
+uint64_t TestEngine::RowFloats() const {
+  return uint64_t{shape_.kv_heads} * (uint64_t{shape_.key_dim} + shape_.value_dim);
+}
+
+// One token's keys and values of a layer lie side by side; the first half of the pages is to publish from, the other to
+// land in, and the tables go through them in random order.
+void TestEngine::Place() {
+  const uint32_t half = shape_.tokens / kPageTokens + 1;
+  const uint64_t token_stride = RowFloats() * sizeof(float);
+  pages_ = {.page_tokens = kPageTokens, .pages = 2 * half, .layers = {}};
+  uint64_t end = 0;
+  for (uint32_t i = 0; i < shape_.layers; ++i) {
+    pages_.layers.push_back({.layer = 2 * i + 1,
+                             .key_offset = end,
+                             .value_offset = end + uint64_t{shape_.kv_heads} * shape_.key_dim * sizeof(float),
+                             .page_stride = kPageTokens * token_stride,
+                             .token_stride = token_stride,
+                             .key_head_stride = shape_.key_dim * sizeof(float),
+                             .value_head_stride = shape_.value_dim * sizeof(float)});
+    end += 2 * half * kPageTokens * token_stride;
+  }
+  const auto tensor = [&](uint64_t floats) {
+    const uint64_t begin = end;
+    end += floats * sizeof(float);
+    return reinterpret_cast<const std::byte*>(begin);
+  };
+  for (uint32_t i = 0; i < shape_.layers; ++i) {
+    tensors_.push_back({.layer = 2 * i,
+                        .transition = tensor(kValueHeads * kDk * kDk),
+                        .state = tensor(kValueHeads * kDk * kDv),
+                        .conv_tail = tensor((kConvKernel - 1) * kChannels)});
+  }
+  bytes_ = end;
+  source_table_.resize(half);
+  target_table_.resize(half);
+  std::iota(source_table_.begin(), source_table_.end(), 0);
+  std::iota(target_table_.begin(), target_table_.end(), static_cast<int32_t>(half));
+  std::mt19937 random(half);
+  std::shuffle(source_table_.begin(), source_table_.end(), random);
+  std::shuffle(target_table_.begin(), target_table_.end(), random);
+}
+
+float* TestEngine::Row(std::span<const int32_t> table, uint32_t attention, uint64_t position) const {
+  const PagedLayer& layer = pages_.layers[attention];
+  const uint64_t offset = layer.key_offset + table[position / kPageTokens] * layer.page_stride +
+                          position % kPageTokens * layer.token_stride;
+  return reinterpret_cast<float*>(region_.data() + offset);
+}
+
+Match TestEngine::Lookup(const std::vector<Tokens>& segments) {
+  Tokens tokens;
+  std::vector<uint64_t> lengths;
+  for (const Tokens& segment : segments) {
+    tokens.insert(tokens.end(), segment.begin(), segment.end());
+    lengths.push_back(segment.size());
+  }
+  return model_->Lookup(Prompt{tokens, lengths});
+}
+
+Reservation TestEngine::Reserve(ObjectKind kind, const Tokens& run) {
+  const ObjectRun object{kind, run};
+  return model_->Reserve(std::span(&object, 1)).front();
+}
+
+PublishParts TestEngine::Compute(ObjectKind kind, const Tokens& run) {
+  PublishParts parts{.linear = {},
+                     .region = region_,
+                     .page_table = source_table_,
+                     .first_position = kSourcePosition,
+                     .provenance = Provenance::kExact};
+  for (const PublishParts::Linear& at : tensors_) {
+    const auto write = [&](const std::byte* offset, PartForm form, uint64_t floats) -> const std::byte* {
+      std::byte* data = region_.data() + reinterpret_cast<uintptr_t>(offset);
+      Content(kind, run, at.layer, form).Write(reinterpret_cast<float*>(data), 0, floats);
+      return data;
+    };
+    PublishParts::Linear tensors{.layer = at.layer};
+    if (kind == ObjectKind::kSegment) {
+      tensors.transition = write(at.transition, PartForm::kTransitionDense, kValueHeads * kDk * kDk);
+    }
+    tensors.state = write(at.state, PartForm::kState, kValueHeads * kDk * kDv);
+    tensors.conv_tail = write(at.conv_tail, PartForm::kConvTail, (kConvKernel - 1) * kChannels);
+    parts.linear.push_back(tensors);
+  }
+  const uint64_t key_floats = uint64_t{shape_.kv_heads} * shape_.key_dim;
+  const uint64_t value_floats = uint64_t{shape_.kv_heads} * shape_.value_dim;
+  for (uint32_t i = 0; i < shape_.layers; ++i) {
+    const Content keys(kind, run, 2 * i + 1, PartForm::kKeys), values(kind, run, 2 * i + 1, PartForm::kValues);
+    for (uint64_t token = 0; token < run.size(); ++token) {
+      float* row = Row(source_table_, i, kSourcePosition + token);
+      keys.Write(row, token * key_floats, key_floats);
+      values.Write(row + key_floats, token * value_floats, value_floats);
+    }
+  }
+  return parts;
+}
+
+void TestEngine::Publish(ObjectKind kind, const Tokens& run) {
+  const Reservation reservation = Reserve(kind, run);
+  ASSERT_EQ(reservation.outcome, ReserveOutcome::kGranted) << Name(reservation.outcome);
+  const PublishOutcome outcome = model_->Publish(reservation, Compute(kind, run));
+  ASSERT_EQ(outcome, PublishOutcome::kPublished) << Name(outcome);
+}
+
+void TestEngine::PublishPrompt(const std::vector<Tokens>& segments) {
+  for (size_t i = 0; i < segments.size(); ++i) Publish(KindOf(i), segments[i]);
+}
+
+Landing TestEngine::Land(const Match& match, const std::vector<Tokens>& segments) {
+  std::vector<LandSegment> asked;
+  uint64_t position = 0;
+  for (uint32_t i = 0; i < segments.size(); ++i) {
+    asked.push_back({i, position});
+    position += segments[i].size();
+  }
+  return model_->Land(match, target_table_, asked);
+}
+
+void TestEngine::FillTargets(std::byte value) {
+  const uint64_t half = target_table_.size();
+  for (const PagedLayer& layer : pages_.layers) {
+    std::memset(region_.data() + layer.key_offset + half * layer.page_stride, static_cast<int>(value),
+                half * layer.page_stride);
+  }
+}
+
+bool TestEngine::TargetsAre(std::byte value) const {
+  const uint64_t half = target_table_.size();
+  return std::all_of(pages_.layers.begin(), pages_.layers.end(), [&](const PagedLayer& layer) {
+    const std::byte* begin = region_.data() + layer.key_offset + half * layer.page_stride;
+    return *begin == value && std::memcmp(begin, begin + 1, half * layer.page_stride - 1) == 0;
+  });
+}
+
+void TestEngine::ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first_position, std::byte around) const {
+  const auto [first, tokens] = InteriorOf(kind, run);
+  const uint64_t key_floats = uint64_t{shape_.kv_heads} * shape_.key_dim;
+  const uint64_t value_floats = uint64_t{shape_.kv_heads} * shape_.value_dim;
+  const auto queue = kernels::Reference().MakeQueue(nullptr);
+  std::vector<float> keys(tokens * key_floats), values(value_floats);
+  const std::vector<std::byte> untouched(RowFloats() * sizeof(float), around);
+  for (uint32_t i = 0; i < shape_.layers; ++i) {
+    const uint32_t layer = 2 * i + 1;
+    const Content value_content(kind, run, layer, PartForm::kValues);
+    Content(kind, run, layer, PartForm::kKeys).Write(keys.data(), first * key_floats, keys.size());
+    kernels::RotateKeysArgs rotate{.rotation = RotationOf(std::get<AttentionLayer>(layout_.layers[layer])),
+                                   .delta = static_cast<int64_t>(first_position),
+                                   .rows = static_cast<int64_t>(tokens * shape_.kv_heads),
+                                   .dim = static_cast<int32_t>(shape_.key_dim),
+                                   .source = keys.data(),
+                                   .target = keys.data()};
+    kernels::Reference().RotateKeys(rotate, *queue).Wait();
+    for (uint64_t token = 0; token < run.size(); ++token) {
+      const float* row = Row(target_table_, i, first_position + token);
+      if (token < first || token >= first + tokens) {
+        ASSERT_EQ(std::memcmp(row, untouched.data(), untouched.size()), 0) << "seam token " << token << " was written";
+        continue;
+      }
+      value_content.Write(values.data(), token * value_floats, value_floats);
+      ASSERT_EQ(std::memcmp(row + key_floats, values.data(), value_floats * sizeof(float)), 0)
+          << "values of token " << token << ", layer " << layer;
+      for (uint64_t k = 0; k < key_floats; ++k) {
+        ASSERT_NEAR(row[k], keys[(token - first) * key_floats + k], 1e-6) << "keys of token " << token;
+      }
+    }
+  }
+}
+
+void TestEngine::ExpectTuples(const Match& match, size_t segment, const Tokens& run) const {
+  const ObjectKind kind = KindOf(segment);
+  const std::vector<MappedTuple>* tuples = match.tuples(segment);
+  ASSERT_NE(tuples, nullptr);
+  ASSERT_EQ(tuples->size(), layout_.layers.size());
+  const auto expect = [&](uint32_t layer, PartForm form, uint64_t first, const float* mapped, uint64_t floats) {
+    std::vector<float> content(floats);
+    Content(kind, run, layer, form).Write(content.data(), first, floats);
+    ASSERT_EQ(std::memcmp(mapped, content.data(), floats * sizeof(float)), 0) << "layer " << layer << " " << Name(form);
+  };
+  for (uint32_t layer = 0; layer < layout_.layers.size(); layer += 2) {
+    const MappedTuple& tuple = (*tuples)[layer];
+    for (uint32_t head = 0; head < kValueHeads; ++head) {
+      expect(layer, PartForm::kState, head * kDk * kDv, tuple.view.state[head], kDk * kDv);
+      if (kind != ObjectKind::kSegment) continue;
+      expect(layer, PartForm::kTransitionDense, head * kDk * kDk, tuple.view.transition[head], kDk * kDk);
+    }
+    ASSERT_EQ(tuple.view.transition == nullptr, kind != ObjectKind::kSegment);
+    expect(layer, PartForm::kConvTail, 0, tuple.conv_tail, (kConvKernel - 1) * kChannels);
+  }
+}
+
+std::string TestEngine::ValueRow(ObjectKind kind, const Tokens& run, uint32_t layer, uint64_t token) const {
+  const uint64_t floats = uint64_t{shape_.kv_heads} * shape_.value_dim;
+  std::vector<float> row(floats);
+  Content(kind, run, layer, PartForm::kValues).Write(row.data(), token * floats, floats);
+  return std::string(reinterpret_cast<const char*>(row.data()), floats * sizeof(float));
+}
+
+std::string TestEngine::StateOfHead(ObjectKind kind, const Tokens& run, uint32_t layer, uint32_t head) const {
+  std::vector<float> state(kDk * kDv);
+  Content(kind, run, layer, PartForm::kState).Write(state.data(), head * state.size(), state.size());
+  return std::string(reinterpret_cast<const char*>(state.data()), state.size() * sizeof(float));
+}
+
+}  // namespace ashlar::integration

@@ -1,0 +1,84 @@
+// An engine without a model: its states, keys and values are numbers made from the tokens, so that any process can say
+// what a cached segment must contain.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/client.h"
+
+namespace ashlar::integration {
+
+using Tokens = std::vector<int32_t>;
+
+// Runs of tokens that are the same for the same seed, and differ for different ones.
+Tokens MakeRun(uint64_t seed, size_t tokens);
+std::vector<Tokens> MakePrompt(uint64_t seed, size_t segments, size_t tokens);
+
+struct Shape {
+  uint32_t layers = 2;  // of each sort; a linear one stands before each attention layer
+  uint32_t kv_heads = 2;
+  uint32_t key_dim = 32;
+  uint32_t value_dim = 24;
+  uint32_t tokens = 1024;  // that fit into the pages to land in, and into those to publish from
+};
+
+class TestEngine {
+ public:
+  enum class Memory { kRegistered, kHosted };
+
+  // Failures to connect, open or register are test failures.
+  explicit TestEngine(const ClientOptions& options, const Shape& shape = {}, Memory memory = Memory::kRegistered);
+
+  Client& client() { return *client_; }
+  Model& model() { return *model_; }
+  Region& region() { return region_; }
+  static Identity identity() { return {.model_id = "test", .weights_digest = "none", .dtype = "f32"}; }
+
+  // A prompt's first segment is cached as a checkpoint, the others as segments.
+  static ObjectKind KindOf(size_t segment) { return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment; }
+
+  Match Lookup(const std::vector<Tokens>& segments);
+  Reservation Reserve(ObjectKind kind, const Tokens& run);
+  // Writes the run's content into the engine's memory, and where that is.
+  PublishParts Compute(ObjectKind kind, const Tokens& run);
+  // Reserve, Compute, Publish: expects to be granted and published.
+  void Publish(ObjectKind kind, const Tokens& run);
+  void PublishPrompt(const std::vector<Tokens>& segments);
+
+  // Lands the prompt's segments where they stand.
+  Landing Land(const Match& match, const std::vector<Tokens>& segments);
+  // All slots to land in get the same byte.
+  void FillTargets(std::byte value);
+  bool TargetsAre(std::byte value) const;
+  // Compares what was landed: values byte for byte, keys with the reference rotation; slots around the interior must
+  // hold the byte `around`.
+  void ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first_position, std::byte around) const;
+  void ExpectTuples(const Match& match, size_t segment, const Tokens& run) const;
+
+  // The bytes of one row of values, or of one head's state, as published: to be found in memory.
+  std::string ValueRow(ObjectKind kind, const Tokens& run, uint32_t layer, uint64_t token) const;
+  std::string StateOfHead(ObjectKind kind, const Tokens& run, uint32_t layer, uint32_t head) const;
+
+ private:
+  void MakeLayout();
+  void Place();
+  float* Row(std::span<const int32_t> table, uint32_t attention, uint64_t position) const;
+  uint64_t RowFloats() const;
+
+  const Shape shape_;
+  Layout layout_;
+  PagedCache pages_;
+  std::vector<PublishParts::Linear> tensors_;  // offsets as pointers into region_
+  std::vector<int32_t> source_table_, target_table_;
+  uint64_t bytes_ = 0;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Model> model_;
+  Region region_;
+};
+
+}  // namespace ashlar::integration
