@@ -42,7 +42,8 @@ Client::~Client() {
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& options) {
   static const internal::Birthplace first_use;
   if (first_use.InChild()) {
-    return absl::FailedPreconditionError("forked from a process that had connected already: exec first, or fork earlier");
+    return absl::FailedPreconditionError(
+        "forked from a process that had connected already: exec first, or fork earlier");
   }
   if (options.timeout <= std::chrono::milliseconds::zero() || options.timeout > kLongestTimeout) {
     return absl::InvalidArgumentError("timeout: must be positive, and at most an hour");

@@ -10,10 +10,10 @@
 // destroyed in any order: destroying the Client ends all calls, but the session with the daemon, and the leases in it,
 // stay until the last Match, Landing and Model is gone.
 //
-// Fork. A client belongs to the process that connected it. In a child its copy refuses every call with FAILED_PRECONDITION
-// (misses: kDaemonUnavailable; landings never get quiet), and destroying it there releases nothing. The child does not keep
-// the session alive either: that ends with the parent. A child cannot connect anew, because gRPC does not survive fork: it
-// must exec first, or be forked before the parent's first Connect.
+// Fork. A client belongs to the process that connected it. In a child its copy refuses every call with
+// FAILED_PRECONDITION (misses: kDaemonUnavailable; landings never get quiet), and destroying it there releases nothing.
+// The child does not keep the session alive either: that ends with the parent. A child cannot connect anew, because
+// gRPC does not survive fork: it must exec first, or be forked before the parent's first Connect.
 #pragma once
 
 #include <chrono>
@@ -228,8 +228,8 @@ class Model {
 
 class Client {
  public:
-  // Connects, or says why not (UNAVAILABLE: no daemon; FAILED_PRECONDITION: no protocol version in common, or forked after
-  // an earlier Connect; PERMISSION_DENIED: this user belongs to no tenant).
+  // Connects, or says why not (UNAVAILABLE: no daemon; FAILED_PRECONDITION: no protocol version in common, or forked
+  // after an earlier Connect; PERMISSION_DENIED: this user belongs to no tenant).
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options);
   ~Client();
   Client(const Client&) = delete;

@@ -93,8 +93,7 @@ void Keeper::Stop() {
 
 absl::Status Keeper::CheckProcess() const {
   if (!birthplace_.InChild()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      "this client was connected before fork(): it belongs to the parent process");
+  return absl::FailedPreconditionError("this client was connected before fork(): it belongs to the parent process");
 }
 
 absl::StatusOr<std::shared_ptr<Connection>> Keeper::connection() const {
