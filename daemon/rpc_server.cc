@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -19,22 +20,61 @@ namespace {
 
 // Calls of one connection that are answered at the same time; more wait in its client's gRPC.
 constexpr int kMaxConcurrentCalls = 1024;
+// For last answers to leave. A connection that nobody uses, and whose client therefore does not read, cannot be waited
+// for.
+constexpr storage::Nanos kGoodbye = 100'000'000;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   // The codes are the same numbers by design.
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
-// Measures one call from its arrival.
-class CallTimer {
+// How many calls are under way, and the end of taking new ones.
+class CallsUnderWay {
  public:
-  CallTimer(Metrics& metrics, RpcMethod method) : metrics_(metrics), method_(method) {}
-  void Finished(absl::StatusCode code) const {
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
-    metrics_.RpcFinished(method_, code, elapsed.count());
+  // False: no new calls any more.
+  bool Enter() {
+    std::lock_guard lock(mutex_);
+    if (closed_) return false;
+    ++count_;
+    return true;
+  }
+  void Leave() {
+    std::lock_guard lock(mutex_);
+    if (--count_ == 0) none_.notify_all();
+  }
+  // Lets nobody enter, and waits until all have left, for at most `grace`.
+  void Close(storage::Nanos grace) {
+    std::unique_lock lock(mutex_);
+    closed_ = true;
+    none_.wait_for(lock, std::chrono::nanoseconds(grace), [this] { return count_ == 0; });
   }
 
  private:
+  std::mutex mutex_;
+  std::condition_variable none_;
+  bool closed_ = false;  // guarded by mutex_, as below
+  int64_t count_ = 0;
+};
+
+const grpc::Status& Stopping() {
+  static const grpc::Status status(grpc::StatusCode::UNAVAILABLE, "the daemon stops");
+  return status;
+}
+
+// Measures one call that has entered, from its arrival.
+class CallTimer {
+ public:
+  CallTimer(CallsUnderWay& calls, Metrics& metrics, RpcMethod method)
+      : calls_(calls), metrics_(metrics), method_(method) {}
+  void Finished(absl::StatusCode code) const {
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
+    metrics_.RpcFinished(method_, code, elapsed.count());
+    calls_.Leave();
+  }
+
+ private:
+  CallsUnderWay& calls_;
   Metrics& metrics_;
   const RpcMethod method_;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
@@ -44,8 +84,8 @@ class CallTimer {
 // service's last callback.
 class LandStream final : public grpc::ServerWriteReactor<v1::LandEvent> {
  public:
-  LandStream(EngineService& service, const v1::LandRequest& request, Metrics& metrics)
-      : service_(service), request_(request), timer_(metrics, RpcMethod::kLand) {
+  LandStream(EngineService& service, const v1::LandRequest& request, CallTimer timer)
+      : service_(service), request_(request), timer_(timer) {
     service_.Land(request_, {[this](uint32_t layers) { Progress(layers); },
                              [this](absl::StatusOr<std::vector<MissReason>> verdict) { End(std::move(verdict)); }});
   }
@@ -64,7 +104,10 @@ class LandStream final : public grpc::ServerWriteReactor<v1::LandEvent> {
     }
     service_.CancelLanding(request_);
   }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    { std::lock_guard lock(mutex_); }  // who called Finish may still be on its way out
+    delete this;
+  }
 
  private:
   void Progress(uint32_t layers) {
@@ -115,9 +158,18 @@ class LandStream final : public grpc::ServerWriteReactor<v1::LandEvent> {
   bool finished_ = false;
 };
 
+// A landing that comes too late.
+class RefusedStream final : public grpc::ServerWriteReactor<v1::LandEvent> {
+ public:
+  RefusedStream() { Finish(Stopping()); }
+  void OnDone() override { delete this; }
+};
+
 class CacheService final : public v1::Cache::CallbackService {
  public:
   CacheService(EngineService& service, Metrics& metrics) : service_(service), metrics_(metrics) {}
+
+  CallsUnderWay& calls() { return calls_; }
 
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
@@ -142,7 +194,8 @@ class CacheService final : public v1::Cache::CallbackService {
     return Unary(context, RpcMethod::kAbandon, &EngineService::Abandon, request, reply);
   }
   grpc::ServerWriteReactor<v1::LandEvent>* Land(Context*, const v1::LandRequest* request) override {
-    return new LandStream(service_, *request, metrics_);
+    if (!calls_.Enter()) return new RefusedStream;
+    return new LandStream(service_, *request, CallTimer(calls_, metrics_, RpcMethod::kLand));
   }
   Reactor* Quiesce(Context* context, const v1::QuiesceRequest* request, v1::QuiesceReply* reply) override {
     return Unary(context, RpcMethod::kQuiesce, &EngineService::Quiesce, request, reply);
@@ -160,15 +213,20 @@ class CacheService final : public v1::Cache::CallbackService {
                  void (EngineService::*call)(const Request&, Reply*, EngineService::Done), const Request* request,
                  Reply* reply) {
     Reactor* reactor = context->DefaultReactor();
-    (service_.*call)(*request, reply, [reactor, timer = CallTimer(metrics_, method)](absl::Status status) {
-      timer.Finished(status.code());
+    if (!calls_.Enter()) {
+      reactor->Finish(Stopping());
+      return reactor;
+    }
+    (service_.*call)(*request, reply, [reactor, timer = CallTimer(calls_, metrics_, method)](absl::Status status) {
       reactor->Finish(ToGrpc(status));
+      timer.Finished(status.code());
     });
     return reactor;
   }
 
   EngineService& service_;
   Metrics& metrics_;
+  CallsUnderWay calls_;
 };
 
 }  // namespace
@@ -214,7 +272,8 @@ RpcServer::~RpcServer() {
 
 void RpcServer::Stop(storage::Nanos grace) {
   if (impl_->server == nullptr) return;
-  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::nanoseconds(grace));
+  impl_->service.calls().Close(grace);
+  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::nanoseconds(kGoodbye));
   impl_->server = nullptr;
   impl_->path = {};
 }
