@@ -175,7 +175,9 @@ TEST_F(Death, AtRestIsFollowedByAReconnect) {
     EXPECT_TRUE(Eventually([&] { return !engine_->client().connected(); }));
     ExpectWorksAgain();
   }
+  const auto asked = std::chrono::steady_clock::now();
   EXPECT_EQ(daemon_.Terminate(), 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(5)) << "an idle engine held the daemon up";
   EXPECT_TRUE(Eventually([&] { return !engine_->client().connected(); }));
   ExpectWorksAgain();
 }
