@@ -12,7 +12,7 @@ namespace {
 
 // What one worker takes at a time: enough to make handing out cheap, little enough to share a few megabytes evenly.
 constexpr int64_t kTaskBytes = 256 << 10;
-// What is hashed and then copied before the next is begun, so that the copy reads it from the nearest cache.
+// What is copied and then hashed before the next is begun, so that hashing reads it from the nearest caches.
 constexpr int64_t kPieceBytes = 16 << 10;
 // From here on targets are streamed: most of so much would leave a core's cache before anybody reads it.
 constexpr int64_t kStreamingBytes = 2 << 20;
@@ -85,7 +85,7 @@ void LandUnit(const LandArgs& args, const std::optional<Turn>& turn, Stores stor
   if (args.unit_checksums != nullptr) checksum.emplace();
   for (int64_t t = 0; t < in_unit.count; t += piece_tokens) {
     const int64_t count = std::min(piece_tokens, in_unit.count - t);
-    if (checksum) checksum->Update(source, static_cast<size_t>(count * token_bytes));
+    const float* const piece = source;
     ForEachRun(args.target, args.first_position + in_unit.begin + t, count, heads, dim, [&](float* slot, int64_t rows) {
       if (turn) {
         TurnRows(*turn, rows, dim, source, slot, stores);
@@ -94,6 +94,7 @@ void LandUnit(const LandArgs& args, const std::optional<Turn>& turn, Stores stor
       }
       source += rows * dim;
     });
+    if (checksum) checksum->Update(piece, static_cast<size_t>(count * token_bytes));
   }
   if (checksum) args.unit_checksums[unit] = checksum->Digest();
 }
@@ -156,6 +157,22 @@ void GatherUnit(const GatherArgs& args, Stores stores, int64_t unit) {
   args.unit_checksums[unit] = writer.Finish();
 }
 
+// The checksum of bytes that are read only to be hashed. XXH3 itself asks for memory too late: with lines requested
+// this far ahead it reads a fifth faster what no cache holds.
+uint64_t HashFromMemory(const void* data, size_t bytes) {
+  constexpr size_t kStep = 2 << 10, kAhead = 2 * kStep, kLine = 64;
+  const auto* at = static_cast<const std::byte*>(data);
+  ChecksumStream checksum;
+  for (size_t left = bytes; left > 0;) {
+    for (size_t i = kAhead; i < std::min(left, kAhead + kStep); i += kLine) __builtin_prefetch(at + i, 0, 2);
+    const size_t count = std::min(left, kStep);
+    checksum.Update(at, count);
+    at += count;
+    left -= count;
+  }
+  return checksum.Digest();
+}
+
 }  // namespace
 
 void RotateKeys(const RotateKeysArgs& args, Workers* workers) {
@@ -202,7 +219,7 @@ void Checksum(const ChecksumArgs& args, Workers* workers) {
   ForEachUnit(workers, units, unit_bytes, stores, [&](int64_t unit) {
     const size_t bytes = unit + 1 == units ? args.last_unit_bytes : args.unit_bytes;
     if (args.target == nullptr) {
-      args.unit_checksums[unit] = UnitChecksum(args.units[unit], bytes);
+      args.unit_checksums[unit] = HashFromMemory(args.units[unit], bytes);
       return;
     }
     UnitWriter writer(args.target[unit], stores);
