@@ -160,12 +160,12 @@ struct HeadChunk {
       Block<N> c;
       c.Load(x + i * kWidth);
       for (size_t r = 0; r < kRows; ++r) {
-        for (size_t n = 0; n < N; ++n) {
-          const Vec decayed = hn::Mul(scale, c.v[r][n]);
-          c.v[r][n] = hn::IfThenElseZero(hn::Gt(hn::Abs(decayed), vanished), decayed);
-        }
+        for (size_t n = 0; n < N; ++n) c.v[r][n] = hn::Mul(scale, c.v[r][n]);
       }
       Accumulate<Left::kColumnMajor>(c, k + i, keys->stride, y, keys->tokens);
+      for (size_t r = 0; r < kRows; ++r) {
+        for (size_t n = 0; n < N; ++n) c.v[r][n] = hn::IfThenElseZero(hn::Gt(hn::Abs(c.v[r][n]), vanished), c.v[r][n]);
+      }
       c.Store(x + i * kWidth);
     }
   }
