@@ -14,6 +14,7 @@
 
 #include "kernels/host/chain.h"
 #include "kernels/host/chunk-inl.h"
+#include "kernels/host/step-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
@@ -255,15 +256,26 @@ class Strand {
   float* x_[kTogether * kMaxPanels + 1];  // the panels of X, and a spare one that composition writes into
 };
 
+// Below this many floats of state in all heads, waking a worker takes longer than a token.
+constexpr int64_t kFloatsWorthWaking = 1 << 17;
+
+template <typename Fn>
+void ForEach(int64_t count, Workers* workers, const Fn& fn) {
+  if (workers != nullptr) return ParallelFor(*workers, count, fn);
+  for (int64_t i = 0; i < count; ++i) fn(i);
+}
+
 inline void RunChain(const Chain& chain, Workers* workers) {
+  if (IsFewTokens(chain)) {
+    const int64_t floats = int64_t{chain.shape.heads} * chain.shape.d_k * chain.shape.d_v;
+    return ForEach(chain.shape.heads, floats < kFloatsWorthWaking ? nullptr : workers,
+                   [&](int64_t head) { StepHead(chain, head); });
+  }
   const Split split = SplitFor(chain, workers == nullptr ? 1 : static_cast<size_t>(workers->Size()));
-  const auto run = [&](int64_t item) {
+  ForEach(static_cast<int64_t>(split.Items(chain)), workers, [&](int64_t item) {
     static thread_local const std::unique_ptr<Scratch> scratch(new Scratch);
     Strand(chain, split, static_cast<size_t>(item), *scratch).Run();
-  };
-  const int64_t items = static_cast<int64_t>(split.Items(chain));
-  if (workers != nullptr) return ParallelFor(*workers, items, run);
-  for (int64_t item = 0; item < items; ++item) run(item);
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -24,7 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 
-constexpr size_t kChunk = 64;  // tokens; a multiple of kRows
+constexpr size_t kChunk = 32;  // tokens; a multiple of kRows. 64 measured a tenth slower: more of A and Q Kᵀ
 constexpr size_t kMaxDim = RoundUp(kMaxHeadDim, kRows);
 constexpr size_t kChunkPanels = (kChunk + kWidth - 1) / kWidth;
 constexpr size_t kGramStride = kChunkPanels * kWidth;
@@ -100,16 +100,16 @@ struct HeadChunk {
   void Fill(const KeyChunk& key_chunk, const TokenInputs& inputs, int64_t begin, int32_t head) {
     keys = &key_chunk;
     HWY_ALIGN float d[kGramStride] = {};
-    double sum = 0;
+    double product = 1;
     for (size_t i = 0; i < keys->padded; ++i) {
       const bool real = i < keys->tokens;
       const int64_t t = begin + static_cast<int64_t>(i);
-      const double g = real ? double{inputs.g[t * inputs.g_stride + head]} : 0.0;
+      const double step = real ? std::exp(double{inputs.g[t * inputs.g_stride + head]}) : 1.0;
       beta[i] = real ? inputs.beta[t * inputs.beta_stride + head] : 0.0f;
-      sum += g;
-      read[i] = static_cast<float>(std::exp(sum));
+      product *= step;
+      read[i] = static_cast<float>(product);
       minus[i] = -beta[i] * read[i];
-      Row(i, static_cast<float>(std::exp(g)), d);
+      Row(i, static_cast<float>(step), d);
     }
     decay = read[keys->padded - 1];
     for (size_t i = 0; i < keys->tokens; ++i) {
