@@ -12,6 +12,7 @@
 #include <memory>
 #include <utility>
 
+#include "hwy/cache_control.h"
 #include "kernels/host/chain.h"
 #include "kernels/host/chunk-inl.h"
 #include "kernels/host/step-inl.h"
@@ -75,6 +76,24 @@ inline Split SplitFor(const Chain& chain, size_t workers) {
   return split;
 }
 
+// A matrix that will be composed next, on its way from memory while the present one is multiplied: a part with every
+// block of rows.
+struct Ahead {
+  const float* from = nullptr;
+  size_t left = 0, part = 0;  // floats
+
+  HWY_INLINE void Fetch() {
+    constexpr size_t kLine = 16;
+    const size_t floats = std::min(part, left);
+    for (size_t i = 0; i < floats; i += kLine) hwy::Prefetch(from + i);
+    from += floats;
+    left -= floats;
+  }
+};
+struct AheadTuple {
+  Ahead transition, state;
+};
+
 // One item of the cut.
 class Strand {
  public:
@@ -96,10 +115,13 @@ class Strand {
     for (size_t h = 0; h < heads_; ++h) {
       for (size_t p = 0; p < panels_; ++p) Start(h, p);
     }
-    for (const TupleView& interior : chain_.interiors) Compose(interior);
+    for (size_t i = 0; i < chain_.interiors.size(); ++i) {
+      Compose(chain_.interiors[i], i + 1 < chain_.interiors.size() ? &chain_.interiors[i + 1] : nullptr);
+    }
     for (const SeamStep& step : chain_.steps) {
       if (step.interior != nullptr) {
-        Compose(*step.interior);
+        const bool last = &step == &chain_.steps.back();
+        Compose(*step.interior, last ? nullptr : (&step + 1)->interior);
       } else {
         Advance(step.begin, step.end);
       }
@@ -153,9 +175,11 @@ class Strand {
     }
   }
 
-  // S ← T_C S + S_C and T ← T_C T.
-  void Compose(const TupleView& interior) {
+  // S ← T_C S + S_C and T ← T_C T. `following`: the interior that comes next, or null.
+  void Compose(const TupleView& interior, const TupleView* following) {
     for (size_t h = 0; h < heads_; ++h) {
+      const bool last = h + 1 == heads_;
+      AheadTuple ahead = AheadOf(last ? following : &interior, last ? first_head_ : first_head_ + h + 1);
       size_t stride = d_k_;
       const float* transition = Padded(interior.transition[first_head_ + h], stride);
       for (size_t p = 0; p < panels_; ++p) {
@@ -167,13 +191,21 @@ class Strand {
           Load(interior.state[first_head_ + h], columns, next);
         }
         if (key_first()) {
-          ComposePanel<Left::kRowMajor>(transition, stride, columns.vecs(), X(h, p), next);
+          ComposePanel<Left::kRowMajor>(transition, stride, columns.vecs(), X(h, p), next, ahead);
         } else {
-          ComposePanel<Left::kColumnMajor>(transition, stride, columns.vecs(), X(h, p), next);
+          ComposePanel<Left::kColumnMajor>(transition, stride, columns.vecs(), X(h, p), next, ahead);
         }
         std::swap(X(h, p), Spare());
       }
     }
+  }
+
+  AheadTuple AheadOf(const TupleView* interior, size_t head) const {
+    if (interior == nullptr) return {};
+    const size_t blocks = panels_ * (RoundUp(d_k_, kRows) / kRows);
+    const size_t transition = d_k_ * d_k_, state = d_k_ * static_cast<size_t>(shape_.d_v);
+    return {{interior->transition[head], transition, transition / blocks + 1},
+            {interior->state[head], state, state / blocks + 1}};
   }
 
   // Where d_k is no multiple of kRows, a product would read past the transition's end: then it is copied first.
@@ -189,15 +221,17 @@ class Strand {
   }
 
   template <Left kLeft>
-  void ComposePanel(const float* a, size_t lda, size_t vecs, const float* x, float* next) const {
-    if (vecs == 1) return ComposeVecs<kLeft, 1>(a, lda, x, next);
-    if (vecs == 2) return ComposeVecs<kLeft, 2>(a, lda, x, next);
-    ComposeVecs<kLeft, kVecs>(a, lda, x, next);
+  void ComposePanel(const float* a, size_t lda, size_t vecs, const float* x, float* next, AheadTuple& ahead) const {
+    if (vecs == 1) return ComposeVecs<kLeft, 1>(a, lda, x, next, ahead);
+    if (vecs == 2) return ComposeVecs<kLeft, 2>(a, lda, x, next, ahead);
+    ComposeVecs<kLeft, kVecs>(a, lda, x, next, ahead);
   }
 
   template <Left kLeft, size_t N>
-  HWY_NOINLINE void ComposeVecs(const float* a, size_t lda, const float* x, float* next) const {
+  HWY_NOINLINE void ComposeVecs(const float* a, size_t lda, const float* x, float* next, AheadTuple& ahead) const {
     for (size_t i = 0; i < d_k_; i += kRows) {
+      ahead.transition.Fetch();
+      ahead.state.Fetch();
       Block<N> c;
       c.Load(next + i * kWidth);
       Accumulate<kLeft>(c, kLeft == Left::kRowMajor ? a + i * lda : a + i, lda, x, d_k_);
