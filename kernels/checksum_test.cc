@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/testing/backends.h"
@@ -74,11 +75,15 @@ TEST_P(ChecksumTest, HashesAndCopies) {
                            .unit_checksums = checksums.data()};
       runner_.Run(args);
       EXPECT_EQ(checksums, expected);
-      checksums.assign(count, 0);
-      args.target = target.pointers.data();
-      runner_.Run(args);
-      EXPECT_EQ(checksums, expected);
-      EXPECT_EQ(target.units, source.units);
+      for (const int64_t batch_bytes : {int64_t{0}, int64_t{1} << 30}) {
+        checksums.assign(count, 0);
+        for (auto& unit : target.units) std::ranges::fill(unit, uint8_t{0});
+        args.target = target.pointers.data();
+        args.batch_bytes = batch_bytes;
+        runner_.Run(args);
+        EXPECT_EQ(checksums, expected);
+        EXPECT_EQ(target.units, source.units);
+      }
     }
   }
 }

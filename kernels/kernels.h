@@ -6,6 +6,9 @@
 // Rules that hold for every operation
 // - Arguments are plain structs of pointers. Everything they point to belongs to the caller and must stay valid and
 //   unchanged until the returned event is complete. Nothing inside blocks on the queue's work or allocates per call.
+// - `batch_bytes` says how much this call and its neighbours write together, where a caller cuts a large transfer into
+//   calls of its own: a back end may then write past the caches, which a small call alone would not merit. 0: this
+//   call.
 // - Numbers are fp32 and row-major. Inputs and outputs must not overlap unless a field says "in and out".
 // - Per-head pointers (`const float* const*`) name each head's matrix by itself: an object's matrices never straddle
 //   two extents, but neighbouring heads may lie in different ones.
@@ -147,6 +150,7 @@ struct LandArgs {
   PagedSlots target;
   int64_t first_position = 0;          // where the first stored token stands in the sequence
   uint64_t* unit_checksums = nullptr;  // out, one a unit (see ChecksumArgs); null: do not hash
+  int64_t batch_bytes = 0;
 };
 
 // Gathers paged slots into stored rows, hashing what was written: the copy that publishing makes.
@@ -159,6 +163,7 @@ struct GatherArgs {
   int32_t heads = 0;
   int32_t dim = 0;
   uint64_t* unit_checksums = nullptr;  // out, one a unit; null: do not hash
+  int64_t batch_bytes = 0;
 };
 
 // Hashes units, copying them on the way where `target` is given. A unit's checksum is XXH3-64 (seed 0) of its bytes.
@@ -168,6 +173,7 @@ struct ChecksumArgs {
   size_t last_unit_bytes = 0;          // of the last
   void* const* target = nullptr;       // null: only hash
   uint64_t* unit_checksums = nullptr;  // out, one a unit
+  int64_t batch_bytes = 0;
 };
 
 // A part's checksum: XXH3-64 of its units' checksums as little-endian words. Two levels, so that units can be hashed

@@ -17,8 +17,8 @@ constexpr int64_t kPieceBytes = 16 << 10;
 // From here on targets are streamed: most of so much would leave a core's cache before anybody reads it.
 constexpr int64_t kStreamingBytes = 2 << 20;
 
-Stores StoresFor(int64_t bytes) {
-  return bytes >= kStreamingBytes ? Stores::kStreaming : Stores::kCached;
+Stores StoresFor(int64_t bytes, int64_t batch_bytes = 0) {
+  return std::max(bytes, batch_bytes) >= kStreamingBytes ? Stores::kStreaming : Stores::kCached;
 }
 
 // Calls fn(i) for every i in [0, count), several to a task; `bytes` is what one call writes or hashes.
@@ -198,7 +198,7 @@ void RotateKeys(const RotateKeysArgs& args, Workers* workers) {
 void Land(const LandArgs& args, Workers* workers) {
   const StoredRows& source = args.source;
   const int64_t token_bytes = int64_t{source.heads} * source.dim * static_cast<int64_t>(sizeof(float));
-  const Stores stores = StoresFor(source.tokens * token_bytes);
+  const Stores stores = StoresFor(source.tokens * token_bytes, args.batch_bytes);
   std::optional<Turn> turn;
   if (args.rotation.style != RopeStyle::kNone) turn.emplace(args.rotation, args.delta);
   ForEachUnit(workers, UnitCount(source.tokens, source.unit_tokens), source.unit_tokens * token_bytes, stores,
@@ -207,7 +207,7 @@ void Land(const LandArgs& args, Workers* workers) {
 
 void Gather(const GatherArgs& args, Workers* workers) {
   const int64_t token_bytes = int64_t{args.heads} * args.dim * static_cast<int64_t>(sizeof(float));
-  const Stores stores = StoresFor(args.tokens * token_bytes);
+  const Stores stores = StoresFor(args.tokens * token_bytes, args.batch_bytes);
   ForEachUnit(workers, UnitCount(args.tokens, args.unit_tokens), args.unit_tokens * token_bytes, stores,
               [&](int64_t unit) { GatherUnit(args, stores, unit); });
 }
@@ -215,7 +215,7 @@ void Gather(const GatherArgs& args, Workers* workers) {
 void Checksum(const ChecksumArgs& args, Workers* workers) {
   const auto units = static_cast<int64_t>(args.units.size());
   const auto unit_bytes = static_cast<int64_t>(args.unit_bytes);
-  const Stores stores = args.target == nullptr ? Stores::kCached : StoresFor(units * unit_bytes);
+  const Stores stores = args.target == nullptr ? Stores::kCached : StoresFor(units * unit_bytes, args.batch_bytes);
   ForEachUnit(workers, units, unit_bytes, stores, [&](int64_t unit) {
     const size_t bytes = unit + 1 == units ? args.last_unit_bytes : args.unit_bytes;
     if (args.target == nullptr) {
