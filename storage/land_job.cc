@@ -23,15 +23,17 @@ void LandJob::RunStep(size_t step) {
   const PagedRows* rows = step < target_.rows.size() ? &target_.rows[step] : nullptr;
   std::vector<Check> checks = StepChecks(step);
   std::vector<Task> tasks;
+  uint64_t landed_bytes = 0;
   for (Check& check : checks) {
     const bool paged = rows != nullptr && check.part->layer == rows->layer;
+    landed_bytes += paged ? check.part->Bytes() : 0;
     SplitPart(*check.part, [&](const UnitRange& range) {
       tasks.push_back({check.source, range, paged ? rows : nullptr, check.unit_checksums.data() + range.first});
     });
   }
   kernels::ParallelFor(workers_, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     if (cancel_.cancelled()) return;
-    tasks[i].rows != nullptr ? Land(tasks[i]) : Verify(tasks[i]);
+    tasks[i].rows != nullptr ? Land(tasks[i], landed_bytes) : Verify(tasks[i]);
   });
   // Skipped tasks left no checksums: nothing is known about their parts.
   if (cancel_.cancelled()) return;
@@ -68,7 +70,7 @@ void LandJob::Verify(const Task& task) const {
       .Wait();
 }
 
-void LandJob::Land(const Task& task) const {
+void LandJob::Land(const Task& task, uint64_t step_bytes) const {
   const UnitRange& range = task.range;
   const bool keys = range.part->form == PartForm::kKeys;
   const auto units = UnitPointers<const float>(task.source->bytes, range);
@@ -87,7 +89,8 @@ void LandJob::Land(const Task& task) const {
              .delta = static_cast<int64_t>(delta),
              .target = keys ? task.rows->keys : task.rows->values,
              .first_position = static_cast<int64_t>(first_position),
-             .unit_checksums = task.checksums},
+             .unit_checksums = task.checksums,
+             .batch_bytes = static_cast<int64_t>(step_bytes)},
             *queue)
       .Wait();
 }

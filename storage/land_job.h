@@ -64,7 +64,7 @@ class LandJob {
 
   std::vector<Check> StepChecks(size_t step);
   void Verify(const Task& task) const;
-  void Land(const Task& task) const;
+  void Land(const Task& task, uint64_t step_bytes) const;  // of all that the task's step lands
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;

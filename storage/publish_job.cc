@@ -72,7 +72,8 @@ void PublishJob::Copy(const Task& task) const {
                  .unit_bytes = range.part->unit_bytes,
                  .last_unit_bytes = range.LastUnitBytes(),
                  .target = target.data(),
-                 .unit_checksums = task.checksums},
+                 .unit_checksums = task.checksums,
+                 .batch_bytes = static_cast<int64_t>(header_.bytes)},
                 *queue)
       .Wait();
 }
@@ -93,7 +94,8 @@ void PublishJob::Gather(const Task& task) const {
                .tokens = static_cast<int64_t>(range.Rows()),
                .heads = task.rows->heads,
                .dim = keys ? task.rows->key_dim : task.rows->value_dim,
-               .unit_checksums = task.checksums},
+               .unit_checksums = task.checksums,
+               .batch_bytes = static_cast<int64_t>(header_.bytes)},
               *queue)
       .Wait();
 }
