@@ -24,7 +24,7 @@ struct Flops {
 Flops ChainFlops(const ModelConfig& config, int64_t start, std::span<const Step> chain);
 Flops PrefillFlops(const ModelConfig& config, int64_t tokens);
 
-// FLOP/s of fused multiply-adds from registers, all workers together, measured now (about 0.1 s).
+// FLOP/s of fused multiply-adds from registers, all workers together, measured now (about 0.2 s).
 double FmaPeak(kernels::Workers& workers);
 
 }  // namespace ashlar::refengine
