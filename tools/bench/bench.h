@@ -13,9 +13,9 @@
 namespace ashlar::bench {
 
 struct Options {
-  std::string json;      // file for the figures; empty: none
-  int repetitions = 9;   // medians are taken over these
-  int threads = 0;       // 0: all cores
+  std::string json;     // file for the figures; empty: none
+  int repetitions = 9;  // medians are taken over these
+  int threads = 0;      // 0: all cores
 };
 
 // Subcommands. Each prints a table and fills `figures` with the same numbers.

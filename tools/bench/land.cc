@@ -81,9 +81,11 @@ class Engine {
       std::vector<int32_t> tokens(kSegmentTokens, static_cast<int32_t>(s + 1));
       const ObjectRun run{.kind = ObjectKind::kSegment, .tokens = tokens};
       const Reservation reservation = model_.Reserve({&run, 1})[0];
-      if (!reservation.granted()) return absl::InternalError(absl::StrCat("reserve: ", Text(Name(reservation.outcome))));
+      if (!reservation.granted())
+        return absl::InternalError(absl::StrCat("reserve: ", Text(Name(reservation.outcome))));
       const PublishOutcome outcome = model_.Publish(reservation, Parts());
-      if (outcome != PublishOutcome::kPublished) return absl::InternalError(absl::StrCat("publish: ", Text(Name(outcome))));
+      if (outcome != PublishOutcome::kPublished)
+        return absl::InternalError(absl::StrCat("publish: ", Text(Name(outcome))));
       tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
       lengths_.push_back(kSegmentTokens);
     }

@@ -28,7 +28,9 @@ std::string BesideThisProgram(const std::string& name) {
   return (std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / name).string();
 }
 
-bool Exited(pid_t pid) { return waitpid(pid, nullptr, WNOHANG) == pid; }
+bool Exited(pid_t pid) {
+  return waitpid(pid, nullptr, WNOHANG) == pid;
+}
 
 }  // namespace
 

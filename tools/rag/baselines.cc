@@ -9,19 +9,20 @@ namespace ashlar::rag {
 namespace {
 
 using refengine::CachedLayer;
-using refengine::Sequence;
 using refengine::SeamWidths;
+using refengine::Sequence;
 using refengine::Step;
 using refengine::StoredSegment;
 
-std::vector<int32_t> Copy(std::span<const int32_t> tokens) { return {tokens.begin(), tokens.end()}; }
+std::vector<int32_t> Copy(std::span<const int32_t> tokens) {
+  return {tokens.begin(), tokens.end()};
+}
 
 // Advances and takes the time at which the first token's logits stand.
 absl::Status Finish(const Runtime& runtime, Sequence& sequence, std::span<const Step> chain, const Stopwatch& watch,
                     Served& served) {
   served.logits.resize(refengine::kVocabulary);
-  const absl::Status status =
-      runtime.engine.Advance(sequence, chain, {.last_logits = served.logits.data()});
+  const absl::Status status = runtime.engine.Advance(sequence, chain, {.last_logits = served.logits.data()});
   served.ttft_ms = watch.Milliseconds();
   for (const Step& step : chain) served.computed_tokens += step.tokens.size();
   served.flops = refengine::ChainFlops(runtime.model.config(), 0, chain).total();
@@ -58,7 +59,8 @@ absl::StatusOr<Served> FullRecompute::Serve(const RagPrompt& prompt) {
 PrefixCache::Hit PrefixCache::Longest(const RagPrompt& prompt) {
   Hit best;
   for (Entry& entry : entries_) {
-    const auto differs = std::mismatch(prompt.tokens.begin(), prompt.tokens.end(), entry.tokens.begin(), entry.tokens.end());
+    const auto differs =
+        std::mismatch(prompt.tokens.begin(), prompt.tokens.end(), entry.tokens.begin(), entry.tokens.end());
     const uint64_t common = static_cast<uint64_t>(differs.first - prompt.tokens.begin());
     auto at = entry.checkpoints.upper_bound(std::min<uint64_t>(common, prompt.tokens.size() - 1));
     if (at == entry.checkpoints.begin()) continue;
@@ -112,7 +114,9 @@ absl::StatusOr<Served> PrefixCache::Serve(const RagPrompt& prompt) {
 }
 
 NaiveAddition::NaiveAddition(const Runtime& runtime, refengine::PagePool& pool)
-    : runtime_(runtime), pool_(pool), identity_(runtime.model.config(), refengine::ReplacedTransitions::With::kIdentity) {}
+    : runtime_(runtime),
+      pool_(pool),
+      identity_(runtime.model.config(), refengine::ReplacedTransitions::With::kIdentity) {}
 
 absl::StatusOr<NaiveAddition::First*> NaiveAddition::FirstSegment(std::span<const int32_t> tokens) {
   auto it = first_.find(Copy(tokens));
@@ -132,8 +136,7 @@ absl::StatusOr<StoredSegment*> NaiveAddition::Segment(std::span<const int32_t> t
   auto it = segments_.find(Copy(tokens));
   if (it != segments_.end()) return &it->second;
   StoredSegment segment(runtime_.model.config(), static_cast<int64_t>(tokens.size()), SeamWidths{});
-  if (absl::Status status =
-          PrefillIsolated(runtime_.engine, pool_, tokens, runtime_.kernels, runtime_.queue, segment);
+  if (absl::Status status = PrefillIsolated(runtime_.engine, pool_, tokens, runtime_.kernels, runtime_.queue, segment);
       !status.ok()) {
     return status;
   }

@@ -38,7 +38,8 @@ class FullRecompute {
   refengine::PagePool& pool_;
 };
 
-// Exact prefixes only: states are kept at the end of every segment of the latest prompts, keys and values of all tokens.
+// Exact prefixes only: states are kept at the end of every segment of the latest prompts, keys and values of all
+// tokens.
 class PrefixCache {
  public:
   // `pool` holds the cached prompts as well as the running one.

@@ -19,7 +19,9 @@ using refengine::TupleBuffers;
 // Without a verdict by then the segments are computed instead.
 constexpr std::chrono::milliseconds kLandTimeout{5000};
 
-size_t Align(size_t bytes) { return (bytes + 63) / 64 * 64; }
+size_t Align(size_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
 
 struct TupleBytes {
   explicit TupleBytes(const ModelConfig& config) {
@@ -59,12 +61,15 @@ PagedCache Geometry(const ModelConfig& config, const PagePool& pool) {
   return pages;
 }
 
-ObjectKind KindOf(size_t segment) { return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment; }
+ObjectKind KindOf(size_t segment) {
+  return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
+}
 
 }  // namespace
 
 size_t RegionBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages) {
-  return Align(PagePool::RequiredBytes(config, page_tokens, pages)) + TupleBytes(config).total() * config.linear_layers();
+  return Align(PagePool::RequiredBytes(config, page_tokens, pages)) +
+         TupleBytes(config).total() * config.linear_layers();
 }
 
 absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& client, const Runtime& runtime,
@@ -126,7 +131,8 @@ absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& m
   std::vector<ObjectRun> runs;
   for (size_t i = 0; i < match.segments().size(); ++i) {
     const MissReason reason = match.segments()[i].reason;
-    if (reason == MissReason::kNone || reason == MissReason::kTooShort || reason == MissReason::kDaemonUnavailable) continue;
+    if (reason == MissReason::kNone || reason == MissReason::kTooShort || reason == MissReason::kDaemonUnavailable)
+      continue;
     missed.push_back(i);
     runs.push_back({.kind = KindOf(i), .tokens = prompt.Segment(i)});
   }
@@ -159,7 +165,8 @@ void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
   set.layers.resize(prompt.segment_lengths.size());
   uint64_t computed = 0;  // up to here the chain stands
   auto compute_to = [&](uint64_t position) {
-    if (position > computed) set.chain.push_back(Step::Compute(std::span(prompt.tokens).subspan(computed, position - computed)));
+    if (position > computed)
+      set.chain.push_back(Step::Compute(std::span(prompt.tokens).subspan(computed, position - computed)));
   };
   for (size_t i = 0; i < prompt.segment_lengths.size(); ++i) {
     if (!set.landed[i]) continue;

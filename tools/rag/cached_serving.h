@@ -22,7 +22,7 @@ size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, in
 struct SetPrompt {
   std::unique_ptr<refengine::Sequence> sequence;
   std::optional<Match> match;
-  std::vector<bool> landed;  // one a segment
+  std::vector<bool> landed;                                 // one a segment
   std::vector<std::vector<refengine::CachedLayer>> layers;  // of landed segments
   std::vector<refengine::Step> chain;
 };

@@ -33,8 +33,7 @@ absl::StatusOr<std::vector<std::vector<float>>> Layer0Fidelity::States(Sequence&
     snapshots[i] = RecurrentState(runtime_.model.config());
     chain[i].snapshot = &snapshots[i];
   }
-  const absl::Status status =
-      engine_.Advance(sequence, chain, {.on_layer = [](int32_t layer) { return layer == 0; }});
+  const absl::Status status = engine_.Advance(sequence, chain, {.on_layer = [](int32_t layer) { return layer == 0; }});
   if (!absl::IsCancelled(status)) return status.ok() ? absl::InternalError("a model of one layer") : status;
   std::vector<std::vector<float>> states;
   for (size_t i = 0; i < chain.size(); ++i) {

@@ -11,7 +11,8 @@ namespace {
 constexpr const char* kUsage =
     "usage: ashlar-demo [--docs DIR] [--quick] [--json FILE] [--sections N] [--sections-per-prompt N] [--requests N]\n"
     "                   [--threads N] [--seed N]\n"
-    "Answers questions about the documents in DIR (default /usr/share/common-licenses) four ways: full recompute, prefix\n"
+    "Answers questions about the documents in DIR (default /usr/share/common-licenses) four ways: full recompute, "
+    "prefix\n"
     "cache, naive addition, Ashlar. Prints what was saved and what it cost in fidelity.\n"
     "  --quick   a small corpus and a dozen requests: a few minutes on 2 cores\n";
 
@@ -33,7 +34,8 @@ int Parse(int argc, char** argv, ashlar::rag::JobOptions& options, std::string& 
       options.requests = 12;
       continue;
     }
-    if (i + 1 == argc) return std::fprintf(stderr, "%s: unknown option, or its value is missing\n%s", name.c_str(), kUsage), 2;
+    if (i + 1 == argc)
+      return std::fprintf(stderr, "%s: unknown option, or its value is missing\n%s", name.c_str(), kUsage), 2;
     const char* value = argv[++i];
     long number = 0;
     if (name == "--docs") {

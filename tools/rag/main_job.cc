@@ -148,7 +148,8 @@ absl::StatusOr<RequestResult> MainJob::Request(const RagPrompt& prompt, const st
   RequestResult result{.question = question, .tokens = prompt.tokens.size(), .segments = prompt.segment_lengths.size()};
   for (const auto& [way, served] :
        {std::pair{"full", &full}, {"prefix", &prefix}, {"naive", &naive}, {"ashlar", &cached}}) {
-    if (!served->ok()) return absl::Status(served->status().code(), absl::StrCat(way, ": ", served->status().message()));
+    if (!served->ok())
+      return absl::Status(served->status().code(), absl::StrCat(way, ": ", served->status().message()));
     result.ways[way] = {.ttft_ms = (*served)->ttft_ms,
                         .next_token = refengine::GreedyToken((*served)->logits),
                         .logits_rel_l2 = RelativeL2((*served)->logits, full->logits)};
@@ -191,6 +192,8 @@ absl::StatusOr<RunResult> MainJob::Run() {
 
 }  // namespace
 
-absl::StatusOr<RunResult> RunMainJob(const JobOptions& options) { return MainJob(options).Run(); }
+absl::StatusOr<RunResult> RunMainJob(const JobOptions& options) {
+  return MainJob(options).Run();
+}
 
 }  // namespace ashlar::rag

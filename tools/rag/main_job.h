@@ -10,11 +10,11 @@ namespace ashlar::rag {
 
 struct JobOptions {
   std::string docs = "/usr/share/common-licenses";
-  int64_t sections = 96;              // of the corpus; 0: all
+  int64_t sections = 96;  // of the corpus; 0: all
   int64_t sections_per_prompt = 16;
   int64_t requests = 40;
-  int threads = 0;                    // 0: the machine's cores
-  uint64_t seed = 1;                  // of weights and questions
+  int threads = 0;    // 0: the machine's cores
+  uint64_t seed = 1;  // of weights and questions
 };
 
 // Starts a daemon of its own, runs the job, prints as it goes.

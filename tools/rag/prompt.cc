@@ -9,7 +9,8 @@ namespace ashlar::rag {
 namespace {
 
 constexpr std::string_view kInstructions =
-    "You answer questions about documents. Below are sections of documents, each behind a line that names it, and then a "
+    "You answer questions about documents. Below are sections of documents, each behind a line that names it, and then "
+    "a "
     "question. Answer from the sections alone, name the section that an answer comes from, and say so plainly when the "
     "sections do not contain the answer.\n\n";
 
@@ -19,10 +20,13 @@ std::span<const int32_t> RagPrompt::Segment(size_t segment) const {
   return std::span(tokens).subspan(SegmentStart(segment), segment_lengths[segment]);
 }
 
-std::span<const int32_t> RagPrompt::Query() const { return std::span(tokens).subspan(SegmentStart(segment_lengths.size())); }
+std::span<const int32_t> RagPrompt::Query() const {
+  return std::span(tokens).subspan(SegmentStart(segment_lengths.size()));
+}
 
 uint64_t RagPrompt::SegmentStart(size_t segment) const {
-  return std::accumulate(segment_lengths.begin(), segment_lengths.begin() + static_cast<ptrdiff_t>(segment), uint64_t{0});
+  return std::accumulate(segment_lengths.begin(), segment_lengths.begin() + static_cast<ptrdiff_t>(segment),
+                         uint64_t{0});
 }
 
 RagPrompt MakePrompt(const std::vector<Section>& sections, std::span<const int32_t> retrieved,

@@ -110,8 +110,9 @@ void PrintSummary(const RunResult& run) {
   for (const auto& [width, error] : run.ashlar_logits_by_width) {
     std::printf("   ashlar (%ld, %ld) %.3f", static_cast<long>(width), static_cast<long>(width), error);
   }
-  std::printf("\n  same first token as full recompute:                      prefix %.0f %%   naive %.0f %%   ashlar %.0f %%\n",
-              100 * Agreement(run, "prefix"), 100 * Agreement(run, "naive"), 100 * Agreement(run, "ashlar"));
+  std::printf(
+      "\n  same first token as full recompute:                      prefix %.0f %%   naive %.0f %%   ashlar %.0f %%\n",
+      100 * Agreement(run, "prefix"), 100 * Agreement(run, "naive"), 100 * Agreement(run, "ashlar"));
 }
 
 nlohmann::json ToJson(const RunResult& run) {
@@ -132,7 +133,8 @@ nlohmann::json ToJson(const RunResult& run) {
   summary["flop_floor_speedup"] = Median(Collect(run, true, [](const auto& r) { return r.flop_floor_speedup; }));
   summary["full_flops_ratio"] = Median(Collect(run, false, [](const auto& r) { return r.full_flops_ratio; }));
   summary["layer0_state_rel_l2"] = ToJson(WorstLayer0(run));
-  summary["logits_rel_l2"]["naive"] = Mean(Collect(run, false, [](const auto& r) { return r.ways.at("naive").logits_rel_l2; }));
+  summary["logits_rel_l2"]["naive"] =
+      Mean(Collect(run, false, [](const auto& r) { return r.ways.at("naive").logits_rel_l2; }));
   for (const auto& [width, error] : run.ashlar_logits_by_width) {
     summary["logits_rel_l2"]["ashlar"][std::to_string(width)] = error;
   }

@@ -23,7 +23,7 @@ struct RequestResult {
   uint64_t tokens = 0;
   uint64_t segments = 0;  // instructions and sections
   uint64_t hits = 0, misses = 0;
-  uint64_t computed_tokens = 0;  // by Ashlar, fills not counted
+  uint64_t computed_tokens = 0;           // by Ashlar, fills not counted
   std::map<std::string, WayResult> ways;  // full, prefix, naive, ashlar
   Layer0Error layer0;
   double full_flops_ratio = 0;    // FLOP/s of full recompute over the machine's FMA peak

@@ -9,6 +9,13 @@
 #include "absl/strings/ascii.h"
 
 namespace ashlar::rag {
+namespace {
+
+constexpr double kTellingIdf = 2.0;
+constexpr size_t kTellingWords = 12;  // of a section; a question asks after a few of them
+constexpr size_t kQuestionWords = 4;
+
+}  // namespace
 
 std::vector<std::string> Words(std::string_view text) {
   std::vector<std::string> words;
@@ -68,17 +75,21 @@ std::vector<int32_t> Bm25::Search(std::string_view query, size_t count) const {
 std::vector<std::string> MakeQuestions(const std::vector<Section>& sections, const Bm25& index, size_t count,
                                        uint64_t seed) {
   std::mt19937_64 random(seed);
+  std::vector<size_t> order(sections.size());
+  std::iota(order.begin(), order.end(), size_t{0});
   std::vector<std::string> questions;
   for (size_t i = 0; i < count; ++i) {
-    const Section& section = sections[random() % sections.size()];
-    std::vector<std::string> words = Words(section.text);
+    const size_t turn = i % order.size();
+    std::swap(order[turn], order[turn + random() % (order.size() - turn)]);
+    std::vector<std::string> words = Words(sections[order[turn]].text);
     std::sort(words.begin(), words.end());
     words.erase(std::unique(words.begin(), words.end()), words.end());
     // The rarest words name one section only; those of middling rarity tie several together.
     std::stable_sort(words.begin(), words.end(), [&](const std::string& a, const std::string& b) {
-      return std::abs(index.Idf(a) - 2.0) < std::abs(index.Idf(b) - 2.0);
+      return std::abs(index.Idf(a) - kTellingIdf) < std::abs(index.Idf(b) - kTellingIdf);
     });
-    while (words.size() < 4) words.push_back("text");
+    words.resize(std::max<size_t>(kQuestionWords, std::min(words.size(), kTellingWords)), "text");
+    for (size_t w = 0; w < kQuestionWords; ++w) std::swap(words[w], words[w + random() % (words.size() - w)]);
     questions.push_back("What is said here about " + words[0] + ", " + words[1] + ", " + words[2] + " and " + words[3] +
                         "?");
   }

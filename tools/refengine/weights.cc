@@ -14,10 +14,15 @@ namespace {
 constexpr float kSiluRms = 0.6f;
 // Attention averages over several keys and is halved by its gate.
 constexpr float kAttentionRms = 0.25f;
-// Each sublayer adds this much to a residual stream that starts at 1.
+// Each sublayer adds this much to a residual stream that starts at 1; attention half as much.
 constexpr float kSublayerRms = 0.5f;
+constexpr float kAttentionShare = 0.5f;
+// What remembering heads add, next to forgetting ones. Trained models mostly look nearby: what a segment misses when it
+// is computed alone is concentrated at its ends (HYPIC §3.2). Without this share it would lie evenly over its tokens,
+// and no seam, however wide, would show.
+constexpr float kRememberingShare = 0.3f;
 // q and k are normalised, so their norms' weights set how sharp attention is: scores have deviation kSharpness².
-constexpr float kSharpness = 1.5f;
+constexpr float kSharpness = 1.0f;
 constexpr float kLogitRms = 3.0f;
 
 // SplitMix64: one stream a tensor, the same numbers on every machine.
@@ -132,6 +137,11 @@ LinearWeights DrawLinear(const ModelConfig& config, Draw& draw) {
   weights.out_norm = draw.Norm(linear.d_v);
   weights.output = draw.Centred(int64_t{linear.value_channels()} * config.d_model,
                                 kSublayerRms / kSiluRms / std::sqrt(static_cast<float>(linear.value_channels())));
+  for (int32_t head = 0; head < linear.value_heads; ++head) {
+    if (!SlowDecay(linear, head)) continue;
+    float* rows = weights.output.data() + int64_t{head} * linear.d_v * config.d_model;
+    for (int64_t i = 0; i < int64_t{linear.d_v} * config.d_model; ++i) rows[i] *= kRememberingShare;
+  }
   return weights;
 }
 
@@ -144,8 +154,8 @@ AttentionWeights DrawAttention(const ModelConfig& config, Draw& draw) {
       draw.Centred((2 * query_dim + 2 * kv_dim) * config.d_model, 1.0f / std::sqrt(static_cast<float>(config.d_model)));
   weights.q_norm = draw.Norm(attention.head_dim, kSharpness);
   weights.k_norm = draw.Norm(attention.head_dim, kSharpness);
-  weights.output =
-      draw.Centred(query_dim * config.d_model, kSublayerRms / kAttentionRms / std::sqrt(static_cast<float>(query_dim)));
+  weights.output = draw.Centred(query_dim * config.d_model, kAttentionShare * kSublayerRms / kAttentionRms /
+                                                                std::sqrt(static_cast<float>(query_dim)));
   return weights;
 }
 
