@@ -65,6 +65,20 @@ ObjectKind KindOf(size_t segment) {
   return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
 }
 
+// A miss that a publish would mend; where the daemon is gone or swamped, asking it for more would only cost time.
+bool WorthFilling(MissReason reason) {
+  switch (reason) {
+    case MissReason::kNeverSeen:
+    case MissReason::kBeingPublished:
+    case MissReason::kEvicted:
+    case MissReason::kChecksumFailed:
+    case MissReason::kAbandoned:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 size_t RegionBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages) {
@@ -127,13 +141,9 @@ PublishParts CachedServing::Staged(ObjectKind kind, const Sequence& scratch) con
 }
 
 absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& match) {
-  std::vector<size_t> missed;
   std::vector<ObjectRun> runs;
   for (size_t i = 0; i < match.segments().size(); ++i) {
-    const MissReason reason = match.segments()[i].reason;
-    if (reason == MissReason::kNone || reason == MissReason::kTooShort || reason == MissReason::kDaemonUnavailable)
-      continue;
-    missed.push_back(i);
+    if (!WorthFilling(match.segments()[i].reason)) continue;
     runs.push_back({.kind = KindOf(i), .tokens = prompt.Segment(i)});
   }
   const std::vector<Reservation> reservations = runs.empty() ? std::vector<Reservation>{} : model_.Reserve(runs);
