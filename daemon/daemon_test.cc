@@ -55,8 +55,6 @@ v1::LandSegment Whole() {
 }  // segment 0 at position 0
 
 TEST(Metrics, CountWhatHappens) {
-  TestNode silent;
-  EXPECT_EQ(silent.daemon().metrics_port(), 0);
   TestNode node("", "metrics_address: \"127.0.0.1:0\"");
   TestEngine engine(node);
   ASSERT_TRUE(engine.Match(Tokens(24), {24}).ok());
@@ -68,9 +66,13 @@ TEST(Metrics, CountWhatHappens) {
   const int port = node.daemon().metrics_port();
   ASSERT_GT(port, 0);
   // Levels are taken a few times a second.
-  ASSERT_TRUE(Eventually([&] { return Scrape(port).find("\nashlar_leases 1\n") != std::string::npos; }))
-      << Scrape(port);
-  const std::string text = Scrape(port);
+  std::string text;
+  ASSERT_TRUE(Eventually([&] {
+    text = Scrape(port);
+    return text.find("\nashlar_leases 1\n") != std::string::npos &&
+           text.find("\nashlar_landings 0\n") != std::string::npos &&
+           text.find("\nashlar_queue_depth{queue=\"workers\"} 0\n") != std::string::npos;
+  }));
   for (const char* line : {
            "ashlar_hits_total{kind=\"checkpoint\",tenant=\"default\",tier=\"dram\"} 1\n",
            "ashlar_hit_tokens_total{kind=\"checkpoint\",tenant=\"default\",tier=\"dram\"} 24\n",
@@ -100,6 +102,7 @@ TEST(Metrics, CountWhatHappens) {
 
 TEST(Daemon, StopsWithSessionsOpenAndRemovesItsSockets) {
   TestNode node;
+  EXPECT_EQ(node.daemon().metrics_port(), 0);
   TestEngine engine(node);
   ASSERT_EQ(engine.PublishRun(ObjectKind::kCheckpoint, Tokens(24)), PublishOutcome::kPublished);
   node.Stop();

@@ -33,6 +33,19 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
+std::shared_ptr<spdlog::logger> MakeLogger(const std::string& level, bool json) {
+  auto logger = std::make_shared<spdlog::logger>("ashlard", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  logger->set_level(spdlog::level::from_str(level));
+  logger->set_pattern(json ? R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ","level":"%l",%v})" : "%Y-%m-%dT%H:%M:%S.%fZ %l %v",
+                      spdlog::pattern_time_type::utc);
+  return logger;
+}
+
+std::shared_ptr<spdlog::logger>& Logger() {
+  static std::shared_ptr<spdlog::logger> logger = MakeLogger("info", /*json=*/false);
+  return logger;
+}
+
 std::string Json(absl::string_view text) {
   return nlohmann::json(std::string(text)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -49,12 +62,7 @@ std::string Text(absl::string_view text) {
 
 void ConfigureLog(absl::string_view level, absl::string_view format) {
   json_lines = format == "json";
-  auto logger = std::make_shared<spdlog::logger>("ashlard", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_level(spdlog::level::from_str(std::string(level)));
-  logger->set_pattern(
-      json_lines ? R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ","level":"%l",%v})" : "%Y-%m-%dT%H:%M:%S.%fZ %l %v",
-      spdlog::pattern_time_type::utc);
-  spdlog::set_default_logger(std::move(logger));
+  Logger() = MakeLogger(std::string(level), json_lines);
 }
 
 std::string FormatLogLine(bool json, absl::string_view message, std::initializer_list<LogField> fields) {
@@ -70,9 +78,9 @@ std::string FormatLogLine(bool json, absl::string_view message, std::initializer
 }
 
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
-  spdlog::logger* logger = spdlog::default_logger_raw();
-  if (!logger->should_log(ToSpdlog(level))) return;
-  logger->log(ToSpdlog(level), "{}", FormatLogLine(json_lines, message, fields));
+  spdlog::logger& logger = *Logger();
+  if (!logger.should_log(ToSpdlog(level))) return;
+  logger.log(ToSpdlog(level), "{}", FormatLogLine(json_lines, message, fields));
 }
 
 }  // namespace ashlar::daemon
