@@ -50,10 +50,6 @@ std::vector<int32_t> Tokens(int count) {
   return std::vector<int32_t>(count, 42);
 }
 
-v1::LandSegment Whole() {
-  return {};
-}  // segment 0 at position 0
-
 TEST(Metrics, CountWhatHappens) {
   TestNode node("", "metrics_address: \"127.0.0.1:0\"");
   TestEngine engine(node);
@@ -61,7 +57,7 @@ TEST(Metrics, CountWhatHappens) {
   ASSERT_EQ(engine.PublishRun(ObjectKind::kCheckpoint, Tokens(24)), PublishOutcome::kPublished);
   const auto match = engine.Match(Tokens(24), {24});
   ASSERT_TRUE(match.ok());
-  EXPECT_THAT(*engine.Land(engine.LandRequest(match->lease(), {Whole()})), ElementsAre(MissReason::kNone));
+  EXPECT_THAT(*engine.Land(engine.LandRequest(match->lease(), {At(0, 0)})), ElementsAre(MissReason::kNone));
 
   const int port = node.daemon().metrics_port();
   ASSERT_GT(port, 0);
@@ -129,7 +125,7 @@ TEST(Daemon, EnginesComeAndGoWhileOthersWork) {
         }
         const auto match = engine.Match(tokens, {24});
         if (!match.ok() || match->lease().empty()) continue;
-        const v1::LandRequest request = engine.LandRequest(match->lease(), {Whole()});
+        const v1::LandRequest request = engine.LandRequest(match->lease(), {At(0, 0)});
         // Every other landing is given up at once, and every third session ends without a word.
         if (round % 2 == 0) {
           grpc::ClientContext context;

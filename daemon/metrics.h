@@ -1,4 +1,4 @@
-// What the daemon counts, in Prometheus' terms. docs/operations.md lists the families.
+// What the daemon counts, in Prometheus' terms. README.md lists the families.
 #pragma once
 
 #include <cstddef>

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -181,6 +182,19 @@ Identity SmallIdentity() {
   return identity;
 }
 
+std::vector<int32_t> Ascending(int count, int first) {
+  std::vector<int32_t> tokens(count);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+v1::LandSegment At(uint32_t segment, uint64_t first_position) {
+  v1::LandSegment out;
+  out.set_segment(segment);
+  out.set_first_position(first_position);
+  return out;
+}
+
 TestEngine::TestEngine(const TestNode& node, const Layout& layout, std::unique_ptr<RawSession> socket)
     : layout_(layout),
       socket_(socket != nullptr ? std::move(socket) : std::make_unique<RawSession>(node)),
@@ -219,6 +233,11 @@ TestEngine::TestEngine(const TestNode& node, const Layout& layout, std::unique_p
 
 TestEngine::~TestEngine() {
   munmap(memory_, kRegionBytes);
+}
+
+void TestEngine::FillMemory() {
+  auto* floats = reinterpret_cast<float*>(memory_);
+  for (size_t i = 0; i < kRegionBytes / sizeof(float); ++i) floats[i] = static_cast<float>(i % 9973) - 5000;
 }
 
 v1::DeclarePagesRequest TestEngine::PagesRequest() const {

@@ -1,6 +1,8 @@
 // For tests: a daemon in this process, and an engine that speaks to it without the client library.
 #pragma once
 
+#include <grpcpp/grpcpp.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -73,6 +75,10 @@ absl::Status StatusOf(const absl::StatusOr<v1::SessionReply>& reply);
 Layout SmallLayout();
 Identity SmallIdentity();
 
+// `count` tokens from `first` up.
+std::vector<int32_t> Ascending(int count, int first);
+v1::LandSegment At(uint32_t segment, uint64_t first_position);
+
 // A session with an opened model, one registered region, and pages declared in its first half.
 class TestEngine {
  public:
@@ -93,6 +99,8 @@ class TestEngine {
   uint64_t region() const { return region_; }
   uint64_t pages() const { return pages_; }
   std::byte* memory() { return memory_; }
+  // Numbers every float of the memory, so that neighbouring rows and matrices differ.
+  void FillMemory();
   // Row of one token in the declared pages of layer 1.
   float* Key(int32_t page, uint32_t slot, uint32_t head);
   float* Value(int32_t page, uint32_t slot, uint32_t head);
@@ -104,6 +112,11 @@ class TestEngine {
     Request request;
     request.set_session(secret_);
     return request;
+  }
+  template <typename Method, typename Request, typename Reply>
+  grpc::Status Call(Method method, const Request& request, Reply* reply) {
+    grpc::ClientContext context;
+    return (stub_.get()->*method)(&context, request, reply);
   }
   absl::StatusOr<v1::PromptMatch> Match(std::span<const int32_t> tokens, std::vector<uint64_t> lengths);
   v1::ReserveResult Reserve(ObjectKind kind, std::span<const int32_t> tokens);

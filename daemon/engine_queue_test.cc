@@ -1,0 +1,139 @@
+// What happens to calls when the metadata queue is full, and when a session ends under them.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <optional>
+
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine_service.h"
+#include "daemon/testing/node.h"
+#include "daemon/worker_pool.h"
+#include "kernels/host/thread_pool.h"
+#include "storage/mover.h"
+#include "storage/tier/memory_tier.h"
+
+namespace ashlar::daemon {
+namespace {
+
+// The service alone, over a loop that a test can hold still.
+class BoundedQueueTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kDepth = 2;
+
+  void SetUp() override {
+    tier_ = *storage::MemoryTier::Make({.capacity_bytes = 1 << 20, .arena_bytes = 1 << 20});
+    ASSERT_TRUE(tier_->AddTenant(0, 1 << 20).ok());
+    mover_.emplace(kernels::Reference(), threads_, workers_, *tier_);
+    cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }}, *tier_, *mover_, clock_, nullptr);
+    table_.emplace(*cache_, loop_);
+    service_.emplace(*cache_, loop_, *table_, kDepth);
+    loop_.Start();
+    Session::Description about;
+    about.secret = "sixteen bytes ok";
+    session_ = std::make_shared<Session>(about);
+    std::promise<void> opened;
+    ASSERT_TRUE(table_->Open(session_, [&] { opened.set_value(); }).ok());
+    opened.get_future().wait();
+    auto model = std::make_shared<Model>();
+    model->layout = SmallLayout();
+    model_ = *session_->AddModel(model);
+  }
+  void TearDown() override {
+    if (held_) hold_.set_value();
+    workers_.Stop();
+    loop_.Stop();
+  }
+  void FillQueue() {
+    std::promise<void> held;
+    ASSERT_TRUE(loop_.Post([this, &held] {
+      held.set_value();
+      hold_.get_future().wait();
+    }));
+    held.get_future().wait();
+    held_ = true;
+    for (size_t i = 0; i < kDepth; ++i) ASSERT_TRUE(loop_.Post([] {}));
+  }
+
+  MonotonicClock clock_;
+  uint64_t random_ = 0;
+  std::promise<void> hold_;
+  bool held_ = false;
+  EventLoop loop_{kDepth, clock_};
+  kernels::ThreadPool threads_{1};
+  WorkerPool workers_{1, 8, loop_};
+  std::unique_ptr<storage::MemoryTier> tier_;
+  std::optional<storage::Mover> mover_;
+  std::optional<storage::Cache> cache_;
+  std::optional<SessionTable> table_;
+  std::optional<EngineService> service_;
+  std::shared_ptr<Session> session_;
+  uint64_t model_ = 0;
+};
+
+TEST_F(BoundedQueueTest, AFullQueueAnswersAtOnceAndStillTakesReleases) {
+  FillQueue();
+  v1::MatchRequest match;
+  match.set_session(session_->about().secret);
+  match.set_model(model_);
+  v1::MatchReply matched;
+  absl::Status answer;
+  service_->Match(match, &matched, [&](absl::Status status) { answer = status; });
+  EXPECT_EQ(answer.code(), absl::StatusCode::kResourceExhausted) << "answered on the caller's thread, without waiting";
+
+  // These give something back: they wait for their turn.
+  v1::ReleaseRequest release;
+  release.set_session(session_->about().secret);
+  v1::ReleaseReply released;
+  std::promise<absl::Status> release_answer;
+  service_->Release(release, &released, [&](absl::Status status) { release_answer.set_value(status); });
+  v1::QuiesceRequest quiesce;
+  quiesce.set_session(session_->about().secret);
+  v1::QuiesceReply quiet;
+  std::promise<absl::Status> quiesce_answer;
+  service_->Quiesce(quiesce, &quiet, [&](absl::Status status) { quiesce_answer.set_value(status); });
+  auto release_future = release_answer.get_future();
+  EXPECT_EQ(release_future.wait_for(std::chrono::milliseconds(1)), std::future_status::timeout);
+  hold_.set_value();
+  EXPECT_TRUE(release_future.get().ok());
+  EXPECT_TRUE(quiesce_answer.get_future().get().ok());
+  held_ = false;
+}
+
+TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
+  FillQueue();
+  v1::ReleaseRequest release;
+  release.set_session(session_->about().secret);
+  v1::ReleaseReply released;
+  std::promise<absl::Status> answer;
+  // Posted behind the close, though the session was found before it.
+  const std::shared_ptr<Session> found = table_->Find(session_->about().secret);
+  ASSERT_NE(found, nullptr);
+  service_->Release(release, &released, [&](absl::Status status) { answer.set_value(status); });
+  table_->Close(session_, "test");
+  EXPECT_EQ(table_->Find(session_->about().secret), nullptr);
+  absl::Status late;
+  service_->Release(release, &released, [&](absl::Status status) { late = status; });
+  EXPECT_EQ(late.code(), absl::StatusCode::kUnauthenticated);
+  hold_.set_value();
+  EXPECT_TRUE(answer.get_future().get().ok());
+  EXPECT_TRUE(Eventually([&] { return table_->size() == 0; }));
+  held_ = false;
+}
+
+TEST(LandingLedger, RemembersBoundedlyAndNeverForgetsTowardsWriting) {
+  LandingLedger ledger;
+  EXPECT_TRUE(ledger.MayStart(0));
+  ledger.Silence(5);
+  EXPECT_FALSE(ledger.MayStart(5));
+  EXPECT_TRUE(ledger.MayStart(4));
+  for (uint64_t i = 0; i < 2 * LandingLedger::kRemembered; ++i) ledger.Silence(10 + 2 * i);
+  EXPECT_FALSE(ledger.MayStart(5)) << "forgotten by raising the floor above it";
+  EXPECT_FALSE(ledger.MayStart(10));
+  EXPECT_FALSE(ledger.MayStart(10 + 2 * (2 * LandingLedger::kRemembered - 1)));
+  EXPECT_TRUE(ledger.MayStart(10 + 2 * (2 * LandingLedger::kRemembered - 1) + 1));
+}
+
+}  // namespace
+}  // namespace ashlar::daemon
