@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,9 +25,22 @@ absl::Status Land(const Options& options, nlohmann::json& figures);
 double Seconds(const std::function<void()>& work);
 double Median(std::vector<double> values);
 
-// Bytes per second of the best std::memcpy of `bytes` into touched memory, at 1 … workers.Size() threads: the median
-// over `repetitions` for each number of threads, and of those the largest.
-double MemcpyBandwidth(size_t bytes, int repetitions, kernels::Workers& workers);
+// Rounds of a measurement take turns through this many sets of buffers, so that what one round moves has left the
+// caches by the time it is moved again: cached segments lie in memory, not in a core's cache.
+inline constexpr int kColdSets = 8;
+
+// The best std::memcpy into touched memory, cold, at 1 … workers.Size() threads.
+class MemcpyLimit {
+ public:
+  explicit MemcpyLimit(size_t bytes);
+  // Bytes per second of one copy of `bytes` by `threads` threads; the next call uses the next set of buffers.
+  double Measure(int threads, kernels::Workers& workers);
+
+ private:
+  const size_t bytes_;
+  std::vector<std::unique_ptr<char[]>> sources_, targets_;
+  size_t round_ = 0;
+};
 
 // What this ran on, for the figures' file.
 nlohmann::json Machine();

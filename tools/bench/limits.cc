@@ -21,24 +21,25 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-double MemcpyBandwidth(size_t bytes, int repetitions, kernels::Workers& workers) {
-  std::unique_ptr<char[]> source(new char[bytes]), target(new char[bytes]);
-  std::memset(source.get(), 1, bytes);
-  std::memset(target.get(), 2, bytes);
-  double best = 0;
-  for (int threads = 1; threads <= workers.Size(); ++threads) {
-    const size_t slice = bytes / threads;
-    std::vector<double> seconds;
-    for (int i = 0; i < repetitions; ++i) {
-      seconds.push_back(Seconds([&] {
-        kernels::ParallelFor(workers, threads, [&](int64_t t) {
-          std::memcpy(target.get() + t * slice, source.get() + t * slice, slice);
-        });
-      }));
+MemcpyLimit::MemcpyLimit(size_t bytes) : bytes_(bytes) {
+  for (int set = 0; set < kColdSets; ++set) {
+    for (auto* buffers : {&sources_, &targets_}) {
+      buffers->emplace_back(new char[bytes]);
+      std::memset(buffers->back().get(), 1, bytes);
     }
-    best = std::max(best, static_cast<double>(slice * threads) / Median(seconds));
   }
-  return best;
+}
+
+double MemcpyLimit::Measure(int threads, kernels::Workers& workers) {
+  char* const source = sources_[round_ % kColdSets].get();
+  char* const target = targets_[round_ % kColdSets].get();
+  ++round_;
+  const size_t slice = bytes_ / threads;
+  const double seconds = Seconds([&] {
+    kernels::ParallelFor(workers, threads,
+                         [&](int64_t t) { std::memcpy(target + t * slice, source + t * slice, slice); });
+  });
+  return static_cast<double>(slice * threads) / seconds;
 }
 
 nlohmann::json Machine() {
