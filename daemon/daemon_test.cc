@@ -4,7 +4,6 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
@@ -128,18 +127,11 @@ TEST(Daemon, EnginesComeAndGoWhileOthersWork) {
         const v1::LandRequest request = engine.LandRequest(match->lease(), {At(0, 0)});
         // Every other landing is given up at once, and every third session ends without a word.
         if (round % 2 == 0) {
-          grpc::ClientContext context;
-          const auto stream = engine.stub().Land(&context, request);
-          context.TryCancel();
-          v1::LandEvent event;
-          while (stream->Read(&event)) {
-          }
-          stream->Finish();
+          engine.LandAndGiveUp(request);
           auto quiesce = engine.Make<v1::QuiesceRequest>();
           quiesce.set_landing(request.landing());
           v1::QuiesceReply reply;
-          grpc::ClientContext quiesce_context;
-          EXPECT_TRUE(engine.stub().Quiesce(&quiesce_context, quiesce, &reply).ok());
+          EXPECT_TRUE(engine.Call(quiesce, &reply).ok());
         } else {
           const auto verdict = engine.Land(request);
           landed += verdict.ok() && (*verdict)[0] == MissReason::kNone;

@@ -1,6 +1,5 @@
 // Every way to get the calls of ashlar.v1.Cache wrong, each refused by name and changing nothing.
 #include <gmock/gmock.h>
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -108,24 +107,22 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
   auto attach = stranger.Make<v1::AttachLeaseRequest>();
   attach.set_lease(lease);
   v1::AttachLeaseReply attached;
-  ASSERT_TRUE(stranger.Call(&v1::Cache::Stub::AttachLease, attach, &attached).ok());
+  ASSERT_TRUE(stranger.Call(attach, &attached).ok());
   EXPECT_THAT(std::string(stranger.Land(stranger.LandRequest(lease, {At(1, 24)})).status().message()),
               StartsWith("pages_id: pages of another model"));
 }
 
 // Malformed requests of the other calls: each spoils one field of a request that is otherwise good.
 template <typename Request, typename Reply>
-void ExpectRefusals(TestEngine& engine,
-                    grpc::Status (v1::Cache::Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
-                    const Request& good, grpc::StatusCode code,
+void ExpectRefusals(TestEngine& engine, const Request& good, absl::StatusCode code,
                     const std::vector<std::pair<const char*, std::function<void(Request&)>>>& cases) {
   for (const auto& [error, spoil] : cases) {
     Request request = good;
     spoil(request);
     Reply reply;
-    const grpc::Status status = engine.Call(method, request, &reply);
-    EXPECT_EQ(status.error_code(), code) << error;
-    EXPECT_THAT(status.error_message(), StartsWith(error));
+    const absl::Status status = engine.Call(request, &reply);
+    EXPECT_EQ(status.code(), code) << error;
+    EXPECT_THAT(std::string(status.message()), StartsWith(error));
   }
 }
 
@@ -143,7 +140,7 @@ TEST_F(EngineRefusalTest, MalformedOpenModelIsRefusedByName) {
   };
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   ExpectRefusals<R, v1::OpenModelReply>(
-      engine_, &v1::Cache::Stub::OpenModel, good, grpc::StatusCode::INVALID_ARGUMENT,
+      engine_, good, absl::StatusCode::kInvalidArgument,
       {
           {"identity", [](R& r) { r.set_identity("noise"); }},
           {"layout", [](R& r) { r.clear_layout(); }},
@@ -159,7 +156,7 @@ TEST_F(EngineRefusalTest, MalformedOpenModelIsRefusedByName) {
           {"cost.tokens_per_second", [](R& r) { r.mutable_cost()->set_tokens_per_second(1.0 / 0.0); }},
       });
   ExpectRefusals<R, v1::OpenModelReply>(
-      engine_, &v1::Cache::Stub::OpenModel, good, grpc::StatusCode::UNIMPLEMENTED,
+      engine_, good, absl::StatusCode::kUnimplemented,
       {
           {"shard.tensor_parallel_size", [](R& r) { r.mutable_shard()->set_tensor_parallel_size(2); }},
           {"shard.first_layer", [](R& r) { r.mutable_shard()->set_first_layer(1); }},
@@ -185,7 +182,7 @@ TEST_F(EngineRefusalTest, MalformedOpenModelIsRefusedByName) {
 TEST_F(EngineRefusalTest, MalformedDeclarePagesIsRefusedByName) {
   using R = v1::DeclarePagesRequest;
   ExpectRefusals<R, v1::DeclarePagesReply>(
-      engine_, &v1::Cache::Stub::DeclarePages, engine_.PagesRequest(), grpc::StatusCode::INVALID_ARGUMENT,
+      engine_, engine_.PagesRequest(), absl::StatusCode::kInvalidArgument,
       {
           {"model: unknown handle", [](R& r) { r.set_model(999); }},
           {"region: unknown handle", [](R& r) { r.set_region(999); }},
@@ -222,7 +219,7 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
   }
   using M = v1::MatchRequest;
   ExpectRefusals<M, v1::MatchReply>(
-      engine_, &v1::Cache::Stub::Match, match, grpc::StatusCode::INVALID_ARGUMENT,
+      engine_, match, absl::StatusCode::kInvalidArgument,
       {
           {"model: unknown handle", [](M& r) { r.set_model(999); }},
           {"prompts[2].segment_lengths[5]: zero", [](M& r) { r.mutable_prompts(2)->set_segment_lengths(5, 0); }},
@@ -246,7 +243,7 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
   reserve.mutable_objects(0)->set_tokens(PackTokens(Ascending(20, 0)));
   using V = v1::ReserveRequest;
   ExpectRefusals<V, v1::ReserveReply>(
-      engine_, &v1::Cache::Stub::Reserve, reserve, grpc::StatusCode::INVALID_ARGUMENT,
+      engine_, reserve, absl::StatusCode::kInvalidArgument,
       {
           {"model: unknown handle", [](V& r) { r.set_model(999); }},
           {"objects[0].kind", [](V& r) { r.mutable_objects(0)->set_kind(2); }},
@@ -265,7 +262,7 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
   *publish.add_objects() = engine_.Sources(ObjectKind::kSegment, reserved.reservation(), tokens.size());
   using P = v1::PublishRequest;
   ExpectRefusals<P, v1::PublishReply>(
-      engine_, &v1::Cache::Stub::Publish, publish, grpc::StatusCode::INVALID_ARGUMENT,
+      engine_, publish, absl::StatusCode::kInvalidArgument,
       {
           {"objects[0].provenance: unknown", [](P& r) { r.mutable_objects(0)->set_provenance(0); }},
           {"objects[0].provenance: composed", [](P& r) { r.mutable_objects(0)->set_provenance(2); }},

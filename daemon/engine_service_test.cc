@@ -40,7 +40,7 @@ TEST_F(EngineServiceTest, OpenModelNamesTheNamespace) {
   request.set_identity(EncodeIdentity(SmallIdentity()));
   request.set_layout(EncodeLayout(SmallLayout()));
   v1::OpenModelReply reply;
-  ASSERT_TRUE(engine_.Call(&v1::Cache::Stub::OpenModel, request, &reply).ok());
+  ASSERT_TRUE(engine_.Call(request, &reply).ok());
   const NamespaceId expected = MakeNamespace("default", SmallIdentity(), SmallLayout());
   EXPECT_EQ(reply.ns(), std::string(reinterpret_cast<const char*>(expected.bytes.data()), 32));
   EXPECT_EQ(reply.tenant(), "default");
@@ -137,7 +137,7 @@ TEST_F(EngineServiceTest, QuiesceThatOvertakesItsLandingKeepsItFromWriting) {
   auto quiesce = engine_.Make<v1::QuiesceRequest>();
   quiesce.set_landing(landing.landing());
   v1::QuiesceReply reply;
-  ASSERT_TRUE(engine_.Call(&v1::Cache::Stub::Quiesce, quiesce, &reply).ok());
+  ASSERT_TRUE(engine_.Call(quiesce, &reply).ok());
   const auto verdict = engine_.Land(landing);
   ASSERT_TRUE(verdict.ok());
   EXPECT_THAT(*verdict, ElementsAre(MissReason::kCancelled));
@@ -157,7 +157,7 @@ TEST_F(EngineServiceTest, ReleasedAndInventedLeasesAreMisses) {
   release.add_leases(match->lease());
   release.add_leases(match->lease());
   v1::ReleaseReply released;
-  ASSERT_TRUE(engine_.Call(&v1::Cache::Stub::Release, release, &released).ok());
+  ASSERT_TRUE(engine_.Call(release, &released).ok());
   for (const std::string& lease : {match->lease(), std::string(16, 'x')}) {
     const auto verdict = engine_.Land(engine_.LandRequest(lease, {At(0, 0), At(1, 40)}));
     ASSERT_TRUE(verdict.ok());
@@ -175,7 +175,7 @@ TEST_F(EngineServiceTest, AnAttachedLeaseOutlivesItsFirstHolder) {
     auto attach = engine_.Make<v1::AttachLeaseRequest>();
     attach.set_lease(lease);
     v1::AttachLeaseReply reply;
-    ASSERT_TRUE(engine_.Call(&v1::Cache::Stub::AttachLease, attach, &reply).ok());
+    ASSERT_TRUE(engine_.Call(attach, &reply).ok());
     EXPECT_EQ(reply.match().lease(), lease);
     EXPECT_EQ(reply.match().prefix_depth(), 24u);
     ASSERT_EQ(reply.match().segments_size(), 1);
@@ -186,7 +186,7 @@ TEST_F(EngineServiceTest, AnAttachedLeaseOutlivesItsFirstHolder) {
   auto unknown = engine_.Make<v1::AttachLeaseRequest>();
   unknown.set_lease(std::string(16, 'x'));
   v1::AttachLeaseReply reply;
-  EXPECT_EQ(engine_.Call(&v1::Cache::Stub::AttachLease, unknown, &reply).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(engine_.Call(unknown, &reply).code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(EngineServiceTest, AbandonMakesRoomForAnother) {
@@ -196,7 +196,7 @@ TEST_F(EngineServiceTest, AbandonMakesRoomForAnother) {
   abandon.add_reservations(reserved.reservation());
   abandon.add_reservations(12345);
   v1::AbandonReply reply;
-  ASSERT_TRUE(engine_.Call(&v1::Cache::Stub::Abandon, abandon, &reply).ok());
+  ASSERT_TRUE(engine_.Call(abandon, &reply).ok());
   EXPECT_EQ(engine_.Reserve(ObjectKind::kSegment, tokens).outcome(), static_cast<uint32_t>(ReserveOutcome::kGranted));
 }
 
@@ -215,43 +215,39 @@ TEST_F(EngineServiceTest, UnknownAndEndedSessionsAreUnauthenticated) {
     ended = gone.secret();
   }
   const auto every_call = [&](const std::string& secret) {
-    std::vector<grpc::Status> answers;
-    const auto call = [&](auto method, auto request, auto reply) {
+    std::vector<absl::Status> answers;
+    const auto call = [&](auto request, auto reply) {
       request.set_session(secret);
-      answers.push_back(engine_.Call(method, request, &reply));
+      answers.push_back(engine_.Call(request, &reply));
     };
-    using S = v1::Cache::Stub;
-    call(&S::OpenModel, v1::OpenModelRequest(), v1::OpenModelReply());
-    call(&S::DeclarePages, v1::DeclarePagesRequest(), v1::DeclarePagesReply());
-    call(&S::Match, v1::MatchRequest(), v1::MatchReply());
-    call(&S::Reserve, v1::ReserveRequest(), v1::ReserveReply());
-    call(&S::Publish, v1::PublishRequest(), v1::PublishReply());
-    call(&S::Abandon, v1::AbandonRequest(), v1::AbandonReply());
-    call(&S::Release, v1::ReleaseRequest(), v1::ReleaseReply());
-    call(&S::AttachLease, v1::AttachLeaseRequest(), v1::AttachLeaseReply());
+    call(v1::OpenModelRequest(), v1::OpenModelReply());
+    call(v1::DeclarePagesRequest(), v1::DeclarePagesReply());
+    call(v1::MatchRequest(), v1::MatchReply());
+    call(v1::ReserveRequest(), v1::ReserveReply());
+    call(v1::PublishRequest(), v1::PublishReply());
+    call(v1::AbandonRequest(), v1::AbandonReply());
+    call(v1::ReleaseRequest(), v1::ReleaseReply());
+    call(v1::AttachLeaseRequest(), v1::AttachLeaseReply());
     v1::LandRequest land;
     land.set_session(secret);
-    const absl::Status landed = engine_.Land(land).status();
-    answers.emplace_back(static_cast<grpc::StatusCode>(landed.code()), "");
+    answers.push_back(engine_.Land(land).status());
     return answers;
   };
   for (const std::string& secret : {std::string(), std::string(16, '\0'), std::string(1000, 'x'),
                                     engine_.secret().substr(0, 15), engine_.secret() + "x"}) {
-    for (const grpc::Status& status : every_call(secret)) {
-      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+    for (const absl::Status& status : every_call(secret)) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
     }
   }
   EXPECT_TRUE(Eventually([&] {
-    const std::vector<grpc::Status> answers = every_call(ended);
-    return std::all_of(answers.begin(), answers.end(), [](const grpc::Status& status) {
-      return status.error_code() == grpc::StatusCode::UNAUTHENTICATED;
-    });
+    const std::vector<absl::Status> answers = every_call(ended);
+    return std::all_of(answers.begin(), answers.end(), absl::IsUnauthenticated);
   }));
   // Whoever asks whether the landings of a session that is gone are quiet: they are.
   auto quiesce = engine_.Make<v1::QuiesceRequest>();
   quiesce.set_session(ended);
   v1::QuiesceReply quiet;
-  EXPECT_TRUE(engine_.Call(&v1::Cache::Stub::Quiesce, quiesce, &quiet).ok());
+  EXPECT_TRUE(engine_.Call(quiesce, &quiet).ok());
 }
 
 TEST_F(EngineServiceTest, TheLongestPromptFits) {
@@ -311,14 +307,14 @@ TEST(EngineServiceTenants, AnotherTenantsLeaseAndObjectsDoNotExist) {
   auto attach = b->Make<v1::AttachLeaseRequest>();
   attach.set_lease(lease);
   v1::AttachLeaseReply attached;
-  EXPECT_EQ(b->Call(&v1::Cache::Stub::AttachLease, attach, &attached).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(b->Call(attach, &attached).code(), absl::StatusCode::kNotFound);
   const auto verdict = b->Land(b->LandRequest(lease, {At(0, 0)}));
   ASSERT_TRUE(verdict.ok());
   EXPECT_THAT(*verdict, ElementsAre(MissReason::kLeaseLost));
   auto release = b->Make<v1::ReleaseRequest>();
   release.add_leases(lease);
   v1::ReleaseReply released;
-  EXPECT_TRUE(b->Call(&v1::Cache::Stub::Release, release, &released).ok());
+  EXPECT_TRUE(b->Call(release, &released).ok());
   EXPECT_EQ(b->Match(tokens, {24})->segments(0).miss_reason(), static_cast<uint32_t>(MissReason::kNeverSeen));
 
   v1::SessionRequest arena;

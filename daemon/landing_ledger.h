@@ -1,6 +1,7 @@
 // Which landings of one session must not start any more.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <set>
 

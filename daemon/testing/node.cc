@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.grpc.pb.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config.h"
 #include "daemon/unix_socket.h"
@@ -41,6 +42,10 @@ std::unique_ptr<v1::Cache::Stub> MakeStub(const TestNode& node) {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return v1::Cache::NewStub(grpc::CreateCustomChannel(absl::StrCat("unix:", node.rpc_socket()),
                                                       grpc::InsecureChannelCredentials(), arguments));
+}
+
+absl::Status ToAbsl(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
 const AttentionLayer& AttentionOf(const Layout& layout) {
@@ -195,10 +200,51 @@ v1::LandSegment At(uint32_t segment, uint64_t first_position) {
   return out;
 }
 
+struct TestEngine::Rpc {
+  std::unique_ptr<v1::Cache::Stub> stub;
+};
+
+absl::Status TestEngine::Call(const v1::OpenModelRequest& request, v1::OpenModelReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->OpenModel(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->DeclarePages(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::MatchRequest& request, v1::MatchReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Match(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::ReserveRequest& request, v1::ReserveReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Reserve(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::PublishRequest& request, v1::PublishReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Publish(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::AbandonRequest& request, v1::AbandonReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Abandon(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::QuiesceRequest& request, v1::QuiesceReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Quiesce(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::ReleaseRequest& request, v1::ReleaseReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Release(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->AttachLease(&context, request, reply));
+}
+
 TestEngine::TestEngine(const TestNode& node, const Layout& layout, std::unique_ptr<RawSession> socket)
     : layout_(layout),
       socket_(socket != nullptr ? std::move(socket) : std::make_unique<RawSession>(node)),
-      stub_(MakeStub(node)) {
+      rpc_(std::make_unique<Rpc>(Rpc{MakeStub(node)})) {
   const auto welcome = socket_->Hello();
   Require(StatusOf(welcome).ok(), StatusOf(welcome).ToString());
   secret_ = welcome->welcome().session();
@@ -219,15 +265,13 @@ TestEngine::TestEngine(const TestNode& node, const Layout& layout, std::unique_p
   opening.set_identity(EncodeIdentity(SmallIdentity()));
   opening.set_layout(EncodeLayout(layout_));
   v1::OpenModelReply opened;
-  grpc::ClientContext open_context;
-  const grpc::Status open = stub_->OpenModel(&open_context, opening, &opened);
-  Require(open.ok(), open.error_message());
+  const absl::Status open = Call(opening, &opened);
+  Require(open.ok(), open.ToString());
   model_ = opened.model();
 
   v1::DeclarePagesReply declared;
-  grpc::ClientContext declare_context;
-  const grpc::Status declare = stub_->DeclarePages(&declare_context, PagesRequest(), &declared);
-  Require(declare.ok(), declare.error_message());
+  const absl::Status declare = Call(PagesRequest(), &declared);
+  Require(declare.ok(), declare.ToString());
   pages_ = declared.pages_id();
 }
 
@@ -280,9 +324,7 @@ absl::StatusOr<v1::PromptMatch> TestEngine::Match(std::span<const int32_t> token
   prompt->set_tokens(PackTokens(tokens));
   prompt->mutable_segment_lengths()->Assign(lengths.begin(), lengths.end());
   v1::MatchReply reply;
-  grpc::ClientContext context;
-  const grpc::Status status = stub_->Match(&context, request, &reply);
-  if (!status.ok()) return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  if (absl::Status status = Call(request, &reply); !status.ok()) return status;
   return reply.prompts(0);
 }
 
@@ -292,9 +334,8 @@ v1::ReserveResult TestEngine::Reserve(ObjectKind kind, std::span<const int32_t> 
   request.add_objects()->set_kind(static_cast<uint32_t>(kind));
   request.mutable_objects(0)->set_tokens(PackTokens(tokens));
   v1::ReserveReply reply;
-  grpc::ClientContext context;
-  const grpc::Status status = stub_->Reserve(&context, request, &reply);
-  Require(status.ok() && reply.results_size() == 1, status.error_message());
+  const absl::Status status = Call(request, &reply);
+  Require(status.ok() && reply.results_size() == 1, status.ToString());
   return reply.results(0);
 }
 
@@ -325,9 +366,8 @@ PublishOutcome TestEngine::Publish(const v1::PublishObject& object) {
   auto request = Make<v1::PublishRequest>();
   *request.add_objects() = object;
   v1::PublishReply reply;
-  grpc::ClientContext context;
-  const grpc::Status status = stub_->Publish(&context, request, &reply);
-  Require(status.ok() && reply.outcomes_size() == 1, status.error_message());
+  const absl::Status status = Call(request, &reply);
+  Require(status.ok() && reply.outcomes_size() == 1, status.ToString());
   return static_cast<PublishOutcome>(reply.outcomes(0));
 }
 
@@ -350,7 +390,7 @@ v1::LandRequest TestEngine::LandRequest(const std::string& lease, std::vector<v1
 
 absl::StatusOr<std::vector<MissReason>> TestEngine::Land(const v1::LandRequest& request) {
   grpc::ClientContext context;
-  const auto stream = stub_->Land(&context, request);
+  const auto stream = rpc_->stub->Land(&context, request);
   v1::LandEvent event;
   std::vector<MissReason> verdict;
   int verdicts = 0;
@@ -363,10 +403,19 @@ absl::StatusOr<std::vector<MissReason>> TestEngine::Land(const v1::LandRequest& 
     ++verdicts;
     for (uint32_t reason : event.verdict().miss_reasons()) verdict.push_back(static_cast<MissReason>(reason));
   }
-  const grpc::Status status = stream->Finish();
-  if (!status.ok()) return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  if (absl::Status status = ToAbsl(stream->Finish()); !status.ok()) return status;
   Require(verdicts == 1, "no verdict");
   return verdict;
+}
+
+void TestEngine::LandAndGiveUp(const v1::LandRequest& request) {
+  grpc::ClientContext context;
+  const auto stream = rpc_->stub->Land(&context, request);
+  context.TryCancel();
+  v1::LandEvent event;
+  while (stream->Read(&event)) {
+  }
+  stream->Finish();
 }
 
 }  // namespace ashlar::daemon

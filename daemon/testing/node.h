@@ -1,8 +1,6 @@
 // For tests: a daemon in this process, and an engine that speaks to it without the client library.
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ashlar/v1/cache.grpc.pb.h"
+#include "ashlar/v1/cache.pb.h"
 #include "ashlar/v1/session.pb.h"
 #include "daemon/daemon.h"
 #include "daemon/unique_fd.h"
@@ -92,7 +90,6 @@ class TestEngine {
   ~TestEngine();
 
   RawSession& socket() { return *socket_; }
-  v1::Cache::Stub& stub() { return *stub_; }
   const std::string& secret() const { return secret_; }
   const std::string& tenant() const { return tenant_; }
   uint64_t model() const { return model_; }
@@ -113,11 +110,16 @@ class TestEngine {
     request.set_session(secret_);
     return request;
   }
-  template <typename Method, typename Request, typename Reply>
-  grpc::Status Call(Method method, const Request& request, Reply* reply) {
-    grpc::ClientContext context;
-    return (stub_.get()->*method)(&context, request, reply);
-  }
+  // One call each, the status as it came.
+  absl::Status Call(const v1::OpenModelRequest& request, v1::OpenModelReply* reply);
+  absl::Status Call(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply);
+  absl::Status Call(const v1::MatchRequest& request, v1::MatchReply* reply);
+  absl::Status Call(const v1::ReserveRequest& request, v1::ReserveReply* reply);
+  absl::Status Call(const v1::PublishRequest& request, v1::PublishReply* reply);
+  absl::Status Call(const v1::AbandonRequest& request, v1::AbandonReply* reply);
+  absl::Status Call(const v1::QuiesceRequest& request, v1::QuiesceReply* reply);
+  absl::Status Call(const v1::ReleaseRequest& request, v1::ReleaseReply* reply);
+  absl::Status Call(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply);
   absl::StatusOr<v1::PromptMatch> Match(std::span<const int32_t> tokens, std::vector<uint64_t> lengths);
   v1::ReserveResult Reserve(ObjectKind kind, std::span<const int32_t> tokens);
   // Sources for a reserved run of `tokens` tokens: tensors at kTensors, rows on pages 0, 1, ….
@@ -128,11 +130,14 @@ class TestEngine {
   v1::LandRequest LandRequest(const std::string& lease, std::vector<v1::LandSegment> segments) const;
   // Reads the stream to its end.
   absl::StatusOr<std::vector<MissReason>> Land(const v1::LandRequest& request);
+  // Cancels the stream as soon as it is open.
+  void LandAndGiveUp(const v1::LandRequest& request);
 
  private:
   const Layout layout_;
   std::unique_ptr<RawSession> socket_;
-  std::unique_ptr<v1::Cache::Stub> stub_;
+  struct Rpc;
+  const std::unique_ptr<Rpc> rpc_;
   std::string secret_, tenant_;
   uint64_t region_ = 0, model_ = 0, pages_ = 0;
   std::byte* memory_ = nullptr;
