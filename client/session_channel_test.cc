@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -82,6 +83,8 @@ class ScriptedDaemon {
   void WriteBytes(const std::string& bytes) {
     EXPECT_GE(::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), 0);
   }
+
+  void HangUp() { socket_ = Descriptor(); }
 
   void Welcome() {
     EXPECT_TRUE(Read().has_hello());
@@ -190,13 +193,32 @@ TEST(SessionChannel, ErrorsAreTheDaemonsOwn) {
 }
 
 TEST(SessionChannel, TheEndOfTheDaemonEndsEveryCall) {
-  ScriptedDaemon daemon([](ScriptedDaemon& self) { self.Welcome(); });  // and never answers again
+  ScriptedDaemon daemon([](ScriptedDaemon& self) {
+    self.Welcome();
+    self.Read();
+    self.HangUp();
+  });
   auto channel = Open(daemon);
   ASSERT_TRUE(channel.ok()) << channel.status();
-  std::thread ends([&] { (*channel)->Shutdown(); });
+  EXPECT_EQ((*channel)->GetArena(1, After(kPatience)).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ((*channel)->GetArena(1, After(kPatience)).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(SessionChannel, ShutdownEndsACallUnderWay) {
+  std::promise<void> asked;
+  ScriptedDaemon daemon([&](ScriptedDaemon& self) {
+    self.Welcome();
+    self.Read();
+    asked.set_value();  // and never answers
+  });
+  auto channel = Open(daemon);
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  std::thread ends([&] {
+    asked.get_future().wait();
+    (*channel)->Shutdown();
+  });
   EXPECT_EQ((*channel)->GetArena(1, After(kPatience)).status().code(), absl::StatusCode::kUnavailable);
   ends.join();
-  EXPECT_EQ((*channel)->GetArena(1, After(kPatience)).status().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST(SessionChannel, NonsenseEndsTheSession) {

@@ -98,7 +98,9 @@ DaemonProcess::DaemonProcess(const DaemonOptions& options) : metrics_port_(FreeP
 
 DaemonProcess::~DaemonProcess() {
   Kill();
-  if (testing::Test::HasFailure()) std::fputs(ReadFile(directory_ + "/log").c_str(), stderr);
+  const std::string log = ReadFile(directory_ + "/log");
+  EXPECT_EQ(log.find("Sanitizer"), std::string::npos) << "a sanitizer has complained about the daemon";
+  if (testing::Test::HasFailure()) std::fputs(log.c_str(), stderr);
   std::filesystem::remove_all(directory_);
 }
 
