@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine_service.h"
+#include "daemon/match_reply.h"
 #include "daemon/request_fields.h"
 #include "proto/limits.h"
 
@@ -15,11 +16,6 @@ namespace {
 template <typename... Parts>
 absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
-// The first segment of a prompt is a prefix; the others stand anywhere.
-ObjectKind KindOfSegment(size_t index) {
-  return index == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
 }
 
 absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field, const v1::Prompt& prompt,
@@ -49,26 +45,6 @@ absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field,
   return queries;
 }
 
-void FillMatch(const storage::Match& match, v1::PromptMatch* out) {
-  if (match.lease != storage::LeaseId{}) out->set_lease(match.lease.data(), match.lease.size());
-  for (size_t i = 0; i < match.found.size(); ++i) {
-    const storage::Found& found = match.found[i];
-    v1::SegmentMatch* segment = out->add_segments();
-    segment->set_miss_reason(static_cast<uint32_t>(found.reason));
-    segment->set_kind(static_cast<uint32_t>(KindOfSegment(i)));
-    if (found.reason != MissReason::kNone) continue;
-    segment->set_tier(static_cast<uint32_t>(found.tier));
-    segment->set_bytes(found.header->bytes);
-    for (const storage::ExtentRun& run : found.slot->runs) {
-      v1::ExtentRun* extents = segment->add_extents();
-      extents->set_arena(run.arena);
-      extents->set_first(run.first);
-      extents->set_count(run.count);
-    }
-    if (i == 0) out->set_prefix_depth(found.header->tokens);
-  }
-}
-
 }  // namespace
 
 void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply, Done done) {
@@ -86,9 +62,10 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
     prompts->push_back(*std::move(queries));
   }
   OnLoop(*session, Room::kRequest, done, [this, session = *session, prompts, reply, done] {
+    MatchReplyWriter writer;
     for (const std::vector<storage::Query>& queries : *prompts) {
       v1::PromptMatch* out = reply->add_prompts();
-      FillMatch(cache_.Lookup(session->about().id, queries), out);
+      writer.Write(cache_.Lookup(session->about().id, queries), out);
       // A missed first segment is computed anyway: its end is where the next prompt can go on from.
       if (!queries.empty() && out->prefix_depth() == 0) out->add_checkpoint_positions(queries[0].tokens);
     }
@@ -104,7 +81,7 @@ void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::Attac
   OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, reply, done] {
     const absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease);
     if (!match.ok()) return done(match.status());
-    FillMatch(*match, reply->mutable_match());
+    MatchReplyWriter().Write(*match, reply->mutable_match());
     done(absl::OkStatus());
   });
 }

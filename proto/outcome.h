@@ -18,7 +18,7 @@ enum class MissReason : uint8_t {
   kTooShort = 5,        // no interior remains between the seams
   kLeaseLost = 6,       // the lease is unknown, released, expired or another tenant's
   kTierError = 7,
-  kBusy = 8,       // a bounded queue was full
+  kBusy = 8,       // a bounded queue, or the reply that would have listed it, was full
   kCancelled = 9,  // the engine gave up before the verdict
   kTimedOut = 10,
   kDaemonUnavailable = 11,

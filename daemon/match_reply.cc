@@ -1,0 +1,54 @@
+#include "daemon/match_reply.h"
+
+#include "ashlar/v1/cache.pb.h"
+#include "proto/outcome.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr size_t kFieldHeaderBytes = 6;  // tag and length of a SegmentMatch inside its prompt, at most
+
+void WriteMiss(MissReason reason, size_t index, v1::SegmentMatch* out) {
+  out->set_miss_reason(static_cast<uint32_t>(reason));
+  out->set_kind(static_cast<uint32_t>(KindOfSegment(index)));
+}
+
+void WriteHit(const storage::Found& found, size_t index, v1::SegmentMatch* out) {
+  out->set_miss_reason(static_cast<uint32_t>(MissReason::kNone));
+  out->set_kind(static_cast<uint32_t>(KindOfSegment(index)));
+  out->set_tier(static_cast<uint32_t>(found.tier));
+  out->set_bytes(found.header->bytes);
+  for (const storage::ExtentRun& run : found.slot->runs) {
+    v1::ExtentRun* extents = out->add_extents();
+    extents->set_arena(run.arena);
+    extents->set_first(run.first);
+    extents->set_count(run.count);
+  }
+}
+
+}  // namespace
+
+void MatchReplyWriter::Write(const storage::Match& match, v1::PromptMatch* out) {
+  if (match.lease != storage::LeaseId{}) out->set_lease(match.lease.data(), match.lease.size());
+  for (size_t i = 0; i < match.found.size(); ++i) {
+    const storage::Found& found = match.found[i];
+    v1::SegmentMatch* segment = out->add_segments();
+    if (found.reason != MissReason::kNone) {
+      WriteMiss(found.reason, i, segment);
+      continue;
+    }
+    // With nothing left no hit is written out only to be taken back.
+    if (budget_left_ > 0) WriteHit(found, i, segment);
+    const size_t bytes = segment->ByteSizeLong() + kFieldHeaderBytes;
+    if (bytes > budget_left_) {
+      budget_left_ = 0;
+      segment->Clear();
+      WriteMiss(MissReason::kBusy, i, segment);
+      continue;
+    }
+    budget_left_ -= bytes;
+    if (i == 0) out->set_prefix_depth(found.header->tokens);
+  }
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,41 @@
+// What a lookup found, written into a reply that always fits a message.
+#pragma once
+
+#include <cstddef>
+
+#include "proto/limits.h"
+#include "proto/object.h"
+#include "storage/cache.h"
+
+namespace ashlar::v1 {
+class PromptMatch;
+}  // namespace ashlar::v1
+
+namespace ashlar::daemon {
+
+// The first segment of a prompt is a prefix; the others stand anywhere.
+inline ObjectKind KindOfSegment(size_t index) {
+  return index == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
+}
+
+// Writes the matches of one call. A hit lists a run of extents for every fragment of its object, and one prompt may hit
+// one object thousands of times, so the hits of a call get a budget of encoded bytes. The hit that goes beyond it and
+// all behind it are answered as misses with kBusy; the lease, where there is one, stays as the cache made it.
+class MatchReplyWriter {
+ public:
+  // What a message has left for hits beside every prompt's own fields and, for every other segment, a miss.
+  static constexpr size_t kPromptBytes = 64, kMissBytes = 8;
+  static constexpr size_t kHitBudget =
+      limits::kMaxMessageBytes - limits::kMaxPromptsPerCall * (kPromptBytes + limits::kMaxSegments * kMissBytes);
+
+  explicit MatchReplyWriter(size_t hit_budget = kHitBudget) : budget_left_(hit_budget) {}
+
+  void Write(const storage::Match& match, v1::PromptMatch* out);
+
+ private:
+  size_t budget_left_;
+};
+
+static_assert(MatchReplyWriter::kHitBudget > limits::kMaxMessageBytes / 2, "a reply has room for hits");
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,106 @@
+#include "daemon/match_reply.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "ashlar/v1/cache.pb.h"
+#include "proto/outcome.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr uint32_t kHit = static_cast<uint32_t>(MissReason::kNone);
+constexpr uint32_t kBusy = static_cast<uint32_t>(MissReason::kBusy);
+
+// An object of 100 tokens that lies in `runs` runs. No field of a run is encoded longer.
+struct Object {
+  explicit Object(size_t runs) {
+    header.tokens = 100;
+    header.bytes = uint64_t{1} << 40;
+    for (size_t i = 0; i < runs; ++i)
+      slot.runs.push_back({.arena = UINT32_MAX, .first = UINT32_MAX, .count = UINT32_MAX});
+  }
+  storage::Found Hit() const {
+    return {.reason = MissReason::kNone, .tier = TierKind::kDram, .header = &header, .slot = &slot};
+  }
+
+  ObjectHeader header;
+  storage::Slot slot;
+};
+
+storage::Match MatchOf(std::vector<storage::Found> found) {
+  storage::Match match;
+  match.lease.fill(7);
+  match.found = std::move(found);
+  return match;
+}
+
+size_t BytesOf(const Object& object) {
+  v1::PromptMatch out;
+  MatchReplyWriter().Write(MatchOf({object.Hit()}), &out);
+  return out.segments(0).ByteSizeLong();
+}
+
+TEST(MatchReply, ListsEveryRunOfAHit) {
+  Object object(2);
+  object.slot.runs[1] = {.arena = 3, .first = 4, .count = 5};
+  v1::PromptMatch out;
+  MatchReplyWriter().Write(MatchOf({object.Hit(), {.reason = MissReason::kEvicted}}), &out);
+  EXPECT_EQ(out.lease(), std::string(16, '\7'));
+  EXPECT_EQ(out.prefix_depth(), 100u);
+  ASSERT_EQ(out.segments_size(), 2);
+  EXPECT_EQ(out.segments(0).kind(), static_cast<uint32_t>(ObjectKind::kCheckpoint));
+  EXPECT_EQ(out.segments(0).tier(), static_cast<uint32_t>(TierKind::kDram));
+  EXPECT_EQ(out.segments(0).bytes(), object.header.bytes);
+  ASSERT_EQ(out.segments(0).extents_size(), 2);
+  EXPECT_EQ(out.segments(0).extents(1).arena(), 3u);
+  EXPECT_EQ(out.segments(0).extents(1).first(), 4u);
+  EXPECT_EQ(out.segments(0).extents(1).count(), 5u);
+  EXPECT_EQ(out.segments(1).miss_reason(), static_cast<uint32_t>(MissReason::kEvicted));
+  EXPECT_EQ(out.segments(1).kind(), static_cast<uint32_t>(ObjectKind::kSegment));
+}
+
+TEST(MatchReply, HitsBeyondTheBudgetAreBusyInThisPromptAndTheNext) {
+  const Object scattered(100), small(1);
+  MatchReplyWriter writer(BytesOf(scattered) * 5 / 2);
+  v1::PromptMatch first, second;
+  writer.Write(
+      MatchOf({scattered.Hit(), scattered.Hit(), scattered.Hit(), small.Hit(), {.reason = MissReason::kEvicted}}),
+      &first);
+  writer.Write(MatchOf({small.Hit()}), &second);
+
+  const std::vector<uint32_t> reasons = {kHit, kHit, kBusy, kBusy, static_cast<uint32_t>(MissReason::kEvicted)};
+  ASSERT_EQ(first.segments_size(), 5);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(first.segments(i).miss_reason(), reasons[i]) << i;
+    EXPECT_EQ(first.segments(i).extents_size(), reasons[i] == kHit ? 100 : 0) << i;
+    EXPECT_EQ(first.segments(i).bytes(), reasons[i] == kHit ? scattered.header.bytes : 0) << i;
+  }
+  EXPECT_EQ(first.prefix_depth(), 100u);
+  // The lease is named, so that it can be released.
+  EXPECT_EQ(second.lease(), std::string(16, '\7'));
+  EXPECT_EQ(second.segments(0).miss_reason(), kBusy);
+  EXPECT_EQ(second.prefix_depth(), 0u);
+}
+
+// As many prompts of as many segments as a call may have, all of them hits of one scattered object.
+TEST(MatchReply, TheLargestReplyFitsAMessage) {
+  const Object scattered(600);
+  const storage::Match all_hit = MatchOf(std::vector<storage::Found>(limits::kMaxSegments, scattered.Hit()));
+  MatchReplyWriter writer;
+  v1::MatchReply reply;
+  for (uint64_t i = 0; i < limits::kMaxPromptsPerCall; ++i) {
+    v1::PromptMatch* out = reply.add_prompts();
+    writer.Write(all_hit, out);
+    out->add_checkpoint_positions(UINT64_MAX);
+  }
+  EXPECT_LE(reply.ByteSizeLong(), limits::kMaxMessageBytes);
+  const v1::PromptMatch& first = reply.prompts(0);
+  EXPECT_EQ(first.segments(0).miss_reason(), kHit);
+  EXPECT_EQ(first.segments(static_cast<int>(limits::kMaxSegments) - 1).miss_reason(), kBusy);
+  EXPECT_EQ(reply.prompts(reply.prompts_size() - 1).segments(0).miss_reason(), kBusy);
+}
+
+}  // namespace
+}  // namespace ashlar::daemon
