@@ -174,8 +174,6 @@ TEST_F(EngineRefusalTest, MalformedOpenModelIsRefusedByName) {
            })},
           {"layout.layers[1].stored",
            with_layout([](Layout& l) { std::get<AttentionLayer>(l.layers[1]).stored = StoredKeys::kUnrotated; })},
-          {"layout.layers[1].rope.kind",
-           with_layout([](Layout& l) { std::get<AttentionLayer>(l.layers[1]).rope.kind = RopeKind::kInterleaved; })},
       });
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -80,50 +81,6 @@ TEST_F(EngineServiceTest, MissThenPublishThenHit) {
             static_cast<uint32_t>(ReserveOutcome::kAlreadyPresent));
   EXPECT_EQ(engine_.Reserve(ObjectKind::kSegment, all.subspan(0, 6)).outcome(),
             static_cast<uint32_t>(ReserveOutcome::kTooShort));
-}
-
-TEST_F(EngineServiceTest, LandsWhatWasPublishedTurnedToItsPosition) {
-  engine_.FillMemory();
-  const Layout layout = SmallLayout();
-  const auto& attention = std::get<AttentionLayer>(layout.layers[1]);
-  const std::vector<int32_t> tokens = Ascending(24, 7);
-  ASSERT_EQ(engine_.PublishRun(ObjectKind::kSegment, tokens), PublishOutcome::kPublished);
-  const std::vector<std::byte> published(engine_.memory(), engine_.memory() + TestEngine::kRegionBytes);
-
-  // The same text behind a prefix that nobody has cached.
-  std::vector<int32_t> prompt = Ascending(8, 1000);
-  prompt.insert(prompt.end(), tokens.begin(), tokens.end());
-  const auto match = engine_.Match(prompt, {8, 24});
-  ASSERT_TRUE(match.ok());
-  constexpr uint64_t kPosition = 100;
-  const auto verdict = engine_.Land(engine_.LandRequest(match->lease(), {At(1, kPosition)}));
-  ASSERT_TRUE(verdict.ok()) << verdict.status();
-  EXPECT_THAT(*verdict, ElementsAre(MissReason::kNone));
-
-  const auto original = [&](float* row) {
-    return reinterpret_cast<const float*>(published.data() + (reinterpret_cast<std::byte*>(row) - engine_.memory()));
-  };
-  for (uint32_t t = layout.head; t < 24 - layout.tail; ++t) {
-    for (uint32_t head = 0; head < attention.kv_heads; ++head) {
-      const uint64_t p = kPosition + t;
-      const float* key = engine_.Key(static_cast<int32_t>(p / 4), p % 4, head);
-      const float* value = engine_.Value(static_cast<int32_t>(p / 4), p % 4, head);
-      const float* old_key = original(engine_.Key(static_cast<int32_t>(t / 4), t % 4, head));
-      const float* old_value = original(engine_.Value(static_cast<int32_t>(t / 4), t % 4, head));
-      for (int i = 0; i < 2; ++i) {
-        const double angle = kPosition * attention.rope.frequencies[i];
-        const double x = old_key[i], y = old_key[i + 2];
-        EXPECT_NEAR(key[i], x * std::cos(angle) - y * std::sin(angle), 1e-2);
-        EXPECT_NEAR(key[i + 2], x * std::sin(angle) + y * std::cos(angle), 1e-2);
-      }
-      for (uint32_t i = 4; i < attention.key_dim; ++i) EXPECT_EQ(key[i], old_key[i]);
-      for (uint32_t i = 0; i < attention.value_dim; ++i) EXPECT_EQ(value[i], old_value[i]);
-    }
-  }
-  // Nothing but the interior was written.
-  const uint64_t before = kPosition + layout.head - 1, behind = kPosition + 24 - layout.tail;
-  EXPECT_EQ(*engine_.Key(before / 4, before % 4, 0), *original(engine_.Key(before / 4, before % 4, 0)));
-  EXPECT_EQ(*engine_.Key(behind / 4, behind % 4, 0), *original(engine_.Key(behind / 4, behind % 4, 0)));
 }
 
 TEST_F(EngineServiceTest, QuiesceThatOvertakesItsLandingKeepsItFromWriting) {
@@ -282,6 +239,69 @@ TEST_F(EngineServiceTest, AnswersTheStandardHealthCheck) {
     EXPECT_EQ(std::string(reinterpret_cast<const char*>(response.begin()), response.size()), "\x08\x01") << service;
   }
 }
+
+// Dimensions that turn together as pair i.
+struct Pairing {
+  RopeKind kind;
+  std::array<std::array<int, 2>, 2> pairs;
+};
+
+class EngineServiceRope : public ::testing::TestWithParam<Pairing> {};
+
+TEST_P(EngineServiceRope, LandsWhatWasPublishedTurnedToItsPosition) {
+  Layout layout = SmallLayout();
+  std::get<AttentionLayer>(layout.layers[1]).rope.kind = GetParam().kind;
+  const TestNode node;
+  TestEngine engine(node, layout);
+  engine.FillMemory();
+  const auto& attention = std::get<AttentionLayer>(layout.layers[1]);
+  const std::vector<int32_t> tokens = Ascending(24, 7);
+  ASSERT_EQ(engine.PublishRun(ObjectKind::kSegment, tokens), PublishOutcome::kPublished);
+  const std::vector<std::byte> published(engine.memory(), engine.memory() + TestEngine::kRegionBytes);
+
+  // The same text behind a prefix that nobody has cached.
+  std::vector<int32_t> prompt = Ascending(8, 1000);
+  prompt.insert(prompt.end(), tokens.begin(), tokens.end());
+  const auto match = engine.Match(prompt, {8, 24});
+  ASSERT_TRUE(match.ok());
+  constexpr uint64_t kPosition = 100;
+  const auto verdict = engine.Land(engine.LandRequest(match->lease(), {At(1, kPosition)}));
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_THAT(*verdict, ElementsAre(MissReason::kNone));
+
+  const auto original = [&](float* row) {
+    return reinterpret_cast<const float*>(published.data() + (reinterpret_cast<std::byte*>(row) - engine.memory()));
+  };
+  for (uint32_t t = layout.head; t < 24 - layout.tail; ++t) {
+    for (uint32_t head = 0; head < attention.kv_heads; ++head) {
+      const uint64_t p = kPosition + t;
+      const float* key = engine.Key(static_cast<int32_t>(p / 4), p % 4, head);
+      const float* value = engine.Value(static_cast<int32_t>(p / 4), p % 4, head);
+      const float* old_key = original(engine.Key(static_cast<int32_t>(t / 4), t % 4, head));
+      const float* old_value = original(engine.Value(static_cast<int32_t>(t / 4), t % 4, head));
+      for (int i = 0; i < 2; ++i) {
+        const auto [a, b] = GetParam().pairs[i];
+        const double angle = kPosition * attention.rope.frequencies[i];
+        const double x = old_key[a], y = old_key[b];
+        EXPECT_NEAR(key[a], x * std::cos(angle) - y * std::sin(angle), 1e-2);
+        EXPECT_NEAR(key[b], x * std::sin(angle) + y * std::cos(angle), 1e-2);
+      }
+      for (uint32_t i = 4; i < attention.key_dim; ++i) EXPECT_EQ(key[i], old_key[i]);
+      for (uint32_t i = 0; i < attention.value_dim; ++i) EXPECT_EQ(value[i], old_value[i]);
+    }
+  }
+  // Nothing but the interior was written.
+  const uint64_t before = kPosition + layout.head - 1, behind = kPosition + 24 - layout.tail;
+  EXPECT_EQ(*engine.Key(before / 4, before % 4, 0), *original(engine.Key(before / 4, before % 4, 0)));
+  EXPECT_EQ(*engine.Key(behind / 4, behind % 4, 0), *original(engine.Key(behind / 4, behind % 4, 0)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairings, EngineServiceRope,
+                         ::testing::Values(Pairing{RopeKind::kHalfSplit, {{{0, 2}, {1, 3}}}},
+                                           Pairing{RopeKind::kInterleaved, {{{0, 1}, {2, 3}}}}),
+                         [](const auto& info) {
+                           return info.param.kind == RopeKind::kInterleaved ? "Interleaved" : "HalfSplit";
+                         });
 
 // Runs `body` on a thread whose user is another one.
 void AsUser(uid_t uid, const std::function<void()>& body) {

@@ -32,7 +32,6 @@ absl::Status CheckSupported(size_t i, const AttentionLayer& layer) {
   if (layer.kind != AttentionKind::kGqa) return Unsupported(i, "kind: only gqa");
   if (layer.dtype != DType::kF32) return Unsupported(i, "dtype: only f32");
   if (layer.stored != StoredKeys::kZeroBased) return Unsupported(i, "stored: only zero-based keys");
-  if (layer.rope.kind == RopeKind::kInterleaved) return Unsupported(i, "rope.kind: only half-split");
   return absl::OkStatus();
 }
 
@@ -57,9 +56,20 @@ absl::Status CheckCost(const v1::CostModel& cost) {
   return absl::OkStatus();
 }
 
+kernels::RopeStyle StyleOf(RopeKind kind) {
+  switch (kind) {
+    case RopeKind::kNone:
+      return kernels::RopeStyle::kNone;
+    case RopeKind::kHalfSplit:
+      return kernels::RopeStyle::kHalfSplit;
+    case RopeKind::kInterleaved:
+      return kernels::RopeStyle::kInterleaved;
+  }
+  return kernels::RopeStyle::kNone;  // no layout that passed Validate
+}
+
 kernels::Rotation RotationOf(const Rope& rope) {
-  if (rope.kind == RopeKind::kNone) return {};
-  return {kernels::RopeStyle::kHalfSplit, static_cast<int32_t>(rope.rotary_dim), rope.frequencies.data()};
+  return {StyleOf(rope.kind), static_cast<int32_t>(rope.rotary_dim), rope.frequencies.data()};
 }
 
 // One array of rows, for example all keys of one layer: every extent along a dimension with its stride, in bytes.

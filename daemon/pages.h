@@ -24,7 +24,8 @@ namespace ashlar::daemon {
 // Immutable.
 struct Model {
   // INVALID_ARGUMENT naming the field for what makes no sense, UNIMPLEMENTED naming it for what no kernel of this
-  // version can do: anything but fp32 gdn with dense transitions and fp32 gqa, and any shard that is not the whole.
+  // version can do: anything but fp32 gdn with dense transitions and fp32 gqa with zero-based keys, and any shard that
+  // is not the whole.
   static absl::StatusOr<std::shared_ptr<const Model>> Open(absl::string_view tenant,
                                                            const v1::OpenModelRequest& request);
 
