@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <tuple>
 
 #include "kernels/testing/backends.h"
@@ -266,6 +268,84 @@ TEST_P(LinearTest, KeepsCheckpoints) {
   runner_.Run(AdvanceSeamArgs{
       .shape = shape, .steps = std::span(steps).subspan(5), .inputs = inputs.View(), .state = resumed.pointers()});
   EXPECT_LE(RelativeError(resumed, reference_state), kTolerance);
+}
+
+// What a fault may leave as NaN must not be read as a number: not in one value of the reference's result that is NaN.
+// Heads of which the reference's result is whole are right.
+void ExpectNanStays(const HeadMatrices& actual, const HeadMatrices& expected) {
+  const auto is_nan = [](float x) { return std::isnan(x); };
+  for (int32_t h = 0; h < expected.heads(); ++h) {
+    SCOPED_TRACE("head " + std::to_string(h));
+    if (std::ranges::none_of(expected[h], is_nan)) {
+      EXPECT_LE(RelativeError(actual[h], expected[h]), kTolerance);
+    }
+    for (size_t i = 0; i < expected[h].size(); ++i) {
+      if (is_nan(expected[h][i])) {
+        ASSERT_TRUE(is_nan(actual[h][i])) << "number " << i;
+      }
+    }
+  }
+}
+
+// One number of the inputs, of a tuple or of the initial state is NaN, as a corrupt one may be: it reaches all that the
+// recurrence makes of it, in runs long enough for chunks.
+TEST_P(LinearTest, NanInGivesNanOut) {
+  const LinearShape shape = {.heads = 4, .key_heads = 2, .d_k = 19, .d_v = 21, .order = order_};
+  constexpr int64_t kTokens = 75, kHalf = 40;
+  const Tokens clean = RandomTokens(random_, shape, kTokens, {Keys::kRandom, Decay::kSlow});
+  const Tuple clean_tuple = CaptureByReference(shape, clean, 0, 9);
+  const HeadMatrices clean_state = RandomState(random_, shape);
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const int64_t t = random_.Integer(0, kTokens - 1), head = random_.Integer(0, shape.heads - 1);
+  const int64_t at = random_.Integer(0, shape.d_k - 1), key = head / 2 * shape.d_k + at;
+  for (const std::string what : {"q", "k", "v", "g", "beta", "T", "S", "state"}) {
+    SCOPED_TRACE(what + ", token " + std::to_string(t) + ", head " + std::to_string(head));
+    Tokens tokens = clean;
+    Tuple tuple = clean_tuple;
+    HeadMatrices initial = clean_state;
+    if (what == "q") tokens.q[t * tokens.q_stride + key] = kNan;
+    if (what == "k") tokens.k[t * tokens.k_stride + key] = kNan;
+    if (what == "v") tokens.v[t * tokens.v_stride + head * shape.d_v + at] = kNan;
+    if (what == "g") tokens.g[t * tokens.g_stride + head] = kNan;
+    if (what == "beta") tokens.beta[t * tokens.beta_stride + head] = kNan;
+    if (what == "T") tuple.transition[head][at] = kNan;
+    if (what == "S") tuple.state[head][at] = kNan;
+    if (what == "state") initial[head][at] = kNan;
+
+    const TupleView interior = tuple.view();
+    const SeamStep steps[] = {{.begin = 0, .end = kHalf}, {.interior = &interior}, {.begin = kHalf, .end = kTokens}};
+    const auto advance = [&](Runner& runner, HeadMatrices& state) {
+      const int64_t token_floats = int64_t{shape.heads} * shape.d_v;
+      std::vector<float> out(kTokens * token_floats);
+      runner.Run(AdvanceSeamArgs{.shape = shape,
+                                 .steps = steps,
+                                 .inputs = tokens.View(),
+                                 .state = state.pointers(),
+                                 .out = out.data(),
+                                 .out_stride = token_floats});
+      HeadMatrices by_head(shape.heads, kTokens * shape.d_v);
+      for (int64_t i = 0; i < kTokens * token_floats; ++i) {
+        const int64_t token = i / token_floats, h = i % token_floats / shape.d_v;
+        by_head[h][token * shape.d_v + i % shape.d_v] = out[i];
+      }
+      return by_head;
+    };
+    HeadMatrices state = initial, expected_state = initial;
+    const HeadMatrices out = advance(runner_, state), expected_out = advance(reference_, expected_state);
+    ExpectNanStays(state, expected_state);
+    ExpectNanStays(out, expected_out);
+    const HeadMatrices& reached = what == "q" ? expected_out : expected_state;
+    EXPECT_FALSE(std::ranges::none_of(reached[head], [](float x) { return std::isnan(x); }));
+
+    Tuple captured(shape);
+    runner_.Run(CaptureArgs{.shape = shape,
+                            .inputs = tokens.View(),
+                            .transition = captured.transition.pointers(),
+                            .state = captured.state.pointers()});
+    const Tuple expected = CaptureByReference(shape, tokens, 0, kTokens);
+    ExpectNanStays(captured.transition, expected.transition);
+    ExpectNanStays(captured.state, expected.state);
+  }
 }
 
 // Workers change who computes, never what: results are the same to the bit.

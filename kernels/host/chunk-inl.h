@@ -30,6 +30,7 @@ constexpr size_t kChunkPanels = (kChunk + kWidth - 1) / kWidth;
 constexpr size_t kGramStride = kChunkPanels * kWidth;
 
 // Below this a decay is zero: nothing is ever seen of it, and denormal numbers are a hundred times slower.
+// Compared so that NaN, which is not below anything, stays NaN.
 constexpr float kVanished = 1e-30f;
 
 // What a chunk's value heads share: keys, queries and their products.
@@ -164,7 +165,7 @@ struct HeadChunk {
       }
       Accumulate<Left::kColumnMajor>(c, k + i, keys->stride, y, keys->tokens);
       for (size_t r = 0; r < kRows; ++r) {
-        for (size_t n = 0; n < N; ++n) c.v[r][n] = hn::IfThenElseZero(hn::Gt(hn::Abs(c.v[r][n]), vanished), c.v[r][n]);
+        for (size_t n = 0; n < N; ++n) c.v[r][n] = hn::IfThenZeroElse(hn::Le(hn::Abs(c.v[r][n]), vanished), c.v[r][n]);
       }
       c.Store(x + i * kWidth);
     }
@@ -179,7 +180,7 @@ struct HeadChunk {
     const size_t end = RoundUp(i / kRows * kRows + kRows, kLanes);
     for (size_t j = 0; j < i; j += kLanes) {
       const Vec next = hn::Mul(factor, hn::Load(Tag(), d + j));
-      hn::Store(hn::IfThenElseZero(hn::Gt(next, vanished), next), Tag(), d + j);
+      hn::Store(hn::IfThenZeroElse(hn::Le(next, vanished), next), Tag(), d + j);
     }
     d[i] = 1;
     for (size_t j = 0; j < end; j += kLanes) {
