@@ -248,6 +248,50 @@ TEST_P(LinearTest, AdvancesEveryShape) {
   }
 }
 
+// Value heads in full groups and uneven remainders, and the largest dims: few tokens, a chunk and a bit.
+TEST_P(LinearTest, LargeAndUnevenShapes) {
+  for (LinearShape shape : {LinearShape{.heads = 5, .key_heads = 1, .d_k = 256, .d_v = 255},
+                            LinearShape{.heads = 14, .key_heads = 2, .d_k = 24, .d_v = 40},
+                            LinearShape{.heads = 1, .key_heads = 1, .d_k = 255, .d_v = 256}}) {
+    shape.order = order_;
+    SCOPED_TRACE(Describe(shape));
+    constexpr int64_t kInterior = 9, kTokens = 44;
+    const Tokens tokens = RandomTokens(random_, shape, kTokens, {});
+    const Tuple expected = CaptureByReference(shape, tokens, 0, kInterior);
+    Tuple tuple(shape);
+    runner_.Run(CaptureArgs{.shape = shape,
+                            .inputs = tokens.View(0, kInterior),
+                            .transition = tuple.transition.pointers(),
+                            .state = tuple.state.pointers()});
+    EXPECT_LE(TransitionError(tuple.transition, expected.transition), 1);
+    EXPECT_LE(RelativeError(tuple.state, expected.state), kTolerance);
+
+    const HeadMatrices initial = RandomState(random_, shape);
+    const TupleView interior = expected.view();
+    const SeamStep steps[] = {{.interior = &interior}, {.begin = kInterior, .end = kTokens}};
+    const int64_t token_floats = int64_t{shape.heads} * shape.d_v;
+    const auto advance = [&](Runner& runner, HeadMatrices& state) {
+      std::vector<float> out(kTokens * token_floats);
+      runner.Run(AdvanceSeamArgs{.shape = shape,
+                                 .steps = steps,
+                                 .inputs = tokens.View(),
+                                 .state = state.pointers(),
+                                 .out = out.data(),
+                                 .out_stride = token_floats});
+      return out;
+    };
+    HeadMatrices state = initial, expected_state = initial;
+    const std::vector<float> out = advance(runner_, state), expected_out = advance(reference_, expected_state);
+    EXPECT_LE(RelativeError(state, expected_state), kTolerance);
+    EXPECT_LE(RelativeError(out, expected_out), kTolerance);
+
+    HeadMatrices composed = initial, expected_composed = initial;
+    runner_.Run(ComposeArgs{.shape = shape, .interiors = {&interior, 1}, .state = composed.pointers()});
+    reference_.Run(ComposeArgs{.shape = shape, .interiors = {&interior, 1}, .state = expected_composed.pointers()});
+    EXPECT_LE(RelativeError(composed, expected_composed), kTolerance);
+  }
+}
+
 TEST_P(LinearTest, KeepsCheckpoints) {
   const LinearShape shape = RandomShape(random_, order_, 40);
   const Prompt prompt(random_, shape, 5, {Keys::kRandom, Decay::kSlow});
