@@ -1,9 +1,8 @@
 // Independent vectors, computed in fp64 by programs that share no code with this project: every back end reproduces
-// them. They are read from $ASHLAR_SHARED/vectors, else from ../shared/vectors beside the sources.
+// them. testdata/README.md says what they hold.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,15 +15,11 @@ namespace {
 
 using nlohmann::json;
 
-// Inputs are rounded to fp32 before they enter; the bounds are MATH's flat one, and a tenth of it for rotations.
+constexpr char kVectorsPath[] = ASHLAR_KERNELS_DIR "/testdata/vectors.json";
+
+// Inputs are rounded to fp32 before they enter. The bounds are those that back ends have against the reference.
 constexpr double kLinearTolerance = 1e-5;
 constexpr double kRotationTolerance = 1e-6;
-
-std::string VectorsPath() {
-  const char* shared = std::getenv("ASHLAR_SHARED");
-  return (shared != nullptr ? std::string(shared) : std::string(ASHLAR_SOURCE_DIR "/../shared")) +
-         "/vectors/vectors.json";
-}
 
 void AppendNumbers(const json& value, std::vector<double>& numbers) {
   if (value.is_number()) return numbers.push_back(value.get<double>());
@@ -64,8 +59,8 @@ double RelativeError(const std::vector<float>& actual, const std::vector<double>
 class Vectors : public testing::TestWithParam<const Kernels*> {
  protected:
   void SetUp() override {
-    std::ifstream file(VectorsPath());
-    if (!file) GTEST_SKIP() << "no independent vectors at " << VectorsPath() << "; set ASHLAR_SHARED";
+    std::ifstream file(kVectorsPath);
+    ASSERT_TRUE(file) << kVectorsPath;
     vectors_ = json::parse(file);
   }
 
