@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <random>
 #include <span>
@@ -17,7 +18,7 @@
 
 namespace ashlar::refengine {
 
-// ‖a − b‖ / ‖b‖.
+// ‖a − b‖ / ‖b‖; +∞ where that is no number, so that NaN exceeds every bound.
 template <typename A, typename B>
 double RelativeError(const A& a, const B& b) {
   double difference = 0, norm = 0;
@@ -26,7 +27,8 @@ double RelativeError(const A& a, const B& b) {
     difference += d * d;
     norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
   }
-  return std::sqrt(difference / norm);
+  const double error = std::sqrt(difference / norm);
+  return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
 }
 
 class EngineFixture : public testing::Test {
