@@ -102,7 +102,8 @@ int Main(int argc, char** argv) {
                   .prompt = MakePrompt(std::strtoull(argv[5], nullptr, 10), std::strtoull(argv[6], nullptr, 10),
                                        std::strtoull(argv[7], nullptr, 10)),
                   .lease = argc > 8 ? argv[8] : ""};
-  const ClientOptions daemon{.rpc_socket = argv[1], .session_socket = argv[2], .timeout = kPatience, .name = "helper"};
+  const ClientOptions daemon{
+      .rpc_socket = argv[1], .session_socket = argv[2], .timeout = kPatience, .name = "engine_process"};
   if (command.name == "connect") {
     Print(absl::StatusCodeToString(Client::Connect(daemon).status().code()));
     return 0;

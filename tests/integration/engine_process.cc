@@ -1,4 +1,4 @@
-#include "tests/integration/helper_engine.h"
+#include "tests/integration/engine_process.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace ashlar::integration {
 
-HelperEngine::HelperEngine(const ClientOptions& daemon, const std::vector<std::string>& arguments, uint32_t uid) {
+EngineProcess::EngineProcess(const ClientOptions& daemon, const std::vector<std::string>& arguments, uint32_t uid) {
   std::vector<std::string> all = {INTEGRATION_ENGINE, daemon.rpc_socket, daemon.session_socket, std::to_string(uid)};
   all.insert(all.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
@@ -32,12 +32,12 @@ HelperEngine::HelperEngine(const ClientOptions& daemon, const std::vector<std::s
   output_ = ends[0];
 }
 
-HelperEngine::~HelperEngine() {
+EngineProcess::~EngineProcess() {
   Kill();
   ::close(output_);
 }
 
-std::string HelperEngine::ReadLine() {
+std::string EngineProcess::ReadLine() {
   for (;;) {
     if (const size_t end = unread_.find('\n'); end != std::string::npos) {
       const std::string line = unread_.substr(0, end);
@@ -53,7 +53,7 @@ std::string HelperEngine::ReadLine() {
   }
 }
 
-void HelperEngine::Kill() {
+void EngineProcess::Kill() {
   if (pid_ <= 0) return;
   ::kill(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);

@@ -10,13 +10,13 @@
 
 namespace ashlar::integration {
 
-class HelperEngine {
+class EngineProcess {
  public:
   // Runs `integration_engine` with these arguments. uid 0: this user.
-  HelperEngine(const ClientOptions& daemon, const std::vector<std::string>& arguments, uint32_t uid = 0);
-  ~HelperEngine();  // kills it
-  HelperEngine(const HelperEngine&) = delete;
-  HelperEngine& operator=(const HelperEngine&) = delete;
+  EngineProcess(const ClientOptions& daemon, const std::vector<std::string>& arguments, uint32_t uid = 0);
+  ~EngineProcess();  // kills it
+  EngineProcess(const EngineProcess&) = delete;
+  EngineProcess& operator=(const EngineProcess&) = delete;
 
   // The next line that it prints; empty when none comes.
   std::string ReadLine();

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "tests/integration/daemon_process.h"
-#include "tests/integration/helper_engine.h"
+#include "tests/integration/engine_process.h"
 #include "tests/integration/test_engine.h"
 
 namespace ashlar::integration {
@@ -75,10 +75,10 @@ TEST(Fork, AChildIsRefusedAndItsParentGoesOn) {
 
 TEST(Fork, AChildDoesNotKeepADeadParentsSessionAlive) {
   DaemonProcess daemon;
-  HelperEngine engine(daemon.client_options(), {"fork", "1", "2", "50"});
+  EngineProcess engine(daemon.client_options(), {"fork", "1", "2", "50"});
   ASSERT_EQ(engine.ReadLine(), "forked");
   EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_sessions") == 1; }));
-  engine.Kill();  // its child lives on until this test lets go of the helper
+  engine.Kill();  // its child lives on until nobody reads its output any more
   EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_sessions") == 0; }));
 }
 

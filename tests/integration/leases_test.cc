@@ -8,7 +8,7 @@
 
 #include "absl/strings/escaping.h"
 #include "tests/integration/daemon_process.h"
-#include "tests/integration/helper_engine.h"
+#include "tests/integration/engine_process.h"
 #include "tests/integration/test_engine.h"
 
 namespace ashlar::integration {
@@ -33,12 +33,12 @@ TEST(Leases, PassBetweenProcessesOfATenant) {
   engine.PublishPrompt(prompt);
 
   std::optional<Match> match = engine.Lookup(prompt);
-  HelperEngine second(daemon.client_options(), Arguments("attach", absl::BytesToHexString(match->lease())));
+  EngineProcess second(daemon.client_options(), Arguments("attach", absl::BytesToHexString(match->lease())));
   EXPECT_EQ(second.ReadLine(), "ok none none none");
   match.reset();  // now the other process alone holds it
   EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_leases") == 1; }));
 
-  HelperEngine third(daemon.client_options(), Arguments("match"));
+  EngineProcess third(daemon.client_options(), Arguments("match"));
   const std::string line = third.ReadLine();
   ASSERT_THAT(line, testing::EndsWith(" none none none"));
   Match shared = engine.model().Attach(absl::HexStringToBytes(line.substr(0, 32)), kLengths);
@@ -139,9 +139,9 @@ TEST_F(FullCache, SaysWhenEverythingIsLeased) {
 TEST_F(FullCache, AKilledEngineFreesItsLeasesWithinTwoSeconds) {
   const std::vector<Tokens> prompt = MakePrompt(kSeed, 6, kRunTokens);
   engine_.PublishPrompt(prompt);
-  HelperEngine holder(daemon_.client_options(), {"match", std::to_string(kSeed), "6", std::to_string(kRunTokens)});
+  EngineProcess holder(daemon_.client_options(), {"match", std::to_string(kSeed), "6", std::to_string(kRunTokens)});
   ASSERT_THAT(holder.ReadLine(), testing::EndsWith(" none none none none none none"));
-  HelperEngine publisher(daemon_.client_options(), {"reserve", "99", "2", std::to_string(kRunTokens)});
+  EngineProcess publisher(daemon_.client_options(), {"reserve", "99", "2", std::to_string(kRunTokens)});
   ASSERT_EQ(publisher.ReadLine(), "reserved granted granted");
   std::vector<Match> mine;
   while (PublishAnother() == ReserveOutcome::kGranted) {

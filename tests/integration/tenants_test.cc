@@ -5,7 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "tests/integration/daemon_process.h"
-#include "tests/integration/helper_engine.h"
+#include "tests/integration/engine_process.h"
 #include "tests/integration/test_engine.h"
 
 namespace ashlar::integration {
@@ -30,7 +30,7 @@ class Tenants : public testing::Test {
   }
 
   std::string Other(const std::string& command, const std::string& lease = "", uint32_t uid = kOtherUser) {
-    HelperEngine other(daemon_->client_options(), {command, "6", "3", "60", lease}, uid);
+    EngineProcess other(daemon_->client_options(), {command, "6", "3", "60", lease}, uid);
     return other.ReadLine();
   }
 
