@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <tuple>
 
 #include "kernels/testing/backends.h"
@@ -45,9 +46,19 @@ std::string Describe(Character character) {
          std::to_string(static_cast<int>(character.decay));
 }
 
+double LargestNorm(const HeadMatrices& matrices) {
+  double largest = 0;
+  for (int32_t h = 0; h < matrices.heads(); ++h) {
+    const std::vector<float>& head = matrices[h];
+    largest = std::max(largest, std::sqrt(std::inner_product(head.begin(), head.end(), head.begin(), 0.0)));
+  }
+  return largest;
+}
+
 TEST_P(LinearTest, CapturesTuples) {
-  for (const LinearShape& shape : Shapes()) {
-    for (const Character character : kCharacters) {
+  for (const Character character : kCharacters) {
+    double largest_transition = 0;
+    for (const LinearShape& shape : Shapes()) {
       const int64_t count = random_.Integer(1, 150);
       SCOPED_TRACE(Describe(shape) + ", " + Describe(character) + ", tokens " + std::to_string(count));
       const Tokens tokens = RandomTokens(random_, shape, count, character);
@@ -63,6 +74,11 @@ TEST_P(LinearTest, CapturesTuples) {
       Tuple state_only(shape);
       runner_.Run(CaptureArgs{.shape = shape, .inputs = tokens.View(), .state = state_only.state.pointers()});
       EXPECT_LE(RelativeError(state_only.state, expected.state), kTolerance);
+      largest_transition = std::max(largest_transition, LargestNorm(expected.transition));
+    }
+    // Else the absolute floor of TransitionError would be all that transitions were held to.
+    if (character.decay == Decay::kSlow || character.decay == Decay::kNone) {
+      EXPECT_GE(largest_transition, 0.1) << Describe(character);
     }
   }
 }
