@@ -1,4 +1,4 @@
-// One chunk of tokens of a gdn head, in chunkwise form (MATH: HYPIC equation 2 over several tokens at once).
+// One chunk of tokens of a gdn head, in chunkwise form (HYPIC equation 2 over several tokens at once).
 // Included once for every target of Highway.
 //
 // With G the inclusive sum of g inside the chunk, D_ij = e^{G_i − G_j} for j ≤ i, and X any columns of [S | T]:

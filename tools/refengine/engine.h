@@ -1,5 +1,5 @@
 // Computes a sequence along a chain of computed runs and cached interiors: prefill, isolated prefill, seams and decode
-// are all one call (HYPIC §4.3; DESIGN §5, step 4).
+// are all one call (HYPIC §4.3).
 //
 //   full prefill      one run behind position 0
 //   isolated prefill  the same on a fresh sequence, with a capture of the interior

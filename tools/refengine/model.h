@@ -63,7 +63,7 @@ class Model {
   // How keys turn with their position.
   kernels::Rotation rotation() const;
 
-  // What an engine declares when it opens this model (DESIGN §4). Keys are stored zero-based.
+  // What an engine declares when it opens this model (docs/formats.md §1). Keys are stored zero-based.
   Identity identity() const;
   Layout layout(uint32_t head, uint32_t tail, uint32_t page_tokens) const;
 

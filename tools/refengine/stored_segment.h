@@ -60,7 +60,7 @@ class StoredSegment {
 };
 
 // Prefills `tokens` alone, from zero state and zero tail at position 0, on a fresh sequence of `pool`, and stores the
-// interior (MATH §3–4).
+// interior: neither neighbours nor positions enter into what is cached (HYPIC §4.2).
 absl::Status PrefillIsolated(Engine& engine, PagePool& pool, std::span<const int32_t> tokens,
                              const kernels::Kernels& kernels, kernels::Queue& queue, StoredSegment& segment);
 
