@@ -1,4 +1,5 @@
-// One Land call: its progress, its verdict, and the proof that it can write no more (DESIGN: the rule for late writes).
+// One Land call: its progress, its verdict, and the proof that it can write no more (docs/architecture.md: a landing in
+// doubt stays in doubt).
 #pragma once
 
 #include <cstdint>

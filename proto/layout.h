@@ -69,7 +69,7 @@ struct LinearLayer {
   StateOrderKind order = StateOrderKind::kKeyFirst;
   uint32_t conv_channels = 0;  // 0: no short convolution
   uint32_t conv_kernel = 0;    // its width; the cached tail holds conv_kernel − 1 tokens' inputs
-  Rope rope;                   // on keys inside the layer; only scalar transitions may have it (MATH: state RoPE)
+  Rope rope;                   // on keys inside the layer; scalar transitions only: R(p) commutes with no others
   bool operator==(const LinearLayer&) const = default;
 };
 
