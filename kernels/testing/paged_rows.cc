@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 namespace ashlar::kernels::testing {
 
@@ -36,7 +37,7 @@ StoredRows Units::View() const {
 
 Pages::Pages(Random& random, const RowsShape& rows, PageOrder order, int32_t page_tokens, int64_t first_position,
              bool misaligned)
-    : offset_(misaligned ? 1 : 0), page_tokens_(page_tokens) {
+    : page_tokens_(page_tokens) {
   const int64_t gap = order == PageOrder::kLoose ? random.Integer(1, 5) : 0;
   if (order == PageOrder::kHeadsFirst) {
     token_stride_ = rows.dim;
@@ -53,7 +54,10 @@ Pages::Pages(Random& random, const RowsShape& rows, PageOrder order, int32_t pag
   table_.assign(last_page + 2, INT32_MAX);
   // Twice as many pages as are needed, in random order.
   std::ranges::copy_n(random.Permutation(2 * pages).begin(), pages, table_.begin() + first_page);
-  values_.assign(offset_ + 2 * pages * page_stride_, kUntouched);
+  constexpr size_t kLine = 64 / sizeof(float);
+  values_.assign(kLine + 1 + 2 * pages * page_stride_, kUntouched);
+  const size_t past_line = reinterpret_cast<uintptr_t>(values_.data()) / sizeof(float) % kLine;
+  offset_ = static_cast<int64_t>((kLine - past_line) % kLine) + (misaligned ? 1 : 0);
 }
 
 PagedSlots Pages::ViewOf(std::vector<float>& values) const {

@@ -1,6 +1,7 @@
 // Random stored rows, page pools and rotations for the tests of Land, Gather and RotateKeys.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -43,7 +44,7 @@ class Units {
 // other pages of the sequence lead far outside of the pool: reading through them is a crash.
 class Pages {
  public:
-  // `misaligned`: rows start one float off any vector's alignment.
+  // Pages start at a cache line; `misaligned`: one float past it, off any vector's alignment.
   Pages(Random& random, const RowsShape& rows, PageOrder order, int32_t page_tokens, int64_t first_position,
         bool misaligned = false);
 
@@ -54,7 +55,7 @@ class Pages {
   // The same slots in another buffer of the same size.
   PagedSlots ViewOf(std::vector<float>& values) const;
   std::vector<float>& values() { return values_; }
-  void FillRandomly(Random& random) { values_ = random.Uniforms(values_.size(), -2, 2); }
+  void FillRandomly(Random& random) { std::ranges::copy(random.Uniforms(values_.size(), -2, 2), values_.begin()); }
 
  private:
   int64_t page_stride_, token_stride_, head_stride_, offset_;
