@@ -1,4 +1,4 @@
-// The linear layers' operations on the processor's vectors, fp32 (HYPIC equations 2–6, runs of tokens in chunkwise form).
+// The linear layers on vectors, fp32 (HYPIC equations 2–6, runs of tokens in chunkwise form).
 #pragma once
 
 #include "kernels/kernels.h"
