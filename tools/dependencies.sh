@@ -9,8 +9,8 @@ ASHLAR_PACKAGES=(
   libyaml-cpp-dev libspdlog-dev prometheus-cpp-dev nlohmann-json3-dev
   # kernels and the reference engine
   libhwy-dev libxxhash-dev libopenblas-dev
-  # tests and benchmarks
-  libgtest-dev libgmock-dev libbenchmark-dev
+  # tests
+  libgtest-dev libgmock-dev
 )
 
 ashlar_missing_packages() {
