@@ -1,6 +1,9 @@
 # The Debian 12 packages that building and testing take, and a function that installs those that are missing.
 # Sourced by tools/test and tools/demo: this list is the only one.
 
+# Compiled objects are kept in the checkout: nothing is left behind outside it.
+export CCACHE_DIR="${CCACHE_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/build/ccache}"
+
 ASHLAR_PACKAGES=(
   # build
   g++ cmake ninja-build ccache pkg-config python3

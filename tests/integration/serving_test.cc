@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 
 #include "kernels/host/thread_pool.h"
@@ -52,7 +53,9 @@ RagPrompt MakeTestPrompt(const std::vector<int32_t>& order) {
 struct ServingEngine {
   ServingEngine(const ClientOptions& options, const rag::Runtime& runtime) {
     const ModelConfig& config = runtime.model.config();
-    auto connected = Client::Connect(options);
+    ClientOptions patient = options;
+    patient.timeout = std::chrono::seconds(2);
+    auto connected = Client::Connect(patient);
     EXPECT_TRUE(connected.ok()) << connected.status();
     client = std::move(*connected);
     auto hosted = client->HostRegion(rag::RegionBytes(config, kPageTokens, kPages));
@@ -139,31 +142,50 @@ TEST_F(Serving, EnginesShareWhatOneOfThemPublished) {
 TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {
   ServingEngine engine(daemon_.client_options(), runtime());
   const RagPrompt prompt = MakeTestPrompt({1, 2, 3, 4, 5, 6});
-  engine.Serve(prompt);
-  const rag::Served cached = engine.Serve(prompt);
-  ASSERT_EQ(cached.misses, 0u);
-  engine.serving->last() = {};  // its pages are free again
   const std::vector<float> full = FullRecompute(prompt);
-  ASSERT_GT(rag::RelativeL2(cached.logits, full), 10 * kSame) << "the two answers must be told apart";
+  engine.Serve(prompt);
+  const std::vector<float> cached = engine.Serve(prompt).logits;
+  ASSERT_GT(rag::RelativeL2(cached, full), 10 * kSame) << "the two answers must be told apart";
 
-  const pid_t killer = KillWhenItLands(engine);
-  const rag::Served served = engine.Serve(prompt);
-  EXPECT_EQ(waitpid(killer, nullptr, 0), killer);
-  daemon_.Kill();
-  EXPECT_EQ(served.hits, 7u) << "the match came before the end";
-  EXPECT_EQ(served.computed_tokens, prompt.tokens.size());
-  EXPECT_LT(rag::RelativeL2(served.logits, full), kSame);
+  // The end may come when the landing is over; then the answer is the cached one, and it is tried again.
+  bool interrupted = false;
+  for (int attempt = 0; attempt < 10 && !interrupted; ++attempt) {
+    engine.Serve(prompt);
+    engine.serving->last() = {};  // its pages are free again
+    const pid_t killer = KillWhenItLands(engine);
+    const rag::Served served = engine.Serve(prompt);
+    EXPECT_EQ(waitpid(killer, nullptr, 0), killer);
+    daemon_.Kill();
+    EXPECT_EQ(served.hits, 7u) << "the match came before the end";
+    interrupted = served.computed_tokens == prompt.tokens.size();
+    EXPECT_LT(rag::RelativeL2(served.logits, interrupted ? full : cached), kSame);
 
-  const rag::Served alone = engine.Serve(prompt);  // nobody is there
-  EXPECT_EQ(alone.hits, 0u);
-  EXPECT_LT(rag::RelativeL2(alone.logits, full), kSame);
+    const rag::Served alone = engine.Serve(prompt);  // nobody is there
+    EXPECT_EQ(alone.hits, 0u);
+    EXPECT_LT(rag::RelativeL2(alone.logits, full), kSame);
 
-  daemon_.Start();
-  ASSERT_TRUE(Eventually([&] { return engine.client->connected(); }));
+    daemon_.Start();
+    ASSERT_TRUE(Eventually([&] { return engine.client->connected(); }));
+  }
+  EXPECT_TRUE(interrupted) << "every landing was over before the daemon was killed";
+
   engine.Serve(prompt);
   const rag::Served again = engine.Serve(prompt);
   EXPECT_EQ(again.misses, 0u);
-  EXPECT_LT(rag::RelativeL2(again.logits, cached.logits), kSame);
+  EXPECT_LT(rag::RelativeL2(again.logits, cached), kSame);
+}
+
+TEST_F(Serving, ADaemonThatStandsStillForAWhileCostsTimeOnly) {
+  ServingEngine engine(daemon_.client_options(), runtime());
+  const RagPrompt prompt = MakeTestPrompt({1, 2, 3});
+  const std::vector<float> full = FullRecompute(prompt);
+  engine.Serve(prompt);
+  daemon_.Freeze();
+  const rag::Served alone = engine.Serve(prompt);  // asks, waits for its deadline, and computes
+  EXPECT_EQ(alone.hits, 0u);
+  EXPECT_LT(rag::RelativeL2(alone.logits, full), kSame);
+  daemon_.Thaw();
+  ASSERT_TRUE(Eventually([&] { return engine.Serve(prompt).misses == 0; }));
 }
 
 }  // namespace

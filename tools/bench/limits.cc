@@ -17,8 +17,9 @@ double Seconds(const std::function<void()>& work) {
 }
 
 double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 MemcpyLimit::MemcpyLimit(size_t bytes) : bytes_(bytes) {

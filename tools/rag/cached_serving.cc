@@ -216,10 +216,10 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
     set.landed[wanted[i].segment] = verdict[i] == MissReason::kNone;
     landed &= verdict[i] == MissReason::kNone;
   }
-  if (landed || (!advanced.ok() && !absl::IsCancelled(advanced))) return advanced;
+  if (advanced.ok() ? landed : !absl::IsCancelled(advanced)) return advanced;
 
-  // Some of it did not land: this prefill starts again with those segments computed. Slots that may still be written
-  // into are not touched until they are quiet.
+  // Some of it did not land, or not in time: this prefill starts again with what is missing computed. Slots that may
+  // still be written into are not touched until they are quiet.
   if (landing.quiet()) {
     set.sequence->Rewind(0, refengine::RecurrentState(config));
   } else {

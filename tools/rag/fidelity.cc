@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace ashlar::rag {
 
@@ -16,7 +17,8 @@ double RelativeL2(std::span<const float> a, std::span<const float> b) {
     difference += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
     norm += double{b[i]} * b[i];
   }
-  return std::sqrt(difference / norm);
+  const double error = std::sqrt(difference / norm);
+  return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();  // what is not a number is not close
 }
 
 Layer0Fidelity::Layer0Fidelity(const Runtime& runtime, kernels::Workers& workers, int64_t longest_prompt)
@@ -58,8 +60,8 @@ double Layer0Fidelity::WorstHead(const std::vector<std::vector<float>>& states,
   return worst;
 }
 
-absl::StatusOr<Layer0Error> Layer0Fidelity::Measure(const RagPrompt& prompt, SetPrompt& set,
-                                                    refengine::PagePool& pool) {
+absl::StatusOr<std::optional<Layer0Error>> Layer0Fidelity::Measure(const RagPrompt& prompt, SetPrompt& set,
+                                                                   refengine::PagePool& pool) {
   // Interiors are cached steps with transitions; the same cuts are made in the whole prompt.
   std::vector<bool> wanted;
   std::vector<Step> whole;
@@ -70,7 +72,7 @@ absl::StatusOr<Layer0Error> Layer0Fidelity::Measure(const RagPrompt& prompt, Set
     position += count;
     wanted.push_back(!step.cached.empty() && step.cached[0].tuple.transition != nullptr);
   }
-  if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) return Layer0Error{};
+  if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) return std::nullopt;
 
   Sequence sequence(runtime_.model.config(), pool);
   const auto truth = States(sequence, whole, wanted);

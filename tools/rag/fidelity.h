@@ -1,6 +1,7 @@
 // How far a prompt that was set from segments is from one that was computed whole.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -10,7 +11,7 @@
 
 namespace ashlar::rag {
 
-// ‖a − b‖₂ / ‖b‖₂
+// ‖a − b‖₂ / ‖b‖₂; infinite where that is not a number.
 double RelativeL2(std::span<const float> a, std::span<const float> b);
 
 // Relative L2 error of the first linear layer's states against one pass over the whole prompt: the greatest over heads
@@ -26,7 +27,8 @@ class Layer0Fidelity {
 
   // `set` is a served prompt; it is advanced again from position 0, over the same landed keys. Prompts without a landed
   // interior have no error.
-  absl::StatusOr<Layer0Error> Measure(const RagPrompt& prompt, SetPrompt& set, refengine::PagePool& pool);
+  absl::StatusOr<std::optional<Layer0Error>> Measure(const RagPrompt& prompt, SetPrompt& set,
+                                                     refengine::PagePool& pool);
 
  private:
   // States of layer 0 behind every cached step of `chain` (or behind step `i` where wanted[i]).

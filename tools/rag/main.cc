@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kUsage =
     "usage: ashlar-demo [--docs DIR] [--quick] [--json FILE] [--sections N] [--sections-per-prompt N] [--requests N]\n"
     "                   [--threads N] [--seed N]\n"
-    "Answers questions about the documents in DIR (default /usr/share/common-licenses) four ways: full recompute, "
+    "Answers questions about the text files in DIR (default /usr/share/common-licenses) four ways: full recompute, "
     "prefix\n"
     "cache, naive addition, Ashlar. Prints what was saved and what it cost in fidelity.\n"
     "  --quick   a small corpus and a dozen requests: a few minutes on 2 cores\n";

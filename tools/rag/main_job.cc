@@ -156,11 +156,12 @@ absl::StatusOr<RequestResult> MainJob::Request(const RagPrompt& prompt, const st
   }
   result.hits = cached->hits;
   result.misses = cached->misses;
+  result.landed = static_cast<uint64_t>(std::ranges::count(ashlar.last().landed, true));
   result.computed_tokens = cached->computed_tokens;
   result.full_flops_ratio = full->flops / (full->ttft_ms * 1e-3) / fma_peak_;
   result.flop_floor_speedup = full->flops / cached->flops;
   logits_by_width_[kDefaultWidth].push_back(result.ways["ashlar"].logits_rel_l2);
-  const absl::StatusOr<Layer0Error> layer0 = layer0_->Measure(prompt, ashlar.last(), own_pages_->pool());
+  const absl::StatusOr<std::optional<Layer0Error>> layer0 = layer0_->Measure(prompt, ashlar.last(), own_pages_->pool());
   if (!layer0.ok()) return layer0.status();
   result.layer0 = *layer0;
   if (absl::Status status = OtherWidths(prompt, full->logits); !status.ok()) return status;

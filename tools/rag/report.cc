@@ -22,8 +22,9 @@ std::vector<double> Collect(const RunResult& run, bool all_hit_only, const Value
 
 double Median(std::vector<double> values) {
   if (values.empty()) return std::nan("");
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 double Mean(const std::vector<double>& values) {
@@ -32,14 +33,16 @@ double Mean(const std::vector<double>& values) {
   return values.empty() ? std::nan("") : sum / values.size();
 }
 
-double Max(const std::vector<double>& values) {
-  return values.empty() ? std::nan("") : *std::max_element(values.begin(), values.end());
-}
-
-Layer0Error WorstLayer0(const RunResult& run) {
-  return {.ashlar = Max(Collect(run, false, [](const RequestResult& r) { return r.layer0.ashlar; })),
-          .naive = Max(Collect(run, false, [](const RequestResult& r) { return r.layer0.naive; })),
-          .zero_transition = Max(Collect(run, false, [](const RequestResult& r) { return r.layer0.zero_transition; }))};
+std::optional<Layer0Error> WorstLayer0(const RunResult& run) {
+  std::optional<Layer0Error> worst;
+  for (const RequestResult& request : run.requests) {
+    if (!request.layer0) continue;
+    if (!worst) worst.emplace();
+    worst->ashlar = std::max(worst->ashlar, request.layer0->ashlar);
+    worst->naive = std::max(worst->naive, request.layer0->naive);
+    worst->zero_transition = std::max(worst->zero_transition, request.layer0->zero_transition);
+  }
+  return worst;
 }
 
 double Agreement(const RunResult& run, const char* way) {
@@ -48,8 +51,9 @@ double Agreement(const RunResult& run, const char* way) {
   }));
 }
 
-nlohmann::json ToJson(const Layer0Error& error) {
-  return {{"ashlar", error.ashlar}, {"naive", error.naive}, {"zero_transition", error.zero_transition}};
+nlohmann::json ToJson(const std::optional<Layer0Error>& error) {
+  if (!error) return nullptr;
+  return {{"ashlar", error->ashlar}, {"naive", error->naive}, {"zero_transition", error->zero_transition}};
 }
 
 nlohmann::json ToJson(const RequestResult& request) {
@@ -58,6 +62,7 @@ nlohmann::json ToJson(const RequestResult& request) {
                          {"segments", request.segments},
                          {"hits", request.hits},
                          {"misses", request.misses},
+                         {"landed", request.landed},
                          {"computed_tokens", request.computed_tokens},
                          {"full_flops_ratio", request.full_flops_ratio},
                          {"flop_floor_speedup", request.flop_floor_speedup},
@@ -84,14 +89,15 @@ void PrintRequest(size_t number, const RequestResult& r) {
               static_cast<unsigned long>(r.tokens), static_cast<unsigned long>(r.segments),
               static_cast<unsigned long>(r.hits), static_cast<unsigned long>(r.misses), ways.at("full").ttft_ms,
               ways.at("prefix").ttft_ms, ways.at("naive").ttft_ms, ways.at("ashlar").ttft_ms, r.speedup(),
-              ways.at("ashlar").logits_rel_l2, ways.at("naive").logits_rel_l2, r.layer0.ashlar,
+              ways.at("ashlar").logits_rel_l2, ways.at("naive").logits_rel_l2,
+              r.layer0 ? r.layer0->ashlar : std::nan(""),
               ways.at("ashlar").next_token == ways.at("full").next_token ? "yes" : "no");
   std::fflush(stdout);
 }
 
 void PrintSummary(const RunResult& run) {
   const size_t all_hit = Collect(run, true, [](const RequestResult&) { return 0.0; }).size();
-  const Layer0Error layer0 = WorstLayer0(run);
+  const Layer0Error layer0 = WorstLayer0(run).value_or(Layer0Error{std::nan(""), std::nan(""), std::nan("")});
   std::printf("\n%zu requests, %zu with every segment cached; %d threads, FMA peak %.0f GFLOP/s\n", run.requests.size(),
               all_hit, run.threads, run.fma_peak_gflops);
   std::printf("\n  time to first token, median of all-hit requests, ms:");

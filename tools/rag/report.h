@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,10 +26,11 @@ struct RequestResult {
   uint64_t hits = 0, misses = 0;
   uint64_t computed_tokens = 0;           // by Ashlar, fills not counted
   std::map<std::string, WayResult> ways;  // full, prefix, naive, ashlar
-  Layer0Error layer0;
-  double full_flops_ratio = 0;    // FLOP/s of full recompute over the machine's FMA peak
-  double flop_floor_speedup = 0;  // FLOPs of full recompute over those of seams and query
-  bool all_hit() const { return misses == 0; }
+  std::optional<Layer0Error> layer0;      // nothing where no interior was landed
+  double full_flops_ratio = 0;            // FLOP/s of full recompute over the machine's FMA peak
+  double flop_floor_speedup = 0;          // FLOPs of full recompute over those of seams and query
+  uint64_t landed = 0;                    // segments that were set from the cache in the end
+  bool all_hit() const { return misses == 0 && landed == segments; }
   double speedup() const { return ways.at("full").ttft_ms / ways.at("ashlar").ttft_ms; }
 };
 

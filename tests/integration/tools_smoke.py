@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
+
+usage: tools_smoke.py demo|land BINARY
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+
+def daemons():
+    """Process ids of running daemons."""
+    found = set()
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "comm").read_text().strip() == "ashlard":
+                found.add(process.name)
+        except OSError:
+            pass  # gone meanwhile
+    return found
+
+
+def run(binary, *arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        figures = os.path.join(folder, "figures.json")
+        home = os.path.join(folder, "home")
+        os.mkdir(home)
+        tool = subprocess.Popen([binary, *arguments, "--json", figures], env={**os.environ, "HOME": home})
+        assert tool.wait(timeout=600) == 0, f"exit code {tool.returncode}"
+        children = [pid for pid in daemons() if str(tool.pid) == parent(pid)]
+        assert not children, f"daemons left behind: {children}"
+        assert not os.listdir(home), f"files left behind: {os.listdir(home)}"
+        return json.loads(pathlib.Path(figures).read_text())
+
+
+def parent(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+    except OSError:
+        return ""
+
+
+def demo(binary):
+    figures = run(binary, "--sections", "6", "--sections-per-prompt", "3", "--requests", "3")
+    assert len(figures["requests"]) == 3
+    for request in figures["requests"]:
+        assert request["hits"] + request["misses"] == request["segments"] == 4
+        assert request["tokens"] > 1000
+        assert set(request["ttft_ms"]) == {"full", "prefix", "naive", "ashlar"}
+    summary = figures["summary"]
+    layer0 = summary["layer0_state_rel_l2"]
+    assert layer0["ashlar"] <= 1e-5 and layer0["naive"] >= 0.1 and layer0["zero_transition"] >= 1e-2, layer0
+    logits = summary["logits_rel_l2"]
+    assert set(logits["ashlar"]) == {"4", "8", "32"}
+    assert max(logits["ashlar"].values()) < logits["naive"], logits
+    assert set(summary["next_token_agreement"]) == {"prefix", "naive", "ashlar"}
+    for name in ("speedup_vs_full", "flop_floor_speedup", "full_flops_ratio"):
+        assert name in summary, name
+
+
+def land(binary):
+    cases = run(binary, "land", "--repetitions", "1")["cases"]
+    landings = [case for case in cases if case["op"] == "land"]
+    assert len(landings) == 1
+    for name in ("bytes", "gb_per_s", "limit_gb_per_s", "ratio"):
+        assert landings[0][name] > 0, name
+    assert all(case["map_us"] < 1000 for case in cases if case["op"] == "map_tuples")
+
+
+if __name__ == "__main__":
+    {"demo": demo, "land": land}[sys.argv[1]](sys.argv[2])
