@@ -90,8 +90,10 @@ struct Prompt {
   std::span<const uint64_t> segment_lengths;
 };
 
-// A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, valid as long as the
-// Match. transition is null for a checkpoint.
+// A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the
+// Match lives. What they point to is vouched for by the verdict of a landing: it checks the tuples' bytes, and from the
+// landing on the lease holds until it is released. A match that was never landed ends after the daemon's
+// leases.unused_seconds, and its memory may then be given to other objects. transition is null for a checkpoint.
 struct MappedTuple {
   kernels::TupleView view;
   const float* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels]

@@ -4,11 +4,10 @@
 
 #include "ashlar/v1/cache.pb.h"
 #include "client/process_bound.h"
+#include "proto/limits.h"
 
 namespace ashlar::internal {
 namespace {
-
-constexpr size_t kReleasesPerCall = 1024;
 
 uint64_t NextGeneration() {
   static std::atomic<uint64_t> generations = 0;
@@ -47,7 +46,7 @@ void Connection::End() {
 
 bool Connection::RunErrands(Deadline deadline) {
   while (!ended()) {
-    const std::vector<std::string> leases = leases_.TakeUnheld(kReleasesPerCall);
+    const std::vector<std::string> leases = leases_.TakeUnheld(limits::kMaxReleasesPerCall);
     if (leases.empty()) return true;
     v1::ReleaseRequest request;
     request.set_session(session());

@@ -43,6 +43,9 @@ absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Sessio
     landing.target.segments.push_back({segment.segment(), segment.first_position()});
   }
   landing.target.rows = landing.pages->rows();
+  if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
+    return Bad("page_table: more than ", limits::kMaxPromptTokens);
+  }
   landing.target.page_table.assign(request.page_table().begin(), request.page_table().end());
   landing.target.keep = landing.pages;
   return landing;

@@ -89,6 +89,9 @@ void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::Attac
 void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*, Done done) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
+  if (static_cast<uint64_t>(request.leases_size()) > limits::kMaxReleasesPerCall) {
+    return done(Bad("leases: more than ", limits::kMaxReleasesPerCall));
+  }
   std::vector<storage::LeaseId> leases;
   for (int i = 0; i < request.leases_size(); ++i) {
     const auto lease = ReadLease(absl::StrCat("leases[", i, "]"), request.leases(i));

@@ -70,6 +70,9 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
     }
   }
   sources.pages = session.FindPages(object.pages_id());
+  if (static_cast<uint64_t>(object.page_table_size()) > limits::kMaxPromptTokens) {
+    return Bad(field, ".page_table: more than ", limits::kMaxPromptTokens);
+  }
   sources.page_table.assign(object.page_table().begin(), object.page_table().end());
   sources.first_position = object.first_position();
   return sources;
@@ -196,6 +199,9 @@ void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply*
 void EngineService::Abandon(const v1::AbandonRequest& request, v1::AbandonReply*, Done done) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
+  if (static_cast<uint64_t>(request.reservations_size()) > limits::kMaxObjectsPerCall) {
+    return done(Bad("reservations: more than ", limits::kMaxObjectsPerCall));
+  }
   std::vector<storage::ReservationId> reservations(request.reservations().begin(), request.reservations().end());
   OnLoop(*session, Room::kRelease, done, [this, session = *session, reservations = std::move(reservations), done] {
     for (const storage::ReservationId reservation : reservations) cache_.Abandon(session->about().id, reservation);

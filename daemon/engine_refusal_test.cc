@@ -269,12 +269,27 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
           {"objects[0].parts[0].form", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(258); }},
           {"objects[0].parts[3]: the same part",
            [](P& r) { *r.mutable_objects(0)->add_parts() = r.objects(0).parts(0); }},
+          {"objects[0].page_table: more than",
+           [](P& r) { r.mutable_objects(0)->mutable_page_table()->Resize(limits::kMaxPromptTokens + 1, 0); }},
           {"deadline_ns", [](P& r) { r.set_deadline_ns(-1); }},
           {"objects: more than",
            [](P& r) {
              for (uint64_t i = 0; i < limits::kMaxObjectsPerCall; ++i) *r.add_objects() = r.objects(0);
            }},
       });
+
+  auto abandon = engine_.Make<v1::AbandonRequest>();
+  abandon.mutable_reservations()->Resize(limits::kMaxObjectsPerCall, 0);  // unknown ones are ignored
+  ExpectRefusals<v1::AbandonRequest, v1::AbandonReply>(
+      engine_, abandon, absl::StatusCode::kInvalidArgument,
+      {{"reservations: more than", [&](v1::AbandonRequest& r) { r.add_reservations(reserved.reservation()); }}});
+  auto release = engine_.Make<v1::ReleaseRequest>();
+  release.add_leases(std::string(16, 'x'));
+  ExpectRefusals<v1::ReleaseRequest, v1::ReleaseReply>(engine_, release, absl::StatusCode::kInvalidArgument,
+                                                       {{"leases: more than", [](v1::ReleaseRequest& r) {
+                                                           for (uint64_t i = 0; i < limits::kMaxReleasesPerCall; ++i)
+                                                             *r.add_leases() = r.leases(0);
+                                                         }}});
   // None of that used the reservation up.
   EXPECT_EQ(engine_.Publish(publish.objects(0)), PublishOutcome::kPublished);
 }

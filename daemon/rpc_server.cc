@@ -19,6 +19,8 @@ namespace ashlar::daemon {
 namespace {
 
 // Calls of one connection that are answered at the same time; more wait in its client's gRPC.
+// For messages under way, of all connections together: what is larger than this waits in the sockets.
+constexpr size_t kMemoryForCalls = size_t{1} << 30;
 constexpr int kMaxConcurrentCalls = 1024;
 // For last answers to leave. A connection that nobody uses, and whose client therefore does not read, cannot be waited
 // for.
@@ -251,6 +253,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& p
   builder.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxMessageBytes));
   builder.SetMaxSendMessageSize(static_cast<int>(limits::kMaxMessageBytes));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentCalls);
+  builder.SetResourceQuota(grpc::ResourceQuota("rpc").Resize(kMemoryForCalls));
   builder.RegisterService(&impl->service);
   {
     SocketUmask umask;

@@ -157,9 +157,12 @@ absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& m
     Sequence scratch(runtime_.model.config(), pool_);
     if (absl::Status status = Prefill(runs[i].kind, runs[i].tokens, scratch); !status.ok()) {
       for (; i < reservations.size(); ++i) model_.Abandon(reservations[i]);
-      return status;
+      if (!absl::IsResourceExhausted(status)) return status;
+      break;  // no pages to fill with: what is missed is computed in its place
     }
-    published |= model_.Publish(reservations[i], Staged(runs[i].kind, scratch)) == PublishOutcome::kPublished;
+    const PublishOutcome outcome = model_.Publish(reservations[i], Staged(runs[i].kind, scratch));
+    published |= outcome == PublishOutcome::kPublished;
+    if (outcome == PublishOutcome::kBusy) model_.Abandon(reservations[i]);  // a busy daemon keeps it for us
   }
   return published;
 }
