@@ -21,17 +21,24 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions
   absl::StatusOr<std::unique_ptr<SessionChannel>> channel =
       SessionChannel::Open(options.session_socket, options.name, deadline);
   if (!channel.ok()) return channel.status();
-  absl::StatusOr<std::unique_ptr<Rpc>> rpc = Rpc::Open(options.rpc_socket, (*channel)->daemon().pid(), deadline);
+  absl::StatusOr<std::unique_ptr<Rpc>> rpc = Rpc::Open(options.rpc_socket, (*channel)->daemon().pid(), wake, deadline);
   if (!rpc.ok()) return rpc.status();
-  return MakeProcessBound<Connection>(*std::move(channel), *std::move(rpc), std::move(wake));
+  return MakeProcessBound<Connection>(options.rpc_socket, *std::move(channel), *std::move(rpc), std::move(wake));
 }
 
-Connection::Connection(std::unique_ptr<SessionChannel> channel, std::unique_ptr<Rpc> rpc, std::function<void()> wake)
+Connection::Connection(std::string rpc_socket, std::unique_ptr<SessionChannel> channel, std::unique_ptr<Rpc> rpc,
+                       std::function<void()> wake)
     : generation_(NextGeneration()),
+      rpc_socket_(std::move(rpc_socket)),
       channel_(std::move(channel)),
       rpc_(std::move(rpc)),
       arenas_(*channel_),
       leases_(std::move(wake)) {}
+
+absl::StatusOr<std::unique_ptr<Rpc>> Connection::DialAgain(Deadline deadline) const {
+  return Rpc::Open(
+      rpc_socket_, daemon().pid(), [] {}, deadline);
+}
 
 bool Connection::EnterLanding() {
   if (++landings_under_way_ <= kMaxLandings) return true;

@@ -23,7 +23,7 @@ class Connection {
  public:
   static constexpr int kMaxLandings = 256;
 
-  // `wake` is called whenever RunErrands has something to do.
+  // `wake` is called whenever RunErrands has something to do, and when calls do not reach the daemon any more.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options, std::function<void()> wake,
                                                           Deadline deadline);
 
@@ -47,15 +47,20 @@ class Connection {
   // learn that their slots are quiet.
   void End();
 
+  // Another way for calls of the same session, should the first be broken.
+  absl::StatusOr<std::unique_ptr<Rpc>> DialAgain(Deadline deadline) const;
+
   // Releases leases that nobody holds any more. False: some remain, try again later.
   bool RunErrands(Deadline deadline);
 
  private:
   template <typename T, typename... Args>
   friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
-  Connection(std::unique_ptr<SessionChannel> channel, std::unique_ptr<Rpc> rpc, std::function<void()> wake);
+  Connection(std::string rpc_socket, std::unique_ptr<SessionChannel> channel, std::unique_ptr<Rpc> rpc,
+             std::function<void()> wake);
 
   const uint64_t generation_;
+  const std::string rpc_socket_;
   const std::unique_ptr<SessionChannel> channel_;
   const std::unique_ptr<Rpc> rpc_;
   ArenaMap arenas_;

@@ -141,7 +141,7 @@ void Keeper::Serve(const std::shared_ptr<Connection>& connection) {
   const int ready = ::poll(watched, std::size(watched), done ? -1 : static_cast<int>(kErrandPause.count()));
   if (ready <= 0) return;
   if (watched[0].revents != 0) bell_->Silence();
-  if (watched[1].revents == 0 && watched[2].revents == 0) return;
+  if (watched[1].revents == 0 && watched[2].revents == 0 && !connection->rpc().lost()) return;
   connection->End();
   std::lock_guard lock(mutex_);
   if (connection_ == connection) connection_ = nullptr;

@@ -40,12 +40,12 @@ struct LandCall::Impl {
   void AskQuiet();
 
   const std::shared_ptr<Connection> connection;
-  const std::unique_ptr<v1::Cache::Stub> stub;
   const uint64_t landing = connection->NextLanding();
   grpc::CompletionQueue queue;
 
   std::mutex mutex;  // guards all that follows
   std::condition_variable changed;
+  std::unique_ptr<v1::Cache::Stub> stub;
   bool taking = false;  // a thread waits on the queue, the others for `changed`
   uint32_t layers_done = 0;
   std::optional<std::vector<uint32_t>> verdict;
@@ -208,8 +208,13 @@ bool LandCall::WaitQuiet(Deadline deadline) {
     if (call.quiet || Passed(deadline)) return call.quiet;
     lock.unlock();
     call.connection->daemon().WaitDead(std::min(deadline, After(kAskAgain)));
+    // It may be only the connection that is broken.
+    const absl::StatusOr<std::unique_ptr<Rpc>> dialed =
+        call.connection->DialAgain(std::min(deadline, After(kAskAgain)));
     lock.lock();
-    if (call.doubt == Impl::Doubt::kUnanswered) call.AskQuiet();
+    if (call.doubt != Impl::Doubt::kUnanswered) continue;
+    if (dialed.ok()) call.stub = v1::Cache::NewStub((*dialed)->channel());
+    call.AskQuiet();
   }
 }
 

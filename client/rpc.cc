@@ -5,6 +5,7 @@
 #include <grpcpp/support/channel_arguments.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <unordered_set>
@@ -43,8 +44,8 @@ struct Rpc::Impl {
                                                                 deadline - std::chrono::steady_clock::now()));
     if (absl::Status status = Enter(context); !status.ok()) return status;
     const grpc::Status status = ((*stub).*method)(&context, request, &reply);
-    std::lock_guard lock(mutex);
-    calls.erase(&context);
+    Leave(context);
+    if (status.error_code() == grpc::StatusCode::UNAVAILABLE && !lost.exchange(true)) on_lost();
     return ToStatus(status);
   }
 
@@ -56,6 +57,13 @@ struct Rpc::Impl {
     return absl::OkStatus();
   }
 
+  void Leave(grpc::ClientContext& context) {
+    std::lock_guard lock(mutex);
+    calls.erase(&context);
+  }
+
+  std::function<void()> on_lost;
+  std::atomic<bool> lost = false;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Cache::Stub> stub;
 
@@ -67,13 +75,15 @@ struct Rpc::Impl {
 Rpc::Rpc(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Rpc::~Rpc() = default;
 
-absl::StatusOr<std::unique_ptr<Rpc>> Rpc::Open(const std::string& socket, pid_t daemon, Deadline deadline) {
+absl::StatusOr<std::unique_ptr<Rpc>> Rpc::Open(const std::string& socket, pid_t daemon, std::function<void()> on_lost,
+                                               Deadline deadline) {
   absl::StatusOr<Descriptor> connected = ConnectUnix(socket, SOCK_STREAM, deadline);
   if (!connected.ok()) return connected.status();
   if (PeerProcess::Of(connected->get()).pid() != daemon) {
     return absl::UnavailableError("the daemon was restarted while this client connected");
   }
   auto impl = std::make_unique<Impl>();
+  impl->on_lost = std::move(on_lost);
   impl->channel = grpc::CreateCustomInsecureChannelFromFd("localhost", connected->release(), Arguments());
   impl->stub = v1::Cache::NewStub(impl->channel);
   return std::unique_ptr<Rpc>(new Rpc(std::move(impl)));
@@ -109,6 +119,10 @@ void Rpc::Shutdown() {
   std::lock_guard lock(impl_->mutex);
   impl_->shut_down = true;
   for (grpc::ClientContext* call : impl_->calls) call->TryCancel();
+}
+
+bool Rpc::lost() const {
+  return impl_->lost;
 }
 
 const std::shared_ptr<grpc::Channel>& Rpc::channel() const {

@@ -1,10 +1,15 @@
 // The daemon's death, at rest and in the middle of a landing; the rule for late writes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
+#include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "tests/integration/daemon_process.h"
@@ -23,6 +28,19 @@ constexpr milliseconds kWatch{300};  // how long slots are watched for late writ
 
 bool AllLanded(const std::vector<MissReason>& reasons) {
   return std::all_of(reasons.begin(), reasons.end(), [](MissReason reason) { return reason == MissReason::kNone; });
+}
+
+// Shuts every connection of this process to that Unix socket.
+void BreakConnections(const std::string& path) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    struct sockaddr_un peer {};
+    socklen_t size = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<struct sockaddr*>(&peer), &size) == 0 && peer.sun_family == AF_UNIX &&
+        path == peer.sun_path) {
+      ::shutdown(fd, SHUT_RDWR);
+    }
+  }
 }
 
 // 32 MB of keys and values in many layers: long enough to be caught half-way.
@@ -151,6 +169,24 @@ TEST_F(Death, ADroppedLandingLeavesItsSlotsQuiet) {
   ExpectNoLateWrite();
 }
 
+// Only the connection breaks, and the daemon goes on writing: its word is still needed.
+TEST_F(Death, OfTheConnectionAloneIsSurvived) {
+  const Match match = engine_->Lookup(prompt_);
+  std::vector<MissReason> reasons;
+  std::optional<Landing> landing = LandInterrupted(
+      match, [&](Landing& l) { return FreezeAndGiveUp(l); }, reasons);
+  ASSERT_TRUE(landing.has_value());
+  BreakConnections(daemon_.client_options().rpc_socket);
+  EXPECT_FALSE(landing->WaitQuiet(kImpatience));
+  daemon_.Thaw();
+  ASSERT_TRUE(landing->WaitQuiet(kPatience));
+  ExpectNoLateWrite();
+
+  BreakConnections(daemon_.client_options().rpc_socket);
+  EXPECT_TRUE(Eventually([&] { return engine_->Lookup(prompt_).segments()[1].hit(); }));
+  EXPECT_THAT(engine_->Land(engine_->Lookup(prompt_), prompt_).Wait(kPatience), Each(MissReason::kNone));
+}
+
 TEST_F(Death, ObjectsMayGoInAnyOrder) {
   std::optional<Match> match = engine_->Lookup(prompt_);
   std::optional<Landing> landing = engine_->Land(*match, prompt_);
@@ -193,6 +229,27 @@ TEST_F(Death, ReservationsDoNotOutliveTheDaemon) {
   ASSERT_TRUE(fresh.granted());
   EXPECT_EQ(engine_->model().Publish(old, engine_->Compute(ObjectKind::kSegment, other)),
             PublishOutcome::kUnknownReservation);
+}
+
+// Landings are bounded: one too many is a miss at once, even when the daemon does not answer.
+TEST(Land, OneTooManyIsBusy) {
+  DaemonProcess daemon;
+  TestEngine engine(daemon.client_options());
+  const std::vector<Tokens> prompt = MakePrompt(1, 2, 30);
+  engine.PublishPrompt(prompt);
+  const Match match = engine.Lookup(prompt);
+  daemon.Freeze();
+  std::vector<Landing> landings;
+  std::vector<MissReason> reasons;
+  while (reasons.empty() && landings.size() < 10'000) {
+    landings.push_back(engine.Land(match, prompt));
+    if (landings.back().quiet()) reasons = landings.back().Wait(kImpatience);  // it never reached the daemon
+  }
+  EXPECT_THAT(reasons, Each(MissReason::kBusy));
+  EXPECT_GT(landings.size(), 100u);
+  daemon.Thaw();
+  landings.clear();
+  EXPECT_THAT(engine.Land(match, prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
 // A publish that the client gave up must not become an object of torn bytes.
