@@ -247,9 +247,12 @@ TEST(Land, OneTooManyIsBusy) {
   }
   EXPECT_THAT(reasons, Each(MissReason::kBusy));
   EXPECT_GT(landings.size(), 100u);
-  daemon.Thaw();
+  daemon.Kill();  // thawed, it would land all of them into the same slots
   landings.clear();
-  EXPECT_THAT(engine.Land(match, prompt).Wait(kPatience), Each(MissReason::kNone));
+  daemon.Start();
+  ASSERT_TRUE(Eventually([&] { return engine.client().connected(); }));
+  engine.PublishPrompt(prompt);
+  EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
 // A publish that the client gave up must not become an object of torn bytes.
