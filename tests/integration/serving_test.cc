@@ -21,7 +21,7 @@ using rag::RagPrompt;
 using refengine::ModelConfig;
 
 constexpr int32_t kPageTokens = 16;
-constexpr int32_t kPages = 192;
+constexpr int32_t kPages = 320;  // two prompts: one may be in quarantine while the other is served
 constexpr refengine::SeamWidths kSeams{8, 8};
 constexpr double kSame = 1e-4;  // two ways of computing the same thing in fp32
 constexpr float kPoison = -12345.0f;
