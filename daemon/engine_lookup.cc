@@ -55,6 +55,11 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
   if (static_cast<uint64_t>(request.prompts_size()) > limits::kMaxPromptsPerCall) {
     return done(Bad("prompts: more than ", limits::kMaxPromptsPerCall));
   }
+  uint64_t lookups = 0;
+  for (const v1::Prompt& prompt : request.prompts()) lookups += prompt.segment_lengths_size();
+  if (lookups > limits::kMaxLookupsPerMatch) {
+    return done(Bad("prompts: more than ", limits::kMaxLookupsPerMatch, " segments together"));
+  }
   auto prompts = std::make_shared<std::vector<std::vector<storage::Query>>>();
   for (int i = 0; i < request.prompts_size(); ++i) {
     auto queries = ReadPrompt(absl::StrCat("prompts[", i, "]"), request.prompts(i), *model);

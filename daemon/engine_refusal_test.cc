@@ -208,6 +208,18 @@ TEST_F(EngineRefusalTest, MalformedDeclarePagesIsRefusedByName) {
       });
 }
 
+TEST_F(EngineRefusalTest, ACallMayHaveAsManySegmentsAsTheLimitSays) {
+  auto match = engine_.Make<v1::MatchRequest>();
+  match.set_model(engine_.model());
+  for (uint64_t i = 0; i < limits::kMaxLookupsPerMatch; i += limits::kMaxSegments) {
+    match.add_prompts()->set_tokens(PackTokens(Ascending(limits::kMaxSegments, 0)));
+    match.mutable_prompts()->rbegin()->mutable_segment_lengths()->Resize(limits::kMaxSegments, 1);
+  }
+  v1::MatchReply reply;
+  EXPECT_TRUE(engine_.Call(match, &reply).ok());
+  EXPECT_EQ(reply.prompts_size(), match.prompts_size());
+}
+
 TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
   auto match = engine_.Make<v1::MatchRequest>();
   match.set_model(engine_.model());
@@ -232,6 +244,12 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
           {"prompts: more than",
            [](M& r) {
              for (uint64_t i = 0; i < limits::kMaxPromptsPerCall; ++i) r.add_prompts();
+           }},
+          {"prompts: more than 65536 segments together",
+           [](M& r) {
+             for (uint64_t i = 0; i < limits::kMaxLookupsPerMatch; i += limits::kMaxSegments) {
+               r.add_prompts()->mutable_segment_lengths()->Resize(limits::kMaxSegments, 1);
+             }
            }},
       });
 
