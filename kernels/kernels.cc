@@ -14,7 +14,20 @@ void Check(bool holds, const char* operation, const char* field) {
   std::abort();
 }
 
+void CheckRotation(const Rotation& rotation, int32_t dim, const char* operation) {
+  if (rotation.style == RopeStyle::kNone) return;
+  Check(rotation.rotary_dim > 0 && rotation.rotary_dim % 2 == 0 && rotation.rotary_dim <= std::min(dim, kMaxRotaryDim),
+        operation, "rotation.rotary_dim must be even, at most dim and at most kMaxRotaryDim");
+  Check(rotation.frequencies != nullptr, operation, "rotation.frequencies is null");
+}
+
+bool NeedsTable(Family family) {
+  return family == Family::kRetnet || family == Family::kLightning || family == Family::kMamba2 ||
+         family == Family::kMamba1;
+}
+
 void CheckShape(const LinearShape& shape, const char* operation) {
+  Check(shape.family >= Family::kRetnet && shape.family <= Family::kKda, operation, "shape.family is unknown");
   Check(shape.heads > 0, operation, "shape.heads must be positive");
   Check(shape.key_heads > 0 && shape.heads % shape.key_heads == 0, operation,
         "shape.key_heads must divide shape.heads");
@@ -22,26 +35,62 @@ void CheckShape(const LinearShape& shape, const char* operation) {
   Check(shape.d_v > 0 && shape.d_v <= kMaxHeadDim, operation, "shape.d_v must lie in 1 … kMaxHeadDim");
   Check(shape.order == StateOrder::kKeyFirst || shape.order == StateOrder::kValueFirst, operation,
         "shape.order is unknown");
+  Check((shape.decay_table != nullptr) == NeedsTable(shape.family), operation,
+        "shape.decay_table: needed for retnet, lightning, mamba2 and mamba1 alone");
+  CheckRotation(shape.rotation, shape.d_k, operation);
+  Check(shape.rotation.style == RopeStyle::kNone || NaturalForm(shape.family) == TransitionForm::kScalar, operation,
+        "shape.rotation: only scalar transitions commute with a turn");
 }
 
-void CheckInteriors(std::span<const TupleView> interiors, const char* operation) {
+bool IsStateType(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+// Forms that composition understands in a layer of this family: mixing in a decay of another shape would be an error
+// of whoever described the tuple.
+bool FormFits(Family family, TransitionForm form) {
+  if (form == TransitionForm::kZero || form == NaturalForm(family)) return true;
+  return NaturalForm(family) == TransitionForm::kDense && form == TransitionForm::kLowRank;
+}
+
+void CheckInteriors(const LinearShape& shape, std::span<const TupleView> interiors, const char* operation) {
   for (const TupleView& interior : interiors) {
-    Check(interior.transition != nullptr && interior.state != nullptr, operation,
-          "interiors: a tuple without pointers");
+    Check(interior.heads != nullptr, operation, "interiors: a tuple without heads");
+    Check(IsStateType(interior.transition_dtype) && IsStateType(interior.state_dtype), operation,
+          "interiors: dtypes must be fp32, fp16 or bf16");
+    for (int32_t h = 0; h < shape.heads; ++h) {
+      const HeadTuple& head = interior.heads[h];
+      Check(FormFits(shape.family, head.form), operation, "interiors: a form that the family does not have");
+      Check(head.state != nullptr && (head.transition != nullptr || head.form == TransitionForm::kZero), operation,
+            "interiors: a tuple without pointers");
+      Check(head.form != TransitionForm::kLowRank || (head.rank > 0 && head.rank <= shape.d_k), operation,
+            "interiors: rank must lie in 1 … d_k");
+    }
   }
 }
 
-void CheckInputs(const TokenInputs& inputs, const char* operation) {
-  Check(inputs.tokens >= 0, operation, "inputs.tokens is negative");
-  const bool all = inputs.k != nullptr && inputs.v != nullptr && inputs.g != nullptr && inputs.beta != nullptr;
-  Check(inputs.tokens == 0 || all, operation, "inputs: k, v, g and beta are needed");
+void CheckState(const StateView& state, const char* operation) {
+  Check(state.heads != nullptr, operation, "state is null");
+  Check(IsStateType(state.dtype), operation, "state.dtype must be fp32, fp16 or bf16");
+  Check((state.exponents != nullptr) == (state.dtype == DType::kF16), operation,
+        "state.exponents: needed for fp16 alone");
 }
 
-void CheckRotation(const Rotation& rotation, int32_t dim, const char* operation) {
-  if (rotation.style == RopeStyle::kNone) return;
-  Check(rotation.rotary_dim > 0 && rotation.rotary_dim % 2 == 0 && rotation.rotary_dim <= std::min(dim, kMaxRotaryDim),
-        operation, "rotation.rotary_dim must be even, at most dim and at most kMaxRotaryDim");
-  Check(rotation.frequencies != nullptr, operation, "rotation.frequencies is null");
+void CheckTarget(const TupleTarget& tuple, const char* operation) {
+  Check(tuple.state != nullptr, operation, "tuple.state is null");
+  Check(IsStateType(tuple.transition_dtype) && IsStateType(tuple.state_dtype), operation,
+        "tuple: dtypes must be fp32, fp16 or bf16");
+  Check((tuple.state_exponents != nullptr) == (tuple.state_dtype == DType::kF16), operation,
+        "tuple.state_exponents: needed for fp16 alone");
+}
+
+void CheckInputs(const LinearShape& shape, const TokenInputs& inputs, const char* operation) {
+  Check(inputs.tokens >= 0, operation, "inputs.tokens is negative");
+  if (inputs.tokens == 0) return;
+  Check(inputs.k != nullptr && inputs.v != nullptr, operation, "inputs: k and v are needed");
+  Check((inputs.g != nullptr) == (GateWidth(shape) > 0), operation, "inputs.g: needed for gla, gdn and kda alone");
+  Check((inputs.beta != nullptr) == (BetaWidth(shape) > 0), operation,
+        "inputs.beta: needed for mamba2, mamba1, deltanet, gdn and kda alone");
 }
 
 void CheckSlots(const PagedSlots& slots, const char* operation) {
@@ -57,37 +106,49 @@ void CheckRows(const void* units, int32_t unit_tokens, int64_t tokens, int32_t h
 
 }  // namespace
 
+int32_t GateWidth(const LinearShape& shape) {
+  if (shape.family == Family::kGdn) return 1;
+  return shape.family == Family::kGla || shape.family == Family::kKda ? shape.d_k : 0;
+}
+
+int32_t BetaWidth(const LinearShape& shape) {
+  if (shape.family == Family::kMamba1) return shape.d_v;
+  return shape.family == Family::kMamba2 || Erases(shape.family) ? 1 : 0;
+}
+
 Event Kernels::Compose(const ComposeArgs& args, Queue& queue) const {
   CheckShape(args.shape, "Compose");
-  CheckInteriors(args.interiors, "Compose");
-  Check(args.state != nullptr, "Compose", "state is null");
+  CheckInteriors(args.shape, args.interiors, "Compose");
+  CheckState(args.state, "Compose");
   return DoCompose(args, queue);
 }
 
 Event Kernels::ComposeTransitions(const ComposeTransitionsArgs& args, Queue& queue) const {
   CheckShape(args.shape, "ComposeTransitions");
-  CheckInteriors(args.interiors, "ComposeTransitions");
-  Check(args.transition != nullptr && args.state != nullptr, "ComposeTransitions", "transition and state are needed");
+  CheckInteriors(args.shape, args.interiors, "ComposeTransitions");
+  CheckTarget(args.tuple, "ComposeTransitions");
+  Check(args.tuple.transition != nullptr, "ComposeTransitions", "tuple.transition is null");
   return DoComposeTransitions(args, queue);
 }
 
 Event Kernels::Capture(const CaptureArgs& args, Queue& queue) const {
   CheckShape(args.shape, "Capture");
-  CheckInputs(args.inputs, "Capture");
-  Check(args.state != nullptr, "Capture", "state is null");
+  CheckInputs(args.shape, args.inputs, "Capture");
+  CheckTarget(args.tuple, "Capture");
   return DoCapture(args, queue);
 }
 
 Event Kernels::AdvanceSeam(const AdvanceSeamArgs& args, Queue& queue) const {
   CheckShape(args.shape, "AdvanceSeam");
-  CheckInputs(args.inputs, "AdvanceSeam");
-  Check(args.state != nullptr, "AdvanceSeam", "state is null");
+  CheckInputs(args.shape, args.inputs, "AdvanceSeam");
+  CheckState(args.state, "AdvanceSeam");
   Check(args.out == nullptr || args.inputs.tokens == 0 || args.inputs.q != nullptr, "AdvanceSeam",
         "inputs.q is needed for outputs");
   int64_t last = 0;
   for (const SeamStep& step : args.steps) {
+    if (step.checkpoint != nullptr) CheckState(*step.checkpoint, "AdvanceSeam");
     if (step.interior != nullptr) {
-      CheckInteriors({step.interior, 1}, "AdvanceSeam");
+      CheckInteriors(args.shape, {step.interior, 1}, "AdvanceSeam");
       continue;
     }
     Check(step.begin >= last && step.end >= step.begin && step.end <= args.inputs.tokens, "AdvanceSeam",

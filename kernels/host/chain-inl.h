@@ -125,7 +125,7 @@ class Strand {
       } else {
         Advance(step.begin, step.end);
       }
-      if (step.checkpoint != nullptr) Store(step.checkpoint, nullptr);
+      if (step.checkpoint != nullptr) Store(step.checkpoint->heads, nullptr);
     }
     Store(chain_.state, chain_.transition);
   }
@@ -152,24 +152,25 @@ class Strand {
   void Start(size_t h, size_t p) {
     const Columns columns = ColumnsOf(p);
     float* x = X(h, p);
-    if (chain_.resume) return Load(chain_.state[first_head_ + h], columns, x);
+    if (chain_.resume) return Load(static_cast<const float*>(chain_.state[first_head_ + h]), columns, x);
     std::fill(x, x + RoundUp(d_k_, kRows) * kWidth, 0.0f);
     if (!columns.transition) return;
     for (size_t j = 0; j < columns.count; ++j) x[(columns.begin + j) * kWidth + j] = 1;
   }
 
   // Writes S, and where it is wanted T.
-  void Store(float* const* state, float* const* transition) {
+  void Store(void* const* state, void* const* transition) {
     for (size_t h = 0; h < heads_; ++h) {
       for (size_t p = 0; p < panels_; ++p) {
         const Columns columns = ColumnsOf(p);
-        float* const* to = columns.transition ? transition : state;
-        if (to == nullptr) continue;
+        void* const* matrices = columns.transition ? transition : state;
+        if (matrices == nullptr) continue;
+        auto* to = static_cast<float*>(matrices[first_head_ + h]);
         const size_t all = static_cast<size_t>(columns.transition ? shape_.d_k : shape_.d_v);
         if (key_first()) {
-          StorePanel(X(h, p), d_k_, columns.count, to[first_head_ + h] + columns.begin, all);
+          StorePanel(X(h, p), d_k_, columns.count, to + columns.begin, all);
         } else {
-          StorePanelTransposed(X(h, p), d_k_, columns.count, to[first_head_ + h] + columns.begin * d_k_, d_k_);
+          StorePanelTransposed(X(h, p), d_k_, columns.count, to + columns.begin * d_k_, d_k_);
         }
       }
     }
@@ -181,14 +182,14 @@ class Strand {
       const bool last = h + 1 == heads_;
       AheadTuple ahead = AheadOf(last ? following : &interior, last ? first_head_ : first_head_ + h + 1);
       size_t stride = d_k_;
-      const float* transition = Padded(interior.transition[first_head_ + h], stride);
+      const float* transition = Padded(static_cast<const float*>(interior.heads[first_head_ + h].transition), stride);
       for (size_t p = 0; p < panels_; ++p) {
         const Columns columns = ColumnsOf(p);
         float* next = Spare();
         if (columns.transition) {
           std::fill(next, next + RoundUp(d_k_, kRows) * kWidth, 0.0f);
         } else {
-          Load(interior.state[first_head_ + h], columns, next);
+          Load(static_cast<const float*>(interior.heads[first_head_ + h].state), columns, next);
         }
         if (key_first()) {
           ComposePanel<Left::kRowMajor>(transition, stride, columns.vecs(), X(h, p), next, ahead);
@@ -204,8 +205,8 @@ class Strand {
     if (interior == nullptr) return {};
     const size_t blocks = panels_ * (RoundUp(d_k_, kRows) / kRows);
     const size_t transition = d_k_ * d_k_, state = d_k_ * static_cast<size_t>(shape_.d_v);
-    return {{interior->transition[head], transition, transition / blocks + 1},
-            {interior->state[head], state, state / blocks + 1}};
+    return {{static_cast<const float*>(interior->heads[head].transition), transition, transition / blocks + 1},
+            {static_cast<const float*>(interior->heads[head].state), state, state / blocks + 1}};
   }
 
   // Where d_k is no multiple of kRows, a product would read past the transition's end: then it is copied first.

@@ -13,10 +13,10 @@ struct Chain {
   std::span<const TupleView> interiors;  // first these,
   std::span<const SeamStep> steps;       // then these
   TokenInputs inputs;
-  bool resume = false;                 // start from `state`; else from S = 0, T = I
-  float* const* state = nullptr;       // out
-  float* const* transition = nullptr;  // out; null: T is not wanted
-  float* out = nullptr;                // the tokens' outputs; null: not wanted
+  bool resume = false;                // start from `state`; else from S = 0, T = I
+  void* const* state = nullptr;       // out
+  void* const* transition = nullptr;  // out; null: T is not wanted
+  float* out = nullptr;               // the tokens' outputs; null: not wanted
   int64_t out_stride = 0;
 };
 

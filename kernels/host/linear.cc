@@ -28,11 +28,15 @@ void Run(const Chain& chain, Workers* workers) {
 }  // namespace
 
 void Compose(const ComposeArgs& args, Workers* workers) {
-  Run({.shape = args.shape, .interiors = args.interiors, .resume = true, .state = args.state}, workers);
+  Run({.shape = args.shape, .interiors = args.interiors, .resume = true, .state = args.state.heads}, workers);
 }
 
 void ComposeTransitions(const ComposeTransitionsArgs& args, Workers* workers) {
-  Run({.shape = args.shape, .interiors = args.interiors, .state = args.state, .transition = args.transition}, workers);
+  Run({.shape = args.shape,
+       .interiors = args.interiors,
+       .state = args.tuple.state,
+       .transition = args.tuple.transition},
+      workers);
 }
 
 void Capture(const CaptureArgs& args, Workers* workers) {
@@ -40,8 +44,8 @@ void Capture(const CaptureArgs& args, Workers* workers) {
   Run({.shape = args.shape,
        .steps = {&run, 1},
        .inputs = args.inputs,
-       .state = args.state,
-       .transition = args.transition},
+       .state = args.tuple.state,
+       .transition = args.tuple.transition},
       workers);
 }
 
@@ -50,7 +54,7 @@ void AdvanceSeam(const AdvanceSeamArgs& args, Workers* workers) {
        .steps = args.steps,
        .inputs = args.inputs,
        .resume = true,
-       .state = args.state,
+       .state = args.state.heads,
        .out = args.out,
        .out_stride = args.out_stride},
       workers);

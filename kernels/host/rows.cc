@@ -46,8 +46,9 @@ void ForEachRun(const PagedSlots& slots, int64_t position, int64_t tokens, int32
   for (const int64_t end = position + tokens; position < end;) {
     const int64_t in_page = position % slots.page_tokens;
     const int64_t count = std::min(end - position, slots.page_tokens - in_page);
-    float* const first =
-        slots.base + slots.page_table[position / slots.page_tokens] * slots.page_stride + in_page * slots.token_stride;
+    float* const first = static_cast<float*>(slots.base) +
+                         slots.page_table[position / slots.page_tokens] * slots.page_stride +
+                         in_page * slots.token_stride;
     if (whole_pages) {
       fn(first, count * heads);
     } else {
@@ -76,11 +77,11 @@ int64_t UnitCount(int64_t tokens, int32_t unit_tokens) {
 }
 
 void LandUnit(const LandArgs& args, const std::optional<Turn>& turn, Stores stores, int64_t unit) {
-  const auto& [units, unit_tokens, tokens, heads, dim] = args.source;
+  const int32_t heads = args.source.heads, dim = args.source.dim;
   const int64_t token_bytes = int64_t{heads} * dim * static_cast<int64_t>(sizeof(float));
   const int64_t piece_tokens = std::max<int64_t>(1, kPieceBytes / token_bytes);
-  const UnitTokens in_unit(unit, unit_tokens, tokens);
-  const float* source = units[unit];
+  const UnitTokens in_unit(unit, args.source.unit_tokens, args.source.tokens);
+  const auto* source = static_cast<const float*>(args.source.units[unit]);
   std::optional<ChecksumStream> checksum;
   if (args.unit_checksums != nullptr) checksum.emplace();
   for (int64_t t = 0; t < in_unit.count; t += piece_tokens) {
@@ -144,7 +145,7 @@ void GatherUnit(const GatherArgs& args, Stores stores, int64_t unit) {
     ForEachRun(args.source, args.first_position + in_unit.begin, in_unit.count, args.heads, args.dim,
                [&](const float* slot, int64_t rows) { fn(slot, static_cast<size_t>(rows * args.dim)); });
   };
-  float* target = args.units[unit];
+  auto* target = static_cast<float*>(args.units[unit]);
   if (args.unit_checksums == nullptr) {
     for_each_run([&](const float* slot, size_t floats) {
       CopyBytes(slot, target, floats * sizeof(float), stores);
@@ -185,8 +186,8 @@ void RotateKeys(const RotateKeysArgs& args, Workers* workers) {
   const int64_t pieces = (args.rows + rows_at_once - 1) / rows_at_once;
   ForEachUnit(workers, pieces, rows_at_once * row_bytes, stores, [&](int64_t piece) {
     const int64_t row = piece * rows_at_once, rows = std::min(rows_at_once, args.rows - row);
-    const float* const source = args.source + row * args.dim;
-    float* const target = args.target + row * args.dim;
+    const float* const source = static_cast<const float*>(args.source) + row * args.dim;
+    float* const target = static_cast<float*>(args.target) + row * args.dim;
     if (turn) {
       TurnRows(*turn, rows, args.dim, source, target, stores);
     } else if (!in_place) {

@@ -110,9 +110,9 @@ inline void StepHead(const Chain& chain, int64_t head) {
         .out = chain.out == nullptr ? nullptr : chain.out + t * chain.out_stride + value,
     };
     if (shape.order == StateOrder::kKeyFirst) {
-      StepKeyFirst(token, d_k, d_v, chain.state[head]);
+      StepKeyFirst(token, d_k, d_v, static_cast<float*>(chain.state[head]));
     } else {
-      StepValueFirst(token, d_k, d_v, chain.state[head]);
+      StepValueFirst(token, d_k, d_v, static_cast<float*>(chain.state[head]));
     }
   }
 }

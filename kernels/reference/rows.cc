@@ -24,12 +24,12 @@ void RotateRow(const Rotation& rotation, int64_t delta, int32_t dim, const float
 }
 
 float* Row(const PagedSlots& slots, int64_t position, int32_t head) {
-  return slots.base + slots.page_table[position / slots.page_tokens] * slots.page_stride +
+  return static_cast<float*>(slots.base) + slots.page_table[position / slots.page_tokens] * slots.page_stride +
          (position % slots.page_tokens) * slots.token_stride + head * slots.head_stride;
 }
 
-void HashUnits(const float* const* units, int64_t tokens, int32_t unit_tokens, size_t token_bytes,
-               uint64_t* checksums) {
+template <typename T>
+void HashUnits(const T* const* units, int64_t tokens, int32_t unit_tokens, size_t token_bytes, uint64_t* checksums) {
   for (int64_t t = 0; t < tokens; t += unit_tokens) {
     checksums[t / unit_tokens] = UnitChecksum(
         units[t / unit_tokens], static_cast<size_t>(std::min<int64_t>(unit_tokens, tokens - t)) * token_bytes);
@@ -40,7 +40,8 @@ void HashUnits(const float* const* units, int64_t tokens, int32_t unit_tokens, s
 
 void RotateKeys(const RotateKeysArgs& args) {
   for (int64_t row = 0; row < args.rows; ++row) {
-    RotateRow(args.rotation, args.delta, args.dim, args.source + row * args.dim, args.target + row * args.dim);
+    RotateRow(args.rotation, args.delta, args.dim, static_cast<const float*>(args.source) + row * args.dim,
+              static_cast<float*>(args.target) + row * args.dim);
   }
 }
 
@@ -48,7 +49,8 @@ void Land(const LandArgs& args) {
   const StoredRows& source = args.source;
   const int64_t token_floats = int64_t{source.heads} * source.dim;
   for (int64_t t = 0; t < source.tokens; ++t) {
-    const float* token = source.units[t / source.unit_tokens] + (t % source.unit_tokens) * token_floats;
+    const float* token =
+        static_cast<const float*>(source.units[t / source.unit_tokens]) + (t % source.unit_tokens) * token_floats;
     for (int32_t h = 0; h < source.heads; ++h) {
       RotateRow(args.rotation, args.delta, source.dim, token + int64_t{h} * source.dim,
                 Row(args.target, args.first_position + t, h));
@@ -62,7 +64,7 @@ void Land(const LandArgs& args) {
 void Gather(const GatherArgs& args) {
   const int64_t token_floats = int64_t{args.heads} * args.dim;
   for (int64_t t = 0; t < args.tokens; ++t) {
-    float* token = args.units[t / args.unit_tokens] + (t % args.unit_tokens) * token_floats;
+    float* token = static_cast<float*>(args.units[t / args.unit_tokens]) + (t % args.unit_tokens) * token_floats;
     for (int32_t h = 0; h < args.heads; ++h) {
       const float* row = Row(args.source, args.first_position + t, h);
       std::copy(row, row + args.dim, token + int64_t{h} * args.dim);

@@ -1,0 +1,61 @@
+// Full attention over keys that stand in an engine's pages, in three ways to stand: turned to their positions when they
+// were landed (HYPIC §4.4), unrotated and turned while they are loaded (MEPIC §5.3), or turned from their segment's
+// start on, with a query turned to meet them. Rules that hold for every operation stand in kernels.h.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/rows.h"
+
+namespace ashlar::kernels {
+
+enum class AttentionKind : uint8_t {
+  kGqa = 1,  // keys [kv_heads, key_dim], values [kv_heads, value_dim]
+  kMla = 2,  // one latent row a token is both key and value; a second row, shared by all heads, is the rotary key part
+};
+
+struct AttentionShape {
+  AttentionKind kind = AttentionKind::kGqa;
+  int32_t query_heads = 0;
+  int32_t kv_heads = 0;   // divides query_heads; query head h reads kv head h / (query_heads / kv_heads). mla: 1
+  int32_t key_dim = 0;    // gqa; mla: the latent's dimension
+  int32_t value_dim = 0;  // gqa; mla: the rotary key part's dimension
+  float scale = 1;        // of scores
+  int64_t window = 0;     // a key at position p is seen from t where t − window < p ≤ t; 0: every p ≤ t
+
+  // Width of a query and of an output row. mla: the query is the absorbed [latent, rotary part]; the output a latent.
+  int32_t QueryDim() const { return kind == AttentionKind::kMla ? key_dim + value_dim : key_dim; }
+  int32_t OutDim() const { return kind == AttentionKind::kMla ? key_dim : value_dim; }
+};
+inline constexpr int32_t kMaxQueryDim = 1024;
+
+// A run of tokens whose keys and values stand in pages: token i of the span at slot first_slot + i of its own page
+// table, and at position + i in the prompt.
+struct KeySpan {
+  PagedSlots keys;    // mla: the latents
+  PagedSlots values;  // mla: the rotary key parts
+  int64_t first_slot = 0;
+  int64_t tokens = 0;
+  int64_t position = 0;
+  int64_t origin =
+      0;  // zero-based keys: the position of their segment's start; key i was turned by position + i − origin
+};
+
+// softmax(scale · q·k) V over all keys of the spans that each query sees. Queries come unrotated, with their positions:
+// each operation turns them as it needs. Frequencies must be fixed numbers (no scaling that depends on length).
+struct AttendArgs {
+  AttentionShape shape;
+  Rotation rotation;  // of a key's first dimensions; mla: of the rotary part's
+  std::span<const KeySpan> spans;
+  int64_t tokens = 0;                  // queries
+  const float* q = nullptr;            // [tokens][query_heads, QueryDim()]
+  const int64_t* positions = nullptr;  // [tokens]
+  float* out = nullptr;                // [tokens][query_heads, OutDim()]; zeros where nothing is seen
+  float* lse = nullptr;  // [tokens, query_heads], log Σ e^{score}; −∞ where nothing is seen; may be null
+  // Merge into what `out` and `lse` hold, an earlier call over other spans: the result is attention over both.
+  bool merge = false;
+  int64_t q_stride = 0, out_stride = 0;  // floats, from one token to the next
+};
+
+}  // namespace ashlar::kernels

@@ -1,0 +1,69 @@
+// Decoding linear layers from buffers (KVBuffer): the last tokens' keys and corrected writes wait beside the state, and
+// the state takes them in once for many tokens. Families gdn, deltanet, retnet, lightning, mamba2 and gla, kda; not
+// mamba1. Rules that hold for every operation stand in kernels.h.
+//
+// With S_0 the state, G the inclusive sum of log decays from the buffer's first token on (a scalar, or a vector over
+// d_k) and u_j what token j writes at its key:  S_t = e^{G_t} S_0 + Σ_{j ≤ t} e^{G_t − G_j} k_j u_jᵀ,
+//   u_t = β_t (v_t − (e^{g_t} k_t)ᵀ S_{t−1})  where tokens erase,   β_t v_t for mamba2,   v_t else.
+// A buffered u is valid only behind its own prefix.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/linear.h"
+
+namespace ashlar::kernels {
+
+// One request's buffer in one layer: pages of `page_tokens` slots, three planes of equal page numbering. Slot j lies in
+// page page_table[j / page_tokens] at row j % page_tokens; a plane's pages are dense and follow one another.
+struct TokenBuffer {
+  void* keys = nullptr;    // [pages][page_tokens][key_heads, d_k] in `dtype`
+  void* writes = nullptr;  // [pages][page_tokens][heads, d_v] in `dtype`: u
+  float* gates =
+      nullptr;  // [pages][page_tokens][heads, width]: each token's log decay; width 1, or d_k for gla and kda
+  DType dtype = DType::kF32;
+  int32_t page_tokens = 0;
+  const int32_t* page_table = nullptr;
+  int32_t filled = 0;  // slots in use; the caller keeps the count, and drops rejected drafts by lowering it
+};
+
+struct BufferedRequest {
+  StateView state;     // before the buffer's first slot; heads null: zero (a context that was never flushed)
+  TokenBuffer buffer;  // the call fills slots filled, filled + 1, …
+  bool flush = false;  // DecodeBuffered: afterwards the state takes in all slots, the new one too, and is written
+};
+
+// One token of each request: appends its key, write and gate to the buffer and gives its output S_tᵀ q_t. With `flush`
+// reading and updating the state are one pass. A buffer with filled = 0 and flush is recurrent decoding.
+struct DecodeBufferedArgs {
+  LinearShape shape;
+  std::span<const BufferedRequest> requests;
+  TokenInputs inputs;    // tokens = requests.size(), in the requests' order
+  float* out = nullptr;  // [tokens][heads, d_v]
+  int64_t out_stride = 0;
+};
+
+// `drafts` tokens of each request at once: one pass over state and buffer gives all their outputs, and slots filled …
+// filled + drafts − 1 hold them. No state is written and none is allocated; the caller accepts n of them by raising
+// `filled` by n.
+struct VerifyDraftsArgs {
+  LinearShape shape;
+  std::span<const BufferedRequest> requests;  // flush must be false
+  int32_t drafts = 0;                         // ≤ kMaxDrafts
+  TokenInputs inputs;                         // tokens = requests.size() × drafts, request by request
+  float* out = nullptr;                       // [tokens][heads, d_v]
+  int64_t out_stride = 0;
+};
+inline constexpr int32_t kMaxDrafts = 16;
+
+// The state after the first `tokens` slots of a buffer: a checkpoint inside a span, or the update with accepted drafts.
+// In place where target and request.state are the same.
+struct RebuildStateArgs {
+  LinearShape shape;
+  BufferedRequest request;
+  int32_t tokens = 0;  // ≤ buffer.filled
+  StateView target;    // out
+};
+
+}  // namespace ashlar::kernels

@@ -1,0 +1,176 @@
+// Linear-attention layers: S_t = T_t S_{t−1} + u_t, o_t = S_tᵀ q_t. Composing tuples of segments, advancing seams
+// (HYPIC §4.2–4.3, equations 2, 4, 6). Rules that hold for every operation stand in kernels.h.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/dtype.h"
+#include "kernels/rotation.h"
+
+namespace ashlar::kernels {
+
+// How a token's transition T_t and write u_t are made. Decay acts before the erase and scales the old state only.
+// Numbers are those of the layout's encoding.
+enum class Family : uint8_t {
+  kRetnet = 1,     // T = e^{d} I, d = decay_table[head];             u = k vᵀ
+  kLightning = 2,  // as kRetnet
+  kMamba2 = 3,     // T = e^{d β} I, d = decay_table[head], β = dt;   u = β k vᵀ
+  kMamba1 = 4,     // T[i, j] = e^{d[i, j] β[j]}, elementwise, β = dt[j]; u[i, j] = β[j] k[i] v[j]
+  kGla = 5,        // T = diag(e^{g}), g ∈ R^{d_k};                   u = k vᵀ
+  kDeltanet = 6,   // T = I − β k kᵀ;                                 u = β k vᵀ
+  kGdn = 7,        // T = e^{g} (I − β k kᵀ);                         u = β k vᵀ
+  kKda = 8,        // T = (I − β k kᵀ) diag(e^{g}), g ∈ R^{d_k};      u = β k vᵀ
+};
+
+// How a transition is stored. Scalar and diagonal decays are logarithms: their products are sums, and never vanish.
+enum class TransitionForm : uint8_t {
+  kScalar = 1,       // one fp32: T = e^{x} I
+  kDiagonal = 2,     // [d_k] fp32: T = diag(e^{x})
+  kDense = 3,        // [d_k, d_k] in the tuple's dtype and the shape's order
+  kElementwise = 4,  // [d_v] fp32, Σ dt: T[i, j] = e^{decay_table[i, j] x[j]}, multiplied element by element
+  kLowRank = 5,      // [d_k] fp32 d, then [rank, d_k] A and [rank, d_k] B in the tuple's dtype: T = diag(d) + Aᵀ B.
+                     // d is no logarithm: it is zero wherever nothing of it is left
+  kZero = 6,         // nothing is stored: T = 0
+};
+
+// The form that a family's transitions have when nothing is known about their size.
+constexpr TransitionForm NaturalForm(Family family) {
+  switch (family) {
+    case Family::kRetnet:
+    case Family::kLightning:
+    case Family::kMamba2:
+      return TransitionForm::kScalar;
+    case Family::kGla:
+      return TransitionForm::kDiagonal;
+    case Family::kMamba1:
+      return TransitionForm::kElementwise;
+    case Family::kDeltanet:
+    case Family::kGdn:
+    case Family::kKda:
+      return TransitionForm::kDense;
+  }
+  return TransitionForm::kZero;
+}
+// Whether tokens erase what their key reads (the delta rule). These need β in [0, 1] or so; mamba's β is dt.
+constexpr bool Erases(Family family) {
+  return family == Family::kDeltanet || family == Family::kGdn || family == Family::kKda;
+}
+
+// How a state lies in memory. kKeyFirst: S is [d_k, d_v], a transition acts from the left, S' = T S.
+// kValueFirst: the state is Sᵀ, [d_v, d_k], a dense transition is stored as Tᵀ and acts from the right, Sᵀ' = Sᵀ Tᵀ.
+// Factors, diagonals and decay tables are the same in both.
+enum class StateOrder : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
+
+// One linear-attention layer, or the slice of it that one tensor-parallel rank holds.
+struct LinearShape {
+  Family family = Family::kGdn;
+  int32_t heads = 0;      // value heads; each has a state of its own
+  int32_t key_heads = 0;  // divides `heads`; value head h reads key head h / (heads / key_heads)
+  int32_t d_k = 0;        // ≤ kMaxHeadDim
+  int32_t d_v = 0;        // ≤ kMaxHeadDim; mamba1's channels are cut into heads of at most this many
+  StateOrder order = StateOrder::kKeyFirst;
+  // retnet, lightning, mamba2: [heads]; mamba1: [heads][d_k, d_v], k-first in either order; else null. The engine's own
+  // numbers, ≤ 0 and never derived from a configuration.
+  const float* decay_table = nullptr;
+  // Turning of keys inside the layer: scalar transitions only, which a turn commutes with (S_{C|p} = R(p) S_{C|0}).
+  // Tokens' q and k come already turned; cached end states are turned by their tuple's `position`.
+  Rotation rotation;
+};
+inline constexpr int32_t kMaxHeadDim = 256;
+
+// One head of a tuple, as an object stores it.
+struct HeadTuple {
+  TransitionForm form = TransitionForm::kDense;
+  int32_t rank = 0;                  // kLowRank: 1 … d_k
+  const void* transition = nullptr;  // as `form` says; kZero: null
+  const void* state = nullptr;       // zero-start end state, [d_k, d_v] or [d_v, d_k], in the shape's order
+  int32_t state_exponent = 0;        // the state is its numbers × 2^state_exponent
+};
+
+// The tuple of one segment's interior in one layer.
+struct TupleView {
+  const HeadTuple* heads = nullptr;  // [shape.heads]
+  DType transition_dtype = DType::kF32;
+  DType state_dtype = DType::kF32;
+  int64_t position = 0;  // where the segment starts in the prompt; read only where shape.rotation turns keys
+};
+
+// Where a tuple is written: every head's transition in the family's natural form.
+struct TupleTarget {
+  void* const* transition = nullptr;  // [heads]; null where only the end state is wanted
+  void* const* state = nullptr;       // [heads]
+  DType transition_dtype = DType::kF32;
+  DType state_dtype = DType::kF32;
+  // [heads], out: needed for fp16, whose range the states of families without erasing leave. The exponent is the least
+  // e ≥ 0 for which max|S| ≤ 2^(e + 15). Null for the other types, whose exponent is 0.
+  int32_t* state_exponents = nullptr;
+};
+
+// A layer's running state, in and out.
+struct StateView {
+  void* const* heads = nullptr;  // [shape.heads] → [d_k, d_v] or [d_v, d_k]
+  DType dtype = DType::kF32;
+  int32_t* exponents = nullptr;  // [heads], in and out, for fp16 (see TupleTarget); null for the other types
+};
+
+// Per-token inputs of a linear layer, fp32. Keys and queries are what the recurrence sees: after convolution,
+// activation, normalisation, rotation and the query's scale. Strides are in floats, from one token to the next.
+struct TokenInputs {
+  int64_t tokens = 0;
+  const float* q = nullptr;  // [tokens][key_heads, d_k] (mamba: C); may be null where no output is asked for
+  const float* k = nullptr;  // [tokens][key_heads, d_k] (mamba: B)
+  const float* v = nullptr;  // [tokens][heads, d_v] (mamba: x)
+  // Log decay, ≤ 0. gdn: [tokens][heads]; gla, kda: [tokens][heads, d_k]; else null.
+  const float* g = nullptr;
+  // deltanet, gdn, kda: β, [tokens][heads]; mamba2: dt, [tokens][heads]; mamba1: dt, [tokens][heads, d_v]; else null.
+  const float* beta = nullptr;
+  int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
+};
+// Numbers of g and of beta that a family has for one token and head; 0: none.
+int32_t GateWidth(const LinearShape& shape);
+int32_t BetaWidth(const LinearShape& shape);
+
+// Composes a chain of interiors onto a running state: S ← T_n(… T_1 S + S_1 …) + S_n (HYPIC equation 6). Sums are
+// fp32 along the whole chain, whatever the dtypes; the state is rounded once, at the end.
+struct ComposeArgs {
+  LinearShape shape;
+  std::span<const TupleView> interiors;
+  StateView state;  // in and out
+};
+
+// Composes a chain of tuples into one: (T_n … T_1, the chain's zero-start end state). Outputs must not alias inputs.
+// The result is at position 0: each interior is turned by its own position, and the result needs no further turn.
+struct ComposeTransitionsArgs {
+  LinearShape shape;
+  std::span<const TupleView> interiors;
+  TupleTarget tuple;  // out
+};
+
+// The tuple of a run of tokens: transition and zero-start end state (starting from S = 0, T = I). The caller passes
+// exactly the interior's tokens: a tuple that starts at token 0 of the segment is wrong at its seams.
+struct CaptureArgs {
+  LinearShape shape;
+  TokenInputs inputs;
+  TupleTarget tuple;  // out
+};
+
+// One step of a prompt's chain in one layer: either compose a cached interior, or run tokens [begin, end) of the
+// inputs through the recurrence and emit their outputs.
+struct SeamStep {
+  const TupleView* interior = nullptr;    // null: a computed run
+  int64_t begin = 0, end = 0;             // the run's tokens in `inputs`; runs ascend and do not overlap
+  const StateView* checkpoint = nullptr;  // out: a copy of the state after this step, or null
+};
+
+// Interior, seam, interior, seam … in one call (HYPIC §4.3, figure 8). A full prefill is one run and no interior.
+struct AdvanceSeamArgs {
+  LinearShape shape;
+  std::span<const SeamStep> steps;
+  TokenInputs inputs;
+  StateView state;       // in and out
+  float* out = nullptr;  // [tokens][heads, d_v], outputs S_tᵀ q_t of every token that lies in a run; may be null
+  int64_t out_stride = 0;
+};
+
+}  // namespace ashlar::kernels

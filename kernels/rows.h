@@ -1,0 +1,98 @@
+// Keys and values on their way between stored objects and an engine's pages: landing, gathering, turning, hashing.
+// Rules that hold for every operation stand in kernels.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/dtype.h"
+#include "kernels/rotation.h"
+
+namespace ashlar::kernels {
+
+// An engine's paged slots of one layer's keys (or values). Strides are in elements. Token position p, head h lies at
+// base + page_table[p / page_tokens] × page_stride + (p % page_tokens) × token_stride + h × head_stride.
+struct PagedSlots {
+  void* base = nullptr;
+  int64_t page_stride = 0, token_stride = 0, head_stride = 0;
+  int32_t page_tokens = 0;
+  const int32_t* page_table = nullptr;  // pages of the whole sequence; only entries that are touched are read
+  DType dtype = DType::kF32;
+  // 8-bit types: one factor a token and head, addressed like the rows. Null: numbers mean what they say.
+  float* scales = nullptr;
+  int64_t scale_page_stride = 0, scale_token_stride = 0, scale_head_stride = 0;
+};
+
+// Keys or values as an object stores them: units of `unit_tokens` tokens, each unit dense [unit_tokens, heads, dim].
+// The last unit may be partly filled.
+struct StoredRows {
+  const void* const* units = nullptr;    // [ceil(tokens / unit_tokens)]
+  const float* const* scales = nullptr;  // 8-bit types: [units] → [unit_tokens, heads], or null
+  int32_t unit_tokens = 0;
+  int64_t tokens = 0;
+  int32_t heads = 0;
+  int32_t dim = 0;
+  DType dtype = DType::kF32;
+};
+
+// Turns keys by `delta` positions (HYPIC equation 8): K_b = R(b − a) K_a. In place when source == target. 16-bit and
+// 8-bit keys turn through fp32 and are rounded once; 8-bit rows that have scales get new ones, which map the row's
+// largest magnitude to the type's largest number.
+struct RotateKeysArgs {
+  Rotation rotation;
+  int64_t delta = 0;
+  int64_t rows = 0;  // keys, each `dim` long
+  int32_t dim = 0;
+  DType dtype = DType::kF32;
+  const void* source = nullptr;          // [rows, dim]
+  void* target = nullptr;                // [rows, dim]
+  const float* source_scales = nullptr;  // 8-bit types: [rows], or null
+  float* target_scales = nullptr;        // [rows], where source_scales is given
+};
+
+// Copies stored rows into paged slots of the same dtype, turning keys by `delta` on the way (as RotateKeys does), and
+// hashes the source bytes in the same pass so that what is verified is what was written. Without a rotation, or where
+// delta = 0, rows and scales are copied to the bit.
+struct LandArgs {
+  StoredRows source;
+  Rotation rotation;  // kNone for values
+  int64_t delta = 0;  // the position at which the segment starts
+  PagedSlots target;
+  int64_t first_position = 0;  // where the first stored token stands in the sequence
+  // Out, one a unit (see ChecksumArgs), of rows; and of scales, where there are any. Null: do not hash.
+  uint64_t* unit_checksums = nullptr;
+  uint64_t* scale_checksums = nullptr;
+  int64_t batch_bytes = 0;
+};
+
+// Gathers paged slots into stored rows of the same dtype, hashing what was written: the copy that publishing makes.
+struct GatherArgs {
+  PagedSlots source;  // base is only read
+  int64_t first_position = 0;
+  void* const* units = nullptr;    // out; padding of a partly filled last unit is left as it is and not hashed
+  float* const* scales = nullptr;  // out, where the source has scales
+  int32_t unit_tokens = 0;
+  int64_t tokens = 0;
+  int32_t heads = 0;
+  int32_t dim = 0;
+  uint64_t* unit_checksums = nullptr;   // out, one a unit; null: do not hash
+  uint64_t* scale_checksums = nullptr;  // out, one a unit, of scales; null: do not hash
+  int64_t batch_bytes = 0;
+};
+
+// Hashes units, copying them on the way where `target` is given. A unit's checksum is XXH3-64 (seed 0) of its bytes.
+struct ChecksumArgs {
+  std::span<const void* const> units;
+  size_t unit_bytes = 0;               // of every unit but the last
+  size_t last_unit_bytes = 0;          // of the last
+  void* const* target = nullptr;       // null: only hash
+  uint64_t* unit_checksums = nullptr;  // out, one a unit
+  int64_t batch_bytes = 0;
+};
+
+// A part's checksum: XXH3-64 of its units' checksums as little-endian words. Two levels, so that units can be hashed
+// in any order, by any number of threads, on either side of a bus.
+uint64_t CombineChecksums(std::span<const uint64_t> unit_checksums);
+
+}  // namespace ashlar::kernels
