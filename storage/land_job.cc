@@ -73,7 +73,7 @@ void LandJob::Verify(const Task& task) const {
 void LandJob::Land(const Task& task, uint64_t step_bytes) const {
   const UnitRange& range = task.range;
   const bool keys = range.part->form == PartForm::kKeys;
-  const auto units = UnitPointers<const float>(task.source->bytes, range);
+  const auto units = UnitPointers<const void>(task.source->bytes, range);
   // Keys are stored as they stand in a run that begins at position 0: turning them by where the run's token 0 stands
   // now is right for every token, whichever of them are stored.
   const uint64_t delta = task.source->first_position;

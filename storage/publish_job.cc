@@ -81,7 +81,7 @@ void PublishJob::Copy(const Task& task) const {
 void PublishJob::Gather(const Task& task) const {
   const UnitRange& range = task.range;
   const bool keys = range.part->form == PartForm::kKeys;
-  const auto units = UnitPointers<float>(object_, range);
+  const auto units = UnitPointers<void>(object_, range);
   kernels::PagedSlots slots = keys ? task.rows->keys : task.rows->values;
   slots.page_table = source_.page_table.data();
   const uint64_t first_position = source_.first_position + header_.first_token + range.FirstRow();

@@ -17,7 +17,7 @@ constexpr int64_t kQueryBlock = 64;  // tokens, times the query heads of one key
 constexpr int64_t kKeyBlock = 512;
 
 float* SlotOf(const kernels::PagedSlots& slots, int64_t position, int32_t head) {
-  return slots.base + slots.page_table[position / slots.page_tokens] * slots.page_stride +
+  return static_cast<float*>(slots.base) + slots.page_table[position / slots.page_tokens] * slots.page_stride +
          position % slots.page_tokens * slots.token_stride + head * slots.head_stride;
 }
 

@@ -72,7 +72,8 @@ TEST(PagePoolTest, GeometryAndSlotsNameTheSamePlacesAndNoneTwice) {
           const uint64_t offset = (values ? geometry.value_offset : geometry.key_offset) +
                                   table[position / kPageTokens] * geometry.page_stride +
                                   position % kPageTokens * geometry.token_stride + head * geometry.head_stride;
-          const float* slot = slots.base + slots.page_table[position / kPageTokens] * slots.page_stride +
+          const float* slot = static_cast<const float*>(slots.base) +
+                              slots.page_table[position / kPageTokens] * slots.page_stride +
                               position % kPageTokens * slots.token_stride + head * slots.head_stride;
           ASSERT_EQ(reinterpret_cast<const std::byte*>(slot), memory.data() + offset);
           for (int32_t i = 0; i < config.attention.head_dim; ++i) {

@@ -1,6 +1,7 @@
 #include "tools/refengine/stored_segment.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace ashlar::refengine {
 namespace {
@@ -9,9 +10,10 @@ constexpr int32_t kUnitTokens = 64;
 
 // Pointers to units of kUnitTokens rows each.
 template <typename Float>
-std::vector<Float*> Units(Float* rows, int64_t tokens, const AttentionConfig& attention) {
+auto Units(Float* rows, int64_t tokens, const AttentionConfig& attention) {
+  using Unit = std::conditional_t<std::is_const_v<Float>, const void, void>;
   const int64_t unit_floats = int64_t{kUnitTokens} * attention.kv_heads * attention.head_dim;
-  std::vector<Float*> units;
+  std::vector<Unit*> units;
   for (int64_t first = 0; first < tokens; first += kUnitTokens)
     units.push_back(rows + first / kUnitTokens * unit_floats);
   return units;
