@@ -75,7 +75,7 @@ struct LinearShape {
   const float* decay_table = nullptr;
   // Turning of keys inside the layer: scalar transitions only, which a turn commutes with (S_{C|p} = R(p) S_{C|0}).
   // Tokens' q and k come already turned; cached end states are turned by their tuple's `position`.
-  Rotation rotation;
+  Rotation rotation = {};
 };
 inline constexpr int32_t kMaxHeadDim = 256;
 
