@@ -1,6 +1,6 @@
-// Decoding linear layers from buffers (KVBuffer): the last tokens' keys and corrected writes wait beside the state, and
-// the state takes them in once for many tokens. Families gdn, deltanet, retnet, lightning, mamba2 and gla, kda; not
-// mamba1. Rules that hold for every operation stand in kernels.h.
+// Decoding linear layers from buffers (KVBuffer §3): the last tokens' keys and corrected writes wait beside the state,
+// and the state takes them in once for many tokens. All families but mamba1, whose decay is no vector over d_k. Which
+// form pays, and how long a buffer: decoding_choice.h. Rules that hold for every operation stand in kernels.h.
 //
 // With S_0 the state, G the inclusive sum of log decays from the buffer's first token on (a scalar, or a vector over
 // d_k) and u_j what token j writes at its key:  S_t = e^{G_t} S_0 + Σ_{j ≤ t} e^{G_t − G_j} k_j u_jᵀ,
@@ -20,26 +20,32 @@ namespace ashlar::kernels {
 struct TokenBuffer {
   void* keys = nullptr;    // [pages][page_tokens][key_heads, d_k] in `dtype`
   void* writes = nullptr;  // [pages][page_tokens][heads, d_v] in `dtype`: u
-  float* gates =
-      nullptr;  // [pages][page_tokens][heads, width]: each token's log decay; width 1, or d_k for gla and kda
+  float* gates = nullptr;  // [pages][page_tokens][heads, SlotGateWidth(shape)]: each token's log decay
   DType dtype = DType::kF32;
   int32_t page_tokens = 0;
   const int32_t* page_table = nullptr;
   int32_t filled = 0;  // slots in use; the caller keeps the count, and drops rejected drafts by lowering it
 };
+// Log decays of one token and head: 1, or d_k for gla and kda.
+int32_t SlotGateWidth(const LinearShape& shape);
+// Slot j's row in every plane.
+inline int64_t SlotRow(const TokenBuffer& buffer, int32_t j) {
+  return int64_t{buffer.page_table[j / buffer.page_tokens]} * buffer.page_tokens + j % buffer.page_tokens;
+}
 
 struct BufferedRequest {
   StateView state;     // before the buffer's first slot; heads null: zero (a context that was never flushed)
-  TokenBuffer buffer;  // the call fills slots filled, filled + 1, …
-  bool flush = false;  // DecodeBuffered: afterwards the state takes in all slots, the new one too, and is written
+  TokenBuffer buffer;  // the call fills slots filled, filled + 1, …; planes may be null where it needs no slot
+  bool flush = false;  // DecodeBuffered: afterwards the state holds all slots and the new token, and is written
 };
 
-// One token of each request: appends its key, write and gate to the buffer and gives its output S_tᵀ q_t. With `flush`
-// reading and updating the state are one pass. A buffer with filled = 0 and flush is recurrent decoding.
+// One token of each request: gives its output S_tᵀ q_t, and appends its key, write and gate to the buffer. With `flush`
+// reading and updating the state are one pass, the new token goes into the state alone and no slot is filled: the
+// caller goes on with filled = 0. A buffer with filled = 0 and flush is recurrent decoding.
 struct DecodeBufferedArgs {
   LinearShape shape;
   std::span<const BufferedRequest> requests;
-  TokenInputs inputs;    // tokens = requests.size(), in the requests' order
+  TokenInputs inputs;    // tokens = requests.size(), in the requests' order; q is needed
   float* out = nullptr;  // [tokens][heads, d_v]
   int64_t out_stride = 0;
 };
@@ -50,15 +56,15 @@ struct DecodeBufferedArgs {
 struct VerifyDraftsArgs {
   LinearShape shape;
   std::span<const BufferedRequest> requests;  // flush must be false
-  int32_t drafts = 0;                         // ≤ kMaxDrafts
-  TokenInputs inputs;                         // tokens = requests.size() × drafts, request by request
+  int32_t drafts = 0;                         // 1 … kMaxDrafts
+  TokenInputs inputs;                         // tokens = requests.size() × drafts, request by request; q is needed
   float* out = nullptr;                       // [tokens][heads, d_v]
   int64_t out_stride = 0;
 };
 inline constexpr int32_t kMaxDrafts = 16;
 
-// The state after the first `tokens` slots of a buffer: a checkpoint inside a span, or the update with accepted drafts.
-// In place where target and request.state are the same.
+// The state after the first `tokens` slots of a buffer: a checkpoint inside a span, the update with accepted drafts, or
+// the first state of a context that was never flushed. In place where target and request.state are the same.
 struct RebuildStateArgs {
   LinearShape shape;
   BufferedRequest request;

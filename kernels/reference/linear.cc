@@ -3,54 +3,11 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/reference/recurrence.h"
 #include "kernels/reference/reference.h"
 
 namespace ashlar::kernels::reference {
 namespace {
-
-// A matrix [rows, columns], fp64.
-struct Matrix {
-  Matrix(int32_t rows, int32_t columns) : rows(rows), columns(columns), values(static_cast<size_t>(rows) * columns) {}
-  double& operator()(int32_t i, int32_t j) { return values[static_cast<size_t>(i) * columns + j]; }
-  double operator()(int32_t i, int32_t j) const { return values[static_cast<size_t>(i) * columns + j]; }
-
-  int32_t rows, columns;
-  std::vector<double> values;
-};
-
-// A matrix of the caller's, k-first [rows, columns] or turned.
-Matrix Read(StateOrder order, DType dtype, const void* from, int32_t rows, int32_t columns, int exponent = 0) {
-  Matrix out(rows, columns);
-  for (int32_t i = 0; i < rows; ++i) {
-    for (int32_t j = 0; j < columns; ++j) {
-      const int64_t index = order == StateOrder::kKeyFirst ? int64_t{i} * columns + j : int64_t{j} * rows + i;
-      out(i, j) = std::ldexp(static_cast<double>(ReadElement(dtype, from, index)), exponent);
-    }
-  }
-  return out;
-}
-
-void Write(const Matrix& matrix, StateOrder order, DType dtype, void* to, int exponent = 0) {
-  for (int32_t i = 0; i < matrix.rows; ++i) {
-    for (int32_t j = 0; j < matrix.columns; ++j) {
-      const int64_t index =
-          order == StateOrder::kKeyFirst ? int64_t{i} * matrix.columns + j : int64_t{j} * matrix.rows + i;
-      WriteElement(dtype, to, index, static_cast<float>(std::ldexp(matrix(i, j), -exponent)));
-    }
-  }
-}
-
-// Writes a state, and for fp16 its exponent: the least e ≥ 0 with max|S| ≤ 2^(e + 15).
-void WriteState(const Matrix& state, StateOrder order, DType dtype, void* to, int32_t* exponent) {
-  int e = 0;
-  if (dtype == DType::kF16) {
-    double largest = 0;
-    for (double value : state.values) largest = std::max(largest, std::fabs(value));
-    while (std::isfinite(largest) && largest > std::ldexp(1.0, e + 15)) ++e;
-    *exponent = e;
-  }
-  Write(state, order, dtype, to, e);
-}
 
 // A transition of any form: multiplied by element, by row, or as a matrix.
 struct Transition {
@@ -82,7 +39,7 @@ Transition ReadTransition(const LinearShape& shape, const TupleView& tuple, int3
       for (size_t i = 0; i < out.logs.size(); ++i) out.logs[i] = floats[i];
       break;
     case TransitionForm::kDense:
-      out.dense = Read(shape.order, tuple.transition_dtype, head.transition, shape.d_k, shape.d_k);
+      out.dense = ReadMatrix(shape.order, tuple.transition_dtype, head.transition, shape.d_k, shape.d_k);
       break;
     case TransitionForm::kLowRank: {
       const void* factors = floats + shape.d_k;
@@ -152,59 +109,10 @@ void Turn(const Rotation& rotation, int64_t position, Matrix& state) {
 // S ← T S + R(position) S_C.
 void Compose(const LinearShape& shape, const TupleView& tuple, int32_t h, Matrix& state) {
   const HeadTuple& head = tuple.heads[h];
-  Matrix end = Read(shape.order, tuple.state_dtype, head.state, shape.d_k, shape.d_v, head.state_exponent);
+  Matrix end = ReadMatrix(shape.order, tuple.state_dtype, head.state, shape.d_k, shape.d_v, head.state_exponent);
   Turn(shape.rotation, tuple.position, end);
   state = Apply(shape, ReadTransition(shape, tuple, h), h, state);
   for (size_t i = 0; i < state.values.size(); ++i) state.values[i] += end.values[i];
-}
-
-// One token as one head sees it.
-struct Token {
-  Token(const LinearShape& shape, const TokenInputs& in, int64_t t, int32_t h) {
-    const int64_t key_head = h / (shape.heads / shape.key_heads);
-    if (in.q != nullptr) q = in.q + t * in.q_stride + key_head * shape.d_k;
-    k = in.k + t * in.k_stride + key_head * shape.d_k;
-    v = in.v + t * in.v_stride + int64_t{h} * shape.d_v;
-    if (in.g != nullptr) g = in.g + t * in.g_stride + int64_t{h} * GateWidth(shape);
-    if (in.beta != nullptr) beta = in.beta + t * in.beta_stride + int64_t{h} * BetaWidth(shape);
-  }
-  const float *q = nullptr, *k, *v, *g = nullptr, *beta = nullptr;
-};
-
-// Log decay of element (i, j) by one token.
-double LogDecay(const LinearShape& shape, const Token& token, int32_t h, int32_t i, int32_t j) {
-  switch (shape.family) {
-    case Family::kRetnet:
-    case Family::kLightning:
-      return shape.decay_table[h];
-    case Family::kMamba2:
-      return double{shape.decay_table[h]} * token.beta[0];
-    case Family::kMamba1:
-      return double{shape.decay_table[(int64_t{h} * shape.d_k + i) * shape.d_v + j]} * token.beta[j];
-    case Family::kGla:
-    case Family::kKda:
-      return token.g[i];
-    case Family::kGdn:
-      return token.g[0];
-    case Family::kDeltanet:
-      return 0;
-  }
-  return 0;
-}
-
-// X ← T_t X + u_t for columns of a state; v null: u = 0, for columns of a transition.
-void Advance(const LinearShape& shape, const Token& token, int32_t h, const float* v, Matrix& x) {
-  for (int32_t j = 0; j < x.columns; ++j) {
-    double read = 0;
-    for (int32_t i = 0; i < x.rows; ++i) {
-      x(i, j) *= std::exp(LogDecay(shape, token, h, i, j));
-      read += double{token.k[i]} * x(i, j);
-    }
-    double write = v == nullptr ? 0.0 : v[j];
-    if (Erases(shape.family)) write -= read;
-    if (BetaWidth(shape) > 0) write *= token.beta[BetaWidth(shape) == 1 ? 0 : j];
-    for (int32_t i = 0; i < x.rows; ++i) x(i, j) += token.k[i] * write;
-  }
 }
 
 // T ← T_t T.
@@ -233,19 +141,10 @@ void WriteTuple(const LinearShape& shape, const Transition& t, const Matrix& sta
   WriteState(state, shape.order, to.state_dtype, to.state[h],
              to.state_exponents == nullptr ? nullptr : to.state_exponents + h);
   if (to.transition == nullptr) return;
-  if (t.form == TransitionForm::kDense) return Write(t.dense, shape.order, to.transition_dtype, to.transition[h]);
+  if (t.form == TransitionForm::kDense) return WriteMatrix(t.dense, shape.order, to.transition_dtype, to.transition[h]);
   for (size_t i = 0; i < t.logs.size(); ++i) {
     static_cast<float*>(to.transition[h])[i] = static_cast<float>(t.logs[i]);
   }
-}
-
-Matrix ReadState(const LinearShape& shape, const StateView& state, int32_t h) {
-  return Read(shape.order, state.dtype, state.heads[h], shape.d_k, shape.d_v,
-              state.exponents == nullptr ? 0 : state.exponents[h]);
-}
-
-void WriteState(const LinearShape& shape, const Matrix& state, int32_t h, const StateView& to) {
-  WriteState(state, shape.order, to.dtype, to.heads[h], to.exponents == nullptr ? nullptr : to.exponents + h);
 }
 
 }  // namespace
@@ -293,12 +192,7 @@ void AdvanceSeam(const AdvanceSeamArgs& args) {
         const Token token(shape, args.inputs, t, h);
         Advance(shape, token, h, token.v, state);
         if (args.out == nullptr) continue;
-        float* out = args.out + t * args.out_stride + int64_t{h} * shape.d_v;
-        for (int32_t j = 0; j < shape.d_v; ++j) {
-          double sum = 0;
-          for (int32_t i = 0; i < shape.d_k; ++i) sum += token.q[i] * state(i, j);
-          out[j] = static_cast<float>(sum);
-        }
+        ReadOut(state, token.q, args.out + t * args.out_stride + int64_t{h} * shape.d_v);
       }
       if (step.checkpoint != nullptr) WriteState(shape, state, h, *step.checkpoint);
     }
