@@ -17,10 +17,13 @@ struct Options {
   std::string json;     // file for the figures; empty: none
   int repetitions = 9;  // medians are taken over these
   int threads = 0;      // 0: all cores
+  std::string filter;   // kernels: only cases whose "op family dtype shape" contains this
+  bool quick = false;   // kernels: small shapes
 };
 
 // Subcommands. Each prints a table and fills `figures` with the same numbers.
 absl::Status Land(const Options& options, nlohmann::json& figures);
+absl::Status TimeKernels(const Options& options, nlohmann::json& figures);
 
 double Seconds(const std::function<void()>& work);
 double Median(std::vector<double> values);

@@ -13,11 +13,17 @@ using ashlar::bench::Options;
 
 constexpr const char* kUsage =
     "usage: ashlar-bench COMMAND [--json FILE] [--repetitions N] [--threads N]\n"
-    "  land   landing of cached attention pages through a daemon, against memcpy; handing over tuples by mapping\n";
+    "  land     landing of cached attention pages through a daemon, against memcpy; handing over tuples by mapping\n"
+    "  kernels  every operation of the host back end, against copy bandwidth and multiply-add units;\n"
+    "           --filter TEXT: only cases whose \"op family dtype shape\" contains it; --quick: small shapes\n";
 
 bool ParseOptions(int argc, char** argv, Options& options) {
   for (int i = 2; i < argc; ++i) {
     const std::string name = argv[i];
+    if (name == "--quick") {
+      options.quick = true;
+      continue;
+    }
     if (i + 1 == argc) {
       std::fprintf(stderr, "%s: needs a value\n", name.c_str());
       return false;
@@ -28,6 +34,8 @@ bool ParseOptions(int argc, char** argv, Options& options) {
     const bool positive = *end == '\0' && number > 0 && number <= 1000;
     if (name == "--json") {
       options.json = value;
+    } else if (name == "--filter") {
+      options.filter = value;
     } else if (name == "--repetitions" && positive) {
       options.repetitions = static_cast<int>(number);
     } else if (name == "--threads" && positive) {
@@ -44,7 +52,7 @@ bool ParseOptions(int argc, char** argv, Options& options) {
 
 int main(int argc, char** argv) {
   const std::map<std::string, std::function<absl::Status(const Options&, nlohmann::json&)>> commands = {
-      {"land", ashlar::bench::Land}};
+      {"land", ashlar::bench::Land}, {"kernels", ashlar::bench::TimeKernels}};
   const auto command = commands.find(argc > 1 ? argv[1] : "");
   if (command == commands.end()) {
     std::fputs(kUsage, argc > 1 && std::string(argv[1]) == "--help" ? stdout : stderr);

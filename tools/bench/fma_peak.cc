@@ -1,0 +1,68 @@
+// What the processor's multiply-add units can do, for the widest vectors that it has.
+#include <algorithm>
+#include <numeric>
+
+#include "tools/bench/bench.h"
+#include "tools/bench/kernel_cases.h"
+
+// The targets of kernels/host/linear.cc.
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tools/bench/fma_peak.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h.
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ashlar::bench {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Enough independent sums to hide a multiply-add's latency on two units, few enough for 16 registers.
+constexpr size_t kSums = 12;
+
+// Runs `rounds` rounds of multiply-adds and returns their number of operations; `sink` keeps the result alive.
+double MultiplyAdd(int64_t rounds, float* sink) {
+  const hn::ScalableTag<float> d;
+  const auto factor = hn::Set(d, 0.999f), term = hn::Set(d, 0.001f);
+  hn::Vec<decltype(d)> sums[kSums];
+  for (size_t i = 0; i < kSums; ++i) sums[i] = hn::Set(d, static_cast<float>(i));
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < kSums; ++i) sums[i] = hn::MulAdd(sums[i], factor, term);
+  }
+  for (size_t i = 1; i < kSums; ++i) sums[0] = hn::Add(sums[0], sums[i]);
+  *sink = hn::GetLane(sums[0]);
+  return 2.0 * kSums * static_cast<double>(hn::Lanes(d)) * static_cast<double>(rounds);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace ashlar::bench
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ashlar::bench {
+
+HWY_EXPORT(MultiplyAdd);
+
+double MeasureFmaPeak(kernels::Workers& workers) {
+  constexpr int64_t kRounds = 100'000;  // half a millisecond or so
+  constexpr int kBursts = 8;
+  std::vector<double> best(static_cast<size_t>(workers.Size()), 0.0);
+  kernels::ParallelFor(workers, workers.Size(), [&](int64_t thread) {
+    for (int burst = 0; burst < kBursts; ++burst) {
+      double operations = 0;
+      float sink = 0;
+      const double seconds = Seconds([&] { operations = HWY_DYNAMIC_DISPATCH(MultiplyAdd)(kRounds, &sink); });
+      // The sums tend to one; asking for it keeps them.
+      if (sink != 0)
+        best[static_cast<size_t>(thread)] = std::max(best[static_cast<size_t>(thread)], operations / seconds);
+    }
+  });
+  return std::accumulate(best.begin(), best.end(), 0.0);
+}
+
+}  // namespace ashlar::bench
+#endif
