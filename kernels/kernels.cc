@@ -93,9 +93,15 @@ void CheckInputs(const LinearShape& shape, const TokenInputs& inputs, const char
         "inputs.beta: needed for mamba2, mamba1, deltanet, gdn and kda alone");
 }
 
+void CheckScales(DType dtype, const void* scales, const char* operation) {
+  Check(dtype >= DType::kF32 && dtype <= DType::kF8E5M2, operation, "dtype is unknown");
+  Check(scales == nullptr || ElementBytes(dtype) == 1, operation, "scales: for 8-bit types alone");
+}
+
 void CheckSlots(const PagedSlots& slots, const char* operation) {
   Check(slots.base != nullptr && slots.page_table != nullptr, operation, "paged slots: base and page_table are needed");
   Check(slots.page_tokens > 0, operation, "paged slots: page_tokens must be positive");
+  CheckScales(slots.dtype, slots.scales, operation);
 }
 
 void CheckRows(const void* units, int32_t unit_tokens, int64_t tokens, int32_t heads, int32_t dim,
@@ -162,6 +168,9 @@ Event Kernels::RotateKeys(const RotateKeysArgs& args, Queue& queue) const {
   Check(args.rows >= 0 && args.dim > 0, "RotateKeys", "rows and dim");
   Check(args.rows == 0 || (args.source != nullptr && args.target != nullptr), "RotateKeys",
         "source and target are needed");
+  CheckScales(args.dtype, args.source_scales, "RotateKeys");
+  Check((args.source_scales == nullptr) == (args.target_scales == nullptr), "RotateKeys",
+        "scales: of both sides or of neither");
   CheckRotation(args.rotation, args.dim, "RotateKeys");
   return DoRotateKeys(args, queue);
 }
@@ -171,6 +180,9 @@ Event Kernels::Land(const LandArgs& args, Queue& queue) const {
   CheckRows(source.units, source.unit_tokens, source.tokens, source.heads, source.dim, "Land");
   CheckRotation(args.rotation, source.dim, "Land");
   CheckSlots(args.target, "Land");
+  Check(source.dtype == args.target.dtype, "Land", "dtype: source and target differ");
+  Check(source.tokens == 0 || (source.scales == nullptr) == (args.target.scales == nullptr), "Land",
+        "scales: of both sides or of neither");
   Check(args.first_position >= 0, "Land", "first_position is negative");
   return DoLand(args, queue);
 }
@@ -178,6 +190,8 @@ Event Kernels::Land(const LandArgs& args, Queue& queue) const {
 Event Kernels::Gather(const GatherArgs& args, Queue& queue) const {
   CheckRows(args.units, args.unit_tokens, args.tokens, args.heads, args.dim, "Gather");
   CheckSlots(args.source, "Gather");
+  Check(args.tokens == 0 || (args.source.scales == nullptr) == (args.scales == nullptr), "Gather",
+        "scales: of both sides or of neither");
   Check(args.first_position >= 0, "Gather", "first_position is negative");
   return DoGather(args, queue);
 }

@@ -2,8 +2,10 @@
 // Rules that hold for every operation stand in kernels.h.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "kernels/dtype.h"
@@ -38,7 +40,8 @@ struct StoredRows {
 
 // Turns keys by `delta` positions (HYPIC equation 8): K_b = R(b − a) K_a. In place when source == target. 16-bit and
 // 8-bit keys turn through fp32 and are rounded once; 8-bit rows that have scales get new ones, which map the row's
-// largest magnitude to the type's largest number.
+// largest magnitude to the type's largest number (TurnedScale); without scales, what is too large becomes that number.
+// Where nothing turns (no rotation, or delta = 0), rows and scales are copied to the bit.
 struct RotateKeysArgs {
   Rotation rotation;
   int64_t delta = 0;
@@ -50,6 +53,11 @@ struct RotateKeysArgs {
   const float* source_scales = nullptr;  // 8-bit types: [rows], or null
   float* target_scales = nullptr;        // [rows], where source_scales is given
 };
+
+// The new scale of an 8-bit row: its numbers, turned but not yet scaled, reach `largest`. A row of zeros keeps its own.
+constexpr float TurnedScale(DType dtype, float scale, float largest) {
+  return largest == 0 ? scale : std::max(scale * largest / LargestFinite(dtype), std::numeric_limits<float>::min());
+}
 
 // Copies stored rows into paged slots of the same dtype, turning keys by `delta` on the way (as RotateKeys does), and
 // hashes the source bytes in the same pass so that what is verified is what was written. Without a rotation, or where

@@ -1,7 +1,9 @@
 #include "kernels/host/rows.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <optional>
 
 #include "kernels/checksum.h"
@@ -37,31 +39,51 @@ void ForEachUnit(Workers* workers, int64_t count, int64_t bytes, Stores stores, 
   }
 }
 
-// Calls fn(slot, rows) for `tokens` tokens from `position` on, in the order in which they are stored: at `slot` stand
-// `rows` rows (one a token and head) without gaps. Whole tokens, or all of a page's, where the strides allow it.
+// Rows (one a token and head) that stand in pages without gaps, beginning with this token's and head's.
+struct RowRun {
+  std::byte* slot;
+  int64_t rows;
+  int64_t position;
+  int32_t head;
+};
+
+// Calls fn(RowRun) for `tokens` tokens from `position` on, in the order in which they are stored: whole tokens, or all
+// of a page's, where the strides allow it.
 template <typename Fn>
 void ForEachRun(const PagedSlots& slots, int64_t position, int64_t tokens, int32_t heads, int32_t dim, Fn fn) {
+  const auto element = static_cast<int64_t>(ElementBytes(slots.dtype));
   const bool whole_tokens = heads == 1 || slots.head_stride == dim;
   const bool whole_pages = whole_tokens && slots.token_stride == int64_t{heads} * dim;
   for (const int64_t end = position + tokens; position < end;) {
     const int64_t in_page = position % slots.page_tokens;
     const int64_t count = std::min(end - position, slots.page_tokens - in_page);
-    float* const first = static_cast<float*>(slots.base) +
-                         slots.page_table[position / slots.page_tokens] * slots.page_stride +
-                         in_page * slots.token_stride;
+    std::byte* const first =
+        static_cast<std::byte*>(slots.base) +
+        element * (slots.page_table[position / slots.page_tokens] * slots.page_stride + in_page * slots.token_stride);
     if (whole_pages) {
-      fn(first, count * heads);
+      fn(RowRun{first, count * heads, position, 0});
     } else {
       for (int64_t t = 0; t < count; ++t) {
-        float* const token = first + t * slots.token_stride;
+        std::byte* const token = first + element * t * slots.token_stride;
         if (whole_tokens) {
-          fn(token, int64_t{heads});
+          fn(RowRun{token, heads, position + t, 0});
         } else {
-          for (int32_t h = 0; h < heads; ++h) fn(token + h * slots.head_stride, int64_t{1});
+          for (int32_t h = 0; h < heads; ++h) fn(RowRun{token + element * h * slots.head_stride, 1, position + t, h});
         }
       }
     }
     position += count;
+  }
+}
+
+// Calls fn(scale, i) for the scales of `rows` rows from this token and head on, in the order in which they are stored.
+template <typename Fn>
+void ForEachScale(const PagedSlots& slots, int64_t position, int32_t head, int64_t rows, int32_t heads, Fn fn) {
+  for (int64_t i = 0; i < rows; ++i) {
+    float* const token = slots.scales + slots.page_table[position / slots.page_tokens] * slots.scale_page_stride +
+                         position % slots.page_tokens * slots.scale_token_stride;
+    fn(token[head * slots.scale_head_stride], i);
+    if (++head == heads) head = 0, ++position;
   }
 }
 
@@ -72,32 +94,72 @@ struct UnitTokens {
   const int64_t begin, count;
 };
 
+bool Turns(const Rotation& rotation, int64_t delta) {
+  return rotation.style != RopeStyle::kNone && delta != 0;
+}
+
 int64_t UnitCount(int64_t tokens, int32_t unit_tokens) {
   return (tokens + unit_tokens - 1) / unit_tokens;
 }
 
+// Turns what one run takes. Scales stand by themselves in pages: they are made in a small buffer.
+void TurnRun(const LandArgs& args, const Turn& turn, Stores stores, const RowRun& run, const std::byte* source,
+             const float* scales) {
+  const int64_t row_bytes = args.source.dim * static_cast<int64_t>(ElementBytes(args.source.dtype));
+  float turned_scales[64];
+  const int64_t at_once = scales == nullptr ? run.rows : static_cast<int64_t>(std::size(turned_scales));
+  for (int64_t row = 0; row < run.rows; row += at_once) {
+    const int64_t rows = std::min(at_once, run.rows - row);
+    TurnRows(turn,
+             {.dtype = args.source.dtype,
+              .rows = rows,
+              .dim = args.source.dim,
+              .source = source + row * row_bytes,
+              .target = run.slot + row * row_bytes,
+              .source_scales = scales == nullptr ? nullptr : scales + row,
+              .target_scales = turned_scales},
+             stores);
+    if (scales == nullptr) continue;
+    const int64_t first = run.head + row;
+    ForEachScale(args.target, run.position + first / args.source.heads, static_cast<int32_t>(first % args.source.heads),
+                 rows, args.source.heads, [&](float& scale, int64_t i) { scale = turned_scales[i]; });
+  }
+}
+
 void LandUnit(const LandArgs& args, const std::optional<Turn>& turn, Stores stores, int64_t unit) {
   const int32_t heads = args.source.heads, dim = args.source.dim;
-  const int64_t token_bytes = int64_t{heads} * dim * static_cast<int64_t>(sizeof(float));
-  const int64_t piece_tokens = std::max<int64_t>(1, kPieceBytes / token_bytes);
+  const int64_t row_bytes = dim * static_cast<int64_t>(ElementBytes(args.source.dtype));
+  const int64_t piece_tokens = std::max<int64_t>(1, kPieceBytes / (heads * row_bytes));
   const UnitTokens in_unit(unit, args.source.unit_tokens, args.source.tokens);
-  const auto* source = static_cast<const float*>(args.source.units[unit]);
+  const auto* source = static_cast<const std::byte*>(args.source.units[unit]);
+  const float* const unit_scales = args.source.scales == nullptr ? nullptr : args.source.scales[unit];
+  const float* scales = unit_scales;
   std::optional<ChecksumStream> checksum;
   if (args.unit_checksums != nullptr) checksum.emplace();
   for (int64_t t = 0; t < in_unit.count; t += piece_tokens) {
     const int64_t count = std::min(piece_tokens, in_unit.count - t);
-    const float* const piece = source;
-    ForEachRun(args.target, args.first_position + in_unit.begin + t, count, heads, dim, [&](float* slot, int64_t rows) {
+    const std::byte* const piece = source;
+    ForEachRun(args.target, args.first_position + in_unit.begin + t, count, heads, dim, [&](const RowRun& run) {
       if (turn) {
-        TurnRows(*turn, rows, dim, source, slot, stores);
+        TurnRun(args, *turn, stores, run, source, scales);
       } else {
-        CopyBytes(source, slot, static_cast<size_t>(rows * dim) * sizeof(float), stores);
+        CopyBytes(source, run.slot, static_cast<size_t>(run.rows * row_bytes), stores);
       }
-      source += rows * dim;
+      source += run.rows * row_bytes;
+      if (scales != nullptr) scales += run.rows;
     });
-    if (checksum) checksum->Update(piece, static_cast<size_t>(count * token_bytes));
+    if (checksum) checksum->Update(piece, static_cast<size_t>(count * heads * row_bytes));
   }
   if (checksum) args.unit_checksums[unit] = checksum->Digest();
+  if (unit_scales == nullptr) return;
+  const int64_t rows = in_unit.count * heads;
+  if (!turn) {
+    ForEachScale(args.target, args.first_position + in_unit.begin, 0, rows, heads,
+                 [&](float& scale, int64_t i) { scale = unit_scales[i]; });
+  }
+  if (args.scale_checksums != nullptr) {
+    args.scale_checksums[unit] = UnitChecksum(unit_scales, static_cast<size_t>(rows) * sizeof(float));
+  }
 }
 
 // Writes one unit front to back and hashes exactly what it writes, even where somebody changes the source meanwhile:
@@ -141,20 +203,30 @@ class UnitWriter {
 
 void GatherUnit(const GatherArgs& args, Stores stores, int64_t unit) {
   const UnitTokens in_unit(unit, args.unit_tokens, args.tokens);
+  const int64_t row_bytes = args.dim * static_cast<int64_t>(ElementBytes(args.source.dtype));
   const auto for_each_run = [&](auto fn) {
     ForEachRun(args.source, args.first_position + in_unit.begin, in_unit.count, args.heads, args.dim,
-               [&](const float* slot, int64_t rows) { fn(slot, static_cast<size_t>(rows * args.dim)); });
+               [&](const RowRun& run) { fn(run.slot, static_cast<size_t>(run.rows * row_bytes)); });
   };
-  auto* target = static_cast<float*>(args.units[unit]);
+  if (args.source.scales != nullptr) {
+    // Hashed where they were written: the engine may change its own meanwhile.
+    const int64_t rows = in_unit.count * args.heads;
+    ForEachScale(args.source, args.first_position + in_unit.begin, 0, rows, args.heads,
+                 [&](float scale, int64_t i) { args.scales[unit][i] = scale; });
+    if (args.scale_checksums != nullptr) {
+      args.scale_checksums[unit] = UnitChecksum(args.scales[unit], static_cast<size_t>(rows) * sizeof(float));
+    }
+  }
+  auto* target = static_cast<std::byte*>(args.units[unit]);
   if (args.unit_checksums == nullptr) {
-    for_each_run([&](const float* slot, size_t floats) {
-      CopyBytes(slot, target, floats * sizeof(float), stores);
-      target += floats;
+    for_each_run([&](const std::byte* slot, size_t bytes) {
+      CopyBytes(slot, target, bytes, stores);
+      target += bytes;
     });
     return;
   }
   UnitWriter writer(target, stores);
-  for_each_run([&](const float* slot, size_t floats) { writer.Append(slot, floats * sizeof(float)); });
+  for_each_run([&](const std::byte* slot, size_t bytes) { writer.Append(slot, bytes); });
   args.unit_checksums[unit] = writer.Finish();
 }
 
@@ -178,36 +250,42 @@ uint64_t HashFromMemory(const void* data, size_t bytes) {
 
 void RotateKeys(const RotateKeysArgs& args, Workers* workers) {
   const bool in_place = args.source == args.target;
-  const int64_t row_bytes = args.dim * static_cast<int64_t>(sizeof(float));
+  const int64_t row_bytes = args.dim * static_cast<int64_t>(ElementBytes(args.dtype));
   const Stores stores = in_place ? Stores::kCached : StoresFor(args.rows * row_bytes);
   std::optional<Turn> turn;
-  if (args.rotation.style != RopeStyle::kNone) turn.emplace(args.rotation, args.delta);
+  if (Turns(args.rotation, args.delta)) turn.emplace(args.rotation, args.delta);
   const int64_t rows_at_once = std::max<int64_t>(1, kPieceBytes / row_bytes);
   const int64_t pieces = (args.rows + rows_at_once - 1) / rows_at_once;
   ForEachUnit(workers, pieces, rows_at_once * row_bytes, stores, [&](int64_t piece) {
     const int64_t row = piece * rows_at_once, rows = std::min(rows_at_once, args.rows - row);
-    const float* const source = static_cast<const float*>(args.source) + row * args.dim;
-    float* const target = static_cast<float*>(args.target) + row * args.dim;
-    if (turn) {
-      TurnRows(*turn, rows, args.dim, source, target, stores);
-    } else if (!in_place) {
-      CopyBytes(source, target, static_cast<size_t>(rows * row_bytes), stores);
+    const bool scaled = args.source_scales != nullptr;
+    const KeyRows keys = {.dtype = args.dtype,
+                          .rows = rows,
+                          .dim = args.dim,
+                          .source = static_cast<const std::byte*>(args.source) + row * row_bytes,
+                          .target = static_cast<std::byte*>(args.target) + row * row_bytes,
+                          .source_scales = scaled ? args.source_scales + row : nullptr,
+                          .target_scales = scaled ? args.target_scales + row : nullptr};
+    if (turn) return TurnRows(*turn, keys, stores);
+    if (!in_place) CopyBytes(keys.source, keys.target, static_cast<size_t>(rows * row_bytes), stores);
+    if (scaled && keys.source_scales != keys.target_scales) {
+      std::copy_n(keys.source_scales, rows, keys.target_scales);
     }
   });
 }
 
 void Land(const LandArgs& args, Workers* workers) {
   const StoredRows& source = args.source;
-  const int64_t token_bytes = int64_t{source.heads} * source.dim * static_cast<int64_t>(sizeof(float));
+  const int64_t token_bytes = int64_t{source.heads} * source.dim * static_cast<int64_t>(ElementBytes(source.dtype));
   const Stores stores = StoresFor(source.tokens * token_bytes, args.batch_bytes);
   std::optional<Turn> turn;
-  if (args.rotation.style != RopeStyle::kNone) turn.emplace(args.rotation, args.delta);
+  if (Turns(args.rotation, args.delta)) turn.emplace(args.rotation, args.delta);
   ForEachUnit(workers, UnitCount(source.tokens, source.unit_tokens), source.unit_tokens * token_bytes, stores,
               [&](int64_t unit) { LandUnit(args, turn, stores, unit); });
 }
 
 void Gather(const GatherArgs& args, Workers* workers) {
-  const int64_t token_bytes = int64_t{args.heads} * args.dim * static_cast<int64_t>(sizeof(float));
+  const int64_t token_bytes = int64_t{args.heads} * args.dim * static_cast<int64_t>(ElementBytes(args.source.dtype));
   const Stores stores = StoresFor(args.tokens * token_bytes, args.batch_bytes);
   ForEachUnit(workers, UnitCount(args.tokens, args.unit_tokens), args.unit_tokens * token_bytes, stores,
               [&](int64_t unit) { GatherUnit(args, stores, unit); });

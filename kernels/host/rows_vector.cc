@@ -5,11 +5,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/rows_vector.cc"
-#include <hwy/foreach_target.h>  // must come before highway.h
+#include <hwy/foreach_target.h>
+// After foreach_target.h.
 #include <hwy/highway.h>
+
+#include "kernels/host/element-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
@@ -31,77 +35,144 @@ void StreamBytes(const void* source, void* target, size_t bytes) {
   std::memcpy(to + body_end, from + body_end, bytes - body_end);
 }
 
-template <bool kStream, class D>
-HWY_INLINE void Put(hn::Vec<D> values, D d, float* to) {
-  if constexpr (kStream) {
-    hn::Stream(values, d, to);
-  } else {
-    hn::StoreU(values, d, to);
-  }
+// Calls sink(d, values, index) for all numbers of a key's rotary dimensions, turned, vector by vector and at the end
+// one by one. A sink may store in place what it is given.
+template <DType kType, class Sink>
+HWY_INLINE void TurnHalfSplit(const Turn& turn, const Stored<kType>* source, Sink sink) {
+  const int32_t half = turn.rotary_dim / 2;
+  int32_t i = 0;
+  const auto turn_pairs = [&](auto d) HWY_ATTR {
+    const auto x = LoadElements<kType>(d, source + i), y = LoadElements<kType>(d, source + half + i);
+    const auto c = hn::LoadU(d, turn.cosine + i), s = hn::LoadU(d, turn.sine + i);
+    sink(d, hn::NegMulAdd(y, s, hn::Mul(x, c)), i);
+    sink(d, hn::MulAdd(x, s, hn::Mul(y, c)), half + i);
+  };
+  const hn::ScalableTag<float> d;
+  for (const auto step = static_cast<int32_t>(hn::Lanes(d)); i + step <= half; i += step) turn_pairs(d);
+  for (; i < half; ++i) turn_pairs(hn::CappedTag<float, 1>());
 }
 
-template <bool kStream>
-HWY_INLINE void TurnHalfSplit(const Turn& turn, const float* source, float* target) {
+template <DType kType, class Sink>
+HWY_INLINE void TurnInterleaved(const Turn& turn, const Stored<kType>* source, Sink sink) {
   const hn::ScalableTag<float> d;
-  const int32_t half = turn.rotary_dim / 2, step = static_cast<int32_t>(hn::Lanes(d));
   int32_t i = 0;
-  for (; i + step <= half; i += step) {
-    const auto x = hn::LoadU(d, source + i), y = hn::LoadU(d, source + half + i);
-    const auto c = hn::Load(d, turn.cosine + i), s = hn::Load(d, turn.sine + i);
-    Put<kStream>(hn::NegMulAdd(y, s, hn::Mul(x, c)), d, target + i);
-    Put<kStream>(hn::MulAdd(x, s, hn::Mul(y, c)), d, target + half + i);
-  }
-  for (; i < half; ++i) {
-    const float x = source[i], y = source[half + i];
-    target[i] = x * turn.cosine[i] - y * turn.sine[i];
-    target[half + i] = x * turn.sine[i] + y * turn.cosine[i];
-  }
-}
-
-template <bool kStream>
-HWY_INLINE void TurnInterleaved(const Turn& turn, const float* source, float* target) {
-  const hn::ScalableTag<float> d;
-  const int32_t step = static_cast<int32_t>(hn::Lanes(d));
-  int32_t i = 0;
-  for (; step > 1 && i + step <= turn.rotary_dim; i += step) {
-    const auto pairs = hn::LoadU(d, source + i);
-    const auto c = hn::Load(d, turn.cosine + i), s = hn::Load(d, turn.sine + i);
-    Put<kStream>(hn::MulAdd(hn::Reverse2(d, pairs), s, hn::Mul(pairs, c)), d, target + i);
+  if constexpr (hn::MaxLanes(d) > 1) {
+    for (const auto step = static_cast<int32_t>(hn::Lanes(d)); i + step <= turn.rotary_dim; i += step) {
+      const auto pairs = LoadElements<kType>(d, source + i);
+      const auto c = hn::LoadU(d, turn.cosine + i), s = hn::LoadU(d, turn.sine + i);
+      sink(d, hn::MulAdd(hn::Reverse2(d, pairs), s, hn::Mul(pairs, c)), i);
+    }
   }
   for (; i < turn.rotary_dim; i += 2) {
-    const float x = source[i], y = source[i + 1];
-    target[i] = x * turn.cosine[i] + y * turn.sine[i];
-    target[i + 1] = y * turn.cosine[i + 1] + x * turn.sine[i + 1];
+    const hn::CappedTag<float, 1> one;
+    const auto x = LoadElements<kType>(one, source + i), y = LoadElements<kType>(one, source + i + 1);
+    const auto c = hn::LoadU(one, turn.cosine + i), s = hn::LoadU(one, turn.sine + i + 1);
+    sink(one, hn::NegMulAdd(y, s, hn::Mul(x, c)), i);
+    sink(one, hn::MulAdd(x, s, hn::Mul(y, c)), i + 1);
   }
 }
 
-template <bool kStream>
-void TurnEach(const Turn& turn, int64_t rows, int32_t dim, const float* source, float* target) {
-  const size_t rest_bytes = static_cast<size_t>(dim - turn.rotary_dim) * sizeof(float);
-  for (int64_t row = 0; row < rows; ++row, source += dim, target += dim) {
-    if (turn.style == RopeStyle::kHalfSplit) {
-      TurnHalfSplit<kStream>(turn, source, target);
-    } else {
-      TurnInterleaved<kStream>(turn, source, target);
-    }
-    if (source == target || rest_bytes == 0) continue;
+template <DType kType, class Sink>
+HWY_INLINE void TurnRow(const Turn& turn, const Stored<kType>* source, Sink sink) {
+  if (turn.style == RopeStyle::kHalfSplit) {
+    TurnHalfSplit<kType>(turn, source, sink);
+  } else {
+    TurnInterleaved<kType>(turn, source, sink);
+  }
+}
+
+// Calls sink(d, values, index) for a key's other dimensions.
+template <DType kType, class Sink>
+HWY_INLINE void PassRest(const Turn& turn, int32_t dim, const Stored<kType>* source, Sink sink) {
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> one;
+  const int32_t step = static_cast<int32_t>(hn::Lanes(d));
+  int32_t i = turn.rotary_dim;
+  for (; i + step <= dim; i += step) sink(d, LoadElements<kType>(d, source + i), i);
+  for (; i < dim; ++i) sink(one, LoadElements<kType>(one, source + i), i);
+}
+
+template <DType kType, bool kStream>
+void TurnEach(const Turn& turn, const KeyRows& keys) {
+  const size_t rest = static_cast<size_t>(keys.dim - turn.rotary_dim) * sizeof(Stored<kType>);
+  const auto* source = static_cast<const Stored<kType>*>(keys.source);
+  auto* target = static_cast<Stored<kType>*>(keys.target);
+  for (int64_t row = 0; row < keys.rows; ++row, source += keys.dim, target += keys.dim) {
+    TurnRow<kType>(turn, source, [target](auto d, auto values, int32_t i) HWY_ATTR {
+      StoreElements<kType, kStream>(values, d, target + i);
+    });
+    if (source == target || rest == 0) continue;
     if constexpr (kStream) {
-      StreamBytes(source + turn.rotary_dim, target + turn.rotary_dim, rest_bytes);
+      StreamBytes(source + turn.rotary_dim, target + turn.rotary_dim, rest);
     } else {
-      std::memcpy(target + turn.rotary_dim, source + turn.rotary_dim, rest_bytes);
+      std::memcpy(target + turn.rotary_dim, source + turn.rotary_dim, rest);
     }
   }
 }
 
-void TurnRows(const Turn& turn, int64_t rows, int32_t dim, const float* source, float* target, Stores stores) {
+// Rows with a scale each are turned twice: for their largest magnitude, and to be written with the scale that follows.
+template <DType kType, bool kStream>
+void TurnScaledEach(const Turn& turn, const KeyRows& keys) {
+  const auto* source = static_cast<const Stored<kType>*>(keys.source);
+  auto* target = static_cast<Stored<kType>*>(keys.target);
+  for (int64_t row = 0; row < keys.rows; ++row, source += keys.dim, target += keys.dim) {
+    const hn::ScalableTag<float> d;
+    auto largest = hn::Zero(d);
+    float most = 0;  // of single numbers
+    const auto compare = [&](auto tag, auto values, int32_t) HWY_ATTR {
+      if constexpr (hn::MaxLanes(tag) == hn::MaxLanes(d)) {
+        largest = hn::Max(largest, hn::Abs(values));
+      } else {
+        most = std::max(most, std::abs(hn::GetLane(values)));
+      }
+    };
+    TurnRow<kType>(turn, source, compare);
+    PassRest<kType>(turn, keys.dim, source, compare);
+    most = std::max(most, hn::GetLane(hn::MaxOfLanes(d, largest)));
+    const float scale = TurnedScale(kType, keys.source_scales[row], most);
+    const float factor = keys.source_scales[row] / scale;
+    const auto store = [&](auto tag, auto values, int32_t i) HWY_ATTR {
+      StoreElements<kType, kStream>(hn::Mul(values, hn::Set(tag, factor)), tag, target + i);
+    };
+    TurnRow<kType>(turn, source, store);
+    PassRest<kType>(turn, keys.dim, source, store);
+    keys.target_scales[row] = scale;
+  }
+}
+
+template <DType kType, bool kStream>
+void TurnAs(const Turn& turn, const KeyRows& keys) {
+  if constexpr (ElementBytes(kType) == 1) {
+    if (keys.source_scales != nullptr) return TurnScaledEach<kType, kStream>(turn, keys);
+  }
+  TurnEach<kType, kStream>(turn, keys);
+}
+
+template <DType kType>
+void TurnRowsOf(const Turn& turn, const KeyRows& keys, Stores stores) {
   const hn::ScalableTag<float> d;
   const auto lanes = static_cast<int32_t>(hn::Lanes(d));
-  const bool aligned = reinterpret_cast<uintptr_t>(target) % (lanes * sizeof(float)) == 0 && dim % lanes == 0 &&
-                       turn.rotary_dim / 2 % lanes == 0;
+  const bool aligned = reinterpret_cast<uintptr_t>(keys.target) % (lanes * sizeof(Stored<kType>)) == 0 &&
+                       keys.dim % lanes == 0 && turn.rotary_dim / 2 % lanes == 0;
   if (stores == Stores::kStreaming && aligned) {
-    TurnEach<true>(turn, rows, dim, source, target);
+    TurnAs<kType, true>(turn, keys);
   } else {
-    TurnEach<false>(turn, rows, dim, source, target);
+    TurnAs<kType, false>(turn, keys);
+  }
+}
+
+void TurnRows(const Turn& turn, const KeyRows& keys, Stores stores) {
+  switch (keys.dtype) {
+    case DType::kF32:
+      return TurnRowsOf<DType::kF32>(turn, keys, stores);
+    case DType::kF16:
+      return TurnRowsOf<DType::kF16>(turn, keys, stores);
+    case DType::kBF16:
+      return TurnRowsOf<DType::kBF16>(turn, keys, stores);
+    case DType::kF8E4M3:
+      return TurnRowsOf<DType::kF8E4M3>(turn, keys, stores);
+    case DType::kF8E5M2:
+      return TurnRowsOf<DType::kF8E5M2>(turn, keys, stores);
   }
 }
 
@@ -133,8 +204,8 @@ Turn::Turn(const Rotation& rotation, int64_t delta) : style(rotation.style), rot
   }
 }
 
-void TurnRows(const Turn& turn, int64_t rows, int32_t dim, const float* source, float* target, Stores stores) {
-  HWY_DYNAMIC_DISPATCH(TurnRows)(turn, rows, dim, source, target, stores);
+void TurnRows(const Turn& turn, const KeyRows& keys, Stores stores) {
+  HWY_DYNAMIC_DISPATCH(TurnRows)(turn, keys, stores);
 }
 
 void CopyBytes(const void* source, void* target, size_t bytes, Stores stores) {

@@ -25,8 +25,17 @@ struct Turn {
   alignas(64) float sine[kMaxRotaryDim];
 };
 
-// Turns `rows` keys of `dim` floats, dense in source and target. In place when they are the same.
-void TurnRows(const Turn& turn, int64_t rows, int32_t dim, const float* source, float* target, Stores stores);
+// Keys, dense in source and target. In place when they are the same.
+struct KeyRows {
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int32_t dim = 0;
+  const void* source = nullptr;
+  void* target = nullptr;
+  const float* source_scales = nullptr;  // 8-bit types: [rows], or null
+  float* target_scales = nullptr;
+};
+void TurnRows(const Turn& turn, const KeyRows& keys, Stores stores);
 
 void CopyBytes(const void* source, void* target, size_t bytes, Stores stores);
 

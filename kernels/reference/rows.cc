@@ -1,7 +1,9 @@
 // Keys and values on their way between stored units and paged slots, one row at a time.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
+#include <vector>
 
 #include "kernels/checksum.h"
 #include "kernels/reference/reference.h"
@@ -9,27 +11,62 @@
 namespace ashlar::kernels::reference {
 namespace {
 
-// target ← R(delta) source, one key of `dim` floats; in place when they are the same.
-void RotateRow(const Rotation& rotation, int64_t delta, int32_t dim, const float* source, float* target) {
-  const int32_t pairs = rotation.style == RopeStyle::kNone ? 0 : rotation.rotary_dim / 2;
-  for (int32_t i = 0; i < pairs; ++i) {
-    const bool half_split = rotation.style == RopeStyle::kHalfSplit;
-    const int32_t a = half_split ? i : 2 * i, b = half_split ? i + pairs : 2 * i + 1;
-    const double angle = static_cast<double>(delta) * rotation.frequencies[i];
-    const double x = source[a], y = source[b];
-    target[a] = static_cast<float>(x * std::cos(angle) - y * std::sin(angle));
-    target[b] = static_cast<float>(x * std::sin(angle) + y * std::cos(angle));
-  }
-  if (source != target) std::copy(source + 2 * pairs, source + dim, target + 2 * pairs);
+// One row of keys or values, with its scale where it has one.
+struct Row {
+  void* data;
+  float* scale;
+};
+
+Row RowAt(DType dtype, const void* data, const float* scales, int64_t row, int32_t dim) {
+  return {static_cast<std::byte*>(const_cast<void*>(data)) + row * dim * static_cast<int64_t>(ElementBytes(dtype)),
+          scales == nullptr ? nullptr : const_cast<float*>(scales) + row};
 }
 
-float* Row(const PagedSlots& slots, int64_t position, int32_t head) {
-  return static_cast<float*>(slots.base) + slots.page_table[position / slots.page_tokens] * slots.page_stride +
-         (position % slots.page_tokens) * slots.token_stride + head * slots.head_stride;
+Row RowAt(const PagedSlots& slots, int64_t position, int32_t head) {
+  const int64_t page = slots.page_table[position / slots.page_tokens], in_page = position % slots.page_tokens;
+  const int64_t element = page * slots.page_stride + in_page * slots.token_stride + head * slots.head_stride;
+  const int64_t scale =
+      page * slots.scale_page_stride + in_page * slots.scale_token_stride + head * slots.scale_head_stride;
+  return {static_cast<std::byte*>(slots.base) + element * static_cast<int64_t>(ElementBytes(slots.dtype)),
+          slots.scales == nullptr ? nullptr : slots.scales + scale};
+}
+
+void CopyRow(DType dtype, int32_t dim, const Row& source, const Row& target) {
+  std::memmove(target.data, source.data, static_cast<size_t>(dim) * ElementBytes(dtype));
+  if (source.scale != nullptr) *target.scale = *source.scale;
+}
+
+// target ← R(delta) source, one key; in place when they are the same.
+void TurnRow(const Rotation& rotation, int64_t delta, DType dtype, int32_t dim, const Row& source, const Row& target) {
+  if (rotation.style == RopeStyle::kNone || delta == 0) return CopyRow(dtype, dim, source, target);
+  std::vector<double> key(static_cast<size_t>(dim));
+  for (int32_t i = 0; i < dim; ++i) key[i] = ReadElement(dtype, source.data, i);
+  const int32_t pairs = rotation.rotary_dim / 2;
+  for (int32_t i = 0; i < pairs; ++i) {
+    const bool half_split = rotation.style == RopeStyle::kHalfSplit;
+    double &x = key[half_split ? i : 2 * i], &y = key[half_split ? i + pairs : 2 * i + 1];
+    const double angle = static_cast<double>(delta) * rotation.frequencies[i];
+    const double turned = x * std::cos(angle) - y * std::sin(angle);
+    y = x * std::sin(angle) + y * std::cos(angle);
+    x = turned;
+  }
+  double factor = 1;
+  if (source.scale != nullptr) {
+    double largest = 0;
+    for (const double x : key) largest = std::max(largest, std::abs(x));
+    const float old = *source.scale;
+    *target.scale = TurnedScale(dtype, old, static_cast<float>(largest));
+    factor = double{old} / *target.scale;
+  }
+  const double limit = ElementBytes(dtype) == 1 ? LargestFinite(dtype) : INFINITY;
+  for (int32_t i = 0; i < dim; ++i) {
+    WriteElement(dtype, target.data, i, static_cast<float>(std::clamp(key[i] * factor, -limit, limit)));
+  }
 }
 
 template <typename T>
-void HashUnits(const T* const* units, int64_t tokens, int32_t unit_tokens, size_t token_bytes, uint64_t* checksums) {
+void HashUnits(T* const* units, int64_t tokens, int32_t unit_tokens, size_t token_bytes, uint64_t* checksums) {
+  if (units == nullptr || checksums == nullptr) return;
   for (int64_t t = 0; t < tokens; t += unit_tokens) {
     checksums[t / unit_tokens] = UnitChecksum(
         units[t / unit_tokens], static_cast<size_t>(std::min<int64_t>(unit_tokens, tokens - t)) * token_bytes);
@@ -40,39 +77,41 @@ void HashUnits(const T* const* units, int64_t tokens, int32_t unit_tokens, size_
 
 void RotateKeys(const RotateKeysArgs& args) {
   for (int64_t row = 0; row < args.rows; ++row) {
-    RotateRow(args.rotation, args.delta, args.dim, static_cast<const float*>(args.source) + row * args.dim,
-              static_cast<float*>(args.target) + row * args.dim);
+    TurnRow(args.rotation, args.delta, args.dtype, args.dim,
+            RowAt(args.dtype, args.source, args.source_scales, row, args.dim),
+            RowAt(args.dtype, args.target, args.target_scales, row, args.dim));
   }
 }
 
 void Land(const LandArgs& args) {
   const StoredRows& source = args.source;
-  const int64_t token_floats = int64_t{source.heads} * source.dim;
   for (int64_t t = 0; t < source.tokens; ++t) {
-    const float* token =
-        static_cast<const float*>(source.units[t / source.unit_tokens]) + (t % source.unit_tokens) * token_floats;
+    const int64_t unit = t / source.unit_tokens, in_unit = t % source.unit_tokens;
+    const float* const scales = source.scales == nullptr ? nullptr : source.scales[unit];
     for (int32_t h = 0; h < source.heads; ++h) {
-      RotateRow(args.rotation, args.delta, source.dim, token + int64_t{h} * source.dim,
-                Row(args.target, args.first_position + t, h));
+      TurnRow(args.rotation, args.delta, source.dtype, source.dim,
+              RowAt(source.dtype, source.units[unit], scales, in_unit * source.heads + h, source.dim),
+              RowAt(args.target, args.first_position + t, h));
     }
   }
-  if (args.unit_checksums != nullptr) {
-    HashUnits(source.units, source.tokens, source.unit_tokens, token_floats * sizeof(float), args.unit_checksums);
-  }
+  const size_t token_bytes = static_cast<size_t>(source.heads) * source.dim * ElementBytes(source.dtype);
+  HashUnits(source.units, source.tokens, source.unit_tokens, token_bytes, args.unit_checksums);
+  HashUnits(source.scales, source.tokens, source.unit_tokens, source.heads * sizeof(float), args.scale_checksums);
 }
 
 void Gather(const GatherArgs& args) {
-  const int64_t token_floats = int64_t{args.heads} * args.dim;
+  const DType dtype = args.source.dtype;
   for (int64_t t = 0; t < args.tokens; ++t) {
-    float* token = static_cast<float*>(args.units[t / args.unit_tokens]) + (t % args.unit_tokens) * token_floats;
+    const int64_t unit = t / args.unit_tokens, in_unit = t % args.unit_tokens;
+    const float* const scales = args.scales == nullptr ? nullptr : args.scales[unit];
     for (int32_t h = 0; h < args.heads; ++h) {
-      const float* row = Row(args.source, args.first_position + t, h);
-      std::copy(row, row + args.dim, token + int64_t{h} * args.dim);
+      CopyRow(dtype, args.dim, RowAt(args.source, args.first_position + t, h),
+              RowAt(dtype, args.units[unit], scales, in_unit * args.heads + h, args.dim));
     }
   }
-  if (args.unit_checksums != nullptr) {
-    HashUnits(args.units, args.tokens, args.unit_tokens, token_floats * sizeof(float), args.unit_checksums);
-  }
+  const size_t token_bytes = static_cast<size_t>(args.heads) * args.dim * ElementBytes(dtype);
+  HashUnits(args.units, args.tokens, args.unit_tokens, token_bytes, args.unit_checksums);
+  HashUnits(args.scales, args.tokens, args.unit_tokens, args.heads * sizeof(float), args.scale_checksums);
 }
 
 void Checksum(const ChecksumArgs& args) {

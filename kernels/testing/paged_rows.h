@@ -1,7 +1,8 @@
-// Random stored rows, page pools and rotations for the tests of Land, Gather and RotateKeys.
+// Random stored rows, page pools and rotations for the tests of what moves, turns and reads keys and values.
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
+#include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -12,59 +13,116 @@ namespace ashlar::kernels::testing {
 // How tokens and heads lie in a page: tokens first (NHD) or heads first (HND). kLoose: tokens first, with gaps.
 enum class PageOrder { kTokensFirst, kHeadsFirst, kLoose };
 
+// What a row is made of.
+struct RowFormat {
+  DType dtype = DType::kF32;
+  bool scaled = false;  // 8-bit types: a scale a row
+
+  // How far a number near `value` may lie from what it was rounded from, in a row of this scale.
+  double Rounding(double value, double scale) const;
+  std::string Name() const;
+};
+inline constexpr RowFormat kRowFormats[] = {{DType::kF32},          {DType::kF16},         {DType::kBF16},
+                                            {DType::kF8E4M3},       {DType::kF8E5M2},      {DType::kF8E4M3, true},
+                                            {DType::kF8E5M2, true}};
+
 struct RowsShape {
   int64_t tokens = 0;
   int32_t unit_tokens = 0, heads = 0, dim = 0;
+  RowFormat format;
 
   int64_t Units() const { return (tokens + unit_tokens - 1) / unit_tokens; }
-  int64_t UnitFloats() const { return int64_t{unit_tokens} * heads * dim; }
 };
-RowsShape RandomRowsShape(Random& random);
+RowsShape RandomRowsShape(Random& random, RowFormat format);
+
+// Dense rows and their scales, numbers in [−2, 2].
+struct Rows {
+  Rows(RowFormat format, int64_t rows, int32_t dim);
+  Rows(RowFormat format, int64_t rows, int32_t dim, Random& random);
+
+  double Scale(int64_t row) const { return format.scaled ? scales[row] : 1.0; }
+  double Value(int64_t row, int32_t i) const {
+    return ReadElement(format.dtype, bytes.data(), row * dim + i) * Scale(row);
+  }
+  bool operator==(const Rows& other) const { return bytes == other.bytes && scales == other.scales; }
+
+  RowFormat format;
+  int64_t rows;
+  int32_t dim;
+  std::vector<std::byte> bytes;
+  std::vector<float> scales;  // empty where the format has none
+};
+// The largest |a − b| / tolerance(a, scale) over all numbers; infinity where either is not a number.
+double LargestDifference(const Rows& actual, const Rows& expected, double slack);
 
 // Units in memory of their own; a partly filled last unit has only room for its tokens, so that a sanitizer sees any
 // step into its padding.
 class Units {
  public:
-  Units(const RowsShape& shape, float fill);
+  explicit Units(const RowsShape& shape);
   Units(const RowsShape& shape, Random& random);
   Units(const Units&) = delete;
 
   StoredRows View() const;
-  float* const* pointers() { return pointers_.data(); }
-  std::vector<std::vector<float>>& values() { return values_; }
-  const std::vector<std::vector<float>>& values() const { return values_; }
+  void* const* pointers() { return pointers_.data(); }
+  float* const* scales() { return scale_pointers_.empty() ? nullptr : scale_pointers_.data(); }
+  const std::vector<Rows>& values() const { return values_; }
+  std::vector<uint64_t> Checksums() const;
+  std::vector<uint64_t> ScaleChecksums() const;
 
  private:
+  void Point();
+
   const RowsShape shape_;
-  std::vector<std::vector<float>> values_;
-  std::vector<float*> pointers_;
+  std::vector<Rows> values_;
+  std::vector<void*> pointers_;
+  std::vector<float*> scale_pointers_;
 };
 
 // A pool of pages and the page table of a sequence in which `tokens` tokens stand from `first_position` on. Entries of
 // other pages of the sequence lead far outside of the pool: reading through them is a crash.
 class Pages {
  public:
-  // Pages start at a cache line; `misaligned`: one float past it, off any vector's alignment.
+  // Pages start at a cache line; `misaligned`: one number past it, off any vector's alignment.
   Pages(Random& random, const RowsShape& rows, PageOrder order, int32_t page_tokens, int64_t first_position,
         bool misaligned = false);
 
-  // What every float of the pool holds at first.
-  static constexpr float kUntouched = 0.125f;
+  // What the pool holds at first.
+  static constexpr std::byte kUntouched{0x31};
+  static constexpr float kUntouchedScale = 0.125f;
 
-  PagedSlots View() { return ViewOf(values_); }
-  // The same slots in another buffer of the same size.
-  PagedSlots ViewOf(std::vector<float>& values) const;
-  std::vector<float>& values() { return values_; }
-  void FillRandomly(Random& random) { std::ranges::copy(random.Uniforms(values_.size(), -2, 2), values_.begin()); }
+  struct Memory {
+    std::vector<std::byte> bytes;
+    std::vector<float> scales;
+    bool operator==(const Memory&) const = default;
+  };
+  PagedSlots View() { return ViewOf(memory_); }
+  // The same slots in other memory of the same size.
+  PagedSlots ViewOf(Memory& memory) const;
+  Memory& memory() { return memory_; }
+
+  // The rows of a memory's tokens, and those of the pages' tokens replaced by `rows`.
+  Rows RowsOf(Memory& memory) const;
+  void SetRows(Memory& memory, const Rows& rows) const;
+  // Whether memories agree wherever no row of the tokens lies.
+  bool SameElsewhere(const Memory& a, const Memory& b) const;
 
  private:
+  template <typename Fn>
+  void ForEachRow(const PagedSlots& slots, Fn fn) const;
+
+  const RowsShape shape_;
+  const int64_t first_position_;
   int64_t page_stride_, token_stride_, head_stride_, offset_;
   const int32_t page_tokens_;
   std::vector<int32_t> table_;
-  std::vector<float> values_;
+  Memory memory_;
 };
 
 // The frequency table base^(−2i / rotary_dim), and the rotation that reads it.
 std::vector<double> Frequencies(int32_t rotary_dim, double base);
+
+// R(delta) of a key, in fp64.
+void TurnExactly(const Rotation& rotation, int64_t delta, std::vector<double>& key);
 
 }  // namespace ashlar::kernels::testing
