@@ -154,11 +154,11 @@ void TurnRowsOf(const Turn& turn, const KeyRows& keys, Stores stores) {
   const auto lanes = static_cast<int32_t>(hn::Lanes(d));
   const bool aligned = reinterpret_cast<uintptr_t>(keys.target) % (lanes * sizeof(Stored<kType>)) == 0 &&
                        keys.dim % lanes == 0 && turn.rotary_dim / 2 % lanes == 0;
-  if (stores == Stores::kStreaming && aligned) {
-    TurnAs<kType, true>(turn, keys);
-  } else {
-    TurnAs<kType, false>(turn, keys);
+  // Nothing shorter than 16 bytes can be streamed.
+  if constexpr (hn::MaxLanes(d) * sizeof(Stored<kType>) >= 16) {
+    if (stores == Stores::kStreaming && aligned) return TurnAs<kType, true>(turn, keys);
   }
+  TurnAs<kType, false>(turn, keys);
 }
 
 void TurnRows(const Turn& turn, const KeyRows& keys, Stores stores) {

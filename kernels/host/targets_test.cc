@@ -4,7 +4,6 @@
 
 #include "kernels/testing/backends.h"
 #include "kernels/testing/linear_inputs.h"
-#include "kernels/testing/paged_rows.h"
 
 namespace ashlar::kernels::testing {
 namespace {
@@ -97,87 +96,6 @@ TEST_P(TargetsTest, DecodesLikeOnePass) {
   EXPECT_LE(RelativeError(out, expected_out), kTolerance);
 }
 
-class TargetRowsTest : public ::testing::TestWithParam<int64_t> {
- protected:
-  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
-
-  static constexpr float kRotationTolerance = 1e-6f;
-  const uint64_t seed_ = FreshSeed();
-  ::testing::ScopedTrace trace_{__FILE__, __LINE__, "ASHLAR_SEED=" + std::to_string(seed_)};
-  Random random_{seed_};
-  Runner host_{Host()}, reference_{Reference()};
-};
-
-void ExpectNear(const std::vector<float>& actual, const std::vector<float>& expected, float tolerance) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(actual[i], expected[i], tolerance) << "number " << i;
-}
-
-TEST_P(TargetRowsTest, TurnsKeys) {
-  for (const RopeStyle style : {RopeStyle::kHalfSplit, RopeStyle::kInterleaved}) {
-    for (const int32_t rotary_dim : {2, 16, 30, 64}) {
-      SCOPED_TRACE("style " + std::to_string(static_cast<int>(style)) + ", rotary " + std::to_string(rotary_dim));
-      constexpr int64_t kRows = 21;
-      constexpr int32_t kDim = 67;
-      const std::vector<double> frequencies = Frequencies(rotary_dim, 1e6);
-      const std::vector<float> source = random_.Uniforms(kRows * kDim, -2, 2);
-      std::vector<float> target(source.size()), expected(source.size());
-      RotateKeysArgs args = {.rotation = {style, rotary_dim, frequencies.data()},
-                             .delta = random_.Integer(1, 1'000'000),
-                             .rows = kRows,
-                             .dim = kDim,
-                             .source = source.data(),
-                             .target = target.data()};
-      host_.Run(args);
-      args.target = expected.data();
-      reference_.Run(args);
-      ExpectNear(target, expected, kRotationTolerance);
-    }
-  }
-}
-
-// Through the cache, and past it as transfers of many megabytes go.
-TEST_P(TargetRowsTest, LandsAndGathers) {
-  const std::vector<double> frequencies = Frequencies(32, 1e6);
-  for (const int32_t dim : {37, 64}) {
-    for (const RopeStyle style : {RopeStyle::kNone, RopeStyle::kHalfSplit, RopeStyle::kInterleaved}) {
-      for (const int64_t batch_bytes : {int64_t{0}, int64_t{1} << 30}) {
-        SCOPED_TRACE("dim " + std::to_string(dim) + ", style " + std::to_string(static_cast<int>(style)) + ", batch " +
-                     std::to_string(batch_bytes));
-        const RowsShape shape = {.tokens = 53, .unit_tokens = 8, .heads = 3, .dim = dim};
-        const Units units(shape, random_);
-        Pages pages(random_, shape, PageOrder::kTokensFirst, 16, 5);
-        std::vector<float> expected = pages.values();
-        LandArgs land = {.source = units.View(),
-                         .rotation = {style, 32, frequencies.data()},
-                         .delta = 5,
-                         .target = pages.ViewOf(expected),
-                         .first_position = 5,
-                         .batch_bytes = batch_bytes};
-        reference_.Run(land);
-        land.target = pages.View();
-        host_.Run(land);
-        ExpectNear(pages.values(), expected, style == RopeStyle::kNone ? 0 : kRotationTolerance);
-
-        Units gathered(shape, -1.0f), expected_units(shape, -1.0f);
-        GatherArgs gather = {.source = pages.View(),
-                             .first_position = 5,
-                             .units = gathered.pointers(),
-                             .unit_tokens = shape.unit_tokens,
-                             .tokens = shape.tokens,
-                             .heads = shape.heads,
-                             .dim = shape.dim,
-                             .batch_bytes = batch_bytes};
-        host_.Run(gather);
-        gather.units = expected_units.pointers();
-        reference_.Run(gather);
-        EXPECT_EQ(gathered.values(), expected_units.values());
-      }
-    }
-  }
-}
-
 std::vector<int64_t> Targets() {
   std::vector<int64_t> targets;
   for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_SCALAR, HWY_EMU128}) {
@@ -193,9 +111,6 @@ INSTANTIATE_TEST_SUITE_P(Every, TargetsTest,
                            return std::string(hwy::TargetName(std::get<0>(info.param))) +
                                   (std::get<1>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
                          });
-
-INSTANTIATE_TEST_SUITE_P(Every, TargetRowsTest, ::testing::ValuesIn(Targets()),
-                         [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
 
 }  // namespace
 }  // namespace ashlar::kernels::testing

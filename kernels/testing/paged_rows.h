@@ -22,8 +22,8 @@ struct RowFormat {
   double Rounding(double value, double scale) const;
   std::string Name() const;
 };
-inline constexpr RowFormat kRowFormats[] = {{DType::kF32},          {DType::kF16},         {DType::kBF16},
-                                            {DType::kF8E4M3},       {DType::kF8E5M2},      {DType::kF8E4M3, true},
+inline constexpr RowFormat kRowFormats[] = {{DType::kF32},         {DType::kF16},    {DType::kBF16},
+                                            {DType::kF8E4M3},      {DType::kF8E5M2}, {DType::kF8E4M3, true},
                                             {DType::kF8E5M2, true}};
 
 struct RowsShape {
@@ -52,7 +52,8 @@ struct Rows {
   std::vector<std::byte> bytes;
   std::vector<float> scales;  // empty where the format has none
 };
-// The largest |a − b| / tolerance(a, scale) over all numbers; infinity where either is not a number.
+// The largest |actual − expected| over all numbers, as a share of two roundings and `slack`; infinity where either is
+// not a number. Two back ends that each round once differ by no more than 1.
 double LargestDifference(const Rows& actual, const Rows& expected, double slack);
 
 // Units in memory of their own; a partly filled last unit has only room for its tokens, so that a sanitizer sees any
