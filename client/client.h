@@ -93,7 +93,8 @@ struct Prompt {
 // A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the
 // Match lives. What they point to is vouched for by the verdict of a landing: it checks the tuples' bytes, and from the
 // landing on the lease holds until it is released. A match that was never landed ends after the daemon's
-// leases.unused_seconds, and its memory may then be given to other objects. transition is null for a checkpoint.
+// leases.unused_seconds, and its memory may then be given to other objects. A checkpoint's heads are of form kZero:
+// nothing that came before counts. view.position is where the segment starts in the prompt.
 struct MappedTuple {
   kernels::TupleView view;
   const float* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels]

@@ -13,14 +13,12 @@ bool HasTransition(ObjectKind kind) {
   return kind == ObjectKind::kSegment;
 }
 
-size_t CountPointers(const Layout& layout, ObjectKind kind) {
-  size_t pointers = 0;
+size_t CountHeads(const Layout& layout) {
+  size_t heads = 0;
   for (const Layer& layer : layout.layers) {
-    if (const auto* linear = std::get_if<LinearLayer>(&layer)) {
-      pointers += size_t{linear->value_heads} * (HasTransition(kind) ? 2 : 1) + 1;
-    }
+    if (const auto* linear = std::get_if<LinearLayer>(&layer)) heads += linear->value_heads;
   }
-  return pointers;
+  return heads;
 }
 
 }  // namespace
@@ -34,7 +32,7 @@ absl::StatusOr<std::unique_ptr<MappedObject>> MappedObject::Open(std::span<const
   if (!header.ok()) return header.status();
   object->header_ = *std::move(header);
   if (absl::Status status = object->Check(expected); !status.ok()) return status;
-  if (absl::Status status = object->FormTuples(*expected.layout); !status.ok()) return status;
+  if (absl::Status status = object->FormTuples(expected); !status.ok()) return status;
   return object;
 }
 
@@ -59,42 +57,56 @@ absl::Status MappedObject::Check(const ExpectedObject& expected) const {
   return absl::OkStatus();
 }
 
-absl::Status MappedObject::FormTuples(const Layout& layout) {
-  heads_.reserve(CountPointers(layout, header_.kind));  // pointers into it must stay
+absl::Status MappedObject::FormTuples(const ExpectedObject& expected) {
+  const Layout& layout = *expected.layout;
+  heads_.reserve(CountHeads(layout));  // pointers into it must stay
   tuples_.resize(layout.layers.size());
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {
     const auto* linear = std::get_if<LinearLayer>(&layout.layers[i]);
     if (linear == nullptr) continue;
-    MappedTuple& tuple = tuples_[i];
-    const uint64_t d_k = linear->d_k;
-    if (HasTransition(header_.kind)) {
-      tuple.view.transition = heads_.data() + heads_.size();
-      absl::Status status = PointAt(i, PartForm::kTransitionDense, linear->value_heads, d_k * d_k);
-      if (!status.ok()) return status;
-    }
-    tuple.view.state = heads_.data() + heads_.size();
-    absl::Status status = PointAt(i, PartForm::kState, linear->value_heads, d_k * linear->d_v);
-    if (!status.ok()) return status;
+    tuples_[i].view = {.heads = heads_.data() + heads_.size(), .position = static_cast<int64_t>(expected.start)};
+    if (absl::Status status = FormHeads(*linear, i); !status.ok()) return status;
     if (linear->conv_channels == 0) continue;
-    status = PointAt(i, PartForm::kConvTail, 1, uint64_t{linear->conv_kernel - 1} * linear->conv_channels);
-    if (!status.ok()) return status;
-    tuple.conv_tail = heads_.back();
+    const auto tail = FindPart(i, PartForm::kConvTail, 1, uint64_t{linear->conv_kernel - 1} * linear->conv_channels);
+    if (!tail.ok()) return tail.status();
+    tuples_[i].conv_tail = Unit(**tail, 0);
   }
   return absl::OkStatus();
 }
 
-absl::Status MappedObject::PointAt(uint32_t layer, PartForm form, uint32_t units, uint64_t unit_floats) {
+absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) {
+  const uint64_t d_k = linear.d_k;
+  const Part* transition = nullptr;
+  if (HasTransition(header_.kind)) {
+    const auto part = FindPart(layer, PartForm::kTransitionDense, linear.value_heads, d_k * d_k);
+    if (!part.ok()) return part.status();
+    transition = *part;
+  }
+  const auto state = FindPart(layer, PartForm::kState, linear.value_heads, d_k * linear.d_v);
+  if (!state.ok()) return state.status();
+  for (uint32_t head = 0; head < linear.value_heads; ++head) {
+    kernels::HeadTuple& tuple = heads_.emplace_back();
+    tuple = {.form = kernels::TransitionForm::kZero, .state = Unit(**state, head)};
+    if (transition == nullptr) continue;
+    tuple.form = kernels::TransitionForm::kDense;
+    tuple.transition = Unit(*transition, head);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const Part*> MappedObject::FindPart(uint32_t layer, PartForm form, uint32_t units,
+                                                   uint64_t unit_floats) const {
   const Part* part = header_.Find(layer, form);
   if (part == nullptr || part->dtype != DType::kF32 || part->units != units ||
       part->Bytes() != units * unit_floats * sizeof(float)) {
     return absl::DataLossError(absl::StrCat("object header: layer ", layer, " lacks its ", Name(form)));
   }
-  for (uint32_t unit = 0; unit < units; ++unit) {
-    const uint64_t offset = part->UnitOffset(unit);
-    const std::byte* data = extents_[offset / limits::kExtentBytes] + offset % limits::kExtentBytes;
-    heads_.push_back(reinterpret_cast<const float*>(data));
-  }
-  return absl::OkStatus();
+  return part;
+}
+
+const float* MappedObject::Unit(const Part& part, uint32_t unit) const {
+  const uint64_t offset = part.UnitOffset(unit);
+  return reinterpret_cast<const float*>(extents_[offset / limits::kExtentBytes] + offset % limits::kExtentBytes);
 }
 
 }  // namespace ashlar::internal

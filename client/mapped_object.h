@@ -29,6 +29,7 @@ struct ExpectedObject {
   NamespaceId ns;
   ObjectKind kind = ObjectKind::kSegment;
   uint64_t tokens = 0;
+  uint64_t start = 0;  // the segment's position in the prompt, for its tuples
 };
 
 class MappedObject {
@@ -49,14 +50,16 @@ class MappedObject {
   MappedObject() = default;
   absl::Status Locate(std::span<const MappedRun> runs);
   absl::Status Check(const ExpectedObject& expected) const;
-  absl::Status FormTuples(const Layout& layout);
-  // Appends pointers to the part's units. DATA_LOSS unless it has `units` fp32 units of `unit_floats`.
-  absl::Status PointAt(uint32_t layer, PartForm form, uint32_t units, uint64_t unit_floats);
+  absl::Status FormTuples(const ExpectedObject& expected);
+  absl::Status FormHeads(const LinearLayer& linear, uint32_t layer);
+  // DATA_LOSS unless the part has `units` fp32 units of `unit_floats`.
+  absl::StatusOr<const Part*> FindPart(uint32_t layer, PartForm form, uint32_t units, uint64_t unit_floats) const;
+  const float* Unit(const Part& part, uint32_t unit) const;
 
   std::vector<std::shared_ptr<const Mapping>> arenas_;  // keeps everything below mapped
   std::vector<const std::byte*> extents_;
   ObjectHeader header_;
-  std::vector<const float*> heads_;  // every tuple's tables, one behind the other; sized once
+  std::vector<kernels::HeadTuple> heads_;  // every tuple's table, one behind the other; sized once
   std::vector<MappedTuple> tuples_;
 };
 

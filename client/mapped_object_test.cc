@@ -12,7 +12,7 @@
 namespace ashlar::internal {
 namespace {
 
-constexpr uint64_t kTokens = 100;
+constexpr uint64_t kTokens = 100, kStart = 700;
 constexpr uint32_t kHeads = 6;
 constexpr uint32_t kDk = 128, kDv = 96;  // 64 KiB a transition: an object of several extents
 constexpr uint32_t kChannels = 40, kConv = 4;
@@ -69,7 +69,7 @@ class MappedObjectTest : public testing::Test {
     std::memcpy(At(part.UnitOffset(unit)) + index * sizeof value, &value, sizeof value);
   }
 
-  ExpectedObject Expected(ObjectKind kind = ObjectKind::kSegment) { return {&layout_, ns_, kind, kTokens}; }
+  ExpectedObject Expected(ObjectKind kind = ObjectKind::kSegment) { return {&layout_, ns_, kind, kTokens, kStart}; }
 
   void ExpectDataLoss(const ExpectedObject& expected) {
     EXPECT_EQ(MappedObject::Open(runs_, expected).status().code(), absl::StatusCode::kDataLoss);
@@ -97,13 +97,16 @@ TEST_F(MappedObjectTest, PointsAtEveryHeadsMatrices) {
       const float state = std::uniform_real_distribution<float>()(random);
       Write(*header_.Find(layer, PartForm::kTransitionDense), head, kDk * kDk - 1, transition);
       Write(*header_.Find(layer, PartForm::kState), head, kDk * kDv - 1, state);
-      EXPECT_EQ(tuples[layer].view.transition[head][kDk * kDk - 1], transition);
-      EXPECT_EQ(tuples[layer].view.state[head][kDk * kDv - 1], state);
+      const kernels::HeadTuple& tuple = tuples[layer].view.heads[head];
+      EXPECT_EQ(tuple.form, kernels::TransitionForm::kDense);
+      EXPECT_EQ(static_cast<const float*>(tuple.transition)[kDk * kDk - 1], transition);
+      EXPECT_EQ(static_cast<const float*>(tuple.state)[kDk * kDv - 1], state);
     }
   }
   Write(*header_.Find(0, PartForm::kConvTail), 0, (kConv - 1) * kChannels - 1, 7.5f);
   EXPECT_EQ(tuples[0].conv_tail[(kConv - 1) * kChannels - 1], 7.5f);
-  EXPECT_EQ(tuples[1].view.state, nullptr);
+  EXPECT_EQ(tuples[0].view.position, kStart);
+  EXPECT_EQ(tuples[1].view.heads, nullptr);
   EXPECT_EQ(tuples[2].conv_tail, nullptr);
 }
 
@@ -111,8 +114,12 @@ TEST_F(MappedObjectTest, CheckpointsHaveNoTransitions) {
   Store(ObjectKind::kCheckpoint);
   auto object = MappedObject::Open(runs_, Expected(ObjectKind::kCheckpoint));
   ASSERT_TRUE(object.ok()) << object.status();
-  EXPECT_EQ((*object)->tuples()[0].view.transition, nullptr);
-  EXPECT_NE((*object)->tuples()[0].view.state, nullptr);
+  for (uint32_t head = 0; head < kHeads; ++head) {
+    const kernels::HeadTuple& tuple = (*object)->tuples()[0].view.heads[head];
+    EXPECT_EQ(tuple.form, kernels::TransitionForm::kZero);
+    EXPECT_EQ(tuple.transition, nullptr);
+    EXPECT_NE(tuple.state, nullptr);
+  }
 }
 
 TEST_F(MappedObjectTest, RefusesWhatWasNotAskedFor) {

@@ -73,7 +73,7 @@ std::unique_ptr<Match::Impl> Match::Impl::Answered(const v1::PromptMatch& answer
     if (segment.hit() && impl->lease == nullptr) segment.reason = MissReason::kLeaseLost;
     if (!segment.hit()) continue;
     absl::StatusOr<std::unique_ptr<MappedObject>> object =
-        MapSegment(found, *connection, {&layout, ns, segment.kind, segment.tokens}, deadline);
+        MapSegment(found, *connection, {&layout, ns, segment.kind, segment.tokens, segment.start}, deadline);
     if (!object.ok()) {
       segment.reason = MappingFailed(object.status());
       continue;

@@ -303,12 +303,14 @@ void TestEngine::ExpectTuples(const Match& match, size_t segment, const Tokens& 
   };
   for (uint32_t layer = 0; layer < layout_.layers.size(); layer += 2) {
     const MappedTuple& tuple = (*tuples)[layer];
+    const kernels::HeadTuple* heads = tuple.view.heads;
     for (uint32_t head = 0; head < kValueHeads; ++head) {
-      expect(layer, PartForm::kState, head * kDk * kDv, tuple.view.state[head], kDk * kDv);
+      ASSERT_EQ(heads[head].form == kernels::TransitionForm::kDense, kind == ObjectKind::kSegment);
+      expect(layer, PartForm::kState, head * kDk * kDv, static_cast<const float*>(heads[head].state), kDk * kDv);
       if (kind != ObjectKind::kSegment) continue;
-      expect(layer, PartForm::kTransitionDense, head * kDk * kDk, tuple.view.transition[head], kDk * kDk);
+      expect(layer, PartForm::kTransitionDense, head * kDk * kDk, static_cast<const float*>(heads[head].transition),
+             kDk * kDk);
     }
-    ASSERT_EQ(tuple.view.transition == nullptr, kind != ObjectKind::kSegment);
     expect(layer, PartForm::kConvTail, 0, tuple.conv_tail, (kConvKernel - 1) * kChannels);
   }
 }

@@ -8,7 +8,7 @@
 namespace ashlar::rag {
 namespace {
 
-using refengine::CachedLayer;
+using refengine::LayerTables;
 using refengine::SeamWidths;
 using refengine::Sequence;
 using refengine::Step;
@@ -32,18 +32,12 @@ absl::Status Finish(const Runtime& runtime, Sequence& sequence, std::span<const 
 }  // namespace
 
 HeldCheckpoint::HeldCheckpoint(const refengine::ModelConfig& config, refengine::RecurrentState state)
-    : state_(std::make_unique<refengine::RecurrentState>(std::move(state))),
-      heads_(config.linear_layers()),
-      layers_(config.layers()) {
-  const size_t head_floats = size_t{1} * config.linear.d_k * config.linear.d_v;
+    : state_(std::make_unique<refengine::RecurrentState>(std::move(state))), tables_(config) {
   for (int32_t layer = 0; layer < config.layers(); ++layer) {
     if (config.is_attention(layer)) continue;
     const int32_t linear = config.kind_index(layer);
-    for (int32_t h = 0; h < config.linear.value_heads; ++h) {
-      heads_[linear].push_back(state_->State(linear).data() + h * head_floats);
-    }
-    layers_[layer].tuple.state = heads_[linear].data();
-    layers_[layer].conv_tail = state_->ConvWindow(linear).data();
+    refengine::PointAt(config.linear, nullptr, state_->State(linear).data(), tables_.heads(layer));
+    tables_[layer].conv_tail = state_->ConvWindow(linear).data();
   }
 }
 
@@ -86,7 +80,7 @@ absl::StatusOr<Served> PrefixCache::Serve(const RagPrompt& prompt) {
     StoredSegment rows(config, static_cast<int64_t>(hit.depth), SeamWidths{});
     rows.GatherRows(runtime_.model, *hit.entry->sequence, 0, runtime_.kernels, runtime_.queue);
     rows.LandRows(runtime_.model, *sequence, 0, runtime_.kernels, runtime_.queue);
-    chain.push_back(Step::Cached(static_cast<int64_t>(hit.depth), hit.entry->checkpoints.at(hit.depth).layers()));
+    chain.push_back(Step::Checkpoint(static_cast<int64_t>(hit.depth), hit.entry->checkpoints.at(hit.depth).layers()));
     position = hit.depth;
   }
   std::vector<std::pair<uint64_t, refengine::RecurrentState>> snapshots;
@@ -153,15 +147,16 @@ absl::StatusOr<Served> NaiveAddition::Serve(const RagPrompt& prompt) {
     return absl::ResourceExhaustedError("naive addition: too few pages");
   }
   (*first)->rows.LandRows(runtime_.model, sequence, 0, runtime_.kernels, runtime_.queue);
-  std::vector<Step> chain = {Step::Cached((*first)->rows.tokens(), (*first)->checkpoint.layers())};
-  std::vector<std::vector<CachedLayer>> added(prompt.segment_lengths.size());
+  std::vector<Step> chain = {Step::Checkpoint((*first)->rows.tokens(), (*first)->checkpoint.layers())};
+  std::vector<LayerTables> added;
+  added.reserve(prompt.segment_lengths.size());
   for (size_t i = 1; i < prompt.segment_lengths.size(); ++i) {
     const absl::StatusOr<StoredSegment*> segment = Segment(prompt.Segment(i));
     if (!segment.ok()) return segment.status();
     (*segment)->LandRows(runtime_.model, sequence, static_cast<int64_t>(prompt.SegmentStart(i)), runtime_.kernels,
                          runtime_.queue);
-    added[i] = identity_((*segment)->layers());
-    chain.push_back(Step::Cached((*segment)->tokens(), added[i]));
+    added.push_back(identity_((*segment)->layers()));
+    chain.push_back(Step::Cached((*segment)->tokens(), added.back().layers()));
   }
   chain.push_back(Step::Compute(prompt.Query()));
   Served served{.misses = segments_.size() + first_.size() - known};

@@ -19,12 +19,11 @@ namespace ashlar::rag {
 class HeldCheckpoint {
  public:
   HeldCheckpoint(const refengine::ModelConfig& config, refengine::RecurrentState state);
-  std::span<const refengine::CachedLayer> layers() const { return layers_; }
+  std::span<const refengine::CachedLayer> layers() const { return tables_.layers(); }
 
  private:
   std::unique_ptr<refengine::RecurrentState> state_;
-  std::vector<std::vector<const float*>> heads_;
-  std::vector<refengine::CachedLayer> layers_;
+  refengine::LayerTables tables_;
 };
 
 // Every token is computed.

@@ -189,7 +189,8 @@ void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
     set.layers[i].clear();
     for (const MappedTuple& tuple : *set.match->tuples(i)) set.layers[i].push_back({tuple.view, tuple.conv_tail});
     compute_to(begin);
-    set.chain.push_back(Step::Cached(static_cast<int64_t>(end - begin), set.layers[i]));
+    const auto count = static_cast<int64_t>(end - begin);
+    set.chain.push_back(whole ? Step::Checkpoint(count, set.layers[i]) : Step::Cached(count, set.layers[i]));
     computed = end;
   }
   compute_to(prompt.tokens.size());

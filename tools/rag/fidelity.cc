@@ -62,7 +62,7 @@ double Layer0Fidelity::WorstHead(const std::vector<std::vector<float>>& states,
 
 absl::StatusOr<std::optional<Layer0Error>> Layer0Fidelity::Measure(const RagPrompt& prompt, SetPrompt& set,
                                                                    refengine::PagePool& pool) {
-  // Interiors are cached steps with transitions; the same cuts are made in the whole prompt.
+  // The same cuts are made in the whole prompt.
   std::vector<bool> wanted;
   std::vector<Step> whole;
   uint64_t position = 0;
@@ -70,7 +70,7 @@ absl::StatusOr<std::optional<Layer0Error>> Layer0Fidelity::Measure(const RagProm
     const uint64_t count = static_cast<uint64_t>(step.count());
     whole.push_back(Step::Compute(std::span(prompt.tokens).subspan(position, count)));
     position += count;
-    wanted.push_back(!step.cached.empty() && step.cached[0].tuple.transition != nullptr);
+    wanted.push_back(!step.cached.empty() && !step.checkpoint);
   }
   if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) return std::nullopt;
 
@@ -79,11 +79,11 @@ absl::StatusOr<std::optional<Layer0Error>> Layer0Fidelity::Measure(const RagProm
   if (!truth.ok()) return truth.status();
   auto error_with = [&](const ReplacedTransitions* replaced) -> absl::StatusOr<double> {
     std::vector<Step> chain = set.chain;
-    std::vector<std::vector<refengine::CachedLayer>> layers(chain.size());
+    std::vector<refengine::LayerTables> layers;
+    layers.reserve(chain.size());
     for (size_t i = 0; i < chain.size() && replaced != nullptr; ++i) {
       if (!wanted[i]) continue;
-      layers[i] = (*replaced)(chain[i].cached);
-      chain[i].cached = layers[i];
+      chain[i].cached = layers.emplace_back((*replaced)(chain[i].cached)).layers();
     }
     set.sequence->Rewind(0, RecurrentState(runtime_.model.config()));
     const auto states = States(*set.sequence, chain, wanted);

@@ -88,21 +88,20 @@ class CompositionTest : public EngineFixture {
   Composed RunChain(const std::vector<StoredSegment>& stored, SeamWidths seams, Change&& change, bool doubled = false) {
     Sequence sequence(config(), pool_);
     EXPECT_TRUE(sequence.Reserve(prompt_.size()));
-    std::vector<std::vector<CachedLayer>> layers;
+    std::vector<LayerTables> layers;
     for (size_t i = 0; i < stored.size(); ++i) {
       stored[i].LandRows(model_, sequence, Start(i), kernels_, *queue_);
-      layers.push_back(change(i, std::vector<CachedLayer>(stored[i].layers().begin(), stored[i].layers().end())));
+      layers.push_back(change(i, LayerTables(config(), stored[i].layers())));
     }
-    for (CachedLayer& layer : layers[0]) layer.tuple.transition = nullptr;
 
     const std::span<const int32_t> prompt(prompt_);
     // `doubled`: the tokens before the end of the checkpoint are computed once more.
     int64_t done = sections_[0].size() - (doubled ? seams.tail : 0);
-    std::vector<Step> chain = {Step::Cached(done, layers[0])};
+    std::vector<Step> chain = {Step::Checkpoint(done, layers[0].layers())};
     for (size_t i = 1; i < stored.size(); ++i) {
       const int64_t begin = Start(i) + seams.head, end = begin + stored[i].interior();
       chain.push_back(Step::Compute(prompt.subspan(done, begin - done)));
-      chain.push_back(Step::Cached(stored[i].interior(), layers[i]));
+      chain.push_back(Step::Cached(stored[i].interior(), layers[i].layers()));
       done = end;
     }
     chain.push_back(Step::Compute(prompt.subspan(done)));
@@ -124,7 +123,7 @@ class CompositionTest : public EngineFixture {
   }
 
   Composed RunChain(const std::vector<StoredSegment>& stored, SeamWidths seams) {
-    return RunChain(stored, seams, [](size_t, std::vector<CachedLayer> layers) { return layers; });
+    return RunChain(stored, seams, [](size_t, LayerTables layers) { return layers; });
   }
 
   // Full recompute, with the states at the same positions.
@@ -238,7 +237,7 @@ TEST_F(CompositionTest, IsolatedSegmentsComposeExactlyInLayer0) {
     const ReplacedTransitions identity(config(), ReplacedTransitions::With::kIdentity);
     const ReplacedTransitions zero(config(), ReplacedTransitions::With::kZero);
     const auto replaced = [](const ReplacedTransitions& by) {
-      return [&by](size_t, const std::vector<CachedLayer>& layers) { return by(layers); };
+      return [&by](size_t, const LayerTables& tables) { return by(tables.layers()); };
     };
     EXPECT_PRED2(IsVisible, Layer0Error(RunChain(stored, seams, replaced(identity)), recomputed), 0.1);
     EXPECT_PRED2(IsVisible, Layer0Error(RunChain(stored, seams, replaced(zero)), recomputed), 1e-2);
@@ -258,19 +257,17 @@ TEST_F(CompositionTest, KnownMistakesShowInLayer0) {
   // Layer 0's transitions, changed.
   const auto with_transition = [&](auto&& entry) {
     std::vector<std::vector<float>> matrices;
-    std::vector<std::vector<const float*>> pointers;
     matrices.reserve(stored.size() * heads);
-    pointers.reserve(stored.size());
-    return RunChain(stored, seams, [&](size_t, std::vector<CachedLayer> layers) {
-      std::vector<const float*>& out = pointers.emplace_back();
+    return RunChain(stored, seams, [&](size_t, LayerTables layers) {
       for (int32_t head = 0; head < heads; ++head) {
         std::vector<float>& matrix = matrices.emplace_back(d_k * d_k);
+        kernels::HeadTuple& tuple = layers.heads(0)[head];
+        const auto* transition = static_cast<const float*>(tuple.transition);
         for (int32_t i = 0; i < d_k; ++i) {
-          for (int32_t j = 0; j < d_k; ++j) matrix[i * d_k + j] = entry(layers[0].tuple.transition[head], i, j);
+          for (int32_t j = 0; j < d_k; ++j) matrix[i * d_k + j] = entry(transition, i, j);
         }
-        out.push_back(matrix.data());
+        tuple.transition = matrix.data();
       }
-      layers[0].tuple.transition = out.data();
       return layers;
     });
   };
@@ -284,7 +281,7 @@ TEST_F(CompositionTest, KnownMistakesShowInLayer0) {
   EXPECT_PRED2(IsVisible, Layer0Error(twice, recomputed), 1e-3);
 
   const Composed doubled = RunChain(
-      stored, seams, [](size_t, std::vector<CachedLayer> layers) { return layers; }, true);
+      stored, seams, [](size_t, LayerTables layers) { return layers; }, true);
   EXPECT_PRED2(IsVisible, Layer0Error(doubled, recomputed), 1e-4);
 
   // Tuples from token 0 on instead of from `head`, and tails from the segment's end instead of the interior's.
@@ -298,12 +295,12 @@ TEST_F(CompositionTest, KnownMistakesShowInLayer0) {
                                 to_end.emplace_back(config(), tokens, SeamWidths{seams.head, 0}))
                     .ok());
   }
-  const Composed started_at_0 = RunChain(stored, seams, [&](size_t i, std::vector<CachedLayer> layers) {
+  const Composed started_at_0 = RunChain(stored, seams, [&](size_t i, LayerTables layers) {
     if (i > 0) layers[0].tuple = from_zero[i].layers()[0].tuple;
     return layers;
   });
   EXPECT_PRED2(IsVisible, Layer0Error(started_at_0, recomputed), 1e-3);
-  const Composed wrong_tail = RunChain(stored, seams, [&](size_t i, std::vector<CachedLayer> layers) {
+  const Composed wrong_tail = RunChain(stored, seams, [&](size_t i, LayerTables layers) {
     if (i > 0) layers[0].conv_tail = to_end[i].layers()[0].conv_tail;
     return layers;
   });

@@ -25,7 +25,7 @@
 namespace ashlar::refengine {
 
 // What the cache knows of one layer behind a run of tokens; empty for attention layers. The same members as client.h's
-// MappedTuple. A checkpoint has no transition: its state is exact.
+// MappedTuple.
 struct CachedLayer {
   kernels::TupleView tuple;
   const float* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels], at the end of the interior
@@ -39,10 +39,15 @@ struct Step {
   static Step Cached(int64_t count, std::span<const CachedLayer> layers) {
     return {.cached_tokens = count, .cached = layers};
   }
+  // The same for a sequence's first `count` tokens, whose states are exact: transitions are not read.
+  static Step Checkpoint(int64_t count, std::span<const CachedLayer> layers) {
+    return {.cached_tokens = count, .cached = layers, .checkpoint = true};
+  }
 
   std::span<const int32_t> tokens;
   int64_t cached_tokens = 0;
   std::span<const CachedLayer> cached;
+  bool checkpoint = false;
   RecurrentState* snapshot = nullptr;  // out: the recurrent state behind this step; split a run to get more of them
 
   int64_t count() const { return cached.empty() ? static_cast<int64_t>(tokens.size()) : cached_tokens; }
@@ -109,7 +114,7 @@ class Engine {
   // Advances `sequence` by `chain`, whose steps lie one behind the other from sequence.length() on.
   // INVALID_ARGUMENT names the field (chain[3].cached: …), RESOURCE_EXHAUSTED: the pool has too few pages; both change
   // nothing. CANCELLED: on_layer gave up; the sequence must be cleared or rewound.
-  // Only the first step of an empty sequence may be a checkpoint (cached layers without transitions).
+  // Only the first step of an empty sequence may be a checkpoint.
   absl::Status Advance(Sequence& sequence, std::span<const Step> chain, const AdvanceOptions& options = {});
 
  private:

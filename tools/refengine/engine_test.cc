@@ -174,7 +174,8 @@ TEST_F(EngineTest, RefusesChainsThatMakeNoSenseByNameAndChangesNothing) {
   EXPECT_THAT(error(std::vector{Step::Cached(5, short_of_one)}), HasSubstr("chain[0].cached: "));
   EXPECT_THAT(error(std::vector{Step::Cached(0, empty)}), HasSubstr("chain[0].cached_tokens"));
   EXPECT_THAT(error(std::vector{Step::Cached(5, empty)}), HasSubstr("chain[0].cached[0]: incomplete"));
-  EXPECT_THAT(error(std::vector{good, Step::Cached(5, empty)}), HasSubstr("chain[1].cached: no transitions"));
+  EXPECT_THAT(error(std::vector{good, Step::Cached(5, empty)}), HasSubstr("chain[1].cached[0]: incomplete"));
+  EXPECT_THAT(error(std::vector{good, Step::Checkpoint(5, empty)}), HasSubstr("chain[1].checkpoint"));
 
   const std::vector<TupleBuffers> none(config().linear_layers());
   const auto capture = [&](int64_t begin, int64_t end, std::span<const TupleBuffers> linear) {

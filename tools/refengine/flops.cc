@@ -33,7 +33,7 @@ Flops ChainFlops(const ModelConfig& config, int64_t start, std::span<const Step>
       const double visible = count * position + count * (count + 1) / 2;
       flops.attention += 4.0 * attention.head_dim * attention.query_heads * config.attention_layers() * visible;
       computed += step.count();
-    } else if (step.cached[0].tuple.transition != nullptr) {
+    } else if (!step.checkpoint) {
       flops.composition += 2.0 * linear.d_k * state * heads;
     }
     position += count;

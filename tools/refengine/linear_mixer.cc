@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "proto/limits.h"
+#include "tools/refengine/layer_tables.h"
 #include "tools/refengine/matrix.h"
 #include "tools/refengine/mixers.h"
 #include "tools/refengine/rows.h"
@@ -18,15 +19,10 @@ float Sigmoid(float x) {
 }
 
 // Per-head pointers into a dense [heads, floats] array.
-template <typename Float>
-std::vector<Float*> Heads(Float* dense, int32_t heads, int64_t floats) {
-  std::vector<Float*> pointers(heads);
+std::vector<void*> Heads(float* dense, int32_t heads, int64_t floats) {
+  std::vector<void*> pointers(heads);
   for (int32_t head = 0; head < heads; ++head) pointers[head] = dense + head * floats;
   return pointers;
-}
-
-bool IsCheckpoint(const PassStep& step, int32_t layer) {
-  return !step.cached.empty() && step.cached[layer].tuple.transition == nullptr;
 }
 
 }  // namespace
@@ -213,8 +209,8 @@ void LinearMixer::Capture(int32_t layer, const Pass& pass) {
     machine_.kernels
         .Capture({.shape = ShapeOf(linear),
                   .inputs = Inputs(part.begin, part.end),
-                  .transition = transition != nullptr ? transition_heads.data() : nullptr,
-                  .state = state_heads.data()},
+                  .tuple = {.transition = transition != nullptr ? transition_heads.data() : nullptr,
+                            .state = state_heads.data()}},
                  machine_.queue)
         .Wait();
     if (!part.first) JoinCapture(buffers, transition, state, scratch + transitions + states);
@@ -226,28 +222,27 @@ void LinearMixer::JoinCapture(const TupleBuffers& buffers, float* transition, fl
   const LinearConfig& linear = machine_.model.config().linear;
   const int64_t transition_floats = int64_t{linear.d_k} * linear.d_k, state_floats = int64_t{linear.d_k} * linear.d_v;
   const int32_t heads = linear.value_heads;
-  const auto later_transition = Heads<const float>(transition, heads, transition_floats);
-  const auto later_state = Heads<const float>(state, heads, state_floats);
-  const kernels::TupleView later{later_transition.data(), later_state.data()};
+  std::vector<kernels::HeadTuple> later_heads(heads), earlier_heads(heads);
+  PointAt(linear, transition, state, later_heads);
+  const kernels::TupleView later{.heads = later_heads.data()};
   const auto out_state = Heads(buffers.state, heads, state_floats);
   if (buffers.transition == nullptr) {
     machine_.kernels
-        .Compose({.shape = ShapeOf(linear), .interiors = {&later, 1}, .state = out_state.data()}, machine_.queue)
+        .Compose({.shape = ShapeOf(linear), .interiors = {&later, 1}, .state = {.heads = out_state.data()}},
+                 machine_.queue)
         .Wait();
     return;
   }
   float* earlier_state_memory = earlier + heads * transition_floats;
   std::memcpy(earlier, buffers.transition, heads * transition_floats * sizeof(float));
   std::memcpy(earlier_state_memory, buffers.state, heads * state_floats * sizeof(float));
-  const auto earlier_transition = Heads<const float>(earlier, heads, transition_floats);
-  const auto earlier_state = Heads<const float>(earlier_state_memory, heads, state_floats);
-  const kernels::TupleView tuples[] = {{earlier_transition.data(), earlier_state.data()}, later};
+  PointAt(linear, earlier, earlier_state_memory, earlier_heads);
+  const kernels::TupleView tuples[] = {{.heads = earlier_heads.data()}, later};
   const auto out_transition = Heads(buffers.transition, heads, transition_floats);
   machine_.kernels
       .ComposeTransitions({.shape = ShapeOf(linear),
                            .interiors = tuples,
-                           .transition = out_transition.data(),
-                           .state = out_state.data()},
+                           .tuple = {.transition = out_transition.data(), .state = out_state.data()}},
                           machine_.queue)
       .Wait();
 }
@@ -259,19 +254,22 @@ void LinearMixer::Advance(int32_t layer, const Pass& pass, RecurrentState& recur
   const int64_t state_floats = int64_t{linear.d_k} * linear.d_v;
   const auto state = Heads(recurrent.State(index).data(), linear.value_heads, state_floats);
   std::vector<kernels::SeamStep> steps;
-  std::vector<std::vector<float*>> snapshots;
+  std::vector<std::vector<void*>> snapshot_heads;
+  std::vector<kernels::StateView> snapshots;
+  snapshot_heads.reserve(pass.steps.size());
   snapshots.reserve(pass.steps.size());
   for (const PassStep& step : pass.steps) {
     kernels::SeamStep out{.begin = step.begin, .end = step.end};
     if (step.snapshot != nullptr) {
-      snapshots.push_back(Heads(step.snapshot->State(index).data(), linear.value_heads, state_floats));
-      out.checkpoint = snapshots.back().data();
+      snapshot_heads.push_back(Heads(step.snapshot->State(index).data(), linear.value_heads, state_floats));
+      snapshots.push_back({.heads = snapshot_heads.back().data()});
+      out.checkpoint = &snapshots.back();
     }
-    if (IsCheckpoint(step, layer)) {  // nothing to compose: it is the state
+    if (step.checkpoint) {  // nothing to compose: it is the state
       for (int32_t head = 0; head < linear.value_heads; ++head) {
-        std::memcpy(state[head], step.cached[layer].tuple.state[head], state_floats * sizeof(float));
+        std::memcpy(state[head], step.cached[layer].tuple.heads[head].state, state_floats * sizeof(float));
         if (out.checkpoint != nullptr) {
-          std::memcpy(out.checkpoint[head], state[head], state_floats * sizeof(float));
+          std::memcpy(out.checkpoint->heads[head], state[head], state_floats * sizeof(float));
         }
       }
       continue;
@@ -283,7 +281,7 @@ void LinearMixer::Advance(int32_t layer, const Pass& pass, RecurrentState& recur
       .AdvanceSeam({.shape = ShapeOf(linear),
                     .steps = steps,
                     .inputs = Inputs(0, pass.rows()),
-                    .state = state.data(),
+                    .state = {.heads = state.data()},
                     .out = mixed_,
                     .out_stride = linear.value_channels()},
                    machine_.queue)

@@ -120,7 +120,7 @@ TEST(FlopsTest, CountsWhatTheFormulasNeed) {
   EXPECT_EQ(flops.composition, 0);
 
   // An interior costs its composition, and later tokens see its keys.
-  const std::vector<CachedLayer> layers(config.layers(), {{reinterpret_cast<const float* const*>(&linear), nullptr}});
+  const std::vector<CachedLayer> layers(config.layers());
   const std::vector<int32_t> tokens(2);
   const Step chain[] = {Step::Compute(tokens), Step::Cached(5, layers), Step::Compute(tokens)};
   const Flops seams = ChainFlops(config, 10, chain);

@@ -14,21 +14,26 @@ absl::Status Invalid(const Args&... args) {
   return absl::InvalidArgumentError(absl::StrCat(args...));
 }
 
+bool IsComplete(const CachedLayer& layer, int32_t heads, bool checkpoint) {
+  if (layer.tuple.heads == nullptr || layer.conv_tail == nullptr) return false;
+  return std::all_of(layer.tuple.heads, layer.tuple.heads + heads, [&](const kernels::HeadTuple& head) {
+    return head.state != nullptr &&
+           (checkpoint || head.transition != nullptr || head.form == kernels::TransitionForm::kZero);
+  });
+}
+
 absl::Status CheckCached(const ModelConfig& config, bool may_be_checkpoint, const Step& step, const std::string& name) {
   if (!step.tokens.empty()) return Invalid(name, ": both tokens and cached layers");
   if (step.cached_tokens <= 0) return Invalid(name, ".cached_tokens: ", step.cached_tokens);
   if (step.cached.size() != static_cast<size_t>(config.layers())) {
     return Invalid(name, ".cached: ", step.cached.size(), " layers, the model has ", config.layers());
   }
-  const bool checkpoint = step.cached[0].tuple.transition == nullptr;
-  if (checkpoint && !may_be_checkpoint) {
-    return Invalid(name, ".cached: no transitions; only the first step of an empty sequence may be a checkpoint");
+  if (step.checkpoint && !may_be_checkpoint) {
+    return Invalid(name, ".checkpoint: only the first step of an empty sequence may be one");
   }
   for (int32_t layer = 0; layer < config.layers(); ++layer) {
     if (config.is_attention(layer)) continue;
-    const CachedLayer& cached = step.cached[layer];
-    if (cached.tuple.state == nullptr || cached.conv_tail == nullptr ||
-        (cached.tuple.transition == nullptr) != checkpoint) {
+    if (!IsComplete(step.cached[layer], config.linear.value_heads, step.checkpoint)) {
       return Invalid(name, ".cached[", layer, "]: incomplete");
     }
   }
@@ -77,7 +82,11 @@ absl::Status CheckCaptures(const ModelConfig& config, int64_t start, std::span<c
 }
 
 void AddCached(const Step& step, Pass& pass) {
-  pass.steps.push_back({.cached = step.cached, .begin = pass.rows(), .end = pass.rows(), .snapshot = step.snapshot});
+  pass.steps.push_back({.cached = step.cached,
+                        .checkpoint = step.checkpoint,
+                        .begin = pass.rows(),
+                        .end = pass.rows(),
+                        .snapshot = step.snapshot});
 }
 
 // Adds tokens [from, from + count) of a computed step.

@@ -13,8 +13,9 @@ namespace ashlar::refengine {
 // A step, or the part of a run, that lies in one pass.
 struct PassStep {
   std::span<const CachedLayer> cached;  // empty: computed
-  int64_t begin = 0, end = 0;           // rows of the pass that it computes; none when cached
-  RecurrentState* snapshot = nullptr;   // only at the step's end
+  bool checkpoint = false;
+  int64_t begin = 0, end = 0;          // rows of the pass that it computes; none when cached
+  RecurrentState* snapshot = nullptr;  // only at the step's end
 };
 
 // Adjacent computed tokens between two interiors: what one convolution and one block of queries run over.

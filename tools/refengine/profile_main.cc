@@ -115,17 +115,16 @@ class Measurement {
     Sequence sequence(model_.config(), pool_);
     if (!sequence.Reserve(text_.size())) Check(absl::ResourceExhaustedError("pages"));
     const std::span<const int32_t> tokens(text_);
-    std::vector<std::vector<CachedLayer>> layers;
+    std::vector<LayerTables> layers;
     std::vector<Step> chain;
     int64_t done = 0;
     for (int64_t i = 0; i < sections_; ++i) {
       const StoredSegment& segment = stored_[i];
       segment.LandRows(model_, sequence, i * section_tokens_, kernels_, *queue_);
-      layers.emplace_back(segment.layers().begin(), segment.layers().end());
-      if (replaced != nullptr) layers.back() = (*replaced)(layers.back());
+      layers.push_back(replaced == nullptr ? LayerTables(config(), segment.layers()) : (*replaced)(segment.layers()));
       const int64_t begin = i * section_tokens_ + segment.seams().head;
       chain.push_back(Step::Compute(tokens.subspan(done, begin - done)));
-      chain.push_back(Step::Cached(segment.interior(), layers.back()));
+      chain.push_back(Step::Cached(segment.interior(), layers.back().layers()));
       done = begin + segment.interior();
     }
     chain.push_back(Step::Compute(tokens.subspan(done)));

@@ -22,17 +22,17 @@ auto Units(Float* rows, int64_t tokens, const AttentionConfig& attention) {
 }  // namespace
 
 StoredSegment::StoredSegment(const ModelConfig& config, int64_t tokens, SeamWidths seams)
-    : tokens_(tokens), seams_(seams), tuples_(config.linear_layers()), rows_(config.attention_layers()) {
+    : tokens_(tokens),
+      seams_(seams),
+      tuples_(config.linear_layers()),
+      rows_(config.attention_layers()),
+      tables_(config) {
   const LinearConfig& linear = config.linear;
   const int64_t transition_floats = int64_t{linear.d_k} * linear.d_k, state_floats = int64_t{linear.d_k} * linear.d_v;
   for (Tuple& tuple : tuples_) {
     tuple.transition.resize(linear.value_heads * transition_floats);
     tuple.state.resize(linear.value_heads * state_floats);
     tuple.conv_tail.resize(int64_t{linear.conv_kernel - 1} * linear.conv_channels());
-    for (int32_t head = 0; head < linear.value_heads; ++head) {
-      tuple.transition_heads.push_back(tuple.transition.data() + head * transition_floats);
-      tuple.state_heads.push_back(tuple.state.data() + head * state_floats);
-    }
     buffers_.push_back({tuple.transition.data(), tuple.state.data(), tuple.conv_tail.data()});
   }
   const int64_t units = (interior() + kUnitTokens - 1) / kUnitTokens;
@@ -42,10 +42,10 @@ StoredSegment::StoredSegment(const ModelConfig& config, int64_t tokens, SeamWidt
     rows.values.resize(units * kUnitTokens * row_floats);
   }
   for (int32_t layer = 0; layer < config.layers(); ++layer) {
-    CachedLayer& cached = layers_.emplace_back();
     if (config.is_attention(layer)) continue;
     const Tuple& tuple = tuples_[config.kind_index(layer)];
-    cached = {{tuple.transition_heads.data(), tuple.state_heads.data()}, tuple.conv_tail.data()};
+    PointAt(linear, tuple.transition.data(), tuple.state.data(), tables_.heads(layer));
+    tables_[layer].conv_tail = tuple.conv_tail.data();
   }
 }
 
@@ -121,17 +121,16 @@ absl::Status PrefillIsolated(Engine& engine, PagePool& pool, std::span<const int
 }
 
 ReplacedTransitions::ReplacedTransitions(const ModelConfig& config, With with)
-    : matrix_(int64_t{config.linear.d_k} * config.linear.d_k) {
+    : config_(config), matrix_(int64_t{config.linear.d_k} * config.linear.d_k) {
   if (with == With::kIdentity) {
     for (int64_t i = 0; i < config.linear.d_k; ++i) matrix_[i * config.linear.d_k + i] = 1.0f;
   }
-  heads_.assign(config.linear.value_heads, matrix_.data());
 }
 
-std::vector<CachedLayer> ReplacedTransitions::operator()(std::span<const CachedLayer> layers) const {
-  std::vector<CachedLayer> replaced(layers.begin(), layers.end());
-  for (CachedLayer& layer : replaced) {
-    if (layer.tuple.transition != nullptr) layer.tuple.transition = heads_.data();
+LayerTables ReplacedTransitions::operator()(std::span<const CachedLayer> layers) const {
+  LayerTables replaced(config_, layers);
+  for (int32_t layer = 0; layer < config_.layers(); ++layer) {
+    for (kernels::HeadTuple& head : replaced.heads(layer)) head.transition = matrix_.data();
   }
   return replaced;
 }

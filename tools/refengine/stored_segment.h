@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/kernels.h"
-#include "tools/refengine/engine.h"
+#include "tools/refengine/layer_tables.h"
 
 namespace ashlar::refengine {
 
@@ -40,7 +40,7 @@ class StoredSegment {
                 kernels::Queue& queue) const;
 
   // For Step::Cached: one entry a layer of the model.
-  std::span<const CachedLayer> layers() const { return layers_; }
+  std::span<const CachedLayer> layers() const { return tables_.layers(); }
 
  private:
   struct Rows {
@@ -48,7 +48,6 @@ class StoredSegment {
   };
   struct Tuple {
     std::vector<float> transition, state, conv_tail;
-    std::vector<const float*> transition_heads, state_heads;
   };
 
   int64_t tokens_;
@@ -56,7 +55,7 @@ class StoredSegment {
   std::vector<Tuple> tuples_;          // one a linear layer
   std::vector<TupleBuffers> buffers_;  // of tuples_
   std::vector<Rows> rows_;             // one an attention layer
-  std::vector<CachedLayer> layers_;
+  LayerTables tables_;
 };
 
 // Prefills `tokens` alone, from zero state and zero tail at position 0, on a fresh sequence of `pool`, and stores the
@@ -70,11 +69,12 @@ class ReplacedTransitions {
  public:
   enum class With : uint8_t { kIdentity, kZero };
   ReplacedTransitions(const ModelConfig& config, With with);
-  std::vector<CachedLayer> operator()(std::span<const CachedLayer> layers) const;
+  // What it gives points into this object.
+  LayerTables operator()(std::span<const CachedLayer> layers) const;
 
  private:
+  ModelConfig config_;
   std::vector<float> matrix_;  // [d_k, d_k]
-  std::vector<const float*> heads_;
 };
 
 }  // namespace ashlar::refengine
