@@ -12,10 +12,12 @@
 #include <memory>
 #include <utility>
 
-#include "hwy/cache_control.h"
 #include "kernels/host/chain.h"
 #include "kernels/host/chunk-inl.h"
+#include "kernels/host/compose-inl.h"
+#include "kernels/host/elementwise-inl.h"
 #include "kernels/host/step-inl.h"
+#include "kernels/host/turn-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
@@ -24,15 +26,15 @@ namespace HWY_NAMESPACE {
 // Value heads that one worker advances together because they read the same keys: their products are made once.
 constexpr size_t kTogether = 4;
 constexpr size_t kMaxPanels = 2 * ((kMaxHeadDim + kWidth - 1) / kWidth);  // of [S | T]
-constexpr size_t kPanelFloats = kMaxDim * kWidth;
 
 struct Scratch {
   KeyChunk keys;
   HeadChunk head;
+  HeadTransition transition;
+  Turn turn;
   HWY_ALIGN float y[kChunk * kWidth];
   HWY_ALIGN float out[kChunk * kWidth];
-  HWY_ALIGN float transition[kMaxDim * kMaxDim];
-  HWY_ALIGN float panels[kTogether * kMaxPanels + 1][kPanelFloats];
+  HWY_ALIGN float panels[kTogether * kMaxPanels + 1][kPanelStride];
 };
 
 // Some columns of S or of T.
@@ -54,7 +56,15 @@ inline size_t PanelsOf(int32_t columns) {
   return (static_cast<size_t>(columns) + kWidth - 1) / kWidth;
 }
 inline size_t PanelsOf(const Chain& chain) {
-  return PanelsOf(chain.shape.d_v) + (chain.transition == nullptr ? 0 : PanelsOf(chain.shape.d_k));
+  return PanelsOf(chain.shape.d_v) + (chain.has_transition_columns() ? PanelsOf(chain.shape.d_k) : 0);
+}
+
+// Whether a state is written whose exponent depends on the whole of it.
+inline bool WritesExponents(const Chain& chain) {
+  const auto writes = [](const SeamStep& step) {
+    return step.checkpoint != nullptr && step.checkpoint->dtype == DType::kF16;
+  };
+  return chain.state.dtype == DType::kF16 || std::any_of(chain.steps.begin(), chain.steps.end(), writes);
 }
 
 // The coarsest cut that keeps the workers busy: every cut makes products of keys again that could be shared.
@@ -69,30 +79,13 @@ inline Split SplitFor(const Chain& chain, size_t workers) {
     split = {together, (group + together - 1) / together, 1};
     if (balanced(split)) return split;
   }
+  if (WritesExponents(chain)) return split;
   for (size_t blocks = 2; blocks <= PanelsOf(chain); blocks *= 2) {
     split.blocks = blocks;
     if (balanced(split)) break;
   }
   return split;
 }
-
-// A matrix that will be composed next, on its way from memory while the present one is multiplied: a part with every
-// block of rows.
-struct Ahead {
-  const float* from = nullptr;
-  size_t left = 0, part = 0;  // floats
-
-  HWY_INLINE void Fetch() {
-    constexpr size_t kLine = 16;
-    const size_t floats = std::min(part, left);
-    for (size_t i = 0; i < floats; i += kLine) hwy::Prefetch(from + i);
-    from += floats;
-    left -= floats;
-  }
-};
-struct AheadTuple {
-  Ahead transition, state;
-};
 
 // One item of the cut.
 class Strand {
@@ -122,12 +115,15 @@ class Strand {
       if (step.interior != nullptr) {
         const bool last = &step == &chain_.steps.back();
         Compose(*step.interior, last ? nullptr : (&step + 1)->interior);
+      } else if (chain_.form() == TransitionForm::kElementwise) {
+        AdvanceElementwise(step.begin, step.end);
       } else {
         Advance(step.begin, step.end);
       }
-      if (step.checkpoint != nullptr) Store(step.checkpoint->heads, nullptr);
+      if (step.checkpoint != nullptr) StoreStates(*step.checkpoint);
     }
-    Store(chain_.state, chain_.transition);
+    StoreStates(chain_.state);
+    StoreTransitions();
   }
 
  private:
@@ -142,60 +138,104 @@ class Strand {
   float*& Spare() { return x_[heads_ * panels_]; }
   bool key_first() const { return shape_.order == StateOrder::kKeyFirst; }
 
-  // Reads columns of a matrix of the caller's, in the shape's order.
-  void Load(const float* from, const Columns& columns, float* panel) const {
-    const size_t all = static_cast<size_t>(columns.transition ? shape_.d_k : shape_.d_v);
-    if (key_first()) return LoadPanel(from + columns.begin, all, d_k_, columns.count, panel);
-    LoadPanelTransposed(from + columns.begin * d_k_, d_k_, d_k_, columns.count, panel);
+  // Reads columns of a state of the caller's, in the shape's order.
+  void LoadState(DType dtype, const void* state, int32_t exponent, const Columns& columns, float* panel) const {
+    const auto d_v = static_cast<size_t>(shape_.d_v);
+    const float scale = exponent == 0 ? 1.0f : std::ldexp(1.0f, exponent);
+    WithElements(dtype, [&](auto e) {
+      using E = decltype(e);
+      if (key_first()) {
+        LoadPanel<E>(Elements<E>(state, columns.begin), d_v, d_k_, columns.count, scale, panel);
+      } else {
+        LoadPanelTransposed<E>(Elements<E>(state, columns.begin * d_k_), d_k_, d_k_, columns.count, scale, panel);
+      }
+    });
   }
 
   void Start(size_t h, size_t p) {
     const Columns columns = ColumnsOf(p);
     float* x = X(h, p);
-    if (chain_.resume) return Load(static_cast<const float*>(chain_.state[first_head_ + h]), columns, x);
+    const size_t head = first_head_ + h;
+    const StateView& state = chain_.state;
+    if (chain_.resume) {
+      return LoadState(state.dtype, state.heads[head], state.exponents == nullptr ? 0 : state.exponents[head], columns,
+                       x);
+    }
     std::fill(x, x + RoundUp(d_k_, kRows) * kWidth, 0.0f);
     if (!columns.transition) return;
     for (size_t j = 0; j < columns.count; ++j) x[(columns.begin + j) * kWidth + j] = 1;
   }
 
-  // Writes S, and where it is wanted T.
-  void Store(void* const* state, void* const* transition) {
+  // Writes columns of S or T.
+  void Store(const float* panel, const Columns& columns, DType dtype, int exponent, void* to) const {
+    const auto all = static_cast<size_t>(columns.transition ? shape_.d_k : shape_.d_v);
+    const float scale = exponent == 0 ? 1.0f : std::ldexp(1.0f, -exponent);
+    WithElements(dtype, [&](auto e) {
+      using E = decltype(e);
+      if (key_first()) {
+        StorePanel<E>(panel, d_k_, columns.count, scale, Elements<E>(to, columns.begin), all);
+      } else {
+        StorePanelTransposed<E>(panel, d_k_, columns.count, scale, Elements<E>(to, columns.begin * d_k_), d_k_);
+      }
+    });
+  }
+
+  void StoreStates(const StateView& to) {
     for (size_t h = 0; h < heads_; ++h) {
+      const size_t head = first_head_ + h;
+      const int exponent = to.dtype == DType::kF16 ? to.exponents[head] = Exponent(h) : 0;
       for (size_t p = 0; p < panels_; ++p) {
         const Columns columns = ColumnsOf(p);
-        void* const* matrices = columns.transition ? transition : state;
-        if (matrices == nullptr) continue;
-        auto* to = static_cast<float*>(matrices[first_head_ + h]);
-        const size_t all = static_cast<size_t>(columns.transition ? shape_.d_k : shape_.d_v);
-        if (key_first()) {
-          StorePanel(X(h, p), d_k_, columns.count, to + columns.begin, all);
-        } else {
-          StorePanelTransposed(X(h, p), d_k_, columns.count, to + columns.begin * d_k_, d_k_);
-        }
+        if (!columns.transition) Store(X(h, p), columns, to.dtype, exponent, to.heads[head]);
       }
     }
   }
 
+  void StoreTransitions() {
+    if (chain_.transition == nullptr) return;
+    for (size_t h = 0; h < heads_; ++h) {
+      void* const to = chain_.transition[first_head_ + h];
+      if (!chain_.has_transition_columns()) {
+        if (first_panel_ == 0) SumLogs(chain_, first_head_ + h, static_cast<float*>(to));
+        continue;
+      }
+      for (size_t p = 0; p < panels_; ++p) {
+        const Columns columns = ColumnsOf(p);
+        if (columns.transition) Store(X(h, p), columns, chain_.transition_dtype, 0, to);
+      }
+    }
+  }
+
+  int Exponent(size_t h) {
+    Vec largest = hn::Zero(Tag());
+    for (size_t p = 0; p < panels_; ++p) {
+      const Columns columns = ColumnsOf(p);
+      for (size_t i = 0; i < d_k_ && !columns.transition; ++i) {
+        largest = LargestOf(X(h, p) + i * kWidth, columns.count, largest);
+      }
+    }
+    return HalfExponent(hn::GetLane(hn::MaxOfLanes(Tag(), largest)));
+  }
+
   // S ← T_C S + S_C and T ← T_C T. `following`: the interior that comes next, or null.
   void Compose(const TupleView& interior, const TupleView* following) {
+    scratch_.turn.Fill(shape_.rotation, interior.position);
     for (size_t h = 0; h < heads_; ++h) {
       const bool last = h + 1 == heads_;
-      AheadTuple ahead = AheadOf(last ? following : &interior, last ? first_head_ : first_head_ + h + 1);
-      size_t stride = d_k_;
-      const float* transition = Padded(static_cast<const float*>(interior.heads[first_head_ + h].transition), stride);
+      const size_t head = first_head_ + h;
+      AheadTuple ahead = AheadOf(last ? following : &interior, last ? first_head_ : head + 1);
+      scratch_.transition.Fill(shape_, interior, head);
       for (size_t p = 0; p < panels_; ++p) {
         const Columns columns = ColumnsOf(p);
         float* next = Spare();
         if (columns.transition) {
           std::fill(next, next + RoundUp(d_k_, kRows) * kWidth, 0.0f);
         } else {
-          Load(static_cast<const float*>(interior.heads[first_head_ + h].state), columns, next);
+          LoadState(interior.state_dtype, interior.heads[head].state, interior.heads[head].state_exponent, columns,
+                    next);
+          scratch_.turn.Apply(next);
         }
-        if (key_first()) {
-          ComposePanel<Left::kRowMajor>(transition, stride, columns.vecs(), X(h, p), next, ahead);
-        } else {
-          ComposePanel<Left::kColumnMajor>(transition, stride, columns.vecs(), X(h, p), next, ahead);
-        }
+        scratch_.transition.Apply(columns.begin, columns.count, X(h, p), next, ahead);
         std::swap(X(h, p), Spare());
       }
     }
@@ -204,40 +244,9 @@ class Strand {
   AheadTuple AheadOf(const TupleView* interior, size_t head) const {
     if (interior == nullptr) return {};
     const size_t blocks = panels_ * (RoundUp(d_k_, kRows) / kRows);
-    const size_t transition = d_k_ * d_k_, state = d_k_ * static_cast<size_t>(shape_.d_v);
-    return {{static_cast<const float*>(interior->heads[head].transition), transition, transition / blocks + 1},
-            {static_cast<const float*>(interior->heads[head].state), state, state / blocks + 1}};
-  }
-
-  // Where d_k is no multiple of kRows, a product would read past the transition's end: then it is copied first.
-  const float* Padded(const float* transition, size_t& stride) {
-    if (d_k_ % kRows == 0) return transition;
-    stride = RoundUp(d_k_, kRows);
-    for (size_t i = 0; i < stride; ++i) {
-      float* row = scratch_.transition + i * stride;
-      float* end = i < d_k_ ? std::copy_n(transition + i * d_k_, d_k_, row) : row;
-      std::fill(end, row + stride, 0.0f);
-    }
-    return scratch_.transition;
-  }
-
-  template <Left kLeft>
-  void ComposePanel(const float* a, size_t lda, size_t vecs, const float* x, float* next, AheadTuple& ahead) const {
-    if (vecs == 1) return ComposeVecs<kLeft, 1>(a, lda, x, next, ahead);
-    if (vecs == 2) return ComposeVecs<kLeft, 2>(a, lda, x, next, ahead);
-    ComposeVecs<kLeft, kVecs>(a, lda, x, next, ahead);
-  }
-
-  template <Left kLeft, size_t N>
-  HWY_NOINLINE void ComposeVecs(const float* a, size_t lda, const float* x, float* next, AheadTuple& ahead) const {
-    for (size_t i = 0; i < d_k_; i += kRows) {
-      ahead.transition.Fetch();
-      ahead.state.Fetch();
-      Block<N> c;
-      c.Load(next + i * kWidth);
-      Accumulate<kLeft>(c, kLeft == Left::kRowMajor ? a + i * lda : a + i, lda, x, d_k_);
-      c.Store(next + i * kWidth);
-    }
+    const size_t state = d_k_ * static_cast<size_t>(shape_.d_v) * ElementBytes(interior->state_dtype);
+    return {Ahead(interior->heads[head].transition, TransitionBytes(shape_, *interior, head), blocks),
+            Ahead(interior->heads[head].state, state, blocks)};
   }
 
   void Advance(int64_t begin, int64_t end) {
@@ -245,7 +254,7 @@ class Strand {
       const size_t tokens = static_cast<size_t>(std::min<int64_t>(kChunk, end - t));
       scratch_.keys.Fill(chain_.inputs, shape_, t, tokens, key_head_, chain_.out != nullptr);
       for (size_t h = 0; h < heads_; ++h) {
-        scratch_.head.Fill(scratch_.keys, chain_.inputs, t, static_cast<int32_t>(first_head_ + h));
+        scratch_.head.Fill(scratch_.keys, shape_, chain_.inputs, t, first_head_ + h);
         for (size_t p = 0; p < panels_; ++p) {
           const size_t vecs = ColumnsOf(p).vecs();
           if (vecs == 1) {
@@ -264,22 +273,52 @@ class Strand {
   void AdvancePanel(size_t h, size_t p, int64_t t) {
     const Columns columns = ColumnsOf(p);
     const size_t tokens = scratch_.keys.tokens;
-    const size_t column = (first_head_ + h) * static_cast<size_t>(shape_.d_v) + columns.begin;
     float *x = X(h, p), *y = scratch_.y;
     if (columns.transition) {
       std::fill(y, y + scratch_.keys.padded * kWidth, 0.0f);
     } else {
       const TokenInputs& inputs = chain_.inputs;
-      LoadPanel(inputs.v + t * inputs.v_stride + column, static_cast<size_t>(inputs.v_stride), tokens, columns.count,
-                y);
+      LoadPanel<F32>(inputs.v + t * inputs.v_stride + ValueColumn(h, columns), static_cast<size_t>(inputs.v_stride),
+                     tokens, columns.count, 1, y);
     }
     scratch_.head.template Correct<N>(x, y);
     if (chain_.out != nullptr && !columns.transition) {
       scratch_.head.template Output<N>(x, y, scratch_.out);
-      StorePanel(scratch_.out, tokens, columns.count, chain_.out + t * chain_.out_stride + column,
-                 static_cast<size_t>(chain_.out_stride));
+      StorePanel<F32>(scratch_.out, tokens, columns.count, 1,
+                      chain_.out + t * chain_.out_stride + ValueColumn(h, columns),
+                      static_cast<size_t>(chain_.out_stride));
     }
     scratch_.head.template Update<N>(y, x);
+  }
+
+  // Where a panel of S begins in a token's values and outputs.
+  size_t ValueColumn(size_t h, const Columns& columns) const {
+    return (first_head_ + h) * static_cast<size_t>(shape_.d_v) + columns.begin;
+  }
+
+  void AdvanceElementwise(int64_t begin, int64_t end) {
+    const TokenInputs& inputs = chain_.inputs;
+    const auto d_v = static_cast<size_t>(shape_.d_v);
+    const int64_t key = int64_t{key_head_} * shape_.d_k;
+    for (size_t h = 0; h < heads_; ++h) {
+      for (size_t p = 0; p < panels_; ++p) {
+        const Columns columns = ColumnsOf(p);
+        const size_t value = ValueColumn(h, columns);
+        float* table = Spare();
+        LoadPanel<F32>(shape_.decay_table + (first_head_ + h) * d_k_ * d_v + columns.begin, d_v, d_k_, columns.count, 1,
+                       table);
+        for (int64_t t = begin; t < end; ++t) {
+          const ElementToken token{
+              .q = chain_.out == nullptr ? nullptr : inputs.q + t * inputs.q_stride + key,
+              .k = inputs.k + t * inputs.k_stride + key,
+              .v = inputs.v + t * inputs.v_stride + value,
+              .beta = inputs.beta + t * inputs.beta_stride + value,
+              .out = chain_.out == nullptr ? nullptr : chain_.out + t * chain_.out_stride + value,
+          };
+          AdvanceElements(token, d_k_, columns.count, table, X(h, p));
+        }
+      }
+    }
   }
 
   const Chain& chain_;
@@ -304,7 +343,7 @@ inline void RunChain(const Chain& chain, Workers* workers) {
   if (IsFewTokens(chain)) {
     const int64_t floats = int64_t{chain.shape.heads} * chain.shape.d_k * chain.shape.d_v;
     return ForEach(chain.shape.heads, floats < kFloatsWorthWaking ? nullptr : workers,
-                   [&](int64_t head) { StepHead(chain, head); });
+                   [&](int64_t head) { StepHead(chain, static_cast<size_t>(head)); });
   }
   const Split split = SplitFor(chain, workers == nullptr ? 1 : static_cast<size_t>(workers->Size()));
   ForEach(static_cast<int64_t>(split.Items(chain)), workers, [&](int64_t item) {

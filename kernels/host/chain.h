@@ -14,10 +14,15 @@ struct Chain {
   std::span<const SeamStep> steps;       // then these
   TokenInputs inputs;
   bool resume = false;                // start from `state`; else from S = 0, T = I
-  void* const* state = nullptr;       // out
+  StateView state;                    // out
   void* const* transition = nullptr;  // out; null: T is not wanted
-  float* out = nullptr;               // the tokens' outputs; null: not wanted
+  DType transition_dtype = DType::kF32;
+  float* out = nullptr;  // the tokens' outputs; null: not wanted
   int64_t out_stride = 0;
+
+  TransitionForm form() const { return NaturalForm(shape.family); }
+  // Whether T is a matrix that is wanted: then X has columns for it.
+  bool has_transition_columns() const { return transition != nullptr && form() == TransitionForm::kDense; }
 };
 
 }  // namespace ashlar::kernels::host

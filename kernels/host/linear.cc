@@ -25,17 +25,23 @@ void Run(const Chain& chain, Workers* workers) {
   HWY_DYNAMIC_DISPATCH(RunChain)(chain, workers);
 }
 
+// Where a tuple's end state goes.
+StateView StateOf(const TupleTarget& tuple) {
+  return {.heads = tuple.state, .dtype = tuple.state_dtype, .exponents = tuple.state_exponents};
+}
+
 }  // namespace
 
 void Compose(const ComposeArgs& args, Workers* workers) {
-  Run({.shape = args.shape, .interiors = args.interiors, .resume = true, .state = args.state.heads}, workers);
+  Run({.shape = args.shape, .interiors = args.interiors, .resume = true, .state = args.state}, workers);
 }
 
 void ComposeTransitions(const ComposeTransitionsArgs& args, Workers* workers) {
   Run({.shape = args.shape,
        .interiors = args.interiors,
-       .state = args.tuple.state,
-       .transition = args.tuple.transition},
+       .state = StateOf(args.tuple),
+       .transition = args.tuple.transition,
+       .transition_dtype = args.tuple.transition_dtype},
       workers);
 }
 
@@ -44,8 +50,9 @@ void Capture(const CaptureArgs& args, Workers* workers) {
   Run({.shape = args.shape,
        .steps = {&run, 1},
        .inputs = args.inputs,
-       .state = args.tuple.state,
-       .transition = args.tuple.transition},
+       .state = StateOf(args.tuple),
+       .transition = args.tuple.transition,
+       .transition_dtype = args.tuple.transition_dtype},
       workers);
 }
 
@@ -54,7 +61,7 @@ void AdvanceSeam(const AdvanceSeamArgs& args, Workers* workers) {
        .steps = args.steps,
        .inputs = args.inputs,
        .resume = true,
-       .state = args.state.heads,
+       .state = args.state,
        .out = args.out,
        .out_stride = args.out_stride},
       workers);
