@@ -43,8 +43,8 @@ struct AdaptArgs {
 struct AdaptedHead {
   TransitionForm form = TransitionForm::kDense;  // kZero, kLowRank or kDense
   int32_t rank = 0;
-  // No less than ‖T − T̃‖₂ of what is stored, rounding included. At most ε, but for the dense form, whose error is its
-  // rounding alone.
+  // No less than ‖T − T̃‖₂ of what is stored, rounding included. At most ε, but for the dense form: there it is the
+  // Frobenius norm of the rounding, several times the spectral one.
   double error = 0;
 };
 

@@ -24,6 +24,7 @@ struct Options {
 // Subcommands. Each prints a table and fills `figures` with the same numbers.
 absl::Status Land(const Options& options, nlohmann::json& figures);
 absl::Status TimeKernels(const Options& options, nlohmann::json& figures);
+absl::Status Transitions(const Options& options, nlohmann::json& figures);
 
 double Seconds(const std::function<void()>& work);
 double Median(std::vector<double> values);

@@ -13,9 +13,11 @@ using ashlar::bench::Options;
 
 constexpr const char* kUsage =
     "usage: ashlar-bench COMMAND [--json FILE] [--repetitions N] [--threads N]\n"
-    "  land     landing of cached attention pages through a daemon, against memcpy; handing over tuples by mapping\n"
-    "  kernels  every operation of the host back end, against copy bandwidth and multiply-add units;\n"
-    "           --filter TEXT: only cases whose \"op family dtype shape\" contains it; --quick: small shapes\n";
+    "  land         landing of cached attention pages through a daemon, against memcpy; handing over tuples by "
+    "mapping\n"
+    "  kernels      every operation of the host back end, against copy bandwidth and multiply-add units;\n"
+    "               --filter TEXT: only cases whose \"op family dtype shape\" contains it; --quick: small shapes\n"
+    "  transitions  what storing transitions as zero, low rank or dense saves, and what it costs in error\n";
 
 bool ParseOptions(int argc, char** argv, Options& options) {
   for (int i = 2; i < argc; ++i) {
@@ -52,7 +54,9 @@ bool ParseOptions(int argc, char** argv, Options& options) {
 
 int main(int argc, char** argv) {
   const std::map<std::string, std::function<absl::Status(const Options&, nlohmann::json&)>> commands = {
-      {"land", ashlar::bench::Land}, {"kernels", ashlar::bench::TimeKernels}};
+      {"land", ashlar::bench::Land},
+      {"kernels", ashlar::bench::TimeKernels},
+      {"transitions", ashlar::bench::Transitions}};
   const auto command = commands.find(argc > 1 ? argv[1] : "");
   if (command == commands.end()) {
     std::fputs(kUsage, argc > 1 && std::string(argv[1]) == "--help" ? stdout : stderr);
