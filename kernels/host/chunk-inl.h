@@ -55,7 +55,7 @@ struct KeyChunk {
     Pack(inputs.k + begin * inputs.k_stride + offset, inputs.k_stride, k);
     if (outputs) Pack(inputs.q + begin * inputs.q_stride + offset, inputs.q_stride, q);
     // With a decay for every key, products of keys are made a head at a time.
-    if (NaturalForm(shape.family) == TransitionForm::kDiagonal || shape.family == Family::kKda) return;
+    if (DecaysPerKey(shape.family)) return;
     for (size_t p = 0; p * kWidth < padded; ++p) {
       LoadPanelTransposed<F32>(k + p * kWidth * stride, stride, d_k, std::min(kWidth, padded - p * kWidth), 1,
                                keys_by_column + p * kPanelStride);
@@ -109,7 +109,7 @@ struct HeadChunk {
     for (size_t i = 0; i < keys->padded; ++i) {
       beta[i] = i < keys->tokens ? BetaOf(shape, inputs, begin + static_cast<int64_t>(i), head) : 0.0f;
     }
-    if (GateWidth(shape) <= 1) {
+    if (!DecaysPerKey(shape.family)) {
       FillOneDecay(shape, inputs, begin, head);
     } else if (erases) {
       FillDecayPerKey<true>(shape, inputs, begin, head);

@@ -51,6 +51,11 @@ HWY_INLINE void DecaysOf(const float* HWY_RESTRICT logs, size_t n, float* HWY_RE
   }
 }
 
+// Whether every key of a head has a decay of its own.
+constexpr bool DecaysPerKey(Family family) {
+  return family == Family::kGla || family == Family::kKda;
+}
+
 // Log decay of a token, where one number says it for the whole head.
 inline double LogDecay(const LinearShape& shape, const TokenInputs& inputs, int64_t t, size_t head) {
   switch (shape.family) {

@@ -109,7 +109,7 @@ inline void StepHead(const Chain& chain, size_t head) {
   HWY_ALIGN float decay[RoundUp(kMaxHeadDim, kLanes)], decayed_k[kMaxHeadDim];
   for (int64_t t = chain.steps.front().begin; t < chain.steps.front().end; ++t) {
     const float* k = inputs.k + t * inputs.k_stride + key;
-    if (GateWidth(shape) > 1) {
+    if (DecaysPerKey(shape.family)) {
       DecaysOf(GateRow(shape, inputs, t, head), d_k, decay);
     } else {
       std::fill(decay, decay + d_k, DecayOf(LogDecay(shape, inputs, t, head)));
