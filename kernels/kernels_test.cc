@@ -14,12 +14,14 @@ class ArgumentsDeathTest : public ::testing::Test {
 
   Runner runner_{Reference()};
   float number_ = 0;
-  float* pointers_[1] = {&number_};
+  void* pointers_[1] = {&number_};
+  const void* units_[1] = {&number_};
+  const double frequency_ = 1;
   const LinearShape shape_ = {.heads = 1, .key_heads = 1, .d_k = 1, .d_v = 1};
 };
 
 TEST_F(ArgumentsDeathTest, NameTheShape) {
-  ComposeArgs args = {.shape = shape_, .state = pointers_};
+  ComposeArgs args = {.shape = shape_, .state = {.heads = pointers_}};
   args.shape.heads = 0;
   EXPECT_DEATH(runner_.Run(args), "Compose: shape.heads");
   args.shape = {.heads = 3, .key_heads = 2, .d_k = 1, .d_v = 1};
@@ -27,12 +29,37 @@ TEST_F(ArgumentsDeathTest, NameTheShape) {
   args.shape = {.heads = 1, .key_heads = 1, .d_k = kMaxHeadDim + 1, .d_v = 1};
   EXPECT_DEATH(runner_.Run(args), "Compose: shape.d_k");
   EXPECT_DEATH(runner_.Run(ComposeArgs{.shape = shape_}), "Compose: state");
+  args.shape = shape_;
+  args.shape.decay_table = &number_;
+  EXPECT_DEATH(runner_.Run(args), "Compose: shape.decay_table");
+  args.shape = {.family = Family::kGla, .heads = 1, .key_heads = 1, .d_k = 2, .d_v = 1};
+  args.shape.rotation = {.style = RopeStyle::kHalfSplit, .rotary_dim = 2, .frequencies = &frequency_};
+  EXPECT_DEATH(runner_.Run(args), "Compose: shape.rotation");
+}
+
+TEST_F(ArgumentsDeathTest, NameTheDtypesAndForms) {
+  ComposeArgs args = {.shape = shape_, .state = {.heads = pointers_, .dtype = DType::kF16}};
+  EXPECT_DEATH(runner_.Run(args), "Compose: state.exponents");
+  args.state.dtype = DType::kF8E4M3;
+  EXPECT_DEATH(runner_.Run(args), "Compose: state.dtype");
+  args.state.dtype = DType::kF32;
+  HeadTuple head = {.form = TransitionForm::kScalar, .transition = &number_, .state = &number_};
+  const TupleView interior = {.heads = &head};
+  args.interiors = {&interior, 1};
+  EXPECT_DEATH(runner_.Run(args), "Compose: interiors: a form that the family does not have");
+  head.form = TransitionForm::kLowRank;
+  EXPECT_DEATH(runner_.Run(args), "Compose: interiors: rank");
+  head.form = TransitionForm::kDense;
+  head.transition = nullptr;
+  EXPECT_DEATH(runner_.Run(args), "Compose: interiors: a tuple without pointers");
+  EXPECT_DEATH(runner_.Run(ComposeTransitionsArgs{.shape = shape_, .tuple = {.state = pointers_}}),
+               "ComposeTransitions: tuple.transition");
 }
 
 TEST_F(ArgumentsDeathTest, NameWhatAPromptLacks) {
   const float zero = 0;
   const TokenInputs inputs = {.tokens = 1, .k = &zero, .v = &zero, .g = &zero, .beta = &zero};
-  AdvanceSeamArgs args = {.shape = shape_, .inputs = inputs, .state = pointers_, .out = &number_};
+  AdvanceSeamArgs args = {.shape = shape_, .inputs = inputs, .state = {.heads = pointers_}, .out = &number_};
   EXPECT_DEATH(runner_.Run(args), "AdvanceSeam: inputs.q");
   args.out = nullptr;
   const SeamStep beyond = {.begin = 0, .end = 2};
@@ -42,7 +69,7 @@ TEST_F(ArgumentsDeathTest, NameWhatAPromptLacks) {
 
 TEST_F(ArgumentsDeathTest, NameWhatALandingLacks) {
   const int32_t page = 0;
-  LandArgs args = {.source = {.units = pointers_, .unit_tokens = 1, .tokens = 1, .heads = 1, .dim = 1},
+  LandArgs args = {.source = {.units = units_, .unit_tokens = 1, .tokens = 1, .heads = 1, .dim = 1},
                    .target = {.base = &number_, .page_tokens = 1, .page_table = &page}};
   args.rotation = {.style = RopeStyle::kHalfSplit, .rotary_dim = 2};
   EXPECT_DEATH(runner_.Run(args), "Land: rotation.rotary_dim");

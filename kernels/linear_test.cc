@@ -1,434 +1,291 @@
-// Every back end against the reference: composing, capturing and advancing linear layers.
-#include <gtest/gtest.h>
-
+// Capturing and composing tuples of linear layers: every back end against the reference, over families, orders, dtypes,
+// forms and shapes; and what must hold for each of them alone.
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numeric>
-#include <tuple>
 
-#include "kernels/testing/backends.h"
-#include "kernels/testing/linear_inputs.h"
+#include "kernels/testing/linear_fixture.h"
 
 namespace ashlar::kernels::testing {
 namespace {
 
-class LinearTest : public ::testing::TestWithParam<std::tuple<Backend, StateOrder>> {
- protected:
-  // Odd sizes, sizes of real models, more heads than key heads.
-  std::vector<LinearShape> Shapes() {
-    std::vector<LinearShape> shapes = {
-        {.heads = 1, .key_heads = 1, .d_k = 1, .d_v = 5},    {.heads = 3, .key_heads = 3, .d_k = 7, .d_v = 5},
-        {.heads = 4, .key_heads = 2, .d_k = 16, .d_v = 24},  {.heads = 3, .key_heads = 1, .d_k = 33, .d_v = 17},
-        {.heads = 2, .key_heads = 1, .d_k = 128, .d_v = 64},
-    };
-    for (LinearShape& shape : shapes) shape.order = order_;
-    shapes.push_back(RandomShape(random_, order_, 70));
-    shapes.push_back(RandomShape(random_, order_, 40));
-    return shapes;
-  }
+constexpr int kChains[] = {1, 4, 16, 64, 256};
 
-  const StateOrder order_ = std::get<1>(GetParam());
-  const uint64_t seed_ = FreshSeed();
-  ::testing::ScopedTrace trace_{__FILE__, __LINE__, "ASHLAR_SEED=" + std::to_string(seed_)};
-  Random random_{seed_};
-  Runner runner_{std::get<0>(GetParam())};
-  Runner reference_{Reference()};
-};
-
-std::string Describe(const LinearShape& shape) {
-  return std::to_string(shape.heads) + " heads of " + std::to_string(shape.key_heads) + ", d_k " +
-         std::to_string(shape.d_k) + ", d_v " + std::to_string(shape.d_v);
+// Long chains have short interiors, so that they take no longer.
+Lengths ChainOf(int interiors) {
+  return {.interiors = interiors, .run = 0, .interior = interiors > 16 ? 2 : 14, .last_run = 0};
 }
 
-std::string Describe(Character character) {
-  return "keys " + std::to_string(static_cast<int>(character.keys)) + ", decay " +
-         std::to_string(static_cast<int>(character.decay));
-}
-
-double LargestNorm(const HeadMatrices& matrices) {
+double LargestNorm(const Tuple& tuple) {
   double largest = 0;
-  for (int32_t h = 0; h < matrices.heads(); ++h) {
-    const std::vector<float>& head = matrices[h];
-    largest = std::max(largest, std::sqrt(std::inner_product(head.begin(), head.end(), head.begin(), 0.0)));
-  }
+  for (int32_t h = 0; h < tuple.shape().heads; ++h) largest = std::max(largest, Norm(tuple.Transition(h)));
   return largest;
 }
 
-TEST_P(LinearTest, CapturesTuples) {
-  for (const Character character : kCharacters) {
-    double largest_transition = 0;
-    for (const LinearShape& shape : Shapes()) {
-      const int64_t count = random_.Integer(1, 150);
-      SCOPED_TRACE(Describe(shape) + ", " + Describe(character) + ", tokens " + std::to_string(count));
-      const Tokens tokens = RandomTokens(random_, shape, count, character);
-      const Tuple expected = CaptureByReference(shape, tokens, 0, count);
-      Tuple tuple(shape);
-      runner_.Run(CaptureArgs{.shape = shape,
-                              .inputs = tokens.View(),
-                              .transition = tuple.transition.pointers(),
-                              .state = tuple.state.pointers()});
-      EXPECT_LE(TransitionError(tuple.transition, expected.transition), 1);
-      EXPECT_LE(RelativeError(tuple.state, expected.state), kTolerance);
-
-      Tuple state_only(shape);
-      runner_.Run(CaptureArgs{.shape = shape, .inputs = tokens.View(), .state = state_only.state.pointers()});
-      EXPECT_LE(RelativeError(state_only.state, expected.state), kTolerance);
-      largest_transition = std::max(largest_transition, LargestNorm(expected.transition));
-    }
-    // Else the absolute floor of TransitionError would be all that transitions were held to.
-    if (character.decay == Decay::kSlow || character.decay == Decay::kNone) {
-      EXPECT_GE(largest_transition, 0.1) << Describe(character);
+// Gives some heads of the tuples the form zero and others, of erasing families, a low rank that no tokens made.
+void MixForms(Random& random, std::vector<Tuple>& tuples) {
+  for (Tuple& tuple : tuples) {
+    const LinearShape& shape = tuple.shape();
+    for (int32_t h = 0; h < shape.heads; ++h) {
+      const int64_t choice = random.Integer(0, 3);
+      if (choice == 0) tuple.MakeZero(h);
+      if (choice < 2 || !Erases(shape.family)) continue;
+      Factors factors = {.d = std::vector<double>(shape.d_k), .a = {}, .b = {}};
+      for (double& value : factors.d) value = random.Integer(0, 3) == 0 ? 0 : random.Uniform(0, 1);
+      const double scale = 0.5 / std::sqrt(shape.d_k);
+      for (int64_t i = random.Integer(1, shape.d_k) * shape.d_k; i > 0; --i) {
+        factors.a.push_back(scale * random.Normal());
+        factors.b.push_back(scale * random.Normal());
+      }
+      tuple.MakeLowRank(h, factors);
     }
   }
 }
 
-TEST_P(LinearTest, CapturesNothingAsTheIdentity) {
-  const LinearShape shape = RandomShape(random_, order_, 20);
-  Tuple tuple(shape);
-  tuple.state = RandomState(random_, shape);
-  runner_.Run(CaptureArgs{.shape = shape, .transition = tuple.transition.pointers(), .state = tuple.state.pointers()});
-  for (int32_t h = 0; h < shape.heads; ++h) {
-    for (int32_t i = 0; i < shape.d_k * shape.d_k; ++i) {
-      ASSERT_EQ(tuple.transition[h][i], i % (shape.d_k + 1) == 0 ? 1.0f : 0.0f);
+// Against the reference.
+class LinearTest : public LinearFixture {
+ protected:
+  void ExpectComposes(const LinearShape& shape, const std::vector<Tuple>& tuples, const States& initial,
+                      Dtypes dtypes) {
+    const std::vector<TupleView> views = Views(tuples);
+    const States start = initial.Rounded(shape, dtypes.running);
+    const auto chain = static_cast<int64_t>(tuples.size());
+    EXPECT_LE(RelativeError(Compose(runner_, shape, views, start), Compose(reference_, shape, views, start)),
+              Tolerance(dtypes, chain));
+  }
+
+  void ExpectComposesToOneTuple(const LinearShape& shape, const std::vector<Tuple>& tuples, Dtypes dtypes) {
+    const std::vector<TupleView> views = Views(tuples);
+    const double tolerance = Tolerance(dtypes, static_cast<int64_t>(tuples.size()));
+    const Tuple tuple = ComposeTuples(runner_, shape, views, dtypes);
+    const Tuple expected = ComposeTuples(reference_, shape, views, dtypes);
+    EXPECT_LE(TransitionError(tuple, expected, tolerance), 1);
+    EXPECT_LE(RelativeError(tuple.states(), expected.states()), tolerance);
+  }
+};
+
+TEST_P(LinearTest, CapturesTuples) {
+  for (const Character character : kCharacters) {
+    const Layer layers[] = {Draw({.heads = 3, .key_heads = 3, .d_k = 7, .d_v = 5}, character),
+                            Draw({.heads = 4, .key_heads = 2, .d_k = 16, .d_v = 24}, character), Draw(50, character)};
+    double largest_transition = 0;
+    for (const Layer& layer : layers) {
+      const LinearShape shape = layer.shape();
+      const int64_t count = random_.Integer(1, 150);
+      const Tokens tokens = RandomTokens(random_, layer, count);
+      for (const Dtypes dtypes : kDtypes) {
+        if (!Has(dtypes)) continue;
+        SCOPED_TRACE(::testing::Message() << layer << ", " << dtypes << ", tokens " << count);
+        const Tuple expected = Capture(reference_, shape, tokens.View(), dtypes);
+        const Tuple tuple = Capture(runner_, shape, tokens.View(), dtypes);
+        EXPECT_LE(TransitionError(tuple, expected, Tolerance(dtypes.transition, 1)), 1);
+        EXPECT_LE(RelativeError(tuple.states(), expected.states()), Tolerance(dtypes.state, 1));
+        largest_transition = std::max(largest_transition, LargestNorm(expected));
+
+        Tuple state_only(shape, dtypes);
+        CaptureArgs args = {.shape = shape, .inputs = tokens.View(), .tuple = state_only.Target()};
+        args.tuple.transition = nullptr;
+        runner_.Run(args);
+        EXPECT_LE(RelativeError(state_only.states(), expected.states()), Tolerance(dtypes.state, 1));
+      }
     }
-    EXPECT_TRUE(std::ranges::all_of(tuple.state[h], [](float x) { return x == 0; }));
+    // Else the absolute floor of TransitionError would be all that transitions were held to.
+    if (Erases(family_) && (character.decay == Decay::kSlow || character.decay == Decay::kNone)) {
+      EXPECT_GE(largest_transition, 0.1);
+    }
   }
 }
 
 TEST_P(LinearTest, ComposesChains) {
-  for (const int interiors : {0, 1, 4, 16, 64}) {
-    for (const Character character : {Character{}, Character{Keys::kCorrelated, Decay::kSlow}, kPersistentSubspace}) {
-      const LinearShape shape = RandomShape(random_, order_, 40);
-      SCOPED_TRACE(Describe(shape) + ", " + Describe(character) + ", interiors " + std::to_string(interiors));
-      const Prompt prompt(random_, shape, interiors, character);
-      HeadMatrices state = prompt.initial, expected = prompt.initial;
-      runner_.Run(ComposeArgs{.shape = shape, .interiors = prompt.views, .state = state.pointers()});
-      reference_.Run(ComposeArgs{.shape = shape, .interiors = prompt.views, .state = expected.pointers()});
-      EXPECT_LE(RelativeError(state, expected), kTolerance);
+  for (const int interiors : kChains) {
+    for (const Character character : {Character{}, kPersistentSubspace}) {
+      const Layer layer = Draw(interiors > 16 ? 14 : 40, character);
+      const Prompt prompt(random_, layer, ChainOf(interiors));
+      for (const Dtypes dtypes : kDtypes) {
+        if (!Has(dtypes)) continue;
+        SCOPED_TRACE(::testing::Message() << layer << ", " << dtypes << ", interiors " << interiors);
+        ExpectComposes(prompt.shape, Rounded(prompt.tuples, dtypes), prompt.initial, dtypes);
+      }
     }
-  }
-}
-
-TEST_P(LinearTest, ComposesEveryShape) {
-  for (const LinearShape& shape : Shapes()) {
-    SCOPED_TRACE(Describe(shape));
-    const Prompt prompt(random_, shape, 3, {});
-    HeadMatrices state = prompt.initial, expected = prompt.initial;
-    runner_.Run(ComposeArgs{.shape = shape, .interiors = prompt.views, .state = state.pointers()});
-    reference_.Run(ComposeArgs{.shape = shape, .interiors = prompt.views, .state = expected.pointers()});
-    EXPECT_LE(RelativeError(state, expected), kTolerance);
   }
 }
 
 TEST_P(LinearTest, ComposesTuplesToOneTuple) {
-  for (const int interiors : {0, 1, 2, 5, 33}) {
-    for (const Character character : kCharacters) {
-      const LinearShape shape = RandomShape(random_, order_, 40);
-      SCOPED_TRACE(Describe(shape) + ", " + Describe(character) + ", interiors " + std::to_string(interiors));
-      const Prompt prompt(random_, shape, interiors, character);
-      Tuple tuple(shape), expected(shape);
-      const auto args = [&](Tuple& out) {
-        return ComposeTransitionsArgs{.shape = shape,
-                                      .interiors = prompt.views,
-                                      .transition = out.transition.pointers(),
-                                      .state = out.state.pointers()};
-      };
-      runner_.Run(args(tuple));
-      reference_.Run(args(expected));
-      EXPECT_LE(TransitionError(tuple.transition, expected.transition), 1);
-      EXPECT_LE(RelativeError(tuple.state, expected.state), kTolerance);
+  for (const int interiors : {0, 1, 2, 16, 64}) {
+    for (const Character character : {Character{}, Character{Keys::kCorrelated, Decay::kSlow}, kPersistentSubspace}) {
+      const Layer layer = Draw(interiors > 16 ? 14 : 40, character);
+      const Prompt prompt(random_, layer, ChainOf(interiors));
+      for (const Dtypes dtypes : kDtypes) {
+        if (!Has(dtypes)) continue;
+        SCOPED_TRACE(::testing::Message() << layer << ", " << dtypes << ", interiors " << interiors);
+        ExpectComposesToOneTuple(prompt.shape, Rounded(prompt.tuples, dtypes), dtypes);
+      }
     }
   }
 }
 
-TEST_P(LinearTest, ComposingTuplesIsAssociative) {
-  const LinearShape shape = RandomShape(random_, order_, 40);
-  const Prompt prompt(random_, shape, 3, {Keys::kRandom, Decay::kSlow});
+TEST_P(LinearTest, ComposesEveryForm) {
+  for (const Dtypes dtypes : kDtypes) {
+    if (!Has(dtypes, /*other_forms=*/true)) continue;
+    for (const int interiors : {1, 5, 16}) {
+      const Layer layer = Draw(40, {Keys::kCorrelated, Decay::kSlow});
+      SCOPED_TRACE(::testing::Message() << layer << ", " << dtypes << ", interiors " << interiors);
+      const Prompt prompt(random_, layer, ChainOf(interiors));
+      std::vector<Tuple> tuples = prompt.tuples;
+      MixForms(random_, tuples);
+      ExpectComposes(prompt.shape, Rounded(tuples, dtypes), prompt.initial, dtypes);
+      ExpectComposesToOneTuple(prompt.shape, Rounded(tuples, dtypes), dtypes);
+    }
+  }
+}
+
+// States of families that erase nothing leave the range of fp16: tuples and running states carry exponents.
+TEST_P(LinearTest, ScalesLargeStates) {
+  const Dtypes half = {DType::kF16, DType::kF16, DType::kF16};
+  if (!Has(half)) GTEST_SKIP() << "fp16";
+  if (Erases(family_)) GTEST_SKIP() << testing::Name(family_) << " erases";
+  const Layer layer = Draw(30, kLarge);
+  SCOPED_TRACE(::testing::Message() << layer);
+  const Prompt prompt(random_, layer, ChainOf(8));
+  const std::vector<Tuple> tuples = Rounded(prompt.tuples, half);
+  const States initial = prompt.initial.Rounded(prompt.shape, DType::kF16);
+  const States state = Compose(runner_, prompt.shape, Views(tuples), initial);
+  const States expected = Compose(reference_, prompt.shape, Views(tuples), initial);
+  EXPECT_LE(RelativeError(state, expected), Tolerance(half, 8));
+  for (int32_t h = 0; h < state.heads(); ++h) {
+    EXPECT_GT(expected.exponent(h), 0);
+    EXPECT_EQ(state.exponent(h), expected.exponent(h));
+  }
+  const Tuple captured = Capture(runner_, prompt.shape, prompt.isolated.View(), half);
+  const Tuple captured_expected = Capture(reference_, prompt.shape, prompt.isolated.View(), half);
+  EXPECT_LE(RelativeError(captured.states(), captured_expected.states()), Tolerance(half, 1));
+  ExpectComposesToOneTuple(prompt.shape, tuples, half);
+  // And what is scaled can be taken up again.
+  ExpectComposes(prompt.shape, {captured, captured_expected}, state, half);
+}
+
+// Value heads in full groups and uneven remainders, real sizes, and the largest dims: few tokens, a chunk and a bit.
+TEST_P(LinearTest, LargeAndUnevenShapes) {
+  for (const LinearShape& dims : {LinearShape{.heads = 1, .key_heads = 1, .d_k = 1, .d_v = 5},
+                                  LinearShape{.heads = 2, .key_heads = 1, .d_k = 128, .d_v = 64},
+                                  LinearShape{.heads = 3, .key_heads = 1, .d_k = 256, .d_v = 255},
+                                  LinearShape{.heads = 14, .key_heads = 2, .d_k = 24, .d_v = 40},
+                                  LinearShape{.heads = 1, .key_heads = 1, .d_k = 255, .d_v = 256}}) {
+    const Layer layer = Draw(dims, {});
+    SCOPED_TRACE(::testing::Message() << layer);
+    const LinearShape shape = layer.shape();
+    const Tokens tokens = RandomTokens(random_, layer, 12);
+    const Tuple expected = Capture(reference_, shape, tokens.View());
+    const Tuple tuple = Capture(runner_, shape, tokens.View());
+    EXPECT_LE(TransitionError(tuple, expected, kTolerance), 1);
+    EXPECT_LE(RelativeError(tuple.states(), expected.states()), kTolerance);
+    ExpectComposes(shape, {expected}, RandomState(random_, layer), {});
+  }
+}
+
+// What must hold for every back end alone, the reference too.
+class LinearProperties : public LinearFixture {};
+
+TEST_P(LinearProperties, NothingIsTheIdentity) {
+  const Layer layer = Draw(20, {});
+  const LinearShape shape = layer.shape();
+  const Tuple captured = Capture(runner_, shape, {}), composed = ComposeTuples(runner_, shape, {});
+  for (const Tuple& tuple : {captured, composed}) {
+    for (int32_t h = 0; h < shape.heads; ++h) {
+      const std::vector<double> transition = tuple.Transition(h), state = tuple.states().Values(h);
+      for (size_t i = 0; i < transition.size(); ++i) {
+        const bool one = tuple.form(h) == TransitionForm::kDense && i % (shape.d_k + 1) == 0;
+        ASSERT_EQ(transition[i], one ? 1.0 : 0.0);
+      }
+      EXPECT_TRUE(std::ranges::all_of(state, [](double x) { return x == 0; }));
+    }
+  }
+}
+
+TEST_P(LinearProperties, ComposingTuplesIsAssociative) {
+  const Layer layer = Draw(40, {Keys::kRandom, Decay::kSlow});
+  const Prompt prompt(random_, layer, ChainOf(3));
   const auto compose = [&](const Tuple& first, const Tuple& second) {
-    const TupleView views[] = {first.view(), second.view()};
-    Tuple out(shape);
-    runner_.Run(ComposeTransitionsArgs{
-        .shape = shape, .interiors = views, .transition = out.transition.pointers(), .state = out.state.pointers()});
-    return out;
+    return ComposeTuples(runner_, prompt.shape, std::vector{first.View(), second.View()});
   };
   const std::vector<Tuple>& t = prompt.tuples;
   const Tuple left = compose(compose(t[0], t[1]), t[2]);
   const Tuple right = compose(t[0], compose(t[1], t[2]));
-  EXPECT_LE(TransitionError(left.transition, right.transition), 1);
-  EXPECT_LE(RelativeError(left.state, right.state), kTolerance);
+  EXPECT_LE(TransitionError(left, right, kTolerance), 1);
+  EXPECT_LE(RelativeError(left.states(), right.states()), kTolerance);
 
   // One tuple for the chain does to a state what the chain does.
-  HeadMatrices by_tuple = prompt.initial, by_chain = prompt.initial;
-  const TupleView collapsed = left.view();
-  runner_.Run(ComposeArgs{.shape = shape, .interiors = {&collapsed, 1}, .state = by_tuple.pointers()});
-  runner_.Run(ComposeArgs{.shape = shape, .interiors = prompt.views, .state = by_chain.pointers()});
-  EXPECT_LE(RelativeError(by_tuple, by_chain), kTolerance);
+  const TupleView collapsed = left.View();
+  EXPECT_LE(RelativeError(Compose(runner_, prompt.shape, {&collapsed, 1}, prompt.initial),
+                          Compose(runner_, prompt.shape, Views(t), prompt.initial)),
+            kTolerance);
 }
 
 // HYPIC's main claim: n segments that this back end captured alone, composed, equal one pass over their concatenation.
-TEST_P(LinearTest, SegmentsComposeToOnePass) {
+TEST_P(LinearProperties, SegmentsComposeToOnePass) {
   for (const Character character : kCharacters) {
-    const LinearShape shape = RandomShape(random_, order_, 50);
-    SCOPED_TRACE(Describe(shape) + ", " + Describe(character));
-    const Prompt prompt(random_, shape, 6, character);
+    const Layer layer = Draw({.heads = 6, .key_heads = 2, .d_k = 24, .d_v = 20}, character);
+    const Prompt prompt(random_, layer, {.interiors = 6});
+    const States expected = FullPass(prompt).state;
+    for (const Dtypes dtypes : kDtypes) {
+      if (!Has(dtypes)) continue;
+      SCOPED_TRACE(::testing::Message() << layer << ", " << dtypes);
+      std::vector<Tuple> tuples;
+      for (const Prompt::Part& part : prompt.parts) {
+        tuples.push_back(Capture(runner_, prompt.shape, prompt.isolated.View(part.begin, part.end), dtypes));
+        tuples.back().position = prompt.start + part.segment;
+      }
+      const States start = prompt.initial.Rounded(prompt.shape, dtypes.running);
+      const States state = Compose(runner_, prompt.shape, Views(tuples), start);
+      EXPECT_LE(RelativeError(state, expected), Tolerance(dtypes, static_cast<int64_t>(tuples.size())));
+    }
+  }
+}
+
+// A short segment's transition has the rank of its tokens, and composes as such: erasing families.
+TEST_P(LinearProperties, FactorsComposeToOnePass) {
+  if (!Erases(family_)) GTEST_SKIP() << testing::Name(family_) << " has no low rank";
+  if (!Has({}, /*other_forms=*/true)) GTEST_SKIP() << "low rank";
+  for (const Character character : kCharacters) {
+    const Layer layer = Draw({.heads = 6, .key_heads = 2, .d_k = 24, .d_v = 20}, character);
+    SCOPED_TRACE(::testing::Message() << layer);
+    const Prompt prompt(random_, layer, {.interiors = 6, .interior = 10});
     std::vector<Tuple> tuples;
     for (const Prompt::Part& part : prompt.parts) {
-      Tuple& tuple = tuples.emplace_back(shape);
-      runner_.Run(CaptureArgs{.shape = shape,
-                              .inputs = prompt.tokens.View(part.begin, part.end),
-                              .transition = tuple.transition.pointers(),
-                              .state = tuple.state.pointers()});
+      const bool factors = part.end > part.begin && part.end - part.begin <= prompt.shape.d_k;
+      tuples.push_back(factors ? CaptureFactors(prompt.shape, prompt.isolated, part.begin, part.end)
+                               : Capture(reference_, prompt.shape, prompt.isolated.View(part.begin, part.end)));
     }
-    std::vector<TupleView> views;
-    for (const Tuple& tuple : tuples) views.push_back(tuple.view());
-    HeadMatrices state = prompt.initial;
-    runner_.Run(ComposeArgs{.shape = shape, .interiors = views, .state = state.pointers()});
-    EXPECT_LE(RelativeError(state, FullPass(prompt).state), kTolerance);
+    const States expected = FullPass(prompt).state;
+    EXPECT_LE(RelativeError(Compose(runner_, prompt.shape, Views(tuples), prompt.initial), expected), kTolerance);
+    const Tuple collapsed = ComposeTuples(runner_, prompt.shape, Views(tuples));
+    const TupleView view = collapsed.View();
+    EXPECT_LE(RelativeError(Compose(runner_, prompt.shape, {&view, 1}, prompt.initial), expected), kTolerance);
   }
 }
 
-// Outputs of AdvanceSeam with room between tokens, and what is expected there: rows outside of runs stay as they were.
-struct Outputs {
-  Outputs(const Prompt& prompt, int64_t gap)
-      : width(int64_t{prompt.shape.heads} * prompt.shape.d_v),
-        stride(width + gap),
-        values(prompt.tokens.count * stride, kUntouched) {}
+// What a head's transition of zero leaves is the tuple's own state, to the bit of its dtype.
+TEST_P(LinearProperties, ZeroForgetsWhatCameBefore) {
+  if (!Has({}, /*other_forms=*/true)) GTEST_SKIP() << "zero";
+  const Layer layer = Draw(30, {});
+  Prompt prompt(random_, layer, ChainOf(3));
+  const LinearShape shape = prompt.shape;
+  for (int32_t h = 0; h < shape.heads; ++h) prompt.tuples[1].MakeZero(h);
+  prompt.tuples[1].position = 0;
+  const std::vector<TupleView> views = Views(prompt.tuples);
+  EXPECT_EQ(RelativeError(Compose(runner_, shape, {views.data(), 2}, prompt.initial), prompt.tuples[1].states()), 0);
 
-  void ExpectEqual(const Prompt& prompt, const std::vector<float>& full) const {
-    for (const Prompt::Part& part : prompt.parts) {
-      for (int64_t t = part.begin; t < part.end; ++t) {
-        const float* row = values.data() + t * stride;
-        ASSERT_TRUE(std::all_of(row + width, row + stride, [](float x) { return x == kUntouched; })) << t;
-        if (part.interior) {
-          ASSERT_TRUE(std::all_of(row, row + width, [](float x) { return x == kUntouched; })) << t;
-        }
-      }
-    }
-    // One head's outputs over all runs count together: a single output can be near zero by chance.
-    for (int32_t h = 0; h < prompt.shape.heads; ++h) {
-      std::vector<float> actual, expected;
-      for (const Prompt::Part& part : prompt.parts) {
-        for (int64_t t = part.begin; !part.interior && t < part.end; ++t) {
-          const float* a = values.data() + t * stride + int64_t{h} * prompt.shape.d_v;
-          const float* e = full.data() + t * width + int64_t{h} * prompt.shape.d_v;
-          actual.insert(actual.end(), a, a + prompt.shape.d_v);
-          expected.insert(expected.end(), e, e + prompt.shape.d_v);
-        }
-      }
-      EXPECT_LE(RelativeError(actual, expected), kTolerance) << "head " << h;
-    }
-  }
-
-  static constexpr float kUntouched = 1234.5f;
-  const int64_t width, stride;
-  std::vector<float> values;
-};
-
-void ExpectAdvancesLikeOnePass(Runner& runner, Random& random, const Prompt& prompt) {
-  const FullPass full(prompt);
-  const Tokens inputs = prompt.RunInputs();
-  Outputs outputs(prompt, random.Integer(0, 3));
-  HeadMatrices state = prompt.initial;
-  runner.Run(AdvanceSeamArgs{.shape = prompt.shape,
-                             .steps = prompt.Steps(),
-                             .inputs = inputs.View(),
-                             .state = state.pointers(),
-                             .out = outputs.values.data(),
-                             .out_stride = outputs.stride});
-  EXPECT_LE(RelativeError(state, full.state), kTolerance);
-  outputs.ExpectEqual(prompt, full.out);
-
-  HeadMatrices without_outputs = prompt.initial;
-  TokenInputs no_queries = inputs.View();
-  no_queries.q = nullptr;
-  runner.Run(AdvanceSeamArgs{
-      .shape = prompt.shape, .steps = prompt.Steps(), .inputs = no_queries, .state = without_outputs.pointers()});
-  EXPECT_LE(RelativeError(without_outputs, full.state), kTolerance);
-}
-
-TEST_P(LinearTest, AdvancesSeamsLikeOnePass) {
-  for (const int interiors : {0, 1, 4, 16, 64}) {
-    for (const Character character : kCharacters) {
-      const LinearShape shape = RandomShape(random_, order_, interiors > 16 ? 24 : 48);
-      SCOPED_TRACE(Describe(shape) + ", " + Describe(character) + ", interiors " + std::to_string(interiors));
-      ExpectAdvancesLikeOnePass(runner_, random_, Prompt(random_, shape, interiors, character));
-    }
-  }
-}
-
-TEST_P(LinearTest, AdvancesEveryShape) {
-  for (const LinearShape& shape : Shapes()) {
-    SCOPED_TRACE(Describe(shape));
-    ExpectAdvancesLikeOnePass(runner_, random_, Prompt(random_, shape, 2, {}));
-  }
-}
-
-// Value heads in full groups and uneven remainders, and the largest dims: few tokens, a chunk and a bit.
-TEST_P(LinearTest, LargeAndUnevenShapes) {
-  for (LinearShape shape : {LinearShape{.heads = 5, .key_heads = 1, .d_k = 256, .d_v = 255},
-                            LinearShape{.heads = 14, .key_heads = 2, .d_k = 24, .d_v = 40},
-                            LinearShape{.heads = 1, .key_heads = 1, .d_k = 255, .d_v = 256}}) {
-    shape.order = order_;
-    SCOPED_TRACE(Describe(shape));
-    constexpr int64_t kInterior = 9, kTokens = 44;
-    const Tokens tokens = RandomTokens(random_, shape, kTokens, {});
-    const Tuple expected = CaptureByReference(shape, tokens, 0, kInterior);
-    Tuple tuple(shape);
-    runner_.Run(CaptureArgs{.shape = shape,
-                            .inputs = tokens.View(0, kInterior),
-                            .transition = tuple.transition.pointers(),
-                            .state = tuple.state.pointers()});
-    EXPECT_LE(TransitionError(tuple.transition, expected.transition), 1);
-    EXPECT_LE(RelativeError(tuple.state, expected.state), kTolerance);
-
-    const HeadMatrices initial = RandomState(random_, shape);
-    const TupleView interior = expected.view();
-    const SeamStep steps[] = {{.interior = &interior}, {.begin = kInterior, .end = kTokens}};
-    const int64_t token_floats = int64_t{shape.heads} * shape.d_v;
-    const auto advance = [&](Runner& runner, HeadMatrices& state) {
-      std::vector<float> out(kTokens * token_floats);
-      runner.Run(AdvanceSeamArgs{.shape = shape,
-                                 .steps = steps,
-                                 .inputs = tokens.View(),
-                                 .state = state.pointers(),
-                                 .out = out.data(),
-                                 .out_stride = token_floats});
-      return out;
-    };
-    HeadMatrices state = initial, expected_state = initial;
-    const std::vector<float> out = advance(runner_, state), expected_out = advance(reference_, expected_state);
-    EXPECT_LE(RelativeError(state, expected_state), kTolerance);
-    EXPECT_LE(RelativeError(out, expected_out), kTolerance);
-
-    HeadMatrices composed = initial, expected_composed = initial;
-    runner_.Run(ComposeArgs{.shape = shape, .interiors = {&interior, 1}, .state = composed.pointers()});
-    reference_.Run(ComposeArgs{.shape = shape, .interiors = {&interior, 1}, .state = expected_composed.pointers()});
-    EXPECT_LE(RelativeError(composed, expected_composed), kTolerance);
-  }
-}
-
-TEST_P(LinearTest, KeepsCheckpoints) {
-  const LinearShape shape = RandomShape(random_, order_, 40);
-  const Prompt prompt(random_, shape, 5, {Keys::kRandom, Decay::kSlow});
-  std::vector<SeamStep> steps = prompt.Steps();
-  std::vector<HeadMatrices> kept(steps.size(), prompt.initial), expected = kept;
-  HeadMatrices state = prompt.initial, reference_state = prompt.initial;
-  const Tokens inputs = prompt.RunInputs();
-  for (size_t i = 0; i < steps.size(); i += 2) steps[i].checkpoint = kept[i].pointers();
-  runner_.Run(AdvanceSeamArgs{.shape = shape, .steps = steps, .inputs = inputs.View(), .state = state.pointers()});
-  for (size_t i = 0; i < steps.size(); i += 2) steps[i].checkpoint = expected[i].pointers();
-  reference_.Run(
-      AdvanceSeamArgs{.shape = shape, .steps = steps, .inputs = inputs.View(), .state = reference_state.pointers()});
-  for (size_t i = 0; i < steps.size(); ++i) EXPECT_LE(RelativeError(kept[i], expected[i]), kTolerance) << i;
-  // The last step's checkpoint is the final state to the bit, and a prompt may be resumed from any of them.
-  ASSERT_EQ(steps.size() % 2, 1u);
-  EXPECT_EQ(RelativeError(kept.back(), state), 0);
-  HeadMatrices resumed = kept[4];
-  runner_.Run(AdvanceSeamArgs{
-      .shape = shape, .steps = std::span(steps).subspan(5), .inputs = inputs.View(), .state = resumed.pointers()});
-  EXPECT_LE(RelativeError(resumed, reference_state), kTolerance);
-}
-
-// What a fault may leave as NaN must not be read as a number: not in one value of the reference's result that is NaN.
-// Heads of which the reference's result is whole are right.
-void ExpectNanStays(const HeadMatrices& actual, const HeadMatrices& expected) {
-  const auto is_nan = [](float x) { return std::isnan(x); };
-  for (int32_t h = 0; h < expected.heads(); ++h) {
-    SCOPED_TRACE("head " + std::to_string(h));
-    if (std::ranges::none_of(expected[h], is_nan)) {
-      EXPECT_LE(RelativeError(actual[h], expected[h]), kTolerance);
-    }
-    for (size_t i = 0; i < expected[h].size(); ++i) {
-      if (is_nan(expected[h][i])) {
-        ASSERT_TRUE(is_nan(actual[h][i])) << "number " << i;
-      }
-    }
-  }
-}
-
-// One number of the inputs, of a tuple or of the initial state is NaN, as a corrupt one may be: it reaches all that the
-// recurrence makes of it, in runs long enough for chunks.
-TEST_P(LinearTest, NanInGivesNanOut) {
-  const LinearShape shape = {.heads = 4, .key_heads = 2, .d_k = 19, .d_v = 21, .order = order_};
-  constexpr int64_t kTokens = 75, kHalf = 40;
-  const Tokens clean = RandomTokens(random_, shape, kTokens, {Keys::kRandom, Decay::kSlow});
-  const Tuple clean_tuple = CaptureByReference(shape, clean, 0, 9);
-  const HeadMatrices clean_state = RandomState(random_, shape);
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  const int64_t t = random_.Integer(0, kTokens - 1), head = random_.Integer(0, shape.heads - 1);
-  const int64_t at = random_.Integer(0, shape.d_k - 1), key = head / 2 * shape.d_k + at;
-  for (const std::string what : {"q", "k", "v", "g", "beta", "T", "S", "state"}) {
-    SCOPED_TRACE(what + ", token " + std::to_string(t) + ", head " + std::to_string(head));
-    Tokens tokens = clean;
-    Tuple tuple = clean_tuple;
-    HeadMatrices initial = clean_state;
-    if (what == "q") tokens.q[t * tokens.q_stride + key] = kNan;
-    if (what == "k") tokens.k[t * tokens.k_stride + key] = kNan;
-    if (what == "v") tokens.v[t * tokens.v_stride + head * shape.d_v + at] = kNan;
-    if (what == "g") tokens.g[t * tokens.g_stride + head] = kNan;
-    if (what == "beta") tokens.beta[t * tokens.beta_stride + head] = kNan;
-    if (what == "T") tuple.transition[head][at] = kNan;
-    if (what == "S") tuple.state[head][at] = kNan;
-    if (what == "state") initial[head][at] = kNan;
-
-    const TupleView interior = tuple.view();
-    const SeamStep steps[] = {{.begin = 0, .end = kHalf}, {.interior = &interior}, {.begin = kHalf, .end = kTokens}};
-    const auto advance = [&](Runner& runner, HeadMatrices& state) {
-      const int64_t token_floats = int64_t{shape.heads} * shape.d_v;
-      std::vector<float> out(kTokens * token_floats);
-      runner.Run(AdvanceSeamArgs{.shape = shape,
-                                 .steps = steps,
-                                 .inputs = tokens.View(),
-                                 .state = state.pointers(),
-                                 .out = out.data(),
-                                 .out_stride = token_floats});
-      HeadMatrices by_head(shape.heads, kTokens * shape.d_v);
-      for (int64_t i = 0; i < kTokens * token_floats; ++i) {
-        const int64_t token = i / token_floats, h = i % token_floats / shape.d_v;
-        by_head[h][token * shape.d_v + i % shape.d_v] = out[i];
-      }
-      return by_head;
-    };
-    HeadMatrices state = initial, expected_state = initial;
-    const HeadMatrices out = advance(runner_, state), expected_out = advance(reference_, expected_state);
-    ExpectNanStays(state, expected_state);
-    ExpectNanStays(out, expected_out);
-    const HeadMatrices& reached = what == "q" ? expected_out : expected_state;
-    EXPECT_FALSE(std::ranges::none_of(reached[head], [](float x) { return std::isnan(x); }));
-
-    Tuple captured(shape);
-    runner_.Run(CaptureArgs{.shape = shape,
-                            .inputs = tokens.View(),
-                            .transition = captured.transition.pointers(),
-                            .state = captured.state.pointers()});
-    const Tuple expected = CaptureByReference(shape, tokens, 0, kTokens);
-    ExpectNanStays(captured.transition, expected.transition);
-    ExpectNanStays(captured.state, expected.state);
-  }
-}
-
-// Workers change who computes, never what: results are the same to the bit.
-TEST_P(LinearTest, ResultsDoNotDependOnWorkers) {
-  const LinearShape shape = RandomShape(random_, order_, 40);
-  const Prompt prompt(random_, shape, 4, {});
-  const Tokens inputs = prompt.RunInputs();
-  Runner alone({std::get<0>(GetParam()).kernels, false});
-  HeadMatrices a = prompt.initial, b = prompt.initial;
-  for (auto [runner, state] : {std::pair(&alone, &a), std::pair(&runner_, &b)}) {
-    runner->Run(
-        AdvanceSeamArgs{.shape = shape, .steps = prompt.Steps(), .inputs = inputs.View(), .state = state->pointers()});
-  }
+  // The chain's transition is zero: composing it makes all states equal.
+  const Tuple collapsed = ComposeTuples(runner_, shape, views);
+  const TupleView view = collapsed.View();
+  const States other = RandomState(random_, layer);
+  const States a = Compose(runner_, shape, {&view, 1}, prompt.initial), b = Compose(runner_, shape, {&view, 1}, other);
   EXPECT_EQ(RelativeError(a, b), 0);
+  EXPECT_EQ(RelativeError(a, collapsed.states()), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LinearTest,
-                         ::testing::Combine(::testing::ValuesIn(Backends()),
-                                            ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst)),
-                         [](const auto& info) {
-                           return ::testing::PrintToString(std::get<0>(info.param)) +
-                                  (std::get<1>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
-                         });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LinearTest);
+INSTANTIATE_TEST_SUITE_P(Candidates, LinearTest, OverFamilies(Candidates()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Backends, LinearProperties, OverFamilies(Backends()), NameOf);
 
 }  // namespace
 }  // namespace ashlar::kernels::testing

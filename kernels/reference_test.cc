@@ -49,28 +49,29 @@ MATCHER(Near, "") {
 TEST(ReferenceByHand, CapturesATuple) {
   const ByHand hand;
   std::vector<float> transition(4), state(2);
-  float *const t[] = {transition.data()}, *const s[] = {state.data()};
+  void *const t[] = {transition.data()}, *const s[] = {state.data()};
+  const TupleTarget tuple = {.transition = t, .state = s};
   Runner runner(Reference());
-  runner.Run(CaptureArgs{.shape = hand.shape, .inputs = hand.Inputs(), .transition = t, .state = s});
+  runner.Run(CaptureArgs{.shape = hand.shape, .inputs = hand.Inputs(), .tuple = tuple});
   EXPECT_THAT(transition, Pointwise(Near(), {0.16f, -0.24f, -0.12f, 0.18f}));
   EXPECT_THAT(state, Pointwise(Near(), {2.48f, 0.64f}));
 
   LinearShape value_first = hand.shape;
   value_first.order = StateOrder::kValueFirst;
-  runner.Run(CaptureArgs{.shape = value_first, .inputs = hand.Inputs(), .transition = t, .state = s});
+  runner.Run(CaptureArgs{.shape = value_first, .inputs = hand.Inputs(), .tuple = tuple});
   EXPECT_THAT(transition, Pointwise(Near(), {0.16f, -0.12f, -0.24f, 0.18f}));
 }
 
 TEST(ReferenceByHand, AdvancesARun) {
   const ByHand hand;
   std::vector<float> state = {8, 4}, out(2);
-  float* const s[] = {state.data()};
+  void* const s[] = {state.data()};
   const SeamStep run = {.begin = 0, .end = 2};
   Runner(Reference())
       .Run(AdvanceSeamArgs{.shape = hand.shape,
                            .steps = {&run, 1},
                            .inputs = hand.Inputs(),
-                           .state = s,
+                           .state = {.heads = s},
                            .out = out.data(),
                            .out_stride = 1});
   EXPECT_THAT(state, Pointwise(Near(), {2.8f, 0.4f}));
@@ -83,16 +84,16 @@ TEST(ReferenceByHand, AdvancesARun) {
 TEST(ReferenceByHand, ComposesFromTheLeft) {
   const LinearShape shape = {.heads = 1, .key_heads = 1, .d_k = 2, .d_v = 1};
   const float t1[] = {1, 2, 3, 4}, s1[] = {1, -1}, t2[] = {0, 1, 1, 0}, s2[] = {10, 20};
-  const float *const t1_heads[] = {t1}, *const s1_heads[] = {s1}, *const t2_heads[] = {t2}, *const s2_heads[] = {s2};
-  const TupleView chain[] = {{t1_heads, s1_heads}, {t2_heads, s2_heads}};
+  const HeadTuple first = {.transition = t1, .state = s1}, second = {.transition = t2, .state = s2};
+  const TupleView chain[] = {{.heads = &first}, {.heads = &second}};
   std::vector<float> state = {5, 6}, transition(4), end(2);
-  float *const state_heads[] = {state.data()}, *const transition_heads[] = {transition.data()},
-               *const end_heads[] = {end.data()};
+  void *const state_heads[] = {state.data()}, *const transition_heads[] = {transition.data()},
+              *const end_heads[] = {end.data()};
   Runner runner(Reference());
-  runner.Run(ComposeArgs{.shape = shape, .interiors = chain, .state = state_heads});
+  runner.Run(ComposeArgs{.shape = shape, .interiors = chain, .state = {.heads = state_heads}});
   EXPECT_THAT(state, ElementsAre(48, 38));
-  runner.Run(
-      ComposeTransitionsArgs{.shape = shape, .interiors = chain, .transition = transition_heads, .state = end_heads});
+  runner.Run(ComposeTransitionsArgs{
+      .shape = shape, .interiors = chain, .tuple = {.transition = transition_heads, .state = end_heads}});
   EXPECT_THAT(transition, ElementsAre(3, 4, 1, 2));
   EXPECT_THAT(end, ElementsAre(9, 21));
 }
@@ -101,11 +102,11 @@ TEST(ReferenceByHand, ComposesFromTheLeft) {
 TEST(ReferenceByHand, ComposesFromTheRight) {
   const LinearShape shape = {.heads = 1, .key_heads = 1, .d_k = 2, .d_v = 1, .order = StateOrder::kValueFirst};
   const float t1[] = {1, 3, 2, 4}, s1[] = {1, -1};
-  const float *const t1_heads[] = {t1}, *const s1_heads[] = {s1};
-  const TupleView interior = {t1_heads, s1_heads};
+  const HeadTuple head = {.transition = t1, .state = s1};
+  const TupleView interior = {.heads = &head};
   std::vector<float> state = {5, 6};
-  float* const state_heads[] = {state.data()};
-  Runner(Reference()).Run(ComposeArgs{.shape = shape, .interiors = {&interior, 1}, .state = state_heads});
+  void* const state_heads[] = {state.data()};
+  Runner(Reference()).Run(ComposeArgs{.shape = shape, .interiors = {&interior, 1}, .state = {.heads = state_heads}});
   EXPECT_THAT(state, ElementsAre(18, 38));
 }
 
@@ -133,7 +134,7 @@ TEST(ReferenceByHand, TurnsPairs) {
 // stands at position 1: token 0 → page 2 slot 1, token 1 → page 0 slot 0, token 2 → page 0 slot 1.
 TEST(ReferenceByHand, LandsInPages) {
   const float unit0[] = {1, 2, 3, 4}, unit1[] = {5, 6};
-  const float* const units[] = {unit0, unit1};
+  const void* const units[] = {unit0, unit1};
   const int32_t page_table[] = {2, 0};
   std::vector<float> pool(12);
   LandArgs args = {.source = {.units = units, .unit_tokens = 2, .tokens = 3, .heads = 2, .dim = 1},
@@ -156,7 +157,7 @@ TEST(ReferenceByHand, LandsInPages) {
   EXPECT_THAT(pool, ElementsAre(3, 5, 4, 6, 0, 0, 0, 0, 0, 1, 0, 2));
 
   std::vector<float> gathered0(4), gathered1(2);
-  float* const gathered[] = {gathered0.data(), gathered1.data()};
+  void* const gathered[] = {gathered0.data(), gathered1.data()};
   runner.Run(GatherArgs{.source = args.target,
                         .first_position = 1,
                         .units = gathered,

@@ -76,10 +76,13 @@ double LogDecay(const LinearShape& shape, const Token& token, int32_t h, int32_t
 }
 
 void Advance(const LinearShape& shape, const Token& token, int32_t h, const float* v, Matrix& x, double* writes) {
+  const bool by_element = shape.family == Family::kMamba1;
+  std::vector<double> row_decay(x.rows);
+  for (int32_t i = 0; i < x.rows && !by_element; ++i) row_decay[i] = std::exp(LogDecay(shape, token, h, i, 0));
   for (int32_t j = 0; j < x.columns; ++j) {
     double read = 0;
     for (int32_t i = 0; i < x.rows; ++i) {
-      x(i, j) *= std::exp(LogDecay(shape, token, h, i, j));
+      x(i, j) *= by_element ? std::exp(LogDecay(shape, token, h, i, j)) : row_decay[i];
       read += double{token.k[i]} * x(i, j);
     }
     double write = v == nullptr ? 0.0 : v[j];

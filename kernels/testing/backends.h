@@ -20,13 +20,21 @@ inline std::ostream& operator<<(std::ostream& out, const Backend& backend) {
   return out << backend.kernels->name() << (backend.with_workers ? "_workers" : "");
 }
 
+// All of them. The reference computes on one thread whatever it is lent.
 inline std::vector<Backend> Backends() {
   std::vector<Backend> backends;
   for (const Kernels* kernels : Available()) {
     backends.push_back({kernels, false});
-    backends.push_back({kernels, true});
+    if (kernels != &Reference()) backends.push_back({kernels, true});
   }
   return backends;
+}
+
+// Those that are held against the reference.
+inline std::vector<Backend> Candidates() {
+  std::vector<Backend> candidates = Backends();
+  std::erase_if(candidates, [](const Backend& backend) { return backend.kernels == &Reference(); });
+  return candidates;
 }
 
 // A queue of one back end, and a short way to run each operation to its end on it.

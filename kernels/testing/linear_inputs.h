@@ -1,80 +1,71 @@
-// Random inputs of the linear layers: tokens of several characters, and whole prompts of interiors and runs.
+// Random inputs of the linear layers, all families: tokens of several characters, and whole prompts of interiors and
+// runs.
 #pragma once
 
+#include <ostream>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/testing/backends.h"
+#include "kernels/testing/errors.h"
 #include "kernels/testing/random.h"
+#include "kernels/testing/stored.h"
 
 namespace ashlar::kernels::testing {
 
-// ‖a − b‖ / ‖b‖, Frobenius, in fp64; +∞ where `a` holds a number that is not finite. Where both are so small that
-// fp32 has lost digits (‖b‖ < 1e-30), the difference counts against 1e-30.
-double RelativeError(std::span<const float> a, std::span<const float> b);
+inline constexpr Family kFamilies[] = {Family::kRetnet, Family::kLightning, Family::kMamba2, Family::kMamba1,
+                                       Family::kGla,    Family::kDeltanet,  Family::kGdn,    Family::kKda};
+const char* Name(Family family);
 
-// Accepted error of fp32 back ends in states and outputs: flat, relative Frobenius, per head.
-inline constexpr double kTolerance = 1e-5;
-// A transition is a contraction whose error matters absolutely: where products of erases have left little of it,
-// digits lost in the identity that it started from do not count against what is left.
-inline constexpr double kTransitionFloor = 1e-6;
+// All that the tests store tuples and states in; the first is fp32 alone.
+inline constexpr Dtypes kDtypes[] = {{},
+                                     {DType::kF16, DType::kF32, DType::kF32},
+                                     {DType::kF16, DType::kF16, DType::kF16},
+                                     {DType::kF16, DType::kBF16, DType::kBF16},
+                                     {DType::kBF16, DType::kBF16, DType::kF32}};
 
-// One matrix a head, each in memory of its own, so that a sanitizer sees every step outside.
-class HeadMatrices {
- public:
-  HeadMatrices(int32_t heads, int64_t floats) : values_(heads, std::vector<float>(floats)) { Point(); }
-  HeadMatrices(const HeadMatrices& other) : values_(other.values_) { Point(); }
-  HeadMatrices& operator=(const HeadMatrices& other) {
-    values_ = other.values_;
-    Point();
-    return *this;
-  }
-
-  std::vector<float>& operator[](int32_t head) { return values_[head]; }
-  const std::vector<float>& operator[](int32_t head) const { return values_[head]; }
-  int32_t heads() const { return static_cast<int32_t>(values_.size()); }
-  float* const* pointers() { return pointers_.data(); }
-  const float* const* pointers() const { return pointers_.data(); }
-
- private:
-  void Point() {
-    pointers_.clear();
-    for (std::vector<float>& head : values_) pointers_.push_back(head.data());
-  }
-
-  std::vector<std::vector<float>> values_;
-  std::vector<float*> pointers_;
-};
-
-// The largest error of any head.
-double RelativeError(const HeadMatrices& a, const HeadMatrices& b);
-// Likewise for transitions, as a multiple of what is accepted: 1 is the bound.
-double TransitionError(const HeadMatrices& a, const HeadMatrices& b);
-
-struct Tuple {
-  explicit Tuple(const LinearShape& shape)
-      : transition(shape.heads, int64_t{shape.d_k} * shape.d_k), state(shape.heads, int64_t{shape.d_k} * shape.d_v) {}
-  TupleView view() const { return {.transition = transition.pointers(), .state = state.pointers()}; }
-
-  HeadMatrices transition, state;
-};
-
-// What the keys of a head look like, and how it decays.
+// What the keys of a head look like, how it decays, and how large its values are.
 enum class Keys { kRandom, kCorrelated, kSubspace };
-enum class Decay { kNone, kSlow, kFast, kByHead };  // kByHead: none, slow and fast take turns
+enum class Decay { kNone, kSlow, kMedium, kFast, kByHead };  // kByHead: slow, fast and none take turns
 
 struct Character {
   Keys keys = Keys::kRandom;
   Decay decay = Decay::kByHead;
+  double magnitude = 1;
 };
-// Keys confined to a few dimensions of a dense random basis, without decay: the transition is the identity on all
-// others, and nothing that was ever wrong is forgotten.
+// Keys confined to a few dimensions of a dense random basis, without decay: an erasing family's transition is the
+// identity on all others, and nothing that was ever wrong is forgotten.
 inline constexpr Character kPersistentSubspace = {Keys::kSubspace, Decay::kNone};
 inline constexpr Character kCharacters[] = {{Keys::kRandom, Decay::kByHead},
                                             {Keys::kRandom, Decay::kSlow},
                                             {Keys::kRandom, Decay::kFast},
                                             {Keys::kCorrelated, Decay::kByHead},
                                             kPersistentSubspace};
+// States far beyond fp16's range, for families that do not erase: their exponents are not zero.
+inline constexpr Character kLarge = {Keys::kCorrelated, Decay::kSlow, 1e6};
+
+// A layer's shape with the tables it points to. Lightning's keys turn inside the layer, half-split or interleaved.
+class Layer {
+ public:
+  // `shape` without its tables, which are drawn.
+  Layer(Random& random, LinearShape shape, Character character);
+
+  // Valid while the layer lives and stays where it is.
+  LinearShape shape() const;
+  Character character() const { return character_; }
+
+ private:
+  LinearShape shape_;
+  Character character_;
+  std::vector<float> decay_table_;
+  std::vector<double> frequencies_;
+};
+Layer RandomLayer(Random& random, Family family, StateOrder order, int32_t largest_dim, Character character);
+
+std::ostream& operator<<(std::ostream& out, const Layer& layer);
+std::ostream& operator<<(std::ostream& out, Dtypes dtypes);
 
 // Inputs of one layer. Tokens stand apart by odd strides; what lies between them is NaN and must not be read.
 struct Tokens {
@@ -86,43 +77,64 @@ struct Tokens {
 
   int64_t count = 0;
   int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
-  std::vector<float> q, k, v, g, beta;
+  std::vector<float> q, k, v, g, beta;  // g, beta: empty where the family has none
 };
+// Keys and queries are not turned yet.
+Tokens RandomTokens(Random& random, const Layer& layer, int64_t count);
+// Turns queries and keys of the tokens [begin, end) as a layer with rotation has them, the first to `position`.
+void Turn(const LinearShape& shape, Tokens& tokens, int64_t begin, int64_t end, int64_t position);
 
-LinearShape RandomShape(Random& random, StateOrder order, int32_t largest_dim);
-Tokens RandomTokens(Random& random, const LinearShape& shape, int64_t count, Character character);
-HeadMatrices RandomState(Random& random, const LinearShape& shape);
+States RandomState(Random& random, const Layer& layer, DType dtype = DType::kF32);
 
-// The tuple of tokens [begin, end), by the reference.
-Tuple CaptureByReference(const LinearShape& shape, const Tokens& tokens, int64_t begin, int64_t end);
+// Tuples and states as a back end computes them.
+Tuple Capture(Runner& runner, const LinearShape& shape, const TokenInputs& inputs, Dtypes dtypes = {});
+Tuple ComposeTuples(Runner& runner, const LinearShape& shape, std::span<const TupleView> chain, Dtypes dtypes = {});
+States Compose(Runner& runner, const LinearShape& shape, std::span<const TupleView> chain, const States& initial);
+
+// The tuple of the tokens [begin, end) of an erasing family with its transition as a decay and one factor a token, by
+// plain loops; fp32.
+Tuple CaptureFactors(const LinearShape& shape, const Tokens& tokens, int64_t begin, int64_t end);
+
+std::vector<Tuple> Rounded(const std::vector<Tuple>& tuples, Dtypes dtypes);
+std::vector<TupleView> Views(const std::vector<Tuple>& tuples);
+
+// Lengths of a prompt's parts, each drawn from 0 (interiors: 1) on.
+struct Lengths {
+  int interiors = 0;
+  int64_t run = 9, interior = 14, last_run = 70;
+};
 
 // A prompt: interiors with their tuples, computed runs (some empty) before, between and behind them.
 struct Prompt {
   struct Part {
     bool interior;
     int64_t begin, end;
+    int64_t segment;  // where its segment begins, which was computed alone from position 0 on
   };
-  Prompt(Random& random, const LinearShape& shape, int interiors, Character character);
+  Prompt(Random& random, const Layer& layer, Lengths lengths);
+  Prompt(const Prompt&) = delete;
 
-  // The steps for AdvanceSeam; `this` must outlive them and stay where it is.
-  std::vector<SeamStep> Steps() const;
+  // The steps for AdvanceSeam, interiors from `views` in order.
+  std::vector<SeamStep> Steps(std::span<const TupleView> views) const;
   // The inputs of the runs; every interior's are NaN.
   Tokens RunInputs() const;
 
-  LinearShape shape;
+  const Layer layer;
+  const LinearShape shape;  // of `layer`
   std::vector<Part> parts;
-  Tokens tokens;              // of all parts, in order
-  std::vector<Tuple> tuples;  // of the interiors, in order
-  std::vector<TupleView> views;
-  HeadMatrices initial;
+  int64_t start = 0;          // position of token 0
+  Tokens tokens;              // of all parts, in order, turned to their positions
+  Tokens isolated;            // the same, each part as its segment's own prefill saw it
+  std::vector<Tuple> tuples;  // of the interiors, in order; fp32, by the reference
+  States initial;             // fp32
 };
 
 // State and outputs ([tokens][heads, d_v]) of every token run through the recurrence by the reference, and nothing
 // cached: what every other way of computing the prompt must give.
 struct FullPass {
-  FullPass(const Prompt& prompt);
+  explicit FullPass(const Prompt& prompt);
 
-  HeadMatrices state;
+  States state;
   std::vector<float> out;
 };
 

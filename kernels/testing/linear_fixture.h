@@ -1,0 +1,68 @@
+// What the tests of linear layers have in common.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+
+#include "kernels/testing/linear_inputs.h"
+
+namespace ashlar::kernels::testing {
+
+// What a test asks of a back end.
+struct Wanted {
+  Family family = Family::kGdn;
+  Dtypes dtypes;
+  bool other_forms = false;  // than the family's natural one
+};
+
+// What the host back end does not compute yet.
+inline bool IsMissing(const Kernels& kernels, const Wanted& wanted) {
+  if (kernels.name() != "host") return false;
+  const Dtypes dtypes = wanted.dtypes;
+  const bool narrow = std::max({dtypes.transition, dtypes.state, dtypes.running}) != DType::kF32;
+  return wanted.family != Family::kGdn || narrow || wanted.other_forms;
+}
+
+// One back end, one family, one order.
+class LinearFixture : public ::testing::TestWithParam<std::tuple<Backend, Family, StateOrder>> {
+ protected:
+  void SetUp() override {
+    if (!Has({})) GTEST_SKIP() << "the " << kernels().name() << " back end lacks " << testing::Name(family_);
+  }
+  const Kernels& kernels() const { return *std::get<0>(GetParam()).kernels; }
+  bool Has(Dtypes dtypes, bool other_forms = false) const {
+    return !IsMissing(kernels(), {family_, dtypes, other_forms});
+  }
+  Layer Draw(int32_t largest_dim, Character character) {
+    return RandomLayer(random_, family_, order_, largest_dim, character);
+  }
+  // Of these heads and dims.
+  Layer Draw(LinearShape shape, Character character) {
+    shape.family = family_;
+    shape.order = order_;
+    return Layer(random_, shape, character);
+  }
+
+  const Family family_ = std::get<1>(GetParam());
+  const StateOrder order_ = std::get<2>(GetParam());
+  const uint64_t seed_ = FreshSeed();
+  ::testing::ScopedTrace trace_{__FILE__, __LINE__, "ASHLAR_SEED=" + std::to_string(seed_)};
+  Random random_{seed_};
+  Runner runner_{std::get<0>(GetParam())};
+  Runner reference_{Reference()};
+};
+
+inline std::string NameOf(const ::testing::TestParamInfo<std::tuple<Backend, Family, StateOrder>>& info) {
+  return ::testing::PrintToString(std::get<0>(info.param)) + "_" + Name(std::get<1>(info.param)) +
+         (std::get<2>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
+}
+
+inline auto OverFamilies(const std::vector<Backend>& backends) {
+  return ::testing::Combine(::testing::ValuesIn(backends), ::testing::ValuesIn(kFamilies),
+                            ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst));
+}
+
+}  // namespace ashlar::kernels::testing

@@ -1,0 +1,101 @@
+// What the operations on linear layers read and write, in memory of its own: states and tuples of any dtype and form.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace ashlar::kernels::testing {
+
+// The dtypes of tuples and of the running state.
+struct Dtypes {
+  DType transition = DType::kF32, state = DType::kF32, running = DType::kF32;
+};
+
+// One matrix a head: a running state, or tuples' end states. Every head has an allocation of its own, so that a
+// sanitizer sees every step outside.
+class States {
+ public:
+  States(const LinearShape& shape, DType dtype);
+
+  StateView View();
+  int32_t heads() const { return static_cast<int32_t>(bytes_.size()); }
+  int64_t count() const { return count_; }  // numbers of a head
+  DType dtype() const { return dtype_; }
+  int32_t exponent(int32_t head) const { return exponents_[head]; }
+  int32_t* exponents() { return dtype_ == DType::kF16 ? exponents_.data() : nullptr; }
+  const void* data(int32_t head) const { return bytes_[head].data(); }
+  void* data(int32_t head) { return bytes_[head].data(); }
+
+  // A head's numbers as they lie in memory, the exponent applied.
+  std::vector<double> Values(int32_t head) const;
+  // Rounds numbers of any size into a head; fp16 with the exponent that the contract asks for.
+  void Set(int32_t head, std::span<const double> values);
+  void SetElement(int32_t head, int64_t index, float value) { WriteElement(dtype_, data(head), index, value); }
+  void SetExponent(int32_t head, int32_t exponent) { exponents_[head] = exponent; }
+  States Rounded(const LinearShape& shape, DType dtype) const;
+
+ private:
+  DType dtype_;
+  int64_t count_;
+  std::vector<std::vector<std::byte>> bytes_;
+  std::vector<int32_t> exponents_;
+  std::vector<void*> pointers_;  // formed by View
+};
+
+// T = diag(d) + Aᵀ B; d is [d_k], a and b are [rank, d_k].
+struct Factors {
+  std::vector<double> d, a, b;
+};
+
+// One tuple: made in the family's natural form, changed into others by the functions below.
+class Tuple {
+ public:
+  Tuple(const LinearShape& shape, Dtypes dtypes);
+
+  // Formed anew by each call: take another after the tuple was written, changed or copied.
+  TupleView View() const;
+  TupleTarget Target();
+
+  const LinearShape& shape() const { return shape_; }
+  TransitionForm form(int32_t head) const { return transitions_[head].form; }
+  DType transition_dtype() const { return dtypes_.transition; }
+  States& states() { return states_; }
+  const States& states() const { return states_; }
+
+  // The numbers of a head's transition as they are stored: logarithms, or a matrix in the shape's order. Not for low
+  // rank.
+  std::vector<double> Transition(int32_t head) const;
+  void SetTransition(int32_t head, std::span<const double> values);
+  // Forgets a head's transition.
+  void MakeZero(int32_t head);
+  void MakeLowRank(int32_t head, const Factors& factors);
+  Factors LowRank(int32_t head) const;
+  // The same tuple in other dtypes.
+  Tuple Rounded(Dtypes dtypes) const;
+
+  int64_t position = 0;  // of the segment's start
+
+ private:
+  struct Head {
+    TransitionForm form;
+    int32_t rank = 0;
+    std::vector<std::byte> bytes;
+  };
+  // The 16-bit or fp32 numbers of `head` begin behind its diagonal.
+  size_t FactorsOffset() const { return static_cast<size_t>(shape_.d_k) * sizeof(float); }
+
+  LinearShape shape_;
+  Dtypes dtypes_;
+  std::vector<Head> transitions_;
+  States states_;
+  std::vector<void*> pointers_;
+  mutable std::vector<HeadTuple> views_;
+};
+
+// Numbers that a head's transition has in a form: logarithms or matrix elements.
+int64_t TransitionCount(const LinearShape& shape, TransitionForm form);
+
+}  // namespace ashlar::kernels::testing
