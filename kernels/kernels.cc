@@ -98,6 +98,29 @@ void CheckScales(DType dtype, const void* scales, const char* operation) {
   Check(scales == nullptr || ElementBytes(dtype) == 1, operation, "scales: for 8-bit types alone");
 }
 
+void CheckBuffer(const LinearShape& shape, const BufferedRequest& request, bool appends, const char* operation) {
+  Check(shape.family != Family::kMamba1, operation, "shape.family: mamba1 has no buffers");
+  if (request.state.heads != nullptr) CheckState(request.state, operation);
+  const TokenBuffer& buffer = request.buffer;
+  Check(buffer.filled >= 0, operation, "requests: buffer.filled is negative");
+  if (buffer.filled == 0 && !appends) return;
+  Check(buffer.keys != nullptr && buffer.writes != nullptr && buffer.gates != nullptr, operation,
+        "requests: buffer.keys, writes and gates are needed");
+  Check(buffer.page_table != nullptr, operation, "requests: buffer.page_table is null");
+  Check(buffer.page_tokens > 0, operation, "requests: buffer.page_tokens must be positive");
+  Check(IsStateType(buffer.dtype), operation, "requests: buffer.dtype must be fp32, fp16 or bf16");
+}
+
+void CheckDecoding(const LinearShape& shape, std::span<const BufferedRequest> requests, int32_t tokens_each,
+                   const TokenInputs& inputs, const float* out, const char* operation) {
+  CheckShape(shape, operation);
+  CheckInputs(shape, inputs, operation);
+  Check(inputs.tokens == static_cast<int64_t>(requests.size()) * tokens_each, operation,
+        "inputs.tokens: not as many as the requests decode");
+  Check(requests.empty() || (inputs.q != nullptr && out != nullptr), operation, "inputs.q and out are needed");
+  for (const BufferedRequest& request : requests) CheckBuffer(shape, request, !request.flush, operation);
+}
+
 void CheckSlots(const PagedSlots& slots, const char* operation) {
   Check(slots.base != nullptr && slots.page_table != nullptr, operation, "paged slots: base and page_table are needed");
   Check(slots.page_tokens > 0, operation, "paged slots: page_tokens must be positive");
@@ -120,6 +143,10 @@ int32_t GateWidth(const LinearShape& shape) {
 int32_t BetaWidth(const LinearShape& shape) {
   if (shape.family == Family::kMamba1) return shape.d_v;
   return shape.family == Family::kMamba2 || Erases(shape.family) ? 1 : 0;
+}
+
+int32_t SlotGateWidth(const LinearShape& shape) {
+  return shape.family == Family::kGla || shape.family == Family::kKda ? shape.d_k : 1;
 }
 
 Event Kernels::Compose(const ComposeArgs& args, Queue& queue) const {
@@ -162,6 +189,33 @@ Event Kernels::AdvanceSeam(const AdvanceSeamArgs& args, Queue& queue) const {
     last = step.end;
   }
   return DoAdvanceSeam(args, queue);
+}
+
+Event Kernels::DecodeBuffered(const DecodeBufferedArgs& args, Queue& queue) const {
+  CheckDecoding(args.shape, args.requests, 1, args.inputs, args.out, "DecodeBuffered");
+  for (const BufferedRequest& request : args.requests) {
+    Check(!request.flush || request.state.heads != nullptr, "DecodeBuffered", "requests: flush needs a state");
+  }
+  return DoDecodeBuffered(args, queue);
+}
+
+Event Kernels::VerifyDrafts(const VerifyDraftsArgs& args, Queue& queue) const {
+  Check(args.drafts > 0 && args.drafts <= kMaxDrafts, "VerifyDrafts", "drafts must lie in 1 … kMaxDrafts");
+  CheckDecoding(args.shape, args.requests, args.drafts, args.inputs, args.out, "VerifyDrafts");
+  for (const BufferedRequest& request : args.requests) {
+    Check(!request.flush, "VerifyDrafts", "requests: flush must be false");
+  }
+  return DoVerifyDrafts(args, queue);
+}
+
+Event Kernels::RebuildState(const RebuildStateArgs& args, Queue& queue) const {
+  CheckShape(args.shape, "RebuildState");
+  CheckBuffer(args.shape, args.request, false, "RebuildState");
+  Check(!args.request.flush, "RebuildState", "request.flush must be false");
+  Check(args.tokens >= 0 && args.tokens <= args.request.buffer.filled, "RebuildState",
+        "tokens must lie in 0 … buffer.filled");
+  CheckState(args.target, "RebuildState");
+  return DoRebuildState(args, queue);
 }
 
 Event Kernels::RotateKeys(const RotateKeysArgs& args, Queue& queue) const {

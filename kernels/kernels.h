@@ -1,7 +1,8 @@
 // The mathematics of a cached prompt, one interface for several back ends (reference, host; later cuda), each checked
 // against `reference` by the tests beside this file with the tolerance declared per operation.
 //
-// Operations by subject: linear.h (compose, capture, advance), rows.h (land, gather, turn, hash).
+// Operations by subject: linear.h (compose, capture, advance), decoding.h (decode from buffers, verify drafts), rows.h
+// (land, gather, turn, hash).
 //
 // Rules that hold for every operation
 // - Arguments are plain structs of pointers. Everything they point to belongs to the caller and must stay valid and
@@ -21,6 +22,7 @@
 #include <span>
 #include <string_view>
 
+#include "kernels/decoding.h"
 #include "kernels/device.h"
 #include "kernels/linear.h"
 #include "kernels/rows.h"
@@ -42,6 +44,9 @@ class Kernels {
   Event ComposeTransitions(const ComposeTransitionsArgs& args, Queue& queue) const;
   Event Capture(const CaptureArgs& args, Queue& queue) const;
   Event AdvanceSeam(const AdvanceSeamArgs& args, Queue& queue) const;
+  Event DecodeBuffered(const DecodeBufferedArgs& args, Queue& queue) const;
+  Event VerifyDrafts(const VerifyDraftsArgs& args, Queue& queue) const;
+  Event RebuildState(const RebuildStateArgs& args, Queue& queue) const;
   Event RotateKeys(const RotateKeysArgs& args, Queue& queue) const;
   Event Land(const LandArgs& args, Queue& queue) const;
   Event Gather(const GatherArgs& args, Queue& queue) const;
@@ -52,6 +57,9 @@ class Kernels {
   virtual Event DoComposeTransitions(const ComposeTransitionsArgs& args, Queue& queue) const = 0;
   virtual Event DoCapture(const CaptureArgs& args, Queue& queue) const = 0;
   virtual Event DoAdvanceSeam(const AdvanceSeamArgs& args, Queue& queue) const = 0;
+  virtual Event DoDecodeBuffered(const DecodeBufferedArgs& args, Queue& queue) const = 0;
+  virtual Event DoVerifyDrafts(const VerifyDraftsArgs& args, Queue& queue) const = 0;
+  virtual Event DoRebuildState(const RebuildStateArgs& args, Queue& queue) const = 0;
   virtual Event DoRotateKeys(const RotateKeysArgs& args, Queue& queue) const = 0;
   virtual Event DoLand(const LandArgs& args, Queue& queue) const = 0;
   virtual Event DoGather(const GatherArgs& args, Queue& queue) const = 0;

@@ -1,4 +1,5 @@
 // The host back end: Highway, dispatched at run time to what the processor has.
+#include "kernels/host/decoding.h"
 #include "kernels/host/linear.h"
 #include "kernels/host/rows.h"
 #include "kernels/host_queue.h"
@@ -19,6 +20,15 @@ class HostKernels final : public Kernels {
   Event DoCapture(const CaptureArgs& args, Queue& queue) const override { return Do(host::Capture, args, queue); }
   Event DoAdvanceSeam(const AdvanceSeamArgs& args, Queue& queue) const override {
     return Do(host::AdvanceSeam, args, queue);
+  }
+  Event DoDecodeBuffered(const DecodeBufferedArgs& args, Queue& queue) const override {
+    return Do(host::DecodeBuffered, args, queue);
+  }
+  Event DoVerifyDrafts(const VerifyDraftsArgs& args, Queue& queue) const override {
+    return Do(host::VerifyDrafts, args, queue);
+  }
+  Event DoRebuildState(const RebuildStateArgs& args, Queue& queue) const override {
+    return Do(host::RebuildState, args, queue);
   }
   Event DoRotateKeys(const RotateKeysArgs& args, Queue& queue) const override {
     return Do(host::RotateKeys, args, queue);

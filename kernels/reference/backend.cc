@@ -19,6 +19,15 @@ class ReferenceKernels final : public Kernels {
   Event DoAdvanceSeam(const AdvanceSeamArgs& args, Queue&) const override {
     return reference::AdvanceSeam(args), Event();
   }
+  Event DoDecodeBuffered(const DecodeBufferedArgs& args, Queue&) const override {
+    return reference::DecodeBuffered(args), Event();
+  }
+  Event DoVerifyDrafts(const VerifyDraftsArgs& args, Queue&) const override {
+    return reference::VerifyDrafts(args), Event();
+  }
+  Event DoRebuildState(const RebuildStateArgs& args, Queue&) const override {
+    return reference::RebuildState(args), Event();
+  }
   Event DoRotateKeys(const RotateKeysArgs& args, Queue&) const override { return reference::RotateKeys(args), Event(); }
   Event DoLand(const LandArgs& args, Queue&) const override { return reference::Land(args), Event(); }
   Event DoGather(const GatherArgs& args, Queue&) const override { return reference::Gather(args), Event(); }

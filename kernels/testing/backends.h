@@ -50,6 +50,9 @@ class Runner {
   void Run(const ComposeTransitionsArgs& args) { kernels_.ComposeTransitions(args, *queue_).Wait(); }
   void Run(const CaptureArgs& args) { kernels_.Capture(args, *queue_).Wait(); }
   void Run(const AdvanceSeamArgs& args) { kernels_.AdvanceSeam(args, *queue_).Wait(); }
+  void Run(const DecodeBufferedArgs& args) { kernels_.DecodeBuffered(args, *queue_).Wait(); }
+  void Run(const VerifyDraftsArgs& args) { kernels_.VerifyDrafts(args, *queue_).Wait(); }
+  void Run(const RebuildStateArgs& args) { kernels_.RebuildState(args, *queue_).Wait(); }
   void Run(const RotateKeysArgs& args) { kernels_.RotateKeys(args, *queue_).Wait(); }
   void Run(const LandArgs& args) { kernels_.Land(args, *queue_).Wait(); }
   void Run(const GatherArgs& args) { kernels_.Gather(args, *queue_).Wait(); }

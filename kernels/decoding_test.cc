@@ -1,0 +1,519 @@
+// Decoding from buffers: every back end against the recurrence over the same tokens, and against the reference.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <optional>
+
+#include "kernels/testing/backends.h"
+#include "kernels/testing/decoding_inputs.h"
+
+namespace ashlar::kernels::testing {
+namespace {
+
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+
+// One request while it is decoded.
+struct Session {
+  // `initial` null: a context that was never flushed.
+  Session(Random& random, const LinearShape& shape, DType buffer, int32_t slots, const TypedState* initial)
+      : pages(random, shape, buffer, slots, static_cast<int32_t>(random.Integer(1, 20))) {
+    if (initial != nullptr) state = *initial;
+  }
+
+  BufferedRequest View(bool flush = false) {
+    return {.state = state ? state->View() : StateView{}, .buffer = pages.View(filled), .flush = flush};
+  }
+
+  std::optional<TypedState> state;
+  SlotPages pages;
+  int32_t filled = 0;
+};
+
+class DecodingTest : public ::testing::TestWithParam<std::tuple<Backend, StateOrder>> {
+ protected:
+  // Decodes one token of each session, tokens[i] of the layer's; returns their outputs.
+  static std::vector<float> Step(Runner& runner, const DecodeLayer& layer, std::vector<Session>& sessions,
+                                 const std::vector<int64_t>& tokens, const std::vector<bool>& flush) {
+    const DecodeLayer inputs = layer.Gathered(tokens);
+    std::vector<BufferedRequest> requests;
+    for (size_t r = 0; r < sessions.size(); ++r) requests.push_back(sessions[r].View(flush[r]));
+    std::vector<float> out(tokens.size() * static_cast<size_t>(layer.shape.heads * layer.shape.d_v));
+    runner.Run(DecodeBufferedArgs{.shape = inputs.shape,
+                                  .requests = requests,
+                                  .inputs = inputs.View(0, inputs.count),
+                                  .out = out.data(),
+                                  .out_stride = int64_t{layer.shape.heads} * layer.shape.d_v});
+    for (size_t r = 0; r < sessions.size(); ++r) {
+      sessions[r].filled = flush[r] ? 0 : sessions[r].filled + 1;
+      if (flush[r]) sessions[r].pages.Poison(0);
+    }
+    return out;
+  }
+  // Of one session.
+  std::vector<float> Step(const DecodeLayer& layer, Session& session, int64_t token, bool flush = false) {
+    std::vector<Session> sessions = {session};
+    std::vector<float> out = Step(runner_, layer, sessions, {token}, {flush});
+    session = sessions[0];
+    return out;
+  }
+
+  // The outputs of tokens [begin, begin + drafts), whose slots are filled but not in use yet.
+  std::vector<float> Verify(const DecodeLayer& layer, Session& session, int64_t begin, int32_t drafts) {
+    std::vector<float> out(static_cast<size_t>(drafts) * static_cast<size_t>(layer.shape.heads * layer.shape.d_v));
+    const BufferedRequest request = session.View();
+    runner_.Run(VerifyDraftsArgs{.shape = layer.shape,
+                                 .requests = {&request, 1},
+                                 .drafts = drafts,
+                                 .inputs = layer.View(begin, begin + drafts),
+                                 .out = out.data(),
+                                 .out_stride = int64_t{layer.shape.heads} * layer.shape.d_v});
+    return out;
+  }
+
+  // The state behind the first `tokens` slots.
+  std::vector<float> Rebuilt(const LinearShape& shape, Session& session, int32_t tokens) {
+    TypedState target(shape, DType::kF32);
+    runner_.Run(RebuildStateArgs{.shape = shape, .request = session.View(), .tokens = tokens, .target = target.View()});
+    return target.Floats();
+  }
+
+  template <typename Fn>
+  void ForEachFamily(int64_t tokens, const Fn& fn) {
+    for (const Family family : kBufferedFamilies) {
+      const DecodeLayer layer(random_, family, order_, tokens);
+      SCOPED_TRACE(Name(family) + ", " + std::to_string(layer.shape.heads) + " heads of " +
+                   std::to_string(layer.shape.key_heads) + ", d_k " + std::to_string(layer.shape.d_k) + ", d_v " +
+                   std::to_string(layer.shape.d_v));
+      fn(layer);
+    }
+  }
+  template <typename Fn>
+  void ForEachCase(int64_t tokens, const Fn& fn) {
+    ForEachFamily(tokens, [&](const DecodeLayer& layer) {
+      for (const DType state : kTypes) {
+        for (const DType buffer : kTypes) {
+          SCOPED_TRACE("state " + Name(state) + ", buffer " + Name(buffer));
+          fn(layer, state, buffer);
+        }
+      }
+    });
+  }
+
+  const StateOrder order_ = std::get<1>(GetParam());
+  const uint64_t seed_ = FreshSeed();
+  ::testing::ScopedTrace trace_{__FILE__, __LINE__, "ASHLAR_SEED=" + std::to_string(seed_)};
+  Random random_{seed_};
+  Runner runner_{std::get<0>(GetParam())};
+  Runner reference_{Reference()};
+};
+
+// Several requests, each flushed at moments of its own: outputs and final states are those of the recurrence, and
+// buffers those of the reference.
+TEST_P(DecodingTest, DecodesLikeTheRecurrence) {
+  constexpr int64_t kRequests = 2, kSteps = 20;
+  ForEachCase(kRequests * kSteps, [&](const DecodeLayer& layer, DType state_type, DType buffer_type) {
+    std::vector<Session> sessions;
+    std::vector<RecurrentPass> passes;
+    for (int64_t r = 0; r < kRequests; ++r) {
+      const TypedState initial(layer.shape, state_type, random_);
+      sessions.emplace_back(random_, layer.shape, buffer_type, kSteps, &initial);
+      passes.emplace_back(layer, r * kSteps, (r + 1) * kSteps, &initial);
+    }
+    std::vector<Session> expected = sessions;
+    std::vector<std::vector<float>> outs(kRequests);
+    std::vector<int> flushes(kRequests);
+    const size_t out_floats = static_cast<size_t>(layer.shape.heads * layer.shape.d_v);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      std::vector<bool> flush;
+      std::vector<int64_t> tokens;
+      for (int64_t r = 0; r < kRequests; ++r) {
+        flush.push_back(random_.Integer(0, 6) == 0);
+        flushes[r] += flush.back() ? 1 : 0;
+        tokens.push_back(r * kSteps + step);
+      }
+      const std::vector<float> out = Step(runner_, layer, sessions, tokens, flush);
+      const std::vector<float> expected_out = Step(reference_, layer, expected, tokens, flush);
+      // Both round u, but a number near the middle of two may go either way.
+      EXPECT_LE(Distance(out, expected_out), DecodeTolerance(state_type, buffer_type, 1));
+      for (int64_t r = 0; r < kRequests; ++r) {
+        outs[r].insert(outs[r].end(), out.begin() + r * out_floats, out.begin() + (r + 1) * out_floats);
+      }
+    }
+    for (int64_t r = 0; r < kRequests; ++r) {
+      const double tolerance = DecodeTolerance(state_type, buffer_type, flushes[r]);
+      EXPECT_LE(Distance(outs[r], passes[r].out), tolerance);
+      EXPECT_LE(Distance(Rebuilt(layer.shape, sessions[r], sessions[r].filled), passes[r].states.back()), tolerance);
+      EXPECT_EQ(sessions[r].filled, expected[r].filled);
+      EXPECT_LE(Distance(sessions[r].pages.Floats(sessions[r].filled), expected[r].pages.Floats(expected[r].filled)),
+                DecodeTolerance(state_type, buffer_type, 1));
+    }
+  });
+}
+
+// Without a buffer: filled = 0 and flush, planes null.
+TEST_P(DecodingTest, RecurrentDecodingNeedsNoBuffer) {
+  ForEachFamily(8, [&](const DecodeLayer& layer) {
+    TypedState state(layer.shape, DType::kF32, random_);
+    const RecurrentPass pass(layer, 0, 8, &state);
+    const BufferedRequest request{.state = state.View(), .flush = true};
+    std::vector<float> out(pass.out.size());
+    const int64_t token_floats = int64_t{layer.shape.heads} * layer.shape.d_v;
+    for (int64_t t = 0; t < 8; ++t) {
+      runner_.Run(DecodeBufferedArgs{.shape = layer.shape,
+                                     .requests = {&request, 1},
+                                     .inputs = layer.View(t, t + 1),
+                                     .out = out.data() + t * token_floats,
+                                     .out_stride = token_floats});
+    }
+    EXPECT_LE(Distance(out, pass.out), 1e-5);
+    EXPECT_LE(Distance(state.Floats(), pass.states.back()), 1e-5);
+  });
+}
+
+// m drafts at once are m steps of the recurrence; the state is not touched; and whatever number of them is accepted,
+// nothing remains of the others.
+TEST_P(DecodingTest, VerifiesDraftsAndForgetsTheRejected) {
+  ForEachCase(40, [&](const DecodeLayer& layer, DType state_type, DType buffer_type) {
+    const TypedState initial(layer.shape, state_type, random_);
+    Session session(random_, layer.shape, buffer_type, 40, &initial);
+    const auto before = static_cast<int32_t>(random_.Integer(0, 9));
+    for (int32_t t = 0; t < before; ++t) Step(layer, session, t);
+    const int32_t drafts = std::array{1, 2, 3, 4, 7, kMaxDrafts}[random_.Integer(0, 5)];
+    const std::vector<float> out = Verify(layer, session, before, drafts);
+    const double tolerance = DecodeTolerance(state_type, buffer_type, 1);
+    const RecurrentPass pass(layer, 0, before + drafts, &initial);
+    const auto first = pass.out.begin() + before * layer.shape.heads * layer.shape.d_v;
+    EXPECT_LE(Distance(out, {first, pass.out.end()}), tolerance) << drafts << " drafts behind " << before;
+    EXPECT_EQ(session.state->bytes(), initial.bytes());
+
+    for (int32_t accepted = 0; accepted <= drafts; accepted += accepted < 2 ? 1 : 3) {
+      Session next = session;
+      next.filled += accepted;
+      // Other tokens than the rejected: the last ones of the layer, and a flush at the end.
+      std::vector<int64_t> tokens(static_cast<size_t>(before + accepted));
+      std::iota(tokens.begin(), tokens.end(), 0);
+      for (int64_t t = 36; t < 40; ++t) {
+        tokens.push_back(t);
+        Step(layer, next, t, t == 39);
+      }
+      const DecodeLayer accepted_layer = layer.Gathered(tokens);
+      const RecurrentPass accepted_pass(accepted_layer, 0, accepted_layer.count, &initial);
+      EXPECT_LE(Distance(next.state->Floats(), accepted_pass.states.back()), tolerance) << accepted << " accepted";
+    }
+  });
+}
+
+// Drafts of several requests with buffers of different lengths, one of them without a state.
+TEST_P(DecodingTest, VerifiesSeveralRequests) {
+  constexpr int32_t kDrafts = 4;
+  ForEachFamily(3 * 10, [&](const DecodeLayer& layer) {
+    std::vector<Session> sessions;
+    std::vector<BufferedRequest> requests;
+    std::vector<int64_t> tokens;
+    std::vector<float> expected;
+    for (int32_t r = 0; r < 3; ++r) {
+      const TypedState initial(layer.shape, DType::kF32, random_);
+      sessions.emplace_back(random_, layer.shape, DType::kF32, 10, r == 1 ? nullptr : &initial);
+      for (int32_t t = 0; t < 3 * r; ++t) Step(layer, sessions.back(), r * 10 + t);
+      for (int32_t t = 0; t < kDrafts; ++t) tokens.push_back(r * 10 + 3 * r + t);
+      const RecurrentPass pass(layer, r * 10, r * 10 + 3 * r + kDrafts, r == 1 ? nullptr : &initial);
+      expected.insert(expected.end(), pass.out.begin() + 3 * r * layer.shape.heads * layer.shape.d_v, pass.out.end());
+    }
+    for (Session& session : sessions) requests.push_back(session.View());
+    const DecodeLayer inputs = layer.Gathered(tokens);
+    std::vector<float> out(expected.size());
+    runner_.Run(VerifyDraftsArgs{.shape = layer.shape,
+                                 .requests = requests,
+                                 .drafts = kDrafts,
+                                 .inputs = inputs.View(0, inputs.count),
+                                 .out = out.data(),
+                                 .out_stride = int64_t{layer.shape.heads} * layer.shape.d_v});
+    EXPECT_LE(Distance(out, expected), 1e-5);
+  });
+}
+
+TEST_P(DecodingTest, RebuildsTheStateAtEveryPosition) {
+  constexpr int32_t kSlots = 13;
+  ForEachCase(kSlots, [&](const DecodeLayer& layer, DType state_type, DType buffer_type) {
+    const TypedState initial(layer.shape, state_type, random_);
+    Session session(random_, layer.shape, buffer_type, kSlots, &initial);
+    for (int64_t t = 0; t < kSlots; ++t) Step(layer, session, t);
+    const RecurrentPass pass(layer, 0, kSlots, &initial);
+    for (int32_t t = 0; t <= kSlots; ++t) {
+      EXPECT_LE(Distance(Rebuilt(layer.shape, session, t), pass.states[t]),
+                DecodeTolerance(DType::kF32, buffer_type, 0))
+          << t << " of " << kSlots;
+    }
+    // In place, and what follows starts from there.
+    BufferedRequest request = session.View();
+    runner_.Run(RebuildStateArgs{.shape = layer.shape, .request = request, .tokens = 7, .target = request.state});
+    EXPECT_LE(Distance(session.state->Floats(), pass.states[7]), DecodeTolerance(state_type, buffer_type, 1));
+    session.filled = 0;
+    for (int64_t t = 7; t < kSlots; ++t) Step(layer, session, t);
+    EXPECT_LE(Distance(Rebuilt(layer.shape, session, session.filled), pass.states.back()),
+              DecodeTolerance(state_type, buffer_type, 1));
+  });
+}
+
+// Without a state: all of a short context stays in its buffer. Then a first state is made of it.
+TEST_P(DecodingTest, DecodesFromKeysAndWritesAlone) {
+  constexpr int64_t kContext = 70, kTokens = kContext + 5;  // longer than what is held as fp32 at a time
+  ForEachFamily(kTokens, [&](const DecodeLayer& layer) {
+    for (const DType buffer_type : {DType::kF32, DType::kF16}) {
+      SCOPED_TRACE("buffer " + Name(buffer_type));
+      Session session(random_, layer.shape, buffer_type, kTokens, nullptr);
+      std::vector<float> out;
+      for (int64_t t = 0; t < kContext; ++t) {
+        const std::vector<float> token = Step(layer, session, t);
+        out.insert(out.end(), token.begin(), token.end());
+      }
+      session.state = TypedState(layer.shape, DType::kF32);
+      BufferedRequest request = session.View();
+      request.state = {};
+      runner_.Run(RebuildStateArgs{
+          .shape = layer.shape, .request = request, .tokens = session.filled, .target = session.state->View()});
+      session.filled = 0;
+      for (int64_t t = kContext; t < kTokens; ++t) {
+        const std::vector<float> token = Step(layer, session, t, t + 1 == kTokens);
+        out.insert(out.end(), token.begin(), token.end());
+      }
+      const RecurrentPass pass(layer, 0, kTokens, nullptr);
+      const double tolerance = DecodeTolerance(DType::kF32, buffer_type, 0);
+      EXPECT_LE(Distance(out, pass.out), tolerance);
+      EXPECT_LE(Distance(session.state->Floats(), pass.states.back()), tolerance);
+    }
+  });
+}
+
+// Buffers that are longer than what is held as fp32 at a time, and just not.
+TEST_P(DecodingTest, FlushesLongBuffers) {
+  ForEachFamily(131, [&](const DecodeLayer& layer) {
+    for (const int64_t tokens : {65, 66, 131}) {
+      const TypedState initial(layer.shape, DType::kF32, random_);
+      Session session(random_, layer.shape, DType::kF32, 131, &initial);
+      for (int64_t t = 0; t < tokens; ++t) Step(layer, session, t, t + 1 == tokens);
+      const RecurrentPass pass(layer, 0, tokens, &initial);
+      EXPECT_LE(Distance(session.state->Floats(), pass.states.back()), 1e-5) << tokens;
+    }
+  });
+}
+
+// Decay that leaves nothing of a token before the next: no product of it with its inverse may be formed.
+TEST_P(DecodingTest, SurvivesStrongDecay) {
+  for (const Family family : {Family::kGdn, Family::kGla, Family::kKda, Family::kMamba2}) {
+    for (const float strong : {-60.0f, -500.0f, -INFINITY}) {
+      SCOPED_TRACE(Name(family) + ", log decay " + std::to_string(strong));
+      DecodeLayer layer(random_, family, order_, 20);
+      for (size_t i = 0; i < layer.g.size(); i += 3) layer.g[i] = std::isnan(layer.g[i]) ? layer.g[i] : strong;
+      for (size_t i = 0; family == Family::kMamba2 && i < layer.table.size(); i += 2) layer.table[i] = strong;
+      const TypedState initial(layer.shape, DType::kF32, random_);
+      Session session(random_, layer.shape, DType::kF32, 20, &initial);
+      std::vector<float> out;
+      for (int64_t t = 0; t < 16; ++t) {
+        const std::vector<float> token = Step(layer, session, t, t == 11);
+        out.insert(out.end(), token.begin(), token.end());
+      }
+      const std::vector<float> drafts = Verify(layer, session, 16, 4);
+      out.insert(out.end(), drafts.begin(), drafts.end());
+      EXPECT_LE(Distance(out, RecurrentPass(layer, 0, 20, &initial).out), 1e-5);
+    }
+  }
+}
+
+// States are converted to the bit: as many as there are numbers of 16 bits, and every way to round.
+TEST_P(DecodingTest, ConvertsStatesToTheBit) {
+  LinearShape shape{.family = Family::kDeltanet, .heads = 1, .key_heads = 1, .d_k = 256, .d_v = 256, .order = order_};
+  for (const DType type : {DType::kF16, DType::kBF16}) {
+    SCOPED_TRACE(Name(type));
+    std::vector<uint16_t> stored(256 * 256), rounded(stored.size());
+    std::iota(stored.begin(), stored.end(), 0);
+    std::vector<float> floats(stored.size());
+    int32_t exponent = 0;
+    void *stored_head = stored.data(), *float_head = floats.data(), *rounded_head = rounded.data();
+    const auto convert = [&](const StateView& from, const StateView& to) {
+      runner_.Run(RebuildStateArgs{.shape = shape, .request = {.state = from}, .tokens = 0, .target = to});
+    };
+    int32_t* const exponents = type == DType::kF16 ? &exponent : nullptr;
+    convert({&stored_head, type, exponents}, {&float_head, DType::kF32});
+    for (size_t i = 0; i < stored.size(); ++i) {
+      const float expected = ReadElement(type, stored.data(), static_cast<int64_t>(i));
+      if (std::isnan(expected)) {
+        ASSERT_TRUE(std::isnan(floats[i])) << i;
+      } else {
+        ASSERT_EQ(floats[i], expected) << i;
+      }
+    }
+    for (size_t i = 0; i < floats.size(); ++i) {
+      // Within a type's range, below it, and half-way between two of its numbers.
+      const float magnitude =
+          std::ldexp(static_cast<float>(random_.Uniform(1, 2)), static_cast<int>(random_.Integer(-28, 14)));
+      const float number = i % 2 == 0 ? magnitude : -magnitude;
+      floats[i] = i % 3 == 0 ? std::ldexp(std::nearbyint(std::ldexp(number, 12)), -12) : number;
+    }
+    convert({&float_head, DType::kF32}, {&rounded_head, type, exponents});
+    EXPECT_EQ(exponent, 0);
+    for (size_t i = 0; i < floats.size(); ++i) {
+      uint16_t expected;
+      WriteElement(type, &expected, 0, floats[i]);
+      ASSERT_EQ(rounded[i], expected) << floats[i];
+    }
+  }
+}
+
+// States that leave fp16's range come with the least exponent that holds them.
+TEST_P(DecodingTest, ScalesStatesOfFp16) {
+  DecodeLayer layer(random_, Family::kRetnet, order_, 1);
+  TypedState state(layer.shape, DType::kF32, random_), target(layer.shape, DType::kF16);
+  const std::vector<float> ones(static_cast<size_t>(layer.shape.d_k * layer.shape.d_v), 1.0f);
+  for (const auto& [largest, exponent] : std::vector<std::pair<float, int32_t>>{
+           {0, 0}, {32768, 0}, {std::nextafter(32768.0f, 1e9f), 1}, {65536, 1}, {70000, 2}, {3e6f, 7}}) {
+    static_cast<float*>(state.View().heads[0])[3] = largest;
+    runner_.Run(RebuildStateArgs{.shape = layer.shape, .request = {.state = state.View()}, .target = target.View()});
+    EXPECT_EQ(target.View().exponents[0], exponent) << largest;
+    EXPECT_LE(Distance(target.Floats(), state.Floats()), UnitRoundoff(DType::kF16)) << largest;
+  }
+}
+
+// Faults that a decoder may have, committed by hand: each is far outside of what is accepted.
+class DecodingFaultsTest : public DecodingTest {
+ protected:
+  // What is accepted of fp32, and of fp16 buffers.
+  static constexpr double kFar = 3;
+};
+
+TEST_P(DecodingFaultsTest, ARejectedDraftLeftIn) {
+  ForEachFamily(12, [&](const DecodeLayer& layer) {
+    for (const DType buffer_type : {DType::kF32, DType::kF16}) {
+      const TypedState initial(layer.shape, DType::kF32, random_);
+      Session session(random_, layer.shape, buffer_type, 12, &initial);
+      Verify(layer, session, 0, 4);
+      session.filled = 3;  // two were accepted
+      const RecurrentPass pass(layer, 0, 2, &initial);
+      EXPECT_GT(Distance(Rebuilt(layer.shape, session, 3), pass.states.back()),
+                kFar * DecodeTolerance(DType::kF32, buffer_type, 0));
+    }
+  });
+}
+
+TEST_P(DecodingFaultsTest, ASlotsOwnDecay) {
+  ForEachFamily(8, [&](const DecodeLayer& layer) {
+    if (layer.shape.family == Family::kDeltanet) return;  // has none
+    const TypedState initial(layer.shape, DType::kF32, random_);
+    Session session(random_, layer.shape, DType::kF32, 8, &initial);
+    for (int64_t t = 0; t < 8; ++t) Step(layer, session, t);
+    const RecurrentPass pass(layer, 0, 8, &initial);
+    ASSERT_LE(Distance(Rebuilt(layer.shape, session, 8), pass.states.back()), 1e-5);
+    Session twice = session, omitted = session;
+    for (int32_t j = 0; j < 8; ++j) {
+      for (int32_t h = 0; h < layer.shape.heads; ++h) {
+        // A write that its own token's decay reaches; a decay that the state before it does not see.
+        std::vector<float> write = twice.pages.Write(j, h);
+        for (float& number : write) number *= std::exp(twice.pages.Gates(j, h)[0]);
+        twice.pages.SetWrite(j, h, write.data());
+        std::fill_n(omitted.pages.Gates(j, h), SlotGateWidth(layer.shape), 0.0f);
+      }
+    }
+    EXPECT_GT(Distance(Rebuilt(layer.shape, twice, 8), pass.states.back()), kFar * 1e-5);
+    EXPECT_GT(Distance(Rebuilt(layer.shape, omitted, 8), pass.states.back()), kFar * 1e-5);
+  });
+}
+
+TEST_P(DecodingFaultsTest, TheValueInPlaceOfTheWrite) {
+  ForEachFamily(8, [&](const DecodeLayer& layer) {
+    if (BetaWidth(layer.shape) == 0) return;  // u is v
+    for (const DType buffer_type : {DType::kF32, DType::kF16}) {
+      const TypedState initial(layer.shape, DType::kF32, random_);
+      Session session(random_, layer.shape, buffer_type, 8, &initial);
+      for (int64_t t = 0; t < 8; ++t) Step(layer, session, t);
+      for (int32_t j = 0; j < 8; ++j) {
+        for (int32_t h = 0; h < layer.shape.heads; ++h) {
+          session.pages.SetWrite(j, h, layer.v.data() + j * layer.v_stride + h * layer.shape.d_v);
+        }
+      }
+      EXPECT_GT(Distance(Rebuilt(layer.shape, session, 8), RecurrentPass(layer, 0, 8, &initial).states.back()),
+                kFar * DecodeTolerance(DType::kF32, buffer_type, 0));
+    }
+  });
+}
+
+TEST_P(DecodingFaultsTest, AFlushCountedTwice) {
+  ForEachFamily(8, [&](const DecodeLayer& layer) {
+    const TypedState initial(layer.shape, DType::kF32, random_);
+    Session session(random_, layer.shape, DType::kF32, 8, &initial);
+    for (int64_t t = 0; t < 7; ++t) Step(layer, session, t);
+    BufferedRequest request = session.View();
+    runner_.Run(RebuildStateArgs{.shape = layer.shape, .request = request, .tokens = 7, .target = request.state});
+    const std::vector<float> out = Step(layer, session, 7);  // `filled` was not lowered
+    const RecurrentPass pass(layer, 0, 8, &initial);
+    const auto last = pass.out.end() - layer.shape.heads * layer.shape.d_v;
+    EXPECT_GT(Distance(out, {last, pass.out.end()}), kFar * 1e-5);
+  });
+}
+
+TEST(DecodingChecksTest, NameTheField) {
+  Random random(1);
+  const DecodeLayer layer(random, Family::kGdn, StateOrder::kKeyFirst, 4);
+  TypedState state(layer.shape, DType::kF32);
+  Session session(random, layer.shape, DType::kF32, 8, &state);
+  std::vector<float> out(static_cast<size_t>(4 * layer.shape.heads * layer.shape.d_v));
+  Runner runner(Reference());
+  const auto decode = [&](auto change) {
+    BufferedRequest request = session.View();
+    DecodeBufferedArgs args{.shape = layer.shape, .inputs = layer.View(0, 1), .out = out.data()};
+    change(args, request);
+    args.requests = {&request, 1};
+    runner.Run(args);
+  };
+  const auto verify = [&](auto change) {
+    BufferedRequest request = session.View();
+    VerifyDraftsArgs args{.shape = layer.shape, .drafts = 4, .inputs = layer.View(0, 4), .out = out.data()};
+    change(args, request);
+    args.requests = {&request, 1};
+    runner.Run(args);
+  };
+  EXPECT_DEATH(decode([](auto&, auto& request) { request.buffer.filled = -1; }), "filled is negative");
+  EXPECT_DEATH(decode([](auto&, auto& request) { request.buffer.page_table = nullptr; }), "page_table is null");
+  EXPECT_DEATH(decode([](auto&, auto& request) { request.buffer.writes = nullptr; }), "keys, writes and gates");
+  EXPECT_DEATH(decode([](auto&, auto& request) { request.buffer.page_tokens = 0; }), "page_tokens must be positive");
+  EXPECT_DEATH(decode([](auto&, auto& request) { request.buffer.dtype = DType::kF8E4M3; }), "buffer.dtype");
+  EXPECT_DEATH(decode([](auto&, auto& request) { request.state.dtype = DType::kF8E4M3; }), "state.dtype");
+  EXPECT_DEATH(decode([](auto&, auto& request) { request.flush = true, request.state = {}; }), "flush needs a state");
+  EXPECT_DEATH(decode([](auto& args, auto&) { args.inputs.tokens = 2; }), "inputs.tokens");
+  EXPECT_DEATH(decode([](auto& args, auto&) { args.inputs.q = nullptr; }), "inputs.q");
+  EXPECT_DEATH(decode([](auto& args, auto&) { args.out = nullptr; }), "out");
+  EXPECT_DEATH(verify([](auto&, auto& request) { request.flush = true; }), "flush must be false");
+  EXPECT_DEATH(verify([](auto& args, auto&) { args.drafts = 0; }), "drafts must lie in");
+  EXPECT_DEATH(verify([](auto& args, auto&) { args.drafts = kMaxDrafts + 1; }), "drafts must lie in");
+  EXPECT_DEATH(verify([](auto& args, auto&) { args.drafts = 3; }), "inputs.tokens");
+  EXPECT_DEATH(runner.Run(RebuildStateArgs{
+                   .shape = layer.shape, .request = session.View(), .tokens = 1, .target = state.View()}),
+               "tokens must lie in 0");
+  EXPECT_DEATH(runner.Run(RebuildStateArgs{.shape = layer.shape, .request = session.View()}), "state is null");
+  std::vector<float> table(static_cast<size_t>(layer.shape.heads * layer.shape.d_k * layer.shape.d_v));
+  EXPECT_DEATH(decode([&](auto& args, auto&) {
+                 args.shape.family = Family::kMamba1;
+                 args.shape.decay_table = table.data();
+                 args.inputs.g = nullptr;
+               }),
+               "mamba1 has no buffers");
+}
+
+// The reference has no use for workers.
+std::vector<Backend> BackendsToTest() {
+  std::vector<Backend> backends = Backends();
+  std::erase_if(backends, [](const Backend& b) { return b.kernels == &Reference() && b.with_workers; });
+  return backends;
+}
+
+constexpr auto kName = [](const auto& info) {
+  return ::testing::PrintToString(std::get<0>(info.param)) +
+         (std::get<1>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
+};
+const auto kEvery = ::testing::Combine(::testing::ValuesIn(BackendsToTest()),
+                                       ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst));
+INSTANTIATE_TEST_SUITE_P(Every, DecodingTest, kEvery, kName);
+INSTANTIATE_TEST_SUITE_P(Every, DecodingFaultsTest, kEvery, kName);
+
+}  // namespace
+}  // namespace ashlar::kernels::testing

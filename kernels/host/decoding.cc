@@ -1,0 +1,106 @@
+// The drivers of decoding from buffers: heads of all requests are one row of work, cut into runs of neighbours.
+#include "kernels/host/decoding.h"
+
+#include <algorithm>
+#include <memory>
+
+// As linear.cc.
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/host/decoding.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h.
+#include "kernels/host/decoding-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ashlar::kernels::host {
+namespace HWY_NAMESPACE {
+
+DecodeScratch& Scratch() {
+  static thread_local const std::unique_ptr<DecodeScratch> scratch(new DecodeScratch);
+  return *scratch;
+}
+
+// What the head behind this one needs of its state.
+Upcoming StateOf(const LinearShape& shape, const BufferedRequest& request, int32_t head, bool flush) {
+  if (request.state.heads == nullptr) return {};
+  const size_t floats = static_cast<size_t>(shape.d_k) * static_cast<size_t>(shape.d_v);
+  const size_t rows = static_cast<size_t>(shape.order == StateOrder::kKeyFirst ? shape.d_k : shape.d_v);
+  return {request.state.heads[head], floats * ElementBytes(request.state.dtype), flush ? 2 * rows : rows};
+}
+
+// Heads [begin, end) of all requests' heads in a row.
+void DecodeHeads(const VerifyDraftsArgs& args, int64_t begin, int64_t end) {
+  const int32_t heads = args.shape.heads;
+  for (int64_t i = begin; i < end; ++i) {
+    const BufferedRequest& request = args.requests[static_cast<size_t>(i / heads)];
+    Upcoming next;
+    if (i + 1 < end) {
+      next = StateOf(args.shape, args.requests[static_cast<size_t>((i + 1) / heads)],
+                     static_cast<int32_t>((i + 1) % heads), request.flush);
+    }
+    HeadDecoder(args.shape, request, static_cast<int32_t>(i % heads), Scratch())
+        .Decode(args.inputs, i / heads * args.drafts, args.drafts, args.out, args.out_stride, next);
+  }
+}
+
+void RebuildHead(const RebuildStateArgs& args, int32_t head) {
+  HeadDecoder(args.shape, args.request, head, Scratch()).Rebuild(args.tokens, args.target);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace ashlar::kernels::host
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ashlar::kernels::host {
+namespace {
+
+HWY_EXPORT(DecodeHeads);
+HWY_EXPORT(RebuildHead);
+
+// Below this many floats of state in all heads, waking a worker takes longer than a token.
+constexpr int64_t kFloatsWorthWaking = 1 << 17;
+// Runs a worker: enough that none waits long for the last, few enough that most heads know their successor.
+constexpr int64_t kRunsPerWorker = 8;
+
+// Calls fn(begin, end) for runs of `heads` heads.
+template <typename Fn>
+void ForEachRun(const LinearShape& shape, int64_t heads, Workers* workers, const Fn& fn) {
+  if (workers == nullptr || heads * shape.d_k * shape.d_v < kFloatsWorthWaking) return fn(0, heads);
+  const int64_t length = std::max<int64_t>(1, heads / (workers->Size() * kRunsPerWorker));
+  ParallelFor(*workers, (heads + length - 1) / length,
+              [&](int64_t run) { fn(run * length, std::min(heads, (run + 1) * length)); });
+}
+
+}  // namespace
+
+void DecodeBuffered(const DecodeBufferedArgs& args, Workers* workers) {
+  // One draft of each request that nobody has to accept.
+  VerifyDrafts({.shape = args.shape,
+                .requests = args.requests,
+                .drafts = 1,
+                .inputs = args.inputs,
+                .out = args.out,
+                .out_stride = args.out_stride},
+               workers);
+}
+
+void VerifyDrafts(const VerifyDraftsArgs& args, Workers* workers) {
+  ForEachRun(args.shape, static_cast<int64_t>(args.requests.size()) * args.shape.heads, workers,
+             [&](int64_t begin, int64_t end) { HWY_DYNAMIC_DISPATCH(DecodeHeads)
+                                               (args, begin, end); });
+}
+
+void RebuildState(const RebuildStateArgs& args, Workers* workers) {
+  ForEachRun(args.shape, args.shape.heads, workers, [&](int64_t begin, int64_t end) {
+    for (int64_t head = begin; head < end; ++head) {
+      HWY_DYNAMIC_DISPATCH(RebuildHead)(args, static_cast<int32_t>(head));
+    }
+  });
+}
+
+}  // namespace ashlar::kernels::host
+#endif

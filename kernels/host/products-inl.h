@@ -1,0 +1,215 @@
+// The three products that decoding from buffers is made of. Rows of matrices are whole vectors long (padded with zeros)
+// and may lie anywhere. Included once for every target of Highway.
+
+#if defined(ASHLAR_KERNELS_HOST_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ASHLAR_KERNELS_HOST_PRODUCTS_INL_H_
+#undef ASHLAR_KERNELS_HOST_PRODUCTS_INL_H_
+#else
+#define ASHLAR_KERNELS_HOST_PRODUCTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/host/panel-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ashlar::kernels::host {
+namespace HWY_NAMESPACE {
+
+// Sums that are held in registers at a time.
+constexpr size_t kSums = kLanes >= 16 ? 16 : 8;
+
+// A matrix of fp32; `columns` is a multiple of kLanes.
+struct MutableRows {
+  float* data;
+  size_t stride, rows, columns;
+  float* operator[](size_t i) const { return data + i * stride; }
+};
+struct ConstRows {
+  ConstRows(const float* data, size_t stride, size_t rows, size_t columns)
+      : data(data), stride(stride), rows(rows), columns(columns) {}
+  ConstRows(const MutableRows& m) : ConstRows(m.data, m.stride, m.rows, m.columns) {}
+  const float* operator[](size_t i) const { return data + i * stride; }
+
+  const float* data;
+  size_t stride, rows, columns;
+};
+
+// Memory that will be needed next, asked for in the course of a product over `rows` rows of a matrix.
+class Upcoming {
+ public:
+  Upcoming() = default;
+  Upcoming(const void* from, size_t bytes, size_t rows)
+      : at_(static_cast<const char*>(from)), left_(bytes), part_(RoundUp(bytes / rows + 1, kLine)) {}
+
+  // One row's share.
+  HWY_INLINE void Fetch() {
+    const size_t bytes = std::min(part_, left_);
+    for (size_t i = 0; i < bytes; i += kLine) hwy::Prefetch(at_ + i);
+    at_ += bytes;
+    left_ -= bytes;
+  }
+
+ private:
+  static constexpr size_t kLine = 64;
+  const char* at_ = nullptr;
+  size_t left_ = 0, part_ = 0;
+};
+
+HWY_INLINE void Fetch(Upcoming* upcoming) {
+  if (upcoming != nullptr) upcoming->Fetch();
+}
+
+template <size_t R, size_t N>
+HWY_INLINE void AddProductBlock(const float* HWY_RESTRICT x, size_t x_stride, ConstRows m, size_t column,
+                                float* HWY_RESTRICT out, size_t out_stride, Upcoming* upcoming) {
+  const Tag d;
+  Vec sums[R][N];
+  for (size_t r = 0; r < R; ++r) {
+    for (size_t n = 0; n < N; ++n) sums[r][n] = hn::LoadU(d, out + r * out_stride + column + n * kLanes);
+  }
+  for (size_t i = 0; i < m.rows; ++i) {
+    Fetch(upcoming);
+    const float* HWY_RESTRICT row = m[i] + column;
+    Vec vecs[N];
+    for (size_t n = 0; n < N; ++n) vecs[n] = hn::LoadU(d, row + n * kLanes);
+    for (size_t r = 0; r < R; ++r) {
+      const Vec factor = hn::Set(d, x[r * x_stride + i]);
+      for (size_t n = 0; n < N; ++n) sums[r][n] = hn::MulAdd(factor, vecs[n], sums[r][n]);
+    }
+  }
+  for (size_t r = 0; r < R; ++r) {
+    for (size_t n = 0; n < N; ++n) hn::StoreU(sums[r][n], d, out + r * out_stride + column + n * kLanes);
+  }
+}
+
+template <size_t R>
+HWY_INLINE void AddProductRows(const float* HWY_RESTRICT x, size_t x_stride, ConstRows m, float* HWY_RESTRICT out,
+                               size_t out_stride, Upcoming* upcoming) {
+  constexpr size_t kWide = std::min<size_t>(8, kSums / R);
+  size_t column = 0;
+  for (; column + kWide * kLanes <= m.columns; column += kWide * kLanes) {
+    AddProductBlock<R, kWide>(x, x_stride, m, column, out, out_stride, upcoming);
+  }
+  for (; column < m.columns; column += kLanes) AddProductBlock<R, 1>(x, x_stride, m, column, out, out_stride, upcoming);
+}
+
+// out[r, :] += Σ_i x[r, i] m[i, :].
+HWY_INLINE void AddProduct(const float* HWY_RESTRICT x, size_t x_stride, size_t x_rows, ConstRows m,
+                           float* HWY_RESTRICT out, size_t out_stride, Upcoming* upcoming = nullptr) {
+  size_t r = 0;
+  const auto run = [&]<size_t R>() {
+    for (; r + R <= x_rows; r += R) {
+      AddProductRows<R>(x + r * x_stride, x_stride, m, out + r * out_stride, out_stride, upcoming);
+    }
+  };
+  run.template operator()<8>();
+  run.template operator()<4>();
+  run.template operator()<2>();
+  run.template operator()<1>();
+}
+
+template <size_t R, size_t J>
+HWY_INLINE void DotBlock(const float* HWY_RESTRICT x, size_t x_stride, ConstRows m, size_t j, float* HWY_RESTRICT out,
+                         size_t out_stride) {
+  const Tag d;
+  Vec sums[R][J];
+  for (size_t r = 0; r < R; ++r) {
+    for (size_t n = 0; n < J; ++n) sums[r][n] = hn::Zero(d);
+  }
+  for (size_t i = 0; i < m.columns; i += kLanes) {
+    Vec rows[J];
+    for (size_t n = 0; n < J; ++n) rows[n] = hn::LoadU(d, m[j + n] + i);
+    for (size_t r = 0; r < R; ++r) {
+      const Vec factor = hn::LoadU(d, x + r * x_stride + i);
+      for (size_t n = 0; n < J; ++n) sums[r][n] = hn::MulAdd(factor, rows[n], sums[r][n]);
+    }
+  }
+  for (size_t r = 0; r < R; ++r) {
+    for (size_t n = 0; n < J; ++n) out[r * out_stride + j + n] += hn::GetLane(hn::SumOfLanes(d, sums[r][n]));
+  }
+}
+
+template <size_t J>
+HWY_INLINE void DotRows(const float* HWY_RESTRICT x, size_t x_stride, size_t x_rows, ConstRows m, size_t j,
+                        float* HWY_RESTRICT out, size_t out_stride) {
+  size_t r = 0;
+  for (; r + 2 <= x_rows; r += 2) DotBlock<2, J>(x + r * x_stride, x_stride, m, j, out + r * out_stride, out_stride);
+  if (r < x_rows) DotBlock<1, J>(x + r * x_stride, x_stride, m, j, out + r * out_stride, out_stride);
+}
+
+// out[r, j] += Σ_i x[r, i] m[j, i].
+HWY_INLINE void AddDots(const float* HWY_RESTRICT x, size_t x_stride, size_t x_rows, ConstRows m,
+                        float* HWY_RESTRICT out, size_t out_stride, Upcoming* upcoming = nullptr) {
+  constexpr size_t kTogether = 4;
+  size_t j = 0;
+  for (; j + kTogether <= m.rows; j += kTogether) {
+    for (size_t n = 0; n < kTogether; ++n) Fetch(upcoming);
+    DotRows<kTogether>(x, x_stride, x_rows, m, j, out, out_stride);
+  }
+  for (; j < m.rows; ++j) {
+    Fetch(upcoming);
+    DotRows<1>(x, x_stride, x_rows, m, j, out, out_stride);
+  }
+}
+
+// What scales a matrix before something is added: a factor a row, or one a column.
+enum class Scale { kRows, kColumns };
+
+template <Scale kScale, size_t R, size_t N>
+HWY_INLINE void AddOuterBlock(const float* HWY_RESTRICT scale, const float* HWY_RESTRICT a, size_t a_stride,
+                              ConstRows b, MutableRows m, size_t i, size_t column) {
+  const Tag d;
+  Vec sums[R][N];
+  for (size_t r = 0; r < R; ++r) {
+    for (size_t n = 0; n < N; ++n) {
+      const Vec factor = kScale == Scale::kRows ? hn::Set(d, scale[i + r]) : hn::LoadU(d, scale + column + n * kLanes);
+      sums[r][n] = hn::Mul(factor, hn::LoadU(d, m[i + r] + column + n * kLanes));
+    }
+  }
+  for (size_t t = 0; t < b.rows; ++t) {
+    const float* HWY_RESTRICT row = b[t] + column;
+    Vec vecs[N];
+    for (size_t n = 0; n < N; ++n) vecs[n] = hn::LoadU(d, row + n * kLanes);
+    for (size_t r = 0; r < R; ++r) {
+      const Vec factor = hn::Set(d, a[t * a_stride + i + r]);
+      for (size_t n = 0; n < N; ++n) sums[r][n] = hn::MulAdd(factor, vecs[n], sums[r][n]);
+    }
+  }
+  for (size_t r = 0; r < R; ++r) {
+    for (size_t n = 0; n < N; ++n) hn::StoreU(sums[r][n], d, m[i + r] + column + n * kLanes);
+  }
+}
+
+template <Scale kScale, size_t R>
+HWY_INLINE void AddOuterRows(const float* HWY_RESTRICT scale, const float* HWY_RESTRICT a, size_t a_stride, ConstRows b,
+                             MutableRows m, size_t i) {
+  constexpr size_t kWide = std::min<size_t>(8, kSums / R);
+  size_t column = 0;
+  for (; column + kWide * kLanes <= m.columns; column += kWide * kLanes) {
+    AddOuterBlock<kScale, R, kWide>(scale, a, a_stride, b, m, i, column);
+  }
+  for (; column < m.columns; column += kLanes) AddOuterBlock<kScale, R, 1>(scale, a, a_stride, b, m, i, column);
+}
+
+// m[i, :] ← scale ⊙ m[i, :] + Σ_t a[t, i] b[t, :].
+template <Scale kScale>
+HWY_INLINE void AddOuter(const float* HWY_RESTRICT scale, const float* HWY_RESTRICT a, size_t a_stride, ConstRows b,
+                         MutableRows m, Upcoming* upcoming = nullptr) {
+  size_t i = 0;
+  for (; i + 2 <= m.rows; i += 2) {
+    Fetch(upcoming);
+    Fetch(upcoming);
+    AddOuterRows<kScale, 2>(scale, a, a_stride, b, m, i);
+  }
+  if (i < m.rows) AddOuterRows<kScale, 1>(scale, a, a_stride, b, m, i);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace ashlar::kernels::host
+HWY_AFTER_NAMESPACE();
+
+#endif

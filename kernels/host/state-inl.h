@@ -1,0 +1,107 @@
+// One head's state as fp32, in the caller's order: in place where it lies so, else a copy. Included once for every
+// target of Highway.
+
+#if defined(ASHLAR_KERNELS_HOST_STATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ASHLAR_KERNELS_HOST_STATE_INL_H_
+#undef ASHLAR_KERNELS_HOST_STATE_INL_H_
+#else
+#define ASHLAR_KERNELS_HOST_STATE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "hwy/highway.h"
+#include "kernels/host/matrix-inl.h"
+#include "kernels/host/products-inl.h"
+#include "kernels/linear.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ashlar::kernels::host {
+namespace HWY_NAMESPACE {
+
+class HeadState {
+ public:
+  // `copy`: room for a state whose rows are padded to whole vectors.
+  HeadState(const LinearShape& shape, const StateView& view, int32_t head, float* copy)
+      : view_(view),
+        head_(head),
+        key_first_(shape.order == StateOrder::kKeyFirst),
+        width_(static_cast<size_t>(key_first_ ? shape.d_v : shape.d_k)),
+        in_place_(view.dtype == DType::kF32 && width_ % kLanes == 0) {
+    const size_t padded = RoundUp(width_, kLanes);
+    rows_ = {in_place_ ? static_cast<float*>(view.heads[head]) : copy, padded,
+             static_cast<size_t>(key_first_ ? shape.d_k : shape.d_v), padded};
+  }
+
+  void Load() { LoadFrom(view_); }
+
+  // Another state of the same shape, or zero where it has no heads.
+  void LoadFrom(const StateView& from) {
+    if (from.heads == nullptr) {
+      std::fill_n(rows_.data, rows_.rows * rows_.stride, 0.0f);
+      return;
+    }
+    if (in_place_ && from.heads[head_] == rows_.data) return;
+    const float scale = from.dtype == DType::kF16 ? std::ldexp(1.0f, from.exponents[head_]) : 1.0f;
+    WithElements(from.dtype, [&](auto element) {
+      using E = decltype(element);
+      for (size_t i = 0; i < rows_.rows; ++i) {
+        Widen<E>(Elements<E>(from.heads[head_], i * width_), width_, scale, rows_[i]);
+        std::fill(rows_[i] + width_, rows_[i] + rows_.columns, 0.0f);
+      }
+    });
+  }
+
+  void Store() const {
+    if (in_place_) return;
+    const float scale = view_.dtype == DType::kF16 ? std::ldexp(1.0f, -ChooseExponent()) : 1.0f;
+    WithElements(view_.dtype, [&](auto element) {
+      using E = decltype(element);
+      for (size_t i = 0; i < rows_.rows; ++i) {
+        Narrow<E>(rows_[i], width_, scale, Elements<E>(view_.heads[head_], i * width_));
+      }
+    });
+  }
+
+  // products[r, :] += Sᵀ reads[r, :], rows padded to whole vectors.
+  void AddReads(const float* reads, size_t count, float* products, Upcoming* upcoming) const {
+    if (key_first_) {
+      AddProduct(reads, RoundUp(rows_.rows, kLanes), count, rows_, products, rows_.columns, upcoming);
+    } else {
+      AddDots(reads, rows_.columns, count, rows_, products, RoundUp(rows_.rows, kLanes), upcoming);
+    }
+  }
+
+  // S ← diag(decay) S + Σ_j keys[j] writes[j]ᵀ.
+  void Update(const float* decay, const MutableRows& keys, const MutableRows& writes,
+              Upcoming* upcoming = nullptr) const {
+    if (key_first_) {
+      AddOuter<Scale::kRows>(decay, keys.data, keys.stride, writes, rows_, upcoming);
+    } else {
+      AddOuter<Scale::kColumns>(decay, writes.data, writes.stride, keys, rows_, upcoming);
+    }
+  }
+
+ private:
+  // Chooses the exponent and notes it.
+  int ChooseExponent() const {
+    Vec largest = hn::Zero(Tag());
+    for (size_t i = 0; i < rows_.rows; ++i) largest = LargestOf(rows_[i], rows_.columns, largest);
+    return view_.exponents[head_] = HalfExponent(hn::GetLane(hn::MaxOfLanes(Tag(), largest)));
+  }
+
+  const StateView& view_;
+  const int32_t head_;
+  const bool key_first_;
+  const size_t width_;  // of a row
+  const bool in_place_;
+  MutableRows rows_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace ashlar::kernels::host
+HWY_AFTER_NAMESPACE();
+
+#endif
