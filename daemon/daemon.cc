@@ -92,7 +92,7 @@ struct Daemon::Impl {
         cache(OptionsFrom(config.leases()), *tier, mover, clock, &metrics),
         table(cache, loop),
         services{loop, table, *tier, TenantsByUid(config), config.sessions().region_bytes()},
-        engine_service(cache, loop, table, config.workers().queue_depth()) {}
+        engine_service(cache, metrics, loop, table, config.workers().queue_depth()) {}
 
   Levels Measure() const {
     Levels levels;

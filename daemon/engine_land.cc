@@ -1,7 +1,9 @@
 // Landing: Land, CancelLanding, Quiesce.
 #include <algorithm>
 #include <set>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
@@ -79,6 +81,22 @@ absl::Status CheckTargets(const Landing& landing, const storage::Match& match) {
   return absl::OkStatus();
 }
 
+// The verdict of a landing that the cache never sees, and must therefore be counted here.
+std::vector<MissReason> MissAll(storage::Observer& observer, storage::TenantId tenant,
+                                std::span<const storage::LandTarget::Segment> segments,
+                                const absl::StatusOr<storage::Match>& match, MissReason reason) {
+  for (const storage::LandTarget::Segment& segment : segments) {
+    const bool known = match.ok() && segment.index < match->found.size();
+    const ObjectHeader* header = known ? match->found[segment.index].header : nullptr;
+    if (header == nullptr) {
+      observer.Miss(tenant, ObjectKind::kSegment, reason, 0);
+    } else {
+      observer.Miss(tenant, header->kind, reason, header->tokens);
+    }
+  }
+  return std::vector<MissReason>(segments.size(), reason);
+}
+
 }  // namespace
 
 void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
@@ -89,13 +107,13 @@ void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
   if (!read.ok()) return refused(read.status());
   auto landing = std::make_shared<Landing>(*std::move(read));
   OnLoop(*session, Room::kRequest, refused, [this, session = *session, landing, events = std::move(events)] {
-    const auto miss_all = [&](MissReason reason) {
-      events.done(std::vector<MissReason>(landing->target.segments.size(), reason));
-    };
     const storage::SessionId id = session->about().id;
+    const absl::StatusOr<storage::Match> match = cache_.Held(id, landing->lease);
+    const auto miss_all = [&](MissReason reason) {
+      events.done(MissAll(observer_, session->about().tenant, landing->target.segments, match, reason));
+    };
     if (!session->metadata().landings.MayStart(landing->id)) return miss_all(MissReason::kCancelled);
     if (cache_.stats().landings >= max_landings_) return miss_all(MissReason::kBusy);
-    const absl::StatusOr<storage::Match> match = cache_.Held(id, landing->lease);
     if (!match.ok()) return miss_all(MissReason::kLeaseLost);
     if (absl::Status fits = CheckTargets(*landing, *match); !fits.ok()) return events.done(fits);
     cache_.Land(id, landing->id, landing->lease, std::move(landing->target), {events.progress, events.done});

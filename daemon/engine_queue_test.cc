@@ -1,4 +1,5 @@
 // What happens to calls when the metadata queue is full, and when a session ends under them.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -8,6 +9,7 @@
 
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine_service.h"
+#include "daemon/metrics.h"
 #include "daemon/testing/node.h"
 #include "daemon/worker_pool.h"
 #include "kernels/host/thread_pool.h"
@@ -16,6 +18,8 @@
 
 namespace ashlar::daemon {
 namespace {
+
+using ::testing::HasSubstr;
 
 // The service alone, over a loop that a test can hold still.
 class BoundedQueueTest : public ::testing::Test {
@@ -26,9 +30,9 @@ class BoundedQueueTest : public ::testing::Test {
     tier_ = *storage::MemoryTier::Make({.capacity_bytes = 1 << 20, .arena_bytes = 1 << 20});
     ASSERT_TRUE(tier_->AddTenant(0, 1 << 20).ok());
     mover_.emplace(kernels::Reference(), threads_, workers_, *tier_);
-    cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }}, *tier_, *mover_, clock_, nullptr);
+    cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }}, *tier_, *mover_, clock_, &metrics_);
     table_.emplace(*cache_, loop_);
-    service_.emplace(*cache_, loop_, *table_, kDepth);
+    service_.emplace(*cache_, metrics_, loop_, *table_, kDepth);
     loop_.Start();
     Session::Description about;
     about.secret = "sixteen bytes ok";
@@ -60,6 +64,7 @@ class BoundedQueueTest : public ::testing::Test {
   uint64_t random_ = 0;
   std::promise<void> hold_;
   bool held_ = false;
+  Metrics metrics_{{"default"}};
   EventLoop loop_{kDepth, clock_};
   kernels::ThreadPool threads_{1};
   WorkerPool workers_{1, 8, loop_};
@@ -120,6 +125,34 @@ TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
   EXPECT_TRUE(answer.get_future().get().ok());
   EXPECT_TRUE(Eventually([&] { return table_->size() == 0; }));
   held_ = false;
+}
+
+TEST_F(BoundedQueueTest, ALandingTooManyIsMissedAsBusyAndCounted) {
+  UniqueFd memfd;
+  auto region = *Region::Host(4096, &memfd);
+  v1::DeclarePagesRequest declare;
+  declare.set_page_tokens(1);
+  declare.set_pages(1);
+  v1::PagedLayer* layer = declare.add_layers();
+  layer->set_layer(1);
+  layer->set_value_offset(2048);
+  layer->set_key_head_stride(32);
+  layer->set_value_head_stride(24);
+  const auto pages = Pages::Declare(session_->FindModel(model_), region, declare);
+  ASSERT_TRUE(pages.ok()) << pages.status();
+  v1::LandRequest request;
+  request.set_session(session_->about().secret);
+  request.set_lease(std::string(16, 'x'));
+  request.set_pages_id(*session_->AddPages(*pages));
+  for (uint32_t segment = 0; segment < 3; ++segment) *request.add_segments() = At(segment, 0);
+
+  EngineService none(*cache_, metrics_, loop_, *table_, /*max_landings=*/0);
+  std::promise<absl::StatusOr<std::vector<MissReason>>> verdict;
+  none.Land(request, {[](uint32_t) {}, [&](auto reasons) { verdict.set_value(std::move(reasons)); }});
+  EXPECT_EQ(*verdict.get_future().get(), std::vector<MissReason>(3, MissReason::kBusy));
+  ASSERT_TRUE(metrics_.Serve("127.0.0.1:0").ok());
+  EXPECT_THAT(Scrape(metrics_.port()),
+              HasSubstr("ashlar_misses_total{kind=\"segment\",reason=\"busy\",tenant=\"default\"} 3\n"));
 }
 
 TEST(LandingLedger, RemembersBoundedlyAndNeverForgetsTowardsWriting) {

@@ -1,5 +1,6 @@
 #include "daemon/testing/node.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <poll.h>
@@ -94,6 +95,21 @@ bool Eventually(const std::function<bool()>& condition) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return condition();
+}
+
+std::string Scrape(int port) {
+  const UniqueFd connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return "";
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  if (write(connection.get(), request.data(), request.size()) < 0) return "";
+  std::string answer;
+  char buffer[4096];
+  for (ssize_t size; (size = read(connection.get(), buffer, sizeof buffer)) > 0;) answer.append(buffer, size);
+  return answer;
 }
 
 RawSession::RawSession(const std::string& path) : socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {

@@ -45,6 +45,9 @@ UniqueFd MakeMemfd(size_t bytes, int seals);
 // Waits at most 5 s for `condition`.
 bool Eventually(const std::function<bool()>& condition);
 
+// The answer to GET /metrics on this machine's `port`; empty when there is none.
+std::string Scrape(int port);
+
 // A raw session socket.
 class RawSession {
  public:
