@@ -16,9 +16,9 @@ struct Cache::Impl {
   Impl(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer)
       : clock(clock),
         observer(observer == nullptr ? ignored : *observer),
-        leases_per_session(options.leases_per_session),
         pool(tier, lru, options.ghost_entries, this->observer),
-        leases(std::move(options.random), options.unused_lease),
+        leases(std::move(options.random),
+               {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
         publisher(pool, mover, clock, drain, options.reservation),
         lander(pool, mover, drain, this->observer) {}
 
@@ -55,7 +55,6 @@ struct Cache::Impl {
   const Clock& clock;
   Observer ignored;
   Observer& observer;
-  const size_t leases_per_session;
   LruPolicy lru;
   Drain drain;
   std::map<SessionId, TenantId> sessions;
@@ -87,8 +86,9 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries) {
   if (tenant == nullptr) {
     return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
   }
-  const bool full = impl_->leases.HeldBy(session) >= impl_->leases_per_session;
+  const bool full = !impl_->leases.HasRoom(session, queries.size());
   LeaseTable::Segments segments;
+  segments.reserve(queries.size());  // a lease costs what it lists, and no more
   bool any = false;
   for (const Query& query : queries) {
     segments.push_back(full ? impl_->Missed(*tenant, query, MissReason::kBusy) : impl_->Find(*tenant, query));
@@ -102,12 +102,9 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries) {
 absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease) {
   const TenantId* tenant = impl_->Tenant(session);
   if (tenant == nullptr) return absl::NotFoundError("lease: unknown");
-  if (impl_->leases.HeldBy(session) >= impl_->leases_per_session) {
-    return absl::ResourceExhaustedError("lease: this session holds too many");
-  }
-  const LeaseTable::Segments* segments = impl_->leases.Attach(session, *tenant, lease);
-  if (segments == nullptr) return absl::NotFoundError("lease: unknown");
-  return impl_->Describe(lease, *segments);
+  const absl::StatusOr<const LeaseTable::Segments*> segments = impl_->leases.Attach(session, *tenant, lease);
+  if (!segments.ok()) return segments.status();
+  return impl_->Describe(lease, **segments);
 }
 
 absl::StatusOr<Match> Cache::Held(SessionId session, const LeaseId& lease) const {

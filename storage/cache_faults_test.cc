@@ -190,6 +190,28 @@ TEST_F(CacheFaultsTest, ASessionMayHoldSoManyLeasesAndNoMore) {
   EXPECT_EQ(rig.Reason(kAnn, plan_), MissReason::kNone);
 }
 
+TEST_F(CacheFaultsTest, ASessionsLeasesListSoManySegmentsAndNoMore) {
+  Rig rig(16, {.leased_segments_per_session = 5});
+  rig.cache.OpenSession(kAnn, 1);
+  ASSERT_TRUE(rig.Publish(kAnn, plan_, 1));
+  const std::vector<Query> two = {rig.Ask(plan_), rig.Ask(other_)}, six(6, rig.Ask(plan_));
+  const Match first = rig.cache.Lookup(kAnn, two), second = rig.cache.Lookup(kAnn, two);
+  ASSERT_EQ(second.found[0].reason, MissReason::kNone);
+  const int hits = rig.observer.hits;
+  const Match refused = rig.cache.Lookup(kAnn, two);
+  EXPECT_EQ(refused.found[0].reason, MissReason::kBusy);
+  EXPECT_EQ(refused.found[1].reason, MissReason::kBusy);
+  EXPECT_EQ(refused.lease, LeaseId{});
+  EXPECT_EQ(rig.observer.hits, hits);
+  EXPECT_EQ(rig.Reason(kAnn, plan_), MissReason::kNone) << "there is room for one";
+
+  rig.cache.Release(kAnn, first.lease);
+  EXPECT_EQ(rig.cache.Lookup(kAnn, two).found[0].reason, MissReason::kNone);
+  rig.cache.CloseSession(kAnn, [] {});
+  rig.cache.OpenSession(kAnn, 1);
+  EXPECT_EQ(rig.cache.Lookup(kAnn, six).found[0].reason, MissReason::kBusy) << "more than any session may hold";
+}
+
 TEST_F(CacheFaultsTest, AnOverfullBudgetIsRefusedAndHeld) {
   Rig rig(8);
   rig.cache.OpenSession(kAnn, 1);
