@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine_service.h"
+#include "daemon/repeated_pages.h"
 #include "daemon/request_fields.h"
 #include "proto/limits.h"
 
@@ -24,6 +25,7 @@ struct Landing {
   storage::LeaseId lease{};
   std::shared_ptr<const Pages> pages;
   storage::LandTarget target;
+  RepeatedPages repeated;  // in target.page_table
 };
 
 absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Session& session) {
@@ -49,12 +51,14 @@ absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Sessio
     return Bad("page_table: more than ", limits::kMaxPromptTokens);
   }
   landing.target.page_table.assign(request.page_table().begin(), request.page_table().end());
+  landing.repeated = RepeatedPages(landing.target.page_table);
   landing.target.keep = landing.pages;
   return landing;
 }
 
-// Whether all that the landing would write lies on declared pages of the lease's own model, each position once.
-absl::Status CheckTargets(const Landing& landing, const storage::Match& match) {
+// Whether all that the landing would write lies on declared pages of the lease's own model, each position and each
+// page's slot once.
+absl::Status CheckTargets(Landing& landing, const storage::Match& match) {
   std::vector<std::pair<uint64_t, uint64_t>> written;  // positions [first, last)
   for (size_t i = 0; i < landing.target.segments.size(); ++i) {
     const storage::LandTarget::Segment& segment = landing.target.segments[i];
@@ -70,7 +74,11 @@ absl::Status CheckTargets(const Landing& landing, const storage::Match& match) {
     const uint64_t first = segment.first_position + header.first_token;
     const absl::Status inside = landing.pages->CheckPositions(landing.target.page_table, first, header.stored_tokens);
     if (!inside.ok()) return Bad(field, ": ", inside.message());
-    written.emplace_back(first, first + header.stored_tokens);
+    const uint64_t end = first + header.stored_tokens, page_tokens = landing.pages->page_tokens();
+    if (const auto twice = landing.repeated.Claim(first / page_tokens, (end + page_tokens - 1) / page_tokens)) {
+      return Bad(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
+    }
+    written.emplace_back(first, end);
   }
   std::sort(written.begin(), written.end());
   for (size_t i = 1; i < written.size(); ++i) {
