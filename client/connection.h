@@ -32,6 +32,7 @@ class Connection {
   ArenaMap& arenas() { return arenas_; }
   LeaseTable& leases() { return leases_; }
   const std::string& session() const { return channel_->session(); }
+  const std::string& run() const { return channel_->run(); }
   const PeerProcess& daemon() const { return channel_->daemon(); }
 
   // Tells connections of one process apart; never 0.
@@ -47,7 +48,8 @@ class Connection {
   // learn that their slots are quiet.
   void End();
 
-  // Another way for calls of the same session, should the first be broken.
+  // Another way for calls of the same session, should the first be broken. It may lead to a daemon that was started
+  // since.
   absl::StatusOr<std::unique_ptr<Rpc>> DialAgain(Deadline deadline) const;
 
   // Releases leases that nobody holds any more. False: some remain, try again later.

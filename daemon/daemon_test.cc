@@ -139,10 +139,8 @@ TEST(Daemon, EnginesComeAndGoWhileOthersWork) {
         // Every other landing is given up at once, and every third session ends without a word.
         if (round % 2 == 0) {
           engine.LandAndGiveUp(request);
-          auto quiesce = engine.Make<v1::QuiesceRequest>();
-          quiesce.set_landing(request.landing());
           v1::QuiesceReply reply;
-          EXPECT_TRUE(engine.Call(quiesce, &reply).ok());
+          EXPECT_TRUE(engine.Call(engine.QuiesceRequest(request.landing()), &reply).ok());
         } else {
           const auto verdict = engine.Land(request);
           landed += verdict.ok() && (*verdict)[0] == MissReason::kNone;

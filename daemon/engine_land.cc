@@ -137,6 +137,10 @@ void EngineService::CancelLanding(const v1::LandRequest& request) {
 }
 
 void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*, Done done) {
+  if (request.run() != table_.run()) {
+    return done(
+        absl::FailedPreconditionError("run: this is another run of the daemon, which cannot answer for that one"));
+  }
   const auto quiet = [done] { done(absl::OkStatus()); };
   const bool posted = loop_.PostRelease([this, secret = request.session(), landing = request.landing(), quiet] {
     const std::shared_ptr<Session> session = table_.Find(secret);

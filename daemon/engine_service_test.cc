@@ -91,10 +91,8 @@ TEST_F(EngineServiceTest, QuiesceThatOvertakesItsLandingKeepsItFromWriting) {
   ASSERT_TRUE(match.ok());
   std::memset(engine_.memory(), 0, TestEngine::kTensors);
   const v1::LandRequest landing = engine_.LandRequest(match->lease(), {At(0, 0)});
-  auto quiesce = engine_.Make<v1::QuiesceRequest>();
-  quiesce.set_landing(landing.landing());
   v1::QuiesceReply reply;
-  ASSERT_TRUE(engine_.Call(quiesce, &reply).ok());
+  ASSERT_TRUE(engine_.Call(engine_.QuiesceRequest(landing.landing()), &reply).ok());
   const auto verdict = engine_.Land(landing);
   ASSERT_TRUE(verdict.ok());
   EXPECT_THAT(*verdict, ElementsAre(MissReason::kCancelled));
@@ -201,10 +199,23 @@ TEST_F(EngineServiceTest, UnknownAndEndedSessionsAreUnauthenticated) {
     return std::all_of(answers.begin(), answers.end(), absl::IsUnauthenticated);
   }));
   // Whoever asks whether the landings of a session that is gone are quiet: they are.
-  auto quiesce = engine_.Make<v1::QuiesceRequest>();
+  v1::QuiesceRequest quiesce = engine_.QuiesceRequest(0);
   quiesce.set_session(ended);
   v1::QuiesceReply quiet;
   EXPECT_TRUE(engine_.Call(quiesce, &quiet).ok());
+}
+
+// A session that this daemon does not know may have landings that another one, which still drains, writes for.
+TEST_F(EngineServiceTest, NobodyAnswersForAnotherRunOfTheDaemon) {
+  for (const std::string& run : {std::string(), std::string(kSecretBytes, 'x')}) {
+    v1::QuiesceRequest quiesce = engine_.QuiesceRequest(0);
+    quiesce.set_session(std::string(kSecretBytes, 's'));
+    quiesce.set_run(run);
+    v1::QuiesceReply reply;
+    const absl::Status status = engine_.Call(quiesce, &reply);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), testing::StartsWith("run:"));
+  }
 }
 
 TEST_F(EngineServiceTest, TheLongestPromptFits) {

@@ -1,7 +1,8 @@
 #include "daemon/session_protocol.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -42,14 +43,6 @@ SessionProtocol::Reply RegionReply(uint64_t handle) {
   v1::SessionReply message;
   message.mutable_region()->set_region(handle);
   return Encode(message);
-}
-
-std::string RandomSecret() {
-  std::string secret(kSecretBytes, '\0');
-  while (getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
-    // Only a signal before the pool is seeded can interrupt so short a request.
-  }
-  return secret;
 }
 
 storage::SessionId NextSessionId() {
@@ -127,7 +120,13 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   welcome.mutable_welcome()->set_session(session->about().secret);
   welcome.mutable_welcome()->set_tenant(session->about().tenant_name);
   welcome.mutable_welcome()->set_extent_bytes(limits::kExtentBytes);
-  const absl::Status opening = services_.table.Open(session, [respond, welcome] { respond(Encode(welcome)); });
+  welcome.mutable_welcome()->set_run(services_.table.run());
+  const absl::Status opening = services_.table.Open(session, [respond, welcome] {
+    Reply reply = Encode(welcome);
+    reply.descriptor = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+    if (!reply.descriptor.valid()) return respond(Goodbye(absl::ErrnoToStatus(errno, "cannot show this process")));
+    respond(std::move(reply));
+  });
   if (!opening.ok()) return respond(Goodbye(opening));
   session_ = std::move(session);
 }

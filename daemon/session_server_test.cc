@@ -4,12 +4,14 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <vector>
@@ -65,13 +67,25 @@ TEST_F(SessionServerTest, SocketsHaveMode0660) {
 
 TEST_F(SessionServerTest, HelloIsWelcomed) {
   RawSession session(node_), other(node_);
-  const auto reply = session.Hello();
+  UniqueFd daemon;
+  const auto reply = session.Hello(&daemon);
   ASSERT_TRUE(StatusOf(reply).ok());
   EXPECT_EQ(reply->welcome().protocol(), limits::kProtocolMax);
   EXPECT_EQ(reply->welcome().session().size(), kSecretBytes);
   EXPECT_EQ(reply->welcome().tenant(), "default");
   EXPECT_EQ(reply->welcome().extent_bytes(), limits::kExtentBytes);
-  EXPECT_NE(reply->welcome().session(), other.Hello()->welcome().session());
+  EXPECT_EQ(reply->welcome().run().size(), kSecretBytes);
+  const auto second = other.Hello();
+  EXPECT_NE(reply->welcome().session(), second->welcome().session());
+  EXPECT_EQ(reply->welcome().run(), second->welcome().run());
+  EXPECT_NE(reply->welcome().run(), RawSession(TestNode()).Hello()->welcome().run());
+
+  // The daemon is this very process, and alive.
+  siginfo_t unused;
+  EXPECT_EQ(waitid(P_PIDFD, static_cast<id_t>(daemon.get()), &unused, WEXITED | WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD) << "a process, not a child of this one";
+  pollfd end{daemon.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&end, 1, 0), 0);
 }
 
 TEST_F(SessionServerTest, AnotherVersionIsRefused) {

@@ -1,10 +1,20 @@
 #include "daemon/session_table.h"
 
+#include <sys/random.h>
+
 #include <utility>
 
 #include "daemon/log.h"
 
 namespace ashlar::daemon {
+
+std::string RandomSecret() {
+  std::string secret(kSecretBytes, '\0');
+  while (getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
+    // Only a signal before the pool is seeded can interrupt so short a request.
+  }
+  return secret;
+}
 
 absl::Status SessionTable::Open(std::shared_ptr<Session> session, std::function<void()> opened) {
   const bool posted = loop_.Post([this, session, opened = std::move(opened)] {

@@ -17,12 +17,16 @@
 namespace ashlar::daemon {
 
 inline constexpr size_t kSecretBytes = 16;
+std::string RandomSecret();
 
 // Thread-safe.
 class SessionTable {
  public:
   // Both must outlive the table and everything that was posted for it.
   SessionTable(storage::Cache& cache, EventLoop& loop) : cache_(cache), loop_(loop) {}
+
+  // 16 random bytes that name this run of the daemon: a restarted one has others.
+  const std::string& run() const { return run_; }
 
   // Makes the session known to the cache and to Find, then calls `opened` on the metadata thread. RESOURCE_EXHAUSTED
   // when the loop's queue is full.
@@ -51,6 +55,7 @@ class SessionTable {
 
   storage::Cache& cache_;
   EventLoop& loop_;
+  const std::string run_ = RandomSecret();
 
   mutable std::mutex mutex_;
   absl::flat_hash_map<std::string, Entry> sessions_;  // by secret; guarded by mutex_

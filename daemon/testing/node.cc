@@ -155,12 +155,12 @@ absl::StatusOr<v1::SessionReply> RawSession::Ask(const v1::SessionRequest& reque
   return Receive(descriptor);
 }
 
-absl::StatusOr<v1::SessionReply> RawSession::Hello() {
+absl::StatusOr<v1::SessionReply> RawSession::Hello(UniqueFd* descriptor) {
   v1::SessionRequest request;
   request.mutable_hello()->set_protocol_min(limits::kProtocolMin);
   request.mutable_hello()->set_protocol_max(limits::kProtocolMax);
   request.mutable_hello()->set_client("raw test");
-  return Ask(request);
+  return Ask(request, {}, descriptor);
 }
 
 bool RawSession::Closed() {
@@ -264,6 +264,7 @@ TestEngine::TestEngine(const TestNode& node, const Layout& layout, std::unique_p
   const auto welcome = socket_->Hello();
   Require(StatusOf(welcome).ok(), StatusOf(welcome).ToString());
   secret_ = welcome->welcome().session();
+  run_ = welcome->welcome().run();
   tenant_ = welcome->welcome().tenant();
 
   const UniqueFd memfd = MakeMemfd(kRegionBytes, F_SEAL_SHRINK);
@@ -401,6 +402,13 @@ v1::LandRequest TestEngine::LandRequest(const std::string& lease, std::vector<v1
   request.set_pages_id(pages_);
   for (uint32_t page = 0; page < kPages; ++page) request.add_page_table(static_cast<int32_t>(page));
   for (v1::LandSegment& segment : segments) *request.add_segments() = std::move(segment);
+  return request;
+}
+
+v1::QuiesceRequest TestEngine::QuiesceRequest(uint64_t landing) const {
+  auto request = Make<v1::QuiesceRequest>();
+  request.set_landing(landing);
+  request.set_run(run_);
   return request;
 }
 

@@ -218,6 +218,19 @@ TEST_F(Death, AtRestIsFollowedByAReconnect) {
   ExpectWorksAgain();
 }
 
+// As when the daemon is restarted between the two: such a connection is of no use, and given up for another.
+TEST(Connect, WithSocketsOfTwoDaemonsIsNoticed) {
+  DaemonProcess first, second;
+  ClientOptions options = first.client_options();
+  options.rpc_socket = second.client_options().rpc_socket;
+  const auto client = Client::Connect(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const Layout layout = TestEngine(first.client_options()).model().layout();
+  const auto opening = [&] { return (*client)->OpenModel(TestEngine::identity(), layout).status().code(); };
+  EXPECT_EQ(opening(), absl::StatusCode::kUnauthenticated);
+  EXPECT_TRUE(Eventually([&] { return opening() == absl::StatusCode::kUnavailable; })) << "it is still in use";
+}
+
 // A reservation belongs to the daemon that granted it: the next one may use its number for something else.
 TEST_F(Death, ReservationsDoNotOutliveTheDaemon) {
   const Reservation old = engine_->Reserve(ObjectKind::kSegment, MakeRun(7, 100));
