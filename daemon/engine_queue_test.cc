@@ -6,6 +6,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <thread>
 
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine_service.h"
@@ -126,6 +127,54 @@ TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
   EXPECT_TRUE(answer.get_future().get().ok());
   EXPECT_TRUE(Eventually([&] { return table_->size() == 0; }));
   held_ = false;
+}
+
+// What a dead engine held is free for others at once, however long its memory takes to go.
+TEST_F(BoundedQueueTest, NobodyWaitsForADeadEnginesMemory) {
+  EventLoop mappings(kDepth, clock_);
+  mappings.Start();
+  std::promise<std::thread::id> unmapping;
+  std::promise<void> busy;
+  ASSERT_TRUE(mappings.Post([&, may_go = busy.get_future().share()] {
+    unmapping.set_value(std::this_thread::get_id());
+    may_go.wait();
+  }));
+  UniqueFd memfd;
+  auto region = Region::UnmapOn(mappings, *Region::Host(4096, &memfd));
+  std::promise<std::thread::id> gone;
+  auto gone_on = gone.get_future();
+  region->WhenGone([&gone] { gone.set_value(std::this_thread::get_id()); });
+  ASSERT_TRUE(session_->AddRegion(std::move(region)).ok());
+  std::promise<ReserveOutcome> reserved;
+  ASSERT_TRUE(loop_.Post([&] {
+    reserved.set_value(
+        cache_->Reserve(session_->about().id, *PlanObject(SmallLayout(), {}, {}, ObjectKind::kSegment, 24)).outcome);
+  }));
+  ASSERT_EQ(reserved.get_future().get(), ReserveOutcome::kGranted);
+
+  table_->Close(session_, "test");
+  EXPECT_TRUE(Eventually([&] { return table_->size() == 0; })) << "drained";
+  std::promise<uint64_t> left;
+  ASSERT_TRUE(loop_.Post([&] { left.set_value(cache_->stats().reservations); }));
+  EXPECT_EQ(left.get_future().get(), 0u);
+  EXPECT_NE(gone_on.wait_for(std::chrono::milliseconds(0)), std::future_status::ready) << "still mapped";
+  busy.set_value();
+  EXPECT_EQ(gone_on.get(), unmapping.get_future().get());
+}
+
+// The metadata thread drops a transfer's hold on memory; it never unmaps.
+TEST_F(BoundedQueueTest, TheMetadataThreadDoesNotUnmap) {
+  EventLoop mappings(kDepth, clock_);
+  mappings.Start();
+  UniqueFd memfd;
+  auto region = Region::UnmapOn(mappings, *Region::Host(4096, &memfd));
+  std::promise<std::thread::id> gone, metadata;
+  region->WhenGone([&gone] { gone.set_value(std::this_thread::get_id()); });
+  ASSERT_TRUE(loop_.Post([&metadata, last = std::move(region)]() mutable {
+    last = nullptr;
+    metadata.set_value(std::this_thread::get_id());
+  }));
+  EXPECT_NE(gone.get_future().get(), metadata.get_future().get());
 }
 
 TEST_F(BoundedQueueTest, ALandingTooManyIsMissedAsBusyAndCounted) {

@@ -45,6 +45,18 @@ SessionProtocol::Reply RegionReply(uint64_t handle) {
   return Encode(message);
 }
 
+absl::StatusOr<RegionBudget::Charge> Charge(absl::string_view field, const Session& session, uint64_t bytes) {
+  absl::StatusOr<RegionBudget::Charge> charge = RegionBudget::Take(session.about().regions, bytes);
+  if (charge.ok()) return charge;
+  return absl::Status(charge.status().code(), absl::StrCat(field, ": ", charge.status().message()));
+}
+
+// A region as a session keeps it.
+std::shared_ptr<Region> Charged(std::shared_ptr<Region> region, RegionBudget::Charge charge, EventLoop& mappings) {
+  region->Keep(std::move(charge));
+  return Region::UnmapOn(mappings, std::move(region));
+}
+
 storage::SessionId NextSessionId() {
   static std::atomic<storage::SessionId> next{1};
   return next.fetch_add(1);
@@ -77,7 +89,7 @@ void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond)
     case Kind::kRegisterRegion:
       return RegisterRegion(request.register_region().bytes(), datagram->descriptors, respond);
     case Kind::kHostRegion:
-      return HostRegion(request.host_region().bytes(), respond);
+      return HostRegion(request.host_region().bytes(), std::move(respond));
     case Kind::kGetArena:
       return GetArena(request.get_arena().arena(), std::move(respond));
     case Kind::kDropRegion:
@@ -112,7 +124,7 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   about.pid = peer_.pid;
   about.uid = peer_.uid;
   about.client = hello.client();
-  about.region_bytes = services_.region_bytes;
+  about.regions = std::make_shared<RegionBudget>("a session", services_.region_bytes, tenant->second.regions);
   auto session = std::make_shared<Session>(std::move(about));
 
   v1::SessionReply welcome;
@@ -136,21 +148,30 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
     return respond(Error(absl::InvalidArgumentError(
         absl::StrCat("register_region.descriptor: expected exactly one, got ", descriptors.size()))));
   }
-  absl::StatusOr<std::shared_ptr<Region>> region = Region::Register(descriptors[0], bytes);
+  auto region = Region::Register(descriptors[0], bytes);
   if (!region.ok()) return respond(Error(region.status()));
-  const absl::StatusOr<uint64_t> handle = session_->AddRegion(*std::move(region));
+  auto charge = Charge("register_region.bytes", *session_, bytes);
+  if (!charge.ok()) return respond(Error(charge.status()));
+  const auto handle = session_->AddRegion(Charged(*std::move(region), *std::move(charge), services_.mappings));
   respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
 }
 
-void SessionProtocol::HostRegion(uint64_t bytes, const Respond& respond) {
-  UniqueFd memfd;
-  absl::StatusOr<std::shared_ptr<Region>> region = Region::Host(bytes, &memfd);
-  if (!region.ok()) return respond(Error(region.status()));
-  const absl::StatusOr<uint64_t> handle = session_->AddRegion(*std::move(region));
-  if (!handle.ok()) return respond(Error(handle.status()));
-  Reply reply = RegionReply(*handle);
-  reply.descriptor = std::move(memfd);
-  respond(std::move(reply));
+void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
+  const auto charge = Charge("host_region.bytes", *session_, bytes);
+  if (!charge.ok()) return respond(Error(charge.status()));
+  // Reserving much memory takes long; meanwhile this thread has to notice deaths.
+  auto& mappings = services_.mappings;
+  const bool posted = mappings.Post([&mappings, session = session_, bytes, charge = *charge, respond] {
+    UniqueFd memfd;
+    auto region = Region::Host(bytes, &memfd);
+    if (!region.ok()) return respond(Error(region.status()));
+    const auto handle = session->AddRegion(Charged(*std::move(region), charge, mappings));
+    if (!handle.ok()) return respond(Error(handle.status()));
+    Reply reply = RegionReply(*handle);
+    reply.descriptor = std::move(memfd);
+    respond(std::move(reply));
+  });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
 }
 
 void SessionProtocol::GetArena(uint32_t arena, Respond respond) {

@@ -235,9 +235,43 @@ TEST(SessionLimits, RegionsOfOneSessionAreBounded) {
   ASSERT_TRUE(StatusOf(session.Hello()).ok());
   const auto first = session.Ask(HostRequest(1 << 20));
   ASSERT_TRUE(StatusOf(first).ok());
-  EXPECT_EQ(StatusOf(session.Ask(HostRequest(4096))).code(), absl::StatusCode::kResourceExhausted);
+  const absl::Status hosted = StatusOf(session.Ask(HostRequest(4096)));
+  EXPECT_EQ(hosted.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(hosted.message(), "host_region.bytes: a session has at most 1048576 bytes of regions");
+  const UniqueFd memfd = MakeMemfd(4096, F_SEAL_SHRINK);
+  const absl::Status registered = StatusOf(session.Ask(RegisterRequest(4096), std::vector<int>{memfd.get()}));
+  EXPECT_EQ(registered.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(registered.message()), StartsWith("register_region.bytes: a session has at most"));
   ASSERT_TRUE(StatusOf(session.Ask(DropRequest(first->region().region()))).ok());
   EXPECT_TRUE(StatusOf(session.Ask(HostRequest(4096))).ok());
+}
+
+TEST(SessionLimits, RegionsOfOneTenantAreBounded) {
+  const TestNode node(absl::StrCat("tenants: [{name: a, uids: [", geteuid(),
+                                   "], dram_bytes: 4MiB, region_bytes: 1MiB}]\nsessions: {region_bytes: 64MiB}"));
+  RawSession first(node), second(node);
+  ASSERT_TRUE(StatusOf(first.Hello()).ok());
+  ASSERT_TRUE(StatusOf(second.Hello()).ok());
+  const absl::Status alone = StatusOf(first.Ask(HostRequest((1 << 20) + 1)));
+  EXPECT_EQ(alone.message(), "host_region.bytes: a tenant has at most 1048576 bytes of regions");
+  ASSERT_TRUE(StatusOf(first.Ask(HostRequest(1 << 20))).ok());
+  EXPECT_EQ(StatusOf(second.Ask(HostRequest(4096))).code(), absl::StatusCode::kResourceExhausted);
+  first.Close();
+  EXPECT_TRUE(Eventually([&] { return StatusOf(second.Ask(HostRequest(1 << 20))).ok(); }));
+}
+
+TEST(SessionLimits, MemoryThatTheMachineLacksIsNotHosted) {
+  const TestNode node("sessions: {region_bytes: 1024TiB}");
+  RawSession session(node);
+  ASSERT_TRUE(StatusOf(session.Hello()).ok());
+  const absl::Status refused = StatusOf(session.Ask(HostRequest(uint64_t{1} << 45)));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), StartsWith("host_region.bytes: "));
+  UniqueFd memfd;
+  ASSERT_TRUE(StatusOf(session.Ask(HostRequest(1 << 20), {}, &memfd)).ok());
+  struct stat file;
+  ASSERT_EQ(fstat(memfd.get(), &file), 0);
+  EXPECT_GE(file.st_blocks * 512, 1 << 20) << "its pages are there";
 }
 
 TEST(SessionLimits, MoreSessionsThanAllowedAreTurnedAway) {

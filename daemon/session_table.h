@@ -32,8 +32,8 @@ class SessionTable {
   // when the loop's queue is full.
   absl::Status Open(std::shared_ptr<Session> session, std::function<void()> opened);
 
-  // Ends an opened session: Find no longer knows it, the cache frees what it held, and after transfers in flight have
-  // drained its memory is unmapped. Logs what was freed. Calling it again does nothing.
+  // Ends an opened session: Find no longer knows it, the cache frees what it held, and its memory goes when transfers
+  // in flight have drained. Nobody waits for the unmapping. Logs what was freed. Calling it again does nothing.
   void Close(const std::shared_ptr<Session>& session, std::string reason);
 
   // Null for an unknown secret and for a session that has ended.
