@@ -32,13 +32,6 @@ SessionProtocol::Reply Error(const absl::Status& status) {
   return Encode(ErrorReply(status));
 }
 
-// The peer does not keep to the protocol, or is not wanted.
-SessionProtocol::Reply Goodbye(const absl::Status& status) {
-  SessionProtocol::Reply reply = Error(status);
-  reply.close = true;
-  return reply;
-}
-
 SessionProtocol::Reply RegionReply(uint64_t handle) {
   v1::SessionReply message;
   message.mutable_region()->set_region(handle);
@@ -64,11 +57,13 @@ storage::SessionId NextSessionId() {
 
 }  // namespace
 
-SessionProtocol::SessionProtocol(SessionServices& services, Peer peer, absl::Status refusal)
-    : services_(services), peer_(peer), refusal_(std::move(refusal)) {}
+SessionProtocol::Reply SessionProtocol::Goodbye(const absl::Status& status) {
+  Reply reply = Error(status);
+  reply.close = true;
+  return reply;
+}
 
 void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond) {
-  if (!refusal_.ok()) return respond(Goodbye(refusal_));
   if (!datagram.ok()) return respond(Goodbye(datagram.status()));
   v1::SessionRequest request;
   if (!request.ParseFromString(datagram->bytes)) {
@@ -111,20 +106,15 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   if (hello.client().size() > kMaxClientName) {
     return respond(Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.client: longer than ", kMaxClientName))));
   }
-  const auto tenant = services_.tenant_of_uid.find(peer_.uid);
-  if (tenant == services_.tenant_of_uid.end()) {
-    return respond(
-        Goodbye(absl::PermissionDeniedError(absl::StrCat("user ", peer_.uid, " belongs to no tenant of this daemon"))));
-  }
   Session::Description about;
   about.id = NextSessionId();
   about.secret = RandomSecret();
-  about.tenant = tenant->second.id;
-  about.tenant_name = tenant->second.name;
+  about.tenant = tenant_.id;
+  about.tenant_name = tenant_.name;
   about.pid = peer_.pid;
   about.uid = peer_.uid;
   about.client = hello.client();
-  about.regions = std::make_shared<RegionBudget>("a session", services_.region_bytes, tenant->second.regions);
+  about.regions = std::make_shared<RegionBudget>("a session", services_.region_bytes, tenant_.regions);
   auto session = std::make_shared<Session>(std::move(about));
 
   v1::SessionReply welcome;

@@ -58,8 +58,12 @@ class SessionProtocol {
   // Called exactly once for each request, on any thread.
   using Respond = std::function<void(Reply)>;
 
-  // A refusal (not OK) is the answer to the first request, whatever it is.
-  SessionProtocol(SessionServices& services, Peer peer, absl::Status refusal);
+  // `tenant` is the peer's, and one of the services'.
+  SessionProtocol(SessionServices& services, Peer peer, const TenantUser& tenant)
+      : services_(services), peer_(peer), tenant_(tenant) {}
+
+  // The last thing that is said to a peer that is not wanted, or does not keep to the protocol.
+  static Reply Goodbye(const absl::Status& status);
 
   void Handle(absl::StatusOr<Datagram> datagram, Respond respond);
 
@@ -75,7 +79,7 @@ class SessionProtocol {
 
   SessionServices& services_;
   const Peer peer_;
-  const absl::Status refusal_;
+  const TenantUser& tenant_;
   std::shared_ptr<Session> session_;
 };
 

@@ -285,8 +285,27 @@ TEST(SessionLimits, MoreSessionsThanAllowedAreTurnedAway) {
   EXPECT_TRUE(Eventually([&] { return StatusOf(RawSession(node).Hello()).ok(); }));
 }
 
+TEST(SessionLimits, SilentConnectionsTakeNoSessionsPlace) {
+  const TestNode node("sessions: {max_sessions: 1}");
+  RawSession oldest(node);
+  std::vector<RawSession> silent;
+  for (int i = 0; i < 64; ++i) silent.emplace_back(node);
+  EXPECT_TRUE(oldest.Closed()) << "more than 64 are not kept waiting";
+  EXPECT_TRUE(StatusOf(silent.back().Hello()).ok());
+  EXPECT_EQ(StatusOf(silent[40].Hello()).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(silent[30].Closed()) << "nor for long";
+  EXPECT_THAT(StatusOf(silent.back().Hello()).ToString(), HasSubstr("said already")) << "the session goes on";
+}
+
 TEST(SessionTenants, UsersOfNoTenantAreRefused) {
   const TestNode node(absl::StrCat("tenants: [{name: other, uids: [", geteuid() + 1, "], dram_bytes: 4MiB}]"));
+  RawSession told(node);
+  EXPECT_EQ(StatusOf(told.Receive()).code(), absl::StatusCode::kPermissionDenied) << "before it has said anything";
+  EXPECT_TRUE(told.Closed());
+  std::vector<RawSession> many;
+  for (int i = 0; i < 65; ++i) many.emplace_back(node);
+  EXPECT_EQ(StatusOf(many[0].Receive()).code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_TRUE(many[0].Closed());
   RawSession session(node);
   const absl::Status status = StatusOf(session.Hello());
   EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
