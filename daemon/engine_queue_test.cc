@@ -1,6 +1,8 @@
 // What happens to calls when the metadata queue is full, and when a session ends under them.
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <future>
@@ -8,9 +10,11 @@
 #include <optional>
 #include <thread>
 
-#include "ashlar/v1/cache.pb.h"
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/engine_service.h"
 #include "daemon/metrics.h"
+#include "daemon/rpc_server.h"
 #include "daemon/testing/node.h"
 #include "daemon/worker_pool.h"
 #include "kernels/host/thread_pool.h"
@@ -127,6 +131,33 @@ TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
   EXPECT_TRUE(answer.get_future().get().ok());
   EXPECT_TRUE(Eventually([&] { return table_->size() == 0; }));
   held_ = false;
+}
+
+// Whoever balances by health sends nothing more, while calls that were taken still finish.
+TEST_F(BoundedQueueTest, WhileCallsFinishTheStoppingDaemonIsNotServing) {
+  const std::string socket = absl::StrCat("/tmp/ashlard_drain_", getpid(), ".sock");
+  auto server = RpcServer::Start(socket, *service_, metrics_);
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ(Health(socket, "ashlar.v1.Cache"), kServing);
+  FillQueue();
+  const auto stub =
+      v1::Cache::NewStub(grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials()));
+  auto call = std::async(std::launch::async, [&] {
+    grpc::ClientContext context;
+    v1::ReleaseRequest release;
+    release.set_session(session_->about().secret);
+    v1::ReleaseReply released;
+    return stub->Release(&context, release, &released).ok();
+  });
+  ASSERT_TRUE(Eventually([&] { return loop_.depth() == kDepth + 1; }));
+  std::thread stopping([&] { (*server)->Stop(20'000'000'000); });
+  EXPECT_TRUE(Eventually([&] { return Health(socket, "ashlar.v1.Cache") == kNotServing; }));
+  EXPECT_EQ(Health(socket, ""), kNotServing);
+  EXPECT_EQ(call.wait_for(std::chrono::milliseconds(0)), std::future_status::timeout);
+  hold_.set_value();
+  held_ = false;
+  EXPECT_TRUE(call.get());
+  stopping.join();
 }
 
 // What a dead engine held is free for others at once, however long its memory takes to go.

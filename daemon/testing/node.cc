@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -110,6 +111,27 @@ std::string Scrape(int port) {
   char buffer[4096];
   for (ssize_t size; (size = read(connection.get(), buffer, sizeof buffer)) > 0;) answer.append(buffer, size);
   return answer;
+}
+
+// By its bytes: Debian ships the service without its .proto.
+int Health(const std::string& rpc_socket, const std::string& service) {
+  grpc::GenericStub health(grpc::CreateChannel(absl::StrCat("unix:", rpc_socket), grpc::InsecureChannelCredentials()));
+  // HealthCheckRequest { string service = 1; }
+  const grpc::Slice request(service.empty() ? "" : absl::StrCat("\x0a", std::string(1, service.size()), service));
+  const grpc::ByteBuffer request_bytes(&request, 1);
+  grpc::ByteBuffer response_bytes;
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const auto call = health.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request_bytes, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(&response_bytes, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  grpc::Slice response;
+  if (!queue.Next(&tag, &ok) || !status.ok() || !response_bytes.DumpToSingleSlice(&response).ok()) return -1;
+  // HealthCheckResponse { ServingStatus status = 1; }
+  return response.size() == 2 && *response.begin() == 0x08 ? response.begin()[1] : -1;
 }
 
 RawSession::RawSession(const std::string& path) : socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {

@@ -48,6 +48,10 @@ bool Eventually(const std::function<bool()>& condition);
 // The answer to GET /metrics on this machine's `port`; empty when there is none.
 std::string Scrape(int port);
 
+// What grpc.health.v1.Health/Check says of a service: a ServingStatus, or −1 for no answer.
+inline constexpr int kServing = 1, kNotServing = 2;
+int Health(const std::string& rpc_socket, const std::string& service);
+
 // A raw session socket.
 class RawSession {
  public:
