@@ -161,6 +161,7 @@ absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& m
       if (!absl::IsResourceExhausted(status)) return status;
       break;  // no pages to fill with: what is missed is computed in its place
     }
+    // At once, not all at the end: others find it while the next is computed, and one segment's staging is enough.
     const PublishOutcome outcome = model_.Publish(reservations[i], Staged(runs[i].kind, scratch));
     published |= outcome == PublishOutcome::kPublished;
     if (outcome == PublishOutcome::kBusy) model_.Abandon(reservations[i]);  // a busy daemon keeps it for us
