@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -12,8 +13,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -379,6 +383,25 @@ TEST(SocketPaths, AStaleSocketIsRemovedALiveOneIsNot) {
   EXPECT_EQ(ListenSeqpacket(path).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(std::filesystem::exists(path)) << "what is not a socket is never removed";
   unlink(path.c_str());
+}
+
+TEST(SocketPaths, ALockedFolderIsWaitedForWithinBounds) {
+  std::string folder_path = "/tmp/ashlard_locked_XXXXXX";
+  ASSERT_NE(mkdtemp(folder_path.data()), nullptr);
+  const std::string path = folder_path + "/session.sock";
+  UniqueFd folder(open(folder_path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_EQ(flock(folder.get(), LOCK_EX), 0);
+  const absl::Status locked = ListenSeqpacket(path).status();
+  EXPECT_EQ(locked.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(locked.message()), StartsWith(folder_path));
+
+  std::thread releases([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    folder.Reset();
+  });
+  EXPECT_TRUE(ListenSeqpacket(path).ok());
+  releases.join();
+  std::filesystem::remove_all(folder_path);
 }
 
 }  // namespace
