@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -23,9 +24,10 @@ class Connection {
  public:
   static constexpr int kMaxLandings = 256;
 
-  // `wake` is called whenever RunErrands has something to do, and when calls do not reach the daemon any more.
+  // `wake` is called whenever RunErrands has something to do, and when calls do not reach the daemon any more. Fails at
+  // once when told to stop.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options, std::function<void()> wake,
-                                                          Deadline deadline);
+                                                          Deadline deadline, const std::stop_token& stop);
 
   SessionChannel& channel() { return *channel_; }
   Rpc& rpc() { return *rpc_; }

@@ -77,8 +77,8 @@ Rpc::Rpc(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Rpc::~Rpc() = default;
 
 absl::StatusOr<std::unique_ptr<Rpc>> Rpc::Open(const std::string& socket, std::function<void()> on_lost,
-                                               Deadline deadline) {
-  absl::StatusOr<Descriptor> connected = ConnectUnix(socket, SOCK_STREAM, deadline);
+                                               Deadline deadline, const std::stop_token& stop) {
+  absl::StatusOr<Descriptor> connected = ConnectUnix(socket, SOCK_STREAM, deadline, stop);
   if (!connected.ok()) return connected.status();
   // gRPC closes what it is given, and the thread sanitizer does not see that: it gets a copy, which that never saw
   // either.

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "absl/status/status.h"
@@ -44,7 +45,7 @@ class Rpc {
   // connection breaks, every call fails with UNAVAILABLE. When a daemon answers that does not know the session (the
   // daemon was restarted between the two sockets), calls fail with UNAUTHENTICATED. Either way `on_lost` is called.
   static absl::StatusOr<std::unique_ptr<Rpc>> Open(const std::string& socket, std::function<void()> on_lost,
-                                                   Deadline deadline);
+                                                   Deadline deadline, const std::stop_token& stop = {});
   ~Rpc();
 
   absl::Status OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply& reply, Deadline deadline);

@@ -61,11 +61,12 @@ struct SessionChannel::Answer {
 };
 
 absl::StatusOr<std::unique_ptr<SessionChannel>> SessionChannel::Open(const std::string& path, const std::string& client,
-                                                                     Deadline deadline) {
+                                                                     Deadline deadline, const std::stop_token& stop) {
   std::unique_ptr<SessionChannel> channel(new SessionChannel);
-  absl::StatusOr<ForkClosedSocket> socket = ForkClosedSocket::Connect(path, SOCK_SEQPACKET, deadline);
+  absl::StatusOr<ForkClosedSocket> socket = ForkClosedSocket::Connect(path, SOCK_SEQPACKET, deadline, stop);
   if (!socket.ok()) return socket.status();
   channel->socket_ = *std::move(socket);
+  const std::stop_callback on_stop(stop, [&channel] { channel->Shutdown(); });
   if (absl::Status status = channel->Greet(client, deadline); !status.ok()) return status;
   return channel;
 }

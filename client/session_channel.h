@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,9 @@ class SessionChannel {
  public:
   // Connects and agrees on a protocol version. UNAVAILABLE: no daemon; FAILED_PRECONDITION: nothing in common, or the
   // daemon does not show its process.
+  // Fails at once when told to stop.
   static absl::StatusOr<std::unique_ptr<SessionChannel>> Open(const std::string& path, const std::string& client,
-                                                              Deadline deadline);
+                                                              Deadline deadline, const std::stop_token& stop = {});
 
   const std::string& session() const { return session_; }  // the secret that names the session in every RPC
   const std::string& run() const { return run_; }          // names this run of the daemon

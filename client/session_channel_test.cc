@@ -9,6 +9,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -234,6 +235,19 @@ TEST(SessionChannel, ShutdownEndsACallUnderWay) {
   });
   EXPECT_EQ((*channel)->GetArena(1, After(kPatience)).status().code(), absl::StatusCode::kUnavailable);
   ends.join();
+}
+
+TEST(SessionChannel, OpeningStopsWhenToldTo) {
+  std::stop_source stop;
+  std::promise<void> done;
+  ScriptedDaemon daemon([&](ScriptedDaemon& self) {
+    self.Read();
+    stop.request_stop();
+    done.get_future().wait();  // and never answers
+  });
+  EXPECT_EQ(SessionChannel::Open(daemon.path(), "test", After(std::chrono::hours(1)), stop.get_token()).status().code(),
+            absl::StatusCode::kUnavailable);
+  done.set_value();
 }
 
 TEST(SessionChannel, NonsenseEndsTheSession) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "tests/integration/daemon_process.h"
@@ -229,6 +230,17 @@ TEST(Connect, WithSocketsOfTwoDaemonsIsNoticed) {
   const auto opening = [&] { return (*client)->OpenModel(TestEngine::identity(), layout).status().code(); };
   EXPECT_EQ(opening(), absl::StatusCode::kUnauthenticated);
   EXPECT_TRUE(Eventually([&] { return opening() == absl::StatusCode::kUnavailable; })) << "it is still in use";
+}
+
+// The client has lost its session with a daemon that still listens, and waits for its greeting.
+TEST_F(Death, AClientThatReconnectsToAFrozenDaemonGoesAtOnce) {
+  daemon_.Freeze();
+  BreakConnections(daemon_.client_options().session_socket);
+  ASSERT_TRUE(Eventually([&] { return !engine_->client().connected(); }));
+  std::this_thread::sleep_for(milliseconds(100));  // the first pause before a reconnect is a tenth of that
+  const auto asked = std::chrono::steady_clock::now();
+  engine_.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - asked, kPatience / 4);
 }
 
 // A reservation belongs to the daemon that granted it: the next one may use its number for something else.
