@@ -188,6 +188,26 @@ TEST_F(Death, OfTheConnectionAloneIsSurvived) {
   EXPECT_THAT(engine_->Land(engine_->Lookup(prompt_), prompt_).Wait(kPatience), Each(MissReason::kNone));
 }
 
+// The connection breaks, and whoever dials again reaches a daemon that has taken the place of the one that still
+// writes.
+TEST_F(Death, AnotherDaemonDoesNotEndADoubt) {
+  const Match match = engine_->Lookup(prompt_);
+  std::vector<MissReason> reasons;
+  std::optional<Landing> landing = LandInterrupted(
+      match, [&](Landing& l) { return FreezeAndGiveUp(l); }, reasons);
+  ASSERT_TRUE(landing.has_value());
+  DaemonProcess other;
+  const std::string socket = daemon_.client_options().rpc_socket;
+  BreakConnections(socket);
+  std::filesystem::rename(other.client_options().rpc_socket, socket);
+  EXPECT_FALSE(landing->WaitQuiet(kWatch));
+  const std::string refused = "ashlar_rpcs_total{code=\"FAILED_PRECONDITION\",method=\"Quiesce\"}";
+  EXPECT_GT(other.Metric(refused), 0) << "the other daemon was not asked";
+  daemon_.Kill();
+  EXPECT_TRUE(landing->WaitQuiet(kPatience));
+  ExpectNoLateWrite();
+}
+
 TEST_F(Death, ObjectsMayGoInAnyOrder) {
   std::optional<Match> match = engine_->Lookup(prompt_);
   std::optional<Landing> landing = engine_->Land(*match, prompt_);
