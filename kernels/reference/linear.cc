@@ -45,12 +45,11 @@ class Head {
     const bool key_first = shape_.order == StateOrder::kKeyFirst;
     std::vector<double> out(s_.size());
     for (int32_t i = 0; i < shape_.d_k; ++i) {
-      for (int32_t j = 0; j < columns_; ++j) {
-        double sum = state == nullptr ? 0.0 : state[Index(i, j)];
-        for (int32_t m = 0; m < shape_.d_k; ++m) {
-          sum += double{transition[key_first ? i * shape_.d_k + m : m * shape_.d_k + i]} * At(m, j);
-        }
-        out[static_cast<size_t>(i) * columns_ + j] = sum;
+      double* row = out.data() + static_cast<size_t>(i) * columns_;
+      for (int32_t j = 0; j < columns_; ++j) row[j] = state == nullptr ? 0.0 : state[Index(i, j)];
+      for (int32_t m = 0; m < shape_.d_k; ++m) {
+        const double t = transition[key_first ? i * shape_.d_k + m : m * shape_.d_k + i];
+        for (int32_t j = 0; j < columns_; ++j) row[j] += t * At(m, j);
       }
     }
     s_ = std::move(out);
