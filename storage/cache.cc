@@ -15,6 +15,7 @@ namespace ashlar::storage {
 struct Cache::Impl {
   Impl(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer)
       : clock(clock),
+        tier(tier),
         observer(observer == nullptr ? ignored : *observer),
         pool(tier, lru, options.ghost_entries, this->observer),
         leases(std::move(options.random),
@@ -39,9 +40,21 @@ struct Cache::Impl {
     return match;
   }
 
+  // Engines read an object's header in place, where it may have changed since it was written: they would miss the
+  // object, and never get it published again.
+  Pool::Result FindWhole(TenantId tenant, const Key& key) {
+    Pool::Result result = pool.Find(tenant, key);
+    if (!result.object) return result;
+    const ExtentRun& first = result.object->slot.runs.front();
+    const auto* bytes = reinterpret_cast<const char*>(tier.Address(first.arena, first.first));
+    if (VerifyHeader({bytes, limits::kExtentBytes}).ok()) return result;
+    pool.Drop(result.object, MissReason::kChecksumFailed);
+    return {MissReason::kChecksumFailed, {}};
+  }
+
   Pool::Result Find(TenantId tenant, const Query& query) {
     if (!query.storable) return Missed(tenant, query, MissReason::kTooShort);
-    Pool::Result result = pool.Find(tenant, query.key);
+    Pool::Result result = FindWhole(tenant, query.key);
     if (!result.object) return Missed(tenant, query, result.reason);
     observer.Hit(tenant, query.kind, pool.kind(), query.tokens);
     return result;
@@ -53,6 +66,7 @@ struct Cache::Impl {
   }
 
   const Clock& clock;
+  const Tier& tier;
   Observer ignored;
   Observer& observer;
   LruPolicy lru;
@@ -120,7 +134,11 @@ void Cache::Release(SessionId session, const LeaseId& lease) {
 Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan) {
   const TenantId* tenant = impl_->Tenant(session);
   if (tenant == nullptr) return {};
-  const Publisher::Reserved reserved = impl_->publisher.Reserve(session, *tenant, plan);
+  Publisher::Reserved reserved = impl_->publisher.Reserve(session, *tenant, plan);
+  const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
+  if (present && !impl_->FindWhole(*tenant, plan.key).object) {
+    reserved = impl_->publisher.Reserve(session, *tenant, plan);
+  }
   return {reserved.outcome, reserved.id};
 }
 

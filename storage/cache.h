@@ -74,7 +74,8 @@ class Cache {
   // and drain first; `drained` is called when nothing of the session's memory is touched any more.
   void CloseSession(SessionId session, std::function<void()> drained);
 
-  // Looks every query up and leases what it finds. One lease for the whole match. A session whose leases, or the
+  // Looks every query up and leases what it finds. An object whose stored header has changed is dropped and missed with
+  // kChecksumFailed. One lease for the whole match. A session whose leases, or the
   // segments in them, would become too many misses everything with kBusy, and is refused to attach with
   // RESOURCE_EXHAUSTED.
   Match Lookup(SessionId session, std::span<const Query> queries);
@@ -88,7 +89,8 @@ class Cache {
     ReserveOutcome outcome = ReserveOutcome::kUnavailable;
     ReservationId id = 0;
   };
-  // `plan` is PlanObject's answer. Evicts what is needed to make room.
+  // `plan` is PlanObject's answer. Evicts what is needed to make room, and drops an object that is there already but
+  // whose stored header has changed.
   Reservation Reserve(SessionId session, const ObjectHeader& plan);
   // The plan behind a reservation of this session; null when unknown. For checking sources before Publish.
   const ObjectHeader* Planned(SessionId session, ReservationId reservation) const;

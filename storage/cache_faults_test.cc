@@ -69,6 +69,37 @@ TEST_F(CacheFaultsTest, CorruptedBytesInAnExtentAreAMissAndTheOthersLand) {
   EXPECT_EQ(rig_.Reason(kAnn, plan_), MissReason::kNone);
 }
 
+TEST_F(CacheFaultsTest, ACorruptHeaderIsAMissAndInNobodysWay) {
+  for (uint64_t offset = 0; offset < EncodedHeaderBytes(plan_.parts.size()); offset += 61) {
+    SCOPED_TRACE(offset);
+    ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+    const Match match = rig_.Lookup(kAnn, plan_);
+    CorruptHeader(*rig_.tier, *match.found[0].slot, offset);
+    rig_.observer.misses.clear();
+    rig_.observer.evicted.clear();
+    const Match missed = rig_.Lookup(kAnn, plan_);
+    EXPECT_EQ(missed.found[0].reason, MissReason::kChecksumFailed);
+    EXPECT_EQ(missed.lease, LeaseId{});
+    EXPECT_THAT(rig_.observer.misses, ElementsAre(MissReason::kChecksumFailed));
+    EXPECT_THAT(rig_.observer.evicted, ElementsAre(MissReason::kChecksumFailed));
+    EXPECT_EQ(cache_.stats().objects, 0u);
+    // The others who hold it learn of it, and a new copy takes its place while they do.
+    EXPECT_THAT(Land(kAnn, match.lease, {{0, 0}}), ElementsAre(MissReason::kChecksumFailed));
+    ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+    const Match again = rig_.Lookup(kAnn, plan_);
+    CorruptHeader(*rig_.tier, *again.found[0].slot, offset);  // after the look-up: the engine sees it first
+    cache_.Release(kAnn, again.lease);
+    ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1)) << "it is not called present";
+    EXPECT_EQ(rig_.Reason(kAnn, plan_), MissReason::kNone);
+    cache_.Release(kAnn, match.lease);
+    const Match last = rig_.Lookup(kAnn, plan_);
+    CorruptHeader(*rig_.tier, *last.found[0].slot, offset);
+    EXPECT_EQ(rig_.Reason(kAnn, plan_), MissReason::kChecksumFailed);
+    cache_.Release(kAnn, last.lease);
+    EXPECT_EQ(rig_.tier->Usage(1).used_bytes, 0u);
+  }
+}
+
 TEST_F(CacheFaultsTest, AWrongChecksumIsAMissWhateverThePart) {
   for (const Part& part : plan_.parts) {
     SCOPED_TRACE(std::string(Name(part.form)) + " of layer " + std::to_string(part.layer));
