@@ -196,13 +196,20 @@ struct PublishParts {
   Provenance provenance = Provenance::kExact;
 };
 
+// One finished object: what was granted for it, and where it lies.
+struct Publication {
+  Reservation reservation;
+  PublishParts parts;
+};
+
 // One segment to land: its index in the match, and where its token 0 stands.
 struct LandSegment {
   uint32_t segment = 0;
   uint64_t first_position = 0;
 };
 
-// An opened identity and layout. Copies share it.
+// An opened identity and layout. Copies share it. Lookup, Reserve and Publish take as many items as there are and make
+// as few calls of them as proto/limits.h allows, all within one timeout.
 class Model {
  public:
   const Layout& layout() const;
@@ -217,10 +224,14 @@ class Model {
 
   // At most one engine computes a segment: a second one is told kBeingPublished or kAlreadyPresent.
   std::vector<Reservation> Reserve(std::span<const ObjectRun> runs);
-  // kUnavailable may leave open whether the object was published, never whether what was published is whole.
+  // One outcome an object; none depends on the others'. kUnavailable may leave open whether the object was published,
+  // never whether what was published is whole.
+  std::vector<PublishOutcome> Publish(std::span<const Publication> objects);
   PublishOutcome Publish(const Reservation& reservation, const PublishParts& parts);
   void Abandon(const Reservation& reservation);
 
+  // Starts the landing of all that one request needs, and does not wait: each request's landing has progress, a verdict
+  // and an end of its own.
   Landing Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments);
 
  private:

@@ -17,11 +17,11 @@ uint64_t NextGeneration() {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions& options, std::function<void()> wake,
-                                                             Deadline deadline) {
+                                                             Deadline deadline, const std::stop_token& stop) {
   absl::StatusOr<std::unique_ptr<SessionChannel>> channel =
-      SessionChannel::Open(options.session_socket, options.name, deadline);
+      SessionChannel::Open(options.session_socket, options.name, deadline, stop);
   if (!channel.ok()) return channel.status();
-  absl::StatusOr<std::unique_ptr<Rpc>> rpc = Rpc::Open(options.rpc_socket, (*channel)->daemon().pid(), wake, deadline);
+  absl::StatusOr<std::unique_ptr<Rpc>> rpc = Rpc::Open(options.rpc_socket, wake, deadline, stop);
   if (!rpc.ok()) return rpc.status();
   return MakeProcessBound<Connection>(options.rpc_socket, *std::move(channel), *std::move(rpc), std::move(wake));
 }
@@ -37,7 +37,7 @@ Connection::Connection(std::string rpc_socket, std::unique_ptr<SessionChannel> c
 
 absl::StatusOr<std::unique_ptr<Rpc>> Connection::DialAgain(Deadline deadline) const {
   return Rpc::Open(
-      rpc_socket_, daemon().pid(), [] {}, deadline);
+      rpc_socket_, [] {}, deadline);
 }
 
 bool Connection::EnterLanding() {

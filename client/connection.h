@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -23,15 +24,17 @@ class Connection {
  public:
   static constexpr int kMaxLandings = 256;
 
-  // `wake` is called whenever RunErrands has something to do, and when calls do not reach the daemon any more.
+  // `wake` is called whenever RunErrands has something to do, and when calls do not reach the daemon any more. Fails at
+  // once when told to stop.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options, std::function<void()> wake,
-                                                          Deadline deadline);
+                                                          Deadline deadline, const std::stop_token& stop);
 
   SessionChannel& channel() { return *channel_; }
   Rpc& rpc() { return *rpc_; }
   ArenaMap& arenas() { return arenas_; }
   LeaseTable& leases() { return leases_; }
   const std::string& session() const { return channel_->session(); }
+  const std::string& run() const { return channel_->run(); }
   const PeerProcess& daemon() const { return channel_->daemon(); }
 
   // Tells connections of one process apart; never 0.
@@ -47,7 +50,8 @@ class Connection {
   // learn that their slots are quiet.
   void End();
 
-  // Another way for calls of the same session, should the first be broken.
+  // Another way for calls of the same session, should the first be broken. It may lead to a daemon that was started
+  // since.
   absl::StatusOr<std::unique_ptr<Rpc>> DialAgain(Deadline deadline) const;
 
   // Releases leases that nobody holds any more. False: some remain, try again later.

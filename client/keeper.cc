@@ -57,15 +57,16 @@ void Keeper::Bell::Silence() {
 absl::StatusOr<std::shared_ptr<Keeper>> Keeper::Start(const ClientOptions& options) {
   absl::StatusOr<std::shared_ptr<Bell>> bell = Bell::Make();
   if (!bell.ok()) return bell.status();
-  absl::StatusOr<std::shared_ptr<Connection>> connection = Open(options, *bell, After(options.timeout));
+  absl::StatusOr<std::shared_ptr<Connection>> connection = Open(options, *bell, After(options.timeout), {});
   if (!connection.ok()) return connection.status();
   return MakeProcessBound<Keeper>(options, *std::move(bell), *std::move(connection));
 }
 
 absl::StatusOr<std::shared_ptr<Connection>> Keeper::Open(const ClientOptions& options,
-                                                         const std::shared_ptr<Bell>& bell, Deadline deadline) {
+                                                         const std::shared_ptr<Bell>& bell, Deadline deadline,
+                                                         const std::stop_token& stop) {
   return Connection::Open(
-      options, [bell] { bell->Ring(); }, deadline);
+      options, [bell] { bell->Ring(); }, deadline, stop);
 }
 
 Keeper::Keeper(const ClientOptions& options, std::shared_ptr<Bell> bell, std::shared_ptr<Connection> connection)
@@ -80,10 +81,10 @@ Keeper::~Keeper() {
 }
 
 void Keeper::Stop() {
+  stop_.request_stop();
   std::shared_ptr<Connection> connection;
   {
     std::lock_guard lock(mutex_);
-    stopping_ = true;
     connection = std::exchange(connection_, nullptr);
   }
   if (connection != nullptr) connection->End();
@@ -119,9 +120,9 @@ void Keeper::Run() {
     std::shared_ptr<Connection> connection;
     {
       std::lock_guard lock(mutex_);
-      if (stopping_) return;
       connection = connection_;
     }
+    if (stop_.stop_requested()) return;
     if (connection == nullptr) {
       Reconnect();
     } else {
@@ -151,12 +152,9 @@ void Keeper::Reconnect() {
   for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     AwaitReadable(bell_->fd(), Jittered(pause));
     bell_->Silence();
-    {
-      std::lock_guard lock(mutex_);
-      if (stopping_) return;
-    }
+    if (stop_.stop_requested()) return;
     const Deadline deadline = CallDeadline();
-    absl::StatusOr<std::shared_ptr<Connection>> connection = Open(options_, bell_, deadline);
+    absl::StatusOr<std::shared_ptr<Connection>> connection = Open(options_, bell_, deadline, stop_.get_token());
     // Another tenant's namespaces are not the ones that this client's models were opened in.
     if (!connection.ok() || (*connection)->channel().tenant() != tenant_) continue;
     if (RestoreAll(*connection, deadline).ok()) return;
@@ -166,11 +164,15 @@ void Keeper::Reconnect() {
 
 // Restores everything, then makes the connection the one of now. What the engine adds meanwhile is restored too.
 absl::Status Keeper::RestoreAll(const std::shared_ptr<Connection>& connection, Deadline deadline) {
+  const std::stop_callback on_stop(stop_.get_token(), [&connection] {
+    connection->End();
+    connection->channel().Shutdown();
+  });
   for (;;) {
     std::shared_ptr<Restorable> item;
     {
       std::lock_guard lock(mutex_);
-      if (stopping_) return absl::CancelledError("stopping");
+      if (stop_.stop_requested()) return absl::CancelledError("stopping");  // later, Stop finds what is set here
       for (Kept& kept : kept_) {
         if (kept.generation == connection->generation()) continue;
         kept.generation = connection->generation();

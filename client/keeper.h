@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,7 +36,8 @@ class Keeper {
   static absl::StatusOr<std::shared_ptr<Keeper>> Start(const ClientOptions& options);
   ~Keeper();
 
-  // Ends the connection and the thread; every later call finds no connection.
+  // Ends the connection, or the attempt to make one, and the thread, without waiting for the daemon; every later call
+  // finds no connection.
   void Stop();
 
   // FAILED_PRECONDITION in a forked child; nothing else may be called there but tenant().
@@ -73,7 +75,8 @@ class Keeper {
 
   Keeper(const ClientOptions& options, std::shared_ptr<Bell> bell, std::shared_ptr<Connection> connection);
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options,
-                                                          const std::shared_ptr<Bell>& bell, Deadline deadline);
+                                                          const std::shared_ptr<Bell>& bell, Deadline deadline,
+                                                          const std::stop_token& stop);
   void Run();
   void Serve(const std::shared_ptr<Connection>& connection);
   void Reconnect();
@@ -83,9 +86,9 @@ class Keeper {
   const std::string tenant_;
   const std::shared_ptr<Bell> bell_;
   const Birthplace birthplace_;
+  std::stop_source stop_;
 
   mutable std::mutex mutex_;
-  bool stopping_ = false;                   // guarded by mutex_
   std::shared_ptr<Connection> connection_;  // guarded by mutex_; null: not connected
   std::vector<Kept> kept_;                  // guarded by mutex_
   std::thread thread_;

@@ -121,8 +121,7 @@ void LandCall::Impl::Take(Tag tag, bool ok) {
       if (!quiet && doubt == Doubt::kNone) AskQuiet();
       return;
     case kQuiesced:
-      // A session that is unknown to its own daemon has drained (cache.proto).
-      quiet = quiet || quiesce_status.ok() || quiesce_status.error_code() == grpc::StatusCode::UNAUTHENTICATED;
+      quiet = quiet || quiesce_status.ok();
       doubt = quiet ? Doubt::kNone : Doubt::kUnanswered;
       return;
   }
@@ -141,6 +140,7 @@ void LandCall::Impl::AskQuiet() {
   v1::QuiesceRequest request;
   request.set_session(connection->session());
   request.set_landing(landing);
+  request.set_run(connection->run());
   quiesce_context = std::make_unique<grpc::ClientContext>();
   quiesce = stub->PrepareAsyncQuiesce(quiesce_context.get(), request, &queue);
   quiesce->StartCall();

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "ashlar/v1/cache.pb.h"
+#include "client/batching.h"
 #include "client/match_impl.h"
 #include "client/model_impl.h"
 #include "client/rpc.h"
@@ -13,28 +14,17 @@ namespace {
 using internal::Deadline;
 using internal::ModelBinding;
 
-// Room in a message for everything beside tokens.
-constexpr size_t kMessageRoom = size_t{1} << 20;
 constexpr size_t kLeaseBytes = 16;
 
-size_t WireBytes(const Prompt& prompt) {
-  return prompt.tokens.size_bytes() + prompt.segment_lengths.size() * 10 + 64;
+internal::Load LoadOf(const Prompt& prompt) {
+  return {prompt.tokens.size_bytes() + prompt.segment_lengths.size() * 10 + 64, prompt.segment_lengths.size()};
+}
+internal::Load LoadOf(const ObjectRun& run) {
+  return {run.tokens.size_bytes() + 64};
 }
 
 bool FitsMessage(const Prompt& prompt) {
   return prompt.tokens.size() <= limits::kMaxPromptTokens && prompt.segment_lengths.size() <= limits::kMaxSegments;
-}
-
-// How many of `items`, from `first` on, go into one message.
-template <typename Item, typename Bytes>
-size_t CountForMessage(std::span<const Item> items, size_t first, size_t most, Bytes bytes) {
-  size_t count = 0, sum = 0;
-  while (first + count < items.size() && count < most) {
-    sum += bytes(items[first + count]);
-    if (count > 0 && sum > limits::kMaxMessageBytes - kMessageRoom) break;
-    ++count;
-  }
-  return count;
 }
 
 // The daemon's answer for every prompt, or why there is none.
@@ -63,6 +53,29 @@ ReserveOutcome ToReserveOutcome(uint32_t wire) {
   return known ? static_cast<ReserveOutcome>(wire) : ReserveOutcome::kUnavailable;
 }
 
+absl::StatusOr<std::vector<Reservation>> AskReserve(const ModelBinding& binding, std::span<const ObjectRun> runs,
+                                                    Deadline deadline) {
+  v1::ReserveRequest request;
+  request.set_session(binding.connection->session());
+  request.set_model(binding.model);
+  for (const ObjectRun& run : runs) {
+    v1::ObjectName* name = request.add_objects();
+    name->set_kind(static_cast<uint32_t>(run.kind));
+    name->set_tokens(PackTokens(run.tokens));
+  }
+  v1::ReserveReply reply;
+  if (absl::Status status = binding.connection->rpc().Reserve(request, reply, deadline); !status.ok()) return status;
+  if (static_cast<size_t>(reply.results_size()) != runs.size()) {
+    return absl::InternalError("the daemon answered for another number of objects");
+  }
+  std::vector<Reservation> reservations;
+  for (const v1::ReserveResult& result : reply.results()) {
+    reservations.push_back(
+        {ToReserveOutcome(result.outcome()), result.reservation(), binding.connection->generation()});
+  }
+  return reservations;
+}
+
 }  // namespace
 
 const Layout& Model::layout() const {
@@ -85,21 +98,22 @@ Match Model::Lookup(const Prompt& prompt) {
 std::vector<Match> Model::Lookup(std::span<const Prompt> prompts) {
   const Deadline deadline = impl_->keeper->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
-  std::vector<Match> matches;
-  matches.reserve(prompts.size());
-  while (matches.size() < prompts.size()) {
-    const size_t first = matches.size();
-    const auto batch = prompts.subspan(first, CountForMessage(prompts, first, limits::kMaxPromptsPerCall, WireBytes));
-    const absl::StatusOr<v1::MatchReply> reply =
-        binding.ok() ? AskMatch(*binding, batch, deadline) : absl::StatusOr<v1::MatchReply>(binding.status());
-    for (size_t i = 0; i < batch.size(); ++i) {
-      const auto lengths = batch[i].segment_lengths;
-      matches.push_back(Match(reply.ok() ? Match::Impl::Answered(reply->prompts(static_cast<int>(i)),
-                                                                 binding->connection, layout(), ns(), lengths, deadline)
-                                         : Match::Impl::Missed(lengths, internal::ToMissReason(reply.status()))));
+  const auto ask = [&](std::span<const Prompt> part) -> absl::StatusOr<std::vector<Match>> {
+    if (!binding.ok()) return binding.status();
+    const absl::StatusOr<v1::MatchReply> reply = AskMatch(*binding, part, deadline);
+    if (!reply.ok()) return reply.status();
+    std::vector<Match> matches;
+    for (size_t i = 0; i < part.size(); ++i) {
+      matches.push_back(Match(Match::Impl::Answered(reply->prompts(static_cast<int>(i)), binding->connection, layout(),
+                                                    ns(), part[i].segment_lengths, deadline)));
     }
-  }
-  return matches;
+    return matches;
+  };
+  const auto missed = [](const Prompt& prompt, const absl::Status& status) {
+    return Match(Match::Impl::Missed(prompt.segment_lengths, internal::ToMissReason(status)));
+  };
+  return internal::AskInCalls<Match>(
+      prompts, limits::kMaxPromptsPerCall, [](const Prompt& prompt) { return LoadOf(prompt); }, ask, missed);
 }
 
 Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_lengths) {
@@ -126,31 +140,11 @@ Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_
 std::vector<Reservation> Model::Reserve(std::span<const ObjectRun> runs) {
   const Deadline deadline = impl_->keeper->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
-  std::vector<Reservation> reservations(runs.size());
-  if (!binding.ok()) return reservations;
-  const auto bytes = [](const ObjectRun& run) { return run.tokens.size_bytes() + 64; };
-  for (size_t first = 0; first < runs.size();) {
-    const size_t count = CountForMessage(runs, first, limits::kMaxObjectsPerCall, bytes);
-    v1::ReserveRequest request;
-    request.set_session(binding->connection->session());
-    request.set_model(binding->model);
-    for (const ObjectRun& run : runs.subspan(first, count)) {
-      v1::ObjectName* name = request.add_objects();
-      name->set_kind(static_cast<uint32_t>(run.kind));
-      name->set_tokens(PackTokens(run.tokens));
-    }
-    v1::ReserveReply reply;
-    const absl::Status status = binding->connection->rpc().Reserve(request, reply, deadline);
-    if (status.ok() && static_cast<size_t>(reply.results_size()) == count) {
-      for (size_t i = 0; i < count; ++i) {
-        const v1::ReserveResult& result = reply.results(static_cast<int>(i));
-        reservations[first + i] = {ToReserveOutcome(result.outcome()), result.reservation(),
-                                   binding->connection->generation()};
-      }
-    }
-    first += count;
-  }
-  return reservations;
+  if (!binding.ok()) return std::vector<Reservation>(runs.size());
+  return internal::AskInCalls<Reservation>(
+      runs, limits::kMaxObjectsPerCall, [](const ObjectRun& run) { return LoadOf(run); },
+      [&](std::span<const ObjectRun> part) { return AskReserve(*binding, part, deadline); },
+      [](const ObjectRun&, const absl::Status&) { return Reservation(); });
 }
 
 void Model::Abandon(const Reservation& reservation) {
@@ -164,4 +158,5 @@ void Model::Abandon(const Reservation& reservation) {
   // Should it fail, the daemon reclaims the reservation by its own deadline.
   binding->connection->rpc().Abandon(request, reply, impl_->keeper->CallDeadline()).IgnoreError();
 }
+
 }  // namespace ashlar

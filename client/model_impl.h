@@ -2,10 +2,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "client/client.h"
 #include "client/keeper.h"
 #include "client/opened_model.h"
+
+namespace ashlar::v1 {
+class PublishObject;
+}
 
 namespace ashlar {
 
@@ -18,6 +23,10 @@ struct Model::Impl {
     if (absl::Status status = keeper->CheckProcess(); !status.ok()) return status;
     return opened->binding();
   }
+
+  // Says in `object` what the daemon is told of one finished object. Its outcome where the daemon need not be asked.
+  std::optional<PublishOutcome> Describe(const Publication& publication, const internal::ModelBinding& binding,
+                                         v1::PublishObject& object) const;
 };
 
 }  // namespace ashlar

@@ -1,25 +1,25 @@
 #include "client/peer_process.h"
 
 #include <poll.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <sys/wait.h>
 
 #include <cerrno>
-#include <chrono>
-#include <thread>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 
 namespace ashlar::internal {
 
-PeerProcess PeerProcess::Of(int socket) {
-  PeerProcess peer;
-  struct ucred credentials {};
-  socklen_t size = sizeof credentials;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return peer;
-  peer.pid_ = credentials.pid;  // 0: a process of another pid namespace
-  if (peer.pid_ > 0) peer.pidfd_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid_, 0)));
-  return peer;
+absl::StatusOr<PeerProcess> PeerProcess::Of(Descriptor pidfd) {
+  // Almost any other file is readable at once, which would read as the process's death. waitid knows a pidfd, without
+  // /proc and whatever the namespaces: ECHILD is a process, though not our child. Should it be one (a test's daemon),
+  // WNOWAIT leaves its end to those who wait for it.
+  siginfo_t unused;
+  if (::waitid(P_PIDFD, static_cast<id_t>(pidfd.get()), &unused, WEXITED | WNOHANG | WNOWAIT) != 0 && errno != ECHILD) {
+    return absl::InvalidArgumentError(absl::StrCat("not a descriptor of a process: ", std::strerror(errno)));
+  }
+  return PeerProcess(std::move(pidfd));
 }
 
 bool PeerProcess::Dead() const {
@@ -27,21 +27,11 @@ bool PeerProcess::Dead() const {
 }
 
 bool PeerProcess::WaitDead(Deadline deadline) const {
-  if (pidfd_) {
-    struct pollfd end = {.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
-    int ready;
-    do {
-      ready = ::poll(&end, 1, PollTimeout(deadline));
-    } while ((ready < 0 && errno == EINTR) || (ready == 0 && !Passed(deadline)));
-    return ready > 0;
-  }
-  // Without a pidfd a number that has vanished is proof enough; one that is in use may be a stranger's by now.
-  constexpr std::chrono::milliseconds kInterval{5};
-  for (;;) {
-    if (pid_ > 0 && ::kill(pid_, 0) != 0 && errno == ESRCH) return true;
-    if (Passed(deadline)) return false;
-    std::this_thread::sleep_until(std::min(deadline, After(kInterval)));
-  }
+  struct pollfd end = {.fd = pidfd_.get(), .events = POLLIN, .revents = 0};  // -1 is never ready
+  do {
+    if (::poll(&end, 1, PollTimeout(deadline)) > 0) return (end.revents & POLLIN) != 0;
+  } while (!Passed(deadline));
+  return false;
 }
 
 }  // namespace ashlar::internal

@@ -1,8 +1,7 @@
-// The process at the other end of a Unix socket, and whether it is certainly dead.
+// The daemon's process, and whether it is certainly dead.
 #pragma once
 
-#include <sys/types.h>
-
+#include "absl/status/statusor.h"
 #include "client/deadline.h"
 #include "client/descriptor.h"
 
@@ -10,21 +9,22 @@ namespace ashlar::internal {
 
 class PeerProcess {
  public:
-  // The process that listens at the other end of a connected socket. An answer that arrives over the socket later
-  // proves that the process named here was alive when this was called, so its number cannot have been another's.
-  static PeerProcess Of(int socket);
+  // `pidfd` is what the process has opened of itself and handed over. Its number would not do: it may be another
+  // process's by now, and a process of another PID namespace has none here. INVALID_ARGUMENT: not a pidfd.
+  static absl::StatusOr<PeerProcess> Of(Descriptor pidfd);
 
-  pid_t pid() const { return pid_; }
-  // Readable once the process has ended; -1 where the kernel has no pidfd.
+  PeerProcess() = default;  // none: never dead
+
+  // Readable once the process has ended; -1 for none.
   int pidfd() const { return pidfd_.get(); }
 
-  // True only when the kernel says so: the process has ended and none of its threads can write any more. False also
-  // when that cannot be known.
+  // True only when the kernel says so: the process has ended and none of its threads can write any more.
   bool Dead() const;
   bool WaitDead(Deadline deadline) const;
 
  private:
-  pid_t pid_ = 0;
+  explicit PeerProcess(Descriptor pidfd) : pidfd_(std::move(pidfd)) {}
+
   Descriptor pidfd_;
 };
 

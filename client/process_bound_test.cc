@@ -3,11 +3,10 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
-#include <cstring>
 #include <string>
 
 #include "client/descriptor.h"
@@ -82,39 +81,37 @@ TEST(ConnectUnix, SaysWhatIsWrong) {
 }
 
 TEST(PeerProcess, SaysDeadOnlyWhenItIs) {
-  int ends[2];
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
-  const Descriptor ours(ends[0]), theirs(ends[1]);
-  EXPECT_FALSE(PeerProcess::Of(ours.get()).Dead());  // this very process
+  EXPECT_FALSE(PeerProcess().Dead());
+  const auto self = PeerProcess::Of(Pidfd(::getpid()));
+  ASSERT_TRUE(self.ok()) << self.status();
+  EXPECT_FALSE(self->Dead());
 
-  Listener listener;  // listen() sets who the peer is: let a child call it
-  int ready[2];
-  ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
-  const Descriptor is_ready(ready[0]), say_ready(ready[1]);
-  const std::string path = listener.path() + "2";
   const pid_t child = ::fork();
   if (child == 0) {
-    const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
-    struct sockaddr_un address {};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path, path.data(), path.size());
-    const bool listening = ::bind(fd, reinterpret_cast<struct sockaddr*>(&address), sizeof address) == 0 &&
-                           ::listen(fd, 1) == 0 && ::write(say_ready.get(), "x", 1) == 1;
-    if (listening) ::pause();
-    ::_exit(1);
+    for (;;) ::pause();
   }
-  char byte;
-  ASSERT_EQ(::read(is_ready.get(), &byte, 1), 1);
-  auto socket = ConnectUnix(path, SOCK_SEQPACKET, After(std::chrono::seconds(5)));
-  ASSERT_TRUE(socket.ok()) << socket.status();
-  const PeerProcess peer = PeerProcess::Of(socket->get());
-  EXPECT_EQ(peer.pid(), child);
-  EXPECT_FALSE(peer.Dead());
-  EXPECT_FALSE(peer.WaitDead(After(std::chrono::milliseconds(20))));
+  const auto peer = PeerProcess::Of(Pidfd(child));
+  ASSERT_TRUE(peer.ok()) << peer.status();
+  EXPECT_FALSE(peer->Dead());
+  EXPECT_FALSE(peer->WaitDead(After(std::chrono::milliseconds(20))));
   ASSERT_EQ(::kill(child, SIGKILL), 0);
-  EXPECT_TRUE(peer.WaitDead(After(std::chrono::seconds(5))));
-  EXPECT_TRUE(peer.Dead());
+  EXPECT_TRUE(peer->WaitDead(After(std::chrono::seconds(5))));
+  const auto late = PeerProcess::Of(Pidfd(child));  // a zombie: still to be waited for, by its parent alone
+  ASSERT_TRUE(late.ok()) << late.status();
+  EXPECT_TRUE(late->Dead());
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(peer->Dead());
+}
+
+TEST(PeerProcess, TakesNothingButAPidfd) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const Descriptor writing(ends[1]);
+  EXPECT_EQ(PeerProcess::Of(Descriptor(ends[0])).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(PeerProcess::Of(MakeMemfd(4096, 0)).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(PeerProcess::Of(Descriptor(::open("/proc/self", O_RDONLY | O_CLOEXEC))).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(PeerProcess::Of(Descriptor()).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "ashlar/v1/cache.grpc.pb.h"
-#include "client/peer_process.h"
 #include "client/unix_socket.h"
 #include "proto/limits.h"
 
@@ -45,7 +44,9 @@ struct Rpc::Impl {
     if (absl::Status status = Enter(context); !status.ok()) return status;
     const grpc::Status status = ((*stub).*method)(&context, request, &reply);
     Leave(context);
-    if (status.error_code() == grpc::StatusCode::UNAVAILABLE && !lost.exchange(true)) on_lost();
+    const bool useless = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                         status.error_code() == grpc::StatusCode::UNAUTHENTICATED;
+    if (useless && !lost.exchange(true)) on_lost();
     return ToStatus(status);
   }
 
@@ -75,13 +76,10 @@ struct Rpc::Impl {
 Rpc::Rpc(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Rpc::~Rpc() = default;
 
-absl::StatusOr<std::unique_ptr<Rpc>> Rpc::Open(const std::string& socket, pid_t daemon, std::function<void()> on_lost,
-                                               Deadline deadline) {
-  absl::StatusOr<Descriptor> connected = ConnectUnix(socket, SOCK_STREAM, deadline);
+absl::StatusOr<std::unique_ptr<Rpc>> Rpc::Open(const std::string& socket, std::function<void()> on_lost,
+                                               Deadline deadline, const std::stop_token& stop) {
+  absl::StatusOr<Descriptor> connected = ConnectUnix(socket, SOCK_STREAM, deadline, stop);
   if (!connected.ok()) return connected.status();
-  if (PeerProcess::Of(connected->get()).pid() != daemon) {
-    return absl::UnavailableError("the daemon was restarted while this client connected");
-  }
   // gRPC closes what it is given, and the thread sanitizer does not see that: it gets a copy, which that never saw
   // either.
   absl::StatusOr<Descriptor> given = Descriptor::Duplicate(connected->get());

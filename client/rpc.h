@@ -1,10 +1,9 @@
 // Calls of the Cache service (proto/ashlar/v1/cache.proto) on one daemon.
 #pragma once
 
-#include <sys/types.h>
-
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "absl/status/status.h"
@@ -42,10 +41,11 @@ class Rpc {
  public:
   static constexpr int kMaxCalls = 256;
 
-  // Connects to the process `daemon` and to no other: a channel that found its way to a restarted daemon by itself
-  // would mix two lives. When the connection breaks, every call fails with UNAVAILABLE, and `on_lost` is called.
-  static absl::StatusOr<std::unique_ptr<Rpc>> Open(const std::string& socket, pid_t daemon,
-                                                   std::function<void()> on_lost, Deadline deadline);
+  // Connects once: a channel that found its way to a restarted daemon by itself would mix two lives. When the
+  // connection breaks, every call fails with UNAVAILABLE. When a daemon answers that does not know the session (the
+  // daemon was restarted between the two sockets), calls fail with UNAUTHENTICATED. Either way `on_lost` is called.
+  static absl::StatusOr<std::unique_ptr<Rpc>> Open(const std::string& socket, std::function<void()> on_lost,
+                                                   Deadline deadline, const std::stop_token& stop = {});
   ~Rpc();
 
   absl::Status OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply& reply, Deadline deadline);
@@ -57,7 +57,7 @@ class Rpc {
   absl::Status Abandon(const v1::AbandonRequest& request, v1::AbandonReply& reply, Deadline deadline);
   absl::Status Release(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, Deadline deadline);
 
-  // True once a call has found the connection broken, whether or not the daemon lives.
+  // True once a call has found the connection of no use, whether or not the daemon lives.
   bool lost() const;
   // Cancels the calls above; later ones fail at once.
   void Shutdown();

@@ -16,7 +16,7 @@ namespace ashlar::internal {
 namespace {
 
 constexpr size_t kMaxLateAnswers = 256;
-constexpr size_t kSessionBytes = 16;
+constexpr size_t kSessionBytes = 16, kRunBytes = 16;
 
 absl::Status Ended() {
   return absl::UnavailableError("the session with the daemon has ended");
@@ -61,12 +61,12 @@ struct SessionChannel::Answer {
 };
 
 absl::StatusOr<std::unique_ptr<SessionChannel>> SessionChannel::Open(const std::string& path, const std::string& client,
-                                                                     Deadline deadline) {
+                                                                     Deadline deadline, const std::stop_token& stop) {
   std::unique_ptr<SessionChannel> channel(new SessionChannel);
-  absl::StatusOr<ForkClosedSocket> socket = ForkClosedSocket::Connect(path, SOCK_SEQPACKET, deadline);
+  absl::StatusOr<ForkClosedSocket> socket = ForkClosedSocket::Connect(path, SOCK_SEQPACKET, deadline, stop);
   if (!socket.ok()) return socket.status();
   channel->socket_ = *std::move(socket);
-  channel->daemon_ = PeerProcess::Of(channel->fd());  // before the greeting, whose answer proves it right
+  const std::stop_callback on_stop(stop, [&channel] { channel->Shutdown(); });
   if (absl::Status status = channel->Greet(client, deadline); !status.ok()) return status;
   return channel;
 }
@@ -91,7 +91,18 @@ absl::Status SessionChannel::Greet(const std::string& client, Deadline deadline)
     return absl::FailedPreconditionError(absl::StrCat("the daemon's extents have ", welcome.extent_bytes(),
                                                       " bytes, this client's ", limits::kExtentBytes));
   }
+  if (welcome.run().size() != kRunBytes || answer->descriptors.size() != 1) {
+    return absl::FailedPreconditionError(
+        "the daemon handed over no descriptor of its process, or does not name its run");
+  }
+  absl::StatusOr<PeerProcess> daemon = PeerProcess::Of(std::move(answer->descriptors.front()));
+  if (!daemon.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("what the daemon handed over as its process is ", std::string(daemon.status().message())));
+  }
+  daemon_ = *std::move(daemon);
   session_ = welcome.session();
+  run_ = welcome.run();
   tenant_ = welcome.tenant();
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -26,11 +27,14 @@ namespace ashlar::internal {
 // Thread-safe. One request is under way at a time; others wait for their turn within their deadline.
 class SessionChannel {
  public:
-  // Connects and agrees on a protocol version. UNAVAILABLE: no daemon; FAILED_PRECONDITION: nothing in common.
+  // Connects and agrees on a protocol version. UNAVAILABLE: no daemon; FAILED_PRECONDITION: nothing in common, or the
+  // daemon does not show its process.
+  // Fails at once when told to stop.
   static absl::StatusOr<std::unique_ptr<SessionChannel>> Open(const std::string& path, const std::string& client,
-                                                              Deadline deadline);
+                                                              Deadline deadline, const std::stop_token& stop = {});
 
   const std::string& session() const { return session_; }  // the secret that names the session in every RPC
+  const std::string& run() const { return run_; }          // names this run of the daemon
   const std::string& tenant() const { return tenant_; }
   const PeerProcess& daemon() const { return daemon_; }
   int fd() const { return socket_.get(); }  // to watch for its end (POLLRDHUP); read by this class only
@@ -72,6 +76,7 @@ class SessionChannel {
   ForkClosedSocket socket_;
   PeerProcess daemon_;
   std::string session_;
+  std::string run_;
   std::string tenant_;
 
   std::mutex mutex_;

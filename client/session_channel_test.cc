@@ -9,6 +9,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -28,6 +29,7 @@ v1::SessionReply GoodWelcome() {
   v1::SessionReply reply;
   reply.mutable_welcome()->set_protocol(limits::kProtocolMax);
   reply.mutable_welcome()->set_session(std::string(16, 's'));
+  reply.mutable_welcome()->set_run(std::string(16, 'r'));
   reply.mutable_welcome()->set_tenant("tenant");
   reply.mutable_welcome()->set_extent_bytes(limits::kExtentBytes);
   return reply;
@@ -88,7 +90,7 @@ class ScriptedDaemon {
 
   void Welcome() {
     EXPECT_TRUE(Read().has_hello());
-    Write(GoodWelcome());
+    Write(GoodWelcome(), Pidfd(::getpid()).get());
   }
 
  private:
@@ -101,12 +103,12 @@ absl::StatusOr<std::unique_ptr<SessionChannel>> Open(const ScriptedDaemon& daemo
   return SessionChannel::Open(daemon.path(), "test", After(kPatience));
 }
 
-absl::Status Greeting(const v1::SessionReply& reply) {
+absl::Status Greeting(const v1::SessionReply& reply, const Descriptor& process = Pidfd(::getpid())) {
   ScriptedDaemon daemon([&](ScriptedDaemon& self) {
     const v1::SessionRequest request = self.Read();
     EXPECT_EQ(request.hello().protocol_min(), limits::kProtocolMin);
     EXPECT_EQ(request.hello().protocol_max(), limits::kProtocolMax);
-    self.Write(reply);
+    self.Write(reply, process.get());
   });
   return Open(daemon).status();
 }
@@ -129,6 +131,20 @@ TEST(SessionChannel, AgreesOnAVersionOrSaysWhyNot) {
   v1::SessionReply secret = GoodWelcome();
   secret.mutable_welcome()->set_session("short");
   EXPECT_EQ(Greeting(secret).code(), absl::StatusCode::kUnavailable);
+}
+
+// Without it the client could not tell a daemon that is dead from one that is slow; what is readable at once would read
+// as dead.
+TEST(SessionChannel, ADaemonMustShowItsProcess) {
+  const absl::Status none = Greeting(GoodWelcome(), Descriptor());
+  EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(none.message()), HasSubstr("no descriptor of its process"));
+  const absl::Status other = Greeting(GoodWelcome(), MakeMemfd(4096, F_SEAL_SHRINK));
+  EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(other.message()), HasSubstr("not a descriptor of a process"));
+  v1::SessionReply nameless = GoodWelcome();
+  nameless.mutable_welcome()->clear_run();
+  EXPECT_EQ(Greeting(nameless).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(SessionChannel, CarriesDescriptors) {
@@ -219,6 +235,19 @@ TEST(SessionChannel, ShutdownEndsACallUnderWay) {
   });
   EXPECT_EQ((*channel)->GetArena(1, After(kPatience)).status().code(), absl::StatusCode::kUnavailable);
   ends.join();
+}
+
+TEST(SessionChannel, OpeningStopsWhenToldTo) {
+  std::stop_source stop;
+  std::promise<void> done;
+  ScriptedDaemon daemon([&](ScriptedDaemon& self) {
+    self.Read();
+    stop.request_stop();
+    done.get_future().wait();  // and never answers
+  });
+  EXPECT_EQ(SessionChannel::Open(daemon.path(), "test", After(std::chrono::hours(1)), stop.get_token()).status().code(),
+            absl::StatusCode::kUnavailable);
+  done.set_value();
 }
 
 TEST(SessionChannel, NonsenseEndsTheSession) {

@@ -1,4 +1,4 @@
-// What several tests of this folder need: memory files, a listening socket.
+// What several tests of this folder need: memory files, descriptors of processes, a listening socket.
 #pragma once
 
 #include <fcntl.h>
@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -24,6 +25,10 @@ inline Descriptor MakeMemfd(uint64_t bytes, int seals) {
     return Descriptor();
   }
   return fd;
+}
+
+inline Descriptor Pidfd(pid_t pid) {
+  return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
 // A listening socket in a directory of its own.

@@ -4,10 +4,12 @@
 #include <variant>
 
 #include "ashlar/v1/cache.pb.h"
+#include "client/batching.h"
 #include "client/landing_impl.h"
 #include "client/match_impl.h"
 #include "client/model_impl.h"
 #include "client/rpc.h"
+#include "proto/limits.h"
 
 namespace ashlar {
 namespace {
@@ -15,6 +17,8 @@ namespace {
 using internal::Deadline;
 using internal::ModelBinding;
 using internal::RegionMemory;
+
+constexpr size_t kFieldBytes = 16;  // at most, around an embedded message
 
 PublishOutcome ToPublishOutcome(uint32_t wire) {
   const bool known = wire >= static_cast<uint32_t>(PublishOutcome::kPublished) &&
@@ -63,42 +67,80 @@ bool AddTensors(v1::PublishObject& object, const Layout& layout, const RegionMem
                                             uint64_t{linear->conv_kernel - 1} * linear->conv_channels * element));
 }
 
-}  // namespace
-
-PublishOutcome Model::Publish(const Reservation& reservation, const PublishParts& parts) {
-  const Deadline deadline = impl_->keeper->CallDeadline();
-  if (!reservation.granted()) return PublishOutcome::kUnknownReservation;
-  const absl::StatusOr<ModelBinding> binding = impl_->Bind();
-  if (!binding.ok()) return PublishOutcome::kUnavailable;
-  internal::Connection& connection = *binding->connection;
-  if (reservation.generation != connection.generation()) return PublishOutcome::kUnknownReservation;
-
+absl::StatusOr<std::vector<PublishOutcome>> AskPublish(internal::Connection& connection,
+                                                       std::span<const v1::PublishObject> objects, Deadline deadline) {
   v1::PublishRequest request;
   request.set_session(connection.session());
   request.set_deadline_ns(internal::MonotonicNanos(deadline));
-  v1::PublishObject& object = *request.add_objects();
-  object.set_reservation(reservation.id);
-  object.set_provenance(static_cast<uint32_t>(parts.provenance));
-  object.set_pages_id(binding->pages_id);
-  object.mutable_page_table()->Add(parts.page_table.begin(), parts.page_table.end());
-  object.set_first_position(parts.first_position);
-  if (!parts.linear.empty()) {
-    if (parts.region.impl_ == nullptr) return PublishOutcome::kBadSource;
-    const RegionMemory& region = *parts.region.impl_;
-    const std::optional<uint64_t> region_id = region.IdOn(connection);
-    if (!region_id.has_value()) return PublishOutcome::kBadSource;
-    for (const PublishParts::Linear& tensors : parts.linear) {
-      if (!AddTensors(object, layout(), region, *region_id, tensors)) return PublishOutcome::kBadSource;
-    }
-  }
+  request.mutable_objects()->Add(objects.begin(), objects.end());
   v1::PublishReply reply;
   const absl::Status status = connection.rpc().Publish(request, reply, deadline);
-  if (status.ok())
-    return reply.outcomes_size() == 1 ? ToPublishOutcome(reply.outcomes(0)) : PublishOutcome::kUnavailable;
-  // The caller takes this return for its sources being its own again. In doubt that is so from the deadline on, which
-  // the daemon heeds too, or once it is dead.
-  if (!Refused(status)) connection.daemon().WaitDead(deadline);
-  return ToPublishOutcome(status);
+  if (!status.ok()) {
+    // The caller takes our return for its sources being its own again. In doubt that is so from the deadline on, which
+    // the daemon heeds too, or once it is dead.
+    if (!Refused(status)) connection.daemon().WaitDead(deadline);
+    return status;
+  }
+  if (static_cast<size_t>(reply.outcomes_size()) != objects.size()) {
+    return absl::InternalError("the daemon answered for another number of objects");
+  }
+  std::vector<PublishOutcome> outcomes;
+  for (uint32_t outcome : reply.outcomes()) outcomes.push_back(ToPublishOutcome(outcome));
+  return outcomes;
+}
+
+}  // namespace
+
+std::optional<PublishOutcome> Model::Impl::Describe(const Publication& publication, const ModelBinding& binding,
+                                                    v1::PublishObject& object) const {
+  const auto& [reservation, parts] = publication;
+  if (!reservation.granted() || reservation.generation != binding.connection->generation()) {
+    return PublishOutcome::kUnknownReservation;
+  }
+  object.set_reservation(reservation.id);
+  object.set_provenance(static_cast<uint32_t>(parts.provenance));
+  object.set_pages_id(binding.pages_id);
+  object.mutable_page_table()->Add(parts.page_table.begin(), parts.page_table.end());
+  object.set_first_position(parts.first_position);
+  if (parts.linear.empty()) return std::nullopt;
+  if (parts.region.impl_ == nullptr) return PublishOutcome::kBadSource;
+  const RegionMemory& region = *parts.region.impl_;
+  const std::optional<uint64_t> region_id = region.IdOn(*binding.connection);
+  if (!region_id.has_value()) return PublishOutcome::kBadSource;
+  for (const PublishParts::Linear& tensors : parts.linear) {
+    if (!AddTensors(object, opened->layout(), region, *region_id, tensors)) return PublishOutcome::kBadSource;
+  }
+  return std::nullopt;
+}
+
+PublishOutcome Model::Publish(const Reservation& reservation, const PublishParts& parts) {
+  const Publication publication{reservation, parts};
+  return Publish(std::span(&publication, 1)).front();
+}
+
+std::vector<PublishOutcome> Model::Publish(std::span<const Publication> objects) {
+  const Deadline deadline = impl_->keeper->CallDeadline();
+  const absl::StatusOr<ModelBinding> binding = impl_->Bind();
+  std::vector<PublishOutcome> outcomes(objects.size(), PublishOutcome::kUnavailable);
+  if (!binding.ok()) return outcomes;
+  std::vector<v1::PublishObject> asked;
+  std::vector<size_t> places;  // of `asked` among `objects`
+  for (size_t i = 0; i < objects.size(); ++i) {
+    v1::PublishObject object;
+    if (const auto outcome = impl_->Describe(objects[i], *binding, object); outcome.has_value()) {
+      outcomes[i] = *outcome;
+      continue;
+    }
+    asked.push_back(std::move(object));
+    places.push_back(i);
+  }
+  const std::vector<PublishOutcome> answers = internal::AskInCalls<PublishOutcome>(
+      std::span<const v1::PublishObject>(asked), limits::kMaxObjectsPerCall,
+      [](const v1::PublishObject& object) { return internal::Load{object.ByteSizeLong() + kFieldBytes}; },
+      [&](std::span<const v1::PublishObject> part) { return AskPublish(*binding->connection, part, deadline); },
+      [](const v1::PublishObject&, const absl::Status& status) { return ToPublishOutcome(status); });
+  for (size_t i = 0; i < answers.size(); ++i) outcomes[places[i]] = answers[i];
+  return outcomes;
 }
 
 Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments) {

@@ -37,7 +37,7 @@ ForkRegistry& Registry() {
   return *registry;
 }
 
-absl::Status Connect(int fd, const std::string& path, Deadline deadline) {
+absl::Status Connect(int fd, const std::string& path, Deadline deadline, const std::stop_token& stop) {
   struct sockaddr_un address {};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path) {
@@ -49,6 +49,7 @@ absl::Status Connect(int fd, const std::string& path, Deadline deadline) {
   while (::connect(fd, reinterpret_cast<const struct sockaddr*>(&address), sizeof address) != 0) {
     if (errno == EINTR) continue;
     if (errno != EAGAIN) return absl::UnavailableError(absl::StrCat("no daemon at ", path, ": ", std::strerror(errno)));
+    if (stop.stop_requested()) return absl::CancelledError("told to stop");
     if (Passed(deadline)) return absl::UnavailableError(absl::StrCat("the daemon at ", path, " does not accept"));
     std::this_thread::sleep_for(kBacklogFull);
   }
@@ -63,14 +64,16 @@ absl::StatusOr<Descriptor> MakeSocket(int type) {
 
 }  // namespace
 
-absl::StatusOr<Descriptor> ConnectUnix(const std::string& path, int type, Deadline deadline) {
+absl::StatusOr<Descriptor> ConnectUnix(const std::string& path, int type, Deadline deadline,
+                                       const std::stop_token& stop) {
   absl::StatusOr<Descriptor> fd = MakeSocket(type);
   if (!fd.ok()) return fd;
-  if (absl::Status status = Connect(fd->get(), path, deadline); !status.ok()) return status;
+  if (absl::Status status = Connect(fd->get(), path, deadline, stop); !status.ok()) return status;
   return fd;
 }
 
-absl::StatusOr<ForkClosedSocket> ForkClosedSocket::Connect(const std::string& path, int type, Deadline deadline) {
+absl::StatusOr<ForkClosedSocket> ForkClosedSocket::Connect(const std::string& path, int type, Deadline deadline,
+                                                           const std::stop_token& stop) {
   ForkClosedSocket socket;
   {
     std::lock_guard lock(Registry().mutex);
@@ -79,7 +82,7 @@ absl::StatusOr<ForkClosedSocket> ForkClosedSocket::Connect(const std::string& pa
     Registry().sockets.push_back(fd->get());
     socket.fd_ = fd->release();
   }
-  if (absl::Status status = internal::Connect(socket.fd_, path, deadline); !status.ok()) return status;
+  if (absl::Status status = internal::Connect(socket.fd_, path, deadline, stop); !status.ok()) return status;
   return socket;
 }
 

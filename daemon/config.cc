@@ -23,6 +23,7 @@ namespace {
 
 constexpr uint64_t kDefaultArenaBytes = uint64_t{64} << 20;
 constexpr uint64_t kDefaultRegionBytes = uint64_t{64} << 30;
+constexpr uint64_t kSessionsOfATenant = 8;               // whose regions may be as large as a session's may be
 constexpr uint64_t kMaxMemoryBytes = uint64_t{1} << 50;  // keeps every sum of budgets far from overflow
 constexpr uint64_t kMaxSeconds = 366 * 24 * 3600;
 constexpr uint32_t kMaxSessions = 65536;
@@ -51,6 +52,9 @@ void FillDefaults(v1::Config* config) {
   v1::Sessions* sessions = config->mutable_sessions();
   if (sessions->max_sessions() == 0) sessions->set_max_sessions(256);
   if (sessions->region_bytes() == 0) sessions->set_region_bytes(kDefaultRegionBytes);
+  for (v1::Tenant& tenant : *config->mutable_tenants()) {
+    if (tenant.region_bytes() == 0) tenant.set_region_bytes(kSessionsOfATenant * sessions->region_bytes());
+  }
   v1::Workers* workers = config->mutable_workers();
   if (workers->threads() == 0) workers->set_threads(std::max(1u, std::thread::hardware_concurrency()));
   if (workers->queue_depth() == 0) workers->set_queue_depth(1024);
@@ -134,6 +138,11 @@ absl::Status CheckBounds(const v1::Config& config) {
   if (config.leases().reservation_seconds() > kMaxSeconds) return Bad("leases.reservation_seconds: out of range");
   if (config.sessions().max_sessions() > kMaxSessions) return Bad("sessions.max_sessions: out of range");
   if (config.sessions().region_bytes() > kMaxMemoryBytes) return Bad("sessions.region_bytes: out of range");
+  for (int i = 0; i < config.tenants_size(); ++i) {
+    if (config.tenants(i).region_bytes() > kSessionsOfATenant * kMaxMemoryBytes) {
+      return Bad("tenants[", i, "].region_bytes: out of range");
+    }
+  }
   if (config.workers().threads() > kMaxThreads) return Bad("workers.threads: out of range");
   if (config.workers().queue_depth() > kMaxQueueDepth) return Bad("workers.queue_depth: out of range");
   const std::set<std::string> levels = {"trace", "debug", "info", "warning", "error"};

@@ -70,8 +70,9 @@ absl::StatusOr<std::unique_ptr<storage::MemoryTier>> MakeTier(const v1::Config& 
 std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
   std::map<uid_t, TenantUser> users;
   for (int i = 0; i < config.tenants_size(); ++i) {
+    const auto regions = std::make_shared<RegionBudget>("a tenant", config.tenants(i).region_bytes());
     for (uint32_t uid : config.tenants(i).uids()) {
-      users[uid] = {static_cast<storage::TenantId>(i), config.tenants(i).name()};
+      users[uid] = {static_cast<storage::TenantId>(i), config.tenants(i).name(), regions};
     }
   }
   return users;
@@ -85,14 +86,15 @@ struct Daemon::Impl {
       : tenants(config.tenants_size()),
         metrics(TenantNames(config)),
         tier(std::move(memory_tier)),
+        mappings(config.workers().queue_depth(), clock),
         loop(config.workers().queue_depth(), clock),
         threads(static_cast<int>(config.workers().threads())),
         workers(kMovingThreads, config.workers().queue_depth(), loop),
         mover(kernels::Host(), threads, workers, *tier),
         cache(OptionsFrom(config.leases()), *tier, mover, clock, &metrics),
         table(cache, loop),
-        services{loop, table, *tier, TenantsByUid(config), config.sessions().region_bytes()},
-        engine_service(cache, loop, table, config.workers().queue_depth()) {}
+        services{loop, mappings, table, *tier, TenantsByUid(config), config.sessions().region_bytes()},
+        engine_service(cache, metrics, loop, table, config.workers().queue_depth()) {}
 
   Levels Measure() const {
     Levels levels;
@@ -115,6 +117,7 @@ struct Daemon::Impl {
   MonotonicClock clock;
   Metrics metrics;
   const std::unique_ptr<storage::MemoryTier> tier;
+  EventLoop mappings;  // outlives all regions
   EventLoop loop;
   kernels::ThreadPool threads;  // shared by the workers' jobs
   WorkerPool workers;
@@ -140,6 +143,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   parts.loop.Every(kSecond / 5, [&parts] { parts.metrics.Set(parts.Measure()); });
   parts.loop.PostCompletion([&parts] { parts.metrics.Set(parts.Measure()); });
   parts.loop.Start();
+  parts.mappings.Start();
   const v1::Listen& listen = config.listen();
   auto rpc_server = RpcServer::Start(listen.rpc_socket(), parts.engine_service, parts.metrics);
   if (!rpc_server.ok()) return rpc_server.status();
@@ -180,6 +184,7 @@ void Daemon::Stop(storage::Nanos grace) {
   impl_->session_server = nullptr;  // ends every session: transfers in flight are cancelled
   impl_->workers.Stop();            // and here awaited
   impl_->loop.Stop();               // their completions run, sessions drain
+  impl_->mappings.Stop();           // their memory is unmapped
   if (impl_->started) Log(LogLevel::kInfo, "daemon stopped");
 }
 

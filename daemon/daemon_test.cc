@@ -1,7 +1,6 @@
 // The daemon as a whole: the metrics that operators see, its end, and the binary.
 #include "daemon/daemon.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,21 +28,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string Scrape(int port) {
-  const UniqueFd connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return "";
-  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
-  if (write(connection.get(), request.data(), request.size()) < 0) return "";
-  std::string answer;
-  char buffer[4096];
-  for (ssize_t size; (size = read(connection.get(), buffer, sizeof buffer)) > 0;) answer.append(buffer, size);
-  return answer;
-}
 
 std::vector<int32_t> Tokens(int count) {
   return std::vector<int32_t>(count, 42);
@@ -95,6 +79,31 @@ TEST(Metrics, CountWhatHappens) {
   }
 }
 
+// Storage does not see these landings; each of their segments is a miss all the same, and counted once.
+TEST(Metrics, CountLandingsThatNeverStart) {
+  TestNode node("", "metrics_address: \"127.0.0.1:0\"");
+  TestEngine engine(node);
+  ASSERT_EQ(engine.PublishRun(ObjectKind::kCheckpoint, Tokens(24)), PublishOutcome::kPublished);
+  const auto match = engine.Match(Tokens(24), {24});
+  ASSERT_TRUE(match.ok());
+  const v1::LandRequest silenced = engine.LandRequest(match->lease(), {At(0, 0)});
+  v1::QuiesceReply quiet;
+  ASSERT_TRUE(engine.Call(engine.QuiesceRequest(silenced.landing()), &quiet).ok());
+  EXPECT_THAT(*engine.Land(silenced), ElementsAre(MissReason::kCancelled));
+  EXPECT_THAT(*engine.Land(engine.LandRequest(std::string(16, 'x'), {At(0, 0), At(1, 24)})),
+              ElementsAre(MissReason::kLeaseLost, MissReason::kLeaseLost));
+
+  const std::string text = Scrape(node.daemon().metrics_port());
+  for (const char* line : {
+           "ashlar_misses_total{kind=\"checkpoint\",reason=\"cancelled\",tenant=\"default\"} 1\n",
+           "ashlar_miss_tokens_total{kind=\"checkpoint\",reason=\"cancelled\",tenant=\"default\"} 24\n",
+           "ashlar_misses_total{kind=\"segment\",reason=\"lease_lost\",tenant=\"default\"} 2\n",
+           "ashlar_miss_tokens_total{kind=\"segment\",reason=\"lease_lost\",tenant=\"default\"} 0\n",
+       }) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
+}
+
 TEST(Daemon, StopsWithSessionsOpenAndRemovesItsSockets) {
   TestNode node;
   EXPECT_EQ(node.daemon().metrics_port(), 0);
@@ -128,10 +137,8 @@ TEST(Daemon, EnginesComeAndGoWhileOthersWork) {
         // Every other landing is given up at once, and every third session ends without a word.
         if (round % 2 == 0) {
           engine.LandAndGiveUp(request);
-          auto quiesce = engine.Make<v1::QuiesceRequest>();
-          quiesce.set_landing(request.landing());
           v1::QuiesceReply reply;
-          EXPECT_TRUE(engine.Call(quiesce, &reply).ok());
+          EXPECT_TRUE(engine.Call(engine.QuiesceRequest(request.landing()), &reply).ok());
         } else {
           const auto verdict = engine.Land(request);
           landed += verdict.ok() && (*verdict)[0] == MissReason::kNone;

@@ -1,11 +1,14 @@
 // Landing: Land, CancelLanding, Quiesce.
 #include <algorithm>
 #include <set>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine_service.h"
+#include "daemon/repeated_pages.h"
 #include "daemon/request_fields.h"
 #include "proto/limits.h"
 
@@ -22,6 +25,7 @@ struct Landing {
   storage::LeaseId lease{};
   std::shared_ptr<const Pages> pages;
   storage::LandTarget target;
+  RepeatedPages repeated;  // in target.page_table
 };
 
 absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Session& session) {
@@ -47,12 +51,14 @@ absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Sessio
     return Bad("page_table: more than ", limits::kMaxPromptTokens);
   }
   landing.target.page_table.assign(request.page_table().begin(), request.page_table().end());
+  landing.repeated = RepeatedPages(landing.target.page_table);
   landing.target.keep = landing.pages;
   return landing;
 }
 
-// Whether all that the landing would write lies on declared pages of the lease's own model, each position once.
-absl::Status CheckTargets(const Landing& landing, const storage::Match& match) {
+// Whether all that the landing would write lies on declared pages of the lease's own model, each position and each
+// page's slot once.
+absl::Status CheckTargets(Landing& landing, const storage::Match& match) {
   std::vector<std::pair<uint64_t, uint64_t>> written;  // positions [first, last)
   for (size_t i = 0; i < landing.target.segments.size(); ++i) {
     const storage::LandTarget::Segment& segment = landing.target.segments[i];
@@ -68,7 +74,11 @@ absl::Status CheckTargets(const Landing& landing, const storage::Match& match) {
     const uint64_t first = segment.first_position + header.first_token;
     const absl::Status inside = landing.pages->CheckPositions(landing.target.page_table, first, header.stored_tokens);
     if (!inside.ok()) return Bad(field, ": ", inside.message());
-    written.emplace_back(first, first + header.stored_tokens);
+    const uint64_t end = first + header.stored_tokens, page_tokens = landing.pages->page_tokens();
+    if (const auto twice = landing.repeated.Claim(first / page_tokens, (end + page_tokens - 1) / page_tokens)) {
+      return Bad(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
+    }
+    written.emplace_back(first, end);
   }
   std::sort(written.begin(), written.end());
   for (size_t i = 1; i < written.size(); ++i) {
@@ -77,6 +87,22 @@ absl::Status CheckTargets(const Landing& landing, const storage::Match& match) {
     }
   }
   return absl::OkStatus();
+}
+
+// The verdict of a landing that the cache never sees, and must therefore be counted here.
+std::vector<MissReason> MissAll(storage::Observer& observer, storage::TenantId tenant,
+                                std::span<const storage::LandTarget::Segment> segments,
+                                const absl::StatusOr<storage::Match>& match, MissReason reason) {
+  for (const storage::LandTarget::Segment& segment : segments) {
+    const bool known = match.ok() && segment.index < match->found.size();
+    const ObjectHeader* header = known ? match->found[segment.index].header : nullptr;
+    if (header == nullptr) {
+      observer.Miss(tenant, ObjectKind::kSegment, reason, 0);
+    } else {
+      observer.Miss(tenant, header->kind, reason, header->tokens);
+    }
+  }
+  return std::vector<MissReason>(segments.size(), reason);
 }
 
 }  // namespace
@@ -89,13 +115,13 @@ void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
   if (!read.ok()) return refused(read.status());
   auto landing = std::make_shared<Landing>(*std::move(read));
   OnLoop(*session, Room::kRequest, refused, [this, session = *session, landing, events = std::move(events)] {
-    const auto miss_all = [&](MissReason reason) {
-      events.done(std::vector<MissReason>(landing->target.segments.size(), reason));
-    };
     const storage::SessionId id = session->about().id;
+    const absl::StatusOr<storage::Match> match = cache_.Held(id, landing->lease);
+    const auto miss_all = [&](MissReason reason) {
+      events.done(MissAll(observer_, session->about().tenant, landing->target.segments, match, reason));
+    };
     if (!session->metadata().landings.MayStart(landing->id)) return miss_all(MissReason::kCancelled);
     if (cache_.stats().landings >= max_landings_) return miss_all(MissReason::kBusy);
-    const absl::StatusOr<storage::Match> match = cache_.Held(id, landing->lease);
     if (!match.ok()) return miss_all(MissReason::kLeaseLost);
     if (absl::Status fits = CheckTargets(*landing, *match); !fits.ok()) return events.done(fits);
     cache_.Land(id, landing->id, landing->lease, std::move(landing->target), {events.progress, events.done});
@@ -111,6 +137,10 @@ void EngineService::CancelLanding(const v1::LandRequest& request) {
 }
 
 void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*, Done done) {
+  if (request.run() != table_.run()) {
+    return done(
+        absl::FailedPreconditionError("run: this is another run of the daemon, which cannot answer for that one"));
+  }
   const auto quiet = [done] { done(absl::OkStatus()); };
   const bool posted = loop_.PostRelease([this, secret = request.session(), landing = request.landing(), quiet] {
     const std::shared_ptr<Session> session = table_.Find(secret);

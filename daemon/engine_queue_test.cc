@@ -1,13 +1,20 @@
 // What happens to calls when the metadata queue is full, and when a session ends under them.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <future>
 #include <memory>
 #include <optional>
+#include <thread>
 
-#include "ashlar/v1/cache.pb.h"
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/engine_service.h"
+#include "daemon/metrics.h"
+#include "daemon/rpc_server.h"
 #include "daemon/testing/node.h"
 #include "daemon/worker_pool.h"
 #include "kernels/host/thread_pool.h"
@@ -16,6 +23,8 @@
 
 namespace ashlar::daemon {
 namespace {
+
+using ::testing::HasSubstr;
 
 // The service alone, over a loop that a test can hold still.
 class BoundedQueueTest : public ::testing::Test {
@@ -26,9 +35,9 @@ class BoundedQueueTest : public ::testing::Test {
     tier_ = *storage::MemoryTier::Make({.capacity_bytes = 1 << 20, .arena_bytes = 1 << 20});
     ASSERT_TRUE(tier_->AddTenant(0, 1 << 20).ok());
     mover_.emplace(kernels::Reference(), threads_, workers_, *tier_);
-    cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }}, *tier_, *mover_, clock_, nullptr);
+    cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }}, *tier_, *mover_, clock_, &metrics_);
     table_.emplace(*cache_, loop_);
-    service_.emplace(*cache_, loop_, *table_, kDepth);
+    service_.emplace(*cache_, metrics_, loop_, *table_, kDepth);
     loop_.Start();
     Session::Description about;
     about.secret = "sixteen bytes ok";
@@ -60,6 +69,7 @@ class BoundedQueueTest : public ::testing::Test {
   uint64_t random_ = 0;
   std::promise<void> hold_;
   bool held_ = false;
+  Metrics metrics_{{"default"}};
   EventLoop loop_{kDepth, clock_};
   kernels::ThreadPool threads_{1};
   WorkerPool workers_{1, 8, loop_};
@@ -90,6 +100,7 @@ TEST_F(BoundedQueueTest, AFullQueueAnswersAtOnceAndStillTakesReleases) {
   service_->Release(release, &released, [&](absl::Status status) { release_answer.set_value(status); });
   v1::QuiesceRequest quiesce;
   quiesce.set_session(session_->about().secret);
+  quiesce.set_run(table_->run());
   v1::QuiesceReply quiet;
   std::promise<absl::Status> quiesce_answer;
   service_->Quiesce(quiesce, &quiet, [&](absl::Status status) { quiesce_answer.set_value(status); });
@@ -120,6 +131,109 @@ TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
   EXPECT_TRUE(answer.get_future().get().ok());
   EXPECT_TRUE(Eventually([&] { return table_->size() == 0; }));
   held_ = false;
+}
+
+// Whoever balances by health sends nothing more, while calls that were taken still finish.
+TEST_F(BoundedQueueTest, WhileCallsFinishTheStoppingDaemonIsNotServing) {
+  const std::string socket = absl::StrCat("/tmp/ashlard_drain_", getpid(), ".sock");
+  auto server = RpcServer::Start(socket, *service_, metrics_);
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ(Health(socket, "ashlar.v1.Cache"), kServing);
+  FillQueue();
+  const auto stub =
+      v1::Cache::NewStub(grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials()));
+  auto call = std::async(std::launch::async, [&] {
+    grpc::ClientContext context;
+    v1::ReleaseRequest release;
+    release.set_session(session_->about().secret);
+    v1::ReleaseReply released;
+    return stub->Release(&context, release, &released).ok();
+  });
+  ASSERT_TRUE(Eventually([&] { return loop_.depth() == kDepth + 1; }));
+  std::thread stopping([&] { (*server)->Stop(20'000'000'000); });
+  EXPECT_TRUE(Eventually([&] { return Health(socket, "ashlar.v1.Cache") == kNotServing; }));
+  EXPECT_EQ(Health(socket, ""), kNotServing);
+  EXPECT_EQ(call.wait_for(std::chrono::milliseconds(0)), std::future_status::timeout);
+  hold_.set_value();
+  held_ = false;
+  EXPECT_TRUE(call.get());
+  stopping.join();
+}
+
+// What a dead engine held is free for others at once, however long its memory takes to go.
+TEST_F(BoundedQueueTest, NobodyWaitsForADeadEnginesMemory) {
+  EventLoop mappings(kDepth, clock_);
+  mappings.Start();
+  std::promise<std::thread::id> unmapping;
+  std::promise<void> busy;
+  ASSERT_TRUE(mappings.Post([&, may_go = busy.get_future().share()] {
+    unmapping.set_value(std::this_thread::get_id());
+    may_go.wait();
+  }));
+  UniqueFd memfd;
+  auto region = Region::UnmapOn(mappings, *Region::Host(4096, &memfd));
+  std::promise<std::thread::id> gone;
+  auto gone_on = gone.get_future();
+  region->WhenGone([&gone] { gone.set_value(std::this_thread::get_id()); });
+  ASSERT_TRUE(session_->AddRegion(std::move(region)).ok());
+  std::promise<ReserveOutcome> reserved;
+  ASSERT_TRUE(loop_.Post([&] {
+    reserved.set_value(
+        cache_->Reserve(session_->about().id, *PlanObject(SmallLayout(), {}, {}, ObjectKind::kSegment, 24)).outcome);
+  }));
+  ASSERT_EQ(reserved.get_future().get(), ReserveOutcome::kGranted);
+
+  table_->Close(session_, "test");
+  EXPECT_TRUE(Eventually([&] { return table_->size() == 0; })) << "drained";
+  std::promise<uint64_t> left;
+  ASSERT_TRUE(loop_.Post([&] { left.set_value(cache_->stats().reservations); }));
+  EXPECT_EQ(left.get_future().get(), 0u);
+  EXPECT_NE(gone_on.wait_for(std::chrono::milliseconds(0)), std::future_status::ready) << "still mapped";
+  busy.set_value();
+  EXPECT_EQ(gone_on.get(), unmapping.get_future().get());
+}
+
+// The metadata thread drops a transfer's hold on memory; it never unmaps.
+TEST_F(BoundedQueueTest, TheMetadataThreadDoesNotUnmap) {
+  EventLoop mappings(kDepth, clock_);
+  mappings.Start();
+  UniqueFd memfd;
+  auto region = Region::UnmapOn(mappings, *Region::Host(4096, &memfd));
+  std::promise<std::thread::id> gone, metadata;
+  region->WhenGone([&gone] { gone.set_value(std::this_thread::get_id()); });
+  ASSERT_TRUE(loop_.Post([&metadata, last = std::move(region)]() mutable {
+    last = nullptr;
+    metadata.set_value(std::this_thread::get_id());
+  }));
+  EXPECT_NE(gone.get_future().get(), metadata.get_future().get());
+}
+
+TEST_F(BoundedQueueTest, ALandingTooManyIsMissedAsBusyAndCounted) {
+  UniqueFd memfd;
+  auto region = *Region::Host(4096, &memfd);
+  v1::DeclarePagesRequest declare;
+  declare.set_page_tokens(1);
+  declare.set_pages(1);
+  v1::PagedLayer* layer = declare.add_layers();
+  layer->set_layer(1);
+  layer->set_value_offset(2048);
+  layer->set_key_head_stride(32);
+  layer->set_value_head_stride(24);
+  const auto pages = Pages::Declare(session_->FindModel(model_), region, declare);
+  ASSERT_TRUE(pages.ok()) << pages.status();
+  v1::LandRequest request;
+  request.set_session(session_->about().secret);
+  request.set_lease(std::string(16, 'x'));
+  request.set_pages_id(*session_->AddPages(*pages));
+  for (uint32_t segment = 0; segment < 3; ++segment) *request.add_segments() = At(segment, 0);
+
+  EngineService none(*cache_, metrics_, loop_, *table_, /*max_landings=*/0);
+  std::promise<absl::StatusOr<std::vector<MissReason>>> verdict;
+  none.Land(request, {[](uint32_t) {}, [&](auto reasons) { verdict.set_value(std::move(reasons)); }});
+  EXPECT_EQ(*verdict.get_future().get(), std::vector<MissReason>(3, MissReason::kBusy));
+  ASSERT_TRUE(metrics_.Serve("127.0.0.1:0").ok());
+  EXPECT_THAT(Scrape(metrics_.port()),
+              HasSubstr("ashlar_misses_total{kind=\"segment\",reason=\"busy\",tenant=\"default\"} 3\n"));
 }
 
 TEST(LandingLedger, RemembersBoundedlyAndNeverForgetsTowardsWriting) {

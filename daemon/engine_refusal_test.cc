@@ -89,6 +89,8 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
       {"segments[0]: page_table: 0 entries are too few", [](auto& r) { r.clear_page_table(); }},
       {"segments[0]: page_table[5]: 64 is not one of 64", [](auto& r) { r.set_page_table(5, TestEngine::kPages); }},
       {"segments[1]: page_table[8]: -3 is not one of 64", [](auto& r) { r.set_page_table(8, -3); }},
+      {"segments[0]: page_table[5]: the page of page_table[2] again", [](auto& r) { r.set_page_table(5, 2); }},
+      {"segments[1]: page_table[9]: the page of page_table[0] again", [](auto& r) { r.set_page_table(9, 0); }},
       {"segments: two of them would write position", [](auto& r) { r.mutable_segments(1)->set_first_position(10); }},
   };
   for (const auto& c : kCases) {
@@ -99,6 +101,13 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
     EXPECT_THAT(std::string(verdict.status().message()), StartsWith(c.error));
   }
   EXPECT_EQ(std::memcmp(before.data(), engine_.memory(), before.size()), 0);
+
+  // Pages that the landing does not write may be given twice: a table may be padded.
+  v1::LandRequest padded = engine_.LandRequest(lease, {At(0, 0), At(1, 24)});
+  for (int entry = 12; entry < padded.page_table_size(); ++entry) padded.set_page_table(entry, 0);
+  const auto landed = engine_.Land(padded);
+  ASSERT_TRUE(landed.ok()) << landed.status();
+  EXPECT_EQ(*landed, std::vector<MissReason>(2, MissReason::kNone));
 
   // Pages of another model of the same tenant.
   Layout other = SmallLayout();

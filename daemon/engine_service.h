@@ -17,6 +17,7 @@
 #include "daemon/session_table.h"
 #include "proto/outcome.h"
 #include "storage/cache.h"
+#include "storage/observer.h"
 
 namespace ashlar::v1 {
 class AbandonReply;
@@ -48,9 +49,11 @@ class EngineService {
  public:
   using Done = std::function<void(absl::Status)>;
 
-  // All must outlive the service. `max_landings` are in flight at most; more are missed with kBusy.
-  EngineService(storage::Cache& cache, EventLoop& loop, SessionTable& table, size_t max_landings)
-      : cache_(cache), loop_(loop), table_(table), max_landings_(max_landings) {}
+  // All must outlive the service. `observer` is told of the misses that the cache does not see. `max_landings` are in
+  // flight at most; more are missed with kBusy.
+  EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
+                size_t max_landings)
+      : cache_(cache), observer_(observer), loop_(loop), table_(table), max_landings_(max_landings) {}
 
   void OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done);
   void DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done);
@@ -81,6 +84,7 @@ class EngineService {
   void OnLoop(std::shared_ptr<Session> session, Room room, Done done, std::function<void()> work);
 
   storage::Cache& cache_;
+  storage::Observer& observer_;
   EventLoop& loop_;
   SessionTable& table_;
   const size_t max_landings_;

@@ -2,8 +2,6 @@
 #include "daemon/engine_service.h"
 
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -91,10 +89,8 @@ TEST_F(EngineServiceTest, QuiesceThatOvertakesItsLandingKeepsItFromWriting) {
   ASSERT_TRUE(match.ok());
   std::memset(engine_.memory(), 0, TestEngine::kTensors);
   const v1::LandRequest landing = engine_.LandRequest(match->lease(), {At(0, 0)});
-  auto quiesce = engine_.Make<v1::QuiesceRequest>();
-  quiesce.set_landing(landing.landing());
   v1::QuiesceReply reply;
-  ASSERT_TRUE(engine_.Call(quiesce, &reply).ok());
+  ASSERT_TRUE(engine_.Call(engine_.QuiesceRequest(landing.landing()), &reply).ok());
   const auto verdict = engine_.Land(landing);
   ASSERT_TRUE(verdict.ok());
   EXPECT_THAT(*verdict, ElementsAre(MissReason::kCancelled));
@@ -201,10 +197,23 @@ TEST_F(EngineServiceTest, UnknownAndEndedSessionsAreUnauthenticated) {
     return std::all_of(answers.begin(), answers.end(), absl::IsUnauthenticated);
   }));
   // Whoever asks whether the landings of a session that is gone are quiet: they are.
-  auto quiesce = engine_.Make<v1::QuiesceRequest>();
+  v1::QuiesceRequest quiesce = engine_.QuiesceRequest(0);
   quiesce.set_session(ended);
   v1::QuiesceReply quiet;
   EXPECT_TRUE(engine_.Call(quiesce, &quiet).ok());
+}
+
+// A session that this daemon does not know may have landings that another one, which still drains, writes for.
+TEST_F(EngineServiceTest, NobodyAnswersForAnotherRunOfTheDaemon) {
+  for (const std::string& run : {std::string(), std::string(kSecretBytes, 'x')}) {
+    v1::QuiesceRequest quiesce = engine_.QuiesceRequest(0);
+    quiesce.set_session(std::string(kSecretBytes, 's'));
+    quiesce.set_run(run);
+    v1::QuiesceReply reply;
+    const absl::Status status = engine_.Call(quiesce, &reply);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), testing::StartsWith("run:"));
+  }
 }
 
 TEST_F(EngineServiceTest, TheLongestPromptFits) {
@@ -214,30 +223,9 @@ TEST_F(EngineServiceTest, TheLongestPromptFits) {
   EXPECT_EQ(match->segments_size(), 2);
 }
 
-// grpc.health.v1.Health/Check, by its bytes: Debian ships the service without its .proto.
 TEST_F(EngineServiceTest, AnswersTheStandardHealthCheck) {
-  grpc::GenericStub health(
-      grpc::CreateChannel(absl::StrCat("unix:", node_.rpc_socket()), grpc::InsecureChannelCredentials()));
-  for (const std::string service : {"", "ashlar.v1.Cache"}) {
-    // HealthCheckRequest { string service = 1; }
-    const grpc::Slice request(service.empty() ? "" : absl::StrCat("\x0a", std::string(1, service.size()), service));
-    const grpc::ByteBuffer request_bytes(&request, 1);
-    grpc::ByteBuffer response_bytes;
-    grpc::ClientContext context;
-    grpc::CompletionQueue queue;
-    const auto call = health.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request_bytes, &queue);
-    call->StartCall();
-    grpc::Status status;
-    call->Finish(&response_bytes, &status, nullptr);
-    void* tag = nullptr;
-    bool ok = false;
-    ASSERT_TRUE(queue.Next(&tag, &ok));
-    ASSERT_TRUE(status.ok()) << status.error_message();
-    grpc::Slice response;
-    ASSERT_TRUE(response_bytes.DumpToSingleSlice(&response).ok());
-    // HealthCheckResponse { ServingStatus status = 1; } with SERVING = 1
-    EXPECT_EQ(std::string(reinterpret_cast<const char*>(response.begin()), response.size()), "\x08\x01") << service;
-  }
+  for (const char* service : {"", "ashlar.v1.Cache"})
+    EXPECT_EQ(Health(node_.rpc_socket(), service), kServing) << service;
 }
 
 // Dimensions that turn together as pair i.

@@ -1,4 +1,5 @@
-// The metadata thread: the one thread that owns the cache and everything about it, fed by a bounded queue of closures.
+// A thread that is fed by a bounded queue of closures. The metadata thread is one: it owns the cache and everything
+// about it. Another makes and unmaps large memory.
 #pragma once
 
 #include <atomic>

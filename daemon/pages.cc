@@ -4,9 +4,9 @@
 #include <array>
 #include <cmath>
 
-#include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
+#include "daemon/row_array.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -72,84 +72,71 @@ kernels::Rotation RotationOf(const Rope& rope) {
   return {StyleOf(rope.kind), static_cast<int32_t>(rope.rotary_dim), rope.frequencies.data()};
 }
 
-// One array of rows, for example all keys of one layer: every extent along a dimension with its stride, in bytes.
-struct RowArray {
-  struct Dimension {
-    uint64_t stride;
-    uint64_t count;
-  };
-  uint64_t offset;
-  uint64_t row_bytes;
-  std::array<Dimension, 3> dimensions;
-
-  // One past the last byte. 128 bits hold any sum of three products of 64 × 32 bits.
-  absl::uint128 End() const {
-    absl::uint128 end = absl::uint128(offset) + row_bytes;
-    for (const Dimension& d : dimensions) end += absl::uint128(d.stride) * (d.count - 1);
-    return end;
-  }
-
-  // Whether rows are disjoint: nested from the smallest stride to the largest, each steps over all that is inside.
-  bool Disjoint() const {
-    std::array<Dimension, 3> nested = dimensions;
-    std::sort(nested.begin(), nested.end(), [](const auto& a, const auto& b) { return a.stride < b.stride; });
-    absl::uint128 inner = row_bytes;
-    for (const Dimension& d : nested) {
-      if (d.count == 1) continue;
-      if (absl::uint128(d.stride) < inner) return false;
-      inner += absl::uint128(d.stride) * (d.count - 1);
-    }
-    return true;
-  }
-};
-
-// Checks the keys (or values) of one layer and says where they lie for the kernels, whose strides are in floats.
-absl::StatusOr<kernels::PagedSlots> PlaceRows(const std::string& field, absl::string_view what, uint64_t head_stride,
-                                              const RowArray& array, const Region& region, uint32_t page_tokens) {
-  if (array.offset % sizeof(float) != 0) return Bad(field, ".", what, "_offset: not aligned to 4 bytes");
-  if (head_stride % sizeof(float) != 0) return Bad(field, ".", what, "_head_stride: not aligned to 4 bytes");
-  if (array.End() > region.size()) {
-    return Bad(field, ".", what, "_offset: the last page ends outside the region of ", region.size(), " bytes");
-  }
-  if (!array.Disjoint()) return Bad(field, ".", what, "_head_stride: rows overlap");
-  kernels::PagedSlots slots;
-  slots.base = reinterpret_cast<float*>(region.data() + array.offset);
-  slots.page_stride = static_cast<int64_t>(array.dimensions[0].stride / sizeof(float));
-  slots.token_stride = static_cast<int64_t>(array.dimensions[1].stride / sizeof(float));
-  slots.head_stride = static_cast<int64_t>(head_stride / sizeof(float));
-  slots.page_tokens = static_cast<int32_t>(page_tokens);
-  return slots;
-}
-
-absl::StatusOr<storage::PagedRows> PlaceLayer(const std::string& field, const v1::PagedLayer& paged,
-                                              const AttentionLayer& layer, const Region& region,
-                                              const v1::DeclarePagesRequest& request) {
-  if (paged.page_stride() % sizeof(float) != 0) return Bad(field, ".page_stride: not aligned to 4 bytes");
-  if (paged.token_stride() % sizeof(float) != 0) return Bad(field, ".token_stride: not aligned to 4 bytes");
-  const auto array = [&](uint64_t offset, uint64_t head_stride, uint32_t dim) {
+// Keys, then values, of one layer.
+std::array<RowArray, 2> PlanesOf(const v1::PagedLayer& paged, const AttentionLayer& layer,
+                                 const v1::DeclarePagesRequest& request) {
+  const auto plane = [&](uint64_t offset, uint64_t head_stride, uint32_t dim) {
     return RowArray{offset,
                     dim * sizeof(float),
                     {{{paged.page_stride(), request.pages()},
                       {paged.token_stride(), request.page_tokens()},
                       {head_stride, layer.kv_heads}}}};
   };
+  return {plane(paged.key_offset(), paged.key_head_stride(), layer.key_dim),
+          plane(paged.value_offset(), paged.value_head_stride(), layer.value_dim)};
+}
+
+constexpr absl::string_view kPlaneNames[] = {"key", "value"};  // in the order of PlanesOf
+
+// Checks one plane by itself and says where it lies for the kernels, whose strides are in floats.
+absl::StatusOr<kernels::PagedSlots> PlaceRows(const std::string& field, absl::string_view what, const RowArray& plane,
+                                              const Region& region) {
+  const auto& [pages, tokens, heads] = plane.dimensions;
+  if (plane.offset % sizeof(float) != 0) return Bad(field, ".", what, "_offset: not aligned to 4 bytes");
+  if (heads.stride % sizeof(float) != 0) return Bad(field, ".", what, "_head_stride: not aligned to 4 bytes");
+  if (plane.End() > region.size()) {
+    return Bad(field, ".", what, "_offset: the last page ends outside the region of ", region.size(), " bytes");
+  }
+  if (!plane.Disjoint()) return Bad(field, ".", what, "_head_stride: rows overlap");
+  kernels::PagedSlots slots;
+  slots.base = reinterpret_cast<float*>(region.data() + plane.offset);
+  slots.page_stride = static_cast<int64_t>(pages.stride / sizeof(float));
+  slots.token_stride = static_cast<int64_t>(tokens.stride / sizeof(float));
+  slots.head_stride = static_cast<int64_t>(heads.stride / sizeof(float));
+  slots.page_tokens = static_cast<int32_t>(tokens.count);
+  return slots;
+}
+
+absl::StatusOr<storage::PagedRows> PlaceLayer(const std::string& field, const v1::PagedLayer& paged,
+                                              const AttentionLayer& layer, const std::array<RowArray, 2>& planes,
+                                              const Region& region) {
+  if (paged.page_stride() % sizeof(float) != 0) return Bad(field, ".page_stride: not aligned to 4 bytes");
+  if (paged.token_stride() % sizeof(float) != 0) return Bad(field, ".token_stride: not aligned to 4 bytes");
   storage::PagedRows rows;
   rows.layer = paged.layer();
   rows.heads = static_cast<int32_t>(layer.kv_heads);
   rows.key_dim = static_cast<int32_t>(layer.key_dim);
   rows.value_dim = static_cast<int32_t>(layer.value_dim);
   rows.rotation = RotationOf(layer.rope);
-  absl::StatusOr<kernels::PagedSlots> keys =
-      PlaceRows(field, "key", paged.key_head_stride(),
-                array(paged.key_offset(), paged.key_head_stride(), layer.key_dim), region, request.page_tokens());
+  absl::StatusOr<kernels::PagedSlots> keys = PlaceRows(field, kPlaneNames[0], planes[0], region);
   if (!keys.ok()) return keys.status();
-  absl::StatusOr<kernels::PagedSlots> values =
-      PlaceRows(field, "value", paged.value_head_stride(),
-                array(paged.value_offset(), paged.value_head_stride(), layer.value_dim), region, request.page_tokens());
+  absl::StatusOr<kernels::PagedSlots> values = PlaceRows(field, kPlaneNames[1], planes[1], region);
   if (!values.ok()) return values.status();
   rows.keys = *keys;
   rows.values = *values;
   return rows;
+}
+
+// Whether no two of all layers' planes share memory: a landing would write one over the other. Two a layer, each
+// checked by itself before.
+absl::Status CheckApart(std::span<const RowArray> planes) {
+  const auto field = [](size_t plane) { return absl::StrCat("layers[", plane / 2, "].", kPlaneNames[plane % 2]); };
+  for (size_t i = 0; i < planes.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (Overlap(planes[j], planes[i])) return Bad(field(i), "_offset: rows overlap those of ", field(j), "_offset");
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -186,6 +173,7 @@ absl::StatusOr<std::shared_ptr<const Pages>> Pages::Declare(std::shared_ptr<cons
   pages->page_tokens_ = request.page_tokens();
   pages->pages_ = request.pages();
   const std::vector<Layer>& layers = pages->model_->layout.layers;
+  std::vector<RowArray> planes;
   int given = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto* attention = std::get_if<AttentionLayer>(&layers[i]);
@@ -194,12 +182,15 @@ absl::StatusOr<std::shared_ptr<const Pages>> Pages::Declare(std::shared_ptr<cons
     if (given == request.layers_size()) return Bad("layers: attention layer ", i, " is missing");
     const v1::PagedLayer& paged = request.layers(given++);
     if (paged.layer() != i) return Bad(field, ".layer: expected attention layer ", i, ", got ", paged.layer());
-    absl::StatusOr<storage::PagedRows> rows = PlaceLayer(field, paged, *attention, *pages->region_, request);
+    const std::array<RowArray, 2> of_layer = PlanesOf(paged, *attention, request);
+    absl::StatusOr<storage::PagedRows> rows = PlaceLayer(field, paged, *attention, of_layer, *pages->region_);
     if (!rows.ok()) return rows.status();
+    planes.insert(planes.end(), of_layer.begin(), of_layer.end());
     pages->rows_.push_back(*rows);
   }
   if (given != request.layers_size())
     return Bad("layers[", given, "]: the layout has only ", given, " attention layers");
+  if (absl::Status apart = CheckApart(planes); !apart.ok()) return apart;
   return pages;
 }
 

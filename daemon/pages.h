@@ -37,13 +37,15 @@ struct Model {
 class Pages {
  public:
   // INVALID_ARGUMENT naming the field unless there is one entry for every attention layer, ascending, each with all of
-  // its pages inside the region, 4-byte aligned, and no two rows of keys (or of values) overlapping.
+  // its pages inside the region, 4-byte aligned, and no two rows overlapping, be they keys or values, of one layer or
+  // two. Layers whose rows interleave step alike (row_array.h).
   static absl::StatusOr<std::shared_ptr<const Pages>> Declare(std::shared_ptr<const Model> model,
                                                               std::shared_ptr<const Region> region,
                                                               const v1::DeclarePagesRequest& request);
 
   const Model& model() const { return *model_; }
   const std::shared_ptr<const Region>& region() const { return region_; }
+  uint32_t page_tokens() const { return page_tokens_; }
 
   // Whether positions [first, first + count) lie on entries of `page_table` that name declared pages. INVALID_ARGUMENT
   // names the entry.

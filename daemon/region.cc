@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "storage/memory_reserve.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -60,13 +61,24 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Host(uint64_t bytes, UniqueFd* m
       fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return absl::ErrnoToStatus(errno, "cannot make a memfd");
   }
+  if (absl::Status reserved = storage::ReservePages(fd.get(), bytes); !reserved.ok()) {
+    return absl::Status(reserved.code(), absl::StrCat("host_region.bytes: ", reserved.message()));
+  }
   absl::StatusOr<std::shared_ptr<Region>> region = Map(fd.get(), bytes);
   if (region.ok()) *memfd = std::move(fd);
   return region;
 }
 
+std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, std::shared_ptr<Region> region) {
+  Region* const address = region.get();
+  return {address, [&loop, region = std::move(region)](Region*) mutable {
+            loop.PostCompletion([last = std::move(region)]() mutable { last = nullptr; });
+          }};
+}
+
 Region::~Region() {
   munmap(data_, size_);
+  kept_ = nullptr;
   if (gone_) gone_();
 }
 

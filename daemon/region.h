@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "daemon/event_loop.h"
 #include "daemon/unique_fd.h"
 
 namespace ashlar::daemon {
@@ -19,9 +20,14 @@ class Region {
   // daemon would kill it with SIGBUS.
   static absl::StatusOr<std::shared_ptr<Region>> Register(const UniqueFd& memfd, uint64_t bytes);
 
-  // Makes a memfd of `bytes`, sealed against shrinking and growing, and maps it. `memfd` gets its descriptor, to be
-  // handed over; the mapping does not need it.
+  // Makes a memfd of `bytes`, sealed against shrinking and growing, reserves its pages, and maps it. `memfd` gets its
+  // descriptor, to be handed over; the mapping does not need it. RESOURCE_EXHAUSTED where the machine lacks the memory.
+  // Many gigabytes take seconds.
   static absl::StatusOr<std::shared_ptr<Region>> Host(uint64_t bytes, UniqueFd* memfd);
+
+  // The same region, unmapped on the thread of `loop`, whoever lets go last: much memory takes long. The loop must
+  // outlive it.
+  static std::shared_ptr<Region> UnmapOn(EventLoop& loop, std::shared_ptr<Region> region);
 
   ~Region();
   Region(const Region&) = delete;
@@ -31,7 +37,10 @@ class Region {
   uint64_t size() const { return size_; }
   bool Contains(uint64_t offset, uint64_t bytes) const { return offset <= size_ && bytes <= size_ - offset; }
 
-  // `gone` is called after unmapping, on the thread that lets go last. Set it at most once, while holding a reference.
+  // Lets go of `kept` (what the memory was charged to) after unmapping, before `gone` is called.
+  void Keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
+
+  // `gone` is called after unmapping, on the thread that unmaps. Set it at most once, while holding a reference.
   void WhenGone(std::function<void()> gone) { gone_ = std::move(gone); }
 
  private:
@@ -40,6 +49,7 @@ class Region {
 
   std::byte* const data_;
   const uint64_t size_;
+  std::shared_ptr<const void> kept_;
   std::function<void()> gone_;
 };
 

@@ -275,6 +275,7 @@ RpcServer::~RpcServer() {
 
 void RpcServer::Stop(storage::Nanos grace) {
   if (impl_->server == nullptr) return;
+  impl_->server->GetHealthCheckService()->Shutdown();  // every service, for good; still answered while calls finish
   impl_->service.calls().Close(grace);
   impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::nanoseconds(kGoodbye));
   impl_->server = nullptr;

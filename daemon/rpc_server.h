@@ -19,8 +19,8 @@ class RpcServer {
   // Stop(0).
   ~RpcServer();
 
-  // Takes no new calls, lets those in flight finish for at most `grace`, then cancels and awaits them. Removes the
-  // socket. The engine service must still answer.
+  // Takes no new calls, lets those in flight finish for at most `grace`, then cancels and awaits them. Meanwhile the
+  // health service answers NOT_SERVING. Removes the socket. The engine service must still answer.
   void Stop(storage::Nanos grace);
 
  private:

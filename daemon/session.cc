@@ -27,10 +27,6 @@ absl::StatusOr<uint64_t> Session::AddRegion(std::shared_ptr<Region> region) {
   std::lock_guard lock(mutex_);
   if (cleared_) return Ended();
   if (regions_.size() >= kMaxRegions) return TooMany("regions", kMaxRegions);
-  if (region->size() > about_.region_bytes - region_bytes_) {
-    return TooMany("bytes of regions", about_.region_bytes);
-  }
-  region_bytes_ += region->size();
   regions_.emplace(next_handle_, std::move(region));
   return next_handle_++;
 }
@@ -72,24 +68,27 @@ std::shared_ptr<Region> Session::RemoveRegion(uint64_t handle) {
   if (found == regions_.end()) return nullptr;
   std::shared_ptr<Region> region = std::move(found->second);
   regions_.erase(found);
-  region_bytes_ -= region->size();
   // `region` is held here, so that no region is unmapped, and no callback runs, under the lock.
   std::erase_if(pages_, [&](const auto& entry) { return entry.second->region() == region; });
   return region;
 }
 
-Session::Memory Session::Clear() {
+Session::Memory Session::memory() const {
+  std::lock_guard lock(mutex_);
+  Memory memory{.regions = regions_.size()};
+  for (const auto& [handle, region] : regions_) memory.bytes += region->size();
+  return memory;
+}
+
+void Session::Clear() {
   decltype(regions_) regions;
   decltype(pages_) pages;
   decltype(models_) models;
   std::lock_guard lock(mutex_);
   cleared_ = true;
-  const Memory memory{regions_.size(), region_bytes_};
-  region_bytes_ = 0;
   regions.swap(regions_);
   pages.swap(pages_);
   models.swap(models_);
-  return memory;  // the maps go after the lock
-}
+}  // the maps go after the lock
 
 }  // namespace ashlar::daemon

@@ -15,6 +15,7 @@
 #include "daemon/landing_ledger.h"
 #include "daemon/pages.h"
 #include "daemon/region.h"
+#include "daemon/region_budget.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
@@ -28,8 +29,8 @@ class Session {
     std::string tenant_name;
     pid_t pid = 0;
     uid_t uid = 0;
-    std::string client;         // as it calls itself
-    uint64_t region_bytes = 0;  // the most that its regions may hold together
+    std::string client;                     // as it calls itself
+    std::shared_ptr<RegionBudget> regions;  // what its regions are charged to
   };
 
   static constexpr size_t kMaxRegions = 1024;
@@ -56,8 +57,9 @@ class Session {
     uint64_t regions = 0;
     uint64_t bytes = 0;
   };
+  Memory memory() const;
   // Lets go of everything and refuses more.
-  Memory Clear();
+  void Clear();
 
   // The metadata thread only.
   struct MetadataState {
@@ -73,7 +75,6 @@ class Session {
   mutable std::mutex mutex_;
   bool cleared_ = false;  // guarded by mutex_, as all to the next blank line
   uint64_t next_handle_ = 1;
-  uint64_t region_bytes_ = 0;
   std::map<uint64_t, std::shared_ptr<Region>> regions_;
   std::map<uint64_t, std::shared_ptr<const Model>> models_;
   std::map<uint64_t, std::shared_ptr<const Pages>> pages_;

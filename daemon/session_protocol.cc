@@ -1,7 +1,8 @@
 #include "daemon/session_protocol.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -31,25 +32,22 @@ SessionProtocol::Reply Error(const absl::Status& status) {
   return Encode(ErrorReply(status));
 }
 
-// The peer does not keep to the protocol, or is not wanted.
-SessionProtocol::Reply Goodbye(const absl::Status& status) {
-  SessionProtocol::Reply reply = Error(status);
-  reply.close = true;
-  return reply;
-}
-
 SessionProtocol::Reply RegionReply(uint64_t handle) {
   v1::SessionReply message;
   message.mutable_region()->set_region(handle);
   return Encode(message);
 }
 
-std::string RandomSecret() {
-  std::string secret(kSecretBytes, '\0');
-  while (getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
-    // Only a signal before the pool is seeded can interrupt so short a request.
-  }
-  return secret;
+absl::StatusOr<RegionBudget::Charge> Charge(absl::string_view field, const Session& session, uint64_t bytes) {
+  absl::StatusOr<RegionBudget::Charge> charge = RegionBudget::Take(session.about().regions, bytes);
+  if (charge.ok()) return charge;
+  return absl::Status(charge.status().code(), absl::StrCat(field, ": ", charge.status().message()));
+}
+
+// A region as a session keeps it.
+std::shared_ptr<Region> Charged(std::shared_ptr<Region> region, RegionBudget::Charge charge, EventLoop& mappings) {
+  region->Keep(std::move(charge));
+  return Region::UnmapOn(mappings, std::move(region));
 }
 
 storage::SessionId NextSessionId() {
@@ -59,11 +57,13 @@ storage::SessionId NextSessionId() {
 
 }  // namespace
 
-SessionProtocol::SessionProtocol(SessionServices& services, Peer peer, absl::Status refusal)
-    : services_(services), peer_(peer), refusal_(std::move(refusal)) {}
+SessionProtocol::Reply SessionProtocol::Goodbye(const absl::Status& status) {
+  Reply reply = Error(status);
+  reply.close = true;
+  return reply;
+}
 
 void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond) {
-  if (!refusal_.ok()) return respond(Goodbye(refusal_));
   if (!datagram.ok()) return respond(Goodbye(datagram.status()));
   v1::SessionRequest request;
   if (!request.ParseFromString(datagram->bytes)) {
@@ -84,7 +84,7 @@ void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond)
     case Kind::kRegisterRegion:
       return RegisterRegion(request.register_region().bytes(), datagram->descriptors, respond);
     case Kind::kHostRegion:
-      return HostRegion(request.host_region().bytes(), respond);
+      return HostRegion(request.host_region().bytes(), std::move(respond));
     case Kind::kGetArena:
       return GetArena(request.get_arena().arena(), std::move(respond));
     case Kind::kDropRegion:
@@ -106,20 +106,15 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   if (hello.client().size() > kMaxClientName) {
     return respond(Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.client: longer than ", kMaxClientName))));
   }
-  const auto tenant = services_.tenant_of_uid.find(peer_.uid);
-  if (tenant == services_.tenant_of_uid.end()) {
-    return respond(
-        Goodbye(absl::PermissionDeniedError(absl::StrCat("user ", peer_.uid, " belongs to no tenant of this daemon"))));
-  }
   Session::Description about;
   about.id = NextSessionId();
   about.secret = RandomSecret();
-  about.tenant = tenant->second.id;
-  about.tenant_name = tenant->second.name;
+  about.tenant = tenant_.id;
+  about.tenant_name = tenant_.name;
   about.pid = peer_.pid;
   about.uid = peer_.uid;
   about.client = hello.client();
-  about.region_bytes = services_.region_bytes;
+  about.regions = std::make_shared<RegionBudget>("a session", services_.region_bytes, tenant_.regions);
   auto session = std::make_shared<Session>(std::move(about));
 
   v1::SessionReply welcome;
@@ -127,7 +122,13 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   welcome.mutable_welcome()->set_session(session->about().secret);
   welcome.mutable_welcome()->set_tenant(session->about().tenant_name);
   welcome.mutable_welcome()->set_extent_bytes(limits::kExtentBytes);
-  const absl::Status opening = services_.table.Open(session, [respond, welcome] { respond(Encode(welcome)); });
+  welcome.mutable_welcome()->set_run(services_.table.run());
+  const absl::Status opening = services_.table.Open(session, [respond, welcome] {
+    Reply reply = Encode(welcome);
+    reply.descriptor = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+    if (!reply.descriptor.valid()) return respond(Goodbye(absl::ErrnoToStatus(errno, "cannot show this process")));
+    respond(std::move(reply));
+  });
   if (!opening.ok()) return respond(Goodbye(opening));
   session_ = std::move(session);
 }
@@ -137,21 +138,30 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
     return respond(Error(absl::InvalidArgumentError(
         absl::StrCat("register_region.descriptor: expected exactly one, got ", descriptors.size()))));
   }
-  absl::StatusOr<std::shared_ptr<Region>> region = Region::Register(descriptors[0], bytes);
+  auto region = Region::Register(descriptors[0], bytes);
   if (!region.ok()) return respond(Error(region.status()));
-  const absl::StatusOr<uint64_t> handle = session_->AddRegion(*std::move(region));
+  auto charge = Charge("register_region.bytes", *session_, bytes);
+  if (!charge.ok()) return respond(Error(charge.status()));
+  const auto handle = session_->AddRegion(Charged(*std::move(region), *std::move(charge), services_.mappings));
   respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
 }
 
-void SessionProtocol::HostRegion(uint64_t bytes, const Respond& respond) {
-  UniqueFd memfd;
-  absl::StatusOr<std::shared_ptr<Region>> region = Region::Host(bytes, &memfd);
-  if (!region.ok()) return respond(Error(region.status()));
-  const absl::StatusOr<uint64_t> handle = session_->AddRegion(*std::move(region));
-  if (!handle.ok()) return respond(Error(handle.status()));
-  Reply reply = RegionReply(*handle);
-  reply.descriptor = std::move(memfd);
-  respond(std::move(reply));
+void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
+  const auto charge = Charge("host_region.bytes", *session_, bytes);
+  if (!charge.ok()) return respond(Error(charge.status()));
+  // Reserving much memory takes long; meanwhile this thread has to notice deaths.
+  auto& mappings = services_.mappings;
+  const bool posted = mappings.Post([&mappings, session = session_, bytes, charge = *charge, respond] {
+    UniqueFd memfd;
+    auto region = Region::Host(bytes, &memfd);
+    if (!region.ok()) return respond(Error(region.status()));
+    const auto handle = session->AddRegion(Charged(*std::move(region), charge, mappings));
+    if (!handle.ok()) return respond(Error(handle.status()));
+    Reply reply = RegionReply(*handle);
+    reply.descriptor = std::move(memfd);
+    respond(std::move(reply));
+  });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
 }
 
 void SessionProtocol::GetArena(uint32_t arena, Respond respond) {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "daemon/event_loop.h"
+#include "daemon/region_budget.h"
 #include "daemon/session.h"
 #include "daemon/session_table.h"
 #include "daemon/unique_fd.h"
@@ -27,6 +28,7 @@ namespace ashlar::daemon {
 struct TenantUser {
   storage::TenantId id = 0;
   std::string name;
+  std::shared_ptr<RegionBudget> regions;  // of all its sessions
 };
 
 // Who is at the other end, as the kernel says.
@@ -37,7 +39,8 @@ struct Peer {
 
 // What all sessions share. Everything outlives them.
 struct SessionServices {
-  EventLoop& loop;
+  EventLoop& loop;      // the metadata thread
+  EventLoop& mappings;  // reserves and unmaps: what takes long with much memory
   SessionTable& table;
   const storage::MemoryTier& tier;  // the metadata thread's
   std::map<uid_t, TenantUser> tenant_of_uid;
@@ -55,8 +58,12 @@ class SessionProtocol {
   // Called exactly once for each request, on any thread.
   using Respond = std::function<void(Reply)>;
 
-  // A refusal (not OK) is the answer to the first request, whatever it is.
-  SessionProtocol(SessionServices& services, Peer peer, absl::Status refusal);
+  // `tenant` is the peer's, and one of the services'.
+  SessionProtocol(SessionServices& services, Peer peer, const TenantUser& tenant)
+      : services_(services), peer_(peer), tenant_(tenant) {}
+
+  // The last thing that is said to a peer that is not wanted, or does not keep to the protocol.
+  static Reply Goodbye(const absl::Status& status);
 
   void Handle(absl::StatusOr<Datagram> datagram, Respond respond);
 
@@ -66,13 +73,13 @@ class SessionProtocol {
  private:
   void SayHello(const v1::Hello& hello, Respond respond);
   void RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, const Respond& respond);
-  void HostRegion(uint64_t bytes, const Respond& respond);
+  void HostRegion(uint64_t bytes, Respond respond);
   void GetArena(uint32_t arena, Respond respond);
   void DropRegion(uint64_t region, Respond respond);
 
   SessionServices& services_;
   const Peer peer_;
-  const absl::Status refusal_;
+  const TenantUser& tenant_;
   std::shared_ptr<Session> session_;
 };
 

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,7 +23,11 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr storage::Nanos kHelloTimeout = 10'000'000'000;
+// Connections that have said nothing yet, and connections that were refused: so many of each, for so long. An engine
+// says hello at once. Neither kind takes the place of a session.
+constexpr size_t kMaxWaiting = 64;
+constexpr storage::Nanos kPatience = 2'000'000'000;
+constexpr int kAcceptedPerTurn = 16;  // what others have said is read in between
 constexpr int kIdlePollMillis = 1000;
 
 using ConnectionId = uint64_t;
@@ -72,7 +77,7 @@ UniqueFd OpenPidfd(int socket, pid_t pid) {
 struct Connection {
   UniqueFd socket;
   UniqueFd pidfd;
-  std::unique_ptr<SessionProtocol> protocol;
+  std::unique_ptr<SessionProtocol> protocol;  // null: refused
   storage::Nanos accepted = 0;
 };
 
@@ -98,10 +103,12 @@ struct SessionServer::Impl {
   void Dispatch(uint64_t tag, uint32_t events);
   void Accept();
   void Admit(UniqueFd socket);
+  void Refuse(UniqueFd socket, const absl::Status& why);
   void Read(ConnectionId id);
   void Deliver(Mailbox::Letter letter);
   void Close(ConnectionId id, const char* reason);
-  void CloseSilentOnes();
+  void MakeWayIn(const std::set<ConnectionId>& waiting);
+  void CloseThoseWaitingTooLong();
 
   SessionServices& services;
   uint32_t max_sessions = 0;
@@ -111,6 +118,7 @@ struct SessionServer::Impl {
   const std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
   MonotonicClock clock;
   std::map<ConnectionId, Connection> connections;
+  std::set<ConnectionId> silent, refused;  // of those; all others are sessions. Oldest first
   ConnectionId next_id = 1;
   bool accepting = true;
   std::atomic<bool> stop_accepting{false}, stopping{false};
@@ -126,7 +134,7 @@ void SessionServer::Impl::Run() {
       accepting = false;
       listener = {};
     }
-    CloseSilentOnes();
+    CloseThoseWaitingTooLong();
   }
   while (!connections.empty()) Close(connections.begin()->first, "the daemon stops");
   listener = {};
@@ -146,7 +154,7 @@ void SessionServer::Impl::Dispatch(uint64_t tag, uint32_t events) {
 }
 
 void SessionServer::Impl::Accept() {
-  for (;;) {
+  for (int accepted = 0; accepted < kAcceptedPerTurn; ++accepted) {
     UniqueFd socket(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
       Admit(std::move(socket));
@@ -166,23 +174,38 @@ void SessionServer::Impl::Admit(UniqueFd socket) {
   ucred credentials{};
   socklen_t size = sizeof credentials;
   if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return;
-  // A peer that is refused stays until its first message, to be told why. As many of those as sessions, and no more.
-  if (connections.size() >= size_t{2} * max_sessions) return;
-  absl::Status refusal;
-  if (connections.size() >= max_sessions) {
-    refusal = absl::ResourceExhaustedError(absl::StrCat("this daemon serves at most ", max_sessions, " sessions"));
+  const auto tenant = services.tenant_of_uid.find(credentials.uid);
+  if (tenant == services.tenant_of_uid.end()) {
+    return Refuse(std::move(socket), absl::PermissionDeniedError(absl::StrCat("user ", credentials.uid,
+                                                                              " belongs to no tenant of this daemon")));
   }
-  const ConnectionId id = next_id;
+  MakeWayIn(silent);
+  const ConnectionId id = next_id++;
   Connection connection;
   connection.pidfd = OpenPidfd(socket.get(), credentials.pid);
   connection.socket = std::move(socket);
   connection.protocol =
-      std::make_unique<SessionProtocol>(services, Peer{credentials.pid, credentials.uid}, std::move(refusal));
+      std::make_unique<SessionProtocol>(services, Peer{credentials.pid, credentials.uid}, tenant->second);
   connection.accepted = clock.Now();
   if (!Watch(connection.socket.get(), SocketTag(id), EPOLLIN)) return;
   if (connection.pidfd.valid()) Watch(connection.pidfd.get(), PidfdTag(id), EPOLLIN);
-  ++next_id;
   connections.emplace(id, std::move(connection));
+  silent.insert(id);
+}
+
+// The answer lies ready before the peer says hello. Closing at once would make its hello fail before it reads that.
+void SessionServer::Impl::Refuse(UniqueFd socket, const absl::Status& why) {
+  if (!Send(socket.get(), SessionProtocol::Goodbye(why).bytes).ok()) return;
+  MakeWayIn(refused);
+  const ConnectionId id = next_id++;
+  if (!Watch(socket.get(), SocketTag(id), EPOLLIN)) return;
+  connections.emplace(id, Connection{.socket = std::move(socket), .accepted = clock.Now()});
+  refused.insert(id);
+}
+
+// Who has waited longest goes: a flood of connections passes by the engine that is about to say hello.
+void SessionServer::Impl::MakeWayIn(const std::set<ConnectionId>& waiting) {
+  if (waiting.size() == kMaxWaiting) Close(*waiting.begin(), "too many said nothing");
 }
 
 void SessionServer::Impl::Read(ConnectionId id) {
@@ -190,11 +213,17 @@ void SessionServer::Impl::Read(ConnectionId id) {
   absl::StatusOr<Datagram> datagram = Receive(connection.socket.get());
   if (absl::IsUnavailable(datagram.status())) return;
   if (absl::IsOutOfRange(datagram.status())) return Close(id, "the socket was closed");
+  if (connection.protocol == nullptr) return Close(id, "refused");
   // Nothing more is read until this request is answered; a hang-up is reported all the same.
   Watch(connection.socket.get(), SocketTag(id), 0, EPOLL_CTL_MOD);
+  if (silent.contains(id) && connections.size() - silent.size() - refused.size() >= max_sessions) {
+    return Deliver({id, SessionProtocol::Goodbye(absl::ResourceExhaustedError(
+                            absl::StrCat("this daemon serves at most ", max_sessions, " sessions")))});
+  }
   connection.protocol->Handle(std::move(datagram), [mailbox = mailbox, id](SessionProtocol::Reply reply) {
     mailbox->Post({id, std::move(reply)});
   });
+  if (connection.protocol->session() != nullptr) silent.erase(id);
 }
 
 void SessionServer::Impl::Deliver(Mailbox::Letter letter) {
@@ -210,17 +239,20 @@ void SessionServer::Impl::Deliver(Mailbox::Letter letter) {
 
 void SessionServer::Impl::Close(ConnectionId id, const char* reason) {
   const auto found = connections.find(id);
-  if (found->second.protocol->session() != nullptr) services.table.Close(found->second.protocol->session(), reason);
+  const SessionProtocol* protocol = found->second.protocol.get();
+  if (protocol != nullptr && protocol->session() != nullptr) services.table.Close(protocol->session(), reason);
   connections.erase(found);
+  silent.erase(id);
+  refused.erase(id);
 }
 
-void SessionServer::Impl::CloseSilentOnes() {
-  const storage::Nanos now = clock.Now();
-  std::vector<ConnectionId> silent;
-  for (const auto& [id, connection] : connections) {
-    if (connection.protocol->session() == nullptr && now - connection.accepted > kHelloTimeout) silent.push_back(id);
+void SessionServer::Impl::CloseThoseWaitingTooLong() {
+  const storage::Nanos before = clock.Now() - kPatience;
+  for (const std::set<ConnectionId>* waiting : {&silent, &refused}) {
+    while (!waiting->empty() && connections.at(*waiting->begin()).accepted < before) {
+      Close(*waiting->begin(), "no hello came");
+    }
   }
-  for (ConnectionId id : silent) Close(id, "no hello came");
 }
 
 absl::StatusOr<std::unique_ptr<SessionServer>> SessionServer::Start(const std::string& path, uint32_t max_sessions,

@@ -4,14 +4,20 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -65,13 +71,25 @@ TEST_F(SessionServerTest, SocketsHaveMode0660) {
 
 TEST_F(SessionServerTest, HelloIsWelcomed) {
   RawSession session(node_), other(node_);
-  const auto reply = session.Hello();
+  UniqueFd daemon;
+  const auto reply = session.Hello(&daemon);
   ASSERT_TRUE(StatusOf(reply).ok());
   EXPECT_EQ(reply->welcome().protocol(), limits::kProtocolMax);
   EXPECT_EQ(reply->welcome().session().size(), kSecretBytes);
   EXPECT_EQ(reply->welcome().tenant(), "default");
   EXPECT_EQ(reply->welcome().extent_bytes(), limits::kExtentBytes);
-  EXPECT_NE(reply->welcome().session(), other.Hello()->welcome().session());
+  EXPECT_EQ(reply->welcome().run().size(), kSecretBytes);
+  const auto second = other.Hello();
+  EXPECT_NE(reply->welcome().session(), second->welcome().session());
+  EXPECT_EQ(reply->welcome().run(), second->welcome().run());
+  EXPECT_NE(reply->welcome().run(), RawSession(TestNode()).Hello()->welcome().run());
+
+  // The daemon is this very process, and alive.
+  siginfo_t unused;
+  EXPECT_EQ(waitid(P_PIDFD, static_cast<id_t>(daemon.get()), &unused, WEXITED | WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD) << "a process, not a child of this one";
+  pollfd end{daemon.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&end, 1, 0), 0);
 }
 
 TEST_F(SessionServerTest, AnotherVersionIsRefused) {
@@ -221,9 +239,43 @@ TEST(SessionLimits, RegionsOfOneSessionAreBounded) {
   ASSERT_TRUE(StatusOf(session.Hello()).ok());
   const auto first = session.Ask(HostRequest(1 << 20));
   ASSERT_TRUE(StatusOf(first).ok());
-  EXPECT_EQ(StatusOf(session.Ask(HostRequest(4096))).code(), absl::StatusCode::kResourceExhausted);
+  const absl::Status hosted = StatusOf(session.Ask(HostRequest(4096)));
+  EXPECT_EQ(hosted.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(hosted.message(), "host_region.bytes: a session has at most 1048576 bytes of regions");
+  const UniqueFd memfd = MakeMemfd(4096, F_SEAL_SHRINK);
+  const absl::Status registered = StatusOf(session.Ask(RegisterRequest(4096), std::vector<int>{memfd.get()}));
+  EXPECT_EQ(registered.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(registered.message()), StartsWith("register_region.bytes: a session has at most"));
   ASSERT_TRUE(StatusOf(session.Ask(DropRequest(first->region().region()))).ok());
   EXPECT_TRUE(StatusOf(session.Ask(HostRequest(4096))).ok());
+}
+
+TEST(SessionLimits, RegionsOfOneTenantAreBounded) {
+  const TestNode node(absl::StrCat("tenants: [{name: a, uids: [", geteuid(),
+                                   "], dram_bytes: 4MiB, region_bytes: 1MiB}]\nsessions: {region_bytes: 64MiB}"));
+  RawSession first(node), second(node);
+  ASSERT_TRUE(StatusOf(first.Hello()).ok());
+  ASSERT_TRUE(StatusOf(second.Hello()).ok());
+  const absl::Status alone = StatusOf(first.Ask(HostRequest((1 << 20) + 1)));
+  EXPECT_EQ(alone.message(), "host_region.bytes: a tenant has at most 1048576 bytes of regions");
+  ASSERT_TRUE(StatusOf(first.Ask(HostRequest(1 << 20))).ok());
+  EXPECT_EQ(StatusOf(second.Ask(HostRequest(4096))).code(), absl::StatusCode::kResourceExhausted);
+  first.Close();
+  EXPECT_TRUE(Eventually([&] { return StatusOf(second.Ask(HostRequest(1 << 20))).ok(); }));
+}
+
+TEST(SessionLimits, MemoryThatTheMachineLacksIsNotHosted) {
+  const TestNode node("sessions: {region_bytes: 1024TiB}");
+  RawSession session(node);
+  ASSERT_TRUE(StatusOf(session.Hello()).ok());
+  const absl::Status refused = StatusOf(session.Ask(HostRequest(uint64_t{1} << 45)));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), StartsWith("host_region.bytes: "));
+  UniqueFd memfd;
+  ASSERT_TRUE(StatusOf(session.Ask(HostRequest(1 << 20), {}, &memfd)).ok());
+  struct stat file;
+  ASSERT_EQ(fstat(memfd.get(), &file), 0);
+  EXPECT_GE(file.st_blocks * 512, 1 << 20) << "its pages are there";
 }
 
 TEST(SessionLimits, MoreSessionsThanAllowedAreTurnedAway) {
@@ -237,8 +289,27 @@ TEST(SessionLimits, MoreSessionsThanAllowedAreTurnedAway) {
   EXPECT_TRUE(Eventually([&] { return StatusOf(RawSession(node).Hello()).ok(); }));
 }
 
+TEST(SessionLimits, SilentConnectionsTakeNoSessionsPlace) {
+  const TestNode node("sessions: {max_sessions: 1}");
+  RawSession oldest(node);
+  std::vector<RawSession> silent;
+  for (int i = 0; i < 64; ++i) silent.emplace_back(node);
+  EXPECT_TRUE(oldest.Closed()) << "more than 64 are not kept waiting";
+  EXPECT_TRUE(StatusOf(silent.back().Hello()).ok());
+  EXPECT_EQ(StatusOf(silent[40].Hello()).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(silent[30].Closed()) << "nor for long";
+  EXPECT_THAT(StatusOf(silent.back().Hello()).ToString(), HasSubstr("said already")) << "the session goes on";
+}
+
 TEST(SessionTenants, UsersOfNoTenantAreRefused) {
   const TestNode node(absl::StrCat("tenants: [{name: other, uids: [", geteuid() + 1, "], dram_bytes: 4MiB}]"));
+  RawSession told(node);
+  EXPECT_EQ(StatusOf(told.Receive()).code(), absl::StatusCode::kPermissionDenied) << "before it has said anything";
+  EXPECT_TRUE(told.Closed());
+  std::vector<RawSession> many;
+  for (int i = 0; i < 65; ++i) many.emplace_back(node);
+  EXPECT_EQ(StatusOf(many[0].Receive()).code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_TRUE(many[0].Closed());
   RawSession session(node);
   const absl::Status status = StatusOf(session.Hello());
   EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
@@ -312,6 +383,25 @@ TEST(SocketPaths, AStaleSocketIsRemovedALiveOneIsNot) {
   EXPECT_EQ(ListenSeqpacket(path).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(std::filesystem::exists(path)) << "what is not a socket is never removed";
   unlink(path.c_str());
+}
+
+TEST(SocketPaths, ALockedFolderIsWaitedForWithinBounds) {
+  std::string folder_path = "/tmp/ashlard_locked_XXXXXX";
+  ASSERT_NE(mkdtemp(folder_path.data()), nullptr);
+  const std::string path = folder_path + "/session.sock";
+  UniqueFd folder(open(folder_path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_EQ(flock(folder.get(), LOCK_EX), 0);
+  const absl::Status locked = ListenSeqpacket(path).status();
+  EXPECT_EQ(locked.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(locked.message()), StartsWith(folder_path));
+
+  std::thread releases([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    folder.Reset();
+  });
+  EXPECT_TRUE(ListenSeqpacket(path).ok());
+  releases.join();
+  std::filesystem::remove_all(folder_path);
 }
 
 }  // namespace

@@ -1,10 +1,20 @@
 #include "daemon/session_table.h"
 
+#include <sys/random.h>
+
 #include <utility>
 
 #include "daemon/log.h"
 
 namespace ashlar::daemon {
+
+std::string RandomSecret() {
+  std::string secret(kSecretBytes, '\0');
+  while (getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
+    // Only a signal before the pool is seeded can interrupt so short a request.
+  }
+  return secret;
+}
 
 absl::Status SessionTable::Open(std::shared_ptr<Session> session, std::function<void()> opened) {
   const bool posted = loop_.Post([this, session, opened = std::move(opened)] {
@@ -32,10 +42,11 @@ void SessionTable::Close(const std::shared_ptr<Session>& session, std::string re
     const auto found = sessions_.find(session->about().secret);
     if (found != sessions_.end()) found->second.ended = true;
   }
-  // Unmapping much memory takes time: here, not on the metadata thread. Transfers in flight keep what they use.
-  const Session::Memory memory = session->Clear();
-  // Behind the closure that opens it, should that still wait.
-  loop_.PostCompletion([this, session, memory, reason = std::move(reason)] { CloseOnLoop(session, memory, reason); });
+  // What others wait for first: leases and reservations. Behind the closure that opens it, should that still wait.
+  loop_.PostCompletion([this, session, memory = session->memory(), reason = std::move(reason)] {
+    CloseOnLoop(session, memory, reason);
+  });
+  session->Clear();  // transfers in flight keep what they use
 }
 
 void SessionTable::CloseOnLoop(const std::shared_ptr<Session>& session, const Session::Memory& memory,

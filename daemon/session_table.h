@@ -17,6 +17,7 @@
 namespace ashlar::daemon {
 
 inline constexpr size_t kSecretBytes = 16;
+std::string RandomSecret();
 
 // Thread-safe.
 class SessionTable {
@@ -24,12 +25,15 @@ class SessionTable {
   // Both must outlive the table and everything that was posted for it.
   SessionTable(storage::Cache& cache, EventLoop& loop) : cache_(cache), loop_(loop) {}
 
+  // 16 random bytes that name this run of the daemon: a restarted one has others.
+  const std::string& run() const { return run_; }
+
   // Makes the session known to the cache and to Find, then calls `opened` on the metadata thread. RESOURCE_EXHAUSTED
   // when the loop's queue is full.
   absl::Status Open(std::shared_ptr<Session> session, std::function<void()> opened);
 
-  // Ends an opened session: Find no longer knows it, the cache frees what it held, and after transfers in flight have
-  // drained its memory is unmapped. Logs what was freed. Calling it again does nothing.
+  // Ends an opened session: Find no longer knows it, the cache frees what it held, and its memory goes when transfers
+  // in flight have drained. Nobody waits for the unmapping. Logs what was freed. Calling it again does nothing.
   void Close(const std::shared_ptr<Session>& session, std::string reason);
 
   // Null for an unknown secret and for a session that has ended.
@@ -51,6 +55,7 @@ class SessionTable {
 
   storage::Cache& cache_;
   EventLoop& loop_;
+  const std::string run_ = RandomSecret();
 
   mutable std::mutex mutex_;
   absl::flat_hash_map<std::string, Entry> sessions_;  // by secret; guarded by mutex_

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "proto/limits.h"
@@ -34,6 +35,22 @@ int Probe(const std::string& path, int type) {
   return errno;
 }
 
+// Whoever can read a folder can lock it, so the lock is not waited for without end.
+absl::Status Lock(int folder, const std::string& path) {
+  constexpr std::chrono::milliseconds kInterval{10};
+  const auto deadline = std::chrono::steady_clock::now() + PathClaim::kPatience;
+  while (flock(folder, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("cannot lock ", path));
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return absl::UnavailableError(absl::StrCat(path, ": another process has locked this folder for more than ",
+                                                 PathClaim::kPatience.count(), " ms"));
+    }
+    std::this_thread::sleep_for(kInterval);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<PathClaim> PathClaim::Take(const std::string& path, int type) {
@@ -41,7 +58,7 @@ absl::StatusOr<PathClaim> PathClaim::Take(const std::string& path, int type) {
   const std::string folder_path = parent.empty() ? "." : parent;
   UniqueFd folder(open(folder_path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", folder_path));
-  if (flock(folder.get(), LOCK_EX) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot lock ", folder_path));
+  if (absl::Status locked = Lock(folder.get(), folder_path); !locked.ok()) return locked;
 
   struct stat found;
   if (lstat(path.c_str(), &found) != 0) {

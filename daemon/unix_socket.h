@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -15,9 +16,12 @@ namespace ashlar::daemon {
 
 // Makes `path` free to bind, and keeps it so against other daemons until the claim goes: bind before that. A socket
 // that nobody answers (its daemon was killed) is removed; ALREADY_EXISTS when a live process answers or the path is
-// something else than a socket. The claim is a lock on the folder: it leaves no file behind.
+// something else than a socket. The claim is a lock on the folder: it leaves no file behind. Another daemon that starts
+// holds one for an instant; UNAVAILABLE when somebody holds it for longer than kPatience.
 class PathClaim {
  public:
+  static constexpr std::chrono::milliseconds kPatience{2000};
+
   // `type` is the kind of socket that is expected there (SOCK_STREAM, SOCK_SEQPACKET).
   static absl::StatusOr<PathClaim> Take(const std::string& path, int type);
 

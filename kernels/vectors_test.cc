@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/testing/print.h"
 
 namespace ashlar::kernels {
 namespace {
@@ -72,10 +73,6 @@ class Vectors : public testing::TestWithParam<const Kernels*> {
   std::unique_ptr<Queue> queue_ = GetParam()->MakeQueue(nullptr);
   json vectors_;
 };
-
-std::string NameOf(const testing::TestParamInfo<const Kernels*>& info) {
-  return std::string(info.param->name());
-}
 
 // ---- Linear layers, family gdn ----------------------------------------------------------------------------------
 
@@ -385,8 +382,10 @@ TEST_P(RopeVectors, LandGivesLandedKeys) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, GdnVectors, testing::ValuesIn(Available().begin(), Available().end()), NameOf);
-INSTANTIATE_TEST_SUITE_P(Every, RopeVectors, testing::ValuesIn(Available().begin(), Available().end()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Every, GdnVectors, testing::ValuesIn(Available().begin(), Available().end()),
+                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Every, RopeVectors, testing::ValuesIn(Available().begin(), Available().end()),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace ashlar::kernels

@@ -21,8 +21,10 @@ inline constexpr uint64_t kMaxPromptTokens = uint64_t{1} << 22;
 inline constexpr uint64_t kMaxSegments = 16384;  // of one prompt
 inline constexpr uint64_t kMaxPromptsPerCall = 64;
 inline constexpr uint64_t kMaxLookupsPerMatch = 65536;  // segments of all prompts of a Match: one turn of one thread
-inline constexpr uint64_t kMaxObjectsPerCall = 64;      // also reservations of an Abandon
-inline constexpr uint64_t kMaxReleasesPerCall = 1024;   // leases of a Release
+inline constexpr uint64_t kMaxLeases = 65536;           // that one session holds
+inline constexpr uint64_t kMaxLeasedSegments = uint64_t{1} << 20;  // listed in those, misses among them
+inline constexpr uint64_t kMaxObjectsPerCall = 64;                 // also reservations of an Abandon
+inline constexpr uint64_t kMaxReleasesPerCall = 1024;              // leases of a Release
 inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 40;
 inline constexpr uint32_t kMaxLayers = 1024;
 inline constexpr uint32_t kMaxHeads = 1024;
@@ -48,6 +50,7 @@ static_assert(kMaxLinearHeadDim * kMaxLinearHeadDim * 4 <= kExtentBytes, "one he
 static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + (1 << 20) < kMaxMessageBytes,
               "the longest prompt fits a message");
 static_assert(kMaxSegments <= kMaxLookupsPerMatch, "any prompt fits a call of its own");
+static_assert(kMaxSegments * 16 <= kMaxLeasedSegments, "a session may hold matches of many longest prompts");
 static_assert(kMaxLayoutTableBytes + kMaxLayers * 256 + 8 * kMaxStringBytes < kMaxMessageBytes,
               "a layout fits a message");
 static_assert(kProtocolMin <= kProtocolMax);

@@ -372,7 +372,7 @@ std::string EncodeHeader(const ObjectHeader& header) {
   return bytes;
 }
 
-absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view bytes) {
+absl::Status VerifyHeader(absl::string_view bytes) {
   if (bytes.size() < at::kParts) return DataLoss("truncated");
   if (bytes.substr(at::kMagic, kMagic.size()) != kMagic) return DataLoss("wrong magic");
   const auto version = Get<uint32_t>(bytes, at::kVersion);
@@ -385,6 +385,13 @@ absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view bytes) {
   if (bytes.size() < header_bytes) return DataLoss("truncated");
   bytes = bytes.substr(0, header_bytes);
   if (Get<uint64_t>(bytes, at::kChecksum) != HeaderChecksum(bytes)) return DataLoss("wrong checksum");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view bytes) {
+  if (absl::Status status = VerifyHeader(bytes); !status.ok()) return status;
+  bytes = bytes.substr(0, Get<uint32_t>(bytes, at::kHeaderBytes));
+  const auto part_count = Get<uint32_t>(bytes, at::kPartCount);
   if (!AllZero(bytes.substr(at::kReserved, at::kNamespace - at::kReserved))) return DataLoss("reserved bytes");
 
   ObjectHeader header{.ns = Get<NamespaceId>(bytes, at::kNamespace),

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "storage/memory_reserve.h"
 
 namespace ashlar::storage {
 namespace {
@@ -26,11 +27,14 @@ absl::StatusOr<Arena> Arena::Make(uint64_t bytes, bool huge_pages) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (data == MAP_FAILED) return Refused("mmap", errno);
   arena.data_ = static_cast<std::byte*>(data);
+  const bool advised = huge_pages && madvise(data, bytes, MADV_HUGEPAGE) == 0;
+  if (absl::Status reserved = ReservePages(descriptor, bytes, advised ? data : nullptr); !reserved.ok()) {
+    return absl::ResourceExhaustedError(absl::StrCat("arena: ", reserved.message()));
+  }
   // The mapping above stays writable; everything after the seal is read-only, and the seals themselves are final.
   if (fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
     return absl::FailedPreconditionError("arena: this kernel cannot seal a memfd against future writes (Linux 5.1)");
   }
-  if (huge_pages) madvise(data, bytes, MADV_HUGEPAGE);
   return arena;
 }
 

@@ -14,8 +14,8 @@ namespace ashlar::storage {
 class Arena {
  public:
   // `bytes` > 0, a multiple of the page size. RESOURCE_EXHAUSTED with the system's reason where there is no memory,
-  // address space or descriptor left; FAILED_PRECONDITION where the kernel cannot seal. Pages come when they are first
-  // written. `huge_pages` asks for transparent huge pages; a kernel that has none is not an error.
+  // address space or descriptor left; FAILED_PRECONDITION where the kernel cannot seal. All pages are reserved: writing
+  // to an arena never fails. `huge_pages` asks for transparent huge pages; a kernel that has none is not an error.
   static absl::StatusOr<Arena> Make(uint64_t bytes, bool huge_pages);
 
   Arena(Arena&& other) noexcept;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -54,9 +55,23 @@ TEST(Arena, ClosesItsDescriptorOnce) {
   EXPECT_EQ(fcntl(descriptor, F_GETFD), -1);
 }
 
+TEST(Arena, HasItsPagesFromTheStart) {
+  for (const bool huge_pages : {false, true}) {
+    absl::StatusOr<Arena> arena = Arena::Make(kBytes, huge_pages);
+    ASSERT_TRUE(arena.ok()) << arena.status();
+    struct stat file;
+    ASSERT_EQ(fstat(arena->descriptor(), &file), 0);
+    EXPECT_GE(static_cast<uint64_t>(file.st_blocks) * 512, kBytes);
+    EXPECT_EQ(arena->data()[kBytes - 1], std::byte{0});
+  }
+}
+
 TEST(Arena, SaysWhyThereIsNoMemory) {
-  const absl::StatusOr<Arena> arena = Arena::Make(uint64_t{1} << 62, false);
-  EXPECT_TRUE(absl::IsResourceExhausted(arena.status())) << arena.status();
+  // No address space for it; address space, but no memory.
+  for (const uint64_t bytes : {uint64_t{1} << 62, uint64_t{1} << 45}) {
+    const absl::StatusOr<Arena> arena = Arena::Make(bytes, false);
+    EXPECT_TRUE(absl::IsResourceExhausted(arena.status())) << arena.status();
+  }
 }
 
 }  // namespace

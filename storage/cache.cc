@@ -15,10 +15,11 @@ namespace ashlar::storage {
 struct Cache::Impl {
   Impl(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer)
       : clock(clock),
+        tier(tier),
         observer(observer == nullptr ? ignored : *observer),
-        leases_per_session(options.leases_per_session),
         pool(tier, lru, options.ghost_entries, this->observer),
-        leases(std::move(options.random), options.unused_lease),
+        leases(std::move(options.random),
+               {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
         publisher(pool, mover, clock, drain, options.reservation),
         lander(pool, mover, drain, this->observer) {}
 
@@ -39,9 +40,21 @@ struct Cache::Impl {
     return match;
   }
 
+  // Engines read an object's header in place, where it may have changed since it was written: they would miss the
+  // object, and never get it published again.
+  Pool::Result FindWhole(TenantId tenant, const Key& key) {
+    Pool::Result result = pool.Find(tenant, key);
+    if (!result.object) return result;
+    const ExtentRun& first = result.object->slot.runs.front();
+    const auto* bytes = reinterpret_cast<const char*>(tier.Address(first.arena, first.first));
+    if (VerifyHeader({bytes, limits::kExtentBytes}).ok()) return result;
+    pool.Drop(result.object, MissReason::kChecksumFailed);
+    return {MissReason::kChecksumFailed, {}};
+  }
+
   Pool::Result Find(TenantId tenant, const Query& query) {
     if (!query.storable) return Missed(tenant, query, MissReason::kTooShort);
-    Pool::Result result = pool.Find(tenant, query.key);
+    Pool::Result result = FindWhole(tenant, query.key);
     if (!result.object) return Missed(tenant, query, result.reason);
     observer.Hit(tenant, query.kind, pool.kind(), query.tokens);
     return result;
@@ -53,9 +66,9 @@ struct Cache::Impl {
   }
 
   const Clock& clock;
+  const Tier& tier;
   Observer ignored;
   Observer& observer;
-  const size_t leases_per_session;
   LruPolicy lru;
   Drain drain;
   std::map<SessionId, TenantId> sessions;
@@ -87,8 +100,9 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries) {
   if (tenant == nullptr) {
     return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
   }
-  const bool full = impl_->leases.HeldBy(session) >= impl_->leases_per_session;
+  const bool full = !impl_->leases.HasRoom(session, queries.size());
   LeaseTable::Segments segments;
+  segments.reserve(queries.size());  // a lease costs what it lists, and no more
   bool any = false;
   for (const Query& query : queries) {
     segments.push_back(full ? impl_->Missed(*tenant, query, MissReason::kBusy) : impl_->Find(*tenant, query));
@@ -102,12 +116,9 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries) {
 absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease) {
   const TenantId* tenant = impl_->Tenant(session);
   if (tenant == nullptr) return absl::NotFoundError("lease: unknown");
-  if (impl_->leases.HeldBy(session) >= impl_->leases_per_session) {
-    return absl::ResourceExhaustedError("lease: this session holds too many");
-  }
-  const LeaseTable::Segments* segments = impl_->leases.Attach(session, *tenant, lease);
-  if (segments == nullptr) return absl::NotFoundError("lease: unknown");
-  return impl_->Describe(lease, *segments);
+  const absl::StatusOr<const LeaseTable::Segments*> segments = impl_->leases.Attach(session, *tenant, lease);
+  if (!segments.ok()) return segments.status();
+  return impl_->Describe(lease, **segments);
 }
 
 absl::StatusOr<Match> Cache::Held(SessionId session, const LeaseId& lease) const {
@@ -123,7 +134,11 @@ void Cache::Release(SessionId session, const LeaseId& lease) {
 Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan) {
   const TenantId* tenant = impl_->Tenant(session);
   if (tenant == nullptr) return {};
-  const Publisher::Reserved reserved = impl_->publisher.Reserve(session, *tenant, plan);
+  Publisher::Reserved reserved = impl_->publisher.Reserve(session, *tenant, plan);
+  const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
+  if (present && !impl_->FindWhole(*tenant, plan.key).object) {
+    reserved = impl_->publisher.Reserve(session, *tenant, plan);
+  }
   return {reserved.outcome, reserved.id};
 }
 

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/key.h"
+#include "proto/limits.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
 #include "storage/executor.h"
@@ -52,9 +53,11 @@ struct Match {
 struct CacheOptions {
   Nanos unused_lease = 60'000'000'000;  // a match that was never used ends after this
   Nanos reservation = 60'000'000'000;   // a reservation that was never published is reclaimed after this
-  size_t leases_per_session = 1 << 16;  // who holds that many gets no more until it releases some
-  size_t ghost_entries = 1 << 16;       // why keys that are gone are gone
-  std::function<uint64_t()> random;     // for lease ids; a simulator passes a seeded one
+  // Who holds that many, or leases that list that many segments, gets no more until it releases some.
+  size_t leases_per_session = limits::kMaxLeases;
+  size_t leased_segments_per_session = limits::kMaxLeasedSegments;
+  size_t ghost_entries = 1 << 16;    // why keys that are gone are gone
+  std::function<uint64_t()> random;  // for lease ids; a simulator passes a seeded one
 };
 
 class Mover;
@@ -71,8 +74,10 @@ class Cache {
   // and drain first; `drained` is called when nothing of the session's memory is touched any more.
   void CloseSession(SessionId session, std::function<void()> drained);
 
-  // Looks every query up and leases what it finds. One lease for the whole match. A session that holds too many leases
-  // misses everything with kBusy, and is refused to attach with RESOURCE_EXHAUSTED.
+  // Looks every query up and leases what it finds. An object whose stored header has changed is dropped and missed with
+  // kChecksumFailed. One lease for the whole match. A session whose leases, or the
+  // segments in them, would become too many misses everything with kBusy, and is refused to attach with
+  // RESOURCE_EXHAUSTED.
   Match Lookup(SessionId session, std::span<const Query> queries);
   absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease);  // NOT_FOUND, also for another tenant's
   void Release(SessionId session, const LeaseId& lease);
@@ -84,7 +89,8 @@ class Cache {
     ReserveOutcome outcome = ReserveOutcome::kUnavailable;
     ReservationId id = 0;
   };
-  // `plan` is PlanObject's answer. Evicts what is needed to make room.
+  // `plan` is PlanObject's answer. Evicts what is needed to make room, and drops an object that is there already but
+  // whose stored header has changed.
   Reservation Reserve(SessionId session, const ObjectHeader& plan);
   // The plan behind a reservation of this session; null when unknown. For checking sources before Publish.
   const ObjectHeader* Planned(SessionId session, ReservationId reservation) const;

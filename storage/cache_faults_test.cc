@@ -69,6 +69,37 @@ TEST_F(CacheFaultsTest, CorruptedBytesInAnExtentAreAMissAndTheOthersLand) {
   EXPECT_EQ(rig_.Reason(kAnn, plan_), MissReason::kNone);
 }
 
+TEST_F(CacheFaultsTest, ACorruptHeaderIsAMissAndInNobodysWay) {
+  for (uint64_t offset = 0; offset < EncodedHeaderBytes(plan_.parts.size()); offset += 61) {
+    SCOPED_TRACE(offset);
+    ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+    const Match match = rig_.Lookup(kAnn, plan_);
+    CorruptHeader(*rig_.tier, *match.found[0].slot, offset);
+    rig_.observer.misses.clear();
+    rig_.observer.evicted.clear();
+    const Match missed = rig_.Lookup(kAnn, plan_);
+    EXPECT_EQ(missed.found[0].reason, MissReason::kChecksumFailed);
+    EXPECT_EQ(missed.lease, LeaseId{});
+    EXPECT_THAT(rig_.observer.misses, ElementsAre(MissReason::kChecksumFailed));
+    EXPECT_THAT(rig_.observer.evicted, ElementsAre(MissReason::kChecksumFailed));
+    EXPECT_EQ(cache_.stats().objects, 0u);
+    // The others who hold it learn of it, and a new copy takes its place while they do.
+    EXPECT_THAT(Land(kAnn, match.lease, {{0, 0}}), ElementsAre(MissReason::kChecksumFailed));
+    ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+    const Match again = rig_.Lookup(kAnn, plan_);
+    CorruptHeader(*rig_.tier, *again.found[0].slot, offset);  // after the look-up: the engine sees it first
+    cache_.Release(kAnn, again.lease);
+    ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1)) << "it is not called present";
+    EXPECT_EQ(rig_.Reason(kAnn, plan_), MissReason::kNone);
+    cache_.Release(kAnn, match.lease);
+    const Match last = rig_.Lookup(kAnn, plan_);
+    CorruptHeader(*rig_.tier, *last.found[0].slot, offset);
+    EXPECT_EQ(rig_.Reason(kAnn, plan_), MissReason::kChecksumFailed);
+    cache_.Release(kAnn, last.lease);
+    EXPECT_EQ(rig_.tier->Usage(1).used_bytes, 0u);
+  }
+}
+
 TEST_F(CacheFaultsTest, AWrongChecksumIsAMissWhateverThePart) {
   for (const Part& part : plan_.parts) {
     SCOPED_TRACE(std::string(Name(part.form)) + " of layer " + std::to_string(part.layer));
@@ -188,6 +219,28 @@ TEST_F(CacheFaultsTest, ASessionMayHoldSoManyLeasesAndNoMore) {
   rig.cache.Tick();
   EXPECT_EQ(rig.cache.stats().leases, 1u) << "expired leases count no longer; Bob's attached one stays";
   EXPECT_EQ(rig.Reason(kAnn, plan_), MissReason::kNone);
+}
+
+TEST_F(CacheFaultsTest, ASessionsLeasesListSoManySegmentsAndNoMore) {
+  Rig rig(16, {.leased_segments_per_session = 5});
+  rig.cache.OpenSession(kAnn, 1);
+  ASSERT_TRUE(rig.Publish(kAnn, plan_, 1));
+  const std::vector<Query> two = {rig.Ask(plan_), rig.Ask(other_)}, six(6, rig.Ask(plan_));
+  const Match first = rig.cache.Lookup(kAnn, two), second = rig.cache.Lookup(kAnn, two);
+  ASSERT_EQ(second.found[0].reason, MissReason::kNone);
+  const int hits = rig.observer.hits;
+  const Match refused = rig.cache.Lookup(kAnn, two);
+  EXPECT_EQ(refused.found[0].reason, MissReason::kBusy);
+  EXPECT_EQ(refused.found[1].reason, MissReason::kBusy);
+  EXPECT_EQ(refused.lease, LeaseId{});
+  EXPECT_EQ(rig.observer.hits, hits);
+  EXPECT_EQ(rig.Reason(kAnn, plan_), MissReason::kNone) << "there is room for one";
+
+  rig.cache.Release(kAnn, first.lease);
+  EXPECT_EQ(rig.cache.Lookup(kAnn, two).found[0].reason, MissReason::kNone);
+  rig.cache.CloseSession(kAnn, [] {});
+  rig.cache.OpenSession(kAnn, 1);
+  EXPECT_EQ(rig.cache.Lookup(kAnn, six).found[0].reason, MissReason::kBusy) << "more than any session may hold";
 }
 
 TEST_F(CacheFaultsTest, AnOverfullBudgetIsRefusedAndHeld) {

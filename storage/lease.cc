@@ -5,6 +5,9 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
 namespace ashlar::storage {
 namespace {
 
@@ -25,15 +28,22 @@ LeaseId DrawId(const std::function<uint64_t()>& random) {
 
 }  // namespace
 
-LeaseTable::LeaseTable(std::function<uint64_t()> random, Nanos unused_lease)
-    : random_(random ? std::move(random) : SystemRandom), unused_lease_(unused_lease) {}
+LeaseTable::LeaseTable(std::function<uint64_t()> random, Bounds bounds)
+    : random_(random ? std::move(random) : SystemRandom), bounds_(bounds) {}
+
+bool LeaseTable::HasRoom(SessionId session, size_t segments) const {
+  const auto found = holdings_.find(session);
+  const size_t leases = found == holdings_.end() ? 0 : found->second.leases.size();
+  const size_t listed = found == holdings_.end() ? 0 : found->second.segments;
+  return leases < bounds_.leases && segments <= bounds_.segments - listed;
+}
 
 LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, Nanos now) {
   const Serial serial = next_serial_++;
   LeaseId id = DrawId(random_);
   // All zero means "no lease"; a name in use is not given twice, whatever the source of randomness.
   while (id == LeaseId{} || !serials_.emplace(id, serial).second) id = DrawId(random_);
-  Lease lease{.id = id, .tenant = tenant, .segments = std::move(segments), .deadline = now + unused_lease_};
+  Lease lease{.id = id, .tenant = tenant, .segments = std::move(segments), .deadline = now + bounds_.unused_lease};
   Hold(holder, serial, leases_.emplace(serial, std::move(lease)).first->second);
   return id;
 }
@@ -45,9 +55,13 @@ const LeaseTable::Segments* LeaseTable::Held(SessionId session, const LeaseId& i
   return lease.holders.contains(session) ? &lease.segments : nullptr;
 }
 
-const LeaseTable::Segments* LeaseTable::Attach(SessionId session, TenantId tenant, const LeaseId& id) {
+absl::StatusOr<const LeaseTable::Segments*> LeaseTable::Attach(SessionId session, TenantId tenant, const LeaseId& id) {
   const auto lease = Find(id);
-  if (lease == leases_.end() || lease->second.tenant != tenant) return nullptr;
+  if (lease == leases_.end() || lease->second.tenant != tenant) return absl::NotFoundError("lease: unknown");
+  if (!lease->second.holders.contains(session) && !HasRoom(session, lease->second.segments.size())) {
+    return absl::ResourceExhaustedError(absl::StrCat("lease: a session holds at most ", bounds_.leases,
+                                                     " leases, which list at most ", bounds_.segments, " segments"));
+  }
   Hold(session, lease->first, lease->second);
   lease->second.deadline.reset();
   return &lease->second.segments;
@@ -65,7 +79,7 @@ void LeaseTable::Release(SessionId session, const LeaseId& id) {
 void LeaseTable::ReleaseAll(SessionId session) {
   const auto held = holdings_.extract(session);
   if (held.empty()) return;
-  for (const Serial serial : held.mapped()) LetGo(session, leases_.find(serial));
+  for (const Serial serial : held.mapped().leases) LetGo(session, leases_.find(serial));
 }
 
 void LeaseTable::Expire(Nanos now) {
@@ -77,25 +91,23 @@ void LeaseTable::Expire(Nanos now) {
   }
 }
 
-size_t LeaseTable::HeldBy(SessionId session) const {
-  const auto held = holdings_.find(session);
-  return held == holdings_.end() ? 0 : held->second.size();
-}
-
 LeaseTable::Leases::iterator LeaseTable::Find(const LeaseId& id) {
   const auto serial = serials_.find(id);
   return serial == serials_.end() ? leases_.end() : leases_.find(serial->second);
 }
 
 void LeaseTable::Hold(SessionId session, Serial serial, Lease& lease) {
-  lease.holders.insert(session);
-  holdings_[session].insert(serial);
+  if (!lease.holders.insert(session).second) return;
+  Holding& holding = holdings_[session];
+  holding.leases.insert(serial);
+  holding.segments += lease.segments.size();
 }
 
 void LeaseTable::LetGo(SessionId session, Leases::iterator lease) {
   if (const auto held = holdings_.find(session); held != holdings_.end()) {
-    held->second.erase(lease->first);
-    if (held->second.empty()) holdings_.erase(held);
+    held->second.leases.erase(lease->first);
+    held->second.segments -= lease->second.segments.size();
+    if (held->second.leases.empty()) holdings_.erase(held);
   }
   lease->second.holders.erase(session);
   if (!lease->second.holders.empty()) return;

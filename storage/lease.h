@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "proto/limits.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
 #include "storage/pool.h"
@@ -19,20 +21,31 @@ namespace ashlar::storage {
 
 // A lease keeps objects where they are as long as any session holds it. It is named by 128 random bits, so that one
 // process of an engine can hand it to another; sessions of other tenants cannot tell it from an unknown one. A deadline
-// ends only a lease that was never used.
+// ends only a lease that was never used. What a session holds is bounded in leases and in the segments that they list;
+// a lease counts for each of its holders.
 class LeaseTable {
  public:
   using Segments = std::vector<Pool::Result>;  // one a query, misses among them
 
-  // `random` gives 64 bits a call; null: the system's.
-  LeaseTable(std::function<uint64_t()> random, Nanos unused_lease);
+  struct Bounds {
+    Nanos unused_lease = 0;                        // a lease that was never used ends after this
+    size_t leases = limits::kMaxLeases;            // of one session
+    size_t segments = limits::kMaxLeasedSegments;  // of one session's leases together
+  };
 
+  // `random` gives 64 bits a call; null: the system's.
+  LeaseTable(std::function<uint64_t()> random, Bounds bounds);
+
+  // Whether the session may hold one more lease, of so many segments.
+  bool HasRoom(SessionId session, size_t segments) const;
+  // The session must have room.
   LeaseId Grant(SessionId holder, TenantId tenant, Segments segments, Nanos now);
 
   // What a lease that this session holds covers; null for any other. Valid until the lease ends.
   const Segments* Held(SessionId session, const LeaseId& id) const;
-  // Makes the session a holder, which counts as use. Null for an unknown lease or another tenant's.
-  const Segments* Attach(SessionId session, TenantId tenant, const LeaseId& id);
+  // Makes the session a holder, which counts as use. NOT_FOUND for an unknown lease or another tenant's;
+  // RESOURCE_EXHAUSTED for a session without room.
+  absl::StatusOr<const Segments*> Attach(SessionId session, TenantId tenant, const LeaseId& id);
   // From now on the lease has no deadline. The lease must exist.
   void Use(const LeaseId& id);
 
@@ -42,7 +55,6 @@ class LeaseTable {
   void Expire(Nanos now);
 
   size_t size() const { return leases_.size(); }
-  size_t HeldBy(SessionId session) const;  // leases
 
  private:
   using Serial = uint64_t;  // order of granting: what is done to many leases is done in this order
@@ -54,17 +66,23 @@ class LeaseTable {
     std::optional<Nanos> deadline;  // none once used
   };
   using Leases = std::map<Serial, Lease>;
+  struct Holding {
+    std::set<Serial> leases;
+    size_t segments = 0;  // of those leases
+  };
+  static_assert(limits::kMaxLeases * sizeof(Lease) + limits::kMaxLeasedSegments * sizeof(Pool::Result) <= 32 << 20,
+                "what one session may hold takes 32 MiB at most, beside the nodes of maps and sets");
 
   Leases::iterator Find(const LeaseId& id);
   void Hold(SessionId session, Serial serial, Lease& lease);
   void LetGo(SessionId session, Leases::iterator lease);
 
   const std::function<uint64_t()> random_;
-  const Nanos unused_lease_;
+  const Bounds bounds_;
   Serial next_serial_ = 1;
   Leases leases_;
   absl::flat_hash_map<LeaseId, Serial> serials_;
-  std::map<SessionId, std::set<Serial>> holdings_;
+  std::map<SessionId, Holding> holdings_;
 };
 
 }  // namespace ashlar::storage

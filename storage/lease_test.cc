@@ -19,7 +19,10 @@ constexpr Nanos kUnused = 1000;
 
 class LeaseTest : public ::testing::Test {
  protected:
-  LeaseTest() : tier_(TestTier({{kTenant, 4}})), pool_(*tier_, lru_, 4, observer_), leases_(Counter(), kUnused) {}
+  LeaseTest()
+      : tier_(TestTier({{kTenant, 4}})),
+        pool_(*tier_, lru_, 4, observer_),
+        leases_(Counter(), {.unused_lease = kUnused}) {}
 
   // The first draws are zero, then a number repeats: neither may name a lease.
   static std::function<uint64_t()> Counter() {
@@ -58,7 +61,7 @@ TEST_F(LeaseTest, NamesAreUniqueAndNeverZero) {
 }
 
 TEST_F(LeaseTest, TheSystemsRandomNamesDiffer) {
-  LeaseTable leases(nullptr, kUnused);
+  LeaseTable leases(nullptr, {.unused_lease = kUnused});
   EXPECT_NE(leases.Grant(kAnn, kTenant, OneObject(), 0), leases.Grant(kAnn, kTenant, OneObject(), 0));
 }
 
@@ -66,27 +69,25 @@ TEST_F(LeaseTest, HoldsObjectsUntilTheLastHolderLetsGo) {
   const LeaseId id = leases_.Grant(kAnn, kTenant, OneObject(), 0);
   ASSERT_NE(leases_.Held(kAnn, id), nullptr);
   EXPECT_EQ(leases_.Held(kAnn, id)->size(), 2u);
-  ASSERT_NE(leases_.Attach(kBob, kTenant, id), nullptr);
+  ASSERT_TRUE(leases_.Attach(kBob, kTenant, id).ok());
   EXPECT_EQ(References(), 1u);
 
-  EXPECT_EQ(leases_.HeldBy(kAnn), 1u);
   leases_.Release(kAnn, id);
   leases_.Release(kAnn, id);  // harmless
-  EXPECT_EQ(leases_.HeldBy(kAnn), 0u);
   EXPECT_EQ(leases_.Held(kAnn, id), nullptr);
   EXPECT_NE(leases_.Held(kBob, id), nullptr);
   EXPECT_EQ(References(), 1u);
 
   leases_.ReleaseAll(kBob);
   EXPECT_EQ(leases_.Held(kBob, id), nullptr);
-  EXPECT_EQ(leases_.Attach(kBob, kTenant, id), nullptr);
+  EXPECT_TRUE(absl::IsNotFound(leases_.Attach(kBob, kTenant, id).status()));
   EXPECT_EQ(References(), 0u);
   EXPECT_EQ(leases_.size(), 0u);
 }
 
 TEST_F(LeaseTest, IsUnknownToOtherTenantsAndOtherSessions) {
   const LeaseId id = leases_.Grant(kAnn, kTenant, OneObject(), 0);
-  EXPECT_EQ(leases_.Attach(kEve, kOther, id), nullptr);
+  EXPECT_TRUE(absl::IsNotFound(leases_.Attach(kEve, kOther, id).status()));
   EXPECT_EQ(leases_.Held(kEve, id), nullptr);
   EXPECT_EQ(leases_.Held(kBob, id), nullptr) << "same tenant, but it did not attach";
   leases_.Release(kEve, id);
@@ -100,7 +101,7 @@ TEST_F(LeaseTest, ADeadlineEndsOnlyWhatWasNeverUsed) {
   const LeaseId attached = leases_.Grant(kAnn, kTenant, OneObject(), 0);
   const LeaseId later = leases_.Grant(kAnn, kTenant, OneObject(), 1);
   leases_.Use(landed);
-  ASSERT_NE(leases_.Attach(kBob, kTenant, attached), nullptr);
+  ASSERT_TRUE(leases_.Attach(kBob, kTenant, attached).ok());
   EXPECT_NE(leases_.Held(kAnn, unused), nullptr);
 
   leases_.Expire(kUnused - 1);
@@ -112,6 +113,34 @@ TEST_F(LeaseTest, ADeadlineEndsOnlyWhatWasNeverUsed) {
   EXPECT_NE(leases_.Held(kAnn, landed), nullptr);
   EXPECT_NE(leases_.Held(kAnn, attached), nullptr);
   EXPECT_EQ(leases_.size(), 2u);
+}
+
+TEST_F(LeaseTest, CountsTheSegmentsThatASessionsLeasesList) {
+  LeaseTable leases(Counter(), {.unused_lease = kUnused, .leases = 3, .segments = 5});
+  const auto grant = [&](SessionId session, Nanos now) { return leases.Grant(session, kTenant, OneObject(), now); };
+  EXPECT_TRUE(leases.HasRoom(kAnn, 5));
+  EXPECT_FALSE(leases.HasRoom(kAnn, 6));
+  const LeaseId first = grant(kAnn, 0), second = grant(kAnn, 1), bobs = grant(kBob, 2);
+  EXPECT_TRUE(leases.HasRoom(kAnn, 1));
+  EXPECT_FALSE(leases.HasRoom(kAnn, 2)) << "a lease of two segments each";
+
+  const absl::Status refused = leases.Attach(kAnn, kTenant, bobs).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_EQ(refused.message(), "lease: a session holds at most 3 leases, which list at most 5 segments");
+  EXPECT_EQ(leases.Held(kAnn, bobs), nullptr);
+  ASSERT_TRUE(leases.Attach(kAnn, kTenant, second).ok()) << "it holds this one";
+  EXPECT_TRUE(leases.HasRoom(kAnn, 1)) << "which counts once";
+
+  leases.Expire(kUnused);  // the first; the second is used
+  EXPECT_EQ(leases.Held(kAnn, first), nullptr);
+  EXPECT_TRUE(leases.HasRoom(kAnn, 3));
+  ASSERT_TRUE(leases.Attach(kAnn, kTenant, bobs).ok());
+  EXPECT_FALSE(leases.HasRoom(kAnn, 2)) << "a shared lease counts for each of its holders";
+  EXPECT_TRUE(leases.HasRoom(kBob, 3));
+  leases.Release(kAnn, second);
+  EXPECT_TRUE(leases.HasRoom(kAnn, 3));
+  leases.ReleaseAll(kAnn);
+  EXPECT_TRUE(leases.HasRoom(kAnn, 5));
 }
 
 }  // namespace

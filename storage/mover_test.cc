@@ -11,6 +11,7 @@
 
 #include "absl/strings/string_view.h"
 #include "kernels/kernels.h"
+#include "kernels/testing/print.h"
 #include "storage/object_bytes.h"
 #include "storage/testing/rig.h"
 
@@ -232,7 +233,7 @@ TEST_P(MoverTest, LetsGoOfTheEnginesMemoryBeforeItSaysDone) {
 
 INSTANTIATE_TEST_SUITE_P(BackEnds, MoverTest,
                          ::testing::ValuesIn(kernels::Available().begin(), kernels::Available().end()),
-                         [](const auto& info) { return std::string(info.param->name()); });
+                         ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace ashlar::storage

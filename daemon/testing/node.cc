@@ -1,6 +1,8 @@
 #include "daemon/testing/node.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -96,6 +98,42 @@ bool Eventually(const std::function<bool()>& condition) {
   return condition();
 }
 
+std::string Scrape(int port) {
+  const UniqueFd connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return "";
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  if (write(connection.get(), request.data(), request.size()) < 0) return "";
+  std::string answer;
+  char buffer[4096];
+  for (ssize_t size; (size = read(connection.get(), buffer, sizeof buffer)) > 0;) answer.append(buffer, size);
+  return answer;
+}
+
+// By its bytes: Debian ships the service without its .proto.
+int Health(const std::string& rpc_socket, const std::string& service) {
+  grpc::GenericStub health(grpc::CreateChannel(absl::StrCat("unix:", rpc_socket), grpc::InsecureChannelCredentials()));
+  // HealthCheckRequest { string service = 1; }
+  const grpc::Slice request(service.empty() ? "" : absl::StrCat("\x0a", std::string(1, service.size()), service));
+  const grpc::ByteBuffer request_bytes(&request, 1);
+  grpc::ByteBuffer response_bytes;
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const auto call = health.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request_bytes, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(&response_bytes, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  grpc::Slice response;
+  if (!queue.Next(&tag, &ok) || !status.ok() || !response_bytes.DumpToSingleSlice(&response).ok()) return -1;
+  // HealthCheckResponse { ServingStatus status = 1; }
+  return response.size() == 2 && *response.begin() == 0x08 ? response.begin()[1] : -1;
+}
+
 RawSession::RawSession(const std::string& path) : socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -139,12 +177,12 @@ absl::StatusOr<v1::SessionReply> RawSession::Ask(const v1::SessionRequest& reque
   return Receive(descriptor);
 }
 
-absl::StatusOr<v1::SessionReply> RawSession::Hello() {
+absl::StatusOr<v1::SessionReply> RawSession::Hello(UniqueFd* descriptor) {
   v1::SessionRequest request;
   request.mutable_hello()->set_protocol_min(limits::kProtocolMin);
   request.mutable_hello()->set_protocol_max(limits::kProtocolMax);
   request.mutable_hello()->set_client("raw test");
-  return Ask(request);
+  return Ask(request, {}, descriptor);
 }
 
 bool RawSession::Closed() {
@@ -248,6 +286,7 @@ TestEngine::TestEngine(const TestNode& node, const Layout& layout, std::unique_p
   const auto welcome = socket_->Hello();
   Require(StatusOf(welcome).ok(), StatusOf(welcome).ToString());
   secret_ = welcome->welcome().session();
+  run_ = welcome->welcome().run();
   tenant_ = welcome->welcome().tenant();
 
   const UniqueFd memfd = MakeMemfd(kRegionBytes, F_SEAL_SHRINK);
@@ -385,6 +424,13 @@ v1::LandRequest TestEngine::LandRequest(const std::string& lease, std::vector<v1
   request.set_pages_id(pages_);
   for (uint32_t page = 0; page < kPages; ++page) request.add_page_table(static_cast<int32_t>(page));
   for (v1::LandSegment& segment : segments) *request.add_segments() = std::move(segment);
+  return request;
+}
+
+v1::QuiesceRequest TestEngine::QuiesceRequest(uint64_t landing) const {
+  auto request = Make<v1::QuiesceRequest>();
+  request.set_landing(landing);
+  request.set_run(run_);
   return request;
 }
 

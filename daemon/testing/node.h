@@ -45,6 +45,13 @@ UniqueFd MakeMemfd(size_t bytes, int seals);
 // Waits at most 5 s for `condition`.
 bool Eventually(const std::function<bool()>& condition);
 
+// The answer to GET /metrics on this machine's `port`; empty when there is none.
+std::string Scrape(int port);
+
+// What grpc.health.v1.Health/Check says of a service: a ServingStatus, or −1 for no answer.
+inline constexpr int kServing = 1, kNotServing = 2;
+int Health(const std::string& rpc_socket, const std::string& service);
+
 // A raw session socket.
 class RawSession {
  public:
@@ -57,7 +64,7 @@ class RawSession {
   absl::StatusOr<v1::SessionReply> Receive(UniqueFd* descriptor = nullptr);
   absl::StatusOr<v1::SessionReply> Ask(const v1::SessionRequest& request, std::span<const int> descriptors = {},
                                        UniqueFd* descriptor = nullptr);
-  absl::StatusOr<v1::SessionReply> Hello();
+  absl::StatusOr<v1::SessionReply> Hello(UniqueFd* descriptor = nullptr);
   bool Closed();  // the daemon has closed its end
   int fd() const { return socket_.get(); }
   void Close() { socket_.Reset(); }
@@ -128,6 +135,7 @@ class TestEngine {
   // Reserves and publishes whatever lies in memory.
   PublishOutcome PublishRun(ObjectKind kind, std::span<const int32_t> tokens);
   v1::LandRequest LandRequest(const std::string& lease, std::vector<v1::LandSegment> segments) const;
+  v1::QuiesceRequest QuiesceRequest(uint64_t landing) const;
   // Reads the stream to its end.
   absl::StatusOr<std::vector<MissReason>> Land(const v1::LandRequest& request);
   // Cancels the stream as soon as it is open.
@@ -138,7 +146,7 @@ class TestEngine {
   std::unique_ptr<RawSession> socket_;
   struct Rpc;
   const std::unique_ptr<Rpc> rpc_;
-  std::string secret_, tenant_;
+  std::string secret_, run_, tenant_;
   uint64_t region_ = 0, model_ = 0, pages_ = 0;
   std::byte* memory_ = nullptr;
 };

@@ -80,12 +80,12 @@ Matrix Apply(const LinearShape& shape, const Transition& t, int32_t h, const Mat
   const bool matrix = t.form == TransitionForm::kDense || t.form == TransitionForm::kLowRank;
   Matrix out(x.rows, x.columns);
   for (int32_t i = 0; i < x.rows; ++i) {
-    for (int32_t j = 0; j < x.columns; ++j) {
-      if (matrix) {
-        for (int32_t m = 0; m < x.rows; ++m) out(i, j) += t.dense(i, m) * x(m, j);
-      } else if (t.form != TransitionForm::kZero) {
-        out(i, j) = DecayOf(shape, t, h, i, j) * x(i, j);
+    if (matrix) {  // along rows of X: the order of sums is the same, and the compiler can see vectors
+      for (int32_t m = 0; m < x.rows; ++m) {
+        for (int32_t j = 0; j < x.columns; ++j) out(i, j) += t.dense(i, m) * x(m, j);
       }
+    } else if (t.form != TransitionForm::kZero) {
+      for (int32_t j = 0; j < x.columns; ++j) out(i, j) = DecayOf(shape, t, h, i, j) * x(i, j);
     }
   }
   return out;

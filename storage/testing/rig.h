@@ -97,6 +97,11 @@ struct Rig {
   Cache cache;
 };
 
+// Flips one bit of an object's header where it lies.
+inline void CorruptHeader(const Tier& tier, const Slot& slot, uint64_t offset) {
+  tier.Address(slot.runs[0].arena, slot.runs[0].first)[offset] ^= std::byte{1};
+}
+
 // Flips one bit of an object's part where it lies.
 inline void Corrupt(const Tier& tier, const Slot& slot, const ObjectHeader& header, uint32_t layer, PartForm form) {
   const Part& part = *header.Find(layer, form);

@@ -98,6 +98,18 @@ TEST(MemoryTier, ShowsArenasToTheirTenantOnly) {
   munmap(mapped, arena->bytes);
 }
 
+// Budgets may promise more than the machine has: what is missing is then no space, and nothing is lost.
+TEST(MemoryTier, WithoutMemoryForAnArenaThereIsNoSpace) {
+  constexpr uint64_t kBytes = uint64_t{1} << 45;
+  const auto tier = *MemoryTier::Make({.capacity_bytes = kBytes, .arena_bytes = kBytes});
+  ASSERT_TRUE(tier->AddTenant(1, kBytes).ok());
+  const absl::Status refused = tier->Allocate(1, 1).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(tier->Usage(1).held_bytes, 0u);
+  EXPECT_EQ(tier->Usage(1).used_bytes, 0u);
+  EXPECT_TRUE(absl::IsNotFound(tier->Descriptor(1, 0).status()));
+}
+
 TEST(MemoryTier, TenantsNeverShareOrExceed) {
   const auto seed = std::random_device{}();
   SCOPED_TRACE(seed);

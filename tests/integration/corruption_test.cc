@@ -94,6 +94,23 @@ TEST_F(Corruption, OfAHeaderIsAMissAtOnce) {
   EXPECT_EQ(match.prefix_depth(), 0u);
   EXPECT_EQ(match.tuples(1), nullptr);
   EXPECT_THAT(engine_.Land(match, prompt_).Wait(kPatience), Each(MissReason::kChecksumFailed));
+  EXPECT_TRUE(Eventually([&] {
+    return daemon_.Metric("ashlar_checksum_failures_total{tenant=\"default\"}") == static_cast<double>(prompt_.size());
+  }));
+  engine_.PublishPrompt(prompt_);
+  EXPECT_THAT(engine_.Land(engine_.Lookup(prompt_), prompt_).Wait(kPatience), Each(MissReason::kNone));
+}
+
+// The daemon found the header whole; the engine that reads it does not, and publishes at once.
+TEST_F(Corruption, OfALeasedHeaderIsAMissForWhoeverAttaches) {
+  const Match match = engine_.Lookup(prompt_);
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), "AshlarOb"), static_cast<int>(prompt_.size()));
+  TestEngine second(daemon_.client_options());
+  const std::vector<uint64_t> lengths(prompt_.size(), prompt_[0].size());
+  const Match attached = second.model().Attach(match.lease(), lengths);
+  for (const SegmentResult& segment : attached.segments()) EXPECT_EQ(segment.reason, MissReason::kChecksumFailed);
+  second.PublishPrompt(prompt_);
+  EXPECT_THAT(second.Land(second.Lookup(prompt_), prompt_).Wait(kPatience), Each(MissReason::kNone));
 }
 
 }  // namespace

@@ -17,6 +17,8 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/integration/pid_namespace.h"
+
 namespace ashlar::integration {
 namespace {
 
@@ -79,7 +81,8 @@ bool Eventually(const std::function<bool()>& holds, std::chrono::milliseconds pa
   return true;
 }
 
-DaemonProcess::DaemonProcess(const DaemonOptions& options) : metrics_port_(FreePort()) {
+DaemonProcess::DaemonProcess(const DaemonOptions& options)
+    : own_pid_namespace_(options.own_pid_namespace), metrics_port_(FreePort()) {
   std::string pattern = testing::TempDir() + "ashlar-integration-XXXXXX";
   directory_ = ::mkdtemp(pattern.data());
   EXPECT_EQ(::chmod(directory_.c_str(), 0755), 0);  // for engines of other users
@@ -108,7 +111,7 @@ void DaemonProcess::Start() {
   const std::string config = directory_ + "/config.yaml";
   const std::string log = directory_ + "/log";
   const char* const arguments[] = {ASHLARD, "--config", config.c_str(), nullptr};
-  pid_ = ::fork();
+  pid_ = Fork(own_pid_namespace_);
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that crashes leaves no daemon behind
     const int fd = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);

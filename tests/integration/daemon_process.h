@@ -23,6 +23,7 @@ struct DaemonOptions {
   std::string arena = "4MiB";
   std::string tenants;  // YAML of the field `tenants`; empty: one tenant, this user
   uint32_t threads = 2;
+  bool own_pid_namespace = false;  // only where MayMakePidNamespaces()
 };
 
 class DaemonProcess {
@@ -48,6 +49,7 @@ class DaemonProcess {
   bool Serves() const;
 
   std::string directory_;
+  const bool own_pid_namespace_;
   uint16_t metrics_port_ = 0;
   pid_t pid_ = -1;
 };

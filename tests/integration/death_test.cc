@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "tests/integration/daemon_process.h"
@@ -187,6 +188,26 @@ TEST_F(Death, OfTheConnectionAloneIsSurvived) {
   EXPECT_THAT(engine_->Land(engine_->Lookup(prompt_), prompt_).Wait(kPatience), Each(MissReason::kNone));
 }
 
+// The connection breaks, and whoever dials again reaches a daemon that has taken the place of the one that still
+// writes.
+TEST_F(Death, AnotherDaemonDoesNotEndADoubt) {
+  const Match match = engine_->Lookup(prompt_);
+  std::vector<MissReason> reasons;
+  std::optional<Landing> landing = LandInterrupted(
+      match, [&](Landing& l) { return FreezeAndGiveUp(l); }, reasons);
+  ASSERT_TRUE(landing.has_value());
+  DaemonProcess other;
+  const std::string socket = daemon_.client_options().rpc_socket;
+  BreakConnections(socket);
+  std::filesystem::rename(other.client_options().rpc_socket, socket);
+  EXPECT_FALSE(landing->WaitQuiet(kWatch));
+  const std::string refused = "ashlar_rpcs_total{code=\"FAILED_PRECONDITION\",method=\"Quiesce\"}";
+  EXPECT_GT(other.Metric(refused), 0) << "the other daemon was not asked";
+  daemon_.Kill();
+  EXPECT_TRUE(landing->WaitQuiet(kPatience));
+  ExpectNoLateWrite();
+}
+
 TEST_F(Death, ObjectsMayGoInAnyOrder) {
   std::optional<Match> match = engine_->Lookup(prompt_);
   std::optional<Landing> landing = engine_->Land(*match, prompt_);
@@ -216,6 +237,30 @@ TEST_F(Death, AtRestIsFollowedByAReconnect) {
   EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(5)) << "an idle engine held the daemon up";
   EXPECT_TRUE(Eventually([&] { return !engine_->client().connected(); }));
   ExpectWorksAgain();
+}
+
+// As when the daemon is restarted between the two: such a connection is of no use, and given up for another.
+TEST(Connect, WithSocketsOfTwoDaemonsIsNoticed) {
+  DaemonProcess first, second;
+  ClientOptions options = first.client_options();
+  options.rpc_socket = second.client_options().rpc_socket;
+  const auto client = Client::Connect(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const Layout layout = TestEngine(first.client_options()).model().layout();
+  const auto opening = [&] { return (*client)->OpenModel(TestEngine::identity(), layout).status().code(); };
+  EXPECT_EQ(opening(), absl::StatusCode::kUnauthenticated);
+  EXPECT_TRUE(Eventually([&] { return opening() == absl::StatusCode::kUnavailable; })) << "it is still in use";
+}
+
+// The client has lost its session with a daemon that still listens, and waits for its greeting.
+TEST_F(Death, AClientThatReconnectsToAFrozenDaemonGoesAtOnce) {
+  daemon_.Freeze();
+  BreakConnections(daemon_.client_options().session_socket);
+  ASSERT_TRUE(Eventually([&] { return !engine_->client().connected(); }));
+  std::this_thread::sleep_for(milliseconds(100));  // the first pause before a reconnect is a tenth of that
+  const auto asked = std::chrono::steady_clock::now();
+  engine_.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - asked, kPatience / 4);
 }
 
 // A reservation belongs to the daemon that granted it: the next one may use its number for something else.

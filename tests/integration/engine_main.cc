@@ -1,11 +1,14 @@
 // integration_engine RPC_SOCKET SESSION_SOCKET UID COMMAND SEED SEGMENTS TOKENS [LEASE]
 //
-// Connects as user UID (0: as it is), does one thing with the prompt MakePrompt(SEED, SEGMENTS, TOKENS), prints one
-// line and then waits to be killed.
+// Connects as user UID (0: as it is), does one thing with the prompt MakePrompt(SEED, SEGMENTS, TOKENS), prints what
+// came of it in one line and then waits to be killed.
 //   match    look the prompt up and keep the lease          prints "LEASE REASON…"
 //   attach   attach LEASE (hex), check tuples of all hits   prints "ok REASON…"
 //   reserve  reserve all segments and publish none          prints "OUTCOME…"
 //   fork     fork a child that outlives its parent          prints "forked"
+//   doubt    publish and match, and at the first line that  prints "matched in process PID", "in doubt", "quiet"
+//            it reads land and give up; at the second wait
+//            until that landing is quiet
 //   connect  connect and do nothing else                    prints the status's code
 //   arenas   ask for every arena that there may be          prints "arenas COUNT", how many were granted
 #include <grp.h>
@@ -13,6 +16,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -46,6 +50,25 @@ std::string ForkChild() {
     ::_exit(0);
   }
   return "forked";
+}
+
+void Print(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+// The test has frozen the daemon when the landing begins, and killed it when its end is waited for.
+void StayInDoubt(TestEngine& engine, const Command& command) {
+  constexpr std::chrono::milliseconds kImpatience{50};
+  engine.PublishPrompt(command.prompt);
+  const Match match = engine.Lookup(command.prompt);
+  Print("matched in process " + std::to_string(::getpid()));
+  std::getchar();
+  Landing landing = engine.Land(match, command.prompt);
+  landing.Wait(kImpatience);
+  Print(landing.WaitQuiet(kImpatience) ? "quiet too early" : "in doubt");
+  std::getchar();
+  Print(landing.WaitQuiet(kPatience / 2) ? "quiet" : "still in doubt");
 }
 
 std::string Execute(TestEngine& engine, const Command& command, std::vector<Match>& held) {
@@ -87,11 +110,6 @@ std::string CountArenas(const ClientOptions& daemon) {
   return "arenas " + std::to_string(granted);
 }
 
-void Print(const std::string& line) {
-  std::printf("%s\n", line.c_str());
-  std::fflush(stdout);
-}
-
 int Main(int argc, char** argv) {
   if (argc < 8) return 2;
   if (const auto uid = static_cast<uid_t>(std::atoi(argv[3])); uid != 0) {
@@ -114,7 +132,11 @@ int Main(int argc, char** argv) {
   }
   TestEngine engine(daemon);
   std::vector<Match> held;
-  Print(Execute(engine, command, held));
+  if (command.name == "doubt") {
+    StayInDoubt(engine, command);
+  } else {
+    Print(Execute(engine, command, held));
+  }
   for (;;) ::pause();
 }
 

@@ -9,31 +9,39 @@
 #include <unistd.h>
 
 #include "tests/integration/daemon_process.h"
+#include "tests/integration/pid_namespace.h"
 
 namespace ashlar::integration {
 
-EngineProcess::EngineProcess(const ClientOptions& daemon, const std::vector<std::string>& arguments, uint32_t uid) {
-  std::vector<std::string> all = {INTEGRATION_ENGINE, daemon.rpc_socket, daemon.session_socket, std::to_string(uid)};
+EngineProcess::EngineProcess(const ClientOptions& daemon, const std::vector<std::string>& arguments,
+                             const EngineProcessOptions& options) {
+  std::vector<std::string> all = {INTEGRATION_ENGINE, daemon.rpc_socket, daemon.session_socket,
+                                  std::to_string(options.uid)};
   all.insert(all.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& argument : all) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  int ends[2];
-  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  pid_ = ::fork();
+  int input[2], output[2];
+  EXPECT_EQ(::pipe2(input, O_CLOEXEC), 0);
+  EXPECT_EQ(::pipe2(output, O_CLOEXEC), 0);
+  pid_ = Fork(options.own_pid_namespace);
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    ::dup2(ends[1], STDOUT_FILENO);
+    ::dup2(input[0], STDIN_FILENO);
+    ::dup2(output[1], STDOUT_FILENO);
     ::execv(INTEGRATION_ENGINE, argv.data());
     ::_exit(127);
   }
   EXPECT_GT(pid_, 0);
-  ::close(ends[1]);
-  output_ = ends[0];
+  ::close(input[0]);
+  ::close(output[1]);
+  input_ = input[1];
+  output_ = output[0];
 }
 
 EngineProcess::~EngineProcess() {
   Kill();
+  ::close(input_);
   ::close(output_);
 }
 
@@ -51,6 +59,10 @@ std::string EngineProcess::ReadLine() {
     if (got <= 0) return "";
     unread_.append(bytes, got);
   }
+}
+
+void EngineProcess::GoOn() {
+  EXPECT_EQ(::write(input_, "\n", 1), 1);
 }
 
 void EngineProcess::Kill() {

@@ -10,21 +10,28 @@
 
 namespace ashlar::integration {
 
+struct EngineProcessOptions {
+  uint32_t uid = 0;                // 0: this user
+  bool own_pid_namespace = false;  // only where MayMakePidNamespaces()
+};
+
 class EngineProcess {
  public:
-  // Runs `integration_engine` with these arguments. uid 0: this user.
-  EngineProcess(const ClientOptions& daemon, const std::vector<std::string>& arguments, uint32_t uid = 0);
+  // Runs `integration_engine` with these arguments.
+  EngineProcess(const ClientOptions& daemon, const std::vector<std::string>& arguments,
+                const EngineProcessOptions& options = {});
   ~EngineProcess();  // kills it
   EngineProcess(const EngineProcess&) = delete;
   EngineProcess& operator=(const EngineProcess&) = delete;
 
   // The next line that it prints; empty when none comes.
   std::string ReadLine();
+  void GoOn();  // to its next step
   void Kill();  // SIGKILL, and waits for its end
 
  private:
   pid_t pid_ = -1;
-  int output_ = -1;
+  int input_ = -1, output_ = -1;
   std::string unread_;
 };
 

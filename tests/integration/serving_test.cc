@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <thread>
 
 #include "kernels/host/thread_pool.h"
 #include "tests/integration/daemon_process.h"
@@ -21,7 +23,7 @@ using rag::RagPrompt;
 using refengine::ModelConfig;
 
 constexpr int32_t kPageTokens = 16;
-constexpr int32_t kPages = 320;  // two prompts: one may be in quarantine while the other is served
+constexpr int32_t kPages = 192;  // one prompt, and no second one beside it
 constexpr refengine::SeamWidths kSeams{8, 8};
 constexpr double kSame = 1e-4;  // two ways of computing the same thing in fp32
 constexpr float kPoison = -12345.0f;
@@ -51,7 +53,7 @@ RagPrompt MakeTestPrompt(const std::vector<int32_t>& order) {
 
 // One engine process' worth: a client, pages in a hosted region, an engine that serves.
 struct ServingEngine {
-  ServingEngine(const ClientOptions& options, const rag::Runtime& runtime) {
+  ServingEngine(const ClientOptions& options, const rag::Runtime& runtime, const rag::Patience& patience = {}) {
     const ModelConfig& config = runtime.model.config();
     ClientOptions patient = options;
     patient.timeout = std::chrono::seconds(2);
@@ -62,7 +64,7 @@ struct ServingEngine {
     EXPECT_TRUE(hosted.ok()) << hosted.status();
     region = *hosted;
     pages = std::make_unique<refengine::PagePool>(config, kPageTokens, kPages, std::span(region.data(), region.size()));
-    auto opened = rag::CachedServing::Open(*client, runtime, *pages, region, kSeams);
+    auto opened = rag::CachedServing::Open(*client, runtime, *pages, region, kSeams, patience);
     EXPECT_TRUE(opened.ok()) << opened.status();
     serving = std::move(*opened);
   }
@@ -96,8 +98,10 @@ class Serving : public testing::Test {
     return served->logits;
   }
 
-  // A process that kills the daemon as soon as it writes into the first attention layer's pages of `engine`.
-  pid_t KillWhenItLands(ServingEngine& engine) {
+  // A process that signals the daemon as soon as it writes into the first attention layer's pages of `engine`, all of
+  // which are free.
+  pid_t SignalWhenItLands(ServingEngine& engine, int signal) {
+    engine.serving->last() = {};  // its pages too
     const uint64_t bytes = refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages);
     float* floats = reinterpret_cast<float*>(engine.region.data());
     std::fill(floats, floats + bytes / sizeof(float), kPoison);
@@ -110,7 +114,7 @@ class Serving : public testing::Test {
         const volatile float* value =
             reinterpret_cast<float*>(engine.region.data() + layer.key_offset + page * layer.page_stride);
         if (*value != kPoison) {
-          kill(daemon_.pid(), SIGKILL);
+          kill(daemon_.pid(), signal);
           _exit(0);
         }
       }
@@ -151,8 +155,7 @@ TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {
   bool interrupted = false;
   for (int attempt = 0; attempt < 10 && !interrupted; ++attempt) {
     engine.Serve(prompt);
-    engine.serving->last() = {};  // its pages are free again
-    const pid_t killer = KillWhenItLands(engine);
+    const pid_t killer = SignalWhenItLands(engine, SIGKILL);
     const rag::Served served = engine.Serve(prompt);
     EXPECT_EQ(waitpid(killer, nullptr, 0), killer);
     daemon_.Kill();
@@ -173,6 +176,55 @@ TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {
   const rag::Served again = engine.Serve(prompt);
   EXPECT_EQ(again.misses, 0u);
   EXPECT_LT(rag::RelativeL2(again.logits, cached), kSame);
+}
+
+// The landing stays in doubt, and its pages in quarantine; the pool has none for setting the prompt anew beside them.
+TEST_F(Serving, APromptWaitsForPagesInQuarantine) {
+  const rag::Patience hasty{.land = std::chrono::milliseconds(500)};
+  ServingEngine engine(daemon_.client_options(), runtime(), hasty);
+  const RagPrompt prompt = MakeTestPrompt({1, 2, 3, 4, 5, 6});
+  const std::vector<float> full = FullRecompute(prompt);
+  engine.Serve(prompt);
+
+  // The daemon may be done before it stops; then there is nothing to wait for, and it is tried again.
+  bool waited = false;
+  for (int attempt = 0; attempt < 10 && !waited; ++attempt) {
+    const pid_t stopper = SignalWhenItLands(engine, SIGSTOP);
+    std::atomic<bool> thawed = false;
+    std::thread thaw([&] {
+      EXPECT_EQ(waitpid(stopper, nullptr, 0), stopper);
+      std::this_thread::sleep_for(3 * hasty.land);
+      thawed = true;
+      daemon_.Thaw();
+    });
+    const rag::Served served = engine.Serve(prompt);
+    if (served.computed_tokens == prompt.tokens.size()) {
+      waited = true;
+      EXPECT_TRUE(thawed) << "there are no pages for this answer while the daemon may write";
+      EXPECT_LT(rag::RelativeL2(served.logits, full), kSame);
+    }
+    thaw.join();
+  }
+  EXPECT_TRUE(waited) << "every landing was over before the daemon was stopped";
+  ASSERT_TRUE(Eventually([&] { return engine.Serve(prompt).misses == 0; }));
+}
+
+TEST_F(Serving, APromptDoesNotWaitForPagesForEver) {
+  const rag::Patience hasty{.land = std::chrono::milliseconds(500), .quiet = std::chrono::milliseconds(100)};
+  ServingEngine engine(daemon_.client_options(), runtime(), hasty);
+  const RagPrompt prompt = MakeTestPrompt({1, 2, 3, 4, 5, 6});
+  engine.Serve(prompt);
+  bool refused = false;
+  for (int attempt = 0; attempt < 10 && !refused; ++attempt) {
+    const pid_t stopper = SignalWhenItLands(engine, SIGSTOP);
+    const absl::Status status = engine.serving->Serve(prompt).status();
+    EXPECT_EQ(waitpid(stopper, nullptr, 0), stopper);
+    refused = absl::IsResourceExhausted(status);
+    EXPECT_TRUE(status.ok() || refused) << status;
+    daemon_.Thaw();
+  }
+  EXPECT_TRUE(refused) << "every landing was over before the daemon was stopped";
+  ASSERT_TRUE(Eventually([&] { return engine.serving->Serve(prompt).ok(); }));
 }
 
 TEST_F(Serving, ADaemonThatStandsStillForAWhileCostsTimeOnly) {

@@ -30,7 +30,7 @@ class Tenants : public testing::Test {
   }
 
   std::string Other(const std::string& command, const std::string& lease = "", uint32_t uid = kOtherUser) {
-    EngineProcess other(daemon_->client_options(), {command, "6", "3", "60", lease}, uid);
+    EngineProcess other(daemon_->client_options(), {command, "6", "3", "60", lease}, {.uid = uid});
     return other.ReadLine();
   }
 

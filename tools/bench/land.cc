@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <numeric>
 #include <random>
+#include <span>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -86,11 +87,10 @@ class Engine {
       set.tokens.assign(kPageTokens, 0);  // a first segment that nobody published: the others stand behind position 0
       set.lengths.assign(1, kPageTokens);
       for (uint64_t s = 0; s < kSegments; ++s) {
-        const std::vector<int32_t> tokens(kSegmentTokens, static_cast<int32_t>(i * kSegments + s + 1));
-        if (absl::Status status = Publish(tokens, set); !status.ok()) return status;
-        set.tokens.insert(set.tokens.end(), tokens.begin(), tokens.end());
+        set.tokens.insert(set.tokens.end(), kSegmentTokens, static_cast<int32_t>(i * kSegments + s + 1));
         set.lengths.push_back(kSegmentTokens);
       }
+      if (absl::Status status = Publish(set); !status.ok()) return status;
     }
     return absl::OkStatus();
   }
@@ -130,13 +130,24 @@ class Engine {
     std::vector<uint64_t> lengths;
   };
 
-  absl::Status Publish(const std::vector<int32_t>& tokens, const Set& set) {
-    const ObjectRun run{.kind = ObjectKind::kSegment, .tokens = tokens};
-    const Reservation reservation = model_.Reserve({&run, 1})[0];
-    if (!reservation.granted()) return absl::InternalError(absl::StrCat("reserve: ", Text(Name(reservation.outcome))));
-    const PublishOutcome outcome = model_.Publish(reservation, Parts(set));
-    if (outcome == PublishOutcome::kPublished) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("publish: ", Text(Name(outcome))));
+  // All segments but the first, each with whatever lies in the set's memory.
+  absl::Status Publish(const Set& set) {
+    std::vector<ObjectRun> runs;
+    for (uint64_t s = 0; s < kSegments; ++s) {
+      const auto tokens = std::span(set.tokens).subspan(kPageTokens + s * kSegmentTokens, kSegmentTokens);
+      runs.push_back({.kind = ObjectKind::kSegment, .tokens = tokens});
+    }
+    std::vector<Publication> objects;
+    for (const Reservation& reservation : model_.Reserve(runs)) {
+      if (!reservation.granted())
+        return absl::InternalError(absl::StrCat("reserve: ", Text(Name(reservation.outcome))));
+      objects.push_back({reservation, Parts(set)});
+    }
+    for (PublishOutcome outcome : model_.Publish(objects)) {
+      if (outcome != PublishOutcome::kPublished)
+        return absl::InternalError(absl::StrCat("publish: ", Text(Name(outcome))));
+    }
+    return absl::OkStatus();
   }
 
   PublishParts Parts(const Set& set) const {

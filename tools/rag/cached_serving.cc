@@ -16,8 +16,8 @@ using refengine::Sequence;
 using refengine::Step;
 using refengine::TupleBuffers;
 
-// Without a verdict by then the segments are computed instead.
-constexpr std::chrono::milliseconds kLandTimeout{5000};
+// Of several landings in quarantine any may be quiet first.
+constexpr std::chrono::milliseconds kAskEach{10};
 
 size_t Align(size_t bytes) {
   return (bytes + 63) / 64 * 64;
@@ -88,12 +88,13 @@ size_t RegionBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages
 
 absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& client, const Runtime& runtime,
                                                                    PagePool& pool, const Region& region,
-                                                                   refengine::SeamWidths seams) {
+                                                                   refengine::SeamWidths seams,
+                                                                   const Patience& patience) {
   const ModelConfig& config = runtime.model.config();
   if (region.size() < RegionBytes(config, pool.page_tokens(), pool.pages())) {
     return absl::InvalidArgumentError("region: smaller than RegionBytes");
   }
-  std::unique_ptr<CachedServing> serving(new CachedServing(runtime, pool, region, seams));
+  std::unique_ptr<CachedServing> serving(new CachedServing(runtime, pool, region, seams, patience));
   const size_t pages_bytes = Align(PagePool::RequiredBytes(config, pool.page_tokens(), pool.pages()));
   serving->staging_ = Staging(config, region.data() + pages_bytes);
   const Layout layout = runtime.model.layout(static_cast<uint32_t>(seams.head), static_cast<uint32_t>(seams.tail),
@@ -160,6 +161,7 @@ absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& m
       if (!absl::IsResourceExhausted(status)) return status;
       break;  // no pages to fill with: what is missed is computed in its place
     }
+    // At once, not all at the end: others find it while the next is computed, and one segment's staging is enough.
     const PublishOutcome outcome = model_.Publish(reservations[i], Staged(runs[i].kind, scratch));
     published |= outcome == PublishOutcome::kPublished;
     if (outcome == PublishOutcome::kBusy) model_.Abandon(reservations[i]);  // a busy daemon keeps it for us
@@ -167,10 +169,22 @@ absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& m
   return published;
 }
 
+void CachedServing::FreeQuietSlots() {
+  std::erase_if(quarantined_, [](const Quarantined& slots) { return slots.landing.quiet(); });
+}
+
 absl::Status CachedServing::NewSequence(const RagPrompt& prompt, SetPrompt& set) {
   set.sequence = std::make_unique<Sequence>(runtime_.model.config(), pool_);
-  if (set.sequence->Reserve(static_cast<int64_t>(prompt.tokens.size()))) return absl::OkStatus();
-  return absl::ResourceExhaustedError("pages: too few for this prompt");
+  const auto give_up = std::chrono::steady_clock::now() + patience_.quiet;
+  while (!set.sequence->Reserve(static_cast<int64_t>(prompt.tokens.size()))) {
+    if (quarantined_.empty()) return absl::ResourceExhaustedError("pages: too few for this prompt");
+    if (std::chrono::steady_clock::now() >= give_up) {
+      return absl::ResourceExhaustedError("pages: too few for this prompt while landings are in doubt");
+    }
+    for (Quarantined& slots : quarantined_) slots.landing.WaitQuiet(kAskEach);
+    FreeQuietSlots();
+  }
+  return absl::OkStatus();
 }
 
 void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
@@ -211,10 +225,10 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
   Landing landing = model_.Land(*set.match, set.sequence->page_table(), wanted);
   options.on_layer = [&](int32_t layer) {
     return !config.is_attention(layer) ||
-           landing.WaitLayers(static_cast<uint32_t>(config.kind_index(layer)) + 1, kLandTimeout);
+           landing.WaitLayers(static_cast<uint32_t>(config.kind_index(layer)) + 1, patience_.land);
   };
   const absl::Status advanced = runtime_.engine.Advance(*set.sequence, set.chain, options);
-  const std::vector<MissReason> verdict = landing.Wait(kLandTimeout);
+  const std::vector<MissReason> verdict = landing.Wait(patience_.land);
   bool landed = true;
   for (size_t i = 0; i < wanted.size(); ++i) {
     set.landed[wanted[i].segment] = verdict[i] == MissReason::kNone;
@@ -237,7 +251,7 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
 
 absl::StatusOr<Served> CachedServing::Serve(const RagPrompt& prompt) {
   const Stopwatch watch;
-  std::erase_if(quarantined_, [](const Quarantined& slots) { return slots.landing.quiet(); });
+  FreeQuietSlots();
   last_ = std::make_unique<SetPrompt>();
   last_->match = Lookup(prompt);
   Served served{.logits = std::vector<float>(refengine::kVocabulary)};

@@ -2,6 +2,7 @@
 // Match, fill the misses, land, compute the seams (HYPIC §4; docs/architecture.md, "A request's way").
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -27,14 +28,24 @@ struct SetPrompt {
   std::vector<refengine::Step> chain;
 };
 
+// How long a request waits for the cache before it goes on without.
+struct Patience {
+  // For each layer of a landing, and then for its verdict; what has none by then is computed instead.
+  std::chrono::milliseconds land{5000};
+  // For slots in quarantine, when there are too few others.
+  std::chrono::milliseconds quiet{10000};
+};
+
 class CachedServing {
  public:
   // `region` has RegionBytes and begins with the memory of `pool`; the client hosts or registered it.
   static absl::StatusOr<std::unique_ptr<CachedServing>> Open(Client& client, const Runtime& runtime,
                                                              refengine::PagePool& pool, const Region& region,
-                                                             refengine::SeamWidths seams);
+                                                             refengine::SeamWidths seams,
+                                                             const Patience& patience = {});
 
-  // Never fails for a reason that lies in the cache: what cannot be had is computed. `prompt` must outlive last().
+  // What cannot be had from the cache is computed. RESOURCE_EXHAUSTED: the pool has too few pages, also when what is
+  // missing stayed in quarantine for longer than Patience::quiet. `prompt` must outlive last().
   absl::StatusOr<Served> Serve(const RagPrompt& prompt);
 
   // The prompt that was served last, for looking at it again.
@@ -47,8 +58,9 @@ class CachedServing {
     Landing landing;  // goes first, and waits
   };
 
-  CachedServing(const Runtime& runtime, refengine::PagePool& pool, const Region& region, refengine::SeamWidths seams)
-      : runtime_(runtime), pool_(pool), region_(region), seams_(seams) {}
+  CachedServing(const Runtime& runtime, refengine::PagePool& pool, const Region& region, refengine::SeamWidths seams,
+                const Patience& patience)
+      : runtime_(runtime), pool_(pool), region_(region), seams_(seams), patience_(patience) {}
 
   Match Lookup(const RagPrompt& prompt);
   // Prefills and publishes missed segments. True: at least one was published.
@@ -56,6 +68,8 @@ class CachedServing {
   absl::Status Prefill(ObjectKind kind, std::span<const int32_t> tokens, refengine::Sequence& scratch);
   PublishParts Staged(ObjectKind kind, const refengine::Sequence& scratch) const;
 
+  void FreeQuietSlots();
+  // With pages for all of the prompt. Waits for pages in quarantine where others do not suffice.
   absl::Status NewSequence(const RagPrompt& prompt, SetPrompt& set);
   void BuildChain(const RagPrompt& prompt, SetPrompt& set) const;
   absl::Status LandAndAdvance(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
@@ -64,6 +78,7 @@ class CachedServing {
   refengine::PagePool& pool_;
   const Region region_;
   const refengine::SeamWidths seams_;
+  const Patience patience_;
   std::vector<refengine::TupleBuffers> staging_;  // one a linear layer
   Model model_;
   std::unique_ptr<SetPrompt> last_;

@@ -12,10 +12,16 @@ using Value = std::function<double(const RequestResult&)>;
 
 const char* const kWays[] = {"full", "prefix", "naive", "ashlar"};
 
-std::vector<double> Collect(const RunResult& run, bool all_hit_only, const Value& value) {
+enum class Over {
+  kEvery,
+  kAllHit,  // with as many sections as a prompt may have: times of shorter prompts are no measure for those
+};
+
+std::vector<double> Collect(const RunResult& run, Over over, const Value& value) {
   std::vector<double> values;
   for (const RequestResult& request : run.requests) {
-    if (!all_hit_only || request.all_hit()) values.push_back(value(request));
+    const bool full_length = request.segments == static_cast<uint64_t>(run.sections_per_prompt) + 1;
+    if (over == Over::kEvery || (request.all_hit() && full_length)) values.push_back(value(request));
   }
   return values;
 }
@@ -46,7 +52,7 @@ std::optional<Layer0Error> WorstLayer0(const RunResult& run) {
 }
 
 double Agreement(const RunResult& run, const char* way) {
-  return Mean(Collect(run, false, [way](const RequestResult& r) {
+  return Mean(Collect(run, Over::kEvery, [way](const RequestResult& r) {
     return r.ways.at(way).next_token == r.ways.at("full").next_token ? 1.0 : 0.0;
   }));
 }
@@ -96,23 +102,25 @@ void PrintRequest(size_t number, const RequestResult& r) {
 }
 
 void PrintSummary(const RunResult& run) {
-  const size_t all_hit = Collect(run, true, [](const RequestResult&) { return 0.0; }).size();
+  const size_t all_hit = Collect(run, Over::kAllHit, [](const RequestResult&) { return 0.0; }).size();
   const Layer0Error layer0 = WorstLayer0(run).value_or(Layer0Error{std::nan(""), std::nan(""), std::nan("")});
-  std::printf("\n%zu requests, %zu with every segment cached; %d threads, FMA peak %.0f GFLOP/s\n", run.requests.size(),
-              all_hit, run.threads, run.fma_peak_gflops);
+  std::printf("\n%zu requests, %zu of %ld sections with every segment cached; %d threads, FMA peak %.0f GFLOP/s\n",
+              run.requests.size(), all_hit, static_cast<long>(run.sections_per_prompt), run.threads,
+              run.fma_peak_gflops);
   std::printf("\n  time to first token, median of all-hit requests, ms:");
   for (const char* way : kWays) {
-    std::printf("  %s %.0f", way, Median(Collect(run, true, [&](const auto& r) { return r.ways.at(way).ttft_ms; })));
+    std::printf("  %s %.0f", way,
+                Median(Collect(run, Over::kAllHit, [&](const auto& r) { return r.ways.at(way).ttft_ms; })));
   }
   std::printf("\n  speed-up against full recompute, all-hit requests:    %.1f×  (FLOPs alone would allow %.1f×)",
-              Median(Collect(run, true, [](const auto& r) { return r.speedup(); })),
-              Median(Collect(run, true, [](const auto& r) { return r.flop_floor_speedup; })));
+              Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.speedup(); })),
+              Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; })));
   std::printf("\n  full recompute runs at %.2f of the FMA peak",
-              Median(Collect(run, false, [](const auto& r) { return r.full_flops_ratio; })));
+              Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; })));
   std::printf("\n\n  layer-0 states behind each interior, worst relative L2:  ashlar %.1e   naive %.2f   T := 0 %.2f",
               layer0.ashlar, layer0.naive, layer0.zero_transition);
   std::printf("\n  first token's logits, mean relative L2:                  naive %.3f",
-              Mean(Collect(run, false, [](const auto& r) { return r.ways.at("naive").logits_rel_l2; })));
+              Mean(Collect(run, Over::kEvery, [](const auto& r) { return r.ways.at("naive").logits_rel_l2; })));
   for (const auto& [width, error] : run.ashlar_logits_by_width) {
     std::printf("   ashlar (%ld, %ld) %.3f", static_cast<long>(width), static_cast<long>(width), error);
   }
@@ -130,17 +138,19 @@ nlohmann::json ToJson(const RunResult& run) {
   summary["sections"] = run.sections;
   summary["sections_per_prompt"] = run.sections_per_prompt;
   summary["fma_peak_gflops"] = run.fma_peak_gflops;
-  summary["all_hit_requests"] = Collect(run, true, [](const RequestResult&) { return 0.0; }).size();
+  summary["all_hit_requests"] = Collect(run, Over::kAllHit, [](const RequestResult&) { return 0.0; }).size();
   for (const char* way : kWays) {
-    summary["ttft_ms"][way] = Median(Collect(run, true, [&](const auto& r) { return r.ways.at(way).ttft_ms; }));
+    summary["ttft_ms"][way] =
+        Median(Collect(run, Over::kAllHit, [&](const auto& r) { return r.ways.at(way).ttft_ms; }));
     if (std::string(way) != "full") summary["next_token_agreement"][way] = Agreement(run, way);
   }
-  summary["speedup_vs_full"] = Median(Collect(run, true, [](const auto& r) { return r.speedup(); }));
-  summary["flop_floor_speedup"] = Median(Collect(run, true, [](const auto& r) { return r.flop_floor_speedup; }));
-  summary["full_flops_ratio"] = Median(Collect(run, false, [](const auto& r) { return r.full_flops_ratio; }));
+  summary["speedup_vs_full"] = Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.speedup(); }));
+  summary["flop_floor_speedup"] =
+      Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; }));
+  summary["full_flops_ratio"] = Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; }));
   summary["layer0_state_rel_l2"] = ToJson(WorstLayer0(run));
   summary["logits_rel_l2"]["naive"] =
-      Mean(Collect(run, false, [](const auto& r) { return r.ways.at("naive").logits_rel_l2; }));
+      Mean(Collect(run, Over::kEvery, [](const auto& r) { return r.ways.at("naive").logits_rel_l2; }));
   for (const auto& [width, error] : run.ashlar_logits_by_width) {
     summary["logits_rel_l2"]["ashlar"][std::to_string(width)] = error;
   }

@@ -46,6 +46,8 @@ struct RunResult {
 
 void PrintHeader();
 void PrintRequest(size_t number, const RequestResult& request);
+// Times to first token and speed-ups are medians over the all-hit requests of sections_per_prompt sections; the other
+// figures are over all requests.
 void PrintSummary(const RunResult& run);
 nlohmann::json ToJson(const RunResult& run);
 

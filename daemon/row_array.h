@@ -1,0 +1,34 @@
+// Where the rows of one plane lie in an engine's pages: all keys, or all values, of one layer.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "absl/numeric/int128.h"
+
+namespace ashlar::daemon {
+
+// Offsets and strides in bytes. Counts and row_bytes are at least 1.
+struct RowArray {
+  struct Dimension {
+    uint64_t stride;
+    uint64_t count;
+  };
+  uint64_t offset;
+  uint64_t row_bytes;
+  std::array<Dimension, 3> dimensions;  // pages, tokens, heads
+
+  // One past the last byte. 128 bits hold any sum of three products of 64 × 32 bits.
+  absl::uint128 End() const;
+
+  // Whether rows are disjoint: nested from the smallest stride to the largest, each steps over all that is inside.
+  bool Disjoint() const;
+};
+
+// Whether a row of `a` shares a byte with a row of `b`. Both are Disjoint and end below 2^62. Takes time in the number
+// of dimensions, not of rows. The answer is exact for planes that lie apart and for planes that interleave in equal
+// steps, as those of one page, or keys and values of one token do. Planes that interleave in different steps count as
+// overlapping.
+bool Overlap(const RowArray& a, const RowArray& b);
+
+}  // namespace ashlar::daemon

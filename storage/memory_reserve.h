@@ -1,0 +1,23 @@
+// Taking memory before it is promised: what is not there now is an error now, not a signal later.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace ashlar::storage {
+
+// Bytes that this process could take now without any process being killed for them: what the kernel estimates for the
+// machine, and what the process's cgroups (version 2) leave, whichever is less; UINT64_MAX where neither can be read.
+// `root` stands before the paths that are read.
+uint64_t AvailableMemory(const std::string& root = "");
+
+// Allocates the pages of the first `bytes` of a memfd, which has that size. They are zero, and touching them later
+// cannot fail. RESOURCE_EXHAUSTED when the machine does not have them and kKeptFree more: with the default overcommit
+// the kernel does not refuse the last page, it kills for it. `advised`, unless null, is a mapping of those bytes whose
+// advice (huge pages) is heeded.
+inline constexpr uint64_t kKeptFree = uint64_t{256} << 20;
+absl::Status ReservePages(int memfd, uint64_t bytes, void* advised = nullptr);
+
+}  // namespace ashlar::storage

@@ -1,0 +1,41 @@
+// Daemon and engine in PID namespaces of their own, as in two containers: neither has a number for the other.
+#include "tests/integration/pid_namespace.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/engine_process.h"
+
+namespace ashlar::integration {
+namespace {
+
+class PidNamespaces : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!MayMakePidNamespaces()) GTEST_SKIP() << "this machine does not let this user make PID namespaces";
+  }
+};
+
+TEST_F(PidNamespaces, TheDaemonsDeathEndsADoubtAllTheSame) {
+  DaemonProcess daemon({.own_pid_namespace = true});
+  EngineProcess engine(daemon.client_options(), {"doubt", "1", "2", "50"}, {.own_pid_namespace = true});
+  ASSERT_EQ(engine.ReadLine(), "matched in process 1");
+  daemon.Freeze();
+  engine.GoOn();
+  ASSERT_EQ(engine.ReadLine(), "in doubt");
+  daemon.Kill();
+  engine.GoOn();
+  EXPECT_EQ(engine.ReadLine(), "quiet");
+}
+
+TEST_F(PidNamespaces, AnEnginesDeathEndsItsSessionAllTheSame) {
+  DaemonProcess daemon({.own_pid_namespace = true});
+  EngineProcess engine(daemon.client_options(), {"match", "1", "2", "50"}, {.own_pid_namespace = true});
+  ASSERT_NE(engine.ReadLine(), "");
+  EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_sessions") == 1; }));
+  engine.Kill();
+  EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_sessions") == 0; }));
+}
+
+}  // namespace
+}  // namespace ashlar::integration
