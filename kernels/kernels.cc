@@ -133,6 +133,29 @@ void CheckRows(const void* units, int32_t unit_tokens, int64_t tokens, int32_t h
   Check(unit_tokens > 0 && heads > 0 && dim > 0, operation, "rows: unit_tokens, heads and dim must be positive");
 }
 
+void CheckAttend(const AttendArgs& args, const char* operation) {
+  const AttentionShape& shape = args.shape;
+  const bool mla = shape.kind == AttentionKind::kMla;
+  Check(mla || shape.kind == AttentionKind::kGqa, operation, "shape.kind is unknown");
+  Check(shape.kv_heads > 0 && shape.query_heads > 0 && shape.query_heads % shape.kv_heads == 0, operation,
+        "shape.kv_heads must divide shape.query_heads");
+  Check(!mla || shape.kv_heads == 1, operation, "shape.kv_heads: latent attention has one");
+  Check(shape.key_dim > 0 && shape.value_dim > 0 && shape.QueryDim() <= kMaxQueryDim && shape.OutDim() <= kMaxQueryDim,
+        operation, "shape: key_dim and value_dim must be positive, and the query and output at most kMaxQueryDim wide");
+  Check(shape.window >= 0, operation, "shape.window is negative");
+  CheckRotation(args.rotation, mla ? shape.value_dim : shape.key_dim, operation);
+  for (const KeySpan& span : args.spans) {
+    Check(span.tokens >= 0 && span.first_slot >= 0, operation, "spans: tokens and first_slot must not be negative");
+    if (span.tokens == 0) continue;
+    CheckSlots(span.keys, operation);
+    CheckSlots(span.values, operation);
+  }
+  Check(args.tokens >= 0, operation, "tokens is negative");
+  Check(args.tokens == 0 || (args.q != nullptr && args.positions != nullptr && args.out != nullptr), operation,
+        "q, positions and out are needed");
+  Check(!args.merge || args.lse != nullptr, operation, "lse: a result cannot be merged without its own");
+}
+
 }  // namespace
 
 int32_t GateWidth(const LinearShape& shape) {
@@ -253,6 +276,21 @@ Event Kernels::Gather(const GatherArgs& args, Queue& queue) const {
 Event Kernels::Checksum(const ChecksumArgs& args, Queue& queue) const {
   Check(args.units.empty() || args.unit_checksums != nullptr, "Checksum", "unit_checksums is null");
   return DoChecksum(args, queue);
+}
+
+Event Kernels::AttendLanded(const AttendArgs& args, Queue& queue) const {
+  CheckAttend(args, "AttendLanded");
+  return DoAttendLanded(args, queue);
+}
+
+Event Kernels::AttendUnrotated(const AttendArgs& args, Queue& queue) const {
+  CheckAttend(args, "AttendUnrotated");
+  return DoAttendUnrotated(args, queue);
+}
+
+Event Kernels::AttendRotatedQuery(const AttendArgs& args, Queue& queue) const {
+  CheckAttend(args, "AttendRotatedQuery");
+  return DoAttendRotatedQuery(args, queue);
 }
 
 }  // namespace ashlar::kernels

@@ -2,7 +2,7 @@
 // against `reference` by the tests beside this file with the tolerance declared per operation.
 //
 // Operations by subject: linear.h (compose, capture, advance), decoding.h (decode from buffers, verify drafts), rows.h
-// (land, gather, turn, hash).
+// (land, gather, turn, hash), attention.h (attend to keys in pages).
 //
 // Rules that hold for every operation
 // - Arguments are plain structs of pointers. Everything they point to belongs to the caller and must stay valid and
@@ -22,6 +22,7 @@
 #include <span>
 #include <string_view>
 
+#include "kernels/attention.h"
 #include "kernels/decoding.h"
 #include "kernels/device.h"
 #include "kernels/linear.h"
@@ -51,6 +52,10 @@ class Kernels {
   Event Land(const LandArgs& args, Queue& queue) const;
   Event Gather(const GatherArgs& args, Queue& queue) const;
   Event Checksum(const ChecksumArgs& args, Queue& queue) const;
+  // Keys as they were landed; unrotated, turned while they are loaded; zero-based, met by a query turned for each span.
+  Event AttendLanded(const AttendArgs& args, Queue& queue) const;
+  Event AttendUnrotated(const AttendArgs& args, Queue& queue) const;
+  Event AttendRotatedQuery(const AttendArgs& args, Queue& queue) const;
 
  protected:
   virtual Event DoCompose(const ComposeArgs& args, Queue& queue) const = 0;
@@ -64,6 +69,9 @@ class Kernels {
   virtual Event DoLand(const LandArgs& args, Queue& queue) const = 0;
   virtual Event DoGather(const GatherArgs& args, Queue& queue) const = 0;
   virtual Event DoChecksum(const ChecksumArgs& args, Queue& queue) const = 0;
+  virtual Event DoAttendLanded(const AttendArgs& args, Queue& queue) const = 0;
+  virtual Event DoAttendUnrotated(const AttendArgs& args, Queue& queue) const = 0;
+  virtual Event DoAttendRotatedQuery(const AttendArgs& args, Queue& queue) const = 0;
 };
 
 // Back ends of this build that can run on this machine. They live as long as the process.

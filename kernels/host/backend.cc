@@ -1,4 +1,5 @@
 // The host back end: Highway, dispatched at run time to what the processor has.
+#include "kernels/host/attention.h"
 #include "kernels/host/decoding.h"
 #include "kernels/host/linear.h"
 #include "kernels/host/rows.h"
@@ -36,6 +37,15 @@ class HostKernels final : public Kernels {
   Event DoLand(const LandArgs& args, Queue& queue) const override { return Do(host::Land, args, queue); }
   Event DoGather(const GatherArgs& args, Queue& queue) const override { return Do(host::Gather, args, queue); }
   Event DoChecksum(const ChecksumArgs& args, Queue& queue) const override { return Do(host::Checksum, args, queue); }
+  Event DoAttendLanded(const AttendArgs& args, Queue& queue) const override {
+    return Do(host::AttendLanded, args, queue);
+  }
+  Event DoAttendUnrotated(const AttendArgs& args, Queue& queue) const override {
+    return Do(host::AttendUnrotated, args, queue);
+  }
+  Event DoAttendRotatedQuery(const AttendArgs& args, Queue& queue) const override {
+    return Do(host::AttendRotatedQuery, args, queue);
+  }
 
  private:
   template <typename Args>

@@ -32,6 +32,13 @@ class ReferenceKernels final : public Kernels {
   Event DoLand(const LandArgs& args, Queue&) const override { return reference::Land(args), Event(); }
   Event DoGather(const GatherArgs& args, Queue&) const override { return reference::Gather(args), Event(); }
   Event DoChecksum(const ChecksumArgs& args, Queue&) const override { return reference::Checksum(args), Event(); }
+  Event DoAttendLanded(const AttendArgs& args, Queue&) const override { return reference::AttendLanded(args), Event(); }
+  Event DoAttendUnrotated(const AttendArgs& args, Queue&) const override {
+    return reference::AttendUnrotated(args), Event();
+  }
+  Event DoAttendRotatedQuery(const AttendArgs& args, Queue&) const override {
+    return reference::AttendRotatedQuery(args), Event();
+  }
 };
 
 }  // namespace

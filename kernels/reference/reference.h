@@ -16,5 +16,8 @@ void RotateKeys(const RotateKeysArgs& args);
 void Land(const LandArgs& args);
 void Gather(const GatherArgs& args);
 void Checksum(const ChecksumArgs& args);
+void AttendLanded(const AttendArgs& args);
+void AttendUnrotated(const AttendArgs& args);
+void AttendRotatedQuery(const AttendArgs& args);
 
 }  // namespace ashlar::kernels::reference

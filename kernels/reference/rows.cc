@@ -7,29 +7,10 @@
 
 #include "kernels/checksum.h"
 #include "kernels/reference/reference.h"
+#include "kernels/reference/row.h"
 
 namespace ashlar::kernels::reference {
 namespace {
-
-// One row of keys or values, with its scale where it has one.
-struct Row {
-  void* data;
-  float* scale;
-};
-
-Row RowAt(DType dtype, const void* data, const float* scales, int64_t row, int32_t dim) {
-  return {static_cast<std::byte*>(const_cast<void*>(data)) + row * dim * static_cast<int64_t>(ElementBytes(dtype)),
-          scales == nullptr ? nullptr : const_cast<float*>(scales) + row};
-}
-
-Row RowAt(const PagedSlots& slots, int64_t position, int32_t head) {
-  const int64_t page = slots.page_table[position / slots.page_tokens], in_page = position % slots.page_tokens;
-  const int64_t element = page * slots.page_stride + in_page * slots.token_stride + head * slots.head_stride;
-  const int64_t scale =
-      page * slots.scale_page_stride + in_page * slots.scale_token_stride + head * slots.scale_head_stride;
-  return {static_cast<std::byte*>(slots.base) + element * static_cast<int64_t>(ElementBytes(slots.dtype)),
-          slots.scales == nullptr ? nullptr : slots.scales + scale};
-}
 
 void CopyRow(DType dtype, int32_t dim, const Row& source, const Row& target) {
   std::memmove(target.data, source.data, static_cast<size_t>(dim) * ElementBytes(dtype));
@@ -41,15 +22,7 @@ void TurnRow(const Rotation& rotation, int64_t delta, DType dtype, int32_t dim, 
   if (rotation.style == RopeStyle::kNone || delta == 0) return CopyRow(dtype, dim, source, target);
   std::vector<double> key(static_cast<size_t>(dim));
   for (int32_t i = 0; i < dim; ++i) key[i] = ReadElement(dtype, source.data, i);
-  const int32_t pairs = rotation.rotary_dim / 2;
-  for (int32_t i = 0; i < pairs; ++i) {
-    const bool half_split = rotation.style == RopeStyle::kHalfSplit;
-    double &x = key[half_split ? i : 2 * i], &y = key[half_split ? i + pairs : 2 * i + 1];
-    const double angle = static_cast<double>(delta) * rotation.frequencies[i];
-    const double turned = x * std::cos(angle) - y * std::sin(angle);
-    y = x * std::sin(angle) + y * std::cos(angle);
-    x = turned;
-  }
+  Turn(rotation, delta, key.data());
   double factor = 1;
   if (source.scale != nullptr) {
     double largest = 0;
@@ -74,6 +47,33 @@ void HashUnits(T* const* units, int64_t tokens, int32_t unit_tokens, size_t toke
 }
 
 }  // namespace
+
+Row RowAt(DType dtype, const void* data, const float* scales, int64_t row, int32_t dim) {
+  return {static_cast<std::byte*>(const_cast<void*>(data)) + row * dim * static_cast<int64_t>(ElementBytes(dtype)),
+          scales == nullptr ? nullptr : const_cast<float*>(scales) + row};
+}
+
+Row RowAt(const PagedSlots& slots, int64_t position, int32_t head) {
+  const int64_t page = slots.page_table[position / slots.page_tokens], in_page = position % slots.page_tokens;
+  const int64_t element = page * slots.page_stride + in_page * slots.token_stride + head * slots.head_stride;
+  const int64_t scale =
+      page * slots.scale_page_stride + in_page * slots.scale_token_stride + head * slots.scale_head_stride;
+  return {static_cast<std::byte*>(slots.base) + element * static_cast<int64_t>(ElementBytes(slots.dtype)),
+          slots.scales == nullptr ? nullptr : slots.scales + scale};
+}
+
+void Turn(const Rotation& rotation, int64_t delta, double* key) {
+  if (rotation.style == RopeStyle::kNone) return;
+  const int32_t pairs = rotation.rotary_dim / 2;
+  for (int32_t i = 0; i < pairs; ++i) {
+    const bool half_split = rotation.style == RopeStyle::kHalfSplit;
+    double &x = key[half_split ? i : 2 * i], &y = key[half_split ? i + pairs : 2 * i + 1];
+    const double angle = static_cast<double>(delta) * rotation.frequencies[i];
+    const double turned = x * std::cos(angle) - y * std::sin(angle);
+    y = x * std::sin(angle) + y * std::cos(angle);
+    x = turned;
+  }
+}
 
 void RotateKeys(const RotateKeysArgs& args) {
   for (int64_t row = 0; row < args.rows; ++row) {

@@ -57,6 +57,9 @@ class Runner {
   void Run(const LandArgs& args) { kernels_.Land(args, *queue_).Wait(); }
   void Run(const GatherArgs& args) { kernels_.Gather(args, *queue_).Wait(); }
   void Run(const ChecksumArgs& args) { kernels_.Checksum(args, *queue_).Wait(); }
+  void Run(Event (Kernels::*attend)(const AttendArgs&, Queue&) const, const AttendArgs& args) {
+    (kernels_.*attend)(args, *queue_).Wait();
+  }
 
  private:
   const std::unique_ptr<ThreadPool> workers_;
