@@ -32,7 +32,8 @@ HWY_INLINE Vec DecayOf(Vec log) {
   const auto seen = hn::Gt(log, hn::Set(Tag(), kVanishedLog));
   // What is asked of Exp is always in its range: it takes NaN for a number.
   const Vec decay = hn::Exp(Tag(), hn::IfThenElseZero(seen, log));
-  return hn::IfThenElse(seen, decay, hn::IfThenElseZero(hn::Ne(log, log), log));
+  // Eq, since this Highway's Ne is false of NaN on some targets.
+  return hn::IfThenElse(seen, decay, hn::IfThenZeroElse(hn::Eq(log, log), log));
 }
 inline float DecayOf(double log) {
   return log <= kVanishedLog ? 0.0f : static_cast<float>(std::exp(log));

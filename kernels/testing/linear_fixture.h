@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <tuple>
 
@@ -11,31 +10,10 @@
 
 namespace ashlar::kernels::testing {
 
-// What a test asks of a back end.
-struct Wanted {
-  Family family = Family::kGdn;
-  Dtypes dtypes;
-  bool other_forms = false;  // than the family's natural one
-};
-
-// What the host back end does not compute yet.
-inline bool IsMissing(const Kernels& kernels, const Wanted& wanted) {
-  if (kernels.name() != "host") return false;
-  const Dtypes dtypes = wanted.dtypes;
-  const bool narrow = std::max({dtypes.transition, dtypes.state, dtypes.running}) != DType::kF32;
-  return wanted.family != Family::kGdn || narrow || wanted.other_forms;
-}
-
 // One back end, one family, one order.
 class LinearFixture : public ::testing::TestWithParam<std::tuple<Backend, Family, StateOrder>> {
  protected:
-  void SetUp() override {
-    if (!Has({})) GTEST_SKIP() << "the " << kernels().name() << " back end lacks " << testing::Name(family_);
-  }
   const Kernels& kernels() const { return *std::get<0>(GetParam()).kernels; }
-  bool Has(Dtypes dtypes, bool other_forms = false) const {
-    return !IsMissing(kernels(), {family_, dtypes, other_forms});
-  }
   Layer Draw(int32_t largest_dim, Character character) {
     return RandomLayer(random_, family_, order_, largest_dim, character);
   }
