@@ -1,0 +1,51 @@
+#include "kernels/decoding_choice.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ashlar::kernels {
+
+DecodeBytes DecodeBytesOf(const LinearShape& shape, DType state, DType buffer) {
+  const double heads = shape.heads, key_heads = shape.key_heads, d_k = shape.d_k, d_v = shape.d_v;
+  const auto element = static_cast<double>(ElementBytes(buffer));
+  return {.state = heads * d_k * d_v * static_cast<double>(ElementBytes(state)),
+          .slot = (key_heads * d_k + heads * d_v) * element + heads * SlotGateWidth(shape) * sizeof(float)};
+}
+
+double RecurrentBytes(const DecodeBytes& bytes) {
+  return 2 * bytes.state;
+}
+
+double ChunkwiseBytes(const DecodeBytes& bytes, int32_t capacity) {
+  const double c = capacity;
+  return bytes.state + bytes.state / c + bytes.slot * (c - 1) / 2 + bytes.slot * (c - 1) / c;
+}
+
+double KvOnlyBytes(const DecodeBytes& bytes, int64_t context) {
+  return static_cast<double>(context + 1) * bytes.slot;
+}
+
+int32_t BestCapacity(const DecodeBytes& bytes) {
+  if (bytes.slot >= bytes.state) return 1;
+  const double best = std::sqrt(2 * (bytes.state - bytes.slot) / bytes.slot);
+  const int32_t below = std::max(1, static_cast<int32_t>(best));
+  return ChunkwiseBytes(bytes, below + 1) < ChunkwiseBytes(bytes, below) ? below + 1 : below;
+}
+
+int64_t KvOnlyMovesLessBelow(const DecodeBytes& bytes, double limit) {
+  return std::max<int64_t>(0, static_cast<int64_t>(std::ceil(limit / bytes.slot)) - 1);
+}
+
+int64_t KvOnlyStoresLessBelow(const DecodeBytes& bytes) {
+  return static_cast<int64_t>(std::ceil(bytes.state / bytes.slot));
+}
+
+DecodeChoice ChooseDecoding(const DecodeBytes& bytes, std::optional<int64_t> buffered_context) {
+  const int32_t capacity = BestCapacity(bytes);
+  const DecodeChoice with_state{capacity == 1 ? DecodeForm::kRecurrent : DecodeForm::kChunkwise, capacity,
+                                ChunkwiseBytes(bytes, capacity)};
+  if (!buffered_context || KvOnlyBytes(bytes, *buffered_context) >= with_state.bytes) return with_state;
+  return {DecodeForm::kKvOnly, 0, KvOnlyBytes(bytes, *buffered_context)};
+}
+
+}  // namespace ashlar::kernels

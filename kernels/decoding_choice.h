@@ -1,0 +1,44 @@
+// Which way of decoding a linear layer moves the fewest bytes (KVBuffer §3.2 and §3.4, counted with a flush that reads
+// and writes the state in the pass that reads it anyway, and with only filled slots read).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "kernels/decoding.h"
+
+namespace ashlar::kernels {
+
+// Bytes of one request in one layer, of all its heads.
+struct DecodeBytes {
+  double state = 0;  // σ
+  double slot = 0;   // b: one token's keys, writes and gates
+};
+DecodeBytes DecodeBytesOf(const LinearShape& shape, DType state, DType buffer);
+
+// Bytes that decoding one token moves:
+// reading and writing the state;
+double RecurrentBytes(const DecodeBytes& bytes);
+// the mean over `capacity` tokens of which the last flushes: σ + σ/c + b(c − 1)/2 + b(c − 1)/c. One token: recurrent;
+double ChunkwiseBytes(const DecodeBytes& bytes, int32_t capacity);
+// reading `context` slots and filling one, without a state.
+double KvOnlyBytes(const DecodeBytes& bytes, int64_t context);
+
+// The capacity that moves the fewest: √(2(σ − b)/b), to a whole number. 1 where slots are too large for any buffer.
+int32_t BestCapacity(const DecodeBytes& bytes);
+// Contexts shorter than this are moved with less than `limit` bytes a token, or stored in less.
+int64_t KvOnlyMovesLessBelow(const DecodeBytes& bytes, double limit);
+int64_t KvOnlyStoresLessBelow(const DecodeBytes& bytes);
+
+enum class DecodeForm : uint8_t { kRecurrent = 1, kChunkwise = 2, kKvOnly = 3 };
+
+struct DecodeChoice {
+  DecodeForm form = DecodeForm::kRecurrent;
+  int32_t capacity = 1;  // flush the token that finds capacity − 1 slots filled; kKvOnly: 0, none does
+  double bytes = 0;      // a token
+};
+// `buffered_context`: the number of tokens so far where all of them lie in the buffer and no state exists yet; none
+// where there is a state, which KV-only decoding has no use for.
+DecodeChoice ChooseDecoding(const DecodeBytes& bytes, std::optional<int64_t> buffered_context);
+
+}  // namespace ashlar::kernels

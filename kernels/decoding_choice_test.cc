@@ -1,0 +1,87 @@
+#include "kernels/decoding_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace ashlar::kernels {
+namespace {
+
+LinearShape Shape(Family family, int32_t heads, int32_t key_heads, int32_t dim = 128) {
+  return {.family = family, .heads = heads, .key_heads = key_heads, .d_k = dim, .d_v = dim};
+}
+
+double Saved(const DecodeBytes& bytes) {
+  return 100 * (1 - ChunkwiseBytes(bytes, BestCapacity(bytes)) / RecurrentBytes(bytes));
+}
+
+TEST(DecodingChoiceTest, CountsBytes) {
+  const DecodeBytes qwen = DecodeBytesOf(Shape(Family::kGdn, 32, 16), DType::kF32, DType::kF16);
+  EXPECT_EQ(qwen.state, 2 << 20);
+  EXPECT_EQ(qwen.slot, 16 * 128 * 2 + 32 * 128 * 2 + 32 * 4);
+  const DecodeBytes kda = DecodeBytesOf(Shape(Family::kKda, 1, 1), DType::kBF16, DType::kF32);
+  EXPECT_EQ(kda.state, 128 * 128 * 2);
+  EXPECT_EQ(kda.slot, 3 * 128 * 4);
+}
+
+// States of fp32, buffers of fp16, d = 128.
+TEST(DecodingChoiceTest, BestCapacities) {
+  const DecodeBytes own_key = DecodeBytesOf(Shape(Family::kGdn, 32, 32), DType::kF32, DType::kF16);
+  const DecodeBytes shared_key = DecodeBytesOf(Shape(Family::kGdn, 32, 16), DType::kF32, DType::kF16);
+  const DecodeBytes gates = DecodeBytesOf(Shape(Family::kKda, 32, 32), DType::kF32, DType::kF16);
+  EXPECT_EQ(BestCapacity(own_key), 16);
+  EXPECT_EQ(BestCapacity(shared_key), 18);
+  EXPECT_EQ(BestCapacity(gates), 11);
+  EXPECT_NEAR(Saved(own_key), 43.6, 0.1);
+  EXPECT_NEAR(Saved(shared_key), 44.5, 0.1);
+  EXPECT_NEAR(Saved(gates), 40.8, 0.1);
+}
+
+TEST(DecodingChoiceTest, TheBestCapacityIsTheLeastOfAll) {
+  for (const int32_t dim : {8, 32, 128, 256}) {
+    for (const Family family : {Family::kGdn, Family::kKda}) {
+      for (const DType state : {DType::kF32, DType::kBF16}) {
+        const DecodeBytes bytes = DecodeBytesOf(Shape(family, 2, 1, dim), state, DType::kF16);
+        int32_t best = 1;
+        for (int32_t c = 2; c < 200; ++c) {
+          if (ChunkwiseBytes(bytes, c) < ChunkwiseBytes(bytes, best)) best = c;
+        }
+        EXPECT_EQ(BestCapacity(bytes), best) << dim;
+      }
+    }
+  }
+}
+
+TEST(DecodingChoiceTest, TheMinimumIsFlat) {
+  const DecodeBytes bytes = DecodeBytesOf(Shape(Family::kGdn, 32, 32), DType::kF32, DType::kF16);
+  for (const int32_t capacity : {11, 24}) {
+    EXPECT_LE(ChunkwiseBytes(bytes, capacity), 1.01 * ChunkwiseBytes(bytes, 16)) << capacity;
+  }
+}
+
+// Qwen3-Next.
+TEST(DecodingChoiceTest, BreakEvenContexts) {
+  const DecodeBytes bytes = DecodeBytesOf(Shape(Family::kGdn, 32, 16), DType::kF32, DType::kF16);
+  EXPECT_EQ(KvOnlyMovesLessBelow(bytes, ChunkwiseBytes(bytes, BestCapacity(bytes))), 187);
+  EXPECT_EQ(KvOnlyMovesLessBelow(bytes, RecurrentBytes(bytes)), 337);
+  // Keys and writes alone; with gates it is two tokens less.
+  EXPECT_EQ(KvOnlyStoresLessBelow({.state = bytes.state, .slot = bytes.slot - 32 * sizeof(float)}), 171);
+  EXPECT_EQ(KvOnlyStoresLessBelow(bytes), 169);
+}
+
+TEST(DecodingChoiceTest, ChoosesTheFewestBytes) {
+  const DecodeBytes bytes = DecodeBytesOf(Shape(Family::kGdn, 32, 16), DType::kF32, DType::kF16);
+  EXPECT_EQ(ChooseDecoding(bytes, std::nullopt).form, DecodeForm::kChunkwise);
+  EXPECT_EQ(ChooseDecoding(bytes, std::nullopt).capacity, 18);
+  EXPECT_EQ(ChooseDecoding(bytes, 0).form, DecodeForm::kKvOnly);
+  EXPECT_EQ(ChooseDecoding(bytes, 186).form, DecodeForm::kKvOnly);
+  EXPECT_EQ(ChooseDecoding(bytes, 186).bytes, KvOnlyBytes(bytes, 186));
+  EXPECT_EQ(ChooseDecoding(bytes, 187).form, DecodeForm::kChunkwise);
+  // Slots that are as large as the state: nothing is gained by waiting.
+  const DecodeBytes small = DecodeBytesOf(Shape(Family::kKda, 1, 1, 3), DType::kBF16, DType::kF32);
+  EXPECT_EQ(ChooseDecoding(small, std::nullopt).form, DecodeForm::kRecurrent);
+  EXPECT_EQ(ChooseDecoding(small, std::nullopt).bytes, RecurrentBytes(small));
+}
+
+}  // namespace
+}  // namespace ashlar::kernels
