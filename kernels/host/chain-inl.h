@@ -17,6 +17,7 @@
 #include "kernels/host/compose-inl.h"
 #include "kernels/host/elementwise-inl.h"
 #include "kernels/host/step-inl.h"
+#include "kernels/host/stream-inl.h"
 #include "kernels/host/turn-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -344,6 +345,12 @@ inline void RunChain(const Chain& chain, Workers* workers) {
     const int64_t floats = int64_t{chain.shape.heads} * chain.shape.d_k * chain.shape.d_v;
     return ForEach(chain.shape.heads, floats < kFloatsWorthWaking ? nullptr : workers,
                    [&](int64_t head) { StepHead(chain, static_cast<size_t>(head)); });
+  }
+  if (IsStream(chain)) {
+    return ForEach(chain.shape.heads, workers, [&](int64_t head) {
+      static thread_local const std::unique_ptr<StreamScratch> scratch(new StreamScratch);
+      Stream(chain, static_cast<size_t>(head), *scratch).Run();
+    });
   }
   const Split split = SplitFor(chain, workers == nullptr ? 1 : static_cast<size_t>(workers->Size()));
   ForEach(static_cast<int64_t>(split.Items(chain)), workers, [&](int64_t item) {

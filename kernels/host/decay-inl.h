@@ -84,14 +84,19 @@ inline const float* GateRow(const LinearShape& shape, const TokenInputs& inputs,
                                          : inputs.g + t * inputs.g_stride + h * shape.d_k;
 }
 
+// Numbers of a transition that is no matrix.
+inline size_t LogCount(const LinearShape& shape) {
+  const TransitionForm form = NaturalForm(shape.family);
+  if (form == TransitionForm::kScalar) return 1;
+  return static_cast<size_t>(form == TransitionForm::kDiagonal ? shape.d_k : shape.d_v);
+}
+
 // The transition of a chain of which the whole is no matrix: sums of logarithms (mamba1: of dt), for one head.
 // Where a transition of zero was met they are infinite, and stay so.
 inline void SumLogs(const Chain& chain, size_t head, float* to) {
   const LinearShape& shape = chain.shape;
   const TransitionForm form = chain.form();
-  const size_t n = form == TransitionForm::kScalar     ? 1
-                   : form == TransitionForm::kDiagonal ? static_cast<size_t>(shape.d_k)
-                                                       : static_cast<size_t>(shape.d_v);
+  const size_t n = LogCount(shape);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const double gone = form == TransitionForm::kElementwise ? kInfinity : -kInfinity;
   double sums[kMaxHeadDim] = {};
