@@ -19,12 +19,15 @@ struct Options {
   int threads = 0;      // 0: all cores
   std::string filter;   // kernels: only cases whose "op family dtype shape" contains this
   bool quick = false;   // kernels: small shapes
+  std::string file;     // vectors: the file
 };
 
 // Subcommands. Each prints a table and fills `figures` with the same numbers.
 absl::Status Land(const Options& options, nlohmann::json& figures);
 absl::Status TimeKernels(const Options& options, nlohmann::json& figures);
 absl::Status Transitions(const Options& options, nlohmann::json& figures);
+// Holds every back end to the test vectors of a file. DATA_LOSS: not all are met; figures are filled all the same.
+absl::Status CheckVectorsFile(const Options& options, nlohmann::json& figures);
 
 double Seconds(const std::function<void()>& work);
 double Median(std::vector<double> values);

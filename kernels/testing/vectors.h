@@ -1,0 +1,29 @@
+// Holds a back end to independent test vectors: numbers of a program that shares no code with this project.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "kernels/testing/vectors_file.h"
+
+namespace ashlar::kernels::testing {
+
+// One comparison: the largest error over all heads, segments or keys that it covers.
+struct VectorCheck {
+  std::string operation;  // as kernels.h names it
+  std::string what;       // what was compared: "final state", "attention"
+  std::string vectors;    // which: "gdn, 2 heads of 6 x 4, 26 tokens, key first", "rope[1], half_split 4 of 10"
+  double error = 0;       // relative, Frobenius; a transition's against ‖T‖, but no less than 0.1
+  double bound = 0;
+  bool passes() const { return error <= bound; }
+};
+
+// Every operation that the vectors speak of, in both state orders, all keys in all three ways to stand.
+std::vector<VectorCheck> CheckVectors(const VectorsFile& file, const Kernels& kernels);
+
+// The parts of it.
+std::vector<VectorCheck> CheckLinear(const std::vector<LinearVector>& vectors, const Kernels& kernels);
+std::vector<VectorCheck> CheckRope(const std::vector<RopeVector>& vectors, const Kernels& kernels);
+
+}  // namespace ashlar::kernels::testing
