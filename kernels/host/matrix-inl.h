@@ -42,14 +42,14 @@ struct F32 {
 struct BF16 {
   using Stored = uint16_t;
   static HWY_INLINE Vec Load(const uint16_t* from) { return hn::BitCast(Tag(), hn::ShiftLeft<16>(Load16(from))); }
-  // Highway's own conversion cuts off.
+  // Highway's own conversion cuts off. Its Ne is false of NaN on some targets, hence Eq.
   static HWY_INLINE void Store(Vec v, uint16_t* to) {
     const BitTag d;
     const Bits bits = hn::BitCast(d, v), high = hn::ShiftRight<16>(bits);
     const Bits up = hn::Add(hn::Set(d, 0x7FFF), hn::And(high, hn::Set(d, 1)));
     const Bits rounded = hn::ShiftRight<16>(hn::Add(bits, up));
-    const auto nan = hn::RebindMask(d, hn::Ne(v, v));
-    Store16(hn::IfThenElse(nan, hn::Or(high, hn::Set(d, 0x40)), rounded), to);
+    const auto number = hn::RebindMask(d, hn::Eq(v, v));
+    Store16(hn::IfThenElse(number, rounded, hn::Or(high, hn::Set(d, 0x40))), to);
   }
 };
 
@@ -97,7 +97,7 @@ struct F16 {
       const Bits finite = hn::IfThenElse(hn::RebindMask(bit, hn::Lt(size, hn::Set(d, 0x1p-14f))), subnormal, normal);
       const Bits number =
           hn::IfThenElse(hn::RebindMask(bit, hn::Lt(size, hn::Set(d, 65520.0f))), finite, hn::Set(bit, 0x7C00));
-      const Bits any = hn::IfThenElse(hn::RebindMask(bit, hn::Ne(v, v)), hn::Set(bit, 0x7E00), number);
+      const Bits any = hn::IfThenElse(hn::RebindMask(bit, hn::Eq(v, v)), number, hn::Set(bit, 0x7E00));
       const Bits sign = hn::ShiftRight<16>(hn::Sub(hn::BitCast(bit, v), bits));
       Store16(hn::Or(any, sign), to);
     }

@@ -1,6 +1,6 @@
 // What the processor's multiply-add units can do, for the widest vectors that it has.
-#include <algorithm>
-#include <numeric>
+#include <array>
+#include <vector>
 
 #include "tools/bench/bench.h"
 #include "tools/bench/kernel_cases.h"
@@ -48,20 +48,20 @@ namespace ashlar::bench {
 HWY_EXPORT(MultiplyAdd);
 
 double MeasureFmaPeak(kernels::Workers& workers) {
-  constexpr int64_t kRounds = 100'000;  // half a millisecond or so
-  constexpr int kBursts = 8;
-  std::vector<double> best(static_cast<size_t>(workers.Size()), 0.0);
+  constexpr int64_t kRounds = 200'000;
+  constexpr size_t kBursts = 7;
+  std::vector<std::array<double, kBursts>> rates(static_cast<size_t>(workers.Size()));
   kernels::ParallelFor(workers, workers.Size(), [&](int64_t thread) {
-    for (int burst = 0; burst < kBursts; ++burst) {
+    for (double& rate : rates[static_cast<size_t>(thread)]) {
       double operations = 0;
       float sink = 0;
       const double seconds = Seconds([&] { operations = HWY_DYNAMIC_DISPATCH(MultiplyAdd)(kRounds, &sink); });
-      // The sums tend to one; asking for it keeps them.
-      if (sink != 0)
-        best[static_cast<size_t>(thread)] = std::max(best[static_cast<size_t>(thread)], operations / seconds);
+      rate = sink == 0 ? 0 : operations / seconds;  // the sums tend to one; asking for it keeps them
     }
   });
-  return std::accumulate(best.begin(), best.end(), 0.0);
+  double sum = 0;
+  for (const auto& bursts : rates) sum += Median({bursts.begin(), bursts.end()});
+  return sum;
 }
 
 }  // namespace ashlar::bench

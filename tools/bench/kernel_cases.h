@@ -26,8 +26,8 @@ struct KernelCase {
 // `quick`: smaller shapes, to see that everything runs; their ratios say nothing.
 std::vector<KernelCase> LinearCases(bool quick);
 
-// Multiply-adds in registers: the floating-point limit of this machine, in operations per second. The best of some
-// bursts, each short enough to pass between two interruptions.
+// Multiply-adds in registers: the floating-point limit of this machine, in operations per second. A median of
+// bursts of a millisecond, most of which pass between two interruptions.
 double MeasureFmaPeak(kernels::Workers& workers);
 
 }  // namespace ashlar::bench
