@@ -124,7 +124,7 @@ class VectorLayer {
     Tuple tuple(shape(), {});
     for (int32_t h = 0; h < shape_.heads; ++h) {
       const LinearVector::Segment& from = head(h).segments[segment];
-      tuple.SetTransition(h, Stored(h, from.transition));
+      tuple.SetTransition(h, Stored(h, segment));
       tuple.states().Set(h, InOrder(from.state));
     }
     return tuple;
@@ -136,16 +136,37 @@ class VectorLayer {
   static void Append(const Numbers& from, int64_t row, int64_t width, std::vector<float>& to) {
     to.insert(to.end(), from.begin() + row * width, from.begin() + (row + 1) * width);
   }
-  // The file's matrix in the family's natural form.
-  Numbers Stored(int32_t h, const Numbers& matrix) const;
+  // The file's transition of a segment in the family's natural form.
+  Numbers Stored(int32_t h, size_t segment) const;
+  // Σ dt of a channel over a segment, of which `matrix` is the transition: mamba1.
+  double SumOfSteps(int32_t h, size_t segment, const Numbers& matrix, int32_t channel) const;
 
   std::vector<const LinearVector*> heads_;
   LinearShape shape_;
   std::vector<float> q_, k_, v_, gate_, beta_, table_;
 };
 
-Numbers VectorLayer::Stored(int32_t h, const Numbers& matrix) const {
-  const int32_t d_k = shape_.d_k, d_v = shape_.d_v;
+double VectorLayer::SumOfSteps(int32_t h, size_t segment, const Numbers& matrix, int32_t channel) const {
+  const int32_t d_v = shape_.d_v;
+  // From the element that decays fastest and still has all its digits.
+  double fastest = 0, sum = 0;
+  for (int32_t i = 0; i < shape_.d_k; ++i) {
+    const double a = head(h).decay_table[i * d_v + channel], t = matrix[i * d_v + channel];
+    if (t < 1e-200 || a >= fastest) continue;
+    fastest = a;
+    sum = std::log(t) / a;
+  }
+  if (fastest < 0) return sum;
+  // Where no element tells it, from the tokens.
+  int64_t begin = 0;
+  for (size_t i = 0; i < segment; ++i) begin += head(h).segments[i].tokens;
+  for (int64_t t = begin; t < begin + head(h).segments[segment].tokens; ++t) sum += head(h).beta[t * d_v + channel];
+  return sum;
+}
+
+Numbers VectorLayer::Stored(int32_t h, size_t segment) const {
+  const Numbers& matrix = head(h).segments[segment].transition;
+  const int32_t d_k = shape_.d_k;
   Numbers stored;
   switch (NaturalForm(shape_.family)) {
     case TransitionForm::kScalar:
@@ -154,17 +175,7 @@ Numbers VectorLayer::Stored(int32_t h, const Numbers& matrix) const {
       for (int32_t i = 0; i < d_k; ++i) stored.push_back(std::log(matrix[i * d_k + i]));
       return stored;
     case TransitionForm::kElementwise:
-      // Σ dt from the channel's element that decays fastest and is still there.
-      for (int32_t j = 0; j < d_v; ++j) {
-        double fastest = 0, sum = 0;
-        for (int32_t i = 0; i < d_k; ++i) {
-          const double a = head(h).decay_table[i * d_v + j], t = matrix[i * d_v + j];
-          if (t <= 0 || a >= fastest) continue;
-          fastest = a;
-          sum = std::log(t) / a;
-        }
-        stored.push_back(sum);
-      }
+      for (int32_t j = 0; j < shape_.d_v; ++j) stored.push_back(SumOfSteps(h, segment, matrix, j));
       return stored;
     default:
       return InOrder(matrix);
