@@ -59,22 +59,45 @@ class HeadDecoder {
         slots_(shape, request.buffer, head),
         s_(scratch) {}
 
+  // Asks for what Decode will read first, all but the state.
+  void PrefetchInputs(const TokenInputs& inputs, int64_t first, int32_t tokens) const {
+    const size_t head = static_cast<size_t>(head_), key = head / static_cast<size_t>(shape_.heads / shape_.key_heads);
+    for (int64_t t = first; t < first + tokens; ++t) {
+      Prefetch(inputs.q + t * inputs.q_stride + key * d_k_, d_k_ * sizeof(float));
+      Prefetch(inputs.k + t * inputs.k_stride + key * d_k_, d_k_ * sizeof(float));
+      Prefetch(inputs.v + t * inputs.v_stride + head * d_v_, d_v_ * sizeof(float));
+    }
+    slots_.PrefetchAll();
+  }
+
+  // The state, to be asked for in the course of another head's Decode, of which `during` is the request.
+  Upcoming State(const BufferedRequest& during) const {
+    if (request_.state.heads == nullptr) return {};
+    const size_t rows = shape_.order == StateOrder::kKeyFirst ? d_k_ : d_v_;
+    const size_t slots = static_cast<size_t>(during.buffer.filled);
+    const size_t flush = during.flush ? rows * StepsOfOuterRow(slots + 1) : 0;
+    return {request_.state.heads[head_], d_k_ * d_v_ * ElementBytes(request_.state.dtype),
+            kFixedSteps + slots * kStepsOfSlot + rows + flush};
+  }
+
   // `tokens` of the inputs from `first` on. `upcoming`: what is wanted next from memory.
   void Decode(const TokenInputs& inputs, int64_t first, int32_t tokens, float* out, int64_t out_stride,
               Upcoming upcoming) {
     const int32_t filled = request_.buffer.filled;
     for (int32_t t = 0; t < tokens; ++t) ReadToken(inputs, first + t, t);
+    upcoming.Fetch(kFixedSteps / 2);
     FillReads(tokens);
     std::fill_n(s_.products, Reads(tokens) * write_width_, 0.0f);
     std::fill_n(s_.log_decay, key_width_, 0.0f);
     for (int32_t end = filled; end > 0; end = (end - 1) / kSlotBlock * kSlotBlock) {
-      ReadSlotBlock((end - 1) / kSlotBlock * kSlotBlock, end);
+      ReadSlotBlock((end - 1) / kSlotBlock * kSlotBlock, end, &upcoming);
       MeetSlots(tokens);
     }
     if (request_.state.heads != nullptr) {
       HeadState state(shape_, request_.state, head_, s_.state);
       state.Load();
       MeetState(state, tokens, &upcoming);
+      upcoming.Fetch(kFixedSteps / 2);
       Solve(inputs, first, tokens, out, out_stride);
       if (request_.flush) Flush(state, &upcoming);
     } else {
@@ -99,6 +122,9 @@ class HeadDecoder {
   }
 
  private:
+  // How long all takes that is done once a head, in rows of a state.
+  static constexpr size_t kFixedSteps = 96;
+
   size_t Reads(int32_t tokens) const { return static_cast<size_t>(tokens) * (Erases(shape_.family) ? 2 : 1); }
   float* Key(int32_t t) { return s_.keys + static_cast<size_t>(t) * key_width_; }
   float* Query(int32_t t) { return s_.queries + static_cast<size_t>(t) * key_width_; }
@@ -136,9 +162,9 @@ class HeadDecoder {
     }
   }
 
-  void ReadSlotBlock(int32_t begin, int32_t end) {
+  void ReadSlotBlock(int32_t begin, int32_t end, Upcoming* upcoming = nullptr) {
     slot_count_ = static_cast<size_t>(end - begin);
-    slots_.Read(begin, end - begin, SlotKeys(), SlotWrites(), s_.log_decay);
+    slots_.Read(begin, end - begin, SlotKeys(), SlotWrites(), s_.log_decay, upcoming);
   }
 
   void MeetSlots(int32_t tokens) {

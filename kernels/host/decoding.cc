@@ -23,26 +23,24 @@ DecodeScratch& Scratch() {
   return *scratch;
 }
 
-// What the head behind this one needs of its state.
-Upcoming StateOf(const LinearShape& shape, const BufferedRequest& request, int32_t head, bool flush) {
-  if (request.state.heads == nullptr) return {};
-  const size_t floats = static_cast<size_t>(shape.d_k) * static_cast<size_t>(shape.d_v);
-  const size_t rows = static_cast<size_t>(shape.order == StateOrder::kKeyFirst ? shape.d_k : shape.d_v);
-  return {request.state.heads[head], floats * ElementBytes(request.state.dtype), flush ? 2 * rows : rows};
-}
-
-// Heads [begin, end) of all requests' heads in a row.
+// Heads [begin, end) of all requests' heads in a row. What one needs from memory is asked for while the one before it
+// is decoded.
 void DecodeHeads(const VerifyDraftsArgs& args, int64_t begin, int64_t end) {
-  const int32_t heads = args.shape.heads;
+  const auto request_of = [&](int64_t i) -> const BufferedRequest& {
+    return args.requests[static_cast<size_t>(i / args.shape.heads)];
+  };
+  const auto decoder_of = [&](int64_t i) {
+    return HeadDecoder(args.shape, request_of(i), static_cast<int32_t>(i % args.shape.heads), Scratch());
+  };
   for (int64_t i = begin; i < end; ++i) {
-    const BufferedRequest& request = args.requests[static_cast<size_t>(i / heads)];
-    Upcoming next;
+    Upcoming next_state;
     if (i + 1 < end) {
-      next = StateOf(args.shape, args.requests[static_cast<size_t>((i + 1) / heads)],
-                     static_cast<int32_t>((i + 1) % heads), request.flush);
+      const HeadDecoder next = decoder_of(i + 1);
+      next.PrefetchInputs(args.inputs, (i + 1) / args.shape.heads * args.drafts, args.drafts);
+      next_state = next.State(request_of(i));
     }
-    HeadDecoder(args.shape, request, static_cast<int32_t>(i % heads), Scratch())
-        .Decode(args.inputs, i / heads * args.drafts, args.drafts, args.out, args.out_stride, next);
+    decoder_of(i).Decode(args.inputs, i / args.shape.heads * args.drafts, args.drafts, args.out, args.out_stride,
+                         next_state);
   }
 }
 
@@ -90,8 +88,10 @@ void DecodeBuffered(const DecodeBufferedArgs& args, Workers* workers) {
 
 void VerifyDrafts(const VerifyDraftsArgs& args, Workers* workers) {
   ForEachRun(args.shape, static_cast<int64_t>(args.requests.size()) * args.shape.heads, workers,
-             [&](int64_t begin, int64_t end) { HWY_DYNAMIC_DISPATCH(DecodeHeads)
-                                               (args, begin, end); });
+             [&](int64_t begin, int64_t end) {
+               HWY_DYNAMIC_DISPATCH(DecodeHeads)
+               (args, begin, end);
+             });
 }
 
 void RebuildState(const RebuildStateArgs& args, Workers* workers) {

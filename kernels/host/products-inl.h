@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/host/panel-inl.h"
 
@@ -38,29 +37,34 @@ struct ConstRows {
   size_t stride, rows, columns;
 };
 
-// Memory that will be needed next, asked for in the course of a product over `rows` rows of a matrix.
+// Asks for memory that will be read some microseconds later.
+HWY_INLINE void Prefetch(const void* from, size_t bytes) {
+  constexpr size_t kLine = 64;
+  for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
+}
+
+// Memory that will be needed next, asked for in as many steps as the present work has: a core can wait for a few lines
+// at a time only, and memory should not rest while it computes.
 class Upcoming {
  public:
   Upcoming() = default;
-  Upcoming(const void* from, size_t bytes, size_t rows)
-      : at_(static_cast<const char*>(from)), left_(bytes), part_(RoundUp(bytes / rows + 1, kLine)) {}
+  Upcoming(const void* from, size_t bytes, size_t steps)
+      : at_(static_cast<const char*>(from)), left_(bytes), part_(bytes / steps + 1) {}
 
-  // One row's share.
-  HWY_INLINE void Fetch() {
-    const size_t bytes = std::min(part_, left_);
-    for (size_t i = 0; i < bytes; i += kLine) hwy::Prefetch(at_ + i);
+  HWY_INLINE void Fetch(size_t steps) {
+    const size_t bytes = std::min(RoundUp(part_ * steps, 64), left_);
+    Prefetch(at_, bytes);
     at_ += bytes;
     left_ -= bytes;
   }
 
  private:
-  static constexpr size_t kLine = 64;
   const char* at_ = nullptr;
   size_t left_ = 0, part_ = 0;
 };
 
-HWY_INLINE void Fetch(Upcoming* upcoming) {
-  if (upcoming != nullptr) upcoming->Fetch();
+HWY_INLINE void Fetch(Upcoming* upcoming, size_t steps = 1) {
+  if (upcoming != nullptr) upcoming->Fetch(steps);
 }
 
 template <size_t R, size_t N>
@@ -195,14 +199,18 @@ HWY_INLINE void AddOuterRows(const float* HWY_RESTRICT scale, const float* HWY_R
   for (; column < m.columns; column += kLanes) AddOuterBlock<kScale, R, 1>(scale, a, a_stride, b, m, i, column);
 }
 
+// How much longer than a row of reads a row takes that `terms` are added to.
+constexpr size_t StepsOfOuterRow(size_t terms) {
+  return 1 + terms / 8;
+}
+
 // m[i, :] ← scale ⊙ m[i, :] + Σ_t a[t, i] b[t, :].
 template <Scale kScale>
 HWY_INLINE void AddOuter(const float* HWY_RESTRICT scale, const float* HWY_RESTRICT a, size_t a_stride, ConstRows b,
                          MutableRows m, Upcoming* upcoming = nullptr) {
   size_t i = 0;
   for (; i + 2 <= m.rows; i += 2) {
-    Fetch(upcoming);
-    Fetch(upcoming);
+    Fetch(upcoming, 2 * StepsOfOuterRow(b.rows));
     AddOuterRows<kScale, 2>(scale, a, a_stride, b, m, i);
   }
   if (i < m.rows) AddOuterRows<kScale, 1>(scale, a, a_stride, b, m, i);

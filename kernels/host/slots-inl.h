@@ -32,6 +32,9 @@ HWY_INLINE void Multiply(const float* from, const float* factors, size_t count, 
   }
 }
 
+// How long reading a slot takes, in rows of a state.
+constexpr size_t kStepsOfSlot = 8;
+
 // One head of one request's buffer.
 class HeadSlots {
  public:
@@ -45,10 +48,12 @@ class HeadSlots {
   // Reads `count` slots from `first` on: writes as they are, and keys decayed behind the last of them and by what
   // `log_decay` ([d_k], padded) holds on top, to which the slots' own decay is then added. Suffix sums of logarithms,
   // all ≤ 0: nothing can overflow.
-  void Read(int32_t first, int32_t count, MutableRows keys, MutableRows writes, float* log_decay) const {
+  void Read(int32_t first, int32_t count, MutableRows keys, MutableRows writes, float* log_decay,
+            Upcoming* upcoming) const {
     const size_t d_k = static_cast<size_t>(shape_.d_k), d_v = static_cast<size_t>(shape_.d_v);
     HWY_ALIGN float decay[kMaxHeadDim];
     for (int32_t j = count - 1; j >= 0; --j) {
+      Fetch(upcoming, kStepsOfSlot);
       const int64_t row = SlotRow(buffer_, first + j);
       const float* gates = buffer_.gates + (row * shape_.heads + head_) * gate_width_;
       WithElements(buffer_.dtype, [&](auto element) {
@@ -68,6 +73,21 @@ class HeadSlots {
       }
     }
     if (gate_width_ == 1) std::fill_n(log_decay, d_k, log_decay[0]);
+  }
+
+  // Asks for what Read will read.
+  void PrefetchAll() const {
+    const size_t element = ElementBytes(buffer_.dtype);
+    for (int32_t j = 0; j < buffer_.filled; ++j) {
+      const int64_t row = SlotRow(buffer_, j);
+      const auto at = [&](const void* plane, size_t index) {
+        return static_cast<const char*>(plane) + index * element;
+      };
+      if (head_ % group_ == 0) Prefetch(at(buffer_.keys, KeyIndex(row)), static_cast<size_t>(shape_.d_k) * element);
+      Prefetch(at(buffer_.writes, WriteIndex(row)), static_cast<size_t>(shape_.d_v) * element);
+      Prefetch(buffer_.gates + (row * shape_.heads + head_) * gate_width_,
+               static_cast<size_t>(gate_width_) * sizeof(float));
+    }
   }
 
   // Fills slot j. Of heads that share a key the first writes it.

@@ -24,6 +24,7 @@ struct Options {
 
 // Subcommands. Each prints a table and fills `figures` with the same numbers.
 absl::Status Land(const Options& options, nlohmann::json& figures);
+absl::Status Decode(const Options& options, nlohmann::json& figures);
 absl::Status TimeKernels(const Options& options, nlohmann::json& figures);
 absl::Status Transitions(const Options& options, nlohmann::json& figures);
 // Holds every back end to the test vectors of a file. DATA_LOSS: not all are met; figures are filled all the same.

@@ -15,6 +15,7 @@ constexpr const char* kUsage =
     "usage: ashlar-bench COMMAND [FILE] [--json FILE] [--repetitions N] [--threads N]\n"
     "  land         landing of cached attention pages through a daemon, against memcpy; handing over tuples by "
     "mapping\n"
+    "  decode       a batch from buffers against recurrent decoding; verifying drafts against steps that keep states\n"
     "  kernels      every operation of the host back end, against copy bandwidth and multiply-add units;\n"
     "               --filter TEXT: only cases whose \"op family dtype shape\" contains it; --quick: small shapes\n"
     "  transitions  what storing transitions as zero, low rank or dense saves, and what it costs in error\n"
@@ -73,6 +74,7 @@ bool ParseOptions(int argc, char** argv, Options& options) {
 int main(int argc, char** argv) {
   const std::map<std::string, std::function<absl::Status(const Options&, nlohmann::json&)>> commands = {
       {"land", ashlar::bench::Land},
+      {"decode", ashlar::bench::Decode},
       {"kernels", ashlar::bench::TimeKernels},
       {"transitions", ashlar::bench::Transitions},
       {"vectors", ashlar::bench::CheckVectorsFile}};

@@ -1,0 +1,245 @@
+#include "tools/bench/decode_batch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+namespace ashlar::bench {
+namespace {
+
+using kernels::BufferedRequest;
+using kernels::DType;
+using kernels::Kernels;
+using kernels::Queue;
+using kernels::SeamStep;
+using kernels::StateView;
+using kernels::TokenInputs;
+
+constexpr int32_t kPageTokens = 16;
+
+// Numbers of either sign that repeat after a while: drawing all of them would take longer than what is measured.
+class Numbers {
+ public:
+  explicit Numbers(float size) {
+    std::mt19937 random(7);
+    std::uniform_real_distribution<float> uniform(0.1f * size, size);
+    for (float& number : numbers_) number = random() % 2 == 0 ? uniform(random) : -uniform(random);
+  }
+  void Fill(DType dtype, void* to, size_t count) {
+    for (size_t i = 0; i < std::min(count, std::size(numbers_)); ++i) {
+      kernels::WriteElement(dtype, to, static_cast<int64_t>(i), numbers_[i]);
+    }
+    const size_t bytes = std::size(numbers_) * kernels::ElementBytes(dtype);
+    auto* at = static_cast<std::byte*>(to);
+    for (size_t done = bytes; done < count * kernels::ElementBytes(dtype); done += bytes) {
+      std::copy_n(at, std::min(bytes, count * kernels::ElementBytes(dtype) - done), at + done);
+    }
+  }
+
+ private:
+  float numbers_[8191];
+};
+
+std::vector<float> Floats(size_t count, float size) {
+  std::vector<float> out(count);
+  Numbers(size).Fill(DType::kF32, out.data(), count);
+  return out;
+}
+
+// All in [low, 0].
+std::vector<float> LogDecays(size_t count, float low) {
+  std::vector<float> out = Floats(count, low);
+  for (float& number : out) number = -std::fabs(number);
+  return out;
+}
+
+}  // namespace
+
+DecodeBatch::DecodeBatch(const Options& options)
+    : options_(options),
+      shape_{.family = options.family,
+             .heads = options.heads,
+             .key_heads = options.key_heads,
+             .d_k = options.dim,
+             .d_v = options.dim,
+             .order = options.order} {
+  if (kernels::NaturalForm(shape_.family) == kernels::TransitionForm::kScalar) {
+    table_ = LogDecays(static_cast<size_t>(shape_.heads), 0.05f);
+    shape_.decay_table = table_.data();
+  }
+  const auto heads = static_cast<size_t>(shape_.heads), dim = static_cast<size_t>(options.dim);
+  const auto tokens = static_cast<size_t>(options.requests) * kernels::kMaxDrafts;
+  const float key_size = 1.5f / std::sqrt(static_cast<float>(dim));  // about unit length
+  q_ = Floats(tokens * static_cast<size_t>(shape_.key_heads) * dim, key_size);
+  k_ = Floats(tokens * static_cast<size_t>(shape_.key_heads) * dim, key_size);
+  v_ = Floats(tokens * heads * dim, 1);
+  g_ = LogDecays(tokens * heads * static_cast<size_t>(kernels::GateWidth(shape_)), 0.05f);
+  beta_ = Floats(tokens * heads * static_cast<size_t>(kernels::BetaWidth(shape_)), 0.9f);
+  for (float& number : beta_) number = std::fabs(number);
+  out_.resize(tokens * heads * dim);
+
+  const size_t state_bytes = heads * dim * dim * kernels::ElementBytes(options.state);
+  const auto states = static_cast<size_t>(options.requests * (options.layers + options.saved_states));
+  states_ = std::make_unique_for_overwrite<std::byte[]>(states * state_bytes);
+  Numbers(0.5f).Fill(options.state, states_.get(), states * state_bytes / kernels::ElementBytes(options.state));
+  for (size_t i = 0; i < states; ++i) {
+    const bool saved = i >= static_cast<size_t>(options.requests * options.layers);
+    (saved ? saved_ : requests_).push_back(NewRequest(states_.get() + i * state_bytes));
+  }
+  const int32_t pages = (options.slots + kPageTokens - 1) / kPageTokens;
+  std::vector<int32_t> order(requests_.size() * static_cast<size_t>(pages));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(7));
+  for (size_t r = 0; r < requests_.size(); ++r) {
+    requests_[r].page_table.assign(order.begin() + static_cast<int64_t>(r) * pages,
+                                   order.begin() + static_cast<int64_t>(r + 1) * pages);
+  }
+  const size_t rows = order.size() * kPageTokens, element = kernels::ElementBytes(options.buffer);
+  const size_t key_floats = rows * static_cast<size_t>(shape_.key_heads) * dim, write_floats = rows * heads * dim;
+  keys_ = std::make_unique_for_overwrite<std::byte[]>(key_floats * element);
+  writes_ = std::make_unique_for_overwrite<std::byte[]>(write_floats * element);
+  Numbers(key_size).Fill(options.buffer, keys_.get(), key_floats);
+  Numbers(0.5f).Fill(options.buffer, writes_.get(), write_floats);
+  gates_ = LogDecays(rows * heads * static_cast<size_t>(kernels::SlotGateWidth(shape_)), 0.05f);
+  views_.resize(static_cast<size_t>(options.requests));
+}
+
+DecodeBatch::Request DecodeBatch::NewRequest(std::byte* states) const {
+  Request request;
+  const size_t head_bytes = static_cast<size_t>(shape_.d_k * shape_.d_v) * kernels::ElementBytes(options_.state);
+  for (int32_t h = 0; h < shape_.heads; ++h) request.heads.push_back(states + static_cast<size_t>(h) * head_bytes);
+  request.exponents.assign(static_cast<size_t>(shape_.heads), 0);
+  return request;
+}
+
+StateView DecodeBatch::StateOf(Request& request) const {
+  return {request.heads.data(), options_.state, options_.state == DType::kF16 ? request.exponents.data() : nullptr};
+}
+
+BufferedRequest DecodeBatch::View(int32_t layer, int32_t request, int32_t filled, bool flush) {
+  Request& view = requests_[static_cast<size_t>(layer * options_.requests + request)];
+  return {.state = StateOf(view),
+          .buffer = {.keys = keys_.get(),
+                     .writes = writes_.get(),
+                     .gates = gates_.data(),
+                     .dtype = options_.buffer,
+                     .page_tokens = kPageTokens,
+                     .page_table = view.page_table.data(),
+                     .filled = filled},
+          .flush = flush};
+}
+
+std::vector<BufferedRequest>& DecodeBatch::Views(int32_t layer, int32_t filled, bool flush) {
+  for (int32_t r = 0; r < options_.requests; ++r) views_[static_cast<size_t>(r)] = View(layer, r, filled, flush);
+  return views_;
+}
+
+TokenInputs DecodeBatch::Inputs(int64_t first, int64_t tokens) const {
+  const int64_t keys = int64_t{shape_.key_heads} * shape_.d_k, values = int64_t{shape_.heads} * shape_.d_v;
+  const int64_t gates = int64_t{shape_.heads} * GateWidth(shape_), betas = int64_t{shape_.heads} * BetaWidth(shape_);
+  return {.tokens = tokens,
+          .q = q_.data() + first * keys,
+          .k = k_.data() + first * keys,
+          .v = v_.data() + first * values,
+          .g = g_.empty() ? nullptr : g_.data() + first * gates,
+          .beta = beta_.empty() ? nullptr : beta_.data() + first * betas,
+          .q_stride = keys,
+          .k_stride = keys,
+          .v_stride = values,
+          .g_stride = gates,
+          .beta_stride = betas};
+}
+
+void DecodeBatch::Decode(const Kernels& kernels, Queue& queue, int32_t layer, int32_t filled, bool flush) {
+  kernels
+      .DecodeBuffered({.shape = shape_,
+                       .requests = Views(layer, filled, flush),
+                       .inputs = Inputs(0, options_.requests),
+                       .out = out_.data(),
+                       .out_stride = int64_t{shape_.heads} * shape_.d_v},
+                      queue)
+      .Wait();
+}
+
+void DecodeBatch::Advance(const Kernels& kernels, Queue& queue, int32_t layer) {
+  const SeamStep run{.begin = 0, .end = 1};
+  for (int32_t r = 0; r < options_.requests; ++r) {
+    kernels
+        .AdvanceSeam({.shape = shape_,
+                      .steps = {&run, 1},
+                      .inputs = Inputs(r, 1),
+                      .state = View(layer, r, 0, false).state,
+                      .out = out_.data(),
+                      .out_stride = int64_t{shape_.heads} * shape_.d_v},
+                     queue)
+        .Wait();
+  }
+}
+
+void DecodeBatch::Verify(const Kernels& kernels, Queue& queue, int32_t layer, int32_t filled, int32_t drafts) {
+  kernels
+      .VerifyDrafts({.shape = shape_,
+                     .requests = Views(layer, filled, false),
+                     .drafts = drafts,
+                     .inputs = Inputs(0, int64_t{options_.requests} * drafts),
+                     .out = out_.data(),
+                     .out_stride = int64_t{shape_.heads} * shape_.d_v},
+                    queue)
+      .Wait();
+}
+
+void DecodeBatch::AdvanceSaving(const Kernels& kernels, Queue& queue, int32_t layer, int32_t drafts) {
+  for (int32_t r = 0; r < options_.requests; ++r) {
+    StateView checkpoints[kernels::kMaxDrafts];
+    SeamStep steps[kernels::kMaxDrafts];
+    for (int32_t t = 0; t < drafts; ++t) {
+      steps[t] = {.begin = t, .end = t + 1};
+      if (t + 1 == drafts) break;
+      checkpoints[t] = StateOf(saved_[static_cast<size_t>(t * options_.requests + r)]);
+      steps[t].checkpoint = &checkpoints[t];
+    }
+    kernels
+        .AdvanceSeam({.shape = shape_,
+                      .steps = {steps, static_cast<size_t>(drafts)},
+                      .inputs = Inputs(int64_t{r} * drafts, drafts),
+                      .state = View(layer, r, 0, false).state,
+                      .out = out_.data(),
+                      .out_stride = int64_t{shape_.heads} * shape_.d_v},
+                     queue)
+        .Wait();
+  }
+}
+
+void DecodeBatch::DecodeSaving(const Kernels& kernels, Queue& queue, int32_t layer, int32_t drafts) {
+  for (int32_t r = 0; r < options_.requests; ++r) {
+    BufferedRequest request = View(layer, r, 0, true);
+    for (int32_t t = 0; t < drafts; ++t) {
+      if (t > 0) {
+        const StateView copy = StateOf(saved_[static_cast<size_t>((t - 1) * options_.requests + r)]);
+        BufferedRequest from = request;
+        from.flush = false;
+        kernels.RebuildState({.shape = shape_, .request = from, .tokens = 0, .target = copy}, queue).Wait();
+        request.state = copy;
+      }
+      kernels
+          .DecodeBuffered({.shape = shape_,
+                           .requests = {&request, 1},
+                           .inputs = Inputs(int64_t{r} * drafts + t, 1),
+                           .out = out_.data(),
+                           .out_stride = int64_t{shape_.heads} * shape_.d_v},
+                          queue)
+          .Wait();
+    }
+  }
+}
+
+void DecodeBatch::Rebuild(const Kernels& kernels, Queue& queue, int32_t layer, int32_t tokens) {
+  for (int32_t r = 0; r < options_.requests; ++r) {
+    const BufferedRequest request = View(layer, r, tokens, false);
+    kernels.RebuildState({.shape = shape_, .request = request, .tokens = tokens, .target = request.state}, queue)
+        .Wait();
+  }
+}
+
+}  // namespace ashlar::bench

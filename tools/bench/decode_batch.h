@@ -1,0 +1,64 @@
+// A batch of requests that decode through several linear layers, as the benchmarks of decoding run it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace ashlar::bench {
+
+// States and buffers of `layers` layers, which take turns so that none of them is in a cache when its turn comes. Every
+// slot of the buffers is filled from the start: how many count is said by each call.
+class DecodeBatch {
+ public:
+  struct Options {
+    kernels::Family family = kernels::Family::kGdn;
+    int32_t heads = 32, key_heads = 16, dim = 128;
+    kernels::StateOrder order = kernels::StateOrder::kKeyFirst;
+    kernels::DType state = kernels::DType::kF32, buffer = kernels::DType::kF16;
+    int32_t requests = 32, layers = 8, slots = 64;
+    int32_t saved_states = 0;  // room for copies of one layer's states
+  };
+  explicit DecodeBatch(const Options& options);
+  DecodeBatch(const DecodeBatch&) = delete;
+
+  const kernels::LinearShape& shape() const { return shape_; }
+  const Options& options() const { return options_; }
+
+  // One token of every request in one layer.
+  void Decode(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t filled, bool flush);
+  // The same by AdvanceSeam, request by request.
+  void Advance(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer);
+  // `drafts` tokens of every request at once.
+  void Verify(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t filled, int32_t drafts);
+  // The same one after another, each with a state of its own kept (copies, and the state itself for the last), request
+  // by request: by AdvanceSeam with checkpoints, or by copying and decoding recurrently.
+  void AdvanceSaving(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t drafts);
+  void DecodeSaving(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t drafts);
+  // Every request's state behind `tokens` slots, in place.
+  void Rebuild(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t tokens);
+
+ private:
+  struct Request {
+    std::vector<void*> heads;
+    std::vector<int32_t> exponents;
+    std::vector<int32_t> page_table;
+  };
+
+  kernels::StateView StateOf(Request& request) const;
+  kernels::BufferedRequest View(int32_t layer, int32_t request, int32_t filled, bool flush);
+  std::vector<kernels::BufferedRequest>& Views(int32_t layer, int32_t filled, bool flush);
+  kernels::TokenInputs Inputs(int64_t first, int64_t tokens) const;
+  Request NewRequest(std::byte* states) const;
+
+  const Options options_;
+  kernels::LinearShape shape_;
+  std::unique_ptr<std::byte[]> states_, keys_, writes_;
+  std::vector<float> gates_, table_, q_, k_, v_, g_, beta_, out_;
+  std::vector<Request> requests_;  // [layers][requests]
+  std::vector<Request> saved_;
+  std::vector<kernels::BufferedRequest> views_;
+};
+
+}  // namespace ashlar::bench
