@@ -14,7 +14,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <optional>
 #include <vector>
 
 #include "hwy/contrib/math/math-inl.h"
@@ -36,6 +36,8 @@ inline constexpr bool kManyRegisters = kLanes >= 16 || HWY_TARGET == HWY_NEON;
 inline constexpr size_t kRowTile = kManyRegisters ? 4 : 2;
 inline constexpr size_t kKeyTile = 4;
 inline constexpr size_t kVecs = 4;
+
+static_assert(AttendPlan::kTile % kRowTile == 0);
 
 constexpr size_t RoundUp(size_t n, size_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -73,10 +75,11 @@ HWY_INLINE void StoreSums(Vec a, Vec b, Vec c, Vec e, float* to) {
 }
 
 // sums += the products of a tile of queries with four keys, over `dims` dimensions.
-HWY_INLINE void AddScores(const float* q, size_t stride, const float* const* keys, size_t dims,
+HWY_INLINE void AddScores(const float* q, size_t stride, const float* const* keys, size_t dims, Prefetcher& ahead,
                           Vec (&sums)[kRowTile][kKeyTile]) {
   const Tag d;
   for (size_t i = 0; i < dims; i += kLanes) {
+    ahead.Step();
     Vec key[kKeyTile];
     for (size_t j = 0; j < kKeyTile; ++j) key[j] = hn::LoadU(d, keys[j] + i);
     for (size_t r = 0; r < kRowTile; ++r) {
@@ -88,7 +91,7 @@ HWY_INLINE void AddScores(const float* q, size_t stride, const float* const* key
 
 // A tile of rows, kVecs vectors wide: out ← factor × out + Σ weight × value.
 HWY_INLINE void AddValues(const float* weights, const float* factors, const float* const* values, size_t keys,
-                          size_t column, float* out, size_t stride) {
+                          size_t column, Prefetcher& ahead, float* out, size_t stride) {
   const Tag d;
   Vec sums[kRowTile][kVecs];
   for (size_t r = 0; r < kRowTile; ++r) {
@@ -97,6 +100,7 @@ HWY_INLINE void AddValues(const float* weights, const float* factors, const floa
     }
   }
   for (size_t j = 0; j < keys; ++j) {
+    ahead.Step();
     Vec value[kVecs];
     for (size_t v = 0; v < kVecs; ++v) value[v] = hn::LoadU(d, values[j] + column + v * kLanes);
     for (size_t r = 0; r < kRowTile; ++r) {
@@ -164,38 +168,36 @@ class Part {
   Part(const AttendPlan& plan, int64_t unit)
       : plan_(plan),
         shape_(plan.args.shape),
+        mla_(shape_.kind == AttentionKind::kMla),
         group_(static_cast<size_t>(plan.group())),
         first_token_(plan.FirstToken(unit)),
         tokens_(static_cast<size_t>(plan.TokenCount(unit))),
-        kv_head_(plan.KvHead(unit)),
-        rows_(tokens_ * group_),
-        padded_rows_(RoundUp(rows_, kRowTile)) {
-    const bool mla = shape_.kind == AttentionKind::kMla;
-    key_ = {.dim = shape_.key_dim, .stride = RoundUp(static_cast<size_t>(shape_.key_dim), mla ? kColumns : kLanes)};
+        head_rows_(static_cast<size_t>(plan.head_rows)),
+        rows_(static_cast<size_t>(plan.Rows())) {
+    key_ = {.dim = shape_.key_dim, .stride = RoundUp(static_cast<size_t>(shape_.key_dim), mla_ ? kColumns : kLanes)};
     other_ = {.dim = shape_.value_dim,
-              .stride = RoundUp(static_cast<size_t>(shape_.value_dim), mla ? kLanes : kColumns)};
-    query_stride_ = key_.stride + (mla ? other_.stride : 0);
-    out_stride_ = mla ? key_.stride : other_.stride;
-    block_ = query_stride_ <= 256 ? kMaxBlock : kMaxBlock / 2;
+              .stride = RoundUp(static_cast<size_t>(shape_.value_dim), mla_ ? kLanes : kColumns)};
+    query_stride_ = key_.stride + (mla_ ? other_.stride : 0);
+    out_stride_ = mla_ ? key_.stride : other_.stride;
+    block_ = query_stride_ <= 128 ? kMaxBlock : kMaxBlock / 2;
     thread_local Scratch scratch;
     float* rooms[6];
-    scratch.Divide({padded_rows_ * query_stride_, padded_rows_ * kMaxBlock, padded_rows_ * out_stride_,
-                    3 * padded_rows_, block_ * key_.stride, block_ * other_.stride},
+    scratch.Divide({rows_ * query_stride_, head_rows_ * kMaxBlock, rows_ * out_stride_, 2 * rows_ + head_rows_,
+                    block_ * key_.stride, block_ * other_.stride},
                    rooms);
     queries_ = rooms[0];
     scores_ = rooms[1];
     out_ = rooms[2];
     largest_ = rooms[3];
-    sum_ = largest_ + padded_rows_;
-    factor_ = sum_ + padded_rows_;
+    sum_ = largest_ + rows_;
+    factor_ = sum_ + rows_;
     key_.staged = rooms[4];
     other_.staged = rooms[5];
-    std::fill_n(largest_, padded_rows_, -INFINITY);
-    std::fill_n(factor_, padded_rows_, 1.0f);
+    std::fill_n(largest_, rows_, -INFINITY);
     if (plan.stand == KeysStand::kUnrotated && plan.args.rotation.style != RopeStyle::kNone) {
       scratch.angles.Prepare(plan.args.rotation, block_);
       angles_ = &scratch.angles;
-      (mla ? other_ : key_).angles = angles_;
+      (mla_ ? other_ : key_).angles = angles_;
     }
     const int64_t* const positions = plan.args.positions + first_token_;
     earliest_ = *std::min_element(positions, positions + tokens_);
@@ -226,75 +228,87 @@ class Part {
  private:
   static constexpr size_t kColumns = kVecs * kLanes;
 
-  // Queries times the scale of scores, turned to their positions counted from `origin`. Rows are [tokens, group].
+  // Where a kv head's row stands among all rows.
+  size_t RowOf(int32_t kv_head, size_t row) const { return static_cast<size_t>(kv_head) * head_rows_ + row; }
+
+  // Queries times the scale of scores, turned to their positions counted from `origin`.
   void LoadQueries(int64_t origin) {
     const AttendArgs& args = plan_.args;
-    const bool mla = shape_.kind == AttentionKind::kMla;
     const int32_t turned = args.rotation.style == RopeStyle::kNone ? 0 : args.rotation.rotary_dim;
+    const size_t second = mla_ ? key_.stride : 0;  // where the dimensions that turn begin
     for (size_t t = 0; t < tokens_; ++t) {
       const int64_t token = first_token_ + static_cast<int64_t>(t);
-      float* const rows = queries_ + t * group_ * query_stride_;
-      const size_t second = mla ? key_.stride : 0;  // where the dimensions that turn begin
-      for (size_t g = 0; g < group_; ++g) {
-        const float* from =
-            args.q + token * args.q_stride + (int64_t{kv_head_} * group_ + g) * int64_t{shape_.QueryDim()};
-        float* const to = rows + g * query_stride_;
-        for (int32_t i = 0; i < shape_.key_dim; ++i) to[i] = from[i] * shape_.scale;
-        if (mla) {
-          for (int32_t i = 0; i < shape_.value_dim; ++i) to[second + i] = from[shape_.key_dim + i] * shape_.scale;
+      std::optional<Turn> turn;
+      if (turned > 0) turn.emplace(args.rotation, args.positions[token] - origin);
+      for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+        float* const rows = queries_ + RowOf(head, t * group_) * query_stride_;
+        for (size_t g = 0; g < group_; ++g) {
+          const size_t query_head = static_cast<size_t>(head) * group_ + g;
+          LoadQuery(args.q + token * args.q_stride + query_head * static_cast<size_t>(shape_.QueryDim()),
+                    rows + g * query_stride_);
+          for (int32_t i = 0; i < turned; ++i) rows[g * query_stride_ + second + i] *= args.rotation.scale;
         }
-        for (int32_t i = 0; i < turned; ++i) to[second + i] *= args.rotation.scale;
+        if (!turn) continue;
+        TurnRows(*turn,
+                 {.rows = static_cast<int64_t>(group_),
+                  .dim = static_cast<int32_t>(query_stride_),
+                  .source = rows + second,
+                  .target = rows + second},
+                 Stores::kCached);
       }
-      if (turned == 0) continue;
-      const Turn turn(args.rotation, args.positions[token] - origin);
-      TurnRows(turn,
-               {.rows = static_cast<int64_t>(group_),
-                .dim = static_cast<int32_t>(query_stride_),
-                .source = rows + second,
-                .target = rows + second},
-               Stores::kCached);
     }
   }
 
-  // Keys first … last − 1 of a span. While one block is worked on, the next is asked for.
+  void LoadQuery(const float* from, float* to) const {
+    for (int32_t i = 0; i < shape_.key_dim; ++i) to[i] = from[i] * shape_.scale;
+    if (!mla_) return;
+    for (int32_t i = 0; i < shape_.value_dim; ++i) to[key_.stride + i] = from[shape_.key_dim + i] * shape_.scale;
+  }
+
+  // Keys first … last − 1 of a span, block by block, of each block all heads. While one head of a block is worked on,
+  // the next is asked for.
   void AttendSpan(const KeySpan& span, int64_t first, int64_t last) {
-    const bool mla = shape_.kind == AttentionKind::kMla;
-    key_.Read(span.keys, mla ? kColumns : kLanes);
-    other_.Read(span.values, mla ? kLanes : kColumns);
+    key_.Read(span.keys, mla_ ? kColumns : kLanes);
+    other_.Read(span.values, mla_ ? kLanes : kColumns);
     if (angles_ != nullptr) angles_->MoveTo(span.position + first);
-    const auto locate = [&](int64_t at, size_t which) {
-      const size_t count = static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(block_), last - at));
-      Locate(span.keys, span.first_slot + at, kv_head_, count, key_.raw[which]);
-      Locate(span.values, span.first_slot + at, kv_head_, count, other_.raw[which]);
+    const auto locate = [&](int64_t at, int32_t head, size_t which) {
+      if (at >= last) return size_t{0};
+      const auto count = static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(block_), last - at));
+      Locate(span.keys, span.first_slot + at, head, count, key_.raw[which]);
+      Locate(span.values, span.first_slot + at, head, count, other_.raw[which]);
       return count;
     };
-    size_t which = 0;
-    for (size_t count = locate(first, 0), next = 0; first < last; count = next, which ^= 1) {
-      const int64_t following = first + static_cast<int64_t>(count);
-      next = following < last ? locate(following, which ^ 1) : 0;
-      key_.Load(which, count);
-      other_.Load(which, count);
-      Score(count, key_.raw[which ^ 1], next);
-      Weigh(span.position + first, count);
-      AddWeighted(count, other_.raw[which ^ 1], next);
-      if (angles_ != nullptr && next > 0) angles_->NextBlock();
-      first = following;
+    size_t which = 0, count = locate(first, 0, 0);
+    for (int64_t at = first; at < last; at += static_cast<int64_t>(block_)) {
+      for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+        const bool wraps = head + 1 == shape_.kv_heads;
+        const size_t next = locate(wraps ? at + static_cast<int64_t>(block_) : at, wraps ? 0 : head + 1, which ^ 1);
+        key_.Load(which, count);
+        other_.Load(which, count);
+        Score(head, count, key_.raw[which ^ 1], next);
+        Weigh(head, span.position + at, count);
+        AddWeighted(head, count, other_.raw[which ^ 1], next);
+        which ^= 1;
+        count = next;
+      }
+      if (angles_ != nullptr) angles_->NextBlock();
     }
   }
 
-  void Score(size_t count, const RawRows& next, size_t next_count) {
+  void Score(int32_t head, size_t count, const RawRows& next, size_t next_count) {
     const Tag d;
-    const bool mla = shape_.kind == AttentionKind::kMla;
-    for (size_t r = 0; r < padded_rows_; r += kRowTile) {
-      const float* const q = queries_ + r * query_stride_;
+    const float* const queries = queries_ + RowOf(head, 0) * query_stride_;
+    const size_t steps = head_rows_ / kRowTile * (RoundUp(count, kKeyTile) / kKeyTile) * (query_stride_ / kLanes);
+    Prefetcher ahead(next, next_count, key_.row_bytes, steps);
+    for (size_t r = 0; r < head_rows_; r += kRowTile) {
+      const float* const q = queries + r * query_stride_;
       for (size_t j = 0; j < count; j += kKeyTile) {
-        if (r == 0) Prefetch(next, std::min(j, next_count), std::min(j + kKeyTile, next_count), key_.row_bytes);
         Vec sums[kRowTile][kKeyTile];
         for (auto& row : sums) {
           for (Vec& sum : row) sum = hn::Zero(d);
         }
-        AddScores(q, query_stride_, key_.rows + j, key_.stride, sums);
-        if (mla) AddScores(q + key_.stride, query_stride_, other_.rows + j, other_.stride, sums);
+        AddScores(q, query_stride_, key_.rows + j, key_.stride, ahead, sums);
+        if (mla_) AddScores(q + key_.stride, query_stride_, other_.rows + j, other_.stride, ahead, sums);
         for (size_t i = 0; i < kRowTile; ++i) {
           StoreSums(sums[i][0], sums[i][1], sums[i][2], sums[i][3], scores_ + (r + i) * kMaxBlock + j);
         }
@@ -303,68 +317,68 @@ class Part {
   }
 
   // Scores of keys that stand from `position` on become weights e^{score − largest so far}.
-  void Weigh(int64_t position, size_t count) {
+  void Weigh(int32_t head, int64_t position, size_t count) {
     for (size_t t = 0; t < tokens_; ++t) {
       const int64_t query = plan_.args.positions[first_token_ + static_cast<int64_t>(t)];
       const auto keys = static_cast<int64_t>(count);
       const auto end = static_cast<size_t>(std::clamp<int64_t>(query - position + 1, 0, keys));
       const auto begin = static_cast<size_t>(
           shape_.window > 0 ? std::clamp<int64_t>(query - shape_.window + 1 - position, 0, keys) : 0);
-      for (size_t row = t * group_; row < (t + 1) * group_; ++row) WeighRow(row, begin, end);
+      for (size_t row = t * group_; row < (t + 1) * group_; ++row) WeighRow(head, row, begin, end);
     }
   }
 
   // Keys begin … end − 1 of the block are seen.
-  void WeighRow(size_t row, size_t begin, size_t end) {
+  void WeighRow(int32_t head, size_t row, size_t begin, size_t end) {
     const Tag d;
     float* const scores = scores_ + row * kMaxBlock;
+    float &largest_so_far = largest_[RowOf(head, row)], &sum_so_far = sum_[RowOf(head, row)];
     std::fill(scores, scores + begin, -INFINITY);
     std::fill(scores + std::max(begin, end), scores + block_, -INFINITY);
-    Vec most = hn::Set(d, largest_[row]);
+    Vec most = hn::Set(d, largest_so_far);
     for (size_t j = 0; j < block_; j += kLanes) most = hn::Max(most, hn::LoadU(d, scores + j));
     const float largest = hn::GetLane(hn::MaxOfLanes(d, most));
+    factor_[row] = largest == largest_so_far ? 1.0f : std::exp(largest_so_far - largest);
     if (largest == -INFINITY) {
       std::fill(scores, scores + block_, 0.0f);
       return;
     }
-    factor_[row] = largest == largest_[row] ? 1.0f : std::exp(largest_[row] - largest);
-    largest_[row] = largest;
+    largest_so_far = largest;
     Vec sum = hn::Zero(d);
     for (size_t j = 0; j < block_; j += kLanes) {
       const Vec weights = hn::Exp(d, hn::Sub(hn::LoadU(d, scores + j), hn::Set(d, largest)));
       sum = hn::Add(sum, weights);
       hn::StoreU(weights, d, scores + j);
     }
-    sum_[row] = sum_[row] * factor_[row] + hn::GetLane(hn::SumOfLanes(d, sum));
+    sum_so_far = sum_so_far * factor_[row] + hn::GetLane(hn::SumOfLanes(d, sum));
   }
 
-  void AddWeighted(size_t count, const RawRows& next, size_t next_count) {
-    const Plane& values = shape_.kind == AttentionKind::kMla ? key_ : other_;
+  void AddWeighted(int32_t head, size_t count, const RawRows& next, size_t next_count) {
+    const Plane& values = mla_ ? key_ : other_;
     const size_t columns = out_stride_ / kColumns;
-    const size_t ahead = (next_count + columns - 1) / columns;  // rows to ask for at each column
-    for (size_t r = 0; r < padded_rows_; r += kRowTile) {
+    float* const out = out_ + RowOf(head, 0) * out_stride_;
+    Prefetcher ahead(next, next_count, other_.row_bytes, head_rows_ / kRowTile * columns * count);
+    for (size_t r = 0; r < head_rows_; r += kRowTile) {
       for (size_t c = 0; c < columns; ++c) {
-        if (r == 0) {
-          Prefetch(next, std::min(c * ahead, next_count), std::min((c + 1) * ahead, next_count), other_.row_bytes);
-        }
-        AddValues(scores_ + r * kMaxBlock, factor_ + r, values.rows, count, c * kColumns,
-                  out_ + r * out_stride_ + c * kColumns, out_stride_);
+        AddValues(scores_ + r * kMaxBlock, factor_ + r, values.rows, count, c * kColumns, ahead,
+                  out + r * out_stride_ + c * kColumns, out_stride_);
       }
     }
   }
 
   const AttendPlan& plan_;
   const AttentionShape& shape_;
+  const bool mla_;
   const size_t group_;
   const int64_t first_token_;
   const size_t tokens_;
-  const int32_t kv_head_;
-  const size_t rows_, padded_rows_;
-  Plane key_, other_;  // `other_`: gqa: values; mla: rotary key parts
+  const size_t head_rows_, rows_;  // of one kv head; of all
+  Plane key_, other_;              // `other_`: gqa: values; mla: rotary key parts
   size_t query_stride_, out_stride_, block_;
   KeyAngles* angles_ = nullptr;
-  int64_t earliest_, latest_;  // positions of the queries
-  float *queries_, *scores_, *out_, *largest_, *sum_, *factor_;
+  int64_t earliest_, latest_;                // positions of the queries
+  float *queries_, *out_, *largest_, *sum_;  // of all rows
+  float *scores_, *factor_;                  // of the head at work
 };
 
 PartialRows RunPart(const AttendPlan& plan, int64_t unit, int64_t chunk) {

@@ -34,39 +34,46 @@ namespace {
 
 HWY_EXPORT(RunPart);
 
-// The results of a unit's parts become outputs; so does, with `merge`, what an earlier call left there.
+// One output row of a unit's parts, and with `merge` of what an earlier call left there.
+void FinishRow(const AttendArgs& args, const PartialRows* parts, int64_t count, int64_t row, float* out, float* lse) {
+  const int64_t width = args.shape.OutDim();
+  const double before = args.merge ? double{*lse} : -INFINITY;
+  double largest = before;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, double{parts[i].largest[row]});
+  if (largest == -INFINITY) {  // nothing is seen
+    std::fill(out, out + width, 0.0f);
+    if (lse != nullptr) *lse = -INFINITY;
+    return;
+  }
+  double sum = std::exp(before - largest);
+  for (int64_t i = 0; i < count; ++i) sum += std::exp(parts[i].largest[row] - largest) * parts[i].sum[row];
+  const auto kept = static_cast<float>(std::exp(before - largest) / sum);
+  for (int64_t d = 0; d < width; ++d) out[d] = kept == 0 ? 0.0f : out[d] * kept;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto weight = static_cast<float>(std::exp(parts[i].largest[row] - largest) / sum);
+    const float* const seen = parts[i].out + row * parts[i].out_stride;
+    for (int64_t d = 0; d < width; ++d) out[d] += weight * seen[d];
+  }
+  if (lse != nullptr) *lse = static_cast<float>(largest + std::log(sum));
+}
+
 void Finish(const AttendPlan& plan, int64_t unit, const PartialRows* parts, int64_t count) {
   const AttendArgs& args = plan.args;
-  const int64_t group = plan.group(), width = args.shape.OutDim();
-  for (int64_t row = 0; row < plan.TokenCount(unit) * group; ++row) {
-    const int64_t token = plan.FirstToken(unit) + row / group, head = plan.KvHead(unit) * group + row % group;
-    float* const out = args.out + token * args.out_stride + head * width;
-    float* const lse = args.lse == nullptr ? nullptr : args.lse + token * args.shape.query_heads + head;
-    const double before = args.merge ? double{*lse} : -INFINITY;
-    double largest = before;
-    for (int64_t i = 0; i < count; ++i) largest = std::max(largest, double{parts[i].largest[row]});
-    if (largest == -INFINITY) {  // nothing is seen
-      std::fill(out, out + width, 0.0f);
-      if (lse != nullptr) *lse = -INFINITY;
-      continue;
+  const int64_t group = plan.group(), heads = args.shape.query_heads;
+  for (int64_t t = 0; t < plan.TokenCount(unit); ++t) {
+    const int64_t token = plan.FirstToken(unit) + t;
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t row = head / group * plan.head_rows + t * group + head % group;
+      FinishRow(args, parts, count, row, args.out + token * args.out_stride + head * args.shape.OutDim(),
+                args.lse == nullptr ? nullptr : args.lse + token * heads + head);
     }
-    double sum = std::exp(before - largest);
-    for (int64_t i = 0; i < count; ++i) sum += std::exp(parts[i].largest[row] - largest) * parts[i].sum[row];
-    const auto kept = static_cast<float>(std::exp(before - largest) / sum);
-    for (int64_t d = 0; d < width; ++d) out[d] = kept == 0 ? 0.0f : out[d] * kept;
-    for (int64_t i = 0; i < count; ++i) {
-      const auto weight = static_cast<float>(std::exp(parts[i].largest[row] - largest) / sum);
-      const float* const seen = parts[i].out + row * parts[i].out_stride;
-      for (int64_t d = 0; d < width; ++d) out[d] += weight * seen[d];
-    }
-    if (lse != nullptr) *lse = static_cast<float>(largest + std::log(sum));
   }
 }
 
 // Room for all parts of all units, [units, chunks], while a call lasts.
 class Parts {
  public:
-  explicit Parts(const AttendPlan& plan) : plan_(plan), rows_(plan.block_tokens * plan.group()) {
+  explicit Parts(const AttendPlan& plan) : plan_(plan) {
     thread_local std::vector<float> memory;
     thread_local std::vector<PartialRows> parts;
     const auto floats = static_cast<size_t>(plan.units * plan.chunks * Stride());
@@ -77,23 +84,22 @@ class Parts {
   }
 
   void Keep(int64_t unit, int64_t chunk, const PartialRows& part) {
-    const int64_t rows = plan_.TokenCount(unit) * plan_.group(), width = plan_.args.shape.OutDim();
+    const int64_t rows = plan_.Rows(), width = plan_.args.shape.OutDim();
     float* const to = memory_ + (unit * plan_.chunks + chunk) * Stride();
     std::copy_n(part.largest, rows, to);
-    std::copy_n(part.sum, rows, to + rows_);
+    std::copy_n(part.sum, rows, to + rows);
     for (int64_t row = 0; row < rows; ++row) {
-      std::copy_n(part.out + row * part.out_stride, width, to + 2 * rows_ + row * width);
+      std::copy_n(part.out + row * part.out_stride, width, to + 2 * rows + row * width);
     }
-    parts_[unit * plan_.chunks + chunk] = {to, to + rows_, to + 2 * rows_, width};
+    parts_[unit * plan_.chunks + chunk] = {to, to + rows, to + 2 * rows, width};
   }
 
   const PartialRows* Of(int64_t unit) const { return parts_ + unit * plan_.chunks; }
 
  private:
-  int64_t Stride() const { return rows_ * (2 + plan_.args.shape.OutDim()); }
+  int64_t Stride() const { return plan_.Rows() * (2 + plan_.args.shape.OutDim()); }
 
   const AttendPlan& plan_;
-  const int64_t rows_;
   float* memory_;
   PartialRows* parts_;
 };

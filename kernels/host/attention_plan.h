@@ -1,5 +1,6 @@
-// How one call of attention is split. A unit is a block of query tokens with all query heads of one kv head: its keys
-// are read once. A part is a unit's share of a chunk of the keys; parts of a unit are merged by their maxima and sums.
+// How one call of attention is split. A unit is a block of query tokens with all their heads, so that keys are read
+// once, and all heads of a token one after another as they lie in a page. A part is a unit's share of a chunk of the
+// keys; parts of a unit are merged by their maxima and sums.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,8 @@ struct AttendPlan {
     constexpr int64_t kLeastKeys = 512;
     constexpr int64_t kPartsPerThread = 4;
     block_tokens = std::clamp<int64_t>(kRows / group(), 1, std::max<int64_t>(args.tokens, 1));
-    units = (args.tokens + block_tokens - 1) / block_tokens * args.shape.kv_heads;
+    units = (args.tokens + block_tokens - 1) / block_tokens;
+    head_rows = (block_tokens * group() + kTile - 1) / kTile * kTile;
     for (const KeySpan& span : args.spans) keys += span.tokens;
     if (threads > 1 && units > 0 && units < kPartsPerThread * threads) {
       chunks = std::clamp<int64_t>(kPartsPerThread * threads / units, 1, std::max<int64_t>(keys / kLeastKeys, 1));
@@ -30,19 +32,22 @@ struct AttendPlan {
 
   int64_t group() const { return args.shape.query_heads / args.shape.kv_heads; }
   // Blocks of tokens that come later see more: they are begun first.
-  int64_t FirstToken(int64_t unit) const {
-    return (units / args.shape.kv_heads - 1 - unit / args.shape.kv_heads) * block_tokens;
-  }
+  int64_t FirstToken(int64_t unit) const { return (units - 1 - unit) * block_tokens; }
   int64_t TokenCount(int64_t unit) const { return std::min(block_tokens, args.tokens - FirstToken(unit)); }
-  int32_t KvHead(int64_t unit) const { return static_cast<int32_t>(unit % args.shape.kv_heads); }
+  int64_t Rows() const { return args.shape.kv_heads * head_rows; }
+
+  // Rows of one kv head are padded to whole tiles of the products, whatever the width of vectors.
+  static constexpr int64_t kTile = 4;
 
   const AttendArgs& args;
   const KeysStand stand;
   int64_t block_tokens = 1, units = 0;
+  int64_t head_rows = 0;
   int64_t keys = 0, chunks = 1, chunk_keys = 0;  // of all spans, one after another
 };
 
-// What a part leaves: rows are a unit's tokens, each with its query heads.
+// What a part leaves: rows are [kv heads][head_rows], of which the first are a unit's tokens, each with its query
+// heads.
 struct PartialRows {
   const float* largest;  // [rows], the largest score; −∞ where nothing was seen
   const float* sum;      // [rows], Σ e^{score − largest}

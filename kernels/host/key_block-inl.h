@@ -49,13 +49,31 @@ HWY_INLINE void Locate(const PagedSlots& slots, int64_t slot, int32_t head, size
   }
 }
 
-// Asks for rows first … last of a block, `bytes` each.
-HWY_INLINE void Prefetch(const RawRows& raw, size_t first, size_t last, size_t bytes) {
-  constexpr size_t kLine = 64;
-  for (size_t i = first; i < last; ++i) {
-    for (size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(raw.row[i] + at, 0, 2);
+// Asks for the lines of a block's rows a few at a time, in the `steps` of the work on the block before. All at once
+// they would have to wait for one another, and the work with them.
+class Prefetcher {
+ public:
+  Prefetcher(const RawRows& raw, size_t rows, size_t row_bytes, size_t steps)
+      : raw_(raw),
+        lines_((row_bytes + kLine - 1) / kLine),
+        left_(rows * lines_),
+        per_step_((left_ + steps - 1) / steps) {}
+
+  HWY_INLINE void Step() {
+    for (size_t i = std::min(per_step_, left_); i > 0; --i, --left_) {
+      __builtin_prefetch(raw_.row[row_] + line_ * kLine, 0, 2);
+      if (++line_ == lines_) line_ = 0, ++row_;
+    }
   }
-}
+
+ private:
+  static constexpr size_t kLine = 64;
+  const RawRows& raw_;
+  const size_t lines_;
+  size_t left_;
+  const size_t per_step_;
+  size_t row_ = 0, line_ = 0;
+};
 
 // to ← scale × R(its angle) of a row's rotary dimensions.
 template <DType kType>

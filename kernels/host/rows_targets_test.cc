@@ -100,7 +100,7 @@ TEST_P(RowsTargetsTest, LandsAndGathers) {
 
 std::vector<int64_t> Targets() {
   std::vector<int64_t> targets;
-  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_SSSE3, HWY_SCALAR, HWY_EMU128}) {
+  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_SCALAR, HWY_EMU128}) {
     if ((hwy::SupportedTargets() & target & HWY_TARGETS) != 0) targets.push_back(target);
   }
   return targets;

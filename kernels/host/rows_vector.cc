@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <type_traits>
 
+// Processors older than AVX2 get the portable version; conversions are tested at the widths that remain.
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/rows_vector.cc"
 #include <hwy/foreach_target.h>
@@ -81,17 +84,6 @@ HWY_INLINE void TurnRow(const Turn& turn, const Stored<kType>* source, Sink sink
   }
 }
 
-// Calls sink(d, values, index) for a key's other dimensions.
-template <DType kType, class Sink>
-HWY_INLINE void PassRest(const Turn& turn, int32_t dim, const Stored<kType>* source, Sink sink) {
-  const hn::ScalableTag<float> d;
-  const hn::CappedTag<float, 1> one;
-  const int32_t step = static_cast<int32_t>(hn::Lanes(d));
-  int32_t i = turn.rotary_dim;
-  for (; i + step <= dim; i += step) sink(d, LoadElements<kType>(d, source + i), i);
-  for (; i < dim; ++i) sink(one, LoadElements<kType>(one, source + i), i);
-}
-
 template <DType kType, bool kStream>
 void TurnEach(const Turn& turn, const KeyRows& keys) {
   const size_t rest = static_cast<size_t>(keys.dim - turn.rotary_dim) * sizeof(Stored<kType>);
@@ -110,32 +102,64 @@ void TurnEach(const Turn& turn, const KeyRows& keys) {
   }
 }
 
-// Rows with a scale each are turned twice: for their largest magnitude, and to be written with the scale that follows.
+// The largest magnitude of 8-bit numbers: magnitudes are in the order of their bits.
+template <DType kType>
+float LargestMagnitude(const uint8_t* numbers, int32_t count) {
+  const hn::ScalableTag<uint8_t> d;
+  const auto lanes = static_cast<int32_t>(hn::Lanes(d));
+  constexpr uint8_t kMagnitude = 0x7F;
+  auto largest = hn::Zero(d);
+  int32_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    largest = hn::Max(largest, hn::And(hn::LoadU(d, numbers + i), hn::Set(d, kMagnitude)));
+  }
+  uint8_t of_lane[hn::MaxLanes(d)];
+  hn::StoreU(largest, d, of_lane);
+  uint8_t bits = *std::max_element(of_lane, of_lane + lanes);
+  for (; i < count; ++i) bits = std::max<uint8_t>(bits, numbers[i] & kMagnitude);
+  return ReadElement(kType, &bits, 0);
+}
+
+float LargestMagnitude(const float* numbers, int32_t count) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int32_t>(hn::Lanes(d));
+  auto largest = hn::Zero(d);
+  int32_t i = 0;
+  for (; i + lanes <= count; i += lanes) largest = hn::Max(largest, hn::Abs(hn::LoadU(d, numbers + i)));
+  float most = hn::GetLane(hn::MaxOfLanes(d, largest));
+  for (; i < count; ++i) most = std::max(most, std::abs(numbers[i]));
+  return most;
+}
+
+// target ← factor × source, vector by vector and at the end one by one.
+template <DType kSource, DType kTarget, bool kStream>
+HWY_INLINE void ScaleElements(const Stored<kSource>* source, float factor, int32_t count, Stored<kTarget>* target) {
+  const hn::ScalableTag<float> d;
+  int32_t i = 0;
+  const auto scale = [&](auto tag) HWY_ATTR {
+    const auto values = hn::Mul(LoadElements<kSource>(tag, source + i), hn::Set(tag, factor));
+    StoreElements<kTarget, kStream>(values, tag, target + i);
+  };
+  for (const auto lanes = static_cast<int32_t>(hn::Lanes(d)); i + lanes <= count; i += lanes) scale(d);
+  for (; i < count; ++i) scale(hn::CappedTag<float, 1>());
+}
+
+// Rows with a scale each: the largest of a turned row's magnitudes gives it its new one.
 template <DType kType, bool kStream>
 void TurnScaledEach(const Turn& turn, const KeyRows& keys) {
   const auto* source = static_cast<const Stored<kType>*>(keys.source);
   auto* target = static_cast<Stored<kType>*>(keys.target);
+  const int32_t rest = keys.dim - turn.rotary_dim;
+  alignas(64) float turned[kMaxRotaryDim];
   for (int64_t row = 0; row < keys.rows; ++row, source += keys.dim, target += keys.dim) {
-    const hn::ScalableTag<float> d;
-    auto largest = hn::Zero(d);
-    float most = 0;  // of single numbers
-    const auto compare = [&](auto tag, auto values, int32_t) HWY_ATTR {
-      if constexpr (hn::MaxLanes(tag) == hn::MaxLanes(d)) {
-        largest = hn::Max(largest, hn::Abs(values));
-      } else {
-        most = std::max(most, std::abs(hn::GetLane(values)));
-      }
-    };
-    TurnRow<kType>(turn, source, compare);
-    PassRest<kType>(turn, keys.dim, source, compare);
-    most = std::max(most, hn::GetLane(hn::MaxOfLanes(d, largest)));
+    TurnRow<kType>(turn, source,
+                   [&](auto tag, auto values, int32_t i) HWY_ATTR { hn::StoreU(values, tag, turned + i); });
+    const float most =
+        std::max(LargestMagnitude(turned, turn.rotary_dim), LargestMagnitude<kType>(source + turn.rotary_dim, rest));
     const float scale = TurnedScale(kType, keys.source_scales[row], most);
     const float factor = keys.source_scales[row] / scale;
-    const auto store = [&](auto tag, auto values, int32_t i) HWY_ATTR {
-      StoreElements<kType, kStream>(hn::Mul(values, hn::Set(tag, factor)), tag, target + i);
-    };
-    TurnRow<kType>(turn, source, store);
-    PassRest<kType>(turn, keys.dim, source, store);
+    ScaleElements<DType::kF32, kType, kStream>(turned, factor, turn.rotary_dim, target);
+    ScaleElements<kType, kType, kStream>(source + turn.rotary_dim, factor, rest, target + turn.rotary_dim);
     keys.target_scales[row] = scale;
   }
 }
@@ -151,12 +175,14 @@ void TurnAs(const Turn& turn, const KeyRows& keys) {
 template <DType kType>
 void TurnRowsOf(const Turn& turn, const KeyRows& keys, Stores stores) {
   const hn::ScalableTag<float> d;
-  const auto lanes = static_cast<int32_t>(hn::Lanes(d));
-  const bool aligned = reinterpret_cast<uintptr_t>(keys.target) % (lanes * sizeof(Stored<kType>)) == 0 &&
-                       keys.dim % lanes == 0 && turn.rotary_dim / 2 % lanes == 0;
-  // Nothing shorter than 16 bytes can be streamed.
+  // Whole lines alone are worth streaming, and nothing shorter than 16 bytes can be: a line that is written both ways
+  // goes to memory and comes back.
+  constexpr size_t kLine = 64;
   if constexpr (hn::MaxLanes(d) * sizeof(Stored<kType>) >= 16) {
-    if (stores == Stores::kStreaming && aligned) return TurnAs<kType, true>(turn, keys);
+    const auto bytes = [](int32_t numbers) { return static_cast<size_t>(numbers) * sizeof(Stored<kType>); };
+    const bool whole_lines = reinterpret_cast<uintptr_t>(keys.target) % kLine == 0 && bytes(keys.dim) % kLine == 0 &&
+                             bytes(turn.rotary_dim) % kLine == 0 && turn.rotary_dim / 2 % hn::Lanes(d) == 0;
+    if (stores == Stores::kStreaming && whole_lines) return TurnAs<kType, true>(turn, keys);
   }
   TurnAs<kType, false>(turn, keys);
 }

@@ -25,6 +25,8 @@ struct KernelCase {
 
 // `quick`: smaller shapes, to see that everything runs; their ratios say nothing.
 std::vector<KernelCase> LinearCases(bool quick);
+std::vector<KernelCase> RowsCases(bool quick);
+std::vector<KernelCase> AttentionCases(bool quick);
 
 // Multiply-adds in registers: the floating-point limit of this machine, in operations per second. A median of
 // bursts of a millisecond, most of which pass between two interruptions.

@@ -87,11 +87,13 @@ absl::Status TimeKernels(const Options& options, nlohmann::json& figures) {
   nlohmann::json& cases = figures["cases"] = nlohmann::json::array();
   std::printf("%-20s %-10s %-5s %-10s %-44s %10s %10s %7s\n", "op", "family", "dtype", "backend", "shape", "ms",
               "limit ms", "ratio");
-  for (const KernelCase& kernel_case : LinearCases(options.quick)) {
-    const std::string name =
-        kernel_case.op + " " + kernel_case.family + " " + kernel_case.dtype + " " + kernel_case.shape;
-    if (name.find(options.filter) == std::string::npos) continue;
-    cases.push_back(Time(kernel_case, back_end, *queue, options.repetitions, limits));
+  for (const auto table : {LinearCases, RowsCases, AttentionCases}) {
+    for (const KernelCase& kernel_case : table(options.quick)) {
+      const std::string name =
+          kernel_case.op + " " + kernel_case.family + " " + kernel_case.dtype + " " + kernel_case.shape;
+      if (name.find(options.filter) == std::string::npos) continue;
+      cases.push_back(Time(kernel_case, back_end, *queue, options.repetitions, limits));
+    }
   }
   if (cases.empty()) return absl::NotFoundError("--filter: no case of this name");
   return absl::OkStatus();

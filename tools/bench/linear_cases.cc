@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 
+#include "tools/bench/case_memory.h"
 #include "tools/bench/kernel_cases.h"
 
 namespace ashlar::bench {
@@ -21,8 +22,7 @@ constexpr std::array kFamilies = {
     std::pair(Family::kGla, "gla"),       std::pair(Family::kDeltanet, "deltanet"),
     std::pair(Family::kGdn, "gdn"),       std::pair(Family::kKda, "kda"),
 };
-constexpr std::array kDTypes = {std::pair(DType::kF32, "fp32"), std::pair(DType::kF16, "fp16"),
-                                std::pair(DType::kBF16, "bf16")};
+constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
 
 std::string NameOf(Family family) {
   for (const auto& [value, name] : kFamilies) {
@@ -30,36 +30,6 @@ std::string NameOf(Family family) {
   }
   return "";
 }
-std::string NameOf(DType dtype) {
-  for (const auto& [value, name] : kDTypes) {
-    if (value == dtype) return name;
-  }
-  return "";
-}
-
-// Numbers of either sign, at most `size`, different from place to place: drawing random ones would take longer than
-// what is measured.
-class Numbers {
- public:
-  float Next(float size) {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return (static_cast<float>(state_ >> 40) * 0x1p-23f - 1.0f) * size;
-  }
-
- private:
-  uint64_t state_ = 1;
-};
-
-// Aligned as objects are in their extents.
-struct Buffer {
-  static constexpr std::align_val_t kAlignment{64};
-  struct Free {
-    void operator()(std::byte* bytes) const { ::operator delete[](bytes, kAlignment); }
-  };
-  explicit Buffer(size_t bytes) : memory(static_cast<std::byte*>(::operator new[](bytes, kAlignment))) {}
-  std::unique_ptr<std::byte[], Free> memory;
-};
-
 // What a case runs on, and all memory that its arguments point to.
 class Layer {
  public:
@@ -160,15 +130,7 @@ class Layer {
   }
   std::byte* Elements(DType dtype, size_t count, float size) {
     std::byte* elements = buffers_.emplace_back(count * ElementBytes(dtype)).memory.get();
-    // The first thousand by number, the rest as copies of them.
-    const size_t drawn = std::min<size_t>(count, 1021);
-    for (size_t i = 0; i < drawn; ++i) {
-      kernels::WriteElement(dtype, elements, static_cast<int64_t>(i), numbers_.Next(size));
-    }
-    const size_t bytes = count * ElementBytes(dtype);
-    for (size_t at = drawn * ElementBytes(dtype); at < bytes; at *= 2) {
-      std::memcpy(elements + at, elements, std::min(at, bytes - at));
-    }
+    FillElements(dtype, elements, count, size, numbers_);
     return elements;
   }
 
@@ -228,7 +190,7 @@ KernelCase ComposeCase(const Composition& c) {
   if (c.form == TransitionForm::kZero) length += ", zero";
   return {.op = "Compose",
           .family = NameOf(c.shape.family),
-          .dtype = NameOf(c.dtype),
+          .dtype = DTypeName(c.dtype),
           .shape = Describe(c.shape, length),
           .bytes = c.shape.heads * (c.n * tuple_bytes + 2 * state_bytes),
           .flops = c.shape.heads * c.n * ComposeFlops(c.shape, c.form, c.rank, c.shape.d_v),
@@ -272,7 +234,7 @@ KernelCase CaptureCase(const LinearShape& shape, int64_t tokens, DType dtype) {
   const int32_t columns = shape.d_v + (form == TransitionForm::kDense ? shape.d_k : 0);
   return {.op = "Capture",
           .family = NameOf(shape.family),
-          .dtype = NameOf(dtype),
+          .dtype = DTypeName(dtype),
           .shape = Describe(shape, "tokens " + std::to_string(tokens)),
           .bytes = static_cast<double>(tokens) * InputBytes(shape) + shape.heads * out_bytes,
           .flops = static_cast<double>(tokens) * shape.heads * TokenFlops(shape, columns),
@@ -296,7 +258,7 @@ KernelCase AdvanceCase(const LinearShape& shape, int interiors, int64_t run, DTy
   const double read_flops = 2.0 * shape.d_k * shape.d_v;
   return {.op = "AdvanceSeam",
           .family = NameOf(shape.family),
-          .dtype = NameOf(dtype),
+          .dtype = DTypeName(dtype),
           .shape = Describe(
               shape, (interiors > 0 ? "n " + std::to_string(interiors) + ", " : "") + "run " + std::to_string(run)),
           .bytes = static_cast<double>(tokens) * (InputBytes(shape) + sizeof(float) * shape.heads * shape.d_v) +
@@ -336,7 +298,7 @@ std::vector<KernelCase> LinearCases(bool quick) {
   std::vector<KernelCase> cases;
   for (const auto& [family, name] : kFamilies) {
     const TransitionForm form = NaturalForm(family);
-    for (const auto& [dtype, dtype_name] : kDTypes) {
+    for (const DType dtype : kDTypes) {
       cases.push_back(ComposeCase({ShapeOf(family, many), 16, dtype, form}));
     }
     cases.push_back(ComposeCase({ShapeOf(family, many, StateOrder::kValueFirst), 16, DType::kF32, form}));
