@@ -156,6 +156,7 @@ absl::StatusOr<Served> NaiveAddition::Serve(const RagPrompt& prompt) {
     (*segment)->LandRows(runtime_.model, sequence, static_cast<int64_t>(prompt.SegmentStart(i)), runtime_.kernels,
                          runtime_.queue);
     added.push_back(identity_((*segment)->layers()));
+    added.back().StandAt(static_cast<int64_t>(prompt.SegmentStart(i)));
     chain.push_back(Step::Cached((*segment)->tokens(), added.back().layers()));
   }
   chain.push_back(Step::Compute(prompt.Query()));

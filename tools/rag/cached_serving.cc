@@ -26,8 +26,8 @@ size_t Align(size_t bytes) {
 struct TupleBytes {
   explicit TupleBytes(const ModelConfig& config) {
     const auto& linear = config.linear;
-    transition = Align(sizeof(float) * linear.value_heads * linear.d_k * linear.d_k);
-    state = Align(sizeof(float) * linear.value_heads * linear.d_k * linear.d_v);
+    transition = Align(sizeof(float) * linear.value_heads * linear.transition_floats());
+    state = Align(sizeof(float) * linear.value_heads * linear.state_floats());
     conv_tail = Align(sizeof(float) * (linear.conv_kernel - 1) * linear.conv_channels());
   }
   size_t total() const { return transition + state + conv_tail; }

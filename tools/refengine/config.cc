@@ -25,4 +25,11 @@ ModelConfig TinyConfig(uint64_t seed, int32_t blocks) {
   return config;
 }
 
+ModelConfig TinyLightningConfig(uint64_t seed, int32_t blocks) {
+  ModelConfig config = TinyConfig(seed, blocks);
+  config.linear.family = kernels::Family::kLightning;
+  config.linear.rotary_dim = 10;
+  return config;
+}
+
 }  // namespace ashlar::refengine

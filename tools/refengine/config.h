@@ -3,20 +3,36 @@
 
 #include <cstdint>
 
+#include "kernels/linear.h"
+
 namespace ashlar::refengine {
 
-// Gated delta net, as in Qwen3-Next: value head h reads key head h / (value_heads / key_heads).
+// Gated delta net, as in Qwen3-Next: value head h reads key head h / (value_heads / key_heads). Or lightning
+// attention's recurrence in its place: a fixed decay a head, nothing erased, queries and keys turned by RoPE inside the
+// layer.
 struct LinearConfig {
+  kernels::Family family = kernels::Family::kGdn;  // or kLightning
   int32_t key_heads = 0;
   int32_t value_heads = 0;  // a multiple of key_heads
   int32_t d_k = 0;
   int32_t d_v = 0;
   int32_t conv_kernel = 4;  // width of the causal depthwise convolution over q, k and v
+  int32_t rotary_dim = 0;   // lightning: even, ≤ d_k, half-split; gdn: 0
+  double rope_base = 1e4;   // as AttentionConfig's
 
   int32_t key_channels() const { return key_heads * d_k; }
   int32_t value_channels() const { return value_heads * d_v; }
   // Channels of the convolution, in this order: q, k, v.
   int32_t conv_channels() const { return 2 * key_channels() + value_channels(); }
+  // Channels of b and a, from which gdn's β and decay are made.
+  int32_t gate_channels() const { return family == kernels::Family::kGdn ? 2 * value_heads : 0; }
+  // Columns of the input projection: q, k, v, output gate z, b, a.
+  int32_t columns() const { return conv_channels() + value_channels() + gate_channels(); }
+  kernels::TransitionForm form() const { return kernels::NaturalForm(family); }
+  int64_t transition_floats() const {  // of one head
+    return form() == kernels::TransitionForm::kDense ? int64_t{d_k} * d_k : 1;
+  }
+  int64_t state_floats() const { return int64_t{d_k} * d_v; }
 };
 
 // Grouped-query attention with normalised queries and keys, partial half-split RoPE and a sigmoid output gate.
@@ -53,5 +69,7 @@ struct ModelConfig {
 ModelConfig DemoConfig(uint64_t seed = 1);
 // A model for tests: one or two blocks, every dimension different from every other.
 ModelConfig TinyConfig(uint64_t seed, int32_t blocks = 1);
+// The same with lightning's recurrence.
+ModelConfig TinyLightningConfig(uint64_t seed, int32_t blocks = 1);
 
 }  // namespace ashlar::refengine

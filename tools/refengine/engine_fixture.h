@@ -35,11 +35,12 @@ class EngineFixture : public testing::Test {
  protected:
   static constexpr int32_t kPageTokens = 16, kPages = 96;
 
-  EngineFixture()
+  // Of a model for tests that `make` configures.
+  explicit EngineFixture(ModelConfig (*make)(uint64_t seed, int32_t blocks) = TinyConfig)
       : seed_(std::random_device()()),
         trace_(__FILE__, __LINE__, ::testing::Message() << "seed " << seed_),
         random_(seed_),
-        model_(TinyConfig(seed_, 2)),
+        model_(make(seed_, 2)),
         threads_(2),
         memory_(PagePool::RequiredBytes(model_.config(), kPageTokens, kPages)),
         pool_(model_.config(), kPageTokens, kPages, memory_),

@@ -10,8 +10,8 @@ double MatrixWeights(const ModelConfig& config) {
   const LinearConfig& linear = config.linear;
   const AttentionConfig& attention = config.attention;
   const double d = config.d_model;
-  const double per_linear = d * (linear.conv_channels() + linear.value_channels() + 2 * linear.value_heads) +
-                            d * linear.value_channels() + linear.conv_kernel * linear.conv_channels();
+  const double per_linear =
+      d * linear.columns() + d * linear.value_channels() + linear.conv_kernel * linear.conv_channels();
   const double per_attention = d * (3.0 * attention.query_heads + 2.0 * attention.kv_heads) * attention.head_dim;
   return config.linear_layers() * per_linear + config.attention_layers() * per_attention +
          config.layers() * 3.0 * d * config.mlp_dim;
@@ -23,7 +23,8 @@ Flops ChainFlops(const ModelConfig& config, int64_t start, std::span<const Step>
   const LinearConfig& linear = config.linear;
   const AttentionConfig& attention = config.attention;
   const double heads = static_cast<double>(config.linear_layers()) * linear.value_heads;
-  const double state = static_cast<double>(linear.d_k) * linear.d_v;
+  const double state = static_cast<double>(linear.state_floats());
+  const bool dense = linear.form() == kernels::TransitionForm::kDense;
   Flops flops;
   int64_t computed = 0;
   double position = static_cast<double>(start);
@@ -34,13 +35,14 @@ Flops ChainFlops(const ModelConfig& config, int64_t start, std::span<const Step>
       flops.attention += 4.0 * attention.head_dim * attention.query_heads * config.attention_layers() * visible;
       computed += step.count();
     } else if (!step.checkpoint) {
-      flops.composition += 2.0 * linear.d_k * state * heads;
+      flops.composition += (dense ? 2.0 * linear.d_k : 2.0) * state * heads;
     }
     position += count;
   }
   flops.matrices = 2.0 * MatrixWeights(config) * computed;
   if (computed > 0) flops.matrices += 2.0 * kVocabulary * config.d_model;
-  flops.recurrence = 7.0 * state * heads * computed;
+  // Decay, what a key reads (where that is erased), write, output.
+  flops.recurrence = (dense ? 7.0 : 5.0) * state * heads * computed;
   return flops;
 }
 

@@ -20,14 +20,17 @@ LayerTables::LayerTables(const ModelConfig& config, std::span<const CachedLayer>
   }
 }
 
+void LayerTables::StandAt(int64_t start) {
+  for (CachedLayer& layer : layers_) layer.tuple.position = start;
+}
+
 void PointAt(const LinearConfig& linear, const float* transitions, const float* states,
              std::span<kernels::HeadTuple> heads) {
-  const int64_t transition_floats = int64_t{linear.d_k} * linear.d_k, state_floats = int64_t{linear.d_k} * linear.d_v;
   for (size_t head = 0; head < heads.size(); ++head) {
-    heads[head] = {.form = kernels::TransitionForm::kZero, .state = states + head * state_floats};
+    heads[head] = {.form = kernels::TransitionForm::kZero, .state = states + head * linear.state_floats()};
     if (transitions == nullptr) continue;
-    heads[head].form = kernels::TransitionForm::kDense;
-    heads[head].transition = transitions + head * transition_floats;
+    heads[head].form = linear.form();
+    heads[head].transition = transitions + head * linear.transition_floats();
   }
 }
 

@@ -20,6 +20,9 @@ class LayerTables {
   LayerTables(LayerTables&&) noexcept = default;
   LayerTables& operator=(LayerTables&&) noexcept = default;
 
+  // Says at which position of the prompt the run's segment begins: layers that turn their keys need it.
+  void StandAt(int64_t start);
+
   std::span<kernels::HeadTuple> heads(int32_t layer) { return heads_[layer]; }  // [value_heads]; attention: empty
   CachedLayer& operator[](int32_t layer) { return layers_[layer]; }
   std::span<const CachedLayer> layers() const { return layers_; }

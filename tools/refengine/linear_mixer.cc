@@ -27,11 +27,6 @@ std::vector<void*> Heads(float* dense, int32_t heads, int64_t floats) {
 
 }  // namespace
 
-int64_t LinearMixer::columns() const {
-  const LinearConfig& linear = machine_.model.config().linear;
-  return linear.conv_channels() + linear.value_channels() + 2 * linear.value_heads;
-}
-
 void LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, float* residual, RecurrentState& recurrent,
                       Profile* profile) {
   const ModelConfig& config = machine_.model.config();
@@ -39,7 +34,7 @@ void LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, floa
   const int64_t rows = pass.rows(), channels = config.linear.conv_channels(), values = config.linear.value_channels();
   projected_ = projected_memory_.Get(rows * columns());
   convolved_ = convolved_memory_.Get(rows * channels);
-  gates_ = gates_memory_.Get(rows * 2 * config.linear.value_heads);
+  gates_ = gates_memory_.Get(rows * config.linear.gate_channels());
   mixed_ = mixed_memory_.Get(rows * values);
   {
     const Stopwatch watch(profile, Part::kProjections);
@@ -57,7 +52,8 @@ void LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, floa
   {
     const Stopwatch watch(profile, Part::kConvolution);
     Convolve(layer, pass, recurrent);
-    ComputeGates(weights, rows);
+    if (config.linear.gate_channels() > 0) ComputeGates(weights, rows);
+    Rotate(layer, pass);
   }
   {
     const Stopwatch watch(profile, Part::kCapture);
@@ -177,16 +173,40 @@ void LinearMixer::ComputeGates(const LinearWeights& weights, int64_t rows) {
   });
 }
 
+// Turns queries and keys to their positions, where the layer does. Angles in fp64, as in attention.
+void LinearMixer::Rotate(int32_t layer, const Pass& pass) {
+  const LinearConfig& linear = machine_.model.config().linear;
+  const kernels::Rotation rotation = machine_.model.linear_shape(layer).rotation;
+  const int64_t pairs = linear.rotary_dim / 2;
+  if (pairs == 0) return;
+  float* angles = angles_memory_.Get(pass.rows() * 2 * pairs);
+  ForRows(machine_.workers, pass.rows(), [&](int64_t row) {
+    float* cosines = angles + row * 2 * pairs;
+    float* sines = cosines + pairs;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      const double angle = static_cast<double>(pass.positions[row]) * rotation.frequencies[pair];
+      cosines[pair] = static_cast<float>(std::cos(angle));
+      sines[pair] = static_cast<float>(std::sin(angle));
+    }
+    float* heads = convolved_ + row * linear.conv_channels();
+    for (int32_t head = 0; head < 2 * linear.key_heads; ++head) {  // queries, then keys
+      RotateHalfSplit(heads + head * linear.d_k, cosines, sines, pairs);
+    }
+  });
+}
+
 kernels::TokenInputs LinearMixer::Inputs(int64_t begin, int64_t end) const {
   const LinearConfig& linear = machine_.model.config().linear;
-  const int64_t channels = linear.conv_channels(), gates = 2 * linear.value_heads;
+  const int64_t channels = linear.conv_channels(), gates = linear.gate_channels();
   kernels::TokenInputs inputs;
   inputs.tokens = end - begin;
   inputs.q = convolved_ + begin * channels;
   inputs.k = inputs.q + linear.key_channels();
   inputs.v = inputs.k + linear.key_channels();
-  inputs.g = gates_ + begin * gates;
-  inputs.beta = inputs.g + linear.value_heads;
+  if (gates > 0) {
+    inputs.g = gates_ + begin * gates;
+    inputs.beta = inputs.g + linear.value_heads;
+  }
   inputs.q_stride = inputs.k_stride = inputs.v_stride = channels;
   inputs.g_stride = inputs.beta_stride = gates;
   return inputs;
@@ -196,7 +216,7 @@ kernels::TokenInputs LinearMixer::Inputs(int64_t begin, int64_t end) const {
 void LinearMixer::Capture(int32_t layer, const Pass& pass) {
   const ModelConfig& config = machine_.model.config();
   const LinearConfig& linear = config.linear;
-  const int64_t transition_floats = int64_t{linear.d_k} * linear.d_k, state_floats = int64_t{linear.d_k} * linear.d_v;
+  const int64_t transition_floats = linear.transition_floats(), state_floats = linear.state_floats();
   const int64_t transitions = linear.value_heads * transition_floats, states = linear.value_heads * state_floats;
   for (const CapturePart& part : pass.captures) {
     const TupleBuffers& buffers = part.range->linear[config.kind_index(layer)];
@@ -207,20 +227,21 @@ void LinearMixer::Capture(int32_t layer, const Pass& pass) {
     const auto transition_heads = Heads(transition, linear.value_heads, transition_floats);
     const auto state_heads = Heads(state, linear.value_heads, state_floats);
     machine_.kernels
-        .Capture({.shape = ShapeOf(linear),
+        .Capture({.shape = machine_.model.linear_shape(layer),
                   .inputs = Inputs(part.begin, part.end),
                   .tuple = {.transition = transition != nullptr ? transition_heads.data() : nullptr,
                             .state = state_heads.data()}},
                  machine_.queue)
         .Wait();
-    if (!part.first) JoinCapture(buffers, transition, state, scratch + transitions + states);
+    if (!part.first) JoinCapture(layer, buffers, transition, state, scratch + transitions + states);
   }
 }
 
 // Appends a tuple to the one that `buffers` holds; `earlier` is scratch for that one.
-void LinearMixer::JoinCapture(const TupleBuffers& buffers, float* transition, float* state, float* earlier) {
+void LinearMixer::JoinCapture(int32_t layer, const TupleBuffers& buffers, float* transition, float* state,
+                              float* earlier) {
   const LinearConfig& linear = machine_.model.config().linear;
-  const int64_t transition_floats = int64_t{linear.d_k} * linear.d_k, state_floats = int64_t{linear.d_k} * linear.d_v;
+  const int64_t transition_floats = linear.transition_floats(), state_floats = linear.state_floats();
   const int32_t heads = linear.value_heads;
   std::vector<kernels::HeadTuple> later_heads(heads), earlier_heads(heads);
   PointAt(linear, transition, state, later_heads);
@@ -228,7 +249,9 @@ void LinearMixer::JoinCapture(const TupleBuffers& buffers, float* transition, fl
   const auto out_state = Heads(buffers.state, heads, state_floats);
   if (buffers.transition == nullptr) {
     machine_.kernels
-        .Compose({.shape = ShapeOf(linear), .interiors = {&later, 1}, .state = {.heads = out_state.data()}},
+        .Compose({.shape = machine_.model.linear_shape(layer),
+                  .interiors = {&later, 1},
+                  .state = {.heads = out_state.data()}},
                  machine_.queue)
         .Wait();
     return;
@@ -240,7 +263,7 @@ void LinearMixer::JoinCapture(const TupleBuffers& buffers, float* transition, fl
   const kernels::TupleView tuples[] = {{.heads = earlier_heads.data()}, later};
   const auto out_transition = Heads(buffers.transition, heads, transition_floats);
   machine_.kernels
-      .ComposeTransitions({.shape = ShapeOf(linear),
+      .ComposeTransitions({.shape = machine_.model.linear_shape(layer),
                            .interiors = tuples,
                            .tuple = {.transition = out_transition.data(), .state = out_state.data()}},
                           machine_.queue)
@@ -251,7 +274,7 @@ void LinearMixer::Advance(int32_t layer, const Pass& pass, RecurrentState& recur
   const ModelConfig& config = machine_.model.config();
   const LinearConfig& linear = config.linear;
   const int32_t index = config.kind_index(layer);
-  const int64_t state_floats = int64_t{linear.d_k} * linear.d_v;
+  const int64_t state_floats = linear.state_floats();
   const auto state = Heads(recurrent.State(index).data(), linear.value_heads, state_floats);
   std::vector<kernels::SeamStep> steps;
   std::vector<std::vector<void*>> snapshot_heads;
@@ -278,7 +301,7 @@ void LinearMixer::Advance(int32_t layer, const Pass& pass, RecurrentState& recur
     steps.push_back(out);
   }
   machine_.kernels
-      .AdvanceSeam({.shape = ShapeOf(linear),
+      .AdvanceSeam({.shape = machine_.model.linear_shape(layer),
                     .steps = steps,
                     .inputs = Inputs(0, pass.rows()),
                     .state = {.heads = state.data()},

@@ -64,7 +64,7 @@ void ForRows(kernels::Workers& workers, int64_t rows, Fn&& fn) {
   });
 }
 
-// Gated delta net. `normed` and `residual` are [rows, d_model].
+// Gated delta net, or lightning's recurrence in its place. `normed` and `residual` are [rows, d_model].
 class LinearMixer {
  public:
   explicit LinearMixer(const Machine& machine) : machine_(machine) {}
@@ -75,19 +75,21 @@ class LinearMixer {
   void Convolve(int32_t layer, const Pass& pass, RecurrentState& recurrent);
   void SaveWindows(int32_t layer, const Pass& pass, RecurrentState& recurrent);
   void ComputeGates(const LinearWeights& weights, int64_t rows);
+  void Rotate(int32_t layer, const Pass& pass);
   void Capture(int32_t layer, const Pass& pass);
-  void JoinCapture(const TupleBuffers& buffers, float* transition, float* state, float* earlier);
+  void JoinCapture(int32_t layer, const TupleBuffers& buffers, float* transition, float* state, float* earlier);
   void Advance(int32_t layer, const Pass& pass, RecurrentState& recurrent);
   const float* ConvInput(const TokenRun& run, int32_t layer, const RecurrentState& recurrent, int64_t row) const;
   void CopyWindow(const TokenRun& run, int32_t layer, const RecurrentState& recurrent, int64_t end, float* out) const;
   kernels::TokenInputs Inputs(int64_t begin, int64_t end) const;
-  int64_t columns() const;  // of the input projection: q, k, v, z, b, a
+  int64_t columns() const { return machine_.model.config().linear.columns(); }
 
   const Machine& machine_;
-  Scratch projected_memory_, convolved_memory_, gates_memory_, mixed_memory_, capture_memory_, window_memory_;
+  Scratch projected_memory_, convolved_memory_, gates_memory_, mixed_memory_, capture_memory_, window_memory_,
+      angles_memory_;
   float* projected_ = nullptr;  // [rows, columns()]
   float* convolved_ = nullptr;  // [rows, conv_channels]
-  float* gates_ = nullptr;      // [rows, 2 × value_heads]: g, β
+  float* gates_ = nullptr;      // [rows, gate_channels]: g, β
   float* mixed_ = nullptr;      // [rows, value_channels]
 };
 

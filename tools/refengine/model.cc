@@ -30,12 +30,21 @@ const ModelConfig& Checked(const ModelConfig& config) {
   Require(linear.d_k > 0 && linear.d_k <= kernels::kMaxHeadDim, "linear.d_k");
   Require(linear.d_v > 0 && linear.d_v <= kernels::kMaxHeadDim, "linear.d_v");
   Require(linear.conv_kernel > 1, "linear.conv_kernel");
+  Require(linear.family == kernels::Family::kGdn || linear.family == kernels::Family::kLightning, "linear.family");
+  const int32_t most = linear.family == kernels::Family::kLightning ? linear.d_k : 0;
+  Require(linear.rotary_dim >= 0 && linear.rotary_dim % 2 == 0 && linear.rotary_dim <= most, "linear.rotary_dim");
   Require(attention.kv_heads > 0, "attention.kv_heads");
   Require(attention.query_heads > 0 && attention.query_heads % attention.kv_heads == 0, "attention.query_heads");
   Require(attention.head_dim > 0, "attention.head_dim");
   Require(attention.rotary_dim >= 0 && attention.rotary_dim % 2 == 0 && attention.rotary_dim <= attention.head_dim,
           "attention.rotary_dim");
   return config;
+}
+
+std::vector<double> FrequenciesOf(double base, int32_t rotary_dim) {
+  std::vector<double> frequencies;
+  for (int32_t pair = 0; pair < rotary_dim / 2; ++pair) frequencies.push_back(std::pow(base, -2.0 * pair / rotary_dim));
+  return frequencies;
 }
 
 // SHA-256 over tensors, each with its length in front.
@@ -71,8 +80,9 @@ std::string DigestOf(const Weights& weights) {
   for (const LayerWeights& layer : weights.layers) {
     for (const std::vector<float>* tensor :
          {&layer.mixer_norm, &layer.linear.input, &layer.linear.conv, &layer.linear.a_log, &layer.linear.dt_bias,
-          &layer.linear.out_norm, &layer.linear.output, &layer.attention.input, &layer.attention.q_norm,
-          &layer.attention.k_norm, &layer.attention.output, &layer.mlp_norm, &layer.gate_up, &layer.down}) {
+          &layer.linear.log_decay, &layer.linear.out_norm, &layer.linear.output, &layer.attention.input,
+          &layer.attention.q_norm, &layer.attention.k_norm, &layer.attention.output, &layer.mlp_norm, &layer.gate_up,
+          &layer.down}) {
       digest.Add(*tensor);
     }
   }
@@ -83,12 +93,11 @@ std::string DigestOf(const Weights& weights) {
 
 }  // namespace
 
-Model::Model(const ModelConfig& config) : config_(Checked(config)), weights_(DrawWeights(config)) {
-  const AttentionConfig& attention = config.attention;
-  for (int32_t pair = 0; pair < attention.rotary_dim / 2; ++pair) {
-    frequencies_.push_back(std::pow(attention.rope_base, -2.0 * pair / attention.rotary_dim));
-  }
-}
+Model::Model(const ModelConfig& config)
+    : config_(Checked(config)),
+      weights_(DrawWeights(config)),
+      frequencies_(FrequenciesOf(config.attention.rope_base, config.attention.rotary_dim)),
+      linear_frequencies_(FrequenciesOf(config.linear.rope_base, config.linear.rotary_dim)) {}
 
 Identity Model::identity() const {
   Identity identity;
@@ -109,6 +118,13 @@ Layout Model::layout(uint32_t head, uint32_t tail, uint32_t page_tokens) const {
     attention.rope.frequencies = frequencies_;
   }
   LinearLayer linear;
+  linear.family = static_cast<LinearFamily>(config_.linear.family);
+  linear.transition = static_cast<TransitionKind>(config_.linear.form());
+  if (config_.linear.rotary_dim > 0) {
+    linear.rope.kind = RopeKind::kHalfSplit;
+    linear.rope.rotary_dim = config_.linear.rotary_dim;
+    linear.rope.frequencies = linear_frequencies_;
+  }
   linear.key_heads = config_.linear.key_heads;
   linear.value_heads = config_.linear.value_heads;
   linear.d_k = config_.linear.d_k;
@@ -124,14 +140,26 @@ Layout Model::layout(uint32_t head, uint32_t tail, uint32_t page_tokens) const {
     if (config_.is_attention(layer)) {
       layout.layers.emplace_back(attention);
     } else {
+      linear.decay_table = weights_.layers[layer].linear.log_decay;
       layout.layers.emplace_back(linear);
     }
   }
   return layout;
 }
 
-kernels::LinearShape ShapeOf(const LinearConfig& linear) {
-  return {.heads = linear.value_heads, .key_heads = linear.key_heads, .d_k = linear.d_k, .d_v = linear.d_v};
+kernels::LinearShape Model::linear_shape(int32_t layer) const {
+  const LinearConfig& linear = config_.linear;
+  const std::vector<float>& decay = weights_.layers[layer].linear.log_decay;
+  kernels::LinearShape shape = {.family = linear.family,
+                                .heads = linear.value_heads,
+                                .key_heads = linear.key_heads,
+                                .d_k = linear.d_k,
+                                .d_v = linear.d_v,
+                                .decay_table = decay.empty() ? nullptr : decay.data()};
+  if (linear.rotary_dim > 0) {
+    shape.rotation = {kernels::RopeStyle::kHalfSplit, linear.rotary_dim, linear_frequencies_.data()};
+  }
+  return shape;
 }
 
 kernels::Rotation Model::rotation() const {

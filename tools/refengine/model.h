@@ -12,10 +12,11 @@ namespace ashlar::refengine {
 
 // Matrices are row-major [inputs, outputs]: y = x W.
 struct LinearWeights {
-  std::vector<float> input;     // [d_model, conv_channels + value_channels + 2 × value_heads]: q, k, v, z, b, a
-  std::vector<float> conv;      // [conv_kernel, conv_channels], oldest input first
-  std::vector<float> a_log;     // [value_heads]
-  std::vector<float> dt_bias;   // [value_heads]
+  std::vector<float> input;  // [d_model, columns]: q, k, v, z, b, a
+  std::vector<float> conv;   // [conv_kernel, conv_channels], oldest input first
+  // gdn: g = −e^{a_log} softplus(a + dt_bias), [value_heads] each. lightning: the log decay of every token,
+  // [value_heads].
+  std::vector<float> a_log, dt_bias, log_decay;
   std::vector<float> out_norm;  // [d_v]
   std::vector<float> output;    // [value_channels, d_model]
 };
@@ -47,9 +48,6 @@ struct Weights {
 // tokens (slow decay, keys that leave most directions alone); the rest decay as Qwen3-Next does at initialisation.
 Weights DrawWeights(const ModelConfig& config);
 
-// The shape of a linear layer as kernels know it; states are k-first.
-kernels::LinearShape ShapeOf(const LinearConfig& linear);
-
 class Model {
  public:
   // Aborts with the field's name where the configuration makes no sense.
@@ -60,8 +58,10 @@ class Model {
   const std::vector<float>& head() const { return config_.tied_head ? weights_.embedding : weights_.head; }
   // [rotary_dim / 2], radians per position.
   const std::vector<double>& frequencies() const { return frequencies_; }
-  // How keys turn with their position.
+  // How keys of attention turn with their position.
   kernels::Rotation rotation() const;
+  // A linear layer as kernels know it; states are k-first.
+  kernels::LinearShape linear_shape(int32_t layer) const;
 
   // What an engine declares when it opens this model (docs/formats.md §1). Keys are stored zero-based.
   Identity identity() const;
@@ -70,7 +70,7 @@ class Model {
  private:
   ModelConfig config_;
   Weights weights_;
-  std::vector<double> frequencies_;
+  std::vector<double> frequencies_, linear_frequencies_;
 };
 
 }  // namespace ashlar::refengine

@@ -51,6 +51,18 @@ void Add(Vector& x, const Vector& y) {
   for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
 }
 
+// Half-split pairs i turn by position × base^(−2i / rotary_dim).
+Vector Rotated(Vector x, int64_t position, int32_t rotary_dim, double base) {
+  const int32_t half = rotary_dim / 2;
+  for (int32_t i = 0; i < half; ++i) {
+    const double angle = position * std::pow(base, -static_cast<double>(i) / half);
+    const double first = x[i], second = x[half + i];
+    x[i] = first * std::cos(angle) - second * std::sin(angle);
+    x[half + i] = first * std::sin(angle) + second * std::cos(angle);
+  }
+  return x;
+}
+
 class PlainLinear {
  public:
   PlainLinear(const ModelConfig& config, const LinearWeights& weights)
@@ -65,23 +77,27 @@ class PlainLinear {
     const int64_t channels = linear.conv_channels(), values = linear.value_channels();
     const Vector mixed = Convolve(Slice(projected, 0, channels));
     const Vector z = Slice(projected, channels, values);
-    const Vector b = Slice(projected, channels + values, linear.value_heads);
-    const Vector a = Slice(projected, channels + values + linear.value_heads, linear.value_heads);
     Vector out;
     for (int32_t head = 0; head < linear.value_heads; ++head) {
       const int32_t key_head = head / (linear.value_heads / linear.key_heads);
-      const Vector q = UnitLength(Slice(mixed, key_head * linear.d_k, linear.d_k));
-      const Vector k = UnitLength(Slice(mixed, linear.key_channels() + key_head * linear.d_k, linear.d_k));
+      const Vector q = Turned(UnitLength(Slice(mixed, key_head * linear.d_k, linear.d_k)));
+      const Vector k = Turned(UnitLength(Slice(mixed, linear.key_channels() + key_head * linear.d_k, linear.d_k)));
       const Vector v = Slice(mixed, 2 * linear.key_channels() + head * linear.d_v, linear.d_v);
-      const double g = -std::exp(double{weights_.a_log[head]}) * std::log1p(std::exp(a[head] + weights_.dt_bias[head]));
-      Vector o = Recur(head, q, k, v, std::exp(g), Sigmoid(b[head]));
+      Vector o = linear.family == kernels::Family::kGdn
+                     ? RecurGdn(head, q, k, v, Slice(projected, channels + values, linear.gate_channels()))
+                     : Recur(head, q, k, v, std::exp(double{weights_.log_decay[head]}), 1, false);
       o = Normalized(o, weights_.out_norm, config_.norm_epsilon);
       for (int32_t i = 0; i < linear.d_v; ++i) out.push_back(o[i] * Silu(z[head * linear.d_v + i]));
     }
+    ++position_;
     return Times(out, weights_.output);
   }
 
  private:
+  Vector Turned(const Vector& x) const {
+    return Rotated(x, position_, config_.linear.rotary_dim, config_.linear.rope_base);
+  }
+
   Vector Convolve(const Vector& x) {
     const int64_t channels = x.size(), kernel = config_.linear.conv_kernel;
     window.insert(window.end(), x.begin(), x.end());
@@ -94,14 +110,22 @@ class PlainLinear {
     return out;
   }
 
-  // S ← e^g (S − β k (kᵀ S)) + β k vᵀ; o = Sᵀ q d_k^{−1/2}.
-  Vector Recur(int32_t head, const Vector& q, const Vector& k, const Vector& v, double decay, double beta) {
+  // `gates`: b, a.
+  Vector RecurGdn(int32_t head, const Vector& q, const Vector& k, const Vector& v, const Vector& gates) {
+    const double a = gates[config_.linear.value_heads + head] + weights_.dt_bias[head];
+    const double g = -std::exp(double{weights_.a_log[head]}) * std::log1p(std::exp(a));
+    return Recur(head, q, k, v, std::exp(g), Sigmoid(gates[head]), true);
+  }
+
+  // gdn, which erases: S ← e^g (S − β k (kᵀ S)) + β k vᵀ. lightning: S ← e^d S + k vᵀ. o = Sᵀ q d_k^{−1/2}.
+  Vector Recur(int32_t head, const Vector& q, const Vector& k, const Vector& v, double decay, double beta,
+               bool erases) {
     const int64_t d_k = config_.linear.d_k, d_v = config_.linear.d_v;
     double* s = state.data() + head * d_k * d_v;
     Vector out(d_v, 0.0);
     for (int64_t j = 0; j < d_v; ++j) {
       double seen = 0;
-      for (int64_t i = 0; i < d_k; ++i) seen += k[i] * decay * s[i * d_v + j];
+      for (int64_t i = 0; i < d_k && erases; ++i) seen += k[i] * decay * s[i * d_v + j];
       for (int64_t i = 0; i < d_k; ++i) {
         s[i * d_v + j] = decay * s[i * d_v + j] + beta * k[i] * (v[j] - seen);
         out[j] += q[i] * s[i * d_v + j] / std::sqrt(static_cast<double>(d_k));
@@ -112,6 +136,7 @@ class PlainLinear {
 
   const ModelConfig& config_;
   const LinearWeights& weights_;
+  int64_t position_ = 0;
 
  public:
   Vector state, window;
@@ -129,15 +154,15 @@ class PlainAttention {
     Vector& key = keys_.emplace_back();
     for (int32_t head = 0; head < attention.kv_heads; ++head) {
       const Vector k =
-          Rotated(Normalized(Slice(projected, 2 * query_dim + head * dim, dim), weights_.k_norm, config_.norm_epsilon),
-                  position);
+          Turned(Normalized(Slice(projected, 2 * query_dim + head * dim, dim), weights_.k_norm, config_.norm_epsilon),
+                 position);
       key.insert(key.end(), k.begin(), k.end());
     }
     values_.push_back(Slice(projected, 2 * query_dim + kv_dim, kv_dim));
     Vector out;
     for (int32_t head = 0; head < attention.query_heads; ++head) {
       const Vector q =
-          Rotated(Normalized(Slice(projected, head * dim, dim), weights_.q_norm, config_.norm_epsilon), position);
+          Turned(Normalized(Slice(projected, head * dim, dim), weights_.q_norm, config_.norm_epsilon), position);
       const Vector o = Attend(q, head / (attention.query_heads / attention.kv_heads) * dim);
       for (int64_t i = 0; i < dim; ++i) out.push_back(o[i] * Sigmoid(projected[query_dim + head * dim + i]));
     }
@@ -145,15 +170,8 @@ class PlainAttention {
   }
 
  private:
-  Vector Rotated(Vector x, int64_t position) const {
-    const int32_t half = config_.attention.rotary_dim / 2;
-    for (int32_t i = 0; i < half; ++i) {
-      const double angle = position * std::pow(config_.attention.rope_base, -static_cast<double>(i) / half);
-      const double first = x[i], second = x[half + i];
-      x[i] = first * std::cos(angle) - second * std::sin(angle);
-      x[half + i] = first * std::sin(angle) + second * std::cos(angle);
-    }
-    return x;
+  Vector Turned(const Vector& x, int64_t position) const {
+    return Rotated(x, position, config_.attention.rotary_dim, config_.attention.rope_base);
   }
 
   Vector Attend(const Vector& q, int64_t offset) const {

@@ -122,6 +122,7 @@ class Measurement {
       const StoredSegment& segment = stored_[i];
       segment.LandRows(model_, sequence, i * section_tokens_, kernels_, *queue_);
       layers.push_back(replaced == nullptr ? LayerTables(config(), segment.layers()) : (*replaced)(segment.layers()));
+      layers.back().StandAt(i * section_tokens_);
       const int64_t begin = i * section_tokens_ + segment.seams().head;
       chain.push_back(Step::Compute(tokens.subspan(done, begin - done)));
       chain.push_back(Step::Cached(segment.interior(), layers.back().layers()));

@@ -28,10 +28,9 @@ StoredSegment::StoredSegment(const ModelConfig& config, int64_t tokens, SeamWidt
       rows_(config.attention_layers()),
       tables_(config) {
   const LinearConfig& linear = config.linear;
-  const int64_t transition_floats = int64_t{linear.d_k} * linear.d_k, state_floats = int64_t{linear.d_k} * linear.d_v;
   for (Tuple& tuple : tuples_) {
-    tuple.transition.resize(linear.value_heads * transition_floats);
-    tuple.state.resize(linear.value_heads * state_floats);
+    tuple.transition.resize(linear.value_heads * linear.transition_floats());
+    tuple.state.resize(linear.value_heads * linear.state_floats());
     tuple.conv_tail.resize(int64_t{linear.conv_kernel - 1} * linear.conv_channels());
     buffers_.push_back({tuple.transition.data(), tuple.state.data(), tuple.conv_tail.data()});
   }
@@ -121,16 +120,18 @@ absl::Status PrefillIsolated(Engine& engine, PagePool& pool, std::span<const int
 }
 
 ReplacedTransitions::ReplacedTransitions(const ModelConfig& config, With with)
-    : config_(config), matrix_(int64_t{config.linear.d_k} * config.linear.d_k) {
-  if (with == With::kIdentity) {
-    for (int64_t i = 0; i < config.linear.d_k; ++i) matrix_[i * config.linear.d_k + i] = 1.0f;
-  }
+    : config_(config), with_(with), identity_(config.linear.transition_floats()) {
+  if (config.linear.form() != kernels::TransitionForm::kDense) return;  // a logarithm: zero
+  for (int64_t i = 0; i < config.linear.d_k; ++i) identity_[i * config.linear.d_k + i] = 1.0f;
 }
 
 LayerTables ReplacedTransitions::operator()(std::span<const CachedLayer> layers) const {
   LayerTables replaced(config_, layers);
   for (int32_t layer = 0; layer < config_.layers(); ++layer) {
-    for (kernels::HeadTuple& head : replaced.heads(layer)) head.transition = matrix_.data();
+    for (kernels::HeadTuple& head : replaced.heads(layer)) {
+      head.form = with_ == With::kZero ? kernels::TransitionForm::kZero : config_.linear.form();
+      head.transition = with_ == With::kZero ? nullptr : identity_.data();
+    }
   }
   return replaced;
 }

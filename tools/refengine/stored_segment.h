@@ -30,7 +30,8 @@ class StoredSegment {
   SeamWidths seams() const { return seams_; }
   int64_t interior() const { return tokens_ - seams_.head - seams_.tail; }
 
-  // The capture that fills tuples and tails, for a segment whose token 0 is computed at position `start`.
+  // The capture that fills tuples and tails, for a segment whose token 0 is computed at position `start`. Where linear
+  // layers turn their keys, only tuples computed at 0 may stand elsewhere later.
   CaptureRange Capture(int64_t start) const;
   // Takes the interior's keys and values out of the pages; token 0 stands at `start`, keys become zero-based.
   void GatherRows(const Model& model, const Sequence& sequence, int64_t start, const kernels::Kernels& kernels,
@@ -74,7 +75,8 @@ class ReplacedTransitions {
 
  private:
   ModelConfig config_;
-  std::vector<float> matrix_;  // [d_k, d_k]
+  With with_;
+  std::vector<float> identity_;  // one head's
 };
 
 }  // namespace ashlar::refengine

@@ -85,7 +85,7 @@ void NarrowKeyHead(const ModelConfig& config, int32_t key_head, Stream stream, L
   constexpr float kLowRank = 0.3f, kRest = 0.03f;  // deviations of the two parts before the convolution
   const LinearConfig& linear = config.linear;
   const int32_t rank = std::max(3, linear.d_k / 16);
-  const int64_t columns = linear.conv_channels() + linear.value_channels() + 2 * linear.value_heads;
+  const int64_t columns = linear.columns();
   const int64_t first = linear.key_channels() + int64_t{key_head} * linear.d_k;
   std::vector<float> basis(int64_t{rank} * linear.d_k), coordinates(rank);
   for (float& value : basis) value = stream.Centred(kLowRank / std::sqrt(static_cast<float>(rank)));
@@ -110,6 +110,11 @@ void DrawGates(const LinearConfig& linear, Draw& draw, LinearWeights& weights) {
   Stream stream = draw.NextStream();
   for (int32_t head = 0; head < linear.value_heads; ++head) {
     const float u = stream.Uniform(), w = stream.Uniform();
+    if (linear.family == kernels::Family::kLightning) {
+      // The same lengths of memory, the same for every token.
+      weights.log_decay.push_back(SlowDecay(linear, head) ? -1e-3f * (0.5f + 0.3f * u) : -std::exp2(-7 * u));
+      continue;
+    }
     const float a = SlowDecay(linear, head) ? 0.5f + 0.3f * u : 1.0f + 15.0f * u;
     const float dt = SlowDecay(linear, head) ? 1e-3f : std::exp(std::log(1e-3f) + w * std::log(100.0f));
     weights.a_log.push_back(std::log(a));
@@ -121,10 +126,10 @@ LinearWeights DrawLinear(const ModelConfig& config, Draw& draw) {
   constexpr float kDecayInput = 0.5f;  // deviation of a: how much the token itself moves its decay
   const LinearConfig& linear = config.linear;
   const float input_deviation = 1.0f / std::sqrt(static_cast<float>(config.d_model));
-  const int64_t columns = linear.conv_channels() + linear.value_channels() + 2 * linear.value_heads;
+  const int64_t columns = linear.columns();
   LinearWeights weights;
   weights.input = draw.Centred(columns * config.d_model, input_deviation);
-  for (int32_t row = 0; row < config.d_model; ++row) {
+  for (int32_t row = 0; row < config.d_model && linear.gate_channels() > 0; ++row) {
     float* a = weights.input.data() + (row + 1) * columns - linear.value_heads;
     for (int32_t head = 0; head < linear.value_heads; ++head) a[head] *= kDecayInput;
   }
