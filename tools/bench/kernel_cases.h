@@ -27,6 +27,7 @@ struct KernelCase {
 std::vector<KernelCase> LinearCases(bool quick);
 std::vector<KernelCase> RowsCases(bool quick);
 std::vector<KernelCase> AttentionCases(bool quick);
+std::vector<KernelCase> DecodingCases(bool quick);
 
 // Multiply-adds in registers: the floating-point limit of this machine, in operations per second. A median of
 // bursts of a millisecond, most of which pass between two interruptions.

@@ -87,7 +87,7 @@ absl::Status TimeKernels(const Options& options, nlohmann::json& figures) {
   nlohmann::json& cases = figures["cases"] = nlohmann::json::array();
   std::printf("%-20s %-10s %-5s %-10s %-44s %10s %10s %7s\n", "op", "family", "dtype", "backend", "shape", "ms",
               "limit ms", "ratio");
-  for (const auto table : {LinearCases, RowsCases, AttentionCases}) {
+  for (const auto table : {LinearCases, RowsCases, AttentionCases, DecodingCases}) {
     for (const KernelCase& kernel_case : table(options.quick)) {
       const std::string name =
           kernel_case.op + " " + kernel_case.family + " " + kernel_case.dtype + " " + kernel_case.shape;
