@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/host/panel-inl.h"
 #include "kernels/kernels.h"
@@ -216,6 +217,12 @@ HWY_INLINE void LoadPanelTransposed(const typename E::Stored* HWY_RESTRICT from,
   HWY_ALIGN float strip[kStrip * kMaxHeadDim];
   for (size_t j = 0; j < columns; j += kStrip) {
     const size_t count = std::min(kStrip, columns - j);
+    if constexpr (std::is_same_v<E, F32>) {
+      if (scale == 1) {
+        Transpose(from + j * stride, stride, rows, count, panel + j, kWidth);
+        continue;
+      }
+    }
     for (size_t c = 0; c < count; ++c) Widen<E>(from + (j + c) * stride, rows, scale, strip + c * kMaxHeadDim);
     Transpose(strip, kMaxHeadDim, rows, count, panel + j, kWidth);
   }
