@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Draws the figures of `ashlar-bench transitions --json FILE` as curves: draw_transitions.py FILE OUT.svg
+
+Bytes kept against dense storage, over the segment's length: one panel for each family, one curve for each decay.
+"""
+import json
+import math
+import sys
+
+WIDTH, HEIGHT, MARGIN, GAP = 300, 220, 50, 30
+COLOURS = ["#1b6ca8", "#c0504d", "#4f9d5d", "#8064a2", "#d98b2b", "#555555"]
+
+
+def label(case):
+    decay = "FLA's initial decay" if case["decay"] == "initial" else f"decay {case['decay']:g} a token"
+    return decay + (", correlated keys" if case["keys"] == "correlated" else "")
+
+
+def curves(cases, family, figure):
+    """{label: [(tokens, figure)]} of one family, in the file's order."""
+    out = {}
+    for case in cases:
+        if case["family"] == family:
+            out.setdefault(label(case), []).append((case["tokens"], case[figure]))
+    return out
+
+
+class Panel:
+    def __init__(self, left, title, lengths):
+        self.left, self.title, self.lengths = left, title, lengths
+
+    def x(self, tokens):
+        low, high = math.log2(self.lengths[0]), math.log2(self.lengths[-1])
+        return self.left + (math.log2(tokens) - low) / (high - low) * WIDTH
+
+    @staticmethod
+    def y(share):
+        return MARGIN + (1 - min(share, 1.2) / 1.2) * HEIGHT
+
+    def draw(self, lines, names):
+        yield f'<text x="{self.left}" y="{MARGIN - 14}" font-weight="bold">{self.title}</text>'
+        for share in (0, 0.25, 0.5, 0.75, 1):
+            y = self.y(share)
+            yield f'<line x1="{self.left}" x2="{self.left + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
+            yield f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{share:g}</text>'
+        for tokens in self.lengths:
+            yield f'<text x="{self.x(tokens):.1f}" y="{MARGIN + HEIGHT + 16}" text-anchor="middle">{tokens}</text>'
+        for name, points in lines.items():
+            colour = COLOURS[names.index(name) % len(COLOURS)]
+            path = " ".join(f"{self.x(tokens):.1f},{self.y(share):.1f}" for tokens, share in points)
+            yield f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>'
+            for tokens, share in points:
+                yield f'<circle cx="{self.x(tokens):.1f}" cy="{self.y(share):.1f}" r="2.5" fill="{colour}"/>'
+
+
+def draw(figures):
+    cases = figures["cases"]
+    families = list(dict.fromkeys(case["family"] for case in cases))
+    lengths = sorted({case["tokens"] for case in cases})
+    names = list(dict.fromkeys(label(case) for case in cases))
+    rows = [("bytes_ratio", "bytes of transitions"), ("seconds_ratio", "time of composition")]
+    legend = MARGIN + HEIGHT + 36
+    height = len(rows) * (HEIGHT + MARGIN + GAP) + 24 * len(names)
+    width = len(families) * (WIDTH + MARGIN + GAP) + GAP
+    yield (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+           f'font-size="11"><rect width="100%" height="100%" fill="white"/>')
+    for row, (figure, what) in enumerate(rows):
+        yield f'<g transform="translate(0,{row * (HEIGHT + MARGIN + GAP)})">'
+        for column, family in enumerate(families):
+            panel = Panel(MARGIN + column * (WIDTH + MARGIN + GAP), f"{family}: {what}, dense = 1", lengths)
+            yield from panel.draw(curves(cases, family, figure), names)
+        yield "</g>"
+    top = legend + (len(rows) - 1) * (HEIGHT + MARGIN + GAP)
+    for i, name in enumerate(names):
+        y, colour = top + 20 * i, COLOURS[i % len(COLOURS)]
+        yield f'<line x1="{MARGIN}" x2="{MARGIN + 24}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>'
+        yield f'<text x="{MARGIN + 32}" y="{y + 4}">{name}</text>'
+    yield "</svg>"
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    with open(sys.argv[1], encoding="utf-8") as file:
+        figures = json.load(file)
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        file.write("\n".join(draw(figures)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
