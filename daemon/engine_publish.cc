@@ -90,7 +90,7 @@ std::optional<storage::PublishSource> Fit(const Sources& sources, const ObjectHe
   storage::PublishSource fitted;
   bool has_rows = false;
   for (const Part& part : plan.parts) {
-    if (part.form == PartForm::kKeys || part.form == PartForm::kValues) {
+    if (IsPaged(part.form)) {
       has_rows = true;
       continue;
     }

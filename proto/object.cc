@@ -56,9 +56,10 @@ constexpr size_t kReserved2 = 48;      // 16 bytes, zero
 constexpr size_t kBytes = 64;
 }  // namespace part_at
 
-constexpr size_t kMaxPartsPerLayer = 3;  // transition, state, convolution tail
-static_assert(at::kParts + limits::kMaxLayers * kMaxPartsPerLayer * part_at::kBytes <= limits::kExtentBytes,
-              "header and table of the deepest layout lie in one extent");
+// Header and table lie in one extent. The deepest layout has room for three parts a layer, as a linear layer has them;
+// only one of nothing but attention layers with scales, four parts each, is too deep by two.
+constexpr size_t kMaxParts = (limits::kExtentBytes - at::kParts) / part_at::kBytes;
+static_assert(limits::kMaxLayers * 3 <= kMaxParts);
 
 template <typename T>
 void Put(std::string& bytes, size_t offset, const T& value) {
@@ -98,9 +99,21 @@ class Planner {
         {.layer = layer, .form = form, .dtype = dtype, .units = units, .unit_bytes = bytes, .last_unit_bytes = bytes});
   }
 
-  void Rows(uint32_t layer, PartForm form, DType dtype, uint64_t row_elements) {
-    const uint64_t row_bytes = row_elements * ElementBytes(dtype);
+  // Keys or values, tokens of so many elements, and their scales, which have units of as many tokens.
+  void Rows(uint32_t layer, PartForm form, const AttentionLayer& attention, uint64_t dim) {
+    const uint64_t row_bytes = attention.kv_heads * dim * ElementBytes(attention.dtype);
     const uint64_t unit_tokens = std::max<uint64_t>(1, std::bit_floor(limits::kRowUnitBytes / row_bytes));
+    AppendTokens(layer, form, attention.dtype, row_bytes, unit_tokens);
+  }
+  void Scales(uint32_t layer, PartForm rows, const AttentionLayer& attention) {
+    const uint32_t unit_tokens = header_.Find(layer, rows)->unit_tokens;
+    AppendTokens(layer, ScalesOf(rows), DType::kF32, attention.kv_heads * uint64_t{sizeof(float)}, unit_tokens);
+  }
+
+  uint64_t end() const { return end_; }
+
+ private:
+  void AppendTokens(uint32_t layer, PartForm form, DType dtype, uint64_t row_bytes, uint64_t unit_tokens) {
     const uint64_t units = (header_.stored_tokens + unit_tokens - 1) / unit_tokens;
     Append({.layer = layer,
             .form = form,
@@ -111,9 +124,6 @@ class Planner {
             .unit_tokens = static_cast<uint32_t>(unit_tokens)});
   }
 
-  uint64_t end() const { return end_; }
-
- private:
   void Append(Part part) {
     part.offset = AlignUp(end_, limits::kUnitAlignment);
     if (part.offset % limits::kExtentBytes + part.unit_bytes > limits::kExtentBytes) {
@@ -134,16 +144,12 @@ absl::Status Undefined(size_t layer, absl::string_view field, absl::string_view 
 // Valid layouts may name what version 1 of the format has no stored form for.
 absl::Status CheckStoredForms(const Layout& layout) {
   for (size_t i = 0; i < layout.layers.size(); ++i) {
-    if (const auto* linear = std::get_if<LinearLayer>(&layout.layers[i])) {
-      if (linear->transition != TransitionKind::kDense) {
-        return Undefined(i, "transition", "only dense transitions have a stored form");
-      }
-      if (linear->state_dtype != DType::kF32) return Undefined(i, "state_dtype", "only fp32 has a stored form");
-    } else {
-      const auto& attention = std::get<AttentionLayer>(layout.layers[i]);
-      if (attention.kind != AttentionKind::kGqa) return Undefined(i, "kind", "mla has no stored form");
-      if (attention.scales) return Undefined(i, "scales", "scales have no stored form");
+    const auto* linear = std::get_if<LinearLayer>(&layout.layers[i]);
+    if (linear == nullptr) continue;
+    if (linear->transition != TransitionKind::kDense) {
+      return Undefined(i, "transition", "only dense transitions have a stored form");
     }
+    if (linear->state_dtype != DType::kF32) return Undefined(i, "state_dtype", "only fp32 has a stored form");
   }
   return absl::OkStatus();
 }
@@ -179,7 +185,7 @@ size_t PartCount(const Layout& layout, ObjectKind kind) {
   for (const Layer& layer : layout.layers) {
     const auto* linear = std::get_if<LinearLayer>(&layer);
     if (linear == nullptr) {
-      parts += 2;
+      parts += std::get<AttentionLayer>(layer).scales ? 4 : 2;
     } else {
       parts += 1 + (kind == ObjectKind::kSegment) + (linear->conv_channels > 0);
     }
@@ -201,7 +207,7 @@ absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
   if (part.last_unit_bytes == 0 || part.last_unit_bytes > part.unit_bytes) return DataLoss("last unit's size");
   if (part.offset % limits::kUnitAlignment != 0) return DataLoss("offset not aligned");
   if (part.offset % limits::kExtentBytes + part.unit_bytes > limits::kExtentBytes) return DataLoss("straddles extents");
-  if (part.form != PartForm::kKeys && part.form != PartForm::kValues) {
+  if (!IsPaged(part.form)) {
     const bool plain = part.unit_tokens == 0 && part.last_unit_bytes == part.unit_bytes;
     return plain ? absl::OkStatus() : DataLoss("matrices of unequal size");
   }
@@ -287,6 +293,10 @@ absl::string_view Name(PartForm form) {
       return "keys";
     case PartForm::kValues:
       return "values";
+    case PartForm::kKeyScales:
+      return "key_scales";
+    case PartForm::kValueScales:
+      return "value_scales";
   }
   return "unknown";
 }
@@ -320,6 +330,10 @@ absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId&
   if (absl::Status status = PlanTokens(layout, header); !status.ok()) return status;
   if (absl::Status status = CheckStoredForms(layout); !status.ok()) return status;
   const size_t parts = PartCount(layout, kind);
+  if (parts > kMaxParts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layout.layers: they have ", parts, " parts, ", kMaxParts, " fit an object's table"));
+  }
   header.parts.reserve(parts);
   Planner plan(header, parts);
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {
@@ -335,8 +349,12 @@ absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId&
       }
     } else {
       const auto& attention = std::get<AttentionLayer>(layout.layers[i]);
-      plan.Rows(i, PartForm::kKeys, attention.dtype, uint64_t{attention.kv_heads} * attention.key_dim);
-      plan.Rows(i, PartForm::kValues, attention.dtype, uint64_t{attention.kv_heads} * attention.value_dim);
+      plan.Rows(i, PartForm::kKeys, attention, attention.key_dim);
+      plan.Rows(i, PartForm::kValues, attention, attention.value_dim);
+      if (attention.scales) {
+        plan.Scales(i, PartForm::kKeys, attention);
+        plan.Scales(i, PartForm::kValues, attention);
+      }
     }
   }
   header.bytes = plan.end();

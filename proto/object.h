@@ -24,10 +24,25 @@ enum class PartForm : uint8_t {
   kTransitionDense = 1,  // unit: one head's [d_k, d_k]
   kState = 2,            // unit: one head's [d_k, d_v] or [d_v, d_k], as the layout's state order says
   kConvTail = 3,         // one unit: [conv_kernel − 1, conv_channels], pre-convolution inputs, oldest first
-  kKeys = 4,             // unit: [unit_tokens, kv_heads, key_dim]
-  kValues = 5,           // unit: [unit_tokens, kv_heads, value_dim]
+  kKeys = 4,             // unit: [unit_tokens, kv_heads, key_dim]; mla: latents
+  kValues = 5,           // unit: [unit_tokens, kv_heads, value_dim]; mla: rotary key parts
+  kKeyScales = 6,        // unit: [unit_tokens, kv_heads] fp32, of the keys of the unit of the same number
+  kValueScales = 7,      // the same of values
 };
 absl::string_view Name(PartForm form);
+// Keys and values, which lie in an engine's pages; their scales; either. The form of the scales of rows.
+inline bool IsRows(PartForm form) {
+  return form == PartForm::kKeys || form == PartForm::kValues;
+}
+inline bool IsScales(PartForm form) {
+  return form == PartForm::kKeyScales || form == PartForm::kValueScales;
+}
+inline bool IsPaged(PartForm form) {
+  return IsRows(form) || IsScales(form);
+}
+inline PartForm ScalesOf(PartForm rows) {
+  return rows == PartForm::kKeys ? PartForm::kKeyScales : PartForm::kValueScales;
+}
 
 struct Part {
   uint32_t layer = 0;
@@ -38,7 +53,7 @@ struct Part {
   uint32_t units = 0;
   uint32_t unit_bytes = 0;  // of every unit but the last
   uint32_t last_unit_bytes = 0;
-  uint32_t unit_tokens = 0;  // keys and values: tokens in a full unit
+  uint32_t unit_tokens = 0;  // keys, values and their scales: tokens in a full unit
   uint64_t offset = 0;       // of unit 0, from the object's start
   uint64_t checksum = 0;     // kernels::CombineChecksums over XXH3-64 of each unit
 

@@ -29,14 +29,14 @@ Rope RandomRope(std::mt19937_64& random, uint32_t dim) {
   return rope;
 }
 
-AttentionLayer RandomAttention(std::mt19937_64& random, bool storable) {
+AttentionLayer RandomAttention(std::mt19937_64& random) {
   AttentionLayer layer;
-  layer.kind = storable ? AttentionKind::kGqa : OneOf(random, {AttentionKind::kGqa, AttentionKind::kMla});
+  layer.kind = OneOf(random, {AttentionKind::kGqa, AttentionKind::kMla});
   layer.kv_heads = layer.kind == AttentionKind::kMla ? 1 : Uniform(random, 1, 16);
   layer.key_dim = Uniform(random, 1, 300);
   layer.value_dim = Uniform(random, 1, 300);
   layer.dtype = OneOf(random, {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2});
-  layer.scales = !storable && ElementBytes(layer.dtype) == 1 && Uniform(random, 0, 1) == 1;
+  layer.scales = ElementBytes(layer.dtype) == 1 && Uniform(random, 0, 1) == 1;
   layer.rope = RandomRope(random, layer.kind == AttentionKind::kMla ? layer.value_dim : layer.key_dim);
   layer.stored = OneOf(random, {StoredKeys::kZeroBased, StoredKeys::kUnrotated});
   return layer;
@@ -118,7 +118,7 @@ Layout RandomLayout(std::mt19937_64& random, bool storable) {
   const uint32_t layers = Uniform(random, 1, 8);
   for (uint32_t i = 0; i < layers; ++i) {
     if (Uniform(random, 0, 1) == 0) {
-      layout.layers.emplace_back(RandomAttention(random, storable));
+      layout.layers.emplace_back(RandomAttention(random));
     } else {
       const LinearLayer linear = RandomLinear(random, storable);
       if (linear.conv_kernel > 0) layout.head = std::max(layout.head, linear.conv_kernel - 1);

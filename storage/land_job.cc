@@ -1,5 +1,7 @@
 #include "storage/land_job.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 namespace ashlar::storage {
@@ -27,8 +29,19 @@ void LandJob::RunStep(size_t step) {
   for (Check& check : checks) {
     const bool paged = rows != nullptr && check.part->layer == rows->layer;
     landed_bytes += paged ? check.part->Bytes() : 0;
+    if (paged && IsScales(check.part->form)) continue;  // landed with the rows that they scale
+    const auto scales = std::find_if(checks.begin(), checks.end(), [&](const Check& other) {
+      return paged && other.source == check.source && other.part->layer == check.part->layer &&
+             other.part->form == ScalesOf(check.part->form);
+    });
+    const bool scaled = scales != checks.end();
     SplitPart(*check.part, [&](const UnitRange& range) {
-      tasks.push_back({check.source, range, paged ? rows : nullptr, check.unit_checksums.data() + range.first});
+      tasks.push_back({.source = check.source,
+                       .range = range,
+                       .rows = paged ? rows : nullptr,
+                       .checksums = check.unit_checksums.data() + range.first,
+                       .scales = scaled ? scales->part : nullptr,
+                       .scale_checksums = scaled ? scales->unit_checksums.data() + range.first : nullptr});
     });
   }
   kernels::ParallelFor(workers_, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
@@ -73,7 +86,12 @@ void LandJob::Verify(const Task& task) const {
 void LandJob::Land(const Task& task, uint64_t step_bytes) const {
   const UnitRange& range = task.range;
   const bool keys = range.part->form == PartForm::kKeys;
+  const bool turned = keys != task.rows->latent;
   const auto units = UnitPointers<const void>(task.source->bytes, range);
+  std::array<const float*, kMaxTaskUnits> scales;
+  if (task.scales != nullptr) {
+    scales = UnitPointers<const float>(task.source->bytes, {task.scales, range.first, range.count});
+  }
   // Keys are stored as they stand in a run that begins at position 0: turning them by where the run's token 0 stands
   // now is right for every token, whichever of them are stored.
   const uint64_t delta = task.source->first_position;
@@ -81,15 +99,18 @@ void LandJob::Land(const Task& task, uint64_t step_bytes) const {
   const auto queue = kernels_.MakeQueue(nullptr);
   kernels_
       .Land({.source = {.units = units.data(),
+                        .scales = task.scales != nullptr ? scales.data() : nullptr,
                         .unit_tokens = static_cast<int32_t>(range.part->unit_tokens),
                         .tokens = static_cast<int64_t>(range.Rows()),
                         .heads = task.rows->heads,
-                        .dim = keys ? task.rows->key_dim : task.rows->value_dim},
-             .rotation = keys ? task.rows->rotation : kernels::Rotation{},
+                        .dim = keys ? task.rows->key_dim : task.rows->value_dim,
+                        .dtype = KernelType(range.part->dtype)},
+             .rotation = turned ? task.rows->rotation : kernels::Rotation{},
              .delta = static_cast<int64_t>(delta),
              .target = keys ? task.rows->keys : task.rows->values,
              .first_position = static_cast<int64_t>(first_position),
              .unit_checksums = task.checksums,
+             .scale_checksums = task.scale_checksums,
              .batch_bytes = static_cast<int64_t>(step_bytes)},
             *queue)
       .Wait();

@@ -60,6 +60,8 @@ class LandJob {
     UnitRange range;
     const PagedRows* rows;  // of keys and values
     uint64_t* checksums;    // of the range's units
+    const Part* scales;     // of the range's rows, or null; they are landed with these
+    uint64_t* scale_checksums;
   };
 
   std::vector<Check> StepChecks(size_t step);

@@ -20,12 +20,10 @@ PublishJob::PublishJob(const kernels::Kernels& kernels, kernels::Workers& worker
 }
 
 void PublishJob::Run() {
-  std::vector<std::vector<uint64_t>> checksums(header_.parts.size());
+  Checksums checksums;
+  for (const Part& part : header_.parts) checksums.emplace_back(part.units);
   std::vector<Task> tasks;
-  for (size_t i = 0; i < header_.parts.size(); ++i) {
-    checksums[i].resize(header_.parts[i].units);
-    AddTasks(header_.parts[i], checksums[i].data(), tasks);
-  }
+  for (size_t i = 0; i < header_.parts.size(); ++i) AddTasks(i, checksums, tasks);
   kernels::ParallelFor(workers_, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     if (cancel_.cancelled()) return;
     tasks[i].rows != nullptr ? Gather(tasks[i]) : Copy(tasks[i]);
@@ -44,18 +42,24 @@ std::optional<ObjectHeader> PublishJob::Finish() {
   return std::move(header_);
 }
 
-void PublishJob::AddTasks(const Part& part, uint64_t* checksums, std::vector<Task>& tasks) const {
+void PublishJob::AddTasks(size_t index, Checksums& checksums, std::vector<Task>& tasks) const {
+  const Part& part = header_.parts[index];
+  if (IsScales(part.form)) return;  // gathered with the rows that they scale
   const auto rows = std::find_if(source_.rows.begin(), source_.rows.end(),
                                  [&](const PagedRows& candidate) { return candidate.layer == part.layer; });
   const auto tensor = std::find_if(source_.tensors.begin(), source_.tensors.end(), [&](const PublishSource::Tensor& t) {
     return t.layer == part.layer && t.form == part.form;
   });
-  const bool paged = part.form == PartForm::kKeys || part.form == PartForm::kValues;
+  const bool paged = IsRows(part.form);
+  const Part* const scales = paged ? header_.Find(part.layer, ScalesOf(part.form)) : nullptr;
   SplitPart(part, [&](const UnitRange& range) {
     tasks.push_back({.range = range,
                      .tensor = paged ? nullptr : tensor->data,
                      .rows = paged ? &*rows : nullptr,
-                     .checksums = checksums + range.first});
+                     .checksums = checksums[index].data() + range.first,
+                     .scales = scales,
+                     .scale_checksums =
+                         scales == nullptr ? nullptr : checksums[scales - header_.parts.data()].data() + range.first});
   });
 }
 
@@ -82,6 +86,8 @@ void PublishJob::Gather(const Task& task) const {
   const UnitRange& range = task.range;
   const bool keys = range.part->form == PartForm::kKeys;
   const auto units = UnitPointers<void>(object_, range);
+  std::array<float*, kMaxTaskUnits> scales;
+  if (task.scales != nullptr) scales = UnitPointers<float>(object_, {task.scales, range.first, range.count});
   kernels::PagedSlots slots = keys ? task.rows->keys : task.rows->values;
   slots.page_table = source_.page_table.data();
   const uint64_t first_position = source_.first_position + header_.first_token + range.FirstRow();
@@ -90,11 +96,13 @@ void PublishJob::Gather(const Task& task) const {
       .Gather({.source = slots,
                .first_position = static_cast<int64_t>(first_position),
                .units = units.data(),
+               .scales = task.scales != nullptr ? scales.data() : nullptr,
                .unit_tokens = static_cast<int32_t>(range.part->unit_tokens),
                .tokens = static_cast<int64_t>(range.Rows()),
                .heads = task.rows->heads,
                .dim = keys ? task.rows->key_dim : task.rows->value_dim,
                .unit_checksums = task.checksums,
+               .scale_checksums = task.scale_checksums,
                .batch_bytes = static_cast<int64_t>(header_.bytes)},
               *queue)
       .Wait();

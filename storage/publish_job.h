@@ -35,9 +35,13 @@ class PublishJob {
     const std::byte* tensor;  // of a matrix part: its unit 0 in the engine's memory
     const PagedRows* rows;    // of keys and values
     uint64_t* checksums;      // of the range's units
+    const Part* scales;       // of the range's rows, or null; they are gathered with these
+    uint64_t* scale_checksums;
   };
 
-  void AddTasks(const Part& part, uint64_t* checksums, std::vector<Task>& tasks) const;
+  // By the order of the header's parts: checksums of their units.
+  using Checksums = std::vector<std::vector<uint64_t>>;
+  void AddTasks(size_t part, Checksums& checksums, std::vector<Task>& tasks) const;
   void Copy(const Task& task) const;
   void Gather(const Task& task) const;
 

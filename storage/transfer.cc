@@ -9,17 +9,26 @@
 namespace ashlar::storage {
 namespace {
 
-bool HoldsRows(const Part& part) {
-  return part.form == PartForm::kKeys || part.form == PartForm::kValues;
+const kernels::PagedSlots& SlotsOf(PartForm form, const PagedRows& rows) {
+  return form == PartForm::kKeys || form == PartForm::kKeyScales ? rows.keys : rows.values;
 }
 
-bool SameShape(const Part& part, const PagedRows& rows) {
-  const int32_t dim = part.form == PartForm::kKeys ? rows.key_dim : rows.value_dim;
-  if (part.dtype != DType::kF32 || rows.heads <= 0 || dim <= 0) return false;
-  if (static_cast<uint32_t>(rows.heads) > limits::kMaxHeads || static_cast<uint32_t>(dim) > limits::kMaxHeadDim) {
-    return false;
+// Whether a part of an attention layer has the shape of what stands in the pages, scales included.
+bool SameShape(const ObjectHeader& object, const Part& part, const PagedRows& rows) {
+  const kernels::PagedSlots& slots = SlotsOf(part.form, rows);
+  if (rows.heads <= 0 || static_cast<uint32_t>(rows.heads) > limits::kMaxHeads) return false;
+  if (IsScales(part.form)) {
+    const Part* const scaled =
+        object.Find(part.layer, part.form == PartForm::kKeyScales ? PartForm::kKeys : PartForm::kValues);
+    return slots.scales != nullptr && part.dtype == DType::kF32 && scaled != nullptr &&
+           part.unit_tokens == scaled->unit_tokens &&
+           part.unit_bytes == uint64_t{part.unit_tokens} * rows.heads * sizeof(float);
   }
-  return part.unit_bytes == uint64_t{part.unit_tokens} * rows.heads * dim * sizeof(float);
+  const int32_t dim = part.form == PartForm::kKeys ? rows.key_dim : rows.value_dim;
+  if (dim <= 0 || static_cast<uint32_t>(dim) > limits::kMaxHeadDim) return false;
+  if (KernelType(part.dtype) != slots.dtype) return false;
+  if ((slots.scales != nullptr) != (object.Find(part.layer, ScalesOf(part.form)) != nullptr)) return false;
+  return part.unit_bytes == uint64_t{part.unit_tokens} * rows.heads * dim * ElementBytes(part.dtype);
 }
 
 const PagedRows* FindRows(std::span<const PagedRows> rows, uint32_t layer) {
@@ -42,9 +51,9 @@ bool PagesReach(const PagedRows& rows, size_t pages, const ObjectHeader& object,
 
 bool Fits(const PublishSource& source, const ObjectHeader& plan) {
   return std::all_of(plan.parts.begin(), plan.parts.end(), [&](const Part& part) {
-    if (HoldsRows(part)) {
+    if (IsPaged(part.form)) {
       const PagedRows* rows = FindRows(source.rows, part.layer);
-      return rows != nullptr && SameShape(part, *rows) &&
+      return rows != nullptr && SameShape(plan, part, *rows) &&
              PagesReach(*rows, source.page_table.size(), plan, source.first_position);
     }
     return std::any_of(source.tensors.begin(), source.tensors.end(), [&](const PublishSource::Tensor& tensor) {
@@ -54,13 +63,14 @@ bool Fits(const PublishSource& source, const ObjectHeader& plan) {
 }
 
 bool Fits(const LandTarget& target, const ObjectHeader& object, uint64_t first_position) {
-  const auto row_parts = std::count_if(object.parts.begin(), object.parts.end(), HoldsRows);
+  const auto row_parts =
+      std::count_if(object.parts.begin(), object.parts.end(), [](const Part& part) { return IsRows(part.form); });
   if (static_cast<size_t>(row_parts) != 2 * target.rows.size()) return false;
-  return std::all_of(target.rows.begin(), target.rows.end(), [&](const PagedRows& rows) {
-    const Part* keys = object.Find(rows.layer, PartForm::kKeys);
-    const Part* values = object.Find(rows.layer, PartForm::kValues);
-    return keys != nullptr && values != nullptr && SameShape(*keys, rows) && SameShape(*values, rows) &&
-           PagesReach(rows, target.page_table.size(), object, first_position);
+  return std::all_of(object.parts.begin(), object.parts.end(), [&](const Part& part) {
+    if (!IsPaged(part.form)) return true;
+    const PagedRows* rows = FindRows(target.rows, part.layer);
+    return rows != nullptr && SameShape(object, part, *rows) &&
+           PagesReach(*rows, target.page_table.size(), object, first_position);
   });
 }
 

@@ -16,13 +16,19 @@
 
 namespace ashlar::storage {
 
+// The layout's element types and the kernels' have the same numbers.
+inline kernels::DType KernelType(DType dtype) {
+  return static_cast<kernels::DType>(dtype);
+}
+
 // One attention layer's keys and values in an engine's pages.
 struct PagedRows {
   uint32_t layer = 0;                             // index into layout.layers
   int32_t heads = 0, key_dim = 0, value_dim = 0;  // of one token's row
   kernels::PagedSlots keys, values;               // page_table may be null: storage points it at the vector below
-  kernels::Rotation rotation;                     // of keys that are landed (frequencies live as long as `keep`); a
-                                                  // publish takes keys as they stand
+  bool latent = false;                            // mla: keys are latents, values the rotary parts of keys
+  kernels::Rotation rotation;  // of keys that are landed, mla: of their rotary parts (frequencies live as long as
+                               // `keep`); a publish takes them as they stand
 };
 
 struct PublishSource {
