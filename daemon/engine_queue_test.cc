@@ -18,6 +18,8 @@
 #include "daemon/testing/node.h"
 #include "daemon/worker_pool.h"
 #include "kernels/host/thread_pool.h"
+#include "proto/limits.h"
+#include "proto/tokens.h"
 #include "storage/mover.h"
 #include "storage/tier/memory_tier.h"
 
@@ -110,6 +112,21 @@ TEST_F(BoundedQueueTest, AFullQueueAnswersAtOnceAndStillTakesReleases) {
   EXPECT_TRUE(release_future.get().ok());
   EXPECT_TRUE(quiesce_answer.get_future().get().ok());
   held_ = false;
+}
+
+TEST_F(BoundedQueueTest, ACallMayHaveAsManySegmentsAsTheLimitSays) {
+  v1::MatchRequest match;
+  match.set_session(session_->about().secret);
+  match.set_model(model_);
+  for (uint64_t i = 0; i < limits::kMaxLookupsPerMatch; i += limits::kMaxSegments) {
+    match.add_prompts()->set_tokens(PackTokens(Ascending(limits::kMaxSegments, 0)));
+    match.mutable_prompts()->rbegin()->mutable_segment_lengths()->Resize(limits::kMaxSegments, 1);
+  }
+  v1::MatchReply reply;
+  std::promise<absl::Status> answer;
+  service_->Match(match, &reply, [&](absl::Status status) { answer.set_value(status); });
+  EXPECT_TRUE(answer.get_future().get().ok());
+  EXPECT_EQ(reply.prompts_size(), match.prompts_size());
 }
 
 TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {

@@ -217,18 +217,6 @@ TEST_F(EngineRefusalTest, MalformedDeclarePagesIsRefusedByName) {
       });
 }
 
-TEST_F(EngineRefusalTest, ACallMayHaveAsManySegmentsAsTheLimitSays) {
-  auto match = engine_.Make<v1::MatchRequest>();
-  match.set_model(engine_.model());
-  for (uint64_t i = 0; i < limits::kMaxLookupsPerMatch; i += limits::kMaxSegments) {
-    match.add_prompts()->set_tokens(PackTokens(Ascending(limits::kMaxSegments, 0)));
-    match.mutable_prompts()->rbegin()->mutable_segment_lengths()->Resize(limits::kMaxSegments, 1);
-  }
-  v1::MatchReply reply;
-  EXPECT_TRUE(engine_.Call(match, &reply).ok());
-  EXPECT_EQ(reply.prompts_size(), match.prompts_size());
-}
-
 TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
   auto match = engine_.Make<v1::MatchRequest>();
   match.set_model(engine_.model());
