@@ -25,8 +25,8 @@ struct AttentionShape {
   int64_t window = 0;     // a key at position p is seen from t where t − window < p ≤ t; 0: every p ≤ t
 
   // Width of a query and of an output row. mla: the query is the absorbed [latent, rotary part]; the output a latent.
-  int32_t QueryDim() const { return kind == AttentionKind::kMla ? key_dim + value_dim : key_dim; }
-  int32_t OutDim() const { return kind == AttentionKind::kMla ? key_dim : value_dim; }
+  constexpr int32_t QueryDim() const { return kind == AttentionKind::kMla ? key_dim + value_dim : key_dim; }
+  constexpr int32_t OutDim() const { return kind == AttentionKind::kMla ? key_dim : value_dim; }
 };
 inline constexpr int32_t kMaxQueryDim = 1024;
 

@@ -48,6 +48,16 @@ inline void Event::Wait() const {
   if (queue_ != nullptr) queue_->WaitFor(sequence_);
 }
 
+// The memory of a device. Copies are done when they return; they are for tests, benchmarks and set-up.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual void* Allocate(size_t bytes) = 0;
+  virtual void Free(void* memory) = 0;
+  virtual void CopyIn(void* device, const void* host, size_t bytes) = 0;
+  virtual void CopyOut(void* host, const void* device, size_t bytes) = 0;
+};
+
 // Threads lent by the caller. Run calls body(context, i) once for every i in [0, count), from up to Size() threads of
 // which the calling thread is one, and returns when all calls have returned. Bodies must not call Run.
 class Workers {

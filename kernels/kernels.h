@@ -1,5 +1,5 @@
-// The mathematics of a cached prompt, one interface for several back ends (reference, host; later cuda), each checked
-// against `reference` by the tests beside this file with the tolerance declared per operation.
+// The mathematics of a cached prompt, one interface for several back ends (reference, host, cuda), each checked against
+// `reference` by the tests beside this file with the tolerance declared per operation.
 //
 // Operations by subject: linear.h (compose, capture, advance), decoding.h (decode from buffers, verify drafts), rows.h
 // (land, gather, turn, hash), attention.h (attend to keys in pages).
@@ -14,6 +14,9 @@
 //   sums are at least fp32, and every number written is rounded once, to nearest.
 // - Per-head pointers name each head's matrix by itself: an object's matrices never straddle two extents, but
 //   neighbouring heads may lie in different ones.
+// - A back end with memory() reads from the processor's memory what describes a call: structs, spans, tables of
+//   pointers, page tables, frequencies. Arrays of numbers that are computed with (states, transitions, exponents, rows,
+//   scales, inputs, decay tables, outputs, checksums) must lie where the device reaches them.
 // - Arguments that make no sense (negative counts, null pointers that are needed, heads not a multiple of key heads)
 //   abort with the field's name: they are errors of the program, never of data. Check data before.
 #pragma once
@@ -39,6 +42,9 @@ class Kernels {
   // A queue that runs work as it is submitted, on the calling thread and `workers` (null: the calling thread alone).
   // `workers` must outlive the queue. One thread at a time submits to a queue.
   virtual std::unique_ptr<Queue> MakeQueue(Workers* workers) const = 0;
+
+  // Null: everything lies in the processor's memory.
+  virtual DeviceMemory* memory() const { return nullptr; }
 
   // Each checks its arguments, then has the back end do the work.
   Event Compose(const ComposeArgs& args, Queue& queue) const;
@@ -75,8 +81,8 @@ class Kernels {
 };
 
 // Back ends of this build that can run on this machine. They live as long as the process.
-const Kernels& Reference();  // plain loops, fp64 accumulation: the truth
-const Kernels& Host();       // Highway, dispatched at run time to what the processor has
-std::span<const Kernels* const> Available();
+const Kernels& Reference();                   // plain loops, fp64 accumulation: the truth
+const Kernels& Host();                        // Highway, dispatched at run time to what the processor has
+std::span<const Kernels* const> Available();  // these, and cuda where it was built and there is a GPU
 
 }  // namespace ashlar::kernels

@@ -20,12 +20,12 @@ inline std::ostream& operator<<(std::ostream& out, const Backend& backend) {
   return out << backend.kernels->name() << (backend.with_workers ? "_workers" : "");
 }
 
-// All of them. The reference computes on one thread whatever it is lent.
+// All of them. The reference computes on one thread whatever it is lent, and a device needs none.
 inline std::vector<Backend> Backends() {
   std::vector<Backend> backends;
   for (const Kernels* kernels : Available()) {
     backends.push_back({kernels, false});
-    if (kernels != &Reference()) backends.push_back({kernels, true});
+    if (kernels != &Reference() && kernels->memory() == nullptr) backends.push_back({kernels, true});
   }
   return backends;
 }

@@ -1,0 +1,12 @@
+// The cuda back end, for GPUs of compute capability 8.0, 9.0 and 10.0.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace ashlar::kernels {
+
+// Null where there is no driver, or no GPU that this build has kernels for. Queues belong to the device that is current
+// when they are made, and to threads on which it is current.
+const Kernels* CudaOrNull();
+
+}  // namespace ashlar::kernels

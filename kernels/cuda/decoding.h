@@ -1,0 +1,14 @@
+// The operations of kernels/decoding.h on a CUDA queue. A column of the state takes in the buffer's slots one after
+// another in registers, so state and buffer are read once and nothing else is moved.
+#pragma once
+
+#include "kernels/cuda/queue.h"
+#include "kernels/decoding.h"
+
+namespace ashlar::kernels::cuda {
+
+Event DecodeBuffered(const DecodeBufferedArgs& args, CudaQueue& queue);
+Event VerifyDrafts(const VerifyDraftsArgs& args, CudaQueue& queue);
+Event RebuildState(const RebuildStateArgs& args, CudaQueue& queue);
+
+}  // namespace ashlar::kernels::cuda
