@@ -6,8 +6,14 @@ if(ASHLAR_CCACHE)
 endif()
 
 find_package(Threads REQUIRED)
+# A machine that builds kernels alone may have to bring its own GoogleTest.
+set(ASHLAR_GOOGLETEST_SOURCE "" CACHE PATH "GoogleTest's sources, where it is not installed")
 if(ASHLAR_TESTS)
-  find_package(GTest REQUIRED)
+  if(ASHLAR_GOOGLETEST_SOURCE)
+    add_subdirectory(${ASHLAR_GOOGLETEST_SOURCE} ${PROJECT_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
+  else()
+    find_package(GTest REQUIRED)
+  endif()
   include(GoogleTest)
 endif()
 

@@ -7,6 +7,7 @@
 
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
+#include "kernels/testing/device_call.h"
 
 namespace ashlar::kernels::testing {
 
@@ -46,19 +47,23 @@ class Runner {
         kernels_(*backend.kernels),
         queue_(kernels_.MakeQueue(workers_.get())) {}
 
-  void Run(const ComposeArgs& args) { kernels_.Compose(args, *queue_).Wait(); }
-  void Run(const ComposeTransitionsArgs& args) { kernels_.ComposeTransitions(args, *queue_).Wait(); }
-  void Run(const CaptureArgs& args) { kernels_.Capture(args, *queue_).Wait(); }
-  void Run(const AdvanceSeamArgs& args) { kernels_.AdvanceSeam(args, *queue_).Wait(); }
-  void Run(const DecodeBufferedArgs& args) { kernels_.DecodeBuffered(args, *queue_).Wait(); }
-  void Run(const VerifyDraftsArgs& args) { kernels_.VerifyDrafts(args, *queue_).Wait(); }
-  void Run(const RebuildStateArgs& args) { kernels_.RebuildState(args, *queue_).Wait(); }
-  void Run(const RotateKeysArgs& args) { kernels_.RotateKeys(args, *queue_).Wait(); }
-  void Run(const LandArgs& args) { kernels_.Land(args, *queue_).Wait(); }
-  void Run(const GatherArgs& args) { kernels_.Gather(args, *queue_).Wait(); }
-  void Run(const ChecksumArgs& args) { kernels_.Checksum(args, *queue_).Wait(); }
-  void Run(Event (Kernels::*attend)(const AttendArgs&, Queue&) const, const AttendArgs& args) {
-    (kernels_.*attend)(args, *queue_).Wait();
+  void Run(const ComposeArgs& args) { Run(&Kernels::Compose, args); }
+  void Run(const ComposeTransitionsArgs& args) { Run(&Kernels::ComposeTransitions, args); }
+  void Run(const CaptureArgs& args) { Run(&Kernels::Capture, args); }
+  void Run(const AdvanceSeamArgs& args) { Run(&Kernels::AdvanceSeam, args); }
+  void Run(const DecodeBufferedArgs& args) { Run(&Kernels::DecodeBuffered, args); }
+  void Run(const VerifyDraftsArgs& args) { Run(&Kernels::VerifyDrafts, args); }
+  void Run(const RebuildStateArgs& args) { Run(&Kernels::RebuildState, args); }
+  void Run(const RotateKeysArgs& args) { Run(&Kernels::RotateKeys, args); }
+  void Run(const LandArgs& args) { Run(&Kernels::Land, args); }
+  void Run(const GatherArgs& args) { Run(&Kernels::Gather, args); }
+  void Run(const ChecksumArgs& args) { Run(&Kernels::Checksum, args); }
+  template <typename Args>
+  void Run(Event (Kernels::*operation)(const Args&, Queue&) const, const Args& args) {
+    if (kernels_.memory() == nullptr) return (kernels_.*operation)(args, *queue_).Wait();
+    DeviceCall call(*kernels_.memory());
+    (kernels_.*operation)(call.Stage(args), *queue_).Wait();
+    call.CopyBack();
   }
 
  private:

@@ -1,0 +1,153 @@
+// Lands keys into the device memory of another process, which checks the bytes: what a daemon does for an engine.
+//
+// usage: cuda_land_elsewhere; exit status 0 only if every byte is as expected. The other process is this program too.
+#include <cuda_runtime.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/checksum.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.h"
+
+namespace ashlar::kernels::cuda {
+namespace {
+
+constexpr int32_t kHeads = 2, kDim = 256, kUnitTokens = 32, kPageTokens = 16;
+constexpr int64_t kTokens = 1000, kRow = int64_t{kHeads} * kDim, kPages = 128;
+constexpr int64_t kUnits = (kTokens + kUnitTokens - 1) / kUnitTokens, kFirst = 7;
+
+// Both processes make the same rows and page table.
+std::vector<uint16_t> Rows() {
+  std::mt19937 engine(20261121);
+  std::vector<uint16_t> rows(static_cast<size_t>(kTokens * kRow));
+  for (uint16_t& number : rows) number = static_cast<uint16_t>(engine());
+  return rows;
+}
+int32_t PageOf(int64_t index) {
+  return static_cast<int32_t>(index * 53 % kPages);
+}
+
+// The daemon's side: opens the memory and lands.
+int LandThere(const cudaIpcMemHandle_t& handle) {
+  const Kernels* kernels = CudaOrNull();
+  if (kernels == nullptr) return 2;
+  void* pages = nullptr;
+  Check(cudaIpcOpenMemHandle(&pages, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+  DeviceMemory& memory = *kernels->memory();
+  const std::vector<uint16_t> rows = Rows();
+  auto* stored = static_cast<uint16_t*>(memory.Allocate(rows.size() * 2));
+  memory.CopyIn(stored, rows.data(), rows.size() * 2);
+  auto* checksums = static_cast<uint64_t*>(memory.Allocate(kUnits * sizeof(uint64_t)));
+  std::vector<const void*> units;
+  for (int64_t u = 0; u < kUnits; ++u) units.push_back(stored + u * kUnitTokens * kRow);
+  std::vector<int32_t> table;
+  for (int64_t p = 0; p * kPageTokens < kFirst + kTokens; ++p) table.push_back(PageOf(p));
+  {
+    const std::unique_ptr<Queue> queue = kernels->MakeQueue(nullptr);
+    kernels
+        ->Land({.source = {.units = units.data(),
+                           .unit_tokens = kUnitTokens,
+                           .tokens = kTokens,
+                           .heads = kHeads,
+                           .dim = kDim,
+                           .dtype = DType::kBF16},
+                .target = {.base = pages,
+                           .page_stride = kPageTokens * kRow,
+                           .token_stride = kRow,
+                           .head_stride = kDim,
+                           .page_tokens = kPageTokens,
+                           .page_table = table.data(),
+                           .dtype = DType::kBF16},
+                .first_position = kFirst,
+                .unit_checksums = checksums},
+               *queue)
+        .Wait();
+  }
+  std::vector<uint64_t> digests(kUnits);
+  memory.CopyOut(digests.data(), checksums, kUnits * sizeof(uint64_t));
+  int wrong = 0;
+  for (int64_t u = 0; u < kUnits; ++u) {
+    const int64_t tokens = std::min<int64_t>(kUnitTokens, kTokens - u * kUnitTokens);
+    wrong += digests[u] != UnitChecksum(rows.data() + u * kUnitTokens * kRow, static_cast<size_t>(tokens * kRow) * 2);
+  }
+  memory.Free(checksums);
+  memory.Free(stored);
+  Check(cudaIpcCloseMemHandle(pages), "cudaIpcCloseMemHandle");
+  if (wrong != 0) std::fprintf(stderr, "land_elsewhere: %d checksums are wrong\n", wrong);
+  return wrong == 0 ? 0 : 1;
+}
+
+// The engine's side: owns the pages, has another process land in them, and looks.
+int Own(const char* program) {
+  if (CudaOrNull() == nullptr) {
+    std::fprintf(stderr, "cuda_land_elsewhere: no GPU that this build has kernels for\n");
+    return 2;
+  }
+  constexpr uint16_t kUntouched = 0xabcd;
+  std::vector<uint16_t> expected(kPages * kPageTokens * kRow, kUntouched), found(expected.size());
+  void* pages = nullptr;
+  Check(cudaMalloc(&pages, expected.size() * 2), "cudaMalloc");
+  Check(cudaMemcpy(pages, expected.data(), expected.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
+  Check(cudaDeviceSynchronize(), "cudaMemcpy");
+  cudaIpcMemHandle_t handle;
+  Check(cudaIpcGetMemHandle(&handle, pages), "cudaIpcGetMemHandle");
+  std::string hexadecimal;
+  for (const char byte : handle.reserved) {
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x", static_cast<unsigned char>(byte));
+    hexadecimal += digits;
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    // A fresh program: a forked process cannot use its parent's CUDA.
+    execl("/proc/self/exe", program, hexadecimal.c_str(), nullptr);
+    _exit(127);
+  }
+  int status = 0;
+  if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+    std::fprintf(stderr, "land_elsewhere: the other process failed\n");
+    return 1;
+  }
+  const std::vector<uint16_t> rows = Rows();
+  for (int64_t t = 0; t < kTokens; ++t) {
+    const int64_t at = kFirst + t, slot = PageOf(at / kPageTokens) * int64_t{kPageTokens} + at % kPageTokens;
+    std::copy_n(rows.begin() + t * kRow, kRow, expected.begin() + slot * kRow);
+  }
+  Check(cudaMemcpy(found.data(), pages, found.size() * 2, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  Check(cudaFree(pages), "cudaFree");
+  if (found != expected) {
+    std::fprintf(stderr, "land_elsewhere: pages differ from what was landed\n");
+    return 1;
+  }
+  std::printf("landed %lld tokens in another process's device memory, every byte as expected\n",
+              static_cast<long long>(kTokens));
+  return 0;
+}
+
+}  // namespace
+
+int Main(int count, char** arguments) {
+  if (count == 1) return Own(arguments[0]);
+  cudaIpcMemHandle_t handle;
+  const std::string hexadecimal = arguments[1];
+  if (hexadecimal.size() != 2 * sizeof(handle)) return 2;
+  std::string bytes;
+  for (size_t i = 0; i < hexadecimal.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(hexadecimal.substr(i, 2), nullptr, 16));
+  }
+  std::memcpy(&handle, bytes.data(), sizeof(handle));
+  return LandThere(handle);
+}
+
+}  // namespace ashlar::kernels::cuda
+
+int main(int count, char** arguments) {
+  return ashlar::kernels::cuda::Main(count, arguments);
+}
