@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/chain.h"
 #include "kernels/cuda/compose.h"
+#include "kernels/cuda/decay.h"
 #include "kernels/cuda/launch.h"
 
 namespace ashlar::kernels::cuda {
@@ -120,8 +121,10 @@ Event Compose(const ComposeArgs& args, CudaQueue& queue) {
   ChainBuilder builder(args.shape, count, count, 1, IsWide(args.state.dtype), queue);
   for (const TupleView& interior : args.interiors) builder.Add(interior);
   builder.StartFrom(args.state);
-  if (!ComposeFits(args)) return builder.Run();
-  return builder.Run([&] { RunCompose(builder.chain(), args.interiors.front().state_dtype, queue); });
+  const DType dtype = args.interiors.empty() ? DType::kF32 : args.interiors.front().state_dtype;
+  if (ComposeFits(args)) return builder.Run([&] { RunCompose(builder.chain(), dtype, queue); });
+  if (DecayFits(args)) return builder.Run([&] { RunDecay(builder.chain(), dtype, queue); });
+  return builder.Run();
 }
 
 Event ComposeTransitions(const ComposeTransitionsArgs& args, CudaQueue& queue) {

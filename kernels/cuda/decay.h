@@ -1,0 +1,16 @@
+// Composing chains of scalar, diagonal and elementwise transitions: every number of a state decays by itself, so the
+// state streams through registers and each tuple is read once.
+#pragma once
+
+#include "kernels/cuda/chain.h"
+
+namespace ashlar::kernels::cuda {
+
+// Whether RunDecay can do it: a family whose transitions are no matrices, end states all of one dtype that begin at
+// multiples of 16 bytes, d_k and d_v multiples of 8, no turning. The general kernel does the rest.
+bool DecayFits(const ComposeArgs& args);
+
+// The chain's steps are interiors whose end states are of `dtype`.
+void RunDecay(const Chain& chain, DType dtype, CudaQueue& queue);
+
+}  // namespace ashlar::kernels::cuda
