@@ -76,6 +76,9 @@ struct PagedLayer {
   uint64_t key_offset = 0, value_offset = 0;
   uint64_t page_stride = 0, token_stride = 0;
   uint64_t key_head_stride = 0, value_head_stride = 0;
+  // fp8 with scales: one fp32 a token and head, placed alike.
+  uint64_t key_scale_offset = 0, value_scale_offset = 0;
+  uint64_t scale_page_stride = 0, scale_token_stride = 0, scale_head_stride = 0;
 };
 struct PagedCache {
   uint32_t page_tokens = 0;

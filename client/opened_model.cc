@@ -104,6 +104,11 @@ absl::StatusOr<uint64_t> OpenedModel::DeclareOn(const ModelBinding& binding, con
     declared->set_token_stride(layer.token_stride);
     declared->set_key_head_stride(layer.key_head_stride);
     declared->set_value_head_stride(layer.value_head_stride);
+    declared->set_key_scale_offset(layer.key_scale_offset);
+    declared->set_value_scale_offset(layer.value_scale_offset);
+    declared->set_scale_page_stride(layer.scale_page_stride);
+    declared->set_scale_token_stride(layer.scale_token_stride);
+    declared->set_scale_head_stride(layer.scale_head_stride);
   }
   v1::DeclarePagesReply reply;
   if (absl::Status status = binding.connection->rpc().DeclarePages(request, reply, deadline); !status.ok())

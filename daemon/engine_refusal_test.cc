@@ -174,15 +174,6 @@ TEST_F(EngineRefusalTest, MalformedOpenModelIsRefusedByName) {
            with_layout([](Layout& l) { std::get<LinearLayer>(l.layers[0]).family = LinearFamily::kKda; })},
           {"layout.layers[0].state_dtype",
            with_layout([](Layout& l) { std::get<LinearLayer>(l.layers[0]).state_dtype = DType::kF16; })},
-          {"layout.layers[1].dtype",
-           with_layout([](Layout& l) { std::get<AttentionLayer>(l.layers[1]).dtype = DType::kBF16; })},
-          {"layout.layers[1].kind", with_layout([](Layout& l) {
-             auto& layer = std::get<AttentionLayer>(l.layers[1]);
-             layer.kind = AttentionKind::kMla;
-             layer.kv_heads = 1;
-           })},
-          {"layout.layers[1].stored",
-           with_layout([](Layout& l) { std::get<AttentionLayer>(l.layers[1]).stored = StoredKeys::kUnrotated; })},
       });
 }
 

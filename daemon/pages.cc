@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
@@ -25,13 +27,6 @@ absl::Status CheckSupported(size_t i, const LinearLayer& layer) {
   if (layer.family != LinearFamily::kGdn) return Unsupported(i, "family: only gdn");
   if (layer.transition != TransitionKind::kDense) return Unsupported(i, "transition: only dense");
   if (layer.state_dtype != DType::kF32) return Unsupported(i, "state_dtype: only f32");
-  return absl::OkStatus();
-}
-
-absl::Status CheckSupported(size_t i, const AttentionLayer& layer) {
-  if (layer.kind != AttentionKind::kGqa) return Unsupported(i, "kind: only gqa");
-  if (layer.dtype != DType::kF32) return Unsupported(i, "dtype: only f32");
-  if (layer.stored != StoredKeys::kZeroBased) return Unsupported(i, "stored: only zero-based keys");
   return absl::OkStatus();
 }
 
@@ -68,72 +63,108 @@ kernels::RopeStyle StyleOf(RopeKind kind) {
   return kernels::RopeStyle::kNone;  // no layout that passed Validate
 }
 
-kernels::Rotation RotationOf(const Rope& rope) {
+// Of keys on their way into pages: unrotated ones stay what they are.
+kernels::Rotation RotationOf(const AttentionLayer& layer) {
+  if (layer.stored == StoredKeys::kUnrotated) return {};
+  const Rope& rope = layer.rope;
   return {StyleOf(rope.kind), static_cast<int32_t>(rope.rotary_dim), rope.frequencies.data()};
 }
 
-// Keys, then values, of one layer.
-std::array<RowArray, 2> PlanesOf(const v1::PagedLayer& paged, const AttentionLayer& layer,
-                                 const v1::DeclarePagesRequest& request) {
-  const auto plane = [&](uint64_t offset, uint64_t head_stride, uint32_t dim) {
-    return RowArray{offset,
-                    dim * sizeof(float),
-                    {{{paged.page_stride(), request.pages()},
-                      {paged.token_stride(), request.page_tokens()},
-                      {head_stride, layer.kv_heads}}}};
+// One layer's keys, values, or scales of either, as the engine declares them.
+struct Plane {
+  std::string field;  // the layer's
+  const char* offset;
+  const char* head_stride;  // names of the fields that place it
+  uint32_t element_bytes;
+  RowArray rows;
+};
+
+// Keys, values, and where the layer has scales, those of keys and of values.
+absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::PagedLayer& paged,
+                                            const AttentionLayer& layer, const v1::DeclarePagesRequest& request) {
+  const auto array = [&](uint64_t offset, uint64_t row_bytes, uint64_t page, uint64_t token, uint64_t head) {
+    return RowArray{
+        offset, row_bytes, {{{page, request.pages()}, {token, request.page_tokens()}, {head, layer.kv_heads}}}};
   };
-  return {plane(paged.key_offset(), paged.key_head_stride(), layer.key_dim),
-          plane(paged.value_offset(), paged.value_head_stride(), layer.value_dim)};
+  const auto rows = [&](uint64_t offset, uint64_t head_stride, uint64_t dim) {
+    return array(offset, dim * ElementBytes(layer.dtype), paged.page_stride(), paged.token_stride(), head_stride);
+  };
+  const auto scales = [&](uint64_t offset) {
+    return array(offset, sizeof(float), paged.scale_page_stride(), paged.scale_token_stride(),
+                 paged.scale_head_stride());
+  };
+  const uint32_t element = ElementBytes(layer.dtype);
+  if (paged.page_stride() % element != 0) return Bad(field, ".page_stride: not aligned to ", element, " bytes");
+  if (paged.token_stride() % element != 0) return Bad(field, ".token_stride: not aligned to ", element, " bytes");
+  std::vector<Plane> planes = {{field, "key_offset", "key_head_stride", element,
+                                rows(paged.key_offset(), paged.key_head_stride(), layer.key_dim)},
+                               {field, "value_offset", "value_head_stride", element,
+                                rows(paged.value_offset(), paged.value_head_stride(), layer.value_dim)}};
+  if (!layer.scales) return planes;
+  if (paged.scale_page_stride() % sizeof(float) != 0) return Bad(field, ".scale_page_stride: not aligned to 4 bytes");
+  if (paged.scale_token_stride() % sizeof(float) != 0) return Bad(field, ".scale_token_stride: not aligned to 4 bytes");
+  planes.push_back({field, "key_scale_offset", "scale_head_stride", sizeof(float), scales(paged.key_scale_offset())});
+  planes.push_back(
+      {field, "value_scale_offset", "scale_head_stride", sizeof(float), scales(paged.value_scale_offset())});
+  return planes;
 }
 
-constexpr absl::string_view kPlaneNames[] = {"key", "value"};  // in the order of PlanesOf
-
-// Checks one plane by itself and says where it lies for the kernels, whose strides are in floats.
-absl::StatusOr<kernels::PagedSlots> PlaceRows(const std::string& field, absl::string_view what, const RowArray& plane,
-                                              const Region& region) {
-  const auto& [pages, tokens, heads] = plane.dimensions;
-  if (plane.offset % sizeof(float) != 0) return Bad(field, ".", what, "_offset: not aligned to 4 bytes");
-  if (heads.stride % sizeof(float) != 0) return Bad(field, ".", what, "_head_stride: not aligned to 4 bytes");
-  if (plane.End() > region.size()) {
-    return Bad(field, ".", what, "_offset: the last page ends outside the region of ", region.size(), " bytes");
+// Checks one plane by itself.
+absl::Status CheckPlane(const Plane& plane, const Region& region) {
+  const auto& [pages, tokens, heads] = plane.rows.dimensions;
+  const auto& [field, offset, head_stride, element, rows] = plane;
+  if (rows.offset % element != 0) return Bad(field, ".", offset, ": not aligned to ", element, " bytes");
+  if (heads.stride % element != 0) return Bad(field, ".", head_stride, ": not aligned to ", element, " bytes");
+  if (rows.End() > region.size()) {
+    return Bad(field, ".", offset, ": the last page ends outside the region of ", region.size(), " bytes");
   }
-  if (!plane.Disjoint()) return Bad(field, ".", what, "_head_stride: rows overlap");
+  if (!rows.Disjoint()) return Bad(field, ".", head_stride, ": rows overlap");
+  return absl::OkStatus();
+}
+
+// Where checked planes lie for the kernels, whose strides are in elements. `scales` may be null.
+kernels::PagedSlots SlotsOf(const Plane& plane, const Plane* scales, DType dtype, const Region& region) {
+  const auto strides = [](const Plane& of) {
+    std::array<int64_t, 3> in_elements;
+    for (size_t i = 0; i < 3; ++i) {
+      in_elements[i] = static_cast<int64_t>(of.rows.dimensions[i].stride / of.element_bytes);
+    }
+    return in_elements;
+  };
   kernels::PagedSlots slots;
-  slots.base = reinterpret_cast<float*>(region.data() + plane.offset);
-  slots.page_stride = static_cast<int64_t>(pages.stride / sizeof(float));
-  slots.token_stride = static_cast<int64_t>(tokens.stride / sizeof(float));
-  slots.head_stride = static_cast<int64_t>(heads.stride / sizeof(float));
-  slots.page_tokens = static_cast<int32_t>(tokens.count);
+  slots.base = region.data() + plane.rows.offset;
+  std::tie(slots.page_stride, slots.token_stride, slots.head_stride) = std::tuple_cat(strides(plane));
+  slots.page_tokens = static_cast<int32_t>(plane.rows.dimensions[1].count);
+  slots.dtype = storage::KernelType(dtype);
+  if (scales == nullptr) return slots;
+  slots.scales = reinterpret_cast<float*>(region.data() + scales->rows.offset);
+  std::tie(slots.scale_page_stride, slots.scale_token_stride, slots.scale_head_stride) =
+      std::tuple_cat(strides(*scales));
   return slots;
 }
 
-absl::StatusOr<storage::PagedRows> PlaceLayer(const std::string& field, const v1::PagedLayer& paged,
-                                              const AttentionLayer& layer, const std::array<RowArray, 2>& planes,
-                                              const Region& region) {
-  if (paged.page_stride() % sizeof(float) != 0) return Bad(field, ".page_stride: not aligned to 4 bytes");
-  if (paged.token_stride() % sizeof(float) != 0) return Bad(field, ".token_stride: not aligned to 4 bytes");
+storage::PagedRows RowsOf(uint32_t index, const AttentionLayer& layer, const std::vector<Plane>& planes,
+                          const Region& region) {
   storage::PagedRows rows;
-  rows.layer = paged.layer();
+  rows.layer = index;
   rows.heads = static_cast<int32_t>(layer.kv_heads);
   rows.key_dim = static_cast<int32_t>(layer.key_dim);
   rows.value_dim = static_cast<int32_t>(layer.value_dim);
-  rows.rotation = RotationOf(layer.rope);
-  absl::StatusOr<kernels::PagedSlots> keys = PlaceRows(field, kPlaneNames[0], planes[0], region);
-  if (!keys.ok()) return keys.status();
-  absl::StatusOr<kernels::PagedSlots> values = PlaceRows(field, kPlaneNames[1], planes[1], region);
-  if (!values.ok()) return values.status();
-  rows.keys = *keys;
-  rows.values = *values;
+  rows.latent = layer.kind == AttentionKind::kMla;
+  rows.rotation = RotationOf(layer);
+  rows.keys = SlotsOf(planes[0], layer.scales ? &planes[2] : nullptr, layer.dtype, region);
+  rows.values = SlotsOf(planes[1], layer.scales ? &planes[3] : nullptr, layer.dtype, region);
   return rows;
 }
 
-// Whether no two of all layers' planes share memory: a landing would write one over the other. Two a layer, each
-// checked by itself before.
-absl::Status CheckApart(std::span<const RowArray> planes) {
-  const auto field = [](size_t plane) { return absl::StrCat("layers[", plane / 2, "].", kPlaneNames[plane % 2]); };
+// Whether no two of all layers' planes share memory: a landing would write one over the other. Each is checked by
+// itself before.
+absl::Status CheckApart(std::span<const Plane> planes) {
   for (size_t i = 0; i < planes.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      if (Overlap(planes[j], planes[i])) return Bad(field(i), "_offset: rows overlap those of ", field(j), "_offset");
+      if (!Overlap(planes[j].rows, planes[i].rows)) continue;
+      return Bad(planes[i].field, ".", planes[i].offset, ": rows overlap those of ", planes[j].field, ".",
+                 planes[j].offset);
     }
   }
   return absl::OkStatus();
@@ -152,9 +183,9 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   if (absl::Status status = CheckShard(request.shard(), layout->layers.size()); !status.ok()) return status;
   if (absl::Status status = CheckCost(request.cost()); !status.ok()) return status;
   for (size_t i = 0; i < layout->layers.size(); ++i) {
-    const absl::Status status =
-        std::visit([i](const auto& layer) { return CheckSupported(i, layer); }, layout->layers[i]);
-    if (!status.ok()) return status;
+    const auto* linear = std::get_if<LinearLayer>(&layout->layers[i]);  // attention is served in every kind and type
+    if (linear == nullptr) continue;
+    if (absl::Status status = CheckSupported(i, *linear); !status.ok()) return status;
   }
   auto model = std::make_shared<Model>();
   model->ns = MakeNamespace(tenant, *identity, *layout);
@@ -173,7 +204,7 @@ absl::StatusOr<std::shared_ptr<const Pages>> Pages::Declare(std::shared_ptr<cons
   pages->page_tokens_ = request.page_tokens();
   pages->pages_ = request.pages();
   const std::vector<Layer>& layers = pages->model_->layout.layers;
-  std::vector<RowArray> planes;
+  std::vector<Plane> planes;
   int given = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto* attention = std::get_if<AttentionLayer>(&layers[i]);
@@ -182,11 +213,13 @@ absl::StatusOr<std::shared_ptr<const Pages>> Pages::Declare(std::shared_ptr<cons
     if (given == request.layers_size()) return Bad("layers: attention layer ", i, " is missing");
     const v1::PagedLayer& paged = request.layers(given++);
     if (paged.layer() != i) return Bad(field, ".layer: expected attention layer ", i, ", got ", paged.layer());
-    const std::array<RowArray, 2> of_layer = PlanesOf(paged, *attention, request);
-    absl::StatusOr<storage::PagedRows> rows = PlaceLayer(field, paged, *attention, of_layer, *pages->region_);
-    if (!rows.ok()) return rows.status();
-    planes.insert(planes.end(), of_layer.begin(), of_layer.end());
-    pages->rows_.push_back(*rows);
+    absl::StatusOr<std::vector<Plane>> of_layer = PlanesOf(field, paged, *attention, request);
+    if (!of_layer.ok()) return of_layer.status();
+    for (const Plane& plane : *of_layer) {
+      if (absl::Status status = CheckPlane(plane, *pages->region_); !status.ok()) return status;
+    }
+    pages->rows_.push_back(RowsOf(paged.layer(), *attention, *of_layer, *pages->region_));
+    planes.insert(planes.end(), of_layer->begin(), of_layer->end());
   }
   if (given != request.layers_size())
     return Bad("layers[", given, "]: the layout has only ", given, " attention layers");

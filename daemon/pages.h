@@ -24,8 +24,7 @@ namespace ashlar::daemon {
 // Immutable.
 struct Model {
   // INVALID_ARGUMENT naming the field for what makes no sense, UNIMPLEMENTED naming it for what no kernel of this
-  // version can do: anything but fp32 gdn with dense transitions and fp32 gqa with zero-based keys, and any shard that
-  // is not the whole.
+  // version can do: linear layers but fp32 gdn with dense transitions, and any shard that is not the whole.
   static absl::StatusOr<std::shared_ptr<const Model>> Open(absl::string_view tenant,
                                                            const v1::OpenModelRequest& request);
 
@@ -37,8 +36,8 @@ struct Model {
 class Pages {
  public:
   // INVALID_ARGUMENT naming the field unless there is one entry for every attention layer, ascending, each with all of
-  // its pages inside the region, 4-byte aligned, and no two rows overlapping, be they keys or values, of one layer or
-  // two. Layers whose rows interleave step alike (row_array.h).
+  // its pages inside the region, aligned to its elements, and no two rows overlapping, be they keys, values or scales,
+  // of one layer or two. Layers whose rows interleave step alike (row_array.h).
   static absl::StatusOr<std::shared_ptr<const Pages>> Declare(std::shared_ptr<const Model> model,
                                                               std::shared_ptr<const Region> region,
                                                               const v1::DeclarePagesRequest& request);

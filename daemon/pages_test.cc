@@ -82,5 +82,73 @@ TEST_F(PagesTest, PlanesThatShareMemoryAreRefusedByName) {
          "layers[0].value_offset: rows overlap those of layers[0].key_offset");
 }
 
+// Two attention layers of fp8 keys and values, with scales behind all rows.
+class ScaledPagesTest : public PagesTest {
+ protected:
+  static constexpr uint64_t kRow = 2 * (8 + 6), kRows = kPages * kPageTokens * kRow;  // of one layer
+  static constexpr uint64_t kScales = kPages * kPageTokens * 2 * sizeof(float);       // of one plane
+
+  void SetUp() override {
+    PagesTest::SetUp();
+    auto model = std::make_shared<Model>(*model_);
+    for (const size_t i : {1, 2}) {
+      auto& layer = std::get<AttentionLayer>(model->layout.layers[i]);
+      layer.dtype = DType::kF8E4M3;
+      layer.scales = true;
+    }
+    model_ = model;
+  }
+
+  static v1::PagedLayer Scaled(uint32_t layer) {
+    const uint64_t first = (layer - 1) * kRows;
+    v1::PagedLayer paged = Layer(layer, first, kPageTokens * kRow, kRow);
+    paged.set_key_head_stride(8);
+    paged.set_value_offset(first + 2 * 8);
+    paged.set_value_head_stride(6);
+    paged.set_key_scale_offset(2 * kRows + 2 * (layer - 1) * kScales);
+    paged.set_value_scale_offset(paged.key_scale_offset() + kScales);
+    paged.set_scale_page_stride(kPageTokens * 2 * sizeof(float));
+    paged.set_scale_token_stride(2 * sizeof(float));
+    paged.set_scale_head_stride(sizeof(float));
+    return paged;
+  }
+};
+
+TEST_F(ScaledPagesTest, SayWhereRowsAndScalesLie) {
+  v1::DeclarePagesRequest request;
+  request.set_page_tokens(kPageTokens);
+  request.set_pages(kPages);
+  *request.add_layers() = Scaled(1);
+  *request.add_layers() = Scaled(2);
+  const absl::StatusOr<std::shared_ptr<const Pages>> pages = Pages::Declare(model_, region_, request);
+  ASSERT_TRUE(pages.ok()) << pages.status();
+  const storage::PagedRows& rows = (*pages)->rows()[1];
+  EXPECT_EQ(rows.keys.dtype, kernels::DType::kF8E4M3);
+  EXPECT_EQ(rows.keys.base, region_->data() + kRows);
+  EXPECT_EQ(rows.keys.token_stride, static_cast<int64_t>(kRow)) << "in elements of one byte";
+  EXPECT_EQ(reinterpret_cast<std::byte*>(rows.values.scales), region_->data() + 2 * kRows + 3 * kScales);
+  EXPECT_EQ(rows.values.scale_page_stride, int64_t{kPageTokens * 2});
+  EXPECT_EQ(rows.values.scale_token_stride, 2);
+  EXPECT_EQ(rows.values.scale_head_stride, 1);
+}
+
+TEST_F(ScaledPagesTest, AreRefusedByName) {
+  const auto expect = [&](auto change, const std::string& error) {
+    v1::PagedLayer second = Scaled(2);
+    change(second);
+    const absl::Status status = Declare(Scaled(1), second);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), StartsWith(error));
+  };
+  expect([](v1::PagedLayer& l) { l.set_key_scale_offset(l.key_scale_offset() + 2); },
+         "layers[1].key_scale_offset: not aligned to 4 bytes");
+  expect([](v1::PagedLayer& l) { l.set_scale_page_stride(30); }, "layers[1].scale_page_stride: not aligned to 4 bytes");
+  expect([](v1::PagedLayer& l) { l.set_scale_head_stride(0); }, "layers[1].scale_head_stride: rows overlap");
+  expect([](v1::PagedLayer& l) { l.set_value_scale_offset(1 << 20); },
+         "layers[1].value_scale_offset: the last page ends outside");
+  expect([](v1::PagedLayer& l) { l.set_value_scale_offset(0); },
+         "layers[1].value_scale_offset: rows overlap those of layers[0].key_offset");
+}
+
 }  // namespace
 }  // namespace ashlar::daemon
