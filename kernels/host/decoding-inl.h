@@ -95,7 +95,7 @@ class HeadDecoder {
     }
     if (request_.state.heads != nullptr) {
       HeadState state(shape_, request_.state, head_, s_.state);
-      state.Load();
+      if (request_.flush) state.Load();
       MeetState(state, tokens, &upcoming);
       upcoming.Fetch(kFixedSteps / 2);
       Solve(inputs, first, tokens, out, out_stride);
@@ -169,11 +169,11 @@ class HeadDecoder {
 
   void MeetSlots(int32_t tokens) {
     std::fill_n(s_.coefficients, Reads(tokens) * kSlotBlock, 0.0f);
-    AddDots(s_.reads, key_width_, Reads(tokens), SlotKeys(), s_.coefficients, kSlotBlock);
-    AddProduct(s_.coefficients, kSlotBlock, Reads(tokens), SlotWrites(), s_.products, write_width_);
+    AddDots(s_.reads, key_width_, Reads(tokens), Const(SlotKeys()), s_.coefficients, kSlotBlock);
+    AddProduct(s_.coefficients, kSlotBlock, Reads(tokens), Const(SlotWrites()), s_.products, write_width_);
   }
 
-  void MeetState(const HeadState& state, int32_t tokens, Upcoming* upcoming) {
+  void MeetState(HeadState& state, int32_t tokens, Upcoming* upcoming) {
     DecaysOf(s_.log_decay, key_width_, s_.decay);
     for (size_t r = 0; r < Reads(tokens); ++r) {
       Multiply(s_.reads + r * key_width_, s_.decay, key_width_, s_.reads + r * key_width_);
@@ -211,12 +211,12 @@ class HeadDecoder {
 
   float Dot(const float* a, const float* b) const {
     float sum = 0;
-    AddDots(a, key_width_, 1, ConstRows(b, key_width_, 1, key_width_), &sum, 1);
+    AddDots(a, key_width_, 1, ConstRows{b, key_width_, 1, key_width_}, &sum, 1);
     return sum;
   }
 
   void AddScaled(float factor, const float* from, float* to) const {
-    AddProduct(&factor, 1, 1, ConstRows(from, write_width_, 1, write_width_), to, write_width_);
+    AddProduct(&factor, 1, 1, ConstRows{from, write_width_, 1, write_width_}, to, write_width_);
   }
 
   // The state takes in all slots and token 0.

@@ -12,6 +12,7 @@
 #include <cstddef>
 
 #include "hwy/highway.h"
+#include "kernels/host/matrix-inl.h"
 #include "kernels/host/panel-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,15 +28,18 @@ struct MutableRows {
   size_t stride, rows, columns;
   float* operator[](size_t i) const { return data + i * stride; }
 };
-struct ConstRows {
-  ConstRows(const float* data, size_t stride, size_t rows, size_t columns)
-      : data(data), stride(stride), rows(rows), columns(columns) {}
-  ConstRows(const MutableRows& m) : ConstRows(m.data, m.stride, m.rows, m.columns) {}
-  const float* operator[](size_t i) const { return data + i * stride; }
-
-  const float* data;
+// One that is only read, of any element type.
+template <class E>
+struct StoredRows {
+  const typename E::Stored* data;
   size_t stride, rows, columns;
+  const typename E::Stored* operator[](size_t i) const { return data + i * stride; }
 };
+using ConstRows = StoredRows<F32>;
+
+inline ConstRows Const(const MutableRows& m) {
+  return {m.data, m.stride, m.rows, m.columns};
+}
 
 // Asks for memory that will be read some microseconds later.
 HWY_INLINE void Prefetch(const void* from, size_t bytes) {
@@ -67,8 +71,8 @@ HWY_INLINE void Fetch(Upcoming* upcoming, size_t steps = 1) {
   if (upcoming != nullptr) upcoming->Fetch(steps);
 }
 
-template <size_t R, size_t N>
-HWY_INLINE void AddProductBlock(const float* HWY_RESTRICT x, size_t x_stride, ConstRows m, size_t column,
+template <size_t R, size_t N, class E>
+HWY_INLINE void AddProductBlock(const float* HWY_RESTRICT x, size_t x_stride, StoredRows<E> m, size_t column,
                                 float* HWY_RESTRICT out, size_t out_stride, Upcoming* upcoming) {
   const Tag d;
   Vec sums[R][N];
@@ -77,9 +81,9 @@ HWY_INLINE void AddProductBlock(const float* HWY_RESTRICT x, size_t x_stride, Co
   }
   for (size_t i = 0; i < m.rows; ++i) {
     Fetch(upcoming);
-    const float* HWY_RESTRICT row = m[i] + column;
+    const auto* HWY_RESTRICT row = m[i] + column;
     Vec vecs[N];
-    for (size_t n = 0; n < N; ++n) vecs[n] = hn::LoadU(d, row + n * kLanes);
+    for (size_t n = 0; n < N; ++n) vecs[n] = E::Load(row + n * kLanes);
     for (size_t r = 0; r < R; ++r) {
       const Vec factor = hn::Set(d, x[r * x_stride + i]);
       for (size_t n = 0; n < N; ++n) sums[r][n] = hn::MulAdd(factor, vecs[n], sums[r][n]);
@@ -90,8 +94,8 @@ HWY_INLINE void AddProductBlock(const float* HWY_RESTRICT x, size_t x_stride, Co
   }
 }
 
-template <size_t R>
-HWY_INLINE void AddProductRows(const float* HWY_RESTRICT x, size_t x_stride, ConstRows m, float* HWY_RESTRICT out,
+template <size_t R, class E>
+HWY_INLINE void AddProductRows(const float* HWY_RESTRICT x, size_t x_stride, StoredRows<E> m, float* HWY_RESTRICT out,
                                size_t out_stride, Upcoming* upcoming) {
   constexpr size_t kWide = std::min<size_t>(8, kSums / R);
   size_t column = 0;
@@ -102,7 +106,8 @@ HWY_INLINE void AddProductRows(const float* HWY_RESTRICT x, size_t x_stride, Con
 }
 
 // out[r, :] += Σ_i x[r, i] m[i, :].
-HWY_INLINE void AddProduct(const float* HWY_RESTRICT x, size_t x_stride, size_t x_rows, ConstRows m,
+template <class E>
+HWY_INLINE void AddProduct(const float* HWY_RESTRICT x, size_t x_stride, size_t x_rows, StoredRows<E> m,
                            float* HWY_RESTRICT out, size_t out_stride, Upcoming* upcoming = nullptr) {
   size_t r = 0;
   const auto run = [&]<size_t R>() {
@@ -116,9 +121,9 @@ HWY_INLINE void AddProduct(const float* HWY_RESTRICT x, size_t x_stride, size_t 
   run.template operator()<1>();
 }
 
-template <size_t R, size_t J>
-HWY_INLINE void DotBlock(const float* HWY_RESTRICT x, size_t x_stride, ConstRows m, size_t j, float* HWY_RESTRICT out,
-                         size_t out_stride) {
+template <size_t R, size_t J, class E>
+HWY_INLINE void DotBlock(const float* HWY_RESTRICT x, size_t x_stride, StoredRows<E> m, size_t j,
+                         float* HWY_RESTRICT out, size_t out_stride) {
   const Tag d;
   Vec sums[R][J];
   for (size_t r = 0; r < R; ++r) {
@@ -126,7 +131,7 @@ HWY_INLINE void DotBlock(const float* HWY_RESTRICT x, size_t x_stride, ConstRows
   }
   for (size_t i = 0; i < m.columns; i += kLanes) {
     Vec rows[J];
-    for (size_t n = 0; n < J; ++n) rows[n] = hn::LoadU(d, m[j + n] + i);
+    for (size_t n = 0; n < J; ++n) rows[n] = E::Load(m[j + n] + i);
     for (size_t r = 0; r < R; ++r) {
       const Vec factor = hn::LoadU(d, x + r * x_stride + i);
       for (size_t n = 0; n < J; ++n) sums[r][n] = hn::MulAdd(factor, rows[n], sums[r][n]);
@@ -137,8 +142,8 @@ HWY_INLINE void DotBlock(const float* HWY_RESTRICT x, size_t x_stride, ConstRows
   }
 }
 
-template <size_t J>
-HWY_INLINE void DotRows(const float* HWY_RESTRICT x, size_t x_stride, size_t x_rows, ConstRows m, size_t j,
+template <size_t J, class E>
+HWY_INLINE void DotRows(const float* HWY_RESTRICT x, size_t x_stride, size_t x_rows, StoredRows<E> m, size_t j,
                         float* HWY_RESTRICT out, size_t out_stride) {
   size_t r = 0;
   for (; r + 2 <= x_rows; r += 2) DotBlock<2, J>(x + r * x_stride, x_stride, m, j, out + r * out_stride, out_stride);
@@ -146,7 +151,8 @@ HWY_INLINE void DotRows(const float* HWY_RESTRICT x, size_t x_stride, size_t x_r
 }
 
 // out[r, j] += Σ_i x[r, i] m[j, i].
-HWY_INLINE void AddDots(const float* HWY_RESTRICT x, size_t x_stride, size_t x_rows, ConstRows m,
+template <class E>
+HWY_INLINE void AddDots(const float* HWY_RESTRICT x, size_t x_stride, size_t x_rows, StoredRows<E> m,
                         float* HWY_RESTRICT out, size_t out_stride, Upcoming* upcoming = nullptr) {
   constexpr size_t kTogether = 4;
   size_t j = 0;

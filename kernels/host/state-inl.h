@@ -1,5 +1,5 @@
-// One head's state as fp32, in the caller's order: in place where it lies so, else a copy. Included once for every
-// target of Highway.
+// One head's state in the caller's order. To be changed it is fp32: in place where it lies so, else a copy. Included
+// once for every target of Highway.
 
 #if defined(ASHLAR_KERNELS_HOST_STATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_STATE_INL_H_
@@ -39,6 +39,7 @@ class HeadState {
 
   // Another state of the same shape, or zero where it has no heads.
   void LoadFrom(const StateView& from) {
+    loaded_ = true;
     if (from.heads == nullptr) {
       std::fill_n(rows_.data, rows_.rows * rows_.stride, 0.0f);
       return;
@@ -65,26 +66,46 @@ class HeadState {
     });
   }
 
-  // products[r, :] += Sᵀ reads[r, :], rows padded to whole vectors.
-  void AddReads(const float* reads, size_t count, float* products, Upcoming* upcoming) const {
-    if (key_first_) {
-      AddProduct(reads, RoundUp(rows_.rows, kLanes), count, rows_, products, rows_.columns, upcoming);
-    } else {
-      AddDots(reads, rows_.columns, count, rows_, products, RoundUp(rows_.rows, kLanes), upcoming);
+  // products[r, :] += Sᵀ reads[r, :], rows padded to whole vectors. A state that was not loaded is read as it is
+  // stored; `reads` is used up.
+  void AddReads(float* reads, size_t count, float* products, Upcoming* upcoming) {
+    if (loaded_ || in_place_ || width_ % kLanes != 0) {
+      if (!loaded_) Load();
+      return AddReadsOf(Const(rows_), reads, count, products, upcoming);
     }
+    if (view_.dtype == DType::kF16) {
+      const size_t row = key_first_ ? RoundUp(rows_.rows, kLanes) : rows_.columns;
+      const float scale = std::ldexp(1.0f, view_.exponents[head_]);
+      for (size_t i = 0; i < count * row; ++i) reads[i] *= scale;
+    }
+    WithElements(view_.dtype, [&](auto element) {
+      using E = decltype(element);
+      AddReadsOf(StoredRows<E>{Elements<E>(static_cast<const void*>(view_.heads[head_])), width_, rows_.rows, width_},
+                 reads, count, products, upcoming);
+    });
   }
 
   // S ← diag(decay) S + Σ_j keys[j] writes[j]ᵀ.
   void Update(const float* decay, const MutableRows& keys, const MutableRows& writes,
               Upcoming* upcoming = nullptr) const {
     if (key_first_) {
-      AddOuter<Scale::kRows>(decay, keys.data, keys.stride, writes, rows_, upcoming);
+      AddOuter<Scale::kRows>(decay, keys.data, keys.stride, Const(writes), rows_, upcoming);
     } else {
-      AddOuter<Scale::kColumns>(decay, writes.data, writes.stride, keys, rows_, upcoming);
+      AddOuter<Scale::kColumns>(decay, writes.data, writes.stride, Const(keys), rows_, upcoming);
     }
   }
 
  private:
+  template <class E>
+  void AddReadsOf(const StoredRows<E>& rows, const float* reads, size_t count, float* products,
+                  Upcoming* upcoming) const {
+    if (key_first_) {
+      AddProduct(reads, RoundUp(rows.rows, kLanes), count, rows, products, rows.columns, upcoming);
+    } else {
+      AddDots(reads, rows.columns, count, rows, products, RoundUp(rows.rows, kLanes), upcoming);
+    }
+  }
+
   // Chooses the exponent and notes it.
   int ChooseExponent() const {
     Vec largest = hn::Zero(Tag());
@@ -98,6 +119,7 @@ class HeadState {
   const size_t width_;  // of a row
   const bool in_place_;
   MutableRows rows_;
+  bool loaded_ = false;
 };
 
 }  // namespace HWY_NAMESPACE

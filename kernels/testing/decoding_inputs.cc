@@ -21,7 +21,7 @@ void Normalise(float* row, int32_t count) {
 }
 
 double LogDecay(Random& random, int32_t head) {
-  return head % 2 == 0 ? -random.Uniform(0, 4e-3) : -random.Uniform(0.05, 0.5);
+  return head % 2 == 0 ? -random.Uniform(1e-3, 4e-3) : -random.Uniform(0.05, 0.5);
 }
 
 std::vector<float> GatherRows(const std::vector<float>& from, int64_t stride, const std::vector<int64_t>& order) {
