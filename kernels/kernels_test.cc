@@ -81,6 +81,52 @@ TEST_F(ArgumentsDeathTest, NameWhatALandingLacks) {
   EXPECT_DEATH(runner_.Run(args), "Land: first_position");
 }
 
+TEST_F(ArgumentsDeathTest, NameTypesAndScalesThatDoNotFit) {
+  const int32_t page = 0;
+  LandArgs land = {.source = {.units = units_, .unit_tokens = 1, .tokens = 1, .heads = 1, .dim = 1},
+                   .target = {.base = &number_, .page_tokens = 1, .page_table = &page}};
+  land.target.dtype = DType::kBF16;
+  EXPECT_DEATH(runner_.Run(land), "Land: dtype: source and target differ");
+  land.target.scales = &number_;
+  EXPECT_DEATH(runner_.Run(land), "Land: scales: for 8-bit types alone");
+  land.source.dtype = land.target.dtype = DType::kF8E4M3;
+  EXPECT_DEATH(runner_.Run(land), "Land: scales: of both sides");
+  RotateKeysArgs rotate = {.rows = 1, .dim = 1, .source = &number_, .target = &number_, .source_scales = &number_};
+  EXPECT_DEATH(runner_.Run(rotate), "RotateKeys: scales: for 8-bit types alone");
+  rotate.dtype = DType::kF8E5M2;
+  EXPECT_DEATH(runner_.Run(rotate), "RotateKeys: scales: of both sides");
+}
+
+TEST_F(ArgumentsDeathTest, NameWhatAttentionLacks) {
+  const int32_t page = 0;
+  const int64_t position = 0;
+  const PagedSlots slots = {.base = &number_, .page_tokens = 1, .page_table = &page};
+  KeySpan span = {.keys = slots, .values = slots, .tokens = 1};
+  const AttendArgs right = {.shape = {.query_heads = 2, .kv_heads = 1, .key_dim = 1, .value_dim = 1},
+                            .spans = {&span, 1},
+                            .tokens = 1,
+                            .q = &number_,
+                            .positions = &position,
+                            .out = &number_};
+  const auto expect = [&](auto change, const char* error) {
+    AttendArgs args = right;
+    change(args);
+    EXPECT_DEATH(runner_.Run(&Kernels::AttendUnrotated, args), error);
+  };
+  expect([](AttendArgs& a) { a.shape.kv_heads = 3; }, "AttendUnrotated: shape.kv_heads must divide");
+  expect(
+      [](AttendArgs& a) {
+        a.shape = {AttentionKind::kMla, 2, 2, 1, 1};
+      },
+      "shape.kv_heads: latent attention has one");
+  expect([](AttendArgs& a) { a.shape.key_dim = kMaxQueryDim + 1; }, "AttendUnrotated: shape: key_dim");
+  expect([](AttendArgs& a) { a.rotation = {RopeStyle::kInterleaved, 2}; }, "AttendUnrotated: rotation.rotary_dim");
+  expect([](AttendArgs& a) { a.positions = nullptr; }, "AttendUnrotated: q, positions and out");
+  expect([](AttendArgs& a) { a.merge = true; }, "AttendUnrotated: lse");
+  span.values.page_table = nullptr;
+  expect([](AttendArgs&) {}, "AttendUnrotated: paged slots");
+}
+
 TEST(Backends, HaveNames) {
   ASSERT_FALSE(Available().empty());
   EXPECT_EQ(Available().front(), &Reference());
