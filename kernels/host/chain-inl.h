@@ -298,27 +298,32 @@ class Strand {
   }
 
   void AdvanceElementwise(int64_t begin, int64_t end) {
+    // In chunks, so that a token's numbers are read together: tokens may lie pages apart.
+    for (int64_t t = begin; t < end; t += kChunk) {
+      for (size_t h = 0; h < heads_; ++h) {
+        for (size_t p = 0; p < panels_; ++p) AdvanceElements(h, p, t, std::min<int64_t>(t + kChunk, end));
+      }
+    }
+  }
+
+  void AdvanceElements(size_t h, size_t p, int64_t begin, int64_t end) {
     const TokenInputs& inputs = chain_.inputs;
     const auto d_v = static_cast<size_t>(shape_.d_v);
+    const Columns columns = ColumnsOf(p);
+    const size_t value = ValueColumn(h, columns);
     const int64_t key = int64_t{key_head_} * shape_.d_k;
-    for (size_t h = 0; h < heads_; ++h) {
-      for (size_t p = 0; p < panels_; ++p) {
-        const Columns columns = ColumnsOf(p);
-        const size_t value = ValueColumn(h, columns);
-        float* table = Spare();
-        LoadPanel<F32>(shape_.decay_table + (first_head_ + h) * d_k_ * d_v + columns.begin, d_v, d_k_, columns.count, 1,
-                       table);
-        for (int64_t t = begin; t < end; ++t) {
-          const ElementToken token{
-              .q = chain_.out == nullptr ? nullptr : inputs.q + t * inputs.q_stride + key,
-              .k = inputs.k + t * inputs.k_stride + key,
-              .v = inputs.v + t * inputs.v_stride + value,
-              .beta = inputs.beta + t * inputs.beta_stride + value,
-              .out = chain_.out == nullptr ? nullptr : chain_.out + t * chain_.out_stride + value,
-          };
-          AdvanceElements(token, d_k_, columns.count, table, X(h, p));
-        }
-      }
+    float* table = Spare();
+    LoadPanel<F32>(shape_.decay_table + (first_head_ + h) * d_k_ * d_v + columns.begin, d_v, d_k_, columns.count, 1,
+                   table);
+    for (int64_t t = begin; t < end; ++t) {
+      const ElementToken token{
+          .q = chain_.out == nullptr ? nullptr : inputs.q + t * inputs.q_stride + key,
+          .k = inputs.k + t * inputs.k_stride + key,
+          .v = inputs.v + t * inputs.v_stride + value,
+          .beta = inputs.beta + t * inputs.beta_stride + value,
+          .out = chain_.out == nullptr ? nullptr : chain_.out + t * chain_.out_stride + value,
+      };
+      AdvanceElement(token, d_k_, columns.count, table, X(h, p));
     }
   }
 

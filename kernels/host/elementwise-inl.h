@@ -25,8 +25,8 @@ struct ElementToken {
 };
 
 // X ← e^{table dt} ⊙ X + k (dt ⊙ v)ᵀ, out = Xᵀ q. Panels are [d_k][kWidth].
-HWY_NOINLINE void AdvanceElements(const ElementToken& token, size_t d_k, size_t columns,
-                                  const float* HWY_RESTRICT table, float* HWY_RESTRICT panel) {
+HWY_NOINLINE void AdvanceElement(const ElementToken& token, size_t d_k, size_t columns, const float* HWY_RESTRICT table,
+                                 float* HWY_RESTRICT panel) {
   for (size_t j = 0; j < columns; j += kLanes) {
     const size_t count = std::min(kLanes, columns - j);
     const auto load = [&](const float* from) {
@@ -41,7 +41,12 @@ HWY_NOINLINE void AdvanceElements(const ElementToken& token, size_t d_k, size_t 
       hn::Store(next, Tag(), panel + i * kWidth + j);
       if (token.q != nullptr) out = hn::MulAdd(hn::Set(Tag(), token.q[i]), next, out);
     }
-    if (token.q != nullptr) StorePart<F32>(out, token.out + j, count);
+    if (token.q == nullptr) continue;
+    if (count == kLanes) {
+      F32::Store(out, token.out + j);
+    } else {
+      StorePart<F32>(out, token.out + j, count);
+    }
   }
 }
 
