@@ -143,7 +143,7 @@ class Strand {
   void LoadState(DType dtype, const void* state, int32_t exponent, const Columns& columns, float* panel) const {
     const auto d_v = static_cast<size_t>(shape_.d_v);
     const float scale = exponent == 0 ? 1.0f : std::ldexp(1.0f, exponent);
-    WithElements(dtype, [&](auto e) {
+    WithElements(dtype, [&](auto e) HWY_ATTR {
       using E = decltype(e);
       if (key_first()) {
         LoadPanel<E>(Elements<E>(state, columns.begin), d_v, d_k_, columns.count, scale, panel);
@@ -171,7 +171,7 @@ class Strand {
   void Store(const float* panel, const Columns& columns, DType dtype, int exponent, void* to) const {
     const auto all = static_cast<size_t>(columns.transition ? shape_.d_k : shape_.d_v);
     const float scale = exponent == 0 ? 1.0f : std::ldexp(1.0f, -exponent);
-    WithElements(dtype, [&](auto e) {
+    WithElements(dtype, [&](auto e) HWY_ATTR {
       using E = decltype(e);
       if (key_first()) {
         StorePanel<E>(panel, d_k_, columns.count, scale, Elements<E>(to, columns.begin), all);

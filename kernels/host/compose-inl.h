@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <type_traits>
 
 #include "kernels/host/chunk-inl.h"
 #include "kernels/host/decay-inl.h"
@@ -72,7 +71,7 @@ class HeadTransition {
     const auto* floats = static_cast<const float*>(stored.transition);
     switch (form_) {
       case TransitionForm::kDense:
-        left_ = WithElements(tuple.transition_dtype, [&](auto e) {
+        left_ = WithElements(tuple.transition_dtype, [&](auto e) HWY_ATTR {
           using E = decltype(e);
           return Operand::Of<E>(Elements<E>(stored.transition), d_k_, d_k_, memory_[0]);
         });
@@ -80,7 +79,7 @@ class HeadTransition {
       case TransitionForm::kLowRank:
         rank_ = static_cast<size_t>(stored.rank);
         std::fill(std::copy_n(floats, d_k_, diagonal_), diagonal_ + RoundUp(d_k_, kRows), 0.0f);
-        WithElements(tuple.transition_dtype, [&](auto e) {
+        WithElements(tuple.transition_dtype, [&](auto e) HWY_ATTR {
           using E = decltype(e);
           const auto* factors = Elements<E>(floats + d_k_);
           left_ = Operand::Of<E>(factors, rank_, d_k_, memory_[0]);
@@ -124,7 +123,7 @@ class HeadTransition {
     // In place where it can be read there, else a copy in `memory`.
     template <class E>
     static Operand Of(const typename E::Stored* from, size_t rows, size_t columns, float* memory) {
-      if constexpr (std::is_same_v<E, F32>) {
+      if constexpr (E::kIsF32) {
         if (rows % kRows == 0 && columns % kRows == 0) return {from, columns};
       }
       const size_t stride = RoundUp(columns, kRows), all = RoundUp(rows, kRows);

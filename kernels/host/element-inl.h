@@ -24,7 +24,8 @@ template <DType kType>
 using Stored = std::conditional_t<ElementBytes(kType) == 4, float,
                                   std::conditional_t<ElementBytes(kType) == 2, uint16_t, uint8_t>>;
 
-// Where Highway uses the processor's own conversion to fp16, it rounds to nearest; its substitute truncates.
+// Where Highway uses the processor's own conversions of fp16; its substitutes truncate, and take infinities and NaN for
+// numbers.
 inline constexpr bool kConvertsHalf =
     HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON;
 
@@ -66,6 +67,25 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundToBFloat16(D, hn::Vec<D> values
   return hn::IfThenElse(hn::RebindMask(du, hn::Eq(values, values)), rounded, hn::Set(du, 0x7FFF));
 }
 
+// Numbers of fp16, exactly.
+template <class D>
+HWY_INLINE hn::Vec<D> WidenHalf(D d, hn::Vec<hn::Rebind<uint16_t, D>> half) {
+  if constexpr (kConvertsHalf) {
+    return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), half));
+  } else {
+    const hn::RebindToUnsigned<D> du;
+    const auto bits = hn::PromoteTo(du, half), magnitude = hn::And(bits, hn::Set(du, 0x7FFF));
+    const auto shifted = hn::ShiftLeft<13>(magnitude);
+    const auto units = hn::ConvertTo(d, hn::BitCast(hn::RebindToSigned<D>(), magnitude));
+    const auto subnormal = hn::BitCast(du, hn::Mul(units, hn::Set(d, 0x1p-24f)));
+    const auto normal = hn::Add(shifted, hn::Set(du, (127 - 15) << 23));
+    const auto finite = hn::IfThenElse(hn::Lt(magnitude, hn::Set(du, 0x400)), subnormal, normal);
+    const auto other = hn::Or(shifted, hn::Set(du, 0x7F800000));  // infinity, NaN
+    const auto number = hn::IfThenElse(hn::Lt(magnitude, hn::Set(du, 0x7C00)), finite, other);
+    return hn::BitCast(d, hn::Or(number, hn::ShiftLeft<16>(hn::Sub(bits, magnitude))));
+  }
+}
+
 template <DType kType, class D>
 HWY_INLINE hn::Vec<D> LoadElements(D d, const Stored<kType>* from) {
   const hn::Rebind<Stored<kType>, D> stored;
@@ -75,17 +95,15 @@ HWY_INLINE hn::Vec<D> LoadElements(D d, const Stored<kType>* from) {
     const hn::RebindToUnsigned<D> du;
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(stored, from))));
   } else if constexpr (kType == DType::kF16) {
-    const hn::Rebind<hwy::float16_t, D> half;
-    return hn::PromoteTo(d, hn::BitCast(half, hn::LoadU(stored, from)));
+    return WidenHalf(d, hn::LoadU(stored, from));
   } else {
     // As fp16, which has room for either: e5m2 is its upper byte, e4m3 means 2^8 of what its bits mean there.
     const hn::Rebind<uint16_t, D> du16;
-    const hn::Rebind<hwy::float16_t, D> half;
     const auto bits = hn::PromoteTo(du16, hn::LoadU(stored, from));
-    if constexpr (kType == DType::kF8E5M2) return hn::PromoteTo(d, hn::BitCast(half, hn::ShiftLeft<8>(bits)));
+    if constexpr (kType == DType::kF8E5M2) return WidenHalf(d, hn::ShiftLeft<8>(bits));
     const auto sign = hn::ShiftLeft<8>(hn::And(bits, hn::Set(du16, 0x80)));
     const auto magnitude = hn::ShiftLeft<7>(hn::And(bits, hn::Set(du16, 0x7F)));
-    const auto value = hn::Mul(hn::PromoteTo(d, hn::BitCast(half, hn::Or(sign, magnitude))), hn::Set(d, 256.0f));
+    const auto value = hn::Mul(WidenHalf(d, hn::Or(sign, magnitude)), hn::Set(d, 256.0f));
     // All ones would be 480; it is NaN.
     return hn::IfThenElse(hn::Eq(hn::Abs(value), hn::Set(d, 480.0f)), hn::NaN(d), value);
   }

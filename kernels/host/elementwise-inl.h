@@ -29,9 +29,8 @@ HWY_NOINLINE void AdvanceElement(const ElementToken& token, size_t d_k, size_t c
                                  float* HWY_RESTRICT panel) {
   for (size_t j = 0; j < columns; j += kLanes) {
     const size_t count = std::min(kLanes, columns - j);
-    const auto load = [&](const float* from) {
-      return count == kLanes ? F32::Load(from + j) : LoadPart<F32>(from + j, count);
-    };
+    const auto load = [&](const float* from)
+                          HWY_ATTR { return count == kLanes ? F32::Load(from + j) : LoadPart<F32>(from + j, count); };
     const Vec dt = load(token.beta), write = hn::Mul(dt, load(token.v));
     Vec out = hn::Zero(Tag());
     for (size_t i = 0; i < d_k; ++i) {

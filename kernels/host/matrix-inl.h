@@ -11,9 +11,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <type_traits>
 
+#include "kernels/host/element-inl.h"
 #include "kernels/host/panel-inl.h"
 #include "kernels/kernels.h"
 
@@ -21,89 +20,17 @@ HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 
-using BitTag = hn::RebindToUnsigned<Tag>;
-using Bits = hn::Vec<BitTag>;
-
-// kLanes numbers of 16 bits, as the lower halves of lanes.
-HWY_INLINE Bits Load16(const uint16_t* from) {
-  return hn::PromoteTo(BitTag(), hn::LoadU(hn::Rebind<uint16_t, Tag>(), from));
-}
-HWY_INLINE void Store16(Bits bits, uint16_t* to) {
-  const hn::Rebind<uint16_t, Tag> d;
-  hn::StoreU(hn::DemoteTo(d, hn::BitCast(hn::RebindToSigned<Tag>(), bits)), d, to);
-}
-
-// Element types. Load and Store move kLanes numbers, which need not be aligned.
-struct F32 {
-  using Stored = float;
-  static HWY_INLINE Vec Load(const float* from) { return hn::LoadU(Tag(), from); }
-  static HWY_INLINE void Store(Vec v, float* to) { hn::StoreU(v, Tag(), to); }
+// An element type. Load and Store move kLanes numbers, which need not be aligned.
+template <DType kType>
+struct Element {
+  static constexpr bool kIsF32 = kType == DType::kF32;
+  using Stored = host::HWY_NAMESPACE::Stored<kType>;
+  static HWY_INLINE Vec Load(const Stored* from) { return LoadElements<kType>(Tag(), from); }
+  static HWY_INLINE void Store(Vec v, Stored* to) { StoreElements<kType, false>(v, Tag(), to); }
 };
-
-struct BF16 {
-  using Stored = uint16_t;
-  static HWY_INLINE Vec Load(const uint16_t* from) { return hn::BitCast(Tag(), hn::ShiftLeft<16>(Load16(from))); }
-  // Highway's own conversion cuts off. Its Ne is false of NaN on some targets, hence Eq.
-  static HWY_INLINE void Store(Vec v, uint16_t* to) {
-    const BitTag d;
-    const Bits bits = hn::BitCast(d, v), high = hn::ShiftRight<16>(bits);
-    const Bits up = hn::Add(hn::Set(d, 0x7FFF), hn::And(high, hn::Set(d, 1)));
-    const Bits rounded = hn::ShiftRight<16>(hn::Add(bits, up));
-    const auto number = hn::RebindMask(d, hn::Eq(v, v));
-    Store16(hn::IfThenElse(number, rounded, hn::Or(high, hn::Set(d, 0x40))), to);
-  }
-};
-
-struct F16 {
-  using Stored = uint16_t;
-  // Highway's conversions for processors without F16C cut off, and read infinities and NaN as numbers.
-  static constexpr bool kInHardware = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3;
-  static constexpr uint32_t kBiasChange = (127 - 15) << 23;
-
-  template <class D = Tag>
-  static HWY_INLINE hn::Vec<D> Load(const uint16_t* from) {
-    const D d;
-    if constexpr (kInHardware) {
-      const hn::Rebind<uint16_t, D> d16;
-      return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), hn::LoadU(d16, from)));
-    } else {
-      const BitTag bit;
-      const Bits bits = Load16(from), magnitude = hn::And(bits, hn::Set(bit, 0x7FFF));
-      const Bits shifted = hn::ShiftLeft<13>(magnitude);
-      const Vec count = hn::ConvertTo(d, hn::BitCast(hn::RebindToSigned<Tag>(), magnitude));
-      const Bits subnormal = hn::BitCast(bit, hn::Mul(count, hn::Set(d, 0x1p-24f)));
-      const Bits normal = hn::Add(shifted, hn::Set(bit, kBiasChange));
-      const Bits infinite = hn::Or(shifted, hn::Set(bit, 0x7F800000));
-      const Bits finite = hn::IfThenElse(hn::Lt(magnitude, hn::Set(bit, 0x400)), subnormal, normal);
-      const Bits number = hn::IfThenElse(hn::Lt(magnitude, hn::Set(bit, 0x7C00)), finite, infinite);
-      return hn::BitCast(d, hn::Or(number, hn::ShiftLeft<16>(hn::Sub(bits, magnitude))));
-    }
-  }
-
-  template <class D = Tag>
-  static HWY_INLINE void Store(hn::Vec<D> v, uint16_t* to) {
-    const D d;
-    if constexpr (kInHardware) {
-      const hn::Rebind<uint16_t, D> d16;
-      hn::StoreU(hn::BitCast(d16, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), v)), d16, to);
-    } else {
-      const BitTag bit;
-      const Vec size = hn::Abs(v);
-      const Bits bits = hn::BitCast(bit, size);
-      // One half has the last place of a subnormal: the sum is rounded where it should be.
-      const Bits half = hn::BitCast(bit, hn::Set(d, 0.5f));
-      const Bits subnormal = hn::Sub(hn::BitCast(bit, hn::Add(size, hn::Set(d, 0.5f))), half);
-      const Bits up = hn::Add(hn::Set(bit, 0xFFF), hn::And(hn::ShiftRight<13>(bits), hn::Set(bit, 1)));
-      const Bits normal = hn::ShiftRight<13>(hn::Sub(hn::Add(bits, up), hn::Set(bit, kBiasChange)));
-      const Bits finite = hn::IfThenElse(hn::RebindMask(bit, hn::Lt(size, hn::Set(d, 0x1p-14f))), subnormal, normal);
-      const Bits number =
-          hn::IfThenElse(hn::RebindMask(bit, hn::Lt(size, hn::Set(d, 65520.0f))), finite, hn::Set(bit, 0x7C00));
-      const Bits any = hn::IfThenElse(hn::RebindMask(bit, hn::Eq(v, v)), number, hn::Set(bit, 0x7E00));
-      const Bits sign = hn::ShiftRight<16>(hn::Sub(hn::BitCast(bit, v), bits));
-      Store16(hn::Or(any, sign), to);
-    }
-  }
-};
+using F32 = Element<DType::kF32>;
+using F16 = Element<DType::kF16>;
+using BF16 = Element<DType::kBF16>;
 
 // fn(F32()), fn(F16()) or fn(BF16()).
 template <typename Fn>
@@ -217,7 +144,7 @@ HWY_INLINE void LoadPanelTransposed(const typename E::Stored* HWY_RESTRICT from,
   HWY_ALIGN float strip[kStrip * kMaxHeadDim];
   for (size_t j = 0; j < columns; j += kStrip) {
     const size_t count = std::min(kStrip, columns - j);
-    if constexpr (std::is_same_v<E, F32>) {
+    if constexpr (E::kIsF32) {
       if (scale == 1) {
         Transpose(from + j * stride, stride, rows, count, panel + j, kWidth);
         continue;

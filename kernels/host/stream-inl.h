@@ -70,7 +70,7 @@ class Stream {
     const StateView& state = chain_.state;
     if (chain_.resume) {
       const float scale = state.exponents == nullptr ? 1.0f : std::ldexp(1.0f, state.exponents[head_]);
-      WithElements(state.dtype, [&](auto e) {
+      WithElements(state.dtype, [&](auto e) HWY_ATTR {
         using E = decltype(e);
         for (size_t r = 0; r < rows_; ++r) {
           Widen<E>(Elements<E>(state.heads[head_], r * columns_), columns_, scale, scratch_.state + r * stride_);
@@ -94,7 +94,7 @@ class Stream {
       for (size_t r = 0; r < rows_; ++r) largest = LargestOf(scratch_.state + r * stride_, columns_, largest);
       to.exponents[head_] = exponent = HalfExponent(hn::GetLane(hn::MaxOfLanes(Tag(), largest)));
     }
-    WithElements(to.dtype, [&](auto e) {
+    WithElements(to.dtype, [&](auto e) HWY_ATTR {
       using E = decltype(e);
       for (size_t r = 0; r < rows_; ++r) {
         Narrow<E>(scratch_.state + r * stride_, columns_, std::ldexp(1.0f, -exponent),
@@ -107,7 +107,7 @@ class Stream {
   void Compose(const TupleView& tuple, size_t begin, size_t end, const TupleView& next_tuple, size_t next_begin) {
     const auto* logs = static_cast<const char*>(next_tuple.heads[head_].transition);
     for (size_t byte = 0; logs != nullptr && byte < log_bytes_; byte += kLine) hwy::Prefetch(logs + byte);
-    WithElements(tuple.state_dtype, [&](auto e) {
+    WithElements(tuple.state_dtype, [&](auto e) HWY_ATTR {
       const char* ahead = static_cast<const char*>(next_tuple.heads[head_].state) +
                           next_begin * columns_ * ElementBytes(next_tuple.state_dtype);
       ComposeElements<decltype(e)>(tuple.heads[head_], begin, end, next_begin < rows_ ? ahead : nullptr);
@@ -119,7 +119,7 @@ class Stream {
     const auto* logs = static_cast<const float*>(tuple.transition);
     float* factors = scratch_.factors;
     // `decay_of_row(r)` makes of a column what a vector of the state there is multiplied by.
-    const auto run = [&](const auto& decay_of_row) {
+    const auto run = [&](const auto& decay_of_row) HWY_ATTR {
       const float scale = tuple.state_exponent == 0 ? 1.0f : std::ldexp(1.0f, tuple.state_exponent);
       const auto* from = Elements<E>(tuple.state);
       for (size_t r = begin; r < end; ++r) {
@@ -127,11 +127,12 @@ class Stream {
         if (ahead != nullptr) ahead += columns_ * sizeof(typename E::Stored);
       }
     };
-    const auto by_row = [&](size_t r) {
+    const auto by_row = [&](size_t r) HWY_ATTR {
       const Vec factor = hn::Set(Tag(), factors[r]);
-      return [factor](size_t) { return factor; };
+      return [factor](size_t) HWY_ATTR { return factor; };
     };
-    const auto by_column = [&](size_t) { return [&](size_t c) { return hn::Load(Tag(), factors + c); }; };
+    const auto by_column = [&](size_t)
+                               HWY_ATTR { return [&](size_t c) HWY_ATTR { return hn::Load(Tag(), factors + c); }; };
     switch (tuple.form) {
       case TransitionForm::kScalar:
         std::fill(factors + begin, factors + end, DecayOf(double{logs[0]}));
@@ -154,15 +155,15 @@ class Stream {
     const auto d_v = static_cast<size_t>(chain_.shape.d_v);
     std::fill(std::copy_n(dt, d_v, padded), padded + RoundUp(d_v, kLanes), 0.0f);
     if (key_first_) {
-      return run([&](size_t r) {
+      return run([&](size_t r) HWY_ATTR {
         const float* table = scratch_.table + r * stride_;
-        return [=](size_t c) { return ElementDecay(hn::Load(Tag(), table + c), hn::Load(Tag(), padded + c)); };
+        return [=](size_t c) HWY_ATTR { return ElementDecay(hn::Load(Tag(), table + c), hn::Load(Tag(), padded + c)); };
       });
     }
-    run([&](size_t r) {
+    run([&](size_t r) HWY_ATTR {
       const float* table = scratch_.table + r * stride_;
       const Vec time = hn::Set(Tag(), padded[r]);
-      return [=](size_t c) { return ElementDecay(hn::Load(Tag(), table + c), time); };
+      return [=](size_t c) HWY_ATTR { return ElementDecay(hn::Load(Tag(), table + c), time); };
     });
   }
 
@@ -171,7 +172,7 @@ class Stream {
   HWY_INLINE void AddRow(const typename E::Stored* HWY_RESTRICT from, float scale, const Decay& decay,
                          float* HWY_RESTRICT state, const char* ahead) const {
     const Vec scales = hn::Set(Tag(), scale);
-    const auto add = [&](Vec numbers, size_t c) {
+    const auto add = [&](Vec numbers, size_t c) HWY_ATTR {
       const Vec old = hn::Mul(decay(c), hn::Load(Tag(), state + c));
       hn::Store(hn::MulAdd(scales, numbers, old), Tag(), state + c);
     };

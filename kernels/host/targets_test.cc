@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
+#include <bit>
+#include <cmath>
+#include <numeric>
+
 #include "kernels/testing/linear_fixture.h"
 
 namespace ashlar::kernels::testing {
@@ -102,6 +106,68 @@ TEST_P(TargetsTest, DecodesLikeOnePass) {
   EXPECT_LE(RelativeError(out, expected_out), kTolerance);
 }
 
+// Element types alone: a state that nothing acts on is read, widened, narrowed and written.
+class TargetTypesTest : public ::testing::TestWithParam<int64_t> {
+ protected:
+  static constexpr int32_t kDim = 256;  // a head holds every number of 16 bits
+  static constexpr LinearShape kShape = {.family = Family::kGdn, .heads = 1, .key_heads = 1, .d_k = kDim, .d_v = kDim};
+
+  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
+  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+
+  Runner host_{Host()};
+};
+
+TEST_P(TargetTypesTest, KeepsEveryNumber) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    std::vector<uint16_t> numbers(kDim * kDim);
+    std::iota(numbers.begin(), numbers.end(), uint16_t{0});
+    const std::vector<uint16_t> before = numbers;
+    void* head = numbers.data();
+    int32_t exponent = 0;
+    host_.Run(AdvanceSeamArgs{
+        .shape = kShape,
+        .state = {.heads = &head, .dtype = dtype, .exponents = dtype == DType::kF16 ? &exponent : nullptr}});
+    EXPECT_EQ(exponent, 0);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      if (std::isnan(ReadElement(dtype, before.data(), static_cast<int64_t>(i)))) {
+        ASSERT_TRUE(std::isnan(ReadElement(dtype, numbers.data(), static_cast<int64_t>(i)))) << i;
+      } else {
+        ASSERT_EQ(numbers[i], before[i]);
+      }
+    }
+  }
+}
+
+TEST_P(TargetTypesTest, RoundsToNearestEven) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
+  Random random(seed);
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    // Sizes from below the least subnormal number of fp16 up to what needs no exponent; half of them ties.
+    std::vector<float> numbers;
+    for (int i = 0; i < kDim * kDim; ++i) {
+      numbers.push_back(static_cast<float>(random.Uniform(-1, 1) * std::exp2(random.Integer(-27, 14))));
+      if (i % 2 == 0) continue;
+      const uint32_t dropped = dtype == DType::kF16 ? 13 : 16;
+      const uint32_t kept = std::bit_cast<uint32_t>(numbers.back()) >> dropped << dropped;
+      numbers.back() = std::bit_cast<float>(kept | 1u << (dropped - 1));
+    }
+    std::vector<uint16_t> rounded(numbers.size()), expected(numbers.size());
+    void *head = numbers.data(), *kept = rounded.data();
+    int32_t exponent = 0;
+    const StateView checkpoint = {
+        .heads = &kept, .dtype = dtype, .exponents = dtype == DType::kF16 ? &exponent : nullptr};
+    const SeamStep nothing = {.checkpoint = &checkpoint};
+    host_.Run(AdvanceSeamArgs{.shape = kShape, .steps = {&nothing, 1}, .state = {.heads = &head}});
+    EXPECT_EQ(exponent, 0);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      WriteElement(dtype, expected.data(), static_cast<int64_t>(i), numbers[i]);
+    }
+    EXPECT_EQ(rounded, expected);
+  }
+}
+
 std::vector<int64_t> Targets() {
   std::vector<int64_t> targets;
   for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_SCALAR, HWY_EMU128}) {
@@ -118,6 +184,9 @@ INSTANTIATE_TEST_SUITE_P(Every, TargetsTest,
                                   Name(std::get<1>(info.param)) +
                                   (std::get<2>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
                          });
+
+INSTANTIATE_TEST_SUITE_P(Every, TargetTypesTest, ::testing::ValuesIn(Targets()),
+                         [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
 
 }  // namespace
 }  // namespace ashlar::kernels::testing
