@@ -1,8 +1,6 @@
 // The interface of gpu/device_isa.cuh for a processor. What instructions do stands there; here is how.
 #pragma once
 
-#include "kernels/cuda/emulator/cuda_runtime.h"
-
 #include <bit>
 #include <cstdint>
 #include <cstdio>
@@ -10,6 +8,7 @@
 #include <cstring>
 
 #include "kernels/cuda/emulator/block.h"
+#include "kernels/cuda/emulator/cuda_runtime.h"
 #include "kernels/dtype.h"
 
 namespace ashlar::kernels::cuda {
