@@ -1,4 +1,5 @@
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/chain.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/decoding.h"
 #include "kernels/cuda/launch.h"
@@ -19,6 +20,8 @@ class CudaMemory final : public DeviceMemory {
   void Free(void* memory) override { cuda::Check(cudaFree(memory), "cudaFree"); }
   void CopyIn(void* device, const void* host, size_t bytes) override {
     cuda::Check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    // A copy from pageable memory may return while it is still under way; queues do not wait for it.
+    cuda::Check(cudaStreamSynchronize(nullptr), "cudaMemcpy");
   }
   void CopyOut(void* host, const void* device, size_t bytes) override {
     cuda::Check(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
@@ -72,13 +75,9 @@ class CudaKernels final : public Kernels {
   mutable CudaMemory memory_;
 };
 
-// Whether this build has machine code for the current device.
 bool DeviceFits() {
-  int count = 0, device = 0, major = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return false;
-  if (cudaGetDevice(&device) != cudaSuccess) return false;
-  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) return false;
-  return major >= 8 && major <= 10;
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0 && cuda::HasKernels();
 }
 
 }  // namespace

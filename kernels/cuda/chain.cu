@@ -231,6 +231,11 @@ void LaunchChain(const Chain& chain, CudaQueue& queue) {
 
 }  // namespace
 
+bool HasKernels() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, NarrowKernel) == cudaSuccess;
+}
+
 void RunChain(const Chain& chain, CudaQueue& queue) {
   const bool elementwise = chain.family == Family::kMamba1;
   if (chain.d_k <= 128) {

@@ -53,6 +53,9 @@ struct Chain {
   Target transition;  // dense: columns that start as the identity; else logarithms; null heads: not wanted
 };
 
+// Whether this build has machine code for the current device.
+bool HasKernels();
+
 void RunChain(const Chain& chain, CudaQueue& queue);
 
 // Makes fp16 of what was written wide: for each of `count` targets and every head the exponent and the numbers.
