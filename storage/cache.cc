@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include "storage/composer.h"
 #include "storage/drain.h"
 #include "storage/lander.h"
 #include "storage/lease.h"
@@ -21,7 +22,8 @@ struct Cache::Impl {
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
         publisher(pool, mover, clock, drain, options.reservation),
-        lander(pool, mover, drain, this->observer) {}
+        lander(pool, mover, drain, this->observer),
+        composer(pool, mover, drain, clock, options.compositions_per_session, this->observer) {}
 
   const TenantId* Tenant(SessionId session) const {
     const auto found = sessions.find(session);
@@ -76,6 +78,7 @@ struct Cache::Impl {
   LeaseTable leases;
   Publisher publisher;
   Lander lander;
+  Composer composer;
 };
 
 Cache::Cache(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer)
@@ -90,6 +93,7 @@ void Cache::OpenSession(SessionId session, TenantId tenant) {
 void Cache::CloseSession(SessionId session, std::function<void()> drained) {
   impl_->sessions.erase(session);
   impl_->lander.CloseSession(session);
+  impl_->composer.CloseSession(session);
   impl_->publisher.CloseSession(session);
   impl_->leases.ReleaseAll(session);
   impl_->drain.WhenIdle(session, std::move(drained));
@@ -167,11 +171,32 @@ void Cache::Land(SessionId session, LandingId landing, const LeaseId& lease, Lan
     return callbacks.done(std::vector<MissReason>(segments, MissReason::kLeaseLost));
   }
   impl_->leases.Use(lease);
-  impl_->lander.Land(session, *tenant, landing, *found, std::move(target), std::move(callbacks));
+  impl_->lander.Land(session, *tenant, landing, *found, impl_->leases.Verified(lease), std::move(target),
+                     std::move(callbacks));
+}
+
+void Cache::Compose(SessionId session, LandingId number, const LeaseId& lease, Composition composition,
+                    std::function<void(CompositionVerdict)> done) {
+  const TenantId* tenant = impl_->Tenant(session);
+  const LeaseTable::Segments* found = tenant == nullptr ? nullptr : impl_->leases.Held(session, lease);
+  if (tenant == nullptr || (found == nullptr && lease != LeaseId{})) {
+    const std::vector<MissReason> lost(composition.interiors.size(), MissReason::kLeaseLost);
+    if (tenant != nullptr) impl_->observer.Composed(*tenant, MissReason::kLeaseLost, 0);
+    return done({MissReason::kLeaseLost, lost});
+  }
+  if (found == nullptr) {
+    const VerifiedLayers nothing(0);
+    return impl_->composer.Compose(session, *tenant, number, {}, nothing, std::move(composition), std::move(done));
+  }
+  impl_->leases.Use(lease);
+  impl_->composer.Compose(session, *tenant, number, *found, *impl_->leases.Verified(lease), std::move(composition),
+                          std::move(done));
 }
 
 void Cache::Quiesce(SessionId session, LandingId landing, std::function<void()> quiet) {
-  impl_->lander.Quiesce(session, landing, std::move(quiet));
+  impl_->lander.Quiesce(session, landing, [this, session, landing, quiet = std::move(quiet)] {
+    impl_->composer.Quiesce(session, landing, quiet);
+  });
 }
 
 void Cache::Tick() {
@@ -184,7 +209,8 @@ Cache::Stats Cache::stats() const {
           .object_bytes = impl_->pool.object_bytes(),
           .leases = impl_->leases.size(),
           .reservations = impl_->publisher.reservations(),
-          .landings = impl_->lander.landings()};
+          .landings = impl_->lander.landings(),
+          .compositions = impl_->composer.compositions()};
 }
 
 }  // namespace ashlar::storage

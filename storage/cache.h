@@ -20,6 +20,7 @@
 #include "proto/limits.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
+#include "storage/composition.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
 #include "storage/lander.h"
@@ -56,8 +57,9 @@ struct CacheOptions {
   // Who holds that many, or leases that list that many segments, gets no more until it releases some.
   size_t leases_per_session = limits::kMaxLeases;
   size_t leased_segments_per_session = limits::kMaxLeasedSegments;
-  size_t ghost_entries = 1 << 16;    // why keys that are gone are gone
-  std::function<uint64_t()> random;  // for lease ids; a simulator passes a seeded one
+  size_t compositions_per_session = limits::kMaxCompositions;  // in flight; more are answered kBusy
+  size_t ghost_entries = 1 << 16;                              // why keys that are gone are gone
+  std::function<uint64_t()> random;                            // for lease ids; a simulator passes a seeded one
 };
 
 class Mover;
@@ -106,7 +108,14 @@ class Cache {
   // kInvalidRequest; so is every segment of a landing whose id this session already uses. `done` may be called before
   // Land returns.
   void Land(SessionId session, LandingId landing, const LeaseId& lease, LandTarget target, LandCallbacks callbacks);
-  // Cancels, then calls `quiet` once nothing writes for that landing any more (at once when it is unknown).
+  // Applies interiors of a lease (all zero: none is needed) and runs of tokens to running states. Tuples that no
+  // landing of this lease has verified are verified first; a copy that fails its checksum is dropped from the cache.
+  // Nothing is written unless every interior can be had. Numbers are those of landings: a number that a composition of
+  // this session has in use is kInvalidRequest. `done` may be called before Compose returns.
+  void Compose(SessionId session, LandingId number, const LeaseId& lease, Composition composition,
+               std::function<void(CompositionVerdict)> done);
+  // Cancels, then calls `quiet` once nothing writes for that landing or composition any more (at once when it is
+  // unknown).
   void Quiesce(SessionId session, LandingId landing, std::function<void()> quiet);
 
   // Ends what is past its deadline. Call it about once a second.
@@ -118,6 +127,7 @@ class Cache {
     uint64_t leases = 0;
     uint64_t reservations = 0;
     uint64_t landings = 0;
+    uint64_t compositions = 0;
   };
   Stats stats() const;
 

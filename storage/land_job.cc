@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "storage/part_check.h"
+
 namespace ashlar::storage {
 
 LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
@@ -71,16 +73,7 @@ std::vector<LandJob::Check> LandJob::StepChecks(size_t step) {
 }
 
 void LandJob::Verify(const Task& task) const {
-  const UnitRange& range = task.range;
-  const auto units = UnitPointers<const void>(task.source->bytes, range);
-  const auto queue = kernels_.MakeQueue(nullptr);
-  kernels_
-      .Checksum({.units = {units.data(), range.count},
-                 .unit_bytes = range.part->unit_bytes,
-                 .last_unit_bytes = range.LastUnitBytes(),
-                 .unit_checksums = task.checksums},
-                *queue)
-      .Wait();
+  HashUnits(kernels_, task.source->bytes, task.range, task.checksums);
 }
 
 void LandJob::Land(const Task& task, uint64_t step_bytes) const {

@@ -8,9 +8,10 @@ Lander::Lander(Pool& pool, Mover& mover, Drain& drain, Observer& observer)
     : pool_(pool), mover_(mover), drain_(drain), observer_(observer) {}
 
 void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
-                  LandTarget target, LandCallbacks callbacks) {
+                  std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks) {
   const Name name(session, id);
-  Landing landing{.tenant = tenant, .callbacks = std::move(callbacks)};
+  Landing landing{.tenant = tenant, .verified = std::move(verified), .callbacks = std::move(callbacks)};
+  for (const PagedRows& rows : target.rows) landing.layers.push_back(rows.layer);
   std::vector<LandSource> sources = Sort(landing, found, target);
   if (landings_.contains(name)) {
     landing.verdict.assign(target.segments.size(), MissReason::kInvalidRequest);
@@ -36,6 +37,7 @@ std::vector<LandSource> Lander::Sort(Landing& landing, std::span<const Pool::Res
     }
     if (verdict == MissReason::kNone) {
       landing.moving.push_back(landing.verdict.size());
+      landing.segments.push_back(segment.index);
       sources.push_back({&object->header, &object->slot, segment.first_position});
     }
     landing.verdict.push_back(verdict);
@@ -47,9 +49,22 @@ std::vector<LandSource> Lander::Sort(Landing& landing, std::span<const Pool::Res
 void Lander::Start(const Name& name, std::vector<LandSource> sources, LandTarget target) {
   const CancelFlag cancel = landings_.at(name).cancel;
   mover_.Land(std::move(sources), std::move(target), cancel,
-              {.progress = [progress = landings_.at(name).callbacks.progress](uint32_t layers) { progress(layers); },
+              {.progress = [this, name](uint32_t layers) { Progress(name, layers); },
                .corrupt = [this, name](size_t source) { Corrupt(name, source); },
                .done = [this, name](MissReason outcome) { Finish(name, outcome); }});
+}
+
+void Lander::Progress(const Name& name, uint32_t layers) {
+  const Landing& landing = landings_.at(name);
+  Verified(landing, landing.layers[layers - 1]);
+  landing.callbacks.progress(layers);
+}
+
+// A landing verifies the tuples before an attention layer together with it.
+void Lander::Verified(const Landing& landing, uint32_t below) {
+  for (size_t i = 0; i < landing.moving.size(); ++i) {
+    if (landing.verdict[landing.moving[i]] == MissReason::kNone) landing.verified->Raise(landing.segments[i], below);
+  }
 }
 
 void Lander::Corrupt(const Name& name, size_t source) {
@@ -61,6 +76,7 @@ void Lander::Corrupt(const Name& name, size_t source) {
 
 void Lander::Finish(const Name& name, MissReason outcome) {
   Landing landing = std::move(landings_.extract(name).mapped());
+  if (outcome == MissReason::kNone) Verified(landing, VerifiedLayers::kAll);
   for (const size_t segment : landing.moving) {
     if (landing.verdict[segment] == MissReason::kNone) landing.verdict[segment] = outcome;
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "storage/pool.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer.h"
+#include "storage/verified_layers.h"
 
 namespace ashlar::storage {
 
@@ -31,9 +33,9 @@ class Lander {
  public:
   Lander(Pool& pool, Mover& mover, Drain& drain, Observer& observer);
 
-  // `found` is what the lease holds, in the match's order.
-  void Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found, LandTarget target,
-            LandCallbacks callbacks);
+  // `found` is what the lease holds, in the match's order; `verified` learns which of its tuples are whole.
+  void Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
+            std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks);
   // Cancels; `quiet` comes behind the verdict, or at once for an unknown landing.
   void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
   void CloseSession(SessionId session);  // cancels all of it
@@ -45,7 +47,10 @@ class Lander {
     TenantId tenant;
     std::vector<Pool::Reference> objects;  // one a segment asked for; empty where there is none
     std::vector<MissReason> verdict;
-    std::vector<size_t> moving;  // which of them the mover lands
+    std::vector<size_t> moving;      // which of them the mover lands
+    std::vector<uint32_t> segments;  // of those, their indices in the match
+    std::vector<uint32_t> layers;    // attention layers, in the order in which they land
+    std::shared_ptr<VerifiedLayers> verified;
     CancelFlag cancel;
     LandCallbacks callbacks;
     std::vector<std::function<void()>> quiet;
@@ -55,7 +60,9 @@ class Lander {
   // Decides what can land; returns the mover's share of it.
   static std::vector<LandSource> Sort(Landing& landing, std::span<const Pool::Result> found, const LandTarget& target);
   void Start(const Name& name, std::vector<LandSource> sources, LandTarget target);
+  void Progress(const Name& name, uint32_t layers);
   void Corrupt(const Name& name, size_t source);
+  static void Verified(const Landing& landing, uint32_t below);
   void Finish(const Name& name, MissReason outcome);
   void Conclude(Landing landing);
 

@@ -71,6 +71,12 @@ void LeaseTable::Use(const LeaseId& id) {
   Find(id)->second.deadline.reset();
 }
 
+std::shared_ptr<VerifiedLayers> LeaseTable::Verified(const LeaseId& id) {
+  Lease& lease = Find(id)->second;
+  if (lease.verified == nullptr) lease.verified = std::make_shared<VerifiedLayers>(lease.segments.size());
+  return lease.verified;
+}
+
 void LeaseTable::Release(SessionId session, const LeaseId& id) {
   const auto lease = Find(id);
   if (lease != leases_.end() && lease->second.holders.contains(session)) LetGo(session, lease);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "storage/ids.h"
 #include "storage/pool.h"
 #include "storage/tier/tier.h"
+#include "storage/verified_layers.h"
 
 namespace ashlar::storage {
 
@@ -48,6 +50,8 @@ class LeaseTable {
   absl::StatusOr<const Segments*> Attach(SessionId session, TenantId tenant, const LeaseId& id);
   // From now on the lease has no deadline. The lease must exist.
   void Use(const LeaseId& id);
+  // What is known of the tuples of a lease that exists. Whoever verifies them may outlive it.
+  std::shared_ptr<VerifiedLayers> Verified(const LeaseId& id);
 
   // The lease ends with its last holder. Releasing what is not held is harmless.
   void Release(SessionId session, const LeaseId& id);
@@ -63,15 +67,18 @@ class LeaseTable {
     TenantId tenant = 0;
     Segments segments;
     std::set<SessionId> holders;
-    std::optional<Nanos> deadline;  // none once used
+    std::optional<Nanos> deadline;             // none once used
+    std::shared_ptr<VerifiedLayers> verified;  // null until it is asked for
   };
   using Leases = std::map<Serial, Lease>;
   struct Holding {
     std::set<Serial> leases;
     size_t segments = 0;  // of those leases
   };
-  static_assert(limits::kMaxLeases * sizeof(Lease) + limits::kMaxLeasedSegments * sizeof(Pool::Result) <= 32 << 20,
-                "what one session may hold takes 32 MiB at most, beside the nodes of maps and sets");
+  static_assert(limits::kMaxLeases * sizeof(Lease) +
+                        limits::kMaxLeasedSegments * (sizeof(Pool::Result) + sizeof(uint32_t)) <=
+                    40 << 20,
+                "what one session may hold takes 40 MiB at most, beside the nodes of maps and sets");
 
   Leases::iterator Find(const LeaseId& id);
   void Hold(SessionId session, Serial serial, Lease& lease);

@@ -39,6 +39,20 @@ void Mover::Land(std::vector<LandSource> sources, LandTarget target, CancelFlag 
   NextStep(landing);
 }
 
+bool Mover::Compose(std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
+                    std::function<void(std::vector<bool>, bool)> done) {
+  const size_t count = sources.size();
+  auto job = std::make_shared<ComposeJob>(kernels_, workers_, tier_, std::move(sources), std::move(composition),
+                                          std::move(cancel));
+  return executor_.Run([job] { job->Run(); },
+                       [job, count, done = std::move(done)] {
+                         job->ReleaseMemory();
+                         std::vector<bool> corrupt(count);
+                         for (size_t i = 0; i < count; ++i) corrupt[i] = job->corrupt(i);
+                         done(std::move(corrupt), job->cancelled());
+                       });
+}
+
 void Mover::NextStep(const std::shared_ptr<Landing>& landing) {
   if (landing->job.cancelled()) return landing->Finish(MissReason::kCancelled);
   if (landing->step == landing->job.steps()) return landing->Finish(MissReason::kNone);

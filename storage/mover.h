@@ -13,6 +13,8 @@
 #include "proto/object.h"
 #include "proto/outcome.h"
 #include "storage/cancel_flag.h"
+#include "storage/compose_job.h"
+#include "storage/composition.h"
 #include "storage/executor.h"
 #include "storage/land_job.h"
 #include "storage/tier/tier.h"
@@ -45,6 +47,11 @@ class Mover {
   // linear layers before it (behind the last one: at the end) against the checksums in the headers. One executor item a
   // layer; the next is queued when one is done.
   void Land(std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events);
+
+  // Composes in one executor item. One source an interior; `done` learns which of them are corrupt: then, and when it
+  // was cancelled before, nothing was written. False, and nothing is called: the executor is full.
+  bool Compose(std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
+               std::function<void(std::vector<bool> corrupt, bool cancelled)> done);
 
  private:
   struct Landing;

@@ -5,6 +5,7 @@
 
 #include "proto/key.h"
 #include "proto/outcome.h"
+#include "storage/executor.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
@@ -20,6 +21,8 @@ class Observer {
   virtual void Evicted(TenantId /*tenant*/, ObjectKind /*kind*/, MissReason /*why*/, uint64_t /*bytes*/) {}
   virtual void Published(TenantId /*tenant*/, ObjectKind /*kind*/, uint64_t /*bytes*/) {}
   virtual void Landed(TenantId /*tenant*/, uint64_t /*bytes*/) {}
+  // A composition's end; `elapsed` from when it was asked for.
+  virtual void Composed(TenantId /*tenant*/, MissReason /*outcome*/, Nanos /*elapsed*/) {}
 };
 
 }  // namespace ashlar::storage

@@ -1,0 +1,113 @@
+#include "storage/compose_job.h"
+
+#include <utility>
+
+#include "storage/part_check.h"
+#include "storage/tuple_table.h"
+
+namespace ashlar::storage {
+namespace {
+
+// The states of all heads as kernels take them. Views point into it.
+class StateHeads {
+ public:
+  StateHeads(const kernels::LinearShape& shape, const StatePlace& place)
+      : heads_(static_cast<size_t>(shape.heads)), dtype_(place.dtype), exponents_(place.exponents) {
+    const size_t bytes = static_cast<size_t>(shape.d_k) * shape.d_v * kernels::ElementBytes(place.dtype);
+    for (size_t head = 0; head < heads_.size(); ++head) heads_[head] = place.data + head * bytes;
+  }
+  kernels::StateView view() const { return {.heads = heads_.data(), .dtype = dtype_, .exponents = exponents_}; }
+
+ private:
+  std::vector<void*> heads_;
+  kernels::DType dtype_;
+  int32_t* exponents_;
+};
+
+}  // namespace
+
+ComposeJob::ComposeJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
+                       std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel)
+    : kernels_(kernels), workers_(workers), composition_(std::move(composition)), cancel_(std::move(cancel)) {
+  sources_.reserve(sources.size());
+  for (ComposeSource& source : sources) {
+    const Slot& slot = *source.slot;
+    sources_.push_back({std::move(source), ObjectBytes(tier, slot)});
+  }
+}
+
+void ComposeJob::Run() {
+  if (!Verify()) return;
+  for (const Composition::Layer& layer : composition_.layers) {
+    cancelled_ = cancel_.cancelled();
+    if (cancelled_) return;
+    Advance(layer);
+  }
+}
+
+bool ComposeJob::Verify() {
+  std::vector<PartCheck> checks;
+  std::vector<size_t> owners;  // of `checks` among the sources
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    const Source& source = sources_[i];
+    for (size_t layer = 0; layer < composition_.layers.size(); ++layer) {
+      if (source.object.verified[layer]) continue;
+      for (const Part& part : source.object.header->parts) {
+        if (part.layer != composition_.layers[layer].layer) continue;
+        checks.emplace_back(source.bytes, part);
+        owners.push_back(i);
+      }
+    }
+  }
+  cancelled_ = !RunChecks(kernels_, workers_, checks, cancel_);
+  if (cancelled_) return false;
+  bool whole = true;
+  for (size_t i = 0; i < checks.size(); ++i) {
+    if (checks[i].Holds()) continue;
+    sources_[owners[i]].corrupt = true;
+    whole = false;
+  }
+  return whole;
+}
+
+void ComposeJob::Advance(const Composition::Layer& layer) const {
+  TupleTable tuples(layer.layer, layer.shape, sources_.size());
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    tuples.Add(*sources_[i].object.header, sources_[i].bytes, composition_.interiors[i].first_position);
+  }
+  const StateHeads state(layer.shape, layer.state);
+  const auto queue = kernels_.MakeQueue(&workers_);
+  if (layer.steps.empty()) {
+    kernels_.Compose({.shape = layer.shape, .interiors = tuples.views(), .state = state.view()}, *queue).Wait();
+    return;
+  }
+  std::vector<StateHeads> checkpoint_heads;
+  std::vector<kernels::StateView> checkpoints;
+  checkpoint_heads.reserve(layer.steps.size());
+  checkpoints.reserve(layer.steps.size());
+  std::vector<kernels::SeamStep> steps;
+  for (const Composition::Step& step : layer.steps) {
+    kernels::SeamStep& out = steps.emplace_back();
+    if (step.interior.has_value()) {
+      out.interior = &tuples.views()[*step.interior];
+    } else {
+      out.begin = step.begin;
+      out.end = step.end;
+    }
+    if (!step.checkpoint.has_value()) continue;
+    checkpoint_heads.emplace_back(layer.shape, *step.checkpoint);
+    checkpoints.push_back(checkpoint_heads.back().view());
+    out.checkpoint = &checkpoints.back();
+  }
+  kernels_
+      .AdvanceSeam({.shape = layer.shape,
+                    .steps = steps,
+                    .inputs = layer.inputs,
+                    .state = state.view(),
+                    .out = layer.out,
+                    .out_stride = layer.out_stride},
+                   *queue)
+      .Wait();
+}
+
+}  // namespace ashlar::storage

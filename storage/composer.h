@@ -1,0 +1,70 @@
+// Compositions in flight: under which references they run, and what became of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "storage/cancel_flag.h"
+#include "storage/composition.h"
+#include "storage/drain.h"
+#include "storage/executor.h"
+#include "storage/ids.h"
+#include "storage/mover.h"
+#include "storage/observer.h"
+#include "storage/pool.h"
+#include "storage/tier/tier.h"
+#include "storage/verified_layers.h"
+
+namespace ashlar::storage {
+
+// A composition holds references of its own: what it reads stays, whatever becomes of the lease.
+class Composer {
+ public:
+  using Done = std::function<void(CompositionVerdict)>;
+
+  // A session has `per_session` in flight at most; more are answered kBusy.
+  Composer(Pool& pool, Mover& mover, Drain& drain, const Clock& clock, size_t per_session, Observer& observer);
+
+  // `found` is what the lease holds, in the match's order, and `verified` what is known of it; without a lease:
+  // nothing.
+  void Compose(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
+               const VerifiedLayers& verified, Composition composition, Done done);
+  // Cancels; `quiet` comes behind the verdict, or at once for an unknown composition.
+  void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
+  void CloseSession(SessionId session);  // cancels all of it
+
+  size_t compositions() const { return compositions_.size(); }
+
+ private:
+  struct InFlight {
+    TenantId tenant = 0;
+    Nanos begin = 0;
+    std::vector<Pool::Reference> objects;  // one an interior; empty where there is none
+    CompositionVerdict verdict;
+    CancelFlag cancel;
+    Done done;
+    std::vector<std::function<void()>> quiet;
+  };
+  using Name = std::pair<SessionId, LandingId>;
+
+  // References what the interiors name and says what is missing.
+  static void Collect(InFlight& call, std::span<const Pool::Result> found, const Composition& composition);
+  size_t CountOf(SessionId session) const;
+  void Finish(const Name& name, const std::vector<bool>& corrupt, bool cancelled);
+  void Conclude(InFlight call);
+
+  Pool& pool_;
+  Mover& mover_;
+  Drain& drain_;
+  const Clock& clock_;
+  const size_t per_session_;
+  Observer& observer_;
+  std::map<Name, InFlight> compositions_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,212 @@
+// Compositions through the cache: what is verified, what is kept, and what becomes of calls that end early.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "storage/testing/rig.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+
+constexpr SessionId kAnn = 1, kBob = 2;
+constexpr uint32_t kLayer = 2;  // between the two attention layers of the test layout
+
+kernels::LinearShape ShapeOfLayer() {
+  const Layout layout = TestLayout();
+  const auto& linear = std::get<LinearLayer>(layout.layers[kLayer]);
+  return {.heads = static_cast<int32_t>(linear.value_heads),
+          .key_heads = static_cast<int32_t>(linear.key_heads),
+          .d_k = static_cast<int32_t>(linear.d_k),
+          .d_v = static_cast<int32_t>(linear.d_v)};
+}
+
+class ComposerTest : public ::testing::Test {
+ protected:
+  ComposerTest() {
+    rig_.cache.OpenSession(kAnn, 1);
+    rig_.cache.OpenSession(kBob, 1);
+    EXPECT_TRUE(rig_.Publish(kAnn, plans_[0], 1));
+    EXPECT_TRUE(rig_.Publish(kAnn, plans_[1], 2));
+    const Query queries[] = {rig_.Ask(plans_[0]), rig_.Ask(plans_[1])};
+    match_ = rig_.cache.Lookup(kAnn, queries);
+  }
+
+  Composition Work() {
+    const kernels::LinearShape shape = ShapeOfLayer();
+    state_ = std::make_shared<std::vector<float>>(size_t(shape.heads) * shape.d_k * shape.d_v, 0.5f);
+    Composition work;
+    work.interiors = {{.segment = 0}, {.segment = 1, .first_position = 64}};
+    work.layers.push_back(
+        {.layer = kLayer, .shape = shape, .state = {.data = reinterpret_cast<std::byte*>(state_->data())}});
+    work.keep = state_;
+    return work;
+  }
+  bool Untouched() const {
+    return std::ranges::all_of(*state_, [](float value) { return value == 0.5f; });
+  }
+
+  std::shared_ptr<std::optional<CompositionVerdict>> Start(SessionId session, LandingId number, Composition work) {
+    auto verdict = std::make_shared<std::optional<CompositionVerdict>>();
+    rig_.cache.Compose(session, number, match_.lease, std::move(work),
+                       [verdict](CompositionVerdict v) { *verdict = std::move(v); });
+    return verdict;
+  }
+  CompositionVerdict Run(Composition work) {
+    const auto verdict = Start(kAnn, next_++, std::move(work));
+    rig_.executor.CompleteAll();
+    return verdict->value();
+  }
+
+  Rig rig_;
+  const std::vector<ObjectHeader> plans_ = {TestPlan(1, 64), TestPlan(2, 64)};
+  Match match_;
+  std::shared_ptr<std::vector<float>> state_;
+  LandingId next_ = 1;
+};
+
+TEST_F(ComposerTest, ComposesAndLetsGo) {
+  const CompositionVerdict verdict = Run(Work());
+  EXPECT_EQ(verdict.outcome, MissReason::kNone);
+  EXPECT_THAT(verdict.interiors, Each(MissReason::kNone));
+  EXPECT_FALSE(Untouched());
+  EXPECT_EQ(state_.use_count(), 1) << "the engine's memory is still held";
+  EXPECT_EQ(rig_.cache.stats().compositions, 0u);
+}
+
+TEST_F(ComposerTest, ACorruptTupleIsDroppedBeforeAnythingIsWritten) {
+  Corrupt(*rig_.tier, *match_.found[1].slot, *match_.found[1].header, kLayer, PartForm::kState);
+  const CompositionVerdict verdict = Run(Work());
+  EXPECT_EQ(verdict.outcome, MissReason::kChecksumFailed);
+  EXPECT_THAT(verdict.interiors, ElementsAre(MissReason::kNone, MissReason::kChecksumFailed));
+  EXPECT_TRUE(Untouched());
+  EXPECT_EQ(rig_.Reason(kBob, plans_[1]), MissReason::kChecksumFailed);
+  EXPECT_EQ(rig_.Reason(kBob, plans_[0]), MissReason::kNone);
+  // Asked again, the lease knows.
+  EXPECT_THAT(Run(Work()).interiors, ElementsAre(MissReason::kNone, MissReason::kChecksumFailed));
+  EXPECT_TRUE(Untouched());
+}
+
+TEST_F(ComposerTest, OtherLayersAreNotItsMatter) {
+  Corrupt(*rig_.tier, *match_.found[1].slot, *match_.found[1].header, kLayer + 1, PartForm::kState);
+  EXPECT_EQ(Run(Work()).outcome, MissReason::kNone);
+}
+
+TEST_F(ComposerTest, VerifiesWhatNoLandingIsKnownToHaveVerified) {
+  const TestPages pages(16);
+  const auto landing = rig_.StartLanding(kAnn, next_++, match_.lease, TestTarget(pages, {{0, 0}, {1, 64}}));
+  rig_.executor.Complete(0);  // the first attention layer, and the linear layer before it
+  EXPECT_EQ(landing->layers, 1u);
+  rig_.executor.Work(0);  // the second one has been verified, but the metadata thread does not know it yet
+  Corrupt(*rig_.tier, *match_.found[1].slot, *match_.found[1].header, kLayer, PartForm::kState);
+  const auto early = Start(kAnn, next_++, Work());
+  rig_.executor.Complete(1);
+  EXPECT_EQ((*early)->outcome, MissReason::kChecksumFailed);
+  rig_.executor.CompleteAll();
+}
+
+// A landing of the lease reads every tuple once, and a composition need not do so again.
+TEST_F(ComposerTest, TrustsWhatALandingHasVerified) {
+  const TestPages pages(16);
+  const auto landing = rig_.StartLanding(kAnn, next_++, match_.lease, TestTarget(pages, {{0, 0}, {1, 64}}));
+  rig_.executor.Complete(0);
+  rig_.executor.Complete(0);
+  EXPECT_EQ(landing->layers, 2u);
+  Corrupt(*rig_.tier, *match_.found[1].slot, *match_.found[1].header, kLayer, PartForm::kState);
+  Corrupt(*rig_.tier, *match_.found[1].slot, *match_.found[1].header, kLayer + 3, PartForm::kState);
+  const auto verdict = Start(kAnn, next_++, Work());
+  rig_.executor.Complete(1);
+  EXPECT_EQ((*verdict)->outcome, MissReason::kNone) << "verified twice";
+  Composition behind = Work();
+  behind.layers[0].layer = kLayer + 3;
+  const auto other = Start(kAnn, next_++, std::move(behind));
+  rig_.executor.Complete(1);
+  EXPECT_EQ((*other)->outcome, MissReason::kChecksumFailed) << "the landing has not come so far";
+  rig_.executor.CompleteAll();
+}
+
+TEST_F(ComposerTest, TupleOfAnotherShapeIsRefused) {
+  Composition work = Work();
+  work.layers[0].shape.d_v /= 2;
+  const CompositionVerdict verdict = Run(std::move(work));
+  EXPECT_EQ(verdict.outcome, MissReason::kInvalidRequest);
+  EXPECT_TRUE(Untouched());
+  work = Work();
+  work.interiors[1].segment = 2;
+  EXPECT_THAT(Run(std::move(work)).interiors, ElementsAre(MissReason::kNone, MissReason::kInvalidRequest));
+}
+
+TEST_F(ComposerTest, OnlyTheHolderOfALeaseComposesUnderIt) {
+  const auto verdict = Start(kBob, 1, Work());
+  EXPECT_EQ((*verdict)->outcome, MissReason::kLeaseLost);
+  EXPECT_THAT((*verdict)->interiors, Each(MissReason::kLeaseLost));
+  EXPECT_EQ(rig_.executor.pending(), 0u);
+}
+
+TEST_F(ComposerTest, IsBoundedInEverySession) {
+  std::vector<std::shared_ptr<std::optional<CompositionVerdict>>> verdicts;
+  for (size_t i = 0; i < limits::kMaxCompositions; ++i) verdicts.push_back(Start(kAnn, next_++, Work()));
+  EXPECT_EQ(rig_.cache.stats().compositions, limits::kMaxCompositions);
+  EXPECT_EQ((*Start(kAnn, next_++, Work()))->outcome, MissReason::kBusy);
+  rig_.executor.CompleteAll();
+  for (const auto& verdict : verdicts) EXPECT_EQ((*verdict)->outcome, MissReason::kNone);
+  EXPECT_EQ(Run(Work()).outcome, MissReason::kNone);
+
+  rig_.executor.set_capacity(0);
+  EXPECT_EQ((*Start(kAnn, next_++, Work()))->outcome, MissReason::kBusy);
+  EXPECT_EQ(rig_.cache.stats().compositions, 0u);
+}
+
+TEST_F(ComposerTest, ANumberInUseIsRefused) {
+  const auto first = Start(kAnn, 7, Work());
+  EXPECT_EQ((*Start(kAnn, 7, Work()))->outcome, MissReason::kInvalidRequest);
+  rig_.executor.CompleteAll();
+  EXPECT_EQ((*first)->outcome, MissReason::kNone);
+}
+
+TEST_F(ComposerTest, QuietComesBehindTheVerdict) {
+  const auto verdict = Start(kAnn, 7, Work());
+  bool quiet = false;
+  rig_.cache.Quiesce(kAnn, 7, [&] {
+    EXPECT_TRUE(verdict->has_value());
+    quiet = true;
+  });
+  EXPECT_FALSE(quiet);
+  rig_.executor.CompleteAll();
+  EXPECT_TRUE(quiet);
+  EXPECT_EQ((*verdict)->outcome, MissReason::kCancelled);
+  EXPECT_TRUE(Untouched());
+}
+
+TEST_F(ComposerTest, KeepsWhatItReadsWhateverBecomesOfTheLease) {
+  const auto verdict = Start(kAnn, next_++, Work());
+  rig_.cache.Release(kAnn, match_.lease);
+  const uint64_t used = rig_.tier->Usage(1).used_bytes;
+  for (uint64_t text = 10; text < 40; ++text) {  // whatever can go, goes
+    const Cache::Reservation reservation = rig_.cache.Reserve(kBob, TestPlan(text, 64));
+    if (reservation.outcome != ReserveOutcome::kGranted) break;
+  }
+  EXPECT_GE(rig_.tier->Usage(1).used_bytes, used);
+  rig_.executor.CompleteAll();
+  EXPECT_EQ((*verdict)->outcome, MissReason::kNone);
+}
+
+TEST_F(ComposerTest, ASessionDrainsOnceItsCompositionsAreOver) {
+  const auto verdict = Start(kAnn, next_++, Work());
+  bool drained = false;
+  rig_.cache.CloseSession(kAnn, [&] { drained = true; });
+  EXPECT_FALSE(drained);
+  rig_.executor.CompleteAll();
+  EXPECT_TRUE(drained);
+  EXPECT_EQ((*verdict)->outcome, MissReason::kCancelled);
+  EXPECT_TRUE(Untouched());
+}
+
+}  // namespace
+}  // namespace ashlar::storage

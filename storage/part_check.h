@@ -1,0 +1,41 @@
+// Verifies parts of objects where they lie.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "proto/object.h"
+#include "storage/cancel_flag.h"
+#include "storage/object_bytes.h"
+#include "storage/unit_range.h"
+
+namespace ashlar::storage {
+
+// What one part must hash to, and what it did.
+class PartCheck {
+ public:
+  PartCheck(const ObjectBytes& object, const Part& part)
+      : object_(&object), part_(&part), unit_checksums_(part.units) {}
+
+  const ObjectBytes& object() const { return *object_; }
+  const Part& part() const { return *part_; }
+  uint64_t* unit_checksums(uint32_t unit) { return unit_checksums_.data() + unit; }
+
+  bool Holds() const;  // once all units have been hashed
+
+ private:
+  const ObjectBytes* object_;
+  const Part* part_;
+  std::vector<uint64_t> unit_checksums_;
+};
+
+// Hashes a range's units on the calling thread. `checksums`: one a unit of the range.
+void HashUnits(const kernels::Kernels& kernels, const ObjectBytes& object, const UnitRange& range, uint64_t* checksums);
+
+// Hashes the parts of all checks, spread over `workers`. False: cancelled, and nothing is known.
+bool RunChecks(const kernels::Kernels& kernels, kernels::Workers& workers, std::span<PartCheck> checks,
+               const CancelFlag& cancel);
+
+}  // namespace ashlar::storage
