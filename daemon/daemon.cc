@@ -105,6 +105,7 @@ struct Daemon::Impl {
     levels.leases = stats.leases;
     levels.reservations = stats.reservations;
     levels.landings = stats.landings;
+    levels.compositions = stats.compositions;
     levels.sessions = table.size();
     levels.metadata_queue = loop.depth();
     levels.worker_queue = workers.depth();

@@ -22,8 +22,11 @@
 namespace ashlar::v1 {
 class AbandonReply;
 class AbandonRequest;
+class AdvanceRequest;
 class AttachLeaseReply;
 class AttachLeaseRequest;
+class ComposeRequest;
+class CompositionReply;
 class DeclarePagesReply;
 class DeclarePagesRequest;
 class LandRequest;
@@ -42,6 +45,8 @@ class ReserveRequest;
 }  // namespace ashlar::v1
 
 namespace ashlar::daemon {
+
+struct CompositionPlan;
 
 // Every call answers exactly once, through `done`; request and reply must live until then. A status other than OK means
 // that nothing was changed (cache.proto says which there are).
@@ -75,7 +80,13 @@ class EngineService {
   void CancelLanding(const v1::LandRequest& request);
   void Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply* reply, Done done);
 
+  void Advance(const v1::AdvanceRequest& request, v1::CompositionReply* reply, Done done);
+  void Compose(const v1::ComposeRequest& request, v1::CompositionReply* reply, Done done);
+
  private:
+  void Compose(const std::shared_ptr<Session>& session, std::shared_ptr<CompositionPlan> plan,
+               v1::CompositionReply* reply, Done done);
+
   // UNAUTHENTICATED for a session that is unknown or has ended.
   absl::StatusOr<std::shared_ptr<Session>> Resolve(const std::string& secret) const;
 

@@ -54,9 +54,9 @@ class Counters {
 }  // namespace
 
 absl::string_view Name(RpcMethod method) {
-  static constexpr std::array<absl::string_view, kRpcMethods> kNames = {"OpenModel", "DeclarePages", "Match", "Reserve",
-                                                                        "Publish",   "Abandon",      "Land",  "Quiesce",
-                                                                        "Release",   "AttachLease"};
+  static constexpr std::array<absl::string_view, kRpcMethods> kNames = {
+      "OpenModel", "DeclarePages", "Match",   "Reserve",     "Publish", "Abandon",
+      "Land",      "Quiesce",      "Release", "AttachLease", "Advance", "Compose"};
   return kNames[static_cast<size_t>(method)];
 }
 
@@ -113,6 +113,7 @@ struct Metrics::Impl {
   Gauge& leases = SingleGauge("ashlar_leases", "Leases that are held");
   Gauge& reservations = SingleGauge("ashlar_reservations", "Reservations that wait for their publish");
   Gauge& landings = SingleGauge("ashlar_landings", "Landings in flight");
+  Gauge& compositions = SingleGauge("ashlar_compositions", "Compositions in flight");
   Gauge& sessions = SingleGauge("ashlar_sessions", "Sessions of engines, those that drain included");
 
   Family<Gauge>& queue_family = GaugeFamily("ashlar_queue_depth", "Work that waits in a bounded queue");
@@ -129,6 +130,14 @@ struct Metrics::Impl {
                                               .Register(*registry);
   std::array<Histogram*, kRpcMethods> rpc_seconds{};
   Family<Counter>& rpc_family = CounterFamily("ashlar_rpcs_total", "Calls answered, by status");
+
+  Family<Counter>& composition_family =
+      CounterFamily("ashlar_compositions_total", "Compositions, by what became of them");
+  Histogram& composition_seconds = prometheus::BuildHistogram()
+                                       .Name("ashlar_composition_duration_seconds")
+                                       .Help("From a composition's admission to its end")
+                                       .Register(*registry)
+                                       .Add({}, kSeconds);
 
   std::unique_ptr<prometheus::Exposer> exposer;  // last: it stops answering before what it shows goes
 };
@@ -175,6 +184,12 @@ void Metrics::Landed(TenantId tenant, uint64_t bytes) {
   impl_->landed_bytes.at(tenant)->Increment(static_cast<double>(bytes));
 }
 
+void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elapsed) {
+  const std::string name(outcome == MissReason::kNone ? "done" : Name(outcome));
+  impl_->composition_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"outcome", name}}).Increment();
+  impl_->composition_seconds.Observe(static_cast<double>(elapsed) * 1e-9);
+}
+
 void Metrics::Set(const Levels& levels) {
   for (size_t i = 0; i < levels.dram.size(); ++i) {
     impl_->used.at(i)->Set(static_cast<double>(levels.dram[i].used_bytes));
@@ -186,6 +201,7 @@ void Metrics::Set(const Levels& levels) {
   impl_->leases.Set(static_cast<double>(levels.leases));
   impl_->reservations.Set(static_cast<double>(levels.reservations));
   impl_->landings.Set(static_cast<double>(levels.landings));
+  impl_->compositions.Set(static_cast<double>(levels.compositions));
   impl_->sessions.Set(static_cast<double>(levels.sessions));
   impl_->metadata_queue.Set(static_cast<double>(levels.metadata_queue));
   impl_->worker_queue.Set(static_cast<double>(levels.worker_queue));

@@ -24,14 +24,16 @@ enum class RpcMethod : uint8_t {
   kQuiesce,
   kRelease,
   kAttachLease,
+  kAdvance,
+  kCompose,
 };
-inline constexpr size_t kRpcMethods = 10;
+inline constexpr size_t kRpcMethods = 12;
 absl::string_view Name(RpcMethod method);
 
 // Levels at one moment, taken by the metadata thread now and then.
 struct Levels {
   std::vector<storage::TierUsage> dram;  // by tenant
-  uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0;
+  uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
@@ -53,6 +55,7 @@ class Metrics final : public storage::Observer {
   void Evicted(storage::TenantId, ObjectKind, MissReason why, uint64_t bytes) override;
   void Published(storage::TenantId, ObjectKind, uint64_t bytes) override;
   void Landed(storage::TenantId, uint64_t bytes) override;
+  void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;
   void Set(const Levels& levels);
 
   // Any thread.

@@ -202,6 +202,13 @@ class CacheService final : public v1::Cache::CallbackService {
   Reactor* Quiesce(Context* context, const v1::QuiesceRequest* request, v1::QuiesceReply* reply) override {
     return Unary(context, RpcMethod::kQuiesce, &EngineService::Quiesce, request, reply);
   }
+  Reactor* Advance(Context* context, const v1::AdvanceRequest* request, v1::CompositionReply* reply) override {
+    return Unary(context, RpcMethod::kAdvance, &EngineService::Advance, request, reply);
+  }
+  Reactor* Compose(Context* context, const v1::ComposeRequest* request, v1::CompositionReply* reply) override {
+    return Unary<v1::ComposeRequest, v1::CompositionReply>(context, RpcMethod::kCompose, &EngineService::Compose,
+                                                           request, reply);
+  }
   Reactor* Release(Context* context, const v1::ReleaseRequest* request, v1::ReleaseReply* reply) override {
     return Unary(context, RpcMethod::kRelease, &EngineService::Release, request, reply);
   }

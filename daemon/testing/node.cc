@@ -278,6 +278,14 @@ absl::Status TestEngine::Call(const v1::AttachLeaseRequest& request, v1::AttachL
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->AttachLease(&context, request, reply));
 }
+absl::Status TestEngine::Call(const v1::AdvanceRequest& request, v1::CompositionReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Advance(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::ComposeRequest& request, v1::CompositionReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Compose(&context, request, reply));
+}
 
 TestEngine::TestEngine(const TestNode& node, const Layout& layout, std::unique_ptr<RawSession> socket)
     : layout_(layout),

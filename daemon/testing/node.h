@@ -127,6 +127,8 @@ class TestEngine {
   absl::Status Call(const v1::QuiesceRequest& request, v1::QuiesceReply* reply);
   absl::Status Call(const v1::ReleaseRequest& request, v1::ReleaseReply* reply);
   absl::Status Call(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply);
+  absl::Status Call(const v1::AdvanceRequest& request, v1::CompositionReply* reply);
+  absl::Status Call(const v1::ComposeRequest& request, v1::CompositionReply* reply);
   absl::StatusOr<v1::PromptMatch> Match(std::span<const int32_t> tokens, std::vector<uint64_t> lengths);
   v1::ReserveResult Reserve(ObjectKind kind, std::span<const int32_t> tokens);
   // Sources for a reserved run of `tokens` tokens: tensors at kTensors, rows on pages 0, 1, ….
