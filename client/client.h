@@ -211,6 +211,60 @@ struct LandSegment {
   uint64_t first_position = 0;
 };
 
+// The running states of one linear layer's value heads, one behind the other: [d_k, d_v] or [d_v, d_k] each, in the
+// layout's order.
+struct RunningState {
+  std::byte* data = nullptr;
+  kernels::DType dtype = kernels::DType::kF32;  // kF32, kF16 or kBF16
+  int32_t* exponents = nullptr;                 // [value_heads], of kF16 alone: a state is its numbers × 2^exponent
+};
+
+// One step of a prompt's chain in one layer, as kernels::SeamStep: composes a segment's cached interior, or runs tokens
+// [begin, end) of the inputs through the recurrence.
+struct AdvanceStep {
+  std::optional<LandSegment> segment;  // none: a run. A prefix comes first, and replaces the state
+  int64_t begin = 0, end = 0;
+  RunningState checkpoint = {};  // out: a copy of the state behind this step; null data: not wanted
+};
+
+// One layer of a prompt's chain, in order: HYPIC §4.3 and equations 2, 4, 6, as kernels::AdvanceSeamArgs. All pointers
+// lie in `region`. At most limits::kMaxStepsPerComposition steps and limits::kMaxTokensPerComposition tokens; a longer
+// chain is cut and goes on from the state of the call before.
+struct LayerAdvance {
+  uint32_t layer = 0;  // index into layout.layers
+  std::span<const AdvanceStep> steps;
+  Region region;
+  RunningState state;           // in and out
+  kernels::TokenInputs inputs;  // strides in floats
+  float* out = nullptr;         // [tokens][value_heads, d_v] of tokens in runs; may be null
+  int64_t out_stride = 0;       // in floats
+};
+
+// What became of an Advance or a Compose. While quiet() is false, all memory that was named belongs to the daemon.
+class Composition {
+ public:
+  Composition(Composition&&) noexcept;
+  Composition& operator=(Composition&&) noexcept;
+  ~Composition();  // waits until the memory is quiet, however long the daemon takes
+
+  // kNone: done. Otherwise no state was changed, unless it is kCancelled, kTimedOut or kDaemonUnavailable: then states
+  // and outputs may hold anything. Compute without the cache, or without what segments() says is lost.
+  MissReason reason() const;
+  // One a segment of the request, in order; kNone: it can be had.
+  const std::vector<MissReason>& segments() const;
+
+  // True once nothing reads or writes the memory any more: the daemon answered, confirmed that it has ceased, or is
+  // dead.
+  bool quiet() const;
+  bool WaitQuiet(std::chrono::milliseconds timeout);
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Composition(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
 // An opened identity and layout. Copies share it. Lookup, Reserve and Publish take as many items as there are and make
 // as few calls of them as proto/limits.h allows, all within one timeout.
 class Model {
@@ -236,6 +290,17 @@ class Model {
   // Starts the landing of all that one request needs, and does not wait: each request's landing has progress, a verdict
   // and an end of its own.
   Landing Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments);
+
+  // The composition service, for engines that bring no kernels: the daemon does what kernels::AdvanceSeam and
+  // kernels::Compose do in the engine's process, with the same bits. Both wait for the answer, within the client's
+  // timeout. They vouch for the tuples that they used: what no landing of this match has verified, they verify.
+  //
+  // Advances one layer. `match` may be null where no step is a segment.
+  Composition Advance(const Match* match, const LayerAdvance& advance);
+  // Composes segments' interiors, ascending, onto the running states of all linear layers, `states` in the layout's
+  // order, all in `region`. Only for layouts without seams (head = tail = 0), else kInvalidRequest.
+  Composition Compose(const Match& match, std::span<const LandSegment> segments, const Region& region,
+                      std::span<const RunningState> states);
 
  private:
   friend class Client;

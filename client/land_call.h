@@ -1,5 +1,4 @@
-// One Land call: its progress, its verdict, and the proof that it can write no more (docs/architecture.md: a landing in
-// doubt stays in doubt).
+// One Land call: its progress, its verdict, and the proof that it can write no more.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +27,13 @@ class LandCall {
   // The daemon's verdict, one MissReason a segment; or why there is none. At the deadline the call is cancelled.
   absl::StatusOr<std::vector<uint32_t>> WaitVerdict(Deadline deadline);
 
-  // True once nothing can write for this landing any more: the verdict came, the daemon confirmed that writing has
-  // ceased, or the kernel that the daemon is dead.
+  // True once nothing can write for this landing any more (writing_call.h).
   bool WaitQuiet(Deadline deadline);
 
  private:
   template <typename T, typename... Args>
   friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
-  struct Impl;
+  class Impl;
   explicit LandCall(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

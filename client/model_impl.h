@@ -27,6 +27,13 @@ struct Model::Impl {
   // Says in `object` what the daemon is told of one finished object. Its outcome where the daemon need not be asked.
   std::optional<PublishOutcome> Describe(const Publication& publication, const internal::ModelBinding& binding,
                                          v1::PublishObject& object) const;
+
+  // Asks the composition service and waits for its answer. `match`: under whose lease `segments` of the request lie;
+  // null where there are none. `fill` completes the request; false: it makes no sense.
+  template <typename Request, typename Fill>
+  std::unique_ptr<Composition::Impl> AskToCompose(const Match::Impl* match, size_t segments,
+                                                  const std::shared_ptr<internal::RegionMemory>& region,
+                                                  Fill fill) const;
 };
 
 }  // namespace ashlar
