@@ -89,7 +89,7 @@ size_t RegionBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages
 absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& client, const Runtime& runtime,
                                                                    PagePool& pool, const Region& region,
                                                                    refengine::SeamWidths seams,
-                                                                   const Patience& patience) {
+                                                                   const Patience& patience, ComposeBy compose) {
   const ModelConfig& config = runtime.model.config();
   if (region.size() < RegionBytes(config, pool.page_tokens(), pool.pages())) {
     return absl::InvalidArgumentError("region: smaller than RegionBytes");
@@ -103,6 +103,11 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& clien
   if (!model.ok()) return model.status();
   serving->model_ = *model;
   if (absl::Status status = serving->model_.DeclarePages(region, Geometry(config, pool)); !status.ok()) return status;
+  if (compose == ComposeBy::kDaemon) {
+    auto advancer = DaemonAdvancer::Make(client, serving->model_, config);
+    if (!advancer.ok()) return advancer.status();
+    serving->advancer_ = *std::move(advancer);
+  }
   return serving;
 }
 
@@ -227,12 +232,16 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
     return !config.is_attention(layer) ||
            landing.WaitLayers(static_cast<uint32_t>(config.kind_index(layer)) + 1, patience_.land);
   };
+  if (advancer_ != nullptr && advancer_->Begin(*set.match, set.layers)) options.advancer = advancer_.get();
   const absl::Status advanced = runtime_.engine.Advance(*set.sequence, set.chain, options);
   const std::vector<MissReason> verdict = landing.Wait(patience_.land);
   bool landed = true;
   for (size_t i = 0; i < wanted.size(); ++i) {
     set.landed[wanted[i].segment] = verdict[i] == MissReason::kNone;
     landed &= verdict[i] == MissReason::kNone;
+  }
+  if (options.advancer != nullptr) {
+    for (const uint32_t segment : advancer_->lost()) set.landed[segment] = false;
   }
   if (advanced.ok() ? landed : !absl::IsCancelled(advanced)) return advanced;
 

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/client.h"
+#include "tools/rag/daemon_advancer.h"
 #include "tools/rag/serving.h"
 #include "tools/refengine/page_pool.h"
 #include "tools/refengine/sequence.h"
@@ -36,20 +37,26 @@ struct Patience {
   std::chrono::milliseconds quiet{10000};
 };
 
+// Whose kernels compose: the engine's, or the daemon's, layer by layer (Model::Advance).
+enum class ComposeBy : uint8_t { kEngine, kDaemon };
+
 class CachedServing {
  public:
   // `region` has RegionBytes and begins with the memory of `pool`; the client hosts or registered it.
   static absl::StatusOr<std::unique_ptr<CachedServing>> Open(Client& client, const Runtime& runtime,
                                                              refengine::PagePool& pool, const Region& region,
-                                                             refengine::SeamWidths seams,
-                                                             const Patience& patience = {});
+                                                             refengine::SeamWidths seams, const Patience& patience = {},
+                                                             ComposeBy compose = ComposeBy::kEngine);
 
-  // What cannot be had from the cache is computed. RESOURCE_EXHAUSTED: the pool has too few pages, also when what is
-  // missing stayed in quarantine for longer than Patience::quiet. `prompt` must outlive last().
+  // What cannot be had from the cache is computed, with the engine's own kernels. RESOURCE_EXHAUSTED: the pool has too
+  // few pages, also when what is missing stayed in quarantine for longer than Patience::quiet. `prompt` must outlive
+  // last().
   absl::StatusOr<Served> Serve(const RagPrompt& prompt);
 
   // The prompt that was served last, for looking at it again.
   SetPrompt& last() { return *last_; }
+  // Layers that the daemon has advanced so far.
+  uint64_t daemon_advances() const { return advancer_ == nullptr ? 0 : advancer_->advances(); }
 
  private:
   // Slots that the daemon may still write into: they are kept until the landing is quiet.
@@ -81,6 +88,7 @@ class CachedServing {
   const Patience patience_;
   std::vector<refengine::TupleBuffers> staging_;  // one a linear layer
   Model model_;
+  std::unique_ptr<DaemonAdvancer> advancer_;  // null: the engine composes
   std::unique_ptr<SetPrompt> last_;
   std::vector<Quarantined> quarantined_;
 };

@@ -10,11 +10,12 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: ashlar-demo [--docs DIR] [--quick] [--json FILE] [--sections N] [--sections-per-prompt N] [--requests N]\n"
-    "                   [--threads N] [--seed N]\n"
+    "                   [--threads N] [--seed N] [--compose engine|daemon]\n"
     "Answers questions about the text files in DIR (default /usr/share/common-licenses) four ways: full recompute, "
     "prefix\n"
     "cache, naive addition, Ashlar. Prints what was saved and what it cost in fidelity.\n"
-    "  --quick   a small corpus and a dozen requests: a few minutes on 2 cores\n";
+    "  --quick   a small corpus and a dozen requests: a few minutes on 2 cores\n"
+    "  --compose whose kernels compose cached interiors and compute seams: the engine's (default), or the daemon's\n";
 
 bool ParseNumber(const char* name, const char* text, long least, long greatest, long* value) {
   char* end = nullptr;
@@ -57,6 +58,12 @@ int Parse(int argc, char** argv, ashlar::rag::JobOptions& options, std::string& 
     } else if (name == "--seed") {
       if (!ParseNumber("--seed", value, 0, 1L << 31, &number)) return 2;
       options.seed = static_cast<uint64_t>(number);
+    } else if (name == "--compose") {
+      if (std::strcmp(value, "engine") != 0 && std::strcmp(value, "daemon") != 0) {
+        return std::fprintf(stderr, "--compose: must be engine or daemon, not '%s'\n", value), 2;
+      }
+      options.compose =
+          std::strcmp(value, "daemon") == 0 ? ashlar::rag::ComposeBy::kDaemon : ashlar::rag::ComposeBy::kEngine;
     } else {
       return std::fprintf(stderr, "%s: unknown option\n%s", name.c_str(), kUsage), 2;
     }

@@ -116,7 +116,8 @@ absl::Status MainJob::Prepare() {
   if (!region.ok()) return region.status();
   shared_pages_ = std::make_unique<PagePool>(config_, kPageTokens, pages, std::span(region->data(), region->size()));
   for (int64_t width : kWidths) {
-    auto serving = CachedServing::Open(*client_, runtime(), *shared_pages_, *region, {width, width});
+    auto serving =
+        CachedServing::Open(*client_, runtime(), *shared_pages_, *region, {width, width}, {}, options_.compose);
     if (!serving.ok()) return serving.status();
     ashlar_[width] = std::move(*serving);
   }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "tools/rag/cached_serving.h"
 #include "tools/rag/report.h"
 
 namespace ashlar::rag {
@@ -15,6 +16,7 @@ struct JobOptions {
   int64_t requests = 40;
   int threads = 0;    // 0: the machine's cores
   uint64_t seed = 1;  // of weights and questions
+  ComposeBy compose = ComposeBy::kEngine;
 };
 
 // Starts a daemon of its own, runs the job, prints as it goes.

@@ -46,7 +46,7 @@ struct Engine::Impl {
         attention(machine),
         mlp(machine) {}
 
-  // False: on_layer gave up.
+  // False: on_layer or the advancer gave up.
   bool RunPass(Sequence& sequence, RecurrentState& recurrent, const Pass& pass, const AdvanceOptions& options);
   void Embed(const Pass& pass, float* residual);
   void Normalize(const std::vector<float>& weight, int64_t rows, const float* residual, float* normed);
@@ -115,7 +115,7 @@ bool Engine::Impl::RunPass(Sequence& sequence, RecurrentState& recurrent, const 
     if (config.is_attention(layer)) {
       attention.Run(layer, pass, normed, residual, sequence, options.profile);
     } else {
-      linear.Run(layer, pass, normed, residual, recurrent, options.profile);
+      if (!linear.Run(layer, pass, normed, residual, recurrent, options.advancer, options.profile)) return false;
     }
     {
       const Stopwatch watch(options.profile, Part::kNorms);
@@ -153,7 +153,7 @@ absl::Status Engine::Advance(Sequence& sequence, std::span<const Step> chain, co
   AdvanceOptions pass_options = options;
   for (const Pass& pass : CutIntoPasses(sequence.length(), chain, options.captures, impl_->options.pass_tokens)) {
     if (!impl_->RunPass(sequence, sequence.recurrent_, pass, pass_options)) {
-      return absl::CancelledError("on_layer gave up");
+      return absl::CancelledError("on_layer or the advancer gave up");
     }
     sequence.length_ = pass.end;
     if (pass_options.all_logits != nullptr) pass_options.all_logits += pass.rows() * kVocabulary;

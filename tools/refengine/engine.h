@@ -86,6 +86,16 @@ struct Profile {
   double operator[](Part part) const { return seconds[static_cast<size_t>(part)]; }
 };
 
+// Who advances linear layers, where that is not the engine's own kernels.
+class SeamAdvancer {
+ public:
+  virtual ~SeamAdvancer() = default;
+
+  // Does what kernels::AdvanceSeam does, with the same bits. Interiors are the tuples of steps' `cached[layer]`, by
+  // address. False: it could not be done, and nothing was written; Engine::Advance gives up.
+  virtual bool Advance(int32_t layer, const kernels::AdvanceSeamArgs& args) = 0;
+};
+
 // What else one Advance should give. Everything is optional.
 struct AdvanceOptions {
   float* last_logits = nullptr;  // out, [vocabulary]: behind the chain's last computed token
@@ -94,6 +104,7 @@ struct AdvanceOptions {
   // Called before the work on each layer (a long chain passes through all layers several times); blocks until the
   // cached keys and values of that layer have landed. False: they will not, give up.
   std::function<bool(int32_t layer)> on_layer;
+  SeamAdvancer* advancer = nullptr;  // null: the engine's kernels
   Profile* profile = nullptr;
 };
 
@@ -113,7 +124,7 @@ class Engine {
 
   // Advances `sequence` by `chain`, whose steps lie one behind the other from sequence.length() on.
   // INVALID_ARGUMENT names the field (chain[3].cached: …), RESOURCE_EXHAUSTED: the pool has too few pages; both change
-  // nothing. CANCELLED: on_layer gave up; the sequence must be cleared or rewound.
+  // nothing. CANCELLED: on_layer or the advancer gave up; the sequence must be cleared or rewound.
   // Only the first step of an empty sequence may be a checkpoint.
   absl::Status Advance(Sequence& sequence, std::span<const Step> chain, const AdvanceOptions& options = {});
 

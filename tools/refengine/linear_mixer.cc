@@ -27,8 +27,8 @@ std::vector<void*> Heads(float* dense, int32_t heads, int64_t floats) {
 
 }  // namespace
 
-void LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, float* residual, RecurrentState& recurrent,
-                      Profile* profile) {
+bool LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, float* residual, RecurrentState& recurrent,
+                      SeamAdvancer* advancer, Profile* profile) {
   const ModelConfig& config = machine_.model.config();
   const LinearWeights& weights = machine_.model.weights().layers[layer].linear;
   const int64_t rows = pass.rows(), channels = config.linear.conv_channels(), values = config.linear.value_channels();
@@ -61,7 +61,7 @@ void LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, floa
   }
   {
     const Stopwatch watch(profile, Part::kRecurrence);
-    Advance(layer, pass, recurrent);
+    if (!Advance(layer, pass, recurrent, advancer)) return false;
   }
   {
     const Stopwatch watch(profile, Part::kNorms);
@@ -86,6 +86,7 @@ void LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, floa
           .c_stride = config.d_model,
           .accumulate = true},
          machine_.workers);
+  return true;
 }
 
 // The convolution's input at `row` of a run, which may lie up to conv_kernel − 1 rows before the run: then it is what
@@ -270,7 +271,7 @@ void LinearMixer::JoinCapture(int32_t layer, const TupleBuffers& buffers, float*
       .Wait();
 }
 
-void LinearMixer::Advance(int32_t layer, const Pass& pass, RecurrentState& recurrent) {
+bool LinearMixer::Advance(int32_t layer, const Pass& pass, RecurrentState& recurrent, SeamAdvancer* advancer) {
   const ModelConfig& config = machine_.model.config();
   const LinearConfig& linear = config.linear;
   const int32_t index = config.kind_index(layer);
@@ -300,15 +301,15 @@ void LinearMixer::Advance(int32_t layer, const Pass& pass, RecurrentState& recur
     if (!step.cached.empty()) out = {.interior = &step.cached[layer].tuple, .checkpoint = out.checkpoint};
     steps.push_back(out);
   }
-  machine_.kernels
-      .AdvanceSeam({.shape = machine_.model.linear_shape(layer),
-                    .steps = steps,
-                    .inputs = Inputs(0, pass.rows()),
-                    .state = {.heads = state.data()},
-                    .out = mixed_,
-                    .out_stride = linear.value_channels()},
-                   machine_.queue)
-      .Wait();
+  const kernels::AdvanceSeamArgs args{.shape = machine_.model.linear_shape(layer),
+                                      .steps = steps,
+                                      .inputs = Inputs(0, pass.rows()),
+                                      .state = {.heads = state.data()},
+                                      .out = mixed_,
+                                      .out_stride = linear.value_channels()};
+  if (advancer != nullptr) return advancer->Advance(layer, args);
+  machine_.kernels.AdvanceSeam(args, machine_.queue).Wait();
+  return true;
 }
 
 }  // namespace ashlar::refengine

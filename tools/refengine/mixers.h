@@ -68,8 +68,9 @@ void ForRows(kernels::Workers& workers, int64_t rows, Fn&& fn) {
 class LinearMixer {
  public:
   explicit LinearMixer(const Machine& machine) : machine_(machine) {}
-  void Run(int32_t layer, const Pass& pass, const float* normed, float* residual, RecurrentState& recurrent,
-           Profile* profile);
+  // `advancer` null: the machine's kernels. False: the advancer gave up.
+  bool Run(int32_t layer, const Pass& pass, const float* normed, float* residual, RecurrentState& recurrent,
+           SeamAdvancer* advancer, Profile* profile);
 
  private:
   void Convolve(int32_t layer, const Pass& pass, RecurrentState& recurrent);
@@ -78,7 +79,7 @@ class LinearMixer {
   void Rotate(int32_t layer, const Pass& pass);
   void Capture(int32_t layer, const Pass& pass);
   void JoinCapture(int32_t layer, const TupleBuffers& buffers, float* transition, float* state, float* earlier);
-  void Advance(int32_t layer, const Pass& pass, RecurrentState& recurrent);
+  bool Advance(int32_t layer, const Pass& pass, RecurrentState& recurrent, SeamAdvancer* advancer);
   const float* ConvInput(const TokenRun& run, int32_t layer, const RecurrentState& recurrent, int64_t row) const;
   void CopyWindow(const TokenRun& run, int32_t layer, const RecurrentState& recurrent, int64_t end, float* out) const;
   kernels::TokenInputs Inputs(int64_t begin, int64_t end) const;
