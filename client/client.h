@@ -1,8 +1,8 @@
 // What an engine links. One Client is one session with the daemon of this node; all methods are thread-safe.
 //
-// Errors. A cache failure is a miss: matching, landing and publishing never fail a request, they return what became of
-// each segment. Only connecting, opening a model and registering memory return errors. Every call has a deadline
-// (ClientOptions::timeout) and returns by then.
+// Errors. A cache failure is a miss: matching, landing, composing and publishing never fail a request, they return
+// what became of each segment. Only connecting, opening a model and registering memory return errors. Every call has a
+// deadline (ClientOptions::timeout) and returns by then.
 //
 // Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable without waiting, and the client
 // reconnects by itself in the background (models are opened, regions registered and pages declared again). A Match from

@@ -43,6 +43,7 @@ absl::Status AddInterior(const std::string& field, const v1::LandSegment& segmen
     return Bad(field, ".segment: not behind segment ", interiors.back().segment);
   }
   interiors.push_back({segment.segment(), segment.first_position()});
+  plan.fields.push_back(field);
   return absl::OkStatus();
 }
 
@@ -270,14 +271,14 @@ absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& m
   for (size_t i = 0; i < plan.composition.interiors.size(); ++i) {
     const storage::Composition::Interior& interior = plan.composition.interiors[i];
     if (interior.segment >= match.found.size()) {
-      return Bad("segment: ", interior.segment, ", but the match has ", match.found.size());
+      return Bad(plan.fields[i], ".segment: the match has ", match.found.size());
     }
     const storage::Found& found = match.found[interior.segment];
     if (found.reason != MissReason::kNone) continue;  // nothing is composed; the verdict says why
     if (found.header->ns != plan.model->ns) return Bad("model: another than the lease's");
     if (found.header->kind != ObjectKind::kCheckpoint) continue;
-    if (i > 0) return Bad("segment: ", interior.segment, " is a prefix, and not the first");
-    if (interior.first_position != 0) return Bad("first_position: a prefix stands at 0");
+    if (i > 0) return Bad(plan.fields[i], ".segment: a prefix, and not the first");
+    if (interior.first_position != 0) return Bad(plan.fields[i], ".first_position: a prefix stands at 0");
   }
   return absl::OkStatus();
 }

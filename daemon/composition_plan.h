@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +24,7 @@ struct CompositionPlan {
   storage::LeaseId lease{};  // all zero: no interior is asked for
   std::shared_ptr<const Model> model;
   storage::Composition composition;
+  std::vector<std::string> fields;  // of the request, one an interior
 };
 
 // The shape of a linear layer as kernels know it. Its tables are the layer's own.

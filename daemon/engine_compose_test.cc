@@ -61,7 +61,8 @@ class EngineComposeTest : public ::testing::Test {
   // What was published last, copied out of the engine's memory.
   std::vector<kernels::HeadTuple> Tuple(ObjectKind kind) {
     std::vector<kernels::HeadTuple> heads(linear().value_heads);
-    for (const v1::PartSource& part : engine_.Sources(kind, 0, 24).parts()) {
+    const v1::PublishObject sources = engine_.Sources(kind, 0, 24);
+    for (const v1::PartSource& part : sources.parts()) {
       const bool state = part.form() == static_cast<uint32_t>(PartForm::kState);
       if (!state && part.form() != static_cast<uint32_t>(PartForm::kTransitionDense)) continue;
       const size_t floats = size_t{linear().d_k} * (state ? linear().d_v : linear().d_k);
@@ -317,8 +318,9 @@ TEST_F(EngineComposeTest, MalformedAdvanceIsRefusedByName) {
        [](Request& r) { r.mutable_steps(2)->mutable_segment()->set_segment(0); }},
       {"steps[4].segment.first_position: out of range",
        [](Request& r) { r.mutable_steps(4)->mutable_segment()->set_first_position(~uint64_t{0}); }},
-      {"segment: 3, but the match has 3", [](Request& r) { r.mutable_steps(4)->mutable_segment()->set_segment(3); }},
-      {"first_position: a prefix stands at 0",
+      {"steps[4].segment.segment: the match has 3",
+       [](Request& r) { r.mutable_steps(4)->mutable_segment()->set_segment(3); }},
+      {"steps[0].segment.first_position: a prefix stands at 0",
        [](Request& r) { r.mutable_steps(0)->mutable_segment()->set_first_position(1); }},
       {"steps[1].run.begin: not before its end", [](Request& r) { r.mutable_steps(1)->mutable_run()->set_end(0); }},
       {"steps[3].run.begin: inside or before", [](Request& r) { r.mutable_steps(3)->mutable_run()->set_begin(2); }},

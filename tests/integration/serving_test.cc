@@ -2,133 +2,15 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <memory>
 #include <thread>
 
-#include "kernels/host/thread_pool.h"
-#include "tests/integration/daemon_process.h"
-#include "tools/rag/baselines.h"
-#include "tools/rag/cached_serving.h"
-#include "tools/rag/fidelity.h"
+#include "tests/integration/serving_fixture.h"
 
 namespace ashlar::integration {
 namespace {
-
-using rag::RagPrompt;
-using refengine::ModelConfig;
-
-constexpr int32_t kPageTokens = 16;
-constexpr int32_t kPages = 192;  // one prompt, and no second one beside it
-constexpr refengine::SeamWidths kSeams{8, 8};
-constexpr double kSame = 1e-4;  // two ways of computing the same thing in fp32
-constexpr float kPoison = -12345.0f;
-
-// Wide keys and values, so that a landing takes long enough to be interrupted; little else to compute.
-ModelConfig WideConfig() {
-  ModelConfig config = refengine::TinyConfig(/*seed=*/3, /*blocks=*/4);
-  config.attention = {.query_heads = 8, .kv_heads = 8, .head_dim = 128, .rotary_dim = 32};
-  return config;
-}
-
-RagPrompt MakeTestPrompt(const std::vector<int32_t>& order) {
-  RagPrompt prompt;
-  auto append = [&](int32_t seed, size_t count) {
-    for (size_t i = 0; i < count; ++i)
-      prompt.tokens.push_back(static_cast<int32_t>((i * 31 + seed * 17 + i * i) % 251));
-  };
-  append(0, 40);
-  prompt.segment_lengths.push_back(40);
-  for (int32_t section : order) {
-    append(section, 330);
-    prompt.segment_lengths.push_back(330);
-  }
-  append(99, 12);
-  return prompt;
-}
-
-// One engine process' worth: a client, pages in a hosted region, an engine that serves.
-struct ServingEngine {
-  ServingEngine(const ClientOptions& options, const rag::Runtime& runtime, const rag::Patience& patience = {}) {
-    const ModelConfig& config = runtime.model.config();
-    ClientOptions patient = options;
-    patient.timeout = std::chrono::seconds(2);
-    auto connected = Client::Connect(patient);
-    EXPECT_TRUE(connected.ok()) << connected.status();
-    client = std::move(*connected);
-    auto hosted = client->HostRegion(rag::RegionBytes(config, kPageTokens, kPages));
-    EXPECT_TRUE(hosted.ok()) << hosted.status();
-    region = *hosted;
-    pages = std::make_unique<refengine::PagePool>(config, kPageTokens, kPages, std::span(region.data(), region.size()));
-    auto opened = rag::CachedServing::Open(*client, runtime, *pages, region, kSeams, patience);
-    EXPECT_TRUE(opened.ok()) << opened.status();
-    serving = std::move(*opened);
-  }
-
-  rag::Served Serve(const RagPrompt& prompt) {
-    absl::StatusOr<rag::Served> served = serving->Serve(prompt);
-    EXPECT_TRUE(served.ok()) << served.status();
-    return served.ok() ? *std::move(served) : rag::Served{};
-  }
-
-  std::unique_ptr<Client> client;
-  Region region;
-  std::unique_ptr<refengine::PagePool> pages;
-  std::unique_ptr<rag::CachedServing> serving;
-};
-
-class Serving : public testing::Test {
- protected:
-  rag::Runtime runtime() { return {model_, engine_, kernels_, *queue_}; }
-
-  std::vector<float> FullRecompute(const RagPrompt& prompt) {
-    std::vector<std::max_align_t> memory(
-        refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages) / sizeof(std::max_align_t) + 64);
-    void* aligned = memory.data();
-    size_t room = memory.size() * sizeof(std::max_align_t);
-    const size_t bytes = refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages);
-    std::align(64, bytes, aligned, room);
-    refengine::PagePool pages(config_, kPageTokens, kPages, {static_cast<std::byte*>(aligned), bytes});
-    const auto served = rag::FullRecompute(runtime(), pages).Serve(prompt);
-    EXPECT_TRUE(served.ok()) << served.status();
-    return served->logits;
-  }
-
-  // A process that signals the daemon as soon as it writes into the first attention layer's pages of `engine`, all of
-  // which are free.
-  pid_t SignalWhenItLands(ServingEngine& engine, int signal) {
-    engine.serving->last() = {};  // its pages too
-    const uint64_t bytes = refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages);
-    float* floats = reinterpret_cast<float*>(engine.region.data());
-    std::fill(floats, floats + bytes / sizeof(float), kPoison);
-    const refengine::PagedLayerGeometry layer = engine.pages->Geometry(0);
-    const pid_t child = fork();
-    if (child != 0) return child;
-    alarm(30);
-    for (;;) {
-      for (int32_t page = 0; page < kPages; ++page) {
-        const volatile float* value =
-            reinterpret_cast<float*>(engine.region.data() + layer.key_offset + page * layer.page_stride);
-        if (*value != kPoison) {
-          kill(daemon_.pid(), signal);
-          _exit(0);
-        }
-      }
-    }
-  }
-
-  const ModelConfig config_ = WideConfig();
-  const refengine::Model model_{config_};
-  kernels::ThreadPool pool_{2};
-  const kernels::Kernels& kernels_ = kernels::Host();
-  const std::unique_ptr<kernels::Queue> queue_ = kernels_.MakeQueue(&pool_);
-  refengine::Engine engine_{model_, kernels_, pool_};
-  DaemonProcess daemon_{{.dram = "512MiB", .arena = "64MiB", .tenants = "", .threads = 1}};
-};
 
 TEST_F(Serving, EnginesShareWhatOneOfThemPublished) {
   ServingEngine first(daemon_.client_options(), runtime()), second(daemon_.client_options(), runtime());
