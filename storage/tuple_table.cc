@@ -1,5 +1,7 @@
 #include "storage/tuple_table.h"
 
+#include "storage/transfer.h"
+
 namespace ashlar::storage {
 namespace {
 
@@ -8,15 +10,11 @@ const Part* TransitionOf(const ObjectHeader& object, uint32_t layer) {
   return object.Find(layer, PartForm::kTransitionDense);
 }
 
-kernels::DType DTypeOf(const Part& part) {
-  return static_cast<kernels::DType>(part.dtype);  // the same numbers
-}
-
-// Whether the part has one matrix of rows × columns a head.
+// Whether the part has one matrix of rows × columns a head, of a type that needs no exponents beside it.
 bool HasMatrices(const Part& part, const kernels::LinearShape& shape, int32_t rows, int32_t columns) {
   const bool state_type = part.dtype == DType::kF32 || part.dtype == DType::kBF16;
   return state_type && part.units == static_cast<uint32_t>(shape.heads) &&
-         part.Bytes() == uint64_t{part.units} * rows * columns * kernels::ElementBytes(DTypeOf(part));
+         part.Bytes() == uint64_t{part.units} * rows * columns * kernels::ElementBytes(KernelType(part.dtype));
 }
 
 }  // namespace
@@ -39,9 +37,9 @@ void TupleTable::Add(const ObjectHeader& object, const ObjectBytes& bytes, uint6
   const Part& state = *object.Find(layer_, PartForm::kState);
   const Part* transition = TransitionOf(object, layer_);
   views_.push_back({.heads = heads_.data() + heads_.size(),
-                    .state_dtype = DTypeOf(state),
+                    .state_dtype = KernelType(state.dtype),
                     .position = static_cast<int64_t>(first_position)});
-  if (transition != nullptr) views_.back().transition_dtype = DTypeOf(*transition);
+  if (transition != nullptr) views_.back().transition_dtype = KernelType(transition->dtype);
   for (int32_t head = 0; head < heads_of_layer_; ++head) {
     const auto unit = static_cast<uint32_t>(head);
     kernels::HeadTuple tuple{.form = kernels::TransitionForm::kZero, .state = bytes.Unit(state, unit)};
