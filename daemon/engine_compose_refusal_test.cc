@@ -1,0 +1,157 @@
+// Every way to get Advance and Compose wrong, each refused by name and changing nothing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/testing/compose_fixture.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::StartsWith;
+
+TEST_F(EngineComposeTest, MalformedAdvanceIsRefusedByName) {
+  using Request = v1::AdvanceRequest;
+  const std::vector<std::byte> before = Memory();
+  const uint64_t end = TestEngine::kRegionBytes;
+  const struct {
+    const char* error;
+    std::function<void(Request&)> spoil;
+  } kCases[] = {
+      {"model: unknown handle 999", [](Request& r) { r.set_model(999); }},
+      {"lease: not 16 bytes", [](Request& r) { r.set_lease("short"); }},
+      {"lease: empty, but segments", [](Request& r) { r.clear_lease(); }},
+      {"layer: 1 is an attention layer", [](Request& r) { r.set_layer(1); }},
+      {"layer: the layout has 2", [](Request& r) { r.set_layer(2); }},
+      {"steps: empty", [](Request& r) { r.clear_steps(); }},
+      {"steps: more than 4096",
+       [](Request& r) {
+         for (int i = 0; i < 4096; ++i) *r.add_steps() = r.steps(1);
+       }},
+      {"steps[3]: neither a segment nor a run", [](Request& r) { r.mutable_steps(3)->clear_step(); }},
+      {"steps[2].segment.segment: not behind segment 0",
+       [](Request& r) { r.mutable_steps(2)->mutable_segment()->set_segment(0); }},
+      {"steps[4].segment.first_position: out of range",
+       [](Request& r) { r.mutable_steps(4)->mutable_segment()->set_first_position(~uint64_t{0}); }},
+      {"steps[4].segment.segment: the match has 3",
+       [](Request& r) { r.mutable_steps(4)->mutable_segment()->set_segment(3); }},
+      {"steps[0].segment.first_position: a prefix stands at 0",
+       [](Request& r) { r.mutable_steps(0)->mutable_segment()->set_first_position(1); }},
+      {"steps[1].run.begin: not before its end", [](Request& r) { r.mutable_steps(1)->mutable_run()->set_end(0); }},
+      {"steps[3].run.begin: inside or before", [](Request& r) { r.mutable_steps(3)->mutable_run()->set_begin(2); }},
+      {"steps[5].run.end: there are 12 tokens", [](Request& r) { r.mutable_steps(5)->mutable_run()->set_end(13); }},
+      {"tokens: more than 65536", [](Request& r) { r.set_tokens(65537); }},
+      {"tokens: no step runs",
+       [](Request& r) {
+         for (int step : {5, 3, 1}) r.mutable_steps()->DeleteSubrange(step, 1);
+       }},
+      {"state.dtype: neither", [](Request& r) { r.mutable_state()->set_dtype(4); }},
+      {"state.dtype: neither", [](Request& r) { r.clear_state(); }},
+      {"state.region: unknown handle 999", [](Request& r) { r.mutable_state()->set_region(999); }},
+      {"state.offset: not aligned to 4", [](Request& r) { r.mutable_state()->set_offset(kState + 2); }},
+      {"state.offset: ends outside", [&](Request& r) { r.mutable_state()->set_offset(end - 1024); }},
+      {"state.offset: ends outside", [](Request& r) { r.mutable_state()->set_offset(~uint64_t{0} - 3); }},
+      {"state.exponents_offset: only for f16", [](Request& r) { r.mutable_state()->set_exponents_offset(64); }},
+      {"state.exponents.offset: not aligned",
+       [](Request& r) {
+         r.mutable_state()->set_dtype(static_cast<uint32_t>(DType::kF16));
+         r.mutable_state()->set_exponents_offset(kExponents + 1);
+       }},
+      {"steps[4].checkpoint.region: unknown handle",
+       [](Request& r) { r.mutable_steps(4)->mutable_checkpoint()->set_region(77); }},
+      {"steps[4].checkpoint.offset: overlaps state",
+       [](Request& r) { r.mutable_steps(4)->mutable_checkpoint()->set_offset(kState + 4); }},
+      {"q: missing", [](Request& r) { r.clear_q(); }},
+      {"k: missing", [](Request& r) { r.clear_k(); }},
+      {"v: missing", [](Request& r) { r.clear_v(); }},
+      {"g: missing", [](Request& r) { r.clear_g(); }},
+      {"beta: missing", [](Request& r) { r.clear_beta(); }},
+      {"k: there are no tokens",
+       [](Request& r) {
+         r.clear_q();
+         r.clear_out();
+         r.set_tokens(0);
+       }},
+      {"k.offset: not aligned", [](Request& r) { r.mutable_k()->set_offset(kInputs + 1); }},
+      {"v.stride: not aligned", [](Request& r) { r.mutable_v()->set_stride(2001); }},
+      {"v.stride: rows of 640 bytes overlap", [](Request& r) { r.mutable_v()->set_stride(636); }},
+      {"g.offset: the last row ends outside", [&](Request& r) { r.mutable_g()->set_offset(end - 64); }},
+      {"g.offset: the last row ends outside", [](Request& r) { r.mutable_g()->set_stride(~uint64_t{0} - 3); }},
+      {"beta.region: unknown handle 999", [](Request& r) { r.mutable_beta()->set_region(999); }},
+      {"out.offset: overlaps v",
+       [](Request& r) {
+         *r.mutable_out() = r.v();
+         r.mutable_out()->set_offset(r.v().offset() + 4);
+       }},
+      {"out.offset: overlaps state", [](Request& r) { r.mutable_out()->set_offset(kState - 1024); }},
+      {"q.offset: overlaps state", [](Request& r) { r.mutable_q()->set_offset(kState); }},
+  };
+  for (const auto& c : kCases) {
+    Request request = AdvanceRequest();
+    c.spoil(request);
+    v1::CompositionReply reply;
+    const absl::Status status = engine_.Call(request, &reply);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.error;
+    EXPECT_THAT(std::string(status.message()), StartsWith(c.error));
+  }
+  Request request = AdvanceRequest();
+  request.set_session(std::string(16, 'x'));
+  v1::CompositionReply reply;
+  EXPECT_EQ(engine_.Call(request, &reply).code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(before, Memory());
+
+  // Another model of the same tenant.
+  Layout other = layout_;
+  other.tail = 3;
+  auto open = engine_.Make<v1::OpenModelRequest>();
+  open.set_identity(EncodeIdentity(SmallIdentity()));
+  open.set_layout(EncodeLayout(other));
+  v1::OpenModelReply opened;
+  ASSERT_TRUE(engine_.Call(open, &opened).ok());
+  request = AdvanceRequest();
+  request.set_model(opened.model());
+  EXPECT_THAT(std::string(engine_.Call(request, &reply).message()), StartsWith("model: another than the lease's"));
+}
+
+TEST_F(EngineComposeSeamlessTest, MalformedComposeIsRefusedByName) {
+  using Request = v1::ComposeRequest;
+  const std::vector<std::byte> before = Memory();
+  TestEngine seams(node_, WideLayout(4, 2));
+  const struct {
+    const char* error;
+    std::function<void(Request&)> spoil;
+  } kCases[] = {
+      {"model: unknown handle 999", [](Request& r) { r.set_model(999); }},
+      {"lease: empty", [](Request& r) { r.clear_lease(); }},
+      {"segments: empty", [](Request& r) { r.clear_segments(); }},
+      {"segments[1].segment: not behind segment 0", [](Request& r) { r.mutable_segments(1)->set_segment(0); }},
+      {"segments[2].first_position: out of range",
+       [](Request& r) { r.mutable_segments(2)->set_first_position(~0ull); }},
+      {"states: linear layer 0 is missing", [](Request& r) { r.clear_states(); }},
+      {"states[0].layer: expected linear layer 0, got 1", [](Request& r) { r.mutable_states(0)->set_layer(1); }},
+      {"states[1]: the layout has only 1", [](Request& r) { *r.add_states() = r.states(0); }},
+      {"states[0].state.offset: ends outside",
+       [](Request& r) { r.mutable_states(0)->mutable_state()->set_offset(TestEngine::kRegionBytes - 4); }},
+  };
+  for (const auto& c : kCases) {
+    Request request = ComposeRequest();
+    c.spoil(request);
+    v1::CompositionReply reply;
+    const absl::Status status = engine_.Call(request, &reply);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.error;
+    EXPECT_THAT(std::string(status.message()), StartsWith(c.error));
+  }
+  Request request = ComposeRequest();
+  request.set_session(seams.secret());
+  request.set_model(seams.model());
+  v1::CompositionReply reply;
+  EXPECT_THAT(std::string(seams.Call(request, &reply).message()), StartsWith("model: its layout has seams"));
+  EXPECT_EQ(before, Memory());
+}
+
+}  // namespace
+}  // namespace ashlar::daemon
