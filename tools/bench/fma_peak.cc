@@ -2,13 +2,10 @@
 #include <array>
 #include <vector>
 
+#include "kernels/host/targets.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/kernel_cases.h"
 
-// The targets of kernels/host/linear.cc.
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tools/bench/fma_peak.cc"
 #include "hwy/foreach_target.h"

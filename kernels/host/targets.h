@@ -1,0 +1,9 @@
+// Which vector widths are compiled. Included before hwy/foreach_target.h by every file that is compiled for each.
+//
+// Processors older than AVX2 get the portable version; vectors without a fixed size have no arrays in registers. Every
+// width that remains is tested (targets_test.cc and its neighbours).
+#pragma once
+
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
