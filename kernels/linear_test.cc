@@ -152,9 +152,9 @@ TEST_P(LinearTest, ComposesWholeVectors) {
 }
 
 // States of families that erase nothing leave the range of fp16: tuples and running states carry exponents.
-TEST_P(LinearTest, ScalesLargeStates) {
+class LargeStates : public LinearTest {};
+TEST_P(LargeStates, AreScaled) {
   const Dtypes half = {DType::kF16, DType::kF16, DType::kF16};
-  if (Erases(family_)) GTEST_SKIP() << testing::Name(family_) << " erases";
   const Layer layer = Draw(30, kLarge);
   SCOPED_TRACE(::testing::Message() << layer);
   const Prompt prompt(random_, layer, ChainOf(8));
@@ -252,27 +252,6 @@ TEST_P(LinearProperties, SegmentsComposeToOnePass) {
   }
 }
 
-// A short segment's transition has the rank of its tokens, and composes as such: erasing families.
-TEST_P(LinearProperties, FactorsComposeToOnePass) {
-  if (!Erases(family_)) GTEST_SKIP() << testing::Name(family_) << " has no low rank";
-  for (const Character character : kCharacters) {
-    const Layer layer = Draw({.heads = 6, .key_heads = 2, .d_k = 24, .d_v = 20}, character);
-    SCOPED_TRACE(::testing::Message() << layer);
-    const Prompt prompt(random_, layer, {.interiors = 6, .interior = 10});
-    std::vector<Tuple> tuples;
-    for (const Prompt::Part& part : prompt.parts) {
-      const bool factors = part.end > part.begin && part.end - part.begin <= prompt.shape.d_k;
-      tuples.push_back(factors ? CaptureFactors(prompt.shape, prompt.isolated, part.begin, part.end)
-                               : Capture(reference_, prompt.shape, prompt.isolated.View(part.begin, part.end)));
-    }
-    const States expected = FullPass(prompt).state;
-    EXPECT_LE(RelativeError(Compose(runner_, prompt.shape, Views(tuples), prompt.initial), expected), kTolerance);
-    const Tuple collapsed = ComposeTuples(runner_, prompt.shape, Views(tuples));
-    const TupleView view = collapsed.View();
-    EXPECT_LE(RelativeError(Compose(runner_, prompt.shape, {&view, 1}, prompt.initial), expected), kTolerance);
-  }
-}
-
 // What a head's transition of zero leaves is the tuple's own state, to the bit of its dtype.
 TEST_P(LinearProperties, ZeroForgetsWhatCameBefore) {
   const Layer layer = Draw(30, {});
@@ -292,9 +271,34 @@ TEST_P(LinearProperties, ZeroForgetsWhatCameBefore) {
   EXPECT_EQ(RelativeError(a, collapsed.states()), 0);
 }
 
+// A short segment's transition has the rank of its tokens, and composes as such.
+class LowRank : public LinearFixture {};
+TEST_P(LowRank, FactorsComposeToOnePass) {
+  for (const Character character : kCharacters) {
+    const Layer layer = Draw({.heads = 6, .key_heads = 2, .d_k = 24, .d_v = 20}, character);
+    SCOPED_TRACE(::testing::Message() << layer);
+    const Prompt prompt(random_, layer, {.interiors = 6, .interior = 10});
+    std::vector<Tuple> tuples;
+    for (const Prompt::Part& part : prompt.parts) {
+      const bool factors = part.end > part.begin && part.end - part.begin <= prompt.shape.d_k;
+      tuples.push_back(factors ? CaptureFactors(prompt.shape, prompt.isolated, part.begin, part.end)
+                               : Capture(reference_, prompt.shape, prompt.isolated.View(part.begin, part.end)));
+    }
+    const States expected = FullPass(prompt).state;
+    EXPECT_LE(RelativeError(Compose(runner_, prompt.shape, Views(tuples), prompt.initial), expected), kTolerance);
+    const Tuple collapsed = ComposeTuples(runner_, prompt.shape, Views(tuples));
+    const TupleView view = collapsed.View();
+    EXPECT_LE(RelativeError(Compose(runner_, prompt.shape, {&view, 1}, prompt.initial), expected), kTolerance);
+  }
+}
+
+// Without a candidate there is nothing to hold against the reference.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LinearTest);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LargeStates);
 INSTANTIATE_TEST_SUITE_P(Candidates, LinearTest, OverFamilies(Candidates()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Candidates, LargeStates, OverFamilies(Candidates(), FamiliesThat(kNotErasing)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Backends, LinearProperties, OverFamilies(Backends()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Backends, LowRank, OverFamilies(Backends(), FamiliesThat(kErasing)), NameOf);
 
 }  // namespace
 }  // namespace ashlar::kernels::testing

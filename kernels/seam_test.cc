@@ -98,8 +98,8 @@ TEST_P(SeamTest, AdvancesInEveryDtype) {
   }
 }
 
-TEST_P(SeamTest, AdvancesThroughFactors) {
-  if (!Erases(family_)) GTEST_SKIP() << testing::Name(family_) << " has no low rank";
+class SeamsOfLowRank : public SeamTest {};
+TEST_P(SeamsOfLowRank, AdvancesThroughFactors) {
   const Layer layer = Draw({.heads = 6, .key_heads = 2, .d_k = 24, .d_v = 20}, {Keys::kCorrelated, Decay::kSlow});
   const Prompt prompt(random_, layer, {.interiors = 6});
   std::vector<Tuple> tuples;
@@ -261,6 +261,7 @@ TEST_P(SeamTest, ResultsDoNotDependOnWorkers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, SeamTest, OverFamilies(Backends()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Backends, SeamsOfLowRank, OverFamilies(Backends(), FamiliesThat(kErasing)), NameOf);
 
 }  // namespace
 }  // namespace ashlar::kernels::testing

@@ -38,8 +38,18 @@ inline std::string NameOf(const ::testing::TestParamInfo<std::tuple<Backend, Fam
          (std::get<2>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
 }
 
-inline auto OverFamilies(const std::vector<Backend>& backends) {
-  return ::testing::Combine(::testing::ValuesIn(backends), ::testing::ValuesIn(kFamilies),
+inline constexpr bool kErasing = true, kNotErasing = false;
+inline std::vector<Family> FamiliesThat(bool erase) {
+  std::vector<Family> families;
+  for (const Family family : kFamilies) {
+    if (Erases(family) == erase) families.push_back(family);
+  }
+  return families;
+}
+
+template <typename Families = decltype(kFamilies)>
+auto OverFamilies(const std::vector<Backend>& backends, const Families& families = kFamilies) {
+  return ::testing::Combine(::testing::ValuesIn(backends), ::testing::ValuesIn(families),
                             ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst));
 }
 
