@@ -14,6 +14,7 @@
 
 #include "kernels/host/thread_pool.h"
 #include "tools/refengine/engine.h"
+#include "tools/refengine/plain_forward.h"
 #include "tools/refengine/tokenizer.h"
 
 namespace ashlar::refengine {
@@ -75,6 +76,28 @@ class EngineFixture : public testing::Test {
       EXPECT_LE(RelativeError(actual.State(layer), expected.State(layer)), bound) << "state of linear layer " << layer;
       EXPECT_LE(RelativeError(actual.ConvWindow(layer), expected.ConvWindow(layer)), bound)
           << "convolution window of linear layer " << layer;
+    }
+  }
+
+  // Logits, states and convolution windows of one run over fresh text.
+  void ExpectAgreesWithThePlainModel() {
+    const std::vector<int32_t> text = Text(90);
+    const PlainResult plain = PlainForward(model_, text);
+    Sequence sequence(config(), pool_);
+    std::vector<float> logits(text.size() * kVocabulary);
+    AdvanceOptions options;
+    options.all_logits = logits.data();
+    const Step step = Step::Compute(text);
+    ASSERT_TRUE(engine_->Advance(sequence, {&step, 1}, options).ok());
+    // Over all tokens: at a prompt's first ones an output that is nearly zero is normalised, and its rounding with it.
+    std::vector<double> expected;
+    for (const std::vector<double>& row : plain.logits) expected.insert(expected.end(), row.begin(), row.end());
+    EXPECT_LE(RelativeError(logits, expected), 1e-4);
+    for (int32_t layer = 0; layer < config().linear_layers(); ++layer) {
+      EXPECT_LE(RelativeError(sequence.recurrent().State(layer), plain.states[layer]), 1e-4) << layer;
+      ASSERT_EQ(sequence.recurrent().ConvWindow(layer).size(), plain.windows[layer].size());
+      if (plain.windows[layer].empty()) continue;  // lightning has no convolution
+      EXPECT_LE(RelativeError(sequence.recurrent().ConvWindow(layer), plain.windows[layer]), 1e-4) << layer;
     }
   }
 

@@ -13,22 +13,7 @@ using ::testing::HasSubstr;
 class EngineTest : public EngineFixture {};
 
 TEST_F(EngineTest, AgreesWithThePlainModel) {
-  const std::vector<int32_t> text = Text(90);
-  const PlainResult plain = PlainForward(model_, text);
-  Sequence sequence(config(), pool_);
-  std::vector<float> logits(text.size() * kVocabulary);
-  AdvanceOptions options;
-  options.all_logits = logits.data();
-  const Step step = Step::Compute(text);
-  ASSERT_TRUE(engine_->Advance(sequence, {&step, 1}, options).ok());
-  // Over all tokens: at a prompt's first ones an output that is nearly zero is normalised, and its rounding with it.
-  std::vector<double> expected;
-  for (const std::vector<double>& row : plain.logits) expected.insert(expected.end(), row.begin(), row.end());
-  EXPECT_LE(RelativeError(logits, expected), 1e-4);
-  for (int32_t layer = 0; layer < config().linear_layers(); ++layer) {
-    EXPECT_LE(RelativeError(sequence.recurrent().State(layer), plain.states[layer]), 1e-4) << layer;
-    EXPECT_LE(RelativeError(sequence.recurrent().ConvWindow(layer), plain.windows[layer]), 1e-4) << layer;
-  }
+  ExpectAgreesWithThePlainModel();
 }
 
 TEST_F(EngineTest, AgreesWithThePlainModelWhenUntiedAndUnrotated) {

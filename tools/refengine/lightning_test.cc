@@ -1,7 +1,6 @@
 // The model with lightning's recurrence, whose linear layers turn their keys: agrees with the plain model, and is set
 // from cached segments as exactly as the other.
 #include "tools/refengine/composition_fixture.h"
-#include "tools/refengine/plain_forward.h"
 
 namespace ashlar::refengine {
 namespace {
@@ -14,20 +13,7 @@ class LightningTest : public CompositionFixture {
 };
 
 TEST_F(LightningTest, AgreesWithThePlainModel) {
-  const std::vector<int32_t> text = Text(90);
-  const PlainResult plain = PlainForward(model_, text);
-  Sequence sequence(config(), pool_);
-  std::vector<float> logits(text.size() * kVocabulary);
-  AdvanceOptions options;
-  options.all_logits = logits.data();
-  const Step step = Step::Compute(text);
-  ASSERT_TRUE(engine_->Advance(sequence, {&step, 1}, options).ok());
-  std::vector<double> expected;
-  for (const std::vector<double>& row : plain.logits) expected.insert(expected.end(), row.begin(), row.end());
-  EXPECT_LE(RelativeError(logits, expected), 1e-4);
-  for (int32_t layer = 0; layer < config().linear_layers(); ++layer) {
-    EXPECT_LE(RelativeError(sequence.recurrent().State(layer), plain.states[layer]), 1e-4) << layer;
-  }
+  ExpectAgreesWithThePlainModel();
 }
 
 TEST_F(LightningTest, IsolatedSegmentsComposeExactlyInLayer0) {
