@@ -7,6 +7,7 @@
 
 #include "kernels/testing/backends.h"
 #include "kernels/testing/decoding_inputs.h"
+#include "kernels/testing/print.h"
 
 namespace ashlar::kernels::testing {
 namespace {
@@ -459,8 +460,7 @@ std::vector<Backend> BackendsToTest() {
 }
 
 constexpr auto kName = [](const auto& info) {
-  return ::testing::PrintToString(std::get<0>(info.param)) +
-         (std::get<1>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
+  return ::testing::PrintToString(std::get<0>(info.param)) + "_" + Name(std::get<1>(info.param));
 };
 const auto kEvery = ::testing::Combine(::testing::ValuesIn(BackendsToTest()),
                                        ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst));

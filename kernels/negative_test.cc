@@ -10,6 +10,7 @@
 
 #include "kernels/testing/backends.h"
 #include "kernels/testing/linear_inputs.h"
+#include "kernels/testing/print.h"
 
 namespace ashlar::kernels::testing {
 namespace {
@@ -266,8 +267,8 @@ TEST_P(FaultTest, IsVisible) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Faults, FaultTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  return std::string(std::get<0>(info.param).name) + "_" + Name(std::get<1>(info.param)) +
-         (std::get<2>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
+  return std::string(std::get<0>(info.param).name) + "_" + Name(std::get<1>(info.param)) + "_" +
+         Name(std::get<2>(info.param));
 });
 
 // The erase must not come before the decay, nor the decay reach what is written: both would change every state.

@@ -5,6 +5,7 @@
 
 #include "kernels/testing/backends.h"
 #include "kernels/testing/decoding_inputs.h"
+#include "kernels/testing/print.h"
 
 namespace ashlar::kernels::testing {
 namespace {
@@ -69,8 +70,8 @@ INSTANTIATE_TEST_SUITE_P(Every, DecodingTargetsTest,
                          ::testing::Combine(::testing::ValuesIn(Targets()),
                                             ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst)),
                          [](const auto& info) {
-                           return std::string(hwy::TargetName(std::get<0>(info.param))) +
-                                  (std::get<1>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
+                           return std::string(hwy::TargetName(std::get<0>(info.param))) + "_" +
+                                  Name(std::get<1>(info.param));
                          });
 
 }  // namespace

@@ -181,8 +181,7 @@ INSTANTIATE_TEST_SUITE_P(Every, TargetsTest,
                                             ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst)),
                          [](const auto& info) {
                            return std::string(hwy::TargetName(std::get<0>(info.param))) + "_" +
-                                  Name(std::get<1>(info.param)) +
-                                  (std::get<2>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
+                                  Name(std::get<1>(info.param)) + "_" + Name(std::get<2>(info.param));
                          });
 
 INSTANTIATE_TEST_SUITE_P(Every, TargetTypesTest, ::testing::ValuesIn(Targets()),

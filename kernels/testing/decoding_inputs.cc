@@ -32,15 +32,6 @@ std::vector<float> GatherRows(const std::vector<float>& from, int64_t stride, co
 
 }  // namespace
 
-std::string Name(Family family) {
-  static constexpr std::array kNames = {"", "retnet", "lightning", "mamba2", "mamba1", "gla", "deltanet", "gdn", "kda"};
-  return kNames[static_cast<size_t>(family)];
-}
-
-std::string Name(DType dtype) {
-  return dtype == DType::kF32 ? "fp32" : dtype == DType::kF16 ? "fp16" : "bf16";
-}
-
 double Distance(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) return INFINITY;
   double squares = 0, norm = 0;

@@ -6,14 +6,13 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/testing/names.h"
 #include "kernels/testing/random.h"
 
 namespace ashlar::kernels::testing {
 
 inline constexpr Family kBufferedFamilies[] = {Family::kRetnet,   Family::kLightning, Family::kMamba2, Family::kGla,
                                                Family::kDeltanet, Family::kGdn,       Family::kKda};
-std::string Name(Family family);
-std::string Name(DType dtype);
 
 // ‖a − b‖ / ‖b‖; +∞ where `a` holds a number that is not finite.
 double Distance(const std::vector<float>& a, const std::vector<float>& b);

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "kernels/testing/linear_inputs.h"
+#include "kernels/testing/print.h"
 
 namespace ashlar::kernels::testing {
 
@@ -34,8 +35,8 @@ class LinearFixture : public ::testing::TestWithParam<std::tuple<Backend, Family
 };
 
 inline std::string NameOf(const ::testing::TestParamInfo<std::tuple<Backend, Family, StateOrder>>& info) {
-  return ::testing::PrintToString(std::get<0>(info.param)) + "_" + Name(std::get<1>(info.param)) +
-         (std::get<2>(info.param) == StateOrder::kKeyFirst ? "_key_first" : "_value_first");
+  return ::testing::PrintToString(std::get<0>(info.param)) + "_" + Name(std::get<1>(info.param)) + "_" +
+         Name(std::get<2>(info.param));
 }
 
 inline constexpr bool kErasing = true, kNotErasing = false;

@@ -90,16 +90,7 @@ void DrawToken(Random& random, const Layer& layer, std::vector<KeySource>& sourc
   }
 }
 
-const char* Name(DType dtype) {
-  return dtype == DType::kF32 ? "fp32" : dtype == DType::kF16 ? "fp16" : "bf16";
-}
-
 }  // namespace
-
-const char* Name(Family family) {
-  static constexpr const char* kNames[] = {"retnet", "lightning", "mamba2", "mamba1", "gla", "deltanet", "gdn", "kda"};
-  return kNames[static_cast<size_t>(family) - 1];
-}
 
 Layer::Layer(Random& random, LinearShape shape, Character character) : shape_(shape), character_(character) {
   for (int32_t h = 0; h < shape.heads; ++h) {

@@ -10,14 +10,11 @@
 #include "kernels/kernels.h"
 #include "kernels/testing/backends.h"
 #include "kernels/testing/errors.h"
+#include "kernels/testing/names.h"
 #include "kernels/testing/random.h"
 #include "kernels/testing/stored.h"
 
 namespace ashlar::kernels::testing {
-
-inline constexpr Family kFamilies[] = {Family::kRetnet, Family::kLightning, Family::kMamba2, Family::kMamba1,
-                                       Family::kGla,    Family::kDeltanet,  Family::kGdn,    Family::kKda};
-const char* Name(Family family);
 
 // All that the tests store tuples and states in; the first is fp32 alone.
 inline constexpr Dtypes kDtypes[] = {{},

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/checksum.h"
+#include "kernels/testing/names.h"
 
 namespace ashlar::kernels::testing {
 namespace {
@@ -35,8 +36,7 @@ double RowFormat::Rounding(double value, double scale) const {
 }
 
 std::string RowFormat::Name() const {
-  const char* const names[] = {"fp32", "fp16", "bf16", "e4m3", "e5m2"};
-  return std::string(names[static_cast<int>(dtype) - 1]) + (scaled ? " with scales" : "");
+  return testing::Name(dtype) + (scaled ? " with scales" : "");
 }
 
 RowsShape RandomRowsShape(Random& random, RowFormat format) {

@@ -1,14 +1,21 @@
-// How GoogleTest shows a back end that is a test's parameter: by its name, the same in every run.
+// How GoogleTest shows what is a test's parameter: by its name, the same in every run.
 #pragma once
 
 #include <ostream>
 
 #include "kernels/kernels.h"
+#include "kernels/testing/names.h"
 
 namespace ashlar::kernels {
 
 inline void PrintTo(const Kernels* kernels, std::ostream* out) {
   *out << kernels->name();
+}
+inline void PrintTo(Family family, std::ostream* out) {
+  *out << testing::Name(family);
+}
+inline void PrintTo(StateOrder order, std::ostream* out) {
+  *out << testing::Name(order);
 }
 
 }  // namespace ashlar::kernels

@@ -7,16 +7,12 @@
 #include <utility>
 
 #include "kernels/attention.h"
+#include "kernels/testing/names.h"
 
 namespace ashlar::kernels::testing {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::pair<const char*, Family> kNames[] = {{"retnet", Family::kRetnet}, {"lightning", Family::kLightning},
-                                                     {"mamba2", Family::kMamba2}, {"mamba1", Family::kMamba1},
-                                                     {"gla", Family::kGla},       {"deltanet", Family::kDeltanet},
-                                                     {"gdn", Family::kGdn},       {"kda", Family::kKda}};
 
 // The first thing that is wrong with a file. Whoever reads goes on with zeros, and asks at the end.
 class Errors {
@@ -154,12 +150,12 @@ void ReadToken(const Field& token, LinearVector& vector) {
 LinearVector ReadLinear(const Field& head) {
   LinearVector vector;
   const std::string family = head["family"].Text();
-  const auto known = std::ranges::find(kNames, family, [](const auto& name) { return std::string(name.first); });
-  if (known == std::end(kNames)) {
+  const auto known = std::ranges::find(kFamilies, family, [](Family f) { return Name(f); });
+  if (known == std::end(kFamilies)) {
     head["family"].Refuse("unknown");
     return vector;
   }
-  vector.family = known->second;
+  vector.family = *known;
   vector.d_k = static_cast<int32_t>(head["d_k"].Integer(1, kMaxHeadDim));
   vector.d_v = static_cast<int32_t>(head["d_v"].Integer(1, kMaxHeadDim));
   for (const Field& token : head["tokens"].Elements()) ReadToken(token, vector);

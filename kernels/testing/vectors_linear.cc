@@ -5,6 +5,7 @@
 
 #include "kernels/testing/backends.h"
 #include "kernels/testing/errors.h"
+#include "kernels/testing/names.h"
 #include "kernels/testing/stored.h"
 #include "kernels/testing/vectors.h"
 
@@ -12,11 +13,6 @@ namespace ashlar::kernels::testing {
 namespace {
 
 using Numbers = std::vector<double>;
-
-const char* Name(Family family) {
-  static constexpr const char* kNames[] = {"retnet", "lightning", "mamba2", "mamba1", "gla", "deltanet", "gdn", "kda"};
-  return kNames[static_cast<size_t>(family) - 1];
-}
 
 Numbers Transposed(const Numbers& matrix, int32_t rows) {
   const size_t columns = matrix.size() / rows;
@@ -74,9 +70,9 @@ class VectorLayer {
   int64_t tokens() const { return head(0).tokens; }
   size_t segments() const { return head(0).segments.size(); }
   std::string Describe() const {
-    return std::string(Name(shape_.family)) + ", " + std::to_string(shape_.heads) + " heads of " +
-           std::to_string(shape_.d_k) + " x " + std::to_string(shape_.d_v) + ", " + std::to_string(tokens()) +
-           " tokens in " + std::to_string(segments()) + " segments, " +
+    return Name(shape_.family) + ", " + std::to_string(shape_.heads) + " heads of " + std::to_string(shape_.d_k) +
+           " x " + std::to_string(shape_.d_v) + ", " + std::to_string(tokens()) + " tokens in " +
+           std::to_string(segments()) + " segments, " +
            (shape_.order == StateOrder::kKeyFirst ? "key first" : "value first");
   }
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/testing/names.h"
 #include "tools/bench/kernel_cases.h"
 #include "tools/bench/paged_planes.h"
 
@@ -105,7 +106,7 @@ class Prompt {
 KernelCase AttendCase(const Context& context, Attend attend, const char* op) {
   KernelCase result{.op = op,
                     .family = context.shape.kind == AttentionKind::kMla ? "mla" : "gqa",
-                    .dtype = DTypeName(context.format.dtype),
+                    .dtype = kernels::testing::Name(context.format.dtype),
                     .shape = context.Shape(),
                     .bytes = context.Bytes(),
                     .flops = context.Flops()};

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <string>
 
 #include "kernels/dtype.h"
 
@@ -45,11 +44,6 @@ inline void FillElements(kernels::DType dtype, std::byte* elements, size_t count
   for (size_t at = drawn * ElementBytes(dtype); at < bytes; at *= 2) {
     std::memcpy(elements + at, elements, std::min(at, bytes - at));
   }
-}
-
-inline std::string DTypeName(kernels::DType dtype) {
-  const char* const names[] = {"fp32", "fp16", "bf16", "e4m3", "e5m2"};
-  return names[static_cast<int>(dtype) - 1];
 }
 
 }  // namespace ashlar::bench

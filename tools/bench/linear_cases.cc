@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 
+#include "kernels/testing/names.h"
 #include "tools/bench/case_memory.h"
 #include "tools/bench/kernel_cases.h"
 
@@ -15,21 +16,11 @@ using kernels::Family;
 using kernels::LinearShape;
 using kernels::StateOrder;
 using kernels::TransitionForm;
+using kernels::testing::kFamilies;
+using kernels::testing::Name;
 
-constexpr std::array kFamilies = {
-    std::pair(Family::kRetnet, "retnet"), std::pair(Family::kLightning, "lightning"),
-    std::pair(Family::kMamba2, "mamba2"), std::pair(Family::kMamba1, "mamba1"),
-    std::pair(Family::kGla, "gla"),       std::pair(Family::kDeltanet, "deltanet"),
-    std::pair(Family::kGdn, "gdn"),       std::pair(Family::kKda, "kda"),
-};
 constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
 
-std::string NameOf(Family family) {
-  for (const auto& [value, name] : kFamilies) {
-    if (value == family) return name;
-  }
-  return "";
-}
 // What a case runs on, and all memory that its arguments point to.
 class Layer {
  public:
@@ -189,8 +180,8 @@ KernelCase ComposeCase(const Composition& c) {
   if (c.form == TransitionForm::kLowRank) length += ", rank " + std::to_string(c.rank);
   if (c.form == TransitionForm::kZero) length += ", zero";
   return {.op = "Compose",
-          .family = NameOf(c.shape.family),
-          .dtype = DTypeName(c.dtype),
+          .family = Name(c.shape.family),
+          .dtype = Name(c.dtype),
           .shape = Describe(c.shape, length),
           .bytes = c.shape.heads * (c.n * tuple_bytes + 2 * state_bytes),
           .flops = c.shape.heads * c.n * ComposeFlops(c.shape, c.form, c.rank, c.shape.d_v),
@@ -233,8 +224,8 @@ KernelCase CaptureCase(const LinearShape& shape, int64_t tokens, DType dtype) {
       static_cast<double>(sizes.StateNumbers() * ElementBytes(dtype) + sizes.TransitionBytes(dtype, form, 0));
   const int32_t columns = shape.d_v + (form == TransitionForm::kDense ? shape.d_k : 0);
   return {.op = "Capture",
-          .family = NameOf(shape.family),
-          .dtype = DTypeName(dtype),
+          .family = Name(shape.family),
+          .dtype = Name(dtype),
           .shape = Describe(shape, "tokens " + std::to_string(tokens)),
           .bytes = static_cast<double>(tokens) * InputBytes(shape) + shape.heads * out_bytes,
           .flops = static_cast<double>(tokens) * shape.heads * TokenFlops(shape, columns),
@@ -257,8 +248,8 @@ KernelCase AdvanceCase(const LinearShape& shape, int interiors, int64_t run, DTy
   const double tuple_bytes = state_bytes + static_cast<double>(sizes.TransitionBytes(dtype, form, 0));
   const double read_flops = 2.0 * shape.d_k * shape.d_v;
   return {.op = "AdvanceSeam",
-          .family = NameOf(shape.family),
-          .dtype = DTypeName(dtype),
+          .family = Name(shape.family),
+          .dtype = Name(dtype),
           .shape = Describe(
               shape, (interiors > 0 ? "n " + std::to_string(interiors) + ", " : "") + "run " + std::to_string(run)),
           .bytes = static_cast<double>(tokens) * (InputBytes(shape) + sizeof(float) * shape.heads * shape.d_v) +
@@ -296,7 +287,7 @@ std::vector<KernelCase> LinearCases(bool quick) {
   const int32_t many = quick ? 32 : 1152, some = quick ? 4 : 32;
   const int64_t tokens = quick ? 96 : 1024;
   std::vector<KernelCase> cases;
-  for (const auto& [family, name] : kFamilies) {
+  for (const Family family : kFamilies) {
     const TransitionForm form = NaturalForm(family);
     for (const DType dtype : kDTypes) {
       cases.push_back(ComposeCase({ShapeOf(family, many), 16, dtype, form}));

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/testing/names.h"
 #include "tools/bench/kernel_cases.h"
 #include "tools/bench/paged_planes.h"
 
@@ -61,7 +62,8 @@ struct LayerPlane {
 // Keys are turned, values copied, both hashed.
 KernelCase LandCase(const Segment& segment) {
   const double bytes = 4 * segment.PlaneBytes();  // two planes, read and written
-  KernelCase result{.op = "Land", .family = "gqa", .dtype = DTypeName(segment.format.dtype), .shape = segment.Shape()};
+  KernelCase result{
+      .op = "Land", .family = "gqa", .dtype = kernels::testing::Name(segment.format.dtype), .shape = segment.Shape()};
   result.bytes = bytes;
   result.prepare = [segment, bytes](const kernels::Kernels& kernels, kernels::Queue& queue) {
     auto sets = std::make_shared<std::vector<std::vector<LayerPlane>>>(segment.ColdSets(bytes));
@@ -98,7 +100,7 @@ KernelCase LandCase(const Segment& segment) {
 
 KernelCase RotateKeysCase(const Segment& segment) {
   const double bytes = 2 * segment.PlaneBytes();
-  KernelCase result{.op = "RotateKeys", .family = "gqa", .dtype = DTypeName(segment.format.dtype)};
+  KernelCase result{.op = "RotateKeys", .family = "gqa", .dtype = kernels::testing::Name(segment.format.dtype)};
   result.shape = segment.Shape();
   result.bytes = bytes;
   result.prepare = [segment, bytes](const kernels::Kernels& kernels, kernels::Queue& queue) {

@@ -9,6 +9,7 @@
 #include "kernels/adaptive.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
+#include "kernels/testing/names.h"
 #include "tools/bench/bench.h"
 
 namespace ashlar::bench {
@@ -29,10 +30,6 @@ struct Point {
   double rate;      // mean log decay a token; 0: as flash-linear-attention initialises its layers
   int64_t tokens;
 };
-
-const char* NameOf(Family family) {
-  return family == Family::kGdn ? "gdn" : family == Family::kKda ? "kda" : "deltanet";
-}
 
 kernels::LinearShape ShapeOf(Family family) {
   return {.family = family, .heads = kHeads, .key_heads = kHeads, .d_k = kDim, .d_v = kDim};
@@ -243,7 +240,7 @@ nlohmann::json Measure(const Point& point, const Options& options, const kernels
   }
   const Composed exact(chain, false, options, host, queue), adapted(chain, true, options, host, queue);
   const double heads = kHeads * kChain;
-  return {{"family", NameOf(point.family)},
+  return {{"family", kernels::testing::Name(point.family)},
           {"keys", point.correlated ? "correlated" : "isotropic"},
           {"decay", point.rate == 0 ? nlohmann::json("initial") : nlohmann::json(point.rate)},
           {"tokens", point.tokens},
@@ -292,10 +289,10 @@ absl::Status Transitions(const Options& options, nlohmann::json& figures) {
   for (const Point& point : Points(options.quick)) {
     const nlohmann::json figure = Measure(point, options, host, *queue, workers);
     const std::string decay = point.rate == 0 ? "initial" : absl::StrCat(point.rate);
-    std::printf("%-9s %-10s %-8s %6ld  %5.2f %8.2f %5.2f %5.0f  %6.2f %6.2f  %8.1e %8.1e\n", NameOf(point.family),
-                point.correlated ? "correlated" : "isotropic", decay.c_str(), point.tokens,
-                figure["zero"].get<double>(), figure["low_rank"].get<double>(), figure["dense"].get<double>(),
-                figure["median_rank"].get<double>(), figure["bytes_ratio"].get<double>(),
+    std::printf("%-9s %-10s %-8s %6ld  %5.2f %8.2f %5.2f %5.0f  %6.2f %6.2f  %8.1e %8.1e\n",
+                kernels::testing::Name(point.family).c_str(), point.correlated ? "correlated" : "isotropic",
+                decay.c_str(), point.tokens, figure["zero"].get<double>(), figure["low_rank"].get<double>(),
+                figure["dense"].get<double>(), figure["median_rank"].get<double>(), figure["bytes_ratio"].get<double>(),
                 figure["seconds_ratio"].get<double>(), figure["error"].get<double>(),
                 figure["state_rel_l2"].get<double>());
     std::fflush(stdout);
