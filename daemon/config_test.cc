@@ -89,6 +89,9 @@ struct BadInput {
   const char* yaml;   // behind the listening sockets
   const char* error;  // how the message begins
 };
+void PrintTo(const BadInput& input, std::ostream* out) {
+  *out << input.error;
+}
 
 class BadConfig : public ::testing::TestWithParam<BadInput> {};
 

@@ -233,6 +233,12 @@ struct Pairing {
   RopeKind kind;
   std::array<std::array<int, 2>, 2> pairs;
 };
+std::string NameOf(const Pairing& pairing) {
+  return pairing.kind == RopeKind::kInterleaved ? "Interleaved" : "HalfSplit";
+}
+void PrintTo(const Pairing& pairing, std::ostream* out) {
+  *out << NameOf(pairing);
+}
 
 class EngineServiceRope : public ::testing::TestWithParam<Pairing> {};
 
@@ -287,9 +293,7 @@ TEST_P(EngineServiceRope, LandsWhatWasPublishedTurnedToItsPosition) {
 INSTANTIATE_TEST_SUITE_P(Pairings, EngineServiceRope,
                          ::testing::Values(Pairing{RopeKind::kHalfSplit, {{{0, 2}, {1, 3}}}},
                                            Pairing{RopeKind::kInterleaved, {{{0, 1}, {2, 3}}}}),
-                         [](const auto& info) {
-                           return info.param.kind == RopeKind::kInterleaved ? "Interleaved" : "HalfSplit";
-                         });
+                         [](const auto& info) { return NameOf(info.param); });
 
 // Runs `body` on a thread whose user is another one.
 void AsUser(uid_t uid, const std::function<void()>& body) {

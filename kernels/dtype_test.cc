@@ -25,6 +25,9 @@ struct Format {
   bool infinities;
   float largest, least_normal, least;
 };
+void PrintTo(const Format& format, std::ostream* out) {
+  *out << format.name;
+}
 
 const Format kFormats[] = {
     {"fp16", DType::kF16, Half::From, Half::To, 16, true, 65504, 0x1p-14f, 0x1p-24f},
