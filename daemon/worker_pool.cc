@@ -25,6 +25,10 @@ bool WorkerPool::Run(std::function<void()> work, std::function<void()> done) {
   return true;
 }
 
+void WorkerPool::Post(std::function<void()> event) {
+  loop_.PostCompletion(std::move(event));
+}
+
 void WorkerPool::Stop() {
   {
     std::lock_guard lock(mutex_);

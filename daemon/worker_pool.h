@@ -28,6 +28,7 @@ class WorkerPool final : public storage::Executor {
 
   // Thread-safe. False when `queue_depth` jobs wait already, or after Stop.
   bool Run(std::function<void()> work, std::function<void()> done) override;
+  void Post(std::function<void()> event) override;
 
   // Finishes what was taken, posts its completions, ends the threads.
   void Stop();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <utility>
 
 #include "storage/part_check.h"
@@ -17,28 +18,58 @@ LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, con
   }
   sources_.reserve(sources.size());
   for (const LandSource& source : sources) {
-    sources_.push_back({source.header, ObjectBytes(tier, *source.slot), source.first_position});
+    sources_.emplace_back(new Source{source.header, ObjectBytes(tier, *source.slot), source.first_position});
     const std::vector<Part>& parts = source.header->parts;
     has_tail_ |= !parts.empty() && (target_.rows.empty() || parts.back().layer > target_.rows.back().layer);
   }
 }
 
-void LandJob::RunStep(size_t step) {
-  const PagedRows* rows = step < target_.rows.size() ? &target_.rows[step] : nullptr;
-  std::vector<Check> checks = StepChecks(step);
+void LandJob::Run(uint64_t bytes, const std::function<void()>& landed) {
+  std::deque<Step> batch;  // they stay where they are
   std::vector<Task> tasks;
-  uint64_t landed_bytes = 0;
-  for (Check& check : checks) {
+  uint64_t read = 0, landed_bytes = 0;
+  const size_t first = next_;
+  while (!finished() && read < bytes) {
+    const PagedRows* rows = next_ < target_.rows.size() ? &target_.rows[next_] : nullptr;
+    Step& step = batch.emplace_back(StepChecks(next_++));
+    AppendTasks(rows, step, tasks);
+    for (const Check& check : step.checks) {
+      read += check.part->Bytes();
+      if (IsPaged(check.part->form)) landed_bytes += check.part->Bytes();
+    }
+  }
+  std::mutex mutex;
+  size_t concluded = 0;  // steps, in order
+  const auto conclude = [&] {
+    const std::lock_guard lock(mutex);
+    const uint32_t before = layers();
+    for (; concluded < batch.size() && batch[concluded].tasks_left == 0; ++concluded) Conclude(batch[concluded]);
+    const uint32_t now = static_cast<uint32_t>(std::min(first + concluded, target_.rows.size()));
+    layers_.store(now, std::memory_order_release);
+    if (now > before) landed();
+  };
+  kernels::ParallelFor(workers_, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
+    // What is skipped is never concluded: nothing is known about it.
+    if (cancelled()) return;
+    if (!tasks[i].source->corrupt) tasks[i].rows != nullptr ? Land(tasks[i], landed_bytes) : Verify(tasks[i]);
+    if (--tasks[i].step->tasks_left == 0) conclude();
+  });
+  if (!cancelled()) conclude();  // steps without tasks: all their sources are corrupt
+}
+
+void LandJob::AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks) {
+  const size_t before = tasks.size();
+  for (Check& check : step.checks) {
     const bool paged = rows != nullptr && check.part->layer == rows->layer;
-    landed_bytes += paged ? check.part->Bytes() : 0;
     if (paged && IsScales(check.part->form)) continue;  // landed with the rows that they scale
-    const auto scales = std::find_if(checks.begin(), checks.end(), [&](const Check& other) {
+    const auto scales = std::find_if(step.checks.begin(), step.checks.end(), [&](const Check& other) {
       return paged && other.source == check.source && other.part->layer == check.part->layer &&
              other.part->form == ScalesOf(check.part->form);
     });
-    const bool scaled = scales != checks.end();
+    const bool scaled = scales != step.checks.end();
     SplitPart(*check.part, [&](const UnitRange& range) {
-      tasks.push_back({.source = check.source,
+      tasks.push_back({.step = &step,
+                       .source = check.source,
                        .range = range,
                        .rows = paged ? rows : nullptr,
                        .checksums = check.unit_checksums.data() + range.first,
@@ -46,13 +77,11 @@ void LandJob::RunStep(size_t step) {
                        .scale_checksums = scaled ? scales->unit_checksums.data() + range.first : nullptr});
     });
   }
-  kernels::ParallelFor(workers_, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
-    if (cancel_.cancelled()) return;
-    tasks[i].rows != nullptr ? Land(tasks[i], landed_bytes) : Verify(tasks[i]);
-  });
-  // Skipped tasks left no checksums: nothing is known about their parts.
-  if (cancel_.cancelled()) return;
-  for (const Check& check : checks) {
+  step.tasks_left = tasks.size() - before;
+}
+
+void LandJob::Conclude(const Step& step) {
+  for (const Check& check : step.checks) {
     if (kernels::CombineChecksums(check.unit_checksums) != check.part->checksum) check.source->corrupt = true;
   }
 }
@@ -62,11 +91,11 @@ std::vector<LandJob::Check> LandJob::StepChecks(size_t step) {
   const uint64_t begin = step == 0 ? 0 : uint64_t{rows[step - 1].layer} + 1;
   const uint64_t end = step < rows.size() ? uint64_t{rows[step].layer} + 1 : UINT64_MAX;
   std::vector<Check> checks;
-  for (Source& source : sources_) {
-    if (source.corrupt) continue;
-    for (const Part& part : source.header->parts) {
+  for (const auto& source : sources_) {
+    if (source->corrupt) continue;
+    for (const Part& part : source->header->parts) {
       if (part.layer < begin || part.layer >= end) continue;
-      checks.push_back({&source, &part, std::vector<uint64_t>(part.units)});
+      checks.push_back({source.get(), &part, std::vector<uint64_t>(part.units)});
     }
   }
   return checks;
@@ -76,7 +105,7 @@ void LandJob::Verify(const Task& task) const {
   HashUnits(kernels_, task.source->bytes, task.range, task.checksums);
 }
 
-void LandJob::Land(const Task& task, uint64_t step_bytes) const {
+void LandJob::Land(const Task& task, uint64_t batch_bytes) const {
   const UnitRange& range = task.range;
   const bool keys = range.part->form == PartForm::kKeys;
   const bool turned = keys != task.rows->latent;
@@ -104,7 +133,7 @@ void LandJob::Land(const Task& task, uint64_t step_bytes) const {
              .first_position = static_cast<int64_t>(first_position),
              .unit_checksums = task.checksums,
              .scale_checksums = task.scale_checksums,
-             .batch_bytes = static_cast<int64_t>(step_bytes)},
+             .batch_bytes = static_cast<int64_t>(batch_bytes)},
             *queue)
       .Wait();
 }

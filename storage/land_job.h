@@ -1,8 +1,12 @@
 // One landing: objects' keys and values go to an engine's pages, and their tuples are verified where they are.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -23,31 +27,34 @@ struct LandSource {
 };
 
 // A landing in steps, one an attention layer: verifies the linear layers before it, then lands its keys and values.
-// Linear layers behind the last attention layer make a step of their own.
+// Linear layers behind the last attention layer make a step of their own. Many steps run as one, so that threads do
+// not wait for each other between layers.
 class LandJob {
  public:
   // Every source must fit the target (storage/transfer.h).
   LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
           const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel);
 
-  size_t steps() const { return target_.rows.size() + (has_tail_ ? 1 : 0); }
-  size_t attention_layers() const { return target_.rows.size(); }
+  // On any thread, one call at a time: runs whole steps until they have read `bytes` or more, or none is left.
+  // `landed` is called on the threads that work, one at a time, whenever layers() has grown. Sources found corrupt are
+  // skipped from then on. Stops between tasks when cancelled.
+  void Run(uint64_t bytes, const std::function<void()>& landed);
 
-  // On any thread, one step at a time in ascending order. Sources found corrupt are skipped from then on. Stops between
-  // tasks when cancelled.
-  void RunStep(size_t step);
-
-  // After a step, on the thread that waits for it.
-  bool corrupt(size_t source) const { return sources_[source].corrupt; }
-  bool cancelled() const { return cancel_.cancelled(); }
+  // On the thread that waits for Run.
+  bool finished() const { return next_ == steps(); }
   void ReleaseMemory() { target_.keep.reset(); }
+
+  // On any thread, at any time.
+  bool cancelled() const { return cancel_.cancelled(); }
+  uint32_t layers() const { return layers_.load(std::memory_order_acquire); }  // attention layers landed so far
+  bool corrupt(size_t source) const { return sources_[source]->corrupt.load(std::memory_order_acquire); }
 
  private:
   struct Source {
     const ObjectHeader* header;
     ObjectBytes bytes;
     uint64_t first_position;
-    bool corrupt = false;
+    std::atomic<bool> corrupt{false};
   };
   // What one part must hash to, and what it did.
   struct Check {
@@ -55,7 +62,12 @@ class LandJob {
     const Part* part;
     std::vector<uint64_t> unit_checksums;
   };
+  struct Step {
+    std::vector<Check> checks;
+    std::atomic<size_t> tasks_left{0};
+  };
   struct Task {
+    Step* step;
     const Source* source;
     UnitRange range;
     const PagedRows* rows;  // of keys and values
@@ -64,16 +76,21 @@ class LandJob {
     uint64_t* scale_checksums;
   };
 
+  size_t steps() const { return target_.rows.size() + (has_tail_ ? 1 : 0); }
   std::vector<Check> StepChecks(size_t step);
+  void AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks);
   void Verify(const Task& task) const;
-  void Land(const Task& task, uint64_t step_bytes) const;  // of all that the task's step lands
+  void Land(const Task& task, uint64_t batch_bytes) const;  // of all that is landed together
+  void Conclude(const Step& step);
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;
   LandTarget target_;
   CancelFlag cancel_;
-  std::vector<Source> sources_;
+  std::vector<std::unique_ptr<Source>> sources_;
   bool has_tail_ = false;
+  size_t next_ = 0;  // step
+  std::atomic<uint32_t> layers_{0};
 };
 
 }  // namespace ashlar::storage

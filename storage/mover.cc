@@ -1,5 +1,6 @@
 #include "storage/mover.h"
 
+#include <atomic>
 #include <utility>
 
 #include "storage/publish_job.h"
@@ -9,9 +10,23 @@ namespace ashlar::storage {
 struct Mover::Landing {
   LandJob job;
   LandEvents events;
-  size_t sources;
-  size_t step = 0;
-  std::vector<bool> told_corrupt;
+  std::vector<bool> told_corrupt;  // one a source
+  uint32_t told_layers = 0;
+  std::atomic<bool> posted{false};  // one event at a time waits to be told
+
+  // On the metadata thread: what has come to be known since the last time.
+  void Tell() {
+    posted = false;
+    const uint32_t layers = job.layers();
+    for (size_t i = 0; i < told_corrupt.size(); ++i) {
+      if (!job.corrupt(i) || told_corrupt[i]) continue;
+      told_corrupt[i] = true;
+      events.corrupt(i);
+    }
+    if (layers == told_layers || job.cancelled()) return;
+    told_layers = layers;
+    events.progress(layers);
+  }
 
   void Finish(MissReason outcome) {
     job.ReleaseMemory();
@@ -21,8 +36,9 @@ struct Mover::Landing {
   }
 };
 
-Mover::Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier)
-    : kernels_(kernels), workers_(workers), executor_(executor), tier_(tier) {}
+Mover::Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
+             uint64_t turn_bytes)
+    : kernels_(kernels), workers_(workers), executor_(executor), tier_(tier), turn_bytes_(turn_bytes) {}
 
 bool Mover::Publish(const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel,
                     std::function<void(std::optional<ObjectHeader>)> done) {
@@ -31,12 +47,10 @@ bool Mover::Publish(const ObjectHeader& plan, const Slot& slot, PublishSource so
 }
 
 void Mover::Land(std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events) {
-  auto landing = std::make_shared<Landing>(
-      Landing{.job = LandJob(kernels_, workers_, tier_, sources, std::move(target), std::move(cancel)),
-              .events = std::move(events),
-              .sources = sources.size(),
-              .told_corrupt = std::vector<bool>(sources.size())});
-  NextStep(landing);
+  NextTurn(std::shared_ptr<Landing>(
+      new Landing{.job = LandJob(kernels_, workers_, tier_, sources, std::move(target), std::move(cancel)),
+                  .events = std::move(events),
+                  .told_corrupt = std::vector<bool>(sources.size())}));
 }
 
 bool Mover::Compose(std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
@@ -53,24 +67,18 @@ bool Mover::Compose(std::vector<ComposeSource> sources, Composition composition,
                        });
 }
 
-void Mover::NextStep(const std::shared_ptr<Landing>& landing) {
+void Mover::NextTurn(const std::shared_ptr<Landing>& landing) {
   if (landing->job.cancelled()) return landing->Finish(MissReason::kCancelled);
-  if (landing->step == landing->job.steps()) return landing->Finish(MissReason::kNone);
-  const bool queued =
-      executor_.Run([landing] { landing->job.RunStep(landing->step); }, [this, landing] { StepDone(landing); });
+  if (landing->job.finished()) return landing->Finish(MissReason::kNone);
+  const auto post = [this, landing] {
+    if (!landing->posted.exchange(true)) executor_.Post([landing] { landing->Tell(); });
+  };
+  const bool queued = executor_.Run([this, landing, post] { landing->job.Run(turn_bytes_, post); },
+                                    [this, landing] {
+                                      landing->Tell();
+                                      NextTurn(landing);
+                                    });
   if (!queued) landing->Finish(MissReason::kBusy);
-}
-
-void Mover::StepDone(const std::shared_ptr<Landing>& landing) {
-  for (size_t i = 0; i < landing->sources; ++i) {
-    if (!landing->job.corrupt(i) || landing->told_corrupt[i]) continue;
-    landing->told_corrupt[i] = true;
-    landing->events.corrupt(i);
-  }
-  ++landing->step;
-  const bool landed_layer = landing->step <= landing->job.attention_layers() && !landing->job.cancelled();
-  if (landed_layer) landing->events.progress(static_cast<uint32_t>(landing->step));
-  NextStep(landing);
 }
 
 }  // namespace ashlar::storage

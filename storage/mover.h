@@ -30,12 +30,17 @@ struct LandEvents {
   std::function<void(MissReason outcome)> done;
 };
 
+// What a landing moves before it lets another have its turn. Much more than what threads lose when they wait for each
+// other at its end; a landing of any size still waits no longer than this takes for each one before it.
+inline constexpr uint64_t kTurnBytes = 256 << 20;
+
 // Sources and targets must fit (storage/transfer.h). A transfer lets go of `keep` before its `done`.
 class Mover {
  public:
   // All must outlive the mover, and the mover everything in flight. `workers` are used by one executor thread at a time
   // or by several, as they allow.
-  Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier);
+  Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
+        uint64_t turn_bytes = kTurnBytes);
 
   // Fills the slot: parts, each hashed while it is copied, then the header at the object's start. `done` gets the
   // header with its checksums; nothing when cancelled. The slot stays until then. False, and nothing is called: the
@@ -44,8 +49,8 @@ class Mover {
                std::function<void(std::optional<ObjectHeader>)> done);
 
   // Lands keys and values layer by layer, for each layer those of all sources, verifying them and the tuples of the
-  // linear layers before it (behind the last one: at the end) against the checksums in the headers. One executor item a
-  // layer; the next is queued when one is done.
+  // linear layers before it (behind the last one: at the end) against the checksums in the headers. An executor item
+  // takes as many whole layers as make a turn; the next is queued when one is done.
   void Land(std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events);
 
   // Composes in one executor item. One source an interior; `done` learns which of them are corrupt: then, and when it
@@ -55,13 +60,13 @@ class Mover {
 
  private:
   struct Landing;
-  void NextStep(const std::shared_ptr<Landing>& landing);
-  void StepDone(const std::shared_ptr<Landing>& landing);
+  void NextTurn(const std::shared_ptr<Landing>& landing);
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;
   Executor& executor_;
   const Tier& tier_;
+  const uint64_t turn_bytes_;
 };
 
 }  // namespace ashlar::storage

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -60,7 +61,7 @@ class MoverTest : public ::testing::TestWithParam<const kernels::Kernels*> {
   std::unique_ptr<MemoryTier> tier_ = TestTier({{1, 64}});
   ManualExecutor executor_;
   InlineWorkers workers_;
-  Mover mover_{*GetParam(), workers_, executor_, *tier_};
+  Mover mover_{*GetParam(), workers_, executor_, *tier_, /*turn_bytes=*/1};  // a layer is a turn
 };
 
 TEST_P(MoverTest, LandsTheBytesThatWerePublished) {
@@ -125,6 +126,26 @@ TEST_P(MoverTest, FindsEveryCorruptPartAndLandsTheOthers) {
     EXPECT_LT(LandingError(pages, good.header, good.text, 200), 1e-5);
     tier_->Free(bad.slot);
   }
+}
+
+TEST_P(MoverTest, TakesAllLayersThatFitATurnInOneItem) {
+  const Object good = Publish(1, 64), bad = Publish(2, 64);
+  Corrupt(*tier_, bad.slot, bad.header, bad.header.parts.back().layer, bad.header.parts.back().form);
+  const TestPages pages(16);
+  Mover mover(*GetParam(), workers_, executor_, *tier_);
+  std::vector<std::string> events;
+  mover.Land({{&good.header, &good.slot, 0}, {&bad.header, &bad.slot, 64}}, TestTarget(pages, {}), CancelFlag(),
+             {.progress = [&](uint32_t layers) { events.push_back("landed " + std::to_string(layers)); },
+              .corrupt = [&](size_t source) { events.push_back("corrupt " + std::to_string(source)); },
+              .done = [&](MissReason outcome) { events.push_back(std::string(Name(outcome))); }});
+  ASSERT_EQ(executor_.pending(), 1u);
+  executor_.Work(0);
+  EXPECT_THAT(events, IsEmpty()) << "told on the metadata thread alone";
+  executor_.Complete(0);
+  EXPECT_EQ(executor_.pending(), 0u);
+  // Nobody listened while both layers landed: one event tells of all.
+  EXPECT_THAT(events, ElementsAre("corrupt 1", "landed 2", std::string(Name(MissReason::kNone))));
+  EXPECT_LT(LandingError(pages, good.header, good.text, 0), 1e-5);
 }
 
 TEST_P(MoverTest, OneItemALayerAndOneForWhatIsBehindTheLast) {

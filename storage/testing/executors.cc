@@ -10,15 +10,22 @@ bool ManualExecutor::Run(std::function<void()> work, std::function<void()> done)
   return true;
 }
 
+void ManualExecutor::Post(std::function<void()> event) {
+  working_->events.push_back(std::move(event));
+}
+
 void ManualExecutor::Work(size_t item) {
-  items_.at(item).work();
-  items_.at(item).worked = true;
+  working_ = &items_.at(item);
+  working_->work();
+  working_->worked = true;
+  working_ = nullptr;
 }
 
 void ManualExecutor::Complete(size_t item) {
-  if (!items_.at(item).worked) items_.at(item).work();
+  if (!items_.at(item).worked) Work(item);
   const Item ended = std::move(items_.at(item));
   items_.erase(items_.begin() + static_cast<ptrdiff_t>(item));
+  for (const auto& event : ended.events) event();
   ended.done();
 }
 
@@ -46,6 +53,12 @@ bool ThreadedExecutor::Run(std::function<void()> work, std::function<void()> don
   }
   changed_.notify_all();
   return true;
+}
+
+void ThreadedExecutor::Post(std::function<void()> event) {
+  const std::lock_guard lock(mutex_);
+  completions_.push_back(std::move(event));
+  changed_.notify_all();
 }
 
 void ThreadedExecutor::PollUntil(const std::function<bool()>& finished) {

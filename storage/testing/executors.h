@@ -20,11 +20,12 @@ class ManualExecutor final : public Executor {
   explicit ManualExecutor(size_t capacity = 1024) : capacity_(capacity) {}
 
   bool Run(std::function<void()> work, std::function<void()> done) override;
+  void Post(std::function<void()> event) override;
 
   void set_capacity(size_t capacity) { capacity_ = capacity; }
   size_t pending() const { return items_.size(); }
-  void Work(size_t item);      // runs the item's work; its `done` still waits
-  void Complete(size_t item);  // work, unless it has run, then done; the item goes
+  void Work(size_t item);      // runs the item's work; what it posts and its `done` still wait
+  void Complete(size_t item);  // work, unless it has run, what it posted, then done; the item goes
   void CompleteAll();          // in order of submission, including what completions submit
 
  private:
@@ -32,9 +33,11 @@ class ManualExecutor final : public Executor {
     std::function<void()> work;
     std::function<void()> done;
     bool worked = false;
+    std::vector<std::function<void()>> events;
   };
   size_t capacity_;
   std::deque<Item> items_;
+  Item* working_ = nullptr;
 };
 
 // Runs work on threads of its own; `done` waits for the test's thread, which is the metadata thread, to call Poll.
@@ -44,6 +47,7 @@ class ThreadedExecutor final : public Executor {
   ~ThreadedExecutor() override;
 
   bool Run(std::function<void()> work, std::function<void()> done) override;
+  void Post(std::function<void()> event) override;
   // Runs completions until `finished` holds.
   void PollUntil(const std::function<bool()>& finished);
 

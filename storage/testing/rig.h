@@ -93,7 +93,7 @@ struct Rig {
   InlineWorkers workers;
   CountingObserver observer;
   std::unique_ptr<MemoryTier> tier;
-  Mover mover{kernels::Reference(), workers, executor, *tier};
+  Mover mover{kernels::Reference(), workers, executor, *tier, /*turn_bytes=*/1};  // one executor item a layer
   Cache cache;
 };
 
