@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Draws the figures of `ashlar-bench transitions --json FILE` as curves: draw_transitions.py FILE OUT.svg
 
-Bytes kept against dense storage, over the segment's length: one panel for each family, one curve for each decay.
+Over the segment's length: bytes kept and time of composition against dense storage, and the error of the composed
+state. One column for each family, one curve for each decay.
 """
 import json
 import math
@@ -25,32 +26,49 @@ def curves(cases, family, figure):
     return out
 
 
+def share(value):
+    """Where a ratio to dense stands on an axis from 0 to 1.2."""
+    return min(value, 1.2) / 1.2
+
+
+def decades(value):
+    """Where an error stands on a logarithmic axis from 1e-9 to 1e-3."""
+    return (max(math.log10(value), -9) + 9) / 6 if value > 0 else 0
+
+
+# Figure, what it is, its axis, and the axis's marks.
+ROWS = [
+    ("bytes_ratio", "bytes of transitions, dense = 1", share, (0, 0.25, 0.5, 0.75, 1)),
+    ("seconds_ratio", "time of composition, dense = 1", share, (0, 0.25, 0.5, 0.75, 1)),
+    ("state_rel_l2", "relative L2 of the state", decades, (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)),
+]
+
+
 class Panel:
-    def __init__(self, left, title, lengths):
-        self.left, self.title, self.lengths = left, title, lengths
+    def __init__(self, left, title, lengths, axis, marks):
+        self.left, self.title, self.lengths, self.axis, self.marks = left, title, lengths, axis, marks
 
     def x(self, tokens):
         low, high = math.log2(self.lengths[0]), math.log2(self.lengths[-1])
         return self.left + (math.log2(tokens) - low) / (high - low) * WIDTH
 
-    @staticmethod
-    def y(share):
-        return MARGIN + (1 - min(share, 1.2) / 1.2) * HEIGHT
+    def y(self, value):
+        return MARGIN + (1 - self.axis(value)) * HEIGHT
 
     def draw(self, lines, names):
         yield f'<text x="{self.left}" y="{MARGIN - 14}" font-weight="bold">{self.title}</text>'
-        for share in (0, 0.25, 0.5, 0.75, 1):
-            y = self.y(share)
+        for mark in self.marks:
+            y = self.y(mark)
             yield f'<line x1="{self.left}" x2="{self.left + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
-            yield f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{share:g}</text>'
+            yield f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{mark:g}</text>'
         for tokens in self.lengths:
             yield f'<text x="{self.x(tokens):.1f}" y="{MARGIN + HEIGHT + 16}" text-anchor="middle">{tokens}</text>'
         for name, points in lines.items():
             colour = COLOURS[names.index(name) % len(COLOURS)]
-            path = " ".join(f"{self.x(tokens):.1f},{self.y(share):.1f}" for tokens, share in points)
+            path = " ".join(f"{self.x(tokens):.1f},{self.y(value):.1f}" for tokens, value in points)
             yield f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>'
-            for tokens, share in points:
-                yield f'<circle cx="{self.x(tokens):.1f}" cy="{self.y(share):.1f}" r="2.5" fill="{colour}"/>'
+            for tokens, value in points:
+                yield f'<circle cx="{self.x(tokens):.1f}" cy="{self.y(value):.1f}" r="2.5" fill="{colour}"/>'
 
 
 def draw(figures):
@@ -58,19 +76,18 @@ def draw(figures):
     families = list(dict.fromkeys(case["family"] for case in cases))
     lengths = sorted({case["tokens"] for case in cases})
     names = list(dict.fromkeys(label(case) for case in cases))
-    rows = [("bytes_ratio", "bytes of transitions"), ("seconds_ratio", "time of composition")]
     legend = MARGIN + HEIGHT + 36
-    height = len(rows) * (HEIGHT + MARGIN + GAP) + 24 * len(names)
+    height = len(ROWS) * (HEIGHT + MARGIN + GAP) + 24 * len(names)
     width = len(families) * (WIDTH + MARGIN + GAP) + GAP
     yield (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
            f'font-size="11"><rect width="100%" height="100%" fill="white"/>')
-    for row, (figure, what) in enumerate(rows):
+    for row, (figure, what, axis, marks) in enumerate(ROWS):
         yield f'<g transform="translate(0,{row * (HEIGHT + MARGIN + GAP)})">'
         for column, family in enumerate(families):
-            panel = Panel(MARGIN + column * (WIDTH + MARGIN + GAP), f"{family}: {what}, dense = 1", lengths)
+            panel = Panel(MARGIN + column * (WIDTH + MARGIN + GAP), f"{family}: {what}", lengths, axis, marks)
             yield from panel.draw(curves(cases, family, figure), names)
         yield "</g>"
-    top = legend + (len(rows) - 1) * (HEIGHT + MARGIN + GAP)
+    top = legend + (len(ROWS) - 1) * (HEIGHT + MARGIN + GAP)
     for i, name in enumerate(names):
         y, colour = top + 20 * i, COLOURS[i % len(COLOURS)]
         yield f'<line x1="{MARGIN}" x2="{MARGIN + 24}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>'
