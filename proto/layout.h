@@ -32,7 +32,16 @@ enum class LinearFamily : uint8_t {
   kGdn = 7,
   kKda = 8
 };
-enum class TransitionKind : uint8_t { kScalar = 1, kDiagonal = 2, kDense = 3, kElementwise = 4 };
+// The first four: what a layer's transitions are. Behind them: what single heads of a dense layer may be stored as
+// (object.h); no layout declares these.
+enum class TransitionKind : uint8_t {
+  kScalar = 1,
+  kDiagonal = 2,
+  kDense = 3,
+  kElementwise = 4,
+  kLowRank = 5,
+  kZero = 6
+};
 enum class StateOrderKind : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
 
 struct Rope {

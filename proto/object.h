@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,15 +22,32 @@ namespace ashlar {
 enum class Provenance : uint8_t { kExact = 1, kComposed = 2 };
 
 enum class PartForm : uint8_t {
-  kTransitionDense = 1,  // unit: one head's [d_k, d_k]
-  kState = 2,            // unit: one head's [d_k, d_v] or [d_v, d_k], as the layout's state order says
-  kConvTail = 3,         // one unit: [conv_kernel − 1, conv_channels], pre-convolution inputs, oldest first
-  kKeys = 4,             // unit: [unit_tokens, kv_heads, key_dim]; mla: latents
-  kValues = 5,           // unit: [unit_tokens, kv_heads, value_dim]; mla: rotary key parts
-  kKeyScales = 6,        // unit: [unit_tokens, kv_heads] fp32, of the keys of the unit of the same number
-  kValueScales = 7,      // the same of values
+  kTransitionDense = 1,         // unit: one head's [d_k, d_k]
+  kState = 2,                   // unit: one head's [d_k, d_v] or [d_v, d_k], as the layout's state order says
+  kConvTail = 3,                // one unit: [conv_kernel − 1, conv_channels], pre-convolution inputs, oldest first
+  kKeys = 4,                    // unit: [unit_tokens, kv_heads, key_dim]; mla: latents
+  kValues = 5,                  // unit: [unit_tokens, kv_heads, value_dim]; mla: rotary key parts
+  kKeyScales = 6,               // unit: [unit_tokens, kv_heads] fp32, of the keys of the unit of the same number
+  kValueScales = 7,             // the same of values
+  kTransitionScalar = 8,        // unit: one head's logarithm, fp32
+  kTransitionDiagonal = 9,      // unit: one head's [d_k] logarithms, fp32
+  kTransitionElementwise = 10,  // unit: one head's [d_v], Σ dt, fp32
+  kTransitionLowRank = 11,  // unit: one head's diagonal [d_k] in fp32, then A and B, [rank, d_k] each: diag + Aᵀ B
+  kTransitionZero = 12,     // units without bytes: heads whose transition is zero
+  kStateExponents = 13,     // one unit: [value_heads] i32; an fp16 state is its numbers × 2^exponent
 };
 absl::string_view Name(PartForm form);
+// The form of heads that are stored as `kind`, and back; none for forms that are no transitions.
+PartForm TransitionFormOf(TransitionKind kind);
+std::optional<TransitionKind> TransitionKindOf(PartForm form);
+inline bool IsTransition(PartForm form) {
+  return TransitionKindOf(form).has_value();
+}
+// The element type of dense transitions and of low-rank factors beside states of a type. Entries are at most about 1,
+// where fp16 has eight times the precision of bf16 at the same size, so 16-bit transitions are always fp16.
+inline DType TransitionType(DType state) {
+  return state == DType::kF32 ? DType::kF32 : DType::kF16;
+}
 // Keys and values, which lie in an engine's pages; their scales; either. The form of the scales of rows.
 inline bool IsRows(PartForm form) {
   return form == PartForm::kKeys || form == PartForm::kValues;
@@ -46,18 +64,19 @@ inline PartForm ScalesOf(PartForm rows) {
 
 struct Part {
   uint32_t layer = 0;
-  uint16_t head_group = 0;  // 0: all heads
+  uint16_t head_group = 0;  // transitions: the first of the consecutive heads whose units these are; 0 otherwise
   PartForm form = PartForm::kState;
-  DType dtype = DType::kF32;
-  uint32_t rank = 0;  // of a low-rank transition; 0 otherwise
+  DType dtype = DType::kF32;  // exponents: of the states that they scale
+  uint32_t rank = 0;          // of low-rank transitions; 0 otherwise
   uint32_t units = 0;
-  uint32_t unit_bytes = 0;  // of every unit but the last
+  uint32_t unit_bytes = 0;  // of every unit but the last; 0 for zero transitions alone
   uint32_t last_unit_bytes = 0;
   uint32_t unit_tokens = 0;  // keys, values and their scales: tokens in a full unit
   uint64_t offset = 0;       // of unit 0, from the object's start
   uint64_t checksum = 0;     // kernels::CombineChecksums over XXH3-64 of each unit
 
-  uint64_t UnitOffset(uint32_t unit) const;
+  bool Empty() const { return unit_bytes == 0; }  // nothing of it is stored
+  uint64_t UnitOffset(uint32_t unit) const;       // not of an empty part
   uint32_t UnitBytes(uint32_t unit) const { return unit + 1 == units ? last_unit_bytes : unit_bytes; }
   uint64_t Bytes() const { return units == 0 ? 0 : uint64_t{unit_bytes} * (units - 1) + last_unit_bytes; }
   bool operator==(const Part&) const = default;
@@ -75,16 +94,33 @@ struct ObjectHeader {
   std::vector<Part> parts;
   bool operator==(const ObjectHeader&) const = default;
 
-  const Part* Find(uint32_t layer, PartForm form) const;
-  uint64_t Extents() const;  // ceil(bytes / kExtentBytes)
+  const Part* Find(uint32_t layer, PartForm form) const;  // the first of several
+  std::span<const Part> Layer(uint32_t layer) const;      // all parts of one layer
+  uint64_t Extents() const;                               // ceil(bytes / kExtentBytes)
 };
 
 // The header of the object that a run of `tokens` tokens has under `layout`, checksums still zero. For kSegment the
 // interior [head, tokens − tail) is stored, FAILED_PRECONDITION when it is empty; for kCheckpoint all tokens and no
-// transitions. Other kinds: UNIMPLEMENTED. The layout must be valid.
+// transitions. Other kinds: UNIMPLEMENTED. The layout must be valid. Every head's transition has its layer's own form.
 absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId& ns, const Key& key, ObjectKind kind,
                                         uint64_t tokens);
 
+// Consecutive heads of a layer whose transitions are stored in one form.
+struct TransitionRun {
+  uint32_t layer = 0;
+  uint32_t first_head = 0;
+  uint32_t heads = 0;
+  TransitionKind form = TransitionKind::kDense;  // the layer's own or kZero; in dense layers also kLowRank
+  uint32_t rank = 0;                             // kLowRank: so small that a head takes fewer bytes than dense
+  bool operator==(const TransitionRun&) const = default;
+};
+// Whether a segment that PlanObject planned may have its heads stored so. INVALID_ARGUMENT begins with the field's
+// name.
+absl::Status CheckRun(const ObjectHeader& plan, const TransitionRun& run);
+// The plan with these forms. Layers that no run names keep their own form; the others have every head in exactly one
+// run. INVALID_ARGUMENT for runs that overlap or leave a head out, for more parts than a table holds, and for a plan of
+// more extents than `plan`.
+absl::StatusOr<ObjectHeader> PlanForms(const ObjectHeader& plan, std::span<const TransitionRun> runs);
 // Bytes of the encoded header and table; parts begin at the next multiple of kUnitAlignment. Always within one extent.
 uint64_t EncodedHeaderBytes(size_t parts);
 std::string EncodeHeader(const ObjectHeader& header);
@@ -93,8 +129,9 @@ std::string EncodeHeader(const ObjectHeader& header);
 // wrong. What passes is what was written: cheaper than parsing it.
 absl::Status VerifyHeader(absl::string_view bytes);
 
-// Parses and verifies a header at the start of `bytes`: magic, version, sizes, the header's own checksum, and that
-// every part lies inside the object, in order, without overlap. DATA_LOSS names what is wrong.
+// Parses and verifies a header at the start of `bytes`: magic, version, sizes, the header's own checksum, that every
+// part lies inside the object, in order, without overlap, and that every head of a segment's state has exactly one
+// transition. DATA_LOSS names what is wrong.
 absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view bytes);
 
 }  // namespace ashlar

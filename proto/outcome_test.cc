@@ -31,7 +31,7 @@ TEST(Outcome, EveryOutcomeHasItsName) {
   ExpectNames<ReserveOutcome>(1, 6);
   ExpectNames<PublishOutcome>(1, 5);
   ExpectNames<ObjectKind>(1, 4);
-  ExpectNames<PartForm>(1, 7);
+  ExpectNames<PartForm>(1, 13);
 }
 
 }  // namespace

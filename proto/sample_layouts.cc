@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "proto/limits.h"
+#include "proto/tuple_parts.h"
 
 namespace ashlar {
 namespace {
@@ -42,14 +43,13 @@ AttentionLayer RandomAttention(std::mt19937_64& random) {
   return layer;
 }
 
-LinearLayer RandomLinear(std::mt19937_64& random, bool storable) {
+LinearLayer RandomLinear(std::mt19937_64& random) {
   LinearLayer layer;
   layer.key_heads = Uniform(random, 1, 8);
   layer.value_heads = layer.key_heads * Uniform(random, 1, 4);
   layer.d_k = Uniform(random, 1, 40);
   layer.d_v = Uniform(random, 1, 40);
-  const auto family = storable ? Uniform(random, 6, 8) : Uniform(random, 1, 8);
-  layer.family = static_cast<LinearFamily>(family);
+  layer.family = static_cast<LinearFamily>(Uniform(random, 1, 8));
   size_t decays = 0;
   switch (layer.family) {
     case LinearFamily::kRetnet:
@@ -72,13 +72,32 @@ LinearLayer RandomLinear(std::mt19937_64& random, bool storable) {
   for (size_t i = 0; i < decays; ++i) {
     layer.decay_table.push_back(std::uniform_real_distribution<float>(-4, 4)(random));
   }
-  layer.state_dtype = storable ? DType::kF32 : OneOf(random, {DType::kF32, DType::kF16, DType::kBF16});
+  layer.state_dtype = OneOf(random, {DType::kF32, DType::kF16, DType::kBF16});
   layer.order = OneOf(random, {StateOrderKind::kKeyFirst, StateOrderKind::kValueFirst});
   if (Uniform(random, 0, 2) != 0) {
     layer.conv_kernel = Uniform(random, 2, 5);
     layer.conv_channels = Uniform(random, 1, 2000);
   }
   return layer;
+}
+
+// One run from `head` on.
+TransitionRun RandomRun(std::mt19937_64& random, const LinearLayer& layer, uint32_t index, uint32_t head) {
+  TransitionRun run{.layer = index, .first_head = head, .heads = Uniform(random, 1, layer.value_heads - head)};
+  run.form = OneOf(random, {layer.transition, TransitionKind::kZero, TransitionKind::kLowRank});
+  if (run.form != TransitionKind::kLowRank) return run;
+  const TupleShape shape = TupleShapeOf(layer);
+  const auto bytes = [&](TransitionKind form, uint32_t rank) {
+    return TransitionBytes(shape, layer.state_dtype, form, rank);
+  };
+  uint32_t most = 0;  // rank that still takes fewer bytes than dense
+  while (bytes(TransitionKind::kLowRank, most + 1) < bytes(TransitionKind::kDense, 0)) ++most;
+  if (layer.transition != TransitionKind::kDense || most == 0) {
+    run.form = layer.transition;
+  } else {
+    run.rank = Uniform(random, 1, most);
+  }
+  return run;
 }
 
 }  // namespace
@@ -110,7 +129,7 @@ Layout ExampleLayout() {
   return layout;
 }
 
-Layout RandomLayout(std::mt19937_64& random, bool storable) {
+Layout RandomLayout(std::mt19937_64& random) {
   Layout layout;
   layout.page_tokens = Uniform(random, 1, 512);
   layout.head = Uniform(random, 0, 32);
@@ -120,12 +139,25 @@ Layout RandomLayout(std::mt19937_64& random, bool storable) {
     if (Uniform(random, 0, 1) == 0) {
       layout.layers.emplace_back(RandomAttention(random));
     } else {
-      const LinearLayer linear = RandomLinear(random, storable);
+      const LinearLayer linear = RandomLinear(random);
       if (linear.conv_kernel > 0) layout.head = std::max(layout.head, linear.conv_kernel - 1);
       layout.layers.emplace_back(linear);
     }
   }
   return layout;
+}
+
+std::vector<TransitionRun> RandomRuns(std::mt19937_64& random, const Layout& layout) {
+  std::vector<TransitionRun> runs;
+  for (uint32_t i = 0; i < layout.layers.size(); ++i) {
+    const auto* linear = std::get_if<LinearLayer>(&layout.layers[i]);
+    if (linear == nullptr || Uniform(random, 0, 3) == 0) continue;
+    for (uint32_t head = 0; head < linear->value_heads; head += runs.back().heads) {
+      runs.push_back(RandomRun(random, *linear, i, head));
+    }
+  }
+  std::ranges::shuffle(runs, random);
+  return runs;
 }
 
 }  // namespace ashlar

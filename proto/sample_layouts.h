@@ -1,9 +1,12 @@
-// Layouts for tests: one fixed example, which the golden files and docs/formats.md use, and random valid ones.
+// Layouts for tests: one fixed example, which the golden files and docs/formats.md use, and random valid ones; forms
+// that their heads may have.
 #pragma once
 
 #include <random>
+#include <vector>
 
 #include "proto/layout.h"
+#include "proto/object.h"
 
 namespace ashlar {
 
@@ -11,7 +14,10 @@ namespace ashlar {
 Identity ExampleIdentity();
 Layout ExampleLayout();
 
-// Valid, of any family, kind and dtype. With `storable`, only what the object format has a stored form for.
-Layout RandomLayout(std::mt19937_64& random, bool storable = false);
+// Valid, of any family, kind and dtype.
+Layout RandomLayout(std::mt19937_64& random);
+
+// Forms that a segment's heads may be stored in: of some of the layers, every head in one run, in no order.
+std::vector<TransitionRun> RandomRuns(std::mt19937_64& random, const Layout& layout);
 
 }  // namespace ashlar

@@ -1,0 +1,152 @@
+#include "proto/object_check.h"
+
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/limits.h"
+
+namespace ashlar {
+namespace {
+
+absl::Status DataLoss(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("object header: ", what));
+}
+
+absl::Status CheckFields(const ObjectHeader& header) {
+  if (Name(header.kind) == "unknown") return DataLoss("unknown kind");
+  if (header.provenance != Provenance::kExact && header.provenance != Provenance::kComposed) {
+    return DataLoss("unknown provenance");
+  }
+  if (header.tokens > limits::kMaxPromptTokens) return DataLoss("too many tokens");
+  if (header.first_token > header.tokens || header.stored_tokens > header.tokens - header.first_token) {
+    return DataLoss("stored tokens outside the run");
+  }
+  if (header.bytes < EncodedHeaderBytes(header.parts.size()) || header.bytes > limits::kMaxObjectBytes) {
+    return DataLoss("object size");
+  }
+  return absl::OkStatus();
+}
+
+// Zero transitions: they say of which heads, and nothing else.
+absl::Status CheckEmpty(const Part& part) {
+  if (part.form != PartForm::kTransitionZero || part.units == 0) return DataLoss("unit size");
+  if (part.last_unit_bytes != 0) return DataLoss("last unit's size");
+  if (part.unit_tokens != 0 || part.offset != 0 || part.checksum != 0)
+    return DataLoss("a part of no bytes that has some");
+  return absl::OkStatus();
+}
+
+absl::Status CheckRows(const ObjectHeader& header, const Part& part) {
+  if (part.unit_tokens == 0 || part.unit_bytes % part.unit_tokens != 0) return DataLoss("tokens in a unit");
+  const uint64_t row_bytes = part.unit_bytes / part.unit_tokens;
+  const uint64_t full_tokens = uint64_t{part.units - 1} * part.unit_tokens;
+  if (header.stored_tokens <= full_tokens || (header.stored_tokens - full_tokens) * row_bytes != part.last_unit_bytes) {
+    return DataLoss("units do not hold the stored tokens");
+  }
+  return absl::OkStatus();
+}
+
+// One part by itself.
+absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
+  if (Name(part.form) == "unknown") return DataLoss("unknown form");
+  if (ElementBytes(part.dtype) == 0) return DataLoss("unknown dtype");
+  if (part.layer >= limits::kMaxLayers) return DataLoss("too many layers");
+  if (part.head_group != 0 && !IsTransition(part.form)) return DataLoss("head group of a form that has none");
+  if ((part.rank != 0) != (part.form == PartForm::kTransitionLowRank)) {
+    return DataLoss(part.rank != 0 ? "rank of a form that has none" : "low rank without a rank");
+  }
+  if (part.Empty()) return CheckEmpty(part);
+  if (part.units == 0 || part.unit_bytes > limits::kExtentBytes || part.form == PartForm::kTransitionZero) {
+    return DataLoss("unit size");
+  }
+  if (part.last_unit_bytes == 0 || part.last_unit_bytes > part.unit_bytes) return DataLoss("last unit's size");
+  if (part.offset % limits::kUnitAlignment != 0) return DataLoss("offset not aligned");
+  if (part.offset % limits::kExtentBytes + part.unit_bytes > limits::kExtentBytes) return DataLoss("straddles extents");
+  if (IsPaged(part.form)) return CheckRows(header, part);
+  const bool plain = part.unit_tokens == 0 && part.last_unit_bytes == part.unit_bytes;
+  return plain ? absl::OkStatus() : DataLoss("matrices of unequal size");
+}
+
+// Order and place of all parts.
+absl::Status CheckPlaces(const ObjectHeader& header) {
+  uint64_t end = EncodedHeaderBytes(header.parts.size());
+  const Part* previous = nullptr;
+  for (const Part& part : header.parts) {
+    if (absl::Status status = CheckPart(header, part); !status.ok()) return status;
+    const auto order = [](const Part& p) { return std::tuple(p.layer, p.form, p.head_group); };
+    if (previous != nullptr && order(*previous) >= order(part)) return DataLoss("parts out of order");
+    previous = &part;
+    if (part.Empty()) continue;
+    if (part.offset < end) return DataLoss("parts overlap");
+    if (part.offset >= header.bytes) return DataLoss("part outside the object");
+    end = part.UnitOffset(part.units - 1) + part.last_unit_bytes;
+    if (end > header.bytes) return DataLoss("part outside the object");
+  }
+  return absl::OkStatus();
+}
+
+// Every head of a segment's state has exactly one transition; a checkpoint has none.
+absl::Status CheckHeads(const ObjectHeader& header, uint32_t layer) {
+  std::vector<bool> seen;
+  uint64_t covered = 0;
+  const Part* const state = header.Find(layer, PartForm::kState);
+  if (state != nullptr) {
+    if (state->units > limits::kMaxHeads) return DataLoss("too many heads");
+    seen.resize(state->units);
+  }
+  for (const Part& part : header.Layer(layer)) {
+    if (!IsTransition(part.form)) continue;
+    if (header.kind != ObjectKind::kSegment) return DataLoss("a transition in an object that has none");
+    if (uint64_t{part.head_group} + part.units > seen.size()) return DataLoss("a transition of no head");
+    for (uint32_t head = part.head_group; head < part.head_group + part.units; ++head) {
+      if (seen[head]) return DataLoss("two transitions of one head");
+      seen[head] = true;
+    }
+    covered += part.units;
+  }
+  if (header.kind == ObjectKind::kSegment && covered != seen.size()) return DataLoss("a head without a transition");
+  return absl::OkStatus();
+}
+
+// States of fp16 have exponents, one a head, and no others do; 16-bit transitions are fp16 beside states of 16 bits.
+absl::Status CheckTypes(const ObjectHeader& header, uint32_t layer) {
+  const Part* const state = header.Find(layer, PartForm::kState);
+  const Part* const exponents = header.Find(layer, PartForm::kStateExponents);
+  const bool needed = state != nullptr && state->dtype == DType::kF16;
+  if ((exponents != nullptr) != needed) {
+    return DataLoss(needed ? "states without their exponents" : "exponents of states that have none");
+  }
+  if (needed && (exponents->dtype != DType::kF16 || exponents->units != 1 ||
+                 exponents->unit_bytes != state->units * sizeof(int32_t))) {
+    return DataLoss("exponents that do not fit the states");
+  }
+  for (const Part& part : header.Layer(layer)) {
+    const std::optional<TransitionKind> kind = TransitionKindOf(part.form);
+    if (!kind.has_value() || state == nullptr) continue;
+    const bool logarithms =
+        *kind != TransitionKind::kDense && *kind != TransitionKind::kLowRank && *kind != TransitionKind::kZero;
+    if (part.dtype != (logarithms ? DType::kF32 : TransitionType(state->dtype))) {
+      return DataLoss("a transition's dtype");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckObject(const ObjectHeader& header) {
+  if (absl::Status status = CheckFields(header); !status.ok()) return status;
+  if (absl::Status status = CheckPlaces(header); !status.ok()) return status;
+  const Part* previous = nullptr;
+  for (const Part& part : header.parts) {
+    const bool begins = previous == nullptr || previous->layer != part.layer;
+    previous = &part;
+    if (!begins) continue;
+    if (absl::Status status = CheckTypes(header, part.layer); !status.ok()) return status;
+    if (absl::Status status = CheckHeads(header, part.layer); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ashlar

@@ -1,0 +1,270 @@
+// The forms in which heads' transitions are stored: plans with them, and headers that say something else.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <random>
+
+#include "proto/golden.h"
+#include "proto/limits.h"
+#include "proto/object.h"
+#include "proto/sample_layouts.h"
+#include "proto/tuple_parts.h"
+
+namespace ashlar {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr uint64_t kExtent = limits::kExtentBytes;
+
+LinearLayer KdaLayer() {
+  return {.family = LinearFamily::kKda,
+          .key_heads = 2,
+          .value_heads = 4,
+          .d_k = 8,
+          .d_v = 4,
+          .state_dtype = DType::kF16,
+          .conv_channels = 40,
+          .conv_kernel = 4};
+}
+
+// A kda layer in fp16 and a lightning layer in bf16 (docs/formats.md, section 4).
+Layout FormsLayout() {
+  Layout layout{.page_tokens = 16, .head = 8, .tail = 4};
+  layout.layers.push_back(KdaLayer());
+  layout.layers.push_back(LinearLayer{.family = LinearFamily::kLightning,
+                                      .key_heads = 2,
+                                      .value_heads = 2,
+                                      .d_k = 8,
+                                      .d_v = 4,
+                                      .decay_table = {-0.5f, -0.25f},
+                                      .state_dtype = DType::kBF16,
+                                      .transition = TransitionKind::kScalar});
+  return layout;
+}
+
+std::vector<TransitionRun> FormsRuns() {
+  return {{.layer = 0, .first_head = 0, .heads = 1, .form = TransitionKind::kZero},
+          {.layer = 0, .first_head = 1, .heads = 1, .form = TransitionKind::kLowRank, .rank = 2},
+          {.layer = 0, .first_head = 2, .heads = 1, .form = TransitionKind::kDense},
+          {.layer = 0, .first_head = 3, .heads = 1, .form = TransitionKind::kZero}};
+}
+
+ObjectHeader NaturalHeader(const Layout& layout) {
+  const std::vector<int32_t> run(100, 7);
+  const NamespaceId ns = MakeNamespace("default", ExampleIdentity(), layout);
+  return *PlanObject(layout, ns, MakeKey(ns, ObjectKind::kSegment, run), ObjectKind::kSegment, 100);
+}
+
+ObjectHeader FormsHeader() {
+  ObjectHeader header = *PlanForms(NaturalHeader(FormsLayout()), FormsRuns());
+  for (size_t i = 0; i < header.parts.size(); ++i) {
+    if (!header.parts[i].Empty()) header.parts[i].checksum = 0x0101010101010101u * (i + 1);
+  }
+  return header;
+}
+
+// What the table says of every head, by (layer, head).
+std::map<std::pair<uint32_t, uint32_t>, std::tuple<TransitionKind, uint32_t>> HeadsOf(const ObjectHeader& header) {
+  std::map<std::pair<uint32_t, uint32_t>, std::tuple<TransitionKind, uint32_t>> heads;
+  for (const Part& part : header.parts) {
+    const auto kind = TransitionKindOf(part.form);
+    for (uint32_t unit = 0; kind.has_value() && unit < part.units; ++unit) {
+      const bool fresh =
+          heads.emplace(std::pair(part.layer, part.head_group + unit), std::tuple(*kind, part.rank)).second;
+      EXPECT_TRUE(fresh) << "layer " << part.layer << " head " << part.head_group + unit;
+    }
+  }
+  return heads;
+}
+
+TEST(PlanForms, StoresEveryHeadAsItsRunSays) {
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  int planned = 0;
+  for (int i = 0; i < 200; ++i) {
+    const Layout layout = RandomLayout(random);
+    const auto natural =
+        PlanObject(layout, {}, {}, ObjectKind::kSegment, layout.head + layout.tail + 1 + random() % 500);
+    ASSERT_TRUE(natural.ok());
+    const std::vector<TransitionRun> runs = RandomRuns(random, layout);
+    const auto header = PlanForms(*natural, runs);
+    if (!header.ok()) {  // nothing but that many small runs can take more extents
+      EXPECT_THAT(std::string(header.status().message()), HasSubstr("extents"));
+      continue;
+    }
+    ++planned;
+    EXPECT_LE(header->Extents(), natural->Extents());
+    auto expected = HeadsOf(*natural);
+    for (const TransitionRun& run : runs) {
+      for (uint32_t head = run.first_head; head < run.first_head + run.heads; ++head) {
+        expected[{run.layer, head}] = {run.form, run.rank};
+      }
+    }
+    EXPECT_EQ(HeadsOf(*header), expected);
+    uint64_t end = EncodedHeaderBytes(header->parts.size());
+    for (const Part& part : header->parts) {
+      for (uint32_t unit = 0; !part.Empty() && unit < part.units; ++unit) {
+        ASSERT_GE(part.UnitOffset(unit), end);
+        end = part.UnitOffset(unit) + part.UnitBytes(unit);
+        ASSERT_EQ(part.UnitOffset(unit) / kExtent, (end - 1) / kExtent);
+      }
+    }
+    EXPECT_EQ(header->bytes, end);
+    const auto decoded = DecodeHeader(EncodeHeader(*header));
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(*decoded, *header);
+    for (uint32_t layer = 0; layer < layout.layers.size(); ++layer) {
+      const auto* linear = std::get_if<LinearLayer>(&layout.layers[layer]);
+      if (linear == nullptr) continue;
+      EXPECT_TRUE(FindTuple(*decoded, layer, TupleShapeOf(*linear)).ok());
+    }
+  }
+  EXPECT_GT(planned, 100);
+}
+
+TEST(PlanForms, WithoutRunsNothingChanges) {
+  const ObjectHeader natural = NaturalHeader(FormsLayout());
+  EXPECT_EQ(*PlanForms(natural, {}), natural);
+}
+
+TEST(PlanForms, ZeroHeadsTakeNoBytes) {
+  Layout layout = FormsLayout();
+  auto& kda = std::get<LinearLayer>(layout.layers[0]);
+  kda.d_k = 256, kda.state_dtype = DType::kF32;
+  const ObjectHeader natural = NaturalHeader(layout);
+  const TransitionRun all{.layer = 0, .heads = 4, .form = TransitionKind::kZero};
+  const ObjectHeader zero = *PlanForms(natural, {&all, 1});
+  EXPECT_EQ(natural.Extents(), 6u) << "each of the four heads takes a whole one";
+  EXPECT_EQ(zero.Extents(), 1u);
+}
+
+TEST(PlanForms, RefusesByFieldWhatMakesNoSense) {
+  struct Case {
+    const char* message;
+    std::vector<TransitionRun> runs;
+  };
+  using enum TransitionKind;
+  const Case cases[] = {
+      {"layer: 2 has no transitions", {{.layer = 2, .heads = 1}}},
+      {"first_head: 4 is not one of 4 heads", {{.first_head = 4, .heads = 1}}},
+      {"heads: 0 from head 0 on, of 4", {{.heads = 0}}},
+      {"heads: 5 from head 0 on, of 4", {{.heads = 5}}},
+      {"heads: 4294967295 from head 1 on, of 4", {{.heads = 1}, {.first_head = 1, .heads = ~uint32_t{0}}}},
+      {"layer 0: head 3 has no transition", {{.heads = 3}}},
+      {"layer 0: head 0 has no transition", {{.first_head = 1, .heads = 3}}},
+      {"layer 0: head 1 has no transition", {{.heads = 1}, {.first_head = 2, .heads = 2}}},
+      {"layer 0: head 1 has two transitions", {{.heads = 2}, {.first_head = 1, .heads = 3}}},
+      {"layer 0: head 0 has two transitions", {{.heads = 4}, {.heads = 4}}},
+      {"rank: must be at least 1", {{.heads = 4, .form = kLowRank}}},
+      {"rank: 3 takes no fewer bytes than dense", {{.heads = 4, .form = kLowRank, .rank = 3}}},
+      {"rank: 9 takes no fewer bytes than dense", {{.heads = 4, .form = kLowRank, .rank = 9}}},
+      {"rank: 4294967295 takes no fewer bytes than dense", {{.heads = 4, .form = kLowRank, .rank = ~uint32_t{0}}}},
+      {"rank: only low rank has one", {{.heads = 4, .form = kZero, .rank = 1}}},
+      {"form: not one that the layer's family has", {{.heads = 4, .form = kScalar}}},
+      {"form: not one that the layer's family has", {{.layer = 1, .heads = 2, .form = kDense}}},
+      {"form: low rank in a layer", {{.layer = 1, .heads = 2, .form = kLowRank, .rank = 1}}},
+  };
+  const ObjectHeader natural = NaturalHeader(FormsLayout());
+  for (const Case& refused : cases) {
+    const auto header = PlanForms(natural, refused.runs);
+    EXPECT_EQ(header.status().code(), absl::StatusCode::kInvalidArgument) << refused.message;
+    EXPECT_THAT(std::string(header.status().message()), StartsWith(refused.message));
+  }
+}
+
+TEST(PlanForms, ACheckpointHasNoForms) {
+  const ObjectHeader checkpoint = *PlanObject(FormsLayout(), {}, {}, ObjectKind::kCheckpoint, 100);
+  const TransitionRun run{.heads = 4, .form = TransitionKind::kZero};
+  EXPECT_THAT(std::string(PlanForms(checkpoint, {&run, 1}).status().message()),
+              StartsWith("layer: 0 has no transitions"));
+}
+
+TEST(PlanForms, RefusesMoreRunsThanATableHolds) {
+  Layout layout{.page_tokens = 16};
+  layout.layers.assign(100, LinearLayer{.key_heads = 1, .value_heads = 64, .d_k = 16, .d_v = 4});
+  std::vector<TransitionRun> runs;
+  for (uint32_t layer = 0; layer < layout.layers.size(); ++layer) {
+    for (uint32_t head = 0; head < 64; ++head) {
+      runs.push_back({layer, head, 1, head % 2 == 0 ? TransitionKind::kZero : TransitionKind::kDense});
+    }
+  }
+  const ObjectHeader natural = *PlanObject(layout, {}, {}, ObjectKind::kSegment, 1);
+  EXPECT_THAT(std::string(PlanForms(natural, runs).status().message()), HasSubstr("parts, 4094 fit"));
+  runs.resize(60 * 64);
+  EXPECT_TRUE(PlanForms(natural, runs).ok());
+}
+
+// One small head less does not pay for the entries that it takes to say so.
+TEST(PlanForms, RefusesAPlanOfMoreExtents) {
+  Layout layout{.page_tokens = 16};
+  layout.layers.push_back(LinearLayer{.key_heads = 1, .value_heads = 40, .d_k = 1, .d_v = 1});
+  layout.layers.push_back(LinearLayer{.key_heads = 1, .value_heads = 1, .d_k = 1, .d_v = 1});
+  layout.layers.push_back(AttentionLayer{.kv_heads = 1, .key_dim = 1, .value_dim = 1});
+  std::vector<TransitionRun> runs;
+  for (uint32_t head = 0; head < 40; ++head) runs.push_back({0, head, 1, TransitionKind::kDense});
+  // The last token that still fits an extent.
+  uint64_t tokens = 1;
+  while (PlanObject(layout, {}, {}, ObjectKind::kSegment, tokens + 64)->Extents() == 1) tokens += 64;
+  const auto header = PlanForms(*PlanObject(layout, {}, {}, ObjectKind::kSegment, tokens), runs);
+  EXPECT_EQ(header.status().message(), "they take 2 extents, the layers' own forms 1");
+}
+
+TEST(FormsHeader, Golden) {
+  ExpectGolden("forms_header", EncodeHeader(FormsHeader()));
+}
+
+// By the order of the table: layer 0's dense, state, conv tail, low rank, zero, zero, exponents; layer 1's state,
+// scalar.
+TEST(FormsHeader, NamesWhatIsWrong) {
+  struct Fault {
+    const char* what;
+    std::function<void(ObjectHeader&)> spoil;
+  };
+  const Fault faults[] = {
+      {"low rank without a rank", [](ObjectHeader& h) { h.parts[3].rank = 0; }},
+      {"rank of a form that has none", [](ObjectHeader& h) { h.parts[4].rank = 1; }},
+      {"head group of a form that has none", [](ObjectHeader& h) { h.parts[6].head_group = 1; }},
+      {"two transitions of one head", [](ObjectHeader& h) { h.parts[3].head_group = 0; }},
+      {"two transitions of one head", [](ObjectHeader& h) { h.parts[4].units = 2; }},
+      {"a transition of no head", [](ObjectHeader& h) { h.parts[5].head_group = 4; }},
+      {"a transition of no head", [](ObjectHeader& h) { h.parts[5].units = ~uint32_t{0}; }},
+      {"a head without a transition", [](ObjectHeader& h) { h.parts.erase(h.parts.begin() + 5); }},
+      {"a head without a transition", [](ObjectHeader& h) { h.parts.pop_back(); }},
+      {"a transition of no head", [](ObjectHeader& h) { h.parts.erase(h.parts.begin() + 7); }},
+      {"a transition in an object that has none", [](ObjectHeader& h) { h.kind = ObjectKind::kCheckpoint; }},
+      {"states without their exponents", [](ObjectHeader& h) { h.parts.erase(h.parts.begin() + 6); }},
+      {"exponents of states that have none", [](ObjectHeader& h) { h.parts[1].dtype = DType::kBF16; }},
+      {"exponents that do not fit the states", [](ObjectHeader& h) { h.parts[6].dtype = DType::kF32; }},
+      {"exponents that do not fit the states",
+       [](ObjectHeader& h) { h.parts[6].unit_bytes = h.parts[6].last_unit_bytes = 12; }},
+      {"a transition's dtype", [](ObjectHeader& h) { h.parts[0].dtype = DType::kBF16; }},
+      {"a transition's dtype", [](ObjectHeader& h) { h.parts[3].dtype = DType::kF32; }},
+      {"a transition's dtype", [](ObjectHeader& h) { h.parts[4].dtype = DType::kF32; }},
+      {"a transition's dtype", [](ObjectHeader& h) { h.parts[8].dtype = DType::kF16; }},
+      {"unit size", [](ObjectHeader& h) { h.parts[4].units = 0; }},
+      {"unit size", [](ObjectHeader& h) { h.parts[4].unit_bytes = h.parts[4].last_unit_bytes = 4; }},
+      {"unit size", [](ObjectHeader& h) { h.parts[3].unit_bytes = h.parts[3].last_unit_bytes = 0; }},
+      {"last unit's size", [](ObjectHeader& h) { h.parts[4].last_unit_bytes = 4; }},
+      {"a part of no bytes that has some", [](ObjectHeader& h) { h.parts[4].offset = 64; }},
+      {"a part of no bytes that has some", [](ObjectHeader& h) { h.parts[4].checksum = 1; }},
+      {"parts out of order", [](ObjectHeader& h) { std::swap(h.parts[4], h.parts[5]); }},
+  };
+  ASSERT_EQ(FormsHeader().parts.size(), 9u);
+  for (const Fault& fault : faults) {
+    SCOPED_TRACE(fault.what);
+    ObjectHeader header = FormsHeader();
+    fault.spoil(header);
+    const auto decoded = DecodeHeader(EncodeHeader(header));
+    EXPECT_EQ(decoded.status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(decoded.status().message(), std::string("object header: ") + fault.what);
+  }
+}
+
+}  // namespace
+}  // namespace ashlar

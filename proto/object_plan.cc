@@ -1,0 +1,237 @@
+// How parts are laid out: what an object of a layout stores, in which forms, and where.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/limits.h"
+#include "proto/object.h"
+#include "proto/tuple_parts.h"
+
+namespace ashlar {
+namespace {
+
+// Header and table lie in one extent. The deepest layout has room for three parts a layer, as a linear layer has them;
+// only layouts of nothing but layers with four (attention with scales, fp16 states behind a convolution) are too deep
+// by two.
+const size_t kMaxParts =
+    (limits::kExtentBytes - EncodedHeaderBytes(0)) / (EncodedHeaderBytes(1) - EncodedHeaderBytes(0));
+
+uint64_t AlignUp(uint64_t value, uint64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+Part Matrices(uint32_t layer, PartForm form, DType dtype, uint32_t units, uint64_t bytes) {
+  return {.layer = layer,
+          .form = form,
+          .dtype = dtype,
+          .units = units,
+          .unit_bytes = static_cast<uint32_t>(bytes),
+          .last_unit_bytes = static_cast<uint32_t>(bytes)};
+}
+
+Part Tokens(uint32_t layer, PartForm form, DType dtype, uint64_t row_bytes, uint64_t unit_tokens, uint64_t tokens) {
+  const uint64_t units = (tokens + unit_tokens - 1) / unit_tokens;
+  return {.layer = layer,
+          .form = form,
+          .dtype = dtype,
+          .units = static_cast<uint32_t>(units),
+          .unit_bytes = static_cast<uint32_t>(unit_tokens * row_bytes),
+          .last_unit_bytes = static_cast<uint32_t>((tokens - (units - 1) * unit_tokens) * row_bytes),
+          .unit_tokens = static_cast<uint32_t>(unit_tokens)};
+}
+
+void AddLinear(uint32_t index, const LinearLayer& layer, ObjectHeader& header) {
+  const uint64_t element = ElementBytes(layer.state_dtype);
+  if (header.kind == ObjectKind::kSegment) {
+    const DType dtype = layer.transition == TransitionKind::kDense ? TransitionType(layer.state_dtype) : DType::kF32;
+    header.parts.push_back(Matrices(index, TransitionFormOf(layer.transition), dtype, layer.value_heads,
+                                    TransitionBytes(TupleShapeOf(layer), layer.state_dtype, layer.transition)));
+  }
+  header.parts.push_back(
+      Matrices(index, PartForm::kState, layer.state_dtype, layer.value_heads, element * layer.d_k * layer.d_v));
+  if (layer.conv_channels > 0) {
+    header.parts.push_back(Matrices(index, PartForm::kConvTail, layer.state_dtype, 1,
+                                    element * (layer.conv_kernel - 1) * layer.conv_channels));
+  }
+  if (layer.state_dtype == DType::kF16) {
+    header.parts.push_back(
+        Matrices(index, PartForm::kStateExponents, DType::kF16, 1, layer.value_heads * sizeof(int32_t)));
+  }
+}
+
+// Keys or values, tokens of so many elements, and their scales, which have units of as many tokens.
+void AddRows(uint32_t index, PartForm form, const AttentionLayer& layer, uint64_t dim, ObjectHeader& header) {
+  const uint64_t row_bytes = layer.kv_heads * dim * ElementBytes(layer.dtype);
+  const uint64_t unit_tokens = std::max<uint64_t>(1, std::bit_floor(limits::kRowUnitBytes / row_bytes));
+  header.parts.push_back(Tokens(index, form, layer.dtype, row_bytes, unit_tokens, header.stored_tokens));
+  if (!layer.scales) return;
+  header.parts.push_back(
+      Tokens(index, ScalesOf(form), DType::kF32, layer.kv_heads * sizeof(float), unit_tokens, header.stored_tokens));
+}
+
+// Which tokens' keys and values an object of this kind stores.
+absl::Status PlanTokens(const Layout& layout, ObjectHeader& header) {
+  if (header.tokens == 0 || header.tokens > limits::kMaxPromptTokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokens: ", header.tokens, " is not within 1 to ", limits::kMaxPromptTokens));
+  }
+  switch (header.kind) {
+    case ObjectKind::kSegment: {
+      const uint64_t seams = uint64_t{layout.head} + layout.tail;
+      if (header.tokens <= seams) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("tokens: ", header.tokens, " leave no interior between seams of ", seams));
+      }
+      header.first_token = layout.head;
+      header.stored_tokens = header.tokens - seams;
+      return absl::OkStatus();
+    }
+    case ObjectKind::kCheckpoint:
+      header.first_token = 0;
+      header.stored_tokens = header.tokens;
+      return absl::OkStatus();
+    default:
+      return absl::UnimplementedError(absl::StrCat("kind: ", Name(header.kind), " has no stored form"));
+  }
+}
+
+// Puts the parts in their order and lays them out one behind the other.
+void LayOut(ObjectHeader& header) {
+  std::ranges::sort(header.parts, {},
+                    [](const Part& part) { return std::tuple(part.layer, part.form, part.head_group); });
+  header.bytes = EncodedHeaderBytes(header.parts.size());
+  for (Part& part : header.parts) {
+    part.offset = 0;
+    if (part.Empty()) continue;
+    part.offset = AlignUp(header.bytes, limits::kUnitAlignment);
+    if (part.offset % limits::kExtentBytes + part.unit_bytes > limits::kExtentBytes) {
+      part.offset = AlignUp(part.offset, limits::kExtentBytes);
+    }
+    header.bytes = part.UnitOffset(part.units - 1) + part.last_unit_bytes;
+  }
+}
+
+// The transitions of a layer in a plan of PlanObject, which are one part; null: it has none.
+const Part* PlannedTransitions(const ObjectHeader& plan, uint32_t layer) {
+  const std::span<const Part> parts = plan.Layer(layer);
+  const auto found = std::ranges::find_if(parts, [](const Part& part) { return IsTransition(part.form); });
+  return found == parts.end() ? nullptr : &*found;
+}
+
+// Bytes of a low-rank unit; the dense one tells d_k.
+uint64_t LowRankBytes(const Part& dense, uint32_t rank) {
+  const double numbers = dense.unit_bytes / ElementBytes(dense.dtype);
+  const TupleShape shape{.d_k = static_cast<uint32_t>(std::lround(std::sqrt(numbers)))};
+  return TransitionBytes(shape, dense.dtype, TransitionKind::kLowRank, rank);
+}
+
+template <typename... Parts>
+absl::Status Refuse(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+// What a run, which CheckRun has passed, stores. `planned`: its layer's transitions.
+Part PartOf(const TransitionRun& run, const Part& planned, DType state) {
+  uint64_t bytes = planned.unit_bytes;
+  if (run.form == TransitionKind::kLowRank) bytes = LowRankBytes(planned, run.rank);
+  if (run.form == TransitionKind::kZero) bytes = 0;
+  const bool own = TransitionFormOf(run.form) == planned.form;
+  Part part =
+      Matrices(run.layer, TransitionFormOf(run.form), own ? planned.dtype : TransitionType(state), run.heads, bytes);
+  part.head_group = static_cast<uint16_t>(run.first_head);
+  part.rank = run.rank;
+  return part;
+}
+
+}  // namespace
+
+absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId& ns, const Key& key, ObjectKind kind,
+                                        uint64_t tokens) {
+  ObjectHeader header{.ns = ns, .key = key, .kind = kind, .tokens = tokens};
+  if (absl::Status status = PlanTokens(layout, header); !status.ok()) return status;
+  header.parts.reserve(4 * layout.layers.size());
+  for (uint32_t i = 0; i < layout.layers.size(); ++i) {
+    if (const auto* linear = std::get_if<LinearLayer>(&layout.layers[i])) {
+      AddLinear(i, *linear, header);
+    } else {
+      const auto& attention = std::get<AttentionLayer>(layout.layers[i]);
+      AddRows(i, PartForm::kKeys, attention, attention.key_dim, header);
+      AddRows(i, PartForm::kValues, attention, attention.value_dim, header);
+    }
+  }
+  if (header.parts.size() > kMaxParts) {
+    return Refuse("layout.layers: they have ", header.parts.size(), " parts, ", kMaxParts, " fit an object's table");
+  }
+  LayOut(header);
+  if (header.bytes > limits::kMaxObjectBytes) {
+    return Refuse("tokens: ", tokens, " make an object of ", header.bytes, " bytes, ", limits::kMaxObjectBytes,
+                  " are allowed");
+  }
+  return header;
+}
+
+absl::Status CheckRun(const ObjectHeader& plan, const TransitionRun& run) {
+  const Part* const planned = PlannedTransitions(plan, run.layer);
+  if (planned == nullptr) return Refuse("layer: ", run.layer, " has no transitions");
+  if (run.first_head >= planned->units) {
+    return Refuse("first_head: ", run.first_head, " is not one of ", planned->units, " heads");
+  }
+  if (run.heads == 0 || run.heads > planned->units - run.first_head) {
+    return Refuse("heads: ", run.heads, " from head ", run.first_head, " on, of ", planned->units);
+  }
+  const bool dense = planned->form == PartForm::kTransitionDense;
+  switch (run.form) {
+    case TransitionKind::kZero:
+      break;
+    case TransitionKind::kLowRank:
+      if (!dense) return Refuse("form: low rank in a layer whose transitions are not dense");
+      if (run.rank == 0) return Refuse("rank: must be at least 1");
+      if (LowRankBytes(*planned, run.rank) >= planned->unit_bytes) {
+        return Refuse("rank: ", run.rank, " takes no fewer bytes than dense");
+      }
+      return absl::OkStatus();
+    default:
+      if (TransitionFormOf(run.form) != planned->form) return Refuse("form: not one that the layer's family has");
+  }
+  if (run.rank != 0) return Refuse("rank: only low rank has one");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ObjectHeader> PlanForms(const ObjectHeader& plan, std::span<const TransitionRun> runs) {
+  ObjectHeader header = plan;
+  std::vector<TransitionRun> sorted(runs.begin(), runs.end());
+  std::ranges::sort(sorted, {}, [](const TransitionRun& run) { return std::pair(run.layer, run.first_head); });
+  header.parts.clear();
+  auto next = sorted.begin();
+  for (const Part& part : plan.parts) {
+    if (!IsTransition(part.form) || next == sorted.end() || next->layer != part.layer) {
+      header.parts.push_back(part);
+      continue;
+    }
+    const DType state = plan.Find(part.layer, PartForm::kState)->dtype;
+    uint32_t head = 0;
+    for (; next != sorted.end() && next->layer == part.layer; ++next) {
+      if (absl::Status status = CheckRun(plan, *next); !status.ok()) return status;
+      if (next->first_head < head)
+        return Refuse("layer ", part.layer, ": head ", next->first_head, " has two transitions");
+      if (next->first_head > head) return Refuse("layer ", part.layer, ": head ", head, " has no transition");
+      header.parts.push_back(PartOf(*next, part, state));
+      head += next->heads;
+    }
+    if (head != part.units) return Refuse("layer ", part.layer, ": head ", head, " has no transition");
+  }
+  if (next != sorted.end()) return Refuse("layer: ", next->layer, " has no transitions");
+  if (header.parts.size() > kMaxParts) {
+    return Refuse(header.parts.size(), " parts, ", kMaxParts, " fit an object's table");
+  }
+  LayOut(header);
+  if (header.Extents() > plan.Extents()) {
+    return Refuse("they take ", header.Extents(), " extents, the layers' own forms ", plan.Extents());
+  }
+  return header;
+}
+
+}  // namespace ashlar

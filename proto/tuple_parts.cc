@@ -1,0 +1,69 @@
+#include "proto/tuple_parts.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ashlar {
+namespace {
+
+absl::Status DataLoss(uint32_t layer, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("object header: layer ", layer, " ", what));
+}
+
+// Whether heads of a layer may have their transitions stored as the part says.
+bool Fits(const Part& part, TransitionKind form, DType state, const TupleShape& shape) {
+  if (part.unit_bytes != TransitionBytes(shape, state, form, part.rank)) return false;
+  if (form == TransitionKind::kZero || form == shape.transition) return true;
+  return form == TransitionKind::kLowRank && shape.transition == TransitionKind::kDense &&
+         part.unit_bytes < TransitionBytes(shape, state, TransitionKind::kDense);
+}
+
+}  // namespace
+
+TupleShape TupleShapeOf(const LinearLayer& layer) {
+  return {.heads = layer.value_heads, .d_k = layer.d_k, .d_v = layer.d_v, .transition = layer.transition};
+}
+
+uint64_t TransitionBytes(const TupleShape& shape, DType state, TransitionKind form, uint32_t rank) {
+  const uint64_t d_k = shape.d_k, element = ElementBytes(TransitionType(state));
+  switch (form) {
+    case TransitionKind::kScalar:
+      return sizeof(float);
+    case TransitionKind::kDiagonal:
+      return d_k * sizeof(float);
+    case TransitionKind::kDense:
+      return d_k * d_k * element;
+    case TransitionKind::kElementwise:
+      return shape.d_v * sizeof(float);
+    case TransitionKind::kLowRank:
+      return d_k * sizeof(float) + 2 * rank * d_k * element;
+    case TransitionKind::kZero:
+      return 0;
+  }
+  return 0;
+}
+
+absl::StatusOr<TupleParts> FindTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape) {
+  TupleParts tuple{.state = object.Find(layer, PartForm::kState),
+                   .exponents = object.Find(layer, PartForm::kStateExponents)};
+  const Part* const state = tuple.state;
+  if (state == nullptr || state->units != shape.heads ||
+      state->unit_bytes != uint64_t{shape.d_k} * shape.d_v * ElementBytes(state->dtype) ||
+      ElementBytes(state->dtype) < ElementBytes(DType::kF16)) {
+    return DataLoss(layer, "lacks its state");
+  }
+  tuple.transition_dtype = TransitionType(state->dtype);
+  tuple.transitions.resize(shape.heads);
+  for (const Part& part : object.Layer(layer)) {
+    const std::optional<TransitionKind> form = TransitionKindOf(part.form);
+    if (!form.has_value()) continue;
+    if (!Fits(part, *form, state->dtype, shape)) {
+      return DataLoss(layer, absl::StrCat("has another ", Name(part.form)));
+    }
+    for (uint32_t unit = 0; !part.Empty() && unit < part.units; ++unit) {
+      tuple.transitions[part.head_group + unit] = {*form, part.rank, &part, unit};
+    }
+  }
+  return tuple;
+}
+
+}  // namespace ashlar

@@ -1,0 +1,41 @@
+// One linear layer's tuple in an object: the one reading of its parts that daemon and engine share.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/layout.h"
+#include "proto/object.h"
+
+namespace ashlar {
+
+// The sizes of a layer's tuple.
+struct TupleShape {
+  uint32_t heads = 0;
+  uint32_t d_k = 0, d_v = 0;
+  TransitionKind transition = TransitionKind::kDense;  // the family's own
+};
+TupleShape TupleShapeOf(const LinearLayer& layer);
+
+// Bytes of one head's transition in a form, beside states of a type: of its unit.
+uint64_t TransitionBytes(const TupleShape& shape, DType state, TransitionKind form, uint32_t rank = 0);
+
+struct TupleParts {
+  struct Transition {
+    TransitionKind form = TransitionKind::kZero;
+    uint32_t rank = 0;
+    const Part* part = nullptr;  // null: zero, of which nothing is stored
+    uint32_t unit = 0;           // of the part
+  };
+  std::vector<Transition> transitions;  // [heads]. A checkpoint's are zero: nothing that came before counts
+  DType transition_dtype = DType::kF32;
+  const Part* state = nullptr;      // unit h is head h's
+  const Part* exponents = nullptr;  // of fp16 states: [heads] i32 in one unit
+};
+
+// Finds and checks them. DATA_LOSS: they are not of this shape. `object` has passed DecodeHeader or comes from
+// PlanObject or PlanForms, and must outlive the answer.
+absl::StatusOr<TupleParts> FindTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape);
+
+}  // namespace ashlar
