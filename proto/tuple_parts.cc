@@ -42,24 +42,32 @@ uint64_t TransitionBytes(const TupleShape& shape, DType state, TransitionKind fo
   return 0;
 }
 
-absl::StatusOr<TupleParts> FindTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape) {
-  TupleParts tuple{.state = object.Find(layer, PartForm::kState),
-                   .exponents = object.Find(layer, PartForm::kStateExponents)};
-  const Part* const state = tuple.state;
+absl::Status CheckTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape) {
+  const Part* const state = object.Find(layer, PartForm::kState);
   if (state == nullptr || state->units != shape.heads ||
       state->unit_bytes != uint64_t{shape.d_k} * shape.d_v * ElementBytes(state->dtype) ||
       ElementBytes(state->dtype) < ElementBytes(DType::kF16)) {
     return DataLoss(layer, "lacks its state");
   }
-  tuple.transition_dtype = TransitionType(state->dtype);
-  tuple.transitions.resize(shape.heads);
   for (const Part& part : object.Layer(layer)) {
     const std::optional<TransitionKind> form = TransitionKindOf(part.form);
-    if (!form.has_value()) continue;
-    if (!Fits(part, *form, state->dtype, shape)) {
+    if (form.has_value() && !Fits(part, *form, state->dtype, shape)) {
       return DataLoss(layer, absl::StrCat("has another ", Name(part.form)));
     }
-    for (uint32_t unit = 0; !part.Empty() && unit < part.units; ++unit) {
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TupleParts> FindTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape) {
+  if (absl::Status status = CheckTuple(object, layer, shape); !status.ok()) return status;
+  TupleParts tuple{.transitions = std::vector<TupleParts::Transition>(shape.heads),
+                   .state = object.Find(layer, PartForm::kState),
+                   .exponents = object.Find(layer, PartForm::kStateExponents)};
+  tuple.transition_dtype = TransitionType(tuple.state->dtype);
+  for (const Part& part : object.Layer(layer)) {
+    const std::optional<TransitionKind> form = TransitionKindOf(part.form);
+    if (!form.has_value() || part.Empty()) continue;
+    for (uint32_t unit = 0; unit < part.units; ++unit) {
       tuple.transitions[part.head_group + unit] = {*form, part.rank, &part, unit};
     }
   }

@@ -34,8 +34,10 @@ struct TupleParts {
   const Part* exponents = nullptr;  // of fp16 states: [heads] i32 in one unit
 };
 
-// Finds and checks them. DATA_LOSS: they are not of this shape. `object` has passed DecodeHeader or comes from
-// PlanObject or PlanForms, and must outlive the answer.
+// Whether the object has a tuple of this shape for the layer. DATA_LOSS says what is missing. `object` has passed
+// DecodeHeader or comes from PlanObject or PlanForms.
+absl::Status CheckTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape);
+// The same, and where it is. `object` must outlive the answer.
 absl::StatusOr<TupleParts> FindTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape);
 
 }  // namespace ashlar

@@ -52,8 +52,8 @@ bool ComposeJob::Verify() {
     const Source& source = sources_[i];
     for (size_t layer = 0; layer < composition_.layers.size(); ++layer) {
       if (source.object.verified[layer]) continue;
-      for (const Part& part : source.object.header->parts) {
-        if (part.layer != composition_.layers[layer].layer) continue;
+      for (const Part& part : source.object.header->Layer(composition_.layers[layer].layer)) {
+        if (part.Empty()) continue;
         checks.emplace_back(source.bytes, part);
         owners.push_back(i);
       }

@@ -94,7 +94,7 @@ std::vector<LandJob::Check> LandJob::StepChecks(size_t step) {
   for (const auto& source : sources_) {
     if (source->corrupt) continue;
     for (const Part& part : source->header->parts) {
-      if (part.layer < begin || part.layer >= end) continue;
+      if (part.layer < begin || part.layer >= end || part.Empty()) continue;
       checks.push_back({source.get(), &part, std::vector<uint64_t>(part.units)});
     }
   }

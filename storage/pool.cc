@@ -88,6 +88,7 @@ std::optional<Slot> Pool::MakeRoom(TenantId tenant, uint64_t extents) {
 void Pool::Publish(const Reference& object, ObjectHeader header) {
   Entry& entry = *object.entry_;
   entry.header = std::move(header);
+  if (Slot spare = entry.slot.CutBehind(entry.header.Extents()); !spare.runs.empty()) tier_.Free(std::move(spare));
   entry.ready = true;
   policy_.Track(entry.tenant, entry.id, entry.slot.Extents());
   ++objects_;

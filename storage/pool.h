@@ -56,7 +56,8 @@ class Pool {
   // Makes a slot for an object that is not there yet, evicting idle objects of this tenant, oldest first, and only if
   // that is enough. The object is the caller's alone until Publish; if its last reference goes before, it is abandoned.
   Room Reserve(TenantId tenant, const ObjectHeader& plan);
-  // `header` is the plan with its checksums. From here on the object is found.
+  // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
+  // not need are given back. From here on the object is found.
   void Publish(const Reference& object, ObjectHeader header);
   // The object is not found any more; its bytes go with the last reference. Harmless when it is gone already.
   void Drop(const Reference& object, MissReason why);

@@ -30,7 +30,8 @@ void PublishJob::Run() {
   });
   if (cancel_.cancelled()) return;
   for (size_t i = 0; i < header_.parts.size(); ++i) {
-    header_.parts[i].checksum = kernels::CombineChecksums(checksums[i]);
+    Part& part = header_.parts[i];
+    if (!part.Empty()) part.checksum = kernels::CombineChecksums(checksums[i]);
   }
   const std::string encoded = EncodeHeader(header_);
   std::memcpy(object_.start(), encoded.data(), encoded.size());
@@ -44,12 +45,10 @@ std::optional<ObjectHeader> PublishJob::Finish() {
 
 void PublishJob::AddTasks(size_t index, Checksums& checksums, std::vector<Task>& tasks) const {
   const Part& part = header_.parts[index];
-  if (IsScales(part.form)) return;  // gathered with the rows that they scale
+  if (part.Empty() || IsScales(part.form)) return;  // scales are gathered with the rows that they scale
   const auto rows = std::find_if(source_.rows.begin(), source_.rows.end(),
                                  [&](const PagedRows& candidate) { return candidate.layer == part.layer; });
-  const auto tensor = std::find_if(source_.tensors.begin(), source_.tensors.end(), [&](const PublishSource::Tensor& t) {
-    return t.layer == part.layer && t.form == part.form;
-  });
+  const PublishSource::Tensor* const tensor = FindTensor(source_, part);
   const bool paged = IsRows(part.form);
   const Part* const scales = paged ? header_.Find(part.layer, ScalesOf(part.form)) : nullptr;
   SplitPart(part, [&](const UnitRange& range) {

@@ -28,7 +28,8 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   if (found == reservations_.end() || found->second.publish) return done(PublishOutcome::kUnknownReservation);
   Reservation& reservation = found->second;
   const Entry& object = *reservation.object;
-  if (!Fits(source, object.header)) {
+  const ObjectHeader plan = source.plan.value_or(object.header);
+  if (plan.key != object.header.key || plan.Extents() > object.slot.Extents() || !Fits(source, plan)) {
     reservations_.erase(found);
     return done(PublishOutcome::kBadSource);
   }
@@ -36,7 +37,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   const Nanos source_deadline = source.deadline;
   reservation.publish = cancel;
   drain_.Begin(session);
-  const bool started = mover_.Publish(object.header, object.slot, std::move(source), cancel,
+  const bool started = mover_.Publish(plan, object.slot, std::move(source), cancel,
                                       [this, name, source_deadline, done](std::optional<ObjectHeader> header) {
                                         Finish(name, std::move(header), source_deadline, done);
                                       });

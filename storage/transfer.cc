@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <span>
+#include <tuple>
 
 #include "proto/limits.h"
 
@@ -49,6 +50,15 @@ bool PagesReach(const PagedRows& rows, size_t pages, const ObjectHeader& object,
 
 }  // namespace
 
+const PublishSource::Tensor* FindTensor(const PublishSource& source, const Part& part) {
+  const auto order = [](const PublishSource::Tensor& tensor) {
+    return std::tuple(tensor.layer, tensor.form, tensor.first_head);
+  };
+  const std::tuple wanted(part.layer, part.form, part.head_group);
+  const auto found = std::ranges::lower_bound(source.tensors, wanted, {}, order);
+  return found != source.tensors.end() && order(*found) == wanted ? &*found : nullptr;
+}
+
 bool Fits(const PublishSource& source, const ObjectHeader& plan) {
   return std::all_of(plan.parts.begin(), plan.parts.end(), [&](const Part& part) {
     if (IsPaged(part.form)) {
@@ -56,9 +66,9 @@ bool Fits(const PublishSource& source, const ObjectHeader& plan) {
       return rows != nullptr && SameShape(plan, part, *rows) &&
              PagesReach(*rows, source.page_table.size(), plan, source.first_position);
     }
-    return std::any_of(source.tensors.begin(), source.tensors.end(), [&](const PublishSource::Tensor& tensor) {
-      return tensor.layer == part.layer && tensor.form == part.form && tensor.data != nullptr;
-    });
+    if (part.Empty()) return true;
+    const PublishSource::Tensor* tensor = FindTensor(source, part);
+    return tensor != nullptr && tensor->data != nullptr;
   });
 }
 

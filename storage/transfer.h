@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -36,9 +37,12 @@ struct PublishSource {
     uint32_t layer = 0;
     PartForm form = PartForm::kState;
     const std::byte* data = nullptr;  // the part's units, densely
+    uint16_t first_head = 0;          // the part's head group
   };
   Provenance provenance = Provenance::kExact;
-  std::vector<Tensor> tensors;  // transitions, states, convolution tails
+  // The reservation's plan with the forms that heads' transitions have (PlanForms). None: their layers' own.
+  std::optional<ObjectHeader> plan;
+  std::vector<Tensor> tensors;  // every part that has bytes and is no rows, in the plan's order
   std::vector<PagedRows> rows;  // one for every attention layer
   std::vector<int32_t> page_table;
   uint64_t first_position = 0;  // slot position at which the run's token 0 stands
@@ -57,6 +61,9 @@ struct LandTarget {
   std::vector<int32_t> page_table;
   std::shared_ptr<const void> keep;
 };
+
+// The tensor that a part is copied from; null: there is none.
+const PublishSource::Tensor* FindTensor(const PublishSource& source, const Part& part);
 
 // Whether the source has something for every part of the object that `plan` describes, in its shape.
 bool Fits(const PublishSource& source, const ObjectHeader& plan);

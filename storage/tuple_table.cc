@@ -1,53 +1,48 @@
 #include "storage/tuple_table.h"
 
+#include <cstring>
+
+#include "proto/tuple_parts.h"
 #include "storage/transfer.h"
 
 namespace ashlar::storage {
 namespace {
 
-// A checkpoint has none: nothing that came before counts.
-const Part* TransitionOf(const ObjectHeader& object, uint32_t layer) {
-  return object.Find(layer, PartForm::kTransitionDense);
-}
-
-// Whether the part has one matrix of rows × columns a head, of a type that needs no exponents beside it.
-bool HasMatrices(const Part& part, const kernels::LinearShape& shape, int32_t rows, int32_t columns) {
-  const bool state_type = part.dtype == DType::kF32 || part.dtype == DType::kBF16;
-  return state_type && part.units == static_cast<uint32_t>(shape.heads) &&
-         part.Bytes() == uint64_t{part.units} * rows * columns * kernels::ElementBytes(KernelType(part.dtype));
+// Forms have the same numbers in the contract and in the kernels.
+TupleShape ShapeOf(const kernels::LinearShape& shape) {
+  return {.heads = static_cast<uint32_t>(shape.heads),
+          .d_k = static_cast<uint32_t>(shape.d_k),
+          .d_v = static_cast<uint32_t>(shape.d_v),
+          .transition = static_cast<TransitionKind>(kernels::NaturalForm(shape.family))};
 }
 
 }  // namespace
 
 bool HasTuple(const ObjectHeader& object, uint32_t layer, const kernels::LinearShape& shape) {
-  const Part* state = object.Find(layer, PartForm::kState);
-  if (state == nullptr || !HasMatrices(*state, shape, shape.d_k, shape.d_v)) return false;
-  if (object.kind == ObjectKind::kCheckpoint) return true;
-  const Part* transition = TransitionOf(object, layer);
-  return transition != nullptr && HasMatrices(*transition, shape, shape.d_k, shape.d_k);
+  return CheckTuple(object, layer, ShapeOf(shape)).ok();
 }
 
 TupleTable::TupleTable(uint32_t layer, const kernels::LinearShape& shape, size_t objects)
-    : layer_(layer), heads_of_layer_(shape.heads) {
-  heads_.reserve(objects * static_cast<size_t>(shape.heads));
+    : layer_(layer), shape_(ShapeOf(shape)) {
+  heads_.reserve(objects * shape_.heads);
   views_.reserve(objects);
 }
 
 void TupleTable::Add(const ObjectHeader& object, const ObjectBytes& bytes, uint64_t first_position) {
-  const Part& state = *object.Find(layer_, PartForm::kState);
-  const Part* transition = TransitionOf(object, layer_);
+  const TupleParts tuple = *FindTuple(object, layer_, shape_);
   views_.push_back({.heads = heads_.data() + heads_.size(),
-                    .state_dtype = KernelType(state.dtype),
+                    .transition_dtype = KernelType(tuple.transition_dtype),
+                    .state_dtype = KernelType(tuple.state->dtype),
                     .position = static_cast<int64_t>(first_position)});
-  if (transition != nullptr) views_.back().transition_dtype = KernelType(transition->dtype);
-  for (int32_t head = 0; head < heads_of_layer_; ++head) {
-    const auto unit = static_cast<uint32_t>(head);
-    kernels::HeadTuple tuple{.form = kernels::TransitionForm::kZero, .state = bytes.Unit(state, unit)};
-    if (transition != nullptr) {
-      tuple.form = kernels::TransitionForm::kDense;
-      tuple.transition = bytes.Unit(*transition, unit);
-    }
-    heads_.push_back(tuple);
+  const std::byte* const exponents = tuple.exponents == nullptr ? nullptr : bytes.Unit(*tuple.exponents, 0);
+  for (uint32_t head = 0; head < shape_.heads; ++head) {
+    const TupleParts::Transition& transition = tuple.transitions[head];
+    kernels::HeadTuple& out =
+        heads_.emplace_back(kernels::HeadTuple{.form = static_cast<kernels::TransitionForm>(transition.form),
+                                               .rank = static_cast<int32_t>(transition.rank),
+                                               .state = bytes.Unit(*tuple.state, head)});
+    if (transition.part != nullptr) out.transition = bytes.Unit(*transition.part, transition.unit);
+    if (exponents != nullptr) std::memcpy(&out.state_exponent, exponents + head * sizeof(int32_t), sizeof(int32_t));
   }
 }
 

@@ -6,11 +6,12 @@
 
 #include "kernels/kernels.h"
 #include "proto/object.h"
+#include "proto/tuple_parts.h"
 #include "storage/object_bytes.h"
 
 namespace ashlar::storage {
 
-// Whether the object has a tuple of this shape for the layer, in forms that composition understands.
+// Whether the object has a tuple of this shape for the layer.
 bool HasTuple(const ObjectHeader& object, uint32_t layer, const kernels::LinearShape& shape);
 
 // The tuples of one layer, of several objects: pointers to where they lie. The objects must have them (HasTuple) and
@@ -26,7 +27,7 @@ class TupleTable {
 
  private:
   const uint32_t layer_;
-  const int32_t heads_of_layer_;
+  const TupleShape shape_;
   std::vector<kernels::HeadTuple> heads_;  // never grows: views point into it
   std::vector<kernels::TupleView> views_;
 };

@@ -28,7 +28,7 @@ struct UnitRange {
   }
 };
 
-// Calls fn(UnitRange) for consecutive ranges that cover the part.
+// Calls fn(UnitRange) for consecutive ranges that cover the part, which has bytes.
 template <typename Fn>
 void SplitPart(const Part& part, Fn&& fn) {
   const uint32_t step = std::clamp<uint32_t>(kTaskBytes / part.unit_bytes, 1, kMaxTaskUnits);

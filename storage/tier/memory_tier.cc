@@ -21,6 +21,19 @@ uint64_t Slot::Extents() const {
   return extents;
 }
 
+Slot Slot::CutBehind(uint64_t extents) {
+  Slot rest{.tenant = tenant};
+  std::vector<ExtentRun> kept;
+  for (const ExtentRun& run : runs) {
+    const auto keep = static_cast<uint32_t>(std::min<uint64_t>(run.count, extents));
+    extents -= keep;
+    if (keep > 0) kept.push_back({run.arena, run.first, keep});
+    if (keep < run.count) rest.runs.push_back({run.arena, run.first + keep, run.count - keep});
+  }
+  runs = std::move(kept);
+  return rest;
+}
+
 absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Make(const MemoryTierOptions& options) {
   if (options.capacity_bytes < kExtent) {
     return absl::InvalidArgumentError(absl::StrCat("dram.capacity_bytes: must be at least one extent, ", kExtent));

@@ -25,6 +25,8 @@ struct Slot {
   TenantId tenant = 0;
   std::vector<ExtentRun> runs;
   uint64_t Extents() const;
+  // Keeps the first `extents` and gives what lies behind them as a slot of its own.
+  Slot CutBehind(uint64_t extents);
 };
 
 struct TierUsage {
