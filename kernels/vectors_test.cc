@@ -82,6 +82,23 @@ TEST(VectorsCheckTest, SeesWrongNumbers) {
   }
 }
 
+// Where a file says that nothing is left of a transition, one of which something is left shows.
+TEST(VectorsCheckTest, SeesWhatShouldHaveVanished) {
+  json file = json::parse(Text());
+  for (json& head : file["linear"]) {
+    for (json& row : head["segments"][1]["T"]) {
+      for (json& number : row) number = 0.0;
+    }
+  }
+  std::set<std::string> families;
+  for (const VectorCheck& check : CheckVectors(Parse(file.dump()), Reference())) {
+    if (check.operation != "Capture" || check.what != "transitions") continue;
+    EXPECT_FALSE(check.passes()) << check.vectors;
+    families.insert(check.vectors.substr(0, check.vectors.find(',')));
+  }
+  EXPECT_EQ(families.size(), 8u);
+}
+
 // A file may hold one family, heads of any number and size, or keys alone.
 TEST(VectorsCheckTest, TakesFilesOfOtherExtent) {
   const json clean = json::parse(Text());

@@ -10,13 +10,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double Distance(std::span<const double> a, std::span<const double> b) {
-  if (a.size() != b.size()) return kInfinity;
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
-  return std::isfinite(sum) ? std::sqrt(sum) : kInfinity;
-}
-
 // Logarithms, or Σ dt: infinite where nothing is left.
 double LogarithmsError(std::span<const double> a, std::span<const double> b, double tolerance) {
   double worst = a.size() == b.size() ? 0 : kInfinity;
@@ -48,8 +41,15 @@ double Norm(std::span<const double> a) {
   return std::sqrt(sum);
 }
 
+double AbsoluteError(std::span<const double> a, std::span<const double> b) {
+  if (a.size() != b.size()) return kInfinity;
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::isfinite(sum) ? std::sqrt(sum) : kInfinity;
+}
+
 double RelativeError(std::span<const double> a, std::span<const double> b) {
-  return Distance(a, b) / std::max(Norm(b), 1e-30);
+  return AbsoluteError(a, b) / std::max(Norm(b), 1e-30);
 }
 
 double RelativeError(std::span<const float> a, std::span<const float> b) {
@@ -71,7 +71,7 @@ double TransitionError(const Tuple& a, const Tuple& b, double tolerance) {
   for (int32_t h = 0; h < b.shape().heads; ++h) {
     const std::vector<double> actual = a.Transition(h), expected = b.Transition(h);
     if (b.form(h) == TransitionForm::kDense) {
-      worst = std::max(worst, Distance(actual, expected) / (tolerance * Norm(expected) + kTransitionFloor + steps));
+      worst = std::max(worst, AbsoluteError(actual, expected) / (tolerance * Norm(expected) + kTransitionFloor + steps));
     } else {
       worst = std::max(worst, LogarithmsError(actual, expected, kTolerance));
     }

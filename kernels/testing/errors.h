@@ -21,6 +21,8 @@ double Tolerance(Dtypes dtypes, int64_t chain);
 inline constexpr double kTransitionFloor = 1e-6;
 
 double Norm(std::span<const double> a);
+// ‖a − b‖, Frobenius; +∞ where `a` holds a number that is not finite, or the sizes differ.
+double AbsoluteError(std::span<const double> a, std::span<const double> b);
 // ‖a − b‖ / ‖b‖, Frobenius; +∞ where `a` holds a number that is not finite, or the sizes differ. Where both are so
 // small that fp32 has lost digits (‖b‖ < 1e-30), the difference counts against 1e-30.
 double RelativeError(std::span<const double> a, std::span<const double> b);

@@ -196,8 +196,7 @@ Numbers VectorLayer::MatrixOf(const Tuple& tuple, int32_t h) const {
 
 // A transition is a contraction whose error matters absolutely: no error counts against less than a norm of 0.1.
 double MatrixError(const Numbers& actual, const Numbers& expected) {
-  const double norm = Norm(expected);
-  return RelativeError(actual, expected) * norm / std::max(norm, kTransitionFloor / kTolerance);
+  return AbsoluteError(actual, expected) / std::max(Norm(expected), kTransitionFloor / kTolerance);
 }
 
 // Runs the operations on one layer.
