@@ -5,6 +5,7 @@
 
 #include "kernels/reference/recurrence.h"
 #include "kernels/reference/reference.h"
+#include "kernels/reference/row.h"
 
 namespace ashlar::kernels::reference {
 namespace {
@@ -91,18 +92,14 @@ Matrix Apply(const LinearShape& shape, const Transition& t, int32_t h, const Mat
   return out;
 }
 
-// R(position) on the key axis.
+// R(position) on the key axis: each column turns as a key.
 void Turn(const Rotation& rotation, int64_t position, Matrix& state) {
-  const int32_t pairs = rotation.style == RopeStyle::kNone ? 0 : rotation.rotary_dim / 2;
-  for (int32_t p = 0; p < pairs; ++p) {
-    const bool half_split = rotation.style == RopeStyle::kHalfSplit;
-    const int32_t a = half_split ? p : 2 * p, b = half_split ? p + pairs : 2 * p + 1;
-    const double angle = static_cast<double>(position) * rotation.frequencies[p];
-    for (int32_t j = 0; j < state.columns; ++j) {
-      const double x = state(a, j), y = state(b, j);
-      state(a, j) = x * std::cos(angle) - y * std::sin(angle);
-      state(b, j) = x * std::sin(angle) + y * std::cos(angle);
-    }
+  if (rotation.style == RopeStyle::kNone) return;
+  std::vector<double> column(static_cast<size_t>(state.rows));
+  for (int32_t j = 0; j < state.columns; ++j) {
+    for (int32_t i = 0; i < state.rows; ++i) column[i] = state(i, j);
+    reference::Turn(rotation, position, column.data());
+    for (int32_t i = 0; i < state.rows; ++i) state(i, j) = column[i];
   }
 }
 

@@ -123,7 +123,7 @@ class Pages {
 // The frequency table base^(−2i / rotary_dim), and the rotation that reads it.
 std::vector<double> Frequencies(int32_t rotary_dim, double base);
 
-// R(delta) of a key, in fp64.
+// R(delta) of a key, in fp64. Written once more, since the reference is held to it too.
 void TurnExactly(const Rotation& rotation, int64_t delta, std::vector<double>& key);
 
 }  // namespace ashlar::kernels::testing
