@@ -315,9 +315,8 @@ void AdaptTransitions(const AdaptArgs& args, Workers* workers, std::span<Adapted
   Check(args.transition != nullptr && target != nullptr, "transition and target are needed");
   Check(args.epsilon > 0, "epsilon must be positive");
   Check(args.tokens >= 0, "tokens is negative");
-  const auto adapt = [&](int64_t h) { heads[h] = Head(args, static_cast<int32_t>(h)).Adapt(target[h]); };
-  if (workers != nullptr) return ParallelFor(*workers, args.shape.heads, adapt);
-  for (int64_t h = 0; h < args.shape.heads; ++h) adapt(h);
+  ParallelFor(workers, args.shape.heads,
+              [&](int64_t h) { heads[h] = Head(args, static_cast<int32_t>(h)).Adapt(target[h]); });
 }
 
 }  // namespace ashlar::kernels

@@ -101,28 +101,22 @@ class Parts {
   PartialRows* parts_;
 };
 
-template <typename Fn>
-void ForEach(Workers* workers, int64_t count, Fn fn) {
-  if (workers != nullptr) return ParallelFor(*workers, count, fn);
-  for (int64_t i = 0; i < count; ++i) fn(i);
-}
-
 void Attend(const AttendArgs& args, KeysStand stand, Workers* workers) {
   const AttendPlan plan(args, stand, workers == nullptr ? 1 : workers->Size());
   const auto run = HWY_DYNAMIC_DISPATCH(RunPart);
   if (plan.chunks == 1) {
-    ForEach(workers, plan.units, [&](int64_t unit) {
+    ParallelFor(workers, plan.units, [&](int64_t unit) {
       const PartialRows part = run(plan, unit, 0);
       Finish(plan, unit, &part, 1);
     });
     return;
   }
   Parts parts(plan);
-  ForEach(workers, plan.units * plan.chunks, [&](int64_t i) {
+  ParallelFor(workers, plan.units * plan.chunks, [&](int64_t i) {
     const int64_t unit = i / plan.chunks, chunk = i % plan.chunks;
     parts.Keep(unit, chunk, run(plan, unit, chunk));
   });
-  ForEach(workers, plan.units, [&](int64_t unit) { Finish(plan, unit, parts.Of(unit), plan.chunks); });
+  ParallelFor(workers, plan.units, [&](int64_t unit) { Finish(plan, unit, parts.Of(unit), plan.chunks); });
 }
 
 }  // namespace

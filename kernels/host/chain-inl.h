@@ -339,26 +339,20 @@ class Strand {
 // Below this many floats of state in all heads, waking a worker takes longer than a token.
 constexpr int64_t kFloatsWorthWaking = 1 << 17;
 
-template <typename Fn>
-void ForEach(int64_t count, Workers* workers, const Fn& fn) {
-  if (workers != nullptr) return ParallelFor(*workers, count, fn);
-  for (int64_t i = 0; i < count; ++i) fn(i);
-}
-
 inline void RunChain(const Chain& chain, Workers* workers) {
   if (IsFewTokens(chain)) {
     const int64_t floats = int64_t{chain.shape.heads} * chain.shape.d_k * chain.shape.d_v;
-    return ForEach(chain.shape.heads, floats < kFloatsWorthWaking ? nullptr : workers,
-                   [&](int64_t head) { StepHead(chain, static_cast<size_t>(head)); });
+    return ParallelFor(floats < kFloatsWorthWaking ? nullptr : workers, chain.shape.heads,
+                       [&](int64_t head) { StepHead(chain, static_cast<size_t>(head)); });
   }
   if (IsStream(chain)) {
-    return ForEach(chain.shape.heads, workers, [&](int64_t head) {
+    return ParallelFor(workers, chain.shape.heads, [&](int64_t head) {
       static thread_local const std::unique_ptr<StreamScratch> scratch(new StreamScratch);
       Stream(chain, static_cast<size_t>(head), *scratch).Run();
     });
   }
   const Split split = SplitFor(chain, workers == nullptr ? 1 : static_cast<size_t>(workers->Size()));
-  ForEach(static_cast<int64_t>(split.Items(chain)), workers, [&](int64_t item) {
+  ParallelFor(workers, static_cast<int64_t>(split.Items(chain)), [&](int64_t item) {
     static thread_local const std::unique_ptr<Scratch> scratch(new Scratch);
     Strand(chain, split, static_cast<size_t>(item), *scratch).Run();
   });

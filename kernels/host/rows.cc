@@ -28,15 +28,10 @@ template <typename Fn>
 void ForEachUnit(Workers* workers, int64_t count, int64_t bytes, Stores stores, Fn fn) {
   const int64_t per_task = std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(1, bytes));
   const int64_t tasks = (count + per_task - 1) / per_task;
-  const auto run = [&](int64_t task) {
+  ParallelFor(workers, tasks, [&](int64_t task) {
     for (int64_t i = task * per_task; i < std::min(count, (task + 1) * per_task); ++i) fn(i);
     if (stores == Stores::kStreaming) FinishStreaming();
-  };
-  if (workers != nullptr && tasks > 1) {
-    ParallelFor(*workers, tasks, run);
-  } else {
-    for (int64_t task = 0; task < tasks; ++task) run(task);
-  }
+  });
 }
 
 // Rows (one a token and head) that stand in pages without gaps, beginning with this token's and head's.
