@@ -16,6 +16,8 @@ void Check(bool holds, const char* operation, const char* field) {
 
 void CheckRotation(const Rotation& rotation, int32_t dim, const char* operation) {
   if (rotation.style == RopeStyle::kNone) return;
+  Check(rotation.style == RopeStyle::kHalfSplit || rotation.style == RopeStyle::kInterleaved, operation,
+        "rotation.style is unknown");
   Check(rotation.rotary_dim > 0 && rotation.rotary_dim % 2 == 0 && rotation.rotary_dim <= std::min(dim, kMaxRotaryDim),
         operation, "rotation.rotary_dim must be even, at most dim and at most kMaxRotaryDim");
   Check(rotation.frequencies != nullptr, operation, "rotation.frequencies is null");
@@ -69,15 +71,25 @@ void CheckInteriors(const LinearShape& shape, std::span<const TupleView> interio
   }
 }
 
-void CheckState(const StateView& state, const char* operation) {
+// Whether a table has no null among its pointers.
+template <typename T>
+bool IsWhole(T* const* table, int64_t count) {
+  return std::none_of(table, table + count, [](const T* pointer) { return pointer == nullptr; });
+}
+
+void CheckState(const LinearShape& shape, const StateView& state, const char* operation) {
   Check(state.heads != nullptr, operation, "state is null");
+  Check(IsWhole(state.heads, shape.heads), operation, "state: a head is null");
   Check(IsStateType(state.dtype), operation, "state.dtype must be fp32, fp16 or bf16");
   Check((state.exponents != nullptr) == (state.dtype == DType::kF16), operation,
         "state.exponents: needed for fp16 alone");
 }
 
-void CheckTarget(const TupleTarget& tuple, const char* operation) {
+void CheckTarget(const LinearShape& shape, const TupleTarget& tuple, const char* operation) {
   Check(tuple.state != nullptr, operation, "tuple.state is null");
+  Check(IsWhole(tuple.state, shape.heads), operation, "tuple.state: a head is null");
+  Check(tuple.transition == nullptr || IsWhole(tuple.transition, shape.heads), operation,
+        "tuple.transition: a head is null");
   Check(IsStateType(tuple.transition_dtype) && IsStateType(tuple.state_dtype), operation,
         "tuple: dtypes must be fp32, fp16 or bf16");
   Check((tuple.state_exponents != nullptr) == (tuple.state_dtype == DType::kF16), operation,
@@ -100,7 +112,7 @@ void CheckScales(DType dtype, const void* scales, const char* operation) {
 
 void CheckBuffer(const LinearShape& shape, const BufferedRequest& request, bool appends, const char* operation) {
   Check(shape.family != Family::kMamba1, operation, "shape.family: mamba1 has no buffers");
-  if (request.state.heads != nullptr) CheckState(request.state, operation);
+  if (request.state.heads != nullptr) CheckState(shape, request.state, operation);
   const TokenBuffer& buffer = request.buffer;
   Check(buffer.filled >= 0, operation, "requests: buffer.filled is negative");
   if (buffer.filled == 0 && !appends) return;
@@ -127,10 +139,13 @@ void CheckSlots(const PagedSlots& slots, const char* operation) {
   CheckScales(slots.dtype, slots.scales, operation);
 }
 
-void CheckRows(const void* units, int32_t unit_tokens, int64_t tokens, int32_t heads, int32_t dim,
-               const char* operation) {
-  Check(tokens >= 0 && (tokens == 0 || units != nullptr), operation, "rows: units are needed");
+void CheckRows(const void* const* units, const float* const* scales, int32_t unit_tokens, int64_t tokens, int32_t heads,
+               int32_t dim, const char* operation) {
   Check(unit_tokens > 0 && heads > 0 && dim > 0, operation, "rows: unit_tokens, heads and dim must be positive");
+  Check(tokens >= 0, operation, "rows: tokens is negative");
+  const int64_t count = (tokens + unit_tokens - 1) / unit_tokens;
+  Check(count == 0 || (units != nullptr && IsWhole(units, count)), operation, "rows: a unit is null");
+  Check(scales == nullptr || IsWhole(scales, count), operation, "rows: a unit's scales are null");
 }
 
 void CheckAttend(const AttendArgs& args, const char* operation) {
@@ -175,14 +190,14 @@ int32_t SlotGateWidth(const LinearShape& shape) {
 Event Kernels::Compose(const ComposeArgs& args, Queue& queue) const {
   CheckShape(args.shape, "Compose");
   CheckInteriors(args.shape, args.interiors, "Compose");
-  CheckState(args.state, "Compose");
+  CheckState(args.shape, args.state, "Compose");
   return DoCompose(args, queue);
 }
 
 Event Kernels::ComposeTransitions(const ComposeTransitionsArgs& args, Queue& queue) const {
   CheckShape(args.shape, "ComposeTransitions");
   CheckInteriors(args.shape, args.interiors, "ComposeTransitions");
-  CheckTarget(args.tuple, "ComposeTransitions");
+  CheckTarget(args.shape, args.tuple, "ComposeTransitions");
   Check(args.tuple.transition != nullptr, "ComposeTransitions", "tuple.transition is null");
   return DoComposeTransitions(args, queue);
 }
@@ -190,19 +205,19 @@ Event Kernels::ComposeTransitions(const ComposeTransitionsArgs& args, Queue& que
 Event Kernels::Capture(const CaptureArgs& args, Queue& queue) const {
   CheckShape(args.shape, "Capture");
   CheckInputs(args.shape, args.inputs, "Capture");
-  CheckTarget(args.tuple, "Capture");
+  CheckTarget(args.shape, args.tuple, "Capture");
   return DoCapture(args, queue);
 }
 
 Event Kernels::AdvanceSeam(const AdvanceSeamArgs& args, Queue& queue) const {
   CheckShape(args.shape, "AdvanceSeam");
   CheckInputs(args.shape, args.inputs, "AdvanceSeam");
-  CheckState(args.state, "AdvanceSeam");
+  CheckState(args.shape, args.state, "AdvanceSeam");
   Check(args.out == nullptr || args.inputs.tokens == 0 || args.inputs.q != nullptr, "AdvanceSeam",
         "inputs.q is needed for outputs");
   int64_t last = 0;
   for (const SeamStep& step : args.steps) {
-    if (step.checkpoint != nullptr) CheckState(*step.checkpoint, "AdvanceSeam");
+    if (step.checkpoint != nullptr) CheckState(args.shape, *step.checkpoint, "AdvanceSeam");
     if (step.interior != nullptr) {
       CheckInteriors(args.shape, {step.interior, 1}, "AdvanceSeam");
       continue;
@@ -237,7 +252,7 @@ Event Kernels::RebuildState(const RebuildStateArgs& args, Queue& queue) const {
   Check(!args.request.flush, "RebuildState", "request.flush must be false");
   Check(args.tokens >= 0 && args.tokens <= args.request.buffer.filled, "RebuildState",
         "tokens must lie in 0 … buffer.filled");
-  CheckState(args.target, "RebuildState");
+  CheckState(args.shape, args.target, "RebuildState");
   return DoRebuildState(args, queue);
 }
 
@@ -254,7 +269,7 @@ Event Kernels::RotateKeys(const RotateKeysArgs& args, Queue& queue) const {
 
 Event Kernels::Land(const LandArgs& args, Queue& queue) const {
   const StoredRows& source = args.source;
-  CheckRows(source.units, source.unit_tokens, source.tokens, source.heads, source.dim, "Land");
+  CheckRows(source.units, source.scales, source.unit_tokens, source.tokens, source.heads, source.dim, "Land");
   CheckRotation(args.rotation, source.dim, "Land");
   CheckSlots(args.target, "Land");
   Check(source.dtype == args.target.dtype, "Land", "dtype: source and target differ");
@@ -265,7 +280,7 @@ Event Kernels::Land(const LandArgs& args, Queue& queue) const {
 }
 
 Event Kernels::Gather(const GatherArgs& args, Queue& queue) const {
-  CheckRows(args.units, args.unit_tokens, args.tokens, args.heads, args.dim, "Gather");
+  CheckRows(args.units, args.scales, args.unit_tokens, args.tokens, args.heads, args.dim, "Gather");
   CheckSlots(args.source, "Gather");
   Check(args.tokens == 0 || (args.source.scales == nullptr) == (args.scales == nullptr), "Gather",
         "scales: of both sides or of neither");

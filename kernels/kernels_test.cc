@@ -32,7 +32,15 @@ TEST_F(ArgumentsDeathTest, NameTheShape) {
   args.shape = shape_;
   args.shape.decay_table = &number_;
   EXPECT_DEATH(runner_.Run(args), "Compose: shape.decay_table");
+  args.shape = shape_;
+  void* const no_head[] = {nullptr};
+  args.state.heads = no_head;
+  EXPECT_DEATH(runner_.Run(args), "Compose: state: a head is null");
+  EXPECT_DEATH(runner_.Run(CaptureArgs{.shape = shape_, .tuple = {.state = no_head}}), "Capture: tuple.state: a head");
+  EXPECT_DEATH(runner_.Run(CaptureArgs{.shape = shape_, .tuple = {.transition = no_head, .state = pointers_}}),
+               "Capture: tuple.transition: a head");
   args.shape = {.family = Family::kGla, .heads = 1, .key_heads = 1, .d_k = 2, .d_v = 1};
+  args.state.heads = pointers_;
   args.shape.rotation = {.style = RopeStyle::kHalfSplit, .rotary_dim = 2, .frequencies = &frequency_};
   EXPECT_DEATH(runner_.Run(args), "Compose: shape.rotation");
 }
@@ -73,7 +81,13 @@ TEST_F(ArgumentsDeathTest, NameWhatALandingLacks) {
                    .target = {.base = &number_, .page_tokens = 1, .page_table = &page}};
   args.rotation = {.style = RopeStyle::kHalfSplit, .rotary_dim = 2};
   EXPECT_DEATH(runner_.Run(args), "Land: rotation.rotary_dim");
+  args.rotation.style = static_cast<RopeStyle>(7);
+  EXPECT_DEATH(runner_.Run(args), "Land: rotation.style");
   args.rotation = {};
+  const void* const no_unit[] = {nullptr};
+  args.source.units = no_unit;
+  EXPECT_DEATH(runner_.Run(args), "Land: rows: a unit is null");
+  args.source.units = units_;
   args.target.page_table = nullptr;
   EXPECT_DEATH(runner_.Run(args), "Land: paged slots");
   args.target.page_table = &page;
