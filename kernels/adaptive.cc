@@ -209,8 +209,10 @@ class Head {
     Numbers m = t_;
     for (int32_t i = 0; i < n_; ++i) m[i * n_ + i] -= decay[i];
     const int32_t most = LargestUsefulRank(args_.shape, args_.dtype);
-    const std::optional<RowBasis> rows = FindRowBasis(std::move(m), n_, args_.epsilon / 4, most);
-    if (!rows || rows->rank == 0) return std::nullopt;
+    std::optional<RowBasis> rows = FindRowBasis(std::move(m), n_, args_.epsilon / 4, most);
+    if (!rows || most == 0) return std::nullopt;
+    // Nothing but the decay is left. The form has one factor at least: zeros.
+    if (rows->rank == 0) rows = RowBasis{.rank = 1, .basis = Numbers(n_), .coefficients = Numbers(n_)};
     const Decomposition parts = Decompose(*rows, n_);
     // The first rank whose cut could be small enough; rounding may ask for a few more.
     int32_t rank = 1;

@@ -259,6 +259,20 @@ TEST_F(AdaptiveTest, AShortSegmentIsItsDecayAndAFactorPerToken) {
   }
 }
 
+// Tokens that erase nothing leave a decay alone: still no reason to store a matrix.
+TEST_F(AdaptiveTest, WhatOnlyDecaysTakesOneFactor) {
+  const LinearShape shape{.family = Family::kKda, .heads = 1, .key_heads = 1, .d_k = 32, .d_v = 4};
+  std::vector<float> decay = random_.Uniforms(32, 0.1, 1), transition(32 * 32);
+  for (int32_t i = 0; i < 32; ++i) transition[i * 32 + i] = decay[i];
+  const float *transition_pointer = transition.data(), *decay_pointer = decay.data();
+  const AdaptArgs args{.shape = shape, .transition = &transition_pointer, .decay = &decay_pointer, .tokens = 9};
+  const Adapted adapted(args);
+  EXPECT_EQ(adapted.heads[0].form, TransitionForm::kLowRank);
+  EXPECT_EQ(adapted.heads[0].rank, 1);
+  EXPECT_EQ(Stored(shape, adapted.heads[0], adapted.stored[0].data(), args.dtype),
+            std::vector<double>(transition.begin(), transition.end()));
+}
+
 // A decay per channel leaves few dimensions of a long segment: those whose singular values exceed ε, and no more than a
 // few for rounding.
 TEST_F(AdaptiveTest, ALongSegmentOfKdaKeepsTheDimensionsThatExceedEpsilon) {
