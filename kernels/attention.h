@@ -38,12 +38,13 @@ struct KeySpan {
   int64_t first_slot = 0;
   int64_t tokens = 0;
   int64_t position = 0;
-  int64_t origin =
-      0;  // zero-based keys: the position of their segment's start; key i was turned by position + i − origin
+  // Zero-based keys: the position of their segment's start; key i was turned by position + i − origin.
+  int64_t origin = 0;
 };
 
-// softmax(scale · q·k) V over all keys of the spans that each query sees. Queries come unrotated, with their positions:
-// each operation turns them as it needs. Frequencies must be fixed numbers (no scaling that depends on length).
+// softmax(scale · q·k) V over all keys of the spans that each query sees. A NaN among them makes the output NaN.
+// Queries come unrotated, with their positions: each operation turns them as it needs. Frequencies must be fixed
+// numbers (no scaling that depends on length).
 struct AttendArgs {
   AttentionShape shape;
   Rotation rotation;  // of a key's first dimensions; mla: of the rotary part's

@@ -153,6 +153,81 @@ TEST_P(AttentionTest, TakesScoresOfAnySize) {
   }
 }
 
+// As large as they may be, and as a latent model has them. Outputs are so wide that none is nearly zero by chance.
+TEST_P(AttentionTest, AgreesAtTheLargestDims) {
+  struct Dims {
+    AttentionKind kind;
+    int32_t key, value;
+  };
+  for (const Dims dims : {Dims{AttentionKind::kGqa, kMaxQueryDim, kMaxQueryDim},
+                          {AttentionKind::kGqa, 1, 16},
+                          {AttentionKind::kGqa, kMaxQueryDim - 2, 18},
+                          {AttentionKind::kMla, 512, 64},
+                          {AttentionKind::kMla, 1000, 24},
+                          {AttentionKind::kMla, 18, 1006}}) {
+    for (const RowFormat format : {RowFormat{DType::kF32}, RowFormat{DType::kF8E4M3, true}}) {
+      AttentionCase what = RandomCase(random_, dims.kind, format, 1000);
+      what.shape.key_dim = dims.key;
+      what.shape.value_dim = dims.value;
+      what.shape.scale = 1 / std::sqrt(static_cast<float>(what.shape.QueryDim()));
+      const int32_t turned = dims.kind == AttentionKind::kMla ? dims.value : dims.key;
+      what.rotary_dim = turned / 2 * 2;
+      what.style = turned < 2 ? RopeStyle::kNone : RopeStyle::kInterleaved;
+      const AttentionContext context(random_, what);
+      for (const Stand stand : kStands) {
+        SCOPED_TRACE(NameOf(stand) + ", " + Describe(what));
+        EXPECT_LE(LargestError(what.shape, context.Run(runner_, stand), context.Run(reference_, stand)), kTolerance);
+      }
+    }
+  }
+}
+
+// Sets one number of a random row of a plane to NaN.
+void SpoilRow(Random& random, const KeySpan& span, const PagedSlots& slots, int32_t heads, int32_t dim) {
+  const int64_t slot = span.first_slot + random.Integer(0, span.tokens - 1);
+  WriteElement(slots.dtype, slots.base,
+               slots.page_table[slot / slots.page_tokens] * slots.page_stride +
+                   slot % slots.page_tokens * slots.token_stride + random.Integer(0, heads - 1) * slots.head_stride +
+                   random.Integer(0, dim - 1),
+               NAN);
+}
+
+// One number of a query, or of a key or value that is seen, is NaN, as a corrupt one may be: it must not be passed over
+// like a key that nobody sees. What it does not reach is right.
+TEST_P(AttentionTest, NanInGivesNanOut) {
+  enum class Where { kQuery, kKey, kValue };
+  for (const Where where : {Where::kQuery, Where::kKey, Where::kValue}) {
+    for (const AttentionKind kind : kKinds) {
+      AttentionCase what = RandomCase(random_, kind, {}, 100);
+      what.shape.window = 0;
+      const int64_t tokens = random_.Integer(0, 1) == 0 ? 1 : random_.Integer(2, 700);
+      what.spans = {{tokens, 100, 100}};
+      what.queries = {100 + tokens, 107 + tokens};
+      const AttentionContext context(random_, what);
+      for (const Stand stand : kStands) {
+        SCOPED_TRACE(NameOf(stand) + ", " + Describe(what) + ", where " + std::to_string(static_cast<int>(where)));
+        const KeySpan span = context.Spans(stand)[0];
+        if (where == Where::kKey) SpoilRow(random_, span, span.keys, what.shape.kv_heads, what.shape.key_dim);
+        if (where == Where::kValue) SpoilRow(random_, span, span.values, what.shape.kv_heads, what.shape.value_dim);
+        AttendArgs args = context.Args(stand);
+        std::vector<float> queries(args.q, args.q + args.tokens * args.q_stride);
+        if (where == Where::kQuery) queries[random_.Integer(0, static_cast<int64_t>(queries.size()) - 1)] = NAN;
+        args.q = queries.data();
+        const Attended actual = context.Run(runner_, stand, args), expected = context.Run(reference_, stand, args);
+        EXPECT_TRUE(std::ranges::any_of(expected.out, [](float x) { return std::isnan(x); }));
+        for (size_t i = 0; i < expected.out.size(); ++i) {
+          ASSERT_EQ(std::isnan(actual.out[i]), std::isnan(expected.out[i])) << "output " << i;
+          if (std::isnan(expected.out[i])) continue;
+          ASSERT_NEAR(actual.out[i], expected.out[i], 1e-4) << "output " << i;
+        }
+        for (size_t i = 0; i < expected.lse.size(); ++i) {
+          ASSERT_EQ(std::isnan(actual.lse[i]), std::isnan(expected.lse[i])) << "lse " << i;
+        }
+      }
+    }
+  }
+}
+
 // Ways to attend wrongly, each to be told from the right one by the bounds above.
 class AttentionFaults : public ::testing::Test {
  protected:

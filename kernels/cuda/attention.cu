@@ -229,8 +229,9 @@ class Block {
 #pragma unroll
       for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, ShuffleXor(most, mask));
       most = fmaxf(most, most_[i]);
-      const bool nothing = most == -INFINITY;
-      const float weight = nothing ? 0 : expf(score - most), rescale = nothing ? 1 : expf(most_[i] - most);
+      // No score but such as are NaN: weights are zero or NaN.
+      const float base = most == -INFINITY ? 0 : most;
+      const float weight = expf(score - base), rescale = most_[i] == most ? 1 : expf(most_[i] - most);
       float total = weight;
 #pragma unroll
       for (int mask = 1; mask < 32; mask *= 2) total += ShuffleXor(total, mask);
@@ -305,16 +306,17 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   const float before = attend.merge ? *lse : -INFINITY;
   float most = before;
   for (int s = 0; s < attend.splits; ++s) most = fmaxf(most, attend.PartOf(s, token, head)[width]);
-  const bool nothing = most == -INFINITY;
-  const float earlier = nothing ? 0 : expf(before - most);
+  if (most == -INFINITY) most = 0;  // no score but such as are NaN: the total is zero or NaN
+  const float earlier = expf(before - most);
   float total = earlier;
-  for (int s = 0; s < attend.splits && !nothing; ++s) {
+  for (int s = 0; s < attend.splits; ++s) {
     const float* part = attend.PartOf(s, token, head);
     total += expf(part[width] - most) * part[width + 1];
   }
+  const bool nothing = total == 0;
   for (int d = static_cast<int>(threadIdx.x); d < width; d += kThreads) {
     float sum = earlier == 0 ? 0 : earlier * out[d];
-    for (int s = 0; s < attend.splits && !nothing; ++s) {
+    for (int s = 0; s < attend.splits; ++s) {
       const float* part = attend.PartOf(s, token, head);
       sum += expf(part[width] - most) * part[d];
     }

@@ -335,18 +335,20 @@ class Part {
     float &largest_so_far = largest_[RowOf(head, row)], &sum_so_far = sum_[RowOf(head, row)];
     std::fill(scores, scores + begin, -INFINITY);
     std::fill(scores + std::max(begin, end), scores + block_, -INFINITY);
+    // A score that is NaN is never the largest; its weight is NaN, and with it what the row sees.
     Vec most = hn::Set(d, largest_so_far);
-    for (size_t j = 0; j < block_; j += kLanes) most = hn::Max(most, hn::LoadU(d, scores + j));
+    for (size_t j = 0; j < block_; j += kLanes) {
+      const Vec score = hn::LoadU(d, scores + j);
+      most = hn::IfThenElse(hn::Gt(score, most), score, most);
+    }
     const float largest = hn::GetLane(hn::MaxOfLanes(d, most));
     factor_[row] = largest == largest_so_far ? 1.0f : std::exp(largest_so_far - largest);
-    if (largest == -INFINITY) {
-      std::fill(scores, scores + block_, 0.0f);
-      return;
-    }
     largest_so_far = largest;
+    const Vec base = hn::Set(d, largest == -INFINITY ? 0.0f : largest);
     Vec sum = hn::Zero(d);
     for (size_t j = 0; j < block_; j += kLanes) {
-      const Vec weights = hn::Exp(d, hn::Sub(hn::LoadU(d, scores + j), hn::Set(d, largest)));
+      const Vec score = hn::Sub(hn::LoadU(d, scores + j), base);
+      const Vec weights = hn::IfThenElse(hn::Eq(score, score), hn::Exp(d, score), score);  // Exp makes 0 of NaN
       sum = hn::Add(sum, weights);
       hn::StoreU(weights, d, scores + j);
     }

@@ -37,13 +37,14 @@ void FinishRow(const AttendArgs& args, const PartialRows* parts, int64_t count, 
   const double before = args.merge ? double{*lse} : -INFINITY;
   double largest = before;
   for (int64_t i = 0; i < count; ++i) largest = std::max(largest, double{parts[i].largest[row]});
-  if (largest == -INFINITY) {  // nothing is seen
+  if (largest == -INFINITY) largest = 0;  // no score but such as are NaN: the sum is zero or NaN
+  double sum = std::exp(before - largest);
+  for (int64_t i = 0; i < count; ++i) sum += std::exp(parts[i].largest[row] - largest) * parts[i].sum[row];
+  if (sum == 0) {  // nothing is seen
     std::fill(out, out + width, 0.0f);
     if (lse != nullptr) *lse = -INFINITY;
     return;
   }
-  double sum = std::exp(before - largest);
-  for (int64_t i = 0; i < count; ++i) sum += std::exp(parts[i].largest[row] - largest) * parts[i].sum[row];
   const auto kept = static_cast<float>(std::exp(before - largest) / sum);
   for (int64_t d = 0; d < width; ++d) out[d] = kept == 0 ? 0.0f : out[d] * kept;
   for (int64_t i = 0; i < count; ++i) {
