@@ -12,6 +12,7 @@
 #include "daemon/event_loop.h"
 #include "daemon/log.h"
 #include "daemon/metrics.h"
+#include "daemon/open_files.h"
 #include "daemon/rpc_server.h"
 #include "daemon/session_server.h"
 #include "daemon/session_table.h"
@@ -134,6 +135,7 @@ struct Daemon::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) {
+  if (absl::Status status = RaiseOpenFilesLimit(config); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<storage::MemoryTier>> tier = MakeTier(config);
   if (!tier.ok()) return tier.status();
   auto impl = std::make_unique<Impl>(config, *std::move(tier));

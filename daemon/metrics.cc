@@ -7,12 +7,14 @@
 #include <prometheus/registry.h>
 
 #include <array>
+#include <bit>
 #include <exception>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/log.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -66,6 +68,7 @@ struct Metrics::Impl {
       const Labels labels = {{"tenant", tenant}};
       landed_bytes.push_back(&landed_family.Add(labels));
       checksum_failures.push_back(&checksum_family.Add(labels));
+      memory_refusals.push_back(&memory_family.Add(labels));
       const Labels dram = {{"tenant", tenant}, {"tier", std::string(Name(TierKind::kDram))}};
       used.push_back(&used_family.Add(dram));
       held.push_back(&held_family.Add(dram));
@@ -101,7 +104,9 @@ struct Metrics::Impl {
   Family<Counter>& landed_family = CounterFamily("ashlar_landed_bytes_total", "Bytes of objects landed");
   Family<Counter>& checksum_family =
       CounterFamily("ashlar_checksum_failures_total", "Copies found corrupt and dropped");
-  std::vector<Counter*> landed_bytes, checksum_failures;
+  Family<Counter>& memory_family = CounterFamily(
+      "ashlar_memory_refusals_total", "Arenas within the tenant's budget that the machine had no memory for");
+  std::vector<Counter*> landed_bytes, checksum_failures, memory_refusals;
 
   Family<Gauge>& used_family = GaugeFamily("ashlar_tier_used_bytes", "Bytes in slots");
   Family<Gauge>& held_family = GaugeFamily("ashlar_tier_held_bytes", "Bytes in arenas, used or not");
@@ -182,6 +187,16 @@ void Metrics::Published(TenantId tenant, ObjectKind kind, uint64_t bytes) {
 
 void Metrics::Landed(TenantId tenant, uint64_t bytes) {
   impl_->landed_bytes.at(tenant)->Increment(static_cast<double>(bytes));
+}
+
+void Metrics::NoMemory(TenantId tenant, absl::string_view why) {
+  Counter& refusals = *impl_->memory_refusals.at(tenant);
+  refusals.Increment();
+  // A full machine refuses every reservation: the first is news, and then each power of two.
+  const auto count = static_cast<uint64_t>(refusals.Value());
+  if (!std::has_single_bit(count)) return;
+  Log(LogLevel::kWarning, "no memory within the budget",
+      {{"tenant", impl_->tenants.at(tenant)}, {"error", std::string(why)}, {"refusals", count}});
 }
 
 void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elapsed) {

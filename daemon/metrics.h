@@ -55,6 +55,7 @@ class Metrics final : public storage::Observer {
   void Evicted(storage::TenantId, ObjectKind, MissReason why, uint64_t bytes) override;
   void Published(storage::TenantId, ObjectKind, uint64_t bytes) override;
   void Landed(storage::TenantId, uint64_t bytes) override;
+  void NoMemory(storage::TenantId, absl::string_view why) override;
   void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;
   void Set(const Levels& levels);
 

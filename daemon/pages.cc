@@ -160,14 +160,13 @@ storage::PagedRows RowsOf(uint32_t index, const AttentionLayer& layer, const std
 // Whether no two of all layers' planes share memory: a landing would write one over the other. Each is checked by
 // itself before.
 absl::Status CheckApart(std::span<const Plane> planes) {
-  for (size_t i = 0; i < planes.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      if (!Overlap(planes[j].rows, planes[i].rows)) continue;
-      return Bad(planes[i].field, ".", planes[i].offset, ": rows overlap those of ", planes[j].field, ".",
-                 planes[j].offset);
-    }
-  }
-  return absl::OkStatus();
+  std::vector<RowArray> rows;
+  for (const Plane& plane : planes) rows.push_back(plane.rows);
+  const auto overlap = FindOverlap(rows);
+  if (!overlap) return absl::OkStatus();
+  const Plane &later = planes[std::max(overlap->first, overlap->second)],
+              &earlier = planes[std::min(overlap->first, overlap->second)];
+  return Bad(later.field, ".", later.offset, ": rows overlap those of ", earlier.field, ".", earlier.offset);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <span>
+#include <vector>
 
 namespace ashlar::daemon {
 namespace {
@@ -90,6 +91,27 @@ bool RowArray::Disjoint() const {
 bool Overlap(const RowArray& a, const RowArray& b) {
   std::array<Step, 3> a_steps, b_steps;
   return Overlap(NestOf(a, a_steps), NestOf(b, b_steps));
+}
+
+std::optional<std::pair<size_t, size_t>> FindOverlap(std::span<const RowArray> arrays) {
+  struct Entry {
+    Nest nest;
+    int64_t end;
+    size_t index;
+  };
+  std::vector<std::array<Step, 3>> steps(arrays.size());
+  std::vector<Entry> ascending;
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const Nest nest = NestOf(arrays[i], steps[i]);
+    ascending.push_back({nest, nest.end(), i});
+  }
+  std::ranges::sort(ascending, {}, [](const Entry& entry) { return entry.nest.begin; });
+  for (size_t i = 0; i < ascending.size(); ++i) {
+    for (size_t j = i + 1; j < ascending.size() && ascending[j].nest.begin < ascending[i].end; ++j) {
+      if (Overlap(ascending[i].nest, ascending[j].nest)) return std::pair{ascending[i].index, ascending[j].index};
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace ashlar::daemon

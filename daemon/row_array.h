@@ -2,7 +2,11 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
 
 #include "absl/numeric/int128.h"
 
@@ -30,5 +34,9 @@ struct RowArray {
 // steps, as those of one page, or keys and values of one token do. Planes that interleave in different steps count as
 // overlapping.
 bool Overlap(const RowArray& a, const RowArray& b);
+
+// Two of the arrays that overlap, as indices; nothing when all are apart. Arrays whose ranges do not meet cost nothing
+// together.
+std::optional<std::pair<size_t, size_t>> FindOverlap(std::span<const RowArray> arrays);
 
 }  // namespace ashlar::daemon

@@ -55,6 +55,29 @@ TEST_F(RowArrays, PlanesThatStepAlikeAreToldApartExactly) {
   EXPECT_LT(overlapping, kRounds * 19 / 20);
 }
 
+TEST_F(RowArrays, AnOverlapIsFoundAmongManyIfThereIsOne) {
+  SCOPED_TRACE(seed_);
+  int overlapping = 0;
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<RowArray> arrays(Draw(0, 6));
+    for (RowArray& array : arrays) {
+      array = {Draw(0, 400), Draw(1, 4), {{{100, Draw(1, 3)}, {20, Draw(1, 3)}, {5, Draw(1, 3)}}}};
+    }
+    bool expected = false;
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) expected |= Overlap(arrays[i], arrays[j]);
+    }
+    const auto found = FindOverlap(arrays);
+    ASSERT_EQ(found.has_value(), expected) << round;
+    if (!found) continue;
+    ++overlapping;
+    ASSERT_NE(found->first, found->second);
+    ASSERT_TRUE(Overlap(arrays[found->first], arrays[found->second])) << round;
+  }
+  EXPECT_GT(overlapping, 100);
+  EXPECT_LT(overlapping, 1900);
+}
+
 TEST_F(RowArrays, NoOverlapGoesUnnoticedHoweverThePlanesStep) {
   SCOPED_TRACE(seed_);
   int apart = 0;

@@ -74,9 +74,14 @@ bool AllZero(absl::string_view bytes) {
 
 // XXH3-64 of the header and table, its own field read as zero.
 uint64_t HeaderChecksum(absl::string_view header) {
-  std::string copy(header);
-  copy.replace(at::kChecksum, sizeof(uint64_t), sizeof(uint64_t), '\0');
-  return XXH3_64bits(copy.data(), copy.size());
+  constexpr uint64_t kZero = 0;
+  constexpr size_t kBehind = at::kChecksum + sizeof kZero;
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  XXH3_64bits_update(&state, header.data(), at::kChecksum);
+  XXH3_64bits_update(&state, &kZero, sizeof kZero);
+  XXH3_64bits_update(&state, header.data() + kBehind, header.size() - kBehind);
+  return XXH3_64bits_digest(&state);
 }
 
 absl::Status DataLoss(absl::string_view what) {

@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "storage/composer.h"
 #include "storage/drain.h"
 #include "storage/lander.h"
@@ -42,11 +43,13 @@ struct Cache::Impl {
     return match;
   }
 
+  using Verified = absl::flat_hash_set<ObjectId>;
+
   // Engines read an object's header in place, where it may have changed since it was written: they would miss the
-  // object, and never get it published again.
-  Pool::Result FindWhole(TenantId tenant, const Key& key) {
+  // object, and never get it published again. One call verifies an object once, however often it asks for it.
+  Pool::Result FindWhole(TenantId tenant, const Key& key, Verified& verified) {
     Pool::Result result = pool.Find(tenant, key);
-    if (!result.object) return result;
+    if (!result.object || !verified.insert(result.object->id).second) return result;
     const ExtentRun& first = result.object->slot.runs.front();
     const auto* bytes = reinterpret_cast<const char*>(tier.Address(first.arena, first.first));
     if (VerifyHeader({bytes, limits::kExtentBytes}).ok()) return result;
@@ -54,9 +57,9 @@ struct Cache::Impl {
     return {MissReason::kChecksumFailed, {}};
   }
 
-  Pool::Result Find(TenantId tenant, const Query& query) {
+  Pool::Result Find(TenantId tenant, const Query& query, Verified& verified) {
     if (!query.storable) return Missed(tenant, query, MissReason::kTooShort);
-    Pool::Result result = FindWhole(tenant, query.key);
+    Pool::Result result = FindWhole(tenant, query.key, verified);
     if (!result.object) return Missed(tenant, query, result.reason);
     observer.Hit(tenant, query.kind, pool.kind(), query.tokens);
     return result;
@@ -107,9 +110,10 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries) {
   const bool full = !impl_->leases.HasRoom(session, queries.size());
   LeaseTable::Segments segments;
   segments.reserve(queries.size());  // a lease costs what it lists, and no more
+  Impl::Verified verified;
   bool any = false;
   for (const Query& query : queries) {
-    segments.push_back(full ? impl_->Missed(*tenant, query, MissReason::kBusy) : impl_->Find(*tenant, query));
+    segments.push_back(full ? impl_->Missed(*tenant, query, MissReason::kBusy) : impl_->Find(*tenant, query, verified));
     any |= static_cast<bool>(segments.back().object);
   }
   Match match = impl_->Describe({}, segments);
@@ -140,7 +144,7 @@ Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan) {
   if (tenant == nullptr) return {};
   Publisher::Reserved reserved = impl_->publisher.Reserve(session, *tenant, plan);
   const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
-  if (present && !impl_->FindWhole(*tenant, plan.key).object) {
+  if (Impl::Verified none; present && !impl_->FindWhole(*tenant, plan.key, none).object) {
     reserved = impl_->publisher.Reserve(session, *tenant, plan);
   }
   return {reserved.outcome, reserved.id};

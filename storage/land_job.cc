@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <span>
 #include <utility>
 
 #include "storage/part_check.h"
@@ -57,24 +58,29 @@ void LandJob::Run(uint64_t bytes, const std::function<void()>& landed) {
   if (!cancelled()) conclude();  // steps without tasks: all their sources are corrupt
 }
 
+LandJob::Check* LandJob::FindScales(const Check& rows, std::span<Check> behind) {
+  for (Check& other : behind) {
+    if (other.source != rows.source || other.part->layer != rows.part->layer) return nullptr;
+    if (other.part->form == ScalesOf(rows.part->form)) return &other;
+  }
+  return nullptr;
+}
+
 void LandJob::AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks) {
   const size_t before = tasks.size();
-  for (Check& check : step.checks) {
+  for (size_t i = 0; i < step.checks.size(); ++i) {
+    Check& check = step.checks[i];
     const bool paged = rows != nullptr && check.part->layer == rows->layer;
     if (paged && IsScales(check.part->form)) continue;  // landed with the rows that they scale
-    const auto scales = std::find_if(step.checks.begin(), step.checks.end(), [&](const Check& other) {
-      return paged && other.source == check.source && other.part->layer == check.part->layer &&
-             other.part->form == ScalesOf(check.part->form);
-    });
-    const bool scaled = scales != step.checks.end();
+    Check* const scales = paged ? FindScales(check, std::span(step.checks).subspan(i + 1)) : nullptr;
     SplitPart(*check.part, [&](const UnitRange& range) {
       tasks.push_back({.step = &step,
                        .source = check.source,
                        .range = range,
                        .rows = paged ? rows : nullptr,
                        .checksums = check.unit_checksums.data() + range.first,
-                       .scales = scaled ? scales->part : nullptr,
-                       .scale_checksums = scaled ? scales->unit_checksums.data() + range.first : nullptr});
+                       .scales = scales != nullptr ? scales->part : nullptr,
+                       .scale_checksums = scales != nullptr ? scales->unit_checksums.data() + range.first : nullptr});
     });
   }
   step.tasks_left = tasks.size() - before;
@@ -93,9 +99,10 @@ std::vector<LandJob::Check> LandJob::StepChecks(size_t step) {
   std::vector<Check> checks;
   for (const auto& source : sources_) {
     if (source->corrupt) continue;
-    for (const Part& part : source->header->parts) {
-      if (part.layer < begin || part.layer >= end || part.Empty()) continue;
-      checks.push_back({source.get(), &part, std::vector<uint64_t>(part.units)});
+    const std::vector<Part>& parts = source->header->parts;  // ascending by layer
+    for (auto part = std::ranges::lower_bound(parts, begin, {}, &Part::layer); part != parts.end() && part->layer < end;
+         ++part) {
+      if (!part->Empty()) checks.push_back({source.get(), &*part, std::vector<uint64_t>(part->units)});
     }
   }
   return checks;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -78,6 +79,8 @@ class LandJob {
 
   size_t steps() const { return target_.rows.size() + (has_tail_ ? 1 : 0); }
   std::vector<Check> StepChecks(size_t step);
+  // Of `rows`, if they have any: among the same object's parts of the same layer, which come next.
+  static Check* FindScales(const Check& rows, std::span<Check> behind);
   void AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks);
   void Verify(const Task& task) const;
   void Land(const Task& task, uint64_t batch_bytes) const;  // of all that is landed together

@@ -4,11 +4,14 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <fstream>
 #include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -56,6 +59,16 @@ uint64_t LeftIn(const std::string& folder) {
   return *limit - std::min(held, *limit);
 }
 
+absl::Status TakePages(int memfd, uint64_t offset, uint64_t bytes, void* advised) {
+  // Only touching heeds advice. A kernel that cannot do that ahead (before 5.14) gives small pages below.
+  if (advised != nullptr) madvise(static_cast<std::byte*>(advised) + offset, bytes, MADV_POPULATE_WRITE);
+  while (fallocate(memfd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
+    if (errno == EINTR) continue;
+    return absl::ResourceExhaustedError(absl::ErrnoToStatus(errno, "fallocate").ToString());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 uint64_t AvailableMemory(const std::string& root) {
@@ -71,16 +84,24 @@ uint64_t AvailableMemory(const std::string& root) {
 }
 
 absl::Status ReservePages(int memfd, uint64_t bytes, void* advised) {
+  // Promised to calls that have not taken it yet, on whatever threads they run.
+  static std::atomic<uint64_t> promised{0};
+  const uint64_t before = promised.fetch_add(bytes);
+  const absl::Cleanup forget = [&bytes] { promised -= bytes; };
   const uint64_t available = AvailableMemory();
-  if (available < kKeptFree || bytes > available - kKeptFree) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(bytes, " bytes of memory are wanted, ", available, " are available, ", kKeptFree, " stay free"));
+  if (available < kKeptFree || before > available - kKeptFree || bytes > available - kKeptFree - before) {
+    return absl::ResourceExhaustedError(absl::StrCat(bytes, " bytes of memory are wanted, ", available,
+                                                     " are available, ", before, " promised, ", kKeptFree,
+                                                     " stay free"));
   }
-  // Only touching heeds advice. A kernel that cannot do that ahead (before 5.14) gives small pages below.
-  if (advised != nullptr) madvise(advised, bytes, MADV_POPULATE_WRITE);
-  while (fallocate(memfd, 0, 0, static_cast<off_t>(bytes)) != 0) {
-    if (errno == EINTR) continue;
-    return absl::ResourceExhaustedError(absl::ErrnoToStatus(errno, "fallocate").ToString());
+  // Piece by piece, so that what has been taken is not counted as promised as well.
+  constexpr uint64_t kPiece = uint64_t{64} << 20;
+  for (uint64_t at = 0; bytes > 0;) {
+    const uint64_t piece = std::min(bytes, kPiece);
+    if (absl::Status taken = TakePages(memfd, at, piece, advised); !taken.ok()) return taken;
+    at += piece;
+    bytes -= piece;
+    promised -= piece;
   }
   return absl::OkStatus();
 }

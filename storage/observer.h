@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "absl/strings/string_view.h"
 #include "proto/key.h"
 #include "proto/outcome.h"
 #include "storage/executor.h"
@@ -21,6 +22,8 @@ class Observer {
   virtual void Evicted(TenantId /*tenant*/, ObjectKind /*kind*/, MissReason /*why*/, uint64_t /*bytes*/) {}
   virtual void Published(TenantId /*tenant*/, ObjectKind /*kind*/, uint64_t /*bytes*/) {}
   virtual void Landed(TenantId /*tenant*/, uint64_t /*bytes*/) {}
+  // The tenant's budget has room, but the machine gave no memory (or descriptors, or mappings) for another arena.
+  virtual void NoMemory(TenantId /*tenant*/, absl::string_view /*why*/) {}
   // A composition's end; `elapsed` from when it was asked for.
   virtual void Composed(TenantId /*tenant*/, MissReason /*outcome*/, Nanos /*elapsed*/) {}
 };

@@ -70,8 +70,9 @@ std::optional<Slot> Pool::MakeRoom(TenantId tenant, uint64_t extents) {
     absl::StatusOr<Slot> slot = tier_.Allocate(tenant, extents);
     if (slot.ok()) return *std::move(slot);
     if (!absl::IsResourceExhausted(slot.status())) return std::nullopt;
-    // Within budget but refused: the machine has no memory for another arena, so what there is must be freed.
     const uint64_t free = free_extents();
+    // Within budget but refused: the machine has no memory for another arena, so what there is must be freed.
+    if (extents <= free) observer_.NoMemory(tenant, slot.status().message());
     const uint64_t missing = extents > free ? extents - free : 1;
     const auto idle = [&](ObjectId id) { return entries_.at(id)->references == 0; };
     const std::vector<ObjectId> victims = policy_.Victims(tenant, missing, idle);

@@ -149,9 +149,11 @@ TEST(PoolOnAFullMachine, MakesDoWithTheMemoryThereIs) {
   };
   ASSERT_EQ(publish(1, 3), ReserveOutcome::kGranted);
   ASSERT_EQ(publish(2, 3), ReserveOutcome::kGranted);
+  EXPECT_EQ(observer.memory_refusals, 0);
   tier.full = true;  // with 8 of 32 extents in arenas
   EXPECT_EQ(publish(3, 4), ReserveOutcome::kGranted);
   EXPECT_EQ(observer.evicted.size(), 1u);
+  EXPECT_EQ(observer.memory_refusals, 1) << "an operator should know why objects go below the budget";
   EXPECT_EQ(publish(4, 9), ReserveOutcome::kNoSpace);
 }
 

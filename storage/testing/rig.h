@@ -27,7 +27,9 @@ struct CountingObserver final : Observer {
   void Published(TenantId, ObjectKind, uint64_t bytes) override { published_bytes += bytes; }
   void Landed(TenantId, uint64_t bytes) override { landed_bytes += bytes; }
 
-  int hits = 0;
+  void NoMemory(TenantId, absl::string_view) override { ++memory_refusals; }
+
+  int hits = 0, memory_refusals = 0;
   std::vector<MissReason> misses, evicted;
   uint64_t published_bytes = 0, landed_bytes = 0;
 };

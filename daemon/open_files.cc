@@ -1,0 +1,39 @@
+#include "daemon/open_files.h"
+
+#include <sys/resource.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/config.pb.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr uint64_t kOwn = 128;  // sockets, polls, logs, libraries' files
+// The session's socket, its RPC connection, its process, and messages that carry descriptors on their way.
+constexpr uint64_t kPerSession = 16;
+
+}  // namespace
+
+uint64_t OpenFilesNeeded(const v1::Config& config) {
+  uint64_t arenas = 0;
+  for (const v1::Tenant& tenant : config.tenants()) arenas += tenant.dram_bytes() / config.dram().arena_bytes();
+  return arenas + kPerSession * config.sessions().max_sessions() + kOwn;
+}
+
+absl::Status RaiseOpenFilesLimit(const v1::Config& config) {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::ErrnoToStatus(errno, "getrlimit(RLIMIT_NOFILE)");
+  const uint64_t needed = OpenFilesNeeded(config);
+  if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < needed) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("open files: ", needed, " may be needed, the hard limit (RLIMIT_NOFILE) is ", limit.rlim_max,
+                     ": raise it, enlarge dram.arena_bytes, or lower sessions.max_sessions"));
+  }
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::ErrnoToStatus(errno, "setrlimit(RLIMIT_NOFILE)");
+  return absl::OkStatus();
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,22 @@
+// The process's limit on open files. Every arena is one, and so is every connection.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace ashlar::v1 {
+class Config;
+}
+
+namespace ashlar::daemon {
+
+// Most files that a daemon of this configuration has open: its arenas when the budgets are full, some for each
+// session, and its own.
+uint64_t OpenFilesNeeded(const v1::Config& config);
+
+// Raises the soft limit to the hard one. FAILED_PRECONDITION, naming what the configuration could change, when that is
+// not enough: without descriptors for more arenas the cache would stop growing below its budget.
+absl::Status RaiseOpenFilesLimit(const v1::Config& config);
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,63 @@
+#include "daemon/open_files.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "ashlar/v1/config.pb.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr uint64_t kArena = 1 << 20;
+
+v1::Config ConfigOf(uint64_t arenas, uint32_t sessions) {
+  v1::Config config;
+  config.mutable_dram()->set_arena_bytes(kArena);
+  config.mutable_sessions()->set_max_sessions(sessions);
+  config.add_tenants()->set_dram_bytes(arenas * kArena);
+  config.add_tenants()->set_dram_bytes(kArena + kArena / 2);
+  return config;
+}
+
+// What a process with these limits, soft and hard, answers, and whether its soft limit is the hard one then.
+struct Answer {
+  bool ok, raised;
+};
+Answer Ask(const v1::Config& config, rlim_t soft, rlim_t hard) {
+  const pid_t child = fork();
+  if (child == 0) {
+    rlimit limit{soft, hard};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    const absl::Status status = RaiseOpenFilesLimit(config);
+    getrlimit(RLIMIT_NOFILE, &limit);
+    const bool named = status.ok() || status.message().find("dram.arena_bytes") != absl::string_view::npos;
+    _exit((named ? 0 : 4) + (status.ok() ? 1 : 0) + (limit.rlim_cur == hard ? 2 : 0));
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_LT(WEXITSTATUS(status), 4) << "the error names no field";
+  return {(WEXITSTATUS(status) & 1) != 0, (WEXITSTATUS(status) & 2) != 0};
+}
+
+TEST(OpenFiles, ArenasOfAllTenantsAndSessionsCount) {
+  const uint64_t none = OpenFilesNeeded(ConfigOf(0, 0));
+  EXPECT_EQ(OpenFilesNeeded(ConfigOf(1000, 0)), none + 1000);
+  EXPECT_GE(OpenFilesNeeded(ConfigOf(0, 100)), none + 300);
+}
+
+TEST(OpenFiles, TheSoftLimitRisesAsFarAsItMay) {
+  const v1::Config config = ConfigOf(100, 1);
+  const uint64_t needed = OpenFilesNeeded(config);
+  const Answer enough = Ask(config, 64, needed);
+  EXPECT_TRUE(enough.ok && enough.raised);
+  const Answer few = Ask(config, 64, needed - 1);
+  EXPECT_FALSE(few.ok || few.raised);
+}
+
+}  // namespace
+}  // namespace ashlar::daemon
