@@ -14,6 +14,7 @@ constexpr double kTolerance = 1e-5;
 constexpr int64_t kStarts[] = {0, 1000, 1'000'003, 5'123'456'789};
 constexpr AttentionKind kKinds[] = {AttentionKind::kGqa, AttentionKind::kMla};
 
+// What must hold for every back end alone, the reference too.
 class AttentionTest : public ::testing::TestWithParam<Backend> {
  protected:
   const uint64_t seed_ = FreshSeed();
@@ -23,7 +24,10 @@ class AttentionTest : public ::testing::TestWithParam<Backend> {
   Runner reference_{Reference()};
 };
 
-TEST_P(AttentionTest, AgreesWithTheReference) {
+// Against the reference.
+class AttentionCandidates : public AttentionTest {};
+
+TEST_P(AttentionCandidates, AgreesWithTheReference) {
   for (const RowFormat format : kRowFormats) {
     for (const AttentionKind kind : kKinds) {
       for (const int64_t start : kStarts) {
@@ -67,7 +71,7 @@ TEST_P(AttentionTest, GivesTheSameInAllThreeWays) {
 }
 
 // One query over a context long enough to be cut for many threads, and many queries over the same.
-TEST_P(AttentionTest, AttendsToLongContexts) {
+TEST_P(AttentionCandidates, AttendsToLongContexts) {
   for (const AttentionKind kind : kKinds) {
     for (const size_t queries : {1, 2, 40}) {
       AttentionCase what = RandomCase(random_, kind, {DType::kBF16}, 1'000'003);
@@ -137,7 +141,7 @@ TEST_P(AttentionTest, QueriesThatSeeNothingGetZeros) {
 }
 
 // Scores far apart and far from zero: the softmax runs over what it has seen, not over what it may see.
-TEST_P(AttentionTest, TakesScoresOfAnySize) {
+TEST_P(AttentionCandidates, TakesScoresOfAnySize) {
   AttentionCase what = RandomCase(random_, AttentionKind::kGqa, {}, 0);
   what.shape.scale = 30;
   what.shape.window = 0;
@@ -154,7 +158,7 @@ TEST_P(AttentionTest, TakesScoresOfAnySize) {
 }
 
 // As large as they may be, and as a latent model has them. Outputs are so wide that none is nearly zero by chance.
-TEST_P(AttentionTest, AgreesAtTheLargestDims) {
+TEST_P(AttentionCandidates, AgreesAtTheLargestDims) {
   struct Dims {
     AttentionKind kind;
     int32_t key, value;
@@ -194,7 +198,7 @@ void SpoilRow(Random& random, const KeySpan& span, const PagedSlots& slots, int3
 
 // One number of a query, or of a key or value that is seen, is NaN, as a corrupt one may be: it must not be passed over
 // like a key that nobody sees. What it does not reach is right.
-TEST_P(AttentionTest, NanInGivesNanOut) {
+TEST_P(AttentionCandidates, NanInGivesNanOut) {
   enum class Where { kQuery, kKey, kValue };
   for (const Where where : {Where::kQuery, Where::kKey, Where::kValue}) {
     for (const AttentionKind kind : kKinds) {
@@ -311,6 +315,10 @@ TEST_F(AttentionFaults, OfMergingAreVisible) {
   EXPECT_GT(LargestError(what_.shape, b, right), kVisible) << "parts are averaged, whatever their lse";
 }
 
+// Without a candidate there is nothing to hold against the reference.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionCandidates);
+INSTANTIATE_TEST_SUITE_P(Candidates, AttentionCandidates, ::testing::ValuesIn(Candidates()),
+                         ::testing::PrintToStringParamName());
 INSTANTIATE_TEST_SUITE_P(Backends, AttentionTest, ::testing::ValuesIn(Backends()), ::testing::PrintToStringParamName());
 
 }  // namespace
