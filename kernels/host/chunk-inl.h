@@ -113,8 +113,10 @@ struct HeadChunk {
       FillOneDecay(shape, inputs, begin, head);
     } else if (erases) {
       FillDecayPerKey<true>(shape, inputs, begin, head);
-    } else {
+    } else if (keys->outputs) {
       FillDecayPerKey<false>(shape, inputs, begin, head);
+    } else {
+      FillWritesAlone(shape, inputs, begin, head);
     }
   }
 
@@ -262,6 +264,29 @@ struct HeadChunk {
       // What follows the last vector written, up to the end of the block that reads it.
       const size_t from = RoundUp(i + 1, kLanes), end = RoundUp(i + 1, kRows);
       if (from < end) std::fill(p + i * kGramStride + from, p + i * kGramStride + end, 0.0f);
+    }
+  }
+
+  // A decay for every key, and nothing is read before the end: each row of K̃ is made once, from the last token
+  // backwards, with the decay of all tokens that follow.
+  void FillWritesAlone(const LinearShape& shape, const TokenInputs& inputs, int64_t begin, size_t head) {
+    HWY_ALIGN float step[RoundUp(kMaxDim, kLanes)];
+    const size_t d_k = keys->d_k, stride = keys->stride;
+    float* HWY_RESTRICT rows = decayed_keys;
+    std::fill(decay, decay + stride, 1.0f);
+    std::fill(rows + keys->tokens * stride, rows + keys->padded * stride, 0.0f);
+    for (size_t i = keys->tokens; i-- > 0;) {
+      DecaysOf(GateRow(shape, inputs, begin + static_cast<int64_t>(i), head), d_k, step);
+      std::fill(step + d_k, step + stride, 1.0f);
+      for (size_t c = 0; c < stride; ++c) {
+        rows[i * stride + c] = keys->k[i * stride + c] * decay[c];
+        const float product = decay[c] * step[c];
+        decay[c] = product < kVanished ? 0.0f : product;
+      }
+    }
+    for (size_t t = 0; t < keys->padded; t += kWidth) {
+      LoadPanelTransposed<F32>(rows + t * stride, stride, d_k, std::min(kWidth, keys->padded - t), 1,
+                               writes + t * kMaxDim);
     }
   }
 
