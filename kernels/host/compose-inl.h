@@ -102,7 +102,7 @@ class HeadTransition {
     }
   }
 
-  // next ← next + T x for a panel of `vecs` vectors, of X's columns [begin, begin + count).
+  // next ← next + T x for a panel of X's columns [begin, begin + count).
   void Apply(size_t begin, size_t count, const float* x, float* next, AheadTuple& ahead) {
     const size_t vecs = (count + kLanes - 1) / kLanes;
     if (vecs == 1) {
