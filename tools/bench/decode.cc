@@ -1,39 +1,52 @@
 // `ashlar-bench decode`: decoding a batch from buffers against recurrent decoding, and verifying drafts against as many
 // recurrent steps that keep a state each. gdn as in Qwen3-Next, states of fp32 and of bf16, buffers of fp16; the
-// layers' states together exceed any cache.
+// layers' states together exceed any cache. Each is held to the time in which the cores can read, or read and write,
+// just these states.
 #include <algorithm>
 #include <cstdio>
+#include <memory>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "kernels/decoding_choice.h"
 #include "kernels/host/thread_pool.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/decode_batch.h"
+#include "tools/bench/streams.h"
 
 namespace ashlar::bench {
 namespace {
 
 using kernels::DecodeBytes;
+using kernels::DType;
 
 constexpr int32_t kMostDrafts = 8, kDrafts[] = {2, 4, kMostDrafts};
 
-// Times of one step, a token through all layers, and of its opponents. Rounds take turns, so that a noisy neighbour
-// slows all of them.
+// Times of one step, a token through all layers, of its opponents, and of walks over all states. Rounds take turns, so
+// that a noisy neighbour slows all of them.
 struct Times {
-  std::vector<double> buffered, by_decode, by_advance;
+  std::vector<double> buffered, by_decode, by_advance, read, update;
   // The faster of the two opponents.
   double Recurrent() const { return std::min(Median(by_decode), Median(by_advance)); }
 };
 
+// What a step is held against.
+struct Limits {
+  double buffered = 0;   // seconds
+  double recurrent = 0;  // seconds; 0: not known
+  double bytes_ratio = 0;
+};
+
 class DecodeBench {
  public:
-  DecodeBench(const Options& options, kernels::DType state, kernels::Workers& workers)
+  DecodeBench(const Options& options, DType state, int32_t layers, kernels::Workers& workers)
       : repetitions_(options.repetitions),
+        workers_(workers),
         batch_({.state = state,
                 .requests = options.quick ? 4 : 32,
-                .layers = options.quick                   ? 2
-                          : state == kernels::DType::kF32 ? 8
-                                                          : 16,
+                .layers = options.quick ? 2 : layers,
                 .saved_states = kMostDrafts - 1}),
         bytes_(kernels::DecodeBytesOf(batch_.shape(), batch_.options().state, batch_.options().buffer)),
         queue_(host_.MakeQueue(&workers)) {}
@@ -53,6 +66,16 @@ class DecodeBench {
     });
   }
 
+  void WalkStates(Times& times) {
+    times.read.push_back(ReadStream(batch_.States(), workers_));
+    times.update.push_back(UpdateStream(batch_.States(), workers_));
+  }
+
+  // Seconds in which `slots` of every request's buffer can be read in every layer at the rate of states.
+  double SlotSeconds(double slots, double read_seconds) const {
+    return read_seconds * slots * bytes_.slot / bytes_.state;
+  }
+
   // Whole rounds of `capacity` tokens of which the last flushes.
   void Chunkwise(int32_t capacity) {
     Times times;
@@ -63,11 +86,15 @@ class DecodeBench {
         if (filled % 4 != 0) continue;
         times.by_decode.push_back(ForEachLayer([&](int32_t l) { batch_.Decode(host_, *queue_, l, 0, true); }));
         times.by_advance.push_back(ForEachLayer([&](int32_t l) { batch_.Advance(host_, *queue_, l); }));
+        WalkStates(times);
       }
       times.buffered.push_back(round / capacity);
     }
+    const double read = Median(times.read), update = Median(times.update), c = capacity;
     Report("DecodeBuffered", capacity, times,
-           kernels::RecurrentBytes(bytes_) / kernels::ChunkwiseBytes(bytes_, capacity));
+           {.buffered = (read * (c - 1) + update) / c + SlotSeconds((c - 1) / 2 + (c - 1) / c, read),
+            .recurrent = update,
+            .bytes_ratio = kernels::RecurrentBytes(bytes_) / kernels::ChunkwiseBytes(bytes_, capacity)});
   }
 
   // Drafts behind `filled` slots; recurrently the state is read once, and every draft's is written.
@@ -77,33 +104,56 @@ class DecodeBench {
       times.buffered.push_back(ForEachLayer([&](int32_t l) { batch_.Verify(host_, *queue_, l, filled, drafts); }));
       times.by_decode.push_back(ForEachLayer([&](int32_t l) { batch_.DecodeSaving(host_, *queue_, l, drafts); }));
       times.by_advance.push_back(ForEachLayer([&](int32_t l) { batch_.AdvanceSaving(host_, *queue_, l, drafts); }));
+      WalkStates(times);
     }
-    const double verified = bytes_.state + (filled + drafts) * bytes_.slot;
-    Report("VerifyDrafts " + std::to_string(drafts), filled, times, (1 + drafts) * bytes_.state / verified);
+    const double read = Median(times.read), verified = bytes_.state + (filled + drafts) * bytes_.slot;
+    Report(
+        "VerifyDrafts " + std::to_string(drafts), filled, times,
+        {.buffered = read + SlotSeconds(filled + drafts, read), .bytes_ratio = (1 + drafts) * bytes_.state / verified});
   }
 
-  void Report(const std::string& op, int32_t buffer, const Times& times, double bytes_ratio) {
-    const double step = Median(times.buffered), speedup = times.Recurrent() / step;
-    const char* state = batch_.options().state == kernels::DType::kF32 ? "fp32" : "bf16";
-    std::printf("%-16s %-6s %-6s %6d %7d %12.2f %14.2f %8.2f %12.2f\n", op.c_str(), "gdn", state,
-                batch_.options().requests, buffer, step * 1e3, times.Recurrent() * 1e3, speedup, bytes_ratio);
+  void Report(const std::string& op, int32_t buffer, const Times& times, const Limits& limits) {
+    const double step = Median(times.buffered), recurrent = times.Recurrent();
+    const char* state = batch_.options().state == DType::kF32 ? "fp32" : "bf16";
+    const size_t mib = batch_.States().size() >> 20;
+    std::printf("%-16s %-6s %6zu %6d %8.2f %6.2f %12.2f ", op.c_str(), state, mib, buffer, step * 1e3,
+                limits.buffered / step, recurrent * 1e3);
+    if (limits.recurrent > 0) {
+      std::printf("%6.2f %8.2f %10.2f", limits.recurrent / recurrent, recurrent / step,
+                  limits.recurrent / limits.buffered);
+    } else {
+      std::printf("%6s %8.2f %10s", "", recurrent / step, "");
+    }
+    std::printf(" %9.2f\n", limits.bytes_ratio);
     std::fflush(stdout);
+    const double bytes = static_cast<double>(batch_.States().size());
     cases_.push_back({{"op", op.substr(0, op.find(' '))},
                       {"family", "gdn"},
                       {"dtype", state},
                       {"batch", batch_.options().requests},
                       {"layers", batch_.options().layers},
+                      {"state_bytes", batch_.States().size()},
                       {"buffer", buffer},
                       {"seconds_per_step", step},
-                      {"recurrent_seconds_per_step", times.Recurrent()},
+                      {"limit_seconds", limits.buffered},
+                      {"ratio", limits.buffered / step},
+                      {"recurrent_seconds_per_step", recurrent},
                       {"recurrent_by_decode_buffered", Median(times.by_decode)},
                       {"recurrent_by_advance_seam", Median(times.by_advance)},
-                      {"speedup", speedup},
-                      {"bytes_ratio", bytes_ratio}});
+                      {"read_stream_bytes_per_second", bytes / Median(times.read)},
+                      {"update_stream_bytes_per_second", bytes / Median(times.update)},
+                      {"speedup", recurrent / step},
+                      {"bytes_ratio", limits.bytes_ratio}});
+    if (limits.recurrent > 0) {
+      cases_.back()["recurrent_limit_seconds"] = limits.recurrent;
+      cases_.back()["recurrent_ratio"] = limits.recurrent / recurrent;
+      cases_.back()["speedup_of_limits"] = limits.recurrent / limits.buffered;
+    }
     if (op != "DecodeBuffered") cases_.back()["drafts"] = std::stoi(op.substr(op.find(' ')));
   }
 
   const int repetitions_;
+  kernels::Workers& workers_;
   const kernels::Kernels& host_ = kernels::Host();
   DecodeBatch batch_;
   const DecodeBytes bytes_;
@@ -118,10 +168,13 @@ absl::Status Decode(const Options& options, nlohmann::json& figures) {
   kernels::ThreadPool pool(threads);
   figures["machine"] = Machine();
   figures["cases"] = nlohmann::json::array();
-  std::printf("%-16s %-6s %-6s %6s %7s %12s %14s %8s %12s\n", "op", "family", "state", "batch", "buffer", "ms a step",
-              "recurrent ms", "speedup", "bytes ratio");
-  for (const kernels::DType state : {kernels::DType::kF32, kernels::DType::kBF16}) {
-    const nlohmann::json cases = DecodeBench(options, state, pool).Run();
+  figures["threads"] = threads;
+  std::printf("%-16s %-6s %6s %6s %8s %6s %12s %6s %8s %10s %9s\n", "op of gdn", "state", "MiB", "buffer", "ms/step",
+              "ratio", "recurrent ms", "ratio", "speedup", "of limits", "of bytes");
+  // 64 MiB of states lie in the last-level cache of large processors, half a gigabyte in none.
+  constexpr std::pair<DType, int32_t> kStates[] = {{DType::kF32, 8}, {DType::kF32, 1}, {DType::kBF16, 16}};
+  for (const auto& [state, layers] : kStates) {
+    const nlohmann::json cases = DecodeBench(options, state, layers, pool).Run();
     figures["cases"].insert(figures["cases"].end(), cases.begin(), cases.end());
   }
   return absl::OkStatus();

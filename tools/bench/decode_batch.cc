@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <numeric>
 #include <random>
 
@@ -18,32 +19,10 @@ using kernels::TokenInputs;
 
 constexpr int32_t kPageTokens = 16;
 
-// Numbers of either sign that repeat after a while: drawing all of them would take longer than what is measured.
-class Numbers {
- public:
-  explicit Numbers(float size) {
-    std::mt19937 random(7);
-    std::uniform_real_distribution<float> uniform(0.1f * size, size);
-    for (float& number : numbers_) number = random() % 2 == 0 ? uniform(random) : -uniform(random);
-  }
-  void Fill(DType dtype, void* to, size_t count) {
-    for (size_t i = 0; i < std::min(count, std::size(numbers_)); ++i) {
-      kernels::WriteElement(dtype, to, static_cast<int64_t>(i), numbers_[i]);
-    }
-    const size_t bytes = std::size(numbers_) * kernels::ElementBytes(dtype);
-    auto* at = static_cast<std::byte*>(to);
-    for (size_t done = bytes; done < count * kernels::ElementBytes(dtype); done += bytes) {
-      std::copy_n(at, std::min(bytes, count * kernels::ElementBytes(dtype) - done), at + done);
-    }
-  }
-
- private:
-  float numbers_[8191];
-};
-
 std::vector<float> Floats(size_t count, float size) {
   std::vector<float> out(count);
-  Numbers(size).Fill(DType::kF32, out.data(), count);
+  Numbers numbers;
+  FillElements(DType::kF32, reinterpret_cast<std::byte*>(out.data()), count, size, numbers);
   return out;
 }
 
@@ -81,11 +60,12 @@ DecodeBatch::DecodeBatch(const Options& options)
 
   const size_t state_bytes = heads * dim * dim * kernels::ElementBytes(options.state);
   const auto states = static_cast<size_t>(options.requests * (options.layers + options.saved_states));
-  states_ = std::make_unique_for_overwrite<std::byte[]>(states * state_bytes);
-  Numbers(0.5f).Fill(options.state, states_.get(), states * state_bytes / kernels::ElementBytes(options.state));
+  states_ = Buffer(states * state_bytes);
+  Numbers numbers;
+  FillElements(options.state, states_.memory.get(), states * heads * dim * dim, 0.5f, numbers);
   for (size_t i = 0; i < states; ++i) {
     const bool saved = i >= static_cast<size_t>(options.requests * options.layers);
-    (saved ? saved_ : requests_).push_back(NewRequest(states_.get() + i * state_bytes));
+    (saved ? saved_ : requests_).push_back(NewRequest(states_.memory.get() + i * state_bytes));
   }
   const int32_t pages = (options.slots + kPageTokens - 1) / kPageTokens;
   std::vector<int32_t> order(requests_.size() * static_cast<size_t>(pages));
@@ -97,10 +77,10 @@ DecodeBatch::DecodeBatch(const Options& options)
   }
   const size_t rows = order.size() * kPageTokens, element = kernels::ElementBytes(options.buffer);
   const size_t key_floats = rows * static_cast<size_t>(shape_.key_heads) * dim, write_floats = rows * heads * dim;
-  keys_ = std::make_unique_for_overwrite<std::byte[]>(key_floats * element);
-  writes_ = std::make_unique_for_overwrite<std::byte[]>(write_floats * element);
-  Numbers(key_size).Fill(options.buffer, keys_.get(), key_floats);
-  Numbers(0.5f).Fill(options.buffer, writes_.get(), write_floats);
+  keys_ = Buffer(key_floats * element);
+  writes_ = Buffer(write_floats * element);
+  FillElements(options.buffer, keys_.memory.get(), key_floats, key_size, numbers);
+  FillElements(options.buffer, writes_.memory.get(), write_floats, 0.5f, numbers);
   gates_ = LogDecays(rows * heads * static_cast<size_t>(kernels::SlotGateWidth(shape_)), 0.05f);
   views_.resize(static_cast<size_t>(options.requests));
 }
@@ -120,8 +100,8 @@ StateView DecodeBatch::StateOf(Request& request) const {
 BufferedRequest DecodeBatch::View(int32_t layer, int32_t request, int32_t filled, bool flush) {
   Request& view = requests_[static_cast<size_t>(layer * options_.requests + request)];
   return {.state = StateOf(view),
-          .buffer = {.keys = keys_.get(),
-                     .writes = writes_.get(),
+          .buffer = {.keys = keys_.memory.get(),
+                     .writes = writes_.memory.get(),
                      .gates = gates_.data(),
                      .dtype = options_.buffer,
                      .page_tokens = kPageTokens,
@@ -149,6 +129,12 @@ TokenInputs DecodeBatch::Inputs(int64_t first, int64_t tokens) const {
           .v_stride = values,
           .g_stride = gates,
           .beta_stride = betas};
+}
+
+std::span<std::byte> DecodeBatch::States() {
+  const auto numbers = size_t{1} * static_cast<size_t>(options_.requests * options_.layers) *
+                       static_cast<size_t>(shape_.heads) * static_cast<size_t>(shape_.d_k * shape_.d_v);
+  return {states_.memory.get(), numbers * kernels::ElementBytes(options_.state)};
 }
 
 void DecodeBatch::Decode(const Kernels& kernels, Queue& queue, int32_t layer, int32_t filled, bool flush) {

@@ -1,10 +1,11 @@
 // A batch of requests that decode through several linear layers, as the benchmarks of decoding run it.
 #pragma once
 
-#include <memory>
+#include <span>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "tools/bench/case_memory.h"
 
 namespace ashlar::bench {
 
@@ -25,6 +26,9 @@ class DecodeBatch {
 
   const kernels::LinearShape& shape() const { return shape_; }
   const Options& options() const { return options_; }
+
+  // All layers' states, saved ones left out, in the order in which layers take their turns.
+  std::span<std::byte> States();
 
   // One token of every request in one layer.
   void Decode(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t filled, bool flush);
@@ -54,7 +58,7 @@ class DecodeBatch {
 
   const Options options_;
   kernels::LinearShape shape_;
-  std::unique_ptr<std::byte[]> states_, keys_, writes_;
+  Buffer states_{0}, keys_{0}, writes_{0};
   std::vector<float> gates_, table_, q_, k_, v_, g_, beta_, out_;
   std::vector<Request> requests_;  // [layers][requests]
   std::vector<Request> saved_;
