@@ -70,14 +70,17 @@ class HeadDecoder {
     slots_.PrefetchAll();
   }
 
-  // The state, to be asked for in the course of another head's Decode, of which `during` is the request.
-  Upcoming State(const BufferedRequest& during) const {
+  // The state, to be asked for in the course of another head's Decode of `tokens` tokens, of which `during` is the
+  // request.
+  Upcoming State(const BufferedRequest& during, int32_t tokens) const {
     if (request_.state.heads == nullptr) return {};
-    const size_t rows = shape_.order == StateOrder::kKeyFirst ? d_k_ : d_v_;
+    const bool key_first = shape_.order == StateOrder::kKeyFirst;
+    const size_t rows = key_first ? d_k_ : d_v_;
+    const size_t reads = key_first ? StepsOfProduct(Reads(tokens), rows, write_width_) : rows;
     const size_t slots = static_cast<size_t>(during.buffer.filled);
     const size_t flush = during.flush ? rows * StepsOfOuterRow(slots + 1) : 0;
     return {request_.state.heads[head_], d_k_ * d_v_ * ElementBytes(request_.state.dtype),
-            kFixedSteps + slots * kStepsOfSlot + rows + flush};
+            kFixedSteps + slots * kStepsOfSlot + reads + flush};
   }
 
   // `tokens` of the inputs from `first` on. `upcoming`: what is wanted next from memory.

@@ -41,30 +41,39 @@ inline ConstRows Const(const MutableRows& m) {
   return {m.data, m.stride, m.rows, m.columns};
 }
 
+constexpr size_t kLine = 64;  // bytes
+
 // Asks for memory that will be read some microseconds later.
 HWY_INLINE void Prefetch(const void* from, size_t bytes) {
-  constexpr size_t kLine = 64;
   for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
 }
 
 // Memory that will be needed next, asked for in as many steps as the present work has: a core can wait for a few lines
-// at a time only, and memory should not rest while it computes.
+// at a time only, and memory should not rest while it computes. Four parts of it are asked for abreast, since the
+// processor's own prefetching, which follows, stops at the end of each page of 4 KiB. What is asked for may end a few
+// lines behind `bytes`: a prefetch reads nothing that is not mapped, and does not fault.
 class Upcoming {
  public:
   Upcoming() = default;
   Upcoming(const void* from, size_t bytes, size_t steps)
-      : at_(static_cast<const char*>(from)), left_(bytes), part_(bytes / steps + 1) {}
+      : at_(static_cast<const char*>(from)),
+        part_(RoundUp(bytes, kParts * kLine) / kParts),
+        left_(part_ / kLine),
+        per_step_(left_ * kWhole / steps + 1) {}
 
   HWY_INLINE void Fetch(size_t steps) {
-    const size_t bytes = std::min(RoundUp(part_ * steps, 64), left_);
-    Prefetch(at_, bytes);
-    at_ += bytes;
-    left_ -= bytes;
+    for (due_ += per_step_ * steps; due_ >= kWhole && left_ > 0; due_ -= kWhole, --left_, at_ += kLine) {
+      for (size_t part = 0; part < kParts; ++part) __builtin_prefetch(at_ + part * part_, 0, 2);
+    }
   }
 
  private:
-  const char* at_ = nullptr;
-  size_t left_ = 0, part_ = 0;
+  static constexpr size_t kParts = 4, kWhole = 256;
+
+  const char* at_ = nullptr;       // in the first part
+  size_t part_ = 0;                // bytes
+  size_t left_ = 0;                // lines of a part that were not asked for yet
+  size_t per_step_ = 0, due_ = 0;  // lines of a part, in units of 1 / kWhole
 };
 
 HWY_INLINE void Fetch(Upcoming* upcoming, size_t steps = 1) {
@@ -103,6 +112,17 @@ HWY_INLINE void AddProductRows(const float* HWY_RESTRICT x, size_t x_stride, Sto
     AddProductBlock<R, kWide>(x, x_stride, m, column, out, out_stride, upcoming);
   }
   for (; column < m.columns; column += kLanes) AddProductBlock<R, 1>(x, x_stride, m, column, out, out_stride, upcoming);
+}
+
+// How many steps of an upcoming fetch AddProduct takes.
+inline size_t StepsOfProduct(size_t x_rows, size_t rows, size_t columns) {
+  size_t passes = 0, left = x_rows;
+  for (size_t together = 8; together > 0; together /= 2) {
+    const size_t wide = std::min<size_t>(8, kSums / together) * kLanes;
+    passes += left / together * (columns / wide + columns % wide / kLanes);
+    left %= together;
+  }
+  return passes * rows;
 }
 
 // out[r, :] += Σ_i x[r, i] m[i, :].

@@ -51,26 +51,32 @@ class HeadSlots {
   void Read(int32_t first, int32_t count, MutableRows keys, MutableRows writes, float* log_decay,
             Upcoming* upcoming) const {
     const size_t d_k = static_cast<size_t>(shape_.d_k), d_v = static_cast<size_t>(shape_.d_v);
-    HWY_ALIGN float decay[kMaxHeadDim];
+    HWY_ALIGN float decay[kMaxHeadDim], logs[kSlotBlock], decays[kSlotBlock];
+    const auto gates_of = [&](int32_t j) {
+      return buffer_.gates + (SlotRow(buffer_, first + j) * shape_.heads + head_) * gate_width_;
+    };
+    if (gate_width_ == 1) {
+      for (int32_t j = count - 1; j >= 0; --j) {
+        logs[j] = log_decay[0];
+        log_decay[0] += *gates_of(j);
+      }
+      DecaysOf(logs, static_cast<size_t>(count), decays);
+    }
     for (int32_t j = count - 1; j >= 0; --j) {
       Fetch(upcoming, kStepsOfSlot);
       const int64_t row = SlotRow(buffer_, first + j);
-      const float* gates = buffer_.gates + (row * shape_.heads + head_) * gate_width_;
       WithElements(buffer_.dtype, [&](auto element) {
         using E = decltype(element);
-        const float scale = gate_width_ == 1 ? DecayOf(double{log_decay[0]}) : 1.0f;
-        Widen<E>(Elements<E>(buffer_.keys, KeyIndex(row)), d_k, scale, keys[j]);
+        Widen<E>(Elements<E>(buffer_.keys, KeyIndex(row)), d_k, gate_width_ == 1 ? decays[j] : 1.0f, keys[j]);
         Widen<E>(Elements<E>(buffer_.writes, WriteIndex(row)), d_v, 1, writes[j]);
       });
       std::fill(keys[j] + d_k, keys[j] + keys.columns, 0.0f);
       std::fill(writes[j] + d_v, writes[j] + writes.columns, 0.0f);
-      if (gate_width_ > 1) {
-        DecaysOf(log_decay, keys.columns, decay);
-        Multiply(keys[j], decay, keys.columns, keys[j]);
-        for (size_t i = 0; i < d_k; ++i) log_decay[i] += gates[i];
-      } else {
-        log_decay[0] += gates[0];
-      }
+      if (gate_width_ == 1) continue;
+      DecaysOf(log_decay, keys.columns, decay);
+      Multiply(keys[j], decay, keys.columns, keys[j]);
+      const float* gates = gates_of(j);
+      for (size_t i = 0; i < d_k; ++i) log_decay[i] += gates[i];
     }
     if (gate_width_ == 1) std::fill_n(log_decay, d_k, log_decay[0]);
   }
