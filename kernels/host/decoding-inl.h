@@ -98,7 +98,7 @@ class HeadDecoder {
     }
     if (request_.state.heads != nullptr) {
       HeadState state(shape_, request_.state, head_, s_.state);
-      if (request_.flush) state.Load();
+      if (request_.flush && (filled > kSlotBlock || !state.UpdatesAsStored())) state.Load();
       MeetState(state, tokens, &upcoming);
       upcoming.Fetch(kFixedSteps / 2);
       Solve(inputs, first, tokens, out, out_stride);

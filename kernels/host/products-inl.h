@@ -22,13 +22,15 @@ namespace HWY_NAMESPACE {
 // Sums that are held in registers at a time.
 constexpr size_t kSums = kLanes >= 16 ? 16 : 8;
 
-// A matrix of fp32; `columns` is a multiple of kLanes.
-struct MutableRows {
-  float* data;
+// A matrix of any element type; `columns` is a multiple of kLanes.
+template <class E>
+struct WritableRows {
+  typename E::Stored* data;
   size_t stride, rows, columns;
-  float* operator[](size_t i) const { return data + i * stride; }
+  typename E::Stored* operator[](size_t i) const { return data + i * stride; }
 };
-// One that is only read, of any element type.
+using MutableRows = WritableRows<F32>;
+// One that is only read.
 template <class E>
 struct StoredRows {
   const typename E::Stored* data;
@@ -189,15 +191,15 @@ HWY_INLINE void AddDots(const float* HWY_RESTRICT x, size_t x_stride, size_t x_r
 // What scales a matrix before something is added: a factor a row, or one a column.
 enum class Scale { kRows, kColumns };
 
-template <Scale kScale, size_t R, size_t N>
+template <Scale kScale, size_t R, size_t N, class E>
 HWY_INLINE void AddOuterBlock(const float* HWY_RESTRICT scale, const float* HWY_RESTRICT a, size_t a_stride,
-                              ConstRows b, MutableRows m, size_t i, size_t column) {
+                              ConstRows b, WritableRows<E> m, size_t i, size_t column) {
   const Tag d;
   Vec sums[R][N];
   for (size_t r = 0; r < R; ++r) {
     for (size_t n = 0; n < N; ++n) {
       const Vec factor = kScale == Scale::kRows ? hn::Set(d, scale[i + r]) : hn::LoadU(d, scale + column + n * kLanes);
-      sums[r][n] = hn::Mul(factor, hn::LoadU(d, m[i + r] + column + n * kLanes));
+      sums[r][n] = hn::Mul(factor, E::Load(m[i + r] + column + n * kLanes));
     }
   }
   for (size_t t = 0; t < b.rows; ++t) {
@@ -210,13 +212,13 @@ HWY_INLINE void AddOuterBlock(const float* HWY_RESTRICT scale, const float* HWY_
     }
   }
   for (size_t r = 0; r < R; ++r) {
-    for (size_t n = 0; n < N; ++n) hn::StoreU(sums[r][n], d, m[i + r] + column + n * kLanes);
+    for (size_t n = 0; n < N; ++n) E::Store(sums[r][n], m[i + r] + column + n * kLanes);
   }
 }
 
-template <Scale kScale, size_t R>
+template <Scale kScale, size_t R, class E>
 HWY_INLINE void AddOuterRows(const float* HWY_RESTRICT scale, const float* HWY_RESTRICT a, size_t a_stride, ConstRows b,
-                             MutableRows m, size_t i) {
+                             WritableRows<E> m, size_t i) {
   constexpr size_t kWide = std::min<size_t>(8, kSums / R);
   size_t column = 0;
   for (; column + kWide * kLanes <= m.columns; column += kWide * kLanes) {
@@ -231,9 +233,9 @@ constexpr size_t StepsOfOuterRow(size_t terms) {
 }
 
 // m[i, :] ← scale ⊙ m[i, :] + Σ_t a[t, i] b[t, :].
-template <Scale kScale>
+template <Scale kScale, class E>
 HWY_INLINE void AddOuter(const float* HWY_RESTRICT scale, const float* HWY_RESTRICT a, size_t a_stride, ConstRows b,
-                         MutableRows m, Upcoming* upcoming = nullptr) {
+                         WritableRows<E> m, Upcoming* upcoming = nullptr) {
   size_t i = 0;
   for (; i + 2 <= m.rows; i += 2) {
     Fetch(upcoming, 2 * StepsOfOuterRow(b.rows));

@@ -1,5 +1,5 @@
-// One head's state in the caller's order. To be changed it is fp32: in place where it lies so, else a copy. Included
-// once for every target of Highway.
+// One head's state in the caller's order. It is changed where it lies if fp32, or if bf16 and changed only once, since
+// each change rounds; else in a copy of fp32. Included once for every target of Highway.
 
 #if defined(ASHLAR_KERNELS_HOST_STATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_STATE_INL_H_
@@ -56,7 +56,7 @@ class HeadState {
   }
 
   void Store() const {
-    if (in_place_) return;
+    if (in_place_ || !loaded_) return;
     const float scale = view_.dtype == DType::kF16 ? std::ldexp(1.0f, -ChooseExponent()) : 1.0f;
     WithElements(view_.dtype, [&](auto element) {
       using E = decltype(element);
@@ -85,15 +85,16 @@ class HeadState {
     });
   }
 
-  // S ← diag(decay) S + Σ_j keys[j] writes[j]ᵀ.
+  // S ← diag(decay) S + Σ_j keys[j] writes[j]ᵀ. A state that was not loaded is rounded as it is stored, and Store has
+  // nothing left to do: not for fp16, whose exponent follows from all of its numbers.
   void Update(const float* decay, const MutableRows& keys, const MutableRows& writes,
               Upcoming* upcoming = nullptr) const {
-    if (key_first_) {
-      AddOuter<Scale::kRows>(decay, keys.data, keys.stride, Const(writes), rows_, upcoming);
-    } else {
-      AddOuter<Scale::kColumns>(decay, writes.data, writes.stride, Const(keys), rows_, upcoming);
-    }
+    if (loaded_ || in_place_) return UpdateRows(rows_, decay, keys, writes, upcoming);
+    UpdateRows(WritableRows<BF16>{Elements<BF16>(view_.heads[head_]), width_, rows_.rows, width_}, decay, keys, writes,
+               upcoming);
   }
+  // Whether a state that was not loaded can take one Update.
+  bool UpdatesAsStored() const { return in_place_ || (view_.dtype == DType::kBF16 && width_ % kLanes == 0); }
 
  private:
   template <class E>
@@ -103,6 +104,16 @@ class HeadState {
       AddProduct(reads, RoundUp(rows.rows, kLanes), count, rows, products, rows.columns, upcoming);
     } else {
       AddDots(reads, rows.columns, count, rows, products, RoundUp(rows.rows, kLanes), upcoming);
+    }
+  }
+
+  template <class E>
+  void UpdateRows(const WritableRows<E>& rows, const float* decay, const MutableRows& keys, const MutableRows& writes,
+                  Upcoming* upcoming) const {
+    if (key_first_) {
+      AddOuter<Scale::kRows>(decay, keys.data, keys.stride, Const(writes), rows, upcoming);
+    } else {
+      AddOuter<Scale::kColumns>(decay, writes.data, writes.stride, Const(keys), rows, upcoming);
     }
   }
 
