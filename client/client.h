@@ -5,10 +5,11 @@
 // deadline (ClientOptions::timeout) and returns by then.
 //
 // Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable without waiting, and the client
-// reconnects by itself in the background (models are opened, regions registered and pages declared again). A Match from
+// reconnects by itself in the background (models are opened, regions registered and pages declared again; what the
+// daemon has no room for waits, and the rest is served: landings into such a region are kBusy). A Match from
 // before a reconnect stays safe to use: mapped tuples stay mapped, its landings are misses (kLeaseLost). Objects may be
 // destroyed in any order: destroying the Client ends all calls, but the session with the daemon, and the leases in it,
-// stay until the last Match, Landing and Model is gone.
+// stay until the last Match and Landing is gone.
 //
 // Fork. A client belongs to the process that connected it. In a child its copy refuses every call with
 // FAILED_PRECONDITION (misses: kDaemonUnavailable; landings never get quiet), and destroying it there releases nothing.

@@ -51,6 +51,11 @@ void Connection::End() {
   rpc_->Shutdown();
 }
 
+void Connection::EndSession() {
+  End();
+  channel_->Shutdown();
+}
+
 bool Connection::RunErrands(Deadline deadline) {
   while (!ended()) {
     const std::vector<std::string> leases = leases_.TakeUnheld(limits::kMaxReleasesPerCall);

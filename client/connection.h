@@ -19,7 +19,8 @@
 
 namespace ashlar::internal {
 
-// Thread-safe. Process-bound: whoever holds one keeps its session open, and with it what the daemon granted to it.
+// Thread-safe. Process-bound: whoever holds one keeps its session open, unless it was lost, and with it what the daemon
+// granted to it.
 class Connection {
  public:
   static constexpr int kMaxLandings = 256;
@@ -46,9 +47,12 @@ class Connection {
   void LeaveLanding() { --landings_under_way_; }
 
   bool ended() const { return ended_.load(std::memory_order_acquire); }
-  // No calls any more. The session itself stays open until the last holder is gone: landings in flight still have to
-  // learn that their slots are quiet.
+  // No calls any more. The session itself stays open until the last holder is gone: landings in flight go on.
   void End();
+  // The same, and the session ends, whoever still holds this: what it took up at the daemon (a place among sessions,
+  // room for regions) is then free for the connection that follows. Landings in flight end early, and learn that their
+  // slots are quiet: the daemon knows a session until all of it has drained.
+  void EndSession();
 
   // Another way for calls of the same session, should the first be broken. It may lead to a daemon that was started
   // since.

@@ -19,11 +19,10 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstPause{10};
 constexpr milliseconds kLongestPause{1000};
-constexpr milliseconds kErrandPause{200};  // before what the daemon did not take is tried again
+constexpr milliseconds kErrandPause{200};  // before the daemon is asked again for what it refused to take
 
-bool MayPass(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status) ||
-         absl::IsUnauthenticated(status);
+bool IsOfNoUse(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsUnauthenticated(status);
 }
 
 // Half of the pause is fixed, half is random, so that engines do not all come back at the same instant.
@@ -139,11 +138,23 @@ void Keeper::Serve(const std::shared_ptr<Connection>& connection) {
       {.fd = connection->daemon().pidfd(), .events = POLLIN, .revents = 0},  // −1 is left out
   };
   const bool done = connection->RunErrands(CallDeadline());
-  const int ready = ::poll(watched, std::size(watched), done ? -1 : static_cast<int>(kErrandPause.count()));
+  if (unrestored_ && Passed(next_round_)) {
+    const absl::Status status = RestoreAll(connection, CallDeadline());
+    if (absl::IsUnavailable(status) || absl::IsUnauthenticated(status)) return Lose(connection);
+    unrestored_ |= !status.ok();
+    next_round_ = After(kErrandPause);
+  }
+  const int pause = done && !unrestored_ ? -1 : static_cast<int>(kErrandPause.count());
+  const int ready = ::poll(watched, std::size(watched), pause);
   if (ready <= 0) return;
   if (watched[0].revents != 0) bell_->Silence();
   if (watched[1].revents == 0 && watched[2].revents == 0 && !connection->rpc().lost()) return;
-  connection->End();
+  Lose(connection);
+}
+
+// The session ends with the connection: the next one needs the room that it takes up.
+void Keeper::Lose(const std::shared_ptr<Connection>& connection) {
+  connection->EndSession();
   std::lock_guard lock(mutex_);
   if (connection_ == connection) connection_ = nullptr;
 }
@@ -157,34 +168,41 @@ void Keeper::Reconnect() {
     absl::StatusOr<std::shared_ptr<Connection>> connection = Open(options_, bell_, deadline, stop_.get_token());
     // Another tenant's namespaces are not the ones that this client's models were opened in.
     if (!connection.ok() || (*connection)->channel().tenant() != tenant_) continue;
+    const std::stop_callback on_stop(stop_.get_token(), [&connection] { (*connection)->EndSession(); });
     if (RestoreAll(*connection, deadline).ok()) return;
-    (*connection)->End();
+    (*connection)->EndSession();
   }
 }
 
-// Restores everything, then makes the connection the one of now. What the engine adds meanwhile is restored too.
+// Restores all that can be, then makes the connection the one of now. What the engine adds meanwhile is restored too.
 absl::Status Keeper::RestoreAll(const std::shared_ptr<Connection>& connection, Deadline deadline) {
-  const std::stop_callback on_stop(stop_.get_token(), [&connection] {
-    connection->End();
-    connection->channel().Shutdown();
-  });
+  ++round_;
+  unrestored_ = false;
   for (;;) {
     std::shared_ptr<Restorable> item;
+    Kept* kept = nullptr;  // stays where it is while the item lives
     {
       std::lock_guard lock(mutex_);
       if (stop_.stop_requested()) return absl::CancelledError("stopping");  // later, Stop finds what is set here
-      for (Kept& kept : kept_) {
-        if (kept.generation == connection->generation()) continue;
-        kept.generation = connection->generation();
-        item = kept.item.lock();
-        if (item != nullptr) break;
-      }
-      if (item == nullptr) {
+      const auto next = std::ranges::find_if(
+          kept_, [&](const Kept& k) { return k.generation != connection->generation() && k.round != round_; });
+      if (next == kept_.end()) {
         connection_ = connection;
         return absl::OkStatus();
       }
+      kept = &*next;
+      kept->round = round_;
+      item = kept->item.lock();
     }
-    if (absl::Status status = item->Restore(connection, deadline); MayPass(status)) return status;
+    if (item == nullptr) continue;
+    const absl::Status status = item->Restore(connection, deadline);
+    if (IsOfNoUse(status)) return status;
+    if (absl::IsResourceExhausted(status)) {
+      unrestored_ = true;
+      continue;
+    }
+    std::lock_guard lock(mutex_);
+    kept->generation = connection->generation();
   }
 }
 

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <atomic>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <stop_token>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,8 +25,10 @@ class Restorable {
  public:
   virtual ~Restorable() = default;
 
-  // Makes it known on a new connection. UNAVAILABLE, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED and UNAUTHENTICATED may
-  // pass: the keeper connects anew. Any other error is the daemon's last word: it stays unknown on this connection.
+  // Makes it known on a connection, as far as it is not. UNAVAILABLE, DEADLINE_EXCEEDED and UNAUTHENTICATED: the
+  // connection is of no use, the keeper makes another. RESOURCE_EXHAUSTED: the daemon has no room for this one now, the
+  // keeper asks again later; meanwhile the connection serves all others. Any other error is the daemon's last word: it
+  // stays unknown on this connection.
   virtual absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) = 0;
 };
 
@@ -70,7 +72,8 @@ class Keeper {
 
   struct Kept {
     std::weak_ptr<Restorable> item;
-    uint64_t generation = 0;  // of the connection on which it was restored last
+    uint64_t generation = 0;  // of the connection on which the daemon has said its last word about it
+    uint64_t round = 0;       // in which it was tried last
   };
 
   Keeper(const ClientOptions& options, std::shared_ptr<Bell> bell, std::shared_ptr<Connection> connection);
@@ -81,6 +84,7 @@ class Keeper {
   void Serve(const std::shared_ptr<Connection>& connection);
   void Reconnect();
   absl::Status RestoreAll(const std::shared_ptr<Connection>& connection, Deadline deadline);
+  void Lose(const std::shared_ptr<Connection>& connection);
 
   const ClientOptions options_;
   const std::string tenant_;
@@ -90,7 +94,10 @@ class Keeper {
 
   mutable std::mutex mutex_;
   std::shared_ptr<Connection> connection_;  // guarded by mutex_; null: not connected
-  std::vector<Kept> kept_;                  // guarded by mutex_
+  std::list<Kept> kept_;                    // guarded by mutex_
+  uint64_t round_ = 0;                      // of restoring; the thread's alone, as below
+  bool unrestored_ = false;                 // the daemon had no room for some
+  Deadline next_round_{};                   // when those are tried again
   std::thread thread_;
 };
 

@@ -12,62 +12,74 @@ absl::StatusOr<std::shared_ptr<OpenedModel>> OpenedModel::Open(Declaration decla
                                                                const std::shared_ptr<Connection>& connection,
                                                                Deadline deadline) {
   auto model = MakeProcessBound<OpenedModel>(std::move(declaration));
-  absl::StatusOr<ModelBinding> binding = model->OpenOn(connection, model->ns_, deadline);
-  if (!binding.ok()) return binding.status();
-  model->binding_ = *std::move(binding);
+  absl::StatusOr<Handles> handles = model->OpenOn(connection, model->ns_, deadline);
+  if (!handles.ok()) return handles.status();
+  model->handles_ = *std::move(handles);
   return model;
 }
 
 absl::StatusOr<ModelBinding> OpenedModel::binding() const {
   std::lock_guard lock(mutex_);
-  if (binding_.connection == nullptr || binding_.connection->ended()) {
-    return absl::UnavailableError("not connected to the daemon");
+  std::shared_ptr<Connection> connection = handles_.connection.lock();
+  if (connection == nullptr || connection->ended()) return absl::UnavailableError("not connected to the daemon");
+  ModelBinding binding{.connection = std::move(connection), .model = handles_.model};
+  if (handles_.pages_declared) {
+    binding.pages_id = handles_.pages_id;
+    binding.pages = pages_->region;
   }
-  return binding_;
+  binding.pages_missing = pages_.has_value() && !handles_.pages_declared;
+  return binding;
 }
 
 absl::Status OpenedModel::DeclarePages(std::shared_ptr<RegionMemory> region, const PagedCache& cache,
                                        Deadline deadline) {
-  absl::StatusOr<ModelBinding> declared = binding();
-  if (!declared.ok()) return declared.status();
+  absl::StatusOr<ModelBinding> bound = binding();
+  if (!bound.ok()) return bound.status();
   Pages pages{std::move(region), cache};
-  absl::StatusOr<uint64_t> id = DeclareOn(*declared, pages, deadline);
+  absl::StatusOr<uint64_t> id = DeclareOn(*bound->connection, bound->model, pages, deadline);
   if (!id.ok()) return id.status();
   std::lock_guard lock(mutex_);
   // A connection ends before the next one is restored from what is kept here.
-  if (binding_.connection != declared->connection || binding_.connection->ended()) {
+  if (handles_.connection.lock() != bound->connection || bound->connection->ended()) {
     return absl::UnavailableError("the daemon was lost while the pages were declared");
   }
-  binding_.pages_id = *id;
-  binding_.pages = pages.region;
+  handles_.pages_id = *id;
+  handles_.pages_declared = true;
   pages_ = std::move(pages);
   return absl::OkStatus();
 }
 
+// Step by step: when the daemon has no room for the pages' region, the model itself is open all the same.
 absl::Status OpenedModel::Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) {
-  NamespaceId ns;
-  absl::StatusOr<ModelBinding> restored = OpenOn(connection, ns, deadline);
-  if (!restored.ok()) return restored.status();
-  if (ns != ns_) return absl::FailedPreconditionError("the daemon answered another namespace than before");
   std::optional<Pages> pages;
+  uint64_t model = 0;
   {
     std::lock_guard lock(mutex_);
     pages = pages_;
+    if (handles_.connection.lock() == connection) model = handles_.model;
   }
-  if (pages.has_value()) {
-    if (absl::Status status = pages->region->Restore(connection, deadline); !status.ok()) return status;
-    absl::StatusOr<uint64_t> id = DeclareOn(*restored, *pages, deadline);
-    if (!id.ok()) return id.status();
-    restored->pages_id = *id;
-    restored->pages = pages->region;
+  if (model == 0) {
+    NamespaceId ns;
+    absl::StatusOr<Handles> handles = OpenOn(connection, ns, deadline);
+    if (!handles.ok()) return handles.status();
+    if (ns != ns_) return absl::FailedPreconditionError("the daemon answered another namespace than before");
+    model = handles->model;
+    std::lock_guard lock(mutex_);
+    handles_ = *std::move(handles);
   }
+  if (!pages.has_value()) return absl::OkStatus();
+  if (absl::Status status = pages->region->Restore(connection, deadline); !status.ok()) return status;
+  absl::StatusOr<uint64_t> id = DeclareOn(*connection, model, *pages, deadline);
+  if (!id.ok()) return id.status();
   std::lock_guard lock(mutex_);
-  binding_ = *std::move(restored);
+  if (handles_.pages_declared) return absl::OkStatus();  // the engine has declared others meanwhile
+  handles_.pages_id = *id;
+  handles_.pages_declared = true;
   return absl::OkStatus();
 }
 
-absl::StatusOr<ModelBinding> OpenedModel::OpenOn(const std::shared_ptr<Connection>& connection, NamespaceId& ns,
-                                                 Deadline deadline) {
+absl::StatusOr<OpenedModel::Handles> OpenedModel::OpenOn(const std::shared_ptr<Connection>& connection, NamespaceId& ns,
+                                                         Deadline deadline) const {
   v1::OpenModelRequest request;
   request.set_session(connection->session());
   request.set_identity(EncodeIdentity(declaration_.identity));
@@ -83,15 +95,16 @@ absl::StatusOr<ModelBinding> OpenedModel::OpenOn(const std::shared_ptr<Connectio
   if (absl::Status status = connection->rpc().OpenModel(request, reply, deadline); !status.ok()) return status;
   if (reply.ns().size() != ns.bytes.size()) return absl::InternalError("the daemon's answer lacks the namespace");
   std::copy(reply.ns().begin(), reply.ns().end(), ns.bytes.begin());
-  return ModelBinding{.connection = connection, .model = reply.model()};
+  return Handles{.connection = connection, .model = reply.model()};
 }
 
-absl::StatusOr<uint64_t> OpenedModel::DeclareOn(const ModelBinding& binding, const Pages& pages, Deadline deadline) {
-  const std::optional<uint64_t> region = pages.region->IdOn(*binding.connection);
+absl::StatusOr<uint64_t> OpenedModel::DeclareOn(Connection& connection, uint64_t model, const Pages& pages,
+                                                Deadline deadline) const {
+  const std::optional<uint64_t> region = pages.region->IdOn(connection);
   if (!region.has_value()) return absl::FailedPreconditionError("region: not registered with this daemon");
   v1::DeclarePagesRequest request;
-  request.set_session(binding.connection->session());
-  request.set_model(binding.model);
+  request.set_session(connection.session());
+  request.set_model(model);
   request.set_region(*region);
   request.set_page_tokens(pages.cache.page_tokens);
   request.set_pages(pages.cache.pages);
@@ -111,8 +124,7 @@ absl::StatusOr<uint64_t> OpenedModel::DeclareOn(const ModelBinding& binding, con
     declared->set_scale_head_stride(layer.scale_head_stride);
   }
   v1::DeclarePagesReply reply;
-  if (absl::Status status = binding.connection->rpc().DeclarePages(request, reply, deadline); !status.ok())
-    return status;
+  if (absl::Status status = connection.rpc().DeclarePages(request, reply, deadline); !status.ok()) return status;
   return reply.pages_id();
 }
 

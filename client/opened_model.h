@@ -21,7 +21,8 @@ struct ModelBinding {
   std::shared_ptr<Connection> connection;
   uint64_t model = 0;
   uint64_t pages_id = 0;
-  std::shared_ptr<RegionMemory> pages;  // that the declared pages lie in; null: none declared
+  std::shared_ptr<RegionMemory> pages;  // that the declared pages lie in; null: none, or not known to the daemon
+  bool pages_missing = false;           // declared by the engine, but the daemon has no room for their region now
 };
 
 // Thread-safe. Process-bound.
@@ -55,14 +56,23 @@ class OpenedModel : public Restorable {
   };
   explicit OpenedModel(Declaration declaration) : declaration_(std::move(declaration)) {}
 
-  absl::StatusOr<ModelBinding> OpenOn(const std::shared_ptr<Connection>& connection, NamespaceId& ns,
-                                      Deadline deadline);
-  absl::StatusOr<uint64_t> DeclareOn(const ModelBinding& binding, const Pages& pages, Deadline deadline);
+  // What the daemon said of the model on one connection, which this does not keep alive.
+  struct Handles {
+    std::weak_ptr<Connection> connection;
+    uint64_t model = 0;
+    uint64_t pages_id = 0;
+    bool pages_declared = false;
+  };
+
+  absl::StatusOr<Handles> OpenOn(const std::shared_ptr<Connection>& connection, NamespaceId& ns,
+                                 Deadline deadline) const;
+  absl::StatusOr<uint64_t> DeclareOn(Connection& connection, uint64_t model, const Pages& pages,
+                                     Deadline deadline) const;
 
   const Declaration declaration_;
   NamespaceId ns_;  // constant once open
   mutable std::mutex mutex_;
-  ModelBinding binding_;        // guarded by mutex_
+  Handles handles_;             // guarded by mutex_
   std::optional<Pages> pages_;  // guarded by mutex_
 };
 

@@ -152,6 +152,8 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
     refusal = internal::ToMissReason(binding.status());
   } else if (matched.connection != binding->connection || matched.lease == nullptr) {
     refusal = MissReason::kLeaseLost;
+  } else if (matched.ns == ns() && binding->pages_missing) {
+    refusal = MissReason::kBusy;
   } else if (matched.ns != ns() || binding->pages == nullptr) {
     refusal = MissReason::kInvalidRequest;
   }

@@ -8,6 +8,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -81,11 +82,28 @@ bool Eventually(const std::function<bool()>& holds, std::chrono::milliseconds pa
   return true;
 }
 
+void BreakConnections(const std::string& path) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    struct sockaddr_un peer {};
+    socklen_t size = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<struct sockaddr*>(&peer), &size) == 0 && peer.sun_family == AF_UNIX &&
+        path == peer.sun_path) {
+      ::shutdown(fd, SHUT_RDWR);
+    }
+  }
+}
+
 DaemonProcess::DaemonProcess(const DaemonOptions& options)
     : own_pid_namespace_(options.own_pid_namespace), metrics_port_(FreePort()) {
   std::string pattern = testing::TempDir() + "ashlar-integration-XXXXXX";
   directory_ = ::mkdtemp(pattern.data());
   EXPECT_EQ(::chmod(directory_.c_str(), 0755), 0);  // for engines of other users
+  Configure(options);
+  Start();
+}
+
+void DaemonProcess::Configure(const DaemonOptions& options) {
   std::ofstream(directory_ + "/config.yaml") << "listen:\n"
                                              << "  rpc_socket: " << directory_ << "/rpc.sock\n"
                                              << "  session_socket: " << directory_ << "/session.sock\n"
@@ -95,8 +113,7 @@ DaemonProcess::DaemonProcess(const DaemonOptions& options)
                                              << "  arena_bytes: " << options.arena << "\n"
                                              << "workers:\n"
                                              << "  threads: " << options.threads << "\n"
-                                             << options.tenants;
-  Start();
+                                             << options.tenants << options.sessions;
 }
 
 DaemonProcess::~DaemonProcess() {

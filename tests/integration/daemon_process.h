@@ -18,10 +18,14 @@ inline constexpr std::chrono::milliseconds kPatience{20'000};
 // Asks again and again until `holds` is true; false after `patience`.
 bool Eventually(const std::function<bool()>& holds, std::chrono::milliseconds patience = kPatience);
 
+// Shuts every connection of this process to that Unix socket.
+void BreakConnections(const std::string& path);
+
 struct DaemonOptions {
   std::string dram = "64MiB";
   std::string arena = "4MiB";
-  std::string tenants;  // YAML of the field `tenants`; empty: one tenant, this user
+  std::string tenants;   // YAML of the field `tenants`; empty: one tenant, this user
+  std::string sessions;  // YAML of the field `sessions`; empty: its defaults
   uint32_t threads = 2;
   bool own_pid_namespace = false;  // only where MayMakePidNamespaces()
 };
@@ -34,6 +38,8 @@ class DaemonProcess {
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
+  // What the next Start reads.
+  void Configure(const DaemonOptions& options);
   void Start();
   void Kill();      // SIGKILL, and waits for its end
   int Terminate();  // SIGTERM; its exit code

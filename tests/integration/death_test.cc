@@ -1,8 +1,6 @@
 // The daemon's death, at rest and in the middle of a landing; the rule for late writes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <chrono>
@@ -29,19 +27,6 @@ constexpr milliseconds kWatch{300};  // how long slots are watched for late writ
 
 bool AllLanded(const std::vector<MissReason>& reasons) {
   return std::all_of(reasons.begin(), reasons.end(), [](MissReason reason) { return reason == MissReason::kNone; });
-}
-
-// Shuts every connection of this process to that Unix socket.
-void BreakConnections(const std::string& path) {
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::stoi(entry.path().filename());
-    struct sockaddr_un peer {};
-    socklen_t size = sizeof peer;
-    if (::getpeername(fd, reinterpret_cast<struct sockaddr*>(&peer), &size) == 0 && peer.sun_family == AF_UNIX &&
-        path == peer.sun_path) {
-      ::shutdown(fd, SHUT_RDWR);
-    }
-  }
 }
 
 // 32 MB of keys and values in many layers: long enough to be caught half-way.

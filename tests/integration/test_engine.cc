@@ -12,6 +12,7 @@
 #include <random>
 
 #include "kernels/kernels.h"
+#include "tests/integration/daemon_process.h"
 
 namespace ashlar::integration {
 namespace {
@@ -83,7 +84,9 @@ std::vector<Tokens> MakePrompt(uint64_t seed, size_t segments, size_t tokens) {
 TestEngine::TestEngine(const ClientOptions& options, const Shape& shape, Memory memory) : shape_(shape) {
   MakeLayout();
   Place();
-  auto client = Client::Connect(options);
+  absl::StatusOr<std::unique_ptr<Client>> client;
+  // The place of a client that has just gone may not be free yet.
+  Eventually([&] { return !absl::IsResourceExhausted((client = Client::Connect(options)).status()); });
   EXPECT_TRUE(client.ok()) << client.status();
   client_ = *std::move(client);
   absl::StatusOr<Region> region;
