@@ -266,14 +266,16 @@ class Composition {
   std::unique_ptr<Impl> impl_;
 };
 
-// An opened identity and layout. Copies share it. Lookup, Reserve and Publish take as many items as there are and make
-// as few calls of them as proto/limits.h allows, all within one timeout.
+// An opened identity and layout. Copies share it; it is closed when the last one is gone, and what is under way keeps
+// what it needs. A session has at most 64 open ones (RESOURCE_EXHAUSTED). Lookup, Reserve and Publish take as many
+// items as there are and make as few calls of them as proto/limits.h allows, all within one timeout.
 class Model {
  public:
   const Layout& layout() const;
   NamespaceId ns() const;
 
-  // Declares the engine's pages; once a model, before Publish and Land.
+  // Declares the engine's pages, before Publish and Land. Declared again, they take the place of the earlier ones: what
+  // lands or is published in these meanwhile may be a miss.
   absl::Status DeclarePages(const Region& region, const PagedCache& pages);
 
   std::vector<Match> Lookup(std::span<const Prompt> prompts);

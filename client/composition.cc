@@ -17,6 +17,7 @@ struct Composition::Impl {
   std::vector<MissReason> segments;
 
   // What must stay while the daemon may write. `call` is last: it is destroyed first, and waits until it is quiet.
+  std::shared_ptr<const internal::ModelHandle> model;
   std::shared_ptr<internal::LeaseHold> lease;
   std::shared_ptr<internal::RegionMemory> region;
   std::shared_ptr<internal::ComposeCall> call;  // null: nothing was asked
@@ -153,7 +154,7 @@ std::unique_ptr<Composition::Impl> Model::Impl::AskToCompose(const Match::Impl* 
   const absl::StatusOr<ModelBinding> binding = Bind();
   if (!binding.ok()) return missed(internal::ToMissReason(binding.status()));
   Request request;
-  request.set_model(binding->model);
+  request.set_model(binding->model->id());
   auto composition = missed(MissReason::kNone);
   if (segments > 0) {
     if (matched == nullptr || matched->ns != opened->ns()) return missed(MissReason::kInvalidRequest);
@@ -165,6 +166,7 @@ std::unique_ptr<Composition::Impl> Model::Impl::AskToCompose(const Match::Impl* 
   if (!region_id.has_value()) return missed(MissReason::kInvalidRequest);
   Places places(*region, *region_id);
   if (!fill(places, request)) return missed(MissReason::kInvalidRequest);
+  composition->model = binding->model;
   composition->region = region;
   composition->call = internal::ComposeCall::Start(binding->connection, request);
   if (composition->call == nullptr) return missed(MissReason::kBusy);

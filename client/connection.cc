@@ -29,6 +29,7 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions
 Connection::Connection(std::string rpc_socket, std::unique_ptr<SessionChannel> channel, std::unique_ptr<Rpc> rpc,
                        std::function<void()> wake)
     : generation_(NextGeneration()),
+      wake_(wake),
       rpc_socket_(std::move(rpc_socket)),
       channel_(std::move(channel)),
       rpc_(std::move(rpc)),
@@ -56,7 +57,42 @@ void Connection::EndSession() {
   channel_->Shutdown();
 }
 
+void Connection::CloseModel(uint64_t model) {
+  {
+    std::lock_guard lock(mutex_);
+    to_close_.push_back(model);
+  }
+  wake_();
+}
+
+bool Connection::CloseModels(Deadline deadline) {
+  std::lock_guard turn(closing_);
+  while (!ended()) {
+    v1::CloseModelRequest request;
+    request.set_session(session());
+    {
+      std::lock_guard lock(mutex_);
+      if (to_close_.empty()) return true;
+      request.set_model(to_close_.back());
+      to_close_.pop_back();
+    }
+    v1::CloseModelReply reply;
+    const absl::Status status = rpc_->CloseModel(request, reply, deadline);
+    if (absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status)) {
+      std::lock_guard lock(mutex_);
+      to_close_.push_back(request.model());
+      return false;
+    }
+  }
+  return true;
+}
+
 bool Connection::RunErrands(Deadline deadline) {
+  const bool released = ReleaseLeases(deadline), closed = CloseModels(deadline);
+  return released && closed;
+}
+
+bool Connection::ReleaseLeases(Deadline deadline) {
   while (!ended()) {
     const std::vector<std::string> leases = leases_.TakeUnheld(limits::kMaxReleasesPerCall);
     if (leases.empty()) return true;

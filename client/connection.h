@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/arena_map.h"
@@ -58,7 +60,12 @@ class Connection {
   // since.
   absl::StatusOr<std::unique_ptr<Rpc>> DialAgain(Deadline deadline) const;
 
-  // Releases leases that nobody holds any more. False: some remain, try again later.
+  // Gives a model's handle up: soon, by RunErrands, or before the next model is opened.
+  void CloseModel(uint64_t model);
+  // Tells the daemon now. False: some remain, try again later.
+  bool CloseModels(Deadline deadline);
+
+  // Releases leases, and closes models, that nobody holds any more. False: some remain, try again later.
   bool RunErrands(Deadline deadline);
 
  private:
@@ -66,8 +73,10 @@ class Connection {
   friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
   Connection(std::string rpc_socket, std::unique_ptr<SessionChannel> channel, std::unique_ptr<Rpc> rpc,
              std::function<void()> wake);
+  bool ReleaseLeases(Deadline deadline);
 
   const uint64_t generation_;
+  const std::function<void()> wake_;
   const std::string rpc_socket_;
   const std::unique_ptr<SessionChannel> channel_;
   const std::unique_ptr<Rpc> rpc_;
@@ -76,6 +85,9 @@ class Connection {
   std::atomic<uint64_t> landings_ = 0;
   std::atomic<int> landings_under_way_ = 0;
   std::atomic<bool> ended_ = false;
+  std::mutex closing_;  // held while the daemon is told: whoever comes second finds closed what the first took
+  std::mutex mutex_;
+  std::vector<uint64_t> to_close_;  // guarded by mutex_: models
 };
 
 // A hold on one lease; released when it is destroyed. Process-bound.

@@ -9,6 +9,7 @@
 #include "client/client.h"
 #include "client/connection.h"
 #include "client/land_call.h"
+#include "client/opened_model.h"
 #include "client/process_bound.h"
 #include "client/region_memory.h"
 
@@ -21,6 +22,7 @@ struct Landing::Impl {
   std::vector<size_t> asked;        // for each segment of the call, its place in `reasons`
 
   // What must stay while the daemon may write. `call` is last: it is destroyed first, and waits until it is quiet.
+  std::shared_ptr<const internal::ModelHandle> model;
   std::shared_ptr<internal::LeaseHold> lease;
   std::shared_ptr<internal::RegionMemory> pages;
   std::shared_ptr<internal::LandCall> call;  // null: nothing had to be asked

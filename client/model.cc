@@ -32,7 +32,7 @@ absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, std::span<c
                                         Deadline deadline) {
   v1::MatchRequest request;
   request.set_session(binding.connection->session());
-  request.set_model(binding.model);
+  request.set_model(binding.model->id());
   for (const Prompt& prompt : prompts) {
     if (!FitsMessage(prompt)) return absl::InvalidArgumentError("prompt: longer than the protocol allows");
     v1::Prompt* asked = request.add_prompts();
@@ -57,7 +57,7 @@ absl::StatusOr<std::vector<Reservation>> AskReserve(const ModelBinding& binding,
                                                     Deadline deadline) {
   v1::ReserveRequest request;
   request.set_session(binding.connection->session());
-  request.set_model(binding.model);
+  request.set_model(binding.model->id());
   for (const ObjectRun& run : runs) {
     v1::ObjectName* name = request.add_objects();
     name->set_kind(static_cast<uint32_t>(run.kind));

@@ -8,21 +8,26 @@
 
 namespace ashlar::internal {
 
+ModelHandle::~ModelHandle() {
+  if (const std::shared_ptr<Connection> alive = connection()) alive->CloseModel(id_);
+}
+
 absl::StatusOr<std::shared_ptr<OpenedModel>> OpenedModel::Open(Declaration declaration,
                                                                const std::shared_ptr<Connection>& connection,
                                                                Deadline deadline) {
   auto model = MakeProcessBound<OpenedModel>(std::move(declaration));
-  absl::StatusOr<Handles> handles = model->OpenOn(connection, model->ns_, deadline);
-  if (!handles.ok()) return handles.status();
-  model->handles_ = *std::move(handles);
+  absl::StatusOr<std::shared_ptr<const ModelHandle>> handle = model->OpenOn(connection, model->ns_, deadline);
+  if (!handle.ok()) return handle.status();
+  model->handles_.model = *std::move(handle);
   return model;
 }
 
 absl::StatusOr<ModelBinding> OpenedModel::binding() const {
   std::lock_guard lock(mutex_);
-  std::shared_ptr<Connection> connection = handles_.connection.lock();
-  if (connection == nullptr || connection->ended()) return absl::UnavailableError("not connected to the daemon");
-  ModelBinding binding{.connection = std::move(connection), .model = handles_.model};
+  ModelBinding binding{.connection = handles_.model->connection(), .model = handles_.model};
+  if (binding.connection == nullptr || binding.connection->ended()) {
+    return absl::UnavailableError("not connected to the daemon");
+  }
   if (handles_.pages_declared) {
     binding.pages_id = handles_.pages_id;
     binding.pages = pages_->region;
@@ -33,14 +38,15 @@ absl::StatusOr<ModelBinding> OpenedModel::binding() const {
 
 absl::Status OpenedModel::DeclarePages(std::shared_ptr<RegionMemory> region, const PagedCache& cache,
                                        Deadline deadline) {
+  std::lock_guard turn(declaring_);
   absl::StatusOr<ModelBinding> bound = binding();
   if (!bound.ok()) return bound.status();
   Pages pages{std::move(region), cache};
-  absl::StatusOr<uint64_t> id = DeclareOn(*bound->connection, bound->model, pages, deadline);
+  absl::StatusOr<uint64_t> id = DeclareOn(*bound->connection, *bound->model, pages, deadline);
   if (!id.ok()) return id.status();
   std::lock_guard lock(mutex_);
   // A connection ends before the next one is restored from what is kept here.
-  if (handles_.connection.lock() != bound->connection || bound->connection->ended()) {
+  if (handles_.model != bound->model || bound->connection->ended()) {
     return absl::UnavailableError("the daemon was lost while the pages were declared");
   }
   handles_.pages_id = *id;
@@ -51,35 +57,36 @@ absl::Status OpenedModel::DeclarePages(std::shared_ptr<RegionMemory> region, con
 
 // Step by step: when the daemon has no room for the pages' region, the model itself is open all the same.
 absl::Status OpenedModel::Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) {
+  std::lock_guard turn(declaring_);
+  Handles known;
   std::optional<Pages> pages;
-  uint64_t model = 0;
   {
     std::lock_guard lock(mutex_);
+    known = handles_;
     pages = pages_;
-    if (handles_.connection.lock() == connection) model = handles_.model;
   }
-  if (model == 0) {
+  if (known.model->connection() != connection) {
     NamespaceId ns;
-    absl::StatusOr<Handles> handles = OpenOn(connection, ns, deadline);
-    if (!handles.ok()) return handles.status();
+    absl::StatusOr<std::shared_ptr<const ModelHandle>> handle = OpenOn(connection, ns, deadline);
+    if (!handle.ok()) return handle.status();
     if (ns != ns_) return absl::FailedPreconditionError("the daemon answered another namespace than before");
-    model = handles->model;
+    known = {.model = *std::move(handle)};
     std::lock_guard lock(mutex_);
-    handles_ = *std::move(handles);
+    handles_ = known;
   }
-  if (!pages.has_value()) return absl::OkStatus();
+  if (!pages.has_value() || known.pages_declared) return absl::OkStatus();
   if (absl::Status status = pages->region->Restore(connection, deadline); !status.ok()) return status;
-  absl::StatusOr<uint64_t> id = DeclareOn(*connection, model, *pages, deadline);
+  absl::StatusOr<uint64_t> id = DeclareOn(*connection, *known.model, *pages, deadline);
   if (!id.ok()) return id.status();
   std::lock_guard lock(mutex_);
-  if (handles_.pages_declared) return absl::OkStatus();  // the engine has declared others meanwhile
   handles_.pages_id = *id;
   handles_.pages_declared = true;
   return absl::OkStatus();
 }
 
-absl::StatusOr<OpenedModel::Handles> OpenedModel::OpenOn(const std::shared_ptr<Connection>& connection, NamespaceId& ns,
-                                                         Deadline deadline) const {
+absl::StatusOr<std::shared_ptr<const ModelHandle>> OpenedModel::OpenOn(const std::shared_ptr<Connection>& connection,
+                                                                       NamespaceId& ns, Deadline deadline) const {
+  connection->CloseModels(deadline);  // a session has only so many
   v1::OpenModelRequest request;
   request.set_session(connection->session());
   request.set_identity(EncodeIdentity(declaration_.identity));
@@ -93,18 +100,19 @@ absl::StatusOr<OpenedModel::Handles> OpenedModel::OpenOn(const std::shared_ptr<C
   request.mutable_cost()->set_tokens_per_second(declaration_.cost.tokens_per_second);
   v1::OpenModelReply reply;
   if (absl::Status status = connection->rpc().OpenModel(request, reply, deadline); !status.ok()) return status;
+  auto handle = MakeProcessBound<const ModelHandle>(connection, reply.model());
   if (reply.ns().size() != ns.bytes.size()) return absl::InternalError("the daemon's answer lacks the namespace");
   std::copy(reply.ns().begin(), reply.ns().end(), ns.bytes.begin());
-  return Handles{.connection = connection, .model = reply.model()};
+  return handle;
 }
 
-absl::StatusOr<uint64_t> OpenedModel::DeclareOn(Connection& connection, uint64_t model, const Pages& pages,
+absl::StatusOr<uint64_t> OpenedModel::DeclareOn(Connection& connection, const ModelHandle& model, const Pages& pages,
                                                 Deadline deadline) const {
   const std::optional<uint64_t> region = pages.region->IdOn(connection);
   if (!region.has_value()) return absl::FailedPreconditionError("region: not registered with this daemon");
   v1::DeclarePagesRequest request;
   request.set_session(connection.session());
-  request.set_model(model);
+  request.set_model(model.id());
   request.set_region(*region);
   request.set_page_tokens(pages.cache.page_tokens);
   request.set_pages(pages.cache.pages);

@@ -16,10 +16,27 @@
 
 namespace ashlar::internal {
 
+// What the daemon calls an opened model on one connection. Process-bound. It closes the model there; whoever has asked
+// for something by this name keeps it until the daemon has answered.
+class ModelHandle {
+ public:
+  ModelHandle(const std::shared_ptr<Connection>& connection, uint64_t id) : connection_(connection), id_(id) {}
+  ~ModelHandle();
+  ModelHandle(const ModelHandle&) = delete;
+  ModelHandle& operator=(const ModelHandle&) = delete;
+
+  uint64_t id() const { return id_; }
+  std::shared_ptr<Connection> connection() const { return connection_.lock(); }  // null: gone
+
+ private:
+  const std::weak_ptr<Connection> connection_;
+  const uint64_t id_;
+};
+
 // A model's handles on one connection.
 struct ModelBinding {
   std::shared_ptr<Connection> connection;
-  uint64_t model = 0;
+  std::shared_ptr<const ModelHandle> model;
   uint64_t pages_id = 0;
   std::shared_ptr<RegionMemory> pages;  // that the declared pages lie in; null: none, or not known to the daemon
   bool pages_missing = false;           // declared by the engine, but the daemon has no room for their region now
@@ -56,21 +73,21 @@ class OpenedModel : public Restorable {
   };
   explicit OpenedModel(Declaration declaration) : declaration_(std::move(declaration)) {}
 
-  // What the daemon said of the model on one connection, which this does not keep alive.
+  // What the daemon said last. It does not keep its connection alive.
   struct Handles {
-    std::weak_ptr<Connection> connection;
-    uint64_t model = 0;
+    std::shared_ptr<const ModelHandle> model;
     uint64_t pages_id = 0;
     bool pages_declared = false;
   };
 
-  absl::StatusOr<Handles> OpenOn(const std::shared_ptr<Connection>& connection, NamespaceId& ns,
-                                 Deadline deadline) const;
-  absl::StatusOr<uint64_t> DeclareOn(Connection& connection, uint64_t model, const Pages& pages,
+  absl::StatusOr<std::shared_ptr<const ModelHandle>> OpenOn(const std::shared_ptr<Connection>& connection,
+                                                            NamespaceId& ns, Deadline deadline) const;
+  absl::StatusOr<uint64_t> DeclareOn(Connection& connection, const ModelHandle& model, const Pages& pages,
                                      Deadline deadline) const;
 
   const Declaration declaration_;
-  NamespaceId ns_;  // constant once open
+  NamespaceId ns_;        // constant once open
+  std::mutex declaring_;  // held while pages are declared: the daemon keeps what comes last
   mutable std::mutex mutex_;
   Handles handles_;             // guarded by mutex_
   std::optional<Pages> pages_;  // guarded by mutex_

@@ -94,6 +94,9 @@ absl::StatusOr<std::unique_ptr<Rpc>> Rpc::Open(const std::string& socket, std::f
 absl::Status Rpc::OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply& reply, Deadline deadline) {
   return impl_->Call(&v1::Cache::Stub::OpenModel, request, reply, deadline);
 }
+absl::Status Rpc::CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::CloseModel, request, reply, deadline);
+}
 absl::Status Rpc::DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply& reply,
                                Deadline deadline) {
   return impl_->Call(&v1::Cache::Stub::DeclarePages, request, reply, deadline);

@@ -20,6 +20,8 @@ class AbandonReply;
 class AbandonRequest;
 class AttachLeaseReply;
 class AttachLeaseRequest;
+class CloseModelReply;
+class CloseModelRequest;
 class DeclarePagesReply;
 class DeclarePagesRequest;
 class MatchReply;
@@ -49,6 +51,7 @@ class Rpc {
   ~Rpc();
 
   absl::Status OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply& reply, Deadline deadline);
+  absl::Status CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply& reply, Deadline deadline);
   absl::Status DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply& reply, Deadline deadline);
   absl::Status Match(const v1::MatchRequest& request, v1::MatchReply& reply, Deadline deadline);
   absl::Status AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply& reply, Deadline deadline);

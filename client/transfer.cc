@@ -181,6 +181,7 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
   request.set_lease(matched.lease->lease());
   request.set_pages_id(binding->pages_id);
   request.mutable_page_table()->Add(page_table.begin(), page_table.end());
+  landing->model = binding->model;
   landing->lease = matched.lease;
   landing->pages = binding->pages;
   landing->call = internal::LandCall::Start(binding->connection, request);

@@ -241,7 +241,7 @@ TEST_F(BoundedQueueTest, ALandingTooManyIsMissedAsBusyAndCounted) {
   v1::LandRequest request;
   request.set_session(session_->about().secret);
   request.set_lease(std::string(16, 'x'));
-  request.set_pages_id(*session_->AddPages(*pages));
+  request.set_pages_id(*session_->AddPages(model_, *pages));
   for (uint32_t segment = 0; segment < 3; ++segment) *request.add_segments() = At(segment, 0);
 
   EngineService none(*cache_, metrics_, loop_, *table_, /*max_landings=*/0);

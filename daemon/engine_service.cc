@@ -42,6 +42,13 @@ void EngineService::OpenModel(const v1::OpenModelRequest& request, v1::OpenModel
   done(absl::OkStatus());
 }
 
+void EngineService::CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply*, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  (*session)->RemoveModel(request.model());
+  done(absl::OkStatus());
+}
+
 void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
@@ -54,7 +61,7 @@ void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::Dec
   }
   auto pages = Pages::Declare(std::move(model), std::move(region), request);
   if (!pages.ok()) return done(pages.status());
-  const absl::StatusOr<uint64_t> handle = (*session)->AddPages(*std::move(pages));
+  const absl::StatusOr<uint64_t> handle = (*session)->AddPages(request.model(), *std::move(pages));
   if (!handle.ok()) return done(handle.status());
   reply->set_pages_id(*handle);
   done(absl::OkStatus());

@@ -25,6 +25,8 @@ class AbandonRequest;
 class AdvanceRequest;
 class AttachLeaseReply;
 class AttachLeaseRequest;
+class CloseModelReply;
+class CloseModelRequest;
 class ComposeRequest;
 class CompositionReply;
 class DeclarePagesReply;
@@ -61,6 +63,7 @@ class EngineService {
       : cache_(cache), observer_(observer), loop_(loop), table_(table), max_landings_(max_landings) {}
 
   void OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done);
+  void CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply* reply, Done done);
   void DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done);
 
   void Match(const v1::MatchRequest& request, v1::MatchReply* reply, Done done);

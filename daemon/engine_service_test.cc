@@ -161,6 +161,27 @@ TEST_F(EngineServiceTest, ADroppedRegionTakesItsPagesAlong) {
   EXPECT_THAT(std::string(verdict.status().message()), StartsWith("pages_id: unknown handle"));
 }
 
+TEST_F(EngineServiceTest, PagesAreReplacedByTheNextAndGoWithTheirModel) {
+  const auto named = [&](uint64_t pages) {
+    v1::LandRequest request = engine_.LandRequest(std::string(16, 'x'), {});
+    request.set_pages_id(pages);
+    return engine_.Land(request).ok();
+  };
+  EXPECT_TRUE(named(engine_.pages()));
+  v1::DeclarePagesReply again;
+  for (int i = 0; i < 300; ++i) ASSERT_TRUE(engine_.Call(engine_.PagesRequest(), &again).ok()) << i;
+  EXPECT_FALSE(named(engine_.pages()));
+  EXPECT_TRUE(named(again.pages_id()));
+  auto close = engine_.Make<v1::CloseModelRequest>();
+  close.set_model(engine_.model());
+  v1::CloseModelReply closed;
+  for (int twice = 0; twice < 2; ++twice) EXPECT_TRUE(engine_.Call(close, &closed).ok());
+  EXPECT_FALSE(named(again.pages_id()));
+  EXPECT_THAT(std::string(engine_.Call(engine_.PagesRequest(), &again).message()), StartsWith("model: unknown handle"));
+  EXPECT_THAT(std::string(engine_.Match(Ascending(64, 1), {16, 32}).status().message()),
+              StartsWith("model: unknown handle"));
+}
+
 TEST_F(EngineServiceTest, UnknownAndEndedSessionsAreUnauthenticated) {
   std::string ended;
   {

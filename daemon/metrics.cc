@@ -57,8 +57,8 @@ class Counters {
 
 absl::string_view Name(RpcMethod method) {
   static constexpr std::array<absl::string_view, kRpcMethods> kNames = {
-      "OpenModel", "DeclarePages", "Match",   "Reserve",     "Publish", "Abandon",
-      "Land",      "Quiesce",      "Release", "AttachLease", "Advance", "Compose"};
+      "OpenModel", "DeclarePages", "Match",       "Reserve", "Publish", "Abandon",   "Land",
+      "Quiesce",   "Release",      "AttachLease", "Advance", "Compose", "CloseModel"};
   return kNames[static_cast<size_t>(method)];
 }
 

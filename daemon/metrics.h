@@ -26,8 +26,9 @@ enum class RpcMethod : uint8_t {
   kAttachLease,
   kAdvance,
   kCompose,
+  kCloseModel,
 };
-inline constexpr size_t kRpcMethods = 12;
+inline constexpr size_t kRpcMethods = 13;
 absl::string_view Name(RpcMethod method);
 
 // Levels at one moment, taken by the metadata thread now and then.

@@ -179,6 +179,9 @@ class CacheService final : public v1::Cache::CallbackService {
   Reactor* OpenModel(Context* context, const v1::OpenModelRequest* request, v1::OpenModelReply* reply) override {
     return Unary(context, RpcMethod::kOpenModel, &EngineService::OpenModel, request, reply);
   }
+  Reactor* CloseModel(Context* context, const v1::CloseModelRequest* request, v1::CloseModelReply* reply) override {
+    return Unary(context, RpcMethod::kCloseModel, &EngineService::CloseModel, request, reply);
+  }
   Reactor* DeclarePages(Context* context, const v1::DeclarePagesRequest* request,
                         v1::DeclarePagesReply* reply) override {
     return Unary(context, RpcMethod::kDeclarePages, &EngineService::DeclarePages, request, reply);

@@ -35,16 +35,28 @@ absl::StatusOr<uint64_t> Session::AddModel(std::shared_ptr<const Model> model) {
   std::lock_guard lock(mutex_);
   if (cleared_) return Ended();
   if (models_.size() >= kMaxModels) return TooMany("models", kMaxModels);
-  models_.emplace(next_handle_, std::move(model));
+  models_.emplace(next_handle_, OpenModel{std::move(model)});
   return next_handle_++;
 }
 
-absl::StatusOr<uint64_t> Session::AddPages(std::shared_ptr<const Pages> pages) {
+absl::StatusOr<uint64_t> Session::AddPages(uint64_t model, std::shared_ptr<const Pages> pages) {
+  decltype(pages_)::node_type before;  // goes after the lock, and what it keeps mapped with it
   std::lock_guard lock(mutex_);
   if (cleared_) return Ended();
-  if (pages_.size() >= kMaxPages) return TooMany("declarations of pages", kMaxPages);
+  const auto opened = models_.find(model);
+  if (opened == models_.end()) return absl::InvalidArgumentError(absl::StrCat("model: unknown handle ", model));
+  before = pages_.extract(opened->second.pages);
+  opened->second.pages = next_handle_;
   pages_.emplace(next_handle_, std::move(pages));
   return next_handle_++;
+}
+
+void Session::RemoveModel(uint64_t handle) {
+  decltype(models_)::node_type model;  // go after the lock
+  decltype(pages_)::node_type pages;
+  std::lock_guard lock(mutex_);
+  model = models_.extract(handle);
+  if (model) pages = pages_.extract(model.mapped().pages);
 }
 
 std::shared_ptr<const Region> Session::FindRegion(uint64_t handle) const {
@@ -54,7 +66,8 @@ std::shared_ptr<const Region> Session::FindRegion(uint64_t handle) const {
 
 std::shared_ptr<const Model> Session::FindModel(uint64_t handle) const {
   std::lock_guard lock(mutex_);
-  return FindIn(models_, handle);
+  const auto found = models_.find(handle);
+  return found == models_.end() ? nullptr : found->second.model;
 }
 
 std::shared_ptr<const Pages> Session::FindPages(uint64_t handle) const {

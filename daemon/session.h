@@ -35,7 +35,6 @@ class Session {
 
   static constexpr size_t kMaxRegions = 1024;
   static constexpr size_t kMaxModels = 64;
-  static constexpr size_t kMaxPages = 256;
 
   explicit Session(Description description) : about_(std::move(description)) {}
 
@@ -45,11 +44,14 @@ class Session {
   // that is unknown or gone.
   absl::StatusOr<uint64_t> AddRegion(std::shared_ptr<Region> region);
   absl::StatusOr<uint64_t> AddModel(std::shared_ptr<const Model> model);
-  absl::StatusOr<uint64_t> AddPages(std::shared_ptr<const Pages> pages);
+  // A model has one declaration of pages: the one before goes. INVALID_ARGUMENT for a model that is unknown or gone.
+  absl::StatusOr<uint64_t> AddPages(uint64_t model, std::shared_ptr<const Pages> pages);
   std::shared_ptr<const Region> FindRegion(uint64_t handle) const;
   std::shared_ptr<const Model> FindModel(uint64_t handle) const;
   std::shared_ptr<const Pages> FindPages(uint64_t handle) const;
 
+  // Takes a model away, with its pages. An unknown handle is none.
+  void RemoveModel(uint64_t handle);
   // Takes a region away, with the pages declared in it. Transfers in flight may keep it mapped a while.
   std::shared_ptr<Region> RemoveRegion(uint64_t handle);
 
@@ -76,7 +78,11 @@ class Session {
   bool cleared_ = false;  // guarded by mutex_, as all to the next blank line
   uint64_t next_handle_ = 1;
   std::map<uint64_t, std::shared_ptr<Region>> regions_;
-  std::map<uint64_t, std::shared_ptr<const Model>> models_;
+  struct OpenModel {
+    std::shared_ptr<const Model> model;
+    uint64_t pages = 0;  // handle; 0 or gone: none
+  };
+  std::map<uint64_t, OpenModel> models_;
   std::map<uint64_t, std::shared_ptr<const Pages>> pages_;
 
   MetadataState metadata_;

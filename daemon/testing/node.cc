@@ -246,6 +246,10 @@ absl::Status TestEngine::Call(const v1::OpenModelRequest& request, v1::OpenModel
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->OpenModel(&context, request, reply));
 }
+absl::Status TestEngine::Call(const v1::CloseModelRequest& request, v1::CloseModelReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->CloseModel(&context, request, reply));
+}
 absl::Status TestEngine::Call(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply) {
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->DeclarePages(&context, request, reply));

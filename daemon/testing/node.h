@@ -119,6 +119,7 @@ class TestEngine {
   }
   // One call each, the status as it came.
   absl::Status Call(const v1::OpenModelRequest& request, v1::OpenModelReply* reply);
+  absl::Status Call(const v1::CloseModelRequest& request, v1::CloseModelReply* reply);
   absl::Status Call(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply);
   absl::Status Call(const v1::MatchRequest& request, v1::MatchReply* reply);
   absl::Status Call(const v1::ReserveRequest& request, v1::ReserveReply* reply);

@@ -37,6 +37,8 @@ class TestEngine {
   Client& client() { return *client_; }
   Model& model() { return *model_; }
   Region& region() { return region_; }
+  const PagedCache& pages() const { return pages_; }
+  void CloseModel() { model_.reset(); }
   static Identity identity() { return {.model_id = "test", .weights_digest = "none", .dtype = "f32"}; }
 
   // A prompt's first segment is cached as a checkpoint, the others as segments.
