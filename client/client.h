@@ -329,7 +329,8 @@ class Client {
   // Registers a memfd of the engine's (sealed with F_SEAL_SHRINK, else INVALID_ARGUMENT). The descriptor stays the
   // caller's; the client maps it too.
   absl::StatusOr<Region> RegisterRegion(int memfd, size_t bytes);
-  // Memory that the daemon allocates for this engine.
+  // Memory that the daemon allocates for this engine. It outlives the session and the daemon, and is emptied when the last
+  // copy of the Region goes: processes that were forked meanwhile then read zeros there.
   absl::StatusOr<Region> HostRegion(size_t bytes);
 
  private:

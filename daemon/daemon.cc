@@ -10,6 +10,7 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/engine_service.h"
 #include "daemon/event_loop.h"
+#include "daemon/hosted_memory.h"
 #include "daemon/log.h"
 #include "daemon/metrics.h"
 #include "daemon/open_files.h"
@@ -30,6 +31,7 @@ namespace {
 constexpr int kMovingThreads = 2;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
+constexpr storage::Nanos kSweepHosted = kSecond / 4;  // how long memory that nobody holds any more stays charged
 
 std::vector<std::string> TenantNames(const v1::Config& config) {
   std::vector<std::string> names;
@@ -94,7 +96,7 @@ struct Daemon::Impl {
         mover(kernels::Host(), threads, workers, *tier),
         cache(OptionsFrom(config.leases()), *tier, mover, clock, &metrics),
         table(cache, loop),
-        services{loop, mappings, table, *tier, TenantsByUid(config), config.sessions().region_bytes()},
+        services{loop, mappings, hosted, table, *tier, TenantsByUid(config), config.sessions().region_bytes()},
         engine_service(cache, metrics, loop, table, config.workers().queue_depth()) {}
 
   Levels Measure() const {
@@ -119,6 +121,7 @@ struct Daemon::Impl {
   MonotonicClock clock;
   Metrics metrics;
   const std::unique_ptr<storage::MemoryTier> tier;
+  HostedMemory hosted;
   EventLoop mappings;  // outlives all regions
   EventLoop loop;
   kernels::ThreadPool threads;  // shared by the workers' jobs
@@ -145,6 +148,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   parts.loop.Every(kSecond, [&parts] { parts.cache.Tick(); });
   parts.loop.Every(kSecond / 5, [&parts] { parts.metrics.Set(parts.Measure()); });
   parts.loop.PostCompletion([&parts] { parts.metrics.Set(parts.Measure()); });
+  parts.mappings.Every(kSweepHosted, [&parts] { parts.hosted.Sweep(); });
   parts.loop.Start();
   parts.mappings.Start();
   const v1::Listen& listen = config.listen();

@@ -153,8 +153,7 @@ TEST(Daemon, EnginesComeAndGoWhileOthersWork) {
 }
 
 TEST(Region, SaysWhenItsLastUserIsGone) {
-  UniqueFd memfd;
-  auto region = *Region::Host(4096, &memfd);
+  auto region = *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096);
   std::shared_ptr<const Region> in_flight = region;
   std::atomic<bool> gone{false};
   region->WhenGone([&] { gone = true; });

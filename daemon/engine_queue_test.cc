@@ -1,4 +1,5 @@
 // What happens to calls when the metadata queue is full, and when a session ends under them.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -187,8 +188,7 @@ TEST_F(BoundedQueueTest, NobodyWaitsForADeadEnginesMemory) {
     unmapping.set_value(std::this_thread::get_id());
     may_go.wait();
   }));
-  UniqueFd memfd;
-  auto region = Region::UnmapOn(mappings, *Region::Host(4096, &memfd));
+  auto region = Region::UnmapOn(mappings, *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096));
   std::promise<std::thread::id> gone;
   auto gone_on = gone.get_future();
   region->WhenGone([&gone] { gone.set_value(std::this_thread::get_id()); });
@@ -214,8 +214,7 @@ TEST_F(BoundedQueueTest, NobodyWaitsForADeadEnginesMemory) {
 TEST_F(BoundedQueueTest, TheMetadataThreadDoesNotUnmap) {
   EventLoop mappings(kDepth, clock_);
   mappings.Start();
-  UniqueFd memfd;
-  auto region = Region::UnmapOn(mappings, *Region::Host(4096, &memfd));
+  auto region = Region::UnmapOn(mappings, *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096));
   std::promise<std::thread::id> gone, metadata;
   region->WhenGone([&gone] { gone.set_value(std::this_thread::get_id()); });
   ASSERT_TRUE(loop_.Post([&metadata, last = std::move(region)]() mutable {
@@ -226,8 +225,7 @@ TEST_F(BoundedQueueTest, TheMetadataThreadDoesNotUnmap) {
 }
 
 TEST_F(BoundedQueueTest, ALandingTooManyIsMissedAsBusyAndCounted) {
-  UniqueFd memfd;
-  auto region = *Region::Host(4096, &memfd);
+  auto region = *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096);
   v1::DeclarePagesRequest declare;
   declare.set_page_tokens(1);
   declare.set_pages(1);

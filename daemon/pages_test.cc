@@ -1,5 +1,6 @@
 #include "daemon/pages.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,8 +23,7 @@ class PagesTest : public ::testing::Test {
   static constexpr uint64_t kKeys = 2 * 32, kToken = 2 * (32 + 24);  // of one layer, all heads
 
   void SetUp() override {
-    UniqueFd memfd;
-    region_ = *Region::Host(1 << 20, &memfd);
+    region_ = *Region::Register(MakeMemfd(1 << 20, F_SEAL_SHRINK), 1 << 20);
     auto model = std::make_shared<Model>();
     model->layout = SmallLayout();
     model->layout.layers.push_back(model->layout.layers[1]);

@@ -7,19 +7,11 @@
 #include <sys/statfs.h>
 
 #include <cerrno>
-#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "storage/memory_reserve.h"
 
 namespace ashlar::daemon {
-namespace {
-
-constexpr uint64_t kMaxFileBytes = std::numeric_limits<off_t>::max();
-
-}  // namespace
-
 absl::StatusOr<std::shared_ptr<Region>> Region::Map(int fd, uint64_t bytes) {
   void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (mapped == MAP_FAILED) return absl::ErrnoToStatus(errno, "cannot map the region");
@@ -50,22 +42,6 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, 
   if (!region.ok() && absl::IsPermissionDenied(region.status())) {
     return absl::InvalidArgumentError("register_region.descriptor: cannot be mapped for writing");
   }
-  return region;
-}
-
-absl::StatusOr<std::shared_ptr<Region>> Region::Host(uint64_t bytes, UniqueFd* memfd) {
-  if (bytes == 0) return absl::InvalidArgumentError("host_region.bytes: zero");
-  if (bytes > kMaxFileBytes) return absl::InvalidArgumentError("host_region.bytes: out of range");
-  UniqueFd fd(memfd_create("ashlar-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid() || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
-      fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return absl::ErrnoToStatus(errno, "cannot make a memfd");
-  }
-  if (absl::Status reserved = storage::ReservePages(fd.get(), bytes); !reserved.ok()) {
-    return absl::Status(reserved.code(), absl::StrCat("host_region.bytes: ", reserved.message()));
-  }
-  absl::StatusOr<std::shared_ptr<Region>> region = Map(fd.get(), bytes);
-  if (region.ok()) *memfd = std::move(fd);
   return region;
 }
 

@@ -1,4 +1,4 @@
-// Memory that the daemon shares with one engine: registered (the engine's memfd) or hosted (made here for it).
+// Memory that the daemon shares with one engine: its own memfd, or one that was made for it (hosted_memory.h).
 #pragma once
 
 #include <cstddef>
@@ -15,15 +15,10 @@ namespace ashlar::daemon {
 // A mapping for reading and writing. Whoever reads or writes it holds a shared_ptr; it is unmapped with the last one.
 class Region {
  public:
-  // Maps `bytes` of an engine's memfd. INVALID_ARGUMENT, naming the field of RegisterRegion, unless it is a memfd of
+  // Maps `bytes` of a memfd. INVALID_ARGUMENT, naming the field of RegisterRegion, unless it is a memfd of
   // at least that size, writable, on ordinary pages and sealed with F_SEAL_SHRINK: a file that could shrink under the
   // daemon would kill it with SIGBUS.
   static absl::StatusOr<std::shared_ptr<Region>> Register(const UniqueFd& memfd, uint64_t bytes);
-
-  // Makes a memfd of `bytes`, sealed against shrinking and growing, reserves its pages, and maps it. `memfd` gets its
-  // descriptor, to be handed over; the mapping does not need it. RESOURCE_EXHAUSTED where the machine lacks the memory.
-  // Many gigabytes take seconds.
-  static absl::StatusOr<std::shared_ptr<Region>> Host(uint64_t bytes, UniqueFd* memfd);
 
   // The same region, unmapped on the thread of `loop`, whoever lets go last: much memory takes long. The loop must
   // outlive it.
@@ -39,6 +34,9 @@ class Region {
 
   // Lets go of `kept` (what the memory was charged to) after unmapping, before `gone` is called.
   void Keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
+  // The block of HostedMemory that it lies in; 0: the engine's own memory.
+  void SetBlock(uint64_t block) { block_ = block; }
+  uint64_t block() const { return block_; }
 
   // `gone` is called after unmapping, on the thread that unmaps. Set it at most once, while holding a reference.
   void WhenGone(std::function<void()> gone) { gone_ = std::move(gone); }
@@ -49,6 +47,7 @@ class Region {
 
   std::byte* const data_;
   const uint64_t size_;
+  uint64_t block_ = 0;
   std::shared_ptr<const void> kept_;
   std::function<void()> gone_;
 };

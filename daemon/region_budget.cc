@@ -7,7 +7,8 @@
 
 namespace ashlar::daemon {
 
-absl::StatusOr<RegionBudget::Charge> RegionBudget::Take(const std::shared_ptr<RegionBudget>& budget, uint64_t bytes) {
+absl::StatusOr<RegionBudget::Charge> RegionBudget::TakeHere(const std::shared_ptr<RegionBudget>& budget,
+                                                            uint64_t bytes) {
   {
     std::lock_guard lock(budget->mutex_);
     if (bytes > budget->limit_ - budget->taken_) {
@@ -16,14 +17,18 @@ absl::StatusOr<RegionBudget::Charge> RegionBudget::Take(const std::shared_ptr<Re
     }
     budget->taken_ += bytes;
   }
-  const Charge here(budget.get(), [budget, bytes](const void*) {
+  return Charge(budget.get(), [budget, bytes](const void*) {
     std::lock_guard lock(budget->mutex_);
     budget->taken_ -= bytes;
   });
-  if (budget->within_ == nullptr) return here;
+}
+
+absl::StatusOr<RegionBudget::Charge> RegionBudget::Take(const std::shared_ptr<RegionBudget>& budget, uint64_t bytes) {
+  absl::StatusOr<Charge> here = TakeHere(budget, bytes);
+  if (!here.ok() || budget->within_ == nullptr) return here;
   const absl::StatusOr<Charge> around = Take(budget->within_, bytes);
   if (!around.ok()) return around;
-  return std::make_shared<const std::pair<Charge, Charge>>(here, *around);
+  return std::make_shared<const std::pair<Charge, Charge>>(*std::move(here), *around);
 }
 
 }  // namespace ashlar::daemon

@@ -21,6 +21,9 @@ class RegionBudget {
   using Charge = std::shared_ptr<const void>;
   // RESOURCE_EXHAUSTED, and nothing is taken, beyond the limit of this budget or of one around it.
   static absl::StatusOr<Charge> Take(const std::shared_ptr<RegionBudget>& budget, uint64_t bytes);
+  // The same from this budget alone: what is charged around it already.
+  static absl::StatusOr<Charge> TakeHere(const std::shared_ptr<RegionBudget>& budget, uint64_t bytes);
+  const std::shared_ptr<RegionBudget>& within() const { return within_; }
 
  private:
   const std::string owner_;

@@ -38,15 +38,22 @@ SessionProtocol::Reply RegionReply(uint64_t handle) {
   return Encode(message);
 }
 
-absl::StatusOr<RegionBudget::Charge> Charge(absl::string_view field, const Session& session, uint64_t bytes) {
-  absl::StatusOr<RegionBudget::Charge> charge = RegionBudget::Take(session.about().regions, bytes);
-  if (charge.ok()) return charge;
-  return absl::Status(charge.status().code(), absl::StrCat(field, ": ", charge.status().message()));
+template <typename T>
+absl::StatusOr<T> InField(absl::string_view field, absl::StatusOr<T> result) {
+  if (result.ok()) return result;
+  return absl::Status(result.status().code(), absl::StrCat(field, ": ", result.status().message()));
 }
 
+// What a region holds of others, in the order in which it lets go.
+struct Holding {
+  std::unique_ptr<HostedMemory::Use> hosted;  // null: the engine's own memory
+  RegionBudget::Charge charge;
+};
+
 // A region as a session keeps it.
-std::shared_ptr<Region> Charged(std::shared_ptr<Region> region, RegionBudget::Charge charge, EventLoop& mappings) {
-  region->Keep(std::move(charge));
+std::shared_ptr<Region> Kept(std::shared_ptr<Region> region, Holding holding, EventLoop& mappings) {
+  if (holding.hosted != nullptr) region->SetBlock(holding.hosted->block());
+  region->Keep(std::make_shared<Holding>(std::move(holding)));
   return Region::UnmapOn(mappings, std::move(region));
 }
 
@@ -140,27 +147,36 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
   }
   auto region = Region::Register(descriptors[0], bytes);
   if (!region.ok()) return respond(Error(region.status()));
-  auto charge = Charge("register_region.bytes", *session_, bytes);
+  // Memory of the daemon's making is charged to the tenant as long as anybody holds it.
+  Holding holding{.hosted = services_.hosted.Find(session_->about().tenant, descriptors[0])};
+  const std::shared_ptr<RegionBudget>& budget = session_->about().regions;
+  auto charge = InField("register_region.bytes", holding.hosted != nullptr
+                                                     ? RegionBudget::TakeHere(budget, holding.hosted->bytes())
+                                                     : RegionBudget::Take(budget, bytes));
   if (!charge.ok()) return respond(Error(charge.status()));
-  const auto handle = session_->AddRegion(Charged(*std::move(region), *std::move(charge), services_.mappings));
+  holding.charge = *std::move(charge);
+  const auto handle = session_->AddRegion(Kept(*std::move(region), std::move(holding), services_.mappings));
   respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
 }
 
 void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
-  const auto charge = Charge("host_region.bytes", *session_, bytes);
+  auto charge = InField("host_region.bytes", RegionBudget::TakeHere(session_->about().regions, bytes));
   if (!charge.ok()) return respond(Error(charge.status()));
   // Reserving much memory takes long; meanwhile this thread has to notice deaths.
-  auto& mappings = services_.mappings;
-  const bool posted = mappings.Post([&mappings, session = session_, bytes, charge = *charge, respond] {
-    UniqueFd memfd;
-    auto region = Region::Host(bytes, &memfd);
-    if (!region.ok()) return respond(Error(region.status()));
-    const auto handle = session->AddRegion(Charged(*std::move(region), charge, mappings));
-    if (!handle.ok()) return respond(Error(handle.status()));
-    Reply reply = RegionReply(*handle);
-    reply.descriptor = std::move(memfd);
-    respond(std::move(reply));
-  });
+  const bool posted =
+      services_.mappings.Post([&services = services_, session = session_, bytes, charge = *charge, respond] {
+        const Session::Description& about = session->about();
+        auto made = InField("host_region.bytes", services.hosted.Make(about.tenant, about.regions->within(), bytes));
+        if (!made.ok()) return respond(Error(made.status()));
+        auto region = Region::Register(made->memfd, bytes);
+        if (!region.ok()) return respond(Error(region.status()));
+        Holding holding{std::make_unique<HostedMemory::Use>(std::move(made->use)), charge};
+        const auto handle = session->AddRegion(Kept(*std::move(region), std::move(holding), services.mappings));
+        if (!handle.ok()) return respond(Error(handle.status()));
+        Reply reply = RegionReply(*handle);
+        reply.descriptor = std::move(made->memfd);
+        respond(std::move(reply));
+      });
   if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
 }
 
@@ -184,7 +200,10 @@ void SessionProtocol::DropRegion(uint64_t handle, Respond respond) {
   if (region == nullptr) {
     return respond(Error(absl::InvalidArgumentError(absl::StrCat("drop_region.region: unknown region ", handle))));
   }
-  region->WhenGone([respond = std::move(respond), handle] { respond(RegionReply(handle)); });
+  region->WhenGone([&hosted = services_.hosted, block = region->block(), respond = std::move(respond), handle] {
+    hosted.Drop(block);
+    respond(RegionReply(handle));
+  });
 }
 
 }  // namespace ashlar::daemon

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "daemon/event_loop.h"
+#include "daemon/hosted_memory.h"
 #include "daemon/region_budget.h"
 #include "daemon/session.h"
 #include "daemon/session_table.h"
@@ -41,6 +42,7 @@ struct Peer {
 struct SessionServices {
   EventLoop& loop;      // the metadata thread
   EventLoop& mappings;  // reserves and unmaps: what takes long with much memory
+  HostedMemory& hosted;
   SessionTable& table;
   const storage::MemoryTier& tier;  // the metadata thread's
   std::map<uid_t, TenantUser> tenant_of_uid;

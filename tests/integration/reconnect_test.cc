@@ -59,6 +59,10 @@ TEST_F(Reconnect, NeedsNoSecondRoomForRegisteredRegions) {
   ExpectServedAfterTheLossOfRpc(WithRegions(RegionBytes() * 3 / 2), TestEngine::Memory::kRegistered);
 }
 
+TEST_F(Reconnect, NeedsNoSecondRoomForHostedRegions) {
+  ExpectServedAfterTheLossOfRpc(WithRegions(RegionBytes() * 3 / 2), TestEngine::Memory::kHosted);
+}
+
 // What does not fit is lost, and nothing else: look-ups go on, and it comes back as soon as there is room.
 TEST_F(Reconnect, ARegionWithoutRoomIsThatRegionsFailure) {
   const uint64_t bytes = RegionBytes();
