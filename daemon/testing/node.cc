@@ -91,11 +91,12 @@ UniqueFd MakeMemfd(size_t bytes, int seals) {
 }
 
 bool Eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 1000; ++i) {
-    if (condition()) return true;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  return condition();
+  return true;
 }
 
 std::string Scrape(int port) {

@@ -42,7 +42,7 @@ class TestNode {
 size_t OpenDescriptors();
 // A memfd sealed with `seals`.
 UniqueFd MakeMemfd(size_t bytes, int seals);
-// Waits at most 5 s for `condition`.
+// Waits at most 20 s for `condition`.
 bool Eventually(const std::function<bool()>& condition);
 
 // The answer to GET /metrics on this machine's `port`; empty when there is none.
