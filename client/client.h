@@ -7,9 +7,11 @@
 // Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable without waiting, and the client
 // reconnects by itself in the background (models are opened, regions registered and pages declared again; what the
 // daemon has no room for waits, and the rest is served: landings into such a region are kBusy). A Match from
-// before a reconnect stays safe to use: mapped tuples stay mapped, its landings are misses (kLeaseLost). Objects may be
-// destroyed in any order: destroying the Client ends all calls, but the session with the daemon, and the leases in it,
-// stay until the last Match and Landing is gone.
+// before a reconnect can be used without a fault: tuples stay mapped, its landings are misses (kLeaseLost). But its
+// lease ended with the session, and a daemon that lives may have given the memory to other objects: what is read from
+// tuples counts only if Match::valid() says so after reading. Objects may be destroyed in any order: destroying the
+// Client ends all calls, but the session with the daemon, and the leases in it, stay until the last Match and Landing
+// is gone.
 //
 // Fork. A client belongs to the process that connected it. In a child its copy refuses every call with
 // FAILED_PRECONDITION (misses: kDaemonUnavailable; landings never get quiet), and destroying it there releases nothing.
@@ -122,8 +124,10 @@ class Landing {
   Landing& operator=(Landing&&) noexcept;
   ~Landing();  // cancels, and waits until the slots are quiet, however long the daemon takes
 
-  // Waits until `layers` attention layers have been written for all segments: work on them may overlap with the rest,
-  // but no token may be emitted before the verdict. False: a segment was missed, the landing is over, or the deadline.
+  // Waits until the daemon is through with `layers` attention layers of all segments: work on them may overlap with the
+  // rest, but no token may be emitted before the verdict. True need not mean that all is well: of a segment that was
+  // found corrupt in one of those layers only the verdict tells. False: the landing is over with a miss, or the
+  // deadline came.
   bool WaitLayers(uint32_t layers, std::chrono::milliseconds timeout);
 
   // The final verdict, one reason a segment as given to Land (kNone: landed). If the daemon does not answer in time the
@@ -159,6 +163,11 @@ class Match {
   // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs
   // microseconds, whatever the size. Null for a miss, and after Release.
   const std::vector<MappedTuple>* tuples(size_t segment) const;
+  // Asked after reading tuples in place. True: the session that holds the lease has not ended, so what a landing
+  // vouched for has not changed until now. False: what was read may have been other objects' bytes, compute instead;
+  // also after Release, and where nothing was found. It costs one system call. A match that was never landed may have
+  // ended unnoticed all the same.
+  bool valid() const;
 
   // 16 bytes that another process of the same tenant can turn into a Match of its own (Model::Attach).
   std::string lease() const;
@@ -329,8 +338,8 @@ class Client {
   // Registers a memfd of the engine's (sealed with F_SEAL_SHRINK, else INVALID_ARGUMENT). The descriptor stays the
   // caller's; the client maps it too.
   absl::StatusOr<Region> RegisterRegion(int memfd, size_t bytes);
-  // Memory that the daemon allocates for this engine. It outlives the session and the daemon, and is emptied when the last
-  // copy of the Region goes: processes that were forked meanwhile then read zeros there.
+  // Memory that the daemon allocates for this engine. It outlives the session and the daemon, and is emptied when the
+  // last copy of the Region goes: processes that were forked meanwhile then read zeros there.
   absl::StatusOr<Region> HostRegion(size_t bytes);
 
  private:

@@ -108,6 +108,10 @@ const std::vector<MappedTuple>* Match::tuples(size_t segment) const {
   return object == nullptr ? nullptr : &object->tuples();
 }
 
+bool Match::valid() const {
+  return !impl_->birthplace.InChild() && impl_->lease != nullptr && impl_->connection->channel().Alive();
+}
+
 std::string Match::lease() const {
   return impl_->lease == nullptr ? std::string() : impl_->lease->lease();
 }

@@ -148,6 +148,13 @@ void SessionChannel::DropRegion(uint64_t region) {
   EndTurn();
 }
 
+bool SessionChannel::Alive() const {
+  struct pollfd end = {.fd = fd(), .events = POLLRDHUP, .revents = 0};
+  while (::poll(&end, 1, 0) < 0 && errno == EINTR) {
+  }
+  return end.revents == 0;
+}
+
 void SessionChannel::Shutdown() {
   ::shutdown(fd(), SHUT_RDWR);
 }

@@ -37,6 +37,8 @@ class SessionChannel {
   const std::string& run() const { return run_; }          // names this run of the daemon
   const std::string& tenant() const { return tenant_; }
   const PeerProcess& daemon() const { return daemon_; }
+  // False once either end has ended the session. The daemon ends it before it gives up what the session held.
+  bool Alive() const;
   int fd() const { return socket_.get(); }  // to watch for its end (POLLRDHUP); read by this class only
 
   absl::StatusOr<uint64_t> RegisterRegion(int memfd, uint64_t bytes, Deadline deadline);

@@ -239,6 +239,8 @@ void SessionServer::Impl::Deliver(Mailbox::Letter letter) {
 
 void SessionServer::Impl::Close(ConnectionId id, const char* reason) {
   const auto found = connections.find(id);
+  // First of all: an engine that still finds the socket open after it has read its tuples may trust what it read.
+  shutdown(found->second.socket.get(), SHUT_RDWR);
   const SessionProtocol* protocol = found->second.protocol.get();
   if (protocol != nullptr && protocol->session() != nullptr) services.table.Close(protocol->session(), reason);
   connections.erase(found);

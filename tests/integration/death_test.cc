@@ -197,6 +197,7 @@ TEST_F(Death, ObjectsMayGoInAnyOrder) {
   std::optional<Match> match = engine_->Lookup(prompt_);
   std::optional<Landing> landing = engine_->Land(*match, prompt_);
   engine_.reset();  // the client, the model, the region
+  EXPECT_TRUE(match->valid());
   match.reset();
   EXPECT_THAT(landing->Wait(kPatience), Each(MissReason::kNone));
   landing.reset();

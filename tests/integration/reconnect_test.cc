@@ -39,11 +39,15 @@ class Reconnect : public testing::Test {
     TestEngine engine(daemon.client_options(), {}, memory);
     engine.PublishPrompt(prompt_);
     const Match old = engine.Lookup(prompt_);
+    EXPECT_TRUE(old.valid());
     for (int loss = 0; loss < 3; ++loss) {
       BreakConnections(daemon.client_options().rpc_socket);
       ASSERT_TRUE(Eventually([&] { return engine.Lookup(prompt_).segments()[1].hit(); })) << "it never came back";
       ASSERT_TRUE(Eventually([&] { return Lands(engine, prompt_); })) << "its memory never came back";
       engine.ExpectLanded(ObjectKind::kSegment, prompt_[1], prompt_[0].size(), std::byte{0});
+      EXPECT_TRUE(engine.Lookup(prompt_).valid());
+      EXPECT_FALSE(old.valid()) << "its lease ended with its session";
+      EXPECT_NE(old.tuples(1), nullptr) << "but it stays mapped";
     }
     EXPECT_THAT(engine.Land(old, prompt_).Wait(kPatience), Each(MissReason::kLeaseLost));
   }
@@ -61,6 +65,24 @@ TEST_F(Reconnect, NeedsNoSecondRoomForRegisteredRegions) {
 
 TEST_F(Reconnect, NeedsNoSecondRoomForHostedRegions) {
   ExpectServedAfterTheLossOfRpc(WithRegions(RegionBytes() * 3 / 2), TestEngine::Memory::kHosted);
+}
+
+TEST_F(Reconnect, OnlyAMatchWhoseLeaseHoldsIsValid) {
+  DaemonProcess daemon;
+  TestEngine engine(daemon.client_options());
+  EXPECT_FALSE(engine.Lookup(prompt_).valid()) << "nothing was found";
+  engine.PublishPrompt(prompt_);
+  Match released = engine.Lookup(prompt_), lost = engine.Lookup(prompt_);
+  released.Release();
+  EXPECT_FALSE(released.valid());
+  EXPECT_TRUE(lost.valid());
+  BreakConnections(daemon.client_options().session_socket);
+  EXPECT_FALSE(lost.valid());
+  ASSERT_TRUE(Eventually([&] { return engine.Lookup(prompt_).valid(); }));
+  const Match orphaned = engine.Lookup(prompt_);
+  daemon.Kill();
+  EXPECT_FALSE(orphaned.valid());
+  engine.ExpectTuples(orphaned, 1, prompt_[1]);
 }
 
 // What does not fit is lost, and nothing else: look-ups go on, and it comes back as soon as there is room.

@@ -243,6 +243,11 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
   if (options.advancer != nullptr) {
     for (const uint32_t segment : advancer_->lost()) set.landed[segment] = false;
   }
+  // With the session, the leases ended under which the tuples were read.
+  if (!set.match->valid()) {
+    landed = false;
+    set.landed.assign(set.landed.size(), false);
+  }
   if (advanced.ok() ? landed : !absl::IsCancelled(advanced)) return advanced;
 
   // Some of it did not land, or not in time: this prefill starts again with what is missing computed. Slots that may
@@ -254,8 +259,18 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
     set.landed.assign(set.landed.size(), false);
     if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
   }
-  BuildChain(prompt, set);
-  return runtime_.engine.Advance(*set.sequence, set.chain, {.last_logits = logits.data()});
+  return AdvanceAgain(prompt, set, logits);
+}
+
+absl::Status CachedServing::AdvanceAgain(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits) {
+  for (;;) {
+    BuildChain(prompt, set);
+    const absl::Status advanced = runtime_.engine.Advance(*set.sequence, set.chain, {.last_logits = logits.data()});
+    const bool read_tuples = std::ranges::find(set.landed, true) != set.landed.end();
+    if (!advanced.ok() || !read_tuples || set.match->valid()) return advanced;
+    set.landed.assign(set.landed.size(), false);
+    set.sequence->Rewind(0, refengine::RecurrentState(runtime_.model.config()));
+  }
 }
 
 absl::StatusOr<Served> CachedServing::Serve(const RagPrompt& prompt) {

@@ -80,6 +80,9 @@ class CachedServing {
   absl::Status NewSequence(const RagPrompt& prompt, SetPrompt& set);
   void BuildChain(const RagPrompt& prompt, SetPrompt& set) const;
   absl::Status LandAndAdvance(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
+  // Sets the prompt from what has landed, of which nothing moves any more; without any of it where the lease ends
+  // meanwhile.
+  absl::Status AdvanceAgain(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
 
   const Runtime runtime_;
   refengine::PagePool& pool_;
