@@ -323,7 +323,8 @@ class Model {
 class Client {
  public:
   // Connects, or says why not (UNAVAILABLE: no daemon; FAILED_PRECONDITION: no protocol version in common, or forked
-  // after an earlier Connect; PERMISSION_DENIED: this user belongs to no tenant).
+  // after an earlier Connect; PERMISSION_DENIED: this user belongs to no tenant; RESOURCE_EXHAUSTED: the daemon, or the
+  // tenant, has as many sessions as it may).
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options);
   ~Client();
   Client(const Client&) = delete;

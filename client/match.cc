@@ -1,3 +1,4 @@
+#include <atomic>
 #include <string>
 #include <utility>
 
@@ -109,6 +110,7 @@ const std::vector<MappedTuple>* Match::tuples(size_t segment) const {
 }
 
 bool Match::valid() const {
+  std::atomic_thread_fence(std::memory_order_acquire);  // what was read in place was read before
   return !impl_->birthplace.InChild() && impl_->lease != nullptr && impl_->connection->channel().Alive();
 }
 

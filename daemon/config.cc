@@ -3,6 +3,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <map>
@@ -54,6 +55,8 @@ void FillDefaults(v1::Config* config) {
   if (sessions->region_bytes() == 0) sessions->set_region_bytes(kDefaultRegionBytes);
   for (v1::Tenant& tenant : *config->mutable_tenants()) {
     if (tenant.region_bytes() == 0) tenant.set_region_bytes(kSessionsOfATenant * sessions->region_bytes());
+    const uint32_t share = sessions->max_sessions() / static_cast<uint32_t>(config->tenants_size());
+    if (tenant.max_sessions() == 0) tenant.set_max_sessions(std::max(1u, share));
   }
   v1::Workers* workers = config->mutable_workers();
   if (workers->threads() == 0) workers->set_threads(std::max(1u, std::thread::hardware_concurrency()));
@@ -141,6 +144,9 @@ absl::Status CheckBounds(const v1::Config& config) {
   for (int i = 0; i < config.tenants_size(); ++i) {
     if (config.tenants(i).region_bytes() > kSessionsOfATenant * kMaxMemoryBytes) {
       return Bad("tenants[", i, "].region_bytes: out of range");
+    }
+    if (config.tenants(i).max_sessions() > config.sessions().max_sessions()) {
+      return Bad("tenants[", i, "].max_sessions: more than sessions.max_sessions");
     }
   }
   if (config.workers().threads() > kMaxThreads) return Bad("workers.threads: out of range");

@@ -36,6 +36,7 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.tenants(0).uids(0), geteuid());
   EXPECT_EQ(config.tenants(0).dram_bytes(), config.dram().capacity_bytes());
   EXPECT_EQ(config.tenants(0).region_bytes(), uint64_t{512} << 30);
+  EXPECT_EQ(config.tenants(0).max_sessions(), 256u);
   EXPECT_EQ(config.leases().unused_seconds(), 60u);
   EXPECT_EQ(config.leases().reservation_seconds(), 60u);
   EXPECT_EQ(config.sessions().max_sessions(), 256u);
@@ -56,7 +57,7 @@ listen:
   metrics_address: 127.0.0.1:9464
 dram: {capacity_bytes: 1073741824, arena_bytes: 512KiB, huge_pages: true}
 tenants:
-  - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB}
+  - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB, max_sessions: 2}
   - {name: green-2, uids: [1002], dram_bytes: 512 MiB}
 leases: {unused_seconds: 5, reservation_seconds: 7}
 sessions: {max_sessions: 3, region_bytes: 1TiB}
@@ -70,6 +71,8 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.tenants(0).uids(1), 1001u);
   EXPECT_EQ(config.tenants(0).region_bytes(), uint64_t{3} << 30);
   EXPECT_EQ(config.tenants(1).region_bytes(), uint64_t{8} << 40);
+  EXPECT_EQ(config.tenants(0).max_sessions(), 2u);
+  EXPECT_EQ(config.tenants(1).max_sessions(), 1u) << "half of three";
   EXPECT_EQ(config.tenants(1).name(), "green-2");
   EXPECT_EQ(config.tenants(1).dram_bytes(), 512u << 20);
   EXPECT_EQ(config.leases().reservation_seconds(), 7u);
@@ -158,6 +161,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\n"
                  "tenants: [{name: a, uids: [1], dram_bytes: 64MiB, region_bytes: 9000TiB}]",
                  "tenants[0].region_bytes: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {max_sessions: 5}\n"
+                 "tenants: [{name: a, uids: [1], dram_bytes: 64MiB, max_sessions: 6}]",
+                 "tenants[0].max_sessions: more than sessions.max_sessions"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nworkers: {threads: 5000}", "workers.threads: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nworkers: {queue_depth: 4GiB}",
                  "workers.queue_depth: expected a whole number"},

@@ -75,7 +75,8 @@ std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
   for (int i = 0; i < config.tenants_size(); ++i) {
     const auto regions = std::make_shared<RegionBudget>("a tenant", config.tenants(i).region_bytes());
     for (uint32_t uid : config.tenants(i).uids()) {
-      users[uid] = {static_cast<storage::TenantId>(i), config.tenants(i).name(), regions};
+      users[uid] = {static_cast<storage::TenantId>(i), config.tenants(i).name(), regions,
+                    config.tenants(i).max_sessions()};
     }
   }
   return users;

@@ -4,16 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -315,15 +312,6 @@ INSTANTIATE_TEST_SUITE_P(Pairings, EngineServiceRope,
                          ::testing::Values(Pairing{RopeKind::kHalfSplit, {{{0, 2}, {1, 3}}}},
                                            Pairing{RopeKind::kInterleaved, {{{0, 1}, {2, 3}}}}),
                          [](const auto& info) { return NameOf(info.param); });
-
-// Runs `body` on a thread whose user is another one.
-void AsUser(uid_t uid, const std::function<void()>& body) {
-  std::thread([&] {
-    // The system call changes this thread alone; glibc's function would change the process.
-    ASSERT_EQ(syscall(SYS_setresuid, -1, uid, -1), 0);
-    body();
-  }).join();
-}
 
 TEST(EngineServiceTenants, AnotherTenantsLeaseAndObjectsDoNotExist) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to be two users";

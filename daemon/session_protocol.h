@@ -30,6 +30,7 @@ struct TenantUser {
   storage::TenantId id = 0;
   std::string name;
   std::shared_ptr<RegionBudget> regions;  // of all its sessions
+  uint32_t max_sessions = 0;
 };
 
 // Who is at the other end, as the kernel says.
@@ -69,6 +70,7 @@ class SessionProtocol {
 
   void Handle(absl::StatusOr<Datagram> datagram, Respond respond);
 
+  const TenantUser& tenant() const { return tenant_; }
   // Null until the peer has said Hello.
   const std::shared_ptr<Session>& session() const { return session_; }
 

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <map>
@@ -105,6 +106,7 @@ struct SessionServer::Impl {
   void Admit(UniqueFd socket);
   void Refuse(UniqueFd socket, const absl::Status& why);
   void Read(ConnectionId id);
+  absl::Status RoomFor(const TenantUser& tenant) const;  // for one more session
   void Deliver(Mailbox::Letter letter);
   void Close(ConnectionId id, const char* reason);
   void MakeWayIn(const std::set<ConnectionId>& waiting);
@@ -216,14 +218,30 @@ void SessionServer::Impl::Read(ConnectionId id) {
   if (connection.protocol == nullptr) return Close(id, "refused");
   // Nothing more is read until this request is answered; a hang-up is reported all the same.
   Watch(connection.socket.get(), SocketTag(id), 0, EPOLL_CTL_MOD);
-  if (silent.contains(id) && connections.size() - silent.size() - refused.size() >= max_sessions) {
-    return Deliver({id, SessionProtocol::Goodbye(absl::ResourceExhaustedError(
-                            absl::StrCat("this daemon serves at most ", max_sessions, " sessions")))});
+  if (silent.contains(id)) {
+    if (absl::Status room = RoomFor(connection.protocol->tenant()); !room.ok()) {
+      return Deliver({id, SessionProtocol::Goodbye(room)});
+    }
   }
   connection.protocol->Handle(std::move(datagram), [mailbox = mailbox, id](SessionProtocol::Reply reply) {
     mailbox->Post({id, std::move(reply)});
   });
   if (connection.protocol->session() != nullptr) silent.erase(id);
+}
+
+absl::Status SessionServer::Impl::RoomFor(const TenantUser& tenant) const {
+  if (connections.size() - silent.size() - refused.size() >= max_sessions) {
+    return absl::ResourceExhaustedError(absl::StrCat("this daemon serves at most ", max_sessions, " sessions"));
+  }
+  const auto same_tenant = std::ranges::count_if(connections, [&](const auto& entry) {
+    const auto& [id, other] = entry;
+    return other.protocol != nullptr && other.protocol->tenant().id == tenant.id && !silent.contains(id);
+  });
+  if (same_tenant >= tenant.max_sessions) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tenant ", tenant.name, " has at most ", tenant.max_sessions, " sessions"));
+  }
+  return absl::OkStatus();
 }
 
 void SessionServer::Impl::Deliver(Mailbox::Letter letter) {

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -97,6 +98,14 @@ bool Eventually(const std::function<bool()>& condition) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return true;
+}
+
+void AsUser(uid_t uid, const std::function<void()>& body) {
+  std::thread([&] {
+    // The system call changes this thread alone; glibc's function would change the process.
+    Require(syscall(SYS_setresuid, -1, uid, -1) == 0, "setresuid");
+    body();
+  }).join();
 }
 
 std::string Scrape(int port) {

@@ -1,6 +1,8 @@
 // For tests: a daemon in this process, and an engine that speaks to it without the client library.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -44,6 +46,9 @@ size_t OpenDescriptors();
 UniqueFd MakeMemfd(size_t bytes, int seals);
 // Waits at most 20 s for `condition`.
 bool Eventually(const std::function<bool()>& condition);
+
+// Runs `body` on a thread whose user is another one. Only root can.
+void AsUser(uid_t uid, const std::function<void()>& body);
 
 // The answer to GET /metrics on this machine's `port`; empty when there is none.
 std::string Scrape(int port);
