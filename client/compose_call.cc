@@ -18,10 +18,7 @@ class ComposeCall::Impl final : public WritingCall {
  public:
   explicit Impl(std::shared_ptr<Connection> to)
       : WritingCall(std::move(to)), stub_(v1::Cache::NewStub(connection().rpc().channel())) {}
-  ~Impl() override {
-    End();
-    connection().LeaveLanding();
-  }
+  ~Impl() override { End(); }
 
   template <typename Request>
   void Start(Request& request) {

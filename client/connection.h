@@ -44,7 +44,7 @@ class Connection {
   uint64_t generation() const { return generation_; }
   // Numbers of landings ascend, as the daemon asks.
   uint64_t NextLanding() { return ++landings_; }
-  // Bounds the landings under way: false when there are kMaxLandings. Every true needs one LeaveLanding.
+  // Bounds the calls that may be writing: false when there are kMaxLandings. Every true needs one LeaveLanding.
   bool EnterLanding();
   void LeaveLanding() { --landings_under_way_; }
 

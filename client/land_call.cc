@@ -19,10 +19,7 @@ class LandCall::Impl final : public WritingCall {
  public:
   explicit Impl(std::shared_ptr<Connection> to)
       : WritingCall(std::move(to)), stub_(v1::Cache::NewStub(connection().rpc().channel())) {}
-  ~Impl() override {
-    End();
-    connection().LeaveLanding();
-  }
+  ~Impl() override { End(); }
 
   void Start(v1::LandRequest& request);
   bool WaitLayers(uint32_t layers, Deadline deadline);

@@ -67,8 +67,12 @@ bool WritingCall::WaitUntil(Lock& lock, Deadline deadline, const std::function<b
 
 void WritingCall::TakeAny(intptr_t tag, bool ok) {
   if (tag != kQuiesced) return Take(tag, ok);
-  quiet_ = quiet_ || question_->status.ok();
+  if (question_->status.ok()) SetQuiet();
   doubt_ = quiet_ ? Doubt::kNone : Doubt::kUnanswered;
+}
+
+void WritingCall::SetQuiet() {
+  if (!std::exchange(quiet_, true)) connection_->LeaveLanding();
 }
 
 void WritingCall::SetOver() {
@@ -98,7 +102,7 @@ bool WritingCall::WaitQuiet(Deadline deadline) {
   Lock lock = Guard();
   for (;;) {
     WaitUntil(lock, deadline, [this] { return quiet_ || doubt_ == Doubt::kUnanswered; });
-    if (!quiet_ && connection_->daemon().Dead()) quiet_ = true;
+    if (connection_->daemon().Dead()) SetQuiet();
     if (quiet_ || Passed(deadline)) return quiet_;
     lock.unlock();
     connection_->daemon().WaitDead(std::min(deadline, After(kAskAgain)));

@@ -31,7 +31,8 @@ class WritingCall {
  protected:
   using Lock = std::unique_lock<std::mutex>;
 
-  // Takes a number for the call.
+  // Takes a number for the call, which has entered `connection` (Connection::EnterLanding) and leaves it once it is
+  // quiet.
   explicit WritingCall(std::shared_ptr<Connection> connection);
 
   // A finished part of the call itself, with the lock held; tags are the derived class's own, positive.
@@ -47,7 +48,7 @@ class WritingCall {
 
   // With the lock held, all below. Takes events in until done() or the deadline: what done() is then.
   bool WaitUntil(Lock& lock, Deadline deadline, const std::function<bool()>& done);
-  void SetQuiet() { quiet_ = true; }
+  void SetQuiet();
   // The call has ended. Without a verdict the daemon is asked whether it is quiet.
   void SetOver();
   bool over() const { return over_; }

@@ -286,6 +286,20 @@ TEST(Land, OneTooManyIsBusy) {
   EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
+// The bound is on those under way, not on those that the engine has kept.
+TEST(Land, FinishedOnesTakeNoPlace) {
+  DaemonProcess daemon;
+  TestEngine engine(daemon.client_options());
+  const std::vector<Tokens> prompt = MakePrompt(1, 2, 30);
+  engine.PublishPrompt(prompt);
+  const Match match = engine.Lookup(prompt);
+  std::vector<Landing> finished;
+  for (int i = 0; i < 300; ++i) {
+    finished.push_back(engine.Land(match, prompt));
+    ASSERT_THAT(finished.back().Wait(kPatience), Each(MissReason::kNone)) << i;
+  }
+}
+
 // A publish that the client gave up must not become an object of torn bytes.
 TEST(Publish, ThatTimesOutIsNeverFound) {
   DaemonProcess daemon;
