@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,6 +19,16 @@ namespace {
 
 using rag::ComposeBy;
 using std::chrono::milliseconds;
+
+// Without a pause: what it waits for is over within microseconds.
+bool SpinUntil(const std::function<bool()>& holds) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!holds()) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
 
 class Composing : public Serving {
  protected:
@@ -69,7 +80,7 @@ TEST_F(Composing, ADaemonThatDiesUnderAnAdvanceCostsTimeOnly) {
 
   const uint64_t before = engine.serving->daemon_advances();
   std::thread killer([&] {
-    while (engine.serving->daemon_advances() < before + 2) std::this_thread::yield();
+    ASSERT_TRUE(SpinUntil([&] { return engine.serving->daemon_advances() >= before + 2; }));
     daemon_.Freeze();
     std::this_thread::sleep_for(milliseconds(200));
     daemon_.Kill();
@@ -102,7 +113,7 @@ TEST_F(Composing, ADaemonThatStandsStillUnderAnAdvanceIsLeftAlone) {
 
   const uint64_t before = engine.serving->daemon_advances();
   std::thread freezer([&] {
-    while (engine.serving->daemon_advances() < before + 2) std::this_thread::yield();
+    ASSERT_TRUE(SpinUntil([&] { return engine.serving->daemon_advances() >= before + 2; }));
     daemon_.Freeze();
   });
   const rag::Served served = engine.Serve(prompt);
@@ -164,8 +175,7 @@ class AdvanceCall : public testing::Test {
 
 TEST_F(AdvanceCall, IsQuietOnceTheDaemonIsDead) {
   std::thread killer([&] {
-    while (!Written(0)) {
-    }
+    ASSERT_TRUE(SpinUntil([&] { return Written(0); }));
     daemon_.Kill();
   });
   Composition composition = engine_.model().Advance(nullptr, advance_);

@@ -33,16 +33,6 @@ struct sockaddr_in Loopback(uint16_t port) {
   return address;
 }
 
-uint16_t FreePort() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  struct sockaddr_in address = Loopback(0);
-  socklen_t size = sizeof address;
-  EXPECT_EQ(::bind(fd, reinterpret_cast<struct sockaddr*>(&address), size), 0);
-  EXPECT_EQ(::getsockname(fd, reinterpret_cast<struct sockaddr*>(&address), &size), 0);
-  ::close(fd);
-  return ntohs(address.sin_port);
-}
-
 std::string HttpGet(uint16_t port, const std::string& path) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const struct sockaddr_in address = Loopback(port);
@@ -62,6 +52,15 @@ std::string ReadFile(const std::string& path) {
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
   return text.str();
+}
+
+// Which port a daemon that was told to take any got, as the last one that started says in this log; 0 before it says
+// so.
+uint16_t MetricsPort(const std::string& log) {
+  static const std::string kName = " metrics_port=";
+  const size_t at = log.rfind(kName);
+  return at == std::string::npos ? 0
+                                 : static_cast<uint16_t>(std::strtoul(log.c_str() + at + kName.size(), nullptr, 10));
 }
 
 // "S (sleeping)" and the like: the letter of /proc/PID/stat.
@@ -94,8 +93,7 @@ void BreakConnections(const std::string& path) {
   }
 }
 
-DaemonProcess::DaemonProcess(const DaemonOptions& options)
-    : own_pid_namespace_(options.own_pid_namespace), metrics_port_(FreePort()) {
+DaemonProcess::DaemonProcess(const DaemonOptions& options) : own_pid_namespace_(options.own_pid_namespace) {
   std::string pattern = testing::TempDir() + "ashlar-integration-XXXXXX";
   directory_ = ::mkdtemp(pattern.data());
   EXPECT_EQ(::chmod(directory_.c_str(), 0755), 0);  // for engines of other users
@@ -107,7 +105,7 @@ void DaemonProcess::Configure(const DaemonOptions& options) {
   std::ofstream(directory_ + "/config.yaml") << "listen:\n"
                                              << "  rpc_socket: " << directory_ << "/rpc.sock\n"
                                              << "  session_socket: " << directory_ << "/session.sock\n"
-                                             << "  metrics_address: 127.0.0.1:" << metrics_port_ << "\n"
+                                             << "  metrics_address: 127.0.0.1:0\n"
                                              << "dram:\n"
                                              << "  capacity_bytes: " << options.dram << "\n"
                                              << "  arena_bytes: " << options.arena << "\n"
@@ -127,6 +125,7 @@ DaemonProcess::~DaemonProcess() {
 void DaemonProcess::Start() {
   const std::string config = directory_ + "/config.yaml";
   const std::string log = directory_ + "/log";
+  const size_t said_before = ReadFile(log).size();
   const char* const arguments[] = {ASHLARD, "--config", config.c_str(), nullptr};
   pid_ = Fork(own_pid_namespace_);
   if (pid_ == 0) {
@@ -140,6 +139,7 @@ void DaemonProcess::Start() {
   ASSERT_GT(pid_, 0);
   ASSERT_TRUE(Eventually([this] { return Serves() || ::waitpid(pid_, nullptr, WNOHANG) != 0; }));
   ASSERT_TRUE(Serves()) << ReadFile(log);
+  ASSERT_TRUE(Eventually([&] { return (metrics_port_ = MetricsPort(ReadFile(log).substr(said_before))) != 0; }));
 }
 
 bool DaemonProcess::Serves() const {
