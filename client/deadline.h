@@ -27,7 +27,7 @@ inline int PollTimeout(Deadline deadline) {
   return static_cast<int>(std::clamp<int64_t>(milliseconds, 0, INT_MAX));
 }
 
-// As the daemon reads it: both ends of a Unix socket share the clock.
+// This process's CLOCK_MONOTONIC. The daemon's may be another (SessionChannel::InDaemonsClock).
 inline int64_t MonotonicNanos(Deadline deadline) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.time_since_epoch()).count();
 }

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -91,6 +92,9 @@ absl::Status SessionChannel::Greet(const std::string& client, Deadline deadline)
     return absl::FailedPreconditionError(absl::StrCat("the daemon's extents have ", welcome.extent_bytes(),
                                                       " bytes, this client's ", limits::kExtentBytes));
   }
+  if (answer->reply.clock_ns() <= 0) {
+    return absl::FailedPreconditionError("the daemon does not say what its clock shows");
+  }
   if (welcome.run().size() != kRunBytes || answer->descriptors.size() != 1) {
     return absl::FailedPreconditionError(
         "the daemon handed over no descriptor of its process, or does not name its run");
@@ -146,6 +150,10 @@ void SessionChannel::DropRegion(uint64_t region) {
     turn_ = true;
   }
   EndTurn();
+}
+
+int64_t SessionChannel::InDaemonsClock(Deadline deadline) const {
+  return std::max<int64_t>(MonotonicNanos(deadline) + clock_ahead_.load(std::memory_order_relaxed), 1);
 }
 
 bool SessionChannel::Alive() const {
@@ -274,6 +282,9 @@ absl::StatusOr<SessionChannel::Answer> SessionChannel::Receive(Deadline deadline
       Shutdown();  // nothing that follows could be understood
       return Ended();
     }
+    // One thread at a time is here.
+    const int64_t ahead = answer.reply.clock_ns() - MonotonicNanos(std::chrono::steady_clock::now());
+    clock_ahead_.store(std::max(clock_ahead_.load(std::memory_order_relaxed), ahead), std::memory_order_relaxed);
     return answer;
   }
 }

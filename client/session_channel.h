@@ -1,6 +1,7 @@
 // The session with the daemon: its socket, the requests and descriptors that cross it (proto/ashlar/v1/session.proto).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -37,6 +38,10 @@ class SessionChannel {
   const std::string& run() const { return run_; }          // names this run of the daemon
   const std::string& tenant() const { return tenant_; }
   const PeerProcess& daemon() const { return daemon_; }
+  // A point of this process's clock as the daemon's shows it, or a little earlier, never later: the two clocks are told
+  // apart by what the daemon's showed when it replied. At least 1.
+  int64_t InDaemonsClock(Deadline deadline) const;
+
   // False once either end has ended the session. The daemon ends it before it gives up what the session held.
   bool Alive() const;
   int fd() const { return socket_.get(); }  // to watch for its end (POLLRDHUP); read by this class only
@@ -80,6 +85,8 @@ class SessionChannel {
   std::string session_;
   std::string run_;
   std::string tenant_;
+  // The daemon's clock less this process's, at least. The truest of all replies: the one that came fastest.
+  std::atomic<int64_t> clock_ahead_{INT64_MIN};
 
   std::mutex mutex_;
   std::condition_variable turn_ended_;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -27,6 +28,7 @@ constexpr milliseconds kPatience{10'000};
 
 v1::SessionReply GoodWelcome() {
   v1::SessionReply reply;
+  reply.set_clock_ns(MonotonicNanos(std::chrono::steady_clock::now()));
   reply.mutable_welcome()->set_protocol(limits::kProtocolMax);
   reply.mutable_welcome()->set_session(std::string(16, 's'));
   reply.mutable_welcome()->set_run(std::string(16, 'r'));
@@ -145,6 +147,44 @@ TEST(SessionChannel, ADaemonMustShowItsProcess) {
   v1::SessionReply nameless = GoodWelcome();
   nameless.mutable_welcome()->clear_run();
   EXPECT_EQ(Greeting(nameless).code(), absl::StatusCode::kFailedPrecondition);
+  v1::SessionReply timeless = GoodWelcome();
+  timeless.clear_clock_ns();
+  EXPECT_EQ(Greeting(timeless).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// The daemon lives in another time namespace: a deadline may reach it early, by what its fastest reply took, but never
+// late.
+TEST(SessionChannel, DeadlinesAreInTheDaemonsClock) {
+  constexpr int64_t kAhead = 3'600'000'000'000, kSlow = 500'000'000;
+  std::atomic<int64_t> slowness = kSlow;
+  const auto clock = [&] { return MonotonicNanos(std::chrono::steady_clock::now()) + kAhead - slowness; };
+  ScriptedDaemon daemon([&](ScriptedDaemon& self) {
+    self.Read();
+    v1::SessionReply welcome = GoodWelcome();
+    welcome.set_clock_ns(clock());
+    self.Write(welcome, Pidfd(::getpid()).get());
+    for (int i = 0; i < 2; ++i) {
+      self.Read();
+      v1::SessionReply grant = RegionGrant(1);
+      grant.set_clock_ns(clock());
+      self.Write(grant);
+    }
+  });
+  const auto channel = Open(daemon);
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  const Deadline deadline = After(kPatience);
+  const int64_t exact = MonotonicNanos(deadline) + kAhead;
+  EXPECT_LE((*channel)->InDaemonsClock(deadline), exact - kSlow);
+  EXPECT_GT((*channel)->InDaemonsClock(deadline), exact - kAhead / 2);
+  const Descriptor memfd = MakeMemfd(4096, F_SEAL_SHRINK);
+  slowness = 0;
+  ASSERT_TRUE((*channel)->RegisterRegion(memfd.get(), 4096, After(kPatience)).ok());
+  const int64_t after_a_fast_reply = (*channel)->InDaemonsClock(deadline);
+  EXPECT_LE(after_a_fast_reply, exact);
+  EXPECT_GT(after_a_fast_reply, exact - kSlow);
+  slowness = 10 * kSlow;
+  ASSERT_TRUE((*channel)->RegisterRegion(memfd.get(), 4096, After(kPatience)).ok());
+  EXPECT_EQ((*channel)->InDaemonsClock(deadline), after_a_fast_reply);
 }
 
 TEST(SessionChannel, CarriesDescriptors) {

@@ -71,7 +71,7 @@ absl::StatusOr<std::vector<PublishOutcome>> AskPublish(internal::Connection& con
                                                        std::span<const v1::PublishObject> objects, Deadline deadline) {
   v1::PublishRequest request;
   request.set_session(connection.session());
-  request.set_deadline_ns(internal::MonotonicNanos(deadline));
+  request.set_deadline_ns(connection.channel().InDaemonsClock(deadline));
   request.mutable_objects()->Add(objects.begin(), objects.end());
   v1::PublishReply reply;
   const absl::Status status = connection.rpc().Publish(request, reply, deadline);

@@ -16,7 +16,7 @@
 
 namespace ashlar::daemon {
 
-// CLOCK_MONOTONIC: every process of the machine reads the same one.
+// CLOCK_MONOTONIC of this process's time namespace. Clients learn what it shows from every SessionReply.
 class MonotonicClock final : public storage::Clock {
  public:
   storage::Nanos Now() const override;

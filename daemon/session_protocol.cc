@@ -25,7 +25,8 @@ v1::SessionReply ErrorReply(const absl::Status& status) {
   return reply;
 }
 
-SessionProtocol::Reply Encode(const v1::SessionReply& message) {
+SessionProtocol::Reply Encode(v1::SessionReply message) {
+  message.set_clock_ns(MonotonicClock().Now());
   return {message.SerializeAsString(), {}, false};
 }
 SessionProtocol::Reply Error(const absl::Status& status) {

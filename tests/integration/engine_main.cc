@@ -5,6 +5,7 @@
 //   match    look the prompt up and keep the lease          prints "LEASE REASON…"
 //   attach   attach LEASE (hex), check tuples of all hits   prints "ok REASON…"
 //   reserve  reserve all segments and publish none          prints "OUTCOME…"
+//   publish  publish all segments                           prints "published"
 //   fork     fork a child that outlives its parent          prints "forked"
 //   doubt    publish and match, and at the first line that  prints "matched in process PID", "in doubt", "quiet"
 //            it reads land and give up; at the second wait
@@ -73,6 +74,10 @@ void StayInDoubt(TestEngine& engine, const Command& command) {
 
 std::string Execute(TestEngine& engine, const Command& command, std::vector<Match>& held) {
   if (command.name == "fork") return ForkChild();
+  if (command.name == "publish") {
+    engine.PublishPrompt(command.prompt);
+    return testing::Test::HasFailure() ? "failed" : "published";
+  }
   if (command.name == "reserve") {
     std::string line = "reserved";
     for (size_t i = 0; i < command.prompt.size(); ++i) {

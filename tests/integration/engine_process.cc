@@ -10,6 +10,7 @@
 
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/pid_namespace.h"
+#include "tests/integration/time_namespace.h"
 
 namespace ashlar::integration {
 
@@ -27,6 +28,7 @@ EngineProcess::EngineProcess(const ClientOptions& daemon, const std::vector<std:
   pid_ = Fork(options.own_pid_namespace);
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (options.clock_ahead_seconds != 0 && !GoOnInTimeNamespace(options.clock_ahead_seconds)) ::_exit(127);
     ::dup2(input[0], STDIN_FILENO);
     ::dup2(output[1], STDOUT_FILENO);
     ::execv(INTEGRATION_ENGINE, argv.data());

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,9 @@
 namespace ashlar::integration {
 
 struct EngineProcessOptions {
-  uint32_t uid = 0;                // 0: this user
-  bool own_pid_namespace = false;  // only where MayMakePidNamespaces()
+  uint32_t uid = 0;                 // 0: this user
+  bool own_pid_namespace = false;   // only where MayMakePidNamespaces()
+  int64_t clock_ahead_seconds = 0;  // only where MayMakeTimeNamespaces()
 };
 
 class EngineProcess {
