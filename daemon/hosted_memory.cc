@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <iterator>
 #include <limits>
@@ -31,18 +32,27 @@ HostedMemory::Use::~Use() {
   if (memory_ != nullptr) memory_->Leave(block_);
 }
 
-absl::StatusOr<HostedMemory::Made> HostedMemory::Make(storage::TenantId tenant,
-                                                      const std::shared_ptr<RegionBudget>& budget, uint64_t bytes) {
+uint64_t HostedMemory::BlocksOf(storage::TenantId tenant) {
+  std::lock_guard lock(mutex_);
+  return static_cast<uint64_t>(
+      std::ranges::count_if(blocks_, [&](const auto& entry) { return entry.second.tenant == tenant; }));
+}
+
+absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64_t bytes) {
   if (bytes == 0) return absl::InvalidArgumentError("zero");
   if (bytes > kMaxFileBytes) return absl::InvalidArgumentError("out of range");
-  absl::StatusOr<RegionBudget::Charge> charge = RegionBudget::Take(budget, bytes);
+  if (BlocksOf(owner.tenant) >= owner.max_blocks) {
+    return absl::ResourceExhaustedError(absl::StrCat("a tenant has at most ", owner.max_blocks, " hosted regions"));
+  }
+  absl::StatusOr<RegionBudget::Charge> charge = RegionBudget::Take(owner.budget, bytes);
   if (!charge.ok()) return charge.status();
   const UniqueFd made(memfd_create("ashlar-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!made.valid() || ftruncate(made.get(), static_cast<off_t>(bytes)) != 0 ||
       fcntl(made.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return absl::ErrnoToStatus(errno, "cannot make a memfd");
   }
-  Block block{.memfd = OpenAgain(made), .tenant = tenant, .bytes = bytes, .uses = 1, .charge = *std::move(charge)};
+  Block block{
+      .memfd = OpenAgain(made), .tenant = owner.tenant, .bytes = bytes, .uses = 1, .charge = *std::move(charge)};
   UniqueFd engines = OpenAgain(made);
   struct stat file;
   // A lease is lent for an instant. Should somebody open the file in it, the signal must be a harmless one.

@@ -26,7 +26,7 @@
 
 namespace ashlar::daemon {
 
-// Thread-safe, but for its destruction, before which all uses must be gone.
+// Thread-safe but for Make and for its destruction, before which all uses must be gone.
 class HostedMemory {
  public:
   using BlockId = uint64_t;  // never 0, never used twice
@@ -54,9 +54,17 @@ class HostedMemory {
     UniqueFd
         memfd;  // the engine's descriptor. As long as it, a copy or a mapping of it is open, somebody holds the block
   };
-  // Makes a memfd of `bytes`, sealed against shrinking and growing, with all its pages, charged to `tenant`'s budget.
-  // RESOURCE_EXHAUSTED where budget or machine lack the memory. Many gigabytes take seconds.
-  absl::StatusOr<Made> Make(storage::TenantId tenant, const std::shared_ptr<RegionBudget>& budget, uint64_t bytes);
+  // Each block keeps a descriptor open in the daemon. So a tenant has no more of them than so many for every session
+  // that it may have.
+  static constexpr uint64_t kBlocksPerSession = 4;
+  struct Owner {
+    storage::TenantId tenant = 0;
+    std::shared_ptr<RegionBudget> budget;  // what is charged
+    uint64_t max_blocks = 0;
+  };
+  // Makes a memfd of `bytes`, sealed against shrinking and growing, with all its pages. RESOURCE_EXHAUSTED where the
+  // owner has no more room, or the machine no more memory. Many gigabytes take seconds. One thread at a time.
+  absl::StatusOr<Made> Make(const Owner& owner, uint64_t bytes);
 
   // The block behind an engine's descriptor, for one more session of the same tenant; null for any other file.
   std::unique_ptr<Use> Find(storage::TenantId tenant, const UniqueFd& memfd);
@@ -76,6 +84,7 @@ class HostedMemory {
     int uses = 0;
     RegionBudget::Charge charge;
   };
+  uint64_t BlocksOf(storage::TenantId tenant);
   void Leave(BlockId block);
   static bool HeldByOthers(const Block& block);
   static void GiveBack(Block block);

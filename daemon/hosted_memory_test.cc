@@ -195,6 +195,19 @@ TEST_F(HostedMemoryTest, OfAKilledEngineIsFree) {
   close(ready[1]);
 }
 
+// Small ones, too: each keeps a descriptor of the daemon's.
+TEST(HostedBlocks, AreBoundedInNumber) {
+  const TestNode node("sessions: {max_sessions: 2}");
+  RawSession session(node);
+  ASSERT_TRUE(StatusOf(session.Hello()).ok());
+  v1::SessionRequest request;
+  request.mutable_host_region()->set_bytes(4096);
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(StatusOf(session.Ask(request)).ok()) << i;
+  const absl::Status status = StatusOf(session.Ask(request));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "host_region.bytes: a tenant has at most 8 hosted regions");
+}
+
 TEST_F(HostedMemoryTest, OutlivesTheDaemon) {
   UniqueFd memfd;
   RawSession session = Greeted();

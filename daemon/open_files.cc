@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
+#include "daemon/hosted_memory.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -18,8 +19,12 @@ constexpr uint64_t kPerSession = 16;
 
 uint64_t OpenFilesNeeded(const v1::Config& config) {
   uint64_t arenas = 0;
-  for (const v1::Tenant& tenant : config.tenants()) arenas += tenant.dram_bytes() / config.dram().arena_bytes();
-  return arenas + kPerSession * config.sessions().max_sessions() + kOwn;
+  uint64_t hosted = 0;
+  for (const v1::Tenant& tenant : config.tenants()) {
+    arenas += tenant.dram_bytes() / config.dram().arena_bytes();
+    hosted += HostedMemory::kBlocksPerSession * tenant.max_sessions();
+  }
+  return arenas + hosted + kPerSession * config.sessions().max_sessions() + kOwn;
 }
 
 absl::Status RaiseOpenFilesLimit(const v1::Config& config) {

@@ -23,7 +23,6 @@ class RegionBudget {
   static absl::StatusOr<Charge> Take(const std::shared_ptr<RegionBudget>& budget, uint64_t bytes);
   // The same from this budget alone: what is charged around it already.
   static absl::StatusOr<Charge> TakeHere(const std::shared_ptr<RegionBudget>& budget, uint64_t bytes);
-  const std::shared_ptr<RegionBudget>& within() const { return within_; }
 
  private:
   const std::string owner_;

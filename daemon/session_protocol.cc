@@ -164,10 +164,10 @@ void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
   auto charge = InField("host_region.bytes", RegionBudget::TakeHere(session_->about().regions, bytes));
   if (!charge.ok()) return respond(Error(charge.status()));
   // Reserving much memory takes long; meanwhile this thread has to notice deaths.
+  const HostedMemory::Owner owner{tenant_.id, tenant_.regions, HostedMemory::kBlocksPerSession * tenant_.max_sessions};
   const bool posted =
-      services_.mappings.Post([&services = services_, session = session_, bytes, charge = *charge, respond] {
-        const Session::Description& about = session->about();
-        auto made = InField("host_region.bytes", services.hosted.Make(about.tenant, about.regions->within(), bytes));
+      services_.mappings.Post([&services = services_, session = session_, owner, bytes, charge = *charge, respond] {
+        auto made = InField("host_region.bytes", services.hosted.Make(owner, bytes));
         if (!made.ok()) return respond(Error(made.status()));
         auto region = Region::Register(made->memfd, bytes);
         if (!region.ok()) return respond(Error(region.status()));
