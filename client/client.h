@@ -6,12 +6,12 @@
 //
 // Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable without waiting, and the client
 // reconnects by itself in the background (models are opened, regions registered and pages declared again; what the
-// daemon has no room for waits, and the rest is served: landings into such a region are kBusy). A Match from
-// before a reconnect can be used without a fault: tuples stay mapped, its landings are misses (kLeaseLost). But its
-// lease ended with the session, and a daemon that lives may have given the memory to other objects: what is read from
-// tuples counts only if Match::valid() says so after reading. Objects may be destroyed in any order: destroying the
-// Client ends all calls, but the session with the daemon, and the leases in it, stay until the last Match and Landing
-// is gone.
+// daemon has no room for waits, and the rest is served: landings into such a region, and publications out of it, are
+// kBusy). A Match from before a reconnect can be used without a fault: tuples stay mapped, its landings are misses
+// (kLeaseLost). But its lease ended with the session, and a daemon that lives may have given the memory to other
+// objects: what is read from tuples counts only if Match::valid() says so after reading. Objects may be destroyed in
+// any order: destroying the Client ends all calls, but the session with the daemon, and the leases in it, stay until
+// the last Match and Landing is gone.
 //
 // Fork. A client belongs to the process that connected it. In a child its copy refuses every call with
 // FAILED_PRECONDITION (misses: kDaemonUnavailable; landings never get quiet), and destroying it there releases nothing.

@@ -106,7 +106,7 @@ std::optional<PublishOutcome> Model::Impl::Describe(const Publication& publicati
   if (parts.region.impl_ == nullptr) return PublishOutcome::kBadSource;
   const RegionMemory& region = *parts.region.impl_;
   const std::optional<uint64_t> region_id = region.IdOn(*binding.connection);
-  if (!region_id.has_value()) return PublishOutcome::kBadSource;
+  if (!region_id.has_value()) return PublishOutcome::kBusy;  // the daemon has no room for it now, and was not asked
   for (const PublishParts::Linear& tensors : parts.linear) {
     if (!AddTensors(object, opened->layout(), region, *region_id, tensors)) return PublishOutcome::kBadSource;
   }

@@ -115,8 +115,13 @@ TEST_F(Reconnect, ARegionWithoutRoomIsThatRegionsFailure) {
   EXPECT_TRUE(found.segments()[1].hit());
   second->ExpectTuples(found, 1, prompt_[1]);
   EXPECT_THAT(second->Land(found, prompt_).Wait(kPatience), Each(MissReason::kBusy));
+  const Tokens run = MakeRun(9, 60);
+  const Reservation reservation = second->Reserve(ObjectKind::kSegment, run);
+  const PublishParts parts = second->Compute(ObjectKind::kSegment, run);
+  EXPECT_EQ(second->model().Publish(reservation, parts), PublishOutcome::kBusy);
   first = nullptr;
   EXPECT_TRUE(Eventually([&] { return Lands(*second, prompt_); })) << "there is room now";
+  EXPECT_EQ(second->model().Publish(reservation, parts), PublishOutcome::kPublished) << "the reservation is still ours";
 }
 
 }  // namespace
