@@ -103,7 +103,7 @@ struct Prompt {
 // nothing that came before counts. view.position is where the segment starts in the prompt.
 struct MappedTuple {
   kernels::TupleView view;
-  const float* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels]
+  const void* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels] in the layer's state_dtype
 };
 
 struct SegmentResult {
@@ -198,11 +198,20 @@ struct ObjectRun {
 struct PublishParts {
   struct Linear {
     uint32_t layer = 0;
-    const std::byte* transition = nullptr;  // heads × [d_k, d_k], dense; inside `region`; null for a checkpoint
-    const std::byte* state = nullptr;       // heads × [d_k, d_v]
-    const std::byte* conv_tail = nullptr;   // null where the layer has no convolution
+    // All heads' transitions in the layer's own form (docs/formats.md §4), dense ones fp32 beside fp32 states and else
+    // fp16. Null for a checkpoint, and for a layer that has runs below.
+    const std::byte* transition = nullptr;
+    const std::byte* state = nullptr;          // heads × [d_k, d_v] or [d_v, d_k], in the layout's state_dtype
+    const int32_t* state_exponents = nullptr;  // [heads], of fp16 states alone
+    const std::byte* conv_tail = nullptr;      // in state_dtype; null where the layer has no convolution
+  };
+  // Consecutive heads whose transitions are stored in one form.
+  struct Run {
+    TransitionRun heads;
+    const std::byte* units = nullptr;  // one behind the other; null for zero
   };
   std::vector<Linear> linear;           // every linear layer
+  std::vector<Run> runs;                // of some layers: every head of these in exactly one
   Region region;                        // that the pointers above lie in
   std::span<const int32_t> page_table;  // of the run's keys and values in the declared pages
   uint64_t first_position = 0;          // slot position of the run's token 0
@@ -348,6 +357,24 @@ class Client {
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };
+
+// One dense linear layer's transitions of a segment.
+struct DenseTransitions {
+  uint32_t layer = 0;
+  const float* computed = nullptr;  // heads × [d_k, d_k], fp32 in the layout's order
+  // heads × [d_k]: the product of the tokens' decays, where it is known (deltanet has none, which is). What a segment
+  // of few tokens does beside it has as few dimensions.
+  const float* decay = nullptr;
+  // Out: room for as many in the type in which they are stored, inside the region that is
+  // published from. May be `computed`, where that type is fp32.
+  std::byte* stored = nullptr;
+};
+// Chooses for every head the smallest form with ‖T − T̃‖₂ ≤ epsilon (kernels/adaptive.h) and writes it where
+// PublishParts::runs, the answer, says. epsilon 0: all dense. The object of the segment, of `tokens` tokens, never
+// takes more than it would dense: where it did, the layers that gain least stay dense. `workers` may be null.
+std::vector<PublishParts::Run> AdaptTransitions(const Layout& layout, uint64_t tokens,
+                                                std::span<const DenseTransitions> layers, double epsilon,
+                                                kernels::Workers* workers);
 
 // Splits text at a separator (HYPIC §5, PIC_SEPARATOR): the pieces between separators, empty ones dropped. Tokenise
 // each by itself, so that a segment's tokens do not depend on its neighbours.

@@ -1,17 +1,15 @@
 #include "client/mapped_object.h"
 
+#include <cstring>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "proto/limits.h"
+#include "proto/tuple_parts.h"
 
 namespace ashlar::internal {
 namespace {
-
-bool HasTransition(ObjectKind kind) {
-  return kind == ObjectKind::kSegment;
-}
 
 size_t CountHeads(const Layout& layout) {
   size_t heads = 0;
@@ -64,49 +62,46 @@ absl::Status MappedObject::FormTuples(const ExpectedObject& expected) {
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {
     const auto* linear = std::get_if<LinearLayer>(&layout.layers[i]);
     if (linear == nullptr) continue;
-    tuples_[i].view = {.heads = heads_.data() + heads_.size(), .position = static_cast<int64_t>(expected.start)};
     if (absl::Status status = FormHeads(*linear, i); !status.ok()) return status;
+    tuples_[i].view.position = static_cast<int64_t>(expected.start);
     if (linear->conv_channels == 0) continue;
-    const auto tail = FindPart(i, PartForm::kConvTail, 1, uint64_t{linear->conv_kernel - 1} * linear->conv_channels);
-    if (!tail.ok()) return tail.status();
-    tuples_[i].conv_tail = Unit(**tail, 0);
+    const Part* const tail = header_.Find(i, PartForm::kConvTail);
+    const uint64_t bytes =
+        uint64_t{linear->conv_kernel - 1} * linear->conv_channels * ElementBytes(linear->state_dtype);
+    if (tail == nullptr || tail->dtype != linear->state_dtype || tail->units != 1 || tail->Bytes() != bytes) {
+      return absl::DataLossError(absl::StrCat("object header: layer ", i, " lacks its convolution's tail"));
+    }
+    tuples_[i].conv_tail = Unit(*tail, 0);
   }
   return absl::OkStatus();
 }
 
+// Types and forms have the same numbers in the contract and in the kernels.
 absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) {
-  const uint64_t d_k = linear.d_k;
-  const Part* transition = nullptr;
-  if (HasTransition(header_.kind)) {
-    const auto part = FindPart(layer, PartForm::kTransitionDense, linear.value_heads, d_k * d_k);
-    if (!part.ok()) return part.status();
-    transition = *part;
+  const absl::StatusOr<TupleParts> tuple = FindTuple(header_, layer, TupleShapeOf(linear));
+  if (!tuple.ok()) return tuple.status();
+  if (tuple->state->dtype != linear.state_dtype) {
+    return absl::DataLossError(absl::StrCat("object header: layer ", layer, " has states of another dtype"));
   }
-  const auto state = FindPart(layer, PartForm::kState, linear.value_heads, d_k * linear.d_v);
-  if (!state.ok()) return state.status();
+  tuples_[layer].view = {.heads = heads_.data() + heads_.size(),
+                         .transition_dtype = static_cast<kernels::DType>(tuple->transition_dtype),
+                         .state_dtype = static_cast<kernels::DType>(tuple->state->dtype)};
+  const std::byte* const exponents = tuple->exponents == nullptr ? nullptr : Unit(*tuple->exponents, 0);
   for (uint32_t head = 0; head < linear.value_heads; ++head) {
-    kernels::HeadTuple& tuple = heads_.emplace_back();
-    tuple = {.form = kernels::TransitionForm::kZero, .state = Unit(**state, head)};
-    if (transition == nullptr) continue;
-    tuple.form = kernels::TransitionForm::kDense;
-    tuple.transition = Unit(*transition, head);
+    const TupleParts::Transition& transition = tuple->transitions[head];
+    kernels::HeadTuple& out =
+        heads_.emplace_back(kernels::HeadTuple{.form = static_cast<kernels::TransitionForm>(transition.form),
+                                               .rank = static_cast<int32_t>(transition.rank),
+                                               .state = Unit(*tuple->state, head)});
+    if (transition.part != nullptr) out.transition = Unit(*transition.part, transition.unit);
+    if (exponents != nullptr) std::memcpy(&out.state_exponent, exponents + head * sizeof(int32_t), sizeof(int32_t));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<const Part*> MappedObject::FindPart(uint32_t layer, PartForm form, uint32_t units,
-                                                   uint64_t unit_floats) const {
-  const Part* part = header_.Find(layer, form);
-  if (part == nullptr || part->dtype != DType::kF32 || part->units != units ||
-      part->Bytes() != units * unit_floats * sizeof(float)) {
-    return absl::DataLossError(absl::StrCat("object header: layer ", layer, " lacks its ", Name(form)));
-  }
-  return part;
-}
-
-const float* MappedObject::Unit(const Part& part, uint32_t unit) const {
+const std::byte* MappedObject::Unit(const Part& part, uint32_t unit) const {
   const uint64_t offset = part.UnitOffset(unit);
-  return reinterpret_cast<const float*>(extents_[offset / limits::kExtentBytes] + offset % limits::kExtentBytes);
+  return extents_[offset / limits::kExtentBytes] + offset % limits::kExtentBytes;
 }
 
 }  // namespace ashlar::internal

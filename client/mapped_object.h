@@ -34,7 +34,7 @@ struct ExpectedObject {
 
 class MappedObject {
  public:
-  // Reads the header and forms the tables of tuples; the parts themselves are not touched, so this takes microseconds
+  // Reads the header and forms the tables of tuples; of the parts only exponents are read, so this takes microseconds
   // whatever their size. DATA_LOSS: the header is not what `expected` says, or parts do not fit the layout.
   // OUT_OF_RANGE: a run lies outside its arena. The runs are in the object's order.
   static absl::StatusOr<std::unique_ptr<MappedObject>> Open(std::span<const MappedRun> runs,
@@ -52,9 +52,7 @@ class MappedObject {
   absl::Status Check(const ExpectedObject& expected) const;
   absl::Status FormTuples(const ExpectedObject& expected);
   absl::Status FormHeads(const LinearLayer& linear, uint32_t layer);
-  // DATA_LOSS unless the part has `units` fp32 units of `unit_floats`.
-  absl::StatusOr<const Part*> FindPart(uint32_t layer, PartForm form, uint32_t units, uint64_t unit_floats) const;
-  const float* Unit(const Part& part, uint32_t unit) const;
+  const std::byte* Unit(const Part& part, uint32_t unit) const;
 
   std::vector<std::shared_ptr<const Mapping>> arenas_;  // keeps everything below mapped
   std::vector<const std::byte*> extents_;

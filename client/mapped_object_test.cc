@@ -2,12 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <random>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "client/test_fixtures.h"
 #include "proto/limits.h"
+#include "proto/sample_layouts.h"
 
 namespace ashlar::internal {
 namespace {
@@ -38,9 +43,12 @@ class MappedObjectTest : public testing::Test {
   void Store(ObjectKind kind) {
     auto plan = PlanObject(layout_, ns_, Key{}, kind, kTokens);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    header_ = *std::move(plan);
+    ASSERT_GE(plan->Extents(), 3u);
+    Store(*std::move(plan));
+  }
+  void Store(ObjectHeader header) {
+    header_ = std::move(header);
     const uint64_t extents = header_.Extents();
-    ASSERT_GE(extents, 3u);
     const uint64_t bytes = 2 * extents * limits::kExtentBytes;
     memfd_ = MakeMemfd(bytes, F_SEAL_SHRINK);
     auto writer = Mapping::Map(memfd_.get(), bytes, Mapping::Access::kReadWrite);
@@ -104,7 +112,7 @@ TEST_F(MappedObjectTest, PointsAtEveryHeadsMatrices) {
     }
   }
   Write(*header_.Find(0, PartForm::kConvTail), 0, (kConv - 1) * kChannels - 1, 7.5f);
-  EXPECT_EQ(tuples[0].conv_tail[(kConv - 1) * kChannels - 1], 7.5f);
+  EXPECT_EQ(static_cast<const float*>(tuples[0].conv_tail)[(kConv - 1) * kChannels - 1], 7.5f);
   EXPECT_EQ(tuples[0].view.position, kStart);
   EXPECT_EQ(tuples[1].view.heads, nullptr);
   EXPECT_EQ(tuples[2].conv_tail, nullptr);
@@ -119,6 +127,93 @@ TEST_F(MappedObjectTest, CheckpointsHaveNoTransitions) {
     EXPECT_EQ(tuple.form, kernels::TransitionForm::kZero);
     EXPECT_EQ(tuple.transition, nullptr);
     EXPECT_NE(tuple.state, nullptr);
+  }
+}
+
+// Every form that a head may have, in every type, points where the table says.
+TEST_F(MappedObjectTest, ReadsEveryFormFromTheTable) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  std::set<std::pair<TransitionKind, DType>> seen;
+  for (int trial = 0; trial < 100; ++trial) {
+    layout_ = RandomLayout(random);
+    layout_.head = std::min<uint32_t>(layout_.head, kTokens / 2 - 1);
+    layout_.tail = std::min<uint32_t>(layout_.tail, kTokens / 2 - 1);
+    const auto plan =
+        PlanForms(*PlanObject(layout_, ns_, Key{}, ObjectKind::kSegment, kTokens), RandomRuns(random, layout_));
+    if (!plan.ok()) continue;  // more extents than its layers' own forms
+    Store(*plan);
+    for (const Part& part : header_.parts) {
+      if (part.form != PartForm::kStateExponents) continue;
+      for (uint32_t head = 0; head < part.Bytes() / sizeof(int32_t); ++head) {
+        const int32_t exponent = static_cast<int32_t>(head) - 2;
+        std::memcpy(At(part.offset) + head * sizeof(int32_t), &exponent, sizeof(int32_t));
+      }
+    }
+    const auto object = MappedObject::Open(runs_, Expected());
+    ASSERT_TRUE(object.ok()) << object.status();
+    const std::byte* const first = runs_.front().arena->data();
+    for (const Part& part : header_.parts) {
+      const auto* linear = std::get_if<LinearLayer>(&layout_.layers[part.layer]);
+      if (linear == nullptr) continue;
+      const MappedTuple& tuple = (*object)->tuples()[part.layer];
+      EXPECT_EQ(tuple.view.position, kStart);
+      const auto place = [&](uint32_t unit) { return first + (At(part.UnitOffset(unit)) - memory_.data()); };
+      if (part.form == PartForm::kConvTail) {
+        EXPECT_EQ(tuple.conv_tail, place(0));
+      }
+      for (uint32_t unit = 0; unit < part.units; ++unit) {
+        const kernels::HeadTuple& head = tuple.view.heads[part.head_group + unit];
+        if (part.form == PartForm::kState) {
+          EXPECT_EQ(tuple.view.state_dtype, static_cast<kernels::DType>(linear->state_dtype));
+          EXPECT_EQ(head.state, place(unit));
+          EXPECT_EQ(head.state_exponent, linear->state_dtype == DType::kF16 ? static_cast<int32_t>(unit) - 2 : 0);
+        } else if (const auto form = TransitionKindOf(part.form); form.has_value()) {
+          seen.emplace(*form, linear->state_dtype);
+          EXPECT_EQ(head.form, static_cast<kernels::TransitionForm>(*form));
+          EXPECT_EQ(head.rank, static_cast<int32_t>(part.rank));
+          EXPECT_EQ(head.transition, part.Empty() ? nullptr : place(unit));
+          EXPECT_EQ(tuple.view.transition_dtype, static_cast<kernels::DType>(TransitionType(linear->state_dtype)));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), 6u * 3) << "forms and types that came up";
+}
+
+// A head's form misread is never composed: a table that says something else of a head is refused, though its checksum
+// is right.
+TEST_F(MappedObjectTest, RefusesAFormMisread) {
+  using enum TransitionKind;
+  const ObjectHeader natural = *PlanObject(layout_, ns_, Key{}, ObjectKind::kSegment, kTokens);
+  const std::vector<TransitionRun> runs = {
+      {0, 0, 1, kZero}, {0, 1, kHeads - 2, kDense}, {0, kHeads - 1, 1, kLowRank, 2}};
+  const ObjectHeader stored = *PlanForms(natural, runs);
+  Store(stored);
+  ASSERT_TRUE(MappedObject::Open(runs_, Expected()).ok());
+  const auto find = [&](PartForm form) -> Part& {
+    return *std::ranges::find_if(header_.parts, [&](const Part& part) { return part.form == form; });
+  };
+  const std::function<void()> misread[] = {
+      [&] { find(PartForm::kTransitionLowRank).rank = 1; },
+      [&] { find(PartForm::kTransitionLowRank).rank = 3; },
+      [&] { find(PartForm::kTransitionLowRank).form = PartForm::kTransitionDiagonal; },
+      [&] { find(PartForm::kTransitionLowRank).head_group = 0; },
+      [&] { find(PartForm::kTransitionZero).head_group = 1; },
+      [&] { find(PartForm::kTransitionZero).units = 2; },
+      [&] { find(PartForm::kTransitionZero).form = PartForm::kTransitionScalar; },
+      [&] { find(PartForm::kTransitionDense).units -= 1; },
+      [&] { find(PartForm::kTransitionDense).head_group = 0; },
+      [&] { find(PartForm::kTransitionDense).dtype = DType::kF16; },
+      [&] { find(PartForm::kState).dtype = DType::kBF16; },
+      [&] { std::erase_if(header_.parts, [](const Part& part) { return part.form == PartForm::kTransitionZero; }); },
+  };
+  for (const std::function<void()>& change : misread) {
+    header_ = stored;
+    change();
+    WriteHeader();
+    ExpectDataLoss(Expected());
   }
 }
 

@@ -10,6 +10,7 @@
 #include "client/model_impl.h"
 #include "client/rpc.h"
 #include "proto/limits.h"
+#include "proto/tuple_parts.h"
 
 namespace ashlar {
 namespace {
@@ -38,16 +39,17 @@ bool Refused(const absl::Status& status) {
          absl::IsNotFound(status) || absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status);
 }
 
-bool AddPart(v1::PublishObject& object, const RegionMemory& region, uint64_t region_id, uint32_t layer, PartForm form,
-             const std::byte* data, uint64_t bytes) {
+// Null: it does not lie in the region.
+v1::PartSource* AddPart(v1::PublishObject& object, const RegionMemory& region, uint64_t region_id, uint32_t layer,
+                        PartForm form, const std::byte* data, uint64_t bytes) {
   const std::optional<uint64_t> offset = region.OffsetOf(data, bytes);
-  if (!offset.has_value()) return false;
+  if (!offset.has_value()) return nullptr;
   v1::PartSource* part = object.add_parts();
   part->set_layer(layer);
   part->set_form(static_cast<uint32_t>(form));
   part->set_region(region_id);
   part->set_offset(*offset);
-  return true;
+  return part;
 }
 
 // False: a tensor does not belong to the layout, or does not lie in the region.
@@ -56,15 +58,38 @@ bool AddTensors(v1::PublishObject& object, const Layout& layout, const RegionMem
   if (tensors.layer >= layout.layers.size()) return false;
   const auto* linear = std::get_if<LinearLayer>(&layout.layers[tensors.layer]);
   if (linear == nullptr) return false;
-  const uint64_t element = ElementBytes(linear->state_dtype);
-  const uint64_t row = uint64_t{linear->value_heads} * linear->d_k * element;  // of all heads' matrices, one value wide
-  const auto add = [&](PartForm form, const std::byte* data, uint64_t bytes) {
-    return data == nullptr || AddPart(object, region, region_id, tensors.layer, form, data, bytes);
+  const uint64_t element = ElementBytes(linear->state_dtype), heads = linear->value_heads;
+  const auto add = [&](PartForm form, const void* data, uint64_t bytes) {
+    const auto* const at = static_cast<const std::byte*>(data);
+    return data == nullptr || AddPart(object, region, region_id, tensors.layer, form, at, bytes) != nullptr;
   };
-  return add(PartForm::kTransitionDense, tensors.transition, row * linear->d_k) &&
-         add(PartForm::kState, tensors.state, row * linear->d_v) &&
+  const uint64_t transition = TransitionBytes(TupleShapeOf(*linear), linear->state_dtype, linear->transition);
+  return add(TransitionFormOf(linear->transition), tensors.transition, heads * transition) &&
+         add(PartForm::kState, tensors.state, heads * linear->d_k * linear->d_v * element) &&
+         add(PartForm::kStateExponents, tensors.state_exponents, heads * sizeof(int32_t)) &&
          (linear->conv_channels == 0 || add(PartForm::kConvTail, tensors.conv_tail,
                                             uint64_t{linear->conv_kernel - 1} * linear->conv_channels * element));
+}
+
+// False as above. Whether the forms fit the layer, the daemon says.
+bool AddRun(v1::PublishObject& object, const Layout& layout, const RegionMemory& region, uint64_t region_id,
+            const PublishParts::Run& run) {
+  const TransitionRun& heads = run.heads;
+  if (heads.layer >= layout.layers.size()) return false;
+  const auto* linear = std::get_if<LinearLayer>(&layout.layers[heads.layer]);
+  if (linear == nullptr || heads.heads == 0 || heads.heads > linear->value_heads) return false;
+  const uint64_t unit = TransitionBytes(TupleShapeOf(*linear), linear->state_dtype, heads.form, heads.rank);
+  const PartForm form = TransitionFormOf(heads.form);
+  v1::PartSource* const part =
+      unit == 0 ? object.add_parts()
+                : AddPart(object, region, region_id, heads.layer, form, run.units, heads.heads * unit);
+  if (part == nullptr) return false;
+  part->set_layer(heads.layer);
+  part->set_form(static_cast<uint32_t>(form));
+  part->set_first_head(heads.first_head);
+  part->set_heads(heads.heads);
+  part->set_rank(heads.rank);
+  return true;
 }
 
 absl::StatusOr<std::vector<PublishOutcome>> AskPublish(internal::Connection& connection,
@@ -109,6 +134,9 @@ std::optional<PublishOutcome> Model::Impl::Describe(const Publication& publicati
   if (!region_id.has_value()) return PublishOutcome::kBusy;  // the daemon has no room for it now, and was not asked
   for (const PublishParts::Linear& tensors : parts.linear) {
     if (!AddTensors(object, opened->layout(), region, *region_id, tensors)) return PublishOutcome::kBadSource;
+  }
+  for (const PublishParts::Run& run : parts.runs) {
+    if (!AddRun(object, opened->layout(), region, *region_id, run)) return PublishOutcome::kBadSource;
   }
   return std::nullopt;
 }

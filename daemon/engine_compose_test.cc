@@ -118,7 +118,7 @@ TEST_F(EngineComposeSeamlessTest, ComposesAllLayersWithTheKernelsBits) {
   EXPECT_EQ(expected, Memory());
 }
 
-// Shapes of families that no model may have yet: what the layout says reaches the kernels.
+// What the layout says reaches the kernels.
 TEST(ShapeOf, TakesEverythingFromTheLayout) {
   LinearLayer layer{.family = LinearFamily::kLightning,
                     .key_heads = 2,

@@ -1,7 +1,10 @@
 // Bringing objects in: Reserve, Publish, Abandon.
 #include <map>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
@@ -42,12 +45,54 @@ struct Sources {
     std::shared_ptr<const Region> region;  // null: unknown
     uint64_t offset = 0;
   };
+  // A declared run of transitions, and which of the object's parts it is.
+  struct Run {
+    TransitionRun run;
+    int part = 0;
+  };
+  using Name = std::tuple<uint32_t, PartForm, uint32_t>;  // layer, form, first head
+  std::string field;
   storage::ReservationId reservation = 0;
-  std::map<std::pair<uint32_t, PartForm>, Tensor> tensors;
+  std::map<Name, Tensor> tensors;
+  std::vector<Run> runs;
   std::shared_ptr<const Pages> pages;  // null: unknown, or none needed
   std::vector<int32_t> page_table;
   uint64_t first_position = 0;
 };
+
+bool IsTensor(PartForm form) {
+  return IsTransition(form) || form == PartForm::kState || form == PartForm::kConvTail ||
+         form == PartForm::kStateExponents;
+}
+
+// Adds one part. What only the reservation's plan can tell is checked later.
+absl::Status ReadPart(const std::string& field, int index, const v1::PartSource& part, const Session& session,
+                      Sources& sources) {
+  const auto form = static_cast<PartForm>(part.form());
+  if (part.form() != static_cast<uint32_t>(form) || !IsTensor(form)) {
+    return Bad(field, ".form: not a tensor of a linear layer");
+  }
+  const std::optional<TransitionKind> transition = TransitionKindOf(form);
+  if (part.heads() > 0 && transition.has_value()) {
+    sources.runs.push_back({{part.layer(), part.first_head(), part.heads(), *transition, part.rank()}, index});
+  } else if (part.heads() > 0) {
+    return Bad(field, ".heads: only transitions are of some heads");
+  } else if (part.first_head() > 0) {
+    return Bad(field, ".first_head: of no heads");
+  } else if (part.rank() > 0) {
+    return Bad(field, ".rank: of no heads");
+  }
+  if (form == PartForm::kTransitionZero) {
+    if (part.heads() == 0) return Bad(field, ".heads: must be given");
+    const bool somewhere = part.region() != 0 || part.offset() != 0;
+    return somewhere ? Bad(field, ".region: zero transitions lie nowhere") : absl::OkStatus();
+  }
+  const Sources::Tensor tensor{session.FindRegion(part.region()), part.offset()};
+  if (!sources.tensors.emplace(std::tuple(part.layer(), form, part.first_head()), tensor).second) {
+    return Bad(field, ": the same part is given twice");
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishObject& object, const Session& session) {
   if (object.provenance() == static_cast<uint32_t>(Provenance::kComposed)) {
@@ -55,19 +100,10 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
   }
   if (object.provenance() != static_cast<uint32_t>(Provenance::kExact)) return Bad(field, ".provenance: unknown");
   if (object.first_position() > kMaxPosition) return Bad(field, ".first_position: out of range");
-  Sources sources;
-  sources.reservation = object.reservation();
+  Sources sources{.field = field, .reservation = object.reservation()};
   for (int i = 0; i < object.parts_size(); ++i) {
-    const v1::PartSource& part = object.parts(i);
-    const auto form = static_cast<PartForm>(part.form());
-    if (part.form() != static_cast<uint32_t>(form) ||
-        (form != PartForm::kTransitionDense && form != PartForm::kState && form != PartForm::kConvTail)) {
-      return Bad(field, ".parts[", i, "].form: not a tensor of a linear layer");
-    }
-    const Sources::Tensor tensor{session.FindRegion(part.region()), part.offset()};
-    if (!sources.tensors.emplace(std::pair{part.layer(), form}, tensor).second) {
-      return Bad(field, ".parts[", i, "]: the same part is given twice");
-    }
+    const std::string part = absl::StrCat(field, ".parts[", i, "]");
+    if (absl::Status status = ReadPart(part, i, object.parts(i), session, sources); !status.ok()) return status;
   }
   sources.pages = session.FindPages(object.pages_id());
   if (static_cast<uint64_t>(object.page_table_size()) > limits::kMaxPromptTokens) {
@@ -78,6 +114,19 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
   return sources;
 }
 
+// The plan with the forms that the sources declare. INVALID_ARGUMENT names the field.
+absl::StatusOr<ObjectHeader> PlanSources(const Sources& sources, const ObjectHeader& plan) {
+  std::vector<TransitionRun> runs;
+  for (const auto& [run, part] : sources.runs) {
+    const absl::Status status = CheckRun(plan, run);
+    if (!status.ok()) return Bad(sources.field, ".parts[", part, "].", status.message());
+    runs.push_back(run);
+  }
+  absl::StatusOr<ObjectHeader> planned = PlanForms(plan, runs);
+  if (!planned.ok()) return Bad(sources.field, ".parts: ", planned.status().message());
+  return planned;
+}
+
 // What keeps a publish's memory mapped while it is read.
 struct Kept {
   std::vector<std::shared_ptr<const Region>> regions;
@@ -85,7 +134,7 @@ struct Kept {
 };
 
 // Nothing when the sources do not have every part of `plan`, and nothing else, inside their regions and pages.
-std::optional<storage::PublishSource> Fit(const Sources& sources, const ObjectHeader& plan) {
+std::optional<storage::PublishSource> Fit(const Sources& sources, ObjectHeader plan) {
   auto kept = std::make_shared<Kept>();
   storage::PublishSource fitted;
   bool has_rows = false;
@@ -94,11 +143,12 @@ std::optional<storage::PublishSource> Fit(const Sources& sources, const ObjectHe
       has_rows = true;
       continue;
     }
-    const auto found = sources.tensors.find({part.layer, part.form});
+    if (part.Empty()) continue;
+    const auto found = sources.tensors.find({part.layer, part.form, part.head_group});
     if (found == sources.tensors.end() || found->second.region == nullptr) return std::nullopt;
     const auto& [region, offset] = found->second;
-    if (offset % sizeof(float) != 0 || !region->Contains(offset, part.Bytes())) return std::nullopt;
-    fitted.tensors.push_back({part.layer, part.form, region->data() + offset});
+    if (offset % ElementBytes(part.dtype) != 0 || !region->Contains(offset, part.Bytes())) return std::nullopt;
+    fitted.tensors.push_back({part.layer, part.form, region->data() + offset, part.head_group});
     kept->regions.push_back(region);
   }
   if (fitted.tensors.size() != sources.tensors.size()) return std::nullopt;
@@ -112,6 +162,7 @@ std::optional<storage::PublishSource> Fit(const Sources& sources, const ObjectHe
     fitted.first_position = sources.first_position;
     kept->pages = pages;
   }
+  fitted.plan = std::move(plan);
   fitted.keep = std::move(kept);
   return fitted;
 }
@@ -174,16 +225,24 @@ void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply*
     const storage::SessionId id = session->about().id;
     const int count = static_cast<int>(objects->size());
     if (count == 0) return done(absl::OkStatus());
+    std::vector<std::optional<ObjectHeader>> plans;  // none: an unknown reservation
+    for (const Sources& sources : *objects) {
+      plans.emplace_back();
+      const ObjectHeader* reserved = cache_.Planned(id, sources.reservation);
+      if (reserved == nullptr) continue;
+      absl::StatusOr<ObjectHeader> plan = PlanSources(sources, *reserved);
+      if (!plan.ok()) return done(plan.status());  // before anything has changed
+      plans.back() = *std::move(plan);
+    }
     reply->mutable_outcomes()->Resize(count, 0);
     auto call = std::make_shared<PublishCall>(PublishCall{reply, done, count});
     for (int i = 0; i < count; ++i) {
       const Sources& sources = (*objects)[i];
-      const ObjectHeader* plan = cache_.Planned(id, sources.reservation);
-      if (plan == nullptr) {
+      if (!plans[i].has_value()) {
         call->Set(i, PublishOutcome::kUnknownReservation);
         continue;
       }
-      std::optional<storage::PublishSource> fitted = Fit(sources, *plan);
+      std::optional<storage::PublishSource> fitted = Fit(sources, *std::move(plans[i]));
       if (!fitted.has_value()) {
         cache_.Abandon(id, sources.reservation);
         call->Set(i, PublishOutcome::kBadSource);

@@ -170,10 +170,6 @@ TEST_F(EngineRefusalTest, MalformedOpenModelIsRefusedByName) {
           {"shard.tensor_parallel_size", [](R& r) { r.mutable_shard()->set_tensor_parallel_size(2); }},
           {"shard.first_layer", [](R& r) { r.mutable_shard()->set_first_layer(1); }},
           {"shard.layer_count", [](R& r) { r.mutable_shard()->set_layer_count(1); }},
-          {"layout.layers[0].family",
-           with_layout([](Layout& l) { std::get<LinearLayer>(l.layers[0]).family = LinearFamily::kKda; })},
-          {"layout.layers[0].state_dtype",
-           with_layout([](Layout& l) { std::get<LinearLayer>(l.layers[0]).state_dtype = DType::kF16; })},
       });
 }
 
@@ -273,6 +269,18 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
           {"objects[0].first_position", [](P& r) { r.mutable_objects(0)->set_first_position(~uint64_t{0}); }},
           {"objects[0].parts[0].form", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(4); }},
           {"objects[0].parts[0].form", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(258); }},
+          {"objects[0].parts[1].heads: only transitions",
+           [](P& r) { r.mutable_objects(0)->mutable_parts(1)->set_heads(1); }},
+          {"objects[0].parts[0].first_head: of no heads",
+           [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_first_head(1); }},
+          {"objects[0].parts[0].rank: of no heads", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_rank(1); }},
+          {"objects[0].parts[0].heads: must be given",
+           [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(12); }},
+          {"objects[0].parts[0].region: zero transitions",
+           [](P& r) {
+             r.mutable_objects(0)->mutable_parts(0)->set_form(12);
+             r.mutable_objects(0)->mutable_parts(0)->set_heads(2);
+           }},
           {"objects[0].parts[3]: the same part",
            [](P& r) { *r.mutable_objects(0)->add_parts() = r.objects(0).parts(0); }},
           {"objects[0].page_table: more than",
@@ -296,6 +304,51 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
                                                            for (uint64_t i = 0; i < limits::kMaxReleasesPerCall; ++i)
                                                              *r.add_leases() = r.leases(0);
                                                          }}});
+  // None of that used the reservation up.
+  EXPECT_EQ(engine_.Publish(publish.objects(0)), PublishOutcome::kPublished);
+}
+
+// Forms that a segment's transitions cannot have: two dense heads of 8 × 8.
+TEST_F(EngineRefusalTest, FormsThatMakeNoSenseAreRefusedByName) {
+  const std::vector<int32_t> tokens = Ascending(24, 7);
+  const v1::ReserveResult reserved = engine_.Reserve(ObjectKind::kSegment, tokens);
+  auto publish = engine_.Make<v1::PublishRequest>();
+  *publish.add_objects() = engine_.Sources(ObjectKind::kSegment, reserved.reservation(), tokens.size());
+  using P = v1::PublishRequest;
+  using S = v1::PartSource;
+  const auto first = [](std::function<void(S&)> change) {
+    return [change](P& r) {
+      S* part = r.mutable_objects(0)->mutable_parts(0);
+      part->set_heads(2);
+      change(*part);
+    };
+  };
+  ExpectRefusals<P, v1::PublishReply>(
+      engine_, publish, absl::StatusCode::kInvalidArgument,
+      {
+          {"objects[0].parts[0].layer: 1 has no transitions", first([](S& part) { part.set_layer(1); })},
+          {"objects[0].parts[0].layer: 9 has no transitions", first([](S& part) { part.set_layer(9); })},
+          {"objects[0].parts[0].first_head: 2 is not one of 2", first([](S& part) { part.set_first_head(2); })},
+          {"objects[0].parts[0].heads: 3 from head 0", first([](S& part) { part.set_heads(3); })},
+          {"objects[0].parts[0].heads: 4294967295 from head 1",
+           first([](S& part) { part.set_first_head(1), part.set_heads(~uint32_t{0}); })},
+          {"objects[0].parts: layer 0: head 1 has no transition", first([](S& part) { part.set_heads(1); })},
+          {"objects[0].parts: layer 0: head 0 has no transition",
+           first([](S& part) { part.set_first_head(1), part.set_heads(1); })},
+          {"objects[0].parts: layer 0: head 1 has two transitions",
+           [&](P& r) {
+             first([](S&) {})(r);
+             S* zero = r.mutable_objects(0)->add_parts();
+             zero->set_form(12), zero->set_first_head(1), zero->set_heads(1);
+           }},
+          {"objects[0].parts[0].rank: only low rank", first([](S& part) { part.set_rank(1); })},
+          {"objects[0].parts[0].rank: must be at least 1", first([](S& part) { part.set_form(11); })},
+          {"objects[0].parts[0].rank: 4 takes no fewer bytes",
+           first([](S& part) { part.set_form(11), part.set_rank(4); })},
+          {"objects[0].parts[0].rank: 9 takes no fewer bytes",
+           first([](S& part) { part.set_form(11), part.set_rank(9); })},
+          {"objects[0].parts[0].form: not one", first([](S& part) { part.set_form(8); })},
+      });
   // None of that used the reservation up.
   EXPECT_EQ(engine_.Publish(publish.objects(0)), PublishOutcome::kPublished);
 }

@@ -43,6 +43,40 @@ TEST_F(EngineServiceTest, OpenModelNamesTheNamespace) {
   EXPECT_NE(reply.model(), engine_.model());
 }
 
+// Head 0 of rank 2, the others zero: the table says so, and the bytes of what was reserved for dense ones come back.
+TEST_F(EngineServiceTest, PublishesInDeclaredForms) {
+  Layout layout = SmallLayout();
+  auto& linear = std::get<LinearLayer>(layout.layers[0]);
+  linear.d_k = 128;
+  linear.value_heads = 4;
+  TestEngine engine(node_, layout);
+  engine.FillMemory();
+  const std::vector<int32_t> tokens = Ascending(24, 7);
+  const v1::ReserveResult reserved = engine.Reserve(ObjectKind::kSegment, tokens);
+  v1::PublishObject object = engine.Sources(ObjectKind::kSegment, reserved.reservation(), tokens.size());
+  v1::PartSource* low_rank = object.mutable_parts(0);
+  low_rank->set_form(static_cast<uint32_t>(PartForm::kTransitionLowRank));
+  low_rank->set_heads(1);
+  low_rank->set_rank(2);
+  v1::PartSource* zero = object.add_parts();
+  zero->set_form(static_cast<uint32_t>(PartForm::kTransitionZero));
+  zero->set_first_head(1);
+  zero->set_heads(3);
+  ASSERT_EQ(engine.Publish(object), PublishOutcome::kPublished);
+  const auto match = engine.Match(Ascending(28, 3), {4, 24});
+  ASSERT_TRUE(match.ok());
+  ASSERT_EQ(match->segments(1).miss_reason(), 0u);
+  const ObjectHeader natural = *PlanObject(layout, {}, {}, ObjectKind::kSegment, 24);
+  constexpr uint64_t kDense = 128 * 128 * 4, kLowRank = 128 * 4 + 2 * 2 * 128 * 4;
+  EXPECT_LE(match->segments(1).bytes(), natural.bytes - 4 * kDense + kLowRank + 256);
+  EXPECT_EQ(natural.Extents(), 2u);
+  ASSERT_EQ(match->segments(1).extents_size(), 1);
+  EXPECT_EQ(match->segments(1).extents(0).count(), 1u);
+  const auto landed = engine.Land(engine.LandRequest(match->lease(), {At(1, 4)}));
+  ASSERT_TRUE(landed.ok()) << landed.status();
+  EXPECT_THAT(*landed, ElementsAre(MissReason::kNone));
+}
+
 TEST_F(EngineServiceTest, MissThenPublishThenHit) {
   const std::vector<int32_t> prompt = Ascending(64, 1);
   auto match = engine_.Match(prompt, {16, 32, 6});

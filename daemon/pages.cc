@@ -19,17 +19,6 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-absl::Status Unsupported(size_t layer, absl::string_view what) {
-  return absl::UnimplementedError(absl::StrCat("layout.layers[", layer, "].", what));
-}
-
-absl::Status CheckSupported(size_t i, const LinearLayer& layer) {
-  if (layer.family != LinearFamily::kGdn) return Unsupported(i, "family: only gdn");
-  if (layer.transition != TransitionKind::kDense) return Unsupported(i, "transition: only dense");
-  if (layer.state_dtype != DType::kF32) return Unsupported(i, "state_dtype: only f32");
-  return absl::OkStatus();
-}
-
 absl::Status CheckShard(const v1::Shard& shard, size_t layers) {
   if (shard.first_layer() >= layers) return Bad("shard.first_layer: the layout has ", layers, " layers");
   if (shard.layer_count() > layers - shard.first_layer()) return Bad("shard.layer_count: beyond the layout's layers");
@@ -181,11 +170,6 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   if (absl::Status status = Validate(*layout); !status.ok()) return status;
   if (absl::Status status = CheckShard(request.shard(), layout->layers.size()); !status.ok()) return status;
   if (absl::Status status = CheckCost(request.cost()); !status.ok()) return status;
-  for (size_t i = 0; i < layout->layers.size(); ++i) {
-    const auto* linear = std::get_if<LinearLayer>(&layout->layers[i]);  // attention is served in every kind and type
-    if (linear == nullptr) continue;
-    if (absl::Status status = CheckSupported(i, *linear); !status.ok()) return status;
-  }
   auto model = std::make_shared<Model>();
   model->ns = MakeNamespace(tenant, *identity, *layout);
   model->layout = *std::move(layout);

@@ -23,8 +23,8 @@ namespace ashlar::daemon {
 
 // Immutable.
 struct Model {
-  // INVALID_ARGUMENT naming the field for what makes no sense, UNIMPLEMENTED naming it for what no kernel of this
-  // version can do: linear layers but fp32 gdn with dense transitions, and any shard that is not the whole.
+  // INVALID_ARGUMENT naming the field for what makes no sense, UNIMPLEMENTED naming it for what this version does not
+  // serve: any shard that is not the whole.
   static absl::StatusOr<std::shared_ptr<const Model>> Open(absl::string_view tenant,
                                                            const v1::OpenModelRequest& request);
 

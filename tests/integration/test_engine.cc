@@ -299,7 +299,7 @@ void TestEngine::ExpectTuples(const Match& match, size_t segment, const Tokens& 
   const std::vector<MappedTuple>* tuples = match.tuples(segment);
   ASSERT_NE(tuples, nullptr);
   ASSERT_EQ(tuples->size(), layout_.layers.size());
-  const auto expect = [&](uint32_t layer, PartForm form, uint64_t first, const float* mapped, uint64_t floats) {
+  const auto expect = [&](uint32_t layer, PartForm form, uint64_t first, const void* mapped, uint64_t floats) {
     std::vector<float> content(floats);
     Content(kind, run, layer, form).Write(content.data(), first, floats);
     ASSERT_EQ(std::memcmp(mapped, content.data(), floats * sizeof(float)), 0) << "layer " << layer << " " << Name(form);
@@ -309,10 +309,9 @@ void TestEngine::ExpectTuples(const Match& match, size_t segment, const Tokens& 
     const kernels::HeadTuple* heads = tuple.view.heads;
     for (uint32_t head = 0; head < kValueHeads; ++head) {
       ASSERT_EQ(heads[head].form == kernels::TransitionForm::kDense, kind == ObjectKind::kSegment);
-      expect(layer, PartForm::kState, head * kDk * kDv, static_cast<const float*>(heads[head].state), kDk * kDv);
+      expect(layer, PartForm::kState, head * kDk * kDv, heads[head].state, kDk * kDv);
       if (kind != ObjectKind::kSegment) continue;
-      expect(layer, PartForm::kTransitionDense, head * kDk * kDk, static_cast<const float*>(heads[head].transition),
-             kDk * kDk);
+      expect(layer, PartForm::kTransitionDense, head * kDk * kDk, heads[head].transition, kDk * kDk);
     }
     expect(layer, PartForm::kConvTail, 0, tuple.conv_tail, (kConvKernel - 1) * kChannels);
   }

@@ -206,7 +206,9 @@ void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
     const uint64_t begin = prompt.SegmentStart(i) + (whole ? 0 : seams_.head);
     const uint64_t end = prompt.SegmentStart(i) + prompt.segment_lengths[i] - (whole ? 0 : seams_.tail);
     set.layers[i].clear();
-    for (const MappedTuple& tuple : *set.match->tuples(i)) set.layers[i].push_back({tuple.view, tuple.conv_tail});
+    for (const MappedTuple& tuple : *set.match->tuples(i)) {
+      set.layers[i].push_back({tuple.view, static_cast<const float*>(tuple.conv_tail)});  // its layout says fp32
+    }
     compute_to(begin);
     const auto count = static_cast<int64_t>(end - begin);
     set.chain.push_back(whole ? Step::Checkpoint(count, set.layers[i]) : Step::Cached(count, set.layers[i]));

@@ -1,0 +1,290 @@
+// Every linear family through a real daemon, its heads in mixed forms: the service composes and advances with the bits
+// of a process that has the kernels and maps the tuples, and both agree with the reference.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "client/client.h"
+#include "kernels/adaptive.h"
+#include "kernels/host/thread_pool.h"
+#include "kernels/testing/backends.h"
+#include "kernels/testing/linear_inputs.h"
+#include "kernels/testing/print.h"
+#include "proto/tuple_parts.h"
+#include "tests/integration/daemon_process.h"
+
+namespace ashlar::integration {
+namespace {
+
+using kernels::testing::Dtypes;
+using kernels::testing::Random;
+using kernels::testing::States;
+using kernels::testing::Tuple;
+
+constexpr uint64_t kPrefix = 4, kSegment = 8;
+constexpr uint64_t kRegionBytes = 4 << 20;
+
+// The layer that declares such a shape, without a convolution.
+LinearLayer LayerOf(const kernels::LinearShape& shape, kernels::DType state) {
+  LinearLayer layer{.family = static_cast<LinearFamily>(shape.family),
+                    .key_heads = static_cast<uint32_t>(shape.key_heads),
+                    .value_heads = static_cast<uint32_t>(shape.heads),
+                    .d_k = static_cast<uint32_t>(shape.d_k),
+                    .d_v = static_cast<uint32_t>(shape.d_v),
+                    .state_dtype = static_cast<DType>(state),
+                    .transition = static_cast<TransitionKind>(kernels::NaturalForm(shape.family)),
+                    .order = static_cast<StateOrderKind>(shape.order)};
+  if (shape.decay_table != nullptr) {
+    const int64_t numbers = shape.family == kernels::Family::kMamba1 ? int64_t{shape.d_k} * shape.d_v : 1;
+    layer.decay_table.assign(shape.decay_table, shape.decay_table + shape.heads * numbers);
+  }
+  if (shape.rotation.style != kernels::RopeStyle::kNone) {
+    layer.rope = {.kind = static_cast<RopeKind>(shape.rotation.style),
+                  .rotary_dim = static_cast<uint32_t>(shape.rotation.rotary_dim)};
+    layer.rope.frequencies.assign(shape.rotation.frequencies,
+                                  shape.rotation.frequencies + shape.rotation.rotary_dim / 2);
+  }
+  return layer;
+}
+
+// Wide enough for interiors of five tokens to be of low rank.
+kernels::testing::Layer WideLayer(Random& random, kernels::Family family, kernels::StateOrder order) {
+  for (;;) {
+    const kernels::testing::Layer layer = kernels::testing::RandomLayer(random, family, order, 48, {});
+    if (layer.shape().d_k >= 24) return layer;
+  }
+}
+
+// One family: a random prompt whose interiors are published by an engine of this test.
+class Family {
+ public:
+  Family(Client& client, Random& random, kernels::Family family, kernels::StateOrder order, Dtypes dtypes)
+      : dtypes_(dtypes),
+        prompt_(random, WideLayer(random, family, order), {.interiors = 3, .interior = 5}),
+        layout_{.page_tokens = 16, .layers = {LayerOf(prompt_.shape, dtypes.state)}},
+        region_(*client.HostRegion(kRegionBytes)),
+        model_(*client.OpenModel({.model_id = "forms", .weights_digest = "w"}, layout_)) {
+    // What the service is given stands at positions of its own; the match's prompt only names the segments.
+    for (uint64_t i = 0; i < kPrefix + kSegment * prompt_.tuples.size(); ++i) {
+      tokens_.push_back(static_cast<int32_t>(random.Integer(0, 1 << 30)));
+    }
+    lengths_.assign(1 + prompt_.tuples.size(), kSegment);
+    lengths_.front() = kPrefix;
+    // Of families that have no smaller form, some heads are given one by hand.
+    stored_ = kernels::testing::Rounded(prompt_.tuples, dtypes_);
+    for (Tuple& tuple : stored_) {
+      if (linear().transition != TransitionKind::kDense) tuple.MakeZero(0);
+    }
+  }
+
+  const LinearLayer& linear() const { return std::get<LinearLayer>(layout_.layers[0]); }
+
+  void PublishAll() {
+    for (size_t i = 0; i < stored_.size(); ++i) {
+      const ObjectRun run{.tokens = std::span(tokens_).subspan(kPrefix + kSegment * i, kSegment)};
+      const std::vector<Reservation> reservations = model_.Reserve({&run, 1});
+      ASSERT_TRUE(reservations[0].granted());
+      ASSERT_EQ(model_.Publish(reservations[0], Parts(i)), PublishOutcome::kPublished);
+    }
+    match_ = std::make_unique<Match>(model_.Lookup(Prompt{.tokens = tokens_, .segment_lengths = lengths_}));
+    for (size_t i = 0; i < stored_.size(); ++i) {
+      ASSERT_NE(match_->tuples(i + 1), nullptr);
+      views_.push_back((*match_->tuples(i + 1))[0].view);
+      views_.back().position = stored_[i].position;
+      segments_.push_back({static_cast<uint32_t>(i + 1), static_cast<uint64_t>(stored_[i].position)});
+    }
+  }
+
+  // How many heads of all tuples lie in a form.
+  int Count(kernels::TransitionForm form) const {
+    int count = 0;
+    for (const kernels::TupleView& view : views_) {
+      for (int32_t h = 0; h < prompt_.shape.heads; ++h) count += view.heads[h].form == form;
+    }
+    return count;
+  }
+
+  void ExpectComposes() {
+    const RunningState state = PlaceState();
+    const Composition done = model_.Compose(*match_, segments_, region_, {&state, 1});
+    ASSERT_EQ(done.reason(), MissReason::kNone);
+    States own = prompt_.initial;
+    kernels::ThreadPool pool(2);
+    const auto queue = kernels::Host().MakeQueue(&pool);
+    kernels::Host().Compose({.shape = prompt_.shape, .interiors = views_, .state = own.View()}, *queue).Wait();
+    ExpectBits(own, state);
+    kernels::testing::Runner reference(kernels::Reference());
+    const std::vector<Tuple> exact = Exact();
+    const States truth =
+        kernels::testing::Compose(reference, prompt_.shape, kernels::testing::Views(exact), prompt_.initial);
+    EXPECT_LE(kernels::testing::RelativeError(own, truth), Accepted());
+  }
+
+  void ExpectAdvances() {
+    const kernels::testing::Tokens inputs = prompt_.RunInputs();
+    const RunningState state = PlaceState();
+    const int64_t width = int64_t{prompt_.shape.heads} * prompt_.shape.d_v;
+    auto* const out = reinterpret_cast<float*>(Take(inputs.count * width * sizeof(float)));
+    std::memset(out, 0, inputs.count * width * sizeof(float));
+    std::vector<AdvanceStep> asked;
+    size_t interior = 0;
+    for (const kernels::testing::Prompt::Part& part : prompt_.parts) {
+      AdvanceStep step{.begin = part.begin, .end = part.end};
+      if (part.interior) step.segment = segments_[interior++];
+      if (part.interior || part.begin < part.end) asked.push_back(step);
+    }
+    const Composition done = model_.Advance(
+        match_.get(),
+        {.steps = asked, .region = region_, .state = state, .inputs = CopyIn(inputs), .out = out, .out_stride = width});
+    ASSERT_EQ(done.reason(), MissReason::kNone);
+    States own = prompt_.initial;
+    std::vector<float> own_out(inputs.count * width);
+    const auto queue = kernels::Host().MakeQueue(nullptr);
+    kernels::Host()
+        .AdvanceSeam({.shape = prompt_.shape,
+                      .steps = prompt_.Steps(views_),
+                      .inputs = inputs.View(),
+                      .state = own.View(),
+                      .out = own_out.data(),
+                      .out_stride = width},
+                     *queue)
+        .Wait();
+    ExpectBits(own, state);
+    EXPECT_EQ(std::memcmp(out, own_out.data(), own_out.size() * sizeof(float)), 0);
+  }
+
+ private:
+  std::byte* Take(uint64_t bytes) {
+    std::byte* const at = region_.data() + used_;
+    used_ += (bytes + 63) / 64 * 64;
+    EXPECT_LE(used_, region_.size());
+    return at;
+  }
+
+  // Tuple `i` as an engine would hold it: dense transitions adapted, others as they are, head by head.
+  PublishParts Parts(size_t i) {
+    const Tuple& tuple = stored_[i];
+    const kernels::TupleView view = tuple.View();
+    const uint32_t heads = linear().value_heads;
+    const uint64_t state_bytes = tuple.states().count() * kernels::ElementBytes(dtypes_.state);
+    std::byte* const states = Take(heads * state_bytes);
+    for (uint32_t h = 0; h < heads; ++h) std::memcpy(states + h * state_bytes, view.heads[h].state, state_bytes);
+    int32_t* exponents = nullptr;
+    if (dtypes_.state == kernels::DType::kF16) {
+      exponents = reinterpret_cast<int32_t*>(Take(heads * sizeof(int32_t)));
+      for (uint32_t h = 0; h < heads; ++h) exponents[h] = view.heads[h].state_exponent;
+    }
+    PublishParts parts{.region = region_};
+    parts.linear.push_back({.state = states, .state_exponents = exponents});
+    const uint64_t unit = TransitionBytes(TupleShapeOf(linear()), linear().state_dtype, linear().transition);
+    std::byte* const transitions = Take(heads * unit);
+    if (linear().transition == TransitionKind::kDense) {
+      const uint64_t numbers = uint64_t{linear().d_k} * linear().d_k;
+      std::vector<float> computed(heads * numbers);
+      for (uint32_t h = 0; h < heads; ++h) {
+        std::memcpy(computed.data() + h * numbers, prompt_.tuples[i].View().heads[h].transition,
+                    numbers * sizeof(float));
+      }
+      const DenseTransitions dense{.computed = computed.data(), .stored = transitions};
+      parts.runs = AdaptTransitions(layout_, kSegment, {&dense, 1}, Epsilon(), nullptr);
+      return parts;
+    }
+    parts.runs.push_back({.heads = {.heads = 1, .form = TransitionKind::kZero}});
+    if (heads == 1) return parts;
+    parts.runs.push_back(
+        {.heads = {.first_head = 1, .heads = heads - 1, .form = linear().transition}, .units = transitions});
+    for (uint32_t h = 1; h < heads; ++h) std::memcpy(transitions + (h - 1) * unit, view.heads[h].transition, unit);
+    return parts;
+  }
+
+  double Epsilon() const { return dtypes_.state == kernels::DType::kF32 ? 1e-6 : kernels::kDefaultEpsilon; }
+  double Accepted() const {
+    return kernels::testing::Tolerance(dtypes_, 3) +
+           (linear().transition == TransitionKind::kDense ? 10 * Epsilon() : 0);
+  }
+  // The tuples before they were rounded, but for what was made zero by hand.
+  std::vector<Tuple> Exact() const {
+    std::vector<Tuple> exact = prompt_.tuples;
+    for (Tuple& tuple : exact) {
+      if (linear().transition != TransitionKind::kDense) tuple.MakeZero(0);
+    }
+    return exact;
+  }
+
+  RunningState PlaceState() {
+    const uint64_t bytes = prompt_.initial.count() * sizeof(float);
+    const RunningState state{.data = Take(prompt_.shape.heads * bytes)};
+    for (int32_t h = 0; h < prompt_.shape.heads; ++h)
+      std::memcpy(state.data + h * bytes, prompt_.initial.data(h), bytes);
+    return state;
+  }
+
+  kernels::TokenInputs CopyIn(const kernels::testing::Tokens& tokens) {
+    kernels::TokenInputs inputs = tokens.View();
+    const auto copy = [&](const std::vector<float>& from, const float*& to) {
+      if (from.empty()) return;
+      std::byte* const at = Take(from.size() * sizeof(float));
+      std::memcpy(at, from.data(), from.size() * sizeof(float));
+      to = reinterpret_cast<const float*>(at);
+    };
+    copy(tokens.q, inputs.q);
+    copy(tokens.k, inputs.k);
+    copy(tokens.v, inputs.v);
+    copy(tokens.g, inputs.g);
+    copy(tokens.beta, inputs.beta);
+    return inputs;
+  }
+
+  void ExpectBits(const States& own, const RunningState& daemons) const {
+    const uint64_t bytes = own.count() * sizeof(float);
+    for (int32_t h = 0; h < prompt_.shape.heads; ++h) {
+      EXPECT_EQ(std::memcmp(own.data(h), daemons.data + h * bytes, bytes), 0) << "head " << h;
+    }
+  }
+
+  const Dtypes dtypes_;
+  const kernels::testing::Prompt prompt_;
+  const Layout layout_;
+  const Region region_;
+  Model model_;
+  std::vector<int32_t> tokens_;
+  std::vector<uint64_t> lengths_;
+  std::vector<Tuple> stored_;
+  uint64_t used_ = 0;
+  std::unique_ptr<Match> match_;
+  std::vector<kernels::TupleView> views_;
+  std::vector<LandSegment> segments_;
+};
+
+TEST(Forms, EveryFamilyIsServedWithTheKernelsBits) {
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  Random random(seed);
+  DaemonProcess daemon;
+  const auto client = Client::Connect(daemon.client_options());
+  ASSERT_TRUE(client.ok()) << client.status();
+  using enum kernels::DType;
+  int zero = 0, low_rank = 0, dense = 0;
+  for (const kernels::Family name : kernels::testing::kFamilies) {
+    for (const Dtypes dtypes : {Dtypes{}, Dtypes{kF16, kF16}, Dtypes{kF16, kBF16}}) {
+      SCOPED_TRACE(testing::Message() << kernels::testing::Name(name) << " " << dtypes);
+      const auto order = static_cast<kernels::StateOrder>(random.Integer(1, 2));
+      Family family(**client, random, name, order, dtypes);
+      ASSERT_NO_FATAL_FAILURE(family.PublishAll());
+      zero += family.Count(kernels::TransitionForm::kZero);
+      low_rank += family.Count(kernels::TransitionForm::kLowRank);
+      dense += family.Count(kernels::TransitionForm::kDense);
+      ASSERT_NO_FATAL_FAILURE(family.ExpectComposes());
+      ASSERT_NO_FATAL_FAILURE(family.ExpectAdvances());
+    }
+  }
+  EXPECT_GT(zero, 0);
+  EXPECT_GT(low_rank, 0);
+  EXPECT_GT(dense, 0);
+}
+
+}  // namespace
+}  // namespace ashlar::integration
