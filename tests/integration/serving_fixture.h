@@ -65,7 +65,8 @@ struct ServingEngine {
     EXPECT_TRUE(hosted.ok()) << hosted.status();
     region = *hosted;
     pages = std::make_unique<refengine::PagePool>(config, kPageTokens, kPages, std::span(region.data(), region.size()));
-    auto opened = rag::CachedServing::Open(*client, runtime, *pages, region, kSeams, patience, compose);
+    auto opened =
+        rag::CachedServing::Open(*client, runtime, *pages, region, kSeams, {.patience = patience, .compose = compose});
     EXPECT_TRUE(opened.ok()) << opened.status();
     serving = std::move(*opened);
   }
@@ -84,7 +85,9 @@ struct ServingEngine {
 
 class Serving : public testing::Test {
  protected:
-  rag::Runtime runtime() { return {model_, engine_, kernels_, *queue_}; }
+  explicit Serving(const ModelConfig& config = WideConfig()) : config_(config) {}
+
+  rag::Runtime runtime() { return {model_, engine_, kernels_, *queue_, pool_}; }
 
   std::vector<float> FullRecompute(const RagPrompt& prompt) {
     std::vector<std::max_align_t> memory(
@@ -122,7 +125,7 @@ class Serving : public testing::Test {
     }
   }
 
-  const ModelConfig config_ = WideConfig();
+  const ModelConfig config_;
   const refengine::Model model_{config_};
   kernels::ThreadPool pool_{2};
   const kernels::Kernels& kernels_ = kernels::Host();

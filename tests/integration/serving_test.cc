@@ -122,5 +122,61 @@ TEST_F(Serving, ADaemonThatStandsStillForAWhileCostsTimeOnly) {
   ASSERT_TRUE(Eventually([&] { return engine.Serve(prompt).misses == 0; }));
 }
 
+// The kernels' families have scalar transitions, too, and layers whose keys turn: a segment's states stand elsewhere by
+// a turn that the position says.
+class ServingLightning : public Serving {
+ protected:
+  ServingLightning() : Serving(refengine::TinyLightningConfig(/*seed=*/5, /*blocks=*/2)) {}
+};
+
+TEST_F(ServingLightning, SetsPromptsFromSegmentsInAnyOrder) {
+  ServingEngine own(daemon_.client_options(), runtime());
+  ServingEngine asked(daemon_.client_options(), runtime(), {}, rag::ComposeBy::kDaemon);
+  own.Serve(MakeTestPrompt({1, 2, 3}));
+  EXPECT_EQ(own.serving->stored().heads.at(TransitionKind::kScalar),
+            3u * config_.linear_layers() * config_.linear.value_heads);
+  const RagPrompt turned = MakeTestPrompt({3, 1, 2});
+  const rag::Served served = own.Serve(turned);
+  EXPECT_EQ(served.hits, 4u);
+  EXPECT_EQ(served.computed_tokens, 3u * 16 + 12);
+  EXPECT_EQ(asked.Serve(turned).logits, served.logits) << "the same bits, whoever composes";
+  EXPECT_GT(asked.serving->daemon_advances(), 0u);
+
+  rag::Layer0Fidelity layer0(runtime(), pool_, static_cast<int64_t>(turned.tokens.size()));
+  own.serving->last().match.reset();
+  own.Serve(turned);
+  std::vector<std::byte> memory(refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages) + 64);
+  void* aligned = memory.data();
+  size_t room = memory.size();
+  std::align(64, room - 64, aligned, room);
+  refengine::PagePool pages(config_, kPageTokens, kPages, {static_cast<std::byte*>(aligned), memory.size() - 64});
+  const auto error = layer0.Measure(turned, own.serving->last(), pages);
+  ASSERT_TRUE(error.ok() && error->has_value()) << error.status();
+  EXPECT_LE((*error)->ashlar, 1e-5);
+  EXPECT_GE((*error)->zero_transition, 1e-2);
+}
+
+// What segments forget is not stored, and composed as what it is.
+TEST_F(Serving, StoresTransitionsInTheFormsThatTheirHeadsHave) {
+  ServingEngine engine(daemon_.client_options(), runtime());
+  const RagPrompt prompt = MakeTestPrompt({1, 2, 3});
+  engine.Serve(prompt);
+  const rag::StoredSegments& stored = engine.serving->stored();
+  EXPECT_EQ(stored.segments, 3u);
+  EXPECT_LE(stored.bytes, stored.own_bytes);
+  EXPECT_GT(stored.heads.at(TransitionKind::kZero), 0u);
+  EXPECT_GT(stored.heads.at(TransitionKind::kDense), 0u);
+  engine.Serve(prompt);
+  uint64_t zero = 0;
+  for (size_t segment = 1; segment < 4; ++segment) {
+    for (const MappedTuple& tuple : *engine.serving->last().match->tuples(segment)) {
+      for (int32_t head = 0; tuple.view.heads != nullptr && head < config_.linear.value_heads; ++head) {
+        zero += tuple.view.heads[head].form == kernels::TransitionForm::kZero;
+      }
+    }
+  }
+  EXPECT_EQ(zero, stored.heads.at(TransitionKind::kZero));
+}
+
 }  // namespace
 }  // namespace ashlar::integration

@@ -89,12 +89,12 @@ size_t RegionBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages
 absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& client, const Runtime& runtime,
                                                                    PagePool& pool, const Region& region,
                                                                    refengine::SeamWidths seams,
-                                                                   const Patience& patience, ComposeBy compose) {
+                                                                   const ServingOptions& options) {
   const ModelConfig& config = runtime.model.config();
   if (region.size() < RegionBytes(config, pool.page_tokens(), pool.pages())) {
     return absl::InvalidArgumentError("region: smaller than RegionBytes");
   }
-  std::unique_ptr<CachedServing> serving(new CachedServing(runtime, pool, region, seams, patience));
+  std::unique_ptr<CachedServing> serving(new CachedServing(runtime, pool, region, seams, options));
   const size_t pages_bytes = Align(PagePool::RequiredBytes(config, pool.page_tokens(), pool.pages()));
   serving->staging_ = Staging(config, region.data() + pages_bytes);
   const Layout layout = runtime.model.layout(static_cast<uint32_t>(seams.head), static_cast<uint32_t>(seams.tail),
@@ -103,7 +103,7 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& clien
   if (!model.ok()) return model.status();
   serving->model_ = *model;
   if (absl::Status status = serving->model_.DeclarePages(region, Geometry(config, pool)); !status.ok()) return status;
-  if (compose == ComposeBy::kDaemon) {
+  if (options.compose == ComposeBy::kDaemon) {
     auto advancer = DaemonAdvancer::Make(client, serving->model_, config);
     if (!advancer.ok()) return advancer.status();
     serving->advancer_ = *std::move(advancer);
@@ -131,19 +131,44 @@ absl::Status CachedServing::Prefill(ObjectKind kind, std::span<const int32_t> to
   return absl::OkStatus();
 }
 
-PublishParts CachedServing::Staged(ObjectKind kind, const Sequence& scratch) const {
+PublishParts CachedServing::Staged(ObjectKind kind, uint64_t tokens, const Sequence& scratch) const {
   const ModelConfig& config = runtime_.model.config();
+  const bool dense = config.linear.form() == kernels::TransitionForm::kDense;
   PublishParts parts{.region = region_, .page_table = scratch.page_table()};
+  std::vector<DenseTransitions> transitions;
   for (int32_t layer = 0; layer < config.layers(); ++layer) {
     if (config.is_attention(layer)) continue;
     const TupleBuffers& staged = staging_[config.kind_index(layer)];
     auto bytes = [](const float* floats) { return reinterpret_cast<const std::byte*>(floats); };
-    parts.linear.push_back({.layer = static_cast<uint32_t>(layer),
-                            .transition = kind == ObjectKind::kSegment ? bytes(staged.transition) : nullptr,
-                            .state = bytes(staged.state),
-                            .conv_tail = bytes(staged.conv_tail)});
+    PublishParts::Linear& linear = parts.linear.emplace_back();
+    linear = {
+        .layer = static_cast<uint32_t>(layer), .state = bytes(staged.state), .conv_tail = bytes(staged.conv_tail)};
+    if (kind != ObjectKind::kSegment) continue;
+    if (!dense) linear.transition = bytes(staged.transition);
+    transitions.push_back({.layer = linear.layer,
+                           .computed = staged.transition,
+                           .stored = reinterpret_cast<std::byte*>(staged.transition)});
+  }
+  if (kind == ObjectKind::kSegment && dense) {
+    parts.runs = AdaptTransitions(model_.layout(), tokens, transitions, options_.epsilon, &runtime_.workers);
   }
   return parts;
+}
+
+void CachedServing::Count(uint64_t tokens, const PublishParts& published) {
+  const refengine::LinearConfig& linear = runtime_.model.config().linear;
+  std::vector<TransitionRun> runs;
+  for (const PublishParts::Run& run : published.runs) runs.push_back(run.heads);
+  const absl::StatusOr<ObjectHeader> plan = PlanObject(model_.layout(), {}, {}, ObjectKind::kSegment, tokens);
+  const absl::StatusOr<ObjectHeader> stored = plan.ok() ? PlanForms(*plan, runs) : plan.status();
+  if (!stored.ok()) return;  // no segment
+  ++stored_.segments;
+  stored_.bytes += stored->bytes;
+  stored_.own_bytes += plan->bytes;
+  for (const TransitionRun& run : runs) stored_.heads[run.form] += run.heads;
+  if (!runs.empty()) return;
+  const auto heads = static_cast<uint64_t>(linear.value_heads) * published.linear.size();
+  stored_.heads[static_cast<TransitionKind>(linear.form())] += heads;
 }
 
 absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& match) {
@@ -167,8 +192,12 @@ absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& m
       break;  // no pages to fill with: what is missed is computed in its place
     }
     // At once, not all at the end: others find it while the next is computed, and one segment's staging is enough.
-    const PublishOutcome outcome = model_.Publish(reservations[i], Staged(runs[i].kind, scratch));
+    const PublishParts staged = Staged(runs[i].kind, runs[i].tokens.size(), scratch);
+    const PublishOutcome outcome = model_.Publish(reservations[i], staged);
     published |= outcome == PublishOutcome::kPublished;
+    if (outcome == PublishOutcome::kPublished && runs[i].kind == ObjectKind::kSegment) {
+      Count(runs[i].tokens.size(), staged);
+    }
     if (outcome == PublishOutcome::kBusy) model_.Abandon(reservations[i]);  // a busy daemon keeps it for us
   }
   return published;
@@ -180,7 +209,7 @@ void CachedServing::FreeQuietSlots() {
 
 absl::Status CachedServing::NewSequence(const RagPrompt& prompt, SetPrompt& set) {
   set.sequence = std::make_unique<Sequence>(runtime_.model.config(), pool_);
-  const auto give_up = std::chrono::steady_clock::now() + patience_.quiet;
+  const auto give_up = std::chrono::steady_clock::now() + options_.patience.quiet;
   while (!set.sequence->Reserve(static_cast<int64_t>(prompt.tokens.size()))) {
     if (quarantined_.empty()) return absl::ResourceExhaustedError("pages: too few for this prompt");
     if (std::chrono::steady_clock::now() >= give_up) {
@@ -232,11 +261,11 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
   Landing landing = model_.Land(*set.match, set.sequence->page_table(), wanted);
   options.on_layer = [&](int32_t layer) {
     return !config.is_attention(layer) ||
-           landing.WaitLayers(static_cast<uint32_t>(config.kind_index(layer)) + 1, patience_.land);
+           landing.WaitLayers(static_cast<uint32_t>(config.kind_index(layer)) + 1, options_.patience.land);
   };
   if (advancer_ != nullptr && advancer_->Begin(*set.match, set.layers)) options.advancer = advancer_.get();
   const absl::Status advanced = runtime_.engine.Advance(*set.sequence, set.chain, options);
-  const std::vector<MissReason> verdict = landing.Wait(patience_.land);
+  const std::vector<MissReason> verdict = landing.Wait(options_.patience.land);
   bool landed = true;
   for (size_t i = 0; i < wanted.size(); ++i) {
     set.landed[wanted[i].segment] = verdict[i] == MissReason::kNone;

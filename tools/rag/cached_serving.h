@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -40,13 +41,32 @@ struct Patience {
 // Whose kernels compose: the engine's, or the daemon's, layer by layer (Model::Advance).
 enum class ComposeBy : uint8_t { kEngine, kDaemon };
 
+// ‖T − T̃‖₂ that a published transition may be wrong by. The tuples are fp32: a state behind an interior errs by about
+// this much of its norm, and is to stay as near to full recompute (1e-5) as it is without. What 16 bits round away
+// alone is three hundred times as much (kernels::kDefaultEpsilon).
+inline constexpr double kPublishedEpsilon = 1e-6;
+
+struct ServingOptions {
+  Patience patience;
+  ComposeBy compose = ComposeBy::kEngine;
+  double epsilon = kPublishedEpsilon;  // 0: every transition is stored as it is
+};
+
+// What an engine's segments take in the cache.
+struct StoredSegments {
+  uint64_t segments = 0;
+  uint64_t bytes = 0;                        // of all of them
+  uint64_t own_bytes = 0;                    // if every transition had its layer's own form
+  std::map<TransitionKind, uint64_t> heads;  // how many transitions are stored in which form
+};
+
 class CachedServing {
  public:
   // `region` has RegionBytes and begins with the memory of `pool`; the client hosts or registered it.
   static absl::StatusOr<std::unique_ptr<CachedServing>> Open(Client& client, const Runtime& runtime,
                                                              refengine::PagePool& pool, const Region& region,
-                                                             refengine::SeamWidths seams, const Patience& patience = {},
-                                                             ComposeBy compose = ComposeBy::kEngine);
+                                                             refengine::SeamWidths seams,
+                                                             const ServingOptions& options = {});
 
   // What cannot be had from the cache is computed, with the engine's own kernels. RESOURCE_EXHAUSTED: the pool has too
   // few pages, also when what is missing stayed in quarantine for longer than Patience::quiet. `prompt` must outlive
@@ -55,6 +75,8 @@ class CachedServing {
 
   // The prompt that was served last, for looking at it again.
   SetPrompt& last() { return *last_; }
+  // Of the segments that this engine has published.
+  const StoredSegments& stored() const { return stored_; }
   // Layers that the daemon has advanced so far.
   uint64_t daemon_advances() const { return advancer_ == nullptr ? 0 : advancer_->advances(); }
 
@@ -66,14 +88,16 @@ class CachedServing {
   };
 
   CachedServing(const Runtime& runtime, refengine::PagePool& pool, const Region& region, refengine::SeamWidths seams,
-                const Patience& patience)
-      : runtime_(runtime), pool_(pool), region_(region), seams_(seams), patience_(patience) {}
+                const ServingOptions& options)
+      : runtime_(runtime), pool_(pool), region_(region), seams_(seams), options_(options) {}
 
   Match Lookup(const RagPrompt& prompt);
   // Prefills and publishes missed segments. True: at least one was published.
   absl::StatusOr<bool> Fill(const RagPrompt& prompt, const Match& match);
   absl::Status Prefill(ObjectKind kind, std::span<const int32_t> tokens, refengine::Sequence& scratch);
-  PublishParts Staged(ObjectKind kind, const refengine::Sequence& scratch) const;
+  // Says where the prefilled run's parts lie; a segment's transitions in the forms that `tokens` tokens leave them.
+  PublishParts Staged(ObjectKind kind, uint64_t tokens, const refengine::Sequence& scratch) const;
+  void Count(uint64_t tokens, const PublishParts& published);
 
   void FreeQuietSlots();
   // With pages for all of the prompt. Waits for pages in quarantine where others do not suffice.
@@ -88,10 +112,11 @@ class CachedServing {
   refengine::PagePool& pool_;
   const Region region_;
   const refengine::SeamWidths seams_;
-  const Patience patience_;
+  const ServingOptions options_;
   std::vector<refengine::TupleBuffers> staging_;  // one a linear layer
   Model model_;
   std::unique_ptr<DaemonAdvancer> advancer_;  // null: the engine composes
+  StoredSegments stored_;
   std::unique_ptr<SetPrompt> last_;
   std::vector<Quarantined> quarantined_;
 };

@@ -10,18 +10,30 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: ashlar-demo [--docs DIR] [--quick] [--json FILE] [--sections N] [--sections-per-prompt N] [--requests N]\n"
-    "                   [--threads N] [--seed N] [--compose engine|daemon]\n"
+    "                   [--threads N] [--seed N] [--compose engine|daemon] [--family gdn|lightning]\n"
+    "                   [--epsilon X]\n"
     "Answers questions about the text files in DIR (default /usr/share/common-licenses) four ways: full recompute, "
     "prefix\n"
     "cache, naive addition, Ashlar. Prints what was saved and what it cost in fidelity.\n"
     "  --quick   a small corpus and a dozen requests: a few minutes on 2 cores\n"
-    "  --compose whose kernels compose cached interiors and compute seams: the engine's (default), or the daemon's\n";
+    "  --compose whose kernels compose cached interiors and compute seams: the engine's (default), or the daemon's\n"
+    "  --family  of the linear layers: gated delta net (default), or lightning attention with RoPE inside its layers\n"
+    "  --epsilon how far a stored transition may be from the computed one, in the spectral norm; 0 to store it as it "
+    "is\n";
 
 bool ParseNumber(const char* name, const char* text, long least, long greatest, long* value) {
   char* end = nullptr;
   *value = std::strtol(text, &end, 10);
   if (*text != '\0' && *end == '\0' && *value >= least && *value <= greatest) return true;
   std::fprintf(stderr, "%s: must be a number from %ld to %ld, not '%s'\n", name, least, greatest, text);
+  return false;
+}
+
+bool ParseEpsilon(const char* text, double* value) {
+  char* end = nullptr;
+  *value = std::strtod(text, &end);
+  if (*text != '\0' && *end == '\0' && *value >= 0 && *value < 1) return true;
+  std::fprintf(stderr, "--epsilon: must be a number from 0 to below 1, not '%s'\n", text);
   return false;
 }
 
@@ -58,6 +70,14 @@ int Parse(int argc, char** argv, ashlar::rag::JobOptions& options, std::string& 
     } else if (name == "--seed") {
       if (!ParseNumber("--seed", value, 0, 1L << 31, &number)) return 2;
       options.seed = static_cast<uint64_t>(number);
+    } else if (name == "--epsilon") {
+      if (!ParseEpsilon(value, &options.epsilon)) return 2;
+    } else if (name == "--family") {
+      if (std::strcmp(value, "gdn") != 0 && std::strcmp(value, "lightning") != 0) {
+        return std::fprintf(stderr, "--family: must be gdn or lightning, not '%s'\n", value), 2;
+      }
+      const bool lightning = std::strcmp(value, "lightning") == 0;
+      options.family = lightning ? ashlar::kernels::Family::kLightning : ashlar::kernels::Family::kGdn;
     } else if (name == "--compose") {
       if (std::strcmp(value, "engine") != 0 && std::strcmp(value, "daemon") != 0) {
         return std::fprintf(stderr, "--compose: must be engine or daemon, not '%s'\n", value), 2;

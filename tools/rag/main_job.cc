@@ -49,7 +49,7 @@ class MainJob {
   explicit MainJob(const JobOptions& options)
       : options_(options),
         pool_(options.threads),
-        config_(refengine::DemoConfig(options.seed)),
+        config_(refengine::DemoConfig(options.seed, options.family)),
         model_(config_),
         kernels_(kernels::Host()),
         queue_(kernels_.MakeQueue(&pool_)),
@@ -61,7 +61,7 @@ class MainJob {
   absl::Status Prepare();
   absl::StatusOr<RequestResult> Request(const RagPrompt& prompt, const std::string& question);
   absl::Status OtherWidths(const RagPrompt& prompt, const std::vector<float>& full_logits);
-  Runtime runtime() { return {model_, engine_, kernels_, *queue_}; }
+  Runtime runtime() { return {model_, engine_, kernels_, *queue_, pool_}; }
 
   const JobOptions options_;
   kernels::ThreadPool pool_;
@@ -116,8 +116,8 @@ absl::Status MainJob::Prepare() {
   if (!region.ok()) return region.status();
   shared_pages_ = std::make_unique<PagePool>(config_, kPageTokens, pages, std::span(region->data(), region->size()));
   for (int64_t width : kWidths) {
-    auto serving =
-        CachedServing::Open(*client_, runtime(), *shared_pages_, *region, {width, width}, {}, options_.compose);
+    auto serving = CachedServing::Open(*client_, runtime(), *shared_pages_, *region, {width, width},
+                                       {.compose = options_.compose, .epsilon = options_.epsilon});
     if (!serving.ok()) return serving.status();
     ashlar_[width] = std::move(*serving);
   }
@@ -184,6 +184,8 @@ absl::StatusOr<RunResult> MainJob::Run() {
     PrintRequest(i + 1, *request);
     run.requests.push_back(std::move(*request));
   }
+  run.epsilon = options_.epsilon;
+  run.stored = ashlar_.at(kDefaultWidth)->stored();
   for (const auto& [width, errors] : logits_by_width_) {
     double sum = 0;
     for (double error : errors) sum += error;

@@ -17,6 +17,8 @@ struct JobOptions {
   int threads = 0;    // 0: the machine's cores
   uint64_t seed = 1;  // of weights and questions
   ComposeBy compose = ComposeBy::kEngine;
+  kernels::Family family = kernels::Family::kGdn;  // or kLightning
+  double epsilon = kPublishedEpsilon;
 };
 
 // Starts a daemon of its own, runs the job, prints as it goes.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <string>
 
 namespace ashlar::rag {
 namespace {
@@ -82,6 +83,37 @@ nlohmann::json ToJson(const RequestResult& request) {
   return json;
 }
 
+std::string Name(TransitionKind kind) {
+  static constexpr const char* kNames[] = {"scalar", "diagonal", "dense", "elementwise", "low_rank", "zero"};
+  return kNames[static_cast<size_t>(kind) - 1];
+}
+
+double PerSegment(const StoredSegments& stored, uint64_t bytes) {
+  return stored.segments == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(stored.segments);
+}
+
+void PrintStored(const RunResult& run) {
+  constexpr double kKiB = 1024;
+  const StoredSegments& stored = run.stored;
+  std::printf("\n  a stored segment takes %.0f KiB, in its layers' own forms %.0f KiB; transitions, ε = %.0e:",
+              PerSegment(stored, stored.bytes) / kKiB, PerSegment(stored, stored.own_bytes) / kKiB, run.epsilon);
+  uint64_t all = 0;
+  for (const auto& [form, heads] : stored.heads) all += heads;
+  for (const auto& [form, heads] : stored.heads) {
+    std::printf("  %s %.0f %%", Name(form).c_str(), 100.0 * static_cast<double>(heads) / static_cast<double>(all));
+  }
+}
+
+nlohmann::json ToJson(const StoredSegments& stored, double epsilon) {
+  nlohmann::json json = {{"epsilon", epsilon},
+                         {"segments", stored.segments},
+                         {"bytes_per_segment", PerSegment(stored, stored.bytes)},
+                         {"own_form_bytes_per_segment", PerSegment(stored, stored.own_bytes)}};
+  json["heads"] = nlohmann::json::object();
+  for (const auto& [form, heads] : stored.heads) json["heads"][Name(form)] = heads;
+  return json;
+}
+
 }  // namespace
 
 void PrintHeader() {
@@ -117,6 +149,7 @@ void PrintSummary(const RunResult& run) {
               Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; })));
   std::printf("\n  full recompute runs at %.2f of the FMA peak",
               Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; })));
+  PrintStored(run);
   std::printf("\n\n  layer-0 states behind each interior, worst relative L2:  ashlar %.1e   naive %.2f   T := 0 %.2f",
               layer0.ashlar, layer0.naive, layer0.zero_transition);
   std::printf("\n  first token's logits, mean relative L2:                  naive %.3f",
@@ -148,6 +181,7 @@ nlohmann::json ToJson(const RunResult& run) {
   summary["flop_floor_speedup"] =
       Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; }));
   summary["full_flops_ratio"] = Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; }));
+  summary["stored"] = ToJson(run.stored, run.epsilon);
   summary["layer0_state_rel_l2"] = ToJson(WorstLayer0(run));
   summary["logits_rel_l2"]["naive"] =
       Mean(Collect(run, Over::kEvery, [](const auto& r) { return r.ways.at("naive").logits_rel_l2; }));

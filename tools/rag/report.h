@@ -42,6 +42,8 @@ struct RunResult {
   int threads = 0;
   int64_t sections = 0;
   int64_t sections_per_prompt = 0;
+  double epsilon = 0;
+  StoredSegments stored;
 };
 
 void PrintHeader();

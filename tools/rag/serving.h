@@ -17,6 +17,7 @@ struct Runtime {
   refengine::Engine& engine;
   const kernels::Kernels& kernels;
   kernels::Queue& queue;  // for copies outside the engine
+  kernels::Workers& workers;
 };
 
 struct Served {

@@ -65,8 +65,8 @@ struct ModelConfig {
   }
 };
 
-// The demo's model: 8 layers, 32 million weights.
-ModelConfig DemoConfig(uint64_t seed = 1);
+// The demo's model: 8 layers, 32 million weights. `family`: gdn or lightning.
+ModelConfig DemoConfig(uint64_t seed = 1, kernels::Family family = kernels::Family::kGdn);
 // A model for tests: one or two blocks, every dimension different from every other.
 ModelConfig TinyConfig(uint64_t seed, int32_t blocks = 1);
 // The same with lightning's recurrence.
