@@ -30,11 +30,17 @@ struct Composition::Impl {
     return impl;
   }
 
+  // A daemon without room says so in its reply. gRPC says the same when it ends a call for want of memory, however far
+  // the daemon has come.
+  static MissReason ReasonOf(const absl::Status& status) {
+    return absl::IsResourceExhausted(status) ? MissReason::kDaemonUnavailable : internal::ToMissReason(status);
+  }
+
   // Waits for the answer of a call that has been started.
   void Conclude(internal::Deadline deadline) {
     const absl::StatusOr<v1::CompositionReply> reply = call->WaitReply(deadline);
     const size_t asked = segments.size();
-    reason = reply.ok() ? internal::ToMissReason(reply->miss_reason()) : internal::ToMissReason(reply.status());
+    reason = reply.ok() ? internal::ToMissReason(reply->miss_reason()) : ReasonOf(reply.status());
     if (reply.ok() && static_cast<size_t>(reply->segments_size()) == asked) {
       std::ranges::transform(reply->segments(), segments.begin(), [](uint32_t r) { return internal::ToMissReason(r); });
     } else if (reply.ok()) {

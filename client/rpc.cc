@@ -37,11 +37,14 @@ struct Rpc::Impl {
   using Method = grpc::Status (v1::Cache::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
 
   template <typename Request, typename Reply>
-  absl::Status Call(Method<Request, Reply> method, const Request& request, Reply& reply, Deadline deadline) {
+  absl::Status Call(Method<Request, Reply> method, const Request& request, Reply& reply, Deadline deadline,
+                    bool* sent = nullptr) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::ceil<std::chrono::system_clock::duration>(
                                                                 deadline - std::chrono::steady_clock::now()));
-    if (absl::Status status = Enter(context); !status.ok()) return status;
+    const absl::Status entered = Enter(context);
+    if (sent != nullptr) *sent = entered.ok();
+    if (!entered.ok()) return entered;
     const grpc::Status status = ((*stub).*method)(&context, request, &reply);
     Leave(context);
     const bool useless = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
@@ -110,8 +113,8 @@ absl::Status Rpc::AttachLease(const v1::AttachLeaseRequest& request, v1::AttachL
 absl::Status Rpc::Reserve(const v1::ReserveRequest& request, v1::ReserveReply& reply, Deadline deadline) {
   return impl_->Call(&v1::Cache::Stub::Reserve, request, reply, deadline);
 }
-absl::Status Rpc::Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::Publish, request, reply, deadline);
+absl::Status Rpc::Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline, bool& sent) {
+  return impl_->Call(&v1::Cache::Stub::Publish, request, reply, deadline, &sent);
 }
 absl::Status Rpc::Abandon(const v1::AbandonRequest& request, v1::AbandonReply& reply, Deadline deadline) {
   return impl_->Call(&v1::Cache::Stub::Abandon, request, reply, deadline);

@@ -38,7 +38,9 @@ class ReserveRequest;
 
 namespace ashlar::internal {
 
-// Thread-safe. Bounded: more than kMaxCalls at a time are refused with RESOURCE_EXHAUSTED.
+// Thread-safe. Bounded: more than kMaxCalls at a time are refused with RESOURCE_EXHAUSTED. The daemon answers so, too,
+// when a queue is full, and so does gRPC when it ends a call for want of memory, after the daemon has begun it or
+// before.
 class Rpc {
  public:
   static constexpr int kMaxCalls = 256;
@@ -56,7 +58,8 @@ class Rpc {
   absl::Status Match(const v1::MatchRequest& request, v1::MatchReply& reply, Deadline deadline);
   absl::Status AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply& reply, Deadline deadline);
   absl::Status Reserve(const v1::ReserveRequest& request, v1::ReserveReply& reply, Deadline deadline);
-  absl::Status Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline);
+  // `sent`: whether the daemon may have seen the request.
+  absl::Status Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline, bool& sent);
   absl::Status Abandon(const v1::AbandonRequest& request, v1::AbandonReply& reply, Deadline deadline);
   absl::Status Release(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, Deadline deadline);
 

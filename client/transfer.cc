@@ -28,15 +28,14 @@ PublishOutcome ToPublishOutcome(uint32_t wire) {
 }
 
 PublishOutcome ToPublishOutcome(const absl::Status& status) {
-  if (absl::IsResourceExhausted(status)) return PublishOutcome::kBusy;
   if (absl::IsInvalidArgument(status)) return PublishOutcome::kBadSource;
   return PublishOutcome::kUnavailable;
 }
 
-// True when the daemon itself refused: then it reads nothing. Any other failure leaves open how far it came.
+// True when the daemon itself refused: then it reads nothing. gRPC never ends a call with these codes by itself, as it
+// does with RESOURCE_EXHAUSTED when memory runs short. Any other failure leaves open how far the daemon came.
 bool Refused(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) || absl::IsInvalidArgument(status) || absl::IsUnauthenticated(status) ||
-         absl::IsNotFound(status) || absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status);
+  return absl::IsInvalidArgument(status) || absl::IsUnauthenticated(status);
 }
 
 // Null: it does not lie in the region.
@@ -99,11 +98,15 @@ absl::StatusOr<std::vector<PublishOutcome>> AskPublish(internal::Connection& con
   request.set_deadline_ns(connection.channel().InDaemonsClock(deadline));
   request.mutable_objects()->Add(objects.begin(), objects.end());
   v1::PublishReply reply;
-  const absl::Status status = connection.rpc().Publish(request, reply, deadline);
+  bool sent = false;
+  const absl::Status status = connection.rpc().Publish(request, reply, deadline, sent);
   if (!status.ok()) {
     // The caller takes our return for its sources being its own again. In doubt that is so from the deadline on, which
     // the daemon heeds too, or once it is dead.
-    if (!Refused(status)) connection.daemon().WaitDead(deadline);
+    if (sent && !Refused(status)) connection.daemon().WaitDead(deadline);
+    if (!sent && absl::IsResourceExhausted(status)) {
+      return std::vector<PublishOutcome>(objects.size(), PublishOutcome::kBusy);
+    }
     return status;
   }
   if (static_cast<size_t>(reply.outcomes_size()) != objects.size()) {

@@ -33,9 +33,12 @@ void EngineService::Compose(const v1::ComposeRequest& request, v1::CompositionRe
 
 void EngineService::Compose(const std::shared_ptr<Session>& session, std::shared_ptr<CompositionPlan> plan,
                             v1::CompositionReply* reply, Done done) {
-  OnLoop(session, Room::kRequest, done, [this, session, plan = std::move(plan), reply, done] {
+  const size_t interiors = plan->composition.interiors.size();
+  const Done refused = BusyAsData(done, [reply, interiors] {
+    Write({MissReason::kBusy, std::vector<MissReason>(interiors)}, reply);
+  });
+  OnLoop(session, Room::kRequest, refused, [this, session, plan = std::move(plan), interiors, reply, done] {
     const storage::SessionId id = session->about().id;
-    const size_t interiors = plan->composition.interiors.size();
     if (!session->metadata().landings.MayStart(plan->number)) {
       observer_.Composed(session->about().tenant, MissReason::kCancelled, 0);
       Write({MissReason::kCancelled, std::vector<MissReason>(interiors)}, reply);

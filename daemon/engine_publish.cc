@@ -221,7 +221,10 @@ void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply*
     objects->push_back(*std::move(sources));
   }
   const storage::Nanos deadline = request.deadline_ns();
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, objects, deadline, reply, done] {
+  const Done refused = BusyAsData(done, [reply, count = request.objects_size()] {
+    reply->mutable_outcomes()->Resize(count, static_cast<uint32_t>(PublishOutcome::kBusy));
+  });
+  OnLoop(*session, Room::kRequest, refused, [this, session = *session, objects, deadline, reply, done] {
     const storage::SessionId id = session->about().id;
     const int count = static_cast<int>(objects->size());
     if (count == 0) return done(absl::OkStatus());

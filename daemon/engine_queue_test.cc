@@ -15,6 +15,7 @@
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/engine_service.h"
 #include "daemon/metrics.h"
+#include "daemon/region.h"
 #include "daemon/rpc_server.h"
 #include "daemon/testing/node.h"
 #include "daemon/worker_pool.h"
@@ -27,6 +28,7 @@
 namespace ashlar::daemon {
 namespace {
 
+using ::testing::Each;
 using ::testing::HasSubstr;
 
 // The service alone, over a loop that a test can hold still.
@@ -113,6 +115,36 @@ TEST_F(BoundedQueueTest, AFullQueueAnswersAtOnceAndStillTakesReleases) {
   EXPECT_TRUE(release_future.get().ok());
   EXPECT_TRUE(quiesce_answer.get_future().get().ok());
   held_ = false;
+}
+
+// A status could come from gRPC as well, after the daemon has begun: only a reply says that nothing was.
+TEST_F(BoundedQueueTest, AFullQueueIsDataForCallsThatUseTheEnginesMemory) {
+  FillQueue();
+  v1::PublishRequest publish;
+  publish.set_session(session_->about().secret);
+  for (int i = 0; i < 2; ++i) publish.add_objects()->set_provenance(static_cast<uint32_t>(Provenance::kExact));
+  v1::PublishReply published;
+  absl::Status answer = absl::UnknownError("none yet");
+  service_->Publish(publish, &published, [&](absl::Status status) { answer = status; });
+  EXPECT_TRUE(answer.ok()) << answer;
+  EXPECT_THAT(published.outcomes(), Each(static_cast<uint32_t>(PublishOutcome::kBusy)));
+  EXPECT_EQ(published.outcomes_size(), 2);
+
+  constexpr size_t kBytes = 1 << 20;
+  v1::AdvanceRequest advance;
+  advance.set_session(session_->about().secret);
+  advance.set_model(model_);
+  advance.mutable_state()->set_region(
+      *session_->AddRegion(*Region::Register(MakeMemfd(kBytes, F_SEAL_SHRINK), kBytes)));
+  advance.mutable_state()->set_dtype(static_cast<uint32_t>(DType::kF32));
+  advance.set_lease("sixteen bytes ok");
+  advance.add_steps()->mutable_segment();
+  v1::CompositionReply composed;
+  answer = absl::UnknownError("none yet");
+  service_->Advance(advance, &composed, [&](absl::Status status) { answer = status; });
+  EXPECT_TRUE(answer.ok()) << answer;
+  EXPECT_EQ(composed.miss_reason(), static_cast<uint32_t>(MissReason::kBusy));
+  EXPECT_EQ(composed.segments_size(), 1);
 }
 
 TEST_F(BoundedQueueTest, ACallMayHaveAsManySegmentsAsTheLimitSays) {

@@ -29,6 +29,14 @@ void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done don
   if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
 }
 
+EngineService::Done EngineService::BusyAsData(Done done, std::function<void()> write_busy) {
+  return [done = std::move(done), write_busy = std::move(write_busy)](absl::Status status) {
+    if (!absl::IsResourceExhausted(status)) return done(std::move(status));
+    write_busy();
+    done(absl::OkStatus());
+  };
+}
+
 void EngineService::OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());

@@ -97,6 +97,11 @@ class EngineService {
   // Runs `work` on the metadata thread if the session is still open there; else, and when the queue is full, `done`.
   void OnLoop(std::shared_ptr<Session> session, Room room, Done done, std::function<void()> work);
 
+  // `done`, but RESOURCE_EXHAUSTED becomes OK with the reply that `write_busy` has written. For calls during which the
+  // daemon reads or writes the engine's memory: gRPC itself ends calls with that status when memory runs short, so as a
+  // status it would not prove that nothing was begun.
+  static Done BusyAsData(Done done, std::function<void()> write_busy);
+
   storage::Cache& cache_;
   storage::Observer& observer_;
   EventLoop& loop_;
