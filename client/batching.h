@@ -29,7 +29,7 @@ size_t CountForCall(std::span<const Item> items, size_t most, Weigh weigh) {
     const Load load = weigh(items[count]);
     sum.bytes += load.bytes;
     sum.lookups += load.lookups;
-    const bool fits = sum.bytes <= limits::kMaxMessageBytes - kRoom && sum.lookups <= limits::kMaxLookupsPerMatch;
+    const bool fits = sum.bytes <= limits::kMaxRequestBytes - kRoom && sum.lookups <= limits::kMaxLookupsPerMatch;
     if (count > 0 && !fits) break;
   }
   return count;

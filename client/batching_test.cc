@@ -41,7 +41,7 @@ TEST_F(Batching, CutsByNumberBytesAndLookups) {
   EXPECT_THAT(calls_, ElementsAre(2, 2, 1));
 
   calls_.clear();
-  constexpr size_t kHalf = limits::kMaxMessageBytes / 2;  // two leave no room for anything else
+  constexpr size_t kHalf = limits::kMaxRequestBytes / 2;  // two leave no room for anything else
   EXPECT_THAT(Ask({{kHalf}, {kHalf}, {kHalf}, {1}}, 64), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(calls_, ElementsAre(1, 1, 2));
 
@@ -51,7 +51,7 @@ TEST_F(Batching, CutsByNumberBytesAndLookups) {
   EXPECT_THAT(calls_, ElementsAre(2, 1, 1));
 
   calls_.clear();
-  EXPECT_THAT(Ask({{1}, {2 * limits::kMaxMessageBytes}, {1}}, 64), ElementsAre(0, 1, 2)) << "asked all the same";
+  EXPECT_THAT(Ask({{1}, {2 * limits::kMaxRequestBytes}, {1}}, 64), ElementsAre(0, 1, 2)) << "asked all the same";
   EXPECT_THAT(calls_, ElementsAre(1, 1, 1));
 }
 

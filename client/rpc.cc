@@ -24,8 +24,8 @@ absl::Status ToStatus(const grpc::Status& status) {
 
 grpc::ChannelArguments Arguments() {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(limits::kMaxMessageBytes);
-  arguments.SetMaxSendMessageSize(limits::kMaxMessageBytes);
+  arguments.SetMaxReceiveMessageSize(limits::kMaxReplyBytes);
+  arguments.SetMaxSendMessageSize(limits::kMaxRequestBytes);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // a call that failed is a miss, never made twice
   return arguments;
 }

@@ -186,7 +186,7 @@ TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
 // Whoever balances by health sends nothing more, while calls that were taken still finish.
 TEST_F(BoundedQueueTest, WhileCallsFinishTheStoppingDaemonIsNotServing) {
   const std::string socket = absl::StrCat("/tmp/ashlard_drain_", getpid(), ".sock");
-  auto server = RpcServer::Start(socket, *service_, metrics_);
+  auto server = RpcServer::Start(socket, {{{geteuid(), 0}}, 64}, *service_, metrics_);
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ(Health(socket, "ashlar.v1.Cache"), kServing);
   FillQueue();

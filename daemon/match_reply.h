@@ -26,7 +26,7 @@ class MatchReplyWriter {
   // What a message has left for hits beside every prompt's own fields and, for every other segment, a miss.
   static constexpr size_t kPromptBytes = 64, kMissBytes = 8;
   static constexpr size_t kHitBudget =
-      limits::kMaxMessageBytes - limits::kMaxPromptsPerCall * kPromptBytes - limits::kMaxLookupsPerMatch * kMissBytes;
+      limits::kMaxReplyBytes - limits::kMaxPromptsPerCall * kPromptBytes - limits::kMaxLookupsPerMatch * kMissBytes;
 
   explicit MatchReplyWriter(size_t hit_budget = kHitBudget) : budget_left_(hit_budget) {}
 
@@ -36,6 +36,6 @@ class MatchReplyWriter {
   size_t budget_left_;
 };
 
-static_assert(MatchReplyWriter::kHitBudget > limits::kMaxMessageBytes / 4 * 3, "a reply has room for hits");
+static_assert(MatchReplyWriter::kHitBudget > limits::kMaxReplyBytes / 4 * 3, "a reply has room for hits");
 
 }  // namespace ashlar::daemon

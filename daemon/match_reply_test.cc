@@ -96,8 +96,8 @@ TEST(MatchReply, TheLargestReplyFitsAMessage) {
     writer.Write(all_hit, out);
     out->add_checkpoint_positions(UINT64_MAX);
   }
-  EXPECT_LE(reply.ByteSizeLong(), limits::kMaxMessageBytes);
-  EXPECT_GE(reply.ByteSizeLong(), limits::kMaxMessageBytes / 4 * 3) << "no room is given away";
+  EXPECT_LE(reply.ByteSizeLong(), limits::kMaxReplyBytes);
+  EXPECT_GE(reply.ByteSizeLong(), limits::kMaxReplyBytes / 4 * 3) << "no room is given away";
   EXPECT_EQ(reply.prompts(0).segments(0).miss_reason(), kHit);
   EXPECT_EQ(reply.prompts(reply.prompts_size() - 1).segments(0).miss_reason(), kBusy);
 }

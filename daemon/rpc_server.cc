@@ -1,27 +1,34 @@
 #include "daemon/rpc_server.h"
 
+#include <google/protobuf/arena.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <sys/socket.h>
+#include <grpcpp/server_posix.h>
 
 #include <chrono>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.grpc.pb.h"
-#include "daemon/unix_socket.h"
+#include "daemon/request_gate.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
 namespace {
 
-// Calls of one connection that are answered at the same time; more wait in its client's gRPC.
-// For messages under way, of all connections together: what is larger than this waits in the sockets.
-constexpr size_t kMemoryForCalls = size_t{1} << 30;
-constexpr int kMaxConcurrentCalls = 1024;
+// What the connections of one kind may take. Memory is for messages under way, of all these connections together:
+// beyond it, gRPC resets calls and ends connections of this kind, whosever they are.
+struct Bounds {
+  size_t memory;
+  size_t request_bytes;
+  int calls_of_a_connection;  // answered at the same time; more wait in the client's gRPC
+};
+constexpr Bounds kOfATenant = {size_t{512} << 20, limits::kMaxRequestBytes, 1024};
+constexpr Bounds kOfStrangers = {size_t{16} << 20, 4096, 8};
+static_assert(kOfATenant.memory >= 8 * kOfATenant.request_bytes, "a tenant's engines do not wait for one another");
 // For last answers to leave. A connection that nobody uses, and whose client therefore does not read, cannot be waited
 // for.
 constexpr storage::Nanos kGoodbye = 100'000'000;
@@ -64,6 +71,31 @@ const grpc::Status& Stopping() {
   return status;
 }
 
+// Nothing that the daemon has not looked at is parsed: not from somebody without a session, if the call is not for
+// those as well, and not if it would become larger than the limits allow.
+enum class For { kSessions, kAnybody };
+template <typename Request>
+absl::Status Read(const grpc::ByteBuffer& bytes, For whom, const EngineService& service, Request* request) {
+  grpc::ByteBuffer shared(bytes);  // refers to the same memory
+  if (whom == For::kSessions) {
+    grpc::ProtoBufferReader reader(&shared);
+    if (absl::Status status = service.Admit(FindSession(reader)); !status.ok()) return status;
+  }
+  {
+    grpc::ProtoBufferReader reader(&shared);
+    if (absl::Status status = CheckCounts(*Request::descriptor(), reader); !status.ok()) return status;
+  }
+  grpc::ProtoBufferReader reader(&shared);
+  if (request->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
+  return absl::InvalidArgumentError("request: not a message of the call's type");
+}
+
+template <typename Message>
+void Write(const Message& message, grpc::ByteBuffer* bytes) {
+  bool own = false;
+  grpc::SerializationTraits<Message>::Serialize(message, bytes, &own);
+}
+
 // Measures one call that has entered, from its arrival.
 class CallTimer {
  public:
@@ -84,10 +116,10 @@ class CallTimer {
 
 // The stream of one landing. It deletes itself when gRPC is done with it, which is after Finish, which is after the
 // service's last callback.
-class LandStream final : public grpc::ServerWriteReactor<v1::LandEvent> {
+class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  LandStream(EngineService& service, const v1::LandRequest& request, CallTimer timer)
-      : service_(service), request_(request), timer_(timer) {
+  LandStream(EngineService& service, v1::LandRequest request, CallTimer timer)
+      : service_(service), request_(std::move(request)), timer_(timer) {
     service_.Land(request_, {[this](uint32_t layers) { Progress(layers); },
                              [this](absl::StatusOr<std::vector<MissReason>> verdict) { End(std::move(verdict)); }});
   }
@@ -128,15 +160,17 @@ class LandStream final : public grpc::ServerWriteReactor<v1::LandEvent> {
     if (writing_ || finished_) return;
     const bool verdict_to_write = end_.has_value() && end_->ok() && !verdict_written_;
     if (!broken_ && (verdict_to_write || layers_ > layers_written_)) {
-      event_.Clear();
-      event_.set_layers_done(layers_);
+      v1::LandEvent event;
+      event.set_layers_done(layers_);
       layers_written_ = layers_;
       if (verdict_to_write) {
-        event_.mutable_verdict();
-        for (MissReason reason : **end_) event_.mutable_verdict()->add_miss_reasons(static_cast<uint32_t>(reason));
+        event.mutable_verdict();
+        for (MissReason reason : **end_) event.mutable_verdict()->add_miss_reasons(static_cast<uint32_t>(reason));
         verdict_written_ = true;
       }
       writing_ = true;
+      event_.Clear();
+      ashlar::daemon::Write(event, &event_);
       StartWrite(&event_);
     } else if (end_.has_value()) {
       finished_ = true;
@@ -146,134 +180,198 @@ class LandStream final : public grpc::ServerWriteReactor<v1::LandEvent> {
   }
 
   EngineService& service_;
-  const v1::LandRequest& request_;
+  const v1::LandRequest request_;
   const CallTimer timer_;
 
   std::mutex mutex_;
   uint32_t layers_ = 0;  // guarded by mutex_, as all below; event_ also belongs to gRPC while writing_
   uint32_t layers_written_ = 0;
   std::optional<absl::StatusOr<std::vector<MissReason>>> end_;
-  v1::LandEvent event_;
+  grpc::ByteBuffer event_;
   bool verdict_written_ = false;
   bool writing_ = false;
   bool broken_ = false;  // nobody reads any more
   bool finished_ = false;
 };
 
-// A landing that comes too late.
-class RefusedStream final : public grpc::ServerWriteReactor<v1::LandEvent> {
+class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  RefusedStream() { Finish(Stopping()); }
+  explicit RefusedStream(const grpc::Status& why) { Finish(why); }
   void OnDone() override { delete this; }
 };
 
-class CacheService final : public v1::Cache::CallbackService {
+// Requests as they came, bytes.
+template <template <typename> typename... Methods>
+struct RawMethods {
+  using Service = v1::Cache::Service;
+};
+template <template <typename> typename First, template <typename> typename... Rest>
+struct RawMethods<First, Rest...> {
+  using Service = First<typename RawMethods<Rest...>::Service>;
+};
+using RawCache = RawMethods<v1::Cache::WithRawCallbackMethod_OpenModel, v1::Cache::WithRawCallbackMethod_CloseModel,
+                            v1::Cache::WithRawCallbackMethod_DeclarePages, v1::Cache::WithRawCallbackMethod_Match,
+                            v1::Cache::WithRawCallbackMethod_Reserve, v1::Cache::WithRawCallbackMethod_Publish,
+                            v1::Cache::WithRawCallbackMethod_Abandon, v1::Cache::WithRawCallbackMethod_Land,
+                            v1::Cache::WithRawCallbackMethod_Quiesce, v1::Cache::WithRawCallbackMethod_Advance,
+                            v1::Cache::WithRawCallbackMethod_Compose, v1::Cache::WithRawCallbackMethod_Release,
+                            v1::Cache::WithRawCallbackMethod_AttachLease>::Service;
+
+class CacheService final : public RawCache {
  public:
-  CacheService(EngineService& service, Metrics& metrics) : service_(service), metrics_(metrics) {}
-
-  CallsUnderWay& calls() { return calls_; }
-
-  using Context = grpc::CallbackServerContext;
-  using Reactor = grpc::ServerUnaryReactor;
-
-  Reactor* OpenModel(Context* context, const v1::OpenModelRequest* request, v1::OpenModelReply* reply) override {
-    return Unary(context, RpcMethod::kOpenModel, &EngineService::OpenModel, request, reply);
-  }
-  Reactor* CloseModel(Context* context, const v1::CloseModelRequest* request, v1::CloseModelReply* reply) override {
-    return Unary(context, RpcMethod::kCloseModel, &EngineService::CloseModel, request, reply);
-  }
-  Reactor* DeclarePages(Context* context, const v1::DeclarePagesRequest* request,
-                        v1::DeclarePagesReply* reply) override {
-    return Unary(context, RpcMethod::kDeclarePages, &EngineService::DeclarePages, request, reply);
-  }
-  Reactor* Match(Context* context, const v1::MatchRequest* request, v1::MatchReply* reply) override {
-    return Unary(context, RpcMethod::kMatch, &EngineService::Match, request, reply);
-  }
-  Reactor* Reserve(Context* context, const v1::ReserveRequest* request, v1::ReserveReply* reply) override {
-    return Unary(context, RpcMethod::kReserve, &EngineService::Reserve, request, reply);
-  }
-  Reactor* Publish(Context* context, const v1::PublishRequest* request, v1::PublishReply* reply) override {
-    return Unary(context, RpcMethod::kPublish, &EngineService::Publish, request, reply);
-  }
-  Reactor* Abandon(Context* context, const v1::AbandonRequest* request, v1::AbandonReply* reply) override {
-    return Unary(context, RpcMethod::kAbandon, &EngineService::Abandon, request, reply);
-  }
-  grpc::ServerWriteReactor<v1::LandEvent>* Land(Context*, const v1::LandRequest* request) override {
-    if (!calls_.Enter()) return new RefusedStream;
-    return new LandStream(service_, *request, CallTimer(calls_, metrics_, RpcMethod::kLand));
-  }
-  Reactor* Quiesce(Context* context, const v1::QuiesceRequest* request, v1::QuiesceReply* reply) override {
-    return Unary(context, RpcMethod::kQuiesce, &EngineService::Quiesce, request, reply);
-  }
-  Reactor* Advance(Context* context, const v1::AdvanceRequest* request, v1::CompositionReply* reply) override {
-    return Unary(context, RpcMethod::kAdvance, &EngineService::Advance, request, reply);
-  }
-  Reactor* Compose(Context* context, const v1::ComposeRequest* request, v1::CompositionReply* reply) override {
-    return Unary<v1::ComposeRequest, v1::CompositionReply>(context, RpcMethod::kCompose, &EngineService::Compose,
-                                                           request, reply);
-  }
-  Reactor* Release(Context* context, const v1::ReleaseRequest* request, v1::ReleaseReply* reply) override {
-    return Unary(context, RpcMethod::kRelease, &EngineService::Release, request, reply);
-  }
-  Reactor* AttachLease(Context* context, const v1::AttachLeaseRequest* request, v1::AttachLeaseReply* reply) override {
-    return Unary(context, RpcMethod::kAttachLease, &EngineService::AttachLease, request, reply);
-  }
+  CacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls)
+      : service_(service), metrics_(metrics), calls_(calls) {}
 
  private:
+  using Context = grpc::CallbackServerContext;
+  using Reactor = grpc::ServerUnaryReactor;
+  using Bytes = grpc::ByteBuffer;
+
+  Reactor* OpenModel(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kOpenModel, &EngineService::OpenModel, *request, reply);
+  }
+  Reactor* CloseModel(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kCloseModel, &EngineService::CloseModel, *request, reply);
+  }
+  Reactor* DeclarePages(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kDeclarePages, &EngineService::DeclarePages, *request, reply);
+  }
+  Reactor* Match(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kMatch, &EngineService::Match, *request, reply);
+  }
+  Reactor* Reserve(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kReserve, &EngineService::Reserve, *request, reply);
+  }
+  Reactor* Publish(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kPublish, &EngineService::Publish, *request, reply);
+  }
+  Reactor* Abandon(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kAbandon, &EngineService::Abandon, *request, reply);
+  }
+  grpc::ServerWriteReactor<Bytes>* Land(Context*, const Bytes* bytes) override {
+    if (!calls_.Enter()) return new RefusedStream(Stopping());
+    const CallTimer timer(calls_, metrics_, RpcMethod::kLand);
+    v1::LandRequest request;
+    if (const absl::Status read = Read(*bytes, For::kSessions, service_, &request); !read.ok()) {
+      timer.Finished(read.code());
+      return new RefusedStream(ToGrpc(read));
+    }
+    return new LandStream(service_, std::move(request), timer);
+  }
+  // Also for sessions that have ended.
+  Reactor* Quiesce(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kQuiesce, &EngineService::Quiesce, *request, reply, For::kAnybody);
+  }
+  Reactor* Advance(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kAdvance, &EngineService::Advance, *request, reply);
+  }
+  Reactor* Compose(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary<v1::ComposeRequest, v1::CompositionReply>(context, RpcMethod::kCompose, &EngineService::Compose,
+                                                           *request, reply);
+  }
+  Reactor* Release(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kRelease, &EngineService::Release, *request, reply);
+  }
+  Reactor* AttachLease(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kAttachLease, &EngineService::AttachLease, *request, reply);
+  }
+
   template <typename Request, typename Reply>
   Reactor* Unary(Context* context, RpcMethod method,
-                 void (EngineService::*call)(const Request&, Reply*, EngineService::Done), const Request* request,
-                 Reply* reply) {
+                 void (EngineService::*call)(const Request&, Reply*, EngineService::Done), const Bytes& bytes,
+                 Bytes* answer, For whom = For::kSessions) {
     Reactor* reactor = context->DefaultReactor();
     if (!calls_.Enter()) {
       reactor->Finish(Stopping());
       return reactor;
     }
-    (service_.*call)(*request, reply, [reactor, timer = CallTimer(calls_, metrics_, method)](absl::Status status) {
+    struct Messages {  // in one piece: the metadata thread frees them
+      google::protobuf::Arena arena;
+      Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
+      Reply& reply = *google::protobuf::Arena::CreateMessage<Reply>(&arena);
+    };
+    const auto messages = std::make_shared<Messages>();
+    const auto done = [reactor, messages, answer, timer = CallTimer(calls_, metrics_, method)](absl::Status status) {
+      if (status.ok()) Write(messages->reply, answer);
       reactor->Finish(ToGrpc(status));
       timer.Finished(status.code());
-    });
+    };
+    if (const absl::Status read = Read(bytes, whom, service_, &messages->request); !read.ok()) {
+      done(read);
+    } else {
+      (service_.*call)(messages->request, &messages->reply, done);
+    }
     return reactor;
   }
 
   EngineService& service_;
   Metrics& metrics_;
-  CallsUnderWay calls_;
+  CallsUnderWay& calls_;
 };
+
+// gRPC for connections of one kind. It listens nowhere: connections are given to it.
+struct Front {
+  std::unique_ptr<grpc::Service> service;
+  std::unique_ptr<grpc::Server> server;
+};
+
+Front MakeFront(std::unique_ptr<grpc::Service> service, const Bounds& bounds) {
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(static_cast<int>(bounds.request_bytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(limits::kMaxReplyBytes));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, bounds.calls_of_a_connection);
+  // A compressed message is bounded as it comes, and a thousand times as large when it has been expanded.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder.SetResourceQuota(grpc::ResourceQuota("rpc").Resize(bounds.memory));
+  builder.RegisterService(service.get());
+  Front front{std::move(service), builder.BuildAndStart()};
+  if (front.server != nullptr) {
+    front.server->GetHealthCheckService()->SetServingStatus(v1::Cache::service_full_name(), true);
+  }
+  return front;
+}
 
 }  // namespace
 
 struct RpcServer::Impl {
-  Impl(EngineService& service, Metrics& metrics) : service(service, metrics) {}
+  Impl(EngineService& service, Metrics& metrics) : service(service), metrics(metrics) {}
 
-  CacheService service;
-  BoundPath path;
-  std::unique_ptr<grpc::Server> server;
+  void Admit(UniqueFd socket, const storage::TenantId* tenant) {
+    std::lock_guard lock(mutex);
+    const auto kind = tenant == nullptr ? std::nullopt : std::optional(*tenant);
+    auto found = fronts.find(kind);
+    if (found == fronts.end()) {
+      // Health is all that strangers get.
+      Front front = tenant == nullptr ? MakeFront(std::make_unique<v1::Cache::CallbackService>(), kOfStrangers)
+                                      : MakeFront(std::make_unique<CacheService>(service, metrics, calls), kOfATenant);
+      if (front.server == nullptr) return;
+      if (stopping) front.server->GetHealthCheckService()->Shutdown();
+      found = fronts.emplace(kind, std::move(front)).first;
+    }
+    grpc::AddInsecureChannelFromFd(found->second.server.get(), socket.Release());
+  }
+
+  EngineService& service;
+  Metrics& metrics;
+  CallsUnderWay calls;
+
+  std::mutex mutex;
+  bool stopping = false;                                     // guarded by mutex, as below
+  std::map<std::optional<storage::TenantId>, Front> fronts;  // made when first needed; none: the strangers'
+
+  std::unique_ptr<RpcListener> listener;
 };
 
-absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& path, EngineService& service,
-                                                            Metrics& metrics) {
+absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& path, RpcListener::Options options,
+                                                            EngineService& service, Metrics& metrics) {
   grpc::EnableDefaultHealthCheckService(true);
   auto impl = std::make_unique<Impl>(service, metrics);
-  absl::StatusOr<PathClaim> claim = PathClaim::Take(path, SOCK_STREAM);
-  if (!claim.ok()) return claim.status();
-  grpc::ServerBuilder builder;
-  int bound = 0;
-  builder.AddListeningPort(absl::StrCat("unix:", path), grpc::InsecureServerCredentials(), &bound);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxMessageBytes));
-  builder.SetMaxSendMessageSize(static_cast<int>(limits::kMaxMessageBytes));
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentCalls);
-  builder.SetResourceQuota(grpc::ResourceQuota("rpc").Resize(kMemoryForCalls));
-  builder.RegisterService(&impl->service);
-  {
-    SocketUmask umask;
-    impl->server = builder.BuildAndStart();
-  }
-  if (impl->server == nullptr || bound == 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", path));
-  absl::StatusOr<BoundPath> adopted = BoundPath::Adopt(path);
-  if (!adopted.ok()) return adopted.status();
-  impl->path = *std::move(adopted);
-  impl->server->GetHealthCheckService()->SetServingStatus(v1::Cache::service_full_name(), true);
+  auto listener = RpcListener::Start(path, std::move(options),
+                                     [impl = impl.get()](UniqueFd socket, const storage::TenantId* tenant) {
+                                       impl->Admit(std::move(socket), tenant);
+                                     });
+  if (!listener.ok()) return listener.status();
+  impl->listener = *std::move(listener);
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(impl)));
 }
 
@@ -284,12 +382,18 @@ RpcServer::~RpcServer() {
 }
 
 void RpcServer::Stop(storage::Nanos grace) {
-  if (impl_->server == nullptr) return;
-  impl_->server->GetHealthCheckService()->Shutdown();  // every service, for good; still answered while calls finish
-  impl_->service.calls().Close(grace);
-  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::nanoseconds(kGoodbye));
-  impl_->server = nullptr;
-  impl_->path = {};
+  if (impl_->listener == nullptr) return;
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+    // Of every service, for good; still answered while calls finish.
+    for (const auto& [kind, front] : impl_->fronts) front.server->GetHealthCheckService()->Shutdown();
+  }
+  impl_->calls.Close(grace);
+  impl_->listener = nullptr;
+  const auto goodbye = std::chrono::system_clock::now() + std::chrono::nanoseconds(kGoodbye);
+  for (const auto& [kind, front] : impl_->fronts) front.server->Shutdown(goodbye);
+  impl_->fronts.clear();
 }
 
 }  // namespace ashlar::daemon

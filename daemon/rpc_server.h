@@ -1,4 +1,8 @@
-// gRPC in front of the engine service: a Unix socket, the callback API, the standard health service.
+// gRPC in front of the engine service: the callback API and the standard health service, on a Unix socket.
+//
+// Every tenant has a gRPC server of its own, with memory of its own for messages under way, and so have users of no
+// tenant, who may ask for the daemon's health and nothing else: when gRPC runs short of memory it ends calls and
+// connections of that server, and nobody else's.
 #pragma once
 
 #include <memory>
@@ -7,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/engine_service.h"
 #include "daemon/metrics.h"
+#include "daemon/rpc_listener.h"
 #include "storage/executor.h"
 
 namespace ashlar::daemon {
@@ -14,8 +19,8 @@ namespace ashlar::daemon {
 class RpcServer {
  public:
   // `service` and `metrics` must outlive the server. ALREADY_EXISTS when another daemon listens on `path`.
-  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& path, EngineService& service,
-                                                          Metrics& metrics);
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& path, RpcListener::Options options,
+                                                          EngineService& service, Metrics& metrics);
   // Stop(0).
   ~RpcServer();
 

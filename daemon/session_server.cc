@@ -1,6 +1,5 @@
 #include "daemon/session_server.h"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -12,6 +11,7 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -28,7 +28,6 @@ namespace {
 // says hello at once. Neither kind takes the place of a session.
 constexpr size_t kMaxWaiting = 64;
 constexpr storage::Nanos kPatience = 2'000'000'000;
-constexpr int kAcceptedPerTurn = 16;  // what others have said is read in between
 constexpr int kIdlePollMillis = 1000;
 
 using ConnectionId = uint64_t;
@@ -102,7 +101,6 @@ struct SessionServer::Impl {
 
   void Run();
   void Dispatch(uint64_t tag, uint32_t events);
-  void Accept();
   void Admit(UniqueFd socket);
   void Refuse(UniqueFd socket, const absl::Status& why);
   void Read(ConnectionId id);
@@ -116,7 +114,6 @@ struct SessionServer::Impl {
   uint32_t max_sessions = 0;
   UniqueFd epoll;
   Listener listener;
-  UniqueFd spare;  // given up to accept, and turn away, one more peer when descriptors run out
   const std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
   MonotonicClock clock;
   std::map<ConnectionId, Connection> connections;
@@ -143,7 +140,7 @@ void SessionServer::Impl::Run() {
 }
 
 void SessionServer::Impl::Dispatch(uint64_t tag, uint32_t events) {
-  if (tag == kListener) return Accept();
+  if (tag == kListener) return AcceptSome(listener, [this](UniqueFd socket) { Admit(std::move(socket)); });
   if (tag == kMailbox) {
     for (Mailbox::Letter& letter : mailbox->Take()) Deliver(std::move(letter));
     return;
@@ -155,39 +152,20 @@ void SessionServer::Impl::Dispatch(uint64_t tag, uint32_t events) {
   if ((events & (EPOLLHUP | EPOLLERR)) != 0) Close(id, "the socket was closed");
 }
 
-void SessionServer::Impl::Accept() {
-  for (int accepted = 0; accepted < kAcceptedPerTurn; ++accepted) {
-    UniqueFd socket(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket.valid()) {
-      Admit(std::move(socket));
-      continue;
-    }
-    if (errno == EINTR || errno == ECONNABORTED) continue;
-    if ((errno != EMFILE && errno != ENFILE) || !spare.valid()) return;
-    Log(LogLevel::kWarning, "no descriptors left: a session is turned away");
-    spare.Reset();
-    socket.Reset(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    socket.Reset();
-    spare.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  }
-}
-
 void SessionServer::Impl::Admit(UniqueFd socket) {
-  ucred credentials{};
-  socklen_t size = sizeof credentials;
-  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return;
-  const auto tenant = services.tenant_of_uid.find(credentials.uid);
+  const std::optional<ucred> peer = PeerOf(socket.get());
+  if (!peer.has_value()) return;
+  const auto tenant = services.tenant_of_uid.find(peer->uid);
   if (tenant == services.tenant_of_uid.end()) {
-    return Refuse(std::move(socket), absl::PermissionDeniedError(absl::StrCat("user ", credentials.uid,
-                                                                              " belongs to no tenant of this daemon")));
+    return Refuse(std::move(socket), absl::PermissionDeniedError(
+                                         absl::StrCat("user ", peer->uid, " belongs to no tenant of this daemon")));
   }
   MakeWayIn(silent);
   const ConnectionId id = next_id++;
   Connection connection;
-  connection.pidfd = OpenPidfd(socket.get(), credentials.pid);
+  connection.pidfd = OpenPidfd(socket.get(), peer->pid);
   connection.socket = std::move(socket);
-  connection.protocol =
-      std::make_unique<SessionProtocol>(services, Peer{credentials.pid, credentials.uid}, tenant->second);
+  connection.protocol = std::make_unique<SessionProtocol>(services, Peer{peer->pid, peer->uid}, tenant->second);
   connection.accepted = clock.Now();
   if (!Watch(connection.socket.get(), SocketTag(id), EPOLLIN)) return;
   if (connection.pidfd.valid()) Watch(connection.pidfd.get(), PidfdTag(id), EPOLLIN);
@@ -277,13 +255,12 @@ void SessionServer::Impl::CloseThoseWaitingTooLong() {
 
 absl::StatusOr<std::unique_ptr<SessionServer>> SessionServer::Start(const std::string& path, uint32_t max_sessions,
                                                                     SessionServices& services) {
-  absl::StatusOr<Listener> listener = ListenSeqpacket(path);
+  absl::StatusOr<Listener> listener = Listen(path, SOCK_SEQPACKET);
   if (!listener.ok()) return listener.status();
   auto impl = std::make_unique<Impl>(services);
   impl->max_sessions = max_sessions;
   impl->listener = *std::move(listener);
   impl->epoll = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
-  impl->spare = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!impl->epoll.valid() || !impl->Watch(impl->listener.fd.get(), Impl::kListener, EPOLLIN) ||
       !impl->Watch(impl->mailbox->descriptor(), Impl::kMailbox, EPOLLIN)) {
     return absl::ErrnoToStatus(errno, "cannot watch the session socket");

@@ -382,7 +382,7 @@ TEST(SocketPaths, AStaleSocketIsRemovedALiveOneIsNot) {
   const std::string path = absl::StrCat("/tmp/ashlard_stale_", getpid(), ".sock");
   const pid_t child = fork();
   if (child == 0) {
-    const auto listener = ListenSeqpacket(path);
+    const auto listener = Listen(path, SOCK_SEQPACKET);
     _exit(listener.ok() ? 0 : 1);  // without destructors: the socket's file stays
   }
   int status = 0;
@@ -390,9 +390,9 @@ TEST(SocketPaths, AStaleSocketIsRemovedALiveOneIsNot) {
   ASSERT_EQ(status, 0);
   ASSERT_TRUE(std::filesystem::exists(path));
   {
-    const auto listener = ListenSeqpacket(path);
+    const auto listener = Listen(path, SOCK_SEQPACKET);
     ASSERT_TRUE(listener.ok()) << listener.status();
-    const auto second = ListenSeqpacket(path);
+    const auto second = Listen(path, SOCK_SEQPACKET);
     EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists) << second.status();
     EXPECT_TRUE(std::filesystem::exists(path));
   }
@@ -400,7 +400,7 @@ TEST(SocketPaths, AStaleSocketIsRemovedALiveOneIsNot) {
 
   std::FILE* file = std::fopen(path.c_str(), "w");
   std::fclose(file);
-  EXPECT_EQ(ListenSeqpacket(path).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Listen(path, SOCK_SEQPACKET).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(std::filesystem::exists(path)) << "what is not a socket is never removed";
   unlink(path.c_str());
 }
@@ -411,7 +411,7 @@ TEST(SocketPaths, ALockedFolderIsWaitedForWithinBounds) {
   const std::string path = folder_path + "/session.sock";
   UniqueFd folder(open(folder_path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   ASSERT_EQ(flock(folder.get(), LOCK_EX), 0);
-  const absl::Status locked = ListenSeqpacket(path).status();
+  const absl::Status locked = Listen(path, SOCK_SEQPACKET).status();
   EXPECT_EQ(locked.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(locked.message()), StartsWith(folder_path));
 
@@ -419,7 +419,7 @@ TEST(SocketPaths, ALockedFolderIsWaitedForWithinBounds) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     folder.Reset();
   });
-  EXPECT_TRUE(ListenSeqpacket(path).ok());
+  EXPECT_TRUE(Listen(path, SOCK_SEQPACKET).ok());
   releases.join();
   std::filesystem::remove_all(folder_path);
 }

@@ -12,12 +12,18 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/log.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
 namespace {
 
 constexpr mode_t kSocketMode = 0660;
+constexpr int kAcceptedPerTurn = 16;  // what others have said is read in between
+
+UniqueFd OpenSpare() {
+  return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
 
 sockaddr_un AddressOf(const std::string& path) {
   sockaddr_un address{};
@@ -105,11 +111,11 @@ BoundPath::~BoundPath() {
   if (now.st_dev == device_ && now.st_ino == inode_) unlink(path_.c_str());
 }
 
-absl::StatusOr<Listener> ListenSeqpacket(const std::string& path) {
-  absl::StatusOr<PathClaim> claim = PathClaim::Take(path, SOCK_SEQPACKET);
+absl::StatusOr<Listener> Listen(const std::string& path, int type) {
+  absl::StatusOr<PathClaim> claim = PathClaim::Take(path, type);
   if (!claim.ok()) return claim.status();
   Listener listener;
-  listener.fd = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  listener.fd = UniqueFd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const sockaddr_un address = AddressOf(path);
   {
     SocketUmask umask;
@@ -123,7 +129,34 @@ absl::StatusOr<Listener> ListenSeqpacket(const std::string& path) {
   listener.path = *std::move(bound);
   if (listen(listener.fd.get(), SOMAXCONN) != 0)
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot listen on ", path));
+  listener.spare = OpenSpare();
   return listener;
+}
+
+void AcceptSome(Listener& listener, const std::function<void(UniqueFd)>& admit) {
+  const auto accept = [&listener] {
+    return UniqueFd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  };
+  for (int accepted = 0; accepted < kAcceptedPerTurn; ++accepted) {
+    UniqueFd socket = accept();
+    if (socket.valid()) {
+      admit(std::move(socket));
+      continue;
+    }
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if ((errno != EMFILE && errno != ENFILE) || !listener.spare.valid()) return;
+    Log(LogLevel::kWarning, "no descriptors left: a peer is turned away");
+    listener.spare.Reset();
+    accept().Reset();
+    listener.spare = OpenSpare();
+  }
+}
+
+std::optional<ucred> PeerOf(int socket) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return std::nullopt;
+  return peer;
 }
 
 SocketUmask::SocketUmask() : old_(umask(~kSocketMode & 0777)) {}

@@ -1,10 +1,13 @@
 // Unix sockets by path: claiming the path, listening, and messages that carry descriptors.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,11 +50,16 @@ class BoundPath {
 };
 
 struct Listener {
-  UniqueFd fd;  // non-blocking
+  UniqueFd fd;     // non-blocking
+  UniqueFd spare;  // given up to accept, and turn away, one more peer when descriptors run out
   BoundPath path;
 };
-// Claims, binds and listens on a SOCK_SEQPACKET socket.
-absl::StatusOr<Listener> ListenSeqpacket(const std::string& path);
+// Claims, binds and listens on a socket of `type` (SOCK_STREAM, SOCK_SEQPACKET).
+absl::StatusOr<Listener> Listen(const std::string& path, int type);
+// Accepts some of those who wait, never many at a time, and gives each away, non-blocking.
+void AcceptSome(Listener& listener, const std::function<void(UniqueFd)>& admit);
+// The other end as the kernel says; none for a socket that has none.
+std::optional<ucred> PeerOf(int socket);
 
 // Binding creates the socket with the mode that the umask leaves; within this scope it is never wider than 0660. The
 // umask is the process's: use only while starting up.

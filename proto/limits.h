@@ -40,8 +40,11 @@ inline constexpr uint32_t kMaxPageTokens = 1 << 16;
 inline constexpr size_t kMaxStringBytes = 4096;                   // any string of an identity
 inline constexpr size_t kMaxLayoutTableBytes = 32 * 1024 * 1024;  // decays and frequencies of a layout together
 
-// gRPC's default of 4 MiB refuses a prompt of a million tokens.
-inline constexpr size_t kMaxMessageBytes = 64 * 1024 * 1024;
+inline constexpr size_t kMaxPartSources = 16 * 1024;  // of one object to publish: more than any has
+
+// Of a gRPC message. gRPC's default of 4 MiB refuses a prompt of a million tokens.
+inline constexpr size_t kMaxRequestBytes = 36 * 1024 * 1024;
+inline constexpr size_t kMaxReplyBytes = 64 * 1024 * 1024;
 inline constexpr size_t kMaxSessionMessageBytes = 64 * 1024;  // one datagram of the session socket
 inline constexpr size_t kMaxDescriptorsPerMessage = 8;
 
@@ -50,12 +53,17 @@ static_assert((kExtentBytes & (kExtentBytes - 1)) == 0,
 static_assert(kExtentBytes % kUnitAlignment == 0);
 static_assert(kRowUnitBytes <= kExtentBytes);
 static_assert(kMaxLinearHeadDim * kMaxLinearHeadDim * 4 <= kExtentBytes, "one head's fp32 transition fits an extent");
-static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + (1 << 20) < kMaxMessageBytes,
-              "the longest prompt fits a message");
+// What one item of a call takes at most, beside 1 MiB for all else: a call of one item is always possible.
+static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + (1 << 20) < kMaxRequestBytes, "the longest prompt fits");
+static_assert(kMaxPromptTokens * 5 + kMaxPartSources * 64 + (1 << 20) < kMaxRequestBytes,
+              "pages and parts of the longest run fit");
+static_assert(kMaxPromptTokens * 5 + kMaxSegments * 16 + (1 << 20) < kMaxRequestBytes, "the longest landing fits");
+static_assert(kMaxStepsPerComposition * 128 + kMaxLayers * 64 + (1 << 20) < kMaxRequestBytes, "a composition fits");
+static_assert(kMaxLayers * 16 <= kMaxPartSources, "every form of part of every layer");
 static_assert(kMaxSegments <= kMaxLookupsPerMatch, "any prompt fits a call of its own");
 static_assert(kMaxSegments * 16 <= kMaxLeasedSegments, "a session may hold matches of many longest prompts");
-static_assert(kMaxLayoutTableBytes + kMaxLayers * 256 + 8 * kMaxStringBytes < kMaxMessageBytes,
-              "a layout fits a message");
+static_assert(kMaxLayoutTableBytes + kMaxLayers * 256 + 8 * kMaxStringBytes + (1 << 20) < kMaxRequestBytes,
+              "a layout fits");
 static_assert(kProtocolMin <= kProtocolMax);
 
 }  // namespace ashlar::limits

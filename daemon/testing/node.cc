@@ -41,7 +41,7 @@ void Require(bool condition, const std::string& what) {
 
 std::unique_ptr<v1::Cache::Stub> MakeStub(const TestNode& node) {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxMessageBytes));
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxReplyBytes));
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return v1::Cache::NewStub(grpc::CreateCustomChannel(absl::StrCat("unix:", node.rpc_socket()),
                                                       grpc::InsecureChannelCredentials(), arguments));

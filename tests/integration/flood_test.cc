@@ -1,0 +1,152 @@
+// Requests that are small to send and large to take, and more of them than there is room for.
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/create_channel_posix.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "ashlar/v1/cache.pb.h"
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/raw_session.h"
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+namespace {
+
+using testing::Each;
+
+constexpr size_t kMiB = 1 << 20;
+
+// The most memory that a process ever had.
+size_t PeakBytes(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.starts_with("VmHWM:")) return std::stoul(line.substr(6)) * 1024;
+  }
+  ADD_FAILURE() << "no VmHWM";
+  return 0;
+}
+
+class Flood : public testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_THAT(engine_.Land(match_, prompt_).Wait(kPatience), Each(MissReason::kNone)) << "the lease is still there";
+  }
+
+  Match PublishAndMatch() {
+    engine_.PublishPrompt(prompt_);
+    return engine_.Lookup(prompt_);
+  }
+
+  // A call under way. It ends in the thread that waits for it: gRPC 1.51 does not bear that the last holder of a
+  // channel is one of its own threads.
+  struct Call {
+    explicit Call(const std::shared_ptr<grpc::Channel>& channel) : stub(channel) {}
+    grpc::GenericStub stub;
+    grpc::ClientContext context;
+    grpc::ByteBuffer reply;
+  };
+  class Answer {
+   public:
+    Answer(std::unique_ptr<Call> call, std::future<grpc::StatusCode> code)
+        : call_(std::move(call)), code_(std::move(code)) {}
+    Answer(Answer&&) = default;
+    ~Answer() {
+      if (code_.valid()) code_.wait();
+    }
+    grpc::StatusCode get() { return code_.get(); }
+
+   private:
+    std::unique_ptr<Call> call_;
+    std::future<grpc::StatusCode> code_;
+  };
+  // Sends bytes as the request of a call.
+  static Answer Send(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                     const grpc::ByteBuffer& request, bool compressed = false) {
+    auto call = std::make_unique<Call>(channel);
+    if (compressed) call->context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+    const auto code = std::make_shared<std::promise<grpc::StatusCode>>();
+    call->stub.UnaryCall(&call->context, "/ashlar.v1.Cache/" + method, grpc::StubOptions(), &request, &call->reply,
+                         [code](const grpc::Status& status) { code->set_value(status.error_code()); });
+    return Answer(std::move(call), code->get_future());
+  }
+  static grpc::ByteBuffer Bytes(const std::string& bytes) {
+    const grpc::Slice slice(bytes);
+    return grpc::ByteBuffer(&slice, 1);
+  }
+  std::shared_ptr<grpc::Channel> MakeChannel() const {
+    return grpc::CreateChannel("unix:" + daemon_.client_options().rpc_socket, grpc::InsecureChannelCredentials());
+  }
+
+  DaemonProcess daemon_;
+  TestEngine engine_{daemon_.client_options()};
+  const std::vector<Tokens> prompt_ = MakePrompt(8, 2, 40);
+  const Match match_ = PublishAndMatch();
+};
+
+// Two bytes of an empty segment would become sixty of heap: it is counted, or its sender refused, before it is parsed.
+TEST_F(Flood, ALargeRequestCostsItsBytesAndNoMore) {
+  std::string segments(20 * kMiB, '\0');
+  for (size_t i = 0; i < segments.size(); i += 2) segments[i] = '\x32';  // LandRequest.segments
+  RawSession session(daemon_.client_options());
+  v1::LandRequest known;
+  known.set_session(session.Greet());
+  const size_t before = PeakBytes(daemon_.pid());
+  EXPECT_EQ(Send(MakeChannel(), "Land", Bytes(segments)).get(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(Send(MakeChannel(), "Land", Bytes(known.SerializeAsString() + segments)).get(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_LT(PeakBytes(daemon_.pid()), before + 160 * kMiB);
+}
+
+TEST_F(Flood, ACompressedRequestIsNotExpanded) {
+  const size_t before = PeakBytes(daemon_.pid());
+  EXPECT_NE(Send(MakeChannel(), "Land", Bytes(std::string(512 * kMiB, '\0')), /*compressed=*/true).get(),
+            grpc::StatusCode::OK);
+  EXPECT_LT(PeakBytes(daemon_.pid()), before + 160 * kMiB);
+}
+
+// What others send takes no memory that an engine's calls need, and so never its connection.
+TEST_F(Flood, OfStrangersCostsEnginesNothing) {
+  if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
+  constexpr uid_t kStranger = 65533;
+  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  std::thread([&] {  // the system call itself changes this thread alone
+    ASSERT_EQ(::syscall(SYS_setresuid, -1, kStranger, -1), 0);
+    for (int i = 0; i < 8; ++i) {
+      const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+      struct sockaddr_un address {};
+      address.sun_family = AF_UNIX;
+      const std::string path = daemon_.client_options().rpc_socket;
+      std::memcpy(address.sun_path, path.data(), path.size());
+      ASSERT_EQ(::connect(fd, reinterpret_cast<struct sockaddr*>(&address), sizeof address), 0);
+      channels.push_back(grpc::CreateInsecureChannelFromFd("localhost", fd));
+    }
+  })
+      .join();
+  const size_t before = PeakBytes(daemon_.pid());
+  const grpc::ByteBuffer request = Bytes(std::string(8 * kMiB, '\0'));
+  std::vector<Answer> answers;
+  for (int round = 0; round < 32; ++round) {
+    for (const auto& channel : channels) answers.push_back(Send(channel, "Land", request));
+  }
+  for (Answer& answer : answers) {
+    EXPECT_NE(answer.get(), grpc::StatusCode::OK);
+    ASSERT_TRUE(engine_.client().connected());
+  }
+  EXPECT_LT(PeakBytes(daemon_.pid()), before + 160 * kMiB);
+}
+
+}  // namespace
+}  // namespace ashlar::integration
