@@ -115,6 +115,8 @@ struct Daemon::Impl {
     levels.landings = stats.landings;
     levels.compositions = stats.compositions;
     levels.sessions = table.size();
+    levels.region_bytes.resize(tenants);
+    for (const auto& [uid, user] : services.tenant_of_uid) levels.region_bytes[user.id] = user.regions->taken();
     levels.metadata_queue = loop.depth();
     levels.worker_queue = workers.depth();
     levels.metadata_queue_rejections = loop.rejected();

@@ -199,6 +199,9 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
     for (const std::optional<ObjectHeader>& plan : *plans) {
       storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
       if (plan.has_value()) reservation = cache_.Reserve(session->about().id, *plan);
+      // What is too short is a segment: a checkpoint of one token is none.
+      const ObjectKind kind = plan.has_value() ? plan->kind : ObjectKind::kSegment;
+      observer_.Reserved(session->about().tenant, kind, reservation.outcome);
       v1::ReserveResult* result = reply->add_results();
       result->set_outcome(static_cast<uint32_t>(reservation.outcome));
       if (reservation.outcome == ReserveOutcome::kGranted) result->set_reservation(reservation.id);

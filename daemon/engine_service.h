@@ -56,7 +56,7 @@ class EngineService {
  public:
   using Done = std::function<void(absl::Status)>;
 
-  // All must outlive the service. `observer` is told of the misses that the cache does not see. `max_landings` are in
+  // All must outlive the service. `observer` is told of what the cache does not see. `max_landings` are in
   // flight at most; more are missed with kBusy.
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
                 size_t max_landings)

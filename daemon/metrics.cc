@@ -73,6 +73,7 @@ struct Metrics::Impl {
       used.push_back(&used_family.Add(dram));
       held.push_back(&held_family.Add(dram));
       capacity.push_back(&capacity_family.Add(dram));
+      region_bytes.push_back(&region_family.Add(labels));
     }
     for (size_t i = 0; i < kRpcMethods; ++i) {
       const std::string name(Name(static_cast<RpcMethod>(i)));
@@ -98,6 +99,8 @@ struct Metrics::Impl {
   Counters evictions{CounterFamily("ashlar_evictions_total", "Objects and reservations that left the cache"), tenants,
                      "reason"};
   Counters evicted_bytes{CounterFamily("ashlar_evicted_bytes_total", "Bytes that left the cache"), tenants, "reason"};
+  Counters reserved{CounterFamily("ashlar_reserve_outcomes_total", "Objects that engines asked to publish"), tenants,
+                    "outcome"};
   Counters published{CounterFamily("ashlar_published_total", "Objects published"), tenants};
   Counters published_bytes{CounterFamily("ashlar_published_bytes_total", "Bytes of objects published"), tenants};
 
@@ -111,7 +114,8 @@ struct Metrics::Impl {
   Family<Gauge>& used_family = GaugeFamily("ashlar_tier_used_bytes", "Bytes in slots");
   Family<Gauge>& held_family = GaugeFamily("ashlar_tier_held_bytes", "Bytes in arenas, used or not");
   Family<Gauge>& capacity_family = GaugeFamily("ashlar_tier_capacity_bytes", "The tenant's budget");
-  std::vector<Gauge*> used, held, capacity;
+  Family<Gauge>& region_family = GaugeFamily("ashlar_region_bytes", "Regions of the tenant's sessions");
+  std::vector<Gauge*> used, held, capacity, region_bytes;
 
   Gauge& objects = SingleGauge("ashlar_objects", "Objects in the cache");
   Gauge& object_bytes = SingleGauge("ashlar_object_bytes", "Bytes of objects in the cache");
@@ -136,11 +140,15 @@ struct Metrics::Impl {
   std::array<Histogram*, kRpcMethods> rpc_seconds{};
   Family<Counter>& rpc_family = CounterFamily("ashlar_rpcs_total", "Calls answered, by status");
 
+  Counter& connections_refused =
+      CounterFamily("ashlar_connections_refused_total", "RPC connections beyond the number that their user may have")
+          .Add({});
+
   Family<Counter>& composition_family =
       CounterFamily("ashlar_compositions_total", "Compositions, by what became of them");
   Histogram& composition_seconds = prometheus::BuildHistogram()
                                        .Name("ashlar_composition_duration_seconds")
-                                       .Help("From a composition's admission to its end")
+                                       .Help("From a composition's admission to its end, of those that were done")
                                        .Register(*registry)
                                        .Add({}, kSeconds);
 
@@ -199,10 +207,15 @@ void Metrics::NoMemory(TenantId tenant, absl::string_view why) {
       {{"tenant", impl_->tenants.at(tenant)}, {"error", std::string(why)}, {"refusals", count}});
 }
 
+void Metrics::Reserved(TenantId tenant, ObjectKind kind, ReserveOutcome outcome) {
+  impl_->reserved.Add(tenant, kind, static_cast<uint8_t>(outcome), Name(outcome), 1);
+}
+
 void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elapsed) {
   const std::string name(outcome == MissReason::kNone ? "done" : Name(outcome));
   impl_->composition_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"outcome", name}}).Increment();
-  impl_->composition_seconds.Observe(static_cast<double>(elapsed) * 1e-9);
+  // Those that end early, most of them at once, would hide how long the work takes.
+  if (outcome == MissReason::kNone) impl_->composition_seconds.Observe(static_cast<double>(elapsed) * 1e-9);
 }
 
 void Metrics::Set(const Levels& levels) {
@@ -210,6 +223,9 @@ void Metrics::Set(const Levels& levels) {
     impl_->used.at(i)->Set(static_cast<double>(levels.dram[i].used_bytes));
     impl_->held.at(i)->Set(static_cast<double>(levels.dram[i].held_bytes));
     impl_->capacity.at(i)->Set(static_cast<double>(levels.dram[i].capacity_bytes));
+  }
+  for (size_t i = 0; i < levels.region_bytes.size(); ++i) {
+    impl_->region_bytes.at(i)->Set(static_cast<double>(levels.region_bytes[i]));
   }
   impl_->objects.Set(static_cast<double>(levels.objects));
   impl_->object_bytes.Set(static_cast<double>(levels.object_bytes));
@@ -230,6 +246,10 @@ void Metrics::Set(const Levels& levels) {
 void Metrics::RpcFinished(RpcMethod method, absl::StatusCode code, double seconds) {
   impl_->rpc_seconds[static_cast<size_t>(method)]->Observe(seconds);
   impl_->rpc_family.Add({{"method", std::string(Name(method))}, {"code", absl::StatusCodeToString(code)}}).Increment();
+}
+
+void Metrics::ConnectionRefused() {
+  impl_->connections_refused.Increment();
 }
 
 }  // namespace ashlar::daemon

@@ -36,6 +36,7 @@ struct Levels {
   std::vector<storage::TierUsage> dram;  // by tenant
   uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;
+  std::vector<uint64_t> region_bytes;                                   // by tenant
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
 };
@@ -57,11 +58,13 @@ class Metrics final : public storage::Observer {
   void Published(storage::TenantId, ObjectKind, uint64_t bytes) override;
   void Landed(storage::TenantId, uint64_t bytes) override;
   void NoMemory(storage::TenantId, absl::string_view why) override;
+  void Reserved(storage::TenantId, ObjectKind, ReserveOutcome) override;
   void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;
   void Set(const Levels& levels);
 
   // Any thread.
   void RpcFinished(RpcMethod method, absl::StatusCode code, double seconds);
+  void ConnectionRefused();
 
  private:
   struct Impl;

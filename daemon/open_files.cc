@@ -12,7 +12,8 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr uint64_t kOwn = 256;  // sockets, polls, logs, libraries' files, connections of strangers
-// The session's socket, its RPC connections (two descriptors each), its process, and messages that carry descriptors on their way.
+// The session's socket, its RPC connections (two descriptors each), its process, and messages that carry descriptors on
+// their way.
 constexpr uint64_t kPerSession = 16;
 
 }  // namespace

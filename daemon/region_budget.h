@@ -24,11 +24,16 @@ class RegionBudget {
   // The same from this budget alone: what is charged around it already.
   static absl::StatusOr<Charge> TakeHere(const std::shared_ptr<RegionBudget>& budget, uint64_t bytes);
 
+  uint64_t taken() const {
+    std::lock_guard lock(mutex_);
+    return taken_;
+  }
+
  private:
   const std::string owner_;
   const uint64_t limit_;
   const std::shared_ptr<RegionBudget> within_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   uint64_t taken_ = 0;  // guarded by mutex_; at most limit_
 };
 

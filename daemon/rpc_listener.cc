@@ -17,7 +17,7 @@
 
 namespace ashlar::daemon {
 
-// All but the atomics belongs to the listener's thread.
+// All but `stopping` belongs to the listener's thread.
 struct RpcListener::Impl {
   using ConnectionId = uint64_t;
   static constexpr ConnectionId kListener = 0, kWake = 1, kFirst = 2;
@@ -58,7 +58,7 @@ struct RpcListener::Impl {
     const bool stranger = tenant == options.tenant_of_uid.end();
     const auto count = count_of_uid.find(peer->uid);
     if (count != count_of_uid.end() && count->second >= (stranger ? kOfAStranger : options.of_a_user)) {
-      ++refused;
+      if (options.refused) options.refused();
       return;
     }
     // gRPC closes what it is given, and that number may be used again before its end shows here.
@@ -94,7 +94,6 @@ struct RpcListener::Impl {
   std::map<uid_t, size_t> count_of_uid;
   std::set<ConnectionId> strangers;  // oldest first
   ConnectionId next_id = kFirst;
-  std::atomic<size_t> refused{0};
   std::atomic<bool> stopping{false};
   std::thread thread;
 };
@@ -123,10 +122,6 @@ RpcListener::~RpcListener() {
   impl_->stopping = true;
   eventfd_write(impl_->wake.get(), 1);
   impl_->thread.join();
-}
-
-size_t RpcListener::refused() const {
-  return impl_->refused;
 }
 
 }  // namespace ashlar::daemon

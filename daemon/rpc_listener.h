@@ -25,7 +25,8 @@ class RpcListener {
 
   struct Options {
     std::map<uid_t, storage::TenantId> tenant_of_uid;
-    size_t of_a_user = 0;  // connections of one user of a tenant; more are closed at once
+    size_t of_a_user = 0;           // connections of one user of a tenant; more are closed at once
+    std::function<void()> refused;  // told of each that is closed so; on the listener's thread
   };
   // Takes a connection: non-blocking, `tenant` null for a stranger. On the listener's thread.
   using Admit = std::function<void(UniqueFd socket, const storage::TenantId* tenant)>;
@@ -34,9 +35,6 @@ class RpcListener {
   static absl::StatusOr<std::unique_ptr<RpcListener>> Start(const std::string& path, Options options, Admit admit);
   // Accepts no more and removes the socket. Connections stay as they are.
   ~RpcListener();
-
-  // Connections that were closed because of their user's number, ever.
-  size_t refused() const;
 
  private:
   struct Impl;

@@ -366,6 +366,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& p
                                                             EngineService& service, Metrics& metrics) {
   grpc::EnableDefaultHealthCheckService(true);
   auto impl = std::make_unique<Impl>(service, metrics);
+  options.refused = [&metrics] { metrics.ConnectionRefused(); };
   auto listener = RpcListener::Start(path, std::move(options),
                                      [impl = impl.get()](UniqueFd socket, const storage::TenantId* tenant) {
                                        impl->Admit(std::move(socket), tenant);

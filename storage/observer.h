@@ -22,9 +22,11 @@ class Observer {
   virtual void Evicted(TenantId /*tenant*/, ObjectKind /*kind*/, MissReason /*why*/, uint64_t /*bytes*/) {}
   virtual void Published(TenantId /*tenant*/, ObjectKind /*kind*/, uint64_t /*bytes*/) {}
   virtual void Landed(TenantId /*tenant*/, uint64_t /*bytes*/) {}
+  // What became of one object that an engine asked to publish.
+  virtual void Reserved(TenantId /*tenant*/, ObjectKind /*kind*/, ReserveOutcome /*outcome*/) {}
   // The tenant's budget has room, but the machine gave no memory (or descriptors, or mappings) for another arena.
   virtual void NoMemory(TenantId /*tenant*/, absl::string_view /*why*/) {}
-  // A composition's end; `elapsed` from when it was asked for.
+  // A composition's end; `elapsed` from when it was asked for, 0 where it was refused.
   virtual void Composed(TenantId /*tenant*/, MissReason /*outcome*/, Nanos /*elapsed*/) {}
 };
 
