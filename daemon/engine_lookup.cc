@@ -70,7 +70,8 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
     MatchReplyWriter writer;
     for (const std::vector<storage::Query>& queries : *prompts) {
       v1::PromptMatch* out = reply->add_prompts();
-      writer.Write(cache_.Lookup(session->about().id, queries), out);
+      const auto has_room = [&writer](const storage::Found& hit) { return writer.Take(hit); };
+      MatchReplyWriter::Write(cache_.Lookup(session->about().id, queries, has_room), out);
       // A missed first segment is computed anyway: its end is where the next prompt can go on from.
       if (!queries.empty() && out->prefix_depth() == 0) out->add_checkpoint_positions(queries[0].tokens);
     }
@@ -84,9 +85,13 @@ void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::Attac
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
   OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, reply, done] {
-    const absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease);
+    absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease);
     if (!match.ok()) return done(match.status());
-    MatchReplyWriter().Write(*match, reply->mutable_match());
+    MatchReplyWriter writer;
+    for (storage::Found& found : match->found) {
+      if (found.reason == MissReason::kNone && !writer.Take(found)) found = {.reason = MissReason::kBusy};
+    }
+    MatchReplyWriter::Write(*match, reply->mutable_match());
     done(absl::OkStatus());
   });
 }

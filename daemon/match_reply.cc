@@ -6,7 +6,9 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kFieldHeaderBytes = 6;  // tag and length of a SegmentMatch inside its prompt, at most
+// At most: tag and length of a SegmentMatch inside its prompt, and its own numbers; an ExtentRun inside it.
+constexpr size_t kHitBytes = 6 + 2 + 2 + 11;
+constexpr size_t kRunBytes = 2 + 3 * 6;
 
 void WriteMiss(MissReason reason, size_t index, v1::SegmentMatch* out) {
   out->set_miss_reason(static_cast<uint32_t>(reason));
@@ -28,25 +30,22 @@ void WriteHit(const storage::Found& found, size_t index, v1::SegmentMatch* out) 
 
 }  // namespace
 
+bool MatchReplyWriter::Take(const storage::Found& hit) {
+  const size_t bytes = kHitBytes + hit.slot->runs.size() * kRunBytes;
+  const bool fits = bytes <= budget_left_;
+  budget_left_ = fits ? budget_left_ - bytes : 0;
+  return fits;
+}
+
 void MatchReplyWriter::Write(const storage::Match& match, v1::PromptMatch* out) {
   if (match.lease != storage::LeaseId{}) out->set_lease(match.lease.data(), match.lease.size());
   for (size_t i = 0; i < match.found.size(); ++i) {
     const storage::Found& found = match.found[i];
-    v1::SegmentMatch* segment = out->add_segments();
     if (found.reason != MissReason::kNone) {
-      WriteMiss(found.reason, i, segment);
+      WriteMiss(found.reason, i, out->add_segments());
       continue;
     }
-    // With nothing left no hit is written out only to be taken back.
-    if (budget_left_ > 0) WriteHit(found, i, segment);
-    const size_t bytes = segment->ByteSizeLong() + kFieldHeaderBytes;
-    if (bytes > budget_left_) {
-      budget_left_ = 0;
-      segment->Clear();
-      WriteMiss(MissReason::kBusy, i, segment);
-      continue;
-    }
-    budget_left_ -= bytes;
+    WriteHit(found, i, out->add_segments());
     if (i == 0) out->set_prefix_depth(found.header->tokens);
   }
 }

@@ -20,7 +20,7 @@ inline ObjectKind KindOfSegment(size_t index) {
 
 // Writes the matches of one call. A hit lists a run of extents for every fragment of its object, and one prompt may hit
 // one object thousands of times, so the hits of a call get a budget of encoded bytes. The hit that goes beyond it and
-// all behind it are answered as misses with kBusy; the lease, where there is one, stays as the cache made it.
+// all behind it are to be answered as misses with kBusy; the lease, where there is one, stays as the cache made it.
 class MatchReplyWriter {
  public:
   // What a message has left for hits beside every prompt's own fields and, for every other segment, a miss.
@@ -30,7 +30,10 @@ class MatchReplyWriter {
 
   explicit MatchReplyWriter(size_t hit_budget = kHitBudget) : budget_left_(hit_budget) {}
 
-  void Write(const storage::Match& match, v1::PromptMatch* out);
+  // Whether there is room for this hit, and takes it. Once there is none for one, there is none for any other.
+  bool Take(const storage::Found& hit);
+  // Of a match whose hits have all been taken.
+  static void Write(const storage::Match& match, v1::PromptMatch* out);
 
  private:
   size_t budget_left_;

@@ -36,9 +36,17 @@ storage::Match MatchOf(std::vector<storage::Found> found) {
   return match;
 }
 
+// As the service does.
+void Write(MatchReplyWriter& writer, storage::Match match, v1::PromptMatch* out) {
+  for (storage::Found& found : match.found) {
+    if (found.reason == MissReason::kNone && !writer.Take(found)) found = {.reason = MissReason::kBusy};
+  }
+  MatchReplyWriter::Write(match, out);
+}
+
 size_t BytesOf(const Object& object) {
   v1::PromptMatch out;
-  MatchReplyWriter().Write(MatchOf({object.Hit()}), &out);
+  MatchReplyWriter::Write(MatchOf({object.Hit()}), &out);
   return out.segments(0).ByteSizeLong();
 }
 
@@ -46,7 +54,7 @@ TEST(MatchReply, ListsEveryRunOfAHit) {
   Object object(2);
   object.slot.runs[1] = {.arena = 3, .first = 4, .count = 5};
   v1::PromptMatch out;
-  MatchReplyWriter().Write(MatchOf({object.Hit(), {.reason = MissReason::kEvicted}}), &out);
+  MatchReplyWriter::Write(MatchOf({object.Hit(), {.reason = MissReason::kEvicted}}), &out);
   EXPECT_EQ(out.lease(), std::string(16, '\7'));
   EXPECT_EQ(out.prefix_depth(), 100u);
   ASSERT_EQ(out.segments_size(), 2);
@@ -65,10 +73,10 @@ TEST(MatchReply, HitsBeyondTheBudgetAreBusyInThisPromptAndTheNext) {
   const Object scattered(100), small(1);
   MatchReplyWriter writer(BytesOf(scattered) * 5 / 2);
   v1::PromptMatch first, second;
-  writer.Write(
-      MatchOf({scattered.Hit(), scattered.Hit(), scattered.Hit(), small.Hit(), {.reason = MissReason::kEvicted}}),
-      &first);
-  writer.Write(MatchOf({small.Hit()}), &second);
+  Write(writer,
+        MatchOf({scattered.Hit(), scattered.Hit(), scattered.Hit(), small.Hit(), {.reason = MissReason::kEvicted}}),
+        &first);
+  Write(writer, MatchOf({small.Hit()}), &second);
 
   const std::vector<uint32_t> reasons = {kHit, kHit, kBusy, kBusy, static_cast<uint32_t>(MissReason::kEvicted)};
   ASSERT_EQ(first.segments_size(), 5);
@@ -93,7 +101,7 @@ TEST(MatchReply, TheLargestReplyFitsAMessage) {
   v1::MatchReply reply;
   for (uint64_t i = 0; i < limits::kMaxPromptsPerCall; ++i) {
     v1::PromptMatch* out = reply.add_prompts();
-    writer.Write(all_hit, out);
+    Write(writer, all_hit, out);
     out->add_checkpoint_positions(UINT64_MAX);
   }
   EXPECT_LE(reply.ByteSizeLong(), limits::kMaxReplyBytes);

@@ -61,7 +61,6 @@ struct Cache::Impl {
     if (!query.storable) return Missed(tenant, query, MissReason::kTooShort);
     Pool::Result result = FindWhole(tenant, query.key, verified);
     if (!result.object) return Missed(tenant, query, result.reason);
-    observer.Hit(tenant, query.kind, pool.kind(), query.tokens);
     return result;
   }
 
@@ -102,7 +101,7 @@ void Cache::CloseSession(SessionId session, std::function<void()> drained) {
   impl_->drain.WhenIdle(session, std::move(drained));
 }
 
-Match Cache::Lookup(SessionId session, std::span<const Query> queries) {
+Match Cache::Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room) {
   const TenantId* tenant = impl_->Tenant(session);
   if (tenant == nullptr) {
     return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
@@ -117,6 +116,15 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries) {
     any |= static_cast<bool>(segments.back().object);
   }
   Match match = impl_->Describe({}, segments);
+  for (size_t i = 0; i < queries.size(); ++i) {
+    Found& found = match.found[i];
+    if (found.reason != MissReason::kNone) continue;
+    if (has_room && !has_room(found)) {
+      found = {.reason = impl_->Missed(*tenant, queries[i], MissReason::kBusy).reason};
+    } else {
+      impl_->observer.Hit(*tenant, queries[i].kind, found.tier, queries[i].tokens);
+    }
+  }
   if (any) match.lease = impl_->leases.Grant(session, *tenant, std::move(segments), impl_->clock.Now());
   return match;
 }

@@ -77,10 +77,11 @@ class Cache {
   void CloseSession(SessionId session, std::function<void()> drained);
 
   // Looks every query up and leases what it finds. An object whose stored header has changed is dropped and missed with
-  // kChecksumFailed. One lease for the whole match. A session whose leases, or the
-  // segments in them, would become too many misses everything with kBusy, and is refused to attach with
-  // RESOURCE_EXHAUSTED.
-  Match Lookup(SessionId session, std::span<const Query> queries);
+  // kChecksumFailed. One lease for the whole match. A session whose leases, or the segments in them, would become too
+  // many misses everything with kBusy, and is refused to attach with RESOURCE_EXHAUSTED. A hit for which the answer
+  // `has_room` no more, asked in order, is answered and counted as a miss with kBusy, and leased all the same.
+  using HasRoom = std::function<bool(const Found& hit)>;
+  Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr);
   absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease);  // NOT_FOUND, also for another tenant's
   void Release(SessionId session, const LeaseId& lease);
   // What a lease that this session holds covers; NOT_FOUND for any other. Changes nothing, not even the lease's age.

@@ -243,6 +243,26 @@ TEST_F(CacheFaultsTest, ASessionsLeasesListSoManySegmentsAndNoMore) {
   EXPECT_EQ(rig.cache.Lookup(kAnn, six).found[0].reason, MissReason::kBusy) << "more than any session may hold";
 }
 
+TEST_F(CacheFaultsTest, AHitThatTheAnswerHasNoRoomForIsAMissAndCountedOnce) {
+  ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
+  const int hits = rig_.observer.hits;
+  const size_t misses = rig_.observer.misses.size();
+  const std::vector<Query> three(3, rig_.Ask(plan_));
+  int asked = 0;
+  const Match match = cache_.Lookup(kAnn, three, [&](const Found& hit) {
+    EXPECT_NE(hit.slot, nullptr);
+    return ++asked < 3;
+  });
+  EXPECT_EQ(asked, 3);
+  EXPECT_EQ(match.found[1].reason, MissReason::kNone);
+  EXPECT_EQ(match.found[2].reason, MissReason::kBusy);
+  EXPECT_EQ(rig_.observer.hits - hits, 2);
+  EXPECT_EQ(rig_.observer.misses.size() - misses, 1u);
+  const auto held = cache_.Held(kAnn, match.lease);
+  ASSERT_TRUE(held.ok());
+  EXPECT_EQ(held->found[2].reason, MissReason::kNone) << "it is leased all the same";
+}
+
 TEST_F(CacheFaultsTest, AnOverfullBudgetIsRefusedAndHeld) {
   Rig rig(8);
   rig.cache.OpenSession(kAnn, 1);
