@@ -168,8 +168,9 @@ std::unique_ptr<Composition::Impl> Model::Impl::AskToCompose(const Match::Impl* 
     composition->lease = matched->lease;
     request.set_lease(matched->lease->lease());
   }
-  const std::optional<uint64_t> region_id = region == nullptr ? std::nullopt : region->IdOn(*binding->connection);
-  if (!region_id.has_value()) return missed(MissReason::kInvalidRequest);
+  if (region == nullptr) return missed(MissReason::kInvalidRequest);
+  const std::optional<uint64_t> region_id = region->IdOn(*binding->connection);
+  if (!region_id.has_value()) return missed(MissReason::kBusy);  // the daemon has no room for it now
   Places places(*region, *region_id);
   if (!fill(places, request)) return missed(MissReason::kInvalidRequest);
   composition->model = binding->model;

@@ -125,6 +125,8 @@ std::optional<PublishOutcome> Model::Impl::Describe(const Publication& publicati
   if (!reservation.granted() || reservation.generation != binding.connection->generation()) {
     return PublishOutcome::kUnknownReservation;
   }
+  // What the daemon has no room for now, it would not know.
+  if (binding.pages_missing && !parts.page_table.empty()) return PublishOutcome::kBusy;
   object.set_reservation(reservation.id);
   object.set_provenance(static_cast<uint32_t>(parts.provenance));
   object.set_pages_id(binding.pages_id);
@@ -171,6 +173,11 @@ std::vector<PublishOutcome> Model::Publish(std::span<const Publication> objects)
       [&](std::span<const v1::PublishObject> part) { return AskPublish(*binding->connection, part, deadline); },
       [](const v1::PublishObject&, const absl::Status& status) { return ToPublishOutcome(status); });
   for (size_t i = 0; i < answers.size(); ++i) outcomes[places[i]] = answers[i];
+  // Bad sources end their reservation, whoever noticed them: the daemon may not have been asked, or have refused to
+  // read.
+  for (size_t i = 0; i < objects.size(); ++i) {
+    if (outcomes[i] == PublishOutcome::kBadSource) Abandon(objects[i].reservation);
+  }
   return outcomes;
 }
 

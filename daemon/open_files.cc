@@ -11,21 +11,23 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr uint64_t kOwn = 256;  // sockets, polls, logs, libraries' files, connections of strangers
-// The session's socket, its RPC connections (two descriptors each), its process, and messages that carry descriptors on
-// their way.
-constexpr uint64_t kPerSession = 16;
+constexpr uint64_t kOwn = 512;       // sockets, polls, logs, libraries' files, connections of strangers
+constexpr uint64_t kPerSession = 8;  // its socket, its process, and messages that carry descriptors on their way
+// Of every user, for each session that there may be: its RPC connections, two descriptors each.
+constexpr uint64_t kPerUserAndSession = 8;
 
 }  // namespace
 
 uint64_t OpenFilesNeeded(const v1::Config& config) {
   uint64_t arenas = 0;
   uint64_t hosted = 0;
+  uint64_t users = 0;
   for (const v1::Tenant& tenant : config.tenants()) {
-    arenas += tenant.dram_bytes() / config.dram().arena_bytes();
+    arenas += (tenant.dram_bytes() + config.dram().arena_bytes() - 1) / config.dram().arena_bytes();
+    users += tenant.uids_size();
     hosted += HostedMemory::kBlocksPerSession * tenant.max_sessions();
   }
-  return arenas + hosted + kPerSession * config.sessions().max_sessions() + kOwn;
+  return arenas + hosted + (kPerSession + kPerUserAndSession * users) * config.sessions().max_sessions() + kOwn;
 }
 
 absl::Status RaiseOpenFilesLimit(const v1::Config& config) {

@@ -137,6 +137,7 @@ void AcceptSome(Listener& listener, const std::function<void(UniqueFd)>& admit) 
   const auto accept = [&listener] {
     return UniqueFd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   };
+  if (!listener.spare.valid()) listener.spare = OpenSpare();  // lost when another thread took the last one
   for (int accepted = 0; accepted < kAcceptedPerTurn; ++accepted) {
     UniqueFd socket = accept();
     if (socket.valid()) {

@@ -165,6 +165,8 @@ TEST(PlanForms, RefusesByFieldWhatMakesNoSense) {
       {"rank: 3 takes no fewer bytes than dense", {{.heads = 4, .form = kLowRank, .rank = 3}}},
       {"rank: 9 takes no fewer bytes than dense", {{.heads = 4, .form = kLowRank, .rank = 9}}},
       {"rank: 4294967295 takes no fewer bytes than dense", {{.heads = 4, .form = kLowRank, .rank = ~uint32_t{0}}}},
+      {"rank: 2147483648 takes no fewer", {{.heads = 4, .form = kLowRank, .rank = 0x80000000}}},
+      {"rank: 2147483649 takes no fewer", {{.heads = 4, .form = kLowRank, .rank = 0x80000001}}},
       {"rank: only low rank has one", {{.heads = 4, .form = kZero, .rank = 1}}},
       {"form: not one that the layer's family has", {{.heads = 4, .form = kScalar}}},
       {"form: not one that the layer's family has", {{.layer = 1, .heads = 2, .form = kDense}}},

@@ -35,7 +35,7 @@ uint64_t TransitionBytes(const TupleShape& shape, DType state, TransitionKind fo
     case TransitionKind::kElementwise:
       return shape.d_v * sizeof(float);
     case TransitionKind::kLowRank:
-      return d_k * sizeof(float) + 2 * rank * d_k * element;
+      return d_k * sizeof(float) + 2 * uint64_t{rank} * d_k * element;
     case TransitionKind::kZero:
       return 0;
   }

@@ -46,28 +46,32 @@ void ComposeJob::Run() {
 }
 
 bool ComposeJob::Verify() {
+  absl::flat_hash_set<const ObjectHeader*> corrupt;
+  for (size_t layer = 0; layer < composition_.layers.size() && !cancelled_; ++layer) VerifyLayer(layer, corrupt);
+  if (cancelled_) return false;
+  for (Source& source : sources_) source.corrupt = corrupt.contains(source.object.header);
+  return corrupt.empty();
+}
+
+// However often a composition repeats an object, it is verified once.
+void ComposeJob::VerifyLayer(size_t layer, absl::flat_hash_set<const ObjectHeader*>& corrupt) {
   std::vector<PartCheck> checks;
-  std::vector<size_t> owners;  // of `checks` among the sources
-  for (size_t i = 0; i < sources_.size(); ++i) {
-    const Source& source = sources_[i];
-    for (size_t layer = 0; layer < composition_.layers.size(); ++layer) {
-      if (source.object.verified[layer]) continue;
-      for (const Part& part : source.object.header->Layer(composition_.layers[layer].layer)) {
-        if (part.Empty()) continue;
-        checks.emplace_back(source.bytes, part);
-        owners.push_back(i);
-      }
+  std::vector<const ObjectHeader*> owners;  // of `checks`
+  absl::flat_hash_set<const ObjectHeader*> seen = corrupt;
+  for (const Source& source : sources_) {
+    const ObjectHeader* const header = source.object.header;
+    if (source.object.verified[layer] || !seen.insert(header).second) continue;
+    for (const Part& part : header->Layer(composition_.layers[layer].layer)) {
+      if (part.Empty()) continue;
+      checks.emplace_back(source.bytes, part);
+      owners.push_back(header);
     }
   }
   cancelled_ = !RunChecks(kernels_, workers_, checks, cancel_);
-  if (cancelled_) return false;
-  bool whole = true;
+  if (cancelled_) return;
   for (size_t i = 0; i < checks.size(); ++i) {
-    if (checks[i].Holds()) continue;
-    sources_[owners[i]].corrupt = true;
-    whole = false;
+    if (!checks[i].Holds()) corrupt.insert(owners[i]);
   }
-  return whole;
 }
 
 void ComposeJob::Advance(const Composition::Layer& layer) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "kernels/kernels.h"
 #include "proto/object.h"
 #include "storage/cancel_flag.h"
@@ -44,6 +45,7 @@ class ComposeJob {
   };
 
   bool Verify();  // false: a source is corrupt, or the job was cancelled
+  void VerifyLayer(size_t layer, absl::flat_hash_set<const ObjectHeader*>& corrupt);
   void Advance(const Composition::Layer& layer) const;
 
   const kernels::Kernels& kernels_;

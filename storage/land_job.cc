@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "storage/part_check.h"
 
 namespace ashlar::storage {
@@ -18,8 +19,12 @@ LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, con
     rows.values.page_table = target_.page_table.data();
   }
   sources_.reserve(sources.size());
+  absl::flat_hash_map<const ObjectHeader*, Object*> objects;
   for (const LandSource& source : sources) {
-    sources_.emplace_back(new Source{source.header, ObjectBytes(tier, *source.slot), source.first_position});
+    Object*& object = objects[source.header];
+    const bool repeats = object != nullptr;
+    if (!repeats) object = objects_.emplace_back(new Object{source.header, ObjectBytes(tier, *source.slot)}).get();
+    sources_.push_back({object, source.first_position, repeats});
     const std::vector<Part>& parts = source.header->parts;
     has_tail_ |= !parts.empty() && (target_.rows.empty() || parts.back().layer > target_.rows.back().layer);
   }
@@ -52,7 +57,7 @@ void LandJob::Run(uint64_t bytes, const std::function<void()>& landed) {
   kernels::ParallelFor(workers_, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     // What is skipped is never concluded: nothing is known about it.
     if (cancelled()) return;
-    if (!tasks[i].source->corrupt) tasks[i].rows != nullptr ? Land(tasks[i], landed_bytes) : Verify(tasks[i]);
+    if (!tasks[i].source->object->corrupt) tasks[i].rows != nullptr ? Land(tasks[i], landed_bytes) : Verify(tasks[i]);
     if (--tasks[i].step->tasks_left == 0) conclude();
   });
   if (!cancelled()) conclude();  // steps without tasks: all their sources are corrupt
@@ -88,7 +93,7 @@ void LandJob::AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& 
 
 void LandJob::Conclude(const Step& step) {
   for (const Check& check : step.checks) {
-    if (kernels::CombineChecksums(check.unit_checksums) != check.part->checksum) check.source->corrupt = true;
+    if (kernels::CombineChecksums(check.unit_checksums) != check.part->checksum) check.source->object->corrupt = true;
   }
 }
 
@@ -97,34 +102,35 @@ std::vector<LandJob::Check> LandJob::StepChecks(size_t step) {
   const uint64_t begin = step == 0 ? 0 : uint64_t{rows[step - 1].layer} + 1;
   const uint64_t end = step < rows.size() ? uint64_t{rows[step].layer} + 1 : UINT64_MAX;
   std::vector<Check> checks;
-  for (const auto& source : sources_) {
-    if (source->corrupt) continue;
-    const std::vector<Part>& parts = source->header->parts;  // ascending by layer
+  for (const Source& source : sources_) {
+    if (source.object->corrupt) continue;
+    const std::vector<Part>& parts = source.object->header->parts;  // ascending by layer
     for (auto part = std::ranges::lower_bound(parts, begin, {}, &Part::layer); part != parts.end() && part->layer < end;
          ++part) {
-      if (!part->Empty()) checks.push_back({source.get(), &*part, std::vector<uint64_t>(part->units)});
+      if (part->Empty() || (source.repeats && !IsPaged(part->form))) continue;
+      checks.push_back({&source, &*part, std::vector<uint64_t>(part->units)});
     }
   }
   return checks;
 }
 
 void LandJob::Verify(const Task& task) const {
-  HashUnits(kernels_, task.source->bytes, task.range, task.checksums);
+  HashUnits(kernels_, task.source->object->bytes, task.range, task.checksums);
 }
 
 void LandJob::Land(const Task& task, uint64_t batch_bytes) const {
   const UnitRange& range = task.range;
   const bool keys = range.part->form == PartForm::kKeys;
   const bool turned = keys != task.rows->latent;
-  const auto units = UnitPointers<const void>(task.source->bytes, range);
+  const auto units = UnitPointers<const void>(task.source->object->bytes, range);
   std::array<const float*, kMaxTaskUnits> scales;
   if (task.scales != nullptr) {
-    scales = UnitPointers<const float>(task.source->bytes, {task.scales, range.first, range.count});
+    scales = UnitPointers<const float>(task.source->object->bytes, {task.scales, range.first, range.count});
   }
   // Keys are stored as they stand in a run that begins at position 0: turning them by where the run's token 0 stands
   // now is right for every token, whichever of them are stored.
   const uint64_t delta = task.source->first_position;
-  const uint64_t first_position = delta + task.source->header->first_token + range.FirstRow();
+  const uint64_t first_position = delta + task.source->object->header->first_token + range.FirstRow();
   const auto queue = kernels_.MakeQueue(nullptr);
   kernels_
       .Land({.source = {.units = units.data(),

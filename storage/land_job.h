@@ -48,18 +48,23 @@ class LandJob {
   // On any thread, at any time.
   bool cancelled() const { return cancel_.cancelled(); }
   uint32_t layers() const { return layers_.load(std::memory_order_acquire); }  // attention layers landed so far
-  bool corrupt(size_t source) const { return sources_[source]->corrupt.load(std::memory_order_acquire); }
+  bool corrupt(size_t source) const { return sources_[source].object->corrupt.load(std::memory_order_acquire); }
 
  private:
-  struct Source {
+  // However often a prompt repeats a text, its object is one: its tuples are verified once.
+  struct Object {
     const ObjectHeader* header;
     ObjectBytes bytes;
-    uint64_t first_position;
     std::atomic<bool> corrupt{false};
+  };
+  struct Source {
+    Object* object;
+    uint64_t first_position;
+    bool repeats;  // a source before it has the same object
   };
   // What one part must hash to, and what it did.
   struct Check {
-    Source* source;
+    const Source* source;
     const Part* part;
     std::vector<uint64_t> unit_checksums;
   };
@@ -90,7 +95,8 @@ class LandJob {
   kernels::Workers& workers_;
   LandTarget target_;
   CancelFlag cancel_;
-  std::vector<std::unique_ptr<Source>> sources_;
+  std::vector<std::unique_ptr<Object>> objects_;
+  std::vector<Source> sources_;
   bool has_tail_ = false;
   size_t next_ = 0;  // step
   std::atomic<uint32_t> layers_{0};

@@ -128,6 +128,31 @@ TEST_P(MoverTest, FindsEveryCorruptPartAndLandsTheOthers) {
   }
 }
 
+TEST_P(MoverTest, ReadsATextsTuplesOnceHoweverOftenThePromptRepeatsIt) {
+  const Object object = Publish(1, 64);
+  const TestPages pages(16);
+  const auto tasks = [&](const std::vector<std::pair<const Object*, uint64_t>>& objects) {
+    int64_t count = 0;
+    workers_.before_task = [&](int64_t) { ++count; };
+    const auto events = Land(objects, pages);
+    executor_.CompleteAll();
+    workers_.before_task = nullptr;
+    EXPECT_EQ(events->done, MissReason::kNone);
+    EXPECT_THAT(events->corrupt, IsEmpty());
+    return count;
+  };
+  const int64_t once = tasks({{&object, 0}});
+  const auto paged = std::ranges::count_if(object.header.parts, [](const Part& part) { return IsPaged(part.form); });
+  EXPECT_EQ(tasks({{&object, 0}, {&object, 64}}), once + paged);
+  EXPECT_LT(LandingError(pages, object.header, object.text, 0), 1e-5);
+  EXPECT_LT(LandingError(pages, object.header, object.text, 64), 1e-5);
+
+  Corrupt(*tier_, object.slot, object.header, 0, PartForm::kState);
+  const auto events = Land({{&object, 0}, {&object, 64}}, pages);
+  executor_.CompleteAll();
+  EXPECT_THAT(events->corrupt, ElementsAre(0, 1));
+}
+
 TEST_P(MoverTest, TakesAllLayersThatFitATurnInOneItem) {
   const Object good = Publish(1, 64), bad = Publish(2, 64);
   Corrupt(*tier_, bad.slot, bad.header, bad.header.parts.back().layer, bad.header.parts.back().form);

@@ -153,9 +153,7 @@ TEST(Publish, RefusesSourcesOutsideTheRegion) {
   const auto outcome = [&](PublishParts parts) {
     const Reservation reservation = engine.Reserve(ObjectKind::kSegment, run);
     EXPECT_TRUE(reservation.granted());
-    const PublishOutcome result = engine.model().Publish(reservation, parts);
-    engine.model().Abandon(reservation);
-    return result;
+    return engine.model().Publish(reservation, parts);  // which ends the reservation, whatever becomes of it
   };
   PublishParts parts = good;
   parts.linear[1].state = engine.region().data() + engine.region().size() - 4;
