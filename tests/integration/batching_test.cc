@@ -72,7 +72,7 @@ TEST_F(Batching, ABadObjectIsRefusedAlone) {
   const Match match = engine_.Lookup({MakeRun(99, 10), runs[0], runs[4], runs[3]});
   EXPECT_TRUE(match.segments()[1].hit());
   EXPECT_TRUE(match.segments()[2].hit());
-  EXPECT_EQ(match.segments()[3].reason, MissReason::kBeingPublished) << "its reservation is as it was";
+  EXPECT_EQ(match.segments()[3].reason, MissReason::kAbandoned) << "its reservation has ended";
 }
 
 TEST_F(Batching, PromptsOfManySegmentsAreCutIntoCalls) {
