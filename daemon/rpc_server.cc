@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "ashlar/v1/cache.grpc.pb.h"
@@ -309,13 +310,7 @@ class CacheService final : public RawCache {
   CallsUnderWay& calls_;
 };
 
-// gRPC for connections of one kind. It listens nowhere: connections are given to it.
-struct Front {
-  std::unique_ptr<grpc::Service> service;
-  std::unique_ptr<grpc::Server> server;
-};
-
-Front MakeFront(std::unique_ptr<grpc::Service> service, const Bounds& bounds) {
+std::unique_ptr<grpc::Server> MakeServer(grpc::Service& service, const Bounds& bounds) {
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(bounds.request_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(limits::kMaxReplyBytes));
@@ -323,41 +318,45 @@ Front MakeFront(std::unique_ptr<grpc::Service> service, const Bounds& bounds) {
   // A compressed message is bounded as it comes, and a thousand times as large when it has been expanded.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.SetResourceQuota(grpc::ResourceQuota("rpc").Resize(bounds.memory));
-  builder.RegisterService(service.get());
-  Front front{std::move(service), builder.BuildAndStart()};
-  if (front.server != nullptr) {
-    front.server->GetHealthCheckService()->SetServingStatus(v1::Cache::service_full_name(), true);
-  }
-  return front;
+  builder.RegisterService(&service);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server != nullptr) server->GetHealthCheckService()->SetServingStatus(v1::Cache::service_full_name(), true);
+  return server;
 }
+
+// gRPC for connections of one kind. It listens nowhere: connections are given to it.
+struct Front {
+  std::unique_ptr<grpc::Service> service;
+  std::unique_ptr<grpc::Server> server;  // made when first needed
+};
 
 }  // namespace
 
 struct RpcServer::Impl {
-  Impl(EngineService& service, Metrics& metrics) : service(service), metrics(metrics) {}
+  // Services are made before any of gRPC's threads, which may not see how a later one was handed to them.
+  Impl(const std::set<storage::TenantId>& tenants, EngineService& service, Metrics& metrics) {
+    fronts[std::nullopt].service = std::make_unique<v1::Cache::CallbackService>();  // health is all that strangers get
+    for (const storage::TenantId tenant : tenants) {
+      fronts[tenant].service = std::make_unique<CacheService>(service, metrics, calls);
+    }
+  }
 
   void Admit(UniqueFd socket, const storage::TenantId* tenant) {
     std::lock_guard lock(mutex);
-    const auto kind = tenant == nullptr ? std::nullopt : std::optional(*tenant);
-    auto found = fronts.find(kind);
-    if (found == fronts.end()) {
-      // Health is all that strangers get.
-      Front front = tenant == nullptr ? MakeFront(std::make_unique<v1::Cache::CallbackService>(), kOfStrangers)
-                                      : MakeFront(std::make_unique<CacheService>(service, metrics, calls), kOfATenant);
+    Front& front = fronts.at(tenant == nullptr ? std::nullopt : std::optional(*tenant));
+    if (front.server == nullptr) {
+      front.server = MakeServer(*front.service, tenant == nullptr ? kOfStrangers : kOfATenant);
       if (front.server == nullptr) return;
       if (stopping) front.server->GetHealthCheckService()->Shutdown();
-      found = fronts.emplace(kind, std::move(front)).first;
     }
-    grpc::AddInsecureChannelFromFd(found->second.server.get(), socket.Release());
+    grpc::AddInsecureChannelFromFd(front.server.get(), socket.Release());
   }
 
-  EngineService& service;
-  Metrics& metrics;
   CallsUnderWay calls;
 
   std::mutex mutex;
   bool stopping = false;                                     // guarded by mutex, as below
-  std::map<std::optional<storage::TenantId>, Front> fronts;  // made when first needed; none: the strangers'
+  std::map<std::optional<storage::TenantId>, Front> fronts;  // of every tenant; of none: the strangers'
 
   std::unique_ptr<RpcListener> listener;
 };
@@ -365,7 +364,9 @@ struct RpcServer::Impl {
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& path, RpcListener::Options options,
                                                             EngineService& service, Metrics& metrics) {
   grpc::EnableDefaultHealthCheckService(true);
-  auto impl = std::make_unique<Impl>(service, metrics);
+  std::set<storage::TenantId> tenants;
+  for (const auto& [uid, tenant] : options.tenant_of_uid) tenants.insert(tenant);
+  auto impl = std::make_unique<Impl>(tenants, service, metrics);
   options.refused = [&metrics] { metrics.ConnectionRefused(); };
   auto listener = RpcListener::Start(path, std::move(options),
                                      [impl = impl.get()](UniqueFd socket, const storage::TenantId* tenant) {
@@ -388,12 +389,16 @@ void RpcServer::Stop(storage::Nanos grace) {
     std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
     // Of every service, for good; still answered while calls finish.
-    for (const auto& [kind, front] : impl_->fronts) front.server->GetHealthCheckService()->Shutdown();
+    for (const auto& [kind, front] : impl_->fronts) {
+      if (front.server != nullptr) front.server->GetHealthCheckService()->Shutdown();
+    }
   }
   impl_->calls.Close(grace);
   impl_->listener = nullptr;
   const auto goodbye = std::chrono::system_clock::now() + std::chrono::nanoseconds(kGoodbye);
-  for (const auto& [kind, front] : impl_->fronts) front.server->Shutdown(goodbye);
+  for (const auto& [kind, front] : impl_->fronts) {
+    if (front.server != nullptr) front.server->Shutdown(goodbye);
+  }
   impl_->fronts.clear();
 }
 
