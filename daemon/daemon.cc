@@ -30,10 +30,6 @@ namespace {
 // Each takes jobs from the queue and spreads every one over all threads; the second fills the gaps of the first.
 constexpr int kMovingThreads = 2;
 
-// An engine has one for its calls. It makes another when that breaks, before the daemon sees the end of the first, and
-// operators' tools make some.
-constexpr size_t kConnectionsOfASession = 4;
-
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr storage::Nanos kSweepHosted = kSecond / 4;  // how long memory that nobody holds any more stays charged
 
@@ -159,7 +155,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   parts.loop.Start();
   parts.mappings.Start();
   const v1::Listen& listen = config.listen();
-  RpcListener::Options connections{.of_a_user = kConnectionsOfASession * size_t{config.sessions().max_sessions()}};
+  RpcListener::Options connections{.of_a_user = RpcListener::kOfASession * size_t{config.sessions().max_sessions()}};
   for (const auto& [uid, user] : parts.services.tenant_of_uid) connections.tenant_of_uid[uid] = user.id;
   auto rpc_server = RpcServer::Start(listen.rpc_socket(), std::move(connections), parts.engine_service, parts.metrics);
   if (!rpc_server.ok()) return rpc_server.status();

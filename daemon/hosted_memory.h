@@ -51,8 +51,8 @@ class HostedMemory {
 
   struct Made {
     Use use;
-    UniqueFd
-        memfd;  // the engine's descriptor. As long as it, a copy or a mapping of it is open, somebody holds the block
+    // The engine's descriptor. As long as it, a copy or a mapping of it is open, somebody holds the block.
+    UniqueFd memfd;
   };
   // Each block keeps a descriptor open in the daemon. So a tenant has no more of them than so many for every session
   // that it may have.

@@ -20,6 +20,11 @@ namespace ashlar::daemon {
 // strangers together there is a bound as well, and there the newest are let in.
 class RpcListener {
  public:
+  // An engine has one for its calls. It makes another when that breaks, before the daemon sees the end of the first,
+  // and operators' tools make some.
+  static constexpr size_t kOfASession = 4;
+  // Descriptors that the daemon has open for a connection: the listener's, and gRPC's.
+  static constexpr size_t kDescriptors = 2;
   static constexpr size_t kOfAStranger = 8;   // connections of one user of no tenant
   static constexpr size_t kOfStrangers = 64;  // of all of them: the oldest gives way
 

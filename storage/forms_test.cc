@@ -13,6 +13,7 @@
 #include "proto/sample_layouts.h"
 #include "proto/tuple_parts.h"
 #include "storage/object_bytes.h"
+#include "storage/testing/layer_of.h"
 #include "storage/testing/rig.h"
 
 namespace ashlar::storage {
@@ -24,23 +25,6 @@ using kernels::testing::Tuple;
 
 constexpr SessionId kSession = 1;
 constexpr TenantId kTenant = 1;
-
-// The layer that declares such a shape, without a convolution.
-LinearLayer LayerOf(const kernels::LinearShape& shape, kernels::DType state) {
-  LinearLayer layer{.family = static_cast<LinearFamily>(shape.family),
-                    .key_heads = static_cast<uint32_t>(shape.key_heads),
-                    .value_heads = static_cast<uint32_t>(shape.heads),
-                    .d_k = static_cast<uint32_t>(shape.d_k),
-                    .d_v = static_cast<uint32_t>(shape.d_v),
-                    .state_dtype = static_cast<DType>(state),
-                    .transition = static_cast<TransitionKind>(kernels::NaturalForm(shape.family)),
-                    .order = static_cast<StateOrderKind>(shape.order)};
-  if (shape.decay_table != nullptr) {
-    const int64_t numbers = shape.family == kernels::Family::kMamba1 ? int64_t{shape.d_k} * shape.d_v : 1;
-    layer.decay_table.assign(shape.decay_table, shape.decay_table + shape.heads * numbers);
-  }
-  return layer;
-}
 
 // Stores some heads as zero, and of dense families some as low rank. What the forms are.
 std::vector<TransitionRun> MixForms(Random& random, const LinearLayer& layer, Tuple& tuple) {

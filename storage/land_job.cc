@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "storage/part_check.h"
 
 namespace ashlar::storage {
 
@@ -40,8 +39,9 @@ void LandJob::Run(uint64_t bytes, const std::function<void()>& landed) {
     Step& step = batch.emplace_back(StepChecks(next_++));
     AppendTasks(rows, step, tasks);
     for (const Check& check : step.checks) {
-      read += check.part->Bytes();
-      if (IsPaged(check.part->form)) landed_bytes += check.part->Bytes();
+      const Part& part = check.part.part();
+      read += part.Bytes();
+      if (IsPaged(part.form)) landed_bytes += part.Bytes();
     }
   }
   std::mutex mutex;
@@ -65,8 +65,9 @@ void LandJob::Run(uint64_t bytes, const std::function<void()>& landed) {
 
 LandJob::Check* LandJob::FindScales(const Check& rows, std::span<Check> behind) {
   for (Check& other : behind) {
-    if (other.source != rows.source || other.part->layer != rows.part->layer) return nullptr;
-    if (other.part->form == ScalesOf(rows.part->form)) return &other;
+    const Part &part = other.part.part(), &of = rows.part.part();
+    if (other.source != rows.source || part.layer != of.layer) return nullptr;
+    if (part.form == ScalesOf(of.form)) return &other;
   }
   return nullptr;
 }
@@ -75,17 +76,18 @@ void LandJob::AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& 
   const size_t before = tasks.size();
   for (size_t i = 0; i < step.checks.size(); ++i) {
     Check& check = step.checks[i];
-    const bool paged = rows != nullptr && check.part->layer == rows->layer;
-    if (paged && IsScales(check.part->form)) continue;  // landed with the rows that they scale
+    const Part& part = check.part.part();
+    const bool paged = rows != nullptr && part.layer == rows->layer;
+    if (paged && IsScales(part.form)) continue;  // landed with the rows that they scale
     Check* const scales = paged ? FindScales(check, std::span(step.checks).subspan(i + 1)) : nullptr;
-    SplitPart(*check.part, [&](const UnitRange& range) {
+    SplitPart(part, [&](const UnitRange& range) {
       tasks.push_back({.step = &step,
                        .source = check.source,
                        .range = range,
                        .rows = paged ? rows : nullptr,
-                       .checksums = check.unit_checksums.data() + range.first,
-                       .scales = scales != nullptr ? scales->part : nullptr,
-                       .scale_checksums = scales != nullptr ? scales->unit_checksums.data() + range.first : nullptr});
+                       .checksums = check.part.unit_checksums(range.first),
+                       .scales = scales != nullptr ? &scales->part.part() : nullptr,
+                       .scale_checksums = scales != nullptr ? scales->part.unit_checksums(range.first) : nullptr});
     });
   }
   step.tasks_left = tasks.size() - before;
@@ -93,7 +95,7 @@ void LandJob::AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& 
 
 void LandJob::Conclude(const Step& step) {
   for (const Check& check : step.checks) {
-    if (kernels::CombineChecksums(check.unit_checksums) != check.part->checksum) check.source->object->corrupt = true;
+    if (!check.part.Holds()) check.source->object->corrupt = true;
   }
 }
 
@@ -108,7 +110,7 @@ std::vector<LandJob::Check> LandJob::StepChecks(size_t step) {
     for (auto part = std::ranges::lower_bound(parts, begin, {}, &Part::layer); part != parts.end() && part->layer < end;
          ++part) {
       if (part->Empty() || (source.repeats && !IsPaged(part->form))) continue;
-      checks.push_back({&source, &*part, std::vector<uint64_t>(part->units)});
+      checks.push_back({&source, PartCheck(source.object->bytes, *part)});
     }
   }
   return checks;

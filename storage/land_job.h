@@ -14,6 +14,7 @@
 #include "proto/object.h"
 #include "storage/cancel_flag.h"
 #include "storage/object_bytes.h"
+#include "storage/part_check.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer.h"
 #include "storage/unit_range.h"
@@ -62,11 +63,9 @@ class LandJob {
     uint64_t first_position;
     bool repeats;  // a source before it has the same object
   };
-  // What one part must hash to, and what it did.
   struct Check {
     const Source* source;
-    const Part* part;
-    std::vector<uint64_t> unit_checksums;
+    PartCheck part;
   };
   struct Step {
     std::vector<Check> checks;

@@ -14,6 +14,7 @@
 #include "kernels/testing/linear_inputs.h"
 #include "kernels/testing/print.h"
 #include "proto/tuple_parts.h"
+#include "storage/testing/layer_of.h"
 #include "tests/integration/daemon_process.h"
 
 namespace ashlar::integration {
@@ -23,32 +24,10 @@ using kernels::testing::Dtypes;
 using kernels::testing::Random;
 using kernels::testing::States;
 using kernels::testing::Tuple;
+using storage::LayerOf;
 
 constexpr uint64_t kPrefix = 4, kSegment = 8;
 constexpr uint64_t kRegionBytes = 4 << 20;
-
-// The layer that declares such a shape, without a convolution.
-LinearLayer LayerOf(const kernels::LinearShape& shape, kernels::DType state) {
-  LinearLayer layer{.family = static_cast<LinearFamily>(shape.family),
-                    .key_heads = static_cast<uint32_t>(shape.key_heads),
-                    .value_heads = static_cast<uint32_t>(shape.heads),
-                    .d_k = static_cast<uint32_t>(shape.d_k),
-                    .d_v = static_cast<uint32_t>(shape.d_v),
-                    .state_dtype = static_cast<DType>(state),
-                    .transition = static_cast<TransitionKind>(kernels::NaturalForm(shape.family)),
-                    .order = static_cast<StateOrderKind>(shape.order)};
-  if (shape.decay_table != nullptr) {
-    const int64_t numbers = shape.family == kernels::Family::kMamba1 ? int64_t{shape.d_k} * shape.d_v : 1;
-    layer.decay_table.assign(shape.decay_table, shape.decay_table + shape.heads * numbers);
-  }
-  if (shape.rotation.style != kernels::RopeStyle::kNone) {
-    layer.rope = {.kind = static_cast<RopeKind>(shape.rotation.style),
-                  .rotary_dim = static_cast<uint32_t>(shape.rotation.rotary_dim)};
-    layer.rope.frequencies.assign(shape.rotation.frequencies,
-                                  shape.rotation.frequencies + shape.rotation.rotary_dim / 2);
-  }
-  return layer;
-}
 
 // Wide enough for interiors of five tokens to be of low rank.
 kernels::testing::Layer WideLayer(Random& random, kernels::Family family, kernels::StateOrder order) {
