@@ -1,0 +1,38 @@
+// Where the bytes of a disk tier lie: one file of fixed size, read and written in whole pages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ashlar::storage {
+
+// Thread-safe. Offsets, sizes and addresses are multiples of kBlockBytes, and what is named lies inside the file:
+// INVALID_ARGUMENT otherwise. What was written is durable once a Sync that began afterwards has returned OK; before
+// that a power loss may keep it, lose it, or keep some of its sectors, in any order. After a Sync that failed nobody
+// knows what became of the writes before it, and a later Sync says nothing about them: they must be written again.
+class BlockFile {
+ public:
+  static constexpr uint64_t kBlockBytes = 4096;
+
+  virtual ~BlockFile() = default;
+  virtual uint64_t size() const = 0;
+  virtual absl::Status Read(uint64_t offset, std::span<std::byte> target) = 0;
+  // On an error the bytes named may be anything.
+  virtual absl::Status Write(uint64_t offset, std::span<const std::byte> source) = 0;
+  virtual absl::Status Sync() = 0;
+};
+
+// A file that bypasses the page cache (O_DIRECT): what is cached here is cached in memory already. It is made if there
+// is none, with mode 0600, and all of its blocks are allocated, so that writing never runs out of room; a file of
+// another size becomes `bytes` long. `bytes` must be a multiple of kBlockBytes. One process at a time:
+// FAILED_PRECONDITION while another has it, and where the file system cannot bypass its cache; RESOURCE_EXHAUSTED where
+// it has no room. Errors name the path.
+absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, uint64_t bytes);
+
+}  // namespace ashlar::storage

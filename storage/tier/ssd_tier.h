@@ -1,0 +1,97 @@
+// The SSD tier: objects in the extents of one slab file, and a record for each that says where. What it acknowledged
+// survives kill -9 and power loss, as far as the disk tells the truth (docs/formats.md has every byte).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/object.h"
+#include "storage/executor.h"
+#include "storage/tier/block_file.h"
+#include "storage/tier/record_store.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+struct SsdTierOptions {
+  std::array<uint8_t, 16> new_id{};  // random; becomes the name of a slab that is new
+  size_t pieces_in_flight = 8;       // of one read or write, each up to 1 MiB
+};
+
+// Owned by the metadata thread, on which every `done` is called, never before the call that it belongs to has returned.
+// All input and output after Recover is on the executor, which nobody else may use. Destroy only once that is idle.
+class SsdTier {
+ public:
+  // Bytes of a slab file that holds objects of `capacity_bytes`, which count in whole extents, rounded down.
+  static uint64_t SlabBytes(uint64_t capacity_bytes);
+
+  // Reads the records, on the calling thread. FAILED_PRECONDITION where the slab or its records are of a format version
+  // that this build does not know, or do not belong together; DATA_LOSS where the manifest is damaged.
+  static absl::StatusOr<std::unique_ptr<SsdTier>> Open(const SsdTierOptions& options, BlockFile& file,
+                                                       RecordStore& records, Executor& io);
+  ~SsdTier();
+
+  // Gives a tenant a budget, once, before Recover. It counts in whole extents, rounded down. INVALID_ARGUMENT naming
+  // the field when it holds no extent, the name is empty or given away, or the budgets together exceed the capacity;
+  // ALREADY_EXISTS for a tenant that has one. Records name tenants by name: numbers may change between runs.
+  absl::Status AddTenant(TenantId tenant, std::string name, uint64_t budget_bytes);
+
+  struct Recovered {
+    TenantId tenant = 0;
+    ObjectHeader header;
+    Slot slot;
+  };
+  struct RecoveryReport {
+    uint64_t objects = 0;
+    uint64_t bytes = 0;        // of their extents
+    uint64_t damaged = 0;      // records that do not decode, or name what the slab does not have: deleted
+    uint64_t superseded = 0;   // records of a key, or in extents, that a later record has: deleted
+    uint64_t over_budget = 0;  // objects that a tenant's budget no longer holds, oldest first: deleted
+    std::map<std::string, uint64_t> unknown_tenants;  // bytes of tenants that were not added: kept out, and kept
+  };
+  // Once, after the tenants were added and before anything else: what was acknowledged, oldest first. Bytes are not
+  // read; their checksums are whoever's who lands them. Deletions are durable when it returns; their error is its
+  // error.
+  absl::StatusOr<std::vector<Recovered>> Recover();
+  const RecoveryReport& recovery() const;
+
+  // RESOURCE_EXHAUSTED when the tenant's budget has no `extents` free extents: the caller erases and tries again, once
+  // that is durable.
+  absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents);
+  // Gives back a slot that is not committed: its commit was never asked for, or failed. Nothing of it may be under way.
+  void Free(Slot slot);
+  TierUsage Usage(TenantId tenant) const;  // all zero for an unknown tenant
+  TierUsage Usage() const;
+
+  // Writes extents [first, first + sources.size()) of a slot that is not committed, from memory aligned to pages that
+  // stays as it is until `done`, in pieces of up to 1 MiB spread over the executor. False: its queue is full, nothing
+  // is called. After an error the slot can only be given back.
+  bool Write(const Slot& slot, uint64_t first, std::vector<const std::byte*> sources,
+             std::function<void(absl::Status)> done);
+
+  // Makes the object durable: all data written so far is synced, then its record is written; many commits share one
+  // sync. done(OK) = acknowledged. Every extent of the slot must have been written (FAILED_PRECONDITION: what lies
+  // there could be another tenant's), without error and without a sync having failed since the first write (ABORTED).
+  // After any error the slot is to be given back; until that is durable the object may still come back after a crash,
+  // whole.
+  void Commit(TenantId tenant, const ObjectHeader& header, const Slot& slot, std::function<void(absl::Status)> done);
+
+  // Reads extents [first, first + targets.size()) of a slot into memory aligned to pages. As Write. After an error the
+  // targets may hold anything.
+  bool Read(const Slot& slot, uint64_t first, std::vector<std::byte*> targets, std::function<void(absl::Status)> done);
+
+  // Forgets a committed object, of which nothing is under way. Its extents can be allocated again, and `done` is
+  // called, once the deletion of its record is durable; until then it may come back after a crash, whole. A deletion
+  // that fails is tried again with the next commit, erasure, or allocation that finds no room.
+  void Erase(TenantId tenant, const Key& key, Slot slot, std::function<void()> done = nullptr);
+};
+
+}  // namespace ashlar::storage
