@@ -182,9 +182,10 @@ void Metrics::Miss(TenantId tenant, ObjectKind kind, MissReason reason, uint64_t
   impl_->miss_tokens.Add(tenant, kind, static_cast<uint8_t>(reason), Name(reason), tokens);
 }
 
-void Metrics::Evicted(TenantId tenant, ObjectKind kind, MissReason why, uint64_t bytes) {
+void Metrics::Evicted(TenantId tenant, ObjectKind kind, const storage::Ghost& ghost) {
+  const MissReason why = ghost.reason;
   impl_->evictions.Add(tenant, kind, static_cast<uint8_t>(why), Name(why), 1);
-  impl_->evicted_bytes.Add(tenant, kind, static_cast<uint8_t>(why), Name(why), bytes);
+  impl_->evicted_bytes.Add(tenant, kind, static_cast<uint8_t>(why), Name(why), ghost.bytes);
   if (why == MissReason::kChecksumFailed) impl_->checksum_failures.at(tenant)->Increment();
 }
 

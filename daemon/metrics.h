@@ -54,7 +54,7 @@ class Metrics final : public storage::Observer {
   // The metadata thread only.
   void Hit(storage::TenantId, ObjectKind, TierKind, uint64_t tokens) override;
   void Miss(storage::TenantId, ObjectKind, MissReason, uint64_t tokens) override;
-  void Evicted(storage::TenantId, ObjectKind, MissReason why, uint64_t bytes) override;
+  void Evicted(storage::TenantId, ObjectKind, const storage::Ghost& ghost) override;
   void Published(storage::TenantId, ObjectKind, uint64_t bytes) override;
   void Landed(storage::TenantId, uint64_t bytes) override;
   void NoMemory(storage::TenantId, absl::string_view why) override;

@@ -32,6 +32,32 @@ absl::string_view Name(MissReason reason) {
       return "abandoned";
     case MissReason::kInvalidRequest:
       return "invalid_request";
+    case MissReason::kExpired:
+      return "expired";
+    case MissReason::kNamespaceDiffers:
+      return "namespace_differs";
+    case MissReason::kBudgetRefused:
+      return "budget_refused";
+    case MissReason::kTooDear:
+      return "too_dear";
+    case MissReason::kDeclined:
+      return "declined";
+  }
+  return "unknown";
+}
+
+absl::string_view Name(PolicyKind policy) {
+  switch (policy) {
+    case PolicyKind::kNone:
+      return "none";
+    case PolicyKind::kLru:
+      return "lru";
+    case PolicyKind::kTtl:
+      return "ttl";
+    case PolicyKind::kAdmission:
+      return "admission";
+    case PolicyKind::kOperator:
+      return "operator";
   }
   return "unknown";
 }

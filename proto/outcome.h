@@ -22,10 +22,25 @@ enum class MissReason : uint8_t {
   kCancelled = 9,  // the engine gave up before the verdict
   kTimedOut = 10,
   kDaemonUnavailable = 11,
-  kAbandoned = 12,       // reserved, but its engine died or ran out of time before publishing
-  kInvalidRequest = 13,  // the call made no sense to the daemon, whose log names the field
+  kAbandoned = 12,         // reserved, but its engine died or ran out of time before publishing
+  kInvalidRequest = 13,    // the call made no sense to the daemon, whose log names the field
+  kExpired = 14,           // its time to live was over
+  kNamespaceDiffers = 15,  // never seen under this identity and layout, but under another one of the same tenant
+  kBudgetRefused = 16,     // reserved by an engine, but the tenant's budget had no room for it
+  kTooDear = 17,           // bringing it up would cost more than computing it again
+  kDeclined = 18,          // offered, but the admission policy did not want it
 };
 absl::string_view Name(MissReason reason);
+
+// Who decided that an object goes, or does not come.
+enum class PolicyKind : uint8_t {
+  kNone = 0,  // nobody: an error, a death
+  kLru = 1,
+  kTtl = 2,
+  kAdmission = 3,
+  kOperator = 4,
+};
+absl::string_view Name(PolicyKind policy);
 
 enum class TierKind : uint8_t { kNone = 0, kHbm = 1, kDram = 2, kSsd = 3, kRemote = 4 };
 absl::string_view Name(TierKind tier);

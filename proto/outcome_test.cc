@@ -26,7 +26,8 @@ void ExpectNames(int first, int last) {
 }
 
 TEST(Outcome, EveryOutcomeHasItsName) {
-  ExpectNames<MissReason>(0, 13);
+  ExpectNames<MissReason>(0, 18);
+  ExpectNames<PolicyKind>(0, 4);
   ExpectNames<TierKind>(0, 4);
   ExpectNames<ReserveOutcome>(1, 6);
   ExpectNames<PublishOutcome>(1, 5);

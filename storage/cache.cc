@@ -19,7 +19,7 @@ struct Cache::Impl {
       : clock(clock),
         tier(tier),
         observer(observer == nullptr ? ignored : *observer),
-        pool(tier, lru, options.ghost_entries, this->observer),
+        pool(tier, lru, options.ghosts_per_tenant, clock, this->observer),
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
         publisher(pool, mover, clock, drain, options.reservation),

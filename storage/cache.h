@@ -23,6 +23,7 @@
 #include "storage/composition.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
+#include "storage/index/ghost_table.h"
 #include "storage/lander.h"
 #include "storage/observer.h"
 #include "storage/tier/tier.h"
@@ -58,7 +59,7 @@ struct CacheOptions {
   size_t leases_per_session = limits::kMaxLeases;
   size_t leased_segments_per_session = limits::kMaxLeasedSegments;
   size_t compositions_per_session = limits::kMaxCompositions;  // in flight; more are answered kBusy
-  size_t ghost_entries = 1 << 16;                              // why keys that are gone are gone
+  size_t ghosts_per_tenant = GhostTable::kDefaultGhosts;       // why keys that are gone are gone
   std::function<uint64_t()> random;                            // for lease ids; a simulator passes a seeded one
 };
 

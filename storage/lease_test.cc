@@ -21,7 +21,7 @@ class LeaseTest : public ::testing::Test {
  protected:
   LeaseTest()
       : tier_(TestTier({{kTenant, 4}})),
-        pool_(*tier_, lru_, 4, observer_),
+        pool_(*tier_, lru_, 4, clock_, observer_),
         leases_(Counter(), {.unused_lease = kUnused}) {}
 
   // The first draws are zero, then a number repeats: neither may name a lease.
@@ -45,6 +45,7 @@ class LeaseTest : public ::testing::Test {
 
   uint32_t References() { return pool_.Find(kTenant, Key{}).object->references - 1; }
 
+  ManualClock clock_;
   CountingObserver observer_;
   LruPolicy lru_;
   std::unique_ptr<MemoryTier> tier_;

@@ -7,6 +7,7 @@
 #include "proto/key.h"
 #include "proto/outcome.h"
 #include "storage/executor.h"
+#include "storage/index/ghost_table.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
@@ -18,8 +19,8 @@ class Observer {
   // Of a lookup, one call a segment; Miss also of a landing (kSegment and 0 tokens where the object is not known).
   virtual void Hit(TenantId /*tenant*/, ObjectKind /*kind*/, TierKind /*tier*/, uint64_t /*tokens*/) {}
   virtual void Miss(TenantId /*tenant*/, ObjectKind /*kind*/, MissReason /*reason*/, uint64_t /*tokens*/) {}
-  // An object or a reservation left the cache: kEvicted, kChecksumFailed or kAbandoned.
-  virtual void Evicted(TenantId /*tenant*/, ObjectKind /*kind*/, MissReason /*why*/, uint64_t /*bytes*/) {}
+  // An object or a reservation left the cache: no tier holds it any more.
+  virtual void Evicted(TenantId /*tenant*/, ObjectKind /*kind*/, const Ghost& /*ghost*/) {}
   virtual void Published(TenantId /*tenant*/, ObjectKind /*kind*/, uint64_t /*bytes*/) {}
   virtual void Landed(TenantId /*tenant*/, uint64_t /*bytes*/) {}
   // What became of one object that an engine asked to publish.

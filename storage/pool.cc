@@ -28,8 +28,8 @@ Pool::Reference Pool::Reference::Share() const {
   return Reference(*pool_, *entry_);
 }
 
-Pool::Pool(Tier& tier, EvictionPolicy& policy, size_t ghost_entries, Observer& observer)
-    : tier_(tier), policy_(policy), observer_(observer), table_(ghost_entries) {}
+Pool::Pool(Tier& tier, EvictionPolicy& policy, size_t ghosts_per_tenant, const Clock& clock, Observer& observer)
+    : tier_(tier), policy_(policy), clock_(clock), observer_(observer), ghosts_(ghosts_per_tenant) {}
 
 Pool::~Pool() {
   for (auto& [id, entry] : entries_) tier_.Free(std::move(entry->slot));
@@ -37,8 +37,10 @@ Pool::~Pool() {
 
 Pool::Result Pool::Find(TenantId tenant, const Key& key) {
   Entry* entry = table_.Find(tenant, key);
-  if (entry == nullptr) return {table_.WhyGone(tenant, key), {}};
+  if (entry == nullptr) return {WhyGone(tenant, key), {}};
   if (!entry->ready) return {MissReason::kBeingPublished, {}};
+  ++entry->uses;
+  entry->last_used_at = clock_.Now();
   if (entry->references == 0) idle_extents_[tenant] -= entry->slot.Extents();
   policy_.Touch(entry->id);
   return {MissReason::kNone, Reference(*this, *entry)};
@@ -80,7 +82,7 @@ std::optional<Slot> Pool::MakeRoom(TenantId tenant, uint64_t extents) {
     for (const ObjectId id : victims) {
       Entry& victim = *entries_.at(id);
       idle_extents_[tenant] -= victim.slot.Extents();
-      Unlink(victim, MissReason::kEvicted);
+      Unlink(victim, MissReason::kEvicted, PolicyKind::kLru);
       Free(victim);
     }
   }
@@ -91,6 +93,8 @@ void Pool::Publish(const Reference& object, ObjectHeader header) {
   entry.header = std::move(header);
   if (Slot spare = entry.slot.CutBehind(entry.header.Extents()); !spare.runs.empty()) tier_.Free(std::move(spare));
   entry.ready = true;
+  entry.published_at = entry.last_used_at = clock_.Now();
+  ghosts_.Forget(entry.tenant, entry.header.key);
   policy_.Track(entry.tenant, entry.id, entry.slot.Extents());
   ++objects_;
   object_bytes_ += entry.header.bytes;
@@ -101,15 +105,26 @@ void Pool::Drop(const Reference& object, MissReason why) {
   if (object->gone == MissReason::kNone) Unlink(*object.entry_, why);
 }
 
-void Pool::Unlink(Entry& entry, MissReason why) {
-  table_.Remove(entry, why);
+void Pool::Unlink(Entry& entry, MissReason why, PolicyKind policy) {
+  table_.Remove(entry);
   entry.gone = why;
+  Ghost ghost{
+      .reason = why, .policy = policy, .uses = entry.uses, .bytes = entry.header.bytes, .gone_at = clock_.Now()};
   if (entry.ready) {
     policy_.Forget(entry.id);
     --objects_;
     object_bytes_ -= entry.header.bytes;
+    ghost.tier = tier_.kind();
+    ghost.lived = ghost.gone_at - entry.published_at;
+    ghost.idle = ghost.gone_at - entry.last_used_at;
   }
-  observer_.Evicted(entry.tenant, entry.header.kind, why, entry.header.bytes);
+  ghosts_.Remember(entry.tenant, entry.header.key, ghost);
+  observer_.Evicted(entry.tenant, entry.header.kind, ghost);
+}
+
+MissReason Pool::WhyGone(TenantId tenant, const Key& key) const {
+  const Ghost* ghost = ghosts_.Find(tenant, key);
+  return ghost == nullptr ? MissReason::kNeverSeen : ghost->reason;
 }
 
 void Pool::Unreference(Entry& entry) {

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "storage/executor.h"
+#include "storage/index/ghost_table.h"
 #include "storage/index/segment_table.h"
 #include "storage/observer.h"
 #include "storage/policy/eviction.h"
@@ -19,7 +21,7 @@ namespace ashlar::storage {
 // Keeps two promises: an object that is referenced stays where it is, and one that is not never blocks an allocation.
 class Pool {
  public:
-  Pool(Tier& tier, EvictionPolicy& policy, size_t ghost_entries, Observer& observer);
+  Pool(Tier& tier, EvictionPolicy& policy, size_t ghosts_per_tenant, const Clock& clock, Observer& observer);
   ~Pool();
 
   // One use of an object: while it lives, header and slot stay. Must not outlive the pool.
@@ -68,14 +70,17 @@ class Pool {
 
  private:
   std::optional<Slot> MakeRoom(TenantId tenant, uint64_t extents);
-  void Unlink(Entry& entry, MissReason why);
+  void Unlink(Entry& entry, MissReason why, PolicyKind policy = PolicyKind::kNone);
+  MissReason WhyGone(TenantId tenant, const Key& key) const;
   void Unreference(Entry& entry);
   void Free(Entry& entry);
 
   Tier& tier_;
   EvictionPolicy& policy_;
+  const Clock& clock_;
   Observer& observer_;
   SegmentTable table_;
+  GhostTable ghosts_;
   ObjectId next_id_ = 1;
   absl::flat_hash_map<ObjectId, std::unique_ptr<Entry>> entries_;  // in the table, or gone and still referenced
   std::map<TenantId, uint64_t> idle_extents_;                      // of published objects that nobody references

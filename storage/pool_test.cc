@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 
 class PoolTest : public ::testing::Test {
  protected:
-  PoolTest() : tier_(TestTier({{1, 8}, {2, 8}})), pool_(*tier_, lru_, 16, observer_) {}
+  PoolTest() : tier_(TestTier({{1, 8}, {2, 8}})), pool_(*tier_, lru_, 16, clock_, observer_) {}
 
   // A plan of `extents` extents; only its size and key matter here.
   static ObjectHeader Plan(uint8_t key, uint64_t extents) {
@@ -35,6 +35,7 @@ class PoolTest : public ::testing::Test {
   }
   MissReason Find(uint8_t key, TenantId tenant = 1) { return pool_.Find(tenant, Plan(key, 1).key).reason; }
 
+  ManualClock clock_;
   CountingObserver observer_;
   LruPolicy lru_;
   std::unique_ptr<MemoryTier> tier_;
@@ -112,6 +113,32 @@ TEST_F(PoolTest, ADroppedObjectsBytesStayUntilTheLastReferenceGoes) {
   EXPECT_THAT(observer_.evicted, ElementsAre(MissReason::kChecksumFailed));
 }
 
+TEST_F(PoolTest, TellsWhatIsKnownOfWhatIsGone) {
+  ASSERT_EQ(Publish(1, 8), ReserveOutcome::kGranted);
+  clock_.Advance(100);
+  for (int use = 0; use < 3; ++use) EXPECT_EQ(Find(1), MissReason::kNone);
+  clock_.Advance(20);
+  const Nanos evicted_at = clock_.Now();
+  { const Pool::Room never_published = pool_.Reserve(1, Plan(2, 8)); }
+  ASSERT_EQ(observer_.ghosts.size(), 2u);
+
+  const Ghost& evicted = observer_.ghosts[0];
+  EXPECT_EQ(evicted.reason, MissReason::kEvicted);
+  EXPECT_EQ(evicted.policy, PolicyKind::kLru);
+  EXPECT_EQ(evicted.tier, TierKind::kDram);
+  EXPECT_EQ(evicted.uses, 3u);
+  EXPECT_EQ(evicted.bytes, 8 * limits::kExtentBytes);
+  EXPECT_EQ(evicted.gone_at, evicted_at);
+  EXPECT_EQ(evicted.lived, 120);
+  EXPECT_EQ(evicted.idle, 20);
+
+  const Ghost& abandoned = observer_.ghosts[1];
+  EXPECT_EQ(abandoned.reason, MissReason::kAbandoned);
+  EXPECT_EQ(abandoned.policy, PolicyKind::kNone);
+  EXPECT_EQ(abandoned.tier, TierKind::kNone) << "no tier ever held it";
+  EXPECT_EQ(abandoned.lived, 0);
+}
+
 // A machine without memory for another arena, though the budget allows one.
 class FullMachine final : public Tier {
  public:
@@ -139,7 +166,8 @@ TEST(PoolOnAFullMachine, MakesDoWithTheMemoryThereIs) {
   FullMachine tier(*memory);
   CountingObserver observer;
   LruPolicy lru;
-  Pool pool(tier, lru, 16, observer);
+  const ManualClock clock;
+  Pool pool(tier, lru, 16, clock, observer);
   const auto publish = [&](uint8_t key, uint64_t extents) {
     ObjectHeader plan{.bytes = extents * limits::kExtentBytes};
     plan.key.bytes.fill(key);

@@ -1,14 +1,13 @@
-// Finds objects by key, and remembers why those that are gone are gone.
+// Finds objects by key.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <list>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
+#include "storage/executor.h"
 #include "storage/policy/eviction.h"
 #include "storage/tier/tier.h"
 
@@ -20,37 +19,25 @@ struct Entry {
   TenantId tenant = 0;
   ObjectHeader header;  // the plan until the object is ready
   Slot slot;
-  bool ready = false;                   // published; before that it is reserved or being published
-  uint32_t references = 0;              // uses that keep the bytes where they are
+  bool ready = false;       // published; before that it is reserved or being published
+  uint32_t references = 0;  // uses that keep the bytes where they are
+  uint32_t uses = 0;        // look-ups that found it
+  Nanos published_at = 0;
+  Nanos last_used_at = 0;               // by a look-up; before the first one: published
   MissReason gone = MissReason::kNone;  // why no table has it any more; its bytes stay until the last reference goes
 };
 
 // Keys are looked up within one tenant: whatever the key, nobody finds another's object.
 class SegmentTable {
  public:
-  // Remembers the reasons of the last `ghost_entries` keys that were removed.
-  explicit SegmentTable(size_t ghost_entries) : max_ghosts_(ghost_entries) {}
-
   Entry* Find(TenantId tenant, const Key& key) const;  // null: not here
-  MissReason WhyGone(TenantId tenant, const Key& key) const;
-
   // The entry's tenant and key must not be in the table yet.
   void Insert(Entry& entry);
-  void Remove(const Entry& entry, MissReason why);
+  void Remove(const Entry& entry);
 
  private:
   using Id = std::pair<TenantId, Key>;
-  struct Ghost {
-    Id id;
-    MissReason why;
-  };
-
-  void ForgetGhost(const Id& id);
-
-  const size_t max_ghosts_;
   absl::flat_hash_map<Id, Entry*> entries_;
-  std::list<Ghost> ghosts_;  // oldest first
-  absl::flat_hash_map<Id, std::list<Ghost>::iterator> ghost_places_;
 };
 
 }  // namespace ashlar::storage

@@ -23,7 +23,10 @@ namespace ashlar::storage {
 struct CountingObserver final : Observer {
   void Hit(TenantId, ObjectKind, TierKind, uint64_t) override { ++hits; }
   void Miss(TenantId, ObjectKind, MissReason reason, uint64_t) override { misses.push_back(reason); }
-  void Evicted(TenantId, ObjectKind, MissReason why, uint64_t) override { evicted.push_back(why); }
+  void Evicted(TenantId, ObjectKind, const Ghost& ghost) override {
+    evicted.push_back(ghost.reason);
+    ghosts.push_back(ghost);
+  }
   void Published(TenantId, ObjectKind, uint64_t bytes) override { published_bytes += bytes; }
   void Landed(TenantId, uint64_t bytes) override { landed_bytes += bytes; }
 
@@ -31,6 +34,7 @@ struct CountingObserver final : Observer {
 
   int hits = 0, memory_refusals = 0;
   std::vector<MissReason> misses, evicted;
+  std::vector<Ghost> ghosts;  // of what was evicted
   uint64_t published_bytes = 0, landed_bytes = 0;
 };
 
