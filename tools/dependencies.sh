@@ -12,6 +12,8 @@ ASHLAR_PACKAGES=(
   libyaml-cpp-dev libspdlog-dev prometheus-cpp-dev nlohmann-json3-dev
   # kernels and the reference engine
   libhwy-dev libxxhash-dev libopenblas-dev
+  # a server that ashlar-bench compares with, and its client
+  redis-tools libhiredis-dev
   # tests
   libgtest-dev libgmock-dev
 )

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
 
-usage: tools_smoke.py demo|land BINARY
+usage: tools_smoke.py demo|land|store BINARY
 """
 
 import json
@@ -73,5 +73,15 @@ def land(binary):
     assert all(handover["map_us"] < 1000 for handover in figures["handovers"])
 
 
+def store(binary):
+    figures = run(binary, "store", "--quick", "--repetitions", "1", "--compare", "redis")
+    assert [(case["value_bytes"], case["batch"], case["op"]) for case in figures["cases"]] == [
+        (size, batch, op) for size in (65536, 262144, 1048576) for batch in (1, 16) for op in ("get", "put")]
+    for case in figures["cases"]:
+        for name in ("ops_per_s", "gb_per_s", "p50_us", "p99_us", "cpu_s_per_gb", "ratio_memcpy", "ratio_redis"):
+            assert case[name] > 0, name
+        assert case["p50_us"] <= case["p99_us"]
+
+
 if __name__ == "__main__":
-    {"demo": demo, "land": land}[sys.argv[1]](sys.argv[2])
+    {"demo": demo, "land": land, "store": store}[sys.argv[1]](sys.argv[2])

@@ -15,6 +15,8 @@ constexpr const char* kUsage =
     "usage: ashlar-bench COMMAND [FILE] [--json FILE] [--repetitions N] [--threads N]\n"
     "  land         landing of cached attention pages through a daemon, against memcpy; handing over tuples by "
     "mapping\n"
+    "  store        values of 64 KiB to 16 MiB, put and got by another process than the daemon, against memcpy;\n"
+    "               --compare redis: and against a Redis server; --quick: small values\n"
     "  decode       a batch from buffers against recurrent decoding; verifying drafts against steps that keep states\n"
     "  kernels      every operation of the host back end, against copy bandwidth and multiply-add units;\n"
     "               --filter TEXT: only cases whose \"op family dtype shape\" contains it; --quick: small shapes\n"
@@ -53,6 +55,8 @@ bool ParseOptions(int argc, char** argv, Options& options) {
       options.json = value;
     } else if (name == "--filter") {
       options.filter = value;
+    } else if (name == "--compare") {
+      options.compare = value;
     } else if (name == "--repetitions" && positive) {
       options.repetitions = static_cast<int>(number);
     } else if (name == "--threads" && positive) {
@@ -74,6 +78,7 @@ bool ParseOptions(int argc, char** argv, Options& options) {
 int main(int argc, char** argv) {
   const std::map<std::string, std::function<absl::Status(const Options&, nlohmann::json&)>> commands = {
       {"land", ashlar::bench::Land},
+      {"store", ashlar::bench::Store},
       {"decode", ashlar::bench::Decode},
       {"kernels", ashlar::bench::TimeKernels},
       {"transitions", ashlar::bench::Transitions},
