@@ -28,6 +28,8 @@ inline constexpr uint64_t kMaxReleasesPerCall = 1024;              // leases of 
 inline constexpr uint64_t kMaxStepsPerComposition = 4096;          // interiors and runs of one Advance or Compose
 inline constexpr uint64_t kMaxTokensPerComposition = 65536;        // that its runs go through: what one worker may take
 inline constexpr uint64_t kMaxCompositions = 16;                   // under way, of one session
+inline constexpr uint32_t kMaxAllocatedPages = 1 << 20;            // of one region whose pages the daemon allocates
+inline constexpr uint64_t kMaxPageReferences = uint64_t{1} << 20;  // there: requests, and segments they name
 inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 40;
 inline constexpr uint32_t kMaxLayers = 1024;
 inline constexpr uint32_t kMaxHeads = 1024;
@@ -58,6 +60,8 @@ static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + (1 << 20) < kMaxRequest
 static_assert(kMaxPromptTokens * 5 + kMaxPartSources * 64 + (1 << 20) < kMaxRequestBytes,
               "pages and parts of the longest run fit");
 static_assert(kMaxPromptTokens * 5 + kMaxSegments * 16 + (1 << 20) < kMaxRequestBytes, "the longest landing fits");
+static_assert(kMaxPromptTokens * 5 + kMaxAllocatedPages * 5 + kMaxSegments * 16 + (1 << 20) < kMaxReplyBytes,
+              "all pages of an admitted request fit a reply");
 static_assert(kMaxStepsPerComposition * 128 + kMaxLayers * 64 + (1 << 20) < kMaxRequestBytes, "a composition fits");
 static_assert(kMaxLayers * 16 <= kMaxPartSources, "every form of part of every layer");
 static_assert(kMaxSegments <= kMaxLookupsPerMatch, "any prompt fits a call of its own");

@@ -64,4 +64,11 @@ enum class PublishOutcome : uint8_t {
 };
 absl::string_view Name(PublishOutcome outcome);
 
+// What stands on a segment's shared pages.
+enum class PageContent : uint8_t {
+  kFilled = 1,       // its keys and values: read them in place
+  kToFill = 2,       // nothing yet: this request fills them, and says so
+  kBeingFilled = 3,  // another request fills them. Should it end without, the duty passes to the oldest that holds them
+};
+
 }  // namespace ashlar

@@ -1,0 +1,32 @@
+// Where a segment stands in pages that many requests share in place (MEPIC §3.2.1, §3.3.1).
+#pragma once
+
+#include <cstdint>
+
+#include "proto/key.h"
+#include "proto/layout.h"
+
+namespace ashlar {
+
+// A segment is padded in front to whole pages, so that its bytes lie on the same slots in every request: token i stands
+// at slot first_slot + i of the segment's pages. A prefix (kCheckpoint) begins at position 0 in every request: it is
+// padded behind. Padding is in pages only, never in positions.
+//
+// Those of the segment's pages that hold interior tokens, [head, tokens − tail), are shared. What is recomputed for
+// each request, seams and with them MEPIC's first page, stands in pages of the request's own.
+//
+// Keys there are unrotated where the layout says so; else token i's is turned by first_slot + i. Neither depends on the
+// request.
+struct PagePlacement {
+  uint64_t first_slot = 0;    // of token 0; below page_tokens
+  uint64_t first_page = 0;    // of the segment's pages, the first that is shared
+  uint64_t shared_pages = 0;  // 0: no interior
+  uint64_t first_token = 0;   // the tokens whose keys and values are read there:
+  uint64_t end_token = 0;     // [first_token, end_token)
+};
+
+// Of a segment or checkpoint of `tokens` tokens, at most limits::kMaxPromptTokens, in pages of `page_tokens`, 1 or
+// more.
+PagePlacement PlaceInPages(const Layout& layout, ObjectKind kind, uint64_t tokens, uint32_t page_tokens);
+
+}  // namespace ashlar
