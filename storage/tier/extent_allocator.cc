@@ -42,6 +42,21 @@ std::vector<ExtentRun> ExtentAllocator::Take(uint64_t extents) {
   return taken;
 }
 
+bool ExtentAllocator::TakeRun(const ExtentRun& run) {
+  const auto behind = by_place_.upper_bound({run.arena, run.first});
+  if (behind == by_place_.begin()) return false;
+  const auto holder = std::prev(behind);
+  const auto [place, count] = *holder;
+  const uint64_t end = uint64_t{run.first} + run.count;
+  const uint64_t holder_end = uint64_t{place.second} + count;
+  if (place.first != run.arena || end > holder_end) return false;
+  Erase(holder);
+  if (place.second < run.first) Insert(place, run.first - place.second);
+  if (end < holder_end) Insert({run.arena, static_cast<uint32_t>(end)}, static_cast<uint32_t>(holder_end - end));
+  free_extents_ -= run.count;
+  return true;
+}
+
 void ExtentAllocator::Give(const ExtentRun& run) {
   Place place{run.arena, run.first};
   uint32_t count = run.count;

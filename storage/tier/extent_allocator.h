@@ -25,6 +25,9 @@ class ExtentAllocator {
   // `extents` must not exceed free_extents(). Runs come in the order in which an object should fill them.
   std::vector<ExtentRun> Take(uint64_t extents);
 
+  // Takes just these extents. False, and nothing is taken, where one of them is not free.
+  bool TakeRun(const ExtentRun& run);
+
   // Gives a run back, joined with its free neighbours. Aborts if any of it is free already: two owners of one extent
   // would be two objects in the same bytes.
   void Give(const ExtentRun& run);

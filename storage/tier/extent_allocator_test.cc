@@ -51,6 +51,26 @@ TEST(ExtentAllocator, JoinsNeighboursButNotArenas) {
   EXPECT_THAT(allocator.Take(1), ElementsAre(ExtentRun{1, 0, 1}));
 }
 
+TEST(ExtentAllocator, TakesTheVeryExtentsThatAreAskedFor) {
+  ExtentAllocator allocator;
+  allocator.AddArena(0, 16);
+  allocator.AddArena(1, 4);
+  EXPECT_TRUE(allocator.TakeRun({0, 4, 3}));
+  EXPECT_TRUE(allocator.TakeRun({0, 0, 1}));
+  EXPECT_TRUE(allocator.TakeRun({0, 15, 1}));
+  EXPECT_TRUE(allocator.TakeRun({1, 0, 4}));
+  const uint64_t left = allocator.free_extents();
+  EXPECT_EQ(left, 11u);
+  EXPECT_FALSE(allocator.TakeRun({0, 3, 2}));
+  EXPECT_FALSE(allocator.TakeRun({0, 6, 1}));
+  EXPECT_FALSE(allocator.TakeRun({0, 14, 2}));
+  EXPECT_FALSE(allocator.TakeRun({0, 20, 1}));
+  EXPECT_FALSE(allocator.TakeRun({1, 3, 1}));
+  EXPECT_FALSE(allocator.TakeRun({2, 0, 1}));
+  EXPECT_EQ(allocator.free_extents(), left);
+  EXPECT_THAT(allocator.Take(11), ElementsAre(ExtentRun{0, 7, 8}, ExtentRun{0, 1, 3}));
+}
+
 TEST(ExtentAllocatorDeathTest, RefusesToFreeAnExtentTwice) {
   ExtentAllocator allocator;
   allocator.AddArena(0, 8);
