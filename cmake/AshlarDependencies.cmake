@@ -7,3 +7,8 @@ find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(prometheus-cpp REQUIRED)
 find_package(nlohmann_json REQUIRED)
+
+# Debian's package configuration asks for the headers of libraries that only RocksDB itself uses.
+find_library(ASHLAR_ROCKSDB rocksdb REQUIRED)
+add_library(RocksDB SHARED IMPORTED GLOBAL)
+set_target_properties(RocksDB PROPERTIES IMPORTED_LOCATION ${ASHLAR_ROCKSDB})

@@ -10,6 +10,8 @@ ASHLAR_PACKAGES=(
   # control plane, configuration, logs, metrics
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libssl-dev
   libyaml-cpp-dev libspdlog-dev prometheus-cpp-dev nlohmann-json3-dev
+  # the SSD tier's index
+  librocksdb-dev
   # kernels and the reference engine
   libhwy-dev libxxhash-dev libopenblas-dev
   # a server that ashlar-bench compares with, and its client

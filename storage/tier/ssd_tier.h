@@ -2,28 +2,33 @@
 // survives kill -9 and power loss, as far as the disk tells the truth (docs/formats.md has every byte).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/object.h"
 #include "storage/executor.h"
 #include "storage/tier/block_file.h"
+#include "storage/tier/commit_queue.h"
+#include "storage/tier/disk_queue.h"
+#include "storage/tier/extent_allocator.h"
 #include "storage/tier/record_store.h"
+#include "storage/tier/ssd_format.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
 
 struct SsdTierOptions {
-  std::array<uint8_t, 16> new_id{};  // random; becomes the name of a slab that is new
-  size_t pieces_in_flight = 8;       // of one read or write, each up to 1 MiB
+  SlabId new_id{};              // random; becomes the name of a slab that is new
+  size_t pieces_in_flight = 8;  // of one read or write, each up to 1 MiB
 };
 
 // Owned by the metadata thread, on which every `done` is called, never before the call that it belongs to has returned.
@@ -37,8 +42,6 @@ class SsdTier {
   // that this build does not know, or do not belong together; DATA_LOSS where the manifest is damaged.
   static absl::StatusOr<std::unique_ptr<SsdTier>> Open(const SsdTierOptions& options, BlockFile& file,
                                                        RecordStore& records, Executor& io);
-  ~SsdTier();
-
   // Gives a tenant a budget, once, before Recover. It counts in whole extents, rounded down. INVALID_ARGUMENT naming
   // the field when it holds no extent, the name is empty or given away, or the budgets together exceed the capacity;
   // ALREADY_EXISTS for a tenant that has one. Records name tenants by name: numbers may change between runs.
@@ -61,7 +64,7 @@ class SsdTier {
   // read; their checksums are whoever's who lands them. Deletions are durable when it returns; their error is its
   // error.
   absl::StatusOr<std::vector<Recovered>> Recover();
-  const RecoveryReport& recovery() const;
+  const RecoveryReport& recovery() const { return report_; }
 
   // RESOURCE_EXHAUSTED when the tenant's budget has no `extents` free extents: the caller erases and tries again, once
   // that is durable.
@@ -92,6 +95,48 @@ class SsdTier {
   // called, once the deletion of its record is durable; until then it may come back after a crash, whole. A deletion
   // that fails is tried again with the next commit, erasure, or allocation that finds no room.
   void Erase(TenantId tenant, const Key& key, Slot slot, std::function<void()> done = nullptr);
+
+ private:
+  struct Tenant {
+    std::string name;
+    uint64_t budget_bytes = 0;
+    uint64_t used_bytes = 0;
+  };
+  // What is known of a slot that is allocated and not committed.
+  struct Uncommitted {
+    std::vector<bool> written;  // by extent
+    uint64_t failed_syncs = 0;  // when its first write began
+    size_t writes_in_flight = 0;
+    bool begun = false;
+    bool committing = false;
+    bool failed = false;   // a write of it
+    std::string doubtful;  // the name of a record of it that may be durable
+  };
+  enum class Claim { kGranted, kDamaged, kSuperseded, kOverBudget };
+
+  SsdTier(const SsdTierOptions& options, BlockFile& file, RecordStore& records, Executor& io);
+  absl::Status CheckFormat(const SlabId& new_id);
+  absl::Status LoadRecords();
+  Claim ClaimExtents(const SsdRecord& record, Tenant* tenant);
+  absl::Status CheckCommit(const ObjectHeader& header, const Slot& slot) const;
+  void Release(const Slot& slot);
+
+  BlockFile& file_;
+  RecordStore& records_;
+  DiskQueue disk_;
+  CommitQueue commits_;
+  ExtentAllocator extents_;
+  std::map<TenantId, Tenant> tenants_;
+  uint64_t budgets_bytes_ = 0;
+  // Slots by their first extent, which no two of them share. Looked up, never iterated.
+  absl::flat_hash_map<uint32_t, Uncommitted> uncommitted_;
+  absl::flat_hash_map<uint32_t, uint64_t> committed_;  // → the record's sequence
+  uint64_t next_sequence_ = 1;
+  // Between Open and Recover.
+  std::optional<SlabId> manifest_;
+  std::vector<SsdRecord> loaded_;
+  std::vector<RecordStore::Change> deletions_;
+  RecoveryReport report_;
 };
 
 }  // namespace ashlar::storage

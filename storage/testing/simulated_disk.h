@@ -1,0 +1,137 @@
+// A disk that fails as disks do, and the same way again for the same seed.
+//
+// The fault model:
+// - Power may fail before or after any write, sync or batch of records takes effect (CrashAfter, Crash). Then every
+// call
+//   fails until Restart.
+// - What was written since the last sync that succeeded survives that whole, not at all, or torn: each of its sectors,
+// of
+//   4 KiB or of 512 bytes, on its own. Writes survive independently of each other, hence in any order.
+// - A call may fail (rates in `faults`). A read that fails leaves rubbish in its target. A write that fails has written
+//   some of its sectors. A sync that fails has made some of what it covered durable; reads still return all of it, but
+//   no later sync makes the rest durable. A batch of records that fails was made, or was not.
+// - A full disk refuses writes and batches, and changes nothing.
+// - Bits flip: once in what a read returns (`faults`), or for good (FlipBit).
+// - A sync may lie: OK, though nothing became durable (`lost_flush`). No promise covers that: it is there to show that
+//   tests would see it.
+// - A batch of records that succeeded is atomic and durable. RocksDB's own recovery is not simulated.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "storage/tier/block_file.h"
+#include "storage/tier/record_store.h"
+
+namespace ashlar::storage {
+
+class SimulatedDisk {
+ public:
+  // Probabilities, of each call.
+  struct Faults {
+    double read_error = 0;
+    double write_error = 0;
+    double sync_error = 0;
+    double record_error = 0;
+    double bit_flip = 0;  // in one block of what a read returns
+    double lost_flush = 0;
+    bool full = false;
+  };
+  // What happened so far.
+  struct Counts {
+    uint64_t reads = 0, writes = 0, syncs = 0, batches = 0;
+    uint64_t read_errors = 0, write_errors = 0, sync_errors = 0, batch_errors = 0;
+    uint64_t bit_flips = 0, lost_flushes = 0, refused_full = 0;
+    uint64_t crashes = 0, dropped_writes = 0, torn_writes = 0, kept_writes = 0;  // unsynced when power failed
+  };
+
+  // `bytes` is a multiple of BlockFile::kBlockBytes.
+  SimulatedDisk(uint64_t bytes, uint64_t seed);
+
+  // Both live as long as the disk and refer to it through every crash. Thread-safe.
+  BlockFile& file() { return file_; }
+  RecordStore& records() { return records_; }
+
+  void set_faults(const Faults& faults);
+  Counts counts() const;
+
+  // Power fails at the `points`-th point from now, counted from 0: there are two in every write, sync and batch.
+  void CrashAfter(uint64_t points);
+  void Crash();  // now
+  bool crashed() const;
+  uint64_t points() const;  // passed so far
+  // Power is back: what survived is all there is.
+  void Restart();
+
+  void FlipBit(uint64_t offset, int bit);
+
+ private:
+  class File final : public BlockFile {
+   public:
+    explicit File(SimulatedDisk& disk) : disk_(disk) {}
+    uint64_t size() const override;
+    absl::Status Read(uint64_t offset, std::span<std::byte> target) override;
+    absl::Status Write(uint64_t offset, std::span<const std::byte> source) override;
+    absl::Status Sync() override;
+
+   private:
+    SimulatedDisk& disk_;
+  };
+  class Records final : public RecordStore {
+   public:
+    explicit Records(SimulatedDisk& disk) : disk_(disk) {}
+    absl::Status Load(absl::FunctionRef<absl::Status(std::string_view, std::string_view)> visit) override;
+    absl::Status Write(std::span<const Change> batch) override;
+
+   private:
+    SimulatedDisk& disk_;
+  };
+
+  // Contents of a block: somewhere in the bytes of the write that they came with. None: zeros.
+  struct Block {
+    std::shared_ptr<const std::vector<std::byte>> bytes;
+    size_t offset = 0;
+    void CopyTo(std::byte* target) const;
+  };
+  struct Unsynced {
+    uint64_t first = 0;  // block
+    std::vector<Block> blocks;
+    std::vector<bool> settled;  // by block: a later write to it is durable
+    bool doubtful = false;      // a sync of it failed: no later one covers it
+  };
+
+  // All of the following hold mutex_.
+  bool Chance(double probability);
+  absl::Status CheckPower() const;
+  bool FailsHere();  // passes one point
+  void PowerOff();
+  void Keep(Unsynced& write, size_t block);
+  void KeepSome(Unsynced& write, size_t sector);
+  Block Torn(const Block& before, const Block& after);
+  void SettleUnder(const Unsynced& write);
+
+  File file_{*this};
+  Records records_{*this};
+
+  mutable std::mutex mutex_;
+  std::mt19937_64 random_;
+  Faults faults_;
+  Counts counts_;
+  uint64_t points_ = 0;
+  std::optional<uint64_t> crash_at_;
+  bool off_ = false;
+  std::vector<Block> current_;      // what reads return
+  std::vector<Block> durable_;      // what is there after a crash, whatever becomes of unsynced_
+  std::vector<Unsynced> unsynced_;  // in the order of writing
+  std::map<std::string, std::string, std::less<>> table_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,136 @@
+#include "storage/tier/block_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::storage {
+namespace {
+
+absl::Status Error(const std::string& path, absl::string_view what) {
+  return absl::ErrnoToStatus(errno, absl::StrCat(path, ": ", what));
+}
+
+class DirectFile final : public BlockFile {
+ public:
+  DirectFile(std::string path, int descriptor, uint64_t bytes)
+      : path_(std::move(path)), descriptor_(descriptor), bytes_(bytes) {}
+  ~DirectFile() override { close(descriptor_); }
+
+  uint64_t size() const override { return bytes_; }
+
+  absl::Status Read(uint64_t offset, std::span<std::byte> target) override {
+    return Move("read", offset, target, [this](std::span<std::byte> rest, uint64_t at) {
+      return pread(descriptor_, rest.data(), rest.size(), static_cast<off_t>(at));
+    });
+  }
+
+  absl::Status Write(uint64_t offset, std::span<const std::byte> source) override {
+    return Move("write", offset, source, [this](std::span<const std::byte> rest, uint64_t at) {
+      return pwrite(descriptor_, rest.data(), rest.size(), static_cast<off_t>(at));
+    });
+  }
+
+  absl::Status Sync() override { return fdatasync(descriptor_) == 0 ? absl::OkStatus() : Error(path_, "sync"); }
+
+ private:
+  template <typename Byte, typename Call>
+  absl::Status Move(absl::string_view what, uint64_t offset, std::span<Byte> bytes, Call call) {
+    const uint64_t address = reinterpret_cast<uintptr_t>(bytes.data());
+    if ((offset | bytes.size() | address) % kBlockBytes != 0 || offset > bytes_ || bytes.size() > bytes_ - offset) {
+      return absl::InvalidArgumentError(absl::StrCat(path_, ": ", what, " of ", bytes.size(), " bytes at ", offset,
+                                                     ": not whole blocks of the file, or not aligned"));
+    }
+    while (!bytes.empty()) {
+      const ssize_t moved = call(bytes, offset);
+      if (moved < 0 && errno == EINTR) continue;
+      if (moved < 0) return Error(path_, what);
+      // A part that ends inside a block is moved again: the next call must begin at one.
+      const size_t whole = static_cast<size_t>(moved) / kBlockBytes * kBlockBytes;
+      if (whole == 0) return absl::DataLossError(absl::StrCat(path_, ": ", what, ": ended early at ", offset));
+      offset += whole;
+      bytes = bytes.subspan(whole);
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string path_;
+  const int descriptor_;
+  const uint64_t bytes_;
+};
+
+// The file's size and its name in its folder survive a power loss, too.
+absl::Status SyncFileAndFolder(const std::string& path, int descriptor) {
+  if (fsync(descriptor) != 0) return Error(path, "sync");
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const int directory = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) return Error(folder, "open");
+  const bool synced = fsync(directory) == 0;
+  absl::Status status = synced ? absl::OkStatus() : Error(folder, "sync");
+  close(directory);
+  return status;
+}
+
+absl::Status Resize(const std::string& path, int descriptor, uint64_t old_bytes, uint64_t bytes) {
+  if (fallocate(descriptor, 0, 0, static_cast<off_t>(bytes)) != 0) {
+    const int error = errno;
+    // What was allocated before the room ran out is given back.
+    if (ftruncate(descriptor, static_cast<off_t>(old_bytes)) != 0) return Error(path, "truncate");
+    errno = error;
+    const absl::Status status = Error(path, absl::StrCat("allocate ", bytes, " bytes"));
+    if (error == EOPNOTSUPP) return absl::FailedPreconditionError(status.message());
+    return error == ENOSPC || error == EFBIG || error == EDQUOT ? absl::ResourceExhaustedError(status.message())
+                                                                : status;
+  }
+  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) return Error(path, "truncate");
+  return SyncFileAndFolder(path, descriptor);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, uint64_t bytes) {
+  if (bytes == 0 || bytes % BlockFile::kBlockBytes != 0 || bytes > uint64_t{INT64_MAX}) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", bytes, " bytes are no whole number of blocks"));
+  }
+  int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
+  bool made = false;
+  if (descriptor < 0 && errno == ENOENT) {
+    descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT | O_CREAT | O_EXCL, 0600);
+    made = descriptor >= 0 || errno == EINVAL;  // without O_DIRECT some file systems make the file and then refuse
+  }
+  if (descriptor < 0) {
+    const absl::Status status = Error(path, "open");
+    const bool refused = errno == EINVAL;
+    if (made) unlink(path.c_str());
+    if (!refused) return status;
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": its file system cannot bypass the page cache (O_DIRECT)"));
+  }
+  absl::Cleanup close_and_remove = [&] {
+    if (made) unlink(path.c_str());
+    close(descriptor);
+  };
+  if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return Error(path, "lock");
+    return absl::FailedPreconditionError(absl::StrCat(path, ": another process has it"));
+  }
+  struct stat info {};
+  if (fstat(descriptor, &info) != 0) return Error(path, "stat");
+  if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, ": is not a regular file"));
+  // Also of a file that has this size: whoever copied it may have left holes.
+  if (absl::Status status = Resize(path, descriptor, static_cast<uint64_t>(info.st_size), bytes); !status.ok()) {
+    return status;
+  }
+  std::move(close_and_remove).Cancel();
+  return std::make_unique<DirectFile>(path, descriptor, bytes);
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,133 @@
+#include "storage/tier/block_file.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <fstream>
+
+#include "storage/testing/disk_objects.h"
+#include "storage/testing/temporary_folder.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kExtent = limits::kExtentBytes;
+constexpr uint64_t kBlock = BlockFile::kBlockBytes;
+
+class BlockFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_FALSE(folder_.path().empty());
+    const int probe = open((folder_ / "probe").c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
+    if (probe < 0) GTEST_SKIP() << folder_.path() << " has no O_DIRECT";
+    close(probe);
+  }
+  static struct stat Stat(const std::string& path) {
+    struct stat info {};
+    EXPECT_EQ(stat(path.c_str(), &info), 0);
+    return info;
+  }
+
+  TemporaryFolder folder_;
+  const std::string path_ = folder_ / "slab";
+};
+
+TEST_F(BlockFileTest, KeepsWhatIsWrittenAndHasItsBlocksFromTheStart) {
+  ExtentMemory memory(2);
+  memory.Fill(3);
+  {
+    auto file = OpenBlockFile(path_, 2 * kExtent);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ((*file)->size(), 2 * kExtent);
+    EXPECT_GE(Stat(path_).st_blocks * 512u, 2 * kExtent);
+    EXPECT_EQ(Stat(path_).st_mode & 0777, 0600u);
+    EXPECT_EQ((*file)->Write(kExtent, {memory[0], kExtent}), absl::OkStatus());
+    EXPECT_EQ((*file)->Sync(), absl::OkStatus());
+    EXPECT_EQ((*file)->Read(kExtent, {memory[1], kExtent}), absl::OkStatus());
+    EXPECT_TRUE(SameExtent(memory[0], memory[1]));
+  }
+  std::memset(memory[1], 0, kExtent);
+  auto file = OpenBlockFile(path_, 3 * kExtent);  // longer: what was there stays
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ((*file)->Read(kExtent, {memory[1], kExtent}), absl::OkStatus());
+  EXPECT_TRUE(SameExtent(memory[0], memory[1]));
+  EXPECT_EQ((*file)->Write(2 * kExtent, {memory[0], kExtent}), absl::OkStatus());
+  file->reset();
+  file = OpenBlockFile(path_, kExtent);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtent);
+}
+
+TEST_F(BlockFileTest, WholeBlocksOfTheFileOnly) {
+  ExtentMemory memory(1);
+  std::byte* const at = memory[0];
+  auto file = OpenBlockFile(path_, kExtent);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ((*file)->Write(0, {at + 1, kBlock}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ((*file)->Write(512, {at, kBlock}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ((*file)->Read(0, {at, 512}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ((*file)->Read(kExtent, {at, kBlock}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ((*file)->Write(kExtent - kBlock, {at, 2 * kBlock}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ((*file)->Write(UINT64_MAX - kBlock + 1, {at, kBlock}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ((*file)->Write(kExtent - kBlock, {at, kBlock}), absl::OkStatus());
+  EXPECT_EQ(OpenBlockFile(folder_ / "other", 1000).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(OpenBlockFile(folder_ / "other", 0).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(BlockFileTest, BelongsToOneAtATime) {
+  auto file = OpenBlockFile(path_, kExtent);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const absl::Status second = OpenBlockFile(path_, kExtent).status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(second.message(), HasSubstr(path_));
+  file->reset();
+  EXPECT_TRUE(OpenBlockFile(path_, kExtent).ok());
+}
+
+TEST_F(BlockFileTest, ErrorsNameThePath) {
+  const absl::Status missing = OpenBlockFile(folder_ / "no/slab", kExtent).status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(missing.message(), HasSubstr("no/slab"));
+  EXPECT_FALSE(OpenBlockFile(folder_.path(), kExtent).ok());
+}
+
+// A limit on a file's size stands for a disk that is full: the system answers in the same place.
+TEST_F(BlockFileTest, AFileThatDoesNotFitLeavesNothingBehind) {
+  ASSERT_TRUE(OpenBlockFile(path_, kExtent).ok());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit tight{2 * kExtent, before.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &tight), 0);
+  const absl::Status made = OpenBlockFile(folder_ / "large", 4 * kExtent).status();
+  const absl::Status grown = OpenBlockFile(path_, 4 * kExtent).status();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(made.code(), absl::StatusCode::kResourceExhausted) << made;
+  EXPECT_NE(access((folder_ / "large").c_str(), F_OK), 0);
+  EXPECT_EQ(grown.code(), absl::StatusCode::kResourceExhausted) << grown;
+  EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtent);
+}
+
+TEST(BlockFile, AFileSystemWithoutDirectAccessIsRefused) {
+  const std::string path = "/dev/shm/ashlar-test-" + std::to_string(getpid());
+  const int probe = open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
+  if (probe >= 0) close(probe);
+  unlink(path.c_str());
+  if (probe >= 0) GTEST_SKIP() << "/dev/shm has O_DIRECT";
+  const absl::Status status = OpenBlockFile(path, kExtent).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("O_DIRECT"));
+  EXPECT_NE(access(path.c_str(), F_OK), 0) << "the file was left behind";
+}
+
+}  // namespace
+}  // namespace ashlar::storage

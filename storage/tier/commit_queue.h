@@ -1,0 +1,72 @@
+// Group commit: data becomes durable before the records that name it, and many records by one sync and one batch.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "storage/tier/block_file.h"
+#include "storage/tier/disk_queue.h"
+#include "storage/tier/record_store.h"
+
+namespace ashlar::storage {
+
+// Owned by the metadata thread. One job is under way at a time; what comes meanwhile shares the next one.
+class CommitQueue {
+ public:
+  struct Outcome {
+    absl::Status status;
+    bool in_doubt = false;  // not acknowledged, but the record may be there after a crash: delete it
+  };
+
+  CommitQueue(BlockFile& file, RecordStore& records, DiskQueue& disk) : file_(file), records_(records), disk_(disk) {}
+  CommitQueue(const CommitQueue&) = delete;
+  CommitQueue& operator=(const CommitQueue&) = delete;
+
+  // Syncs that failed so far. What they covered is in doubt for good: a later sync that succeeds says nothing about it.
+  uint64_t failed_syncs() const { return failed_syncs_; }
+
+  // Syncs the file, then writes the record. ABORTED where a sync has failed since there were `failed_syncs`, which is
+  // what the caller noted before it wrote the data that the record names.
+  void Put(std::string name, std::string value, uint64_t failed_syncs, std::function<void(Outcome)> done);
+
+  // `done` once the deletion is durable. One that fails is tried again with the next job.
+  void Delete(std::string name, std::function<void()> done);
+  // Tries deletions that failed again.
+  void Retry();
+
+ private:
+  struct PendingPut {
+    std::string name, value;
+    uint64_t failed_syncs;
+    std::function<void(Outcome)> done;
+  };
+  struct PendingDelete {
+    std::string name;
+    std::function<void()> done;
+  };
+  struct Job {
+    std::vector<PendingPut> puts;
+    std::vector<PendingPut> given_up;
+    std::vector<PendingDelete> deletes;
+    absl::Status synced, written;
+  };
+
+  void Start();
+  void Work(Job& job) const;  // on the executor
+  void Finish(Job& job);
+
+  BlockFile& file_;
+  RecordStore& records_;
+  DiskQueue& disk_;
+  uint64_t failed_syncs_ = 0;
+  bool running_ = false;
+  bool wanted_ = false;  // something came while a job was running
+  std::vector<PendingPut> puts_;
+  std::vector<PendingDelete> deletes_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,57 @@
+// Disk work on a bounded executor: cut into pieces, begun in order, and never lost once it was taken.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "storage/executor.h"
+
+namespace ashlar::storage {
+
+// Owned by the metadata thread. What finds the executor full waits for completions of other work of this queue: there
+// is always some, as nobody else may use the executor, and it takes at least one piece. Work that still waits when the
+// queue is destroyed is never done.
+class DiskQueue {
+ public:
+  // Called on the executor's threads, for several pieces at once.
+  using Work = std::function<absl::Status(size_t piece)>;
+  using Done = std::function<void(absl::Status)>;
+
+  // At most `pieces_in_flight` pieces of one call are with the executor at any time.
+  DiskQueue(Executor& io, size_t pieces_in_flight) : io_(io), pieces_in_flight_(pieces_in_flight) {}
+  DiskQueue(const DiskQueue&) = delete;
+  DiskQueue& operator=(const DiskQueue&) = delete;
+
+  // Runs pieces [0, pieces), at least one, and calls `done` with the first error seen; behind one no further piece
+  // begins. False: the executor is full, or others wait for it already; nothing is called.
+  bool TryRun(size_t pieces, Work work, Done done);
+
+  // One piece that is never refused and goes before all that wait. The caller sees to it that there are few.
+  void RunNext(Work work, Done done);
+
+ private:
+  struct Batch {
+    size_t pieces;
+    Work work;
+    Done done;
+    size_t next = 0;
+    size_t in_flight = 0;
+    bool waits = false;  // in waiting_
+    absl::Status status;
+
+    bool Unbegun() const { return status.ok() && next < pieces; }
+  };
+
+  bool Submit(const std::shared_ptr<Batch>& batch);  // false: the executor is full
+  void Complete(const std::shared_ptr<Batch>& batch, const absl::Status& status);
+  void SubmitWaiting();
+
+  Executor& io_;
+  const size_t pieces_in_flight_;
+  std::deque<std::shared_ptr<Batch>> waiting_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,176 @@
+#include "storage/tier/ssd_format.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/checksum.h"
+#include "proto/limits.h"
+
+namespace ashlar::storage {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "integers are copied as they lie in memory");
+
+constexpr std::string_view kManifestMagic = "AshlarSm";
+constexpr std::string_view kSlabMagic = "AshlarSl";
+constexpr std::string_view kRecordMagic = "AshlarSr";
+constexpr std::string_view kRecordPrefix = "object/";
+static_assert(kManifestName < kRecordPrefix);
+
+template <typename T>
+void Append(std::string& bytes, const T& value) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+void AppendChecksum(std::string& bytes) {
+  Append(bytes, kernels::UnitChecksum(bytes.data(), bytes.size()));
+}
+
+// Takes fields from the front of bytes; once they run out, everything is zero and ok() false.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : rest_(bytes) {}
+
+  template <typename T>
+  T Take() {
+    T value{};
+    const std::string_view bytes = Take(sizeof value);
+    if (ok_) std::memcpy(&value, bytes.data(), sizeof value);
+    return value;
+  }
+  std::string_view Take(uint64_t bytes) {
+    ok_ = ok_ && bytes <= rest_.size();
+    if (!ok_) return {};
+    const std::string_view taken = rest_.substr(0, bytes);
+    rest_.remove_prefix(bytes);
+    return taken;
+  }
+  bool ok() const { return ok_; }
+  size_t rest() const { return rest_.size(); }
+
+ private:
+  std::string_view rest_;
+  bool ok_ = true;
+};
+
+// Without its checksum, which is right; empty otherwise.
+std::string_view Checked(std::string_view bytes) {
+  uint64_t checksum;
+  if (bytes.size() < sizeof checksum) return {};
+  const std::string_view body = bytes.substr(0, bytes.size() - sizeof checksum);
+  std::memcpy(&checksum, bytes.data() + body.size(), sizeof checksum);
+  return checksum == kernels::UnitChecksum(body.data(), body.size()) ? body : std::string_view{};
+}
+
+std::string EncodeId(std::string_view magic, const SlabId& id) {
+  std::string bytes(magic);
+  Append(bytes, kSsdFormatVersion);
+  Append(bytes, static_cast<uint32_t>(limits::kExtentBytes));
+  Append(bytes, id);
+  AppendChecksum(bytes);
+  return bytes;
+}
+
+// Magic and version come first in every version, so that another one is called by its name and not damaged.
+absl::StatusOr<SlabId> DecodeId(absl::string_view what, std::string_view magic, std::string_view bytes) {
+  Reader reader(bytes);
+  if (reader.Take(magic.size()) != magic) return absl::DataLossError(absl::StrCat(what, ": wrong magic"));
+  const auto version = reader.Take<uint32_t>();
+  if (reader.ok() && version != kSsdFormatVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": format version ", version, ", and this build reads ", kSsdFormatVersion,
+                     " only: use the build that wrote it, or remove the tier's files"));
+  }
+  const auto extent_bytes = reader.Take<uint32_t>();
+  const auto id = reader.Take<SlabId>();
+  if (!reader.ok() || reader.rest() != sizeof(uint64_t) || Checked(bytes).empty()) {
+    return absl::DataLossError(absl::StrCat(what, ": wrong size or checksum"));
+  }
+  if (extent_bytes != limits::kExtentBytes) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": extents of ", extent_bytes, " bytes, not ", limits::kExtentBytes));
+  }
+  return id;
+}
+
+absl::Status RecordError(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("ssd record: ", what));
+}
+
+}  // namespace
+
+std::string EncodeManifest(const SlabId& id) {
+  return EncodeId(kManifestMagic, id);
+}
+
+absl::StatusOr<SlabId> DecodeManifest(std::string_view bytes) {
+  return DecodeId("ssd manifest", kManifestMagic, bytes);
+}
+
+std::string EncodeSlabHeader(const SlabId& id) {
+  return EncodeId(kSlabMagic, id);
+}
+
+absl::StatusOr<SlabId> DecodeSlabHeader(std::string_view bytes) {
+  if (std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == 0; })) {
+    return absl::NotFoundError("ssd slab: never written");
+  }
+  return DecodeId("ssd slab", kSlabMagic, bytes);
+}
+
+std::string RecordName(const Key& key, uint64_t sequence) {
+  std::string name(kRecordPrefix);
+  Append(name, key.bytes);
+  Append(name, sequence);
+  return name;
+}
+
+std::string EncodeRecord(const SsdRecord& record) {
+  std::string bytes(kRecordMagic);
+  Append(bytes, kSsdFormatVersion);
+  Append(bytes, static_cast<uint32_t>(record.tenant.size()));
+  Append(bytes, record.sequence);
+  Append(bytes, static_cast<uint64_t>(record.runs.size()));
+  bytes += record.tenant;
+  for (const ExtentRun& run : record.runs) {
+    Append(bytes, run.first);
+    Append(bytes, run.count);
+  }
+  bytes += EncodeHeader(record.header);
+  AppendChecksum(bytes);
+  return bytes;
+}
+
+absl::StatusOr<SsdRecord> DecodeRecord(std::string_view name, std::string_view bytes) {
+  const std::string_view body = Checked(bytes);
+  if (body.empty()) return RecordError("wrong checksum");
+  Reader reader(body);
+  if (reader.Take(kRecordMagic.size()) != kRecordMagic) return RecordError("wrong magic");
+  if (reader.Take<uint32_t>() != kSsdFormatVersion) return RecordError("unknown version");
+  const auto tenant_bytes = reader.Take<uint32_t>();
+  SsdRecord record{.sequence = reader.Take<uint64_t>()};
+  const auto runs = reader.Take<uint64_t>();
+  record.tenant = reader.Take(tenant_bytes);
+  if (!reader.ok() || runs > reader.rest() / (2 * sizeof(uint32_t))) return RecordError("truncated");
+  uint64_t extents = 0;
+  for (uint64_t i = 0; i < runs; ++i) {
+    const auto first = reader.Take<uint32_t>();
+    const auto count = reader.Take<uint32_t>();
+    if (count == 0 || count > UINT32_MAX - first) return RecordError("a run of extents");
+    record.runs.push_back({.first = first, .count = count});
+    extents += count;
+  }
+  const std::string_view encoded = reader.Take(reader.rest());
+  absl::StatusOr<ObjectHeader> header = DecodeHeader({encoded.data(), encoded.size()});
+  if (!header.ok()) return header.status();
+  record.header = *std::move(header);
+  if (encoded.size() != EncodedHeaderBytes(record.header.parts.size())) return RecordError("bytes behind the header");
+  if (extents != record.header.Extents()) return RecordError("extents that are not the object's");
+  if (name != RecordName(record.header.key, record.sequence)) return RecordError("a name that is not its own");
+  return record;
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,111 @@
+#include "storage/tier/ssd_format.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "proto/golden.h"
+#include "storage/testing/disk_objects.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::HasSubstr;
+
+SlabId ExampleId() {
+  SlabId id;
+  for (size_t i = 0; i < id.size(); ++i) id[i] = static_cast<uint8_t>(i + 1);
+  return id;
+}
+
+SsdRecord ExampleRecord() {
+  return {.sequence = 7,
+          .tenant = "acme",
+          .runs = {{.first = 1, .count = 2}, {.first = 9, .count = 1}},
+          .header = HeaderOfExtents(42, 3)};
+}
+
+TEST(SsdFormat, BytesAreTheGoldenOnes) {
+  const SsdRecord record = ExampleRecord();
+  ExpectGolden("ssd_manifest", EncodeManifest(ExampleId()));
+  ExpectGolden("ssd_slab_header", EncodeSlabHeader(ExampleId()));
+  ExpectGolden("ssd_record", EncodeRecord(record));
+  ExpectGolden("ssd_record_name", RecordName(record.header.key, record.sequence));
+  EXPECT_EQ(EncodeSlabHeader(ExampleId()).size(), kSlabHeaderBytes);
+}
+
+TEST(SsdFormat, RecordsComeBackAsTheyWere) {
+  const SsdRecord record = ExampleRecord();
+  const auto decoded = DecodeRecord(RecordName(record.header.key, record.sequence), EncodeRecord(record));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->sequence, record.sequence);
+  EXPECT_EQ(decoded->tenant, record.tenant);
+  EXPECT_EQ(decoded->runs, record.runs);
+  EXPECT_EQ(decoded->header, record.header);
+}
+
+TEST(SsdFormat, AnyChangedByteOfARecordIsFound) {
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  const SsdRecord record = ExampleRecord();
+  const std::string name = RecordName(record.header.key, record.sequence);
+  const std::string bytes = EncodeRecord(record);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    std::string changed = bytes;
+    changed[i] = static_cast<char>(changed[i] ^ (1 + random() % 255));
+    EXPECT_EQ(DecodeRecord(name, changed).status().code(), absl::StatusCode::kDataLoss) << "byte " << i;
+    EXPECT_EQ(DecodeRecord(name, bytes.substr(0, i)).status().code(), absl::StatusCode::kDataLoss) << i << " bytes";
+  }
+  EXPECT_THAT(DecodeRecord(name + "x", bytes).status().message(), HasSubstr("name"));
+  EXPECT_THAT(DecodeRecord(RecordName(record.header.key, 8), bytes).status().message(), HasSubstr("name"));
+}
+
+// Records whose checksum is right, though no encoder of ours makes them.
+TEST(SsdFormat, RecordsThatMakeNoSenseAreRefused) {
+  const auto refusal = [](const SsdRecord& record) {
+    return std::string(
+        DecodeRecord(RecordName(record.header.key, record.sequence), EncodeRecord(record)).status().message());
+  };
+  SsdRecord record = ExampleRecord();
+  record.runs = {{.first = 1, .count = 3}, {.first = 9, .count = 0}};
+  EXPECT_THAT(refusal(record), HasSubstr("run"));
+  record.runs = {{.first = UINT32_MAX, .count = 3}};
+  EXPECT_THAT(refusal(record), HasSubstr("run"));
+  record.runs = {{.first = 1, .count = 4}};
+  EXPECT_THAT(refusal(record), HasSubstr("extents"));
+  record.runs = {};
+  EXPECT_THAT(refusal(record), HasSubstr("extents"));
+  record = ExampleRecord();
+  record.header.parts[0].units = 0;
+  EXPECT_NE(refusal(record), "");
+}
+
+TEST(SsdFormat, OtherVersionsAreCalledByTheirNumber) {
+  EXPECT_EQ(*DecodeManifest(EncodeManifest(ExampleId())), ExampleId());
+  EXPECT_EQ(*DecodeSlabHeader(EncodeSlabHeader(ExampleId())), ExampleId());
+  for (const uint32_t version : {0u, 2u}) {
+    std::string manifest = EncodeManifest(ExampleId());
+    std::memcpy(manifest.data() + 8, &version, sizeof version);
+    const absl::Status status = DecodeManifest(manifest).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("format version " + std::to_string(version)));
+  }
+}
+
+TEST(SsdFormat, DamagedHeadersAreNotTakenForOthers) {
+  const std::string manifest = EncodeManifest(ExampleId());
+  for (size_t i = 0; i < manifest.size(); ++i) {
+    std::string changed = manifest;
+    changed[i] = static_cast<char>(changed[i] ^ 1);
+    EXPECT_FALSE(DecodeManifest(changed).ok()) << "byte " << i;
+    EXPECT_FALSE(DecodeManifest(manifest.substr(0, i)).ok()) << i << " bytes";
+  }
+  EXPECT_FALSE(DecodeManifest(manifest + "x").ok());
+  EXPECT_EQ(DecodeManifest(EncodeSlabHeader(ExampleId())).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(DecodeSlabHeader(std::string(kSlabHeaderBytes, '\0')).status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace ashlar::storage

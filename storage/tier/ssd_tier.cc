@@ -1,0 +1,340 @@
+#include "storage/tier/ssd_tier.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <set>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/limits.h"
+
+namespace ashlar::storage {
+namespace {
+
+constexpr uint64_t kExtent = limits::kExtentBytes;
+constexpr uint64_t kHeaderExtents = 1;  // the slab's header has the first extent to itself
+constexpr size_t kPieceExtents = 4;     // of a read or write at once: 1 MiB
+static_assert(kExtent % BlockFile::kBlockBytes == 0 && kSlabHeaderBytes <= BlockFile::kBlockBytes);
+
+void Require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "ssd tier: %s\n", what);
+  std::abort();
+}
+
+uint32_t FirstExtent(const Slot& slot) {
+  Require(!slot.runs.empty(), "a slot without extents");
+  return slot.runs.front().first;
+}
+
+// One read (into std::byte) or write (from const std::byte): extents of the slab, and where each lies in memory.
+template <typename Byte>
+struct Transfer {
+  std::vector<uint32_t> extents;
+  std::vector<Byte*> memory;
+
+  Transfer(const Slot& slot, uint64_t first, std::vector<Byte*> addresses) : memory(std::move(addresses)) {
+    Require(!memory.empty() && first + memory.size() <= slot.Extents(), "extents that the slot does not have");
+    extents.reserve(memory.size());
+    for (const ExtentRun& run : slot.runs) {
+      const uint64_t skip = std::min<uint64_t>(first, run.count);
+      first -= skip;
+      for (uint64_t i = skip; i < run.count && extents.size() < memory.size(); ++i) {
+        extents.push_back(static_cast<uint32_t>(run.first + i));
+      }
+    }
+  }
+
+  size_t pieces() const { return (extents.size() + kPieceExtents - 1) / kPieceExtents; }
+
+  // One call of the file for all that lies together both there and in memory.
+  absl::Status Move(BlockFile& file, size_t piece) const {
+    const size_t end = std::min((piece + 1) * kPieceExtents, extents.size());
+    absl::Status status;
+    for (size_t i = piece * kPieceExtents; i < end && status.ok();) {
+      size_t count = 1;
+      while (i + count < end && extents[i + count] == extents[i] + count &&
+             memory[i + count] == memory[i] + count * kExtent) {
+        ++count;
+      }
+      const std::span<Byte> bytes(memory[i], count * kExtent);
+      if constexpr (std::is_const_v<Byte>) {
+        status = file.Write(extents[i] * kExtent, bytes);
+      } else {
+        status = file.Read(extents[i] * kExtent, bytes);
+      }
+      i += count;
+    }
+    return status;
+  }
+};
+
+}  // namespace
+
+uint64_t SsdTier::SlabBytes(uint64_t capacity_bytes) {
+  return (kHeaderExtents + capacity_bytes / kExtent) * kExtent;
+}
+
+SsdTier::SsdTier(const SsdTierOptions& options, BlockFile& file, RecordStore& records, Executor& io)
+    : file_(file), records_(records), disk_(io, options.pieces_in_flight), commits_(file, records, disk_) {}
+
+absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::Open(const SsdTierOptions& options, BlockFile& file,
+                                                       RecordStore& records, Executor& io) {
+  const uint64_t extents = file.size() / kExtent;
+  if (extents <= kHeaderExtents) {
+    return absl::InvalidArgumentError(absl::StrCat("ssd.capacity_bytes: must be at least one extent, ", kExtent));
+  }
+  if (extents > UINT32_MAX) return absl::InvalidArgumentError("ssd.capacity_bytes: too large");
+  if (options.pieces_in_flight == 0) return absl::InvalidArgumentError("ssd.pieces_in_flight: must be positive");
+  auto tier = std::unique_ptr<SsdTier>(new SsdTier(options, file, records, io));
+  tier->extents_.AddArena(0, static_cast<uint32_t>(extents));
+  Require(tier->extents_.TakeRun({.first = 0, .count = kHeaderExtents}), "no extent for the header");
+  if (absl::Status status = tier->LoadRecords(); !status.ok()) return status;
+  if (absl::Status status = tier->CheckFormat(options.new_id); !status.ok()) return status;
+  return tier;
+}
+
+// Decodes every record; of what does not decode, the name is noted for Recover to delete.
+absl::Status SsdTier::LoadRecords() {
+  return records_.Load([this](std::string_view name, std::string_view value) -> absl::Status {
+    if (name == kManifestName) {
+      absl::StatusOr<SlabId> id = DecodeManifest(value);
+      if (id.ok()) manifest_ = *id;
+      return id.status();
+    }
+    if (!manifest_.has_value()) return absl::DataLossError("ssd manifest: missing, though there are records");
+    if (absl::StatusOr<SsdRecord> record = DecodeRecord(name, value); record.ok()) {
+      loaded_.push_back(*std::move(record));
+    } else {
+      deletions_.push_back({std::string(name), std::nullopt});
+      ++report_.damaged;
+    }
+    return absl::OkStatus();
+  });
+}
+
+// Slab and records must be of one making. Where there is no manifest there was never a record, so whatever the slab
+// holds is nobody's. The slab's header is durable before the manifest that relies on it.
+absl::Status SsdTier::CheckFormat(const SlabId& new_id) {
+  alignas(BlockFile::kBlockBytes) std::array<std::byte, BlockFile::kBlockBytes> block{};
+  if (manifest_.has_value()) {
+    if (absl::Status status = file_.Read(0, block); !status.ok()) return status;
+    const absl::StatusOr<SlabId> id = DecodeSlabHeader({reinterpret_cast<const char*>(block.data()), kSlabHeaderBytes});
+    if (!id.ok() && !absl::IsNotFound(id.status())) return id.status();
+    if (id.ok() && *id == *manifest_) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "ssd slab: is not the one that the index describes; remove both to begin anew, or restore the other");
+  }
+  const std::string header = EncodeSlabHeader(new_id);
+  std::transform(header.begin(), header.end(), block.begin(), [](char byte) { return static_cast<std::byte>(byte); });
+  if (absl::Status status = file_.Write(0, block); !status.ok()) return status;
+  if (absl::Status status = file_.Sync(); !status.ok()) return status;
+  const RecordStore::Change manifest{std::string(kManifestName), EncodeManifest(new_id)};
+  return records_.Write({&manifest, 1});
+}
+
+absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budget_bytes) {
+  if (tenants_.contains(tenant)) return absl::AlreadyExistsError(absl::StrCat("tenant ", tenant, ": has a budget"));
+  const auto same_name = [&](const auto& other) { return other.second.name == name; };
+  if (name.empty() || name.size() > limits::kMaxStringBytes)
+    return absl::InvalidArgumentError("name: empty or too long");
+  if (std::any_of(tenants_.begin(), tenants_.end(), same_name)) {
+    return absl::InvalidArgumentError(absl::StrCat("name: ", name, " is another tenant's"));
+  }
+  if (budget_bytes < kExtent) {
+    return absl::InvalidArgumentError(absl::StrCat("ssd_bytes: must be at least one extent, ", kExtent));
+  }
+  const uint64_t left = Usage().capacity_bytes - budgets_bytes_;
+  budget_bytes = budget_bytes / kExtent * kExtent;
+  if (budget_bytes > left) {
+    return absl::InvalidArgumentError(absl::StrCat("ssd_bytes: ", budget_bytes, " exceed the ", left,
+                                                   " bytes that other tenants leave of ssd.capacity_bytes"));
+  }
+  tenants_[tenant] = {.name = std::move(name), .budget_bytes = budget_bytes};
+  budgets_bytes_ += budget_bytes;
+  return absl::OkStatus();
+}
+
+SsdTier::Claim SsdTier::ClaimExtents(const SsdRecord& record, Tenant* tenant) {
+  const uint64_t bytes = record.header.Extents() * kExtent;
+  if (tenant != nullptr && bytes > tenant->budget_bytes - tenant->used_bytes) return Claim::kOverBudget;
+  const uint64_t slab_extents = file_.size() / kExtent;
+  for (const ExtentRun& run : record.runs) {
+    if (run.first < kHeaderExtents || uint64_t{run.first} + run.count > slab_extents) return Claim::kDamaged;
+  }
+  for (size_t i = 0; i < record.runs.size(); ++i) {
+    if (extents_.TakeRun(record.runs[i])) continue;
+    while (i-- > 0) extents_.Give(record.runs[i]);
+    return Claim::kSuperseded;
+  }
+  return Claim::kGranted;
+}
+
+absl::StatusOr<std::vector<SsdTier::Recovered>> SsdTier::Recover() {
+  std::map<std::string, TenantId> tenants;
+  for (const auto& [id, tenant] : tenants_) tenants[tenant.name] = id;
+  // The latest record first: what an earlier one claims besides is refused to that.
+  std::sort(loaded_.begin(), loaded_.end(), [](const auto& a, const auto& b) { return a.sequence > b.sequence; });
+  std::set<std::pair<std::string, Key>> seen;
+  std::vector<Recovered> recovered;
+  for (SsdRecord& record : std::exchange(loaded_, {})) {
+    next_sequence_ = std::max(next_sequence_, record.sequence + 1);
+    const auto known = tenants.find(record.tenant);
+    Tenant* tenant = known == tenants.end() ? nullptr : &tenants_.at(known->second);
+    const bool latest = seen.emplace(record.tenant, record.header.key).second;
+    const Claim claim = latest ? ClaimExtents(record, tenant) : Claim::kSuperseded;
+    report_.damaged += claim == Claim::kDamaged;
+    report_.superseded += claim == Claim::kSuperseded;
+    report_.over_budget += claim == Claim::kOverBudget;
+    const uint64_t bytes = record.header.Extents() * kExtent;
+    if (claim != Claim::kGranted) {
+      deletions_.push_back({RecordName(record.header.key, record.sequence), std::nullopt});
+    } else if (tenant == nullptr) {
+      report_.unknown_tenants[record.tenant] += bytes;
+    } else {
+      tenant->used_bytes += bytes;
+      report_.bytes += bytes;
+      committed_[record.runs.front().first] = record.sequence;
+      recovered.push_back({known->second, std::move(record.header), {known->second, std::move(record.runs)}});
+    }
+  }
+  report_.objects = recovered.size();
+  // An orphan's extents may be others' from now on: it must never be found again.
+  const std::vector<RecordStore::Change> deletions = std::exchange(deletions_, {});
+  if (absl::Status status = deletions.empty() ? absl::OkStatus() : records_.Write(deletions); !status.ok()) {
+    return status;
+  }
+  std::reverse(recovered.begin(), recovered.end());
+  return recovered;
+}
+
+absl::StatusOr<Slot> SsdTier::Allocate(TenantId tenant, uint64_t extents) {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end()) return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": has no budget"));
+  if (extents == 0) return absl::InvalidArgumentError("extents: must be positive");
+  Tenant& owner = found->second;
+  const bool in_budget = extents <= (owner.budget_bytes - owner.used_bytes) / kExtent;
+  if (!in_budget || extents > extents_.free_extents()) {
+    commits_.Retry();
+    return absl::ResourceExhaustedError(in_budget ? "ssd: objects of tenants that are not configured fill the slab"
+                                                  : absl::StrCat("tenant ", tenant, ": ssd budget is used up"));
+  }
+  owner.used_bytes += extents * kExtent;
+  Slot slot{.tenant = tenant, .runs = extents_.Take(extents)};
+  uncommitted_[FirstExtent(slot)].written.resize(extents);
+  return slot;
+}
+
+void SsdTier::Free(Slot slot) {
+  const auto found = uncommitted_.find(FirstExtent(slot));
+  Require(found != uncommitted_.end(), "a slot freed that is not allocated, or committed");
+  Require(found->second.writes_in_flight == 0 && !found->second.committing, "a slot freed while it is written");
+  std::string doubtful = std::move(found->second.doubtful);
+  uncommitted_.erase(found);
+  if (doubtful.empty()) {
+    Release(slot);
+  } else {
+    commits_.Delete(std::move(doubtful), [this, slot = std::move(slot)] { Release(slot); });
+  }
+}
+
+void SsdTier::Release(const Slot& slot) {
+  for (const ExtentRun& run : slot.runs) extents_.Give(run);
+  tenants_.at(slot.tenant).used_bytes -= slot.Extents() * kExtent;
+}
+
+TierUsage SsdTier::Usage(TenantId tenant) const {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end()) return {};
+  return {found->second.budget_bytes, found->second.used_bytes, found->second.used_bytes};
+}
+
+TierUsage SsdTier::Usage() const {
+  const uint64_t capacity = (file_.size() / kExtent - kHeaderExtents) * kExtent;
+  const uint64_t used = capacity - extents_.free_extents() * kExtent;
+  return {capacity, used, used};
+}
+
+bool SsdTier::Write(const Slot& slot, uint64_t first, std::vector<const std::byte*> sources,
+                    std::function<void(absl::Status)> done) {
+  const auto found = uncommitted_.find(FirstExtent(slot));
+  Require(found != uncommitted_.end() && !found->second.committing, "a write to a slot that is not open for it");
+  const uint64_t count = sources.size();
+  auto transfer = std::make_shared<const Transfer<const std::byte>>(slot, first, std::move(sources));
+  const bool taken = disk_.TryRun(
+      transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(file_, piece); },
+      [this, key = found->first, first, count, done = std::move(done)](const absl::Status& status) {
+        Uncommitted& slot = uncommitted_.at(key);
+        --slot.writes_in_flight;
+        slot.failed = slot.failed || !status.ok();
+        std::fill_n(slot.written.begin() + static_cast<ptrdiff_t>(first), count, true);
+        done(status);
+      });
+  if (!taken) return false;
+  Uncommitted& state = found->second;
+  if (!std::exchange(state.begun, true)) state.failed_syncs = commits_.failed_syncs();
+  ++state.writes_in_flight;
+  return true;
+}
+
+bool SsdTier::Read(const Slot& slot, uint64_t first, std::vector<std::byte*> targets,
+                   std::function<void(absl::Status)> done) {
+  auto transfer = std::make_shared<const Transfer<std::byte>>(slot, first, std::move(targets));
+  return disk_.TryRun(
+      transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(file_, piece); }, std::move(done));
+}
+
+absl::Status SsdTier::CheckCommit(const ObjectHeader& header, const Slot& slot) const {
+  const Uncommitted& state = uncommitted_.at(FirstExtent(slot));
+  if (state.failed) return absl::AbortedError("ssd: a write of the object failed");
+  if (header.Extents() != slot.Extents()) return absl::InvalidArgumentError("header: its extents are not the slot's");
+  if (state.writes_in_flight > 0 || std::count(state.written.begin(), state.written.end(), false) > 0) {
+    return absl::FailedPreconditionError("ssd: an extent of the object was not written");
+  }
+  return absl::OkStatus();
+}
+
+void SsdTier::Commit(TenantId tenant, const ObjectHeader& header, const Slot& slot,
+                     std::function<void(absl::Status)> done) {
+  const uint32_t key = FirstExtent(slot);
+  const auto found = uncommitted_.find(key);
+  Require(found != uncommitted_.end() && !found->second.committing, "a commit of a slot that is not open for it");
+  Require(tenant == slot.tenant, "a commit for another tenant");
+  if (absl::Status status = CheckCommit(header, slot); !status.ok()) {
+    disk_.RunNext([status](size_t) { return status; }, std::move(done));
+    return;
+  }
+  found->second.committing = true;
+  const SsdRecord record{next_sequence_++, tenants_.at(tenant).name, slot.runs, header};
+  std::string name = RecordName(header.key, record.sequence);
+  commits_.Put(name, EncodeRecord(record), found->second.failed_syncs,
+               [this, key, name, sequence = record.sequence, done = std::move(done)](CommitQueue::Outcome outcome) {
+                 if (outcome.status.ok()) {
+                   uncommitted_.erase(key);
+                   committed_[key] = sequence;
+                 } else {
+                   Uncommitted& state = uncommitted_.at(key);
+                   state.committing = false;
+                   state.failed = true;
+                   if (outcome.in_doubt) state.doubtful = name;
+                 }
+                 done(outcome.status);
+               });
+}
+
+void SsdTier::Erase(TenantId tenant, const Key& key, Slot slot, std::function<void()> done) {
+  const auto found = committed_.find(FirstExtent(slot));
+  Require(found != committed_.end() && tenant == slot.tenant, "an erasure of a slot that is not committed");
+  const uint64_t sequence = found->second;
+  committed_.erase(found);
+  commits_.Delete(RecordName(key, sequence), [this, slot = std::move(slot), done = std::move(done)] {
+    Release(slot);
+    if (done) done();
+  });
+}
+
+}  // namespace ashlar::storage
