@@ -35,10 +35,14 @@ absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field,
       return Bad(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
     storage::Query query;
     query.kind = KindOfSegment(i);
+    query.ns = model.ns;
     query.tokens = length;
     query.storable =
         query.kind == ObjectKind::kCheckpoint || length > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
-    if (query.storable) query.key = MakeKey(model.ns, query.kind, all.subspan(begin, length));
+    if (query.storable) {
+      query.key = MakeKey(model.ns, query.kind, all.subspan(begin, length));
+      query.text = MakeTextDigest(query.kind, all.subspan(begin, length));
+    }
     queries.push_back(query);
     begin += length;
   }

@@ -21,9 +21,15 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-// What would be stored for one object; nothing when it is too short to have an interior.
-absl::StatusOr<std::optional<ObjectHeader>> ReadName(const std::string& field, const v1::ObjectName& name,
-                                                     const Model& model) {
+// What would be stored for one object, and of which text.
+struct Named {
+  ObjectHeader plan;
+  TextDigest text;
+};
+
+// Nothing when it is too short to have an interior.
+absl::StatusOr<std::optional<Named>> ReadName(const std::string& field, const v1::ObjectName& name,
+                                              const Model& model) {
   if (name.kind() != static_cast<uint32_t>(ObjectKind::kSegment) &&
       name.kind() != static_cast<uint32_t>(ObjectKind::kCheckpoint)) {
     return Bad(field, ".kind: neither segment nor checkpoint");
@@ -36,7 +42,7 @@ absl::StatusOr<std::optional<ObjectHeader>> ReadName(const std::string& field, c
       PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens), kind, tokens->size());
   if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
   if (!plan.ok()) return Bad(field, ".tokens: ", plan.status().message());
-  return *std::move(plan);
+  return Named{*std::move(plan), MakeTextDigest(kind, *tokens)};
 }
 
 // One object of a Publish call, as far as it can be read without its plan.
@@ -189,18 +195,18 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
   if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
     return done(Bad("objects: more than ", limits::kMaxObjectsPerCall));
   }
-  auto plans = std::make_shared<std::vector<std::optional<ObjectHeader>>>();
+  auto objects = std::make_shared<std::vector<std::optional<Named>>>();
   for (int i = 0; i < request.objects_size(); ++i) {
-    auto plan = ReadName(absl::StrCat("objects[", i, "]"), request.objects(i), *model);
-    if (!plan.ok()) return done(plan.status());
-    plans->push_back(*std::move(plan));
+    auto named = ReadName(absl::StrCat("objects[", i, "]"), request.objects(i), *model);
+    if (!named.ok()) return done(named.status());
+    objects->push_back(*std::move(named));
   }
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, plans, reply, done] {
-    for (const std::optional<ObjectHeader>& plan : *plans) {
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, objects, reply, done] {
+    for (const std::optional<Named>& object : *objects) {
       storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
-      if (plan.has_value()) reservation = cache_.Reserve(session->about().id, *plan);
+      if (object.has_value()) reservation = cache_.Reserve(session->about().id, object->plan, object->text);
       // What is too short is a segment: a checkpoint of one token is none.
-      const ObjectKind kind = plan.has_value() ? plan->kind : ObjectKind::kSegment;
+      const ObjectKind kind = object.has_value() ? object->plan.kind : ObjectKind::kSegment;
       observer_.Reserved(session->about().tenant, kind, reservation.outcome);
       v1::ReserveResult* result = reply->add_results();
       result->set_outcome(static_cast<uint32_t>(reservation.outcome));

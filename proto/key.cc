@@ -2,6 +2,9 @@
 
 #include <openssl/evp.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
@@ -95,6 +98,11 @@ Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tok
     hash.Bytes(item.hash.data(), item.hash.size());
   }
   return hash.Finish();
+}
+
+TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens) {
+  const XXH128_hash_t hash = XXH3_128bits_withSeed(tokens.data(), tokens.size_bytes(), static_cast<uint64_t>(kind));
+  return {hash.low64, hash.high64};
 }
 
 }  // namespace ashlar

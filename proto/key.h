@@ -8,6 +8,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -46,8 +47,22 @@ struct MediaHash {
   std::array<uint8_t, 32> hash{};
 };
 
+// What a text is, whatever its namespace: so that a miss can be explained by the same text under another one. Not
+// cryptographic, and no name of anything: a tenant who forges one is told nonsense about its own texts.
+struct TextDigest {
+  uint64_t low = 0, high = 0;
+  bool operator==(const TextDigest&) const = default;
+
+  template <typename H>
+  friend H AbslHashValue(H state, const TextDigest& text) {
+    return H::combine(std::move(state), text.low, text.high);
+  }
+};
+
 NamespaceId MakeNamespace(absl::string_view tenant, const Identity& identity, const Layout& layout);
 Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tokens,
             std::span<const MediaHash> media = {});
+// Takes a twelfth of MakeKey's time.
+TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens);
 
 }  // namespace ashlar

@@ -96,6 +96,14 @@ TEST(Key, EveryTokenCounts) {
   }
 }
 
+TEST(TextDigest, TellsKindsAndTextsApart) {
+  const std::vector<int32_t> text = {1, 2, 3}, other = {1, 2, 4};
+  EXPECT_EQ(MakeTextDigest(ObjectKind::kSegment, text), MakeTextDigest(ObjectKind::kSegment, text));
+  EXPECT_NE(MakeTextDigest(ObjectKind::kSegment, text), MakeTextDigest(ObjectKind::kSegment, other));
+  EXPECT_NE(MakeTextDigest(ObjectKind::kSegment, text), MakeTextDigest(ObjectKind::kCheckpoint, text));
+  EXPECT_NE(MakeTextDigest(ObjectKind::kSegment, text), MakeTextDigest(ObjectKind::kSegment, std::span(text).first(2)));
+}
+
 TEST(Namespace, SeparatesTenantIdentityAndLayout) {
   std::set<NamespaceId> all;
   size_t made = 0;

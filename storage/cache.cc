@@ -19,6 +19,8 @@ struct Cache::Impl {
       : clock(clock),
         tier(tier),
         observer(observer == nullptr ? ignored : *observer),
+        texts(options.texts_per_tenant),
+        misses(options.misses_per_tenant),
         pool(tier, lru, options.ghosts_per_tenant, clock, this->observer),
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
@@ -57,16 +59,66 @@ struct Cache::Impl {
     return {MissReason::kChecksumFailed, {}};
   }
 
-  Pool::Result Find(TenantId tenant, const Query& query, Verified& verified) {
-    if (!query.storable) return Missed(tenant, query, MissReason::kTooShort);
+  Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Verified& verified) {
+    if (!query.storable) return Missed(session, tenant, query, MissReason::kTooShort);
     Pool::Result result = FindWhole(tenant, query.key, verified);
-    if (!result.object) return Missed(tenant, query, result.reason);
+    if (!result.object) return Missed(session, tenant, query, result.reason);
     return result;
   }
 
-  Pool::Result Missed(TenantId tenant, const Query& query, MissReason reason) {
+  // What is known of what a query asks for.
+  Explanation Explain(TenantId tenant, const Query& query) const {
+    if (!query.storable) return {.reason = MissReason::kTooShort};
+    if (const Entry* entry = pool.Peek(tenant, query.key)) {
+      const Nanos now = clock.Now();
+      Presence present{.tier = pool.kind(), .bytes = entry->header.bytes};
+      if (!entry->ready) return {.reason = MissReason::kBeingPublished, .present = present};
+      present.uses = entry->uses;
+      present.references = entry->references;
+      present.age = now - entry->published_at;
+      present.idle = now - entry->last_used_at;
+      return {.reason = MissReason::kNone, .present = present};
+    }
+    if (const Ghost* ghost = pool.FindGhost(tenant, query.key)) return {.reason = ghost->reason, .ghost = *ghost};
+    const NamespaceId* elsewhere = query.text == TextDigest{} ? nullptr : texts.Elsewhere(tenant, query.text, query.ns);
+    if (elsewhere == nullptr) return {.reason = MissReason::kNeverSeen};
+    return {.reason = MissReason::kNamespaceDiffers, .elsewhere = *elsewhere};
+  }
+
+  // Remembers a miss. Of one that was never seen, the reason may be known better.
+  MissReason Explained(SessionId session, TenantId tenant, const Query& query, MissReason reason) {
+    Miss miss{.at = clock.Now(), .session = session, .query = query, .why = Explain(tenant, query)};
+    if (reason != MissReason::kNeverSeen) miss.why.reason = reason;
+    misses.Add(tenant, miss);
+    return miss.why.reason;
+  }
+
+  Pool::Result Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason) {
+    reason = Explained(session, tenant, query, reason);
     observer.Miss(tenant, query.kind, reason, query.tokens);
     return {reason, {}};
+  }
+
+  // A landing's `done` that remembers what was missed.
+  std::function<void(std::vector<MissReason>)> Explaining(SessionId session, TenantId tenant, const LeaseId& lease,
+                                                          const LandTarget& target,
+                                                          std::function<void(std::vector<MissReason>)> done) {
+    std::vector<uint32_t> indices;  // in the match
+    for (const LandTarget::Segment& segment : target.segments) indices.push_back(segment.index);
+    return [this, session, tenant, lease, indices = std::move(indices),
+            done = std::move(done)](std::vector<MissReason> verdict) {
+      const LeaseTable::Segments* found = leases.Held(session, lease);  // none: released meanwhile, or lost before
+      for (size_t i = 0; i < verdict.size(); ++i) {
+        if (verdict[i] == MissReason::kNone) continue;
+        Query query;
+        if (found != nullptr && indices[i] < found->size() && (*found)[indices[i]].object) {
+          const ObjectHeader& header = (*found)[indices[i]].object->header;
+          query = {.kind = header.kind, .key = header.key, .ns = header.ns, .tokens = header.tokens};
+        }
+        Explained(session, tenant, query, verdict[i]);
+      }
+      done(std::move(verdict));
+    };
   }
 
   const Clock& clock;
@@ -76,6 +128,8 @@ struct Cache::Impl {
   LruPolicy lru;
   Drain drain;
   std::map<SessionId, TenantId> sessions;
+  TextTable texts;
+  MissLog misses;
   Pool pool;  // before everything that holds references
   LeaseTable leases;
   Publisher publisher;
@@ -112,7 +166,8 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
   Impl::Verified verified;
   bool any = false;
   for (const Query& query : queries) {
-    segments.push_back(full ? impl_->Missed(*tenant, query, MissReason::kBusy) : impl_->Find(*tenant, query, verified));
+    segments.push_back(full ? impl_->Missed(session, *tenant, query, MissReason::kBusy)
+                            : impl_->Find(session, *tenant, query, verified));
     any |= static_cast<bool>(segments.back().object);
   }
   Match match = impl_->Describe({}, segments);
@@ -120,7 +175,7 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
     Found& found = match.found[i];
     if (found.reason != MissReason::kNone) continue;
     if (has_room && !has_room(found)) {
-      found = {.reason = impl_->Missed(*tenant, queries[i], MissReason::kBusy).reason};
+      found = {.reason = impl_->Missed(session, *tenant, queries[i], MissReason::kBusy).reason};
     } else {
       impl_->observer.Hit(*tenant, queries[i].kind, found.tier, queries[i].tokens);
     }
@@ -147,7 +202,7 @@ void Cache::Release(SessionId session, const LeaseId& lease) {
   impl_->leases.Release(session, lease);
 }
 
-Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan) {
+Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text) {
   const TenantId* tenant = impl_->Tenant(session);
   if (tenant == nullptr) return {};
   Publisher::Reserved reserved = impl_->publisher.Reserve(session, *tenant, plan);
@@ -155,6 +210,8 @@ Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan) {
   if (Impl::Verified none; present && !impl_->FindWhole(*tenant, plan.key, none).object) {
     reserved = impl_->publisher.Reserve(session, *tenant, plan);
   }
+  const bool known = text != TextDigest{};
+  if (known && reserved.outcome == ReserveOutcome::kGranted) impl_->texts.Remember(*tenant, text, plan.ns);
   return {reserved.outcome, reserved.id};
 }
 
@@ -174,6 +231,9 @@ void Cache::Abandon(SessionId session, ReservationId reservation) {
 void Cache::Land(SessionId session, LandingId landing, const LeaseId& lease, LandTarget target,
                  LandCallbacks callbacks) {
   const TenantId* tenant = impl_->Tenant(session);
+  if (tenant != nullptr) {
+    callbacks.done = impl_->Explaining(session, *tenant, lease, target, std::move(callbacks.done));
+  }
   const LeaseTable::Segments* found = tenant == nullptr ? nullptr : impl_->leases.Held(session, lease);
   if (found == nullptr) {
     const size_t segments = target.segments.size();
@@ -209,6 +269,16 @@ void Cache::Quiesce(SessionId session, LandingId landing, std::function<void()> 
   impl_->lander.Quiesce(session, landing, [this, session, landing, quiet = std::move(quiet)] {
     impl_->composer.Quiesce(session, landing, quiet);
   });
+}
+
+std::vector<Explanation> Cache::Explain(TenantId tenant, std::span<const Query> queries) const {
+  std::vector<Explanation> explanations;
+  for (const Query& query : queries) explanations.push_back(impl_->Explain(tenant, query));
+  return explanations;
+}
+
+std::vector<Miss> Cache::LastMisses(TenantId tenant, size_t most) const {
+  return impl_->misses.Last(tenant, most);
 }
 
 void Cache::Tick() {

@@ -22,22 +22,17 @@
 #include "proto/outcome.h"
 #include "storage/composition.h"
 #include "storage/executor.h"
+#include "storage/explanation.h"
 #include "storage/ids.h"
 #include "storage/index/ghost_table.h"
+#include "storage/index/text_table.h"
 #include "storage/lander.h"
+#include "storage/miss_log.h"
 #include "storage/observer.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer.h"
 
 namespace ashlar::storage {
-
-// What is asked for: one run of tokens of a prompt.
-struct Query {
-  ObjectKind kind = ObjectKind::kSegment;
-  Key key;
-  uint64_t tokens = 0;
-  bool storable = true;  // false: too short to have an interior, a miss without a look-up
-};
 
 // What was found. `header` and `slot` live as long as the lease.
 struct Found {
@@ -60,6 +55,8 @@ struct CacheOptions {
   size_t leased_segments_per_session = limits::kMaxLeasedSegments;
   size_t compositions_per_session = limits::kMaxCompositions;  // in flight; more are answered kBusy
   size_t ghosts_per_tenant = GhostTable::kDefaultGhosts;       // why keys that are gone are gone
+  size_t texts_per_tenant = TextTable::kDefaultTexts;          // and under which namespaces texts were published
+  size_t misses_per_tenant = MissLog::kDefaultMisses;          // that LastMisses can tell
   std::function<uint64_t()> random;                            // for lease ids; a simulator passes a seeded one
 };
 
@@ -93,9 +90,10 @@ class Cache {
     ReserveOutcome outcome = ReserveOutcome::kUnavailable;
     ReservationId id = 0;
   };
-  // `plan` is PlanObject's answer. Evicts what is needed to make room, and drops an object that is there already but
-  // whose stored header has changed.
-  Reservation Reserve(SessionId session, const ObjectHeader& plan);
+  // `plan` is PlanObject's answer, `text` what it is of (all zero: not known): a miss of the same text under
+  // another namespace says so (kNamespaceDiffers). Evicts what is needed to make room, and drops an object that is
+  // there already but whose stored header has changed.
+  Reservation Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text = {});
   // The plan behind a reservation of this session; null when unknown. For checking sources before Publish.
   const ObjectHeader* Planned(SessionId session, ReservationId reservation) const;
   // Copies in and checksums in the same pass; the object is found by others only after `done(kPublished)`, which may be
@@ -119,6 +117,12 @@ class Cache {
   // Cancels, then calls `quiet` once nothing writes for that landing or composition any more (at once when it is
   // unknown).
   void Quiesce(SessionId session, LandingId landing, std::function<void()> quiet);
+
+  // What look-ups of this tenant would find, or why not. Takes no lease, counts as no use, and changes nothing; an
+  // object whose header has changed is only found out by a look-up.
+  std::vector<Explanation> Explain(TenantId tenant, std::span<const Query> queries) const;
+  // The latest of the tenant's segments that look-ups and landings missed, newest first.
+  std::vector<Miss> LastMisses(TenantId tenant, size_t most) const;
 
   // Ends what is past its deadline. Call it about once a second.
   void Tick();

@@ -37,7 +37,7 @@ TEST(CacheThreads, TransfersRunBesideEachOtherAndTheMetadata) {
   std::vector<Query> queries;
   for (uint64_t text = 1; text <= kTexts; ++text) {
     const ObjectHeader plan = TestPlan(text, 64 + 16 * text);
-    queries.push_back({plan.kind, plan.key, plan.tokens, true});
+    queries.push_back({.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens});
     const auto reservation = cache.Reserve(kSession, plan);
     ASSERT_EQ(reservation.outcome, ReserveOutcome::kGranted);
     cache.Publish(kSession, reservation.id, TestSource(plan, text), [&](PublishOutcome outcome) {
@@ -98,7 +98,7 @@ TEST(CacheThreads, ASessionClosedInTheMiddleDrains) {
                 [&](PublishOutcome) { published = true; });
   executor.PollUntil([&] { return published; });
 
-  const Query query{plan.kind, plan.key, plan.tokens, true};
+  const Query query{.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens};
   auto pages = std::make_unique<TestPages>(8);
   const Match match = cache.Lookup(kSession, {&query, 1});
   cache.Land(kSession, 1, match.lease, TestTarget(*pages, {{0, 0}}),

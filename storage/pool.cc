@@ -37,7 +37,10 @@ Pool::~Pool() {
 
 Pool::Result Pool::Find(TenantId tenant, const Key& key) {
   Entry* entry = table_.Find(tenant, key);
-  if (entry == nullptr) return {WhyGone(tenant, key), {}};
+  if (entry == nullptr) {
+    const Ghost* ghost = ghosts_.Find(tenant, key);
+    return {ghost == nullptr ? MissReason::kNeverSeen : ghost->reason, {}};
+  }
   if (!entry->ready) return {MissReason::kBeingPublished, {}};
   ++entry->uses;
   entry->last_used_at = clock_.Now();
@@ -120,11 +123,6 @@ void Pool::Unlink(Entry& entry, MissReason why, PolicyKind policy) {
   }
   ghosts_.Remember(entry.tenant, entry.header.key, ghost);
   observer_.Evicted(entry.tenant, entry.header.kind, ghost);
-}
-
-MissReason Pool::WhyGone(TenantId tenant, const Key& key) const {
-  const Ghost* ghost = ghosts_.Find(tenant, key);
-  return ghost == nullptr ? MissReason::kNeverSeen : ghost->reason;
 }
 
 void Pool::Unreference(Entry& entry) {

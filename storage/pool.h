@@ -64,6 +64,8 @@ class Pool {
   // The object is not found any more; its bytes go with the last reference. Harmless when it is gone already.
   void Drop(const Reference& object, MissReason why);
 
+  const Ghost* FindGhost(TenantId tenant, const Key& key) const { return ghosts_.Find(tenant, key); }
+  const Entry* Peek(TenantId tenant, const Key& key) const { return table_.Find(tenant, key); }  // no use of it
   TierKind kind() const { return tier_.kind(); }
   uint64_t objects() const { return objects_; }            // published and found
   uint64_t object_bytes() const { return object_bytes_; }  // of those
@@ -71,7 +73,6 @@ class Pool {
  private:
   std::optional<Slot> MakeRoom(TenantId tenant, uint64_t extents);
   void Unlink(Entry& entry, MissReason why, PolicyKind policy = PolicyKind::kNone);
-  MissReason WhyGone(TenantId tenant, const Key& key) const;
   void Unreference(Entry& entry);
   void Free(Entry& entry);
 

@@ -2,11 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <random>
-#include <string>
-#include <vector>
-
 namespace ashlar::storage {
 namespace {
 
@@ -67,36 +62,6 @@ TEST(GhostTable, WithoutRoomRemembersNothing) {
   table.Remember(1, MakeKey(7), {.reason = MissReason::kEvicted});
   EXPECT_EQ(Why(table, 1, 7), MissReason::kNeverSeen);
   EXPECT_EQ(table.size(1), 0u);
-}
-
-// Against a list, oldest first: whatever is remembered, replaced and forgotten, the oldest go first and nothing else.
-TEST(GhostTable, ForgetsTheOldestFirst) {
-  const uint64_t seed = std::random_device{}();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  std::mt19937_64 random(seed);
-  constexpr size_t kGhosts = 20;
-  GhostTable table(kGhosts);
-  std::vector<std::pair<uint8_t, uint64_t>> model;  // key and bytes
-  for (uint64_t step = 1; step <= 5000; ++step) {
-    const auto key = static_cast<uint8_t>(random() % 50);
-    std::erase_if(model, [&](const auto& item) { return item.first == key; });
-    if (random() % 4 == 0) {
-      table.Forget(1, MakeKey(key));
-    } else {
-      table.Remember(1, MakeKey(key), {.reason = MissReason::kEvicted, .bytes = step});
-      if (model.size() == kGhosts) model.erase(model.begin());
-      model.emplace_back(key, step);
-    }
-    ASSERT_EQ(table.size(1), model.size());
-    for (uint8_t any = 0; any < 50; ++any) {
-      const auto expected = std::ranges::find(model, any, [](const auto& item) { return item.first; });
-      const Ghost* ghost = table.Find(1, MakeKey(any));
-      ASSERT_EQ(ghost != nullptr, expected != model.end()) << "step " << step << " key " << int{any};
-      if (ghost != nullptr) {
-        ASSERT_EQ(ghost->bytes, expected->second);
-      }
-    }
-  }
 }
 
 }  // namespace

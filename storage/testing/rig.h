@@ -53,7 +53,9 @@ struct Rig {
   explicit Rig(uint64_t extents = 64, CacheOptions options = {})
       : tier(TestTier({{1, extents}, {2, extents}})), cache(options, *tier, mover, clock, &observer) {}
 
-  Query Ask(const ObjectHeader& plan) const { return {plan.kind, plan.key, plan.tokens, true}; }
+  Query Ask(const ObjectHeader& plan) const {
+    return {.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens};
+  }
 
   Match Lookup(SessionId session, const ObjectHeader& plan) {
     const Query query = Ask(plan);

@@ -1,0 +1,149 @@
+// Why it missed: what the cache tells of what is not there, and that asking changes nothing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "storage/cache.h"
+#include "storage/testing/rig.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+constexpr SessionId kAnn = 1, kBob = 2, kEve = 3;
+constexpr TenantId kTenant = 1, kOther = 2;
+constexpr TextDigest kText{5, 6};
+
+NamespaceId Ns(uint8_t number) {
+  NamespaceId ns;
+  ns.bytes.fill(number);
+  return ns;
+}
+
+class ExplainTest : public ::testing::Test {
+ protected:
+  ExplainTest() {
+    rig_.cache.OpenSession(kAnn, kTenant);
+    rig_.cache.OpenSession(kBob, kTenant);
+    rig_.cache.OpenSession(kEve, kOther);
+  }
+  Explanation Explain(const Query& query, TenantId tenant = kTenant) { return cache_.Explain(tenant, {&query, 1})[0]; }
+  Explanation Explain(const ObjectHeader& plan) { return Explain(rig_.Ask(plan)); }
+  MissReason Reason(SessionId session, const Query& query) {
+    const Match match = cache_.Lookup(session, {&query, 1});
+    cache_.Release(session, match.lease);
+    return match.found[0].reason;
+  }
+
+  Rig rig_{7};  // extents a tenant: two objects of three
+  Cache& cache_ = rig_.cache;
+};
+
+TEST_F(ExplainTest, FollowsAnObjectThroughItsLife) {
+  const ObjectHeader plan = TestPlan(1, 64);
+  EXPECT_EQ(Explain(plan).reason, MissReason::kNeverSeen);
+
+  const auto abandoned = cache_.Reserve(kAnn, plan);
+  EXPECT_EQ(Explain(plan).reason, MissReason::kBeingPublished);
+  EXPECT_EQ(Explain(plan).present->bytes, plan.bytes);
+  cache_.Abandon(kAnn, abandoned.id);
+  EXPECT_EQ(Explain(plan).reason, MissReason::kAbandoned);
+  EXPECT_EQ(Explain(plan).ghost->tier, TierKind::kNone);
+
+  ASSERT_TRUE(rig_.Publish(kAnn, plan, 1));
+  rig_.clock.Advance(100);
+  EXPECT_EQ(rig_.Reason(kBob, plan), MissReason::kNone);
+  rig_.clock.Advance(20);
+  const Match leased = rig_.Lookup(kBob, plan);
+  rig_.clock.Advance(3);
+  for (int again = 0; again < 3; ++again) {
+    const Explanation there = Explain(plan);
+    EXPECT_EQ(there.reason, MissReason::kNone);
+    EXPECT_EQ(there.present->tier, TierKind::kDram);
+    EXPECT_EQ(there.present->uses, 2u) << "asking is no use";
+    EXPECT_EQ(there.present->references, 1u);
+    EXPECT_EQ(there.present->age, 123);
+    EXPECT_EQ(there.present->idle, 3);
+  }
+  cache_.Release(kBob, leased.lease);
+
+  const Nanos evicted_at = rig_.clock.Now();
+  ASSERT_TRUE(rig_.Publish(kAnn, TestPlan(2, 64), 2));
+  ASSERT_TRUE(rig_.Publish(kAnn, TestPlan(3, 64), 3));
+  const Explanation gone = Explain(plan);
+  EXPECT_EQ(gone.reason, MissReason::kEvicted);
+  EXPECT_FALSE(gone.present.has_value());
+  EXPECT_EQ(gone.ghost->policy, PolicyKind::kLru);
+  EXPECT_EQ(gone.ghost->uses, 2u);
+  EXPECT_EQ(gone.ghost->gone_at, evicted_at);
+  EXPECT_EQ(gone.ghost->lived, 123);
+  EXPECT_EQ(gone.ghost->idle, 3);
+}
+
+TEST_F(ExplainTest, ATextUnderAnotherNamespaceExplainsAMissOfTheSameTenant) {
+  const ObjectHeader plan = TestPlan(1, 64);
+  ASSERT_EQ(cache_.Reserve(kAnn, plan, kText).outcome, ReserveOutcome::kGranted);
+  Query query{.key = TestPlan(2, 64).key, .ns = Ns(9), .text = kText, .tokens = 64};
+  EXPECT_EQ(Reason(kBob, query), MissReason::kNamespaceDiffers);
+  EXPECT_EQ(Reason(kEve, query), MissReason::kNeverSeen) << "another tenant learns nothing";
+  EXPECT_EQ(Explain(query).elsewhere, plan.ns);
+  EXPECT_FALSE(Explain(query, kOther).elsewhere.has_value());
+  EXPECT_THAT(rig_.observer.misses, ElementsAre(MissReason::kNamespaceDiffers, MissReason::kNeverSeen));
+  query.ns = plan.ns;
+  EXPECT_EQ(Reason(kBob, query), MissReason::kNeverSeen);
+  query.text = {};
+  query.ns = Ns(9);
+  EXPECT_EQ(Reason(kBob, query), MissReason::kNeverSeen) << "the text is not known";
+}
+
+TEST_F(ExplainTest, KnownReasonsAreNotReplacedByANamespace) {
+  const ObjectHeader plan = TestPlan(1, 64);
+  ASSERT_EQ(cache_.Reserve(kAnn, TestPlan(2, 64), kText).outcome, ReserveOutcome::kGranted);
+  cache_.Abandon(kAnn, cache_.Reserve(kAnn, plan).id);
+  EXPECT_EQ(Reason(kBob, {.key = plan.key, .ns = Ns(9), .text = kText, .tokens = 64}), MissReason::kAbandoned);
+  EXPECT_EQ(Reason(kBob, {.key = plan.key, .ns = Ns(9), .text = kText, .tokens = 1, .storable = false}),
+            MissReason::kTooShort);
+}
+
+TEST_F(ExplainTest, TheLatestMissesOfLookupsAndLandingsAreTold) {
+  const ObjectHeader plan = TestPlan(1, 64), absent = TestPlan(2, 64);
+  ASSERT_TRUE(rig_.Publish(kAnn, plan, 1));
+  const std::vector<Query> queries = {rig_.Ask(absent), rig_.Ask(plan)};
+  const Match match = cache_.Lookup(kBob, queries);
+  Corrupt(*rig_.tier, *match.found[1].slot, *match.found[1].header, 0, PartForm::kState);
+  TestPages pages(16);
+  rig_.clock.Advance(5);
+  const auto landing = rig_.StartLanding(kBob, 1, match.lease, TestTarget(pages, {{0, 0}, {1, 64}}));
+  rig_.executor.CompleteAll();
+  ASSERT_THAT(*landing->verdict, ElementsAre(MissReason::kNeverSeen, MissReason::kChecksumFailed));
+
+  const std::vector<Miss> last = cache_.LastMisses(kTenant, 10);
+  ASSERT_EQ(last.size(), 3u);
+  EXPECT_EQ(last[0].why.reason, MissReason::kChecksumFailed);
+  EXPECT_EQ(last[0].why.ghost->reason, MissReason::kChecksumFailed) << "it was dropped";
+  EXPECT_EQ(last[0].query.key, plan.key);
+  EXPECT_EQ(last[0].query.ns, plan.ns);
+  EXPECT_EQ(last[0].at, rig_.clock.Now());
+  EXPECT_EQ(last[1].why.reason, MissReason::kNeverSeen);
+  EXPECT_EQ(last[2].query.key, absent.key);
+  EXPECT_EQ(last[2].session, kBob);
+  EXPECT_EQ(last[2].at, rig_.clock.Now() - 5);
+  EXPECT_EQ(cache_.LastMisses(kTenant, 1).size(), 1u);
+  EXPECT_THAT(cache_.LastMisses(kOther, 10), IsEmpty());
+}
+
+TEST_F(ExplainTest, ALandingWithoutALeaseIsToldWithoutNames) {
+  const LeaseId unknown = {7};
+  TestPages pages(16);
+  const auto landing = rig_.StartLanding(kBob, 1, unknown, TestTarget(pages, {{0, 0}}));
+  ASSERT_THAT(*landing->verdict, ElementsAre(MissReason::kLeaseLost));
+  const std::vector<Miss> last = cache_.LastMisses(kTenant, 10);
+  ASSERT_EQ(last.size(), 1u);
+  EXPECT_EQ(last[0].why.reason, MissReason::kLeaseLost);
+  EXPECT_EQ(last[0].query.key, Key{});
+}
+
+}  // namespace
+}  // namespace ashlar::storage

@@ -1,0 +1,50 @@
+// Why a look-up missed, or what it would find: with everything that is known.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "proto/key.h"
+#include "proto/outcome.h"
+#include "storage/executor.h"
+#include "storage/ids.h"
+#include "storage/index/ghost_table.h"
+
+namespace ashlar::storage {
+
+// What is asked for: one run of tokens of a prompt.
+struct Query {
+  ObjectKind kind = ObjectKind::kSegment;
+  Key key;
+  NamespaceId ns;
+  TextDigest text;  // all zero: not known
+  uint64_t tokens = 0;
+  bool storable = true;  // false: too short to have an interior, a miss without a look-up
+};
+
+// Of an object that is there, published or not.
+struct Presence {
+  TierKind tier = TierKind::kNone;
+  uint64_t bytes = 0;  // of its plan until it is published
+  uint32_t uses = 0;   // look-ups that found it
+  uint32_t references = 0;
+  Nanos age = 0;   // since its publication
+  Nanos idle = 0;  // since its last use, or its publication
+};
+
+struct Explanation {
+  MissReason reason = MissReason::kNeverSeen;  // kNone: a look-up would find it
+  std::optional<Presence> present;
+  std::optional<Ghost> ghost;            // of what is gone, or never came
+  std::optional<NamespaceId> elsewhere;  // kNamespaceDiffers: where the same text was published last
+};
+
+// One segment that a look-up or a landing missed.
+struct Miss {
+  Nanos at = 0;  // on the injected clock
+  SessionId session = 0;
+  Query query;  // what a landing misses has no text; nor, when its lease is lost, any name
+  Explanation why;
+};
+
+}  // namespace ashlar::storage

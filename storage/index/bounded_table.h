@@ -1,0 +1,109 @@
+// A hash table of bounded size from which the oldest entries go first.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+
+namespace ashlar::storage {
+
+// Every call is O(1). Entries are linked by age, and their places are used again.
+template <typename Key, typename Value>
+class BoundedTable {
+  using Place = uint32_t;  // of a node; kNowhere: of none
+  static constexpr Place kNowhere = ~Place{0};
+
+  struct Node {
+    Key key;
+    Value value;
+    Place older = kNowhere;  // of a free node: the next free one
+    Place younger = kNowhere;
+  };
+
+ public:
+  // Nodes are reserved once. A flat_hash_set doubles at 25/32 of a load of 7/8: three slots, a place and a control byte
+  // each, for every entry at most, and half as many again while it grows.
+  static constexpr size_t kBytesPerEntry = sizeof(Node) + (sizeof(Place) + 1) * 9 / 2 + 1;
+
+  explicit BoundedTable(size_t max_entries)
+      : max_entries_(max_entries), index_(max_entries, Hash{{&nodes_}}, Equal{{&nodes_}}) {
+    nodes_.reserve(max_entries);  // address space only: pages come with the entries
+  }
+  BoundedTable(const BoundedTable&) = delete;
+  BoundedTable& operator=(const BoundedTable&) = delete;
+
+  // Replaces the entry of this key; from now on it is the youngest.
+  void Put(const Key& key, const Value& value) {
+    if (max_entries_ == 0) return;
+    Erase(key);
+    const Place place = TakeNode();
+    nodes_[place] = {.key = key, .value = value, .older = youngest_};
+    (youngest_ == kNowhere ? oldest_ : nodes_[youngest_].younger) = place;
+    youngest_ = place;
+    index_.insert(place);
+  }
+
+  // Null: none. Valid until the next change.
+  const Value* Find(const Key& key) const {
+    const auto found = index_.find(key);
+    return found == index_.end() ? nullptr : &nodes_[*found].value;
+  }
+
+  // Harmless for a key that is not there.
+  void Erase(const Key& key) {
+    const auto found = index_.find(key);
+    if (found == index_.end()) return;
+    const Place place = *found;
+    index_.erase(found);
+    Unlink(place);
+    nodes_[place].older = free_;
+    free_ = place;
+  }
+
+  size_t size() const { return index_.size(); }
+
+ private:
+  // The index holds places and looks through them at the nodes' keys, so that a key is stored once.
+  struct KeyOf {
+    const std::vector<Node>* nodes;
+    const Key& operator()(Place place) const { return (*nodes)[place].key; }
+    const Key& operator()(const Key& key) const { return key; }
+  };
+  struct Hash : KeyOf {
+    using is_transparent = void;
+    size_t operator()(const auto& of) const { return absl::Hash<Key>()(KeyOf::operator()(of)); }
+  };
+  struct Equal : KeyOf {
+    using is_transparent = void;
+    bool operator()(const auto& a, const auto& b) const { return KeyOf::operator()(a) == KeyOf::operator()(b); }
+  };
+
+  Place TakeNode() {
+    if (index_.size() == max_entries_) Erase(Key(nodes_[oldest_].key));
+    if (free_ == kNowhere) {
+      nodes_.emplace_back();
+      return static_cast<Place>(nodes_.size() - 1);
+    }
+    const Place place = free_;
+    free_ = nodes_[place].older;
+    return place;
+  }
+
+  void Unlink(Place place) {
+    const Node& node = nodes_[place];
+    (node.older == kNowhere ? oldest_ : nodes_[node.older].younger) = node.younger;
+    (node.younger == kNowhere ? youngest_ : nodes_[node.younger].older) = node.older;
+  }
+
+  const size_t max_entries_;
+  std::vector<Node> nodes_;
+  absl::flat_hash_set<Place, Hash, Equal> index_;
+  Place oldest_ = kNowhere;
+  Place youngest_ = kNowhere;
+  Place free_ = kNowhere;
+};
+
+}  // namespace ashlar::storage
