@@ -1,0 +1,88 @@
+// Every field of identities and layouts, once, in the order of the canonical encoding. A coder is called with each
+// one's name and value, and told by Enter what the names of the fields behind it begin with.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "proto/layout.h"
+
+namespace ashlar {
+
+inline constexpr uint8_t kAttentionTag = 1;
+inline constexpr uint8_t kLinearTag = 2;
+
+template <typename Coder, typename R>
+void CodeRope(Coder& code, R& rope) {
+  code("rope.kind", rope.kind);
+  code("rope.rotary_dim", rope.rotary_dim);
+  code("rope.scale", rope.scale);
+  code("rope.frequencies", rope.frequencies);
+}
+
+template <typename Coder, typename L>
+void CodeAttention(Coder& code, L& layer) {
+  code("kind", layer.kind);
+  code("kv_heads", layer.kv_heads);
+  code("key_dim", layer.key_dim);
+  code("value_dim", layer.value_dim);
+  code("dtype", layer.dtype);
+  code("scales", layer.scales);
+  CodeRope(code, layer.rope);
+  code("stored", layer.stored);
+}
+
+template <typename Coder, typename L>
+void CodeLinear(Coder& code, L& layer) {
+  code("family", layer.family);
+  code("key_heads", layer.key_heads);
+  code("value_heads", layer.value_heads);
+  code("d_k", layer.d_k);
+  code("d_v", layer.d_v);
+  code("decay_table", layer.decay_table);
+  code("state_dtype", layer.state_dtype);
+  code("transition", layer.transition);
+  code("order", layer.order);
+  code("conv_channels", layer.conv_channels);
+  code("conv_kernel", layer.conv_kernel);
+  CodeRope(code, layer.rope);
+}
+
+template <typename Coder, typename L>
+void CodeSeams(Coder& code, L& layout) {
+  code("page_tokens", layout.page_tokens);
+  code("head", layout.head);
+  code("tail", layout.tail);
+}
+
+template <typename Coder, typename I>
+void CodeIdentity(Coder& code, I& identity) {
+  code("model_id", identity.model_id);
+  code("weights_digest", identity.weights_digest);
+  code("dtype", identity.dtype);
+  code("quantization", identity.quantization);
+  code("tokenizer_digest", identity.tokenizer_digest);
+  code("lora", identity.lora);
+}
+
+// For coders that do not change the layout.
+template <typename Coder>
+void CodeLayout(Coder& code, const Layout& layout) {
+  CodeSeams(code, layout);
+  code("layers", static_cast<uint32_t>(layout.layers.size()));
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    code.Enter(absl::StrCat("layout.layers[", i, "]"));
+    if (const auto* linear = std::get_if<LinearLayer>(&layout.layers[i])) {
+      code("type", kLinearTag);
+      CodeLinear(code, *linear);
+    } else {
+      code("type", kAttentionTag);
+      CodeAttention(code, std::get<AttentionLayer>(layout.layers[i]));
+    }
+  }
+}
+
+}  // namespace ashlar
