@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
 
-usage: tools_smoke.py demo|land|store BINARY
+usage: tools_smoke.py demo|land|store|ssd BINARY
 """
 
 import json
@@ -83,5 +83,16 @@ def store(binary):
         assert case["p50_us"] <= case["p99_us"]
 
 
+def ssd(binary):
+    figures = run(binary, "ssd", "--quick", "--repetitions", "1")
+    assert figures["engine"] == "tier"
+    assert [(case["value_bytes"], case["op"], case["queue_depth"]) for case in figures["cases"]] == [
+        (size, op, depth) for size in (1 << 18, 1 << 20, 1 << 22, 1 << 24)
+        for op in ("seq_write", "rand_write", "seq_read", "rand_read") for depth in (4, 16)]
+    for case in figures["cases"]:
+        for name in ("gb_per_s", "limit_gb_per_s", "ratio"):
+            assert case[name] > 0, name
+
+
 if __name__ == "__main__":
-    {"demo": demo, "land": land, "store": store}[sys.argv[1]](sys.argv[2])
+    {"demo": demo, "land": land, "store": store, "ssd": ssd}[sys.argv[1]](sys.argv[2])

@@ -18,15 +18,18 @@ struct Options {
   int repetitions = 9;  // medians are taken over these
   int threads = 0;      // 0: all cores
   std::string filter;   // kernels: only cases whose "op family dtype shape" contains this
-  bool quick = false;   // kernels, store: small shapes
+  bool quick = false;   // kernels, store, ssd: small shapes
   std::string file;     // vectors: the file
   std::string compare;  // store: "redis", or empty
+  std::string dir;      // ssd: a folder on the disk; empty: the program's own
+  std::string engine;   // ssd: "tier" or "blobdb"; empty: tier
 };
 
 // Subcommands. Each prints a table and fills `figures` with the same numbers.
 absl::Status Land(const Options& options, nlohmann::json& figures);
 absl::Status Decode(const Options& options, nlohmann::json& figures);
 absl::Status Store(const Options& options, nlohmann::json& figures);
+absl::Status Ssd(const Options& options, nlohmann::json& figures);
 absl::Status TimeKernels(const Options& options, nlohmann::json& figures);
 absl::Status Transitions(const Options& options, nlohmann::json& figures);
 // Holds every back end to the test vectors of a file. DATA_LOSS: not all are met; figures are filled all the same.

@@ -17,6 +17,9 @@ constexpr const char* kUsage =
     "mapping\n"
     "  store        values of 64 KiB to 16 MiB, put and got by another process than the daemon, against memcpy;\n"
     "               --compare redis: and against a Redis server; --quick: small values\n"
+    "  ssd          values of 256 KiB to 16 MiB on a disk, through the SSD tier, against the disk alone; --dir DIR: "
+    "where;\n"
+    "               --engine blobdb: RocksDB's blob files in the tier's place; --quick: few values\n"
     "  decode       a batch from buffers against recurrent decoding; verifying drafts against steps that keep states\n"
     "  kernels      every operation of the host back end, against copy bandwidth and multiply-add units;\n"
     "               --filter TEXT: only cases whose \"op family dtype shape\" contains it; --quick: small shapes\n"
@@ -55,6 +58,10 @@ bool ParseOptions(int argc, char** argv, Options& options) {
       options.json = value;
     } else if (name == "--filter") {
       options.filter = value;
+    } else if (name == "--dir") {
+      options.dir = value;
+    } else if (name == "--engine") {
+      options.engine = value;
     } else if (name == "--compare") {
       options.compare = value;
     } else if (name == "--repetitions" && positive) {
@@ -79,6 +86,7 @@ int main(int argc, char** argv) {
   const std::map<std::string, std::function<absl::Status(const Options&, nlohmann::json&)>> commands = {
       {"land", ashlar::bench::Land},
       {"store", ashlar::bench::Store},
+      {"ssd", ashlar::bench::Ssd},
       {"decode", ashlar::bench::Decode},
       {"kernels", ashlar::bench::TimeKernels},
       {"transitions", ashlar::bench::Transitions},
