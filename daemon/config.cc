@@ -80,6 +80,13 @@ absl::Status CheckListen(const v1::Listen& listen) {
   status = CheckSocketPath("listen.session_socket", listen.session_socket());
   if (!status.ok()) return status;
   if (listen.rpc_socket() == listen.session_socket()) return Bad("listen.session_socket: same as listen.rpc_socket");
+  if (!listen.admin_socket().empty()) {
+    status = CheckSocketPath("listen.admin_socket", listen.admin_socket());
+    if (!status.ok()) return status;
+    for (const std::string* other : {&listen.rpc_socket(), &listen.session_socket()}) {
+      if (listen.admin_socket() == *other) return Bad("listen.admin_socket: same as another socket");
+    }
+  }
   const std::string& address = listen.metrics_address();
   if (address.empty()) return absl::OkStatus();
   const size_t colon = address.rfind(':');

@@ -46,6 +46,7 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.log().level(), "info");
   EXPECT_EQ(config.log().format(), "text");
   EXPECT_EQ(config.listen().metrics_address(), "");
+  EXPECT_EQ(config.listen().admin_socket(), "");
 }
 
 TEST(Config, ReadsEveryField) {
@@ -55,6 +56,7 @@ listen:
   rpc_socket: /run/ashlar/rpc.sock
   session_socket: "/run/ashlar/session.sock"
   metrics_address: 127.0.0.1:9464
+  admin_socket: /run/ashlar/admin.sock
 dram: {capacity_bytes: 1073741824, arena_bytes: 512KiB, huge_pages: true}
 tenants:
   - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB, max_sessions: 2}
@@ -185,6 +187,9 @@ TEST(Config, SocketPathsAreChecked) {
       {"listen: {rpc_socket: /a, session_socket: /a}", "listen.session_socket: same as"},
       {absl::StrCat("listen: {rpc_socket: /", std::string(107, 'x'), ", session_socket: /a}"),
        "listen.rpc_socket: longer than 107 bytes"},
+      {"listen: {rpc_socket: /a, session_socket: /b, admin_socket: /b}", "listen.admin_socket: same as"},
+      {absl::StrCat("listen: {rpc_socket: /a, session_socket: /b, admin_socket: /", std::string(107, 'x'), "}"),
+       "listen.admin_socket: longer than 107 bytes"},
       {absl::StrCat(kDram, "listen: {rpc_socket: /a, session_socket: /b, metrics_address: localhost}"),
        "listen.metrics_address: expected host:port"},
       {absl::StrCat(kDram, "listen: {rpc_socket: /a, session_socket: /b, metrics_address: \"x:70000\"}"),

@@ -8,11 +8,15 @@
 #include <vector>
 
 #include "ashlar/v1/config.pb.h"
+#include "daemon/admin_server.h"
+#include "daemon/admin_service.h"
+#include "daemon/config.h"
 #include "daemon/engine_service.h"
 #include "daemon/event_loop.h"
 #include "daemon/hosted_memory.h"
 #include "daemon/log.h"
 #include "daemon/metrics.h"
+#include "daemon/model_registry.h"
 #include "daemon/open_files.h"
 #include "daemon/rpc_server.h"
 #include "daemon/session_server.h"
@@ -98,11 +102,15 @@ struct Daemon::Impl {
         cache(OptionsFrom(config.leases()), *tier, mover, clock, &metrics),
         table(cache, loop),
         services{loop, mappings, hosted, table, *tier, TenantsByUid(config), config.sessions().region_bytes()},
-        engine_service(cache, metrics, loop, table, config.workers().queue_depth()) {}
+        engine_service(cache, metrics, loop, table, models, config.workers().queue_depth()),
+        admin_service({cache, loop, table, models, metrics, clock, TenantNames(config), [this] { return Measure(); },
+                       FormatConfig(config)}) {}
 
   Levels Measure() const {
     Levels levels;
-    for (int i = 0; i < tenants; ++i) levels.dram.push_back(tier->Usage(static_cast<storage::TenantId>(i)));
+    for (int i = 0; i < tenants; ++i) {
+      levels.tiers[tier->kind()].push_back(tier->Usage(static_cast<storage::TenantId>(i)));
+    }
     const storage::Cache::Stats stats = cache.stats();
     levels.objects = stats.objects;
     levels.object_bytes = stats.object_bytes;
@@ -133,8 +141,11 @@ struct Daemon::Impl {
   storage::Cache cache;
   SessionTable table;
   SessionServices services;
+  ModelRegistry models;
   EngineService engine_service;
+  AdminService admin_service;
   std::unique_ptr<RpcServer> rpc_server;
+  std::unique_ptr<AdminServer> admin_server;
   std::unique_ptr<SessionServer> session_server;
   bool started = false;
   bool stopped = false;
@@ -163,6 +174,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   auto session_server = SessionServer::Start(listen.session_socket(), config.sessions().max_sessions(), parts.services);
   if (!session_server.ok()) return session_server.status();
   parts.session_server = *std::move(session_server);
+  if (!listen.admin_socket().empty()) {
+    auto admin_server = AdminServer::Start(listen.admin_socket(), parts.admin_service);
+    if (!admin_server.ok()) return admin_server.status();
+    parts.admin_server = *std::move(admin_server);
+  }
   if (!listen.metrics_address().empty()) {
     if (absl::Status status = parts.metrics.Serve(listen.metrics_address()); !status.ok()) return status;
   }
@@ -170,6 +186,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   Log(LogLevel::kInfo, "daemon started",
       {{"rpc_socket", listen.rpc_socket()},
        {"session_socket", listen.session_socket()},
+       {"admin_socket", listen.admin_socket()},
        {"metrics_port", parts.metrics.port()},
        {"kernels", std::string(kernels::Host().name())},
        {"threads", parts.threads.Size()},
@@ -191,6 +208,7 @@ int Daemon::metrics_port() const {
 void Daemon::Stop(storage::Nanos grace) {
   if (impl_->stopped) return;
   impl_->stopped = true;
+  impl_->admin_server = nullptr;  // while the loop still answers
   if (impl_->session_server != nullptr) impl_->session_server->StopAccepting();
   if (impl_->rpc_server != nullptr) impl_->rpc_server->Stop(grace);
   impl_->session_server = nullptr;  // ends every session: transfers in flight are cancelled

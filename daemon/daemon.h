@@ -14,7 +14,7 @@ namespace ashlar::daemon {
 
 class Daemon {
  public:
-  // Starts with a configuration that ParseConfig completed and accepted. Returns when both sockets and the metrics
+  // Starts with a configuration that ParseConfig completed and accepted. Returns when its sockets and the metrics
   // endpoint answer.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::Config& config);
 

@@ -82,6 +82,25 @@ TEST(Metrics, CountWhatHappens) {
   }
 }
 
+TEST(Metrics, TellHowOldObjectsBecome) {
+  TestNode node("", "metrics_address: \"127.0.0.1:0\"");
+  TestEngine engine(node);
+  // The first goes when the budget of 64 extents is full.
+  for (int text = 0; text <= 64; ++text) {
+    ASSERT_EQ(engine.PublishRun(ObjectKind::kCheckpoint, Ascending(24, 100 * text)), PublishOutcome::kPublished);
+  }
+  const std::string text = Scrape(node.daemon().metrics_port());
+  for (const char* line : {
+           "ashlar_evictions_total{kind=\"checkpoint\",policy=\"lru\",reason=\"evicted\",tenant=\"default\","
+           "tier=\"dram\"} 1\n",
+           "ashlar_eviction_age_seconds_count{tenant=\"default\",tier=\"dram\"} 1\n",
+           "ashlar_eviction_age_seconds_bucket{tenant=\"default\",tier=\"dram\",le=\"60\"} 1\n",
+           "ashlar_eviction_idle_seconds_count{tenant=\"default\",tier=\"dram\"} 1\n",
+       }) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
+}
+
 // Storage does not see these landings; each of their segments is a miss all the same, and counted once.
 TEST(Metrics, CountLandingsThatNeverStart) {
   TestNode node("", "metrics_address: \"127.0.0.1:0\"");

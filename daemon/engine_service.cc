@@ -44,6 +44,7 @@ void EngineService::OpenModel(const v1::OpenModelRequest& request, v1::OpenModel
   if (!model.ok()) return done(model.status());
   const absl::StatusOr<uint64_t> handle = (*session)->AddModel(*model);
   if (!handle.ok()) return done(handle.status());
+  models_.Remember((*session)->about().tenant, *model);
   reply->set_model(*handle);
   reply->set_ns((*model)->ns.bytes.data(), (*model)->ns.bytes.size());
   reply->set_tenant((*session)->about().tenant_name);

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/event_loop.h"
+#include "daemon/model_registry.h"
 #include "daemon/session.h"
 #include "daemon/session_table.h"
 #include "proto/outcome.h"
@@ -56,11 +57,11 @@ class EngineService {
  public:
   using Done = std::function<void(absl::Status)>;
 
-  // All must outlive the service. `observer` is told of what the cache does not see. `max_landings` are in
-  // flight at most; more are missed with kBusy.
+  // All must outlive the service. `observer` is told of what the cache does not see, `models` of what is opened.
+  // `max_landings` are in flight at most; more are missed with kBusy.
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
-                size_t max_landings)
-      : cache_(cache), observer_(observer), loop_(loop), table_(table), max_landings_(max_landings) {}
+                ModelRegistry& models, size_t max_landings)
+      : cache_(cache), observer_(observer), loop_(loop), table_(table), models_(models), max_landings_(max_landings) {}
 
   // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
   absl::Status Admit(const std::string& secret) const { return Resolve(secret).status(); }
@@ -109,6 +110,7 @@ class EngineService {
   storage::Observer& observer_;
   EventLoop& loop_;
   SessionTable& table_;
+  ModelRegistry& models_;
   const size_t max_landings_;
 };
 

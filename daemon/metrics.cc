@@ -29,29 +29,45 @@ using storage::TenantId;
 // 10 µs to 10 s: a look-up takes tens of microseconds, the landing of a long prompt a good part of a second.
 const Histogram::BucketBoundaries kSeconds = {1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10};
 
-// A counter's children by (tenant, kind, third label), made when first counted.
-class Counters {
- public:
-  Counters(Family<Counter>& family, const std::vector<std::string>& tenants, std::string third = "")
-      : family_(family), tenants_(tenants), third_(std::move(third)) {}
+// 1 s to a week: how long cached data lives says whether there is enough room for it.
+const Histogram::BucketBoundaries kAges = {1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600};
 
-  void Add(TenantId tenant, ObjectKind kind, uint8_t value, absl::string_view name, uint64_t amount) {
-    Counter*& child = children_[{tenant, kind, value}];
+// Children of a family by tenant and the values of more labels, made when first needed.
+template <typename Metric, typename... Values>
+class Children {
+ public:
+  Children(Family<Metric>& family, const std::vector<std::string>& tenants,
+           std::array<const char*, sizeof...(Values)> labels)
+      : family_(family), tenants_(tenants), labels_(labels) {}
+
+  // `more` is what the family makes a child from, besides its labels.
+  template <typename... More>
+  Metric& Get(TenantId tenant, Values... values, const More&... more) {
+    Metric*& child = children_[{tenant, values...}];
     if (child == nullptr) {
-      Labels labels = {{"tenant", tenants_.at(tenant)}, {"kind", std::string(Name(kind))}};
-      if (!third_.empty()) labels[third_] = std::string(name);
-      child = &family_.Add(labels);
+      Labels labels = {{"tenant", tenants_.at(tenant)}};
+      size_t next = 0;
+      ((labels[labels_[next++]] = std::string(Name(values))), ...);
+      child = &family_.Add(labels, more...);
     }
-    child->Increment(static_cast<double>(amount));
+    return *child;
   }
-  void Add(TenantId tenant, ObjectKind kind, uint64_t amount) { Add(tenant, kind, 0, "", amount); }
+  void Add(TenantId tenant, Values... values, uint64_t amount) {
+    Get(tenant, values...).Increment(static_cast<double>(amount));
+  }
 
  private:
-  Family<Counter>& family_;
+  Family<Metric>& family_;
   const std::vector<std::string>& tenants_;
-  const std::string third_;
-  std::map<std::tuple<TenantId, ObjectKind, uint8_t>, Counter*> children_;
+  const std::array<const char*, sizeof...(Values)> labels_;
+  std::map<std::tuple<TenantId, Values...>, Metric*> children_;
 };
+template <typename... Values>
+using Counters = Children<Counter, Values...>;
+
+double Seconds(storage::Nanos nanos) {
+  return static_cast<double>(nanos) * 1e-9;
+}
 
 }  // namespace
 
@@ -69,10 +85,6 @@ struct Metrics::Impl {
       landed_bytes.push_back(&landed_family.Add(labels));
       checksum_failures.push_back(&checksum_family.Add(labels));
       memory_refusals.push_back(&memory_family.Add(labels));
-      const Labels dram = {{"tenant", tenant}, {"tier", std::string(Name(TierKind::kDram))}};
-      used.push_back(&used_family.Add(dram));
-      held.push_back(&held_family.Add(dram));
-      capacity.push_back(&capacity_family.Add(dram));
       region_bytes.push_back(&region_family.Add(labels));
     }
     for (size_t i = 0; i < kRpcMethods; ++i) {
@@ -87,22 +99,48 @@ struct Metrics::Impl {
   Family<Gauge>& GaugeFamily(const char* name, const char* help) {
     return prometheus::BuildGauge().Name(name).Help(help).Register(*registry);
   }
+  Family<Histogram>& HistogramFamily(const char* name, const char* help) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(*registry);
+  }
   Gauge& SingleGauge(const char* name, const char* help) { return GaugeFamily(name, help).Add({}); }
 
   const std::vector<std::string> tenants;
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
 
-  Counters hits{CounterFamily("ashlar_hits_total", "Segments found by look-ups"), tenants, "tier"};
-  Counters hit_tokens{CounterFamily("ashlar_hit_tokens_total", "Tokens of segments found"), tenants, "tier"};
-  Counters misses{CounterFamily("ashlar_misses_total", "Segments missed by look-ups and landings"), tenants, "reason"};
-  Counters miss_tokens{CounterFamily("ashlar_miss_tokens_total", "Tokens of segments missed"), tenants, "reason"};
-  Counters evictions{CounterFamily("ashlar_evictions_total", "Objects and reservations that left the cache"), tenants,
-                     "reason"};
-  Counters evicted_bytes{CounterFamily("ashlar_evicted_bytes_total", "Bytes that left the cache"), tenants, "reason"};
-  Counters reserved{CounterFamily("ashlar_reserve_outcomes_total", "Objects that engines asked to publish"), tenants,
-                    "outcome"};
-  Counters published{CounterFamily("ashlar_published_total", "Objects published"), tenants};
-  Counters published_bytes{CounterFamily("ashlar_published_bytes_total", "Bytes of objects published"), tenants};
+  Counters<ObjectKind, TierKind> hits{
+      CounterFamily("ashlar_hits_total", "Segments found by look-ups"), tenants, {"kind", "tier"}};
+  Counters<ObjectKind, TierKind> hit_tokens{
+      CounterFamily("ashlar_hit_tokens_total", "Tokens of segments found"), tenants, {"kind", "tier"}};
+  Counters<ObjectKind, MissReason> misses{
+      CounterFamily("ashlar_misses_total", "Segments missed by look-ups and landings"), tenants, {"kind", "reason"}};
+  Counters<ObjectKind, MissReason> miss_tokens{
+      CounterFamily("ashlar_miss_tokens_total", "Tokens of segments missed"), tenants, {"kind", "reason"}};
+  Counters<ObjectKind, MissReason, TierKind, PolicyKind> evictions{
+      CounterFamily("ashlar_evictions_total", "Objects and reservations that left the cache"),
+      tenants,
+      {"kind", "reason", "tier", "policy"}};
+  Counters<ObjectKind, MissReason, TierKind, PolicyKind> evicted_bytes{
+      CounterFamily("ashlar_evicted_bytes_total", "Bytes that left the cache"),
+      tenants,
+      {"kind", "reason", "tier", "policy"}};
+  Counters<ObjectKind, ReserveOutcome> reserved{
+      CounterFamily("ashlar_reserve_outcomes_total", "Objects that engines asked to publish"),
+      tenants,
+      {"kind", "outcome"}};
+  Counters<ObjectKind> published{CounterFamily("ashlar_published_total", "Objects published"), tenants, {"kind"}};
+  Counters<ObjectKind> published_bytes{
+      CounterFamily("ashlar_published_bytes_total", "Bytes of objects published"), tenants, {"kind"}};
+
+  // Of objects that had to go, not of those that were found corrupt or never published.
+  Children<Histogram, TierKind> eviction_ages{
+      HistogramFamily("ashlar_eviction_age_seconds", "From an object's publication to its eviction or expiry"),
+      tenants,
+      {"tier"}};
+  Children<Histogram, TierKind> eviction_idle{
+      HistogramFamily("ashlar_eviction_idle_seconds", "From an object's last use to its eviction or expiry"),
+      tenants,
+      {"tier"}};
+  std::vector<Tallies> tallies = std::vector<Tallies>(tenants.size());
 
   Family<Counter>& landed_family = CounterFamily("ashlar_landed_bytes_total", "Bytes of objects landed");
   Family<Counter>& checksum_family =
@@ -111,11 +149,13 @@ struct Metrics::Impl {
       "ashlar_memory_refusals_total", "Arenas within the tenant's budget that the machine had no memory for");
   std::vector<Counter*> landed_bytes, checksum_failures, memory_refusals;
 
-  Family<Gauge>& used_family = GaugeFamily("ashlar_tier_used_bytes", "Bytes in slots");
-  Family<Gauge>& held_family = GaugeFamily("ashlar_tier_held_bytes", "Bytes in arenas, used or not");
-  Family<Gauge>& capacity_family = GaugeFamily("ashlar_tier_capacity_bytes", "The tenant's budget");
+  Children<Gauge, TierKind> used{GaugeFamily("ashlar_tier_used_bytes", "Bytes in slots"), tenants, {"tier"}};
+  Children<Gauge, TierKind> held{
+      GaugeFamily("ashlar_tier_held_bytes", "Bytes in arenas, used or not"), tenants, {"tier"}};
+  Children<Gauge, TierKind> capacity{
+      GaugeFamily("ashlar_tier_capacity_bytes", "The tenant's budget"), tenants, {"tier"}};
   Family<Gauge>& region_family = GaugeFamily("ashlar_region_bytes", "Regions of the tenant's sessions");
-  std::vector<Gauge*> used, held, capacity, region_bytes;
+  std::vector<Gauge*> region_bytes;
 
   Gauge& objects = SingleGauge("ashlar_objects", "Objects in the cache");
   Gauge& object_bytes = SingleGauge("ashlar_object_bytes", "Bytes of objects in the cache");
@@ -173,19 +213,32 @@ int Metrics::port() const {
 }
 
 void Metrics::Hit(TenantId tenant, ObjectKind kind, TierKind tier, uint64_t tokens) {
-  impl_->hits.Add(tenant, kind, static_cast<uint8_t>(tier), Name(tier), 1);
-  impl_->hit_tokens.Add(tenant, kind, static_cast<uint8_t>(tier), Name(tier), tokens);
+  impl_->hits.Add(tenant, kind, tier, 1);
+  impl_->hit_tokens.Add(tenant, kind, tier, tokens);
+  Tallies::Segments& tally = impl_->tallies.at(tenant).hits[tier];
+  ++tally.segments;
+  tally.tokens += tokens;
 }
 
 void Metrics::Miss(TenantId tenant, ObjectKind kind, MissReason reason, uint64_t tokens) {
-  impl_->misses.Add(tenant, kind, static_cast<uint8_t>(reason), Name(reason), 1);
-  impl_->miss_tokens.Add(tenant, kind, static_cast<uint8_t>(reason), Name(reason), tokens);
+  impl_->misses.Add(tenant, kind, reason, 1);
+  impl_->miss_tokens.Add(tenant, kind, reason, tokens);
+  Tallies::Segments& tally = impl_->tallies.at(tenant).misses[reason];
+  ++tally.segments;
+  tally.tokens += tokens;
 }
 
 void Metrics::Evicted(TenantId tenant, ObjectKind kind, const storage::Ghost& ghost) {
   const MissReason why = ghost.reason;
-  impl_->evictions.Add(tenant, kind, static_cast<uint8_t>(why), Name(why), 1);
-  impl_->evicted_bytes.Add(tenant, kind, static_cast<uint8_t>(why), Name(why), ghost.bytes);
+  impl_->evictions.Add(tenant, kind, why, ghost.tier, ghost.policy, 1);
+  impl_->evicted_bytes.Add(tenant, kind, why, ghost.tier, ghost.policy, ghost.bytes);
+  if (why == MissReason::kEvicted || why == MissReason::kExpired) {
+    impl_->eviction_ages.Get(tenant, ghost.tier, kAges).Observe(Seconds(ghost.lived));
+    impl_->eviction_idle.Get(tenant, ghost.tier, kAges).Observe(Seconds(ghost.idle));
+  }
+  Tallies::Objects& tally = impl_->tallies.at(tenant).evictions[{ghost.tier, ghost.policy, why}];
+  ++tally.objects;
+  tally.bytes += ghost.bytes;
   if (why == MissReason::kChecksumFailed) impl_->checksum_failures.at(tenant)->Increment();
 }
 
@@ -209,7 +262,7 @@ void Metrics::NoMemory(TenantId tenant, absl::string_view why) {
 }
 
 void Metrics::Reserved(TenantId tenant, ObjectKind kind, ReserveOutcome outcome) {
-  impl_->reserved.Add(tenant, kind, static_cast<uint8_t>(outcome), Name(outcome), 1);
+  impl_->reserved.Add(tenant, kind, outcome, 1);
 }
 
 void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elapsed) {
@@ -220,10 +273,12 @@ void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elaps
 }
 
 void Metrics::Set(const Levels& levels) {
-  for (size_t i = 0; i < levels.dram.size(); ++i) {
-    impl_->used.at(i)->Set(static_cast<double>(levels.dram[i].used_bytes));
-    impl_->held.at(i)->Set(static_cast<double>(levels.dram[i].held_bytes));
-    impl_->capacity.at(i)->Set(static_cast<double>(levels.dram[i].capacity_bytes));
+  for (const auto& [tier, tenants] : levels.tiers) {
+    for (TenantId tenant = 0; tenant < tenants.size(); ++tenant) {
+      impl_->used.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].used_bytes));
+      impl_->held.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].held_bytes));
+      impl_->capacity.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].capacity_bytes));
+    }
   }
   for (size_t i = 0; i < levels.region_bytes.size(); ++i) {
     impl_->region_bytes.at(i)->Set(static_cast<double>(levels.region_bytes[i]));
@@ -242,6 +297,10 @@ void Metrics::Set(const Levels& levels) {
   };
   advance(impl_->metadata_rejections, levels.metadata_queue_rejections);
   advance(impl_->worker_rejections, levels.worker_queue_rejections);
+}
+
+const Tallies& Metrics::tallies(TenantId tenant) const {
+  return impl_->tallies.at(tenant);
 }
 
 void Metrics::RpcFinished(RpcMethod method, absl::StatusCode code, double seconds) {

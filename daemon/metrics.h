@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,12 +35,25 @@ absl::string_view Name(RpcMethod method);
 
 // Levels at one moment, taken by the metadata thread now and then.
 struct Levels {
-  std::vector<storage::TierUsage> dram;  // by tenant
+  std::map<TierKind, std::vector<storage::TierUsage>> tiers;  // that there are; by tenant
   uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;
   std::vector<uint64_t> region_bytes;                                   // by tenant
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
+};
+
+// What was counted of one tenant since the daemon started.
+struct Tallies {
+  struct Segments {
+    uint64_t segments = 0, tokens = 0;
+  };
+  struct Objects {
+    uint64_t objects = 0, bytes = 0;
+  };
+  std::map<TierKind, Segments> hits;
+  std::map<MissReason, Segments> misses;
+  std::map<std::tuple<TierKind, PolicyKind, MissReason>, Objects> evictions;
 };
 
 class Metrics final : public storage::Observer {
@@ -61,6 +76,7 @@ class Metrics final : public storage::Observer {
   void Reserved(storage::TenantId, ObjectKind, ReserveOutcome) override;
   void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;
   void Set(const Levels& levels);
+  const Tallies& tallies(storage::TenantId tenant) const;
 
   // Any thread.
   void RpcFinished(RpcMethod method, absl::StatusCode code, double seconds);

@@ -172,6 +172,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   if (absl::Status status = CheckCost(request.cost()); !status.ok()) return status;
   auto model = std::make_shared<Model>();
   model->ns = MakeNamespace(tenant, *identity, *layout);
+  model->identity = *std::move(identity);
   model->layout = *std::move(layout);
   return model;
 }

@@ -29,6 +29,7 @@ struct Model {
                                                            const v1::OpenModelRequest& request);
 
   NamespaceId ns;
+  Identity identity;
   Layout layout;
 };
 

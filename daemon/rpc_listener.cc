@@ -13,8 +13,6 @@
 #include <thread>
 #include <utility>
 
-#include "daemon/unix_socket.h"
-
 namespace ashlar::daemon {
 
 // All but `stopping` belongs to the listener's thread.
@@ -99,7 +97,7 @@ struct RpcListener::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<RpcListener>> RpcListener::Start(const std::string& path, Options options, Admit admit) {
-  absl::StatusOr<Listener> listener = Listen(path, SOCK_STREAM);
+  absl::StatusOr<Listener> listener = Listen(path, SOCK_STREAM, options.mode);
   if (!listener.ok()) return listener.status();
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);

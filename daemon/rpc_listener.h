@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/unique_fd.h"
+#include "daemon/unix_socket.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
@@ -32,6 +33,7 @@ class RpcListener {
     std::map<uid_t, storage::TenantId> tenant_of_uid;
     size_t of_a_user = 0;           // connections of one user of a tenant; more are closed at once
     std::function<void()> refused;  // told of each that is closed so; on the listener's thread
+    mode_t mode = kEngineSocketMode;
   };
   // Takes a connection: non-blocking, `tenant` null for a stranger. On the listener's thread.
   using Admit = std::function<void(UniqueFd socket, const storage::TenantId* tenant)>;

@@ -93,6 +93,11 @@ Session::Memory Session::memory() const {
   return memory;
 }
 
+size_t Session::models() const {
+  std::lock_guard lock(mutex_);
+  return models_.size();
+}
+
 void Session::Clear() {
   decltype(regions_) regions;
   decltype(pages_) pages;

@@ -60,6 +60,7 @@ class Session {
     uint64_t bytes = 0;
   };
   Memory memory() const;
+  size_t models() const;  // opened
   // Lets go of everything and refuses more.
   void Clear();
 

@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "daemon/log.h"
@@ -96,6 +97,16 @@ void SessionTable::WhenDrained(absl::string_view secret, std::function<void()> d
   }
   if (session == nullptr) return drained();
   session->metadata().when_drained.push_back(std::move(drained));
+}
+
+std::vector<SessionTable::Listed> SessionTable::List() const {
+  std::vector<Listed> all;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [secret, entry] : sessions_) all.push_back({entry.session, entry.ended});
+  }
+  std::ranges::sort(all, {}, [](const Listed& listed) { return listed.session->about().id; });
+  return all;
 }
 
 size_t SessionTable::size() const {

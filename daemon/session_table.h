@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -44,6 +45,12 @@ class SessionTable {
   void WhenDrained(absl::string_view secret, std::function<void()> drained);
 
   size_t size() const;  // those that drain included
+
+  struct Listed {
+    std::shared_ptr<const Session> session;
+    bool draining = false;  // ended; transfers in flight still use its memory
+  };
+  std::vector<Listed> List() const;  // by number
 
  private:
   struct Entry {

@@ -18,7 +18,6 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr mode_t kSocketMode = 0660;
 constexpr int kAcceptedPerTurn = 16;  // what others have said is read in between
 
 UniqueFd OpenSpare() {
@@ -82,9 +81,9 @@ absl::StatusOr<PathClaim> PathClaim::Take(const std::string& path, int type) {
   return PathClaim(std::move(folder));
 }
 
-absl::StatusOr<BoundPath> BoundPath::Adopt(const std::string& path) {
+absl::StatusOr<BoundPath> BoundPath::Adopt(const std::string& path, mode_t mode) {
   struct stat bound;
-  if (lstat(path.c_str(), &bound) != 0 || chmod(path.c_str(), kSocketMode) != 0) {
+  if (lstat(path.c_str(), &bound) != 0 || chmod(path.c_str(), mode) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot set the mode of ", path));
   }
   BoundPath adopted;
@@ -111,7 +110,7 @@ BoundPath::~BoundPath() {
   if (now.st_dev == device_ && now.st_ino == inode_) unlink(path_.c_str());
 }
 
-absl::StatusOr<Listener> Listen(const std::string& path, int type) {
+absl::StatusOr<Listener> Listen(const std::string& path, int type, mode_t mode) {
   absl::StatusOr<PathClaim> claim = PathClaim::Take(path, type);
   if (!claim.ok()) return claim.status();
   Listener listener;
@@ -124,7 +123,7 @@ absl::StatusOr<Listener> Listen(const std::string& path, int type) {
       return absl::ErrnoToStatus(errno, absl::StrCat("cannot bind ", path));
     }
   }
-  absl::StatusOr<BoundPath> bound = BoundPath::Adopt(path);
+  absl::StatusOr<BoundPath> bound = BoundPath::Adopt(path, mode);
   if (!bound.ok()) return bound.status();
   listener.path = *std::move(bound);
   if (listen(listener.fd.get(), SOMAXCONN) != 0)
@@ -160,7 +159,7 @@ std::optional<ucred> PeerOf(int socket) {
   return peer;
 }
 
-SocketUmask::SocketUmask() : old_(umask(~kSocketMode & 0777)) {}
+SocketUmask::SocketUmask() : old_(umask(~kEngineSocketMode & 0777)) {}
 SocketUmask::~SocketUmask() {
   umask(old_);
 }

@@ -33,11 +33,11 @@ class PathClaim {
   UniqueFd folder_;
 };
 
-// A bound path, mode 0660, that is removed with this object unless another socket has taken its place.
+// A bound path that is removed with this object unless another socket has taken its place.
 class BoundPath {
  public:
   // `path` has just been bound. Sets its mode.
-  static absl::StatusOr<BoundPath> Adopt(const std::string& path);
+  static absl::StatusOr<BoundPath> Adopt(const std::string& path, mode_t mode);
   BoundPath() = default;
   BoundPath(BoundPath&& other) noexcept;
   BoundPath& operator=(BoundPath&& other) noexcept;
@@ -54,8 +54,10 @@ struct Listener {
   UniqueFd spare;  // given up to accept, and turn away, one more peer when descriptors run out
   BoundPath path;
 };
+// For engines: users of the socket's group. For operators: the daemon's own user, and root.
+inline constexpr mode_t kEngineSocketMode = 0660, kAdminSocketMode = 0600;
 // Claims, binds and listens on a socket of `type` (SOCK_STREAM, SOCK_SEQPACKET).
-absl::StatusOr<Listener> Listen(const std::string& path, int type);
+absl::StatusOr<Listener> Listen(const std::string& path, int type, mode_t mode = kEngineSocketMode);
 // Accepts some of those who wait, never many at a time, and gives each away, non-blocking.
 void AcceptSome(Listener& listener, const std::function<void(UniqueFd)>& admit);
 // The other end as the kernel says; none for a socket that has none.

@@ -62,9 +62,10 @@ TestNode::TestNode(const std::string& more, const std::string& listen) {
   Require(mkdtemp(name.data()) != nullptr, "mkdtemp");
   folder_ = name;
   Require(chmod(name.c_str(), 0711) == 0, "chmod");  // other users reach the sockets; their mode decides
-  const std::string yaml = absl::StrCat(
-      "listen: {rpc_socket: ", rpc_socket(), ", session_socket: ", session_socket(), listen.empty() ? "" : ", ", listen,
-      "}\ndram: {capacity_bytes: 16MiB, arena_bytes: 1MiB}\nworkers: {threads: 2}\n", more);
+  const std::string yaml =
+      absl::StrCat("listen: {rpc_socket: ", rpc_socket(), ", session_socket: ", session_socket(),
+                   ", admin_socket: ", admin_socket(), listen.empty() ? "" : ", ", listen,
+                   "}\ndram: {capacity_bytes: 16MiB, arena_bytes: 1MiB}\nworkers: {threads: 2}\n", more);
   v1::Config config;
   const absl::Status parsed = ParseConfig(yaml, &config);
   Require(parsed.ok(), std::string(parsed.message()));

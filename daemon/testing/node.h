@@ -32,6 +32,7 @@ class TestNode {
 
   std::string rpc_socket() const { return folder_ + "/rpc.sock"; }
   std::string session_socket() const { return folder_ + "/session.sock"; }
+  std::string admin_socket() const { return folder_ + "/admin.sock"; }
   Daemon& daemon() { return *daemon_; }
   void Stop() { daemon_->Stop(5'000'000'000); }
 

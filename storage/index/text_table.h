@@ -19,6 +19,7 @@ class TextTable {
 
   explicit TextTable(size_t texts_per_tenant = kDefaultTexts) : max_texts_(texts_per_tenant) {}
 
+  // An engine sets out to publish the text: whether it will, makes no difference to who looks elsewhere.
   void Remember(TenantId tenant, const TextDigest& text, const NamespaceId& ns);
   // The last namespace but `ns` under which the text was published; null: none is remembered. Valid until the next
   // Remember.

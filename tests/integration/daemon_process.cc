@@ -105,6 +105,7 @@ void DaemonProcess::Configure(const DaemonOptions& options) {
   std::ofstream(directory_ + "/config.yaml") << "listen:\n"
                                              << "  rpc_socket: " << directory_ << "/rpc.sock\n"
                                              << "  session_socket: " << directory_ << "/session.sock\n"
+                                             << "  admin_socket: " << admin_socket() << "\n"
                                              << "  metrics_address: 127.0.0.1:0\n"
                                              << "dram:\n"
                                              << "  capacity_bytes: " << options.dram << "\n"

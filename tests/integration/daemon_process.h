@@ -47,6 +47,8 @@ class DaemonProcess {
   void Thaw();      // SIGCONT
 
   pid_t pid() const { return pid_; }
+  const std::string& directory() const { return directory_; }  // a test's files may lie here, too
+  std::string admin_socket() const { return directory_ + "/admin.sock"; }
   ClientOptions client_options() const;
   // A sample of the metrics endpoint, by its name with labels as it is written there; 0 when it is not there.
   double Metric(const std::string& sample) const;

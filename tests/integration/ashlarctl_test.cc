@@ -1,0 +1,139 @@
+// ashlarctl as an operator runs it, against a real daemon that a real engine uses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+class Ashlarctl : public testing::Test {
+ protected:
+  struct Ended {
+    int code = -1;
+    std::string output;  // and errors
+  };
+  // `arguments` in the shell's words.
+  Ended Run(const std::string& arguments) {
+    const std::string command =
+        std::string(ASHLARCTL) + " " + arguments + " --socket " + daemon_.admin_socket() + " 2>&1";
+    Ended ended;
+    FILE* pipe = ::popen(command.c_str(), "r");
+    std::array<char, 4096> bytes;
+    for (size_t got; (got = ::fread(bytes.data(), 1, bytes.size(), pipe)) > 0;) ended.output.append(bytes.data(), got);
+    const int status = ::pclose(pipe);
+    ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return ended;
+  }
+  json Ask(const std::string& arguments) {
+    const Ended ended = Run(arguments + " --json");
+    EXPECT_EQ(ended.code, 0) << ended.output;
+    return json::parse(ended.output, nullptr, /*allow_exceptions=*/false);
+  }
+  // The prompt's segments as files of decimal numbers.
+  std::string Files(const std::vector<Tokens>& segments) {
+    std::string names;
+    for (size_t i = 0; i < segments.size(); ++i) {
+      const std::string name = daemon_.directory() + "/segment" + std::to_string(i);
+      std::ofstream file(name);
+      for (const int32_t token : segments[i]) file << token << " ";
+      names += " " + name;
+    }
+    return names;
+  }
+  std::string Namespace() { return Ask("models")["tenants"][0]["models"][0]["namespace"]; }
+
+  DaemonProcess daemon_{DaemonOptions{.dram = "8MiB", .arena = "1MiB"}};
+  TestEngine engine_{daemon_.client_options()};
+  const std::vector<Tokens> prompt_ = MakePrompt(6, 3, 60);
+};
+
+TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
+  const std::string question = "explain --tenant default --namespace " + Namespace().substr(0, 8) + Files(prompt_);
+  for (const json& text : Ask(question)["texts"]) EXPECT_EQ(text["reason"], "never_seen");
+  engine_.PublishPrompt(prompt_);
+  const json here = Ask(question);
+  ASSERT_EQ(here["texts"].size(), 3u);
+  EXPECT_EQ(here["texts"][0]["kind"], "checkpoint");
+  for (const json& text : here["texts"]) {
+    EXPECT_TRUE(text["hit"].get<bool>());
+    EXPECT_EQ(text["present"]["tier"], "dram");
+  }
+  EXPECT_THAT(Run(question).output, HasSubstr("segment of 60 tokens: in dram, "));
+
+  // Others take the room.
+  for (uint64_t other = 100; Ask(question)["texts"][1]["hit"].get<bool>(); ++other) {
+    ASSERT_LT(other, 200u);
+    engine_.PublishPrompt(MakePrompt(other, 3, 60));
+  }
+  const json gone = Ask(question)["texts"][1];
+  EXPECT_EQ(gone["reason"], "evicted");
+  EXPECT_EQ(gone["gone"]["tier"], "dram");
+  EXPECT_EQ(gone["gone"]["policy"], "lru");
+  EXPECT_GT(gone["gone"]["bytes"].get<uint64_t>(), 0u);
+  EXPECT_THAT(Run(question).output, HasSubstr(" ago from dram by lru, "));
+
+  engine_.Lookup(prompt_);
+  const json last = Ask("explain --last 2")["tenants"][0]["misses"];
+  ASSERT_EQ(last.size(), 2u);
+  EXPECT_EQ(last[0]["reason"], "evicted");
+  EXPECT_EQ(last[0]["tokens"], 60);
+}
+
+TEST_F(Ashlarctl, SaysHowTheDaemonIs) {
+  engine_.PublishPrompt(prompt_);
+  const Match match = engine_.Lookup(prompt_);
+  const json stats = Ask("stats");
+  EXPECT_EQ(stats["objects"], 3);
+  EXPECT_EQ(stats["sessions"], 1);
+  EXPECT_EQ(stats["tenants"][0]["hits"][0]["tier"], "dram");
+  EXPECT_EQ(stats["tenants"][0]["hits"][0]["segments"], 3);
+  EXPECT_THAT(Run("stats").output, HasSubstr("hits from dram"));
+  EXPECT_EQ(Ask("sessions")["sessions"][0]["models"], 1);
+  EXPECT_THAT(Run("sessions").output, HasSubstr("tenant default"));
+  EXPECT_THAT(Run("config").output, HasSubstr("capacity_bytes: 8388608"));
+}
+
+TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
+  const struct {
+    const char* arguments;
+    int code;
+    const char* message;
+  } kCases[] = {
+      {"explian", 2, "usage: ashlarctl"},
+      {"stats --tenant x", 2, "--tenant: stats has no such option"},
+      {"stats file", 2, "file: stats takes no files"},
+      {"explain --tenant", 2, "--tenant: needs a value"},
+      {"explain --last many", 2, "--last: not a positive number"},
+      {"explain /dev/null", 2, "--tenant: required"},
+      {"explain --tenant default", 2, "TOKENS-FILE: at least one"},
+      {"explain --tenant default /dev/null", 2, "--namespace: either it or --model-file is required"},
+      {"explain --tenant default --namespace xyz /dev/null", 2, "--namespace: not an even number"},
+      {"explain --tenant default --namespace abcd /dev/null", 2, "/dev/null: no tokens"},
+      {"explain --tenant default --model-file /dev/null /dev/null", 2, "/dev/null: ends within the identity"},
+      {"explain --tenant default --namespace abcd /nonexistent", 1, "/nonexistent"},
+      {"models --tenant nobody", 1, "tenant: there is no \"nobody\""},
+  };
+  for (const auto& c : kCases) {
+    const Ended ended = Run(c.arguments);
+    EXPECT_EQ(ended.code, c.code) << c.arguments;
+    EXPECT_THAT(ended.output, HasSubstr(c.message)) << c.arguments;
+  }
+  daemon_.Terminate();
+  EXPECT_THAT(Run("stats").output, HasSubstr("no daemon answers on " + daemon_.admin_socket()));
+}
+
+}  // namespace
+}  // namespace ashlar::integration

@@ -1,0 +1,31 @@
+// The calls of ashlar.v1.Admin, over the daemon's admin socket.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "ashlar/v1/admin.pb.h"
+
+namespace ashlar::ctl {
+
+class AdminClient {
+ public:
+  // Connects with the first call.
+  explicit AdminClient(const std::string& socket);
+  ~AdminClient();
+
+  // The daemon's answer, or its status as it came. UNAVAILABLE names the socket.
+  absl::Status Explain(const v1::Texts& request, v1::ExplainReply* reply);
+  absl::Status LastMisses(const v1::LastMissesRequest& request, v1::LastMissesReply* reply);
+  absl::Status Models(const v1::ModelsRequest& request, v1::ModelsReply* reply);
+  absl::Status Stats(const v1::StatsRequest& request, v1::StatsReply* reply);
+  absl::Status Sessions(const v1::SessionsRequest& request, v1::SessionsReply* reply);
+  absl::Status GetConfig(const v1::GetConfigRequest& request, v1::GetConfigReply* reply);
+
+ private:
+  struct Rpc;
+  const std::unique_ptr<Rpc> rpc_;
+};
+
+}  // namespace ashlar::ctl

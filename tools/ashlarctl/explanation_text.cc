@@ -1,0 +1,109 @@
+#include "tools/ashlarctl/explanation_text.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "proto/key.h"
+#include "proto/outcome.h"
+#include "tools/ashlarctl/format.h"
+
+namespace ashlar::ctl {
+namespace {
+
+using nlohmann::json;
+
+std::string TierName(uint32_t tier) {
+  return std::string(Name(static_cast<TierKind>(tier)));
+}
+std::string ReasonName(uint32_t reason) {
+  return std::string(Name(static_cast<MissReason>(reason)));
+}
+std::string PolicyName(uint32_t policy) {
+  return std::string(Name(static_cast<PolicyKind>(policy)));
+}
+std::string Words(std::string name) {
+  std::ranges::replace(name, '_', ' ');
+  return name;
+}
+std::string Uses(uint32_t uses) {
+  if (uses == 0) return "never used";
+  return uses == 1 ? "used once" : absl::StrCat("used ", uses, " times");
+}
+
+std::string PresenceText(const v1::Presence& present) {
+  std::string text = absl::StrCat("in ", TierName(present.tier()), ", ", Bytes(present.bytes()), ", published ",
+                                  Duration(present.age_seconds()), " ago, ", Uses(present.uses()));
+  if (present.uses() > 0) absl::StrAppend(&text, ", last ", Duration(present.idle_seconds()), " ago");
+  if (present.references() > 0) absl::StrAppend(&text, ", held by ", present.references());
+  return text;
+}
+
+std::string GoneText(const v1::Gone& gone) {
+  std::string text = absl::StrCat(Words(ReasonName(gone.reason())), " ", Duration(gone.seconds_ago()), " ago");
+  if (gone.tier() != 0) absl::StrAppend(&text, " from ", TierName(gone.tier()));
+  if (gone.policy() != 0) absl::StrAppend(&text, " by ", PolicyName(gone.policy()));
+  absl::StrAppend(&text, ", ", Bytes(gone.bytes()));
+  if (gone.tier() == 0) return text;
+  absl::StrAppend(&text, ", ", Uses(gone.uses()), " in ", Duration(gone.lived_seconds()));
+  if (gone.uses() > 0) absl::StrAppend(&text, ", not in the last ", Duration(gone.idle_seconds()));
+  return text;
+}
+
+std::string ElsewhereText(const v1::NamespaceDifference& elsewhere) {
+  std::string text = absl::StrCat("published under namespace ", ShortHex(elsewhere.ns()), "…");
+  if (elsewhere.field().empty()) return text;
+  return absl::StrCat(text, ", which differs in ", elsewhere.field(), ": ", elsewhere.here(), " here, ",
+                      elsewhere.there(), " there");
+}
+
+}  // namespace
+
+std::string ExplanationText(const v1::ExplainedText& text) {
+  std::string said = absl::StrCat(Name(static_cast<ObjectKind>(text.kind())), " of ", text.tokens(), " tokens: ");
+  const auto reason = static_cast<MissReason>(text.miss_reason());
+  if (reason == MissReason::kNone) return absl::StrCat(said, PresenceText(text.present()));
+  // What is gone says itself why; unless the look-up missed for another reason.
+  const bool told = text.has_gone() && text.gone().reason() == text.miss_reason();
+  if (!told) absl::StrAppend(&said, Words(ReasonName(text.miss_reason())));
+  if (text.has_gone()) absl::StrAppend(&said, told ? "" : "; ", GoneText(text.gone()));
+  if (text.has_elsewhere()) absl::StrAppend(&said, ": ", ElsewhereText(text.elsewhere()));
+  return said;
+}
+
+json ExplanationJson(const v1::ExplainedText& text) {
+  json out = {{"kind", Name(static_cast<ObjectKind>(text.kind()))},
+              {"tokens", text.tokens()},
+              {"namespace", Hex(text.ns())},
+              {"key", Hex(text.key())},
+              {"hit", text.miss_reason() == 0},
+              {"reason", ReasonName(text.miss_reason())}};
+  if (text.has_present()) {
+    const v1::Presence& present = text.present();
+    out["present"] = {{"tier", TierName(present.tier())},
+                      {"bytes", present.bytes()},
+                      {"uses", present.uses()},
+                      {"references", present.references()},
+                      {"age_seconds", present.age_seconds()},
+                      {"idle_seconds", present.idle_seconds()}};
+  }
+  if (text.has_gone()) {
+    const v1::Gone& gone = text.gone();
+    out["gone"] = {{"reason", ReasonName(gone.reason())},
+                   {"policy", PolicyName(gone.policy())},
+                   {"tier", TierName(gone.tier())},
+                   {"bytes", gone.bytes()},
+                   {"uses", gone.uses()},
+                   {"seconds_ago", gone.seconds_ago()},
+                   {"lived_seconds", gone.lived_seconds()},
+                   {"idle_seconds", gone.idle_seconds()}};
+  }
+  if (text.has_elsewhere()) {
+    out["elsewhere"] = {{"namespace", Hex(text.elsewhere().ns())},
+                        {"field", text.elsewhere().field()},
+                        {"here", text.elsewhere().here()},
+                        {"there", text.elsewhere().there()}};
+  }
+  return out;
+}
+
+}  // namespace ashlar::ctl

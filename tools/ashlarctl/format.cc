@@ -1,0 +1,44 @@
+#include "tools/ashlarctl/format.h"
+
+#include <array>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace ashlar::ctl {
+
+std::string Bytes(uint64_t bytes) {
+  static constexpr std::array<const char*, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+std::string Duration(double seconds) {
+  if (seconds < 1) return absl::StrFormat("%.0f ms", seconds * 1e3);
+  if (seconds < 10) return absl::StrFormat("%.1f s", seconds);
+  if (seconds < 120) return absl::StrFormat("%.0f s", seconds);
+  if (seconds < 7200) return absl::StrFormat("%.1f min", seconds / 60);
+  if (seconds < 48 * 3600) return absl::StrFormat("%.1f h", seconds / 3600);
+  return absl::StrFormat("%.1f days", seconds / (24 * 3600));
+}
+
+std::string Hex(const std::string& raw) {
+  return absl::BytesToHexString(raw);
+}
+
+std::string ShortHex(const std::string& raw) {
+  return absl::BytesToHexString(raw.substr(0, 6));
+}
+
+std::string Percent(uint64_t part, uint64_t whole) {
+  if (whole == 0) return "–";
+  return absl::StrFormat("%.1f %%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+}  // namespace ashlar::ctl
