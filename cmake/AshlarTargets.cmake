@@ -26,7 +26,7 @@ if(ASHLAR_SANITIZE)
     -fsanitize=${ASHLAR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(ashlar_options INTERFACE -fsanitize=${ASHLAR_SANITIZE})
   # g++ 12 reports false maybe-uninitialized inside the standard library when it instruments.
-  target_compile_options(ashlar_options INTERFACE -Wno-maybe-uninitialized -Wno-tsan)
+  target_compile_options(ashlar_options INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
 endif()
 
 # ashlar_library(NAME SOURCES ... [LINK ...]): one library a folder.

@@ -98,8 +98,8 @@ const Part* ObjectHeader::Find(uint32_t layer, PartForm form) const {
 }
 
 std::span<const Part> ObjectHeader::Layer(uint32_t layer) const {
-  const auto found = std::ranges::equal_range(parts, layer, {}, &Part::layer);
-  return {found.begin(), found.end()};
+  return {std::ranges::lower_bound(parts, layer, {}, &Part::layer),
+          std::ranges::upper_bound(parts, layer, {}, &Part::layer)};
 }
 
 uint64_t ObjectHeader::Extents() const {
