@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
 
-usage: tools_smoke.py demo|land|store|ssd BINARY
+usage: tools_smoke.py demo|land|load|store|ssd BINARY
 """
 
 import json
@@ -94,5 +94,22 @@ def ssd(binary):
             assert case[name] > 0, name
 
 
+def load(binary):
+    figures = run(binary, "load", "--quick", "--threads", "2")
+    assert figures["engines"] == 2 and figures["full_capacity_per_s"] > 0
+    ways = [point["way"] for point in figures["points"]]
+    assert list(dict.fromkeys(ways)) == ["full", "prefix", "ashlar"], ways
+    for point in figures["points"]:
+        assert point["requests"] > 0 and point["throughput_per_s"] > 0 and point["tokens_per_s"] > 0
+        assert 0 < point["ttft_p50_ms"] <= point["ttft_p99_ms"]
+        assert point["hit_share"] > 0 or point["way"] == "full"
+    drawing = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench" / "draw_load.py"
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = os.path.join(folder, "load.json"), os.path.join(folder, "load.svg")
+        pathlib.Path(source).write_text(json.dumps(figures))
+        subprocess.run([sys.executable, str(drawing), source, target], check=True)
+        assert pathlib.Path(target).read_text().count("<polyline") == 9
+
+
 if __name__ == "__main__":
-    {"demo": demo, "land": land, "store": store, "ssd": ssd}[sys.argv[1]](sys.argv[2])
+    {"demo": demo, "land": land, "load": load, "store": store, "ssd": ssd}[sys.argv[1]](sys.argv[2])

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tools/bench/bench.h"
+#include "tools/load/load.h"
 
 namespace {
 
@@ -17,6 +18,9 @@ constexpr const char* kUsage =
     "mapping\n"
     "  store        values of 64 KiB to 16 MiB, put and got by another process than the daemon, against memcpy;\n"
     "               --compare redis: and against a Redis server; --quick: small values\n"
+    "  load         time to first token and throughput of engine processes under Poisson arrivals, for full "
+    "recompute,\n"
+    "               prefix cache and Ashlar; --threads: that many engines; --quick: a few requests\n"
     "  ssd          values of 256 KiB to 16 MiB on a disk, through the SSD tier, against the disk alone; --dir DIR: "
     "where;\n"
     "               --engine blobdb: RocksDB's blob files in the tier's place; --quick: few values\n"
@@ -80,12 +84,20 @@ bool ParseOptions(int argc, char** argv, Options& options) {
   return true;
 }
 
+absl::Status Load(const Options& options, nlohmann::json& figures) {
+  figures["machine"] = ashlar::bench::Machine();
+  return ashlar::load::Run({.engines = options.threads, .quick = options.quick}, figures);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  // One of the engines of `load`, which starts this program anew.
+  if (argc == 5 && std::string(argv[1]) == "load-engine") return ashlar::load::RunEngine(argv[2], argv[3], argv[4]);
   const std::map<std::string, std::function<absl::Status(const Options&, nlohmann::json&)>> commands = {
       {"land", ashlar::bench::Land},
       {"store", ashlar::bench::Store},
+      {"load", Load},
       {"ssd", ashlar::bench::Ssd},
       {"decode", ashlar::bench::Decode},
       {"kernels", ashlar::bench::TimeKernels},

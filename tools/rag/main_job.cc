@@ -8,6 +8,7 @@
 #include "kernels/host/thread_pool.h"
 #include "tools/local_daemon/local_daemon.h"
 #include "tools/rag/baselines.h"
+#include "tools/rag/local_pages.h"
 #include "tools/rag/retrieval.h"
 #include "tools/refengine/flops.h"
 
@@ -17,31 +18,9 @@ namespace {
 using refengine::ModelConfig;
 using refengine::PagePool;
 
-constexpr int32_t kPageTokens = 16;
 constexpr int64_t kDefaultWidth = 8;  // HYPIC's seam window
 constexpr int64_t kWidths[] = {4, kDefaultWidth, 32};
 constexpr size_t kPrefixPrompts = 16;  // that the prefix cache keeps
-
-int32_t PagesFor(size_t tokens, size_t prompts) {
-  return static_cast<int32_t>((tokens / kPageTokens + 2) * prompts);
-}
-
-// Pages in memory that no daemon knows of.
-class LocalPages {
- public:
-  LocalPages(const ModelConfig& config, int32_t pages)
-      : memory_(PagePool::RequiredBytes(config, kPageTokens, pages) / kLine + 1),
-        pool_(config, kPageTokens, pages, std::as_writable_bytes(std::span(memory_))) {}
-  PagePool& pool() { return pool_; }
-
- private:
-  static constexpr size_t kLine = 64;
-  struct alignas(kLine) Line {
-    std::byte bytes[kLine];
-  };
-  std::vector<Line> memory_;
-  PagePool pool_;
-};
 
 // Everything one run needs, made once.
 class MainJob {
