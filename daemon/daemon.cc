@@ -121,6 +121,9 @@ struct Daemon::Impl {
     levels.sessions = table.size();
     levels.region_bytes.resize(tenants);
     for (const auto& [uid, user] : services.tenant_of_uid) levels.region_bytes[user.id] = user.regions->taken();
+    for (int i = 0; i < tenants; ++i) {
+      levels.pages.push_back(engine_service.PageLevels(static_cast<storage::TenantId>(i)));
+    }
     levels.metadata_queue = loop.depth();
     levels.worker_queue = workers.depth();
     levels.metadata_queue_rejections = loop.rejected();

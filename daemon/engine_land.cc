@@ -11,6 +11,7 @@
 #include "daemon/repeated_pages.h"
 #include "daemon/request_fields.h"
 #include "proto/limits.h"
+#include "proto/page_placement.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -56,9 +57,34 @@ absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Sessio
   return landing;
 }
 
+// Whether pages that the daemon allocates may be written so: a running request's own may hold anything; those that all
+// requests share hold their segment as every request would find it there, and only until they are filled. Appends them.
+absl::Status CheckAllocated(const std::string& field, const Landing& landing,
+                            const storage::LandTarget::Segment& segment, const ObjectHeader& header,
+                            std::vector<storage::PageId>& written) {
+  const Pages& pages = *landing.pages;
+  const uint64_t page_tokens = pages.page_tokens(), first = segment.first_position + header.first_token;
+  const PagePlacement placement = PlaceInPages(pages.model().layout, header.kind, header.tokens, pages.page_tokens());
+  const bool in_place = segment.first_position == placement.first_slot ||
+                        (pages.position_free() && segment.first_position % page_tokens == placement.first_slot);
+  for (uint64_t i = first / page_tokens; i <= (first + header.stored_tokens - 1) / page_tokens; ++i) {
+    const storage::PageId page = landing.target.page_table[i];
+    const storage::PagePool::Writable writable = pages.pool()->MayWrite(page);
+    if (writable == storage::PagePool::Writable::kNo) {
+      return Bad(field, ": page_table[", i, "]: page ", page, " is neither a request's own nor to be filled");
+    }
+    if (writable == storage::PagePool::Writable::kToFill && !in_place) {
+      return Bad(field, ".first_position: shared pages hold keys from their segment's own start, which stands at slot ",
+                 placement.first_slot, "; keys landed at ", segment.first_position, " depend on the position");
+    }
+    written.push_back(page);
+  }
+  return absl::OkStatus();
+}
+
 // Whether all that the landing would write lies on declared pages of the lease's own model, each position and each
-// page's slot once.
-absl::Status CheckTargets(Landing& landing, const storage::Match& match) {
+// page's slot once. `allocated`: what it would write of the pages that the daemon allocates.
+absl::Status CheckTargets(Landing& landing, const storage::Match& match, std::vector<storage::PageId>& allocated) {
   std::vector<std::pair<uint64_t, uint64_t>> written;  // positions [first, last)
   for (size_t i = 0; i < landing.target.segments.size(); ++i) {
     const storage::LandTarget::Segment& segment = landing.target.segments[i];
@@ -78,6 +104,9 @@ absl::Status CheckTargets(Landing& landing, const storage::Match& match) {
     if (const auto twice = landing.repeated.Claim(first / page_tokens, (end + page_tokens - 1) / page_tokens)) {
       return Bad(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
     }
+    if (landing.pages->pool() != nullptr) {
+      if (absl::Status may = CheckAllocated(field, landing, segment, header, allocated); !may.ok()) return may;
+    }
     written.emplace_back(first, end);
   }
   std::sort(written.begin(), written.end());
@@ -87,6 +116,19 @@ absl::Status CheckTargets(Landing& landing, const storage::Match& match) {
     }
   }
   return absl::OkStatus();
+}
+
+// `keep` and, for as long as it is kept, pins on what is written: should the request end before its landing, nobody
+// else gets its pages until nothing writes there any more. Let go on any thread. The metadata thread calls.
+std::shared_ptr<const void> PinUntilQuiet(EventLoop& loop, std::shared_ptr<const void> keep,
+                                          std::shared_ptr<storage::PagePool> pool, std::vector<storage::PageId> pages) {
+  pool->Pin(pages);
+  const void* const address = keep.get();
+  return {address,
+          [&loop, keep = std::move(keep), pool = std::move(pool), pages = std::move(pages)](const void*) mutable {
+            loop.PostCompletion(
+                [keep = std::move(keep), pool = std::move(pool), pages = std::move(pages)] { pool->Unpin(pages); });
+          }};
 }
 
 // The verdict of a landing that the cache never sees, and must therefore be counted here.
@@ -123,7 +165,11 @@ void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
     if (!session->metadata().landings.MayStart(landing->id)) return miss_all(MissReason::kCancelled);
     if (cache_.stats().landings >= max_landings_) return miss_all(MissReason::kBusy);
     if (!match.ok()) return miss_all(MissReason::kLeaseLost);
-    if (absl::Status fits = CheckTargets(*landing, *match); !fits.ok()) return events.done(fits);
+    std::vector<storage::PageId> allocated;
+    if (absl::Status fits = CheckTargets(*landing, *match, allocated); !fits.ok()) return events.done(fits);
+    if (!allocated.empty()) {
+      landing->target.keep = PinUntilQuiet(loop_, std::move(landing->target.keep), landing->pages->pool(), allocated);
+    }
     cache_.Land(id, landing->id, landing->lease, std::move(landing->target), {events.progress, events.done});
   });
 }

@@ -1,6 +1,4 @@
 // Looking up: Match, AttachLease, Release.
-#include <cstring>
-#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,37 +14,6 @@ namespace {
 template <typename... Parts>
 absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
-absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field, const v1::Prompt& prompt,
-                                                       const Model& model) {
-  const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
-  if (!tokens.ok()) return tokens.status();
-  if (static_cast<uint64_t>(prompt.segment_lengths_size()) > limits::kMaxSegments) {
-    return Bad(field, ".segment_lengths: more than ", limits::kMaxSegments);
-  }
-  const std::span<const int32_t> all(*tokens);
-  std::vector<storage::Query> queries;
-  size_t begin = 0;
-  for (int i = 0; i < prompt.segment_lengths_size(); ++i) {
-    const uint64_t length = prompt.segment_lengths(i);
-    if (length == 0) return Bad(field, ".segment_lengths[", i, "]: zero");
-    if (length > all.size() - begin)
-      return Bad(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
-    storage::Query query;
-    query.kind = KindOfSegment(i);
-    query.ns = model.ns;
-    query.tokens = length;
-    query.storable =
-        query.kind == ObjectKind::kCheckpoint || length > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
-    if (query.storable) {
-      query.key = MakeKey(model.ns, query.kind, all.subspan(begin, length));
-      query.text = MakeTextDigest(query.kind, all.subspan(begin, length));
-    }
-    queries.push_back(query);
-    begin += length;
-  }
-  return queries;
 }
 
 }  // namespace
@@ -113,7 +80,10 @@ void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*
     leases.push_back(*lease);
   }
   OnLoop(*session, Room::kRelease, done, [this, session = *session, leases = std::move(leases), done] {
-    for (const storage::LeaseId& lease : leases) cache_.Release(session->about().id, lease);
+    for (const storage::LeaseId& lease : leases) {
+      cache_.Release(session->about().id, lease);
+      pools_.Release(session->about().id, lease);
+    }
     done(absl::OkStatus());
   });
 }

@@ -70,10 +70,19 @@ void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::Dec
   }
   auto pages = Pages::Declare(std::move(model), std::move(region), request);
   if (!pages.ok()) return done(pages.status());
-  const absl::StatusOr<uint64_t> handle = (*session)->AddPages(request.model(), *std::move(pages));
-  if (!handle.ok()) return done(handle.status());
-  reply->set_pages_id(*handle);
-  done(absl::OkStatus());
+  const auto add = [session = *session, pages = *pages, &request, reply, done] {
+    const absl::StatusOr<uint64_t> handle = session->AddPages(request.model(), pages);
+    if (!handle.ok()) return done(handle.status());
+    reply->set_pages_id(*handle);
+    done(absl::OkStatus());
+  };
+  if (!request.allocate()) return add();
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, pages = *pages, &request, done, add] {
+    auto pool = pools_.Open(session->about().tenant, pages->region()->block(), request.pages());
+    if (!pool.ok()) return done(pool.status());
+    pages->Allocate(*std::move(pool));
+    add();
+  });
 }
 
 }  // namespace ashlar::daemon

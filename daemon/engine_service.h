@@ -19,11 +19,15 @@
 #include "proto/outcome.h"
 #include "storage/cache.h"
 #include "storage/observer.h"
+#include "storage/page_pools.h"
 
 namespace ashlar::v1 {
 class AbandonReply;
 class AbandonRequest;
+class AdmitReply;
+class AdmitRequest;
 class AdvanceRequest;
+class AttachAdmissionRequest;
 class AttachLeaseReply;
 class AttachLeaseRequest;
 class CloseModelReply;
@@ -32,7 +36,10 @@ class ComposeRequest;
 class CompositionReply;
 class DeclarePagesReply;
 class DeclarePagesRequest;
+class ExtendAdmissionRequest;
 class LandRequest;
+class MarkFilledReply;
+class MarkFilledRequest;
 class MatchReply;
 class MatchRequest;
 class OpenModelReply;
@@ -64,7 +71,7 @@ class EngineService {
       : cache_(cache), observer_(observer), loop_(loop), table_(table), models_(models), max_landings_(max_landings) {}
 
   // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
-  absl::Status Admit(const std::string& secret) const { return Resolve(secret).status(); }
+  absl::Status Authenticate(const std::string& secret) const { return Resolve(secret).status(); }
 
   void OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done);
   void CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply* reply, Done done);
@@ -87,12 +94,23 @@ class EngineService {
   void CancelLanding(const v1::LandRequest& request);
   void Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply* reply, Done done);
 
+  // In-place sharing, on pages whose allocation was handed over.
+  void Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply, Done done);
+  void ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply, Done done);
+  void MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply* reply, Done done);
+  void AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply* reply, Done done);
+  // The metadata thread only.
+  storage::PagePool::Levels PageLevels(storage::TenantId tenant) const { return pools_.levels(tenant); }
+
   void Advance(const v1::AdvanceRequest& request, v1::CompositionReply* reply, Done done);
   void Compose(const v1::ComposeRequest& request, v1::CompositionReply* reply, Done done);
 
  private:
   void Compose(const std::shared_ptr<Session>& session, std::shared_ptr<CompositionPlan> plan,
                v1::CompositionReply* reply, Done done);
+
+  // Sees to it that the session's requests end with it. The metadata thread only.
+  void EndRequestsWith(const std::shared_ptr<Session>& session);
 
   // UNAUTHENTICATED for a session that is unknown or has ended.
   absl::StatusOr<std::shared_ptr<Session>> Resolve(const std::string& secret) const;
@@ -112,6 +130,7 @@ class EngineService {
   SessionTable& table_;
   ModelRegistry& models_;
   const size_t max_landings_;
+  storage::PagePools pools_;  // the metadata thread's
 };
 
 }  // namespace ashlar::daemon

@@ -73,8 +73,9 @@ double Seconds(storage::Nanos nanos) {
 
 absl::string_view Name(RpcMethod method) {
   static constexpr std::array<absl::string_view, kRpcMethods> kNames = {
-      "OpenModel", "DeclarePages", "Match",       "Reserve", "Publish", "Abandon",   "Land",
-      "Quiesce",   "Release",      "AttachLease", "Advance", "Compose", "CloseModel"};
+      "OpenModel",  "DeclarePages", "Match",           "Reserve",     "Publish",        "Abandon",
+      "Land",       "Quiesce",      "Release",         "AttachLease", "Advance",        "Compose",
+      "CloseModel", "Admit",        "ExtendAdmission", "MarkFilled",  "AttachAdmission"};
   return kNames[static_cast<size_t>(method)];
 }
 
@@ -86,6 +87,11 @@ struct Metrics::Impl {
       checksum_failures.push_back(&checksum_family.Add(labels));
       memory_refusals.push_back(&memory_family.Add(labels));
       region_bytes.push_back(&region_family.Add(labels));
+      const auto gauge = [&](const char* state) { return &page_family.Add({{"tenant", tenant}, {"state", state}}); };
+      pages.push_back({gauge("free"), gauge("idle"), gauge("shared"), gauge("own")});
+      shared_segments.push_back(&segment_family.Add(labels));
+      admitted.push_back(&admitted_family.Add(labels));
+      reclaimed.push_back(&reclaimed_family.Add(labels));
     }
     for (size_t i = 0; i < kRpcMethods; ++i) {
       const std::string name(Name(static_cast<RpcMethod>(i)));
@@ -156,6 +162,17 @@ struct Metrics::Impl {
       GaugeFamily("ashlar_tier_capacity_bytes", "The tenant's budget"), tenants, {"tier"}};
   Family<Gauge>& region_family = GaugeFamily("ashlar_region_bytes", "Regions of the tenant's sessions");
   std::vector<Gauge*> region_bytes;
+
+  Family<Gauge>& page_family = GaugeFamily("ashlar_pages", "Pages that the daemon allocates, by state");
+  Family<Gauge>& segment_family = GaugeFamily("ashlar_shared_segments", "Segments that stand in such pages");
+  Family<Gauge>& admitted_family = GaugeFamily("ashlar_admitted_requests", "Requests that hold such pages");
+  Family<Gauge>& reclaimed_family =
+      GaugeFamily("ashlar_reclaimed_segments", "Segments that gave their pages up, in pools that are declared now");
+  struct PageGauges {
+    Gauge *free, *idle, *shared, *own;
+  };
+  std::vector<PageGauges> pages;  // by tenant
+  std::vector<Gauge*> shared_segments, admitted, reclaimed;
 
   Gauge& objects = SingleGauge("ashlar_objects", "Objects in the cache");
   Gauge& object_bytes = SingleGauge("ashlar_object_bytes", "Bytes of objects in the cache");
@@ -282,6 +299,17 @@ void Metrics::Set(const Levels& levels) {
   }
   for (size_t i = 0; i < levels.region_bytes.size(); ++i) {
     impl_->region_bytes.at(i)->Set(static_cast<double>(levels.region_bytes[i]));
+  }
+  for (size_t i = 0; i < levels.pages.size(); ++i) {
+    const storage::PagePool::Levels& pages = levels.pages[i];
+    const Impl::PageGauges& gauges = impl_->pages.at(i);
+    gauges.free->Set(static_cast<double>(pages.free));
+    gauges.idle->Set(static_cast<double>(pages.idle));
+    gauges.shared->Set(static_cast<double>(pages.shared));
+    gauges.own->Set(static_cast<double>(pages.own));
+    impl_->shared_segments.at(i)->Set(static_cast<double>(pages.segments));
+    impl_->admitted.at(i)->Set(static_cast<double>(pages.admissions));
+    impl_->reclaimed.at(i)->Set(static_cast<double>(pages.reclaimed_segments));
   }
   impl_->objects.Set(static_cast<double>(levels.objects));
   impl_->object_bytes.Set(static_cast<double>(levels.object_bytes));

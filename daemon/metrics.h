@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "storage/observer.h"
+#include "storage/page_pool.h"
 
 namespace ashlar::daemon {
 
@@ -29,8 +30,12 @@ enum class RpcMethod : uint8_t {
   kAdvance,
   kCompose,
   kCloseModel,
+  kAdmit,
+  kExtendAdmission,
+  kMarkFilled,
+  kAttachAdmission,
 };
-inline constexpr size_t kRpcMethods = 13;
+inline constexpr size_t kRpcMethods = 17;
 absl::string_view Name(RpcMethod method);
 
 // Levels at one moment, taken by the metadata thread now and then.
@@ -39,6 +44,7 @@ struct Levels {
   uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;
   std::vector<uint64_t> region_bytes;                                   // by tenant
+  std::vector<storage::PagePool::Levels> pages;                         // by tenant
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
 };

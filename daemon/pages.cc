@@ -177,13 +177,18 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   return model;
 }
 
-absl::StatusOr<std::shared_ptr<const Pages>> Pages::Declare(std::shared_ptr<const Model> model,
-                                                            std::shared_ptr<const Region> region,
-                                                            const v1::DeclarePagesRequest& request) {
+absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Model> model,
+                                                      std::shared_ptr<const Region> region,
+                                                      const v1::DeclarePagesRequest& request) {
   if (request.page_tokens() == 0 || request.page_tokens() > limits::kMaxPageTokens) {
     return Bad("page_tokens: not in 1…", limits::kMaxPageTokens);
   }
   if (request.pages() == 0 || request.pages() > static_cast<uint32_t>(INT32_MAX)) return Bad("pages: out of range");
+  if (request.allocate() && request.pages() > limits::kMaxAllocatedPages) {
+    return Bad("pages: more than ", limits::kMaxAllocatedPages, " to be allocated");
+  }
+  // An engine's own memory is its own: only what the daemon made is there for as long as somebody holds its pages.
+  if (request.allocate() && region->block() == 0) return Bad("allocate: only for a hosted region");
   std::shared_ptr<Pages> pages(new Pages(std::move(model), std::move(region)));
   pages->page_tokens_ = request.page_tokens();
   pages->pages_ = request.pages();
@@ -209,6 +214,11 @@ absl::StatusOr<std::shared_ptr<const Pages>> Pages::Declare(std::shared_ptr<cons
     return Bad("layers[", given, "]: the layout has only ", given, " attention layers");
   if (absl::Status apart = CheckApart(planes); !apart.ok()) return apart;
   return pages;
+}
+
+bool Pages::position_free() const {
+  return std::ranges::all_of(
+      rows_, [](const storage::PagedRows& rows) { return rows.rotation.style == kernels::RopeStyle::kNone; });
 }
 
 absl::Status Pages::CheckPositions(std::span<const int32_t> page_table, uint64_t first, uint64_t count) const {

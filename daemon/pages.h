@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,6 +13,7 @@
 #include "daemon/region.h"
 #include "proto/key.h"
 #include "proto/layout.h"
+#include "storage/page_pool.h"
 #include "storage/transfer.h"
 
 namespace ashlar::v1 {
@@ -33,15 +35,15 @@ struct Model {
   Layout layout;
 };
 
-// Immutable. Keeps its region mapped and its model's tables alive.
+// Immutable once a session has it. Keeps its region mapped and its model's tables alive.
 class Pages {
  public:
   // INVALID_ARGUMENT naming the field unless there is one entry for every attention layer, ascending, each with all of
   // its pages inside the region, aligned to its elements, and no two rows overlapping, be they keys, values or scales,
   // of one layer or two. Layers whose rows interleave step alike (row_array.h).
-  static absl::StatusOr<std::shared_ptr<const Pages>> Declare(std::shared_ptr<const Model> model,
-                                                              std::shared_ptr<const Region> region,
-                                                              const v1::DeclarePagesRequest& request);
+  static absl::StatusOr<std::shared_ptr<Pages>> Declare(std::shared_ptr<const Model> model,
+                                                        std::shared_ptr<const Region> region,
+                                                        const v1::DeclarePagesRequest& request);
 
   const Model& model() const { return *model_; }
   const std::shared_ptr<const Region>& region() const { return region_; }
@@ -50,6 +52,14 @@ class Pages {
   // Whether positions [first, first + count) lie on entries of `page_table` that name declared pages. INVALID_ARGUMENT
   // names the entry.
   absl::Status CheckPositions(std::span<const int32_t> page_table, uint64_t first, uint64_t count) const;
+
+  // Whether stored rows are the same bytes wherever they stand: no layer's keys are turned on their way into pages.
+  bool position_free() const;
+
+  // Hands the allocation of page ids over to `pool`, which has as many pages.
+  void Allocate(std::shared_ptr<storage::PagePool> pool) { pool_ = std::move(pool); }
+  // Null: the engine allocates them. The pool is the metadata thread's.
+  const std::shared_ptr<storage::PagePool>& pool() const { return pool_; }
 
   // One entry an attention layer, ascending, with the layout's rotation.
   const std::vector<storage::PagedRows>& rows() const { return rows_; }
@@ -63,6 +73,7 @@ class Pages {
   uint32_t page_tokens_ = 0;
   uint32_t pages_ = 0;
   std::vector<storage::PagedRows> rows_;
+  std::shared_ptr<storage::PagePool> pool_;
 };
 
 }  // namespace ashlar::daemon

@@ -1,13 +1,25 @@
 #include "daemon/request_fields.h"
 
 #include <cstring>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/match_reply.h"
+#include "daemon/pages.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
 
 namespace ashlar::daemon {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+}  // namespace
 
 absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::string& bytes) {
   storage::LeaseId lease;
@@ -25,6 +37,37 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const s
   absl::StatusOr<std::vector<int32_t>> tokens = UnpackTokens(bytes);
   if (!tokens.ok()) return absl::InvalidArgumentError(absl::StrCat(field, ": not a whole number of int32"));
   return tokens;
+}
+
+absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field, const v1::Prompt& prompt,
+                                                       const Model& model) {
+  const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
+  if (!tokens.ok()) return tokens.status();
+  if (static_cast<uint64_t>(prompt.segment_lengths_size()) > limits::kMaxSegments) {
+    return Bad(field, ".segment_lengths: more than ", limits::kMaxSegments);
+  }
+  const std::span<const int32_t> all(*tokens);
+  std::vector<storage::Query> queries;
+  size_t begin = 0;
+  for (int i = 0; i < prompt.segment_lengths_size(); ++i) {
+    const uint64_t length = prompt.segment_lengths(i);
+    if (length == 0) return Bad(field, ".segment_lengths[", i, "]: zero");
+    if (length > all.size() - begin)
+      return Bad(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
+    storage::Query query;
+    query.kind = KindOfSegment(i);
+    query.ns = model.ns;
+    query.tokens = length;
+    query.storable =
+        query.kind == ObjectKind::kCheckpoint || length > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
+    if (query.storable) {
+      query.key = MakeKey(model.ns, query.kind, all.subspan(begin, length));
+      query.text = MakeTextDigest(query.kind, all.subspan(begin, length));
+    }
+    queries.push_back(query);
+    begin += length;
+  }
+  return queries;
 }
 
 }  // namespace ashlar::daemon

@@ -9,7 +9,13 @@
 #include "absl/strings/string_view.h"
 #include "storage/cache.h"
 
+namespace ashlar::v1 {
+class Prompt;
+}
+
 namespace ashlar::daemon {
+
+struct Model;
 
 // Positions in a sequence stay far below where sums with lengths could overflow.
 inline constexpr uint64_t kMaxPosition = uint64_t{1} << 40;
@@ -19,5 +25,9 @@ absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::s
 
 // INVALID_ARGUMENT, naming `field`, unless it is a whole number of int32, at most limits::kMaxPromptTokens.
 absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const std::string& bytes);
+
+// The prompt's segments as look-ups. INVALID_ARGUMENT, naming the field in `field`.
+absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field, const v1::Prompt& prompt,
+                                                       const Model& model);
 
 }  // namespace ashlar::daemon

@@ -80,7 +80,7 @@ absl::Status Read(const grpc::ByteBuffer& bytes, For whom, const EngineService& 
   grpc::ByteBuffer shared(bytes);  // refers to the same memory
   if (whom == For::kSessions) {
     grpc::ProtoBufferReader reader(&shared);
-    if (absl::Status status = service.Admit(FindSession(reader)); !status.ok()) return status;
+    if (absl::Status status = service.Authenticate(FindSession(reader)); !status.ok()) return status;
   }
   {
     grpc::ProtoBufferReader reader(&shared);
@@ -210,13 +210,16 @@ template <template <typename> typename First, template <typename> typename... Re
 struct RawMethods<First, Rest...> {
   using Service = First<typename RawMethods<Rest...>::Service>;
 };
-using RawCache = RawMethods<v1::Cache::WithRawCallbackMethod_OpenModel, v1::Cache::WithRawCallbackMethod_CloseModel,
-                            v1::Cache::WithRawCallbackMethod_DeclarePages, v1::Cache::WithRawCallbackMethod_Match,
-                            v1::Cache::WithRawCallbackMethod_Reserve, v1::Cache::WithRawCallbackMethod_Publish,
-                            v1::Cache::WithRawCallbackMethod_Abandon, v1::Cache::WithRawCallbackMethod_Land,
-                            v1::Cache::WithRawCallbackMethod_Quiesce, v1::Cache::WithRawCallbackMethod_Advance,
-                            v1::Cache::WithRawCallbackMethod_Compose, v1::Cache::WithRawCallbackMethod_Release,
-                            v1::Cache::WithRawCallbackMethod_AttachLease>::Service;
+using RawCache =
+    RawMethods<v1::Cache::WithRawCallbackMethod_OpenModel, v1::Cache::WithRawCallbackMethod_CloseModel,
+               v1::Cache::WithRawCallbackMethod_DeclarePages, v1::Cache::WithRawCallbackMethod_Match,
+               v1::Cache::WithRawCallbackMethod_Reserve, v1::Cache::WithRawCallbackMethod_Publish,
+               v1::Cache::WithRawCallbackMethod_Abandon, v1::Cache::WithRawCallbackMethod_Land,
+               v1::Cache::WithRawCallbackMethod_Quiesce, v1::Cache::WithRawCallbackMethod_Advance,
+               v1::Cache::WithRawCallbackMethod_Compose, v1::Cache::WithRawCallbackMethod_Release,
+               v1::Cache::WithRawCallbackMethod_AttachLease, v1::Cache::WithRawCallbackMethod_Admit,
+               v1::Cache::WithRawCallbackMethod_ExtendAdmission, v1::Cache::WithRawCallbackMethod_MarkFilled,
+               v1::Cache::WithRawCallbackMethod_AttachAdmission>::Service;
 
 class CacheService final : public RawCache {
  public:
@@ -275,6 +278,18 @@ class CacheService final : public RawCache {
   }
   Reactor* AttachLease(Context* context, const Bytes* request, Bytes* reply) override {
     return Unary(context, RpcMethod::kAttachLease, &EngineService::AttachLease, *request, reply);
+  }
+  Reactor* Admit(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kAdmit, &EngineService::Admit, *request, reply);
+  }
+  Reactor* ExtendAdmission(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kExtendAdmission, &EngineService::ExtendAdmission, *request, reply);
+  }
+  Reactor* MarkFilled(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kMarkFilled, &EngineService::MarkFilled, *request, reply);
+  }
+  Reactor* AttachAdmission(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kAttachAdmission, &EngineService::AttachAdmission, *request, reply);
   }
 
   template <typename Request, typename Reply>

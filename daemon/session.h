@@ -69,6 +69,7 @@ class Session {
     bool open = false;  // the cache knows the session
     LandingLedger landings;
     std::vector<std::function<void()>> when_drained;
+    bool ends_requests = false;  // requests of its engine hold pages, or have held some
   };
   MetadataState& metadata() { return metadata_; }
 

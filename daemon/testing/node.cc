@@ -293,6 +293,22 @@ absl::Status TestEngine::Call(const v1::AttachLeaseRequest& request, v1::AttachL
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->AttachLease(&context, request, reply));
 }
+absl::Status TestEngine::Call(const v1::AdmitRequest& request, v1::AdmitReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Admit(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->ExtendAdmission(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::MarkFilledRequest& request, v1::MarkFilledReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->MarkFilled(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::AttachAdmissionRequest& request, v1::AdmitReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->AttachAdmission(&context, request, reply));
+}
 absl::Status TestEngine::Call(const v1::AdvanceRequest& request, v1::CompositionReply* reply) {
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->Advance(&context, request, reply));

@@ -136,6 +136,10 @@ class TestEngine {
   absl::Status Call(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply);
   absl::Status Call(const v1::AdvanceRequest& request, v1::CompositionReply* reply);
   absl::Status Call(const v1::ComposeRequest& request, v1::CompositionReply* reply);
+  absl::Status Call(const v1::AdmitRequest& request, v1::AdmitReply* reply);
+  absl::Status Call(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply);
+  absl::Status Call(const v1::MarkFilledRequest& request, v1::MarkFilledReply* reply);
+  absl::Status Call(const v1::AttachAdmissionRequest& request, v1::AdmitReply* reply);
   absl::StatusOr<v1::PromptMatch> Match(std::span<const int32_t> tokens, std::vector<uint64_t> lengths);
   v1::ReserveResult Reserve(ObjectKind kind, std::span<const int32_t> tokens);
   // Sources for a reserved run of `tokens` tokens: tensors at kTensors, rows on pages 0, 1, ….
