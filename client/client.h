@@ -39,6 +39,8 @@
 
 namespace ashlar {
 
+struct Admitted;  // client/shared_pages.h
+
 struct ClientOptions {
   std::string rpc_socket;                   // the daemon's listen.rpc_socket
   std::string session_socket;               // the daemon's listen.session_socket
@@ -86,6 +88,8 @@ struct PagedLayer {
 struct PagedCache {
   uint32_t page_tokens = 0;
   uint32_t pages = 0;
+  // The daemon gives page ids out (Model::Admit, client/shared_pages.h). Only in a hosted region.
+  bool allocate = false;
   std::vector<PagedLayer> layers;  // every attention layer, ascending
 };
 
@@ -307,6 +311,12 @@ class Model {
   std::vector<PublishOutcome> Publish(std::span<const Publication> objects);
   PublishOutcome Publish(const Reservation& reservation, const PublishParts& parts);
   void Abandon(const Reservation& reservation);
+
+  // In-place sharing, on pages declared with `allocate` (client/shared_pages.h). Admits a request with the pages that
+  // its segments share with other requests and `own_pages` of its own, or says at once what it lacks.
+  Admitted Admit(const Prompt& prompt, uint32_t own_pages);
+  // The request behind a lease that another process of this tenant passed on, of a prompt with these segments.
+  Admitted AttachAdmission(const std::string& lease, uint32_t page_tokens, std::span<const uint64_t> segment_lengths);
 
   // Starts the landing of all that one request needs, and does not wait: each request's landing has progress, a verdict
   // and an end of its own.

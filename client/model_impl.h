@@ -3,10 +3,13 @@
 
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 
 #include "client/client.h"
 #include "client/keeper.h"
 #include "client/opened_model.h"
+#include "client/shared_pages.h"
 
 namespace ashlar::v1 {
 class PublishObject;
@@ -23,6 +26,12 @@ struct Model::Impl {
     if (absl::Status status = keeper->CheckProcess(); !status.ok()) return status;
     return opened->binding();
   }
+
+  // A request's pages under a lease that is held from here on, but not granted yet; null where an earlier release of it
+  // is still on its way.
+  std::unique_ptr<Admission::Impl> NewAdmission(const internal::ModelBinding& binding,
+                                                std::span<const uint64_t> segment_lengths, const std::string& lease,
+                                                internal::Deadline deadline) const;
 
   // Says in `object` what the daemon is told of one finished object. Its outcome where the daemon need not be asked.
   std::optional<PublishOutcome> Describe(const Publication& publication, const internal::ModelBinding& binding,

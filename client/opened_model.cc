@@ -31,6 +31,7 @@ absl::StatusOr<ModelBinding> OpenedModel::binding() const {
   if (handles_.pages_declared) {
     binding.pages_id = handles_.pages_id;
     binding.pages = pages_->region;
+    binding.page_tokens = pages_->cache.page_tokens;
   }
   binding.pages_missing = pages_.has_value() && !handles_.pages_declared;
   return binding;
@@ -53,6 +54,16 @@ absl::Status OpenedModel::DeclarePages(std::shared_ptr<RegionMemory> region, con
   handles_.pages_declared = true;
   pages_ = std::move(pages);
   return absl::OkStatus();
+}
+
+std::shared_ptr<const void> OpenedModel::CountRequest(uint64_t generation) {
+  std::lock_guard lock(mutex_);
+  std::shared_ptr<const Requests> requests = requests_.lock();
+  if (requests == nullptr) {
+    requests = std::make_shared<const Requests>(Requests{generation});
+    requests_ = requests;
+  }
+  return requests->generation == generation ? requests : nullptr;
 }
 
 // Step by step: when the daemon has no room for the pages' region, the model itself is open all the same.
@@ -116,6 +127,7 @@ absl::StatusOr<uint64_t> OpenedModel::DeclareOn(Connection& connection, const Mo
   request.set_region(*region);
   request.set_page_tokens(pages.cache.page_tokens);
   request.set_pages(pages.cache.pages);
+  request.set_allocate(pages.cache.allocate);
   for (const PagedLayer& layer : pages.cache.layers) {
     v1::PagedLayer* declared = request.add_layers();
     declared->set_layer(layer.layer);

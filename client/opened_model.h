@@ -39,6 +39,7 @@ struct ModelBinding {
   std::shared_ptr<const ModelHandle> model;
   uint64_t pages_id = 0;
   std::shared_ptr<RegionMemory> pages;  // that the declared pages lie in; null: none, or not known to the daemon
+  uint32_t page_tokens = 0;             // of the declared pages
   bool pages_missing = false;           // declared by the engine, but the daemon has no room for their region now
 };
 
@@ -63,6 +64,10 @@ class OpenedModel : public Restorable {
   absl::StatusOr<ModelBinding> binding() const;
   absl::Status DeclarePages(std::shared_ptr<RegionMemory> region, const PagedCache& pages, Deadline deadline);
   absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) override;
+
+  // Counts a request as running on the pages that the daemon allocates, for as long as the answer is kept. Null while
+  // any runs that was admitted on another connection: today's daemon does not know of its pages, and may give them out.
+  std::shared_ptr<const void> CountRequest(uint64_t generation);
 
  private:
   template <typename T, typename... Args>
@@ -91,6 +96,11 @@ class OpenedModel : public Restorable {
   mutable std::mutex mutex_;
   Handles handles_;             // guarded by mutex_
   std::optional<Pages> pages_;  // guarded by mutex_
+  // Requests that run, of the connection that admitted the newest; each keeps it.
+  struct Requests {
+    uint64_t generation;
+  };
+  std::weak_ptr<const Requests> requests_;  // guarded by mutex_
 };
 
 }  // namespace ashlar::internal

@@ -122,6 +122,18 @@ absl::Status Rpc::Abandon(const v1::AbandonRequest& request, v1::AbandonReply& r
 absl::Status Rpc::Release(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, Deadline deadline) {
   return impl_->Call(&v1::Cache::Stub::Release, request, reply, deadline);
 }
+absl::Status Rpc::Admit(const v1::AdmitRequest& request, v1::AdmitReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::Admit, request, reply, deadline);
+}
+absl::Status Rpc::ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::ExtendAdmission, request, reply, deadline);
+}
+absl::Status Rpc::MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::MarkFilled, request, reply, deadline);
+}
+absl::Status Rpc::AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply& reply, Deadline deadline) {
+  return impl_->Call(&v1::Cache::Stub::AttachAdmission, request, reply, deadline);
+}
 
 void Rpc::Shutdown() {
   std::lock_guard lock(impl_->mutex);

@@ -18,12 +18,18 @@ class Channel;
 namespace ashlar::v1 {
 class AbandonReply;
 class AbandonRequest;
+class AdmitReply;
+class AdmitRequest;
+class AttachAdmissionRequest;
 class AttachLeaseReply;
 class AttachLeaseRequest;
 class CloseModelReply;
 class CloseModelRequest;
 class DeclarePagesReply;
 class DeclarePagesRequest;
+class ExtendAdmissionRequest;
+class MarkFilledReply;
+class MarkFilledRequest;
 class MatchReply;
 class MatchRequest;
 class OpenModelReply;
@@ -62,6 +68,11 @@ class Rpc {
   absl::Status Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline, bool& sent);
   absl::Status Abandon(const v1::AbandonRequest& request, v1::AbandonReply& reply, Deadline deadline);
   absl::Status Release(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, Deadline deadline);
+
+  absl::Status Admit(const v1::AdmitRequest& request, v1::AdmitReply& reply, Deadline deadline);
+  absl::Status ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply& reply, Deadline deadline);
+  absl::Status MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply& reply, Deadline deadline);
+  absl::Status AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply& reply, Deadline deadline);
 
   // True once a call has found the connection of no use, whether or not the daemon lives.
   bool lost() const;

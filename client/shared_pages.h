@@ -1,0 +1,91 @@
+// In-place sharing (MEPIC §3.2; docs/architecture.md): requests of one engine reference segments in its KV pool instead
+// of holding copies. For engines that take the pool's memory from the daemon (Client::HostRegion) and hand the
+// allocation of its page ids over (PagedCache::allocate); attention meets keys where they stand
+// (kernels::AttendUnrotated, AttendRotatedQuery).
+//
+// A request is admitted with all its pages: of every segment one copy that all requests reference, and pages of its own
+// for what it recomputes and decodes. Whoever is told kToFill brings the segment there, by computing it or by a landing
+// (Model::Land with a page table of the segment's pages and first_position = placement.first_slot), and then says so.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "proto/outcome.h"
+#include "proto/page_placement.h"
+
+namespace ashlar {
+
+// What a refused request lacks, in pages. All pages are free, reclaimable or held.
+struct PageShortage {
+  uint64_t needed = 0;  // beyond those that stand there already for its segments
+  uint64_t free = 0;
+  uint64_t reclaimable = 0;  // of segments that nobody references, nor the request asks for: they would be reclaimed
+  uint64_t held = 0;         // by running requests, or by segments that this one would share
+};
+
+enum class AdmitOutcome : uint8_t {
+  kAdmitted = 1,
+  kNoPages = 2,      // the shortage says what it lacks; nothing has changed
+  kOldRequests = 3,  // requests from before a reconnect still use pages that the daemon knows nothing of: end them
+  kBusy = 4,         // a bounded queue was full, or as many requests run as may
+  kInvalid = 5,      // the call made no sense: pages that are not declared, or without `allocate`
+  kUnavailable = 6,  // the daemon could not be asked, or not in time; nothing is held
+};
+
+// A running request's pages. They are its until it is destroyed or Release is called, which tells the daemon in the
+// background; a landing into them that is still under way keeps them out of use until it is quiet. One thread at a
+// time.
+class Admission {
+ public:
+  Admission(Admission&&) noexcept;
+  Admission& operator=(Admission&&) noexcept;
+  ~Admission();
+
+  struct Segment {
+    PageContent content = PageContent::kFilled;
+    PagePlacement placement;     // which of its tokens stand on which slots
+    std::vector<int32_t> pages;  // the shared ones, in order; empty where it has no interior
+  };
+  // One a segment of the prompt.
+  const std::vector<Segment>& segments() const;
+  const std::vector<int32_t>& own_pages() const;
+  uint32_t page_tokens() const;
+
+  // The page table of one segment, for slots counted from its first page: −1 where a page is not shared.
+  std::vector<int32_t> PageTable(size_t segment) const;
+
+  // Brings its own pages to so many in all, all of those or none; those that it has stay in their places.
+  AdmitOutcome Extend(uint32_t own_pages, PageShortage* lacks = nullptr);
+  // Of segments that were this request's to fill: they hold their keys and values now, and are read only from here on.
+  // False: the daemon was not told, or it was not this request's to say.
+  bool MarkFilled(std::span<const uint32_t> segments);
+  // Asks what became of segments that other requests fill. False: the daemon could not be asked.
+  bool Refresh();
+
+  // False once the session that holds the lease has ended. The request may finish on the pages that it has, which
+  // nobody else gets before it ends (kOldRequests), but it can have no more, and share no more.
+  bool valid() const;
+  // 16 bytes that another process of the same tenant can turn into an Admission of its own (Model::AttachAdmission).
+  // The pages stay until all have released them.
+  std::string lease() const;
+  void Release();
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Admission(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+struct Admitted {
+  AdmitOutcome outcome = AdmitOutcome::kUnavailable;
+  std::optional<Admission> admission;  // when admitted
+  PageShortage lacks;                  // when there are too few pages
+};
+
+}  // namespace ashlar
