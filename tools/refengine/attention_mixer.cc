@@ -56,8 +56,12 @@ void AttentionMixer::Run(int32_t layer, const Pass& pass, const float* normed, f
   {
     const Stopwatch watch(profile, Part::kAttention);
     RotateAndStore(layer, pass, sequence);
-    GatherRows(layer, pass, sequence);
-    Attend(pass);
+    if (sequence.shared().empty()) {
+      GatherRows(layer, pass, sequence);
+      Attend(pass);
+    } else if (pass.rows() > 0) {
+      AttendInPlace(layer, pass, sequence);
+    }
   }
   const Stopwatch watch(profile, Part::kProjections);
   MatMul({.m = rows,
@@ -73,7 +77,8 @@ void AttentionMixer::Run(int32_t layer, const Pass& pass, const float* normed, f
          machine_.workers);
 }
 
-// Normalises and rotates queries and keys in place; keys and values go to their pages. Angles in fp64: in fp32 they err
+// Normalises and rotates queries and keys in place; keys and values go to their pages. Queries that are to meet shared
+// keys are turned by the kernels, for each span. Angles in fp64: in fp32 they err
 // by 0.001 rad at position 32 k.
 void AttentionMixer::RotateAndStore(int32_t layer, const Pass& pass, const Sequence& sequence) {
   const ModelConfig& config = machine_.model.config();
@@ -97,7 +102,7 @@ void AttentionMixer::RotateAndStore(int32_t layer, const Pass& pass, const Seque
     float* query = projected_ + row * columns();
     for (int32_t head = 0; head < attention.query_heads; ++head, query += dim) {
       RmsNorm(query, weights.q_norm.data(), config.norm_epsilon, dim, query);
-      RotateHalfSplit(query, cosines, sines, pairs);
+      if (sequence.shared().empty()) RotateHalfSplit(query, cosines, sines, pairs);
     }
     float* key = projected_ + row * columns() + 2 * query_dim();
     for (int32_t head = 0; head < attention.kv_heads; ++head, key += dim) {

@@ -113,6 +113,7 @@ class AttentionMixer {
   void RotateAndStore(int32_t layer, const Pass& pass, const Sequence& sequence);
   void GatherRows(int32_t layer, const Pass& pass, const Sequence& sequence);
   void Attend(const Pass& pass);
+  void AttendInPlace(int32_t layer, const Pass& pass, const Sequence& sequence);
   void AttendBlock(const Block& block, Lane& lane);
   void Finish(const Block& block, const float* accumulated, const float* sum);
   int64_t query_dim() const;
@@ -121,7 +122,7 @@ class AttentionMixer {
 
   const Machine& machine_;
   std::vector<Lane> lanes_;  // one a worker
-  Scratch projected_memory_, rows_memory_, mixed_memory_, angles_memory_;
+  Scratch projected_memory_, rows_memory_, mixed_memory_, angles_memory_, lse_memory_;
   float* projected_ = nullptr;  // [rows, columns()]
   float* mixed_ = nullptr;      // [rows, query_dim()]
   float* keys_ = nullptr;       // [kv_heads, positions, head_dim], gathered from the pages

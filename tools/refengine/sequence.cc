@@ -30,9 +30,17 @@ Sequence::~Sequence() {
 
 bool Sequence::Reserve(int64_t tokens) {
   const int64_t pages = (tokens + pool_->page_tokens() - 1) / pool_->page_tokens();
+  if (placed_) return pages <= static_cast<int64_t>(page_table_.size());
   if (pages - static_cast<int64_t>(page_table_.size()) > pool_->free_pages()) return false;
   while (static_cast<int64_t>(page_table_.size()) < pages) page_table_.push_back(*pool_->Allocate());
   return true;
+}
+
+void Sequence::Place(std::vector<int32_t> page_table, std::vector<SharedSpan> shared) {
+  Clear();
+  placed_ = true;
+  page_table_ = std::move(page_table);
+  shared_ = std::move(shared);
 }
 
 void Sequence::Rewind(int64_t length, const RecurrentState& recurrent) {
@@ -41,8 +49,10 @@ void Sequence::Rewind(int64_t length, const RecurrentState& recurrent) {
 }
 
 void Sequence::Clear() {
-  for (const int32_t page : page_table_) pool_->Free(page);
-  page_table_.clear();
+  if (!placed_) {
+    for (const int32_t page : page_table_) pool_->Free(page);
+    page_table_.clear();
+  }
   recurrent_ = zero_;
   length_ = 0;
 }

@@ -29,6 +29,15 @@ class RecurrentState {
   std::vector<float> data_;
 };
 
+// Cached keys and values of a run of positions that stand in pages which other sequences read, too, and nobody turns:
+// the key at position + i stands at slot first_slot + i of its own page table, turned by position + i − origin.
+struct SharedSpan {
+  int64_t position = 0, tokens = 0;
+  std::vector<int32_t> page_table;
+  int64_t first_slot = 0;
+  int64_t origin = 0;
+};
+
 class Sequence {
  public:
   // `pool` outlives the sequence.
@@ -47,10 +56,15 @@ class Sequence {
   // them. False, and nothing is taken, when the pool has too few.
   bool Reserve(int64_t tokens);
 
+  // Uses pages that somebody else allocates instead, for good: `page_table` for what is computed, −1 where all
+  // positions of a page lie in `shared`, which ascends. The sequence must be empty.
+  void Place(std::vector<int32_t> page_table, std::vector<SharedSpan> shared);
+  const std::vector<SharedSpan>& shared() const { return shared_; }
+
   // Goes back to an earlier position of this same text; pages stay reserved.
   void Rewind(int64_t length, const RecurrentState& recurrent);
 
-  // Back to position 0; all pages return to the pool.
+  // Back to position 0; pages that came from the pool return there.
   void Clear();
 
  private:
@@ -58,6 +72,8 @@ class Sequence {
   PagePool* pool_;
   RecurrentState zero_, recurrent_;
   std::vector<int32_t> page_table_;
+  std::vector<SharedSpan> shared_;
+  bool placed_ = false;  // the pages are not the pool's to give
   int64_t length_ = 0;
 };
 
