@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
 
-usage: tools_smoke.py demo|land|load|store|ssd BINARY
+usage: tools_smoke.py demo|land|load|sharing|store|ssd BINARY
 """
 
 import json
@@ -73,6 +73,15 @@ def land(binary):
     assert all(handover["map_us"] < 1000 for handover in figures["handovers"])
 
 
+def sharing(binary):
+    figures = run(binary, "sharing", "--quick")
+    assert len(figures["cases"]) == 15
+    for case in figures["cases"]:
+        assert case["requests"] == 25 and 0.999 <= case["worst_ratio_to_needed"] <= 1.1, case
+        if (case["catalogue"], case["chunks"]) == (20, 8):
+            assert case["times_less"] >= 6 and case["times_less_pages"] >= 6, case
+
+
 def store(binary):
     figures = run(binary, "store", "--quick", "--repetitions", "1", "--compare", "redis")
     assert [(case["value_bytes"], case["batch"], case["op"]) for case in figures["cases"]] == [
@@ -112,4 +121,5 @@ def load(binary):
 
 
 if __name__ == "__main__":
-    {"demo": demo, "land": land, "load": load, "store": store, "ssd": ssd}[sys.argv[1]](sys.argv[2])
+    tools = {"demo": demo, "land": land, "load": load, "sharing": sharing, "store": store, "ssd": ssd}
+    tools[sys.argv[1]](sys.argv[2])

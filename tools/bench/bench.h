@@ -27,6 +27,7 @@ struct Options {
 
 // Subcommands. Each prints a table and fills `figures` with the same numbers.
 absl::Status Land(const Options& options, nlohmann::json& figures);
+absl::Status Sharing(const Options& options, nlohmann::json& figures);
 absl::Status Decode(const Options& options, nlohmann::json& figures);
 absl::Status Store(const Options& options, nlohmann::json& figures);
 absl::Status Ssd(const Options& options, nlohmann::json& figures);

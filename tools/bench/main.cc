@@ -16,6 +16,7 @@ constexpr const char* kUsage =
     "usage: ashlar-bench COMMAND [FILE] [--json FILE] [--repetitions N] [--threads N]\n"
     "  land         landing of cached attention pages through a daemon, against memcpy; handing over tuples by "
     "mapping\n"
+    "  sharing      what requests hold that share segments in place, against copies for each; --quick: 25 in flight\n"
     "  store        values of 64 KiB to 16 MiB, put and got by another process than the daemon, against memcpy;\n"
     "               --compare redis: and against a Redis server; --quick: small values\n"
     "  load         time to first token and throughput of engine processes under Poisson arrivals, for full "
@@ -96,6 +97,7 @@ int main(int argc, char** argv) {
   if (argc == 5 && std::string(argv[1]) == "load-engine") return ashlar::load::RunEngine(argv[2], argv[3], argv[4]);
   const std::map<std::string, std::function<absl::Status(const Options&, nlohmann::json&)>> commands = {
       {"land", ashlar::bench::Land},
+      {"sharing", ashlar::bench::Sharing},
       {"store", ashlar::bench::Store},
       {"load", Load},
       {"ssd", ashlar::bench::Ssd},

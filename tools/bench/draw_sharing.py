@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Draws the figures of `ashlar-bench sharing --json FILE` as curves: draw_sharing.py FILE OUT.svg
+
+Bytes in use over the requests in flight and over the chunks of each: shared in place against a copy for every request,
+pages and tuples, one curve for every catalogue. The axes of bytes are logarithmic.
+"""
+import json
+import math
+import sys
+
+WIDTH, HEIGHT, MARGIN, GAP = 380, 260, 60, 30
+COLOURS = {20: "#1b6ca8", 100: "#c0504d", 1000: "#4f9d5d"}
+COPIES = "#555555"
+LOW, HIGH = 8, 11  # decades of bytes
+
+# Title, what stands on the axis, what is held.
+COLUMNS = [("8 chunks a request", "requests", "chunks", 8), ("25 requests in flight", "chunks", "requests", 25)]
+# Title, shared in place, copied for every request.
+ROWS = [("pages and tuples", "bytes_in_use", "copied_bytes"), ("pages alone", "page_bytes_in_use", "copied_page_bytes")]
+
+
+def y(value):
+    return MARGIN + (1 - (math.log10(value) - LOW) / (HIGH - LOW)) * HEIGHT
+
+
+def panel(cases, left, title, axis, figures):
+    """One panel's lines; `cases` have been chosen."""
+    values = sorted({case[axis] for case in cases})
+    x = {value: left + i / (len(values) - 1) * WIDTH for i, value in enumerate(values)}
+    yield f'<text x="{left}" y="{MARGIN - 14}" font-weight="bold">{title}</text>'
+    for decade in range(LOW, HIGH + 1):
+        label = {8: "0.1 GB", 9: "1 GB", 10: "10 GB", 11: "100 GB"}[decade]
+        yield f'<line x1="{left}" x2="{left + WIDTH}" y1="{y(10 ** decade):.1f}" y2="{y(10 ** decade):.1f}" stroke="#ddd"/>'
+        yield f'<text x="{left - 6}" y="{y(10 ** decade) + 4:.1f}" text-anchor="end">{label}</text>'
+    for value in values:
+        yield f'<text x="{x[value]:.1f}" y="{MARGIN + HEIGHT + 16}" text-anchor="middle">{value}</text>'
+    yield f'<text x="{left + WIDTH / 2}" y="{MARGIN + HEIGHT + 32}" text-anchor="middle">{axis}</text>'
+    shared, copied = figures
+    # Copies take the same from every catalogue.
+    lines = [(copied, next(iter(COLOURS)), COPIES, ' stroke-dasharray="6 4"')]
+    lines += [(shared, catalogue, colour, "") for catalogue, colour in COLOURS.items()]
+    for figure, catalogue, colour, dash in lines:
+        points = sorted((case[axis], case[figure]) for case in cases if case["catalogue"] == catalogue)
+        path = " ".join(f"{x[value]:.1f},{y(max(taken, 10 ** LOW)):.1f}" for value, taken in points)
+        yield f'<polyline fill="none" stroke="{colour}" stroke-width="2"{dash} points="{path}"/>'
+
+
+def draw(cases):
+    width = len(COLUMNS) * (WIDTH + MARGIN + GAP) + GAP
+    panels = HEIGHT + MARGIN + 2 * GAP
+    yield (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{len(ROWS) * panels + 100}" '
+           f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>')
+    for row, (what, *figures) in enumerate(ROWS):
+        yield f'<g transform="translate(0,{row * panels})">'
+        for column, (title, axis, held, value) in enumerate(COLUMNS):
+            chosen = [case for case in cases if case[held] == value]
+            yield from panel(chosen, MARGIN + column * (WIDTH + MARGIN + GAP), f"{what}, {title}", axis, figures)
+        yield "</g>"
+    names = [(colour, "", f"shared in place, chunks drawn from {catalogue}") for catalogue, colour in COLOURS.items()]
+    names.append((COPIES, ' stroke-dasharray="6 4"', "a copy for every request"))
+    for i, (colour, dash, name) in enumerate(names):
+        top = len(ROWS) * panels + 20 * i + 10
+        yield f'<line x1="{MARGIN}" x2="{MARGIN + 24}" y1="{top}" y2="{top}" stroke="{colour}" stroke-width="2"{dash}/>'
+        yield f'<text x="{MARGIN + 32}" y="{top + 4}">{name}</text>'
+    yield "</svg>"
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    with open(sys.argv[1], encoding="utf-8") as file:
+        figures = json.load(file)
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        file.write("\n".join(draw(figures["cases"])) + "\n")
+
+
+if __name__ == "__main__":
+    main()
