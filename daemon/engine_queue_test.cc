@@ -15,6 +15,7 @@
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/engine_service.h"
 #include "daemon/metrics.h"
+#include "daemon/model_registry.h"
 #include "daemon/region.h"
 #include "daemon/rpc_server.h"
 #include "daemon/testing/node.h"
@@ -42,7 +43,7 @@ class BoundedQueueTest : public ::testing::Test {
     mover_.emplace(kernels::Reference(), threads_, workers_, *tier_);
     cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }}, *tier_, *mover_, clock_, &metrics_);
     table_.emplace(*cache_, loop_);
-    service_.emplace(*cache_, metrics_, loop_, *table_, kDepth);
+    service_.emplace(*cache_, metrics_, loop_, *table_, models_, kDepth);
     loop_.Start();
     Session::Description about;
     about.secret = "sixteen bytes ok";
@@ -82,6 +83,7 @@ class BoundedQueueTest : public ::testing::Test {
   std::optional<storage::Mover> mover_;
   std::optional<storage::Cache> cache_;
   std::optional<SessionTable> table_;
+  ModelRegistry models_;
   std::optional<EngineService> service_;
   std::shared_ptr<Session> session_;
   uint64_t model_ = 0;
@@ -274,7 +276,7 @@ TEST_F(BoundedQueueTest, ALandingTooManyIsMissedAsBusyAndCounted) {
   request.set_pages_id(*session_->AddPages(model_, *pages));
   for (uint32_t segment = 0; segment < 3; ++segment) *request.add_segments() = At(segment, 0);
 
-  EngineService none(*cache_, metrics_, loop_, *table_, /*max_landings=*/0);
+  EngineService none(*cache_, metrics_, loop_, *table_, models_, /*max_landings=*/0);
   std::promise<absl::StatusOr<std::vector<MissReason>>> verdict;
   none.Land(request, {[](uint32_t) {}, [&](auto reasons) { verdict.set_value(std::move(reasons)); }});
   EXPECT_EQ(*verdict.get_future().get(), std::vector<MissReason>(3, MissReason::kBusy));
