@@ -2,12 +2,13 @@
 
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <cstdint>
 #include <limits>
 #include <set>
-#include <vector>
+#include <sstream>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -128,6 +129,28 @@ absl::Status ReadMessage(const YAML::Node& node, const std::string& path, Messag
   return absl::OkStatus();
 }
 
+// Hears a document, and keeps nothing.
+class Deaf final : public YAML::EventHandler {
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+// YAML::LoadAll would say so too, but never returns where a document begins with what belongs to none, as a comma:
+// the parser reports empty documents without end.
+bool IsOneDocument(const std::string& yaml) {
+  std::istringstream in(yaml);
+  YAML::Parser parser(in);
+  Deaf deaf;
+  return parser.HandleNextDocument(deaf) && !parser.HandleNextDocument(deaf);
+}
+
 void WriteMessage(const Message& message, YAML::Emitter& out);
 
 // `index` is −1 for a singular field.
@@ -180,9 +203,8 @@ void WriteMessage(const Message& message, YAML::Emitter& out) {
 absl::Status ParseYaml(const std::string& yaml, Message* message) {
   message->Clear();
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(yaml);
-    if (documents.size() != 1) return Bad("", "expected exactly one YAML document");
-    return ReadMessage(documents[0], "", message);
+    if (!IsOneDocument(yaml)) return Bad("", "expected exactly one YAML document");
+    return ReadMessage(YAML::Load(yaml), "", message);
   } catch (const YAML::Exception& error) {
     return Bad("", absl::StrCat("not valid YAML: ", error.what()));
   }
