@@ -80,7 +80,9 @@ class MemoryPressure : public testing::Test {
 // The daemon may be copying: the sources are the engine's again at the deadline, which the daemon heeds, not before.
 TEST_F(MemoryPressure, APublishThatWasResetKeepsItsSourcesUntilTheDeadline) {
   const Tokens run = MakePrompt(1, 1, 100)[0];
-  const Reservation reservation = engine_->Reserve(ObjectKind::kSegment, run);
+  // The client's time limit is short, for the sake of what follows: a busy machine may exceed it.
+  Reservation reservation = engine_->Reserve(ObjectKind::kSegment, run);
+  for (int i = 0; i < 20 && !reservation.granted(); ++i) reservation = engine_->Reserve(ObjectKind::kSegment, run);
   ASSERT_TRUE(reservation.granted());
   const PublishParts parts = engine_->Compute(ObjectKind::kSegment, run);
   const auto begin = std::chrono::steady_clock::now();
