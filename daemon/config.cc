@@ -23,6 +23,8 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr uint64_t kDefaultArenaBytes = uint64_t{64} << 20;
+constexpr uint32_t kDefaultDiskThreads = 8;
+constexpr uint32_t kDefaultDiskQueue = 256;
 constexpr uint64_t kDefaultRegionBytes = uint64_t{64} << 30;
 constexpr uint64_t kSessionsOfATenant = 8;               // whose regions may be as large as a session's may be
 constexpr uint64_t kMaxMemoryBytes = uint64_t{1} << 50;  // keeps every sum of budgets far from overflow
@@ -38,14 +40,26 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
+void FillTierDefaults(v1::Config* config) {
+  v1::Hbm* hbm = config->mutable_hbm();
+  if (hbm->arena_bytes() == 0) hbm->set_arena_bytes(std::min(kDefaultArenaBytes, hbm->capacity_bytes()));
+  v1::Ssd* ssd = config->mutable_ssd();
+  if (ssd->admission().empty()) ssd->set_admission("second_use");
+  if (ssd->threads() == 0) ssd->set_threads(kDefaultDiskThreads);
+  if (ssd->queue_depth() == 0) ssd->set_queue_depth(kDefaultDiskQueue);
+}
+
 void FillDefaults(v1::Config* config) {
   v1::Dram* dram = config->mutable_dram();
   if (dram->arena_bytes() == 0) dram->set_arena_bytes(kDefaultArenaBytes);
+  FillTierDefaults(config);
   if (config->tenants().empty()) {
     v1::Tenant* tenant = config->add_tenants();
     tenant->set_name("default");
     tenant->add_uids(geteuid());
     tenant->set_dram_bytes(dram->capacity_bytes());
+    tenant->set_hbm_bytes(config->hbm().capacity_bytes());
+    tenant->set_ssd_bytes(config->ssd().capacity_bytes());
   }
   v1::Leases* leases = config->mutable_leases();
   if (leases->unused_seconds() == 0) leases->set_unused_seconds(60);
@@ -57,6 +71,8 @@ void FillDefaults(v1::Config* config) {
     if (tenant.region_bytes() == 0) tenant.set_region_bytes(kSessionsOfATenant * sessions->region_bytes());
     const uint32_t share = sessions->max_sessions() / static_cast<uint32_t>(config->tenants_size());
     if (tenant.max_sessions() == 0) tenant.set_max_sessions(std::max(1u, share));
+    tenant.mutable_public_floor();
+    tenant.mutable_private_floor();
   }
   v1::Workers* workers = config->mutable_workers();
   if (workers->threads() == 0) workers->set_threads(std::max(1u, std::thread::hardware_concurrency()));
@@ -97,13 +113,68 @@ absl::Status CheckListen(const v1::Listen& listen) {
   return absl::OkStatus();
 }
 
-absl::Status CheckDram(const v1::Dram& dram) {
-  if (dram.capacity_bytes() == 0) return Bad("dram.capacity_bytes: required");
-  if (dram.capacity_bytes() > kMaxMemoryBytes) return Bad("dram.capacity_bytes: out of range");
-  if (dram.arena_bytes() % limits::kExtentBytes != 0) {
-    return Bad("dram.arena_bytes: not a multiple of the extent, ", limits::kExtentBytes, " bytes");
+// Of the hbm or dram tier, which has a capacity.
+template <typename Memory>
+absl::Status CheckMemory(absl::string_view field, const Memory& memory) {
+  if (memory.capacity_bytes() > kMaxMemoryBytes) return Bad(field, ".capacity_bytes: out of range");
+  if (memory.arena_bytes() % limits::kExtentBytes != 0) {
+    return Bad(field, ".arena_bytes: not a multiple of the extent, ", limits::kExtentBytes, " bytes");
   }
-  if (dram.arena_bytes() > dram.capacity_bytes()) return Bad("dram.arena_bytes: larger than dram.capacity_bytes");
+  if (memory.arena_bytes() > memory.capacity_bytes()) {
+    return Bad(field, ".arena_bytes: larger than ", field, ".capacity_bytes");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTiers(const v1::Config& config) {
+  if (config.dram().capacity_bytes() == 0) return Bad("dram.capacity_bytes: required");
+  if (absl::Status status = CheckMemory("dram", config.dram()); !status.ok()) return status;
+  if (config.hbm().capacity_bytes() > 0) {
+    if (absl::Status status = CheckMemory("hbm", config.hbm()); !status.ok()) return status;
+  }
+  const v1::Ssd& ssd = config.ssd();
+  if (ssd.folder().find('\0') != std::string::npos) return Bad("ssd.folder: contains a zero byte");
+  if (ssd.folder().empty() && ssd.capacity_bytes() > 0) return Bad("ssd.folder: required with ssd.capacity_bytes");
+  if (!ssd.folder().empty() && ssd.capacity_bytes() < limits::kExtentBytes) {
+    return Bad("ssd.capacity_bytes: must be at least one extent, ", limits::kExtentBytes, " bytes");
+  }
+  if (ssd.capacity_bytes() > kMaxMemoryBytes) return Bad("ssd.capacity_bytes: out of range");
+  const std::set<std::string> admissions = {"all", "second_use", "tinylfu"};
+  if (!admissions.contains(ssd.admission())) return Bad("ssd.admission: expected all, second_use or tinylfu");
+  if (ssd.threads() > kMaxThreads) return Bad("ssd.threads: out of range");
+  if (ssd.queue_depth() > kMaxQueueDepth) return Bad("ssd.queue_depth: out of range");
+  return absl::OkStatus();
+}
+
+// One tier of the tenants: their budgets, and what their pools have for themselves.
+struct TierBudgets {
+  absl::string_view name;
+  uint64_t capacity;
+  uint64_t least;  // of a budget; a tier may be of no use to a tenant where it is 0
+  uint64_t (v1::Tenant::*budget)() const;
+  uint64_t (v1::Floor::*floor)() const;
+};
+
+absl::Status CheckBudgets(const v1::Config& config, const TierBudgets& tier) {
+  uint64_t budgets = 0;
+  for (int i = 0; i < config.tenants_size(); ++i) {
+    const v1::Tenant& tenant = config.tenants(i);
+    const uint64_t budget = (tenant.*tier.budget)();
+    const std::string field = absl::StrCat("tenants[", i, "].", tier.name, "_bytes");
+    if (tier.capacity == 0 && budget > 0) return Bad(field, ": there is no such tier");
+    if (tier.least > 0 && budget == 0) return Bad(field, ": required");
+    if (budget < tier.least) return Bad(field, ": less than one arena");
+    if (budget > tier.capacity - budgets) {
+      return Bad(field, ": the tenants' budgets together exceed ", tier.name, ".capacity_bytes");
+    }
+    budgets += budget;
+    const uint64_t open = (tenant.public_floor().*tier.floor)(), own = (tenant.private_floor().*tier.floor)();
+    const auto floor = [&](absl::string_view pool) {
+      return absl::StrCat("tenants[", i, "].", pool, "_floor.", tier.name, "_bytes");
+    };
+    if (open > budget) return Bad(floor("public"), ": more than ", field);
+    if (own > budget - open) return Bad(floor("private"), ": both floors together exceed ", field);
+  }
   return absl::OkStatus();
 }
 
@@ -122,7 +193,6 @@ absl::Status CheckTenants(const v1::Config& config) {
   if (config.tenants_size() > kMaxTenants) return Bad("tenants: more than ", kMaxTenants);
   std::set<std::string> names;
   std::map<uint32_t, std::string> tenant_of_uid;
-  uint64_t budgets = 0;
   for (int i = 0; i < config.tenants_size(); ++i) {
     const v1::Tenant& tenant = config.tenants(i);
     const std::string field = absl::StrCat("tenants[", i, "]");
@@ -133,12 +203,18 @@ absl::Status CheckTenants(const v1::Config& config) {
       const auto [other, fresh] = tenant_of_uid.emplace(tenant.uids(j), tenant.name());
       if (!fresh) return Bad(field, ".uids[", j, "]: ", tenant.uids(j), " already belongs to \"", other->second, "\"");
     }
-    if (tenant.dram_bytes() == 0) return Bad(field, ".dram_bytes: required");
-    if (tenant.dram_bytes() < config.dram().arena_bytes()) return Bad(field, ".dram_bytes: less than one arena");
-    if (tenant.dram_bytes() > config.dram().capacity_bytes() - budgets) {
-      return Bad(field, ".dram_bytes: the tenants' budgets together exceed dram.capacity_bytes");
-    }
-    budgets += tenant.dram_bytes();
+    if (tenant.ttl_seconds() > kMaxSeconds) return Bad(field, ".ttl_seconds: out of range");
+  }
+  const bool hbm = config.hbm().capacity_bytes() > 0;
+  const TierBudgets tiers[] = {
+      {"dram", config.dram().capacity_bytes(), config.dram().arena_bytes(), &v1::Tenant::dram_bytes,
+       &v1::Floor::dram_bytes},
+      {"hbm", config.hbm().capacity_bytes(), hbm ? config.hbm().arena_bytes() : 0, &v1::Tenant::hbm_bytes,
+       &v1::Floor::hbm_bytes},
+      {"ssd", config.ssd().capacity_bytes(), 0, &v1::Tenant::ssd_bytes, &v1::Floor::ssd_bytes},
+  };
+  for (const TierBudgets& tier : tiers) {
+    if (absl::Status status = CheckBudgets(config, tier); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
@@ -174,7 +250,7 @@ absl::Status ParseConfig(const std::string& yaml, v1::Config* config) {
   if (absl::Status status = ParseYaml(yaml, config); !status.ok()) return status;
   FillDefaults(config);
   if (absl::Status status = CheckListen(config->listen()); !status.ok()) return status;
-  if (absl::Status status = CheckDram(config->dram()); !status.ok()) return status;
+  if (absl::Status status = CheckTiers(*config); !status.ok()) return status;
   if (absl::Status status = CheckTenants(*config); !status.ok()) return status;
   return CheckBounds(*config);
 }

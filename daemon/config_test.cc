@@ -47,6 +47,21 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.log().format(), "text");
   EXPECT_EQ(config.listen().metrics_address(), "");
   EXPECT_EQ(config.listen().admin_socket(), "");
+  EXPECT_EQ(config.hbm().capacity_bytes(), 0u);
+  EXPECT_EQ(config.ssd().folder(), "");
+  EXPECT_EQ(config.ssd().admission(), "second_use");
+  EXPECT_EQ(config.ssd().threads(), 8u);
+  EXPECT_EQ(config.ssd().queue_depth(), 256u);
+  EXPECT_EQ(config.tenants(0).ttl_seconds(), 0u);
+}
+
+TEST(Config, TheOneTenantHasAllOfEveryTier) {
+  v1::Config config;
+  ASSERT_TRUE(
+      ParseConfig(Minimal() + "hbm: {capacity_bytes: 1MiB}\nssd: {folder: /d, capacity_bytes: 9GiB}\n", &config).ok());
+  EXPECT_EQ(config.tenants(0).hbm_bytes(), 1u << 20);
+  EXPECT_EQ(config.tenants(0).ssd_bytes(), uint64_t{9} << 30);
+  EXPECT_EQ(config.hbm().arena_bytes(), 1u << 20) << "no more than there is";
 }
 
 TEST(Config, ReadsEveryField) {
@@ -59,8 +74,12 @@ listen:
   admin_socket: /run/ashlar/admin.sock
 dram: {capacity_bytes: 1073741824, arena_bytes: 512KiB, huge_pages: true}
 tenants:
-  - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB, max_sessions: 2}
-  - {name: green-2, uids: [1002], dram_bytes: 512 MiB}
+  - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB, max_sessions: 2, hbm_bytes: 1MiB,
+     ssd_bytes: 7GiB, ttl_seconds: 60, public_floor: {dram_bytes: 1MiB, ssd_bytes: 4GiB},
+     private_floor: {hbm_bytes: 1MiB, ssd_bytes: 3GiB}}
+  - {name: green-2, uids: [1002], dram_bytes: 512 MiB, hbm_bytes: 1MiB}
+hbm: {capacity_bytes: 2MiB, arena_bytes: 1MiB}
+ssd: {folder: /d, capacity_bytes: 8GiB, admission: tinylfu, threads: 3, queue_depth: 5}
 leases: {unused_seconds: 5, reservation_seconds: 7}
 sessions: {max_sessions: 3, region_bytes: 1TiB}
 workers: {threads: 2, queue_depth: 9}
@@ -81,6 +100,13 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.sessions().region_bytes(), uint64_t{1} << 40);
   EXPECT_EQ(config.workers().queue_depth(), 9u);
   EXPECT_EQ(config.log().format(), "json");
+  EXPECT_EQ(config.hbm().arena_bytes(), 1u << 20);
+  EXPECT_EQ(config.ssd().admission(), "tinylfu");
+  EXPECT_EQ(config.ssd().queue_depth(), 5u);
+  EXPECT_EQ(config.tenants(0).public_floor().ssd_bytes(), uint64_t{4} << 30);
+  EXPECT_EQ(config.tenants(0).private_floor().hbm_bytes(), 1u << 20);
+  EXPECT_EQ(config.tenants(0).ttl_seconds(), 60u);
+  EXPECT_EQ(config.tenants(1).ssd_bytes(), 0u);
 }
 
 TEST(Config, WhatIsPrintedReadsBackTheSame) {
@@ -128,6 +154,17 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 4GiB, huge_pages: \"true\"}", "dram.huge_pages: expected true or false"},
         BadInput{"dram: {capacity_bytes: 4GiB, arena_bytes: 1000000}", "dram.arena_bytes: not a multiple"},
         BadInput{"dram: {capacity_bytes: 4MiB}", "dram.arena_bytes: larger than dram.capacity_bytes"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nhbm: {capacity_bytes: 2048TiB}", "hbm.capacity_bytes: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nhbm: {capacity_bytes: 1MiB, arena_bytes: 2MiB}",
+                 "hbm.arena_bytes: larger than hbm.capacity_bytes"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {capacity_bytes: 1GiB}", "ssd.folder: required"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d}", "ssd.capacity_bytes: must be at least one extent"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, admission: some}",
+                 "ssd.admission: expected"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, threads: 9999}",
+                 "ssd.threads: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, queue_depth: 9999999}",
+                 "ssd.queue_depth: out of range"},
         BadInput{"", "dram.capacity_bytes: required"}));
 
 INSTANTIATE_TEST_SUITE_P(
@@ -154,6 +191,20 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB}, "
                  "{name: a, uids: [2], dram_bytes: 64MiB}]",
                  "tenants[1].name: \"a\" is given twice"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, ssd_bytes: 1MiB}]",
+                 "tenants[0].ssd_bytes: there is no such tier"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nhbm: {capacity_bytes: 1GiB}\n"
+                 "tenants: [{name: a, uids: [1], dram_bytes: 64MiB}]",
+                 "tenants[0].hbm_bytes: required"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, "
+                 "public_floor: {dram_bytes: 65MiB}}]",
+                 "tenants[0].public_floor.dram_bytes: more than tenants[0].dram_bytes"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, "
+                 "public_floor: {dram_bytes: 60MiB}, private_floor: {dram_bytes: 5MiB}}]",
+                 "tenants[0].private_floor.dram_bytes: both floors together exceed tenants[0].dram_bytes"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, "
+                 "ttl_seconds: 99999999999}]",
+                 "tenants[0].ttl_seconds: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nleases: {unused_seconds: 99999999999}",
                  "leases.unused_seconds: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {max_sessions: 100000}",

@@ -21,12 +21,12 @@
 #include "daemon/rpc_server.h"
 #include "daemon/session_server.h"
 #include "daemon/session_table.h"
+#include "daemon/tier_set.h"
 #include "daemon/worker_pool.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
 #include "storage/cache.h"
 #include "storage/mover.h"
-#include "storage/tier/memory_tier.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -51,28 +51,28 @@ uint64_t RandomWord() {
   return word;
 }
 
-storage::CacheOptions OptionsFrom(const v1::Leases& leases) {
+storage::AdmissionMode AdmissionFrom(const std::string& name) {
+  if (name == "all") return storage::AdmissionMode::kAll;
+  return name == "tinylfu" ? storage::AdmissionMode::kTinyLfu : storage::AdmissionMode::kSecondUse;
+}
+
+storage::CacheOptions OptionsFrom(const v1::Config& config) {
+  const v1::Leases& leases = config.leases();
   storage::CacheOptions options;
   options.unused_lease = static_cast<storage::Nanos>(leases.unused_seconds()) * kSecond;
   options.reservation = static_cast<storage::Nanos>(leases.reservation_seconds()) * kSecond;
+  options.pool.admission = AdmissionFrom(config.ssd().admission());
   options.random = RandomWord;
   return options;
 }
 
-// A tenant's number is its place in the list.
-absl::StatusOr<std::unique_ptr<storage::MemoryTier>> MakeTier(const v1::Config& config) {
-  storage::MemoryTierOptions options;
-  options.capacity_bytes = config.dram().capacity_bytes();
-  options.arena_bytes = config.dram().arena_bytes();
-  options.huge_pages = config.dram().huge_pages();
-  absl::StatusOr<std::unique_ptr<storage::MemoryTier>> tier = storage::MemoryTier::Make(options);
-  if (!tier.ok()) return tier;
-  for (int i = 0; i < config.tenants_size(); ++i) {
-    const absl::Status added = (*tier)->AddTenant(static_cast<storage::TenantId>(i), config.tenants(i).dram_bytes());
-    if (!added.ok()) return added;
-  }
-  return tier;
-}
+// The threads that own things. They outlive what posts to them.
+struct Loops {
+  explicit Loops(size_t depth) : mappings(depth, clock), loop(depth, clock) {}
+  MonotonicClock clock;
+  EventLoop mappings;  // outlives all regions
+  EventLoop loop;
+};
 
 std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
   std::map<uid_t, TenantUser> users;
@@ -90,27 +90,33 @@ std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
 
 // In the order of construction; destroyed in the opposite order, which is the order in which each is needed.
 struct Daemon::Impl {
-  Impl(const v1::Config& config, std::unique_ptr<storage::MemoryTier> memory_tier)
+  Impl(const v1::Config& config, std::unique_ptr<Loops> its_loops, std::unique_ptr<TierSet> its_tiers)
       : tenants(config.tenants_size()),
         metrics(TenantNames(config)),
-        tier(std::move(memory_tier)),
-        mappings(config.workers().queue_depth(), clock),
-        loop(config.workers().queue_depth(), clock),
+        loops(std::move(its_loops)),
+        tiers(std::move(its_tiers)),
         threads(static_cast<int>(config.workers().threads())),
         workers(kMovingThreads, config.workers().queue_depth(), loop),
-        mover(kernels::Host(), threads, workers, *tier),
-        cache(OptionsFrom(config.leases()), *tier, mover, clock, &metrics),
+        mover(kernels::Host(), threads, workers, tiers->top()),
+        cache(OptionsFrom(config), tiers->tiers(), mover, workers, loops->clock, &metrics),
         table(cache, loop),
-        services{loop, mappings, hosted, table, *tier, TenantsByUid(config), config.sessions().region_bytes()},
+        services{loop, mappings, hosted, table, tiers->top(), TenantsByUid(config), config.sessions().region_bytes()},
         engine_service(cache, metrics, loop, table, models, config.workers().queue_depth()),
-        admin_service({cache, loop, table, models, metrics, clock, TenantNames(config), [this] { return Measure(); },
-                       FormatConfig(config)}) {}
+        admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
+                       [this] { return Measure(); }, FormatConfig(config)}) {
+    tiers->Configure(config, cache);
+  }
 
   Levels Measure() const {
     Levels levels;
-    for (int i = 0; i < tenants; ++i) {
-      levels.tiers[tier->kind()].push_back(tier->Usage(static_cast<storage::TenantId>(i)));
-    }
+    const auto measure = [&](TierKind kind, const storage::Tier* tier) {
+      for (int i = 0; tier != nullptr && i < tenants; ++i) {
+        levels.tiers[kind].push_back(tier->Usage(static_cast<storage::TenantId>(i)));
+      }
+    };
+    measure(TierKind::kHbm, tiers->hbm());
+    measure(TierKind::kDram, &tiers->dram());
+    measure(TierKind::kSsd, tiers->ssd());
     const storage::Cache::Stats stats = cache.stats();
     levels.objects = stats.objects;
     levels.object_bytes = stats.object_bytes;
@@ -126,18 +132,19 @@ struct Daemon::Impl {
     }
     levels.metadata_queue = loop.depth();
     levels.worker_queue = workers.depth();
+    levels.disk_queue = tiers->disk_queue();
+    levels.copies_under_way = stats.copies_under_way;
     levels.metadata_queue_rejections = loop.rejected();
     levels.worker_queue_rejections = workers.rejected();
     return levels;
   }
 
   const int tenants;
-  MonotonicClock clock;
   Metrics metrics;
-  const std::unique_ptr<storage::MemoryTier> tier;
   HostedMemory hosted;
-  EventLoop mappings;  // outlives all regions
-  EventLoop loop;
+  const std::unique_ptr<Loops> loops;
+  EventLoop &mappings = loops->mappings, &loop = loops->loop;
+  const std::unique_ptr<TierSet> tiers;
   kernels::ThreadPool threads;  // shared by the workers' jobs
   WorkerPool workers;
   storage::Mover mover;
@@ -156,9 +163,10 @@ struct Daemon::Impl {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) {
   if (absl::Status status = RaiseOpenFilesLimit(config); !status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<storage::MemoryTier>> tier = MakeTier(config);
-  if (!tier.ok()) return tier.status();
-  auto impl = std::make_unique<Impl>(config, *std::move(tier));
+  auto loops = std::make_unique<Loops>(config.workers().queue_depth());
+  absl::StatusOr<std::unique_ptr<TierSet>> tiers = TierSet::Make(config, loops->loop);
+  if (!tiers.ok()) return tiers.status();
+  auto impl = std::make_unique<Impl>(config, std::move(loops), *std::move(tiers));
   Impl& parts = *impl;
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
@@ -193,7 +201,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
        {"metrics_port", parts.metrics.port()},
        {"kernels", std::string(kernels::Host().name())},
        {"threads", parts.threads.Size()},
+       {"hbm_bytes", config.hbm().capacity_bytes()},
        {"dram_bytes", config.dram().capacity_bytes()},
+       {"ssd_bytes", config.ssd().capacity_bytes()},
        {"tenants", parts.tenants}});
   return daemon;
 }
@@ -216,8 +226,9 @@ void Daemon::Stop(storage::Nanos grace) {
   if (impl_->rpc_server != nullptr) impl_->rpc_server->Stop(grace);
   impl_->session_server = nullptr;  // ends every session: transfers in flight are cancelled
   impl_->workers.Stop();            // and here awaited
-  impl_->loop.Stop();               // their completions run, sessions drain
-  impl_->mappings.Stop();           // their memory is unmapped
+  impl_->tiers->StopDisk();
+  impl_->loop.Stop();      // their completions run, sessions drain
+  impl_->mappings.Stop();  // their memory is unmapped
   if (impl_->started) Log(LogLevel::kInfo, "daemon stopped");
 }
 

@@ -41,7 +41,8 @@ class BoundedQueueTest : public ::testing::Test {
     tier_ = *storage::MemoryTier::Make({.capacity_bytes = 1 << 20, .arena_bytes = 1 << 20});
     ASSERT_TRUE(tier_->AddTenant(0, 1 << 20).ok());
     mover_.emplace(kernels::Reference(), threads_, workers_, *tier_);
-    cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }}, *tier_, *mover_, clock_, &metrics_);
+    cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }},
+                   storage::Tiers{.memory = {tier_.get()}}, *mover_, workers_, clock_, &metrics_);
     table_.emplace(*cache_, loop_);
     service_.emplace(*cache_, metrics_, loop_, *table_, models_, kDepth);
     loop_.Start();

@@ -173,6 +173,9 @@ struct Metrics::Impl {
   };
   std::vector<PageGauges> pages;  // by tenant
   std::vector<Gauge*> shared_segments, admitted, reclaimed;
+  Family<Counter>& copied_family = CounterFamily("ashlar_copied_bytes_total", "Bytes copied from one tier to another");
+  Family<Counter>& tier_error_family =
+      CounterFamily("ashlar_tier_errors_total", "Reads and writes of copies that failed");
 
   Gauge& objects = SingleGauge("ashlar_objects", "Objects in the cache");
   Gauge& object_bytes = SingleGauge("ashlar_object_bytes", "Bytes of objects in the cache");
@@ -180,11 +183,13 @@ struct Metrics::Impl {
   Gauge& reservations = SingleGauge("ashlar_reservations", "Reservations that wait for their publish");
   Gauge& landings = SingleGauge("ashlar_landings", "Landings in flight");
   Gauge& compositions = SingleGauge("ashlar_compositions", "Compositions in flight");
+  Gauge& copies_under_way = SingleGauge("ashlar_copies_under_way", "Copies between tiers that have not ended");
   Gauge& sessions = SingleGauge("ashlar_sessions", "Sessions of engines, those that drain included");
 
   Family<Gauge>& queue_family = GaugeFamily("ashlar_queue_depth", "Work that waits in a bounded queue");
   Gauge& metadata_queue = queue_family.Add({{"queue", "metadata"}});
   Gauge& worker_queue = queue_family.Add({{"queue", "workers"}});
+  Gauge& disk_queue = queue_family.Add({{"queue", "disk"}});
   Family<Counter>& rejection_family =
       CounterFamily("ashlar_queue_rejections_total", "Work refused because a bounded queue was full");
   Counter& metadata_rejections = rejection_family.Add({{"queue", "metadata"}});
@@ -268,6 +273,25 @@ void Metrics::Landed(TenantId tenant, uint64_t bytes) {
   impl_->landed_bytes.at(tenant)->Increment(static_cast<double>(bytes));
 }
 
+void Metrics::Copied(TenantId tenant, TierKind from, TierKind to, uint64_t bytes) {
+  impl_->copied_family
+      .Add({{"tenant", impl_->tenants.at(tenant)}, {"from", std::string(Name(from))}, {"to", std::string(Name(to))}})
+      .Increment(static_cast<double>(bytes));
+}
+
+void Metrics::TierError(TenantId tenant, TierKind tier, const absl::Status& error) {
+  Counter& errors =
+      impl_->tier_error_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"tier", std::string(Name(tier))}});
+  errors.Increment();
+  const auto count = static_cast<uint64_t>(errors.Value());
+  if (!std::has_single_bit(count)) return;  // as below: a broken disk refuses everything
+  Log(LogLevel::kError, "a tier cannot read or write",
+      {{"tenant", impl_->tenants.at(tenant)},
+       {"tier", std::string(Name(tier))},
+       {"error", std::string(error.message())},
+       {"errors", count}});
+}
+
 void Metrics::NoMemory(TenantId tenant, absl::string_view why) {
   Counter& refusals = *impl_->memory_refusals.at(tenant);
   refusals.Increment();
@@ -320,6 +344,8 @@ void Metrics::Set(const Levels& levels) {
   impl_->sessions.Set(static_cast<double>(levels.sessions));
   impl_->metadata_queue.Set(static_cast<double>(levels.metadata_queue));
   impl_->worker_queue.Set(static_cast<double>(levels.worker_queue));
+  impl_->disk_queue.Set(static_cast<double>(levels.disk_queue));
+  impl_->copies_under_way.Set(static_cast<double>(levels.copies_under_way));
   const auto advance = [](Counter& counter, uint64_t total) {
     counter.Increment(static_cast<double>(total) - counter.Value());
   };

@@ -41,6 +41,7 @@ absl::string_view Name(RpcMethod method);
 // Levels at one moment, taken by the metadata thread now and then.
 struct Levels {
   std::map<TierKind, std::vector<storage::TierUsage>> tiers;  // that there are; by tenant
+  uint64_t disk_queue = 0, copies_under_way = 0;
   uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;
   std::vector<uint64_t> region_bytes;                                   // by tenant
@@ -78,6 +79,8 @@ class Metrics final : public storage::Observer {
   void Evicted(storage::TenantId, ObjectKind, const storage::Ghost& ghost) override;
   void Published(storage::TenantId, ObjectKind, uint64_t bytes) override;
   void Landed(storage::TenantId, uint64_t bytes) override;
+  void Copied(storage::TenantId, TierKind from, TierKind to, uint64_t bytes) override;
+  void TierError(storage::TenantId, TierKind tier, const absl::Status& error) override;
   void NoMemory(storage::TenantId, absl::string_view why) override;
   void Reserved(storage::TenantId, ObjectKind, ReserveOutcome) override;
   void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;

@@ -77,6 +77,10 @@ std::optional<TransitionKind> TransitionKindOf(PartForm form) {
   }
 }
 
+uint64_t Part::End() const {
+  return Empty() ? 0 : UnitOffset(units - 1) + last_unit_bytes;
+}
+
 uint64_t Part::UnitOffset(uint32_t unit) const {
   constexpr uint64_t kAlignment = limits::kUnitAlignment;
   const uint64_t stride = (unit_bytes + kAlignment - 1) / kAlignment * kAlignment;

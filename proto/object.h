@@ -78,6 +78,7 @@ struct Part {
   bool Empty() const { return unit_bytes == 0; }  // nothing of it is stored
   uint64_t UnitOffset(uint32_t unit) const;       // not of an empty part
   uint32_t UnitBytes(uint32_t unit) const { return unit + 1 == units ? last_unit_bytes : unit_bytes; }
+  uint64_t End() const;                        // behind the last unit, from the object's start; 0 of an empty part
   uint64_t Bytes() const { return units == 0 ? 0 : uint64_t{unit_bytes} * (units - 1) + last_unit_bytes; }
   bool operator==(const Part&) const = default;
 };

@@ -8,20 +8,19 @@
 #include "storage/drain.h"
 #include "storage/lander.h"
 #include "storage/lease.h"
-#include "storage/policy/eviction.h"
-#include "storage/pool.h"
 #include "storage/publisher.h"
 
 namespace ashlar::storage {
 
 struct Cache::Impl {
-  Impl(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer)
+  Impl(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& copying, const Clock& clock,
+       Observer* observer)
       : clock(clock),
-        tier(tier),
+        top(*tiers.memory.front()),
         observer(observer == nullptr ? ignored : *observer),
         texts(options.texts_per_tenant),
         misses(options.misses_per_tenant),
-        pool(tier, lru, options.ghosts_per_tenant, clock, this->observer),
+        pool(options.pool, tiers, copying, clock, this->observer),
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
         publisher(pool, mover, clock, drain, options.reservation),
@@ -36,7 +35,7 @@ struct Cache::Impl {
   Found Describe(const Pool::Result& result) const {
     if (!result.object) return {.reason = result.reason};
     if (result.object->gone != MissReason::kNone) return {.reason = result.object->gone};
-    return {.tier = pool.kind(), .header = &result.object->header, .slot = &result.object->slot};
+    return {.tier = result.tier, .header = &result.object->header, .slot = &result.object->top().slot};
   }
 
   Match Describe(const LeaseId& lease, const LeaseTable::Segments& segments) const {
@@ -51,12 +50,13 @@ struct Cache::Impl {
   // object, and never get it published again. One call verifies an object once, however often it asks for it.
   Pool::Result FindWhole(TenantId tenant, const Key& key, Verified& verified) {
     Pool::Result result = pool.Find(tenant, key);
-    if (!result.object || !verified.insert(result.object->id).second) return result;
-    const ExtentRun& first = result.object->slot.runs.front();
-    const auto* bytes = reinterpret_cast<const char*>(tier.Address(first.arena, first.first));
+    if (!result.object || !result.object->top().whole()) return result;  // or on its way up: landings will verify it
+    if (!verified.insert(result.object->id).second) return result;
+    const ExtentRun& first = result.object->top().slot.runs.front();
+    const auto* bytes = reinterpret_cast<const char*>(top.Address(first.arena, first.first));
     if (VerifyHeader({bytes, limits::kExtentBytes}).ok()) return result;
     pool.Drop(result.object, MissReason::kChecksumFailed);
-    return {MissReason::kChecksumFailed, {}};
+    return {.reason = MissReason::kChecksumFailed};
   }
 
   Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Verified& verified) {
@@ -71,7 +71,7 @@ struct Cache::Impl {
     if (!query.storable) return {.reason = MissReason::kTooShort};
     if (const Entry* entry = pool.Peek(tenant, query.key)) {
       const Nanos now = clock.Now();
-      Presence present{.tier = pool.kind(), .bytes = entry->header.bytes};
+      Presence present{.tier = pool.placement().Nearest(*entry), .bytes = entry->header.bytes};
       if (!entry->ready) return {.reason = MissReason::kBeingPublished, .present = present};
       present.uses = entry->uses;
       present.references = entry->references;
@@ -96,7 +96,7 @@ struct Cache::Impl {
   Pool::Result Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason) {
     reason = Explained(session, tenant, query, reason);
     observer.Miss(tenant, query.kind, reason, query.tokens);
-    return {reason, {}};
+    return {.reason = reason};
   }
 
   // A landing's `done` that remembers what was missed.
@@ -122,10 +122,9 @@ struct Cache::Impl {
   }
 
   const Clock& clock;
-  const Tier& tier;
+  const Tier& top;
   Observer ignored;
   Observer& observer;
-  LruPolicy lru;
   Drain drain;
   std::map<SessionId, TenantId> sessions;
   TextTable texts;
@@ -137,10 +136,25 @@ struct Cache::Impl {
   Composer composer;
 };
 
-Cache::Cache(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer)
-    : impl_(std::make_unique<Impl>(std::move(options), tier, mover, clock, observer)) {}
+Cache::Cache(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& copying, const Clock& clock,
+             Observer* observer)
+    : impl_(std::make_unique<Impl>(std::move(options), tiers, mover, copying, clock, observer)) {}
 
 Cache::~Cache() = default;
+
+void Cache::SetFloor(size_t tier, const Group& group, uint64_t bytes) {
+  impl_->pool.placement().SetFloor(tier, group, bytes);
+}
+
+void Cache::SetTimeToLive(TenantId tenant, Nanos ttl) {
+  impl_->pool.SetTimeToLive(tenant, ttl);
+}
+
+void Cache::Adopt(std::vector<SsdTier::Recovered> objects) {
+  for (SsdTier::Recovered& object : objects) {
+    impl_->pool.Adopt(object.tenant, std::move(object.header), std::move(object.slot));
+  }
+}
 
 void Cache::OpenSession(SessionId session, TenantId tenant) {
   impl_->sessions.emplace(session, tenant);
@@ -202,13 +216,13 @@ void Cache::Release(SessionId session, const LeaseId& lease) {
   impl_->leases.Release(session, lease);
 }
 
-Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text) {
+Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text, PoolKind pool) {
   const TenantId* tenant = impl_->Tenant(session);
   if (tenant == nullptr) return {};
-  Publisher::Reserved reserved = impl_->publisher.Reserve(session, *tenant, plan);
+  Publisher::Reserved reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan);
   const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
   if (Impl::Verified none; present && !impl_->FindWhole(*tenant, plan.key, none).object) {
-    reserved = impl_->publisher.Reserve(session, *tenant, plan);
+    reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan);
   }
   const bool known = text != TextDigest{};
   if (known && reserved.outcome == ReserveOutcome::kGranted) impl_->texts.Remember(*tenant, text, plan.ns);
@@ -281,9 +295,31 @@ std::vector<Miss> Cache::LastMisses(TenantId tenant, size_t most) const {
   return impl_->misses.Last(tenant, most);
 }
 
+bool Cache::Pin(TenantId tenant, const Key& key, Nanos until) {
+  return impl_->pool.Pin(tenant, key, until);
+}
+
+bool Cache::Unpin(TenantId tenant, const Key& key) {
+  return impl_->pool.Unpin(tenant, key);
+}
+
+bool Cache::Evict(TenantId tenant, const Key& key) {
+  return impl_->pool.Evict(tenant, key);
+}
+
+std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key) const {
+  std::vector<TierKind> tiers;
+  const Entry* entry = impl_->pool.Peek(tenant, key);
+  for (size_t i = 0; entry != nullptr && entry->ready && i < impl_->pool.placement().levels(); ++i) {
+    if (entry->copies[i].whole()) tiers.push_back(impl_->pool.placement().kind(i));
+  }
+  return tiers;
+}
+
 void Cache::Tick() {
   impl_->leases.Expire(impl_->clock.Now());
   impl_->publisher.Expire();
+  impl_->pool.Tick();
 }
 
 Cache::Stats Cache::stats() const {
@@ -292,7 +328,8 @@ Cache::Stats Cache::stats() const {
           .leases = impl_->leases.size(),
           .reservations = impl_->publisher.reservations(),
           .landings = impl_->lander.landings(),
-          .compositions = impl_->composer.compositions()};
+          .compositions = impl_->composer.compositions(),
+          .copies_under_way = impl_->pool.placement().fills()};
 }
 
 }  // namespace ashlar::storage

@@ -24,12 +24,12 @@
 #include "storage/executor.h"
 #include "storage/explanation.h"
 #include "storage/ids.h"
-#include "storage/index/ghost_table.h"
 #include "storage/index/text_table.h"
 #include "storage/lander.h"
 #include "storage/miss_log.h"
 #include "storage/observer.h"
-#include "storage/tier/tier.h"
+#include "storage/pool.h"
+#include "storage/tier/tiers.h"
 #include "storage/transfer.h"
 
 namespace ashlar::storage {
@@ -54,20 +54,29 @@ struct CacheOptions {
   size_t leases_per_session = limits::kMaxLeases;
   size_t leased_segments_per_session = limits::kMaxLeasedSegments;
   size_t compositions_per_session = limits::kMaxCompositions;  // in flight; more are answered kBusy
-  size_t ghosts_per_tenant = GhostTable::kDefaultGhosts;       // why keys that are gone are gone
-  size_t texts_per_tenant = TextTable::kDefaultTexts;          // and under which namespaces texts were published
-  size_t misses_per_tenant = MissLog::kDefaultMisses;          // that LastMisses can tell
-  std::function<uint64_t()> random;                            // for lease ids; a simulator passes a seeded one
+  PoolOptions pool;
+  size_t texts_per_tenant = TextTable::kDefaultTexts;  // and under which namespaces texts were published
+  size_t misses_per_tenant = MissLog::kDefaultMisses;  // that LastMisses can tell
+  std::function<uint64_t()> random;                    // for lease ids; a simulator passes a seeded one
 };
 
 class Mover;
 
 class Cache {
  public:
-  // All referenced objects must outlive the cache; `observer` may be null. Before the cache is destroyed every session
-  // must be closed and drained.
-  Cache(CacheOptions options, Tier& tier, Mover& mover, const Clock& clock, Observer* observer);
+  // All referenced objects must outlive the cache; `observer` may be null. `mover` works in the first tier, `copying`
+  // between memory tiers. Before the cache is destroyed every session must be closed and drained, and the executors
+  // must be idle.
+  Cache(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& copying, const Clock& clock,
+        Observer* observer);
   ~Cache();
+
+  // Before any session is opened. What a pool of a tenant has for itself in a tier (0: the first; storage/level.h); and
+  // how long its objects are kept unused (0: until space is needed).
+  void SetFloor(size_t tier, const Group& group, uint64_t bytes);
+  void SetTimeToLive(TenantId tenant, Nanos ttl);
+  // What SsdTier::Recover gave: found from now on.
+  void Adopt(std::vector<SsdTier::Recovered> objects);
 
   void OpenSession(SessionId session, TenantId tenant);
   // Frees what the session held: its part in leases, its reservations. Landings and publishes in flight are cancelled
@@ -93,7 +102,8 @@ class Cache {
   // `plan` is PlanObject's answer, `text` what it is of (all zero: not known): a miss of the same text under
   // another namespace says so (kNamespaceDiffers). Evicts what is needed to make room, and drops an object that is
   // there already but whose stored header has changed.
-  Reservation Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text = {});
+  Reservation Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text = {},
+                      PoolKind pool = PoolKind::kPublic);
   // The plan behind a reservation of this session; null when unknown. For checking sources before Publish.
   const ObjectHeader* Planned(SessionId session, ReservationId reservation) const;
   // Copies in and checksums in the same pass; the object is found by others only after `done(kPublished)`, which may be
@@ -124,7 +134,16 @@ class Cache {
   // The latest of the tenant's segments that look-ups and landings missed, newest first.
   std::vector<Miss> LastMisses(TenantId tenant, size_t most) const;
 
-  // Ends what is past its deadline. Call it about once a second.
+  // For operators. Until `until` (0: for good) the object stays in some tier, whoever needs the space; a second pin
+  // replaces the first. Evict: it goes from all of them, leased bytes with their leases. False: there is no such
+  // object.
+  bool Pin(TenantId tenant, const Key& key, Nanos until);
+  bool Unpin(TenantId tenant, const Key& key);
+  bool Evict(TenantId tenant, const Key& key);
+  // The tiers that have a whole copy, top to bottom; on a disk: acknowledged. Counts as no use of it.
+  std::vector<TierKind> Where(TenantId tenant, const Key& key) const;
+
+  // Ends what is past its deadline, goes on with what found no room. Call it about once a second.
   void Tick();
 
   struct Stats {
@@ -134,6 +153,7 @@ class Cache {
     uint64_t reservations = 0;
     uint64_t landings = 0;
     uint64_t compositions = 0;
+    uint64_t copies_under_way = 0;  // between tiers
   };
   Stats stats() const;
 

@@ -56,7 +56,10 @@ class Model {
       used += o.ready || o.reserved ? o.extents : 0;
       idle += o.ready && o.references == 0 ? o.extents : 0;
     }
-    if (used - idle + extents > kBudget) return ReserveOutcome::kNoSpace;
+    if (used - idle + extents > kBudget) {
+      object.gone = MissReason::kBudgetRefused;
+      return ReserveOutcome::kNoSpace;
+    }
     while (used + extents > kBudget) {
       Object* oldest = nullptr;
       for (auto& [other, o] : objects_) {

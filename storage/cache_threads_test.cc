@@ -29,7 +29,7 @@ TEST(CacheThreads, TransfersRunBesideEachOtherAndTheMetadata) {
   kernels::ThreadPool workers(2);
   ThreadedExecutor executor(3);
   Mover mover(kernels::Host(), workers, executor, *tier);
-  Cache cache({}, *tier, mover, clock, nullptr);
+  Cache cache({}, {.memory = {tier.get()}}, mover, executor, clock, nullptr);
   cache.OpenSession(kSession, 1);
 
   // Arenas are added while earlier publishes copy; landings of finished texts run beside them.
@@ -90,7 +90,7 @@ TEST(CacheThreads, ASessionClosedInTheMiddleDrains) {
   kernels::ThreadPool workers(2);
   ThreadedExecutor executor(2);
   Mover mover(kernels::Host(), workers, executor, *tier);
-  Cache cache({}, *tier, mover, clock, nullptr);
+  Cache cache({}, {.memory = {tier.get()}}, mover, executor, clock, nullptr);
   cache.OpenSession(kSession, 1);
   const ObjectHeader plan = TestPlan(1, 64);
   bool published = false;

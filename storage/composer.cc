@@ -28,25 +28,43 @@ void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::sp
   if (outcome == MissReason::kNone && CountOf(session) >= per_session_) outcome = MissReason::kBusy;
   if (outcome != MissReason::kNone) return Conclude(std::move(call));
 
-  std::vector<ComposeSource> sources;
   for (size_t i = 0; i < composition.interiors.size(); ++i) {
     const Pool::Reference& object = call.objects[i];
-    ComposeSource& source = sources.emplace_back(ComposeSource{&object->header, &object->slot, {}});
+    ComposeSource& source = call.sources.emplace_back(ComposeSource{&object->header, &object->top().slot, {}});
     for (const Composition::Layer& layer : composition.layers) {
       source.verified.push_back(verified.Contains(composition.interiors[i].segment, layer.layer));
     }
   }
-  const CancelFlag cancel = call.cancel;
+  call.composition = std::move(composition);
   compositions_.emplace(name, std::move(call));
   drain_.Begin(session);
+  Continue(name);
+}
+
+void Composer::Continue(const Name& name) {
+  const auto found = compositions_.find(name);
+  if (found == compositions_.end() || found->second.started) return;
+  InFlight& call = found->second;
+  CompositionVerdict& verdict = call.verdict;
+  if (call.cancel.cancelled()) verdict.outcome = MissReason::kCancelled;
+  for (size_t i = 0; i < call.objects.size() && verdict.outcome == MissReason::kNone; ++i) {
+    if (call.objects[i]->top().whole()) continue;
+    verdict.interiors[i] = verdict.outcome = call.objects[i]->gone;
+    if (verdict.outcome != MissReason::kNone) break;
+    return pool_.WhenLoaded(call.objects[i], call.objects[i]->header.bytes, [this, name] { Continue(name); });
+  }
+  if (verdict.outcome != MissReason::kNone) return End(name);
+  Start(name, call);
+}
+
+void Composer::Start(const Name& name, InFlight& call) {
+  call.started = true;
   const bool queued = mover_.Compose(
-      std::move(sources), std::move(composition), cancel,
+      std::move(call.sources), std::move(call.composition), call.cancel,
       [this, name](const std::vector<bool>& corrupt, bool cancelled) { Finish(name, corrupt, cancelled); });
   if (queued) return;
-  InFlight refused = std::move(compositions_.extract(name).mapped());
-  refused.verdict.outcome = MissReason::kBusy;
-  Conclude(std::move(refused));
-  drain_.End(session);
+  call.verdict.outcome = MissReason::kBusy;
+  End(name);
 }
 
 void Composer::Collect(InFlight& call, std::span<const Pool::Result> found, const Composition& composition) {
@@ -70,15 +88,20 @@ size_t Composer::CountOf(SessionId session) const {
 }
 
 void Composer::Finish(const Name& name, const std::vector<bool>& corrupt, bool cancelled) {
-  InFlight call = std::move(compositions_.extract(name).mapped());
+  InFlight& call = compositions_.at(name);
   if (cancelled) call.verdict.outcome = MissReason::kCancelled;
   for (size_t i = 0; i < corrupt.size(); ++i) {
     if (!corrupt[i]) continue;
     call.verdict.outcome = call.verdict.interiors[i] = MissReason::kChecksumFailed;
     pool_.Drop(call.objects[i], MissReason::kChecksumFailed);
   }
-  Conclude(std::move(call));
-  drain_.End(name.first);
+  End(name);
+}
+
+void Composer::End(const Name& name) {
+  const SessionId session = name.first;  // the name may lie in what ends here
+  Conclude(std::move(compositions_.extract(name).mapped()));
+  drain_.End(session);
 }
 
 void Composer::Conclude(InFlight call) {
@@ -91,14 +114,20 @@ void Composer::Conclude(InFlight call) {
 void Composer::Quiesce(SessionId session, LandingId id, std::function<void()> quiet) {
   const auto found = compositions_.find({session, id});
   if (found == compositions_.end()) return quiet();
-  found->second.cancel.Cancel();
   found->second.quiet.push_back(std::move(quiet));
+  Cancel(Name(found->first), found->second);
+}
+
+void Composer::Cancel(const Name& name, InFlight& call) {
+  call.cancel.Cancel();
+  Continue(name);  // one that waits ends now
 }
 
 void Composer::CloseSession(SessionId session) {
-  for (auto found = compositions_.lower_bound({session, 0});
-       found != compositions_.end() && found->first.first == session; ++found) {
-    found->second.cancel.Cancel();
+  for (auto next = compositions_.lower_bound({session, 0});
+       next != compositions_.end() && next->first.first == session;) {
+    const auto found = next++;  // it may end at once
+    Cancel(Name(found->first), found->second);
   }
 }
 

@@ -46,6 +46,9 @@ class Composer {
     Nanos begin = 0;
     std::vector<Pool::Reference> objects;  // one an interior; empty where there is none
     CompositionVerdict verdict;
+    std::vector<ComposeSource> sources;
+    Composition composition;
+    bool started = false;
     CancelFlag cancel;
     Done done;
     std::vector<std::function<void()>> quiet;
@@ -55,6 +58,11 @@ class Composer {
   // References what the interiors name and says what is missing.
   static void Collect(InFlight& call, std::span<const Pool::Result> found, const Composition& composition);
   size_t CountOf(SessionId session) const;
+  // Starts once all interiors are there: their copies may still be on their way up.
+  void Continue(const Name& name);
+  void Start(const Name& name, InFlight& call);
+  void Cancel(const Name& name, InFlight& call);
+  void End(const Name& name);
   void Finish(const Name& name, const std::vector<bool>& corrupt, bool cancelled);
   void Conclude(InFlight call);
 

@@ -29,12 +29,37 @@ LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, con
   }
 }
 
-void LandJob::Run(uint64_t bytes, const std::function<void()>& landed) {
+uint64_t LandJob::LayersBegin(size_t step) const {
+  if (step == 0) return 0;
+  return step <= target_.rows.size() ? uint64_t{target_.rows[step - 1].layer} + 1 : UINT64_MAX;
+}
+
+size_t LandJob::FirstStepBehind(size_t source, uint64_t bytes) const {
+  const ObjectHeader& header = *sources_[source].object->header;
+  if (bytes >= header.bytes) return SIZE_MAX;
+  // Parts lie in the order of their layers.
+  const auto ends_behind = [bytes](const Part& part) { return part.End() > bytes; };
+  const auto part = std::ranges::find_if(header.parts, ends_behind);
+  if (part == header.parts.end()) return SIZE_MAX;
+  const auto& rows = target_.rows;
+  return std::ranges::lower_bound(rows, part->layer, {}, &PagedRows::layer) - rows.begin();
+}
+
+uint64_t LandJob::NextNeeds(size_t source) const {
+  const ObjectHeader& header = *sources_[source].object->header;
+  uint64_t needed = 0;
+  for (const Part& part : header.parts) {
+    if (part.layer < LayersBegin(next_ + 1)) needed = std::max(needed, part.End());
+  }
+  return needed;
+}
+
+void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed) {
   std::deque<Step> batch;  // they stay where they are
   std::vector<Task> tasks;
   uint64_t read = 0, landed_bytes = 0;
   const size_t first = next_;
-  while (!finished() && read < bytes) {
+  while (!finished() && next_ < end_step && read < bytes) {
     const PagedRows* rows = next_ < target_.rows.size() ? &target_.rows[next_] : nullptr;
     Step& step = batch.emplace_back(StepChecks(next_++));
     AppendTasks(rows, step, tasks);
@@ -100,9 +125,7 @@ void LandJob::Conclude(const Step& step) {
 }
 
 std::vector<LandJob::Check> LandJob::StepChecks(size_t step) {
-  const auto& rows = target_.rows;
-  const uint64_t begin = step == 0 ? 0 : uint64_t{rows[step - 1].layer} + 1;
-  const uint64_t end = step < rows.size() ? uint64_t{rows[step].layer} + 1 : UINT64_MAX;
+  const uint64_t begin = LayersBegin(step), end = LayersBegin(step + 1);
   std::vector<Check> checks;
   for (const Source& source : sources_) {
     if (source.object->corrupt) continue;

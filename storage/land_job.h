@@ -37,13 +37,19 @@ class LandJob {
   LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
           const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel);
 
-  // On any thread, one call at a time: runs whole steps until they have read `bytes` or more, or none is left.
-  // `landed` is called on the threads that work, one at a time, whenever layers() has grown. Sources found corrupt are
-  // skipped from then on. Stops between tasks when cancelled.
-  void Run(uint64_t bytes, const std::function<void()>& landed);
+  // On any thread, one call at a time: runs whole steps below `end_step` until they have read `bytes` or more, or none
+  // is left. `landed` is called on the threads that work, one at a time, whenever layers() has grown. Sources found
+  // corrupt are skipped from then on. Stops between tasks when cancelled.
+  void Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed);
 
   // On the thread that waits for Run.
   bool finished() const { return next_ == steps(); }
+  bool CanRun(size_t end) const { return next_ < end; }
+  // The first step that reads behind the source's first `bytes` bytes; a number no step has, if none does.
+  size_t FirstStepBehind(size_t source, uint64_t bytes) const;
+  // How many of the source's bytes, from the start, the next step needs to be there.
+  uint64_t NextNeeds(size_t source) const;
+  void Skip(size_t source) { sources_[source].object->corrupt = true; }
   void ReleaseMemory() { target_.keep.reset(); }
 
   // On any thread, at any time.
@@ -81,6 +87,7 @@ class LandJob {
     uint64_t* scale_checksums;
   };
 
+  uint64_t LayersBegin(size_t step) const;  // the first layer of a step
   size_t steps() const { return target_.rows.size() + (has_tail_ ? 1 : 0); }
   std::vector<Check> StepChecks(size_t step);
   // Of `rows`, if they have any: among the same object's parts of the same layer, which come next.

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "proto/limits.h"
+
 namespace ashlar::storage {
 
 Lander::Lander(Pool& pool, Mover& mover, Drain& drain, Observer& observer)
@@ -38,7 +40,7 @@ std::vector<LandSource> Lander::Sort(Landing& landing, std::span<const Pool::Res
     if (verdict == MissReason::kNone) {
       landing.moving.push_back(landing.verdict.size());
       landing.segments.push_back(segment.index);
-      sources.push_back({&object->header, &object->slot, segment.first_position});
+      sources.push_back({&object->header, &object->top().slot, segment.first_position});
     }
     landing.verdict.push_back(verdict);
     landing.objects.push_back(std::move(object));
@@ -48,10 +50,36 @@ std::vector<LandSource> Lander::Sort(Landing& landing, std::span<const Pool::Res
 
 void Lander::Start(const Name& name, std::vector<LandSource> sources, LandTarget target) {
   const CancelFlag cancel = landings_.at(name).cancel;
-  mover_.Land(std::move(sources), std::move(target), cancel,
-              {.progress = [this, name](uint32_t layers) { Progress(name, layers); },
-               .corrupt = [this, name](size_t source) { Corrupt(name, source); },
-               .done = [this, name](MissReason outcome) { Finish(name, outcome); }});
+  mover_.Land(
+      std::move(sources), std::move(target), cancel,
+      {.loaded = [this, name](size_t source) { return Loaded(name, source); },
+       .blocked = [this, name](size_t source, uint64_t bytes,
+                               std::function<void()> resume) { Blocked(name, source, bytes, std::move(resume)); },
+       .progress = [this, name](uint32_t layers) { Progress(name, layers); },
+       .corrupt = [this, name](size_t source) { Corrupt(name, source); },
+       .done = [this, name](MissReason outcome) { Finish(name, outcome); }});
+}
+
+std::optional<uint64_t> Lander::Loaded(const Name& name, size_t source) {
+  Landing& landing = landings_.at(name);
+  const size_t segment = landing.moving[source];
+  const Entry& object = *landing.objects[segment];
+  if (object.top().whole()) return UINT64_MAX;  // also of one that is gone: its bytes stay
+  if (object.gone == MissReason::kNone) return object.top().loaded * limits::kExtentBytes;
+  landing.verdict[segment] = object.gone;
+  return std::nullopt;
+}
+
+void Lander::Blocked(const Name& name, size_t source, uint64_t bytes, std::function<void()> resume) {
+  Landing& landing = landings_.at(name);
+  landing.resume = resume;
+  pool_.WhenLoaded(landing.objects[landing.moving[source]], bytes, std::move(resume));
+}
+
+void Lander::Cancel(Landing& landing) {
+  landing.cancel.Cancel();
+  // Nothing is being written for a landing that waits: it ends now.
+  if (const std::function<void()> resume = std::exchange(landing.resume, nullptr)) resume();
 }
 
 void Lander::Progress(const Name& name, uint32_t layers) {
@@ -105,14 +133,14 @@ void Lander::Conclude(Landing landing) {
 void Lander::Quiesce(SessionId session, LandingId id, std::function<void()> quiet) {
   const auto found = landings_.find({session, id});
   if (found == landings_.end()) return quiet();
-  found->second.cancel.Cancel();
   found->second.quiet.push_back(std::move(quiet));
+  Cancel(found->second);
 }
 
 void Lander::CloseSession(SessionId session) {
-  for (auto found = landings_.lower_bound({session, 0}); found != landings_.end() && found->first.first == session;
-       ++found) {
-    found->second.cancel.Cancel();
+  for (auto next = landings_.lower_bound({session, 0}); next != landings_.end() && next->first.first == session;) {
+    Landing& landing = (next++)->second;  // it may end at once
+    Cancel(landing);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -52,6 +53,7 @@ class Lander {
     std::vector<uint32_t> layers;    // attention layers, in the order in which they land
     std::shared_ptr<VerifiedLayers> verified;
     CancelFlag cancel;
+    std::function<void()> resume;  // while it waits for bytes that are on their way up
     LandCallbacks callbacks;
     std::vector<std::function<void()>> quiet;
   };
@@ -60,6 +62,9 @@ class Lander {
   // Decides what can land; returns the mover's share of it.
   static std::vector<LandSource> Sort(Landing& landing, std::span<const Pool::Result> found, const LandTarget& target);
   void Start(const Name& name, std::vector<LandSource> sources, LandTarget target);
+  std::optional<uint64_t> Loaded(const Name& name, size_t source);
+  void Blocked(const Name& name, size_t source, uint64_t bytes, std::function<void()> resume);
+  void Cancel(Landing& landing);
   void Progress(const Name& name, uint32_t layers);
   void Corrupt(const Name& name, size_t source);
   static void Verified(const Landing& landing, uint32_t below);

@@ -21,7 +21,7 @@ class LeaseTest : public ::testing::Test {
  protected:
   LeaseTest()
       : tier_(TestTier({{kTenant, 4}})),
-        pool_(*tier_, lru_, 4, clock_, observer_),
+        pool_({.ghosts_per_tenant = 4}, {.memory = {tier_.get()}}, executor_, clock_, observer_),
         leases_(Counter(), {.unused_lease = kUnused}) {}
 
   // The first draws are zero, then a number repeats: neither may name a lease.
@@ -35,11 +35,11 @@ class LeaseTest : public ::testing::Test {
 
   LeaseTable::Segments OneObject() {
     ObjectHeader plan{.bytes = limits::kExtentBytes};
-    Pool::Room room = pool_.Reserve(kTenant, plan);
+    Pool::Room room = pool_.Reserve({kTenant}, plan);
     if (room.object) pool_.Publish(room.object, plan);
     LeaseTable::Segments segments;
     segments.push_back(pool_.Find(kTenant, plan.key));
-    segments.push_back({MissReason::kNeverSeen, {}});
+    segments.push_back({.reason = MissReason::kNeverSeen});
     return segments;
   }
 
@@ -47,7 +47,7 @@ class LeaseTest : public ::testing::Test {
 
   ManualClock clock_;
   CountingObserver observer_;
-  LruPolicy lru_;
+  ManualExecutor executor_;
   std::unique_ptr<MemoryTier> tier_;
   Pool pool_;
   LeaseTable leases_;

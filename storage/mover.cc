@@ -13,6 +13,7 @@ struct Mover::Landing {
   std::vector<bool> told_corrupt;  // one a source
   uint32_t told_layers = 0;
   std::atomic<bool> posted{false};  // one event at a time waits to be told
+  bool blocked = false;
 
   // On the metadata thread: what has come to be known since the last time.
   void Tell() {
@@ -67,13 +68,39 @@ bool Mover::Compose(std::vector<ComposeSource> sources, Composition composition,
                        });
 }
 
+size_t Mover::StepsThere(const std::shared_ptr<Landing>& landing) {
+  if (!landing->events.loaded) return SIZE_MAX;
+  size_t end = SIZE_MAX, last = 0;
+  for (size_t i = 0; i < landing->told_corrupt.size(); ++i) {
+    if (landing->told_corrupt[i]) continue;
+    const std::optional<uint64_t> loaded = landing->events.loaded(i);
+    if (!loaded) {
+      landing->told_corrupt[i] = true;
+      landing->job.Skip(i);
+      continue;
+    }
+    const size_t behind = landing->job.FirstStepBehind(i, *loaded);
+    if (behind >= end) continue;
+    end = behind;
+    last = i;
+  }
+  if (landing->job.CanRun(end)) return end;
+  landing->blocked = true;
+  landing->events.blocked(last, landing->job.NextNeeds(last), [this, landing] {
+    if (std::exchange(landing->blocked, false)) NextTurn(landing);
+  });
+  return 0;
+}
+
 void Mover::NextTurn(const std::shared_ptr<Landing>& landing) {
   if (landing->job.cancelled()) return landing->Finish(MissReason::kCancelled);
   if (landing->job.finished()) return landing->Finish(MissReason::kNone);
+  const size_t end = StepsThere(landing);
+  if (end == 0) return;
   const auto post = [this, landing] {
     if (!landing->posted.exchange(true)) executor_.Post([landing] { landing->Tell(); });
   };
-  const bool queued = executor_.Run([this, landing, post] { landing->job.Run(turn_bytes_, post); },
+  const bool queued = executor_.Run([this, landing, post, end] { landing->job.Run(turn_bytes_, end, post); },
                                     [this, landing] {
                                       landing->Tell();
                                       NextTurn(landing);

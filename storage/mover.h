@@ -24,6 +24,12 @@ namespace ashlar::storage {
 
 // Called on the metadata thread.
 struct LandEvents {
+  // How much of a source is there, in bytes from its start: its copy may still be on its way up. None: it will never be
+  // all there, and is skipped. Must be set where not all sources are whole.
+  std::function<std::optional<uint64_t>(size_t source)> loaded;
+  // The landing cannot go on before that much of the source is there: call `resume` then, or when the answer of
+  // `loaded` becomes none, or when the landing was cancelled. More than once does no harm.
+  std::function<void(size_t source, uint64_t bytes, std::function<void()> resume)> blocked;
   std::function<void(uint32_t attention_layers)> progress;  // landed for all sources
   std::function<void(size_t source)> corrupt;               // failed its checksum; the rest of it is skipped
   // Once, last. Of all sources but the corrupt ones: kNone (landed), kCancelled, or kBusy (the executor was full).
@@ -61,6 +67,8 @@ class Mover {
  private:
   struct Landing;
   void NextTurn(const std::shared_ptr<Landing>& landing);
+  // Up to which step all sources are there. None can run: `blocked` was told.
+  size_t StepsThere(const std::shared_ptr<Landing>& landing);
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;

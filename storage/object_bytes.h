@@ -17,6 +17,7 @@ class ObjectBytes {
 
   std::byte* start() const { return extents_.front(); }
   std::byte* Unit(const Part& part, uint32_t unit) const;
+  const std::vector<std::byte*>& extents() const { return extents_; }  // in the object's order
 
  private:
   std::vector<std::byte*> extents_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "proto/key.h"
 #include "proto/outcome.h"
@@ -23,6 +24,10 @@ class Observer {
   virtual void Evicted(TenantId /*tenant*/, ObjectKind /*kind*/, const Ghost& /*ghost*/) {}
   virtual void Published(TenantId /*tenant*/, ObjectKind /*kind*/, uint64_t /*bytes*/) {}
   virtual void Landed(TenantId /*tenant*/, uint64_t /*bytes*/) {}
+  // A copy in one tier became another in another one: promoted, or demoted.
+  virtual void Copied(TenantId /*tenant*/, TierKind /*from*/, TierKind /*to*/, uint64_t /*bytes*/) {}
+  // A tier could not read, or not write.
+  virtual void TierError(TenantId /*tenant*/, TierKind /*tier*/, const absl::Status& /*error*/) {}
   // What became of one object that an engine asked to publish.
   virtual void Reserved(TenantId /*tenant*/, ObjectKind /*kind*/, ReserveOutcome /*outcome*/) {}
   // The tenant's budget has room, but the machine gave no memory (or descriptors, or mappings) for another arena.

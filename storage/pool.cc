@@ -7,7 +7,7 @@
 namespace ashlar::storage {
 
 Pool::Reference::Reference(Pool& pool, Entry& entry) : pool_(&pool), entry_(&entry) {
-  ++entry.references;
+  if (++entry.references == 1) pool.placement_.Changed(entry);
 }
 
 Pool::Reference::Reference(Reference&& other) noexcept
@@ -28,114 +28,191 @@ Pool::Reference Pool::Reference::Share() const {
   return Reference(*pool_, *entry_);
 }
 
-Pool::Pool(Tier& tier, EvictionPolicy& policy, size_t ghosts_per_tenant, const Clock& clock, Observer& observer)
-    : tier_(tier), policy_(policy), clock_(clock), observer_(observer), ghosts_(ghosts_per_tenant) {}
+Pool::Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clock& clock, Observer& observer)
+    : clock_(clock),
+      observer_(observer),
+      admission_(options.admission, options.admission_keys),
+      ghosts_(options.ghosts_per_tenant),
+      placement_(tiers, copying, admission_, observer,
+                 {.find =
+                      [this](ObjectId id) {
+                        const auto found = entries_.find(id);
+                        return found == entries_.end() ? nullptr : found->second.get();
+                      },
+                  .lost = [this](Entry& entry, MissReason why, PolicyKind policy,
+                                 TierKind tier) { Unlink(entry, why, policy, tier); },
+                  .vacated = [this](Entry& entry) { entries_.erase(ObjectId{entry.id}); }}) {}
 
-Pool::~Pool() {
-  for (auto& [id, entry] : entries_) tier_.Free(std::move(entry->slot));
-}
+Pool::~Pool() = default;
 
 Pool::Result Pool::Find(TenantId tenant, const Key& key) {
   Entry* entry = table_.Find(tenant, key);
+  if (entry != nullptr && entry->ready && Expired(*entry)) {
+    Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
+    entry = nullptr;
+  }
   if (entry == nullptr) {
     const Ghost* ghost = ghosts_.Find(tenant, key);
-    return {ghost == nullptr ? MissReason::kNeverSeen : ghost->reason, {}};
+    return {.reason = ghost == nullptr ? MissReason::kNeverSeen : ghost->reason};
   }
-  if (!entry->ready) return {MissReason::kBeingPublished, {}};
+  if (!entry->ready) return {.reason = MissReason::kBeingPublished};
+  Result result{.tier = placement_.Nearest(*entry), .object = Reference(*this, *entry)};
+  const MissReason refused = placement_.Promote(*entry);
+  if (refused != MissReason::kNone) return {.reason = refused};
   ++entry->uses;
-  entry->last_used_at = clock_.Now();
-  if (entry->references == 0) idle_extents_[tenant] -= entry->slot.Extents();
-  policy_.Touch(entry->id);
-  return {MissReason::kNone, Reference(*this, *entry)};
+  Use(*entry);
+  placement_.Touch(*entry);
+  placement_.Pump();
+  return result;
 }
 
-Pool::Room Pool::Reserve(TenantId tenant, const ObjectHeader& plan) {
-  if (const Entry* entry = table_.Find(tenant, plan.key)) {
+Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan) {
+  if (Entry* entry = table_.Find(group.tenant, plan.key)) {
     if (!entry->ready) return {ReserveOutcome::kBeingPublished, {}};
-    policy_.Touch(entry->id);
+    placement_.Touch(*entry);
     return {ReserveOutcome::kAlreadyPresent, {}};
   }
-  std::optional<Slot> slot = MakeRoom(tenant, plan.Extents());
-  if (!slot) return {ReserveOutcome::kNoSpace, {}};
-  const ObjectId id = next_id_++;
-  auto entry = std::make_unique<Entry>(Entry{.id = id, .tenant = tenant, .header = plan, .slot = *std::move(slot)});
-  Entry& object = *entries_.emplace(id, std::move(entry)).first->second;
-  table_.Insert(object);
-  return {ReserveOutcome::kGranted, Reference(*this, object)};
+  Entry& entry = Make(group, plan);
+  if (!placement_.Reserve(entry, plan.Extents())) {
+    entries_.erase(ObjectId{entry.id});
+    ghosts_.Remember(group.tenant, plan.key,
+                     {.reason = MissReason::kBudgetRefused, .bytes = plan.bytes, .gone_at = clock_.Now()});
+    return {ReserveOutcome::kNoSpace, {}};
+  }
+  table_.Insert(entry);
+  return {ReserveOutcome::kGranted, Reference(*this, entry)};
 }
 
-std::optional<Slot> Pool::MakeRoom(TenantId tenant, uint64_t extents) {
-  const auto free_extents = [&] {
-    const TierUsage usage = tier_.Usage(tenant);
-    return (usage.capacity_bytes - usage.used_bytes) / limits::kExtentBytes;
-  };
-  // Nothing is given up in vain: either all of it will fit, or nobody goes.
-  if (extents > free_extents() + idle_extents_[tenant]) return std::nullopt;
-  while (true) {
-    absl::StatusOr<Slot> slot = tier_.Allocate(tenant, extents);
-    if (slot.ok()) return *std::move(slot);
-    if (!absl::IsResourceExhausted(slot.status())) return std::nullopt;
-    const uint64_t free = free_extents();
-    // Within budget but refused: the machine has no memory for another arena, so what there is must be freed.
-    if (extents <= free) observer_.NoMemory(tenant, slot.status().message());
-    const uint64_t missing = extents > free ? extents - free : 1;
-    const auto idle = [&](ObjectId id) { return entries_.at(id)->references == 0; };
-    const std::vector<ObjectId> victims = policy_.Victims(tenant, missing, idle);
-    if (victims.empty()) return std::nullopt;
-    for (const ObjectId id : victims) {
-      Entry& victim = *entries_.at(id);
-      idle_extents_[tenant] -= victim.slot.Extents();
-      Unlink(victim, MissReason::kEvicted, PolicyKind::kLru);
-      Free(victim);
-    }
-  }
+Entry& Pool::Make(const Group& group, ObjectHeader header) {
+  const ObjectId id = next_id_++;
+  auto entry = std::make_unique<Entry>();
+  entry->id = id;
+  entry->group = group;
+  entry->header = std::move(header);
+  return *entries_.emplace(id, std::move(entry)).first->second;
 }
 
 void Pool::Publish(const Reference& object, ObjectHeader header) {
   Entry& entry = *object.entry_;
   entry.header = std::move(header);
-  if (Slot spare = entry.slot.CutBehind(entry.header.Extents()); !spare.runs.empty()) tier_.Free(std::move(spare));
+  Appear(entry);
+  observer_.Published(entry.group.tenant, entry.header.kind, entry.header.bytes);
+  placement_.Written(entry);
+  placement_.Pump();
+}
+
+void Pool::Appear(Entry& entry) {
   entry.ready = true;
-  entry.published_at = entry.last_used_at = clock_.Now();
-  ghosts_.Forget(entry.tenant, entry.header.key);
-  policy_.Track(entry.tenant, entry.id, entry.slot.Extents());
+  entry.published_at = clock_.Now();
+  ghosts_.Forget(entry.group.tenant, entry.header.key);
+  Use(entry);
   ++objects_;
   object_bytes_ += entry.header.bytes;
-  observer_.Published(entry.tenant, entry.header.kind, entry.header.bytes);
 }
 
-void Pool::Drop(const Reference& object, MissReason why) {
-  if (object->gone == MissReason::kNone) Unlink(*object.entry_, why);
+void Pool::Adopt(TenantId tenant, ObjectHeader header, Slot slot) {
+  Entry& entry = Make({tenant}, std::move(header));
+  table_.Insert(entry);
+  Appear(entry);
+  placement_.Adopt(entry, std::move(slot));
 }
 
-void Pool::Unlink(Entry& entry, MissReason why, PolicyKind policy) {
+void Pool::Use(Entry& entry) {
+  entry.last_used_at = clock_.Now();
+  if (!ttls_.contains(entry.group.tenant)) return;
+  std::list<ObjectId>& order = by_use_[entry.group.tenant];
+  if (entry.by_use) {
+    order.splice(order.end(), order, *entry.by_use);
+  } else {
+    entry.by_use = order.insert(order.end(), entry.id);
+  }
+}
+
+bool Pool::Expired(const Entry& entry) const {
+  const auto ttl = ttls_.find(entry.group.tenant);
+  return ttl != ttls_.end() && ttl->second > 0 && entry.references == 0 && entry.pins == 0 &&
+         clock_.Now() - entry.last_used_at >= ttl->second;
+}
+
+void Pool::WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call) {
+  const uint64_t extents = (bytes + limits::kExtentBytes - 1) / limits::kExtentBytes;
+  placement_.WhenLoaded(*object.entry_, extents, std::move(call));
+}
+
+void Pool::Drop(const Reference& object, MissReason why, PolicyKind policy) {
+  if (object->gone == MissReason::kNone) Unlink(*object.entry_, why, policy, placement_.Nearest(*object));
+}
+
+bool Pool::Pin(TenantId tenant, const Key& key, Nanos until) {
+  Entry* entry = table_.Find(tenant, key);
+  if (entry == nullptr || !entry->ready) return false;
+  Unpin(tenant, key);
+  ++entry->pins;
+  entry->pinned_until = until;
+  if (until > 0) pins_.emplace(until, entry->id);
+  placement_.Changed(*entry);
+  return true;
+}
+
+bool Pool::Unpin(TenantId tenant, const Key& key) {
+  Entry* entry = table_.Find(tenant, key);
+  if (entry == nullptr || entry->pins == 0) return false;
+  entry->pins = 0;
+  pins_.erase({entry->pinned_until, entry->id});
+  placement_.Changed(*entry);
+  return true;
+}
+
+bool Pool::Evict(TenantId tenant, const Key& key) {
+  Entry* entry = table_.Find(tenant, key);
+  if (entry == nullptr || !entry->ready) return false;
+  Unlink(*entry, MissReason::kEvicted, PolicyKind::kOperator, placement_.Nearest(*entry));
+  return true;
+}
+
+void Pool::Tick() {
+  const Nanos now = clock_.Now();
+  while (!pins_.empty() && pins_.begin()->first <= now) {
+    Entry& entry = *entries_.at(pins_.begin()->second);
+    Unpin(entry.group.tenant, entry.header.key);
+  }
+  for (auto& [tenant, order] : by_use_) {
+    const Nanos ttl = ttls_.at(tenant);
+    for (auto next = order.begin(); ttl > 0 && next != order.end();) {
+      Entry& entry = *entries_.at(*next++);
+      if (now - entry.last_used_at < ttl) break;
+      if (Expired(entry)) Unlink(entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(entry));
+    }
+  }
+  placement_.Pump();
+}
+
+void Pool::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
   table_.Remove(entry);
   entry.gone = why;
+  if (entry.pins > 0) pins_.erase({entry.pinned_until, entry.id});
+  if (entry.by_use) by_use_.at(entry.group.tenant).erase(*std::exchange(entry.by_use, std::nullopt));
   Ghost ghost{
       .reason = why, .policy = policy, .uses = entry.uses, .bytes = entry.header.bytes, .gone_at = clock_.Now()};
   if (entry.ready) {
-    policy_.Forget(entry.id);
     --objects_;
     object_bytes_ -= entry.header.bytes;
-    ghost.tier = tier_.kind();
+    ghost.tier = tier;
     ghost.lived = ghost.gone_at - entry.published_at;
     ghost.idle = ghost.gone_at - entry.last_used_at;
   }
-  ghosts_.Remember(entry.tenant, entry.header.key, ghost);
-  observer_.Evicted(entry.tenant, entry.header.kind, ghost);
+  ghosts_.Remember(entry.group.tenant, entry.header.key, ghost);
+  observer_.Evicted(entry.group.tenant, entry.header.kind, ghost);
+  placement_.Discard(entry);
 }
 
 void Pool::Unreference(Entry& entry) {
   if (--entry.references > 0) return;
-  if (!entry.ready && entry.gone == MissReason::kNone) Unlink(entry, MissReason::kAbandoned);
-  if (entry.gone != MissReason::kNone) return Free(entry);
-  policy_.Touch(entry.id);
-  idle_extents_[entry.tenant] += entry.slot.Extents();
-}
-
-void Pool::Free(Entry& entry) {
-  tier_.Free(std::move(entry.slot));
-  entries_.erase(ObjectId{entry.id});
+  if (!entry.ready && entry.gone == MissReason::kNone) {
+    return Unlink(entry, MissReason::kAbandoned, PolicyKind::kNone, TierKind::kNone);
+  }
+  if (entry.gone == MissReason::kNone) placement_.Touched(entry);
+  placement_.Changed(entry);
 }
 
 }  // namespace ashlar::storage

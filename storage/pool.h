@@ -1,30 +1,41 @@
-// The public pool: published objects of all tenants in one tier, their references, and who goes when space is needed.
+// The objects of all tenants: found by key, referenced, pinned, and gone for a reason.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <list>
 #include <map>
 #include <memory>
-#include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "storage/entry.h"
 #include "storage/executor.h"
 #include "storage/index/ghost_table.h"
 #include "storage/index/segment_table.h"
 #include "storage/observer.h"
-#include "storage/policy/eviction.h"
-#include "storage/tier/tier.h"
+#include "storage/placement.h"
+#include "storage/policy/admission.h"
+#include "storage/tier/tiers.h"
 
 namespace ashlar::storage {
 
-// Keeps two promises: an object that is referenced stays where it is, and one that is not never blocks an allocation.
+struct PoolOptions {
+  size_t ghosts_per_tenant = GhostTable::kDefaultGhosts;
+  AdmissionMode admission = AdmissionMode::kSecondUse;  // of the disk
+  size_t admission_keys = 1 << 20;                      // whose uses are counted
+};
+
+// Keeps two promises: an object that is referenced stays where it is, and one that is neither referenced nor pinned
+// never blocks an allocation, but for the moment that a copy of it is on its way between tiers.
 class Pool {
  public:
-  Pool(Tier& tier, EvictionPolicy& policy, size_t ghosts_per_tenant, const Clock& clock, Observer& observer);
+  Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clock& clock, Observer& observer);
   ~Pool();
 
-  // One use of an object: while it lives, header and slot stay. Must not outlive the pool.
+  // One use of an object: while it lives, the header and the copy at the top stay. Must not outlive the pool.
   class Reference {
    public:
     Reference() = default;
@@ -46,45 +57,69 @@ class Pool {
 
   struct Result {
     MissReason reason = MissReason::kNone;  // kNone: `object` is set
+    TierKind tier = TierKind::kNone;        // where it was found
     Reference object;
   };
-  // Finds a published object and counts as its use.
+  // Finds a published object and counts as its use. What only lower tiers have is on its way up from then on
+  // (WhenLoaded).
   Result Find(TenantId tenant, const Key& key);
 
   struct Room {
     ReserveOutcome outcome = ReserveOutcome::kNoSpace;
     Reference object;  // set when granted
   };
-  // Makes a slot for an object that is not there yet, evicting idle objects of this tenant, oldest first, and only if
-  // that is enough. The object is the caller's alone until Publish; if its last reference goes before, it is abandoned.
-  Room Reserve(TenantId tenant, const ObjectHeader& plan);
+  // Makes room at the top for an object that is not there yet, in place of idle ones (storage/level.h). The object is
+  // the caller's alone until Publish; if its last reference goes before, it is abandoned.
+  Room Reserve(const Group& group, const ObjectHeader& plan);
   // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
   // not need are given back. From here on the object is found.
   void Publish(const Reference& object, ObjectHeader header);
   // The object is not found any more; its bytes go with the last reference. Harmless when it is gone already.
-  void Drop(const Reference& object, MissReason why);
+  void Drop(const Reference& object, MissReason why, PolicyKind policy = PolicyKind::kNone);
+
+  // Calls `call` once the first `bytes` of the object's copy at the top are whole, or the object is gone: now, if so.
+  void WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call);
+
+  // An object that a restart found on the disk.
+  void Adopt(TenantId tenant, ObjectHeader header, Slot slot);
+
+  // Until `until` (0: for good) one copy stays in some tier, whoever needs the space. A second pin replaces the first.
+  // False: no such object.
+  bool Pin(TenantId tenant, const Key& key, Nanos until);
+  bool Unpin(TenantId tenant, const Key& key);
+  // The object goes from all tiers, leased bytes with their leases. False: no such object.
+  bool Evict(TenantId tenant, const Key& key);
+  // Objects of this tenant expire when they were not used for so long (0: never).
+  void SetTimeToLive(TenantId tenant, Nanos ttl) { ttls_[tenant] = ttl; }
+  // Ends pins, expires objects, goes on with copies that found no room.
+  void Tick();
 
   const Ghost* FindGhost(TenantId tenant, const Key& key) const { return ghosts_.Find(tenant, key); }
   const Entry* Peek(TenantId tenant, const Key& key) const { return table_.Find(tenant, key); }  // no use of it
-  TierKind kind() const { return tier_.kind(); }
+  Placement& placement() { return placement_; }
+  const Placement& placement() const { return placement_; }
   uint64_t objects() const { return objects_; }            // published and found
   uint64_t object_bytes() const { return object_bytes_; }  // of those
 
  private:
-  std::optional<Slot> MakeRoom(TenantId tenant, uint64_t extents);
-  void Unlink(Entry& entry, MissReason why, PolicyKind policy = PolicyKind::kNone);
+  void Appear(Entry& entry);
+  void Use(Entry& entry);
+  bool Expired(const Entry& entry) const;
+  void Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
   void Unreference(Entry& entry);
-  void Free(Entry& entry);
+  Entry& Make(const Group& group, ObjectHeader header);
 
-  Tier& tier_;
-  EvictionPolicy& policy_;
   const Clock& clock_;
   Observer& observer_;
+  AdmissionPolicy admission_;
   SegmentTable table_;
   GhostTable ghosts_;
   ObjectId next_id_ = 1;
-  absl::flat_hash_map<ObjectId, std::unique_ptr<Entry>> entries_;  // in the table, or gone and still referenced
-  std::map<TenantId, uint64_t> idle_extents_;                      // of published objects that nobody references
+  absl::flat_hash_map<ObjectId, std::unique_ptr<Entry>> entries_;  // in the table, or gone and still in use
+  Placement placement_;
+  std::map<TenantId, Nanos> ttls_;
+  std::map<TenantId, std::list<ObjectId>> by_use_;  // of tenants whose objects expire, the longest unused first
+  std::set<std::pair<Nanos, ObjectId>> pins_;       // that end, by when
   uint64_t objects_ = 0;
   uint64_t object_bytes_ = 0;
 };

@@ -19,7 +19,9 @@ using ::testing::IsEmpty;
 
 class PoolTest : public ::testing::Test {
  protected:
-  PoolTest() : tier_(TestTier({{1, 8}, {2, 8}})), pool_(*tier_, lru_, 16, clock_, observer_) {}
+  PoolTest()
+      : tier_(TestTier({{1, 8}, {2, 8}})),
+        pool_({.ghosts_per_tenant = 16}, {.memory = {tier_.get()}}, executor_, clock_, observer_) {}
 
   // A plan of `extents` extents; only its size and key matter here.
   static ObjectHeader Plan(uint8_t key, uint64_t extents) {
@@ -29,7 +31,7 @@ class PoolTest : public ::testing::Test {
   }
 
   ReserveOutcome Publish(uint8_t key, uint64_t extents, TenantId tenant = 1) {
-    const Pool::Room room = pool_.Reserve(tenant, Plan(key, extents));
+    const Pool::Room room = pool_.Reserve({tenant}, Plan(key, extents));
     if (room.object) pool_.Publish(room.object, room.object->header);
     return room.outcome;
   }
@@ -37,7 +39,7 @@ class PoolTest : public ::testing::Test {
 
   ManualClock clock_;
   CountingObserver observer_;
-  LruPolicy lru_;
+  ManualExecutor executor_;
   std::unique_ptr<MemoryTier> tier_;
   Pool pool_;
 };
@@ -87,7 +89,7 @@ TEST_F(PoolTest, TakesNothingFromOtherTenants) {
 
 TEST_F(PoolTest, HidesWhatIsNotPublishedAndForgetsWhatNeverIs) {
   {
-    const Pool::Room room = pool_.Reserve(1, Plan(1, 4));
+    const Pool::Room room = pool_.Reserve({1}, Plan(1, 4));
     EXPECT_EQ(Find(1), MissReason::kBeingPublished);
     EXPECT_EQ(Publish(1, 4), ReserveOutcome::kBeingPublished);
     EXPECT_EQ(Publish(2, 5), ReserveOutcome::kNoSpace) << "a reservation is not evicted";
@@ -119,7 +121,7 @@ TEST_F(PoolTest, TellsWhatIsKnownOfWhatIsGone) {
   for (int use = 0; use < 3; ++use) EXPECT_EQ(Find(1), MissReason::kNone);
   clock_.Advance(20);
   const Nanos evicted_at = clock_.Now();
-  { const Pool::Room never_published = pool_.Reserve(1, Plan(2, 8)); }
+  { const Pool::Room never_published = pool_.Reserve({1}, Plan(2, 8)); }
   ASSERT_EQ(observer_.ghosts.size(), 2u);
 
   const Ghost& evicted = observer_.ghosts[0];
@@ -165,13 +167,13 @@ TEST(PoolOnAFullMachine, MakesDoWithTheMemoryThereIs) {
   const auto memory = TestTier({{1, 32}});
   FullMachine tier(*memory);
   CountingObserver observer;
-  LruPolicy lru;
+  ManualExecutor executor;
   const ManualClock clock;
-  Pool pool(tier, lru, 16, clock, observer);
+  Pool pool({}, {.memory = {&tier}}, executor, clock, observer);
   const auto publish = [&](uint8_t key, uint64_t extents) {
     ObjectHeader plan{.bytes = extents * limits::kExtentBytes};
     plan.key.bytes.fill(key);
-    const Pool::Room room = pool.Reserve(1, plan);
+    const Pool::Room room = pool.Reserve({1}, plan);
     if (room.object) pool.Publish(room.object, plan);
     return room.outcome;
   };

@@ -7,8 +7,8 @@ namespace ashlar::storage {
 Publisher::Publisher(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time)
     : pool_(pool), mover_(mover), clock_(clock), drain_(drain), reservation_time_(reservation_time) {}
 
-Publisher::Reserved Publisher::Reserve(SessionId session, TenantId tenant, const ObjectHeader& plan) {
-  Pool::Room room = pool_.Reserve(tenant, plan);
+Publisher::Reserved Publisher::Reserve(SessionId session, const Group& group, const ObjectHeader& plan) {
+  Pool::Room room = pool_.Reserve(group, plan);
   if (room.outcome != ReserveOutcome::kGranted) return {room.outcome, 0};
   const ReservationId id = next_id_++;
   reservations_.emplace(Name(session, id),
@@ -29,7 +29,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   Reservation& reservation = found->second;
   const Entry& object = *reservation.object;
   const ObjectHeader plan = source.plan.value_or(object.header);
-  if (plan.key != object.header.key || plan.Extents() > object.slot.Extents() || !Fits(source, plan)) {
+  if (plan.key != object.header.key || plan.Extents() > object.top().slot.Extents() || !Fits(source, plan)) {
     reservations_.erase(found);
     return done(PublishOutcome::kBadSource);
   }
@@ -37,7 +37,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   const Nanos source_deadline = source.deadline;
   reservation.publish = cancel;
   drain_.Begin(session);
-  const bool started = mover_.Publish(plan, object.slot, std::move(source), cancel,
+  const bool started = mover_.Publish(plan, object.top().slot, std::move(source), cancel,
                                       [this, name, source_deadline, done](std::optional<ObjectHeader> header) {
                                         Finish(name, std::move(header), source_deadline, done);
                                       });

@@ -113,7 +113,7 @@ class RowTypesTest : public ::testing::Test {
     LandTarget target{.rows = {Layer(keys, values)}, .page_table = table_};
     EXPECT_TRUE(Fits(target, header, kTarget));
     LandJob job(kernels::Host(), workers_, *tier_, {{&header, &*slot_, kTarget}}, std::move(target), CancelFlag());
-    job.Run(UINT64_MAX, [] {});
+    job.Run(UINT64_MAX, SIZE_MAX, [] {});
     EXPECT_TRUE(job.finished());
     return !job.corrupt(0);
   }

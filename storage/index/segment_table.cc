@@ -8,11 +8,11 @@ Entry* SegmentTable::Find(TenantId tenant, const Key& key) const {
 }
 
 void SegmentTable::Insert(Entry& entry) {
-  entries_.emplace(Id(entry.tenant, entry.header.key), &entry);
+  entries_.emplace(Id(entry.group.tenant, entry.header.key), &entry);
 }
 
 void SegmentTable::Remove(const Entry& entry) {
-  entries_.erase(Id(entry.tenant, entry.header.key));
+  entries_.erase(Id(entry.group.tenant, entry.header.key));
 }
 
 }  // namespace ashlar::storage

@@ -6,7 +6,7 @@ namespace ashlar::storage {
 namespace {
 
 Entry MakeEntry(TenantId tenant, uint8_t key) {
-  Entry entry{.tenant = tenant};
+  Entry entry{.group = {tenant}};
   entry.header.key.bytes.fill(key);
   return entry;
 }

@@ -30,18 +30,23 @@ struct CountingObserver final : Observer {
   void Published(TenantId, ObjectKind, uint64_t bytes) override { published_bytes += bytes; }
   void Landed(TenantId, uint64_t bytes) override { landed_bytes += bytes; }
 
+  void Copied(TenantId, TierKind from, TierKind to, uint64_t) override { copied.emplace_back(from, to); }
+  void TierError(TenantId, TierKind tier, const absl::Status&) override { tier_errors.push_back(tier); }
   void NoMemory(TenantId, absl::string_view) override { ++memory_refusals; }
 
   int hits = 0, memory_refusals = 0;
   std::vector<MissReason> misses, evicted;
   std::vector<Ghost> ghosts;  // of what was evicted
+  std::vector<std::pair<TierKind, TierKind>> copied;
+  std::vector<TierKind> tier_errors;
   uint64_t published_bytes = 0, landed_bytes = 0;
 };
 
-inline std::unique_ptr<MemoryTier> TestTier(std::vector<std::pair<TenantId, uint64_t>> budgets_in_extents) {
+inline std::unique_ptr<MemoryTier> TestTier(std::vector<std::pair<TenantId, uint64_t>> budgets_in_extents,
+                                            TierKind kind = TierKind::kDram) {
   uint64_t capacity = 0;
   for (const auto& [tenant, extents] : budgets_in_extents) capacity += extents * limits::kExtentBytes;
-  auto tier = *MemoryTier::Make({.capacity_bytes = capacity, .arena_bytes = 8 * limits::kExtentBytes});
+  auto tier = *MemoryTier::Make({.kind = kind, .capacity_bytes = capacity, .arena_bytes = 8 * limits::kExtentBytes});
   for (const auto& [tenant, extents] : budgets_in_extents) {
     if (!tier->AddTenant(tenant, extents * limits::kExtentBytes).ok()) std::abort();
   }
@@ -51,7 +56,8 @@ inline std::unique_ptr<MemoryTier> TestTier(std::vector<std::pair<TenantId, uint
 // Tenants 1 and 2. Work runs when the test says so (`executor`).
 struct Rig {
   explicit Rig(uint64_t extents = 64, CacheOptions options = {})
-      : tier(TestTier({{1, extents}, {2, extents}})), cache(options, *tier, mover, clock, &observer) {}
+      : tier(TestTier({{1, extents}, {2, extents}})),
+        cache(options, {.memory = {tier.get()}}, mover, executor, clock, &observer) {}
 
   Query Ask(const ObjectHeader& plan) const {
     return {.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens};

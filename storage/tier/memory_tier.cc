@@ -36,18 +36,20 @@ Slot Slot::CutBehind(uint64_t extents) {
 
 absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Make(const MemoryTierOptions& options) {
   if (options.capacity_bytes < kExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("dram.capacity_bytes: must be at least one extent, ", kExtent));
+    return absl::InvalidArgumentError(
+        absl::StrCat(Name(options.kind), ".capacity_bytes: must be at least one extent, ", kExtent));
   }
   if (options.arena_bytes == 0 || options.arena_bytes % kExtent != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("dram.arena_bytes: must be a multiple of ", kExtent));
+    return absl::InvalidArgumentError(
+        absl::StrCat(Name(options.kind), ".arena_bytes: must be a multiple of ", kExtent));
   }
   if (options.arena_bytes / kExtent > UINT32_MAX) {
-    return absl::InvalidArgumentError("dram.arena_bytes: too large");
+    return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: too large"));
   }
   // Every tenant's arenas are full-sized but its last one.
   const uint64_t max_arenas = options.capacity_bytes / options.arena_bytes + kMaxTenants;
   if (max_arenas > kMaxArenas) {
-    return absl::InvalidArgumentError("dram.arena_bytes: too small for this capacity");
+    return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: too small for this capacity"));
   }
   // A kernel that cannot make such memory is found out now, not by the first engine.
   if (absl::StatusOr<Arena> probe = Arena::Make(kExtent, false); !probe.ok()) return probe.status();
@@ -61,12 +63,13 @@ absl::Status MemoryTier::AddTenant(TenantId tenant, uint64_t budget_bytes) {
   if (tenants_.contains(tenant)) return absl::AlreadyExistsError(absl::StrCat("tenant ", tenant, ": has a budget"));
   if (tenants_.size() == kMaxTenants) return absl::InvalidArgumentError("tenants: too many");
   if (budget_bytes < kExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("dram_bytes: must be at least one extent, ", kExtent));
+    return absl::InvalidArgumentError(
+        absl::StrCat(Name(options_.kind), "_bytes: must be at least one extent, ", kExtent));
   }
   if (budget_bytes > options_.capacity_bytes - budgets_bytes_) {
-    return absl::InvalidArgumentError(absl::StrCat("dram_bytes: ", budget_bytes, " exceed the ",
-                                                   options_.capacity_bytes - budgets_bytes_,
-                                                   " bytes that other tenants leave of dram.capacity_bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        Name(options_.kind), "_bytes: ", budget_bytes, " exceed the ", options_.capacity_bytes - budgets_bytes_,
+        " bytes that other tenants leave of ", Name(options_.kind), ".capacity_bytes"));
   }
   tenants_[tenant].budget_bytes = budget_bytes / kExtent * kExtent;
   budgets_bytes_ += budget_bytes;

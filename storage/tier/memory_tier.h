@@ -1,4 +1,4 @@
-// The DRAM tier: sealed shared memory, in arenas of one tenant each.
+// A memory tier: sealed shared memory, in arenas of one tenant each.
 #pragma once
 
 #include <atomic>
@@ -17,6 +17,7 @@
 namespace ashlar::storage {
 
 struct MemoryTierOptions {
+  TierKind kind = TierKind::kDram;                    // kHbm: emulated in the processor's memory
   uint64_t capacity_bytes = 0;                        // budgets of all tenants together never exceed it
   uint64_t arena_bytes = uint64_t{64} * 1024 * 1024;  // the unit in which memory becomes a tenant's; whole extents
   bool huge_pages = false;                            // ask for transparent huge pages
@@ -33,7 +34,7 @@ class MemoryTier final : public Tier {
   // holds no extent or the budgets together exceed the capacity; ALREADY_EXISTS for a tenant that has one.
   absl::Status AddTenant(TenantId tenant, uint64_t budget_bytes);
 
-  TierKind kind() const override { return TierKind::kDram; }
+  TierKind kind() const override { return options_.kind; }
   absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents) override;
   void Free(Slot slot) override;
   TierUsage Usage(TenantId tenant) const override;  // all zero for an unknown tenant

@@ -33,8 +33,11 @@ struct SsdTierOptions {
 
 // Owned by the metadata thread, on which every `done` is called, never before the call that it belongs to has returned.
 // All input and output after Recover is on the executor, which nobody else may use. Destroy only once that is idle.
-class SsdTier {
+class SsdTier final : public Tier {
  public:
+  TierKind kind() const override { return TierKind::kSsd; }
+  std::byte* Address(uint32_t, uint32_t) const override { return nullptr; }
+
   // Bytes of a slab file that holds objects of `capacity_bytes`, which count in whole extents, rounded down.
   static uint64_t SlabBytes(uint64_t capacity_bytes);
 
@@ -68,11 +71,11 @@ class SsdTier {
 
   // RESOURCE_EXHAUSTED when the tenant's budget has no `extents` free extents: the caller erases and tries again, once
   // that is durable.
-  absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents);
+  absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents) override;
   // Gives back a slot that is not committed: its commit was never asked for, or failed. Nothing of it may be under way.
-  void Free(Slot slot);
-  TierUsage Usage(TenantId tenant) const;  // all zero for an unknown tenant
-  TierUsage Usage() const;
+  void Free(Slot slot) override;
+  TierUsage Usage(TenantId tenant) const override;  // all zero for an unknown tenant
+  TierUsage Usage() const override;
 
   // Writes extents [first, first + sources.size()) of a slot that is not committed, from memory aligned to pages that
   // stays as it is until `done`, in pieces of up to 1 MiB spread over the executor. False: its queue is full, nothing

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "proto/limits.h"
 
 namespace ashlar::tools {
 namespace {
@@ -21,6 +22,7 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr auto kStartTimeout = std::chrono::seconds(20);
+constexpr uint64_t kDefaultArenaBytes = uint64_t{64} << 20;
 constexpr auto kStopTimeout = std::chrono::seconds(10);
 
 std::string BesideThisProgram(const std::string& name) {
@@ -59,8 +61,19 @@ absl::Status LocalDaemon::Spawn(const LocalDaemonOptions& options) {
   const std::string config = folder_ + "/ashlard.yaml", log = folder_ + "/ashlard.log";
   std::ofstream out(config);
   out << "listen:\n  rpc_socket: " << client_options_.rpc_socket
-      << "\n  session_socket: " << client_options_.session_socket << "\ndram:\n  capacity_bytes: " << options.dram_bytes
-      << "\n";
+      << "\n  session_socket: " << client_options_.session_socket << "\n";
+  // Small tiers have small arenas: a tenant's budget holds at least one.
+  const auto memory = [&](const char* name, uint64_t bytes) {
+    out << name << ":\n  capacity_bytes: " << bytes << "\n";
+    if (bytes < kDefaultArenaBytes) out << "  arena_bytes: " << limits::kExtentBytes << "\n";
+  };
+  memory("dram", options.dram_bytes);
+  if (options.hbm_bytes > 0) memory("hbm", options.hbm_bytes);
+  if (options.ssd_bytes > 0) {
+    const std::string& folder = options.ssd_folder.empty() ? folder_ + "/ssd" : options.ssd_folder;
+    out << "ssd:\n  folder: " << folder << "\n  capacity_bytes: " << options.ssd_bytes
+        << "\n  admission: " << options.admission << "\n";
+  }
   if (options.threads != 0) out << "workers:\n  threads: " << options.threads << "\n";
   out.close();
   if (!out) return absl::InternalError(absl::StrCat("cannot write ", config));

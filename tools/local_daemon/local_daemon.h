@@ -15,6 +15,10 @@ namespace ashlar::tools {
 struct LocalDaemonOptions {
   std::string binary;              // empty: `ashlard` beside the running program
   uint64_t dram_bytes = 2u << 30;  // capacity, all of it the caller's
+  uint64_t hbm_bytes = 0;          // 0: no such tier
+  uint64_t ssd_bytes = 0;          // 0: no such tier
+  std::string ssd_folder;          // empty: in the daemon's own folder, gone with it
+  std::string admission = "all";   // of the ssd tier
   uint32_t threads = 0;            // workers; 0: the daemon's default
 };
 

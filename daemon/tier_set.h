@@ -1,0 +1,53 @@
+// The tiers that a configuration asks for, with the threads that read and write the disk.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/event_loop.h"
+#include "daemon/worker_pool.h"
+#include "storage/cache.h"
+#include "storage/tier/block_file.h"
+#include "storage/tier/memory_tier.h"
+#include "storage/tier/record_store.h"
+#include "storage/tier/ssd_tier.h"
+#include "storage/tier/tiers.h"
+
+namespace ashlar::v1 {
+class Config;
+}
+
+namespace ashlar::daemon {
+
+class TierSet {
+ public:
+  // A tenant's number is its place in the list. `loop` must outlive the set and need not run yet. Takes as long as
+  // allocating the disk's file and reading its records does.
+  static absl::StatusOr<std::unique_ptr<TierSet>> Make(const v1::Config& config, EventLoop& loop);
+
+  storage::Tiers tiers() const;
+  // What engines land from and map.
+  const storage::MemoryTier& top() const { return hbm_ != nullptr ? *hbm_ : *dram_; }
+  // Tells the cache its pools' floors, what expires, and what was found on the disk. Once, before any session.
+  void Configure(const v1::Config& config, storage::Cache& cache);
+
+  const storage::MemoryTier* hbm() const { return hbm_.get(); }  // null: none
+  const storage::MemoryTier& dram() const { return *dram_; }
+  const storage::SsdTier* ssd() const { return ssd_.get(); }  // null: none
+  size_t disk_queue() const { return io_ == nullptr ? 0 : io_->depth(); }
+  // Finishes what the disk was asked for, and takes no more.
+  void StopDisk();
+
+ private:
+  TierSet() = default;
+  absl::Status OpenDisk(const v1::Config& config, EventLoop& loop);
+
+  std::unique_ptr<storage::MemoryTier> hbm_, dram_;
+  std::unique_ptr<storage::BlockFile> file_;
+  std::unique_ptr<storage::RecordStore> records_;
+  std::unique_ptr<WorkerPool> io_;
+  std::unique_ptr<storage::SsdTier> ssd_;
+  std::vector<storage::SsdTier::Recovered> recovered_;
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,77 @@
+// One cached object: what it is, and where its copies are.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "storage/executor.h"
+#include "storage/filler.h"
+#include "storage/ids.h"
+#include "storage/policy/eviction.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+inline constexpr size_t kMaxLevels = 3;  // hbm, dram, ssd
+
+// An object's bytes in one tier. The slot is there in every state but kNone.
+struct Copy {
+  enum class State : uint8_t {
+    kNone,
+    kFilling,     // of its extents the first `loaded` are whole
+    kCommitting,  // on a disk: written, and not yet acknowledged
+    kWhole,
+    kDraining,  // not wanted any more; something is still being written there
+    kBroken,    // filling it failed; a lease keeps the place until it ends
+  };
+  State state = State::kNone;
+  Slot slot;
+  uint64_t loaded = 0;                 // extents
+  uint32_t readers = 0;                // fills that read it, and would read other objects' bytes if it went
+  size_t source = 0;                   // kFilling, kDraining: the level that it is filled from
+  std::shared_ptr<Filler::Fill> fill;  // kFilling, kDraining
+  bool ranked = false;                 // by the level's policy
+  bool idle = false;                   // may be given up
+
+  bool whole() const { return state == State::kWhole; }
+};
+
+// Owned by the pool.
+struct Entry {
+  ObjectId id = 0;
+  Group group;
+  ObjectHeader header;                  // the plan until the object is ready
+  std::array<Copy, kMaxLevels> copies;  // by level; [0] is what engines land from and map
+  bool ready = false;                   // published; before that it is reserved or being published
+  uint32_t references = 0;              // uses that keep the copy at the top where it is
+  uint32_t holds = 0;                   // calls that are at work on it
+  uint32_t pins = 0;                    // an operator's: one copy stays in some tier
+  MissReason gone = MissReason::kNone;  // why no table has it any more; its bytes stay until the last reference goes
+
+  uint32_t uses = 0;  // look-ups that found it
+  Nanos published_at = 0;
+  Nanos last_used_at = 0;  // by a look-up; before the first one: published
+
+  Nanos pinned_until = 0;                               // 0: for good
+  std::optional<std::list<ObjectId>::iterator> by_use;  // where objects of its tenant expire
+
+  struct Waiter {
+    uint64_t extents;  // of the copy at the top
+    std::function<void()> call;
+  };
+  std::vector<Waiter> waiters;
+  bool behind = false;  // waits to be written to the tiers below
+
+  Copy& top() { return copies[0]; }
+  const Copy& top() const { return copies[0]; }
+};
+
+}  // namespace ashlar::storage

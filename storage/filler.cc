@@ -1,0 +1,148 @@
+#include "storage/filler.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "proto/limits.h"
+#include "storage/object_bytes.h"
+
+namespace ashlar::storage {
+namespace {
+
+constexpr uint64_t kPieceExtents = 4;  // 1 MiB: long enough for a disk, short enough to follow closely
+
+}  // namespace
+
+class Filler::Fill {
+ public:
+  Fill(End from, End to, uint64_t extents, uint64_t available, Urgency urgency, Events events)
+      : from(from),
+        to(to),
+        extents(extents),
+        available(available),
+        urgency(urgency),
+        events(std::move(events)),
+        whole((extents + kPieceExtents - 1) / kPieceExtents) {
+    if (from.memory != nullptr) source = ObjectBytes(*from.memory, *from.slot).extents();
+    if (to.memory != nullptr) target = ObjectBytes(*to.memory, *to.slot).extents();
+  }
+
+  uint64_t Ready() const { return std::min(available, extents); }
+  // The next piece can be had whole, or is the last one and can be had.
+  bool CanStart() const {
+    return ended.ok() && started < extents && Ready() >= std::min(started + kPieceExtents, extents);
+  }
+
+  const End from, to;
+  const uint64_t extents;
+  uint64_t available;
+  const Urgency urgency;
+  Events events;
+  std::vector<std::byte*> source, target;  // of memory, by extent
+  std::vector<bool> whole;                 // by piece
+  uint64_t started = 0;                    // extents
+  uint64_t loaded = 0;                     // extents
+  size_t in_flight = 0;                    // pieces
+  absl::Status ended;                      // not OK: no further piece begins
+};
+
+std::shared_ptr<Filler::Fill> Filler::Start(End from, End to, uint64_t extents, uint64_t available, Urgency urgency,
+                                            Events events) {
+  auto fill = std::make_shared<Fill>(from, to, extents, available, urgency, std::move(events));
+  (urgency == Urgency::kAwaited ? awaited_ : behind_).push_back(fill);
+  return fill;
+}
+
+void Filler::Offer(Fill& fill, uint64_t available) {
+  fill.available = std::max(fill.available, available);
+}
+
+bool Filler::Cancel(Fill& fill) {
+  if (fill.ended.ok()) fill.ended = absl::CancelledError("fill: not wanted any more");
+  if (fill.in_flight > 0) return false;
+  fill.events = {};
+  for (Queue* queue : {&awaited_, &behind_}) {
+    std::erase_if(*queue, [&](const std::shared_ptr<Fill>& other) { return other.get() == &fill; });
+  }
+  return true;
+}
+
+void Filler::Pump() {
+  again_ = true;
+  if (pumping_) return;  // a piece ended as soon as it was begun
+  pumping_ = true;
+  while (std::exchange(again_, false)) {
+    if (PumpQueue(awaited_)) PumpQueue(behind_);
+  }
+  pumping_ = false;
+}
+
+bool Filler::PumpQueue(Queue& queue) {
+  for (size_t i = 0; i < queue.size() && !again_;) {
+    const std::shared_ptr<Fill> fill = queue[i];
+    while (fill->CanStart()) {
+      if (pieces_ == max_pieces_ || !StartPiece(fill)) return false;
+      if (again_) return true;
+    }
+    if (!fill->ended.ok() || fill->started == fill->extents) {
+      queue.erase(queue.begin() + static_cast<ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+  return true;
+}
+
+bool Filler::StartPiece(const std::shared_ptr<Fill>& fill) {
+  const uint64_t first = fill->started, count = std::min(kPieceExtents, fill->extents - first);
+  fill->started += count;
+  ++fill->in_flight;
+  ++pieces_;
+  if (Submit(fill, first, count)) return true;
+  fill->started = first;
+  --fill->in_flight;
+  --pieces_;
+  return false;
+}
+
+bool Filler::Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count) {
+  const auto done = [this, fill, first](const absl::Status& status) { PieceDone(fill, first, status); };
+  const auto part = [&](const std::vector<std::byte*>& all) {
+    const auto begin = all.begin() + static_cast<ptrdiff_t>(first);
+    return std::vector<std::byte*>(begin, begin + static_cast<ptrdiff_t>(count));
+  };
+  if (fill->from.memory == nullptr) return disk_->Read(*fill->from.slot, first, part(fill->target), done);
+  if (fill->to.memory == nullptr) {
+    const std::vector<std::byte*> sources = part(fill->source);
+    return disk_->Write(*fill->to.slot, first, {sources.begin(), sources.end()}, done);
+  }
+  return executor_.Run(
+      [fill, first, count] {
+        for (uint64_t i = first; i < first + count; ++i) {
+          std::memcpy(fill->target[i], fill->source[i], limits::kExtentBytes);
+        }
+      },
+      [done] { done(absl::OkStatus()); });
+}
+
+void Filler::PieceDone(const std::shared_ptr<Fill>& fill, uint64_t first, const absl::Status& status) {
+  --pieces_;
+  if (fill->ended.ok() && !status.ok()) fill->ended = status;
+  if (fill->ended.ok()) {
+    fill->whole[first / kPieceExtents] = true;
+    const uint64_t before = fill->loaded;
+    while (fill->loaded < fill->extents && fill->whole[fill->loaded / kPieceExtents]) {
+      fill->loaded = std::min(fill->loaded + kPieceExtents, fill->extents);
+    }
+    if (fill->loaded > before) fill->events.progress(fill->loaded);
+  }
+  --fill->in_flight;  // only now: whoever cancels in `progress` is told so by `done`
+  if (fill->in_flight == 0 && (fill->loaded == fill->extents || !fill->ended.ok())) {
+    const Events last = std::exchange(fill->events, {});
+    last.done(fill->ended);
+  }
+  Pump();
+}
+
+}  // namespace ashlar::storage

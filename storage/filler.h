@@ -1,0 +1,65 @@
+// How one copy of an object becomes another, in another tier: its extents in order, several pieces at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "storage/executor.h"
+#include "storage/tier/ssd_tier.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+// The metadata thread only. What may be in flight is bounded; fills wait for their turn in the order in which they
+// began, those that an engine waits for before all others.
+class Filler {
+ public:
+  // One end of a fill: a slot of a memory tier, or of the disk (memory null). The slot outlives the fill.
+  struct End {
+    const Tier* memory = nullptr;
+    const Slot* slot = nullptr;
+  };
+  enum class Urgency : uint8_t { kAwaited, kBehind };
+  struct Events {
+    std::function<void(uint64_t loaded)> progress;  // extents that are whole, from the start
+    std::function<void(absl::Status)> done;         // once, last; both slots are untouched from then on
+  };
+  class Fill;
+
+  // `disk` may be null; both must outlive the filler, and the filler everything in flight.
+  Filler(Executor& executor, SsdTier* disk, size_t max_pieces = 32)
+      : executor_(executor), disk_(disk), max_pieces_(max_pieces) {}
+
+  // Not from disk to disk. Of the source, `available` extents can be read now; Offer says when there are more. No event
+  // comes before this returns.
+  std::shared_ptr<Fill> Start(End from, End to, uint64_t extents, uint64_t available, Urgency urgency, Events events);
+  void Offer(Fill& fill, uint64_t available);
+  // No further piece begins. True: nothing is in flight, and no event will come. Else `done` comes with CANCELLED.
+  bool Cancel(Fill& fill);
+  // What an executor had no room for is tried again. Call it now and then.
+  void Pump();
+
+  size_t pieces() const { return pieces_; }  // in flight
+
+ private:
+  using Queue = std::deque<std::shared_ptr<Fill>>;
+  // False: there is no room for another piece.
+  bool PumpQueue(Queue& queue);
+  bool StartPiece(const std::shared_ptr<Fill>& fill);
+  bool Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count);
+  void PieceDone(const std::shared_ptr<Fill>& fill, uint64_t first, const absl::Status& status);
+
+  Executor& executor_;
+  SsdTier* const disk_;
+  const size_t max_pieces_;
+  size_t pieces_ = 0;
+  Queue awaited_, behind_;  // that have pieces left to start
+  bool pumping_ = false, again_ = false;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,371 @@
+#include "storage/placement.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "proto/limits.h"
+
+namespace ashlar::storage {
+
+using State = Copy::State;
+
+Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, Observer& observer,
+                     Events events)
+    : disk_(tiers.ssd),
+      disk_level_(tiers.ssd == nullptr ? SIZE_MAX : tiers.memory.size()),
+      filler_(copying, tiers.ssd),
+      admission_(admission),
+      observer_(observer),
+      events_(std::move(events)) {
+  std::vector<Tier*> all = tiers.memory;
+  if (disk_ != nullptr) all.push_back(disk_);
+  for (Tier* tier : all) {
+    policies_.push_back(std::make_unique<LruPolicy>());
+    levels_.push_back(std::make_unique<Level>(*tier, *policies_.back(), observer));
+  }
+}
+
+Placement::~Placement() = default;
+
+bool Placement::Reserve(Entry& entry, uint64_t extents) {
+  if (!MakeRoom(entry, 0, extents)) return false;
+  entry.top().state = State::kWhole;  // nobody else fills it
+  return true;
+}
+
+void Placement::Written(Entry& entry) {
+  const uint64_t extents = entry.header.Extents();
+  if (Slot spare = entry.top().slot.CutBehind(extents); !spare.runs.empty()) {
+    levels_[0]->Free(entry.group, std::move(spare));
+  }
+  entry.top().loaded = extents;
+  admission_.Seen(entry.group.tenant, entry.header.key);
+  BecameWhole(entry, 0);
+}
+
+void Placement::Adopt(Entry& entry, Slot slot) {
+  const uint64_t extents = slot.Extents();
+  Copy& copy = entry.copies[disk_level_];
+  copy.slot = std::move(slot);
+  copy.state = State::kWhole;
+  copy.loaded = extents;
+  levels_[disk_level_]->Adopt(entry.group, extents);
+  Refresh(entry);
+}
+
+TierKind Placement::Nearest(const Entry& entry) const {
+  for (size_t i = 0; i < levels(); ++i) {
+    if (entry.copies[i].whole()) return kind(i);
+  }
+  return TierKind::kNone;
+}
+
+MissReason Placement::Promote(Entry& entry) {
+  if (entry.top().whole() || entry.top().state == State::kFilling) return MissReason::kNone;
+  if (entry.top().state != State::kNone) return MissReason::kBusy;  // its last copying up has not ended yet
+  size_t from = 1;
+  // A copy on its way up to a level in between will do as a source, too.
+  const auto usable = [&](const Copy& copy) {
+    return copy.whole() || (copy.state == State::kFilling && !IsDisk(from) && copy.source > from);
+  };
+  while (from < levels() && !usable(entry.copies[from])) {
+    if (entry.copies[from].state != State::kNone) return MissReason::kBusy;
+    ++from;
+  }
+  if (from >= levels()) return MissReason::kBusy;  // it is being acknowledged by the disk
+  ++entry.copies[from].readers;                    // what is made room for must not be made room with
+  Refresh(entry);
+  const bool room = MakeRoom(entry, 0, entry.header.Extents());
+  // A tier in between gets a copy, too, where it has room.
+  std::vector<size_t> path = {from};
+  for (size_t level = from - 1; room && level > 0; --level) {
+    if (MakeRoom(entry, level, entry.header.Extents())) path.push_back(level);
+  }
+  --entry.copies[from].readers;
+  Refresh(entry);
+  if (!room) return MissReason::kBudgetRefused;
+  // Engines read the header where it lies, and before the rest has come.
+  const std::string header = EncodeHeader(entry.header);
+  const ExtentRun& first = entry.top().slot.runs.front();
+  std::memcpy(levels_[0]->tier().Address(first.arena, first.first), header.data(), header.size());
+  path.push_back(0);
+  for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], Filler::Urgency::kAwaited);
+  filler_.Pump();
+  return MissReason::kNone;
+}
+
+void Placement::WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call) {
+  if (entry.gone != MissReason::kNone || entry.top().loaded >= extents) return call();
+  entry.waiters.push_back({extents, std::move(call)});
+}
+
+void Placement::CallWaiters(Entry& entry) {
+  std::vector<Entry::Waiter> ready;
+  const auto is_ready = [&](const Entry::Waiter& waiter) {
+    return entry.gone != MissReason::kNone || entry.top().loaded >= waiter.extents;
+  };
+  const auto rest = std::stable_partition(entry.waiters.begin(), entry.waiters.end(), std::not_fn(is_ready));
+  std::move(rest, entry.waiters.end(), std::back_inserter(ready));
+  entry.waiters.erase(rest, entry.waiters.end());
+  for (const Entry::Waiter& waiter : ready) waiter.call();
+}
+
+void Placement::Touched(Entry& entry) {
+  for (size_t i = 0; i < levels(); ++i) {
+    if (entry.copies[i].ranked) levels_[i]->Touch(entry.id);
+  }
+}
+
+void Placement::Touch(Entry& entry) {
+  Touched(entry);
+  admission_.Seen(entry.group.tenant, entry.header.key);
+  QueueBehind(entry);
+}
+
+void Placement::Changed(Entry& entry) {
+  if (entry.gone != MissReason::kNone) return Vacate(entry);
+  if (entry.references == 0 && entry.top().state == State::kFilling) {
+    // Nobody waits for it any more, and what is on its way blocks others.
+    for (size_t i = 0; i < levels(); ++i) {
+      if (entry.copies[i].state == State::kFilling && entry.copies[i].source > i) CancelFill(entry, i);
+    }
+  }
+  Refresh(entry);
+}
+
+void Placement::Discard(Entry& entry) {
+  ++entry.holds;
+  for (size_t i = 0; i < levels(); ++i) {
+    if (entry.copies[i].state == State::kFilling) CancelFill(entry, i);
+  }
+  CallWaiters(entry);
+  --entry.holds;
+  Vacate(entry);
+}
+
+void Placement::Vacate(Entry& entry) {
+  Refresh(entry);
+  bool vacant = entry.references == 0 && entry.holds == 0;
+  for (size_t i = 0; i < levels(); ++i) {
+    const Copy& copy = entry.copies[i];
+    const bool kept = i == 0 && entry.references > 0;
+    const bool still = copy.state == State::kWhole || copy.state == State::kBroken;
+    if (still && copy.readers == 0 && !kept) Remove(entry, i);
+    vacant &= copy.state == State::kNone;
+  }
+  if (vacant) events_.vacated(entry);
+}
+
+void Placement::Refresh(Entry& entry) {
+  const bool here = entry.ready && entry.gone == MissReason::kNone;
+  const auto whole = std::ranges::count_if(entry.copies, &Copy::whole);
+  for (size_t i = 0; i < levels(); ++i) {
+    Copy& copy = entry.copies[i];
+    const bool ranked = here && copy.whole();
+    const bool used = copy.readers > 0 || (i == 0 && entry.references > 0) || (entry.pins > 0 && whole == 1);
+    const bool idle = ranked && !used;
+    const uint64_t extents = entry.header.Extents();
+    if (copy.idle && !idle) levels_[i]->SetIdle(entry.group, entry.id, extents, false);
+    if (ranked && !copy.ranked) levels_[i]->Track(entry.group, entry.id, extents);
+    if (!ranked && copy.ranked) levels_[i]->Forget(entry.id);
+    if (!copy.idle && idle) levels_[i]->SetIdle(entry.group, entry.id, extents, true);
+    copy.idle = idle;
+    copy.ranked = ranked;
+  }
+}
+
+bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
+  std::optional<Slot> slot = levels_[level]->MakeRoom(
+      entry.group, extents, [this, level](ObjectId victim) { GiveUp(*events_.find(victim), level); });
+  if (!slot) return false;
+  Copy& copy = entry.copies[level];
+  copy.slot = *std::move(slot);
+  copy.state = State::kFilling;
+  copy.loaded = 0;
+  return true;
+}
+
+void Placement::GiveUp(Entry& entry, size_t level) {
+  // A disk may be copying it down. What it goes on reading for a moment may be other objects' bytes by then: they are
+  // never committed.
+  if (level + 1 == disk_level_ && entry.copies[disk_level_].state == State::kFilling) CancelFill(entry, disk_level_);
+  Remove(entry, level);
+  const bool elsewhere = std::ranges::any_of(
+      entry.copies, [](const Copy& copy) { return copy.whole() || copy.state == State::kCommitting; });
+  if (elsewhere) return Refresh(entry);
+  events_.lost(entry, MissReason::kEvicted, PolicyKind::kLru, kind(level));
+}
+
+void Placement::Remove(Entry& entry, size_t level) {
+  Copy& copy = entry.copies[level];
+  const bool committed = IsDisk(level) && copy.whole();
+  copy.state = State::kNone;
+  copy.loaded = 0;
+  Refresh(entry);
+  Slot slot = std::exchange(copy.slot, {});
+  if (!committed) return levels_[level]->Free(entry.group, std::move(slot));
+  levels_[level]->Freed(entry.group, slot.Extents());
+  disk_->Erase(entry.group.tenant, entry.header.key, std::move(slot), [this] { Pump(); });
+}
+
+Filler::End Placement::EndOf(const Entry& entry, size_t level) const {
+  return {.memory = IsDisk(level) ? nullptr : &levels_[level]->tier(), .slot = &entry.copies[level].slot};
+}
+
+void Placement::StartFill(Entry& entry, size_t from, size_t to, Filler::Urgency urgency) {
+  Copy& copy = entry.copies[to];
+  copy.source = from;
+  ++fills_;
+  if (urgency == Filler::Urgency::kBehind) ++fills_behind_;
+  // A disk that reads what is given up meanwhile does no harm; another copy in memory would.
+  if (!IsDisk(to)) ++entry.copies[from].readers;
+  copy.fill =
+      filler_.Start(EndOf(entry, from), EndOf(entry, to), entry.header.Extents(), entry.copies[from].loaded, urgency,
+                    {.progress = [this, &entry, to](uint64_t loaded) { FillProgress(entry, to, loaded); },
+                     .done = [this, &entry, to](const absl::Status& status) { FillDone(entry, to, status); }});
+  Refresh(entry);
+}
+
+bool Placement::FilledFrom(const Entry& entry, size_t level, size_t source) {
+  return entry.copies[level].state == State::kFilling && entry.copies[level].source == source;
+}
+
+void Placement::CancelFill(Entry& entry, size_t level) {
+  entry.copies[level].state = State::kDraining;
+  if (filler_.Cancel(*entry.copies[level].fill)) FillDone(entry, level, absl::CancelledError("fill: cancelled"));
+}
+
+void Placement::FillProgress(Entry& entry, size_t level, uint64_t loaded) {
+  Copy& copy = entry.copies[level];
+  if (copy.state != State::kFilling || IsDisk(level)) return;
+  copy.loaded = loaded;
+  if (level == 0) return CallWaiters(entry);
+  for (size_t i = 0; i < level; ++i) {
+    if (FilledFrom(entry, i, level)) filler_.Offer(*entry.copies[i].fill, loaded);
+  }
+}
+
+void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status) {
+  Copy& copy = entry.copies[level];
+  copy.fill.reset();
+  --fills_;
+  if (copy.source < level) --fills_behind_;
+  if (!IsDisk(level)) --entry.copies[copy.source].readers;
+  if (copy.state == State::kDraining || !status.ok()) {
+    FillFailed(entry, level, status);
+  } else if (IsDisk(level)) {
+    copy.state = State::kCommitting;
+    ++fills_;
+    ++fills_behind_;
+    disk_->Commit(entry.group.tenant, entry.header, copy.slot,
+                  [this, &entry, level](const absl::Status& committed) { Committed(entry, level, committed); });
+  } else {
+    BecameWhole(entry, level);
+  }
+  Pump();
+}
+
+void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& status) {
+  Copy& copy = entry.copies[level];
+  const bool wanted = copy.state == State::kFilling;
+  const size_t source = copy.source;
+  ++entry.holds;
+  copy.state = State::kBroken;
+  copy.loaded = 0;
+  for (size_t i = 0; i < level; ++i) {
+    if (FilledFrom(entry, i, level)) CancelFill(entry, i);
+  }
+  if (level > 0 || entry.references == 0) Remove(entry, level);
+  --entry.holds;
+  if (wanted) {
+    observer_.TierError(entry.group.tenant, IsDisk(level) ? kind(level) : kind(source), status);
+    // What cannot be read is no copy.
+    if (source > level) {
+      return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(source));
+    }
+  }
+  if (entry.gone != MissReason::kNone) return Vacate(entry);
+  Refresh(entry);
+}
+
+void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {
+  --fills_;
+  --fills_behind_;
+  Copy& copy = entry.copies[level];
+  if (status.ok()) {
+    copy.loaded = entry.header.Extents();
+    BecameWhole(entry, level);
+  } else {
+    observer_.TierError(entry.group.tenant, kind(level), status);
+    Remove(entry, level);
+    const bool elsewhere = std::ranges::any_of(entry.copies, &Copy::whole);
+    if (entry.gone != MissReason::kNone) {
+      Vacate(entry);
+    } else if (!elsewhere) {
+      events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
+    }
+  }
+  Pump();
+}
+
+void Placement::BecameWhole(Entry& entry, size_t level) {
+  Copy& copy = entry.copies[level];
+  const bool promoted = entry.ready && level < copy.source;
+  copy.state = State::kWhole;
+  copy.loaded = entry.header.Extents();
+  if (entry.gone != MissReason::kNone) return Vacate(entry);
+  Refresh(entry);
+  if (level > 0 || promoted) observer_.Copied(entry.group.tenant, kind(copy.source), kind(level), entry.header.bytes);
+  QueueBehind(entry);
+  if (level == 0) CallWaiters(entry);
+}
+
+void Placement::QueueBehind(Entry& entry) {
+  if (entry.behind || !entry.ready || behind_.size() >= kMaxQueuedBehind) return;
+  for (size_t i = 0; i + 1 < levels(); ++i) {
+    if (entry.copies[i].whole() && entry.copies[i + 1].state == State::kNone && Admits(entry, i + 1)) {
+      entry.behind = true;
+      behind_.push_back(entry.id);
+      return;
+    }
+  }
+}
+
+bool Placement::Admits(const Entry& entry, size_t level) {
+  if (!IsDisk(level)) return true;
+  std::optional<Key> victim;
+  if (levels_[level]->Full(entry.group, entry.header.Extents())) {
+    const std::optional<ObjectId> next = levels_[level]->NextVictim(entry.group);
+    if (!next) return false;
+    victim = events_.find(*next)->header.key;
+  }
+  return admission_.Admits(entry.group.tenant, entry.header.key, victim);
+}
+
+bool Placement::WriteBehind(Entry& entry) {
+  for (size_t i = 0; i + 1 < levels(); ++i) {
+    if (!entry.copies[i].whole() || entry.copies[i + 1].state != State::kNone || !Admits(entry, i + 1)) continue;
+    if (!MakeRoom(entry, i + 1, entry.header.Extents())) return false;
+    StartFill(entry, i, i + 1, Filler::Urgency::kBehind);
+  }
+  return true;
+}
+
+void Placement::Pump() {
+  while (!behind_.empty() && fills_behind_ < kMaxBehind) {
+    const ObjectId next = behind_.front();
+    behind_.pop_front();
+    Entry* entry = events_.find(next);
+    if (entry == nullptr || entry->gone != MissReason::kNone) continue;
+    entry->behind = false;
+    if (WriteBehind(*entry) || !levels_.back()->Coming(entry->group)) continue;
+    entry->behind = true;  // what was given up for it becomes free in a moment
+    behind_.push_front(next);
+    break;
+  }
+  filler_.Pump();
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,111 @@
+// Where objects' copies are, and how they come and go: one level a tier, top to bottom.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/outcome.h"
+#include "storage/entry.h"
+#include "storage/filler.h"
+#include "storage/level.h"
+#include "storage/observer.h"
+#include "storage/policy/admission.h"
+#include "storage/tier/tiers.h"
+
+namespace ashlar::storage {
+
+// Objects are written at the top, and copied down from there as soon as a policy admits them; what is given up above is
+// found below and copied up again. Promotion copies, never moves, so a copy that is given up costs nothing but its
+// place as long as there is another one.
+class Placement {
+ public:
+  struct Events {
+    std::function<Entry*(ObjectId)> find;  // null: it is gone
+    // No tier has the object any more: its last copy was given up, or cannot be read. Called once; answer with Discard.
+    std::function<void(Entry&, MissReason, PolicyKind, TierKind)> lost;
+    // A discarded object has no copy left, and nobody refers to it.
+    std::function<void(Entry&)> vacated;
+  };
+
+  // All must outlive the placement. `copying` copies between memory tiers.
+  Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, Observer& observer, Events events);
+  ~Placement();
+
+  void SetFloor(size_t level, const Group& group, uint64_t bytes) { levels_[level]->SetFloor(group, bytes); }
+
+  // Room at the top for an object that is to be written; false: none.
+  bool Reserve(Entry& entry, uint64_t extents);
+  // It was written, in the first `header.Extents()` of them; the others are given back.
+  void Written(Entry& entry);
+  // An object that was there before, on the disk.
+  void Adopt(Entry& entry, Slot slot);
+
+  // Sees to it that the object's copy at the top is whole, or becomes so: it is being filled from the next one below.
+  // Otherwise says why it cannot be: kBudgetRefused (what is there may not go) or kBusy. Needs a reference.
+  MissReason Promote(Entry& entry);
+  // Calls `call` once the first `extents` at the top are whole, or never will be (the object is gone): now, if it is
+  // so.
+  void WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call);
+
+  // The object was looked up or reserved again; it was in use until now; its references or pins have changed.
+  void Touch(Entry& entry);
+  void Touched(Entry& entry);
+  void Changed(Entry& entry);
+  // The object is gone: its copies go as soon as nothing uses them, then it is `vacated`, perhaps before this returns.
+  void Discard(Entry& entry);
+
+  // Goes on with what found no room. Call it now and then.
+  void Pump();
+
+  size_t levels() const { return levels_.size(); }
+  TierKind kind(size_t level) const { return levels_[level]->kind(); }
+  const Level& level(size_t level) const { return *levels_[level]; }
+  // The nearest copy that is whole; kNone where there is none yet.
+  TierKind Nearest(const Entry& entry) const;
+  size_t fills() const { return fills_; }  // under way, commits among them
+
+ private:
+  bool IsDisk(size_t level) const { return level == disk_level_; }
+  Filler::End EndOf(const Entry& entry, size_t level) const;
+  bool MakeRoom(Entry& entry, size_t level, uint64_t extents);
+  void GiveUp(Entry& entry, size_t level);
+  void Remove(Entry& entry, size_t level);
+  void StartFill(Entry& entry, size_t from, size_t to, Filler::Urgency urgency);
+  static bool FilledFrom(const Entry& entry, size_t level, size_t source);
+  void CancelFill(Entry& entry, size_t level);
+  void FillProgress(Entry& entry, size_t level, uint64_t loaded);
+  void FillDone(Entry& entry, size_t level, const absl::Status& status);
+  void FillFailed(Entry& entry, size_t level, const absl::Status& status);
+  void Committed(Entry& entry, size_t level, const absl::Status& status);
+  void BecameWhole(Entry& entry, size_t level);
+  void Refresh(Entry& entry);  // what levels know of its copies
+  void CallWaiters(Entry& entry);
+  void Vacate(Entry& entry);
+  // Copies the object down where it should be and is not. False: try again when there is room.
+  bool WriteBehind(Entry& entry);
+  void QueueBehind(Entry& entry);
+  bool Admits(const Entry& entry, size_t level);
+
+  static constexpr size_t kMaxBehind = 64;  // fills that nobody waits for, at a time
+  static constexpr size_t kMaxQueuedBehind = 1 << 16;
+
+  SsdTier* const disk_;
+  const size_t disk_level_;  // SIZE_MAX: none
+  Filler filler_;
+  AdmissionPolicy& admission_;
+  Observer& observer_;
+  const Events events_;
+  std::vector<std::unique_ptr<EvictionPolicy>> policies_;
+  std::vector<std::unique_ptr<Level>> levels_;
+  std::deque<ObjectId> behind_;
+  size_t fills_ = 0;
+  size_t fills_behind_ = 0;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,57 @@
+// What is worth writing to a disk: data that is used once should not wear it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "proto/key.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+// How often keys were seen lately, in little memory: a count-min sketch of four rows of 4-bit counters, all halved
+// after every ten uses a counter column (TinyLFU, Einziger, Friedman and Manes 2017, §3). Never less than the truth
+// since the last halving, rarely more.
+class FrequencySketch {
+ public:
+  // For about so many different keys; a power of two at least that, in bytes twice as many.
+  explicit FrequencySketch(size_t keys);
+
+  void Add(TenantId tenant, const Key& key);
+  uint32_t Estimate(TenantId tenant, const Key& key) const;  // at most 15
+
+ private:
+  static constexpr size_t kRows = 4;
+  static constexpr uint32_t kMost = 15;
+  size_t Place(TenantId tenant, const Key& key, size_t row) const;
+  uint32_t Count(size_t place) const { return counters_[place / 16] >> (place % 16 * 4) & kMost; }
+  void Halve();
+
+  const size_t columns_;
+  std::vector<uint64_t> counters_;  // 16 a word
+  uint64_t added_ = 0;
+};
+
+enum class AdmissionMode : uint8_t {
+  kAll,        // whatever is published
+  kSecondUse,  // what was published or looked up before
+  kTinyLfu,    // while there is room whatever is published; then what was used more often than what would have to go
+};
+
+class AdmissionPolicy {
+ public:
+  AdmissionPolicy(AdmissionMode mode, size_t keys) : mode_(mode), seen_(keys) {}
+
+  // A publication or a look-up.
+  void Seen(TenantId tenant, const Key& key) { seen_.Add(tenant, key); }
+  // `victim`: what would go for it; none: there is room.
+  bool Admits(TenantId tenant, const Key& key, const std::optional<Key>& victim) const;
+
+ private:
+  const AdmissionMode mode_;
+  FrequencySketch seen_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,110 @@
+// A cache of three tiers with everything around it in a test's hands: two memory tiers over a simulated disk.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "proto/limits.h"
+#include "storage/cache.h"
+#include "storage/mover.h"
+#include "storage/testing/rig.h"
+#include "storage/testing/simulated_disk.h"
+#include "storage/tier/ssd_tier.h"
+
+namespace ashlar::storage {
+
+struct TieredOptions {
+  // In extents, of each of the tenants 1 and 2; no hbm tier when 0.
+  uint64_t hbm = 8, dram = 16, ssd = 64;
+  AdmissionMode admission = AdmissionMode::kAll;
+  CacheOptions cache;
+  uint64_t seed = 1;
+};
+
+class TieredRig {
+ public:
+  explicit TieredRig(const TieredOptions& options)
+      : options_(options), disk(SsdTier::SlabBytes(2 * options.ssd * limits::kExtentBytes), options.seed) {
+    if (options.hbm > 0) hbm = TestTier({{1, options.hbm}, {2, options.hbm}}, TierKind::kHbm);
+    Start();
+  }
+
+  // What a killed daemon loses is lost, what survives on the disk is found again.
+  void Restart() {
+    cache.reset();
+    ssd.reset();
+    io.Forget();
+    executor.Forget();
+    if (hbm != nullptr) hbm = TestTier({{1, options_.hbm}, {2, options_.hbm}}, TierKind::kHbm);
+    disk.Restart();
+    Start();
+  }
+
+  // Runs everything that waits for an executor, in turns.
+  void Settle() {
+    while (io.pending() + executor.pending() > 0) {
+      executor.CompleteAll();
+      io.CompleteAll();
+    }
+  }
+
+  Match Lookup(SessionId session, const ObjectHeader& plan) {
+    const Query query{.kind = plan.kind, .key = plan.key, .tokens = plan.tokens};
+    return cache->Lookup(session, {&query, 1});
+  }
+
+  bool Publish(SessionId session, const ObjectHeader& plan, uint64_t text) {
+    const Cache::Reservation reservation = cache->Reserve(session, plan);
+    if (reservation.outcome != ReserveOutcome::kGranted) return false;
+    std::optional<PublishOutcome> outcome;
+    cache->Publish(session, reservation.id, TestSource(plan, text), [&](PublishOutcome o) { outcome = o; });
+    while (!outcome) executor.Complete(0);
+    return *outcome == PublishOutcome::kPublished;
+  }
+
+  std::shared_ptr<Rig::Landing> StartLanding(SessionId session, LandingId id, const LeaseId& lease, LandTarget target) {
+    auto landing = std::make_shared<Rig::Landing>();
+    cache->Land(session, id, lease, std::move(target),
+                {.progress = [landing](uint32_t layers) { landing->layers = layers; },
+                 .done = [landing](std::vector<MissReason> verdict) { landing->verdict = std::move(verdict); }});
+    return landing;
+  }
+
+ private:
+  void Start() {
+    dram = TestTier({{1, options_.dram}, {2, options_.dram}});
+    ssd = *SsdTier::Open({}, disk.file(), disk.records(), io);
+    for (const TenantId tenant : {1, 2}) {
+      if (!ssd->AddTenant(tenant, "tenant" + std::to_string(tenant), options_.ssd * limits::kExtentBytes).ok()) abort();
+    }
+    Tiers tiers{.ssd = ssd.get()};
+    if (hbm != nullptr) tiers.memory.push_back(hbm.get());
+    tiers.memory.push_back(dram.get());
+    mover.emplace(kernels::Reference(), workers, executor, *tiers.memory.front(), /*turn_bytes=*/1);
+    CacheOptions options = options_.cache;
+    options.pool.admission = options_.admission;
+    std::vector<SsdTier::Recovered> recovered = *ssd->Recover();
+    cache.emplace(options, tiers, *mover, executor, clock, &observer);
+    cache->Adopt(std::move(recovered));
+  }
+
+  const TieredOptions options_;
+
+ public:
+  SimulatedDisk disk;
+  ManualClock clock;
+  ManualExecutor executor, io;
+  InlineWorkers workers;
+  CountingObserver observer;
+  std::unique_ptr<MemoryTier> hbm, dram;
+  std::unique_ptr<SsdTier> ssd;
+  std::optional<Mover> mover;
+  std::optional<Cache> cache;
+};
+
+}  // namespace ashlar::storage

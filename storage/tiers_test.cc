@@ -1,0 +1,340 @@
+// Objects move between tiers: written behind, given up above, found below, copied up again, and never wrong.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "storage/testing/tiered_rig.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+constexpr SessionId kAnn = 1;
+constexpr uint64_t kExtent = limits::kExtentBytes;
+
+class TiersTest : public ::testing::Test {
+ protected:
+  void Make(const TieredOptions& options) {
+    rig_ = std::make_unique<TieredRig>(options);
+    rig_->cache->OpenSession(kAnn, 1);
+  }
+  ~TiersTest() override {
+    if (rig_ == nullptr) return;
+    rig_->cache->CloseSession(kAnn, [] {});
+    rig_->Settle();
+  }
+
+  void Restart() {
+    rig_->Restart();
+    rig_->cache->OpenSession(kAnn, 1);
+  }
+
+  // 3 extents each.
+  static ObjectHeader Plan(uint64_t text) { return TestPlan(text, 64); }
+  void PublishAndSettle(uint64_t text) {
+    ASSERT_TRUE(rig_->Publish(kAnn, Plan(text), text));
+    rig_->Settle();
+  }
+  Found Ask(uint64_t text) {
+    const Match match = rig_->Lookup(kAnn, Plan(text));
+    rig_->cache->Release(kAnn, match.lease);
+    return match.found[0];
+  }
+  // Looks up, lands and checks every byte; says where it was found, or kNone for a miss, whose reason is `reason_`.
+  TierKind Land(uint64_t text) {
+    const Match match = rig_->Lookup(kAnn, Plan(text));
+    reason_ = match.found[0].reason;
+    if (reason_ != MissReason::kNone) return TierKind::kNone;
+    const TestPages pages(16);
+    const auto landing = rig_->StartLanding(kAnn, ++landings_, match.lease, TestTarget(pages, {{0, 100}}));
+    rig_->Settle();
+    reason_ = landing->verdict.value()[0];
+    if (reason_ == MissReason::kNone) {
+      EXPECT_LT(LandingError(pages, Plan(text), text, 100), 1e-5);
+      const MemoryTier& top = rig_->hbm != nullptr ? *rig_->hbm : *rig_->dram;
+      EXPECT_EQ(TupleError(top, *match.found[0].slot, *match.found[0].header, text), 0.0);
+    }
+    rig_->cache->Release(kAnn, match.lease);
+    return reason_ == MissReason::kNone ? match.found[0].tier : TierKind::kNone;
+  }
+  uint64_t Used(const Tier& tier) { return tier.Usage(1).used_bytes / kExtent; }
+
+  std::unique_ptr<TieredRig> rig_;
+  MissReason reason_ = MissReason::kNone;
+  LandingId landings_ = 0;
+};
+
+TEST_F(TiersTest, WhatIsPublishedIsWrittenToEveryTierBelow) {
+  Make({});
+  PublishAndSettle(1);
+  EXPECT_EQ(Used(*rig_->hbm), 3u);
+  EXPECT_EQ(Used(*rig_->dram), 3u);
+  EXPECT_EQ(Used(*rig_->ssd), 3u);
+  EXPECT_THAT(rig_->observer.copied,
+              ElementsAre(std::pair(TierKind::kHbm, TierKind::kDram), std::pair(TierKind::kDram, TierKind::kSsd)));
+  EXPECT_EQ(rig_->cache->stats().objects, 1u);
+  EXPECT_EQ(rig_->cache->stats().copies_under_way, 0u);
+}
+
+TEST_F(TiersTest, WhatIsGivenUpAboveIsFoundBelowAndComesUpWhole) {
+  Make({.hbm = 4, .dram = 8, .ssd = 64});
+  for (uint64_t text = 1; text <= 6; ++text) PublishAndSettle(text);
+  EXPECT_THAT(rig_->observer.evicted, IsEmpty());
+  EXPECT_EQ(Land(6), TierKind::kHbm);
+  EXPECT_EQ(Land(5), TierKind::kDram);
+  EXPECT_EQ(Land(1), TierKind::kSsd);
+  EXPECT_EQ(Land(1), TierKind::kHbm);
+  EXPECT_EQ(Land(2), TierKind::kSsd);
+  EXPECT_EQ(Land(1), TierKind::kDram) << "it came by there";
+  EXPECT_EQ(Used(*rig_->ssd), 18u) << "promotion copies, never moves";
+  EXPECT_LE(Used(*rig_->hbm), 4u);
+  EXPECT_LE(Used(*rig_->dram), 8u);
+}
+
+TEST_F(TiersTest, ARestartFindsWhatWasAcknowledged) {
+  Make({.hbm = 4, .dram = 8, .ssd = 64});
+  for (uint64_t text = 1; text <= 4; ++text) PublishAndSettle(text);
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(5), 5));  // and nothing of it is written
+  rig_->disk.Crash();
+  Restart();
+  for (uint64_t text = 1; text <= 4; ++text) EXPECT_EQ(Land(text), TierKind::kSsd);
+  EXPECT_EQ(Land(5), TierKind::kNone);
+  EXPECT_EQ(reason_, MissReason::kNeverSeen);
+}
+
+TEST_F(TiersTest, ALandingStartsBeforeTheLastByteIsThere) {
+  Make({.hbm = 0, .dram = 64, .ssd = 128});
+  const ObjectHeader plan = TestPlan(1, 4000);
+  ASSERT_GT(plan.Extents(), 16u);
+  ASSERT_TRUE(rig_->Publish(kAnn, plan, 1));
+  rig_->Settle();
+  Restart();
+  const Match match = rig_->Lookup(kAnn, plan);
+  ASSERT_EQ(match.found[0].tier, TierKind::kSsd);
+  const TestPages pages(260);
+  const auto landing = rig_->StartLanding(kAnn, 1, match.lease, TestTarget(pages, {{0, 7}}));
+  EXPECT_EQ(rig_->executor.pending(), 0u) << "nothing can land yet";
+  while (landing->layers == 0 && rig_->io.pending() > 0) {
+    rig_->io.Complete(0);
+    rig_->executor.CompleteAll();
+  }
+  EXPECT_EQ(landing->layers, 1u);
+  EXPECT_GT(rig_->io.pending(), 0u);
+  EXPECT_FALSE(landing->verdict);
+  rig_->Settle();
+  EXPECT_THAT(*landing->verdict, ElementsAre(MissReason::kNone));
+  EXPECT_LT(LandingError(pages, plan, 1, 7), 1e-4);
+}
+
+TEST_F(TiersTest, ReadsThatEndInAnyOrderLandTheSameBytes) {
+  Make({.hbm = 0, .dram = 64, .ssd = 128});
+  const ObjectHeader plan = TestPlan(1, 4000);
+  ASSERT_TRUE(rig_->Publish(kAnn, plan, 1));
+  rig_->Settle();
+  Restart();
+  const Match match = rig_->Lookup(kAnn, plan);
+  const TestPages pages(260);
+  const auto landing = rig_->StartLanding(kAnn, 1, match.lease, TestTarget(pages, {{0, 7}}));
+  while (rig_->io.pending() > 0) rig_->io.Complete(rig_->io.pending() - 1);
+  rig_->Settle();
+  EXPECT_THAT(*landing->verdict, ElementsAre(MissReason::kNone));
+  EXPECT_LT(LandingError(pages, plan, 1, 7), 1e-4);
+}
+
+TEST_F(TiersTest, AnUnreadableCopyIsAMissAndIsGone) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  rig_->disk.set_faults({.read_error = 1});
+  EXPECT_EQ(Land(1), TierKind::kNone);
+  EXPECT_EQ(reason_, MissReason::kTierError);
+  EXPECT_THAT(rig_->observer.tier_errors, ElementsAre(TierKind::kSsd));
+  rig_->disk.set_faults({});
+  EXPECT_EQ(Land(1), TierKind::kNone);
+  EXPECT_EQ(reason_, MissReason::kTierError) << "remembered";
+  PublishAndSettle(1);
+  EXPECT_EQ(Land(1), TierKind::kDram);
+}
+
+TEST_F(TiersTest, AFlippedBitIsAMissAndTheCopyIsGone) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  rig_->disk.set_faults({.bit_flip = 1});
+  EXPECT_EQ(Land(1), TierKind::kNone);
+  EXPECT_EQ(reason_, MissReason::kChecksumFailed);
+  EXPECT_EQ(Used(*rig_->ssd), 3u);
+}
+
+TEST_F(TiersTest, AFullOrBrokenDiskCostsNothingButItself) {
+  Make({.hbm = 0, .dram = 8, .ssd = 64});
+  rig_->disk.set_faults({.write_error = 1});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  EXPECT_EQ(Land(1), TierKind::kDram);
+  EXPECT_EQ(Used(*rig_->ssd), 0u);
+  EXPECT_THAT(rig_->observer.tier_errors, Contains(TierKind::kSsd));
+  rig_->disk.set_faults({});
+  EXPECT_EQ(Land(1), TierKind::kDram);  // a use is an occasion to try again
+  EXPECT_EQ(Used(*rig_->ssd), 3u);
+}
+
+TEST_F(TiersTest, AnAllocationNeverWaitsForADiskThatWrites) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(1), 1));
+  ASSERT_GT(rig_->io.pending(), 0u) << "it is being written";
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(2), 2)) << "in its place";
+  rig_->Settle();
+  EXPECT_EQ(Land(1), TierKind::kNone);
+  EXPECT_EQ(reason_, MissReason::kEvicted);
+  EXPECT_EQ(Land(2), TierKind::kDram);
+  EXPECT_EQ(Used(*rig_->ssd), 3u) << "nothing half written is left";
+}
+
+TEST_F(TiersTest, WhatTheDiskIsAcknowledgingMayGoAbove) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(1), 1));
+  rig_->io.Complete(0);  // the data
+  ASSERT_GT(rig_->io.pending(), 0u) << "the commit";
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(2), 2));
+  EXPECT_EQ(Ask(1).reason, MissReason::kBusy);
+  rig_->Settle();
+  EXPECT_EQ(Land(1), TierKind::kSsd);
+}
+
+TEST_F(TiersTest, WhatNobodyWaitsForDoesNotComeUp) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  const Match match = rig_->Lookup(kAnn, Plan(1));
+  ASSERT_EQ(match.found[0].tier, TierKind::kSsd);
+  rig_->cache->Release(kAnn, match.lease);
+  rig_->Settle();
+  EXPECT_EQ(Used(*rig_->dram), 0u);
+  EXPECT_EQ(Land(1), TierKind::kSsd);
+}
+
+TEST_F(TiersTest, ALandingThatWaitsForADiskEndsAtOnceWhenItIsNotWantedAnyMore) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  const Match match = rig_->Lookup(kAnn, Plan(1));
+  const TestPages pages(16);
+  const auto landing = rig_->StartLanding(kAnn, 9, match.lease, TestTarget(pages, {{0, 0}}));
+  bool quiet = false;
+  rig_->cache->Quiesce(kAnn, 9, [&] { quiet = true; });
+  EXPECT_TRUE(quiet);
+  EXPECT_THAT(landing->verdict.value(), ElementsAre(MissReason::kCancelled));
+  bool drained = false;
+  rig_->cache->CloseSession(kAnn, [&] { drained = true; });
+  EXPECT_TRUE(drained);
+}
+
+TEST_F(TiersTest, ALeaseThatNeedsTheRoomRefusesPromotions) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  const Match match = rig_->Lookup(kAnn, Plan(2));
+  EXPECT_EQ(Ask(1).reason, MissReason::kBudgetRefused);
+  rig_->cache->Release(kAnn, match.lease);
+  EXPECT_EQ(Land(1), TierKind::kSsd);
+}
+
+TEST_F(TiersTest, TheDiskTakesWhatIsUsedTwice) {
+  Make({.hbm = 0, .dram = 8, .ssd = 64, .admission = AdmissionMode::kSecondUse});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  EXPECT_EQ(Used(*rig_->ssd), 0u);
+  EXPECT_EQ(Land(2), TierKind::kDram);
+  EXPECT_EQ(Used(*rig_->ssd), 3u);
+}
+
+TEST_F(TiersTest, AFullDiskMakesRoomForWhatIsUsedMore) {
+  Make({.hbm = 0, .dram = 8, .ssd = 6, .admission = AdmissionMode::kTinyLfu});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  EXPECT_EQ(Used(*rig_->ssd), 6u);
+  PublishAndSettle(3);
+  Restart();
+  EXPECT_EQ(Ask(3).reason, MissReason::kNeverSeen) << "used as often as the oldest";
+  PublishAndSettle(3);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Land(3), TierKind::kDram);
+  rig_->cache->Tick();
+  rig_->Settle();
+  Restart();
+  EXPECT_EQ(Land(3), TierKind::kSsd);
+  EXPECT_EQ(Used(*rig_->ssd), 6u);
+}
+
+TEST_F(TiersTest, FloorsKeepPoolsApart) {
+  Make({.hbm = 0, .dram = 12, .ssd = 64, .admission = AdmissionMode::kSecondUse});
+  rig_->cache->SetFloor(0, {1, PoolKind::kPublic}, 6 * kExtent);
+  rig_->cache->SetFloor(0, {1, PoolKind::kPrivate}, 3 * kExtent);
+  for (uint64_t text = 1; text <= 3; ++text) PublishAndSettle(text);
+  EXPECT_EQ(Used(*rig_->dram), 9u) << "the private pool's floor stays free";
+  PublishAndSettle(4);
+  EXPECT_EQ(Ask(1).reason, MissReason::kEvicted);
+  for (uint64_t text = 10; text < 30; ++text) {  // private churn
+    const Cache::Reservation room = rig_->cache->Reserve(kAnn, Plan(text), {}, PoolKind::kPrivate);
+    ASSERT_EQ(room.outcome, ReserveOutcome::kGranted);
+    rig_->cache->Publish(kAnn, room.id, TestSource(Plan(text), text), [](PublishOutcome) {});
+    rig_->Settle();
+  }
+  EXPECT_EQ(Ask(4).reason, MissReason::kNone);
+  EXPECT_EQ(Ask(3).reason, MissReason::kNone);
+  EXPECT_EQ(Ask(2).reason, MissReason::kEvicted) << "above the floor bytes compete";
+  EXPECT_EQ(Ask(29).reason, MissReason::kNone);
+  EXPECT_EQ(Ask(28).reason, MissReason::kNone);
+  EXPECT_EQ(Ask(27).reason, MissReason::kEvicted);
+}
+
+TEST_F(TiersTest, APinnedObjectStaysInSomeTier) {
+  Make({.hbm = 0, .dram = 6, .ssd = 6});
+  PublishAndSettle(1);
+  ASSERT_TRUE(rig_->cache->Pin(1, Plan(1).key, rig_->clock.Now() + 1000));
+  for (uint64_t text = 2; text < 9; ++text) PublishAndSettle(text);
+  EXPECT_NE(Land(1), TierKind::kNone);
+  rig_->clock.Advance(1000);
+  rig_->cache->Tick();
+  for (uint64_t text = 10; text < 16; ++text) PublishAndSettle(text);
+  EXPECT_EQ(Land(1), TierKind::kNone);
+  EXPECT_FALSE(rig_->cache->Pin(1, Plan(1).key, 0));
+  EXPECT_FALSE(rig_->cache->Unpin(1, Plan(1).key));
+}
+
+TEST_F(TiersTest, WhatIsNotUsedExpires) {
+  Make({});
+  rig_->cache->SetTimeToLive(1, 1000);
+  for (const uint64_t text : {1, 2, 3}) PublishAndSettle(text);
+  rig_->clock.Advance(900);
+  EXPECT_EQ(Ask(2).reason, MissReason::kNone);
+  const Match held = rig_->Lookup(kAnn, Plan(3));
+  rig_->clock.Advance(100);
+  EXPECT_EQ(Ask(1).reason, MissReason::kExpired);
+  rig_->cache->Tick();
+  rig_->Settle();
+  EXPECT_EQ(Ask(2).reason, MissReason::kNone);
+  rig_->clock.Advance(2000);
+  rig_->cache->Tick();
+  rig_->Settle();
+  EXPECT_EQ(Ask(2).reason, MissReason::kExpired);
+  EXPECT_EQ(Used(*rig_->ssd), 3u) << "leased data stays";
+  rig_->cache->Release(kAnn, held.lease);
+  Restart();
+  EXPECT_THAT(rig_->observer.evicted, SizeIs(2));
+}
+
+TEST_F(TiersTest, AnOperatorEvictsFromEveryTier) {
+  Make({});
+  PublishAndSettle(1);
+  const Match held = rig_->Lookup(kAnn, Plan(1));
+  EXPECT_TRUE(rig_->cache->Evict(1, Plan(1).key));
+  rig_->Settle();
+  EXPECT_EQ(Ask(1).reason, MissReason::kEvicted);
+  EXPECT_EQ(Used(*rig_->ssd), 0u);
+  EXPECT_EQ(Used(*rig_->hbm), 3u) << "leased bytes go with the lease";
+  rig_->cache->Release(kAnn, held.lease);
+  EXPECT_EQ(Used(*rig_->hbm), 0u);
+  EXPECT_FALSE(rig_->cache->Evict(1, Plan(1).key));
+}
+
+}  // namespace
+}  // namespace ashlar::storage
