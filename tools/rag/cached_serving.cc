@@ -310,7 +310,10 @@ absl::StatusOr<Served> CachedServing::Serve(const RagPrompt& prompt) {
   last_ = std::make_unique<SetPrompt>();
   last_->match = Lookup(prompt);
   Served served{.logits = std::vector<float>(refengine::kVocabulary)};
-  for (const SegmentResult& segment : last_->match->segments()) ++(segment.hit() ? served.hits : served.misses);
+  for (const SegmentResult& segment : last_->match->segments()) {
+    ++(segment.hit() ? served.hits : served.misses);
+    if (segment.hit()) ++served.hit_tiers[segment.tier];
+  }
   if (served.misses > 0) {
     const absl::StatusOr<bool> published = Fill(prompt, *last_->match);
     if (!published.ok()) return published.status();

@@ -1,9 +1,13 @@
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <string>
 
+#include "proto/limits.h"
 #include "tools/rag/main_job.h"
 
 namespace {
@@ -11,7 +15,7 @@ namespace {
 constexpr const char* kUsage =
     "usage: ashlar-demo [--docs DIR] [--quick] [--json FILE] [--sections N] [--sections-per-prompt N] [--requests N]\n"
     "                   [--threads N] [--seed N] [--compose engine|daemon] [--family gdn|lightning]\n"
-    "                   [--epsilon X]\n"
+    "                   [--epsilon X] [--hbm SIZE] [--dram SIZE] [--ssd SIZE]\n"
     "Answers questions about the text files in DIR (default /usr/share/common-licenses) four ways: full recompute, "
     "prefix\n"
     "cache, naive addition, Ashlar. Prints what was saved and what it cost in fidelity.\n"
@@ -19,7 +23,10 @@ constexpr const char* kUsage =
     "  --compose whose kernels compose cached interiors and compute seams: the engine's (default), or the daemon's\n"
     "  --family  of the linear layers: gated delta net (default), or lightning attention with RoPE inside its layers\n"
     "  --epsilon how far a stored transition may be from the computed one, in the spectral norm; 0 to store it as it "
-    "is\n";
+    "is\n"
+    "  --hbm, --dram, --ssd  how much the daemon's tiers hold, as in 200MiB. By default one tier, dram, holds "
+    "everything;\n"
+    "            without a GPU hbm is emulated in the processor's memory\n";
 
 bool ParseNumber(const char* name, const char* text, long least, long greatest, long* value) {
   char* end = nullptr;
@@ -34,6 +41,18 @@ bool ParseEpsilon(const char* text, double* value) {
   *value = std::strtod(text, &end);
   if (*text != '\0' && *end == '\0' && *value >= 0 && *value < 1) return true;
   std::fprintf(stderr, "--epsilon: must be a number from 0 to below 1, not '%s'\n", text);
+  return false;
+}
+
+bool ParseSize(const char* name, const std::string& text, uint64_t* bytes) {
+  static const std::map<std::string, int> kUnits = {{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const auto unit = kUnits.find(text.substr(digits));
+  if (digits > 0 && digits <= 9 && unit != kUnits.end()) {
+    *bytes = std::stoull(text.substr(0, digits)) << unit->second;
+    if (*bytes >= ashlar::limits::kExtentBytes) return true;
+  }
+  std::fprintf(stderr, "%s: must be a size of at least 256KiB, not '%s'\n", name, text.c_str());
   return false;
 }
 
@@ -72,6 +91,12 @@ int Parse(int argc, char** argv, ashlar::rag::JobOptions& options, std::string& 
       options.seed = static_cast<uint64_t>(number);
     } else if (name == "--epsilon") {
       if (!ParseEpsilon(value, &options.epsilon)) return 2;
+    } else if (name == "--hbm") {
+      if (!ParseSize("--hbm", value, &options.hbm_bytes)) return 2;
+    } else if (name == "--dram") {
+      if (!ParseSize("--dram", value, &options.dram_bytes)) return 2;
+    } else if (name == "--ssd") {
+      if (!ParseSize("--ssd", value, &options.ssd_bytes)) return 2;
     } else if (name == "--family") {
       if (std::strcmp(value, "gdn") != 0 && std::strcmp(value, "lightning") != 0) {
         return std::fprintf(stderr, "--family: must be gdn or lightning, not '%s'\n", value), 2;

@@ -82,8 +82,11 @@ absl::Status MainJob::Prepare() {
   }
 
   // The cache must hold every section once a seam width.
-  const uint64_t dram = (uint64_t{1} << 30) + std::size(kWidths) * sections_.size() * (uint64_t{8} << 20);
-  auto daemon = tools::LocalDaemon::Start({.dram_bytes = dram, .threads = static_cast<uint32_t>(pool_.Size())});
+  const uint64_t all = (uint64_t{1} << 30) + std::size(kWidths) * sections_.size() * (uint64_t{8} << 20);
+  auto daemon = tools::LocalDaemon::Start({.dram_bytes = options_.dram_bytes > 0 ? options_.dram_bytes : all,
+                                           .hbm_bytes = options_.hbm_bytes,
+                                           .ssd_bytes = options_.ssd_bytes,
+                                           .threads = static_cast<uint32_t>(pool_.Size())});
   if (!daemon.ok()) return daemon.status();
   daemon_ = std::move(*daemon);
   auto client = Client::Connect(daemon_->client_options());
@@ -136,6 +139,7 @@ absl::StatusOr<RequestResult> MainJob::Request(const RagPrompt& prompt, const st
   }
   result.hits = cached->hits;
   result.misses = cached->misses;
+  result.hit_tiers = cached->hit_tiers;
   result.landed = static_cast<uint64_t>(std::ranges::count(ashlar.last().landed, true));
   result.computed_tokens = cached->computed_tokens;
   result.full_flops_ratio = full->flops / (full->ttft_ms * 1e-3) / fma_peak_;

@@ -19,6 +19,8 @@ struct JobOptions {
   ComposeBy compose = ComposeBy::kEngine;
   kernels::Family family = kernels::Family::kGdn;  // or kLightning
   double epsilon = kPublishedEpsilon;
+  // Capacities of the daemon's tiers. dram 0: all that the job publishes; hbm, ssd 0: no such tier.
+  uint64_t hbm_bytes = 0, dram_bytes = 0, ssd_bytes = 0;
 };
 
 // Starts a daemon of its own, runs the job, prints as it goes.

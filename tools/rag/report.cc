@@ -63,6 +63,20 @@ nlohmann::json ToJson(const std::optional<Layer0Error>& error) {
   return {{"ashlar", error->ashlar}, {"naive", error->naive}, {"zero_transition", error->zero_transition}};
 }
 
+nlohmann::json ToJson(const std::map<TierKind, uint64_t>& hits) {
+  nlohmann::json json = nlohmann::json::object();
+  for (const auto& [tier, segments] : hits) json[std::string(Name(tier))] = segments;
+  return json;
+}
+
+std::map<TierKind, uint64_t> AllHits(const RunResult& run) {
+  std::map<TierKind, uint64_t> hits;
+  for (const RequestResult& request : run.requests) {
+    for (const auto& [tier, segments] : request.hit_tiers) hits[tier] += segments;
+  }
+  return hits;
+}
+
 nlohmann::json ToJson(const RequestResult& request) {
   nlohmann::json json = {{"question", request.question},
                          {"tokens", request.tokens},
@@ -75,6 +89,7 @@ nlohmann::json ToJson(const RequestResult& request) {
                          {"flop_floor_speedup", request.flop_floor_speedup},
                          {"speedup_vs_full", request.speedup()},
                          {"layer0_state_rel_l2", ToJson(request.layer0)}};
+  json["hit_tiers"] = ToJson(request.hit_tiers);
   for (const auto& [way, result] : request.ways) {
     json["ttft_ms"][way] = result.ttft_ms;
     json["next_token"][way] = result.next_token;
@@ -150,6 +165,10 @@ void PrintSummary(const RunResult& run) {
   std::printf("\n  full recompute runs at %.2f of the FMA peak",
               Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; })));
   PrintStored(run);
+  std::printf("\n  segments were found in:");
+  for (const auto& [tier, segments] : AllHits(run)) {
+    std::printf("  %s %lu", std::string(Name(tier)).c_str(), static_cast<unsigned long>(segments));
+  }
   std::printf("\n\n  layer-0 states behind each interior, worst relative L2:  ashlar %.1e   naive %.2f   T := 0 %.2f",
               layer0.ashlar, layer0.naive, layer0.zero_transition);
   std::printf("\n  first token's logits, mean relative L2:                  naive %.3f",
@@ -181,6 +200,7 @@ nlohmann::json ToJson(const RunResult& run) {
   summary["flop_floor_speedup"] =
       Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; }));
   summary["full_flops_ratio"] = Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; }));
+  summary["hit_tiers"] = ToJson(AllHits(run));
   summary["stored"] = ToJson(run.stored, run.epsilon);
   summary["layer0_state_rel_l2"] = ToJson(WorstLayer0(run));
   summary["logits_rel_l2"]["naive"] =

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
+#include "proto/outcome.h"
 #include "tools/rag/fidelity.h"
 
 namespace ashlar::rag {
@@ -24,6 +25,7 @@ struct RequestResult {
   uint64_t tokens = 0;
   uint64_t segments = 0;  // instructions and sections
   uint64_t hits = 0, misses = 0;
+  std::map<TierKind, uint64_t> hit_tiers;
   uint64_t computed_tokens = 0;           // by Ashlar, fills not counted
   std::map<std::string, WayResult> ways;  // full, prefix, naive, ashlar
   std::optional<Layer0Error> layer0;      // nothing where no interior was landed

@@ -3,9 +3,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "proto/outcome.h"
 #include "tools/rag/prompt.h"
 #include "tools/refengine/engine.h"
 
@@ -24,8 +26,9 @@ struct Served {
   double ttft_ms = 0;         // from the tokens' arrival to the first token's logits
   std::vector<float> logits;  // of the first token
   uint64_t computed_tokens = 0;
-  uint64_t hits = 0, misses = 0;  // segments
-  double flops = 0;               // of what was computed at the last: fills are not counted
+  uint64_t hits = 0, misses = 0;           // segments
+  std::map<TierKind, uint64_t> hit_tiers;  // where hits were found
+  double flops = 0;                        // of what was computed at the last: fills are not counted
 };
 
 class Stopwatch {
