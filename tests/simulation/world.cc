@@ -1,0 +1,123 @@
+#include "tests/simulation/world.h"
+
+#include <cstdlib>
+
+#include "proto/limits.h"
+
+namespace ashlar::simulation {
+
+using storage::ExtentRun;
+using storage::Slot;
+using storage::TenantId;
+using storage::TierUsage;
+
+absl::StatusOr<Slot> FaultyTier::Allocate(TenantId tenant, uint64_t extents) {
+  if (bug_ == Bug::kSharesExtents && last_ && last_->tenant == tenant && last_->Extents() >= extents &&
+      random_() % 4 == 0) {
+    Slot again = *last_;
+    (void)again.CutBehind(extents);
+    for (const ExtentRun& run : again.runs) {
+      for (uint32_t i = 0; i < run.count; ++i) ++shared_[{run.arena, run.first + i}];
+    }
+    return again;
+  }
+  const bool crosses = bug_ == Bug::kCrossesTenants && random_() % 4 == 0;
+  absl::StatusOr<Slot> slot = memory_.Allocate(crosses ? kTenants + 1 - tenant : tenant, extents);
+  if (slot.ok()) last_ = *slot;
+  return slot;
+}
+
+void FaultyTier::Free(Slot slot) {
+  if (bug_ == Bug::kNeverFrees && random_() % 4 == 0) return;
+  Slot own{.tenant = slot.tenant};
+  for (const ExtentRun& run : slot.runs) {
+    for (uint32_t i = 0; i < run.count; ++i) {
+      const auto shared = shared_.find({run.arena, run.first + i});
+      if (shared != shared_.end() && shared->second > 0) {
+        --shared->second;  // its other owner will free it
+      } else {
+        own.runs.push_back({run.arena, run.first + i, 1});
+      }
+    }
+  }
+  memory_.Free(shared_.empty() ? std::move(slot) : std::move(own));
+}
+
+TierUsage FaultyTier::Usage(TenantId tenant) const {
+  TierUsage usage = memory_.Usage(tenant);
+  if (bug_ != Bug::kIgnoresBudgets && bug_ != Bug::kCrossesTenants) {
+    usage.capacity_bytes /= 2;  // the other half is for those two alone
+  }
+  return usage;
+}
+
+bool SimulatedExecutor::Run(std::function<void()> work, std::function<void()> done) {
+  const bool taken = inner_.Run(std::move(work), [this, done = std::move(done)] {
+    if (!dropping_) done();
+  });
+  refused_ += taken ? 0 : 1;
+  return taken;
+}
+
+void SimulatedExecutor::Complete(size_t item, bool drop_completion) {
+  dropping_ = drop_completion;
+  inner_.Work(item);
+  inner_.Complete(item);
+  dropping_ = false;
+}
+
+namespace {
+
+std::unique_ptr<storage::MemoryTier> MakeMemory(uint64_t extents, TierKind kind) {
+  return storage::TestTier({{1, 2 * extents}, {2, 2 * extents}}, kind);
+}
+
+}  // namespace
+
+World::World(uint64_t seed, const Sizes& its_sizes, Bug its_bug)
+    : sizes(its_sizes),
+      bug(its_bug),
+      random(seed),
+      disk(storage::SsdTier::SlabBytes(kTenants * its_sizes.ssd * limits::kExtentBytes), seed + 1) {
+  Start();
+}
+
+void World::Start() {
+  if (sizes.hbm > 0) hbm = MakeMemory(sizes.hbm, TierKind::kHbm);
+  dram = MakeMemory(sizes.dram, TierKind::kDram);
+  auto opened = storage::SsdTier::Open({}, disk.file(), disk.records(), io);
+  if (!opened.ok()) std::abort();
+  ssd = *std::move(opened);
+  for (TenantId tenant = 1; tenant <= kTenants; ++tenant) {
+    if (!ssd->AddTenant(tenant, "tenant" + std::to_string(tenant), sizes.ssd * limits::kExtentBytes).ok()) std::abort();
+  }
+  auto recovered = ssd->Recover();
+  if (!recovered.ok()) std::abort();
+  storage::Tiers tiers{.ssd = ssd.get()};
+  if (hbm != nullptr) {
+    faulty_hbm = std::make_unique<FaultyTier>(*hbm, bug, random);
+    tiers.memory.push_back(faulty_hbm.get());
+  }
+  faulty_dram = std::make_unique<FaultyTier>(*dram, bug, random);
+  tiers.memory.push_back(faulty_dram.get());
+  mover.emplace(kernels::Reference(), workers, executor, *tiers.memory.front(), /*turn_bytes=*/1);
+  storage::CacheOptions options{.random = [this] { return random(); }};
+  options.pool.admission_keys = 64;
+  options.pool.admission = static_cast<storage::AdmissionMode>(random() % 3);
+  cache.emplace(std::move(options), tiers, *mover, executor, clock, &observer);
+  cache->Adopt(*std::move(recovered));
+}
+
+void World::CrashAndRestart() {
+  disk.Crash();
+  cache.reset();
+  mover.reset();
+  ssd.reset();
+  executor.Forget();
+  io.Forget();
+  disk.set_faults({});
+  disk.Restart();
+  Start();
+}
+
+}  // namespace ashlar::simulation

@@ -1,0 +1,97 @@
+// What a simulated cache stands on: tiers, disk, clock and executors, all in the simulation's hands.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "storage/cache.h"
+#include "storage/mover.h"
+#include "storage/testing/rig.h"
+#include "storage/testing/simulated_disk.h"
+#include "tests/simulation/simulation.h"
+
+namespace ashlar::simulation {
+
+inline constexpr int kTenants = 2;  // numbers 1 and 2
+
+// A memory tier that makes the bug's mistake now and then; without one it only passes calls on.
+class FaultyTier final : public storage::Tier {
+ public:
+  // The budget is what the tier is held to; the memory behind it may have more, for bugs that need it.
+  FaultyTier(storage::MemoryTier& memory, Bug bug, std::mt19937_64& random)
+      : memory_(memory), bug_(bug), random_(random) {}
+
+  TierKind kind() const override { return memory_.kind(); }
+  absl::StatusOr<storage::Slot> Allocate(storage::TenantId tenant, uint64_t extents) override;
+  void Free(storage::Slot slot) override;
+  storage::TierUsage Usage(storage::TenantId tenant) const override;
+  storage::TierUsage Usage() const override { return memory_.Usage(); }
+  std::byte* Address(uint32_t arena, uint32_t extent) const override { return memory_.Address(arena, extent); }
+
+ private:
+  storage::MemoryTier& memory_;
+  const Bug bug_;
+  std::mt19937_64& random_;
+  std::optional<storage::Slot> last_;  // kSharesExtents: the slot that the next one may get as well
+  std::map<std::pair<uint32_t, uint32_t>, int> shared_;
+};
+
+// Ends work in the order in which the simulation says; now and then refuses it.
+class SimulatedExecutor final : public storage::Executor {
+ public:
+  bool Run(std::function<void()> work, std::function<void()> done) override;
+  void Post(std::function<void()> event) override { inner_.Post(std::move(event)); }
+
+  size_t pending() const { return inner_.pending(); }
+  void Complete(size_t item, bool drop_completion);
+  void Forget() { inner_.Forget(); }
+  void set_capacity(size_t capacity) { inner_.set_capacity(capacity); }
+  uint64_t refused() const { return refused_; }
+
+ private:
+  storage::ManualExecutor inner_;
+  bool dropping_ = false;
+  uint64_t refused_ = 0;
+};
+
+struct Sizes {
+  uint64_t hbm, dram, ssd;  // extents a tenant; no hbm tier when 0
+};
+
+class World {
+ public:
+  World(uint64_t seed, const Sizes& sizes, Bug bug);
+
+  // What survives on the disk is all that is left; a new daemon starts on it.
+  void CrashAndRestart();
+
+  const Sizes sizes;
+  const Bug bug;
+  std::mt19937_64 random;
+  storage::SimulatedDisk disk;
+  storage::ManualClock clock;
+  SimulatedExecutor executor, io;
+  storage::InlineWorkers workers;
+  storage::CountingObserver observer;
+  std::unique_ptr<storage::MemoryTier> hbm, dram;
+  std::unique_ptr<FaultyTier> faulty_hbm, faulty_dram;
+  std::unique_ptr<storage::SsdTier> ssd;
+  std::optional<storage::Mover> mover;
+  std::optional<storage::Cache> cache;
+
+  const storage::MemoryTier& top() const { return hbm != nullptr ? *hbm : *dram; }
+  uint64_t TopExtents() const { return hbm != nullptr ? sizes.hbm : sizes.dram; }
+  uint64_t Draw(uint64_t below) { return random() % below; }
+
+ private:
+  void Start();
+};
+
+}  // namespace ashlar::simulation
