@@ -49,6 +49,15 @@ class Calls final : public v1::Admin::Service {
   grpc::Status GetConfig(Context*, const v1::GetConfigRequest*, v1::GetConfigReply* reply) override {
     return ToGrpc(service_.GetConfig(reply));
   }
+  grpc::Status Pin(Context*, const v1::PinRequest* request, v1::ObjectsReply* reply) override {
+    return ToGrpc(service_.Pin(*request, reply));
+  }
+  grpc::Status Unpin(Context*, const v1::Texts* texts, v1::ObjectsReply* reply) override {
+    return ToGrpc(service_.Unpin(*texts, reply));
+  }
+  grpc::Status Evict(Context*, const v1::Texts* texts, v1::ObjectsReply* reply) override {
+    return ToGrpc(service_.Evict(*texts, reply));
+  }
 
   const AdminService& service_;
 };

@@ -25,6 +25,8 @@ class LastMissesReply;
 class LastMissesRequest;
 class ModelsReply;
 class ModelsRequest;
+class ObjectsReply;
+class PinRequest;
 class SessionsReply;
 class StatsReply;
 class Texts;
@@ -57,6 +59,10 @@ class AdminService {
   absl::Status Sessions(v1::SessionsReply* reply) const;
   absl::Status GetConfig(v1::GetConfigReply* reply) const;
 
+  absl::Status Pin(const v1::PinRequest& request, v1::ObjectsReply* reply) const;
+  absl::Status Unpin(const v1::Texts& texts, v1::ObjectsReply* reply) const;
+  absl::Status Evict(const v1::Texts& texts, v1::ObjectsReply* reply) const;
+
  private:
   // NOT_FOUND for a name that no tenant has.
   absl::StatusOr<storage::TenantId> FindTenant(const std::string& name) const;
@@ -73,6 +79,10 @@ class AdminService {
   absl::StatusOr<std::shared_ptr<const Model>> FindModel(storage::TenantId tenant, const v1::Texts& request) const;
   // Runs `ask` on the metadata thread and waits for it. RESOURCE_EXHAUSTED when the queue is full.
   absl::Status OnLoop(const std::function<void()>& ask) const;
+
+  // Does something with each text's object, on the metadata thread. False: there is none.
+  absl::Status WithEach(const v1::Texts& texts, v1::ObjectsReply* reply,
+                        const std::function<bool(storage::TenantId, const Key&)>& act) const;
 
   class Differences;
   void WriteText(storage::TenantId tenant, const storage::Query& query, const storage::Explanation& why,

@@ -92,6 +92,22 @@ TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
   EXPECT_EQ(last[0]["tokens"], 60);
 }
 
+TEST_F(Ashlarctl, PinsAndEvicts) {
+  engine_.PublishPrompt(prompt_);
+  const std::string texts = " --tenant default --namespace " + Namespace() + Files(prompt_);
+  for (const json& text : Ask("pin --hard" + texts)["texts"]) EXPECT_TRUE(text["found"].get<bool>());
+  // What would push everything out that is not pinned.
+  for (uint64_t other = 100; other < 140; ++other) engine_.PublishPrompt(MakePrompt(other, 3, 60));
+  for (const json& text : Ask("explain" + texts)["texts"]) EXPECT_TRUE(text["hit"].get<bool>());
+  EXPECT_THAT(Run("unpin" + texts).output, HasSubstr("pinned no more"));
+  EXPECT_THAT(Run("evict" + texts).output, HasSubstr("evicted"));
+  for (const json& text : Ask("explain" + texts)["texts"]) {
+    EXPECT_EQ(text["reason"], "evicted");
+    EXPECT_EQ(text["gone"]["policy"], "operator");
+  }
+  EXPECT_FALSE(Ask("pin --until 2100-01-01T00:00:00Z" + texts)["texts"][0]["found"].get<bool>());
+}
+
 TEST_F(Ashlarctl, SaysHowTheDaemonIs) {
   engine_.PublishPrompt(prompt_);
   const Match match = engine_.Lookup(prompt_);
@@ -124,6 +140,10 @@ TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
       {"explain --tenant default --namespace abcd /dev/null", 2, "/dev/null: no tokens"},
       {"explain --tenant default --model-file /dev/null /dev/null", 2, "/dev/null: ends within the identity"},
       {"explain --tenant default --namespace abcd /nonexistent", 1, "/nonexistent"},
+      {"pin /dev/null", 2, "--until: either it or --hard is required"},
+      {"pin --until tomorrow /dev/null", 2, "--until: not a time like"},
+      {"pin --until 2001-01-01T00:00:00Z /dev/null", 2, "--until: not in the future"},
+      {"evict --until x /dev/null", 2, "--until: evict has no such option"},
       {"models --tenant nobody", 1, "tenant: there is no \"nobody\""},
   };
   for (const auto& c : kCases) {

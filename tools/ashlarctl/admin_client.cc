@@ -58,5 +58,14 @@ absl::Status AdminClient::Sessions(const v1::SessionsRequest& request, v1::Sessi
 absl::Status AdminClient::GetConfig(const v1::GetConfigRequest& request, v1::GetConfigReply* reply) {
   return rpc_->Call(&Rpc::Stub::GetConfig, request, reply);
 }
+absl::Status AdminClient::Pin(const v1::PinRequest& request, v1::ObjectsReply* reply) {
+  return rpc_->Call(&Rpc::Stub::Pin, request, reply);
+}
+absl::Status AdminClient::Unpin(const v1::Texts& request, v1::ObjectsReply* reply) {
+  return rpc_->Call(&Rpc::Stub::Unpin, request, reply);
+}
+absl::Status AdminClient::Evict(const v1::Texts& request, v1::ObjectsReply* reply) {
+  return rpc_->Call(&Rpc::Stub::Evict, request, reply);
+}
 
 }  // namespace ashlar::ctl

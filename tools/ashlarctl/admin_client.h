@@ -22,6 +22,9 @@ class AdminClient {
   absl::Status Stats(const v1::StatsRequest& request, v1::StatsReply* reply);
   absl::Status Sessions(const v1::SessionsRequest& request, v1::SessionsReply* reply);
   absl::Status GetConfig(const v1::GetConfigRequest& request, v1::GetConfigReply* reply);
+  absl::Status Pin(const v1::PinRequest& request, v1::ObjectsReply* reply);
+  absl::Status Unpin(const v1::Texts& request, v1::ObjectsReply* reply);
+  absl::Status Evict(const v1::Texts& request, v1::ObjectsReply* reply);
 
  private:
   struct Rpc;
