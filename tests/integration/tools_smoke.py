@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
 
-usage: tools_smoke.py demo|land|load|sharing|store|ssd BINARY
+usage: tools_smoke.py demo|entries|land|load|sharing|store|ssd BINARY
 """
 
 import json
@@ -73,6 +73,18 @@ def land(binary):
     assert all(handover["map_us"] < 1000 for handover in figures["handovers"])
 
 
+def entries(binary):
+    figures = run(binary, "entries", "--quick", "--repetitions", "1")
+    assert [case["op"] for case in figures["cases"]] == ["match", "touch", "evict"]
+    for case in figures["cases"]:
+        assert case["entries"] == 20000
+        for name in ("ns_per_op", "hash_lookup_ns", "ratio"):
+            assert case[name] > 0, name
+    assert 0 < figures["peak_used_bytes"] <= figures["capacity_bytes"]
+    assert 0 < figures["bytes_per_entry"] < 4096
+    assert figures["peak_rss_bytes"] > figures["tier_header_bytes"]
+
+
 def sharing(binary):
     figures = run(binary, "sharing", "--quick")
     assert len(figures["cases"]) == 15
@@ -121,5 +133,6 @@ def load(binary):
 
 
 if __name__ == "__main__":
-    tools = {"demo": demo, "land": land, "load": load, "sharing": sharing, "store": store, "ssd": ssd}
+    tools = {"demo": demo, "entries": entries, "land": land, "load": load, "sharing": sharing, "ssd": ssd,
+             "store": store}
     tools[sys.argv[1]](sys.argv[2])

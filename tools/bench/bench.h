@@ -18,7 +18,7 @@ struct Options {
   int repetitions = 9;  // medians are taken over these
   int threads = 0;      // 0: all cores
   std::string filter;   // kernels: only cases whose "op family dtype shape" contains this
-  bool quick = false;   // kernels, store, ssd: small shapes
+  bool quick = false;   // kernels, store, ssd, entries: small
   std::string file;     // vectors: the file
   std::string compare;  // store: "redis", or empty
   std::string dir;      // ssd: a folder on the disk; empty: the program's own
@@ -28,6 +28,7 @@ struct Options {
 // Subcommands. Each prints a table and fills `figures` with the same numbers.
 absl::Status Land(const Options& options, nlohmann::json& figures);
 absl::Status Sharing(const Options& options, nlohmann::json& figures);
+absl::Status Entries(const Options& options, nlohmann::json& figures);
 absl::Status Decode(const Options& options, nlohmann::json& figures);
 absl::Status Store(const Options& options, nlohmann::json& figures);
 absl::Status Ssd(const Options& options, nlohmann::json& figures);

@@ -1,0 +1,318 @@
+// `ashlar-bench entries`: what the cache's own book-keeping costs with a million objects in it.
+//
+// All calls go through the façade that the daemon uses (storage/cache.h), on one thread as there. No bytes move: the
+// objects are headers alone, in a tier that has nothing of an extent but its first bytes, where look-ups verify the
+// header.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "proto/limits.h"
+#include "storage/cache.h"
+#include "storage/mover.h"
+#include "tools/bench/bench.h"
+
+namespace ashlar::bench {
+namespace {
+
+constexpr storage::SessionId kSession = 1;
+constexpr storage::TenantId kTenant = 1;
+constexpr uint32_t kParts = 4;
+constexpr uint64_t kBlock = 1000;  // operations of one kind, before others must follow
+
+void Require(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "ashlar-bench entries: %s\n", what);
+  std::abort();
+}
+
+// Numbers of extents; memory only for the header of the object that begins there.
+class NumberTier final : public storage::Tier {
+ public:
+  static constexpr size_t kHeaderBytes = 512;
+
+  explicit NumberTier(uint32_t extents) : extents_(extents), bytes_(extents * kHeaderBytes) {
+    headers_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    Require(headers_ != MAP_FAILED, "no memory for the headers");
+    std::memset(headers_, 1, bytes_);  // so that it is not counted as the cache's growth
+    for (uint32_t extent = extents; extent-- > 0;) free_.push_back(extent);
+  }
+  ~NumberTier() override { munmap(headers_, bytes_); }
+  NumberTier(const NumberTier&) = delete;
+  NumberTier& operator=(const NumberTier&) = delete;
+
+  TierKind kind() const override { return TierKind::kDram; }
+  absl::StatusOr<storage::Slot> Allocate(storage::TenantId tenant, uint64_t extents) override {
+    Require(extents == 1, "an object of more than one extent");
+    if (free_.empty()) return absl::ResourceExhaustedError("all extents are used");
+    storage::Slot slot{.tenant = tenant, .runs = {{.first = free_.back(), .count = 1}}};
+    free_.pop_back();
+    return slot;
+  }
+  void Free(storage::Slot slot) override { free_.push_back(slot.runs.front().first); }
+  storage::TierUsage Usage(storage::TenantId /*tenant*/) const override { return Usage(); }
+  storage::TierUsage Usage() const override {
+    const uint64_t used = (extents_ - free_.size()) * limits::kExtentBytes;
+    return {.capacity_bytes = extents_ * limits::kExtentBytes, .used_bytes = used, .held_bytes = used};
+  }
+  std::byte* Address(uint32_t /*arena*/, uint32_t extent) const override {
+    return static_cast<std::byte*>(headers_) + extent * kHeaderBytes;
+  }
+
+ private:
+  const uint64_t extents_;
+  const size_t bytes_;
+  void* headers_ = nullptr;
+  std::vector<uint32_t> free_;
+};
+
+class SteadyClock final : public storage::Clock {
+ public:
+  storage::Nanos Now() const override {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  }
+};
+
+// Completes at once, on the calling thread.
+class AtOnce final : public storage::Executor {
+ public:
+  bool Run(std::function<void()> work, std::function<void()> done) override {
+    work();
+    done();
+    return true;
+  }
+  void Post(std::function<void()> event) override { event(); }
+};
+
+class OneThread final : public kernels::Workers {
+ public:
+  int Size() const override { return 1; }
+  void Run(int64_t count, Body body, void* context) override {
+    for (int64_t i = 0; i < count; ++i) body(context, i);
+  }
+};
+
+storage::Query QueryOf(int32_t number) {
+  return {.key = MakeKey({}, ObjectKind::kSegment, {&number, 1}), .tokens = 1};
+}
+
+// Parts without bytes: heads whose transitions are zero.
+ObjectHeader PlanOf(const storage::Query& query) {
+  ObjectHeader plan{.key = query.key, .tokens = query.tokens};
+  for (uint32_t layer = 0; layer < kParts; ++layer) {
+    plan.parts.push_back({.layer = layer, .form = PartForm::kTransitionZero, .units = 1});
+  }
+  plan.bytes = EncodedHeaderBytes(kParts);
+  return plan;
+}
+
+// A line of /proc/self/status, in bytes.
+uint64_t StatusBytes(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(name + ":", 0) == 0) return std::stoull(line.substr(name.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+// Pushes what was used before out of the processor's caches.
+class Sweep {
+ public:
+  void operator()() { std::fill(memory_.begin(), memory_.end(), ++round_); }
+
+ private:
+  std::vector<uint8_t> memory_ = std::vector<uint8_t>(size_t{512} << 20);
+  uint8_t round_ = 0;
+};
+
+// One cache, always full: every new object takes the place of the one that was longest unused.
+class FullCache {
+ public:
+  explicit FullCache(uint32_t entries)
+      : tier_(entries), cache_({}, {.memory = {&tier_}}, mover_, executor_, clock_, nullptr) {
+    cache_.OpenSession(kSession, kTenant);
+  }
+  ~FullCache() {
+    cache_.CloseSession(kSession, [] {});
+  }
+
+  void Match(const storage::Query& query) {
+    const storage::Match match = cache_.Lookup(kSession, {&query, 1});
+    Require(match.found[0].reason == MissReason::kNone, "an object that must be there was missed");
+    cache_.Release(kSession, match.lease);
+    CheckUsed();
+  }
+
+  // As an engine does that computed what another one had published already.
+  void Touch(const ObjectHeader& plan) {
+    Require(cache_.Reserve(kSession, plan).outcome == ReserveOutcome::kAlreadyPresent, "an object is not there");
+    CheckUsed();
+  }
+
+  storage::ReservationId Reserve(const ObjectHeader& plan) {
+    const storage::Cache::Reservation reservation = cache_.Reserve(kSession, plan);
+    Require(reservation.outcome == ReserveOutcome::kGranted, "nothing was evicted for a new object");
+    CheckUsed();
+    return reservation.id;
+  }
+
+  void Publish(storage::ReservationId reservation) {
+    cache_.Publish(kSession, reservation, {}, [](PublishOutcome outcome) {
+      Require(outcome == PublishOutcome::kPublished, "an object was not published");
+    });
+    CheckUsed();
+  }
+
+  uint64_t peak_used_bytes() const { return peak_used_bytes_; }
+  uint64_t capacity_bytes() const { return tier_.Usage().capacity_bytes; }
+
+ private:
+  // What the tier gave out is what the cache says it has, and no more than there is.
+  void CheckUsed() {
+    const storage::TierUsage usage = tier_.Usage();
+    const storage::Cache::Stats stats = cache_.stats();
+    Require((stats.objects + stats.reservations) * limits::kExtentBytes == usage.used_bytes, "extents were lost");
+    Require(usage.used_bytes <= usage.capacity_bytes, "more is used than there is");
+    peak_used_bytes_ = std::max(peak_used_bytes_, usage.used_bytes);
+  }
+
+  NumberTier tier_;
+  SteadyClock clock_;
+  AtOnce executor_;
+  OneThread workers_;
+  storage::Mover mover_{kernels::Reference(), workers_, executor_, tier_};
+  storage::Cache cache_;
+  uint64_t peak_used_bytes_ = 0;
+};
+
+// Nanoseconds an operation.
+struct Round {
+  double hash_lookup = 0, match = 0, touch = 0, evict = 0;
+};
+
+class Rounds {
+ public:
+  Rounds(FullCache& cache, uint32_t entries, int32_t next, uint64_t seed)
+      : cache_(cache), entries_(entries), next_(next), random_(seed) {
+    for (uint32_t i = 0; i < entries; ++i) queries_.push_back(QueryOf(next_ - 1 - static_cast<int32_t>(i)));
+    table_.reserve(entries);
+    for (size_t i = 0; i < entries; ++i) table_.emplace(queries_[i].key, i);
+  }
+
+  // Every entry once by each operation, in a random order; a tenth is evicted, those that were touched first.
+  Round Run() {
+    std::shuffle(queries_.begin(), queries_.end(), random_);
+    Round round;
+    uint64_t found = 0;
+    sweep_();
+    round.hash_lookup = Seconds([&] {
+      for (const storage::Query& query : queries_) found += table_.contains(query.key) ? 1 : 0;
+    });
+    Require(found == entries_, "the hash table lost a key");
+    sweep_();
+    round.match = Seconds([&] {
+      for (const storage::Query& query : queries_) cache_.Match(query);
+    });
+    sweep_();
+    for (size_t first = 0; first < queries_.size(); first += kBlock) round.touch += TouchBlock(first);
+    sweep_();
+    const size_t evicted = std::max<size_t>(entries_ / 10, kBlock);
+    for (size_t first = 0; first < evicted; first += kBlock) round.evict += EvictBlock(first);
+    for (double* seconds : {&round.hash_lookup, &round.match, &round.touch}) *seconds *= 1e9 / entries_;
+    round.evict *= 1e9 / static_cast<double>(evicted);
+    return round;
+  }
+
+ private:
+  double TouchBlock(size_t first) {
+    std::vector<ObjectHeader> plans;
+    for (size_t i = first; i < first + kBlock; ++i) plans.push_back(PlanOf(queries_[i]));
+    return Seconds([&] {
+      for (const ObjectHeader& plan : plans) cache_.Touch(plan);
+    });
+  }
+
+  // New objects in place of a block of those that were touched first; only the reserving counts.
+  double EvictBlock(size_t first) {
+    std::vector<ObjectHeader> plans;
+    for (size_t i = first; i < first + kBlock; ++i) {
+      table_.erase(queries_[i].key);
+      queries_[i] = QueryOf(next_++);
+      table_.emplace(queries_[i].key, i);
+      plans.push_back(PlanOf(queries_[i]));
+    }
+    std::vector<storage::ReservationId> reservations(kBlock);
+    const double seconds = Seconds([&] {
+      for (size_t i = 0; i < kBlock; ++i) reservations[i] = cache_.Reserve(plans[i]);
+    });
+    for (const storage::ReservationId reservation : reservations) cache_.Publish(reservation);
+    return seconds;
+  }
+
+  FullCache& cache_;
+  const uint32_t entries_;
+  int32_t next_;  // the number of the next new object
+  std::mt19937_64 random_;
+  std::vector<storage::Query> queries_;  // of what is in the cache
+  absl::flat_hash_map<Key, uint64_t> table_;
+  Sweep sweep_;
+};
+
+void Report(uint32_t entries, const std::vector<Round>& rounds, nlohmann::json& figures) {
+  std::printf("%6s %10s %10s %8s\n", "op", "ns", "hash ns", "ratio");
+  const std::pair<const char*, double Round::*> operations[] = {
+      {"match", &Round::match}, {"touch", &Round::touch}, {"evict", &Round::evict}};
+  for (const auto& [name, operation] : operations) {
+    std::vector<double> times, hash_lookups, ratios;
+    for (const Round& round : rounds) {
+      times.push_back(round.*operation);
+      hash_lookups.push_back(round.hash_lookup);
+      ratios.push_back(round.*operation / round.hash_lookup);
+    }
+    const double ns = Median(times), hash_ns = Median(hash_lookups), ratio = Median(ratios);
+    figures["cases"].push_back(
+        {{"op", name}, {"entries", entries}, {"ns_per_op", ns}, {"hash_lookup_ns", hash_ns}, {"ratio", ratio}});
+    std::printf("%6s %10.0f %10.0f %8.1f\n", name, ns, hash_ns, ratio);
+  }
+}
+
+}  // namespace
+
+absl::Status Entries(const Options& options, nlohmann::json& figures) {
+  const uint32_t entries = options.quick ? 20'000 : 1'000'000;
+  const uint64_t seed = std::random_device()();
+  figures["machine"] = Machine();
+  figures["seed"] = seed;
+  figures["parts"] = kParts;
+  FullCache cache(entries);
+  const uint64_t before = StatusBytes("VmRSS");
+  // A tenth more than there is room for: what is remembered of the evicted counts, too.
+  const int32_t published = static_cast<int32_t>(entries + entries / 10);
+  for (int32_t number = 0; number < published; ++number) cache.Publish(cache.Reserve(PlanOf(QueryOf(number))));
+  const uint64_t bytes_per_entry = (StatusBytes("VmRSS") - before) / entries, peak = StatusBytes("VmHWM");
+  std::printf("%u entries of %u parts: %lu bytes each; peak resident %.0f MiB, of which headers in the tier %.0f MiB\n",
+              entries, kParts, bytes_per_entry, static_cast<double>(peak) / (1 << 20),
+              static_cast<double>(entries * NumberTier::kHeaderBytes) / (1 << 20));
+  Rounds measured(cache, entries, published, seed);
+  std::vector<Round> rounds;
+  for (int i = 0; i < options.repetitions; ++i) rounds.push_back(measured.Run());
+  Report(entries, rounds, figures);
+  figures["peak_rss_bytes"] = peak;
+  figures["tier_header_bytes"] = entries * NumberTier::kHeaderBytes;
+  figures["bytes_per_entry"] = bytes_per_entry;
+  figures["peak_used_bytes"] = cache.peak_used_bytes();
+  figures["capacity_bytes"] = cache.capacity_bytes();
+  return absl::OkStatus();
+}
+
+}  // namespace ashlar::bench
