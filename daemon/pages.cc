@@ -174,6 +174,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   model->ns = MakeNamespace(tenant, *identity, *layout);
   model->identity = *std::move(identity);
   model->layout = *std::move(layout);
+  model->tokens_per_second = request.cost().tokens_per_second();
   return model;
 }
 

@@ -33,6 +33,7 @@ struct Model {
   NamespaceId ns;
   Identity identity;
   Layout layout;
+  double tokens_per_second = 0;  // that its engine prefills; 0: it did not say
 };
 
 // Immutable once a session has it. Keeps its region mapped and its model's tables alive.

@@ -1,5 +1,6 @@
 #include "daemon/request_fields.h"
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 
@@ -58,6 +59,11 @@ absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field,
     query.kind = KindOfSegment(i);
     query.ns = model.ns;
     query.tokens = length;
+    if (model.tokens_per_second > 0) {
+      constexpr double kYears = 1e18;  // nanoseconds; a rate may be absurdly small
+      const double nanos = 1e9 * static_cast<double>(length) / model.tokens_per_second;
+      query.recompute = static_cast<storage::Nanos>(std::min(nanos, kYears));
+    }
     query.storable =
         query.kind == ObjectKind::kCheckpoint || length > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
     if (query.storable) {

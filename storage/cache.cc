@@ -48,8 +48,8 @@ struct Cache::Impl {
 
   // Engines read an object's header in place, where it may have changed since it was written: they would miss the
   // object, and never get it published again. One call verifies an object once, however often it asks for it.
-  Pool::Result FindWhole(TenantId tenant, const Key& key, Verified& verified) {
-    Pool::Result result = pool.Find(tenant, key);
+  Pool::Result FindWhole(TenantId tenant, const Key& key, Verified& verified, Nanos recompute = 0) {
+    Pool::Result result = pool.Find(tenant, key, recompute);
     if (!result.object || !result.object->top().whole()) return result;  // or on its way up: landings will verify it
     if (!verified.insert(result.object->id).second) return result;
     const ExtentRun& first = result.object->top().slot.runs.front();
@@ -61,7 +61,7 @@ struct Cache::Impl {
 
   Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Verified& verified) {
     if (!query.storable) return Missed(session, tenant, query, MissReason::kTooShort);
-    Pool::Result result = FindWhole(tenant, query.key, verified);
+    Pool::Result result = FindWhole(tenant, query.key, verified, query.recompute);
     if (!result.object) return Missed(session, tenant, query, result.reason);
     return result;
   }

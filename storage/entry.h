@@ -38,8 +38,10 @@ struct Copy {
   uint32_t readers = 0;                // fills that read it, and would read other objects' bytes if it went
   size_t source = 0;                   // kFilling, kDraining: the level that it is filled from
   std::shared_ptr<Filler::Fill> fill;  // kFilling, kDraining
-  bool ranked = false;                 // by the level's policy
-  bool idle = false;                   // may be given up
+  Nanos asked_at = 0;                  // at the top, of its last promotion: when, and from which level
+  size_t asked_of = 0;
+  bool ranked = false;  // by the level's policy
+  bool idle = false;    // may be given up
 
   bool whole() const { return state == State::kWhole; }
 };

@@ -19,6 +19,7 @@ struct Query {
   NamespaceId ns;
   TextDigest text;  // all zero: not known
   uint64_t tokens = 0;
+  Nanos recompute = 0;   // what computing it again takes, as the engine declared; 0: not known
   bool storable = true;  // false: too short to have an interior, a miss without a look-up
 };
 

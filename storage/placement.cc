@@ -11,12 +11,13 @@ namespace ashlar::storage {
 
 using State = Copy::State;
 
-Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, Observer& observer,
-                     Events events)
+Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, const Clock& clock,
+                     Observer& observer, Events events)
     : disk_(tiers.ssd),
       disk_level_(tiers.ssd == nullptr ? SIZE_MAX : tiers.memory.size()),
       filler_(copying, tiers.ssd),
       admission_(admission),
+      clock_(clock),
       observer_(observer),
       events_(std::move(events)) {
   std::vector<Tier*> all = tiers.memory;
@@ -62,7 +63,7 @@ TierKind Placement::Nearest(const Entry& entry) const {
   return TierKind::kNone;
 }
 
-MissReason Placement::Promote(Entry& entry) {
+MissReason Placement::Promote(Entry& entry, Nanos recompute) {
   if (entry.top().whole() || entry.top().state == State::kFilling) return MissReason::kNone;
   if (entry.top().state != State::kNone) return MissReason::kBusy;  // its last copying up has not ended yet
   size_t from = 1;
@@ -75,7 +76,8 @@ MissReason Placement::Promote(Entry& entry) {
     ++from;
   }
   if (from >= levels()) return MissReason::kBusy;  // it is being acknowledged by the disk
-  ++entry.copies[from].readers;                    // what is made room for must not be made room with
+  if (!bring_up_.Pays(kind(from), entry.header.bytes, recompute)) return MissReason::kTooDear;
+  ++entry.copies[from].readers;  // what is made room for must not be made room with
   Refresh(entry);
   const bool room = MakeRoom(entry, 0, entry.header.Extents());
   // A tier in between gets a copy, too, where it has room.
@@ -91,6 +93,8 @@ MissReason Placement::Promote(Entry& entry) {
   const ExtentRun& first = entry.top().slot.runs.front();
   std::memcpy(levels_[0]->tier().Address(first.arena, first.first), header.data(), header.size());
   path.push_back(0);
+  entry.top().asked_at = clock_.Now();
+  entry.top().asked_of = from;
   for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], Filler::Urgency::kAwaited);
   filler_.Pump();
   return MissReason::kNone;
@@ -317,6 +321,9 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   copy.loaded = entry.header.Extents();
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
+  if (promoted && level == 0) {
+    bring_up_.Measured(kind(copy.asked_of), entry.header.bytes, clock_.Now() - copy.asked_at);
+  }
   if (level > 0 || promoted) observer_.Copied(entry.group.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);
   if (level == 0) CallWaiters(entry);

@@ -16,6 +16,7 @@
 #include "storage/level.h"
 #include "storage/observer.h"
 #include "storage/policy/admission.h"
+#include "storage/policy/bring_up.h"
 #include "storage/tier/tiers.h"
 
 namespace ashlar::storage {
@@ -34,7 +35,8 @@ class Placement {
   };
 
   // All must outlive the placement. `copying` copies between memory tiers.
-  Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, Observer& observer, Events events);
+  Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, const Clock& clock, Observer& observer,
+            Events events);
   ~Placement();
 
   void SetFloor(size_t level, const Group& group, uint64_t bytes) { levels_[level]->SetFloor(group, bytes); }
@@ -47,8 +49,9 @@ class Placement {
   void Adopt(Entry& entry, Slot slot);
 
   // Sees to it that the object's copy at the top is whole, or becomes so: it is being filled from the next one below.
-  // Otherwise says why it cannot be: kBudgetRefused (what is there may not go) or kBusy. Needs a reference.
-  MissReason Promote(Entry& entry);
+  // Otherwise says why it cannot be: kTooDear (it takes longer than `recompute`, where that is not 0), kBudgetRefused
+  // (what is there may not go) or kBusy. Needs a reference.
+  MissReason Promote(Entry& entry, Nanos recompute);
   // Calls `call` once the first `extents` at the top are whole, or never will be (the object is gone): now, if it is
   // so.
   void WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call);
@@ -99,8 +102,10 @@ class Placement {
   const size_t disk_level_;  // SIZE_MAX: none
   Filler filler_;
   AdmissionPolicy& admission_;
+  const Clock& clock_;
   Observer& observer_;
   const Events events_;
+  BringUpCost bring_up_;
   std::vector<std::unique_ptr<EvictionPolicy>> policies_;
   std::vector<std::unique_ptr<Level>> levels_;
   std::deque<ObjectId> behind_;

@@ -33,7 +33,7 @@ Pool::Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clo
       observer_(observer),
       admission_(options.admission, options.admission_keys),
       ghosts_(options.ghosts_per_tenant),
-      placement_(tiers, copying, admission_, observer,
+      placement_(tiers, copying, admission_, clock, observer,
                  {.find =
                       [this](ObjectId id) {
                         const auto found = entries_.find(id);
@@ -45,7 +45,7 @@ Pool::Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clo
 
 Pool::~Pool() = default;
 
-Pool::Result Pool::Find(TenantId tenant, const Key& key) {
+Pool::Result Pool::Find(TenantId tenant, const Key& key, Nanos recompute) {
   Entry* entry = table_.Find(tenant, key);
   if (entry != nullptr && entry->ready && Expired(*entry)) {
     Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
@@ -57,7 +57,7 @@ Pool::Result Pool::Find(TenantId tenant, const Key& key) {
   }
   if (!entry->ready) return {.reason = MissReason::kBeingPublished};
   Result result{.tier = placement_.Nearest(*entry), .object = Reference(*this, *entry)};
-  const MissReason refused = placement_.Promote(*entry);
+  const MissReason refused = placement_.Promote(*entry, recompute);
   if (refused != MissReason::kNone) return {.reason = refused};
   ++entry->uses;
   Use(*entry);

@@ -62,7 +62,8 @@ class Pool {
   };
   // Finds a published object and counts as its use. What only lower tiers have is on its way up from then on
   // (WhenLoaded).
-  Result Find(TenantId tenant, const Key& key);
+  // What would take longer to come up than `recompute` (0: not known) is a miss, kTooDear.
+  Result Find(TenantId tenant, const Key& key, Nanos recompute = 0);
 
   struct Room {
     ReserveOutcome outcome = ReserveOutcome::kNoSpace;

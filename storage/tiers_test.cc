@@ -240,6 +240,29 @@ TEST_F(TiersTest, ALeaseThatNeedsTheRoomRefusesPromotions) {
   EXPECT_EQ(Land(1), TierKind::kSsd);
 }
 
+TEST_F(TiersTest, AHitThatDoesNotPayIsDeclined) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  for (const uint64_t text : {1, 2, 3}) PublishAndSettle(text);
+  const ObjectHeader plan = Plan(1);
+  Query query{.kind = plan.kind, .key = plan.key, .tokens = plan.tokens, .recompute = 1000};
+  Match match = rig_->cache->Lookup(kAnn, {&query, 1});
+  EXPECT_EQ(match.found[0].reason, MissReason::kNone) << "nobody knows yet what it takes";
+  rig_->clock.Advance(2000);
+  rig_->Settle();
+  rig_->cache->Release(kAnn, match.lease);
+  PublishAndSettle(4);  // in its place
+  EXPECT_EQ(rig_->cache->Lookup(kAnn, {&query, 1}).found[0].reason, MissReason::kTooDear);
+  query.recompute = 2000;
+  match = rig_->cache->Lookup(kAnn, {&query, 1});
+  EXPECT_EQ(match.found[0].tier, TierKind::kSsd);
+  rig_->Settle();
+  rig_->cache->Release(kAnn, match.lease);
+  query.recompute = 1;
+  match = rig_->cache->Lookup(kAnn, {&query, 1});
+  EXPECT_EQ(match.found[0].tier, TierKind::kDram) << "what is there costs nothing to bring up";
+  rig_->cache->Release(kAnn, match.lease);
+}
+
 TEST_F(TiersTest, TheDiskTakesWhatIsUsedTwice) {
   Make({.hbm = 0, .dram = 8, .ssd = 64, .admission = AdmissionMode::kSecondUse});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
