@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,9 +23,10 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-// ASHLAR_SIMULATION_SEED: the first seed; ASHLAR_SIMULATION_SEEDS: how many.
+// ASHLAR_SIMULATION_SEED: the first seed; ASHLAR_SIMULATION_SEEDS: how many. The same ones every time, unless asked
+// otherwise: who changes the cache should see his own mistakes, and look for others' with seeds of his own.
 TEST(Simulation, KeepsEveryPromiseForEverySeed) {
-  const uint64_t first = FromEnvironment("ASHLAR_SIMULATION_SEED", std::random_device{}());
+  const uint64_t first = FromEnvironment("ASHLAR_SIMULATION_SEED", 1);
   const uint64_t seeds = FromEnvironment("ASHLAR_SIMULATION_SEEDS", ASHLAR_SIMULATION_DEFAULT_SEEDS);
   std::atomic<uint64_t> next{0};
   std::mutex mutex;
