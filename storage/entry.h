@@ -38,10 +38,8 @@ struct Copy {
   uint32_t readers = 0;                // fills that read it, and would read other objects' bytes if it went
   size_t source = 0;                   // kFilling, kDraining: the level that it is filled from
   std::shared_ptr<Filler::Fill> fill;  // kFilling, kDraining
-  Nanos asked_at = 0;                  // at the top, of its last promotion: when, and from which level
-  size_t asked_of = 0;
-  bool ranked = false;  // by the level's policy
-  bool idle = false;    // may be given up
+  bool ranked = false;                 // by the level's policy
+  bool idle = false;                   // may be given up
 
   bool whole() const { return state == State::kWhole; }
 };
@@ -55,12 +53,15 @@ struct Entry {
   bool ready = false;                   // published; before that it is reserved or being published
   uint32_t references = 0;              // uses that keep the copy at the top where it is
   uint32_t holds = 0;                   // calls that are at work on it
-  uint32_t pins = 0;                    // an operator's: one copy stays in some tier
+  bool pinned = false;                  // by an operator: one copy stays in some tier
   MissReason gone = MissReason::kNone;  // why no table has it any more; its bytes stay until the last reference goes
 
   uint32_t uses = 0;  // look-ups that found it
   Nanos published_at = 0;
   Nanos last_used_at = 0;  // by a look-up; before the first one: published
+
+  Nanos asked_at = 0;  // its last promotion: when, and from which level
+  size_t asked_of = 0;
 
   Nanos pinned_until = 0;                               // 0: for good
   std::optional<std::list<ObjectId>::iterator> by_use;  // where objects of its tenant expire

@@ -44,8 +44,6 @@ class Filler {
   // What an executor had no room for is tried again. Call it now and then.
   void Pump();
 
-  size_t pieces() const { return pieces_; }  // in flight
-
  private:
   using Queue = std::deque<std::shared_ptr<Fill>>;
   // False: there is no room for another piece.

@@ -28,10 +28,6 @@ const Level::Share& Level::ShareOf(const Group& group) const {
   return found == shares_.end() ? kNothing : found->second;
 }
 
-uint64_t Level::UsedBytes(const Group& group) const {
-  return ShareOf(group).used * limits::kExtentBytes;
-}
-
 uint64_t Level::FreeExtents(const Group& group) const {
   const TierUsage usage = tier_.Usage(group.tenant);
   const Share& other = ShareOf(OtherPool(group));
@@ -43,7 +39,7 @@ std::vector<ObjectId> Level::Victims(const Group& group, uint64_t extents) {
   const uint64_t of_other = std::min(other.idle, Above(other.used, other.floor));
   if (extents > own.idle + of_other) return {};
   const EvictionPolicy::Allowance from[] = {{group, own.idle}, {OtherPool(group), of_other}};
-  return policy_.Victims(from, extents, [&](ObjectId id) { return idle_.contains(id); });
+  return policy_.Victims(from, extents, idle_);
 }
 
 std::optional<Slot> Level::MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up) {
@@ -87,17 +83,6 @@ void Level::Free(const Group& group, Slot slot) {
 
 void Level::Freed(const Group& group, uint64_t extents) {
   shares_[group].used -= extents;
-}
-
-void Level::SetIdle(const Group& group, ObjectId object, uint64_t extents, bool idle) {
-  Share& share = shares_[group];
-  if (idle) {
-    idle_.insert(object);
-    share.idle += extents;
-  } else {
-    idle_.erase(object);
-    share.idle -= extents;
-  }
 }
 
 }  // namespace ashlar::storage

@@ -2,11 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/functional/function_ref.h"
 #include "storage/observer.h"
 #include "storage/policy/eviction.h"
@@ -18,7 +19,9 @@ namespace ashlar::storage {
 // one neither evicts them nor fills them while they are free. Above the floors the pools compete.
 class Level {
  public:
-  Level(Tier& tier, EvictionPolicy& policy, Observer& observer) : tier_(tier), policy_(policy), observer_(observer) {}
+  // `idle`: whether a ranked copy may be given up.
+  Level(Tier& tier, EvictionPolicy& policy, std::function<bool(ObjectId)> idle, Observer& observer)
+      : tier_(tier), policy_(policy), idle_(std::move(idle)), observer_(observer) {}
 
   // Before anything is allocated. The floors of a tenant's pools together must not exceed its budget.
   void SetFloor(const Group& group, uint64_t bytes);
@@ -39,15 +42,15 @@ class Level {
   // A slot that is there from before, as after a restart.
   void Adopt(const Group& group, uint64_t extents) { shares_[group].used += extents; }
 
-  // A whole copy, from now on ranked; idle: it may be given up.
+  // A whole copy, from now on ranked; and how much of the group's is idle now, more or less than before.
   void Track(const Group& group, ObjectId object, uint64_t extents) { policy_.Track(group, object, extents); }
   void Touch(ObjectId object) { policy_.Touch(object); }
   void Forget(ObjectId object) { policy_.Forget(object); }
-  void SetIdle(const Group& group, ObjectId object, uint64_t extents, bool idle);
+  void BecameIdle(const Group& group, uint64_t extents) { shares_[group].idle += extents; }
+  void BecameBusy(const Group& group, uint64_t extents) { shares_[group].idle -= extents; }
 
   TierKind kind() const { return tier_.kind(); }
   Tier& tier() const { return tier_; }
-  uint64_t UsedBytes(const Group& group) const;
 
  private:
   struct Share {
@@ -61,9 +64,9 @@ class Level {
 
   Tier& tier_;
   EvictionPolicy& policy_;
+  const std::function<bool(ObjectId)> idle_;
   Observer& observer_;
   std::map<Group, Share> shares_;
-  absl::flat_hash_set<ObjectId> idle_;
 };
 
 }  // namespace ashlar::storage

@@ -22,9 +22,10 @@ Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& adm
       events_(std::move(events)) {
   std::vector<Tier*> all = tiers.memory;
   if (disk_ != nullptr) all.push_back(disk_);
-  for (Tier* tier : all) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto idle = [this, i](ObjectId id) { return events_.find(id)->copies[i].idle; };
     policies_.push_back(std::make_unique<LruPolicy>());
-    levels_.push_back(std::make_unique<Level>(*tier, *policies_.back(), observer));
+    levels_.push_back(std::make_unique<Level>(*all[i], *policies_.back(), idle, observer));
   }
 }
 
@@ -93,8 +94,8 @@ MissReason Placement::Promote(Entry& entry, Nanos recompute) {
   const ExtentRun& first = entry.top().slot.runs.front();
   std::memcpy(levels_[0]->tier().Address(first.arena, first.first), header.data(), header.size());
   path.push_back(0);
-  entry.top().asked_at = clock_.Now();
-  entry.top().asked_of = from;
+  entry.asked_at = clock_.Now();
+  entry.asked_of = from;
   for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], Filler::Urgency::kAwaited);
   filler_.Pump();
   return MissReason::kNone;
@@ -168,13 +169,13 @@ void Placement::Refresh(Entry& entry) {
   for (size_t i = 0; i < levels(); ++i) {
     Copy& copy = entry.copies[i];
     const bool ranked = here && copy.whole();
-    const bool used = copy.readers > 0 || (i == 0 && entry.references > 0) || (entry.pins > 0 && whole == 1);
+    const bool used = copy.readers > 0 || (i == 0 && entry.references > 0) || (entry.pinned && whole == 1);
     const bool idle = ranked && !used;
     const uint64_t extents = entry.header.Extents();
-    if (copy.idle && !idle) levels_[i]->SetIdle(entry.group, entry.id, extents, false);
+    if (copy.idle && !idle) levels_[i]->BecameBusy(entry.group, extents);
     if (ranked && !copy.ranked) levels_[i]->Track(entry.group, entry.id, extents);
     if (!ranked && copy.ranked) levels_[i]->Forget(entry.id);
-    if (!copy.idle && idle) levels_[i]->SetIdle(entry.group, entry.id, extents, true);
+    if (!copy.idle && idle) levels_[i]->BecameIdle(entry.group, extents);
     copy.idle = idle;
     copy.ranked = ranked;
   }
@@ -322,7 +323,7 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
   if (promoted && level == 0) {
-    bring_up_.Measured(kind(copy.asked_of), entry.header.bytes, clock_.Now() - copy.asked_at);
+    bring_up_.Measured(kind(entry.asked_of), entry.header.bytes, clock_.Now() - entry.asked_at);
   }
   if (level > 0 || promoted) observer_.Copied(entry.group.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);

@@ -68,7 +68,6 @@ class Placement {
 
   size_t levels() const { return levels_.size(); }
   TierKind kind(size_t level) const { return levels_[level]->kind(); }
-  const Level& level(size_t level) const { return *levels_[level]; }
   // The nearest copy that is whole; kNone where there is none yet.
   TierKind Nearest(const Entry& entry) const;
   size_t fills() const { return fills_; }  // under way, commits among them

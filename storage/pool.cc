@@ -130,7 +130,7 @@ void Pool::Use(Entry& entry) {
 
 bool Pool::Expired(const Entry& entry) const {
   const auto ttl = ttls_.find(entry.group.tenant);
-  return ttl != ttls_.end() && ttl->second > 0 && entry.references == 0 && entry.pins == 0 &&
+  return ttl != ttls_.end() && ttl->second > 0 && entry.references == 0 && !entry.pinned &&
          clock_.Now() - entry.last_used_at >= ttl->second;
 }
 
@@ -147,7 +147,7 @@ bool Pool::Pin(TenantId tenant, const Key& key, Nanos until) {
   Entry* entry = table_.Find(tenant, key);
   if (entry == nullptr || !entry->ready) return false;
   Unpin(tenant, key);
-  ++entry->pins;
+  entry->pinned = true;
   entry->pinned_until = until;
   if (until > 0) pins_.emplace(until, entry->id);
   placement_.Changed(*entry);
@@ -156,8 +156,8 @@ bool Pool::Pin(TenantId tenant, const Key& key, Nanos until) {
 
 bool Pool::Unpin(TenantId tenant, const Key& key) {
   Entry* entry = table_.Find(tenant, key);
-  if (entry == nullptr || entry->pins == 0) return false;
-  entry->pins = 0;
+  if (entry == nullptr || !entry->pinned) return false;
+  entry->pinned = false;
   pins_.erase({entry->pinned_until, entry->id});
   placement_.Changed(*entry);
   return true;
@@ -190,7 +190,7 @@ void Pool::Tick() {
 void Pool::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
   table_.Remove(entry);
   entry.gone = why;
-  if (entry.pins > 0) pins_.erase({entry.pinned_until, entry.id});
+  if (entry.pinned) pins_.erase({entry.pinned_until, entry.id});
   if (entry.by_use) by_use_.at(entry.group.tenant).erase(*std::exchange(entry.by_use, std::nullopt));
   Ghost ghost{
       .reason = why, .policy = policy, .uses = entry.uses, .bytes = entry.header.bytes, .gone_at = clock_.Now()};
