@@ -1,0 +1,248 @@
+// What happens: one call, fault or completion a step.
+#include "tests/simulation/driver.h"
+
+#include <iterator>
+
+namespace ashlar::simulation {
+
+void Driver::Step() {
+  const uint64_t choice = world_.Draw(1000);
+  Trace(choice);
+  if (choice < 130) {
+    Reserve();
+  } else if (choice < 260) {
+    Publish();
+  } else if (choice < 280) {
+    Abandon();
+  } else if (choice < 420) {
+    Lookup();
+  } else if (choice < 490) {
+    Release();
+  } else if (choice < 570) {
+    Land();
+  } else if (choice < 580) {
+    Quiesce();
+  } else if (choice < 600) {
+    Die();
+  } else if (choice < 620) {
+    Tick();
+  } else if (choice < 650) {
+    SetFaults();
+  } else if (choice < 655) {
+    Crash();
+  } else if (choice < 665) {
+    Operate();
+  } else {
+    Execute();
+  }
+}
+
+void Driver::Reserve() {
+  const SessionId session = AnySession();
+  const Text text = AnyText(TenantOf(session));
+  const ObjectHeader& plan = plans_.at(text);
+  const auto pool = world_.Draw(4) == 0 ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
+  const Cache::Reservation reservation = cache().Reserve(session, plan, {}, pool);
+  Trace(static_cast<uint64_t>(reservation.outcome));
+  if (reservation.outcome == ReserveOutcome::kGranted) reservations_.push_back({session, reservation.id, text});
+  if (reservation.outcome == ReserveOutcome::kNoSpace) CheckRoom(text.first, plan.Extents());
+}
+
+void Driver::Publish() {
+  if (reservations_.empty()) return;
+  Reservation& reservation = reservations_[world_.Draw(reservations_.size())];
+  if (reservation.publishing) return;
+  reservation.publishing = true;
+  const SessionId session = reservation.session;
+  const storage::ReservationId id = reservation.id;
+  cache().Publish(session, id, storage::TestSource(plans_.at(reservation.text), reservation.text.second),
+                  [this, session, id](PublishOutcome outcome) { Published(session, id, outcome); });
+}
+
+void Driver::Published(SessionId session, storage::ReservationId id, PublishOutcome outcome) {
+  Trace(static_cast<uint64_t>(outcome));
+  const auto found = std::ranges::find_if(reservations_, [&](const Reservation& reservation) {
+    return reservation.session == session && reservation.id == id;
+  });
+  if (found == reservations_.end()) return Fail("a publish was answered twice, or was never asked for");
+  if (outcome == PublishOutcome::kPublished) published_.insert(found->text);
+  if (outcome == PublishOutcome::kBusy) {
+    found->publishing = false;
+  } else {
+    reservations_.erase(found);
+  }
+}
+
+void Driver::Abandon() {
+  if (reservations_.empty()) return;
+  const size_t i = world_.Draw(reservations_.size());
+  if (reservations_[i].publishing) return;
+  cache().Abandon(reservations_[i].session, reservations_[i].id);
+  reservations_.erase(reservations_.begin() + static_cast<ptrdiff_t>(i));
+}
+
+void Driver::Lookup() {
+  const SessionId session = AnySession();
+  Lease lease{.session = session};
+  std::vector<storage::Query> queries;
+  for (uint64_t n = 1 + world_.Draw(3); n > 0; --n) {
+    const Text text = AnyText(TenantOf(session));
+    const ObjectHeader& plan = plans_.at(text);
+    lease.texts.push_back(text);
+    queries.push_back({.kind = plan.kind, .key = plan.key, .tokens = plan.tokens});
+  }
+  lease.match = cache().Lookup(session, queries);
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const Found& found = lease.match.found[i];
+    Trace(static_cast<uint64_t>(found.reason));
+    found.reason == MissReason::kNone ? CheckHit(lease.texts[i], found) : CheckMiss(lease.texts[i], found.reason);
+  }
+  std::erase_if(lease.texts,
+                [&, i = size_t{0}](const Text&) mutable { return lease.match.found[i++].reason != MissReason::kNone; });
+  std::erase_if(lease.match.found, [](const Found& found) { return found.reason != MissReason::kNone; });
+  if (lease.match.lease != LeaseId{}) leases_.push_back(std::move(lease));
+}
+
+void Driver::Release() {
+  if (leases_.empty()) return;
+  const size_t i = world_.Draw(leases_.size());
+  cache().Release(leases_[i].session, leases_[i].match.lease);
+  leases_.erase(leases_.begin() + static_cast<ptrdiff_t>(i));
+}
+
+void Driver::Land() {
+  if (leases_.empty()) return;
+  Lease& lease = leases_[world_.Draw(leases_.size())];
+  if (lease.texts.empty()) return;
+  lease.used = true;
+  const uint64_t number = next_landing_++;
+  Landing landing{.session = lease.session, .id = number, .texts = {lease.texts[0]}};
+  landing.pages = std::make_unique<TestPages>(24);
+  // The match lists misses, too: find the index of the first hit.
+  const absl::StatusOr<Match> held = cache().Held(lease.session, lease.match.lease);
+  if (!held.ok()) return Fail("a lease is gone that nobody ended");
+  uint32_t index = 0;
+  while (held->found[index].header == nullptr || held->found[index].header->key != plans_.at(lease.texts[0]).key) {
+    if (++index == held->found.size()) return;  // dropped since: it is described as a miss
+  }
+  const storage::LandTarget target = storage::TestTarget(*landing.pages, {{index, 5}});
+  landings_.emplace(number, std::move(landing));
+  cache().Land(lease.session, number, lease.match.lease, target,
+               {.progress = [](uint32_t) {},
+                .done = [this, number](const std::vector<MissReason>& verdict) { Landed(number, verdict); }});
+}
+
+void Driver::Landed(uint64_t number, const std::vector<MissReason>& verdict) {
+  const auto found = landings_.find(number);
+  if (found == landings_.end()) return Fail("a landing was answered twice");
+  const Landing landing = std::move(found->second);
+  landings_.erase(found);
+  Trace(static_cast<uint64_t>(verdict[0]));
+  if (verdict[0] == MissReason::kCancelled) {
+    if (!landing.cancelled) Fail("a landing was cancelled that nobody gave up");
+  } else if (verdict[0] != MissReason::kNone) {
+    CheckMiss(landing.texts[0], verdict[0]);
+  } else {
+    if (world_.bug == Bug::kFlipsLandedBits) landing.pages->Key(0, 5 + 4, 0)[0] += 1;
+    const double error = storage::LandingError(*landing.pages, plans_.at(landing.texts[0]), landing.texts[0].second, 5);
+    if (!(error < kTolerance)) Fail("bytes landed are not the bytes published");
+  }
+}
+
+void Driver::Quiesce() {
+  if (landings_.empty()) return;
+  auto landing = landings_.begin();
+  std::advance(landing, world_.Draw(landings_.size()));
+  landing->second.cancelled = true;
+  const uint64_t number = landing->first;
+  cache().Quiesce(landing->second.session, number, [this, number] {
+    if (landings_.contains(number)) Fail("a landing is quiet before its verdict");
+  });
+}
+
+void Driver::Die() {
+  const size_t i = world_.Draw(sessions_.size());
+  const SessionId session = sessions_[i];
+  Note(Fault::kEngineDeath);
+  std::erase_if(leases_, [&](const Lease& lease) { return lease.session == session; });
+  std::erase_if(reservations_, [&](const Reservation& r) { return r.session == session && !r.publishing; });
+  for (auto& [number, landing] : landings_) landing.cancelled |= landing.session == session;
+  ++draining_;
+  cache().CloseSession(session, [this, session] {
+    --draining_;
+    for (const auto& [number, landing] : landings_) {
+      if (landing.session == session) Fail("a session is drained before its landing");
+    }
+  });
+  sessions_.erase(sessions_.begin() + static_cast<ptrdiff_t>(i));
+  Open();
+}
+
+void Driver::Tick() {
+  world_.clock.Advance(static_cast<Nanos>(world_.Draw(kDeadline / 3)));
+  cache().Tick();
+  std::erase_if(leases_, [&](const Lease& lease) { return !cache().Held(lease.session, lease.match.lease).ok(); });
+  std::erase_if(reservations_, [&](const Reservation& reservation) {
+    return cache().Planned(reservation.session, reservation.id) == nullptr;
+  });
+}
+
+void Driver::SetFaults() {
+  storage::SimulatedDisk::Faults faults;
+  const auto rate = [&] { return world_.Draw(3) == 0 ? 0.3 : 0.0; };
+  faults.read_error = rate();
+  faults.write_error = rate();
+  faults.sync_error = rate();
+  faults.record_error = rate();
+  faults.bit_flip = rate();
+  faults.full = world_.Draw(4) == 0;
+  if (world_.bug == Bug::kLosesFlushes) faults = {.lost_flush = 1};
+  world_.disk.set_faults(faults);
+  world_.executor.set_capacity(world_.Draw(3) == 0 ? 2 : 64);
+  world_.io.set_capacity(world_.Draw(3) == 0 ? 3 : 64);
+}
+
+void Driver::Crash() {
+  Note(Fault::kCrash);
+  std::vector<Text> durable;
+  for (const auto& [text, plan] : plans_) {
+    const std::vector<TierKind> tiers = cache().Where(text.first, plan.key);
+    if (std::ranges::count(tiers, TierKind::kSsd) > 0) durable.push_back(text);
+  }
+  leases_.clear();
+  reservations_.clear();
+  landings_.clear();
+  sessions_.clear();
+  arena_tenants_.clear();
+  draining_ = 0;
+  world_.CrashAndRestart();
+  for (int i = 0; i < kSessions; ++i) Open();
+  for (const Text& text : durable) {
+    const std::vector<TierKind> tiers = cache().Where(text.first, plans_.at(text).key);
+    if (std::ranges::count(tiers, TierKind::kSsd) == 0) Fail("what the disk acknowledged is not there after a crash");
+  }
+}
+
+void Driver::Operate() {
+  const Text text = AnyText(1 + world_.Draw(kTenants));
+  const Key& key = plans_.at(text).key;
+  switch (world_.Draw(3)) {
+    case 0:
+      if (cache().Evict(text.first, key)) operator_evicted_.insert(text);
+      break;
+    case 1:
+      cache().Pin(text.first, key, world_.clock.Now() + static_cast<Nanos>(world_.Draw(kDeadline)));
+      break;
+    default:
+      cache().Unpin(text.first, key);
+  }
+}
+
+void Driver::Execute() {
+  SimulatedExecutor& executor = world_.Draw(2) == 0 ? world_.executor : world_.io;
+  if (executor.pending() == 0) return;
+  const bool drop = world_.bug == Bug::kDropsCompletions && world_.Draw(8) == 0;
+  executor.Complete(world_.Draw(executor.pending()), drop);
+}
+
+}  // namespace ashlar::simulation
