@@ -43,7 +43,7 @@ void Placement::Written(Entry& entry) {
     levels_[0]->Free(entry.group, std::move(spare));
   }
   entry.top().loaded = extents;
-  admission_.Seen(entry.group.tenant, entry.header.key);
+  if (disk_ != nullptr) admission_.Seen(entry.group.tenant, entry.header.key);  // nothing else asks
   BecameWhole(entry, 0);
 }
 
@@ -125,7 +125,7 @@ void Placement::Touched(Entry& entry) {
 
 void Placement::Touch(Entry& entry) {
   Touched(entry);
-  admission_.Seen(entry.group.tenant, entry.header.key);
+  if (disk_ != nullptr) admission_.Seen(entry.group.tenant, entry.header.key);
   QueueBehind(entry);
 }
 
