@@ -1,8 +1,11 @@
 #include "storage/testing/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <complex>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -48,17 +51,32 @@ uint64_t RowPlace(uint64_t token, uint32_t head, uint32_t dim) {
   return (token * kKvHeads + head) * 1024 + dim;
 }
 
-std::vector<float> TurnedKey(uint64_t text, uint32_t layer, uint64_t token, uint32_t head, uint64_t delta) {
-  std::vector<float> key(kKeyDim);
-  for (uint32_t d = 0; d < kKeyDim; ++d) key[d] = Content(text, layer, PartForm::kKeys, RowPlace(token, head, d));
-  for (uint32_t i = 0; i < kRotaryDim / 2; ++i) {
-    const double angle = static_cast<double>(delta) * Frequencies()[i];
-    const double a = key[i], b = key[i + kRotaryDim / 2];
-    key[i] = static_cast<float>(a * std::cos(angle) - b * std::sin(angle));
-    key[i + kRotaryDim / 2] = static_cast<float>(a * std::sin(angle) + b * std::cos(angle));
-  }
-  return key;
+// The larger one of `error` and what lies between two numbers; infinite for what is no number.
+double Worst(double error, float found, float expected) {
+  const double difference = std::abs(found - expected);
+  if (difference <= error) return error;
+  return std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
 }
+
+// Turns keys by `delta` positions.
+class Turn {
+ public:
+  explicit Turn(uint64_t delta) {
+    for (uint32_t i = 0; i < kRotaryDim / 2; ++i) turns_[i] = std::polar(1.0, delta * Frequencies()[i]);
+  }
+
+  void operator()(std::array<float, kKeyDim>& key) const {
+    for (uint32_t i = 0; i < kRotaryDim / 2; ++i) {
+      const double a = key[i], b = key[i + kRotaryDim / 2];
+      const double cos = turns_[i].real(), sin = turns_[i].imag();
+      key[i] = static_cast<float>(a * cos - b * sin);
+      key[i + kRotaryDim / 2] = static_cast<float>(a * sin + b * cos);
+    }
+  }
+
+ private:
+  std::array<std::complex<double>, kRotaryDim / 2> turns_;
+};
 
 }  // namespace
 
@@ -84,6 +102,10 @@ TestPages::TestPages(uint32_t pages)
     : page_table_(pages), memory_(std::make_shared<std::vector<float>>(pages * kPageFloats)) {
   std::iota(page_table_.rbegin(), page_table_.rend(), 0);
   for (size_t i = 0; i + 2 < page_table_.size(); i += 3) std::swap(page_table_[i], page_table_[i + 2]);
+}
+
+uint32_t TestPages::Holding(uint64_t positions) {
+  return static_cast<uint32_t>((positions + kPageTokens - 1) / kPageTokens);
 }
 
 std::vector<PagedRows> TestPages::Rows() const {
@@ -126,7 +148,7 @@ PublishSource TestSource(const ObjectHeader& plan, uint64_t text) {
   };
   constexpr uint64_t kFirstPosition = 5;  // not a page boundary
   const uint64_t positions = kFirstPosition + plan.first_token + plan.stored_tokens;
-  auto memory = std::make_shared<Memory>(static_cast<uint32_t>((positions + kPageTokens - 1) / kPageTokens));
+  auto memory = std::make_shared<Memory>(TestPages::Holding(positions));
   PublishSource source{.first_position = kFirstPosition};
   memory->tensors.reserve(plan.parts.size());
   for (const Part& part : plan.parts) {
@@ -160,18 +182,20 @@ LandTarget TestTarget(const TestPages& pages, std::vector<LandTarget::Segment> s
 }
 
 double LandingError(const TestPages& pages, const ObjectHeader& header, uint64_t text, uint64_t first_position) {
+  const Turn turn(first_position);
   double error = 0;
   for (size_t a = 0; a < kAttentionLayers; ++a) {
     const uint32_t layer = kTestAttentionLayers[a];
     for (uint64_t token = header.first_token; token < header.first_token + header.stored_tokens; ++token) {
       for (uint32_t h = 0; h < kKvHeads; ++h) {
-        const std::vector<float> key = TurnedKey(text, layer, token, h, first_position);
+        std::array<float, kKeyDim> key;
+        for (uint32_t d = 0; d < kKeyDim; ++d) key[d] = Content(text, layer, PartForm::kKeys, RowPlace(token, h, d));
+        turn(key);
         const float* landed_key = pages.Key(a, first_position + token, h);
         const float* landed_value = pages.Value(a, first_position + token, h);
-        for (uint32_t d = 0; d < kKeyDim; ++d) error = std::max<double>(error, std::abs(landed_key[d] - key[d]));
+        for (uint32_t d = 0; d < kKeyDim; ++d) error = Worst(error, landed_key[d], key[d]);
         for (uint32_t d = 0; d < kValueDim; ++d) {
-          const float value = Content(text, layer, PartForm::kValues, RowPlace(token, h, d));
-          error = std::max<double>(error, std::abs(landed_value[d] - value));
+          error = Worst(error, landed_value[d], Content(text, layer, PartForm::kValues, RowPlace(token, h, d)));
         }
       }
     }
@@ -188,7 +212,7 @@ double TupleError(const Tier& tier, const Slot& slot, const ObjectHeader& header
     for (uint32_t unit = 0; unit < part.units; ++unit) {
       const auto* data = reinterpret_cast<const float*>(bytes.Unit(part, unit));
       for (uint32_t i = 0; i < part.UnitBytes(unit) / sizeof(float); ++i, ++place) {
-        error = std::max<double>(error, std::abs(data[i] - Content(text, part.layer, part.form, place)));
+        error = Worst(error, data[i], Content(text, part.layer, part.form, place));
       }
     }
   }

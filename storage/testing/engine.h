@@ -25,6 +25,7 @@ ObjectHeader TestPlan(uint64_t text, uint64_t tokens, ObjectKind kind = ObjectKi
 class TestPages {
  public:
   explicit TestPages(uint32_t pages);
+  static uint32_t Holding(uint64_t positions);  // how many pages that takes
 
   std::vector<PagedRows> Rows() const;
   const std::vector<int32_t>& page_table() const { return page_table_; }

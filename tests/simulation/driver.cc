@@ -4,6 +4,35 @@
 #include <iterator>
 
 namespace ashlar::simulation {
+namespace {
+
+constexpr uint64_t kPosition = 5;  // at which segments are landed
+
+// What an engine publishes. Most engines share memory, for filling it takes longer than to publish from it; every
+// eighth one has memory of its own, which is gone when nobody keeps it.
+storage::PublishSource Source(const Text& text, uint64_t publish) {
+  static const auto* const shared = [] {
+    auto* sources = new std::map<Text, storage::PublishSource>;
+    for (const auto& [each, plan] : Plans()) sources->emplace(each, storage::TestSource(plan, each.second));
+    return sources;
+  }();
+  return publish % 8 == 0 ? storage::TestSource(Plans().at(text), text.second) : shared->at(text);
+}
+
+}  // namespace
+
+const std::map<Text, ObjectHeader>& Plans() {
+  static const auto* const plans = [] {
+    auto* all = new std::map<Text, ObjectHeader>;
+    for (TenantId tenant = 1; tenant <= kTenants; ++tenant) {
+      for (uint64_t text = 1; text <= kTexts; ++text) {
+        all->emplace(Text(tenant, text), storage::TestPlan(text, 20 + 40 * text, ObjectKind::kSegment, tenant));
+      }
+    }
+    return all;
+  }();
+  return *plans;
+}
 
 void Driver::Step() {
   const uint64_t choice = world_.Draw(1000);
@@ -55,7 +84,7 @@ void Driver::Publish() {
   reservation.publishing = true;
   const SessionId session = reservation.session;
   const storage::ReservationId id = reservation.id;
-  cache().Publish(session, id, storage::TestSource(plans_.at(reservation.text), reservation.text.second),
+  cache().Publish(session, id, Source(reservation.text, publishes_++),
                   [this, session, id](PublishOutcome outcome) { Published(session, id, outcome); });
 }
 
@@ -117,7 +146,8 @@ void Driver::Land() {
   lease.used = true;
   const uint64_t number = next_landing_++;
   Landing landing{.session = lease.session, .id = number, .texts = {lease.texts[0]}};
-  landing.pages = std::make_unique<TestPages>(24);
+  const uint64_t positions = kPosition + plans_.at(lease.texts[0]).tokens;
+  landing.pages = std::make_unique<TestPages>(storage::TestPages::Holding(positions));
   // The match lists misses, too: find the index of the first hit.
   const absl::StatusOr<Match> held = cache().Held(lease.session, lease.match.lease);
   if (!held.ok()) return Fail("a lease is gone that nobody ended");
@@ -125,7 +155,7 @@ void Driver::Land() {
   while (held->found[index].header == nullptr || held->found[index].header->key != plans_.at(lease.texts[0]).key) {
     if (++index == held->found.size()) return;  // dropped since: it is described as a miss
   }
-  const storage::LandTarget target = storage::TestTarget(*landing.pages, {{index, 5}});
+  const storage::LandTarget target = storage::TestTarget(*landing.pages, {{index, kPosition}});
   landings_.emplace(number, std::move(landing));
   cache().Land(lease.session, number, lease.match.lease, target,
                {.progress = [](uint32_t) {},
@@ -143,8 +173,9 @@ void Driver::Landed(uint64_t number, const std::vector<MissReason>& verdict) {
   } else if (verdict[0] != MissReason::kNone) {
     CheckMiss(landing.texts[0], verdict[0]);
   } else {
-    if (world_.bug == Bug::kFlipsLandedBits) landing.pages->Key(0, 5 + 4, 0)[0] += 1;
-    const double error = storage::LandingError(*landing.pages, plans_.at(landing.texts[0]), landing.texts[0].second, 5);
+    if (world_.bug == Bug::kFlipsLandedBits) landing.pages->Key(0, kPosition + 4, 0)[0] += 1;
+    const double error =
+        storage::LandingError(*landing.pages, plans_.at(landing.texts[0]), landing.texts[0].second, kPosition);
     if (!(error < kTolerance)) Fail("bytes landed are not the bytes published");
   }
 }

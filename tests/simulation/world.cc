@@ -100,7 +100,7 @@ void World::Start() {
   }
   faulty_dram = std::make_unique<FaultyTier>(*dram, bug, random);
   tiers.memory.push_back(faulty_dram.get());
-  mover.emplace(kernels::Reference(), workers, executor, *tiers.memory.front(), /*turn_bytes=*/1);
+  mover.emplace(kernels::Host(), workers, executor, *tiers.memory.front(), /*turn_bytes=*/1);
   storage::CacheOptions options{.random = [this] { return random(); }};
   options.pool.admission_keys = 64;
   options.pool.admission = static_cast<storage::AdmissionMode>(random() % 3);
