@@ -23,7 +23,11 @@ absl::StatusOr<Slot> FaultyTier::Allocate(TenantId tenant, uint64_t extents) {
   }
   const bool crosses = bug_ == Bug::kCrossesTenants && random_() % 4 == 0;
   absl::StatusOr<Slot> slot = memory_.Allocate(crosses ? kTenants + 1 - tenant : tenant, extents);
-  if (slot.ok()) last_ = *slot;
+  if (!slot.ok()) return slot;
+  last_ = *slot;
+  for (const ExtentRun& run : slot->runs) {
+    for (uint32_t i = 0; i < run.count; ++i) lent_[{run.arena, run.first + i}] = slot->tenant;
+  }
   return slot;
 }
 
@@ -37,10 +41,20 @@ void FaultyTier::Free(Slot slot) {
         --shared->second;  // its other owner will free it
       } else {
         own.runs.push_back({run.arena, run.first + i, 1});
+        lent_.erase({run.arena, run.first + i});
       }
     }
   }
   memory_.Free(shared_.empty() ? std::move(slot) : std::move(own));
+}
+
+void FaultyTier::Empty() {
+  for (const auto& [extent, tenant] : lent_) {
+    memory_.Free({.tenant = tenant, .runs = {{extent.first, extent.second, 1}}});
+  }
+  lent_.clear();
+  shared_.clear();
+  last_.reset();
 }
 
 TierUsage FaultyTier::Usage(TenantId tenant) const {
@@ -69,7 +83,7 @@ void SimulatedExecutor::Complete(size_t item, bool drop_completion) {
 namespace {
 
 std::unique_ptr<storage::MemoryTier> MakeMemory(uint64_t extents, TierKind kind) {
-  return storage::TestTier({{1, 2 * extents}, {2, 2 * extents}}, kind);
+  return extents == 0 ? nullptr : storage::TestTier({{1, 2 * extents}, {2, 2 * extents}}, kind);
 }
 
 }  // namespace
@@ -78,13 +92,15 @@ World::World(uint64_t seed, const Sizes& its_sizes, Bug its_bug)
     : sizes(its_sizes),
       bug(its_bug),
       random(seed),
-      disk(storage::SsdTier::SlabBytes(kTenants * its_sizes.ssd * limits::kExtentBytes), seed + 1) {
+      disk(storage::SsdTier::SlabBytes(kTenants * its_sizes.ssd * limits::kExtentBytes), seed + 1),
+      hbm(MakeMemory(its_sizes.hbm, TierKind::kHbm)),
+      dram(MakeMemory(its_sizes.dram, TierKind::kDram)),
+      faulty_hbm(hbm == nullptr ? nullptr : std::make_unique<FaultyTier>(*hbm, its_bug, random)),
+      faulty_dram(std::make_unique<FaultyTier>(*dram, its_bug, random)) {
   Start();
 }
 
 void World::Start() {
-  if (sizes.hbm > 0) hbm = MakeMemory(sizes.hbm, TierKind::kHbm);
-  dram = MakeMemory(sizes.dram, TierKind::kDram);
   auto opened = storage::SsdTier::Open({}, disk.file(), disk.records(), io);
   if (!opened.ok()) std::abort();
   ssd = *std::move(opened);
@@ -94,11 +110,7 @@ void World::Start() {
   auto recovered = ssd->Recover();
   if (!recovered.ok()) std::abort();
   storage::Tiers tiers{.ssd = ssd.get()};
-  if (hbm != nullptr) {
-    faulty_hbm = std::make_unique<FaultyTier>(*hbm, bug, random);
-    tiers.memory.push_back(faulty_hbm.get());
-  }
-  faulty_dram = std::make_unique<FaultyTier>(*dram, bug, random);
+  if (hbm != nullptr) tiers.memory.push_back(faulty_hbm.get());
   tiers.memory.push_back(faulty_dram.get());
   mover.emplace(kernels::Host(), workers, executor, *tiers.memory.front(), /*turn_bytes=*/1);
   storage::CacheOptions options{.random = [this] { return random(); }};
@@ -115,6 +127,8 @@ void World::CrashAndRestart() {
   ssd.reset();
   executor.Forget();
   io.Forget();
+  if (hbm != nullptr) faulty_hbm->Empty();
+  faulty_dram->Empty();
   disk.set_faults({});
   disk.Restart();
   Start();

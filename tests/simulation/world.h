@@ -21,7 +21,8 @@ namespace ashlar::simulation {
 
 inline constexpr int kTenants = 2;  // numbers 1 and 2
 
-// A memory tier that makes the bug's mistake now and then; without one it only passes calls on.
+// A memory tier that makes the bug's mistake now and then; without one it only passes calls on, and remembers what it
+// lent.
 class FaultyTier final : public storage::Tier {
  public:
   // The budget is what the tier is held to; the memory behind it may have more, for bugs that need it.
@@ -35,12 +36,19 @@ class FaultyTier final : public storage::Tier {
   storage::TierUsage Usage() const override { return memory_.Usage(); }
   std::byte* Address(uint32_t arena, uint32_t extent) const override { return memory_.Address(arena, extent); }
 
+  // Takes everything back, as when the daemon dies: the next one has the same memory, for making it anew costs more
+  // than all the rest of a crash.
+  void Empty();
+
  private:
+  using Extent = std::pair<uint32_t, uint32_t>;  // arena, number
+
   storage::MemoryTier& memory_;
   const Bug bug_;
   std::mt19937_64& random_;
   std::optional<storage::Slot> last_;  // kSharesExtents: the slot that the next one may get as well
-  std::map<std::pair<uint32_t, uint32_t>, int> shared_;
+  std::map<Extent, int> shared_;
+  std::map<Extent, storage::TenantId> lent_;
 };
 
 // Ends work in the order in which the simulation says; now and then refuses it.
@@ -80,8 +88,8 @@ class World {
   SimulatedExecutor executor, io;
   storage::InlineWorkers workers;
   storage::CountingObserver observer;
-  std::unique_ptr<storage::MemoryTier> hbm, dram;
-  std::unique_ptr<FaultyTier> faulty_hbm, faulty_dram;
+  const std::unique_ptr<storage::MemoryTier> hbm, dram;
+  const std::unique_ptr<FaultyTier> faulty_hbm, faulty_dram;
   std::unique_ptr<storage::SsdTier> ssd;
   std::optional<storage::Mover> mover;
   std::optional<storage::Cache> cache;
