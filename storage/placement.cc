@@ -182,8 +182,10 @@ void Placement::Refresh(Entry& entry) {
 }
 
 bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
+  making_room_ = true;
   std::optional<Slot> slot = levels_[level]->MakeRoom(
       entry.group, extents, [this, level](ObjectId victim) { GiveUp(*events_.find(victim), level); });
+  making_room_ = false;
   if (!slot) return false;
   Copy& copy = entry.copies[level];
   copy.slot = *std::move(slot);
@@ -362,6 +364,8 @@ bool Placement::WriteBehind(Entry& entry) {
 }
 
 void Placement::Pump() {
+  // What is given up may end a fill, which would go on with others, in the place of what is given up next.
+  if (making_room_) return;
   while (!behind_.empty() && fills_behind_ < kMaxBehind) {
     const ObjectId next = behind_.front();
     behind_.pop_front();

@@ -110,6 +110,7 @@ class Placement {
   std::deque<ObjectId> behind_;
   size_t fills_ = 0;
   size_t fills_behind_ = 0;
+  bool making_room_ = false;  // copies are being given up for one object
 };
 
 }  // namespace ashlar::storage

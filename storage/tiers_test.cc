@@ -15,7 +15,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-constexpr SessionId kAnn = 1;
+constexpr SessionId kAnn = 1, kBob = 2;
 constexpr uint64_t kExtent = limits::kExtentBytes;
 
 class TiersTest : public ::testing::Test {
@@ -192,6 +192,32 @@ TEST_F(TiersTest, AnAllocationNeverWaitsForADiskThatWrites) {
   EXPECT_EQ(reason_, MissReason::kEvicted);
   EXPECT_EQ(Land(2), TierKind::kDram);
   EXPECT_EQ(Used(*rig_->ssd), 3u) << "nothing half written is left";
+}
+
+TEST_F(TiersTest, WhatIsBeingGivenUpForOneObjectIsNotGivenUpForTheNext) {
+  Make({.hbm = 18, .dram = 12, .ssd = 9});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  rig_->disk.set_faults({.write_error = 1});
+  PublishAndSettle(3);
+  rig_->disk.set_faults({});
+  // The disk is busy with another tenant's object: it has room for 4, and does not begin.
+  rig_->io.set_capacity(1);
+  rig_->cache->OpenSession(kBob, 2);
+  ASSERT_TRUE(rig_->Publish(kBob, TestPlan(9, 64, ObjectKind::kSegment, 2), 9));
+  rig_->executor.CompleteAll();
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(4), 4));
+  rig_->executor.CompleteAll();
+  EXPECT_EQ(Used(*rig_->dram), 12u);
+  EXPECT_EQ(Used(*rig_->ssd), 9u);
+  // Then 3 waits for the room that 1 has on the disk, and 5 and 6 wait behind it, for 4's room in dram.
+  for (const uint64_t text : {1, 2, 3}) EXPECT_EQ(Ask(text).reason, MissReason::kNone);
+  for (const uint64_t text : {5, 6}) ASSERT_TRUE(rig_->Publish(kAnn, Plan(text), text));
+  EXPECT_THAT(rig_->cache->Where(1, Plan(1).key), ElementsAre(TierKind::kHbm, TierKind::kDram));
+  EXPECT_THAT(rig_->cache->Where(1, Plan(4).key), ElementsAre(TierKind::kHbm, TierKind::kDram));
+  rig_->Settle();
+  EXPECT_EQ(Used(*rig_->dram), 12u);
+  for (uint64_t text = 1; text <= 6; ++text) EXPECT_EQ(Land(text), TierKind::kHbm);
+  rig_->cache->CloseSession(kBob, [] {});
 }
 
 TEST_F(TiersTest, WhatTheDiskIsAcknowledgingMayGoAbove) {
