@@ -356,8 +356,12 @@ bool Placement::Admits(const Entry& entry, size_t level) {
 
 bool Placement::WriteBehind(Entry& entry) {
   for (size_t i = 0; i + 1 < levels(); ++i) {
-    if (!entry.copies[i].whole() || entry.copies[i + 1].state != State::kNone || !Admits(entry, i + 1)) continue;
-    if (!MakeRoom(entry, i + 1, entry.header.Extents())) return false;
+    if (!entry.copies[i].whole() || entry.copies[i + 1].state != State::kNone) continue;
+    if (entry.id != admitted_ && !Admits(entry, i + 1)) continue;
+    if (!MakeRoom(entry, i + 1, entry.header.Extents())) {
+      if (IsDisk(i + 1)) admitted_ = entry.id;
+      return false;
+    }
     StartFill(entry, i, i + 1, Filler::Urgency::kBehind);
   }
   return true;

@@ -108,6 +108,7 @@ class Placement {
   std::vector<std::unique_ptr<EvictionPolicy>> policies_;
   std::vector<std::unique_ptr<Level>> levels_;
   std::deque<ObjectId> behind_;
+  ObjectId admitted_ = 0;  // the last one that found no room on the disk, which may be on its way: not judged again
   size_t fills_ = 0;
   size_t fills_behind_ = 0;
   bool making_room_ = false;  // copies are being given up for one object

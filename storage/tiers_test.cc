@@ -313,6 +313,15 @@ TEST_F(TiersTest, AFullDiskMakesRoomForWhatIsUsedMore) {
   EXPECT_EQ(Used(*rig_->ssd), 6u);
 }
 
+TEST_F(TiersTest, WhatTheDiskMakesRoomForIsWritten) {
+  Make({.hbm = 0, .dram = 8, .ssd = 3});
+  PublishAndSettle(1);
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(2), 2));  // in the place of 1, which takes a moment to become free
+  rig_->cache->Tick();
+  rig_->Settle();
+  EXPECT_THAT(rig_->cache->Where(1, Plan(2).key), ElementsAre(TierKind::kDram, TierKind::kSsd));
+}
+
 TEST_F(TiersTest, FloorsKeepPoolsApart) {
   Make({.hbm = 0, .dram = 12, .ssd = 64, .admission = AdmissionMode::kSecondUse});
   rig_->cache->SetFloor(0, {1, PoolKind::kPublic}, 6 * kExtent);
