@@ -304,7 +304,8 @@ class Model {
   Match Lookup(const Prompt& prompt);
   Match Attach(const std::string& lease, std::span<const uint64_t> segment_lengths);
 
-  // At most one engine computes a segment: a second one is told kBeingPublished or kAlreadyPresent.
+  // At most one engine computes a segment: a second one is told kBeingPublished or kAlreadyPresent. kDeclined: the
+  // daemon does not want it, as computing it takes less (CostModel) than landing it; compute it, publish nothing.
   std::vector<Reservation> Reserve(std::span<const ObjectRun> runs);
   // One outcome an object; none depends on the others'. kUnavailable may leave open whether the object was published,
   // never whether what was published is whole.

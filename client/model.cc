@@ -49,7 +49,7 @@ absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, std::span<c
 
 ReserveOutcome ToReserveOutcome(uint32_t wire) {
   const bool known = wire >= static_cast<uint32_t>(ReserveOutcome::kGranted) &&
-                     wire <= static_cast<uint32_t>(ReserveOutcome::kUnavailable);
+                     wire <= static_cast<uint32_t>(ReserveOutcome::kDeclined);
   return known ? static_cast<ReserveOutcome>(wire) : ReserveOutcome::kUnavailable;
 }
 

@@ -21,10 +21,11 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-// What would be stored for one object, and of which text.
+// What would be stored for one object, of which text, and what computing it takes.
 struct Named {
   ObjectHeader plan;
   TextDigest text;
+  storage::Nanos recompute;
 };
 
 // Nothing when it is too short to have an interior.
@@ -42,7 +43,7 @@ absl::StatusOr<std::optional<Named>> ReadName(const std::string& field, const v1
       PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens), kind, tokens->size());
   if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
   if (!plan.ok()) return Bad(field, ".tokens: ", plan.status().message());
-  return Named{*std::move(plan), MakeTextDigest(kind, *tokens)};
+  return Named{*std::move(plan), MakeTextDigest(kind, *tokens), RecomputeTime(model, tokens->size())};
 }
 
 // One object of a Publish call, as far as it can be read without its plan.
@@ -204,7 +205,10 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
   OnLoop(*session, Room::kRequest, done, [this, session = *session, objects, reply, done] {
     for (const std::optional<Named>& object : *objects) {
       storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
-      if (object.has_value()) reservation = cache_.Reserve(session->about().id, object->plan, object->text);
+      if (object.has_value()) {
+        reservation = cache_.Reserve(session->about().id, object->plan, object->text, storage::PoolKind::kPublic,
+                                     object->recompute);
+      }
       // What is too short is a segment: a checkpoint of one token is none.
       const ObjectKind kind = object.has_value() ? object->plan.kind : ObjectKind::kSegment;
       observer_.Reserved(session->about().tenant, kind, reservation.outcome);

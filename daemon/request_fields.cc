@@ -40,6 +40,13 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const s
   return tokens;
 }
 
+storage::Nanos RecomputeTime(const Model& model, uint64_t tokens) {
+  if (model.tokens_per_second == 0) return 0;
+  constexpr double kYears = 1e18;  // nanoseconds; a rate may be absurdly small, or large
+  const double nanos = 1e9 * static_cast<double>(tokens) / model.tokens_per_second;
+  return static_cast<storage::Nanos>(std::clamp(nanos, 1.0, kYears));
+}
+
 absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field, const v1::Prompt& prompt,
                                                        const Model& model) {
   const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
@@ -59,11 +66,7 @@ absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field,
     query.kind = KindOfSegment(i);
     query.ns = model.ns;
     query.tokens = length;
-    if (model.tokens_per_second > 0) {
-      constexpr double kYears = 1e18;  // nanoseconds; a rate may be absurdly small
-      const double nanos = 1e9 * static_cast<double>(length) / model.tokens_per_second;
-      query.recompute = static_cast<storage::Nanos>(std::min(nanos, kYears));
-    }
+    query.recompute = RecomputeTime(model, length);
     query.storable =
         query.kind == ObjectKind::kCheckpoint || length > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
     if (query.storable) {

@@ -26,6 +26,9 @@ absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::s
 // INVALID_ARGUMENT, naming `field`, unless it is a whole number of int32, at most limits::kMaxPromptTokens.
 absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const std::string& bytes);
 
+// What computing so many tokens takes by the model's declared rate; 0: it declared none.
+storage::Nanos RecomputeTime(const Model& model, uint64_t tokens);
+
 // The prompt's segments as look-ups. INVALID_ARGUMENT, naming the field in `field`.
 absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field, const v1::Prompt& prompt,
                                                        const Model& model);

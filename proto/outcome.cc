@@ -58,6 +58,8 @@ absl::string_view Name(PolicyKind policy) {
       return "admission";
     case PolicyKind::kOperator:
       return "operator";
+    case PolicyKind::kBreakEven:
+      return "break_even";
   }
   return "unknown";
 }
@@ -92,6 +94,8 @@ absl::string_view Name(ReserveOutcome outcome) {
       return "too_short";
     case ReserveOutcome::kUnavailable:
       return "unavailable";
+    case ReserveOutcome::kDeclined:
+      return "declined";
   }
   return "unknown";
 }

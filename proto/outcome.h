@@ -27,8 +27,8 @@ enum class MissReason : uint8_t {
   kExpired = 14,           // its time to live was over
   kNamespaceDiffers = 15,  // never seen under this identity and layout, but under another one of the same tenant
   kBudgetRefused = 16,     // reserved by an engine, but the tenant's budget had no room for it
-  kTooDear = 17,           // bringing it up would cost more than computing it again
-  kDeclined = 18,          // offered, but the admission policy did not want it
+  kTooDear = 17,           // bringing it up and landing it would take longer than computing it again
+  kDeclined = 18,          // offered by an engine, but landing it would take longer than computing it again
 };
 absl::string_view Name(MissReason reason);
 
@@ -39,6 +39,7 @@ enum class PolicyKind : uint8_t {
   kTtl = 2,
   kAdmission = 3,
   kOperator = 4,
+  kBreakEven = 5,  // to have it from the cache would take longer than to compute it
 };
 absl::string_view Name(PolicyKind policy);
 
@@ -52,6 +53,7 @@ enum class ReserveOutcome : uint8_t {
   kNoSpace = 4,  // the tenant's budget is full of leased or reserved data
   kTooShort = 5,
   kUnavailable = 6,  // the daemon could not be asked
+  kDeclined = 7,     // to land it would take longer than to compute it again
 };
 absl::string_view Name(ReserveOutcome outcome);
 

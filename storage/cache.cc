@@ -24,7 +24,7 @@ struct Cache::Impl {
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
         publisher(pool, mover, clock, drain, options.reservation),
-        lander(pool, mover, drain, this->observer),
+        lander(pool, mover, clock, drain, this->observer),
         composer(pool, mover, drain, clock, options.compositions_per_session, this->observer) {}
 
   const TenantId* Tenant(SessionId session) const {
@@ -216,13 +216,14 @@ void Cache::Release(SessionId session, const LeaseId& lease) {
   impl_->leases.Release(session, lease);
 }
 
-Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text, PoolKind pool) {
+Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text, PoolKind pool,
+                                  Nanos recompute) {
   const TenantId* tenant = impl_->Tenant(session);
   if (tenant == nullptr) return {};
-  Publisher::Reserved reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan);
+  Publisher::Reserved reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute);
   const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
   if (Impl::Verified none; present && !impl_->FindWhole(*tenant, plan.key, none).object) {
-    reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan);
+    reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute);
   }
   const bool known = text != TextDigest{};
   if (known && reserved.outcome == ReserveOutcome::kGranted) impl_->texts.Remember(*tenant, text, plan.ns);

@@ -107,6 +107,38 @@ TEST_F(ExplainTest, KnownReasonsAreNotReplacedByANamespace) {
             MissReason::kTooShort);
 }
 
+TEST_F(ExplainTest, WhatTakesLongerToLandThanToComputeIsDeclined) {
+  const ObjectHeader plan = TestPlan(1, 64), same = TestPlan(2, 64);
+  const auto reserve = [&](Nanos recompute) {
+    return cache_.Reserve(kBob, same, {}, PoolKind::kPublic, recompute).outcome;
+  };
+  ASSERT_TRUE(rig_.Publish(kAnn, plan, 1));
+  const Match match = rig_.Lookup(kAnn, plan);
+  const TestPages pages(16);
+  const auto landing = rig_.StartLanding(kAnn, 1, match.lease, TestTarget(pages, {{0, 64}}));
+  rig_.clock.Advance(1000);
+  rig_.executor.CompleteAll();
+  ASSERT_THAT(*landing->verdict, ElementsAre(MissReason::kNone));
+
+  EXPECT_EQ(reserve(999), ReserveOutcome::kDeclined);
+  EXPECT_EQ(cache_.stats().reservations, 0u);
+  EXPECT_EQ(Reason(kBob, rig_.Ask(same)), MissReason::kDeclined);
+  const Explanation told = Explain(same);
+  EXPECT_EQ(told.reason, MissReason::kDeclined);
+  EXPECT_EQ(told.ghost->policy, PolicyKind::kBreakEven);
+  EXPECT_EQ(told.ghost->bytes, same.bytes);
+  EXPECT_EQ(told.ghost->gone_at, rig_.clock.Now());
+
+  for (int i = 0; i < 14; ++i) ASSERT_EQ(reserve(999), ReserveOutcome::kDeclined) << i;
+  EXPECT_EQ(reserve(999), ReserveOutcome::kGranted) << "one in sixteen";
+  cache_.CloseSession(kBob, [] {});
+  cache_.OpenSession(kBob, kTenant);
+  EXPECT_EQ(reserve(1000), ReserveOutcome::kGranted) << "it pays";
+  cache_.CloseSession(kBob, [] {});
+  cache_.OpenSession(kBob, kTenant);
+  EXPECT_EQ(reserve(0), ReserveOutcome::kGranted) << "nobody says what computing takes";
+}
+
 TEST_F(ExplainTest, TheLatestMissesOfLookupsAndLandingsAreTold) {
   const ObjectHeader plan = TestPlan(1, 64), absent = TestPlan(2, 64);
   ASSERT_TRUE(rig_.Publish(kAnn, plan, 1));

@@ -6,8 +6,8 @@
 
 namespace ashlar::storage {
 
-Lander::Lander(Pool& pool, Mover& mover, Drain& drain, Observer& observer)
-    : pool_(pool), mover_(mover), drain_(drain), observer_(observer) {}
+Lander::Lander(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Observer& observer)
+    : pool_(pool), mover_(mover), clock_(clock), drain_(drain), observer_(observer) {}
 
 void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
                   std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks) {
@@ -20,6 +20,7 @@ void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<co
     return Conclude(std::move(landing));
   }
   if (sources.empty()) return Conclude(std::move(landing));
+  landing.started = clock_.Now();
   landings_.emplace(name, std::move(landing));
   drain_.Begin(session);
   Start(name, std::move(sources), std::move(target));
@@ -62,6 +63,9 @@ void Lander::Start(const Name& name, std::vector<LandSource> sources, LandTarget
 
 std::optional<uint64_t> Lander::Loaded(const Name& name, size_t source) {
   Landing& landing = landings_.at(name);
+  if (const std::optional<Nanos> since = std::exchange(landing.waiting_since, std::nullopt)) {
+    landing.waited += clock_.Now() - *since;
+  }
   const size_t segment = landing.moving[source];
   const Entry& object = *landing.objects[segment];
   if (object.top().whole()) return UINT64_MAX;  // also of one that is gone: its bytes stay
@@ -73,6 +77,7 @@ std::optional<uint64_t> Lander::Loaded(const Name& name, size_t source) {
 void Lander::Blocked(const Name& name, size_t source, uint64_t bytes, std::function<void()> resume) {
   Landing& landing = landings_.at(name);
   landing.resume = resume;
+  landing.waiting_since = clock_.Now();
   pool_.WhenLoaded(landing.objects[landing.moving[source]], bytes, std::move(resume));
 }
 
@@ -104,12 +109,25 @@ void Lander::Corrupt(const Name& name, size_t source) {
 
 void Lander::Finish(const Name& name, MissReason outcome) {
   Landing landing = std::move(landings_.extract(name).mapped());
-  if (outcome == MissReason::kNone) Verified(landing, VerifiedLayers::kAll);
+  if (outcome == MissReason::kNone) {
+    Verified(landing, VerifiedLayers::kAll);
+    Measure(landing);
+  }
   for (const size_t segment : landing.moving) {
     if (landing.verdict[segment] == MissReason::kNone) landing.verdict[segment] = outcome;
   }
   Conclude(std::move(landing));
   drain_.End(name.first);
+}
+
+// Only of landings from which nothing was left out.
+void Lander::Measure(const Landing& landing) {
+  uint64_t bytes = 0;
+  for (const size_t segment : landing.moving) {
+    if (landing.verdict[segment] != MissReason::kNone) return;
+    bytes += landing.objects[segment]->header.bytes;
+  }
+  pool_.Landed(bytes, clock_.Now() - landing.started - landing.waited);
 }
 
 void Lander::Conclude(Landing landing) {

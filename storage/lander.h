@@ -32,7 +32,7 @@ struct LandCallbacks {
 // A landing holds references of its own: what it reads stays, whatever becomes of the lease.
 class Lander {
  public:
-  Lander(Pool& pool, Mover& mover, Drain& drain, Observer& observer);
+  Lander(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Observer& observer);
 
   // `found` is what the lease holds, in the match's order; `verified` learns which of its tuples are whole.
   void Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
@@ -54,6 +54,9 @@ class Lander {
     std::shared_ptr<VerifiedLayers> verified;
     CancelFlag cancel;
     std::function<void()> resume;  // while it waits for bytes that are on their way up
+    Nanos started = 0;
+    Nanos waited = 0;                    // for such bytes
+    std::optional<Nanos> waiting_since;  // while it does
     LandCallbacks callbacks;
     std::vector<std::function<void()>> quiet;
   };
@@ -69,10 +72,12 @@ class Lander {
   void Corrupt(const Name& name, size_t source);
   static void Verified(const Landing& landing, uint32_t below);
   void Finish(const Name& name, MissReason outcome);
+  void Measure(const Landing& landing);
   void Conclude(Landing landing);
 
   Pool& pool_;
   Mover& mover_;
+  const Clock& clock_;
   Drain& drain_;
   Observer& observer_;
   std::map<Name, Landing> landings_;

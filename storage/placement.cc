@@ -11,12 +11,13 @@ namespace ashlar::storage {
 
 using State = Copy::State;
 
-Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, const Clock& clock,
-                     Observer& observer, Events events)
+Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCost& bring_up,
+                     const Clock& clock, Observer& observer, Events events)
     : disk_(tiers.ssd),
       disk_level_(tiers.ssd == nullptr ? SIZE_MAX : tiers.memory.size()),
       filler_(copying, tiers.ssd),
       admission_(admission),
+      bring_up_(bring_up),
       clock_(clock),
       observer_(observer),
       events_(std::move(events)) {
@@ -65,7 +66,9 @@ TierKind Placement::Nearest(const Entry& entry) const {
 }
 
 MissReason Placement::Promote(Entry& entry, Nanos recompute) {
-  if (entry.top().whole() || entry.top().state == State::kFilling) return MissReason::kNone;
+  if (entry.top().whole() || entry.top().state == State::kFilling) {
+    return bring_up_.Pays(kind(0), entry.header.bytes, recompute) ? MissReason::kNone : MissReason::kTooDear;
+  }
   if (entry.top().state != State::kNone) return MissReason::kBusy;  // its last copying up has not ended yet
   size_t from = 1;
   // A copy on its way up to a level in between will do as a source, too.
@@ -325,7 +328,7 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
   if (promoted && level == 0) {
-    bring_up_.Measured(kind(entry.asked_of), entry.header.bytes, clock_.Now() - entry.asked_at);
+    bring_up_.CameUp(kind(entry.asked_of), entry.header.bytes, clock_.Now() - entry.asked_at);
   }
   if (level > 0 || promoted) observer_.Copied(entry.group.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);

@@ -34,9 +34,9 @@ class Placement {
     std::function<void(Entry&)> vacated;
   };
 
-  // All must outlive the placement. `copying` copies between memory tiers.
-  Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, const Clock& clock, Observer& observer,
-            Events events);
+  // All must outlive the placement. `copying` copies between memory tiers; what copies cost is told to `bring_up`.
+  Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCost& bring_up,
+            const Clock& clock, Observer& observer, Events events);
   ~Placement();
 
   void SetFloor(size_t level, const Group& group, uint64_t bytes) { levels_[level]->SetFloor(group, bytes); }
@@ -49,8 +49,8 @@ class Placement {
   void Adopt(Entry& entry, Slot slot);
 
   // Sees to it that the object's copy at the top is whole, or becomes so: it is being filled from the next one below.
-  // Otherwise says why it cannot be: kTooDear (it takes longer than `recompute`, where that is not 0), kBudgetRefused
-  // (what is there may not go) or kBusy. Needs a reference.
+  // Otherwise says why it cannot be: kTooDear (to bring it up and land it takes longer than `recompute`, where that is
+  // not 0), kBudgetRefused (what is there may not go) or kBusy. Needs a reference.
   MissReason Promote(Entry& entry, Nanos recompute);
   // Calls `call` once the first `extents` at the top are whole, or never will be (the object is gone): now, if it is
   // so.
@@ -101,10 +101,10 @@ class Placement {
   const size_t disk_level_;  // SIZE_MAX: none
   Filler filler_;
   AdmissionPolicy& admission_;
+  BringUpCost& bring_up_;
   const Clock& clock_;
   Observer& observer_;
   const Events events_;
-  BringUpCost bring_up_;
   std::vector<std::unique_ptr<EvictionPolicy>> policies_;
   std::vector<std::unique_ptr<Level>> levels_;
   std::deque<ObjectId> behind_;

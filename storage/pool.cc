@@ -33,7 +33,7 @@ Pool::Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clo
       observer_(observer),
       admission_(options.admission, options.admission_keys),
       ghosts_(options.ghosts_per_tenant),
-      placement_(tiers, copying, admission_, clock, observer,
+      placement_(tiers, copying, admission_, bring_up_, clock, observer,
                  {.find =
                       [this](ObjectId id) {
                         const auto found = entries_.find(id);
@@ -66,11 +66,19 @@ Pool::Result Pool::Find(TenantId tenant, const Key& key, Nanos recompute) {
   return result;
 }
 
-Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan) {
+Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan, Nanos recompute) {
   if (Entry* entry = table_.Find(group.tenant, plan.key)) {
     if (!entry->ready) return {ReserveOutcome::kBeingPublished, {}};
     placement_.Touch(*entry);
     return {ReserveOutcome::kAlreadyPresent, {}};
+  }
+  if (!bring_up_.PaysToKeep(plan.bytes, recompute)) {
+    ghosts_.Remember(group.tenant, plan.key,
+                     {.reason = MissReason::kDeclined,
+                      .policy = PolicyKind::kBreakEven,
+                      .bytes = plan.bytes,
+                      .gone_at = clock_.Now()});
+    return {ReserveOutcome::kDeclined, {}};
   }
   Entry& entry = Make(group, plan);
   if (!placement_.Reserve(entry, plan.Extents())) {

@@ -18,6 +18,7 @@
 #include "storage/observer.h"
 #include "storage/placement.h"
 #include "storage/policy/admission.h"
+#include "storage/policy/bring_up.h"
 #include "storage/tier/tiers.h"
 
 namespace ashlar::storage {
@@ -62,7 +63,7 @@ class Pool {
   };
   // Finds a published object and counts as its use. What only lower tiers have is on its way up from then on
   // (WhenLoaded).
-  // What would take longer to come up than `recompute` (0: not known) is a miss, kTooDear.
+  // What would take longer to come up and land than `recompute` (0: not known) is a miss, kTooDear.
   Result Find(TenantId tenant, const Key& key, Nanos recompute = 0);
 
   struct Room {
@@ -71,7 +72,8 @@ class Pool {
   };
   // Makes room at the top for an object that is not there yet, in place of idle ones (storage/level.h). The object is
   // the caller's alone until Publish; if its last reference goes before, it is abandoned.
-  Room Reserve(const Group& group, const ObjectHeader& plan);
+  // What would take longer to land than `recompute` (0: not known) is declined.
+  Room Reserve(const Group& group, const ObjectHeader& plan, Nanos recompute = 0);
   // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
   // not need are given back. From here on the object is found.
   void Publish(const Reference& object, ObjectHeader header);
@@ -80,6 +82,9 @@ class Pool {
 
   // Calls `call` once the first `bytes` of the object's copy at the top are whole, or the object is gone: now, if so.
   void WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call);
+
+  // So many bytes have landed; `took` without what the landing waited for bytes on their way up.
+  void Landed(uint64_t bytes, Nanos took) { bring_up_.Landed(bytes, took); }
 
   // An object that a restart found on the disk.
   void Adopt(TenantId tenant, ObjectHeader header, Slot slot);
@@ -113,6 +118,7 @@ class Pool {
   const Clock& clock_;
   Observer& observer_;
   AdmissionPolicy admission_;
+  BringUpCost bring_up_;
   SegmentTable table_;
   GhostTable ghosts_;
   ObjectId next_id_ = 1;

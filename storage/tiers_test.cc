@@ -289,6 +289,35 @@ TEST_F(TiersTest, AHitThatDoesNotPayIsDeclined) {
   rig_->cache->Release(kAnn, match.lease);
 }
 
+// What a landing waits for its bytes to come up is the copy's time, not its own.
+TEST_F(TiersTest, ACopyAndALandingAreMeasuredOnceEach) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  const ObjectHeader plan = Plan(1);
+  Query query{.kind = plan.kind, .key = plan.key, .tokens = plan.tokens};
+  Match match = rig_->cache->Lookup(kAnn, {&query, 1});
+  const TestPages pages(16);
+  const auto landing = rig_->StartLanding(kAnn, 77, match.lease, TestTarget(pages, {{0, 100}}));
+  rig_->clock.Advance(5000);
+  rig_->io.CompleteAll();
+  rig_->clock.Advance(2000);
+  rig_->Settle();
+  ASSERT_THAT(landing->verdict.value(), ElementsAre(MissReason::kNone));
+  rig_->cache->Release(kAnn, match.lease);
+  const auto ask = [&](Nanos recompute) {
+    query.recompute = recompute;
+    const Match asked = rig_->cache->Lookup(kAnn, {&query, 1});
+    rig_->cache->Release(kAnn, asked.lease);
+    return asked.found[0].reason;
+  };
+  EXPECT_EQ(ask(2001), MissReason::kNone) << "it is at the top";
+  EXPECT_EQ(ask(1999), MissReason::kTooDear);
+  EXPECT_EQ(rig_->cache->LastMisses(1, 1)[0].why.present->tier, TierKind::kDram);
+  PublishAndSettle(3);  // in its place
+  EXPECT_EQ(ask(6999), MissReason::kTooDear);
+  EXPECT_EQ(ask(7001), MissReason::kNone);
+}
+
 TEST_F(TiersTest, TheDiskTakesWhatIsUsedTwice) {
   Make({.hbm = 0, .dram = 8, .ssd = 64, .admission = AdmissionMode::kSecondUse});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);

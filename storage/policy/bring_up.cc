@@ -2,20 +2,26 @@
 
 namespace ashlar::storage {
 
-void BringUpCost::Measured(TierKind from, uint64_t bytes, Nanos took) {
-  double& rate = tiers_[from].nanos_per_byte;
-  const double now = static_cast<double>(took) / static_cast<double>(bytes);
-  rate = rate == 0 ? now : rate + kWeight * (now - rate);
+void BringUpCost::Rate::Measured(uint64_t bytes, Nanos took) {
+  nanos_ = kKept * nanos_ + static_cast<double>(took);
+  bytes_ = kKept * bytes_ + static_cast<double>(bytes);
+}
+
+Nanos BringUpCost::Rate::Of(uint64_t bytes) const {
+  return bytes_ == 0 ? 0 : static_cast<Nanos>(nanos_ / bytes_ * static_cast<double>(bytes));
 }
 
 Nanos BringUpCost::Estimate(TierKind from, uint64_t bytes) const {
-  const auto tier = tiers_.find(from);
-  return tier == tiers_.end() ? 0 : static_cast<Nanos>(tier->second.nanos_per_byte * static_cast<double>(bytes));
+  const auto copies = copies_.find(from);
+  return (copies == copies_.end() ? 0 : copies->second.rate.Of(bytes)) + landings_.rate.Of(bytes);
 }
 
 bool BringUpCost::Pays(TierKind from, uint64_t bytes, Nanos recompute) {
-  if (recompute == 0 || Estimate(from, bytes) <= recompute) return true;
-  return ++tiers_[from].declined % kProbe == 0;
+  return recompute == 0 || Estimate(from, bytes) <= recompute || Probe(copies_[from]);
+}
+
+bool BringUpCost::PaysToKeep(uint64_t bytes, Nanos recompute) {
+  return recompute == 0 || landings_.rate.Of(bytes) <= recompute || Probe(landings_);
 }
 
 }  // namespace ashlar::storage

@@ -1,4 +1,5 @@
-// Whether a hit pays: what copying objects up from a tier takes, as it was measured, against computing them again.
+// Whether a hit pays: what copying an object up from a tier and landing it take, as they were measured, against
+// computing it again.
 #pragma once
 
 #include <cstdint>
@@ -9,24 +10,46 @@
 
 namespace ashlar::storage {
 
+// Estimates grow with an object's bytes. They follow the latest measurements, each of which counts by its bytes: what
+// every copy costs however small it is does not make large ones look dear.
 class BringUpCost {
  public:
   // An object came up whole: from being asked for until its last byte was there, waiting for others included.
-  void Measured(TierKind from, uint64_t bytes, Nanos took);
-  // 0: nothing is known yet.
+  void CameUp(TierKind from, uint64_t bytes, Nanos took) { copies_[from].rate.Measured(bytes, took); }
+  // A landing of so many bytes: from its start until its end, without what it waited for bytes on their way up, which
+  // the copy counts.
+  void Landed(uint64_t bytes, Nanos took) { landings_.rate.Measured(bytes, took); }
+
+  // What it takes until an object that lies in `from` has landed. What is not known yet is 0, and so is copying from
+  // the top. A landing may begin before the copy has ended; the sum is what it takes at most.
   Nanos Estimate(TierKind from, uint64_t bytes) const;
-  // Whether to bring it up; `recompute` 0: the engine did not say. One in kProbe that do not pay is brought up all the
-  // same, for a tier that was slow once would never be measured again.
+
+  // Whether to take a hit; `recompute` 0: the engine did not say. One in kProbe that do not pay is taken all the same,
+  // for what was slow once would never be measured again.
   bool Pays(TierKind from, uint64_t bytes, Nanos recompute);
+  // Whether to keep an object that is offered: it can be had no faster than from the top. Probes likewise.
+  bool PaysToKeep(uint64_t bytes, Nanos recompute);
 
  private:
-  static constexpr double kWeight = 0.125;  // of the latest measurement
   static constexpr uint64_t kProbe = 16;
-  struct Tier {
-    double nanos_per_byte = 0;
+
+  class Rate {
+   public:
+    void Measured(uint64_t bytes, Nanos took);
+    Nanos Of(uint64_t bytes) const;
+
+   private:
+    static constexpr double kKept = 0.875;  // of earlier measurements at each new one
+    double nanos_ = 0, bytes_ = 0;
+  };
+  struct Way {
+    Rate rate;
     uint64_t declined = 0;
   };
-  std::map<TierKind, Tier> tiers_;
+  static bool Probe(Way& way) { return ++way.declined % kProbe == 0; }
+
+  std::map<TierKind, Way> copies_;  // by where they come from
+  Way landings_;
 };
 
 }  // namespace ashlar::storage

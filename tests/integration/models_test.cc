@@ -67,6 +67,23 @@ TEST(Models, DoNotShareWhatIsDeclared) {
   EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
+TEST(Models, ThatComputeFasterThanTheCacheLandsAreToldTo) {
+  const DaemonProcess daemon;
+  TestEngine engine(daemon.client_options());
+  const std::vector<Tokens> prompt = MakePrompt(1, 2, 60);
+  engine.PublishPrompt(prompt);
+  ASSERT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
+  const auto fast = engine.client().OpenModel(TestEngine::identity(), engine.model().layout(), Shard(),
+                                              CostModel{.tokens_per_second = 1e12});
+  ASSERT_TRUE(fast.ok());
+  const Tokens other = MakeRun(99, 60);
+  Model model = *fast;
+  const ObjectRun run{.kind = ObjectKind::kSegment, .tokens = other};
+  EXPECT_EQ(model.Reserve({&run, 1})[0].outcome, ReserveOutcome::kDeclined);
+  const std::vector<uint64_t> lengths = {prompt[0].size()};
+  EXPECT_EQ(model.Lookup({prompt[0], lengths}).segments()[0].reason, MissReason::kTooDear);
+}
+
 TEST(Models, MayGoWhileALandingIsUnderWay) {
   const DaemonProcess daemon;
   const std::vector<Tokens> prompt = MakePrompt(1, 2, 400);

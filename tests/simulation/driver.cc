@@ -71,10 +71,15 @@ void Driver::Reserve() {
   const Text text = AnyText(TenantOf(session));
   const ObjectHeader& plan = plans_.at(text);
   const auto pool = world_.Draw(4) == 0 ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
-  const Cache::Reservation reservation = cache().Reserve(session, plan, {}, pool);
+  const Nanos recompute = AnyRecompute();
+  const Cache::Reservation reservation = cache().Reserve(session, plan, {}, pool, recompute);
   Trace(static_cast<uint64_t>(reservation.outcome));
   if (reservation.outcome == ReserveOutcome::kGranted) reservations_.push_back({session, reservation.id, text});
   if (reservation.outcome == ReserveOutcome::kNoSpace) CheckRoom(text.first, plan.Extents());
+  if (reservation.outcome == ReserveOutcome::kDeclined) {
+    if (recompute == 0) Fail("a reservation was declined, and nobody said what computing takes");
+    declined_.insert(text);
+  }
 }
 
 void Driver::Publish() {
@@ -118,13 +123,17 @@ void Driver::Lookup() {
     const Text text = AnyText(TenantOf(session));
     const ObjectHeader& plan = plans_.at(text);
     lease.texts.push_back(text);
-    queries.push_back({.kind = plan.kind, .key = plan.key, .tokens = plan.tokens});
+    queries.push_back({.kind = plan.kind, .key = plan.key, .tokens = plan.tokens, .recompute = AnyRecompute()});
   }
   lease.match = cache().Lookup(session, queries);
   for (size_t i = 0; i < queries.size(); ++i) {
     const Found& found = lease.match.found[i];
     Trace(static_cast<uint64_t>(found.reason));
-    found.reason == MissReason::kNone ? CheckHit(lease.texts[i], found) : CheckMiss(lease.texts[i], found.reason);
+    if (found.reason == MissReason::kNone) {
+      CheckHit(lease.texts[i], found);
+    } else {
+      CheckMiss(lease.texts[i], found.reason, queries[i].recompute);
+    }
   }
   std::erase_if(lease.texts,
                 [&, i = size_t{0}](const Text&) mutable { return lease.match.found[i++].reason != MissReason::kNone; });

@@ -90,6 +90,8 @@ class Driver {
   Cache& cache() { return *world_.cache; }
   SessionId AnySession() { return sessions_[world_.Draw(sessions_.size())]; }
   static TenantId TenantOf(SessionId session) { return 1 + session % 2; }
+  // What computing a text takes, as its engine says; mostly it does not.
+  Nanos AnyRecompute() { return world_.Draw(4) == 0 ? 1 + static_cast<Nanos>(world_.Draw(kDeadline / 6)) : 0; }
   Text AnyText(TenantId tenant) { return {tenant, 1 + world_.Draw(kTexts)}; }
 
   void Open() {
@@ -105,7 +107,7 @@ class Driver {
   void Lookup();
   void CheckHit(const Text& text, const Found& found);
   bool Leased(const Text& text);
-  void CheckMiss(const Text& text, MissReason reason);
+  void CheckMiss(const Text& text, MissReason reason, Nanos recompute = 0);
   void Release();
   void Land();
   void Landed(uint64_t number, const std::vector<MissReason>& verdict);
@@ -143,6 +145,7 @@ class Driver {
   storage::SimulatedDisk::Counts seen_;
   uint64_t seen_refused_ = 0;
   std::set<Text> operator_evicted_;
+  std::set<Text> declined_;  // ever
 };
 
 }  // namespace ashlar::simulation

@@ -41,7 +41,7 @@ bool Driver::Leased(const Text& text) {
   return false;
 }
 
-void Driver::CheckMiss(const Text& text, MissReason reason) {
+void Driver::CheckMiss(const Text& text, MissReason reason, Nanos recompute) {
   switch (reason) {
     case MissReason::kNeverSeen:
     case MissReason::kBeingPublished:
@@ -54,6 +54,12 @@ void Driver::CheckMiss(const Text& text, MissReason reason) {
       break;
     case MissReason::kChecksumFailed:
       if (!Corrupted()) Fail("a copy is corrupt, and nothing corrupted it");
+      break;
+    case MissReason::kTooDear:
+      if (recompute == 0) Fail("a hit was too dear, and nobody said what computing takes");
+      break;
+    case MissReason::kDeclined:
+      if (!declined_.contains(text)) Fail("declined, and nobody offered it");
       break;
     case MissReason::kTierError:
       if (!TierFailed()) Fail("a tier error that no tier had");

@@ -72,7 +72,12 @@ bool WorthFilling(MissReason reason) {
     case MissReason::kBeingPublished:
     case MissReason::kEvicted:
     case MissReason::kChecksumFailed:
+    case MissReason::kTierError:
     case MissReason::kAbandoned:
+    case MissReason::kExpired:
+    case MissReason::kNamespaceDiffers:
+    case MissReason::kBudgetRefused:
+    case MissReason::kDeclined:
       return true;
     default:
       return false;
