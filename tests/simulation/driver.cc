@@ -254,6 +254,7 @@ void Driver::Crash() {
   landings_.clear();
   sessions_.clear();
   arena_tenants_.clear();
+  pins_.clear();
   draining_ = 0;
   world_.CrashAndRestart();
   for (int i = 0; i < kSessions; ++i) Open();
@@ -270,11 +271,14 @@ void Driver::Operate() {
     case 0:
       if (cache().Evict(text.first, key)) operator_evicted_.insert(text);
       break;
-    case 1:
-      cache().Pin(text.first, key, world_.clock.Now() + static_cast<Nanos>(world_.Draw(kDeadline)));
+    case 1: {
+      const Nanos until = world_.clock.Now() + static_cast<Nanos>(world_.Draw(kDeadline));
+      if (cache().Pin(text.first, key, until)) pins_[text] = until;
       break;
+    }
     default:
       cache().Unpin(text.first, key);
+      pins_.erase(text);
   }
 }
 

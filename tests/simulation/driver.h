@@ -146,6 +146,7 @@ class Driver {
   uint64_t seen_refused_ = 0;
   std::set<Text> operator_evicted_;
   std::set<Text> declined_;  // ever
+  std::map<Text, Nanos> pins_;  // until when
 };
 
 }  // namespace ashlar::simulation

@@ -15,6 +15,9 @@ void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
   for (const Lease& lease : leases_) {
     if (TenantOf(lease.session) == tenant) held.insert(lease.texts.begin(), lease.texts.end());
   }
+  for (const auto& [text, until] : pins_) {
+    if (text.first == tenant && until > world_.clock.Now()) held.insert(text);
+  }
   uint64_t used = 0;
   for (const Text& text : held) used += plans_.at(text).Extents();
   for (const Reservation& reservation : reservations_) {
