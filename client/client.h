@@ -98,6 +98,10 @@ struct PagedCache {
 struct Prompt {
   std::span<const int32_t> tokens;
   std::span<const uint64_t> segment_lengths;
+  // For Lookup: in how long the engine will need what is found, as when the request waits for its turn; at most
+  // limits::kMaxNeededInNanos. What lower tiers have comes up meanwhile, behind what others need sooner. A match that
+  // was never used ends leases.unused_seconds after that.
+  std::chrono::nanoseconds needed_in{0};
 };
 
 // A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the

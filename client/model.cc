@@ -38,6 +38,7 @@ absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, std::span<c
     v1::Prompt* asked = request.add_prompts();
     asked->set_tokens(PackTokens(prompt.tokens));
     asked->mutable_segment_lengths()->Add(prompt.segment_lengths.begin(), prompt.segment_lengths.end());
+    asked->set_needed_in_ns(prompt.needed_in.count());
   }
   v1::MatchReply reply;
   if (absl::Status status = binding.connection->rpc().Match(request, reply, deadline); !status.ok()) return status;

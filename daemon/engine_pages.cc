@@ -69,6 +69,7 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
   if (request.deadline_ns() < 0) return done(Bad("deadline_ns: negative"));
+  if (request.prompt().needed_in_ns() != 0) return done(Bad("prompt.needed_in_ns: pages are admitted now"));
   const auto segments = ReadPrompt("prompt", request.prompt(), pages->model());
   if (!segments.ok()) return done(segments.status());
   std::vector<PagePool::Want> wants = WantsOf(*segments, *pages);

@@ -230,6 +230,7 @@ TEST(EnginePages, MalformedRequestsAreRefusedByName) {
       {"pages_id: unknown handle 999", [](auto& r) { r.set_pages_id(999); }},
       {"lease: not 16 bytes", [](auto& r) { r.set_lease("short"); }},
       {"deadline_ns: negative", [](auto& r) { r.set_deadline_ns(-1); }},
+      {"prompt.needed_in_ns", [](auto& r) { r.mutable_prompt()->set_needed_in_ns(1); }},
       {"prompt.tokens: not a whole number", [](auto& r) { r.mutable_prompt()->set_tokens("abc"); }},
       {"prompt.segment_lengths[1]: zero", [](auto& r) { r.mutable_prompt()->set_segment_lengths(1, 0); }},
       {"prompt.segment_lengths[2]: ends behind", [](auto& r) { r.mutable_prompt()->set_segment_lengths(2, 20); }},

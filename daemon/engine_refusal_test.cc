@@ -229,6 +229,9 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
            [](M& r) {
              for (uint64_t i = 0; i < limits::kMaxPromptsPerCall; ++i) r.add_prompts();
            }},
+          {"prompts[1].needed_in_ns", [](M& r) { r.mutable_prompts(1)->set_needed_in_ns(-1); }},
+          {"prompts[1].needed_in_ns",
+           [](M& r) { r.mutable_prompts(1)->set_needed_in_ns(limits::kMaxNeededInNanos + 1); }},
           {"prompts: more than 65536 segments together",
            [](M& r) {
              for (uint64_t i = 0; i < limits::kMaxLookupsPerMatch; i += limits::kMaxSegments) {

@@ -174,6 +174,8 @@ struct Metrics::Impl {
   std::vector<PageGauges> pages;  // by tenant
   std::vector<Gauge*> shared_segments, admitted, reclaimed;
   Family<Counter>& copied_family = CounterFamily("ashlar_copied_bytes_total", "Bytes copied from one tier to another");
+  Family<Counter>& prefetched_family =
+      CounterFamily("ashlar_prefetched_total", "Objects that came up from lower tiers ahead of when they are needed");
   Family<Counter>& tier_error_family =
       CounterFamily("ashlar_tier_errors_total", "Reads and writes of copies that failed");
 
@@ -277,6 +279,11 @@ void Metrics::Copied(TenantId tenant, TierKind from, TierKind to, uint64_t bytes
   impl_->copied_family
       .Add({{"tenant", impl_->tenants.at(tenant)}, {"from", std::string(Name(from))}, {"to", std::string(Name(to))}})
       .Increment(static_cast<double>(bytes));
+}
+
+void Metrics::Prefetched(TenantId tenant, bool in_time) {
+  impl_->prefetched_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"outcome", in_time ? "in_time" : "late"}})
+      .Increment();
 }
 
 void Metrics::TierError(TenantId tenant, TierKind tier, const absl::Status& error) {

@@ -82,6 +82,7 @@ class Metrics final : public storage::Observer {
   void Copied(storage::TenantId, TierKind from, TierKind to, uint64_t bytes) override;
   void TierError(storage::TenantId, TierKind tier, const absl::Status& error) override;
   void NoMemory(storage::TenantId, absl::string_view why) override;
+  void Prefetched(storage::TenantId tenant, bool in_time) override;
   void Reserved(storage::TenantId, ObjectKind, ReserveOutcome) override;
   void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;
   void Set(const Levels& levels);

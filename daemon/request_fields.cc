@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
+#include "daemon/event_loop.h"
 #include "daemon/match_reply.h"
 #include "daemon/pages.h"
 #include "proto/limits.h"
@@ -54,6 +55,11 @@ absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field,
   if (static_cast<uint64_t>(prompt.segment_lengths_size()) > limits::kMaxSegments) {
     return Bad(field, ".segment_lengths: more than ", limits::kMaxSegments);
   }
+  const int64_t needed_in = prompt.needed_in_ns();
+  if (needed_in < 0 || needed_in > limits::kMaxNeededInNanos) {
+    return Bad(field, ".needed_in_ns: not from 0 to ", limits::kMaxNeededInNanos);
+  }
+  const storage::Nanos needed_at = needed_in == 0 ? 0 : MonotonicClock().Now() + needed_in;
   const std::span<const int32_t> all(*tokens);
   std::vector<storage::Query> queries;
   size_t begin = 0;
@@ -67,6 +73,7 @@ absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field,
     query.ns = model.ns;
     query.tokens = length;
     query.recompute = RecomputeTime(model, length);
+    query.needed_at = needed_at;
     query.storable =
         query.kind == ObjectKind::kCheckpoint || length > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
     if (query.storable) {

@@ -29,7 +29,7 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const s
 // What computing so many tokens takes by the model's declared rate; 0: it declared none.
 storage::Nanos RecomputeTime(const Model& model, uint64_t tokens);
 
-// The prompt's segments as look-ups. INVALID_ARGUMENT, naming the field in `field`.
+// The prompt's segments as look-ups, needed at a time counted from now. INVALID_ARGUMENT, naming the field in `field`.
 absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field, const v1::Prompt& prompt,
                                                        const Model& model);
 

@@ -18,7 +18,8 @@ inline constexpr uint64_t kUnitAlignment = 64;
 inline constexpr uint64_t kRowUnitBytes = 32 * 1024;
 
 inline constexpr uint64_t kMaxPromptTokens = uint64_t{1} << 22;
-inline constexpr uint64_t kMaxSegments = 16384;  // of one prompt
+inline constexpr uint64_t kMaxSegments = 16384;                // of one prompt
+inline constexpr int64_t kMaxNeededInNanos = 600'000'000'000;  // how far ahead of its need a prompt may be matched
 inline constexpr uint64_t kMaxPromptsPerCall = 64;
 inline constexpr uint64_t kMaxLookupsPerMatch = 65536;  // segments of all prompts of a Match: one turn of one thread
 inline constexpr uint64_t kMaxLeases = 65536;           // that one session holds

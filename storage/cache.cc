@@ -1,5 +1,6 @@
 #include "storage/cache.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -48,8 +49,9 @@ struct Cache::Impl {
 
   // Engines read an object's header in place, where it may have changed since it was written: they would miss the
   // object, and never get it published again. One call verifies an object once, however often it asks for it.
-  Pool::Result FindWhole(TenantId tenant, const Key& key, Verified& verified, Nanos recompute = 0) {
-    Pool::Result result = pool.Find(tenant, key, recompute);
+  Pool::Result FindWhole(TenantId tenant, const Key& key, Verified& verified, Nanos recompute = 0,
+                         Nanos needed_at = 0) {
+    Pool::Result result = pool.Find(tenant, key, recompute, needed_at);
     if (!result.object || !result.object->top().whole()) return result;  // or on its way up: landings will verify it
     if (!verified.insert(result.object->id).second) return result;
     const ExtentRun& first = result.object->top().slot.runs.front();
@@ -61,7 +63,7 @@ struct Cache::Impl {
 
   Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Verified& verified) {
     if (!query.storable) return Missed(session, tenant, query, MissReason::kTooShort);
-    Pool::Result result = FindWhole(tenant, query.key, verified, query.recompute);
+    Pool::Result result = FindWhole(tenant, query.key, verified, query.recompute, query.needed_at);
     if (!result.object) return Missed(session, tenant, query, result.reason);
     return result;
   }
@@ -179,7 +181,9 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
   segments.reserve(queries.size());  // a lease costs what it lists, and no more
   Impl::Verified verified;
   bool any = false;
+  Nanos needed_at = impl_->clock.Now();
   for (const Query& query : queries) {
+    needed_at = std::max(needed_at, query.needed_at);
     segments.push_back(full ? impl_->Missed(session, *tenant, query, MissReason::kBusy)
                             : impl_->Find(session, *tenant, query, verified));
     any |= static_cast<bool>(segments.back().object);
@@ -194,7 +198,7 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
       impl_->observer.Hit(*tenant, queries[i].kind, found.tier, queries[i].tokens);
     }
   }
-  if (any) match.lease = impl_->leases.Grant(session, *tenant, std::move(segments), impl_->clock.Now());
+  if (any) match.lease = impl_->leases.Grant(session, *tenant, std::move(segments), needed_at);
   return match;
 }
 

@@ -48,7 +48,7 @@ struct Match {
 };
 
 struct CacheOptions {
-  Nanos unused_lease = 60'000'000'000;  // a match that was never used ends after this
+  Nanos unused_lease = 60'000'000'000;  // a match that was never used ends so long after it is needed
   Nanos reservation = 60'000'000'000;   // a reservation that was never published is reclaimed after this
   // Who holds that many, or leases that list that many segments, gets no more until it releases some.
   size_t leases_per_session = limits::kMaxLeases;
@@ -87,6 +87,7 @@ class Cache {
   // kChecksumFailed. One lease for the whole match. A session whose leases, or the segments in them, would become too
   // many misses everything with kBusy, and is refused to attach with RESOURCE_EXHAUSTED. A hit for which the answer
   // `has_room` no more, asked in order, is answered and counted as a miss with kBusy, and leased all the same.
+  // What is needed later than now is fetched ahead, and the lease's deadline counts from when the last of it is needed.
   using HasRoom = std::function<bool(const Found& hit)>;
   Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr);
   absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease);  // NOT_FOUND, also for another tenant's

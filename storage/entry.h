@@ -60,8 +60,9 @@ struct Entry {
   Nanos published_at = 0;
   Nanos last_used_at = 0;  // by a look-up; before the first one: published
 
-  Nanos asked_at = 0;  // its last promotion: when, and from which level
+  Nanos asked_at = 0;  // its last promotion: when, from which level, and by when it is needed
   size_t asked_of = 0;
+  Nanos needed_at = 0;
 
   Nanos pinned_until = 0;                               // 0: for good
   std::optional<std::list<ObjectId>::iterator> by_use;  // where objects of its tenant expire

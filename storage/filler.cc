@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "proto/limits.h"
@@ -16,12 +17,12 @@ constexpr uint64_t kPieceExtents = 4;  // 1 MiB: long enough for a disk, short e
 
 class Filler::Fill {
  public:
-  Fill(End from, End to, uint64_t extents, uint64_t available, Urgency urgency, Events events)
+  Fill(End from, End to, uint64_t extents, uint64_t available, Place place, Events events)
       : from(from),
         to(to),
         extents(extents),
         available(available),
-        urgency(urgency),
+        place(place),
         events(std::move(events)),
         whole((extents + kPieceExtents - 1) / kPieceExtents) {
     if (from.memory != nullptr) source = ObjectBytes(*from.memory, *from.slot).extents();
@@ -37,7 +38,7 @@ class Filler::Fill {
   const End from, to;
   const uint64_t extents;
   uint64_t available;
-  const Urgency urgency;
+  Place place;  // in the queue
   Events events;
   std::vector<std::byte*> source, target;  // of memory, by extent
   std::vector<bool> whole;                 // by piece
@@ -47,11 +48,21 @@ class Filler::Fill {
   absl::Status ended;                      // not OK: no further piece begins
 };
 
-std::shared_ptr<Filler::Fill> Filler::Start(End from, End to, uint64_t extents, uint64_t available, Urgency urgency,
+std::shared_ptr<Filler::Fill> Filler::Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at,
                                             Events events) {
-  auto fill = std::make_shared<Fill>(from, to, extents, available, urgency, std::move(events));
-  (urgency == Urgency::kAwaited ? awaited_ : behind_).push_back(fill);
+  const Place place(needed_at, begun_++);
+  auto fill = std::make_shared<Fill>(from, to, extents, available, place, std::move(events));
+  queue_.emplace(place, fill);
   return fill;
+}
+
+void Filler::Hasten(Fill& fill, Nanos needed_at) {
+  if (needed_at >= fill.place.first) return;
+  auto node = queue_.extract(fill.place);
+  fill.place.first = needed_at;
+  if (node.empty()) return;  // all of it is in flight
+  node.key() = fill.place;
+  queue_.insert(std::move(node));
 }
 
 void Filler::Offer(Fill& fill, uint64_t available) {
@@ -62,9 +73,7 @@ bool Filler::Cancel(Fill& fill) {
   if (fill.ended.ok()) fill.ended = absl::CancelledError("fill: not wanted any more");
   if (fill.in_flight > 0) return false;
   fill.events = {};
-  for (Queue* queue : {&awaited_, &behind_}) {
-    std::erase_if(*queue, [&](const std::shared_ptr<Fill>& other) { return other.get() == &fill; });
-  }
+  queue_.erase(fill.place);
   return true;
 }
 
@@ -72,26 +81,20 @@ void Filler::Pump() {
   again_ = true;
   if (pumping_) return;  // a piece ended as soon as it was begun
   pumping_ = true;
-  while (std::exchange(again_, false)) {
-    if (PumpQueue(awaited_)) PumpQueue(behind_);
-  }
+  while (std::exchange(again_, false)) PumpInOrder();
   pumping_ = false;
 }
 
-bool Filler::PumpQueue(Queue& queue) {
-  for (size_t i = 0; i < queue.size() && !again_;) {
-    const std::shared_ptr<Fill> fill = queue[i];
+void Filler::PumpInOrder() {
+  for (auto next = queue_.begin(); next != queue_.end();) {
+    const std::shared_ptr<Fill> fill = next->second;
     while (fill->CanStart()) {
-      if (pieces_ == max_pieces_ || !StartPiece(fill)) return false;
-      if (again_) return true;
+      if (pieces_ == max_pieces_ || !StartPiece(fill)) return;
+      if (again_) return;  // a piece ended as soon as it was begun, and the queue is another one now
     }
-    if (!fill->ended.ok() || fill->started == fill->extents) {
-      queue.erase(queue.begin() + static_cast<ptrdiff_t>(i));
-    } else {
-      ++i;
-    }
+    const bool through = !fill->ended.ok() || fill->started == fill->extents;
+    next = through ? queue_.erase(next) : std::next(next);
   }
-  return true;
 }
 
 bool Filler::StartPiece(const std::shared_ptr<Fill>& fill) {

@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <limits>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,8 +17,8 @@
 
 namespace ashlar::storage {
 
-// The metadata thread only. What may be in flight is bounded; fills wait for their turn in the order in which they
-// began, those that an engine waits for before all others.
+// The metadata thread only. What may be in flight is bounded; of what waits for its turn, that goes first which is
+// needed first, and of equals that which began first. What is in flight already is not called back.
 class Filler {
  public:
   // One end of a fill: a slot of a memory tier, or of the disk (memory null). The slot outlives the fill.
@@ -24,7 +26,7 @@ class Filler {
     const Tier* memory = nullptr;
     const Slot* slot = nullptr;
   };
-  enum class Urgency : uint8_t { kAwaited, kBehind };
+  static constexpr Nanos kWhenIdle = std::numeric_limits<Nanos>::max();  // nobody waits for it: behind all others
   struct Events {
     std::function<void(uint64_t loaded)> progress;  // extents that are whole, from the start
     std::function<void(absl::Status)> done;         // once, last; both slots are untouched from then on
@@ -35,19 +37,20 @@ class Filler {
   Filler(Executor& executor, SsdTier* disk, size_t max_pieces = 32)
       : executor_(executor), disk_(disk), max_pieces_(max_pieces) {}
 
-  // Not from disk to disk. Of the source, `available` extents can be read now; Offer says when there are more. No event
-  // comes before this returns.
-  std::shared_ptr<Fill> Start(End from, End to, uint64_t extents, uint64_t available, Urgency urgency, Events events);
+  // Not from disk to disk. Of the source, `available` extents can be read now; Offer says when there are more.
+  // `needed_at`: on the injected clock. No event comes before this returns.
+  std::shared_ptr<Fill> Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at, Events events);
   void Offer(Fill& fill, uint64_t available);
+  // It is needed by then; never later than was said before.
+  void Hasten(Fill& fill, Nanos needed_at);
   // No further piece begins. True: nothing is in flight, and no event will come. Else `done` comes with CANCELLED.
   bool Cancel(Fill& fill);
   // What an executor had no room for is tried again. Call it now and then.
   void Pump();
 
  private:
-  using Queue = std::deque<std::shared_ptr<Fill>>;
-  // False: there is no room for another piece.
-  bool PumpQueue(Queue& queue);
+  using Place = std::pair<Nanos, uint64_t>;  // needed at, begun as which
+  void PumpInOrder();
   bool StartPiece(const std::shared_ptr<Fill>& fill);
   bool Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count);
   void PieceDone(const std::shared_ptr<Fill>& fill, uint64_t first, const absl::Status& status);
@@ -56,7 +59,8 @@ class Filler {
   SsdTier* const disk_;
   const size_t max_pieces_;
   size_t pieces_ = 0;
-  Queue awaited_, behind_;  // that have pieces left to start
+  uint64_t begun_ = 0;
+  std::map<Place, std::shared_ptr<Fill>> queue_;  // that have pieces left to start
   bool pumping_ = false, again_ = false;
 };
 

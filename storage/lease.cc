@@ -52,12 +52,13 @@ bool LeaseTable::HasRoom(SessionId session, size_t segments) const {
   return leases < bounds_.leases && segments <= bounds_.segments - listed;
 }
 
-LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, Nanos now) {
+LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at) {
   const Serial serial = next_serial_++;
   LeaseId id = DrawId(random_);
   // All zero means "no lease"; a name in use is not given twice, whatever the source of randomness.
   while (id == LeaseId{} || !serials_.emplace(id, serial).second) id = DrawId(random_);
-  Lease lease{.id = id, .tenant = tenant, .segments = std::move(segments), .deadline = now + bounds_.unused_lease};
+  Lease lease{
+      .id = id, .tenant = tenant, .segments = std::move(segments), .deadline = needed_at + bounds_.unused_lease};
   Hold(holder, serial, leases_.emplace(serial, std::move(lease)).first->second);
   return id;
 }

@@ -30,7 +30,7 @@ class LeaseTable {
   using Segments = std::vector<Pool::Result>;  // one a query, misses among them
 
   struct Bounds {
-    Nanos unused_lease = 0;                        // a lease that was never used ends after this
+    Nanos unused_lease = 0;                        // a lease that was never used ends so long after it is needed
     size_t leases = limits::kMaxLeases;            // of one session
     size_t segments = limits::kMaxLeasedSegments;  // of one session's leases together
   };
@@ -41,7 +41,7 @@ class LeaseTable {
   // Whether the session may hold one more lease, of so many segments.
   bool HasRoom(SessionId session, size_t segments) const;
   // The session must have room.
-  LeaseId Grant(SessionId holder, TenantId tenant, Segments segments, Nanos now);
+  LeaseId Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at);
 
   // What a lease that this session holds covers; null for any other. Valid until the lease ends.
   const Segments* Held(SessionId session, const LeaseId& id) const;

@@ -26,6 +26,8 @@ class Observer {
   virtual void Landed(TenantId /*tenant*/, uint64_t /*bytes*/) {}
   // A copy in one tier became another in another one: promoted, or demoted.
   virtual void Copied(TenantId /*tenant*/, TierKind /*from*/, TierKind /*to*/, uint64_t /*bytes*/) {}
+  // What was asked for ahead of when it is needed came up, in time or not.
+  virtual void Prefetched(TenantId /*tenant*/, bool /*in_time*/) {}
   // A tier could not read, or not write.
   virtual void TierError(TenantId /*tenant*/, TierKind /*tier*/, const absl::Status& /*error*/) {}
   // What became of one object that an engine asked to publish.

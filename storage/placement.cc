@@ -65,9 +65,13 @@ TierKind Placement::Nearest(const Entry& entry) const {
   return TierKind::kNone;
 }
 
-MissReason Placement::Promote(Entry& entry, Nanos recompute) {
+MissReason Placement::Promote(Entry& entry, Nanos recompute, Nanos needed_at) {
+  const Nanos now = clock_.Now();
+  needed_at = std::max(now, needed_at);
   if (entry.top().whole() || entry.top().state == State::kFilling) {
-    return bring_up_.Pays(kind(0), entry.header.bytes, recompute) ? MissReason::kNone : MissReason::kTooDear;
+    if (!bring_up_.Pays(kind(0), entry.header.bytes, recompute)) return MissReason::kTooDear;
+    Hasten(entry, needed_at);
+    return MissReason::kNone;
   }
   if (entry.top().state != State::kNone) return MissReason::kBusy;  // its last copying up has not ended yet
   size_t from = 1;
@@ -80,7 +84,7 @@ MissReason Placement::Promote(Entry& entry, Nanos recompute) {
     ++from;
   }
   if (from >= levels()) return MissReason::kBusy;  // it is being acknowledged by the disk
-  if (!bring_up_.Pays(kind(from), entry.header.bytes, recompute)) return MissReason::kTooDear;
+  if (!bring_up_.Pays(kind(from), entry.header.bytes, recompute, needed_at - now)) return MissReason::kTooDear;
   ++entry.copies[from].readers;  // what is made room for must not be made room with
   Refresh(entry);
   const bool room = MakeRoom(entry, 0, entry.header.Extents());
@@ -97,16 +101,29 @@ MissReason Placement::Promote(Entry& entry, Nanos recompute) {
   const ExtentRun& first = entry.top().slot.runs.front();
   std::memcpy(levels_[0]->tier().Address(first.arena, first.first), header.data(), header.size());
   path.push_back(0);
-  entry.asked_at = clock_.Now();
+  entry.asked_at = now;
   entry.asked_of = from;
-  for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], Filler::Urgency::kAwaited);
+  entry.needed_at = needed_at;
+  for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], needed_at);
+  Hasten(entry, needed_at);  // a copy in between that was on its way
   filler_.Pump();
   return MissReason::kNone;
 }
 
 void Placement::WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call) {
   if (entry.gone != MissReason::kNone || entry.top().loaded >= extents) return call();
+  Hasten(entry, clock_.Now());
   entry.waiters.push_back({extents, std::move(call)});
+}
+
+void Placement::Hasten(Entry& entry, Nanos needed_at) {
+  entry.needed_at = std::min(entry.needed_at, needed_at);
+  for (size_t i = 0; i < levels(); ++i) {
+    Copy& copy = entry.copies[i];
+    if (copy.state == State::kFilling && copy.fill != nullptr && copy.source > i) {
+      filler_.Hasten(*copy.fill, needed_at);
+    }
+  }
 }
 
 void Placement::CallWaiters(Entry& entry) {
@@ -224,15 +241,15 @@ Filler::End Placement::EndOf(const Entry& entry, size_t level) const {
   return {.memory = IsDisk(level) ? nullptr : &levels_[level]->tier(), .slot = &entry.copies[level].slot};
 }
 
-void Placement::StartFill(Entry& entry, size_t from, size_t to, Filler::Urgency urgency) {
+void Placement::StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at) {
   Copy& copy = entry.copies[to];
   copy.source = from;
   ++fills_;
-  if (urgency == Filler::Urgency::kBehind) ++fills_behind_;
+  if (needed_at == Filler::kWhenIdle) ++fills_behind_;
   // A disk that reads what is given up meanwhile does no harm; another copy in memory would.
   if (!IsDisk(to)) ++entry.copies[from].readers;
   copy.fill =
-      filler_.Start(EndOf(entry, from), EndOf(entry, to), entry.header.Extents(), entry.copies[from].loaded, urgency,
+      filler_.Start(EndOf(entry, from), EndOf(entry, to), entry.header.Extents(), entry.copies[from].loaded, needed_at,
                     {.progress = [this, &entry, to](uint64_t loaded) { FillProgress(entry, to, loaded); },
                      .done = [this, &entry, to](const absl::Status& status) { FillDone(entry, to, status); }});
   Refresh(entry);
@@ -327,12 +344,20 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   copy.loaded = entry.header.Extents();
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
-  if (promoted && level == 0) {
-    bring_up_.CameUp(kind(entry.asked_of), entry.header.bytes, clock_.Now() - entry.asked_at);
-  }
+  if (promoted && level == 0) CameUp(entry);
   if (level > 0 || promoted) observer_.Copied(entry.group.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);
   if (level == 0) CallWaiters(entry);
+}
+
+// What was asked for ahead has let others go first: what it took says nothing of what copying takes.
+void Placement::CameUp(const Entry& entry) {
+  const Nanos now = clock_.Now();
+  if (entry.needed_at > entry.asked_at) {
+    observer_.Prefetched(entry.group.tenant, now <= entry.needed_at);
+  } else {
+    bring_up_.CameUp(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
+  }
 }
 
 void Placement::QueueBehind(Entry& entry) {
@@ -365,7 +390,7 @@ bool Placement::WriteBehind(Entry& entry) {
       if (IsDisk(i + 1)) admitted_ = entry.id;
       return false;
     }
-    StartFill(entry, i, i + 1, Filler::Urgency::kBehind);
+    StartFill(entry, i, i + 1, Filler::kWhenIdle);
   }
   return true;
 }

@@ -50,8 +50,9 @@ class Placement {
 
   // Sees to it that the object's copy at the top is whole, or becomes so: it is being filled from the next one below.
   // Otherwise says why it cannot be: kTooDear (to bring it up and land it takes longer than `recompute`, where that is
-  // not 0), kBudgetRefused (what is there may not go) or kBusy. Needs a reference.
-  MissReason Promote(Entry& entry, Nanos recompute);
+  // not 0), kBudgetRefused (what is there may not go) or kBusy. Needs a reference. What is needed sooner comes up
+  // first; a `needed_at` that is past is now.
+  MissReason Promote(Entry& entry, Nanos recompute, Nanos needed_at);
   // Calls `call` once the first `extents` at the top are whole, or never will be (the object is gone): now, if it is
   // so.
   void WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call);
@@ -78,7 +79,9 @@ class Placement {
   bool MakeRoom(Entry& entry, size_t level, uint64_t extents);
   void GiveUp(Entry& entry, size_t level);
   void Remove(Entry& entry, size_t level);
-  void StartFill(Entry& entry, size_t from, size_t to, Filler::Urgency urgency);
+  void StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at);
+  // What of it is on its way up is needed by then.
+  void Hasten(Entry& entry, Nanos needed_at);
   static bool FilledFrom(const Entry& entry, size_t level, size_t source);
   void CancelFill(Entry& entry, size_t level);
   void FillProgress(Entry& entry, size_t level, uint64_t loaded);
@@ -86,6 +89,7 @@ class Placement {
   void FillFailed(Entry& entry, size_t level, const absl::Status& status);
   void Committed(Entry& entry, size_t level, const absl::Status& status);
   void BecameWhole(Entry& entry, size_t level);
+  void CameUp(const Entry& entry);
   void Refresh(Entry& entry);  // what levels know of its copies
   void CallWaiters(Entry& entry);
   void Vacate(Entry& entry);

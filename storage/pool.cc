@@ -45,7 +45,7 @@ Pool::Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clo
 
 Pool::~Pool() = default;
 
-Pool::Result Pool::Find(TenantId tenant, const Key& key, Nanos recompute) {
+Pool::Result Pool::Find(TenantId tenant, const Key& key, Nanos recompute, Nanos needed_at) {
   Entry* entry = table_.Find(tenant, key);
   if (entry != nullptr && entry->ready && Expired(*entry)) {
     Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
@@ -57,7 +57,7 @@ Pool::Result Pool::Find(TenantId tenant, const Key& key, Nanos recompute) {
   }
   if (!entry->ready) return {.reason = MissReason::kBeingPublished};
   Result result{.tier = placement_.Nearest(*entry), .object = Reference(*this, *entry)};
-  const MissReason refused = placement_.Promote(*entry, recompute);
+  const MissReason refused = placement_.Promote(*entry, recompute, needed_at);
   if (refused != MissReason::kNone) return {.reason = refused};
   ++entry->uses;
   Use(*entry);

@@ -64,7 +64,8 @@ class Pool {
   // Finds a published object and counts as its use. What only lower tiers have is on its way up from then on
   // (WhenLoaded).
   // What would take longer to come up and land than `recompute` (0: not known) is a miss, kTooDear.
-  Result Find(TenantId tenant, const Key& key, Nanos recompute = 0);
+  // `needed_at`: of what comes up, that is first which is needed first.
+  Result Find(TenantId tenant, const Key& key, Nanos recompute = 0, Nanos needed_at = 0);
 
   struct Room {
     ReserveOutcome outcome = ReserveOutcome::kNoSpace;

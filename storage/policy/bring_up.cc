@@ -1,5 +1,7 @@
 #include "storage/policy/bring_up.h"
 
+#include <algorithm>
+
 namespace ashlar::storage {
 
 void BringUpCost::Rate::Measured(uint64_t bytes, Nanos took) {
@@ -11,13 +13,14 @@ Nanos BringUpCost::Rate::Of(uint64_t bytes) const {
   return bytes_ == 0 ? 0 : static_cast<Nanos>(nanos_ / bytes_ * static_cast<double>(bytes));
 }
 
-Nanos BringUpCost::Estimate(TierKind from, uint64_t bytes) const {
+Nanos BringUpCost::Estimate(TierKind from, uint64_t bytes, Nanos ahead) const {
   const auto copies = copies_.find(from);
-  return (copies == copies_.end() ? 0 : copies->second.rate.Of(bytes)) + landings_.rate.Of(bytes);
+  const Nanos copy = copies == copies_.end() ? 0 : copies->second.rate.Of(bytes);
+  return std::max<Nanos>(copy - ahead, 0) + landings_.rate.Of(bytes);
 }
 
-bool BringUpCost::Pays(TierKind from, uint64_t bytes, Nanos recompute) {
-  return recompute == 0 || Estimate(from, bytes) <= recompute || Probe(copies_[from]);
+bool BringUpCost::Pays(TierKind from, uint64_t bytes, Nanos recompute, Nanos ahead) {
+  return recompute == 0 || Estimate(from, bytes, ahead) <= recompute || Probe(copies_[from]);
 }
 
 bool BringUpCost::PaysToKeep(uint64_t bytes, Nanos recompute) {

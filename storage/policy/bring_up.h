@@ -20,13 +20,15 @@ class BringUpCost {
   // the copy counts.
   void Landed(uint64_t bytes, Nanos took) { landings_.rate.Measured(bytes, took); }
 
-  // What it takes until an object that lies in `from` has landed. What is not known yet is 0, and so is copying from
-  // the top. A landing may begin before the copy has ended; the sum is what it takes at most.
-  Nanos Estimate(TierKind from, uint64_t bytes) const;
+  // What it takes until an object that lies in `from` has landed, of which `ahead` passes before it is needed. What is
+  // not known yet is 0, and so is copying from the top. A landing may begin before the copy has ended; the sum is what
+  // it takes at most.
+  Nanos Estimate(TierKind from, uint64_t bytes, Nanos ahead = 0) const;
 
-  // Whether to take a hit; `recompute` 0: the engine did not say. One in kProbe that do not pay is taken all the same,
-  // for what was slow once would never be measured again.
-  bool Pays(TierKind from, uint64_t bytes, Nanos recompute);
+  // Whether to take a hit that is needed after `ahead`, during which copying costs nobody any time; `recompute` 0: the
+  // engine did not say. One in kProbe that do not pay is taken all the same, for what was slow once would never be
+  // measured again.
+  bool Pays(TierKind from, uint64_t bytes, Nanos recompute, Nanos ahead = 0);
   // Whether to keep an object that is offered: it can be had no faster than from the top. Probes likewise.
   bool PaysToKeep(uint64_t bytes, Nanos recompute);
 

@@ -33,6 +33,16 @@ TEST(BringUpCost, AddsTheLandingToTheCopy) {
   EXPECT_TRUE(cost.PaysToKeep(100, 0)) << "the engine did not say what computing takes";
 }
 
+TEST(BringUpCost, WhatIsCopiedAheadCostsNoTime) {
+  BringUpCost cost;
+  cost.CameUp(TierKind::kSsd, 1000, 5000);
+  cost.Landed(1000, 2000);
+  EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1000, 1000), 6000);
+  EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1000, 9000), 2000) << "a landing cannot be done ahead";
+  EXPECT_TRUE(cost.Pays(TierKind::kSsd, 1000, 2000, 5000));
+  EXPECT_FALSE(cost.Pays(TierKind::kSsd, 1000, 2000, 4999));
+}
+
 TEST(BringUpCost, FollowsTheTierAsItChanges) {
   BringUpCost cost;
   cost.CameUp(TierKind::kSsd, 1000, 8000);

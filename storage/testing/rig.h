@@ -31,6 +31,7 @@ struct CountingObserver final : Observer {
   void Landed(TenantId, uint64_t bytes) override { landed_bytes += bytes; }
 
   void Copied(TenantId, TierKind from, TierKind to, uint64_t) override { copied.emplace_back(from, to); }
+  void Prefetched(TenantId, bool in_time) override { prefetched.push_back(in_time); }
   void TierError(TenantId, TierKind tier, const absl::Status&) override { tier_errors.push_back(tier); }
   void NoMemory(TenantId, absl::string_view) override { ++memory_refusals; }
 
@@ -39,6 +40,7 @@ struct CountingObserver final : Observer {
   std::vector<Ghost> ghosts;  // of what was evicted
   std::vector<std::pair<TierKind, TierKind>> copied;
   std::vector<TierKind> tier_errors;
+  std::vector<bool> prefetched;
   uint64_t published_bytes = 0, landed_bytes = 0;
 };
 

@@ -110,6 +110,20 @@ TEST(Lookup, RefusesWhatMakesNoSense) {
   EXPECT_THAT(ReasonsOf(engine.model().Lookup(Prompt{tokens, beyond})), Each(MissReason::kInvalidRequest));
 }
 
+TEST(Lookup, MayComeAheadOfItsNeed) {
+  DaemonProcess daemon;
+  TestEngine engine(daemon.client_options());
+  const Tokens tokens = MakeRun(1, 30);
+  engine.Publish(ObjectKind::kCheckpoint, tokens);
+  const std::vector<uint64_t> lengths = {30};
+  const auto reason = [&](std::chrono::nanoseconds needed_in) {
+    return engine.model().Lookup(Prompt{tokens, lengths, needed_in}).segments()[0].reason;
+  };
+  EXPECT_EQ(reason(std::chrono::minutes(10)), MissReason::kNone);
+  EXPECT_EQ(reason(std::chrono::minutes(11)), MissReason::kInvalidRequest);
+  EXPECT_EQ(reason(std::chrono::nanoseconds(-1)), MissReason::kInvalidRequest);
+}
+
 // A prompt of a million tokens does not fit into gRPC's default message.
 TEST(Lookup, TakesAMillionTokens) {
   DaemonProcess daemon;

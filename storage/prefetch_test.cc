@@ -1,0 +1,137 @@
+// What is matched ahead of its need: it comes up behind what is needed sooner, and before what nobody waits for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "storage/testing/tiered_rig.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::ElementsAre;
+constexpr SessionId kAnn = 1;
+constexpr Nanos kSecond = 1'000'000'000;
+
+class PrefetchTest : public ::testing::Test {
+ protected:
+  PrefetchTest() : rig_({.hbm = 0, .dram = 100, .ssd = 200}) {
+    rig_.cache->OpenSession(kAnn, 1);
+    for (const uint64_t text : {1, 2, 3}) EXPECT_TRUE(rig_.Publish(kAnn, Plan(text), text));
+    rig_.Settle();
+    rig_.Restart();  // now the disk alone has them
+    rig_.cache->OpenSession(kAnn, 1);
+    rig_.observer.copied.clear();
+    rig_.io.set_capacity(1);  // a disk that does one thing at a time
+  }
+  ~PrefetchTest() override {
+    rig_.cache->CloseSession(kAnn, [] {});
+    rig_.Settle();
+  }
+
+  // Five pieces each.
+  static ObjectHeader Plan(uint64_t text) { return TestPlan(text, 4000); }
+  Match Ask(uint64_t text, Nanos needed_in, Nanos recompute = 0) {
+    const ObjectHeader plan = Plan(text);
+    const Query query{.kind = plan.kind,
+                      .key = plan.key,
+                      .tokens = plan.tokens,
+                      .recompute = recompute,
+                      .needed_at = rig_.clock.Now() + needed_in};
+    return rig_.cache->Lookup(kAnn, {&query, 1});
+  }
+  bool Up(uint64_t text) { return rig_.cache->Where(1, Plan(text).key).front() == TierKind::kDram; }
+  // Those of the texts that come up, in the order in which they do.
+  std::vector<uint64_t> UntilIdle() {
+    std::vector<uint64_t> order;
+    while (rig_.io.pending() > 0) {
+      rig_.io.Complete(0);
+      for (const uint64_t text : {1, 2, 3}) {
+        if (std::ranges::count(order, text) == 0 && Up(text)) order.push_back(text);
+      }
+    }
+    return order;
+  }
+
+  TieredRig rig_;
+};
+
+TEST_F(PrefetchTest, WhatIsNeededSoonerComesUpFirst) {
+  Ask(1, 3 * kSecond);  // and its first piece is under way at once
+  Ask(2, 2 * kSecond);
+  Ask(3, 0);
+  EXPECT_THAT(UntilIdle(), ElementsAre(3, 2, 1));
+  EXPECT_THAT(rig_.observer.prefetched, ElementsAre(true, true)) << "what was needed at once is no prefetch";
+}
+
+TEST_F(PrefetchTest, EqualsComeUpInTheOrderOfAsking) {
+  for (const uint64_t text : {2, 3, 1}) Ask(text, kSecond);
+  EXPECT_THAT(UntilIdle(), ElementsAre(2, 3, 1));
+}
+
+TEST_F(PrefetchTest, ASecondMatchThatNeedsItSoonerMovesItForward) {
+  Ask(1, kSecond);
+  Ask(2, 2 * kSecond);
+  Ask(3, 3 * kSecond);
+  Ask(3, 0);
+  Ask(2, 9 * kSecond);  // which changes nothing
+  EXPECT_THAT(UntilIdle(), ElementsAre(3, 1, 2));
+  EXPECT_EQ(rig_.observer.copied.size(), 3u) << "each came up once";
+}
+
+TEST_F(PrefetchTest, ALandingThatWaitsForItMovesItForward) {
+  Ask(1, kSecond);
+  const Match match = Ask(2, 2 * kSecond);
+  const TestPages pages(260);
+  const auto landing = rig_.StartLanding(kAnn, 1, match.lease, TestTarget(pages, {{0, 7}}));
+  EXPECT_THAT(UntilIdle(), ElementsAre(2, 1));
+  rig_.Settle();
+  EXPECT_THAT(landing->verdict.value(), ElementsAre(MissReason::kNone));
+}
+
+TEST_F(PrefetchTest, WhatNobodyWaitsForIsBehindIt) {
+  ASSERT_TRUE(rig_.Publish(kAnn, Plan(4), 4));
+  ASSERT_EQ(rig_.io.pending(), 1u) << "it is being written";
+  Ask(1, 9 * kSecond);
+  while (!Up(1)) rig_.io.Complete(0);
+  EXPECT_THAT(rig_.cache->Where(1, Plan(4).key), ElementsAre(TierKind::kDram));
+  UntilIdle();
+  EXPECT_THAT(rig_.cache->Where(1, Plan(4).key), ElementsAre(TierKind::kDram, TierKind::kSsd));
+}
+
+TEST_F(PrefetchTest, ALeaseRunsOutSoLongAfterItIsNeeded) {
+  const Match match = Ask(1, 100 * kSecond);
+  rig_.Settle();
+  const auto held_after = [&](Nanos passed) {
+    rig_.clock.Advance(passed);
+    rig_.cache->Tick();
+    return rig_.cache->Held(kAnn, match.lease).ok();
+  };
+  EXPECT_TRUE(held_after(159 * kSecond));
+  EXPECT_FALSE(held_after(kSecond));
+}
+
+TEST_F(PrefetchTest, WhatComesUpLateIsCounted) {
+  Ask(1, kSecond);
+  rig_.clock.Advance(kSecond + 1);
+  UntilIdle();
+  EXPECT_THAT(rig_.observer.prefetched, ElementsAre(false));
+}
+
+TEST_F(PrefetchTest, WhatTakesLongPaysIfItIsAskedForInTime) {
+  Ask(1, 0);
+  rig_.clock.Advance(kSecond);
+  UntilIdle();
+  EXPECT_EQ(Ask(2, 0, kSecond / 2).found[0].reason, MissReason::kTooDear);
+  EXPECT_EQ(Ask(2, kSecond / 4, kSecond / 2).found[0].reason, MissReason::kTooDear);
+  EXPECT_EQ(Ask(2, kSecond / 2, kSecond / 2).found[0].reason, MissReason::kNone);
+  rig_.clock.Advance(60 * kSecond);  // what was asked for ahead says nothing of what copies take
+  UntilIdle();
+  EXPECT_EQ(Ask(3, 0, kSecond).found[0].reason, MissReason::kNone);
+}
+
+}  // namespace
+}  // namespace ashlar::storage
