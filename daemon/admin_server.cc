@@ -49,6 +49,15 @@ class Calls final : public v1::Admin::Service {
   grpc::Status GetConfig(Context*, const v1::GetConfigRequest*, v1::GetConfigReply* reply) override {
     return ToGrpc(service_.GetConfig(reply));
   }
+  grpc::Status Drain(Context*, const v1::DrainRequest*, v1::DrainReply* reply) override {
+    return ToGrpc(service_.Drain(reply));
+  }
+  grpc::Status Undrain(Context*, const v1::UndrainRequest*, v1::DrainReply* reply) override {
+    return ToGrpc(service_.Undrain(reply));
+  }
+  grpc::Status GetDrain(Context*, const v1::GetDrainRequest*, v1::DrainReply* reply) override {
+    return ToGrpc(service_.GetDrain(reply));
+  }
   grpc::Status Pin(Context*, const v1::PinRequest* request, v1::ObjectsReply* reply) override {
     return ToGrpc(service_.Pin(*request, reply));
   }

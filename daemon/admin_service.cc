@@ -1,4 +1,4 @@
-// How the daemon is: Stats, Sessions, GetConfig; and what all calls share.
+// How the daemon is: Stats, Sessions, GetConfig; its drain; and what all calls share.
 #include "daemon/admin_service.h"
 
 #include <future>
@@ -108,6 +108,33 @@ absl::Status AdminService::Sessions(v1::SessionsReply* reply) const {
     info->set_draining(draining);
   }
   return absl::OkStatus();
+}
+
+absl::Status AdminService::Drain(v1::DrainReply* reply) const {
+  parts_.set_draining(true);
+  return GetDrain(reply);
+}
+
+absl::Status AdminService::Undrain(v1::DrainReply* reply) const {
+  parts_.set_draining(false);
+  return GetDrain(reply);
+}
+
+absl::Status AdminService::GetDrain(v1::DrainReply* reply) const {
+  return OnLoop([&] {
+    const Levels levels = parts_.measure();
+    reply->set_draining(levels.draining);
+    reply->set_done(levels.drained());
+    reply->set_grace_seconds(parts_.drain_seconds);
+    reply->set_leases(levels.leases);
+    reply->set_requests(levels.admissions());
+    reply->set_reservations(levels.reservations);
+    reply->set_landings(levels.landings);
+    reply->set_compositions(levels.compositions);
+    reply->set_writing(levels.writing_behind);
+    reply->set_unsaved_objects(levels.unsaved_objects);
+    reply->set_unsaved_bytes(levels.unsaved_bytes);
+  });
 }
 
 absl::Status AdminService::GetConfig(v1::GetConfigReply* reply) const {

@@ -18,6 +18,7 @@
 #include "storage/cache.h"
 
 namespace ashlar::v1 {
+class DrainReply;
 class ExplainReply;
 class ExplainedText;
 class GetConfigReply;
@@ -44,7 +45,9 @@ struct AdminParts {
   const storage::Clock& clock;
   std::vector<std::string> tenants;  // by TenantId
   std::function<Levels()> measure;   // on the metadata thread
-  std::string config;                // in effect, as YAML
+  std::function<void(bool)> set_draining;
+  double drain_seconds = 0;
+  std::string config;  // in effect, as YAML
 };
 
 // A status other than OK says in its message which field it is about (admin.proto).
@@ -58,6 +61,10 @@ class AdminService {
   absl::Status Stats(v1::StatsReply* reply) const;
   absl::Status Sessions(v1::SessionsReply* reply) const;
   absl::Status GetConfig(v1::GetConfigReply* reply) const;
+
+  absl::Status Drain(v1::DrainReply* reply) const;
+  absl::Status Undrain(v1::DrainReply* reply) const;
+  absl::Status GetDrain(v1::DrainReply* reply) const;
 
   absl::Status Pin(const v1::PinRequest& request, v1::ObjectsReply* reply) const;
   absl::Status Unpin(const v1::Texts& texts, v1::ObjectsReply* reply) const;

@@ -89,6 +89,38 @@ TEST_F(AdminTest, ExplainsWhatIsHereAndWhatIsNot) {
   EXPECT_EQ(ExplainOne(Ask(ns.substr(0, 2), ObjectKind::kCheckpoint, Tokens(24))).ns(), ns) << "a prefix will do";
 }
 
+TEST_F(AdminTest, ADrainTurnsEverybodyAwayUntilItEnds) {
+  ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, Tokens(24)), PublishOutcome::kPublished);
+  const auto reason = [&] {
+    return static_cast<MissReason>(engine_.Match(Tokens(24), {24})->segments(0).miss_reason());
+  };
+  const auto reserved = [&](int first) {
+    return static_cast<ReserveOutcome>(engine_.Reserve(ObjectKind::kCheckpoint, Tokens(24, first)).outcome());
+  };
+  v1::DrainReply reply;
+  for (int twice = 0; twice < 2; ++twice) {
+    grpc::ClientContext context;
+    ASSERT_TRUE(admin_->Drain(&context, v1::DrainRequest(), &reply).ok());
+    EXPECT_TRUE(reply.draining());
+    EXPECT_TRUE(reply.done()) << "there is no disk, and nothing is held";
+    EXPECT_EQ(reply.unsaved_objects(), 1u);
+    EXPECT_GT(reply.unsaved_bytes(), 0u);
+    EXPECT_EQ(reply.grace_seconds(), 10);
+    EXPECT_EQ(Health(node_.rpc_socket(), ""), kNotServing);
+    EXPECT_EQ(Health(node_.rpc_socket(), "ashlar.v1.Cache"), kNotServing);
+    EXPECT_EQ(StatusOf(RawSession(node_).Hello()).code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(reason(), MissReason::kDaemonUnavailable);
+    EXPECT_EQ(reserved(7), ReserveOutcome::kUnavailable);
+  }
+  grpc::ClientContext context;
+  ASSERT_TRUE(admin_->Undrain(&context, v1::UndrainRequest(), &reply).ok());
+  EXPECT_FALSE(reply.draining());
+  EXPECT_EQ(Health(node_.rpc_socket(), "ashlar.v1.Cache"), kServing);
+  EXPECT_TRUE(StatusOf(RawSession(node_).Hello()).ok());
+  EXPECT_EQ(reason(), MissReason::kNone);
+  EXPECT_EQ(reserved(7), ReserveOutcome::kGranted);
+}
+
 TEST_F(AdminTest, TellsWhatIsKnownOfAnAbandonedReservation) {
   const v1::ReserveResult reserved = engine_.Reserve(ObjectKind::kCheckpoint, Tokens(24));
   auto abandon = engine_.Make<v1::AbandonRequest>();

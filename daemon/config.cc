@@ -64,6 +64,7 @@ void FillDefaults(v1::Config* config) {
   v1::Leases* leases = config->mutable_leases();
   if (leases->unused_seconds() == 0) leases->set_unused_seconds(60);
   if (leases->reservation_seconds() == 0) leases->set_reservation_seconds(60);
+  if (config->drain_seconds() == 0) config->set_drain_seconds(10);
   v1::Sessions* sessions = config->mutable_sessions();
   if (sessions->max_sessions() == 0) sessions->set_max_sessions(256);
   if (sessions->region_bytes() == 0) sessions->set_region_bytes(kDefaultRegionBytes);
@@ -222,6 +223,7 @@ absl::Status CheckTenants(const v1::Config& config) {
 absl::Status CheckBounds(const v1::Config& config) {
   if (config.leases().unused_seconds() > kMaxSeconds) return Bad("leases.unused_seconds: out of range");
   if (config.leases().reservation_seconds() > kMaxSeconds) return Bad("leases.reservation_seconds: out of range");
+  if (config.drain_seconds() > kMaxSeconds) return Bad("drain_seconds: out of range");
   if (config.sessions().max_sessions() > kMaxSessions) return Bad("sessions.max_sessions: out of range");
   if (config.sessions().region_bytes() > kMaxMemoryBytes) return Bad("sessions.region_bytes: out of range");
   for (int i = 0; i < config.tenants_size(); ++i) {

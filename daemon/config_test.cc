@@ -38,6 +38,7 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.tenants(0).region_bytes(), uint64_t{512} << 30);
   EXPECT_EQ(config.tenants(0).max_sessions(), 256u);
   EXPECT_EQ(config.leases().unused_seconds(), 60u);
+  EXPECT_EQ(config.drain_seconds(), 10u);
   EXPECT_EQ(config.leases().reservation_seconds(), 60u);
   EXPECT_EQ(config.sessions().max_sessions(), 256u);
   EXPECT_EQ(config.sessions().region_bytes(), uint64_t{64} << 30);
@@ -205,6 +206,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, "
                  "ttl_seconds: 99999999999}]",
                  "tenants[0].ttl_seconds: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ndrain_seconds: 4000000000", "drain_seconds: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ndrain_seconds: -1", "drain_seconds: "},
         BadInput{"dram: {capacity_bytes: 1GiB}\nleases: {unused_seconds: 99999999999}",
                  "leases.unused_seconds: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {max_sessions: 100000}",

@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -103,7 +104,8 @@ struct Daemon::Impl {
         services{loop, mappings, hosted, table, tiers->top(), TenantsByUid(config), config.sessions().region_bytes()},
         engine_service(cache, metrics, loop, table, models, config.workers().queue_depth()),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
-                       [this] { return Measure(); }, FormatConfig(config)}) {
+                       [this] { return Measure(); }, [this](bool draining) { SetDraining(draining); },
+                       static_cast<double>(config.drain_seconds()), FormatConfig(config)}) {
     tiers->Configure(config, cache);
   }
 
@@ -125,6 +127,10 @@ struct Daemon::Impl {
     levels.landings = stats.landings;
     levels.compositions = stats.compositions;
     levels.sessions = table.size();
+    levels.draining = cache.draining();
+    levels.writing_behind = stats.unsaved.writing;
+    levels.unsaved_objects = stats.unsaved.objects;
+    levels.unsaved_bytes = stats.unsaved.bytes;
     levels.region_bytes.resize(tenants);
     for (const auto& [uid, user] : services.tenant_of_uid) levels.region_bytes[user.id] = user.regions->taken();
     for (int i = 0; i < tenants; ++i) {
@@ -137,6 +143,19 @@ struct Daemon::Impl {
     levels.metadata_queue_rejections = loop.rejected();
     levels.worker_queue_rejections = workers.rejected();
     return levels;
+  }
+
+  // Any thread, while all servers are there.
+  void SetDraining(bool draining) {
+    rpc_server->SetServing(!draining);
+    session_server->SetAdmitting(!draining);
+    loop.PostCompletion([this, draining] { draining ? cache.StartDrain() : cache.EndDrain(); });
+  }
+
+  Levels MeasureOnLoop() {
+    std::promise<Levels> levels;
+    loop.PostCompletion([&] { levels.set_value(Measure()); });
+    return levels.get_future().get();
   }
 
   const int tenants;
@@ -216,6 +235,19 @@ Daemon::~Daemon() {
 
 int Daemon::metrics_port() const {
   return impl_->metrics.port();
+}
+
+void Daemon::Drain(storage::Nanos grace, const std::function<bool()>& interrupted) {
+  const storage::Nanos deadline = impl_->loops->clock.Now() + grace;
+  impl_->SetDraining(true);
+  Levels left = impl_->MeasureOnLoop();
+  while (!left.drained() && impl_->loops->clock.Now() < deadline && !interrupted()) left = impl_->MeasureOnLoop();
+  Log(left.drained() ? LogLevel::kInfo : LogLevel::kWarning, left.drained() ? "drained" : "not drained in time",
+      {{"leases", left.leases},
+       {"requests", left.admissions()},
+       {"landings", left.landings},
+       {"lost_objects", left.unsaved_objects},
+       {"lost_bytes", left.unsaved_bytes}});
 }
 
 void Daemon::Stop(storage::Nanos grace) {

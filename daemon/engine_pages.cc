@@ -80,6 +80,7 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
            if (request.deadline_ns() != 0 && MonotonicClock().Now() >= request.deadline_ns()) {
              return done(absl::DeadlineExceededError("deadline_ns: passed"));
            }
+           if (cache_.draining()) return done(absl::UnavailableError("the daemon drains"));
            EndRequestsWith(session);
            const storage::SessionId id = session->about().id;
            const auto answer =

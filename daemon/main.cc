@@ -1,6 +1,8 @@
 // ashlard --config FILE.yaml: the cache daemon of one node.
 #include <signal.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -18,7 +20,7 @@ using ashlar::daemon::LogLevel;
 
 constexpr int kExitFailed = 1;     // could not start
 constexpr int kExitBadConfig = 2;  // arguments or configuration are missing or refused
-constexpr ashlar::storage::Nanos kGrace = 10'000'000'000;
+constexpr timespec kPoll = {.tv_sec = 0, .tv_nsec = 50'000'000};
 constexpr const char* kUsage =
     "ashlard, the cache daemon of one node\n"
     "  ashlard --config FILE.yaml                  run (deploy/ashlard.example.yaml describes the file)\n"
@@ -68,7 +70,12 @@ int Serve(const ashlar::v1::Config& config) {
   int signal_number = 0;
   sigwait(&ends, &signal_number);
   Log(LogLevel::kInfo, "stopping", {{"signal", strsignal(signal_number)}});
-  (*daemon)->Stop(kGrace);
+  const auto grace = std::chrono::seconds(config.drain_seconds());
+  const auto deadline = std::chrono::steady_clock::now() + grace;
+  // A second signal ends the waiting.
+  (*daemon)->Drain(std::chrono::nanoseconds(grace).count(), [&] { return sigtimedwait(&ends, nullptr, &kPoll) > 0; });
+  const std::chrono::nanoseconds left = deadline - std::chrono::steady_clock::now();
+  (*daemon)->Stop(std::max<ashlar::storage::Nanos>(left.count(), 0));
   return 0;
 }
 

@@ -179,6 +179,9 @@ struct Metrics::Impl {
   Family<Counter>& tier_error_family =
       CounterFamily("ashlar_tier_errors_total", "Reads and writes of copies that failed");
 
+  Gauge& draining = SingleGauge("ashlar_draining", "1 while the daemon drains");
+  Gauge& unsaved_objects = SingleGauge("ashlar_unsaved_objects", "Objects that memory has alone");
+  Gauge& unsaved_bytes = SingleGauge("ashlar_unsaved_bytes", "Bytes of objects that memory has alone");
   Gauge& objects = SingleGauge("ashlar_objects", "Objects in the cache");
   Gauge& object_bytes = SingleGauge("ashlar_object_bytes", "Bytes of objects in the cache");
   Gauge& leases = SingleGauge("ashlar_leases", "Leases that are held");
@@ -281,6 +284,16 @@ void Metrics::Copied(TenantId tenant, TierKind from, TierKind to, uint64_t bytes
       .Increment(static_cast<double>(bytes));
 }
 
+uint64_t Levels::admissions() const {
+  uint64_t all = 0;
+  for (const storage::PagePool::Levels& tenant : pages) all += tenant.admissions;
+  return all;
+}
+
+bool Levels::drained() const {
+  return !writing_behind && leases + reservations + landings + compositions + admissions() == 0;
+}
+
 void Metrics::Prefetched(TenantId tenant, bool in_time) {
   impl_->prefetched_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"outcome", in_time ? "in_time" : "late"}})
       .Increment();
@@ -349,6 +362,9 @@ void Metrics::Set(const Levels& levels) {
   impl_->landings.Set(static_cast<double>(levels.landings));
   impl_->compositions.Set(static_cast<double>(levels.compositions));
   impl_->sessions.Set(static_cast<double>(levels.sessions));
+  impl_->draining.Set(levels.draining ? 1 : 0);
+  impl_->unsaved_objects.Set(static_cast<double>(levels.unsaved_objects));
+  impl_->unsaved_bytes.Set(static_cast<double>(levels.unsaved_bytes));
   impl_->metadata_queue.Set(static_cast<double>(levels.metadata_queue));
   impl_->worker_queue.Set(static_cast<double>(levels.worker_queue));
   impl_->disk_queue.Set(static_cast<double>(levels.disk_queue));

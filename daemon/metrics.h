@@ -44,10 +44,16 @@ struct Levels {
   uint64_t disk_queue = 0, copies_under_way = 0;
   uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;
+  bool draining = false, writing_behind = false;
+  uint64_t unsaved_objects = 0, unsaved_bytes = 0;                      // that memory has alone
   std::vector<uint64_t> region_bytes;                                   // by tenant
   std::vector<storage::PagePool::Levels> pages;                         // by tenant
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
+
+  uint64_t admissions() const;  // of all tenants
+  // Nothing is left that a drain waits for.
+  bool drained() const;
 };
 
 // What was counted of one tenant since the daemon started.

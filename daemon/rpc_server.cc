@@ -362,6 +362,7 @@ struct RpcServer::Impl {
     if (front.server == nullptr) {
       front.server = MakeServer(*front.service, tenant == nullptr ? kOfStrangers : kOfATenant);
       if (front.server == nullptr) return;
+      if (!serving) front.server->GetHealthCheckService()->SetServingStatus(false);
       if (stopping) front.server->GetHealthCheckService()->Shutdown();
     }
     grpc::AddInsecureChannelFromFd(front.server.get(), socket.Release());
@@ -370,7 +371,8 @@ struct RpcServer::Impl {
   CallsUnderWay calls;
 
   std::mutex mutex;
-  bool stopping = false;                                     // guarded by mutex, as below
+  bool stopping = false;  // guarded by mutex, as below
+  bool serving = true;
   std::map<std::optional<storage::TenantId>, Front> fronts;  // of every tenant; of none: the strangers'
 
   std::unique_ptr<RpcListener> listener;
@@ -396,6 +398,14 @@ RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 RpcServer::~RpcServer() {
   Stop(0);
+}
+
+void RpcServer::SetServing(bool serving) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->serving = serving;
+  for (const auto& [kind, front] : impl_->fronts) {
+    if (front.server != nullptr) front.server->GetHealthCheckService()->SetServingStatus(serving);
+  }
 }
 
 void RpcServer::Stop(storage::Nanos grace) {

@@ -24,6 +24,8 @@ class RpcServer {
   // Stop(0).
   ~RpcServer();
 
+  // What the health service answers: SERVING at first. Calls are taken all the same. Any thread.
+  void SetServing(bool serving);
   // Takes no new calls, lets those in flight finish for at most `grace`, then cancels and awaits them. Meanwhile the
   // health service answers NOT_SERVING. Removes the socket. The engine service must still answer.
   void Stop(storage::Nanos grace);

@@ -120,7 +120,7 @@ struct SessionServer::Impl {
   std::set<ConnectionId> silent, refused;  // of those; all others are sessions. Oldest first
   ConnectionId next_id = 1;
   bool accepting = true;
-  std::atomic<bool> stop_accepting{false}, stopping{false};
+  std::atomic<bool> admitting{true}, stop_accepting{false}, stopping{false};
   std::thread thread;
 };
 
@@ -208,6 +208,7 @@ void SessionServer::Impl::Read(ConnectionId id) {
 }
 
 absl::Status SessionServer::Impl::RoomFor(const TenantUser& tenant) const {
+  if (!admitting) return absl::UnavailableError("the daemon drains");
   if (connections.size() - silent.size() - refused.size() >= max_sessions) {
     return absl::ResourceExhaustedError(absl::StrCat("this daemon serves at most ", max_sessions, " sessions"));
   }
@@ -276,6 +277,10 @@ SessionServer::~SessionServer() {
   impl_->stopping = true;
   impl_->mailbox->Wake();
   impl_->thread.join();
+}
+
+void SessionServer::SetAdmitting(bool admitting) {
+  impl_->admitting = admitting;
 }
 
 void SessionServer::StopAccepting() {

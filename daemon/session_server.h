@@ -20,6 +20,8 @@ class SessionServer {
   // Ends every session and removes the socket.
   ~SessionServer();
 
+  // Whether engines that say hello get a session: at first they do. Others are answered UNAVAILABLE. Any thread.
+  void SetAdmitting(bool admitting);
   // No new sessions from here on.
   void StopAccepting();
 

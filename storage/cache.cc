@@ -136,6 +136,7 @@ struct Cache::Impl {
   Publisher publisher;
   Lander lander;
   Composer composer;
+  bool draining = false;
 };
 
 Cache::Cache(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& copying, const Clock& clock,
@@ -177,6 +178,9 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
     return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
   }
   const bool full = !impl_->leases.HasRoom(session, queries.size());
+  const MissReason refused = impl_->draining ? MissReason::kDaemonUnavailable
+                             : full          ? MissReason::kBusy
+                                             : MissReason::kNone;
   LeaseTable::Segments segments;
   segments.reserve(queries.size());  // a lease costs what it lists, and no more
   Impl::Verified verified;
@@ -184,8 +188,8 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
   Nanos needed_at = impl_->clock.Now();
   for (const Query& query : queries) {
     needed_at = std::max(needed_at, query.needed_at);
-    segments.push_back(full ? impl_->Missed(session, *tenant, query, MissReason::kBusy)
-                            : impl_->Find(session, *tenant, query, verified));
+    segments.push_back(refused != MissReason::kNone ? impl_->Missed(session, *tenant, query, refused)
+                                                    : impl_->Find(session, *tenant, query, verified));
     any |= static_cast<bool>(segments.back().object);
   }
   Match match = impl_->Describe({}, segments);
@@ -223,7 +227,7 @@ void Cache::Release(SessionId session, const LeaseId& lease) {
 Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text, PoolKind pool,
                                   Nanos recompute) {
   const TenantId* tenant = impl_->Tenant(session);
-  if (tenant == nullptr) return {};
+  if (tenant == nullptr || impl_->draining) return {};
   Publisher::Reserved reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute);
   const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
   if (Impl::Verified none; present && !impl_->FindWhole(*tenant, plan.key, none).object) {
@@ -321,6 +325,20 @@ std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key) const {
   return tiers;
 }
 
+void Cache::StartDrain() {
+  impl_->draining = true;
+  impl_->pool.Flush();
+}
+
+void Cache::EndDrain() {
+  impl_->draining = false;
+  impl_->pool.placement().EndFlush();
+}
+
+bool Cache::draining() const {
+  return impl_->draining;
+}
+
 void Cache::Tick() {
   impl_->leases.Expire(impl_->clock.Now());
   impl_->publisher.Expire();
@@ -334,7 +352,8 @@ Cache::Stats Cache::stats() const {
           .reservations = impl_->publisher.reservations(),
           .landings = impl_->lander.landings(),
           .compositions = impl_->composer.compositions(),
-          .copies_under_way = impl_->pool.placement().fills()};
+          .copies_under_way = impl_->pool.placement().fills(),
+          .unsaved = impl_->pool.placement().unsaved()};
 }
 
 }  // namespace ashlar::storage

@@ -145,6 +145,14 @@ class Cache {
   // The tiers that have a whole copy, top to bottom; on a disk: acknowledged. Counts as no use of it.
   std::vector<TierKind> Where(TenantId tenant, const Key& key) const;
 
+  // Draining, before the memory tiers are lost. Look-ups miss everything (kDaemonUnavailable) and nothing is reserved
+  // (kUnavailable); what is under way goes on. What memory has alone is written to the disk as far as there is room
+  // without giving anything up there, whatever admission says of it: what is pinned first, then what was found most
+  // often. Starting again starts over with what is left; harmless. Ending it takes requests again.
+  void StartDrain();
+  void EndDrain();
+  bool draining() const;
+
   // Ends what is past its deadline, goes on with what found no room. Call it about once a second.
   void Tick();
 
@@ -156,6 +164,7 @@ class Cache {
     uint64_t landings = 0;
     uint64_t compositions = 0;
     uint64_t copies_under_way = 0;  // between tiers
+    Placement::Unsaved unsaved;
   };
   Stats stats() const;
 

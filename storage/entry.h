@@ -72,7 +72,8 @@ struct Entry {
     std::function<void()> call;
   };
   std::vector<Waiter> waiters;
-  bool behind = false;  // waits to be written to the tiers below
+  bool behind = false;   // waits to be written to the tiers below
+  bool unsaved = false;  // published, and no copy on the disk: memory has it alone
 
   Copy& top() { return copies[0]; }
   const Copy& top() const { return copies[0]; }

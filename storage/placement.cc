@@ -199,6 +199,11 @@ void Placement::Refresh(Entry& entry) {
     copy.idle = idle;
     copy.ranked = ranked;
   }
+  const bool unsaved = here && (disk_ == nullptr || !entry.copies[disk_level_].whole());
+  if (unsaved == entry.unsaved) return;
+  entry.unsaved = unsaved;
+  unsaved_ += unsaved ? 1 : -1;
+  unsaved_bytes_ += unsaved ? entry.header.bytes : -entry.header.bytes;
 }
 
 bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
@@ -217,7 +222,7 @@ bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
 void Placement::GiveUp(Entry& entry, size_t level) {
   // A disk may be copying it down. What it goes on reading for a moment may be other objects' bytes by then: they are
   // never committed.
-  if (level + 1 == disk_level_ && entry.copies[disk_level_].state == State::kFilling) CancelFill(entry, disk_level_);
+  if (!IsDisk(level) && disk_ != nullptr && FilledFrom(entry, disk_level_, level)) CancelFill(entry, disk_level_);
   Remove(entry, level);
   const bool elsewhere = std::ranges::any_of(
       entry.copies, [](const Copy& copy) { return copy.whole() || copy.state == State::kCommitting; });
@@ -361,14 +366,40 @@ void Placement::CameUp(const Entry& entry) {
 }
 
 void Placement::QueueBehind(Entry& entry) {
-  if (entry.behind || !entry.ready || behind_.size() >= kMaxQueuedBehind) return;
+  if (entry.behind || !entry.ready || behind_.size() >= kMaxQueuedBehind || !WantsBehind(entry)) return;
+  entry.behind = true;
+  behind_.push_back(entry.id);
+}
+
+bool Placement::WantsBehind(const Entry& entry) {
+  if (flushing_) return disk_ != nullptr && entry.unsaved && entry.copies[disk_level_].state == State::kNone;
   for (size_t i = 0; i + 1 < levels(); ++i) {
-    if (entry.copies[i].whole() && entry.copies[i + 1].state == State::kNone && Admits(entry, i + 1)) {
-      entry.behind = true;
-      behind_.push_back(entry.id);
-      return;
-    }
+    if (entry.copies[i].whole() && entry.copies[i + 1].state == State::kNone && Admits(entry, i + 1)) return true;
   }
+  return false;
+}
+
+void Placement::Flush(const std::vector<ObjectId>& order) {
+  flushing_ = true;
+  for (const ObjectId waiting : behind_) {
+    if (Entry* entry = events_.find(waiting); entry != nullptr) entry->behind = false;
+  }
+  behind_.clear();
+  for (const ObjectId next : order) {
+    Entry& entry = *events_.find(next);
+    entry.behind = WantsBehind(entry);
+    if (entry.behind) behind_.push_back(next);
+  }
+  Pump();
+}
+
+bool Placement::WriteOut(Entry& entry) {
+  const auto from = std::ranges::find_if(entry.copies, &Copy::whole);
+  if (!WantsBehind(entry) || from == entry.copies.end()) return true;
+  const uint64_t extents = entry.header.Extents();
+  if (levels_[disk_level_]->Full(entry.group, extents) || !MakeRoom(entry, disk_level_, extents)) return false;
+  StartFill(entry, static_cast<size_t>(from - entry.copies.begin()), disk_level_, Filler::kWhenIdle);
+  return true;
 }
 
 bool Placement::Admits(const Entry& entry, size_t level) {
@@ -404,7 +435,7 @@ void Placement::Pump() {
     Entry* entry = events_.find(next);
     if (entry == nullptr || entry->gone != MissReason::kNone) continue;
     entry->behind = false;
-    if (WriteBehind(*entry) || !levels_.back()->Coming(entry->group)) continue;
+    if ((flushing_ ? WriteOut(*entry) : WriteBehind(*entry)) || !levels_.back()->Coming(entry->group)) continue;
     entry->behind = true;  // what was given up for it becomes free in a moment
     behind_.push_front(next);
     break;

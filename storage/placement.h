@@ -67,6 +67,17 @@ class Placement {
   // Goes on with what found no room. Call it now and then.
   void Pump();
 
+  // Until EndFlush: what memory has alone is written to the disk, whatever admission says of it, first `order`, then
+  // what comes to be whole. Nothing there is given up for it, and nothing else is written behind.
+  void Flush(const std::vector<ObjectId>& order);
+  void EndFlush() { flushing_ = false; }
+  // What memory has alone; and whether some of it waits to be written, or is being written.
+  struct Unsaved {
+    uint64_t objects = 0, bytes = 0;
+    bool writing = false;
+  };
+  Unsaved unsaved() const { return {unsaved_, unsaved_bytes_, !behind_.empty() || fills_behind_ > 0}; }
+
   size_t levels() const { return levels_.size(); }
   TierKind kind(size_t level) const { return levels_[level]->kind(); }
   // The nearest copy that is whole; kNone where there is none yet.
@@ -95,6 +106,9 @@ class Placement {
   void Vacate(Entry& entry);
   // Copies the object down where it should be and is not. False: try again when there is room.
   bool WriteBehind(Entry& entry);
+  // The same during a flush: straight to the disk, from wherever it is whole, into room that is free.
+  bool WriteOut(Entry& entry);
+  bool WantsBehind(const Entry& entry);
   void QueueBehind(Entry& entry);
   bool Admits(const Entry& entry, size_t level);
 
@@ -115,6 +129,8 @@ class Placement {
   ObjectId admitted_ = 0;  // the last one that found no room on the disk, which may be on its way: not judged again
   size_t fills_ = 0;
   size_t fills_behind_ = 0;
+  bool flushing_ = false;
+  uint64_t unsaved_ = 0, unsaved_bytes_ = 0;
   bool making_room_ = false;  // copies are being given up for one object
 };
 

@@ -1,6 +1,10 @@
 #include "storage/pool.h"
 
+#include <algorithm>
+#include <functional>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "proto/limits.h"
 
@@ -193,6 +197,20 @@ void Pool::Tick() {
     }
   }
   placement_.Pump();
+}
+
+void Pool::Flush() {
+  std::vector<const Entry*> alone;
+  for (const auto& [id, entry] : entries_) {
+    if (entry->unsaved) alone.push_back(entry.get());
+  }
+  const auto heat = [](const Entry* entry) {
+    return std::tuple(entry->pinned, entry->uses, entry->last_used_at, entry->id);
+  };
+  std::ranges::sort(alone, std::ranges::greater(), heat);
+  std::vector<ObjectId> order;
+  for (const Entry* entry : alone) order.push_back(entry->id);
+  placement_.Flush(order);
 }
 
 void Pool::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {

@@ -101,6 +101,9 @@ class Pool {
   // Ends pins, expires objects, goes on with copies that found no room.
   void Tick();
 
+  // Writes what memory has alone to the disk, what is pinned first, then what is hottest (Placement::Flush).
+  void Flush();
+
   const Ghost* FindGhost(TenantId tenant, const Key& key) const { return ghosts_.Find(tenant, key); }
   const Entry* Peek(TenantId tenant, const Key& key) const { return table_.Find(tenant, key); }  // no use of it
   Placement& placement() { return placement_; }

@@ -122,6 +122,26 @@ TEST_F(Ashlarctl, SaysHowTheDaemonIs) {
   EXPECT_THAT(Run("config").output, HasSubstr("capacity_bytes: 8388608"));
 }
 
+TEST_F(Ashlarctl, DrainsAndTakesRequestsAgain) {
+  engine_.PublishPrompt(prompt_);
+  {
+    const Match held = engine_.Lookup(prompt_);
+    const Ended waited = Run("drain --seconds 0.2");
+    EXPECT_EQ(waited.code, 1);
+    EXPECT_THAT(waited.output, HasSubstr("not drained: leases 1, requests 0"));
+  }
+  for (int twice = 0; twice < 2; ++twice) {
+    const json drained = Ask("drain");
+    EXPECT_TRUE(drained["done"].get<bool>());
+    EXPECT_EQ(drained["unsaved_objects"], 3) << "there is no disk";
+    EXPECT_THAT(Run("drain").output,
+                HasSubstr("drained; not written, for want of a disk, or of room there: 3 objects"));
+  }
+  EXPECT_EQ(engine_.Lookup(prompt_).segments()[0].reason, MissReason::kDaemonUnavailable);
+  EXPECT_FALSE(Ask("undrain")["draining"].get<bool>());
+  EXPECT_TRUE(engine_.Lookup(prompt_).segments()[0].hit());
+}
+
 TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
   const struct {
     const char* arguments;
@@ -144,6 +164,8 @@ TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
       {"pin --until tomorrow /dev/null", 2, "--until: not a time like"},
       {"pin --until 2001-01-01T00:00:00Z /dev/null", 2, "--until: not in the future"},
       {"evict --until x /dev/null", 2, "--until: evict has no such option"},
+      {"drain --seconds -1", 2, "--seconds: not a number"},
+      {"drain --seconds nan", 2, "--seconds: not a number"},
       {"models --tenant nobody", 1, "tenant: there is no \"nobody\""},
   };
   for (const auto& c : kCases) {

@@ -70,6 +70,10 @@ char StateOf(pid_t pid) {
   return name_end == std::string::npos ? '?' : stat[name_end + 2];
 }
 
+std::string SsdYaml(const std::string& directory, const std::string& capacity) {
+  return capacity.empty() ? "" : "ssd:\n  folder: " + directory + "/ssd\n  capacity_bytes: " + capacity + "\n";
+}
+
 }  // namespace
 
 bool Eventually(const std::function<bool()>& holds, std::chrono::milliseconds patience) {
@@ -112,7 +116,8 @@ void DaemonProcess::Configure(const DaemonOptions& options) {
                                              << "  arena_bytes: " << options.arena << "\n"
                                              << "workers:\n"
                                              << "  threads: " << options.threads << "\n"
-                                             << options.tenants << options.sessions;
+                                             << "drain_seconds: " << options.drain_seconds << "\n"
+                                             << SsdYaml(directory_, options.ssd) << options.tenants << options.sessions;
 }
 
 DaemonProcess::~DaemonProcess() {
@@ -154,8 +159,16 @@ void DaemonProcess::Kill() {
   pid_ = -1;
 }
 
+void DaemonProcess::Signal(int number) {
+  ASSERT_EQ(::kill(pid_, number), 0);
+}
+
 int DaemonProcess::Terminate() {
-  ::kill(pid_, SIGTERM);
+  Signal(SIGTERM);
+  return Wait();
+}
+
+int DaemonProcess::Wait() {
   int status = 0;
   EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
   pid_ = -1;

@@ -26,6 +26,8 @@ struct DaemonOptions {
   std::string arena = "4MiB";
   std::string tenants;   // YAML of the field `tenants`; empty: one tenant, this user
   std::string sessions;  // YAML of the field `sessions`; empty: its defaults
+  std::string ssd;       // of such a capacity; empty: no such tier
+  uint32_t drain_seconds = 2;
   uint32_t threads = 2;
   bool own_pid_namespace = false;  // only where MayMakePidNamespaces()
 };
@@ -41,8 +43,10 @@ class DaemonProcess {
   // What the next Start reads.
   void Configure(const DaemonOptions& options);
   void Start();
-  void Kill();      // SIGKILL, and waits for its end
-  int Terminate();  // SIGTERM; its exit code
+  void Kill();  // SIGKILL, and waits for its end
+  void Signal(int number);
+  int Wait();       // for its end; its exit code
+  int Terminate();  // SIGTERM, and waits; its exit code
   void Freeze();    // SIGSTOP, and waits until it stands still
   void Thaw();      // SIGCONT
 

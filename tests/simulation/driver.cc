@@ -76,6 +76,8 @@ void Driver::Reserve() {
   Trace(static_cast<uint64_t>(reservation.outcome));
   if (reservation.outcome == ReserveOutcome::kGranted) reservations_.push_back({session, reservation.id, text});
   if (reservation.outcome == ReserveOutcome::kNoSpace) CheckRoom(text.first, plan.Extents());
+  if ((reservation.outcome == ReserveOutcome::kUnavailable) != drains_)
+    Fail("a cache that drains reserves, or another not");
   if (reservation.outcome == ReserveOutcome::kDeclined) {
     if (recompute == 0) Fail("a reservation was declined, and nobody said what computing takes");
     declined_.insert(text);
@@ -129,6 +131,7 @@ void Driver::Lookup() {
   for (size_t i = 0; i < queries.size(); ++i) {
     const Found& found = lease.match.found[i];
     Trace(static_cast<uint64_t>(found.reason));
+    if (drains_ && found.reason != MissReason::kDaemonUnavailable) Fail("a cache that drains is found things in");
     if (found.reason == MissReason::kNone) {
       CheckHit(lease.texts[i], found);
     } else {
@@ -256,6 +259,7 @@ void Driver::Crash() {
   arena_tenants_.clear();
   pins_.clear();
   draining_ = 0;
+  drains_ = false;
   world_.CrashAndRestart();
   for (int i = 0; i < kSessions; ++i) Open();
   for (const Text& text : durable) {
@@ -267,6 +271,10 @@ void Driver::Crash() {
 void Driver::Operate() {
   const Text text = AnyText(1 + world_.Draw(kTenants));
   const Key& key = plans_.at(text).key;
+  if (drains_ || world_.Draw(16) == 0) {
+    drains_ = !drains_;
+    return drains_ ? cache().StartDrain() : cache().EndDrain();
+  }
   switch (world_.Draw(3)) {
     case 0:
       if (cache().Evict(text.first, key)) operator_evicted_.insert(text);

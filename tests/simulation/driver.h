@@ -145,8 +145,9 @@ class Driver {
   storage::SimulatedDisk::Counts seen_;
   uint64_t seen_refused_ = 0;
   std::set<Text> operator_evicted_;
-  std::set<Text> declined_;  // ever
+  std::set<Text> declined_;     // ever
   std::map<Text, Nanos> pins_;  // until when
+  bool drains_ = false;
 };
 
 }  // namespace ashlar::simulation

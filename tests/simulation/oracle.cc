@@ -61,6 +61,9 @@ void Driver::CheckMiss(const Text& text, MissReason reason, Nanos recompute) {
     case MissReason::kTooDear:
       if (recompute == 0) Fail("a hit was too dear, and nobody said what computing takes");
       break;
+    case MissReason::kDaemonUnavailable:
+      if (!drains_) Fail("a cache that does not drain is unavailable");
+      break;
     case MissReason::kDeclined:
       if (!declined_.contains(text)) Fail("declined, and nobody offered it");
       break;
@@ -145,6 +148,7 @@ void Driver::CheckLeases() {
 
 // Everything ends; then nothing is held, and everybody has all of his room.
 void Driver::Conclude() {
+  cache().EndDrain();
   world_.disk.set_faults({});
   world_.executor.set_capacity(1024);
   world_.io.set_capacity(1024);

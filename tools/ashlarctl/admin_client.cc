@@ -58,6 +58,15 @@ absl::Status AdminClient::Sessions(const v1::SessionsRequest& request, v1::Sessi
 absl::Status AdminClient::GetConfig(const v1::GetConfigRequest& request, v1::GetConfigReply* reply) {
   return rpc_->Call(&Rpc::Stub::GetConfig, request, reply);
 }
+absl::Status AdminClient::Drain(const v1::DrainRequest& request, v1::DrainReply* reply) {
+  return rpc_->Call(&Rpc::Stub::Drain, request, reply);
+}
+absl::Status AdminClient::Undrain(const v1::UndrainRequest& request, v1::DrainReply* reply) {
+  return rpc_->Call(&Rpc::Stub::Undrain, request, reply);
+}
+absl::Status AdminClient::GetDrain(const v1::GetDrainRequest& request, v1::DrainReply* reply) {
+  return rpc_->Call(&Rpc::Stub::GetDrain, request, reply);
+}
 absl::Status AdminClient::Pin(const v1::PinRequest& request, v1::ObjectsReply* reply) {
   return rpc_->Call(&Rpc::Stub::Pin, request, reply);
 }

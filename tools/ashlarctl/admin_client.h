@@ -22,6 +22,9 @@ class AdminClient {
   absl::Status Stats(const v1::StatsRequest& request, v1::StatsReply* reply);
   absl::Status Sessions(const v1::SessionsRequest& request, v1::SessionsReply* reply);
   absl::Status GetConfig(const v1::GetConfigRequest& request, v1::GetConfigReply* reply);
+  absl::Status Drain(const v1::DrainRequest& request, v1::DrainReply* reply);
+  absl::Status Undrain(const v1::UndrainRequest& request, v1::DrainReply* reply);
+  absl::Status GetDrain(const v1::GetDrainRequest& request, v1::DrainReply* reply);
   absl::Status Pin(const v1::PinRequest& request, v1::ObjectsReply* reply);
   absl::Status Unpin(const v1::Texts& request, v1::ObjectsReply* reply);
   absl::Status Evict(const v1::Texts& request, v1::ObjectsReply* reply);

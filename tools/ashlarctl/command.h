@@ -25,6 +25,7 @@ struct Arguments {
 struct Answer {
   nlohmann::json json;
   std::string text;
+  bool failed = false;  // what was asked for did not come about, as the text says
 };
 
 struct Command {
@@ -44,6 +45,8 @@ absl::StatusOr<Answer> Sessions(const Arguments& arguments, AdminClient& client)
 absl::StatusOr<Answer> Pin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Unpin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Evict(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Drain(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Undrain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Config(const Arguments& arguments, AdminClient& client);
 
 }  // namespace ashlar::ctl

@@ -58,6 +58,15 @@ const std::vector<Command>& Commands() {
        false,
        Stats},
       {"sessions", "sessions                  the engines that are connected\n", {}, {}, false, Sessions},
+      {"drain",
+       "drain [--seconds S]       ends what is under way and writes to the disk what memory alone has; waits S "
+       "seconds\n"
+       "                            (else as long as the daemon would), and fails if something is left then\n",
+       {"seconds"},
+       {},
+       false,
+       Drain},
+      {"undrain", "undrain                   takes requests again\n", {}, {}, false, Undrain},
       {"config", "config                    the configuration in effect\n", {}, {}, false, Config},
   };
   return *commands;
@@ -125,7 +134,7 @@ int Main(const std::vector<std::string>& words) {
   if (!answer.ok()) return Fail(answer.status());
   const std::string text = arguments->Has("json") ? answer->json.dump(2) + "\n" : answer->text;
   std::fputs(text.c_str(), stdout);
-  return 0;
+  return answer->failed ? kFailed : 0;
 }
 
 }  // namespace

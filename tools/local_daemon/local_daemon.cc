@@ -74,6 +74,7 @@ absl::Status LocalDaemon::Spawn(const LocalDaemonOptions& options) {
     out << "ssd:\n  folder: " << folder << "\n  capacity_bytes: " << options.ssd_bytes
         << "\n  admission: " << options.admission << "\n";
   }
+  out << "drain_seconds: 1\n";  // nothing of it is kept
   if (options.threads != 0) out << "workers:\n  threads: " << options.threads << "\n";
   out.close();
   if (!out) return absl::InternalError(absl::StrCat("cannot write ", config));

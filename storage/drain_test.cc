@@ -1,0 +1,177 @@
+// Before memory is lost: what memory has alone goes to the disk, and nothing new begins.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "storage/testing/tiered_rig.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+constexpr SessionId kAnn = 1;
+
+class DrainTest : public ::testing::Test {
+ protected:
+  void Make(const TieredOptions& options) {
+    rig_.emplace(options);
+    rig_->cache->OpenSession(kAnn, 1);
+  }
+  ~DrainTest() override {
+    rig_->cache->CloseSession(kAnn, [] {});
+    rig_->Settle();
+  }
+  // 3 extents each.
+  static ObjectHeader Plan(uint64_t text) { return TestPlan(text, 64); }
+  void Publish(std::vector<uint64_t> texts) {
+    for (const uint64_t text : texts) {
+      ASSERT_TRUE(rig_->Publish(kAnn, Plan(text), text));
+      rig_->Settle();
+    }
+  }
+  MissReason Ask(uint64_t text) {
+    const Match match = rig_->Lookup(kAnn, Plan(text));
+    rig_->cache->Release(kAnn, match.lease);
+    return match.found[0].reason;
+  }
+  void Drain() {
+    rig_->cache->StartDrain();
+    rig_->Settle();
+    EXPECT_FALSE(rig_->cache->stats().unsaved.writing);
+  }
+  void Restart() {
+    rig_->disk.Crash();  // what was not synced is gone as well
+    rig_->Restart();
+    rig_->cache->OpenSession(kAnn, 1);
+  }
+  // Those of texts 1 to 9 that are found.
+  std::vector<uint64_t> Found() {
+    std::vector<uint64_t> found;
+    for (uint64_t text = 1; text <= 9; ++text) {
+      if (Ask(text) == MissReason::kNone) found.push_back(text);
+    }
+    return found;
+  }
+
+  std::optional<TieredRig> rig_;
+};
+
+TEST_F(DrainTest, ARestartFindsWhatMemoryHadAlone) {
+  Make({.admission = AdmissionMode::kSecondUse});
+  Publish({1, 2});
+  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u) << "used once only";
+  EXPECT_EQ(rig_->cache->stats().unsaved.bytes, 2 * Plan(1).bytes);
+  Drain();
+  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 0u);
+  EXPECT_EQ(rig_->cache->stats().unsaved.bytes, 0u);
+  Restart();
+  EXPECT_THAT(Found(), ElementsAre(1, 2));
+}
+
+TEST_F(DrainTest, WithoutOneItIsGone) {
+  Make({.admission = AdmissionMode::kSecondUse});
+  Publish({1, 2});
+  Restart();
+  EXPECT_THAT(Found(), IsEmpty());
+}
+
+TEST_F(DrainTest, WhatTheTopAloneHasGoesStraightToTheDisk) {
+  Make({.hbm = 8, .dram = 4, .admission = AdmissionMode::kSecondUse});
+  Publish({1, 2});  // dram has given the first one up
+  ASSERT_THAT(rig_->cache->Where(1, Plan(1).key), ElementsAre(TierKind::kHbm));
+  Drain();
+  Restart();
+  EXPECT_THAT(Found(), ElementsAre(1, 2));
+}
+
+TEST_F(DrainTest, TheHottestGoFirstAndNothingIsGivenUpForThem) {
+  Make({.hbm = 0, .dram = 32, .ssd = 10, .admission = AdmissionMode::kSecondUse});
+  Publish({1});
+  EXPECT_EQ(Ask(1), MissReason::kNone);  // a second use
+  rig_->Settle();
+  rig_->disk.set_faults({.write_error = 1});
+  Publish({2, 3, 4, 5});
+  for (const uint64_t text : {3, 5, 5}) EXPECT_EQ(Ask(text), MissReason::kNone);
+  rig_->Settle();
+  ASSERT_TRUE(rig_->cache->Pin(1, Plan(2).key, 0));
+  rig_->disk.set_faults({});
+  ASSERT_EQ(rig_->cache->stats().unsaved.objects, 4u);
+  Drain();
+  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u) << "there is room for two";
+  Restart();
+  EXPECT_THAT(Found(), ElementsAre(1, 2, 5)) << "what was there, what is pinned, what was used most";
+}
+
+TEST_F(DrainTest, NothingNewBeginsAndWhatIsUnderWayEnds) {
+  Make({.hbm = 0, .admission = AdmissionMode::kSecondUse});
+  Publish({1});
+  const Match held = rig_->Lookup(kAnn, Plan(1));
+  const Cache::Reservation reserved = rig_->cache->Reserve(kAnn, Plan(2));
+  rig_->cache->StartDrain();
+  rig_->cache->StartDrain();  // again
+  EXPECT_TRUE(rig_->cache->stats().unsaved.writing);
+  EXPECT_EQ(Ask(1), MissReason::kDaemonUnavailable);
+  EXPECT_EQ(rig_->cache->Reserve(kAnn, Plan(3)).outcome, ReserveOutcome::kUnavailable);
+
+  std::optional<PublishOutcome> published;
+  rig_->cache->Publish(kAnn, reserved.id, TestSource(Plan(2), 2), [&](PublishOutcome outcome) { published = outcome; });
+  const TestPages pages(16);
+  const auto landing = rig_->StartLanding(kAnn, 1, held.lease, TestTarget(pages, {{0, 100}}));
+  rig_->Settle();
+  EXPECT_EQ(published, PublishOutcome::kPublished);
+  EXPECT_THAT(landing->verdict.value(), ElementsAre(MissReason::kNone));
+  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 0u) << "what was published meanwhile is there, too";
+  Restart();
+  EXPECT_THAT(Found(), ElementsAre(1, 2));
+}
+
+TEST_F(DrainTest, EndsWhenTheOperatorSaysSo) {
+  Make({.hbm = 0, .admission = AdmissionMode::kSecondUse});
+  Publish({1});
+  Drain();
+  rig_->cache->EndDrain();
+  EXPECT_EQ(Ask(1), MissReason::kNone);
+  Publish({2});
+  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 1u) << "admission is asked again";
+}
+
+TEST_F(DrainTest, ADiskThatFailsEndsItAll) {
+  Make({.hbm = 0, .admission = AdmissionMode::kSecondUse});
+  Publish({1, 2});
+  rig_->disk.set_faults({.write_error = 1});
+  Drain();
+  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u) << "told as not written";
+}
+
+// A power cut at any point of a drain: what the disk has is whole, and the rest is not there.
+TEST_F(DrainTest, BeingKilledMeanwhileDoesNoHarm) {
+  for (size_t steps = 0; steps < 12; ++steps) {
+    SCOPED_TRACE(steps);
+    Make({.hbm = 0, .admission = AdmissionMode::kSecondUse, .seed = steps + 1});
+    Publish({1, 2, 3});
+    rig_->cache->StartDrain();
+    for (size_t i = 0; i < steps && rig_->io.pending() > 0; ++i) rig_->io.Complete(0);
+    Restart();
+    for (const uint64_t text : {1, 2, 3}) {
+      const Match match = rig_->Lookup(kAnn, Plan(text));
+      if (match.found[0].reason != MissReason::kNone) {
+        EXPECT_EQ(match.found[0].reason, MissReason::kNeverSeen);
+        continue;
+      }
+      const TestPages pages(16);
+      const auto landing = rig_->StartLanding(kAnn, text, match.lease, TestTarget(pages, {{0, 100}}));
+      rig_->Settle();
+      EXPECT_THAT(landing->verdict.value(), ElementsAre(MissReason::kNone));
+      EXPECT_LT(LandingError(pages, Plan(text), text, 100), 1e-5);
+      rig_->cache->Release(kAnn, match.lease);
+    }
+    rig_->cache->CloseSession(kAnn, [] {});
+    rig_->Settle();
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::storage

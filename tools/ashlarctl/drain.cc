@@ -1,0 +1,95 @@
+// ashlarctl drain, undrain: before a daemon is stopped.
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "tools/ashlarctl/command.h"
+#include "tools/ashlarctl/format.h"
+
+namespace ashlar::ctl {
+namespace {
+
+constexpr std::chrono::milliseconds kPoll{100};
+constexpr double kMaxSeconds = 366.0 * 24 * 3600;
+
+// How long to wait; the daemon's own patience where nothing is said.
+absl::StatusOr<double> Patience(const Arguments& arguments, double own) {
+  if (!arguments.Has("seconds")) return own;
+  double seconds = 0;
+  const bool number = absl::SimpleAtod(arguments.Get("seconds"), &seconds) && std::isfinite(seconds);
+  if (!number || seconds < 0 || seconds > kMaxSeconds) {
+    return absl::InvalidArgumentError("--seconds: not a number of seconds, at most a year");
+  }
+  return seconds;
+}
+
+std::string Left(const v1::DrainReply& reply) {
+  return absl::StrCat("leases ", reply.leases(), ", requests ", reply.requests(), ", reservations ",
+                      reply.reservations(), ", landings ", reply.landings(), ", compositions ", reply.compositions(),
+                      reply.writing() ? "; to write: " : "; not on the disk: ", Bytes(reply.unsaved_bytes()), " in ",
+                      reply.unsaved_objects(), " objects");
+}
+
+Answer Described(const v1::DrainReply& reply) {
+  Answer answer;
+  answer.json = {{"draining", reply.draining()},
+                 {"done", reply.done()},
+                 {"leases", reply.leases()},
+                 {"requests", reply.requests()},
+                 {"reservations", reply.reservations()},
+                 {"landings", reply.landings()},
+                 {"compositions", reply.compositions()},
+                 {"writing", reply.writing()},
+                 {"unsaved_objects", reply.unsaved_objects()},
+                 {"unsaved_bytes", reply.unsaved_bytes()}};
+  return answer;
+}
+
+}  // namespace
+
+absl::StatusOr<Answer> Drain(const Arguments& arguments, AdminClient& client) {
+  // What makes no sense is refused before anything begins.
+  if (const auto sound = Patience(arguments, 0); !sound.ok()) return sound.status();
+  v1::DrainReply reply;
+  if (absl::Status status = client.Drain(v1::DrainRequest(), &reply); !status.ok()) return status;
+  const std::chrono::duration<double> patience(*Patience(arguments, reply.grace_seconds()));
+  const auto begin = std::chrono::steady_clock::now();
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  while (reply.draining() && !reply.done() && std::chrono::steady_clock::now() - begin < patience) {
+    if (terminal) std::fprintf(stderr, "\r\033[K%s", Left(reply).c_str());
+    std::this_thread::sleep_for(kPoll);
+    v1::DrainReply next;
+    if (absl::Status status = client.GetDrain(v1::GetDrainRequest(), &next); !status.ok()) return status;
+    reply = std::move(next);
+  }
+  if (terminal) std::fputs("\r\033[K", stderr);
+  Answer answer = Described(reply);
+  answer.failed = !reply.draining() || !reply.done();
+  if (!reply.draining()) {
+    answer.text = "the daemon was told meanwhile to take requests again\n";
+  } else if (!reply.done()) {
+    answer.text = absl::StrCat("not drained: ", Left(reply), "\n");
+  } else if (reply.unsaved_objects() > 0) {
+    answer.text = absl::StrCat("drained; not written, for want of a disk, or of room there: ", reply.unsaved_objects(),
+                               " objects, ", Bytes(reply.unsaved_bytes()), "\n");
+  } else {
+    answer.text = "drained; the disk has everything\n";
+  }
+  return answer;
+}
+
+absl::StatusOr<Answer> Undrain(const Arguments&, AdminClient& client) {
+  v1::DrainReply reply;
+  if (absl::Status status = client.Undrain(v1::UndrainRequest(), &reply); !status.ok()) return status;
+  Answer answer = Described(reply);
+  answer.text = "the daemon takes requests\n";
+  return answer;
+}
+
+}  // namespace ashlar::ctl
