@@ -4,9 +4,9 @@
 Over the rate of requests, one curve for each way of serving: time to first token (median and 99th percentile), and
 prompt tokens served. HYPIC's Fig. 11 has the same axes.
 """
-import json
 import math
-import sys
+
+import drawing
 
 WIDTH, HEIGHT, MARGIN, GAP = 380, 260, 60, 40
 WAYS = {"full": ("full recompute", "#555555"), "prefix": ("prefix cache", "#1b6ca8"), "ashlar": ("Ashlar", "#c0504d")}
@@ -72,25 +72,14 @@ def draw(figures):
     points = figures["points"]
     width = len(PANELS) * (WIDTH + MARGIN + GAP)
     height = MARGIN + HEIGHT + 80
-    yield (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-           f'font-size="11"><rect width="100%" height="100%" fill="white"/>')
+    yield drawing.frame(width, height)
     for column, (what, curves, logarithmic) in enumerate(PANELS):
         yield from draw_panel(MARGIN + column * (WIDTH + MARGIN + GAP), points, what, curves, logarithmic)
     for i, (name, colour) in enumerate(WAYS.values()):
         left = MARGIN + 160 * i
         yield (f'<line x1="{left}" x2="{left + 24}" y1="{height - 20}" y2="{height - 20}" stroke="{colour}" '
                f'stroke-width="2"/><text x="{left + 32}" y="{height - 16}">{name}</text>')
-    yield "</svg>"
-
-
-def main():
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    with open(sys.argv[1], encoding="utf-8") as file:
-        figures = json.load(file)
-    with open(sys.argv[2], "w", encoding="utf-8") as file:
-        file.write("\n".join(draw(figures)) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    drawing.main(__doc__, draw)

@@ -4,9 +4,9 @@
 Bytes in use over the requests in flight and over the chunks of each: shared in place against a copy for every request,
 pages and tuples, one curve for every catalogue. The axes of bytes are logarithmic.
 """
-import json
 import math
-import sys
+
+import drawing
 
 WIDTH, HEIGHT, MARGIN, GAP = 380, 260, 60, 30
 COLOURS = {20: "#1b6ca8", 100: "#c0504d", 1000: "#4f9d5d"}
@@ -45,16 +45,16 @@ def panel(cases, left, title, axis, figures):
         yield f'<polyline fill="none" stroke="{colour}" stroke-width="2"{dash} points="{path}"/>'
 
 
-def draw(cases):
+def draw(figures):
+    cases = figures["cases"]
     width = len(COLUMNS) * (WIDTH + MARGIN + GAP) + GAP
     panels = HEIGHT + MARGIN + 2 * GAP
-    yield (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{len(ROWS) * panels + 100}" '
-           f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>')
-    for row, (what, *figures) in enumerate(ROWS):
+    yield drawing.frame(width, len(ROWS) * panels + 100)
+    for row, (what, *taken) in enumerate(ROWS):
         yield f'<g transform="translate(0,{row * panels})">'
         for column, (title, axis, held, value) in enumerate(COLUMNS):
             chosen = [case for case in cases if case[held] == value]
-            yield from panel(chosen, MARGIN + column * (WIDTH + MARGIN + GAP), f"{what}, {title}", axis, figures)
+            yield from panel(chosen, MARGIN + column * (WIDTH + MARGIN + GAP), f"{what}, {title}", axis, taken)
         yield "</g>"
     names = [(colour, "", f"shared in place, chunks drawn from {catalogue}") for catalogue, colour in COLOURS.items()]
     names.append((COPIES, ' stroke-dasharray="6 4"', "a copy for every request"))
@@ -62,17 +62,7 @@ def draw(cases):
         top = len(ROWS) * panels + 20 * i + 10
         yield f'<line x1="{MARGIN}" x2="{MARGIN + 24}" y1="{top}" y2="{top}" stroke="{colour}" stroke-width="2"{dash}/>'
         yield f'<text x="{MARGIN + 32}" y="{top + 4}">{name}</text>'
-    yield "</svg>"
-
-
-def main():
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    with open(sys.argv[1], encoding="utf-8") as file:
-        figures = json.load(file)
-    with open(sys.argv[2], "w", encoding="utf-8") as file:
-        file.write("\n".join(draw(figures["cases"])) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    drawing.main(__doc__, draw)

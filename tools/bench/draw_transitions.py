@@ -4,9 +4,9 @@
 Over the segment's length: bytes kept and time of composition against dense storage, and the error of the composed
 state. One column for each family, one curve for each decay.
 """
-import json
 import math
-import sys
+
+import drawing
 
 WIDTH, HEIGHT, MARGIN, GAP = 300, 220, 50, 30
 COLOURS = ["#1b6ca8", "#c0504d", "#4f9d5d", "#8064a2", "#d98b2b", "#555555"]
@@ -79,8 +79,7 @@ def draw(figures):
     legend = MARGIN + HEIGHT + 36
     height = len(ROWS) * (HEIGHT + MARGIN + GAP) + 24 * len(names)
     width = len(families) * (WIDTH + MARGIN + GAP) + GAP
-    yield (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-           f'font-size="11"><rect width="100%" height="100%" fill="white"/>')
+    yield drawing.frame(width, height)
     for row, (figure, what, axis, marks) in enumerate(ROWS):
         yield f'<g transform="translate(0,{row * (HEIGHT + MARGIN + GAP)})">'
         for column, family in enumerate(families):
@@ -92,17 +91,7 @@ def draw(figures):
         y, colour = top + 20 * i, COLOURS[i % len(COLOURS)]
         yield f'<line x1="{MARGIN}" x2="{MARGIN + 24}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>'
         yield f'<text x="{MARGIN + 32}" y="{y + 4}">{name}</text>'
-    yield "</svg>"
-
-
-def main():
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    with open(sys.argv[1], encoding="utf-8") as file:
-        figures = json.load(file)
-    with open(sys.argv[2], "w", encoding="utf-8") as file:
-        file.write("\n".join(draw(figures)) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    drawing.main(__doc__, draw)

@@ -1,0 +1,19 @@
+"""What the scripts beside this one share: a file of figures comes in, a picture of curves goes out."""
+import json
+import sys
+
+
+def frame(width, height):
+    """A picture's first line: its size, and white behind all that follows."""
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+            f'font-size="11"><rect width="100%" height="100%" fill="white"/>')
+
+
+def main(usage, draw):
+    """SCRIPT FILE OUT.svg: writes what `draw` makes of FILE's figures, the lines of a picture from its frame on."""
+    if len(sys.argv) != 3:
+        sys.exit(usage)
+    with open(sys.argv[1], encoding="utf-8") as file:
+        figures = json.load(file)
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        file.write("\n".join([*draw(figures), "</svg>"]) + "\n")
