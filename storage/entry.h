@@ -33,47 +33,43 @@ struct Copy {
     kBroken,    // filling it failed; a lease keeps the place until it ends
   };
   State state = State::kNone;
+  uint8_t source = 0;    // kFilling, kDraining: the level that it is filled from
+  uint32_t readers = 0;  // fills that read it, and would read other objects' bytes if it went
+  uint64_t loaded = 0;   // extents
   Slot slot;
-  uint64_t loaded = 0;                 // extents
-  uint32_t readers = 0;                // fills that read it, and would read other objects' bytes if it went
-  size_t source = 0;                   // kFilling, kDraining: the level that it is filled from
+  Rank rank;                           // in the level's policy
   std::shared_ptr<Filler::Fill> fill;  // kFilling, kDraining
-  bool ranked = false;                 // by the level's policy
-  bool idle = false;                   // may be given up
 
   bool whole() const { return state == State::kWhole; }
 };
 
-// Owned by the pool.
+// Owned by the pool, and never moved. What every look-up needs comes first.
 struct Entry {
   ObjectId id = 0;
   Group group;
-  ObjectHeader header;                  // the plan until the object is ready
-  std::array<Copy, kMaxLevels> copies;  // by level; [0] is what engines land from and map
   bool ready = false;                   // published; before that it is reserved or being published
+  bool pinned = false;                  // by an operator: one copy stays in some tier
+  bool behind = false;                  // waits to be written to the tiers below
+  bool unsaved = false;                 // published, and no copy on the disk: memory has it alone
+  MissReason gone = MissReason::kNone;  // why no table has it any more; its bytes stay until the last reference goes
   uint32_t references = 0;              // uses that keep the copy at the top where it is
   uint32_t holds = 0;                   // calls that are at work on it
-  bool pinned = false;                  // by an operator: one copy stays in some tier
-  MissReason gone = MissReason::kNone;  // why no table has it any more; its bytes stay until the last reference goes
-
-  uint32_t uses = 0;  // look-ups that found it
+  uint32_t uses = 0;                    // look-ups that found it
   Nanos published_at = 0;
-  Nanos last_used_at = 0;  // by a look-up; before the first one: published
-
-  Nanos asked_at = 0;  // its last promotion: when, from which level, and by when it is needed
-  size_t asked_of = 0;
-  Nanos needed_at = 0;
-
-  Nanos pinned_until = 0;                               // 0: for good
+  Nanos last_used_at = 0;                               // by a look-up; before the first one: published
   std::optional<std::list<ObjectId>::iterator> by_use;  // where objects of its tenant expire
+  std::array<Copy, kMaxLevels> copies;                  // by level; [0] is what engines land from and map
+  ObjectHeader header;                                  // the plan until the object is ready
 
   struct Waiter {
     uint64_t extents;  // of the copy at the top
     std::function<void()> call;
   };
   std::vector<Waiter> waiters;
-  bool behind = false;   // waits to be written to the tiers below
-  bool unsaved = false;  // published, and no copy on the disk: memory has it alone
+  Nanos asked_at = 0;  // its last promotion: when, from which level, and by when it is needed
+  size_t asked_of = 0;
+  Nanos needed_at = 0;
+  Nanos pinned_until = 0;  // 0: for good
 
   Copy& top() { return copies[0]; }
   const Copy& top() const { return copies[0]; }

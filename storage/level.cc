@@ -34,15 +34,28 @@ uint64_t Level::FreeExtents(const Group& group) const {
   return Above((usage.capacity_bytes - usage.used_bytes) / limits::kExtentBytes, Above(other.floor, other.used));
 }
 
-std::vector<ObjectId> Level::Victims(const Group& group, uint64_t extents) {
+void Level::Track(Entry& entry, Rank& copy) {
+  copy.entry = &entry;
+  copy.extents = static_cast<uint32_t>(entry.header.Extents());
+  policy_.Track(entry.group, copy);
+}
+
+void Level::SetIdle(const Group& group, Rank& copy, bool idle) {
+  if (copy.idle == idle) return;
+  copy.idle = idle;
+  uint64_t& all = shares_[group].idle;
+  all = idle ? all + copy.extents : all - copy.extents;
+}
+
+std::vector<Entry*> Level::Victims(const Group& group, uint64_t extents) {
   const Share &own = ShareOf(group), &other = ShareOf(OtherPool(group));
   const uint64_t of_other = std::min(other.idle, Above(other.used, other.floor));
   if (extents > own.idle + of_other) return {};
   const EvictionPolicy::Allowance from[] = {{group, own.idle}, {OtherPool(group), of_other}};
-  return policy_.Victims(from, extents, idle_);
+  return policy_.Victims(from, extents);
 }
 
-std::optional<Slot> Level::MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up) {
+std::optional<Slot> Level::MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(Entry&)> give_up) {
   while (true) {
     const uint64_t free = FreeExtents(group);
     if (extents <= free) {
@@ -58,9 +71,9 @@ std::optional<Slot> Level::MakeRoom(const Group& group, uint64_t extents, absl::
     // What was given up before may be on its way: a disk frees it once that is durable.
     const uint64_t missing = extents > free ? extents - free : 1, coming = ComingExtents(group.tenant);
     if (missing <= coming) return std::nullopt;
-    const std::vector<ObjectId> victims = Victims(group, missing - coming);
+    const std::vector<Entry*> victims = Victims(group, missing - coming);
     if (victims.empty()) return std::nullopt;
-    for (const ObjectId victim : victims) give_up(victim);
+    for (Entry* victim : victims) give_up(*victim);
     if (FreeExtents(group) <= free) return std::nullopt;
   }
 }
@@ -71,9 +84,9 @@ uint64_t Level::ComingExtents(TenantId tenant) const {
   return Above(tier_.Usage(tenant).used_bytes / limits::kExtentBytes, used);
 }
 
-std::optional<ObjectId> Level::NextVictim(const Group& group) {
-  const std::vector<ObjectId> victims = Victims(group, 1);
-  return victims.empty() ? std::nullopt : std::optional(victims.front());
+Entry* Level::NextVictim(const Group& group) {
+  const std::vector<Entry*> victims = Victims(group, 1);
+  return victims.empty() ? nullptr : victims.front();
 }
 
 void Level::Free(const Group& group, Slot slot) {

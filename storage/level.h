@@ -2,15 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "storage/entry.h"
 #include "storage/observer.h"
-#include "storage/policy/eviction.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
@@ -19,9 +17,7 @@ namespace ashlar::storage {
 // one neither evicts them nor fills them while they are free. Above the floors the pools compete.
 class Level {
  public:
-  // `idle`: whether a ranked copy may be given up.
-  Level(Tier& tier, EvictionPolicy& policy, std::function<bool(ObjectId)> idle, Observer& observer)
-      : tier_(tier), policy_(policy), idle_(std::move(idle)), observer_(observer) {}
+  Level(Tier& tier, EvictionPolicy& policy, Observer& observer) : tier_(tier), policy_(policy), observer_(observer) {}
 
   // Before anything is allocated. The floors of a tenant's pools together must not exceed its budget.
   void SetFloor(const Group& group, uint64_t bytes);
@@ -29,10 +25,10 @@ class Level {
   // Allocates for the group, where necessary in place of idle copies, the group's own or what others have above their
   // floors: `give_up` is called for each of them and must free it, at once or (on a disk) soon. Nothing is given up in
   // vain: where all that may go would not be enough, nobody goes. Nothing: no room, or not yet.
-  std::optional<Slot> MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up);
+  std::optional<Slot> MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(Entry&)> give_up);
   // Whether MakeRoom would have to give copies up for so much, and the first that would go.
   bool Full(const Group& group, uint64_t extents) const { return extents > FreeExtents(group); }
-  std::optional<ObjectId> NextVictim(const Group& group);
+  Entry* NextVictim(const Group& group);  // null: none
   // Whether something was given up and is not free yet.
   bool Coming(const Group& group) const { return ComingExtents(group.tenant) > 0; }
 
@@ -42,12 +38,11 @@ class Level {
   // A slot that is there from before, as after a restart.
   void Adopt(const Group& group, uint64_t extents) { shares_[group].used += extents; }
 
-  // A whole copy, from now on ranked; and how much of the group's is idle now, more or less than before.
-  void Track(const Group& group, ObjectId object, uint64_t extents) { policy_.Track(group, object, extents); }
-  void Touch(ObjectId object) { policy_.Touch(object); }
-  void Forget(ObjectId object) { policy_.Forget(object); }
-  void BecameIdle(const Group& group, uint64_t extents) { shares_[group].idle += extents; }
-  void BecameBusy(const Group& group, uint64_t extents) { shares_[group].idle -= extents; }
+  // The entry's copy here is whole: ranked from now on until it is forgotten; it may be given up while it is idle.
+  void Track(Entry& entry, Rank& copy);
+  void Touch(Rank& copy) { policy_.Touch(copy); }
+  void SetIdle(const Group& group, Rank& copy, bool idle);
+  void Forget(Rank& copy) { policy_.Forget(copy); }  // not idle
 
   TierKind kind() const { return tier_.kind(); }
   Tier& tier() const { return tier_; }
@@ -60,11 +55,10 @@ class Level {
   uint64_t FreeExtents(const Group& group) const;  // that the group may take without evicting
   uint64_t ComingExtents(TenantId tenant) const;   // given up, and not yet free
   // Idle copies of so much together; none where there is not so much.
-  std::vector<ObjectId> Victims(const Group& group, uint64_t extents);
+  std::vector<Entry*> Victims(const Group& group, uint64_t extents);
 
   Tier& tier_;
   EvictionPolicy& policy_;
-  const std::function<bool(ObjectId)> idle_;
   Observer& observer_;
   std::map<Group, Share> shares_;
 };

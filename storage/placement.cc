@@ -24,9 +24,8 @@ Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& adm
   std::vector<Tier*> all = tiers.memory;
   if (disk_ != nullptr) all.push_back(disk_);
   for (size_t i = 0; i < all.size(); ++i) {
-    const auto idle = [this, i](ObjectId id) { return events_.find(id)->copies[i].idle; };
     policies_.push_back(std::make_unique<LruPolicy>());
-    levels_.push_back(std::make_unique<Level>(*all[i], *policies_.back(), idle, observer));
+    levels_.push_back(std::make_unique<Level>(*all[i], *policies_.back(), observer));
   }
 }
 
@@ -139,7 +138,7 @@ void Placement::CallWaiters(Entry& entry) {
 
 void Placement::Touched(Entry& entry) {
   for (size_t i = 0; i < levels(); ++i) {
-    if (entry.copies[i].ranked) levels_[i]->Touch(entry.id);
+    if (entry.copies[i].rank.tracked()) levels_[i]->Touch(entry.copies[i].rank);
   }
 }
 
@@ -185,19 +184,14 @@ void Placement::Vacate(Entry& entry) {
 
 void Placement::Refresh(Entry& entry) {
   const bool here = entry.ready && entry.gone == MissReason::kNone;
-  const auto whole = std::ranges::count_if(entry.copies, &Copy::whole);
+  const bool needed = entry.pinned && std::ranges::count_if(entry.copies, &Copy::whole) == 1;
   for (size_t i = 0; i < levels(); ++i) {
     Copy& copy = entry.copies[i];
     const bool ranked = here && copy.whole();
-    const bool used = copy.readers > 0 || (i == 0 && entry.references > 0) || (entry.pinned && whole == 1);
-    const bool idle = ranked && !used;
-    const uint64_t extents = entry.header.Extents();
-    if (copy.idle && !idle) levels_[i]->BecameBusy(entry.group, extents);
-    if (ranked && !copy.ranked) levels_[i]->Track(entry.group, entry.id, extents);
-    if (!ranked && copy.ranked) levels_[i]->Forget(entry.id);
-    if (!copy.idle && idle) levels_[i]->BecameIdle(entry.group, extents);
-    copy.idle = idle;
-    copy.ranked = ranked;
+    const bool used = copy.readers > 0 || (i == 0 && entry.references > 0) || needed;
+    if (ranked && !copy.rank.tracked()) levels_[i]->Track(entry, copy.rank);
+    levels_[i]->SetIdle(entry.group, copy.rank, ranked && !used);
+    if (!ranked && copy.rank.tracked()) levels_[i]->Forget(copy.rank);
   }
   const bool unsaved = here && (disk_ == nullptr || !entry.copies[disk_level_].whole());
   if (unsaved == entry.unsaved) return;
@@ -208,8 +202,8 @@ void Placement::Refresh(Entry& entry) {
 
 bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
   making_room_ = true;
-  std::optional<Slot> slot = levels_[level]->MakeRoom(
-      entry.group, extents, [this, level](ObjectId victim) { GiveUp(*events_.find(victim), level); });
+  std::optional<Slot> slot =
+      levels_[level]->MakeRoom(entry.group, extents, [this, level](Entry& victim) { GiveUp(victim, level); });
   making_room_ = false;
   if (!slot) return false;
   Copy& copy = entry.copies[level];
@@ -248,7 +242,7 @@ Filler::End Placement::EndOf(const Entry& entry, size_t level) const {
 
 void Placement::StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at) {
   Copy& copy = entry.copies[to];
-  copy.source = from;
+  copy.source = static_cast<uint8_t>(from);
   ++fills_;
   if (needed_at == Filler::kWhenIdle) ++fills_behind_;
   // A disk that reads what is given up meanwhile does no harm; another copy in memory would.
@@ -406,9 +400,9 @@ bool Placement::Admits(const Entry& entry, size_t level) {
   if (!IsDisk(level)) return true;
   std::optional<Key> victim;
   if (levels_[level]->Full(entry.group, entry.header.Extents())) {
-    const std::optional<ObjectId> next = levels_[level]->NextVictim(entry.group);
-    if (!next) return false;
-    victim = events_.find(*next)->header.key;
+    const Entry* next = levels_[level]->NextVictim(entry.group);
+    if (next == nullptr) return false;
+    victim = next->header.key;
   }
   return admission_.Admits(entry.group.tenant, entry.header.key, victim);
 }

@@ -1,55 +1,72 @@
 #include "storage/policy/eviction.h"
 
-#include <algorithm>
-
 namespace ashlar::storage {
+namespace {
 
-void LruPolicy::Track(const Group& group, ObjectId object, uint64_t extents) {
-  Order& order = orders_[group];
-  places_[object] = {&order, order.insert(order.end(), {object, extents, ++uses_})};
+void Unlink(Rank& copy) {
+  copy.older->younger = copy.younger;
+  copy.younger->older = copy.older;
 }
 
-void LruPolicy::Touch(ObjectId object) {
-  const Place& place = places_.at(object);
-  MoveToRecentEnd(*place.order, place.node);
+}  // namespace
+
+Rank& LruPolicy::Order(const Group& group) {
+  const auto [found, fresh] = orders_.try_emplace(group);
+  Rank& order = found->second;
+  if (fresh) order.older = order.younger = &order;
+  return order;
 }
 
-void LruPolicy::MoveToRecentEnd(Order& order, Order::iterator node) {
-  node->used = ++uses_;
-  order.splice(order.end(), order, node);
+void LruPolicy::Track(const Group& group, Rank& copy) {
+  copy.order = &Order(group);
+  copy.older = copy.younger = &copy;  // in a ring of its own
+  MoveToRecentEnd(copy);
 }
 
-void LruPolicy::Forget(ObjectId object) {
-  const auto found = places_.find(object);
-  found->second.order->erase(found->second.node);
-  places_.erase(found);
+void LruPolicy::Touch(Rank& copy) {
+  MoveToRecentEnd(copy);
 }
 
-std::vector<ObjectId> LruPolicy::Victims(std::span<const Allowance> groups, uint64_t extents,
-                                         absl::FunctionRef<bool(ObjectId)> idle) {
+void LruPolicy::MoveToRecentEnd(Rank& copy) {
+  copy.used = ++uses_;
+  Unlink(copy);
+  copy.younger = copy.order;
+  copy.older = copy.order->older;
+  copy.older->younger = &copy;
+  copy.order->older = &copy;
+}
+
+void LruPolicy::Forget(Rank& copy) {
+  Unlink(copy);
+  copy.order = nullptr;
+}
+
+std::vector<Entry*> LruPolicy::Victims(std::span<const Allowance> groups, uint64_t extents) {
   std::vector<Cursor> cursors;
   for (const auto& [group, allowed] : groups) {
-    Order& order = orders_[group];
-    cursors.push_back({&order, order.begin(), order.size(), allowed});
+    Rank& order = Order(group);
+    cursors.push_back({&order, order.younger, allowed});
   }
-  std::vector<ObjectId> victims;
+  const uint64_t before = uses_;  // what was used since has been met before
+  std::vector<Entry*> victims;
   uint64_t found = 0;
   while (found < extents) {
     Cursor* oldest = nullptr;
     for (Cursor& cursor : cursors) {
-      if (cursor.left > 0 && (oldest == nullptr || cursor.node->used < oldest->node->used)) oldest = &cursor;
+      const bool ended = cursor.next == cursor.order || cursor.next->used > before;
+      if (!ended && (oldest == nullptr || cursor.next->used < oldest->next->used)) oldest = &cursor;
     }
     if (oldest == nullptr) break;
-    const auto current = oldest->node++;
-    --oldest->left;
-    if (!idle(current->object)) {
-      MoveToRecentEnd(*oldest->order, current);
-    } else if (current->extents > oldest->allowed) {
-      oldest->left = 0;  // what a group may keep, it keeps its most recent of
+    Rank& current = *oldest->next;
+    oldest->next = current.younger;
+    if (!current.idle) {
+      MoveToRecentEnd(current);
+    } else if (current.extents > oldest->allowed) {
+      oldest->next = oldest->order;  // what a group may keep, it keeps its most recent of
     } else {
-      victims.push_back(current->object);
-      found += current->extents;
-      oldest->allowed -= current->extents;
+      victims.push_back(current.entry);
+      found += current.extents;
+      oldest->allowed -= current.extents;
     }
   }
   if (found < extents) victims.clear();
