@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/admin.grpc.pb.h"
+#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "proto/tokens.h"
 

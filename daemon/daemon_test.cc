@@ -21,6 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/region.h"
+#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 
 namespace ashlar::daemon {

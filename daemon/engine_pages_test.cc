@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ashlar/v1/cache.pb.h"
+#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"

@@ -18,6 +18,7 @@
 #include "daemon/model_registry.h"
 #include "daemon/region.h"
 #include "daemon/rpc_server.h"
+#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "daemon/worker_pool.h"
 #include "kernels/host/thread_pool.h"

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
+#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ashlar/v1/cache.pb.h"
+#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "daemon/unique_fd.h"
 

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "daemon/unix_socket.h"
 #include "proto/limits.h"

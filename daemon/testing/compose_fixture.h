@@ -12,6 +12,7 @@
 
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/composition_plan.h"
+#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "kernels/kernels.h"
 

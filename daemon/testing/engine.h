@@ -1,0 +1,103 @@
+// For tests: an engine that speaks to a daemon without the client library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/testing/node.h"
+#include "proto/layout.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+
+namespace ashlar::daemon {
+
+// One linear layer and one attention layer, small, with d_k ≠ d_v and partial RoPE.
+Layout SmallLayout();
+Identity SmallIdentity();
+
+// `count` tokens from `first` up.
+std::vector<int32_t> Ascending(int count, int first);
+v1::LandSegment At(uint32_t segment, uint64_t first_position);
+
+// A session with an opened model, one registered region, and pages declared in its first half.
+class TestEngine {
+ public:
+  static constexpr uint32_t kPages = 64;
+  static constexpr size_t kRegionBytes = 1 << 20;
+  static constexpr size_t kTensors = kRegionBytes / 2;  // offset of what is not pages
+
+  // `socket`: connected already, null to connect here.
+  explicit TestEngine(const TestNode& node, const Layout& layout = SmallLayout(),
+                      std::unique_ptr<RawSession> socket = nullptr);
+  ~TestEngine();
+
+  RawSession& socket() { return *socket_; }
+  const std::string& secret() const { return secret_; }
+  const std::string& tenant() const { return tenant_; }
+  uint64_t model() const { return model_; }
+  uint64_t region() const { return region_; }
+  uint64_t pages() const { return pages_; }
+  std::byte* memory() { return memory_; }
+  // Numbers every float of the memory, so that neighbouring rows and matrices differ.
+  void FillMemory();
+  // Row of one token in the declared pages of layer 1.
+  float* Key(int32_t page, uint32_t slot, uint32_t head);
+  float* Value(int32_t page, uint32_t slot, uint32_t head);
+
+  v1::DeclarePagesRequest PagesRequest() const;
+
+  template <typename Request>
+  Request Make() const {
+    Request request;
+    request.set_session(secret_);
+    return request;
+  }
+  // One call each, the status as it came.
+  absl::Status Call(const v1::OpenModelRequest& request, v1::OpenModelReply* reply);
+  absl::Status Call(const v1::CloseModelRequest& request, v1::CloseModelReply* reply);
+  absl::Status Call(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply);
+  absl::Status Call(const v1::MatchRequest& request, v1::MatchReply* reply);
+  absl::Status Call(const v1::ReserveRequest& request, v1::ReserveReply* reply);
+  absl::Status Call(const v1::PublishRequest& request, v1::PublishReply* reply);
+  absl::Status Call(const v1::AbandonRequest& request, v1::AbandonReply* reply);
+  absl::Status Call(const v1::QuiesceRequest& request, v1::QuiesceReply* reply);
+  absl::Status Call(const v1::ReleaseRequest& request, v1::ReleaseReply* reply);
+  absl::Status Call(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply);
+  absl::Status Call(const v1::AdvanceRequest& request, v1::CompositionReply* reply);
+  absl::Status Call(const v1::ComposeRequest& request, v1::CompositionReply* reply);
+  absl::Status Call(const v1::AdmitRequest& request, v1::AdmitReply* reply);
+  absl::Status Call(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply);
+  absl::Status Call(const v1::MarkFilledRequest& request, v1::MarkFilledReply* reply);
+  absl::Status Call(const v1::AttachAdmissionRequest& request, v1::AdmitReply* reply);
+  absl::StatusOr<v1::PromptMatch> Match(std::span<const int32_t> tokens, std::vector<uint64_t> lengths);
+  v1::ReserveResult Reserve(ObjectKind kind, std::span<const int32_t> tokens);
+  // Sources for a reserved run of `tokens` tokens: tensors at kTensors, rows on pages 0, 1, ….
+  v1::PublishObject Sources(ObjectKind kind, uint64_t reservation, uint64_t tokens) const;
+  PublishOutcome Publish(const v1::PublishObject& object);
+  // Reserves and publishes whatever lies in memory.
+  PublishOutcome PublishRun(ObjectKind kind, std::span<const int32_t> tokens);
+  v1::LandRequest LandRequest(const std::string& lease, std::vector<v1::LandSegment> segments) const;
+  v1::QuiesceRequest QuiesceRequest(uint64_t landing) const;
+  // Reads the stream to its end.
+  absl::StatusOr<std::vector<MissReason>> Land(const v1::LandRequest& request);
+  // Cancels the stream as soon as it is open.
+  void LandAndGiveUp(const v1::LandRequest& request);
+
+ private:
+  const Layout layout_;
+  std::unique_ptr<RawSession> socket_;
+  struct Rpc;
+  const std::unique_ptr<Rpc> rpc_;
+  std::string secret_, run_, tenant_;
+  uint64_t region_ = 0, model_ = 0, pages_ = 0;
+  std::byte* memory_ = nullptr;
+};
+
+}  // namespace ashlar::daemon
