@@ -67,6 +67,7 @@ absl::StatusOr<Query> ReadText(const std::string& field, const v1::ObjectName& t
 
 void WritePresence(const storage::Presence& present, v1::Presence* out) {
   out->set_tier(static_cast<uint32_t>(present.tier));
+  for (const TierKind tier : present.tiers) out->add_tiers(static_cast<uint32_t>(tier));
   out->set_bytes(present.bytes);
   out->set_uses(present.uses);
   out->set_references(present.references);

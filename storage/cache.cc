@@ -69,11 +69,19 @@ struct Cache::Impl {
   }
 
   // What is known of what a query asks for.
+  std::vector<TierKind> Where(const Entry* entry) const {
+    std::vector<TierKind> tiers;
+    for (size_t i = 0; entry != nullptr && entry->ready && i < pool.placement().levels(); ++i) {
+      if (entry->copies[i].whole()) tiers.push_back(pool.placement().kind(i));
+    }
+    return tiers;
+  }
+
   Explanation Explain(TenantId tenant, const Query& query) const {
     if (!query.storable) return {.reason = MissReason::kTooShort};
     if (const Entry* entry = pool.Peek(tenant, query.key)) {
       const Nanos now = clock.Now();
-      Presence present{.tier = pool.placement().Nearest(*entry), .bytes = entry->header.bytes};
+      Presence present{.tier = pool.placement().Nearest(*entry), .tiers = Where(entry), .bytes = entry->header.bytes};
       if (!entry->ready) return {.reason = MissReason::kBeingPublished, .present = present};
       present.uses = entry->uses;
       present.references = entry->references;
@@ -317,12 +325,7 @@ bool Cache::Evict(TenantId tenant, const Key& key) {
 }
 
 std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key) const {
-  std::vector<TierKind> tiers;
-  const Entry* entry = impl_->pool.Peek(tenant, key);
-  for (size_t i = 0; entry != nullptr && entry->ready && i < impl_->pool.placement().levels(); ++i) {
-    if (entry->copies[i].whole()) tiers.push_back(impl_->pool.placement().kind(i));
-  }
-  return tiers;
+  return impl_->Where(impl_->pool.Peek(tenant, key));
 }
 
 void Cache::StartDrain() {

@@ -62,6 +62,7 @@ TEST_F(ExplainTest, FollowsAnObjectThroughItsLife) {
     const Explanation there = Explain(plan);
     EXPECT_EQ(there.reason, MissReason::kNone);
     EXPECT_EQ(there.present->tier, TierKind::kDram);
+    EXPECT_EQ(there.present->tiers, std::vector{TierKind::kDram});
     EXPECT_EQ(there.present->uses, 2u) << "asking is no use";
     EXPECT_EQ(there.present->references, 1u);
     EXPECT_EQ(there.present->age, 123);

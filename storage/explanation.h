@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "proto/key.h"
 #include "proto/outcome.h"
@@ -26,9 +27,10 @@ struct Query {
 
 // Of an object that is there, published or not.
 struct Presence {
-  TierKind tier = TierKind::kNone;
-  uint64_t bytes = 0;  // of its plan until it is published
-  uint32_t uses = 0;   // look-ups that found it
+  TierKind tier = TierKind::kNone;  // the nearest copy
+  std::vector<TierKind> tiers;      // of all whole copies, top to bottom; on a disk: acknowledged
+  uint64_t bytes = 0;               // of its plan until it is published
+  uint32_t uses = 0;                // look-ups that found it
   uint32_t references = 0;
   Nanos age = 0;   // since its publication
   Nanos idle = 0;  // since its last use, or its publication

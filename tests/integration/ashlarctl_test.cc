@@ -70,6 +70,7 @@ TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
   for (const json& text : here["texts"]) {
     EXPECT_TRUE(text["hit"].get<bool>());
     EXPECT_EQ(text["present"]["tier"], "dram");
+    EXPECT_EQ(text["present"]["tiers"], json::array({"dram"}));
   }
   EXPECT_THAT(Run(question).output, HasSubstr("segment of 60 tokens: in dram, "));
 

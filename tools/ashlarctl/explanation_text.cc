@@ -79,7 +79,10 @@ json ExplanationJson(const v1::ExplainedText& text) {
               {"reason", ReasonName(text.miss_reason())}};
   if (text.has_present()) {
     const v1::Presence& present = text.present();
+    json tiers = json::array();
+    for (const uint32_t tier : present.tiers()) tiers.push_back(TierName(tier));
     out["present"] = {{"tier", TierName(present.tier())},
+                      {"tiers", std::move(tiers)},
                       {"bytes", present.bytes()},
                       {"uses", present.uses()},
                       {"references", present.references()},
