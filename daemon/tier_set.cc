@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
   set->dram_ = *std::move(dram);
   if (config.ssd().folder().empty()) return set;
   if (absl::Status status = set->OpenDisk(config, loop); !status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("ssd.folder: ", status.message()));
+    return absl::Status(status.code(), absl::StrCat("ssd.folder ", config.ssd().folder(), ": ", status.message()));
   }
   return set;
 }
