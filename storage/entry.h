@@ -29,8 +29,9 @@ struct Copy {
     kFilling,     // of its extents the first `loaded` are whole
     kCommitting,  // on a disk: written, and not yet acknowledged
     kWhole,
-    kDraining,  // not wanted any more; something is still being written there
-    kBroken,    // filling it failed; a lease keeps the place until it ends
+    kDraining,  // was not wanted any more; something is still being written there. At the top with references: it is
+                // wanted again, and filled anew behind that
+    kBroken,    // filling or committing it failed; who uses the place keeps it
   };
   State state = State::kNone;
   uint8_t source = 0;    // kFilling, kDraining: the level that it is filled from

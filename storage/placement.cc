@@ -11,6 +11,20 @@ namespace ashlar::storage {
 
 using State = Copy::State;
 
+namespace {
+
+// A disk's copy can be read before the disk has acknowledged it.
+bool Readable(const Copy& copy) {
+  return copy.whole() || copy.state == State::kCommitting;
+}
+
+// Fills read it, or engines may.
+bool Used(const Entry& entry, size_t level) {
+  return entry.copies[level].readers > 0 || (level == 0 && entry.references > 0);
+}
+
+}  // namespace
+
 Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCost& bring_up,
                      const Clock& clock, Observer& observer, Events events)
     : disk_(tiers.ssd),
@@ -59,54 +73,58 @@ void Placement::Adopt(Entry& entry, Slot slot) {
 
 TierKind Placement::Nearest(const Entry& entry) const {
   for (size_t i = 0; i < levels(); ++i) {
-    if (entry.copies[i].whole()) return kind(i);
+    if (Readable(entry.copies[i])) return kind(i);
   }
   return TierKind::kNone;
+}
+
+size_t Placement::NearestSource(const Entry& entry) const {
+  size_t from = 1;
+  while (!Readable(entry.copies.at(from)) && !FilledFromBelow(entry, from)) ++from;
+  return from;
 }
 
 MissReason Placement::Promote(Entry& entry, Nanos recompute, Nanos needed_at) {
   const Nanos now = clock_.Now();
   needed_at = std::max(now, needed_at);
-  if (entry.top().whole() || entry.top().state == State::kFilling) {
+  // Its last way up was given up, and something of that is still being written: it comes up again behind that.
+  const bool drains = entry.top().state == State::kDraining, awaited = drains && entry.references > 1;
+  if (entry.top().whole() || entry.top().state == State::kFilling || awaited) {
     if (!bring_up_.Pays(kind(0), entry.header.bytes, recompute)) return MissReason::kTooDear;
     Hasten(entry, needed_at);
     return MissReason::kNone;
   }
-  if (entry.top().state != State::kNone) return MissReason::kBusy;  // its last copying up has not ended yet
-  size_t from = 1;
-  // A copy on its way up to a level in between will do as a source, too.
-  const auto usable = [&](const Copy& copy) {
-    return copy.whole() || (copy.state == State::kFilling && !IsDisk(from) && copy.source > from);
-  };
-  while (from < levels() && !usable(entry.copies[from])) {
-    if (entry.copies[from].state != State::kNone) return MissReason::kBusy;
-    ++from;
-  }
-  if (from >= levels()) return MissReason::kBusy;  // it is being acknowledged by the disk
+  const size_t from = NearestSource(entry);
   if (!bring_up_.Pays(kind(from), entry.header.bytes, recompute, needed_at - now)) return MissReason::kTooDear;
+  entry.asked_at = now;
+  entry.asked_of = from;
+  entry.needed_at = needed_at;
+  if (drains) return MissReason::kNone;
+  return BringUp(entry, from) ? MissReason::kNone : MissReason::kBudgetRefused;
+}
+
+bool Placement::BringUp(Entry& entry, size_t from) {
   ++entry.copies[from].readers;  // what is made room for must not be made room with
   Refresh(entry);
-  const bool room = MakeRoom(entry, 0, entry.header.Extents());
+  const bool room = entry.top().state == State::kFilling || MakeRoom(entry, 0, entry.header.Extents());
   // A tier in between gets a copy, too, where it has room.
   std::vector<size_t> path = {from};
   for (size_t level = from - 1; room && level > 0; --level) {
-    if (MakeRoom(entry, level, entry.header.Extents())) path.push_back(level);
+    const bool vacant = entry.copies[level].state == State::kNone;
+    if (vacant && MakeRoom(entry, level, entry.header.Extents())) path.push_back(level);
   }
   --entry.copies[from].readers;
   Refresh(entry);
-  if (!room) return MissReason::kBudgetRefused;
+  if (!room) return false;
   // Engines read the header where it lies, and before the rest has come.
   const std::string header = EncodeHeader(entry.header);
   const ExtentRun& first = entry.top().slot.runs.front();
   std::memcpy(levels_[0]->tier().Address(first.arena, first.first), header.data(), header.size());
   path.push_back(0);
-  entry.asked_at = now;
-  entry.asked_of = from;
-  entry.needed_at = needed_at;
-  for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], needed_at);
-  Hasten(entry, needed_at);  // a copy in between that was on its way
+  for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], entry.needed_at);
+  Hasten(entry, entry.needed_at);  // a copy in between that was on its way
   filler_.Pump();
-  return MissReason::kNone;
+  return true;
 }
 
 void Placement::WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call) {
@@ -153,7 +171,7 @@ void Placement::Changed(Entry& entry) {
   if (entry.references == 0 && entry.top().state == State::kFilling) {
     // Nobody waits for it any more, and what is on its way blocks others.
     for (size_t i = 0; i < levels(); ++i) {
-      if (entry.copies[i].state == State::kFilling && entry.copies[i].source > i) CancelFill(entry, i);
+      if (FilledFromBelow(entry, i)) CancelFill(entry, i);
     }
   }
   Refresh(entry);
@@ -174,9 +192,8 @@ void Placement::Vacate(Entry& entry) {
   bool vacant = entry.references == 0 && entry.holds == 0;
   for (size_t i = 0; i < levels(); ++i) {
     const Copy& copy = entry.copies[i];
-    const bool kept = i == 0 && entry.references > 0;
     const bool still = copy.state == State::kWhole || copy.state == State::kBroken;
-    if (still && copy.readers == 0 && !kept) Remove(entry, i);
+    if (still && !Used(entry, i)) Remove(entry, i);
     vacant &= copy.state == State::kNone;
   }
   if (vacant) events_.vacated(entry);
@@ -184,13 +201,13 @@ void Placement::Vacate(Entry& entry) {
 
 void Placement::Refresh(Entry& entry) {
   const bool here = entry.ready && entry.gone == MissReason::kNone;
-  const bool needed = entry.pinned && std::ranges::count_if(entry.copies, &Copy::whole) == 1;
+  const bool held = entry.pinned || entry.references > 0;
+  const bool last = held && std::ranges::count_if(entry.copies, &Copy::whole) == 1;
   for (size_t i = 0; i < levels(); ++i) {
     Copy& copy = entry.copies[i];
     const bool ranked = here && copy.whole();
-    const bool used = copy.readers > 0 || (i == 0 && entry.references > 0) || needed;
     if (ranked && !copy.rank.tracked()) levels_[i]->Track(entry, copy.rank);
-    levels_[i]->SetIdle(entry.group, copy.rank, ranked && !used);
+    levels_[i]->SetIdle(entry.group, copy.rank, ranked && !last && !Used(entry, i));
     if (!ranked && copy.rank.tracked()) levels_[i]->Forget(copy.rank);
   }
   const bool unsaved = here && (disk_ == nullptr || !entry.copies[disk_level_].whole());
@@ -218,8 +235,7 @@ void Placement::GiveUp(Entry& entry, size_t level) {
   // never committed.
   if (!IsDisk(level) && disk_ != nullptr && FilledFrom(entry, disk_level_, level)) CancelFill(entry, disk_level_);
   Remove(entry, level);
-  const bool elsewhere = std::ranges::any_of(
-      entry.copies, [](const Copy& copy) { return copy.whole() || copy.state == State::kCommitting; });
+  const bool elsewhere = std::ranges::any_of(entry.copies, Readable);
   if (elsewhere) return Refresh(entry);
   events_.lost(entry, MissReason::kEvicted, PolicyKind::kLru, kind(level));
 }
@@ -258,8 +274,13 @@ bool Placement::FilledFrom(const Entry& entry, size_t level, size_t source) {
   return entry.copies[level].state == State::kFilling && entry.copies[level].source == source;
 }
 
+bool Placement::FilledFromBelow(const Entry& entry, size_t level) {
+  return entry.copies[level].state == State::kFilling && entry.copies[level].source > level;
+}
+
 void Placement::CancelFill(Entry& entry, size_t level) {
   entry.copies[level].state = State::kDraining;
+  entry.copies[level].loaded = 0;
   if (filler_.Cancel(*entry.copies[level].fill)) FillDone(entry, level, absl::CancelledError("fill: cancelled"));
 }
 
@@ -278,11 +299,15 @@ void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status)
   copy.fill.reset();
   --fills_;
   if (copy.source < level) --fills_behind_;
-  if (!IsDisk(level)) --entry.copies[copy.source].readers;
-  if (copy.state == State::kDraining || !status.ok()) {
+  if (!IsDisk(level)) DoneReading(entry, copy.source);
+  if (copy.state == State::kDraining && level == 0 && entry.references > 0 && entry.gone == MissReason::kNone) {
+    copy.state = State::kFilling;  // it was asked for again meanwhile
+    BringUp(entry, NearestSource(entry));
+  } else if (copy.state == State::kDraining || !status.ok()) {
     FillFailed(entry, level, status);
   } else if (IsDisk(level)) {
     copy.state = State::kCommitting;
+    copy.loaded = entry.header.Extents();
     ++fills_;
     ++fills_behind_;
     disk_->Commit(entry.group.tenant, entry.header, copy.slot,
@@ -293,24 +318,26 @@ void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status)
   Pump();
 }
 
+void Placement::DoneReading(Entry& entry, size_t level) {
+  Copy& source = entry.copies[level];
+  --source.readers;
+  if (source.state == State::kBroken && !Used(entry, level)) Remove(entry, level);
+}
+
+void Placement::Break(Entry& entry, size_t level) {
+  entry.copies[level].state = State::kBroken;
+  entry.copies[level].loaded = 0;
+  if (!Used(entry, level)) Remove(entry, level);
+}
+
 void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& status) {
-  Copy& copy = entry.copies[level];
-  const bool wanted = copy.state == State::kFilling;
-  const size_t source = copy.source;
-  ++entry.holds;
-  copy.state = State::kBroken;
-  copy.loaded = 0;
-  for (size_t i = 0; i < level; ++i) {
-    if (FilledFrom(entry, i, level)) CancelFill(entry, i);
-  }
-  if (level > 0 || entry.references == 0) Remove(entry, level);
-  --entry.holds;
+  const bool wanted = entry.copies[level].state == State::kFilling;
+  const size_t source = entry.copies[level].source;
+  Break(entry, level);
   if (wanted) {
     observer_.TierError(entry.group.tenant, IsDisk(level) ? kind(level) : kind(source), status);
-    // What cannot be read is no copy.
-    if (source > level) {
-      return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(source));
-    }
+    // What cannot be read is no copy; what it was on its way to ends with it.
+    if (source > level) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(source));
   }
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
@@ -325,7 +352,7 @@ void Placement::Committed(Entry& entry, size_t level, const absl::Status& status
     BecameWhole(entry, level);
   } else {
     observer_.TierError(entry.group.tenant, kind(level), status);
-    Remove(entry, level);
+    Break(entry, level);
     const bool elsewhere = std::ranges::any_of(entry.copies, &Copy::whole);
     if (entry.gone != MissReason::kNone) {
       Vacate(entry);

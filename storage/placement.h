@@ -50,8 +50,8 @@ class Placement {
 
   // Sees to it that the object's copy at the top is whole, or becomes so: it is being filled from the next one below.
   // Otherwise says why it cannot be: kTooDear (to bring it up and land it takes longer than `recompute`, where that is
-  // not 0), kBudgetRefused (what is there may not go) or kBusy. Needs a reference. What is needed sooner comes up
-  // first; a `needed_at` that is past is now.
+  // not 0) or kBudgetRefused (what is there may not go). Needs a reference to an object that is ready and not gone.
+  // What is needed sooner comes up first; a `needed_at` that is past is now.
   MissReason Promote(Entry& entry, Nanos recompute, Nanos needed_at);
   // Calls `call` once the first `extents` at the top are whole, or never will be (the object is gone): now, if it is
   // so.
@@ -80,7 +80,7 @@ class Placement {
 
   size_t levels() const { return levels_.size(); }
   TierKind kind(size_t level) const { return levels_[level]->kind(); }
-  // The nearest copy that is whole; kNone where there is none yet.
+  // The nearest copy that can be read; kNone where there is none yet.
   TierKind Nearest(const Entry& entry) const;
   size_t fills() const { return fills_; }  // under way, commits among them
 
@@ -90,11 +90,16 @@ class Placement {
   bool MakeRoom(Entry& entry, size_t level, uint64_t extents);
   void GiveUp(Entry& entry, size_t level);
   void Remove(Entry& entry, size_t level);
+  size_t NearestSource(const Entry& entry) const;  // of the copy at the top
+  bool BringUp(Entry& entry, size_t from);         // false: no room at the top
   void StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at);
   // What of it is on its way up is needed by then.
   void Hasten(Entry& entry, Nanos needed_at);
   static bool FilledFrom(const Entry& entry, size_t level, size_t source);
+  static bool FilledFromBelow(const Entry& entry, size_t level);
   void CancelFill(Entry& entry, size_t level);
+  void DoneReading(Entry& entry, size_t level);
+  void Break(Entry& entry, size_t level);  // what is there is no copy; the place goes when nobody uses it
   void FillProgress(Entry& entry, size_t level, uint64_t loaded);
   void FillDone(Entry& entry, size_t level, const absl::Status& status);
   void FillFailed(Entry& entry, size_t level, const absl::Status& status);

@@ -226,9 +226,22 @@ TEST_F(TiersTest, WhatTheDiskIsAcknowledgingMayGoAbove) {
   rig_->io.Complete(0);  // the data
   ASSERT_GT(rig_->io.pending(), 0u) << "the commit";
   ASSERT_TRUE(rig_->Publish(kAnn, Plan(2), 2));
-  EXPECT_EQ(Ask(1).reason, MissReason::kBusy);
+  EXPECT_EQ(Land(1), TierKind::kSsd) << "what is written can be read";
+}
+
+TEST_F(TiersTest, WhatTheDiskDoesNotAcknowledgeIsAMissThoughItWasOnItsWayUp) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(1), 1));
+  rig_->io.Complete(0);
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(2), 2));
+  const Match match = rig_->Lookup(kAnn, Plan(1));
+  ASSERT_EQ(match.found[0].tier, TierKind::kSsd);
+  rig_->disk.set_faults({.sync_error = 1});
   rig_->Settle();
-  EXPECT_EQ(Land(1), TierKind::kSsd);
+  EXPECT_EQ(Ask(1).reason, MissReason::kTierError);
+  rig_->cache->Release(kAnn, match.lease);
+  EXPECT_EQ(Used(*rig_->dram), 0u);
+  EXPECT_EQ(Used(*rig_->ssd), 0u);
 }
 
 TEST_F(TiersTest, WhatNobodyWaitsForDoesNotComeUp) {
@@ -240,6 +253,85 @@ TEST_F(TiersTest, WhatNobodyWaitsForDoesNotComeUp) {
   rig_->Settle();
   EXPECT_EQ(Used(*rig_->dram), 0u);
   EXPECT_EQ(Land(1), TierKind::kSsd);
+}
+
+TEST_F(TiersTest, WhatIsAskedForAgainWhileItsLastWayUpDrainsComesUp) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  rig_->cache->Release(kAnn, rig_->Lookup(kAnn, Plan(1)).lease);
+  ASSERT_GT(rig_->io.pending(), 0u) << "something is still read into its place";
+  EXPECT_EQ(Land(1), TierKind::kSsd);
+  EXPECT_EQ(Land(1), TierKind::kDram);
+}
+
+TEST_F(TiersTest, WhatIsAskedForAgainAndGivenUpAgainLeavesNothing) {
+  Make({.hbm = 0, .dram = 4, .ssd = 64});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  for (int i = 0; i < 2; ++i) {
+    const Match match = rig_->Lookup(kAnn, Plan(1));
+    EXPECT_EQ(match.found[0].tier, TierKind::kSsd);
+    rig_->cache->Release(kAnn, match.lease);
+  }
+  rig_->Settle();
+  EXPECT_EQ(Used(*rig_->dram), 0u);
+  EXPECT_EQ(rig_->cache->stats().copies_under_way, 0u);
+}
+
+// Whatever part of both ways up is still under way: from the disk to memory, and from there to the top.
+TEST_F(TiersTest, WhatIsAskedForAgainAnywhereOnItsWayThroughThreeTiersComesUp) {
+  constexpr int kSteps = 12;  // more than the way up takes
+  int drained = 0;
+  for (int steps = 0; steps < kSteps; ++steps) {
+    SCOPED_TRACE(steps);
+    Make({.hbm = 32, .dram = 32, .ssd = 64});
+    const ObjectHeader plan = TestPlan(1, 4000);
+    ASSERT_TRUE(rig_->Publish(kAnn, plan, 1));
+    rig_->Settle();
+    Restart();
+    Match match = rig_->Lookup(kAnn, plan);
+    ASSERT_EQ(match.found[0].tier, TierKind::kSsd);
+    for (int i = 0; i < steps; ++i) {
+      ManualExecutor& next = rig_->executor.pending() > 0 && i % 2 == 1 ? rig_->executor : rig_->io;
+      if (next.pending() > 0) next.Complete(0);
+    }
+    rig_->cache->Release(kAnn, match.lease);
+    drained += rig_->io.pending() + rig_->executor.pending() > 0 ? 1 : 0;
+    match = rig_->Lookup(kAnn, plan);
+    ASSERT_EQ(match.found[0].reason, MissReason::kNone);
+    const TestPages pages(260);
+    const auto landing = rig_->StartLanding(kAnn, 1, match.lease, TestTarget(pages, {{0, 7}}));
+    rig_->Settle();
+    ASSERT_THAT(landing->verdict.value(), ElementsAre(MissReason::kNone));
+    EXPECT_LT(LandingError(pages, plan, 1, 7), 1e-4);
+    rig_->cache->Release(kAnn, match.lease);
+  }
+  EXPECT_GT(drained, kSteps / 2);
+}
+
+TEST_F(TiersTest, WhatIsAskedForAgainKeepsItsLastCopyUntilItsLastWayUpHasDrained) {
+  const ObjectHeader plan = TestPlan(1, 4000);
+  Make({.hbm = 32, .dram = 32, .ssd = plan.Extents() + 1});
+  ASSERT_TRUE(rig_->Publish(kAnn, plan, 1));
+  rig_->Settle();
+  Restart();
+  const LeaseId given_up = rig_->Lookup(kAnn, plan).lease;
+  while (rig_->io.pending() > 1) rig_->io.Complete(0);
+  rig_->cache->Release(kAnn, given_up);
+  rig_->io.Complete(0);
+  ASSERT_GT(rig_->executor.pending(), 0u) << "the top still drains, and nothing reads the disk any more";
+  const Match match = rig_->Lookup(kAnn, plan);
+  ASSERT_EQ(match.found[0].reason, MissReason::kNone);
+  const Cache::Reservation room = rig_->cache->Reserve(kAnn, Plan(2));
+  ASSERT_EQ(room.outcome, ReserveOutcome::kGranted);
+  rig_->cache->Publish(kAnn, room.id, TestSource(Plan(2), 2), [](PublishOutcome) {});
+  rig_->executor.Complete(rig_->executor.pending() - 1);  // published
+  rig_->executor.Complete(rig_->executor.pending() - 1);  // copied down, and next the disk should have it
+  EXPECT_EQ(Used(*rig_->ssd), plan.Extents());
+  const TestPages pages(260);
+  const auto landing = rig_->StartLanding(kAnn, 1, match.lease, TestTarget(pages, {{0, 7}}));
+  rig_->Settle();
+  EXPECT_THAT(landing->verdict.value(), ElementsAre(MissReason::kNone));
+  EXPECT_LT(LandingError(pages, plan, 1, 7), 1e-4);
 }
 
 TEST_F(TiersTest, ALandingThatWaitsForADiskEndsAtOnceWhenItIsNotWantedAnyMore) {

@@ -182,6 +182,8 @@ void Driver::Landed(uint64_t number, const std::vector<MissReason>& verdict) {
   Trace(static_cast<uint64_t>(verdict[0]));
   if (verdict[0] == MissReason::kCancelled) {
     if (!landing.cancelled) Fail("a landing was cancelled that nobody gave up");
+  } else if (verdict[0] == MissReason::kBusy) {
+    if (world_.executor.refused() == 0) Fail("a landing was refused by a queue that had room");
   } else if (verdict[0] != MissReason::kNone) {
     CheckMiss(landing.texts[0], verdict[0]);
   } else {

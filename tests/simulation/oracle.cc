@@ -49,7 +49,6 @@ void Driver::CheckMiss(const Text& text, MissReason reason, Nanos recompute) {
     case MissReason::kNeverSeen:
     case MissReason::kBeingPublished:
     case MissReason::kAbandoned:
-    case MissReason::kBusy:
     case MissReason::kBudgetRefused:
       break;
     case MissReason::kEvicted:
