@@ -218,10 +218,8 @@ void Placement::Refresh(Entry& entry) {
 }
 
 bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
-  making_room_ = true;
   std::optional<Slot> slot =
       levels_[level]->MakeRoom(entry.group, extents, [this, level](Entry& victim) { GiveUp(victim, level); });
-  making_room_ = false;
   if (!slot) return false;
   Copy& copy = entry.copies[level];
   copy.slot = *std::move(slot);
@@ -266,7 +264,11 @@ void Placement::StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at)
   copy.fill =
       filler_.Start(EndOf(entry, from), EndOf(entry, to), entry.header.Extents(), entry.copies[from].loaded, needed_at,
                     {.progress = [this, &entry, to](uint64_t loaded) { FillProgress(entry, to, loaded); },
-                     .done = [this, &entry, to](const absl::Status& status) { FillDone(entry, to, status); }});
+                     .done =
+                         [this, &entry, to](const absl::Status& status) {
+                           FillDone(entry, to, status);
+                           Pump();
+                         }});
   Refresh(entry);
 }
 
@@ -315,7 +317,6 @@ void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status)
   } else {
     BecameWhole(entry, level);
   }
-  Pump();
 }
 
 void Placement::DoneReading(Entry& entry, size_t level) {
@@ -448,8 +449,6 @@ bool Placement::WriteBehind(Entry& entry) {
 }
 
 void Placement::Pump() {
-  // What is given up may end a fill, which would go on with others, in the place of what is given up next.
-  if (making_room_) return;
   while (!behind_.empty() && fills_behind_ < kMaxBehind) {
     const ObjectId next = behind_.front();
     behind_.pop_front();

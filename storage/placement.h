@@ -97,6 +97,7 @@ class Placement {
   void Hasten(Entry& entry, Nanos needed_at);
   static bool FilledFrom(const Entry& entry, size_t level, size_t source);
   static bool FilledFromBelow(const Entry& entry, size_t level);
+  // Does not pump: whoever is making room must not begin to make more.
   void CancelFill(Entry& entry, size_t level);
   void DoneReading(Entry& entry, size_t level);
   void Break(Entry& entry, size_t level);  // what is there is no copy; the place goes when nobody uses it
@@ -136,7 +137,6 @@ class Placement {
   size_t fills_behind_ = 0;
   bool flushing_ = false;
   uint64_t unsaved_ = 0, unsaved_bytes_ = 0;
-  bool making_room_ = false;  // copies are being given up for one object
 };
 
 }  // namespace ashlar::storage

@@ -244,6 +244,21 @@ TEST_F(TiersTest, WhatTheDiskDoesNotAcknowledgeIsAMissThoughItWasOnItsWayUp) {
   EXPECT_EQ(Used(*rig_->ssd), 0u);
 }
 
+TEST_F(TiersTest, WhatIsGivenUpBeforeItsCopyDownHasBegunIsGivenUpOnce) {
+  Make({.hbm = 32, .dram = 7, .ssd = 6});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  for (const uint64_t text : {3, 4, 5, 6}) {
+    ASSERT_TRUE(rig_->Publish(kAnn, Plan(text), text));
+    if (text == 3) rig_->executor.CompleteAll();
+  }
+  ASSERT_EQ(rig_->executor.pending(), 0u) << "all wait behind the third, and that for a deletion on the disk";
+  ASSERT_EQ(Used(*rig_->dram), 6u);
+  rig_->Settle();  // the third goes to the disk, the others to dram, one of them in its place
+  EXPECT_EQ(Used(*rig_->dram), 6u);
+  EXPECT_LE(Used(*rig_->ssd), 6u);
+  for (uint64_t text = 1; text <= 6; ++text) EXPECT_EQ(Land(text), TierKind::kHbm);
+}
+
 TEST_F(TiersTest, WhatNobodyWaitsForDoesNotComeUp) {
   Make({.hbm = 0, .dram = 4, .ssd = 64});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
