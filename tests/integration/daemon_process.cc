@@ -70,8 +70,10 @@ char StateOf(pid_t pid) {
   return name_end == std::string::npos ? '?' : stat[name_end + 2];
 }
 
-std::string SsdYaml(const std::string& directory, const std::string& capacity) {
-  return capacity.empty() ? "" : "ssd:\n  folder: " + directory + "/ssd\n  capacity_bytes: " + capacity + "\n";
+std::string SsdYaml(const std::string& folder, const DaemonOptions& options) {
+  if (options.ssd.empty()) return "";
+  return "ssd:\n  folder: " + folder + "\n  capacity_bytes: " + options.ssd + "\n  admission: " + options.admission +
+         "\n";
 }
 
 }  // namespace
@@ -117,21 +119,24 @@ void DaemonProcess::Configure(const DaemonOptions& options) {
                                              << "workers:\n"
                                              << "  threads: " << options.threads << "\n"
                                              << "drain_seconds: " << options.drain_seconds << "\n"
-                                             << SsdYaml(directory_, options.ssd) << options.tenants << options.sessions;
+                                             << SsdYaml(ssd_folder(), options) << options.tenants << options.sessions;
 }
 
 DaemonProcess::~DaemonProcess() {
   Kill();
-  const std::string log = ReadFile(directory_ + "/log");
-  EXPECT_EQ(log.find("Sanitizer"), std::string::npos) << "a sanitizer has complained about the daemon";
-  if (testing::Test::HasFailure()) std::fputs(log.c_str(), stderr);
+  const std::string said = log();
+  EXPECT_EQ(said.find("Sanitizer"), std::string::npos) << "a sanitizer has complained about the daemon";
+  if (testing::Test::HasFailure()) std::fputs(said.c_str(), stderr);
   std::filesystem::remove_all(directory_);
 }
 
-void DaemonProcess::Start() {
+std::string DaemonProcess::log() const {
+  return ReadFile(directory_ + "/log");
+}
+
+void DaemonProcess::Launch() {
   const std::string config = directory_ + "/config.yaml";
   const std::string log = directory_ + "/log";
-  const size_t said_before = ReadFile(log).size();
   const char* const arguments[] = {ASHLARD, "--config", config.c_str(), nullptr};
   pid_ = Fork(own_pid_namespace_);
   if (pid_ == 0) {
@@ -142,10 +147,27 @@ void DaemonProcess::Start() {
     ::execv(ASHLARD, const_cast<char* const*>(arguments));
     ::_exit(127);
   }
+}
+
+void DaemonProcess::Start() {
+  const size_t said_before = log().size();
+  Launch();
   ASSERT_GT(pid_, 0);
   ASSERT_TRUE(Eventually([this] { return Serves() || ::waitpid(pid_, nullptr, WNOHANG) != 0; }));
-  ASSERT_TRUE(Serves()) << ReadFile(log);
-  ASSERT_TRUE(Eventually([&] { return (metrics_port_ = MetricsPort(ReadFile(log).substr(said_before))) != 0; }));
+  ASSERT_TRUE(Serves()) << log();
+  ASSERT_TRUE(Eventually([&] { return (metrics_port_ = MetricsPort(log().substr(said_before))) != 0; }));
+}
+
+std::string DaemonProcess::Refusal() {
+  const size_t said_before = log().size();
+  Launch();
+  int status = 0;
+  const bool ended = Eventually([&] { return ::waitpid(pid_, &status, WNOHANG) != 0; });
+  EXPECT_TRUE(ended) << "it serves";
+  if (!ended) Kill();
+  pid_ = -1;
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) != 0) << status;
+  return log().substr(said_before);
 }
 
 bool DaemonProcess::Serves() const {

@@ -24,9 +24,10 @@ void BreakConnections(const std::string& path);
 struct DaemonOptions {
   std::string dram = "64MiB";
   std::string arena = "4MiB";
-  std::string tenants;   // YAML of the field `tenants`; empty: one tenant, this user
-  std::string sessions;  // YAML of the field `sessions`; empty: its defaults
-  std::string ssd;       // of such a capacity; empty: no such tier
+  std::string tenants;                   // YAML of the field `tenants`; empty: one tenant, this user
+  std::string sessions;                  // YAML of the field `sessions`; empty: its defaults
+  std::string ssd;                       // of such a capacity; empty: no such tier
+  std::string admission = "second_use";  // of that tier
   uint32_t drain_seconds = 2;
   uint32_t threads = 2;
   bool own_pid_namespace = false;  // only where MayMakePidNamespaces()
@@ -43,7 +44,8 @@ class DaemonProcess {
   // What the next Start reads.
   void Configure(const DaemonOptions& options);
   void Start();
-  void Kill();  // SIGKILL, and waits for its end
+  std::string Refusal();  // starts it where it must give up by itself: what it said
+  void Kill();            // SIGKILL, and waits for its end
   void Signal(int number);
   int Wait();       // for its end; its exit code
   int Terminate();  // SIGTERM, and waits; its exit code
@@ -52,12 +54,15 @@ class DaemonProcess {
 
   pid_t pid() const { return pid_; }
   const std::string& directory() const { return directory_; }  // a test's files may lie here, too
+  std::string ssd_folder() const { return directory_ + "/ssd"; }
+  std::string log() const;  // of all its lives
   std::string admin_socket() const { return directory_ + "/admin.sock"; }
   ClientOptions client_options() const;
   // A sample of the metrics endpoint, by its name with labels as it is written there; 0 when it is not there.
   double Metric(const std::string& sample) const;
 
  private:
+  void Launch();
   bool Serves() const;
 
   std::string directory_;
