@@ -163,7 +163,7 @@ void Cache::SetTimeToLive(TenantId tenant, Nanos ttl) {
 
 void Cache::Adopt(std::vector<SsdTier::Recovered> objects) {
   for (SsdTier::Recovered& object : objects) {
-    impl_->pool.Adopt(object.tenant, std::move(object.header), std::move(object.slot));
+    impl_->pool.Adopt({object.tenant, object.pool}, std::move(object.header), std::move(object.slot));
   }
 }
 

@@ -312,7 +312,7 @@ void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status)
     copy.loaded = entry.header.Extents();
     ++fills_;
     ++fills_behind_;
-    disk_->Commit(entry.group.tenant, entry.header, copy.slot,
+    disk_->Commit(entry.group.tenant, entry.group.pool, entry.header, copy.slot,
                   [this, &entry, level](const absl::Status& committed) { Committed(entry, level, committed); });
   } else {
     BecameWhole(entry, level);

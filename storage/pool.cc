@@ -122,8 +122,8 @@ void Pool::Appear(Entry& entry) {
   object_bytes_ += entry.header.bytes;
 }
 
-void Pool::Adopt(TenantId tenant, ObjectHeader header, Slot slot) {
-  Entry& entry = Make({tenant}, std::move(header));
+void Pool::Adopt(const Group& group, ObjectHeader header, Slot slot) {
+  Entry& entry = Make(group, std::move(header));
   table_.Insert(entry);
   Appear(entry);
   placement_.Adopt(entry, std::move(slot));

@@ -88,7 +88,7 @@ class Pool {
   void Landed(uint64_t bytes, Nanos took) { bring_up_.Landed(bytes, took); }
 
   // An object that a restart found on the disk.
-  void Adopt(TenantId tenant, ObjectHeader header, Slot slot);
+  void Adopt(const Group& group, ObjectHeader header, Slot slot);
 
   // Until `until` (0: for good) one copy stays in some tier, whoever needs the space. A second pin replaces the first.
   // False: no such object.

@@ -108,6 +108,20 @@ TEST_F(TiersTest, ARestartFindsWhatWasAcknowledged) {
   EXPECT_EQ(reason_, MissReason::kNeverSeen);
 }
 
+TEST_F(TiersTest, PoolsSurviveARestart) {
+  Make({.hbm = 0, .dram = 4, .ssd = 9});
+  const Cache::Reservation room = rig_->cache->Reserve(kAnn, Plan(1), {}, PoolKind::kPrivate);
+  rig_->cache->Publish(kAnn, room.id, TestSource(Plan(1), 1), [](PublishOutcome) {});
+  rig_->Settle();
+  for (const uint64_t text : {2, 3}) PublishAndSettle(text);
+  ASSERT_EQ(Used(*rig_->ssd), 9u);
+  Restart();
+  rig_->cache->SetFloor(1, {1, PoolKind::kPrivate}, 3 * kExtent);
+  for (const uint64_t text : {4, 5}) PublishAndSettle(text);
+  EXPECT_EQ(Ask(2).reason, MissReason::kEvicted);
+  EXPECT_EQ(Land(1), TierKind::kSsd) << "the oldest, and on its pool's floor";
+}
+
 TEST_F(TiersTest, ALandingStartsBeforeTheLastByteIsThere) {
   Make({.hbm = 0, .dram = 64, .ssd = 128});
   const ObjectHeader plan = TestPlan(1, 4000);

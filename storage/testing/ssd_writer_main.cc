@@ -63,8 +63,8 @@ class Writer {
     for (uint64_t i = 0; i < object.slot.Extents(); ++i) sources.push_back(tier_.ExtentOf(version, i));
     const bool taken = tier_.tier().Write(object.slot, 0, std::move(sources), [this, version, &object](absl::Status s) {
       if (!s.ok()) std::_Exit(4);
-      tier_.tier().Commit(SsdFolder::kTenant, SsdFolder::HeaderOf(version, object.slot.Extents()), object.slot,
-                          [this, version, &object](absl::Status committed) {
+      tier_.tier().Commit(SsdFolder::kTenant, PoolKind::kPublic, SsdFolder::HeaderOf(version, object.slot.Extents()),
+                          object.slot, [this, version, &object](absl::Status committed) {
                             if (!committed.ok()) std::_Exit(5);
                             Say('A', version);
                             object.acknowledged = true;

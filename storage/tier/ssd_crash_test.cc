@@ -70,6 +70,7 @@ struct Stored {
   std::vector<const std::byte*> bytes;
   enum State { kWriting, kCommitting, kAcknowledged, kErasing, kLost } state = kWriting;
   int readers = 0;
+  PoolKind pool = PoolKind::kPublic;
 };
 
 const ExtentMemory& Contents() {
@@ -166,14 +167,16 @@ class Machine {
     auto slot = tier_->Allocate(tenant, extents);
     if (!slot.ok()) return;
     auto stored = std::make_shared<Stored>(Stored{tenant, HeaderOfExtents(number, extents), *std::move(slot)});
+    stored->pool = kPools[random_() % 2];
     for (uint64_t i = 0; i < extents; ++i) stored->bytes.push_back(Contents()[random_() % Contents().extents()]);
     const bool taken = tier_->Write(stored->slot, 0, stored->bytes, [this, stored](const absl::Status& status) {
       if (!status.ok()) return GiveUp(stored);
       stored->state = Stored::kCommitting;
-      tier_->Commit(stored->tenant, stored->header, stored->slot, [this, stored](const absl::Status& committed) {
-        if (!committed.ok()) return GiveUp(stored);
-        stored->state = Stored::kAcknowledged;
-      });
+      tier_->Commit(stored->tenant, stored->pool, stored->header, stored->slot,
+                    [this, stored](const absl::Status& committed) {
+                      if (!committed.ok()) return GiveUp(stored);
+                      stored->state = Stored::kAcknowledged;
+                    });
     });
     if (!taken) return tier_->Free(stored->slot);
     objects_.push_back(std::move(stored));
@@ -243,8 +246,9 @@ class Machine {
     lost_.clear();
     for (const auto& [place, object] : found) {
       const auto stored = std::find_if(candidates.begin(), candidates.end(), [&](const auto& candidate) {
-        return candidate->tenant == object->tenant && candidate->header == object->header &&
-               candidate->slot.runs == object->slot.runs && candidate->state >= Stored::kCommitting;
+        return candidate->tenant == object->tenant && candidate->pool == object->pool &&
+               candidate->header == object->header && candidate->slot.runs == object->slot.runs &&
+               candidate->state >= Stored::kCommitting;
       });
       ASSERT_NE(stored, candidates.end()) << "an object came back that was erased, or never committed";
       ExpectWhole(*object, **stored);
@@ -338,7 +342,8 @@ TEST(SsdCrash, ADiskThatLiesIsSeen) {
     ASSERT_TRUE((*tier)->Write(slot, 0, {Contents()[round]}, [](absl::Status) {}));
     while (!io.idle()) io.Step();
     bool acknowledged = false;
-    (*tier)->Commit(0, HeaderOfExtents(round, 1), slot, [&](absl::Status s) { acknowledged = s.ok(); });
+    (*tier)->Commit(0, PoolKind::kPublic, HeaderOfExtents(round, 1), slot,
+                    [&](absl::Status s) { acknowledged = s.ok(); });
     while (!io.idle()) io.Step();
     ASSERT_TRUE(acknowledged);
     disk.Crash();

@@ -133,7 +133,8 @@ std::string EncodeRecord(const SsdRecord& record) {
   Append(bytes, kSsdFormatVersion);
   Append(bytes, static_cast<uint32_t>(record.tenant.size()));
   Append(bytes, record.sequence);
-  Append(bytes, static_cast<uint64_t>(record.runs.size()));
+  Append(bytes, static_cast<uint32_t>(record.runs.size()));
+  Append(bytes, static_cast<uint32_t>(record.pool));
   bytes += record.tenant;
   for (const ExtentRun& run : record.runs) {
     Append(bytes, run.first);
@@ -152,11 +153,14 @@ absl::StatusOr<SsdRecord> DecodeRecord(std::string_view name, std::string_view b
   if (reader.Take<uint32_t>() != kSsdFormatVersion) return RecordError("unknown version");
   const auto tenant_bytes = reader.Take<uint32_t>();
   SsdRecord record{.sequence = reader.Take<uint64_t>()};
-  const auto runs = reader.Take<uint64_t>();
+  const auto runs = reader.Take<uint32_t>();
+  const auto pool = reader.Take<uint32_t>();
   record.tenant = reader.Take(tenant_bytes);
   if (!reader.ok() || runs > reader.rest() / (2 * sizeof(uint32_t))) return RecordError("truncated");
+  if (pool > static_cast<uint32_t>(PoolKind::kPrivate)) return RecordError("an unknown pool");
+  record.pool = static_cast<PoolKind>(pool);
   uint64_t extents = 0;
-  for (uint64_t i = 0; i < runs; ++i) {
+  for (uint32_t i = 0; i < runs; ++i) {
     const auto first = reader.Take<uint32_t>();
     const auto count = reader.Take<uint32_t>();
     if (count == 0 || count > UINT32_MAX - first) return RecordError("a run of extents");

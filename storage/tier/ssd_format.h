@@ -11,12 +11,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/object.h"
+#include "storage/ids.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
 
 // Of slab, manifest and records together: what is one version is all of that version.
-inline constexpr uint32_t kSsdFormatVersion = 1;
+inline constexpr uint32_t kSsdFormatVersion = 2;
 
 // Slab and records carry the same name, drawn when they were made: neither is ever read with another's.
 using SlabId = std::array<uint8_t, 16>;
@@ -36,6 +37,7 @@ absl::StatusOr<SlabId> DecodeSlabHeader(std::string_view bytes);
 struct SsdRecord {
   uint64_t sequence = 0;  // of two records that claim the same, the one with the greater number is right
   std::string tenant;
+  PoolKind pool = PoolKind::kPublic;
   std::vector<ExtentRun> runs;  // in the slab; `arena` is 0
   ObjectHeader header;
 };

@@ -22,6 +22,7 @@ SlabId ExampleId() {
 SsdRecord ExampleRecord() {
   return {.sequence = 7,
           .tenant = "acme",
+          .pool = PoolKind::kPrivate,
           .runs = {{.first = 1, .count = 2}, {.first = 9, .count = 1}},
           .header = HeaderOfExtents(42, 3)};
 }
@@ -41,6 +42,7 @@ TEST(SsdFormat, RecordsComeBackAsTheyWere) {
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(decoded->sequence, record.sequence);
   EXPECT_EQ(decoded->tenant, record.tenant);
+  EXPECT_EQ(decoded->pool, record.pool);
   EXPECT_EQ(decoded->runs, record.runs);
   EXPECT_EQ(decoded->header, record.header);
 }
@@ -78,6 +80,9 @@ TEST(SsdFormat, RecordsThatMakeNoSenseAreRefused) {
   record.runs = {};
   EXPECT_THAT(refusal(record), HasSubstr("extents"));
   record = ExampleRecord();
+  record.pool = static_cast<PoolKind>(2);
+  EXPECT_THAT(refusal(record), HasSubstr("pool"));
+  record = ExampleRecord();
   record.header.parts[0].units = 0;
   EXPECT_NE(refusal(record), "");
 }
@@ -85,7 +90,7 @@ TEST(SsdFormat, RecordsThatMakeNoSenseAreRefused) {
 TEST(SsdFormat, OtherVersionsAreCalledByTheirNumber) {
   EXPECT_EQ(*DecodeManifest(EncodeManifest(ExampleId())), ExampleId());
   EXPECT_EQ(*DecodeSlabHeader(EncodeSlabHeader(ExampleId())), ExampleId());
-  for (const uint32_t version : {0u, 2u}) {
+  for (const uint32_t version : {0u, 1u, 3u}) {
     std::string manifest = EncodeManifest(ExampleId());
     std::memcpy(manifest.data() + 8, &version, sizeof version);
     const absl::Status status = DecodeManifest(manifest).status();

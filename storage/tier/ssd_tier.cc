@@ -199,7 +199,10 @@ absl::StatusOr<std::vector<SsdTier::Recovered>> SsdTier::Recover() {
       tenant->used_bytes += bytes;
       report_.bytes += bytes;
       committed_[record.runs.front().first] = record.sequence;
-      recovered.push_back({known->second, std::move(record.header), {known->second, std::move(record.runs)}});
+      recovered.push_back({.tenant = known->second,
+                           .pool = record.pool,
+                           .header = std::move(record.header),
+                           .slot = {known->second, std::move(record.runs)}});
     }
   }
   report_.objects = recovered.size();
@@ -298,7 +301,7 @@ absl::Status SsdTier::CheckCommit(const ObjectHeader& header, const Slot& slot) 
   return absl::OkStatus();
 }
 
-void SsdTier::Commit(TenantId tenant, const ObjectHeader& header, const Slot& slot,
+void SsdTier::Commit(TenantId tenant, PoolKind pool, const ObjectHeader& header, const Slot& slot,
                      std::function<void(absl::Status)> done) {
   const uint32_t key = FirstExtent(slot);
   const auto found = uncommitted_.find(key);
@@ -309,7 +312,7 @@ void SsdTier::Commit(TenantId tenant, const ObjectHeader& header, const Slot& sl
     return;
   }
   found->second.committing = true;
-  const SsdRecord record{next_sequence_++, tenants_.at(tenant).name, slot.runs, header};
+  const SsdRecord record{next_sequence_++, tenants_.at(tenant).name, pool, slot.runs, header};
   std::string name = RecordName(header.key, record.sequence);
   commits_.Put(name, EncodeRecord(record), found->second.failed_syncs,
                [this, key, name, sequence = record.sequence, done = std::move(done)](CommitQueue::Outcome outcome) {

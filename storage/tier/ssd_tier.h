@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "proto/object.h"
 #include "storage/executor.h"
+#include "storage/ids.h"
 #include "storage/tier/block_file.h"
 #include "storage/tier/commit_queue.h"
 #include "storage/tier/disk_queue.h"
@@ -52,6 +53,7 @@ class SsdTier final : public Tier {
 
   struct Recovered {
     TenantId tenant = 0;
+    PoolKind pool = PoolKind::kPublic;
     ObjectHeader header;
     Slot slot;
   };
@@ -88,7 +90,8 @@ class SsdTier final : public Tier {
   // there could be another tenant's), without error and without a sync having failed since the first write (ABORTED).
   // After any error the slot is to be given back; until that is durable the object may still come back after a crash,
   // whole.
-  void Commit(TenantId tenant, const ObjectHeader& header, const Slot& slot, std::function<void(absl::Status)> done);
+  void Commit(TenantId tenant, PoolKind pool, const ObjectHeader& header, const Slot& slot,
+              std::function<void(absl::Status)> done);
 
   // Reads extents [first, first + targets.size()) of a slot into memory aligned to pages. As Write. After an error the
   // targets may hold anything.

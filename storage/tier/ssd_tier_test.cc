@@ -58,7 +58,8 @@ class SsdTierTest : public ::testing::Test {
   }
   absl::Status Commit(TenantId tenant, uint64_t number, const Slot& slot) {
     std::optional<absl::Status> status;
-    tier_->Commit(tenant, HeaderOfExtents(number, slot.Extents()), slot, [&](absl::Status s) { status = s; });
+    tier_->Commit(tenant, PoolKind::kPublic, HeaderOfExtents(number, slot.Extents()), slot,
+                  [&](absl::Status s) { status = s; });
     EXPECT_FALSE(status.has_value());
     io_->CompleteAll();
     return status.value();
@@ -176,7 +177,7 @@ TEST_F(SsdTierTest, AQueueThatIsFullRefusesAtOnceAndLosesNothing) {
   EXPECT_THAT(order, ElementsAre(1, 3));
   // A commit is never refused: it waits for a place.
   EXPECT_TRUE(tier_->Read(small, 0, {memory_[20]}, note(4)));
-  tier_->Commit(kBolt, HeaderOfExtents(2, 1), small, note(5));
+  tier_->Commit(kBolt, PoolKind::kPublic, HeaderOfExtents(2, 1), small, note(5));
   io_->CompleteAll();
   EXPECT_THAT(order, ElementsAre(1, 3, 4, 5));
   EXPECT_TRUE(Holds(large, 0));
@@ -229,7 +230,8 @@ TEST_F(SsdTierTest, ManyCommitsShareOneSync) {
   const SimulatedDisk::Counts before = disk_.counts();
   int acknowledged = 0;
   for (int i = 0; i < 10; ++i) {
-    tier_->Commit(kAcme, HeaderOfExtents(i, 1), slots[i], [&](absl::Status s) { acknowledged += s.ok(); });
+    tier_->Commit(kAcme, PoolKind::kPublic, HeaderOfExtents(i, 1), slots[i],
+                  [&](absl::Status s) { acknowledged += s.ok(); });
   }
   io_->CompleteAll();
   EXPECT_EQ(acknowledged, 10);
@@ -246,11 +248,11 @@ TEST_F(SsdTierTest, NothingIsCommittedThatWasNotWritten) {
   EXPECT_EQ(Commit(kAcme, 1, slot).code(), absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(tier_->Write(slot, 2, Sources(2, 1), [](absl::Status) {}));
   std::optional<absl::Status> early;  // before that write is done
-  tier_->Commit(kAcme, HeaderOfExtents(1, 3), slot, [&](absl::Status s) { early = s; });
+  tier_->Commit(kAcme, PoolKind::kPublic, HeaderOfExtents(1, 3), slot, [&](absl::Status s) { early = s; });
   io_->CompleteAll();
   EXPECT_EQ(early->code(), absl::StatusCode::kFailedPrecondition);
   std::optional<absl::Status> wrong;
-  tier_->Commit(kAcme, HeaderOfExtents(1, 2), slot, [&](absl::Status s) { wrong = s; });
+  tier_->Commit(kAcme, PoolKind::kPublic, HeaderOfExtents(1, 2), slot, [&](absl::Status s) { wrong = s; });
   io_->CompleteAll();
   EXPECT_EQ(wrong->code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Commit(kAcme, 1, slot), absl::OkStatus());
@@ -369,7 +371,8 @@ TEST_F(SsdTierTest, ASmallerBudgetKeepsWhatWasStoredLast) {
 class SsdTierRecordsTest : public SsdTierTest {
  protected:
   void Put(uint64_t sequence, uint64_t number, std::vector<ExtentRun> runs, const std::string& tenant = "acme") {
-    const SsdRecord record{sequence, tenant, runs, HeaderOfExtents(number, Slot{.runs = runs}.Extents())};
+    const SsdRecord record{sequence, tenant, PoolKind::kPublic, runs,
+                           HeaderOfExtents(number, Slot{.runs = runs}.Extents())};
     PutBytes(RecordName(record.header.key, sequence), EncodeRecord(record));
   }
   void PutBytes(const std::string& name, std::optional<std::string> value) {
@@ -426,10 +429,12 @@ TEST_F(SsdTierRecordsTest, ASlabIsReadWithItsOwnRecordsAlone) {
   const std::string ours = EncodeManifest({9});
   PutBytes("manifest", EncodeManifest({8}));
   EXPECT_THAT(Open().message(), HasSubstr("not the one that the index describes"));
-  std::string newer = ours;
-  newer[8] = 2;
-  PutBytes("manifest", newer);
-  EXPECT_THAT(Open().message(), HasSubstr("format version 2"));
+  for (const int version : {1, 3}) {
+    std::string other = ours;
+    other[8] = static_cast<char>(version);
+    PutBytes("manifest", other);
+    EXPECT_THAT(Open().message(), HasSubstr("format version " + std::to_string(version)));
+  }
   PutBytes("manifest", "damaged");
   EXPECT_EQ(Open().code(), absl::StatusCode::kDataLoss);
   PutBytes("manifest", std::nullopt);

@@ -18,14 +18,14 @@ bool Refused(const absl::Status& status) {
 // The name that a record of these bytes would have, as far as they say.
 std::string NameIn(const std::string& bytes) {
   constexpr size_t kSequence = 16, kTenantBytes = 12, kRuns = 24, kTenant = 32, kKeyInHeader = 64;  // docs/formats.md
-  uint32_t tenant_bytes;
-  uint64_t sequence, runs;
+  uint32_t tenant_bytes, runs;
+  uint64_t sequence;
   if (bytes.size() < kTenant) return "";
   std::memcpy(&tenant_bytes, bytes.data() + kTenantBytes, sizeof tenant_bytes);
   std::memcpy(&sequence, bytes.data() + kSequence, sizeof sequence);
   std::memcpy(&runs, bytes.data() + kRuns, sizeof runs);
   Key key;
-  const uint64_t at = kTenant + uint64_t{tenant_bytes} + 8 * (runs % (uint64_t{1} << 32)) + kKeyInHeader;
+  const uint64_t at = kTenant + uint64_t{tenant_bytes} + 8 * uint64_t{runs} + kKeyInHeader;
   if (at + key.bytes.size() > bytes.size()) return "";
   std::memcpy(key.bytes.data(), bytes.data() + at, key.bytes.size());
   return RecordName(key, sequence);

@@ -306,8 +306,8 @@ TEST(Restart, RefusesADiskThatItCannotReadAndLeavesItAlone) {
   };
   const std::string slab = daemon.ssd_folder() + "/slab";
   {
-    const Damage other_version(slab, 8, std::string("\2\0\0\0", 4));
-    expect_refusal("version 2");
+    const Damage other_version(slab, 8, std::string("\1\0\0\0", 4));
+    expect_refusal("version 1");
   }
   {
     const Damage other_name(slab, 16, "another's slab");

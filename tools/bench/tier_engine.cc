@@ -136,15 +136,16 @@ class TierEngine final : public DiskEngine {
       return tier_->Write(slot, 0, std::move(sources), [this, number, buffer, &slot](absl::Status written) {
         if (!written.ok()) return Finish(buffer, written);
         const ObjectHeader header = HeaderOf(number, extents_);
-        tier_->Commit(kTenant, header, slot, [this, number, buffer, &slot, key = header.key](absl::Status committed) {
-          if (!committed.ok() || slots_[number].runs.empty()) {
-            slots_[number] = slot;
-            return Finish(buffer, committed);
-          }
-          tier_->Erase(kTenant, key, std::exchange(slots_[number], slot), [this] { --erasing_; });
-          ++erasing_;
-          Finish(buffer, committed);
-        });
+        tier_->Commit(kTenant, storage::PoolKind::kPublic, header, slot,
+                      [this, number, buffer, &slot, key = header.key](absl::Status committed) {
+                        if (!committed.ok() || slots_[number].runs.empty()) {
+                          slots_[number] = slot;
+                          return Finish(buffer, committed);
+                        }
+                        tier_->Erase(kTenant, key, std::exchange(slots_[number], slot), [this] { --erasing_; });
+                        ++erasing_;
+                        Finish(buffer, committed);
+                      });
       });
     });
   }
