@@ -4,61 +4,86 @@
 #include <utility>
 
 namespace ashlar::storage {
+namespace {
+
+template <typename T>
+void Append(std::vector<T>& target, std::vector<T> source) {
+  target.insert(target.end(), std::make_move_iterator(source.begin()), std::make_move_iterator(source.end()));
+}
+
+}  // namespace
 
 void CommitQueue::Put(std::string name, std::string value, uint64_t failed_syncs, std::function<void(Outcome)> done) {
-  puts_.push_back({std::move(name), std::move(value), failed_syncs, std::move(done)});
-  Start();
+  unsynced_.push_back({std::move(name), std::move(value), failed_syncs, std::move(done)});
+  StartSync();
 }
 
 void CommitQueue::Delete(std::string name, std::function<void()> done) {
   deletes_.push_back({std::move(name), std::move(done)});
-  Start();
+  StartBatch();
 }
 
 void CommitQueue::Retry() {
-  if (!deletes_.empty() && !running_) Start();
+  if (!deletes_.empty() && !writing_) StartBatch();
 }
 
-void CommitQueue::Start() {
-  wanted_ = running_;
-  if (running_) return;
-  auto job = std::make_shared<Job>();
-  job->deletes = std::exchange(deletes_, {});
-  for (PendingPut& put : std::exchange(puts_, {})) {
-    (put.failed_syncs == failed_syncs_ ? job->puts : job->given_up).push_back(std::move(put));
+void CommitQueue::StartSync() {
+  if (syncing_ || unsynced_.empty()) return;
+  auto sync = std::make_shared<Sync>();
+  for (PendingPut& put : std::exchange(unsynced_, {})) {
+    (put.failed_syncs == failed_syncs_ ? sync->puts : sync->given_up).push_back(std::move(put));
   }
-  running_ = true;
+  syncing_ = true;
   disk_.RunNext(
-      [this, job](size_t) {
-        Work(*job);
+      [this, sync](size_t) {
+        if (!sync->puts.empty()) sync->status = file_.Sync();
         return absl::OkStatus();
       },
-      [this, job](const absl::Status&) { Finish(*job); });
+      [this, sync](const absl::Status&) { Synced(*sync); });
 }
 
-void CommitQueue::Work(Job& job) const {
-  if (!job.puts.empty()) job.synced = file_.Sync();
-  std::vector<RecordStore::Change> batch;
-  for (const PendingDelete& pending : job.deletes) batch.push_back({pending.name, std::nullopt});
-  if (job.synced.ok()) {
-    for (PendingPut& put : job.puts) batch.push_back({put.name, std::move(put.value)});
+void CommitQueue::Synced(Sync& sync) {
+  syncing_ = false;
+  if (sync.status.ok()) {
+    Append(synced_, std::exchange(sync.puts, {}));
+  } else {
+    ++failed_syncs_;
   }
-  if (!batch.empty()) job.written = records_.Write(batch);
+  if (!synced_.empty()) StartBatch();
+  StartSync();
+  for (const PendingPut& put : sync.puts) put.done({sync.status});
+  for (const PendingPut& put : sync.given_up) {
+    put.done({absl::AbortedError("a sync failed after its data was written")});
+  }
 }
 
-void CommitQueue::Finish(Job& job) {
-  running_ = false;
-  if (!job.synced.ok()) ++failed_syncs_;
-  if (!job.written.ok()) {
-    deletes_.insert(deletes_.begin(), std::make_move_iterator(job.deletes.begin()),
-                    std::make_move_iterator(job.deletes.end()));
-    job.deletes.clear();
+void CommitQueue::StartBatch() {
+  wanted_ = writing_;
+  if (writing_) return;
+  auto batch = std::make_shared<Batch>();
+  batch->puts = std::exchange(synced_, {});
+  batch->deletes = std::exchange(deletes_, {});
+  writing_ = true;
+  disk_.RunNext(
+      [this, batch](size_t) {
+        std::vector<RecordStore::Change> changes;
+        for (const PendingDelete& pending : batch->deletes) changes.push_back({pending.name, std::nullopt});
+        for (PendingPut& put : batch->puts) changes.push_back({put.name, std::move(put.value)});
+        batch->status = records_.Write(changes);
+        return absl::OkStatus();
+      },
+      [this, batch](const absl::Status&) { Written(*batch); });
+}
+
+void CommitQueue::Written(Batch& batch) {
+  writing_ = false;
+  if (!batch.status.ok()) {
+    Append(batch.deletes, std::exchange(deletes_, {}));
+    deletes_ = std::exchange(batch.deletes, {});
   }
-  if (wanted_) Start();
-  for (const PendingDelete& pending : job.deletes) pending.done();
-  const Outcome outcome = job.synced.ok() ? Outcome{job.written, !job.written.ok()} : Outcome{job.synced};
-  for (const PendingPut& put : job.puts) put.done(outcome);
-  for (const PendingPut& put : job.given_up) put.done({absl::AbortedError("a sync failed after its data was written")});
+  if (wanted_) StartBatch();
+  for (const PendingDelete& pending : batch.deletes) pending.done();
+  for (const PendingPut& put : batch.puts) put.done({batch.status, !batch.status.ok()});
 }
 
 }  // namespace ashlar::storage

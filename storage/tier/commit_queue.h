@@ -14,7 +14,8 @@
 
 namespace ashlar::storage {
 
-// Owned by the metadata thread. One job is under way at a time; what comes meanwhile shares the next one.
+// Owned by the metadata thread. One sync and one batch are under way at a time, beside each other; what comes meanwhile
+// shares the next ones.
 class CommitQueue {
  public:
   struct Outcome {
@@ -33,7 +34,7 @@ class CommitQueue {
   // what the caller noted before it wrote the data that the record names.
   void Put(std::string name, std::string value, uint64_t failed_syncs, std::function<void(Outcome)> done);
 
-  // `done` once the deletion is durable. One that fails is tried again with the next job.
+  // `done` once the deletion is durable. One that fails is tried again with the next batch.
   void Delete(std::string name, std::function<void()> done);
   // Tries deletions that failed again.
   void Retry();
@@ -48,24 +49,28 @@ class CommitQueue {
     std::string name;
     std::function<void()> done;
   };
-  struct Job {
+  struct Sync {
+    std::vector<PendingPut> puts, given_up;
+    absl::Status status;
+  };
+  struct Batch {
     std::vector<PendingPut> puts;
-    std::vector<PendingPut> given_up;
     std::vector<PendingDelete> deletes;
-    absl::Status synced, written;
+    absl::Status status;
   };
 
-  void Start();
-  void Work(Job& job) const;  // on the executor
-  void Finish(Job& job);
+  void StartSync();
+  void Synced(Sync& sync);
+  void StartBatch();
+  void Written(Batch& batch);
 
   BlockFile& file_;
   RecordStore& records_;
   DiskQueue& disk_;
   uint64_t failed_syncs_ = 0;
-  bool running_ = false;
-  bool wanted_ = false;  // something came while a job was running
-  std::vector<PendingPut> puts_;
+  bool syncing_ = false, writing_ = false;
+  bool wanted_ = false;  // something came while a batch was being written
+  std::vector<PendingPut> unsynced_, synced_;
   std::vector<PendingDelete> deletes_;
 };
 

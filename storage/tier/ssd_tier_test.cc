@@ -239,6 +239,28 @@ TEST_F(SsdTierTest, ManyCommitsShareOneSync) {
   EXPECT_EQ(disk_.counts().batches, before.batches + 2);
 }
 
+TEST_F(SsdTierTest, DataIsSyncedWhileRecordsOfOthersAreWritten) {
+  OpenWithTenants();
+  bool acknowledged[2] = {};
+  const Slot slots[] = {tier_->Allocate(kAcme, 1).value(), tier_->Allocate(kAcme, 1).value()};
+  for (const Slot& slot : slots) ASSERT_EQ(Write(slot, 1), absl::OkStatus());
+  const auto commit = [&](int i) {
+    tier_->Commit(kAcme, PoolKind::kPublic, HeaderOfExtents(i, 1), slots[i],
+                  [&acknowledged, i](absl::Status s) { acknowledged[i] = s.ok(); });
+  };
+  commit(0);
+  io_->Complete(0);  // its sync
+  commit(1);
+  ASSERT_EQ(io_->pending(), 2u) << "the first one's record, and the second one's sync";
+  io_->Complete(1);
+  EXPECT_EQ(io_->pending(), 1u) << "one batch at a time";
+  io_->Complete(0);
+  EXPECT_TRUE(acknowledged[0]);
+  EXPECT_FALSE(acknowledged[1]);
+  io_->CompleteAll();
+  EXPECT_TRUE(acknowledged[1]);
+}
+
 TEST_F(SsdTierTest, NothingIsCommittedThatWasNotWritten) {
   OpenWithTenants();
   const Slot slot = tier_->Allocate(kAcme, 3).value();
