@@ -48,9 +48,11 @@ struct ClientOptions {
   std::string name = "libashlar";           // for the daemon's logs
 };
 
-// This engine's part of the model and what computing costs it; not part of the namespace.
+// This process's part of the model and what computing costs it; not part of the namespace. Heads are divided as
+// proto/shard.h says; layers keep their numbers. A segment is hit when every rank has published its part of it. So that
+// ranks agree, one of them looks up, and the others attach to its lease.
 struct Shard {
-  uint32_t first_layer = 0;
+  uint32_t first_layer = 0;  // 0: pipeline stages are refused
   uint32_t layer_count = 0;  // 0: all
   uint32_t tensor_parallel_rank = 0;
   uint32_t tensor_parallel_size = 1;
@@ -297,7 +299,7 @@ class Composition {
 // items as there are and make as few calls of them as proto/limits.h allows, all within one timeout.
 class Model {
  public:
-  const Layout& layout() const;
+  const Layout& layout() const;  // of this process's shard
   NamespaceId ns() const;
 
   // Declares the engine's pages, before Publish and Land. Declared again, they take the place of the earlier ones: what
@@ -306,6 +308,7 @@ class Model {
 
   std::vector<Match> Lookup(std::span<const Prompt> prompts);
   Match Lookup(const Prompt& prompt);
+  // What another process of this tenant found for the same prompt, of this model's shard. Holds it beside that process.
   Match Attach(const std::string& lease, std::span<const uint64_t> segment_lengths);
 
   // At most one engine computes a segment: a second one is told kBeingPublished or kAlreadyPresent. kDeclined: the

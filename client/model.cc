@@ -131,10 +131,10 @@ Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_
   v1::AttachLeaseRequest request;
   request.set_session(binding->connection->session());
   request.set_lease(lease);
+  request.set_model(binding->model->id());
   v1::AttachLeaseReply reply;
   const absl::Status status = binding->connection->rpc().AttachLease(request, reply, deadline);
   if (!status.ok()) return missed(status);
-  reply.mutable_match()->set_lease(lease);
   return Match(Match::Impl::Answered(reply.match(), binding->connection, layout(), ns(), segment_lengths, deadline));
 }
 

@@ -5,6 +5,7 @@
 
 #include "ashlar/v1/cache.pb.h"
 #include "client/process_bound.h"
+#include "proto/shard.h"
 
 namespace ashlar::internal {
 
@@ -15,7 +16,14 @@ ModelHandle::~ModelHandle() {
 absl::StatusOr<std::shared_ptr<OpenedModel>> OpenedModel::Open(Declaration declaration,
                                                                const std::shared_ptr<Connection>& connection,
                                                                Deadline deadline) {
-  auto model = MakeProcessBound<OpenedModel>(std::move(declaration));
+  const Shard& shard = declaration.shard;
+  // The daemon divides it likewise, and says what is wrong with a shard.
+  absl::StatusOr<Layout> layout =
+      shard.tensor_parallel_rank < shard.tensor_parallel_size
+          ? ShardLayout(declaration.layout, {.rank = shard.tensor_parallel_rank, .size = shard.tensor_parallel_size})
+          : declaration.layout;
+  if (!layout.ok()) return layout.status();
+  auto model = MakeProcessBound<OpenedModel>(std::move(declaration), *std::move(layout));
   absl::StatusOr<std::shared_ptr<const ModelHandle>> handle = model->OpenOn(connection, model->ns_, deadline);
   if (!handle.ok()) return handle.status();
   model->handles_.model = *std::move(handle);

@@ -57,7 +57,7 @@ class OpenedModel : public Restorable {
                                                            const std::shared_ptr<Connection>& connection,
                                                            Deadline deadline);
 
-  const Layout& layout() const { return declaration_.layout; }
+  const Layout& layout() const { return layout_; }  // of this process's shard
   const NamespaceId& ns() const { return ns_; }
 
   // UNAVAILABLE while the model is not open on a living connection.
@@ -76,7 +76,8 @@ class OpenedModel : public Restorable {
     std::shared_ptr<RegionMemory> region;
     PagedCache cache;
   };
-  explicit OpenedModel(Declaration declaration) : declaration_(std::move(declaration)) {}
+  OpenedModel(Declaration declaration, Layout layout)
+      : declaration_(std::move(declaration)), layout_(std::move(layout)) {}
 
   // What the daemon said last. It does not keep its connection alive.
   struct Handles {
@@ -91,6 +92,7 @@ class OpenedModel : public Restorable {
                                      Deadline deadline) const;
 
   const Declaration declaration_;
+  const Layout layout_;
   NamespaceId ns_;        // constant once open
   std::mutex declaring_;  // held while pages are declared: the daemon keeps what comes last
   mutable std::mutex mutex_;

@@ -57,7 +57,7 @@ absl::StatusOr<Query> ReadText(const std::string& field, const v1::ObjectName& t
   const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), text.tokens());
   if (!tokens.ok()) return tokens.status();
   if (tokens->empty()) return Bad(field, ".tokens: empty");
-  Query query{.kind = kind, .ns = model.ns, .tokens = tokens->size()};
+  Query query{.kind = kind, .shard = model.shard, .ns = model.ns, .tokens = tokens->size()};
   query.storable =
       kind == ObjectKind::kCheckpoint || tokens->size() > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
   if (query.storable) query.key = MakeKey(model.ns, kind, *tokens);
@@ -68,6 +68,8 @@ absl::StatusOr<Query> ReadText(const std::string& field, const v1::ObjectName& t
 void WritePresence(const storage::Presence& present, v1::Presence* out) {
   out->set_tier(static_cast<uint32_t>(present.tier));
   for (const TierKind tier : present.tiers) out->add_tiers(static_cast<uint32_t>(tier));
+  out->set_shards(present.shards);
+  out->set_of_shards(present.of_shards);
   out->set_bytes(present.bytes);
   out->set_uses(present.uses);
   out->set_references(present.references);

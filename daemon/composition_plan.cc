@@ -275,7 +275,7 @@ absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& m
     }
     const storage::Found& found = match.found[interior.segment];
     if (found.reason != MissReason::kNone) continue;  // nothing is composed; the verdict says why
-    if (found.header->ns != plan.model->ns) return Bad("model: another than the lease's");
+    if (!plan.model->Has(*found.header)) return Bad("model: another than the lease's");
     if (found.header->kind != ObjectKind::kCheckpoint) continue;
     if (i > 0) return Bad(plan.fields[i], ".segment: a prefix, and not the first");
     if (interior.first_position != 0) return Bad(plan.fields[i], ".first_position: a prefix stands at 0");

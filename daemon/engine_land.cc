@@ -93,7 +93,7 @@ absl::Status CheckTargets(Landing& landing, const storage::Match& match, std::ve
     const storage::Found& found = match.found[segment.index];
     if (found.reason != MissReason::kNone) continue;  // nothing to write; its verdict is that reason
     const ObjectHeader& header = *found.header;
-    if (header.ns != landing.pages->model().ns) return Bad("pages_id: pages of another model than the lease's");
+    if (!landing.pages->model().Has(header)) return Bad("pages_id: pages of another model than the lease's");
     if (header.kind == ObjectKind::kCheckpoint && segment.first_position != 0) {
       return Bad(field, ".first_position: a prefix stands at 0");
     }

@@ -55,8 +55,10 @@ void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::Attac
   if (!session.ok()) return done(session.status());
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, reply, done] {
-    absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease);
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, shard = model->shard, reply, done] {
+    absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease, shard);
     if (!match.ok()) return done(match.status());
     MatchReplyWriter writer;
     for (storage::Found& found : match->found) {

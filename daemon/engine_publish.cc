@@ -43,6 +43,7 @@ absl::StatusOr<std::optional<Named>> ReadName(const std::string& field, const v1
       PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens), kind, tokens->size());
   if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
   if (!plan.ok()) return Bad(field, ".tokens: ", plan.status().message());
+  plan->shard = model.shard;
   return Named{*std::move(plan), MakeTextDigest(kind, *tokens), RecomputeTime(model, tokens->size())};
 }
 

@@ -116,6 +116,7 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
   TestEngine stranger(node_, other);
   auto attach = stranger.Make<v1::AttachLeaseRequest>();
   attach.set_lease(lease);
+  attach.set_model(stranger.model());
   v1::AttachLeaseReply attached;
   ASSERT_TRUE(stranger.Call(attach, &attached).ok());
   EXPECT_THAT(std::string(stranger.Land(stranger.LandRequest(lease, {At(1, 24)})).status().message()),
@@ -161,17 +162,18 @@ TEST_F(EngineRefusalTest, MalformedOpenModelIsRefusedByName) {
           {"shard.first_layer", [](R& r) { r.mutable_shard()->set_first_layer(2); }},
           {"shard.layer_count", [](R& r) { r.mutable_shard()->set_layer_count(3); }},
           {"shard.tensor_parallel_rank", [](R& r) { r.mutable_shard()->set_tensor_parallel_rank(1); }},
+          {"shard.tensor_parallel_size: more than 256", [](R& r) { r.mutable_shard()->set_tensor_parallel_size(257); }},
+          {"layout.layers[0].value_heads: 2 cannot be divided into 3",
+           [](R& r) { r.mutable_shard()->set_tensor_parallel_size(3); }},
           {"cost.flops_per_token:", [](R& r) { r.mutable_cost()->set_flops_per_token(-1); }},
           {"cost.flops_per_token_squared", [](R& r) { r.mutable_cost()->set_flops_per_token_squared(kNan); }},
           {"cost.tokens_per_second", [](R& r) { r.mutable_cost()->set_tokens_per_second(1.0 / 0.0); }},
       });
-  ExpectRefusals<R, v1::OpenModelReply>(
-      engine_, good, absl::StatusCode::kUnimplemented,
-      {
-          {"shard.tensor_parallel_size", [](R& r) { r.mutable_shard()->set_tensor_parallel_size(2); }},
-          {"shard.first_layer", [](R& r) { r.mutable_shard()->set_first_layer(1); }},
-          {"shard.layer_count", [](R& r) { r.mutable_shard()->set_layer_count(1); }},
-      });
+  ExpectRefusals<R, v1::OpenModelReply>(engine_, good, absl::StatusCode::kUnimplemented,
+                                        {
+                                            {"shard.first_layer", [](R& r) { r.mutable_shard()->set_first_layer(1); }},
+                                            {"shard.layer_count", [](R& r) { r.mutable_shard()->set_layer_count(1); }},
+                                        });
 }
 
 TEST_F(EngineRefusalTest, MalformedDeclarePagesIsRefusedByName) {

@@ -159,6 +159,7 @@ TEST_F(EngineServiceTest, AnAttachedLeaseOutlivesItsFirstHolder) {
     lease = first.Match(tokens, {24})->lease();
     auto attach = engine_.Make<v1::AttachLeaseRequest>();
     attach.set_lease(lease);
+    attach.set_model(engine_.model());
     v1::AttachLeaseReply reply;
     ASSERT_TRUE(engine_.Call(attach, &reply).ok());
     EXPECT_EQ(reply.match().lease(), lease);
@@ -170,6 +171,7 @@ TEST_F(EngineServiceTest, AnAttachedLeaseOutlivesItsFirstHolder) {
   EXPECT_THAT(*verdict, ElementsAre(MissReason::kNone));
   auto unknown = engine_.Make<v1::AttachLeaseRequest>();
   unknown.set_lease(std::string(16, 'x'));
+  unknown.set_model(engine_.model());
   v1::AttachLeaseReply reply;
   EXPECT_EQ(engine_.Call(unknown, &reply).code(), absl::StatusCode::kNotFound);
 }
@@ -362,6 +364,7 @@ TEST(EngineServiceTenants, AnotherTenantsLeaseAndObjectsDoNotExist) {
   ASSERT_EQ(b->tenant(), "b");
   auto attach = b->Make<v1::AttachLeaseRequest>();
   attach.set_lease(lease);
+  attach.set_model(b->model());
   v1::AttachLeaseReply attached;
   EXPECT_EQ(b->Call(attach, &attached).code(), absl::StatusCode::kNotFound);
   const auto verdict = b->Land(b->LandRequest(lease, {At(0, 0)}));

@@ -23,11 +23,13 @@ absl::Status CheckShard(const v1::Shard& shard, size_t layers) {
   if (shard.first_layer() >= layers) return Bad("shard.first_layer: the layout has ", layers, " layers");
   if (shard.layer_count() > layers - shard.first_layer()) return Bad("shard.layer_count: beyond the layout's layers");
   const uint32_t size = std::max(1u, shard.tensor_parallel_size());
+  if (size > limits::kMaxTensorShards) {
+    return Bad("shard.tensor_parallel_size: more than ", limits::kMaxTensorShards);
+  }
   if (shard.tensor_parallel_rank() >= size) return Bad("shard.tensor_parallel_rank: not below the size");
-  if (size != 1) return absl::UnimplementedError("shard.tensor_parallel_size: only 1");
-  if (shard.first_layer() != 0) return absl::UnimplementedError("shard.first_layer: only whole models");
+  if (shard.first_layer() != 0) return absl::UnimplementedError("shard.first_layer: only 0, for all layers");
   if (shard.layer_count() != 0 && shard.layer_count() != layers) {
-    return absl::UnimplementedError("shard.layer_count: only whole models");
+    return absl::UnimplementedError("shard.layer_count: only all layers");
   }
   return absl::OkStatus();
 }
@@ -173,7 +175,11 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   auto model = std::make_shared<Model>();
   model->ns = MakeNamespace(tenant, *identity, *layout);
   model->identity = *std::move(identity);
-  model->layout = *std::move(layout);
+  const v1::Shard& shard = request.shard();
+  model->shard = {.rank = shard.tensor_parallel_rank(), .size = std::max(1u, shard.tensor_parallel_size())};
+  absl::StatusOr<Layout> part = ShardLayout(*layout, model->shard);
+  if (!part.ok()) return part.status();
+  model->layout = *std::move(part);
   model->tokens_per_second = request.cost().tokens_per_second();
   return model;
 }

@@ -13,6 +13,8 @@
 #include "daemon/region.h"
 #include "proto/key.h"
 #include "proto/layout.h"
+#include "proto/object.h"
+#include "proto/shard.h"
 #include "storage/page_pool.h"
 #include "storage/transfer.h"
 
@@ -26,13 +28,17 @@ namespace ashlar::daemon {
 // Immutable.
 struct Model {
   // INVALID_ARGUMENT naming the field for what makes no sense, UNIMPLEMENTED naming it for what this version does not
-  // serve: any shard that is not the whole.
+  // serve: a part of the layers.
   static absl::StatusOr<std::shared_ptr<const Model>> Open(absl::string_view tenant,
                                                            const v1::OpenModelRequest& request);
 
   NamespaceId ns;
   Identity identity;
-  Layout layout;
+  TensorShard shard;  // that its engine computes
+  Layout layout;      // of that shard
+  // Whether its engine can use the object.
+  bool Has(const ObjectHeader& object) const { return object.ns == ns && object.shard == shard; }
+
   double tokens_per_second = 0;  // that its engine prefills; 0: it did not say
 };
 

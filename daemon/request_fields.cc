@@ -70,6 +70,7 @@ absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field,
       return Bad(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
     storage::Query query;
     query.kind = KindOfSegment(i);
+    query.shard = model.shard;
     query.ns = model.ns;
     query.tokens = length;
     query.recompute = RecomputeTime(model, length);

@@ -19,6 +19,7 @@ HEADERS = {name: (ROOT / "proto" / name).read_text(encoding="utf-8") for name in
 
 def evaluate(expression):
     """A limit's initialiser: integers, products and shifts."""
+    expression = expression.replace("'", "")  # between digits
     return eval(re.sub(r"uint64_t\{(\d+)\}", r"\1", expression), {"__builtins__": {}})
 
 

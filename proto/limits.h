@@ -33,6 +33,7 @@ inline constexpr uint32_t kMaxAllocatedPages = 1 << 20;            // of one reg
 inline constexpr uint64_t kMaxPageReferences = uint64_t{1} << 20;  // there: requests, and segments they name
 inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 40;
 inline constexpr uint32_t kMaxLayers = 1024;
+inline constexpr uint32_t kMaxTensorShards = 256;  // of one model
 inline constexpr uint32_t kMaxHeads = 1024;
 inline constexpr uint32_t kMaxHeadDim = 1024;       // attention; linear layers: kMaxLinearHeadDim
 inline constexpr uint32_t kMaxLinearHeadDim = 256;  // = kernels::kMaxHeadDim

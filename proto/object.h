@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "proto/key.h"
 #include "proto/layout.h"
+#include "proto/shard.h"
 
 namespace ashlar {
 
@@ -78,7 +79,7 @@ struct Part {
   bool Empty() const { return unit_bytes == 0; }  // nothing of it is stored
   uint64_t UnitOffset(uint32_t unit) const;       // not of an empty part
   uint32_t UnitBytes(uint32_t unit) const { return unit + 1 == units ? last_unit_bytes : unit_bytes; }
-  uint64_t End() const;                        // behind the last unit, from the object's start; 0 of an empty part
+  uint64_t End() const;  // behind the last unit, from the object's start; 0 of an empty part
   uint64_t Bytes() const { return units == 0 ? 0 : uint64_t{unit_bytes} * (units - 1) + last_unit_bytes; }
   bool operator==(const Part&) const = default;
 };
@@ -88,6 +89,7 @@ struct ObjectHeader {
   Key key;
   ObjectKind kind = ObjectKind::kSegment;
   Provenance provenance = Provenance::kExact;
+  TensorShard shard;           // whose heads it has: at most limits::kMaxTensorShards of one key
   uint64_t tokens = 0;         // of the whole run, seams included
   uint64_t first_token = 0;    // the first token whose keys and values are stored: `head`, or 0 for a checkpoint
   uint64_t stored_tokens = 0;  // tokens whose keys and values are stored

@@ -18,6 +18,7 @@ absl::Status CheckFields(const ObjectHeader& header) {
   if (header.provenance != Provenance::kExact && header.provenance != Provenance::kComposed) {
     return DataLoss("unknown provenance");
   }
+  if (header.shard.rank >= header.shard.size) return DataLoss("tensor-parallel rank");
   if (header.tokens > limits::kMaxPromptTokens) return DataLoss("too many tokens");
   if (header.first_token > header.tokens || header.stored_tokens > header.tokens - header.first_token) {
     return DataLoss("stored tokens outside the run");

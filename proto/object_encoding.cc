@@ -28,7 +28,8 @@ constexpr size_t kChecksum = 16;       // u64
 constexpr size_t kPartCount = 24;      // u32
 constexpr size_t kKind = 28;           // u8
 constexpr size_t kProvenance = 29;     // u8
-constexpr size_t kReserved = 30;       // 2 bytes, zero
+constexpr size_t kShardRank = 30;      // u8
+constexpr size_t kOtherShards = 31;    // u8, of the same key: the number of shards less one
 constexpr size_t kNamespace = 32;      // 32 bytes
 constexpr size_t kKey = 64;            // 32 bytes
 constexpr size_t kTokens = 96;         // u64
@@ -130,6 +131,8 @@ std::string EncodeHeader(const ObjectHeader& header) {
   Put(bytes, at::kPartCount, static_cast<uint32_t>(header.parts.size()));
   Put(bytes, at::kKind, header.kind);
   Put(bytes, at::kProvenance, header.provenance);
+  Put(bytes, at::kShardRank, static_cast<uint8_t>(header.shard.rank));
+  Put(bytes, at::kOtherShards, static_cast<uint8_t>(header.shard.size - 1));
   Put(bytes, at::kNamespace, header.ns.bytes);
   Put(bytes, at::kKey, header.key.bytes);
   Put(bytes, at::kTokens, header.tokens);
@@ -163,16 +166,17 @@ absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view bytes) {
   if (absl::Status status = VerifyHeader(bytes); !status.ok()) return status;
   bytes = bytes.substr(0, Get<uint32_t>(bytes, at::kHeaderBytes));
   const auto part_count = Get<uint32_t>(bytes, at::kPartCount);
-  if (!AllZero(bytes.substr(at::kReserved, at::kNamespace - at::kReserved))) return DataLoss("reserved bytes");
 
-  ObjectHeader header{.ns = Get<NamespaceId>(bytes, at::kNamespace),
-                      .key = Get<Key>(bytes, at::kKey),
-                      .kind = Get<ObjectKind>(bytes, at::kKind),
-                      .provenance = Get<Provenance>(bytes, at::kProvenance),
-                      .tokens = Get<uint64_t>(bytes, at::kTokens),
-                      .first_token = Get<uint64_t>(bytes, at::kFirstToken),
-                      .stored_tokens = Get<uint64_t>(bytes, at::kStoredTokens),
-                      .bytes = Get<uint64_t>(bytes, at::kObjectBytes)};
+  ObjectHeader header{
+      .ns = Get<NamespaceId>(bytes, at::kNamespace),
+      .key = Get<Key>(bytes, at::kKey),
+      .kind = Get<ObjectKind>(bytes, at::kKind),
+      .provenance = Get<Provenance>(bytes, at::kProvenance),
+      .shard = {.rank = Get<uint8_t>(bytes, at::kShardRank), .size = Get<uint8_t>(bytes, at::kOtherShards) + 1u},
+      .tokens = Get<uint64_t>(bytes, at::kTokens),
+      .first_token = Get<uint64_t>(bytes, at::kFirstToken),
+      .stored_tokens = Get<uint64_t>(bytes, at::kStoredTokens),
+      .bytes = Get<uint64_t>(bytes, at::kObjectBytes)};
   header.parts.reserve(part_count);
   for (size_t i = 0; i < part_count; ++i) {
     const absl::string_view entry = bytes.substr(at::kParts + i * part_at::kBytes, part_at::kBytes);

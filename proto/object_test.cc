@@ -379,7 +379,7 @@ TEST(ObjectHeader, NamesWhatIsWrongInTheFixedFields) {
   EXPECT_EQ(message(8, 2, true), "object header: unknown version 2");
   EXPECT_EQ(message(12, 7, true), "object header: header size");
   EXPECT_EQ(message(24, 9, true), "object header: header size");
-  EXPECT_EQ(message(30, 1, true), "object header: reserved bytes");
+  EXPECT_EQ(message(30, 1, true), "object header: tensor-parallel rank");
   EXPECT_EQ(message(128 + 28, 1, true), "object header: reserved bytes");
   EXPECT_EQ(message(128 + 63, 1, true), "object header: reserved bytes");
   EXPECT_EQ(message(40, 'X', false), "object header: wrong checksum");

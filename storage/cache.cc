@@ -46,29 +46,59 @@ struct Cache::Impl {
   }
 
   using Verified = absl::flat_hash_set<ObjectId>;
+  using Others = std::vector<Pool::Reference>;  // shards of what was found
 
   // Engines read an object's header in place, where it may have changed since it was written: they would miss the
   // object, and never get it published again. One call verifies an object once, however often it asks for it.
-  Pool::Result FindWhole(TenantId tenant, const Key& key, Verified& verified, Nanos recompute = 0,
-                         Nanos needed_at = 0) {
-    Pool::Result result = pool.Find(tenant, key, recompute, needed_at);
-    if (!result.object || !result.object->top().whole()) return result;  // or on its way up: landings will verify it
-    if (!verified.insert(result.object->id).second) return result;
-    const ExtentRun& first = result.object->top().slot.runs.front();
+  bool HeaderIsWhole(const Entry& object, Verified& verified) const {
+    if (!object.top().whole()) return true;  // on its way up: landings will verify it
+    if (!verified.insert(object.id).second) return true;
+    const ExtentRun& first = object.top().slot.runs.front();
     const auto* bytes = reinterpret_cast<const char*>(top.Address(first.arena, first.first));
-    if (VerifyHeader({bytes, limits::kExtentBytes}).ok()) return result;
+    return VerifyHeader({bytes, limits::kExtentBytes}).ok();
+  }
+
+  Pool::Result FindWhole(TenantId tenant, const Query& query, Verified& verified, Others& others) {
+    const size_t before = others.size();
+    Pool::Result result = pool.Find(tenant, query, &others);
+    if (!result.object) return result;
+    const auto is_whole = [&](const Pool::Reference& object) { return HeaderIsWhole(*object, verified); };
+    if (is_whole(result.object) && std::all_of(others.begin() + before, others.end(), is_whole)) return result;
     pool.Drop(result.object, MissReason::kChecksumFailed);
+    others.erase(others.begin() + before, others.end());
     return {.reason = MissReason::kChecksumFailed};
   }
 
-  Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Verified& verified) {
+  Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Verified& verified, Others& others) {
     if (!query.storable) return Missed(session, tenant, query, MissReason::kTooShort);
-    Pool::Result result = FindWhole(tenant, query.key, verified, query.recompute, query.needed_at);
+    Pool::Result result = FindWhole(tenant, query, verified, others);
     if (!result.object) return Missed(session, tenant, query, result.reason);
     return result;
   }
 
-  // What is known of what a query asks for.
+  // What a lease of one shard is to another one.
+  LeaseTable::Segments ForShard(const LeaseTable::Segments& segments, const TensorShard& shard, Others& others) {
+    LeaseTable::Segments own;
+    own.reserve(segments.size());
+    for (const Pool::Result& segment : segments) {
+      if (!segment.object) {
+        own.push_back({.reason = segment.reason});
+        continue;
+      }
+      Pool::Result& mine =
+          own.emplace_back(Pool::Result{.tier = segment.tier, .object = pool.Shard(segment.object, shard)});
+      if (!mine.object) {
+        const MissReason gone = segment.object->gone;
+        mine = {.reason = gone == MissReason::kNone ? MissReason::kInvalidRequest : gone};
+        continue;
+      }
+      for (uint32_t rank = 0; rank < shard.size; ++rank) {
+        if (rank != shard.rank) others.push_back(pool.Shard(segment.object, {.rank = rank, .size = shard.size}));
+      }
+    }
+    return own;
+  }
+
   std::vector<TierKind> Where(const Entry* entry) const {
     std::vector<TierKind> tiers;
     for (size_t i = 0; entry != nullptr && entry->ready && i < pool.placement().levels(); ++i) {
@@ -77,17 +107,52 @@ struct Cache::Impl {
     return tiers;
   }
 
+  // Of what is here of a key: the bundle that `shard` belongs to; where that is not here, the first one.
+  Presence Describe(const std::vector<Entry*>& here, const TensorShard& shard) const {
+    const auto of_size = [&](const Entry* entry) { return entry->header.shard.size == shard.size; };
+    const uint32_t size = std::ranges::any_of(here, of_size) ? shard.size : here.front()->header.shard.size;
+    const Nanos now = clock.Now();
+    Presence present{.shards = 0, .of_shards = size};
+    for (const Entry* entry : here) {
+      if (entry->header.shard.size != size) continue;
+      present.tier = std::max(present.tier, pool.placement().Nearest(*entry));
+      present.bytes += entry->header.bytes;
+      if (!entry->ready) continue;
+      const bool first = present.shards++ == 0;
+      const std::vector<TierKind> tiers = Where(entry);
+      if (first) present.tiers = tiers;
+      std::erase_if(present.tiers, [&](TierKind tier) { return std::ranges::count(tiers, tier) == 0; });
+      present.uses = std::max(present.uses, entry->uses);
+      present.references = std::max(present.references, entry->references);
+      present.age = std::max(present.age, now - entry->published_at);
+      const Nanos idle = now - entry->last_used_at;
+      present.idle = first ? idle : std::min(present.idle, idle);
+    }
+    return present;
+  }
+
+  absl::StatusOr<Match> AttachShard(SessionId session, TenantId tenant, const LeaseId& lease,
+                                    const TensorShard& shard) {
+    const LeaseTable::Segments& found = *leases.Peek(tenant, lease);
+    if (!leases.HasRoom(session, found.size() * shard.size)) {
+      return absl::ResourceExhaustedError("lease: a session has no room for another one");
+    }
+    Others others;
+    LeaseTable::Segments own = ForShard(found, shard, others);
+    leases.Use(lease);
+    Match match = Describe({}, own);
+    match.lease = leases.Grant(session, tenant, std::move(own), clock.Now(), std::move(others));
+    leases.Use(match.lease);
+    return match;
+  }
+
+  // What is known of what a query asks for.
   Explanation Explain(TenantId tenant, const Query& query) const {
     if (!query.storable) return {.reason = MissReason::kTooShort};
-    if (const Entry* entry = pool.Peek(tenant, query.key)) {
-      const Nanos now = clock.Now();
-      Presence present{.tier = pool.placement().Nearest(*entry), .tiers = Where(entry), .bytes = entry->header.bytes};
-      if (!entry->ready) return {.reason = MissReason::kBeingPublished, .present = present};
-      present.uses = entry->uses;
-      present.references = entry->references;
-      present.age = now - entry->published_at;
-      present.idle = now - entry->last_used_at;
-      return {.reason = MissReason::kNone, .present = present};
+    if (const std::vector<Entry*> here = pool.PeekAll(tenant, query.key); !here.empty()) {
+      const Presence present = Describe(here, query.shard);
+      const bool whole = present.shards == present.of_shards;
+      return {.reason = whole ? MissReason::kNone : MissReason::kBeingPublished, .present = present};
     }
     if (const Ghost* ghost = pool.FindGhost(tenant, query.key)) return {.reason = ghost->reason, .ghost = *ghost};
     const NamespaceId* elsewhere = query.text == TextDigest{} ? nullptr : texts.Elsewhere(tenant, query.text, query.ns);
@@ -98,7 +163,8 @@ struct Cache::Impl {
   // Remembers a miss. Of one that was never seen, the reason may be known better.
   MissReason Explained(SessionId session, TenantId tenant, const Query& query, MissReason reason) {
     Miss miss{.at = clock.Now(), .session = session, .query = query, .why = Explain(tenant, query)};
-    if (reason != MissReason::kNeverSeen) miss.why.reason = reason;
+    // What is here of another division into shards is no hit.
+    if (reason != MissReason::kNeverSeen || miss.why.reason == MissReason::kNone) miss.why.reason = reason;
     misses.Add(tenant, miss);
     return miss.why.reason;
   }
@@ -123,7 +189,8 @@ struct Cache::Impl {
         Query query;
         if (found != nullptr && indices[i] < found->size() && (*found)[indices[i]].object) {
           const ObjectHeader& header = (*found)[indices[i]].object->header;
-          query = {.kind = header.kind, .key = header.key, .ns = header.ns, .tokens = header.tokens};
+          query = {
+              .kind = header.kind, .key = header.key, .shard = header.shard, .ns = header.ns, .tokens = header.tokens};
         }
         Explained(session, tenant, query, verdict[i]);
       }
@@ -185,10 +252,13 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
   if (tenant == nullptr) {
     return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
   }
-  const bool full = !impl_->leases.HasRoom(session, queries.size());
+  size_t listed = 0;
+  for (const Query& query : queries) listed += query.shard.size;
+  const bool full = !impl_->leases.HasRoom(session, listed);
   const MissReason refused = impl_->draining ? MissReason::kDaemonUnavailable
                              : full          ? MissReason::kBusy
                                              : MissReason::kNone;
+  Impl::Others others;
   LeaseTable::Segments segments;
   segments.reserve(queries.size());  // a lease costs what it lists, and no more
   Impl::Verified verified;
@@ -197,7 +267,7 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
   for (const Query& query : queries) {
     needed_at = std::max(needed_at, query.needed_at);
     segments.push_back(refused != MissReason::kNone ? impl_->Missed(session, *tenant, query, refused)
-                                                    : impl_->Find(session, *tenant, query, verified));
+                                                    : impl_->Find(session, *tenant, query, verified, others));
     any |= static_cast<bool>(segments.back().object);
   }
   Match match = impl_->Describe({}, segments);
@@ -210,13 +280,20 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
       impl_->observer.Hit(*tenant, queries[i].kind, found.tier, queries[i].tokens);
     }
   }
-  if (any) match.lease = impl_->leases.Grant(session, *tenant, std::move(segments), needed_at);
+  if (any) {
+    match.lease = impl_->leases.Grant(session, *tenant, std::move(segments), needed_at, std::move(others));
+  }
   return match;
 }
 
-absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease) {
+absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease, const TensorShard& shard) {
   const TenantId* tenant = impl_->Tenant(session);
-  if (tenant == nullptr) return absl::NotFoundError("lease: unknown");
+  const LeaseTable::Segments* found = tenant == nullptr ? nullptr : impl_->leases.Peek(*tenant, lease);
+  if (found == nullptr) return absl::NotFoundError("lease: unknown");
+  const auto of_another = [&](const Pool::Result& segment) {
+    return segment.object && segment.object->header.shard != shard;
+  };
+  if (std::ranges::any_of(*found, of_another)) return impl_->AttachShard(session, *tenant, lease, shard);
   const absl::StatusOr<const LeaseTable::Segments*> segments = impl_->leases.Attach(session, *tenant, lease);
   if (!segments.ok()) return segments.status();
   return impl_->Describe(lease, **segments);
@@ -238,7 +315,9 @@ Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, c
   if (tenant == nullptr || impl_->draining) return {};
   Publisher::Reserved reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute);
   const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
-  if (Impl::Verified none; present && !impl_->FindWhole(*tenant, plan.key, none).object) {
+  Impl::Verified verified;
+  Impl::Others others;
+  if (present && !impl_->FindWhole(*tenant, {.key = plan.key, .shard = plan.shard}, verified, others).object) {
     reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute);
   }
   const bool known = text != TextDigest{};
@@ -324,8 +403,8 @@ bool Cache::Evict(TenantId tenant, const Key& key) {
   return impl_->pool.Evict(tenant, key);
 }
 
-std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key) const {
-  return impl_->Where(impl_->pool.Peek(tenant, key));
+std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key, const TensorShard& shard) const {
+  return impl_->Where(impl_->pool.Peek(tenant, key, shard));
 }
 
 void Cache::StartDrain() {

@@ -90,7 +90,9 @@ class Cache {
   // What is needed later than now is fetched ahead, and the lease's deadline counts from when the last of it is needed.
   using HasRoom = std::function<bool(const Found& hit)>;
   Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr);
-  absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease);  // NOT_FOUND, also for another tenant's
+  // What another session found; NOT_FOUND for an unknown lease, also for another tenant's. For another shard than the
+  // one that looked it up: a lease of its own, with its part of each bundle.
+  absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease, const TensorShard& shard = {});
   void Release(SessionId session, const LeaseId& lease);
   // What a lease that this session holds covers; NOT_FOUND for any other. Changes nothing, not even the lease's age.
   // For checking targets before Land.
@@ -136,14 +138,14 @@ class Cache {
   // The latest of the tenant's segments that look-ups and landings missed, newest first.
   std::vector<Miss> LastMisses(TenantId tenant, size_t most) const;
 
-  // For operators. Until `until` (0: for good) the object stays in some tier, whoever needs the space; a second pin
-  // replaces the first. Evict: it goes from all of them, leased bytes with their leases. False: there is no such
-  // object.
+  // For operators, on all that is there of a key. Until `until` (0: for good) it stays in some tier, whoever needs the
+  // space; a second pin replaces the first. Evict: it goes from all of them, leased bytes with their leases. False:
+  // there is no such object.
   bool Pin(TenantId tenant, const Key& key, Nanos until);
   bool Unpin(TenantId tenant, const Key& key);
   bool Evict(TenantId tenant, const Key& key);
   // The tiers that have a whole copy, top to bottom; on a disk: acknowledged. Counts as no use of it.
-  std::vector<TierKind> Where(TenantId tenant, const Key& key) const;
+  std::vector<TierKind> Where(TenantId tenant, const Key& key, const TensorShard& shard = {}) const;
 
   // Draining, before the memory tiers are lost. Look-ups miss everything (kDaemonUnavailable) and nothing is reserved
   // (kUnavailable); what is under way goes on. What memory has alone is written to the disk as far as there is room

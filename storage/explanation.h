@@ -7,6 +7,7 @@
 
 #include "proto/key.h"
 #include "proto/outcome.h"
+#include "proto/shard.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
 #include "storage/index/ghost_table.h"
@@ -17,6 +18,7 @@ namespace ashlar::storage {
 struct Query {
   ObjectKind kind = ObjectKind::kSegment;
   Key key;
+  TensorShard shard{};  // whose part of it: it is found when all of its bundle is there
   NamespaceId ns;
   TextDigest text;  // all zero: not known
   uint64_t tokens = 0;
@@ -25,12 +27,13 @@ struct Query {
   bool storable = true;  // false: too short to have an interior, a miss without a look-up
 };
 
-// Of an object that is there, published or not.
+// Of an object that is there, published or not; of a bundle: of all of it that is there.
 struct Presence {
-  TierKind tier = TierKind::kNone;  // the nearest copy
-  std::vector<TierKind> tiers;      // of all whole copies, top to bottom; on a disk: acknowledged
-  uint64_t bytes = 0;               // of its plan until it is published
-  uint32_t uses = 0;                // look-ups that found it
+  uint32_t shards = 1, of_shards = 1;  // published
+  TierKind tier = TierKind::kNone;     // the nearest copy; of several shards: the farthest of these
+  std::vector<TierKind> tiers;         // of whole copies of all of it, top to bottom; on a disk: acknowledged
+  uint64_t bytes = 0;                  // of its plan until it is published
+  uint32_t uses = 0;                   // look-ups that found it
   uint32_t references = 0;
   Nanos age = 0;   // since its publication
   Nanos idle = 0;  // since its last use, or its publication

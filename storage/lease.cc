@@ -52,13 +52,17 @@ bool LeaseTable::HasRoom(SessionId session, size_t segments) const {
   return leases < bounds_.leases && segments <= bounds_.segments - listed;
 }
 
-LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at) {
+LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at,
+                          std::vector<Pool::Reference> others) {
   const Serial serial = next_serial_++;
   LeaseId id = DrawId(random_);
   // All zero means "no lease"; a name in use is not given twice, whatever the source of randomness.
   while (id == LeaseId{} || !serials_.emplace(id, serial).second) id = DrawId(random_);
-  Lease lease{
-      .id = id, .tenant = tenant, .segments = std::move(segments), .deadline = needed_at + bounds_.unused_lease};
+  Lease lease{.id = id,
+              .tenant = tenant,
+              .segments = std::move(segments),
+              .others = std::move(others),
+              .deadline = needed_at + bounds_.unused_lease};
   Hold(holder, serial, leases_.emplace(serial, std::move(lease)).first->second);
   return id;
 }
@@ -73,13 +77,20 @@ const LeaseTable::Segments* LeaseTable::Held(SessionId session, const LeaseId& i
 absl::StatusOr<const LeaseTable::Segments*> LeaseTable::Attach(SessionId session, TenantId tenant, const LeaseId& id) {
   const auto lease = Find(id);
   if (lease == leases_.end() || lease->second.tenant != tenant) return absl::NotFoundError("lease: unknown");
-  if (!lease->second.holders.contains(session) && !HasRoom(session, lease->second.segments.size())) {
+  if (!lease->second.holders.contains(session) && !HasRoom(session, lease->second.Size())) {
     return absl::ResourceExhaustedError(absl::StrCat("lease: a session holds at most ", bounds_.leases,
                                                      " leases, which list at most ", bounds_.segments, " segments"));
   }
   Hold(session, lease->first, lease->second);
   lease->second.deadline.reset();
   return &lease->second.segments;
+}
+
+const LeaseTable::Segments* LeaseTable::Peek(TenantId tenant, const LeaseId& id) const {
+  const auto serial = serials_.find(id);
+  if (serial == serials_.end()) return nullptr;
+  const Lease& lease = leases_.at(serial->second);
+  return lease.tenant == tenant ? &lease.segments : nullptr;
 }
 
 void LeaseTable::Use(const LeaseId& id) {
@@ -121,13 +132,13 @@ void LeaseTable::Hold(SessionId session, Serial serial, Lease& lease) {
   if (!lease.holders.insert(session).second) return;
   Holding& holding = holdings_[session];
   holding.leases.insert(serial);
-  holding.segments += lease.segments.size();
+  holding.segments += lease.Size();
 }
 
 void LeaseTable::LetGo(SessionId session, Leases::iterator lease) {
   if (const auto held = holdings_.find(session); held != holdings_.end()) {
     held->second.leases.erase(lease->first);
-    held->second.segments -= lease->second.segments.size();
+    held->second.segments -= lease->second.Size();
     if (held->second.leases.empty()) holdings_.erase(held);
   }
   lease->second.holders.erase(session);

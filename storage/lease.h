@@ -41,13 +41,17 @@ class LeaseTable {
   // Whether the session may hold one more lease, of so many segments.
   bool HasRoom(SessionId session, size_t segments) const;
   // The session must have room.
-  LeaseId Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at);
+  // `others`: the other shards of what the segments list.
+  LeaseId Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at,
+                std::vector<Pool::Reference> others = {});
 
   // What a lease that this session holds covers; null for any other. Valid until the lease ends.
   const Segments* Held(SessionId session, const LeaseId& id) const;
   // Makes the session a holder, which counts as use. NOT_FOUND for an unknown lease or another tenant's;
   // RESOURCE_EXHAUSTED for a session without room.
   absl::StatusOr<const Segments*> Attach(SessionId session, TenantId tenant, const LeaseId& id);
+  // What a lease of this tenant covers, whoever holds it; null: unknown. Valid until the lease ends.
+  const Segments* Peek(TenantId tenant, const LeaseId& id) const;
   // From now on the lease has no deadline. The lease must exist.
   void Use(const LeaseId& id);
   // What is known of the tuples of a lease that exists. Whoever verifies them may outlive it.
@@ -66,6 +70,8 @@ class LeaseTable {
     LeaseId id{};
     TenantId tenant = 0;
     Segments segments;
+    std::vector<Pool::Reference> others;
+    size_t Size() const { return segments.size() + others.size(); }
     std::set<SessionId> holders;
     std::optional<Nanos> deadline;             // none once used
     std::shared_ptr<VerifiedLayers> verified;  // null until it is asked for

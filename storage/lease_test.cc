@@ -38,12 +38,12 @@ class LeaseTest : public ::testing::Test {
     Pool::Room room = pool_.Reserve({kTenant}, plan);
     if (room.object) pool_.Publish(room.object, plan);
     LeaseTable::Segments segments;
-    segments.push_back(pool_.Find(kTenant, plan.key));
+    segments.push_back(pool_.Find(kTenant, {.key = plan.key}));
     segments.push_back({.reason = MissReason::kNeverSeen});
     return segments;
   }
 
-  uint32_t References() { return pool_.Find(kTenant, Key{}).object->references - 1; }
+  uint32_t References() { return pool_.Find(kTenant, {.key = Key{}}).object->references - 1; }
 
   ManualClock clock_;
   CountingObserver observer_;

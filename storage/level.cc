@@ -55,7 +55,7 @@ std::vector<Entry*> Level::Victims(const Group& group, uint64_t extents) {
   return policy_.Victims(from, extents);
 }
 
-std::optional<Slot> Level::MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(Entry&)> give_up) {
+std::optional<Slot> Level::MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up) {
   while (true) {
     const uint64_t free = FreeExtents(group);
     if (extents <= free) {
@@ -71,9 +71,11 @@ std::optional<Slot> Level::MakeRoom(const Group& group, uint64_t extents, absl::
     // What was given up before may be on its way: a disk frees it once that is durable.
     const uint64_t missing = extents > free ? extents - free : 1, coming = ComingExtents(group.tenant);
     if (missing <= coming) return std::nullopt;
-    const std::vector<Entry*> victims = Victims(group, missing - coming);
+    // By name: one that goes may take others of them along.
+    std::vector<ObjectId> victims;
+    for (const Entry* victim : Victims(group, missing - coming)) victims.push_back(victim->id);
     if (victims.empty()) return std::nullopt;
-    for (Entry* victim : victims) give_up(*victim);
+    for (const ObjectId victim : victims) give_up(victim);
     if (FreeExtents(group) <= free) return std::nullopt;
   }
 }

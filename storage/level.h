@@ -23,9 +23,10 @@ class Level {
   void SetFloor(const Group& group, uint64_t bytes);
 
   // Allocates for the group, where necessary in place of idle copies, the group's own or what others have above their
-  // floors: `give_up` is called for each of them and must free it, at once or (on a disk) soon. Nothing is given up in
+  // floors: `give_up` is called for each of them and must free it, at once or (on a disk) soon; one may
+  // be gone by then. Nothing is given up in
   // vain: where all that may go would not be enough, nobody goes. Nothing: no room, or not yet.
-  std::optional<Slot> MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(Entry&)> give_up);
+  std::optional<Slot> MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up);
   // Whether MakeRoom would have to give copies up for so much, and the first that would go.
   bool Full(const Group& group, uint64_t extents) const { return extents > FreeExtents(group); }
   Entry* NextVictim(const Group& group);  // null: none

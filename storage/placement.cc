@@ -218,8 +218,18 @@ void Placement::Refresh(Entry& entry) {
 }
 
 bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
-  std::optional<Slot> slot =
-      levels_[level]->MakeRoom(entry.group, extents, [this, level](Entry& victim) { GiveUp(victim, level); });
+  // What goes takes its bundle along: others of the victims, perhaps the entry.
+  ++entry.holds;
+  std::optional<Slot> slot = levels_[level]->MakeRoom(entry.group, extents, [this, level](ObjectId id) {
+    Entry* victim = events_.find(id);
+    if (victim != nullptr && victim->copies[level].rank.idle) GiveUp(*victim, level);
+  });
+  --entry.holds;
+  if (entry.gone != MissReason::kNone) {
+    if (slot) levels_[level]->Free(entry.group, *std::move(slot));
+    Vacate(entry);
+    return false;
+  }
   if (!slot) return false;
   Copy& copy = entry.copies[level];
   copy.slot = *std::move(slot);
@@ -438,9 +448,10 @@ bool Placement::Admits(const Entry& entry, size_t level) {
 bool Placement::WriteBehind(Entry& entry) {
   for (size_t i = 0; i + 1 < levels(); ++i) {
     if (!entry.copies[i].whole() || entry.copies[i + 1].state != State::kNone) continue;
-    if (entry.id != admitted_ && !Admits(entry, i + 1)) continue;
+    const ObjectId id = entry.id;
+    if (id != admitted_ && !Admits(entry, i + 1)) continue;
     if (!MakeRoom(entry, i + 1, entry.header.Extents())) {
-      if (IsDisk(i + 1)) admitted_ = entry.id;
+      if (IsDisk(i + 1)) admitted_ = id;
       return false;
     }
     StartFill(entry, i, i + 1, Filler::kWhenIdle);
@@ -455,7 +466,10 @@ void Placement::Pump() {
     Entry* entry = events_.find(next);
     if (entry == nullptr || entry->gone != MissReason::kNone) continue;
     entry->behind = false;
-    if ((flushing_ ? WriteOut(*entry) : WriteBehind(*entry)) || !levels_.back()->Coming(entry->group)) continue;
+    const Group group = entry->group;
+    if ((flushing_ ? WriteOut(*entry) : WriteBehind(*entry)) || !levels_.back()->Coming(group)) continue;
+    entry = events_.find(next);
+    if (entry == nullptr || entry->gone != MissReason::kNone) continue;
     entry->behind = true;  // what was given up for it becomes free in a moment
     behind_.push_front(next);
     break;

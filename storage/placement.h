@@ -87,6 +87,7 @@ class Placement {
  private:
   bool IsDisk(size_t level) const { return level == disk_level_; }
   Filler::End EndOf(const Entry& entry, size_t level) const;
+  // False: there is none, or the entry went for it; then it may be vacated.
   bool MakeRoom(Entry& entry, size_t level, uint64_t extents);
   void GiveUp(Entry& entry, size_t level);
   void Remove(Entry& entry, size_t level);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -49,29 +50,58 @@ Pool::Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clo
 
 Pool::~Pool() = default;
 
-Pool::Result Pool::Find(TenantId tenant, const Key& key, Nanos recompute, Nanos needed_at) {
-  Entry* entry = table_.Find(tenant, key);
+Pool::Result Pool::Find(TenantId tenant, const Query& query, std::vector<Reference>* others) {
+  const Key& key = query.key;
+  const TensorShard& shard = query.shard;
+  Entry* entry = table_.Find(tenant, key, shard);
   if (entry != nullptr && entry->ready && Expired(*entry)) {
     Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
     entry = nullptr;
   }
-  if (entry == nullptr) {
+  const std::vector<Entry*> bundle = shard.size == 1 ? std::vector<Entry*>() : table_.Bundle(tenant, key, shard.size);
+  if (entry == nullptr && bundle.empty()) {
     const Ghost* ghost = ghosts_.Find(tenant, key);
     return {.reason = ghost == nullptr ? MissReason::kNeverSeen : ghost->reason};
   }
-  if (!entry->ready) return {.reason = MissReason::kBeingPublished};
+  const bool complete = shard.size == 1 || bundle.size() == shard.size;
+  if (entry == nullptr || !entry->ready || !complete || !std::ranges::all_of(bundle, &Entry::ready)) {
+    return {.reason = MissReason::kBeingPublished};
+  }
+  // All are referenced before the first one makes room for itself.
   Result result{.tier = placement_.Nearest(*entry), .object = Reference(*this, *entry)};
-  const MissReason refused = placement_.Promote(*entry, recompute, needed_at);
+  std::vector<Reference> rest;
+  for (Entry* other : bundle) {
+    if (other == entry) continue;
+    rest.push_back(Reference(*this, *other));
+    result.tier = std::max(result.tier, placement_.Nearest(*other));  // they are whole when the last one is
+  }
+  MissReason refused = placement_.Promote(*entry, query.recompute, query.needed_at);
+  for (size_t i = 0; i < rest.size() && refused == MissReason::kNone; ++i) {
+    refused = placement_.Promote(*rest[i].entry_, query.recompute, query.needed_at);
+  }
   if (refused != MissReason::kNone) return {.reason = refused};
-  ++entry->uses;
-  Use(*entry);
-  placement_.Touch(*entry);
+  Found(*entry);
+  for (const Reference& other : rest) Found(*other.entry_);
+  if (others != nullptr) std::ranges::move(rest, std::back_inserter(*others));
   placement_.Pump();
   return result;
 }
 
+void Pool::Found(Entry& entry) {
+  ++entry.uses;
+  Use(entry);
+  placement_.Touch(entry);
+}
+
+Pool::Reference Pool::Shard(const Reference& object, const TensorShard& shard) {
+  if (object->gone != MissReason::kNone) return {};
+  Entry* entry = table_.Find(object->group.tenant, object->header.key, shard);
+  if (entry == nullptr || !entry->ready) return {};
+  return Reference(*this, *entry);
+}
+
 Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan, Nanos recompute) {
-  if (Entry* entry = table_.Find(group.tenant, plan.key)) {
+  if (Entry* entry = table_.Find(group.tenant, plan.key, plan.shard)) {
     if (!entry->ready) return {ReserveOutcome::kBeingPublished, {}};
     placement_.Touch(*entry);
     return {ReserveOutcome::kAlreadyPresent, {}};
@@ -118,6 +148,12 @@ void Pool::Appear(Entry& entry) {
   entry.published_at = clock_.Now();
   ghosts_.Forget(entry.group.tenant, entry.header.key);
   Use(entry);
+  // What goes takes its bundle along: a pin of one shard is one of those that come later, too.
+  if (entry.header.shard.size > 1) {
+    for (const Entry* other : table_.Bundle(entry.group.tenant, entry.header.key, entry.header.shard.size)) {
+      if (other->pinned) Pin(entry, other->pinned_until);
+    }
+  }
   ++objects_;
   object_bytes_ += entry.header.bytes;
 }
@@ -156,44 +192,69 @@ void Pool::Drop(const Reference& object, MissReason why, PolicyKind policy) {
 }
 
 bool Pool::Pin(TenantId tenant, const Key& key, Nanos until) {
-  Entry* entry = table_.Find(tenant, key);
-  if (entry == nullptr || !entry->ready) return false;
-  Unpin(tenant, key);
-  entry->pinned = true;
-  entry->pinned_until = until;
-  if (until > 0) pins_.emplace(until, entry->id);
-  placement_.Changed(*entry);
-  return true;
+  bool any = false;
+  for (Entry* entry : table_.All(tenant, key)) {
+    if (!entry->ready) continue;
+    any = true;
+    Pin(*entry, until);
+  }
+  return any;
+}
+
+void Pool::Pin(Entry& entry, Nanos until) {
+  Unpin(entry);
+  entry.pinned = true;
+  entry.pinned_until = until;
+  if (until > 0) pins_.emplace(until, entry.id);
+  placement_.Changed(entry);
 }
 
 bool Pool::Unpin(TenantId tenant, const Key& key) {
-  Entry* entry = table_.Find(tenant, key);
-  if (entry == nullptr || !entry->pinned) return false;
-  entry->pinned = false;
-  pins_.erase({entry->pinned_until, entry->id});
-  placement_.Changed(*entry);
-  return true;
+  bool any = false;
+  for (Entry* entry : table_.All(tenant, key)) {
+    any |= entry->pinned;
+    Unpin(*entry);
+  }
+  return any;
+}
+
+void Pool::Unpin(Entry& entry) {
+  if (!entry.pinned) return;
+  entry.pinned = false;
+  pins_.erase({entry.pinned_until, entry.id});
+  placement_.Changed(entry);
 }
 
 bool Pool::Evict(TenantId tenant, const Key& key) {
-  Entry* entry = table_.Find(tenant, key);
-  if (entry == nullptr || !entry->ready) return false;
-  Unlink(*entry, MissReason::kEvicted, PolicyKind::kOperator, placement_.Nearest(*entry));
-  return true;
+  std::vector<ObjectId> ids;
+  for (const Entry* entry : table_.All(tenant, key)) {
+    if (entry->ready) ids.push_back(entry->id);
+  }
+  for (const ObjectId id : ids) {
+    if (Entry* entry = Living(id)) {
+      Unlink(*entry, MissReason::kEvicted, PolicyKind::kOperator, placement_.Nearest(*entry));
+    }
+  }
+  return !ids.empty();
 }
 
 void Pool::Tick() {
   const Nanos now = clock_.Now();
   while (!pins_.empty() && pins_.begin()->first <= now) {
-    Entry& entry = *entries_.at(pins_.begin()->second);
-    Unpin(entry.group.tenant, entry.header.key);
+    Unpin(*entries_.at(pins_.begin()->second));
   }
-  for (auto& [tenant, order] : by_use_) {
+  std::vector<ObjectId> expired;
+  for (const auto& [tenant, order] : by_use_) {
     const Nanos ttl = ttls_.at(tenant);
-    for (auto next = order.begin(); ttl > 0 && next != order.end();) {
-      Entry& entry = *entries_.at(*next++);
-      if (now - entry.last_used_at < ttl) break;
-      if (Expired(entry)) Unlink(entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(entry));
+    for (const ObjectId id : order) {
+      const Entry& entry = *entries_.at(id);
+      if (ttl == 0 || now - entry.last_used_at < ttl) break;
+      if (Expired(entry)) expired.push_back(id);
+    }
+  }
+  for (const ObjectId id : expired) {
+    if (Entry* entry = Living(id)) {
+      Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
     }
   }
   placement_.Pump();
@@ -213,7 +274,28 @@ void Pool::Flush() {
   placement_.Flush(order);
 }
 
+Entry* Pool::Living(ObjectId id) {
+  const auto found = entries_.find(id);
+  return found == entries_.end() || found->second->gone != MissReason::kNone ? nullptr : found->second.get();
+}
+
 void Pool::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
+  // All are gone before anybody hears of one of them, and with that may end others.
+  std::vector<ObjectId> bundle = {entry.id};
+  if (entry.header.shard.size > 1 && entry.ready) {
+    for (Entry* other : table_.Bundle(entry.group.tenant, entry.header.key, entry.header.shard.size)) {
+      if (other == &entry || !other->ready) continue;
+      bundle.push_back(other->id);
+      Forget(*other, why, policy, tier);
+    }
+  }
+  Forget(entry, why, policy, tier);
+  for (const ObjectId id : bundle) {
+    if (const auto gone = entries_.find(id); gone != entries_.end()) placement_.Discard(*gone->second);
+  }
+}
+
+void Pool::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
   table_.Remove(entry);
   entry.gone = why;
   if (entry.pinned) pins_.erase({entry.pinned_until, entry.id});
@@ -229,7 +311,6 @@ void Pool::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier
   }
   ghosts_.Remember(entry.group.tenant, entry.header.key, ghost);
   observer_.Evicted(entry.group.tenant, entry.header.kind, ghost);
-  placement_.Discard(entry);
 }
 
 void Pool::Unreference(Entry& entry) {

@@ -9,10 +9,12 @@
 #include <memory>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "storage/entry.h"
 #include "storage/executor.h"
+#include "storage/explanation.h"
 #include "storage/index/ghost_table.h"
 #include "storage/index/segment_table.h"
 #include "storage/observer.h"
@@ -62,10 +64,12 @@ class Pool {
     Reference object;
   };
   // Finds a published object and counts as its use. What only lower tiers have is on its way up from then on
-  // (WhenLoaded).
-  // What would take longer to come up and land than `recompute` (0: not known) is a miss, kTooDear.
-  // `needed_at`: of what comes up, that is first which is needed first.
-  Result Find(TenantId tenant, const Key& key, Nanos recompute = 0, Nanos needed_at = 0);
+  // (WhenLoaded). What would take longer to come up and land than to compute is a miss, kTooDear.
+  // One of several shards is found when all of them are there; references to the others are added to `others`.
+  // Of what comes up, that is first which is needed first.
+  Result Find(TenantId tenant, const Query& query, std::vector<Reference>* others = nullptr);
+  // Another shard of an object's bundle; empty where there is none, or the object is gone.
+  Reference Shard(const Reference& object, const TensorShard& shard);
 
   struct Room {
     ReserveOutcome outcome = ReserveOutcome::kNoSpace;
@@ -78,7 +82,8 @@ class Pool {
   // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
   // not need are given back. From here on the object is found.
   void Publish(const Reference& object, ObjectHeader header);
-  // The object is not found any more; its bytes go with the last reference. Harmless when it is gone already.
+  // The object is not found any more, nor are other shards of it; the bytes go with the last reference. Harmless when
+  // it is gone already.
   void Drop(const Reference& object, MissReason why, PolicyKind policy = PolicyKind::kNone);
 
   // Calls `call` once the first `bytes` of the object's copy at the top are whole, or the object is gone: now, if so.
@@ -90,11 +95,12 @@ class Pool {
   // An object that a restart found on the disk.
   void Adopt(const Group& group, ObjectHeader header, Slot slot);
 
+  // The next three act on all that is there of a key; false: nothing is.
+  //
   // Until `until` (0: for good) one copy stays in some tier, whoever needs the space. A second pin replaces the first.
-  // False: no such object.
   bool Pin(TenantId tenant, const Key& key, Nanos until);
   bool Unpin(TenantId tenant, const Key& key);
-  // The object goes from all tiers, leased bytes with their leases. False: no such object.
+  // It goes from all tiers, leased bytes with their leases.
   bool Evict(TenantId tenant, const Key& key);
   // Objects of this tenant expire when they were not used for so long (0: never).
   void SetTimeToLive(TenantId tenant, Nanos ttl) { ttls_[tenant] = ttl; }
@@ -105,7 +111,11 @@ class Pool {
   void Flush();
 
   const Ghost* FindGhost(TenantId tenant, const Key& key) const { return ghosts_.Find(tenant, key); }
-  const Entry* Peek(TenantId tenant, const Key& key) const { return table_.Find(tenant, key); }  // no use of it
+  // These two count as no use.
+  const Entry* Peek(TenantId tenant, const Key& key, const TensorShard& shard) const {
+    return table_.Find(tenant, key, shard);
+  }
+  std::vector<Entry*> PeekAll(TenantId tenant, const Key& key) const { return table_.All(tenant, key); }
   Placement& placement() { return placement_; }
   const Placement& placement() const { return placement_; }
   uint64_t objects() const { return objects_; }            // published and found
@@ -113,9 +123,15 @@ class Pool {
 
  private:
   void Appear(Entry& entry);
+  void Found(Entry& entry);
   void Use(Entry& entry);
+  Entry* Living(ObjectId id);  // null: it is gone
   bool Expired(const Entry& entry) const;
+  // With its bundle: what is left of one is of no use.
   void Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
+  void Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
+  void Pin(Entry& entry, Nanos until);
+  void Unpin(Entry& entry);
   void Unreference(Entry& entry);
   Entry& Make(const Group& group, ObjectHeader header);
 

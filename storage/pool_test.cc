@@ -35,7 +35,7 @@ class PoolTest : public ::testing::Test {
     if (room.object) pool_.Publish(room.object, room.object->header);
     return room.outcome;
   }
-  MissReason Find(uint8_t key, TenantId tenant = 1) { return pool_.Find(tenant, Plan(key, 1).key).reason; }
+  MissReason Find(uint8_t key, TenantId tenant = 1) { return pool_.Find(tenant, {.key = Plan(key, 1).key}).reason; }
 
   ManualClock clock_;
   CountingObserver observer_;
@@ -57,7 +57,7 @@ TEST_F(PoolTest, EvictsTheLeastRecentlyUsed) {
 
 TEST_F(PoolTest, AReferenceKeepsAnObjectHoweverOldItIs) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
-  Pool::Result used = pool_.Find(1, Plan(1, 4).key);
+  Pool::Result used = pool_.Find(1, {.key = Plan(1, 4).key});
   Pool::Reference second = used.object.Share();
   ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
   ASSERT_EQ(Publish(3, 4), ReserveOutcome::kGranted);
@@ -73,7 +73,7 @@ TEST_F(PoolTest, EvictsNothingInVain) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
   ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
   EXPECT_EQ(Publish(3, 9), ReserveOutcome::kNoSpace) << "larger than the whole budget";
-  const Pool::Result used = pool_.Find(1, Plan(1, 4).key);
+  const Pool::Result used = pool_.Find(1, {.key = Plan(1, 4).key});
   EXPECT_EQ(Publish(3, 5), ReserveOutcome::kNoSpace) << "what is idle would not be enough";
   EXPECT_THAT(observer_.evicted, IsEmpty());
   EXPECT_EQ(Find(2), MissReason::kNone);
@@ -102,7 +102,7 @@ TEST_F(PoolTest, HidesWhatIsNotPublishedAndForgetsWhatNeverIs) {
 
 TEST_F(PoolTest, ADroppedObjectsBytesStayUntilTheLastReferenceGoes) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
-  Pool::Result used = pool_.Find(1, Plan(1, 4).key);
+  Pool::Result used = pool_.Find(1, {.key = Plan(1, 4).key});
   pool_.Drop(used.object, MissReason::kChecksumFailed);
   pool_.Drop(used.object, MissReason::kChecksumFailed);
   EXPECT_EQ(Find(1), MissReason::kChecksumFailed);

@@ -62,7 +62,7 @@ struct Rig {
         cache(options, {.memory = {tier.get()}}, mover, executor, clock, &observer) {}
 
   Query Ask(const ObjectHeader& plan) const {
-    return {.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens};
+    return {.kind = plan.kind, .key = plan.key, .shard = plan.shard, .ns = plan.ns, .tokens = plan.tokens};
   }
 
   Match Lookup(SessionId session, const ObjectHeader& plan) {

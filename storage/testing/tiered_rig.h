@@ -19,7 +19,7 @@
 namespace ashlar::storage {
 
 struct TieredOptions {
-  // In extents, of each of the tenants 1 and 2; no hbm tier when 0.
+  // In extents, of each of the tenants 1 and 2; no hbm or ssd tier when 0.
   uint64_t hbm = 8, dram = 16, ssd = 64;
   AdmissionMode admission = AdmissionMode::kAll;
   CacheOptions cache;
@@ -54,7 +54,7 @@ class TieredRig {
   }
 
   Match Lookup(SessionId session, const ObjectHeader& plan) {
-    const Query query{.kind = plan.kind, .key = plan.key, .tokens = plan.tokens};
+    const Query query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .tokens = plan.tokens};
     return cache->Lookup(session, {&query, 1});
   }
 
@@ -78,9 +78,10 @@ class TieredRig {
  private:
   void Start() {
     dram = TestTier({{1, options_.dram}, {2, options_.dram}});
-    ssd = *SsdTier::Open({}, disk.file(), disk.records(), io);
+    if (options_.ssd > 0) ssd = *SsdTier::Open({}, disk.file(), disk.records(), io);
     for (const TenantId tenant : {1, 2}) {
-      if (!ssd->AddTenant(tenant, "tenant" + std::to_string(tenant), options_.ssd * limits::kExtentBytes).ok()) abort();
+      const uint64_t budget = options_.ssd * limits::kExtentBytes;
+      if (ssd != nullptr && !ssd->AddTenant(tenant, "tenant" + std::to_string(tenant), budget).ok()) abort();
     }
     Tiers tiers{.ssd = ssd.get()};
     if (hbm != nullptr) tiers.memory.push_back(hbm.get());
@@ -88,7 +89,8 @@ class TieredRig {
     mover.emplace(kernels::Reference(), workers, executor, *tiers.memory.front(), /*turn_bytes=*/1);
     CacheOptions options = options_.cache;
     options.pool.admission = options_.admission;
-    std::vector<SsdTier::Recovered> recovered = *ssd->Recover();
+    std::vector<SsdTier::Recovered> recovered;
+    if (ssd != nullptr) recovered = *ssd->Recover();
     cache.emplace(options, tiers, *mover, executor, clock, &observer);
     cache->Adopt(std::move(recovered));
   }

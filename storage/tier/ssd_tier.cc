@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <type_traits>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -179,13 +180,14 @@ absl::StatusOr<std::vector<SsdTier::Recovered>> SsdTier::Recover() {
   for (const auto& [id, tenant] : tenants_) tenants[tenant.name] = id;
   // The latest record first: what an earlier one claims besides is refused to that.
   std::sort(loaded_.begin(), loaded_.end(), [](const auto& a, const auto& b) { return a.sequence > b.sequence; });
-  std::set<std::pair<std::string, Key>> seen;
+  std::set<std::tuple<std::string, Key, uint32_t, uint32_t>> seen;  // tenant, key, shard
   std::vector<Recovered> recovered;
   for (SsdRecord& record : std::exchange(loaded_, {})) {
     next_sequence_ = std::max(next_sequence_, record.sequence + 1);
     const auto known = tenants.find(record.tenant);
     Tenant* tenant = known == tenants.end() ? nullptr : &tenants_.at(known->second);
-    const bool latest = seen.emplace(record.tenant, record.header.key).second;
+    const TensorShard& shard = record.header.shard;
+    const bool latest = seen.emplace(record.tenant, record.header.key, shard.rank, shard.size).second;
     const Claim claim = latest ? ClaimExtents(record, tenant) : Claim::kSuperseded;
     report_.damaged += claim == Claim::kDamaged;
     report_.superseded += claim == Claim::kSuperseded;

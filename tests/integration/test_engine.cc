@@ -33,8 +33,9 @@ uint64_t Mix(uint64_t x) {
 // The numbers of one tensor of one run.
 class Content {
  public:
-  Content(ObjectKind kind, const Tokens& run, uint32_t layer, PartForm form) {
-    seed_ = static_cast<uint64_t>(kind) << 32 | layer << 8 | static_cast<uint64_t>(form);
+  Content(ObjectKind kind, const Tokens& run, uint32_t layer, PartForm form, uint32_t rank) {
+    seed_ = static_cast<uint64_t>(rank) << 40 | static_cast<uint64_t>(kind) << 32 | layer << 8 |
+            static_cast<uint64_t>(form);
     for (int32_t token : run) seed_ = Mix(seed_ + 0x9e3779b97f4a7c15u + static_cast<uint32_t>(token));
   }
   float At(uint64_t index) const {
@@ -99,7 +100,8 @@ TestEngine::TestEngine(const ClientOptions& options, const Shape& shape, Memory 
   }
   EXPECT_TRUE(region.ok()) << region.status();
   region_ = *std::move(region);
-  auto model = client_->OpenModel(identity(), layout_);
+  const Shard shard{.tensor_parallel_rank = shape_.shard.rank, .tensor_parallel_size = shape_.shard.size};
+  auto model = client_->OpenModel(identity(), Whole(), shard);
   EXPECT_TRUE(model.ok()) << model.status();
   model_ = std::make_unique<Model>(*std::move(model));
   const absl::Status declared = model_->DeclarePages(region_, pages_);
@@ -124,6 +126,20 @@ void TestEngine::MakeLayout() {
     layout_.layers.push_back(AttentionLayer{
         .kv_heads = shape_.kv_heads, .key_dim = shape_.key_dim, .value_dim = shape_.value_dim, .rope = rope});
   }
+}
+
+Layout TestEngine::Whole() const {
+  Layout whole = layout_;
+  for (Layer& layer : whole.layers) {
+    if (auto* linear = std::get_if<LinearLayer>(&layer)) {
+      linear->key_heads *= shape_.shard.size;
+      linear->value_heads *= shape_.shard.size;
+      linear->conv_channels *= shape_.shard.size;
+    } else {
+      std::get<AttentionLayer>(layer).kv_heads *= shape_.shard.size;
+    }
+  }
+  return whole;
 }
 
 uint64_t TestEngine::RowFloats() const {
@@ -199,7 +215,7 @@ PublishParts TestEngine::Compute(ObjectKind kind, const Tokens& run) {
   for (const PublishParts::Linear& at : tensors_) {
     const auto write = [&](const std::byte* offset, PartForm form, uint64_t floats) -> const std::byte* {
       std::byte* data = region_.data() + reinterpret_cast<uintptr_t>(offset);
-      Content(kind, run, at.layer, form).Write(reinterpret_cast<float*>(data), 0, floats);
+      Content(kind, run, at.layer, form, shape_.shard.rank).Write(reinterpret_cast<float*>(data), 0, floats);
       return data;
     };
     PublishParts::Linear tensors{.layer = at.layer};
@@ -213,7 +229,8 @@ PublishParts TestEngine::Compute(ObjectKind kind, const Tokens& run) {
   const uint64_t key_floats = uint64_t{shape_.kv_heads} * shape_.key_dim;
   const uint64_t value_floats = uint64_t{shape_.kv_heads} * shape_.value_dim;
   for (uint32_t i = 0; i < shape_.layers; ++i) {
-    const Content keys(kind, run, 2 * i + 1, PartForm::kKeys), values(kind, run, 2 * i + 1, PartForm::kValues);
+    const Content keys(kind, run, 2 * i + 1, PartForm::kKeys, shape_.shard.rank),
+        values(kind, run, 2 * i + 1, PartForm::kValues, shape_.shard.rank);
     for (uint64_t token = 0; token < run.size(); ++token) {
       float* row = Row(source_table_, i, kSourcePosition + token);
       keys.Write(row, token * key_floats, key_floats);
@@ -269,8 +286,8 @@ void TestEngine::ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first
   const std::vector<std::byte> untouched(RowFloats() * sizeof(float), around);
   for (uint32_t i = 0; i < shape_.layers; ++i) {
     const uint32_t layer = 2 * i + 1;
-    const Content value_content(kind, run, layer, PartForm::kValues);
-    Content(kind, run, layer, PartForm::kKeys).Write(keys.data(), first * key_floats, keys.size());
+    const Content value_content(kind, run, layer, PartForm::kValues, shape_.shard.rank);
+    Content(kind, run, layer, PartForm::kKeys, shape_.shard.rank).Write(keys.data(), first * key_floats, keys.size());
     kernels::RotateKeysArgs rotate{.rotation = RotationOf(std::get<AttentionLayer>(layout_.layers[layer])),
                                    .delta = static_cast<int64_t>(first_position),
                                    .rows = static_cast<int64_t>(tokens * shape_.kv_heads),
@@ -301,7 +318,7 @@ void TestEngine::ExpectTuples(const Match& match, size_t segment, const Tokens& 
   ASSERT_EQ(tuples->size(), layout_.layers.size());
   const auto expect = [&](uint32_t layer, PartForm form, uint64_t first, const void* mapped, uint64_t floats) {
     std::vector<float> content(floats);
-    Content(kind, run, layer, form).Write(content.data(), first, floats);
+    Content(kind, run, layer, form, shape_.shard.rank).Write(content.data(), first, floats);
     ASSERT_EQ(std::memcmp(mapped, content.data(), floats * sizeof(float)), 0) << "layer " << layer << " " << Name(form);
   };
   for (uint32_t layer = 0; layer < layout_.layers.size(); layer += 2) {
@@ -320,13 +337,13 @@ void TestEngine::ExpectTuples(const Match& match, size_t segment, const Tokens& 
 std::string TestEngine::ValueRow(ObjectKind kind, const Tokens& run, uint32_t layer, uint64_t token) const {
   const uint64_t floats = uint64_t{shape_.kv_heads} * shape_.value_dim;
   std::vector<float> row(floats);
-  Content(kind, run, layer, PartForm::kValues).Write(row.data(), token * floats, floats);
+  Content(kind, run, layer, PartForm::kValues, shape_.shard.rank).Write(row.data(), token * floats, floats);
   return std::string(reinterpret_cast<const char*>(row.data()), floats * sizeof(float));
 }
 
 std::string TestEngine::StateOfHead(ObjectKind kind, const Tokens& run, uint32_t layer, uint32_t head) const {
   std::vector<float> state(kDk * kDv);
-  Content(kind, run, layer, PartForm::kState).Write(state.data(), head * state.size(), state.size());
+  Content(kind, run, layer, PartForm::kState, shape_.shard.rank).Write(state.data(), head * state.size(), state.size());
   return std::string(reinterpret_cast<const char*>(state.data()), state.size() * sizeof(float));
 }
 

@@ -24,6 +24,7 @@ struct Shape {
   uint32_t kv_heads = 2;
   uint32_t key_dim = 32;
   uint32_t value_dim = 24;
+  TensorShard shard{};     // of a model that has `size` times these heads; every rank has other numbers
   uint32_t tokens = 1024;  // that fit into the pages to land in, and into those to publish from
 };
 
@@ -38,6 +39,8 @@ class TestEngine {
   Model& model() { return *model_; }
   Region& region() { return region_; }
   const PagedCache& pages() const { return pages_; }
+  std::span<const int32_t> target_table() const { return target_table_; }
+  Layout Whole() const;  // of the model that the shard is of
   void CloseModel() { model_.reset(); }
   static Identity identity() { return {.model_id = "test", .weights_digest = "none", .dtype = "f32"}; }
 

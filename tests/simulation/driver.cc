@@ -28,6 +28,11 @@ const std::map<Text, ObjectHeader>& Plans() {
       for (uint64_t text = 1; text <= kTexts; ++text) {
         all->emplace(Text(tenant, text), storage::TestPlan(text, 20 + 40 * text, ObjectKind::kSegment, tenant));
       }
+      for (const uint64_t text : kBundle) {
+        ObjectHeader& part = all->at({tenant, text});
+        part.key = all->at({tenant, kBundle[0]}).key;
+        part.shard = {.rank = static_cast<uint32_t>(text - kBundle[0]), .size = std::size(kBundle)};
+      }
     }
     return all;
   }();
@@ -45,6 +50,8 @@ void Driver::Step() {
     Abandon();
   } else if (choice < 420) {
     Lookup();
+  } else if (choice < 430) {
+    Attach();
   } else if (choice < 490) {
     Release();
   } else if (choice < 570) {
@@ -80,7 +87,7 @@ void Driver::Reserve() {
     Fail("a cache that drains reserves, or another not");
   if (reservation.outcome == ReserveOutcome::kDeclined) {
     if (recompute == 0) Fail("a reservation was declined, and nobody said what computing takes");
-    declined_.insert(text);
+    for (const Text& part : BundleOf(text)) declined_.insert(part);
   }
 }
 
@@ -125,7 +132,8 @@ void Driver::Lookup() {
     const Text text = AnyText(TenantOf(session));
     const ObjectHeader& plan = plans_.at(text);
     lease.texts.push_back(text);
-    queries.push_back({.kind = plan.kind, .key = plan.key, .tokens = plan.tokens, .recompute = AnyRecompute()});
+    queries.push_back(
+        {.kind = plan.kind, .key = plan.key, .shard = plan.shard, .tokens = plan.tokens, .recompute = AnyRecompute()});
   }
   lease.match = cache().Lookup(session, queries);
   for (size_t i = 0; i < queries.size(); ++i) {
@@ -138,10 +146,41 @@ void Driver::Lookup() {
       CheckMiss(lease.texts[i], found.reason, queries[i].recompute);
     }
   }
-  std::erase_if(lease.texts,
-                [&, i = size_t{0}](const Text&) mutable { return lease.match.found[i++].reason != MissReason::kNone; });
+  std::vector<Text> hits;
+  for (size_t i = 0; i < queries.size(); ++i) {
+    if (lease.match.found[i].reason == MissReason::kNone) hits.push_back(lease.texts[i]);
+  }
+  lease.texts = std::move(hits);
   std::erase_if(lease.match.found, [](const Found& found) { return found.reason != MissReason::kNone; });
   if (lease.match.lease != LeaseId{}) leases_.push_back(std::move(lease));
+}
+
+// Another process of an engine takes part in what one found, with the same shard or another one.
+void Driver::Attach() {
+  if (leases_.empty()) return;
+  const Lease& first = leases_[world_.Draw(leases_.size())];
+  const SessionId session = AnySession();
+  const TensorShard shard = plans_.at(AnyText(1)).shard;
+  const absl::StatusOr<Match> match = cache().Attach(session, first.match.lease, shard);
+  if (!match.ok()) {
+    if (TenantOf(session) == TenantOf(first.session)) Fail("a lease is gone that nobody ended");
+    return;
+  }
+  if (TenantOf(session) != TenantOf(first.session)) return Fail("attached to another tenant's lease");
+  Lease lease{.session = session, .match = {.lease = match->lease}};
+  for (const Found& found : match->found) {
+    if (found.reason != MissReason::kNone) continue;
+    const auto text = std::ranges::find_if(plans_, [&](const auto& item) {
+      return item.first.first == TenantOf(session) && IsOf(*found.header, item.first);
+    });
+    if (text == plans_.end() || found.header->shard != shard) return Fail("attached to what nobody looked up");
+    CheckHit(text->first, found);
+    lease.texts.push_back(text->first);
+    lease.match.found.push_back(found);
+  }
+  const bool held = std::ranges::any_of(
+      leases_, [&](const Lease& other) { return other.session == session && other.match.lease == match->lease; });
+  if (!held) leases_.push_back(std::move(lease));
 }
 
 void Driver::Release() {
@@ -164,7 +203,7 @@ void Driver::Land() {
   const absl::StatusOr<Match> held = cache().Held(lease.session, lease.match.lease);
   if (!held.ok()) return Fail("a lease is gone that nobody ended");
   uint32_t index = 0;
-  while (held->found[index].header == nullptr || held->found[index].header->key != plans_.at(lease.texts[0]).key) {
+  while (held->found[index].header == nullptr || !IsOf(*held->found[index].header, lease.texts[0])) {
     if (++index == held->found.size()) return;  // dropped since: it is described as a miss
   }
   const storage::LandTarget target = storage::TestTarget(*landing.pages, {{index, kPosition}});
@@ -251,7 +290,7 @@ void Driver::Crash() {
   Note(Fault::kCrash);
   std::vector<Text> durable;
   for (const auto& [text, plan] : plans_) {
-    const std::vector<TierKind> tiers = cache().Where(text.first, plan.key);
+    const std::vector<TierKind> tiers = cache().Where(text.first, plan.key, plan.shard);
     if (std::ranges::count(tiers, TierKind::kSsd) > 0) durable.push_back(text);
   }
   leases_.clear();
@@ -265,7 +304,8 @@ void Driver::Crash() {
   world_.CrashAndRestart();
   for (int i = 0; i < kSessions; ++i) Open();
   for (const Text& text : durable) {
-    const std::vector<TierKind> tiers = cache().Where(text.first, plans_.at(text).key);
+    const ObjectHeader& plan = plans_.at(text);
+    const std::vector<TierKind> tiers = cache().Where(text.first, plan.key, plan.shard);
     if (std::ranges::count(tiers, TierKind::kSsd) == 0) Fail("what the disk acknowledged is not there after a crash");
   }
 }
@@ -279,16 +319,18 @@ void Driver::Operate() {
   }
   switch (world_.Draw(3)) {
     case 0:
-      if (cache().Evict(text.first, key)) operator_evicted_.insert(text);
+      if (!cache().Evict(text.first, key)) break;
+      for (const Text& part : BundleOf(text)) operator_evicted_.insert(part);
       break;
     case 1: {
       const Nanos until = world_.clock.Now() + static_cast<Nanos>(world_.Draw(kDeadline));
-      if (cache().Pin(text.first, key, until)) pins_[text] = until;
+      if (!cache().Pin(text.first, key, until)) break;
+      for (const Text& part : BundleOf(text)) pins_[part] = until;
       break;
     }
     default:
       cache().Unpin(text.first, key);
-      pins_.erase(text);
+      for (const Text& part : BundleOf(text)) pins_.erase(part);
   }
 }
 

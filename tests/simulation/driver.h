@@ -29,6 +29,7 @@ using storage::TenantId;
 using storage::TestPages;
 
 inline constexpr uint64_t kTexts = 7;
+inline constexpr uint64_t kBundle[] = {3, 4};  // texts that are the shards of one key
 inline constexpr int kSessions = 4;
 inline constexpr Nanos kDeadline = 60'000'000'000;
 inline constexpr double kTolerance = 1e-5;
@@ -92,6 +93,16 @@ class Driver {
   static TenantId TenantOf(SessionId session) { return 1 + session % 2; }
   // What computing a text takes, as its engine says; mostly it does not.
   Nanos AnyRecompute() { return world_.Draw(4) == 0 ? 1 + static_cast<Nanos>(world_.Draw(kDeadline / 6)) : 0; }
+  static std::vector<Text> BundleOf(const Text& text) {
+    if (Plans().at(text).shard.size == 1) return {text};
+    std::vector<Text> all;
+    for (const uint64_t part : kBundle) all.emplace_back(text.first, part);
+    return all;
+  }
+  static bool IsOf(const ObjectHeader& header, const Text& text) {
+    const ObjectHeader& plan = Plans().at(text);
+    return header.key == plan.key && header.shard == plan.shard;
+  }
   Text AnyText(TenantId tenant) { return {tenant, 1 + world_.Draw(kTexts)}; }
 
   void Open() {
@@ -105,6 +116,7 @@ class Driver {
   void Published(SessionId session, storage::ReservationId id, PublishOutcome outcome);
   void Abandon();
   void Lookup();
+  void Attach();
   void CheckHit(const Text& text, const Found& found);
   bool Leased(const Text& text);
   void CheckMiss(const Text& text, MissReason reason, Nanos recompute = 0);

@@ -13,7 +13,10 @@ void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
   if (world_.observer.memory_refusals > 0) return;  // the machine that simulates has no memory left itself
   std::set<Text> held;
   for (const Lease& lease : leases_) {
-    if (TenantOf(lease.session) == tenant) held.insert(lease.texts.begin(), lease.texts.end());
+    if (TenantOf(lease.session) != tenant) continue;
+    for (const Text& text : lease.texts) {
+      for (const Text& part : BundleOf(text)) held.insert(part);
+    }
   }
   for (const auto& [text, until] : pins_) {
     if (text.first == tenant && until > world_.clock.Now()) held.insert(text);
@@ -28,8 +31,10 @@ void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
 }
 
 void Driver::CheckHit(const Text& text, const Found& found) {
-  if (!published_.contains(text)) Fail("found what its tenant never published");
-  if (found.header->key != plans_.at(text).key) Fail("found another text's object");
+  for (const Text& part : BundleOf(text)) {
+    if (!published_.contains(part)) Fail("found what its tenant never published");
+  }
+  if (!IsOf(*found.header, text)) Fail("found another text's object");
   if (found.slot->Extents() != plans_.at(text).Extents()) Fail("found an object of another size");
 }
 
@@ -38,6 +43,7 @@ bool Driver::Leased(const Text& text) {
   for (const Lease& lease : leases_) {
     const absl::StatusOr<Match> held = cache().Held(lease.session, lease.match.lease);
     for (const Found& found : held.ok() ? held->found : std::vector<Found>{}) {
+      // A lease of one shard is one of all.
       if (found.header != nullptr && found.header->key == plans_.at(text).key) return true;
     }
   }
@@ -134,13 +140,19 @@ void Driver::CheckLeases() {
           if (!extents.emplace(run.arena, run.first + i).second) return Fail("two leased objects share memory");
         }
       }
+      const ObjectHeader& header = *found.header;
+      const storage::Query query{.kind = header.kind, .key = header.key, .shard = header.shard};
+      if (cache().Explain(TenantOf(lease.session), {&query, 1})[0].reason != MissReason::kNone) {
+        return Fail("a leased object, or another shard of it, is gone");
+      }
       // A read that fails leaves rubbish in a copy that is on its way up.
-      const std::vector<TierKind> whole = cache().Where(TenantOf(lease.session), found.header->key);
+      const std::vector<TierKind> whole =
+          cache().Where(TenantOf(lease.session), found.header->key, found.header->shard);
       if (whole.empty() || whole.front() != world_.top().kind() || Corrupted()) continue;
       const ExtentRun& first = found.slot->runs.front();
-      const std::string header = EncodeHeader(*found.header);
+      const std::string encoded = EncodeHeader(header);
       const std::byte* there = world_.top().Address(first.arena, first.first);
-      if (std::memcmp(there, header.data(), header.size()) != 0) return Fail("a leased object's header changed");
+      if (std::memcmp(there, encoded.data(), encoded.size()) != 0) return Fail("a leased object's header changed");
     }
   }
 }

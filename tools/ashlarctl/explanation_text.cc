@@ -35,6 +35,7 @@ std::string PresenceText(const v1::Presence& present) {
                                   Duration(present.age_seconds()), " ago, ", Uses(present.uses()));
   if (present.uses() > 0) absl::StrAppend(&text, ", last ", Duration(present.idle_seconds()), " ago");
   if (present.references() > 0) absl::StrAppend(&text, ", held by ", present.references());
+  if (present.of_shards() > 1) absl::StrAppend(&text, ", ", present.shards(), " of ", present.of_shards(), " shards");
   return text;
 }
 
@@ -62,6 +63,9 @@ std::string ExplanationText(const v1::ExplainedText& text) {
   std::string said = absl::StrCat(Name(static_cast<ObjectKind>(text.kind())), " of ", text.tokens(), " tokens: ");
   const auto reason = static_cast<MissReason>(text.miss_reason());
   if (reason == MissReason::kNone) return absl::StrCat(said, PresenceText(text.present()));
+  // A hit when the other ranks have published, too.
+  const bool partial = text.has_present() && text.present().shards() < text.present().of_shards();
+  if (partial && text.present().shards() > 0) return absl::StrCat(said, PresenceText(text.present()));
   // What is gone says itself why; unless the look-up missed for another reason.
   const bool told = text.has_gone() && text.gone().reason() == text.miss_reason();
   if (!told) absl::StrAppend(&said, Words(ReasonName(text.miss_reason())));
@@ -84,6 +88,8 @@ json ExplanationJson(const v1::ExplainedText& text) {
     out["present"] = {{"tier", TierName(present.tier())},
                       {"tiers", std::move(tiers)},
                       {"bytes", present.bytes()},
+                      {"shards", present.shards()},
+                      {"of_shards", present.of_shards()},
                       {"uses", present.uses()},
                       {"references", present.references()},
                       {"age_seconds", present.age_seconds()},
