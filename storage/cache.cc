@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "storage/composer.h"
 #include "storage/drain.h"
+#include "storage/explainer.h"
 #include "storage/lander.h"
 #include "storage/lease.h"
 #include "storage/publisher.h"
@@ -19,9 +20,8 @@ struct Cache::Impl {
       : clock(clock),
         top(*tiers.memory.front()),
         observer(observer == nullptr ? ignored : *observer),
-        texts(options.texts_per_tenant),
-        misses(options.misses_per_tenant),
         pool(options.pool, tiers, copying, clock, this->observer),
+        explainer(pool, clock, options.texts_per_tenant, options.misses_per_tenant),
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
         publisher(pool, mover, clock, drain, options.reservation),
@@ -99,38 +99,6 @@ struct Cache::Impl {
     return own;
   }
 
-  std::vector<TierKind> Where(const Entry* entry) const {
-    std::vector<TierKind> tiers;
-    for (size_t i = 0; entry != nullptr && entry->ready && i < pool.placement().levels(); ++i) {
-      if (entry->copies[i].whole()) tiers.push_back(pool.placement().kind(i));
-    }
-    return tiers;
-  }
-
-  // Of what is here of a key: the bundle that `shard` belongs to; where that is not here, the first one.
-  Presence Describe(const std::vector<Entry*>& here, const TensorShard& shard) const {
-    const auto of_size = [&](const Entry* entry) { return entry->header.shard.size == shard.size; };
-    const uint32_t size = std::ranges::any_of(here, of_size) ? shard.size : here.front()->header.shard.size;
-    const Nanos now = clock.Now();
-    Presence present{.shards = 0, .of_shards = size};
-    for (const Entry* entry : here) {
-      if (entry->header.shard.size != size) continue;
-      present.tier = std::max(present.tier, pool.placement().Nearest(*entry));
-      present.bytes += entry->header.bytes;
-      if (!entry->ready) continue;
-      const bool first = present.shards++ == 0;
-      const std::vector<TierKind> tiers = Where(entry);
-      if (first) present.tiers = tiers;
-      std::erase_if(present.tiers, [&](TierKind tier) { return std::ranges::count(tiers, tier) == 0; });
-      present.uses = std::max(present.uses, entry->uses);
-      present.references = std::max(present.references, entry->references);
-      present.age = std::max(present.age, now - entry->published_at);
-      const Nanos idle = now - entry->last_used_at;
-      present.idle = first ? idle : std::min(present.idle, idle);
-    }
-    return present;
-  }
-
   absl::StatusOr<Match> AttachShard(SessionId session, TenantId tenant, const LeaseId& lease,
                                     const TensorShard& shard) {
     const LeaseTable::Segments& found = *leases.Peek(tenant, lease);
@@ -146,31 +114,8 @@ struct Cache::Impl {
     return match;
   }
 
-  // What is known of what a query asks for.
-  Explanation Explain(TenantId tenant, const Query& query) const {
-    if (!query.storable) return {.reason = MissReason::kTooShort};
-    if (const std::vector<Entry*> here = pool.PeekAll(tenant, query.key); !here.empty()) {
-      const Presence present = Describe(here, query.shard);
-      const bool whole = present.shards == present.of_shards;
-      return {.reason = whole ? MissReason::kNone : MissReason::kBeingPublished, .present = present};
-    }
-    if (const Ghost* ghost = pool.FindGhost(tenant, query.key)) return {.reason = ghost->reason, .ghost = *ghost};
-    const NamespaceId* elsewhere = query.text == TextDigest{} ? nullptr : texts.Elsewhere(tenant, query.text, query.ns);
-    if (elsewhere == nullptr) return {.reason = MissReason::kNeverSeen};
-    return {.reason = MissReason::kNamespaceDiffers, .elsewhere = *elsewhere};
-  }
-
-  // Remembers a miss. Of one that was never seen, the reason may be known better.
-  MissReason Explained(SessionId session, TenantId tenant, const Query& query, MissReason reason) {
-    Miss miss{.at = clock.Now(), .session = session, .query = query, .why = Explain(tenant, query)};
-    // What is here of another division into shards is no hit.
-    if (reason != MissReason::kNeverSeen || miss.why.reason == MissReason::kNone) miss.why.reason = reason;
-    misses.Add(tenant, miss);
-    return miss.why.reason;
-  }
-
   Pool::Result Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason) {
-    reason = Explained(session, tenant, query, reason);
+    reason = explainer.Missed(session, tenant, query, reason);
     observer.Miss(tenant, query.kind, reason, query.tokens);
     return {.reason = reason};
   }
@@ -192,7 +137,7 @@ struct Cache::Impl {
           query = {
               .kind = header.kind, .key = header.key, .shard = header.shard, .ns = header.ns, .tokens = header.tokens};
         }
-        Explained(session, tenant, query, verdict[i]);
+        explainer.Missed(session, tenant, query, verdict[i]);
       }
       done(std::move(verdict));
     };
@@ -204,9 +149,8 @@ struct Cache::Impl {
   Observer& observer;
   Drain drain;
   std::map<SessionId, TenantId> sessions;
-  TextTable texts;
-  MissLog misses;
   Pool pool;  // before everything that holds references
+  Explainer explainer;
   LeaseTable leases;
   Publisher publisher;
   Lander lander;
@@ -321,7 +265,7 @@ Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, c
     reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute);
   }
   const bool known = text != TextDigest{};
-  if (known && reserved.outcome == ReserveOutcome::kGranted) impl_->texts.Remember(*tenant, text, plan.ns);
+  if (known && reserved.outcome == ReserveOutcome::kGranted) impl_->explainer.Published(*tenant, text, plan.ns);
   return {reserved.outcome, reserved.id};
 }
 
@@ -383,12 +327,12 @@ void Cache::Quiesce(SessionId session, LandingId landing, std::function<void()> 
 
 std::vector<Explanation> Cache::Explain(TenantId tenant, std::span<const Query> queries) const {
   std::vector<Explanation> explanations;
-  for (const Query& query : queries) explanations.push_back(impl_->Explain(tenant, query));
+  for (const Query& query : queries) explanations.push_back(impl_->explainer.Explain(tenant, query));
   return explanations;
 }
 
 std::vector<Miss> Cache::LastMisses(TenantId tenant, size_t most) const {
-  return impl_->misses.Last(tenant, most);
+  return impl_->explainer.LastMisses(tenant, most);
 }
 
 bool Cache::Pin(TenantId tenant, const Key& key, Nanos until) {
@@ -404,7 +348,7 @@ bool Cache::Evict(TenantId tenant, const Key& key) {
 }
 
 std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key, const TensorShard& shard) const {
-  return impl_->Where(impl_->pool.Peek(tenant, key, shard));
+  return impl_->pool.Where(impl_->pool.Peek(tenant, key, shard));
 }
 
 void Cache::StartDrain() {

@@ -191,6 +191,14 @@ void Pool::Drop(const Reference& object, MissReason why, PolicyKind policy) {
   if (object->gone == MissReason::kNone) Unlink(*object.entry_, why, policy, placement_.Nearest(*object));
 }
 
+std::vector<TierKind> Pool::Where(const Entry* entry) const {
+  std::vector<TierKind> tiers;
+  for (size_t i = 0; entry != nullptr && entry->ready && i < placement_.levels(); ++i) {
+    if (entry->copies[i].whole()) tiers.push_back(placement_.kind(i));
+  }
+  return tiers;
+}
+
 bool Pool::Pin(TenantId tenant, const Key& key, Nanos until) {
   bool any = false;
   for (Entry* entry : table_.All(tenant, key)) {

@@ -116,6 +116,8 @@ class Pool {
     return table_.Find(tenant, key, shard);
   }
   std::vector<Entry*> PeekAll(TenantId tenant, const Key& key) const { return table_.All(tenant, key); }
+  // The tiers that have a whole copy of it, top to bottom; none of null.
+  std::vector<TierKind> Where(const Entry* entry) const;
   Placement& placement() { return placement_; }
   const Placement& placement() const { return placement_; }
   uint64_t objects() const { return objects_; }            // published and found
