@@ -308,7 +308,9 @@ class Model {
 
   std::vector<Match> Lookup(std::span<const Prompt> prompts);
   Match Lookup(const Prompt& prompt);
-  // What another process of this tenant found for the same prompt, of this model's shard. Holds it beside that process.
+  // What another process of this tenant found for the same prompt, of this model's shard: held beside that process, for
+  // another shard by a lease of its own. What it found of another model, or of shards of another size, is missed
+  // (kInvalidRequest), all of it when the lease has ended (kLeaseLost).
   Match Attach(const std::string& lease, std::span<const uint64_t> segment_lengths);
 
   // At most one engine computes a segment: a second one is told kBeingPublished or kAlreadyPresent. kDeclined: the

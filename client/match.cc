@@ -54,16 +54,17 @@ std::unique_ptr<Match::Impl> Match::Impl::Answered(const v1::PromptMatch& answer
                                                    const std::shared_ptr<Connection>& connection, const Layout& layout,
                                                    const NamespaceId& ns, std::span<const uint64_t> segment_lengths,
                                                    Deadline deadline) {
+  // Held before anything else: what is not used is released with it.
+  absl::StatusOr<std::shared_ptr<internal::LeaseHold>> lease = nullptr;
+  if (!answer.lease().empty()) lease = internal::LeaseHold::Make(connection, answer.lease(), deadline);
+  if (!lease.ok()) return Missed(segment_lengths, MissReason::kTimedOut);
   if (static_cast<size_t>(answer.segments_size()) != segment_lengths.size()) {
     return Missed(segment_lengths, MissReason::kInvalidRequest);  // a lease that was attached with other lengths
   }
   auto impl = Missed(segment_lengths, MissReason::kNeverSeen);
   impl->ns = ns;
   impl->checkpoint_positions.assign(answer.checkpoint_positions().begin(), answer.checkpoint_positions().end());
-  absl::StatusOr<std::shared_ptr<internal::LeaseHold>> lease = nullptr;
-  if (!answer.lease().empty()) {
-    lease = internal::LeaseHold::Make(connection, answer.lease(), deadline);
-    if (!lease.ok()) return Missed(segment_lengths, MissReason::kTimedOut);
+  if (*lease != nullptr) {
     impl->lease = *std::move(lease);
     impl->connection = connection;
   }

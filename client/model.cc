@@ -16,8 +16,8 @@ using internal::ModelBinding;
 
 constexpr size_t kLeaseBytes = 16;
 
-internal::Load LoadOf(const Prompt& prompt) {
-  return {prompt.tokens.size_bytes() + prompt.segment_lengths.size() * 10 + 64, prompt.segment_lengths.size()};
+internal::Load LoadOf(const Prompt& prompt, uint32_t shards) {
+  return {prompt.tokens.size_bytes() + prompt.segment_lengths.size() * 10 + 64, prompt.segment_lengths.size() * shards};
 }
 internal::Load LoadOf(const ObjectRun& run) {
   return {run.tokens.size_bytes() + 64};
@@ -114,7 +114,8 @@ std::vector<Match> Model::Lookup(std::span<const Prompt> prompts) {
     return Match(Match::Impl::Missed(prompt.segment_lengths, internal::ToMissReason(status)));
   };
   return internal::AskInCalls<Match>(
-      prompts, limits::kMaxPromptsPerCall, [](const Prompt& prompt) { return LoadOf(prompt); }, ask, missed);
+      prompts, limits::kMaxPromptsPerCall,
+      [&](const Prompt& prompt) { return LoadOf(prompt, impl_->opened->shards()); }, ask, missed);
 }
 
 Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_lengths) {

@@ -59,6 +59,7 @@ class OpenedModel : public Restorable {
 
   const Layout& layout() const { return layout_; }  // of this process's shard
   const NamespaceId& ns() const { return ns_; }
+  uint32_t shards() const { return declaration_.shard.tensor_parallel_size; }  // of the model
 
   // UNAVAILABLE while the model is not open on a living connection.
   absl::StatusOr<ModelBinding> binding() const;

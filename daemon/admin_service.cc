@@ -116,7 +116,7 @@ absl::Status AdminService::Drain(v1::DrainReply* reply) const {
 }
 
 absl::Status AdminService::Undrain(v1::DrainReply* reply) const {
-  parts_.set_draining(false);
+  if (!parts_.set_draining(false)) return absl::FailedPreconditionError("the daemon stops");
   return GetDrain(reply);
 }
 

@@ -43,9 +43,9 @@ struct AdminParts {
   const ModelRegistry& models;
   const Metrics& metrics;
   const storage::Clock& clock;
-  std::vector<std::string> tenants;  // by TenantId
-  std::function<Levels()> measure;   // on the metadata thread
-  std::function<void(bool)> set_draining;
+  std::vector<std::string> tenants;        // by TenantId
+  std::function<Levels()> measure;         // on the metadata thread
+  std::function<bool(bool)> set_draining;  // false: the daemon stops, and goes on draining
   double drain_seconds = 0;
   std::string config;  // in effect, as YAML
 };

@@ -4,6 +4,7 @@
 
 #include <future>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -104,7 +105,7 @@ struct Daemon::Impl {
         services{loop, mappings, hosted, table, tiers->top(), TenantsByUid(config), config.sessions().region_bytes()},
         engine_service(cache, metrics, loop, table, models, config.workers().queue_depth()),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
-                       [this] { return Measure(); }, [this](bool draining) { SetDraining(draining); },
+                       [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
                        static_cast<double>(config.drain_seconds()), FormatConfig(config)}) {
     tiers->Configure(config, cache);
   }
@@ -146,10 +147,19 @@ struct Daemon::Impl {
   }
 
   // Any thread, while all servers are there.
-  void SetDraining(bool draining) {
+  // False: the daemon stops, and drains until then.
+  bool SetDraining(bool draining) {
+    std::lock_guard lock(drain_mutex);
+    if (!draining && stopping) return false;
     rpc_server->SetServing(!draining);
     session_server->SetAdmitting(!draining);
     loop.PostCompletion([this, draining] { draining ? cache.StartDrain() : cache.EndDrain(); });
+    return true;
+  }
+
+  void StartStopping() {
+    std::lock_guard lock(drain_mutex);
+    stopping = true;
   }
 
   Levels MeasureOnLoop() {
@@ -158,6 +168,8 @@ struct Daemon::Impl {
     return levels.get_future().get();
   }
 
+  std::mutex drain_mutex;
+  bool stopping = false;  // guarded by drain_mutex
   const int tenants;
   Metrics metrics;
   HostedMemory hosted;
@@ -237,17 +249,23 @@ int Daemon::metrics_port() const {
   return impl_->metrics.port();
 }
 
-void Daemon::Drain(storage::Nanos grace, const std::function<bool()>& interrupted) {
+bool Daemon::Drain(storage::Nanos grace, const std::function<bool()>& interrupted) {
   const storage::Nanos deadline = impl_->loops->clock.Now() + grace;
+  impl_->StartStopping();
   impl_->SetDraining(true);
   Levels left = impl_->MeasureOnLoop();
-  while (!left.drained() && impl_->loops->clock.Now() < deadline && !interrupted()) left = impl_->MeasureOnLoop();
+  bool ended = false;
+  while (!left.drained() && impl_->loops->clock.Now() < deadline && !ended) {
+    ended = interrupted();
+    left = impl_->MeasureOnLoop();
+  }
   Log(left.drained() ? LogLevel::kInfo : LogLevel::kWarning, left.drained() ? "drained" : "not drained in time",
       {{"leases", left.leases},
        {"requests", left.admissions()},
        {"landings", left.landings},
        {"lost_objects", left.unsaved_objects},
        {"lost_bytes", left.unsaved_bytes}});
+  return !ended;
 }
 
 void Daemon::Stop(storage::Nanos grace) {

@@ -25,7 +25,7 @@ class Daemon {
   // Takes no new sessions and requests, and writes to the disk what memory has alone (rpc Drain in admin.proto). Waits
   // until nothing is left, `grace` is over, or `interrupted` says so, which is asked over and over and takes its time
   // each. Logs what is left.
-  void Drain(storage::Nanos grace, const std::function<bool()>& interrupted);
+  bool Drain(storage::Nanos grace, const std::function<bool()>& interrupted);
 
   // Accepts nothing new, lets calls in flight finish for at most `grace`, ends every session, awaits the transfers in
   // flight, and removes the sockets. Idempotent.

@@ -1,4 +1,5 @@
 // Looking up: Match, AttachLease, Release.
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,8 +29,8 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
   }
   uint64_t lookups = 0;
   for (const v1::Prompt& prompt : request.prompts()) lookups += prompt.segment_lengths_size();
-  if (lookups > limits::kMaxLookupsPerMatch) {
-    return done(Bad("prompts: more than ", limits::kMaxLookupsPerMatch, " segments together"));
+  if (lookups * model->shard.size > limits::kMaxLookupsPerMatch) {
+    return done(Bad("prompts: more than ", limits::kMaxLookupsPerMatch, " shards of segments together"));
   }
   auto prompts = std::make_shared<std::vector<std::vector<storage::Query>>>();
   for (int i = 0; i < request.prompts_size(); ++i) {
@@ -56,13 +57,19 @@ void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::Attac
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
   const auto model = (*session)->FindModel(request.model());
-  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, shard = model->shard, reply, done] {
+  if (model == nullptr && request.model() != 0) return done(Bad("model: unknown handle ", request.model()));
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, model, reply, done] {
+    const auto shard = model == nullptr ? std::nullopt : std::optional(model->shard);
     absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease, shard);
     if (!match.ok()) return done(match.status());
     MatchReplyWriter writer;
     for (storage::Found& found : match->found) {
-      if (found.reason == MissReason::kNone && !writer.Take(found)) found = {.reason = MissReason::kBusy};
+      if (found.reason != MissReason::kNone) continue;
+      if (model != nullptr && !model->Has(*found.header)) {
+        found = {.reason = MissReason::kInvalidRequest};
+      } else if (!writer.Take(found)) {
+        found = {.reason = MissReason::kBusy};
+      }
     }
     MatchReplyWriter::Write(*match, reply->mutable_match());
     done(absl::OkStatus());

@@ -162,7 +162,7 @@ std::optional<storage::PublishSource> Fit(const Sources& sources, ObjectHeader p
   if (fitted.tensors.size() != sources.tensors.size()) return std::nullopt;
   if (has_rows) {
     const std::shared_ptr<const Pages>& pages = sources.pages;
-    if (pages == nullptr || pages->model().ns != plan.ns) return std::nullopt;
+    if (pages == nullptr || !pages->model().Has(plan)) return std::nullopt;
     const uint64_t first = sources.first_position + plan.first_token;
     if (!pages->CheckPositions(sources.page_table, first, plan.stored_tokens).ok()) return std::nullopt;
     fitted.rows = pages->rows();

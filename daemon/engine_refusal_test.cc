@@ -235,7 +235,7 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
           {"prompts[1].needed_in_ns", [](M& r) { r.mutable_prompts(1)->set_needed_in_ns(-1); }},
           {"prompts[1].needed_in_ns",
            [](M& r) { r.mutable_prompts(1)->set_needed_in_ns(limits::kMaxNeededInNanos + 1); }},
-          {"prompts: more than 65536 segments together",
+          {"prompts: more than 65536 shards of segments together",
            [](M& r) {
              for (uint64_t i = 0; i < limits::kMaxLookupsPerMatch; i += limits::kMaxSegments) {
                r.add_prompts()->mutable_segment_lengths()->Resize(limits::kMaxSegments, 1);

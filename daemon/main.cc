@@ -73,9 +73,10 @@ int Serve(const ashlar::v1::Config& config) {
   const auto grace = std::chrono::seconds(config.drain_seconds());
   const auto deadline = std::chrono::steady_clock::now() + grace;
   // A second signal ends the waiting.
-  (*daemon)->Drain(std::chrono::nanoseconds(grace).count(), [&] { return sigtimedwait(&ends, nullptr, &kPoll) > 0; });
+  const auto interrupted = [&] { return sigtimedwait(&ends, nullptr, &kPoll) > 0; };
+  const bool waited = (*daemon)->Drain(std::chrono::nanoseconds(grace).count(), interrupted);
   const std::chrono::nanoseconds left = deadline - std::chrono::steady_clock::now();
-  (*daemon)->Stop(std::max<ashlar::storage::Nanos>(left.count(), 0));
+  (*daemon)->Stop(waited ? std::max<ashlar::storage::Nanos>(left.count(), 0) : 0);
   return 0;
 }
 

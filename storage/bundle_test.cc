@@ -102,7 +102,7 @@ TEST_F(BundleTest, OneRankLooksUpAndTheOthersAttach) {
   Make({.hbm = 0, .dram = 32});
   PublishBoth(1);
   const Match first = Lookup(1, 0);
-  const absl::StatusOr<Match> second = cache().Attach(kRank1, first.lease, {.rank = 1, .size = 2});
+  const absl::StatusOr<Match> second = cache().Attach(kRank1, first.lease, TensorShard{.rank = 1, .size = 2});
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_NE(second->lease, first.lease);
   ASSERT_EQ(second->found[0].reason, MissReason::kNone);
@@ -110,13 +110,70 @@ TEST_F(BundleTest, OneRankLooksUpAndTheOthersAttach) {
   cache().Release(kRank0, first.lease);
   // What the second holds is the whole bundle.
   EXPECT_TRUE(cache().Reserve(kRank0, Part(1, 0)).outcome == ReserveOutcome::kAlreadyPresent);
+  EXPECT_EQ(Land(1, 1, second->lease), MissReason::kNone);  // a use: now it has no deadline
   rig_->clock.Advance(int64_t{1} << 50);
   cache().Tick();
-  EXPECT_EQ(Land(1, 1, second->lease), MissReason::kNone);
-  EXPECT_EQ(cache().Attach(kOther, second->lease, {.rank = 0, .size = 2}).status().code(), absl::StatusCode::kNotFound);
-  const absl::StatusOr<Match> strange = cache().Attach(kRank0, second->lease, {.rank = 2, .size = 4});
+  ASSERT_TRUE(cache().Held(kRank1, second->lease).ok());
+  EXPECT_EQ(cache().Attach(kOther, second->lease, TensorShard{.rank = 0, .size = 2}).status().code(),
+            absl::StatusCode::kNotFound);
+  const absl::StatusOr<Match> strange = cache().Attach(kRank0, second->lease, TensorShard{.rank = 2, .size = 4});
   ASSERT_TRUE(strange.ok());
   EXPECT_EQ(strange->found[0].reason, MissReason::kInvalidRequest);
+}
+
+TEST_F(BundleTest, AnAttachedLeaseThatIsNeverUsedEnds) {
+  Make({.hbm = 0, .dram = 32});
+  PublishBoth(1);
+  const Match first = Lookup(1, 0);
+  ASSERT_TRUE(cache().Attach(kRank1, first.lease, TensorShard{.rank = 1, .size = 2}).ok());
+  EXPECT_EQ(cache().stats().leases, 2u);
+  rig_->clock.Advance(int64_t{1} << 50);
+  cache().Tick();
+  EXPECT_EQ(cache().stats().leases, 1u);  // the first one was used, by attaching to it
+}
+
+TEST_F(BundleTest, ALeaseOfAnotherDivisionHoldsNothing) {
+  Make({.hbm = 0, .dram = 32});
+  PublishBoth(1);
+  ASSERT_TRUE(rig_->Publish(kRank0, TestPlan(1, 64), 1));
+  ASSERT_TRUE(rig_->Publish(kRank0, TestPlan(2, 64), 2));
+  rig_->Settle();
+  rig_->Restart();  // now the disk alone has them
+  Open();
+  const Match of_two = Lookup(1, 0);
+  const auto whole = cache().Attach(kRank0, of_two.lease, TensorShard{});
+  ASSERT_TRUE(whole.ok());
+  EXPECT_EQ(whole->found[0].reason, MissReason::kInvalidRequest);
+  const Match of_one = rig_->Lookup(kRank0, TestPlan(1, 64));
+  const auto shard = cache().Attach(kRank0, of_one.lease, TensorShard{.rank = 1, .size = 2});
+  ASSERT_TRUE(shard.ok());
+  EXPECT_EQ(shard->found[0].reason, MissReason::kInvalidRequest);
+  EXPECT_EQ(Land(1, 0, shard->lease), MissReason::kInvalidRequest);
+  rig_->Settle();
+}
+
+TEST_F(BundleTest, PaysAsOne) {
+  Make({.hbm = 0, .dram = 32, .ssd = 0});
+  PublishBoth(1);
+  const Match slow = Lookup(1, 0);
+  const TestPages pages(16);
+  const auto landing = rig_->StartLanding(kRank0, ++landings_, slow.lease, TestTarget(pages, {{0, 100}}));
+  rig_->clock.Advance(1'000'000);  // landings are slow from now on
+  rig_->Settle();
+  cache().Release(kRank0, slow.lease);
+  int hits = 0;
+  for (int i = 0; i < 32; ++i) {
+    const ObjectHeader plan = Part(1, i % 2);
+    const Query query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .tokens = plan.tokens, .recompute = 1};
+    const Match match = cache().Lookup(Session(i % 2), {&query, 1});
+    hits += match.found[0].reason == MissReason::kNone;
+    cache().Release(Session(i % 2), match.lease);
+  }
+  EXPECT_EQ(hits, 2);  // one in sixteen, of bundles
+  // Nor is a rank declined whose bundle another one has begun.
+  ObjectHeader first = Part(2, 0), second = Part(2, 1);
+  ASSERT_TRUE(rig_->Publish(kRank0, first, Content(2, 0)));
+  EXPECT_EQ(cache().Reserve(kRank1, second, {}, PoolKind::kPublic, /*recompute=*/1).outcome, ReserveOutcome::kGranted);
 }
 
 TEST_F(BundleTest, ALeaseOfOneShardKeepsAll) {
@@ -201,7 +258,7 @@ TEST_F(BundleTest, ComesUpFromLowerTiersAsOne) {
   for (uint64_t text = 1; text <= 3; ++text) {
     const Match match = Lookup(text, 0);
     ASSERT_EQ(match.found[0].reason, MissReason::kNone) << text;
-    const auto other = cache().Attach(kRank1, match.lease, {.rank = 1, .size = 2});
+    const auto other = cache().Attach(kRank1, match.lease, TensorShard{.rank = 1, .size = 2});
     EXPECT_EQ(Land(text, 1, other->lease), MissReason::kNone);
     EXPECT_EQ(Land(text, 0, match.lease), MissReason::kNone);
     cache().Release(kRank0, match.lease);

@@ -85,13 +85,16 @@ struct Cache::Impl {
         own.push_back({.reason = segment.reason});
         continue;
       }
-      Pool::Result& mine =
-          own.emplace_back(Pool::Result{.tier = segment.tier, .object = pool.Shard(segment.object, shard)});
-      if (!mine.object) {
-        const MissReason gone = segment.object->gone;
-        mine = {.reason = gone == MissReason::kNone ? MissReason::kInvalidRequest : gone};
+      // The lease holds all shards of this size, and none of another.
+      if (segment.object->header.shard.size != shard.size) {
+        own.push_back({.reason = MissReason::kInvalidRequest});
         continue;
       }
+      if (segment.object->gone != MissReason::kNone) {
+        own.push_back({.reason = segment.object->gone});
+        continue;
+      }
+      own.push_back({.tier = segment.tier, .object = pool.Shard(segment.object, shard)});
       for (uint32_t rank = 0; rank < shard.size; ++rank) {
         if (rank != shard.rank) others.push_back(pool.Shard(segment.object, {.rank = rank, .size = shard.size}));
       }
@@ -110,7 +113,6 @@ struct Cache::Impl {
     leases.Use(lease);
     Match match = Describe({}, own);
     match.lease = leases.Grant(session, tenant, std::move(own), clock.Now(), std::move(others));
-    leases.Use(match.lease);
     return match;
   }
 
@@ -230,14 +232,14 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
   return match;
 }
 
-absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease, const TensorShard& shard) {
+absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease, const std::optional<TensorShard>& shard) {
   const TenantId* tenant = impl_->Tenant(session);
   const LeaseTable::Segments* found = tenant == nullptr ? nullptr : impl_->leases.Peek(*tenant, lease);
   if (found == nullptr) return absl::NotFoundError("lease: unknown");
   const auto of_another = [&](const Pool::Result& segment) {
-    return segment.object && segment.object->header.shard != shard;
+    return shard && segment.object && segment.object->header.shard != *shard;
   };
-  if (std::ranges::any_of(*found, of_another)) return impl_->AttachShard(session, *tenant, lease, shard);
+  if (std::ranges::any_of(*found, of_another)) return impl_->AttachShard(session, *tenant, lease, *shard);
   const absl::StatusOr<const LeaseTable::Segments*> segments = impl_->leases.Attach(session, *tenant, lease);
   if (!segments.ok()) return segments.status();
   return impl_->Describe(lease, **segments);

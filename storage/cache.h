@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -90,9 +91,11 @@ class Cache {
   // What is needed later than now is fetched ahead, and the lease's deadline counts from when the last of it is needed.
   using HasRoom = std::function<bool(const Found& hit)>;
   Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr);
-  // What another session found; NOT_FOUND for an unknown lease, also for another tenant's. For another shard than the
-  // one that looked it up: a lease of its own, with its part of each bundle.
-  absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease, const TensorShard& shard = {});
+  // What another session found; NOT_FOUND for an unknown lease, also for another tenant's. For another `shard` than the
+  // one that looked it up: a lease of its own, which ends unused like one of a look-up, with its part of each bundle;
+  // what is of a bundle of another size is missed with kInvalidRequest. None: as it was found.
+  absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease,
+                               const std::optional<TensorShard>& shard = std::nullopt);
   void Release(SessionId session, const LeaseId& lease);
   // What a lease that this session holds covers; NOT_FOUND for any other. Changes nothing, not even the lease's age.
   // For checking targets before Land.

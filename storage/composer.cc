@@ -48,7 +48,8 @@ void Composer::Continue(const Name& name) {
   CompositionVerdict& verdict = call.verdict;
   if (call.cancel.cancelled()) verdict.outcome = MissReason::kCancelled;
   for (size_t i = 0; i < call.objects.size() && verdict.outcome == MissReason::kNone; ++i) {
-    if (call.objects[i]->top().whole()) continue;
+    // Its last byte is told of before it counts as whole.
+    if (call.objects[i]->top().loaded >= call.objects[i]->header.Extents()) continue;
     verdict.interiors[i] = verdict.outcome = call.objects[i]->gone;
     if (verdict.outcome != MissReason::kNone) break;
     return pool_.WhenLoaded(call.objects[i], call.objects[i]->header.bytes, [this, name] { Continue(name); });

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "storage/testing/rig.h"
+#include "storage/testing/tiered_rig.h"
 
 namespace ashlar::storage {
 namespace {
@@ -206,6 +206,38 @@ TEST_F(ComposerTest, ASessionDrainsOnceItsCompositionsAreOver) {
   EXPECT_TRUE(drained);
   EXPECT_EQ((*verdict)->outcome, MissReason::kCancelled);
   EXPECT_TRUE(Untouched());
+}
+
+TEST(ComposerTiers, WaitsForWhatIsOnItsWayUp) {
+  TieredRig rig({.hbm = 0, .dram = 16, .ssd = 64});
+  const ObjectHeader plan = TestPlan(1, 64);
+  rig.cache->OpenSession(kAnn, 1);
+  ASSERT_TRUE(rig.Publish(kAnn, plan, 1));
+  rig.Settle();
+  rig.Restart();  // now the disk alone has it
+  rig.cache->OpenSession(kAnn, 1);
+  const kernels::LinearShape shape = ShapeOfLayer();
+  const Match match = rig.Lookup(kAnn, plan);
+  const auto compose = [&](LandingId number, std::vector<float>& state, std::optional<CompositionVerdict>& verdict) {
+    Composition work{.interiors = {{.segment = 0}}};
+    work.layers.push_back(
+        {.layer = kLayer, .shape = shape, .state = {.data = reinterpret_cast<std::byte*>(state.data())}});
+    rig.cache->Compose(kAnn, number, match.lease, std::move(work),
+                       [&](CompositionVerdict v) { verdict = std::move(v); });
+  };
+  std::vector<float> early(size_t(shape.heads) * shape.d_k * shape.d_v, 0.5f), late = early;
+  std::optional<CompositionVerdict> verdict;
+  compose(1, early, verdict);
+  EXPECT_FALSE(verdict);
+  rig.Settle();
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->outcome, MissReason::kNone);
+  compose(2, late, verdict);  // of what is there by now
+  rig.Settle();
+  EXPECT_EQ(early, late);
+  EXPECT_NE(early.front(), 0.5f);
+  rig.cache->CloseSession(kAnn, [] {});
+  rig.Settle();
 }
 
 }  // namespace

@@ -104,18 +104,32 @@ MissReason Placement::Promote(Entry& entry, Nanos recompute, Nanos needed_at) {
 }
 
 bool Placement::BringUp(Entry& entry, size_t from) {
+  // Making room may end another shard of its bundle, and that the entry, or the last use of it.
+  ++entry.holds;
   ++entry.copies[from].readers;  // what is made room for must not be made room with
   Refresh(entry);
   const bool room = entry.top().state == State::kFilling || MakeRoom(entry, 0, entry.header.Extents());
+  const auto wanted = [&] { return room && entry.gone == MissReason::kNone && entry.top().state == State::kFilling; };
+  entry.top().source = static_cast<uint8_t>(from);
   // A tier in between gets a copy, too, where it has room.
   std::vector<size_t> path = {from};
-  for (size_t level = from - 1; room && level > 0; --level) {
+  for (size_t level = from - 1; wanted() && level > 0; --level) {
     const bool vacant = entry.copies[level].state == State::kNone;
-    if (vacant && MakeRoom(entry, level, entry.header.Extents())) path.push_back(level);
+    if (!vacant || !MakeRoom(entry, level, entry.header.Extents())) continue;
+    entry.copies[level].source = static_cast<uint8_t>(from);
+    path.push_back(level);
   }
-  --entry.copies[from].readers;
+  const bool goes_on = wanted();
+  for (const size_t level : path) {
+    if (!goes_on && level < from && entry.copies[level].state == State::kFilling) Break(entry, level);
+  }
+  DoneReading(entry, from);
+  --entry.holds;
+  if (!goes_on) {
+    entry.gone == MissReason::kNone ? Refresh(entry) : Vacate(entry);
+    return false;
+  }
   Refresh(entry);
-  if (!room) return false;
   // Engines read the header where it lies, and before the rest has come.
   const std::string header = EncodeHeader(entry.header);
   const ExtentRun& first = entry.top().slot.runs.front();
@@ -291,6 +305,7 @@ bool Placement::FilledFromBelow(const Entry& entry, size_t level) {
 }
 
 void Placement::CancelFill(Entry& entry, size_t level) {
+  if (entry.copies[level].fill == nullptr) return Break(entry, level);  // there is room for it, and no more yet
   entry.copies[level].state = State::kDraining;
   entry.copies[level].loaded = 0;
   if (filler_.Cancel(*entry.copies[level].fill)) FillDone(entry, level, absl::CancelledError("fill: cancelled"));
@@ -352,6 +367,7 @@ void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& statu
   }
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
+  if (flushing_ && !wanted) QueueBehind(entry);  // it was still draining when all else was queued
 }
 
 void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {
@@ -398,7 +414,8 @@ void Placement::CameUp(const Entry& entry) {
 }
 
 void Placement::QueueBehind(Entry& entry) {
-  if (entry.behind || !entry.ready || behind_.size() >= kMaxQueuedBehind || !WantsBehind(entry)) return;
+  const bool full = behind_.size() >= kMaxQueuedBehind && !flushing_;
+  if (entry.behind || !entry.ready || full || !WantsBehind(entry)) return;
   entry.behind = true;
   behind_.push_back(entry.id);
 }

@@ -76,8 +76,9 @@ Pool::Result Pool::Find(TenantId tenant, const Query& query, std::vector<Referen
     result.tier = std::max(result.tier, placement_.Nearest(*other));  // they are whole when the last one is
   }
   MissReason refused = placement_.Promote(*entry, query.recompute, query.needed_at);
+  // Whether the hit pays was decided with the first one.
   for (size_t i = 0; i < rest.size() && refused == MissReason::kNone; ++i) {
-    refused = placement_.Promote(*rest[i].entry_, query.recompute, query.needed_at);
+    refused = placement_.Promote(*rest[i].entry_, 0, query.needed_at);
   }
   if (refused != MissReason::kNone) return {.reason = refused};
   Found(*entry);
@@ -106,7 +107,9 @@ Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan, Nanos rec
     placement_.Touch(*entry);
     return {ReserveOutcome::kAlreadyPresent, {}};
   }
-  if (!bring_up_.PaysToKeep(plan.bytes, recompute)) {
+  // Of a bundle that another shard has begun, this one is wanted.
+  const bool begun = plan.shard.size > 1 && !table_.Bundle(group.tenant, plan.key, plan.shard.size).empty();
+  if (!begun && !bring_up_.PaysToKeep(plan.bytes, recompute)) {
     ghosts_.Remember(group.tenant, plan.key,
                      {.reason = MissReason::kDeclined,
                       .policy = PolicyKind::kBreakEven,

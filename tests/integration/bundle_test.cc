@@ -79,6 +79,33 @@ TEST(Bundles, AShardLandsInPagesOfItsOwnRankOnly) {
   EXPECT_TRUE(first->TargetsAre(std::byte{7}));
 }
 
+TEST(Bundles, ARankPublishesFromPagesOfItsOwnOnly) {
+  DaemonProcess daemon;
+  const Tokens run = MakeRun(4, kTokens);
+  const auto rank = Rank(daemon, 0);
+  auto other = rank->client().OpenModel(TestEngine::identity(), rank->Whole(),
+                                        {.tensor_parallel_rank = 1, .tensor_parallel_size = 2});
+  ASSERT_TRUE(other.ok()) << other.status();
+  ASSERT_TRUE(other->DeclarePages(rank->region(), rank->pages()).ok());
+  const ObjectRun object{ObjectKind::kCheckpoint, run};
+  const Reservation reservation = other->Reserve(std::span(&object, 1)).front();
+  ASSERT_TRUE(reservation.granted());
+  // The reservation is rank 1's, the pages that this model has declared are rank 0's.
+  EXPECT_EQ(rank->model().Publish(reservation, rank->Compute(object.kind, run)), PublishOutcome::kBadSource);
+}
+
+TEST(Bundles, ALeaseThatIsAttachedWithOtherLengthsIsLetGo) {
+  DaemonProcess daemon;
+  const std::vector<Tokens> prompt = MakePrompt(5, kSegments, kTokens);
+  const auto first = Rank(daemon, 0), second = Rank(daemon, 1);
+  first->PublishPrompt(prompt);
+  second->PublishPrompt(prompt);
+  const Match found = first->Lookup(prompt);
+  EXPECT_THAT(Reasons(second->model().Attach(found.lease(), std::vector<uint64_t>{kTokens})),
+              Each(MissReason::kInvalidRequest));
+  EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_leases") == 1; }));
+}
+
 TEST(Bundles, ARankThatDiesLeavesTheOthersWithMisses) {
   DaemonProcess daemon;
   const std::vector<Tokens> prompt = MakePrompt(3, 1, kTokens);

@@ -132,8 +132,12 @@ void Driver::Lookup() {
     const Text text = AnyText(TenantOf(session));
     const ObjectHeader& plan = plans_.at(text);
     lease.texts.push_back(text);
-    queries.push_back(
-        {.kind = plan.kind, .key = plan.key, .shard = plan.shard, .tokens = plan.tokens, .recompute = AnyRecompute()});
+    queries.push_back({.kind = plan.kind,
+                       .key = plan.key,
+                       .shard = plan.shard,
+                       .tokens = plan.tokens,
+                       .recompute = AnyRecompute(),
+                       .needed_at = AnyNeed()});
   }
   lease.match = cache().Lookup(session, queries);
   for (size_t i = 0; i < queries.size(); ++i) {

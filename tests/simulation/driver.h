@@ -93,6 +93,8 @@ class Driver {
   static TenantId TenantOf(SessionId session) { return 1 + session % 2; }
   // What computing a text takes, as its engine says; mostly it does not.
   Nanos AnyRecompute() { return world_.Draw(4) == 0 ? 1 + static_cast<Nanos>(world_.Draw(kDeadline / 6)) : 0; }
+  // When a look-up's texts are needed: mostly now.
+  Nanos AnyNeed() { return world_.Draw(4) == 0 ? world_.clock.Now() + static_cast<Nanos>(world_.Draw(kDeadline)) : 0; }
   static std::vector<Text> BundleOf(const Text& text) {
     if (Plans().at(text).shard.size == 1) return {text};
     std::vector<Text> all;
