@@ -182,6 +182,8 @@ void Driver::Attach() {
     lease.texts.push_back(text->first);
     lease.match.found.push_back(found);
   }
+  // What is gone keeps its place as long as any holder of the lease keeps that.
+  if (match->lease == first.match.lease) lease.texts = first.texts;
   const bool held = std::ranges::any_of(
       leases_, [&](const Lease& other) { return other.session == session && other.match.lease == match->lease; });
   if (!held) leases_.push_back(std::move(lease));
