@@ -2,20 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include "storage/testing/tiers_fixture.h"
 
 namespace ashlar::storage {
 namespace {
 
-using ::testing::Contains;
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 using ::testing::SizeIs;
-constexpr SessionId kBob = 2;
 constexpr uint64_t kExtent = limits::kExtentBytes;
 
 class TierPoliciesTest : public TiersTest {};

@@ -139,9 +139,10 @@ void Driver::Lookup() {
                        .recompute = AnyRecompute(),
                        .needed_at = AnyNeed()});
   }
-  lease.match = cache().Lookup(session, queries);
+  const Match match = cache().Lookup(session, queries);
+  lease.id = match.lease;
   for (size_t i = 0; i < queries.size(); ++i) {
-    const Found& found = lease.match.found[i];
+    const Found& found = match.found[i];
     Trace(static_cast<uint64_t>(found.reason));
     if (drains_ && found.reason != MissReason::kDaemonUnavailable) Fail("a cache that drains is found things in");
     if (found.reason == MissReason::kNone) {
@@ -152,11 +153,10 @@ void Driver::Lookup() {
   }
   std::vector<Text> hits;
   for (size_t i = 0; i < queries.size(); ++i) {
-    if (lease.match.found[i].reason == MissReason::kNone) hits.push_back(lease.texts[i]);
+    if (match.found[i].reason == MissReason::kNone) hits.push_back(lease.texts[i]);
   }
   lease.texts = std::move(hits);
-  std::erase_if(lease.match.found, [](const Found& found) { return found.reason != MissReason::kNone; });
-  if (lease.match.lease != LeaseId{}) leases_.push_back(std::move(lease));
+  if (lease.id != LeaseId{}) leases_.push_back(std::move(lease));
 }
 
 // Another process of an engine takes part in what one found, with the same shard or another one.
@@ -165,13 +165,13 @@ void Driver::Attach() {
   const Lease& first = leases_[world_.Draw(leases_.size())];
   const SessionId session = AnySession();
   const TensorShard shard = plans_.at(AnyText(1)).shard;
-  const absl::StatusOr<Match> match = cache().Attach(session, first.match.lease, shard);
+  const absl::StatusOr<Match> match = cache().Attach(session, first.id, shard);
   if (!match.ok()) {
     if (TenantOf(session) == TenantOf(first.session)) Fail("a lease is gone that nobody ended");
     return;
   }
   if (TenantOf(session) != TenantOf(first.session)) return Fail("attached to another tenant's lease");
-  Lease lease{.session = session, .match = {.lease = match->lease}};
+  Lease lease{.session = session, .id = match->lease};
   for (const Found& found : match->found) {
     if (found.reason != MissReason::kNone) continue;
     const auto text = std::ranges::find_if(plans_, [&](const auto& item) {
@@ -180,19 +180,18 @@ void Driver::Attach() {
     if (text == plans_.end() || found.header->shard != shard) return Fail("attached to what nobody looked up");
     CheckHit(text->first, found);
     lease.texts.push_back(text->first);
-    lease.match.found.push_back(found);
   }
   // What is gone keeps its place as long as any holder of the lease keeps that.
-  if (match->lease == first.match.lease) lease.texts = first.texts;
+  if (match->lease == first.id) lease.texts = first.texts;
   const bool held = std::ranges::any_of(
-      leases_, [&](const Lease& other) { return other.session == session && other.match.lease == match->lease; });
+      leases_, [&](const Lease& other) { return other.session == session && other.id == match->lease; });
   if (!held) leases_.push_back(std::move(lease));
 }
 
 void Driver::Release() {
   if (leases_.empty()) return;
   const size_t i = world_.Draw(leases_.size());
-  cache().Release(leases_[i].session, leases_[i].match.lease);
+  cache().Release(leases_[i].session, leases_[i].id);
   leases_.erase(leases_.begin() + static_cast<ptrdiff_t>(i));
 }
 
@@ -200,13 +199,12 @@ void Driver::Land() {
   if (leases_.empty()) return;
   Lease& lease = leases_[world_.Draw(leases_.size())];
   if (lease.texts.empty()) return;
-  lease.used = true;
   const uint64_t number = next_landing_++;
   Landing landing{.session = lease.session, .id = number, .texts = {lease.texts[0]}};
   const uint64_t positions = kPosition + plans_.at(lease.texts[0]).tokens;
   landing.pages = std::make_unique<TestPages>(storage::TestPages::Holding(positions));
   // The match lists misses, too: find the index of the first hit.
-  const absl::StatusOr<Match> held = cache().Held(lease.session, lease.match.lease);
+  const absl::StatusOr<Match> held = cache().Held(lease.session, lease.id);
   if (!held.ok()) return Fail("a lease is gone that nobody ended");
   uint32_t index = 0;
   while (held->found[index].header == nullptr || !IsOf(*held->found[index].header, lease.texts[0])) {
@@ -214,7 +212,7 @@ void Driver::Land() {
   }
   const storage::LandTarget target = storage::TestTarget(*landing.pages, {{index, kPosition}});
   landings_.emplace(number, std::move(landing));
-  cache().Land(lease.session, number, lease.match.lease, target,
+  cache().Land(lease.session, number, lease.id, target,
                {.progress = [](uint32_t) {},
                 .done = [this, number](const std::vector<MissReason>& verdict) { Landed(number, verdict); }});
 }
@@ -271,7 +269,7 @@ void Driver::Die() {
 void Driver::Tick() {
   world_.clock.Advance(static_cast<Nanos>(world_.Draw(kDeadline / 3)));
   cache().Tick();
-  std::erase_if(leases_, [&](const Lease& lease) { return !cache().Held(lease.session, lease.match.lease).ok(); });
+  std::erase_if(leases_, [&](const Lease& lease) { return !cache().Held(lease.session, lease.id).ok(); });
   std::erase_if(reservations_, [&](const Reservation& reservation) {
     return cache().Planned(reservation.session, reservation.id) == nullptr;
   });

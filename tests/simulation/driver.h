@@ -66,9 +66,8 @@ class Driver {
   };
   struct Lease {
     SessionId session;
-    Match match;
-    std::vector<Text> texts;
-    bool used = false;
+    LeaseId id;
+    std::vector<Text> texts;  // what it keeps
   };
   struct Landing {
     SessionId session;

@@ -41,7 +41,7 @@ void Driver::CheckHit(const Text& text, const Found& found) {
 // One that was dropped under its lease, and published again since, is another object.
 bool Driver::Leased(const Text& text) {
   for (const Lease& lease : leases_) {
-    const absl::StatusOr<Match> held = cache().Held(lease.session, lease.match.lease);
+    const absl::StatusOr<Match> held = cache().Held(lease.session, lease.id);
     for (const Found& found : held.ok() ? held->found : std::vector<Found>{}) {
       // A lease of one shard is one of all.
       if (found.header != nullptr && found.header->key == plans_.at(text).key) return true;
@@ -129,7 +129,7 @@ void Driver::CheckLeases() {
   std::set<const storage::Slot*> slots;
   std::set<std::pair<uint32_t, uint32_t>> extents;
   for (const Lease& lease : leases_) {
-    const absl::StatusOr<Match> held = cache().Held(lease.session, lease.match.lease);
+    const absl::StatusOr<Match> held = cache().Held(lease.session, lease.id);
     if (!held.ok()) return Fail("a lease is gone that nobody ended");
     for (const Found& found : held->found) {
       if (found.reason != MissReason::kNone || !slots.insert(found.slot).second) continue;
