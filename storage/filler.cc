@@ -34,6 +34,7 @@ class Filler::Fill {
   bool CanStart() const {
     return ended.ok() && started < extents && Ready() >= std::min(started + kPieceExtents, extents);
   }
+  bool UsesDisk() const { return from.memory == nullptr || to.memory == nullptr; }
 
   const End from, to;
   const uint64_t extents;
@@ -86,10 +87,13 @@ void Filler::Pump() {
 }
 
 void Filler::PumpInOrder() {
+  bool refused[2] = {};  // by the executor, by the disk: what waits for one does not hold up the other's
   for (auto next = queue_.begin(); next != queue_.end();) {
     const std::shared_ptr<Fill> fill = next->second;
-    while (fill->CanStart()) {
-      if (pieces_ == max_pieces_ || !StartPiece(fill)) return;
+    bool& full = refused[fill->UsesDisk()];
+    while (!full && fill->CanStart()) {
+      if (pieces_ == max_pieces_) return;
+      full = !StartPiece(fill);
       if (again_) return;  // a piece ended as soon as it was begun, and the queue is another one now
     }
     const bool through = !fill->ended.ok() || fill->started == fill->extents;
