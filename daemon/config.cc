@@ -18,6 +18,7 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/yaml_message.h"
 #include "proto/limits.h"
+#include "storage/numa.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -52,6 +53,7 @@ void FillTierDefaults(v1::Config* config) {
 void FillDefaults(v1::Config* config) {
   v1::Dram* dram = config->mutable_dram();
   if (dram->arena_bytes() == 0) dram->set_arena_bytes(kDefaultArenaBytes);
+  dram->mutable_numa();
   FillTierDefaults(config);
   if (config->tenants().empty()) {
     v1::Tenant* tenant = config->add_tenants();
@@ -127,9 +129,24 @@ absl::Status CheckMemory(absl::string_view field, const Memory& memory) {
   return absl::OkStatus();
 }
 
+absl::Status CheckNuma(const v1::Numa& numa) {
+  const std::set<std::string> policies = {"bind", "preferred", "interleave"};
+  if (numa.policy().empty() && numa.nodes().empty()) return absl::OkStatus();
+  if (!policies.contains(numa.policy())) return Bad("dram.numa.policy: expected bind, preferred or interleave");
+  if (numa.nodes().empty()) return Bad("dram.numa.nodes: required with dram.numa.policy");
+  if (numa.policy() == "preferred" && numa.nodes_size() > 1) return Bad("dram.numa.nodes: preferred takes one node");
+  std::set<uint32_t> nodes;
+  for (int i = 0; i < numa.nodes_size(); ++i) {
+    if (numa.nodes(i) >= storage::NumaPolicy::kMaxNodes) return Bad("dram.numa.nodes[", i, "]: out of range");
+    if (!nodes.insert(numa.nodes(i)).second) return Bad("dram.numa.nodes[", i, "]: given twice");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckTiers(const v1::Config& config) {
   if (config.dram().capacity_bytes() == 0) return Bad("dram.capacity_bytes: required");
   if (absl::Status status = CheckMemory("dram", config.dram()); !status.ok()) return status;
+  if (absl::Status status = CheckNuma(config.dram().numa()); !status.ok()) return status;
   if (config.hbm().capacity_bytes() > 0) {
     if (absl::Status status = CheckMemory("hbm", config.hbm()); !status.ok()) return status;
   }

@@ -30,6 +30,8 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.dram().capacity_bytes(), uint64_t{4} << 30);
   EXPECT_EQ(config.dram().arena_bytes(), uint64_t{64} << 20);
   EXPECT_FALSE(config.dram().huge_pages());
+  EXPECT_FALSE(config.dram().lock());
+  EXPECT_EQ(config.dram().numa().policy(), "");
   ASSERT_EQ(config.tenants_size(), 1);
   EXPECT_EQ(config.tenants(0).name(), "default");
   ASSERT_EQ(config.tenants(0).uids_size(), 1);
@@ -73,7 +75,8 @@ listen:
   session_socket: "/run/ashlar/session.sock"
   metrics_address: 127.0.0.1:9464
   admin_socket: /run/ashlar/admin.sock
-dram: {capacity_bytes: 1073741824, arena_bytes: 512KiB, huge_pages: true}
+dram: {capacity_bytes: 1073741824, arena_bytes: 512KiB, huge_pages: true, lock: true,
+       numa: {policy: interleave, nodes: [0, 2]}}
 tenants:
   - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB, max_sessions: 2, hbm_bytes: 1MiB,
      ssd_bytes: 7GiB, ttl_seconds: 60, public_floor: {dram_bytes: 1MiB, ssd_bytes: 4GiB},
@@ -90,6 +93,9 @@ log: {level: warning, format: json}
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(config.dram().arena_bytes(), 512u << 10);
   EXPECT_TRUE(config.dram().huge_pages());
+  EXPECT_TRUE(config.dram().lock());
+  EXPECT_EQ(config.dram().numa().policy(), "interleave");
+  EXPECT_EQ(config.dram().numa().nodes(1), 2u);
   EXPECT_EQ(config.tenants(0).uids(1), 1001u);
   EXPECT_EQ(config.tenants(0).region_bytes(), uint64_t{3} << 30);
   EXPECT_EQ(config.tenants(1).region_bytes(), uint64_t{8} << 40);
@@ -155,6 +161,16 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 4GiB, huge_pages: \"true\"}", "dram.huge_pages: expected true or false"},
         BadInput{"dram: {capacity_bytes: 4GiB, arena_bytes: 1000000}", "dram.arena_bytes: not a multiple"},
         BadInput{"dram: {capacity_bytes: 4MiB}", "dram.arena_bytes: larger than dram.capacity_bytes"},
+        BadInput{"dram: {capacity_bytes: 1GiB, lock: 1}", "dram.lock: expected true or false"},
+        BadInput{"dram: {capacity_bytes: 1GiB, numa: {nodes: [0]}}", "dram.numa.policy: expected bind, preferred or"},
+        BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: local, nodes: [0]}}", "dram.numa.policy: expected bind"},
+        BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: bind}}", "dram.numa.nodes: required"},
+        BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: preferred, nodes: [0, 1]}}",
+                 "dram.numa.nodes: preferred takes one node"},
+        BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: bind, nodes: [0, 1024]}}",
+                 "dram.numa.nodes[1]: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: interleave, nodes: [1, 0, 1]}}",
+                 "dram.numa.nodes[2]: given twice"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nhbm: {capacity_bytes: 2048TiB}", "hbm.capacity_bytes: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nhbm: {capacity_bytes: 1MiB, arena_bytes: 2MiB}",
                  "hbm.arena_bytes: larger than hbm.capacity_bytes"},

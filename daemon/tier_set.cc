@@ -30,6 +30,17 @@ absl::StatusOr<std::unique_ptr<storage::MemoryTier>> MakeMemory(const v1::Config
   return tier;
 }
 
+storage::ArenaOptions ArenasFrom(const v1::Dram& dram) {
+  storage::ArenaOptions options{.huge_pages = dram.huge_pages(), .lock = dram.lock()};
+  using Mode = storage::NumaPolicy::Mode;
+  const std::string& policy = dram.numa().policy();
+  if (policy == "bind") options.numa.mode = Mode::kBind;
+  if (policy == "preferred") options.numa.mode = Mode::kPreferred;
+  if (policy == "interleave") options.numa.mode = Mode::kInterleave;
+  options.numa.nodes.assign(dram.numa().nodes().begin(), dram.numa().nodes().end());
+  return options;
+}
+
 struct PoolFloor {
   storage::PoolKind kind;
   const v1::Floor* floor;
@@ -68,7 +79,7 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
                          {.kind = TierKind::kDram,
                           .capacity_bytes = config.dram().capacity_bytes(),
                           .arena_bytes = config.dram().arena_bytes(),
-                          .huge_pages = config.dram().huge_pages()},
+                          .arena = ArenasFrom(config.dram())},
                          &v1::Tenant::dram_bytes);
   if (!dram.ok()) return dram.status();
   set->dram_ = *std::move(dram);

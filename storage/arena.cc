@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "storage/memory_lock.h"
 #include "storage/memory_reserve.h"
 
 namespace ashlar::storage {
@@ -17,9 +18,21 @@ absl::Status Refused(const char* call, int error) {
   return absl::ResourceExhaustedError(absl::StrCat("arena: ", call, ": ", absl::ErrnoToStatus(error, "").ToString()));
 }
 
+// All pages of a new memfd, from the nodes, of the sizes, and as fast as the options say.
+absl::Status TakePages(int descriptor, void* data, uint64_t bytes, const ArenaOptions& options) {
+  if (options.numa.mode != NumaPolicy::Mode::kAny) {
+    if (absl::Status placed = SetNumaPolicy(data, bytes, options.numa); !placed.ok()) return placed;
+  }
+  ReserveOptions reserve;
+  if (options.huge_pages && madvise(data, bytes, MADV_HUGEPAGE) == 0) reserve.advised = data;
+  if (options.numa.mode == NumaPolicy::Mode::kBind) reserve.only_nodes = options.numa.nodes;
+  if (absl::Status reserved = ReservePages(descriptor, bytes, reserve); !reserved.ok()) return reserved;
+  return options.lock ? LockPages(data, bytes) : absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<Arena> Arena::Make(uint64_t bytes, bool huge_pages) {
+absl::StatusOr<Arena> Arena::Make(uint64_t bytes, const ArenaOptions& options) {
   const int descriptor = memfd_create("ashlar-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) return Refused("memfd_create", errno);
   Arena arena(nullptr, bytes, descriptor);
@@ -27,9 +40,8 @@ absl::StatusOr<Arena> Arena::Make(uint64_t bytes, bool huge_pages) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (data == MAP_FAILED) return Refused("mmap", errno);
   arena.data_ = static_cast<std::byte*>(data);
-  const bool advised = huge_pages && madvise(data, bytes, MADV_HUGEPAGE) == 0;
-  if (absl::Status reserved = ReservePages(descriptor, bytes, advised ? data : nullptr); !reserved.ok()) {
-    return absl::ResourceExhaustedError(absl::StrCat("arena: ", reserved.message()));
+  if (absl::Status taken = TakePages(descriptor, data, bytes, options); !taken.ok()) {
+    return absl::Status(taken.code(), absl::StrCat("arena: ", taken.message()));
   }
   // The mapping above stays writable; everything after the seal is read-only, and the seals themselves are final.
   if (fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {

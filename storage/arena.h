@@ -5,8 +5,15 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "storage/numa.h"
 
 namespace ashlar::storage {
+
+struct ArenaOptions {
+  bool huge_pages = false;  // ask for transparent huge pages; a kernel that has none is not an error
+  bool lock = false;        // never swapped out
+  NumaPolicy numa;
+};
 
 // A memfd, mapped writable here and then sealed: its size is fixed, and every later mapping, in any process, is
 // read-only (F_SEAL_FUTURE_WRITE, Linux 5.1). A mapping handed out cannot be taken back, therefore an arena belongs to
@@ -14,9 +21,9 @@ namespace ashlar::storage {
 class Arena {
  public:
   // `bytes` > 0, a multiple of the page size. RESOURCE_EXHAUSTED with the system's reason where there is no memory,
-  // address space or descriptor left; FAILED_PRECONDITION where the kernel cannot seal. All pages are reserved: writing
-  // to an arena never fails. `huge_pages` asks for transparent huge pages; a kernel that has none is not an error.
-  static absl::StatusOr<Arena> Make(uint64_t bytes, bool huge_pages);
+  // address space or descriptor left, or no more may be locked; FAILED_PRECONDITION where the kernel cannot seal, or
+  // not place memory on nodes. All pages are reserved: writing to an arena never fails.
+  static absl::StatusOr<Arena> Make(uint64_t bytes, const ArenaOptions& options);
 
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;

@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kBytes = 1 << 20;
 
 TEST(Arena, CanOnlyBeMappedReadOnly) {
-  absl::StatusOr<Arena> arena = Arena::Make(kBytes, false);
+  absl::StatusOr<Arena> arena = Arena::Make(kBytes, {});
   ASSERT_TRUE(arena.ok()) << arena.status();
   const int descriptor = arena->descriptor();
 
@@ -34,7 +34,7 @@ TEST(Arena, CanOnlyBeMappedReadOnly) {
 }
 
 TEST(Arena, KeepsItsSizeAndItsSeals) {
-  absl::StatusOr<Arena> arena = Arena::Make(kBytes, true);
+  absl::StatusOr<Arena> arena = Arena::Make(kBytes, {.huge_pages = true});
   ASSERT_TRUE(arena.ok()) << arena.status();
   EXPECT_EQ(ftruncate(arena->descriptor(), kBytes / 2), -1);
   EXPECT_EQ(ftruncate(arena->descriptor(), kBytes * 2), -1);
@@ -44,7 +44,7 @@ TEST(Arena, KeepsItsSizeAndItsSeals) {
 }
 
 TEST(Arena, ClosesItsDescriptorOnce) {
-  absl::StatusOr<Arena> arena = Arena::Make(kBytes, false);
+  absl::StatusOr<Arena> arena = Arena::Make(kBytes, {});
   ASSERT_TRUE(arena.ok()) << arena.status();
   const int descriptor = arena->descriptor();
   {
@@ -57,7 +57,7 @@ TEST(Arena, ClosesItsDescriptorOnce) {
 
 TEST(Arena, HasItsPagesFromTheStart) {
   for (const bool huge_pages : {false, true}) {
-    absl::StatusOr<Arena> arena = Arena::Make(kBytes, huge_pages);
+    absl::StatusOr<Arena> arena = Arena::Make(kBytes, {.huge_pages = huge_pages});
     ASSERT_TRUE(arena.ok()) << arena.status();
     struct stat file;
     ASSERT_EQ(fstat(arena->descriptor(), &file), 0);
@@ -69,7 +69,7 @@ TEST(Arena, HasItsPagesFromTheStart) {
 TEST(Arena, SaysWhyThereIsNoMemory) {
   // No address space for it; address space, but no memory.
   for (const uint64_t bytes : {uint64_t{1} << 62, uint64_t{1} << 45}) {
-    const absl::StatusOr<Arena> arena = Arena::Make(bytes, false);
+    const absl::StatusOr<Arena> arena = Arena::Make(bytes, {});
     EXPECT_TRUE(absl::IsResourceExhausted(arena.status())) << arena.status();
   }
 }

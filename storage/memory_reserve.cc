@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "storage/numa.h"
 
 namespace ashlar::storage {
 namespace {
@@ -83,12 +84,13 @@ uint64_t AvailableMemory(const std::string& root) {
   return available;
 }
 
-absl::Status ReservePages(int memfd, uint64_t bytes, void* advised) {
+absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& options) {
   // Promised to calls that have not taken it yet, on whatever threads they run.
   static std::atomic<uint64_t> promised{0};
   const uint64_t before = promised.fetch_add(bytes);
   const absl::Cleanup forget = [&bytes] { promised -= bytes; };
-  const uint64_t available = AvailableMemory();
+  uint64_t available = AvailableMemory();
+  if (!options.only_nodes.empty()) available = std::min(available, AvailableOnNodes(options.only_nodes));
   if (available < kKeptFree || before > available - kKeptFree || bytes > available - kKeptFree - before) {
     return absl::ResourceExhaustedError(absl::StrCat(bytes, " bytes of memory are wanted, ", available,
                                                      " are available, ", before, " promised, ", kKeptFree,
@@ -98,7 +100,7 @@ absl::Status ReservePages(int memfd, uint64_t bytes, void* advised) {
   constexpr uint64_t kPiece = uint64_t{64} << 20;
   for (uint64_t at = 0; bytes > 0;) {
     const uint64_t piece = std::min(bytes, kPiece);
-    if (absl::Status taken = TakePages(memfd, at, piece, advised); !taken.ok()) return taken;
+    if (absl::Status taken = TakePages(memfd, at, piece, options.advised); !taken.ok()) return taken;
     at += piece;
     bytes -= piece;
     promised -= piece;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 
@@ -15,9 +16,12 @@ uint64_t AvailableMemory(const std::string& root = "");
 
 // Allocates the pages of the first `bytes` of a memfd, which has that size. They are zero, and touching them later
 // cannot fail. RESOURCE_EXHAUSTED when the machine does not have them and kKeptFree more: with the default overcommit
-// the kernel does not refuse the last page, it kills for it. `advised`, unless null, is a mapping of those bytes whose
-// advice (huge pages) is heeded.
+// the kernel does not refuse the last page, it kills for it.
 inline constexpr uint64_t kKeptFree = uint64_t{256} << 20;
-absl::Status ReservePages(int memfd, uint64_t bytes, void* advised = nullptr);
+struct ReserveOptions {
+  void* advised = nullptr;           // unless null: a mapping of those bytes whose advice (huge pages) is heeded
+  std::vector<uint32_t> only_nodes;  // unless empty: the NUMA nodes that the memfd is bound to
+};
+absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& options = {});
 
 }  // namespace ashlar::storage

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/limits.h"
+#include "storage/memory_lock.h"
 
 namespace ashlar::storage {
 namespace {
@@ -12,6 +13,21 @@ namespace {
 constexpr uint64_t kExtent = limits::kExtentBytes;
 constexpr size_t kMaxTenants = 4096;
 constexpr uint64_t kMaxArenas = uint64_t{1} << 20;
+
+// Whether the machine gives such memory is found out now, not by the first engine.
+absl::Status CheckMachine(const MemoryTierOptions& options) {
+  const auto named = [&](absl::string_view field, const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat(Name(options.kind), field, status.message()));
+  };
+  const ArenaOptions& arena = options.arena;
+  if (absl::Status nodes = CheckNodes(arena.numa); !nodes.ok()) return named(".numa.", nodes);
+  if (arena.lock) {
+    if (absl::Status lock = AllowLocking(options.capacity_bytes); !lock.ok()) return named(".lock: ", lock);
+  }
+  ArenaOptions plain = arena;
+  plain.huge_pages = false;
+  return Arena::Make(kExtent, plain).status();
+}
 
 }  // namespace
 
@@ -51,8 +67,7 @@ absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Make(const MemoryTierOpt
   if (max_arenas > kMaxArenas) {
     return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: too small for this capacity"));
   }
-  // A kernel that cannot make such memory is found out now, not by the first engine.
-  if (absl::StatusOr<Arena> probe = Arena::Make(kExtent, false); !probe.ok()) return probe.status();
+  if (absl::Status able = CheckMachine(options); !able.ok()) return able;
   return std::unique_ptr<MemoryTier>(new MemoryTier(options, max_arenas));
 }
 
@@ -93,7 +108,7 @@ absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
 
 absl::Status MemoryTier::Grow(TenantId id, Tenant& tenant) {
   const uint64_t bytes = std::min(options_.arena_bytes, tenant.budget_bytes - tenant.held_bytes);
-  absl::StatusOr<Arena> arena = Arena::Make(bytes, options_.huge_pages);
+  absl::StatusOr<Arena> arena = Arena::Make(bytes, options_.arena);
   if (!arena.ok()) return arena.status();
   const auto index = static_cast<uint32_t>(arenas_.size());
   addresses_[index].store(arena->data(), std::memory_order_release);

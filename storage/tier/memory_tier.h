@@ -20,14 +20,14 @@ struct MemoryTierOptions {
   TierKind kind = TierKind::kDram;                    // kHbm: emulated in the processor's memory
   uint64_t capacity_bytes = 0;                        // budgets of all tenants together never exceed it
   uint64_t arena_bytes = uint64_t{64} * 1024 * 1024;  // the unit in which memory becomes a tenant's; whole extents
-  bool huge_pages = false;                            // ask for transparent huge pages
+  ArenaOptions arena;
 };
 
 // Arenas are made when a tenant first needs them and stay its own. Bytes in arenas never exceed the tenant's budget,
 // hence never the tier's capacity: a budget is memory that no other tenant can take.
 class MemoryTier final : public Tier {
  public:
-  // INVALID_ARGUMENT naming the field.
+  // INVALID_ARGUMENT naming the field; FAILED_PRECONDITION where this machine will not give such memory.
   static absl::StatusOr<std::unique_ptr<MemoryTier>> Make(const MemoryTierOptions& options);
 
   // Gives a tenant a budget, once. It counts in whole extents, rounded down. INVALID_ARGUMENT naming the field when it

@@ -1,0 +1,17 @@
+// Keeping memory out of swap.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace ashlar::storage {
+
+// Raises the soft limit on locked memory (RLIMIT_MEMLOCK) as far as the hard one goes, and asks the kernel whether this
+// process may lock `bytes` beside what it has locked. FAILED_PRECONDITION with the limit where it may not.
+absl::Status AllowLocking(uint64_t bytes);
+
+// RESOURCE_EXHAUSTED with the kernel's reason. Pages are locked until they are unmapped.
+absl::Status LockPages(const void* mapping, uint64_t bytes);
+
+}  // namespace ashlar::storage
