@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <string>
 #include <type_traits>
 
 namespace ashlar::kernels {
@@ -56,6 +57,23 @@ class DeviceMemory {
   virtual void Free(void* memory) = 0;
   virtual void CopyIn(void* device, const void* host, size_t bytes) = 0;
   virtual void CopyOut(void* host, const void* device, size_t bytes) = 0;
+};
+
+// One slab of memory of one kind that another process can map: what cached objects lie in. It goes with the object; a
+// mapping that another process has keeps its bytes alive until that goes, too.
+class ArenaMemory {
+ public:
+  virtual ~ArenaMemory() = default;
+  virtual MemoryKind kind() const = 0;
+  virtual std::byte* data() const = 0;  // of kDevice: an address for kernels and for DeviceMemory's copies, nobody else
+  virtual uint64_t bytes() const = 0;
+  virtual int descriptor() const = 0;  // the arena's own: duplicate or send it, never close it
+};
+
+// Why there is no arena.
+struct ArenaError {
+  bool out_of_memory = false;  // there may be some later; all else will be refused again
+  std::string message;         // the call that was refused, and the driver's name for why
 };
 
 // Threads lent by the caller. Run calls body(context, i) once for every i in [0, count), from up to Size() threads of

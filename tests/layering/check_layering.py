@@ -40,7 +40,7 @@ def check_include(root, path, quoted, angled):
     elif (root / target).is_file():
         target_folder = target.split("/")[0]
     else:
-        if (root / path.parent / target).is_file():
+        if quoted and (root / path.parent / target).is_file():  # in angles, files beside it are not found
             yield f"includes {target}: paths are rooted at the repository"
         elif target.split("/")[0] in FOLDERS and quoted:
             yield f"includes {target}: no such file"

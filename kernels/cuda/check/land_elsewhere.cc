@@ -1,11 +1,16 @@
 // Lands keys into the device memory of another process, which checks the bytes: what a daemon does for an engine.
 //
-// usage: cuda_land_elsewhere; exit status 0 only if every byte is as expected. The other process is this program too.
+// usage: cuda_land_elsewhere ipc|arena; exit status 0 only if every byte is as expected. The other process is this
+// program too. ipc: memory of an engine's allocator, by CUDA's IPC handles. arena: memory that is made to be shared, by
+// a file descriptor.
 #include <cuda_runtime.h>
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -14,6 +19,7 @@
 
 #include "kernels/checksum.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/device_arena.h"
 #include "kernels/cuda/launch.h"
 
 namespace ashlar::kernels::cuda {
@@ -34,12 +40,24 @@ int32_t PageOf(int64_t index) {
   return static_cast<int32_t>(index * 53 % kPages);
 }
 
-// The daemon's side: opens the memory and lands.
-int LandThere(const cudaIpcMemHandle_t& handle) {
+constexpr size_t kPoolBytes = kPages * kPageTokens * kRow * sizeof(uint16_t);
+
+void Require(bool arena, const ArenaError& error) {
+  if (arena) return;
+  std::fprintf(stderr, "land_elsewhere: %s\n", error.message.c_str());
+  std::exit(1);
+}
+
+const Driver& RequireDriver() {
+  if (SystemDriver() != nullptr) return *SystemDriver();
+  std::fprintf(stderr, "land_elsewhere: no driver, or one without virtual memory management\n");
+  std::exit(1);
+}
+
+// The daemon's side: lands in memory that the other process owns.
+int Land(void* pages) {
   const Kernels* kernels = CudaOrNull();
   if (kernels == nullptr) return 2;
-  void* pages = nullptr;
-  Check(cudaIpcOpenMemHandle(&pages, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
   DeviceMemory& memory = *kernels->memory();
   const std::vector<uint16_t> rows = Rows();
   auto* stored = static_cast<uint16_t*>(memory.Allocate(rows.size() * 2));
@@ -79,35 +97,47 @@ int LandThere(const cudaIpcMemHandle_t& handle) {
   }
   memory.Free(checksums);
   memory.Free(stored);
-  Check(cudaIpcCloseMemHandle(pages), "cudaIpcCloseMemHandle");
   if (wrong != 0) std::fprintf(stderr, "land_elsewhere: %d checksums are wrong\n", wrong);
   return wrong == 0 ? 0 : 1;
 }
 
-// The engine's side: owns the pages, has another process land in them, and looks.
-int Own(const char* program) {
-  if (CudaOrNull() == nullptr) {
-    std::fprintf(stderr, "cuda_land_elsewhere: no GPU that this build has kernels for\n");
-    return 2;
-  }
-  constexpr uint16_t kUntouched = 0xabcd;
-  std::vector<uint16_t> expected(kPages * kPageTokens * kRow, kUntouched), found(expected.size());
-  void* pages = nullptr;
-  Check(cudaMalloc(&pages, expected.size() * 2), "cudaMalloc");
-  Check(cudaMemcpy(pages, expected.data(), expected.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
-  Check(cudaDeviceSynchronize(), "cudaMemcpy");
+int LandByHandle(const std::string& hexadecimal) {
   cudaIpcMemHandle_t handle;
-  Check(cudaIpcGetMemHandle(&handle, pages), "cudaIpcGetMemHandle");
-  std::string hexadecimal;
-  for (const char byte : handle.reserved) {
-    char digits[3];
-    std::snprintf(digits, sizeof(digits), "%02x", static_cast<unsigned char>(byte));
-    hexadecimal += digits;
+  if (hexadecimal.size() != 2 * sizeof(handle)) return 2;
+  std::string bytes;
+  for (size_t i = 0; i < hexadecimal.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(hexadecimal.substr(i, 2), nullptr, 16));
   }
+  std::memcpy(&handle, bytes.data(), sizeof(handle));
+  void* pages = nullptr;
+  Check(cudaIpcOpenMemHandle(&pages, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+  const int result = Land(pages);
+  Check(cudaIpcCloseMemHandle(pages), "cudaIpcCloseMemHandle");
+  return result;
+}
+
+int LandByDescriptor(int descriptor, uint64_t bytes) {
+  ArenaError error;
+  const auto arena =
+      DeviceArena::Import(RequireDriver(), 0, descriptor, bytes, DeviceArena::Access::kReadWrite, &error);
+  Require(arena != nullptr, error);
+  close(descriptor);
+  return Land(arena->data());
+}
+
+// The engine's side: has another process land in `pages`, which that one is told of by `arguments`, and looks.
+int HaveLanded(std::byte* pages, std::vector<std::string> arguments) {
+  constexpr uint16_t kUntouched = 0xabcd;
+  std::vector<uint16_t> expected(kPoolBytes / sizeof(uint16_t), kUntouched), found(expected.size());
+  DeviceMemory& memory = *CudaOrNull()->memory();
+  memory.CopyIn(pages, expected.data(), kPoolBytes);
   const pid_t child = fork();
   if (child == 0) {
     // A fresh program: a forked process cannot use its parent's CUDA.
-    execl("/proc/self/exe", program, hexadecimal.c_str(), nullptr);
+    std::vector<char*> words;
+    for (std::string& argument : arguments) words.push_back(argument.data());
+    words.push_back(nullptr);
+    execv("/proc/self/exe", words.data());
     _exit(127);
   }
   int status = 0;
@@ -120,8 +150,7 @@ int Own(const char* program) {
     const int64_t at = kFirst + t, slot = PageOf(at / kPageTokens) * int64_t{kPageTokens} + at % kPageTokens;
     std::copy_n(rows.begin() + t * kRow, kRow, expected.begin() + slot * kRow);
   }
-  Check(cudaMemcpy(found.data(), pages, found.size() * 2, cudaMemcpyDeviceToHost), "cudaMemcpy");
-  Check(cudaFree(pages), "cudaFree");
+  memory.CopyOut(found.data(), pages, kPoolBytes);
   if (found != expected) {
     std::fprintf(stderr, "land_elsewhere: pages differ from what was landed\n");
     return 1;
@@ -131,23 +160,51 @@ int Own(const char* program) {
   return 0;
 }
 
+int OwnAllocation(const char* program) {
+  void* pages = nullptr;
+  Check(cudaMalloc(&pages, kPoolBytes), "cudaMalloc");
+  cudaIpcMemHandle_t handle;
+  Check(cudaIpcGetMemHandle(&handle, pages), "cudaIpcGetMemHandle");
+  std::string hexadecimal;
+  for (const char byte : handle.reserved) {
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x", static_cast<unsigned char>(byte));
+    hexadecimal += digits;
+  }
+  const int result = HaveLanded(static_cast<std::byte*>(pages), {program, "ipc", hexadecimal});
+  Check(cudaFree(pages), "cudaFree");
+  return result;
+}
+
+int OwnArena(const char* program) {
+  ArenaError error;
+  const auto arena = DeviceArena::Make(RequireDriver(), 0, kPoolBytes, &error);
+  Require(arena != nullptr, error);
+  fcntl(arena->descriptor(), F_SETFD, 0);  // the program that is started inherits it, in place of a socket
+  return HaveLanded(arena->data(),
+                    {program, "arena", std::to_string(arena->descriptor()), std::to_string(arena->bytes())});
+}
+
 }  // namespace
 
-int Main(int count, char** arguments) {
-  if (count == 1) return Own(arguments[0]);
-  cudaIpcMemHandle_t handle;
-  const std::string hexadecimal = arguments[1];
-  if (hexadecimal.size() != 2 * sizeof(handle)) return 2;
-  std::string bytes;
-  for (size_t i = 0; i < hexadecimal.size(); i += 2) {
-    bytes += static_cast<char>(std::stoi(hexadecimal.substr(i, 2), nullptr, 16));
+int Main(const std::vector<std::string>& arguments) {
+  const std::string how = arguments.size() > 1 ? arguments[1] : "";
+  if ((how != "ipc" && how != "arena") || arguments.size() > 4) {
+    std::fprintf(stderr, "usage: cuda_land_elsewhere ipc|arena\n");
+    return 2;
   }
-  std::memcpy(&handle, bytes.data(), sizeof(handle));
-  return LandThere(handle);
+  if (CudaOrNull() == nullptr) {
+    std::fprintf(stderr, "cuda_land_elsewhere: no GPU that this build has kernels for\n");
+    return 2;
+  }
+  if (arguments.size() == 2) return how == "ipc" ? OwnAllocation(arguments[0].c_str()) : OwnArena(arguments[0].c_str());
+  if (how == "ipc") return LandByHandle(arguments[2]);
+  if (arguments.size() < 4) return 2;
+  return LandByDescriptor(std::stoi(arguments[2]), std::stoull(arguments[3]));
 }
 
 }  // namespace ashlar::kernels::cuda
 
 int main(int count, char** arguments) {
-  return ashlar::kernels::cuda::Main(count, arguments);
+  return ashlar::kernels::cuda::Main({arguments, arguments + count});
 }

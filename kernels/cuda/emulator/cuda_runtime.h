@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "kernels/cuda/emulator/block.h"
+#include "kernels/cuda/emulator/driver.h"
 
 #define __device__
 #define __host__
@@ -38,7 +39,7 @@ inline void sincospif(float x, float* sine, float* cosine) {
 }
 using std::isfinite, std::isinf;  // the others are global in C already
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorNotReady = 600 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorNotReady = 600, cudaErrorNotSupported = 801 };
 using cudaStream_t = void*;
 using cudaEvent_t = void*;
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
@@ -111,6 +112,7 @@ inline cudaError_t cudaFreeHost(void* memory) {
   return cudaFree(memory);
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  const ashlar::kernels::cuda::emulator::DeviceWork work;
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
@@ -118,8 +120,23 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
   return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  const ashlar::kernels::cuda::emulator::DeviceWork work;
   std::memset(to, value, bytes);
   return cudaSuccess;
+}
+// Memory that was not made to be shared cannot be shared here.
+struct cudaIpcMemHandle_t {
+  char reserved[64];
+};
+enum { cudaIpcMemLazyEnablePeerAccess = 1 };
+inline cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) {
+  return cudaErrorNotSupported;
+}
+inline cudaError_t cudaIpcOpenMemHandle(void**, cudaIpcMemHandle_t, unsigned) {
+  return cudaErrorNotSupported;
+}
+inline cudaError_t cudaIpcCloseMemHandle(void*) {
+  return cudaErrorNotSupported;
 }
 struct cudaFuncAttributes {};
 template <typename Kernel>
@@ -143,6 +160,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     void (*kernel)(Parameters...);
     std::tuple<Parameters...> arguments;
   } call{kernel, {arguments...}};
+  const ashlar::kernels::cuda::emulator::DeviceWork work;
   const auto index = [](dim3 size) { return ashlar::kernels::cuda::emulator::Index3{size.x, size.y, size.z}; };
   ashlar::kernels::cuda::emulator::RunGrid(
       index(config->gridDim), index(config->blockDim), config->dynamicSmemBytes,

@@ -1,0 +1,34 @@
+// The driver's calls that arenas are made of, by pointer: a program that contains them starts without a driver, and
+// tests bring one of their own.
+#pragma once
+
+#include <cuda.h>
+
+#include <optional>
+
+namespace ashlar::kernels::cuda {
+
+struct Driver {
+  decltype(&cuInit) init = nullptr;
+  decltype(&cuGetErrorName) get_error_name = nullptr;
+  decltype(&cuDeviceGet) device_get = nullptr;
+  decltype(&cuDeviceGetAttribute) device_get_attribute = nullptr;
+  decltype(&cuMemGetAllocationGranularity) get_granularity = nullptr;
+  decltype(&cuMemCreate) create = nullptr;
+  decltype(&cuMemRelease) release = nullptr;
+  decltype(&cuMemAddressReserve) address_reserve = nullptr;
+  decltype(&cuMemAddressFree) address_free = nullptr;
+  decltype(&cuMemMap) map = nullptr;
+  decltype(&cuMemUnmap) unmap = nullptr;
+  decltype(&cuMemSetAccess) set_access = nullptr;
+  decltype(&cuMemExportToShareableHandle) export_handle = nullptr;
+  decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
+};
+
+// The calls of a driver's library; nothing where it cannot be loaded or lacks one of them. It stays loaded.
+std::optional<Driver> LoadDriver(const char* library);
+
+// This machine's; null where there is none.
+const Driver* SystemDriver();
+
+}  // namespace ashlar::kernels::cuda

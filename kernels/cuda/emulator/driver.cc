@@ -1,0 +1,297 @@
+#include "kernels/cuda/emulator/driver.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace ashlar::kernels::cuda {
+namespace emulator {
+namespace {
+
+struct Range {
+  size_t bytes = 0;
+  bool mapped = false;
+  int protection = PROT_NONE;  // what the device may do
+};
+
+struct State {
+  std::mutex mutex;
+  std::map<CUmemGenericAllocationHandle, int> handles;  // to memfds
+  std::map<CUdeviceptr, Range> ranges;
+  CUmemGenericAllocationHandle last_handle = 0;
+  int working = 0;  // copies and kernels under way
+  std::optional<Fault> fault;
+  std::vector<std::string> calls;
+  int lacking = 0;
+};
+State& Self() {
+  static State& state = *new State();  // arenas of static life may end after everything else
+  return state;
+}
+
+void* Pointer(CUdeviceptr address) {
+  return reinterpret_cast<void*>(static_cast<uintptr_t>(address));
+}
+
+void Protect(CUdeviceptr address, const Range& range) {
+  mprotect(Pointer(address), range.bytes, Self().working > 0 ? range.protection : PROT_NONE);
+}
+
+// Counts a call; what it answers if it shall not do its work.
+std::optional<CUresult> Refusal(const char* call) {
+  State& state = Self();
+  state.calls.emplace_back(call);
+  if (!state.fault || state.fault->countdown-- > 0) return std::nullopt;
+  const CUresult code = state.fault->code;
+  state.fault.reset();
+  return code;
+}
+
+template <typename Work>
+CUresult Call(const char* name, Work work) {
+  std::lock_guard lock(Self().mutex);
+  const std::optional<CUresult> refused = Refusal(name);
+  return refused ? *refused : work(Self());
+}
+
+CUresult Init(unsigned) {
+  return Call("cuInit", [](State&) { return CUDA_SUCCESS; });
+}
+
+CUresult GetErrorName(CUresult error, const char** name) {
+  switch (error) {
+    case CUDA_SUCCESS:
+      *name = "CUDA_SUCCESS";
+      return CUDA_SUCCESS;
+    case CUDA_ERROR_INVALID_VALUE:
+      *name = "CUDA_ERROR_INVALID_VALUE";
+      return CUDA_SUCCESS;
+    case CUDA_ERROR_OUT_OF_MEMORY:
+      *name = "CUDA_ERROR_OUT_OF_MEMORY";
+      return CUDA_SUCCESS;
+    case CUDA_ERROR_NOT_SUPPORTED:
+      *name = "CUDA_ERROR_NOT_SUPPORTED";
+      return CUDA_SUCCESS;
+    case CUDA_ERROR_NOT_INITIALIZED:
+      *name = "CUDA_ERROR_NOT_INITIALIZED";
+      return CUDA_SUCCESS;
+    case CUDA_ERROR_INVALID_DEVICE:
+      *name = "CUDA_ERROR_INVALID_DEVICE";
+      return CUDA_SUCCESS;
+  }
+  *name = nullptr;
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult DeviceGet(CUdevice* device, int ordinal) {
+  return Call("cuDeviceGet", [&](State&) {
+    *device = ordinal;
+    return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  });
+}
+
+CUresult DeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  return Call("cuDeviceGetAttribute", [&](State& state) {
+    *value = state.lacking == attribute ? 0 : 1;
+    return CUDA_SUCCESS;
+  });
+}
+
+bool IsUsual(const CUmemAllocationProp& properties) {
+  return properties.type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+         properties.requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+         properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE && properties.location.id == 0;
+}
+
+CUresult GetGranularity(size_t* granularity, const CUmemAllocationProp* properties, CUmemAllocationGranularity_flags) {
+  return Call("cuMemGetAllocationGranularity", [&](State&) {
+    *granularity = kGranularity;
+    return IsUsual(*properties) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult Create(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties,
+                unsigned long long) {  // NOLINT(google-runtime-int)
+  return Call("cuMemCreate", [&](State& state) {
+    if (size == 0 || size % kGranularity != 0 || !IsUsual(*properties)) return CUDA_ERROR_INVALID_VALUE;
+    const int memfd = memfd_create("emulated-device", MFD_CLOEXEC);
+    if (memfd < 0 || ftruncate(memfd, static_cast<off_t>(size)) != 0) {
+      if (memfd >= 0) close(memfd);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *handle = ++state.last_handle;
+    state.handles[*handle] = memfd;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult Release(CUmemGenericAllocationHandle handle) {
+  return Call("cuMemRelease", [&](State& state) {
+    const auto found = state.handles.find(handle);
+    if (found == state.handles.end()) return CUDA_ERROR_INVALID_VALUE;
+    close(found->second);
+    state.handles.erase(found);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult AddressReserve(CUdeviceptr* address, size_t size, size_t, CUdeviceptr,
+                        unsigned long long) {  // NOLINT(google-runtime-int)
+  return Call("cuMemAddressReserve", [&](State& state) {
+    if (size == 0 || size % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
+    void* found = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    *address = reinterpret_cast<uintptr_t>(found);
+    state.ranges[*address] = {.bytes = size};
+    return CUDA_SUCCESS;
+  });
+}
+
+// The range, if it is just that one, and mapped as it should be.
+Range* FindRange(State& state, CUdeviceptr address, size_t size, bool mapped) {
+  const auto found = state.ranges.find(address);
+  const bool fits = found != state.ranges.end() && found->second.bytes == size && found->second.mapped == mapped;
+  return fits ? &found->second : nullptr;
+}
+
+CUresult AddressFree(CUdeviceptr address, size_t size) {
+  return Call("cuMemAddressFree", [&](State& state) {
+    if (FindRange(state, address, size, false) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    munmap(Pointer(address), size);
+    state.ranges.erase(address);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult Map(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+             unsigned long long) {  // NOLINT(google-runtime-int)
+  return Call("cuMemMap", [&](State& state) {
+    Range* range = FindRange(state, address, size, false);
+    const auto memory = state.handles.find(handle);
+    struct stat file {};
+    if (range == nullptr || memory == state.handles.end() || offset != 0 || fstat(memory->second, &file) != 0 ||
+        static_cast<size_t>(file.st_size) < size) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (mmap(Pointer(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->second, 0) == MAP_FAILED) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    range->mapped = true;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult Unmap(CUdeviceptr address, size_t size) {
+  return Call("cuMemUnmap", [&](State& state) {
+    Range* range = FindRange(state, address, size, true);
+    if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    mmap(Pointer(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    *range = {.bytes = size};
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult SetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* access, size_t count) {
+  return Call("cuMemSetAccess", [&](State& state) {
+    Range* range = FindRange(state, address, size, true);
+    if (range == nullptr || count != 1 || access->location.id != 0) return CUDA_ERROR_INVALID_VALUE;
+    range->protection = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE : PROT_READ;
+    Protect(address, *range);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult ExportHandle(void* shared, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
+                      unsigned long long) {  // NOLINT(google-runtime-int)
+  return Call("cuMemExportToShareableHandle", [&](State& state) {
+    const auto memory = state.handles.find(handle);
+    if (memory == state.handles.end()) return CUDA_ERROR_INVALID_VALUE;
+    *static_cast<int*>(shared) = dup(memory->second);  // as the driver may: inherited by programs that are started
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult ImportHandle(CUmemGenericAllocationHandle* handle, void* shared, CUmemAllocationHandleType) {
+  return Call("cuMemImportFromShareableHandle", [&](State& state) {
+    const int memfd = fcntl(static_cast<int>(reinterpret_cast<uintptr_t>(shared)), F_DUPFD_CLOEXEC, 0);
+    if (memfd < 0) return CUDA_ERROR_INVALID_VALUE;
+    *handle = ++state.last_handle;
+    state.handles[*handle] = memfd;
+    return CUDA_SUCCESS;
+  });
+}
+
+void Change(int by) {
+  std::lock_guard lock(Self().mutex);
+  State& state = Self();
+  const bool before = state.working > 0;
+  state.working += by;
+  if (before == (state.working > 0)) return;
+  for (const auto& [address, range] : state.ranges) {
+    if (range.mapped) Protect(address, range);
+  }
+}
+
+}  // namespace
+
+const Driver& EmulatedDriver() {
+  static const Driver driver = {.init = Init,
+                                .get_error_name = GetErrorName,
+                                .device_get = DeviceGet,
+                                .device_get_attribute = DeviceGetAttribute,
+                                .get_granularity = GetGranularity,
+                                .create = Create,
+                                .release = Release,
+                                .address_reserve = AddressReserve,
+                                .address_free = AddressFree,
+                                .map = Map,
+                                .unmap = Unmap,
+                                .set_access = SetAccess,
+                                .export_handle = ExportHandle,
+                                .import_handle = ImportHandle};
+  return driver;
+}
+
+DriverObjects Alive() {
+  std::lock_guard lock(Self().mutex);
+  DriverObjects objects{.handles = Self().handles.size(), .ranges = Self().ranges.size()};
+  for (const auto& [address, range] : Self().ranges) objects.mappings += range.mapped ? 1 : 0;
+  return objects;
+}
+
+void SetFault(const Fault* fault) {
+  std::lock_guard lock(Self().mutex);
+  Self().fault = fault == nullptr ? std::nullopt : std::optional(*fault);
+}
+
+std::vector<std::string> TakeCalls() {
+  std::lock_guard lock(Self().mutex);
+  return std::exchange(Self().calls, {});
+}
+
+void LackAttribute(int attribute) {
+  std::lock_guard lock(Self().mutex);
+  Self().lacking = attribute;
+}
+
+DeviceWork::DeviceWork() {
+  Change(1);
+}
+DeviceWork::~DeviceWork() {
+  Change(-1);
+}
+
+}  // namespace emulator
+
+const Driver* SystemDriver() {
+  return &emulator::EmulatedDriver();
+}
+
+}  // namespace ashlar::kernels::cuda

@@ -1,0 +1,45 @@
+// A driver on a processor: a device's memory is a memfd, and far. No thread can touch its mappings but inside a copy or
+// a kernel of the emulated runtime; whoever forgets that an address is the device's gets a signal, as he would get an
+// illegal access from a GPU.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/driver.h"
+
+namespace ashlar::kernels::cuda::emulator {
+
+constexpr size_t kGranularity = size_t{2} << 20;
+
+const Driver& EmulatedDriver();
+
+// What is alive of all that was made.
+struct DriverObjects {
+  size_t handles = 0, ranges = 0, mappings = 0;
+  bool operator==(const DriverObjects&) const = default;
+};
+DriverObjects Alive();
+
+// From now on: the call `countdown` after the next one answers `code`, once (0: the next one). Null ends that.
+struct Fault {
+  int countdown = 0;
+  CUresult code = CUDA_ERROR_NOT_SUPPORTED;
+};
+void SetFault(const Fault* fault);
+// Names of the calls since the last time it was asked, in order; cuGetErrorName does not count.
+std::vector<std::string> TakeCalls();
+// What the device cannot do; 0: it can do everything.
+void LackAttribute(int attribute);
+
+// While one lives, on any thread, mappings have the access that the device was given.
+class DeviceWork {
+ public:
+  DeviceWork();
+  ~DeviceWork();
+  DeviceWork(const DeviceWork&) = delete;
+  DeviceWork& operator=(const DeviceWork&) = delete;
+};
+
+}  // namespace ashlar::kernels::cuda::emulator
