@@ -468,7 +468,10 @@ bool Placement::WriteBehind(Entry& entry) {
     const ObjectId id = entry.id;
     if (id != admitted_ && !Admits(entry, i + 1)) continue;
     if (!MakeRoom(entry, i + 1, entry.header.Extents())) {
-      if (IsDisk(i + 1)) admitted_ = id;
+      // A disk may have room in a moment. Memory that has none is full of what others copy there: to wait for it, and
+      // take it from them, would have them take it back.
+      if (!IsDisk(i + 1)) return true;
+      admitted_ = id;
       return false;
     }
     StartFill(entry, i, i + 1, Filler::kWhenIdle);

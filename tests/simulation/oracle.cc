@@ -157,6 +157,8 @@ void Driver::CheckLeases() {
   }
 }
 
+constexpr int kMostWorkLeft = 10000;  // pieces, of what can be under way at once
+
 // Everything ends; then nothing is held, and everybody has all of his room.
 void Driver::Conclude() {
   cache().EndDrain();
@@ -170,7 +172,9 @@ void Driver::Conclude() {
   }
   leases_.clear();
   for (int round = 0; round < 3; ++round) {
-    while (world_.executor.pending() + world_.io.pending() > 0) {
+    // Memory before the disk, as long as that takes: whoever only waits for the disk must not keep memory busy.
+    for (int work = 0; world_.executor.pending() + world_.io.pending() > 0; ++work) {
+      if (work == kMostWorkLeft) return Fail("copies are made for ever, of what waits for the disk");
       (world_.executor.pending() > 0 ? world_.executor : world_.io).Complete(0, false);
     }
     world_.clock.Advance(2 * kDeadline);
