@@ -48,6 +48,10 @@ TEST(OpenFiles, ArenasOfAllTenantsAndSessionsCount) {
   const uint64_t none = OpenFilesNeeded(ConfigOf(0, 0));
   EXPECT_EQ(OpenFilesNeeded(ConfigOf(1000, 0)), none + 1000);
   EXPECT_GE(OpenFilesNeeded(ConfigOf(0, 100)), none + 300);
+  v1::Config hbm = ConfigOf(1000, 0);
+  hbm.mutable_hbm()->set_arena_bytes(kArena);
+  hbm.mutable_tenants(0)->set_hbm_bytes(7 * kArena - 1);
+  EXPECT_EQ(OpenFilesNeeded(hbm), none + 1007);
 }
 
 TEST(OpenFiles, TheSoftLimitRisesAsFarAsItMay) {
