@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
                           &v1::Tenant::hbm_bytes);
     if (!hbm.ok()) return hbm.status();
     set->hbm_ = *std::move(hbm);
-    Log(LogLevel::kWarning, "the hbm tier is emulated in the processor's memory");
+    Log(LogLevel::kWarning, "the hbm tier lies in the processor's memory, whether or not there is a GPU");
   }
   auto dram = MakeMemory(config,
                          {.kind = TierKind::kDram,

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "kernels/device.h"
 #include "storage/numa.h"
 
 namespace ashlar::storage {
@@ -18,7 +19,7 @@ struct ArenaOptions {
 // A memfd, mapped writable here and then sealed: its size is fixed, and every later mapping, in any process, is
 // read-only (F_SEAL_FUTURE_WRITE, Linux 5.1). A mapping handed out cannot be taken back, therefore an arena belongs to
 // one tenant for life.
-class Arena {
+class Arena final : public kernels::ArenaMemory {
  public:
   // `bytes` > 0, a multiple of the page size. RESOURCE_EXHAUSTED with the system's reason where there is no memory,
   // address space or descriptor left, or no more may be locked; FAILED_PRECONDITION where the kernel cannot seal, or
@@ -27,11 +28,12 @@ class Arena {
 
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
-  ~Arena();
+  ~Arena() override;
 
-  std::byte* data() const { return data_; }
-  uint64_t bytes() const { return bytes_; }
-  int descriptor() const { return descriptor_; }  // the arena's own: duplicate or send it, never close it
+  kernels::MemoryKind kind() const override { return kernels::MemoryKind::kHost; }
+  std::byte* data() const override { return data_; }
+  uint64_t bytes() const override { return bytes_; }
+  int descriptor() const override { return descriptor_; }
 
  private:
   Arena(std::byte* data, uint64_t bytes, int descriptor) : data_(data), bytes_(bytes), descriptor_(descriptor) {}

@@ -33,6 +33,16 @@ TEST(Arena, CanOnlyBeMappedReadOnly) {
   munmap(engine, kBytes);
 }
 
+TEST(Arena, IsTheProcessorsMemory) {
+  const absl::StatusOr<Arena> made = Arena::Make(kBytes, {});
+  ASSERT_TRUE(made.ok()) << made.status();
+  const kernels::ArenaMemory& arena = *made;
+  EXPECT_EQ(arena.kind(), kernels::MemoryKind::kHost);
+  EXPECT_EQ(arena.bytes(), kBytes);
+  EXPECT_EQ(arena.data(), made->data());
+  EXPECT_EQ(arena.descriptor(), made->descriptor());
+}
+
 TEST(Arena, KeepsItsSizeAndItsSeals) {
   absl::StatusOr<Arena> arena = Arena::Make(kBytes, {.huge_pages = true});
   ASSERT_TRUE(arena.ok()) << arena.status();

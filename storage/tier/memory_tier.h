@@ -17,7 +17,7 @@
 namespace ashlar::storage {
 
 struct MemoryTierOptions {
-  TierKind kind = TierKind::kDram;                    // kHbm: emulated in the processor's memory
+  TierKind kind = TierKind::kDram;                    // kHbm: the processor's memory all the same
   uint64_t capacity_bytes = 0;                        // budgets of all tenants together never exceed it
   uint64_t arena_bytes = uint64_t{64} * 1024 * 1024;  // the unit in which memory becomes a tenant's; whole extents
   ArenaOptions arena;

@@ -121,6 +121,7 @@ CUresult Create(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAl
                 unsigned long long) {  // NOLINT(google-runtime-int)
   return Call("cuMemCreate", [&](State& state) {
     if (size == 0 || size % kGranularity != 0 || !IsUsual(*properties)) return CUDA_ERROR_INVALID_VALUE;
+    if (size > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
     const int memfd = memfd_create("emulated-device", MFD_CLOEXEC);
     if (memfd < 0 || ftruncate(memfd, static_cast<off_t>(size)) != 0) {
       if (memfd >= 0) close(memfd);

@@ -12,6 +12,7 @@
 namespace ashlar::kernels::cuda::emulator {
 
 constexpr size_t kGranularity = size_t{2} << 20;
+constexpr size_t kLargest = size_t{1} << 30;  // allocation
 
 const Driver& EmulatedDriver();
 
