@@ -1,0 +1,80 @@
+#include "storage/policy/overlap_law.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace ashlar::storage {
+namespace {
+
+constexpr double kLargestUnit = 1e100;
+constexpr double kLeastShare = 0.02, kMostLogOdds = 30;
+
+double LogLikelihood(double share, double observed) {
+  return std::log((share * observed + 0.1) / (observed + 1));
+}
+
+}  // namespace
+
+void OverlapLaw::Histogram::Add(uint64_t at) {
+  unit_ /= 1 - kDecay;
+  weights_[at] += unit_;
+  total_ += unit_;
+  if (unit_ > kLargestUnit) {
+    for (auto& [place, weight] : weights_) weight /= unit_;
+    total_ /= unit_;
+    unit_ = 1;
+  }
+  if (weights_.size() > kMostDepths) Prune();
+}
+
+void OverlapLaw::Histogram::Prune() {
+  std::vector<double> sorted;
+  for (const auto& [place, weight] : weights_) sorted.push_back(weight);
+  const auto middle = sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  std::erase_if(weights_, [least = *middle](const auto& item) { return item.second <= least; });
+  total_ = 0;
+  for (const auto& [place, weight] : weights_) total_ += weight;
+}
+
+double OverlapLaw::Histogram::Share(uint64_t first, uint64_t last) const {
+  if (total_ <= 0) return 0;
+  double weight = 0;
+  for (auto at = weights_.lower_bound(first); at != weights_.end() && at->first <= last; ++at) weight += at->second;
+  return weight / total_;
+}
+
+void OverlapLaw::Observe(uint64_t depth, uint64_t length) {
+  const uint64_t behind = length > depth ? length - depth : 0;
+  const auto near = [](const Histogram& histogram, uint64_t at) {
+    return histogram.Share(at > kNear ? at - kNear : 0, at + kNear);
+  };
+  const auto observed = static_cast<double>(observed_);
+  start_foresight_ = start_foresight_ * kForesight + LogLikelihood(near(from_start_, depth), observed);
+  end_foresight_ = end_foresight_ * kForesight + LogLikelihood(near(from_end_, behind), observed);
+  from_start_.Add(depth);
+  from_end_.Add(behind);
+  ++observed_;
+}
+
+std::vector<OverlapLaw::Mass> OverlapLaw::Between(uint64_t begin, uint64_t length) const {
+  if (observed_ == 0) return {};
+  const double odds = std::clamp(end_foresight_ - start_foresight_, -kMostLogOdds, kMostLogOdds);
+  const double start_share = std::clamp(1 / (1 + std::exp(odds)), kLeastShare, 1 - kLeastShare);
+  std::map<uint64_t, double> law;
+  const auto& starts = from_start_.weights();
+  for (auto at = starts.upper_bound(begin); at != starts.end() && at->first <= length; ++at) {
+    law[at->first] += start_share * at->second / from_start_.total();
+  }
+  for (const auto& [behind, weight] : from_end_.weights()) {
+    if (behind + begin >= length) break;
+    law[length - behind] += (1 - start_share) * weight / from_end_.total();
+  }
+  std::vector<Mass> masses;
+  masses.reserve(law.size());
+  for (const auto& [depth, weight] : law) masses.push_back({depth, weight});
+  return masses;
+}
+
+}  // namespace ashlar::storage

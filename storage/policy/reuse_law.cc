@@ -1,0 +1,137 @@
+#include "storage/policy/reuse_law.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ashlar::storage {
+namespace {
+
+constexpr double kMostHazard = 0.999;
+constexpr double kLeastSurvival = 1e-4;  // what is left of a spell where looking further ahead changes nothing
+constexpr double kMostFactor = 10;
+
+}  // namespace
+
+ReuseLaw::ReuseLaw() {
+  Refresh();
+}
+
+size_t ReuseLaw::AgeBucket(uint64_t age) {
+  const double octaves = std::log2(static_cast<double>(std::max<uint64_t>(age, 1)));
+  return std::min(static_cast<size_t>(2 * octaves), kAges - 1);
+}
+
+double ReuseLaw::BucketBegin(size_t bucket) {
+  return std::exp2(static_cast<double>(bucket) / 2);
+}
+
+size_t ReuseLaw::UsesBucket(uint32_t uses) {
+  if (uses <= 5) return uses;
+  return uses <= 10 ? 6 : 7;
+}
+
+size_t ReuseLaw::SizeBucket(uint64_t tokens) {
+  size_t bucket = 0;
+  while (tokens > 1 && bucket + 1 < kSizes) {
+    tokens /= 2;
+    ++bucket;
+  }
+  return bucket;
+}
+
+// A spell that goes on has come only part of the way through its last bucket.
+void ReuseLaw::Reach(Counts& counts, uint64_t age, bool used) {
+  const size_t bucket = AgeBucket(age);
+  for (size_t i = 0; i < bucket; ++i) counts.came[i] += 1;
+  const double part = (static_cast<double>(age) - BucketBegin(bucket)) / BucketWidth(bucket);
+  counts.came[bucket] += used ? 1 : std::clamp(part, 0.0, 1.0);
+  counts.used[bucket] += used ? 1 : 0;
+}
+
+double ReuseLaw::Expected(const Subject& subject, uint64_t age) const {
+  const auto& hazards = hazards_[static_cast<size_t>(subject.kind)][UsesBucket(subject.uses)];
+  const size_t bucket = AgeBucket(age);
+  double expected = 0;
+  for (size_t i = 0; i < bucket; ++i) expected += hazards[i];
+  const double part = (static_cast<double>(age) - BucketBegin(bucket)) / BucketWidth(bucket);
+  return expected + hazards[bucket] * std::clamp(part, 0.0, 1.0);
+}
+
+void ReuseLaw::Ended(const Subject& subject, uint64_t age, bool used) {
+  const auto kind = static_cast<size_t>(subject.kind);
+  Reach(ended_[kind][UsesBucket(subject.uses)], age, used);
+  Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
+  factor.uses += used ? 1 : 0;
+  factor.expected += Expected(subject, age);
+  remembered_ += 1;
+  if (remembered_ > kRemembered) Forget();
+}
+
+void ReuseLaw::GoesOn(const Subject& subject, uint64_t age) {
+  const auto kind = static_cast<size_t>(subject.kind);
+  Reach(going_on_[kind][UsesBucket(subject.uses)], age, false);
+  going_on_factors_[kind][SizeBucket(subject.fresh)].expected += Expected(subject, age);
+}
+
+void ReuseLaw::Forget() {
+  remembered_ /= 2;
+  for (auto& kind : ended_) {
+    for (Counts& counts : kind) {
+      for (double& came : counts.came) came /= 2;
+      for (double& used : counts.used) used /= 2;
+    }
+  }
+  for (auto& kind : ended_factors_) {
+    for (Factor& factor : kind) factor = {.uses = factor.uses / 2, .expected = factor.expected / 2};
+  }
+}
+
+void ReuseLaw::Refresh() {
+  for (size_t kind = 0; kind < kPrefixKinds; ++kind) {
+    std::array<Counts, kUses> known = ended_[kind];
+    Counts all;
+    for (size_t uses = 0; uses < kUses; ++uses) {
+      for (size_t age = 0; age < kAges; ++age) {
+        known[uses].came[age] += going_on_[kind][uses].came[age];
+        all.came[age] += known[uses].came[age];
+        all.used[age] += known[uses].used[age];
+      }
+    }
+    for (size_t uses = 0; uses < kUses; ++uses) SetRates(kind, uses, known[uses], all);
+    for (size_t size = 0; size < kSizes; ++size) {
+      const Factor& factor = ended_factors_[kind][size];
+      const double expected = factor.expected + going_on_factors_[kind][size].expected;
+      const double ratio = (factor.uses + kSizeWeight) / (expected + kSizeWeight);
+      factors_[kind][size] = std::clamp(ratio, 1 / kMostFactor, kMostFactor);
+    }
+  }
+  going_on_ = {};
+  going_on_factors_ = {};
+}
+
+void ReuseLaw::SetRates(size_t kind, size_t uses, const Counts& counts, const Counts& kinds) {
+  auto& hazards = hazards_[kind][uses];
+  for (size_t age = 0; age < kAges; ++age) {
+    const double of_kind = (kinds.used[age] + kHazard * kHazardWeight) / (kinds.came[age] + kHazardWeight);
+    const double hazard = (counts.used[age] + of_kind * kKindWeight) / (counts.came[age] + kKindWeight);
+    hazards[age] = std::min(hazard, kMostHazard);
+  }
+  for (size_t from = 0; from < kAges; ++from) {
+    double survives = 1, gained = 0, waited = 0, best = 0;
+    for (size_t age = from; age < kAges && survives > kLeastSurvival; ++age) {
+      const double ends = survives * hazards[age], width = BucketWidth(age);
+      gained += ends;
+      waited += (survives - ends / 2) * width;  // what ends in a bucket ends, on average, in its middle
+      survives -= ends;
+      best = std::max(best, gained / waited);
+    }
+    rates_[kind][uses][from] = best;
+  }
+}
+
+double ReuseLaw::Rate(const Subject& subject, uint64_t age) const {
+  const auto kind = static_cast<size_t>(subject.kind);
+  return rates_[kind][UsesBucket(subject.uses)][AgeBucket(age)] * factors_[kind][SizeBucket(subject.fresh)];
+}
+
+}  // namespace ashlar::storage

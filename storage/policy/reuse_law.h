@@ -1,0 +1,83 @@
+// How soon what is kept will be used again, learned from what was.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace ashlar::storage {
+
+// How a prefix came to be worth a checkpoint. Each has a law of its own.
+enum class PrefixKind : uint8_t {
+  kRequestEnd,  // behind the last decoded token: a conversation goes on from there
+  kBranch,      // where prompts parted: what is before it is shared
+  kPlaced,      // where prompts are expected to part
+  kEdge,        // not a prefix, but what one prompt brought anew: used when another one parts from it
+};
+inline constexpr size_t kPrefixKinds = 4;
+
+// A *spell* is the time from a use of something, or its coming, to its next use; time counts requests. For each kind
+// and number of earlier uses, the law keeps how many spells came to each age, and how many of them ended there by a
+// use: the hazard by age, in the manner of Kaplan and Meier (1958), so that spells that have not ended count as far as
+// they have come. Ages are buckets, two an octave. A count of few cases leans on the kind's hazard, and that on one
+// that is the same in every bucket, for which the price falls as 1/age and the order is that of least recent use.
+//
+// The price of an age is Gittins' index (1979) of the hazard from there on: the most uses an expected request of
+// waiting that can be had by waiting up to some later age and then giving up. It is what a slot should be rented for.
+class ReuseLaw {
+ public:
+  struct Subject {
+    PrefixKind kind = PrefixKind::kRequestEnd;
+    uint32_t uses = 0;   // so far
+    uint64_t fresh = 0;  // tokens behind the request end before it: long turns are followed differently from short ones
+  };
+
+  ReuseLaw();
+
+  // A spell ended at `age`: by a use, or because nothing is known any longer of what it is about.
+  void Ended(const Subject& subject, uint64_t age, bool used);
+  // A spell that goes on. Tell of all there are, each once, then Refresh: from then on the law knows them.
+  void GoesOn(const Subject& subject, uint64_t age);
+  void Refresh();
+
+  // Uses an expected request of keeping it, at that age.
+  double Rate(const Subject& subject, uint64_t age) const;
+
+ private:
+  static constexpr size_t kAges = 64, kUses = 8, kSizes = 24;
+  static constexpr double kHazard = 0.05;       // of a bucket, where nothing is known
+  static constexpr double kHazardWeight = 2;    // in spells
+  static constexpr double kKindWeight = 4;      // of a kind's hazard against that of one number of uses
+  static constexpr double kSizeWeight = 10;     // of "as others", in uses, against those of one size
+  static constexpr double kRemembered = 65536;  // spells, then old ones count half
+
+  struct Counts {
+    std::array<double, kAges> came{}, used{};
+  };
+  template <typename T>
+  using ByUses = std::array<std::array<T, kUses>, kPrefixKinds>;
+  // How many uses there were of those of one size, and how many the hazards by age expected.
+  struct Factor {
+    double uses = 0, expected = 0;
+  };
+  using Factors = std::array<std::array<Factor, kSizes>, kPrefixKinds>;
+
+  static size_t AgeBucket(uint64_t age);
+  static double BucketBegin(size_t bucket);
+  static double BucketWidth(size_t bucket) { return BucketBegin(bucket + 1) - BucketBegin(bucket); }
+  static size_t UsesBucket(uint32_t uses);
+  static size_t SizeBucket(uint64_t tokens);
+  static void Reach(Counts& counts, uint64_t age, bool used);
+  double Expected(const Subject& subject, uint64_t age) const;
+  void Forget();
+  void SetRates(size_t kind, size_t uses, const Counts& counts, const Counts& kinds);
+
+  ByUses<Counts> ended_{}, going_on_{};
+  Factors ended_factors_{}, going_on_factors_{};
+  double remembered_ = 0;
+
+  ByUses<std::array<double, kAges>> hazards_{}, rates_{};  // of the last Refresh
+  std::array<std::array<double, kSizes>, kPrefixKinds> factors_{};
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,224 @@
+#include "storage/prefix_cache.h"
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <utility>
+
+namespace ashlar::storage {
+namespace {
+
+ReuseLaw::Subject Prefix(const PrefixEntry& entry) {
+  return {*entry.kind, entry.uses, entry.fresh};
+}
+constexpr ReuseLaw::Subject kEdge{.kind = PrefixKind::kEdge};
+
+}  // namespace
+
+PrefixCache::PrefixCache(const PrefixCosts& costs, const PrefixCacheOptions& options)
+    : costs_(costs), options_(options), store_(costs, options.capacity_bytes, reuse_, options.seed) {}
+
+PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt) {
+  ++now_;
+  Sweep();
+  std::vector<PrefixNode*> candidates;
+  PrefixNode* resume = nullptr;
+  const auto reached = tree_.Walk(prompt, [&](PrefixNode& node) {
+    if (node.data.kept) resume = &node;
+    if (node.data.kind) candidates.push_back(&node);
+  });
+  Match match;
+  match.resume = resume == nullptr ? 0 : resume->depth();
+  match.shared = reached.depth;
+  match.lease = resume;
+  if (reached.inside != nullptr) LearnParting(reached.inside->data, reached.depth);
+  if (resume != nullptr) Use(*resume);
+  if (!candidates.empty() && candidates.back() != resume) Use(*candidates.back());
+
+  // A prompt that leaves the known ones here makes a branch, whether or not it will ever be computed.
+  const uint64_t branch = reached.depth / options_.capture_tokens * options_.capture_tokens;
+  const bool parts = reached.depth < prompt.size() || reached.inside != nullptr;
+  if (parts && branch > match.resume) {
+    PrefixNode& node = NodeAt(prompt.first(branch));
+    if (!node.data.kind) {
+      MakeCandidate(node, PrefixKind::kBranch);
+      candidates.push_back(&node);
+    }
+  }
+  match.checkpoint_at = Wanted(candidates, match.resume);
+  const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size());
+  match.checkpoint_at.insert(match.checkpoint_at.end(), placed.begin(), placed.end());
+  if (resume != nullptr) ++resume->data.leases;
+  return match;
+}
+
+void PrefixCache::LearnParting(PrefixEntry& edge, uint64_t depth) {
+  PromptTail& brought = *edge.brought;
+  if (brought.parted || depth <= brought.begin) return;
+  brought.parted = true;
+  reuse_.Ended(kEdge, now_ - brought.came, true);
+  overlap_.Observe(depth, brought.prompt_end);
+}
+
+void PrefixCache::Use(PrefixNode& node) {
+  reuse_.Ended(Prefix(node.data), now_ - node.data.used, true);
+  ++node.data.uses;
+  node.data.used = now_;
+}
+
+void PrefixCache::MakeCandidate(PrefixNode& node, PrefixKind kind) {
+  if (node.data.kind) return;
+  const PrefixNode* before = node.parent();
+  while (before->parent() != nullptr && before->data.kind != PrefixKind::kRequestEnd) before = before->parent();
+  node.data.kind = kind;
+  node.data.fresh = node.depth() - before->depth();
+  node.data.used = now_;
+}
+
+// Of the known prefixes on the way, those whose checkpoint is missing and would pay.
+std::vector<uint64_t> PrefixCache::Wanted(std::span<PrefixNode* const> passed, uint64_t resume) {
+  const double least = store_.LeastPrice(now_);
+  std::vector<std::pair<double, uint64_t>> worth;
+  for (const PrefixNode* node : passed) {
+    if (node->data.kept || node->depth() <= resume || node->depth() % options_.capture_tokens != 0) continue;
+    const double price = store_.Price(*node, now_);
+    if (price >= least) worth.push_back({price, node->depth()});
+  }
+  std::stable_sort(worth.begin(), worth.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  if (worth.size() > options_.most_checkpoints) worth.resize(options_.most_checkpoints);
+  std::vector<uint64_t> depths;
+  for (const auto& [price, depth] : worth) depths.push_back(depth);
+  std::sort(depths.begin(), depths.end());
+  return depths;
+}
+
+// In what no prompt had before. The first checkpoint brings the pages before it, the next ones their states alone.
+std::vector<uint64_t> PrefixCache::Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const {
+  const std::vector<OverlapLaw::Mass> law = overlap_.Between(shared, prompt);
+  if (law.empty()) return {};
+  const auto flops = [this](uint64_t depth) { return costs_.Flops(depth); };
+  const CheckpointPlan plan(law, resume, options_.capture_tokens, options_.most_placed, flops);
+  const double rate = reuse_.Rate(kEdge, 1), going = store_.going_price() * kPlacedMargin;
+  size_t pays = 0;
+  for (size_t m = 1; m <= plan.most(); ++m) {
+    uint64_t bytes = costs_.checkpoint_bytes;
+    if (m == 1) bytes += (plan.Positions(1).back() - resume) / costs_.page_tokens * costs_.page_bytes;
+    const double saves = rate * (plan.Expected(m - 1) - plan.Expected(m));
+    if (saves <= 0 || saves < going * static_cast<double>(bytes)) break;
+    pays = m;
+  }
+  std::vector<uint64_t> positions = plan.Positions(pays);
+  std::erase_if(positions, [shared](uint64_t depth) { return depth <= shared; });
+  return positions;
+}
+
+size_t PrefixCache::Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt,
+                           std::span<const uint64_t> captured) {
+  Release(match);
+  if (tokens.empty()) return 0;
+  Extend(tokens, prompt);
+  std::vector<PrefixNode*> offered;
+  for (const uint64_t depth : captured) {
+    PrefixNode& node = NodeAt(tokens.first(depth));
+    MakeCandidate(node, depth > match.shared ? PrefixKind::kPlaced : PrefixKind::kBranch);
+    offered.push_back(&node);
+  }
+  PrefixNode& end = NodeAt(tokens);
+  MakeCandidate(end, PrefixKind::kRequestEnd);
+  offered.push_back(&end);
+  size_t kept = 0;
+  for (PrefixNode* node : offered) kept += !node->data.kept && store_.Admit(*node, now_) ? 1 : 0;
+  while (tree_.bytes() > options_.history_bytes && !leaves_.empty()) {
+    const size_t before = tree_.nodes();
+    ForgetOldest();
+    if (tree_.nodes() == before) break;
+  }
+  return kept;
+}
+
+void PrefixCache::Release(Match match) {
+  if (match.lease != nullptr) --match.lease->data.leases;
+}
+
+PrefixNode& PrefixCache::NodeAt(std::span<const int32_t> prefix) {
+  const auto inserted = tree_.Insert(prefix);
+  if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
+  return *inserted.node;
+}
+
+void PrefixCache::Extend(std::span<const int32_t> tokens, uint64_t prompt) {
+  const auto inserted = tree_.Insert(tokens);
+  if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
+  PrefixNode& node = *inserted.node;
+  if (inserted.added) {
+    PrefixNode& parent = *node.parent();
+    leaves_.erase({parent.data.visited, parent.data.serial, &parent});
+    node.data.brought = std::make_shared<PromptTail>(
+        PromptTail{.came = now_, .begin = node.begin(), .prompt_end = prompt, .end = node.depth()});
+    Adopt(node);
+  }
+  for (PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) Visit(*at);
+}
+
+// It has what the edge had that it stands in.
+void PrefixCache::AdoptSplit(PrefixNode& node, const PrefixNode& behind) {
+  node.data.brought = behind.data.brought;
+  node.data.kept_below = behind.data.kept_below;
+  node.data.visited = behind.data.visited;
+  Adopt(node);
+}
+
+void PrefixCache::Adopt(PrefixNode& node) {
+  node.data.serial = ++serials_;
+  node.data.place = nodes_.size();
+  nodes_.push_back(&node);
+}
+
+void PrefixCache::Disown(PrefixNode& node) {
+  PrefixEntry& entry = node.data;
+  if (entry.kind) reuse_.Ended(Prefix(entry), now_ - entry.used, false);
+  nodes_[entry.place] = nodes_.back();
+  nodes_[entry.place]->data.place = entry.place;
+  nodes_.pop_back();
+  leaves_.erase({entry.visited, entry.serial, &node});
+}
+
+void PrefixCache::Visit(PrefixNode& node) {
+  leaves_.erase({node.data.visited, node.data.serial, &node});
+  node.data.visited = now_;
+  if (node.leaf()) leaves_.insert({node.data.visited, node.data.serial, &node});
+}
+
+void PrefixCache::ForgetOldest() {
+  PrefixNode& leaf = *leaves_.begin()->node;
+  if (leaf.data.kept || leaf.data.leases > 0) return Visit(leaf);
+  PromptTail& brought = *leaf.data.brought;
+  if (!std::exchange(brought.parted, true)) reuse_.Ended(kEdge, now_ - brought.came, false);
+  PrefixNode& parent = *leaf.parent();
+  Disown(leaf);
+  tree_.Remove(leaf);
+  if (parent.parent() == nullptr) return;
+  if (parent.leaf()) {
+    leaves_.insert({parent.data.visited, parent.data.serial, &parent});
+  } else if (parent.children() == 1 && !parent.data.kind) {
+    Disown(parent);
+    tree_.Merge(parent);
+  }
+}
+
+// What goes on is told to the law a part a request, so that no request waits for all of it.
+void PrefixCache::Sweep() {
+  const size_t some = std::min(kSweep, nodes_.size() / kLeastRefresh + 1);
+  for (size_t i = 0; i < some && swept_ < nodes_.size(); ++i, ++swept_) {
+    const PrefixEntry& entry = nodes_[swept_]->data;
+    if (entry.kind) reuse_.GoesOn(Prefix(entry), now_ - entry.used);
+    const PromptTail& brought = *entry.brought;
+    if (!brought.parted && brought.end == nodes_[swept_]->depth()) reuse_.GoesOn(kEdge, now_ - brought.came);
+  }
+  if (swept_ < nodes_.size() || now_ - refreshed_ < kLeastRefresh) return;
+  reuse_.Refresh();
+  refreshed_ = now_;
+  swept_ = 0;
+}
+
+}  // namespace ashlar::storage

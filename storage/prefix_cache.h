@@ -1,0 +1,98 @@
+// Exact reuse of prefixes: what prompts share, where they may resume, where to checkpoint, and what is kept.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/container/btree_set.h"
+#include "storage/policy/checkpoint_plan.h"
+#include "storage/policy/overlap_law.h"
+#include "storage/policy/reuse_law.h"
+#include "storage/prefix_entry.h"
+#include "storage/prefix_store.h"
+
+namespace ashlar::storage {
+
+struct PrefixCacheOptions {
+  uint64_t capacity_bytes = 0;
+  uint64_t history_bytes = uint64_t{64} << 20;  // of what is known of prompts, kept or not
+  uint64_t capture_tokens = 1;   // engines can checkpoint inside a prompt at multiples of it; at ends always
+  size_t most_checkpoints = 32;  // that a request is asked for
+  size_t most_placed = 8;        // of these, where prompts are expected to part
+  uint64_t seed = 1;
+};
+
+// Of one namespace. The tree remembers more than is kept: which prefixes were passed, and would have been resumed from;
+// so what was given up still counts as wanted, and a branch is known when its second prompt comes, however long after.
+//
+// Three questions are one here. *Which* prefixes deserve a checkpoint: where prompts part (Marconi §4.1), the ends of
+// requests, and, in what is new, where later prompts are likely to part (Sparse Prefix Caching §4, by the law of where
+// earlier ones did). *Where inside an edge*: by the dynamic program, as many as pay at the going price of a byte. *What
+// goes*: the cheapest by prefix_store.h, whose price takes the likelihood of reuse from policy/reuse_law.h. One thread.
+class PrefixCache {
+ public:
+  PrefixCache(const PrefixCosts& costs, const PrefixCacheOptions& options);
+
+  struct Match {
+    uint64_t resume = 0;                  // tokens that need not be computed
+    uint64_t shared = 0;                  // with any earlier prompt that is known
+    std::vector<uint64_t> checkpoint_at;  // depths in (resume, prompt's end], rising, that are worth capturing
+    PrefixNode* lease = nullptr;          // the prefix to resume from stays until Commit or Release
+  };
+  // A request comes. Learns from it, too: once a request.
+  Match Lookup(std::span<const int32_t> prompt);
+  // It was computed: `tokens` begin with the prompt, the decoded ones follow. The checkpoints at `captured`, rising,
+  // and at the end are offered; how many of them are kept is returned. Ends the lease.
+  size_t Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured);
+  void Release(Match match);
+
+  const PrefixStore& store() const { return store_; }
+  size_t nodes() const { return tree_.nodes(); }
+  uint64_t history_tokens() const { return tree_.tokens(); }
+  uint64_t history_bytes() const { return tree_.bytes(); }
+
+ private:
+  static constexpr RequestTime kLeastRefresh = 20;  // requests between two looks at all that goes on
+  static constexpr size_t kSweep = 64;              // entries looked at a request
+  static constexpr double kPlacedMargin = 4;        // guesses pay so many times the going price: few are right
+
+  struct Leaf {
+    RequestTime visited;
+    uint64_t serial;
+    PrefixNode* node;
+    bool operator<(const Leaf& other) const {
+      return visited != other.visited ? visited < other.visited : serial < other.serial;
+    }
+  };
+
+  void LearnParting(PrefixEntry& edge, uint64_t depth);
+  void Use(PrefixNode& node);
+  void MakeCandidate(PrefixNode& node, PrefixKind kind);
+  std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume);
+  std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const;
+
+  PrefixNode& NodeAt(std::span<const int32_t> prefix);
+  void Extend(std::span<const int32_t> tokens, uint64_t prompt);
+  void AdoptSplit(PrefixNode& node, const PrefixNode& behind);
+  void Adopt(PrefixNode& node);
+  void Disown(PrefixNode& node);
+  void Visit(PrefixNode& node);
+  void ForgetOldest();
+  void Sweep();
+
+  const PrefixCosts costs_;
+  const PrefixCacheOptions options_;
+  PrefixTree<PrefixEntry> tree_;
+  ReuseLaw reuse_;
+  OverlapLaw overlap_;
+  PrefixStore store_;
+  RequestTime now_ = 0, refreshed_ = 0;
+  std::vector<PrefixNode*> nodes_;  // all but the root
+  size_t swept_ = 0;                // of them, since the last Refresh
+  uint64_t serials_ = 0;
+  absl::btree_set<Leaf> leaves_;  // oldest first
+};
+
+}  // namespace ashlar::storage

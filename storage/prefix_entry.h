@@ -1,0 +1,56 @@
+// What is known, and kept, of one prefix.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "storage/index/prefix_tree.h"
+#include "storage/policy/reuse_law.h"
+
+namespace ashlar::storage {
+
+// Time counts a cache's requests.
+using RequestTime = uint64_t;
+
+// What one prompt brought anew: everything behind what it had in common with those before it.
+struct PromptTail {
+  RequestTime came = 0;
+  uint64_t begin = 0, prompt_end = 0, end = 0;  // depths; decoded tokens are behind the prompt's end
+  bool parted = false;                          // another prompt has parted from it, or it is forgotten
+};
+
+struct PrefixEntry {
+  // Of the prefix.
+  std::optional<PrefixKind> kind;    // none: nothing would resume here
+  uint32_t uses = 0;                 // requests that resumed here, or would have, had it been kept
+  uint64_t fresh = 0;                // tokens behind the request end before it
+  RequestTime used = 0;              // last, or when it came
+  bool kept = false;                 // its checkpoint
+  uint32_t leases = 0;               // those who resume there: it stays
+  uint64_t kept_below = 0;           // checkpoints here and behind: the pages of its edge are kept for them
+  size_t place = 0, kept_place = 0;  // in the cache's lists
+
+  // Of the edge.
+  std::shared_ptr<PromptTail> brought;  // by which it came; edges that were one share it
+  RequestTime visited = 0;              // last, by any prompt that passed
+  uint64_t serial = 0;                  // of its coming
+};
+
+using PrefixNode = PrefixTree<PrefixEntry>::Node;
+
+// What a model's state takes, and what computing it takes.
+struct PrefixCosts {
+  uint64_t page_tokens = 1;
+  uint64_t page_bytes = 0;        // keys and values of a page, all full-attention layers
+  uint64_t checkpoint_bytes = 0;  // states of all linear layers
+  double flops_per_token = 0, flops_per_square = 0;
+
+  double Flops(uint64_t depth) const {  // of prefill from the start
+    const auto tokens = static_cast<double>(depth);
+    return tokens * (flops_per_token + tokens * flops_per_square);
+  }
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,110 @@
+#include "storage/prefix_store.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ashlar::storage {
+
+const PrefixNode& PrefixStore::Before(const PrefixNode& node) {
+  const PrefixNode* at = node.parent();
+  while (at->parent() != nullptr && !at->data.kept) at = at->parent();
+  return *at;
+}
+
+// A page that the edge begins in is its own, whole: the part before it may be another one's tail.
+uint64_t PrefixStore::PageBytes(const PrefixNode& node) const {
+  return (node.depth() / costs_.page_tokens - node.begin() / costs_.page_tokens) * costs_.page_bytes;
+}
+
+// With a tail that is no whole page, so that one resumes at the very token.
+uint64_t PrefixStore::StateBytes(const PrefixNode& node) const {
+  return costs_.checkpoint_bytes + (node.depth() % costs_.page_tokens != 0 ? costs_.page_bytes : 0);
+}
+
+uint64_t PrefixStore::Bytes(const PrefixNode& node) const {
+  const uint64_t own = node.data.kept ? 1 : 0;
+  uint64_t bytes = StateBytes(node);
+  for (const PrefixNode* at = &node; at->parent() != nullptr && at->data.kept_below == own; at = at->parent()) {
+    bytes += PageBytes(*at);
+  }
+  return bytes;
+}
+
+double PrefixStore::Price(const PrefixNode& node, RequestTime now) const {
+  const PrefixEntry& entry = node.data;
+  const double rate = law_.Rate({*entry.kind, entry.uses, entry.fresh}, now - entry.used);
+  const double saved = costs_.Flops(node.depth()) - costs_.Flops(Before(node).depth());
+  return rate * saved / static_cast<double>(Bytes(node));
+}
+
+void PrefixStore::Put(PrefixNode& node) {
+  bytes_ += Bytes(node);
+  for (PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) ++at->data.kept_below;
+  node.data.kept = true;
+  node.data.kept_place = kept_.size();
+  kept_.push_back(&node);
+}
+
+void PrefixStore::Drop(PrefixNode& node) {
+  bytes_ -= Bytes(node);
+  for (PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) --at->data.kept_below;
+  node.data.kept = false;
+  PrefixNode* const last = kept_.back();
+  kept_[node.data.kept_place] = last;
+  last->data.kept_place = node.data.kept_place;
+  kept_.pop_back();
+}
+
+PrefixNode* PrefixStore::Cheapest(const PrefixNode* spared, RequestTime now, double& price) {
+  PrefixNode* cheapest = nullptr;
+  price = std::numeric_limits<double>::infinity();
+  const bool all = kept_.size() <= kSamples;
+  for (size_t i = 0; i < std::min(kept_.size(), kSamples); ++i) {
+    PrefixNode* const node = kept_[all ? i : random_() % kept_.size()];
+    if (node == spared || node->data.leases > 0) continue;
+    const double its = Price(*node, now);
+    if (its >= price) continue;
+    cheapest = node;
+    price = its;
+  }
+  return cheapest;
+}
+
+double PrefixStore::LeastPrice(RequestTime now) {
+  if (bytes_ + costs_.checkpoint_bytes + costs_.page_bytes <= capacity_) return 0;
+  double price = 0;
+  Cheapest(nullptr, now, price);
+  return price;
+}
+
+// It is put there first, so that the pages before it count as needed; until it fits, the sum may pass the capacity on
+// paper, and never does when this returns.
+bool PrefixStore::Admit(PrefixNode& node, RequestTime now) {
+  if (Bytes(node) > capacity_) {
+    ++refusals_;
+    return false;
+  }
+  const double worth = Price(node, now);
+  std::vector<PrefixNode*> gone;
+  double price = 0, paid = going_price_;
+  Put(node);
+  while (bytes_ > capacity_) {
+    PrefixNode* const cheapest = Cheapest(&node, now, price);
+    if (cheapest == nullptr || price >= worth) break;
+    paid = paid * kPriceMemory + price * (1 - kPriceMemory);
+    Drop(*cheapest);
+    gone.push_back(cheapest);
+  }
+  if (bytes_ > capacity_) {
+    Drop(node);
+    for (auto back = gone.rbegin(); back != gone.rend(); ++back) Put(**back);
+    ++refusals_;
+    return false;
+  }
+  going_price_ = paid;
+  evictions_ += gone.size();
+  peak_bytes_ = std::max(peak_bytes_, bytes_);
+  return true;
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,68 @@
+// Which checkpoints are kept, and the pages that they need, within a capacity.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "storage/policy/reuse_law.h"
+#include "storage/prefix_entry.h"
+
+namespace ashlar::storage {
+
+// States, pages and everything else that is kept for prefixes compete for the same bytes by one price: FLOPs that
+// having the checkpoint saves, a byte that giving it up would free, an expected request. Saved is what lies between it
+// and the checkpoint before it, from which one would resume instead. Freed are its states, and the pages that nothing
+// behind needs; the pages of an inner one stay, for those behind. So the price is admission's, too: what comes is kept
+// if all that has to go for it is cheaper.
+//
+// Accounting only: bytes are whoever's who owns the store. One thread.
+class PrefixStore {
+ public:
+  PrefixStore(const PrefixCosts& costs, uint64_t capacity_bytes, const ReuseLaw& law, uint64_t seed)
+      : costs_(costs), capacity_(capacity_bytes), law_(law), random_(seed) {}
+
+  // Keeps the checkpoint at `node`, which is not kept, and all pages before it. False, and nothing has changed: it is
+  // worth less than what would have to go for it, or more than all there is.
+  bool Admit(PrefixNode& node, RequestTime now);
+  void Drop(PrefixNode& node);
+
+  // The deepest prefix before it that is kept; the root.
+  static const PrefixNode& Before(const PrefixNode& node);
+  // Of keeping it, or of what is kept: FLOPs a byte, a request.
+  double Price(const PrefixNode& node, RequestTime now) const;
+  // Of what would go first, while there is no room for another checkpoint: nothing cheaper will be admitted; else 0.
+  double LeastPrice(RequestTime now);
+  // What admissions had to pay lately for a byte; 0 while there is room.
+  double going_price() const { return going_price_; }
+
+  uint64_t bytes() const { return bytes_; }
+  uint64_t peak_bytes() const { return peak_bytes_; }  // between calls
+  uint64_t capacity_bytes() const { return capacity_; }
+  size_t checkpoints() const { return kept_.size(); }
+  uint64_t evictions() const { return evictions_; }
+  uint64_t refusals() const { return refusals_; }
+
+ private:
+  static constexpr size_t kSamples = 64;
+  static constexpr double kPriceMemory = 0.95;  // of the going price, an eviction on
+
+  uint64_t PageBytes(const PrefixNode& node) const;  // of its edge
+  uint64_t StateBytes(const PrefixNode& node) const;
+  uint64_t Bytes(const PrefixNode& node) const;  // that it would need, or would free
+  void Put(PrefixNode& node);
+  // The cheapest one that may go, but for `spared`; of a sample, where there are many. Null: none.
+  PrefixNode* Cheapest(const PrefixNode* spared, RequestTime now, double& price);
+
+  const PrefixCosts costs_;
+  const uint64_t capacity_;
+  const ReuseLaw& law_;
+  std::mt19937_64 random_;
+  uint64_t bytes_ = 0, peak_bytes_ = 0;
+  double going_price_ = 0;
+  uint64_t evictions_ = 0, refusals_ = 0;
+  std::vector<PrefixNode*> kept_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,81 @@
+#include "tools/replay/policy.h"
+
+#include <charconv>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/prefix_cache.h"
+#include "tools/replay/published.h"
+
+namespace ashlar::replay {
+namespace {
+
+class NoCache final : public Policy {
+ public:
+  uint64_t Request(std::span<const int32_t>, uint64_t) override { return 0; }
+  Usage usage() const override { return {}; }
+};
+
+// The cache that the daemon runs; every checkpoint that it asks for is captured.
+class AshlarPolicy final : public Policy {
+ public:
+  AshlarPolicy(const storage::PrefixCosts& costs, uint64_t capacity_bytes, uint64_t capture_tokens)
+      : cache_(costs, {.capacity_bytes = capacity_bytes, .capture_tokens = capture_tokens}) {}
+
+  uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt) override {
+    const auto match = cache_.Lookup(tokens.first(prompt));
+    cache_.Commit(match, tokens, prompt, match.checkpoint_at);
+    return match.resume;
+  }
+  Usage usage() const override {
+    const storage::PrefixStore& store = cache_.store();
+    return {.bytes = store.bytes(),
+            .peak_bytes = store.peak_bytes(),
+            .states = store.checkpoints(),
+            .evictions = store.evictions(),
+            .refusals = store.refusals()};
+  }
+
+ private:
+  storage::PrefixCache cache_;
+};
+
+absl::Status Unknown(const std::string& name, const std::string& why) {
+  return absl::InvalidArgumentError(absl::StrCat("policy: ", name, " ", why));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const std::string& name, const storage::PrefixCosts& costs,
+                                                   uint64_t capacity_bytes) {
+  const size_t colon = name.find(':');
+  const std::string kind = name.substr(0, colon), value = colon == std::string::npos ? "" : name.substr(colon + 1);
+  double number = 0;
+  const auto parsed = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (!value.empty() && (parsed.ec != std::errc() || parsed.ptr != value.data() + value.size() || number < 0)) {
+    return Unknown(name, "has no number behind its colon");
+  }
+  const auto tokens = static_cast<uint64_t>(number);
+  const bool whole = static_cast<double>(tokens) == number;
+  if (kind == "none" && value.empty()) return std::make_unique<NoCache>();
+  if (kind == "sglang" && value.empty()) {
+    return std::make_unique<MarconiPolicy>(costs, capacity_bytes, MarconiPolicy::Mode::kLru);
+  }
+  if (kind == "marconi") {
+    const auto mode = value.empty() ? MarconiPolicy::Mode::kTuned : MarconiPolicy::Mode::kFixed;
+    return std::make_unique<MarconiPolicy>(costs, capacity_bytes, mode, number);
+  }
+  if (kind == "block") {
+    if (!whole || tokens == 0 || tokens % BlockPolicy::kPageTokens != 0) {
+      return Unknown(name, absl::StrCat("needs a multiple of ", BlockPolicy::kPageTokens, " tokens"));
+    }
+    return std::make_unique<BlockPolicy>(costs, capacity_bytes, tokens);
+  }
+  if (kind == "ashlar") {
+    if (!value.empty() && (!whole || tokens == 0)) return Unknown(name, "needs a number of tokens");
+    return std::make_unique<AshlarPolicy>(costs, capacity_bytes, value.empty() ? 1 : tokens);
+  }
+  return Unknown(name, "is none of none, block:N, sglang, marconi, marconi:ALPHA, ashlar, ashlar:N");
+}
+
+}  // namespace ashlar::replay

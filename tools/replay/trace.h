@@ -1,0 +1,50 @@
+// Recorded requests, from files in the formats that traces are published in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ashlar::replay {
+
+// Prompts are made of pieces that many requests have in common, and are put together when a request is replayed: a
+// trace of a hundred million tokens takes as little memory as its file.
+class Trace {
+ public:
+  struct Piece {
+    uint32_t id = 0;        // of a segment, or of a block
+    uint32_t tokens = 0;    // of it, from its start
+    bool boundary = false;  // it is a segment of its own, as the file says
+  };
+  struct Request {
+    double seconds = 0;
+    uint64_t session = 0;
+    std::vector<Piece> prompt, output;
+  };
+
+  const std::string& name() const { return name_; }
+  const std::vector<Request>& requests() const { return requests_; }
+  bool has_boundaries() const { return blocks_ == 0; }
+  // The prompt's tokens, then those that were decoded; the prompt's number.
+  uint64_t Tokens(const Request& request, std::vector<int32_t>& tokens) const;
+
+ private:
+  friend class TraceReader;
+  void Append(const Piece& piece, std::vector<int32_t>& tokens) const;
+
+  std::string name_;
+  std::vector<Request> requests_;
+  std::vector<std::vector<int32_t>> segments_;
+  uint32_t blocks_ = 0;  // tokens of a block; 0: pieces are segments
+};
+
+// `format`: stf (NAME stands for NAME.segs.jsonl[.zst] and NAME.reqs.jsonl[.zst]), mooncake, cc or marconi (a file, or
+// its name without .jsonl[.zst]). Requests are in the order of their time. INVALID_ARGUMENT that names the file, line
+// and field; NOT_FOUND.
+absl::StatusOr<Trace> ReadTrace(const std::string& format, const std::string& path);
+
+}  // namespace ashlar::replay
