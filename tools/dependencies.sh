@@ -16,6 +16,8 @@ ASHLAR_PACKAGES=(
   libhwy-dev libxxhash-dev libopenblas-dev
   # a server that ashlar-bench compares with, and its client
   redis-tools libhiredis-dev
+  # ashlar-replay: packed traces, plots
+  libzstd-dev gnuplot-nox
   # tests
   libgtest-dev libgmock-dev
 )

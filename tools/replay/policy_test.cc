@@ -1,0 +1,163 @@
+#include "tools/replay/policy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <numeric>
+#include <random>
+
+#include "tools/replay/commands.h"
+#include "tools/replay/models.h"
+#include "tools/replay/replay.h"
+#include "tools/replay/trace.h"
+
+namespace ashlar::replay {
+namespace {
+
+constexpr storage::PrefixCosts kCosts{
+    .page_tokens = 1, .page_bytes = 10, .checkpoint_bytes = 1000, .flops_per_token = 100, .flops_per_square = 1};
+
+std::vector<int32_t> From(int32_t first, size_t count) {
+  std::vector<int32_t> tokens(count);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+std::vector<int32_t> operator+(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// A document with three questions in turn: the second prompt shows where they part, the third resumes there.
+TEST(PublishedPolicies, MarconiResumesFromABranchAtItsThirdVisitAndFromEndsAtOnce) {
+  for (const char* name : {"sglang", "marconi:0.5"}) {
+    SCOPED_TRACE(name);
+    const auto policy = *MakePolicy(name, kCosts, 1000000);
+    const std::vector<int32_t> document = From(0, 500);
+    EXPECT_EQ(policy->Request(document + From(1000, 10), 505), 0u);
+    EXPECT_EQ(policy->Request(document + From(2000, 10), 505), 0u);
+    EXPECT_EQ(policy->Request(document + From(3000, 10), 505), 500u);
+    EXPECT_EQ(policy->Request(document + From(2000, 10) + From(7000, 20), 525), 510u)
+        << "behind the last decoded token";
+    EXPECT_EQ(policy->usage().states, 5u);
+    EXPECT_EQ(policy->usage().bytes, 5 * 1000 + (500 + 3 * 10 + 20) * 10u);
+  }
+}
+
+TEST(PublishedPolicies, LeastRecentlyUsedLeavesGoFirst) {
+  const auto policy = *MakePolicy("sglang", kCosts, 2 * (1000 + 1000) + 10);
+  policy->Request(From(0, 100), 100);
+  policy->Request(From(1000, 100), 100);
+  EXPECT_EQ(policy->Request(From(0, 100), 100), 100u);
+  policy->Request(From(2000, 100), 100);
+  EXPECT_EQ(policy->usage().evictions, 1u);
+  EXPECT_EQ(policy->Request(From(0, 100), 100), 100u);
+  EXPECT_EQ(policy->Request(From(5000, 1000), 1000), 0u) << "larger than all there is";
+  EXPECT_EQ(policy->usage().refusals, 1u);
+  EXPECT_LE(policy->usage().peak_bytes, 4010u);
+}
+
+TEST(PublishedPolicies, BlocksResumeAtMultiplesOfTheirSpacing) {
+  const auto policy = *MakePolicy("block:128", kCosts, 1000000);
+  EXPECT_EQ(policy->Request(From(0, 500), 500), 0u);
+  EXPECT_EQ(policy->Request(From(0, 400) + From(9000, 100), 500), 384u);
+  EXPECT_EQ(policy->Request(From(0, 380) + From(9500, 100), 480), 256u);
+  EXPECT_EQ(policy->Request(From(0, 448), 448), 384u);
+}
+
+TEST(Policies, AshlarResumesAConversationAtTheVeryTokenAndADocumentAtItsSecondQuestion) {
+  const auto policy = *MakePolicy("ashlar", kCosts, 10000000);
+  EXPECT_EQ(policy->Request(From(0, 333), 300), 0u);
+  EXPECT_EQ(policy->Request(From(0, 333) + From(5000, 40), 350), 333u);
+  uint64_t resumed = 0;
+  for (int32_t document = 1; document <= 20; ++document) {  // it learns what they look like
+    const std::vector<int32_t> text = From(document * 10000, 500 + 10 * static_cast<size_t>(document));
+    policy->Request(text + From(document * 1000000, 12), text.size() + 12);
+    resumed = policy->Request(text + From(document * 1000000 + 500, 12), text.size() + 12);
+  }
+  EXPECT_GE(resumed, 690u) << "of 700, before anybody saw where its prompts part";
+}
+
+TEST(Policies, NoneOfThemExceedsItsCapacity) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  for (const char* name : {"block:64", "sglang", "marconi", "ashlar", "ashlar:64"}) {
+    SCOPED_TRACE(name);
+    std::mt19937_64 random(seed);
+    constexpr uint64_t kCapacity = 20000;
+    const auto policy = *MakePolicy(name, kCosts, kCapacity);
+    for (int i = 0; i < 1500; ++i) {
+      std::vector<int32_t> tokens = From(static_cast<int32_t>(random() % 20) * 1000, 1 + random() % 300);
+      tokens = tokens + From(static_cast<int32_t>(random() % 50) * 1000, 1 + random() % 200);
+      const uint64_t prompt = 1 + random() % tokens.size(), resumed = policy->Request(tokens, prompt);
+      ASSERT_LE(resumed, prompt);
+      ASSERT_LE(policy->usage().bytes, kCapacity);
+    }
+    EXPECT_GT(policy->usage().evictions, 0u);
+  }
+}
+
+TEST(Policies, NamesThatSayNothingAreRefused) {
+  for (const char* name : {"", "lru", "block", "block:", "block:100", "block:0", "block:x", "marconi:-1", "ashlar:0",
+                           "ashlar:1.5", "sglang:1", "none:1"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(MakePolicy(name, kCosts, 1).status())) << name;
+  }
+}
+
+TEST(Models, MarconisConstants) {
+  const Model model = *FindModel("marconi-7b");
+  EXPECT_EQ(model.costs.page_bytes, 65536u);
+  EXPECT_NEAR(static_cast<double>(model.costs.checkpoint_bytes), 26.8e6, 0.05e6);
+  for (const char* name : {"qwen3-next", "kimi-linear", "ring-mini"}) EXPECT_TRUE(FindModel(name).ok());
+  EXPECT_EQ(FindModel("qwen3-next")->costs.page_bytes, 16 * 24576u);
+  EXPECT_TRUE(absl::IsNotFound(FindModel("/nowhere").status()));
+}
+
+TEST(Commands, SizesAreReadWithTheirUnits) {
+  EXPECT_EQ(*ParseBytes("10GB"), 10000000000u);
+  EXPECT_EQ(*ParseBytes("1.5MiB"), 1572864u);
+  EXPECT_EQ(*ParseBytes("77"), 77u);
+  for (const char* text : {"", "GB", "-1GB", "0", "1e30GB", "10 GB", "10gb", "nan"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseBytes(text).status())) << text;
+  }
+}
+
+// The published figures, and those that Ashlar answers them with, on the real traces where they are at hand.
+struct Bar {
+  const char* trace;
+  uint64_t gigabytes;
+  double sglang, marconi, ashlar;
+};
+constexpr Bar kBars[] = {
+    {"squality_docqa", 5, .194, .209, .45},     {"squality_docqa", 10, .415, .438, .65},
+    {"squality_docqa", 20, .525, .525, .75},    {"squality_docqa", 40, .532, .532, .785},
+    {"tau_airline_gpt4o", 2, .569, .579, .60},  {"tau_airline_gpt4o", 4, .676, .631, .677},
+    {"tau_airline_gpt4o", 8, .814, .841, .842}, {"tau_airline_gpt4o", 16, .916, .946, .947},
+    {"bbh_cot_fewshot", 1, .148, .209, .313},   {"bbh_cot_fewshot", 2, .368, .844, .85},
+    {"bbh_cot_fewshot", 4, .679, .887, .888},
+};
+
+TEST(Replays, PublishedPoliciesGiveTheirPublishedFiguresAndAshlarMore) {
+  const char* shared = std::getenv("ASHLAR_SHARED");
+  const std::filesystem::path traces =
+      (shared != nullptr ? std::filesystem::path(shared) : std::filesystem::path(ASHLAR_SOURCE_DIR) / ".." / "shared") /
+      "traces";
+  if (!std::filesystem::exists(traces)) GTEST_SKIP() << traces << " is not there: real traces are not checked";
+  const Model model = *FindModel("marconi-7b");
+  for (const Bar& bar : kBars) {
+    SCOPED_TRACE(std::string(bar.trace) + ", " + std::to_string(bar.gigabytes) + " GB");
+    const absl::StatusOr<Trace> trace = ReadTrace("stf", (traces / bar.trace).string());
+    ASSERT_TRUE(trace.ok()) << trace.status();
+    const uint64_t capacity = bar.gigabytes * 1000000000;
+    const auto runs = Replay(*trace, model, {{"sglang", capacity}, {"marconi", capacity}, {"ashlar", capacity}}, 2,
+                             [](uint64_t, uint64_t) {});
+    ASSERT_TRUE(runs.ok()) << runs.status();
+    EXPECT_NEAR((*runs)[0].token_hit_rate(), bar.sglang, 0.02);
+    EXPECT_NEAR((*runs)[1].token_hit_rate(), bar.marconi, 0.02);
+    EXPECT_GE((*runs)[2].token_hit_rate(), bar.ashlar);
+    EXPECT_GE((*runs)[2].flops_saved, std::max((*runs)[0].flops_saved, (*runs)[1].flops_saved));
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::replay

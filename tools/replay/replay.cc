@@ -1,0 +1,101 @@
+#include "tools/replay/replay.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "storage/index/prefix_tree.h"
+
+namespace ashlar::replay {
+namespace {
+
+struct Nothing {};
+
+absl::StatusOr<Run> RunOne(const Trace& trace, const std::vector<uint64_t>& shared, const Model& model,
+                           const RunSpec& spec, const std::function<void()>& requested) {
+  absl::StatusOr<std::unique_ptr<Policy>> policy = MakePolicy(spec.policy, model.costs, spec.capacity_bytes);
+  if (!policy.ok()) return policy.status();
+  Run run{.trace = trace.name(), .policy = spec.policy, .capacity_bytes = spec.capacity_bytes};
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < trace.requests().size(); ++i) {
+    const uint64_t prompt = trace.Tokens(trace.requests()[i], tokens);
+    const uint64_t resumed = (*policy)->Request(tokens, prompt);
+    if (resumed > shared[i]) return absl::InternalError(absl::StrCat(spec.policy, ": resumed from what never was"));
+    if ((*policy)->usage().peak_bytes > spec.capacity_bytes) {
+      return absl::InternalError(
+          absl::StrCat(spec.policy, ": exceeds its capacity of ", spec.capacity_bytes, " bytes"));
+    }
+    ++run.requests;
+    run.requests_hit += resumed > 0 ? 1 : 0;
+    run.tokens += prompt;
+    run.tokens_hit += resumed;
+    run.tokens_never_seen += prompt - shared[i];
+    run.tokens_lost += shared[i] - resumed;
+    const double all = model.costs.Flops(prompt), saved = model.costs.Flops(resumed);
+    run.flops_all += all;
+    run.flops_saved += saved;
+    run.first_token_ms.push_back((all - saved) / model.flops_per_second * 1e3);
+    requested();
+  }
+  run.usage = (*policy)->usage();
+  run.tuning = (*policy)->tuning();
+  run.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return run;
+}
+
+}  // namespace
+
+double Run::Quantile(double q) const {
+  std::vector<double> sorted = first_token_ms;
+  const auto at = sorted.begin() + static_cast<ptrdiff_t>(q * static_cast<double>(sorted.size() - 1));
+  std::nth_element(sorted.begin(), at, sorted.end());
+  return *at;
+}
+
+std::vector<uint64_t> SharedTokens(const Trace& trace) {
+  storage::PrefixTree<Nothing> tree;
+  std::vector<uint64_t> shared;
+  std::vector<int32_t> tokens;
+  for (const Trace::Request& request : trace.requests()) {
+    const uint64_t prompt = trace.Tokens(request, tokens);
+    shared.push_back(tree.Walk(std::span(tokens).first(prompt)).depth);
+    tree.Insert(tokens);
+  }
+  return shared;
+}
+
+absl::StatusOr<std::vector<Run>> Replay(const Trace& trace, const Model& model, const std::vector<RunSpec>& specs,
+                                        int threads, const std::function<void(uint64_t, uint64_t)>& progress) {
+  const std::vector<uint64_t> shared = SharedTokens(trace);
+  const uint64_t all = specs.size() * trace.requests().size();
+  std::vector<Run> runs(specs.size());
+  absl::Status failed;
+  std::mutex mutex;
+  uint64_t requests = 0;
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t i = next++; i < specs.size(); i = next++) {
+      absl::StatusOr<Run> run = RunOne(trace, shared, model, specs[i], [&] {
+        const std::lock_guard lock(mutex);
+        progress(++requests, all);
+      });
+      const std::lock_guard lock(mutex);
+      if (run.ok()) {
+        runs[i] = *std::move(run);
+      } else {
+        failed.Update(run.status());
+      }
+    }
+  };
+  std::vector<std::thread> workers;
+  for (int i = 0; i < threads; ++i) workers.emplace_back(work);
+  for (std::thread& worker : workers) worker.join();
+  if (!failed.ok()) return failed;
+  return runs;
+}
+
+}  // namespace ashlar::replay
