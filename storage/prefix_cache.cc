@@ -23,11 +23,13 @@ PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt) {
   Sweep();
   std::vector<PrefixNode*> candidates;
   PrefixNode* resume = nullptr;
-  const auto reached = tree_.Walk(prompt, [&](PrefixNode& node) {
-    if (node.data.kept) resume = &node;
-    if (node.data.kind) candidates.push_back(&node);
-  });
   Match match;
+  const auto reached = tree_.Walk(prompt, [&](PrefixNode& node) {
+    if (node.data.kind) candidates.push_back(&node);
+    if (!node.data.kept) return;
+    resume = &node;
+    match.resumable.push_back(node.depth());
+  });
   match.resume = resume == nullptr ? 0 : resume->depth();
   match.shared = reached.depth;
   match.lease = resume;

@@ -38,6 +38,7 @@ class PrefixCache {
   struct Match {
     uint64_t resume = 0;                  // tokens that need not be computed
     uint64_t shared = 0;                  // with any earlier prompt that is known
+    std::vector<uint64_t> resumable;      // depths that are kept, rising; the last one is `resume`
     std::vector<uint64_t> checkpoint_at;  // depths in (resume, prompt's end], rising, that are worth capturing
     PrefixNode* lease = nullptr;          // the prefix to resume from stays until Commit or Release
   };

@@ -24,6 +24,7 @@ struct Options {
 // Prints a table, and fills `figures` with the same numbers.
 absl::Status RunTraces(const Options& options, nlohmann::json& figures);
 absl::Status ComparePlacements(const Options& options, nlohmann::json& figures);
+absl::Status ReuseSegments(const Options& options, nlohmann::json& figures);
 
 // 10GB, 512MB, 1.5GB, 64GiB; a bare number is bytes. INVALID_ARGUMENT.
 absl::StatusOr<uint64_t> ParseBytes(const std::string& text);

@@ -15,6 +15,8 @@ constexpr const char* kUsage =
     "usage: ashlar-replay run --trace PATH[,PATH…] --format stf|mooncake|cc|marconi --capacity 10GB[,20GB…]\n"
     "                         --policy POLICY[,POLICY…] [--model MODEL] [--threads N] [--json FILE] [--plot FILE.svg]\n"
     "       ashlar-replay pareto --trace PATH[,PATH…] --format … [--model MODEL] [--json FILE] [--plot FILE.svg]\n"
+    "       ashlar-replay segments --trace PATH[,PATH…] --format stf [--capacity 10GB[,…]] [--model MODEL] [--json "
+    "FILE]\n"
     "\n"
     "  run     replays each trace through every policy at every capacity\n"
     "            none            nothing is kept\n"
@@ -25,6 +27,10 @@ constexpr const char* kUsage =
     "  pareto  tokens that may be skipped against checkpoints an entry, by way of placing them: learned from the "
     "first\n"
     "          half of the trace, scored on the second\n"
+    "  segments  what may be skipped where the boundaries of segments are known: prefixes and segments in the best "
+    "cover,\n"
+    "          without a limit and at each capacity, with and without seams, transitions dense and as adaptive ones "
+    "are\n"
     "\n"
     "  MODEL   marconi-7b (default), qwen3-next, kimi-linear, ring-mini, or a JSON file\n";
 
@@ -67,7 +73,7 @@ absl::Status Check(const std::string& command, const Options& options) {
   const auto missing = [](const char* name) { return absl::InvalidArgumentError(absl::StrCat(name, ": is missing")); };
   if (options.traces.empty()) return missing("--trace");
   if (options.format.empty()) return missing("--format");
-  if (command == "pareto") return absl::OkStatus();
+  if (command != "run") return absl::OkStatus();
   if (options.capacities.empty()) return missing("--capacity");
   if (options.policies.empty()) return missing("--policy");
   return absl::OkStatus();
@@ -75,7 +81,8 @@ absl::Status Check(const std::string& command, const Options& options) {
 
 int Main(int argc, char** argv) {
   using Command = absl::Status (*)(const Options&, nlohmann::json&);
-  static const std::map<std::string, Command> kCommands = {{"run", RunTraces}, {"pareto", ComparePlacements}};
+  static const std::map<std::string, Command> kCommands = {
+      {"run", RunTraces}, {"pareto", ComparePlacements}, {"segments", ReuseSegments}};
   const std::string name = argc > 1 ? argv[1] : "";
   if (name == "--help" || name == "-h") {
     std::fputs(kUsage, stdout);

@@ -11,11 +11,13 @@ namespace {
 
 constexpr uint64_t kHalf = 2;          // bytes of a 16-bit number
 constexpr double kPrefillRate = 4e14;  // FLOPs a second: about what prefill reaches on one H100 in 16 bits
+constexpr double kLinkRate = 5e10;     // bytes a second: about what PCIe 5.0 moves over 16 lanes
 
 // Marconi's 7B hybrid (its appendix A, and the constants of its published code): 4 attention, 24 SSM and 28 MLP layers,
 // D = 4096, N = 128, one state of D · N and a convolution of kernel 4 over 2 D + 2 N channels a layer.
 Model Marconi7b() {
   constexpr double d = 4096, n = 128;
+  constexpr uint64_t d_bytes = 2 * 4096 * kHalf;  // one decay a channel of the state space
   constexpr uint64_t state = (4096 * 128 + (2 * 4096 + 2 * 128) * 4) * kHalf;
   return {.name = "marconi-7b",
           .costs = {.page_tokens = 1,
@@ -23,7 +25,9 @@ Model Marconi7b() {
                     .checkpoint_bytes = 24 * state,
                     .flops_per_token = 24 * (12 * d * d + 16 * d * n + 10 * d) + 4 * 8 * d * d + 28 * 16 * d * d,
                     .flops_per_square = 4 * 4 * d},
-          .flops_per_second = kPrefillRate};
+          .transition_bytes = 24 * d_bytes,
+          .flops_per_second = kPrefillRate,
+          .link_bytes_per_second = kLinkRate};
 }
 
 // Linear layers of `heads` states of 128 × 128 behind a convolution of kernel 4 over `channels`, of which three tokens
@@ -32,15 +36,16 @@ struct Hybrid {
   const char* name;
   uint64_t attention_layers, token_bytes;  // keys and values, a layer
   uint64_t linear_layers, heads, channels;
+  uint64_t transition;  // numbers a head
   double active_parameters, width;
 };
 constexpr Hybrid kHybrids[] = {
     // 12 attention layers of 2 key-value heads and 16 query heads of 256; 36 of gated DeltaNet with 32 value heads.
-    {"qwen3-next", 12, 2 * 2 * 256 * kHalf, 36, 32, 2 * 16 * 128 + 32 * 128, 3e9, 16 * 256},
+    {"qwen3-next", 12, 2 * 2 * 256 * kHalf, 36, 32, 2 * 16 * 128 + 32 * 128, 128 * 128, 3e9, 16 * 256},
     // 7 MLA layers with a latent of 512 and 64 more of the key; 32 heads, queries of 192 and values of 128; 20 of KDA.
-    {"kimi-linear", 7, (512 + 64) * kHalf, 20, 32, 3 * 32 * 128, 3e9, 32 * (192 + 128) / 2},
+    {"kimi-linear", 7, (512 + 64) * kHalf, 20, 32, 3 * 32 * 128, 128 * 128, 3e9, 32 * (192 + 128) / 2},
     // 4 attention layers of 4 key-value heads and 16 query heads of 128; 16 of lightning attention, no convolution.
-    {"ring-mini", 4, 2 * 4 * 128 * kHalf, 16, 16, 0, 1.6e9, 16 * 128},
+    {"ring-mini", 4, 2 * 4 * 128 * kHalf, 16, 16, 0, 1, 1.6e9, 16 * 128},
 };
 
 Model Build(const Hybrid& hybrid) {
@@ -52,7 +57,9 @@ Model Build(const Hybrid& hybrid) {
                     .checkpoint_bytes = hybrid.linear_layers * layer,
                     .flops_per_token = 2 * hybrid.active_parameters,
                     .flops_per_square = 2 * static_cast<double>(hybrid.attention_layers) * hybrid.width},
-          .flops_per_second = kPrefillRate};
+          .transition_bytes = hybrid.linear_layers * hybrid.heads * hybrid.transition * kHalf,
+          .flops_per_second = kPrefillRate,
+          .link_bytes_per_second = kLinkRate};
 }
 
 absl::StatusOr<Model> ReadModel(const std::string& path) {
@@ -78,7 +85,9 @@ absl::StatusOr<Model> ReadModel(const std::string& path) {
                         .checkpoint_bytes = whole("checkpoint_bytes"),
                         .flops_per_token = field("flops_per_token", true),
                         .flops_per_square = field("flops_per_square", false)},
-              .flops_per_second = field("flops_per_second", true)};
+              .transition_bytes = whole("transition_bytes"),
+              .flops_per_second = field("flops_per_second", true),
+              .link_bytes_per_second = field("link_bytes_per_second", true)};
   if (!wrong.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("model: ", path, ": ", wrong, " must be a number above 0"));
   }

@@ -11,11 +11,14 @@ namespace ashlar::replay {
 struct Model {
   std::string name;
   storage::PrefixCosts costs;
-  double flops_per_second = 0;  // of prefill, for modelled times to first token
+  uint64_t transition_bytes = 0;     // of a segment's tuple, dense, beside its states
+  double flops_per_second = 0;       // of prefill, for modelled times
+  double link_bytes_per_second = 0;  // from where segments are kept to where they are needed
 };
 
 // marconi-7b | qwen3-next | kimi-linear | ring-mini, or a JSON file with page_tokens, page_bytes, checkpoint_bytes,
-// flops_per_token, flops_per_square, flops_per_second. INVALID_ARGUMENT naming the field, NOT_FOUND.
+// transition_bytes, flops_per_token, flops_per_square, flops_per_second, link_bytes_per_second. INVALID_ARGUMENT naming
+// the field, NOT_FOUND.
 absl::StatusOr<Model> FindModel(const std::string& name);
 
 }  // namespace ashlar::replay
