@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""ashlar-replay as it is run: figures in the table and the file, a picture, and errors that name what is wrong.
+
+usage: command_test.py ASHLAR_REPLAY
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
+
+
+def write_trace(folder):
+    """Ten documents with three questions each, asked in turn; returns the trace's name."""
+    segments, requests = [], []
+
+    def segment(first, count):
+        segments.append({"id": len(segments), "kind": "text", "n": count, "tok": list(range(first, first + count))})
+        return len(segments) - 1
+
+    documents = [segment(document * 1000, 300) for document in range(10)]
+    for turn in range(3):
+        for number, document in enumerate(documents):
+            question = segment(100000 + 1000 * turn + 20 * number, 12)
+            requests.append({"sid": number, "turn": turn, "ts": len(requests), "ins": [document, question], "outs": []})
+    for name, lines in (("segs", segments), ("reqs", requests)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"documents.{name}.jsonl").write_text(text, encoding="utf-8")
+    return folder / "documents"
+
+
+class Command(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.trace = write_trace(self.folder)
+
+    def run_with(self, *arguments):
+        return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+    def test_run_gives_the_same_figures_to_people_and_machines(self):
+        figures, picture = self.folder / "figures.json", self.folder / "picture.svg"
+        done = self.run_with("run", "--trace", self.trace, "--format", "stf", "--capacity", "1GB,4GB", "--policy",
+                             "none,block:64,sglang,marconi,ashlar", "--json", figures, "--plot", picture)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        runs = json.loads(figures.read_text(encoding="utf-8"))["runs"]
+        self.assertEqual([run["policy"] for run in runs], ["none", "block:64", "sglang", "marconi", "ashlar"] * 2)
+        by_policy = {run["policy"]: run for run in runs[5:]}
+        self.assertEqual(by_policy["none"]["token_hit_rate"], 0)
+        # Every document once, then twice where states are before the question, then once where only branches have one.
+        self.assertAlmostEqual(by_policy["block:64"]["token_hit_rate"], 2 / 3 * 256 / 312, places=6)
+        self.assertAlmostEqual(by_policy["sglang"]["token_hit_rate"], 1 / 3 * 300 / 312, places=6)
+        for run in runs:
+            self.assertLessEqual(run["peak_bytes"], run["capacity_bytes"])
+            self.assertIn(f"{run['token_hit_rate']:.4f}", done.stdout)
+            misses = run["misses"]["never_seen"] + run["misses"]["lost"]
+            self.assertAlmostEqual(misses / (30 * 312), 1 - run["token_hit_rate"], places=6)
+        self.assertIn("<svg", picture.read_text(encoding="utf-8"))
+        self.assertNotIn("%", done.stderr, "progress is for terminals")
+
+    def test_other_commands_give_their_figures(self):
+        figures = self.folder / "figures.json"
+        done = self.run_with("pareto", "--trace", self.trace, "--format", "stf", "--json", figures)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        placements = json.loads(figures.read_text(encoding="utf-8"))["placements"]
+        self.assertEqual({p["checkpoints"] for p in placements}, set(range(1, 33)))
+        done = self.run_with("segments", "--trace", self.trace, "--format", "stf", "--capacity", "1GB", "--json", figures)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        segments = json.loads(figures.read_text(encoding="utf-8"))["segments"]
+        best = max(s["token_hit_rate"] for s in segments)
+        self.assertAlmostEqual(best, 2 / 3 * 300 / 312, places=6)
+
+    def test_what_is_wrong_is_named(self):
+        run = ["run", "--trace", self.trace, "--format", "stf", "--capacity", "1GB", "--policy", "ashlar"]
+
+        def without(option):
+            at = run.index(option)
+            return run[:at] + run[at + 2:]
+
+        for arguments, name, code in (([], "command", 2), (["walk"], "walk", 2), (without("--trace"), "--trace", 2),
+                                      (without("--capacity"), "--capacity", 2), (run + ["--capacity", "much"], "much", 2),
+                                      (run + ["--threads", "0"], "threads", 2), (run + ["--colour", "red"], "--colour", 2),
+                                      (run + ["--policy", "lru"], "lru", 1), (run + ["--model", "/none"], "/none", 1),
+                                      (run + ["--format", "csv"], "csv", 1),
+                                      (run + ["--trace", "/none"], "/none.segs.jsonl", 1),
+                                      (run + ["--json", "/none/figures"], "/none/figures", 1)):
+            with self.subTest(name=name):
+                done = self.run_with(*arguments)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(name, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
