@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <utility>
@@ -34,7 +35,7 @@ class PrefixTree {
       for (const auto& [token, child] : children_) visit(*child);
     }
 
-    Data data;
+    Data data{};
 
    private:
     friend PrefixTree;
@@ -48,10 +49,13 @@ class PrefixTree {
   PrefixTree(const PrefixTree&) = delete;
   PrefixTree& operator=(const PrefixTree&) = delete;
   ~PrefixTree() {
-    while (!root_->leaf()) {  // not by recursion: a conversation may be a chain of any length
-      Node* node = root_.get();
+    Node* node = root_.get();
+    while (true) {  // not by recursion: a conversation may be a chain of any length
       while (!node->leaf()) node = &node->first_child();
+      if (node == root_.get()) return;
+      Node* const parent = node->parent();
       Remove(*node);
+      node = parent;
     }
   }
 
@@ -76,9 +80,7 @@ class PrefixTree {
       Node& child = *next->second;
       const std::span<const int32_t> rest = tokens.subspan(at.depth);
       const size_t longest = std::min(rest.size(), child.edge_.size());
-      const auto same = static_cast<size_t>(
-          std::mismatch(rest.begin(), rest.begin() + static_cast<ptrdiff_t>(longest), child.edge_.begin()).first -
-          rest.begin());
+      const size_t same = Same(rest.data(), child.edge_.data(), longest);
       at.depth += same;
       if (same < child.edge_.size()) {
         at.inside = &child;
@@ -132,7 +134,11 @@ class PrefixTree {
   void Merge(Node& node) {
     Node& child = node.first_child();
     tokens_ += node.edge_.size();
-    child.edge_.insert(child.edge_.begin(), node.edge_.begin(), node.edge_.end());
+    std::vector<int32_t> edge;
+    edge.reserve(node.edge_.size() + child.edge_.size());  // no more: what is reserved counts
+    edge.insert(edge.end(), node.edge_.begin(), node.edge_.end());
+    edge.insert(edge.end(), child.edge_.begin(), child.edge_.end());
+    child.edge_ = std::move(edge);
     child.parent_ = node.parent_;
     node.parent_->children_[node.edge_.front()] = &child;
     Drop(node);
@@ -143,6 +149,13 @@ class PrefixTree {
 
  private:
   static constexpr uint64_t kBytesPerChild = 32;  // an entry of a btree_map that is half full
+
+  // How many tokens are alike from the first on. Most edges are passed whole, and memcmp is the fastest way to see
+  // that.
+  static size_t Same(const int32_t* a, const int32_t* b, size_t count) {
+    if (std::memcmp(a, b, count * sizeof(int32_t)) == 0) return count;
+    return static_cast<size_t>(std::mismatch(a, a + count, b).first - a);
+  }
 
   // Where `child`'s edge passes `depth`, a node is put.
   Node& Split(Node& child, uint64_t depth) {
