@@ -235,7 +235,7 @@ class Both {
 };
 
 TEST(PrefixTreeTest, IsAListOfSequences) {
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < 40; ++round) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));
     Both both(seed);

@@ -87,7 +87,7 @@ std::vector<uint64_t> Space(Spacing spacing, uint64_t length, uint64_t page, siz
   const auto n = static_cast<double>(checkpoints);
   const auto whole = static_cast<double>(length);
   uint64_t block = page;
-  while (length / block > checkpoints) block *= 2;
+  while ((std::max<uint64_t>(length, 1) - 1) / block > checkpoints) block *= 2;
   for (size_t i = 1; i <= checkpoints; ++i) {
     const auto k = static_cast<double>(i);
     switch (spacing) {
