@@ -80,11 +80,14 @@ void PrefixCache::MakeCandidate(PrefixNode& node, PrefixKind kind) {
 // Of the known prefixes on the way, those whose checkpoint is missing and would pay.
 std::vector<uint64_t> PrefixCache::Wanted(std::span<PrefixNode* const> passed, uint64_t resume) {
   const double least = store_.LeastPrice(now_);
-  std::vector<std::pair<double, uint64_t>> worth;
+  std::vector<const PrefixNode*> missing;
   for (const PrefixNode* node : passed) {
-    if (node->data.kept || node->depth() <= resume || node->depth() % options_.capture_tokens != 0) continue;
-    const double price = store_.Price(*node, now_);
-    if (price >= least) worth.push_back({price, node->depth()});
+    if (node->depth() > resume && node->depth() % options_.capture_tokens == 0) missing.push_back(node);
+  }
+  const std::vector<double> prices = store_.Prices(missing, now_);
+  std::vector<std::pair<double, uint64_t>> worth;
+  for (size_t i = 0; i < missing.size(); ++i) {
+    if (prices[i] >= least) worth.push_back({prices[i], missing[i]->depth()});
   }
   std::stable_sort(worth.begin(), worth.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   if (worth.size() > options_.most_checkpoints) worth.resize(options_.most_checkpoints);
@@ -165,7 +168,7 @@ void PrefixCache::Extend(std::span<const int32_t> tokens, uint64_t prompt) {
 // It has what the edge had that it stands in.
 void PrefixCache::AdoptSplit(PrefixNode& node, const PrefixNode& behind) {
   node.data.brought = behind.data.brought;
-  node.data.kept_below = behind.data.kept_below;
+  node.data.needs = behind.data.needs > 0 ? 1 : 0;
   node.data.visited = behind.data.visited;
   Adopt(node);
 }
@@ -186,7 +189,7 @@ void PrefixCache::Disown(PrefixNode& node) {
 }
 
 void PrefixCache::Visit(PrefixNode& node) {
-  leaves_.erase({node.data.visited, node.data.serial, &node});
+  if (node.leaf()) leaves_.erase({node.data.visited, node.data.serial, &node});
   node.data.visited = now_;
   if (node.leaf()) leaves_.insert({node.data.visited, node.data.serial, &node});
 }

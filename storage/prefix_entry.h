@@ -23,13 +23,13 @@ struct PromptTail {
 
 struct PrefixEntry {
   // Of the prefix.
-  std::optional<PrefixKind> kind;    // none: nothing would resume here
-  uint32_t uses = 0;                 // requests that resumed here, or would have, had it been kept
-  uint64_t fresh = 0;                // tokens behind the request end before it
-  RequestTime used = 0;              // last, or when it came
-  bool kept = false;                 // its checkpoint
-  uint32_t leases = 0;               // those who resume there: it stays
-  uint64_t kept_below = 0;           // checkpoints here and behind: the pages of its edge are kept for them
+  std::optional<PrefixKind> kind;  // none: nothing would resume here
+  uint32_t uses = 0;               // requests that resumed here, or would have, had it been kept
+  uint64_t fresh = 0;              // tokens behind the request end before it
+  RequestTime used = 0;            // last, or when it came
+  bool kept = false;               // its checkpoint
+  uint32_t leases = 0;             // those who resume there: it stays
+  uint32_t needs = 0;              // for how many the pages of its edge are kept: itself, and children that have needs
   size_t place = 0, kept_place = 0;  // in the cache's lists
 
   // Of the edge.

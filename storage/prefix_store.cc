@@ -11,43 +11,62 @@ const PrefixNode& PrefixStore::Before(const PrefixNode& node) {
   return *at;
 }
 
-// A page that the edge begins in is its own, whole: the part before it may be another one's tail.
-uint64_t PrefixStore::PageBytes(const PrefixNode& node) const {
-  return (node.depth() / costs_.page_tokens - node.begin() / costs_.page_tokens) * costs_.page_bytes;
-}
-
 // With a tail that is no whole page, so that one resumes at the very token.
 uint64_t PrefixStore::StateBytes(const PrefixNode& node) const {
   return costs_.checkpoint_bytes + (node.depth() % costs_.page_tokens != 0 ? costs_.page_bytes : 0);
 }
 
-uint64_t PrefixStore::Bytes(const PrefixNode& node) const {
-  const uint64_t own = node.data.kept ? 1 : 0;
-  uint64_t bytes = StateBytes(node);
-  for (const PrefixNode* at = &node; at->parent() != nullptr && at->data.kept_below == own; at = at->parent()) {
-    bytes += PageBytes(*at);
-  }
-  return bytes;
+// On the way to it, the deepest prefix whose pages are kept whether it is or not; the root.
+const PrefixNode& PrefixStore::Paged(const PrefixNode& node) {
+  const uint32_t own = node.data.kept ? 1 : 0;
+  const PrefixNode* at = &node;
+  while (at->parent() != nullptr && at->data.needs == own) at = at->parent();
+  return *at;
+}
+
+uint64_t PrefixStore::Bytes(const PrefixNode& node, const PrefixNode& paged) const {
+  const uint64_t pages = node.depth() / costs_.page_tokens - paged.depth() / costs_.page_tokens;
+  return StateBytes(node) + pages * costs_.page_bytes;
+}
+
+double PrefixStore::Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged,
+                          RequestTime now) const {
+  const PrefixEntry& entry = node.data;
+  const double rate = law_.Rate({*entry.kind, entry.uses, entry.fresh}, now - entry.used);
+  const double saved = costs_.Flops(node.depth()) - costs_.Flops(before.depth());
+  return rate * saved / static_cast<double>(Bytes(node, paged));
 }
 
 double PrefixStore::Price(const PrefixNode& node, RequestTime now) const {
-  const PrefixEntry& entry = node.data;
-  const double rate = law_.Rate({*entry.kind, entry.uses, entry.fresh}, now - entry.used);
-  const double saved = costs_.Flops(node.depth()) - costs_.Flops(Before(node).depth());
-  return rate * saved / static_cast<double>(Bytes(node));
+  return Price(node, Before(node), Paged(node), now);
+}
+
+// None is kept, so they have the same one before them, and what is behind the first without needs has none either.
+std::vector<double> PrefixStore::Prices(std::span<const PrefixNode* const> way, RequestTime now) const {
+  std::vector<double> prices;
+  if (way.empty()) return prices;
+  const PrefixNode& before = Before(*way.front());
+  const PrefixNode* paged = nullptr;  // of those without needs
+  for (const PrefixNode* node : way) {
+    if (node->data.needs == 0 && paged == nullptr) paged = &Paged(*node);
+    prices.push_back(Price(*node, before, node->data.needs == 0 ? *paged : *node, now));
+  }
+  return prices;
 }
 
 void PrefixStore::Put(PrefixNode& node) {
-  bytes_ += Bytes(node);
-  for (PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) ++at->data.kept_below;
+  bytes_ += Bytes(node, Paged(node));
+  for (PrefixNode* at = &node; at->parent() != nullptr && ++at->data.needs == 1; at = at->parent()) {
+  }
   node.data.kept = true;
   node.data.kept_place = kept_.size();
   kept_.push_back(&node);
 }
 
 void PrefixStore::Drop(PrefixNode& node) {
-  bytes_ -= Bytes(node);
-  for (PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) --at->data.kept_below;
+  bytes_ -= Bytes(node, Paged(node));
+  for (PrefixNode* at = &node; at->parent() != nullptr && --at->data.needs == 0; at = at->parent()) {
+  }
   node.data.kept = false;
   PrefixNode* const last = kept_.back();
   kept_[node.data.kept_place] = last;
@@ -80,7 +99,7 @@ double PrefixStore::LeastPrice(RequestTime now) {
 // It is put there first, so that the pages before it count as needed; until it fits, the sum may pass the capacity on
 // paper, and never does when this returns.
 bool PrefixStore::Admit(PrefixNode& node, RequestTime now) {
-  if (Bytes(node) > capacity_) {
+  if (Bytes(node, Paged(node)) > capacity_) {
     ++refusals_;
     return false;
   }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "storage/policy/reuse_law.h"
@@ -32,6 +33,8 @@ class PrefixStore {
   static const PrefixNode& Before(const PrefixNode& node);
   // Of keeping it, or of what is kept: FLOPs a byte, a request.
   double Price(const PrefixNode& node, RequestTime now) const;
+  // The same of several on one way, by depth, that are not kept; nor is anything between them. One pass over the way.
+  std::vector<double> Prices(std::span<const PrefixNode* const> way, RequestTime now) const;
   // Of what would go first, while there is no room for another checkpoint: nothing cheaper will be admitted; else 0.
   double LeastPrice(RequestTime now);
   // What admissions had to pay lately for a byte; 0 while there is room.
@@ -48,9 +51,12 @@ class PrefixStore {
   static constexpr size_t kSamples = 64;
   static constexpr double kPriceMemory = 0.95;  // of the going price, an eviction on
 
-  uint64_t PageBytes(const PrefixNode& node) const;  // of its edge
   uint64_t StateBytes(const PrefixNode& node) const;
-  uint64_t Bytes(const PrefixNode& node) const;  // that it would need, or would free
+  static const PrefixNode& Paged(const PrefixNode& node);
+  // That it would need, or would free. A page that an edge begins in is the edge's own, whole: the part before it may
+  // be another one's tail.
+  uint64_t Bytes(const PrefixNode& node, const PrefixNode& paged) const;
+  double Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged, RequestTime now) const;
   void Put(PrefixNode& node);
   // The cheapest one that may go, but for `spared`; of a sample, where there are many. Null: none.
   PrefixNode* Cheapest(const PrefixNode* spared, RequestTime now, double& price);
