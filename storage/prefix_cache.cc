@@ -21,6 +21,7 @@ PrefixCache::PrefixCache(const PrefixCosts& costs, const PrefixCacheOptions& opt
 PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt) {
   ++now_;
   Sweep();
+  Trim();
   std::vector<PrefixNode*> candidates;
   PrefixNode* resume = nullptr;
   Match match;
@@ -47,8 +48,8 @@ PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt) {
       candidates.push_back(&node);
     }
   }
-  match.checkpoint_at = Wanted(candidates, match.resume);
   const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size());
+  match.checkpoint_at = Wanted(candidates, match.resume, options_.most_checkpoints - placed.size());
   match.checkpoint_at.insert(match.checkpoint_at.end(), placed.begin(), placed.end());
   if (resume != nullptr) ++resume->data.leases;
   return match;
@@ -78,7 +79,7 @@ void PrefixCache::MakeCandidate(PrefixNode& node, PrefixKind kind) {
 }
 
 // Of the known prefixes on the way, those whose checkpoint is missing and would pay.
-std::vector<uint64_t> PrefixCache::Wanted(std::span<PrefixNode* const> passed, uint64_t resume) {
+std::vector<uint64_t> PrefixCache::Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most) {
   const double least = store_.LeastPrice(now_);
   std::vector<const PrefixNode*> missing;
   for (const PrefixNode* node : passed) {
@@ -90,7 +91,7 @@ std::vector<uint64_t> PrefixCache::Wanted(std::span<PrefixNode* const> passed, u
     if (prices[i] >= least) worth.push_back({prices[i], missing[i]->depth()});
   }
   std::stable_sort(worth.begin(), worth.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  if (worth.size() > options_.most_checkpoints) worth.resize(options_.most_checkpoints);
+  if (worth.size() > most) worth.resize(most);
   std::vector<uint64_t> depths;
   for (const auto& [price, depth] : worth) depths.push_back(depth);
   std::sort(depths.begin(), depths.end());
@@ -102,14 +103,16 @@ std::vector<uint64_t> PrefixCache::Placed(uint64_t resume, uint64_t shared, uint
   const std::vector<OverlapLaw::Mass> law = overlap_.Between(shared, prompt);
   if (law.empty()) return {};
   const auto flops = [this](uint64_t depth) { return costs_.Flops(depth); };
-  const CheckpointPlan plan(law, resume, options_.capture_tokens, options_.most_placed, flops);
+  const size_t most = std::min(options_.most_placed, options_.most_checkpoints);
+  const CheckpointPlan plan(law, resume, options_.capture_tokens, most, flops);
   const double rate = reuse_.Rate(kEdge, 1), going = store_.going_price() * kPlacedMargin;
   size_t pays = 0;
   for (size_t m = 1; m <= plan.most(); ++m) {
+    const double saves = rate * (plan.Expected(m - 1) - plan.Expected(m));
+    if (saves <= 0) break;
     uint64_t bytes = costs_.checkpoint_bytes;
     if (m == 1) bytes += (plan.Positions(1).back() - resume) / costs_.page_tokens * costs_.page_bytes;
-    const double saves = rate * (plan.Expected(m - 1) - plan.Expected(m));
-    if (saves <= 0 || saves < going * static_cast<double>(bytes)) break;
+    if (saves < going * static_cast<double>(bytes)) break;
     pays = m;
   }
   std::vector<uint64_t> positions = plan.Positions(pays);
@@ -133,12 +136,15 @@ size_t PrefixCache::Commit(Match match, std::span<const int32_t> tokens, uint64_
   offered.push_back(&end);
   size_t kept = 0;
   for (PrefixNode* node : offered) kept += !node->data.kept && store_.Admit(*node, now_) ? 1 : 0;
-  while (tree_.bytes() > options_.history_bytes && !leaves_.empty()) {
-    const size_t before = tree_.nodes();
-    ForgetOldest();
-    if (tree_.nodes() == before) break;
-  }
+  Trim();
   return kept;
+}
+
+// Leaves that are kept go to the back of the line; a request waits for some of them only.
+void PrefixCache::Trim() {
+  for (size_t stayed = 0; tree_.bytes() > options_.history_bytes && !leaves_.empty() && stayed < kSweep;) {
+    if (!ForgetOldest()) ++stayed;
+  }
 }
 
 void PrefixCache::Release(Match match) {
@@ -194,21 +200,25 @@ void PrefixCache::Visit(PrefixNode& node) {
   if (node.leaf()) leaves_.insert({node.data.visited, node.data.serial, &node});
 }
 
-void PrefixCache::ForgetOldest() {
+bool PrefixCache::ForgetOldest() {
   PrefixNode& leaf = *leaves_.begin()->node;
-  if (leaf.data.kept || leaf.data.leases > 0) return Visit(leaf);
+  if (leaf.data.kept) {
+    Visit(leaf);
+    return false;
+  }
   PromptTail& brought = *leaf.data.brought;
   if (!std::exchange(brought.parted, true)) reuse_.Ended(kEdge, now_ - brought.came, false);
   PrefixNode& parent = *leaf.parent();
   Disown(leaf);
   tree_.Remove(leaf);
-  if (parent.parent() == nullptr) return;
+  if (parent.parent() == nullptr) return true;
   if (parent.leaf()) {
     leaves_.insert({parent.data.visited, parent.data.serial, &parent});
   } else if (parent.children() == 1 && !parent.data.kind) {
     Disown(parent);
     tree_.Merge(parent);
   }
+  return true;
 }
 
 // What goes on is told to the law a part a request, so that no request waits for all of it.

@@ -17,7 +17,7 @@ namespace ashlar::storage {
 
 struct PrefixCacheOptions {
   uint64_t capacity_bytes = 0;
-  uint64_t history_bytes = uint64_t{64} << 20;  // of what is known of prompts, kept or not
+  uint64_t history_bytes = uint64_t{64} << 20;  // of what is known of prompts; more where what is kept takes more
   uint64_t capture_tokens = 1;   // engines can checkpoint inside a prompt at multiples of it; at ends always
   size_t most_checkpoints = 32;  // that a request is asked for
   size_t most_placed = 8;        // of these, where prompts are expected to part
@@ -42,21 +42,22 @@ class PrefixCache {
     std::vector<uint64_t> checkpoint_at;  // depths in (resume, prompt's end], rising, that are worth capturing
     PrefixNode* lease = nullptr;          // the prefix to resume from stays until Commit or Release
   };
-  // A request comes. Learns from it, too: once a request.
+  // A request comes. Learns from it, too: once a request. Its match ends by Commit or Release, once.
   Match Lookup(std::span<const int32_t> prompt);
-  // It was computed: `tokens` begin with the prompt, the decoded ones follow. The checkpoints at `captured`, rising,
-  // and at the end are offered; how many of them are kept is returned. Ends the lease.
+  // It was computed: `tokens` begin with the prompt, the decoded ones follow. The checkpoints at `captured`, rising in
+  // (0, tokens.size()], and at the end are offered; how many of them are kept is returned. Ends the lease.
   size_t Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured);
   void Release(Match match);
 
   const PrefixStore& store() const { return store_; }
+  const PrefixTree<PrefixEntry>& tree() const { return tree_; }  // to look at
   size_t nodes() const { return tree_.nodes(); }
   uint64_t history_tokens() const { return tree_.tokens(); }
   uint64_t history_bytes() const { return tree_.bytes(); }
 
  private:
   static constexpr RequestTime kLeastRefresh = 20;  // requests between two looks at all that goes on
-  static constexpr size_t kSweep = 64;              // entries looked at a request
+  static constexpr size_t kSweep = 64;              // entries looked at a request, and leaves that cannot be forgotten
   static constexpr double kPlacedMargin = 4;        // guesses pay so many times the going price: few are right
 
   struct Leaf {
@@ -71,7 +72,7 @@ class PrefixCache {
   void LearnParting(PrefixEntry& edge, uint64_t depth);
   void Use(PrefixNode& node);
   void MakeCandidate(PrefixNode& node, PrefixKind kind);
-  std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume);
+  std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most);
   std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const;
 
   PrefixNode& NodeAt(std::span<const int32_t> prefix);
@@ -80,7 +81,8 @@ class PrefixCache {
   void Adopt(PrefixNode& node);
   void Disown(PrefixNode& node);
   void Visit(PrefixNode& node);
-  void ForgetOldest();
+  void Trim();
+  bool ForgetOldest();  // false: it is kept
   void Sweep();
 
   const PrefixCosts costs_;
