@@ -18,7 +18,7 @@ struct Options {
   int repetitions = 9;  // medians are taken over these
   int threads = 0;      // 0: all cores
   std::string filter;   // kernels: only cases whose "op family dtype shape" contains this
-  bool quick = false;   // kernels, store, ssd, entries: small
+  bool quick = false;   // kernels, store, ssd, entries, prefix: small
   std::string file;     // vectors: the file
   std::string compare;  // store: "redis", or empty
   std::string dir;      // ssd: a folder on the disk; empty: the program's own
@@ -29,6 +29,7 @@ struct Options {
 absl::Status Land(const Options& options, nlohmann::json& figures);
 absl::Status Sharing(const Options& options, nlohmann::json& figures);
 absl::Status Entries(const Options& options, nlohmann::json& figures);
+absl::Status Prefix(const Options& options, nlohmann::json& figures);
 absl::Status Decode(const Options& options, nlohmann::json& figures);
 absl::Status Store(const Options& options, nlohmann::json& figures);
 absl::Status Ssd(const Options& options, nlohmann::json& figures);

@@ -19,6 +19,8 @@ constexpr const char* kUsage =
     "  sharing      what requests hold that share segments in place, against copies for each; --quick: 25 in flight\n"
     "  entries      what a match, a touch and an eviction cost among 1,000,000 objects, against a look-up in a hash\n"
     "               table, and what an object takes; --quick: 20,000\n"
+    "  prefix       walking a prompt of 131,072 tokens through the prefix tree, against comparing them; requests and\n"
+    "               evictions among 1,000,000 nodes, against a look-up in a hash table; --quick: 20,000\n"
     "  store        values of 64 KiB to 16 MiB, put and got by another process than the daemon, against memcpy;\n"
     "               --compare redis: and against a Redis server; --quick: small values\n"
     "  load         time to first token and throughput of engine processes under Poisson arrivals, for full "
@@ -101,6 +103,7 @@ int main(int argc, char** argv) {
       {"land", ashlar::bench::Land},
       {"sharing", ashlar::bench::Sharing},
       {"entries", ashlar::bench::Entries},
+      {"prefix", ashlar::bench::Prefix},
       {"store", ashlar::bench::Store},
       {"load", Load},
       {"ssd", ashlar::bench::Ssd},
