@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace ashlar::storage {
 
@@ -68,18 +69,19 @@ void PrefixStore::Drop(PrefixNode& node) {
   for (PrefixNode* at = &node; at->parent() != nullptr && --at->data.needs == 0; at = at->parent()) {
   }
   node.data.kept = false;
+  if (std::exchange(node.data.cheap, false)) {
+    std::erase_if(cheap_, [&node](const Cheap& cheap) { return cheap.node == &node; });
+  }
   PrefixNode* const last = kept_.back();
   kept_[node.data.kept_place] = last;
   last->data.kept_place = node.data.kept_place;
   kept_.pop_back();
 }
 
-PrefixNode* PrefixStore::Cheapest(const PrefixNode* spared, RequestTime now, double& price) {
+PrefixNode* PrefixStore::CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const {
   PrefixNode* cheapest = nullptr;
   price = std::numeric_limits<double>::infinity();
-  const bool all = kept_.size() <= kSamples;
-  for (size_t i = 0; i < std::min(kept_.size(), kSamples); ++i) {
-    PrefixNode* const node = kept_[all ? i : random_() % kept_.size()];
+  for (PrefixNode* const node : kept_) {
     if (node == spared || node->data.leases > 0) continue;
     const double its = Price(*node, now);
     if (its >= price) continue;
@@ -87,6 +89,44 @@ PrefixNode* PrefixStore::Cheapest(const PrefixNode* spared, RequestTime now, dou
     price = its;
   }
   return cheapest;
+}
+
+void PrefixStore::DrawCheap(const PrefixNode* spared, RequestTime now) {
+  const auto dearer = [](const Cheap& a, const Cheap& b) { return a.price < b.price; };
+  std::erase_if(cheap_, [](const Cheap& cheap) {  // else they would be in the way of those that may go
+    cheap.node->data.cheap = cheap.node->data.leases == 0;
+    return !cheap.node->data.cheap;
+  });
+  for (size_t i = cheap_.size() < kCheap / 2 ? kSamples : kFresh; i > 0; --i) {
+    PrefixNode* const node = kept_[random_() % kept_.size()];
+    if (node == spared || node->data.leases > 0 || node->data.cheap) continue;
+    const Cheap drawn{Price(*node, now), node};
+    if (cheap_.size() < kCheap) {
+      cheap_.push_back(drawn);
+    } else {
+      Cheap& dearest = *std::max_element(cheap_.begin(), cheap_.end(), dearer);
+      if (drawn.price >= dearest.price) continue;
+      dearest.node->data.cheap = false;
+      dearest = drawn;
+    }
+    node->data.cheap = true;
+  }
+}
+
+PrefixNode* PrefixStore::Cheapest(const PrefixNode* spared, RequestTime now, double& price) {
+  if (kept_.size() <= kSamples) return CheapestOfAll(spared, now, price);
+  DrawCheap(spared, now);
+  PrefixNode* seen = nullptr;
+  while (true) {  // until the cheapest is what it was said to be; each is looked at once, or gets no dearer
+    Cheap* cheapest = nullptr;
+    for (Cheap& cheap : cheap_) {
+      if (cheapest == nullptr || cheap.price < cheapest->price) cheapest = &cheap;
+    }
+    price = cheapest == nullptr ? std::numeric_limits<double>::infinity() : cheapest->price;
+    if (cheapest == nullptr || cheapest->node == seen) return seen;
+    seen = cheapest->node;
+    cheapest->price = Price(*seen, now);
+  }
 }
 
 double PrefixStore::LeastPrice(RequestTime now) {

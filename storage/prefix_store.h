@@ -48,7 +48,13 @@ class PrefixStore {
   uint64_t refusals() const { return refusals_; }
 
  private:
-  static constexpr size_t kSamples = 64;
+  struct Cheap {
+    double price;  // when it was last looked at
+    PrefixNode* node;
+  };
+  static constexpr size_t kSamples = 256;       // no more are all looked at; else this many to begin with
+  static constexpr size_t kFresh = 8;           // drawn each time
+  static constexpr size_t kCheap = 8;           // remembered
   static constexpr double kPriceMemory = 0.95;  // of the going price, an eviction on
 
   uint64_t StateBytes(const PrefixNode& node) const;
@@ -58,8 +64,11 @@ class PrefixStore {
   uint64_t Bytes(const PrefixNode& node, const PrefixNode& paged) const;
   double Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged, RequestTime now) const;
   void Put(PrefixNode& node);
-  // The cheapest one that may go, but for `spared`; of a sample, where there are many. Null: none.
+  // The cheapest one that may go, but for `spared`. Null: none. Where there are many, of a few that are drawn, and of
+  // the cheap ones that were drawn before: an eviction costs the same however many there are.
   PrefixNode* Cheapest(const PrefixNode* spared, RequestTime now, double& price);
+  PrefixNode* CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const;
+  void DrawCheap(const PrefixNode* spared, RequestTime now);
 
   const PrefixCosts costs_;
   const uint64_t capacity_;
@@ -69,6 +78,7 @@ class PrefixStore {
   double going_price_ = 0;
   uint64_t evictions_ = 0, refusals_ = 0;
   std::vector<PrefixNode*> kept_;
+  std::vector<Cheap> cheap_;
 };
 
 }  // namespace ashlar::storage

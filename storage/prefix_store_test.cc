@@ -193,6 +193,20 @@ TEST_F(PrefixStoreTest, NothingIsCheapWhileThereIsRoom) {
 }
 
 // Of many, a sample: what goes is among the cheapest all the same.
+// Those that were found to be cheap are used meanwhile: others go in their place, however many.
+TEST_F(PrefixStoreTest, OfManyLeasedOnesNoneGoes) {
+  constexpr int kMany = 1000;
+  PrefixStore store(kTokens, kMany * 200, law_, std::random_device()());
+  std::vector<PrefixNode*> nodes;
+  for (int i = 0; i < kMany; ++i) nodes.push_back(&Node(i, 10, static_cast<RequestTime>(i < kMany / 2 ? 1 : 900)));
+  for (PrefixNode* node : nodes) ASSERT_TRUE(store.Admit(*node, 1000));
+  EXPECT_GT(store.LeastPrice(1000), 0);
+  for (int i = 0; i < kMany / 2; ++i) nodes[static_cast<size_t>(i)]->data.leases = 1;
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(store.Admit(Node(kMany + i, 10, 1000), 1000)) << i;
+  for (int i = 0; i < kMany / 2; ++i) ASSERT_TRUE(nodes[static_cast<size_t>(i)]->data.kept);
+  EXPECT_EQ(store.evictions(), 100u);
+}
+
 TEST_F(PrefixStoreTest, OfManyACheapOneGoes) {
   constexpr int kMany = 1000;
   PrefixStore store(kTokens, kMany * 200, law_, std::random_device()());
@@ -201,7 +215,8 @@ TEST_F(PrefixStoreTest, OfManyACheapOneGoes) {
   for (PrefixNode* node : nodes) ASSERT_TRUE(store.Admit(*node, 1 << 20));
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(store.Admit(Node(kMany + i, 10, 1 << 20), 1 << 20));
   const auto kept = [](const PrefixNode* node) { return node->data.kept; };
-  EXPECT_EQ(std::count_if(nodes.begin() + kMany / 2, nodes.end(), kept), kMany / 2) << "64 drawn, none of them old";
+  EXPECT_EQ(std::count_if(nodes.begin() + kMany / 2, nodes.end(), kept), kMany / 2)
+      << "hundreds drawn, and none of them old";
   EXPECT_EQ(std::count_if(nodes.begin(), nodes.end(), kept), kMany - 100);
 }
 
