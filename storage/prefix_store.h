@@ -37,7 +37,7 @@ class PrefixStore {
   std::vector<double> Prices(std::span<const PrefixNode* const> way, RequestTime now) const;
   // Of what would go first, while there is no room for another checkpoint: nothing cheaper will be admitted; else 0.
   double LeastPrice(RequestTime now);
-  // What admissions had to pay lately for a byte; 0 while there is room.
+  // What admissions had to pay lately for a byte, those that had to; 0 before the first.
   double going_price() const { return going_price_; }
 
   uint64_t bytes() const { return bytes_; }

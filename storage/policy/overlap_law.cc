@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 namespace ashlar::storage {
@@ -62,18 +63,27 @@ std::vector<OverlapLaw::Mass> OverlapLaw::Between(uint64_t begin, uint64_t lengt
   if (observed_ == 0) return {};
   const double odds = std::clamp(end_foresight_ - start_foresight_, -kMostLogOdds, kMostLogOdds);
   const double start_share = std::clamp(1 / (1 + std::exp(odds)), kLeastShare, 1 - kLeastShare);
-  std::map<uint64_t, double> law;
-  const auto& starts = from_start_.weights();
-  for (auto at = starts.upper_bound(begin); at != starts.end() && at->first <= length; ++at) {
-    law[at->first] += start_share * at->second / from_start_.total();
-  }
-  for (const auto& [behind, weight] : from_end_.weights()) {
-    if (behind + begin >= length) break;
-    law[length - behind] += (1 - start_share) * weight / from_end_.total();
-  }
   std::vector<Mass> masses;
-  masses.reserve(law.size());
-  for (const auto& [depth, weight] : law) masses.push_back({depth, weight});
+  const auto add = [&masses](uint64_t depth, double weight) {
+    if (masses.empty() || masses.back().depth != depth) masses.push_back({depth, 0});
+    masses.back().weight += weight;
+  };
+  if (length <= begin) return masses;
+  // Both by depth: what is nearest to the end comes last.
+  const auto &starts = from_start_.weights(), &ends = from_end_.weights();
+  auto start = starts.upper_bound(begin);
+  const auto last_start = starts.upper_bound(length);
+  auto end = std::make_reverse_iterator(ends.lower_bound(length - begin));
+  while (start != last_start || end != ends.rend()) {
+    const bool starts_first = end == ends.rend() || (start != last_start && start->first <= length - end->first);
+    if (starts_first) {
+      add(start->first, start_share * start->second / from_start_.total());
+      ++start;
+    } else {
+      add(length - end->first, (1 - start_share) * end->second / from_end_.total());
+      ++end;
+    }
+  }
   return masses;
 }
 
