@@ -177,7 +177,8 @@ std::vector<int32_t> Admission::PageTable(size_t segment) const {
 }
 
 AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* lacks) {
-  if (!impl_->usable()) return AdmitOutcome::kUnavailable;
+  // A daemon that has not noticed yet that the session is gone would answer, and forget what it gave a moment later.
+  if (!valid()) return AdmitOutcome::kUnavailable;
   auto request = impl_->Ask<v1::ExtendAdmissionRequest>();
   request.set_own_pages(own_pages);
   v1::AdmitReply reply;
@@ -192,7 +193,7 @@ AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* lacks) {
 }
 
 bool Admission::MarkFilled(std::span<const uint32_t> segments) {
-  if (!impl_->usable()) return false;
+  if (!valid()) return false;
   auto request = impl_->Ask<v1::MarkFilledRequest>();
   request.mutable_segments()->Add(segments.begin(), segments.end());
   v1::MarkFilledReply reply;
