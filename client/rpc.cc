@@ -167,7 +167,7 @@ MissReason ToMissReason(const absl::Status& status) {
 }
 
 MissReason ToMissReason(uint32_t wire) {
-  constexpr auto kLast = static_cast<uint32_t>(MissReason::kDeclined);
+  constexpr auto kLast = static_cast<uint32_t>(MissReason::kCovered);
   return wire <= kLast ? static_cast<MissReason>(wire) : MissReason::kTierError;
 }
 

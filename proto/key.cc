@@ -17,7 +17,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "integers are hashed as they lie in memory");
 
 constexpr absl::string_view kNamespaceDomain = "ashlar/namespace/1";
-constexpr uint8_t kKeyVersion = 1;
+constexpr uint8_t kKeyVersion = 1, kChainedKeyVersion = 2;
+constexpr uint8_t kChainRoot = 0;  // where a kind stands in the others
 
 // A keyless SHA-256 fails only when the process has no memory left or a broken OpenSSL: neither has a way out.
 void Require(int ok) {
@@ -97,6 +98,26 @@ Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tok
     hash.Number(item.offset);
     hash.Bytes(item.hash.data(), item.hash.size());
   }
+  return hash.Finish();
+}
+
+Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before, std::span<const int32_t> tokens) {
+  Sha256 hash;
+  hash.Number(kChainedKeyVersion);
+  hash.Number(kind);
+  hash.Bytes(ns.bytes.data(), ns.bytes.size());
+  hash.Bytes(before.bytes.data(), before.bytes.size());
+  hash.Number(uint64_t{tokens.size()});
+  hash.Bytes(tokens.data(), tokens.size_bytes());
+  return hash.Finish();
+}
+
+Digest MakeChainRoot(const NamespaceId& ns, std::span<const uint8_t, 16> conversation) {
+  Sha256 hash;
+  hash.Number(kChainedKeyVersion);
+  hash.Number(kChainRoot);
+  hash.Bytes(ns.bytes.data(), ns.bytes.size());
+  hash.Bytes(conversation.data(), conversation.size());
   return hash.Finish();
 }
 

@@ -34,9 +34,9 @@ using Key = Digest;
 
 // What an object holds. Numbers are part of the key and of the object format.
 enum class ObjectKind : uint8_t {
-  kSegment = 1,  // interior of a run of tokens, usable at any position
-  kPrefixPage = 2,
-  kCheckpoint = 3,  // exact states at one prefix depth; with the keys and values of the prefix itself
+  kSegment = 1,     // interior of a run of tokens, usable at any position
+  kPrefixPage = 2,  // keys and values of a block of a prefix (proto/prefix.h)
+  kCheckpoint = 3,  // states at one prefix depth; with the keys and values of the prefix, or of what no block has
   kSpan = 4,
 };
 absl::string_view Name(ObjectKind kind);
@@ -62,6 +62,11 @@ struct TextDigest {
 NamespaceId MakeNamespace(absl::string_view tenant, const Identity& identity, const Layout& layout);
 Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tokens,
             std::span<const MediaHash> media = {});
+// The same by way of what stands before the tokens, which `before` is the key of: for prefixes, that share it
+// (proto/prefix.h).
+Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before, std::span<const int32_t> tokens);
+// Where the chain of a conversation's own begins; the shared one's is all zero.
+Digest MakeChainRoot(const NamespaceId& ns, std::span<const uint8_t, 16> conversation);
 // Takes a twelfth of MakeKey's time.
 TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens);
 

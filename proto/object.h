@@ -91,7 +91,7 @@ struct ObjectHeader {
   Provenance provenance = Provenance::kExact;
   TensorShard shard;           // whose heads it has: at most limits::kMaxTensorShards of one key
   uint64_t tokens = 0;         // of the whole run, seams included
-  uint64_t first_token = 0;    // the first token whose keys and values are stored: `head`, or 0 for a checkpoint
+  uint64_t first_token = 0;    // the first token whose keys and values are stored
   uint64_t stored_tokens = 0;  // tokens whose keys and values are stored
   uint64_t bytes = 0;          // of the object, header included
   std::vector<Part> parts;
@@ -107,6 +107,14 @@ struct ObjectHeader {
 // transitions. Other kinds: UNIMPLEMENTED. The layout must be valid. Every head's transition has its layer's own form.
 absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId& ns, const Key& key, ObjectKind kind,
                                         uint64_t tokens);
+
+// The same of an exact prefix (proto/prefix.h): of the block of `block_tokens` that ends at `end`, a multiple of them;
+// and of the checkpoint at `depth`, with the keys and values behind the last whole block. FAILED_PRECONDITION for a
+// block under a layout without attention, which has nothing to store in it.
+absl::StatusOr<ObjectHeader> PlanPrefixBlock(const Layout& layout, const NamespaceId& ns, const Key& key,
+                                             uint32_t block_tokens, uint64_t end);
+absl::StatusOr<ObjectHeader> PlanPrefixCheckpoint(const Layout& layout, const NamespaceId& ns, const Key& key,
+                                                  uint32_t block_tokens, uint64_t depth);
 
 // Consecutive heads of a layer whose transitions are stored in one form.
 struct TransitionRun {

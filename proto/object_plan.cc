@@ -64,6 +64,7 @@ void AddLinear(uint32_t index, const LinearLayer& layer, ObjectHeader& header) {
 
 // Keys or values, tokens of so many elements, and their scales, which have units of as many tokens.
 void AddRows(uint32_t index, PartForm form, const AttentionLayer& layer, uint64_t dim, ObjectHeader& header) {
+  if (header.stored_tokens == 0) return;
   const uint64_t row_bytes = layer.kv_heads * dim * ElementBytes(layer.dtype);
   const uint64_t unit_tokens = std::max<uint64_t>(1, std::bit_floor(limits::kRowUnitBytes / row_bytes));
   header.parts.push_back(Tokens(index, form, layer.dtype, row_bytes, unit_tokens, header.stored_tokens));
@@ -72,12 +73,13 @@ void AddRows(uint32_t index, PartForm form, const AttentionLayer& layer, uint64_
       Tokens(index, ScalesOf(form), DType::kF32, layer.kv_heads * sizeof(float), unit_tokens, header.stored_tokens));
 }
 
+absl::Status CheckTokens(uint64_t tokens) {
+  if (tokens > 0 && tokens <= limits::kMaxPromptTokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("tokens: ", tokens, " is not within 1 to ", limits::kMaxPromptTokens));
+}
+
 // Which tokens' keys and values an object of this kind stores.
 absl::Status PlanTokens(const Layout& layout, ObjectHeader& header) {
-  if (header.tokens == 0 || header.tokens > limits::kMaxPromptTokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tokens: ", header.tokens, " is not within 1 to ", limits::kMaxPromptTokens));
-  }
   switch (header.kind) {
     case ObjectKind::kSegment: {
       const uint64_t seams = uint64_t{layout.head} + layout.tail;
@@ -146,16 +148,12 @@ Part PartOf(const TransitionRun& run, const Part& planned, DType state) {
   return part;
 }
 
-}  // namespace
-
-absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId& ns, const Key& key, ObjectKind kind,
-                                        uint64_t tokens) {
-  ObjectHeader header{.ns = ns, .key = key, .kind = kind, .tokens = tokens};
-  if (absl::Status status = PlanTokens(layout, header); !status.ok()) return status;
+// Adds the parts of what `header` says is stored, and lays them out.
+absl::StatusOr<ObjectHeader> PlanParts(const Layout& layout, ObjectHeader header) {
   header.parts.reserve(4 * layout.layers.size());
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {
     if (const auto* linear = std::get_if<LinearLayer>(&layout.layers[i])) {
-      AddLinear(i, *linear, header);
+      if (header.kind != ObjectKind::kPrefixPage) AddLinear(i, *linear, header);
     } else {
       const auto& attention = std::get<AttentionLayer>(layout.layers[i]);
       AddRows(i, PartForm::kKeys, attention, attention.key_dim, header);
@@ -167,10 +165,43 @@ absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId&
   }
   LayOut(header);
   if (header.bytes > limits::kMaxObjectBytes) {
-    return Refuse("tokens: ", tokens, " make an object of ", header.bytes, " bytes, ", limits::kMaxObjectBytes,
+    return Refuse("tokens: ", header.tokens, " make an object of ", header.bytes, " bytes, ", limits::kMaxObjectBytes,
                   " are allowed");
   }
   return header;
+}
+
+}  // namespace
+
+absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId& ns, const Key& key, ObjectKind kind,
+                                        uint64_t tokens) {
+  ObjectHeader header{.ns = ns, .key = key, .kind = kind, .tokens = tokens};
+  if (absl::Status status = CheckTokens(tokens); !status.ok()) return status;
+  if (absl::Status status = PlanTokens(layout, header); !status.ok()) return status;
+  return PlanParts(layout, std::move(header));
+}
+
+absl::StatusOr<ObjectHeader> PlanPrefixBlock(const Layout& layout, const NamespaceId& ns, const Key& key,
+                                             uint32_t block_tokens, uint64_t end) {
+  ObjectHeader header{.ns = ns, .key = key, .kind = ObjectKind::kPrefixPage, .tokens = end};
+  if (absl::Status status = CheckTokens(end); !status.ok()) return status;
+  if (end % block_tokens != 0) return Refuse("tokens: ", end, " do not end with a block of ", block_tokens);
+  header.first_token = end - block_tokens;
+  header.stored_tokens = block_tokens;
+  absl::StatusOr<ObjectHeader> planned = PlanParts(layout, std::move(header));
+  if (planned.ok() && planned->parts.empty()) {
+    return absl::FailedPreconditionError("layout.layers: none has keys and values");
+  }
+  return planned;
+}
+
+absl::StatusOr<ObjectHeader> PlanPrefixCheckpoint(const Layout& layout, const NamespaceId& ns, const Key& key,
+                                                  uint32_t block_tokens, uint64_t depth) {
+  ObjectHeader header{.ns = ns, .key = key, .kind = ObjectKind::kCheckpoint, .tokens = depth};
+  if (absl::Status status = CheckTokens(depth); !status.ok()) return status;
+  header.first_token = depth / block_tokens * block_tokens;
+  header.stored_tokens = depth - header.first_token;
+  return PlanParts(layout, std::move(header));
 }
 
 absl::Status CheckRun(const ObjectHeader& plan, const TransitionRun& run) {

@@ -42,6 +42,8 @@ absl::string_view Name(MissReason reason) {
       return "too_dear";
     case MissReason::kDeclined:
       return "declined";
+    case MissReason::kCovered:
+      return "covered";
   }
   return "unknown";
 }
@@ -60,6 +62,8 @@ absl::string_view Name(PolicyKind policy) {
       return "operator";
     case PolicyKind::kBreakEven:
       return "break_even";
+    case PolicyKind::kPrice:
+      return "price";
   }
   return "unknown";
 }
@@ -111,6 +115,26 @@ absl::string_view Name(PublishOutcome outcome) {
     case PublishOutcome::kBusy:
       return "busy";
     case PublishOutcome::kUnavailable:
+      return "unavailable";
+  }
+  return "unknown";
+}
+
+absl::string_view Name(CommitOutcome outcome) {
+  switch (outcome) {
+    case CommitOutcome::kKept:
+      return "kept";
+    case CommitOutcome::kAlreadyPresent:
+      return "already_present";
+    case CommitOutcome::kDeclined:
+      return "declined";
+    case CommitOutcome::kNoSpace:
+      return "no_space";
+    case CommitOutcome::kBusy:
+      return "busy";
+    case CommitOutcome::kBadSource:
+      return "bad_source";
+    case CommitOutcome::kUnavailable:
       return "unavailable";
   }
   return "unknown";

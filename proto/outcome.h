@@ -29,6 +29,7 @@ enum class MissReason : uint8_t {
   kBudgetRefused = 16,     // reserved by an engine, but the tenant's budget had no room for it
   kTooDear = 17,           // bringing it up and landing it would take longer than computing it again
   kDeclined = 18,          // offered by an engine, but landing it would take longer than computing it again
+  kCovered = 19,           // none: a cached prefix reaches over where it begins, and it was not looked up
 };
 absl::string_view Name(MissReason reason);
 
@@ -40,6 +41,7 @@ enum class PolicyKind : uint8_t {
   kAdmission = 3,
   kOperator = 4,
   kBreakEven = 5,  // to have it from the cache would take longer than to compute it
+  kPrice = 6,      // what came was worth more a byte
 };
 absl::string_view Name(PolicyKind policy);
 
@@ -65,6 +67,18 @@ enum class PublishOutcome : uint8_t {
   kUnavailable = 5,
 };
 absl::string_view Name(PublishOutcome outcome);
+
+// What became of one checkpoint of a text that an engine committed.
+enum class CommitOutcome : uint8_t {
+  kKept = 1,
+  kAlreadyPresent = 2,
+  kDeclined = 3,   // worth less than what would have to go for it
+  kNoSpace = 4,    // what is leased, reserved or another pool's own leaves no room
+  kBusy = 5,       // a bounded queue was full
+  kBadSource = 6,  // a part is missing or lies outside its region, or what is called exact began with composed state
+  kUnavailable = 7,
+};
+absl::string_view Name(CommitOutcome outcome);
 
 // What stands on a segment's shared pages.
 enum class PageContent : uint8_t {

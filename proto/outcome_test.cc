@@ -26,11 +26,12 @@ void ExpectNames(int first, int last) {
 }
 
 TEST(Outcome, EveryOutcomeHasItsName) {
-  ExpectNames<MissReason>(0, 18);
-  ExpectNames<PolicyKind>(0, 5);
+  ExpectNames<MissReason>(0, 19);
+  ExpectNames<PolicyKind>(0, 6);
   ExpectNames<TierKind>(0, 4);
   ExpectNames<ReserveOutcome>(1, 7);
   ExpectNames<PublishOutcome>(1, 5);
+  ExpectNames<CommitOutcome>(1, 7);
   ExpectNames<ObjectKind>(1, 4);
   ExpectNames<PartForm>(1, 13);
 }

@@ -1,0 +1,50 @@
+// How an exact prefix is stored: its keys and values in blocks, its states in checkpoints, each an object of its own.
+//
+// A *block* (kPrefixPage) has the keys and values of one run of tokens at a multiple of a fixed length, and no states:
+// a prefix shares the blocks of all longer ones. A *checkpoint* (kCheckpoint) has the states of all linear layers at
+// one depth, and the keys and values behind the last whole block before it, so that one resumes at the very token. All
+// are published and landed with the text's first token at position 0: rows stand where they stood, and no key is
+// turned. Their headers: PlanPrefixBlock and PlanPrefixCheckpoint (proto/object.h).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "proto/key.h"
+#include "proto/layout.h"
+
+namespace ashlar {
+
+// Names a conversation; all zero: none. Whoever knows it, in its namespace, may resume from its states: engines draw it
+// at random.
+using ConversationId = std::array<uint8_t, 16>;
+
+// Tokens of a block: whole pages of the layout, at least limits::kPrefixBlockTokens.
+uint32_t PrefixBlockTokens(const Layout& layout);
+
+// Keys of what is stored of one text's prefixes (docs/formats.md, "Keys of prefixes"). They are chained: a block's
+// binds the block before it, and so all tokens before it, and is hashed once whatever comes behind. What is behind a
+// landed interior is a conversation's own: its chain begins with the conversation, and nobody else finds it.
+class PrefixKeys {
+ public:
+  // Hashes all whole blocks; `tokens` must outlive the object.
+  PrefixKeys(const NamespaceId& ns, uint32_t block_tokens, std::span<const int32_t> tokens,
+             const ConversationId& conversation = {});
+
+  uint32_t block_tokens() const { return block_tokens_; }
+  std::span<const int32_t> tokens() const { return tokens_; }
+  std::span<const Key> blocks() const { return blocks_; }
+  // 1 ≤ depth ≤ tokens. Hashes what is behind the last whole block.
+  Key Checkpoint(uint64_t depth) const;
+
+ private:
+  NamespaceId ns_;
+  uint32_t block_tokens_;
+  std::span<const int32_t> tokens_;
+  Digest root_{};
+  std::vector<Key> blocks_;
+};
+
+}  // namespace ashlar

@@ -1,0 +1,150 @@
+#include "proto/prefix.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "proto/golden.h"
+#include "proto/limits.h"
+#include "proto/object.h"
+#include "proto/sample_layouts.h"
+
+namespace ashlar {
+namespace {
+
+constexpr uint32_t kBlock = 256;
+const NamespaceId kNamespace = MakeNamespace("default", ExampleIdentity(), ExampleLayout());
+
+// A block of ids 0 to 255, and the five tokens of docs/formats.md behind it.
+std::vector<int32_t> Text() {
+  std::vector<int32_t> tokens(kBlock);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  tokens.insert(tokens.end(), {1, 2, 3, -1, 2147483647});
+  return tokens;
+}
+
+ConversationId ExampleConversation() {
+  ConversationId id;
+  std::iota(id.begin(), id.end(), uint8_t{0});
+  return id;
+}
+
+absl::string_view Bytes(const Digest& digest) {
+  return {reinterpret_cast<const char*>(digest.bytes.data()), digest.bytes.size()};
+}
+
+TEST(PrefixKeys, Golden) {
+  const std::vector<int32_t> text = Text();
+  const PrefixKeys keys(kNamespace, kBlock, text);
+  ASSERT_EQ(keys.blocks().size(), 1u);
+  ExpectGolden("key_prefix_block", Bytes(keys.blocks()[0]));
+  ExpectGolden("key_prefix_checkpoint", Bytes(keys.Checkpoint(text.size())));
+  const PrefixKeys own(kNamespace, kBlock, std::span(text).subspan(kBlock), ExampleConversation());
+  ExpectGolden("key_own_checkpoint", Bytes(own.Checkpoint(5)));
+}
+
+TEST(PrefixKeys, BlocksAreWholePagesAndNotTooShort) {
+  for (const uint32_t page : {1u, 16u, 48u, 256u, 300u, limits::kMaxPageTokens}) {
+    Layout layout = ExampleLayout();
+    layout.page_tokens = page;
+    const uint32_t block = PrefixBlockTokens(layout);
+    EXPECT_EQ(block % page, 0u);
+    EXPECT_GE(block, limits::kPrefixBlockTokens);
+    EXPECT_LT(block, limits::kPrefixBlockTokens + page);
+  }
+}
+
+// Texts share the keys of what they have in common and of nothing else; every depth has a key of its own.
+TEST(PrefixKeys, AreThoseOfTheTokensBefore) {
+  std::mt19937_64 random(1);
+  std::vector<int32_t> one(4 * kBlock + 17);
+  for (int32_t& token : one) token = static_cast<int32_t>(random() % 8);
+  std::set<Key> all;
+  const PrefixKeys keys(kNamespace, kBlock, one);
+  for (const Key& key : keys.blocks()) all.insert(key);
+  for (uint64_t depth = 1; depth <= one.size(); ++depth) all.insert(keys.Checkpoint(depth));
+  EXPECT_EQ(all.size(), one.size() + 4);
+  for (const size_t parts : {size_t{0}, size_t{255}, size_t{256}, size_t{700}, one.size() - 1}) {
+    std::vector<int32_t> other = one;
+    other[parts] += 1;
+    const PrefixKeys others(kNamespace, kBlock, other);
+    for (size_t block = 0; block < 4; ++block) {
+      EXPECT_EQ(keys.blocks()[block] == others.blocks()[block], (block + 1) * kBlock <= parts) << parts;
+    }
+    for (uint64_t depth = 1; depth <= one.size(); ++depth) {
+      ASSERT_EQ(keys.Checkpoint(depth) == others.Checkpoint(depth), depth <= parts) << parts << ", " << depth;
+    }
+  }
+}
+
+TEST(PrefixKeys, OtherNamespacesAndConversationsHaveNoneInCommon) {
+  const std::vector<int32_t> text = Text();
+  const NamespaceId other = MakeNamespace("other", ExampleIdentity(), ExampleLayout());
+  ConversationId second = ExampleConversation();
+  second[15] ^= 1;
+  std::set<Key> blocks, ends;
+  for (const PrefixKeys& keys :
+       {PrefixKeys(kNamespace, kBlock, text), PrefixKeys(other, kBlock, text),
+        PrefixKeys(kNamespace, kBlock, text, ExampleConversation()), PrefixKeys(kNamespace, kBlock, text, second)}) {
+    blocks.insert(keys.blocks()[0]);
+    ends.insert(keys.Checkpoint(text.size()));
+  }
+  EXPECT_EQ(blocks.size(), 4u);
+  EXPECT_EQ(ends.size(), 4u);
+  EXPECT_NE(PrefixKeys(kNamespace, kBlock, text).Checkpoint(5),
+            MakeKey(kNamespace, ObjectKind::kCheckpoint, std::span(text).first(5)));
+}
+
+// Blocks and the checkpoint behind them have every token's rows once, and the checkpoint all states; what is planned
+// can be encoded and read.
+TEST(PlanPrefix, BlocksAndCheckpointHaveEveryTokenOnce) {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 200; ++round) {
+    const Layout layout = RandomLayout(random);
+    const uint32_t block = PrefixBlockTokens(layout);
+    const uint64_t depth = 1 + random() % (3 * block);
+    const bool paged = std::ranges::any_of(
+        layout.layers, [](const Layer& layer) { return std::holds_alternative<AttentionLayer>(layer); });
+    uint64_t stored = 0;
+    for (uint64_t end = block; paged && end <= depth; end += block) {
+      const auto header = PlanPrefixBlock(layout, kNamespace, Key{}, block, end);
+      ASSERT_TRUE(header.ok()) << header.status();
+      EXPECT_EQ(header->first_token, stored);
+      EXPECT_EQ(header->tokens, end);
+      for (const Part& part : header->parts) EXPECT_TRUE(IsPaged(part.form));
+      EXPECT_EQ(*DecodeHeader(EncodeHeader(*header)), *header);
+      stored += header->stored_tokens;
+    }
+    const auto checkpoint = PlanPrefixCheckpoint(layout, kNamespace, Key{}, block, depth);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_EQ(*DecodeHeader(EncodeHeader(*checkpoint)), *checkpoint);
+    if (paged) {
+      EXPECT_EQ(stored + checkpoint->stored_tokens, depth);
+    }
+    for (uint32_t i = 0; i < layout.layers.size(); ++i) {
+      const bool linear = std::holds_alternative<LinearLayer>(layout.layers[i]);
+      EXPECT_EQ(checkpoint->Find(i, PartForm::kState) != nullptr, linear);
+      EXPECT_EQ(checkpoint->Find(i, PartForm::kKeys) != nullptr, !linear && depth % block != 0);
+    }
+    for (const Part& part : checkpoint->parts) EXPECT_FALSE(IsTransition(part.form));
+  }
+}
+
+TEST(PlanPrefix, RefusesWhatMakesNoSense) {
+  const Layout layout = ExampleLayout();
+  EXPECT_TRUE(absl::IsInvalidArgument(PlanPrefixBlock(layout, kNamespace, Key{}, kBlock, 0).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(PlanPrefixBlock(layout, kNamespace, Key{}, kBlock, kBlock + 1).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(PlanPrefixCheckpoint(layout, kNamespace, Key{}, kBlock, 0).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      PlanPrefixCheckpoint(layout, kNamespace, Key{}, kBlock, limits::kMaxPromptTokens + 1).status()));
+  Layout linear = layout;
+  std::erase_if(linear.layers, [](const Layer& layer) { return std::holds_alternative<AttentionLayer>(layer); });
+  EXPECT_TRUE(absl::IsFailedPrecondition(PlanPrefixBlock(linear, kNamespace, Key{}, kBlock, kBlock).status()));
+  EXPECT_TRUE(PlanPrefixCheckpoint(linear, kNamespace, Key{}, kBlock, kBlock).ok());
+}
+
+}  // namespace
+}  // namespace ashlar
