@@ -63,13 +63,13 @@ const std::string& Client::tenant() const {
 }
 
 absl::StatusOr<Model> Client::OpenModel(const Identity& identity, const Layout& layout, const Shard& shard,
-                                        const CostModel& cost) {
+                                        const CostModel& cost, const PrefixUse& prefixes) {
   if (absl::Status status = Validate(identity); !status.ok()) return status;
   if (absl::Status status = Validate(layout); !status.ok()) return status;
   absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
   if (!connection.ok()) return connection.status();
-  absl::StatusOr<std::shared_ptr<internal::OpenedModel>> opened =
-      internal::OpenedModel::Open({identity, layout, shard, cost}, *connection, impl_->keeper->CallDeadline());
+  absl::StatusOr<std::shared_ptr<internal::OpenedModel>> opened = internal::OpenedModel::Open(
+      {identity, layout, shard, cost, prefixes}, *connection, impl_->keeper->CallDeadline());
   if (!opened.ok()) return opened.status();
   if (!impl_->keeper->Keep(*opened, *connection)) return LostMeanwhile();
   Model model;

@@ -4,6 +4,12 @@
 // what became of each segment. Only connecting, opening a model and registering memory return errors. Every call has a
 // deadline (ClientOptions::timeout) and returns by then.
 //
+// Prefixes. A text that begins as an earlier one did is resumed where that one was checkpointed (PrefixUse): land the
+// match's prefix, go on from its states, compute the rest, capture the states at Match::checkpoint_positions() and at
+// the end of all that was run through the model, and commit them. What began with an exact prefix, or with nothing, and
+// landed no interior is exact: every text of the namespace may resume from it. Anything else is composed, and is for
+// the conversation that it is committed with.
+//
 // Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable without waiting, and the client
 // reconnects by itself in the background (models are opened, regions registered and pages declared again; what the
 // daemon has no room for waits, and the rest is served: landings into such a region, and publications out of it, are
@@ -36,6 +42,7 @@
 #include "proto/layout.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
+#include "proto/prefix.h"
 
 namespace ashlar {
 
@@ -61,6 +68,12 @@ struct CostModel {
   double flops_per_token = 0;
   double flops_per_token_squared = 0;
   double tokens_per_second = 0;
+};
+
+// How the engine uses exact prefixes.
+struct PrefixUse {
+  // It can checkpoint inside a prompt at multiples of it, and at a text's end always. 0: it does not use prefixes.
+  uint32_t capture_tokens = 0;
 };
 
 // Memory that engine and daemon share. Copies share one mapping; it is unmapped when the last one goes.
@@ -104,6 +117,9 @@ struct Prompt {
   // limits::kMaxNeededInNanos. What lower tiers have comes up meanwhile, behind what others need sooner. A match that
   // was never used ends leases.unused_seconds after that.
   std::chrono::nanoseconds needed_in{0};
+  // For Lookup, with PrefixUse: drawn by the engine at random; who knows it may resume from the conversation's own
+  // states. All zero: none.
+  ConversationId conversation{};
 };
 
 // A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the
@@ -125,6 +141,16 @@ struct SegmentResult {
   uint64_t bytes = 0;  // of the cached object
   bool hit() const { return reason == MissReason::kNone; }
   bool remote() const { return tier == TierKind::kRemote; }
+};
+
+// The longest prefix of a prompt that can be resumed from, beyond its first segment. Segments that begin before its end
+// are covered by it.
+struct PrefixResult {
+  uint64_t depth = 0;  // tokens; 0: there is none
+  Provenance provenance = Provenance::kExact;
+  TierKind tier = TierKind::kNone;  // the farthest that any of it lies in
+  bool own = false;                 // of the prompt's conversation
+  uint64_t bytes = 0;               // of all its objects
 };
 
 // A landing in progress. From Model::Land until Wait returns a verdict, the target slots belong to the daemon.
@@ -166,13 +192,18 @@ class Match {
   Match& operator=(Match&&) noexcept;
   ~Match();
 
-  uint64_t prefix_depth() const;
+  uint64_t prefix_depth() const;  // of the prefix, or else of the first segment
   const std::vector<uint64_t>& checkpoint_positions() const;
   const std::vector<SegmentResult>& segments() const;
+  const PrefixResult& prefix() const;
+  // Depths that are kept, ascending; the last one is the prefix's. Of very many the deepest.
+  const std::vector<uint64_t>& resumable() const;
 
   // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs
   // microseconds, whatever the size. Null for a miss, and after Release.
   const std::vector<MappedTuple>* tuples(size_t segment) const;
+  // The states to resume from behind the prefix, likewise: heads of form kZero, position 0. Null without a prefix.
+  const std::vector<MappedTuple>* prefix_states() const;
   // Asked after reading tuples in place. True: the session that holds the lease has not ended, so what a landing
   // vouched for has not changed until now. False: what was read may have been other objects' bytes, compute instead;
   // also after Release, and where nothing was found. It costs one system call. A match that was never landed may have
@@ -234,8 +265,27 @@ struct Publication {
   PublishParts parts;
 };
 
+// The states of all linear layers behind `depth` tokens of a text.
+struct CapturedState {
+  uint64_t depth = 0;
+  std::vector<PublishParts::Linear> linear;  // every linear layer, without transitions
+};
+
+// A text that has been run through the model, and where its states and its keys and values lie. Everything is read
+// during Commit only.
+struct CommitParts {
+  std::span<const int32_t> tokens;  // the prompt, and the decoded tokens that were run through the model
+  uint64_t prompt_tokens = 0;       // of these
+  Provenance provenance = Provenance::kExact;
+  std::vector<CapturedState> checkpoints;  // depths ascend; the last one is the text's end
+  Region region;                           // that the states lie in
+  std::span<const int32_t> page_table;     // of the text from position 0, in the declared pages
+  ConversationId conversation{};           // needed where it is composed
+};
+
 // One segment to land: its index in the match, and where its token 0 stands.
 struct LandSegment {
+  static constexpr uint32_t kPrefix = UINT32_MAX;  // the match's prefix, whole, at position 0: one verdict
   uint32_t segment = 0;
   uint64_t first_position = 0;
 };
@@ -322,6 +372,11 @@ class Model {
   PublishOutcome Publish(const Reservation& reservation, const PublishParts& parts);
   void Abandon(const Reservation& reservation);
 
+  // Offers a text's states, and the keys and values that they need, for later texts to resume from; the daemon keeps
+  // what is worth it. One outcome a checkpoint. `match`: what the text began with; may be null. For models opened with
+  // PrefixUse, else kBadSource.
+  std::vector<CommitOutcome> Commit(const Match* match, const CommitParts& text);
+
   // In-place sharing, on pages declared with `allocate` (client/shared_pages.h). Admits a request with the pages that
   // its segments share with other requests and `own_pages` of its own, or says at once what it lacks.
   Admitted Admit(const Prompt& prompt, uint32_t own_pages);
@@ -363,7 +418,7 @@ class Client {
   const std::string& tenant() const;
 
   absl::StatusOr<Model> OpenModel(const Identity& identity, const Layout& layout, const Shard& shard = {},
-                                  const CostModel& cost = {});
+                                  const CostModel& cost = {}, const PrefixUse& prefixes = {});
 
   // Registers a memfd of the engine's (sealed with F_SEAL_SHRINK, else INVALID_ARGUMENT). The descriptor stays the
   // caller's; the client maps it too.

@@ -30,6 +30,7 @@ std::vector<MissReason> Landing::Wait(std::chrono::milliseconds timeout) {
   landing.decided = true;
   for (size_t i = 0; i < landing.asked.size(); ++i) {
     MissReason& reason = landing.reasons[landing.asked[i]];
+    if (reason != MissReason::kNone) continue;  // of several objects the first that is missing
     if (!verdict.ok()) {
       reason = internal::ToMissReason(verdict.status());
     } else if (verdict->size() == landing.asked.size()) {

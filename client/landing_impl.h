@@ -19,7 +19,7 @@ struct Landing::Impl {
   std::mutex mutex;
   std::vector<MissReason> reasons;  // guarded by mutex; of segments that were not asked for: known from the start
   bool decided = false;             // guarded by mutex
-  std::vector<size_t> asked;        // for each segment of the call, its place in `reasons`
+  std::vector<size_t> asked;        // for each object of the call, its place in `reasons`
 
   // What must stay while the daemon may write. `call` is last: it is destroyed first, and waits until it is quiet.
   std::shared_ptr<const internal::ModelHandle> model;

@@ -130,6 +130,24 @@ TEST_F(MappedObjectTest, CheckpointsHaveNoTransitions) {
   }
 }
 
+// Of an exact prefix: with the keys and values of its tail, or with none.
+TEST_F(MappedObjectTest, PointsAtTheStatesBehindAPrefix) {
+  constexpr uint32_t kBlock = 256;
+  for (const uint64_t depth : {uint64_t{2 * kBlock}, uint64_t{2 * kBlock + 7}, uint64_t{7}}) {
+    Store(*PlanPrefixCheckpoint(layout_, ns_, Key{}, kBlock, depth));
+    const auto object = MappedObject::Open(runs_, {&layout_, ns_, ObjectKind::kCheckpoint, depth, 0});
+    ASSERT_TRUE(object.ok()) << object.status();
+    EXPECT_EQ((*object)->header().stored_tokens, depth % kBlock);
+    for (const uint32_t layer : {0u, 2u}) {
+      Write(*header_.Find(layer, PartForm::kState), kHeads - 1, kDk * kDv - 1, 2.5f);
+      const kernels::HeadTuple& last = (*object)->tuples()[layer].view.heads[kHeads - 1];
+      EXPECT_EQ(last.form, kernels::TransitionForm::kZero);
+      EXPECT_EQ(static_cast<const float*>(last.state)[kDk * kDv - 1], 2.5f);
+    }
+    EXPECT_EQ((*object)->tuples()[0].view.position, 0);
+  }
+}
+
 // Every form that a head may have, in every type, points where the table says.
 TEST_F(MappedObjectTest, ReadsEveryFormFromTheTable) {
   const uint32_t seed = std::random_device{}();

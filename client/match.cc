@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <utility>
@@ -13,8 +14,8 @@ using internal::Deadline;
 using internal::MappedObject;
 using internal::MappedRun;
 
-absl::StatusOr<std::unique_ptr<MappedObject>> MapSegment(const v1::SegmentMatch& found, Connection& connection,
-                                                         const internal::ExpectedObject& expected, Deadline deadline) {
+absl::StatusOr<std::unique_ptr<MappedObject>> Map(const v1::SegmentMatch& found, Connection& connection,
+                                                  const internal::ExpectedObject& expected, Deadline deadline) {
   std::vector<MappedRun> runs;
   runs.reserve(found.extents_size());
   for (const v1::ExtentRun& run : found.extents()) {
@@ -75,7 +76,7 @@ std::unique_ptr<Match::Impl> Match::Impl::Answered(const v1::PromptMatch& answer
     if (segment.hit() && impl->lease == nullptr) segment.reason = MissReason::kLeaseLost;
     if (!segment.hit()) continue;
     absl::StatusOr<std::unique_ptr<MappedObject>> object =
-        MapSegment(found, *connection, {&layout, ns, segment.kind, segment.tokens, segment.start}, deadline);
+        Map(found, *connection, {&layout, ns, segment.kind, segment.tokens, segment.start}, deadline);
     if (!object.ok()) {
       segment.reason = MappingFailed(object.status());
       continue;
@@ -84,9 +85,45 @@ std::unique_ptr<Match::Impl> Match::Impl::Answered(const v1::PromptMatch& answer
     segment.bytes = found.bytes();
     impl->objects[i] = *std::move(object);
   }
-  const bool prefix = !impl->segments.empty() && impl->segments.front().hit();
-  impl->prefix_depth = prefix ? answer.prefix_depth() : 0;
+  const bool first = !impl->segments.empty() && impl->segments.front().hit();
+  impl->prefix_depth = first ? impl->segments.front().tokens : 0;
+  if (answer.has_prefix() && impl->lease != nullptr) impl->TakePrefix(answer.prefix(), layout, deadline);
   return impl;
+}
+
+void Match::Impl::TakePrefix(const v1::PrefixMatch& answer, const Layout& layout, Deadline deadline) {
+  PrefixResult found{
+      .depth = answer.depth(), .provenance = static_cast<Provenance>(answer.provenance()), .own = answer.own()};
+  for (const v1::SegmentMatch& object : answer.objects()) {
+    if (object.miss_reason() != static_cast<uint32_t>(MissReason::kNone)) return;
+    found.tier = std::max(found.tier, static_cast<TierKind>(object.tier()));
+    found.bytes += object.bytes();
+  }
+  if (answer.objects().empty()) return;
+  // Keys and values are landed, and verified then; only states are read in place.
+  const auto& last = answer.objects(answer.objects_size() - 1);
+  auto object = Map(last, *connection, {&layout, ns, ObjectKind::kCheckpoint, found.depth, 0}, deadline);
+  if (!object.ok()) return;
+  checkpoint = *std::move(object);
+  prefix = found;
+  prefix_depth = found.depth;
+  prefix_objects = static_cast<uint32_t>(answer.objects_size());
+  resumable.assign(answer.resumable().begin(), answer.resumable().end());
+}
+
+Match::Impl::Objects Match::Impl::ObjectsOf(const LandSegment& segment) const {
+  if (segment.segment == LandSegment::kPrefix) {
+    const auto first = static_cast<uint32_t>(segments.size());
+    if (prefix_objects == 0 || segment.first_position != 0) return {MissReason::kInvalidRequest};
+    return {MissReason::kNone, first, first + prefix_objects};
+  }
+  if (segment.segment >= segments.size()) return {MissReason::kInvalidRequest};
+  const SegmentResult& found = segments[segment.segment];
+  return {found.reason, segment.segment, segment.segment + 1};
+}
+
+const std::vector<MappedTuple>* Match::Impl::TuplesOf(const MappedObject* object) const {
+  return birthplace.InChild() || lease == nullptr || object == nullptr ? nullptr : &object->tuples();
 }
 
 Match::Match(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -103,11 +140,18 @@ const std::vector<uint64_t>& Match::checkpoint_positions() const {
 const std::vector<SegmentResult>& Match::segments() const {
   return impl_->segments;
 }
+const PrefixResult& Match::prefix() const {
+  return impl_->prefix;
+}
+const std::vector<uint64_t>& Match::resumable() const {
+  return impl_->resumable;
+}
 
 const std::vector<MappedTuple>* Match::tuples(size_t segment) const {
-  if (impl_->birthplace.InChild() || impl_->lease == nullptr || segment >= impl_->objects.size()) return nullptr;
-  const internal::MappedObject* object = impl_->objects[segment].get();
-  return object == nullptr ? nullptr : &object->tuples();
+  return segment < impl_->objects.size() ? impl_->TuplesOf(impl_->objects[segment].get()) : nullptr;
+}
+const std::vector<MappedTuple>* Match::prefix_states() const {
+  return impl_->TuplesOf(impl_->checkpoint.get());
 }
 
 bool Match::valid() const {

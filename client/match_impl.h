@@ -13,8 +13,9 @@
 #include "client/process_bound.h"
 
 namespace ashlar::v1 {
+class PrefixMatch;
 class PromptMatch;
-}
+}  // namespace ashlar::v1
 
 namespace ashlar {
 
@@ -28,6 +29,17 @@ struct Match::Impl {
                                         const NamespaceId& ns, std::span<const uint64_t> segment_lengths,
                                         internal::Deadline deadline);
 
+  // The prefix that the daemon answered, unless it cannot be mapped.
+  void TakePrefix(const v1::PrefixMatch& answer, const Layout& layout, internal::Deadline deadline);
+  // The lease's objects that a landing of this segment names, [first, last); or why it cannot be landed.
+  struct Objects {
+    MissReason reason = MissReason::kNone;
+    uint32_t first = 0, last = 0;
+  };
+  Objects ObjectsOf(const LandSegment& segment) const;
+  // The tuples of a mapped object, or null where they must not be read (any more).
+  const std::vector<MappedTuple>* TuplesOf(const internal::MappedObject* object) const;
+
   std::shared_ptr<internal::Connection> connection;  // null: nothing was found
   std::shared_ptr<internal::LeaseHold> lease;        // null: nothing is held (any more)
   NamespaceId ns;
@@ -35,6 +47,10 @@ struct Match::Impl {
   std::vector<uint64_t> checkpoint_positions;
   std::vector<SegmentResult> segments;
   std::vector<std::unique_ptr<internal::MappedObject>> objects;  // one a segment; null for a miss
+  PrefixResult prefix;
+  std::vector<uint64_t> resumable;
+  uint32_t prefix_objects = 0;                         // in the lease, behind the segments
+  std::unique_ptr<internal::MappedObject> checkpoint;  // the last of them; null: no prefix
   internal::Birthplace birthplace;
 };
 

@@ -16,8 +16,10 @@ using internal::ModelBinding;
 
 constexpr size_t kLeaseBytes = 16;
 
-internal::Load LoadOf(const Prompt& prompt, uint32_t shards) {
-  return {prompt.tokens.size_bytes() + prompt.segment_lengths.size() * 10 + 64, prompt.segment_lengths.size() * shards};
+internal::Load LoadOf(const Prompt& prompt, const internal::OpenedModel& model) {
+  const uint64_t blocks = model.uses_prefixes() ? prompt.tokens.size() / PrefixBlockTokens(model.layout()) + 1 : 0;
+  return {prompt.tokens.size_bytes() + prompt.segment_lengths.size() * 10 + 128,
+          (prompt.segment_lengths.size() + blocks) * model.shards()};
 }
 internal::Load LoadOf(const ObjectRun& run) {
   return {run.tokens.size_bytes() + 64};
@@ -28,8 +30,8 @@ bool FitsMessage(const Prompt& prompt) {
 }
 
 // The daemon's answer for every prompt, or why there is none.
-absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, std::span<const Prompt> prompts,
-                                        Deadline deadline) {
+absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, bool uses_prefixes,
+                                        std::span<const Prompt> prompts, Deadline deadline) {
   v1::MatchRequest request;
   request.set_session(binding.connection->session());
   request.set_model(binding.model->id());
@@ -39,6 +41,9 @@ absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, std::span<c
     asked->set_tokens(PackTokens(prompt.tokens));
     asked->mutable_segment_lengths()->Add(prompt.segment_lengths.begin(), prompt.segment_lengths.end());
     asked->set_needed_in_ns(prompt.needed_in.count());
+    if (uses_prefixes && prompt.conversation != ConversationId{}) {
+      asked->set_conversation(prompt.conversation.data(), prompt.conversation.size());
+    }
   }
   v1::MatchReply reply;
   if (absl::Status status = binding.connection->rpc().Match(request, reply, deadline); !status.ok()) return status;
@@ -101,7 +106,7 @@ std::vector<Match> Model::Lookup(std::span<const Prompt> prompts) {
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
   const auto ask = [&](std::span<const Prompt> part) -> absl::StatusOr<std::vector<Match>> {
     if (!binding.ok()) return binding.status();
-    const absl::StatusOr<v1::MatchReply> reply = AskMatch(*binding, part, deadline);
+    const absl::StatusOr<v1::MatchReply> reply = AskMatch(*binding, impl_->opened->uses_prefixes(), part, deadline);
     if (!reply.ok()) return reply.status();
     std::vector<Match> matches;
     for (size_t i = 0; i < part.size(); ++i) {
@@ -114,8 +119,8 @@ std::vector<Match> Model::Lookup(std::span<const Prompt> prompts) {
     return Match(Match::Impl::Missed(prompt.segment_lengths, internal::ToMissReason(status)));
   };
   return internal::AskInCalls<Match>(
-      prompts, limits::kMaxPromptsPerCall,
-      [&](const Prompt& prompt) { return LoadOf(prompt, impl_->opened->shards()); }, ask, missed);
+      prompts, limits::kMaxPromptsPerCall, [&](const Prompt& prompt) { return LoadOf(prompt, *impl_->opened); }, ask,
+      missed);
 }
 
 Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_lengths) {

@@ -117,6 +117,9 @@ absl::StatusOr<std::shared_ptr<const ModelHandle>> OpenedModel::OpenOn(const std
   request.mutable_cost()->set_flops_per_token(declaration_.cost.flops_per_token);
   request.mutable_cost()->set_flops_per_token_squared(declaration_.cost.flops_per_token_squared);
   request.mutable_cost()->set_tokens_per_second(declaration_.cost.tokens_per_second);
+  if (const uint32_t capture = declaration_.prefixes.capture_tokens; capture > 0) {
+    request.mutable_prefixes()->set_capture_tokens(capture);
+  }
   v1::OpenModelReply reply;
   if (absl::Status status = connection->rpc().OpenModel(request, reply, deadline); !status.ok()) return status;
   auto handle = MakeProcessBound<const ModelHandle>(connection, reply.model());

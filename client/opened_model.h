@@ -51,6 +51,7 @@ class OpenedModel : public Restorable {
     Layout layout;
     Shard shard;
     CostModel cost;
+    PrefixUse prefixes;
   };
   // Opens it for the first time: the namespace that the daemon answers is the model's for good.
   static absl::StatusOr<std::shared_ptr<OpenedModel>> Open(Declaration declaration,
@@ -60,6 +61,7 @@ class OpenedModel : public Restorable {
   const Layout& layout() const { return layout_; }  // of this process's shard
   const NamespaceId& ns() const { return ns_; }
   uint32_t shards() const { return declaration_.shard.tensor_parallel_size; }  // of the model
+  bool uses_prefixes() const { return declaration_.prefixes.capture_tokens > 0; }
 
   // UNAVAILABLE while the model is not open on a living connection.
   absl::StatusOr<ModelBinding> binding() const;

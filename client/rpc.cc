@@ -116,6 +116,9 @@ absl::Status Rpc::Reserve(const v1::ReserveRequest& request, v1::ReserveReply& r
 absl::Status Rpc::Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline, bool& sent) {
   return impl_->Call(&v1::Cache::Stub::Publish, request, reply, deadline, &sent);
 }
+absl::Status Rpc::Commit(const v1::CommitRequest& request, v1::CommitReply& reply, Deadline deadline, bool& sent) {
+  return impl_->Call(&v1::Cache::Stub::Commit, request, reply, deadline, &sent);
+}
 absl::Status Rpc::Abandon(const v1::AbandonRequest& request, v1::AbandonReply& reply, Deadline deadline) {
   return impl_->Call(&v1::Cache::Stub::Abandon, request, reply, deadline);
 }

@@ -25,6 +25,8 @@ class AttachLeaseReply;
 class AttachLeaseRequest;
 class CloseModelReply;
 class CloseModelRequest;
+class CommitReply;
+class CommitRequest;
 class DeclarePagesReply;
 class DeclarePagesRequest;
 class ExtendAdmissionRequest;
@@ -66,6 +68,7 @@ class Rpc {
   absl::Status Reserve(const v1::ReserveRequest& request, v1::ReserveReply& reply, Deadline deadline);
   // `sent`: whether the daemon may have seen the request.
   absl::Status Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline, bool& sent);
+  absl::Status Commit(const v1::CommitRequest& request, v1::CommitReply& reply, Deadline deadline, bool& sent);
   absl::Status Abandon(const v1::AbandonRequest& request, v1::AbandonReply& reply, Deadline deadline);
   absl::Status Release(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, Deadline deadline);
 

@@ -1,23 +1,22 @@
 // What moves bytes between the engine's memory and the cache: Model::Publish and Model::Land.
 #include <algorithm>
 #include <utility>
-#include <variant>
 
 #include "ashlar/v1/cache.pb.h"
 #include "client/batching.h"
 #include "client/landing_impl.h"
+#include "client/lending_call.h"
 #include "client/match_impl.h"
 #include "client/model_impl.h"
+#include "client/part_sources.h"
 #include "client/rpc.h"
 #include "proto/limits.h"
-#include "proto/tuple_parts.h"
 
 namespace ashlar {
 namespace {
 
 using internal::Deadline;
 using internal::ModelBinding;
-using internal::RegionMemory;
 
 constexpr size_t kFieldBytes = 16;  // at most, around an embedded message
 
@@ -29,86 +28,17 @@ PublishOutcome ToPublishOutcome(uint32_t wire) {
 
 PublishOutcome ToPublishOutcome(const absl::Status& status) {
   if (absl::IsInvalidArgument(status)) return PublishOutcome::kBadSource;
+  if (absl::IsResourceExhausted(status)) return PublishOutcome::kBusy;
   return PublishOutcome::kUnavailable;
-}
-
-// True when the daemon itself refused: then it reads nothing. gRPC never ends a call with these codes by itself, as it
-// does with RESOURCE_EXHAUSTED when memory runs short. Any other failure leaves open how far the daemon came.
-bool Refused(const absl::Status& status) {
-  return absl::IsInvalidArgument(status) || absl::IsUnauthenticated(status);
-}
-
-// Null: it does not lie in the region.
-v1::PartSource* AddPart(v1::PublishObject& object, const RegionMemory& region, uint64_t region_id, uint32_t layer,
-                        PartForm form, const std::byte* data, uint64_t bytes) {
-  const std::optional<uint64_t> offset = region.OffsetOf(data, bytes);
-  if (!offset.has_value()) return nullptr;
-  v1::PartSource* part = object.add_parts();
-  part->set_layer(layer);
-  part->set_form(static_cast<uint32_t>(form));
-  part->set_region(region_id);
-  part->set_offset(*offset);
-  return part;
-}
-
-// False: a tensor does not belong to the layout, or does not lie in the region.
-bool AddTensors(v1::PublishObject& object, const Layout& layout, const RegionMemory& region, uint64_t region_id,
-                const PublishParts::Linear& tensors) {
-  if (tensors.layer >= layout.layers.size()) return false;
-  const auto* linear = std::get_if<LinearLayer>(&layout.layers[tensors.layer]);
-  if (linear == nullptr) return false;
-  const uint64_t element = ElementBytes(linear->state_dtype), heads = linear->value_heads;
-  const auto add = [&](PartForm form, const void* data, uint64_t bytes) {
-    const auto* const at = static_cast<const std::byte*>(data);
-    return data == nullptr || AddPart(object, region, region_id, tensors.layer, form, at, bytes) != nullptr;
-  };
-  const uint64_t transition = TransitionBytes(TupleShapeOf(*linear), linear->state_dtype, linear->transition);
-  return add(TransitionFormOf(linear->transition), tensors.transition, heads * transition) &&
-         add(PartForm::kState, tensors.state, heads * linear->d_k * linear->d_v * element) &&
-         add(PartForm::kStateExponents, tensors.state_exponents, heads * sizeof(int32_t)) &&
-         (linear->conv_channels == 0 || add(PartForm::kConvTail, tensors.conv_tail,
-                                            uint64_t{linear->conv_kernel - 1} * linear->conv_channels * element));
-}
-
-// False as above. Whether the forms fit the layer, the daemon says.
-bool AddRun(v1::PublishObject& object, const Layout& layout, const RegionMemory& region, uint64_t region_id,
-            const PublishParts::Run& run) {
-  const TransitionRun& heads = run.heads;
-  if (heads.layer >= layout.layers.size()) return false;
-  const auto* linear = std::get_if<LinearLayer>(&layout.layers[heads.layer]);
-  if (linear == nullptr || heads.heads == 0 || heads.heads > linear->value_heads) return false;
-  const uint64_t unit = TransitionBytes(TupleShapeOf(*linear), linear->state_dtype, heads.form, heads.rank);
-  const PartForm form = TransitionFormOf(heads.form);
-  v1::PartSource* const part =
-      unit == 0 ? object.add_parts()
-                : AddPart(object, region, region_id, heads.layer, form, run.units, heads.heads * unit);
-  if (part == nullptr) return false;
-  part->set_layer(heads.layer);
-  part->set_form(static_cast<uint32_t>(form));
-  part->set_first_head(heads.first_head);
-  part->set_heads(heads.heads);
-  part->set_rank(heads.rank);
-  return true;
 }
 
 absl::StatusOr<std::vector<PublishOutcome>> AskPublish(internal::Connection& connection,
                                                        std::span<const v1::PublishObject> objects, Deadline deadline) {
   v1::PublishRequest request;
-  request.set_session(connection.session());
-  request.set_deadline_ns(connection.channel().InDaemonsClock(deadline));
   request.mutable_objects()->Add(objects.begin(), objects.end());
   v1::PublishReply reply;
-  bool sent = false;
-  const absl::Status status = connection.rpc().Publish(request, reply, deadline, sent);
-  if (!status.ok()) {
-    // The caller takes our return for its sources being its own again. In doubt that is so from the deadline on, which
-    // the daemon heeds too, or once it is dead.
-    if (sent && !Refused(status)) connection.daemon().WaitDead(deadline);
-    if (!sent && absl::IsResourceExhausted(status)) {
-      return std::vector<PublishOutcome>(objects.size(), PublishOutcome::kBusy);
-    }
-    return status;
-  }
+  const absl::Status status = internal::CallLending(connection, &internal::Rpc::Publish, request, reply, deadline);
+  if (!status.ok()) return status;
   if (static_cast<size_t>(reply.outcomes_size()) != objects.size()) {
     return absl::InternalError("the daemon answered for another number of objects");
   }
@@ -134,14 +64,14 @@ std::optional<PublishOutcome> Model::Impl::Describe(const Publication& publicati
   object.set_first_position(parts.first_position);
   if (parts.linear.empty()) return std::nullopt;
   if (parts.region.impl_ == nullptr) return PublishOutcome::kBadSource;
-  const RegionMemory& region = *parts.region.impl_;
-  const std::optional<uint64_t> region_id = region.IdOn(*binding.connection);
+  const std::optional<uint64_t> region_id = parts.region.impl_->IdOn(*binding.connection);
   if (!region_id.has_value()) return PublishOutcome::kBusy;  // the daemon has no room for it now, and was not asked
+  const internal::PartSources sources(opened->layout(), *parts.region.impl_, *region_id);
   for (const PublishParts::Linear& tensors : parts.linear) {
-    if (!AddTensors(object, opened->layout(), region, *region_id, tensors)) return PublishOutcome::kBadSource;
+    if (!sources.Add(tensors, *object.mutable_parts())) return PublishOutcome::kBadSource;
   }
   for (const PublishParts::Run& run : parts.runs) {
-    if (!AddRun(object, opened->layout(), region, *region_id, run)) return PublishOutcome::kBadSource;
+    if (!sources.Add(run, *object.mutable_parts())) return PublishOutcome::kBadSource;
   }
   return std::nullopt;
 }
@@ -198,18 +128,15 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
 
   v1::LandRequest request;
   for (const LandSegment& segment : segments) {
-    landing->reasons.push_back(refusal);
-    MissReason& reason = landing->reasons.back();
-    if (segment.segment >= matched.segments.size()) {
-      reason = MissReason::kInvalidRequest;
-    } else if (const SegmentResult& found = matched.segments[segment.segment]; !found.hit()) {
-      reason = found.reason;
+    const Match::Impl::Objects objects = matched.ObjectsOf(segment);
+    landing->reasons.push_back(objects.reason != MissReason::kNone ? objects.reason : refusal);
+    if (landing->reasons.back() != MissReason::kNone) continue;
+    for (uint32_t object = objects.first; object < objects.last; ++object) {
+      landing->asked.push_back(landing->reasons.size() - 1);
+      v1::LandSegment* asked = request.add_segments();
+      asked->set_segment(object);
+      asked->set_first_position(segment.first_position);
     }
-    if (reason != MissReason::kNone) continue;
-    landing->asked.push_back(landing->reasons.size() - 1);
-    v1::LandSegment* asked = request.add_segments();
-    asked->set_segment(segment.segment);
-    asked->set_first_position(segment.first_position);
   }
   if (landing->asked.empty()) {
     landing->decided = true;

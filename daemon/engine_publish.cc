@@ -1,8 +1,7 @@
 // Bringing objects in: Reserve, Publish, Abandon.
-#include <map>
+#include <algorithm>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine_service.h"
 #include "daemon/request_fields.h"
+#include "daemon/tensor_sources.h"
 #include "proto/limits.h"
 #include "proto/object.h"
 
@@ -49,58 +49,13 @@ absl::StatusOr<std::optional<Named>> ReadName(const std::string& field, const v1
 
 // One object of a Publish call, as far as it can be read without its plan.
 struct Sources {
-  struct Tensor {
-    std::shared_ptr<const Region> region;  // null: unknown
-    uint64_t offset = 0;
-  };
-  // A declared run of transitions, and which of the object's parts it is.
-  struct Run {
-    TransitionRun run;
-    int part = 0;
-  };
-  using Name = std::tuple<uint32_t, PartForm, uint32_t>;  // layer, form, first head
   std::string field;
   storage::ReservationId reservation = 0;
-  std::map<Name, Tensor> tensors;
-  std::vector<Run> runs;
+  TensorSources tensors;
   std::shared_ptr<const Pages> pages;  // null: unknown, or none needed
   std::vector<int32_t> page_table;
   uint64_t first_position = 0;
 };
-
-bool IsTensor(PartForm form) {
-  return IsTransition(form) || form == PartForm::kState || form == PartForm::kConvTail ||
-         form == PartForm::kStateExponents;
-}
-
-// Adds one part. What only the reservation's plan can tell is checked later.
-absl::Status ReadPart(const std::string& field, int index, const v1::PartSource& part, const Session& session,
-                      Sources& sources) {
-  const auto form = static_cast<PartForm>(part.form());
-  if (part.form() != static_cast<uint32_t>(form) || !IsTensor(form)) {
-    return Bad(field, ".form: not a tensor of a linear layer");
-  }
-  const std::optional<TransitionKind> transition = TransitionKindOf(form);
-  if (part.heads() > 0 && transition.has_value()) {
-    sources.runs.push_back({{part.layer(), part.first_head(), part.heads(), *transition, part.rank()}, index});
-  } else if (part.heads() > 0) {
-    return Bad(field, ".heads: only transitions are of some heads");
-  } else if (part.first_head() > 0) {
-    return Bad(field, ".first_head: of no heads");
-  } else if (part.rank() > 0) {
-    return Bad(field, ".rank: of no heads");
-  }
-  if (form == PartForm::kTransitionZero) {
-    if (part.heads() == 0) return Bad(field, ".heads: must be given");
-    const bool somewhere = part.region() != 0 || part.offset() != 0;
-    return somewhere ? Bad(field, ".region: zero transitions lie nowhere") : absl::OkStatus();
-  }
-  const Sources::Tensor tensor{session.FindRegion(part.region()), part.offset()};
-  if (!sources.tensors.emplace(std::tuple(part.layer(), form, part.first_head()), tensor).second) {
-    return Bad(field, ": the same part is given twice");
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishObject& object, const Session& session) {
   if (object.provenance() == static_cast<uint32_t>(Provenance::kComposed)) {
@@ -111,7 +66,7 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
   Sources sources{.field = field, .reservation = object.reservation()};
   for (int i = 0; i < object.parts_size(); ++i) {
     const std::string part = absl::StrCat(field, ".parts[", i, "]");
-    if (absl::Status status = ReadPart(part, i, object.parts(i), session, sources); !status.ok()) return status;
+    if (absl::Status status = sources.tensors.Add(part, i, object.parts(i), session); !status.ok()) return status;
   }
   sources.pages = session.FindPages(object.pages_id());
   if (static_cast<uint64_t>(object.page_table_size()) > limits::kMaxPromptTokens) {
@@ -125,7 +80,7 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
 // The plan with the forms that the sources declare. INVALID_ARGUMENT names the field.
 absl::StatusOr<ObjectHeader> PlanSources(const Sources& sources, const ObjectHeader& plan) {
   std::vector<TransitionRun> runs;
-  for (const auto& [run, part] : sources.runs) {
+  for (const auto& [run, part] : sources.tensors.runs()) {
     const absl::Status status = CheckRun(plan, run);
     if (!status.ok()) return Bad(sources.field, ".parts[", part, "].", status.message());
     runs.push_back(run);
@@ -137,7 +92,7 @@ absl::StatusOr<ObjectHeader> PlanSources(const Sources& sources, const ObjectHea
 
 // What keeps a publish's memory mapped while it is read.
 struct Kept {
-  std::vector<std::shared_ptr<const Region>> regions;
+  TensorSources::Regions regions;
   std::shared_ptr<const Pages> pages;
 };
 
@@ -145,22 +100,8 @@ struct Kept {
 std::optional<storage::PublishSource> Fit(const Sources& sources, ObjectHeader plan) {
   auto kept = std::make_shared<Kept>();
   storage::PublishSource fitted;
-  bool has_rows = false;
-  for (const Part& part : plan.parts) {
-    if (IsPaged(part.form)) {
-      has_rows = true;
-      continue;
-    }
-    if (part.Empty()) continue;
-    const auto found = sources.tensors.find({part.layer, part.form, part.head_group});
-    if (found == sources.tensors.end() || found->second.region == nullptr) return std::nullopt;
-    const auto& [region, offset] = found->second;
-    if (offset % ElementBytes(part.dtype) != 0 || !region->Contains(offset, part.Bytes())) return std::nullopt;
-    fitted.tensors.push_back({part.layer, part.form, region->data() + offset, part.head_group});
-    kept->regions.push_back(region);
-  }
-  if (fitted.tensors.size() != sources.tensors.size()) return std::nullopt;
-  if (has_rows) {
+  if (!sources.tensors.Fit(plan, fitted.tensors, kept->regions)) return std::nullopt;
+  if (std::ranges::any_of(plan.parts, [](const Part& part) { return IsPaged(part.form); })) {
     const std::shared_ptr<const Pages>& pages = sources.pages;
     if (pages == nullptr || !pages->model().Has(plan)) return std::nullopt;
     const uint64_t first = sources.first_position + plan.first_token;

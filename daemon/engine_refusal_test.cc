@@ -12,6 +12,7 @@
 #include "daemon/engine_service.h"
 #include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
+#include "daemon/testing/refusals.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
 
@@ -121,20 +122,6 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
   ASSERT_TRUE(stranger.Call(attach, &attached).ok());
   EXPECT_THAT(std::string(stranger.Land(stranger.LandRequest(lease, {At(1, 24)})).status().message()),
               StartsWith("pages_id: pages of another model"));
-}
-
-// Malformed requests of the other calls: each spoils one field of a request that is otherwise good.
-template <typename Request, typename Reply>
-void ExpectRefusals(TestEngine& engine, const Request& good, absl::StatusCode code,
-                    const std::vector<std::pair<const char*, std::function<void(Request&)>>>& cases) {
-  for (const auto& [error, spoil] : cases) {
-    Request request = good;
-    spoil(request);
-    Reply reply;
-    const absl::Status status = engine.Call(request, &reply);
-    EXPECT_EQ(status.code(), code) << error;
-    EXPECT_THAT(std::string(status.message()), StartsWith(error));
-  }
 }
 
 TEST_F(EngineRefusalTest, MalformedOpenModelIsRefusedByName) {

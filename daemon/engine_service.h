@@ -32,6 +32,8 @@ class AttachLeaseReply;
 class AttachLeaseRequest;
 class CloseModelReply;
 class CloseModelRequest;
+class CommitReply;
+class CommitRequest;
 class ComposeRequest;
 class CompositionReply;
 class DeclarePagesReply;
@@ -84,6 +86,7 @@ class EngineService {
   void Reserve(const v1::ReserveRequest& request, v1::ReserveReply* reply, Done done);
   void Publish(const v1::PublishRequest& request, v1::PublishReply* reply, Done done);
   void Abandon(const v1::AbandonRequest& request, v1::AbandonReply* reply, Done done);
+  void Commit(const v1::CommitRequest& request, v1::CommitReply* reply, Done done);
 
   struct LandEvents {
     std::function<void(uint32_t layers)> progress;  // on the metadata thread, before `done`

@@ -34,8 +34,9 @@ enum class RpcMethod : uint8_t {
   kExtendAdmission,
   kMarkFilled,
   kAttachAdmission,
+  kCommit,
 };
-inline constexpr size_t kRpcMethods = 17;
+inline constexpr size_t kRpcMethods = 18;
 absl::string_view Name(RpcMethod method);
 
 // Levels at one moment, taken by the metadata thread now and then.

@@ -181,6 +181,9 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   if (!part.ok()) return part.status();
   model->layout = *std::move(part);
   model->tokens_per_second = request.cost().tokens_per_second();
+  model->flops_per_token = request.cost().flops_per_token();
+  model->flops_per_token_squared = request.cost().flops_per_token_squared();
+  if (request.has_prefixes()) model->capture_tokens = std::max(1u, request.prefixes().capture_tokens());
   return model;
 }
 

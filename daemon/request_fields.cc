@@ -32,6 +32,15 @@ absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::s
   return lease;
 }
 
+absl::StatusOr<ConversationId> ReadConversation(absl::string_view field, const std::string& bytes) {
+  ConversationId conversation{};
+  if (!bytes.empty() && bytes.size() != conversation.size()) {
+    return Bad(field, ": not ", conversation.size(), " bytes, nor empty");
+  }
+  std::ranges::copy(bytes, conversation.begin());
+  return conversation;
+}
+
 absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const std::string& bytes) {
   if (bytes.size() > limits::kMaxPromptTokens * sizeof(int32_t)) {
     return absl::InvalidArgumentError(absl::StrCat(field, ": more than ", limits::kMaxPromptTokens, " tokens"));
@@ -58,6 +67,11 @@ absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field,
   const int64_t needed_in = prompt.needed_in_ns();
   if (needed_in < 0 || needed_in > limits::kMaxNeededInNanos) {
     return Bad(field, ".needed_in_ns: not from 0 to ", limits::kMaxNeededInNanos);
+  }
+  const auto conversation = ReadConversation(absl::StrCat(field, ".conversation"), prompt.conversation());
+  if (!conversation.ok()) return conversation.status();
+  if (*conversation != ConversationId{} && !model.uses_prefixes()) {
+    return Bad(field, ".conversation: the model was opened without prefixes");
   }
   const storage::Nanos needed_at = needed_in == 0 ? 0 : MonotonicClock().Now() + needed_in;
   const std::span<const int32_t> all(*tokens);

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "proto/prefix.h"
 #include "storage/cache.h"
 
 namespace ashlar::v1 {
@@ -22,6 +23,9 @@ inline constexpr uint64_t kMaxPosition = uint64_t{1} << 40;
 
 // INVALID_ARGUMENT, naming `field`, unless it is the 16 bytes of a lease.
 absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::string& bytes);
+
+// INVALID_ARGUMENT, naming `field`, unless it is the 16 bytes of a conversation, or empty: none.
+absl::StatusOr<ConversationId> ReadConversation(absl::string_view field, const std::string& bytes);
 
 // INVALID_ARGUMENT, naming `field`, unless it is a whole number of int32, at most limits::kMaxPromptTokens.
 absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const std::string& bytes);

@@ -219,7 +219,7 @@ using RawCache =
                v1::Cache::WithRawCallbackMethod_Compose, v1::Cache::WithRawCallbackMethod_Release,
                v1::Cache::WithRawCallbackMethod_AttachLease, v1::Cache::WithRawCallbackMethod_Admit,
                v1::Cache::WithRawCallbackMethod_ExtendAdmission, v1::Cache::WithRawCallbackMethod_MarkFilled,
-               v1::Cache::WithRawCallbackMethod_AttachAdmission>::Service;
+               v1::Cache::WithRawCallbackMethod_AttachAdmission, v1::Cache::WithRawCallbackMethod_Commit>::Service;
 
 class CacheService final : public RawCache {
  public:
@@ -248,6 +248,9 @@ class CacheService final : public RawCache {
   }
   Reactor* Publish(Context* context, const Bytes* request, Bytes* reply) override {
     return Unary(context, RpcMethod::kPublish, &EngineService::Publish, *request, reply);
+  }
+  Reactor* Commit(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kCommit, &EngineService::Commit, *request, reply);
   }
   Reactor* Abandon(Context* context, const Bytes* request, Bytes* reply) override {
     return Unary(context, RpcMethod::kAbandon, &EngineService::Abandon, *request, reply);

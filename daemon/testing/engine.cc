@@ -106,6 +106,10 @@ absl::Status TestEngine::Call(const v1::PublishRequest& request, v1::PublishRepl
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->Publish(&context, request, reply));
 }
+absl::Status TestEngine::Call(const v1::CommitRequest& request, v1::CommitReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Commit(&context, request, reply));
+}
 absl::Status TestEngine::Call(const v1::AbandonRequest& request, v1::AbandonReply* reply) {
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->Abandon(&context, request, reply));
@@ -267,6 +271,37 @@ v1::PublishObject TestEngine::Sources(ObjectKind kind, uint64_t reservation, uin
     object.add_page_table(static_cast<int32_t>(page));
   }
   return object;
+}
+
+TestEngine::Opened TestEngine::OpenWithPrefixes(uint32_t capture_tokens) {
+  auto opening = Make<v1::OpenModelRequest>();
+  opening.set_identity(EncodeIdentity(SmallIdentity()));
+  opening.set_layout(EncodeLayout(layout_));
+  opening.mutable_prefixes()->set_capture_tokens(capture_tokens);
+  v1::OpenModelReply opened;
+  const absl::Status open = Call(opening, &opened);
+  Require(open.ok(), open.ToString());
+  v1::DeclarePagesRequest declaring = PagesRequest();
+  declaring.set_model(opened.model());
+  v1::DeclarePagesReply declared;
+  const absl::Status declare = Call(declaring, &declared);
+  Require(declare.ok(), declare.ToString());
+  return {opened.model(), declared.pages_id()};
+}
+
+v1::CommitRequest TestEngine::CommitRequest(const Opened& opened, std::span<const int32_t> tokens) const {
+  const v1::PublishObject sources = Sources(ObjectKind::kCheckpoint, 0, tokens.size());
+  auto request = Make<v1::CommitRequest>();
+  request.set_model(opened.model);
+  request.set_tokens(PackTokens(tokens));
+  request.set_prompt_tokens(tokens.size());
+  request.set_provenance(static_cast<uint32_t>(Provenance::kExact));
+  v1::CapturedState* end = request.add_checkpoints();
+  end->set_depth(tokens.size());
+  *end->mutable_parts() = sources.parts();
+  request.set_pages_id(opened.pages);
+  *request.mutable_page_table() = sources.page_table();
+  return request;
 }
 
 PublishOutcome TestEngine::Publish(const v1::PublishObject& object) {

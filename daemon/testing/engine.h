@@ -52,6 +52,11 @@ class TestEngine {
   float* Value(int32_t page, uint32_t slot, uint32_t head);
 
   v1::DeclarePagesRequest PagesRequest() const;
+  // Opens the model again, for exact prefixes, and declares the same pages for it: its handle, and theirs.
+  struct Opened {
+    uint64_t model = 0, pages = 0;
+  };
+  Opened OpenWithPrefixes(uint32_t capture_tokens = 1);
 
   template <typename Request>
   Request Make() const {
@@ -66,6 +71,7 @@ class TestEngine {
   absl::Status Call(const v1::MatchRequest& request, v1::MatchReply* reply);
   absl::Status Call(const v1::ReserveRequest& request, v1::ReserveReply* reply);
   absl::Status Call(const v1::PublishRequest& request, v1::PublishReply* reply);
+  absl::Status Call(const v1::CommitRequest& request, v1::CommitReply* reply);
   absl::Status Call(const v1::AbandonRequest& request, v1::AbandonReply* reply);
   absl::Status Call(const v1::QuiesceRequest& request, v1::QuiesceReply* reply);
   absl::Status Call(const v1::ReleaseRequest& request, v1::ReleaseReply* reply);
@@ -80,6 +86,8 @@ class TestEngine {
   v1::ReserveResult Reserve(ObjectKind kind, std::span<const int32_t> tokens);
   // Sources for a reserved run of `tokens` tokens: tensors at kTensors, rows on pages 0, 1, ….
   v1::PublishObject Sources(ObjectKind kind, uint64_t reservation, uint64_t tokens) const;
+  // The same sources for a text of a model that is opened with prefixes: one checkpoint, at its end.
+  v1::CommitRequest CommitRequest(const Opened& opened, std::span<const int32_t> tokens) const;
   PublishOutcome Publish(const v1::PublishObject& object);
   // Reserves and publishes whatever lies in memory.
   PublishOutcome PublishRun(ObjectKind kind, std::span<const int32_t> tokens);
