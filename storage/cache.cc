@@ -4,15 +4,30 @@
 #include <map>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "storage/composer.h"
 #include "storage/drain.h"
 #include "storage/explainer.h"
 #include "storage/lander.h"
 #include "storage/lease.h"
+#include "storage/matcher.h"
 #include "storage/publisher.h"
 
 namespace ashlar::storage {
+namespace {
+
+uint64_t LargestCapacity(const Tiers& tiers, TenantId tenant) {
+  uint64_t bytes = tiers.ssd == nullptr ? 0 : tiers.ssd->Usage(tenant).capacity_bytes;
+  for (const Tier* tier : tiers.memory) bytes = std::max(bytes, tier->Usage(tenant).capacity_bytes);
+  return bytes;
+}
+
+// What is taken from such an object makes a state composed.
+bool IsComposed(const Pool::Result& found) {
+  return found.object && (found.object->header.kind == ObjectKind::kSegment ||
+                          found.object->header.provenance == Provenance::kComposed);
+}
+
+}  // namespace
 
 struct Cache::Impl {
   Impl(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& copying, const Clock& clock,
@@ -25,6 +40,10 @@ struct Cache::Impl {
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
         publisher(pool, mover, clock, drain, options.reservation),
+        prefixes(
+            pool, publisher, drain, this->observer, [this](SessionId session) { return sessions.contains(session); },
+            [tiers](TenantId tenant) { return LargestCapacity(tiers, tenant); }),
+        matcher(pool, prefixes, leases, explainer, top, clock, this->observer),
         lander(pool, mover, clock, drain, this->observer),
         composer(pool, mover, drain, clock, options.compositions_per_session, this->observer) {}
 
@@ -33,93 +52,13 @@ struct Cache::Impl {
     return found == sessions.end() ? nullptr : &found->second;
   }
 
-  Found Describe(const Pool::Result& result) const {
-    if (!result.object) return {.reason = result.reason};
-    if (result.object->gone != MissReason::kNone) return {.reason = result.object->gone};
-    return {.tier = result.tier, .header = &result.object->header, .slot = &result.object->top().slot};
-  }
-
-  Match Describe(const LeaseId& lease, const LeaseTable::Segments& segments) const {
-    Match match{.lease = lease};
-    for (const Pool::Result& segment : segments) match.found.push_back(Describe(segment));
-    return match;
-  }
-
-  using Verified = absl::flat_hash_set<ObjectId>;
-  using Others = std::vector<Pool::Reference>;  // shards of what was found
-
-  // Engines read an object's header in place, where it may have changed since it was written: they would miss the
-  // object, and never get it published again. One call verifies an object once, however often it asks for it.
-  bool HeaderIsWhole(const Entry& object, Verified& verified) const {
-    if (!object.top().whole()) return true;  // on its way up: landings will verify it
-    if (!verified.insert(object.id).second) return true;
-    const ExtentRun& first = object.top().slot.runs.front();
-    const auto* bytes = reinterpret_cast<const char*>(top.Address(first.arena, first.first));
-    return VerifyHeader({bytes, limits::kExtentBytes}).ok();
-  }
-
-  Pool::Result FindWhole(TenantId tenant, const Query& query, Verified& verified, Others& others) {
-    const size_t before = others.size();
-    Pool::Result result = pool.Find(tenant, query, &others);
-    if (!result.object) return result;
-    const auto is_whole = [&](const Pool::Reference& object) { return HeaderIsWhole(*object, verified); };
-    if (is_whole(result.object) && std::all_of(others.begin() + before, others.end(), is_whole)) return result;
-    pool.Drop(result.object, MissReason::kChecksumFailed);
-    others.erase(others.begin() + before, others.end());
-    return {.reason = MissReason::kChecksumFailed};
-  }
-
-  Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Verified& verified, Others& others) {
-    if (!query.storable) return Missed(session, tenant, query, MissReason::kTooShort);
-    Pool::Result result = FindWhole(tenant, query, verified, others);
-    if (!result.object) return Missed(session, tenant, query, result.reason);
-    return result;
-  }
-
-  // What a lease of one shard is to another one.
-  LeaseTable::Segments ForShard(const LeaseTable::Segments& segments, const TensorShard& shard, Others& others) {
-    LeaseTable::Segments own;
-    own.reserve(segments.size());
-    for (const Pool::Result& segment : segments) {
-      if (!segment.object) {
-        own.push_back({.reason = segment.reason});
-        continue;
-      }
-      // The lease holds all shards of this size, and none of another.
-      if (segment.object->header.shard.size != shard.size) {
-        own.push_back({.reason = MissReason::kInvalidRequest});
-        continue;
-      }
-      if (segment.object->gone != MissReason::kNone) {
-        own.push_back({.reason = segment.object->gone});
-        continue;
-      }
-      own.push_back({.tier = segment.tier, .object = pool.Shard(segment.object, shard)});
-      for (uint32_t rank = 0; rank < shard.size; ++rank) {
-        if (rank != shard.rank) others.push_back(pool.Shard(segment.object, {.rank = rank, .size = shard.size}));
-      }
+  Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt, const HasRoom& has_room) {
+    const TenantId* tenant = Tenant(session);
+    if (tenant == nullptr) {
+      return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
     }
-    return own;
-  }
-
-  absl::StatusOr<Match> AttachShard(SessionId session, TenantId tenant, const LeaseId& lease,
-                                    const TensorShard& shard) {
-    const LeaseTable::Segments& found = *leases.Peek(tenant, lease);
-    if (!leases.HasRoom(session, found.size() * shard.size)) {
-      return absl::ResourceExhaustedError("lease: a session has no room for another one");
-    }
-    Others others;
-    LeaseTable::Segments own = ForShard(found, shard, others);
-    leases.Use(lease);
-    Match match = Describe({}, own);
-    match.lease = leases.Grant(session, tenant, std::move(own), clock.Now(), std::move(others));
-    return match;
-  }
-
-  Pool::Result Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason) {
-    reason = explainer.Missed(session, tenant, query, reason);
-    observer.Miss(tenant, query.kind, reason, query.tokens);
-    return {.reason = reason};
+    return matcher.Lookup(session, *tenant, queries, prompt, has_room,
+                          draining ? MissReason::kDaemonUnavailable : MissReason::kNone);
   }
 
   // A landing's `done` that remembers what was missed.
@@ -155,6 +94,8 @@ struct Cache::Impl {
   Explainer explainer;
   LeaseTable leases;
   Publisher publisher;
+  Prefixes prefixes;
+  Matcher matcher;
   Lander lander;
   Composer composer;
   bool draining = false;
@@ -174,8 +115,13 @@ void Cache::SetTimeToLive(TenantId tenant, Nanos ttl) {
   impl_->pool.SetTimeToLive(tenant, ttl);
 }
 
+void Cache::SetPrefixCapacity(TenantId tenant, uint64_t bytes) {
+  impl_->prefixes.SetCapacity(tenant, bytes);
+}
+
 void Cache::Adopt(std::vector<SsdTier::Recovered> objects) {
   for (SsdTier::Recovered& object : objects) {
+    impl_->prefixes.Adopt(object.header);
     impl_->pool.Adopt({object.tenant, object.pool}, std::move(object.header), std::move(object.slot));
   }
 }
@@ -194,61 +140,36 @@ void Cache::CloseSession(SessionId session, std::function<void()> drained) {
 }
 
 Match Cache::Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room) {
+  return impl_->Lookup(session, queries, nullptr, has_room);
+}
+
+Match Cache::Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt,
+                    const HasRoom& has_room) {
+  return impl_->Lookup(session, queries, &prompt, has_room);
+}
+
+void Cache::Commit(SessionId session, PrefixCommit commit, std::function<void(std::vector<CommitOutcome>)> done) {
   const TenantId* tenant = impl_->Tenant(session);
-  if (tenant == nullptr) {
-    return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
+  const size_t checkpoints = commit.checkpoints.size();
+  if (tenant == nullptr || impl_->draining) {
+    return done(std::vector<CommitOutcome>(checkpoints, CommitOutcome::kUnavailable));
   }
-  size_t listed = 0;
-  for (const Query& query : queries) listed += query.shard.size;
-  const bool full = !impl_->leases.HasRoom(session, listed);
-  const MissReason refused = impl_->draining ? MissReason::kDaemonUnavailable
-                             : full          ? MissReason::kBusy
-                                             : MissReason::kNone;
-  Impl::Others others;
-  LeaseTable::Segments segments;
-  segments.reserve(queries.size());  // a lease costs what it lists, and no more
-  Impl::Verified verified;
-  bool any = false;
-  Nanos needed_at = impl_->clock.Now();
-  for (const Query& query : queries) {
-    needed_at = std::max(needed_at, query.needed_at);
-    segments.push_back(refused != MissReason::kNone ? impl_->Missed(session, *tenant, query, refused)
-                                                    : impl_->Find(session, *tenant, query, verified, others));
-    any |= static_cast<bool>(segments.back().object);
+  if (commit.provenance == Provenance::kExact && impl_->leases.Composed(commit.lease)) {
+    return done(std::vector<CommitOutcome>(checkpoints, CommitOutcome::kBadSource));
   }
-  Match match = impl_->Describe({}, segments);
-  for (size_t i = 0; i < queries.size(); ++i) {
-    Found& found = match.found[i];
-    if (found.reason != MissReason::kNone) continue;
-    if (has_room && !has_room(found)) {
-      found = {.reason = impl_->Missed(session, *tenant, queries[i], MissReason::kBusy).reason};
-    } else {
-      impl_->observer.Hit(*tenant, queries[i].kind, found.tier, queries[i].tokens);
-    }
-  }
-  if (any) {
-    match.lease = impl_->leases.Grant(session, *tenant, std::move(segments), needed_at, std::move(others));
-  }
-  return match;
+  impl_->prefixes.Commit(session, *tenant, std::move(commit), std::move(done));
 }
 
 absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease, const std::optional<TensorShard>& shard) {
   const TenantId* tenant = impl_->Tenant(session);
-  const LeaseTable::Segments* found = tenant == nullptr ? nullptr : impl_->leases.Peek(*tenant, lease);
-  if (found == nullptr) return absl::NotFoundError("lease: unknown");
-  const auto of_another = [&](const Pool::Result& segment) {
-    return shard && segment.object && segment.object->header.shard != *shard;
-  };
-  if (std::ranges::any_of(*found, of_another)) return impl_->AttachShard(session, *tenant, lease, *shard);
-  const absl::StatusOr<const LeaseTable::Segments*> segments = impl_->leases.Attach(session, *tenant, lease);
-  if (!segments.ok()) return segments.status();
-  return impl_->Describe(lease, **segments);
+  if (tenant == nullptr) return absl::NotFoundError("lease: unknown");
+  return impl_->matcher.Attach(session, *tenant, lease, shard);
 }
 
 absl::StatusOr<Match> Cache::Held(SessionId session, const LeaseId& lease) const {
   const LeaseTable::Segments* segments = impl_->leases.Held(session, lease);
   if (segments == nullptr) return absl::NotFoundError("lease: unknown");
-  return impl_->Describe(lease, *segments);
+  return impl_->matcher.Describe(lease, *segments);
 }
 
 void Cache::Release(SessionId session, const LeaseId& lease) {
@@ -261,9 +182,7 @@ Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, c
   if (tenant == nullptr || impl_->draining) return {};
   Publisher::Reserved reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute);
   const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
-  Impl::Verified verified;
-  Impl::Others others;
-  if (present && !impl_->FindWhole(*tenant, {.key = plan.key, .shard = plan.shard}, verified, others).object) {
+  if (present && !impl_->matcher.IsWhole(*tenant, {.key = plan.key, .shard = plan.shard})) {
     reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute);
   }
   const bool known = text != TextDigest{};
@@ -298,7 +217,10 @@ void Cache::Land(SessionId session, LandingId landing, const LeaseId& lease, Lan
     }
     return callbacks.done(std::vector<MissReason>(segments, MissReason::kLeaseLost));
   }
-  impl_->leases.Use(lease);
+  const bool composed = std::ranges::any_of(target.segments, [found](const LandTarget::Segment& segment) {
+    return segment.index < found->size() && IsComposed((*found)[segment.index]);
+  });
+  impl_->leases.Use(lease, composed);
   impl_->lander.Land(session, *tenant, landing, *found, impl_->leases.Verified(lease), std::move(target),
                      std::move(callbacks));
 }
@@ -316,7 +238,7 @@ void Cache::Compose(SessionId session, LandingId number, const LeaseId& lease, C
     const VerifiedLayers nothing(0);
     return impl_->composer.Compose(session, *tenant, number, {}, nothing, std::move(composition), std::move(done));
   }
-  impl_->leases.Use(lease);
+  impl_->leases.Use(lease, std::ranges::any_of(*found, IsComposed));
   impl_->composer.Compose(session, *tenant, number, *found, *impl_->leases.Verified(lease), std::move(composition),
                           std::move(done));
 }
@@ -346,7 +268,7 @@ bool Cache::Unpin(TenantId tenant, const Key& key) {
 }
 
 bool Cache::Evict(TenantId tenant, const Key& key) {
-  return impl_->pool.Evict(tenant, key);
+  return impl_->pool.Evict(tenant, key, PolicyKind::kOperator);
 }
 
 std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key, const TensorShard& shard) const {
@@ -382,6 +304,10 @@ Cache::Stats Cache::stats() const {
           .compositions = impl_->composer.compositions(),
           .copies_under_way = impl_->pool.placement().fills(),
           .unsaved = impl_->pool.placement().unsaved()};
+}
+
+Prefixes::Stats Cache::prefix_stats(TenantId tenant) const {
+  return impl_->prefixes.stats(tenant);
 }
 
 }  // namespace ashlar::storage

@@ -27,26 +27,15 @@
 #include "storage/ids.h"
 #include "storage/index/text_table.h"
 #include "storage/lander.h"
+#include "storage/match.h"
 #include "storage/miss_log.h"
 #include "storage/observer.h"
 #include "storage/pool.h"
+#include "storage/prefixes.h"
 #include "storage/tier/tiers.h"
 #include "storage/transfer.h"
 
 namespace ashlar::storage {
-
-// What was found. `header` and `slot` live as long as the lease.
-struct Found {
-  MissReason reason = MissReason::kNone;  // kNone: hit
-  TierKind tier = TierKind::kNone;
-  const ObjectHeader* header = nullptr;
-  const Slot* slot = nullptr;
-};
-
-struct Match {
-  LeaseId lease{};  // all zero when nothing was found
-  std::vector<Found> found;
-};
 
 struct CacheOptions {
   Nanos unused_lease = 60'000'000'000;  // a match that was never used ends so long after it is needed
@@ -76,6 +65,8 @@ class Cache {
   // how long its objects are kept unused (0: until space is needed).
   void SetFloor(size_t tier, const Group& group, uint64_t bytes);
   void SetTimeToLive(TenantId tenant, Nanos ttl);
+  // What a tenant's exact prefixes may take, of each namespace; otherwise as much as its largest tier has.
+  void SetPrefixCapacity(TenantId tenant, uint64_t bytes);
   // What SsdTier::Recover gave: found from now on.
   void Adopt(std::vector<SsdTier::Recovered> objects);
 
@@ -89,8 +80,11 @@ class Cache {
   // many misses everything with kBusy, and is refused to attach with RESOURCE_EXHAUSTED. A hit for which the answer
   // `has_room` no more, asked in order, is answered and counted as a miss with kBusy, and leased all the same.
   // What is needed later than now is fetched ahead, and the lease's deadline counts from when the last of it is needed.
-  using HasRoom = std::function<bool(const Found& hit)>;
   Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr);
+  // The same for a prompt that may be resumed, too, and whose segments, from position 0 on, the queries are. What saves
+  // most of prefix and segments together is taken (storage/policy/cover.h): segments that begin before the prefix ends
+  // are answered kCovered and are not looked up.
+  Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt, const HasRoom& has_room);
   // What another session found; NOT_FOUND for an unknown lease, also for another tenant's. For another `shard` than the
   // one that looked it up: a lease of its own, which ends unused like one of a look-up, with its part of each bundle;
   // what is of a bundle of another size is missed with kInvalidRequest. None: as it was found.
@@ -118,6 +112,11 @@ class Cache {
   void Publish(SessionId session, ReservationId reservation, PublishSource source,
                std::function<void(PublishOutcome)> done);
   void Abandon(SessionId session, ReservationId reservation);
+
+  // Keeps of a text that was computed what is worth it (storage/prefixes.h); one outcome a checkpoint, when nothing of
+  // the engine's memory is read any more. Called exact under a lease that segments, or a conversation's composed
+  // states, were landed from: all are kBadSource.
+  void Commit(SessionId session, PrefixCommit commit, std::function<void(std::vector<CommitOutcome>)> done);
 
   // Lands the given segments of a lease layer by layer; also verifies the checksums of their tuples, which the engine
   // reads in place. A copy that fails its checksum is dropped from the cache. A segment that does not fit the target
@@ -172,6 +171,7 @@ class Cache {
     Placement::Unsaved unsaved;
   };
   Stats stats() const;
+  Prefixes::Stats prefix_stats(TenantId tenant) const;
 
  private:
   struct Impl;

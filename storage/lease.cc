@@ -53,7 +53,7 @@ bool LeaseTable::HasRoom(SessionId session, size_t segments) const {
 }
 
 LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at,
-                          std::vector<Pool::Reference> others) {
+                          std::vector<Pool::Reference> others, const MatchedPrefix& prefix) {
   const Serial serial = next_serial_++;
   LeaseId id = DrawId(random_);
   // All zero means "no lease"; a name in use is not given twice, whatever the source of randomness.
@@ -62,6 +62,7 @@ LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, 
               .tenant = tenant,
               .segments = std::move(segments),
               .others = std::move(others),
+              .prefix = prefix,
               .deadline = needed_at + bounds_.unused_lease};
   Hold(holder, serial, leases_.emplace(serial, std::move(lease)).first->second);
   return id;
@@ -93,8 +94,20 @@ const LeaseTable::Segments* LeaseTable::Peek(TenantId tenant, const LeaseId& id)
   return lease.tenant == tenant ? &lease.segments : nullptr;
 }
 
-void LeaseTable::Use(const LeaseId& id) {
-  Find(id)->second.deadline.reset();
+const MatchedPrefix* LeaseTable::Prefix(const LeaseId& id) const {
+  const auto serial = serials_.find(id);
+  return serial == serials_.end() ? nullptr : &leases_.at(serial->second).prefix;
+}
+
+void LeaseTable::Use(const LeaseId& id, bool composed) {
+  Lease& lease = Find(id)->second;
+  lease.deadline.reset();
+  lease.composed |= composed;
+}
+
+bool LeaseTable::Composed(const LeaseId& id) const {
+  const auto serial = serials_.find(id);
+  return serial != serials_.end() && leases_.at(serial->second).composed;
 }
 
 std::shared_ptr<VerifiedLayers> LeaseTable::Verified(const LeaseId& id) {

@@ -15,6 +15,7 @@
 #include "proto/limits.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
+#include "storage/match.h"
 #include "storage/pool.h"
 #include "storage/tier/tier.h"
 #include "storage/verified_layers.h"
@@ -43,7 +44,7 @@ class LeaseTable {
   // The session must have room.
   // `others`: the other shards of what the segments list.
   LeaseId Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at,
-                std::vector<Pool::Reference> others = {});
+                std::vector<Pool::Reference> others = {}, const MatchedPrefix& prefix = {});
 
   // What a lease that this session holds covers; null for any other. Valid until the lease ends.
   const Segments* Held(SessionId session, const LeaseId& id) const;
@@ -52,8 +53,13 @@ class LeaseTable {
   absl::StatusOr<const Segments*> Attach(SessionId session, TenantId tenant, const LeaseId& id);
   // What a lease of this tenant covers, whoever holds it; null: unknown. Valid until the lease ends.
   const Segments* Peek(TenantId tenant, const LeaseId& id) const;
-  // From now on the lease has no deadline. The lease must exist.
-  void Use(const LeaseId& id);
+  // Which of it is a prefix's; null: unknown.
+  const MatchedPrefix* Prefix(const LeaseId& id) const;
+  // From now on the lease has no deadline. The lease must exist. `composed`: what is taken from it makes states
+  // composed.
+  void Use(const LeaseId& id, bool composed = false);
+  // Whether it was ever used so; false for an unknown one.
+  bool Composed(const LeaseId& id) const;
   // What is known of the tuples of a lease that exists. Whoever verifies them may outlive it.
   std::shared_ptr<VerifiedLayers> Verified(const LeaseId& id);
 
@@ -71,9 +77,11 @@ class LeaseTable {
     TenantId tenant = 0;
     Segments segments;
     std::vector<Pool::Reference> others;
+    MatchedPrefix prefix;
     size_t Size() const { return segments.size() + others.size(); }
     std::set<SessionId> holders;
-    std::optional<Nanos> deadline;             // none once used
+    std::optional<Nanos> deadline;  // none once used
+    bool composed = false;
     std::shared_ptr<VerifiedLayers> verified;  // null until it is asked for
   };
   using Leases = std::map<Serial, Lease>;

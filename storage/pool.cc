@@ -236,14 +236,14 @@ void Pool::Unpin(Entry& entry) {
   placement_.Changed(entry);
 }
 
-bool Pool::Evict(TenantId tenant, const Key& key) {
+bool Pool::Evict(TenantId tenant, const Key& key, PolicyKind policy) {
   std::vector<ObjectId> ids;
   for (const Entry* entry : table_.All(tenant, key)) {
     if (entry->ready) ids.push_back(entry->id);
   }
   for (const ObjectId id : ids) {
     if (Entry* entry = Living(id)) {
-      Unlink(*entry, MissReason::kEvicted, PolicyKind::kOperator, placement_.Nearest(*entry));
+      Unlink(*entry, MissReason::kEvicted, policy, placement_.Nearest(*entry));
     }
   }
   return !ids.empty();

@@ -101,7 +101,7 @@ class Pool {
   bool Pin(TenantId tenant, const Key& key, Nanos until);
   bool Unpin(TenantId tenant, const Key& key);
   // It goes from all tiers, leased bytes with their leases.
-  bool Evict(TenantId tenant, const Key& key);
+  bool Evict(TenantId tenant, const Key& key, PolicyKind policy);
   // Objects of this tenant expire when they were not used for so long (0: never).
   void SetTimeToLive(TenantId tenant, Nanos ttl) { ttls_[tenant] = ttl; }
   // Ends pins, expires objects, goes on with copies that found no room.

@@ -151,6 +151,26 @@ void PrefixCache::Release(Match match) {
   if (match.lease != nullptr) --match.lease->data.leases;
 }
 
+void PrefixCache::WhenGone(std::function<void(PrefixNode&)> gone) {
+  gone_ = gone;
+  store_.WhenGone(std::move(gone));
+}
+
+void PrefixCache::Lost(std::span<const int32_t> prefix) {
+  const auto reached = tree_.Walk(prefix);
+  PrefixNode& node = *reached.node;
+  if (reached.inside != nullptr || reached.depth < prefix.size() || !node.data.kept) return;
+  store_.Drop(node);
+  if (gone_) gone_(node);
+}
+
+bool PrefixCache::Recover(std::span<const int32_t> prefix) {
+  Extend(prefix, prefix.size());
+  PrefixNode& node = NodeAt(prefix);
+  MakeCandidate(node, PrefixKind::kRequestEnd);
+  return node.data.kept || store_.Admit(node, now_);
+}
+
 PrefixNode& PrefixCache::NodeAt(std::span<const int32_t> prefix) {
   const auto inserted = tree_.Insert(prefix);
   if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
@@ -172,11 +192,37 @@ void PrefixCache::Extend(std::span<const int32_t> tokens, uint64_t prompt) {
 }
 
 // It has what the edge had that it stands in.
-void PrefixCache::AdoptSplit(PrefixNode& node, const PrefixNode& behind) {
+void PrefixCache::AdoptSplit(PrefixNode& node, PrefixNode& behind) {
+  SplitKeys(node, behind);
   node.data.brought = behind.data.brought;
   node.data.needs = behind.data.needs > 0 ? 1 : 0;
   node.data.visited = behind.data.visited;
   Adopt(node);
+}
+
+void PrefixCache::SplitKeys(PrefixNode& node, PrefixNode& behind) const {
+  if (behind.data.stored == nullptr || behind.data.stored->blocks.empty()) return;
+  std::vector<Key>& all = behind.data.stored->blocks;
+  const auto before = static_cast<ptrdiff_t>(node.depth() / costs_.page_tokens - node.begin() / costs_.page_tokens);
+  node.data.stored = std::make_unique<StoredKeys>();
+  node.data.stored->blocks.assign(all.begin(), all.begin() + before);
+  all.erase(all.begin(), all.begin() + before);
+}
+
+void PrefixCache::JoinKeys(PrefixNode& node) const {
+  PrefixNode& child = node.first_child();
+  if (child.data.stored == nullptr) return;
+  std::vector<Key>& behind = child.data.stored->blocks;
+  const uint64_t page = costs_.page_tokens;
+  const std::vector<Key> none;
+  const std::vector<Key>& before = node.data.stored == nullptr ? none : node.data.stored->blocks;
+  const bool known = before.size() == node.depth() / page - node.begin() / page &&
+                     behind.size() == child.depth() / page - child.begin() / page;
+  if (known) {
+    behind.insert(behind.begin(), before.begin(), before.end());
+  } else {
+    behind.clear();
+  }
 }
 
 void PrefixCache::Adopt(PrefixNode& node) {
@@ -215,6 +261,7 @@ bool PrefixCache::ForgetOldest() {
   if (parent.leaf()) {
     leaves_.insert({parent.data.visited, parent.data.serial, &parent});
   } else if (parent.children() == 1 && !parent.data.kind) {
+    JoinKeys(parent);
     Disown(parent);
     tree_.Merge(parent);
   }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -49,6 +50,14 @@ class PrefixCache {
   size_t Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured);
   void Release(Match match);
 
+  // For whoever keeps the bytes. `gone` is told of every prefix whose checkpoint is given up: pages of the edges on the
+  // way to it that have no needs any more are of no use either.
+  void WhenGone(std::function<void(PrefixNode&)> gone);
+  // The checkpoint behind all of `prefix` is gone for a reason of theirs. Harmless where there is none.
+  void Lost(std::span<const int32_t> prefix);
+  // One is there that nobody committed: an earlier run of theirs did. False: it is worth less than what would go.
+  bool Recover(std::span<const int32_t> prefix);
+
   const PrefixStore& store() const { return store_; }
   const PrefixTree<PrefixEntry>& tree() const { return tree_; }  // to look at
   size_t nodes() const { return tree_.nodes(); }
@@ -77,7 +86,7 @@ class PrefixCache {
 
   PrefixNode& NodeAt(std::span<const int32_t> prefix);
   void Extend(std::span<const int32_t> tokens, uint64_t prompt);
-  void AdoptSplit(PrefixNode& node, const PrefixNode& behind);
+  void AdoptSplit(PrefixNode& node, PrefixNode& behind);
   void Adopt(PrefixNode& node);
   void Disown(PrefixNode& node);
   void Visit(PrefixNode& node);
@@ -85,8 +94,13 @@ class PrefixCache {
   bool ForgetOldest();  // false: it is kept
   void Sweep();
 
+  // Which blocks end in an edge that was split, or joined to the one behind it.
+  void SplitKeys(PrefixNode& node, PrefixNode& behind) const;
+  void JoinKeys(PrefixNode& node) const;
+
   const PrefixCosts costs_;
   const PrefixCacheOptions options_;
+  std::function<void(PrefixNode&)> gone_;
   PrefixTree<PrefixEntry> tree_;
   ReuseLaw reuse_;
   OverlapLaw overlap_;

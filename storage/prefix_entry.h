@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
+#include "proto/key.h"
 #include "storage/index/prefix_tree.h"
 #include "storage/policy/reuse_law.h"
 
@@ -19,6 +21,12 @@ struct PromptTail {
   RequestTime came = 0;
   uint64_t begin = 0, prompt_end = 0, end = 0;  // depths; decoded tokens are behind the prompt's end
   bool parted = false;                          // another prompt has parted from it, or it is forgotten
+};
+
+// Under which keys bytes of a prefix are stored (proto/prefix.h), where they are.
+struct StoredKeys {
+  std::optional<Key> checkpoint;
+  std::vector<Key> blocks;  // all that end in the prefix's edge, in order; or none of them, as it is not known
 };
 
 struct PrefixEntry {
@@ -37,6 +45,8 @@ struct PrefixEntry {
   std::shared_ptr<PromptTail> brought;  // by which it came; edges that were one share it
   RequestTime visited = 0;              // last, by any prompt that passed
   uint64_t serial = 0;                  // of its coming
+
+  std::unique_ptr<StoredKeys> stored;  // null: nothing
 };
 
 using PrefixNode = PrefixTree<PrefixEntry>::Node;

@@ -163,6 +163,9 @@ bool PrefixStore::Admit(PrefixNode& node, RequestTime now) {
   going_price_ = paid;
   evictions_ += gone.size();
   peak_bytes_ = std::max(peak_bytes_, bytes_);
+  for (PrefixNode* const dropped : gone) {
+    if (gone_) gone_(*dropped);
+  }
   return true;
 }
 

@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "storage/policy/reuse_law.h"
@@ -28,6 +30,8 @@ class PrefixStore {
   // worth less than what would have to go for it, or more than all there is.
   bool Admit(PrefixNode& node, RequestTime now);
   void Drop(PrefixNode& node);
+  // `gone` is told of every checkpoint that goes for another one, once that one is there.
+  void WhenGone(std::function<void(PrefixNode&)> gone) { gone_ = std::move(gone); }
 
   // The deepest prefix before it that is kept; the root.
   static const PrefixNode& Before(const PrefixNode& node);
@@ -79,6 +83,7 @@ class PrefixStore {
   uint64_t evictions_ = 0, refusals_ = 0;
   std::vector<PrefixNode*> kept_;
   std::vector<Cheap> cheap_;
+  std::function<void(PrefixNode&)> gone_;
 };
 
 }  // namespace ashlar::storage

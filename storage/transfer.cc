@@ -75,7 +75,8 @@ bool Fits(const PublishSource& source, const ObjectHeader& plan) {
 bool Fits(const LandTarget& target, const ObjectHeader& object, uint64_t first_position) {
   const auto row_parts =
       std::count_if(object.parts.begin(), object.parts.end(), [](const Part& part) { return IsRows(part.form); });
-  if (static_cast<size_t>(row_parts) != 2 * target.rows.size()) return false;
+  const size_t layers = object.stored_tokens > 0 ? target.rows.size() : 0;
+  if (static_cast<size_t>(row_parts) != 2 * layers) return false;
   return std::all_of(object.parts.begin(), object.parts.end(), [&](const Part& part) {
     if (!IsPaged(part.form)) return true;
     const PagedRows* rows = FindRows(target.rows, part.layer);

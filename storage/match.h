@@ -1,0 +1,45 @@
+// What a look-up found.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "storage/ids.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+// Of one query, or of one object of a prefix. `header` and `slot` live as long as the lease.
+struct Found {
+  MissReason reason = MissReason::kNone;  // kNone: hit
+  TierKind tier = TierKind::kNone;
+  const ObjectHeader* header = nullptr;
+  const Slot* slot = nullptr;
+};
+
+// The exact prefix that a prompt is best resumed from.
+struct MatchedPrefix {
+  uint64_t depth = 0;  // tokens; 0: none
+  bool own = false;    // its conversation's, else its namespace's
+  Provenance provenance = Provenance::kExact;
+  size_t first = 0, count = 0;  // its objects among what was found: the blocks in order, then the checkpoint
+};
+struct FoundPrefix : MatchedPrefix {
+  std::vector<uint64_t> resumable;      // depths that could have been chosen, rising
+  std::vector<uint64_t> checkpoint_at;  // that are worth capturing, rising, behind the prefix
+};
+
+struct Match {
+  LeaseId lease{};           // all zero when nothing was found
+  std::vector<Found> found;  // one a query, in order, then the prefix's objects
+  FoundPrefix prefix;        // of a match that was attached to: without depths
+};
+
+// Whether the answer has room for one more hit.
+using HasRoom = std::function<bool(const Found& hit)>;
+
+}  // namespace ashlar::storage

@@ -1,0 +1,243 @@
+#include "storage/matcher.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "proto/limits.h"
+#include "storage/policy/cover.h"
+
+namespace ashlar::storage {
+
+Found Matcher::Describe(const Pool::Result& result) {
+  if (!result.object) return {.reason = result.reason};
+  if (result.object->gone != MissReason::kNone) return {.reason = result.object->gone};
+  return {.tier = result.tier, .header = &result.object->header, .slot = &result.object->top().slot};
+}
+
+Match Matcher::Describe(const LeaseId& lease, const LeaseTable::Segments& segments) const {
+  Match match{.lease = lease};
+  for (const Pool::Result& segment : segments) match.found.push_back(Describe(segment));
+  if (const MatchedPrefix* const prefix = leases_.Prefix(lease)) match.prefix = {*prefix};
+  return match;
+}
+
+// Engines read an object's header in place, where it may have changed since it was written: they would miss the
+// object, and never get it published again. One call verifies an object once, however often it asks for it.
+bool Matcher::HeaderIsWhole(const Entry& object, Verified& verified) const {
+  if (!object.top().whole()) return true;  // on its way up: landings will verify it
+  if (!verified.insert(object.id).second) return true;
+  const ExtentRun& first = object.top().slot.runs.front();
+  const auto* bytes = reinterpret_cast<const char*>(top_.Address(first.arena, first.first));
+  return VerifyHeader({bytes, limits::kExtentBytes}).ok();
+}
+
+Pool::Result Matcher::FindWhole(TenantId tenant, const Query& query, Holding& holding) {
+  Others& others = holding.others;
+  const auto before = static_cast<ptrdiff_t>(others.size());
+  Pool::Result result = pool_.Find(tenant, query, &others);
+  if (!result.object) return result;
+  const auto is_whole = [&](const Pool::Reference& object) { return HeaderIsWhole(*object, holding.verified); };
+  if (is_whole(result.object) && std::all_of(others.begin() + before, others.end(), is_whole)) return result;
+  pool_.Drop(result.object, MissReason::kChecksumFailed);
+  others.erase(others.begin() + before, others.end());
+  return {.reason = MissReason::kChecksumFailed};
+}
+
+bool Matcher::IsWhole(TenantId tenant, const Query& query) {
+  Holding holding;
+  return static_cast<bool>(FindWhole(tenant, query, holding).object);
+}
+
+Pool::Result Matcher::Find(SessionId session, TenantId tenant, const Query& query, Holding& holding) {
+  if (!query.storable) return Missed(session, tenant, query, MissReason::kTooShort);
+  Pool::Result result = FindWhole(tenant, query, holding);
+  if (!result.object) return Missed(session, tenant, query, result.reason);
+  return result;
+}
+
+Pool::Result Matcher::Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason) {
+  reason = explainer_.Missed(session, tenant, query, reason);
+  observer_.Miss(tenant, query.kind, reason, query.tokens);
+  return {.reason = reason};
+}
+
+bool Matcher::Hold(TenantId tenant, std::span<const Query> objects, LeaseTable::Segments& held, Holding& holding) {
+  const auto others = static_cast<ptrdiff_t>(holding.others.size());
+  for (const Query& query : objects) {
+    held.push_back(FindWhole(tenant, query, holding));
+    if (held.back().object) continue;
+    held.clear();
+    holding.others.erase(holding.others.begin() + others, holding.others.end());
+    return false;
+  }
+  return true;
+}
+
+// The one that saves most together with the segments behind it, as far as can be seen without using them.
+LeaseTable::Segments Matcher::FindPrefix(TenantId tenant, std::span<const Query> queries, const PrefixText& prompt,
+                                         FoundPrefix& prefix, Holding& holding) {
+  Prefixes::Asked asked = prefixes_.Ask(tenant, prompt);
+  prefix.checkpoint_at = std::move(asked.checkpoint_at);
+  for (const Prefixes::Candidate& candidate : asked.candidates) prefix.resumable.push_back(candidate.depth);
+  std::vector<CoverSegment> segments;
+  uint64_t begin = 0;
+  for (const Query& query : queries) {
+    const Entry* const entry = query.storable ? pool_.Peek(tenant, query.key, query.shard) : nullptr;
+    segments.push_back({begin, begin + query.tokens, entry != nullptr && entry->ready});
+    begin += query.tokens;
+  }
+  const PrefixModel& model = prompt.model();
+  const auto flops = [&model](uint64_t depth) { return model.costs.Flops(depth); };
+  LeaseTable::Segments held;
+  std::vector<uint64_t> depths = prefix.resumable;
+  while (!depths.empty()) {
+    const Cover cover = BestCover(depths, segments, model.layout.head, model.layout.tail, flops);
+    const auto chosen = std::ranges::find(asked.candidates, cover.prefix, &Prefixes::Candidate::depth);
+    if (chosen == asked.candidates.end()) break;  // segments alone, the first one among them, save more
+    if (Hold(tenant, Prefixes::Objects(prompt, *chosen), held, holding)) {
+      prefix.depth = chosen->depth;
+      prefix.own = chosen->own;
+      prefix.provenance = held.back().object->header.provenance;
+      break;
+    }
+    depths.erase(std::ranges::find(depths, chosen->depth));
+    asked.candidates.erase(chosen);
+  }
+  std::erase_if(prefix.checkpoint_at, [&prefix](uint64_t depth) { return depth <= prefix.depth; });
+  return held;
+}
+
+// What the answer has no room for is missed, and leased all the same.
+void Matcher::Answer(SessionId session, TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,
+                     const HasRoom& has_room, Match& match) {
+  for (size_t i = 0; i < queries.size(); ++i) {
+    Found& found = match.found[i];
+    if (found.reason != MissReason::kNone) continue;
+    if (has_room && !has_room(found)) {
+      found = {.reason = Missed(session, tenant, queries[i], MissReason::kBusy).reason};
+    } else {
+      observer_.Hit(tenant, queries[i].kind, found.tier, queries[i].tokens);
+    }
+  }
+  FoundPrefix& prefix = match.prefix;
+  if (prefix.depth == 0) return;
+  const auto objects = std::span(match.found).subspan(prefix.first, prefix.count);
+  if (has_room && !std::ranges::all_of(objects, has_room)) {
+    for (Found& found : match.found) {
+      if (found.reason == MissReason::kCovered) found.reason = MissReason::kBusy;
+    }
+    prefix.depth = prefix.count = 0;
+    match.found.resize(prefix.first);
+    return;
+  }
+  const std::vector<Query> asked = Prefixes::Objects(*prompt, {.depth = prefix.depth, .own = prefix.own});
+  for (size_t i = 0; i < asked.size(); ++i) {
+    observer_.Hit(tenant, asked[i].kind, objects[i].tier, asked[i].tokens);
+  }
+  observer_.Resumed(tenant, prefix.own, prefix.depth, prompt->tokens().size());
+}
+
+Match Matcher::Lookup(SessionId session, TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,
+                      const HasRoom& has_room, MissReason refused) {
+  size_t listed = 0;
+  for (const Query& query : queries) listed += query.shard.size;
+  if (refused == MissReason::kNone && !leases_.HasRoom(session, listed)) refused = MissReason::kBusy;
+  Holding holding;
+  FoundPrefix prefix;
+  LeaseTable::Segments objects;
+  if (prompt != nullptr && refused == MissReason::kNone) {
+    objects = FindPrefix(tenant, queries, *prompt, prefix, holding);
+    if (!leases_.HasRoom(session, listed + objects.size() + holding.others.size())) {
+      prefix.depth = 0;
+      objects.clear();
+      holding.others.clear();
+    }
+  }
+  holding.segments.reserve(queries.size() + objects.size());  // a lease costs what it lists, and no more
+  Nanos needed_at = std::max(clock_.Now(), prompt == nullptr ? 0 : prompt->needed_at);
+  uint64_t begin = 0;
+  for (const Query& query : queries) {
+    needed_at = std::max(needed_at, query.needed_at);
+    if (begin < prefix.depth) {
+      holding.segments.push_back({.reason = MissReason::kCovered});
+    } else if (refused != MissReason::kNone) {
+      holding.segments.push_back(Missed(session, tenant, query, refused));
+    } else {
+      holding.segments.push_back(Find(session, tenant, query, holding));
+    }
+    begin += query.tokens;
+  }
+  prefix.first = holding.segments.size();
+  prefix.count = objects.size();
+  std::ranges::move(objects, std::back_inserter(holding.segments));
+  Match match;
+  for (const Pool::Result& segment : holding.segments) match.found.push_back(Describe(segment));
+  match.prefix = std::move(prefix);
+  Answer(session, tenant, queries, prompt, has_room, match);
+  const auto is_held = [](const Pool::Result& segment) { return static_cast<bool>(segment.object); };
+  if (std::ranges::any_of(holding.segments, is_held)) {
+    match.lease =
+        leases_.Grant(session, tenant, std::move(holding.segments), needed_at, std::move(holding.others), match.prefix);
+  }
+  return match;
+}
+
+absl::StatusOr<Match> Matcher::Attach(SessionId session, TenantId tenant, const LeaseId& lease,
+                                      const std::optional<TensorShard>& shard) {
+  const LeaseTable::Segments* const found = leases_.Peek(tenant, lease);
+  if (found == nullptr) return absl::NotFoundError("lease: unknown");
+  const auto of_another = [&](const Pool::Result& segment) {
+    return shard && segment.object && segment.object->header.shard != *shard;
+  };
+  if (std::ranges::any_of(*found, of_another)) return AttachShard(session, tenant, lease, *shard);
+  const absl::StatusOr<const LeaseTable::Segments*> segments = leases_.Attach(session, tenant, lease);
+  if (!segments.ok()) return segments.status();
+  return Describe(lease, **segments);
+}
+
+absl::StatusOr<Match> Matcher::AttachShard(SessionId session, TenantId tenant, const LeaseId& lease,
+                                           const TensorShard& shard) {
+  const LeaseTable::Segments& found = *leases_.Peek(tenant, lease);
+  if (!leases_.HasRoom(session, found.size() * shard.size)) {
+    return absl::ResourceExhaustedError("lease: a session has no room for another one");
+  }
+  const MatchedPrefix* const known = leases_.Prefix(lease);
+  const MatchedPrefix prefix = known == nullptr ? MatchedPrefix{} : *known;
+  Others others;
+  LeaseTable::Segments own = ForShard(found, shard, others);
+  leases_.Use(lease);
+  Match match;
+  for (const Pool::Result& segment : own) match.found.push_back(Describe(segment));
+  match.prefix = {prefix};
+  match.lease = leases_.Grant(session, tenant, std::move(own), clock_.Now(), std::move(others), prefix);
+  return match;
+}
+
+// What a lease of one shard is to another one.
+LeaseTable::Segments Matcher::ForShard(const LeaseTable::Segments& segments, const TensorShard& shard, Others& others) {
+  LeaseTable::Segments own;
+  own.reserve(segments.size());
+  for (const Pool::Result& segment : segments) {
+    if (!segment.object) {
+      own.push_back({.reason = segment.reason});
+      continue;
+    }
+    // The lease holds all shards of this size, and none of another.
+    if (segment.object->header.shard.size != shard.size) {
+      own.push_back({.reason = MissReason::kInvalidRequest});
+      continue;
+    }
+    if (segment.object->gone != MissReason::kNone) {
+      own.push_back({.reason = segment.object->gone});
+      continue;
+    }
+    own.push_back({.tier = segment.tier, .object = pool_.Shard(segment.object, shard)});
+    for (uint32_t rank = 0; rank < shard.size; ++rank) {
+      if (rank != shard.rank) others.push_back(pool_.Shard(segment.object, {.rank = rank, .size = shard.size}));
+    }
+  }
+  return own;
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,193 @@
+// Exact prefixes as objects: what storage/prefix_cache.h decides of each namespace, done to bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/key.h"
+#include "proto/layout.h"
+#include "proto/outcome.h"
+#include "proto/prefix.h"
+#include "proto/shard.h"
+#include "storage/drain.h"
+#include "storage/explanation.h"
+#include "storage/ids.h"
+#include "storage/index/bounded_table.h"
+#include "storage/observer.h"
+#include "storage/pool.h"
+#include "storage/prefix_cache.h"
+#include "storage/publisher.h"
+#include "storage/transfer.h"
+
+namespace ashlar::storage {
+
+// An opened model, as far as prefixes go. Immutable: sessions and threads share it.
+struct PrefixModel {
+  NamespaceId ns;
+  TensorShard shard;
+  Layout layout;  // of the shard
+  uint32_t block_tokens = 0;
+  uint32_t capture_tokens = 1;  // its engine checkpoints inside a prompt at multiples of it
+  bool paged = false;           // some layer has keys and values, so there are blocks
+  PrefixCosts costs;            // of all shards; bytes as they are allocated
+};
+// FLOPs 0: not known, tokens are counted instead. Errors are PlanPrefixCheckpoint's.
+absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const NamespaceId& ns, const TensorShard& shard,
+                                                                   const Layout& layout, uint32_t capture_tokens,
+                                                                   double flops_per_token, double flops_per_square);
+
+// A prompt, or a text that was computed, with its keys. Made off the metadata thread: it hashes every token.
+class PrefixText {
+ public:
+  PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int32_t> tokens,
+             const ConversationId& conversation = {});
+  PrefixText(PrefixText&&) = default;  // spans into the tokens stay right
+
+  const PrefixModel& model() const { return *model_; }
+  std::span<const int32_t> tokens() const { return tokens_; }
+  const ConversationId& conversation() const { return conversation_; }
+  const PrefixKeys& shared() const { return shared_; }
+  const std::optional<PrefixKeys>& own() const { return own_; }  // with a conversation
+
+  Nanos needed_at = 0;  // as Query::needed_at
+
+ private:
+  std::shared_ptr<const PrefixModel> model_;
+  std::vector<int32_t> tokens_;
+  ConversationId conversation_;
+  PrefixKeys shared_;
+  std::optional<PrefixKeys> own_;
+};
+
+// What an engine has computed of a text, and offers.
+struct PrefixCommit {
+  struct Checkpoint {
+    uint64_t depth = 0;                          // they ascend; the last one is the text's end
+    std::vector<PublishSource::Tensor> tensors;  // states and convolution tails, in the order of layers and forms
+  };
+  PrefixText text;
+  uint64_t prompt_tokens = 0;  // of the text; decoded ones follow
+  // Composed: some of it was set from segments, or resumed from what was. Only its conversation resumes from it.
+  Provenance provenance = Provenance::kExact;
+  LeaseId lease{};  // of the match that it began with; all zero: none
+  std::vector<Checkpoint> checkpoints;
+  std::vector<PagedRows> rows;  // one for every attention layer
+  std::vector<int32_t> page_table;
+  Nanos deadline = 0;  // as PublishSource::deadline
+  std::shared_ptr<const void> keep;
+};
+
+// All namespaces'. One thread.
+//
+// A checkpoint and the blocks before it are objects like any other: in the levels, on the disk, leased and landed. What
+// is to be kept of a namespace's exact prefixes its PrefixCache decides, within the tenant's capacity; what it gives up
+// is evicted here. What is lost otherwise (space that segments needed, a corrupt copy, an operator) is noticed at the
+// next look-up that would have used it. Composed states are kept under their conversation's own keys in the private
+// pool, the latest two of each, and go least recently used first.
+//
+// Of tensor-parallel ranks, rank 0 looks up and decides; what other ranks commit is kept until the deciding one, or
+// space, makes it go: a bundle that is not whole is found by nobody.
+class Prefixes {
+ public:
+  using IsOpen = std::function<bool(SessionId)>;
+  // `capacity`: of a tenant, where no other is set: bytes.
+  Prefixes(Pool& pool, Publisher& publisher, Drain& drain, Observer& observer, IsOpen is_open,
+           std::function<uint64_t(TenantId)> capacity);
+
+  // For namespaces that are first seen from now on.
+  void SetCapacity(TenantId tenant, uint64_t bytes) { capacities_[tenant] = bytes; }
+  // An object that a restart found on the disk: prompts that it is a prefix of will find it.
+  void Adopt(const ObjectHeader& header);
+
+  // Where a prompt may be resumed: every object that it takes is there. At least its last token is left to compute.
+  struct Candidate {
+    uint64_t depth = 0;
+    bool own = false;  // the conversation's, else the namespace's
+  };
+  struct Asked {
+    std::vector<Candidate> candidates;    // by depth, rising; one a depth
+    std::vector<uint64_t> checkpoint_at;  // that are worth capturing, rising
+  };
+  // A request comes: once a request, the cache learns from it.
+  Asked Ask(TenantId tenant, const PrefixText& text);
+  // What a candidate takes: its blocks, in order, then the checkpoint.
+  static std::vector<Query> Objects(const PrefixText& text, const Candidate& candidate);
+
+  // Decides what to keep of it and copies that in; one outcome a checkpoint, when nothing of the engine's memory is
+  // read any more. `done` may be called before this returns.
+  using CommitDone = std::function<void(std::vector<CommitOutcome>)>;
+  void Commit(SessionId session, TenantId tenant, PrefixCommit commit, CommitDone done);
+
+  struct Stats {
+    uint64_t namespaces = 0;
+    uint64_t checkpoints = 0, bytes = 0;  // that are to be kept, of exact prefixes
+    uint64_t history_bytes = 0;           // that knowing of prompts takes
+  };
+  Stats stats(TenantId tenant) const;
+
+ private:
+  static constexpr size_t kNamespaces = 16;  // of a tenant; then the one that was asked longest ago is forgotten
+  static constexpr size_t kConversations = 1 << 16;  // of a tenant, likewise
+  static constexpr size_t kProbes = 64;              // depths of recovered checkpoints that a look-up tries
+
+  struct Space {
+    TenantId tenant = 0;
+    std::unique_ptr<PrefixCache> cache;
+    uint64_t asked = 0;  // when last
+  };
+  struct ConversationName {
+    NamespaceId ns;
+    ConversationId id{};
+    bool operator==(const ConversationName&) const = default;
+    template <typename H>
+    friend H AbslHashValue(H state, const ConversationName& name) {
+      return H::combine(std::move(state), name.ns, name.id);
+    }
+  };
+  struct Mark {
+    uint64_t depth = 0;  // 0: none
+    Key key;
+  };
+  struct Conversation {
+    Mark last, before;  // one resumes from the state before when the last turn is asked again
+  };
+  using Conversations = BoundedTable<ConversationName, Conversation>;
+  enum class There : uint8_t { kGone, kComing, kWhole };
+  class Writing;
+
+  Space& Of(TenantId tenant, const PrefixModel& model);
+  Conversations& Of(TenantId tenant);
+  There Find(TenantId tenant, const Key& key, const TensorShard& shard) const;
+  // Whether all that a depth takes is there. `whole` counts leading blocks that are: for several depths, rising.
+  There Find(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys, uint64_t depth, size_t& whole) const;
+  void Probe(Space& space, const PrefixText& text);
+  void AddOwn(TenantId tenant, const PrefixText& text, Asked& asked);
+  void GiveUp(TenantId tenant, PrefixNode& node);
+  // Which of a commit's checkpoints are to be kept.
+  std::vector<bool> Decide(Space& space, const PrefixCommit& commit);
+  // Notes under which keys the prefixes of a text are stored that are to be kept.
+  static void Name(const Space& space, const PrefixText& text, uint64_t depth);
+  void Remember(TenantId tenant, const PrefixText& text, uint64_t depth);
+
+  Pool& pool_;
+  Publisher& publisher_;
+  Drain& drain_;
+  Observer& observer_;
+  const IsOpen is_open_;
+  const std::function<uint64_t(TenantId)> capacity_;
+  std::map<TenantId, uint64_t> capacities_;
+  std::map<NamespaceId, Space> spaces_;
+  std::map<TenantId, std::unique_ptr<Conversations>> conversations_;
+  std::map<NamespaceId, std::multiset<uint64_t>> recovered_;  // depths of checkpoints that no tree knows of
+  uint64_t asked_ = 0;
+};
+
+}  // namespace ashlar::storage
