@@ -1,0 +1,38 @@
+// An engine for tests whose every number tells of which text it is: rows and states are functions of all tokens up to
+// where they stand, so that nothing can be taken for something else.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "storage/cache.h"
+#include "storage/testing/engine.h"
+
+namespace ashlar::storage {
+
+class PrefixEngine {
+ public:
+  explicit PrefixEngine(TenantId tenant = 1, uint32_t capture_tokens = 1);
+
+  const std::shared_ptr<const PrefixModel>& model() const { return model_; }
+  // As TestPlan's objects of this tenant, the engine's segments are of the same namespace.
+  PrefixText Text(std::vector<int32_t> tokens, const ConversationId& conversation = {}) const {
+    return PrefixText(model_, std::move(tokens), conversation);
+  }
+
+  // Everything of a text, with its states at `depths` and at its end.
+  PrefixCommit Offer(const std::vector<int32_t>& tokens, uint64_t prompt, std::vector<uint64_t> depths,
+                     const ConversationId& conversation = {}) const;
+
+  // Pages for a whole text, and a landing of a match's prefix into them.
+  static LandTarget Target(const TestPages& pages, const MatchedPrefix& prefix);
+  // Largest absolute difference between what has landed, and what lies in the checkpoint, and what belongs there.
+  double Error(const TestPages& pages, const Tier& top, const Match& match, std::span<const int32_t> tokens) const;
+
+ private:
+  std::shared_ptr<const PrefixModel> model_;
+};
+
+}  // namespace ashlar::storage
