@@ -8,6 +8,7 @@
 namespace ashlar::rag {
 namespace {
 
+using refengine::HeldCheckpoint;
 using refengine::LayerTables;
 using refengine::SeamWidths;
 using refengine::Sequence;
@@ -30,16 +31,6 @@ absl::Status Finish(const Runtime& runtime, Sequence& sequence, std::span<const 
 }
 
 }  // namespace
-
-HeldCheckpoint::HeldCheckpoint(const refengine::ModelConfig& config, refengine::RecurrentState state)
-    : state_(std::make_unique<refengine::RecurrentState>(std::move(state))), tables_(config) {
-  for (int32_t layer = 0; layer < config.layers(); ++layer) {
-    if (config.is_attention(layer)) continue;
-    const int32_t linear = config.kind_index(layer);
-    refengine::PointAt(config.linear, nullptr, state_->State(linear).data(), tables_.heads(layer));
-    tables_[layer].conv_tail = state_->ConvWindow(linear).data();
-  }
-}
 
 absl::StatusOr<Served> FullRecompute::Serve(const RagPrompt& prompt) {
   const Stopwatch watch;

@@ -9,22 +9,12 @@
 
 #include "absl/status/statusor.h"
 #include "tools/rag/serving.h"
+#include "tools/refengine/held_checkpoint.h"
 #include "tools/refengine/page_pool.h"
 #include "tools/refengine/sequence.h"
 #include "tools/refengine/stored_segment.h"
 
 namespace ashlar::rag {
-
-// A recurrent state in the form in which a chain takes it up: a checkpoint. Views stay valid while it lives.
-class HeldCheckpoint {
- public:
-  HeldCheckpoint(const refengine::ModelConfig& config, refengine::RecurrentState state);
-  std::span<const refengine::CachedLayer> layers() const { return tables_.layers(); }
-
- private:
-  std::unique_ptr<refengine::RecurrentState> state_;
-  refengine::LayerTables tables_;
-};
 
 // Every token is computed.
 class FullRecompute {
@@ -50,7 +40,7 @@ class PrefixCache {
   struct Entry {
     std::vector<int32_t> tokens;
     std::unique_ptr<refengine::Sequence> sequence;
-    std::map<uint64_t, HeldCheckpoint> checkpoints;  // by depth
+    std::map<uint64_t, refengine::HeldCheckpoint> checkpoints;  // by depth
   };
   struct Hit {
     Entry* entry = nullptr;
@@ -72,7 +62,7 @@ class NaiveAddition {
 
  private:
   struct First {
-    HeldCheckpoint checkpoint;
+    refengine::HeldCheckpoint checkpoint;
     refengine::StoredSegment rows;
   };
   absl::StatusOr<First*> FirstSegment(std::span<const int32_t> tokens);
