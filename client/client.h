@@ -196,7 +196,7 @@ class Match {
   const std::vector<uint64_t>& checkpoint_positions() const;
   const std::vector<SegmentResult>& segments() const;
   const PrefixResult& prefix() const;
-  // Depths that are kept, ascending; the last one is the prefix's. Of very many the deepest.
+  // Depths that could have been chosen for the prefix, ascending; of very many the deepest.
   const std::vector<uint64_t>& resumable() const;
 
   // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs

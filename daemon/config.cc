@@ -76,6 +76,9 @@ void FillDefaults(v1::Config* config) {
     if (tenant.max_sessions() == 0) tenant.set_max_sessions(std::max(1u, share));
     tenant.mutable_public_floor();
     tenant.mutable_private_floor();
+    if (tenant.prefix_bytes() == 0) {
+      tenant.set_prefix_bytes(std::max({tenant.dram_bytes(), tenant.hbm_bytes(), tenant.ssd_bytes()}));
+    }
   }
   v1::Workers* workers = config->mutable_workers();
   if (workers->threads() == 0) workers->set_threads(std::max(1u, std::thread::hardware_concurrency()));
@@ -247,6 +250,7 @@ absl::Status CheckBounds(const v1::Config& config) {
     if (config.tenants(i).region_bytes() > kSessionsOfATenant * kMaxMemoryBytes) {
       return Bad("tenants[", i, "].region_bytes: out of range");
     }
+    if (config.tenants(i).prefix_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].prefix_bytes: out of range");
     if (config.tenants(i).max_sessions() > config.sessions().max_sessions()) {
       return Bad("tenants[", i, "].max_sessions: more than sessions.max_sessions");
     }

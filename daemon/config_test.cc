@@ -80,7 +80,7 @@ dram: {capacity_bytes: 1073741824, arena_bytes: 512KiB, huge_pages: true, lock: 
 tenants:
   - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB, max_sessions: 2, hbm_bytes: 1MiB,
      ssd_bytes: 7GiB, ttl_seconds: 60, public_floor: {dram_bytes: 1MiB, ssd_bytes: 4GiB},
-     private_floor: {hbm_bytes: 1MiB, ssd_bytes: 3GiB}}
+     private_floor: {hbm_bytes: 1MiB, ssd_bytes: 3GiB}, prefix_bytes: 2GiB}
   - {name: green-2, uids: [1002], dram_bytes: 512 MiB, hbm_bytes: 1MiB}
 hbm: {capacity_bytes: 2MiB, arena_bytes: 1MiB}
 ssd: {folder: /d, capacity_bytes: 8GiB, admission: tinylfu, threads: 3, queue_depth: 5}
@@ -113,6 +113,8 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.tenants(0).public_floor().ssd_bytes(), uint64_t{4} << 30);
   EXPECT_EQ(config.tenants(0).private_floor().hbm_bytes(), 1u << 20);
   EXPECT_EQ(config.tenants(0).ttl_seconds(), 60u);
+  EXPECT_EQ(config.tenants(0).prefix_bytes(), uint64_t{2} << 30);
+  EXPECT_EQ(config.tenants(1).prefix_bytes(), 512u << 20) << "as its largest budget";
   EXPECT_EQ(config.tenants(1).ssd_bytes(), 0u);
 }
 
@@ -222,6 +224,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, "
                  "ttl_seconds: 99999999999}]",
                  "tenants[0].ttl_seconds: out of range"},
+        BadInput{"dram: {capacity_bytes: 64MiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, "
+                 "prefix_bytes: 2000TiB}]",
+                 "tenants[0].prefix_bytes: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ndrain_seconds: 4000000000", "drain_seconds: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ndrain_seconds: -1", "drain_seconds: "},
         BadInput{"dram: {capacity_bytes: 1GiB}\nleases: {unused_seconds: 99999999999}",

@@ -136,6 +136,7 @@ struct Daemon::Impl {
     for (const auto& [uid, user] : services.tenant_of_uid) levels.region_bytes[user.id] = user.regions->taken();
     for (int i = 0; i < tenants; ++i) {
       levels.pages.push_back(engine_service.PageLevels(static_cast<storage::TenantId>(i)));
+      levels.prefixes.push_back(cache.prefix_stats(static_cast<storage::TenantId>(i)));
     }
     levels.metadata_queue = loop.depth();
     levels.worker_queue = workers.depth();

@@ -1,4 +1,5 @@
 // Keeping what a text was computed with, for others to resume from: Commit.
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,7 +10,9 @@
 #include "daemon/request_fields.h"
 #include "daemon/tensor_sources.h"
 #include "proto/limits.h"
+#include "proto/object.h"
 #include "proto/prefix.h"
+#include "storage/prefixes.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -19,98 +22,127 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-// A request, as far as it can be judged by itself.
-struct Text {
-  std::shared_ptr<const Model> model;
-  std::vector<int32_t> tokens;
-  uint64_t prompt_tokens = 0;
-  Provenance provenance = Provenance::kExact;
-  ConversationId conversation{};
-  struct Captured {
-    uint64_t depth = 0;
-    TensorSources tensors;
-  };
-  std::vector<Captured> checkpoints;
-  std::shared_ptr<const Pages> pages;  // null: unknown
-  std::vector<int32_t> page_table;
-  storage::LeaseId lease{};
-  storage::Nanos deadline = 0;
+// What keeps a text's memory mapped while it is read.
+struct Kept {
+  TensorSources::Regions regions;
+  std::shared_ptr<const Pages> pages;
 };
 
-absl::Status ReadCheckpoints(const v1::CommitRequest& request, const Session& session, Text& text) {
-  const int count = request.checkpoints_size();
-  if (count == 0) return Bad("checkpoints: none");
-  if (static_cast<uint64_t>(count) > limits::kMaxCheckpointsPerCommit) {
+// The states that are offered, as far as they can be judged without their plans.
+absl::StatusOr<std::vector<TensorSources>> ReadStates(const v1::CommitRequest& request, const Session& session) {
+  if (static_cast<uint64_t>(request.checkpoints_size()) > limits::kMaxCheckpointsPerCommit) {
     return Bad("checkpoints: more than ", limits::kMaxCheckpointsPerCommit);
   }
+  const uint64_t tokens = request.tokens().size() / sizeof(int32_t);
+  std::vector<TensorSources> states;
   uint64_t before = 0;
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < request.checkpoints_size(); ++i) {
     const std::string field = absl::StrCat("checkpoints[", i, "]");
     const v1::CapturedState& captured = request.checkpoints(i);
     if (captured.depth() <= before) return Bad(field, ".depth: not behind the one before");
-    if (captured.depth() > text.tokens.size()) return Bad(field, ".depth: behind the text's last token");
-    Text::Captured& out = text.checkpoints.emplace_back();
-    out.depth = before = captured.depth();
+    if (captured.depth() > tokens) return Bad(field, ".depth: behind the text's last token");
+    before = captured.depth();
+    TensorSources& sources = states.emplace_back();
     for (int j = 0; j < captured.parts_size(); ++j) {
       const std::string part = absl::StrCat(field, ".parts[", j, "]");
-      if (absl::Status status = out.tensors.Add(part, j, captured.parts(j), session); !status.ok()) return status;
+      if (absl::Status status = sources.Add(part, j, captured.parts(j), session); !status.ok()) return status;
       if (IsTransition(static_cast<PartForm>(captured.parts(j).form()))) {
         return Bad(part, ".form: what is resumed from has no transitions");
       }
     }
   }
-  if (before != text.tokens.size()) return Bad("checkpoints[", count - 1, "].depth: the last one is the text's end");
-  return absl::OkStatus();
+  if (states.empty()) return Bad("checkpoints: none");
+  if (before != tokens) return Bad("checkpoints[", states.size() - 1, "].depth: the last one is the text's end");
+  return states;
 }
 
-absl::StatusOr<Text> ReadText(const v1::CommitRequest& request, const Session& session) {
-  Text text;
-  text.model = session.FindModel(request.model());
-  if (text.model == nullptr) return Bad("model: unknown handle ", request.model());
-  if (!text.model->uses_prefixes()) return Bad("model: opened without prefixes");
+// All but where things lie.
+absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request, const Model& model) {
   auto tokens = ReadTokens("tokens", request.tokens());
   if (!tokens.ok()) return tokens.status();
-  text.tokens = *std::move(tokens);
-  if (text.tokens.empty()) return Bad("tokens: empty");
-  text.prompt_tokens = request.prompt_tokens();
-  if (text.prompt_tokens == 0 || text.prompt_tokens > text.tokens.size()) {
-    return Bad("prompt_tokens: not from 1 to ", text.tokens.size());
+  const uint64_t count = tokens->size();
+  if (count == 0) return Bad("tokens: empty");
+  if (request.prompt_tokens() == 0 || request.prompt_tokens() > count) {
+    return Bad("prompt_tokens: not from 1 to ", count);
   }
-  text.provenance = static_cast<Provenance>(request.provenance());
-  if (request.provenance() != static_cast<uint32_t>(Provenance::kExact) &&
-      request.provenance() != static_cast<uint32_t>(Provenance::kComposed)) {
-    return Bad("provenance: unknown");
-  }
+  const bool composed = request.provenance() == static_cast<uint32_t>(Provenance::kComposed);
+  if (!composed && request.provenance() != static_cast<uint32_t>(Provenance::kExact)) return Bad("provenance: unknown");
   const auto conversation = ReadConversation("conversation", request.conversation());
   if (!conversation.ok()) return conversation.status();
-  text.conversation = *conversation;
-  if (text.provenance == Provenance::kComposed && text.conversation == ConversationId{}) {
+  if (composed && *conversation == ConversationId{}) {
     return Bad("conversation: composed states are a conversation's own, and it must be given");
   }
-  if (absl::Status status = ReadCheckpoints(request, session, text); !status.ok()) return status;
-  text.pages = session.FindPages(request.pages_id());
+  storage::LeaseId lease{};
+  if (!request.lease().empty()) {
+    const auto read = ReadLease("lease", request.lease());
+    if (!read.ok()) return read.status();
+    lease = *read;
+  }
+  if (request.deadline_ns() < 0) return Bad("deadline_ns: negative");
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
     return Bad("page_table: more than ", limits::kMaxPromptTokens);
   }
-  text.page_table.assign(request.page_table().begin(), request.page_table().end());
-  if (!request.lease().empty()) {
-    const auto lease = ReadLease("lease", request.lease());
-    if (!lease.ok()) return lease.status();
-    text.lease = *lease;
+  return storage::PrefixCommit{.text = {model.prefixes, *std::move(tokens), *conversation},
+                               .prompt_tokens = request.prompt_tokens(),
+                               .provenance = composed ? Provenance::kComposed : Provenance::kExact,
+                               .lease = lease,
+                               .checkpoints = {},
+                               .rows = {},
+                               .page_table = {request.page_table().begin(), request.page_table().end()},
+                               .deadline = request.deadline_ns(),
+                               .keep = nullptr};
+}
+
+// Says in `commit` where all of it lies. False unless there is every part of every state, and nothing else, inside its
+// region, and the text inside its pages.
+bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> states,
+            const std::shared_ptr<const Pages>& pages, const Model& model, storage::PrefixCommit& commit) {
+  auto kept = std::make_shared<Kept>();
+  for (size_t i = 0; i < states.size(); ++i) {
+    storage::PrefixCommit::Checkpoint& checkpoint = commit.checkpoints.emplace_back();
+    checkpoint.depth = request.checkpoints(static_cast<int>(i)).depth();
+    // Tensors are the same under any key.
+    const auto plan =
+        PlanPrefixCheckpoint(model.layout, model.ns, Key{}, model.prefixes->block_tokens, checkpoint.depth);
+    if (!plan.ok() || !states[i].Fit(*plan, checkpoint.tensors, kept->regions)) return false;
   }
-  if (request.deadline_ns() < 0) return Bad("deadline_ns: negative");
-  text.deadline = request.deadline_ns();
-  return text;
+  if (model.prefixes->paged) {
+    if (pages == nullptr || pages->model().ns != model.ns || pages->model().shard != model.shard) return false;
+    if (!pages->CheckPositions(commit.page_table, 0, commit.text.tokens().size()).ok()) return false;
+    commit.rows = pages->rows();
+    kept->pages = pages;
+  }
+  commit.keep = std::move(kept);
+  return true;
 }
 
 }  // namespace
 
-void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply*, Done done) {
+void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* reply, Done done) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
-  const auto text = ReadText(request, **session);
-  if (!text.ok()) return done(text.status());
-  done(absl::UnimplementedError("this version keeps no prefixes"));
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
+  if (model->prefixes == nullptr) return done(Bad("model: opened without prefixes"));
+  auto read = ReadText(request, *model);
+  if (!read.ok()) return done(read.status());
+  const auto states = ReadStates(request, **session);
+  if (!states.ok()) return done(states.status());
+  const auto answer_all = [reply, count = request.checkpoints_size()](CommitOutcome outcome) {
+    reply->mutable_outcomes()->Resize(count, static_cast<uint32_t>(outcome));
+  };
+  const auto commit = std::make_shared<storage::PrefixCommit>(*std::move(read));
+  if (!Locate(request, *states, (*session)->FindPages(request.pages_id()), *model, *commit)) {
+    answer_all(CommitOutcome::kBadSource);
+    return done(absl::OkStatus());
+  }
+  const Done refused = BusyAsData(done, [answer_all] { answer_all(CommitOutcome::kBusy); });
+  OnLoop(*session, Room::kRequest, refused, [this, session = *session, commit, reply, done] {
+    cache_.Commit(session->about().id, std::move(*commit), [reply, done](const std::vector<CommitOutcome>& outcomes) {
+      for (const CommitOutcome outcome : outcomes) reply->add_outcomes(static_cast<uint32_t>(outcome));
+      done(absl::OkStatus());
+    });
+  });
 }
 
 }  // namespace ashlar::daemon

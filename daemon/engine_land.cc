@@ -37,8 +37,8 @@ absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Sessio
   landing.lease = *lease;
   landing.pages = session.FindPages(request.pages_id());
   if (landing.pages == nullptr) return Bad("pages_id: unknown handle ", request.pages_id());
-  if (static_cast<uint64_t>(request.segments_size()) > limits::kMaxSegments) {
-    return Bad("segments: more than ", limits::kMaxSegments);
+  if (static_cast<uint64_t>(request.segments_size()) > limits::kMaxObjectsPerLanding) {
+    return Bad("segments: more than ", limits::kMaxObjectsPerLanding);
   }
   std::set<uint32_t> given;
   for (int i = 0; i < request.segments_size(); ++i) {
@@ -60,7 +60,7 @@ absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Sessio
 // Whether pages that the daemon allocates may be written so: a running request's own may hold anything; those that all
 // requests share hold their segment as every request would find it there, and only until they are filled. Appends them.
 absl::Status CheckAllocated(const std::string& field, const Landing& landing,
-                            const storage::LandTarget::Segment& segment, const ObjectHeader& header,
+                            const storage::LandTarget::Segment& segment, const ObjectHeader& header, bool of_prefix,
                             std::vector<storage::PageId>& written) {
   const Pages& pages = *landing.pages;
   const uint64_t page_tokens = pages.page_tokens(), first = segment.first_position + header.first_token;
@@ -72,6 +72,9 @@ absl::Status CheckAllocated(const std::string& field, const Landing& landing,
     const storage::PagePool::Writable writable = pages.pool()->MayWrite(page);
     if (writable == storage::PagePool::Writable::kNo) {
       return Bad(field, ": page_table[", i, "]: page ", page, " is neither a request's own nor to be filled");
+    }
+    if (writable == storage::PagePool::Writable::kToFill && of_prefix) {
+      return Bad(field, ": page_table[", i, "]: page ", page, " is shared, and a prefix lands on own pages alone");
     }
     if (writable == storage::PagePool::Writable::kToFill && !in_place) {
       return Bad(field, ".first_position: shared pages hold keys from their segment's own start, which stands at slot ",
@@ -94,9 +97,10 @@ absl::Status CheckTargets(Landing& landing, const storage::Match& match, std::ve
     if (found.reason != MissReason::kNone) continue;  // nothing to write; its verdict is that reason
     const ObjectHeader& header = *found.header;
     if (!landing.pages->model().Has(header)) return Bad("pages_id: pages of another model than the lease's");
-    if (header.kind == ObjectKind::kCheckpoint && segment.first_position != 0) {
+    if (header.kind != ObjectKind::kSegment && segment.first_position != 0) {
       return Bad(field, ".first_position: a prefix stands at 0");
     }
+    if (header.stored_tokens == 0) continue;
     const uint64_t first = segment.first_position + header.first_token;
     const absl::Status inside = landing.pages->CheckPositions(landing.target.page_table, first, header.stored_tokens);
     if (!inside.ok()) return Bad(field, ": ", inside.message());
@@ -105,7 +109,9 @@ absl::Status CheckTargets(Landing& landing, const storage::Match& match, std::ve
       return Bad(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
     }
     if (landing.pages->pool() != nullptr) {
-      if (absl::Status may = CheckAllocated(field, landing, segment, header, allocated); !may.ok()) return may;
+      const bool of_prefix = segment.index - match.prefix.first < match.prefix.count;
+      if (absl::Status may = CheckAllocated(field, landing, segment, header, of_prefix, allocated); !may.ok())
+        return may;
     }
     written.emplace_back(first, end);
   }

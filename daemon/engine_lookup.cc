@@ -28,24 +28,30 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
     return done(Bad("prompts: more than ", limits::kMaxPromptsPerCall));
   }
   uint64_t lookups = 0;
-  for (const v1::Prompt& prompt : request.prompts()) lookups += prompt.segment_lengths_size();
-  if (lookups * model->shard.size > limits::kMaxLookupsPerMatch) {
+  for (const v1::Prompt& prompt : request.prompts()) lookups += CountLookups(prompt, *model);
+  if (lookups > limits::kMaxLookupsPerMatch) {
     return done(Bad("prompts: more than ", limits::kMaxLookupsPerMatch, " shards of segments together"));
   }
-  auto prompts = std::make_shared<std::vector<std::vector<storage::Query>>>();
+  auto prompts = std::make_shared<std::vector<Asked>>();
   for (int i = 0; i < request.prompts_size(); ++i) {
-    auto queries = ReadPrompt(absl::StrCat("prompts[", i, "]"), request.prompts(i), *model);
-    if (!queries.ok()) return done(queries.status());
-    prompts->push_back(*std::move(queries));
+    auto asked = ReadPrompt(absl::StrCat("prompts[", i, "]"), request.prompts(i), *model);
+    if (!asked.ok()) return done(asked.status());
+    prompts->push_back(*std::move(asked));
   }
   OnLoop(*session, Room::kRequest, done, [this, session = *session, prompts, reply, done] {
     MatchReplyWriter writer;
-    for (const std::vector<storage::Query>& queries : *prompts) {
+    const storage::SessionId id = session->about().id;
+    const auto has_room = [&writer](const storage::Found& hit) { return writer.Take(hit); };
+    for (const auto& [segments, text] : *prompts) {
       v1::PromptMatch* out = reply->add_prompts();
-      const auto has_room = [&writer](const storage::Found& hit) { return writer.Take(hit); };
-      MatchReplyWriter::Write(cache_.Lookup(session->about().id, queries, has_room), out);
+      if (text.has_value()) {
+        observer_.Prompted(session->about().tenant, text->tokens().size());
+        MatchReplyWriter::Write(cache_.Lookup(id, segments, *text, has_room), out);
+        continue;
+      }
+      MatchReplyWriter::Write(cache_.Lookup(id, segments, has_room), out);
       // A missed first segment is computed anyway: its end is where the next prompt can go on from.
-      if (!queries.empty() && out->prefix_depth() == 0) out->add_checkpoint_positions(queries[0].tokens);
+      if (!segments.empty() && out->prefix_depth() == 0) out->add_checkpoint_positions(segments[0].tokens);
     }
     done(absl::OkStatus());
   });

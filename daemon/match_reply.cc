@@ -1,5 +1,8 @@
 #include "daemon/match_reply.h"
 
+#include <algorithm>
+#include <span>
+
 #include "ashlar/v1/cache.pb.h"
 #include "proto/outcome.h"
 
@@ -15,9 +18,9 @@ void WriteMiss(MissReason reason, size_t index, v1::SegmentMatch* out) {
   out->set_kind(static_cast<uint32_t>(KindOfSegment(index)));
 }
 
-void WriteHit(const storage::Found& found, size_t index, v1::SegmentMatch* out) {
+void WriteHit(const storage::Found& found, v1::SegmentMatch* out) {
   out->set_miss_reason(static_cast<uint32_t>(MissReason::kNone));
-  out->set_kind(static_cast<uint32_t>(KindOfSegment(index)));
+  out->set_kind(static_cast<uint32_t>(found.header->kind));
   out->set_tier(static_cast<uint32_t>(found.tier));
   out->set_bytes(found.header->bytes);
   for (const storage::ExtentRun& run : found.slot->runs) {
@@ -26,6 +29,17 @@ void WriteHit(const storage::Found& found, size_t index, v1::SegmentMatch* out) 
     extents->set_first(run.first);
     extents->set_count(run.count);
   }
+}
+
+void WritePrefix(const storage::FoundPrefix& prefix, std::span<const storage::Found> objects, v1::PromptMatch* out) {
+  out->set_prefix_depth(prefix.depth);
+  v1::PrefixMatch* const resume = out->mutable_prefix();
+  resume->set_depth(prefix.depth);
+  resume->set_provenance(static_cast<uint32_t>(prefix.provenance));
+  resume->set_own(prefix.own);
+  for (const storage::Found& object : objects) WriteHit(object, resume->add_objects());
+  const size_t listed = std::min(prefix.resumable.size(), MatchReplyWriter::kMaxDepths);
+  resume->mutable_resumable()->Add(prefix.resumable.end() - static_cast<ptrdiff_t>(listed), prefix.resumable.end());
 }
 
 }  // namespace
@@ -39,15 +53,23 @@ bool MatchReplyWriter::Take(const storage::Found& hit) {
 
 void MatchReplyWriter::Write(const storage::Match& match, v1::PromptMatch* out) {
   if (match.lease != storage::LeaseId{}) out->set_lease(match.lease.data(), match.lease.size());
-  for (size_t i = 0; i < match.found.size(); ++i) {
+  const storage::FoundPrefix& prefix = match.prefix;
+  const size_t segments = prefix.first + prefix.count > 0 ? prefix.first : match.found.size();
+  for (size_t i = 0; i < segments; ++i) {
     const storage::Found& found = match.found[i];
     if (found.reason != MissReason::kNone) {
       WriteMiss(found.reason, i, out->add_segments());
       continue;
     }
-    WriteHit(found, i, out->add_segments());
+    WriteHit(found, out->add_segments());
     if (i == 0) out->set_prefix_depth(found.header->tokens);
   }
+  const size_t wanted = std::min(prefix.checkpoint_at.size(), kMaxDepths);
+  out->mutable_checkpoint_positions()->Add(prefix.checkpoint_at.begin(),
+                                           prefix.checkpoint_at.begin() + static_cast<ptrdiff_t>(wanted));
+  const auto objects = std::span(match.found).subspan(segments, prefix.depth > 0 ? prefix.count : 0);
+  const auto is_hit = [](const storage::Found& object) { return object.reason == MissReason::kNone; };
+  if (!objects.empty() && std::ranges::all_of(objects, is_hit)) WritePrefix(prefix, objects, out);
 }
 
 }  // namespace ashlar::daemon

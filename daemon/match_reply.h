@@ -24,7 +24,8 @@ inline ObjectKind KindOfSegment(size_t index) {
 class MatchReplyWriter {
  public:
   // What a message has left for hits beside every prompt's own fields and, for every other segment, a miss.
-  static constexpr size_t kPromptBytes = 64, kMissBytes = 8;
+  static constexpr size_t kMaxDepths = limits::kMaxCheckpointsPerCommit;  // to resume from, or to capture at
+  static constexpr size_t kPromptBytes = 64 + 2 * kMaxDepths * sizeof(uint32_t), kMissBytes = 8;
   static constexpr size_t kHitBudget =
       limits::kMaxReplyBytes - limits::kMaxPromptsPerCall * kPromptBytes - limits::kMaxLookupsPerMatch * kMissBytes;
 
@@ -32,7 +33,7 @@ class MatchReplyWriter {
 
   // Whether there is room for this hit, and takes it. Once there is none for one, there is none for any other.
   bool Take(const storage::Found& hit);
-  // Of a match whose hits have all been taken.
+  // Of a match whose hits have all been taken. A prefix that is not there whole is none.
   static void Write(const storage::Match& match, v1::PromptMatch* out);
 
  private:

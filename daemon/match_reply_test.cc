@@ -15,7 +15,8 @@ constexpr uint32_t kBusy = static_cast<uint32_t>(MissReason::kBusy);
 
 // An object of 100 tokens that lies in `runs` runs. No field of a run is encoded longer.
 struct Object {
-  explicit Object(size_t runs) {
+  explicit Object(size_t runs, ObjectKind kind = ObjectKind::kCheckpoint) {
+    header.kind = kind;
     header.tokens = 100;
     header.bytes = uint64_t{1} << 40;
     for (size_t i = 0; i < runs; ++i)
@@ -92,17 +93,51 @@ TEST(MatchReply, HitsBeyondTheBudgetAreBusyInThisPromptAndTheNext) {
   EXPECT_EQ(second.prefix_depth(), 0u);
 }
 
+TEST(MatchReply, ListsAPrefixBehindTheSegments) {
+  const Object block(2, ObjectKind::kPrefixPage), checkpoint(1);
+  storage::Match match = MatchOf({{.reason = MissReason::kCovered}, block.Hit(), checkpoint.Hit()});
+  match.prefix = {{.depth = 300, .own = true, .provenance = Provenance::kComposed, .first = 1, .count = 2}, {}, {400}};
+  for (uint64_t depth = 201; depth <= 300; ++depth) match.prefix.resumable.push_back(depth);
+  v1::PromptMatch out;
+  MatchReplyWriter::Write(match, &out);
+  EXPECT_EQ(out.prefix_depth(), 300u);
+  EXPECT_EQ(out.checkpoint_positions(0), 400u);
+  ASSERT_EQ(out.segments_size(), 1);
+  EXPECT_EQ(out.segments(0).miss_reason(), static_cast<uint32_t>(MissReason::kCovered));
+  const v1::PrefixMatch& prefix = out.prefix();
+  EXPECT_EQ(prefix.depth(), 300u);
+  EXPECT_TRUE(prefix.own());
+  EXPECT_EQ(prefix.provenance(), static_cast<uint32_t>(Provenance::kComposed));
+  ASSERT_EQ(prefix.objects_size(), 2);
+  EXPECT_EQ(prefix.objects(0).kind(), static_cast<uint32_t>(ObjectKind::kPrefixPage));
+  EXPECT_EQ(prefix.objects(0).extents_size(), 2);
+  EXPECT_EQ(prefix.objects(1).kind(), static_cast<uint32_t>(ObjectKind::kCheckpoint));
+  ASSERT_EQ(prefix.resumable_size(), 64) << "the deepest";
+  EXPECT_EQ(prefix.resumable(0), 237u);
+  EXPECT_EQ(prefix.resumable(63), 300u);
+
+  // To one who cannot use all of it, it is none.
+  match.found[1] = {.reason = MissReason::kInvalidRequest};
+  out.Clear();
+  MatchReplyWriter::Write(match, &out);
+  EXPECT_FALSE(out.has_prefix());
+  EXPECT_EQ(out.prefix_depth(), 0u);
+  EXPECT_EQ(out.segments_size(), 1);
+}
+
 // As many prompts and segments as a call may have, all of them hits of one scattered object.
 TEST(MatchReply, TheLargestReplyFitsAMessage) {
-  const Object scattered(600);
+  const Object scattered(600, ObjectKind::kSegment);
   constexpr size_t kSegments = limits::kMaxLookupsPerMatch / limits::kMaxPromptsPerCall;
-  const storage::Match all_hit = MatchOf(std::vector<storage::Found>(kSegments, scattered.Hit()));
+  storage::Match all_hit = MatchOf(std::vector<storage::Found>(kSegments, scattered.Hit()));
+  all_hit.prefix = {{.depth = limits::kMaxPromptTokens, .own = true, .first = kSegments / 2, .count = kSegments / 2}};
+  all_hit.prefix.resumable.assign(1000, limits::kMaxPromptTokens);
+  all_hit.prefix.checkpoint_at.assign(1000, limits::kMaxPromptTokens);
   MatchReplyWriter writer;
   v1::MatchReply reply;
   for (uint64_t i = 0; i < limits::kMaxPromptsPerCall; ++i) {
     v1::PromptMatch* out = reply.add_prompts();
     Write(writer, all_hit, out);
-    out->add_checkpoint_positions(UINT64_MAX);
   }
   EXPECT_LE(reply.ByteSizeLong(), limits::kMaxReplyBytes);
   EXPECT_GE(reply.ByteSizeLong(), limits::kMaxReplyBytes / 4 * 3) << "no room is given away";

@@ -32,6 +32,15 @@ const Histogram::BucketBoundaries kSeconds = {1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3
 // 1 s to a week: how long cached data lives says whether there is enough room for it.
 const Histogram::BucketBoundaries kAges = {1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600};
 
+// Tokens that a resumed prompt need not compute: a system's instructions to a long conversation.
+const Histogram::BucketBoundaries kDepths = {64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
+
+// Whose states a prompt is resumed from: all of the namespace's, or one conversation's.
+enum class PrefixSource : uint8_t { kTree, kOwn };
+absl::string_view Name(PrefixSource source) {
+  return source == PrefixSource::kOwn ? "own" : "tree";
+}
+
 // Children of a family by tenant and the values of more labels, made when first needed.
 template <typename Metric, typename... Values>
 class Children {
@@ -92,6 +101,10 @@ struct Metrics::Impl {
       shared_segments.push_back(&segment_family.Add(labels));
       admitted.push_back(&admitted_family.Add(labels));
       reclaimed.push_back(&reclaimed_family.Add(labels));
+      prompts.push_back(&prompt_family.Add(labels));
+      prompt_tokens.push_back(&prompt_token_family.Add(labels));
+      prefixes.push_back(
+          {&checkpoint_family.Add(labels), &prefix_byte_family.Add(labels), &history_family.Add(labels)});
     }
     for (size_t i = 0; i < kRpcMethods; ++i) {
       const std::string name(Name(static_cast<RpcMethod>(i)));
@@ -136,6 +149,28 @@ struct Metrics::Impl {
   Counters<ObjectKind> published{CounterFamily("ashlar_published_total", "Objects published"), tenants, {"kind"}};
   Counters<ObjectKind> published_bytes{
       CounterFamily("ashlar_published_bytes_total", "Bytes of objects published"), tenants, {"kind"}};
+
+  Family<Counter>& prompt_family =
+      CounterFamily("ashlar_prefix_prompts_total", "Prompts looked up that may be resumed");
+  Family<Counter>& prompt_token_family = CounterFamily("ashlar_prefix_prompt_tokens_total", "Tokens of these prompts");
+  std::vector<Counter*> prompts, prompt_tokens;
+  Children<Histogram, PrefixSource> resumed{
+      HistogramFamily("ashlar_prefix_resumed_tokens", "Tokens that a resumed prompt need not compute"),
+      tenants,
+      {"source"}};
+  Counters<CommitOutcome, PrefixSource> commits{
+      CounterFamily("ashlar_prefix_commits_total", "States that engines committed, by what became of them"),
+      tenants,
+      {"outcome", "source"}};
+  Family<Gauge>& checkpoint_family =
+      GaugeFamily("ashlar_prefix_checkpoints", "Exact states that are to be kept, to resume from");
+  Family<Gauge>& prefix_byte_family =
+      GaugeFamily("ashlar_prefix_bytes", "Bytes counted for them and the keys and values before them");
+  Family<Gauge>& history_family = GaugeFamily("ashlar_prefix_history_bytes", "Bytes that knowing of prompts takes");
+  struct PrefixGauges {
+    Gauge *checkpoints, *bytes, *history;
+  };
+  std::vector<PrefixGauges> prefixes;  // by tenant
 
   // Of objects that had to go, not of those that were found corrupt or never published.
   Children<Histogram, TierKind> eviction_ages{
@@ -326,6 +361,20 @@ void Metrics::Reserved(TenantId tenant, ObjectKind kind, ReserveOutcome outcome)
   impl_->reserved.Add(tenant, kind, outcome, 1);
 }
 
+void Metrics::Prompted(TenantId tenant, uint64_t tokens) {
+  impl_->prompts.at(tenant)->Increment();
+  impl_->prompt_tokens.at(tenant)->Increment(static_cast<double>(tokens));
+}
+
+void Metrics::Resumed(TenantId tenant, bool own, uint64_t tokens, uint64_t) {
+  impl_->resumed.Get(tenant, own ? PrefixSource::kOwn : PrefixSource::kTree, kDepths)
+      .Observe(static_cast<double>(tokens));
+}
+
+void Metrics::Committed(TenantId tenant, CommitOutcome outcome, bool own, uint64_t) {
+  impl_->commits.Add(tenant, outcome, own ? PrefixSource::kOwn : PrefixSource::kTree, 1);
+}
+
 void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elapsed) {
   const std::string name(outcome == MissReason::kNone ? "done" : Name(outcome));
   impl_->composition_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"outcome", name}}).Increment();
@@ -354,6 +403,11 @@ void Metrics::Set(const Levels& levels) {
     impl_->shared_segments.at(i)->Set(static_cast<double>(pages.segments));
     impl_->admitted.at(i)->Set(static_cast<double>(pages.admissions));
     impl_->reclaimed.at(i)->Set(static_cast<double>(pages.reclaimed_segments));
+  }
+  for (size_t i = 0; i < levels.prefixes.size(); ++i) {
+    impl_->prefixes.at(i).checkpoints->Set(static_cast<double>(levels.prefixes[i].checkpoints));
+    impl_->prefixes.at(i).bytes->Set(static_cast<double>(levels.prefixes[i].bytes));
+    impl_->prefixes.at(i).history->Set(static_cast<double>(levels.prefixes[i].history_bytes));
   }
   impl_->objects.Set(static_cast<double>(levels.objects));
   impl_->object_bytes.Set(static_cast<double>(levels.object_bytes));

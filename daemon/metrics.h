@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "storage/observer.h"
 #include "storage/page_pool.h"
+#include "storage/prefixes.h"
 
 namespace ashlar::daemon {
 
@@ -49,6 +50,7 @@ struct Levels {
   uint64_t unsaved_objects = 0, unsaved_bytes = 0;                      // that memory has alone
   std::vector<uint64_t> region_bytes;                                   // by tenant
   std::vector<storage::PagePool::Levels> pages;                         // by tenant
+  std::vector<storage::Prefixes::Stats> prefixes;                       // by tenant
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
 
@@ -91,6 +93,9 @@ class Metrics final : public storage::Observer {
   void NoMemory(storage::TenantId, absl::string_view why) override;
   void Prefetched(storage::TenantId tenant, bool in_time) override;
   void Reserved(storage::TenantId, ObjectKind, ReserveOutcome) override;
+  void Prompted(storage::TenantId, uint64_t tokens) override;
+  void Resumed(storage::TenantId, bool own, uint64_t tokens, uint64_t prompt) override;
+  void Committed(storage::TenantId, CommitOutcome, bool own, uint64_t depth) override;
   void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;
   void Set(const Levels& levels);
   const Tallies& tallies(storage::TenantId tenant) const;

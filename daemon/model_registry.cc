@@ -25,7 +25,7 @@ bool BeginsWith(const NamespaceId& ns, absl::string_view prefix) {
 }  // namespace
 
 void ModelRegistry::Remember(storage::TenantId tenant, std::shared_ptr<const Model> model) {
-  const size_t table_bytes = TableBytes(model->layout);
+  const size_t table_bytes = TableBytes(model->layout) * (model->prefixes == nullptr ? 1 : 2);
   std::deque<Opened> gone;  // after the lock
   std::lock_guard lock(mutex_);
   std::deque<Opened>& opened = opened_[tenant];

@@ -16,6 +16,7 @@
 #include "proto/object.h"
 #include "proto/shard.h"
 #include "storage/page_pool.h"
+#include "storage/prefixes.h"
 #include "storage/transfer.h"
 
 namespace ashlar::v1 {
@@ -39,12 +40,8 @@ struct Model {
   // Whether its engine can use the object.
   bool Has(const ObjectHeader& object) const { return object.ns == ns && object.shard == shard; }
 
-  // 0: its engine did not say.
-  double tokens_per_second = 0;  // that it prefills
-  double flops_per_token = 0, flops_per_token_squared = 0;
-  // Its engine can checkpoint inside a prompt at multiples of it. 0: it does not use exact prefixes.
-  uint32_t capture_tokens = 0;
-  bool uses_prefixes() const { return capture_tokens > 0; }
+  double tokens_per_second = 0;                          // that its engine prefills; 0: it did not say
+  std::shared_ptr<const storage::PrefixModel> prefixes;  // null: its engine does not use them
 };
 
 // Immutable once a session has it. Keeps its region mapped and its model's tables alive.

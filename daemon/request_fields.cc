@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,22 @@ namespace {
 template <typename... Parts>
 absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, storage::Nanos needed_at, const Model& model) {
+  storage::Query query;
+  query.kind = kind;
+  query.shard = model.shard;
+  query.ns = model.ns;
+  query.tokens = run.size();
+  query.recompute = RecomputeTime(model, run.size());
+  query.needed_at = needed_at;
+  query.storable = kind == ObjectKind::kCheckpoint || run.size() > uint64_t{model.layout.head} + model.layout.tail;
+  if (query.storable) {
+    query.key = MakeKey(model.ns, kind, run);
+    query.text = MakeTextDigest(kind, run);
+  }
+  return query;
 }
 
 }  // namespace
@@ -57,9 +74,15 @@ storage::Nanos RecomputeTime(const Model& model, uint64_t tokens) {
   return static_cast<storage::Nanos>(std::clamp(nanos, 1.0, kYears));
 }
 
-absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field, const v1::Prompt& prompt,
-                                                       const Model& model) {
-  const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
+uint64_t CountLookups(const v1::Prompt& prompt, const Model& model) {
+  uint64_t objects = prompt.segment_lengths_size();
+  // Blocks, and a checkpoint.
+  if (model.prefixes != nullptr) objects += prompt.tokens().size() / sizeof(int32_t) / model.prefixes->block_tokens + 1;
+  return objects * model.shard.size;
+}
+
+absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model) {
+  auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
   if (!tokens.ok()) return tokens.status();
   if (static_cast<uint64_t>(prompt.segment_lengths_size()) > limits::kMaxSegments) {
     return Bad(field, ".segment_lengths: more than ", limits::kMaxSegments);
@@ -70,35 +93,26 @@ absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field,
   }
   const auto conversation = ReadConversation(absl::StrCat(field, ".conversation"), prompt.conversation());
   if (!conversation.ok()) return conversation.status();
-  if (*conversation != ConversationId{} && !model.uses_prefixes()) {
+  if (*conversation != ConversationId{} && model.prefixes == nullptr) {
     return Bad(field, ".conversation: the model was opened without prefixes");
   }
   const storage::Nanos needed_at = needed_in == 0 ? 0 : MonotonicClock().Now() + needed_in;
-  const std::span<const int32_t> all(*tokens);
-  std::vector<storage::Query> queries;
+  Asked asked;
   size_t begin = 0;
   for (int i = 0; i < prompt.segment_lengths_size(); ++i) {
     const uint64_t length = prompt.segment_lengths(i);
     if (length == 0) return Bad(field, ".segment_lengths[", i, "]: zero");
-    if (length > all.size() - begin)
+    if (length > tokens->size() - begin) {
       return Bad(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
-    storage::Query query;
-    query.kind = KindOfSegment(i);
-    query.shard = model.shard;
-    query.ns = model.ns;
-    query.tokens = length;
-    query.recompute = RecomputeTime(model, length);
-    query.needed_at = needed_at;
-    query.storable =
-        query.kind == ObjectKind::kCheckpoint || length > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
-    if (query.storable) {
-      query.key = MakeKey(model.ns, query.kind, all.subspan(begin, length));
-      query.text = MakeTextDigest(query.kind, all.subspan(begin, length));
     }
-    queries.push_back(query);
+    const auto run = std::span<const int32_t>(*tokens).subspan(begin, length);
+    asked.segments.push_back(QueryOf(KindOfSegment(i), run, needed_at, model));
     begin += length;
   }
-  return queries;
+  if (model.prefixes != nullptr && !tokens->empty()) {
+    asked.text.emplace(model.prefixes, *std::move(tokens), *conversation).needed_at = needed_at;
+  }
+  return asked;
 }
 
 }  // namespace ashlar::daemon

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,8 +34,14 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const s
 // What computing so many tokens takes by the model's declared rate; 0: it declared none.
 storage::Nanos RecomputeTime(const Model& model, uint64_t tokens);
 
-// The prompt's segments as look-ups, needed at a time counted from now. INVALID_ARGUMENT, naming the field in `field`.
-absl::StatusOr<std::vector<storage::Query>> ReadPrompt(const std::string& field, const v1::Prompt& prompt,
-                                                       const Model& model);
+// What is looked up for one prompt, needed at a time counted from now.
+struct Asked {
+  std::vector<storage::Query> segments;
+  std::optional<storage::PrefixText> text;  // of models whose engines use prefixes
+};
+// INVALID_ARGUMENT, naming the field in `field`.
+absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model);
+// How many objects that takes, at most; before anything is read.
+uint64_t CountLookups(const v1::Prompt& prompt, const Model& model);
 
 }  // namespace ashlar::daemon

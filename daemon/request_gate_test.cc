@@ -64,11 +64,11 @@ TEST(RequestGate, KnowsEveryFieldOfEveryRequest) {
 
 TEST(RequestGate, TakesAsMuchAsTheLimitsSayAndNoMore) {
   v1::LandRequest land;
-  for (uint64_t i = 0; i < limits::kMaxSegments; ++i) land.add_segments()->set_segment(i);
+  for (uint64_t i = 0; i < limits::kMaxObjectsPerLanding; ++i) land.add_segments()->set_segment(i);
   land.mutable_page_table()->Resize(1000, -1);
   EXPECT_TRUE(Check(land).ok()) << Check(land);
   land.add_segments();
-  EXPECT_THAT(Check(land).message(), HasSubstr("segments: more than 16384"));
+  EXPECT_THAT(Check(land).message(), HasSubstr("segments: more than 32769"));
 
   v1::MatchRequest match;
   for (uint64_t i = 0; i < limits::kMaxPromptsPerCall; ++i) {

@@ -142,6 +142,7 @@ void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {
       cache.SetFloor(tier++, {id, pool.kind}, pool.floor->dram_bytes());
       if (ssd_ != nullptr) cache.SetFloor(tier, {id, pool.kind}, pool.floor->ssd_bytes());
     }
+    cache.SetPrefixCapacity(id, tenant.prefix_bytes());
     if (tenant.ttl_seconds() > 0) cache.SetTimeToLive(id, static_cast<storage::Nanos>(tenant.ttl_seconds()) * kSecond);
   }
   cache.Adopt(std::move(recovered_));

@@ -34,6 +34,8 @@ class Observer {
   virtual void Reserved(TenantId /*tenant*/, ObjectKind /*kind*/, ReserveOutcome /*outcome*/) {}
   // The tenant's budget has room, but the machine gave no memory (or descriptors, or mappings) for another arena.
   virtual void NoMemory(TenantId /*tenant*/, absl::string_view /*why*/) {}
+  // A prompt that may be resumed was looked up.
+  virtual void Prompted(TenantId /*tenant*/, uint64_t /*tokens*/) {}
   // A look-up resumes a prompt behind so many tokens: of its conversation's own states, or of its namespace's.
   virtual void Resumed(TenantId /*tenant*/, bool /*own*/, uint64_t /*tokens*/, uint64_t /*prompt*/) {}
   // What became of one checkpoint of a text that was committed.

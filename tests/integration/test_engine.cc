@@ -12,42 +12,15 @@
 #include <random>
 
 #include "kernels/kernels.h"
+#include "tests/integration/content.h"
 #include "tests/integration/daemon_process.h"
 
 namespace ashlar::integration {
 namespace {
 
-constexpr uint32_t kPageTokens = 16;
 constexpr uint32_t kHead = 4, kTail = 3;
-constexpr uint32_t kKeyHeads = 2, kValueHeads = 4, kDk = 32, kDv = 24;
-constexpr uint32_t kChannels = 48, kConvKernel = 4;
 constexpr uint32_t kRotaryDim = 16;
 constexpr uint64_t kSourcePosition = 7;  // where a run's token 0 stands when it is published: not on a page boundary
-
-uint64_t Mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-// The numbers of one tensor of one run.
-class Content {
- public:
-  Content(ObjectKind kind, const Tokens& run, uint32_t layer, PartForm form, uint32_t rank) {
-    seed_ = static_cast<uint64_t>(rank) << 40 | static_cast<uint64_t>(kind) << 32 | layer << 8 |
-            static_cast<uint64_t>(form);
-    for (int32_t token : run) seed_ = Mix(seed_ + 0x9e3779b97f4a7c15u + static_cast<uint32_t>(token));
-  }
-  float At(uint64_t index) const {
-    return static_cast<float>(static_cast<int32_t>(Mix(seed_ + index) >> 32)) / 2147483648.0f;
-  }
-  void Write(float* target, uint64_t first, uint64_t count) const {
-    for (uint64_t i = 0; i < count; ++i) target[i] = At(first + i);
-  }
-
- private:
-  uint64_t seed_;
-};
 
 struct Interior {
   uint64_t first, tokens;
@@ -101,7 +74,7 @@ TestEngine::TestEngine(const ClientOptions& options, const Shape& shape, Memory 
   EXPECT_TRUE(region.ok()) << region.status();
   region_ = *std::move(region);
   const Shard shard{.tensor_parallel_rank = shape_.shard.rank, .tensor_parallel_size = shape_.shard.size};
-  auto model = client_->OpenModel(identity(), Whole(), shard);
+  auto model = client_->OpenModel(identity(), Whole(), shard, {}, shape_.prefixes);
   EXPECT_TRUE(model.ok()) << model.status();
   model_ = std::make_unique<Model>(*std::move(model));
   const absl::Status declared = model_->DeclarePages(region_, pages_);
@@ -168,8 +141,8 @@ void TestEngine::Place() {
     end += floats * sizeof(float);
     return reinterpret_cast<const std::byte*>(begin);
   };
-  for (uint32_t i = 0; i < shape_.layers; ++i) {
-    tensors_.push_back({.layer = 2 * i,
+  for (uint32_t i = 0; i < shape_.layers * std::max(shape_.captures, 1u); ++i) {
+    tensors_.push_back({.layer = 2 * (i % shape_.layers),
                         .transition = tensor(kValueHeads * kDk * kDk),
                         .state = tensor(kValueHeads * kDk * kDv),
                         .conv_tail = tensor((kConvKernel - 1) * kChannels)});
@@ -212,7 +185,7 @@ PublishParts TestEngine::Compute(ObjectKind kind, const Tokens& run) {
                      .page_table = source_table_,
                      .first_position = kSourcePosition,
                      .provenance = Provenance::kExact};
-  for (const PublishParts::Linear& at : tensors_) {
+  for (const PublishParts::Linear& at : std::span(tensors_).first(shape_.layers)) {
     const auto write = [&](const std::byte* offset, PartForm form, uint64_t floats) -> const std::byte* {
       std::byte* data = region_.data() + reinterpret_cast<uintptr_t>(offset);
       Content(kind, run, at.layer, form, shape_.shard.rank).Write(reinterpret_cast<float*>(data), 0, floats);

@@ -26,6 +26,8 @@ struct Shape {
   uint32_t value_dim = 24;
   TensorShard shard{};     // of a model that has `size` times these heads; every rank has other numbers
   uint32_t tokens = 1024;  // that fit into the pages to land in, and into those to publish from
+  PrefixUse prefixes{};
+  uint32_t captures = 1;  // sets of states that there is room for
 };
 
 class TestEngine {
@@ -69,11 +71,19 @@ class TestEngine {
   std::string ValueRow(ObjectKind kind, const Tokens& run, uint32_t layer, uint64_t token) const;
   std::string StateOfHead(ObjectKind kind, const Tokens& run, uint32_t layer, uint32_t head) const;
 
+ protected:
+  const Shape& shape() const { return shape_; }
+  std::span<const int32_t> source_table() const { return source_table_; }
+  // Where the `capture`-th set of states lies, by linear layer.
+  std::span<const PublishParts::Linear> places(uint32_t capture) const {
+    return std::span(tensors_).subspan(capture * shape_.layers, shape_.layers);
+  }
+  float* Row(std::span<const int32_t> table, uint32_t attention, uint64_t position) const;
+  uint64_t RowFloats() const;
+
  private:
   void MakeLayout();
   void Place();
-  float* Row(std::span<const int32_t> table, uint32_t attention, uint64_t position) const;
-  uint64_t RowFloats() const;
 
   const Shape shape_;
   Layout layout_;

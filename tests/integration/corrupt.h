@@ -1,0 +1,14 @@
+// Changes bytes where no engine could.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace ashlar::integration {
+
+// Flips one bit of every copy of `pattern` in the daemon's arenas, which no other process can write to; says how many
+// copies there were.
+int FlipInArenas(pid_t daemon, const std::string& pattern);
+
+}  // namespace ashlar::integration

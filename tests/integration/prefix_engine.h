@@ -1,0 +1,47 @@
+// The test engine on exact prefixes: the keys and values of a token, and the states behind it, are made from all tokens
+// up to it, so that what is resumed from can only be right.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+
+// Text that an engine has run through its model.
+struct Text {
+  Tokens tokens;
+  std::vector<uint64_t> depths;  // that it has states of; ascending, the last one is the end
+  Provenance provenance = Provenance::kExact;
+  ConversationId conversation{};
+};
+
+class PrefixEngine : public TestEngine {
+ public:
+  static constexpr uint32_t kCaptures = 4;
+
+  explicit PrefixEngine(const ClientOptions& options, const TensorShard& shard = {});
+
+  Match Lookup(const Tokens& prompt, const ConversationId& conversation = {}, std::span<const uint64_t> lengths = {});
+
+  // Writes the text's content into the engine's memory, and where that is. Spans point into `text`.
+  CommitParts Compute(const Text& text);
+  std::vector<CommitOutcome> Commit(const Text& text, const Match* match = nullptr);
+
+  Landing LandPrefix(const Match& match);
+  // Lands the match's prefix, of `depth` tokens, and compares all of it with what computing gives.
+  void ExpectResumes(const Match& match, const Tokens& prompt, uint64_t depth);
+  void ExpectStates(const Match& match, const Tokens& prompt) const;
+
+  // The bytes of a token's row of values: to be found in memory.
+  std::string ValuesAt(const Tokens& text, uint64_t token, uint32_t layer) const;
+
+ private:
+  // Calls `row(target, form, floats, content)` for keys and values of each of the first `count` tokens.
+  template <typename Row>
+  void ForRows(std::span<const int32_t> text, uint64_t count, Row row) const;
+};
+
+}  // namespace ashlar::integration
