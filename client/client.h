@@ -285,7 +285,9 @@ struct CommitParts {
 
 // One segment to land: its index in the match, and where its token 0 stands.
 struct LandSegment {
-  static constexpr uint32_t kPrefix = UINT32_MAX;  // the match's prefix, whole, at position 0: one verdict
+  // The match's prefix, whole, at position 0: one verdict. For Land alone: a running state is set from
+  // Match::prefix_states().
+  static constexpr uint32_t kPrefix = UINT32_MAX;
   uint32_t segment = 0;
   uint64_t first_position = 0;
 };

@@ -1,7 +1,11 @@
 // Exact prefixes through the calls of ashlar.v1.Cache.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,8 +19,26 @@
 namespace ashlar::daemon {
 namespace {
 
+using ::testing::ElementsAre;
+
 class EngineCommitTest : public ::testing::Test {
  protected:
+  CommitOutcome Commit(const v1::CommitRequest& request) {
+    v1::CommitReply reply;
+    const absl::Status status = engine_.Call(request, &reply);
+    EXPECT_TRUE(status.ok()) << status;
+    return reply.outcomes_size() == 1 ? static_cast<CommitOutcome>(reply.outcomes(0)) : CommitOutcome::kUnavailable;
+  }
+  v1::PromptMatch Match(const std::vector<int32_t>& tokens) {
+    auto request = engine_.Make<v1::MatchRequest>();
+    request.set_model(prefixes_.model);
+    request.add_prompts()->set_tokens(PackTokens(tokens));
+    v1::MatchReply reply;
+    const absl::Status status = engine_.Call(request, &reply);
+    EXPECT_TRUE(status.ok()) << status;
+    return reply.prompts_size() == 1 ? reply.prompts(0) : v1::PromptMatch();
+  }
+
   TestNode node_;
   TestEngine engine_{node_};
   const TestEngine::Opened prefixes_ = engine_.OpenWithPrefixes();
@@ -68,6 +90,87 @@ TEST_F(EngineCommitTest, MalformedCommitsAreRefusedByName) {
           {"lease: not 16 bytes", [](R& r) { r.set_lease("abc"); }},
           {"deadline_ns: negative", [](R& r) { r.set_deadline_ns(-1); }},
       });
+}
+
+TEST_F(EngineCommitTest, SourcesThatAreNotThereAreData) {
+  const v1::CommitRequest good = engine_.CommitRequest(prefixes_, Ascending(40, 7));
+  const struct {
+    const char* name;
+    std::function<void(v1::CommitRequest&)> spoil;
+  } kCases[] = {
+      {"outside the region",
+       [](auto& r) { r.mutable_checkpoints(0)->mutable_parts(0)->set_offset(TestEngine::kRegionBytes - 4); }},
+      {"not aligned",
+       [](auto& r) { r.mutable_checkpoints(0)->mutable_parts(0)->set_offset(TestEngine::kTensors + 2); }},
+      {"unknown region", [](auto& r) { r.mutable_checkpoints(0)->mutable_parts(1)->set_region(999); }},
+      {"a part is missing", [](auto& r) { r.mutable_checkpoints(0)->mutable_parts()->RemoveLast(); }},
+      {"a part too many",
+       [](auto& r) {
+         *r.mutable_checkpoints(0)->add_parts() = r.checkpoints(0).parts(0);
+         r.mutable_checkpoints(0)->mutable_parts()->rbegin()->set_layer(7);
+       }},
+      {"unknown pages", [](auto& r) { r.set_pages_id(999); }},
+      {"short page table", [](auto& r) { r.mutable_page_table()->RemoveLast(); }},
+      {"page too high", [](auto& r) { r.set_page_table(0, TestEngine::kPages); }},
+      {"negative page", [](auto& r) { r.set_page_table(9, -1); }},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.name);
+    v1::CommitRequest request = good;
+    c.spoil(request);
+    EXPECT_EQ(Commit(request), CommitOutcome::kBadSource);
+  }
+  EXPECT_EQ(Match(Ascending(41, 7)).prefix().depth(), 0u);
+  EXPECT_EQ(Commit(good), CommitOutcome::kKept);
+  EXPECT_EQ(Match(Ascending(41, 7)).prefix().depth(), 40u);
+}
+
+TEST_F(EngineCommitTest, WhatIsCommittedLandsWhereItStood) {
+  engine_.FillMemory();
+  const float value = *engine_.Value(9, 3, 1);  // of token 39
+  ASSERT_EQ(Commit(engine_.CommitRequest(prefixes_, Ascending(40, 7))), CommitOutcome::kKept);
+  const v1::PromptMatch match = Match(Ascending(50, 7));
+  EXPECT_EQ(match.prefix_depth(), 40u);
+  EXPECT_EQ(match.segments_size(), 0);
+  ASSERT_EQ(match.prefix().objects_size(), 1);
+  EXPECT_EQ(match.prefix().objects(0).kind(), static_cast<uint32_t>(ObjectKind::kCheckpoint));
+  v1::LandRequest land = engine_.LandRequest(match.lease(), {At(0, 0)});
+  land.set_pages_id(prefixes_.pages);
+  std::reverse(land.mutable_page_table()->begin(), land.mutable_page_table()->end());
+  *engine_.Value(TestEngine::kPages - 10, 3, 1) = 0;
+  const auto verdict = engine_.Land(land);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_THAT(*verdict, ElementsAre(MissReason::kNone));
+  EXPECT_EQ(*engine_.Value(TestEngine::kPages - 10, 3, 1), value);
+
+  land.mutable_segments(0)->set_first_position(4);
+  land.set_landing(land.landing() + 1'000'000);
+  EXPECT_THAT(std::string(engine_.Land(land).status().message()),
+              ::testing::StartsWith("segments[0].first_position: a prefix stands at 0"));
+}
+
+TEST(EngineCommitTenants, NobodyResumesFromAnotherTenantsText) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to be two users";
+  const TestNode node("tenants: [{name: a, uids: [0], dram_bytes: 4MiB}, {name: b, uids: [54321], dram_bytes: 4MiB}]");
+  TestEngine a(node);
+  const TestEngine::Opened opened = a.OpenWithPrefixes();
+  v1::CommitReply reply;
+  ASSERT_TRUE(a.Call(a.CommitRequest(opened, Ascending(40, 7)), &reply).ok());
+  ASSERT_EQ(reply.outcomes(0), static_cast<uint32_t>(CommitOutcome::kKept));
+  std::unique_ptr<RawSession> socket;
+  AsUser(54321, [&] { socket = std::make_unique<RawSession>(node); });
+  TestEngine b(node, SmallLayout(), std::move(socket));
+  ASSERT_EQ(b.tenant(), "b");
+  const auto depth = [](TestEngine& engine, uint64_t model) {
+    auto match = engine.Make<v1::MatchRequest>();
+    match.set_model(model);
+    match.add_prompts()->set_tokens(PackTokens(Ascending(50, 7)));
+    v1::MatchReply found;
+    EXPECT_TRUE(engine.Call(match, &found).ok());
+    return found.prompts(0).prefix_depth();
+  };
+  EXPECT_EQ(depth(b, b.OpenWithPrefixes().model), 0u);
+  EXPECT_EQ(depth(a, opened.model), 40u);
 }
 
 TEST_F(EngineCommitTest, AConversationThatCannotBeIsRefusedByName) {

@@ -145,6 +145,37 @@ TEST(EnginePages, RequestsShareSegmentsInPlace) {
   EXPECT_TRUE(engine.MarkFilled('b', {1}).ok());
 }
 
+// A text's prefix knows no segments: what it would write to pages that all share is not what each of them holds.
+TEST(EnginePages, APrefixLandsOnOwnPagesAlone) {
+  TestNode node;
+  SharingEngine engine(node);
+  const TestEngine::Opened prefixes = engine.engine.OpenWithPrefixes();
+  v1::CommitReply committed;
+  ASSERT_TRUE(engine.engine.Call(engine.engine.CommitRequest(prefixes, Ascending(20, 1)), &committed).ok());
+  ASSERT_EQ(committed.outcomes(0), static_cast<uint32_t>(CommitOutcome::kKept));
+  auto match = engine.engine.Make<v1::MatchRequest>();
+  match.set_model(prefixes.model);
+  match.add_prompts()->set_tokens(PackTokens(Ascending(40, 1)));
+  v1::MatchReply found;
+  ASSERT_TRUE(engine.engine.Call(match, &found).ok());
+  ASSERT_EQ(found.prompts(0).prefix().depth(), 20u);
+
+  const auto admitted = engine.Admit('a', 5);
+  const auto land = [&](const std::vector<int32_t>& table) {
+    v1::LandRequest request = engine.engine.LandRequest(found.prompts(0).lease(), {At(0, 0)});
+    request.set_pages_id(engine.pages);
+    request.mutable_page_table()->Assign(table.begin(), table.end());
+    return engine.engine.Land(request);
+  };
+  const auto& own = admitted->admission().own_pages();
+  std::vector<int32_t> table(own.begin(), own.end());
+  const auto landed = land(table);
+  ASSERT_TRUE(landed.ok()) << landed.status();
+  EXPECT_THAT(*landed, ElementsAre(MissReason::kNone));
+  table[1] = PagesOf(admitted, 0)[1];
+  EXPECT_THAT(Message(land(table).status()), HasSubstr("is shared, and a prefix lands on own pages alone"));
+}
+
 TEST(EnginePages, ARequestThatDoesNotFitIsToldWhatItLacks) {
   TestNode node;
   SharingEngine engine(node);

@@ -31,6 +31,7 @@ namespace ashlar::daemon {
 namespace {
 
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // The service alone, over a loop that a test can hold still.
@@ -135,11 +136,33 @@ TEST_F(BoundedQueueTest, AFullQueueIsDataForCallsThatUseTheEnginesMemory) {
   EXPECT_EQ(published.outcomes_size(), 2);
 
   constexpr size_t kBytes = 1 << 20;
+  const uint64_t region = *session_->AddRegion(*Region::Register(MakeMemfd(kBytes, F_SEAL_SHRINK), kBytes));
+  auto linear = std::make_shared<Model>();  // without attention, and so without pages
+  linear->layout = SmallLayout();
+  linear->layout.layers.pop_back();
+  linear->prefixes = *storage::MakePrefixModel(linear->ns, linear->shard, linear->layout, 1, 0, 0);
+  v1::CommitRequest commit;
+  commit.set_session(session_->about().secret);
+  commit.set_model(*session_->AddModel(linear));
+  commit.set_tokens(PackTokens(Ascending(10, 1)));
+  commit.set_prompt_tokens(10);
+  commit.set_provenance(static_cast<uint32_t>(Provenance::kExact));
+  commit.add_checkpoints()->set_depth(10);
+  for (const PartForm form : {PartForm::kState, PartForm::kConvTail}) {
+    v1::PartSource* part = commit.mutable_checkpoints(0)->add_parts();
+    part->set_form(static_cast<uint32_t>(form));
+    part->set_region(region);
+  }
+  v1::CommitReply committed;
+  answer = absl::UnknownError("none yet");
+  service_->Commit(commit, &committed, [&](absl::Status status) { answer = status; });
+  EXPECT_TRUE(answer.ok()) << answer;
+  EXPECT_THAT(committed.outcomes(), ElementsAre(static_cast<uint32_t>(CommitOutcome::kBusy)));
+
   v1::AdvanceRequest advance;
   advance.set_session(session_->about().secret);
   advance.set_model(model_);
-  advance.mutable_state()->set_region(
-      *session_->AddRegion(*Region::Register(MakeMemfd(kBytes, F_SEAL_SHRINK), kBytes)));
+  advance.mutable_state()->set_region(region);
   advance.mutable_state()->set_dtype(static_cast<uint32_t>(DType::kF32));
   advance.set_lease("sixteen bytes ok");
   advance.add_steps()->mutable_segment();

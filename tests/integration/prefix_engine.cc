@@ -120,6 +120,12 @@ void PrefixEngine::ExpectStates(const Match& match, const Tokens& prompt) const 
   }
 }
 
+std::string PrefixEngine::StateBehind(const Tokens& text, uint32_t layer) const {
+  std::vector<float> state(kDk * kDv);
+  ContentOf(text, layer, PartForm::kState, shape().shard.rank).Write(state.data(), 0, state.size());
+  return std::string(reinterpret_cast<const char*>(state.data()), state.size() * sizeof(float));
+}
+
 std::string PrefixEngine::ValuesAt(const Tokens& text, uint64_t token, uint32_t layer) const {
   std::vector<float> row(uint64_t{shape().kv_heads} * shape().value_dim);
   ContentOf(std::span(text).first(token + 1), layer, PartForm::kValues, shape().shard.rank)

@@ -35,8 +35,9 @@ class PrefixEngine : public TestEngine {
   void ExpectResumes(const Match& match, const Tokens& prompt, uint64_t depth);
   void ExpectStates(const Match& match, const Tokens& prompt) const;
 
-  // The bytes of a token's row of values: to be found in memory.
+  // The bytes of a token's row of values, and of the first head's state behind a text: to be found in memory.
   std::string ValuesAt(const Tokens& text, uint64_t token, uint32_t layer) const;
+  std::string StateBehind(const Tokens& text, uint32_t layer) const;
 
  private:
   // Calls `row(target, form, floats, content)` for keys and values of each of the first `count` tokens.

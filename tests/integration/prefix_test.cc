@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -211,6 +212,35 @@ TEST_F(Prefix, ACorruptBlockIsMissedAndGoes) {
   engine.ExpectResumes(engine.Lookup(more), more, 200);
   Keep(engine, first_);
   engine.ExpectResumes(engine.Lookup(more), more, first_.size());
+}
+
+TEST_F(Prefix, ACorruptStateIsMissedAndGoes) {
+  PrefixEngine engine(daemon_.client_options());
+  Keep(engine, first_, {200});
+  const Tokens more = Join(first_, MakeRun(5, 40));
+  const Match match = engine.Lookup(more);
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), engine.StateBehind(first_, 2)), 1);
+  EXPECT_THAT(engine.LandPrefix(match).Wait(kPatience), ElementsAre(MissReason::kChecksumFailed));
+  engine.ExpectResumes(engine.Lookup(more), more, 200);
+}
+
+// A commit that the client gave up must not leave torn bytes to be found.
+TEST_F(Prefix, ACommitThatTimesOutIsNeverFound) {
+  ClientOptions options = daemon_.client_options();
+  options.timeout = std::chrono::milliseconds(500);
+  PrefixEngine engine(options);
+  const Text text{first_, {first_.size()}};
+  const CommitParts parts = engine.Compute(text);
+  daemon_.Freeze();
+  EXPECT_THAT(engine.model().Commit(nullptr, parts), ElementsAre(CommitOutcome::kUnavailable));
+  const Text other{third_, {third_.size()}};
+  engine.Compute(other);  // the engine uses the memory for something else
+  daemon_.Thaw();
+  PrefixEngine patient(daemon_.client_options());
+  const Tokens more = Join(first_, MakeRun(5, 40));
+  EXPECT_EQ(patient.Lookup(more).prefix().depth, 0u);
+  Keep(patient, first_);
+  patient.ExpectResumes(patient.Lookup(more), more, first_.size());
 }
 
 TEST_F(Prefix, OtherProcessesAttach) {
