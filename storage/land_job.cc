@@ -77,7 +77,8 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
     for (; concluded < batch.size() && batch[concluded].tasks_left == 0; ++concluded) Conclude(batch[concluded]);
     const uint32_t now = static_cast<uint32_t>(std::min(first + concluded, target_.rows.size()));
     layers_.store(now, std::memory_order_release);
-    if (now > before) landed();
+    const bool all = concluded == batch.size() && finished();  // Run returns, which says as much
+    if (now > before && !all) landed();
   };
   kernels::ParallelFor(workers_, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     // What is skipped is never concluded: nothing is known about it.

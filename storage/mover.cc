@@ -15,8 +15,9 @@ struct Mover::Landing {
   std::atomic<bool> posted{false};  // one event at a time waits to be told
   bool blocked = false;
 
-  // On the metadata thread: what has come to be known since the last time.
-  void Tell() {
+  // On the metadata thread: what has come to be known since the last time. Of a landing that is `over` the outcome says
+  // that all layers have landed; told twice, it would reach the engine in two messages, the second behind the first.
+  void Tell(bool over) {
     posted = false;
     const uint32_t layers = job.layers();
     for (size_t i = 0; i < told_corrupt.size(); ++i) {
@@ -24,7 +25,7 @@ struct Mover::Landing {
       told_corrupt[i] = true;
       events.corrupt(i);
     }
-    if (layers == told_layers || job.cancelled()) return;
+    if (layers == told_layers || job.cancelled() || over) return;
     told_layers = layers;
     events.progress(layers);
   }
@@ -98,11 +99,11 @@ void Mover::NextTurn(const std::shared_ptr<Landing>& landing) {
   const size_t end = StepsThere(landing);
   if (end == 0) return;
   const auto post = [this, landing] {
-    if (!landing->posted.exchange(true)) executor_.Post([landing] { landing->Tell(); });
+    if (!landing->posted.exchange(true)) executor_.Post([landing] { landing->Tell(false); });
   };
   const bool queued = executor_.Run([this, landing, post, end] { landing->job.Run(turn_bytes_, end, post); },
                                     [this, landing] {
-                                      landing->Tell();
+                                      landing->Tell(landing->job.finished());
                                       NextTurn(landing);
                                     });
   if (!queued) landing->Finish(MissReason::kBusy);

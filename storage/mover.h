@@ -30,7 +30,7 @@ struct LandEvents {
   // The landing cannot go on before that much of the source is there: call `resume` then, or when the answer of
   // `loaded` becomes none, or when the landing was cancelled. More than once does no harm.
   std::function<void(size_t source, uint64_t bytes, std::function<void()> resume)> blocked;
-  std::function<void(uint32_t attention_layers)> progress;  // landed for all sources
+  std::function<void(uint32_t attention_layers)> progress;  // landed for all sources; `done` says it of the last ones
   std::function<void(size_t source)> corrupt;               // failed its checksum; the rest of it is skipped
   // Once, last. Of all sources but the corrupt ones: kNone (landed), kCancelled, or kBusy (the executor was full).
   std::function<void(MissReason outcome)> done;
