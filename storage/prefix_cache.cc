@@ -67,6 +67,7 @@ void PrefixCache::Use(PrefixNode& node) {
   reuse_.Ended(Prefix(node.data), now_ - node.data.used, true);
   ++node.data.uses;
   node.data.used = now_;
+  store_.Refresh(node);
 }
 
 void PrefixCache::MakeCandidate(PrefixNode& node, PrefixKind kind) {
@@ -273,6 +274,7 @@ void PrefixCache::Sweep() {
   const size_t some = std::min(kSweep, nodes_.size() / kLeastRefresh + 1);
   for (size_t i = 0; i < some && swept_ < nodes_.size(); ++i, ++swept_) {
     const PrefixEntry& entry = nodes_[swept_]->data;
+    if (swept_ % kRefreshed == 0) store_.Refresh(*nodes_[swept_]);
     if (entry.kind) reuse_.GoesOn(Prefix(entry), now_ - entry.used);
     const PromptTail& brought = *entry.brought;
     if (!brought.parted && brought.end == nodes_[swept_]->depth()) reuse_.GoesOn(kEdge, now_ - brought.came);

@@ -67,6 +67,7 @@ class PrefixCache {
  private:
   static constexpr RequestTime kLeastRefresh = 20;  // requests between two looks at all that goes on
   static constexpr size_t kSweep = 64;              // entries looked at a request, and leaves that cannot be forgotten
+  static constexpr size_t kRefreshed = 16;          // one in so many of these has its price looked at
   static constexpr double kPlacedMargin = 4;        // guesses pay so many times the going price: few are right
 
   struct Leaf {

@@ -39,7 +39,6 @@ struct PrefixEntry {
   uint32_t leases = 0;             // those who resume there: it stays
   uint32_t needs = 0;              // for how many the pages of its edge are kept: itself, and children that have needs
   size_t place = 0, kept_place = 0;  // in the cache's lists
-  bool cheap = false;                // among those that the store expects to give up next
 
   // Of the edge.
   std::shared_ptr<PromptTail> brought;  // by which it came; edges that were one share it

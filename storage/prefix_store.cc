@@ -1,6 +1,7 @@
 #include "storage/prefix_store.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 
@@ -30,12 +31,28 @@ uint64_t PrefixStore::Bytes(const PrefixNode& node, const PrefixNode& paged) con
   return StateBytes(node) + pages * costs_.page_bytes;
 }
 
+double PrefixStore::Worth(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged) const {
+  const double saved = costs_.Flops(node.depth()) - costs_.Flops(before.depth());
+  return saved / static_cast<double>(Bytes(node, paged));
+}
+
 double PrefixStore::Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged,
                           RequestTime now) const {
   const PrefixEntry& entry = node.data;
-  const double rate = law_.Rate({*entry.kind, entry.uses, entry.fresh}, now - entry.used);
-  const double saved = costs_.Flops(node.depth()) - costs_.Flops(before.depth());
-  return rate * saved / static_cast<double>(Bytes(node, paged));
+  return law_.Rate({*entry.kind, entry.uses, entry.fresh}, now - entry.used) * Worth(node, before, paged);
+}
+
+double PrefixStore::Price(const Priced& priced, RequestTime now) const {
+  return law_.Rate(priced.law, static_cast<uint32_t>(now) - priced.used) * priced.worth;
+}
+
+void PrefixStore::Refresh(PrefixNode& node) {
+  if (!node.data.kept) return;
+  const PrefixEntry& entry = node.data;
+  Priced& priced = priced_[entry.kept_place];
+  priced.worth = static_cast<float>(Worth(node, Before(node), Paged(node)));
+  priced.used = static_cast<uint32_t>(entry.used);
+  priced.law = ReuseLaw::ClassOf({*entry.kind, entry.uses, entry.fresh});
 }
 
 double PrefixStore::Price(const PrefixNode& node, RequestTime now) const {
@@ -62,6 +79,26 @@ void PrefixStore::Put(PrefixNode& node) {
   node.data.kept = true;
   node.data.kept_place = kept_.size();
   kept_.push_back(&node);
+  priced_.emplace_back();
+  Refresh(node);
+  RefreshAround(node);
+}
+
+// The one before has other pages to itself, or fewer; those behind save less, or more.
+void PrefixStore::RefreshAround(PrefixNode& node) {
+  PrefixNode* before = node.parent();
+  while (before->parent() != nullptr && !before->data.kept) before = before->parent();
+  Refresh(*before);
+  if (node.leaf()) return;
+  std::array<PrefixNode*, kNearby> nearby = {&node};
+  size_t known = 1;
+  for (size_t i = 0; i < known; ++i) {
+    nearby[i]->ForEachChild([&](PrefixNode& child) {
+      if (child.data.needs == 0) return;
+      Refresh(child);
+      if (!child.data.kept && known < kNearby) nearby[known++] = &child;
+    });
+  }
 }
 
 void PrefixStore::Drop(PrefixNode& node) {
@@ -69,13 +106,22 @@ void PrefixStore::Drop(PrefixNode& node) {
   for (PrefixNode* at = &node; at->parent() != nullptr && --at->data.needs == 0; at = at->parent()) {
   }
   node.data.kept = false;
-  if (std::exchange(node.data.cheap, false)) {
-    std::erase_if(cheap_, [&node](const Cheap& cheap) { return cheap.node == &node; });
+  const size_t place = node.data.kept_place, last = kept_.size() - 1;
+  if (priced_[place].cheap) ForgetCheap(place);
+  if (place != last) {
+    kept_[place] = kept_[last];
+    kept_[place]->data.kept_place = place;
+    priced_[place] = priced_[last];
+    for (Cheap& cheap : cheap_) cheap.place = cheap.place == last ? place : cheap.place;
   }
-  PrefixNode* const last = kept_.back();
-  kept_[node.data.kept_place] = last;
-  last->data.kept_place = node.data.kept_place;
   kept_.pop_back();
+  priced_.pop_back();
+  RefreshAround(node);
+}
+
+void PrefixStore::ForgetCheap(size_t place) {
+  priced_[place].cheap = false;
+  std::erase_if(cheap_, [place](const Cheap& cheap) { return cheap.place == place; });
 }
 
 PrefixNode* PrefixStore::CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const {
@@ -93,23 +139,28 @@ PrefixNode* PrefixStore::CheapestOfAll(const PrefixNode* spared, RequestTime now
 
 void PrefixStore::DrawCheap(const PrefixNode* spared, RequestTime now) {
   const auto dearer = [](const Cheap& a, const Cheap& b) { return a.price < b.price; };
-  std::erase_if(cheap_, [](const Cheap& cheap) {  // else they would be in the way of those that may go
-    cheap.node->data.cheap = cheap.node->data.leases == 0;
-    return !cheap.node->data.cheap;
-  });
-  for (size_t i = cheap_.size() < kCheap / 2 ? kSamples : kFresh; i > 0; --i) {
-    PrefixNode* const node = kept_[random_() % kept_.size()];
-    if (node == spared || node->data.leases > 0 || node->data.cheap) continue;
-    const Cheap drawn{Price(*node, now), node};
-    if (cheap_.size() < kCheap) {
-      cheap_.push_back(drawn);
-    } else {
+  size_t places[kSamples / kNeighbours];
+  const size_t runs = (cheap_.size() < kCheap / 2 ? kSamples : kFresh) / kNeighbours;
+  for (size_t i = 0; i < runs; ++i) {
+    places[i] = static_cast<size_t>(((random_() >> 32) * (kept_.size() - kNeighbours + 1)) >> 32);
+    __builtin_prefetch(&priced_[places[i]]);  // all are waited for together
+  }
+  for (size_t i = 0; i < runs * kNeighbours; ++i) {
+    const size_t place = places[i / kNeighbours] + i % kNeighbours;
+    Priced& priced = priced_[place];
+    const Cheap drawn{Price(priced, now), place};
+    const bool full = cheap_.size() == kCheap;
+    if (priced.cheap || (full && drawn.price >= dearest_)) continue;
+    if (kept_[place] == spared || kept_[place]->data.leases > 0) continue;
+    if (full) {
       Cheap& dearest = *std::max_element(cheap_.begin(), cheap_.end(), dearer);
-      if (drawn.price >= dearest.price) continue;
-      dearest.node->data.cheap = false;
+      priced_[dearest.place].cheap = false;
       dearest = drawn;
+    } else {
+      cheap_.push_back(drawn);
     }
-    node->data.cheap = true;
+    priced.cheap = true;
+    dearest_ = std::max_element(cheap_.begin(), cheap_.end(), dearer)->price;
   }
 }
 
@@ -117,15 +168,21 @@ PrefixNode* PrefixStore::Cheapest(const PrefixNode* spared, RequestTime now, dou
   if (kept_.size() <= kSamples) return CheapestOfAll(spared, now, price);
   DrawCheap(spared, now);
   PrefixNode* seen = nullptr;
+  bool again = true;
   while (true) {  // until the cheapest is what it was said to be; each is looked at once, or gets no dearer
-    Cheap* cheapest = nullptr;
-    for (Cheap& cheap : cheap_) {
-      if (cheapest == nullptr || cheap.price < cheapest->price) cheapest = &cheap;
+    if (cheap_.empty() && std::exchange(again, false)) DrawCheap(spared, now);  // all were leased meanwhile
+    const auto cheapest = std::min_element(cheap_.begin(), cheap_.end(),
+                                           [](const Cheap& a, const Cheap& b) { return a.price < b.price; });
+    price = cheapest == cheap_.end() ? std::numeric_limits<double>::infinity() : cheapest->price;
+    PrefixNode* const node = cheapest == cheap_.end() ? nullptr : kept_[cheapest->place];
+    if (node == nullptr || node == seen) return seen;
+    if (node == spared || node->data.leases > 0) {  // in the way of those that may go
+      ForgetCheap(cheapest->place);
+      continue;
     }
-    price = cheapest == nullptr ? std::numeric_limits<double>::infinity() : cheapest->price;
-    if (cheapest == nullptr || cheapest->node == seen) return seen;
-    seen = cheapest->node;
-    cheapest->price = Price(*seen, now);
+    seen = node;
+    Refresh(*node);
+    cheapest->price = Price(priced_[cheapest->place], now);
   }
 }
 

@@ -30,6 +30,8 @@ class PrefixStore {
   // worth less than what would have to go for it, or more than all there is.
   bool Admit(PrefixNode& node, RequestTime now);
   void Drop(PrefixNode& node);
+  // One that is kept was used; or what is around it may have changed.
+  void Refresh(PrefixNode& node);
   // `gone` is told of every checkpoint that goes for another one, once that one is there.
   void WhenGone(std::function<void(PrefixNode&)> gone) { gone_ = std::move(gone); }
 
@@ -52,13 +54,24 @@ class PrefixStore {
   uint64_t refusals() const { return refusals_; }
 
  private:
+  // What a price takes of one that is kept, side by side with the others': what is drawn when something has to go is in
+  // no processor's cache, and so a few neighbours cost one place in memory, and none the way to the checkpoint before.
+  struct Priced {
+    float worth = 0;    // FLOPs saved a byte freed, when it was last looked at
+    uint32_t used = 0;  // low bits
+    ReuseLaw::Class law;
+    bool cheap = false;  // among those below
+  };
+  static_assert(sizeof(Priced) == 12);
   struct Cheap {
     double price;  // when it was last looked at
-    PrefixNode* node;
+    size_t place;  // among those that are kept
   };
   static constexpr size_t kSamples = 256;       // no more are all looked at; else this many to begin with
-  static constexpr size_t kFresh = 8;           // drawn each time
+  static constexpr size_t kFresh = 16;          // drawn each time,
+  static constexpr size_t kNeighbours = 4;      // so many side by side
   static constexpr size_t kCheap = 8;           // remembered
+  static constexpr size_t kNearby = 8;          // behind one whose prices may have changed with it
   static constexpr double kPriceMemory = 0.95;  // of the going price, an eviction on
 
   uint64_t StateBytes(const PrefixNode& node) const;
@@ -66,23 +79,31 @@ class PrefixStore {
   // That it would need, or would free. A page that an edge begins in is the edge's own, whole: the part before it may
   // be another one's tail.
   uint64_t Bytes(const PrefixNode& node, const PrefixNode& paged) const;
+  // FLOPs that it saves, a byte that it takes.
+  double Worth(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged) const;
   double Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged, RequestTime now) const;
+  double Price(const Priced& priced, RequestTime now) const;
   void Put(PrefixNode& node);
+  void RefreshAround(PrefixNode& node);
   // The cheapest one that may go, but for `spared`. Null: none. Where there are many, of a few that are drawn, and of
   // the cheap ones that were drawn before: an eviction costs the same however many there are.
   PrefixNode* Cheapest(const PrefixNode* spared, RequestTime now, double& price);
   PrefixNode* CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const;
   void DrawCheap(const PrefixNode* spared, RequestTime now);
+  void ForgetCheap(size_t place);
 
   const PrefixCosts costs_;
   const uint64_t capacity_;
   const ReuseLaw& law_;
-  std::mt19937_64 random_;
+  // Knuth's, of whose high bits places are drawn: it takes no memory that would be in what is drawn from's way.
+  std::linear_congruential_engine<uint64_t, 6364136223846793005, 1442695040888963407, 0> random_;
   uint64_t bytes_ = 0, peak_bytes_ = 0;
   double going_price_ = 0;
   uint64_t evictions_ = 0, refusals_ = 0;
   std::vector<PrefixNode*> kept_;
+  std::vector<Priced> priced_;  // the same
   std::vector<Cheap> cheap_;
+  double dearest_ = 0;  // of these, where they are as many as are remembered
   std::function<void(PrefixNode&)> gone_;
 };
 

@@ -16,11 +16,6 @@ ReuseLaw::ReuseLaw() {
   Refresh();
 }
 
-size_t ReuseLaw::AgeBucket(uint64_t age) {
-  const double octaves = std::log2(static_cast<double>(std::max<uint64_t>(age, 1)));
-  return std::min(static_cast<size_t>(2 * octaves), kAges - 1);
-}
-
 double ReuseLaw::BucketBegin(size_t bucket) {
   return std::exp2(static_cast<double>(bucket) / 2);
 }
@@ -129,9 +124,10 @@ void ReuseLaw::SetRates(size_t kind, size_t uses, const Counts& counts, const Co
   }
 }
 
-double ReuseLaw::Rate(const Subject& subject, uint64_t age) const {
-  const auto kind = static_cast<size_t>(subject.kind);
-  return rates_[kind][UsesBucket(subject.uses)][AgeBucket(age)] * factors_[kind][SizeBucket(subject.fresh)];
+ReuseLaw::Class ReuseLaw::ClassOf(const Subject& subject) {
+  return {.kind = static_cast<uint8_t>(subject.kind),
+          .uses = static_cast<uint8_t>(UsesBucket(subject.uses)),
+          .size = static_cast<uint8_t>(SizeBucket(subject.fresh))};
 }
 
 }  // namespace ashlar::storage

@@ -1,7 +1,9 @@
 // How soon what is kept will be used again, learned from what was.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -41,7 +43,15 @@ class ReuseLaw {
   void Refresh();
 
   // Uses an expected request of keeping it, at that age.
-  double Rate(const Subject& subject, uint64_t age) const;
+  double Rate(const Subject& subject, uint64_t age) const { return Rate(ClassOf(subject), age); }
+  // The same of all that the law does not tell apart.
+  struct Class {
+    uint8_t kind = 0, uses = 0, size = 0;
+  };
+  static Class ClassOf(const Subject& subject);
+  double Rate(const Class& of, uint64_t age) const {
+    return rates_[of.kind][of.uses][AgeBucket(age)] * factors_[of.kind][of.size];
+  }
 
  private:
   static constexpr size_t kAges = 64, kUses = 8, kSizes = 24;
@@ -62,7 +72,13 @@ class ReuseLaw {
   };
   using Factors = std::array<std::array<Factor, kSizes>, kPrefixKinds>;
 
-  static size_t AgeBucket(uint64_t age);
+  // ⌊2 log₂ age⌋, from the bits: it is asked for everything that is drawn when something has to go.
+  static size_t AgeBucket(uint64_t age) {
+    constexpr uint64_t kHalfOctave = 6521908912666391106;  // 2^62.5
+    const int octave = std::bit_width(age | 1) - 1;
+    const uint64_t within = octave > 62 ? age >> 1 : age << (62 - octave);
+    return std::min<size_t>(2 * static_cast<size_t>(octave) + (within > kHalfOctave ? 1 : 0), kAges - 1);
+  }
   static double BucketBegin(size_t bucket);
   static double BucketWidth(size_t bucket) { return BucketBegin(bucket + 1) - BucketBegin(bucket); }
   static size_t UsesBucket(uint32_t uses);
