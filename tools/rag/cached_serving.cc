@@ -1,7 +1,6 @@
 #include "tools/rag/cached_serving.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "tools/refengine/flops.h"
 #include "tools/refengine/tokenizer.h"
@@ -14,55 +13,29 @@ using refengine::ModelConfig;
 using refengine::PagePool;
 using refengine::Sequence;
 using refengine::Step;
-using refengine::TupleBuffers;
 
 // Of several landings in quarantine any may be quiet first.
 constexpr std::chrono::milliseconds kAskEach{10};
 
-size_t Align(size_t bytes) {
-  return (bytes + 63) / 64 * 64;
-}
-
-struct TupleBytes {
-  explicit TupleBytes(const ModelConfig& config) {
-    const auto& linear = config.linear;
-    transition = Align(sizeof(float) * linear.value_heads * linear.transition_floats());
-    state = Align(sizeof(float) * linear.value_heads * linear.state_floats());
-    conv_tail = Align(sizeof(float) * (linear.conv_kernel - 1) * linear.conv_channels());
-  }
-  size_t total() const { return transition + state + conv_tail; }
-  size_t transition, state, conv_tail;
-};
-
-std::vector<TupleBuffers> Staging(const ModelConfig& config, std::byte* at) {
-  const TupleBytes bytes(config);
-  std::vector<TupleBuffers> buffers;
-  for (int32_t i = 0; i < config.linear_layers(); ++i, at += bytes.total()) {
-    buffers.push_back({.transition = reinterpret_cast<float*>(at),
-                       .state = reinterpret_cast<float*>(at + bytes.transition),
-                       .conv_tail = reinterpret_cast<float*>(at + bytes.transition + bytes.state)});
-  }
-  return buffers;
-}
-
-PagedCache Geometry(const ModelConfig& config, const PagePool& pool) {
-  PagedCache pages{.page_tokens = static_cast<uint32_t>(pool.page_tokens()),
-                   .pages = static_cast<uint32_t>(pool.pages())};
-  for (int32_t i = 0; i < config.attention_layers(); ++i) {
-    const refengine::PagedLayerGeometry layer = pool.Geometry(i);
-    pages.layers.push_back({.layer = layer.layer,
-                            .key_offset = layer.key_offset,
-                            .value_offset = layer.value_offset,
-                            .page_stride = layer.page_stride,
-                            .token_stride = layer.token_stride,
-                            .key_head_stride = layer.head_stride,
-                            .value_head_stride = layer.head_stride});
-  }
-  return pages;
-}
-
 ObjectKind KindOf(size_t segment) {
   return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
+}
+
+std::vector<CachedLayer> Layers(const std::vector<MappedTuple>& tuples) {
+  std::vector<CachedLayer> layers;
+  for (const MappedTuple& tuple : tuples) {
+    layers.push_back({tuple.view, static_cast<const float*>(tuple.conv_tail)});  // its layout says fp32
+  }
+  return layers;
+}
+
+// What computing costs: the operations of n tokens are a n + b n².
+CostModel Cost(const ModelConfig& config) {
+  constexpr int64_t kTokens = 1024;
+  const double once = refengine::PrefillFlops(config, kTokens).total();
+  const double twice = refengine::PrefillFlops(config, 2 * kTokens).total();
+  const double square = (twice - 2 * once) / (2.0 * kTokens * kTokens);
+  return {.flops_per_token = once / kTokens - square * kTokens, .flops_per_token_squared = square};
 }
 
 // A miss that a publish would mend; where the daemon is gone or swamped, asking it for more would only cost time.
@@ -86,9 +59,21 @@ bool WorthFilling(MissReason reason) {
 
 }  // namespace
 
-size_t RegionBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages) {
-  return Align(PagePool::RequiredBytes(config, page_tokens, pages)) +
-         TupleBytes(config).total() * config.linear_layers();
+bool SetPrompt::any_landed() const {
+  return resumed > 0 || std::ranges::find(landed, true) != landed.end();
+}
+
+void SetPrompt::SetLanded(uint32_t segment, bool value) {
+  if (segment == LandSegment::kPrefix) {
+    resumed = value ? match->prefix().depth : 0;
+  } else {
+    landed[segment] = value;
+  }
+}
+
+void SetPrompt::SetNothingLanded() {
+  resumed = 0;
+  landed.assign(landed.size(), false);
 }
 
 absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& client, const Runtime& runtime,
@@ -100,14 +85,13 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& clien
     return absl::InvalidArgumentError("region: smaller than RegionBytes");
   }
   std::unique_ptr<CachedServing> serving(new CachedServing(runtime, pool, region, seams, options));
-  const size_t pages_bytes = Align(PagePool::RequiredBytes(config, pool.page_tokens(), pool.pages()));
-  serving->staging_ = Staging(config, region.data() + pages_bytes);
   const Layout layout = runtime.model.layout(static_cast<uint32_t>(seams.head), static_cast<uint32_t>(seams.tail),
                                              static_cast<uint32_t>(pool.page_tokens()));
-  absl::StatusOr<Model> model = client.OpenModel(runtime.model.identity(), layout);
+  absl::StatusOr<Model> model = client.OpenModel(runtime.model.identity(), layout, {}, Cost(config), options.prefixes);
   if (!model.ok()) return model.status();
   serving->model_ = *model;
-  if (absl::Status status = serving->model_.DeclarePages(region, Geometry(config, pool)); !status.ok()) return status;
+  if (absl::Status status = serving->model_.DeclarePages(region, DeclaredPages(config, pool)); !status.ok())
+    return status;
   if (options.compose == ComposeBy::kDaemon) {
     auto advancer = DaemonAdvancer::Make(client, serving->model_, config);
     if (!advancer.ok()) return advancer.status();
@@ -116,47 +100,36 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& clien
   return serving;
 }
 
-Match CachedServing::Lookup(const RagPrompt& prompt) {
-  return model_.Lookup(Prompt{.tokens = prompt.tokens, .segment_lengths = prompt.segment_lengths});
+Match CachedServing::Lookup(const RagPrompt& prompt, const ConversationId& conversation) {
+  return model_.Lookup(
+      Prompt{.tokens = prompt.tokens, .segment_lengths = prompt.segment_lengths, .conversation = conversation});
 }
 
 absl::Status CachedServing::Prefill(ObjectKind kind, std::span<const int32_t> tokens, Sequence& scratch) {
   Step run = Step::Compute(tokens);
   if (kind == ObjectKind::kSegment) {
     const refengine::CaptureRange interior{
-        .begin = seams_.head, .end = static_cast<int64_t>(tokens.size()) - seams_.tail, .linear = staging_};
+        .begin = seams_.head, .end = static_cast<int64_t>(tokens.size()) - seams_.tail, .linear = staging_.buffers()};
     return runtime_.engine.Advance(scratch, {&run, 1}, {.captures = {&interior, 1}});
   }
   if (absl::Status status = runtime_.engine.Advance(scratch, {&run, 1}); !status.ok()) return status;
-  for (int32_t i = 0; i < runtime_.model.config().linear_layers(); ++i) {
-    const auto state = scratch.recurrent().State(i), window = scratch.recurrent().ConvWindow(i);
-    std::copy(state.begin(), state.end(), staging_[i].state);
-    std::copy(window.begin(), window.end(), staging_[i].conv_tail);
-  }
+  staging_.Take(scratch.recurrent());
   return absl::OkStatus();
 }
 
 PublishParts CachedServing::Staged(ObjectKind kind, uint64_t tokens, const Sequence& scratch) const {
   const ModelConfig& config = runtime_.model.config();
   const bool dense = config.linear.form() == kernels::TransitionForm::kDense;
-  PublishParts parts{.region = region_, .page_table = scratch.page_table()};
+  PublishParts parts{.linear = staging_.Parts(), .region = region_, .page_table = scratch.page_table()};
+  if (kind != ObjectKind::kSegment) return parts;
   std::vector<DenseTransitions> transitions;
-  for (int32_t layer = 0; layer < config.layers(); ++layer) {
-    if (config.is_attention(layer)) continue;
-    const TupleBuffers& staged = staging_[config.kind_index(layer)];
-    auto bytes = [](const float* floats) { return reinterpret_cast<const std::byte*>(floats); };
-    PublishParts::Linear& linear = parts.linear.emplace_back();
-    linear = {
-        .layer = static_cast<uint32_t>(layer), .state = bytes(staged.state), .conv_tail = bytes(staged.conv_tail)};
-    if (kind != ObjectKind::kSegment) continue;
-    if (!dense) linear.transition = bytes(staged.transition);
-    transitions.push_back({.layer = linear.layer,
-                           .computed = staged.transition,
-                           .stored = reinterpret_cast<std::byte*>(staged.transition)});
+  for (size_t i = 0; i < parts.linear.size(); ++i) {
+    float* const transition = staging_.buffers()[i].transition;
+    std::byte* const stored = reinterpret_cast<std::byte*>(transition);
+    if (!dense) parts.linear[i].transition = stored;
+    transitions.push_back({.layer = parts.linear[i].layer, .computed = transition, .stored = stored});
   }
-  if (kind == ObjectKind::kSegment && dense) {
-    parts.runs = AdaptTransitions(model_.layout(), tokens, transitions, options_.epsilon, &runtime_.workers);
-  }
+  if (dense) parts.runs = AdaptTransitions(model_.layout(), tokens, transitions, options_.epsilon, &runtime_.workers);
   return parts;
 }
 
@@ -234,29 +207,42 @@ void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
     if (position > computed)
       set.chain.push_back(Step::Compute(std::span(prompt.tokens).subspan(computed, position - computed)));
   };
+  if (set.resumed > 0) {
+    set.prefix_layers = Layers(*set.match->prefix_states());
+    set.chain.push_back(Step::Checkpoint(static_cast<int64_t>(set.resumed), set.prefix_layers));
+    computed = set.resumed;
+  }
   for (size_t i = 0; i < prompt.segment_lengths.size(); ++i) {
     if (!set.landed[i]) continue;
     const bool whole = KindOf(i) == ObjectKind::kCheckpoint;
     const uint64_t begin = prompt.SegmentStart(i) + (whole ? 0 : seams_.head);
     const uint64_t end = prompt.SegmentStart(i) + prompt.segment_lengths[i] - (whole ? 0 : seams_.tail);
-    set.layers[i].clear();
-    for (const MappedTuple& tuple : *set.match->tuples(i)) {
-      set.layers[i].push_back({tuple.view, static_cast<const float*>(tuple.conv_tail)});  // its layout says fp32
-    }
+    set.layers[i] = Layers(*set.match->tuples(i));
     compute_to(begin);
     const auto count = static_cast<int64_t>(end - begin);
     set.chain.push_back(whole ? Step::Checkpoint(count, set.layers[i]) : Step::Cached(count, set.layers[i]));
     computed = end;
   }
   compute_to(prompt.tokens.size());
+  if (options_.prefixes.capture_tokens == 0) return;
+  const std::vector<uint64_t>& asked = set.match->checkpoint_positions();
+  set.snapshots = refengine::SnapshotAt(0, std::vector<int64_t>(asked.begin(), asked.end()), set.chain);
+}
+
+std::vector<LandSegment> CachedServing::WhatToLand(const RagPrompt& prompt, SetPrompt& set) {
+  std::vector<LandSegment> wanted;
+  if (set.match->prefix().depth > 0 && set.match->prefix_states() != nullptr)
+    wanted.push_back({.segment = LandSegment::kPrefix});
+  for (uint32_t i = 0; i < set.landed.size(); ++i) {
+    if (set.match->segments()[i].hit() && set.match->tuples(i) != nullptr)
+      wanted.push_back({i, prompt.SegmentStart(i)});
+  }
+  for (const LandSegment& segment : wanted) set.SetLanded(segment.segment, true);
+  return wanted;
 }
 
 absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits) {
-  std::vector<LandSegment> wanted;
-  for (uint32_t i = 0; i < set.landed.size(); ++i) {
-    set.landed[i] = set.match->segments()[i].hit() && set.match->tuples(i) != nullptr;
-    if (set.landed[i]) wanted.push_back({i, prompt.SegmentStart(i)});
-  }
+  const std::vector<LandSegment> wanted = WhatToLand(prompt, set);
   if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
   BuildChain(prompt, set);
   refengine::AdvanceOptions options{.last_logits = logits.data()};
@@ -273,7 +259,7 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
   const std::vector<MissReason> verdict = landing.Wait(options_.patience.land);
   bool landed = true;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    set.landed[wanted[i].segment] = verdict[i] == MissReason::kNone;
+    set.SetLanded(wanted[i].segment, verdict[i] == MissReason::kNone);
     landed &= verdict[i] == MissReason::kNone;
   }
   if (options.advancer != nullptr) {
@@ -282,7 +268,7 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
   // With the session, the leases ended under which the tuples were read.
   if (!set.match->valid()) {
     landed = false;
-    set.landed.assign(set.landed.size(), false);
+    set.SetNothingLanded();
   }
   if (advanced.ok() ? landed : !absl::IsCancelled(advanced)) return advanced;
 
@@ -292,7 +278,7 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
     set.sequence->Rewind(0, refengine::RecurrentState(config));
   } else {
     quarantined_.push_back({std::move(set.sequence), std::move(landing)});
-    set.landed.assign(set.landed.size(), false);
+    set.SetNothingLanded();
     if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
   }
   return AdvanceAgain(prompt, set, logits);
@@ -302,27 +288,27 @@ absl::Status CachedServing::AdvanceAgain(const RagPrompt& prompt, SetPrompt& set
   for (;;) {
     BuildChain(prompt, set);
     const absl::Status advanced = runtime_.engine.Advance(*set.sequence, set.chain, {.last_logits = logits.data()});
-    const bool read_tuples = std::ranges::find(set.landed, true) != set.landed.end();
-    if (!advanced.ok() || !read_tuples || set.match->valid()) return advanced;
-    set.landed.assign(set.landed.size(), false);
+    if (!advanced.ok() || !set.any_landed() || set.match->valid()) return advanced;
+    set.SetNothingLanded();
     set.sequence->Rewind(0, refengine::RecurrentState(runtime_.model.config()));
   }
 }
 
-absl::StatusOr<Served> CachedServing::Serve(const RagPrompt& prompt) {
+absl::StatusOr<Served> CachedServing::Serve(const RagPrompt& prompt, const ConversationId& conversation) {
   const Stopwatch watch;
   FreeQuietSlots();
   last_ = std::make_unique<SetPrompt>();
-  last_->match = Lookup(prompt);
+  last_->match = Lookup(prompt, conversation);
   Served served{.logits = std::vector<float>(refengine::kVocabulary)};
   for (const SegmentResult& segment : last_->match->segments()) {
+    if (segment.reason == MissReason::kCovered) continue;
     ++(segment.hit() ? served.hits : served.misses);
     if (segment.hit()) ++served.hit_tiers[segment.tier];
   }
   if (served.misses > 0) {
     const absl::StatusOr<bool> published = Fill(prompt, *last_->match);
     if (!published.ok()) return published.status();
-    if (*published) last_->match = Lookup(prompt);
+    if (*published) last_->match = Lookup(prompt, conversation);
   }
   last_->landed.assign(prompt.segment_lengths.size(), false);
   if (absl::Status status = LandAndAdvance(prompt, *last_, served.logits); !status.ok()) return status;

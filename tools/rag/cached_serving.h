@@ -12,22 +12,29 @@
 #include "client/client.h"
 #include "tools/rag/daemon_advancer.h"
 #include "tools/rag/serving.h"
+#include "tools/rag/staging.h"
+#include "tools/refengine/held_checkpoint.h"
 #include "tools/refengine/page_pool.h"
 #include "tools/refengine/sequence.h"
 #include "tools/refengine/stored_segment.h"
 
 namespace ashlar::rag {
 
-// The engine's memory as the daemon sees it: pages, and behind them staging room for the tuples of one segment.
-size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages);
-
 // A prompt as it was set. What it points to lives as long as it does.
 struct SetPrompt {
   std::unique_ptr<refengine::Sequence> sequence;
   std::optional<Match> match;
+  uint64_t resumed = 0;                                     // tokens of the prefix that was landed
+  std::vector<refengine::CachedLayer> prefix_layers;        // its states
   std::vector<bool> landed;                                 // one a segment
   std::vector<std::vector<refengine::CachedLayer>> layers;  // of landed segments
   std::vector<refengine::Step> chain;
+  std::vector<refengine::Snapshot> snapshots;  // where the daemon asks for checkpoints, with PrefixUse
+
+  // What is said to be landed.
+  bool any_landed() const;
+  void SetLanded(uint32_t segment, bool value);  // LandSegment::kPrefix: the prefix
+  void SetNothingLanded();
 };
 
 // How long a request waits for the cache before it goes on without.
@@ -50,6 +57,7 @@ struct ServingOptions {
   Patience patience;
   ComposeBy compose = ComposeBy::kEngine;
   double epsilon = kPublishedEpsilon;  // 0: every transition is stored as it is
+  PrefixUse prefixes = {};
 };
 
 // What an engine's segments take in the cache.
@@ -62,7 +70,8 @@ struct StoredSegments {
 
 class CachedServing {
  public:
-  // `region` has RegionBytes and begins with the memory of `pool`; the client hosts or registered it.
+  // `region` has RegionBytes, the first tuple's for this object, and begins with the memory of `pool`; the client hosts
+  // or registered it.
   static absl::StatusOr<std::unique_ptr<CachedServing>> Open(Client& client, const Runtime& runtime,
                                                              refengine::PagePool& pool, const Region& region,
                                                              refengine::SeamWidths seams,
@@ -70,11 +79,12 @@ class CachedServing {
 
   // What cannot be had from the cache is computed, with the engine's own kernels. RESOURCE_EXHAUSTED: the pool has too
   // few pages, also when what is missing stayed in quarantine for longer than Patience::quiet. `prompt` must outlive
-  // last().
-  absl::StatusOr<Served> Serve(const RagPrompt& prompt);
+  // last(). With a conversation, whose own states may be resumed from, too.
+  absl::StatusOr<Served> Serve(const RagPrompt& prompt, const ConversationId& conversation = {});
 
   // The prompt that was served last, for looking at it again.
   SetPrompt& last() { return *last_; }
+  Model& model() { return model_; }
   // Of the segments that this engine has published.
   const StoredSegments& stored() const { return stored_; }
   // Layers that the daemon has advanced so far.
@@ -89,9 +99,14 @@ class CachedServing {
 
   CachedServing(const Runtime& runtime, refengine::PagePool& pool, const Region& region, refengine::SeamWidths seams,
                 const ServingOptions& options)
-      : runtime_(runtime), pool_(pool), region_(region), seams_(seams), options_(options) {}
+      : runtime_(runtime),
+        pool_(pool),
+        region_(region),
+        seams_(seams),
+        options_(options),
+        staging_(runtime.model.config(), pool, region, 0) {}
 
-  Match Lookup(const RagPrompt& prompt);
+  Match Lookup(const RagPrompt& prompt, const ConversationId& conversation);
   // Prefills and publishes missed segments. True: at least one was published.
   absl::StatusOr<bool> Fill(const RagPrompt& prompt, const Match& match);
   absl::Status Prefill(ObjectKind kind, std::span<const int32_t> tokens, refengine::Sequence& scratch);
@@ -102,6 +117,8 @@ class CachedServing {
   void FreeQuietSlots();
   // With pages for all of the prompt. Waits for pages in quarantine where others do not suffice.
   absl::Status NewSequence(const RagPrompt& prompt, SetPrompt& set);
+  // What the match has, and says that it is landed.
+  static std::vector<LandSegment> WhatToLand(const RagPrompt& prompt, SetPrompt& set);
   void BuildChain(const RagPrompt& prompt, SetPrompt& set) const;
   absl::Status LandAndAdvance(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
   // Sets the prompt from what has landed, of which nothing moves any more; without any of it where the lease ends
@@ -113,7 +130,7 @@ class CachedServing {
   const Region region_;
   const refengine::SeamWidths seams_;
   const ServingOptions options_;
-  std::vector<refengine::TupleBuffers> staging_;  // one a linear layer
+  Staging staging_;
   Model model_;
   std::unique_ptr<DaemonAdvancer> advancer_;  // null: the engine composes
   StoredSegments stored_;
