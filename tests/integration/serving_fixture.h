@@ -106,17 +106,20 @@ class Serving : public testing::Test {
   // which are free.
   pid_t SignalWhenItLands(ServingEngine& engine, int signal) {
     engine.serving->last() = {};  // its pages too
+    return SignalWhenItLands(engine.region, *engine.pages, signal);
+  }
+  pid_t SignalWhenItLands(const Region& region, const refengine::PagePool& pool, int signal) {
     const uint64_t bytes = refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages);
-    float* floats = reinterpret_cast<float*>(engine.region.data());
+    float* floats = reinterpret_cast<float*>(region.data());
     std::fill(floats, floats + bytes / sizeof(float), kPoison);
-    const refengine::PagedLayerGeometry layer = engine.pages->Geometry(0);
+    const refengine::PagedLayerGeometry layer = pool.Geometry(0);
     const pid_t child = fork();
     if (child != 0) return child;
     alarm(30);
     for (;;) {
       for (int32_t page = 0; page < kPages; ++page) {
         const volatile float* value =
-            reinterpret_cast<float*>(engine.region.data() + layer.key_offset + page * layer.page_stride);
+            reinterpret_cast<float*>(region.data() + layer.key_offset + page * layer.page_stride);
         if (*value != kPoison) {
           kill(daemon_.pid(), signal);
           _exit(0);

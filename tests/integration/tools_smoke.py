@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
 
-usage: tools_smoke.py demo|entries|land|load|sharing|store|ssd BINARY
+usage: tools_smoke.py demo|entries|land|load|sharing|store|ssd|talk BINARY
 """
 
 import json
@@ -60,6 +60,26 @@ def demo(binary):
     assert set(summary["next_token_agreement"]) == {"prefix", "naive", "ashlar"}
     for name in ("speedup_vs_full", "flop_floor_speedup", "full_flops_ratio"):
         assert name in summary, name
+
+
+def talk(binary):
+    figures = run(binary, "--conversations", "5", "--turns", "2", "--decode", "3", "--sections", "12",
+                  "--sections-per-prompt", "2")
+    turns = figures["turns"]
+    assert [(turn["conversation"], turn["turn"]) for turn in turns] == [(c, t) for t in (1, 2) for c in range(1, 6)]
+    for turn in turns:
+        exact = turn["conversation"] % 2 == 1
+        assert turn["kind"] == ("exact" if exact else "composed"), turn
+        assert turn["full_rel_l2"] <= 1e-5 or not exact, turn
+        assert turn["kept"] >= 1 and turn["ttft_ms"] > 0 and turn["full_ttft_ms"] > 0, turn
+        if exact or turn["turn"] == 2:
+            assert turn["bit_identical"] and turn["logits_rel_l2"] == 0, turn
+        if turn["turn"] == 2:
+            assert turn["source"] == ("tree" if exact else "own"), turn
+            assert turn["computed_tokens"] == turn["tokens"] - turn["resumed"] < 400, turn
+    # The third that begins with the instructions knows where they part.
+    assert [turn["source"] for turn in turns[:5:2]] == ["nothing", "nothing", "tree"], turns
+    assert set(figures["summary"]["from"]) == {"nothing", "segments", "tree", "own"}
 
 
 def land(binary):
@@ -134,5 +154,5 @@ def load(binary):
 
 if __name__ == "__main__":
     tools = {"demo": demo, "entries": entries, "land": land, "load": load, "sharing": sharing, "ssd": ssd,
-             "store": store}
+             "store": store, "talk": talk}
     tools[sys.argv[1]](sys.argv[2])

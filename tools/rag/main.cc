@@ -9,6 +9,7 @@
 
 #include "proto/limits.h"
 #include "tools/rag/main_job.h"
+#include "tools/talk/talk_job.h"
 
 namespace {
 
@@ -16,9 +17,16 @@ constexpr const char* kUsage =
     "usage: ashlar-demo [--docs DIR] [--quick] [--json FILE] [--sections N] [--sections-per-prompt N] [--requests N]\n"
     "                   [--threads N] [--seed N] [--compose engine|daemon] [--family gdn|lightning]\n"
     "                   [--epsilon X] [--hbm SIZE] [--dram SIZE] [--ssd SIZE]\n"
+    "       ashlar-demo --conversations N [--turns M] [--decode N] and the same\n"
     "Answers questions about the text files in DIR (default /usr/share/common-licenses) four ways: full recompute, "
     "prefix\n"
-    "cache, naive addition, Ashlar. Prints what was saved and what it cost in fidelity.\n"
+    "cache, naive addition, Ashlar. Prints what was saved and what it cost in fidelity. Or has N conversations about "
+    "them,\n"
+    "of M turns each (default 4), that are left after every turn and resumed: half of them begin with instructions "
+    "that "
+    "they\n"
+    "share, half with retrieved sections (4, unless --sections-per-prompt says so). Fails if logits of a text without\n"
+    "sections are further than 1e-5 from full recompute's.\n"
     "  --quick   a small corpus and a dozen requests: a few minutes on 2 cores\n"
     "  --compose whose kernels compose cached interiors and compute seams: the engine's (default), or the daemon's\n"
     "  --family  of the linear layers: gated delta net (default), or lightning attention with RoPE inside its layers\n"
@@ -56,8 +64,9 @@ bool ParseSize(const char* name, const std::string& text, uint64_t* bytes) {
   return false;
 }
 
-// Exit code, or -1 to go on.
-int Parse(int argc, char** argv, ashlar::rag::JobOptions& options, std::string& json) {
+// Exit code, or -1 to go on. Without conversations, it is the main job that is wanted.
+int Parse(int argc, char** argv, ashlar::talk::TalkOptions& talk, std::string& json) {
+  ashlar::rag::JobOptions& options = talk.job;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     if (name == "--help") return std::fputs(kUsage, stdout), 0;
@@ -80,6 +89,15 @@ int Parse(int argc, char** argv, ashlar::rag::JobOptions& options, std::string& 
     } else if (name == "--sections-per-prompt") {
       if (!ParseNumber("--sections-per-prompt", value, 1, 64, &number)) return 2;
       options.sections_per_prompt = number;
+    } else if (name == "--conversations") {
+      if (!ParseNumber("--conversations", value, 1, 1000, &number)) return 2;
+      talk.conversations = number;
+    } else if (name == "--turns") {
+      if (!ParseNumber("--turns", value, 1, 1000, &number)) return 2;
+      talk.turns = number;
+    } else if (name == "--decode") {
+      if (!ParseNumber("--decode", value, 0, 10000, &number)) return 2;
+      talk.decode = number;
     } else if (name == "--requests") {
       if (!ParseNumber("--requests", value, 1, 10000, &number)) return 2;
       options.requests = number;
@@ -116,24 +134,44 @@ int Parse(int argc, char** argv, ashlar::rag::JobOptions& options, std::string& 
   return -1;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  ashlar::rag::JobOptions options;
-  std::string json;
-  if (const int code = Parse(argc, argv, options, json); code >= 0) return code;
-  const auto run = ashlar::rag::RunMainJob(options);
+// Prints the summary of what was run and writes it to the file `json`, where there is one. Exit code.
+template <typename Result>
+int Report(const absl::StatusOr<Result>& run, const std::string& json) {
   if (!run.ok()) {
     std::fprintf(stderr, "ashlar-demo: %s\n", run.status().ToString().c_str());
     return 1;
   }
-  ashlar::rag::PrintSummary(*run);
+  PrintSummary(*run);
   if (json.empty()) return 0;
   std::ofstream out(json);
-  out << ashlar::rag::ToJson(*run).dump(2) << "\n";
+  out << ToJson(*run).dump(2) << "\n";
   if (!out.flush()) {
     std::fprintf(stderr, "--json: cannot write %s\n", json.c_str());
     return 1;
   }
   return 0;
+}
+
+int Talk(ashlar::talk::TalkOptions& options, const std::string& json) {
+  if (options.job.sections_per_prompt == 0) options.job.sections_per_prompt = 4;
+  const auto talk = ashlar::talk::RunTalkJob(options);
+  if (const int code = Report(talk, json); code != 0) return code;
+  if (talk->WorstExact() <= ashlar::talk::kExactBound) return 0;
+  std::fprintf(stderr, "ashlar-demo: a resumed text's logits are not those of full recompute\n");
+  return 1;
+}
+
+int Answer(ashlar::rag::JobOptions& options, const std::string& json) {
+  if (options.sections_per_prompt == 0) options.sections_per_prompt = 16;
+  return Report(ashlar::rag::RunMainJob(options), json);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ashlar::talk::TalkOptions options;
+  std::string json;
+  options.job.sections_per_prompt = 0;  // as many as suit what is run
+  if (const int code = Parse(argc, argv, options, json); code >= 0) return code;
+  return options.conversations > 0 ? Talk(options, json) : Answer(options.job, json);
 }

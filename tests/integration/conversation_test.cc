@@ -1,0 +1,116 @@
+// Conversations of the reference engine over a real daemon: whatever becomes of what they left there, the next turn is
+// answered, with the bits of a text that was computed the same way without a cache.
+#include <sys/wait.h>
+
+#include <cstring>
+#include <string>
+
+#include "tests/integration/corrupt.h"
+#include "tests/integration/serving_fixture.h"
+#include "tools/rag/local_pages.h"
+#include "tools/talk/conversation_serving.h"
+#include "tools/talk/replay.h"
+
+namespace ashlar::integration {
+namespace {
+
+using talk::Conversation;
+using talk::ConversationServing;
+using talk::Turn;
+
+// Passes end where the daemon may ask for checkpoints: what other runs have left of a text has the same bits then.
+constexpr uint32_t kPass = 64;
+
+class Conversing : public Serving {
+ protected:
+  rag::Runtime runtime() { return {model_, passes_, kernels_, *queue_, pool_}; }
+
+  void SetUp() override {
+    ClientOptions patient = daemon_.client_options();
+    patient.timeout = std::chrono::seconds(2);
+    auto connected = Client::Connect(patient);
+    ASSERT_TRUE(connected.ok()) << connected.status();
+    client_ = *std::move(connected);
+    auto hosted = client_->HostRegion(ConversationServing::RegionBytes(config_, kPageTokens, kPages));
+    ASSERT_TRUE(hosted.ok()) << hosted.status();
+    region_ = *hosted;
+    pages_ =
+        std::make_unique<refengine::PagePool>(config_, kPageTokens, kPages, std::span(region_.data(), region_.size()));
+    auto opened = ConversationServing::Open(
+        *client_, runtime(), *pages_, region_, kSeams,
+        {.patience = {.land = std::chrono::milliseconds(500)}, .prefixes = {.capture_tokens = kPass}});
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    serving_ = *std::move(opened);
+  }
+
+  // The next turn, of so many tokens; it must have the bits of no cache, whether or not it resumed.
+  Turn Say(size_t count) {
+    std::vector<int32_t>& text = conversation_.text.tokens;
+    for (size_t i = 0; i < count; ++i) text.push_back(static_cast<int32_t>((i * 31 + text.size() * 7) % 251));
+    const absl::StatusOr<Turn> turn = serving_->Serve(conversation_, /*decode=*/2);
+    EXPECT_TRUE(turn.ok()) << turn.status();
+    if (!turn.ok()) return {};
+    cuts_.Resume(turn->set->resumed);
+    cuts_.Add(turn->runs);
+    const auto expected = talk::Replay(runtime(), own_.pool(), std::span(text).first(turn->prompt_tokens), cuts_);
+    EXPECT_TRUE(expected.ok()) << expected.status();
+    EXPECT_EQ(turn->served.logits, *expected);
+    for (int64_t i = 1; i <= 2; ++i) cuts_.Add({static_cast<int64_t>(turn->prompt_tokens) + i});
+    return *turn;
+  }
+  uint64_t Left() const { return conversation_.text.tokens.size(); }
+
+  static std::string Bytes(const float* floats, size_t count) {
+    return {reinterpret_cast<const char*>(floats), count * sizeof(float)};
+  }
+
+  refengine::Engine passes_{model_, kernels_, pool_, {.pass_tokens = kPass}};
+  rag::LocalPages own_{config_, kPages};
+  Conversation conversation_;
+  talk::Cuts cuts_;
+  std::unique_ptr<Client> client_;
+  Region region_;
+  std::unique_ptr<refengine::PagePool> pages_;
+  std::unique_ptr<ConversationServing> serving_;
+};
+
+TEST_F(Conversing, CorruptStatesAreNotResumedFrom) {
+  const Turn first = Say(300);
+  const auto state = first.set->sequence->recurrent().State(0);
+  ASSERT_GE(FlipInArenas(daemon_.pid(), Bytes(state.data(), 16)), 1);
+  EXPECT_EQ(Say(40).set->resumed, 0u);
+  const uint64_t left = Left();
+  EXPECT_EQ(Say(40).set->resumed, left) << "committed anew";
+}
+
+TEST_F(Conversing, CorruptKeysAreNotResumedFrom) {
+  const Turn first = Say(600);
+  const refengine::PagedLayerGeometry layer = pages_->Geometry(1);
+  const int32_t page = first.set->sequence->page_table()[270 / kPageTokens];  // of the second block
+  const std::byte* key = region_.data() + layer.key_offset + page * layer.page_stride;
+  ASSERT_GE(FlipInArenas(daemon_.pid(), Bytes(reinterpret_cast<const float*>(key), 16)), 1);
+  EXPECT_EQ(Say(40).set->resumed, 0u);
+  const uint64_t left = Left();
+  EXPECT_EQ(Say(40).set->resumed, left) << "committed anew";
+}
+
+TEST_F(Conversing, ADaemonThatDiesWhileAPrefixLandsCostsTimeOnly) {
+  // The daemon may be done before it dies; then there was nothing to lose, and it is tried again.
+  bool lost = false;
+  for (int attempt = 0; attempt < 10 && !lost; ++attempt) {
+    conversation_ = Conversation();
+    cuts_ = {};
+    Say(1200);
+    const pid_t killer = SignalWhenItLands(region_, *pages_, SIGKILL);
+    lost = Say(40).set->resumed == 0;
+    EXPECT_EQ(waitpid(killer, nullptr, 0), killer);
+    daemon_.Kill();
+    EXPECT_EQ(Say(40).set->resumed, 0u) << "nobody is there";
+    daemon_.Start();
+    ASSERT_TRUE(Eventually([&] { return client_->connected(); }));
+  }
+  EXPECT_TRUE(lost) << "every landing was over before the daemon died";
+}
+
+}  // namespace
+}  // namespace ashlar::integration

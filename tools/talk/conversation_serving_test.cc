@@ -1,0 +1,198 @@
+// Conversations through a real daemon: what is resumed, from where, and with which bits.
+#include "tools/talk/conversation_serving.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "kernels/host/thread_pool.h"
+#include "tools/local_daemon/local_daemon.h"
+#include "tools/rag/fidelity.h"
+#include "tools/rag/local_pages.h"
+#include "tools/talk/replay.h"
+
+namespace ashlar::talk {
+namespace {
+
+constexpr int32_t kPages = 256;
+constexpr uint32_t kPass = 64;
+constexpr int64_t kDecoded = 3;
+constexpr refengine::SeamWidths kSeams{8, 8};
+
+std::vector<int32_t> Text(int32_t seed, size_t count) {
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>((i * 31 + seed * 17 + i * i % 89) % 251));
+  return tokens;
+}
+
+class Conversations : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto daemon = tools::LocalDaemon::Start({.dram_bytes = 256u << 20, .threads = 1});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    ClientOptions options = daemon_->client_options();
+    options.timeout = std::chrono::seconds(10);
+    auto client = Client::Connect(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+    auto region = client_->HostRegion(ConversationServing::RegionBytes(model_.config(), rag::kPageTokens, kPages));
+    ASSERT_TRUE(region.ok()) << region.status();
+    region_ = *region;
+    pages_ = std::make_unique<refengine::PagePool>(model_.config(), rag::kPageTokens, kPages,
+                                                   std::span(region_.data(), region_.size()));
+    auto serving = Open({.prefixes = {.capture_tokens = kPass}}, region_);
+    ASSERT_TRUE(serving.ok()) << serving.status();
+    serving_ = *std::move(serving);
+  }
+
+  rag::Runtime runtime() { return {model_, engine_, kernels_, *queue_, pool_}; }
+  absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const rag::ServingOptions& options, const Region& region) {
+    return ConversationServing::Open(*client_, runtime(), *pages_, region, kSeams, options);
+  }
+
+  Turn Say(Conversation& conversation, std::span<const int32_t> message) {
+    std::vector<int32_t>& text = conversation.text.tokens;
+    text.insert(text.end(), message.begin(), message.end());
+    const auto prompt = text.size();
+    absl::StatusOr<Turn> turn = serving_->Serve(conversation, kDecoded);
+    EXPECT_TRUE(turn.ok()) << turn.status();
+    if (!turn.ok()) return {};
+    EXPECT_EQ(text.size(), prompt + kDecoded);
+    EXPECT_EQ(turn->outcomes.size(), turn->offered.size());
+    return *std::move(turn);
+  }
+
+  // The turn's text computed from its first token on, in the cuts in which it came to be.
+  void ExpectBitsOfNoCache(const Conversation& conversation, const Turn& turn, Cuts& cuts) {
+    cuts.Resume(turn.set->resumed);
+    cuts.Add(turn.runs);
+    const auto prompt = std::span(conversation.text.tokens).first(turn.prompt_tokens);
+    const auto expected = Replay(runtime(), own_.pool(), prompt, cuts);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    EXPECT_EQ(turn.served.logits, *expected);
+    for (int64_t i = 1; i <= kDecoded; ++i) cuts.Add({static_cast<int64_t>(turn.prompt_tokens) + i});
+  }
+
+  // Instructions, two sections, a question.
+  Conversation Retrieved(int32_t question) {
+    rag::RagPrompt text;
+    for (const auto& [seed, count] : {std::pair<int32_t, size_t>{1, 50}, {2, 300}, {3, 280}}) {
+      const std::vector<int32_t> part = Text(seed, count);
+      text.tokens.insert(text.tokens.end(), part.begin(), part.end());
+      text.segment_lengths.push_back(count);
+    }
+    const std::vector<int32_t> asked = Text(question, 12);
+    text.tokens.insert(text.tokens.end(), asked.begin(), asked.end());
+    return Conversation(std::move(text));
+  }
+
+  const refengine::Model model_{refengine::TinyConfig(/*seed=*/3, /*blocks=*/2)};
+  kernels::ThreadPool pool_{2};
+  const kernels::Kernels& kernels_ = kernels::Host();
+  const std::unique_ptr<kernels::Queue> queue_ = kernels_.MakeQueue(&pool_);
+  refengine::Engine engine_{model_, kernels_, pool_, {.pass_tokens = kPass}};
+  rag::LocalPages own_{model_.config(), kPages};
+  std::unique_ptr<tools::LocalDaemon> daemon_;
+  std::unique_ptr<Client> client_;
+  Region region_;
+  std::unique_ptr<refengine::PagePool> pages_;
+  std::unique_ptr<ConversationServing> serving_;
+};
+
+TEST_F(Conversations, TurnsAreResumedWhereTheTextWasLeft) {
+  Conversation talk;
+  Cuts cuts;
+  uint64_t left = 0;
+  for (int32_t turn = 0; turn < 4; ++turn) {
+    SCOPED_TRACE(turn);
+    const Turn taken = Say(talk, Text(turn, 200));
+    EXPECT_EQ(taken.set->resumed, left);
+    EXPECT_EQ(taken.provenance, Provenance::kExact);
+    EXPECT_EQ(taken.served.computed_tokens, taken.prompt_tokens - left);
+    EXPECT_EQ(taken.outcomes.back(), CommitOutcome::kKept);
+    ExpectBitsOfNoCache(talk, taken, cuts);
+    left = talk.text.tokens.size();
+  }
+}
+
+TEST_F(Conversations, ThoseWithTheSameInstructionsBranchOffThem) {
+  const std::vector<int32_t> instructions = Text(7, 400);
+  constexpr uint64_t kBranch = 400 / kPass * kPass;
+  for (int32_t i = 0; i < 4; ++i) {
+    SCOPED_TRACE(i);
+    Conversation talk(rag::RagPrompt{.tokens = instructions});
+    const Turn turn = Say(talk, Text(10 + i, 100));
+    Cuts cuts;
+    // The first knows of nobody, the second finds out where they part.
+    if (i == 1) {
+      EXPECT_THAT(turn.offered, testing::Contains(kBranch));
+    }
+    if (i >= 2) {
+      EXPECT_EQ(turn.set->resumed, kBranch);
+    }
+    EXPECT_FALSE(turn.own);
+    ExpectBitsOfNoCache(talk, turn, cuts);
+  }
+}
+
+TEST_F(Conversations, WhatLiesBehindSectionsIsTheConversationsOwn) {
+  Conversation talk = Retrieved(/*question=*/20), other = Retrieved(20);
+  const Turn first = Say(talk, {});
+  EXPECT_EQ(first.provenance, Provenance::kComposed);
+  EXPECT_EQ(first.outcomes.back(), CommitOutcome::kKept);
+  const std::unique_ptr<refengine::Sequence> stayed = std::move(first.set->sequence);
+  for (int32_t turn = 1; turn < 3; ++turn) {
+    SCOPED_TRACE(turn);
+    const uint64_t left = talk.text.tokens.size();
+    const Turn next = Say(talk, Text(30 + turn, 90));
+    EXPECT_EQ(next.set->resumed, left);
+    EXPECT_TRUE(next.own);
+    EXPECT_EQ(next.provenance, Provenance::kComposed);
+    const auto expected = RunOn(runtime(), *stayed, std::span(talk.text.tokens).first(next.prompt_tokens), next.runs);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    EXPECT_EQ(next.served.logits, *expected);
+    for (int64_t i = 1; i <= kDecoded; ++i) {
+      const std::vector<int64_t> one = {static_cast<int64_t>(next.prompt_tokens) + i};
+      ASSERT_TRUE(RunOn(runtime(), *stayed, talk.text.tokens, one).ok());
+    }
+  }
+  // Another conversation says the same, and finds the sections alone.
+  const Turn same = Say(other, {});
+  EXPECT_FALSE(same.own);
+  EXPECT_EQ(same.served.hits, 3u);
+  EXPECT_EQ(same.served.logits, first.served.logits);
+  // An exact text that begins likewise resumes from nothing that sections left behind.
+  Conversation exact(rag::RagPrompt{.tokens = talk.text.tokens});
+  EXPECT_EQ(Say(exact, Text(40, 10)).provenance, Provenance::kExact);
+}
+
+TEST_F(Conversations, WithoutADaemonTurnsAreComputed) {
+  Conversation talk;
+  Cuts cuts;
+  ExpectBitsOfNoCache(talk, Say(talk, Text(1, 300)), cuts);
+  ASSERT_EQ(kill(daemon_->pid(), SIGKILL), 0);
+  const Turn turn = Say(talk, Text(2, 100));
+  EXPECT_EQ(turn.set->resumed, 0u);
+  EXPECT_THAT(turn.outcomes, testing::Each(CommitOutcome::kUnavailable));
+  ExpectBitsOfNoCache(talk, turn, cuts);
+}
+
+TEST_F(Conversations, RefusesWhatItCannotServeFrom) {
+  const auto unused = Open({}, region_);
+  EXPECT_EQ(unused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(unused.status().message(), testing::HasSubstr("options.prefixes"));
+  const auto small = client_->HostRegion(rag::RegionBytes(model_.config(), rag::kPageTokens, kPages));
+  ASSERT_TRUE(small.ok());
+  const auto refused = Open({.prefixes = {.capture_tokens = kPass}}, *small);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(), testing::HasSubstr("region"));
+}
+
+TEST(Conversation, IdsAreDrawn) {
+  EXPECT_NE(Conversation().id, Conversation().id);
+  EXPECT_NE(Conversation().id, ConversationId{});
+}
+
+}  // namespace
+}  // namespace ashlar::talk

@@ -1,0 +1,54 @@
+// What the conversations found: a line a turn, a summary, and the same numbers for machines.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+
+namespace ashlar::talk {
+
+// Where the first token that was computed stood behind.
+enum class Source : uint8_t {
+  kNothing,
+  kSegments,  // sections that other prompts share
+  kTree,      // an exact prefix that any prompt may begin with
+  kOwn,       // the conversation's own states
+};
+const char* Name(Source source);
+
+struct TurnResult {
+  int64_t conversation = 0, turn = 0;  // from 1
+  bool composed = false;
+  uint64_t tokens = 0;   // of the prompt
+  uint64_t resumed = 0;  // of these, behind which the prefix that was landed ends
+  Source source = Source::kNothing;
+  uint64_t computed_tokens = 0;
+  double ttft_ms = 0, full_ttft_ms = 0;  // Ashlar's, and that of full recompute
+  double full_rel_l2 = 0;                // of the logits, against full recompute in passes as large as they get
+  // Against the same text computed in the same cuts without a cache: an exact one from its first token on, a composed
+  // one by the sequence that was never left. A composed text's first turn has nothing of the kind.
+  std::optional<double> logits_rel_l2;
+  bool bit_identical = false;
+  uint64_t checkpoints_offered = 0, kept = 0;
+  double commit_ms = 0;
+};
+
+inline constexpr double kExactBound = 1e-5;  // of exact turns' full_rel_l2
+
+struct TalkResult {
+  int64_t conversations = 0, turns = 0;
+  int threads = 0;
+  std::vector<TurnResult> results;
+
+  double WorstExact() const;  // full_rel_l2 of exact turns
+};
+
+void PrintHeader();
+void PrintTurn(const TurnResult& turn);
+void PrintSummary(const TalkResult& talk);
+nlohmann::json ToJson(const TalkResult& talk);
+
+}  // namespace ashlar::talk

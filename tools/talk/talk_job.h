@@ -1,0 +1,19 @@
+// Conversations that take turns, each resumed where it was left, against full recompute and against never leaving.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "tools/rag/main_job.h"
+#include "tools/talk/report.h"
+
+namespace ashlar::talk {
+
+struct TalkOptions {
+  rag::JobOptions job;  // requests: not read
+  int64_t conversations = 0, turns = 4;
+  int64_t decode = 8;  // tokens a turn
+};
+
+// Starts a daemon of its own, has the conversations, prints as it goes.
+absl::StatusOr<TalkResult> RunTalkJob(const TalkOptions& options);
+
+}  // namespace ashlar::talk
