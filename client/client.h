@@ -285,8 +285,7 @@ struct CommitParts {
 
 // One segment to land: its index in the match, and where its token 0 stands.
 struct LandSegment {
-  // The match's prefix, whole, at position 0: one verdict. For Land alone: a running state is set from
-  // Match::prefix_states().
+  // The match's prefix, at position 0: Land takes it whole, with one verdict; Advance and Compose its states.
   static constexpr uint32_t kPrefix = UINT32_MAX;
   uint32_t segment = 0;
   uint64_t first_position = 0;

@@ -96,8 +96,9 @@ class Places {
   bool all_inside_ = true;
 };
 
-void SetSegment(const LandSegment& segment, v1::LandSegment* out) {
-  out->set_segment(segment.segment);
+// `checkpoint`: what the lease calls the prefix's.
+void SetSegment(const LandSegment& segment, uint32_t checkpoint, v1::LandSegment* out) {
+  out->set_segment(segment.segment == LandSegment::kPrefix ? checkpoint : segment.segment);
   out->set_first_position(segment.first_position);
 }
 
@@ -105,7 +106,8 @@ const LinearLayer* LinearAt(const Layout& layout, uint32_t layer) {
   return layer < layout.layers.size() ? std::get_if<LinearLayer>(&layout.layers[layer]) : nullptr;
 }
 
-bool Describe(const LayerAdvance& advance, const Layout& layout, Places& places, v1::AdvanceRequest& request) {
+bool Describe(const LayerAdvance& advance, uint32_t checkpoint, const Layout& layout, Places& places,
+              v1::AdvanceRequest& request) {
   using Request = v1::AdvanceRequest;
   const LinearLayer* linear = LinearAt(layout, advance.layer);
   if (linear == nullptr) return false;
@@ -114,7 +116,7 @@ bool Describe(const LayerAdvance& advance, const Layout& layout, Places& places,
   for (const AdvanceStep& step : advance.steps) {
     v1::AdvanceStep* out = request.add_steps();
     if (step.segment.has_value()) {
-      SetSegment(*step.segment, out->mutable_segment());
+      SetSegment(*step.segment, checkpoint, out->mutable_segment());
     } else {
       out->mutable_run()->set_begin(static_cast<uint64_t>(step.begin));
       out->mutable_run()->set_end(static_cast<uint64_t>(step.end));
@@ -133,9 +135,9 @@ bool Describe(const LayerAdvance& advance, const Layout& layout, Places& places,
   return places.all_inside();
 }
 
-bool Describe(std::span<const LandSegment> segments, std::span<const RunningState> states, const Layout& layout,
-              Places& places, v1::ComposeRequest& request) {
-  for (const LandSegment& segment : segments) SetSegment(segment, request.add_segments());
+bool Describe(std::span<const LandSegment> segments, uint32_t checkpoint, std::span<const RunningState> states,
+              const Layout& layout, Places& places, v1::ComposeRequest& request) {
+  for (const LandSegment& segment : segments) SetSegment(segment, checkpoint, request.add_segments());
   size_t given = 0;
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {
     const LinearLayer* linear = LinearAt(layout, i);
@@ -182,18 +184,23 @@ std::unique_ptr<Composition::Impl> Model::Impl::AskToCompose(const Match::Impl* 
 }
 
 Composition Model::Advance(const Match* match, const LayerAdvance& advance) {
+  const Match::Impl* const matched = match == nullptr ? nullptr : match->impl_.get();
+  const uint32_t checkpoint = matched == nullptr ? LandSegment::kPrefix : matched->CheckpointInLease();
   const auto segments = static_cast<size_t>(
       std::ranges::count_if(advance.steps, [](const AdvanceStep& step) { return step.segment.has_value(); }));
   return Composition(impl_->AskToCompose<v1::AdvanceRequest>(
-      match == nullptr ? nullptr : match->impl_.get(), segments, advance.region.impl_,
-      [&](Places& places, v1::AdvanceRequest& request) { return Describe(advance, layout(), places, request); }));
+      matched, segments, advance.region.impl_, [&](Places& places, v1::AdvanceRequest& request) {
+        return Describe(advance, checkpoint, layout(), places, request);
+      }));
 }
 
 Composition Model::Compose(const Match& match, std::span<const LandSegment> segments, const Region& region,
                            std::span<const RunningState> states) {
+  const Match::Impl* const matched = match.impl_.get();
+  const uint32_t checkpoint = matched->CheckpointInLease();
   return Composition(impl_->AskToCompose<v1::ComposeRequest>(
-      match.impl_.get(), segments.size(), region.impl_, [&](Places& places, v1::ComposeRequest& request) {
-        return Describe(segments, states, layout(), places, request);
+      matched, segments.size(), region.impl_, [&](Places& places, v1::ComposeRequest& request) {
+        return Describe(segments, checkpoint, states, layout(), places, request);
       }));
 }
 

@@ -37,6 +37,10 @@ struct Match::Impl {
     uint32_t first = 0, last = 0;
   };
   Objects ObjectsOf(const LandSegment& segment) const;
+  // Which of them the prefix's states are; kPrefix, which no lease has, without one.
+  uint32_t CheckpointInLease() const {
+    return prefix_objects == 0 ? LandSegment::kPrefix : static_cast<uint32_t>(segments.size()) + prefix_objects - 1;
+  }
   // The tuples of a mapped object, or null where they must not be read (any more).
   const std::vector<MappedTuple>* TuplesOf(const internal::MappedObject* object) const;
 

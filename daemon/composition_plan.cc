@@ -34,13 +34,18 @@ absl::StatusOr<CompositionPlan> ReadCommon(const Request& request, const Session
   return plan;
 }
 
-// Appends an interior, which must stand behind those before.
+absl::Status NotBehind(const std::string& field, uint32_t segment) {
+  return Bad(field, ".segment: not behind segment ", segment);
+}
+
+// Appends an interior, which must stand behind those before. What comes first may be a prefix, which the lease lists
+// behind all segments.
 absl::Status AddInterior(const std::string& field, const v1::LandSegment& segment, CompositionPlan& plan) {
   std::vector<storage::Composition::Interior>& interiors = plan.composition.interiors;
   if (plan.lease == storage::LeaseId{}) return Bad("lease: empty, but segments are asked for");
   if (segment.first_position() > kMaxPosition) return Bad(field, ".first_position: out of range");
-  if (!interiors.empty() && segment.segment() <= interiors.back().segment) {
-    return Bad(field, ".segment: not behind segment ", interiors.back().segment);
+  if (interiors.size() > 1 && segment.segment() <= interiors.back().segment) {
+    return NotBehind(field, interiors.back().segment);
   }
   interiors.push_back({segment.segment(), segment.first_position()});
   plan.fields.push_back(field);
@@ -273,9 +278,13 @@ absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& m
     if (interior.segment >= match.found.size()) {
       return Bad(plan.fields[i], ".segment: the match has ", match.found.size());
     }
+    const uint32_t first = plan.composition.interiors[0].segment;
+    const bool behind_prefix = first - match.prefix.first < match.prefix.count;
+    if (i == 1 && interior.segment <= first && !behind_prefix) return NotBehind(plan.fields[i], first);
     const storage::Found& found = match.found[interior.segment];
     if (found.reason != MissReason::kNone) continue;  // nothing is composed; the verdict says why
     if (!plan.model->Has(*found.header)) return Bad("model: another than the lease's");
+    if (found.header->kind == ObjectKind::kPrefixPage) return Bad(plan.fields[i], ".segment: keys and values alone");
     if (found.header->kind != ObjectKind::kCheckpoint) continue;
     if (i > 0) return Bad(plan.fields[i], ".segment: a prefix, and not the first");
     if (interior.first_position != 0) return Bad(plan.fields[i], ".first_position: a prefix stands at 0");

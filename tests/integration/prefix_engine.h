@@ -35,6 +35,11 @@ class PrefixEngine : public TestEngine {
   void ExpectResumes(const Match& match, const Tokens& prompt, uint64_t depth);
   void ExpectStates(const Match& match, const Tokens& prompt) const;
 
+  // Where the region has room for the states of a linear layer.
+  float* StatePlace() {
+    return reinterpret_cast<float*>(region().data() + reinterpret_cast<uintptr_t>(places(0)[0].state));
+  }
+
   // The bytes of a token's row of values, and of the first head's state behind a text: to be found in memory.
   std::string ValuesAt(const Tokens& text, uint64_t token, uint32_t layer) const;
   std::string StateBehind(const Tokens& text, uint32_t layer) const;

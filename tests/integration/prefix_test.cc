@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -144,6 +145,30 @@ TEST_F(Prefix, CoversSegmentsAndStandsBesideThoseBehindIt) {
   EXPECT_THAT(engine.Commit({prompt, {prompt.size()}}, &match), ElementsAre(CommitOutcome::kBadSource));
   const Text composed{prompt, {prompt.size()}, Provenance::kComposed, kConversation};
   EXPECT_THAT(engine.Commit(composed, &match), ElementsAre(CommitOutcome::kKept));
+}
+
+TEST_F(Prefix, TheDaemonComposesFromItsStates) {
+  PrefixEngine engine(daemon_.client_options());
+  const Tokens behind = MakeRun(7, 120), prompt = Join(first_, behind);
+  Keep(engine, first_);
+  engine.Publish(ObjectKind::kSegment, behind);
+  const std::vector<uint64_t> lengths = {first_.size(), behind.size()};
+  const Match match = engine.Lookup(prompt, {}, lengths);
+  ASSERT_EQ(match.prefix().depth, first_.size());
+  const LandSegment prefix{.segment = LandSegment::kPrefix}, segment{.segment = 1, .first_position = first_.size()};
+  const auto advance = [&](std::vector<AdvanceStep> steps) {
+    auto* const state = reinterpret_cast<std::byte*>(engine.StatePlace());
+    return engine.model().Advance(&match, {.layer = 2, .steps = steps, .region = engine.region(), .state = {state}});
+  };
+  ASSERT_EQ(advance({{.segment = prefix}}).reason(), MissReason::kNone);
+  const std::string expected = engine.StateBehind(first_, 2);
+  EXPECT_EQ(std::memcmp(engine.StatePlace(), expected.data(), expected.size()), 0);
+  const Composition both = advance({{.segment = prefix}, {.segment = segment}});
+  EXPECT_EQ(both.reason(), MissReason::kNone);
+  EXPECT_THAT(both.segments(), ElementsAre(MissReason::kNone, MissReason::kNone));
+  EXPECT_NE(std::memcmp(engine.StatePlace(), expected.data(), expected.size()), 0);
+  EXPECT_EQ(advance({{.segment = segment}, {.segment = prefix}}).reason(), MissReason::kInvalidRequest);
+  EXPECT_EQ(advance({{.segment = prefix}, {.segment = prefix}}).reason(), MissReason::kInvalidRequest);
 }
 
 TEST_F(Prefix, LandingsThatMakeNoSenseAreMissed) {
