@@ -18,7 +18,7 @@ constexpr ReuseLaw::Subject kEdge{.kind = PrefixKind::kEdge};
 PrefixCache::PrefixCache(const PrefixCosts& costs, const PrefixCacheOptions& options)
     : costs_(costs), options_(options), store_(costs, options.capacity_bytes, reuse_, options.seed) {}
 
-PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt) {
+PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries) {
   ++now_;
   Sweep();
   Trim();
@@ -48,7 +48,7 @@ PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt) {
       candidates.push_back(&node);
     }
   }
-  const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size());
+  const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size(), boundaries);
   match.checkpoint_at = Wanted(candidates, match.resume, options_.most_checkpoints - placed.size());
   match.checkpoint_at.insert(match.checkpoint_at.end(), placed.begin(), placed.end());
   if (resume != nullptr) ++resume->data.leases;
@@ -60,7 +60,7 @@ void PrefixCache::LearnParting(PrefixEntry& edge, uint64_t depth) {
   if (brought.parted || depth <= brought.begin) return;
   brought.parted = true;
   reuse_.Ended(kEdge, now_ - brought.came, true);
-  overlap_.Observe(depth, brought.prompt_end);
+  overlap_.Observe(depth, brought.prompt_end, brought.boundaries);
 }
 
 void PrefixCache::Use(PrefixNode& node) {
@@ -100,8 +100,9 @@ std::vector<uint64_t> PrefixCache::Wanted(std::span<PrefixNode* const> passed, u
 }
 
 // In what no prompt had before. The first checkpoint brings the pages before it, the next ones their states alone.
-std::vector<uint64_t> PrefixCache::Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const {
-  const std::vector<OverlapLaw::Mass> law = overlap_.Between(shared, prompt);
+std::vector<uint64_t> PrefixCache::Placed(uint64_t resume, uint64_t shared, uint64_t prompt,
+                                          std::span<const uint64_t> boundaries) const {
+  const std::vector<OverlapLaw::Mass> law = overlap_.Between(shared, prompt, boundaries);
   if (law.empty()) return {};
   const auto flops = [this](uint64_t depth) { return costs_.Flops(depth); };
   const size_t most = std::min(options_.most_placed, options_.most_checkpoints);
@@ -122,10 +123,10 @@ std::vector<uint64_t> PrefixCache::Placed(uint64_t resume, uint64_t shared, uint
 }
 
 size_t PrefixCache::Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt,
-                           std::span<const uint64_t> captured) {
+                           std::span<const uint64_t> captured, std::span<const uint64_t> boundaries) {
   Release(match);
   if (tokens.empty()) return 0;
-  Extend(tokens, prompt);
+  Extend(tokens, prompt, boundaries);
   std::vector<PrefixNode*> offered;
   for (const uint64_t depth : captured) {
     PrefixNode& node = NodeAt(tokens.first(depth));
@@ -166,7 +167,7 @@ void PrefixCache::Lost(std::span<const int32_t> prefix) {
 }
 
 bool PrefixCache::Recover(std::span<const int32_t> prefix) {
-  Extend(prefix, prefix.size());
+  Extend(prefix, prefix.size(), {});
   PrefixNode& node = NodeAt(prefix);
   MakeCandidate(node, PrefixKind::kRequestEnd);
   return node.data.kept || store_.Admit(node, now_);
@@ -178,15 +179,18 @@ PrefixNode& PrefixCache::NodeAt(std::span<const int32_t> prefix) {
   return *inserted.node;
 }
 
-void PrefixCache::Extend(std::span<const int32_t> tokens, uint64_t prompt) {
+void PrefixCache::Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries) {
   const auto inserted = tree_.Insert(tokens);
   if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
   PrefixNode& node = *inserted.node;
   if (inserted.added) {
     PrefixNode& parent = *node.parent();
     leaves_.erase({parent.data.visited, parent.data.serial, &parent});
-    node.data.brought = std::make_shared<PromptTail>(
-        PromptTail{.came = now_, .begin = node.begin(), .prompt_end = prompt, .end = node.depth()});
+    node.data.brought = std::make_shared<PromptTail>(PromptTail{.came = now_,
+                                                                .begin = node.begin(),
+                                                                .prompt_end = prompt,
+                                                                .end = node.depth(),
+                                                                .boundaries = {boundaries.begin(), boundaries.end()}});
     Adopt(node);
   }
   for (PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) Visit(*at);

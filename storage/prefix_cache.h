@@ -43,11 +43,13 @@ class PrefixCache {
     std::vector<uint64_t> checkpoint_at;  // depths in (resume, prompt's end], rising, that are worth capturing
     PrefixNode* lease = nullptr;          // the prefix to resume from stays until Commit or Release
   };
-  // A request comes. Learns from it, too: once a request. Its match ends by Commit or Release, once.
-  Match Lookup(std::span<const int32_t> prompt);
+  // A request comes. Learns from it, too: once a request. Its match ends by Commit or Release, once. `boundaries`:
+  // where the segments that it is made of end, rising; none: not known.
+  Match Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries = {});
   // It was computed: `tokens` begin with the prompt, the decoded ones follow. The checkpoints at `captured`, rising in
   // (0, tokens.size()], and at the end are offered; how many of them are kept is returned. Ends the lease.
-  size_t Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured);
+  size_t Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
+                std::span<const uint64_t> boundaries = {});
   void Release(Match match);
 
   // For whoever keeps the bytes. `gone` is told of every prefix whose checkpoint is given up: pages of the edges on the
@@ -83,10 +85,11 @@ class PrefixCache {
   void Use(PrefixNode& node);
   void MakeCandidate(PrefixNode& node, PrefixKind kind);
   std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most);
-  std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const;
+  std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt,
+                               std::span<const uint64_t> boundaries) const;
 
   PrefixNode& NodeAt(std::span<const int32_t> prefix);
-  void Extend(std::span<const int32_t> tokens, uint64_t prompt);
+  void Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries);
   void AdoptSplit(PrefixNode& node, PrefixNode& behind);
   void Adopt(PrefixNode& node);
   void Disown(PrefixNode& node);
