@@ -27,6 +27,7 @@ struct TurnResult {
   Source source = Source::kNothing;
   uint64_t computed_tokens = 0;
   double ttft_ms = 0, full_ttft_ms = 0;  // Ashlar's, and that of full recompute
+  double flop_floor_speedup = 0;         // FLOPs of full recompute over those of what was computed; no fills
   double full_rel_l2 = 0;                // of the logits, against full recompute in passes as large as they get
   // Against the same text computed in the same cuts without a cache: an exact one from its first token on, a composed
   // one by the sequence that was never left. A composed text's first turn has nothing of the kind.

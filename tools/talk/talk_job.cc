@@ -164,6 +164,7 @@ absl::StatusOr<TurnResult> TalkJob::TakeTurn(Talk& talk, size_t number) {
                     .computed_tokens = turn->served.computed_tokens,
                     .ttft_ms = turn->served.ttft_ms,
                     .full_ttft_ms = full->ttft_ms,
+                    .flop_floor_speedup = full->flops / turn->served.flops,
                     .full_rel_l2 = rag::RelativeL2(logits, full->logits),
                     .checkpoints_offered = turn->offered.size(),
                     .commit_ms = turn->commit_ms};
