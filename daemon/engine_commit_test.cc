@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ashlar/v1/cache.pb.h"
+#include "daemon/testing/compose_fixture.h"
 #include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "daemon/testing/refusals.h"
@@ -147,6 +148,26 @@ TEST_F(EngineCommitTest, WhatIsCommittedLandsWhereItStood) {
   land.set_landing(land.landing() + 1'000'000);
   EXPECT_THAT(std::string(engine_.Land(land).status().message()),
               ::testing::StartsWith("segments[0].first_position: a prefix stands at 0"));
+}
+
+// Four ranks' blocks of the longest prompt are more than a call may ask for: its segments are matched all the same.
+TEST_F(EngineCommitTest, APromptThatIsTooLongToResumeIsServed) {
+  auto opening = engine_.Make<v1::OpenModelRequest>();
+  opening.set_identity(EncodeIdentity(SmallIdentity()));
+  opening.set_layout(EncodeLayout(WideLayout(4, 2)));
+  opening.mutable_shard()->set_tensor_parallel_size(4);
+  opening.mutable_prefixes();
+  v1::OpenModelReply opened;
+  ASSERT_TRUE(engine_.Call(opening, &opened).ok());
+  auto match = engine_.Make<v1::MatchRequest>();
+  match.set_model(opened.model());
+  match.add_prompts()->set_tokens(std::string(limits::kMaxPromptTokens * sizeof(int32_t), 'x'));
+  match.mutable_prompts(0)->add_segment_lengths(40);
+  v1::MatchReply reply;
+  const absl::Status status = engine_.Call(match, &reply);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(reply.prompts(0).segments(0).miss_reason(), static_cast<uint32_t>(MissReason::kNeverSeen));
+  EXPECT_THAT(reply.prompts(0).checkpoint_positions(), ElementsAre(40u));
 }
 
 TEST(EngineCommitTenants, NobodyResumesFromAnotherTenantsText) {

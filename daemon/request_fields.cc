@@ -38,6 +38,15 @@ storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, storage::N
   return query;
 }
 
+// Blocks of all shards, and a checkpoint. 0: the prompt is not looked up as a text; one that is too long for it is
+// served all the same.
+uint64_t CountOfText(const v1::Prompt& prompt, const Model& model) {
+  if (model.prefixes == nullptr) return 0;
+  const uint64_t blocks = prompt.tokens().size() / sizeof(int32_t) / model.prefixes->block_tokens;
+  const uint64_t objects = (blocks + 1) * model.shard.size;
+  return objects > limits::kMaxLookupsPerMatch / 2 ? 0 : objects;
+}
+
 }  // namespace
 
 absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::string& bytes) {
@@ -75,10 +84,7 @@ storage::Nanos RecomputeTime(const Model& model, uint64_t tokens) {
 }
 
 uint64_t CountLookups(const v1::Prompt& prompt, const Model& model) {
-  uint64_t objects = prompt.segment_lengths_size();
-  // Blocks, and a checkpoint.
-  if (model.prefixes != nullptr) objects += prompt.tokens().size() / sizeof(int32_t) / model.prefixes->block_tokens + 1;
-  return objects * model.shard.size;
+  return uint64_t{model.shard.size} * prompt.segment_lengths_size() + CountOfText(prompt, model);
 }
 
 absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model) {
@@ -109,7 +115,7 @@ absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& pro
     asked.segments.push_back(QueryOf(KindOfSegment(i), run, needed_at, model));
     begin += length;
   }
-  if (model.prefixes != nullptr && !tokens->empty()) {
+  if (!tokens->empty() && CountOfText(prompt, model) > 0) {
     asked.text.emplace(model.prefixes, *std::move(tokens), *conversation).needed_at = needed_at;
   }
   return asked;

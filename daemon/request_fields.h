@@ -37,7 +37,7 @@ storage::Nanos RecomputeTime(const Model& model, uint64_t tokens);
 // What is looked up for one prompt, needed at a time counted from now.
 struct Asked {
   std::vector<storage::Query> segments;
-  std::optional<storage::PrefixText> text;  // of models whose engines use prefixes
+  std::optional<storage::PrefixText> text;  // of models whose engines use prefixes, unless it is too long
 };
 // INVALID_ARGUMENT, naming the field in `field`.
 absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model);
