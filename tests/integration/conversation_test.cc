@@ -47,16 +47,13 @@ class Conversing : public Serving {
   Turn Say(size_t count) {
     std::vector<int32_t>& text = conversation_.text.tokens;
     for (size_t i = 0; i < count; ++i) text.push_back(static_cast<int32_t>((i * 31 + text.size() * 7) % 251));
-    const absl::StatusOr<Turn> turn = serving_->Serve(conversation_, /*decode=*/2);
-    EXPECT_TRUE(turn.ok()) << turn.status();
-    if (!turn.ok()) return {};
-    cuts_.Resume(turn->set->resumed);
-    cuts_.Add(turn->runs);
-    const auto expected = talk::Replay(runtime(), own_.pool(), std::span(text).first(turn->prompt_tokens), cuts_);
-    EXPECT_TRUE(expected.ok()) << expected.status();
-    EXPECT_EQ(turn->served.logits, *expected);
-    for (int64_t i = 1; i <= 2; ++i) cuts_.Add({static_cast<int64_t>(turn->prompt_tokens) + i});
-    return *turn;
+    const Turn turn = serving_->Serve(conversation_, /*decode=*/2).value();
+    cuts_.Resume(turn.set->resumed);
+    cuts_.Add(turn.runs);
+    const auto expected = talk::Replay(runtime(), own_.pool(), std::span(text).first(turn.prompt_tokens), cuts_);
+    EXPECT_EQ(turn.served.logits, expected.value());
+    for (int64_t i = 1; i <= 2; ++i) cuts_.Add({static_cast<int64_t>(turn.prompt_tokens) + i});
+    return turn;
   }
   uint64_t Left() const { return conversation_.text.tokens.size(); }
 

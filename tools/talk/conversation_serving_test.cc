@@ -55,12 +55,10 @@ class Conversations : public testing::Test {
     std::vector<int32_t>& text = conversation.text.tokens;
     text.insert(text.end(), message.begin(), message.end());
     const auto prompt = text.size();
-    absl::StatusOr<Turn> turn = serving_->Serve(conversation, kDecoded);
-    EXPECT_TRUE(turn.ok()) << turn.status();
-    if (!turn.ok()) return {};
+    Turn turn = serving_->Serve(conversation, kDecoded).value();
     EXPECT_EQ(text.size(), prompt + kDecoded);
-    EXPECT_EQ(turn->outcomes.size(), turn->offered.size());
-    return *std::move(turn);
+    EXPECT_EQ(turn.outcomes.size(), turn.offered.size());
+    return turn;
   }
 
   // The turn's text computed from its first token on, in the cuts in which it came to be.
