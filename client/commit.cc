@@ -43,7 +43,14 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
   if (binding.pages_missing) return absl::ResourceExhaustedError("pages: the daemon has no room for them now");
   request.set_pages_id(binding.pages_id);
   request.mutable_page_table()->Add(text.page_table.begin(), text.page_table.end());
-  if (region == nullptr) return absl::InvalidArgumentError("region: empty");
+  const auto has_states = [](const CapturedState& captured) { return !captured.linear.empty(); };
+  if (region == nullptr && std::ranges::any_of(text.checkpoints, has_states)) {
+    return absl::InvalidArgumentError("region: empty");
+  }
+  if (region == nullptr) {  // a model of attention alone
+    for (const CapturedState& captured : text.checkpoints) request.add_checkpoints()->set_depth(captured.depth);
+    return request;
+  }
   const std::optional<uint64_t> region_id = region->IdOn(*binding.connection);
   if (!region_id.has_value()) return absl::ResourceExhaustedError("region: the daemon has no room for it now");
   const internal::PartSources sources(layout, *region, *region_id);

@@ -88,7 +88,7 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
                                .lease = lease,
                                .checkpoints = {},
                                .rows = {},
-                               .page_table = {request.page_table().begin(), request.page_table().end()},
+                               .page_table = nullptr,
                                .deadline = request.deadline_ns(),
                                .keep = nullptr};
 }
@@ -108,7 +108,13 @@ bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> sta
   }
   if (model.prefixes->paged) {
     if (pages == nullptr || pages->model().ns != model.ns || pages->model().shard != model.shard) return false;
-    if (!pages->CheckPositions(commit.page_table, 0, commit.text.tokens().size()).ok()) return false;
+    // As much as the text takes: every object of it refers to this table.
+    const uint64_t tokens = commit.text.tokens().size(), page = pages->page_tokens();
+    const auto needed = std::min<int>(request.page_table_size(), static_cast<int>((tokens + page - 1) / page));
+    const auto table =
+        std::make_shared<std::vector<int32_t>>(request.page_table().begin(), request.page_table().begin() + needed);
+    if (!pages->CheckPositions(*table, 0, tokens).ok()) return false;
+    commit.page_table = table;
     commit.rows = pages->rows();
     kept->pages = pages;
   }

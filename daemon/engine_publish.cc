@@ -107,7 +107,7 @@ std::optional<storage::PublishSource> Fit(const Sources& sources, ObjectHeader p
     const uint64_t first = sources.first_position + plan.first_token;
     if (!pages->CheckPositions(sources.page_table, first, plan.stored_tokens).ok()) return std::nullopt;
     fitted.rows = pages->rows();
-    fitted.page_table = sources.page_table;
+    fitted.page_table = std::make_shared<std::vector<int32_t>>(sources.page_table);
     fitted.first_position = sources.first_position;
     kept->pages = pages;
   }

@@ -41,7 +41,8 @@ struct Cache::Impl {
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
         publisher(pool, mover, clock, drain, options.reservation),
         prefixes(
-            pool, publisher, drain, this->observer, [this](SessionId session) { return sessions.contains(session); },
+            pool, publisher, drain, clock, this->observer,
+            [this](SessionId session) { return sessions.contains(session); },
             [tiers](TenantId tenant) { return LargestCapacity(tiers, tenant); }),
         matcher(pool, prefixes, leases, explainer, top, clock, this->observer),
         lander(pool, mover, clock, drain, this->observer),
@@ -154,7 +155,9 @@ void Cache::Commit(SessionId session, PrefixCommit commit, std::function<void(st
   if (tenant == nullptr || impl_->draining) {
     return done(std::vector<CommitOutcome>(checkpoints, CommitOutcome::kUnavailable));
   }
-  if (commit.provenance == Provenance::kExact && impl_->leases.Composed(commit.lease)) {
+  const bool vouched = commit.lease == LeaseId{} ||
+                       (impl_->leases.Held(session, commit.lease) != nullptr && !impl_->leases.Composed(commit.lease));
+  if (commit.provenance == Provenance::kExact && !vouched) {
     return done(std::vector<CommitOutcome>(checkpoints, CommitOutcome::kBadSource));
   }
   impl_->prefixes.Commit(session, *tenant, std::move(commit), std::move(done));
@@ -238,7 +241,10 @@ void Cache::Compose(SessionId session, LandingId number, const LeaseId& lease, C
     const VerifiedLayers nothing(0);
     return impl_->composer.Compose(session, *tenant, number, {}, nothing, std::move(composition), std::move(done));
   }
-  impl_->leases.Use(lease, std::ranges::any_of(*found, IsComposed));
+  const bool composed = std::ranges::any_of(composition.interiors, [found](const Composition::Interior& interior) {
+    return interior.segment < found->size() && IsComposed((*found)[interior.segment]);
+  });
+  impl_->leases.Use(lease, composed);
   impl_->composer.Compose(session, *tenant, number, *found, *impl_->leases.Verified(lease), std::move(composition),
                           std::move(done));
 }
@@ -268,7 +274,7 @@ bool Cache::Unpin(TenantId tenant, const Key& key) {
 }
 
 bool Cache::Evict(TenantId tenant, const Key& key) {
-  return impl_->pool.Evict(tenant, key, PolicyKind::kOperator);
+  return impl_->pool.Evict(tenant, key);
 }
 
 std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key, const TensorShard& shard) const {

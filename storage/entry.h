@@ -48,10 +48,11 @@ struct Copy {
 struct Entry {
   ObjectId id = 0;
   Group group;
-  bool ready = false;                   // published; before that it is reserved or being published
-  bool pinned = false;                  // by an operator: one copy stays in some tier
-  bool behind = false;                  // waits to be written to the tiers below
-  bool unsaved = false;                 // published, and no copy on the disk: memory has it alone
+  bool ready = false;    // published; before that it is reserved or being published
+  bool pinned = false;   // by an operator: one copy stays in some tier
+  bool doomed = false;   // not wanted any more: it goes with its last reference, unless it is reserved again
+  bool behind = false;   // waits to be written to the tiers below
+  bool unsaved = false;  // published, and no copy on the disk: memory has it alone
   MissReason gone = MissReason::kNone;  // why no table has it any more; its bytes stay until the last reference goes
   uint32_t references = 0;              // uses that keep the copy at the top where it is
   uint32_t holds = 0;                   // calls that are at work on it

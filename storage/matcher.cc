@@ -62,16 +62,17 @@ Pool::Result Matcher::Missed(SessionId session, TenantId tenant, const Query& qu
   return {.reason = reason};
 }
 
-bool Matcher::Hold(TenantId tenant, std::span<const Query> objects, LeaseTable::Segments& held, Holding& holding) {
+std::optional<size_t> Matcher::Hold(TenantId tenant, std::span<const Query> objects, LeaseTable::Segments& held,
+                                    Holding& holding) {
   const auto others = static_cast<ptrdiff_t>(holding.others.size());
-  for (const Query& query : objects) {
-    held.push_back(FindWhole(tenant, query, holding));
+  for (size_t i = 0; i < objects.size(); ++i) {
+    held.push_back(FindWhole(tenant, objects[i], holding));
     if (held.back().object) continue;
     held.clear();
     holding.others.erase(holding.others.begin() + others, holding.others.end());
-    return false;
+    return i;
   }
-  return true;
+  return std::nullopt;
 }
 
 // The one that saves most together with the segments behind it, as far as can be seen without using them.
@@ -90,19 +91,27 @@ LeaseTable::Segments Matcher::FindPrefix(TenantId tenant, std::span<const Query>
   const PrefixModel& model = prompt.model();
   const auto flops = [&model](uint64_t depth) { return model.costs.Flops(depth); };
   LeaseTable::Segments held;
-  std::vector<uint64_t> depths = prefix.resumable;
-  while (!depths.empty()) {
+  while (!asked.candidates.empty()) {
+    std::vector<uint64_t> depths;
+    for (const Prefixes::Candidate& candidate : asked.candidates) depths.push_back(candidate.depth);
     const Cover cover = BestCover(depths, segments, model.layout.head, model.layout.tail, flops);
     const auto chosen = std::ranges::find(asked.candidates, cover.prefix, &Prefixes::Candidate::depth);
     if (chosen == asked.candidates.end()) break;  // segments alone, the first one among them, save more
-    if (Hold(tenant, Prefixes::Objects(prompt, *chosen), held, holding)) {
+    const std::optional<size_t> missing = Hold(tenant, Prefixes::Objects(prompt, *chosen), held, holding);
+    if (!missing) {
       prefix.depth = chosen->depth;
       prefix.own = chosen->own;
-      prefix.provenance = held.back().object->header.provenance;
+      const bool composed = std::ranges::any_of(
+          held, [](const Pool::Result& object) { return object.object->header.provenance == Provenance::kComposed; });
+      prefix.provenance = composed ? Provenance::kComposed : Provenance::kExact;
       break;
     }
-    depths.erase(std::ranges::find(depths, chosen->depth));
-    asked.candidates.erase(chosen);
+    // A block that one lacks all lack that are as deep.
+    const Prefixes::Candidate refused = *chosen;
+    const uint64_t lost = std::min<uint64_t>(refused.depth, (*missing + 1) * model.block_tokens);
+    std::erase_if(asked.candidates, [&](const Prefixes::Candidate& candidate) {
+      return candidate.own == refused.own && candidate.depth >= lost;
+    });
   }
   std::erase_if(prefix.checkpoint_at, [&prefix](uint64_t depth) { return depth <= prefix.depth; });
   return held;

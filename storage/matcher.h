@@ -62,8 +62,9 @@ class Matcher {
   Pool::Result FindWhole(TenantId tenant, const Query& query, Holding& holding);
   Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Holding& holding);
   Pool::Result Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);
-  // All of these objects, or nothing.
-  bool Hold(TenantId tenant, std::span<const Query> objects, LeaseTable::Segments& held, Holding& holding);
+  // All of these objects, or none: then how many come before the first one that is missing.
+  std::optional<size_t> Hold(TenantId tenant, std::span<const Query> objects, LeaseTable::Segments& held,
+                             Holding& holding);
   LeaseTable::Segments FindPrefix(TenantId tenant, std::span<const Query> queries, const PrefixText& prompt,
                                   FoundPrefix& prefix, Holding& holding);
   void Answer(SessionId session, TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,

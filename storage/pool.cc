@@ -105,6 +105,7 @@ Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan, Nanos rec
   if (Entry* entry = table_.Find(group.tenant, plan.key, plan.shard)) {
     if (!entry->ready) return {ReserveOutcome::kBeingPublished, {}};
     placement_.Touch(*entry);
+    entry->doomed = false;
     return {ReserveOutcome::kAlreadyPresent, {}};
   }
   // Of a bundle that another shard has begun, this one is wanted.
@@ -236,17 +237,38 @@ void Pool::Unpin(Entry& entry) {
   placement_.Changed(entry);
 }
 
-bool Pool::Evict(TenantId tenant, const Key& key, PolicyKind policy) {
+bool Pool::Evict(TenantId tenant, const Key& key) {
   std::vector<ObjectId> ids;
   for (const Entry* entry : table_.All(tenant, key)) {
     if (entry->ready) ids.push_back(entry->id);
   }
   for (const ObjectId id : ids) {
     if (Entry* entry = Living(id)) {
-      Unlink(*entry, MissReason::kEvicted, policy, placement_.Nearest(*entry));
+      Unlink(*entry, MissReason::kEvicted, PolicyKind::kOperator, placement_.Nearest(*entry));
     }
   }
   return !ids.empty();
+}
+
+// With its bundle, so only when nobody uses any of it.
+bool Pool::GoesNow(const Entry& entry) const {
+  const auto unused = [](const Entry* other) { return other->references == 0 && !other->pinned; };
+  if (entry.header.shard.size == 1) return unused(&entry);
+  return std::ranges::all_of(table_.Bundle(entry.group.tenant, entry.header.key, entry.header.shard.size), unused);
+}
+
+void Pool::GiveUp(TenantId tenant, const Key& key) {
+  std::vector<ObjectId> ids;
+  for (Entry* entry : table_.All(tenant, key)) {
+    if (!entry->ready) continue;
+    entry->doomed = true;
+    ids.push_back(entry->id);
+  }
+  for (const ObjectId id : ids) {
+    Entry* const entry = Living(id);
+    if (entry == nullptr || !GoesNow(*entry)) continue;
+    Unlink(*entry, MissReason::kEvicted, PolicyKind::kPrice, placement_.Nearest(*entry));
+  }
 }
 
 void Pool::Tick() {
@@ -328,6 +350,9 @@ void Pool::Unreference(Entry& entry) {
   if (--entry.references > 0) return;
   if (!entry.ready && entry.gone == MissReason::kNone) {
     return Unlink(entry, MissReason::kAbandoned, PolicyKind::kNone, TierKind::kNone);
+  }
+  if (entry.doomed && entry.gone == MissReason::kNone && GoesNow(entry)) {
+    return Unlink(entry, MissReason::kEvicted, PolicyKind::kPrice, placement_.Nearest(entry));
   }
   if (entry.gone == MissReason::kNone) placement_.Touched(entry);
   placement_.Changed(entry);

@@ -101,7 +101,10 @@ class Pool {
   bool Pin(TenantId tenant, const Key& key, Nanos until);
   bool Unpin(TenantId tenant, const Key& key);
   // It goes from all tiers, leased bytes with their leases.
-  bool Evict(TenantId tenant, const Key& key, PolicyKind policy);
+  bool Evict(TenantId tenant, const Key& key);
+  // Nobody wants what there is of a key any more: it goes, what is referenced or pinned with the last use of it. Who
+  // reserves it meanwhile finds it there, and wants it.
+  void GiveUp(TenantId tenant, const Key& key);
   // Objects of this tenant expire when they were not used for so long (0: never).
   void SetTimeToLive(TenantId tenant, Nanos ttl) { ttls_[tenant] = ttl; }
   // Ends pins, expires objects, goes on with copies that found no room.
@@ -135,6 +138,7 @@ class Pool {
   void Pin(Entry& entry, Nanos until);
   void Unpin(Entry& entry);
   void Unreference(Entry& entry);
+  bool GoesNow(const Entry& entry) const;  // if it is doomed
   Entry& Make(const Group& group, ObjectHeader header);
 
   const Clock& clock_;

@@ -166,6 +166,11 @@ void PrefixCache::Lost(std::span<const int32_t> prefix) {
   if (gone_) gone_(node);
 }
 
+bool PrefixCache::IsKept(std::span<const int32_t> prefix) const {
+  const auto reached = tree_.Walk(prefix);
+  return reached.inside == nullptr && reached.depth == prefix.size() && reached.node->data.kept;
+}
+
 bool PrefixCache::Recover(std::span<const int32_t> prefix) {
   Extend(prefix, prefix.size(), {});
   PrefixNode& node = NodeAt(prefix);
@@ -216,7 +221,8 @@ void PrefixCache::SplitKeys(PrefixNode& node, PrefixNode& behind) const {
 
 void PrefixCache::JoinKeys(PrefixNode& node) const {
   PrefixNode& child = node.first_child();
-  if (child.data.stored == nullptr) return;
+  if (node.data.stored == nullptr && child.data.stored == nullptr) return;
+  if (child.data.stored == nullptr) child.data.stored = std::make_unique<StoredKeys>();
   std::vector<Key>& behind = child.data.stored->blocks;
   const uint64_t page = costs_.page_tokens;
   const std::vector<Key> none;
@@ -253,9 +259,14 @@ void PrefixCache::Visit(PrefixNode& node) {
 
 bool PrefixCache::ForgetOldest() {
   PrefixNode& leaf = *leaves_.begin()->node;
-  if (leaf.data.kept) {
+  // What it keeps is worth its tokens, unless they are most of what it takes, as without keys and values.
+  if (leaf.data.kept && tree_.bytes() <= 2 * options_.history_bytes) {
     Visit(leaf);
     return false;
+  }
+  if (leaf.data.kept) {
+    store_.Drop(leaf);
+    if (gone_) gone_(leaf);
   }
   PromptTail& brought = *leaf.data.brought;
   if (!std::exchange(brought.parted, true)) reuse_.Ended(kEdge, now_ - brought.came, false);

@@ -18,7 +18,7 @@ namespace ashlar::storage {
 
 struct PrefixCacheOptions {
   uint64_t capacity_bytes = 0;
-  uint64_t history_bytes = uint64_t{64} << 20;  // of what is known of prompts; more where what is kept takes more
+  uint64_t history_bytes = uint64_t{64} << 20;  // of what is known of prompts; twice that where what is kept takes more
   uint64_t capture_tokens = 1;   // engines can checkpoint inside a prompt at multiples of it; at ends always
   size_t most_checkpoints = 32;  // that a request is asked for
   size_t most_placed = 8;        // of these, where prompts are expected to part
@@ -60,6 +60,9 @@ class PrefixCache {
   // One is there that nobody committed: an earlier run of theirs did. False: it is worth less than what would go.
   bool Recover(std::span<const int32_t> prefix);
 
+  bool IsKept(std::span<const int32_t> prefix) const;
+
+  const PrefixCosts& costs() const { return costs_; }
   const PrefixStore& store() const { return store_; }
   const PrefixTree<PrefixEntry>& tree() const { return tree_; }  // to look at
   size_t nodes() const { return tree_.nodes(); }

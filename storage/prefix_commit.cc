@@ -1,5 +1,6 @@
 // Committing a text: what of it is to be kept is copied in, block by block.
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "storage/prefixes.h"
@@ -24,10 +25,12 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
 
   void Start() {
     prefixes_.drain_.Begin(session_);
+    ++prefixes_.commits_[session_];
     const PrefixModel& model = commit_.text.model();
     for (size_t i = 0; i < keep_.size(); ++i) {
       if (!keep_[i]) continue;
       const uint64_t depth = commit_.checkpoints[i].depth;
+      ++prefixes_.writing_[Keys().Checkpoint(depth)];
       const size_t blocks = model.paged ? depth / model.block_tokens : 0;
       while (blocks_ < blocks) objects_.push_back({.checkpoint = i, .block = blocks_++});
       objects_.push_back({.checkpoint = i});
@@ -45,6 +48,8 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
     size_t block = kNoBlock;  // which one; else the checkpoint itself
   };
 
+  const PrefixKeys& Keys() const { return own_ ? *commit_.text.own() : commit_.text.shared(); }
+
   void Go() {
     const auto self = shared_from_this();
     if (going_) return;  // a copy that ended at once
@@ -57,14 +62,13 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
   void Begin(const Object& object) {
     if (Failed(object.checkpoint)) return;
     if (!prefixes_.is_open_(session_)) return Fail(object, CommitOutcome::kUnavailable);
-    const PrefixKeys& keys = own_ ? *commit_.text.own() : commit_.text.shared();
     const PrefixModel& model = commit_.text.model();
     const bool block = object.block != kNoBlock;
     const uint64_t depth =
         block ? (object.block + 1) * model.block_tokens : commit_.checkpoints[object.checkpoint].depth;
     absl::StatusOr<ObjectHeader> plan =
-        block ? PlanPrefixBlock(model.layout, model.ns, keys.blocks()[object.block], model.block_tokens, depth)
-              : PlanPrefixCheckpoint(model.layout, model.ns, keys.Checkpoint(depth), model.block_tokens, depth);
+        block ? PlanPrefixBlock(model.layout, model.ns, Keys().blocks()[object.block], model.block_tokens, depth)
+              : PlanPrefixCheckpoint(model.layout, model.ns, Keys().Checkpoint(depth), model.block_tokens, depth);
     if (!plan.ok()) return Fail(object, CommitOutcome::kBadSource);
     plan->shard = model.shard;
     const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, group_, *plan, 0);
@@ -121,19 +125,40 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
   void Finish() {
     const TenantId tenant = group_.tenant;
     for (size_t i = 0; i < keep_.size(); ++i) {
-      if (!keep_[i]) continue;
-      const uint64_t depth = commit_.checkpoints[i].depth;
-      if (own_ && !Failed(i)) prefixes_.Remember(tenant, commit_.text, depth);
-      const auto space = prefixes_.spaces_.find(commit_.text.model().ns);
-      if (own_ || !Failed(i) || space == prefixes_.spaces_.end()) continue;
-      space->second.cache->Lost(commit_.text.tokens().first(depth));
+      if (keep_[i]) Conclude(i);
     }
     commit_.keep.reset();
     for (size_t i = 0; i < outcomes_.size(); ++i) {
       prefixes_.observer_.Committed(tenant, outcomes_[i], own_, commit_.checkpoints[i].depth);
     }
+    if (--prefixes_.commits_.at(session_) == 0) prefixes_.commits_.erase(session_);
     done_(std::move(outcomes_));
     prefixes_.drain_.End(session_);
+  }
+
+  void Conclude(size_t i) {
+    const uint64_t depth = commit_.checkpoints[i].depth;
+    const Key key = Keys().Checkpoint(depth);
+    const auto writing = prefixes_.writing_.find(key);
+    const bool last = --writing->second == 0;
+    if (last) prefixes_.writing_.erase(writing);
+    if (own_) {
+      if (!Failed(i)) prefixes_.Remember(group_.tenant, commit_.text, depth);
+      return;
+    }
+    // While it was copied in, what came may have been worth more, or the namespace may have been forgotten.
+    const auto found = prefixes_.spaces_.find(commit_.text.model().ns);
+    Space* const space = found == prefixes_.spaces_.end() ? nullptr : &found->second;
+    const auto prefix = commit_.text.tokens().first(depth);
+    const bool decides = commit_.text.model().shard.rank == 0;
+    if (decides && !Failed(i) && last && (space == nullptr || !space->cache->IsKept(prefix))) {
+      outcomes_[i] = CommitOutcome::kDeclined;
+      prefixes_.GiveUp(group_.tenant, commit_.text, space, depth);
+    }
+    size_t whole = 0;
+    const bool gone =
+        Failed(i) && prefixes_.Find(group_.tenant, commit_.text.model(), Keys(), depth, whole) == There::kGone;
+    if (gone && space != nullptr) space->cache->Lost(prefix);
   }
 
   Prefixes& prefixes_;
@@ -185,29 +210,55 @@ void Prefixes::Name(const Space& space, const PrefixText& text, uint64_t depth) 
   });
 }
 
-// The states before the last two are of no use any more; their blocks are the later ones' as well.
-void Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth) {
+void Prefixes::GiveUp(TenantId tenant, const PrefixText& text, const Space* space, uint64_t depth) {
+  uint64_t needed = 0;  // as far as something kept needs the blocks
+  if (space != nullptr) {
+    space->cache->tree().Walk(text.tokens(), [&needed](PrefixNode& node) {
+      if (node.data.needs > 0) needed = node.depth();
+    });
+  }
+  pool_.GiveUp(tenant, text.shared().Checkpoint(depth));
+  const uint64_t block = text.model().block_tokens;
+  for (uint64_t i = needed / block; text.model().paged && i < depth / block; ++i) {
+    pool_.GiveUp(tenant, text.shared().blocks()[i]);
+  }
+}
+
+// The states before the last two are of no use any more. Their blocks mostly are the later ones' as well; those of a
+// text that its conversation has left go when space is needed.
+bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth) {
   const ConversationName name{text.model().ns, text.conversation()};
   const Mark mark{depth, text.own()->Checkpoint(depth)};
   Conversations& table = Of(tenant);
   Conversation conversation;
   if (const Conversation* const known = table.Find(name)) conversation = *known;
-  if (conversation.last.key == mark.key) return;
-  if (conversation.before.depth > 0 && conversation.before.key != mark.key) {
-    pool_.Evict(tenant, conversation.before.key, PolicyKind::kPrice);
+  if (conversation.last.key == mark.key || conversation.before.key == mark.key) {
+    if (conversation.last.key != mark.key) table.Put(name, {.last = mark, .before = conversation.last});
+    return false;
   }
-  table.Put(name, {.last = mark, .before = conversation.last});
+  // What a turn that is asked again had before goes, and not what the turn began with.
+  const Mark last = conversation.last;
+  const bool left = last.depth > 0 && (last.depth > depth || text.own()->Checkpoint(last.depth) != last.key);
+  const Mark gone = left ? last : conversation.before;
+  if (gone.depth > 0) pool_.GiveUp(tenant, gone.key);
+  table.Put(name, {.last = mark, .before = left ? conversation.before : last});
+  return true;
 }
 
 void Prefixes::Commit(SessionId session, TenantId tenant, PrefixCommit commit, CommitDone done) {
   const size_t count = commit.checkpoints.size();
+  const auto under_way = commits_.find(session);
+  if (under_way != commits_.end() && under_way->second >= kCommits) {
+    return done(std::vector<CommitOutcome>(count, CommitOutcome::kBusy));
+  }
   bool own = commit.provenance == Provenance::kComposed;
   if (own && !commit.text.own()) return done(std::vector<CommitOutcome>(count, CommitOutcome::kBadSource));
   std::vector<bool> keep(count, true);
   if (!own) {
     keep = Decide(Of(tenant, commit.text.model()), commit);
-    // What the namespace has no use for, its conversation may have.
-    if (count > 0 && !keep.back() && commit.text.own() && std::ranges::count(keep, true) == 0) {
+    // What the namespace has no use for, its conversation may have. (Of several ranks only one knows.)
+    const bool alone = commit.text.model().shard.size == 1;
+    if (count > 0 && alone && commit.text.own() && std::ranges::count(keep, true) == 0) {
       own = true;
       keep.back() = true;
     }

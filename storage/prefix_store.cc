@@ -93,7 +93,7 @@ void PrefixStore::RefreshAround(PrefixNode& node) {
   std::array<PrefixNode*, kNearby> nearby = {&node};
   size_t known = 1;
   for (size_t i = 0; i < known; ++i) {
-    nearby[i]->ForEachChild([&](PrefixNode& child) {
+    nearby[i]->ForSomeChildren(kNearby, [&](PrefixNode& child) {
       if (child.data.needs == 0) return;
       Refresh(child);
       if (!child.data.kept && known < kNearby) nearby[known++] = &child;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "storage/policy/reuse_law.h"
 #include "storage/prefix_entry.h"
 
@@ -41,6 +42,9 @@ class PrefixStore {
   double Price(const PrefixNode& node, RequestTime now) const;
   // The same of several on one way, by depth, that are not kept; nor is anything between them. One pass over the way.
   std::vector<double> Prices(std::span<const PrefixNode* const> way, RequestTime now) const;
+  void ForEachKept(absl::FunctionRef<void(const PrefixNode&)> visit) const {
+    for (const PrefixNode* const node : kept_) visit(*node);
+  }
   // Of what would go first, while there is no room for another checkpoint: nothing cheaper will be admitted; else 0.
   double LeastPrice(RequestTime now);
   // What admissions had to pay lately for a byte, those that had to; 0 before the first.

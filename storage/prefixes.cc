@@ -1,7 +1,7 @@
 #include "storage/prefixes.h"
 
 #include <algorithm>
-#include <iterator>
+#include <ranges>
 #include <utility>
 #include <variant>
 
@@ -55,18 +55,19 @@ PrefixText::PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int
   if (conversation != ConversationId{}) own_.emplace(model_->ns, model_->block_tokens, tokens_, conversation);
 }
 
-Prefixes::Prefixes(Pool& pool, Publisher& publisher, Drain& drain, Observer& observer, IsOpen is_open,
-                   std::function<uint64_t(TenantId)> capacity)
+Prefixes::Prefixes(Pool& pool, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer,
+                   IsOpen is_open, std::function<uint64_t(TenantId)> capacity)
     : pool_(pool),
       publisher_(publisher),
       drain_(drain),
+      clock_(clock),
       observer_(observer),
       is_open_(std::move(is_open)),
       capacity_(std::move(capacity)) {}
 
 void Prefixes::Adopt(const ObjectHeader& header) {
-  // The checkpoint of a prompt's first segment, found by its own key, may have as few tokens: a probe more.
-  if (header.kind == ObjectKind::kCheckpoint) recovered_[header.ns].insert(header.tokens);
+  if (header.kind != ObjectKind::kCheckpoint || header.shard.rank != 0) return;
+  ++recovered_[header.ns][{header.tokens, header.first_token}];
 }
 
 Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
@@ -88,8 +89,18 @@ Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
     ++own;
     if (oldest == spaces_.end() || it->second.asked < oldest->second.asked) oldest = it;
   }
-  if (own > kNamespaces) spaces_.erase(oldest);
+  if (own > kNamespaces) Forget(oldest);
   return space;
+}
+
+// What it keeps is found again as after a restart.
+void Prefixes::Forget(std::map<NamespaceId, Space>::iterator space) {
+  const uint64_t block = space->second.cache->costs().page_tokens;
+  Depths& depths = recovered_[space->first];
+  space->second.cache->store().ForEachKept([&](const PrefixNode& node) {
+    ++depths[{node.depth(), node.depth() / block * block}];
+  });
+  spaces_.erase(space);
 }
 
 Prefixes::Conversations& Prefixes::Of(TenantId tenant) {
@@ -98,20 +109,35 @@ Prefixes::Conversations& Prefixes::Of(TenantId tenant) {
   return *table;
 }
 
+// Of several shards all must be there; ranks commit one after the other.
 Prefixes::There Prefixes::Find(TenantId tenant, const Key& key, const TensorShard& shard) const {
   const Entry* const entry = pool_.Peek(tenant, key, shard);
   if (entry == nullptr) return There::kGone;
-  return entry->ready ? There::kWhole : There::kComing;
+  if (!entry->ready) return There::kComing;
+  if (shard.size == 1) return There::kWhole;
+  const std::vector<Entry*> all = pool_.PeekAll(tenant, key);
+  if (all.size() == shard.size && std::ranges::all_of(all, &Entry::ready)) return There::kWhole;
+  return clock_.Now() - entry->published_at < kRanks ? There::kComing : There::kGone;
+}
+
+size_t Prefixes::WholeBlocks(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys) const {
+  const std::span<const Key> blocks = keys.blocks();
+  if (!model.paged) return blocks.size();
+  const auto missing =
+      std::ranges::find_if(blocks, [&](const Key& key) { return Find(tenant, key, model.shard) != There::kWhole; });
+  return static_cast<size_t>(missing - blocks.begin());
 }
 
 Prefixes::There Prefixes::Find(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys, uint64_t depth,
                                size_t& whole) const {
+  const Key checkpoint = keys.Checkpoint(depth);
+  if (writing_.contains(checkpoint)) return There::kComing;
   const size_t needed = model.paged ? depth / model.block_tokens : 0;
   for (; whole < needed; ++whole) {
     const There block = Find(tenant, keys.blocks()[whole], model.shard);
     if (block != There::kWhole) return block;
   }
-  return Find(tenant, keys.Checkpoint(depth), model.shard);
+  return Find(tenant, checkpoint, model.shard);
 }
 
 Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
@@ -128,34 +154,53 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
     if (there == There::kGone) space.cache->Lost(prompt.first(depth));
   }
   asked.checkpoint_at = match.checkpoint_at;
+  // Another engine of this namespace may capture more finely.
+  std::erase_if(asked.checkpoint_at, [&](uint64_t depth) { return depth % text.model().capture_tokens != 0; });
   space.cache->Release(std::move(match));  // what it finds is leased as objects
   AddOwn(tenant, text, asked);
   return asked;
 }
 
-// Checkpoints on the disk that an earlier run of the daemon wrote: their tokens are not known, but their depths are.
+// Checkpoints of an earlier run of the daemon, on its disk: their tokens are not known, but their depths are.
 void Prefixes::Probe(Space& space, const PrefixText& text) {
   const auto found = recovered_.find(text.model().ns);
   if (found == recovered_.end()) return;
-  std::multiset<uint64_t>& depths = found->second;
-  std::vector<uint64_t> tried;
-  for (auto at = depths.lower_bound(text.tokens().size()); at != depths.begin() && tried.size() < kProbes;) {
-    --at;
-    if (!tried.empty() && tried.back() == *at) continue;
-    tried.push_back(*at);
-  }
-  for (const uint64_t depth : tried) {
-    size_t whole = 0;
-    if (Find(space.tenant, text.model(), text.shared(), depth, whole) == There::kWhole) {
-      if (space.cache->Recover(text.tokens().first(depth))) Name(space, text, depth);
-    } else if (whole = 0; text.own() && Find(space.tenant, text.model(), *text.own(), depth, whole) == There::kWhole) {
-      Remember(space.tenant, text, depth);
-    } else {
-      continue;
+  const uint64_t block = text.model().block_tokens;
+  Depths& depths = found->second;
+  for (const bool own : {false, true}) {
+    if (own && !text.own()) continue;
+    const PrefixKeys& keys = own ? *text.own() : text.shared();
+    // Deeper ones lack a block; the last token is left to compute.
+    const uint64_t behind =
+        std::min<uint64_t>(text.tokens().size(), (WholeBlocks(space.tenant, text.model(), keys) + 1) * block);
+    std::vector<uint64_t> tried;
+    for (auto at = depths.lower_bound({behind, 0}); at != depths.begin() && tried.size() < kProbes;) {
+      --at;
+      const auto [depth, first] = at->first;
+      if (first == depth / block * block) {
+        tried.push_back(depth);
+      } else {
+        at = depths.erase(at);  // no chain's
+      }
     }
-    depths.erase(depths.find(depth));
+    for (const uint64_t depth : tried | std::views::reverse) {
+      if (!Recover(space, text, own, depth)) continue;
+      const auto count = depths.find({depth, depth / block * block});
+      if (--count->second == 0) depths.erase(count);
+    }
   }
   if (depths.empty()) recovered_.erase(found);
+}
+
+// False: it is not there, or known already; then one of the same depth that is there is another text's.
+bool Prefixes::Recover(Space& space, const PrefixText& text, bool own, uint64_t depth) {
+  const PrefixKeys& keys = own ? *text.own() : text.shared();
+  if (Find(space.tenant, keys.Checkpoint(depth), text.model().shard) != There::kWhole) return false;
+  if (own) return Remember(space.tenant, text, depth);
+  const auto prefix = text.tokens().first(depth);
+  if (space.cache->IsKept(prefix)) return false;
+  if (space.cache->Recover(prefix)) Name(space, text, depth);
+  return true;
 }
 
 void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Asked& asked) {
@@ -205,7 +250,7 @@ void Prefixes::GiveUp(TenantId tenant, PrefixNode& node) {
     keys.insert(keys.end(), at->data.stored->blocks.begin(), at->data.stored->blocks.end());
     at->data.stored->blocks.clear();
   }
-  for (const Key& key : keys) pool_.Evict(tenant, key, PolicyKind::kPrice);
+  for (const Key& key : keys) pool_.GiveUp(tenant, key);
 }
 
 Prefixes::Stats Prefixes::stats(TenantId tenant) const {

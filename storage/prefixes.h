@@ -7,10 +7,11 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "proto/key.h"
 #include "proto/layout.h"
@@ -79,19 +80,19 @@ struct PrefixCommit {
   Provenance provenance = Provenance::kExact;
   LeaseId lease{};  // of the match that it began with; all zero: none
   std::vector<Checkpoint> checkpoints;
-  std::vector<PagedRows> rows;  // one for every attention layer
-  std::vector<int32_t> page_table;
-  Nanos deadline = 0;  // as PublishSource::deadline
+  std::vector<PagedRows> rows;                             // one for every attention layer
+  std::shared_ptr<const std::vector<int32_t>> page_table;  // of the text
+  Nanos deadline = 0;                                      // as PublishSource::deadline
   std::shared_ptr<const void> keep;
 };
 
 // All namespaces'. One thread.
 //
 // A checkpoint and the blocks before it are objects like any other: in the levels, on the disk, leased and landed. What
-// is to be kept of a namespace's exact prefixes its PrefixCache decides, within the tenant's capacity; what it gives up
-// is evicted here. What is lost otherwise (space that segments needed, a corrupt copy, an operator) is noticed at the
-// next look-up that would have used it. Composed states are kept under their conversation's own keys in the private
-// pool, the latest two of each, and go least recently used first.
+// is to be kept of a namespace's exact prefixes its PrefixCache decides, within a capacity; what it gives up goes, when
+// nobody uses it any more. What is lost otherwise (space that segments needed, a corrupt copy, an operator) is noticed
+// at the next look-up that would have used it. Composed states are kept under their conversation's own keys in the
+// private pool, the latest two of each, and go least recently used first.
 //
 // Of tensor-parallel ranks, rank 0 looks up and decides; what other ranks commit is kept until the deciding one, or
 // space, makes it go: a bundle that is not whole is found by nobody.
@@ -99,7 +100,7 @@ class Prefixes {
  public:
   using IsOpen = std::function<bool(SessionId)>;
   // `capacity`: of a tenant, where no other is set: bytes.
-  Prefixes(Pool& pool, Publisher& publisher, Drain& drain, Observer& observer, IsOpen is_open,
+  Prefixes(Pool& pool, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer, IsOpen is_open,
            std::function<uint64_t(TenantId)> capacity);
 
   // For namespaces that are first seen from now on.
@@ -137,6 +138,8 @@ class Prefixes {
   static constexpr size_t kNamespaces = 16;  // of a tenant; then the one that was asked longest ago is forgotten
   static constexpr size_t kConversations = 1 << 16;  // of a tenant, likewise
   static constexpr size_t kProbes = 64;              // depths of recovered checkpoints that a look-up tries
+  static constexpr size_t kCommits = 16;             // under way, of one session
+  static constexpr Nanos kRanks = 60'000'000'000;    // how long ranks have to commit what one of them has
 
   struct Space {
     TenantId tenant = 0;
@@ -166,27 +169,40 @@ class Prefixes {
   Space& Of(TenantId tenant, const PrefixModel& model);
   Conversations& Of(TenantId tenant);
   There Find(TenantId tenant, const Key& key, const TensorShard& shard) const;
+  // Leading blocks that are there; all, where there are none.
+  size_t WholeBlocks(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys) const;
   // Whether all that a depth takes is there. `whole` counts leading blocks that are: for several depths, rising.
   There Find(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys, uint64_t depth, size_t& whole) const;
   void Probe(Space& space, const PrefixText& text);
+  bool Recover(Space& space, const PrefixText& text, bool own, uint64_t depth);
+  void Forget(std::map<NamespaceId, Space>::iterator space);
   void AddOwn(TenantId tenant, const PrefixText& text, Asked& asked);
   void GiveUp(TenantId tenant, PrefixNode& node);
   // Which of a commit's checkpoints are to be kept.
   std::vector<bool> Decide(Space& space, const PrefixCommit& commit);
   // Notes under which keys the prefixes of a text are stored that are to be kept.
   static void Name(const Space& space, const PrefixText& text, uint64_t depth);
-  void Remember(TenantId tenant, const PrefixText& text, uint64_t depth);
+  // False: it was known.
+  bool Remember(TenantId tenant, const PrefixText& text, uint64_t depth);
+  // Of a checkpoint that was written and is not kept any more: it goes, and the blocks that nothing else needs.
+  void GiveUp(TenantId tenant, const PrefixText& text, const Space* space, uint64_t depth);
 
   Pool& pool_;
   Publisher& publisher_;
   Drain& drain_;
+  const Clock& clock_;
   Observer& observer_;
   const IsOpen is_open_;
   const std::function<uint64_t(TenantId)> capacity_;
   std::map<TenantId, uint64_t> capacities_;
   std::map<NamespaceId, Space> spaces_;
   std::map<TenantId, std::unique_ptr<Conversations>> conversations_;
-  std::map<NamespaceId, std::multiset<uint64_t>> recovered_;  // depths of checkpoints that no tree knows of
+  // Checkpoints that no tree knows of: how many there are of a depth, and of a first stored token, which tells those of
+  // chains from others.
+  using Depths = std::map<std::pair<uint64_t, uint64_t>, uint64_t>;
+  std::map<NamespaceId, Depths> recovered_;
+  absl::flat_hash_map<Key, size_t> writing_;  // checkpoints that are being copied in, or their blocks
+  std::map<SessionId, size_t> commits_;       // under way
   uint64_t asked_ = 0;
 };
 

@@ -272,6 +272,36 @@ TEST_F(PrefixesTest, ASessionThatEndsStopsItsCommit) {
   EXPECT_EQ(Ask(Join(text, {1}), kBob).prefix.depth, 0u);
 }
 
+// Requests that come while a text is copied in neither find it nor give it up.
+TEST_F(PrefixesTest, ALookupDuringACommitDoesNoHarm) {
+  const Tokens text = Numbers(0, 12 * kBlock), next = Join(text, {1});
+  std::vector<CommitOutcome> outcomes;
+  rig_.cache->Commit(kAnn, engine_.Offer(text, text.size(), {5 * kBlock}),
+                     [&](std::vector<CommitOutcome> o) { outcomes = std::move(o); });
+  while (rig_.executor.pending() > 0) {
+    EXPECT_EQ(Ask(next, kBob).prefix.depth, 0u);
+    rig_.executor.Complete(0);
+  }
+  EXPECT_THAT(outcomes, ElementsAre(CommitOutcome::kKept, CommitOutcome::kKept));
+  const Match match = Ask(next, kBob);
+  EXPECT_EQ(match.prefix.depth, text.size());
+  EXPECT_EQ(Landed(match, next, kBob), 0.0);
+  EXPECT_THAT(match.prefix.resumable, ElementsAre(5 * kBlock, 12 * kBlock));
+}
+
+TEST_F(PrefixesTest, CommitsUnderWayAreBounded) {
+  std::vector<CommitOutcome> refused;
+  for (int32_t i = 0; i < 20; ++i) {
+    rig_.cache->Commit(kAnn, engine_.Offer(Numbers(1000 * i, 10), 10, {}), [&](const std::vector<CommitOutcome>& o) {
+      if (o[0] == CommitOutcome::kBusy) refused.push_back(o[0]);
+    });
+  }
+  EXPECT_EQ(refused.size(), 4u);
+  rig_.Settle();
+  EXPECT_EQ(refused.size(), 4u);
+  EXPECT_THAT(Commit(engine_.Offer(Numbers(0, 500), 500, {})), ElementsAre(CommitOutcome::kKept));
+}
+
 class PricedPrefixesTest : public PrefixesTest {
  protected:
   PricedPrefixesTest() { rig_.cache->SetPrefixCapacity(1, 24 * limits::kExtentBytes); }
@@ -294,6 +324,25 @@ TEST_F(PricedPrefixesTest, WhatIsGivenUpGoes) {
   }
   EXPECT_GT(resumed, 40u);
   EXPECT_GT(std::ranges::count(rig_.observer.evicted, MissReason::kEvicted), 20);
+}
+
+// What is leased stays until it is released, whatever comes that is worth more.
+TEST_F(PricedPrefixesTest, WhatIsLeasedStaysThoughItIsGivenUp) {
+  const Tokens text = Numbers(0, 700), next = Join(text, {1, 2, 3});
+  Serve(text);
+  const Match match = Ask(next);
+  ASSERT_EQ(match.prefix.depth, 700u);
+  for (int32_t i = 1; i < 60; ++i) {
+    const Tokens other = Numbers(10000 * i, 600);
+    Serve(other);
+    Serve(Join(other, {1}));
+    Serve(Join(other, {2}));
+  }
+  ASSERT_EQ(Ask(next, kBob).prefix.depth, 0u) << "it was to be given up";
+  EXPECT_EQ(Landed(match, next), 0.0);
+  const uint64_t before = rig_.cache->stats().objects;
+  rig_.cache->Release(kAnn, match.lease);
+  EXPECT_LT(rig_.cache->stats().objects, before);
 }
 
 class RestartedPrefixesTest : public PrefixesTest {
@@ -320,6 +369,33 @@ TEST_F(RestartedPrefixesTest, WhatTheDiskHasIsResumedFromAfterARestart) {
   match = Ask(Join(talk, {1}), kAnn, Conversation(1));
   EXPECT_EQ(match.prefix.depth, 400u);
   EXPECT_TRUE(match.prefix.own);
+}
+
+// Two texts of one length: the one that is asked twice does not stand for the other.
+TEST_F(RestartedPrefixesTest, TextsOfOneLengthAreEachFoundAgain) {
+  const Tokens one = Numbers(0, 300), two = Numbers(5000, 300);
+  Serve(one);
+  Serve(two);
+  rig_.Settle();
+  rig_.Restart();
+  Open();
+  EXPECT_EQ(Ask(Join(one, {1})).prefix.depth, 300u);
+  EXPECT_EQ(Ask(Join(one, {2})).prefix.depth, 300u);
+  EXPECT_EQ(Ask(Join(two, {1})).prefix.depth, 300u);
+}
+
+// A tenant with more namespaces than are remembered at a time.
+TEST_F(PrefixesTest, AForgottenNamespaceIsFoundAgain) {
+  const Tokens text = Numbers(0, 400);
+  Serve(text);
+  for (uint8_t i = 0; i < 20; ++i) {
+    PrefixModel other = *engine_.model();
+    other.ns.bytes[0] ^= static_cast<uint8_t>(i + 1);
+    const PrefixText asked(std::make_shared<PrefixModel>(other), Join(text, {1}));
+    EXPECT_EQ(rig_.cache->Lookup(kAnn, {}, asked, nullptr).prefix.depth, 0u);
+  }
+  EXPECT_EQ(rig_.cache->prefix_stats(1).namespaces, 16u);
+  EXPECT_EQ(Ask(Join(text, {1})).prefix.depth, 400u);
 }
 
 // Texts over three tokens that part and join again everywhere, capacity far too small, engines that do not commit or

@@ -88,7 +88,7 @@ void PublishJob::Gather(const Task& task) const {
   std::array<float*, kMaxTaskUnits> scales;
   if (task.scales != nullptr) scales = UnitPointers<float>(object_, {task.scales, range.first, range.count});
   kernels::PagedSlots slots = keys ? task.rows->keys : task.rows->values;
-  slots.page_table = source_.page_table.data();
+  slots.page_table = source_.page_table->data();
   const uint64_t first_position = source_.first_position + header_.first_token + range.FirstRow();
   const auto queue = kernels_.MakeQueue(nullptr);
   kernels_

@@ -102,7 +102,9 @@ class RowTypesTest : public ::testing::Test {
   }
 
   std::optional<ObjectHeader> Publish(Rows& keys, Rows& values) {
-    PublishSource source{.rows = {Layer(keys, values)}, .page_table = table_, .first_position = kSource};
+    PublishSource source{.rows = {Layer(keys, values)},
+                         .page_table = std::make_shared<std::vector<int32_t>>(table_),
+                         .first_position = kSource};
     EXPECT_TRUE(Fits(source, plan_));
     PublishJob job(kernels::Host(), workers_, *tier_, plan_, *slot_, std::move(source), CancelFlag());
     job.Run();

@@ -63,8 +63,8 @@ bool Fits(const PublishSource& source, const ObjectHeader& plan) {
   return std::all_of(plan.parts.begin(), plan.parts.end(), [&](const Part& part) {
     if (IsPaged(part.form)) {
       const PagedRows* rows = FindRows(source.rows, part.layer);
-      return rows != nullptr && SameShape(plan, part, *rows) &&
-             PagesReach(*rows, source.page_table.size(), plan, source.first_position);
+      return rows != nullptr && source.page_table != nullptr && SameShape(plan, part, *rows) &&
+             PagesReach(*rows, source.page_table->size(), plan, source.first_position);
     }
     if (part.Empty()) return true;
     const PublishSource::Tensor* tensor = FindTensor(source, part);

@@ -44,10 +44,10 @@ struct PublishSource {
   std::optional<ObjectHeader> plan;
   std::vector<Tensor> tensors;  // every part that has bytes and is no rows, in the plan's order
   std::vector<PagedRows> rows;  // one for every attention layer
-  std::vector<int32_t> page_table;
-  uint64_t first_position = 0;  // slot position at which the run's token 0 stands
-  Nanos deadline = 0;           // 0: none. When the copy ends later, the sources may have changed under it: the object
-                                // is dropped, the reservation ends, and the outcome is kUnavailable
+  std::shared_ptr<const std::vector<int32_t>> page_table;  // where there are rows; sources of one text share it
+  uint64_t first_position = 0;                             // slot position at which the run's token 0 stands
+  Nanos deadline = 0;  // 0: none. When the copy ends later, the sources may have changed under it: the object
+                       // is dropped, the reservation ends, and the outcome is kUnavailable
   std::shared_ptr<const void> keep;
 };
 

@@ -65,7 +65,9 @@ TEST_F(FitsTest, RefusesToLandOnlySomeLayers) {
 TEST_F(FitsTest, RefusesAPageTableThatIsTooShort) {
   EXPECT_FALSE(Fits(target_, plan_, 8 * 16 - 59));
   EXPECT_FALSE(Fits(target_, plan_, UINT64_MAX - 10)) << "positions that overflow";
-  source_.page_table.pop_back();
+  auto shorter = *source_.page_table;
+  shorter.pop_back();
+  source_.page_table = std::make_shared<std::vector<int32_t>>(std::move(shorter));
   EXPECT_FALSE(Fits(source_, plan_));
 }
 

@@ -35,6 +35,11 @@ class PrefixTree {
       for (const auto& [token, child] : children_) visit(*child);
     }
 
+    // The first of them, `most` at most.
+    void ForSomeChildren(size_t most, absl::FunctionRef<void(Node&)> visit) const {
+      for (auto child = children_.begin(); child != children_.end() && most > 0; ++child, --most) visit(*child->second);
+    }
+
     Data data{};
 
    private:

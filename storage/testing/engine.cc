@@ -171,7 +171,7 @@ PublishSource TestSource(const ObjectHeader& plan, uint64_t text) {
     }
   }
   source.rows = memory->pages.Rows();
-  source.page_table = memory->pages.page_table();
+  source.page_table = std::make_shared<std::vector<int32_t>>(memory->pages.page_table());
   source.keep = memory;
   return source;
 }

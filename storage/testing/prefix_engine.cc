@@ -80,7 +80,7 @@ PrefixCommit PrefixEngine::Offer(const std::vector<int32_t>& tokens, uint64_t pr
     commit.checkpoints.push_back({depth, std::move(tensors)});
   }
   commit.rows = memory->pages.Rows();
-  commit.page_table = memory->pages.page_table();
+  commit.page_table = std::make_shared<std::vector<int32_t>>(memory->pages.page_table());
   commit.keep = memory;
   return commit;
 }
