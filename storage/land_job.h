@@ -38,9 +38,8 @@ class LandJob {
           const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel);
 
   // On any thread, one call at a time: runs whole steps below `end_step` until they have read `bytes` or more, or none
-  // is left. `landed` is called on the threads that work, one at a time, whenever layers() has
-  // grown and more is to come. Sources found
-  // corrupt are skipped from then on. Stops between tasks when cancelled.
+  // is left. `landed` is called on the threads that work, one at a time, whenever layers() has grown and more is to
+  // come. Sources found corrupt are skipped from then on. Stops between tasks when cancelled.
   void Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed);
 
   // On the thread that waits for Run.
