@@ -106,7 +106,9 @@ Cache::Cache(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& c
              Observer* observer)
     : impl_(std::make_unique<Impl>(std::move(options), tiers, mover, copying, clock, observer)) {}
 
-Cache::~Cache() = default;
+Cache::~Cache() {
+  impl_->pool.Close();
+}
 
 void Cache::SetFloor(size_t tier, const Group& group, uint64_t bytes) {
   impl_->pool.placement().SetFloor(tier, group, bytes);

@@ -347,7 +347,7 @@ void Pool::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier
 }
 
 void Pool::Unreference(Entry& entry) {
-  if (--entry.references > 0) return;
+  if (--entry.references > 0 || closed_) return;
   if (!entry.ready && entry.gone == MissReason::kNone) {
     return Unlink(entry, MissReason::kAbandoned, PolicyKind::kNone, TierKind::kNone);
   }

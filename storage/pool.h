@@ -110,6 +110,9 @@ class Pool {
   // Ends pins, expires objects, goes on with copies that found no room.
   void Tick();
 
+  // The cache goes as it is, as when a process is killed: references that end from now on end nothing else.
+  void Close() { closed_ = true; }
+
   // Writes what memory has alone to the disk, what is pinned first, then what is hottest (Placement::Flush).
   void Flush();
 
@@ -155,6 +158,7 @@ class Pool {
   std::set<std::pair<Nanos, ObjectId>> pins_;       // that end, by when
   uint64_t objects_ = 0;
   uint64_t object_bytes_ = 0;
+  bool closed_ = false;
 };
 
 }  // namespace ashlar::storage

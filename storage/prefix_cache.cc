@@ -126,6 +126,7 @@ size_t PrefixCache::Commit(Match match, std::span<const int32_t> tokens, uint64_
                            std::span<const uint64_t> captured, std::span<const uint64_t> boundaries) {
   Release(match);
   if (tokens.empty()) return 0;
+  store_.Dare();
   Extend(tokens, prompt, boundaries);
   std::vector<PrefixNode*> offered;
   for (const uint64_t depth : captured) {
@@ -163,6 +164,7 @@ void PrefixCache::Lost(std::span<const int32_t> prefix) {
   PrefixNode& node = *reached.node;
   if (reached.inside != nullptr || reached.depth < prefix.size() || !node.data.kept) return;
   store_.Drop(node);
+  store_.Pressed();
   if (gone_) gone_(node);
 }
 

@@ -72,6 +72,14 @@ std::vector<double> PrefixStore::Prices(std::span<const PrefixNode* const> way, 
   return prices;
 }
 
+void PrefixStore::Pressed() {
+  limit_ = std::max(bytes_, capacity_ / kLeastShare);
+}
+
+void PrefixStore::Dare() {
+  limit_ = std::min(capacity_, limit_ + capacity_ / kStep);
+}
+
 void PrefixStore::Put(PrefixNode& node) {
   bytes_ += Bytes(node, Paged(node));
   for (PrefixNode* at = &node; at->parent() != nullptr && ++at->data.needs == 1; at = at->parent()) {
@@ -187,7 +195,7 @@ PrefixNode* PrefixStore::Cheapest(const PrefixNode* spared, RequestTime now, dou
 }
 
 double PrefixStore::LeastPrice(RequestTime now) {
-  if (bytes_ + costs_.checkpoint_bytes + costs_.page_bytes <= capacity_) return 0;
+  if (bytes_ + costs_.checkpoint_bytes + costs_.page_bytes <= limit_) return 0;
   double price = 0;
   Cheapest(nullptr, now, price);
   return price;
@@ -196,7 +204,7 @@ double PrefixStore::LeastPrice(RequestTime now) {
 // It is put there first, so that the pages before it count as needed; until it fits, the sum may pass the capacity on
 // paper, and never does when this returns.
 bool PrefixStore::Admit(PrefixNode& node, RequestTime now) {
-  if (Bytes(node, Paged(node)) > capacity_) {
+  if (Bytes(node, Paged(node)) > limit_) {
     ++refusals_;
     return false;
   }
@@ -204,14 +212,14 @@ bool PrefixStore::Admit(PrefixNode& node, RequestTime now) {
   std::vector<PrefixNode*> gone;
   double price = 0, paid = going_price_;
   Put(node);
-  while (bytes_ > capacity_) {
+  while (bytes_ > limit_) {
     PrefixNode* const cheapest = Cheapest(&node, now, price);
     if (cheapest == nullptr || price >= worth) break;
     paid = paid * kPriceMemory + price * (1 - kPriceMemory);
     Drop(*cheapest);
     gone.push_back(cheapest);
   }
-  if (bytes_ > capacity_) {
+  if (bytes_ > limit_) {
     Drop(node);
     for (auto back = gone.rbegin(); back != gone.rend(); ++back) Put(**back);
     ++refusals_;

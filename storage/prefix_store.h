@@ -27,6 +27,11 @@ class PrefixStore {
   PrefixStore(const PrefixCosts& costs, uint64_t capacity_bytes, const ReuseLaw& law, uint64_t seed)
       : costs_(costs), capacity_(capacity_bytes), law_(law), random_(seed) {}
 
+  // Others took bytes that were counted on: until there is more again, no more is kept than is there now. Each request
+  // then dares a little more.
+  void Pressed();
+  void Dare();
+
   // Keeps the checkpoint at `node`, which is not kept, and all pages before it. False, and nothing has changed: it is
   // worth less than what would have to go for it, or more than all there is.
   bool Admit(PrefixNode& node, RequestTime now);
@@ -53,6 +58,7 @@ class PrefixStore {
   uint64_t bytes() const { return bytes_; }
   uint64_t peak_bytes() const { return peak_bytes_; }  // between calls
   uint64_t capacity_bytes() const { return capacity_; }
+  uint64_t limit_bytes() const { return limit_; }
   size_t checkpoints() const { return kept_.size(); }
   uint64_t evictions() const { return evictions_; }
   uint64_t refusals() const { return refusals_; }
@@ -71,12 +77,13 @@ class PrefixStore {
     double price;  // when it was last looked at
     size_t place;  // among those that are kept
   };
-  static constexpr size_t kSamples = 256;       // no more are all looked at; else this many to begin with
-  static constexpr size_t kFresh = 16;          // drawn each time,
-  static constexpr size_t kNeighbours = 4;      // so many side by side
-  static constexpr size_t kCheap = 8;           // remembered
-  static constexpr size_t kNearby = 8;          // behind one whose prices may have changed with it
-  static constexpr double kPriceMemory = 0.95;  // of the going price, an eviction on
+  static constexpr uint64_t kLeastShare = 16, kStep = 256;  // parts of the capacity
+  static constexpr size_t kSamples = 256;                   // no more are all looked at; else this many to begin with
+  static constexpr size_t kFresh = 16;                      // drawn each time,
+  static constexpr size_t kNeighbours = 4;                  // so many side by side
+  static constexpr size_t kCheap = 8;                       // remembered
+  static constexpr size_t kNearby = 8;                      // behind one whose prices may have changed with it
+  static constexpr double kPriceMemory = 0.95;              // of the going price, an eviction on
 
   uint64_t StateBytes(const PrefixNode& node) const;
   static const PrefixNode& Paged(const PrefixNode& node);
@@ -98,6 +105,7 @@ class PrefixStore {
 
   const PrefixCosts costs_;
   const uint64_t capacity_;
+  uint64_t limit_ = capacity_;  // what there seems to be of it
   const ReuseLaw& law_;
   // Knuth's, of whose high bits places are drawn: it takes no memory that would be in what is drawn from's way.
   std::linear_congruential_engine<uint64_t, 6364136223846793005, 1442695040888963407, 0> random_;

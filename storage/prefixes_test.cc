@@ -345,6 +345,39 @@ TEST_F(PricedPrefixesTest, WhatIsLeasedStaysThoughItIsGivenUp) {
   EXPECT_LT(rig_.cache->stats().objects, before);
 }
 
+class CrowdedPrefixesTest : public PrefixesTest {
+ protected:
+  CrowdedPrefixesTest() : PrefixesTest({.hbm = 0, .dram = 44, .ssd = 0}) {}
+};
+
+// Segments that are used all the time take half of what there is, and texts take turns that do not all fit beside them.
+// Whoever went by recency alone would lose every text before its next turn.
+TEST_F(CrowdedPrefixesTest, KeepsWhatFitsBesideSegments) {
+  std::vector<ObjectHeader> segments;
+  for (uint64_t text = 1; text <= 6; ++text) {
+    segments.push_back(TestPlan(text, 64));
+    ASSERT_TRUE(rig_.Publish(kAnn, segments.back(), text));
+  }
+  int resumed = 0;
+  for (int32_t round = 0; round < 60; ++round) {
+    for (int32_t text = 0; text < 6; ++text) {
+      for (const ObjectHeader& segment : segments) {
+        const Match hit = rig_.Lookup(kAnn, segment);
+        rig_.cache->Release(kAnn, hit.lease);
+      }
+      const Tokens prompt = Join(Numbers(100000 * (text + 1), 600), {round});
+      const Match match = Ask(prompt);
+      if (match.prefix.depth > 0) {
+        ++resumed;
+      } else {
+        Commit(engine_.Offer(prompt, prompt.size(), match.prefix.checkpoint_at));
+      }
+      rig_.cache->Release(kAnn, match.lease);
+    }
+  }
+  EXPECT_GT(resumed, 150) << "of 360; three of the six fit";
+}
+
 class RestartedPrefixesTest : public PrefixesTest {
  protected:
   RestartedPrefixesTest() : PrefixesTest({.hbm = 0, .dram = 128, .ssd = 256}) {}
