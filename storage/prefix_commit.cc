@@ -255,10 +255,13 @@ void Prefixes::Commit(SessionId session, TenantId tenant, PrefixCommit commit, C
   if (own && !commit.text.own()) return done(std::vector<CommitOutcome>(count, CommitOutcome::kBadSource));
   std::vector<bool> keep(count, true);
   if (!own) {
-    keep = Decide(Of(tenant, commit.text.model()), commit);
-    // What the namespace has no use for, its conversation may have. (Of several ranks only one knows.)
-    const bool alone = commit.text.model().shard.size == 1;
-    if (count > 0 && alone && commit.text.own() && std::ranges::count(keep, true) == 0) {
+    Space& space = Of(tenant, commit.text.model());
+    keep = Decide(space, commit);
+    // What the namespace has no use for, its conversation may have, unless that would take from others what they have
+    // no other room for. (Of several ranks only one knows.)
+    const PrefixStore& store = space.cache->store();
+    const bool roomy = store.limit_bytes() == store.capacity_bytes() && commit.text.model().shard.size == 1;
+    if (count > 0 && roomy && commit.text.own() && std::ranges::count(keep, true) == 0) {
       own = true;
       keep.back() = true;
     }
