@@ -129,6 +129,18 @@ nlohmann::json ToJson(const StoredSegments& stored, double epsilon) {
   return json;
 }
 
+// Of requests that were set from the cache alone.
+void PrintAllHit(const RunResult& run) {
+  std::printf("\n  time to first token, median of all-hit requests, ms:");
+  for (const char* way : kWays) {
+    std::printf("  %s %.0f", way,
+                Median(Collect(run, Over::kAllHit, [&](const auto& r) { return r.ways.at(way).ttft_ms; })));
+  }
+  std::printf("\n  speed-up against full recompute, all-hit requests:    %.1f×  (FLOPs alone would allow %.1f×)",
+              Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.speedup(); })),
+              Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; })));
+}
+
 }  // namespace
 
 void PrintHeader() {
@@ -154,14 +166,11 @@ void PrintSummary(const RunResult& run) {
   std::printf("\n%zu requests, %zu of %ld sections with every segment cached; %d threads, FMA peak %.0f GFLOP/s\n",
               run.requests.size(), all_hit, static_cast<long>(run.sections_per_prompt), run.threads,
               run.fma_peak_gflops);
-  std::printf("\n  time to first token, median of all-hit requests, ms:");
-  for (const char* way : kWays) {
-    std::printf("  %s %.0f", way,
-                Median(Collect(run, Over::kAllHit, [&](const auto& r) { return r.ways.at(way).ttft_ms; })));
+  if (all_hit > 0) {
+    PrintAllHit(run);
+  } else {
+    std::printf("\n  no request found all of its segments cached: there is no speed-up to tell");
   }
-  std::printf("\n  speed-up against full recompute, all-hit requests:    %.1f×  (FLOPs alone would allow %.1f×)",
-              Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.speedup(); })),
-              Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; })));
   std::printf("\n  full recompute runs at %.2f of the FMA peak",
               Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; })));
   PrintStored(run);
