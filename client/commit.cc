@@ -1,5 +1,6 @@
 // Offering a text's states for others to resume from: Model::Commit.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "ashlar/v1/cache.pb.h"
@@ -43,22 +44,17 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
   if (binding.pages_missing) return absl::ResourceExhaustedError("pages: the daemon has no room for them now");
   request.set_pages_id(binding.pages_id);
   request.mutable_page_table()->Add(text.page_table.begin(), text.page_table.end());
-  const auto has_states = [](const CapturedState& captured) { return !captured.linear.empty(); };
-  if (region == nullptr && std::ranges::any_of(text.checkpoints, has_states)) {
-    return absl::InvalidArgumentError("region: empty");
+  std::optional<internal::PartSources> sources;  // a model of attention alone has no states to lie anywhere
+  if (region != nullptr) {
+    const std::optional<uint64_t> region_id = region->IdOn(*binding.connection);
+    if (!region_id.has_value()) return absl::ResourceExhaustedError("region: the daemon has no room for it now");
+    sources.emplace(layout, *region, *region_id);
   }
-  if (region == nullptr) {  // a model of attention alone
-    for (const CapturedState& captured : text.checkpoints) request.add_checkpoints()->set_depth(captured.depth);
-    return request;
-  }
-  const std::optional<uint64_t> region_id = region->IdOn(*binding.connection);
-  if (!region_id.has_value()) return absl::ResourceExhaustedError("region: the daemon has no room for it now");
-  const internal::PartSources sources(layout, *region, *region_id);
   for (const CapturedState& captured : text.checkpoints) {
     v1::CapturedState* out = request.add_checkpoints();
     out->set_depth(captured.depth);
     const bool inside = std::ranges::all_of(captured.linear, [&](const PublishParts::Linear& tensors) {
-      return sources.Add(tensors, *out->mutable_parts());
+      return sources.has_value() && sources->Add(tensors, *out->mutable_parts());
     });
     if (!inside) return absl::InvalidArgumentError("checkpoints: not states of the layout inside the region");
   }

@@ -71,9 +71,9 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
   if (request.deadline_ns() < 0) return done(Bad("deadline_ns: negative"));
   if (request.prompt().needed_in_ns() != 0) return done(Bad("prompt.needed_in_ns: pages are admitted now"));
   if (!request.prompt().conversation().empty()) return done(Bad("prompt.conversation: pages are of segments"));
-  const auto segments = ReadPrompt("prompt", request.prompt(), pages->model());
+  const auto segments = ReadSegments("prompt", request.prompt(), pages->model());
   if (!segments.ok()) return done(segments.status());
-  std::vector<PagePool::Want> wants = WantsOf(segments->segments, *pages);
+  std::vector<PagePool::Want> wants = WantsOf(*segments, *pages);
   OnLoop(*session, Room::kRequest, done,
          [this, session = *session, pages = std::move(pages), lease = *lease, wants = std::move(wants), &request, reply,
           done] {

@@ -87,7 +87,16 @@ uint64_t CountLookups(const v1::Prompt& prompt, const Model& model) {
   return uint64_t{model.shard.size} * prompt.segment_lengths_size() + CountOfText(prompt, model);
 }
 
-absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model) {
+namespace {
+
+struct Prompt {
+  std::vector<int32_t> tokens;
+  ConversationId conversation{};
+  storage::Nanos needed_at = 0;
+  std::vector<storage::Query> segments;
+};
+
+absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, const Model& model) {
   auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
   if (!tokens.ok()) return tokens.status();
   if (static_cast<uint64_t>(prompt.segment_lengths_size()) > limits::kMaxSegments) {
@@ -102,21 +111,38 @@ absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& pro
   if (*conversation != ConversationId{} && model.prefixes == nullptr) {
     return Bad(field, ".conversation: the model was opened without prefixes");
   }
-  const storage::Nanos needed_at = needed_in == 0 ? 0 : MonotonicClock().Now() + needed_in;
-  Asked asked;
+  Prompt read{.tokens = *std::move(tokens),
+              .conversation = *conversation,
+              .needed_at = needed_in == 0 ? 0 : MonotonicClock().Now() + needed_in};
   size_t begin = 0;
   for (int i = 0; i < prompt.segment_lengths_size(); ++i) {
     const uint64_t length = prompt.segment_lengths(i);
     if (length == 0) return Bad(field, ".segment_lengths[", i, "]: zero");
-    if (length > tokens->size() - begin) {
+    if (length > read.tokens.size() - begin) {
       return Bad(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
     }
-    const auto run = std::span<const int32_t>(*tokens).subspan(begin, length);
-    asked.segments.push_back(QueryOf(KindOfSegment(i), run, needed_at, model));
+    const auto run = std::span<const int32_t>(read.tokens).subspan(begin, length);
+    read.segments.push_back(QueryOf(KindOfSegment(i), run, read.needed_at, model));
     begin += length;
   }
-  if (!tokens->empty() && CountOfText(prompt, model) > 0) {
-    asked.text.emplace(model.prefixes, *std::move(tokens), *conversation).needed_at = needed_at;
+  return read;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& field, const v1::Prompt& prompt,
+                                                         const Model& model) {
+  auto read = Read(field, prompt, model);
+  if (!read.ok()) return read.status();
+  return std::move(read->segments);
+}
+
+absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model) {
+  auto read = Read(field, prompt, model);
+  if (!read.ok()) return read.status();
+  Asked asked{.segments = std::move(read->segments)};
+  if (!read->tokens.empty() && CountOfText(prompt, model) > 0) {
+    asked.text.emplace(model.prefixes, std::move(read->tokens), read->conversation).needed_at = read->needed_at;
   }
   return asked;
 }

@@ -41,6 +41,9 @@ struct Asked {
 };
 // INVALID_ARGUMENT, naming the field in `field`.
 absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model);
+// The same without the text, which hashes every token once more.
+absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& field, const v1::Prompt& prompt,
+                                                         const Model& model);
 // How many objects that takes, at most; before anything is read.
 uint64_t CountLookups(const v1::Prompt& prompt, const Model& model);
 
