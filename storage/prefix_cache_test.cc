@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "storage/testing/prefix_recount.h"
+#include "storage/testing/tokens.h"
 
 namespace ashlar::storage {
 namespace {
@@ -20,22 +20,9 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-using Tokens = std::vector<int32_t>;
-
 constexpr PrefixCosts kCosts{.page_tokens = 1, .page_bytes = 10, .checkpoint_bytes = 1000, .flops_per_token = 1};
 constexpr PrefixCosts kPages{.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000, .flops_per_token = 1};
 constexpr uint64_t kRoomy = uint64_t{1} << 40;
-
-Tokens Numbers(int32_t first, int32_t count) {
-  Tokens tokens(static_cast<size_t>(count));
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-Tokens Join(Tokens a, const Tokens& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 // As an engine does that captures all it is asked for.
 PrefixCache::Match Request(PrefixCache& cache, const Tokens& prompt, const Tokens& decoded = {}) {

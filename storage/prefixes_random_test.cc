@@ -17,11 +17,10 @@
 #include "storage/prefixes.h"
 #include "storage/testing/prefix_engine.h"
 #include "storage/testing/tiered_rig.h"
+#include "storage/testing/tokens.h"
 
 namespace ashlar::storage {
 namespace {
-
-using Tokens = std::vector<int32_t>;
 
 // What was ever offered of one text's prefixes, by tenant.
 struct Offered {

@@ -5,12 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <numeric>
 #include <random>
 #include <vector>
 
 #include "storage/testing/prefix_engine.h"
 #include "storage/testing/tiered_rig.h"
+#include "storage/testing/tokens.h"
 
 namespace ashlar::storage {
 namespace {
@@ -19,20 +19,8 @@ using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-using Tokens = std::vector<int32_t>;
 constexpr SessionId kAnn = 1, kBob = 2, kEve = 3;  // Eve is another tenant's
 constexpr uint64_t kBlock = 256;
-
-Tokens Numbers(int32_t first, int32_t count) {
-  Tokens tokens(static_cast<size_t>(count));
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-Tokens Join(Tokens a, const Tokens& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 ConversationId Conversation(uint8_t number) {
   return {number, 1};
