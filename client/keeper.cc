@@ -20,6 +20,9 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstPause{10};
 constexpr milliseconds kLongestPause{1000};
 constexpr milliseconds kErrandPause{200};  // before the daemon is asked again for what it refused to take
+// Before an errand is run: what an engine gives up it hardly waits for, but for what it asks next. Errands that come
+// meanwhile share a call.
+constexpr milliseconds kGatherErrands{5};
 
 bool IsOfNoUse(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsUnauthenticated(status);
@@ -147,9 +150,12 @@ void Keeper::Serve(const std::shared_ptr<Connection>& connection) {
   const int pause = done && !unrestored_ ? -1 : static_cast<int>(kErrandPause.count());
   const int ready = ::poll(watched, std::size(watched), pause);
   if (ready <= 0) return;
-  if (watched[0].revents != 0) bell_->Silence();
-  if (watched[1].revents == 0 && watched[2].revents == 0 && !connection->rpc().lost()) return;
-  Lose(connection);
+  const auto is_over = [&] { return watched[1].revents != 0 || watched[2].revents != 0 || connection->rpc().lost(); };
+  if (!is_over() && !stop_.stop_requested()) {
+    ::poll(watched + 1, std::size(watched) - 1, static_cast<int>(kGatherErrands.count()));
+  }
+  bell_->Silence();
+  if (is_over()) Lose(connection);
 }
 
 // The session ends with the connection: the next one needs the room that it takes up.

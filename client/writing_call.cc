@@ -34,9 +34,7 @@ WritingCall::WritingCall(std::shared_ptr<Connection> connection)
     : connection_(std::move(connection)),
       number_(connection_->NextLanding()),
       queue_(std::make_unique<grpc::CompletionQueue>()),
-      question_(std::make_unique<Question>()) {
-  question_->stub = v1::Cache::NewStub(connection_->rpc().channel());
-}
+      question_(std::make_unique<Question>()) {}
 
 WritingCall::~WritingCall() = default;
 
@@ -92,6 +90,7 @@ void WritingCall::AskQuiet() {
   request.set_session(connection_->session());
   request.set_landing(number_);
   request.set_run(connection_->run());
+  if (question_->stub == nullptr) question_->stub = v1::Cache::NewStub(connection_->rpc().channel());
   question_->context = std::make_unique<grpc::ClientContext>();
   question_->call = question_->stub->PrepareAsyncQuiesce(question_->context.get(), request, queue_.get());
   question_->call->StartCall();

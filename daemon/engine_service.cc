@@ -25,7 +25,9 @@ void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done don
     if (!session->metadata().open) return done(UnknownSession());
     work();
   };
-  const bool posted = room == Room::kRelease ? loop_.PostRelease(std::move(closure)) : loop_.Post(std::move(closure));
+  constexpr auto kOn = EventLoop::On::kAnyThread;
+  const bool posted =
+      room == Room::kRelease ? loop_.PostRelease(std::move(closure), kOn) : loop_.Post(std::move(closure), kOn);
   if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
 }
 

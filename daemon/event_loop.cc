@@ -20,34 +20,46 @@ EventLoop::~EventLoop() {
   Stop();
 }
 
-bool EventLoop::PostBounded(Closure closure, size_t limit) {
-  {
-    std::lock_guard lock(mutex_);
-    if (stopping_ || requests_ >= limit) {
-      rejected_.fetch_add(1);
-      return false;
-    }
-    ++requests_;
-    queue_.push_back({Class::kRequest, std::move(closure)});
+bool EventLoop::Take(Item item, size_t limit, On on) {
+  std::unique_lock lock(mutex_);
+  if (item.kind == Class::kRequest && (stopping_ || requests_ >= limit)) {
+    rejected_.fetch_add(1);
+    return false;
   }
-  wake_.notify_one();
+  if (on == On::kAnyThread && started_ && !stopping_ && !running_ && queue_.empty()) {
+    RunHere(lock, std::move(item.closure));
+    return true;
+  }
+  if (item.kind == Class::kRequest) ++requests_;
+  queue_.push_back(std::move(item));
+  const bool seen = running_;  // by whoever runs: he looks when he is done
+  lock.unlock();
+  if (!seen) wake_.notify_one();
   return true;
 }
 
-bool EventLoop::Post(Closure closure) {
-  return PostBounded(std::move(closure), queue_depth_);
+void EventLoop::RunHere(std::unique_lock<std::mutex>& lock, Closure closure) {
+  running_ = true;
+  lock.unlock();
+  closure();
+  closure = nullptr;  // what it captured goes while nothing else runs
+  lock.lock();
+  running_ = false;
+  const bool more = !queue_.empty() || stopping_ || thread_waits_;
+  lock.unlock();
+  if (more) wake_.notify_one();
 }
 
-bool EventLoop::PostRelease(Closure closure) {
-  return PostBounded(std::move(closure), 2 * queue_depth_);
+bool EventLoop::Post(Closure closure, On on) {
+  return Take({Class::kRequest, std::move(closure)}, queue_depth_, on);
 }
 
-void EventLoop::PostCompletion(Closure closure) {
-  {
-    std::lock_guard lock(mutex_);
-    queue_.push_back({Class::kCompletion, std::move(closure)});
-  }
-  wake_.notify_one();
+bool EventLoop::PostRelease(Closure closure, On on) {
+  return Take({Class::kRequest, std::move(closure)}, 2 * queue_depth_, on);
+}
+
+void EventLoop::PostCompletion(Closure closure, On on) {
+  Take({Class::kCompletion, std::move(closure)}, kUnbounded, on);
 }
 
 void EventLoop::Every(storage::Nanos period, Closure closure) {
@@ -59,6 +71,10 @@ void EventLoop::Every(storage::Nanos period, Closure closure) {
 }
 
 void EventLoop::Start() {
+  {
+    std::lock_guard lock(mutex_);
+    started_ = true;
+  }
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -89,6 +105,11 @@ std::vector<EventLoop::Closure> EventLoop::TakeDueTimers(storage::Nanos now) {
 void EventLoop::Run() {
   std::unique_lock lock(mutex_);
   for (;;) {
+    if (running_) {
+      thread_waits_ = true;
+      wake_.wait(lock, [this] { return !running_; });
+      thread_waits_ = false;
+    }
     // Timers are looked at between any two closures, so that a full queue cannot keep deadlines from passing.
     const std::vector<Closure> due = TakeDueTimers(clock_.Now());
     Closure closure;
@@ -103,11 +124,13 @@ void EventLoop::Run() {
       wake_.wait_for(lock, std::chrono::nanoseconds(std::max<storage::Nanos>(wait, 0)));
       continue;
     }
+    running_ = true;
     lock.unlock();
     for (const Closure& timer : due) timer();
     if (closure) closure();
     closure = nullptr;  // what it captured goes before the lock is taken again
     lock.lock();
+    running_ = false;
   }
 }
 

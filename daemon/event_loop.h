@@ -1,5 +1,5 @@
-// A thread that is fed by a bounded queue of closures. The metadata thread is one: it owns the cache and everything
-// about it. Another makes and unmaps large memory.
+// A bounded queue of closures that run one at a time, and a thread that runs them. The metadata thread is one: whoever
+// runs on it owns the cache and everything about it. Another makes and unmaps large memory.
 #pragma once
 
 #include <atomic>
@@ -28,6 +28,10 @@ class EventLoop {
  public:
   using Closure = std::function<void()>;
 
+  // kAnyThread: where nothing runs and nothing waits, the calling thread is the loop's for this one closure, which has
+  // run when the call returns. To wake a thread takes longer than most closures. For callers that hold no locks.
+  enum class On { kThread, kAnyThread };
+
   // At most `queue_depth` posted requests wait; `clock` must outlive the loop.
   EventLoop(size_t queue_depth, const storage::Clock& clock);
   ~EventLoop();  // Stop
@@ -35,18 +39,18 @@ class EventLoop {
   EventLoop& operator=(const EventLoop&) = delete;
 
   // New work. False, at once, when the queue is full or the loop has stopped; the closure is then gone.
-  bool Post(Closure closure);
+  bool Post(Closure closure, On on = On::kThread);
   // Work that gives something back. It has twice the room, so that a queue full of requests does not keep it out.
-  bool PostRelease(Closure closure);
+  bool PostRelease(Closure closure, On on = On::kThread);
   // What follows from work that was admitted before: never refused, bounded by whatever admitted that work. After Stop
   // nothing can follow any more, and the closure is dropped.
-  void PostCompletion(Closure closure);
+  void PostCompletion(Closure closure, On on = On::kThread);
 
   // Runs `closure` on the loop about every `period`.
   void Every(storage::Nanos period, Closure closure);
 
   void Start();
-  // Runs what is queued, then ends the thread. Not from the loop itself.
+  // Runs what is queued, then ends the thread. Not from a closure.
   void Stop();
 
   size_t depth() const;                                   // closures that wait
@@ -64,7 +68,9 @@ class EventLoop {
     Closure closure;
   };
 
-  bool PostBounded(Closure closure, size_t limit);
+  static constexpr size_t kUnbounded = SIZE_MAX;
+  bool Take(Item item, size_t limit, On on);
+  void RunHere(std::unique_lock<std::mutex>& lock, Closure closure);  // lock: of mutex_
   void Run();
   std::vector<Closure> TakeDueTimers(storage::Nanos now);  // mutex_ held
 
@@ -78,7 +84,10 @@ class EventLoop {
   std::deque<Item> queue_;  // guarded by mutex_, as all below
   size_t requests_ = 0;     // items of kRequest in queue_
   std::vector<Timer> timers_;
+  bool started_ = false;
   bool stopping_ = false;
+  bool running_ = false;       // a closure, on whichever thread
+  bool thread_waits_ = false;  // for its turn: it has something to do
 };
 
 }  // namespace ashlar::daemon

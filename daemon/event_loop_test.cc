@@ -93,6 +93,95 @@ TEST_F(EventLoopTest, TimersRunAgainAndAgainAlsoUnderLoad) {
   EXPECT_GE(ticks, 6);
 }
 
+TEST_F(EventLoopTest, RunsOnTheCallingThreadWhenThereIsNothingElseToDo) {
+  const auto where = [&](EventLoop::On on) {
+    std::promise<std::thread::id> thread;
+    EXPECT_TRUE(loop_.Post([&] { thread.set_value(std::this_thread::get_id()); }, on));
+    return thread.get_future().get();
+  };
+  std::atomic<bool> early{false};
+  ASSERT_TRUE(loop_.Post([&] { early = true; }, EventLoop::On::kAnyThread));
+  EXPECT_FALSE(early) << "before Start nothing runs";
+  loop_.Start();
+  EXPECT_NE(where(EventLoop::On::kThread), std::this_thread::get_id());
+  // The thread may still be on its way back from that closure: then it takes this one, too.
+  while (where(EventLoop::On::kAnyThread) != std::this_thread::get_id()) {
+  }
+  EXPECT_NE(where(EventLoop::On::kThread), std::this_thread::get_id());
+  EXPECT_TRUE(early);
+  loop_.Stop();
+  EXPECT_FALSE(loop_.Post([] {}, EventLoop::On::kAnyThread));
+}
+
+TEST_F(EventLoopTest, WaitsItsTurnOnAnyThread) {
+  loop_.Start();
+  std::vector<int> order;
+  Gate gate;
+  std::promise<void> started;
+  ASSERT_TRUE(loop_.Post([&] {
+    started.set_value();
+    gate.Pass();
+    // From inside a closure, too, what is posted comes later.
+    loop_.PostCompletion([&] { order.push_back(3); }, EventLoop::On::kAnyThread);
+    order.push_back(1);
+  }));
+  started.get_future().wait();
+  ASSERT_TRUE(loop_.PostRelease([&] { order.push_back(2); }, EventLoop::On::kAnyThread));
+  EXPECT_EQ(loop_.depth(), 1u);
+  gate.Open();
+  loop_.Stop();
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
+}
+
+TEST_F(EventLoopTest, WhatComesWhileACallerRunsIsNotForgotten) {
+  std::atomic<int> ticks{0};
+  loop_.Every(1'000'000, [&] { ++ticks; });
+  loop_.Start();
+  int completions = 0;
+  bool ran_here = false;
+  while (!ran_here) {
+    ASSERT_TRUE(loop_.Post(
+        [&, caller = std::this_thread::get_id()] {
+          ran_here = std::this_thread::get_id() == caller;
+          if (!ran_here) return;
+          loop_.PostCompletion([&] { ++completions; });
+          // Long enough for the timer to come due, and for its thread to find that it is not its turn.
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        },
+        EventLoop::On::kAnyThread));
+    while (loop_.depth() != 0) std::this_thread::yield();
+  }
+  const int before = ticks;
+  while (ticks < before + 2) std::this_thread::yield();
+  loop_.Stop();
+  EXPECT_EQ(completions, 1);
+}
+
+TEST_F(EventLoopTest, OneClosureRunsAtATimeOnWhicheverThread) {
+  loop_.Start();
+  std::atomic<int> inside{0};
+  int ran = 0;
+  std::atomic<int> taken{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, on = t % 2 == 0 ? EventLoop::On::kAnyThread : EventLoop::On::kThread] {
+      for (int i = 0; i < 1000; ++i) {
+        taken += loop_.Post(
+            [&] {
+              EXPECT_EQ(++inside, 1);
+              ++ran;
+              --inside;
+            },
+            on);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  loop_.Stop();
+  EXPECT_EQ(ran, taken);
+  EXPECT_EQ(taken + static_cast<int>(loop_.rejected()), 4000);
+}
+
 TEST_F(EventLoopTest, ManyThreadsPost) {
   loop_.Start();
   int ran = 0;  // the loop's thread only

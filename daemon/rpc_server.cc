@@ -159,25 +159,26 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   // Writes what is newest: a slow reader sees fewer events, never a queue of them. mutex_ is held.
   void Advance() {
     if (writing_ || finished_) return;
-    const bool verdict_to_write = end_.has_value() && end_->ok() && !verdict_written_;
-    if (!broken_ && (verdict_to_write || layers_ > layers_written_)) {
+    const bool verdict_to_write = end_.has_value() && end_->ok() && !broken_;
+    if (verdict_to_write || (layers_ > layers_written_ && !broken_)) {
       v1::LandEvent event;
       event.set_layers_done(layers_);
       layers_written_ = layers_;
       if (verdict_to_write) {
         event.mutable_verdict();
         for (MissReason reason : **end_) event.mutable_verdict()->add_miss_reasons(static_cast<uint32_t>(reason));
-        verdict_written_ = true;
       }
       writing_ = true;
       event_.Clear();
       ashlar::daemon::Write(event, &event_);
-      StartWrite(&event_);
-    } else if (end_.has_value()) {
-      finished_ = true;
-      timer_.Finished(end_->status().code());
-      Finish(ToGrpc(end_->status()));
+      if (!end_.has_value()) return StartWrite(&event_);
     }
+    if (!end_.has_value()) return;
+    finished_ = true;
+    timer_.Finished(end_->status().code());
+    const grpc::Status status = ToGrpc(end_->status());
+    // The stream's end rides along with the verdict: the client need not wait for another message.
+    verdict_to_write ? StartWriteAndFinish(&event_, {}, status) : Finish(status);
   }
 
   EngineService& service_;
@@ -189,7 +190,6 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   uint32_t layers_written_ = 0;
   std::optional<absl::StatusOr<std::vector<MissReason>>> end_;
   grpc::ByteBuffer event_;
-  bool verdict_written_ = false;
   bool writing_ = false;
   bool broken_ = false;  // nobody reads any more
   bool finished_ = false;

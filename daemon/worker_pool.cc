@@ -54,7 +54,7 @@ void WorkerPool::Work() {
     lock.unlock();
     job.work();
     job.work = nullptr;
-    loop_.PostCompletion(std::move(job.done));
+    loop_.PostCompletion(std::move(job.done), EventLoop::On::kAnyThread);
     lock.lock();
   }
 }
