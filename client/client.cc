@@ -14,6 +14,7 @@ namespace ashlar {
 using internal::Connection;
 using internal::Deadline;
 using internal::Mapping;
+using internal::RegionPlace;
 
 namespace {
 
@@ -29,7 +30,7 @@ struct Client::Impl {
   std::shared_ptr<internal::Keeper> keeper;
 
   // Makes a region of a descriptor that the daemon knows, or is about to be told of.
-  absl::StatusOr<Region> Keep(internal::Descriptor memfd, Mapping mapping, std::optional<uint64_t> hosted_id,
+  absl::StatusOr<Region> Keep(internal::Descriptor memory, RegionPlace place, std::optional<uint64_t> hosted_id,
                               const std::shared_ptr<Connection>& connection, Deadline deadline) const;
 };
 
@@ -84,28 +85,56 @@ absl::StatusOr<Region> Client::RegisterRegion(int memfd, size_t bytes) {
   if (!copy.ok()) return absl::InvalidArgumentError("memfd: not an open descriptor");
   absl::StatusOr<Mapping> mapping = Mapping::Map(copy->get(), bytes, Mapping::Access::kReadWrite);
   if (!mapping.ok()) return mapping.status();
-  return impl_->Keep(*std::move(copy), *std::move(mapping), std::nullopt, *connection, impl_->keeper->CallDeadline());
+  return impl_->Keep(*std::move(copy), RegionPlace(*std::move(mapping)), std::nullopt, *connection,
+                     impl_->keeper->CallDeadline());
+}
+
+absl::StatusOr<Region> Client::RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes) {
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  if (!connection.ok()) return connection.status();
+  if (data == nullptr || bytes == 0) return absl::InvalidArgumentError("data, bytes: must be given");
+  absl::StatusOr<internal::Descriptor> copy = internal::Descriptor::Duplicate(descriptor);
+  if (!copy.ok()) return absl::InvalidArgumentError("descriptor: not an open descriptor");
+  return impl_->Keep(*std::move(copy), RegionPlace(data, bytes, nullptr), std::nullopt, *connection,
+                     impl_->keeper->CallDeadline());
 }
 
 absl::StatusOr<Region> Client::HostRegion(size_t bytes) {
   const Deadline deadline = impl_->keeper->CallDeadline();
   absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
   if (!connection.ok()) return connection.status();
-  auto hosted = (*connection)->channel().HostRegion(bytes, deadline);
+  auto hosted = (*connection)->channel().HostRegion(bytes, kernels::MemoryKind::kHost, deadline);
   if (!hosted.ok()) return hosted.status();
   absl::StatusOr<Mapping> mapping = Mapping::Map(hosted->memory.get(), bytes, Mapping::Access::kReadWrite);
   if (!mapping.ok()) {
     (*connection)->channel().DropRegion(hosted->id);
     return absl::InternalError("the memory that the daemon hosted cannot be mapped");
   }
-  return impl_->Keep(std::move(hosted->memory), *std::move(mapping), hosted->id, *connection, deadline);
+  return impl_->Keep(std::move(hosted->memory), RegionPlace(*std::move(mapping)), hosted->id, *connection, deadline);
 }
 
-absl::StatusOr<Region> Client::Impl::Keep(internal::Descriptor memfd, Mapping mapping,
+absl::StatusOr<Region> Client::HostGpuRegion(const kernels::Gpu& gpu, size_t bytes) {
+  const Deadline deadline = impl_->keeper->CallDeadline();
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  if (!connection.ok()) return connection.status();
+  auto hosted = (*connection)->channel().HostRegion(bytes, kernels::MemoryKind::kDevice, deadline);
+  if (!hosted.ok()) return hosted.status();
+  kernels::ArenaError error;
+  std::unique_ptr<kernels::ArenaMemory> arena = gpu.ImportArena(hosted->memory.get(), hosted->bytes, &error);
+  if (arena == nullptr) {
+    (*connection)->channel().DropRegion(hosted->id);
+    return absl::InternalError("the memory that the daemon hosted cannot be mapped: " + error.message);
+  }
+  std::byte* const data = arena->data();
+  return impl_->Keep(std::move(hosted->memory), RegionPlace(data, hosted->bytes, std::move(arena)), hosted->id, *connection,
+                     deadline);
+}
+
+absl::StatusOr<Region> Client::Impl::Keep(internal::Descriptor memory, RegionPlace place,
                                           std::optional<uint64_t> hosted_id,
                                           const std::shared_ptr<Connection>& connection, Deadline deadline) const {
   Region region;
-  region.impl_ = internal::MakeProcessBound<Region::Impl>(std::move(memfd), std::move(mapping));
+  region.impl_ = internal::MakeProcessBound<Region::Impl>(std::move(memory), std::move(place));
   if (hosted_id.has_value()) {
     region.impl_->SetId(connection, *hosted_id);
   } else if (absl::Status status = region.impl_->Restore(connection, deadline); !status.ok()) {

@@ -37,6 +37,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/gpu.h"
 #include "kernels/kernels.h"
 #include "proto/key.h"
 #include "proto/layout.h"
@@ -77,10 +78,15 @@ struct PrefixUse {
 };
 
 // Memory that engine and daemon share. Copies share one mapping; it is unmapped when the last one goes.
+//
+// It may lie on the daemon's GPU: then data(), and whatever else points into it, are addresses for that GPU's kernels
+// and copies, and no thread may touch them. What an engine's own kernels do there must have ended (a stream that was
+// waited for) before it is published, or landed in; what was landed is there for all that starts after the verdict.
 class Region {
  public:
   std::byte* data() const;
   size_t size() const;
+  kernels::MemoryKind memory() const;
 
  private:
   friend class Client;
@@ -427,6 +433,16 @@ class Client {
   // Memory that the daemon allocates for this engine. It outlives the session and the daemon, and is emptied when the
   // last copy of the Region goes: processes that were forked meanwhile then read zeros there.
   absl::StatusOr<Region> HostRegion(size_t bytes);
+
+  // The same for memory of the daemon's GPU; FAILED_PRECONDITION where it has none. Keys and values land there, and all
+  // that is published may lie there; the composition service does not work there (kInvalidRequest).
+  //
+  // An allocation of CUDA's virtual memory management (cuMemCreate), exported as a POSIX file descriptor, of just so
+  // many bytes. The engine has mapped it at `data`, and goes on owning that mapping; nothing is mapped or touched here.
+  absl::StatusOr<Region> RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes);
+  // Memory that the daemon allocates there, all zero, mapped here by `gpu`, which must be the same one whatever its
+  // number is in this process. It belongs to the engine for as long as somebody has it mapped.
+  absl::StatusOr<Region> HostGpuRegion(const kernels::Gpu& gpu, size_t bytes);
 
  private:
   Client();

@@ -17,16 +17,16 @@ std::optional<uint64_t> RegionMemory::IdOn(const Connection& connection) const {
 }
 
 std::optional<uint64_t> RegionMemory::OffsetOf(const std::byte* data, uint64_t bytes) const {
-  const auto start = reinterpret_cast<uintptr_t>(mapping_.data());
+  const auto start = reinterpret_cast<uintptr_t>(place_.data);
   const auto begin = reinterpret_cast<uintptr_t>(data);
-  if (begin < start || begin - start > mapping_.size() || bytes > mapping_.size() - (begin - start))
-    return std::nullopt;
+  if (begin < start || begin - start > place_.size || bytes > place_.size - (begin - start)) return std::nullopt;
   return begin - start;
 }
 
 absl::Status RegionMemory::Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) {
   if (IdOn(*connection).has_value()) return absl::OkStatus();  // a model that has its pages here came first
-  absl::StatusOr<uint64_t> id = connection->channel().RegisterRegion(memfd_.get(), mapping_.size(), deadline);
+  absl::StatusOr<uint64_t> id =
+      connection->channel().RegisterRegion(descriptor_.get(), place_.size, place_.memory, deadline);
   if (!id.ok()) return id.status();
   SetId(connection, *id);
   return absl::OkStatus();
@@ -42,10 +42,13 @@ void RegionMemory::SetId(const std::shared_ptr<Connection>& connection, uint64_t
 }  // namespace internal
 
 std::byte* Region::data() const {
-  return impl_ == nullptr ? nullptr : impl_->mapping().data();
+  return impl_ == nullptr ? nullptr : impl_->place().data;
 }
 size_t Region::size() const {
-  return impl_ == nullptr ? 0 : impl_->mapping().size();
+  return impl_ == nullptr ? 0 : impl_->place().size;
+}
+kernels::MemoryKind Region::memory() const {
+  return impl_ == nullptr ? kernels::MemoryKind::kHost : impl_->place().memory;
 }
 
 }  // namespace ashlar

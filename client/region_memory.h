@@ -16,13 +16,29 @@
 
 namespace ashlar::internal {
 
+// Where a region lies in this process, for as long as this lives.
+struct RegionPlace {
+  explicit RegionPlace(Mapping its_mapping)
+      : data(its_mapping.data()), size(its_mapping.size()), mapping(std::move(its_mapping)) {}
+  // On a GPU, where somebody else has mapped it, or `its_arena`, which may be null, does.
+  RegionPlace(std::byte* its_data, size_t its_size, std::unique_ptr<kernels::ArenaMemory> its_arena)
+      : data(its_data), size(its_size), memory(kernels::MemoryKind::kDevice), arena(std::move(its_arena)) {}
+
+  std::byte* data;
+  size_t size;
+  kernels::MemoryKind memory = kernels::MemoryKind::kHost;
+  Mapping mapping;
+  std::unique_ptr<kernels::ArenaMemory> arena;
+};
+
 // Thread-safe. Process-bound. Destroying it tells the daemon to drop the region.
 class RegionMemory : public Restorable {
  public:
-  explicit RegionMemory(Descriptor memfd, Mapping mapping) : memfd_(std::move(memfd)), mapping_(std::move(mapping)) {}
+  RegionMemory(Descriptor descriptor, RegionPlace place)
+      : descriptor_(std::move(descriptor)), place_(std::move(place)) {}
   ~RegionMemory() override;
 
-  const Mapping& mapping() const { return mapping_; }
+  const RegionPlace& place() const { return place_; }
 
   // The daemon's number for it on this connection; none where it is unknown.
   std::optional<uint64_t> IdOn(const Connection& connection) const;
@@ -34,8 +50,8 @@ class RegionMemory : public Restorable {
   void SetId(const std::shared_ptr<Connection>& connection, uint64_t id);
 
  private:
-  const Descriptor memfd_;
-  const Mapping mapping_;
+  const Descriptor descriptor_;
+  const RegionPlace place_;
   mutable std::mutex mutex_;
   std::weak_ptr<Connection> connection_;
   uint64_t generation_ = 0;

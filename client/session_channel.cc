@@ -111,24 +111,34 @@ absl::Status SessionChannel::Greet(const std::string& client, Deadline deadline)
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> SessionChannel::RegisterRegion(int memfd, uint64_t bytes, Deadline deadline) {
+absl::StatusOr<uint64_t> SessionChannel::RegisterRegion(int descriptor, uint64_t bytes, kernels::MemoryKind memory,
+                                                        Deadline deadline) {
   v1::SessionRequest request;
   request.mutable_register_region()->set_bytes(bytes);
-  absl::StatusOr<Answer> answer = Ask(request, memfd, Expects::kRegion, deadline);
+  request.mutable_register_region()->set_on_gpu(memory == kernels::MemoryKind::kDevice);
+  absl::StatusOr<Answer> answer = Ask(request, descriptor, Expects::kRegion, deadline);
   if (!answer.ok()) return answer.status();
   if (!answer->reply.has_region()) return absl::InternalError("the daemon's answer lacks the region");
   return answer->reply.region().region();
 }
 
-absl::StatusOr<SessionChannel::HostedRegion> SessionChannel::HostRegion(uint64_t bytes, Deadline deadline) {
+absl::StatusOr<SessionChannel::HostedRegion> SessionChannel::HostRegion(uint64_t bytes, kernels::MemoryKind memory,
+                                                                        Deadline deadline) {
+  const bool on_gpu = memory == kernels::MemoryKind::kDevice;
   v1::SessionRequest request;
   request.mutable_host_region()->set_bytes(bytes);
+  request.mutable_host_region()->set_on_gpu(on_gpu);
   absl::StatusOr<Answer> answer = Ask(request, -1, Expects::kRegion, deadline);
   if (!answer.ok()) return answer.status();
   if (!answer->reply.has_region() || answer->descriptors.size() != 1) {
     return absl::InternalError("the daemon's answer lacks the region or its descriptor");
   }
-  return HostedRegion{answer->reply.region().region(), std::move(answer->descriptors.front())};
+  const v1::RegionReply& region = answer->reply.region();
+  if (on_gpu != (region.gpu_bytes() > 0)) {  // a daemon that knows nothing of GPUs gives other memory
+    DropRegion(region.region());
+    return absl::FailedPreconditionError("the daemon hosts regions in the processor's memory alone");
+  }
+  return HostedRegion{region.region(), std::move(answer->descriptors.front()), on_gpu ? region.gpu_bytes() : bytes};
 }
 
 absl::StatusOr<SessionChannel::Arena> SessionChannel::GetArena(uint32_t arena, Deadline deadline) {

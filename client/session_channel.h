@@ -17,6 +17,7 @@
 #include "client/descriptor.h"
 #include "client/peer_process.h"
 #include "client/unix_socket.h"
+#include "kernels/device.h"
 
 namespace ashlar::v1 {
 class SessionReply;
@@ -46,12 +47,15 @@ class SessionChannel {
   bool Alive() const;
   int fd() const { return socket_.get(); }  // to watch for its end (POLLRDHUP); read by this class only
 
-  absl::StatusOr<uint64_t> RegisterRegion(int memfd, uint64_t bytes, Deadline deadline);
+  // A memfd, or an allocation on a GPU.
+  absl::StatusOr<uint64_t> RegisterRegion(int descriptor, uint64_t bytes, kernels::MemoryKind memory,
+                                          Deadline deadline);
   struct HostedRegion {
     uint64_t id = 0;
     Descriptor memory;
+    uint64_t bytes = 0;  // all that it has
   };
-  absl::StatusOr<HostedRegion> HostRegion(uint64_t bytes, Deadline deadline);
+  absl::StatusOr<HostedRegion> HostRegion(uint64_t bytes, kernels::MemoryKind memory, Deadline deadline);
   struct Arena {
     Descriptor memory;
     uint64_t bytes = 0;

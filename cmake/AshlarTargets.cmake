@@ -36,9 +36,9 @@ function(ashlar_library name)
   target_link_libraries(${name} PUBLIC ashlar_options ${arg_LINK})
 endfunction()
 
-# ashlar_test(NAME SOURCES ... [LINK ...] [LABELS ...]): a GoogleTest binary; each case is a ctest test.
+# ashlar_test(NAME SOURCES ... [LINK ...] [LABELS ...] [PREFIX ...]): a GoogleTest binary; each case is a ctest test.
 function(ashlar_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "" "TIMEOUT;PREFIX" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ASHLAR_TESTS)
     return()
   endif()
@@ -47,5 +47,5 @@ function(ashlar_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ashlar_options ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+  gtest_discover_tests(${name} TEST_PREFIX "${arg_PREFIX}" DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
 endfunction()

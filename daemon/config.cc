@@ -33,6 +33,7 @@ constexpr uint64_t kMaxSeconds = 366 * 24 * 3600;
 constexpr uint32_t kMaxSessions = 65536;
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxQueueDepth = 1 << 20;
+constexpr uint32_t kMaxGpu = 1023;
 constexpr int kMaxTenants = 4096;
 constexpr size_t kMaxTenantName = 64;
 
@@ -256,6 +257,7 @@ absl::Status CheckBounds(const v1::Config& config) {
     }
   }
   if (config.workers().threads() > kMaxThreads) return Bad("workers.threads: out of range");
+  if (config.gpu().device() > kMaxGpu) return Bad("gpu.device: out of range");
   if (config.workers().queue_depth() > kMaxQueueDepth) return Bad("workers.queue_depth: out of range");
   const std::set<std::string> levels = {"trace", "debug", "info", "warning", "error"};
   if (!levels.contains(config.log().level())) {

@@ -118,9 +118,22 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.tenants(1).ssd_bytes(), 0u);
 }
 
+TEST(Config, UsesTheFirstGpuIfAny) {
+  v1::Config config;
+  ASSERT_TRUE(ParseConfig(Minimal(), &config).ok());
+  EXPECT_FALSE(config.has_gpu());
+  for (const auto& [yaml, device] :
+       {std::pair("gpu: {}\n", 0u), {"gpu: {device: 0}\n", 0u}, {"gpu: {device: 3}\n", 3u}}) {
+    v1::Config with;
+    ASSERT_TRUE(ParseConfig(Minimal() + yaml, &with).ok()) << yaml;
+    EXPECT_TRUE(with.has_gpu()) << yaml;
+    EXPECT_EQ(with.gpu().device(), device) << yaml;
+  }
+}
+
 TEST(Config, WhatIsPrintedReadsBackTheSame) {
   v1::Config config, again;
-  ASSERT_TRUE(ParseConfig(Minimal(), &config).ok());
+  ASSERT_TRUE(ParseConfig(Minimal() + "gpu: {}\n", &config).ok());
   ASSERT_TRUE(ParseConfig(FormatConfig(config), &again).ok()) << FormatConfig(config);
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(config, again)) << FormatConfig(config);
 }
@@ -164,6 +177,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 4GiB, arena_bytes: 1000000}", "dram.arena_bytes: not a multiple"},
         BadInput{"dram: {capacity_bytes: 4MiB}", "dram.arena_bytes: larger than dram.capacity_bytes"},
         BadInput{"dram: {capacity_bytes: 1GiB, lock: 1}", "dram.lock: expected true or false"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ngpu: {device: 1024}", "gpu.device: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {nodes: [0]}}", "dram.numa.policy: expected bind, preferred or"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: local, nodes: [0]}}", "dram.numa.policy: expected bind"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: bind}}", "dram.numa.nodes: required"},

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/admin_server.h"
 #include "daemon/admin_service.h"
@@ -28,6 +29,7 @@
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
 #include "storage/cache.h"
+#include "storage/gpu_lane.h"
 #include "storage/mover.h"
 
 namespace ashlar::daemon {
@@ -76,6 +78,17 @@ struct Loops {
   EventLoop loop;
 };
 
+// Null where none is asked for.
+absl::StatusOr<std::unique_ptr<storage::GpuLane>> OpenGpu(const v1::Config& config) {
+  if (!config.has_gpu()) return nullptr;
+  std::string why;
+  const kernels::Gpu* const gpu = kernels::FindGpu(static_cast<int>(config.gpu().device()), &why);
+  if (gpu == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("gpu.device ", config.gpu().device(), ": ", why));
+  }
+  return storage::GpuLane::Make(*gpu, kMovingThreads);
+}
+
 std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
   std::map<uid_t, TenantUser> users;
   for (int i = 0; i < config.tenants_size(); ++i) {
@@ -92,17 +105,26 @@ std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
 
 // In the order of construction; destroyed in the opposite order, which is the order in which each is needed.
 struct Daemon::Impl {
-  Impl(const v1::Config& config, std::unique_ptr<Loops> its_loops, std::unique_ptr<TierSet> its_tiers)
+  Impl(const v1::Config& config, std::unique_ptr<Loops> its_loops, std::unique_ptr<TierSet> its_tiers,
+       std::unique_ptr<storage::GpuLane> its_gpu)
       : tenants(config.tenants_size()),
         metrics(TenantNames(config)),
         loops(std::move(its_loops)),
         tiers(std::move(its_tiers)),
+        gpu(std::move(its_gpu)),
         threads(static_cast<int>(config.workers().threads())),
         workers(kMovingThreads, config.workers().queue_depth(), loop),
-        mover(kernels::Host(), threads, workers, tiers->top()),
+        mover(kernels::Host(), threads, workers, tiers->top(), storage::kTurnBytes, gpu.get()),
         cache(OptionsFrom(config), tiers->tiers(), mover, workers, loops->clock, &metrics),
         table(cache, loop),
-        services{loop, mappings, hosted, table, tiers->top(), TenantsByUid(config), config.sessions().region_bytes()},
+        services{loop,
+                 mappings,
+                 hosted,
+                 table,
+                 tiers->top(),
+                 TenantsByUid(config),
+                 config.sessions().region_bytes(),
+                 gpu == nullptr ? nullptr : &gpu->gpu()},
         engine_service(cache, metrics, loop, table, models, config.workers().queue_depth()),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
                        [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
@@ -177,7 +199,8 @@ struct Daemon::Impl {
   const std::unique_ptr<Loops> loops;
   EventLoop &mappings = loops->mappings, &loop = loops->loop;
   const std::unique_ptr<TierSet> tiers;
-  kernels::ThreadPool threads;  // shared by the workers' jobs
+  const std::unique_ptr<storage::GpuLane> gpu;  // null: none
+  kernels::ThreadPool threads;                  // shared by the workers' jobs
   WorkerPool workers;
   storage::Mover mover;
   storage::Cache cache;
@@ -196,9 +219,12 @@ struct Daemon::Impl {
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) {
   if (absl::Status status = RaiseOpenFilesLimit(config); !status.ok()) return status;
   auto loops = std::make_unique<Loops>(config.workers().queue_depth());
-  absl::StatusOr<std::unique_ptr<TierSet>> tiers = TierSet::Make(config, loops->loop);
+  absl::StatusOr<std::unique_ptr<storage::GpuLane>> gpu = OpenGpu(config);
+  if (!gpu.ok()) return gpu.status();
+  absl::StatusOr<std::unique_ptr<TierSet>> tiers =
+      TierSet::Make(config, loops->loop, *gpu == nullptr ? nullptr : &(*gpu)->gpu());
   if (!tiers.ok()) return tiers.status();
-  auto impl = std::make_unique<Impl>(config, std::move(loops), *std::move(tiers));
+  auto impl = std::make_unique<Impl>(config, std::move(loops), *std::move(tiers), *std::move(gpu));
   Impl& parts = *impl;
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
@@ -233,6 +259,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
        {"metrics_port", parts.metrics.port()},
        {"kernels", std::string(kernels::Host().name())},
        {"threads", parts.threads.Size()},
+       {"gpu", config.has_gpu() ? std::to_string(config.gpu().device()) : "none"},
        {"hbm_bytes", config.hbm().capacity_bytes()},
        {"dram_bytes", config.dram().capacity_bytes()},
        {"ssd_bytes", config.ssd().capacity_bytes()},

@@ -95,6 +95,11 @@ void HostedMemory::Drop(BlockId id) {
   if (dropped) GiveBack(std::move(dropped.mapped()));
 }
 
+HostedMemory::BlockId HostedMemory::NewName() {
+  std::lock_guard lock(mutex_);
+  return next_++;
+}
+
 void HostedMemory::Sweep() {
   std::vector<Block> forsaken;
   {

@@ -71,6 +71,9 @@ class HostedMemory {
 
   // The engine that had this block needs it no more. Where no other session has it, it is emptied before this returns.
   void Drop(BlockId block);
+  // A name for memory that is not kept here: a GPU's, of which nobody can be asked who else holds it.
+  BlockId NewName();
+
   // Gives back what no session has and nobody holds. Call it every now and then.
   void Sweep();
 

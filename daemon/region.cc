@@ -45,6 +45,26 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, 
   return region;
 }
 
+absl::StatusOr<std::shared_ptr<Region>> Region::Import(const kernels::Gpu& gpu, const UniqueFd& descriptor,
+                                                       uint64_t bytes) {
+  if (bytes == 0) return absl::InvalidArgumentError("register_region.bytes: zero");
+  kernels::ArenaError error;
+  std::unique_ptr<kernels::ArenaMemory> arena = gpu.ImportArena(descriptor.get(), bytes, &error);
+  if (arena != nullptr) return std::shared_ptr<Region>(new Region(std::move(arena)));
+  if (error.out_of_memory) return absl::ResourceExhaustedError(absl::StrCat("register_region.bytes: ", error.message));
+  return absl::InvalidArgumentError(absl::StrCat("register_region.descriptor: ", error.message));
+}
+
+absl::StatusOr<Region::OnGpu> Region::Make(const kernels::Gpu& gpu, uint64_t bytes) {
+  if (bytes == 0) return absl::InvalidArgumentError("zero");
+  kernels::ArenaError error;
+  std::unique_ptr<kernels::ArenaMemory> arena = gpu.MakeArena(bytes, &error);
+  if (arena == nullptr) return absl::ResourceExhaustedError(error.message);
+  UniqueFd descriptor(fcntl(arena->descriptor(), F_DUPFD_CLOEXEC, 0));
+  if (!descriptor.valid()) return absl::ErrnoToStatus(errno, "cannot pass the region");
+  return OnGpu{std::shared_ptr<Region>(new Region(std::move(arena))), std::move(descriptor)};
+}
+
 std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, std::shared_ptr<Region> region) {
   Region* const address = region.get();
   return {address, [&loop, region = std::move(region)](Region*) mutable {
@@ -53,7 +73,8 @@ std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, std::shared_ptr<Region>
 }
 
 Region::~Region() {
-  munmap(data_, size_);
+  if (arena_ == nullptr) munmap(data_, size_);
+  arena_ = nullptr;
   kept_ = nullptr;
   if (gone_) gone_();
 }

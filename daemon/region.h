@@ -1,4 +1,5 @@
-// Memory that the daemon shares with one engine: its own memfd, or one that was made for it (hosted_memory.h).
+// Memory that the daemon shares with one engine: its own memfd, or one that was made for it (hosted_memory.h), or such
+// memory of a GPU.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/event_loop.h"
 #include "daemon/unique_fd.h"
+#include "kernels/gpu.h"
 
 namespace ashlar::daemon {
 
@@ -20,6 +22,17 @@ class Region {
   // daemon would kill it with SIGBUS.
   static absl::StatusOr<std::shared_ptr<Region>> Register(const UniqueFd& memfd, uint64_t bytes);
 
+  // Maps an allocation on the GPU, which has just `bytes`; RESOURCE_EXHAUSTED where the GPU has no room for the
+  // mapping, INVALID_ARGUMENT where the descriptor is none of such an allocation.
+  static absl::StatusOr<std::shared_ptr<Region>> Import(const kernels::Gpu& gpu, const UniqueFd& descriptor,
+                                                        uint64_t bytes);
+  // Makes one, all zero, of `bytes` or more. RESOURCE_EXHAUSTED where the GPU has no room.
+  struct OnGpu {
+    std::shared_ptr<Region> region;
+    UniqueFd descriptor;  // the engine's
+  };
+  static absl::StatusOr<OnGpu> Make(const kernels::Gpu& gpu, uint64_t bytes);
+
   // The same region, unmapped on the thread of `loop`, whoever lets go last: much memory takes long. The loop must
   // outlive it.
   static std::shared_ptr<Region> UnmapOn(EventLoop& loop, std::shared_ptr<Region> region);
@@ -28,13 +41,14 @@ class Region {
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
-  std::byte* data() const { return data_; }
+  kernels::MemoryKind memory() const { return arena_ != nullptr ? arena_->kind() : kernels::MemoryKind::kHost; }
+  std::byte* data() const { return data_; }  // of a GPU's: for its kernels alone
   uint64_t size() const { return size_; }
   bool Contains(uint64_t offset, uint64_t bytes) const { return offset <= size_ && bytes <= size_ - offset; }
 
   // Lets go of `kept` (what the memory was charged to) after unmapping, before `gone` is called.
   void Keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
-  // The block of HostedMemory that it lies in; 0: the engine's own memory.
+  // The block of HostedMemory that it lies in, or one that no other memory is ever called; 0: the engine's own memory.
   void SetBlock(uint64_t block) { block_ = block; }
   uint64_t block() const { return block_; }
 
@@ -43,10 +57,13 @@ class Region {
 
  private:
   Region(std::byte* data, uint64_t size) : data_(data), size_(size) {}
+  explicit Region(std::unique_ptr<kernels::ArenaMemory> arena)
+      : data_(arena->data()), size_(arena->bytes()), arena_(std::move(arena)) {}
   static absl::StatusOr<std::shared_ptr<Region>> Map(int fd, uint64_t bytes);
 
   std::byte* const data_;
   const uint64_t size_;
+  std::unique_ptr<kernels::ArenaMemory> arena_;  // of a GPU; null: a mapping
   uint64_t block_ = 0;
   std::shared_ptr<const void> kept_;
   std::function<void()> gone_;

@@ -33,9 +33,10 @@ SessionProtocol::Reply Error(const absl::Status& status) {
   return Encode(ErrorReply(status));
 }
 
-SessionProtocol::Reply RegionReply(uint64_t handle) {
+SessionProtocol::Reply RegionReply(uint64_t handle, uint64_t gpu_bytes = 0) {
   v1::SessionReply message;
   message.mutable_region()->set_region(handle);
+  message.mutable_region()->set_gpu_bytes(gpu_bytes);
   return Encode(message);
 }
 
@@ -56,6 +57,15 @@ std::shared_ptr<Region> Kept(std::shared_ptr<Region> region, Holding holding, Ev
   if (holding.hosted != nullptr) region->SetBlock(holding.hosted->block());
   region->Keep(std::make_shared<Holding>(std::move(holding)));
   return Region::UnmapOn(mappings, std::move(region));
+}
+
+absl::Status NotOneDescriptor(const std::vector<UniqueFd>& descriptors) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("register_region.descriptor: expected exactly one, got ", descriptors.size()));
+}
+
+absl::Status NoGpu(absl::string_view field) {
+  return absl::FailedPreconditionError(absl::StrCat(field, ": this daemon has no GPU (its configuration's field gpu)"));
 }
 
 storage::SessionId NextSessionId() {
@@ -90,8 +100,12 @@ void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond)
     case Kind::kHello:
       return SayHello(request.hello(), std::move(respond));
     case Kind::kRegisterRegion:
+      if (request.register_region().on_gpu()) {
+        return RegisterOnGpu(request.register_region().bytes(), std::move(datagram->descriptors), std::move(respond));
+      }
       return RegisterRegion(request.register_region().bytes(), datagram->descriptors, respond);
     case Kind::kHostRegion:
+      if (request.host_region().on_gpu()) return HostOnGpu(request.host_region().bytes(), std::move(respond));
       return HostRegion(request.host_region().bytes(), std::move(respond));
     case Kind::kGetArena:
       return GetArena(request.get_arena().arena(), std::move(respond));
@@ -142,10 +156,7 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
 }
 
 void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, const Respond& respond) {
-  if (descriptors.size() != 1) {
-    return respond(Error(absl::InvalidArgumentError(
-        absl::StrCat("register_region.descriptor: expected exactly one, got ", descriptors.size()))));
-  }
+  if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
   auto region = Region::Register(descriptors[0], bytes);
   if (!region.ok()) return respond(Error(region.status()));
   // Memory of the daemon's making is charged to the tenant as long as anybody holds it.
@@ -176,6 +187,45 @@ void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
         if (!handle.ok()) return respond(Error(handle.status()));
         Reply reply = RegionReply(*handle);
         reply.descriptor = std::move(made->memfd);
+        respond(std::move(reply));
+      });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
+}
+
+// The driver may take long; meanwhile this thread has to notice deaths.
+void SessionProtocol::RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descriptors, Respond respond) {
+  if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
+  if (services_.gpu == nullptr) return respond(Error(NoGpu("register_region.on_gpu")));
+  auto charge = InField("register_region.bytes", RegionBudget::Take(session_->about().regions, bytes));
+  if (!charge.ok()) return respond(Error(charge.status()));
+  const bool posted =
+      services_.mappings.Post([&services = services_, session = session_, bytes, charge = *charge, respond,
+                               descriptor = std::make_shared<UniqueFd>(std::move(descriptors.front()))] {
+        auto region = Region::Import(*services.gpu, *descriptor, bytes);
+        if (!region.ok()) return respond(Error(region.status()));
+        const auto handle = session->AddRegion(Kept(*std::move(region), {.charge = charge}, services.mappings));
+        respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
+      });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many wait to be mapped")));
+}
+
+void SessionProtocol::HostOnGpu(uint64_t bytes, Respond respond) {
+  if (services_.gpu == nullptr) return respond(Error(NoGpu("host_region.on_gpu")));
+  auto charge = InField("host_region.bytes", RegionBudget::Take(session_->about().regions, bytes));
+  if (!charge.ok()) return respond(Error(charge.status()));
+  const bool posted =
+      services_.mappings.Post([&services = services_, session = session_, bytes, charge = *charge, respond] {
+        auto made = InField("host_region.bytes", Region::Make(*services.gpu, bytes));
+        if (!made.ok()) return respond(Error(made.status()));
+        const uint64_t rounded = made->region->size();
+        auto rest = InField("host_region.bytes", RegionBudget::Take(session->about().regions, rounded - bytes));
+        if (!rest.ok()) return respond(Error(rest.status()));
+        const auto whole = std::make_shared<std::pair<RegionBudget::Charge, RegionBudget::Charge>>(charge, *rest);
+        made->region->SetBlock(services.hosted.NewName());
+        const auto handle = session->AddRegion(Kept(std::move(made->region), {.charge = whole}, services.mappings));
+        if (!handle.ok()) return respond(Error(handle.status()));
+        Reply reply = RegionReply(*handle, rounded);
+        reply.descriptor = std::move(made->descriptor);
         respond(std::move(reply));
       });
   if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));

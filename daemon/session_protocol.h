@@ -47,7 +47,8 @@ struct SessionServices {
   SessionTable& table;
   const storage::MemoryTier& tier;  // the metadata thread's
   std::map<uid_t, TenantUser> tenant_of_uid;
-  uint64_t region_bytes = 0;  // limit of one session
+  uint64_t region_bytes = 0;          // limit of one session
+  const kernels::Gpu* gpu = nullptr;  // whose memory regions may lie in; null: none
 };
 
 // The conversation with one peer. One thread calls it, one request at a time: the next only after the reply.
@@ -77,7 +78,9 @@ class SessionProtocol {
  private:
   void SayHello(const v1::Hello& hello, Respond respond);
   void RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, const Respond& respond);
+  void RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descriptors, Respond respond);
   void HostRegion(uint64_t bytes, Respond respond);
+  void HostOnGpu(uint64_t bytes, Respond respond);
   void GetArena(uint32_t arena, Respond respond);
   void DropRegion(uint64_t region, Respond respond);
 

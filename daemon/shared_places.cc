@@ -24,6 +24,9 @@ absl::StatusOr<const Region*> SharedPlaces::FindRegion(const std::string& field,
   std::shared_ptr<const Region>& region = regions_[handle];
   if (region == nullptr) region = session_.FindRegion(handle);
   if (region == nullptr) return Bad(field, ".region: unknown handle ", handle);
+  if (region->memory() != kernels::MemoryKind::kHost) {
+    return Bad(field, ".region: lies on a GPU, where nothing is composed");
+  }
   return region.get();
 }
 

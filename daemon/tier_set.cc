@@ -30,8 +30,8 @@ absl::StatusOr<std::unique_ptr<storage::MemoryTier>> MakeMemory(const v1::Config
   return tier;
 }
 
-storage::ArenaOptions ArenasFrom(const v1::Dram& dram) {
-  storage::ArenaOptions options{.huge_pages = dram.huge_pages(), .lock = dram.lock()};
+storage::ArenaOptions ArenasFrom(const v1::Dram& dram, const kernels::Gpu* gpu) {
+  storage::ArenaOptions options{.huge_pages = dram.huge_pages(), .lock = dram.lock(), .gpu = gpu};
   using Mode = storage::NumaPolicy::Mode;
   const std::string& policy = dram.numa().policy();
   if (policy == "bind") options.numa.mode = Mode::kBind;
@@ -63,13 +63,15 @@ void LogRecovery(const std::string& folder, const storage::SsdTier::RecoveryRepo
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config, EventLoop& loop) {
+absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config, EventLoop& loop,
+                                                       const kernels::Gpu* gpu) {
   std::unique_ptr<TierSet> set(new TierSet());
   if (config.hbm().capacity_bytes() > 0) {
     auto hbm = MakeMemory(config,
                           {.kind = TierKind::kHbm,
                            .capacity_bytes = config.hbm().capacity_bytes(),
-                           .arena_bytes = config.hbm().arena_bytes()},
+                           .arena_bytes = config.hbm().arena_bytes(),
+                           .arena = {.gpu = gpu}},
                           &v1::Tenant::hbm_bytes);
     if (!hbm.ok()) return hbm.status();
     set->hbm_ = *std::move(hbm);
@@ -79,7 +81,7 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
                          {.kind = TierKind::kDram,
                           .capacity_bytes = config.dram().capacity_bytes(),
                           .arena_bytes = config.dram().arena_bytes(),
-                          .arena = ArenasFrom(config.dram())},
+                          .arena = ArenasFrom(config.dram(), gpu)},
                          &v1::Tenant::dram_bytes);
   if (!dram.ok()) return dram.status();
   set->dram_ = *std::move(dram);

@@ -21,9 +21,11 @@ namespace ashlar::daemon {
 
 class TierSet {
  public:
-  // A tenant's number is its place in the list. `loop` must outlive the set and need not run yet. Takes as long as
-  // allocating the disk's file and reading its records does.
-  static absl::StatusOr<std::unique_ptr<TierSet>> Make(const v1::Config& config, EventLoop& loop);
+  // A tenant's number is its place in the list. What lies in memory is reached by `gpu`, unless that is null. `loop`
+  // must outlive the set and need not run yet. Takes as long as allocating the disk's file and reading its records
+  // does.
+  static absl::StatusOr<std::unique_ptr<TierSet>> Make(const v1::Config& config, EventLoop& loop,
+                                                       const kernels::Gpu* gpu);
 
   storage::Tiers tiers() const;
   // What engines land from and map.

@@ -6,7 +6,8 @@
 //
 // Rules that hold for every operation
 // - Arguments are plain structs of pointers. Everything they point to belongs to the caller and must stay valid and
-//   unchanged until the returned event is complete. Nothing inside blocks on the queue's work or allocates per call.
+//   unchanged until the returned event is complete; but what describes the call (below) has been read when it returns.
+//   Nothing inside blocks on the queue's work or allocates per call.
 // - `batch_bytes` says how much this call and its neighbours write together, where a caller cuts a large transfer into
 //   calls of its own: a back end may then write past the caches, which a small call alone would not merit. 0: this
 //   call.

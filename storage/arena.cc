@@ -43,6 +43,11 @@ absl::StatusOr<Arena> Arena::Make(uint64_t bytes, const ArenaOptions& options) {
   if (absl::Status taken = TakePages(descriptor, data, bytes, options); !taken.ok()) {
     return absl::Status(taken.code(), absl::StrCat("arena: ", taken.message()));
   }
+  if (options.gpu != nullptr) {
+    kernels::ArenaError error;
+    arena.reach_ = options.gpu->Register(data, bytes, &error);
+    if (arena.reach_ == nullptr) return absl::ResourceExhaustedError(absl::StrCat("arena: ", error.message));
+  }
   // The mapping above stays writable; everything after the seal is read-only, and the seals themselves are final.
   if (fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
     return absl::FailedPreconditionError("arena: this kernel cannot seal a memfd against future writes (Linux 5.1)");
@@ -53,16 +58,19 @@ absl::StatusOr<Arena> Arena::Make(uint64_t bytes, const ArenaOptions& options) {
 Arena::Arena(Arena&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       bytes_(other.bytes_),
-      descriptor_(std::exchange(other.descriptor_, -1)) {}
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      reach_(std::move(other.reach_)) {}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   std::swap(descriptor_, other.descriptor_);
+  std::swap(reach_, other.reach_);
   return *this;
 }
 
 Arena::~Arena() {
+  reach_ = nullptr;
   if (data_ != nullptr) munmap(data_, bytes_);
   if (descriptor_ >= 0) close(descriptor_);
 }

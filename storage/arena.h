@@ -3,9 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/statusor.h"
-#include "kernels/device.h"
+#include "kernels/gpu.h"
 #include "storage/numa.h"
 
 namespace ashlar::storage {
@@ -14,6 +15,7 @@ struct ArenaOptions {
   bool huge_pages = false;  // ask for transparent huge pages; a kernel that has none is not an error
   bool lock = false;        // never swapped out
   NumaPolicy numa;
+  const kernels::Gpu* gpu = nullptr;  // that shall reach arenas; null: none
 };
 
 // A memfd, mapped writable here and then sealed: its size is fixed, and every later mapping, in any process, is
@@ -22,8 +24,8 @@ struct ArenaOptions {
 class Arena final : public kernels::ArenaMemory {
  public:
   // `bytes` > 0, a multiple of the page size. RESOURCE_EXHAUSTED with the system's reason where there is no memory,
-  // address space or descriptor left, or no more may be locked; FAILED_PRECONDITION where the kernel cannot seal, or
-  // not place memory on nodes. All pages are reserved: writing to an arena never fails.
+  // address space or descriptor left, no more may be locked, or the GPU cannot reach it; FAILED_PRECONDITION where the
+  // kernel cannot seal, or not place memory on nodes. All pages are reserved: writing to an arena never fails.
   static absl::StatusOr<Arena> Make(uint64_t bytes, const ArenaOptions& options);
 
   Arena(Arena&& other) noexcept;
@@ -41,6 +43,7 @@ class Arena final : public kernels::ArenaMemory {
   std::byte* data_;
   uint64_t bytes_;
   int descriptor_;
+  std::unique_ptr<kernels::Reach> reach_;
 };
 
 }  // namespace ashlar::storage

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -10,9 +11,9 @@
 
 namespace ashlar::storage {
 
-LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
+LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
                  const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel)
-    : kernels_(kernels), workers_(workers), target_(std::move(target)), cancel_(std::move(cancel)) {
+    : kernels_(kernels), workers_(workers), gpu_(gpu), target_(std::move(target)), cancel_(std::move(cancel)) {
   for (PagedRows& rows : target_.rows) {
     rows.keys.page_table = target_.page_table.data();
     rows.values.page_table = target_.page_table.data();
@@ -80,12 +81,25 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
     const bool all = concluded == batch.size() && finished();  // Run returns, which says as much
     if (now > before && !all) landed();
   };
-  kernels::ParallelFor(workers_, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
-    // What is skipped is never concluded: nothing is known about it.
+  const auto end = [&](const Task& task) {
+    if (--task.step->tasks_left == 0) conclude();
+  };
+  // What is skipped is never concluded: nothing is known about it.
+  const auto behind = std::stable_partition(tasks.begin(), tasks.end(), [](const Task& task) { return task.on_gpu(); });
+  std::optional<GpuCalls> calls;  // under way while the processor does its part
+  if (behind != tasks.begin()) calls.emplace(*gpu_);
+  for (auto task = tasks.begin(); task != behind && !cancelled(); ++task) {
+    LandOnGpu(*task, landed_bytes, *calls, [&end, task] { end(*task); });
+  }
+  kernels::ParallelFor(workers_, tasks.end() - behind, [&](int64_t i) {
+    const Task& task = behind[i];
     if (cancelled()) return;
-    if (!tasks[i].source->object->corrupt) tasks[i].rows != nullptr ? Land(tasks[i], landed_bytes) : Verify(tasks[i]);
-    if (--tasks[i].step->tasks_left == 0) conclude();
+    if (!task.source->object->corrupt) {
+      task.rows != nullptr ? Land(task, landed_bytes, kernels_, *kernels_.MakeQueue(nullptr)).Wait() : Verify(task);
+    }
+    end(task);
   });
+  calls.reset();
   if (!cancelled()) conclude();  // steps without tasks: all their sources are corrupt
 }
 
@@ -144,7 +158,20 @@ void LandJob::Verify(const Task& task) const {
   HashUnits(kernels_, task.source->object->bytes, task.range, task.checksums);
 }
 
-void LandJob::Land(const Task& task, uint64_t batch_bytes) const {
+void LandJob::LandOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls, std::function<void()> done) const {
+  calls.Submit(
+      {task.range.count, task.checksums, task.scale_checksums},
+      [&](kernels::Queue& queue, const GpuCalls::Checksums& reached) {
+        Task there = task;
+        there.checksums = reached.units;
+        there.scale_checksums = reached.scales;
+        return Land(there, batch_bytes, calls.kernels(), queue);
+      },
+      std::move(done));
+}
+
+kernels::Event LandJob::Land(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
+                             kernels::Queue& queue) const {
   const UnitRange& range = task.range;
   const bool keys = range.part->form == PartForm::kKeys;
   const bool turned = keys != task.rows->latent;
@@ -157,24 +184,21 @@ void LandJob::Land(const Task& task, uint64_t batch_bytes) const {
   // now is right for every token, whichever of them are stored.
   const uint64_t delta = task.source->first_position;
   const uint64_t first_position = delta + task.source->object->header->first_token + range.FirstRow();
-  const auto queue = kernels_.MakeQueue(nullptr);
-  kernels_
-      .Land({.source = {.units = units.data(),
-                        .scales = task.scales != nullptr ? scales.data() : nullptr,
-                        .unit_tokens = static_cast<int32_t>(range.part->unit_tokens),
-                        .tokens = static_cast<int64_t>(range.Rows()),
-                        .heads = task.rows->heads,
-                        .dim = keys ? task.rows->key_dim : task.rows->value_dim,
-                        .dtype = KernelType(range.part->dtype)},
-             .rotation = turned ? task.rows->rotation : kernels::Rotation{},
-             .delta = static_cast<int64_t>(delta),
-             .target = keys ? task.rows->keys : task.rows->values,
-             .first_position = static_cast<int64_t>(first_position),
-             .unit_checksums = task.checksums,
-             .scale_checksums = task.scale_checksums,
-             .batch_bytes = static_cast<int64_t>(batch_bytes)},
-            *queue)
-      .Wait();
+  return kernels.Land({.source = {.units = units.data(),
+                                  .scales = task.scales != nullptr ? scales.data() : nullptr,
+                                  .unit_tokens = static_cast<int32_t>(range.part->unit_tokens),
+                                  .tokens = static_cast<int64_t>(range.Rows()),
+                                  .heads = task.rows->heads,
+                                  .dim = keys ? task.rows->key_dim : task.rows->value_dim,
+                                  .dtype = KernelType(range.part->dtype)},
+                       .rotation = turned ? task.rows->rotation : kernels::Rotation{},
+                       .delta = static_cast<int64_t>(delta),
+                       .target = keys ? task.rows->keys : task.rows->values,
+                       .first_position = static_cast<int64_t>(first_position),
+                       .unit_checksums = task.checksums,
+                       .scale_checksums = task.scale_checksums,
+                       .batch_bytes = static_cast<int64_t>(batch_bytes)},
+                      queue);
 }
 
 }  // namespace ashlar::storage

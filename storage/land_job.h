@@ -13,6 +13,7 @@
 #include "kernels/kernels.h"
 #include "proto/object.h"
 #include "storage/cancel_flag.h"
+#include "storage/gpu_lane.h"
 #include "storage/object_bytes.h"
 #include "storage/part_check.h"
 #include "storage/tier/tier.h"
@@ -33,8 +34,8 @@ struct LandSource {
 // not wait for each other between layers.
 class LandJob {
  public:
-  // Every source must fit the target (storage/transfer.h).
-  LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
+  // Every source must fit the target (storage/transfer.h). `gpu` may be null where no rows lie in its memory.
+  LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
           const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel);
 
   // On any thread, one call at a time: runs whole steps below `end_step` until they have read `bytes` or more, or none
@@ -85,6 +86,7 @@ class LandJob {
     uint64_t* checksums;    // of the range's units
     const Part* scales;     // of the range's rows, or null; they are landed with these
     uint64_t* scale_checksums;
+    bool on_gpu() const { return rows != nullptr && rows->memory == kernels::MemoryKind::kDevice; }
   };
 
   uint64_t LayersBegin(size_t step) const;  // the first layer of a step
@@ -94,11 +96,15 @@ class LandJob {
   static Check* FindScales(const Check& rows, std::span<Check> behind);
   void AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks);
   void Verify(const Task& task) const;
-  void Land(const Task& task, uint64_t batch_bytes) const;  // of all that is landed together
+  // `batch_bytes`: of all that is landed together.
+  kernels::Event Land(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
+                      kernels::Queue& queue) const;
+  void LandOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls, std::function<void()> done) const;
   void Conclude(const Step& step);
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;
+  GpuLane* const gpu_;
   LandTarget target_;
   CancelFlag cancel_;
   std::vector<std::unique_ptr<Object>> objects_;

@@ -39,18 +39,19 @@ struct Mover::Landing {
 };
 
 Mover::Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
-             uint64_t turn_bytes)
-    : kernels_(kernels), workers_(workers), executor_(executor), tier_(tier), turn_bytes_(turn_bytes) {}
+             uint64_t turn_bytes, GpuLane* gpu)
+    : kernels_(kernels), workers_(workers), executor_(executor), tier_(tier), turn_bytes_(turn_bytes), gpu_(gpu) {}
 
 bool Mover::Publish(const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel,
                     std::function<void(std::optional<ObjectHeader>)> done) {
-  auto job = std::make_shared<PublishJob>(kernels_, workers_, tier_, plan, slot, std::move(source), std::move(cancel));
+  auto job =
+      std::make_shared<PublishJob>(kernels_, workers_, tier_, gpu_, plan, slot, std::move(source), std::move(cancel));
   return executor_.Run([job] { job->Run(); }, [job, done = std::move(done)] { done(job->Finish()); });
 }
 
 void Mover::Land(std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events) {
   NextTurn(std::shared_ptr<Landing>(
-      new Landing{.job = LandJob(kernels_, workers_, tier_, sources, std::move(target), std::move(cancel)),
+      new Landing{.job = LandJob(kernels_, workers_, tier_, gpu_, sources, std::move(target), std::move(cancel)),
                   .events = std::move(events),
                   .told_corrupt = std::vector<bool>(sources.size())}));
 }

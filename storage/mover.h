@@ -16,6 +16,7 @@
 #include "storage/compose_job.h"
 #include "storage/composition.h"
 #include "storage/executor.h"
+#include "storage/gpu_lane.h"
 #include "storage/land_job.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer.h"
@@ -44,9 +45,10 @@ inline constexpr uint64_t kTurnBytes = 256 << 20;
 class Mover {
  public:
   // All must outlive the mover, and the mover everything in flight. `workers` are used by one executor thread at a time
-  // or by several, as they allow.
+  // or by several, as they allow. `gpu` moves what lies in its memory on the engines' side, and must reach the tier;
+  // null: nothing does.
   Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
-        uint64_t turn_bytes = kTurnBytes);
+        uint64_t turn_bytes = kTurnBytes, GpuLane* gpu = nullptr);
 
   // Fills the slot: parts, each hashed while it is copied, then the header at the object's start. `done` gets the
   // header with its checksums; nothing when cancelled. The slot stays until then. False, and nothing is called: the
@@ -75,6 +77,7 @@ class Mover {
   Executor& executor_;
   const Tier& tier_;
   const uint64_t turn_bytes_;
+  GpuLane* const gpu_;
 };
 
 }  // namespace ashlar::storage

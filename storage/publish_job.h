@@ -9,6 +9,7 @@
 #include "kernels/kernels.h"
 #include "proto/object.h"
 #include "storage/cancel_flag.h"
+#include "storage/gpu_lane.h"
 #include "storage/object_bytes.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer.h"
@@ -18,9 +19,9 @@ namespace ashlar::storage {
 
 class PublishJob {
  public:
-  // The source must fit the plan (storage/transfer.h).
-  PublishJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, const ObjectHeader& plan,
-             const Slot& slot, PublishSource source, CancelFlag cancel);
+  // The source must fit the plan (storage/transfer.h). `gpu` may be null where nothing of it lies in its memory.
+  PublishJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
+             const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel);
 
   // On any thread, once: copies every part and hashes it in the same pass, then writes the header. Stops between tasks
   // when cancelled.
@@ -32,21 +33,25 @@ class PublishJob {
  private:
   struct Task {
     UnitRange range;
-    const std::byte* tensor;  // of a matrix part: its unit 0 in the engine's memory
-    const PagedRows* rows;    // of keys and values
-    uint64_t* checksums;      // of the range's units
-    const Part* scales;       // of the range's rows, or null; they are gathered with these
+    kernels::MemoryKind memory;  // that it is copied from
+    const std::byte* tensor;     // of a matrix part: its unit 0 in the engine's memory
+    const PagedRows* rows;       // of keys and values
+    uint64_t* checksums;         // of the range's units
+    const Part* scales;          // of the range's rows, or null; they are gathered with these
     uint64_t* scale_checksums;
   };
 
   // By the order of the header's parts: checksums of their units.
   using Checksums = std::vector<std::vector<uint64_t>>;
   void AddTasks(size_t part, Checksums& checksums, std::vector<Task>& tasks) const;
-  void Copy(const Task& task) const;
-  void Gather(const Task& task) const;
+  kernels::Event Copy(const Task& task, const kernels::Kernels& kernels, kernels::Queue& queue) const;
+  kernels::Event CopyTensor(const Task& task, const kernels::Kernels& kernels, kernels::Queue& queue) const;
+  kernels::Event Gather(const Task& task, const kernels::Kernels& kernels, kernels::Queue& queue) const;
+  void CopyOnGpu(const Task& task, GpuCalls& calls) const;
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;
+  GpuLane* const gpu_;
   ObjectHeader header_;
   ObjectBytes object_;
   PublishSource source_;

@@ -106,7 +106,7 @@ class RowTypesTest : public ::testing::Test {
                          .page_table = std::make_shared<std::vector<int32_t>>(table_),
                          .first_position = kSource};
     EXPECT_TRUE(Fits(source, plan_));
-    PublishJob job(kernels::Host(), workers_, *tier_, plan_, *slot_, std::move(source), CancelFlag());
+    PublishJob job(kernels::Host(), workers_, *tier_, nullptr, plan_, *slot_, std::move(source), CancelFlag());
     job.Run();
     return job.Finish();
   }
@@ -114,7 +114,8 @@ class RowTypesTest : public ::testing::Test {
   bool Land(const ObjectHeader& header, Rows& keys, Rows& values) {
     LandTarget target{.rows = {Layer(keys, values)}, .page_table = table_};
     EXPECT_TRUE(Fits(target, header, kTarget));
-    LandJob job(kernels::Host(), workers_, *tier_, {{&header, &*slot_, kTarget}}, std::move(target), CancelFlag());
+    LandJob job(kernels::Host(), workers_, *tier_, nullptr, {{&header, &*slot_, kTarget}}, std::move(target),
+                CancelFlag());
     job.Run(UINT64_MAX, SIZE_MAX, [] {});
     EXPECT_TRUE(job.finished());
     return !job.corrupt(0);

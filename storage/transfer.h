@@ -1,6 +1,7 @@
 // What moves between an engine's memory and an object: where a publish copies from, where a landing writes.
 //
-// The caller has checked that everything named here lies inside memory that `keep` keeps mapped: tensors and, for every
+// Tensors and pages lie in the processor's memory or in a GPU's. The caller has checked that everything named here lies
+// inside memory that `keep` keeps mapped: tensors and, for every
 // page id in `page_table`, the whole page; and that objects and pages are of one namespace. Storage itself checks that
 // shapes and the length of the page table fit the object.
 #pragma once
@@ -27,7 +28,8 @@ struct PagedRows {
   uint32_t layer = 0;                             // index into layout.layers
   int32_t heads = 0, key_dim = 0, value_dim = 0;  // of one token's row
   kernels::PagedSlots keys, values;               // page_table may be null: storage points it at the vector below
-  bool latent = false;                            // mla: keys are latents, values the rotary parts of keys
+  kernels::MemoryKind memory = kernels::MemoryKind::kHost;  // that both lie in
+  bool latent = false;                                      // mla: keys are latents, values the rotary parts of keys
   kernels::Rotation rotation;  // of keys that are landed, mla: of their rotary parts (frequencies live as long as
                                // `keep`); a publish takes them as they stand
 };
@@ -38,6 +40,7 @@ struct PublishSource {
     PartForm form = PartForm::kState;
     const std::byte* data = nullptr;  // the part's units, densely
     uint16_t first_head = 0;          // the part's head group
+    kernels::MemoryKind memory = kernels::MemoryKind::kHost;
   };
   Provenance provenance = Provenance::kExact;
   // The reservation's plan with the forms that heads' transitions have (PlanForms). None: their layers' own.

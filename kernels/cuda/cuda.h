@@ -1,6 +1,9 @@
 // The cuda back end, for GPUs of compute capability 8.0, 9.0 and 10.0.
 #pragma once
 
+#include <string>
+
+#include "kernels/gpu.h"
 #include "kernels/kernels.h"
 
 namespace ashlar::kernels {
@@ -8,5 +11,8 @@ namespace ashlar::kernels {
 // Null where there is no driver, or no GPU that this build has kernels for. Queues belong to the device that is current
 // when they are made, and to threads on which it is current.
 const Kernels* CudaOrNull();
+
+// FindGpu, where the back end is built.
+const Gpu* FindCudaGpu(int number, std::string* why);
 
 }  // namespace ashlar::kernels

@@ -99,7 +99,8 @@ void BreakConnections(const std::string& path) {
   }
 }
 
-DaemonProcess::DaemonProcess(const DaemonOptions& options) : own_pid_namespace_(options.own_pid_namespace) {
+DaemonProcess::DaemonProcess(const DaemonOptions& options)
+    : own_pid_namespace_(options.own_pid_namespace), program_(options.program.empty() ? ASHLARD : options.program) {
   std::string pattern = testing::TempDir() + "ashlar-integration-XXXXXX";
   directory_ = ::mkdtemp(pattern.data());
   EXPECT_EQ(::chmod(directory_.c_str(), 0755), 0);  // for engines of other users
@@ -108,18 +109,19 @@ DaemonProcess::DaemonProcess(const DaemonOptions& options) : own_pid_namespace_(
 }
 
 void DaemonProcess::Configure(const DaemonOptions& options) {
-  std::ofstream(directory_ + "/config.yaml") << "listen:\n"
-                                             << "  rpc_socket: " << directory_ << "/rpc.sock\n"
-                                             << "  session_socket: " << directory_ << "/session.sock\n"
-                                             << "  admin_socket: " << admin_socket() << "\n"
-                                             << "  metrics_address: 127.0.0.1:0\n"
-                                             << "dram:\n"
-                                             << "  capacity_bytes: " << options.dram << "\n"
-                                             << "  arena_bytes: " << options.arena << "\n"
-                                             << "workers:\n"
-                                             << "  threads: " << options.threads << "\n"
-                                             << "drain_seconds: " << options.drain_seconds << "\n"
-                                             << SsdYaml(ssd_folder(), options) << options.tenants << options.sessions;
+  std::ofstream(directory_ + "/config.yaml")
+      << "listen:\n"
+      << "  rpc_socket: " << directory_ << "/rpc.sock\n"
+      << "  session_socket: " << directory_ << "/session.sock\n"
+      << "  admin_socket: " << admin_socket() << "\n"
+      << "  metrics_address: 127.0.0.1:0\n"
+      << "dram:\n"
+      << "  capacity_bytes: " << options.dram << "\n"
+      << "  arena_bytes: " << options.arena << "\n"
+      << "workers:\n"
+      << "  threads: " << options.threads << "\n"
+      << "drain_seconds: " << options.drain_seconds << "\n"
+      << SsdYaml(ssd_folder(), options) << options.tenants << options.sessions << options.gpu;
 }
 
 DaemonProcess::~DaemonProcess() {
@@ -137,14 +139,14 @@ std::string DaemonProcess::log() const {
 void DaemonProcess::Launch() {
   const std::string config = directory_ + "/config.yaml";
   const std::string log = directory_ + "/log";
-  const char* const arguments[] = {ASHLARD, "--config", config.c_str(), nullptr};
+  const char* const arguments[] = {program_.c_str(), "--config", config.c_str(), nullptr};
   pid_ = Fork(own_pid_namespace_);
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that crashes leaves no daemon behind
     const int fd = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     ::dup2(fd, STDOUT_FILENO);
     ::dup2(fd, STDERR_FILENO);
-    ::execv(ASHLARD, const_cast<char* const*>(arguments));
+    ::execv(program_.c_str(), const_cast<char* const*>(arguments));
     ::_exit(127);
   }
 }

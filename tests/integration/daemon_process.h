@@ -30,6 +30,8 @@ struct DaemonOptions {
   std::string admission = "second_use";  // of that tier
   uint32_t drain_seconds = 2;
   uint32_t threads = 2;
+  std::string gpu;                 // YAML of the field `gpu`; empty: none
+  std::string program;             // other than the ashlard of this build
   bool own_pid_namespace = false;  // only where MayMakePidNamespaces()
 };
 
@@ -67,6 +69,7 @@ class DaemonProcess {
 
   std::string directory_;
   const bool own_pid_namespace_;
+  const std::string program_;
   uint16_t metrics_port_ = 0;
   pid_t pid_ = -1;
 };

@@ -63,22 +63,45 @@ TestEngine::TestEngine(const ClientOptions& options, const Shape& shape, Memory 
   Eventually([&] { return !absl::IsResourceExhausted((client = Client::Connect(options)).status()); });
   EXPECT_TRUE(client.ok()) << client.status();
   client_ = *std::move(client);
-  absl::StatusOr<Region> region;
-  if (memory == Memory::kHosted) {
-    region = client_->HostRegion(bytes_);
-  } else {
-    const int fd = SealedMemfd(bytes_);
-    region = client_->RegisterRegion(fd, bytes_);
-    ::close(fd);
-  }
+  absl::StatusOr<Region> region = MakeRegion(memory);
   EXPECT_TRUE(region.ok()) << region.status();
   region_ = *std::move(region);
+  if (region_.memory() == kernels::MemoryKind::kDevice) near_ = std::make_unique<std::byte[]>(region_.size());
   const Shard shard{.tensor_parallel_rank = shape_.shard.rank, .tensor_parallel_size = shape_.shard.size};
   auto model = client_->OpenModel(identity(), Whole(), shard, {}, shape_.prefixes);
   EXPECT_TRUE(model.ok()) << model.status();
   model_ = std::make_unique<Model>(*std::move(model));
   const absl::Status declared = model_->DeclarePages(region_, pages_);
   EXPECT_TRUE(declared.ok()) << declared;
+}
+
+absl::StatusOr<Region> TestEngine::MakeRegion(Memory memory) {
+  if (memory == Memory::kHosted) return client_->HostRegion(bytes_);
+  if (memory == Memory::kRegistered) {
+    const int fd = SealedMemfd(bytes_);
+    absl::StatusOr<Region> region = client_->RegisterRegion(fd, bytes_);
+    ::close(fd);
+    return region;
+  }
+  std::string why;
+  const kernels::Gpu* const gpu = kernels::FindGpu(0, &why);
+  if (gpu == nullptr) return absl::FailedPreconditionError(why);
+  if (memory == Memory::kGpuHosted) return client_->HostGpuRegion(*gpu, bytes_);
+  kernels::ArenaError error;
+  gpu_memory_ = gpu->MakeArena(bytes_, &error);
+  if (gpu_memory_ == nullptr) return absl::ResourceExhaustedError(error.message);
+  return client_->RegisterGpuRegion(gpu_memory_->descriptor(), gpu_memory_->data(), gpu_memory_->bytes());
+}
+
+void TestEngine::Push() const {
+  std::string why;
+  if (near_ == nullptr) return;
+  kernels::FindGpu(0, &why)->kernels().memory()->CopyIn(region_.data(), near_.get(), region_.size());
+}
+void TestEngine::Pull() const {
+  std::string why;
+  if (near_ == nullptr) return;
+  kernels::FindGpu(0, &why)->kernels().memory()->CopyOut(near_.get(), region_.data(), region_.size());
 }
 
 void TestEngine::MakeLayout() {
@@ -161,7 +184,7 @@ float* TestEngine::Row(std::span<const int32_t> table, uint32_t attention, uint6
   const PagedLayer& layer = pages_.layers[attention];
   const uint64_t offset = layer.key_offset + table[position / kPageTokens] * layer.page_stride +
                           position % kPageTokens * layer.token_stride;
-  return reinterpret_cast<float*>(region_.data() + offset);
+  return reinterpret_cast<float*>(near() + offset);
 }
 
 Match TestEngine::Lookup(const std::vector<Tokens>& segments) {
@@ -187,9 +210,9 @@ PublishParts TestEngine::Compute(ObjectKind kind, const Tokens& run) {
                      .provenance = Provenance::kExact};
   for (const PublishParts::Linear& at : std::span(tensors_).first(shape_.layers)) {
     const auto write = [&](const std::byte* offset, PartForm form, uint64_t floats) -> const std::byte* {
-      std::byte* data = region_.data() + reinterpret_cast<uintptr_t>(offset);
-      Content(kind, run, at.layer, form, shape_.shard.rank).Write(reinterpret_cast<float*>(data), 0, floats);
-      return data;
+      const auto place = reinterpret_cast<uintptr_t>(offset);
+      Content(kind, run, at.layer, form, shape_.shard.rank).Write(reinterpret_cast<float*>(near() + place), 0, floats);
+      return region_.data() + place;
     };
     PublishParts::Linear tensors{.layer = at.layer};
     if (kind == ObjectKind::kSegment) {
@@ -210,6 +233,7 @@ PublishParts TestEngine::Compute(ObjectKind kind, const Tokens& run) {
       values.Write(row + key_floats, token * value_floats, value_floats);
     }
   }
+  Push();
   return parts;
 }
 
@@ -237,20 +261,23 @@ Landing TestEngine::Land(const Match& match, const std::vector<Tokens>& segments
 void TestEngine::FillTargets(std::byte value) {
   const uint64_t half = target_table_.size();
   for (const PagedLayer& layer : pages_.layers) {
-    std::memset(region_.data() + layer.key_offset + half * layer.page_stride, static_cast<int>(value),
+    std::memset(near() + layer.key_offset + half * layer.page_stride, static_cast<int>(value),
                 half * layer.page_stride);
   }
+  Push();
 }
 
 bool TestEngine::TargetsAre(std::byte value) const {
+  Pull();
   const uint64_t half = target_table_.size();
   return std::all_of(pages_.layers.begin(), pages_.layers.end(), [&](const PagedLayer& layer) {
-    const std::byte* begin = region_.data() + layer.key_offset + half * layer.page_stride;
+    const std::byte* begin = near() + layer.key_offset + half * layer.page_stride;
     return *begin == value && std::memcmp(begin, begin + 1, half * layer.page_stride - 1) == 0;
   });
 }
 
 void TestEngine::ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first_position, std::byte around) const {
+  Pull();
   const auto [first, tokens] = InteriorOf(kind, run);
   const uint64_t key_floats = uint64_t{shape_.kv_heads} * shape_.key_dim;
   const uint64_t value_floats = uint64_t{shape_.kv_heads} * shape_.value_dim;

@@ -32,7 +32,8 @@ struct Shape {
 
 class TestEngine {
  public:
-  enum class Memory { kRegistered, kHosted };
+  // Memory of a GPU: kernels::FindGpu(0).
+  enum class Memory { kRegistered, kHosted, kGpuRegistered, kGpuHosted };
 
   // Failures to connect, open or register are test failures.
   explicit TestEngine(const ClientOptions& options, const Shape& shape = {}, Memory memory = Memory::kRegistered);
@@ -84,6 +85,12 @@ class TestEngine {
  private:
   void MakeLayout();
   void Place();
+  absl::StatusOr<Region> MakeRegion(Memory memory);
+  // The region's bytes for this processor: the region itself or, of one on a GPU, a copy of it that Push brings there
+  // and Pull fetches.
+  std::byte* near() const { return near_ != nullptr ? near_.get() : region_.data(); }
+  void Push() const;
+  void Pull() const;
 
   const Shape shape_;
   Layout layout_;
@@ -93,7 +100,9 @@ class TestEngine {
   uint64_t bytes_ = 0;
   std::unique_ptr<Client> client_;
   std::unique_ptr<Model> model_;
+  std::unique_ptr<kernels::ArenaMemory> gpu_memory_;  // that the engine has made itself
   Region region_;
+  std::unique_ptr<std::byte[]> near_;  // null: the region lies in the processor's memory
 };
 
 }  // namespace ashlar::integration

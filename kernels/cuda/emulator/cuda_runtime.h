@@ -39,7 +39,14 @@ inline void sincospif(float x, float* sine, float* cosine) {
 }
 using std::isfinite, std::isinf;  // the others are global in C already
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorNotReady = 600, cudaErrorNotSupported = 801 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorNotReady = 600,
+  cudaErrorHostMemoryAlreadyRegistered = 712,
+  cudaErrorHostMemoryNotRegistered = 713,
+  cudaErrorNotSupported = 801
+};
 using cudaStream_t = void*;
 using cudaEvent_t = void*;
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
@@ -47,12 +54,13 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
   cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrCanUseHostPointerForRegisteredMem = 91,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
-inline const char* cudaGetErrorString(cudaError_t) {
-  return "error";
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorHostMemoryAlreadyRegistered ? "registered already" : "error";
 }
 inline cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
@@ -110,6 +118,18 @@ inline cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
 }
 inline cudaError_t cudaFreeHost(void* memory) {
   return cudaFree(memory);
+}
+// Kernels reach all memory here; who asks is only remembered.
+enum { cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
+inline cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
+  return ashlar::kernels::cuda::emulator::RegisterHost(memory, bytes) ? cudaSuccess
+                                                                      : cudaErrorHostMemoryAlreadyRegistered;
+}
+inline cudaError_t cudaHostUnregister(void* memory) {
+  return ashlar::kernels::cuda::emulator::UnregisterHost(memory) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
+}
+inline cudaError_t cudaGetLastError() {
+  return cudaSuccess;
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
   const ashlar::kernels::cuda::emulator::DeviceWork work;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -30,6 +31,7 @@ struct State {
   std::optional<Fault> fault;
   std::vector<std::string> calls;
   int lacking = 0;
+  std::map<uintptr_t, size_t> registered;  // bytes behind each address, apart
 };
 State& Self() {
   static State& state = *new State();  // arenas of static life may end after everything else
@@ -117,13 +119,24 @@ CUresult GetGranularity(size_t* granularity, const CUmemAllocationProp* properti
   });
 }
 
+// What a driver gives may hold what was there before.
+bool FillWithGarbage(int memfd, size_t bytes) {
+  static const std::vector<char> garbage(kGranularity, '\xa5');
+  for (size_t at = 0; at < bytes; at += garbage.size()) {
+    if (pwrite(memfd, garbage.data(), garbage.size(), static_cast<off_t>(at)) != static_cast<ssize_t>(garbage.size())) {
+      return false;
+    }
+  }
+  return true;
+}
+
 CUresult Create(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties,
                 unsigned long long) {  // NOLINT(google-runtime-int)
   return Call("cuMemCreate", [&](State& state) {
     if (size == 0 || size % kGranularity != 0 || !IsUsual(*properties)) return CUDA_ERROR_INVALID_VALUE;
     if (size > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
     const int memfd = memfd_create("emulated-device", MFD_CLOEXEC);
-    if (memfd < 0 || ftruncate(memfd, static_cast<off_t>(size)) != 0) {
+    if (memfd < 0 || !FillWithGarbage(memfd, size)) {
       if (memfd >= 0) close(memfd);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -280,6 +293,31 @@ std::vector<std::string> TakeCalls() {
 void LackAttribute(int attribute) {
   std::lock_guard lock(Self().mutex);
   Self().lacking = attribute;
+}
+
+bool RegisterHost(void* memory, size_t bytes) {
+  std::lock_guard lock(Self().mutex);
+  auto& registered = Self().registered;
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  const auto next = registered.lower_bound(begin);
+  if (bytes == 0 || (next != registered.end() && next->first < begin + bytes)) return false;
+  if (next != registered.begin() && std::prev(next)->first + std::prev(next)->second > begin) return false;
+  registered[begin] = bytes;
+  return true;
+}
+
+bool UnregisterHost(void* memory) {
+  std::lock_guard lock(Self().mutex);
+  return Self().registered.erase(reinterpret_cast<uintptr_t>(memory)) > 0;
+}
+
+bool Reaches(const void* memory, size_t bytes) {
+  std::lock_guard lock(Self().mutex);
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  const auto behind = Self().registered.upper_bound(begin);
+  if (behind == Self().registered.begin()) return false;
+  const auto& [start, length] = *std::prev(behind);
+  return begin + bytes <= start + length;
 }
 
 DeviceWork::DeviceWork() {

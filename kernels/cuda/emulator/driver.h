@@ -34,6 +34,12 @@ std::vector<std::string> TakeCalls();
 // What the device cannot do; 0: it can do everything.
 void LackAttribute(int attribute);
 
+// The processor's memory that was registered with the runtime. False: some of it is already; or it is not.
+bool RegisterHost(void* memory, size_t bytes);
+bool UnregisterHost(void* memory);
+// Whether a GPU would reach all of it.
+bool Reaches(const void* memory, size_t bytes);
+
 // While one lives, on any thread, mappings have the access that the device was given.
 class DeviceWork {
  public:

@@ -1,0 +1,97 @@
+#include "kernels/gpu.h"
+
+#include <map>
+#include <mutex>
+
+#include "kernels/cuda/chain.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/device_arena.h"
+#include "kernels/cuda/launch.h"
+
+namespace ashlar::kernels {
+namespace cuda {
+namespace {
+
+class Registered final : public Reach {
+ public:
+  explicit Registered(void* data) : data_(data) {}
+  ~Registered() override { Check(cudaHostUnregister(data_), "cudaHostUnregister"); }
+
+ private:
+  void* const data_;
+};
+
+class CudaGpu final : public Gpu {
+ public:
+  CudaGpu(int number, const Driver& driver, const Kernels& kernels)
+      : number_(number), driver_(driver), kernels_(kernels) {}
+
+  void Enter() const override { Check(cudaSetDevice(number_), "cudaSetDevice"); }
+  const Kernels& kernels() const override { return kernels_; }
+
+  std::unique_ptr<ArenaMemory> MakeArena(uint64_t bytes, ArenaError* error) const override {
+    std::unique_ptr<DeviceArena> arena = DeviceArena::Make(driver_, number_, bytes, error);
+    if (arena == nullptr) return nullptr;
+    Enter();
+    Check(cudaMemsetAsync(arena->data(), 0, arena->bytes(), nullptr), "cudaMemset");
+    Check(cudaStreamSynchronize(nullptr), "cudaMemset");
+    return arena;
+  }
+  std::unique_ptr<ArenaMemory> ImportArena(int descriptor, uint64_t bytes, ArenaError* error) const override {
+    return DeviceArena::Import(driver_, number_, descriptor, bytes, DeviceArena::Access::kReadWrite, error);
+  }
+
+  std::unique_ptr<Reach> Register(void* data, uint64_t bytes, ArenaError* error) const override {
+    Enter();
+    const cudaError_t code = cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (code == cudaSuccess) return std::make_unique<Registered>(data);
+    cudaGetLastError();  // or the next launch would be blamed for it
+    *error = {.out_of_memory = code == cudaErrorMemoryAllocation,
+              .message = std::string("cudaHostRegister: ") + cudaGetErrorString(code) + " (" + std::to_string(bytes) +
+                         " bytes)"};
+    return nullptr;
+  }
+
+ private:
+  const int number_;
+  const Driver& driver_;
+  const Kernels& kernels_;
+};
+
+std::unique_ptr<Gpu> Open(int number, std::string* why) {
+  const Driver* driver = SystemDriver();
+  if (driver == nullptr) {
+    *why = "there is no CUDA driver, or one without virtual memory management";
+    return nullptr;
+  }
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+  if (number < 0 || number >= count) {
+    *why = "CUDA shows " + std::to_string(count) + " GPUs";
+    return nullptr;
+  }
+  if (cudaSetDevice(number) != cudaSuccess || CudaOrNull() == nullptr || !HasKernels()) {
+    *why = "this build has no kernels for it";
+    return nullptr;
+  }
+  int same = 0;
+  if (cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, number) != cudaSuccess || same == 0) {
+    *why = "it cannot use the processor's addresses";
+    return nullptr;
+  }
+  return std::make_unique<CudaGpu>(number, *driver, *CudaOrNull());
+}
+
+}  // namespace
+}  // namespace cuda
+
+const Gpu* FindCudaGpu(int number, std::string* why) {
+  static std::mutex mutex;
+  static auto& found = *new std::map<int, std::unique_ptr<Gpu>>();
+  std::lock_guard lock(mutex);
+  std::unique_ptr<Gpu>& gpu = found[number];
+  if (gpu == nullptr) gpu = cuda::Open(number, why);
+  return gpu.get();
+}
+
+}  // namespace ashlar::kernels

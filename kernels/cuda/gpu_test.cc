@@ -1,0 +1,82 @@
+// A GPU as other processes' memory needs it; on the emulated one, too.
+#include "kernels/gpu.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "kernels/checksum.h"
+
+namespace ashlar::kernels {
+namespace {
+
+constexpr size_t kBytes = 1 << 20;
+
+class GpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    gpu_ = FindGpu(0, &why_);
+    if (gpu_ == nullptr) GTEST_SKIP() << why_;
+  }
+  const Gpu* gpu_ = nullptr;
+  std::string why_;
+  ArenaError error_;
+};
+
+TEST_F(GpuTest, IsOneForAll) {
+  EXPECT_EQ(FindGpu(0, &why_), gpu_);
+  EXPECT_EQ(FindGpu(4096, &why_), nullptr);
+  EXPECT_THAT(why_, ::testing::ContainsRegex("CUDA shows [0-9]+ GPUs"));
+  EXPECT_EQ(FindGpu(-1, &why_), nullptr);
+}
+
+// What a daemon does: copies between an engine's arena and the processor's memory, hashing on the way; checksums come
+// back in the processor's memory, too.
+TEST_F(GpuTest, MovesBetweenItsMemoryAndTheProcessors) {
+  gpu_->Enter();
+  std::unique_ptr<std::byte, decltype(&std::free)> memory(static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)),
+                                                          std::free);
+  std::byte *const source = memory.get(), *const target = source + kBytes / 4;
+  for (size_t i = 0; i < kBytes / 4; ++i) source[i] = static_cast<std::byte>(i * 7 + i / 251);
+  std::memset(target, 0, kBytes / 4);
+  const std::unique_ptr<Reach> reach = gpu_->Register(memory.get(), kBytes, &error_);
+  ASSERT_NE(reach, nullptr) << error_.message;
+  const std::unique_ptr<ArenaMemory> arena = gpu_->MakeArena(kBytes, &error_);
+  ASSERT_NE(arena, nullptr) << error_.message;
+  const std::unique_ptr<ArenaMemory> engine = gpu_->ImportArena(arena->descriptor(), arena->bytes(), &error_);
+  ASSERT_NE(engine, nullptr) << error_.message;
+  auto* checksums = reinterpret_cast<uint64_t*>(memory.get() + kBytes / 2);
+  {
+    const std::unique_ptr<Queue> queue = gpu_->kernels().MakeQueue(nullptr);
+    const auto copy = [&](const void* from, void* to, uint64_t* digest) {
+      gpu_->kernels()
+          .Checksum({.units = {&from, 1}, .last_unit_bytes = kBytes / 4, .target = &to, .unit_checksums = digest},
+                    *queue)
+          .Wait();
+    };
+    copy(source, engine->data() + kBytes / 2, checksums);
+    copy(arena->data() + kBytes / 2, target, checksums + 1);
+  }
+  EXPECT_EQ(std::memcmp(source, target, kBytes / 4), 0);
+  EXPECT_EQ(checksums[0], UnitChecksum(source, kBytes / 4));
+  EXPECT_EQ(checksums[1], checksums[0]);
+}
+
+TEST_F(GpuTest, WhatIsRegisteredIsNotRegisteredTwice) {
+  std::unique_ptr<std::byte, decltype(&std::free)> memory(static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)),
+                                                          std::free);
+  auto reach = gpu_->Register(memory.get(), kBytes, &error_);
+  ASSERT_NE(reach, nullptr) << error_.message;
+  EXPECT_EQ(gpu_->Register(memory.get(), kBytes, &error_), nullptr);
+  EXPECT_THAT(error_.message, ::testing::StartsWith("cudaHostRegister: "));
+  EXPECT_FALSE(error_.out_of_memory);
+  reach = nullptr;
+  EXPECT_NE(gpu_->Register(memory.get(), kBytes, &error_), nullptr) << error_.message;
+}
+
+}  // namespace
+}  // namespace ashlar::kernels

@@ -1,0 +1,44 @@
+// A GPU as a process sees it that shares memory with others: its back end, arenas in its memory, and what it reaches of
+// the processor's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/kernels.h"
+
+namespace ashlar::kernels {
+
+// That a GPU reaches some of the processor's memory. All its work there must have ended before this goes.
+class Reach {
+ public:
+  virtual ~Reach() = default;
+};
+
+// All methods are thread-safe. Arenas and reaches may outlive nothing but the process.
+class Gpu {
+ public:
+  virtual ~Gpu() = default;
+
+  // Makes it the GPU of the calling thread: before the thread makes a queue, and once before it submits to one.
+  virtual void Enter() const = 0;
+  // With memory().
+  virtual const Kernels& kernels() const = 0;
+
+  // All zero: the driver may give memory that another arena of this process has left. Null with the reason. `bytes` > 0
+  // is rounded up to what a GPU allocates at once: ArenaMemory::bytes() says.
+  virtual std::unique_ptr<ArenaMemory> MakeArena(uint64_t bytes, ArenaError* error) const = 0;
+  // One that another process made, or an engine's allocator (cuMemCreate, exportable as a descriptor), for reading and
+  // writing; `bytes` are all of it. The descriptor stays the caller's.
+  virtual std::unique_ptr<ArenaMemory> ImportArena(int descriptor, uint64_t bytes, ArenaError* error) const = 0;
+  // Lets kernels read and write [data, data + bytes) of the processor's memory at the same addresses. Its pages are
+  // taken, and stay where they are.
+  virtual std::unique_ptr<Reach> Register(void* data, uint64_t bytes, ArenaError* error) const = 0;
+};
+
+// The GPU of that number among those that CUDA shows to this process; it lives as long as the process. Null with the
+// reason in `why`: this build has no back end for GPUs, or the machine none that it could use.
+const Gpu* FindGpu(int number, std::string* why);
+
+}  // namespace ashlar::kernels

@@ -1,0 +1,215 @@
+// Engines whose memory lies on a GPU. Built twice: against an emulated GPU on every machine, whose memory kills a
+// processor that touches it, and against CUDA where there is a compiler for it; then it needs a GPU to run.
+#include "kernels/gpu.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/shared_pages.h"
+#include "tests/integration/corrupt.h"
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Memory = TestEngine::Memory;
+
+constexpr std::byte kPoison{0x5a};
+
+DaemonOptions WithGpu() {
+  return {.gpu = "gpu: {device: 0}\n", .program = GPU_ASHLARD};
+}
+
+class GpuTest : public ::testing::TestWithParam<Memory> {
+ protected:
+  void SetUp() override {
+    std::string why;
+    gpu_ = kernels::FindGpu(0, &why);
+    if (gpu_ == nullptr) GTEST_SKIP() << why;
+  }
+  const kernels::Gpu* gpu_ = nullptr;
+};
+using GpuRegions = GpuTest;
+
+// Lands all of it into the engine's poisoned pages, and looks at every byte.
+void ExpectLands(TestEngine& engine, const std::vector<Tokens>& prompt) {
+  const Match match = engine.Lookup(prompt);
+  engine.FillTargets(kPoison);
+  Landing landing = engine.Land(match, prompt);
+  EXPECT_THAT(landing.Wait(kPatience), Each(MissReason::kNone));
+  EXPECT_TRUE(landing.quiet());
+  uint64_t position = 0;
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    engine.ExpectTuples(match, i, prompt[i]);
+    engine.ExpectLanded(TestEngine::KindOf(i), prompt[i], position, kPoison);
+    position += prompt[i].size();
+  }
+}
+
+TEST_P(GpuRegions, LandWhatWasPublishedFromAnyMemory) {
+  DaemonProcess daemon(WithGpu());
+  TestEngine engine(daemon.client_options(), {}, GetParam());
+  TestEngine host(daemon.client_options());
+  EXPECT_EQ(engine.region().memory(), kernels::MemoryKind::kDevice);
+  const std::vector<Tokens> theirs = MakePrompt(1, 3, 90), ours = MakePrompt(2, 3, 110);
+  host.PublishPrompt(theirs);
+  engine.PublishPrompt(ours);
+  for (TestEngine* reader : {&engine, &host}) {
+    ExpectLands(*reader, theirs);
+    ExpectLands(*reader, ours);
+  }
+}
+
+TEST_P(GpuRegions, CorruptBytesAreAMissOfTheirSegment) {
+  DaemonProcess daemon(WithGpu());
+  TestEngine engine(daemon.client_options(), {}, GetParam());
+  const std::vector<Tokens> prompt = MakePrompt(3, 4, 60);
+  engine.PublishPrompt(prompt);
+  ASSERT_EQ(FlipInArenas(daemon.pid(), engine.ValueRow(ObjectKind::kSegment, prompt[1], 1, 30)), 1);
+  ASSERT_EQ(FlipInArenas(daemon.pid(), engine.StateOfHead(ObjectKind::kSegment, prompt[3], 2, 0)), 1);
+  const Match match = engine.Lookup(prompt);
+  engine.FillTargets(kPoison);
+  EXPECT_THAT(engine.Land(match, prompt).Wait(kPatience), ElementsAre(MissReason::kNone, MissReason::kChecksumFailed,
+                                                                      MissReason::kNone, MissReason::kChecksumFailed));
+  engine.ExpectLanded(ObjectKind::kSegment, prompt[2], 120, kPoison);
+}
+
+TEST_P(GpuRegions, AreKnownAgainAfterTheDaemonsRestart) {
+  DaemonProcess daemon(WithGpu());
+  TestEngine engine(daemon.client_options(), {}, GetParam());
+  const std::vector<Tokens> prompt = MakePrompt(4, 2, 80);
+  engine.PublishPrompt(prompt);
+  daemon.Kill();
+  daemon.Start();
+  ASSERT_TRUE(Eventually([&] { return engine.Reserve(ObjectKind::kSegment, MakeRun(9, 50)).granted(); }));
+  engine.PublishPrompt(prompt);
+  ExpectLands(engine, prompt);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuRegions, testing::Values(Memory::kGpuRegistered, Memory::kGpuHosted),
+                         [](const auto& info) { return info.param == Memory::kGpuHosted ? "Hosted" : "Registered"; });
+
+TEST_F(GpuTest, RegionsAreChargedAndGivenBack) {
+  DaemonOptions options = WithGpu();
+  options.sessions = "sessions: {region_bytes: 8MiB}\n";
+  DaemonProcess daemon(options);
+  auto client = Client::Connect(daemon.client_options());
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto host = [&](size_t bytes) { return (*client)->HostGpuRegion(*gpu_, bytes); };
+  {
+    const auto six = host(6 << 20);
+    ASSERT_TRUE(six.ok()) << six.status();
+    EXPECT_EQ(six->size(), size_t{6} << 20);
+    const auto more = host(4 << 20);
+    EXPECT_EQ(more.status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(more.status().message(), HasSubstr("host_region.bytes"));
+    EXPECT_TRUE(host(1).ok()) << "which is rounded up to what is left";
+  }
+  EXPECT_TRUE(Eventually([&] { return host(8 << 20).ok(); })) << "what is dropped is given back";
+}
+
+TEST_F(GpuTest, WhatIsHostedIsEmptyAtFirst) {
+  DaemonProcess daemon(WithGpu());
+  auto client = Client::Connect(daemon.client_options());
+  ASSERT_TRUE(client.ok()) << client.status();
+  constexpr size_t kBytes = 4 << 20;
+  std::vector<std::byte> bytes(kBytes, kPoison);
+  for (int i = 0; i < 2; ++i) {
+    const auto region = (*client)->HostGpuRegion(*gpu_, kBytes);
+    ASSERT_TRUE(region.ok()) << region.status();
+    std::vector<std::byte> found(kBytes, kPoison);
+    gpu_->kernels().memory()->CopyOut(found.data(), region->data(), kBytes);
+    EXPECT_TRUE(std::ranges::all_of(found, [](std::byte byte) { return byte == std::byte{0}; }));
+    gpu_->kernels().memory()->CopyIn(region->data(), bytes.data(), kBytes);
+  }
+}
+
+TEST_F(GpuTest, WhatIsNoAllocationThereIsRefusedByName) {
+  DaemonProcess daemon(WithGpu());
+  auto client = Client::Connect(daemon.client_options());
+  ASSERT_TRUE(client.ok()) << client.status();
+  int pipe_ends[2];
+  ASSERT_EQ(::pipe(pipe_ends), 0);
+  std::byte nowhere{};
+  const absl::Status refused = (*client)->RegisterGpuRegion(pipe_ends[0], &nowhere, 2 << 20).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("register_region.descriptor: cuMem"));
+  kernels::ArenaError error;
+  const auto arena = gpu_->MakeArena(2 << 20, &error);
+  ASSERT_NE(arena, nullptr) << error.message;
+  const absl::Status longer =
+      (*client)->RegisterGpuRegion(arena->descriptor(), arena->data(), 2 * arena->bytes()).status();
+  EXPECT_EQ(longer.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE((*client)->RegisterGpuRegion(arena->descriptor(), arena->data(), arena->bytes()).ok());
+  ::close(pipe_ends[0]);
+  ::close(pipe_ends[1]);
+}
+
+TEST_F(GpuTest, PagesThatTheDaemonGivesOutMayLieThere) {
+  DaemonProcess daemon(WithGpu());
+  TestEngine hosted(daemon.client_options(), {}, Memory::kGpuHosted);
+  PagedCache pages = hosted.pages();
+  pages.allocate = true;
+  const absl::Status declared = hosted.model().DeclarePages(hosted.region(), pages);
+  ASSERT_TRUE(declared.ok()) << declared;
+  const Tokens tokens = MakeRun(1, 120);
+  const std::vector<uint64_t> lengths = {60, 60};
+  const Admitted admitted = hosted.model().Admit({.tokens = tokens, .segment_lengths = lengths}, 2);
+  EXPECT_EQ(admitted.outcome, AdmitOutcome::kAdmitted);
+  TestEngine registered(daemon.client_options(), {}, Memory::kGpuRegistered);
+  EXPECT_THAT(registered.model().DeclarePages(registered.region(), pages).message(), HasSubstr("allocate"));
+}
+
+TEST_F(GpuTest, NothingIsComposedThere) {
+  DaemonProcess daemon(WithGpu());
+  TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);
+  const AdvanceStep step{.begin = 0, .end = 1};
+  auto* const numbers = reinterpret_cast<float*>(engine.region().data());
+  LayerAdvance advance{.layer = 0, .steps = {&step, 1}, .region = engine.region()};
+  advance.state.data = engine.region().data();
+  advance.inputs = {.tokens = 1, .k = numbers, .v = numbers};
+  EXPECT_EQ(engine.model().Advance(nullptr, advance).reason(), MissReason::kInvalidRequest);
+}
+
+TEST(WithoutAGpu, RegionsThereAreRefusedByName) {
+  DaemonProcess daemon;
+  auto client = Client::Connect(daemon.client_options());
+  ASSERT_TRUE(client.ok()) << client.status();
+  const int memfd = ::memfd_create("region", MFD_CLOEXEC);
+  std::byte nowhere{};
+  const absl::Status refused = (*client)->RegisterGpuRegion(memfd, &nowhere, 4096).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.message(), HasSubstr("register_region.on_gpu: this daemon has no GPU"));
+  std::string why;
+  if (const kernels::Gpu* const gpu = kernels::FindGpu(0, &why)) {
+    const absl::Status unmade = (*client)->HostGpuRegion(*gpu, 4096).status();
+    EXPECT_EQ(unmade.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(unmade.message(), HasSubstr("host_region.on_gpu: this daemon has no GPU"));
+  }
+  EXPECT_TRUE((*client)->HostRegion(4096).ok()) << "the session goes on";
+  ::close(memfd);
+}
+
+TEST(WithoutAGpu, ADaemonThatShallUseOneDoesNotStart) {
+  DaemonOptions options = WithGpu();
+  DaemonProcess daemon;
+  daemon.Kill();
+  options.gpu = "gpu: {device: 1000}\n";
+  daemon.Configure(options);
+  EXPECT_THAT(daemon.Refusal(), HasSubstr("gpu.device 1000: "));
+}
+
+}  // namespace
+}  // namespace ashlar::integration
