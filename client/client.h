@@ -227,6 +227,21 @@ class Match {
   std::unique_ptr<Impl> impl_;
 };
 
+// One segment to land: its index in the match, and where its token 0 stands.
+struct LandSegment {
+  // The match's prefix, at position 0: Land takes it whole, with one verdict; Advance and Compose its states.
+  static constexpr uint32_t kPrefix = UINT32_MAX;
+  uint32_t segment = 0;
+  uint64_t first_position = 0;
+};
+
+// What Model::LookupAndLand found, and the landing of all of it.
+struct MatchAndLanding {
+  Match match;
+  std::vector<LandSegment> segments;  // as Land would be given them: the prefix, then every segment that was hit
+  Landing landing;
+};
+
 // The right, and the duty, to publish one object. An engine that cannot fill it calls Model::Abandon; one that is
 // forgotten is reclaimed after the daemon's leases.reservation_seconds.
 struct Reservation {
@@ -287,14 +302,6 @@ struct CommitParts {
   Region region;                           // that the states lie in
   std::span<const int32_t> page_table;     // of the text from position 0, in the declared pages
   ConversationId conversation{};           // needed where it is composed
-};
-
-// One segment to land: its index in the match, and where its token 0 stands.
-struct LandSegment {
-  // The match's prefix, at position 0: Land takes it whole, with one verdict; Advance and Compose its states.
-  static constexpr uint32_t kPrefix = UINT32_MAX;
-  uint32_t segment = 0;
-  uint64_t first_position = 0;
 };
 
 // The running states of one linear layer's value heads, one behind the other: [d_k, d_v] or [d_v, d_k] each, in the
@@ -393,6 +400,11 @@ class Model {
   // Starts the landing of all that one request needs, and does not wait: each request's landing has progress, a verdict
   // and an end of its own.
   Landing Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments);
+  // Lookup and Land in one call, for a prompt that is served now: all that is found lands where it stands in the prompt
+  // (`page_table` is the prompt's, from position 0). Waits for the match, not for the landing. Whatever was found, the
+  // prompt's slots are the engine's only once the landing is quiet(): of a match that did not come in time the daemon
+  // may be landing what the engine never learns of.
+  MatchAndLanding LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table);
 
   // The composition service, for engines that bring no kernels: the daemon does what kernels::AdvanceSeam and
   // kernels::Compose do in the engine's process, with the same bits. Both wait for the answer, within the client's
@@ -407,6 +419,7 @@ class Model {
 
  private:
   friend class Client;
+  MatchAndLanding LandAll(Match match, std::span<const int32_t> page_table);  // that was found, where it stands
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };

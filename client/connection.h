@@ -44,6 +44,9 @@ class Connection {
   uint64_t generation() const { return generation_; }
   // Numbers of landings ascend, as the daemon asks.
   uint64_t NextLanding() { return ++landings_; }
+  // Whether the daemon is new enough for LookupAndLand, as far as is known.
+  bool looks_up_and_lands() const { return looks_up_and_lands_; }
+  void SetLooksUpAndLands(bool known) { looks_up_and_lands_ = known; }
   // Bounds the calls that may be writing: false when there are kMaxLandings. Every true needs one LeaveLanding.
   bool EnterLanding();
   void LeaveLanding() { --landings_under_way_; }
@@ -85,6 +88,7 @@ class Connection {
   std::atomic<uint64_t> landings_ = 0;
   std::atomic<int> landings_under_way_ = 0;
   std::atomic<bool> ended_ = false;
+  std::atomic<bool> looks_up_and_lands_ = true;
   std::mutex closing_;  // held while the daemon is told: whoever comes second finds closed what the first took
   std::mutex mutex_;
   std::vector<uint64_t> to_close_;  // guarded by mutex_: models

@@ -21,7 +21,10 @@ class LandCall::Impl final : public WritingCall {
       : WritingCall(std::move(to)), stub_(v1::Cache::NewStub(connection().rpc().channel())) {}
   ~Impl() override { End(); }
 
-  void Start(v1::LandRequest& request);
+  template <typename Request>
+  void Start(Request& request);
+  absl::StatusOr<const v1::PromptMatch*> WaitMatch(Deadline deadline);
+  void StopWaiting();
   bool WaitLayers(uint32_t layers, Deadline deadline);
   absl::StatusOr<std::vector<uint32_t>> WaitVerdict(Deadline deadline);
 
@@ -30,11 +33,19 @@ class LandCall::Impl final : public WritingCall {
 
   void Take(intptr_t tag, bool ok) override;
   void Cancel() override { context_.TryCancel(); }
+  auto Prepare(const v1::LandRequest& request) { return stub_->PrepareAsyncLand(&context_, request, &queue()); }
+  auto Prepare(const v1::LookupAndLandRequest& request) {
+    return stub_->PrepareAsyncLookupAndLand(&context_, request, &queue());
+  }
   void TakeEvent();
   bool decided() const { return verdict_.has_value() || over(); }
+  absl::Status status() const {
+    return absl::Status(static_cast<absl::StatusCode>(status_.error_code()), status_.error_message());
+  }
 
   const std::unique_ptr<v1::Cache::Stub> stub_;
   // Guarded by the lock, as all below.
+  std::optional<v1::PromptMatch> match_;  // changes no more once it is there
   uint32_t layers_done_ = 0;
   std::optional<std::vector<uint32_t>> verdict_;
   grpc::ClientContext context_;
@@ -43,11 +54,12 @@ class LandCall::Impl final : public WritingCall {
   grpc::Status status_;
 };
 
-void LandCall::Impl::Start(v1::LandRequest& request) {
+template <typename Request>
+void LandCall::Impl::Start(Request& request) {
   request.set_session(connection().session());
   request.set_landing(number());
   const Lock lock = Guard();
-  reader_ = stub_->PrepareAsyncLand(&context_, request, &queue());
+  reader_ = Prepare(request);
   reader_->StartCall(AsTag(kStarted));
 }
 
@@ -62,10 +74,26 @@ void LandCall::Impl::Take(intptr_t tag, bool ok) {
 }
 
 void LandCall::Impl::TakeEvent() {
+  if (event_.has_match() && !match_.has_value()) match_ = std::move(*event_.mutable_match());
   layers_done_ = std::max(layers_done_, event_.layers_done());
   if (!event_.has_verdict()) return;
   verdict_.emplace(event_.verdict().miss_reasons().begin(), event_.verdict().miss_reasons().end());
   SetQuiet();
+}
+
+absl::StatusOr<const v1::PromptMatch*> LandCall::Impl::WaitMatch(Deadline deadline) {
+  Lock lock = Guard();
+  if (!WaitUntil(lock, deadline, [this] { return match_.has_value() || over(); })) {
+    GiveUp();
+    return absl::DeadlineExceededError("no match in time");
+  }
+  if (match_.has_value()) return &*match_;
+  return status_.ok() ? absl::InternalError("the daemon landed without a match") : status();
+}
+
+void LandCall::Impl::StopWaiting() {
+  const Lock lock = Guard();
+  if (!decided()) GiveUp();
 }
 
 bool LandCall::Impl::WaitLayers(uint32_t layers, Deadline deadline) {
@@ -82,17 +110,33 @@ absl::StatusOr<std::vector<uint32_t>> LandCall::Impl::WaitVerdict(Deadline deadl
     return absl::DeadlineExceededError("no verdict in time");
   }
   if (verdict_.has_value()) return *verdict_;
-  return absl::Status(static_cast<absl::StatusCode>(status_.error_code()), status_.error_message());
+  return status();
 }
 
 LandCall::LandCall(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 LandCall::~LandCall() = default;
 
-std::shared_ptr<LandCall> LandCall::Start(std::shared_ptr<Connection> connection, v1::LandRequest& request) {
+template <typename Request>
+std::shared_ptr<LandCall> LandCall::StartAny(std::shared_ptr<Connection> connection, Request& request) {
   if (!connection->EnterLanding()) return nullptr;
   auto impl = std::make_unique<Impl>(std::move(connection));
   impl->Start(request);
   return MakeProcessBound<LandCall>(std::move(impl));
+}
+
+std::shared_ptr<LandCall> LandCall::Start(std::shared_ptr<Connection> connection, v1::LandRequest& request) {
+  return StartAny(std::move(connection), request);
+}
+std::shared_ptr<LandCall> LandCall::Start(std::shared_ptr<Connection> connection, v1::LookupAndLandRequest& request) {
+  return StartAny(std::move(connection), request);
+}
+
+absl::StatusOr<const v1::PromptMatch*> LandCall::WaitMatch(Deadline deadline) {
+  return impl_->WaitMatch(deadline);
+}
+
+void LandCall::GiveUp() {
+  impl_->StopWaiting();
 }
 
 bool LandCall::WaitLayers(uint32_t layers, Deadline deadline) {

@@ -1,4 +1,4 @@
-// One Land call: its progress, its verdict, and the proof that it can write no more.
+// One Land or LookupAndLand call: its match, its progress, its verdict, and the proof that it can write no more.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,9 @@
 
 namespace ashlar::v1 {
 class LandRequest;
-}
+class LookupAndLandRequest;
+class PromptMatch;
+}  // namespace ashlar::v1
 
 namespace ashlar::internal {
 
@@ -20,7 +22,14 @@ class LandCall {
  public:
   // Starts the call. `request` is complete but for the session and the landing's number. Null: too many are under way.
   static std::shared_ptr<LandCall> Start(std::shared_ptr<Connection> connection, v1::LandRequest& request);
+  static std::shared_ptr<LandCall> Start(std::shared_ptr<Connection> connection, v1::LookupAndLandRequest& request);
   ~LandCall();  // cancels, and waits until the landing is quiet
+
+  // Of a LookupAndLand: what the daemon has found, or why it does not say. Stays as long as the call. At the deadline
+  // the call is cancelled.
+  absl::StatusOr<const v1::PromptMatch*> WaitMatch(Deadline deadline);
+  // Cancels the call: nobody waits for what it lands.
+  void GiveUp();
 
   // Until so many layers are done, or the call is over. False: it is over, or the deadline came first.
   bool WaitLayers(uint32_t layers, Deadline deadline);
@@ -33,6 +42,8 @@ class LandCall {
  private:
   template <typename T, typename... Args>
   friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+  template <typename Request>
+  static std::shared_ptr<LandCall> StartAny(std::shared_ptr<Connection> connection, Request& request);
   class Impl;
   explicit LandCall(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -122,6 +122,29 @@ Match::Impl::Objects Match::Impl::ObjectsOf(const LandSegment& segment) const {
   return {found.reason, segment.segment, segment.segment + 1};
 }
 
+std::vector<LandSegment> Match::Impl::WhatToLand() const {
+  std::vector<LandSegment> landable;
+  if (prefix_objects > 0) landable.push_back({.segment = LandSegment::kPrefix});
+  for (uint32_t i = 0; i < segments.size(); ++i) {
+    if (segments[i].hit()) landable.push_back({i, segments[i].start});
+  }
+  return landable;
+}
+
+std::optional<std::vector<size_t>> Match::Impl::PlacesOf(const v1::PromptMatch& answer) const {
+  const size_t before = prefix_objects > 0 ? 1 : 0;
+  std::vector<size_t> places;
+  for (int i = 0; i < answer.segments_size(); ++i) {
+    if (answer.segments(i).miss_reason() != 0) continue;
+    const auto segment = static_cast<size_t>(i);
+    if (segment >= segments.size() || !segments[segment].hit()) return std::nullopt;
+    places.push_back(before + places.size());
+  }
+  if (static_cast<uint32_t>(answer.prefix().objects_size()) != prefix_objects) return std::nullopt;
+  places.insert(places.end(), prefix_objects, 0);
+  return places;
+}
+
 const std::vector<MappedTuple>* Match::Impl::TuplesOf(const MappedObject* object) const {
   return birthplace.InChild() || lease == nullptr || object == nullptr ? nullptr : &object->tuples();
 }

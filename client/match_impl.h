@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -37,6 +38,11 @@ struct Match::Impl {
     uint32_t first = 0, last = 0;
   };
   Objects ObjectsOf(const LandSegment& segment) const;
+  // All that there is to land, where it stands in the prompt: the prefix, then the hit segments.
+  std::vector<LandSegment> WhatToLand() const;
+  // Where each object that the daemon answered as a hit (segments, then the prefix's) stands among those. Nothing where
+  // one of them could not be mapped.
+  std::optional<std::vector<size_t>> PlacesOf(const v1::PromptMatch& answer) const;
   // Which of them the prefix's states are; kPrefix, which no lease has, without one.
   uint32_t CheckpointInLease() const {
     return prefix_objects == 0 ? LandSegment::kPrefix : static_cast<uint32_t>(segments.size()) + prefix_objects - 1;

@@ -4,6 +4,7 @@
 #include "client/batching.h"
 #include "client/match_impl.h"
 #include "client/model_impl.h"
+#include "client/prompt_message.h"
 #include "client/rpc.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
@@ -25,10 +26,6 @@ internal::Load LoadOf(const ObjectRun& run) {
   return {run.tokens.size_bytes() + 64};
 }
 
-bool FitsMessage(const Prompt& prompt) {
-  return prompt.tokens.size() <= limits::kMaxPromptTokens && prompt.segment_lengths.size() <= limits::kMaxSegments;
-}
-
 // The daemon's answer for every prompt, or why there is none.
 absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, bool uses_prefixes,
                                         std::span<const Prompt> prompts, Deadline deadline) {
@@ -36,14 +33,10 @@ absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, bool uses_p
   request.set_session(binding.connection->session());
   request.set_model(binding.model->id());
   for (const Prompt& prompt : prompts) {
-    if (!FitsMessage(prompt)) return absl::InvalidArgumentError("prompt: longer than the protocol allows");
-    v1::Prompt* asked = request.add_prompts();
-    asked->set_tokens(PackTokens(prompt.tokens));
-    asked->mutable_segment_lengths()->Add(prompt.segment_lengths.begin(), prompt.segment_lengths.end());
-    asked->set_needed_in_ns(prompt.needed_in.count());
-    if (uses_prefixes && prompt.conversation != ConversationId{}) {
-      asked->set_conversation(prompt.conversation.data(), prompt.conversation.size());
-    }
+    if (!internal::FitsMessage(prompt)) return absl::InvalidArgumentError("prompt: longer than the protocol allows");
+    v1::Prompt& asked = *request.add_prompts();
+    internal::Describe(prompt, uses_prefixes, asked);
+    asked.set_needed_in_ns(prompt.needed_in.count());
   }
   v1::MatchReply reply;
   if (absl::Status status = binding.connection->rpc().Match(request, reply, deadline); !status.ok()) return status;

@@ -33,6 +33,11 @@ struct Model::Impl {
                                                 std::span<const uint64_t> segment_lengths, const std::string& lease,
                                                 internal::Deadline deadline) const;
 
+  // In one call; nothing, where that takes two: of a daemon that is too old, of a prompt that is too long, and where
+  // the pages cannot be landed in now.
+  std::optional<MatchAndLanding> TryLookupAndLand(Model& model, const Prompt& prompt,
+                                                  std::span<const int32_t> page_table) const;
+
   // Says in `object` what the daemon is told of one finished object. Its outcome where the daemon need not be asked.
   std::optional<PublishOutcome> Describe(const Publication& publication, const internal::ModelBinding& binding,
                                          v1::PublishObject& object) const;

@@ -45,12 +45,15 @@ struct Rpc::Impl {
     const absl::Status entered = Enter(context);
     if (sent != nullptr) *sent = entered.ok();
     if (!entered.ok()) return entered;
-    const grpc::Status status = ((*stub).*method)(&context, request, &reply);
+    const absl::Status status = ToStatus(((*stub).*method)(&context, request, &reply));
     Leave(context);
-    const bool useless = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                         status.error_code() == grpc::StatusCode::UNAUTHENTICATED;
+    Ended(status);
+    return status;
+  }
+
+  void Ended(const absl::Status& status) {
+    const bool useless = absl::IsUnavailable(status) || absl::IsUnauthenticated(status);
     if (useless && !lost.exchange(true)) on_lost();
-    return ToStatus(status);
   }
 
   absl::Status Enter(grpc::ClientContext& context) {
@@ -142,6 +145,10 @@ void Rpc::Shutdown() {
   std::lock_guard lock(impl_->mutex);
   impl_->shut_down = true;
   for (grpc::ClientContext* call : impl_->calls) call->TryCancel();
+}
+
+void Rpc::Ended(const absl::Status& status) {
+  impl_->Ended(status);
 }
 
 bool Rpc::lost() const {

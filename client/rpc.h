@@ -77,6 +77,8 @@ class Rpc {
   absl::Status MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply& reply, Deadline deadline);
   absl::Status AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply& reply, Deadline deadline);
 
+  // What a call that was not made here (LandCall) ended with: it may have found the connection of no use.
+  void Ended(const absl::Status& status);
   // True once a call has found the connection of no use, whether or not the daemon lives.
   bool lost() const;
   // Cancels the calls above; later ones fail at once.

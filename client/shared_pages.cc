@@ -1,15 +1,13 @@
 #include "client/shared_pages.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "ashlar/v1/cache.pb.h"
 #include "client/model_impl.h"
+#include "client/prompt_message.h"
 #include "client/rpc.h"
 #include "proto/limits.h"
-#include "proto/tokens.h"
 
 namespace ashlar {
 
@@ -70,14 +68,6 @@ PageShortage ToShortage(const v1::PageShortage& lacks) {
   return {lacks.needed(), lacks.free(), lacks.reclaimable(), lacks.held()};
 }
 
-std::string RandomLease() {
-  std::string lease(kLeaseBytes, '\0');
-  while (::getrandom(lease.data(), lease.size(), 0) != static_cast<ssize_t>(lease.size())) {
-    // Only a signal before the pool is seeded can interrupt so short a request.
-  }
-  return lease;
-}
-
 std::vector<Admission::Segment> Placed(const Layout& layout, std::span<const uint64_t> lengths, uint32_t page_tokens) {
   std::vector<Admission::Segment> segments(lengths.size());
   for (size_t i = 0; i < lengths.size(); ++i) {
@@ -85,10 +75,6 @@ std::vector<Admission::Segment> Placed(const Layout& layout, std::span<const uin
     segments[i].placement = PlaceInPages(layout, kind, lengths[i], page_tokens);
   }
   return segments;
-}
-
-bool FitsMessage(const Prompt& prompt) {
-  return prompt.tokens.size() <= limits::kMaxPromptTokens && prompt.segment_lengths.size() <= limits::kMaxSegments;
 }
 
 }  // namespace
@@ -112,18 +98,16 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
   const Deadline deadline = impl_->keeper->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
   if (!binding.ok() || binding->pages_missing) return {};
-  if (binding->pages == nullptr || !FitsMessage(prompt)) return {.outcome = AdmitOutcome::kInvalid};
+  if (binding->pages == nullptr || !internal::FitsMessage(prompt)) return {.outcome = AdmitOutcome::kInvalid};
   std::shared_ptr<const void> counted = impl_->opened->CountRequest(binding->connection->generation());
   if (counted == nullptr) return {.outcome = AdmitOutcome::kOldRequests};
   // Held before it is asked for: should the answer not come, the lease is released all the same.
-  auto impl = impl_->NewAdmission(*binding, prompt.segment_lengths, RandomLease(), deadline);
+  auto impl = impl_->NewAdmission(*binding, prompt.segment_lengths, internal::RandomLease(), deadline);
   if (impl == nullptr) return {};
   impl->counted = std::move(counted);
   auto request = impl->Ask<v1::AdmitRequest>();
   request.set_pages_id(binding->pages_id);
-  request.mutable_prompt()->set_tokens(PackTokens(prompt.tokens));
-  request.mutable_prompt()->mutable_segment_lengths()->Add(prompt.segment_lengths.begin(),
-                                                           prompt.segment_lengths.end());
+  internal::Describe(prompt, /*uses_prefixes=*/false, *request.mutable_prompt());
   request.set_own_pages(own_pages);
   request.set_deadline_ns(binding->connection->channel().InDaemonsClock(deadline));
   v1::AdmitReply reply;

@@ -1,4 +1,4 @@
-// Landing: Land, CancelLanding, Quiesce.
+// Landing: Land, LookupAndLand, CancelLanding, Quiesce.
 #include <algorithm>
 #include <set>
 #include <span>
@@ -8,12 +8,32 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine_service.h"
+#include "daemon/match_reply.h"
 #include "daemon/repeated_pages.h"
 #include "daemon/request_fields.h"
 #include "proto/limits.h"
 #include "proto/page_placement.h"
 
 namespace ashlar::daemon {
+
+struct EngineService::Landing {
+  storage::LandingId id = 0;
+  storage::LeaseId lease{};
+  std::shared_ptr<const Pages> pages;
+  storage::LandTarget target;
+  RepeatedPages repeated;  // in target.page_table
+
+  // What both calls say alike.
+  template <typename Request>
+  absl::Status Read(const Request& request, const Session& session);
+  absl::Status ReadSegments(const v1::LandRequest& request);
+  // Names all that was found, where it stands in the prompt.
+  void TakeAll(const Asked& asked, const v1::PromptMatch& match);
+  // Whether all that the landing would write lies on declared pages of the match's own model, each position and each
+  // page's slot once. `allocated`: what it would write of the pages that the daemon allocates.
+  absl::Status CheckTargets(const storage::Match& match, std::vector<storage::PageId>& allocated);
+};
+
 namespace {
 
 template <typename... Parts>
@@ -21,22 +41,27 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-struct Landing {
-  storage::LandingId id = 0;
-  storage::LeaseId lease{};
-  std::shared_ptr<const Pages> pages;
-  storage::LandTarget target;
-  RepeatedPages repeated;  // in target.page_table
-};
+}  // namespace
 
-absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Session& session) {
-  Landing landing;
-  landing.id = request.landing();
-  const auto lease = ReadLease("lease", request.lease());
-  if (!lease.ok()) return lease.status();
-  landing.lease = *lease;
-  landing.pages = session.FindPages(request.pages_id());
-  if (landing.pages == nullptr) return Bad("pages_id: unknown handle ", request.pages_id());
+template <typename Request>
+absl::Status EngineService::Landing::Read(const Request& request, const Session& session) {
+  id = request.landing();
+  const auto read = ReadLease("lease", request.lease());
+  if (!read.ok()) return read.status();
+  lease = *read;
+  pages = session.FindPages(request.pages_id());
+  if (pages == nullptr) return Bad("pages_id: unknown handle ", request.pages_id());
+  if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
+    return Bad("page_table: more than ", limits::kMaxPromptTokens);
+  }
+  target.rows = pages->rows();
+  target.page_table.assign(request.page_table().begin(), request.page_table().end());
+  repeated = RepeatedPages(target.page_table);
+  target.keep = pages;
+  return absl::OkStatus();
+}
+
+absl::Status EngineService::Landing::ReadSegments(const v1::LandRequest& request) {
   if (static_cast<uint64_t>(request.segments_size()) > limits::kMaxObjectsPerLanding) {
     return Bad("segments: more than ", limits::kMaxObjectsPerLanding);
   }
@@ -45,30 +70,34 @@ absl::StatusOr<Landing> ReadLanding(const v1::LandRequest& request, const Sessio
     const v1::LandSegment& segment = request.segments(i);
     if (!given.insert(segment.segment()).second) return Bad("segments[", i, "].segment: given twice");
     if (segment.first_position() > kMaxPosition) return Bad("segments[", i, "].first_position: out of range");
-    landing.target.segments.push_back({segment.segment(), segment.first_position()});
+    target.segments.push_back({segment.segment(), segment.first_position()});
   }
-  landing.target.rows = landing.pages->rows();
-  if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
-    return Bad("page_table: more than ", limits::kMaxPromptTokens);
-  }
-  landing.target.page_table.assign(request.page_table().begin(), request.page_table().end());
-  landing.repeated = RepeatedPages(landing.target.page_table);
-  landing.target.keep = landing.pages;
-  return landing;
+  return absl::OkStatus();
 }
+
+void EngineService::Landing::TakeAll(const Asked& asked, const v1::PromptMatch& match) {
+  const auto segments = static_cast<uint32_t>(match.segments_size());
+  uint64_t position = 0;
+  for (uint32_t i = 0; i < segments; position += asked.segments[i++].tokens) {
+    if (match.segments(static_cast<int>(i)).miss_reason() == 0) target.segments.push_back({i, position});
+  }
+  const auto of_prefix = static_cast<uint32_t>(match.prefix().objects_size());
+  for (uint32_t i = 0; i < of_prefix; ++i) target.segments.push_back({segments + i, 0});
+}
+
+namespace {
 
 // Whether pages that the daemon allocates may be written so: a running request's own may hold anything; those that all
 // requests share hold their segment as every request would find it there, and only until they are filled. Appends them.
-absl::Status CheckAllocated(const std::string& field, const Landing& landing,
+absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::span<const int32_t> page_table,
                             const storage::LandTarget::Segment& segment, const ObjectHeader& header, bool of_prefix,
                             std::vector<storage::PageId>& written) {
-  const Pages& pages = *landing.pages;
   const uint64_t page_tokens = pages.page_tokens(), first = segment.first_position + header.first_token;
   const PagePlacement placement = PlaceInPages(pages.model().layout, header.kind, header.tokens, pages.page_tokens());
   const bool in_place = segment.first_position == placement.first_slot ||
                         (pages.position_free() && segment.first_position % page_tokens == placement.first_slot);
   for (uint64_t i = first / page_tokens; i <= (first + header.stored_tokens - 1) / page_tokens; ++i) {
-    const storage::PageId page = landing.target.page_table[i];
+    const storage::PageId page = page_table[i];
     const storage::PagePool::Writable writable = pages.pool()->MayWrite(page);
     if (writable == storage::PagePool::Writable::kNo) {
       return Bad(field, ": page_table[", i, "]: page ", page, " is neither a request's own nor to be filled");
@@ -81,45 +110,6 @@ absl::Status CheckAllocated(const std::string& field, const Landing& landing,
                  placement.first_slot, "; keys landed at ", segment.first_position, " depend on the position");
     }
     written.push_back(page);
-  }
-  return absl::OkStatus();
-}
-
-// Whether all that the landing would write lies on declared pages of the lease's own model, each position and each
-// page's slot once. `allocated`: what it would write of the pages that the daemon allocates.
-absl::Status CheckTargets(Landing& landing, const storage::Match& match, std::vector<storage::PageId>& allocated) {
-  std::vector<std::pair<uint64_t, uint64_t>> written;  // positions [first, last)
-  for (size_t i = 0; i < landing.target.segments.size(); ++i) {
-    const storage::LandTarget::Segment& segment = landing.target.segments[i];
-    const std::string field = absl::StrCat("segments[", i, "]");
-    if (segment.index >= match.found.size()) return Bad(field, ".segment: the match has ", match.found.size());
-    const storage::Found& found = match.found[segment.index];
-    if (found.reason != MissReason::kNone) continue;  // nothing to write; its verdict is that reason
-    const ObjectHeader& header = *found.header;
-    if (!landing.pages->model().Has(header)) return Bad("pages_id: pages of another model than the lease's");
-    if (header.kind != ObjectKind::kSegment && segment.first_position != 0) {
-      return Bad(field, ".first_position: a prefix stands at 0");
-    }
-    if (header.stored_tokens == 0) continue;
-    const uint64_t first = segment.first_position + header.first_token;
-    const absl::Status inside = landing.pages->CheckPositions(landing.target.page_table, first, header.stored_tokens);
-    if (!inside.ok()) return Bad(field, ": ", inside.message());
-    const uint64_t end = first + header.stored_tokens, page_tokens = landing.pages->page_tokens();
-    if (const auto twice = landing.repeated.Claim(first / page_tokens, (end + page_tokens - 1) / page_tokens)) {
-      return Bad(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
-    }
-    if (landing.pages->pool() != nullptr) {
-      const bool of_prefix = segment.index - match.prefix.first < match.prefix.count;
-      if (absl::Status may = CheckAllocated(field, landing, segment, header, of_prefix, allocated); !may.ok())
-        return may;
-    }
-    written.emplace_back(first, end);
-  }
-  std::sort(written.begin(), written.end());
-  for (size_t i = 1; i < written.size(); ++i) {
-    if (written[i].first < written[i - 1].second) {
-      return Bad("segments: two of them would write position ", written[i].first);
-    }
   }
   return absl::OkStatus();
 }
@@ -155,35 +145,116 @@ std::vector<MissReason> MissAll(storage::Observer& observer, storage::TenantId t
 
 }  // namespace
 
+absl::Status EngineService::Landing::CheckTargets(const storage::Match& match,
+                                                  std::vector<storage::PageId>& allocated) {
+  std::vector<std::pair<uint64_t, uint64_t>> written;  // positions [first, last)
+  for (size_t i = 0; i < target.segments.size(); ++i) {
+    const storage::LandTarget::Segment& segment = target.segments[i];
+    const std::string field = absl::StrCat("segments[", i, "]");
+    if (segment.index >= match.found.size()) return Bad(field, ".segment: the match has ", match.found.size());
+    const storage::Found& found = match.found[segment.index];
+    if (found.reason != MissReason::kNone) continue;  // nothing to write; its verdict is that reason
+    const ObjectHeader& header = *found.header;
+    if (!pages->model().Has(header)) return Bad("pages_id: pages of another model than the lease's");
+    if (header.kind != ObjectKind::kSegment && segment.first_position != 0) {
+      return Bad(field, ".first_position: a prefix stands at 0");
+    }
+    if (header.stored_tokens == 0) continue;
+    const uint64_t first = segment.first_position + header.first_token;
+    const absl::Status inside = pages->CheckPositions(target.page_table, first, header.stored_tokens);
+    if (!inside.ok()) return Bad(field, ": ", inside.message());
+    const uint64_t end = first + header.stored_tokens, page_tokens = pages->page_tokens();
+    if (const auto twice = repeated.Claim(first / page_tokens, (end + page_tokens - 1) / page_tokens)) {
+      return Bad(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
+    }
+    if (pages->pool() != nullptr) {
+      const bool of_prefix = segment.index - match.prefix.first < match.prefix.count;
+      absl::Status may = CheckAllocated(field, *pages, target.page_table, segment, header, of_prefix, allocated);
+      if (!may.ok()) return may;
+    }
+    written.emplace_back(first, end);
+  }
+  std::sort(written.begin(), written.end());
+  for (size_t i = 1; i < written.size(); ++i) {
+    if (written[i].first < written[i - 1].second) {
+      return Bad("segments: two of them would write position ", written[i].first);
+    }
+  }
+  return absl::OkStatus();
+}
+
 void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
   const Done refused = [done = events.done](absl::Status status) { done(std::move(status)); };
   const auto session = Resolve(request.session());
   if (!session.ok()) return refused(session.status());
-  auto read = ReadLanding(request, **session);
-  if (!read.ok()) return refused(read.status());
-  auto landing = std::make_shared<Landing>(*std::move(read));
+  auto landing = std::make_shared<Landing>();
+  if (absl::Status read = landing->Read(request, **session); !read.ok()) return refused(read);
+  if (absl::Status read = landing->ReadSegments(request); !read.ok()) return refused(read);
   OnLoop(*session, Room::kRequest, refused, [this, session = *session, landing, events = std::move(events)] {
-    const storage::SessionId id = session->about().id;
-    const absl::StatusOr<storage::Match> match = cache_.Held(id, landing->lease);
+    const absl::StatusOr<storage::Match> match = cache_.Held(session->about().id, landing->lease);
     const auto miss_all = [&](MissReason reason) {
       events.done(MissAll(observer_, session->about().tenant, landing->target.segments, match, reason));
     };
     if (!session->metadata().landings.MayStart(landing->id)) return miss_all(MissReason::kCancelled);
     if (cache_.stats().landings >= max_landings_) return miss_all(MissReason::kBusy);
     if (!match.ok()) return miss_all(MissReason::kLeaseLost);
-    std::vector<storage::PageId> allocated;
-    if (absl::Status fits = CheckTargets(*landing, *match, allocated); !fits.ok()) return events.done(fits);
-    if (!allocated.empty()) {
-      landing->target.keep = PinUntilQuiet(loop_, std::move(landing->target.keep), landing->pages->pool(), allocated);
-    }
-    cache_.Land(id, landing->id, landing->lease, std::move(landing->target), {events.progress, events.done});
+    Begin(*session, *landing, *match, events);
   });
 }
 
-void EngineService::CancelLanding(const v1::LandRequest& request) {
+bool EngineService::Begin(const Session& session, Landing& landing, const storage::Match& match,
+                          const LandEvents& events) {
+  std::vector<storage::PageId> allocated;
+  if (absl::Status fits = landing.CheckTargets(match, allocated); !fits.ok()) {
+    events.done(fits);
+    return false;
+  }
+  if (!allocated.empty()) {
+    landing.target.keep = PinUntilQuiet(loop_, std::move(landing.target.keep), landing.pages->pool(), allocated);
+  }
+  cache_.Land(session.about().id, landing.id, landing.lease, std::move(landing.target), {events.progress, events.done});
+  return true;
+}
+
+void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandEvents events) {
+  const Done refused = [done = events.done](absl::Status status) { done(std::move(status)); };
   const auto session = Resolve(request.session());
+  if (!session.ok()) return refused(session.status());
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr) return refused(Bad("model: unknown handle ", request.model()));
+  auto landing = std::make_shared<Landing>();
+  if (absl::Status read = landing->Read(request, **session); !read.ok()) return refused(read);
+  if (landing->lease == storage::LeaseId{}) return refused(Bad("lease: all zero"));
+  if (request.prompt().needed_in_ns() != 0) return refused(Bad("prompt.needed_in_ns: what is landed is needed now"));
+  if (CountLookups(request.prompt(), *model) > limits::kMaxLookupsPerMatch) {
+    return refused(Bad("prompt: more than ", limits::kMaxLookupsPerMatch, " shards of segments"));
+  }
+  auto asked = ReadPrompt("prompt", request.prompt(), *model);
+  if (!asked.ok()) return refused(asked.status());
+  OnLoop(*session, Room::kRequest, refused,
+         [this, session = *session, asked = std::make_shared<Asked>(*std::move(asked)), landing,
+          events = std::move(events)] {
+           if (!session->metadata().landings.MayStart(landing->id)) {
+             return events.done(absl::CancelledError("landing: its Quiesce came first"));
+           }
+           v1::PromptMatch answer;
+           MatchReplyWriter writer;
+           const storage::Match match = LookUp(*session, *asked, writer, &answer, landing->lease);
+           landing->TakeAll(*asked, answer);
+           const auto& found = landing->target.segments;
+           if (found.empty() || cache_.stats().landings >= max_landings_) {
+             events.done(MissAll(observer_, session->about().tenant, found, match, MissReason::kBusy));
+           } else if (!Begin(*session, *landing, match, events)) {
+             return cache_.Release(session->about().id, landing->lease);
+           }
+           events.matched(std::move(answer));
+         });
+}
+
+void EngineService::CancelLanding(const std::string& secret, storage::LandingId landing) {
+  const auto session = Resolve(secret);
   if (!session.ok()) return;  // its end cancels all
-  loop_.PostCompletion([this, session = *session, landing = request.landing()] {
+  loop_.PostCompletion([this, session = *session, landing] {
     if (session->metadata().open) cache_.Quiesce(session->about().id, landing, [] {});
   });
 }

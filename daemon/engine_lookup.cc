@@ -40,21 +40,25 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
   }
   OnLoop(*session, Room::kRequest, done, [this, session = *session, prompts, reply, done] {
     MatchReplyWriter writer;
-    const storage::SessionId id = session->about().id;
-    const auto has_room = [&writer](const storage::Found& hit) { return writer.Take(hit); };
-    for (const auto& [segments, text] : *prompts) {
-      v1::PromptMatch* out = reply->add_prompts();
-      if (text.has_value()) {
-        observer_.Prompted(session->about().tenant, text->tokens().size());
-        MatchReplyWriter::Write(cache_.Lookup(id, segments, *text, has_room), out);
-        continue;
-      }
-      MatchReplyWriter::Write(cache_.Lookup(id, segments, has_room), out);
-      // A missed first segment is computed anyway: its end is where the next prompt can go on from.
-      if (!segments.empty() && out->prefix_depth() == 0) out->add_checkpoint_positions(segments[0].tokens);
-    }
+    for (const Asked& asked : *prompts) LookUp(*session, asked, writer, reply->add_prompts());
     done(absl::OkStatus());
   });
+}
+
+storage::Match EngineService::LookUp(const Session& session, const Asked& asked, MatchReplyWriter& writer,
+                                     v1::PromptMatch* out, const storage::LeaseId& lease) {
+  const storage::SessionId id = session.about().id;
+  const auto has_room = [&writer](const storage::Found& hit) { return writer.Take(hit); };
+  const auto& [segments, text] = asked;
+  if (text.has_value()) observer_.Prompted(session.about().tenant, text->tokens().size());
+  storage::Match match = text.has_value() ? cache_.Lookup(id, segments, *text, has_room, lease)
+                                          : cache_.Lookup(id, segments, has_room, lease);
+  MatchReplyWriter::Write(match, out);
+  // A missed first segment is computed anyway: its end is where the next prompt can go on from.
+  if (!text.has_value() && !segments.empty() && out->prefix_depth() == 0) {
+    out->add_checkpoint_positions(segments[0].tokens);
+  }
+  return match;
 }
 
 void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done) {

@@ -66,6 +66,41 @@ TEST_F(EngineRefusalTest, BadSourcesEndTheirReservationAndNothingElse) {
   EXPECT_EQ(engine_.Publish(object), PublishOutcome::kPublished);
 }
 
+TEST_F(EngineRefusalTest, LookUpsThatCannotLandAreRefusedAndLeaseNothing) {
+  const std::vector<int32_t> prompt = Ascending(48, 7);
+  const std::span<const int32_t> all(prompt);
+  ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, all.subspan(0, 24)), PublishOutcome::kPublished);
+  ASSERT_EQ(engine_.PublishRun(ObjectKind::kSegment, all.subspan(24, 24)), PublishOutcome::kPublished);
+  engine_.FillMemory();
+  const std::vector<std::byte> before(engine_.memory(), engine_.memory() + TestEngine::kRegionBytes);
+  const struct {
+    const char* error;
+    std::function<void(v1::LookupAndLandRequest&)> spoil;
+  } kCases[] = {
+      {"lease: not 16 bytes", [](auto& r) { r.set_lease("short"); }},
+      {"lease: all zero", [](auto& r) { r.set_lease(std::string(16, '\0')); }},
+      {"model: unknown handle 999", [](auto& r) { r.set_model(999); }},
+      {"pages_id: unknown handle 999", [](auto& r) { r.set_pages_id(999); }},
+      {"prompt.needed_in_ns: ", [](auto& r) { r.mutable_prompt()->set_needed_in_ns(1); }},
+      {"prompt.tokens: ", [](auto& r) { r.mutable_prompt()->set_tokens("odd"); }},
+      {"prompt.segment_lengths[1]: ends behind", [](auto& r) { r.mutable_prompt()->set_segment_lengths(1, 25); }},
+      {"segments[0]: page_table: 0 entries are too few", [](auto& r) { r.clear_page_table(); }},
+      {"segments[1]: page_table[8]: -3 is not one of 64", [](auto& r) { r.set_page_table(8, -3); }},
+      {"segments[1]: page_table[9]: the page of page_table[0] again", [](auto& r) { r.set_page_table(9, 0); }},
+  };
+  for (const auto& c : kCases) {
+    v1::LookupAndLandRequest request = engine_.LookupAndLandRequest(prompt, {24, 24}, std::string(16, 'n'));
+    c.spoil(request);
+    const auto landed = engine_.LookupAndLand(request);
+    EXPECT_EQ(landed.status().code(), absl::StatusCode::kInvalidArgument) << c.error;
+    EXPECT_THAT(std::string(landed.status().message()), StartsWith(c.error));
+    const auto lost = engine_.Land(engine_.LandRequest(std::string(16, 'n'), {At(0, 0)}));
+    ASSERT_TRUE(lost.ok());
+    EXPECT_EQ(*lost, std::vector<MissReason>(1, MissReason::kLeaseLost)) << c.error;
+  }
+  EXPECT_EQ(std::memcmp(before.data(), engine_.memory(), before.size()), 0);
+}
+
 TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten) {
   const std::vector<int32_t> prompt = Ascending(48, 7);
   const std::span<const int32_t> all(prompt);

@@ -40,12 +40,14 @@ class DeclarePagesReply;
 class DeclarePagesRequest;
 class ExtendAdmissionRequest;
 class LandRequest;
+class LookupAndLandRequest;
 class MarkFilledReply;
 class MarkFilledRequest;
 class MatchReply;
 class MatchRequest;
 class OpenModelReply;
 class OpenModelRequest;
+class PromptMatch;
 class PublishReply;
 class PublishRequest;
 class QuiesceReply;
@@ -58,7 +60,9 @@ class ReserveRequest;
 
 namespace ashlar::daemon {
 
+struct Asked;
 struct CompositionPlan;
+class MatchReplyWriter;
 
 // Every call answers exactly once, through `done`; request and reply must live until then. A status other than OK means
 // that nothing was changed (cache.proto says which there are).
@@ -91,10 +95,13 @@ class EngineService {
   struct LandEvents {
     std::function<void(uint32_t layers)> progress;  // on the metadata thread, before `done`
     std::function<void(absl::StatusOr<std::vector<MissReason>> verdict)> done;
+    // Of LookupAndLand alone: once, on the metadata thread, unless `done` gets a status; `done` may come before it.
+    std::function<void(v1::PromptMatch match)> matched;
   };
   void Land(const v1::LandRequest& request, LandEvents events);
+  void LookupAndLand(const v1::LookupAndLandRequest& request, LandEvents events);
   // The engine does not wait for this landing any more: it ends early, `done` still comes.
-  void CancelLanding(const v1::LandRequest& request);
+  void CancelLanding(const std::string& secret, storage::LandingId landing);
   void Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply* reply, Done done);
 
   // In-place sharing, on pages whose allocation was handed over.
@@ -109,6 +116,14 @@ class EngineService {
   void Compose(const v1::ComposeRequest& request, v1::CompositionReply* reply, Done done);
 
  private:
+  // Looks one prompt up and writes the answer. The metadata thread only.
+  storage::Match LookUp(const Session& session, const Asked& asked, MatchReplyWriter& writer, v1::PromptMatch* out,
+                        const storage::LeaseId& lease = {});
+  struct Landing;  // as its request describes it
+  // Lands under a lease that the session holds. False: the targets do not fit the match, and `done` said so. The
+  // metadata thread only.
+  bool Begin(const Session& session, Landing& landing, const storage::Match& match, const LandEvents& events);
+
   void Compose(const std::shared_ptr<Session>& session, std::shared_ptr<CompositionPlan> plan,
                v1::CompositionReply* reply, Done done);
 

@@ -133,6 +133,51 @@ TEST_F(EngineServiceTest, QuiesceThatOvertakesItsLandingKeepsItFromWriting) {
   EXPECT_NE(*engine_.Value(0, 0, 0), 0.0f);
 }
 
+TEST_F(EngineServiceTest, LooksUpAndLandsUnderTheLeaseThatTheClientNamed) {
+  engine_.FillMemory();
+  const std::vector<int32_t> prompt = Ascending(64, 1);
+  const std::span<const int32_t> all(prompt);
+  ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, all.subspan(0, 16)), PublishOutcome::kPublished);
+  ASSERT_EQ(engine_.PublishRun(ObjectKind::kSegment, all.subspan(32, 32)), PublishOutcome::kPublished);
+  std::memset(engine_.memory(), 0, TestEngine::kTensors);
+  const std::string lease(16, 'n');
+  const auto landed = engine_.LookupAndLand(engine_.LookupAndLandRequest(prompt, {16, 16, 32}, lease));
+  ASSERT_TRUE(landed.ok()) << landed.status();
+  EXPECT_EQ(landed->match.lease(), lease);
+  EXPECT_EQ(landed->match.prefix_depth(), 16u);
+  EXPECT_EQ(landed->match.segments(1).miss_reason(), static_cast<uint32_t>(MissReason::kNeverSeen));
+  EXPECT_THAT(landed->verdict, ElementsAre(MissReason::kNone, MissReason::kNone));
+  EXPECT_NE(*engine_.Value(0, 0, 0), 0.0f);
+
+  // The name is taken, for whichever session.
+  TestEngine other(node_);
+  const auto taken = other.LookupAndLand(other.LookupAndLandRequest(prompt, {16, 16, 32}, lease));
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(taken->match.lease(), "");
+  for (const v1::SegmentMatch& segment : taken->match.segments()) {
+    EXPECT_EQ(segment.miss_reason(), static_cast<uint32_t>(MissReason::kInvalidRequest));
+  }
+  EXPECT_TRUE(taken->verdict.empty());
+
+  auto release = engine_.Make<v1::ReleaseRequest>();
+  release.add_leases(lease);
+  v1::ReleaseReply released;
+  ASSERT_TRUE(engine_.Call(release, &released).ok());
+  EXPECT_EQ(other.LookupAndLand(other.LookupAndLandRequest(prompt, {16, 16, 32}, lease))->match.lease(), lease);
+}
+
+TEST_F(EngineServiceTest, QuiesceThatOvertakesALookUpKeepsItFromLeasing) {
+  const std::vector<int32_t> tokens = Ascending(24, 7);
+  ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, tokens), PublishOutcome::kPublished);
+  const v1::LookupAndLandRequest request = engine_.LookupAndLandRequest(tokens, {24}, std::string(16, 'n'));
+  v1::QuiesceReply reply;
+  ASSERT_TRUE(engine_.Call(engine_.QuiesceRequest(request.landing()), &reply).ok());
+  EXPECT_EQ(engine_.LookupAndLand(request).status().code(), absl::StatusCode::kCancelled);
+  const auto verdict = engine_.Land(engine_.LandRequest(request.lease(), {At(0, 0)}));
+  ASSERT_TRUE(verdict.ok());
+  EXPECT_THAT(*verdict, ElementsAre(MissReason::kLeaseLost));
+}
+
 TEST_F(EngineServiceTest, ReleasedAndInventedLeasesAreMisses) {
   const std::vector<int32_t> tokens = Ascending(24, 7);
   ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, tokens), PublishOutcome::kPublished);

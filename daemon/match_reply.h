@@ -41,5 +41,9 @@ class MatchReplyWriter {
 };
 
 static_assert(MatchReplyWriter::kHitBudget > limits::kMaxReplyBytes / 4 * 3, "a reply has room for hits");
+static_assert(limits::kMaxSegments * MatchReplyWriter::kMissBytes + MatchReplyWriter::kPromptBytes +
+                      limits::kMaxObjectsPerLanding * 2 + 64 <=
+                  limits::kMaxReplyBytes - MatchReplyWriter::kHitBudget,
+              "a LookupAndLand's one prompt leaves room for its verdict beside its hits");
 
 }  // namespace ashlar::daemon

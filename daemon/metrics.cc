@@ -82,9 +82,9 @@ double Seconds(storage::Nanos nanos) {
 
 absl::string_view Name(RpcMethod method) {
   static constexpr std::array<absl::string_view, kRpcMethods> kNames = {
-      "OpenModel",  "DeclarePages", "Match",           "Reserve",     "Publish",         "Abandon",
-      "Land",       "Quiesce",      "Release",         "AttachLease", "Advance",         "Compose",
-      "CloseModel", "Admit",        "ExtendAdmission", "MarkFilled",  "AttachAdmission", "Commit"};
+      "OpenModel",       "DeclarePages", "Match",           "Reserve", "Publish",      "Abandon",    "Land",
+      "Quiesce",         "Release",      "AttachLease",     "Advance", "Compose",      "CloseModel", "Admit",
+      "ExtendAdmission", "MarkFilled",   "AttachAdmission", "Commit",  "LookupAndLand"};
   return kNames[static_cast<size_t>(method)];
 }
 

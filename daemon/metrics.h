@@ -36,8 +36,9 @@ enum class RpcMethod : uint8_t {
   kMarkFilled,
   kAttachAdmission,
   kCommit,
+  kLookupAndLand,
 };
-inline constexpr size_t kRpcMethods = 18;
+inline constexpr size_t kRpcMethods = 19;
 absl::string_view Name(RpcMethod method);
 
 // Levels at one moment, taken by the metadata thread now and then.

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <string>
+#include <type_traits>
 #include <utility>
 
 #include "ashlar/v1/cache.grpc.pb.h"
@@ -115,14 +117,21 @@ class CallTimer {
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// The stream of one landing. It deletes itself when gRPC is done with it, which is after Finish, which is after the
-// service's last callback.
+// The stream of one landing, with or without a look-up before it. It deletes itself when gRPC is done with it, which is
+// after Finish, which is after the service's last callback.
 class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  LandStream(EngineService& service, v1::LandRequest request, CallTimer timer)
-      : service_(service), request_(std::move(request)), timer_(timer) {
-    service_.Land(request_, {[this](uint32_t layers) { Progress(layers); },
-                             [this](absl::StatusOr<std::vector<MissReason>> verdict) { End(std::move(verdict)); }});
+  template <typename Request>
+  LandStream(EngineService& service, void (EngineService::*call)(const Request&, EngineService::LandEvents),
+             const Request& request, CallTimer timer)
+      : service_(service),
+        session_(request.session()),
+        landing_(request.landing()),
+        timer_(timer),
+        awaits_match_(std::is_same_v<Request, v1::LookupAndLandRequest>) {
+    (service_.*call)(request, {[this](uint32_t layers) { Progress(layers); },
+                               [this](absl::StatusOr<std::vector<MissReason>> verdict) { End(std::move(verdict)); },
+                               [this](v1::PromptMatch match) { Matched(std::move(match)); }});
   }
 
   void OnWriteDone(bool ok) override {
@@ -137,7 +146,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       broken_ = true;
       if (end_.has_value()) return;
     }
-    service_.CancelLanding(request_);
+    service_.CancelLanding(session_, landing_);
   }
   void OnDone() override {
     { std::lock_guard lock(mutex_); }  // who called Finish may still be on its way out
@@ -145,6 +154,12 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
 
  private:
+  void Matched(v1::PromptMatch match) {
+    std::lock_guard lock(mutex_);
+    match_ = std::move(match);
+    awaits_match_ = false;
+    Advance();
+  }
   void Progress(uint32_t layers) {
     std::lock_guard lock(mutex_);
     layers_ = layers;
@@ -158,12 +173,14 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
   // Writes what is newest: a slow reader sees fewer events, never a queue of them. mutex_ is held.
   void Advance() {
-    if (writing_ || finished_) return;
+    const bool refused = end_.has_value() && !end_->ok();
+    if (writing_ || finished_ || (awaits_match_ && !refused)) return;
     const bool verdict_to_write = end_.has_value() && end_->ok() && !broken_;
-    if (verdict_to_write || (layers_ > layers_written_ && !broken_)) {
+    if (verdict_to_write || ((match_.has_value() || layers_ > layers_written_) && !broken_)) {
       v1::LandEvent event;
       event.set_layers_done(layers_);
       layers_written_ = layers_;
+      if (match_.has_value()) *event.mutable_match() = *std::exchange(match_, std::nullopt);
       if (verdict_to_write) {
         event.mutable_verdict();
         for (MissReason reason : **end_) event.mutable_verdict()->add_miss_reasons(static_cast<uint32_t>(reason));
@@ -182,11 +199,14 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
 
   EngineService& service_;
-  const v1::LandRequest request_;
+  const std::string session_;
+  const storage::LandingId landing_;
   const CallTimer timer_;
 
   std::mutex mutex_;
-  uint32_t layers_ = 0;  // guarded by mutex_, as all below; event_ also belongs to gRPC while writing_
+  bool awaits_match_;                     // guarded by mutex_, as all below; event_ also belongs to gRPC while writing_
+  std::optional<v1::PromptMatch> match_;  // not written yet
+  uint32_t layers_ = 0;
   uint32_t layers_written_ = 0;
   std::optional<absl::StatusOr<std::vector<MissReason>>> end_;
   grpc::ByteBuffer event_;
@@ -215,11 +235,12 @@ using RawCache =
                v1::Cache::WithRawCallbackMethod_DeclarePages, v1::Cache::WithRawCallbackMethod_Match,
                v1::Cache::WithRawCallbackMethod_Reserve, v1::Cache::WithRawCallbackMethod_Publish,
                v1::Cache::WithRawCallbackMethod_Abandon, v1::Cache::WithRawCallbackMethod_Land,
-               v1::Cache::WithRawCallbackMethod_Quiesce, v1::Cache::WithRawCallbackMethod_Advance,
-               v1::Cache::WithRawCallbackMethod_Compose, v1::Cache::WithRawCallbackMethod_Release,
-               v1::Cache::WithRawCallbackMethod_AttachLease, v1::Cache::WithRawCallbackMethod_Admit,
-               v1::Cache::WithRawCallbackMethod_ExtendAdmission, v1::Cache::WithRawCallbackMethod_MarkFilled,
-               v1::Cache::WithRawCallbackMethod_AttachAdmission, v1::Cache::WithRawCallbackMethod_Commit>::Service;
+               v1::Cache::WithRawCallbackMethod_LookupAndLand, v1::Cache::WithRawCallbackMethod_Quiesce,
+               v1::Cache::WithRawCallbackMethod_Advance, v1::Cache::WithRawCallbackMethod_Compose,
+               v1::Cache::WithRawCallbackMethod_Release, v1::Cache::WithRawCallbackMethod_AttachLease,
+               v1::Cache::WithRawCallbackMethod_Admit, v1::Cache::WithRawCallbackMethod_ExtendAdmission,
+               v1::Cache::WithRawCallbackMethod_MarkFilled, v1::Cache::WithRawCallbackMethod_AttachAdmission,
+               v1::Cache::WithRawCallbackMethod_Commit>::Service;
 
 class CacheService final : public RawCache {
  public:
@@ -255,15 +276,11 @@ class CacheService final : public RawCache {
   Reactor* Abandon(Context* context, const Bytes* request, Bytes* reply) override {
     return Unary(context, RpcMethod::kAbandon, &EngineService::Abandon, *request, reply);
   }
-  grpc::ServerWriteReactor<Bytes>* Land(Context*, const Bytes* bytes) override {
-    if (!calls_.Enter()) return new RefusedStream(Stopping());
-    const CallTimer timer(calls_, metrics_, RpcMethod::kLand);
-    v1::LandRequest request;
-    if (const absl::Status read = Read(*bytes, For::kSessions, service_, &request); !read.ok()) {
-      timer.Finished(read.code());
-      return new RefusedStream(ToGrpc(read));
-    }
-    return new LandStream(service_, std::move(request), timer);
+  grpc::ServerWriteReactor<Bytes>* Land(Context*, const Bytes* request) override {
+    return Stream(RpcMethod::kLand, &EngineService::Land, *request);
+  }
+  grpc::ServerWriteReactor<Bytes>* LookupAndLand(Context*, const Bytes* request) override {
+    return Stream(RpcMethod::kLookupAndLand, &EngineService::LookupAndLand, *request);
   }
   // Also for sessions that have ended.
   Reactor* Quiesce(Context* context, const Bytes* request, Bytes* reply) override {
@@ -293,6 +310,20 @@ class CacheService final : public RawCache {
   }
   Reactor* AttachAdmission(Context* context, const Bytes* request, Bytes* reply) override {
     return Unary(context, RpcMethod::kAttachAdmission, &EngineService::AttachAdmission, *request, reply);
+  }
+
+  template <typename Request>
+  grpc::ServerWriteReactor<Bytes>* Stream(RpcMethod method,
+                                          void (EngineService::*call)(const Request&, EngineService::LandEvents),
+                                          const Bytes& bytes) {
+    if (!calls_.Enter()) return new RefusedStream(Stopping());
+    const CallTimer timer(calls_, metrics_, method);
+    Request request;
+    if (const absl::Status read = Read(bytes, For::kSessions, service_, &request); !read.ok()) {
+      timer.Finished(read.code());
+      return new RefusedStream(ToGrpc(read));
+    }
+    return new LandStream(service_, call, request, timer);
   }
 
   template <typename Request, typename Reply>

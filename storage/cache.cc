@@ -53,12 +53,13 @@ struct Cache::Impl {
     return found == sessions.end() ? nullptr : &found->second;
   }
 
-  Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt, const HasRoom& has_room) {
+  Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt, const HasRoom& has_room,
+               const LeaseId& lease) {
     const TenantId* tenant = Tenant(session);
     if (tenant == nullptr) {
       return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
     }
-    return matcher.Lookup(session, *tenant, queries, prompt, has_room,
+    return matcher.Lookup(session, *tenant, queries, prompt, has_room, lease,
                           draining ? MissReason::kDaemonUnavailable : MissReason::kNone);
   }
 
@@ -142,13 +143,13 @@ void Cache::CloseSession(SessionId session, std::function<void()> drained) {
   impl_->drain.WhenIdle(session, std::move(drained));
 }
 
-Match Cache::Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room) {
-  return impl_->Lookup(session, queries, nullptr, has_room);
+Match Cache::Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room, const LeaseId& lease) {
+  return impl_->Lookup(session, queries, nullptr, has_room, lease);
 }
 
 Match Cache::Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt,
-                    const HasRoom& has_room) {
-  return impl_->Lookup(session, queries, &prompt, has_room);
+                    const HasRoom& has_room, const LeaseId& lease) {
+  return impl_->Lookup(session, queries, &prompt, has_room, lease);
 }
 
 void Cache::Commit(SessionId session, PrefixCommit commit, std::function<void(std::vector<CommitOutcome>)> done) {

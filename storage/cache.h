@@ -80,11 +80,15 @@ class Cache {
   // many misses everything with kBusy, and is refused to attach with RESOURCE_EXHAUSTED. A hit for which the answer
   // `has_room` no more, asked in order, is answered and counted as a miss with kBusy, and leased all the same.
   // What is needed later than now is fetched ahead, and the lease's deadline counts from when the last of it is needed.
-  Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr);
+  // `lease`: the name that it is to have; everything is missed with kInvalidRequest where another one has it. All zero:
+  // one is drawn.
+  Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr,
+               const LeaseId& lease = {});
   // The same for a prompt that may be resumed, too, and whose segments, from position 0 on, the queries are. What saves
   // most of prefix and segments together is taken (storage/policy/cover.h): segments that begin before the prefix ends
   // are answered kCovered and are not looked up.
-  Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt, const HasRoom& has_room);
+  Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt, const HasRoom& has_room,
+               const LeaseId& lease = {});
   // What another session found; NOT_FOUND for an unknown lease, also for another tenant's. For another `shard` than the
   // one that looked it up: a lease of its own, which ends unused like one of a look-up, with its part of each bundle;
   // what is of a bundle of another size is missed with kInvalidRequest. None: as it was found.

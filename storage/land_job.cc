@@ -10,6 +10,12 @@
 #include "absl/container/flat_hash_map.h"
 
 namespace ashlar::storage {
+namespace {
+
+// What one thread has moved before another would be awake.
+constexpr uint64_t kOneThreadBytes = 512 << 10;
+
+}  // namespace
 
 LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
                  const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel)
@@ -91,7 +97,8 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
   for (auto task = tasks.begin(); task != behind && !cancelled(); ++task) {
     LandOnGpu(*task, landed_bytes, *calls, [&end, task] { end(*task); });
   }
-  kernels::ParallelFor(workers_, tasks.end() - behind, [&](int64_t i) {
+  kernels::Workers* const workers = read <= kOneThreadBytes ? nullptr : &workers_;
+  kernels::ParallelFor(workers, tasks.end() - behind, [&](int64_t i) {
     const Task& task = behind[i];
     if (cancelled()) return;
     if (!task.source->object->corrupt) {

@@ -53,9 +53,9 @@ bool LeaseTable::HasRoom(SessionId session, size_t segments) const {
 }
 
 LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at,
-                          std::vector<Pool::Reference> others, const MatchedPrefix& prefix) {
+                          std::vector<Pool::Reference> others, const MatchedPrefix& prefix, const LeaseId& name) {
   const Serial serial = next_serial_++;
-  LeaseId id = DrawId(random_);
+  LeaseId id = name == LeaseId{} ? DrawId(random_) : name;
   // All zero means "no lease"; a name in use is not given twice, whatever the source of randomness.
   while (id == LeaseId{} || !serials_.emplace(id, serial).second) id = DrawId(random_);
   Lease lease{.id = id,

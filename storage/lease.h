@@ -42,9 +42,11 @@ class LeaseTable {
   // Whether the session may hold one more lease, of so many segments.
   bool HasRoom(SessionId session, size_t segments) const;
   // The session must have room.
-  // `others`: the other shards of what the segments list.
+  // `others`: the other shards of what the segments list. `name`: what no lease has yet; all zero: one is drawn.
   LeaseId Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at,
-                std::vector<Pool::Reference> others = {}, const MatchedPrefix& prefix = {});
+                std::vector<Pool::Reference> others = {}, const MatchedPrefix& prefix = {}, const LeaseId& name = {});
+  // Whether there is a lease of that name, whosever it is.
+  bool Exists(const LeaseId& name) const { return serials_.contains(name); }
 
   // What a lease that this session holds covers; null for any other. Valid until the lease ends.
   const Segments* Held(SessionId session, const LeaseId& id) const;

@@ -61,6 +61,16 @@ TEST_F(LeaseTest, NamesAreUniqueAndNeverZero) {
   EXPECT_NE(first, second);
 }
 
+TEST_F(LeaseTest, HasTheNameThatItIsGiven) {
+  const LeaseId name{1, 2, 3};
+  EXPECT_FALSE(leases_.Exists(name));
+  EXPECT_EQ(leases_.Grant(kAnn, kTenant, OneObject(), 0, {}, {}, name), name);
+  EXPECT_TRUE(leases_.Exists(name));
+  EXPECT_NE(leases_.Held(kAnn, name), nullptr);
+  leases_.Release(kAnn, name);
+  EXPECT_FALSE(leases_.Exists(name));
+}
+
 TEST_F(LeaseTest, TheSystemsRandomNamesDiffer) {
   LeaseTable leases(nullptr, {.unused_lease = kUnused});
   EXPECT_NE(leases.Grant(kAnn, kTenant, OneObject(), 0), leases.Grant(kAnn, kTenant, OneObject(), 0));

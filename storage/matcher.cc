@@ -148,7 +148,8 @@ void Matcher::Answer(SessionId session, TenantId tenant, std::span<const Query> 
 }
 
 Match Matcher::Lookup(SessionId session, TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,
-                      const HasRoom& has_room, MissReason refused) {
+                      const HasRoom& has_room, const LeaseId& name, MissReason refused) {
+  if (refused == MissReason::kNone && leases_.Exists(name)) refused = MissReason::kInvalidRequest;
   size_t listed = 0;
   for (const Query& query : queries) listed += query.shard.size;
   if (refused == MissReason::kNone && !leases_.HasRoom(session, listed)) refused = MissReason::kBusy;
@@ -186,8 +187,8 @@ Match Matcher::Lookup(SessionId session, TenantId tenant, std::span<const Query>
   Answer(session, tenant, queries, prompt, has_room, match);
   const auto is_held = [](const Pool::Result& segment) { return static_cast<bool>(segment.object); };
   if (std::ranges::any_of(holding.segments, is_held)) {
-    match.lease =
-        leases_.Grant(session, tenant, std::move(holding.segments), needed_at, std::move(holding.others), match.prefix);
+    match.lease = leases_.Grant(session, tenant, std::move(holding.segments), needed_at, std::move(holding.others),
+                                match.prefix, name);
   }
   return match;
 }

@@ -36,7 +36,7 @@ class Matcher {
 
   // As Cache::Lookup. `prompt` may be null; `refused`: everything is missed for that reason.
   Match Lookup(SessionId session, TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,
-               const HasRoom& has_room, MissReason refused);
+               const HasRoom& has_room, const LeaseId& name, MissReason refused);
   // As Cache::Attach; NOT_FOUND for an unknown lease.
   absl::StatusOr<Match> Attach(SessionId session, TenantId tenant, const LeaseId& lease,
                                const std::optional<TensorShard>& shard);

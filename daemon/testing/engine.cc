@@ -337,24 +337,57 @@ v1::QuiesceRequest TestEngine::QuiesceRequest(uint64_t landing) const {
   return request;
 }
 
-absl::StatusOr<std::vector<MissReason>> TestEngine::Land(const v1::LandRequest& request) {
-  grpc::ClientContext context;
-  const auto stream = rpc_->stub->Land(&context, request);
+namespace {
+
+// Reads the stream to its end.
+template <typename Stream>
+absl::StatusOr<TestEngine::Landed> ReadAll(Stream& stream, bool has_match) {
+  TestEngine::Landed landed;
   v1::LandEvent event;
-  std::vector<MissReason> verdict;
-  int verdicts = 0;
+  int events = 0, verdicts = 0;
   uint32_t layers = 0;
-  while (stream->Read(&event)) {
+  while (stream.Read(&event)) {
+    Require(event.has_match() == (has_match && events++ == 0), "the match is in the first event, and there alone");
+    if (event.has_match()) landed.match = event.match();
     Require(verdicts == 0, "an event behind the verdict");
     Require(event.layers_done() >= layers, "layers went backwards");
     layers = event.layers_done();
     if (!event.has_verdict()) continue;
     ++verdicts;
-    for (uint32_t reason : event.verdict().miss_reasons()) verdict.push_back(static_cast<MissReason>(reason));
+    for (uint32_t reason : event.verdict().miss_reasons()) landed.verdict.push_back(static_cast<MissReason>(reason));
   }
-  if (absl::Status status = ToAbsl(stream->Finish()); !status.ok()) return status;
+  if (absl::Status status = ToAbsl(stream.Finish()); !status.ok()) return status;
   Require(verdicts == 1, "no verdict");
-  return verdict;
+  return landed;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<MissReason>> TestEngine::Land(const v1::LandRequest& request) {
+  grpc::ClientContext context;
+  auto landed = ReadAll(*rpc_->stub->Land(&context, request), /*has_match=*/false);
+  if (!landed.ok()) return landed.status();
+  return std::move(landed->verdict);
+}
+
+v1::LookupAndLandRequest TestEngine::LookupAndLandRequest(std::span<const int32_t> tokens,
+                                                          std::vector<uint64_t> lengths,
+                                                          const std::string& lease) const {
+  const v1::LandRequest landing = LandRequest(lease, {});
+  auto request = Make<v1::LookupAndLandRequest>();
+  request.set_landing(landing.landing());
+  request.set_lease(lease);
+  request.set_pages_id(pages_);
+  *request.mutable_page_table() = landing.page_table();
+  request.set_model(model_);
+  request.mutable_prompt()->set_tokens(PackTokens(tokens));
+  request.mutable_prompt()->mutable_segment_lengths()->Add(lengths.begin(), lengths.end());
+  return request;
+}
+
+absl::StatusOr<TestEngine::Landed> TestEngine::LookupAndLand(const v1::LookupAndLandRequest& request) {
+  grpc::ClientContext context;
+  return ReadAll(*rpc_->stub->LookupAndLand(&context, request), /*has_match=*/true);
 }
 
 void TestEngine::LandAndGiveUp(const v1::LandRequest& request) {

@@ -95,6 +95,14 @@ class TestEngine {
   v1::QuiesceRequest QuiesceRequest(uint64_t landing) const;
   // Reads the stream to its end.
   absl::StatusOr<std::vector<MissReason>> Land(const v1::LandRequest& request);
+  // Of a prompt of the model, on pages 0, 1, …; the match, and the stream to its end.
+  v1::LookupAndLandRequest LookupAndLandRequest(std::span<const int32_t> tokens, std::vector<uint64_t> lengths,
+                                                const std::string& lease) const;
+  struct Landed {
+    v1::PromptMatch match;
+    std::vector<MissReason> verdict;
+  };
+  absl::StatusOr<Landed> LookupAndLand(const v1::LookupAndLandRequest& request);
   // Cancels the stream as soon as it is open.
   void LandAndGiveUp(const v1::LandRequest& request);
 

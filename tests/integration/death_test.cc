@@ -169,7 +169,9 @@ TEST_F(Death, OfTheConnectionAloneIsSurvived) {
   ExpectNoLateWrite();
 
   BreakConnections(daemon_.client_options().rpc_socket);
-  EXPECT_TRUE(Eventually([&] { return engine_->Lookup(prompt_).segments()[1].hit(); }));
+  // Models are known again before their pages are.
+  EXPECT_TRUE(
+      Eventually([&] { return engine_->Lookup(prompt_).segments()[1].hit() && engine_->client().connected(); }));
   EXPECT_THAT(engine_->Land(engine_->Lookup(prompt_), prompt_).Wait(kPatience), Each(MissReason::kNone));
 }
 

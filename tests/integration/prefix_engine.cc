@@ -84,6 +84,11 @@ void PrefixEngine::ExpectResumes(const Match& match, const Tokens& prompt, uint6
   FillTargets(kPoison);
   const std::vector<MissReason> verdict = LandPrefix(match).Wait(kPatience);
   ASSERT_EQ(verdict, std::vector<MissReason>{MissReason::kNone});
+  ExpectResumed(match, prompt, kPoison);
+}
+
+void PrefixEngine::ExpectResumed(const Match& match, const Tokens& prompt, std::byte around) {
+  const uint64_t depth = match.prefix().depth;
   std::vector<float> expected;
   size_t wrong = 0;
   ForRows(prompt, depth, [&](uint32_t attention, uint64_t token, uint64_t at, uint64_t floats, const Content& content) {
@@ -93,7 +98,7 @@ void PrefixEngine::ExpectResumes(const Match& match, const Tokens& prompt, uint6
     wrong += std::memcmp(row, expected.data(), floats * sizeof(float)) == 0 ? 0 : 1;
   });
   EXPECT_EQ(wrong, 0u) << "rows differ";
-  const std::vector<std::byte> untouched(RowFloats() * sizeof(float), kPoison);
+  const std::vector<std::byte> untouched(RowFloats() * sizeof(float), around);
   for (uint32_t i = 0; i < shape().layers; ++i) {
     EXPECT_EQ(std::memcmp(Row(target_table(), i, depth), untouched.data(), untouched.size()), 0) << "behind the prefix";
   }

@@ -33,6 +33,8 @@ class PrefixEngine : public TestEngine {
   Landing LandPrefix(const Match& match);
   // Lands the match's prefix, of `depth` tokens, and compares all of it with what computing gives.
   void ExpectResumes(const Match& match, const Tokens& prompt, uint64_t depth);
+  // Compares what has been landed of the prefix, in slots that were all `around`, and its states.
+  void ExpectResumed(const Match& match, const Tokens& prompt, std::byte around);
   void ExpectStates(const Match& match, const Tokens& prompt) const;
 
   // Where the region has room for the states of a linear layer.

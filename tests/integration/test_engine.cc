@@ -10,6 +10,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <utility>
 
 #include "kernels/kernels.h"
 #include "tests/integration/content.h"
@@ -187,14 +188,28 @@ float* TestEngine::Row(std::span<const int32_t> table, uint32_t attention, uint6
   return reinterpret_cast<float*>(near() + offset);
 }
 
-Match TestEngine::Lookup(const std::vector<Tokens>& segments) {
+namespace {
+
+std::pair<Tokens, std::vector<uint64_t>> Joined(const std::vector<Tokens>& segments) {
   Tokens tokens;
   std::vector<uint64_t> lengths;
   for (const Tokens& segment : segments) {
     tokens.insert(tokens.end(), segment.begin(), segment.end());
     lengths.push_back(segment.size());
   }
+  return {tokens, lengths};
+}
+
+}  // namespace
+
+Match TestEngine::Lookup(const std::vector<Tokens>& segments) {
+  const auto [tokens, lengths] = Joined(segments);
   return model_->Lookup(Prompt{tokens, lengths});
+}
+
+MatchAndLanding TestEngine::LookupAndLand(const std::vector<Tokens>& segments) {
+  const auto [tokens, lengths] = Joined(segments);
+  return model_->LookupAndLand(Prompt{tokens, lengths}, target_table_);
 }
 
 Reservation TestEngine::Reserve(ObjectKind kind, const Tokens& run) {

@@ -58,6 +58,8 @@ class TestEngine {
   void Publish(ObjectKind kind, const Tokens& run);
   void PublishPrompt(const std::vector<Tokens>& segments);
 
+  // Both at once, into the slots to land in.
+  MatchAndLanding LookupAndLand(const std::vector<Tokens>& segments);
   // Lands the prompt's segments where they stand.
   Landing Land(const Match& match, const std::vector<Tokens>& segments);
   // All slots to land in get the same byte.

@@ -126,18 +126,18 @@ absl::Status AshlarStore::Put(const Batch& batch, const std::byte* values) {
 }
 
 absl::Status AshlarStore::Get(const Batch& batch, uint64_t offset) {
-  // A first segment that nobody published: values are segments, which stand behind it.
-  std::vector<int32_t> tokens(1, 0);
-  std::vector<uint64_t> lengths(1, 1);
-  std::vector<LandSegment> segments;
-  const uint64_t length = batch.value_bytes / kTokenBytes;
+  // A first segment of one page that nobody published: values are segments, which stand behind it. Nothing lands there.
+  std::vector<int32_t> tokens(kPageTokens, 0);
+  std::vector<uint64_t> lengths(1, kPageTokens);
+  std::vector<int32_t> page_table(1, -1);
   for (size_t i = 0; i < batch.count; ++i) {
     AppendTokens(batch, i, tokens);
-    lengths.push_back(length);
-    segments.push_back({.segment = static_cast<uint32_t>(i + 1), .first_position = i * length});
+    lengths.push_back(batch.value_bytes / kTokenBytes);
   }
-  const Match match = model_.Lookup({.tokens = tokens, .segment_lengths = lengths});
-  Landing landing = model_.Land(match, Pages(offset, batch.bytes()), segments);
+  const std::span<const int32_t> pages = Pages(offset, batch.bytes());
+  page_table.insert(page_table.end(), pages.begin(), pages.end());
+  auto [match, segments, landing] = model_.LookupAndLand({.tokens = tokens, .segment_lengths = lengths}, page_table);
+  if (segments.size() != batch.count) return absl::NotFoundError("get: a value is missing");
   for (MissReason reason : landing.Wait(seconds(30))) {
     if (reason != MissReason::kNone) return absl::NotFoundError(absl::StrCat("get: ", std::string(Name(reason))));
   }

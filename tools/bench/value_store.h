@@ -40,8 +40,8 @@ class ValueStore {
   virtual pid_t server() const = 0;
 };
 
-// A private ashlard. A value is a segment of one attention layer; a batch of gets is one match and one landing, a batch
-// of puts is one reservation, a copy into memory that is shared with the daemon, and one publish.
+// A private ashlard. A value is a segment of one attention layer; a batch of gets is one call, a batch of puts is one
+// reservation, a copy into memory that is shared with the daemon, and one publish.
 absl::StatusOr<std::unique_ptr<ValueStore>> OpenAshlarStore(const StoreSizes& sizes, int threads);
 
 // A private redis-server on a Unix socket that writes nothing to disk; the commands of a batch are pipelined, and

@@ -100,9 +100,18 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& clien
   return serving;
 }
 
-Match CachedServing::Lookup(const RagPrompt& prompt, const ConversationId& conversation) {
-  return model_.Lookup(
-      Prompt{.tokens = prompt.tokens, .segment_lengths = prompt.segment_lengths, .conversation = conversation});
+absl::StatusOr<CachedServing::Found> CachedServing::Find(const RagPrompt& prompt, const ConversationId& conversation,
+                                                         SetPrompt& set) {
+  if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
+  auto [match, segments, landing] = model_.LookupAndLand(
+      Prompt{.tokens = prompt.tokens, .segment_lengths = prompt.segment_lengths, .conversation = conversation},
+      set.sequence->page_table());
+  set.match = std::move(match);
+  return Found{std::move(segments), std::move(landing)};
+}
+
+void CachedServing::PutAside(std::unique_ptr<Sequence> sequence, Landing landing) {
+  if (!landing.quiet()) quarantined_.push_back({std::move(sequence), std::move(landing)});
 }
 
 absl::Status CachedServing::Prefill(ObjectKind kind, std::span<const int32_t> tokens, Sequence& scratch) {
@@ -149,20 +158,19 @@ void CachedServing::Count(uint64_t tokens, const PublishParts& published) {
   stored_.heads[static_cast<TransitionKind>(linear.form())] += heads;
 }
 
-absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& match) {
+std::vector<ObjectRun> CachedServing::WhatToFill(const RagPrompt& prompt, const Match& match) {
   std::vector<ObjectRun> runs;
   for (size_t i = 0; i < match.segments().size(); ++i) {
     if (!WorthFilling(match.segments()[i].reason)) continue;
     runs.push_back({.kind = KindOf(i), .tokens = prompt.Segment(i)});
   }
-  const std::vector<Reservation> reservations = runs.empty() ? std::vector<Reservation>{} : model_.Reserve(runs);
-  bool published = false;
+  return runs;
+}
+
+absl::Status CachedServing::Fill(std::span<const ObjectRun> runs) {
+  const std::vector<Reservation> reservations = model_.Reserve(runs);
   for (size_t i = 0; i < reservations.size(); ++i) {
-    if (!reservations[i].granted()) {
-      // Another engine was faster: its copy is as good as ours.
-      published |= reservations[i].outcome == ReserveOutcome::kAlreadyPresent;
-      continue;
-    }
+    if (!reservations[i].granted()) continue;  // another engine is faster: its copy is as good as ours
     Sequence scratch(runtime_.model.config(), pool_);
     if (absl::Status status = Prefill(runs[i].kind, runs[i].tokens, scratch); !status.ok()) {
       for (; i < reservations.size(); ++i) model_.Abandon(reservations[i]);
@@ -172,13 +180,12 @@ absl::StatusOr<bool> CachedServing::Fill(const RagPrompt& prompt, const Match& m
     // At once, not all at the end: others find it while the next is computed, and one segment's staging is enough.
     const PublishParts staged = Staged(runs[i].kind, runs[i].tokens.size(), scratch);
     const PublishOutcome outcome = model_.Publish(reservations[i], staged);
-    published |= outcome == PublishOutcome::kPublished;
     if (outcome == PublishOutcome::kPublished && runs[i].kind == ObjectKind::kSegment) {
       Count(runs[i].tokens.size(), staged);
     }
     if (outcome == PublishOutcome::kBusy) model_.Abandon(reservations[i]);  // a busy daemon keeps it for us
   }
-  return published;
+  return absl::OkStatus();
 }
 
 void CachedServing::FreeQuietSlots() {
@@ -229,27 +236,23 @@ void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
   set.snapshots = refengine::SnapshotAt(0, std::vector<int64_t>(asked.begin(), asked.end()), set.chain);
 }
 
-std::vector<LandSegment> CachedServing::WhatToLand(const RagPrompt& prompt, SetPrompt& set) {
-  std::vector<LandSegment> wanted;
-  if (set.match->prefix().depth > 0 && set.match->prefix_states() != nullptr)
-    wanted.push_back({.segment = LandSegment::kPrefix});
-  for (uint32_t i = 0; i < set.landed.size(); ++i) {
-    if (set.match->segments()[i].hit() && set.match->tuples(i) != nullptr)
-      wanted.push_back({i, prompt.SegmentStart(i)});
-  }
+absl::Status CachedServing::AdvanceBehind(Found found, const RagPrompt& prompt, SetPrompt& set,
+                                          std::vector<float>& logits) {
+  auto& [wanted, landing] = found;
+  set.landed.assign(prompt.segment_lengths.size(), false);
   for (const LandSegment& segment : wanted) set.SetLanded(segment.segment, true);
-  return wanted;
-}
-
-absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits) {
-  const std::vector<LandSegment> wanted = WhatToLand(prompt, set);
-  if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
   BuildChain(prompt, set);
   refengine::AdvanceOptions options{.last_logits = logits.data()};
-  if (wanted.empty()) return runtime_.engine.Advance(*set.sequence, set.chain, options);
+  if (wanted.empty()) {
+    // Of a match that did not come in time something may be landing all the same.
+    if (!landing.WaitQuiet(kAskEach)) {
+      PutAside(std::move(set.sequence), std::move(landing));
+      if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
+    }
+    return runtime_.engine.Advance(*set.sequence, set.chain, options);
+  }
 
   const ModelConfig& config = runtime_.model.config();
-  Landing landing = model_.Land(*set.match, set.sequence->page_table(), wanted);
   options.on_layer = [&](int32_t layer) {
     return !config.is_attention(layer) ||
            landing.WaitLayers(static_cast<uint32_t>(config.kind_index(layer)) + 1, options_.patience.land);
@@ -277,7 +280,7 @@ absl::Status CachedServing::LandAndAdvance(const RagPrompt& prompt, SetPrompt& s
   if (landing.quiet()) {
     set.sequence->Rewind(0, refengine::RecurrentState(config));
   } else {
-    quarantined_.push_back({std::move(set.sequence), std::move(landing)});
+    PutAside(std::move(set.sequence), std::move(landing));
     set.SetNothingLanded();
     if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
   }
@@ -298,20 +301,25 @@ absl::StatusOr<Served> CachedServing::Serve(const RagPrompt& prompt, const Conve
   const Stopwatch watch;
   FreeQuietSlots();
   last_ = std::make_unique<SetPrompt>();
-  last_->match = Lookup(prompt, conversation);
+  absl::StatusOr<Found> found = Find(prompt, conversation, *last_);
+  if (!found.ok()) return found.status();
   Served served{.logits = std::vector<float>(refengine::kVocabulary)};
   for (const SegmentResult& segment : last_->match->segments()) {
     if (segment.reason == MissReason::kCovered) continue;
     ++(segment.hit() ? served.hits : served.misses);
     if (segment.hit()) ++served.hit_tiers[segment.tier];
   }
-  if (served.misses > 0) {
-    const absl::StatusOr<bool> published = Fill(prompt, *last_->match);
-    if (!published.ok()) return published.status();
-    if (*published) last_->match = Lookup(prompt, conversation);
+  const std::vector<ObjectRun> missing = WhatToFill(prompt, *last_->match);
+  if (!missing.empty()) {
+    // Filling takes pages, too, and much longer than to land again what was found.
+    found->landing.Wait(options_.patience.land);
+    PutAside(std::move(last_->sequence), std::move(found->landing));
+    if (absl::Status status = Fill(missing); !status.ok()) return status;
+    found = Find(prompt, conversation, *last_);
+    if (!found.ok()) return found.status();
   }
-  last_->landed.assign(prompt.segment_lengths.size(), false);
-  if (absl::Status status = LandAndAdvance(prompt, *last_, served.logits); !status.ok()) return status;
+  absl::Status advanced = AdvanceBehind(*std::move(found), prompt, *last_, served.logits);
+  if (!advanced.ok()) return advanced;
   served.ttft_ms = watch.Milliseconds();
   for (const Step& step : last_->chain) served.computed_tokens += step.tokens.size();
   served.flops = refengine::ChainFlops(runtime_.model.config(), 0, last_->chain).total();

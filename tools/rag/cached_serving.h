@@ -1,5 +1,5 @@
 // Serving with Ashlar: what an engine does around its own layers to have a prompt set from cached segments.
-// Match, fill the misses, land, compute the seams (HYPIC §4; docs/architecture.md, "A request's way").
+// Match and land, fill the misses, compute the seams (HYPIC §4; docs/architecture.md, "A request's way").
 #pragma once
 
 #include <chrono>
@@ -106,9 +106,19 @@ class CachedServing {
         options_(options),
         staging_(runtime.model.config(), pool, region, 0) {}
 
-  Match Lookup(const RagPrompt& prompt, const ConversationId& conversation);
-  // Prefills and publishes missed segments. True: at least one was published.
-  absl::StatusOr<bool> Fill(const RagPrompt& prompt, const Match& match);
+  // What is landing in the pages of a prompt's new sequence.
+  struct Found {
+    std::vector<LandSegment> segments;
+    Landing landing;
+  };
+  // A new sequence, what the cache has for it, and the landing of all of that.
+  absl::StatusOr<Found> Find(const RagPrompt& prompt, const ConversationId& conversation, SetPrompt& set);
+  // Gives the sequence's pages up, at once if nothing can write there any more.
+  void PutAside(std::unique_ptr<refengine::Sequence> sequence, Landing landing);
+  // The missed segments that a publish would mend.
+  static std::vector<ObjectRun> WhatToFill(const RagPrompt& prompt, const Match& match);
+  // Prefills and publishes them, as far as nobody else does.
+  absl::Status Fill(std::span<const ObjectRun> runs);
   absl::Status Prefill(ObjectKind kind, std::span<const int32_t> tokens, refengine::Sequence& scratch);
   // Says where the prefilled run's parts lie; a segment's transitions in the forms that `tokens` tokens leave them.
   PublishParts Staged(ObjectKind kind, uint64_t tokens, const refengine::Sequence& scratch) const;
@@ -117,10 +127,8 @@ class CachedServing {
   void FreeQuietSlots();
   // With pages for all of the prompt. Waits for pages in quarantine where others do not suffice.
   absl::Status NewSequence(const RagPrompt& prompt, SetPrompt& set);
-  // What the match has, and says that it is landed.
-  static std::vector<LandSegment> WhatToLand(const RagPrompt& prompt, SetPrompt& set);
   void BuildChain(const RagPrompt& prompt, SetPrompt& set) const;
-  absl::Status LandAndAdvance(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
+  absl::Status AdvanceBehind(Found found, const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
   // Sets the prompt from what has landed, of which nothing moves any more; without any of it where the lease ends
   // meanwhile.
   absl::Status AdvanceAgain(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
