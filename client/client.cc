@@ -14,7 +14,7 @@ namespace ashlar {
 using internal::Connection;
 using internal::Deadline;
 using internal::Mapping;
-using internal::RegionPlace;
+using internal::SharedMemory;
 
 namespace {
 
@@ -30,7 +30,7 @@ struct Client::Impl {
   std::shared_ptr<internal::Keeper> keeper;
 
   // Makes a region of a descriptor that the daemon knows, or is about to be told of.
-  absl::StatusOr<Region> Keep(internal::Descriptor memory, RegionPlace place, std::optional<uint64_t> hosted_id,
+  absl::StatusOr<Region> Keep(internal::Descriptor memory, SharedMemory place, std::optional<uint64_t> hosted_id,
                               const std::shared_ptr<Connection>& connection, Deadline deadline) const;
 };
 
@@ -85,7 +85,7 @@ absl::StatusOr<Region> Client::RegisterRegion(int memfd, size_t bytes) {
   if (!copy.ok()) return absl::InvalidArgumentError("memfd: not an open descriptor");
   absl::StatusOr<Mapping> mapping = Mapping::Map(copy->get(), bytes, Mapping::Access::kReadWrite);
   if (!mapping.ok()) return mapping.status();
-  return impl_->Keep(*std::move(copy), RegionPlace(*std::move(mapping)), std::nullopt, *connection,
+  return impl_->Keep(*std::move(copy), SharedMemory(*std::move(mapping)), std::nullopt, *connection,
                      impl_->keeper->CallDeadline());
 }
 
@@ -95,7 +95,7 @@ absl::StatusOr<Region> Client::RegisterGpuRegion(int descriptor, std::byte* data
   if (data == nullptr || bytes == 0) return absl::InvalidArgumentError("data, bytes: must be given");
   absl::StatusOr<internal::Descriptor> copy = internal::Descriptor::Duplicate(descriptor);
   if (!copy.ok()) return absl::InvalidArgumentError("descriptor: not an open descriptor");
-  return impl_->Keep(*std::move(copy), RegionPlace(data, bytes, nullptr), std::nullopt, *connection,
+  return impl_->Keep(*std::move(copy), SharedMemory(data, bytes), std::nullopt, *connection,
                      impl_->keeper->CallDeadline());
 }
 
@@ -110,7 +110,7 @@ absl::StatusOr<Region> Client::HostRegion(size_t bytes) {
     (*connection)->channel().DropRegion(hosted->id);
     return absl::InternalError("the memory that the daemon hosted cannot be mapped");
   }
-  return impl_->Keep(std::move(hosted->memory), RegionPlace(*std::move(mapping)), hosted->id, *connection, deadline);
+  return impl_->Keep(std::move(hosted->memory), SharedMemory(*std::move(mapping)), hosted->id, *connection, deadline);
 }
 
 absl::StatusOr<Region> Client::HostGpuRegion(const kernels::Gpu& gpu, size_t bytes) {
@@ -125,12 +125,10 @@ absl::StatusOr<Region> Client::HostGpuRegion(const kernels::Gpu& gpu, size_t byt
     (*connection)->channel().DropRegion(hosted->id);
     return absl::InternalError("the memory that the daemon hosted cannot be mapped: " + error.message);
   }
-  std::byte* const data = arena->data();
-  return impl_->Keep(std::move(hosted->memory), RegionPlace(data, hosted->bytes, std::move(arena)), hosted->id, *connection,
-                     deadline);
+  return impl_->Keep(std::move(hosted->memory), SharedMemory(gpu, std::move(arena)), hosted->id, *connection, deadline);
 }
 
-absl::StatusOr<Region> Client::Impl::Keep(internal::Descriptor memory, RegionPlace place,
+absl::StatusOr<Region> Client::Impl::Keep(internal::Descriptor memory, SharedMemory place,
                                           std::optional<uint64_t> hosted_id,
                                           const std::shared_ptr<Connection>& connection, Deadline deadline) const {
   Region region;

@@ -54,6 +54,7 @@ struct ClientOptions {
   std::string session_socket;               // the daemon's listen.session_socket
   std::chrono::milliseconds timeout{5000};  // of every call; at most an hour
   std::string name = "libashlar";           // for the daemon's logs
+  const kernels::Gpu* gpu = nullptr;        // maps arenas of an hbm tier that lies on it (kernels::FindGpu)
 };
 
 // This process's part of the model and what computing costs it; not part of the namespace. Heads are divided as
@@ -133,9 +134,14 @@ struct Prompt {
 // landing on the lease holds until it is released. A match that was never landed ends after the daemon's
 // leases.unused_seconds, and its memory may then be given to other objects. A checkpoint's heads are of form kZero:
 // nothing that came before counts. view.position is where the segment starts in the prompt.
+//
+// Where the hbm tier lies on a GPU, states, transitions and tails do, too: `memory` says so, and their pointers are for
+// that GPU's kernels and copies. It could be written there, unlike anywhere else: an engine that does spoils what its
+// own tenant has cached.
 struct MappedTuple {
   kernels::TupleView view;
   const void* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels] in the layer's state_dtype
+  kernels::MemoryKind memory = kernels::MemoryKind::kHost;
 };
 
 struct SegmentResult {
@@ -447,7 +453,8 @@ class Client {
   // last copy of the Region goes: processes that were forked meanwhile then read zeros there.
   absl::StatusOr<Region> HostRegion(size_t bytes);
 
-  // The same for memory of the daemon's GPU; FAILED_PRECONDITION where it has none. Keys and values land there, and all
+  // The same for memory of the daemon's GPU; FAILED_PRECONDITION where it has none. Where the hbm tier lies on the GPU,
+  // regions must as well, and the two above are refused. Keys and values land there, and all
   // that is published may lie there; the composition service does not work there (kInvalidRequest).
   //
   // An allocation of CUDA's virtual memory management (cuMemCreate), exported as a POSIX file descriptor, of just so

@@ -23,17 +23,18 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions
   if (!channel.ok()) return channel.status();
   absl::StatusOr<std::unique_ptr<Rpc>> rpc = Rpc::Open(options.rpc_socket, wake, deadline, stop);
   if (!rpc.ok()) return rpc.status();
-  return MakeProcessBound<Connection>(options.rpc_socket, *std::move(channel), *std::move(rpc), std::move(wake));
+  return MakeProcessBound<Connection>(options.rpc_socket, options.gpu, *std::move(channel), *std::move(rpc),
+                                      std::move(wake));
 }
 
-Connection::Connection(std::string rpc_socket, std::unique_ptr<SessionChannel> channel, std::unique_ptr<Rpc> rpc,
-                       std::function<void()> wake)
+Connection::Connection(std::string rpc_socket, const kernels::Gpu* gpu, std::unique_ptr<SessionChannel> channel,
+                       std::unique_ptr<Rpc> rpc, std::function<void()> wake)
     : generation_(NextGeneration()),
       wake_(wake),
       rpc_socket_(std::move(rpc_socket)),
       channel_(std::move(channel)),
       rpc_(std::move(rpc)),
-      arenas_(*channel_),
+      arenas_(*channel_, gpu),
       leases_(std::move(wake)) {}
 
 absl::StatusOr<std::unique_ptr<Rpc>> Connection::DialAgain(Deadline deadline) const {

@@ -74,8 +74,8 @@ class Connection {
  private:
   template <typename T, typename... Args>
   friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
-  Connection(std::string rpc_socket, std::unique_ptr<SessionChannel> channel, std::unique_ptr<Rpc> rpc,
-             std::function<void()> wake);
+  Connection(std::string rpc_socket, const kernels::Gpu* gpu, std::unique_ptr<SessionChannel> channel,
+             std::unique_ptr<Rpc> rpc, std::function<void()> wake);
   bool ReleaseLeases(Deadline deadline);
 
   const uint64_t generation_;

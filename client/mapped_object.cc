@@ -1,6 +1,6 @@
 #include "client/mapped_object.h"
 
-#include <cstring>
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -25,8 +25,7 @@ absl::StatusOr<std::unique_ptr<MappedObject>> MappedObject::Open(std::span<const
                                                                  const ExpectedObject& expected) {
   std::unique_ptr<MappedObject> object(new MappedObject);
   if (absl::Status status = object->Locate(runs); !status.ok()) return status;
-  const absl::string_view first(reinterpret_cast<const char*>(object->extents_.front()), limits::kExtentBytes);
-  absl::StatusOr<ObjectHeader> header = DecodeHeader(first);
+  absl::StatusOr<ObjectHeader> header = object->ReadHeader();
   if (!header.ok()) return header.status();
   object->header_ = *std::move(header);
   if (absl::Status status = object->Check(expected); !status.ok()) return status;
@@ -37,14 +36,24 @@ absl::StatusOr<std::unique_ptr<MappedObject>> MappedObject::Open(std::span<const
 absl::Status MappedObject::Locate(std::span<const MappedRun> runs) {
   for (const MappedRun& run : runs) {
     const uint64_t end = (uint64_t{run.first} + run.count) * limits::kExtentBytes;
-    if (end > run.arena->size()) return absl::OutOfRangeError("extents outside their arena");
+    if (end > run.arena->size) return absl::OutOfRangeError("extents outside their arena");
     for (uint64_t i = 0; i < run.count; ++i) {
-      extents_.push_back(run.arena->data() + (run.first + i) * limits::kExtentBytes);
+      extents_.push_back(run.arena->data + (run.first + i) * limits::kExtentBytes);
     }
     arenas_.push_back(run.arena);
   }
   if (extents_.empty()) return absl::OutOfRangeError("an object without extents");
   return absl::OkStatus();
+}
+
+absl::StatusOr<ObjectHeader> MappedObject::ReadHeader() const {
+  const SharedMemory& arena = *arenas_.front();
+  if (arena.kind == kernels::MemoryKind::kHost) {
+    return DecodeHeader({reinterpret_cast<const char*>(extents_.front()), limits::kExtentBytes});
+  }
+  std::string copy(limits::kExtentBytes, '\0');
+  arena.CopyOut(copy.data(), extents_.front(), copy.size());
+  return DecodeHeader(copy);
 }
 
 absl::Status MappedObject::Check(const ExpectedObject& expected) const {
@@ -64,6 +73,7 @@ absl::Status MappedObject::FormTuples(const ExpectedObject& expected) {
     if (linear == nullptr) continue;
     if (absl::Status status = FormHeads(*linear, i); !status.ok()) return status;
     tuples_[i].view.position = static_cast<int64_t>(expected.start);
+    tuples_[i].memory = arenas_.front()->kind;
     if (linear->conv_channels == 0) continue;
     const Part* const tail = header_.Find(i, PartForm::kConvTail);
     const uint64_t bytes =
@@ -86,7 +96,10 @@ absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) 
   tuples_[layer].view = {.heads = heads_.data() + heads_.size(),
                          .transition_dtype = static_cast<kernels::DType>(tuple->transition_dtype),
                          .state_dtype = static_cast<kernels::DType>(tuple->state->dtype)};
-  const std::byte* const exponents = tuple->exponents == nullptr ? nullptr : Unit(*tuple->exponents, 0);
+  std::vector<int32_t> exponents(tuple->exponents == nullptr ? 0 : linear.value_heads);
+  if (!exponents.empty()) {
+    arenas_.front()->CopyOut(exponents.data(), Unit(*tuple->exponents, 0), exponents.size() * sizeof(int32_t));
+  }
   for (uint32_t head = 0; head < linear.value_heads; ++head) {
     const TupleParts::Transition& transition = tuple->transitions[head];
     kernels::HeadTuple& out =
@@ -94,7 +107,7 @@ absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) 
                                                .rank = static_cast<int32_t>(transition.rank),
                                                .state = Unit(*tuple->state, head)});
     if (transition.part != nullptr) out.transition = Unit(*transition.part, transition.unit);
-    if (exponents != nullptr) std::memcpy(&out.state_exponent, exponents + head * sizeof(int32_t), sizeof(int32_t));
+    if (!exponents.empty()) out.state_exponent = exponents[head];
   }
   return absl::OkStatus();
 }

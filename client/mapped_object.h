@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/client.h"
-#include "client/descriptor.h"
+#include "client/shared_memory.h"
 #include "proto/key.h"
 #include "proto/layout.h"
 #include "proto/object.h"
@@ -18,7 +18,7 @@ namespace ashlar::internal {
 
 // Consecutive extents of one mapped arena.
 struct MappedRun {
-  std::shared_ptr<const Mapping> arena;
+  std::shared_ptr<const SharedMemory> arena;
   uint32_t first = 0;
   uint32_t count = 0;
 };
@@ -53,8 +53,9 @@ class MappedObject {
   absl::Status FormTuples(const ExpectedObject& expected);
   absl::Status FormHeads(const LinearLayer& linear, uint32_t layer);
   const std::byte* Unit(const Part& part, uint32_t unit) const;
+  absl::StatusOr<ObjectHeader> ReadHeader() const;
 
-  std::vector<std::shared_ptr<const Mapping>> arenas_;  // keeps everything below mapped
+  std::vector<std::shared_ptr<const SharedMemory>> arenas_;  // keeps everything below mapped
   std::vector<const std::byte*> extents_;
   ObjectHeader header_;
   std::vector<kernels::HeadTuple> heads_;  // every tuple's table, one behind the other; sized once

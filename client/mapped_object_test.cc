@@ -55,7 +55,7 @@ class MappedObjectTest : public testing::Test {
     auto reader = Mapping::Map(memfd_.get(), bytes, Mapping::Access::kRead);
     ASSERT_TRUE(writer.ok() && reader.ok());
     memory_ = *std::move(writer);
-    auto arena = std::make_shared<const Mapping>(*std::move(reader));
+    auto arena = std::make_shared<const SharedMemory>(*std::move(reader));
     runs_.clear();
     for (uint32_t i = 0; i < extents; ++i) {  // the object's extent i is the arena's 2 × (extents − 1 − i)
       runs_.push_back({arena, static_cast<uint32_t>(2 * (extents - 1 - i)), 1});
@@ -171,7 +171,7 @@ TEST_F(MappedObjectTest, ReadsEveryFormFromTheTable) {
     }
     const auto object = MappedObject::Open(runs_, Expected());
     ASSERT_TRUE(object.ok()) << object.status();
-    const std::byte* const first = runs_.front().arena->data();
+    const std::byte* const first = runs_.front().arena->data;
     for (const Part& part : header_.parts) {
       const auto* linear = std::get_if<LinearLayer>(&layout_.layers[part.layer]);
       if (linear == nullptr) continue;

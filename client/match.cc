@@ -19,7 +19,8 @@ absl::StatusOr<std::unique_ptr<MappedObject>> Map(const v1::SegmentMatch& found,
   std::vector<MappedRun> runs;
   runs.reserve(found.extents_size());
   for (const v1::ExtentRun& run : found.extents()) {
-    absl::StatusOr<std::shared_ptr<const internal::Mapping>> arena = connection.arenas().Get(run.arena(), deadline);
+    absl::StatusOr<std::shared_ptr<const internal::SharedMemory>> arena =
+        connection.arenas().Get(run.arena(), deadline);
     if (!arena.ok()) return arena.status();
     runs.push_back({*std::move(arena), run.first(), run.count()});
   }

@@ -26,7 +26,7 @@ std::optional<uint64_t> RegionMemory::OffsetOf(const std::byte* data, uint64_t b
 absl::Status RegionMemory::Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) {
   if (IdOn(*connection).has_value()) return absl::OkStatus();  // a model that has its pages here came first
   absl::StatusOr<uint64_t> id =
-      connection->channel().RegisterRegion(descriptor_.get(), place_.size, place_.memory, deadline);
+      connection->channel().RegisterRegion(descriptor_.get(), place_.size, place_.kind, deadline);
   if (!id.ok()) return id.status();
   SetId(connection, *id);
   return absl::OkStatus();
@@ -48,7 +48,7 @@ size_t Region::size() const {
   return impl_ == nullptr ? 0 : impl_->place().size;
 }
 kernels::MemoryKind Region::memory() const {
-  return impl_ == nullptr ? kernels::MemoryKind::kHost : impl_->place().memory;
+  return impl_ == nullptr ? kernels::MemoryKind::kHost : impl_->place().kind;
 }
 
 }  // namespace ashlar

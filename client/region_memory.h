@@ -13,32 +13,18 @@
 #include "client/connection.h"
 #include "client/descriptor.h"
 #include "client/keeper.h"
+#include "client/shared_memory.h"
 
 namespace ashlar::internal {
-
-// Where a region lies in this process, for as long as this lives.
-struct RegionPlace {
-  explicit RegionPlace(Mapping its_mapping)
-      : data(its_mapping.data()), size(its_mapping.size()), mapping(std::move(its_mapping)) {}
-  // On a GPU, where somebody else has mapped it, or `its_arena`, which may be null, does.
-  RegionPlace(std::byte* its_data, size_t its_size, std::unique_ptr<kernels::ArenaMemory> its_arena)
-      : data(its_data), size(its_size), memory(kernels::MemoryKind::kDevice), arena(std::move(its_arena)) {}
-
-  std::byte* data;
-  size_t size;
-  kernels::MemoryKind memory = kernels::MemoryKind::kHost;
-  Mapping mapping;
-  std::unique_ptr<kernels::ArenaMemory> arena;
-};
 
 // Thread-safe. Process-bound. Destroying it tells the daemon to drop the region.
 class RegionMemory : public Restorable {
  public:
-  RegionMemory(Descriptor descriptor, RegionPlace place)
+  RegionMemory(Descriptor descriptor, SharedMemory place)
       : descriptor_(std::move(descriptor)), place_(std::move(place)) {}
   ~RegionMemory() override;
 
-  const RegionPlace& place() const { return place_; }
+  const SharedMemory& place() const { return place_; }
 
   // The daemon's number for it on this connection; none where it is unknown.
   std::optional<uint64_t> IdOn(const Connection& connection) const;
@@ -51,7 +37,7 @@ class RegionMemory : public Restorable {
 
  private:
   const Descriptor descriptor_;
-  const RegionPlace place_;
+  const SharedMemory place_;
   mutable std::mutex mutex_;
   std::weak_ptr<Connection> connection_;
   uint64_t generation_ = 0;

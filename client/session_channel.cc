@@ -149,7 +149,8 @@ absl::StatusOr<SessionChannel::Arena> SessionChannel::GetArena(uint32_t arena, D
   if (!answer->reply.has_arena() || answer->reply.arena().arena() != arena || answer->descriptors.size() != 1) {
     return absl::InternalError("the daemon's answer lacks the arena or its descriptor");
   }
-  return Arena{std::move(answer->descriptors.front()), answer->reply.arena().bytes()};
+  const v1::ArenaReply& granted = answer->reply.arena();
+  return Arena{std::move(answer->descriptors.front()), granted.bytes(), granted.on_gpu()};
 }
 
 void SessionChannel::DropRegion(uint64_t region) {

@@ -59,6 +59,7 @@ class SessionChannel {
   struct Arena {
     Descriptor memory;
     uint64_t bytes = 0;
+    bool on_gpu = false;
   };
   absl::StatusOr<Arena> GetArena(uint32_t arena, Deadline deadline);
   // Does not wait for the answer: the daemon may give it only when nothing uses the region any more.

@@ -68,6 +68,11 @@ absl::Status NoGpu(absl::string_view field) {
   return absl::FailedPreconditionError(absl::StrCat(field, ": this daemon has no GPU (its configuration's field gpu)"));
 }
 
+// Nothing is copied between the two memories but whole objects, between tiers.
+absl::Status OnlyOnGpu(absl::string_view field) {
+  return absl::FailedPreconditionError(absl::StrCat(field, ": the hbm tier lies on the GPU, and so must regions"));
+}
+
 storage::SessionId NextSessionId() {
   static std::atomic<storage::SessionId> next{1};
   return next.fetch_add(1);
@@ -157,6 +162,7 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
 
 void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, const Respond& respond) {
   if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
+  if (services_.tier.gpu() != nullptr) return respond(Error(OnlyOnGpu("register_region.on_gpu")));
   auto region = Region::Register(descriptors[0], bytes);
   if (!region.ok()) return respond(Error(region.status()));
   // Memory of the daemon's making is charged to the tenant as long as anybody holds it.
@@ -172,6 +178,7 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
 }
 
 void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
+  if (services_.tier.gpu() != nullptr) return respond(Error(OnlyOnGpu("host_region.on_gpu")));
   auto charge = InField("host_region.bytes", RegionBudget::TakeHere(session_->about().regions, bytes));
   if (!charge.ok()) return respond(Error(charge.status()));
   // Reserving much memory takes long; meanwhile this thread has to notice deaths.
@@ -238,6 +245,7 @@ void SessionProtocol::GetArena(uint32_t arena, Respond respond) {
     v1::SessionReply message;
     message.mutable_arena()->set_arena(arena);
     message.mutable_arena()->set_bytes(descriptor->bytes);
+    message.mutable_arena()->set_on_gpu(tier.gpu() != nullptr);
     Reply reply = Encode(message);
     reply.descriptor = UniqueFd(fcntl(descriptor->descriptor, F_DUPFD_CLOEXEC, 0));
     if (!reply.descriptor.valid()) return respond(Error(absl::ErrnoToStatus(errno, "cannot pass the arena")));

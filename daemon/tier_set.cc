@@ -71,11 +71,12 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
                           {.kind = TierKind::kHbm,
                            .capacity_bytes = config.hbm().capacity_bytes(),
                            .arena_bytes = config.hbm().arena_bytes(),
-                           .arena = {.gpu = gpu}},
+                           .arena = {.gpu = gpu},
+                           .on_gpu = gpu != nullptr},
                           &v1::Tenant::hbm_bytes);
     if (!hbm.ok()) return hbm.status();
     set->hbm_ = *std::move(hbm);
-    Log(LogLevel::kWarning, "the hbm tier lies in the processor's memory, whether or not there is a GPU");
+    if (gpu == nullptr) Log(LogLevel::kWarning, "the hbm tier lies in the processor's memory: no GPU is configured");
   }
   auto dram = MakeMemory(config,
                          {.kind = TierKind::kDram,

@@ -2,6 +2,7 @@
 // the processor's.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,7 +17,7 @@ class Reach {
   virtual ~Reach() = default;
 };
 
-// All methods are thread-safe. Arenas and reaches may outlive nothing but the process.
+// All methods are thread-safe.
 class Gpu {
  public:
   virtual ~Gpu() = default;
@@ -32,6 +33,15 @@ class Gpu {
   // One that another process made, or an engine's allocator (cuMemCreate, exportable as a descriptor), for reading and
   // writing; `bytes` are all of it. The descriptor stays the caller's.
   virtual std::unique_ptr<ArenaMemory> ImportArena(int descriptor, uint64_t bytes, ArenaError* error) const = 0;
+  // Copies between this GPU's memory and any of the processor's; done when they return. Any thread.
+  void CopyIn(void* there, const void* here, size_t bytes) const {
+    Enter();
+    kernels().memory()->CopyIn(there, here, bytes);
+  }
+  void CopyOut(void* here, const void* there, size_t bytes) const {
+    Enter();
+    kernels().memory()->CopyOut(here, there, bytes);
+  }
   // Lets kernels read and write [data, data + bytes) of the processor's memory at the same addresses. Its pages are
   // taken, and stay where they are.
   virtual std::unique_ptr<Reach> Register(void* data, uint64_t bytes, ArenaError* error) const = 0;

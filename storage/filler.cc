@@ -1,8 +1,10 @@
 #include "storage/filler.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include "proto/limits.h"
@@ -12,6 +14,38 @@ namespace ashlar::storage {
 namespace {
 
 constexpr uint64_t kPieceExtents = 4;  // 1 MiB: long enough for a disk, short enough to follow closely
+
+// Disks read and write the processor's memory: on the way to a GPU's a piece goes through one of these, of which there
+// are no more than pieces in flight.
+class Bounce {
+ public:
+  explicit Bounce(uint64_t extents)
+      : memory_(static_cast<std::byte*>(std::aligned_alloc(kPage, extents * limits::kExtentBytes)), std::free),
+        extents_(extents) {}
+
+  explicit operator bool() const { return memory_ != nullptr; }
+  std::vector<std::byte*> extents() const {
+    std::vector<std::byte*> all;
+    for (uint64_t i = 0; i < extents_; ++i) all.push_back(memory_.get() + i * limits::kExtentBytes);
+    return all;
+  }
+
+ private:
+  static constexpr size_t kPage = 4096;  // as disks want it
+
+  const std::unique_ptr<std::byte, decltype(&std::free)> memory_;
+  const uint64_t extents_;
+};
+
+const kernels::Gpu* GpuOf(const Tier* memory) {
+  return memory == nullptr ? nullptr : memory->gpu();
+}
+
+void CopyExtent(const kernels::Gpu* to_gpu, std::byte* to, const kernels::Gpu* from_gpu, const std::byte* from) {
+  if (to_gpu != nullptr) return to_gpu->CopyIn(to, from, limits::kExtentBytes);
+  if (from_gpu != nullptr) return from_gpu->CopyOut(to, from, limits::kExtentBytes);
+  std::memcpy(to, from, limits::kExtentBytes);
+}
 
 }  // namespace
 
@@ -119,6 +153,8 @@ bool Filler::Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t 
     const auto begin = all.begin() + static_cast<ptrdiff_t>(first);
     return std::vector<std::byte*>(begin, begin + static_cast<ptrdiff_t>(count));
   };
+  if (fill->UsesDisk() && GpuOf(fill->to.memory) != nullptr) return ReadToGpu(fill, first, count);
+  if (fill->UsesDisk() && GpuOf(fill->from.memory) != nullptr) return WriteFromGpu(fill, first, count);
   if (fill->from.memory == nullptr) return disk_->Read(*fill->from.slot, first, part(fill->target), done);
   if (fill->to.memory == nullptr) {
     const std::vector<std::byte*> sources = part(fill->source);
@@ -126,11 +162,40 @@ bool Filler::Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t 
   }
   return executor_.Run(
       [fill, first, count] {
-        for (uint64_t i = first; i < first + count; ++i) {
-          std::memcpy(fill->target[i], fill->source[i], limits::kExtentBytes);
-        }
+        const kernels::Gpu *to = GpuOf(fill->to.memory), *from = GpuOf(fill->from.memory);
+        for (uint64_t i = first; i < first + count; ++i) CopyExtent(to, fill->target[i], from, fill->source[i]);
       },
       [done] { done(absl::OkStatus()); });
+}
+
+bool Filler::ReadToGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count) {
+  const auto bounce = std::make_shared<const Bounce>(count);
+  if (!*bounce) return false;
+  const auto copy = [fill, first, bounce] {
+    const std::vector<std::byte*> extents = bounce->extents();
+    for (size_t i = 0; i < extents.size(); ++i) {
+      CopyExtent(GpuOf(fill->to.memory), fill->target[first + i], nullptr, extents[i]);
+    }
+  };
+  const auto read = [this, fill, first, copy](const absl::Status& status) {
+    if (!status.ok()) return PieceDone(fill, first, status);
+    if (executor_.Run(copy, [this, fill, first] { PieceDone(fill, first, absl::OkStatus()); })) return;
+    copy();  // rather than read it again
+    PieceDone(fill, first, absl::OkStatus());
+  };
+  return disk_->Read(*fill->from.slot, first, bounce->extents(), read);
+}
+
+// Rare: a daemon that drains what dram never had.
+bool Filler::WriteFromGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count) {
+  const auto bounce = std::make_shared<const Bounce>(count);
+  if (!*bounce) return false;
+  const std::vector<std::byte*> extents = bounce->extents();
+  for (size_t i = 0; i < extents.size(); ++i) {
+    CopyExtent(nullptr, extents[i], GpuOf(fill->from.memory), fill->source[first + i]);
+  }
+  return disk_->Write(*fill->to.slot, first, {extents.begin(), extents.end()},
+                      [this, fill, first, bounce](const absl::Status& status) { PieceDone(fill, first, status); });
 }
 
 void Filler::PieceDone(const std::shared_ptr<Fill>& fill, uint64_t first, const absl::Status& status) {

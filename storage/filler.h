@@ -37,8 +37,8 @@ class Filler {
   Filler(Executor& executor, SsdTier* disk, size_t max_pieces = 32)
       : executor_(executor), disk_(disk), max_pieces_(max_pieces) {}
 
-  // Not from disk to disk. Of the source, `available` extents can be read now; Offer says when there are more.
-  // `needed_at`: on the injected clock. No event comes before this returns.
+  // Not from disk to disk, nor from a GPU's memory to a GPU's. Of the source, `available` extents can be read now;
+  // Offer says when there are more. `needed_at`: on the injected clock. No event comes before this returns.
   std::shared_ptr<Fill> Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at, Events events);
   void Offer(Fill& fill, uint64_t available);
   // It is needed by then; never later than was said before.
@@ -53,6 +53,8 @@ class Filler {
   void PumpInOrder();
   bool StartPiece(const std::shared_ptr<Fill>& fill);
   bool Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count);
+  bool ReadToGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count);
+  bool WriteFromGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count);
   void PieceDone(const std::shared_ptr<Fill>& fill, uint64_t first, const absl::Status& status);
 
   Executor& executor_;

@@ -19,7 +19,12 @@ constexpr uint64_t kOneThreadBytes = 512 << 10;
 
 LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
                  const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel)
-    : kernels_(kernels), workers_(workers), gpu_(gpu), target_(std::move(target)), cancel_(std::move(cancel)) {
+    : kernels_(kernels),
+      workers_(workers),
+      gpu_(gpu),
+      stored_on_gpu_(tier.gpu() != nullptr),
+      target_(std::move(target)),
+      cancel_(std::move(cancel)) {
   for (PagedRows& rows : target_.rows) {
     rows.keys.page_table = target_.page_table.data();
     rows.values.page_table = target_.page_table.data();
@@ -91,19 +96,17 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
     if (--task.step->tasks_left == 0) conclude();
   };
   // What is skipped is never concluded: nothing is known about it.
-  const auto behind = std::stable_partition(tasks.begin(), tasks.end(), [](const Task& task) { return task.on_gpu(); });
+  const auto behind = std::stable_partition(tasks.begin(), tasks.end(), [](const Task& task) { return task.on_gpu; });
   std::optional<GpuCalls> calls;  // under way while the processor does its part
   if (behind != tasks.begin()) calls.emplace(*gpu_);
   for (auto task = tasks.begin(); task != behind && !cancelled(); ++task) {
-    LandOnGpu(*task, landed_bytes, *calls, [&end, task] { end(*task); });
+    MoveOnGpu(*task, landed_bytes, *calls, [&end, task] { end(*task); });
   }
   kernels::Workers* const workers = read <= kOneThreadBytes ? nullptr : &workers_;
   kernels::ParallelFor(workers, tasks.end() - behind, [&](int64_t i) {
     const Task& task = behind[i];
     if (cancelled()) return;
-    if (!task.source->object->corrupt) {
-      task.rows != nullptr ? Land(task, landed_bytes, kernels_, *kernels_.MakeQueue(nullptr)).Wait() : Verify(task);
-    }
+    if (!task.source->object->corrupt) Move(task, landed_bytes, kernels_, *kernels_.MakeQueue(nullptr)).Wait();
     end(task);
   });
   calls.reset();
@@ -134,7 +137,8 @@ void LandJob::AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& 
                        .rows = paged ? rows : nullptr,
                        .checksums = check.part.unit_checksums(range.first),
                        .scales = scales != nullptr ? &scales->part.part() : nullptr,
-                       .scale_checksums = scales != nullptr ? scales->part.unit_checksums(range.first) : nullptr});
+                       .scale_checksums = scales != nullptr ? scales->part.unit_checksums(range.first) : nullptr,
+                       .on_gpu = stored_on_gpu_ || (paged && rows->memory == kernels::MemoryKind::kDevice)});
     });
   }
   step.tasks_left = tasks.size() - before;
@@ -161,18 +165,20 @@ std::vector<LandJob::Check> LandJob::StepChecks(size_t step) {
   return checks;
 }
 
-void LandJob::Verify(const Task& task) const {
-  HashUnits(kernels_, task.source->object->bytes, task.range, task.checksums);
+kernels::Event LandJob::Move(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
+                             kernels::Queue& queue) const {
+  if (task.rows != nullptr) return Land(task, batch_bytes, kernels, queue);
+  return HashUnits(kernels, queue, task.source->object->bytes, task.range, task.checksums);
 }
 
-void LandJob::LandOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls, std::function<void()> done) const {
+void LandJob::MoveOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls, std::function<void()> done) const {
   calls.Submit(
       {task.range.count, task.checksums, task.scale_checksums},
       [&](kernels::Queue& queue, const GpuCalls::Checksums& reached) {
         Task there = task;
         there.checksums = reached.units;
         there.scale_checksums = reached.scales;
-        return Land(there, batch_bytes, calls.kernels(), queue);
+        return Move(there, batch_bytes, calls.kernels(), queue);
       },
       std::move(done));
 }

@@ -34,7 +34,8 @@ struct LandSource {
 // not wait for each other between layers.
 class LandJob {
  public:
-  // Every source must fit the target (storage/transfer.h). `gpu` may be null where no rows lie in its memory.
+  // Every source must fit the target (storage/transfer.h). `gpu` may be null where neither rows nor the tier
+  // lie in its memory; where the tier does, rows must.
   LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
           const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel);
 
@@ -86,7 +87,7 @@ class LandJob {
     uint64_t* checksums;    // of the range's units
     const Part* scales;     // of the range's rows, or null; they are landed with these
     uint64_t* scale_checksums;
-    bool on_gpu() const { return rows != nullptr && rows->memory == kernels::MemoryKind::kDevice; }
+    bool on_gpu;
   };
 
   uint64_t LayersBegin(size_t step) const;  // the first layer of a step
@@ -95,16 +96,18 @@ class LandJob {
   // Of `rows`, if they have any: among the same object's parts of the same layer, which come next.
   static Check* FindScales(const Check& rows, std::span<Check> behind);
   void AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks);
-  void Verify(const Task& task) const;
-  // `batch_bytes`: of all that is landed together.
+  // Lands or verifies; `batch_bytes`: of all that is landed together.
+  kernels::Event Move(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
+                      kernels::Queue& queue) const;
   kernels::Event Land(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
                       kernels::Queue& queue) const;
-  void LandOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls, std::function<void()> done) const;
+  void MoveOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls, std::function<void()> done) const;
   void Conclude(const Step& step);
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;
   GpuLane* const gpu_;
+  const bool stored_on_gpu_;
   LandTarget target_;
   CancelFlag cancel_;
   std::vector<std::unique_ptr<Object>> objects_;

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <utility>
 
-#include "proto/limits.h"
+#include "storage/object_bytes.h"
 #include "storage/policy/cover.h"
 
 namespace ashlar::storage {
@@ -27,9 +28,8 @@ Match Matcher::Describe(const LeaseId& lease, const LeaseTable::Segments& segmen
 bool Matcher::HeaderIsWhole(const Entry& object, Verified& verified) const {
   if (!object.top().whole()) return true;  // on its way up: landings will verify it
   if (!verified.insert(object.id).second) return true;
-  const ExtentRun& first = object.top().slot.runs.front();
-  const auto* bytes = reinterpret_cast<const char*>(top_.Address(first.arena, first.first));
-  return VerifyHeader({bytes, limits::kExtentBytes}).ok();
+  std::string room;
+  return VerifyHeader(ReadStart(top_, object.top().slot, EncodedHeaderBytes(object.header.parts.size()), room)).ok();
 }
 
 Pool::Result Matcher::FindWhole(TenantId tenant, const Query& query, Holding& holding) {

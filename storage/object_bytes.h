@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "proto/object.h"
 #include "storage/tier/tier.h"
 
@@ -22,5 +24,10 @@ class ObjectBytes {
  private:
   std::vector<std::byte*> extents_;
 };
+
+// Objects begin with their headers, which the processor reads and writes whatever memory a tier lies in.
+void WriteStart(const Tier& tier, const Slot& slot, absl::string_view bytes);
+// The first `bytes` of a slot, at most an extent: where they lie or, of a GPU's memory, a copy in `room`.
+absl::string_view ReadStart(const Tier& tier, const Slot& slot, uint64_t bytes, std::string& room);
 
 }  // namespace ashlar::storage

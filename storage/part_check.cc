@@ -6,17 +6,14 @@ bool PartCheck::Holds() const {
   return kernels::CombineChecksums(unit_checksums_) == part_->checksum;
 }
 
-void HashUnits(const kernels::Kernels& kernels, const ObjectBytes& object, const UnitRange& range,
-               uint64_t* checksums) {
+kernels::Event HashUnits(const kernels::Kernels& kernels, kernels::Queue& queue, const ObjectBytes& object,
+                         const UnitRange& range, uint64_t* checksums) {
   const auto units = UnitPointers<const void>(object, range);
-  const auto queue = kernels.MakeQueue(nullptr);
-  kernels
-      .Checksum({.units = {units.data(), range.count},
-                 .unit_bytes = range.part->unit_bytes,
-                 .last_unit_bytes = range.LastUnitBytes(),
-                 .unit_checksums = checksums},
-                *queue)
-      .Wait();
+  return kernels.Checksum({.units = {units.data(), range.count},
+                           .unit_bytes = range.part->unit_bytes,
+                           .last_unit_bytes = range.LastUnitBytes(),
+                           .unit_checksums = checksums},
+                          queue);
 }
 
 bool RunChecks(const kernels::Kernels& kernels, kernels::Workers& workers, std::span<PartCheck> checks,
@@ -32,7 +29,9 @@ bool RunChecks(const kernels::Kernels& kernels, kernels::Workers& workers, std::
   kernels::ParallelFor(workers, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     if (cancel.cancelled()) return;
     const Task& task = tasks[static_cast<size_t>(i)];
-    HashUnits(kernels, task.check->object(), task.range, task.check->unit_checksums(task.range.first));
+    HashUnits(kernels, *kernels.MakeQueue(nullptr), task.check->object(), task.range,
+              task.check->unit_checksums(task.range.first))
+        .Wait();
   });
   return !cancel.cancelled();
 }

@@ -31,10 +31,12 @@ class PartCheck {
   std::vector<uint64_t> unit_checksums_;
 };
 
-// Hashes a range's units on the calling thread. `checksums`: one a unit of the range.
-void HashUnits(const kernels::Kernels& kernels, const ObjectBytes& object, const UnitRange& range, uint64_t* checksums);
+// Hashes a range's units. `checksums`: one a unit of the range.
+kernels::Event HashUnits(const kernels::Kernels& kernels, kernels::Queue& queue, const ObjectBytes& object,
+                         const UnitRange& range, uint64_t* checksums);
 
-// Hashes the parts of all checks, spread over `workers`. False: cancelled, and nothing is known.
+// Hashes the parts of all checks, which lie in the processor's memory, spread over `workers`. False: cancelled, and
+// nothing is known.
 bool RunChecks(const kernels::Kernels& kernels, kernels::Workers& workers, std::span<PartCheck> checks,
                const CancelFlag& cancel);
 

@@ -1,11 +1,9 @@
 #include "storage/placement.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string>
 #include <utility>
 
-#include "proto/limits.h"
+#include "storage/object_bytes.h"
 
 namespace ashlar::storage {
 
@@ -131,9 +129,7 @@ bool Placement::BringUp(Entry& entry, size_t from) {
   }
   Refresh(entry);
   // Engines read the header where it lies, and before the rest has come.
-  const std::string header = EncodeHeader(entry.header);
-  const ExtentRun& first = entry.top().slot.runs.front();
-  std::memcpy(levels_[0]->tier().Address(first.arena, first.first), header.data(), header.size());
+  WriteStart(levels_[0]->tier(), entry.top().slot, EncodeHeader(entry.header));
   path.push_back(0);
   for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], entry.needed_at);
   Hasten(entry, entry.needed_at);  // a copy in between that was on its way

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <optional>
-#include <string>
 #include <utility>
 
 namespace ashlar::storage {
@@ -14,6 +12,8 @@ PublishJob::PublishJob(const kernels::Kernels& kernels, kernels::Workers& worker
     : kernels_(kernels),
       workers_(workers),
       gpu_(gpu),
+      tier_(tier),
+      slot_(slot),
       header_(plan),
       object_(tier, slot),
       source_(std::move(source)),
@@ -40,8 +40,7 @@ void PublishJob::Run() {
     Part& part = header_.parts[i];
     if (!part.Empty()) part.checksum = kernels::CombineChecksums(checksums[i]);
   }
-  const std::string encoded = EncodeHeader(header_);
-  std::memcpy(object_.start(), encoded.data(), encoded.size());
+  WriteStart(tier_, slot_, EncodeHeader(header_));
 }
 
 std::optional<ObjectHeader> PublishJob::Finish() {

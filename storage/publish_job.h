@@ -19,7 +19,8 @@ namespace ashlar::storage {
 
 class PublishJob {
  public:
-  // The source must fit the plan (storage/transfer.h). `gpu` may be null where nothing of it lies in its memory.
+  // The source must fit the plan (storage/transfer.h). `gpu` may be null where neither of it nor of the tier anything
+  // lies in its memory; where the tier does, all of the source must.
   PublishJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
              const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel);
 
@@ -52,6 +53,8 @@ class PublishJob {
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;
   GpuLane* const gpu_;
+  const Tier& tier_;
+  const Slot slot_;
   ObjectHeader header_;
   ObjectBytes object_;
   PublishSource source_;

@@ -14,11 +14,24 @@ constexpr uint64_t kExtent = limits::kExtentBytes;
 constexpr size_t kMaxTenants = 4096;
 constexpr uint64_t kMaxArenas = uint64_t{1} << 20;
 
+absl::StatusOr<std::unique_ptr<kernels::ArenaMemory>> MakeArena(uint64_t bytes, const MemoryTierOptions& options) {
+  if (!options.on_gpu) {
+    absl::StatusOr<Arena> arena = Arena::Make(bytes, options.arena);
+    if (!arena.ok()) return arena.status();
+    return std::make_unique<Arena>(*std::move(arena));
+  }
+  kernels::ArenaError error;
+  std::unique_ptr<kernels::ArenaMemory> arena = options.arena.gpu->MakeArena(bytes, &error);
+  if (arena == nullptr) return absl::ResourceExhaustedError(absl::StrCat("arena: ", error.message));
+  return arena;
+}
+
 // Whether the machine gives such memory is found out now, not by the first engine.
 absl::Status CheckMachine(const MemoryTierOptions& options) {
   const auto named = [&](absl::string_view field, const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(Name(options.kind), field, status.message()));
   };
+  if (options.on_gpu) return MakeArena(kExtent, options).status();
   const ArenaOptions& arena = options.arena;
   if (absl::Status nodes = CheckNodes(arena.numa); !nodes.ok()) return named(".numa.", nodes);
   if (arena.lock) {
@@ -108,10 +121,10 @@ absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
 
 absl::Status MemoryTier::Grow(TenantId id, Tenant& tenant) {
   const uint64_t bytes = std::min(options_.arena_bytes, tenant.budget_bytes - tenant.held_bytes);
-  absl::StatusOr<Arena> arena = Arena::Make(bytes, options_.arena);
+  auto arena = MakeArena(bytes, options_);
   if (!arena.ok()) return arena.status();
   const auto index = static_cast<uint32_t>(arenas_.size());
-  addresses_[index].store(arena->data(), std::memory_order_release);
+  addresses_[index].store((*arena)->data(), std::memory_order_release);
   arenas_.push_back({id, *std::move(arena)});
   tenant.held_bytes += bytes;
   tenant.extents.AddArena(index, static_cast<uint32_t>(bytes / kExtent));
@@ -147,7 +160,7 @@ absl::StatusOr<MemoryTier::ArenaDescriptor> MemoryTier::Descriptor(TenantId tena
   if (arena >= arenas_.size() || arenas_[arena].tenant != tenant) {
     return absl::NotFoundError(absl::StrCat("arena ", arena, ": unknown"));
   }
-  const Arena& memory = arenas_[arena].memory;
+  const kernels::ArenaMemory& memory = *arenas_[arena].memory;
   return ArenaDescriptor{memory.descriptor(), memory.bytes()};
 }
 

@@ -1,4 +1,4 @@
-// A memory tier: sealed shared memory, in arenas of one tenant each.
+// A memory tier, in arenas of one tenant each: sealed shared memory, or a GPU's, which nothing can seal.
 #pragma once
 
 #include <atomic>
@@ -17,10 +17,11 @@
 namespace ashlar::storage {
 
 struct MemoryTierOptions {
-  TierKind kind = TierKind::kDram;                    // kHbm: the processor's memory all the same
+  TierKind kind = TierKind::kDram;
   uint64_t capacity_bytes = 0;                        // budgets of all tenants together never exceed it
   uint64_t arena_bytes = uint64_t{64} * 1024 * 1024;  // the unit in which memory becomes a tenant's; whole extents
   ArenaOptions arena;
+  bool on_gpu = false;  // in the memory of arena.gpu, which must be there; nothing else of `arena` counts then
 };
 
 // Arenas are made when a tenant first needs them and stay its own. Bytes in arenas never exceed the tenant's budget,
@@ -40,12 +41,13 @@ class MemoryTier final : public Tier {
   TierUsage Usage(TenantId tenant) const override;  // all zero for an unknown tenant
   TierUsage Usage() const override;
   std::byte* Address(uint32_t arena, uint32_t extent) const override;
+  const kernels::Gpu* gpu() const override { return options_.on_gpu ? options_.arena.gpu : nullptr; }
 
   struct ArenaDescriptor {
     int descriptor = -1;  // the tier's: send it, never close it
     uint64_t bytes = 0;
   };
-  // What an engine of `tenant` needs to map an arena, read-only. NOT_FOUND for another tenant's.
+  // What an engine of `tenant` needs to map an arena: read-only, but for a GPU's. NOT_FOUND for another tenant's.
   absl::StatusOr<ArenaDescriptor> Descriptor(TenantId tenant, uint32_t arena) const;
 
  private:
@@ -57,7 +59,7 @@ class MemoryTier final : public Tier {
   };
   struct OwnedArena {
     TenantId tenant;
-    Arena memory;
+    std::unique_ptr<kernels::ArenaMemory> memory;
   };
 
   MemoryTier(const MemoryTierOptions& options, size_t max_arenas);

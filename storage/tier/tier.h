@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/gpu.h"
 #include "proto/outcome.h"
 
 namespace ashlar::storage {
@@ -49,6 +50,9 @@ class Tier {
 
   // Memory tiers: where an extent lies in this process. Stable for the slot's life; callable from any thread.
   virtual std::byte* Address(uint32_t arena, uint32_t extent) const = 0;
+  // Memory tiers: the GPU whose memory it is; then addresses are for its kernels and copies alone. Null: the
+  // processor's.
+  virtual const kernels::Gpu* gpu() const { return nullptr; }
 };
 
 }  // namespace ashlar::storage

@@ -101,6 +101,98 @@ TEST_P(GpuRegions, AreKnownAgainAfterTheDaemonsRestart) {
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuRegions, testing::Values(Memory::kGpuRegistered, Memory::kGpuHosted),
                          [](const auto& info) { return info.param == Memory::kGpuHosted ? "Hosted" : "Registered"; });
 
+// The hbm tier lies on the GPU: objects are published there, tuples read there, and what it has no room for comes back
+// from below.
+class GpuHbm : public GpuTest {
+ protected:
+  static DaemonOptions Options() {
+    DaemonOptions options = WithGpu();
+    options.gpu += "hbm: {capacity_bytes: 4MiB, arena_bytes: 2MiB}\n";
+    options.ssd = "64MiB";
+    options.admission = "all";
+    return options;
+  }
+  static std::vector<TierKind> TiersOf(const Match& match) {
+    std::vector<TierKind> tiers;
+    for (const SegmentResult& segment : match.segments()) tiers.push_back(segment.tier);
+    return tiers;
+  }
+};
+
+TEST_F(GpuHbm, HoldsWhatEnginesPublishAndMap) {
+  DaemonProcess daemon(Options());
+  TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
+  TestEngine other(daemon.client_options(), {}, Memory::kGpuHosted);
+  const std::vector<Tokens> prompt = MakePrompt(1, 3, 90);
+  engine.PublishPrompt(prompt);
+  const Match match = engine.Lookup(prompt);
+  EXPECT_THAT(TiersOf(match), Each(TierKind::kHbm));
+  ASSERT_NE(match.tuples(1), nullptr);
+  EXPECT_EQ((*match.tuples(1))[0].memory, kernels::MemoryKind::kDevice);
+  for (TestEngine* reader : {&engine, &other}) ExpectLands(*reader, prompt);
+}
+
+TEST_F(GpuHbm, WhatItHasNoRoomForComesBackFromBelow) {
+  DaemonProcess daemon(Options());
+  TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);
+  std::vector<std::vector<Tokens>> prompts;
+  for (uint64_t i = 0; i < 12; ++i) {
+    prompts.push_back(MakePrompt(10 + i, 2, 100));
+    engine.PublishPrompt(prompts.back());
+    // Until what may have to go is below.
+    ASSERT_TRUE(Eventually([&] { return daemon.Metric("ashlar_copies_under_way") == 0; }));
+  }
+  bool from_below = false;
+  for (const std::vector<Tokens>& prompt : prompts) {
+    for (const TierKind tier : TiersOf(engine.Lookup(prompt))) from_below |= tier == TierKind::kDram;
+    ExpectLands(engine, prompt);
+  }
+  EXPECT_TRUE(from_below);
+}
+
+TEST_F(GpuHbm, WhatTheDiskHasOutlivesTheDaemon) {
+  DaemonProcess daemon(Options());
+  TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
+  const std::vector<Tokens> prompt = MakePrompt(5, 3, 80);
+  engine.PublishPrompt(prompt);
+  EXPECT_EQ(daemon.Terminate(), 0) << "which writes out what memory has alone";
+  daemon.Start();
+  ASSERT_TRUE(Eventually([&] { return engine.Reserve(ObjectKind::kSegment, MakeRun(9, 50)).granted(); }));
+  EXPECT_THAT(TiersOf(engine.Lookup(prompt)), Each(TierKind::kSsd));
+  ExpectLands(engine, prompt);
+}
+
+TEST_F(GpuHbm, RegionsOfTheProcessorAreRefusedByName) {
+  DaemonProcess daemon(Options());
+  auto client = Client::Connect(daemon.client_options());
+  ASSERT_TRUE(client.ok()) << client.status();
+  const absl::Status refused = (*client)->HostRegion(4096).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.message(), HasSubstr("host_region.on_gpu: the hbm tier lies on the GPU"));
+  const int memfd = ::memfd_create("region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  ASSERT_EQ(::ftruncate(memfd, 4096), 0);
+  ASSERT_EQ(::fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_THAT((*client)->RegisterRegion(memfd, 4096).status().message(), HasSubstr("register_region.on_gpu: the hbm"));
+  ::close(memfd);
+}
+
+// What cannot be mapped is a miss, and no error.
+TEST_F(GpuHbm, AnEngineWithoutTheGpuMissesWhatLiesThere) {
+  DaemonProcess daemon(Options());
+  TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);
+  const std::vector<Tokens> prompt = MakePrompt(6, 2, 60);
+  engine.PublishPrompt(prompt);
+  auto client = Client::Connect(daemon.client_options());
+  ASSERT_TRUE(client.ok()) << client.status();
+  auto model = (*client)->OpenModel(TestEngine::identity(), engine.Whole());
+  ASSERT_TRUE(model.ok()) << model.status();
+  Tokens tokens;
+  for (const Tokens& run : prompt) tokens.insert(tokens.end(), run.begin(), run.end());
+  const std::vector<uint64_t> lengths = {60, 60};
+  const Match match = model->Lookup(Prompt{tokens, lengths});
+  for (const SegmentResult& segment : match.segments()) EXPECT_EQ(segment.reason, MissReason::kTierError);
+}
+
 TEST_F(GpuTest, RegionsAreChargedAndGivenBack) {
   DaemonOptions options = WithGpu();
   options.sessions = "sessions: {region_bytes: 8MiB}\n";
@@ -130,9 +222,9 @@ TEST_F(GpuTest, WhatIsHostedIsEmptyAtFirst) {
     const auto region = (*client)->HostGpuRegion(*gpu_, kBytes);
     ASSERT_TRUE(region.ok()) << region.status();
     std::vector<std::byte> found(kBytes, kPoison);
-    gpu_->kernels().memory()->CopyOut(found.data(), region->data(), kBytes);
+    gpu_->CopyOut(found.data(), region->data(), kBytes);
     EXPECT_TRUE(std::ranges::all_of(found, [](std::byte byte) { return byte == std::byte{0}; }));
-    gpu_->kernels().memory()->CopyIn(region->data(), bytes.data(), kBytes);
+    gpu_->CopyIn(region->data(), bytes.data(), kBytes);
   }
 }
 

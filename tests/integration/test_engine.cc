@@ -56,7 +56,9 @@ std::vector<Tokens> MakePrompt(uint64_t seed, size_t segments, size_t tokens) {
   return prompt;
 }
 
-TestEngine::TestEngine(const ClientOptions& options, const Shape& shape, Memory memory) : shape_(shape) {
+TestEngine::TestEngine(ClientOptions options, const Shape& shape, Memory memory) : shape_(shape) {
+  std::string why;
+  if (memory == Memory::kGpuRegistered || memory == Memory::kGpuHosted) options.gpu = kernels::FindGpu(0, &why);
   MakeLayout();
   Place();
   absl::StatusOr<std::unique_ptr<Client>> client;
@@ -97,12 +99,12 @@ absl::StatusOr<Region> TestEngine::MakeRegion(Memory memory) {
 void TestEngine::Push() const {
   std::string why;
   if (near_ == nullptr) return;
-  kernels::FindGpu(0, &why)->kernels().memory()->CopyIn(region_.data(), near_.get(), region_.size());
+  kernels::FindGpu(0, &why)->CopyIn(region_.data(), near_.get(), region_.size());
 }
 void TestEngine::Pull() const {
   std::string why;
   if (near_ == nullptr) return;
-  kernels::FindGpu(0, &why)->kernels().memory()->CopyOut(near_.get(), region_.data(), region_.size());
+  kernels::FindGpu(0, &why)->CopyOut(near_.get(), region_.data(), region_.size());
 }
 
 void TestEngine::MakeLayout() {
@@ -334,6 +336,13 @@ void TestEngine::ExpectTuples(const Match& match, size_t segment, const Tokens& 
   const auto expect = [&](uint32_t layer, PartForm form, uint64_t first, const void* mapped, uint64_t floats) {
     std::vector<float> content(floats);
     Content(kind, run, layer, form, shape_.shard.rank).Write(content.data(), first, floats);
+    std::vector<float> copy;
+    if ((*tuples)[layer].memory == kernels::MemoryKind::kDevice) {
+      std::string why;
+      copy.resize(floats);
+      kernels::FindGpu(0, &why)->CopyOut(copy.data(), mapped, floats * sizeof(float));
+      mapped = copy.data();
+    }
     ASSERT_EQ(std::memcmp(mapped, content.data(), floats * sizeof(float)), 0) << "layer " << layer << " " << Name(form);
   };
   for (uint32_t layer = 0; layer < layout_.layers.size(); layer += 2) {

@@ -36,7 +36,7 @@ class TestEngine {
   enum class Memory { kRegistered, kHosted, kGpuRegistered, kGpuHosted };
 
   // Failures to connect, open or register are test failures.
-  explicit TestEngine(const ClientOptions& options, const Shape& shape = {}, Memory memory = Memory::kRegistered);
+  explicit TestEngine(ClientOptions options, const Shape& shape = {}, Memory memory = Memory::kRegistered);
 
   Client& client() { return *client_; }
   Model& model() { return *model_; }
