@@ -51,7 +51,7 @@ PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt, std::spa
   const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size(), boundaries);
   match.checkpoint_at = Wanted(candidates, match.resume, options_.most_checkpoints - placed.size());
   match.checkpoint_at.insert(match.checkpoint_at.end(), placed.begin(), placed.end());
-  if (resume != nullptr) ++resume->data.leases;
+  if (resume != nullptr) store_.Lease(*resume);
   return match;
 }
 
@@ -151,7 +151,7 @@ void PrefixCache::Trim() {
 }
 
 void PrefixCache::Release(Match match) {
-  if (match.lease != nullptr) --match.lease->data.leases;
+  if (match.lease != nullptr) store_.Release(*match.lease);
 }
 
 void PrefixCache::WhenGone(std::function<void(PrefixNode&)> gone) {
@@ -262,7 +262,7 @@ void PrefixCache::Visit(PrefixNode& node) {
 bool PrefixCache::ForgetOldest() {
   PrefixNode& leaf = *leaves_.begin()->node;
   // What it keeps is worth its tokens, unless they are most of what it takes, as without keys and values.
-  if (leaf.data.kept && tree_.bytes() <= 2 * options_.history_bytes) {
+  if (leaf.data.leases > 0 || (leaf.data.kept && tree_.bytes() <= 2 * options_.history_bytes)) {
     Visit(leaf);
     return false;
   }

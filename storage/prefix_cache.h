@@ -98,7 +98,7 @@ class PrefixCache {
   void Disown(PrefixNode& node);
   void Visit(PrefixNode& node);
   void Trim();
-  bool ForgetOldest();  // false: it is kept
+  bool ForgetOldest();  // false: it is kept, or leased
   void Sweep();
 
   // Which blocks end in an edge that was split, or joined to the one behind it.

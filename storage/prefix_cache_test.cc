@@ -290,7 +290,7 @@ std::vector<uint64_t> Traffic(const PrefixCosts& costs, uint64_t traffic, uint64
 
 TEST(PrefixCacheTest, RandomTrafficKeepsTheBooksAndDecidesTheSame) {
   for (int round = 0; round < 3; ++round) {
-    const uint64_t seed = std::random_device()();
+    const uint64_t seed = round == 0 ? 2746265446 : std::random_device()();  // forgot a prefix that was leased
     SCOPED_TRACE("seed " + std::to_string(seed));
     for (const PrefixCosts& costs : {kCosts, kPages}) {
       const std::vector<uint64_t> decided = Traffic(costs, seed, 5);

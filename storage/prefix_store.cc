@@ -42,17 +42,17 @@ double PrefixStore::Price(const PrefixNode& node, const PrefixNode& before, cons
   return law_.Rate({*entry.kind, entry.uses, entry.fresh}, now - entry.used) * Worth(node, before, paged);
 }
 
-double PrefixStore::Price(const Priced& priced, RequestTime now) const {
-  return law_.Rate(priced.law, static_cast<uint32_t>(now) - priced.used) * priced.worth;
+double PrefixStore::Price(const Kept& kept, RequestTime now) const {
+  return law_.Rate(kept.law, static_cast<uint32_t>(now) - kept.used) * kept.worth;
 }
 
 void PrefixStore::Refresh(PrefixNode& node) {
   if (!node.data.kept) return;
   const PrefixEntry& entry = node.data;
-  Priced& priced = priced_[entry.kept_place];
-  priced.worth = static_cast<float>(Worth(node, Before(node), Paged(node)));
-  priced.used = static_cast<uint32_t>(entry.used);
-  priced.law = ReuseLaw::ClassOf({*entry.kind, entry.uses, entry.fresh});
+  Kept& kept = kept_[entry.kept_place];
+  kept.worth = static_cast<float>(Worth(node, Before(node), Paged(node)));
+  kept.used = static_cast<uint32_t>(entry.used);
+  kept.law = ReuseLaw::ClassOf({*entry.kind, entry.uses, entry.fresh});
 }
 
 double PrefixStore::Price(const PrefixNode& node, RequestTime now) const {
@@ -72,6 +72,17 @@ std::vector<double> PrefixStore::Prices(std::span<const PrefixNode* const> way, 
   return prices;
 }
 
+void PrefixStore::Lease(PrefixNode& node) {
+  if (++node.data.leases > 1 || !node.data.kept) return;
+  const size_t place = node.data.kept_place;
+  kept_[place].leased = true;
+  if (kept_[place].cheap) ForgetCheap(place);
+}
+
+void PrefixStore::Release(PrefixNode& node) {
+  if (--node.data.leases == 0 && node.data.kept) kept_[node.data.kept_place].leased = false;
+}
+
 void PrefixStore::Pressed() {
   limit_ = std::max(bytes_, capacity_ / kLeastShare);
 }
@@ -86,8 +97,7 @@ void PrefixStore::Put(PrefixNode& node) {
   }
   node.data.kept = true;
   node.data.kept_place = kept_.size();
-  kept_.push_back(&node);
-  priced_.emplace_back();
+  kept_.push_back({.node = &node, .leased = node.data.leases > 0});
   Refresh(node);
   RefreshAround(node);
 }
@@ -115,27 +125,26 @@ void PrefixStore::Drop(PrefixNode& node) {
   }
   node.data.kept = false;
   const size_t place = node.data.kept_place, last = kept_.size() - 1;
-  if (priced_[place].cheap) ForgetCheap(place);
+  if (kept_[place].cheap) ForgetCheap(place);
   if (place != last) {
     kept_[place] = kept_[last];
-    kept_[place]->data.kept_place = place;
-    priced_[place] = priced_[last];
+    kept_[place].node->data.kept_place = place;
     for (Cheap& cheap : cheap_) cheap.place = cheap.place == last ? place : cheap.place;
   }
   kept_.pop_back();
-  priced_.pop_back();
   RefreshAround(node);
 }
 
 void PrefixStore::ForgetCheap(size_t place) {
-  priced_[place].cheap = false;
+  kept_[place].cheap = false;
   std::erase_if(cheap_, [place](const Cheap& cheap) { return cheap.place == place; });
 }
 
 PrefixNode* PrefixStore::CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const {
   PrefixNode* cheapest = nullptr;
   price = std::numeric_limits<double>::infinity();
-  for (PrefixNode* const node : kept_) {
+  for (const Kept& kept : kept_) {
+    PrefixNode* const node = kept.node;
     if (node == spared || node->data.leases > 0) continue;
     const double its = Price(*node, now);
     if (its >= price) continue;
@@ -145,52 +154,52 @@ PrefixNode* PrefixStore::CheapestOfAll(const PrefixNode* spared, RequestTime now
   return cheapest;
 }
 
-void PrefixStore::DrawCheap(const PrefixNode* spared, RequestTime now) {
+void PrefixStore::DrawCheap(RequestTime now) {
   const auto dearer = [](const Cheap& a, const Cheap& b) { return a.price < b.price; };
   size_t places[kSamples / kNeighbours];
   const size_t runs = (cheap_.size() < kCheap / 2 ? kSamples : kFresh) / kNeighbours;
   for (size_t i = 0; i < runs; ++i) {
     places[i] = static_cast<size_t>(((random_() >> 32) * (kept_.size() - kNeighbours + 1)) >> 32);
-    __builtin_prefetch(&priced_[places[i]]);  // all are waited for together
+    __builtin_prefetch(&kept_[places[i]]);  // all are waited for together
+    __builtin_prefetch(&kept_[places[i] + kNeighbours - 1]);
   }
   for (size_t i = 0; i < runs * kNeighbours; ++i) {
     const size_t place = places[i / kNeighbours] + i % kNeighbours;
-    Priced& priced = priced_[place];
-    const Cheap drawn{Price(priced, now), place};
+    Kept& kept = kept_[place];
+    const Cheap drawn{Price(kept, now), place};
     const bool full = cheap_.size() == kCheap;
-    if (priced.cheap || (full && drawn.price >= dearest_)) continue;
-    if (kept_[place] == spared || kept_[place]->data.leases > 0) continue;
+    if (kept.cheap || kept.leased || (full && drawn.price >= dearest_)) continue;
     if (full) {
       Cheap& dearest = *std::max_element(cheap_.begin(), cheap_.end(), dearer);
-      priced_[dearest.place].cheap = false;
+      kept_[dearest.place].cheap = false;
       dearest = drawn;
     } else {
       cheap_.push_back(drawn);
     }
-    priced.cheap = true;
+    kept.cheap = true;
     dearest_ = std::max_element(cheap_.begin(), cheap_.end(), dearer)->price;
   }
 }
 
 PrefixNode* PrefixStore::Cheapest(const PrefixNode* spared, RequestTime now, double& price) {
   if (kept_.size() <= kSamples) return CheapestOfAll(spared, now, price);
-  DrawCheap(spared, now);
+  DrawCheap(now);
   PrefixNode* seen = nullptr;
   bool again = true;
   while (true) {  // until the cheapest is what it was said to be; each is looked at once, or gets no dearer
-    if (cheap_.empty() && std::exchange(again, false)) DrawCheap(spared, now);  // all were leased meanwhile
+    if (cheap_.empty() && std::exchange(again, false)) DrawCheap(now);  // the spared one was all
     const auto cheapest = std::min_element(cheap_.begin(), cheap_.end(),
                                            [](const Cheap& a, const Cheap& b) { return a.price < b.price; });
     price = cheapest == cheap_.end() ? std::numeric_limits<double>::infinity() : cheapest->price;
-    PrefixNode* const node = cheapest == cheap_.end() ? nullptr : kept_[cheapest->place];
+    PrefixNode* const node = cheapest == cheap_.end() ? nullptr : kept_[cheapest->place].node;
     if (node == nullptr || node == seen) return seen;
-    if (node == spared || node->data.leases > 0) {  // in the way of those that may go
+    if (node == spared) {  // in the way of those that may go
       ForgetCheap(cheapest->place);
       continue;
     }
     seen = node;
     Refresh(*node);
-    cheapest->price = Price(priced_[cheapest->place], now);
+    cheapest->price = Price(kept_[cheapest->place], now);
   }
 }
 

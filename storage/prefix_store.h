@@ -36,6 +36,9 @@ class PrefixStore {
   // worth less than what would have to go for it, or more than all there is.
   bool Admit(PrefixNode& node, RequestTime now);
   void Drop(PrefixNode& node);
+  // Who resumes from one that is kept leases it: it stays until all have released it.
+  void Lease(PrefixNode& node);
+  void Release(PrefixNode& node);
   // One that is kept was used; or what is around it may have changed.
   void Refresh(PrefixNode& node);
   // `gone` is told of every checkpoint that goes for another one, once that one is there.
@@ -48,7 +51,7 @@ class PrefixStore {
   // The same of several on one way, by depth, that are not kept; nor is anything between them. One pass over the way.
   std::vector<double> Prices(std::span<const PrefixNode* const> way, RequestTime now) const;
   void ForEachKept(absl::FunctionRef<void(const PrefixNode&)> visit) const {
-    for (const PrefixNode* const node : kept_) visit(*node);
+    for (const Kept& kept : kept_) visit(*kept.node);
   }
   // Of what would go first, while there is no room for another checkpoint: nothing cheaper will be admitted; else 0.
   double LeastPrice(RequestTime now);
@@ -64,15 +67,18 @@ class PrefixStore {
   uint64_t refusals() const { return refusals_; }
 
  private:
-  // What a price takes of one that is kept, side by side with the others': what is drawn when something has to go is in
-  // no processor's cache, and so a few neighbours cost one place in memory, and none the way to the checkpoint before.
-  struct Priced {
+  // One that is kept, and what its price takes, side by side with the others': what is drawn when something has to go
+  // is in no processor's cache, and so a few neighbours cost two places in memory, and none the way to the checkpoint
+  // before.
+  struct Kept {
+    PrefixNode* node = nullptr;
     float worth = 0;    // FLOPs saved a byte freed, when it was last looked at
     uint32_t used = 0;  // low bits
     ReuseLaw::Class law;
-    bool cheap = false;  // among those below
+    bool cheap : 1 = false;   // among those below
+    bool leased : 1 = false;  // it may not go
   };
-  static_assert(sizeof(Priced) == 12);
+  static_assert(sizeof(Kept) == 24);
   struct Cheap {
     double price;  // when it was last looked at
     size_t place;  // among those that are kept
@@ -93,14 +99,14 @@ class PrefixStore {
   // FLOPs that it saves, a byte that it takes.
   double Worth(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged) const;
   double Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged, RequestTime now) const;
-  double Price(const Priced& priced, RequestTime now) const;
+  double Price(const Kept& kept, RequestTime now) const;
   void Put(PrefixNode& node);
   void RefreshAround(PrefixNode& node);
   // The cheapest one that may go, but for `spared`. Null: none. Where there are many, of a few that are drawn, and of
   // the cheap ones that were drawn before: an eviction costs the same however many there are.
   PrefixNode* Cheapest(const PrefixNode* spared, RequestTime now, double& price);
   PrefixNode* CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const;
-  void DrawCheap(const PrefixNode* spared, RequestTime now);
+  void DrawCheap(RequestTime now);
   void ForgetCheap(size_t place);
 
   const PrefixCosts costs_;
@@ -112,8 +118,7 @@ class PrefixStore {
   uint64_t bytes_ = 0, peak_bytes_ = 0;
   double going_price_ = 0;
   uint64_t evictions_ = 0, refusals_ = 0;
-  std::vector<PrefixNode*> kept_;
-  std::vector<Priced> priced_;  // the same
+  std::vector<Kept> kept_;
   std::vector<Cheap> cheap_;
   double dearest_ = 0;  // of these, where they are as many as are remembered
   std::function<void(PrefixNode&)> gone_;

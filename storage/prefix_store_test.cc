@@ -174,11 +174,14 @@ TEST_F(PrefixStoreTest, WhatIsLeasedStays) {
   PrefixNode &a = Node(1, 10, 1), &b = Node(2, 10, 2), &next = Node(3, 10, 1000);
   ASSERT_TRUE(store.Admit(a, 3));
   ASSERT_TRUE(store.Admit(b, 3));
-  a.data.leases = 1;
-  b.data.leases = 2;
+  store.Lease(a);
+  store.Lease(b);
+  store.Lease(b);
   EXPECT_FALSE(store.Admit(next, 1000));
   EXPECT_EQ(store.checkpoints(), 2u);
-  b.data.leases = 0;
+  store.Release(b);
+  EXPECT_FALSE(store.Admit(next, 1000));
+  store.Release(b);
   EXPECT_TRUE(store.Admit(next, 1000));
   EXPECT_THAT(Kept(kTokens), UnorderedElementsAreArray({&a, &next})) << "though it is the oldest";
 }
@@ -201,7 +204,7 @@ TEST_F(PrefixStoreTest, OfManyLeasedOnesNoneGoes) {
   for (int i = 0; i < kMany; ++i) nodes.push_back(&Node(i, 10, static_cast<RequestTime>(i < kMany / 2 ? 1 : 900)));
   for (PrefixNode* node : nodes) ASSERT_TRUE(store.Admit(*node, 1000));
   EXPECT_GT(store.LeastPrice(1000), 0);
-  for (int i = 0; i < kMany / 2; ++i) nodes[static_cast<size_t>(i)]->data.leases = 1;
+  for (int i = 0; i < kMany / 2; ++i) store.Lease(*nodes[static_cast<size_t>(i)]);
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(store.Admit(Node(kMany + i, 10, 1000), 1000)) << i;
   for (int i = 0; i < kMany / 2; ++i) ASSERT_TRUE(nodes[static_cast<size_t>(i)]->data.kept);
   EXPECT_EQ(store.evictions(), 100u);
@@ -258,11 +261,11 @@ void RandomTraffic(const PrefixCosts& costs, uint64_t seed) {
       }
     }
     if (node.data.kept && random() % 4 == 0) {
-      ++node.data.leases;
+      store.Lease(node);
       leased.push_back(&node);
     }
     if (leased.size() > 5) {
-      --leased.front()->data.leases;
+      store.Release(*leased.front());
       leased.erase(leased.begin());
     }
     for (const PrefixNode* held : leased) ASSERT_TRUE(held->data.kept);
