@@ -56,6 +56,7 @@ void FillDefaults(v1::Config* config) {
   if (dram->arena_bytes() == 0) dram->set_arena_bytes(kDefaultArenaBytes);
   dram->mutable_numa();
   FillTierDefaults(config);
+  if (config->eviction().empty()) config->set_eviction("price");
   if (config->tenants().empty()) {
     v1::Tenant* tenant = config->add_tenants();
     tenant->set_name("default");
@@ -163,6 +164,7 @@ absl::Status CheckTiers(const v1::Config& config) {
   if (ssd.capacity_bytes() > kMaxMemoryBytes) return Bad("ssd.capacity_bytes: out of range");
   const std::set<std::string> admissions = {"all", "second_use", "tinylfu"};
   if (!admissions.contains(ssd.admission())) return Bad("ssd.admission: expected all, second_use or tinylfu");
+  if (config.eviction() != "price" && config.eviction() != "lru") return Bad("eviction: expected price or lru");
   if (ssd.threads() > kMaxThreads) return Bad("ssd.threads: out of range");
   if (ssd.queue_depth() > kMaxQueueDepth) return Bad("ssd.queue_depth: out of range");
   return absl::OkStatus();

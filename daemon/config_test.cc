@@ -53,6 +53,7 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.hbm().capacity_bytes(), 0u);
   EXPECT_EQ(config.ssd().folder(), "");
   EXPECT_EQ(config.ssd().admission(), "second_use");
+  EXPECT_EQ(config.eviction(), "price");
   EXPECT_EQ(config.ssd().threads(), 8u);
   EXPECT_EQ(config.ssd().queue_depth(), 256u);
   EXPECT_EQ(config.tenants(0).ttl_seconds(), 0u);
@@ -194,6 +195,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d}", "ssd.capacity_bytes: must be at least one extent"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, admission: some}",
                  "ssd.admission: expected"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\neviction: fifo", "eviction: expected price or lru"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, threads: 9999}",
                  "ssd.threads: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, queue_depth: 9999999}",

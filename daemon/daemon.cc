@@ -66,6 +66,7 @@ storage::CacheOptions OptionsFrom(const v1::Config& config) {
   options.unused_lease = static_cast<storage::Nanos>(leases.unused_seconds()) * kSecond;
   options.reservation = static_cast<storage::Nanos>(leases.reservation_seconds()) * kSecond;
   options.pool.admission = AdmissionFrom(config.ssd().admission());
+  options.pool.eviction = config.eviction() == "lru" ? storage::EvictionMode::kLru : storage::EvictionMode::kPrice;
   options.random = RandomWord;
   return options;
 }

@@ -26,6 +26,7 @@ struct Named {
   ObjectHeader plan;
   TextDigest text;
   storage::Nanos recompute;
+  double flops;
 };
 
 // Nothing when it is too short to have an interior.
@@ -44,7 +45,8 @@ absl::StatusOr<std::optional<Named>> ReadName(const std::string& field, const v1
   if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
   if (!plan.ok()) return Bad(field, ".tokens: ", plan.status().message());
   plan->shard = model.shard;
-  return Named{*std::move(plan), MakeTextDigest(kind, *tokens), RecomputeTime(model, tokens->size())};
+  return Named{*std::move(plan), MakeTextDigest(kind, *tokens), RecomputeTime(model, tokens->size()),
+               RecomputeFlops(model, tokens->size())};
 }
 
 // One object of a Publish call, as far as it can be read without its plan.
@@ -149,7 +151,7 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
       storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
       if (object.has_value()) {
         reservation = cache_.Reserve(session->about().id, object->plan, object->text, storage::PoolKind::kPublic,
-                                     object->recompute);
+                                     object->recompute, object->flops);
       }
       // What is too short is a segment: a checkpoint of one token is none.
       const ObjectKind kind = object.has_value() ? object->plan.kind : ObjectKind::kSegment;

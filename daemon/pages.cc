@@ -182,6 +182,8 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   if (!part.ok()) return part.status();
   model->layout = *std::move(part);
   model->tokens_per_second = request.cost().tokens_per_second();
+  model->flops_per_token = request.cost().flops_per_token();
+  model->flops_per_square = request.cost().flops_per_token_squared();
   if (!request.has_prefixes()) return model;
   auto prefixes = storage::MakePrefixModel(model->ns, model->shard, model->layout,
                                            std::max(1u, request.prefixes().capture_tokens()),

@@ -29,6 +29,7 @@ storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, storage::N
   query.ns = model.ns;
   query.tokens = run.size();
   query.recompute = RecomputeTime(model, run.size());
+  query.flops = RecomputeFlops(model, run.size());
   query.needed_at = needed_at;
   query.storable = kind == ObjectKind::kCheckpoint || run.size() > uint64_t{model.layout.head} + model.layout.tail;
   if (query.storable) {
@@ -81,6 +82,11 @@ storage::Nanos RecomputeTime(const Model& model, uint64_t tokens) {
   constexpr double kYears = 1e18;  // nanoseconds; a rate may be absurdly small, or large
   const double nanos = 1e9 * static_cast<double>(tokens) / model.tokens_per_second;
   return static_cast<storage::Nanos>(std::clamp(nanos, 1.0, kYears));
+}
+
+double RecomputeFlops(const Model& model, uint64_t tokens) {
+  const auto count = static_cast<double>(tokens);
+  return count * (model.flops_per_token + count * model.flops_per_square) / model.shard.size;
 }
 
 uint64_t CountLookups(const v1::Prompt& prompt, const Model& model) {

@@ -33,6 +33,8 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const s
 
 // What computing so many tokens takes by the model's declared rate; 0: it declared none.
 storage::Nanos RecomputeTime(const Model& model, uint64_t tokens);
+// The FLOPs of that, this shard's part; 0: it declared none.
+double RecomputeFlops(const Model& model, uint64_t tokens);
 
 // What is looked up for one prompt, needed at a time counted from now.
 struct Asked {

@@ -59,6 +59,7 @@ struct Cache::Impl {
     if (tenant == nullptr) {
       return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
     }
+    pool.Requested(*tenant);
     return matcher.Lookup(session, *tenant, queries, prompt, has_room, lease,
                           draining ? MissReason::kDaemonUnavailable : MissReason::kNone);
   }
@@ -183,13 +184,13 @@ void Cache::Release(SessionId session, const LeaseId& lease) {
 }
 
 Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text, PoolKind pool,
-                                  Nanos recompute) {
+                                  Nanos recompute, double flops) {
   const TenantId* tenant = impl_->Tenant(session);
   if (tenant == nullptr || impl_->draining) return {};
-  Publisher::Reserved reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute);
+  Publisher::Reserved reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute, flops);
   const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
   if (present && !impl_->matcher.IsWhole(*tenant, {.key = plan.key, .shard = plan.shard})) {
-    reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute);
+    reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute, flops);
   }
   const bool known = text != TextDigest{};
   if (known && reserved.outcome == ReserveOutcome::kGranted) impl_->explainer.Published(*tenant, text, plan.ns);

@@ -106,9 +106,10 @@ class Cache {
   // `plan` is PlanObject's answer, `text` what it is of (all zero: not known): a miss of the same text under
   // another namespace says so (kNamespaceDiffers). Evicts what is needed to make room, and drops an object that is
   // there already but whose stored header has changed. kDeclined: to land so many bytes takes longer than `recompute`,
-  // what computing them again takes (0: not known); nothing is reserved.
+  // what computing them again takes (0: not known); nothing is reserved. `flops`, which that takes (0: not known), is
+  // what having the object is worth when others need its space.
   Reservation Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text = {},
-                      PoolKind pool = PoolKind::kPublic, Nanos recompute = 0);
+                      PoolKind pool = PoolKind::kPublic, Nanos recompute = 0, double flops = 0);
   // The plan behind a reservation of this session; null when unknown. For checking sources before Publish.
   const ObjectHeader* Planned(SessionId session, ReservationId reservation) const;
   // Copies in and checksums in the same pass; the object is found by others only after `done(kPublished)`, which may be

@@ -76,7 +76,7 @@ TEST_F(ExplainTest, FollowsAnObjectThroughItsLife) {
   const Explanation gone = Explain(plan);
   EXPECT_EQ(gone.reason, MissReason::kEvicted);
   EXPECT_FALSE(gone.present.has_value());
-  EXPECT_EQ(gone.ghost->policy, PolicyKind::kLru);
+  EXPECT_EQ(gone.ghost->policy, PolicyKind::kPrice);
   EXPECT_EQ(gone.ghost->uses, 2u);
   EXPECT_EQ(gone.ghost->gone_at, evicted_at);
   EXPECT_EQ(gone.ghost->lived, 123);

@@ -16,6 +16,7 @@
 #include "storage/filler.h"
 #include "storage/ids.h"
 #include "storage/policy/eviction.h"
+#include "storage/policy/reuse_book.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
@@ -57,6 +58,7 @@ struct Entry {
   uint32_t references = 0;              // uses that keep the copy at the top where it is
   uint32_t holds = 0;                   // calls that are at work on it
   uint32_t uses = 0;                    // look-ups that found it
+  Reuse reuse;                          // what it is worth
   Nanos published_at = 0;
   Nanos last_used_at = 0;                               // by a look-up; before the first one: published
   std::optional<std::list<ObjectId>::iterator> by_use;  // where objects of its tenant expire

@@ -23,6 +23,7 @@ struct Query {
   TextDigest text;  // all zero: not known
   uint64_t tokens = 0;
   Nanos recompute = 0;   // what computing it again takes, as the engine declared; 0: not known
+  double flops = 0;      // likewise
   Nanos needed_at = 0;   // when it will be, on the injected clock; what is past is now
   bool storable = true;  // false: too short to have an interior, a miss without a look-up
 };

@@ -46,6 +46,7 @@ class Level {
   void Forget(Rank& copy) { policy_.Forget(copy); }  // not idle
 
   TierKind kind() const { return tier_.kind(); }
+  PolicyKind policy() const { return policy_.kind(); }
   Tier& tier() const { return tier_; }
 
  private:

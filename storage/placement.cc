@@ -24,7 +24,7 @@ bool Used(const Entry& entry, size_t level) {
 }  // namespace
 
 Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCost& bring_up,
-                     const Clock& clock, Observer& observer, Events events)
+                     const ReuseBook* prices, const Clock& clock, Observer& observer, Events events)
     : disk_(tiers.ssd),
       disk_level_(tiers.ssd == nullptr ? SIZE_MAX : tiers.memory.size()),
       filler_(copying, tiers.ssd),
@@ -36,7 +36,11 @@ Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& adm
   std::vector<Tier*> all = tiers.memory;
   if (disk_ != nullptr) all.push_back(disk_);
   for (size_t i = 0; i < all.size(); ++i) {
-    policies_.push_back(std::make_unique<LruPolicy>());
+    if (prices != nullptr) {
+      policies_.push_back(std::make_unique<PricePolicy>(*prices));
+    } else {
+      policies_.push_back(std::make_unique<LruPolicy>());
+    }
     levels_.push_back(std::make_unique<Level>(*all[i], *policies_.back(), observer));
   }
 }
@@ -255,7 +259,7 @@ void Placement::GiveUp(Entry& entry, size_t level) {
   Remove(entry, level);
   const bool elsewhere = std::ranges::any_of(entry.copies, Readable);
   if (elsewhere) return Refresh(entry);
-  events_.lost(entry, MissReason::kEvicted, PolicyKind::kLru, kind(level));
+  events_.lost(entry, MissReason::kEvicted, levels_[level]->policy(), kind(level));
 }
 
 void Placement::Remove(Entry& entry, size_t level) {

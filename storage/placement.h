@@ -35,8 +35,9 @@ class Placement {
   };
 
   // All must outlive the placement. `copying` copies between memory tiers; what copies cost is told to `bring_up`.
+  // `prices`: what goes first is cheapest by it; null: least recently used.
   Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCost& bring_up,
-            const Clock& clock, Observer& observer, Events events);
+            const ReuseBook* prices, const Clock& clock, Observer& observer, Events events);
   ~Placement();
 
   void SetFloor(size_t level, const Group& group, uint64_t bytes) { levels_[level]->SetFloor(group, bytes); }

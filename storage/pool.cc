@@ -10,6 +10,26 @@
 #include "proto/limits.h"
 
 namespace ashlar::storage {
+namespace {
+
+ReuseKind KindOf(const Entry& entry) {
+  if (entry.group.pool == PoolKind::kPrivate) return ReuseKind::kOwn;
+  switch (entry.header.kind) {
+    case ObjectKind::kSegment:
+      return ReuseKind::kSegment;
+    case ObjectKind::kPrefixPage:
+      return ReuseKind::kBlock;
+    default:
+      return ReuseKind::kCheckpoint;
+  }
+}
+
+float SavedAByte(const ObjectHeader& header, double flops) {
+  const double saved = flops > 0 ? flops : kAssumedFlopsPerToken * static_cast<double>(header.tokens);
+  return static_cast<float>(saved / static_cast<double>(header.bytes));
+}
+
+}  // namespace
 
 Pool::Reference::Reference(Pool& pool, Entry& entry) : pool_(&pool), entry_(&entry) {
   if (++entry.references == 1) pool.placement_.Changed(entry);
@@ -38,7 +58,8 @@ Pool::Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clo
       observer_(observer),
       admission_(options.admission, options.admission_keys),
       ghosts_(options.ghosts_per_tenant),
-      placement_(tiers, copying, admission_, bring_up_, clock, observer,
+      placement_(tiers, copying, admission_, bring_up_, options.eviction == EvictionMode::kPrice ? &reuse_ : nullptr,
+                 clock, observer,
                  {.find =
                       [this](ObjectId id) {
                         const auto found = entries_.find(id);
@@ -81,15 +102,17 @@ Pool::Result Pool::Find(TenantId tenant, const Query& query, std::vector<Referen
     refused = placement_.Promote(*rest[i].entry_, 0, query.needed_at);
   }
   if (refused != MissReason::kNone) return {.reason = refused};
-  Found(*entry);
-  for (const Reference& other : rest) Found(*other.entry_);
+  Found(*entry, query.flops);
+  for (const Reference& other : rest) Found(*other.entry_, query.flops);
   if (others != nullptr) std::ranges::move(rest, std::back_inserter(*others));
   placement_.Pump();
   return result;
 }
 
-void Pool::Found(Entry& entry) {
+void Pool::Found(Entry& entry, double flops) {
   ++entry.uses;
+  reuse_.Used(entry.group.tenant, entry.reuse);
+  if (flops > 0) entry.reuse.saves_a_byte = SavedAByte(entry.header, flops);  // after a restart nobody knew
   Use(entry);
   placement_.Touch(entry);
 }
@@ -101,7 +124,7 @@ Pool::Reference Pool::Shard(const Reference& object, const TensorShard& shard) {
   return Reference(*this, *entry);
 }
 
-Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan, Nanos recompute) {
+Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan, Nanos recompute, double flops) {
   if (Entry* entry = table_.Find(group.tenant, plan.key, plan.shard)) {
     if (!entry->ready) return {ReserveOutcome::kBeingPublished, {}};
     placement_.Touch(*entry);
@@ -118,7 +141,7 @@ Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan, Nanos rec
                       .gone_at = clock_.Now()});
     return {ReserveOutcome::kDeclined, {}};
   }
-  Entry& entry = Make(group, plan);
+  Entry& entry = Make(group, plan, flops);
   if (!placement_.Reserve(entry, plan.Extents())) {
     entries_.erase(ObjectId{entry.id});
     ghosts_.Remember(group.tenant, plan.key,
@@ -129,12 +152,14 @@ Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan, Nanos rec
   return {ReserveOutcome::kGranted, Reference(*this, entry)};
 }
 
-Entry& Pool::Make(const Group& group, ObjectHeader header) {
+Entry& Pool::Make(const Group& group, ObjectHeader header, double flops) {
   const ObjectId id = next_id_++;
   auto entry = std::make_unique<Entry>();
   entry->id = id;
   entry->group = group;
   entry->header = std::move(header);
+  entry->reuse.kind = KindOf(*entry);
+  entry->reuse.saves_a_byte = SavedAByte(entry->header, flops);
   return *entries_.emplace(id, std::move(entry)).first->second;
 }
 
@@ -150,6 +175,9 @@ void Pool::Publish(const Reference& object, ObjectHeader header) {
 void Pool::Appear(Entry& entry) {
   entry.ready = true;
   entry.published_at = clock_.Now();
+  const Ghost* const ghost = ghosts_.Find(entry.group.tenant, entry.header.key);
+  const bool evicted = ghost != nullptr && ghost->reason == MissReason::kEvicted;
+  reuse_.Came(entry.group.tenant, entry.reuse, evicted ? &ghost->reuse : nullptr);
   ghosts_.Forget(entry.group.tenant, entry.header.key);
   Use(entry);
   // What goes takes its bundle along: a pin of one shard is one of those that come later, too.
@@ -163,7 +191,7 @@ void Pool::Appear(Entry& entry) {
 }
 
 void Pool::Adopt(const Group& group, ObjectHeader header, Slot slot) {
-  Entry& entry = Make(group, std::move(header));
+  Entry& entry = Make(group, std::move(header), 0);
   table_.Insert(entry);
   Appear(entry);
   placement_.Adopt(entry, std::move(slot));
@@ -341,6 +369,8 @@ void Pool::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier
     ghost.tier = tier;
     ghost.lived = ghost.gone_at - entry.published_at;
     ghost.idle = ghost.gone_at - entry.last_used_at;
+    ghost.reuse = entry.reuse;
+    if (why == MissReason::kEvicted) reuse_.GivenUp(entry.group.tenant, entry.reuse);
   }
   ghosts_.Remember(entry.group.tenant, entry.header.key, ghost);
   observer_.Evicted(entry.group.tenant, entry.header.kind, ghost);

@@ -29,6 +29,7 @@ struct PoolOptions {
   size_t ghosts_per_tenant = GhostTable::kDefaultGhosts;
   AdmissionMode admission = AdmissionMode::kSecondUse;  // of the disk
   size_t admission_keys = 1 << 20;                      // whose uses are counted
+  EvictionMode eviction = EvictionMode::kPrice;
 };
 
 // Keeps two promises: an object that is referenced stays where it is, and one that is neither referenced nor pinned
@@ -75,10 +76,14 @@ class Pool {
     ReserveOutcome outcome = ReserveOutcome::kNoSpace;
     Reference object;  // set when granted
   };
+  // A request comes: in requests the pool counts how long things are not used.
+  void Requested(TenantId tenant) { reuse_.Tick(tenant); }
+
   // Makes room at the top for an object that is not there yet, in place of idle ones (storage/level.h). The object is
   // the caller's alone until Publish; if its last reference goes before, it is abandoned.
-  // What would take longer to land than `recompute` (0: not known) is declined.
-  Room Reserve(const Group& group, const ObjectHeader& plan, Nanos recompute = 0);
+  // What would take longer to land than `recompute` (0: not known) is declined. `flops`: what having it saves,
+  // likewise.
+  Room Reserve(const Group& group, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0);
   // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
   // not need are given back. From here on the object is found.
   void Publish(const Reference& object, ObjectHeader header);
@@ -131,7 +136,7 @@ class Pool {
 
  private:
   void Appear(Entry& entry);
-  void Found(Entry& entry);
+  void Found(Entry& entry, double flops);
   void Use(Entry& entry);
   Entry* Living(ObjectId id);  // null: it is gone
   bool Expired(const Entry& entry) const;
@@ -142,12 +147,13 @@ class Pool {
   void Unpin(Entry& entry);
   void Unreference(Entry& entry);
   bool GoesNow(const Entry& entry) const;  // if it is doomed
-  Entry& Make(const Group& group, ObjectHeader header);
+  Entry& Make(const Group& group, ObjectHeader header, double flops);
 
   const Clock& clock_;
   Observer& observer_;
   AdmissionPolicy admission_;
   BringUpCost bring_up_;
+  ReuseBook reuse_;
   SegmentTable table_;
   GhostTable ghosts_;
   ObjectId next_id_ = 1;

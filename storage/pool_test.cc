@@ -55,6 +55,36 @@ TEST_F(PoolTest, EvictsTheLeastRecentlyUsed) {
   EXPECT_THAT(observer_.evicted, ElementsAre(MissReason::kEvicted, MissReason::kEvicted));
 }
 
+// Three objects are asked for again and again, others once: more of them between two uses than there is room for.
+TEST(PoolEvictionTest, WhatIsAskedForAgainStaysWhileOthersPassThrough) {
+  const auto hits = [](EvictionMode mode) {
+    const std::unique_ptr<MemoryTier> tier = TestTier({{1, 8}});
+    ManualClock clock;
+    CountingObserver observer;
+    ManualExecutor executor;
+    Pool pool({.eviction = mode}, {.memory = {tier.get()}}, executor, clock, observer);
+    const auto ask = [&pool](uint32_t text) {
+      ObjectHeader plan{.kind = ObjectKind::kSegment, .tokens = 64, .bytes = limits::kExtentBytes};
+      for (size_t i = 0; i < 4; ++i) plan.key.bytes[i] = static_cast<uint8_t>(text >> 8 * i);
+      pool.Requested(1);
+      if (pool.Find(1, {.key = plan.key}).reason == MissReason::kNone) return true;
+      const Pool::Room room = pool.Reserve({1}, plan);
+      EXPECT_EQ(room.outcome, ReserveOutcome::kGranted);
+      if (room.object) pool.Publish(room.object, room.object->header);
+      return false;
+    };
+    int found = 0;
+    for (uint32_t turn = 0; turn < 1000; ++turn) {
+      const bool hit = ask(turn % 3);
+      if (turn >= 500) found += hit ? 1 : 0;
+      for (uint32_t i = 0; i < 4; ++i) ask(1000 + turn * 4 + i);
+    }
+    return found;
+  };
+  EXPECT_EQ(hits(EvictionMode::kLru), 0) << "the least recently used one is always the next that is asked for";
+  EXPECT_GT(hits(EvictionMode::kPrice), 450) << "of 500";
+}
+
 TEST_F(PoolTest, AReferenceKeepsAnObjectHoweverOldItIs) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
   Pool::Result used = pool_.Find(1, {.key = Plan(1, 4).key});
@@ -126,7 +156,7 @@ TEST_F(PoolTest, TellsWhatIsKnownOfWhatIsGone) {
 
   const Ghost& evicted = observer_.ghosts[0];
   EXPECT_EQ(evicted.reason, MissReason::kEvicted);
-  EXPECT_EQ(evicted.policy, PolicyKind::kLru);
+  EXPECT_EQ(evicted.policy, PolicyKind::kPrice);
   EXPECT_EQ(evicted.tier, TierKind::kDram);
   EXPECT_EQ(evicted.uses, 3u);
   EXPECT_EQ(evicted.bytes, 8 * limits::kExtentBytes);

@@ -27,13 +27,16 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
     prefixes_.drain_.Begin(session_);
     ++prefixes_.commits_[session_];
     const PrefixModel& model = commit_.text.model();
+    std::vector<uint64_t> before = prefixes_.CheckpointsOf(group_.tenant, commit_.text, own_);
     for (size_t i = 0; i < keep_.size(); ++i) {
       if (!keep_[i]) continue;
       const uint64_t depth = commit_.checkpoints[i].depth;
       ++prefixes_.writing_[Keys().Checkpoint(depth)];
       const size_t blocks = model.paged ? depth / model.block_tokens : 0;
       while (blocks_ < blocks) objects_.push_back({.checkpoint = i, .block = blocks_++});
-      objects_.push_back({.checkpoint = i});
+      const auto behind = std::ranges::lower_bound(before, depth);
+      objects_.push_back({.checkpoint = i, .resume = behind == before.begin() ? 0 : *std::prev(behind)});
+      before.insert(behind, depth);
       outcomes_[i] = CommitOutcome::kAlreadyPresent;
     }
     Go();
@@ -46,6 +49,7 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
   struct Object {
     size_t checkpoint = 0;    // that needs it; those behind it do, too, where it is a block
     size_t block = kNoBlock;  // which one; else the checkpoint itself
+    uint64_t resume = 0;      // without the checkpoint, from there
   };
 
   const PrefixKeys& Keys() const { return own_ ? *commit_.text.own() : commit_.text.shared(); }
@@ -71,7 +75,7 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
               : PlanPrefixCheckpoint(model.layout, model.ns, Keys().Checkpoint(depth), model.block_tokens, depth);
     if (!plan.ok()) return Fail(object, CommitOutcome::kBadSource);
     plan->shard = model.shard;
-    const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, group_, *plan, 0);
+    const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, group_, *plan, 0, Saves(object, depth));
     switch (reserved.outcome) {
       case ReserveOutcome::kGranted:
         return Copy(object, reserved.id);
@@ -81,6 +85,13 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
       default:
         return Fail(object, CommitOutcome::kNoSpace);
     }
+  }
+
+  // FLOPs, the shard's part of them.
+  double Saves(const Object& object, uint64_t depth) const {
+    const PrefixModel& model = commit_.text.model();
+    const uint64_t from = object.block == kNoBlock ? object.resume : depth - model.block_tokens;
+    return (model.costs.Flops(depth) - model.costs.Flops(from)) / model.shard.size;
   }
 
   void Copy(const Object& object, ReservationId reservation) {
@@ -194,6 +205,24 @@ std::vector<bool> Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   for (size_t i = 0; i < keep.size(); ++i) keep[i] = kept.contains(commit.checkpoints[i].depth);
   Name(space, commit.text, tokens.size());
   return keep;
+}
+
+std::vector<uint64_t> Prefixes::CheckpointsOf(TenantId tenant, const PrefixText& text, bool own) {
+  std::vector<uint64_t> depths;
+  if (own) {
+    const Conversation* const conversation = Of(tenant).Find({text.model().ns, text.conversation()});
+    if (conversation == nullptr) return depths;
+    for (const Mark& mark : {conversation->before, conversation->last}) {
+      const bool of_text = mark.depth > 0 && mark.depth <= text.tokens().size();
+      if (of_text && text.own()->Checkpoint(mark.depth) == mark.key) depths.push_back(mark.depth);
+    }
+    std::ranges::sort(depths);
+  } else if (const auto space = spaces_.find(text.model().ns); space != spaces_.end()) {
+    space->second.cache->tree().Walk(text.tokens(), [&depths](PrefixNode& node) {
+      if (node.data.kept) depths.push_back(node.depth());
+    });
+  }
+  return depths;
 }
 
 void Prefixes::Name(const Space& space, const PrefixText& text, uint64_t depth) {

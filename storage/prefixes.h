@@ -182,6 +182,8 @@ class Prefixes {
   std::vector<bool> Decide(Space& space, const PrefixCommit& commit);
   // Notes under which keys the prefixes of a text are stored that are to be kept.
   static void Name(const Space& space, const PrefixText& text, uint64_t depth);
+  // Depths at which a text can be resumed as far as is known, rising.
+  std::vector<uint64_t> CheckpointsOf(TenantId tenant, const PrefixText& text, bool own);
   // False: it was known.
   bool Remember(TenantId tenant, const PrefixText& text, uint64_t depth);
   // Of a checkpoint that was written and is not kept any more: it goes, and the blocks that nothing else needs.

@@ -7,9 +7,9 @@ namespace ashlar::storage {
 Publisher::Publisher(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time)
     : pool_(pool), mover_(mover), clock_(clock), drain_(drain), reservation_time_(reservation_time) {}
 
-Publisher::Reserved Publisher::Reserve(SessionId session, const Group& group, const ObjectHeader& plan,
-                                       Nanos recompute) {
-  Pool::Room room = pool_.Reserve(group, plan, recompute);
+Publisher::Reserved Publisher::Reserve(SessionId session, const Group& group, const ObjectHeader& plan, Nanos recompute,
+                                       double flops) {
+  Pool::Room room = pool_.Reserve(group, plan, recompute, flops);
   if (room.outcome != ReserveOutcome::kGranted) return {room.outcome, 0};
   const ReservationId id = next_id_++;
   reservations_.emplace(Name(session, id),

@@ -31,7 +31,7 @@ class Publisher {
     ReserveOutcome outcome = ReserveOutcome::kUnavailable;
     ReservationId id = 0;
   };
-  Reserved Reserve(SessionId session, const Group& group, const ObjectHeader& plan, Nanos recompute);
+  Reserved Reserve(SessionId session, const Group& group, const ObjectHeader& plan, Nanos recompute, double flops);
   const ObjectHeader* Planned(SessionId session, ReservationId id) const;
   // `done` once, possibly before this returns. Every outcome but kBusy ends the reservation.
   void Publish(SessionId session, ReservationId id, PublishSource source, std::function<void(PublishOutcome)> done);

@@ -9,6 +9,7 @@
 #include "proto/outcome.h"
 #include "storage/executor.h"
 #include "storage/index/bounded_table.h"
+#include "storage/policy/reuse_book.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
@@ -24,6 +25,7 @@ struct Ghost {
   Nanos gone_at = 0;                      // when that happened, on the injected clock
   Nanos lived = 0;                        // from its publication until then; 0: never published
   Nanos idle = 0;                         // from its last use, or its publication, until then
+  Reuse reuse;                            // of what was evicted
 };
 
 // Keyed by tenant and key. Every call is O(1). Each tenant has a memory of its own, of a bounded number of ghosts with
@@ -47,7 +49,7 @@ class GhostTable {
 
  private:
   using Memory = BoundedTable<Key, Ghost>;
-  static_assert(kDefaultGhosts * Memory::kBytesPerEntry <= 7 << 20, "what one tenant's ghosts take at most: 7 MiB");
+  static_assert(kDefaultGhosts * Memory::kBytesPerEntry <= 9 << 20, "what one tenant's ghosts take at most: 9 MiB");
 
   const size_t max_ghosts_;
   std::map<TenantId, Memory> memories_;

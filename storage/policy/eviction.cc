@@ -1,5 +1,11 @@
 #include "storage/policy/eviction.h"
 
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "storage/entry.h"
+
 namespace ashlar::storage {
 namespace {
 
@@ -68,6 +74,96 @@ std::vector<Entry*> LruPolicy::Victims(std::span<const Allowance> groups, uint64
       found += current.extents;
       oldest->allowed -= current.extents;
     }
+  }
+  if (found < extents) victims.clear();
+  return victims;
+}
+
+Rank& PricePolicy::RingOf(const Group& group, const Entry& entry) {
+  const Reuse& reuse = entry.reuse;
+  const ReuseLaw::Class law = ReuseBook::ClassOf(reuse);
+  const double worth = std::clamp<double>(reuse.saves_a_byte, kLeastWorth, kMostWorth);
+  const auto half_octave = static_cast<int>(std::lround(2 * std::log2(worth)));
+  const uint32_t name = (law.kind * 256u + law.uses) << 8 | static_cast<uint8_t>(half_octave);
+  Shelf& shelf = shelves_[group];
+  const auto [found, fresh] = shelf.by_class.try_emplace(name, shelf.rings.size());
+  if (fresh) {
+    auto ring = std::make_unique<Ring>(
+        Ring{.place = {}, .law = law, .worth = static_cast<float>(std::exp2(half_octave / 2.0))});
+    ring->place.older = ring->place.younger = &ring->place;
+    shelf.rings.push_back(std::move(ring));
+  }
+  return shelf.rings[found->second]->place;
+}
+
+void PricePolicy::Append(Rank& copy, Rank& place) {
+  copy.used = ++uses_;
+  copy.at = book_.now(copy.entry->group.tenant);
+  copy.order = &place;
+  copy.younger = &place;
+  copy.older = place.older;
+  copy.older->younger = &copy;
+  place.older = &copy;
+}
+
+void PricePolicy::Track(const Group& group, Rank& copy) {
+  Append(copy, RingOf(group, *copy.entry));
+}
+
+void PricePolicy::Touch(Rank& copy) {
+  Unlink(copy);
+  Append(copy, RingOf(copy.entry->group, *copy.entry));
+}
+
+void PricePolicy::Forget(Rank& copy) {
+  Unlink(copy);
+  copy.order = nullptr;
+}
+
+void PricePolicy::Advance(Cursor& cursor, TenantId tenant, uint64_t before) {
+  Rank* const place = &cursor.ring->place;
+  while (cursor.next != place && cursor.next->used <= before && !cursor.next->idle) {
+    Rank& in_use = *cursor.next;
+    cursor.next = in_use.younger;
+    Unlink(in_use);  // its release will put it there anyway
+    Append(in_use, *place);
+  }
+  if (cursor.next == place || cursor.next->used > before) {
+    cursor.next = nullptr;
+    return;
+  }
+  cursor.price = book_.Rate(tenant, cursor.ring->law, cursor.next->at) * cursor.ring->worth;
+}
+
+std::vector<Entry*> PricePolicy::Victims(std::span<const Allowance> groups, uint64_t extents) {
+  const uint64_t before = uses_;  // what was used since has been met before
+  std::vector<uint64_t> allowed;
+  std::vector<Cursor> cursors;
+  for (const Allowance& from : groups) {
+    allowed.push_back(from.extents);
+    for (const auto& ring : shelves_[from.group].rings) {
+      cursors.push_back({ring.get(), ring->place.younger, allowed.size() - 1, 0});
+      Advance(cursors.back(), from.group.tenant, before);
+    }
+  }
+  std::vector<Entry*> victims;
+  uint64_t found = 0;
+  while (found < extents) {
+    std::erase_if(cursors, [](const Cursor& cursor) { return cursor.next == nullptr; });
+    const auto cheapest = std::ranges::min_element(
+        cursors, {}, [](const Cursor& cursor) { return std::pair(cursor.price, cursor.next->used); });
+    if (cheapest == cursors.end()) break;
+    Rank& copy = *cheapest->next;
+    const size_t group = cheapest->group;
+    if (copy.extents > allowed[group]) {  // what a group may keep, it keeps its dearest of
+      for (Cursor& cursor : cursors) cursor.next = cursor.group == group ? nullptr : cursor.next;
+      continue;
+    }
+    victims.push_back(copy.entry);
+    found += copy.extents;
+    allowed[group] -= copy.extents;
+    cheapest->next = copy.younger;
+    Advance(*cheapest, groups[group].group.tenant, before);
   }
   if (found < extents) victims.clear();
   return victims;

@@ -3,10 +3,14 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
+#include "proto/outcome.h"
 #include "storage/ids.h"
+#include "storage/policy/reuse_book.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
@@ -35,15 +39,19 @@ struct Rank {
   Rank* older = nullptr;
   Rank* younger = nullptr;
   uint64_t used = 0;  // when, in uses: compares copies of different groups
+  uint64_t at = 0;    // when, in its tenant's requests
 
   bool tracked() const { return order != nullptr; }
 };
+
+enum class EvictionMode : uint8_t { kPrice, kLru };
 
 // Ranks the copies in one tier; the level decides how many go. A copy is tracked while it is whole, in use or not, and
 // stays where it is so long.
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
+  virtual PolicyKind kind() const = 0;
   virtual void Track(const Group& group, Rank& copy) = 0;
   // The object was looked up, or its last reference went: it was in use until now.
   virtual void Touch(Rank& copy) = 0;
@@ -62,6 +70,7 @@ class EvictionPolicy {
 // that is met in use moves to the recent end, where it belongs and where its release will put it anyway.
 class LruPolicy final : public EvictionPolicy {
  public:
+  PolicyKind kind() const override { return PolicyKind::kLru; }
   void Track(const Group& group, Rank& copy) override;
   void Touch(Rank& copy) override;
   void Forget(Rank& copy) override;
@@ -80,6 +89,51 @@ class LruPolicy final : public EvictionPolicy {
   uint64_t uses_ = 0;
   // Rings, each through a place of no copy: behind it the oldest, before it the youngest.
   std::map<Group, Rank> orders_;
+};
+
+// The cheapest first: what having it saves, a byte, times the uses that are to be expected a request of keeping it
+// (policy/reuse_book.h). Objects that the law does not tell apart, and whose worth is of one half octave, stand in one
+// ring by their last use; of each ring the oldest is taken for the cheapest, as it is unless likelihood rises with age.
+// Track, Touch and Forget are O(1), Victims O(rings) a copy returned: some dozens of them are not empty.
+class PricePolicy final : public EvictionPolicy {
+ public:
+  explicit PricePolicy(const ReuseBook& book) : book_(book) {}
+
+  PolicyKind kind() const override { return PolicyKind::kPrice; }
+  void Track(const Group& group, Rank& copy) override;
+  void Touch(Rank& copy) override;
+  void Forget(Rank& copy) override;
+  std::vector<Entry*> Victims(std::span<const Allowance> groups, uint64_t extents) override;
+
+ private:
+  // FLOPs a byte. What engines say beyond that is taken for that: it bounds how many rings there are.
+  static constexpr double kLeastWorth = 1.0 / 16, kMostWorth = 1 << 28;
+
+  // Copies of one group, class and worth.
+  struct Ring {
+    Rank place;  // of no copy: behind it the oldest, before it the youngest
+    ReuseLaw::Class law;
+    float worth = 0;
+  };
+  struct Shelf {
+    absl::flat_hash_map<uint32_t, size_t> by_class;
+    std::vector<std::unique_ptr<Ring>> rings;
+  };
+  struct Cursor {
+    Ring* ring;
+    Rank* next;
+    size_t group;
+    double price;
+  };
+
+  Rank& RingOf(const Group& group, const Entry& entry);
+  void Append(Rank& copy, Rank& place);
+  // On to the oldest of what was there before that may be given up.
+  void Advance(Cursor& cursor, TenantId tenant, uint64_t before);
+
+  const ReuseBook& book_;
+  uint64_t uses_ = 0;
+  std::map<Group, Shelf> shelves_;
 };
 
 }  // namespace ashlar::storage

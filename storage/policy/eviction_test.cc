@@ -5,6 +5,8 @@
 
 #include <array>
 #include <initializer_list>
+#include <map>
+#include <memory>
 #include <vector>
 
 #include "storage/entry.h"
@@ -17,9 +19,15 @@ using ::testing::IsEmpty;
 
 constexpr Group kGroup{9};
 
-class LruPolicyTest : public ::testing::Test {
+std::unique_ptr<EvictionPolicy> Make(EvictionMode mode, const ReuseBook& book) {
+  if (mode == EvictionMode::kPrice) return std::make_unique<PricePolicy>(book);
+  return std::make_unique<LruPolicy>();
+}
+
+// What is worth the same, and used alike, goes by recency in either mode.
+class EvictionPolicyTest : public ::testing::TestWithParam<EvictionMode> {
  protected:
-  LruPolicyTest() {
+  EvictionPolicyTest() {
     for (ObjectId id = 0; id < entries_.size(); ++id) {
       entries_[id].id = id;
       Copy(id).entry = &entries_[id];
@@ -30,14 +38,15 @@ class LruPolicyTest : public ::testing::Test {
   Rank& Copy(ObjectId id) { return entries_.at(id).top().rank; }
   void Track(const Group& group, ObjectId id, uint32_t extents) {
     Copy(id).extents = extents;
-    lru_.Track(group, Copy(id));
+    Copy(id).entry->group = group;
+    policy_->Track(group, Copy(id));
   }
   void SetIdle(std::initializer_list<ObjectId> ids, bool idle) {
     for (const ObjectId id : ids) Copy(id).idle = idle;
   }
   std::vector<ObjectId> Victims(std::vector<EvictionPolicy::Allowance> groups, uint64_t extents) {
     std::vector<ObjectId> ids;
-    for (const Entry* victim : lru_.Victims(groups, extents)) ids.push_back(victim->id);
+    for (const Entry* victim : policy_->Victims(groups, extents)) ids.push_back(victim->id);
     return ids;
   }
   std::vector<ObjectId> Victims(const Group& group, uint64_t extents) {
@@ -45,18 +54,22 @@ class LruPolicyTest : public ::testing::Test {
   }
 
   std::array<Entry, 7> entries_;
-  LruPolicy lru_;
+  ReuseBook book_;
+  const std::unique_ptr<EvictionPolicy> policy_ = Make(GetParam(), book_);
 };
 
-TEST_F(LruPolicyTest, OffersTheLeastRecentlyUsedFirst) {
+INSTANTIATE_TEST_SUITE_P(All, EvictionPolicyTest, ::testing::Values(EvictionMode::kPrice, EvictionMode::kLru),
+                         [](const auto& info) { return info.param == EvictionMode::kPrice ? "Price" : "Lru"; });
+
+TEST_P(EvictionPolicyTest, OffersTheLeastRecentlyUsedFirst) {
   for (ObjectId id = 1; id <= 4; ++id) Track(kGroup, id, 2);
-  lru_.Touch(Copy(1));
-  lru_.Touch(Copy(3));
+  policy_->Touch(Copy(1));
+  policy_->Touch(Copy(3));
   EXPECT_THAT(Victims(kGroup, 8), ElementsAre(2, 4, 1, 3));
   EXPECT_THAT(Victims(kGroup, 8), ElementsAre(2, 4, 1, 3)) << "offering changes nothing";
 }
 
-TEST_F(LruPolicyTest, OffersJustEnough) {
+TEST_P(EvictionPolicyTest, OffersJustEnough) {
   for (ObjectId id = 1; id <= 3; ++id) Track(kGroup, id, 3);
   EXPECT_THAT(Victims(kGroup, 3), ElementsAre(1));
   EXPECT_THAT(Victims(kGroup, 4), ElementsAre(1, 2));
@@ -64,14 +77,14 @@ TEST_F(LruPolicyTest, OffersJustEnough) {
   EXPECT_THAT(Victims(kGroup, 10), IsEmpty()) << "nobody goes in vain";
 }
 
-TEST_F(LruPolicyTest, KnowsTenantsApart) {
+TEST_P(EvictionPolicyTest, KnowsTenantsApart) {
   Track({1}, 1, 1);
   Track({2}, 2, 1);
   EXPECT_THAT(Victims(Group{2}, 1), ElementsAre(2));
   EXPECT_THAT(Victims(Group{3}, 1), IsEmpty());
 }
 
-TEST_F(LruPolicyTest, SkipsObjectsInUseAndCountsThemAsRecent) {
+TEST_P(EvictionPolicyTest, SkipsObjectsInUseAndCountsThemAsRecent) {
   for (ObjectId id = 1; id <= 4; ++id) Track(kGroup, id, 1);
   SetIdle({1, 3}, false);
   EXPECT_THAT(Victims(kGroup, 1), ElementsAre(2));
@@ -79,12 +92,12 @@ TEST_F(LruPolicyTest, SkipsObjectsInUseAndCountsThemAsRecent) {
   EXPECT_THAT(Victims(kGroup, 3), IsEmpty());
   SetIdle({1, 3}, true);
   EXPECT_THAT(Victims(kGroup, 2), ElementsAre(2, 4)) << "older than any that is in use";
-  lru_.Touch(Copy(1));  // released
-  lru_.Touch(Copy(3));
+  policy_->Touch(Copy(1));  // released
+  policy_->Touch(Copy(3));
   EXPECT_THAT(Victims(kGroup, 4), ElementsAre(2, 4, 1, 3));
 }
 
-TEST_F(LruPolicyTest, OffersNothingWhereAllAreInUse) {
+TEST_P(EvictionPolicyTest, OffersNothingWhereAllAreInUse) {
   for (ObjectId id = 1; id <= 3; ++id) Track(kGroup, id, 1);
   SetIdle({1, 2, 3}, false);
   EXPECT_THAT(Victims(kGroup, 1), IsEmpty());
@@ -92,7 +105,7 @@ TEST_F(LruPolicyTest, OffersNothingWhereAllAreInUse) {
   EXPECT_THAT(Victims(kGroup, 3), ElementsAre(1, 2, 3)) << "all have been met, in their order";
 }
 
-TEST_F(LruPolicyTest, ComparesPoolsByAgeAndTakesFromNoneMoreThanIsAllowed) {
+TEST_P(EvictionPolicyTest, ComparesPoolsByAgeAndTakesFromNoneMoreThanIsAllowed) {
   const Group open{9, PoolKind::kPublic}, own{9, PoolKind::kPrivate};
   for (ObjectId id = 1; id <= 6; ++id) Track(id % 2 == 0 ? own : open, id, 2);
   const auto victims = [&](uint64_t of_open, uint64_t of_own) { return Victims({{open, of_open}, {own, of_own}}, 8); };
@@ -102,11 +115,94 @@ TEST_F(LruPolicyTest, ComparesPoolsByAgeAndTakesFromNoneMoreThanIsAllowed) {
   EXPECT_THAT(victims(0, 99), IsEmpty());
 }
 
-TEST_F(LruPolicyTest, ForgetsForGood) {
+TEST_P(EvictionPolicyTest, ForgetsForGood) {
   for (ObjectId id = 1; id <= 3; ++id) Track(kGroup, id, 1);
-  lru_.Forget(Copy(2));
+  policy_->Forget(Copy(2));
   EXPECT_THAT(Victims(kGroup, 2), ElementsAre(1, 3));
   EXPECT_FALSE(Copy(2).tracked());
+}
+
+class PricePolicyTest : public ::testing::Test {
+ protected:
+  // Objects of one extent, each with a key of its own.
+  Entry& Add(ObjectId id, ReuseKind kind, float saves_a_byte) {
+    Entry& entry = entries_[id];
+    entry.id = id;
+    entry.group = kGroup;
+    entry.reuse = {.kind = kind, .saves_a_byte = saves_a_byte};
+    Rank& copy = entry.top().rank;
+    copy.entry = &entry;
+    copy.extents = 1;
+    copy.idle = true;
+    book_.Tick(kGroup.tenant);
+    book_.Came(kGroup.tenant, entry.reuse, nullptr);
+    policy_.Track(kGroup, copy);
+    return entry;
+  }
+  void Use(ObjectId id) {
+    book_.Tick(kGroup.tenant);
+    book_.Used(kGroup.tenant, entries_[id].reuse);
+    policy_.Touch(entries_[id].top().rank);
+  }
+  std::vector<ObjectId> Victims(uint64_t extents) {
+    const EvictionPolicy::Allowance all{kGroup, UINT64_MAX};
+    std::vector<ObjectId> ids;
+    for (const Entry* victim : policy_.Victims({&all, 1}, extents)) ids.push_back(victim->id);
+    return ids;
+  }
+  // Segments are used after eight requests, over and over; checkpoints never.
+  void Teach() {
+    Reuse used{.kind = ReuseKind::kSegment}, never{.kind = ReuseKind::kCheckpoint};
+    for (int i = 0; i < 300; ++i) {
+      for (int request = 0; request < 8; ++request) book_.Tick(kGroup.tenant);
+      book_.Used(kGroup.tenant, used);
+      book_.GivenUp(kGroup.tenant, never);
+    }
+  }
+
+  std::map<ObjectId, Entry> entries_;
+  ReuseBook book_;
+  PricePolicy policy_{book_};
+};
+
+TEST_F(PricePolicyTest, TakesFirstWhatSavesLeastAByte) {
+  Add(1, ReuseKind::kSegment, 100);
+  Add(2, ReuseKind::kSegment, 1);
+  Add(3, ReuseKind::kSegment, 10'000);
+  EXPECT_THAT(Victims(3), ElementsAre(2, 1, 3)) << "though the first one is the oldest";
+}
+
+TEST_F(PricePolicyTest, TakesFirstWhatIsLeastLikelyUsedAgain) {
+  Teach();
+  Add(1, ReuseKind::kSegment, 1);
+  Add(2, ReuseKind::kCheckpoint, 1);
+  Add(3, ReuseKind::kCheckpoint, 1);
+  EXPECT_THAT(Victims(3), ElementsAre(2, 3, 1));
+}
+
+TEST_F(PricePolicyTest, WeighsWorthAgainstLikelihood) {
+  Teach();
+  Add(1, ReuseKind::kSegment, 1);
+  Add(2, ReuseKind::kCheckpoint, 2);
+  Add(3, ReuseKind::kCheckpoint, 1e6);
+  EXPECT_THAT(Victims(3), ElementsAre(2, 1, 3));
+}
+
+TEST_F(PricePolicyTest, WhatWasUsedStandsWithWhatWasUsedAsOften) {
+  Teach();
+  Add(1, ReuseKind::kSegment, 1);
+  Add(2, ReuseKind::kSegment, 1);
+  for (int i = 0; i < 5; ++i) Use(1);
+  for (int i = 0; i < 10'000; ++i) book_.Tick(kGroup.tenant);  // whatever is used at all would have been
+  Add(3, ReuseKind::kSegment, 1);
+  EXPECT_EQ(Victims(3).back(), 3u);
+}
+
+TEST_F(PricePolicyTest, IsTheTenantsOwn) {
+  Teach();
+  const ReuseLaw::Class segment = ReuseBook::ClassOf({.kind = ReuseKind::kSegment});
+  const double known = book_.Rate(kGroup.tenant, segment, book_.now(kGroup.tenant));
+  EXPECT_GT(known, 2 * book_.Rate(kGroup.tenant + 1, segment, 0));
 }
 
 }  // namespace

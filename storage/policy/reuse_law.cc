@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace ashlar::storage {
 namespace {
@@ -13,6 +14,7 @@ constexpr double kMostFactor = 10;
 }  // namespace
 
 ReuseLaw::ReuseLaw() {
+  changed_.fill(true);
   Refresh();
 }
 
@@ -35,12 +37,12 @@ size_t ReuseLaw::SizeBucket(uint64_t tokens) {
 }
 
 // A spell that goes on has come only part of the way through its last bucket.
-void ReuseLaw::Reach(Counts& counts, uint64_t age, bool used) {
+void ReuseLaw::Reach(Counts& counts, uint64_t age, bool used, double weight) {
   const size_t bucket = AgeBucket(age);
-  for (size_t i = 0; i < bucket; ++i) counts.came[i] += 1;
+  for (size_t i = 0; i < bucket; ++i) counts.came[i] += weight;
   const double part = (static_cast<double>(age) - BucketBegin(bucket)) / BucketWidth(bucket);
-  counts.came[bucket] += used ? 1 : std::clamp(part, 0.0, 1.0);
-  counts.used[bucket] += used ? 1 : 0;
+  counts.came[bucket] += used ? weight : weight * std::clamp(part, 0.0, 1.0);
+  counts.used[bucket] += used ? weight : 0;
 }
 
 double ReuseLaw::Expected(const Subject& subject, uint64_t age) const {
@@ -58,18 +60,35 @@ void ReuseLaw::Ended(const Subject& subject, uint64_t age, bool used) {
   Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
   factor.uses += used ? 1 : 0;
   factor.expected += Expected(subject, age);
+  changed_[kind] = true;
   remembered_ += 1;
   if (remembered_ > kRemembered) Forget();
 }
 
+void ReuseLaw::GivenUp(const Subject& subject) {
+  Ended(subject, kForever, false);
+}
+
+void ReuseLaw::AskedForAgain(const Subject& subject, uint64_t age) {
+  const auto kind = static_cast<size_t>(subject.kind);
+  Counts& counts = ended_[kind][UsesBucket(subject.uses)];
+  Reach(counts, kForever, false, -1);
+  for (double& came : counts.came) came = std::max(came, 0.0);  // it may have been forgotten in part
+  Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
+  factor.expected = std::max(factor.expected - Expected(subject, kForever), 0.0);
+  Ended(subject, age, true);
+}
+
 void ReuseLaw::GoesOn(const Subject& subject, uint64_t age) {
   const auto kind = static_cast<size_t>(subject.kind);
+  changed_[kind] = goes_on_[kind] = true;
   Reach(going_on_[kind][UsesBucket(subject.uses)], age, false);
   going_on_factors_[kind][SizeBucket(subject.fresh)].expected += Expected(subject, age);
 }
 
 void ReuseLaw::Forget() {
   remembered_ /= 2;
+  changed_.fill(true);
   for (auto& kind : ended_) {
     for (Counts& counts : kind) {
       for (double& came : counts.came) came /= 2;
@@ -82,7 +101,8 @@ void ReuseLaw::Forget() {
 }
 
 void ReuseLaw::Refresh() {
-  for (size_t kind = 0; kind < kPrefixKinds; ++kind) {
+  for (size_t kind = 0; kind < kReuseKinds; ++kind) {
+    if (!changed_[kind]) continue;
     std::array<Counts, kUses> known = ended_[kind];
     Counts all;
     for (size_t uses = 0; uses < kUses; ++uses) {
@@ -100,8 +120,11 @@ void ReuseLaw::Refresh() {
       factors_[kind][size] = std::clamp(ratio, 1 / kMostFactor, kMostFactor);
     }
   }
-  going_on_ = {};
-  going_on_factors_ = {};
+  if (std::ranges::find(goes_on_, true) != goes_on_.end()) {
+    going_on_ = {};
+    going_on_factors_ = {};
+  }
+  changed_ = std::exchange(goes_on_, {});
 }
 
 void ReuseLaw::SetRates(size_t kind, size_t uses, const Counts& counts, const Counts& kinds) {

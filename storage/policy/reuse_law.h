@@ -9,14 +9,20 @@
 
 namespace ashlar::storage {
 
-// How a prefix came to be worth a checkpoint. Each has a law of its own.
-enum class PrefixKind : uint8_t {
+// What uses are counted of. Each has a law of its own. The first four are of prefixes, by how they came to be worth a
+// checkpoint; the others of objects.
+enum class ReuseKind : uint8_t {
   kRequestEnd,  // behind the last decoded token: a conversation goes on from there
   kBranch,      // where prompts parted: what is before it is shared
   kPlaced,      // where prompts are expected to part
   kEdge,        // not a prefix, but what one prompt brought anew: used when another one parts from it
+  kSegment,     // usable at any position
+  kCheckpoint,  // that all of a namespace may resume from, a prompt's first segment among them
+  kBlock,       // of a prefix
+  kOwn,         // a conversation's
 };
-inline constexpr size_t kPrefixKinds = 4;
+using PrefixKind = ReuseKind;
+inline constexpr size_t kReuseKinds = 8;
 
 // A *spell* is the time from a use of something, or its coming, to its next use; time counts requests. For each kind
 // and number of earlier uses, the law keeps how many spells came to each age, and how many of them ended there by a
@@ -29,7 +35,7 @@ inline constexpr size_t kPrefixKinds = 4;
 class ReuseLaw {
  public:
   struct Subject {
-    PrefixKind kind = PrefixKind::kRequestEnd;
+    ReuseKind kind = ReuseKind::kRequestEnd;
     uint32_t uses = 0;   // so far
     uint64_t fresh = 0;  // tokens behind the request end before it: long turns are followed differently from short ones
   };
@@ -38,6 +44,9 @@ class ReuseLaw {
 
   // A spell ended at `age`: by a use, or because nothing is known any longer of what it is about.
   void Ended(const Subject& subject, uint64_t age, bool used);
+  // It is given up, and its spell followed no further: counted as if nobody ever came for it, until somebody does.
+  void GivenUp(const Subject& subject);
+  void AskedForAgain(const Subject& subject, uint64_t age);
   // A spell that goes on. Tell of all there are, each once, then Refresh: from then on the law knows them.
   void GoesOn(const Subject& subject, uint64_t age);
   void Refresh();
@@ -65,12 +74,12 @@ class ReuseLaw {
     std::array<double, kAges> came{}, used{};
   };
   template <typename T>
-  using ByUses = std::array<std::array<T, kUses>, kPrefixKinds>;
+  using ByUses = std::array<std::array<T, kUses>, kReuseKinds>;
   // How many uses there were of those of one size, and how many the hazards by age expected.
   struct Factor {
     double uses = 0, expected = 0;
   };
-  using Factors = std::array<std::array<Factor, kSizes>, kPrefixKinds>;
+  using Factors = std::array<std::array<Factor, kSizes>, kReuseKinds>;
 
   // ⌊2 log₂ age⌋, from the bits: it is asked for everything that is drawn when something has to go.
   static size_t AgeBucket(uint64_t age) {
@@ -83,7 +92,8 @@ class ReuseLaw {
   static double BucketWidth(size_t bucket) { return BucketBegin(bucket + 1) - BucketBegin(bucket); }
   static size_t UsesBucket(uint32_t uses);
   static size_t SizeBucket(uint64_t tokens);
-  static void Reach(Counts& counts, uint64_t age, bool used);
+  static constexpr uint64_t kForever = ~uint64_t{0};
+  static void Reach(Counts& counts, uint64_t age, bool used, double weight = 1);
   double Expected(const Subject& subject, uint64_t age) const;
   void Forget();
   void SetRates(size_t kind, size_t uses, const Counts& counts, const Counts& kinds);
@@ -91,9 +101,11 @@ class ReuseLaw {
   ByUses<Counts> ended_{}, going_on_{};
   Factors ended_factors_{}, going_on_factors_{};
   double remembered_ = 0;
+  // Kinds that Refresh has to look at: what ended of them, or goes on, or went on at the last one.
+  std::array<bool, kReuseKinds> changed_{}, goes_on_{};
 
   ByUses<std::array<double, kAges>> hazards_{}, rates_{};  // of the last Refresh
-  std::array<std::array<double, kSizes>, kPrefixKinds> factors_{};
+  std::array<std::array<double, kSizes>, kReuseKinds> factors_{};
 };
 
 }  // namespace ashlar::storage

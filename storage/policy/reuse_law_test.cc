@@ -21,7 +21,7 @@ void End(ReuseLaw& law, const Subject& subject, uint64_t age, bool used, int tim
 // Nothing known: the order is that of least recent use, and the price falls as 1/age.
 TEST(ReuseLawTest, IsLeastRecentUseWhereNothingIsKnown) {
   const ReuseLaw law;
-  for (size_t kind = 0; kind < kPrefixKinds; ++kind) {
+  for (size_t kind = 0; kind < kReuseKinds; ++kind) {
     for (const uint32_t uses : {0u, 1u, 7u, 100u}) {
       const Subject subject{static_cast<PrefixKind>(kind), uses, 1000};
       double before = 1;
@@ -192,7 +192,7 @@ TEST(ReuseLawTest, IsTheSameForTheSameSpells) {
   for (ReuseLaw& law : laws) {
     std::mt19937_64 random(seed);
     for (int i = 0; i < 2000; ++i) {
-      const Subject subject{static_cast<PrefixKind>(random() % kPrefixKinds), static_cast<uint32_t>(random() % 15),
+      const Subject subject{static_cast<PrefixKind>(random() % kReuseKinds), static_cast<uint32_t>(random() % 15),
                             random() % 100'000};
       const uint64_t age = random() % (1 + random() % 100'000);
       if (random() % 3 == 0) law.GoesOn(subject, age);
@@ -203,6 +203,31 @@ TEST(ReuseLawTest, IsTheSameForTheSameSpells) {
     }
   }
   for (uint64_t age = 1; age < 1000; ++age) EXPECT_EQ(laws[0].Rate(kEnd, age), laws[1].Rate(kEnd, age));
+}
+
+TEST(ReuseLawTest, WhatWasGivenUpCountsAsNeverUsedUntilItIsAskedForAgain) {
+  ReuseLaw law;
+  const Subject segment{.kind = ReuseKind::kSegment};
+  for (int i = 0; i < 500; ++i) law.GivenUp(segment);
+  law.Refresh();
+  const double never = law.Rate(segment, 100);
+  EXPECT_LT(never, ReuseLaw().Rate(segment, 100) / 10);
+  for (int i = 0; i < 500; ++i) law.AskedForAgain(segment, 150);
+  law.Refresh();
+  EXPECT_GT(law.Rate(segment, 100), 0.4 / 100) << "all of them would have been used within the next hundred";
+  EXPECT_LT(law.Rate(segment, 100'000), law.Rate(segment, 100));
+}
+
+TEST(ReuseLawTest, AskingForWhatTheLawHasForgottenInPartDoesNoHarm) {
+  ReuseLaw law;
+  const Subject segment{.kind = ReuseKind::kSegment};
+  law.GivenUp(segment);
+  for (int i = 0; i < 100; ++i) law.AskedForAgain(segment, 10);
+  law.Refresh();
+  for (uint64_t age = 1; age < 1 << 20; age *= 3) {
+    EXPECT_GT(law.Rate(segment, age), 0);
+    EXPECT_TRUE(std::isfinite(law.Rate(segment, age)));
+  }
 }
 
 }  // namespace

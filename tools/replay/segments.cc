@@ -9,6 +9,7 @@
 #include "storage/entry.h"
 #include "storage/policy/cover.h"
 #include "storage/policy/eviction.h"
+#include "storage/policy/reuse_book.h"
 #include "storage/prefix_cache.h"
 #include "tools/replay/commands.h"
 #include "tools/replay/models.h"
@@ -39,6 +40,7 @@ double StoredShare(uint64_t tokens) {
 struct Setting {
   uint64_t capacity_bytes;  // 0: no limit
   uint64_t seam;            // head and tail
+  bool by_price;            // else least recently used first, and prefixes have a part of the capacity
   bool adaptive;
   bool only_what_pays;
 };
@@ -52,28 +54,34 @@ struct Result {
   double token_hit_rate() const { return static_cast<double>(saved) / static_cast<double>(tokens); }
 };
 
-// Segments by content, least recently used first, beside a cache of prefixes.
+// Segments by content, and exact prefixes.
 class SegmentReplay {
  public:
   SegmentReplay(const Model& model, const Setting& setting)
       : model_(model),
         setting_(setting),
-        capacity_(setting.capacity_bytes == 0 ? kNoLimit : setting.capacity_bytes - PrefixBytes(setting)),
-        prefixes_(model.costs, {.capacity_bytes = PrefixBytes(setting)}) {}
+        capacity_(setting.capacity_bytes == 0 ? kNoLimit : setting.capacity_bytes),
+        prefixes_(model.costs, {.capacity_bytes = PrefixBytes(setting)}),
+        order_(setting.by_price ? std::unique_ptr<storage::EvictionPolicy>(new storage::PricePolicy(book_))
+                                : std::make_unique<storage::LruPolicy>()) {
+    prefixes_.WhenGone([this](storage::PrefixNode& node) { GonePrefix(node); });
+  }
 
   void Request(const Trace& trace, const Trace::Request& request);
   const Result& result() const { return result_; }
 
  private:
   static constexpr uint64_t kNoLimit = uint64_t{1} << 60;
-  struct Segment {
+  struct Object {
     storage::Entry entry;
     storage::Rank rank;
     uint64_t bytes = 0;
-    std::vector<int32_t> tokens;
+    std::vector<int32_t> tokens;            // a segment's
+    storage::PrefixNode* prefix = nullptr;  // or what it is a checkpoint of
   };
   static uint64_t PrefixBytes(const Setting& setting) {
-    return setting.capacity_bytes == 0 ? kNoLimit : setting.capacity_bytes / kPrefixPart;
+    if (setting.capacity_bytes == 0) return kNoLimit;
+    return setting.by_price ? setting.capacity_bytes : setting.capacity_bytes / kPrefixPart;
   }
   uint64_t Transitions(uint64_t tokens) const {
     const auto dense = static_cast<double>(model_.transition_bytes);
@@ -91,20 +99,31 @@ class SegmentReplay {
   }
   bool Find(const std::vector<int32_t>& text, uint64_t begin);
   void Publish(std::vector<int32_t> text);
-  void EvictFor(uint64_t bytes);
+  Object& Keep(uint64_t bytes, storage::Reuse reuse, const storage::Reuse* gone);
+  void Forget(Object& object);
+  void FindPrefix(std::span<const int32_t> tokens);
+  void PublishPrefixes(std::span<const int32_t> tokens);
+  void GonePrefix(storage::PrefixNode& node);
+  uint64_t used() const { return used_ + (setting_.by_price ? prefixes_.store().bytes() : 0); }
+  // False: there is not so much.
+  bool EvictFor(uint64_t bytes);
 
   const Model& model_;
   const Setting setting_;
   const uint64_t capacity_;
   storage::PrefixCache prefixes_;
-  storage::LruPolicy order_;
+  storage::ReuseBook book_;
+  const std::unique_ptr<storage::EvictionPolicy> order_;
   uint64_t used_ = 0, published_ = 0;
-  absl::flat_hash_map<storage::ObjectId, std::unique_ptr<Segment>> kept_;
+  absl::flat_hash_map<storage::ObjectId, std::unique_ptr<Object>> kept_;
   absl::flat_hash_map<std::vector<int32_t>, storage::ObjectId> by_tokens_;
+  absl::flat_hash_map<std::vector<int32_t>, storage::Reuse> gone_;
+  absl::flat_hash_map<const storage::PrefixNode*, storage::ObjectId> by_prefix_;
   Result result_;
 };
 
 void SegmentReplay::Request(const Trace& trace, const Trace::Request& request) {
+  book_.Tick(0);
   std::vector<int32_t> tokens;
   const uint64_t prompt = trace.Tokens(request, tokens);
   std::vector<storage::CoverSegment> runs;
@@ -123,6 +142,7 @@ void SegmentReplay::Request(const Trace& trace, const Trace::Request& request) {
   const auto match = prefixes_.Lookup(std::span(tokens).first(prompt));
   const auto flops = [this](uint64_t depth) { return model_.costs.Flops(depth); };
   const storage::Cover cover = storage::BestCover(match.resumable, runs, setting_.seam, setting_.seam, flops);
+  FindPrefix(std::span(tokens).first(cover.prefix));
   result_.tokens += prompt;
   result_.saved += cover.prefix;
   for (const size_t i : cover.segments) result_.saved += runs[i].end - runs[i].begin - 2 * setting_.seam;
@@ -140,12 +160,15 @@ void SegmentReplay::Request(const Trace& trace, const Trace::Request& request) {
   captured.erase(std::unique(captured.begin(), captured.end()), captured.end());
   std::erase_if(captured, [exact](uint64_t depth) { return depth > exact; });
   prefixes_.Commit(match, std::span(tokens).first(exact), std::min(prompt, exact), captured);
+  if (setting_.by_price) PublishPrefixes(std::span(tokens).first(exact));
 }
 
 bool SegmentReplay::Find(const std::vector<int32_t>& text, uint64_t begin) {
   const auto found = by_tokens_.find(text);
   if (found == by_tokens_.end()) return false;
-  order_.Touch(kept_.at(found->second)->rank);
+  Object& object = *kept_.at(found->second);
+  book_.Used(0, object.entry.reuse);
+  order_->Touch(object.rank);
   ++result_.hits;
   if (Pays(begin, begin + text.size())) return true;
   ++result_.hits_that_do_not_pay;
@@ -154,37 +177,103 @@ bool SegmentReplay::Find(const std::vector<int32_t>& text, uint64_t begin) {
 
 void SegmentReplay::Publish(std::vector<int32_t> text) {
   const uint64_t bytes = (Bytes(text.size()) + kExtent - 1) / kExtent * kExtent;
-  if (by_tokens_.contains(text) || bytes > capacity_) return;
-  EvictFor(bytes);
-  const storage::ObjectId id = ++published_;
-  auto segment = std::make_unique<Segment>();
-  segment->entry.id = id;
-  segment->bytes = bytes;
-  segment->rank.entry = &segment->entry;
-  segment->rank.extents = static_cast<uint32_t>(bytes / kExtent);
-  segment->rank.idle = true;
-  order_.Track({}, segment->rank);
+  if (by_tokens_.contains(text) || bytes > capacity_ || !EvictFor(bytes)) return;
+  const auto gone = gone_.find(text);
+  const double saves = model_.costs.Flops(text.size()) / static_cast<double>(bytes);
+  Object& object = Keep(bytes, {.kind = storage::ReuseKind::kSegment, .saves_a_byte = static_cast<float>(saves)},
+                        gone == gone_.end() ? nullptr : &gone->second);
+  if (gone != gone_.end()) gone_.erase(gone);
   used_ += bytes;
   ++result_.segments;
   result_.bytes += bytes;
   result_.tuple_bytes += TupleBytes(text.size());
   result_.transition_bytes += Transitions(text.size());
-  segment->tokens = text;
-  by_tokens_.emplace(std::move(text), id);
-  kept_.emplace(id, std::move(segment));
+  object.tokens = text;
+  by_tokens_.emplace(std::move(text), object.entry.id);
 }
 
-void SegmentReplay::EvictFor(uint64_t bytes) {
-  if (used_ + bytes <= capacity_) return;
-  const storage::EvictionPolicy::Allowance any{{}, kNoLimit};
-  const uint64_t extents = (used_ + bytes - capacity_ + kExtent - 1) / kExtent;
-  for (storage::Entry* victim : order_.Victims({&any, 1}, extents)) {
-    const auto gone = kept_.find(victim->id);
-    order_.Forget(gone->second->rank);
-    used_ -= gone->second->bytes;
-    by_tokens_.erase(gone->second->tokens);
-    kept_.erase(gone);
+SegmentReplay::Object& SegmentReplay::Keep(uint64_t bytes, storage::Reuse reuse, const storage::Reuse* gone) {
+  const storage::ObjectId id = ++published_;
+  auto object = std::make_unique<Object>();
+  object->entry.id = id;
+  object->entry.reuse = reuse;
+  book_.Came(0, object->entry.reuse, gone);
+  object->bytes = bytes;
+  object->rank.entry = &object->entry;
+  object->rank.extents = static_cast<uint32_t>((bytes + kExtent - 1) / kExtent);
+  object->rank.idle = true;
+  order_->Track({}, object->rank);
+  return *kept_.emplace(id, std::move(object)).first->second;
+}
+
+void SegmentReplay::Forget(Object& object) {
+  book_.GivenUp(0, object.entry.reuse);
+  order_->Forget(object.rank);
+  if (object.prefix != nullptr) {
+    by_prefix_.erase(object.prefix);
+  } else {
+    used_ -= object.bytes;
+    by_tokens_.erase(object.tokens);
+    gone_.insert_or_assign(std::move(object.tokens), object.entry.reuse);
   }
+  kept_.erase(storage::ObjectId{object.entry.id});
+}
+
+// All on the way are of use: their pages.
+void SegmentReplay::FindPrefix(std::span<const int32_t> tokens) {
+  prefixes_.tree().Walk(tokens, [this](storage::PrefixNode& node) {
+    const auto found = by_prefix_.find(&node);
+    if (found == by_prefix_.end()) return;
+    Object& object = *kept_.at(found->second);
+    book_.Used(0, object.entry.reuse);
+    order_->Touch(object.rank);
+  });
+}
+
+void SegmentReplay::PublishPrefixes(std::span<const int32_t> tokens) {
+  uint64_t before = 0;
+  prefixes_.tree().Walk(tokens, [this, &before](storage::PrefixNode& node) {
+    if (!node.data.kept) return;
+    if (!by_prefix_.contains(&node)) {
+      const uint64_t page = model_.costs.page_tokens;
+      const uint64_t bytes =
+          model_.costs.checkpoint_bytes + (node.depth() / page - before / page) * model_.costs.page_bytes;
+      const double saves = (model_.costs.Flops(node.depth()) - model_.costs.Flops(before)) / static_cast<double>(bytes);
+      Object& object =
+          Keep(bytes, {.kind = storage::ReuseKind::kCheckpoint, .saves_a_byte = static_cast<float>(saves)}, nullptr);
+      object.prefix = &node;
+      by_prefix_.emplace(&node, object.entry.id);
+    }
+    before = node.depth();
+  });
+  EvictFor(0);
+}
+
+void SegmentReplay::GonePrefix(storage::PrefixNode& node) {
+  const auto found = by_prefix_.find(&node);
+  if (found != by_prefix_.end()) Forget(*kept_.at(found->second));
+}
+
+bool SegmentReplay::EvictFor(uint64_t bytes) {
+  const uint64_t capacity = setting_.by_price              ? capacity_
+                            : setting_.capacity_bytes == 0 ? kNoLimit
+                                                           : capacity_ - PrefixBytes(setting_);
+  while (used() + bytes > capacity) {
+    const storage::EvictionPolicy::Allowance any{{}, kNoLimit};
+    const std::vector<storage::Entry*> victims = order_->Victims({&any, 1}, 1);
+    if (victims.empty()) return false;
+    Object& victim = *kept_.at(victims.front()->id);
+    if (victim.prefix == nullptr) {
+      Forget(victim);
+      continue;
+    }
+    std::vector<int32_t> tokens;
+    for (const storage::PrefixNode* at = victim.prefix; at->parent() != nullptr; at = at->parent()) {
+      tokens.insert(tokens.begin(), at->edge().begin(), at->edge().end());
+    }
+    prefixes_.Lost(tokens);
+  }
+  return true;
 }
 
 nlohmann::json Figures(const Trace& trace, const Setting& setting, const Result& result) {
@@ -192,6 +281,7 @@ nlohmann::json Figures(const Trace& trace, const Setting& setting, const Result&
           {"capacity_bytes", setting.capacity_bytes},
           {"head", setting.seam},
           {"tail", setting.seam},
+          {"eviction", setting.by_price ? "price" : "recency"},
           {"transitions", setting.adaptive ? "adaptive" : "dense"},
           {"only_what_pays", setting.only_what_pays},
           {"token_hit_rate", result.token_hit_rate()},
@@ -213,8 +303,9 @@ void Print(const Trace& trace, const Setting& setting, const Result& result) {
   const auto share = [](uint64_t part, uint64_t all) {
     return all == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(all);
   };
-  std::printf("%-20s %8s │ (%llu, %llu) %-8s %-6s │ %8.4f %8.4f │ %9llu %8.1f %6.2f │ %6.2f\n", trace.name().c_str(),
-              capacity, static_cast<unsigned long long>(setting.seam), static_cast<unsigned long long>(setting.seam),
+  std::printf("%-20s %8s │ (%llu, %llu) %-8s %-8s %-6s │ %8.4f %8.4f │ %9llu %8.1f %6.2f │ %6.2f\n",
+              trace.name().c_str(), capacity, static_cast<unsigned long long>(setting.seam),
+              static_cast<unsigned long long>(setting.seam), setting.by_price ? "price" : "recency",
               setting.adaptive ? "adaptive" : "dense", setting.only_what_pays ? "pays" : "all", result.token_hit_rate(),
               result.flops_saved / result.flops_all, static_cast<unsigned long long>(result.segments),
               static_cast<double>(result.bytes) / 1e9, share(result.tuple_bytes, result.bytes),
@@ -227,8 +318,10 @@ std::vector<Setting> Settings(const std::vector<uint64_t>& capacities) {
   std::vector<Setting> settings;
   for (const uint64_t capacity : all) {
     for (const uint64_t seam : {0, 8}) {
-      for (const bool adaptive : {false, true}) {
-        for (const bool pays : {false, true}) settings.push_back({capacity, seam, adaptive, pays});
+      for (const bool by_price : {false, true}) {
+        for (const bool adaptive : {false, true}) {
+          for (const bool pays : {false, true}) settings.push_back({capacity, seam, by_price, adaptive, pays});
+        }
       }
     }
   }
@@ -242,8 +335,8 @@ absl::Status ReuseSegments(const Options& options, nlohmann::json& figures) {
   if (!model.ok()) return model.status();
   figures["model"] = model->name;
   figures["segments"] = nlohmann::json::array();
-  std::printf("%-20s %8s │ %-6s %-8s %-6s │ %8s %8s │ %9s %8s %6s │ %s\n", "trace", "GB", "seams", "stored", "hits",
-              "tokens", "FLOPs", "segments", "GB", "tuples", "hits that do not pay");
+  std::printf("%-20s %8s │ %-6s %-8s %-8s %-6s │ %8s %8s │ %9s %8s %6s │ %s\n", "trace", "GB", "seams", "goes by",
+              "stored", "hits", "tokens", "FLOPs", "segments", "GB", "tuples", "hits that do not pay");
   for (const std::string& path : options.traces) {
     const absl::StatusOr<Trace> trace = ReadTrace(options.format, path);
     if (!trace.ok()) return trace.status();
