@@ -37,6 +37,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/span.h"
 #include "kernels/gpu.h"
 #include "kernels/kernels.h"
 #include "proto/key.h"
@@ -76,6 +77,10 @@ struct CostModel {
 struct PrefixUse {
   // It can checkpoint inside a prompt at multiples of it, and at a text's end always. 0: it does not use prefixes.
   uint32_t capture_tokens = 0;
+  // It captures spans of at most so many last tokens (client/span.h), and rebuilds states from such. 0: neither. The
+  // checkpoint that a span begins at may then be at any depth. Opening is refused where a layer's rows fit no extent.
+  uint32_t span_tokens = 0;
+  DType span_dtype = DType::kF32;  // of the keys and values that it captures: kF32, kF16 or kBF16
 };
 
 // Memory that engine and daemon share. Copies share one mapping; it is unmapped when the last one goes.
@@ -163,6 +168,9 @@ struct PrefixResult {
   TierKind tier = TierKind::kNone;  // the farthest that any of it lies in
   bool own = false;                 // of the prompt's conversation
   uint64_t bytes = 0;               // of all its objects
+  // Of the depth's last tokens, how many the states are to be run through: prefix_states() are those before them, and
+  // prefix_span() has their inputs. Keys and values are landed up to `depth`. 0: prefix_states() are at `depth`.
+  uint32_t span_tokens = 0;
 };
 
 // A landing in progress. From Model::Land until Wait returns a verdict, the target slots belong to the daemon.
@@ -216,6 +224,8 @@ class Match {
   const std::vector<MappedTuple>* tuples(size_t segment) const;
   // The states to resume from behind the prefix, likewise: heads of form kZero, position 0. Null without a prefix.
   const std::vector<MappedTuple>* prefix_states() const;
+  // What these are to be run through, where prefix().span_tokens > 0; else null.
+  const MappedSpan* prefix_span() const;
   // Asked after reading tuples in place. True: the session that holds the lease has not ended, so what a landing
   // vouched for has not changed until now. False: what was read may have been other objects' bytes, compute instead;
   // also after Release, and where nothing was found. It costs one system call. A match that was never landed may have
@@ -235,7 +245,8 @@ class Match {
 
 // One segment to land: its index in the match, and where its token 0 stands.
 struct LandSegment {
-  // The match's prefix, at position 0: Land takes it whole, with one verdict; Advance and Compose its states.
+  // The match's prefix, at position 0: Land takes it whole, with one verdict; Advance and Compose the states that the
+  // match has of it, which are those before its span where there is one.
   static constexpr uint32_t kPrefix = UINT32_MAX;
   uint32_t segment = 0;
   uint64_t first_position = 0;
@@ -305,7 +316,8 @@ struct CommitParts {
   uint64_t prompt_tokens = 0;       // of these
   Provenance provenance = Provenance::kExact;
   std::vector<CapturedState> checkpoints;  // depths ascend; the last one is the text's end
-  Region region;                           // that the states lie in
+  CapturedSpan span;                       // with PrefixUse::span_tokens; may be empty
+  Region region;                           // that the states lie in, and the span
   std::span<const int32_t> page_table;     // of the text from position 0, in the declared pages
   ConversationId conversation{};           // needed where it is composed
 };
@@ -393,8 +405,8 @@ class Model {
   void Abandon(const Reservation& reservation);
 
   // Offers a text's states, and the keys and values that they need, for later texts to resume from; the daemon keeps
-  // what is worth it. One outcome a checkpoint. `match`: what the text began with; may be null. For models opened with
-  // PrefixUse, else kBadSource.
+  // what is worth it. One outcome a checkpoint; kKeptAsSpan for the last one where the span is kept instead. `match`:
+  // what the text began with; may be null. For models opened with PrefixUse, else kBadSource.
   std::vector<CommitOutcome> Commit(const Match* match, const CommitParts& text);
 
   // In-place sharing, on pages declared with `allocate` (client/shared_pages.h). Admits a request with the pages that

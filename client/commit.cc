@@ -19,7 +19,7 @@ using internal::ModelBinding;
 
 CommitOutcome ToCommitOutcome(uint32_t wire) {
   const bool known =
-      wire >= static_cast<uint32_t>(CommitOutcome::kKept) && wire <= static_cast<uint32_t>(CommitOutcome::kUnavailable);
+      wire >= static_cast<uint32_t>(CommitOutcome::kKept) && wire <= static_cast<uint32_t>(CommitOutcome::kKeptAsSpan);
   return known ? static_cast<CommitOutcome>(wire) : CommitOutcome::kUnavailable;
 }
 
@@ -32,7 +32,7 @@ CommitOutcome ToCommitOutcome(const absl::Status& status) {
 // INVALID_ARGUMENT: the states do not belong to the layout, or do not lie in the region. RESOURCE_EXHAUSTED: the daemon
 // has no room for the region, or the pages, now.
 absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout& layout, const ModelBinding& binding,
-                                           const internal::RegionMemory* region) {
+                                           const PrefixUse& use, const internal::RegionMemory* region) {
   v1::CommitRequest request;
   request.set_model(binding.model->id());
   request.set_tokens(PackTokens(text.tokens));
@@ -58,6 +58,16 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
     });
     if (!inside) return absl::InvalidArgumentError("checkpoints: not states of the layout inside the region");
   }
+  if (!text.span.linear.empty()) {
+    if (text.span.begin >= text.tokens.size()) return absl::InvalidArgumentError("span.begin: not before the end");
+    v1::CapturedSpan* out = request.mutable_span();
+    out->set_begin(text.span.begin);
+    const bool inside = std::ranges::all_of(text.span.linear, [&](const CapturedSpan::Linear& rows) {
+      return sources.has_value() &&
+             sources->Add(rows, text.tokens.size() - text.span.begin, use.span_dtype, *out->mutable_parts());
+    });
+    if (!inside) return absl::InvalidArgumentError("span: not rows of the layout inside the region");
+  }
   if (request.ByteSizeLong() > limits::kMaxRequestBytes) return absl::InvalidArgumentError("text: fits no message");
   return request;
 }
@@ -71,7 +81,7 @@ std::vector<CommitOutcome> Model::Commit(const Match* match, const CommitParts& 
   };
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
   if (!binding.ok()) return all(absl::UnavailableError("not connected"));
-  auto request = Describe(text, layout(), *binding, text.region.impl_.get());
+  auto request = Describe(text, layout(), *binding, impl_->opened->prefixes(), text.region.impl_.get());
   if (!request.ok()) return all(request.status());
   // The daemon keeps what the text began with until it has answered; a match of another life has nothing to say.
   std::shared_ptr<internal::LeaseHold> lease;

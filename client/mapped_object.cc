@@ -1,6 +1,8 @@
 #include "client/mapped_object.h"
 
+#include <cstring>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 
@@ -29,7 +31,10 @@ absl::StatusOr<std::unique_ptr<MappedObject>> MappedObject::Open(std::span<const
   if (!header.ok()) return header.status();
   object->header_ = *std::move(header);
   if (absl::Status status = object->Check(expected); !status.ok()) return status;
-  if (absl::Status status = object->FormTuples(expected); !status.ok()) return status;
+  const bool span = expected.kind == ObjectKind::kSpan;
+  if (absl::Status status = span ? object->FormSpan(expected) : object->FormTuples(expected); !status.ok()) {
+    return status;
+  }
   return object;
 }
 
@@ -59,7 +64,12 @@ absl::StatusOr<ObjectHeader> MappedObject::ReadHeader() const {
 absl::Status MappedObject::Check(const ExpectedObject& expected) const {
   if (header_.ns != expected.ns) return absl::DataLossError("object header: another namespace");
   if (header_.kind != expected.kind) return absl::DataLossError("object header: another kind");
-  if (header_.tokens != expected.tokens) return absl::DataLossError("object header: another length");
+  const bool span = expected.kind == ObjectKind::kSpan;
+  if (span ? header_.tokens < expected.tokens || header_.first_token != expected.start ||
+                 header_.stored_tokens < expected.span_tokens
+           : header_.tokens != expected.tokens) {
+    return absl::DataLossError("object header: another length");
+  }
   if (header_.Extents() > extents_.size()) return absl::DataLossError("object header: longer than its extents");
   return absl::OkStatus();
 }
@@ -83,6 +93,39 @@ absl::Status MappedObject::FormTuples(const ExpectedObject& expected) {
     }
     tuples_[i].conv_tail = Unit(*tail, 0);
   }
+  return absl::OkStatus();
+}
+
+absl::Status MappedObject::FormSpan(const ExpectedObject& expected) {
+  span_.memory = arenas_.front()->kind;
+  span_.tokens = expected.span_tokens;
+  span_.layers.resize(expected.layout->layers.size());
+  for (uint32_t i = 0; i < span_.layers.size(); ++i) {
+    const auto* const linear = std::get_if<LinearLayer>(&expected.layout->layers[i]);
+    if (linear == nullptr) continue;
+    const Part* const keys = header_.Find(i, PartForm::kSpanKeys);
+    const SpanRowBytes bytes = SpanRowBytesOf(*linear, keys == nullptr ? DType::kF32 : keys->dtype);
+    MappedSpan::Layer& layer = span_.layers[i];
+    for (const auto& [form, row_bytes, rows] : {std::tuple(PartForm::kSpanKeys, bytes.keys, &layer.keys),
+                                                {PartForm::kSpanValues, bytes.values, &layer.values},
+                                                {PartForm::kSpanGates, bytes.gates, &layer.gates},
+                                                {PartForm::kSpanBetas, bytes.betas, &layer.betas},
+                                                {PartForm::kSpanConvInputs, bytes.conv_inputs, &layer.conv_inputs}}) {
+      if (absl::Status status = FormRows(i, form, row_bytes, *rows); !status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MappedObject::FormRows(uint32_t layer, PartForm form, uint64_t row_bytes, MappedRows& rows) const {
+  const Part* const part = header_.Find(layer, form);
+  const uint64_t stored = part == nullptr ? 0 : part->unit_bytes / part->unit_tokens;
+  if (stored != row_bytes) {
+    return absl::DataLossError(absl::StrCat("object header: layer ", layer, " has other ", Name(form)));
+  }
+  if (part == nullptr) return absl::OkStatus();
+  rows = {.unit_tokens = part->unit_tokens, .row_bytes = row_bytes, .dtype = static_cast<kernels::DType>(part->dtype)};
+  for (uint32_t unit = 0; unit < part->units; ++unit) rows.units.push_back(Unit(*part, unit));
   return absl::OkStatus();
 }
 

@@ -28,8 +28,9 @@ struct ExpectedObject {
   const Layout* layout = nullptr;
   NamespaceId ns;
   ObjectKind kind = ObjectKind::kSegment;
-  uint64_t tokens = 0;
-  uint64_t start = 0;  // the segment's position in the prompt, for its tuples
+  uint64_t tokens = 0;       // of a span: at least so many
+  uint64_t start = 0;        // the segment's position in the prompt, for its tuples; of a span: where it begins
+  uint64_t span_tokens = 0;  // of a span: how many of its tokens are wanted
 };
 
 class MappedObject {
@@ -44,13 +45,16 @@ class MappedObject {
   MappedObject& operator=(const MappedObject&) = delete;
 
   const ObjectHeader& header() const { return header_; }
-  const std::vector<MappedTuple>& tuples() const { return tuples_; }
+  const std::vector<MappedTuple>& tuples() const { return tuples_; }  // of a span: none
+  const MappedSpan& span() const { return span_; }                    // of a span
 
  private:
   MappedObject() = default;
   absl::Status Locate(std::span<const MappedRun> runs);
   absl::Status Check(const ExpectedObject& expected) const;
   absl::Status FormTuples(const ExpectedObject& expected);
+  absl::Status FormSpan(const ExpectedObject& expected);
+  absl::Status FormRows(uint32_t layer, PartForm form, uint64_t row_bytes, MappedRows& rows) const;
   absl::Status FormHeads(const LinearLayer& linear, uint32_t layer);
   const std::byte* Unit(const Part& part, uint32_t unit) const;
   absl::StatusOr<ObjectHeader> ReadHeader() const;
@@ -60,6 +64,7 @@ class MappedObject {
   ObjectHeader header_;
   std::vector<kernels::HeadTuple> heads_;  // every tuple's table, one behind the other; sized once
   std::vector<MappedTuple> tuples_;
+  MappedSpan span_;
 };
 
 }  // namespace ashlar::internal

@@ -275,5 +275,60 @@ TEST_F(MappedObjectTest, RefusesMissingExtentsAndForeignMemory) {
   EXPECT_EQ(MappedObject::Open(runs, Expected()).status().code(), absl::StatusCode::kOutOfRange);
 }
 
+// A match may have fewer tokens in common with a span than it has; rows lie in units all over the object.
+TEST_F(MappedObjectTest, ASpansRowsArePointedAtAndRead) {
+  Store(*PlanPrefixSpan(layout_, ns_, Key{}, DType::kF16, 90, 300));
+  ASSERT_GE(header_.Extents(), 2u);
+  const auto at = [&](PartForm form, uint64_t token, uint64_t index) {
+    const Part& part = *header_.Find(0, form);
+    const uint64_t row = part.unit_bytes / part.unit_tokens;
+    return At(part.UnitOffset(static_cast<uint32_t>(token / part.unit_tokens)) + token % part.unit_tokens * row) +
+           index * ElementBytes(part.dtype);
+  };
+  for (uint64_t token = 0; token < 210; ++token) {
+    for (uint64_t i = 0; i < 2 * kDk; ++i) {
+      kernels::WriteElement(kernels::DType::kF16, at(PartForm::kSpanKeys, token, i), 0, static_cast<float>(token + i));
+    }
+    for (uint64_t i = 0; i < kChannels; ++i) {
+      const auto input = static_cast<float>(1000 * token + i);
+      std::memcpy(at(PartForm::kSpanConvInputs, token, i), &input, sizeof input);
+    }
+  }
+  const std::vector<float> before((kConv - 1) * kChannels, -1.0f);
+  for (const uint64_t tokens : {uint64_t{1}, uint64_t{2}, uint64_t{3}, uint64_t{200}, uint64_t{210}}) {
+    SCOPED_TRACE(tokens);
+    const auto object = MappedObject::Open(runs_, {&layout_, ns_, ObjectKind::kSpan, 90 + tokens, 90, tokens});
+    ASSERT_TRUE(object.ok()) << object.status();
+    const MappedSpan& span = (*object)->span();
+    EXPECT_TRUE(span.layers[1].keys.empty());
+    EXPECT_TRUE(span.layers[2].conv_inputs.empty());
+    const SpanInputs read(std::get<LinearLayer>(layout_.layers[0]), span, 0);
+    const kernels::TokenInputs inputs = read.inputs();
+    ASSERT_EQ(inputs.tokens, static_cast<int64_t>(tokens));
+    EXPECT_EQ(inputs.k_stride, 2 * kDk);
+    EXPECT_EQ(inputs.v_stride, kHeads * kDv);
+    EXPECT_EQ(inputs.g_stride, kHeads);
+    EXPECT_EQ(inputs.beta_stride, kHeads);
+    EXPECT_EQ(inputs.k[(tokens - 1) * 2 * kDk + 7], static_cast<float>(tokens - 1 + 7));
+    const std::vector<std::byte> tail = read.ConvTail(before.data());
+    ASSERT_EQ(tail.size(), before.size() * sizeof(float));
+    const auto* const numbers = reinterpret_cast<const float*>(tail.data());
+    for (uint64_t i = 0; i < kConv - 1; ++i) {
+      const float expected = tokens + i < kConv - 1 ? -1.0f : static_cast<float>(1000 * (tokens + i - (kConv - 1)) + 5);
+      EXPECT_EQ(numbers[i * kChannels + 5], expected) << i;
+    }
+  }
+}
+
+TEST_F(MappedObjectTest, SpansThatAreNotWhatWasAskedForAreDataLoss) {
+  Store(*PlanPrefixSpan(layout_, ns_, Key{}, DType::kF16, 90, 300));
+  ExpectDataLoss({&layout_, ns_, ObjectKind::kSpan, 301, 90, 211});
+  ExpectDataLoss({&layout_, ns_, ObjectKind::kSpan, 120, 89, 31});
+  ExpectDataLoss({&layout_, ns_, ObjectKind::kCheckpoint, 300, 0});
+  Layout other = layout_;
+  std::get<LinearLayer>(other.layers[0]).d_k = kDk / 2;
+  ExpectDataLoss({&other, ns_, ObjectKind::kSpan, 120, 90, 30});
+}
+
 }  // namespace
 }  // namespace ashlar::internal

@@ -102,9 +102,19 @@ void Match::Impl::TakePrefix(const v1::PrefixMatch& answer, const Layout& layout
   }
   if (answer.objects().empty()) return;
   // Keys and values are landed, and verified then; only states are read in place.
-  const auto& last = answer.objects(answer.objects_size() - 1);
-  auto object = Map(last, *connection, {&layout, ns, ObjectKind::kCheckpoint, found.depth, 0}, deadline);
+  found.span_tokens = answer.span_tokens();
+  const int behind = found.span_tokens > 0 ? 2 : 1;
+  if (answer.objects_size() < behind || found.span_tokens >= found.depth) return;
+  const internal::ExpectedObject states{&layout, ns, ObjectKind::kCheckpoint, found.depth - found.span_tokens, 0};
+  auto object = Map(answer.objects(answer.objects_size() - behind), *connection, states, deadline);
   if (!object.ok()) return;
+  if (found.span_tokens > 0) {
+    internal::ExpectedObject inputs{&layout, ns, ObjectKind::kSpan, found.depth, states.tokens};
+    inputs.span_tokens = found.span_tokens;
+    auto mapped = Map(answer.objects(answer.objects_size() - 1), *connection, inputs, deadline);
+    if (!mapped.ok()) return;
+    span = *std::move(mapped);
+  }
   checkpoint = *std::move(object);
   prefix = found;
   prefix_depth = found.depth;
@@ -176,6 +186,11 @@ const std::vector<MappedTuple>* Match::tuples(size_t segment) const {
 }
 const std::vector<MappedTuple>* Match::prefix_states() const {
   return impl_->TuplesOf(impl_->checkpoint.get());
+}
+
+const MappedSpan* Match::prefix_span() const {
+  const bool readable = impl_->span != nullptr && impl_->TuplesOf(impl_->span.get()) != nullptr;
+  return readable ? &impl_->span->span() : nullptr;
 }
 
 bool Match::valid() const {

@@ -45,7 +45,9 @@ struct Match::Impl {
   std::optional<std::vector<size_t>> PlacesOf(const v1::PromptMatch& answer) const;
   // Which of them the prefix's states are; kPrefix, which no lease has, without one.
   uint32_t CheckpointInLease() const {
-    return prefix_objects == 0 ? LandSegment::kPrefix : static_cast<uint32_t>(segments.size()) + prefix_objects - 1;
+    const uint32_t behind = span == nullptr ? 1 : 2;
+    return prefix_objects == 0 ? LandSegment::kPrefix
+                               : static_cast<uint32_t>(segments.size()) + prefix_objects - behind;
   }
   // The tuples of a mapped object, or null where they must not be read (any more).
   const std::vector<MappedTuple>* TuplesOf(const internal::MappedObject* object) const;
@@ -60,7 +62,8 @@ struct Match::Impl {
   PrefixResult prefix;
   std::vector<uint64_t> resumable;
   uint32_t prefix_objects = 0;                         // in the lease, behind the segments
-  std::unique_ptr<internal::MappedObject> checkpoint;  // the last of them; null: no prefix
+  std::unique_ptr<internal::MappedObject> checkpoint;  // among them, the last or before the span; null: no prefix
+  std::unique_ptr<internal::MappedObject> span;        // the last of them; null: there is none
   internal::Birthplace birthplace;
 };
 

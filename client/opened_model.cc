@@ -119,6 +119,8 @@ absl::StatusOr<std::shared_ptr<const ModelHandle>> OpenedModel::OpenOn(const std
   request.mutable_cost()->set_tokens_per_second(declaration_.cost.tokens_per_second);
   if (const uint32_t capture = declaration_.prefixes.capture_tokens; capture > 0) {
     request.mutable_prefixes()->set_capture_tokens(capture);
+    request.mutable_prefixes()->set_span_tokens(declaration_.prefixes.span_tokens);
+    request.mutable_prefixes()->set_span_dtype(static_cast<uint32_t>(declaration_.prefixes.span_dtype));
   }
   v1::OpenModelReply reply;
   if (absl::Status status = connection->rpc().OpenModel(request, reply, deadline); !status.ok()) return status;

@@ -61,6 +61,7 @@ class OpenedModel : public Restorable {
   const Layout& layout() const { return layout_; }  // of this process's shard
   const NamespaceId& ns() const { return ns_; }
   uint32_t shards() const { return declaration_.shard.tensor_parallel_size; }  // of the model
+  const PrefixUse& prefixes() const { return declaration_.prefixes; }
   bool uses_prefixes() const { return declaration_.prefixes.capture_tokens > 0; }
 
   // UNAVAILABLE while the model is not open on a living connection.

@@ -58,4 +58,17 @@ bool PartSources::Add(const PublishParts::Run& run, Parts& parts) const {
   return true;
 }
 
+bool PartSources::Add(const CapturedSpan::Linear& rows, uint64_t tokens, DType dtype, Parts& parts) const {
+  const LinearLayer* const linear = LinearAt(layout_, rows.layer);
+  if (linear == nullptr) return false;
+  const auto add = [&](PartForm form, const void* data, uint64_t row_bytes) {
+    const auto* const at = static_cast<const std::byte*>(data);
+    return data == nullptr || Place(rows.layer, form, at, tokens * row_bytes, parts) != nullptr;
+  };
+  const SpanRowBytes bytes = SpanRowBytesOf(*linear, dtype);
+  return add(PartForm::kSpanKeys, rows.keys, bytes.keys) && add(PartForm::kSpanValues, rows.values, bytes.values) &&
+         add(PartForm::kSpanGates, rows.gates, bytes.gates) && add(PartForm::kSpanBetas, rows.betas, bytes.betas) &&
+         add(PartForm::kSpanConvInputs, rows.conv_inputs, bytes.conv_inputs);
+}
+
 }  // namespace ashlar::internal

@@ -28,10 +28,12 @@ class PartSources {
   PartSources(const Layout& layout, const RegionMemory& region, uint64_t region_id)
       : layout_(layout), region_(region), region_id_(region_id) {}
 
-  // Both: false for a tensor that does not belong to the layout, or does not lie in the region. Of null pointers
+  // All: false for a tensor that does not belong to the layout, or does not lie in the region. Of null pointers
   // nothing is said, and whether the forms fit the layer, the daemon says.
   bool Add(const PublishParts::Linear& tensors, Parts& parts) const;
   bool Add(const PublishParts::Run& run, Parts& parts) const;
+  // Of a span of so many tokens, keys and values in `dtype`.
+  bool Add(const CapturedSpan::Linear& rows, uint64_t tokens, DType dtype, Parts& parts) const;
 
  private:
   // Null: it does not lie in the region.

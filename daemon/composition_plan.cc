@@ -285,6 +285,7 @@ absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& m
     if (found.reason != MissReason::kNone) continue;  // nothing is composed; the verdict says why
     if (!plan.model->Has(*found.header)) return Bad("model: another than the lease's");
     if (found.header->kind == ObjectKind::kPrefixPage) return Bad(plan.fields[i], ".segment: keys and values alone");
+    if (found.header->kind == ObjectKind::kSpan) return Bad(plan.fields[i], ".segment: a span is run as tokens");
     if (found.header->kind != ObjectKind::kCheckpoint) continue;
     if (i > 0) return Bad(plan.fields[i], ".segment: a prefix, and not the first");
     if (interior.first_position != 0) return Bad(plan.fields[i], ".first_position: a prefix stands at 0");

@@ -49,11 +49,30 @@ absl::StatusOr<std::vector<TensorSources>> ReadStates(const v1::CommitRequest& r
       if (IsTransition(static_cast<PartForm>(captured.parts(j).form()))) {
         return Bad(part, ".form: what is resumed from has no transitions");
       }
+      if (IsSpanRows(static_cast<PartForm>(captured.parts(j).form()))) return Bad(part, ".form: only spans have such");
     }
   }
   if (states.empty()) return Bad("checkpoints: none");
   if (before != tokens) return Bad("checkpoints[", states.size() - 1, "].depth: the last one is the text's end");
   return states;
+}
+
+// What is offered of a span, likewise.
+absl::StatusOr<TensorSources> ReadSpan(const v1::CommitRequest& request, const Session& session, const Model& model) {
+  TensorSources sources;
+  if (!request.has_span()) return sources;
+  const uint64_t begin = request.span().begin(), tokens = request.tokens().size() / sizeof(int32_t);
+  if (model.prefixes->span_tokens == 0) return Bad("span: the model was opened without spans");
+  if (begin == 0 || begin >= tokens) return Bad("span.begin: not from 1 to before the text's end");
+  if (tokens - begin > model.prefixes->span_tokens) {
+    return Bad("span.begin: ", tokens - begin, " tokens, the model was opened with ", model.prefixes->span_tokens);
+  }
+  for (int i = 0; i < request.span().parts_size(); ++i) {
+    const std::string part = absl::StrCat("span.parts[", i, "]");
+    if (absl::Status status = sources.Add(part, i, request.span().parts(i), session); !status.ok()) return status;
+    if (!IsSpanRows(static_cast<PartForm>(request.span().parts(i).form()))) return Bad(part, ".form: no span has such");
+  }
+  return sources;
 }
 
 // All but where things lie.
@@ -87,6 +106,7 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
                                .provenance = composed ? Provenance::kComposed : Provenance::kExact,
                                .lease = lease,
                                .checkpoints = {},
+                               .span = std::nullopt,
                                .rows = {},
                                .page_table = nullptr,
                                .deadline = request.deadline_ns(),
@@ -95,7 +115,7 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
 
 // Says in `commit` where all of it lies. False unless there is every part of every state, and nothing else, inside its
 // region, and the text inside its pages.
-bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> states,
+bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> states, const TensorSources& of_span,
             const std::shared_ptr<const Pages>& pages, const Model& model, storage::PrefixCommit& commit) {
   auto kept = std::make_shared<Kept>();
   for (size_t i = 0; i < states.size(); ++i) {
@@ -105,6 +125,13 @@ bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> sta
     const auto plan =
         PlanPrefixCheckpoint(model.layout, model.ns, Key{}, model.prefixes->block_tokens, checkpoint.depth);
     if (!plan.ok() || !states[i].Fit(*plan, checkpoint.tensors, kept->regions)) return false;
+  }
+  if (request.has_span()) {
+    storage::PrefixCommit::Span& span =
+        commit.span.emplace(storage::PrefixCommit::Span{.begin = request.span().begin()});
+    const auto plan = PlanPrefixSpan(model.layout, model.ns, Key{}, model.prefixes->span_dtype, span.begin,
+                                     commit.text.tokens().size());
+    if (!plan.ok() || !of_span.Fit(*plan, span.tensors, kept->regions)) return false;
   }
   if (model.prefixes->paged) {
     if (pages == nullptr || pages->model().ns != model.ns || pages->model().shard != model.shard) return false;
@@ -134,11 +161,13 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
   if (!read.ok()) return done(read.status());
   const auto states = ReadStates(request, **session);
   if (!states.ok()) return done(states.status());
+  const auto span = ReadSpan(request, **session, *model);
+  if (!span.ok()) return done(span.status());
   const auto answer_all = [reply, count = request.checkpoints_size()](CommitOutcome outcome) {
     reply->mutable_outcomes()->Resize(count, static_cast<uint32_t>(outcome));
   };
   const auto commit = std::make_shared<storage::PrefixCommit>(*std::move(read));
-  if (!Locate(request, *states, (*session)->FindPages(request.pages_id()), *model, *commit)) {
+  if (!Locate(request, *states, *span, (*session)->FindPages(request.pages_id()), *model, *commit)) {
     answer_all(CommitOutcome::kBadSource);
     return done(absl::OkStatus());
   }

@@ -93,6 +93,33 @@ TEST_F(EngineCommitTest, MalformedCommitsAreRefusedByName) {
       });
 }
 
+TEST_F(EngineCommitTest, MalformedSpansAreRefusedByName) {
+  const TestEngine::Opened opened = engine_.OpenWithPrefixes(1, 20);
+  v1::CommitRequest good = engine_.CommitRequest(opened, Ascending(40, 7));
+  v1::CapturedSpan* const span = good.mutable_span();
+  span->set_begin(24);
+  for (const PartForm form : {PartForm::kSpanKeys, PartForm::kSpanValues}) {
+    v1::PartSource* const part = span->add_parts();
+    *part = good.checkpoints(0).parts(0);
+    part->set_form(static_cast<uint32_t>(form));
+  }
+  using R = v1::CommitRequest;
+  ExpectRefusals<R, v1::CommitReply>(
+      engine_, good, absl::StatusCode::kInvalidArgument,
+      {
+          {"span: the model was opened without", [this](R& r) { r.set_model(prefixes_.model); }},
+          {"span.begin: not from 1", [](R& r) { r.mutable_span()->set_begin(0); }},
+          {"span.begin: not from 1", [](R& r) { r.mutable_span()->set_begin(40); }},
+          {"span.begin: 21 tokens, the model was opened with 20", [](R& r) { r.mutable_span()->set_begin(19); }},
+          {"span.parts[1].form: no span has such", [](R& r) { r.mutable_span()->mutable_parts(1)->set_form(2); }},
+          {"span.parts[1].form: not a tensor", [](R& r) { r.mutable_span()->mutable_parts(1)->set_form(4); }},
+          {"span.parts[2]: the same part", [](R& r) { *r.mutable_span()->add_parts() = r.span().parts(0); }},
+          {"checkpoints[0].parts[0].form: only spans",
+           [](R& r) { r.mutable_checkpoints(0)->mutable_parts(0)->set_form(14); }},
+      });
+  EXPECT_EQ(Commit(good), CommitOutcome::kBadSource) << "the family has β, too";
+}
+
 TEST_F(EngineCommitTest, SourcesThatAreNotThereAreData) {
   const v1::CommitRequest good = engine_.CommitRequest(prefixes_, Ascending(40, 7));
   const struct {

@@ -90,13 +90,13 @@ namespace {
 // Whether pages that the daemon allocates may be written so: a running request's own may hold anything; those that all
 // requests share hold their segment as every request would find it there, and only until they are filled. Appends them.
 absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::span<const int32_t> page_table,
-                            const storage::LandTarget::Segment& segment, const ObjectHeader& header, bool of_prefix,
-                            std::vector<storage::PageId>& written) {
+                            const storage::LandTarget::Segment& segment, const ObjectHeader& header, uint64_t tokens,
+                            bool of_prefix, std::vector<storage::PageId>& written) {
   const uint64_t page_tokens = pages.page_tokens(), first = segment.first_position + header.first_token;
   const PagePlacement placement = PlaceInPages(pages.model().layout, header.kind, header.tokens, pages.page_tokens());
   const bool in_place = segment.first_position == placement.first_slot ||
                         (pages.position_free() && segment.first_position % page_tokens == placement.first_slot);
-  for (uint64_t i = first / page_tokens; i <= (first + header.stored_tokens - 1) / page_tokens; ++i) {
+  for (uint64_t i = first / page_tokens; i <= (first + tokens - 1) / page_tokens; ++i) {
     const storage::PageId page = page_table[i];
     const storage::PagePool::Writable writable = pages.pool()->MayWrite(page);
     if (writable == storage::PagePool::Writable::kNo) {
@@ -161,15 +161,17 @@ absl::Status EngineService::Landing::CheckTargets(const storage::Match& match,
     }
     if (header.stored_tokens == 0) continue;
     const uint64_t first = segment.first_position + header.first_token;
-    const absl::Status inside = pages->CheckPositions(target.page_table, first, header.stored_tokens);
+    const uint64_t tokens = std::min(header.stored_tokens, match.prefix.RowsOf(segment.index));
+    const absl::Status inside = pages->CheckPositions(target.page_table, first, tokens);
     if (!inside.ok()) return Bad(field, ": ", inside.message());
-    const uint64_t end = first + header.stored_tokens, page_tokens = pages->page_tokens();
+    const uint64_t end = first + tokens, page_tokens = pages->page_tokens();
     if (const auto twice = repeated.Claim(first / page_tokens, (end + page_tokens - 1) / page_tokens)) {
       return Bad(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
     }
     if (pages->pool() != nullptr) {
       const bool of_prefix = segment.index - match.prefix.first < match.prefix.count;
-      absl::Status may = CheckAllocated(field, *pages, target.page_table, segment, header, of_prefix, allocated);
+      absl::Status may =
+          CheckAllocated(field, *pages, target.page_table, segment, header, tokens, of_prefix, allocated);
       if (!may.ok()) return may;
     }
     written.emplace_back(first, end);

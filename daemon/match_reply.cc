@@ -37,6 +37,7 @@ void WritePrefix(const storage::FoundPrefix& prefix, std::span<const storage::Fo
   resume->set_depth(prefix.depth);
   resume->set_provenance(static_cast<uint32_t>(prefix.provenance));
   resume->set_own(prefix.own);
+  resume->set_span_tokens(prefix.span_tokens);
   for (const storage::Found& object : objects) WriteHit(object, resume->add_objects());
   const size_t listed = std::min(prefix.resumable.size(), MatchReplyWriter::kMaxDepths);
   resume->mutable_resumable()->Add(prefix.resumable.end() - static_cast<ptrdiff_t>(listed), prefix.resumable.end());

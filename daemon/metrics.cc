@@ -103,8 +103,8 @@ struct Metrics::Impl {
       reclaimed.push_back(&reclaimed_family.Add(labels));
       prompts.push_back(&prompt_family.Add(labels));
       prompt_tokens.push_back(&prompt_token_family.Add(labels));
-      prefixes.push_back(
-          {&checkpoint_family.Add(labels), &prefix_byte_family.Add(labels), &history_family.Add(labels)});
+      prefixes.push_back({&checkpoint_family.Add(labels), &prefix_byte_family.Add(labels), &history_family.Add(labels),
+                          &span_family.Add(labels), &span_saved_family.Add(labels)});
     }
     for (size_t i = 0; i < kRpcMethods; ++i) {
       const std::string name(Name(static_cast<RpcMethod>(i)));
@@ -167,8 +167,12 @@ struct Metrics::Impl {
   Family<Gauge>& prefix_byte_family =
       GaugeFamily("ashlar_prefix_bytes", "Bytes counted for them and the keys and values before them");
   Family<Gauge>& history_family = GaugeFamily("ashlar_prefix_history_bytes", "Bytes that knowing of prompts takes");
+  Family<Gauge>& span_family =
+      GaugeFamily("ashlar_prefix_spans", "Spans of inputs that are to be kept in place of exact states");
+  Family<Gauge>& span_saved_family =
+      GaugeFamily("ashlar_prefix_span_saved_bytes", "Bytes that these states would take more");
   struct PrefixGauges {
-    Gauge *checkpoints, *bytes, *history;
+    Gauge *checkpoints, *bytes, *history, *spans, *span_saved;
   };
   std::vector<PrefixGauges> prefixes;  // by tenant
 
@@ -408,6 +412,8 @@ void Metrics::Set(const Levels& levels) {
     impl_->prefixes.at(i).checkpoints->Set(static_cast<double>(levels.prefixes[i].checkpoints));
     impl_->prefixes.at(i).bytes->Set(static_cast<double>(levels.prefixes[i].bytes));
     impl_->prefixes.at(i).history->Set(static_cast<double>(levels.prefixes[i].history_bytes));
+    impl_->prefixes.at(i).spans->Set(static_cast<double>(levels.prefixes[i].spans));
+    impl_->prefixes.at(i).span_saved->Set(static_cast<double>(levels.prefixes[i].span_saved_bytes));
   }
   impl_->objects.Set(static_cast<double>(levels.objects));
   impl_->object_bytes.Set(static_cast<double>(levels.object_bytes));

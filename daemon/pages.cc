@@ -185,9 +185,14 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   model->flops_per_token = request.cost().flops_per_token();
   model->flops_per_square = request.cost().flops_per_token_squared();
   if (!request.has_prefixes()) return model;
-  auto prefixes = storage::MakePrefixModel(model->ns, model->shard, model->layout,
-                                           std::max(1u, request.prefixes().capture_tokens()),
-                                           request.cost().flops_per_token(), request.cost().flops_per_token_squared());
+  const v1::PrefixUse& use = request.prefixes();
+  if (use.span_tokens() > limits::kMaxSpanTokens)
+    return Bad("prefixes.span_tokens: more than ", limits::kMaxSpanTokens);
+  if (use.span_dtype() > static_cast<uint32_t>(DType::kBF16)) return Bad("prefixes.span_dtype: not f32, f16 or bf16");
+  const storage::SpanUse spans{use.span_tokens(), static_cast<DType>(std::max(1u, use.span_dtype()))};
+  auto prefixes =
+      storage::MakePrefixModel(model->ns, model->shard, model->layout, std::max(1u, use.capture_tokens()),
+                               request.cost().flops_per_token(), request.cost().flops_per_token_squared(), spans);
   if (!prefixes.ok()) return Bad("prefixes: ", prefixes.status().message());
   model->prefixes = *std::move(prefixes);
   return model;

@@ -42,6 +42,7 @@ const absl::flat_hash_map<const FieldDescriptor*, uint64_t>& RepeatedFields() {
       {Field<v1::CommitRequest>(v1::CommitRequest::kCheckpointsFieldNumber), limits::kMaxCheckpointsPerCommit},
       {Field<v1::CommitRequest>(v1::CommitRequest::kPageTableFieldNumber), limits::kMaxPromptTokens},
       {Field<v1::CapturedState>(v1::CapturedState::kPartsFieldNumber), limits::kMaxPartSources},
+      {Field<v1::CapturedSpan>(v1::CapturedSpan::kPartsFieldNumber), limits::kMaxPartSources},
       {Field<v1::AbandonRequest>(v1::AbandonRequest::kReservationsFieldNumber), limits::kMaxObjectsPerCall},
       {Field<v1::LandRequest>(v1::LandRequest::kPageTableFieldNumber), limits::kMaxPromptTokens},
       {Field<v1::LandRequest>(v1::LandRequest::kSegmentsFieldNumber), limits::kMaxObjectsPerLanding},

@@ -68,7 +68,7 @@ TEST(RequestGate, TakesAsMuchAsTheLimitsSayAndNoMore) {
   land.mutable_page_table()->Resize(1000, -1);
   EXPECT_TRUE(Check(land).ok()) << Check(land);
   land.add_segments();
-  EXPECT_THAT(Check(land).message(), HasSubstr("segments: more than 32769"));
+  EXPECT_THAT(Check(land).message(), HasSubstr("segments: more than 32770"));
 
   v1::MatchRequest match;
   for (uint64_t i = 0; i < limits::kMaxPromptsPerCall; ++i) {

@@ -15,7 +15,7 @@ absl::Status Bad(const Parts&... parts) {
 
 bool IsTensor(PartForm form) {
   return IsTransition(form) || form == PartForm::kState || form == PartForm::kConvTail ||
-         form == PartForm::kStateExponents;
+         form == PartForm::kStateExponents || IsSpanRows(form);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ class FormatsPage(unittest.TestCase):
         vectors = dict(line.split() for line in printed.getvalue().splitlines())
         self.assertEqual(
             set(vectors), {"identity", "layout", "namespace", "key_segment", "key_checkpoint_media", "key_prefix_block",
-                           "key_prefix_checkpoint", "key_own_checkpoint"})
+                           "key_prefix_checkpoint", "key_prefix_span", "key_own_checkpoint"})
         for name, value in vectors.items():
             golden = (ROOT / "proto/testdata" / f"{name}.hex").read_text(encoding="utf-8")
             self.assertEqual(value, golden.replace("\n", ""), name)

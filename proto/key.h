@@ -37,7 +37,7 @@ enum class ObjectKind : uint8_t {
   kSegment = 1,     // interior of a run of tokens, usable at any position
   kPrefixPage = 2,  // keys and values of a block of a prefix (proto/prefix.h)
   kCheckpoint = 3,  // states at one prefix depth; with the keys and values of the prefix, or of what no block has
-  kSpan = 4,
+  kSpan = 4,        // what the recurrence saw of a run of tokens behind a checkpoint, with their keys and values
 };
 absl::string_view Name(ObjectKind kind);
 

@@ -26,13 +26,14 @@ inline constexpr uint64_t kMaxLeases = 65536;           // that one session hold
 inline constexpr uint64_t kMaxLeasedSegments = uint64_t{1} << 20;  // listed in those, misses and shards, too
 inline constexpr uint64_t kMaxObjectsPerCall = 64;                 // also reservations of an Abandon
 inline constexpr uint64_t kMaxCheckpointsPerCommit = 64;
+inline constexpr uint64_t kMaxSpanTokens = 256;      // of a span: longer ones mostly take more than a state does
 inline constexpr uint32_t kPrefixBlockTokens = 256;  // of a prefix stored together, at least: whole pages (prefix.h)
-inline constexpr uint64_t kMaxObjectsPerLanding = 32769;     // a prompt's segments, a prefix's blocks and checkpoint
-inline constexpr uint64_t kMaxReleasesPerCall = 1024;        // leases of a Release
-inline constexpr uint64_t kMaxStepsPerComposition = 4096;    // interiors and runs of one Advance or Compose
-inline constexpr uint64_t kMaxTokensPerComposition = 65536;  // that its runs go through: what one worker may take
-inline constexpr uint64_t kMaxCompositions = 16;             // under way, of one session
-inline constexpr uint32_t kMaxAllocatedPages = 1 << 20;      // of one region whose pages the daemon allocates
+inline constexpr uint64_t kMaxObjectsPerLanding = 32770;  // a prompt's segments, a prefix's blocks, checkpoint and span
+inline constexpr uint64_t kMaxReleasesPerCall = 1024;     // leases of a Release
+inline constexpr uint64_t kMaxStepsPerComposition = 4096;          // interiors and runs of one Advance or Compose
+inline constexpr uint64_t kMaxTokensPerComposition = 65536;        // that its runs go through: what one worker may take
+inline constexpr uint64_t kMaxCompositions = 16;                   // under way, of one session
+inline constexpr uint32_t kMaxAllocatedPages = 1 << 20;            // of one region whose pages the daemon allocates
 inline constexpr uint64_t kMaxPageReferences = uint64_t{1} << 20;  // there: requests, and segments they name
 inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 40;
 inline constexpr uint32_t kMaxLayers = 1024;
@@ -64,7 +65,7 @@ static_assert(kMaxLinearHeadDim * kMaxLinearHeadDim * 4 <= kExtentBytes, "one he
 static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + (1 << 20) < kMaxRequestBytes, "the longest prompt fits");
 static_assert(kMaxPromptTokens * 5 + kMaxPartSources * 64 + (1 << 20) < kMaxRequestBytes,
               "pages and parts of the longest run fit");
-static_assert(kMaxSegments + kMaxPromptTokens / kPrefixBlockTokens + 1 <= kMaxObjectsPerLanding);
+static_assert(kMaxSegments + kMaxPromptTokens / kPrefixBlockTokens + 2 <= kMaxObjectsPerLanding);
 static_assert(kMaxPromptTokens * 5 + kMaxObjectsPerLanding * 16 + (1 << 20) < kMaxRequestBytes,
               "the longest landing fits");
 static_assert(kMaxPromptTokens * 5 + kMaxAllocatedPages * 5 + kMaxSegments * 16 + (1 << 20) < kMaxReplyBytes,

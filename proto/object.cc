@@ -36,6 +36,16 @@ absl::string_view Name(PartForm form) {
       return "transition_zero";
     case PartForm::kStateExponents:
       return "state_exponents";
+    case PartForm::kSpanKeys:
+      return "span_keys";
+    case PartForm::kSpanValues:
+      return "span_values";
+    case PartForm::kSpanGates:
+      return "span_gates";
+    case PartForm::kSpanBetas:
+      return "span_betas";
+    case PartForm::kSpanConvInputs:
+      return "span_conv_inputs";
   }
   return "unknown";
 }

@@ -36,6 +36,12 @@ enum class PartForm : uint8_t {
   kTransitionLowRank = 11,  // unit: one head's diagonal [d_k] in fp32, then A and B, [rank, d_k] each: diag + Aᵀ B
   kTransitionZero = 12,     // units without bytes: heads whose transition is zero
   kStateExponents = 13,     // one unit: [value_heads] i32; an fp16 state is its numbers × 2^exponent
+  // Of spans: what the recurrence saw of each token (kernels/linear.h), so that it can be run again.
+  kSpanKeys = 14,        // unit: [unit_tokens, key_heads, d_k]
+  kSpanValues = 15,      // unit: [unit_tokens, value_heads, d_v]
+  kSpanGates = 16,       // unit: [unit_tokens, value_heads] fp32, or [unit_tokens, value_heads, d_k]: log decays
+  kSpanBetas = 17,       // unit: [unit_tokens, value_heads] fp32, mamba1: [unit_tokens, value_heads, d_v]
+  kSpanConvInputs = 18,  // unit: [unit_tokens, conv_channels], pre-convolution inputs
 };
 absl::string_view Name(PartForm form);
 // The form of heads that are stored as `kind`, and back; none for forms that are no transitions.
@@ -59,6 +65,10 @@ inline bool IsScales(PartForm form) {
 inline bool IsPaged(PartForm form) {
   return IsRows(form) || IsScales(form);
 }
+// A span's inputs of linear layers: tensors as far as a publish goes, rows a token as keys and values are.
+inline bool IsSpanRows(PartForm form) {
+  return form >= PartForm::kSpanKeys && form <= PartForm::kSpanConvInputs;
+}
 inline PartForm ScalesOf(PartForm rows) {
   return rows == PartForm::kKeys ? PartForm::kKeyScales : PartForm::kValueScales;
 }
@@ -72,7 +82,7 @@ struct Part {
   uint32_t units = 0;
   uint32_t unit_bytes = 0;  // of every unit but the last; 0 for zero transitions alone
   uint32_t last_unit_bytes = 0;
-  uint32_t unit_tokens = 0;  // keys, values and their scales: tokens in a full unit
+  uint32_t unit_tokens = 0;  // keys, values, their scales, rows of spans: tokens in a full unit
   uint64_t offset = 0;       // of unit 0, from the object's start
   uint64_t checksum = 0;     // kernels::CombineChecksums over XXH3-64 of each unit
 
@@ -115,6 +125,21 @@ absl::StatusOr<ObjectHeader> PlanPrefixBlock(const Layout& layout, const Namespa
                                              uint32_t block_tokens, uint64_t end);
 absl::StatusOr<ObjectHeader> PlanPrefixCheckpoint(const Layout& layout, const NamespaceId& ns, const Key& key,
                                                   uint32_t block_tokens, uint64_t depth);
+
+// Bytes of one token in the parts of a span, of each form that a layer has; 0: it has none. `dtype`: of keys and
+// values.
+struct SpanRowBytes {
+  uint64_t keys = 0, values = 0, gates = 0, betas = 0, conv_inputs = 0;
+};
+SpanRowBytes SpanRowBytesOf(const LinearLayer& layer, DType dtype);
+
+// The same of a span [begin, end) of a text (proto/prefix.h): its tokens' keys and values, and what the linear layers'
+// recurrence saw of them, keys and values of these in `dtype` (f32, f16 or bf16). All families have spans.
+// INVALID_ARGUMENT begins with the field's name: a dtype that spans do not have, an empty span or one of more than
+// limits::kMaxSpanTokens, a layer whose rows are longer than an extent. FAILED_PRECONDITION for a layout without linear
+// layers, which has nothing to rebuild.
+absl::StatusOr<ObjectHeader> PlanPrefixSpan(const Layout& layout, const NamespaceId& ns, const Key& key, DType dtype,
+                                            uint64_t begin, uint64_t end);
 
 // Consecutive heads of a layer whose transitions are stored in one form.
 struct TransitionRun {

@@ -64,7 +64,13 @@ absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
   if (part.last_unit_bytes == 0 || part.last_unit_bytes > part.unit_bytes) return DataLoss("last unit's size");
   if (part.offset % limits::kUnitAlignment != 0) return DataLoss("offset not aligned");
   if (part.offset % limits::kExtentBytes + part.unit_bytes > limits::kExtentBytes) return DataLoss("straddles extents");
-  if (IsPaged(part.form)) return CheckRows(header, part);
+  if ((header.kind == ObjectKind::kSpan) != IsSpanRows(part.form) && !IsPaged(part.form)) {
+    return DataLoss("a part of another kind of object");
+  }
+  if (part.dtype != DType::kF32 && (part.form == PartForm::kSpanGates || part.form == PartForm::kSpanBetas)) {
+    return DataLoss("a span's decays that are not fp32");
+  }
+  if (IsPaged(part.form) || IsSpanRows(part.form)) return CheckRows(header, part);
   const bool plain = part.unit_tokens == 0 && part.last_unit_bytes == part.unit_bytes;
   return plain ? absl::OkStatus() : DataLoss("matrices of unequal size");
 }

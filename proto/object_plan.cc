@@ -62,15 +62,69 @@ void AddLinear(uint32_t index, const LinearLayer& layer, ObjectHeader& header) {
   }
 }
 
+// Rows of so many bytes, one a token: in units that stay in a core's cache, where rows are not longer.
+Part Rows(uint32_t layer, PartForm form, DType dtype, uint64_t row_bytes, uint64_t tokens) {
+  const uint64_t unit_tokens = std::max<uint64_t>(1, std::bit_floor(limits::kRowUnitBytes / row_bytes));
+  return Tokens(layer, form, dtype, row_bytes, unit_tokens, tokens);
+}
+
 // Keys or values, tokens of so many elements, and their scales, which have units of as many tokens.
 void AddRows(uint32_t index, PartForm form, const AttentionLayer& layer, uint64_t dim, ObjectHeader& header) {
   if (header.stored_tokens == 0) return;
   const uint64_t row_bytes = layer.kv_heads * dim * ElementBytes(layer.dtype);
-  const uint64_t unit_tokens = std::max<uint64_t>(1, std::bit_floor(limits::kRowUnitBytes / row_bytes));
-  header.parts.push_back(Tokens(index, form, layer.dtype, row_bytes, unit_tokens, header.stored_tokens));
+  const Part rows = header.parts.emplace_back(Rows(index, form, layer.dtype, row_bytes, header.stored_tokens));
   if (!layer.scales) return;
-  header.parts.push_back(
-      Tokens(index, ScalesOf(form), DType::kF32, layer.kv_heads * sizeof(float), unit_tokens, header.stored_tokens));
+  header.parts.push_back(Tokens(index, ScalesOf(form), DType::kF32, layer.kv_heads * sizeof(float), rows.unit_tokens,
+                                header.stored_tokens));
+}
+
+// Numbers of the log decay, and of β or dt, that a family has for one token and head; 0: none.
+uint64_t GateWidth(const LinearLayer& layer) {
+  switch (layer.family) {
+    case LinearFamily::kGdn:
+      return 1;
+    case LinearFamily::kGla:
+    case LinearFamily::kKda:
+      return layer.d_k;
+    default:
+      return 0;
+  }
+}
+uint64_t BetaWidth(const LinearLayer& layer) {
+  switch (layer.family) {
+    case LinearFamily::kRetnet:
+    case LinearFamily::kLightning:
+    case LinearFamily::kGla:
+      return 0;
+    case LinearFamily::kMamba1:
+      return layer.d_v;
+    default:
+      return 1;
+  }
+}
+
+// What the recurrence saw of a span's tokens. Decays and β stay fp32: errors of decays add up over the span.
+absl::Status AddSpan(uint32_t index, const LinearLayer& layer, DType dtype, ObjectHeader& header) {
+  const SpanRowBytes bytes = SpanRowBytesOf(layer, dtype);
+  const struct {
+    PartForm form;
+    DType dtype;
+    uint64_t row_bytes;
+  } all[] = {{PartForm::kSpanKeys, dtype, bytes.keys},
+             {PartForm::kSpanValues, dtype, bytes.values},
+             {PartForm::kSpanGates, DType::kF32, bytes.gates},
+             {PartForm::kSpanBetas, DType::kF32, bytes.betas},
+             {PartForm::kSpanConvInputs, layer.state_dtype, bytes.conv_inputs}};
+  for (const auto& rows : all) {
+    if (rows.row_bytes == 0) continue;
+    if (rows.row_bytes > limits::kExtentBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("layout.layers[", index, "]: ", Name(rows.form),
+                                                     " of a token take ", rows.row_bytes, " bytes, an extent ",
+                                                     limits::kExtentBytes));
+    }
+    header.parts.push_back(Rows(index, rows.form, rows.dtype, rows.row_bytes, header.stored_tokens));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckTokens(uint64_t tokens) {
@@ -148,12 +202,17 @@ Part PartOf(const TransitionRun& run, const Part& planned, DType state) {
   return part;
 }
 
-// Adds the parts of what `header` says is stored, and lays them out.
-absl::StatusOr<ObjectHeader> PlanParts(const Layout& layout, ObjectHeader header) {
+// Adds the parts of what `header` says is stored, and lays them out. `span`: the type of a span's keys and values.
+absl::StatusOr<ObjectHeader> PlanParts(const Layout& layout, ObjectHeader header, DType span = DType::kF32) {
   header.parts.reserve(4 * layout.layers.size());
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {
     if (const auto* linear = std::get_if<LinearLayer>(&layout.layers[i])) {
-      if (header.kind != ObjectKind::kPrefixPage) AddLinear(i, *linear, header);
+      if (header.kind == ObjectKind::kPrefixPage) continue;
+      if (header.kind != ObjectKind::kSpan) {
+        AddLinear(i, *linear, header);
+      } else if (absl::Status status = AddSpan(i, *linear, span, header); !status.ok()) {
+        return status;
+      }
     } else {
       const auto& attention = std::get<AttentionLayer>(layout.layers[i]);
       AddRows(i, PartForm::kKeys, attention, attention.key_dim, header);
@@ -202,6 +261,35 @@ absl::StatusOr<ObjectHeader> PlanPrefixCheckpoint(const Layout& layout, const Na
   header.first_token = depth / block_tokens * block_tokens;
   header.stored_tokens = depth - header.first_token;
   return PlanParts(layout, std::move(header));
+}
+
+SpanRowBytes SpanRowBytesOf(const LinearLayer& layer, DType dtype) {
+  const uint64_t heads = layer.value_heads;
+  return {.keys = uint64_t{layer.key_heads} * layer.d_k * ElementBytes(dtype),
+          .values = heads * layer.d_v * ElementBytes(dtype),
+          .gates = heads * GateWidth(layer) * sizeof(float),
+          .betas = heads * BetaWidth(layer) * sizeof(float),
+          .conv_inputs = uint64_t{layer.conv_channels} * ElementBytes(layer.state_dtype)};
+}
+
+absl::StatusOr<ObjectHeader> PlanPrefixSpan(const Layout& layout, const NamespaceId& ns, const Key& key, DType dtype,
+                                            uint64_t begin, uint64_t end) {
+  ObjectHeader header{.ns = ns, .key = key, .kind = ObjectKind::kSpan, .tokens = end};
+  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
+    return Refuse("dtype: spans have f32, f16 or bf16");
+  }
+  if (absl::Status status = CheckTokens(end); !status.ok()) return status;
+  if (begin == 0 || begin >= end) return Refuse("begin: ", begin, " is not from 1 to ", end, " exclusive");
+  if (end - begin > limits::kMaxSpanTokens) {
+    return Refuse("begin: a span of ", end - begin, " tokens, at most ", limits::kMaxSpanTokens, " are allowed");
+  }
+  const auto is_linear = [](const Layer& layer) { return std::holds_alternative<LinearLayer>(layer); };
+  if (!std::ranges::any_of(layout.layers, is_linear)) {
+    return absl::FailedPreconditionError("layout.layers: none has a state to rebuild");
+  }
+  header.first_token = begin;
+  header.stored_tokens = end - begin;
+  return PlanParts(layout, std::move(header), dtype);
 }
 
 absl::Status CheckRun(const ObjectHeader& plan, const TransitionRun& run) {

@@ -248,6 +248,36 @@ TEST(ObjectHeader, GoldenCheckpoint) {
   ExpectGolden("checkpoint_header", EncodeHeader(header));
 }
 
+TEST(ObjectHeader, GoldenSpan) {
+  const ObjectHeader example = ExampleHeader(ObjectKind::kCheckpoint);
+  ObjectHeader header = *PlanPrefixSpan(ExampleLayout(), example.ns, example.key, DType::kF16, 90, 100);
+  header.provenance = Provenance::kComposed;
+  for (size_t i = 0; i < header.parts.size(); ++i) header.parts[i].checksum = 0x0101010101010101 * (i + 1);
+  ExpectGolden("span_header", EncodeHeader(header));
+}
+
+// A span has its rows, and nothing else but keys and values; no other object has such rows.
+TEST(ObjectHeader, PartsOfOtherKindsAreRefused) {
+  const auto refusal = [](const ObjectHeader& header) {
+    return std::string(DecodeHeader(EncodeHeader(header)).status().message());
+  };
+  ObjectHeader span = *PlanPrefixSpan(ExampleLayout(), {}, {}, DType::kF16, 90, 100);
+  EXPECT_EQ(refusal(span), "");
+  span.kind = ObjectKind::kCheckpoint;
+  EXPECT_THAT(refusal(span), testing::HasSubstr("another kind of object"));
+  ObjectHeader checkpoint = ExampleHeader(ObjectKind::kCheckpoint);
+  checkpoint.kind = ObjectKind::kSpan;
+  EXPECT_THAT(refusal(checkpoint), testing::HasSubstr("another kind of object"));
+  span.kind = ObjectKind::kSpan;
+  const auto betas = std::ranges::find(span.parts, PartForm::kSpanBetas, &Part::form);
+  ASSERT_NE(betas, span.parts.end());
+  betas->dtype = DType::kF16;
+  EXPECT_THAT(refusal(span), testing::HasSubstr("not fp32"));
+  betas->dtype = DType::kF32;
+  span.stored_tokens -= 1;
+  EXPECT_THAT(refusal(span), testing::HasSubstr("units do not hold the stored tokens"));
+}
+
 TEST(ObjectHeader, DecodesFromTheStartOfALongerRun) {
   const ObjectHeader header = ExampleHeader(ObjectKind::kSegment);
   std::string bytes = EncodeHeader(header);
@@ -337,7 +367,7 @@ TEST(ObjectHeader, NamesWhatIsWrong) {
       {"parts out of order", [](ObjectHeader& h) { h.parts[1].form = PartForm::kTransitionDense; }},
       {"parts overlap", [](ObjectHeader& h) { h.parts[1].offset = h.parts[0].offset; }},
       {"parts overlap", [](ObjectHeader& h) { h.parts[0].offset = 0; }},
-      {"unknown form", [](ObjectHeader& h) { h.parts[0].form = PartForm{14}; }},
+      {"unknown form", [](ObjectHeader& h) { h.parts[0].form = PartForm{19}; }},
       {"unknown dtype", [](ObjectHeader& h) { h.parts[0].dtype = DType{9}; }},
       {"too many layers", [](ObjectHeader& h) { h.parts[4].layer = limits::kMaxLayers; }},
       {"head group of a form that has none", [](ObjectHeader& h) { h.parts[1].head_group = 1; }},

@@ -136,6 +136,8 @@ absl::string_view Name(CommitOutcome outcome) {
       return "bad_source";
     case CommitOutcome::kUnavailable:
       return "unavailable";
+    case CommitOutcome::kKeptAsSpan:
+      return "kept_as_span";
   }
   return "unknown";
 }

@@ -77,6 +77,7 @@ enum class CommitOutcome : uint8_t {
   kBusy = 5,       // a bounded queue was full
   kBadSource = 6,  // a part is missing or lies outside its region, or what is called exact began with composed state
   kUnavailable = 7,
+  kKeptAsSpan = 8,  // no states, but the span that rebuilds them, and those at each depth inside it
 };
 absl::string_view Name(CommitOutcome outcome);
 

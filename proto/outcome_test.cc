@@ -31,9 +31,9 @@ TEST(Outcome, EveryOutcomeHasItsName) {
   ExpectNames<TierKind>(0, 4);
   ExpectNames<ReserveOutcome>(1, 7);
   ExpectNames<PublishOutcome>(1, 5);
-  ExpectNames<CommitOutcome>(1, 7);
+  ExpectNames<CommitOutcome>(1, 8);
   ExpectNames<ObjectKind>(1, 4);
-  ExpectNames<PartForm>(1, 13);
+  ExpectNames<PartForm>(1, 18);
 }
 
 }  // namespace

@@ -28,4 +28,8 @@ Key PrefixKeys::Checkpoint(uint64_t depth) const {
   return MakeChainedKey(ns_, ObjectKind::kCheckpoint, before, tail);
 }
 
+Key PrefixKeys::Span(uint64_t begin, uint64_t end) const {
+  return MakeChainedKey(ns_, ObjectKind::kSpan, Checkpoint(begin), tokens_.subspan(begin, end - begin));
+}
+
 }  // namespace ashlar

@@ -4,7 +4,10 @@
 // a prefix shares the blocks of all longer ones. A *checkpoint* (kCheckpoint) has the states of all linear layers at
 // one depth, and the keys and values behind the last whole block before it, so that one resumes at the very token. All
 // are published and landed with the text's first token at position 0: rows stand where they stood, and no key is
-// turned. Their headers: PlanPrefixBlock and PlanPrefixCheckpoint (proto/object.h).
+// turned. A *span* (kSpan, KVBuffer §6) hangs on a checkpoint: what the recurrence saw of the tokens behind it, and
+// their keys and values, whole blocks or not. From it the state at each of its depths is rebuilt, so it can stand for a
+// state at its end where it takes less. Their headers: PlanPrefixBlock, PlanPrefixCheckpoint and PlanPrefixSpan
+// (proto/object.h).
 #pragma once
 
 #include <array>
@@ -38,6 +41,8 @@ class PrefixKeys {
   std::span<const Key> blocks() const { return blocks_; }
   // 1 ≤ depth ≤ tokens. Hashes what is behind the last whole block.
   Key Checkpoint(uint64_t depth) const;
+  // Of the span [begin, end), behind the checkpoint at `begin` ≥ 1. end ≤ tokens.
+  Key Span(uint64_t begin, uint64_t end) const;
 
  private:
   NamespaceId ns_;

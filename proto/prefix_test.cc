@@ -1,5 +1,6 @@
 #include "proto/prefix.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,6 +43,7 @@ TEST(PrefixKeys, Golden) {
   ASSERT_EQ(keys.blocks().size(), 1u);
   ExpectGolden("key_prefix_block", Bytes(keys.blocks()[0]));
   ExpectGolden("key_prefix_checkpoint", Bytes(keys.Checkpoint(text.size())));
+  ExpectGolden("key_prefix_span", Bytes(keys.Span(kBlock + 2, text.size())));
   const PrefixKeys own(kNamespace, kBlock, std::span(text).subspan(kBlock), ExampleConversation());
   ExpectGolden("key_own_checkpoint", Bytes(own.Checkpoint(5)));
 }
@@ -77,6 +79,23 @@ TEST(PrefixKeys, AreThoseOfTheTokensBefore) {
     for (uint64_t depth = 1; depth <= one.size(); ++depth) {
       ASSERT_EQ(keys.Checkpoint(depth) == others.Checkpoint(depth), depth <= parts) << parts << ", " << depth;
     }
+  }
+}
+
+// A span is bound to where it begins, where it ends, and every token up to there.
+TEST(PrefixKeys, SpansAreThoseOfTheirTokensAndOfWhereTheyHang) {
+  const std::vector<int32_t> same(3 * kBlock, 5);
+  const PrefixKeys keys(kNamespace, kBlock, same);
+  std::set<Key> all;
+  for (uint64_t begin = kBlock - 3; begin < kBlock + 3; ++begin) {
+    for (uint64_t end = begin + 1; end < begin + 20; ++end) all.insert(keys.Span(begin, end));
+  }
+  EXPECT_EQ(all.size(), 6u * 19u);
+  for (const size_t changed : {size_t{0}, size_t{kBlock}, size_t{kBlock + 9}, size_t{kBlock + 10}}) {
+    std::vector<int32_t> other = same;
+    other[changed] += 1;
+    const PrefixKeys others(kNamespace, kBlock, other);
+    EXPECT_EQ(others.Span(kBlock + 1, kBlock + 10) == keys.Span(kBlock + 1, kBlock + 10), changed >= kBlock + 10);
   }
 }
 
@@ -131,6 +150,62 @@ TEST(PlanPrefix, BlocksAndCheckpointHaveEveryTokenOnce) {
     }
     for (const Part& part : checkpoint->parts) EXPECT_FALSE(IsTransition(part.form));
   }
+}
+
+// Rows of every token, as the family has them, whatever the family; what is planned can be encoded and read.
+TEST(PlanPrefix, SpansHaveWhatTheRecurrenceSees) {
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 200; ++round) {
+    const Layout layout = RandomLayout(random);
+    if (std::ranges::none_of(layout.layers, [](const Layer& l) { return std::holds_alternative<LinearLayer>(l); })) {
+      continue;
+    }
+    const uint64_t begin = 1 + random() % 500, tokens = 1 + random() % limits::kMaxSpanTokens;
+    const auto span = PlanPrefixSpan(layout, kNamespace, Key{}, DType::kBF16, begin, begin + tokens);
+    ASSERT_TRUE(span.ok()) << span.status();
+    EXPECT_EQ(*DecodeHeader(EncodeHeader(*span)), *span);
+    EXPECT_EQ(span->first_token, begin);
+    EXPECT_EQ(span->stored_tokens, tokens);
+    for (uint32_t i = 0; i < layout.layers.size(); ++i) {
+      const auto bytes = [&](PartForm form) { return span->Find(i, form) ? span->Find(i, form)->Bytes() / tokens : 0; };
+      const auto* const linear = std::get_if<LinearLayer>(&layout.layers[i]);
+      if (linear == nullptr) {
+        EXPECT_GT(bytes(PartForm::kKeys), 0u);
+        continue;
+      }
+      const uint64_t heads = linear->value_heads;
+      const bool vector = linear->family == LinearFamily::kGla || linear->family == LinearFamily::kKda;
+      const bool gated = vector || linear->family == LinearFamily::kGdn;
+      const bool fixed = linear->family == LinearFamily::kRetnet || linear->family == LinearFamily::kLightning ||
+                         linear->family == LinearFamily::kGla;
+      const bool wide = linear->family == LinearFamily::kMamba1;
+      EXPECT_EQ(bytes(PartForm::kSpanKeys), 2u * linear->key_heads * linear->d_k);
+      EXPECT_EQ(bytes(PartForm::kSpanValues), 2 * heads * linear->d_v);
+      EXPECT_EQ(bytes(PartForm::kSpanGates), gated ? 4 * heads * (vector ? linear->d_k : 1) : 0);
+      EXPECT_EQ(bytes(PartForm::kSpanBetas), fixed ? 0 : 4 * heads * (wide ? linear->d_v : 1));
+      EXPECT_EQ(bytes(PartForm::kSpanConvInputs), uint64_t{ElementBytes(linear->state_dtype)} * linear->conv_channels);
+      EXPECT_EQ(span->Find(i, PartForm::kState), nullptr);
+    }
+  }
+}
+
+TEST(PlanPrefix, RefusesSpansThatMakeNoSense) {
+  const auto refused = [](const Layout& layout, DType dtype, uint64_t begin, uint64_t end) {
+    return std::string(PlanPrefixSpan(layout, kNamespace, Key{}, dtype, begin, end).status().message());
+  };
+  const Layout layout = ExampleLayout();
+  EXPECT_THAT(refused(layout, DType::kF32, 0, 5), testing::StartsWith("begin: "));
+  EXPECT_THAT(refused(layout, DType::kF32, 5, 5), testing::StartsWith("begin: "));
+  EXPECT_THAT(refused(layout, DType::kF32, 1, 2 + limits::kMaxSpanTokens), testing::StartsWith("begin: "));
+  EXPECT_THAT(refused(layout, DType::kF8E4M3, 1, 5), testing::StartsWith("dtype: "));
+  EXPECT_THAT(refused(layout, DType::kF32, 1, limits::kMaxPromptTokens + 1), testing::StartsWith("tokens: "));
+  Layout wide = layout;
+  std::get<LinearLayer>(wide.layers[0]) = {
+      .family = LinearFamily::kKda, .key_heads = 1024, .value_heads = 1024, .d_k = 128, .d_v = 4};
+  EXPECT_THAT(refused(wide, DType::kF16, 1, 5), testing::StartsWith("layout.layers[0]: span_gates"));
+  Layout attention = layout;
+  attention.layers.erase(attention.layers.begin());
+  EXPECT_THAT(refused(attention, DType::kF32, 1, 5), testing::StartsWith("layout.layers: "));
 }
 
 TEST(PlanPrefix, RefusesWhatMakesNoSense) {

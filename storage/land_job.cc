@@ -35,7 +35,7 @@ LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, con
     Object*& object = objects[source.header];
     const bool repeats = object != nullptr;
     if (!repeats) object = objects_.emplace_back(new Object{source.header, ObjectBytes(tier, *source.slot)}).get();
-    sources_.push_back({object, source.first_position, repeats});
+    sources_.push_back({object, source.first_position, source.tokens, repeats});
     const std::vector<Part>& parts = source.header->parts;
     has_tail_ |= !parts.empty() && (target_.rows.empty() || parts.back().layer > target_.rows.back().layer);
   }
@@ -131,17 +131,45 @@ void LandJob::AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& 
     if (paged && IsScales(part.form)) continue;  // landed with the rows that they scale
     Check* const scales = paged ? FindScales(check, std::span(step.checks).subspan(i + 1)) : nullptr;
     SplitPart(part, [&](const UnitRange& range) {
-      tasks.push_back({.step = &step,
-                       .source = check.source,
-                       .range = range,
-                       .rows = paged ? rows : nullptr,
-                       .checksums = check.part.unit_checksums(range.first),
-                       .scales = scales != nullptr ? &scales->part.part() : nullptr,
-                       .scale_checksums = scales != nullptr ? scales->part.unit_checksums(range.first) : nullptr,
-                       .on_gpu = stored_on_gpu_ || (paged && rows->memory == kernels::MemoryKind::kDevice)});
+      Task task{.step = &step,
+                .source = check.source,
+                .range = range,
+                .rows = paged ? rows : nullptr,
+                .tokens = paged ? range.Rows() : 0,
+                .checksums = check.part.unit_checksums(range.first),
+                .scales = scales != nullptr ? &scales->part.part() : nullptr,
+                .scale_checksums = scales != nullptr ? scales->part.unit_checksums(range.first) : nullptr,
+                .on_gpu = stored_on_gpu_ || (paged && rows->memory == kernels::MemoryKind::kDevice)};
+      if (paged && range.FirstRow() + task.tokens > check.source->tokens) {
+        AppendInPart(task, tasks);
+      } else {
+        tasks.push_back(task);
+      }
     });
   }
   step.tasks_left = tasks.size() - before;
+}
+
+// Of a range that is not to be landed whole: all of it is verified, and apart from that its first rows are landed,
+// whose checksums are nobody's.
+void LandJob::AppendInPart(Task task, std::vector<Task>& tasks) const {
+  Task verify = task;
+  verify.rows = nullptr;
+  verify.scales = nullptr;
+  verify.scale_checksums = nullptr;
+  verify.on_gpu = stored_on_gpu_;
+  tasks.push_back(verify);
+  if (task.scales != nullptr) {
+    verify.range.part = task.scales;
+    verify.checksums = task.scale_checksums;
+    tasks.push_back(verify);
+  }
+  const uint64_t first = task.range.FirstRow(), wanted = task.source->tokens;
+  if (wanted <= first) return;
+  task.tokens = wanted - first;
+  task.checksums = task.step->nobodys.emplace_back(2 * size_t{task.range.count}).data();
+  if (task.scales != nullptr) task.scale_checksums = task.checksums + task.range.count;
+  tasks.push_back(task);
 }
 
 void LandJob::Conclude(const Step& step) {
@@ -200,7 +228,7 @@ kernels::Event LandJob::Land(const Task& task, uint64_t batch_bytes, const kerne
   return kernels.Land({.source = {.units = units.data(),
                                   .scales = task.scales != nullptr ? scales.data() : nullptr,
                                   .unit_tokens = static_cast<int32_t>(range.part->unit_tokens),
-                                  .tokens = static_cast<int64_t>(range.Rows()),
+                                  .tokens = static_cast<int64_t>(task.tokens),
                                   .heads = task.rows->heads,
                                   .dim = keys ? task.rows->key_dim : task.rows->value_dim,
                                   .dtype = KernelType(range.part->dtype)},

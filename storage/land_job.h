@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -26,7 +27,8 @@ namespace ashlar::storage {
 struct LandSource {
   const ObjectHeader* header = nullptr;
   const Slot* slot = nullptr;
-  uint64_t first_position = 0;  // where the run's token 0 stands
+  uint64_t first_position = 0;   // where the run's token 0 stands
+  uint64_t tokens = UINT64_MAX;  // of the stored ones that are landed, from the first on: at least 1
 };
 
 // A landing in steps, one an attention layer: verifies the linear layers before it, then lands its keys and values.
@@ -68,7 +70,7 @@ class LandJob {
   };
   struct Source {
     Object* object;
-    uint64_t first_position;
+    uint64_t first_position, tokens;
     bool repeats;  // a source before it has the same object
   };
   struct Check {
@@ -78,12 +80,14 @@ class LandJob {
   struct Step {
     std::vector<Check> checks;
     std::atomic<size_t> tasks_left{0};
+    std::deque<std::vector<uint64_t>> nobodys = {};  // checksums of what is landed in part; they stay where they are
   };
   struct Task {
     Step* step;
     const Source* source;
     UnitRange range;
     const PagedRows* rows;  // of keys and values
+    uint64_t tokens;        // of these, that are landed
     uint64_t* checksums;    // of the range's units
     const Part* scales;     // of the range's rows, or null; they are landed with these
     uint64_t* scale_checksums;
@@ -96,6 +100,7 @@ class LandJob {
   // Of `rows`, if they have any: among the same object's parts of the same layer, which come next.
   static Check* FindScales(const Check& rows, std::span<Check> behind);
   void AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks);
+  void AppendInPart(Task task, std::vector<Task>& tasks) const;
   // Lands or verifies; `batch_bytes`: of all that is landed together.
   kernels::Event Move(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
                       kernels::Queue& queue) const;

@@ -34,14 +34,14 @@ std::vector<LandSource> Lander::Sort(Landing& landing, std::span<const Pool::Res
     if (segment.index < found.size()) {
       object = found[segment.index].object.Share();
       verdict = object ? object->gone : found[segment.index].reason;
-      if (object && verdict == MissReason::kNone && !Fits(target, object->header, segment.first_position)) {
+      if (object && verdict == MissReason::kNone && !Fits(target, object->header, segment)) {
         verdict = MissReason::kInvalidRequest;
       }
     }
     if (verdict == MissReason::kNone) {
       landing.moving.push_back(landing.verdict.size());
       landing.segments.push_back(segment.index);
-      sources.push_back({&object->header, &object->top().slot, segment.first_position});
+      sources.push_back({&object->header, &object->top().slot, segment.first_position, segment.tokens});
     }
     landing.verdict.push_back(verdict);
     landing.objects.push_back(std::move(object));

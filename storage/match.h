@@ -26,7 +26,17 @@ struct MatchedPrefix {
   uint64_t depth = 0;  // tokens; 0: none
   bool own = false;    // its conversation's, else its namespace's
   Provenance provenance = Provenance::kExact;
-  size_t first = 0, count = 0;  // its objects among what was found: the blocks in order, then the checkpoint
+  uint32_t span_tokens = 0;  // the last ones, whose states are rebuilt from a span; 0: the checkpoint is at `depth`
+  // Its objects among what was found: the blocks in order, the checkpoint, and the span where there is one.
+  size_t first = 0, count = 0;
+
+  uint64_t checkpoint_depth() const { return depth - span_tokens; }
+  // Which of what was found is the checkpoint, of a prefix that there is.
+  size_t checkpoint() const { return first + count - (span_tokens > 0 ? 2 : 1); }
+  // How many of the tokens that an object stores belong to the prefix: of its span perhaps not all.
+  uint64_t RowsOf(size_t object) const {
+    return span_tokens > 0 && object == first + count - 1 ? span_tokens : UINT64_MAX;
+  }
 };
 struct FoundPrefix : MatchedPrefix {
   std::vector<uint64_t> resumable;      // depths that could have been chosen, rising

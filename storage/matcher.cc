@@ -76,8 +76,8 @@ std::optional<size_t> Matcher::Hold(TenantId tenant, std::span<const Query> obje
 }
 
 // The one that saves most together with the segments behind it, as far as can be seen without using them.
-LeaseTable::Segments Matcher::FindPrefix(TenantId tenant, std::span<const Query> queries, const PrefixText& prompt,
-                                         FoundPrefix& prefix, Holding& holding) {
+Matcher::HeldPrefix Matcher::FindPrefix(TenantId tenant, std::span<const Query> queries, const PrefixText& prompt,
+                                        FoundPrefix& prefix, Holding& holding) {
   Prefixes::Asked asked = prefixes_.Ask(tenant, prompt);
   prefix.checkpoint_at = std::move(asked.checkpoint_at);
   for (const Prefixes::Candidate& candidate : asked.candidates) prefix.resumable.push_back(candidate.depth);
@@ -90,36 +90,42 @@ LeaseTable::Segments Matcher::FindPrefix(TenantId tenant, std::span<const Query>
   }
   const PrefixModel& model = prompt.model();
   const auto flops = [&model](uint64_t depth) { return model.costs.Flops(depth); };
-  LeaseTable::Segments held;
+  HeldPrefix found;
+  LeaseTable::Segments& held = found.objects;
   while (!asked.candidates.empty()) {
     std::vector<uint64_t> depths;
     for (const Prefixes::Candidate& candidate : asked.candidates) depths.push_back(candidate.depth);
     const Cover cover = BestCover(depths, segments, model.layout.head, model.layout.tail, flops);
     const auto chosen = std::ranges::find(asked.candidates, cover.prefix, &Prefixes::Candidate::depth);
     if (chosen == asked.candidates.end()) break;  // segments alone, the first one among them, save more
-    const std::optional<size_t> missing = Hold(tenant, Prefixes::Objects(prompt, *chosen), held, holding);
+    found.queries = Prefixes::Objects(prompt, *chosen);
+    const std::optional<size_t> missing = Hold(tenant, found.queries, held, holding);
     if (!missing) {
       prefix.depth = chosen->depth;
       prefix.own = chosen->own;
+      prefix.span_tokens = static_cast<uint32_t>(chosen->depth - chosen->checkpoint());
       const bool composed = std::ranges::any_of(
           held, [](const Pool::Result& object) { return object.object->header.provenance == Provenance::kComposed; });
       prefix.provenance = composed ? Provenance::kComposed : Provenance::kExact;
       break;
     }
-    // A block that one lacks all lack that are as deep.
+    // A block that one lacks all lack that are as deep, a checkpoint or a span those that need it.
     const Prefixes::Candidate refused = *chosen;
-    const uint64_t lost = std::min<uint64_t>(refused.depth, (*missing + 1) * model.block_tokens);
+    const ObjectKind lost = found.queries[*missing].kind;
     std::erase_if(asked.candidates, [&](const Prefixes::Candidate& candidate) {
-      return candidate.own == refused.own && candidate.depth >= lost;
+      if (candidate.own != refused.own) return false;
+      if (lost == ObjectKind::kPrefixPage) return candidate.checkpoint() >= (*missing + 1) * model.block_tokens;
+      if (lost == ObjectKind::kSpan) return candidate.span_begin > 0 && candidate.span == refused.span;
+      return candidate.checkpoint() == refused.checkpoint();
     });
   }
   std::erase_if(prefix.checkpoint_at, [&prefix](uint64_t depth) { return depth <= prefix.depth; });
-  return held;
+  return found;
 }
 
 // What the answer has no room for is missed, and leased all the same.
 void Matcher::Answer(SessionId session, TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,
-                     const HasRoom& has_room, Match& match) {
+                     std::span<const Query> of_prefix, const HasRoom& has_room, Match& match) {
   for (size_t i = 0; i < queries.size(); ++i) {
     Found& found = match.found[i];
     if (found.reason != MissReason::kNone) continue;
@@ -136,13 +142,12 @@ void Matcher::Answer(SessionId session, TenantId tenant, std::span<const Query> 
     for (Found& found : match.found) {
       if (found.reason == MissReason::kCovered) found.reason = MissReason::kBusy;
     }
-    prefix.depth = prefix.count = 0;
+    prefix.depth = prefix.count = prefix.span_tokens = 0;
     match.found.resize(prefix.first);
     return;
   }
-  const std::vector<Query> asked = Prefixes::Objects(*prompt, {.depth = prefix.depth, .own = prefix.own});
-  for (size_t i = 0; i < asked.size(); ++i) {
-    observer_.Hit(tenant, asked[i].kind, objects[i].tier, asked[i].tokens);
+  for (size_t i = 0; i < of_prefix.size(); ++i) {
+    observer_.Hit(tenant, of_prefix[i].kind, objects[i].tier, of_prefix[i].tokens);
   }
   observer_.Resumed(tenant, prefix.own, prefix.depth, prompt->tokens().size());
 }
@@ -155,11 +160,12 @@ Match Matcher::Lookup(SessionId session, TenantId tenant, std::span<const Query>
   if (refused == MissReason::kNone && !leases_.HasRoom(session, listed)) refused = MissReason::kBusy;
   Holding holding;
   FoundPrefix prefix;
-  LeaseTable::Segments objects;
+  HeldPrefix held;
+  LeaseTable::Segments& objects = held.objects;
   if (prompt != nullptr && refused == MissReason::kNone) {
-    objects = FindPrefix(tenant, queries, *prompt, prefix, holding);
+    held = FindPrefix(tenant, queries, *prompt, prefix, holding);
     if (!leases_.HasRoom(session, listed + objects.size() + holding.others.size())) {
-      prefix.depth = 0;
+      prefix.depth = prefix.span_tokens = 0;
       objects.clear();
       holding.others.clear();
     }
@@ -184,7 +190,7 @@ Match Matcher::Lookup(SessionId session, TenantId tenant, std::span<const Query>
   Match match;
   for (const Pool::Result& segment : holding.segments) match.found.push_back(Describe(segment));
   match.prefix = std::move(prefix);
-  Answer(session, tenant, queries, prompt, has_room, match);
+  Answer(session, tenant, queries, prompt, held.queries, has_room, match);
   const auto is_held = [](const Pool::Result& segment) { return static_cast<bool>(segment.object); };
   if (std::ranges::any_of(holding.segments, is_held)) {
     match.lease = leases_.Grant(session, tenant, std::move(holding.segments), needed_at, std::move(holding.others),

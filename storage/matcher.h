@@ -65,10 +65,14 @@ class Matcher {
   // All of these objects, or none: then how many come before the first one that is missing.
   std::optional<size_t> Hold(TenantId tenant, std::span<const Query> objects, LeaseTable::Segments& held,
                              Holding& holding);
-  LeaseTable::Segments FindPrefix(TenantId tenant, std::span<const Query> queries, const PrefixText& prompt,
-                                  FoundPrefix& prefix, Holding& holding);
+  struct HeldPrefix {
+    std::vector<Query> queries;
+    LeaseTable::Segments objects;  // one a query; none: there is no prefix
+  };
+  HeldPrefix FindPrefix(TenantId tenant, std::span<const Query> queries, const PrefixText& prompt, FoundPrefix& prefix,
+                        Holding& holding);
   void Answer(SessionId session, TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,
-              const HasRoom& has_room, Match& match);
+              std::span<const Query> of_prefix, const HasRoom& has_room, Match& match);
   LeaseTable::Segments ForShard(const LeaseTable::Segments& segments, const TensorShard& shard, Others& others);
   absl::StatusOr<Match> AttachShard(SessionId session, TenantId tenant, const LeaseId& lease, const TensorShard& shard);
 

@@ -18,20 +18,28 @@ constexpr ReuseLaw::Subject kEdge{.kind = PrefixKind::kEdge};
 PrefixCache::PrefixCache(const PrefixCosts& costs, const PrefixCacheOptions& options)
     : costs_(costs), options_(options), store_(costs, options.capacity_bytes, reuse_, options.seed) {}
 
-PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries) {
+PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries,
+                                       bool rebuilds) {
   ++now_;
   Sweep();
   Trim();
-  std::vector<PrefixNode*> candidates;
+  std::vector<PrefixNode*> passed, candidates;
   PrefixNode* resume = nullptr;
   Match match;
   const auto reached = tree_.Walk(prompt, [&](PrefixNode& node) {
+    passed.push_back(&node);
     if (node.data.kind) candidates.push_back(&node);
-    if (!node.data.kept) return;
+    if (!node.data.kept || node.data.span != nullptr) return;
     resume = &node;
     match.resumable.push_back(node.depth());
   });
   match.resume = resume == nullptr ? 0 : resume->depth();
+  if (rebuilds) match.spans = Spans(reached, passed);
+  for (const Match::Span& span : match.spans) {
+    if (span.depth <= match.resume) continue;
+    match.resume = span.depth;
+    resume = span.end;
+  }
   match.shared = reached.depth;
   match.lease = resume;
   if (reached.inside != nullptr) LearnParting(reached.inside->data, reached.depth);
@@ -53,6 +61,24 @@ PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt, std::spa
   match.checkpoint_at.insert(match.checkpoint_at.end(), placed.begin(), placed.end());
   if (resume != nullptr) store_.Lease(*resume);
   return match;
+}
+
+std::vector<PrefixCache::Match::Span> PrefixCache::Spans(const PrefixTree<PrefixEntry>::Reached& reached,
+                                                         std::span<PrefixNode* const> passed) {
+  const auto is_passed = [&](const PrefixNode* node) {
+    const auto at = std::ranges::lower_bound(passed, node->depth(), {}, &PrefixNode::depth);
+    return at != passed.end() && *at == node;
+  };
+  std::vector<Match::Span> spans;
+  for (const PrefixNode* const base : passed) {
+    for (PrefixNode* const end : base->data.hanging) {
+      const PrefixNode* at = end;  // the prompt leaves the span's text in its edge, or behind it
+      while (at != reached.inside && !is_passed(at)) at = at->parent();
+      const uint64_t depth = at == reached.inside ? reached.depth : at->depth();
+      if (depth > base->depth()) spans.push_back({.end = end, .begin = base->depth(), .depth = depth});
+    }
+  }
+  return spans;
 }
 
 void PrefixCache::LearnParting(PrefixEntry& edge, uint64_t depth) {
@@ -84,7 +110,8 @@ std::vector<uint64_t> PrefixCache::Wanted(std::span<PrefixNode* const> passed, u
   const double least = store_.LeastPrice(now_);
   std::vector<const PrefixNode*> missing;
   for (const PrefixNode* node : passed) {
-    if (node->depth() > resume && node->depth() % options_.capture_tokens == 0) missing.push_back(node);
+    const bool asked = node->depth() > resume && node->depth() % options_.capture_tokens == 0;
+    if (asked && !node->data.kept) missing.push_back(node);
   }
   const std::vector<double> prices = store_.Prices(missing, now_);
   std::vector<std::pair<double, uint64_t>> worth;
@@ -123,7 +150,8 @@ std::vector<uint64_t> PrefixCache::Placed(uint64_t resume, uint64_t shared, uint
 }
 
 size_t PrefixCache::Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt,
-                           std::span<const uint64_t> captured, std::span<const uint64_t> boundaries) {
+                           std::span<const uint64_t> captured, std::span<const uint64_t> boundaries,
+                           const std::optional<SpanOffer>& span) {
   Release(match);
   if (tokens.empty()) return 0;
   store_.Dare();
@@ -131,16 +159,32 @@ size_t PrefixCache::Commit(Match match, std::span<const int32_t> tokens, uint64_
   std::vector<PrefixNode*> offered;
   for (const uint64_t depth : captured) {
     PrefixNode& node = NodeAt(tokens.first(depth));
-    MakeCandidate(node, depth > match.shared ? PrefixKind::kPlaced : PrefixKind::kBranch);
+    const bool prompt_end = span && depth == span->begin;
+    MakeCandidate(node, prompt_end             ? PrefixKind::kRequestEnd
+                        : depth > match.shared ? PrefixKind::kPlaced
+                                               : PrefixKind::kBranch);
     offered.push_back(&node);
   }
   PrefixNode& end = NodeAt(tokens);
   MakeCandidate(end, PrefixKind::kRequestEnd);
-  offered.push_back(&end);
   size_t kept = 0;
   for (PrefixNode* node : offered) kept += !node->data.kept && store_.Admit(*node, now_) ? 1 : 0;
+  kept += !end.data.kept && AdmitEnd(end, tokens, span) ? 1 : 0;
   Trim();
   return kept;
+}
+
+bool PrefixCache::AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, const std::optional<SpanOffer>& span) {
+  PrefixNode* const base = span ? Base(tokens.first(span->begin)) : nullptr;
+  if (base == nullptr || span->bytes >= store_.StatesTake(end)) return store_.Admit(end, now_);
+  return store_.AdmitSpan(end, *base, span->bytes, now_);
+}
+
+PrefixNode* PrefixCache::Base(std::span<const int32_t> prefix) const {
+  const auto reached = tree_.Walk(prefix);
+  PrefixNode& node = *reached.node;
+  const bool there = reached.inside == nullptr && reached.depth == prefix.size() && node.data.kept;
+  return there && node.data.span == nullptr && node.data.hanging.size() < kHanging ? &node : nullptr;
 }
 
 // Leaves that are kept go to the back of the line; a request waits for some of them only.
@@ -161,23 +205,32 @@ void PrefixCache::WhenGone(std::function<void(PrefixNode&)> gone) {
 
 void PrefixCache::Lost(std::span<const int32_t> prefix) {
   const auto reached = tree_.Walk(prefix);
-  PrefixNode& node = *reached.node;
-  if (reached.inside != nullptr || reached.depth < prefix.size() || !node.data.kept) return;
+  if (reached.inside == nullptr && reached.depth == prefix.size()) Lost(*reached.node);
+}
+
+void PrefixCache::Lost(PrefixNode& node) {
+  if (!node.data.kept) return;
+  while (!node.data.hanging.empty()) Lost(*node.data.hanging.back());
   store_.Drop(node);
   store_.Pressed();
   if (gone_) gone_(node);
 }
 
-bool PrefixCache::IsKept(std::span<const int32_t> prefix) const {
+PrefixCache::Kept PrefixCache::IsKept(std::span<const int32_t> prefix) const {
   const auto reached = tree_.Walk(prefix);
-  return reached.inside == nullptr && reached.depth == prefix.size() && reached.node->data.kept;
+  const PrefixEntry& entry = reached.node->data;
+  if (reached.inside != nullptr || reached.depth < prefix.size() || !entry.kept) return Kept::kNot;
+  return entry.span == nullptr ? Kept::kByStates : Kept::kBySpan;
 }
 
-bool PrefixCache::Recover(std::span<const int32_t> prefix) {
+bool PrefixCache::Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span) {
+  PrefixNode* const base = span ? Base(prefix.first(span->begin)) : nullptr;
+  if (span && base == nullptr) return false;
   Extend(prefix, prefix.size(), {});
   PrefixNode& node = NodeAt(prefix);
   MakeCandidate(node, PrefixKind::kRequestEnd);
-  return node.data.kept || store_.Admit(node, now_);
+  if (node.data.kept) return true;
+  return span ? store_.AdmitSpan(node, *base, span->bytes, now_) : store_.Admit(node, now_);
 }
 
 PrefixNode& PrefixCache::NodeAt(std::span<const int32_t> prefix) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -39,28 +40,43 @@ class PrefixCache {
   struct Match {
     uint64_t resume = 0;                  // tokens that need not be computed
     uint64_t shared = 0;                  // with any earlier prompt that is known
-    std::vector<uint64_t> resumable;      // depths that are kept, rising; the last one is `resume`
+    std::vector<uint64_t> resumable;      // depths that are kept by states, rising
     std::vector<uint64_t> checkpoint_at;  // depths in (resume, prompt's end], rising, that are worth capturing
-    PrefixNode* lease = nullptr;          // the prefix to resume from stays until Commit or Release
+    // Of spans that reach into the prompt: at every depth behind `begin`, up to `depth`, states can be rebuilt.
+    struct Span {
+      PrefixNode* end = nullptr;  // that is kept by it
+      uint64_t begin = 0, depth = 0;
+    };
+    std::vector<Span> spans;
+    PrefixNode* lease = nullptr;  // the prefix to resume from stays until Commit or Release
   };
   // A request comes. Learns from it, too: once a request. Its match ends by Commit or Release, once. `boundaries`:
-  // where the segments that it is made of end, rising; none: not known.
-  Match Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries = {});
+  // where the segments that it is made of end, rising; none: not known. `rebuilds`: its engine resumes from spans, too.
+  Match Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries = {}, bool rebuilds = false);
   // It was computed: `tokens` begin with the prompt, the decoded ones follow. The checkpoints at `captured`, rising in
-  // (0, tokens.size()], and at the end are offered; how many of them are kept is returned. Ends the lease.
+  // (0, tokens.size()], and at the end are offered; how many of them are kept is returned. Ends the lease. With a span
+  // up to the end, from a depth that is kept by states, the end is kept by that where it takes less than states would.
+  struct SpanOffer {
+    uint64_t begin = 0;
+    uint64_t bytes = 0;
+  };
   size_t Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
-                std::span<const uint64_t> boundaries = {});
+                std::span<const uint64_t> boundaries = {}, const std::optional<SpanOffer>& span = {});
   void Release(Match match);
 
   // For whoever keeps the bytes. `gone` is told of every prefix whose checkpoint is given up: pages of the edges on the
   // way to it that have no needs any more are of no use either.
   void WhenGone(std::function<void(PrefixNode&)> gone);
-  // The checkpoint behind all of `prefix` is gone for a reason of theirs. Harmless where there is none.
+  // What the prefix is kept by is gone for a reason of theirs, and so is what hangs on it. Harmless where it is not
+  // kept.
   void Lost(std::span<const int32_t> prefix);
-  // One is there that nobody committed: an earlier run of theirs did. False: it is worth less than what would go.
-  bool Recover(std::span<const int32_t> prefix);
+  void Lost(PrefixNode& node);
+  // A checkpoint, or with `span` that, is there that nobody committed: an earlier run of theirs did. False: it is worth
+  // less than what would go, or nothing without the states that it hangs on.
+  bool Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span = {});
 
-  bool IsKept(std::span<const int32_t> prefix) const;
+  enum class Kept : uint8_t { kNot, kByStates, kBySpan };
+  Kept IsKept(std::span<const int32_t> prefix) const;
 
   const PrefixCosts& costs() const { return costs_; }
   const PrefixStore& store() const { return store_; }
@@ -73,6 +89,7 @@ class PrefixCache {
   static constexpr RequestTime kLeastRefresh = 20;  // requests between two looks at all that goes on
   static constexpr size_t kSweep = 64;              // entries looked at a request, and leaves that cannot be forgotten
   static constexpr size_t kRefreshed = 16;          // one in so many of these has its price looked at
+  static constexpr size_t kHanging = 64;            // spans from one depth: a look-up compares with each
   static constexpr double kPlacedMargin = 4;        // guesses pay so many times the going price: few are right
 
   struct Leaf {
@@ -84,6 +101,12 @@ class PrefixCache {
     }
   };
 
+  // `passed`: the nodes that are prefixes of the prompt.
+  static std::vector<Match::Span> Spans(const PrefixTree<PrefixEntry>::Reached& reached,
+                                        std::span<PrefixNode* const> passed);
+  // Keeps the end of a text, by a span if it is worth it.
+  bool AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, const std::optional<SpanOffer>& span);
+  PrefixNode* Base(std::span<const int32_t> prefix) const;  // that a span may hang on; null
   void LearnParting(PrefixEntry& edge, uint64_t depth);
   void Use(PrefixNode& node);
   void MakeCandidate(PrefixNode& node, PrefixKind kind);

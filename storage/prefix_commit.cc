@@ -1,8 +1,10 @@
 // Committing a text: what of it is to be kept is copied in, block by block.
 #include <algorithm>
+#include <array>
 #include <set>
 #include <utility>
 
+#include "proto/limits.h"
 #include "storage/prefixes.h"
 
 namespace ashlar::storage {
@@ -11,9 +13,9 @@ namespace ashlar::storage {
 // queue nor reserves room long before it is used. Lives as long as something is under way.
 class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
  public:
-  // Of `keep`, those checkpoints of `commit` are wanted.
-  Writing(Prefixes& prefixes, SessionId session, const Group& group, PrefixCommit commit, bool own,
-          std::vector<bool> keep, std::vector<CommitOutcome> outcomes, CommitDone done)
+  // What of `commit` is wanted.
+  Writing(Prefixes& prefixes, SessionId session, const Group& group, PrefixCommit commit, bool own, Keep keep,
+          std::vector<CommitOutcome> outcomes, CommitDone done)
       : prefixes_(prefixes),
         session_(session),
         group_(group),
@@ -27,32 +29,43 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
     prefixes_.drain_.Begin(session_);
     ++prefixes_.commits_[session_];
     const PrefixModel& model = commit_.text.model();
-    std::vector<uint64_t> before = prefixes_.CheckpointsOf(group_.tenant, commit_.text, own_);
-    for (size_t i = 0; i < keep_.size(); ++i) {
-      if (!keep_[i]) continue;
+    // Of states that are known, how deep they are: without a checkpoint, one would resume from the one before it.
+    std::vector<uint64_t> before = prefixes_.KnownBefore(group_.tenant, commit_.text, own_);
+    for (size_t i = 0; i < keep_.states.size(); ++i) {
+      if (!keep_.states[i]) continue;
       const uint64_t depth = commit_.checkpoints[i].depth;
       ++prefixes_.writing_[Keys().Checkpoint(depth)];
       const size_t blocks = model.paged ? depth / model.block_tokens : 0;
-      while (blocks_ < blocks) objects_.push_back({.checkpoint = i, .block = blocks_++});
+      while (blocks_ < blocks) objects_.push_back({Object::kBlock, i, blocks_++});
       const auto behind = std::ranges::lower_bound(before, depth);
       objects_.push_back({.checkpoint = i, .resume = behind == before.begin() ? 0 : *std::prev(behind)});
       before.insert(behind, depth);
       outcomes_[i] = CommitOutcome::kAlreadyPresent;
+    }
+    if (keep_.span) {
+      ++prefixes_.writing_[SpanKey()];
+      objects_.push_back({.what = Object::kSpan});
+      span_outcome_ = CommitOutcome::kAlreadyPresent;
     }
     Go();
   }
 
  private:
   static constexpr size_t kUnderWay = 4;  // copies at a time
-  static constexpr size_t kNoBlock = SIZE_MAX;
 
   struct Object {
-    size_t checkpoint = 0;    // that needs it; those behind it do, too, where it is a block
-    size_t block = kNoBlock;  // which one; else the checkpoint itself
-    uint64_t resume = 0;      // without the checkpoint, from there
+    enum What : uint8_t { kBlock, kCheckpoint, kSpan };
+    What what = kCheckpoint;
+    size_t checkpoint = 0;  // it, or which one needs the block; those behind it do, too
+    size_t block = 0;
+    uint64_t resume = 0;  // without the checkpoint, from there
   };
 
   const PrefixKeys& Keys() const { return own_ ? *commit_.text.own() : commit_.text.shared(); }
+  Key SpanKey() const { return Keys().Span(commit_.span->begin, commit_.text.tokens().size()); }
+  CommitOutcome& OutcomeOf(const Object& object) {
+    return object.what == Object::kSpan ? span_outcome_ : outcomes_[object.checkpoint];
+  }
 
   void Go() {
     const auto self = shared_from_this();
@@ -64,18 +77,12 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
   }
 
   void Begin(const Object& object) {
-    if (Failed(object.checkpoint)) return;
+    if (Failed(OutcomeOf(object))) return;
     if (!prefixes_.is_open_(session_)) return Fail(object, CommitOutcome::kUnavailable);
-    const PrefixModel& model = commit_.text.model();
-    const bool block = object.block != kNoBlock;
-    const uint64_t depth =
-        block ? (object.block + 1) * model.block_tokens : commit_.checkpoints[object.checkpoint].depth;
-    absl::StatusOr<ObjectHeader> plan =
-        block ? PlanPrefixBlock(model.layout, model.ns, Keys().blocks()[object.block], model.block_tokens, depth)
-              : PlanPrefixCheckpoint(model.layout, model.ns, Keys().Checkpoint(depth), model.block_tokens, depth);
+    absl::StatusOr<ObjectHeader> plan = Plan(object);
     if (!plan.ok()) return Fail(object, CommitOutcome::kBadSource);
-    plan->shard = model.shard;
-    const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, group_, *plan, 0, Saves(object, depth));
+    plan->shard = commit_.text.model().shard;
+    const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, group_, *plan, 0, Saves(object));
     switch (reserved.outcome) {
       case ReserveOutcome::kGranted:
         return Copy(object, reserved.id);
@@ -88,10 +95,41 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
   }
 
   // FLOPs, the shard's part of them.
-  double Saves(const Object& object, uint64_t depth) const {
+  double Saves(const Object& object) const {
     const PrefixModel& model = commit_.text.model();
-    const uint64_t from = object.block == kNoBlock ? object.resume : depth - model.block_tokens;
-    return (model.costs.Flops(depth) - model.costs.Flops(from)) / model.shard.size;
+    uint64_t begin = object.resume, end = 0;
+    switch (object.what) {
+      case Object::kBlock:
+        begin = object.block * model.block_tokens;
+        end = begin + model.block_tokens;
+        break;
+      case Object::kCheckpoint:
+        end = commit_.checkpoints[object.checkpoint].depth;
+        break;
+      case Object::kSpan:
+        begin = commit_.span->begin;
+        end = commit_.text.tokens().size();
+        break;
+    }
+    return (model.costs.Flops(end) - model.costs.Flops(begin)) / model.shard.size;
+  }
+
+  absl::StatusOr<ObjectHeader> Plan(const Object& object) const {
+    const PrefixModel& model = commit_.text.model();
+    const uint32_t block = model.block_tokens;
+    switch (object.what) {
+      case Object::kBlock:
+        return PlanPrefixBlock(model.layout, model.ns, Keys().blocks()[object.block], block,
+                               (object.block + 1) * block);
+      case Object::kCheckpoint: {
+        const uint64_t depth = commit_.checkpoints[object.checkpoint].depth;
+        return PlanPrefixCheckpoint(model.layout, model.ns, Keys().Checkpoint(depth), block, depth);
+      }
+      case Object::kSpan:
+        break;
+    }
+    return PlanPrefixSpan(model.layout, model.ns, SpanKey(), model.span_dtype, commit_.span->begin,
+                          commit_.text.tokens().size());
   }
 
   void Copy(const Object& object, ReservationId reservation) {
@@ -100,15 +138,15 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
                          .page_table = commit_.page_table,
                          .deadline = commit_.deadline,
                          .keep = commit_.keep};
-    const bool block = object.block != kNoBlock;
-    if (!block) source.tensors = commit_.checkpoints[object.checkpoint].tensors;
+    if (object.what == Object::kCheckpoint) source.tensors = commit_.checkpoints[object.checkpoint].tensors;
+    if (object.what == Object::kSpan) source.tensors = commit_.span->tensors;
     ++under_way_;
     prefixes_.publisher_.Publish(session_, reservation, std::move(source),
-                                 [self = shared_from_this(), object, block, reservation](PublishOutcome outcome) {
+                                 [self = shared_from_this(), object, reservation](PublishOutcome outcome) {
                                    --self->under_way_;
                                    if (outcome == PublishOutcome::kPublished) {
-                                     if (!block && !self->Failed(object.checkpoint))
-                                       self->outcomes_[object.checkpoint] = CommitOutcome::kKept;
+                                     CommitOutcome& kept = self->OutcomeOf(object);
+                                     if (object.what != Object::kBlock && !Failed(kept)) kept = CommitOutcome::kKept;
                                    } else {
                                      if (outcome == PublishOutcome::kBusy)
                                        self->prefixes_.publisher_.Abandon(self->session_, reservation);
@@ -121,22 +159,32 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
                                  });
   }
 
-  bool Failed(size_t checkpoint) const {
-    return outcomes_[checkpoint] != CommitOutcome::kKept && outcomes_[checkpoint] != CommitOutcome::kAlreadyPresent;
+  static bool Failed(CommitOutcome outcome) {
+    return outcome != CommitOutcome::kKept && outcome != CommitOutcome::kAlreadyPresent;
   }
 
-  // Without a block, none of the checkpoints behind it can be resumed from.
+  // Without a block, none of the checkpoints behind it can be resumed from; without its checkpoint, no span.
   void Fail(const Object& object, CommitOutcome outcome) {
-    const size_t end = object.block == kNoBlock ? object.checkpoint + 1 : keep_.size();
+    const bool all = object.what == Object::kBlock;
+    const size_t end = all ? keep_.states.size() : object.what == Object::kSpan ? 0 : object.checkpoint + 1;
+    bool base = object.what == Object::kSpan;
     for (size_t i = object.checkpoint; i < end; ++i) {
-      if (keep_[i] && !Failed(i)) outcomes_[i] = outcome;
+      if (!keep_.states[i]) continue;
+      if (!Failed(outcomes_[i])) outcomes_[i] = outcome;
+      base |= keep_.span && commit_.checkpoints[i].depth == commit_.span->begin;
     }
+    if (base && !Failed(span_outcome_)) span_outcome_ = outcome;
   }
 
   void Finish() {
     const TenantId tenant = group_.tenant;
-    for (size_t i = 0; i < keep_.size(); ++i) {
-      if (keep_[i]) Conclude(i);
+    for (size_t i = 0; i < keep_.states.size(); ++i) {
+      if (keep_.states[i]) Conclude(i);
+    }
+    if (keep_.span) ConcludeSpan();
+    if (own_) RememberOwn();
+    if (keep_.span && !keep_.states.back()) {
+      outcomes_.back() = span_outcome_ == CommitOutcome::kKept ? CommitOutcome::kKeptAsSpan : span_outcome_;
     }
     commit_.keep.reset();
     for (size_t i = 0; i < outcomes_.size(); ++i) {
@@ -147,29 +195,70 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
     prefixes_.drain_.End(session_);
   }
 
-  void Conclude(size_t i) {
-    const uint64_t depth = commit_.checkpoints[i].depth;
-    const Key key = Keys().Checkpoint(depth);
+  // True: nobody else is copying it in any more.
+  bool Written(const Key& key) {
     const auto writing = prefixes_.writing_.find(key);
-    const bool last = --writing->second == 0;
-    if (last) prefixes_.writing_.erase(writing);
-    if (own_) {
-      if (!Failed(i)) prefixes_.Remember(group_.tenant, commit_.text, depth);
+    if (--writing->second > 0) return false;
+    prefixes_.writing_.erase(writing);
+    return true;
+  }
+
+  // Null where the namespace has been forgotten meanwhile.
+  Space* FindSpace() const {
+    const auto found = prefixes_.spaces_.find(commit_.text.model().ns);
+    return found == prefixes_.spaces_.end() ? nullptr : &found->second;
+  }
+  // Whether what was copied in is not to be kept any more: meanwhile what came may have been worth more.
+  bool GivenUp(const Space* space, std::span<const int32_t> prefix, PrefixCache::Kept as) const {
+    const bool decides = commit_.text.model().shard.rank == 0;
+    return decides && (space == nullptr || space->cache->IsKept(prefix) != as);
+  }
+
+  void Conclude(size_t i) {
+    const TenantId tenant = group_.tenant;
+    const uint64_t depth = commit_.checkpoints[i].depth;
+    const bool last = Written(Keys().Checkpoint(depth));
+    if (own_) return;
+    Space* const space = FindSpace();
+    const auto prefix = commit_.text.tokens().first(depth);
+    if (!Failed(outcomes_[i]) && last && GivenUp(space, prefix, PrefixCache::Kept::kByStates)) {
+      outcomes_[i] = CommitOutcome::kDeclined;
+      prefixes_.GiveUp(tenant, commit_.text, space, depth);
+    }
+    if (!Failed(outcomes_[i]) || space == nullptr) return;
+    size_t whole = 0;
+    const bool gone = prefixes_.Find(tenant, commit_.text.model(), Keys(), depth, whole) == There::kGone;
+    if (gone && space->cache->IsKept(prefix) == PrefixCache::Kept::kByStates) space->cache->Lost(prefix);
+  }
+
+  void ConcludeSpan() {
+    const TenantId tenant = group_.tenant;
+    const Key key = SpanKey();
+    const bool last = Written(key);
+    if (own_) return;
+    Space* const space = FindSpace();
+    const auto prefix = commit_.text.tokens();
+    if (!Failed(span_outcome_) && last && GivenUp(space, prefix, PrefixCache::Kept::kBySpan)) {
+      span_outcome_ = CommitOutcome::kDeclined;
+      prefixes_.pool_.GiveUp(tenant, key);
+    }
+    if (!Failed(span_outcome_) || space == nullptr) return;
+    const bool gone = prefixes_.FindSpan(tenant, commit_.text.model(), key) == There::kGone;
+    if (gone && space->cache->IsKept(prefix) == PrefixCache::Kept::kBySpan) space->cache->Lost(prefix);
+  }
+
+  // The text's end or, where a span failed to get there, what it would have hung on.
+  void RememberOwn() {
+    const uint64_t end = commit_.text.tokens().size();
+    if (keep_.span && !Failed(span_outcome_)) {
+      prefixes_.Remember(group_.tenant, commit_.text, end, commit_.span->begin);
       return;
     }
-    // While it was copied in, what came may have been worth more, or the namespace may have been forgotten.
-    const auto found = prefixes_.spaces_.find(commit_.text.model().ns);
-    Space* const space = found == prefixes_.spaces_.end() ? nullptr : &found->second;
-    const auto prefix = commit_.text.tokens().first(depth);
-    const bool decides = commit_.text.model().shard.rank == 0;
-    if (decides && !Failed(i) && last && (space == nullptr || !space->cache->IsKept(prefix))) {
-      outcomes_[i] = CommitOutcome::kDeclined;
-      prefixes_.GiveUp(group_.tenant, commit_.text, space, depth);
+    for (size_t i = 0; i < keep_.states.size(); ++i) {
+      if (keep_.states[i] && !Failed(outcomes_[i])) {
+        prefixes_.Remember(group_.tenant, commit_.text, commit_.checkpoints[i].depth);
+      }
     }
-    size_t whole = 0;
-    const bool gone =
-        Failed(i) && prefixes_.Find(group_.tenant, commit_.text.model(), Keys(), depth, whole) == There::kGone;
-    if (gone && space != nullptr) space->cache->Lost(prefix);
   }
 
   Prefixes& prefixes_;
@@ -177,8 +266,9 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
   const Group group_;
   PrefixCommit commit_;
   const bool own_;
-  const std::vector<bool> keep_;
+  const Keep keep_;
   std::vector<CommitOutcome> outcomes_;
+  CommitOutcome span_outcome_ = CommitOutcome::kDeclined;
   const CommitDone done_;
   std::vector<Object> objects_;
   size_t blocks_ = 0;  // that are among them
@@ -186,9 +276,20 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
   bool going_ = false;
 };
 
-std::vector<bool> Prefixes::Decide(Space& space, const PrefixCommit& commit) {
+// Nothing where no span is offered, or none that the model has.
+std::optional<PrefixCache::SpanOffer> Prefixes::Offered(const PrefixCommit& commit) {
+  if (!commit.span) return std::nullopt;
+  const PrefixModel& model = commit.text.model();
+  const uint64_t begin = commit.span->begin, end = commit.text.tokens().size();
+  const auto plan = PlanPrefixSpan(model.layout, model.ns, Key{}, model.span_dtype, begin, end);
+  if (!plan.ok() || end - begin > model.span_tokens) return std::nullopt;
+  return PrefixCache::SpanOffer{begin, plan->Extents() * limits::kExtentBytes * model.shard.size};
+}
+
+Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   const std::span<const int32_t> tokens = commit.text.tokens();
-  std::vector<bool> keep(commit.checkpoints.size(), true);
+  const std::optional<PrefixCache::SpanOffer> span = Offered(commit);
+  Keep keep{.states = std::vector<bool>(commit.checkpoints.size(), true), .span = span.has_value()};
   // A rank that does not decide: it may come before the one that does.
   if (commit.text.model().shard.rank != 0) return keep;
   std::vector<uint64_t> inside;
@@ -197,32 +298,41 @@ std::vector<bool> Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   }
   PrefixCache& cache = *space.cache;
   const uint64_t shared = cache.tree().Walk(tokens).depth;  // with earlier texts
-  cache.Commit({.shared = shared}, tokens, commit.prompt_tokens, inside);
+  cache.Commit({.shared = shared}, tokens, commit.prompt_tokens, inside, {}, span);
   std::set<uint64_t> kept;
+  keep.span = false;
   cache.tree().Walk(tokens, [&](PrefixNode& node) {
-    if (node.data.kept) kept.insert(node.depth());
+    if (!node.data.kept) return;
+    if (node.data.span == nullptr) kept.insert(node.depth());
+    // Of another length it is another object, which is there.
+    keep.span |= span && node.data.span != nullptr && node.depth() == tokens.size() &&
+                 node.data.span->base->depth() == span->begin;
   });
-  for (size_t i = 0; i < keep.size(); ++i) keep[i] = kept.contains(commit.checkpoints[i].depth);
+  for (size_t i = 0; i < keep.states.size(); ++i) keep.states[i] = kept.contains(commit.checkpoints[i].depth);
   Name(space, commit.text, tokens.size());
   return keep;
 }
 
-std::vector<uint64_t> Prefixes::CheckpointsOf(TenantId tenant, const PrefixText& text, bool own) {
-  std::vector<uint64_t> depths;
-  if (own) {
-    const Conversation* const conversation = Of(tenant).Find({text.model().ns, text.conversation()});
-    if (conversation == nullptr) return depths;
-    for (const Mark& mark : {conversation->before, conversation->last}) {
-      const bool of_text = mark.depth > 0 && mark.depth <= text.tokens().size();
-      if (of_text && text.own()->Checkpoint(mark.depth) == mark.key) depths.push_back(mark.depth);
-    }
-    std::ranges::sort(depths);
-  } else if (const auto space = spaces_.find(text.model().ns); space != spaces_.end()) {
-    space->second.cache->tree().Walk(text.tokens(), [&depths](PrefixNode& node) {
-      if (node.data.kept) depths.push_back(node.depth());
-    });
-  }
+std::vector<uint64_t> Prefixes::KnownBefore(TenantId tenant, const PrefixText& text, bool own) {
+  const auto space = spaces_.find(text.model().ns);
+  std::vector<uint64_t> depths = own                      ? OwnCheckpoints(tenant, text)
+                                 : space == spaces_.end() ? std::vector<uint64_t>()
+                                                          : Checkpoints(space->second, text);
+  std::ranges::sort(depths);
   return depths;
+}
+
+// Its end, or where that takes less a span up to there and what it hangs on: nobody else comes by the other depths.
+Prefixes::Keep Prefixes::KeepOwn(const PrefixCommit& commit) {
+  Keep keep{.states = std::vector<bool>(commit.checkpoints.size(), false)};
+  if (commit.checkpoints.empty()) return keep;
+  const std::optional<PrefixCache::SpanOffer> span = Offered(commit);
+  const auto base = span ? std::ranges::find(commit.checkpoints, span->begin, &PrefixCommit::Checkpoint::depth)
+                         : commit.checkpoints.end();
+  keep.span = base != commit.checkpoints.end() &&
+              span->bytes < commit.text.model().costs.StateBytes(commit.text.tokens().size());
+  keep.states[keep.span ? static_cast<size_t>(base - commit.checkpoints.begin()) : keep.states.size() - 1] = true;
+  return keep;
 }
 
 void Prefixes::Name(const Space& space, const PrefixText& text, uint64_t depth) {
@@ -231,11 +341,17 @@ void Prefixes::Name(const Space& space, const PrefixText& text, uint64_t depth) 
   space.cache->tree().Walk(text.tokens().first(depth), [&](PrefixNode& node) {
     const size_t begin = model.paged ? node.begin() / model.block_tokens : 0;
     const size_t end = model.paged ? node.depth() / model.block_tokens : 0;
-    if (node.data.needs == 0 || (begin == end && !node.data.kept)) return;
+    const bool needed = node.data.needs > 0 && begin < end;
+    if (!needed && !node.data.kept) return;
     if (node.data.stored == nullptr) node.data.stored = std::make_unique<StoredKeys>();
     StoredKeys& stored = *node.data.stored;
-    if (stored.blocks.empty()) stored.blocks.assign(blocks.begin() + begin, blocks.begin() + end);
-    if (node.data.kept && !stored.checkpoint) stored.checkpoint = text.shared().Checkpoint(node.depth());
+    if (needed && stored.blocks.empty()) stored.blocks.assign(blocks.begin() + begin, blocks.begin() + end);
+    if (!node.data.kept) return;
+    if (const KeptSpan* const span = node.data.span.get()) {
+      if (!stored.span) stored.span = text.shared().Span(span->base->depth(), node.depth());
+    } else if (!stored.checkpoint) {
+      stored.checkpoint = text.shared().Checkpoint(node.depth());
+    }
   });
 }
 
@@ -253,24 +369,43 @@ void Prefixes::GiveUp(TenantId tenant, const PrefixText& text, const Space* spac
   }
 }
 
+Prefixes::Mark Prefixes::MarkOf(const PrefixText& text, uint64_t depth, uint64_t span_begin) {
+  const PrefixKeys& keys = *text.own();
+  if (span_begin == 0) return {.depth = depth, .key = keys.Checkpoint(depth)};
+  const auto tokens = text.tokens().subspan(span_begin, depth - span_begin);
+  return {.depth = depth,
+          .key = keys.Span(span_begin, depth),
+          .span_begin = span_begin,
+          .base = keys.Checkpoint(span_begin),
+          .tokens = {tokens.begin(), tokens.end()}};
+}
+
 // The states before the last two are of no use any more. Their blocks mostly are the later ones' as well; those of a
 // text that its conversation has left go when space is needed.
-bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth) {
+bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin) {
   const ConversationName name{text.model().ns, text.conversation()};
-  const Mark mark{depth, text.own()->Checkpoint(depth)};
+  Mark mark = MarkOf(text, depth, span_begin);
   Conversations& table = Of(tenant);
   Conversation conversation;
   if (const Conversation* const known = table.Find(name)) conversation = *known;
   if (conversation.last.key == mark.key || conversation.before.key == mark.key) {
-    if (conversation.last.key != mark.key) table.Put(name, {.last = mark, .before = conversation.last});
+    if (conversation.last.key != mark.key) table.Put(name, {std::move(mark), std::move(conversation.last)});
     return false;
   }
-  // What a turn that is asked again had before goes, and not what the turn began with.
-  const Mark last = conversation.last;
-  const bool left = last.depth > 0 && (last.depth > depth || text.own()->Checkpoint(last.depth) != last.key);
-  const Mark gone = left ? last : conversation.before;
-  if (gone.depth > 0) pool_.GiveUp(tenant, gone.key);
-  table.Put(name, {.last = mark, .before = left ? conversation.before : last});
+  // What a turn that is asked again had before goes, and not what the turn began with, as where it parts inside a span.
+  const Mark& last = conversation.last;
+  const bool left = last.depth > 0 &&
+                    (last.checkpoint() > depth || text.own()->Checkpoint(last.checkpoint()) != last.checkpoint_key());
+  Mark gone = left ? conversation.last : conversation.before;
+  Conversation now{std::move(mark), left ? std::move(conversation.before) : std::move(conversation.last)};
+  const auto is_used = [&now](const Key& key) {  // answers to one turn hang on the same checkpoint
+    return std::ranges::any_of(std::array{&now.last, &now.before}, [&key](const Mark* const used) {
+      return used->depth > 0 && (used->key == key || used->checkpoint_key() == key);
+    });
+  };
+  if (gone.depth > 0 && !is_used(gone.key)) pool_.GiveUp(tenant, gone.key);
+  if (gone.span_begin > 0 && !is_used(gone.base)) pool_.GiveUp(tenant, gone.base);
+  table.Put(name, std::move(now));
   return true;
 }
 
@@ -282,7 +417,7 @@ void Prefixes::Commit(SessionId session, TenantId tenant, PrefixCommit commit, C
   }
   bool own = commit.provenance == Provenance::kComposed;
   if (own && !commit.text.own()) return done(std::vector<CommitOutcome>(count, CommitOutcome::kBadSource));
-  std::vector<bool> keep(count, true);
+  Keep keep;
   if (!own) {
     Space& space = Of(tenant, commit.text.model());
     keep = Decide(space, commit);
@@ -290,13 +425,12 @@ void Prefixes::Commit(SessionId session, TenantId tenant, PrefixCommit commit, C
     // no other room for. (Of several ranks only one knows.)
     const PrefixStore& store = space.cache->store();
     const bool roomy = store.limit_bytes() == store.capacity_bytes() && commit.text.model().shard.size == 1;
-    if (count > 0 && roomy && commit.text.own() && std::ranges::count(keep, true) == 0) {
+    if (count > 0 && roomy && commit.text.own() && !keep.any()) {
       own = true;
-      keep.back() = true;
+      keep = KeepOwn(commit);
     }
-  } else if (count > 0) {
-    keep.assign(count, false);
-    keep.back() = true;  // its end: nobody else comes by the depths before
+  } else {
+    keep = KeepOwn(commit);
   }
   const Group group{tenant, own ? PoolKind::kPrivate : PoolKind::kPublic};
   std::vector<CommitOutcome> outcomes(count, CommitOutcome::kDeclined);

@@ -13,20 +13,20 @@ const PrefixNode& PrefixStore::Before(const PrefixNode& node) {
   return *at;
 }
 
-// With a tail that is no whole page, so that one resumes at the very token.
 uint64_t PrefixStore::StateBytes(const PrefixNode& node) const {
-  return costs_.checkpoint_bytes + (node.depth() % costs_.page_tokens != 0 ? costs_.page_bytes : 0);
+  return costs_.StateBytes(node.depth());
 }
 
 // On the way to it, the deepest prefix whose pages are kept whether it is or not; the root.
 const PrefixNode& PrefixStore::Paged(const PrefixNode& node) {
-  const uint32_t own = node.data.kept ? 1 : 0;
+  const uint32_t own = node.data.kept && node.data.span == nullptr ? 1 : 0;
   const PrefixNode* at = &node;
   while (at->parent() != nullptr && at->data.needs == own) at = at->parent();
   return *at;
 }
 
 uint64_t PrefixStore::Bytes(const PrefixNode& node, const PrefixNode& paged) const {
+  if (node.data.span != nullptr) return node.data.span->bytes;
   const uint64_t pages = node.depth() / costs_.page_tokens - paged.depth() / costs_.page_tokens;
   return StateBytes(node) + pages * costs_.page_bytes;
 }
@@ -73,14 +73,20 @@ std::vector<double> PrefixStore::Prices(std::span<const PrefixNode* const> way, 
 }
 
 void PrefixStore::Lease(PrefixNode& node) {
-  if (++node.data.leases > 1 || !node.data.kept) return;
-  const size_t place = node.data.kept_place;
-  kept_[place].leased = true;
-  if (kept_[place].cheap) ForgetCheap(place);
+  ++node.data.leases;
+  NoteHeld(node);
 }
 
 void PrefixStore::Release(PrefixNode& node) {
-  if (--node.data.leases == 0 && node.data.kept) kept_[node.data.kept_place].leased = false;
+  --node.data.leases;
+  NoteHeld(node);
+}
+
+void PrefixStore::NoteHeld(PrefixNode& node) {
+  if (!node.data.kept) return;
+  const size_t place = node.data.kept_place;
+  kept_[place].held = !MayGo(node);
+  if (kept_[place].held && kept_[place].cheap) ForgetCheap(place);
 }
 
 void PrefixStore::Pressed() {
@@ -93,11 +99,18 @@ void PrefixStore::Dare() {
 
 void PrefixStore::Put(PrefixNode& node) {
   bytes_ += Bytes(node, Paged(node));
-  for (PrefixNode* at = &node; at->parent() != nullptr && ++at->data.needs == 1; at = at->parent()) {
+  if (const KeptSpan* const span = node.data.span.get()) {
+    span->base->data.hanging.push_back(&node);
+    NoteHeld(*span->base);
+    ++spans_;
+    saved_bytes_ += StateBytes(node) - std::min(StateBytes(node), span->bytes);
+  } else {
+    for (PrefixNode* at = &node; at->parent() != nullptr && ++at->data.needs == 1; at = at->parent()) {
+    }
   }
   node.data.kept = true;
   node.data.kept_place = kept_.size();
-  kept_.push_back({.node = &node, .leased = node.data.leases > 0});
+  kept_.push_back({.node = &node, .held = !MayGo(node)});
   Refresh(node);
   RefreshAround(node);
 }
@@ -112,7 +125,7 @@ void PrefixStore::RefreshAround(PrefixNode& node) {
   size_t known = 1;
   for (size_t i = 0; i < known; ++i) {
     nearby[i]->ForSomeChildren(kNearby, [&](PrefixNode& child) {
-      if (child.data.needs == 0) return;
+      if (child.data.needs == 0 && !child.data.kept) return;
       Refresh(child);
       if (!child.data.kept && known < kNearby) nearby[known++] = &child;
     });
@@ -120,8 +133,20 @@ void PrefixStore::RefreshAround(PrefixNode& node) {
 }
 
 void PrefixStore::Drop(PrefixNode& node) {
+  Remove(node);
+  node.data.span.reset();
+}
+
+void PrefixStore::Remove(PrefixNode& node) {
   bytes_ -= Bytes(node, Paged(node));
-  for (PrefixNode* at = &node; at->parent() != nullptr && --at->data.needs == 0; at = at->parent()) {
+  if (const KeptSpan* const span = node.data.span.get()) {
+    std::erase(span->base->data.hanging, &node);
+    NoteHeld(*span->base);
+    --spans_;
+    saved_bytes_ -= StateBytes(node) - std::min(StateBytes(node), span->bytes);
+  } else {
+    for (PrefixNode* at = &node; at->parent() != nullptr && --at->data.needs == 0; at = at->parent()) {
+    }
   }
   node.data.kept = false;
   const size_t place = node.data.kept_place, last = kept_.size() - 1;
@@ -145,7 +170,7 @@ PrefixNode* PrefixStore::CheapestOfAll(const PrefixNode* spared, RequestTime now
   price = std::numeric_limits<double>::infinity();
   for (const Kept& kept : kept_) {
     PrefixNode* const node = kept.node;
-    if (node == spared || node->data.leases > 0) continue;
+    if (node == spared || kept.held) continue;
     const double its = Price(*node, now);
     if (its >= price) continue;
     cheapest = node;
@@ -168,7 +193,7 @@ void PrefixStore::DrawCheap(RequestTime now) {
     Kept& kept = kept_[place];
     const Cheap drawn{Price(kept, now), place};
     const bool full = cheap_.size() == kCheap;
-    if (kept.cheap || kept.leased || (full && drawn.price >= dearest_)) continue;
+    if (kept.cheap || kept.held || (full && drawn.price >= dearest_)) continue;
     if (full) {
       Cheap& dearest = *std::max_element(cheap_.begin(), cheap_.end(), dearer);
       kept_[dearest.place].cheap = false;
@@ -210,6 +235,13 @@ double PrefixStore::LeastPrice(RequestTime now) {
   return price;
 }
 
+bool PrefixStore::AdmitSpan(PrefixNode& node, PrefixNode& base, uint64_t bytes, RequestTime now) {
+  node.data.span = std::make_unique<KeptSpan>(KeptSpan{.base = &base, .bytes = bytes});
+  if (Admit(node, now)) return true;
+  node.data.span.reset();
+  return false;
+}
+
 // It is put there first, so that the pages before it count as needed; until it fits, the sum may pass the capacity on
 // paper, and never does when this returns.
 bool PrefixStore::Admit(PrefixNode& node, RequestTime now) {
@@ -225,11 +257,11 @@ bool PrefixStore::Admit(PrefixNode& node, RequestTime now) {
     PrefixNode* const cheapest = Cheapest(&node, now, price);
     if (cheapest == nullptr || price >= worth) break;
     paid = paid * kPriceMemory + price * (1 - kPriceMemory);
-    Drop(*cheapest);
+    Remove(*cheapest);
     gone.push_back(cheapest);
   }
   if (bytes_ > limit_) {
-    Drop(node);
+    Remove(node);
     for (auto back = gone.rbegin(); back != gone.rend(); ++back) Put(**back);
     ++refusals_;
     return false;
@@ -238,6 +270,7 @@ bool PrefixStore::Admit(PrefixNode& node, RequestTime now) {
   evictions_ += gone.size();
   peak_bytes_ = std::max(peak_bytes_, bytes_);
   for (PrefixNode* const dropped : gone) {
+    dropped->data.span.reset();
     if (gone_) gone_(*dropped);
   }
   return true;

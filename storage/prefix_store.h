@@ -21,6 +21,9 @@ namespace ashlar::storage {
 // behind needs; the pages of an inner one stay, for those behind. So the price is admission's, too: what comes is kept
 // if all that has to go for it is cheaper.
 //
+// A span takes no pages: it has the keys and values of its own tokens. What it saves needs the states that it hangs on,
+// so these stay while it does, whatever they are worth by themselves.
+//
 // Accounting only: bytes are whoever's who owns the store. One thread.
 class PrefixStore {
  public:
@@ -35,6 +38,9 @@ class PrefixStore {
   // Keeps the checkpoint at `node`, which is not kept, and all pages before it. False, and nothing has changed: it is
   // worth less than what would have to go for it, or more than all there is.
   bool Admit(PrefixNode& node, RequestTime now);
+  // The same of a span from `base`, before it and kept by states.
+  bool AdmitSpan(PrefixNode& node, PrefixNode& base, uint64_t bytes, RequestTime now);
+  // Not of one that spans hang on.
   void Drop(PrefixNode& node);
   // Who resumes from one that is kept leases it: it stays until all have released it.
   void Lease(PrefixNode& node);
@@ -44,6 +50,8 @@ class PrefixStore {
   // `gone` is told of every checkpoint that goes for another one, once that one is there.
   void WhenGone(std::function<void(PrefixNode&)> gone) { gone_ = std::move(gone); }
 
+  // Bytes that keeping its states would take.
+  uint64_t StatesTake(const PrefixNode& node) const { return Bytes(node, Paged(node)); }
   // The deepest prefix before it that is kept; the root.
   static const PrefixNode& Before(const PrefixNode& node);
   // Of keeping it, or of what is kept: FLOPs a byte, a request.
@@ -62,7 +70,10 @@ class PrefixStore {
   uint64_t peak_bytes() const { return peak_bytes_; }  // between calls
   uint64_t capacity_bytes() const { return capacity_; }
   uint64_t limit_bytes() const { return limit_; }
-  size_t checkpoints() const { return kept_.size(); }
+  size_t checkpoints() const { return kept_.size() - spans_; }
+  size_t spans() const { return spans_; }
+  // That states in place of the spans would take more, not counting keys and values.
+  uint64_t saved_bytes() const { return saved_bytes_; }
   uint64_t evictions() const { return evictions_; }
   uint64_t refusals() const { return refusals_; }
 
@@ -75,8 +86,8 @@ class PrefixStore {
     float worth = 0;    // FLOPs saved a byte freed, when it was last looked at
     uint32_t used = 0;  // low bits
     ReuseLaw::Class law;
-    bool cheap : 1 = false;   // among those below
-    bool leased : 1 = false;  // it may not go
+    bool cheap : 1 = false;  // among those below
+    bool held : 1 = false;   // by a lease, or spans that hang on it: it may not go
   };
   static_assert(sizeof(Kept) == 24);
   struct Cheap {
@@ -91,6 +102,7 @@ class PrefixStore {
   static constexpr size_t kNearby = 8;                      // behind one whose prices may have changed with it
   static constexpr double kPriceMemory = 0.95;              // of the going price, an eviction on
 
+  static bool MayGo(const PrefixNode& node) { return node.data.leases == 0 && node.data.hanging.empty(); }
   uint64_t StateBytes(const PrefixNode& node) const;
   static const PrefixNode& Paged(const PrefixNode& node);
   // That it would need, or would free. A page that an edge begins in is the edge's own, whole: the part before it may
@@ -101,6 +113,8 @@ class PrefixStore {
   double Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged, RequestTime now) const;
   double Price(const Kept& kept, RequestTime now) const;
   void Put(PrefixNode& node);
+  void NoteHeld(PrefixNode& node);
+  void Remove(PrefixNode& node);  // and may be put back
   void RefreshAround(PrefixNode& node);
   // The cheapest one that may go, but for `spared`. Null: none. Where there are many, of a few that are drawn, and of
   // the cheap ones that were drawn before: an eviction costs the same however many there are.
@@ -119,6 +133,8 @@ class PrefixStore {
   double going_price_ = 0;
   uint64_t evictions_ = 0, refusals_ = 0;
   std::vector<Kept> kept_;
+  size_t spans_ = 0;
+  uint64_t saved_bytes_ = 0;
   std::vector<Cheap> cheap_;
   double dearest_ = 0;  // of these, where they are as many as are remembered
   std::function<void(PrefixNode&)> gone_;

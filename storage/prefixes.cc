@@ -19,13 +19,16 @@ uint64_t AllocatedBytes(const ObjectHeader& header) {
 
 absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const NamespaceId& ns, const TensorShard& shard,
                                                                    const Layout& layout, uint32_t capture_tokens,
-                                                                   double flops_per_token, double flops_per_square) {
+                                                                   double flops_per_token, double flops_per_square,
+                                                                   const SpanUse& spans) {
   auto model =
       std::make_shared<PrefixModel>(PrefixModel{.ns = ns,
                                                 .shard = shard,
                                                 .layout = layout,
                                                 .block_tokens = PrefixBlockTokens(layout),
                                                 .capture_tokens = std::max(capture_tokens, 1u),
+                                                .span_tokens = spans.tokens,
+                                                .span_dtype = spans.dtype,
                                                 .paged = std::ranges::any_of(layout.layers, [](const Layer& layer) {
                                                   return std::holds_alternative<AttentionLayer>(layer);
                                                 })});
@@ -33,6 +36,10 @@ absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const Namespa
   absl::StatusOr<ObjectHeader> checkpoint = PlanPrefixCheckpoint(layout, ns, Key{}, block, block);
   if (!checkpoint.ok()) return checkpoint.status();
   checkpoint->shard = shard;
+  if (spans.tokens > 0) {
+    const absl::StatusOr<ObjectHeader> span = PlanPrefixSpan(layout, ns, Key{}, spans.dtype, 1, 1 + spans.tokens);
+    if (!span.ok()) return span.status();
+  }
   const bool known = flops_per_token > 0;
   model->costs = {.page_tokens = block,
                   .checkpoint_bytes = AllocatedBytes(*checkpoint),
@@ -66,8 +73,9 @@ Prefixes::Prefixes(Pool& pool, Publisher& publisher, Drain& drain, const Clock& 
       capacity_(std::move(capacity)) {}
 
 void Prefixes::Adopt(const ObjectHeader& header) {
-  if (header.kind != ObjectKind::kCheckpoint || header.shard.rank != 0) return;
-  ++recovered_[header.ns][{header.tokens, header.first_token}];
+  if (header.shard.rank != 0) return;
+  if (header.kind == ObjectKind::kCheckpoint) ++recovered_[header.ns][{header.tokens, header.first_token}];
+  if (header.kind == ObjectKind::kSpan) ++recovered_spans_[header.ns][{header.tokens, header.first_token}];
 }
 
 Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
@@ -97,8 +105,13 @@ Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
 void Prefixes::Forget(std::map<NamespaceId, Space>::iterator space) {
   const uint64_t block = space->second.cache->costs().page_tokens;
   Depths& depths = recovered_[space->first];
+  Depths& spans = recovered_spans_[space->first];
   space->second.cache->store().ForEachKept([&](const PrefixNode& node) {
-    ++depths[{node.depth(), node.depth() / block * block}];
+    if (node.data.span != nullptr) {
+      ++spans[{node.depth(), node.data.span->base->depth()}];
+    } else {
+      ++depths[{node.depth(), node.depth() / block * block}];
+    }
   });
   spaces_.erase(space);
 }
@@ -140,13 +153,18 @@ Prefixes::There Prefixes::Find(TenantId tenant, const PrefixModel& model, const 
   return Find(tenant, checkpoint, model.shard);
 }
 
+Prefixes::There Prefixes::FindSpan(TenantId tenant, const PrefixModel& model, const Key& key) const {
+  return writing_.contains(key) ? There::kComing : Find(tenant, key, model.shard);
+}
+
 Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   Asked asked;
   if (text.tokens().size() < 2) return asked;
   Space& space = Of(tenant, text.model());
   Probe(space, text);
+  if (text.model().span_tokens > 0) ProbeSpans(space, text);
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
-  PrefixCache::Match match = space.cache->Lookup(prompt);
+  PrefixCache::Match match = space.cache->Lookup(prompt, {}, text.model().span_tokens > 0);
   size_t whole = 0;
   for (const uint64_t depth : match.resumable) {
     const There there = Find(tenant, text.model(), text.shared(), depth, whole);
@@ -156,65 +174,54 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   asked.checkpoint_at = match.checkpoint_at;
   // Another engine of this namespace may capture more finely.
   std::erase_if(asked.checkpoint_at, [&](uint64_t depth) { return depth % text.model().capture_tokens != 0; });
+  AddSpans(space, text, match.spans, asked);
   space.cache->Release(std::move(match));  // what it finds is leased as objects
   AddOwn(tenant, text, asked);
   return asked;
 }
 
-// Checkpoints of an earlier run of the daemon, on its disk: their tokens are not known, but their depths are.
-void Prefixes::Probe(Space& space, const PrefixText& text) {
-  const auto found = recovered_.find(text.model().ns);
-  if (found == recovered_.end()) return;
-  const uint64_t block = text.model().block_tokens;
-  Depths& depths = found->second;
-  for (const bool own : {false, true}) {
-    if (own && !text.own()) continue;
-    const PrefixKeys& keys = own ? *text.own() : text.shared();
-    // Deeper ones lack a block; the last token is left to compute.
-    const uint64_t behind =
-        std::min<uint64_t>(text.tokens().size(), (WholeBlocks(space.tenant, text.model(), keys) + 1) * block);
-    std::vector<uint64_t> tried;
-    for (auto at = depths.lower_bound({behind, 0}); at != depths.begin() && tried.size() < kProbes;) {
-      --at;
-      const auto [depth, first] = at->first;
-      if (first == depth / block * block) {
-        tried.push_back(depth);
-      } else {
-        at = depths.erase(at);  // no chain's
-      }
-    }
-    for (const uint64_t depth : tried | std::views::reverse) {
-      if (!Recover(space, text, own, depth)) continue;
-      const auto count = depths.find({depth, depth / block * block});
-      if (--count->second == 0) depths.erase(count);
-    }
+void Prefixes::AddSpan(Asked& asked, uint64_t begin, uint64_t depth, bool own, const Key& key) {
+  const uint64_t deepest = std::max(begin, depth - std::min<uint64_t>(depth, kListed));
+  for (; depth > deepest; --depth) {
+    const auto place = std::ranges::lower_bound(asked.candidates, depth, {}, &Candidate::depth);
+    if (place != asked.candidates.end() && place->depth == depth) continue;  // there are states, or another span
+    asked.candidates.insert(place, {.depth = depth, .own = own, .span_begin = begin, .span = key});
   }
-  if (depths.empty()) recovered_.erase(found);
 }
 
-// False: it is not there, or known already; then one of the same depth that is there is another text's.
-bool Prefixes::Recover(Space& space, const PrefixText& text, bool own, uint64_t depth) {
-  const PrefixKeys& keys = own ? *text.own() : text.shared();
-  if (Find(space.tenant, keys.Checkpoint(depth), text.model().shard) != There::kWhole) return false;
-  if (own) return Remember(space.tenant, text, depth);
-  const auto prefix = text.tokens().first(depth);
-  if (space.cache->IsKept(prefix)) return false;
-  if (space.cache->Recover(prefix)) Name(space, text, depth);
-  return true;
+void Prefixes::AddSpans(Space& space, const PrefixText& text, std::span<const PrefixCache::Match::Span> spans,
+                        Asked& asked) {
+  for (const PrefixCache::Match::Span& span : spans) {
+    const StoredKeys* const stored = span.end->data.stored.get();
+    if (stored == nullptr || !stored->span) continue;  // lost, with what it hung on
+    const There there = FindSpan(space.tenant, text.model(), *stored->span);
+    if (there == There::kGone) space.cache->Lost(*span.end);
+    if (there != There::kWhole) continue;
+    if (!std::ranges::binary_search(asked.candidates, span.begin, {}, &Candidate::depth)) continue;
+    AddSpan(asked, span.begin, span.depth, false, *stored->span);
+  }
 }
 
 void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Asked& asked) {
   if (!text.own()) return;
   const Conversation* const conversation = Of(tenant).Find({text.model().ns, text.conversation()});
   if (conversation == nullptr) return;
-  for (const Mark& mark : {conversation->before, conversation->last}) {
-    if (mark.depth == 0 || mark.depth >= text.tokens().size()) continue;
+  const auto prompt = text.tokens().first(text.tokens().size() - 1);
+  for (const Mark* const mark : {&conversation->before, &conversation->last}) {
+    const uint64_t depth = mark->checkpoint();
+    if (depth == 0 || depth > prompt.size()) continue;
     size_t whole = 0;
-    if (text.own()->Checkpoint(mark.depth) != mark.key) continue;  // another text
-    if (Find(tenant, text.model(), *text.own(), mark.depth, whole) != There::kWhole) continue;
-    const auto place = std::ranges::lower_bound(asked.candidates, mark.depth, {}, &Candidate::depth);
-    if (place != asked.candidates.end() && place->depth == mark.depth) continue;
-    asked.candidates.insert(place, {.depth = mark.depth, .own = true});
+    if (text.own()->Checkpoint(depth) != mark->checkpoint_key()) continue;  // another text
+    if (Find(tenant, text.model(), *text.own(), depth, whole) != There::kWhole) continue;
+    const auto place = std::ranges::lower_bound(asked.candidates, depth, {}, &Candidate::depth);
+    if (place == asked.candidates.end() || place->depth != depth) {
+      asked.candidates.insert(place, {.depth = depth, .own = true});
+    }
+    if (mark->span_begin == 0 || text.model().span_tokens == 0) continue;
+    if (FindSpan(tenant, text.model(), mark->key) != There::kWhole) continue;
+    const auto behind = prompt.subspan(depth);
+    const auto same = std::ranges::mismatch(behind, mark->tokens).in1 - behind.begin();
+    AddSpan(asked, depth, depth + static_cast<uint64_t>(same), true, mark->key);
   }
 }
 
@@ -227,23 +234,32 @@ std::vector<Query> Prefixes::Objects(const PrefixText& text, const Candidate& ca
               .tokens = model.block_tokens,
               .needed_at = text.needed_at};
   std::vector<Query> queries;
-  const size_t blocks = candidate.depth / model.block_tokens;
+  const uint64_t depth = candidate.checkpoint();
+  const size_t blocks = depth / model.block_tokens;
   for (size_t i = 0; model.paged && i < blocks; ++i) {
     query.key = keys.blocks()[i];
     queries.push_back(query);
   }
   query.kind = ObjectKind::kCheckpoint;
-  query.key = keys.Checkpoint(candidate.depth);
-  query.tokens = model.paged ? candidate.depth % model.block_tokens : candidate.depth;
+  query.key = keys.Checkpoint(depth);
+  query.tokens = model.paged ? depth % model.block_tokens : depth;
+  queries.push_back(query);
+  if (candidate.span_begin == 0) return queries;
+  query.kind = ObjectKind::kSpan;
+  query.key = candidate.span;
+  query.tokens = candidate.depth - depth;
   queries.push_back(query);
   return queries;
 }
 
-// The checkpoint, and the blocks on the way to it that nothing else needs.
+// The checkpoint, or the span, and the blocks on the way to it that nothing else needs.
 void Prefixes::GiveUp(TenantId tenant, PrefixNode& node) {
   std::vector<Key> keys;
   if (node.data.stored != nullptr && node.data.stored->checkpoint) {
     keys.push_back(*std::exchange(node.data.stored->checkpoint, std::nullopt));
+  }
+  if (node.data.stored != nullptr && node.data.stored->span) {
+    keys.push_back(*std::exchange(node.data.stored->span, std::nullopt));
   }
   for (PrefixNode* at = &node; at->parent() != nullptr && at->data.needs == 0; at = at->parent()) {
     if (at->data.stored == nullptr) continue;
@@ -260,6 +276,8 @@ Prefixes::Stats Prefixes::stats(TenantId tenant) const {
     ++stats.namespaces;
     stats.checkpoints += space.cache->store().checkpoints();
     stats.bytes += space.cache->store().bytes();
+    stats.spans += space.cache->store().spans();
+    stats.span_saved_bytes += space.cache->store().saved_bytes();
     stats.history_bytes += space.cache->history_bytes();
   }
   return stats;

@@ -1,6 +1,7 @@
 // Exact prefixes as objects: what storage/prefix_cache.h decides of each namespace, done to bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -37,13 +38,20 @@ struct PrefixModel {
   Layout layout;  // of the shard
   uint32_t block_tokens = 0;
   uint32_t capture_tokens = 1;  // its engine checkpoints inside a prompt at multiples of it
-  bool paged = false;           // some layer has keys and values, so there are blocks
-  PrefixCosts costs;            // of all shards; bytes as they are allocated
+  uint64_t span_tokens = 0;     // its engine captures, and rebuilds from, spans of at most so many; 0: none
+  DType span_dtype = DType::kF32;
+  bool paged = false;  // some layer has keys and values, so there are blocks
+  PrefixCosts costs;   // of all shards; bytes as they are allocated
 };
-// FLOPs 0: not known, tokens are counted instead. Errors are PlanPrefixCheckpoint's.
+struct SpanUse {
+  uint64_t tokens = 0;
+  DType dtype = DType::kF32;
+};
+// FLOPs 0: not known, tokens are counted instead. Errors are PlanPrefixCheckpoint's and PlanPrefixSpan's.
 absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const NamespaceId& ns, const TensorShard& shard,
                                                                    const Layout& layout, uint32_t capture_tokens,
-                                                                   double flops_per_token, double flops_per_square);
+                                                                   double flops_per_token, double flops_per_square,
+                                                                   const SpanUse& spans = {});
 
 // A prompt, or a text that was computed, with its keys. Made off the metadata thread: it hashes every token.
 class PrefixText {
@@ -74,12 +82,18 @@ struct PrefixCommit {
     uint64_t depth = 0;                          // they ascend; the last one is the text's end
     std::vector<PublishSource::Tensor> tensors;  // states and convolution tails, in the order of layers and forms
   };
+  // The inputs of the text's last tokens.
+  struct Span {
+    uint64_t begin = 0;  // behind 0, before the end; at most the model's span_tokens of it
+    std::vector<PublishSource::Tensor> tensors;
+  };
   PrefixText text;
   uint64_t prompt_tokens = 0;  // of the text; decoded ones follow
   // Composed: some of it was set from segments, or resumed from what was. Only its conversation resumes from it.
   Provenance provenance = Provenance::kExact;
   LeaseId lease{};  // of the match that it began with; all zero: none
   std::vector<Checkpoint> checkpoints;
+  std::optional<Span> span;
   std::vector<PagedRows> rows;                             // one for every attention layer
   std::shared_ptr<const std::vector<int32_t>> page_table;  // of the text
   Nanos deadline = 0;                                      // as PublishSource::deadline
@@ -93,6 +107,10 @@ struct PrefixCommit {
 // nobody uses it any more. What is lost otherwise (space that segments needed, a corrupt copy, an operator) is noticed
 // at the next look-up that would have used it. Composed states are kept under their conversation's own keys in the
 // private pool, the latest two of each, and go least recently used first.
+//
+// Where an engine offers a span up to a text's end, behind a checkpoint that is kept, and it takes less than the states
+// there, it is kept in their place. Prompts that have any of its tokens in common resume behind the last of them, from
+// the checkpoint and the span. Its bytes are the namespace's as a checkpoint's are; without the checkpoint it is lost.
 //
 // Of tensor-parallel ranks, rank 0 looks up and decides; what other ranks commit is kept until the deciding one, or
 // space, makes it go: a bundle that is not whole is found by nobody.
@@ -112,6 +130,10 @@ class Prefixes {
   struct Candidate {
     uint64_t depth = 0;
     bool own = false;  // the conversation's, else the namespace's
+    // By a span: where it begins, and its key; 0: there is a checkpoint at `depth`.
+    uint64_t span_begin = 0;
+    Key span;
+    uint64_t checkpoint() const { return span_begin > 0 ? span_begin : depth; }
   };
   struct Asked {
     std::vector<Candidate> candidates;    // by depth, rising; one a depth
@@ -119,7 +141,7 @@ class Prefixes {
   };
   // A request comes: once a request, the cache learns from it.
   Asked Ask(TenantId tenant, const PrefixText& text);
-  // What a candidate takes: its blocks, in order, then the checkpoint.
+  // What a candidate takes: its blocks, in order, then the checkpoint, then the span where there is one.
   static std::vector<Query> Objects(const PrefixText& text, const Candidate& candidate);
 
   // Decides what to keep of it and copies that in; one outcome a checkpoint, when nothing of the engine's memory is
@@ -130,6 +152,8 @@ class Prefixes {
   struct Stats {
     uint64_t namespaces = 0;
     uint64_t checkpoints = 0, bytes = 0;  // that are to be kept, of exact prefixes
+    uint64_t spans = 0;                   // likewise; in these bytes
+    uint64_t span_saved_bytes = 0;        // that states in their place would take more
     uint64_t history_bytes = 0;           // that knowing of prompts takes
   };
   Stats stats(TenantId tenant) const;
@@ -137,7 +161,8 @@ class Prefixes {
  private:
   static constexpr size_t kNamespaces = 16;  // of a tenant; then the one that was asked longest ago is forgotten
   static constexpr size_t kConversations = 1 << 16;  // of a tenant, likewise
-  static constexpr size_t kProbes = 64;              // depths of recovered checkpoints that a look-up tries
+  static constexpr size_t kProbes = 64;              // depths of recovered checkpoints that a look-up tries, and spans
+  static constexpr size_t kListed = 64;              // depths inside a span that a look-up lists, the deepest
   static constexpr size_t kCommits = 16;             // under way, of one session
   static constexpr Nanos kRanks = 60'000'000'000;    // how long ranks have to commit what one of them has
 
@@ -157,7 +182,13 @@ class Prefixes {
   };
   struct Mark {
     uint64_t depth = 0;  // 0: none
-    Key key;
+    Key key;             // of the checkpoint, or of the span
+    // Of a span: the checkpoint before it, and its tokens, for those who have only some of them in common.
+    uint64_t span_begin = 0;
+    Key base;
+    std::vector<int32_t> tokens;
+    uint64_t checkpoint() const { return span_begin > 0 ? span_begin : depth; }
+    const Key& checkpoint_key() const { return span_begin > 0 ? base : key; }
   };
   struct Conversation {
     Mark last, before;  // one resumes from the state before when the last turn is asked again
@@ -173,19 +204,35 @@ class Prefixes {
   size_t WholeBlocks(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys) const;
   // Whether all that a depth takes is there. `whole` counts leading blocks that are: for several depths, rising.
   There Find(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys, uint64_t depth, size_t& whole) const;
+  There FindSpan(TenantId tenant, const PrefixModel& model, const Key& key) const;
   void Probe(Space& space, const PrefixText& text);
   bool Recover(Space& space, const PrefixText& text, bool own, uint64_t depth);
+  void ProbeSpans(Space& space, const PrefixText& text);
+  static std::vector<uint64_t> Checkpoints(const Space& space, const PrefixText& text);
+  std::vector<uint64_t> OwnCheckpoints(TenantId tenant, const PrefixText& text);
+  // Either's, rising.
+  std::vector<uint64_t> KnownBefore(TenantId tenant, const PrefixText& text, bool own);
+  bool RecoverSpan(Space& space, const PrefixText& text, bool own, uint64_t begin, uint64_t end);
   void Forget(std::map<NamespaceId, Space>::iterator space);
+  // The depths behind the span's begin, up to `depth`, but for those that are known.
+  static void AddSpan(Asked& asked, uint64_t begin, uint64_t depth, bool own, const Key& key);
+  void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixCache::Match::Span> spans, Asked& asked);
   void AddOwn(TenantId tenant, const PrefixText& text, Asked& asked);
   void GiveUp(TenantId tenant, PrefixNode& node);
-  // Which of a commit's checkpoints are to be kept.
-  std::vector<bool> Decide(Space& space, const PrefixCommit& commit);
+  // Which of a commit's states are to be kept, and whether its span is.
+  struct Keep {
+    std::vector<bool> states;
+    bool span = false;
+    bool any() const { return span || std::ranges::count(states, true) > 0; }
+  };
+  Keep Decide(Space& space, const PrefixCommit& commit);
+  static Keep KeepOwn(const PrefixCommit& commit);
+  static std::optional<PrefixCache::SpanOffer> Offered(const PrefixCommit& commit);
   // Notes under which keys the prefixes of a text are stored that are to be kept.
   static void Name(const Space& space, const PrefixText& text, uint64_t depth);
-  // Depths at which a text can be resumed as far as is known, rising.
-  std::vector<uint64_t> CheckpointsOf(TenantId tenant, const PrefixText& text, bool own);
-  // False: it was known.
-  bool Remember(TenantId tenant, const PrefixText& text, uint64_t depth);
+  // With `span_begin`, of a span from there. False: it was known.
+  bool Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin = 0);
+  static Mark MarkOf(const PrefixText& text, uint64_t depth, uint64_t span_begin);
   // Of a checkpoint that was written and is not kept any more: it goes, and the blocks that nothing else needs.
   void GiveUp(TenantId tenant, const PrefixText& text, const Space* space, uint64_t depth);
 
@@ -203,8 +250,9 @@ class Prefixes {
   // chains from others.
   using Depths = std::map<std::pair<uint64_t, uint64_t>, uint64_t>;
   std::map<NamespaceId, Depths> recovered_;
-  absl::flat_hash_map<Key, size_t> writing_;  // checkpoints that are being copied in, or their blocks
-  std::map<SessionId, size_t> commits_;       // under way
+  std::map<NamespaceId, Depths> recovered_spans_;  // likewise, by their ends and where they begin
+  absl::flat_hash_map<Key, size_t> writing_;       // checkpoints that are being copied in, or their blocks
+  std::map<SessionId, size_t> commits_;            // under way
   uint64_t asked_ = 0;
 };
 

@@ -22,10 +22,25 @@
 namespace ashlar::storage {
 namespace {
 
-// What was ever offered of one text's prefixes, by tenant.
+// What was ever offered of texts: their prefixes with states, and their spans with where these begin.
+struct Texts {
+  std::set<Tokens> states;
+  std::vector<std::pair<Tokens, uint64_t>> spans;
+
+  bool Has(const Tokens& prefix, uint64_t span_tokens) const {
+    if (span_tokens == 0) return states.contains(prefix);
+    return std::ranges::any_of(spans, [&](const auto& span) {
+      const auto& [text, begin] = span;
+      return begin == prefix.size() - span_tokens && text.size() >= prefix.size() &&
+             std::equal(prefix.begin(), prefix.end(), text.begin());
+    });
+  }
+};
+
+// By tenant.
 struct Offered {
-  std::set<Tokens> exact;
-  std::map<ConversationId, std::set<Tokens>> own;
+  Texts exact;
+  std::map<ConversationId, Texts> own;
 };
 
 class PrefixWorld {
@@ -55,6 +70,7 @@ class PrefixWorld {
 
   uint64_t landed() const { return landed_; }
   uint64_t landed_own() const { return landed_own_; }
+  uint64_t landed_spans() const { return landed_spans_; }
 
  private:
   struct Lease {
@@ -80,7 +96,12 @@ class PrefixWorld {
 
   uint64_t Draw(uint64_t below) { return random_() % below; }
   static TenantId TenantOf(SessionId session) { return 1 + session % 2; }
-  const PrefixEngine& EngineOf(SessionId session) const { return TenantOf(session) == 1 ? one_ : two_; }
+  // Every third cannot rebuild from spans.
+  static bool Rebuilds(SessionId session) { return session % 3 != 0; }
+  const PrefixEngine& EngineOf(SessionId session) const {
+    if (TenantOf(session) == 1) return Rebuilds(session) ? one_ : plain_one_;
+    return Rebuilds(session) ? two_ : plain_two_;
+  }
   const Tier& Top() const { return rig_.hbm != nullptr ? *rig_.hbm : *rig_.dram; }
 
   void Open() {
@@ -153,11 +174,14 @@ class PrefixWorld {
       const Offered& offered = offered_[TenantOf(lease.session)];
       const auto own = offered.own.find(lease.conversation);
       if (prefix.provenance == Provenance::kComposed) {
-        ASSERT_TRUE(own != offered.own.end() && own->second.contains(found)) << "another conversation's states";
+        ASSERT_TRUE(own != offered.own.end() && own->second.Has(found, prefix.span_tokens))
+            << "another conversation's states";
       } else {
-        ASSERT_TRUE(offered.exact.contains(found)) << "nobody committed it";
+        ASSERT_TRUE(offered.exact.Has(found, prefix.span_tokens)) << "nobody committed it";
       }
-      ASSERT_EQ(prefix.count, prefix.depth / 256 + 1);
+      const uint64_t checkpoint = prefix.checkpoint_depth();
+      ASSERT_EQ(prefix.count, checkpoint / 256 + (prefix.span_tokens > 0 ? 2 : 1));
+      ASSERT_TRUE(prefix.span_tokens == 0 || Rebuilds(lease.session)) << "to an engine that cannot rebuild";
     }
     leases_.push_back(std::move(lease));
   }
@@ -182,7 +206,9 @@ class PrefixWorld {
     for (uint64_t depth = 1 + Draw(300); depth < text.size() && depths.size() < 4; depth += 1 + Draw(300)) {
       depths.push_back(depth);
     }
-    PrefixCommit commit = EngineOf(session).Offer(text, 1 + Draw(text.size()), depths, conversation);
+    uint64_t span = 0;  // from one of these depths on
+    if (!depths.empty() && text.size() - depths.back() <= 256 && Draw(2) == 0) span = depths.back();
+    PrefixCommit commit = EngineOf(session).Offer(text, 1 + Draw(text.size()), depths, conversation, span);
     commit.provenance = provenance;
     commit.lease = name;
     if (provenance == Provenance::kComposed) talks_.emplace_back(conversation, text);
@@ -191,9 +217,11 @@ class PrefixWorld {
     for (const PrefixCommit::Checkpoint& checkpoint : commit.checkpoints) {
       Tokens prefix(text.begin(), text.begin() + static_cast<ptrdiff_t>(checkpoint.depth));
       // What is exact and not wanted by all may be kept for its conversation.
-      if (provenance == Provenance::kExact) offered.exact.insert(prefix);
-      if (conversation != ConversationId{}) offered.own[conversation].insert(std::move(prefix));
+      if (provenance == Provenance::kExact) offered.exact.states.insert(prefix);
+      if (conversation != ConversationId{}) offered.own[conversation].states.insert(std::move(prefix));
     }
+    if (span > 0 && provenance == Provenance::kExact) offered.exact.spans.emplace_back(text, span);
+    if (span > 0 && conversation != ConversationId{}) offered.own[conversation].spans.emplace_back(text, span);
     ++commits_;
     const size_t checkpoints = commit.checkpoints.size();
     rig_.cache->Commit(session, std::move(commit), [this, checkpoints](const std::vector<CommitOutcome>& outcomes) {
@@ -227,6 +255,7 @@ class PrefixWorld {
             << "bytes landed are not the bytes committed";
         ++landed_;
         landed_own_ += lease.match.prefix.own ? 1 : 0;
+        landed_spans_ += lease.match.prefix.span_tokens > 0 ? 1 : 0;
       }
       landings_.erase(landing);
     }
@@ -270,7 +299,7 @@ class PrefixWorld {
 
   std::mt19937_64 random_;
   TieredRig rig_;
-  PrefixEngine one_{1}, two_{2};
+  PrefixEngine one_{1, 1, 256}, two_{2, 1, 256}, plain_one_{1}, plain_two_{2};
   std::map<TenantId, Offered> offered_;
   std::vector<Tokens> known_;
   std::vector<std::pair<ConversationId, Tokens>> talks_;
@@ -280,7 +309,7 @@ class PrefixWorld {
   std::list<Landing> landings_;
   LandingId landing_ids_ = 0;
   int commits_ = 0;
-  uint64_t landed_ = 0, landed_own_ = 0;
+  uint64_t landed_ = 0, landed_own_ = 0, landed_spans_ = 0;
 };
 
 TEST(PrefixesRandomTest, WhatLandsIsWhatWasCommitted) {
@@ -288,7 +317,7 @@ TEST(PrefixesRandomTest, WhatLandsIsWhatWasCommitted) {
   const uint64_t first = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
   std::printf("ASHLAR_PREFIXES_SEED=%llu\n", static_cast<unsigned long long>(first));  // a crash tells nothing else
   std::fflush(stdout);
-  uint64_t landed = 0, landed_own = 0;
+  uint64_t landed = 0, landed_own = 0, landed_spans = 0;
   for (uint64_t seed = first; seed < first + 6; ++seed) {
     SCOPED_TRACE(seed);
     PrefixWorld world(seed);
@@ -296,9 +325,11 @@ TEST(PrefixesRandomTest, WhatLandsIsWhatWasCommitted) {
     if (::testing::Test::HasFailure()) return;
     landed += world.landed();
     landed_own += world.landed_own();
+    landed_spans += world.landed_spans();
   }
   EXPECT_GT(landed, 100u);
   EXPECT_GT(landed_own, 5u);
+  EXPECT_GT(landed_spans, 5u);
 }
 
 }  // namespace

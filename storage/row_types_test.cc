@@ -113,7 +113,7 @@ class RowTypesTest : public ::testing::Test {
   // Whether the object was found whole.
   bool Land(const ObjectHeader& header, Rows& keys, Rows& values) {
     LandTarget target{.rows = {Layer(keys, values)}, .page_table = table_};
-    EXPECT_TRUE(Fits(target, header, kTarget));
+    EXPECT_TRUE(Fits(target, header, {.first_position = kTarget}));
     LandJob job(kernels::Host(), workers_, *tier_, nullptr, {{&header, &*slot_, kTarget}}, std::move(target),
                 CancelFlag());
     job.Run(UINT64_MAX, SIZE_MAX, [] {});

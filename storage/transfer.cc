@@ -37,13 +37,14 @@ const PagedRows* FindRows(std::span<const PagedRows> rows, uint32_t layer) {
   return found == rows.end() ? nullptr : &*found;
 }
 
-// Whether the page table reaches as far as the object's stored tokens.
-bool PagesReach(const PagedRows& rows, size_t pages, const ObjectHeader& object, uint64_t first_position) {
+// Whether the page table reaches as far as the object's stored tokens, or the first `tokens` of them.
+bool PagesReach(const PagedRows& rows, size_t pages, const ObjectHeader& object, uint64_t first_position,
+                uint64_t tokens = UINT64_MAX) {
   if (rows.keys.page_tokens <= 0 || rows.values.page_tokens <= 0) return false;
   if (rows.keys.base == nullptr || rows.values.base == nullptr) return false;
   // A page table of int32 entries and pages of int32 tokens: 2^62 positions at most.
   if (first_position > uint64_t{std::numeric_limits<int64_t>::max()} / 2) return false;
-  const uint64_t end = first_position + object.first_token + object.stored_tokens;
+  const uint64_t end = first_position + object.first_token + std::min(object.stored_tokens, tokens);
   const auto page_tokens = static_cast<uint64_t>(std::min(rows.keys.page_tokens, rows.values.page_tokens));
   return (end + page_tokens - 1) / page_tokens <= pages;
 }
@@ -72,7 +73,7 @@ bool Fits(const PublishSource& source, const ObjectHeader& plan) {
   });
 }
 
-bool Fits(const LandTarget& target, const ObjectHeader& object, uint64_t first_position) {
+bool Fits(const LandTarget& target, const ObjectHeader& object, const LandTarget::Segment& segment) {
   const auto row_parts =
       std::count_if(object.parts.begin(), object.parts.end(), [](const Part& part) { return IsRows(part.form); });
   const size_t layers = object.stored_tokens > 0 ? target.rows.size() : 0;
@@ -81,7 +82,7 @@ bool Fits(const LandTarget& target, const ObjectHeader& object, uint64_t first_p
     if (!IsPaged(part.form)) return true;
     const PagedRows* rows = FindRows(target.rows, part.layer);
     return rows != nullptr && SameShape(object, part, *rows) &&
-           PagesReach(*rows, target.page_table.size(), object, first_position);
+           PagesReach(*rows, target.page_table.size(), object, segment.first_position, segment.tokens);
   });
 }
 

@@ -58,6 +58,9 @@ struct LandTarget {
   struct Segment {
     uint32_t index = 0;           // in the match
     uint64_t first_position = 0;  // where the segment's token 0 stands
+    // Of its stored tokens, so many from the first on: as much of a span as the prompt has in common with it. What is
+    // not landed is verified all the same.
+    uint64_t tokens = UINT64_MAX;
   };
   std::vector<PagedRows> rows;  // one for every attention layer, ascending
   std::vector<Segment> segments;
@@ -71,8 +74,7 @@ const PublishSource::Tensor* FindTensor(const PublishSource& source, const Part&
 // Whether the source has something for every part of the object that `plan` describes, in its shape.
 bool Fits(const PublishSource& source, const ObjectHeader& plan);
 
-// Whether the object's keys and values, and no others, fit the target's layers, with the run's token 0 at
-// `first_position`.
-bool Fits(const LandTarget& target, const ObjectHeader& object, uint64_t first_position);
+// Whether as many of the object's keys and values as the segment says, and no others, fit the target's layers.
+bool Fits(const LandTarget& target, const ObjectHeader& object, const LandTarget::Segment& segment);
 
 }  // namespace ashlar::storage

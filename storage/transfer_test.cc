@@ -19,8 +19,8 @@ class FitsTest : public ::testing::Test {
 
 TEST_F(FitsTest, AcceptsWhatBelongsTogether) {
   EXPECT_TRUE(Fits(source_, plan_));
-  EXPECT_TRUE(Fits(target_, plan_, 0));
-  EXPECT_TRUE(Fits(target_, plan_, 8 * 16 - 60)) << "the last stored token fills the last page";
+  EXPECT_TRUE(Fits(target_, plan_, {.first_position = 0}));
+  EXPECT_TRUE(Fits(target_, plan_, {.first_position = 8 * 16 - 60})) << "the last stored token fills the last page";
 }
 
 TEST_F(FitsTest, RefusesASourceThatMissesAPart) {
@@ -43,7 +43,7 @@ TEST_F(FitsTest, RefusesOtherShapes) {
     LandTarget target = target_;
     change(source.rows[1]);
     change(target.rows[1]);
-    return !Fits(source, plan_) && !Fits(target, plan_, 0);
+    return !Fits(source, plan_) && !Fits(target, plan_, {.first_position = 0});
   };
   EXPECT_TRUE(refused([](PagedRows& rows) { rows.heads = 1; }));
   EXPECT_TRUE(refused([](PagedRows& rows) { rows.heads = -2; }));
@@ -59,12 +59,12 @@ TEST_F(FitsTest, RefusesOtherShapes) {
 TEST_F(FitsTest, RefusesToLandOnlySomeLayers) {
   LandTarget fewer = target_;
   fewer.rows.pop_back();
-  EXPECT_FALSE(Fits(fewer, plan_, 0));
+  EXPECT_FALSE(Fits(fewer, plan_, {.first_position = 0}));
 }
 
 TEST_F(FitsTest, RefusesAPageTableThatIsTooShort) {
-  EXPECT_FALSE(Fits(target_, plan_, 8 * 16 - 59));
-  EXPECT_FALSE(Fits(target_, plan_, UINT64_MAX - 10)) << "positions that overflow";
+  EXPECT_FALSE(Fits(target_, plan_, {.first_position = 8 * 16 - 59}));
+  EXPECT_FALSE(Fits(target_, plan_, {.first_position = UINT64_MAX - 10})) << "positions that overflow";
   auto shorter = *source_.page_table;
   shorter.pop_back();
   source_.page_table = std::make_shared<std::vector<int32_t>>(std::move(shorter));

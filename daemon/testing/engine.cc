@@ -273,11 +273,12 @@ v1::PublishObject TestEngine::Sources(ObjectKind kind, uint64_t reservation, uin
   return object;
 }
 
-TestEngine::Opened TestEngine::OpenWithPrefixes(uint32_t capture_tokens) {
+TestEngine::Opened TestEngine::OpenWithPrefixes(uint32_t capture_tokens, uint32_t span_tokens) {
   auto opening = Make<v1::OpenModelRequest>();
   opening.set_identity(EncodeIdentity(SmallIdentity()));
   opening.set_layout(EncodeLayout(layout_));
   opening.mutable_prefixes()->set_capture_tokens(capture_tokens);
+  opening.mutable_prefixes()->set_span_tokens(span_tokens);
   v1::OpenModelReply opened;
   const absl::Status open = Call(opening, &opened);
   Require(open.ok(), open.ToString());

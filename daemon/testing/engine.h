@@ -56,7 +56,7 @@ class TestEngine {
   struct Opened {
     uint64_t model = 0, pages = 0;
   };
-  Opened OpenWithPrefixes(uint32_t capture_tokens = 1);
+  Opened OpenWithPrefixes(uint32_t capture_tokens = 1, uint32_t span_tokens = 0);
 
   template <typename Request>
   Request Make() const {

@@ -46,15 +46,34 @@ void ForRows(const TestPages& pages, std::span<const uint64_t> hashes, uint64_t 
   }
 }
 
+// Calls fn(part, token, column, place, number) for the numbers of an object's tensors; of those that are no rows the
+// token is 0.
+template <typename Fn>
+void ForNumbers(const Tier& top, const Found& object, Fn&& fn) {
+  const ObjectBytes bytes(top, *object.slot);
+  for (const Part& part : object.header->parts) {
+    if (IsPaged(part.form)) continue;
+    const uint64_t numbers = part.Bytes() / sizeof(float);
+    const uint64_t row = part.unit_tokens > 0 ? part.unit_bytes / part.unit_tokens / sizeof(float) : numbers;
+    uint64_t place = 0;
+    for (uint32_t unit = 0; unit < part.units; ++unit) {
+      const auto* const data = reinterpret_cast<const float*>(bytes.Unit(part, unit));
+      for (uint32_t i = 0; i < part.UnitBytes(unit) / sizeof(float); ++i, ++place) {
+        fn(part, place / row, place % row, place, data[i]);
+      }
+    }
+  }
+}
+
 }  // namespace
 
-PrefixEngine::PrefixEngine(TenantId tenant, uint32_t capture_tokens) {
+PrefixEngine::PrefixEngine(TenantId tenant, uint32_t capture_tokens, uint64_t span_tokens) {
   const NamespaceId ns = TestPlan(1, 64, ObjectKind::kSegment, tenant).ns;
-  model_ = *MakePrefixModel(ns, {}, TestLayout(), capture_tokens, 1e9, 0);
+  model_ = *MakePrefixModel(ns, {}, TestLayout(), capture_tokens, 1e9, 0, {.tokens = span_tokens});
 }
 
 PrefixCommit PrefixEngine::Offer(const std::vector<int32_t>& tokens, uint64_t prompt, std::vector<uint64_t> depths,
-                                 const ConversationId& conversation) const {
+                                 const ConversationId& conversation, uint64_t span_begin) const {
   struct Memory {
     explicit Memory(uint32_t count) : pages(count) {}
     TestPages pages;
@@ -78,6 +97,20 @@ PrefixCommit PrefixEngine::Offer(const std::vector<int32_t>& tokens, uint64_t pr
       tensors.push_back({part.layer, part.form, reinterpret_cast<const std::byte*>(numbers.data())});
     }
     commit.checkpoints.push_back({depth, std::move(tensors)});
+  }
+  if (span_begin > 0) {
+    const ObjectHeader plan =
+        *PlanPrefixSpan(model_->layout, model_->ns, Key{}, model_->span_dtype, span_begin, tokens.size());
+    PrefixCommit::Span& span = commit.span.emplace(PrefixCommit::Span{.begin = span_begin});
+    for (const Part& part : plan.parts) {
+      if (!IsSpanRows(part.form)) continue;
+      std::vector<float>& numbers = memory->tensors.emplace_back(part.Bytes() / sizeof(float));
+      const uint64_t row = numbers.size() / plan.stored_tokens;
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        numbers[i] = Number(hashes[span_begin + i / row + 1], part.layer, part.form, i % row);
+      }
+      span.tensors.push_back({part.layer, part.form, reinterpret_cast<const std::byte*>(numbers.data())});
+    }
   }
   commit.rows = memory->pages.Rows();
   commit.page_table = std::make_shared<std::vector<int32_t>>(memory->pages.page_table());
@@ -105,18 +138,18 @@ double PrefixEngine::Error(const TestPages& pages, const Tier& top, const Match&
               compare(row[i], Number(hash, layer, form, place + static_cast<uint64_t>(i)));
             }
           });
-  const Found& checkpoint = match.found[match.prefix.first + match.prefix.count - 1];
-  const ObjectBytes bytes(top, *checkpoint.slot);
-  for (const Part& part : checkpoint.header->parts) {
-    if (IsPaged(part.form)) continue;
-    uint64_t place = 0;
-    for (uint32_t unit = 0; unit < part.units; ++unit) {
-      const auto* const data = reinterpret_cast<const float*>(bytes.Unit(part, unit));
-      for (uint32_t i = 0; i < part.UnitBytes(unit) / sizeof(float); ++i, ++place) {
-        compare(data[i], Number(hashes[match.prefix.depth], part.layer, part.form, place));
-      }
-    }
-  }
+  const MatchedPrefix& prefix = match.prefix;
+  const Found& checkpoint = match.found[prefix.checkpoint()];
+  const uint64_t depth = prefix.checkpoint_depth();
+  ForNumbers(top, checkpoint, [&](const Part& part, uint64_t, uint64_t, uint64_t place, float number) {
+    compare(number, Number(hashes[depth], part.layer, part.form, place));
+  });
+  if (prefix.span_tokens == 0) return worst;
+  ForNumbers(top, match.found[prefix.checkpoint() + 1],
+             [&](const Part& part, uint64_t token, uint64_t column, uint64_t, float number) {
+               if (depth + token >= prefix.depth) return;
+               compare(number, Number(hashes[depth + token + 1], part.layer, part.form, column));
+             });
   return worst;
 }
 

@@ -14,7 +14,7 @@ namespace ashlar::storage {
 
 class PrefixEngine {
  public:
-  explicit PrefixEngine(TenantId tenant = 1, uint32_t capture_tokens = 1);
+  explicit PrefixEngine(TenantId tenant = 1, uint32_t capture_tokens = 1, uint64_t span_tokens = 0);
 
   const std::shared_ptr<const PrefixModel>& model() const { return model_; }
   // As TestPlan's objects of this tenant, the engine's segments are of the same namespace.
@@ -22,13 +22,14 @@ class PrefixEngine {
     return PrefixText(model_, std::move(tokens), conversation);
   }
 
-  // Everything of a text, with its states at `depths` and at its end.
+  // Everything of a text, with its states at `depths` and at its end, and the span from `span_begin` on; 0: none.
   PrefixCommit Offer(const std::vector<int32_t>& tokens, uint64_t prompt, std::vector<uint64_t> depths,
-                     const ConversationId& conversation = {}) const;
+                     const ConversationId& conversation = {}, uint64_t span_begin = 0) const;
 
   // Pages for a whole text, and a landing of a match's prefix into them.
   static LandTarget Target(const TestPages& pages, const MatchedPrefix& prefix);
-  // Largest absolute difference between what has landed, and what lies in the checkpoint, and what belongs there.
+  // Largest absolute difference between what has landed, and what lies in the checkpoint and in as much of the span as
+  // the match reaches, and what belongs there.
   double Error(const TestPages& pages, const Tier& top, const Match& match, std::span<const int32_t> tokens) const;
 
  private:

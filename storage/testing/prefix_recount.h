@@ -1,6 +1,8 @@
 // What is kept for prefixes, counted anew from the tree alone, as plainly as possible.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -12,23 +14,34 @@ struct PrefixRecount {
   uint64_t bytes = 0;
   std::vector<const PrefixNode*> nodes;  // all but the root; a parent before its children
   std::vector<const PrefixNode*> kept;
+  size_t spans = 0;        // of what is kept
   bool needs_hold = true;  // what edges say of who needs their pages
+  bool spans_hold = true;  // each hangs on states before it that are kept, and these know of it and of no others
 };
 
-inline bool KeptAtOrBehind(const PrefixNode& node) {
-  bool kept = node.data.kept;
+inline bool KeptByStates(const PrefixNode& node) {
+  return node.data.kept && node.data.span == nullptr;
+}
+inline bool KeptAtOrBehind(const PrefixNode& node) {  // by states: spans need no pages
+  bool kept = KeptByStates(node);
   node.ForEachChild([&](const PrefixNode& child) { kept = kept || KeptAtOrBehind(child); });
   return kept;
+}
+inline bool HangsAsItShould(const PrefixNode& node) {
+  const PrefixNode* base = node.parent();
+  while (base != nullptr && base != node.data.span->base) base = base->parent();
+  return base != nullptr && KeptByStates(*base) && std::ranges::count(base->data.hanging, &node) == 1;
 }
 
 // Of trees that are no deeper than a stack can be, and small: every node looks at all behind it.
 inline PrefixRecount Recount(const PrefixNode& root, const PrefixCosts& costs) {
   PrefixRecount count;
+  size_t hanging = 0;
   std::vector<const PrefixNode*> open = {&root};
   while (!open.empty()) {
     const PrefixNode& node = *open.back();
     open.pop_back();
-    uint64_t needs = node.data.kept ? 1 : 0;
+    uint64_t needs = KeptByStates(node) ? 1 : 0;
     node.ForEachChild([&](const PrefixNode& child) {
       open.push_back(&child);
       needs += KeptAtOrBehind(child) ? 1 : 0;
@@ -40,11 +53,20 @@ inline PrefixRecount Recount(const PrefixNode& root, const PrefixCosts& costs) {
     for (uint64_t depth = node.begin() + 1; needs > 0 && depth <= node.depth(); ++depth) {
       if (depth % costs.page_tokens == 0) count.bytes += costs.page_bytes;
     }
+    count.spans_hold = count.spans_hold && (node.data.kept || node.data.span == nullptr);
+    hanging += node.data.hanging.size();
     if (!node.data.kept) continue;
     count.kept.push_back(&node);
+    if (node.data.span != nullptr) {
+      ++count.spans;
+      count.spans_hold = count.spans_hold && HangsAsItShould(node);
+      count.bytes += node.data.span->bytes;
+      continue;
+    }
     count.bytes += costs.checkpoint_bytes;
     if (node.depth() % costs.page_tokens != 0) count.bytes += costs.page_bytes;
   }
+  count.spans_hold = count.spans_hold && hanging == count.spans;
   return count;
 }
 

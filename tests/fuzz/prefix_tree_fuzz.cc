@@ -2,6 +2,7 @@
 // sequences is; what the cache keeps must sum up, within its capacity.
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -109,6 +110,7 @@ void Cache(Input input) {
                           .flops_per_token = 1,
                           .flops_per_square = 0.01};
   const uint64_t capacity = uint64_t{input.Byte()} * 32, capture = (shape & 2) != 0 ? 8 : 1;
+  const bool spans = (shape & 4) != 0;
   PrefixCache cache(costs, {.capacity_bytes = capacity, .history_bytes = 6000, .capture_tokens = capture});
   std::vector<Tokens> known;
   std::vector<std::pair<Tokens, PrefixCache::Match>> running;
@@ -117,7 +119,10 @@ void Cache(Input input) {
     if (operation % 2 == 0 && running.size() < 8) {
       Tokens prompt = input.Sequence(known);
       if (known.size() < kMostKnown) known.push_back(prompt);
-      PrefixCache::Match match = cache.Lookup(prompt);
+      PrefixCache::Match match = cache.Lookup(prompt, {}, spans);
+      for (const PrefixCache::Match::Span& span : match.spans) {
+        FUZZ_EXPECT(span.begin < span.depth && span.depth <= match.resume && span.depth <= span.end->depth());
+      }
       FUZZ_EXPECT(match.resume <= match.shared && match.shared <= prompt.size());
       FUZZ_EXPECT((match.lease == nullptr) == (match.resume == 0));
       uint64_t before = match.resume;
@@ -131,14 +136,22 @@ void Cache(Input input) {
       running.erase(running.begin() + static_cast<ptrdiff_t>(operation / 4 % running.size()));
       const size_t prompt = tokens.size();
       tokens.insert(tokens.end(), operation >> 5, 1);
+      std::vector<uint64_t> captured = match.checkpoint_at;
+      std::optional<PrefixCache::SpanOffer> span;
+      if (spans && prompt > 1 && tokens.size() > prompt) {
+        span = {.begin = prompt - 1, .bytes = operation};
+        captured.push_back(prompt - 1);
+      }
+      std::ranges::sort(captured);
       if ((operation & 2) != 0)
         cache.Release(match);
       else
-        FUZZ_EXPECT(cache.Commit(match, tokens, prompt, match.checkpoint_at) <= match.checkpoint_at.size() + 1);
+        FUZZ_EXPECT(cache.Commit(match, tokens, prompt, captured, {}, span) <= captured.size() + 1);
     }
     const PrefixRecount count = Recount(cache.tree().root(), costs);
     FUZZ_EXPECT(count.needs_hold && count.bytes == cache.store().bytes() && cache.store().peak_bytes() <= capacity);
-    FUZZ_EXPECT(count.kept.size() == cache.store().checkpoints() && count.nodes.size() == cache.nodes());
+    FUZZ_EXPECT(count.kept.size() == cache.store().checkpoints() + cache.store().spans());
+    FUZZ_EXPECT(count.spans_hold && count.spans == cache.store().spans() && count.nodes.size() == cache.nodes());
     for (const auto& [tokens, match] : running) FUZZ_EXPECT(match.lease == nullptr || match.lease->data.kept);
   }
 }

@@ -16,8 +16,9 @@ Content ContentOf(std::span<const int32_t> prefix, uint32_t layer, PartForm form
 
 }  // namespace
 
-PrefixEngine::PrefixEngine(const ClientOptions& options, const TensorShard& shard)
-    : TestEngine(options, {.shard = shard, .prefixes = {.capture_tokens = 1}, .captures = kCaptures}) {}
+PrefixEngine::PrefixEngine(const ClientOptions& options, const TensorShard& shard, const PrefixUse& prefixes,
+                           uint32_t spare)
+    : TestEngine(options, {.shard = shard, .prefixes = prefixes, .captures = kCaptures + spare}) {}
 
 Match PrefixEngine::Lookup(const Tokens& prompt, const ConversationId& conversation,
                            std::span<const uint64_t> lengths) {
@@ -108,7 +109,7 @@ void PrefixEngine::ExpectResumed(const Match& match, const Tokens& prompt, std::
 void PrefixEngine::ExpectStates(const Match& match, const Tokens& prompt) const {
   const std::vector<MappedTuple>* const states = match.prefix_states();
   ASSERT_NE(states, nullptr);
-  const auto prefix = std::span(prompt).first(match.prefix().depth);
+  const auto prefix = std::span(prompt).first(match.prefix().depth - match.prefix().span_tokens);
   for (uint32_t layer = 0; layer < 2 * shape().layers; layer += 2) {
     const auto expect = [&](PartForm form, uint64_t first, const void* mapped, uint64_t floats) {
       std::vector<float> content(floats);

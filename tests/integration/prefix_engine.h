@@ -22,7 +22,9 @@ class PrefixEngine : public TestEngine {
  public:
   static constexpr uint32_t kCaptures = 4;
 
-  explicit PrefixEngine(const ClientOptions& options, const TensorShard& shard = {});
+  // With memory for `spare` more sets of states.
+  explicit PrefixEngine(const ClientOptions& options, const TensorShard& shard = {},
+                        const PrefixUse& prefixes = {.capture_tokens = 1}, uint32_t spare = 0);
 
   Match Lookup(const Tokens& prompt, const ConversationId& conversation = {}, std::span<const uint64_t> lengths = {});
 
@@ -41,6 +43,9 @@ class PrefixEngine : public TestEngine {
   float* StatePlace() {
     return reinterpret_cast<float*>(region().data() + reinterpret_cast<uintptr_t>(places(0)[0].state));
   }
+
+  // Where the spare sets would lie.
+  std::byte* SpareMemory() { return region().data() + reinterpret_cast<uintptr_t>(places(kCaptures)[0].state); }
 
   // The bytes of a token's row of values, and of the first head's state behind a text: to be found in memory.
   std::string ValuesAt(const Tokens& text, uint64_t token, uint32_t layer) const;

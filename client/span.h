@@ -1,0 +1,79 @@
+// Buffered spans (KVBuffer §6): what the linear layers of an engine saw of a text's last tokens, offered beside the
+// states there, and handed back in place where the daemon kept them. The state behind any of these tokens is the
+// checkpoint's before them, run through the recurrence: no projections, no MLPs.
+//
+// An engine with kernels runs them itself: SeamStep{checkpoint}, SeamStep{run of SpanInputs}. One without copies
+// SpanInputs' rows into its region and gives Model::Advance the same two steps.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/device.h"
+#include "kernels/dtype.h"
+#include "kernels/linear.h"
+#include "proto/layout.h"
+
+namespace ashlar {
+
+// Rows of tokens in the daemon's memory, read-only: in units of unit_tokens that need not be neighbours.
+struct MappedRows {
+  std::vector<const std::byte*> units;
+  uint64_t unit_tokens = 0;
+  uint64_t row_bytes = 0;
+  kernels::DType dtype = kernels::DType::kF32;
+
+  bool empty() const { return units.empty(); }  // the layer's family has none
+  const std::byte* Row(uint64_t token) const { return units[token / unit_tokens] + token % unit_tokens * row_bytes; }
+};
+
+// The inputs of a span's tokens, as PartForm::kSpanKeys to kSpanConvInputs say. Life and validity are those of
+// MappedTuple: the verdict of a landing vouches for them.
+struct MappedSpan {
+  struct Layer {
+    MappedRows keys, values, gates, betas, conv_inputs;
+  };
+  kernels::MemoryKind memory = kernels::MemoryKind::kHost;  // that the rows lie in, as MappedTuple::memory
+  uint64_t tokens = 0;        // that the match has in common with it, from its first one on
+  std::vector<Layer> layers;  // one a layer of the layout; empty for attention layers
+};
+
+// A copy of one layer's inputs for the kernels, fp32. Of spans in the processor's memory.
+class SpanInputs {
+ public:
+  // As many tokens as the match has in common.
+  SpanInputs(const LinearLayer& layer, const MappedSpan& span, uint32_t index);
+
+  // Without queries. Points into this object.
+  kernels::TokenInputs inputs() const;
+  // The convolution's tail behind the last token, [conv_kernel − 1, conv_channels] in the layer's state_dtype: of the
+  // checkpoint's and the tokens' own inputs. Empty where the layer has no convolution.
+  std::vector<std::byte> ConvTail(const void* checkpoint) const;
+
+ private:
+  std::vector<float> Read(const MappedRows& rows) const;
+
+  const LinearLayer& layer_;
+  const MappedSpan::Layer& mapped_;
+  const uint64_t tokens_;
+  std::vector<float> keys_, values_, gates_, betas_;
+};
+
+// Where an engine has a text's last tokens: rows of a token as PartForm says, one token's behind the other's, in the
+// region of the commit. `keys` and `values` in the type that PrefixUse names, gates and betas fp32, convolution inputs
+// in the layer's state_dtype. Null for what the layer's family has not.
+struct CapturedSpan {
+  struct Linear {
+    uint32_t layer = 0;
+    const std::byte* keys = nullptr;
+    const std::byte* values = nullptr;
+    const float* gates = nullptr;
+    const float* betas = nullptr;
+    const std::byte* conv_inputs = nullptr;
+  };
+  uint64_t begin = 0;  // mostly a depth of CommitParts::checkpoints; the span reaches from there to the text's end
+  std::vector<Linear> linear;  // every linear layer; none: no span is offered
+};
+
+}  // namespace ashlar
