@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
 
-usage: tools_smoke.py demo|entries|land|load|sharing|store|ssd|talk BINARY
+usage: tools_smoke.py demo|entries|land|load|regenerate|sharing|store|ssd|talk BINARY
 """
 
 import json
@@ -82,6 +82,18 @@ def talk(binary):
     assert set(figures["summary"]["from"]) == {"nothing", "segments", "tree", "own"}
 
 
+def regenerate(binary):
+    figures = run(binary, "--conversations", "4", "--turns", "3", "--decode", "12", "--sections", "12",
+                  "--sections-per-prompt", "2", "--regenerate", "--span-type", "f32")
+    for turn in figures["turns"]:
+        if turn["turn"] == 1:
+            continue
+        assert turn["span_tokens"] == 7 and turn["saved_bytes"] > 0, turn
+        assert turn["kind"] != "exact" or turn["state_rel_l2"] <= 1e-5 and turn["full_rel_l2"] <= 1e-5, turn
+    spans = figures["summary"]["spans"]
+    assert spans["rebuilt"] == 8 and spans["kept"] == 12 and spans["worst_state_rel_l2"] <= 1e-5, spans
+
+
 def land(binary):
     figures = run(binary, "land", "--repetitions", "1")
     for case in figures["cases"]:
@@ -154,5 +166,5 @@ def load(binary):
 
 if __name__ == "__main__":
     tools = {"demo": demo, "entries": entries, "land": land, "load": load, "sharing": sharing, "ssd": ssd,
-             "store": store, "talk": talk}
+             "store": store, "talk": talk, "regenerate": regenerate}
     tools[sys.argv[1]](sys.argv[2])

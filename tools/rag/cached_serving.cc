@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tools/rag/resumed_state.h"
 #include "tools/refengine/flops.h"
 #include "tools/refengine/tokenizer.h"
 
@@ -215,7 +216,12 @@ void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
       set.chain.push_back(Step::Compute(std::span(prompt.tokens).subspan(computed, position - computed)));
   };
   if (set.resumed > 0) {
-    set.prefix_layers = Layers(*set.match->prefix_states());
+    if (set.match->prefix_span() != nullptr) {
+      set.rebuilt.emplace(runtime_.model.config(), ResumedState(runtime_, model_.layout(), *set.match));
+      set.prefix_layers.assign(set.rebuilt->layers().begin(), set.rebuilt->layers().end());
+    } else {
+      set.prefix_layers = Layers(*set.match->prefix_states());
+    }
     set.chain.push_back(Step::Checkpoint(static_cast<int64_t>(set.resumed), set.prefix_layers));
     computed = set.resumed;
   }
@@ -233,7 +239,14 @@ void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
   compute_to(prompt.tokens.size());
   if (options_.prefixes.capture_tokens == 0) return;
   const std::vector<uint64_t>& asked = set.match->checkpoint_positions();
-  set.snapshots = refengine::SnapshotAt(0, std::vector<int64_t>(asked.begin(), asked.end()), set.chain);
+  std::vector<int64_t> depths(asked.begin(), asked.end());
+  // A span begins before the prompt's last token: the same prompt can be resumed there, for another answer.
+  const auto last = static_cast<int64_t>(prompt.tokens.size()) - 1;
+  if (options_.prefixes.span_tokens > 0 && last > 0) {
+    depths.insert(std::ranges::lower_bound(depths, last), last);
+    depths.erase(std::ranges::unique(depths).begin(), depths.end());
+  }
+  set.snapshots = refengine::SnapshotAt(0, depths, set.chain);
 }
 
 absl::Status CachedServing::AdvanceBehind(Found found, const RagPrompt& prompt, SetPrompt& set,
@@ -242,7 +255,7 @@ absl::Status CachedServing::AdvanceBehind(Found found, const RagPrompt& prompt, 
   set.landed.assign(prompt.segment_lengths.size(), false);
   for (const LandSegment& segment : wanted) set.SetLanded(segment.segment, true);
   BuildChain(prompt, set);
-  refengine::AdvanceOptions options{.last_logits = logits.data()};
+  refengine::AdvanceOptions options{.last_logits = logits.data(), .tape = tape_};
   if (wanted.empty()) {
     // Of a match that did not come in time something may be landing all the same.
     if (!landing.WaitQuiet(kAskEach)) {
@@ -290,7 +303,8 @@ absl::Status CachedServing::AdvanceBehind(Found found, const RagPrompt& prompt, 
 absl::Status CachedServing::AdvanceAgain(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits) {
   for (;;) {
     BuildChain(prompt, set);
-    const absl::Status advanced = runtime_.engine.Advance(*set.sequence, set.chain, {.last_logits = logits.data()});
+    const absl::Status advanced =
+        runtime_.engine.Advance(*set.sequence, set.chain, {.last_logits = logits.data(), .tape = tape_});
     if (!advanced.ok() || !set.any_landed() || set.match->valid()) return advanced;
     set.SetNothingLanded();
     set.sequence->Rewind(0, refengine::RecurrentState(runtime_.model.config()));

@@ -26,6 +26,7 @@ struct SetPrompt {
   std::optional<Match> match;
   uint64_t resumed = 0;                                     // tokens of the prefix that was landed
   std::vector<refengine::CachedLayer> prefix_layers;        // its states
+  std::optional<refengine::HeldCheckpoint> rebuilt;         // these, where they were rebuilt from a span
   std::vector<bool> landed;                                 // one a segment
   std::vector<std::vector<refengine::CachedLayer>> layers;  // of landed segments
   std::vector<refengine::Step> chain;
@@ -81,6 +82,9 @@ class CachedServing {
   // few pages, also when what is missing stayed in quarantine for longer than Patience::quiet. `prompt` must outlive
   // last(). With a conversation, whose own states may be resumed from, too.
   absl::StatusOr<Served> Serve(const RagPrompt& prompt, const ConversationId& conversation = {});
+
+  // From now on, what a prompt's linear layers see goes to `tape`, too; it outlives this object. Null: not any more.
+  void Record(const refengine::SpanTape* tape) { tape_ = tape; }
 
   // The prompt that was served last, for looking at it again.
   SetPrompt& last() { return *last_; }
@@ -141,6 +145,7 @@ class CachedServing {
   Staging staging_;
   Model model_;
   std::unique_ptr<DaemonAdvancer> advancer_;  // null: the engine composes
+  const refengine::SpanTape* tape_ = nullptr;
   StoredSegments stored_;
   std::unique_ptr<SetPrompt> last_;
   std::vector<Quarantined> quarantined_;

@@ -115,7 +115,7 @@ bool Engine::Impl::RunPass(Sequence& sequence, RecurrentState& recurrent, const 
     if (config.is_attention(layer)) {
       attention.Run(layer, pass, normed, residual, sequence, options.profile);
     } else {
-      if (!linear.Run(layer, pass, normed, residual, recurrent, options.advancer, options.profile)) return false;
+      if (!linear.Run(layer, pass, normed, residual, recurrent, options)) return false;
     }
     {
       const Stopwatch watch(options.profile, Part::kNorms);

@@ -66,6 +66,22 @@ struct CaptureRange {
   std::span<const TupleBuffers> linear;  // one a linear layer, in order
 };
 
+// Where one linear layer's inputs go, rows of a token one behind the other: what the recurrence sees of it, and what
+// the convolution does. Gates and betas are not written for layers that have none.
+struct SpanRows {
+  float* keys = nullptr;         // [tokens][key_channels]
+  float* values = nullptr;       // [tokens][value_channels]
+  float* gates = nullptr;        // [tokens][value_heads]
+  float* betas = nullptr;        // the same
+  float* conv_inputs = nullptr;  // [tokens][conv_channels]
+};
+
+// Takes down the inputs of computed tokens at positions [begin, begin + tokens); others pass.
+struct SpanTape {
+  int64_t begin = 0, tokens = 0;
+  std::span<const SpanRows> linear;  // one a linear layer, in order
+};
+
 // Where time goes, in seconds; Advance adds to it.
 enum class Part : uint8_t {
   kEmbedding,
@@ -105,6 +121,7 @@ struct AdvanceOptions {
   // cached keys and values of that layer have landed. False: they will not, give up.
   std::function<bool(int32_t layer)> on_layer;
   SeamAdvancer* advancer = nullptr;  // null: the engine's kernels
+  const SpanTape* tape = nullptr;    // out: inputs of the linear layers
   Profile* profile = nullptr;
 };
 

@@ -35,6 +35,7 @@ class HeldCheckpoint {
  public:
   HeldCheckpoint(const ModelConfig& config, RecurrentState state);
   std::span<const CachedLayer> layers() const { return tables_.layers(); }
+  const RecurrentState& state() const { return *state_; }
 
  private:
   std::unique_ptr<RecurrentState> state_;

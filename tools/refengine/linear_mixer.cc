@@ -28,7 +28,8 @@ std::vector<void*> Heads(float* dense, int32_t heads, int64_t floats) {
 }  // namespace
 
 bool LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, float* residual, RecurrentState& recurrent,
-                      SeamAdvancer* advancer, Profile* profile) {
+                      const AdvanceOptions& options) {
+  Profile* const profile = options.profile;
   const ModelConfig& config = machine_.model.config();
   const LinearWeights& weights = machine_.model.weights().layers[layer].linear;
   const int64_t rows = pass.rows(), channels = config.linear.conv_channels(), values = config.linear.value_channels();
@@ -57,11 +58,12 @@ bool LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, floa
   }
   {
     const Stopwatch watch(profile, Part::kCapture);
+    if (options.tape != nullptr) Record(layer, pass, *options.tape);
     Capture(layer, pass);
   }
   {
     const Stopwatch watch(profile, Part::kRecurrence);
-    if (!Advance(layer, pass, recurrent, advancer)) return false;
+    if (!Advance(layer, pass, recurrent, options.advancer)) return false;
   }
   {
     const Stopwatch watch(profile, Part::kNorms);
@@ -211,6 +213,25 @@ kernels::TokenInputs LinearMixer::Inputs(int64_t begin, int64_t end) const {
   inputs.q_stride = inputs.k_stride = inputs.v_stride = channels;
   inputs.g_stride = inputs.beta_stride = gates;
   return inputs;
+}
+
+void LinearMixer::Record(int32_t layer, const Pass& pass, const SpanTape& tape) const {
+  const LinearConfig& linear = machine_.model.config().linear;
+  const SpanRows& rows = tape.linear[machine_.model.config().kind_index(layer)];
+  const auto copy = [](float* to, int64_t token, const float* from, int64_t floats) {
+    std::memcpy(to + token * floats, from, floats * sizeof(float));
+  };
+  for (int64_t row = 0; row < pass.rows(); ++row) {
+    const int64_t token = pass.positions[row] - tape.begin;
+    if (token < 0 || token >= tape.tokens) continue;
+    const kernels::TokenInputs inputs = Inputs(row, row + 1);
+    copy(rows.keys, token, inputs.k, linear.key_channels());
+    copy(rows.values, token, inputs.v, linear.value_channels());
+    copy(rows.conv_inputs, token, projected_ + row * columns(), linear.conv_channels());
+    if (linear.gate_channels() == 0) continue;
+    copy(rows.gates, token, inputs.g, linear.value_heads);
+    copy(rows.betas, token, inputs.beta, linear.value_heads);
+  }
 }
 
 // A range that lies in several passes is captured part by part: the parts' tuples compose to the range's.

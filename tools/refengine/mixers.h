@@ -68,15 +68,16 @@ void ForRows(kernels::Workers& workers, int64_t rows, Fn&& fn) {
 class LinearMixer {
  public:
   explicit LinearMixer(const Machine& machine) : machine_(machine) {}
-  // `advancer` null: the machine's kernels. False: the advancer gave up.
+  // False: the options' advancer gave up.
   bool Run(int32_t layer, const Pass& pass, const float* normed, float* residual, RecurrentState& recurrent,
-           SeamAdvancer* advancer, Profile* profile);
+           const AdvanceOptions& options);
 
  private:
   void Convolve(int32_t layer, const Pass& pass, RecurrentState& recurrent);
   void SaveWindows(int32_t layer, const Pass& pass, RecurrentState& recurrent);
   void ComputeGates(const LinearWeights& weights, int64_t rows);
   void Rotate(int32_t layer, const Pass& pass);
+  void Record(int32_t layer, const Pass& pass, const SpanTape& tape) const;
   void Capture(int32_t layer, const Pass& pass);
   void JoinCapture(int32_t layer, const TupleBuffers& buffers, float* transition, float* state, float* earlier);
   bool Advance(int32_t layer, const Pass& pass, RecurrentState& recurrent, SeamAdvancer* advancer);

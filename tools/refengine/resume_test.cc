@@ -1,4 +1,5 @@
 // A text that is resumed from what was kept of it: which bits are the same, and what rounding does where they are not.
+#include <cmath>
 #include <optional>
 
 #include "tools/refengine/engine_fixture.h"
@@ -170,6 +171,68 @@ TEST(ResumeOfTheDemosModel, CutElsewhereItErrsByRoundingAlone) {
     const Step chain[] = {Step::Checkpoint(rows.tokens(), checkpoint.layers()), Step::Compute(tokens.subspan(depth))};
     ASSERT_TRUE(passes.Advance(resumed, chain, {.last_logits = logits.data()}).ok());
     EXPECT_LE(RelativeError(logits, expected), 1e-5);
+  }
+}
+
+// What a tape has taken down gives the state behind each of its tokens, by the recurrence alone, however the text was
+// cut.
+TEST_P(Resume, InputsOnATapeGiveTheStatesBehindThem) {
+  constexpr int64_t kBegin = 70, kTokens = 40;
+  const LinearConfig& linear = config().linear;
+  const std::vector<int32_t> text = Text(kBegin + kTokens + 20);
+  std::vector<std::vector<float>> memory;
+  std::vector<SpanRows> rows(config().linear_layers());
+  const auto floats = [&](int32_t of_token) { return memory.emplace_back(kTokens * of_token).data(); };
+  for (SpanRows& layer : rows) {
+    layer = {floats(linear.key_channels()), floats(linear.value_channels()), floats(linear.value_heads),
+             floats(linear.value_heads), floats(linear.conv_channels())};
+  }
+  const SpanTape tape{.begin = kBegin, .tokens = kTokens, .linear = rows};
+  const std::vector<int64_t> depths = {kBegin, kBegin + 1, kBegin + 33, kBegin + kTokens};
+  std::vector<Step> chain = {Step::Compute(text)};
+  const std::vector<Snapshot> snapshots = SnapshotAt(0, depths, chain);
+  Sequence sequence(config(), pool_);
+  ASSERT_TRUE(engine_->Advance(sequence, chain, {.tape = &tape}).ok());
+  for (size_t i = 1; i < depths.size(); ++i) {
+    RecurrentState rebuilt = snapshots[0].state;
+    for (int32_t layer = 0; layer < config().layers(); ++layer) {
+      if (config().is_attention(layer)) continue;
+      const int32_t index = config().kind_index(layer);
+      std::vector<void*> heads;
+      for (int32_t head = 0; head < linear.value_heads; ++head) {
+        heads.push_back(rebuilt.State(index).data() + head * linear.state_floats());
+      }
+      const bool gated = linear.gate_channels() > 0;
+      const kernels::SeamStep run{.begin = 0, .end = depths[i] - kBegin};
+      kernels_
+          .AdvanceSeam({.shape = model_.linear_shape(layer),
+                        .steps = {&run, 1},
+                        .inputs = {.tokens = run.end,
+                                   .k = rows[index].keys,
+                                   .v = rows[index].values,
+                                   .g = gated ? rows[index].gates : nullptr,
+                                   .beta = gated ? rows[index].betas : nullptr,
+                                   .k_stride = linear.key_channels(),
+                                   .v_stride = linear.value_channels(),
+                                   .g_stride = linear.value_heads,
+                                   .beta_stride = linear.value_heads},
+                        .state = {.heads = heads.data()}},
+                       *queue_)
+          .Wait();
+      double difference = 0, norm = 0;
+      const std::span<const float> expected = snapshots[i].state.State(index);
+      for (size_t n = 0; n < expected.size(); ++n) {
+        difference += std::pow(rebuilt.State(index)[n] - expected[n], 2);
+        norm += std::pow(expected[n], 2);
+      }
+      EXPECT_LE(std::sqrt(difference / norm), 1e-5) << "layer " << layer << " at " << depths[i];
+      const std::span<const float> window = snapshots[i].state.ConvWindow(index);
+      for (int32_t back = 1; back < linear.conv_kernel && back <= depths[i] - kBegin; ++back) {
+        const float* const input = rows[index].conv_inputs + (depths[i] - kBegin - back) * linear.conv_channels();
+        const float* const held = window.data() + (linear.conv_kernel - 1 - back) * linear.conv_channels();
+        EXPECT_TRUE(std::equal(input, input + linear.conv_channels(), held));
+      }
+    }
   }
 }
 

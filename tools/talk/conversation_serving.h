@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "tools/rag/cached_serving.h"
 #include "tools/rag/prompt.h"
 #include "tools/rag/serving.h"
+#include "tools/talk/span_staging.h"
 
 namespace ashlar::talk {
 
@@ -30,6 +32,7 @@ struct Turn {
   Provenance provenance = Provenance::kExact;
   std::vector<int64_t> runs;            // ends of the runs that were computed of the prompt, rising
   std::vector<uint64_t> offered;        // depths of checkpoints; the last one is the text's end
+  uint64_t span_tokens = 0;             // of the span up to there that was offered; 0: none was
   std::vector<CommitOutcome> outcomes;  // of these
   double commit_ms = 0;
 };
@@ -39,13 +42,16 @@ struct Turn {
 class ConversationServing {
  public:
   // Checkpoints that are captured in one turn, at most; of more the first ones.
-  static constexpr size_t kCheckpoints = 33;
-  // Of the region that Open takes, which begins with the memory of the pool.
-  static size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages) {
-    return rag::RegionBytes(config, page_tokens, pages, 1 + kCheckpoints);
+  static constexpr size_t kCheckpoints = 34;
+  // Of the region that Open takes, which begins with the memory of the pool; with room for spans of so many tokens.
+  static size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages,
+                            uint64_t span_tokens = 0) {
+    return rag::RegionBytes(config, page_tokens, pages, 1 + kCheckpoints) + SpanStaging::Bytes(config, span_tokens);
   }
 
-  // With options.prefixes. The engine resumes with the bits of one that never left if its passes have capture_tokens.
+  // With options.prefixes. A turn of which no more than its span_tokens are computed from the prompt's last token on
+  // offers a span, and states before that token. The engine resumes with the bits of one that never left if its passes
+  // have capture_tokens.
   static absl::StatusOr<std::unique_ptr<ConversationServing>> Open(Client& client, const rag::Runtime& runtime,
                                                                    refengine::PagePool& pool, const Region& region,
                                                                    refengine::SeamWidths seams,
@@ -54,6 +60,7 @@ class ConversationServing {
   // Computes the text so far, decodes so many tokens greedily, appends them, and commits what was asked for. Errors are
   // CachedServing::Serve's; the text then is as it was.
   absl::StatusOr<Turn> Serve(Conversation& conversation, int64_t decode);
+  const Layout& layout() const { return serving_->model().layout(); }
 
  private:
   ConversationServing(const rag::Runtime& runtime, const Region& region, std::unique_ptr<rag::CachedServing> serving)
@@ -61,11 +68,15 @@ class ConversationServing {
 
   absl::Status Decode(std::vector<int32_t>& text, int64_t count, std::vector<float> logits);
   void Commit(const Conversation& conversation, Turn& turn);
+  // The state before the prompt's last token where that is what the turn was resumed from; none if it was not.
+  std::optional<refengine::RecurrentState> BeforeLastToken(const Turn& turn);
 
   const rag::Runtime runtime_;
   const Region region_;
   const std::unique_ptr<rag::CachedServing> serving_;
   std::vector<rag::Staging> staging_;  // one a checkpoint
+  uint64_t span_tokens_ = 0;
+  std::unique_ptr<SpanStaging> span_staging_;  // null: without spans
 };
 
 }  // namespace ashlar::talk

@@ -165,6 +165,88 @@ TEST_F(Conversations, WhatLiesBehindSectionsIsTheConversationsOwn) {
   EXPECT_EQ(Say(exact, Text(40, 10)).provenance, Provenance::kExact);
 }
 
+class RegeneratedAnswers : public Conversations, public testing::WithParamInterface<DType> {
+ protected:
+  static constexpr int64_t kAnswer = 20;
+  static constexpr uint32_t kSpan = kAnswer + 1;
+  double bound() const { return GetParam() == DType::kF32 ? 1e-5 : 3e-4; }
+
+  void SetUp() override {
+    Conversations::SetUp();
+    auto region =
+        client_->HostRegion(ConversationServing::RegionBytes(model_.config(), rag::kPageTokens, kPages, kSpan));
+    ASSERT_TRUE(region.ok()) << region.status();
+    serving_.reset();
+    region_ = *region;
+    pages_ = std::make_unique<refengine::PagePool>(model_.config(), rag::kPageTokens, kPages,
+                                                   std::span(region_.data(), region_.size()));
+    auto serving =
+        Open({.prefixes = {.capture_tokens = kPass, .span_tokens = kSpan, .span_dtype = GetParam()}}, region_);
+    ASSERT_TRUE(serving.ok()) << serving.status();
+    serving_ = *std::move(serving);
+  }
+  // Serves what the conversation ends with now; what was rebuilt is held to a sequence that computed all of it.
+  Turn Answer(Conversation& talk) {
+    Turn turn = serving_->Serve(talk, kAnswer).value();
+    if (!turn.set->rebuilt || turn.provenance != Provenance::kExact) return turn;
+    refengine::Sequence full(model_.config(), own_.pool());
+    const auto step = refengine::Step::Compute(std::span(talk.text.tokens).first(turn.set->resumed));
+    EXPECT_TRUE(engine_.Advance(full, {&step, 1}).ok());
+    for (int32_t layer = 0; layer < model_.config().linear_layers(); ++layer) {
+      const refengine::RecurrentState& rebuilt = turn.set->rebuilt->state();
+      EXPECT_LE(rag::RelativeL2(rebuilt.State(layer), full.recurrent().State(layer)), bound());
+      EXPECT_LE(rag::RelativeL2(rebuilt.ConvWindow(layer), full.recurrent().ConvWindow(layer)), 1e-5);
+    }
+    return turn;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Types, RegeneratedAnswers, testing::Values(DType::kF32, DType::kF16),
+                         [](const auto& test) { return test.param == DType::kF32 ? "f32" : "f16"; });
+
+TEST_P(RegeneratedAnswers, AreResumedInsideAndWhereTheyBegan) {
+  Conversation talk(rag::RagPrompt{.tokens = Text(1, 200)});
+  const Turn first = Answer(talk);
+  EXPECT_EQ(first.span_tokens, kSpan);
+  EXPECT_THAT(first.offered, testing::ElementsAre(199u, 220u));
+  EXPECT_THAT(first.outcomes, testing::ElementsAre(CommitOutcome::kKept, CommitOutcome::kKeptAsSpan));
+  // The next message comes behind half of the answer.
+  talk.text.tokens.resize(211);
+  const std::vector<int32_t> message = Text(2, 60);
+  talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
+  const Turn second = Answer(talk);
+  EXPECT_EQ(second.set->resumed, 211u);
+  EXPECT_EQ(second.set->match->prefix().span_tokens, 12u);
+  EXPECT_EQ(second.served.computed_tokens, 60u);
+  EXPECT_EQ(second.outcomes.back(), CommitOutcome::kKeptAsSpan);
+  // That turn is answered once more: from the states before its last token.
+  talk.text.tokens.resize(271);
+  const Turn again = Answer(talk);
+  EXPECT_EQ(again.set->resumed, 270u);
+  EXPECT_EQ(again.served.computed_tokens, 1u);
+  EXPECT_LE(rag::RelativeL2(again.served.logits, second.served.logits), bound());
+  // And goes on behind all of it.
+  const uint64_t left = talk.text.tokens.size();
+  talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
+  EXPECT_EQ(Answer(talk).set->resumed, left);
+}
+
+TEST_P(RegeneratedAnswers, OfComposedTurnsAreTheConversationsOwn) {
+  Conversation talk = Retrieved(20), other = Retrieved(20);
+  const Turn first = Answer(talk);
+  ASSERT_EQ(first.provenance, Provenance::kComposed);
+  EXPECT_EQ(first.outcomes.back(), CommitOutcome::kKeptAsSpan);
+  const uint64_t prompt = first.prompt_tokens;
+  talk.text.tokens.resize(prompt + 9);
+  talk.text.tokens.push_back(7);
+  const Turn second = Answer(talk);
+  EXPECT_TRUE(second.own);
+  EXPECT_EQ(second.set->resumed, prompt + 9);
+  EXPECT_EQ(second.set->match->prefix().span_tokens, 10u);
+  const Turn same = Answer(other);
+  EXPECT_FALSE(same.own);
+}
+
 TEST_F(Conversations, WithoutADaemonTurnsAreComputed) {
   Conversation talk;
   Cuts cuts;

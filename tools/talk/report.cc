@@ -46,6 +46,21 @@ Bits BitsOf(const TalkResult& talk, bool composed) {
   return bits;
 }
 
+struct Spans {
+  size_t rebuilt = 0, kept = 0;
+  uint64_t saved_bytes = 0;
+};
+
+Spans SpansOf(const TalkResult& talk) {
+  Spans spans;
+  for (const TurnResult& turn : talk.results) {
+    spans.rebuilt += turn.span_tokens > 0;
+    spans.kept += turn.saved_bytes > 0;
+    spans.saved_bytes += turn.saved_bytes;
+  }
+  return spans;
+}
+
 std::string SameCuts(const TurnResult& turn) {
   if (!turn.logits_rel_l2) return "–";
   if (turn.bit_identical) return "bits";
@@ -70,6 +85,9 @@ nlohmann::json ToJson(const TurnResult& turn) {
                          {"checkpoints_asked", turn.checkpoints_offered},
                          {"kept", turn.kept},
                          {"commit_ms", turn.commit_ms}};
+  if (turn.span_tokens > 0) json["span_tokens"] = turn.span_tokens;
+  if (turn.state_rel_l2) json["state_rel_l2"] = *turn.state_rel_l2;
+  if (turn.saved_bytes > 0) json["saved_bytes"] = turn.saved_bytes;
   json["logits_rel_l2"] = turn.logits_rel_l2 ? nlohmann::json(*turn.logits_rel_l2) : nullptr;
   return json;
 }
@@ -98,18 +116,32 @@ double TalkResult::WorstExact() const {
   return worst;
 }
 
+double TalkResult::WorstRebuilt() const {
+  double worst = 0;
+  for (const TurnResult& turn : results) worst = std::max(worst, turn.state_rel_l2.value_or(0));
+  return worst;
+}
+
+bool TalkResult::Holds() const {
+  if (!spans || *spans == DType::kF32) return WorstExact() <= kExactBound && WorstRebuilt() <= kExactBound;
+  return WorstRebuilt() <= (*spans == DType::kF16 ? kHalfBound : kBFloat16Bound);
+}
+
 void PrintHeader() {
   std::printf("%4s %4s %8s │ %6s %7s %8s %8s │ %8s %8s %7s │ %9s %9s │ %s\n", "chat", "turn", "kind", "tokens",
               "resumed", "from", "computed", "full ms", "ashlar", "speedup", "vs full", "same cuts", "kept");
 }
 
 void PrintTurn(const TurnResult& turn) {
-  std::printf("%4ld %4ld %8s │ %6lu %7lu %8s %8lu │ %8.0f %8.1f %6.1f× │ %9.1e %9s │ %lu of %lu\n",
+  std::printf("%4ld %4ld %8s │ %6lu %7lu %8s %8lu │ %8.0f %8.1f %6.1f× │ %9.1e %9s │ %lu of %lu",
               static_cast<long>(turn.conversation), static_cast<long>(turn.turn), turn.composed ? "composed" : "exact",
               static_cast<unsigned long>(turn.tokens), static_cast<unsigned long>(turn.resumed), Name(turn.source),
               static_cast<unsigned long>(turn.computed_tokens), turn.full_ttft_ms, turn.ttft_ms, Speedup(turn),
               turn.full_rel_l2, SameCuts(turn).c_str(), static_cast<unsigned long>(turn.kept),
               static_cast<unsigned long>(turn.checkpoints_offered));
+  if (turn.span_tokens > 0) std::printf(" │ rebuilt through %lu", static_cast<unsigned long>(turn.span_tokens));
+  if (turn.state_rel_l2) std::printf(", states off by %.1e", *turn.state_rel_l2);
+  std::printf("\n");
   std::fflush(stdout);
 }
 
@@ -124,6 +156,15 @@ void PrintSummary(const TalkResult& talk) {
                 Median(turns, [](const auto& t) { return t.ttft_ms; }), Median(turns, Speedup),
                 Median(turns, [](const auto& t) { return t.flop_floor_speedup; }),
                 Median(turns, [](const auto& t) { return t.commit_ms; }));
+  }
+  if (talk.spans) {
+    const Spans spans = SpansOf(talk);
+    std::printf(
+        "\n  resumed inside an answer, by a span: %zu turns; their states against full recompute, worst relative L2: "
+        "%.1e\n",
+        spans.rebuilt, talk.WorstRebuilt());
+    std::printf("  kept as spans: %zu ends of texts, %.1f MiB less than their states\n", spans.kept,
+                static_cast<double>(spans.saved_bytes) / (1 << 20));
   }
   const Bits exact = BitsOf(talk, false), composed = BitsOf(talk, true);
   std::printf("\n  exact turns, first token's logits against full recompute, worst relative L2: %.1e\n",
@@ -142,6 +183,13 @@ nlohmann::json ToJson(const TalkResult& talk) {
              {"turns", talk.turns},
              {"threads", talk.threads},
              {"worst_exact_rel_l2", talk.WorstExact()}};
+  if (talk.spans) {
+    const Spans spans = SpansOf(talk);
+    summary["spans"] = {{"rebuilt", spans.rebuilt},
+                        {"worst_state_rel_l2", talk.WorstRebuilt()},
+                        {"kept", spans.kept},
+                        {"saved_bytes", spans.saved_bytes}};
+  }
   for (const bool composed : {false, true}) {
     const Bits bits = BitsOf(talk, composed);
     summary["bit_identical"][composed ? "composed" : "exact"] = {{"same", bits.same}, {"of", bits.of}};

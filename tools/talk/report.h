@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
+#include "proto/layout.h"
 
 namespace ashlar::talk {
 
@@ -34,17 +35,26 @@ struct TurnResult {
   std::optional<double> logits_rel_l2;
   bool bit_identical = false;
   uint64_t checkpoints_offered = 0, kept = 0;
+  uint64_t span_tokens = 0;  // of those resumed, that the states were run through again
+  // Of an exact turn's states, where they were rebuilt, against full recompute: the worst layer's.
+  std::optional<double> state_rel_l2;
+  uint64_t saved_bytes = 0;  // that its end's states would have taken more than the span that was kept
   double commit_ms = 0;
 };
 
-inline constexpr double kExactBound = 1e-5;  // of exact turns' full_rel_l2
+// Of exact turns' full_rel_l2, and of rebuilt states where spans are fp32. Spans of 16 bits round what they keep, so
+// that states, and what comes behind them, are off by as much: 3e-4 for fp16, eight times that for bf16.
+inline constexpr double kExactBound = 1e-5, kHalfBound = 3e-4, kBFloat16Bound = 24e-4;
 
 struct TalkResult {
   int64_t conversations = 0, turns = 0;
   int threads = 0;
+  std::optional<DType> spans;  // type of their keys and values, where next turns part inside answers
   std::vector<TurnResult> results;
 
-  double WorstExact() const;  // full_rel_l2 of exact turns
+  double WorstExact() const;    // full_rel_l2 of exact turns
+  double WorstRebuilt() const;  // state_rel_l2
+  bool Holds() const;           // the bounds above
 };
 
 void PrintHeader();

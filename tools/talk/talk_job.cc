@@ -4,6 +4,9 @@
 #include <cstdio>
 
 #include "kernels/host/thread_pool.h"
+#include "proto/limits.h"
+#include "proto/object.h"
+#include "proto/prefix.h"
 #include "tools/local_daemon/local_daemon.h"
 #include "tools/rag/baselines.h"
 #include "tools/rag/fidelity.h"
@@ -51,6 +54,11 @@ class TalkJob {
   absl::StatusOr<std::vector<float>> WithoutCache(Talk& talk, const Turn& turn, std::span<const int32_t> prompt);
   // Has what `turn` decoded behind it, too.
   absl::Status FollowDecoding(Talk& talk, const Turn& turn);
+  // How far the states that `turn` was resumed from are from those of full recompute, relative L2, the worst layer's.
+  absl::StatusOr<double> StateError(const Turn& turn, std::span<const int32_t> prompt);
+  // What states in the place of spans would have taken more.
+  uint64_t SavedBytes(const Turn& turn, uint64_t text) const;
+  PrefixUse Use() const;
   rag::Runtime runtime(refengine::Engine& engine) { return {model_, engine, kernels_, *queue_, pool_}; }
 
   const TalkOptions options_;
@@ -68,6 +76,15 @@ class TalkJob {
   std::unique_ptr<rag::FullRecompute> full_;
   std::vector<Talk> talks_;
 };
+
+PrefixUse TalkJob::Use() const {
+  PrefixUse use{.capture_tokens = kPassTokens};
+  if (!options_.regenerate) return use;
+  // An answer, and the prompt's last token.
+  use.span_tokens = static_cast<uint32_t>(std::min<uint64_t>(options_.decode + 1, limits::kMaxSpanTokens));
+  use.span_dtype = options_.span_dtype;
+  return use;
+}
 
 absl::Status TalkJob::Prepare() {
   const rag::JobOptions& job = options_.job;
@@ -101,13 +118,12 @@ absl::Status TalkJob::Prepare() {
   // The turn being served, a segment being filled, and every composed conversation's sequence that stays.
   const int32_t pages = rag::PagesFor(longest, 2 + talks_.size() / 2);
   absl::StatusOr<Region> region =
-      client_->HostRegion(ConversationServing::RegionBytes(model_.config(), kPageTokens, pages));
+      client_->HostRegion(ConversationServing::RegionBytes(model_.config(), kPageTokens, pages, Use().span_tokens));
   if (!region.ok()) return region.status();
   shared_pages_ = std::make_unique<refengine::PagePool>(model_.config(), kPageTokens, pages,
                                                         std::span(region->data(), region->size()));
-  auto serving = ConversationServing::Open(
-      *client_, runtime(engine_), *shared_pages_, *region, kSeams,
-      {.compose = job.compose, .epsilon = job.epsilon, .prefixes = {.capture_tokens = kPassTokens}});
+  auto serving = ConversationServing::Open(*client_, runtime(engine_), *shared_pages_, *region, kSeams,
+                                           {.compose = job.compose, .epsilon = job.epsilon, .prefixes = Use()});
   if (!serving.ok()) return serving.status();
   ashlar_ = *std::move(serving);
   own_pages_ = std::make_unique<rag::LocalPages>(model_.config(), rag::PagesFor(longest, 1));
@@ -117,6 +133,8 @@ absl::Status TalkJob::Prepare() {
 
 absl::StatusOr<std::vector<float>> TalkJob::WithoutCache(Talk& talk, const Turn& turn,
                                                          std::span<const int32_t> prompt) {
+  // What is rebuilt from a span is cut where no sequence was that never left.
+  if (options_.regenerate) return std::vector<float>();
   const uint64_t resumed = turn.set->resumed;
   if (turn.provenance == Provenance::kExact) {
     talk.cuts.Resume(resumed);
@@ -147,9 +165,30 @@ absl::Status TalkJob::FollowDecoding(Talk& talk, const Turn& turn) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<double> TalkJob::StateError(const Turn& turn, std::span<const int32_t> prompt) {
+  Sequence full(model_.config(), own_pages_->pool());
+  const refengine::Step step = refengine::Step::Compute(prompt.first(turn.set->resumed));
+  if (absl::Status status = full_engine_.Advance(full, {&step, 1}); !status.ok()) return status;
+  double worst = 0;
+  for (int32_t layer = 0; layer < model_.config().linear_layers(); ++layer) {
+    worst = std::max(worst, rag::RelativeL2(turn.set->rebuilt->state().State(layer), full.recurrent().State(layer)));
+  }
+  return worst;
+}
+
+uint64_t TalkJob::SavedBytes(const Turn& turn, uint64_t text) const {
+  if (turn.outcomes.back() != CommitOutcome::kKeptAsSpan) return 0;
+  const Layout& layout = ashlar_->layout();
+  const auto span = PlanPrefixSpan(layout, {}, {}, options_.span_dtype, text - turn.span_tokens, text);
+  const auto states = PlanPrefixCheckpoint(layout, {}, {}, PrefixBlockTokens(layout), text);
+  return span.ok() && states.ok() && states->bytes > span->bytes ? states->bytes - span->bytes : 0;
+}
+
 absl::StatusOr<TurnResult> TalkJob::TakeTurn(Talk& talk, size_t number) {
   rag::RagPrompt& text = talk.conversation.text;
   const std::vector<int32_t>& message = talk.chat.messages[number];
+  if (options_.regenerate && number > 0)
+    text.tokens.resize(text.tokens.size() - static_cast<size_t>(options_.decode / 2));
   text.tokens.insert(text.tokens.end(), message.begin(), message.end());
   const absl::StatusOr<rag::Served> full = full_->Serve(text);
   if (!full.ok()) return full.status();
@@ -174,7 +213,15 @@ absl::StatusOr<TurnResult> TalkJob::TakeTurn(Talk& talk, size_t number) {
                   : resumed > 0 ? Source::kTree
                                 : Source::kNothing;
   for (const CommitOutcome outcome : turn->outcomes) {
-    result.kept += outcome == CommitOutcome::kKept || outcome == CommitOutcome::kAlreadyPresent;
+    result.kept += outcome == CommitOutcome::kKept || outcome == CommitOutcome::kAlreadyPresent ||
+                   outcome == CommitOutcome::kKeptAsSpan;
+  }
+  result.span_tokens = resumed > 0 ? turn->set->match->prefix().span_tokens : 0;
+  result.saved_bytes = SavedBytes(*turn, text.tokens.size());
+  if (result.span_tokens > 0 && !result.composed) {
+    const absl::StatusOr<double> error = StateError(*turn, text.tokens);
+    if (!error.ok()) return error.status();
+    result.state_rel_l2 = *error;
   }
   const auto expected = WithoutCache(talk, *turn, std::span(text.tokens).first(turn->prompt_tokens));
   if (!expected.ok()) return expected.status();
@@ -182,6 +229,7 @@ absl::StatusOr<TurnResult> TalkJob::TakeTurn(Talk& talk, size_t number) {
     result.logits_rel_l2 = rag::RelativeL2(logits, *expected);
     result.bit_identical = logits == *expected;
   }
+  if (options_.regenerate) return result;
   if (const absl::Status status = FollowDecoding(talk, *turn); !status.ok()) return status;
   return result;
 }
@@ -190,6 +238,7 @@ absl::StatusOr<TalkResult> TalkJob::Run() {
   if (absl::Status status = Prepare(); !status.ok()) return status;
   PrintHeader();
   TalkResult run{.conversations = options_.conversations, .turns = options_.turns, .threads = pool_.Size()};
+  if (options_.regenerate) run.spans = options_.span_dtype;
   // They take turns: every conversation is left before it goes on.
   for (int64_t turn = 0; turn < options_.turns; ++turn) {
     for (size_t i = 0; i < talks_.size(); ++i) {
