@@ -129,9 +129,10 @@ TEST_P(MoverTest, FindsEveryCorruptPartAndLandsTheOthers) {
 }
 
 TEST_P(MoverTest, ReadsATextsTuplesOnceHoweverOftenThePromptRepeatsIt) {
-  const Object object = Publish(1, 64);
-  const TestPages pages(16);
-  const auto tasks = [&](const std::vector<std::pair<const Object*, uint64_t>>& objects) {
+  const Object object = Publish(1, 64), large = Publish(2, 400);  // what is small a single thread reads
+  const TestPages pages(TestPages::Holding(528));
+  const auto tasks = [&](std::vector<std::pair<const Object*, uint64_t>> objects) {
+    objects.emplace_back(&large, 128);
     int64_t count = 0;
     workers_.before_task = [&](int64_t) { ++count; };
     const auto events = Land(objects, pages);
