@@ -184,7 +184,7 @@ TEST_F(PricePolicyTest, WeighsWorthAgainstLikelihood) {
   Teach();
   Add(1, ReuseKind::kSegment, 1);
   Add(2, ReuseKind::kCheckpoint, 2);
-  Add(3, ReuseKind::kCheckpoint, 1e6);
+  Add(3, ReuseKind::kCheckpoint, 1e8);
   EXPECT_THAT(Victims(3), ElementsAre(2, 1, 3));
 }
 
