@@ -43,7 +43,7 @@ struct TurnResult {
 };
 
 // Of exact turns' full_rel_l2, and of rebuilt states where spans are fp32. Spans of 16 bits round what they keep, so
-// that states, and what comes behind them, are off by as much: 3e-4 for fp16, eight times that for bf16.
+// that states, and what comes behind them, are off by as much: some 3e-4 for fp16, eight times that for bf16.
 inline constexpr double kExactBound = 1e-5, kHalfBound = 3e-4, kBFloat16Bound = 24e-4;
 
 struct TalkResult {
