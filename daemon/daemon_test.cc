@@ -92,7 +92,7 @@ TEST(Metrics, TellHowOldObjectsBecome) {
   }
   const std::string text = Scrape(node.daemon().metrics_port());
   for (const char* line : {
-           "ashlar_evictions_total{kind=\"checkpoint\",policy=\"lru\",reason=\"evicted\",tenant=\"default\","
+           "ashlar_evictions_total{kind=\"checkpoint\",policy=\"price\",reason=\"evicted\",tenant=\"default\","
            "tier=\"dram\"} 1\n",
            "ashlar_eviction_age_seconds_count{tenant=\"default\",tier=\"dram\"} 1\n",
            "ashlar_eviction_age_seconds_bucket{tenant=\"default\",tier=\"dram\",le=\"60\"} 1\n",

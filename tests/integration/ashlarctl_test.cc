@@ -82,7 +82,7 @@ TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
   const json gone = Ask(question)["texts"][1];
   EXPECT_EQ(gone["reason"], "evicted");
   EXPECT_EQ(gone["gone"]["tier"], "dram");
-  EXPECT_EQ(gone["gone"]["policy"], "lru");
+  EXPECT_EQ(gone["gone"]["policy"], "price");
   EXPECT_GT(gone["gone"]["bytes"].get<uint64_t>(), 0u);
   EXPECT_THAT(Run(question).output, HasSubstr(" ago from dram by lru, "));
 
