@@ -1,9 +1,9 @@
-// In which forms a segment's transitions are published.
+#include "client/adapt_transitions.h"
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
-#include "client/client.h"
 #include "kernels/adaptive.h"
 #include "proto/tuple_parts.h"
 

@@ -1,3 +1,5 @@
+#include "client/adapt_transitions.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,7 +8,6 @@
 #include <random>
 #include <vector>
 
-#include "client/client.h"
 #include "kernels/adaptive.h"
 #include "kernels/kernels.h"
 #include "proto/tuple_parts.h"

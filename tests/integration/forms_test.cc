@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "client/adapt_transitions.h"
 #include "client/client.h"
 #include "kernels/adaptive.h"
 #include "kernels/host/thread_pool.h"
