@@ -10,9 +10,8 @@ uint64_t ReuseBook::now(TenantId tenant) const {
 }
 
 void ReuseBook::Ended(Tenant& tenant) {
-  ++tenant.ended;
-  if (++tenant.ended_since < std::max(kLeastRefresh, tenant.ended / kRefreshPart)) return;
-  tenant.ended_since = 0;
+  if (++tenant.ended < std::max(kLeastRefresh, tenant.law.remembered() / kRefreshPart)) return;
+  tenant.ended = 0;
   tenant.law.Refresh();
 }
 

@@ -40,13 +40,13 @@ class ReuseBook {
   static ReuseLaw::Class ClassOf(const Reuse& reuse) { return ReuseLaw::ClassOf(Subject(reuse)); }
 
  private:
-  static constexpr size_t kLeastRefresh = 64;  // spells that ended; or a part of those that are remembered
-  static constexpr size_t kRefreshPart = 32;
+  // The law is looked at anew after so many spells that ended, or after a part of those that it remembers.
+  static constexpr double kLeastRefresh = 64, kRefreshPart = 32;
 
   struct Tenant {
     ReuseLaw law;
     uint64_t now = 0;
-    size_t ended = 0, ended_since = 0;  // spells; since the law was refreshed
+    double ended = 0;  // spells, since the law was refreshed
   };
   static ReuseLaw::Subject Subject(const Reuse& reuse) { return {.kind = reuse.kind, .uses = reuse.uses}; }
   Tenant& Of(TenantId tenant) { return tenants_[tenant]; }
