@@ -11,7 +11,7 @@ namespace {
 ReuseLaw::Subject Prefix(const PrefixEntry& entry) {
   return {*entry.kind, entry.uses, entry.fresh};
 }
-constexpr ReuseLaw::Subject kEdge{.kind = PrefixKind::kEdge};
+constexpr ReuseLaw::Subject kEdge{.kind = ReuseKind::kEdge};
 
 }  // namespace
 
@@ -52,7 +52,7 @@ PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt, std::spa
   if (parts && branch > match.resume) {
     PrefixNode& node = NodeAt(prompt.first(branch));
     if (!node.data.kind) {
-      MakeCandidate(node, PrefixKind::kBranch);
+      MakeCandidate(node, ReuseKind::kBranch);
       candidates.push_back(&node);
     }
   }
@@ -96,10 +96,10 @@ void PrefixCache::Use(PrefixNode& node) {
   store_.Refresh(node);
 }
 
-void PrefixCache::MakeCandidate(PrefixNode& node, PrefixKind kind) {
+void PrefixCache::MakeCandidate(PrefixNode& node, ReuseKind kind) {
   if (node.data.kind) return;
   const PrefixNode* before = node.parent();
-  while (before->parent() != nullptr && before->data.kind != PrefixKind::kRequestEnd) before = before->parent();
+  while (before->parent() != nullptr && before->data.kind != ReuseKind::kRequestEnd) before = before->parent();
   node.data.kind = kind;
   node.data.fresh = node.depth() - before->depth();
   node.data.used = now_;
@@ -160,13 +160,13 @@ size_t PrefixCache::Commit(Match match, std::span<const int32_t> tokens, uint64_
   for (const uint64_t depth : captured) {
     PrefixNode& node = NodeAt(tokens.first(depth));
     const bool prompt_end = span && depth == span->begin;
-    MakeCandidate(node, prompt_end             ? PrefixKind::kRequestEnd
-                        : depth > match.shared ? PrefixKind::kPlaced
-                                               : PrefixKind::kBranch);
+    MakeCandidate(node, prompt_end             ? ReuseKind::kRequestEnd
+                        : depth > match.shared ? ReuseKind::kPlaced
+                                               : ReuseKind::kBranch);
     offered.push_back(&node);
   }
   PrefixNode& end = NodeAt(tokens);
-  MakeCandidate(end, PrefixKind::kRequestEnd);
+  MakeCandidate(end, ReuseKind::kRequestEnd);
   size_t kept = 0;
   for (PrefixNode* node : offered) kept += !node->data.kept && store_.Admit(*node, now_) ? 1 : 0;
   kept += !end.data.kept && AdmitEnd(end, tokens, span) ? 1 : 0;
@@ -228,7 +228,7 @@ bool PrefixCache::Recover(std::span<const int32_t> prefix, const std::optional<S
   if (span && base == nullptr) return false;
   Extend(prefix, prefix.size(), {});
   PrefixNode& node = NodeAt(prefix);
-  MakeCandidate(node, PrefixKind::kRequestEnd);
+  MakeCandidate(node, ReuseKind::kRequestEnd);
   if (node.data.kept) return true;
   return span ? store_.AdmitSpan(node, *base, span->bytes, now_) : store_.Admit(node, now_);
 }

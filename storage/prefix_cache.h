@@ -109,7 +109,7 @@ class PrefixCache {
   PrefixNode* Base(std::span<const int32_t> prefix) const;  // that a span may hang on; null
   void LearnParting(PrefixEntry& edge, uint64_t depth);
   void Use(PrefixNode& node);
-  void MakeCandidate(PrefixNode& node, PrefixKind kind);
+  void MakeCandidate(PrefixNode& node, ReuseKind kind);
   std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most);
   std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt,
                                std::span<const uint64_t> boundaries) const;

@@ -42,12 +42,12 @@ struct KeptSpan {
 
 struct PrefixEntry {
   // Of the prefix.
-  std::optional<PrefixKind> kind;  // none: nothing would resume here
-  uint32_t uses = 0;               // requests that resumed here, or would have, had it been kept
-  uint64_t fresh = 0;              // tokens behind the request end before it
-  RequestTime used = 0;            // last, or when it came
-  bool kept = false;               // its checkpoint, or the span that stands for it
-  uint32_t leases = 0;             // those who resume there: it stays
+  std::optional<ReuseKind> kind;  // none: nothing would resume here
+  uint32_t uses = 0;              // requests that resumed here, or would have, had it been kept
+  uint64_t fresh = 0;             // tokens behind the request end before it
+  RequestTime used = 0;           // last, or when it came
+  bool kept = false;              // its checkpoint, or the span that stands for it
+  uint32_t leases = 0;            // those who resume there: it stays
   uint32_t needs = 0;  // for how many the pages of its edge are kept: its checkpoint, and children that have needs
   std::unique_ptr<KeptSpan> span;    // null: it is kept by states, or not at all
   std::vector<PrefixNode*> hanging;  // whose spans begin here: it stays, too

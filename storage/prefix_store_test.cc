@@ -31,7 +31,7 @@ class PrefixStoreTest : public ::testing::Test {
     const auto inserted = tree_.Insert(tokens);
     if (inserted.split != nullptr) inserted.split->data.needs = inserted.behind->data.needs > 0 ? 1 : 0;
     PrefixNode& node = *inserted.node;
-    if (!node.data.kind) node.data.kind = PrefixKind::kBranch;
+    if (!node.data.kind) node.data.kind = ReuseKind::kBranch;
     node.data.used = used;
     return node;
   }
@@ -88,7 +88,7 @@ TEST_F(PrefixStoreTest, PriceIsWhatItSavesAByteItWouldFree) {
   costs.flops_per_square = 2;
   PrefixStore store(costs, 100'000, law_, 1);
   PrefixNode &a = Node(1, 10), &b = Node(1, 30);
-  const double rate = law_.Rate({PrefixKind::kBranch, 0, 0}, 5);
+  const double rate = law_.Rate({ReuseKind::kBranch, 0, 0}, 5);
   EXPECT_DOUBLE_EQ(store.Price(b, 5), rate * (30 + 2 * 900) / (100 + 300));
   ASSERT_TRUE(store.Admit(a, 5));
   EXPECT_DOUBLE_EQ(store.Price(b, 5), rate * (30 + 2 * 900 - 10 - 2 * 100) / (100 + 200));
@@ -109,11 +109,11 @@ TEST_F(PrefixStoreTest, PricesOnAWayAreThoseOfEach) {
     for (int i = 0; i < 12; ++i) {
       const std::vector<int32_t> edge(1 + random() % 20, 7);
       at = &tree.Append(*at, edge);
-      at->data.kind = PrefixKind::kBranch;
+      at->data.kind = ReuseKind::kBranch;
       way.push_back(at);
     }
     PrefixNode& side = tree.Append(*way[random() % way.size()], std::vector<int32_t>{1, 2, 3});
-    side.data.kind = PrefixKind::kBranch;
+    side.data.kind = ReuseKind::kBranch;
     const size_t resume = random() % 6;
     if (random() % 2 == 0) store.Admit(side, 1);
     if (random() % 2 == 0) store.Admit(*way[resume], 1);
@@ -237,7 +237,7 @@ void RandomTraffic(const PrefixCosts& costs, uint64_t seed) {
     if (inserted.split != nullptr) inserted.split->data.needs = inserted.behind->data.needs > 0 ? 1 : 0;
     for (PrefixNode* node : {inserted.split, inserted.node}) {
       if (node == nullptr || node->data.kind) continue;
-      node->data.kind = static_cast<PrefixKind>(random() % 3);
+      node->data.kind = static_cast<ReuseKind>(random() % 3);
       nodes.push_back(node);
     }
     ASSERT_EQ(Recount(tree.root(), costs).bytes, store.bytes()) << "nodes alone change nothing";

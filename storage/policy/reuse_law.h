@@ -21,7 +21,6 @@ enum class ReuseKind : uint8_t {
   kBlock,       // of a prefix
   kOwn,         // a conversation's
 };
-using PrefixKind = ReuseKind;
 inline constexpr size_t kReuseKinds = 8;
 
 // A *spell* is the time from a use of something, or its coming, to its next use; time counts requests. For each kind
@@ -50,6 +49,7 @@ class ReuseLaw {
   // A spell that goes on. Tell of all there are, each once, then Refresh: from then on the law knows them.
   void GoesOn(const Subject& subject, uint64_t age);
   void Refresh();
+  double remembered() const { return remembered_; }  // spells that ended, old ones counting less
 
   // Uses an expected request of keeping it, at that age.
   double Rate(const Subject& subject, uint64_t age) const { return Rate(ClassOf(subject), age); }

@@ -12,7 +12,7 @@ namespace {
 
 using Subject = ReuseLaw::Subject;
 
-constexpr Subject kEnd{.kind = PrefixKind::kRequestEnd, .uses = 0, .fresh = 100};
+constexpr Subject kEnd{.kind = ReuseKind::kRequestEnd, .uses = 0, .fresh = 100};
 
 void End(ReuseLaw& law, const Subject& subject, uint64_t age, bool used, int times = 1) {
   for (int i = 0; i < times; ++i) law.Ended(subject, age, used);
@@ -23,7 +23,7 @@ TEST(ReuseLawTest, IsLeastRecentUseWhereNothingIsKnown) {
   const ReuseLaw law;
   for (size_t kind = 0; kind < kReuseKinds; ++kind) {
     for (const uint32_t uses : {0u, 1u, 7u, 100u}) {
-      const Subject subject{static_cast<PrefixKind>(kind), uses, 1000};
+      const Subject subject{static_cast<ReuseKind>(kind), uses, 1000};
       double before = 1;
       for (uint64_t age = 1; age < uint64_t{1} << 30; age *= 2) {
         const double rate = law.Rate(subject, age);
@@ -46,7 +46,7 @@ TEST(ReuseLawTest, HasARateAtEveryAge) {
     EXPECT_GT(law.Rate(kEnd, age), 0);
     EXPECT_TRUE(std::isfinite(law.Rate(kEnd, age)));
   }
-  EXPECT_GT(law.Rate({PrefixKind::kEdge, UINT32_MAX, UINT64_MAX}, 3), 0);
+  EXPECT_GT(law.Rate({ReuseKind::kEdge, UINT32_MAX, UINT64_MAX}, 3), 0);
 }
 
 TEST(ReuseLawTest, ChangesAtRefreshAlone) {
@@ -122,25 +122,25 @@ TEST(ReuseLawTest, GivesUpWhenThatIsBest) {
 
 TEST(ReuseLawTest, KindsAndUsesHaveLawsOfTheirOwn) {
   ReuseLaw law;
-  const Subject branch{.kind = PrefixKind::kBranch, .uses = 3, .fresh = 100};
+  const Subject branch{.kind = ReuseKind::kBranch, .uses = 3, .fresh = 100};
   End(law, kEnd, 1000, false, 300);
   End(law, branch, 4, true, 300);
   law.Refresh();
   EXPECT_GT(law.Rate(branch, 1), 50 * law.Rate(kEnd, 1));
   // One of whose number of uses nothing is known leans on its kind, not on others.
-  EXPECT_GT(law.Rate({PrefixKind::kBranch, 0, 100}, 1), 10 * law.Rate({PrefixKind::kRequestEnd, 3, 100}, 1));
-  EXPECT_EQ(law.Rate({PrefixKind::kPlaced, 0, 100}, 1), ReuseLaw().Rate({PrefixKind::kPlaced, 0, 100}, 1));
+  EXPECT_GT(law.Rate({ReuseKind::kBranch, 0, 100}, 1), 10 * law.Rate({ReuseKind::kRequestEnd, 3, 100}, 1));
+  EXPECT_EQ(law.Rate({ReuseKind::kPlaced, 0, 100}, 1), ReuseLaw().Rate({ReuseKind::kPlaced, 0, 100}, 1));
   // Numbers of uses are told apart where they are known.
-  End(law, {PrefixKind::kBranch, 0, 100}, 1000, false, 3000);
+  End(law, {ReuseKind::kBranch, 0, 100}, 1000, false, 3000);
   law.Refresh();
-  EXPECT_GT(law.Rate(branch, 1), 10 * law.Rate({PrefixKind::kBranch, 0, 100}, 1));
+  EXPECT_GT(law.Rate(branch, 1), 10 * law.Rate({ReuseKind::kBranch, 0, 100}, 1));
 }
 
 // Long turns are followed differently from short ones, whatever the age.
 TEST(ReuseLawTest, SizesHaveAFactor) {
   ReuseLaw law;
-  const Subject small{PrefixKind::kRequestEnd, 0, 10}, large{PrefixKind::kRequestEnd, 0, 5000};
-  const Subject unknown{PrefixKind::kRequestEnd, 0, 1'000'000};
+  const Subject small{ReuseKind::kRequestEnd, 0, 10}, large{ReuseKind::kRequestEnd, 0, 5000};
+  const Subject unknown{ReuseKind::kRequestEnd, 0, 1'000'000};
   for (int i = 0; i < 100; ++i) {
     End(law, small, 11, true, 4);
     End(law, small, 64, false, 1);
@@ -152,14 +152,14 @@ TEST(ReuseLawTest, SizesHaveAFactor) {
     EXPECT_GT(law.Rate(small, age), 2 * law.Rate(large, age));
     EXPECT_GT(law.Rate(unknown, age), law.Rate(large, age)) << "no factor where nothing is known";
     EXPECT_LT(law.Rate(unknown, age), law.Rate(small, age));
-    EXPECT_EQ(law.Rate({PrefixKind::kRequestEnd, 0, 4500}, age), law.Rate(large, age)) << "of the same octave";
+    EXPECT_EQ(law.Rate({ReuseKind::kRequestEnd, 0, 4500}, age), law.Rate(large, age)) << "of the same octave";
   }
-  EXPECT_EQ(law.Rate({PrefixKind::kBranch, 0, 10}, 1), law.Rate({PrefixKind::kBranch, 0, 5000}, 1));
+  EXPECT_EQ(law.Rate({ReuseKind::kBranch, 0, 10}, 1), law.Rate({ReuseKind::kBranch, 0, 5000}, 1));
 }
 
 TEST(ReuseLawTest, FactorsAreBounded) {
   ReuseLaw law;
-  const Subject never{PrefixKind::kRequestEnd, 0, 10}, always{PrefixKind::kRequestEnd, 0, 5000};
+  const Subject never{ReuseKind::kRequestEnd, 0, 10}, always{ReuseKind::kRequestEnd, 0, 5000};
   for (int i = 0; i < 200; ++i) {
     End(law, never, 64, false, 30);
     End(law, always, 22, true, 3);
@@ -192,7 +192,7 @@ TEST(ReuseLawTest, IsTheSameForTheSameSpells) {
   for (ReuseLaw& law : laws) {
     std::mt19937_64 random(seed);
     for (int i = 0; i < 2000; ++i) {
-      const Subject subject{static_cast<PrefixKind>(random() % kReuseKinds), static_cast<uint32_t>(random() % 15),
+      const Subject subject{static_cast<ReuseKind>(random() % kReuseKinds), static_cast<uint32_t>(random() % 15),
                             random() % 100'000};
       const uint64_t age = random() % (1 + random() % 100'000);
       if (random() % 3 == 0) law.GoesOn(subject, age);

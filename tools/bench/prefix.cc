@@ -152,7 +152,7 @@ void TimeEvictions(size_t entries, std::mt19937_64& random, Round& round) {
     const Tokens tokens = {static_cast<int32_t>(i % 4096), static_cast<int32_t>(i), 0, 0, 0, 0, 0, 0};
     const auto inserted = tree.Insert(tokens);
     if (inserted.split != nullptr) inserted.split->data.needs = inserted.behind->data.needs > 0 ? 1 : 0;
-    inserted.node->data.kind = storage::PrefixKind::kRequestEnd;
+    inserted.node->data.kind = storage::ReuseKind::kRequestEnd;
     inserted.node->data.used = i;
     if (i >= entries) {
       (i < entries + timed ? roomy : tight).push_back(inserted.node);
