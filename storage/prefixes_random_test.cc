@@ -79,6 +79,11 @@ class PrefixWorld {
     Tokens prompt;
     ConversationId conversation;
   };
+  struct Spanned {  // offered with a span
+    ConversationId conversation;
+    Tokens text;
+    uint64_t begin;
+  };
   struct Landing {
     std::unique_ptr<TestPages> pages;
     std::shared_ptr<Rig::Landing> landing;
@@ -113,6 +118,7 @@ class PrefixWorld {
     rig_.cache->OpenSession(sessions_.back(), TenantOf(sessions_.back()));
   }
 
+  static constexpr int32_t kOther = 3;  // in no text
   // Over three tokens, so that texts part and meet everywhere.
   Tokens AnyText() {
     Tokens text;
@@ -164,6 +170,12 @@ class PrefixWorld {
     if (!talks_.empty() && Draw(3) == 0) {  // a conversation goes on
       std::tie(lease.conversation, lease.prompt) = talks_[Draw(talks_.size())];
       lease.prompt.insert(lease.prompt.end(), 1 + Draw(50), static_cast<int32_t>(Draw(3)));
+    } else if (!spanned_.empty() && Draw(2) == 0) {  // an answer is given once more, from somewhere inside
+      const Spanned& answer = spanned_[Draw(spanned_.size())];
+      lease.conversation = answer.conversation;
+      lease.prompt = answer.text;
+      lease.prompt.resize(answer.begin + 1 + Draw(answer.text.size() - answer.begin));
+      lease.prompt.push_back(kOther);
     }
     lease.match =
         rig_.cache->Lookup(lease.session, {}, EngineOf(lease.session).Text(lease.prompt, lease.conversation), nullptr);
@@ -184,6 +196,7 @@ class PrefixWorld {
       ASSERT_TRUE(prefix.span_tokens == 0 || Rebuilds(lease.session)) << "to an engine that cannot rebuild";
     }
     leases_.push_back(std::move(lease));
+    if (leases_.back().match.prefix.span_tokens > 0 && Draw(2) == 0) Land(leases_.back());
   }
 
   void Commit() {
@@ -222,6 +235,8 @@ class PrefixWorld {
     }
     if (span > 0 && provenance == Provenance::kExact) offered.exact.spans.emplace_back(text, span);
     if (span > 0 && conversation != ConversationId{}) offered.own[conversation].spans.emplace_back(text, span);
+    if (span > 0) spanned_.push_back({conversation, text, span});
+    if (spanned_.size() > 6) spanned_.erase(spanned_.begin());
     ++commits_;
     const size_t checkpoints = commit.checkpoints.size();
     rig_.cache->Commit(session, std::move(commit), [this, checkpoints](const std::vector<CommitOutcome>& outcomes) {
@@ -231,8 +246,9 @@ class PrefixWorld {
   }
 
   void Land() {
-    if (leases_.empty()) return;
-    Lease& lease = *std::next(leases_.begin(), static_cast<ptrdiff_t>(Draw(leases_.size())));
+    if (!leases_.empty()) Land(*std::next(leases_.begin(), static_cast<ptrdiff_t>(Draw(leases_.size()))));
+  }
+  void Land(Lease& lease) {
     if (lease.match.prefix.depth == 0) return;
     Landing landing{.pages = std::make_unique<TestPages>(TestPages::Holding(lease.prompt.size())),
                     .lease = &lease,
@@ -303,6 +319,7 @@ class PrefixWorld {
   std::map<TenantId, Offered> offered_;
   std::vector<Tokens> known_;
   std::vector<std::pair<ConversationId, Tokens>> talks_;
+  std::vector<Spanned> spanned_;
   std::vector<SessionId> sessions_;
   SessionId next_session_ = 1;
   std::list<Lease> leases_;
@@ -318,7 +335,8 @@ TEST(PrefixesRandomTest, WhatLandsIsWhatWasCommitted) {
   std::printf("ASHLAR_PREFIXES_SEED=%llu\n", static_cast<unsigned long long>(first));  // a crash tells nothing else
   std::fflush(stdout);
   uint64_t landed = 0, landed_own = 0, landed_spans = 0;
-  for (uint64_t seed = first; seed < first + 6; ++seed) {
+  // Of some seeds hardly an answer is kept as a span: then a few more are run.
+  for (uint64_t seed = first; seed < first + 6 || (landed_spans <= 5 && seed < first + 40); ++seed) {
     SCOPED_TRACE(seed);
     PrefixWorld world(seed);
     world.Run(1500);
@@ -329,7 +347,7 @@ TEST(PrefixesRandomTest, WhatLandsIsWhatWasCommitted) {
   }
   EXPECT_GT(landed, 100u);
   EXPECT_GT(landed_own, 5u);
-  RecordProperty("landed_spans", static_cast<int>(landed_spans));  // none with some seeds
+  EXPECT_GT(landed_spans, 5u);
 }
 
 }  // namespace
