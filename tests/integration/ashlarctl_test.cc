@@ -75,7 +75,11 @@ TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
   EXPECT_THAT(Run(question).output, HasSubstr("segment of 60 tokens: in dram, "));
 
   // Others take the room.
-  for (uint64_t other = 100; Ask(question)["texts"][1]["hit"].get<bool>(); ++other) {
+  const auto any_left = [&] {
+    const json texts = Ask(question)["texts"];
+    return texts[1]["hit"].get<bool>() || texts[2]["hit"].get<bool>();
+  };
+  for (uint64_t other = 100; any_left(); ++other) {
     ASSERT_LT(other, 200u);
     engine_.PublishPrompt(MakePrompt(other, 3, 60));
   }
@@ -84,7 +88,7 @@ TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
   EXPECT_EQ(gone["gone"]["tier"], "dram");
   EXPECT_EQ(gone["gone"]["policy"], "price");
   EXPECT_GT(gone["gone"]["bytes"].get<uint64_t>(), 0u);
-  EXPECT_THAT(Run(question).output, HasSubstr(" ago from dram by lru, "));
+  EXPECT_THAT(Run(question).output, HasSubstr(" ago from dram by price, "));
 
   engine_.Lookup(prompt_);
   const json last = Ask("explain --last 2")["tenants"][0]["misses"];

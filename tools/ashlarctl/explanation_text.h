@@ -8,7 +8,7 @@
 
 namespace ashlar::ctl {
 
-// "segment of 512 tokens: evicted 12 s ago from dram by lru after 3 uses, 1.2 MiB; …"
+// "segment of 512 tokens: evicted 12 s ago from dram by price after 3 uses, 1.2 MiB; …"
 std::string ExplanationText(const v1::ExplainedText& text);
 // Names in place of numbers, digests in hexadecimal.
 nlohmann::json ExplanationJson(const v1::ExplainedText& text);
