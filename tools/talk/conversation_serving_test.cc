@@ -169,8 +169,8 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
  protected:
   static constexpr int64_t kAnswer = 20;
   static constexpr uint32_t kSpan = kAnswer + 1;
-  // What a span's type rounds a number by at most.
-  double bound() const { return GetParam() == DType::kF32 ? 1e-5 : 0x1p-11; }
+  // Of states that are rebuilt from what was computed exactly.
+  double bound() const { return GetParam() == DType::kF32 ? 1e-5 : 3e-4; }
 
   void SetUp() override {
     Conversations::SetUp();
@@ -191,15 +191,20 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
     Turn turn = serving_->Serve(talk, kAnswer).value();
     if (!turn.set->rebuilt || turn.provenance != Provenance::kExact) return turn;
     refengine::Sequence full(model_.config(), own_.pool());
+    // What was computed behind states that had been rebuilt is off by as much itself, and was recorded so.
+    const double before = bound() * rebuilt_++;
     const auto step = refengine::Step::Compute(std::span(talk.text.tokens).first(turn.set->resumed));
     EXPECT_TRUE(engine_.Advance(full, {&step, 1}).ok());
     for (int32_t layer = 0; layer < model_.config().linear_layers(); ++layer) {
       const refengine::RecurrentState& rebuilt = turn.set->rebuilt->state();
-      EXPECT_LE(rag::RelativeL2(rebuilt.State(layer), full.recurrent().State(layer)), bound());
-      EXPECT_LE(rag::RelativeL2(rebuilt.ConvWindow(layer), full.recurrent().ConvWindow(layer)), bound());
+      EXPECT_LE(rag::RelativeL2(rebuilt.State(layer), full.recurrent().State(layer)), before + bound());
+      EXPECT_LE(rag::RelativeL2(rebuilt.ConvWindow(layer), full.recurrent().ConvWindow(layer)), before + 1e-5);
     }
     return turn;
   }
+
+ private:
+  int rebuilt_ = 0;  // states, each behind the one before
 };
 
 INSTANTIATE_TEST_SUITE_P(Types, RegeneratedAnswers, testing::Values(DType::kF32, DType::kF16),
