@@ -18,40 +18,27 @@ ReuseLaw::ReuseLaw() {
   Refresh();
 }
 
-double ReuseLaw::BucketBegin(size_t bucket) {
-  return std::exp2(static_cast<double>(bucket) / 2);
-}
-
 size_t ReuseLaw::UsesBucket(uint32_t uses) {
   if (uses <= 5) return uses;
   return uses <= 10 ? 6 : 7;
 }
 
-size_t ReuseLaw::SizeBucket(uint64_t tokens) {
-  size_t bucket = 0;
-  while (tokens > 1 && bucket + 1 < kSizes) {
-    tokens /= 2;
-    ++bucket;
-  }
-  return bucket;
+double ReuseLaw::PartOf(size_t bucket, uint64_t age) {
+  return std::clamp((static_cast<double>(age) - BucketBegin(bucket)) / BucketWidth(bucket), 0.0, 1.0);
 }
 
 // A spell that goes on has come only part of the way through its last bucket.
-void ReuseLaw::Reach(Counts& counts, uint64_t age, bool used, double weight) {
+void ReuseLaw::Reach(Counts& counts, uint64_t age, bool used) {
   const size_t bucket = AgeBucket(age);
-  for (size_t i = 0; i < bucket; ++i) counts.came[i] += weight;
-  const double part = (static_cast<double>(age) - BucketBegin(bucket)) / BucketWidth(bucket);
-  counts.came[bucket] += used ? weight : weight * std::clamp(part, 0.0, 1.0);
-  counts.used[bucket] += used ? weight : 0;
+  counts.last[bucket] += 1;
+  counts.through[bucket] += used ? 1 : PartOf(bucket, age);
+  counts.used[bucket] += used ? 1 : 0;
 }
 
 double ReuseLaw::Expected(const Subject& subject, uint64_t age) const {
-  const auto& hazards = hazards_[static_cast<size_t>(subject.kind)][UsesBucket(subject.uses)];
+  const auto& before = hazards_before_[static_cast<size_t>(subject.kind)][UsesBucket(subject.uses)];
   const size_t bucket = AgeBucket(age);
-  double expected = 0;
-  for (size_t i = 0; i < bucket; ++i) expected += hazards[i];
-  const double part = (static_cast<double>(age) - BucketBegin(bucket)) / BucketWidth(bucket);
-  return expected + hazards[bucket] * std::clamp(part, 0.0, 1.0);
+  return before[bucket] + (before[bucket + 1] - before[bucket]) * PartOf(bucket, age);
 }
 
 void ReuseLaw::Ended(const Subject& subject, uint64_t age, bool used) {
@@ -72,8 +59,8 @@ void ReuseLaw::GivenUp(const Subject& subject) {
 void ReuseLaw::AskedForAgain(const Subject& subject, uint64_t age) {
   const auto kind = static_cast<size_t>(subject.kind);
   Counts& counts = ended_[kind][UsesBucket(subject.uses)];
-  Reach(counts, kForever, false, -1);
-  for (double& came : counts.came) came = std::max(came, 0.0);  // it may have been forgotten in part
+  for (double* of : {&counts.last.back(), &counts.through.back()})
+    *of = std::max(*of - 1, 0.0);  // or forgotten in part
   Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
   factor.expected = std::max(factor.expected - Expected(subject, kForever), 0.0);
   Ended(subject, age, true);
@@ -91,8 +78,9 @@ void ReuseLaw::Forget() {
   changed_.fill(true);
   for (auto& kind : ended_) {
     for (Counts& counts : kind) {
-      for (double& came : counts.came) came /= 2;
-      for (double& used : counts.used) used /= 2;
+      for (auto* of : {&counts.last, &counts.through, &counts.used}) {
+        for (double& count : *of) count /= 2;
+      }
     }
   }
   for (auto& kind : ended_factors_) {
@@ -103,11 +91,15 @@ void ReuseLaw::Forget() {
 void ReuseLaw::Refresh() {
   for (size_t kind = 0; kind < kReuseKinds; ++kind) {
     if (!changed_[kind]) continue;
-    std::array<Counts, kUses> known = ended_[kind];
-    Counts all;
+    std::array<Known, kUses> known{};
+    Known all;
     for (size_t uses = 0; uses < kUses; ++uses) {
-      for (size_t age = 0; age < kAges; ++age) {
-        known[uses].came[age] += going_on_[kind][uses].came[age];
+      const Counts &ended = ended_[kind][uses], &going_on = going_on_[kind][uses];
+      double later = 0;
+      for (size_t age = kAges; age-- > 0;) {
+        known[uses].came[age] = later + ended.through[age] + going_on.through[age];
+        known[uses].used[age] = ended.used[age];
+        later += ended.last[age] + going_on.last[age];
         all.came[age] += known[uses].came[age];
         all.used[age] += known[uses].used[age];
       }
@@ -127,12 +119,14 @@ void ReuseLaw::Refresh() {
   changed_ = std::exchange(goes_on_, {});
 }
 
-void ReuseLaw::SetRates(size_t kind, size_t uses, const Counts& counts, const Counts& kinds) {
-  auto& hazards = hazards_[kind][uses];
+void ReuseLaw::SetRates(size_t kind, size_t uses, const Known& counts, const Known& kinds) {
+  std::array<double, kAges> hazards;
+  auto& before = hazards_before_[kind][uses];
   for (size_t age = 0; age < kAges; ++age) {
     const double of_kind = (kinds.used[age] + kHazard * kHazardWeight) / (kinds.came[age] + kHazardWeight);
     const double hazard = (counts.used[age] + of_kind * kKindWeight) / (counts.came[age] + kKindWeight);
     hazards[age] = std::min(hazard, kMostHazard);
+    before[age + 1] = before[age] + hazards[age];
   }
   for (size_t from = 0; from < kAges; ++from) {
     double survives = 1, gained = 0, waited = 0, best = 0;

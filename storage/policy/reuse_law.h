@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <numbers>
 
 namespace ashlar::storage {
 
@@ -70,7 +71,13 @@ class ReuseLaw {
   static constexpr double kSizeWeight = 10;     // of "as others", in uses, against those of one size
   static constexpr double kRemembered = 65536;  // spells, then old ones count half
 
+  // By age: in how many spells it is the last that they came to, what part of it they came through, summed, and how
+  // many ended by a use. Who came to one age came through all before.
   struct Counts {
+    std::array<double, kAges> last{}, through{}, used{};
+  };
+  // The same as it is asked for: how many came to each age, parts of spells among them, and how many ended there.
+  struct Known {
     std::array<double, kAges> came{}, used{};
   };
   template <typename T>
@@ -88,15 +95,18 @@ class ReuseLaw {
     const uint64_t within = octave > 62 ? age >> 1 : age << (62 - octave);
     return std::min<size_t>(2 * static_cast<size_t>(octave) + (within > kHalfOctave ? 1 : 0), kAges - 1);
   }
-  static double BucketBegin(size_t bucket);
+  static constexpr double BucketBegin(size_t bucket) {
+    return static_cast<double>(uint64_t{1} << bucket / 2) * (bucket % 2 == 0 ? 1 : std::numbers::sqrt2);
+  }
   static double BucketWidth(size_t bucket) { return BucketBegin(bucket + 1) - BucketBegin(bucket); }
   static size_t UsesBucket(uint32_t uses);
-  static size_t SizeBucket(uint64_t tokens);
+  static size_t SizeBucket(uint64_t tokens) { return std::min<size_t>(std::bit_width(tokens | 1) - 1, kSizes - 1); }
   static constexpr uint64_t kForever = ~uint64_t{0};
-  static void Reach(Counts& counts, uint64_t age, bool used, double weight = 1);
+  static double PartOf(size_t bucket, uint64_t age);  // that is over at that age, which lies in it
+  static void Reach(Counts& counts, uint64_t age, bool used);
   double Expected(const Subject& subject, uint64_t age) const;
   void Forget();
-  void SetRates(size_t kind, size_t uses, const Counts& counts, const Counts& kinds);
+  void SetRates(size_t kind, size_t uses, const Known& counts, const Known& kinds);
 
   ByUses<Counts> ended_{}, going_on_{};
   Factors ended_factors_{}, going_on_factors_{};
@@ -104,7 +114,9 @@ class ReuseLaw {
   // Kinds that Refresh has to look at: what ended of them, or goes on, or went on at the last one.
   std::array<bool, kReuseKinds> changed_{}, goes_on_{};
 
-  ByUses<std::array<double, kAges>> hazards_{}, rates_{};  // of the last Refresh
+  // Of the last Refresh; hazards summed over all ages before.
+  ByUses<std::array<double, kAges + 1>> hazards_before_{};
+  ByUses<std::array<double, kAges>> rates_{};
   std::array<std::array<double, kSizes>, kReuseKinds> factors_{};
 };
 
