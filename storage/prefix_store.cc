@@ -6,6 +6,14 @@
 #include <utility>
 
 namespace ashlar::storage {
+namespace {
+
+void Prefetch(const PrefixNode& node) {
+  constexpr size_t kLine = 64;
+  for (size_t at = 0; at < sizeof(node); at += kLine) __builtin_prefetch(reinterpret_cast<const char*>(&node) + at);
+}
+
+}  // namespace
 
 const PrefixNode& PrefixStore::Before(const PrefixNode& node) {
   const PrefixNode* at = node.parent();
@@ -179,42 +187,53 @@ PrefixNode* PrefixStore::CheapestOfAll(const PrefixNode* spared, RequestTime now
   return cheapest;
 }
 
+void PrefixStore::DrawAhead() {
+  for (uint32_t& draw : ahead_) {
+    draw = static_cast<uint32_t>(random_() >> 32);
+    __builtin_prefetch(&kept_[PlaceOf(draw)]);
+    __builtin_prefetch(&kept_[PlaceOf(draw) + kNeighbours - 1]);
+  }
+}
+
 void PrefixStore::DrawCheap(RequestTime now) {
   const auto dearer = [](const Cheap& a, const Cheap& b) { return a.price < b.price; };
-  size_t places[kSamples / kNeighbours];
-  const size_t runs = (cheap_.size() < kCheap / 2 ? kSamples : kFresh) / kNeighbours;
-  for (size_t i = 0; i < runs; ++i) {
-    places[i] = static_cast<size_t>(((random_() >> 32) * (kept_.size() - kNeighbours + 1)) >> 32);
-    __builtin_prefetch(&kept_[places[i]]);  // all are waited for together
-    __builtin_prefetch(&kept_[places[i] + kNeighbours - 1]);
-  }
-  for (size_t i = 0; i < runs * kNeighbours; ++i) {
-    const size_t place = places[i / kNeighbours] + i % kNeighbours;
-    Kept& kept = kept_[place];
-    const Cheap drawn{Price(kept, now), place};
-    const bool full = cheap_.size() == kCheap;
-    if (kept.cheap || kept.held || (full && drawn.price >= dearest_)) continue;
-    if (full) {
-      Cheap& dearest = *std::max_element(cheap_.begin(), cheap_.end(), dearer);
-      kept_[dearest.place].cheap = false;
-      dearest = drawn;
-    } else {
-      cheap_.push_back(drawn);
+  for (size_t rounds = cheap_.size() < kCheap / 2 ? kSamples / kFresh : 1; rounds > 0; --rounds) {
+    const std::array<uint32_t, kFresh / kNeighbours> draws = ahead_;
+    DrawAhead();
+    for (size_t i = 0; i < kFresh; ++i) {
+      const size_t place = PlaceOf(draws[i / kNeighbours]) + i % kNeighbours;
+      Kept& kept = kept_[place];
+      const Cheap drawn{Price(kept, now), place};
+      const bool full = cheap_.size() == kCheap;
+      if (kept.cheap || kept.held || (full && drawn.price >= dearest_)) continue;
+      if (full) {
+        Cheap& dearest = *std::max_element(cheap_.begin(), cheap_.end(), dearer);
+        kept_[dearest.place].cheap = false;
+        dearest = drawn;
+      } else {
+        cheap_.push_back(drawn);
+      }
+      kept.cheap = true;
+      Prefetch(*kept.node);  // it may go soon
+      dearest_ = std::max_element(cheap_.begin(), cheap_.end(), dearer)->price;
     }
-    kept.cheap = true;
-    dearest_ = std::max_element(cheap_.begin(), cheap_.end(), dearer)->price;
   }
+}
+
+std::vector<PrefixStore::Cheap>::iterator PrefixStore::CheapestDrawn() {
+  return std::min_element(cheap_.begin(), cheap_.end(),
+                          [](const Cheap& a, const Cheap& b) { return a.price < b.price; });
 }
 
 PrefixNode* PrefixStore::Cheapest(const PrefixNode* spared, RequestTime now, double& price) {
   if (kept_.size() <= kSamples) return CheapestOfAll(spared, now, price);
+  if (!cheap_.empty()) Prefetch(*kept_[CheapestDrawn()->place].node->parent());
   DrawCheap(now);
   PrefixNode* seen = nullptr;
   bool again = true;
   while (true) {  // until the cheapest is what it was said to be; each is looked at once, or gets no dearer
     if (cheap_.empty() && std::exchange(again, false)) DrawCheap(now);  // the spared one was all
-    const auto cheapest = std::min_element(cheap_.begin(), cheap_.end(),
-                                           [](const Cheap& a, const Cheap& b) { return a.price < b.price; });
+    const auto cheapest = CheapestDrawn();
     price = cheapest == cheap_.end() ? std::numeric_limits<double>::infinity() : cheapest->price;
     PrefixNode* const node = cheapest == cheap_.end() ? nullptr : kept_[cheapest->place].node;
     if (node == nullptr || node == seen) return seen;

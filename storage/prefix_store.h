@@ -1,15 +1,18 @@
 // Which checkpoints are kept, and the pages that they need, within a capacity.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory_resource>
 #include <random>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "storage/huge_pages.h"
 #include "storage/policy/reuse_law.h"
 #include "storage/prefix_entry.h"
 
@@ -121,6 +124,9 @@ class PrefixStore {
   PrefixNode* Cheapest(const PrefixNode* spared, RequestTime now, double& price);
   PrefixNode* CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const;
   void DrawCheap(RequestTime now);
+  void DrawAhead();
+  size_t PlaceOf(uint32_t draw) const { return uint64_t{draw} * (kept_.size() - kNeighbours + 1) >> 32; }
+  std::vector<Cheap>::iterator CheapestDrawn();  // when it was last looked at
   void ForgetCheap(size_t place);
 
   const PrefixCosts costs_;
@@ -132,11 +138,14 @@ class PrefixStore {
   uint64_t bytes_ = 0, peak_bytes_ = 0;
   double going_price_ = 0;
   uint64_t evictions_ = 0, refusals_ = 0;
-  std::vector<Kept> kept_;
+  HugePages memory_;
+  std::pmr::vector<Kept> kept_{&memory_};
   size_t spans_ = 0;
   uint64_t saved_bytes_ = 0;
   std::vector<Cheap> cheap_;
   double dearest_ = 0;  // of these, where they are as many as are remembered
+  // What is drawn next: memory is asked for it now, and has answered by then.
+  std::array<uint32_t, kFresh / kNeighbours> ahead_{};
   std::function<void(PrefixNode&)> gone_;
 };
 

@@ -5,13 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
 #include "absl/functional/function_ref.h"
+#include "storage/huge_pages.h"
 
 namespace ashlar::storage {
 
@@ -50,18 +50,19 @@ class PrefixTree {
     absl::btree_map<int32_t, Node*> children_;  // by their edges' first token
   };
 
-  PrefixTree() : root_(new Node) {}
+  PrefixTree() : root_(pool_.New()) {}
   PrefixTree(const PrefixTree&) = delete;
   PrefixTree& operator=(const PrefixTree&) = delete;
   ~PrefixTree() {
-    Node* node = root_.get();
+    Node* node = root_;
     while (true) {  // not by recursion: a conversation may be a chain of any length
       while (!node->leaf()) node = &node->first_child();
-      if (node == root_.get()) return;
+      if (node == root_) break;
       Node* const parent = node->parent();
       Remove(*node);
       node = parent;
     }
+    pool_.Delete(root_);
   }
 
   Node& root() const { return *root_; }
@@ -78,7 +79,7 @@ class PrefixTree {
   // `passed`: is told every node that is a prefix of the prompt, but for the root, from there on.
   Reached Walk(
       std::span<const int32_t> tokens, absl::FunctionRef<void(Node&)> passed = [](Node&) {}) const {
-    Reached at{.node = root_.get()};
+    Reached at{.node = root_};
     while (at.depth < tokens.size()) {
       const auto next = at.node->children_.find(tokens[at.depth]);
       if (next == at.node->children_.end()) break;
@@ -119,7 +120,7 @@ class PrefixTree {
 
   // A leaf behind `parent`, none of whose children begins with that token. `edge` is not empty.
   Node& Append(Node& parent, std::span<const int32_t> edge) {
-    Node* const node = new Node;
+    Node* const node = pool_.New();
     ++nodes_;
     tokens_ += edge.size();
     node->parent_ = &parent;
@@ -165,7 +166,7 @@ class PrefixTree {
   // Where `child`'s edge passes `depth`, a node is put.
   Node& Split(Node& child, uint64_t depth) {
     const auto taken = static_cast<ptrdiff_t>(depth - child.begin());
-    Node* const node = new Node;
+    Node* const node = pool_.New();
     ++nodes_;
     node->parent_ = child.parent_;
     node->depth_ = depth;
@@ -181,10 +182,11 @@ class PrefixTree {
   void Drop(Node& node) {
     tokens_ -= node.edge_.size();
     --nodes_;
-    delete &node;
+    pool_.Delete(&node);
   }
 
-  const std::unique_ptr<Node> root_;
+  NodePool<Node> pool_;
+  Node* const root_;
   size_t nodes_ = 0;
   uint64_t tokens_ = 0;
 };

@@ -174,8 +174,13 @@ void TimeEvictions(size_t entries, std::mt19937_64& random, Round& round) {
   Require(store.evictions() == timed && admitted == 2 * timed, "a new checkpoint did not take an old one's place");
 }
 
+size_t Heap() {
+  const struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
 void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlohmann::json& figures) {
-  const size_t heap = mallinfo2().uordblks;
+  const size_t heap = Heap();
   // Half of the nodes are checkpoints that are kept.
   storage::PrefixCache cache(kCosts, {.capacity_bytes = entries / 2 * (kCosts.checkpoint_bytes + 3 * kCosts.page_bytes),
                                       .history_bytes = UINT64_MAX,
@@ -190,7 +195,7 @@ void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlo
     commit(cache.Lookup(tokens), tokens);
   }
   const auto nodes = static_cast<double>(cache.nodes()), tokens = static_cast<double>(cache.history_tokens());
-  const auto held = static_cast<double>(mallinfo2().uordblks - heap), said = static_cast<double>(cache.history_bytes());
+  const auto held = static_cast<double>(Heap() - heap), said = static_cast<double>(cache.history_bytes());
   std::printf(
       "%zu nodes, %.0f tokens, %zu checkpoints kept: %.0f bytes of heap a node, of which tokens %.0f; %.1f a token; "
       "accounted for: %.0f%%\n",
