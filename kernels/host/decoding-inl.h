@@ -70,17 +70,10 @@ class HeadDecoder {
     slots_.PrefetchAll();
   }
 
-  // The state, to be asked for in the course of another head's Decode of `tokens` tokens, of which `during` is the
-  // request.
-  Upcoming State(const BufferedRequest& during, int32_t tokens) const {
+  // The state, to be asked for in the course of another head's Decode.
+  Upcoming State() const {
     if (request_.state.heads == nullptr) return {};
-    const bool key_first = shape_.order == StateOrder::kKeyFirst;
-    const size_t rows = key_first ? d_k_ : d_v_;
-    const size_t reads = key_first ? StepsOfProduct(Reads(tokens), rows, write_width_) : rows;
-    const size_t slots = static_cast<size_t>(during.buffer.filled);
-    const size_t flush = during.flush ? rows * StepsOfOuterRow(slots + 1) : 0;
-    return {request_.state.heads[head_], d_k_ * d_v_ * ElementBytes(request_.state.dtype),
-            kFixedSteps + slots * kStepsOfSlot + reads + flush};
+    return {request_.state.heads[head_], d_k_ * d_v_ * ElementBytes(request_.state.dtype)};
   }
 
   // `tokens` of the inputs from `first` on. `upcoming`: what is wanted next from memory.
@@ -88,8 +81,9 @@ class HeadDecoder {
               Upcoming upcoming) {
     const int32_t filled = request_.buffer.filled;
     for (int32_t t = 0; t < tokens; ++t) ReadToken(inputs, first + t, t);
-    upcoming.Fetch(kFixedSteps / 2);
+    upcoming.Fetch(kFixedSteps / kFixedParts);
     FillReads(tokens);
+    upcoming.Fetch(kFixedSteps / kFixedParts);
     std::fill_n(s_.products, Reads(tokens) * write_width_, 0.0f);
     std::fill_n(s_.log_decay, key_width_, 0.0f);
     for (int32_t end = filled; end > 0; end = (end - 1) / kSlotBlock * kSlotBlock) {
@@ -99,9 +93,10 @@ class HeadDecoder {
     if (request_.state.heads != nullptr) {
       HeadState state(shape_, request_.state, head_, s_.state);
       if (request_.flush && (filled > kSlotBlock || !state.UpdatesAsStored())) state.Load();
-      MeetState(state, tokens, &upcoming);
-      upcoming.Fetch(kFixedSteps / 2);
+      MeetState(state, tokens);
+      upcoming.Fetch(kFixedSteps / kFixedParts);
       Solve(inputs, first, tokens, out, out_stride);
+      upcoming.Fetch(kFixedSteps / kFixedParts);
       if (request_.flush) Flush(state, &upcoming);
     } else {
       Solve(inputs, first, tokens, out, out_stride);
@@ -118,15 +113,15 @@ class HeadDecoder {
     for (int32_t begin = 0; begin < tokens; begin += kSlotBlock) {
       std::fill_n(s_.log_decay, key_width_, 0.0f);
       ReadSlotBlock(begin, std::min(begin + kSlotBlock, tokens));
-      DecaysOf(s_.log_decay, key_width_, s_.decay);
+      DecaysOfSlots();
       state.Update(s_.decay, SlotKeys(), SlotWrites());
     }
     state.Store();
   }
 
  private:
-  // How long all takes that is done once a head, in rows of a state.
-  static constexpr size_t kFixedSteps = 96;
+  // How long all takes that is done once a head, in rows of a state; and in how many parts it fetches.
+  static constexpr size_t kFixedSteps = 96, kFixedParts = 4;
 
   size_t Reads(int32_t tokens) const { return static_cast<size_t>(tokens) * (Erases(shape_.family) ? 2 : 1); }
   float* Key(int32_t t) { return s_.keys + static_cast<size_t>(t) * key_width_; }
@@ -170,18 +165,25 @@ class HeadDecoder {
     slots_.Read(begin, end - begin, SlotKeys(), SlotWrites(), s_.log_decay, upcoming);
   }
 
+  // By which slots that were read decay the state before them.
+  void DecaysOfSlots() {
+    if (SlotGateWidth(shape_) > 1) return DecaysOf(s_.log_decay, key_width_, s_.decay);
+    const Vec decay = DecayOf(hn::Set(Tag(), s_.log_decay[0]));
+    for (size_t i = 0; i < key_width_; i += kLanes) hn::Store(decay, Tag(), s_.decay + i);
+  }
+
   void MeetSlots(int32_t tokens) {
     std::fill_n(s_.coefficients, Reads(tokens) * kSlotBlock, 0.0f);
     AddDots(s_.reads, key_width_, Reads(tokens), Const(SlotKeys()), s_.coefficients, kSlotBlock);
     AddProduct(s_.coefficients, kSlotBlock, Reads(tokens), Const(SlotWrites()), s_.products, write_width_);
   }
 
-  void MeetState(HeadState& state, int32_t tokens, Upcoming* upcoming) {
-    DecaysOf(s_.log_decay, key_width_, s_.decay);
+  void MeetState(HeadState& state, int32_t tokens) {
+    DecaysOfSlots();
     for (size_t r = 0; r < Reads(tokens); ++r) {
       Multiply(s_.reads + r * key_width_, s_.decay, key_width_, s_.reads + r * key_width_);
     }
-    state.AddReads(s_.reads, Reads(tokens), s_.products, upcoming);
+    state.AddReads(s_.reads, Reads(tokens), s_.products);
   }
 
   // Writes and outputs, from what the tokens read of slots and state and of each other.
@@ -229,13 +231,13 @@ class HeadDecoder {
     for (int32_t begin = 0; begin < last; begin += kSlotBlock) {
       std::fill_n(s_.log_decay, key_width_, 0.0f);
       ReadSlotBlock(begin, begin + kSlotBlock);
-      DecaysOf(s_.log_decay, key_width_, s_.decay);
+      DecaysOfSlots();
       state.Update(s_.decay, SlotKeys(), SlotWrites(), upcoming);
     }
     if (last > 0) {  // else the only block is still there, and its decay
       std::fill_n(s_.log_decay, key_width_, 0.0f);
       ReadSlotBlock(last, filled);
-      DecaysOf(s_.log_decay, key_width_, s_.decay);
+      DecaysOfSlots();
     }
     for (size_t j = 0; j < slot_count_; ++j) Multiply(SlotKeys()[j], Decay(0), key_width_, SlotKeys()[j]);
     Multiply(s_.decay, Decay(0), key_width_, s_.decay);

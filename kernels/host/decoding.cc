@@ -35,7 +35,7 @@ void DecodeHeads(const VerifyDraftsArgs& args, int64_t begin, int64_t end) {
     if (i + 1 < end) {
       const HeadDecoder next = decoder_of(i + 1);
       next.PrefetchInputs(args.inputs, (i + 1) / args.shape.heads * args.drafts, args.drafts);
-      next_state = next.State(request_of(i), args.drafts);
+      next_state = next.State();
     }
     decoder_of(i).Decode(args.inputs, i / args.shape.heads * args.drafts, args.drafts, args.out, args.out_stride,
                          next_state);

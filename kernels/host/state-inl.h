@@ -68,10 +68,10 @@ class HeadState {
 
   // products[r, :] += Sᵀ reads[r, :], rows padded to whole vectors. A state that was not loaded is read as it is
   // stored; `reads` is used up.
-  void AddReads(float* reads, size_t count, float* products, Upcoming* upcoming) {
+  void AddReads(float* reads, size_t count, float* products) {
     if (loaded_ || in_place_ || width_ % kLanes != 0) {
       if (!loaded_) Load();
-      return AddReadsOf(Const(rows_), reads, count, products, upcoming);
+      return AddReadsOf(Const(rows_), reads, count, products);
     }
     if (view_.dtype == DType::kF16) {
       const size_t row = key_first_ ? RoundUp(rows_.rows, kLanes) : rows_.columns;
@@ -81,7 +81,7 @@ class HeadState {
     WithElements(view_.dtype, [&](auto element) {
       using E = decltype(element);
       AddReadsOf(StoredRows<E>{Elements<E>(static_cast<const void*>(view_.heads[head_])), width_, rows_.rows, width_},
-                 reads, count, products, upcoming);
+                 reads, count, products);
     });
   }
 
@@ -98,12 +98,11 @@ class HeadState {
 
  private:
   template <class E>
-  void AddReadsOf(const StoredRows<E>& rows, const float* reads, size_t count, float* products,
-                  Upcoming* upcoming) const {
+  void AddReadsOf(const StoredRows<E>& rows, const float* reads, size_t count, float* products) const {
     if (key_first_) {
-      AddProduct(reads, RoundUp(rows.rows, kLanes), count, rows, products, rows.columns, upcoming);
+      AddLargeProduct(reads, RoundUp(rows.rows, kLanes), count, rows, products, rows.columns);
     } else {
-      AddDots(reads, rows.columns, count, rows, products, RoundUp(rows.rows, kLanes), upcoming);
+      AddDots(reads, rows.columns, count, rows, products, RoundUp(rows.rows, kLanes));
     }
   }
 
