@@ -36,6 +36,9 @@ inline constexpr bool kManyRegisters = kLanes >= 16 || HWY_TARGET == HWY_NEON;
 inline constexpr size_t kRowTile = kManyRegisters ? 4 : 2;
 inline constexpr size_t kKeyTile = 4;
 inline constexpr size_t kVecs = 4;
+// So many vectors of keys, or values, are multiplied between two steps of a prefetch: a step takes as long as a few
+// multiplications.
+inline constexpr size_t kVecsOfStep = 8;
 
 static_assert(AttendPlan::kTile % kRowTile == 0);
 
@@ -79,7 +82,7 @@ HWY_INLINE void AddScores(const float* q, size_t stride, const float* const* key
                           Vec (&sums)[kRowTile][kKeyTile]) {
   const Tag d;
   for (size_t i = 0; i < dims; i += kLanes) {
-    ahead.Step();
+    if (i % (kVecsOfStep * kLanes) == 0) ahead.Step();
     Vec key[kKeyTile];
     for (size_t j = 0; j < kKeyTile; ++j) key[j] = hn::LoadU(d, keys[j] + i);
     for (size_t r = 0; r < kRowTile; ++r) {
@@ -100,7 +103,7 @@ HWY_INLINE void AddValues(const float* weights, const float* factors, const floa
     }
   }
   for (size_t j = 0; j < keys; ++j) {
-    ahead.Step();
+    if (j % kVecsOfStep == 0) ahead.Step();
     Vec value[kVecs];
     for (size_t v = 0; v < kVecs; ++v) value[v] = hn::LoadU(d, values[j] + column + v * kLanes);
     for (size_t r = 0; r < kRowTile; ++r) {
@@ -298,7 +301,8 @@ class Part {
   void Score(int32_t head, size_t count, const RawRows& next, size_t next_count) {
     const Tag d;
     const float* const queries = queries_ + RowOf(head, 0) * query_stride_;
-    const size_t steps = head_rows_ / kRowTile * (RoundUp(count, kKeyTile) / kKeyTile) * (query_stride_ / kLanes);
+    const size_t dims = std::max<size_t>(query_stride_ / (kVecsOfStep * kLanes), 1);
+    const size_t steps = head_rows_ / kRowTile * (RoundUp(count, kKeyTile) / kKeyTile) * dims;
     Prefetcher ahead(next, next_count, key_.row_bytes, steps);
     for (size_t r = 0; r < head_rows_; r += kRowTile) {
       const float* const q = queries + r * query_stride_;
@@ -359,7 +363,8 @@ class Part {
     const Plane& values = mla_ ? key_ : other_;
     const size_t columns = out_stride_ / kColumns;
     float* const out = out_ + RowOf(head, 0) * out_stride_;
-    Prefetcher ahead(next, next_count, other_.row_bytes, head_rows_ / kRowTile * columns * count);
+    Prefetcher ahead(next, next_count, other_.row_bytes,
+                     head_rows_ / kRowTile * columns * (RoundUp(count, kVecsOfStep) / kVecsOfStep));
     for (size_t r = 0; r < head_rows_; r += kRowTile) {
       for (size_t c = 0; c < columns; ++c) {
         AddValues(scores_ + r * kMaxBlock, factor_ + r, values.rows, count, c * kColumns, ahead,
