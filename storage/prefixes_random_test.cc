@@ -118,7 +118,7 @@ class PrefixWorld {
     rig_.cache->OpenSession(sessions_.back(), TenantOf(sessions_.back()));
   }
 
-  static constexpr int32_t kOther = 3;  // in no text
+  static constexpr int32_t kOther = 3;  // in no text that is drawn
   // Over three tokens, so that texts part and meet everywhere.
   Tokens AnyText() {
     Tokens text;
