@@ -49,8 +49,9 @@ inline constexpr int kColdSets = 8;
 class MemcpyLimit {
  public:
   explicit MemcpyLimit(size_t bytes);
-  // Bytes per second of one copy of `bytes` by `threads` threads; the next call uses the next set of buffers.
-  double Measure(int threads, kernels::Workers& workers);
+  // Bytes per second of copies of `bytes` by `threads` threads, one after another until `span` seconds have passed, at
+  // least one. Every copy uses the next set of buffers.
+  double Measure(int threads, double span, kernels::Workers& workers);
 
  private:
   const size_t bytes_;

@@ -1,5 +1,6 @@
 // What the processor's multiply-add units can do, for the widest vectors that it has.
-#include <array>
+#include <chrono>
+#include <numeric>
 #include <vector>
 
 #include "kernels/host/targets.h"
@@ -44,21 +45,20 @@ namespace ashlar::bench {
 
 HWY_EXPORT(MultiplyAdd);
 
-double MeasureFmaPeak(kernels::Workers& workers) {
-  constexpr int64_t kRounds = 200'000;
-  constexpr size_t kBursts = 7;
-  std::vector<std::array<double, kBursts>> rates(static_cast<size_t>(workers.Size()));
+double MeasureFmaPeak(double span, kernels::Workers& workers) {
+  constexpr int64_t kRounds = 20'000;
+  std::vector<double> operations(static_cast<size_t>(workers.Size()));
+  const auto start = std::chrono::steady_clock::now();
+  const auto elapsed = [start] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   kernels::ParallelFor(workers, workers.Size(), [&](int64_t thread) {
-    for (double& rate : rates[static_cast<size_t>(thread)]) {
-      double operations = 0;
-      float sink = 0;
-      const double seconds = Seconds([&] { operations = HWY_DYNAMIC_DISPATCH(MultiplyAdd)(kRounds, &sink); });
-      rate = sink == 0 ? 0 : operations / seconds;  // the sums tend to one; asking for it keeps them
-    }
+    double& sum = operations[static_cast<size_t>(thread)];
+    float sink = 0;
+    while (elapsed() < span) sum += HWY_DYNAMIC_DISPATCH(MultiplyAdd)(kRounds, &sink);
+    if (sink == 0) sum = 0;  // the sums tend to one; asking for it keeps them
   });
-  double sum = 0;
-  for (const auto& bursts : rates) sum += Median({bursts.begin(), bursts.end()});
-  return sum;
+  return std::accumulate(operations.begin(), operations.end(), 0.0) / elapsed();
 }
 
 }  // namespace ashlar::bench

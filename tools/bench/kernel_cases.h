@@ -29,8 +29,7 @@ std::vector<KernelCase> RowsCases(bool quick);
 std::vector<KernelCase> AttentionCases(bool quick);
 std::vector<KernelCase> DecodingCases(bool quick);
 
-// Multiply-adds in registers: the floating-point limit of this machine, in operations per second. A median of
-// bursts of a millisecond, most of which pass between two interruptions.
-double MeasureFmaPeak(kernels::Workers& workers);
+// Multiply-adds in registers for `span` seconds: the floating-point limit of this machine, in operations per second.
+double MeasureFmaPeak(double span, kernels::Workers& workers);
 
 }  // namespace ashlar::bench

@@ -13,7 +13,8 @@ namespace {
 
 constexpr size_t kCopyBytes = 48ull << 20;  // eight sets of it leave any cache
 
-// The machine's limits, measured between the repetitions of a case, so that a noisy neighbour slows both.
+// The machine's limits, measured between the repetitions of a case and over spans as long as these: a noisy neighbour
+// slows both, and a core that the host takes away for some milliseconds is missed by both.
 class Limits {
  public:
   explicit Limits(kernels::Workers& workers)
@@ -23,11 +24,12 @@ class Limits {
     for (std::vector<double>& rates : copies_) rates.clear();
     flops_.clear();
   }
-  void Measure() {
+  void Measure(double span) {
+    span = std::clamp(span, kShortestSpan, kLongestSpan);
     for (int threads = 1; threads <= workers_.Size(); ++threads) {
-      copies_[static_cast<size_t>(threads - 1)].push_back(copy_.Measure(threads, workers_));
+      copies_[static_cast<size_t>(threads - 1)].push_back(copy_.Measure(threads, span, workers_));
     }
-    flops_.push_back(MeasureFmaPeak(workers_));
+    flops_.push_back(MeasureFmaPeak(span, workers_));
   }
   // Bytes read and written per second by the best number of threads.
   double bandwidth() const {
@@ -38,6 +40,8 @@ class Limits {
   double flops() const { return Median(flops_); }
 
  private:
+  static constexpr double kShortestSpan = 0.01, kLongestSpan = 0.5;  // seconds
+
   kernels::Workers& workers_;
   MemcpyLimit copy_;
   std::vector<std::vector<double>> copies_;  // [threads − 1][repetition], bytes copied per second
@@ -52,7 +56,7 @@ nlohmann::json Time(const KernelCase& kernel_case, const kernels::Kernels& back_
   std::vector<double> seconds;
   for (int i = 0; i < repetitions; ++i) {
     seconds.push_back(Seconds(run));
-    limits.Measure();
+    limits.Measure(seconds.back());
   }
   const double limit = std::max(kernel_case.bytes / limits.bandwidth(), kernel_case.flops / limits.flops());
   const double median = Median(seconds);

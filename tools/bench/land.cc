@@ -189,7 +189,7 @@ absl::Status LandPages(Client& client, const Options& options, kernels::Workers&
     if (!rate.ok()) return rate.status();
     if (i >= kColdSets) landings.push_back(*rate);
     for (int threads = 1; threads <= workers.Size(); ++threads) {
-      limits[threads - 1].push_back(memcpy_limit.Measure(threads, workers));
+      limits[threads - 1].push_back(memcpy_limit.Measure(threads, 0, workers));
     }
   }
   double limit = 0;

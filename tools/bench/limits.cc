@@ -1,5 +1,6 @@
 // The limits that figures are held against.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -9,6 +10,12 @@
 #include "tools/bench/bench.h"
 
 namespace ashlar::bench {
+namespace {
+
+// Enough that no thread waits long for another that the host has stopped.
+constexpr size_t kSlicesPerThread = 16;
+
+}  // namespace
 
 double Seconds(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -31,16 +38,24 @@ MemcpyLimit::MemcpyLimit(size_t bytes) : bytes_(bytes) {
   }
 }
 
-double MemcpyLimit::Measure(int threads, kernels::Workers& workers) {
-  char* const source = sources_[round_ % kColdSets].get();
-  char* const target = targets_[round_ % kColdSets].get();
-  ++round_;
-  const size_t slice = bytes_ / threads;
-  const double seconds = Seconds([&] {
-    kernels::ParallelFor(workers, threads,
-                         [&](int64_t t) { std::memcpy(target + t * slice, source + t * slice, slice); });
-  });
-  return static_cast<double>(slice * threads) / seconds;
+double MemcpyLimit::Measure(int threads, double span, kernels::Workers& workers) {
+  const size_t slices = static_cast<size_t>(threads) * kSlicesPerThread, slice = bytes_ / slices;
+  double seconds = 0, bytes = 0;
+  do {
+    char* const source = sources_[round_ % kColdSets].get();
+    char* const target = targets_[round_ % kColdSets].get();
+    ++round_;
+    std::atomic<size_t> next{0};
+    seconds += Seconds([&] {
+      kernels::ParallelFor(workers, threads, [&](int64_t) {
+        for (size_t at; (at = next.fetch_add(1) * slice) + slice <= bytes_;) {
+          std::memcpy(target + at, source + at, slice);
+        }
+      });
+    });
+    bytes += static_cast<double>(slices * slice);
+  } while (seconds < span);
+  return bytes / seconds;
 }
 
 nlohmann::json Machine() {
