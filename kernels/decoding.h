@@ -33,8 +33,13 @@ inline int64_t SlotRow(const TokenBuffer& buffer, int32_t j) {
   return int64_t{buffer.page_table[j / buffer.page_tokens]} * buffer.page_tokens + j % buffer.page_tokens;
 }
 
+// A state of fp32 may have a `rounded` copy of 16 bits, which tokens that do not flush read in its place: half the
+// bytes. What rounding costs an output is what it costs a buffered u of that type, and nothing adds up, since states
+// follow from states. A flush reads and writes the state and rounds it anew. The caller makes the first copy, and the
+// next one where it changes the state by other means: RebuildState of 0 tokens with the copy as its target.
 struct BufferedRequest {
   StateView state;     // before the buffer's first slot; heads null: zero (a context that was never flushed)
+  StateView rounded;   // fp16 or bf16; heads null: none
   TokenBuffer buffer;  // the call fills slots filled, filled + 1, …; planes may be null where it needs no slot
   bool flush = false;  // DecodeBuffered: afterwards the state holds all slots and the new token, and is written
 };
@@ -64,7 +69,8 @@ struct VerifyDraftsArgs {
 inline constexpr int32_t kMaxDrafts = 16;
 
 // The state after the first `tokens` slots of a buffer: a checkpoint inside a span, the update with accepted drafts, or
-// the first state of a context that was never flushed. In place where target and request.state are the same.
+// the first state of a context that was never flushed. In place where target and request.state are the same. Reads no
+// rounded copy, and makes none but its target.
 struct RebuildStateArgs {
   LinearShape shape;
   BufferedRequest request;

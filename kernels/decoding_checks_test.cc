@@ -36,6 +36,12 @@ TEST(DecodingChecksTest, NameTheField) {
   EXPECT_DEATH(decode([](auto&, auto& request) { request.buffer.dtype = DType::kF8E4M3; }), "buffer.dtype");
   EXPECT_DEATH(decode([](auto&, auto& request) { request.state.dtype = DType::kF8E4M3; }), "state.dtype");
   EXPECT_DEATH(decode([](auto&, auto& request) { request.flush = true, request.state = {}; }), "flush needs a state");
+  TypedState rounded(layer.shape, DType::kBF16);
+  EXPECT_DEATH(decode([&](auto&, auto& request) { request.rounded = request.state; }), "rounded.dtype");
+  EXPECT_DEATH(decode([&](auto&, auto& request) { request.rounded = rounded.View(), request.state = {}; }),
+               "rounded needs a state of fp32");
+  EXPECT_DEATH(decode([&](auto&, auto& request) { request.state = request.rounded = rounded.View(); }),
+               "rounded needs a state of fp32");
   EXPECT_DEATH(decode([](auto& args, auto&) { args.inputs.tokens = 2; }), "inputs.tokens");
   EXPECT_DEATH(decode([](auto& args, auto&) { args.inputs.q = nullptr; }), "inputs.q");
   EXPECT_DEATH(decode([](auto& args, auto&) { args.out = nullptr; }), "out");

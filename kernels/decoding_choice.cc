@@ -5,11 +5,25 @@
 
 namespace ashlar::kernels {
 
-DecodeBytes DecodeBytesOf(const LinearShape& shape, DType state, DType buffer) {
+namespace {
+
+// Of a token that does not flush.
+double ReadBytes(const DecodeBytes& bytes) {
+  return bytes.rounded > 0 ? bytes.rounded : bytes.state;
+}
+// Of one that does, without slots.
+double FlushBytes(const DecodeBytes& bytes) {
+  return 2 * bytes.state + bytes.rounded;
+}
+
+}  // namespace
+
+DecodeBytes DecodeBytesOf(const LinearShape& shape, DType state, DType buffer, std::optional<DType> rounded) {
   const double heads = shape.heads, key_heads = shape.key_heads, d_k = shape.d_k, d_v = shape.d_v;
   const auto element = static_cast<double>(ElementBytes(buffer));
   return {.state = heads * d_k * d_v * static_cast<double>(ElementBytes(state)),
-          .slot = (key_heads * d_k + heads * d_v) * element + heads * SlotGateWidth(shape) * sizeof(float)};
+          .slot = (key_heads * d_k + heads * d_v) * element + heads * SlotGateWidth(shape) * sizeof(float),
+          .rounded = rounded ? heads * d_k * d_v * static_cast<double>(ElementBytes(*rounded)) : 0};
 }
 
 double RecurrentBytes(const DecodeBytes& bytes) {
@@ -18,7 +32,7 @@ double RecurrentBytes(const DecodeBytes& bytes) {
 
 double ChunkwiseBytes(const DecodeBytes& bytes, int32_t capacity) {
   const double c = capacity;
-  return bytes.state + bytes.state / c + bytes.slot * (c - 1) / 2 + bytes.slot * (c - 1) / c;
+  return (ReadBytes(bytes) * (c - 1) + FlushBytes(bytes)) / c + bytes.slot * (c - 1) / 2 + bytes.slot * (c - 1) / c;
 }
 
 double KvOnlyBytes(const DecodeBytes& bytes, int64_t context) {
@@ -26,8 +40,9 @@ double KvOnlyBytes(const DecodeBytes& bytes, int64_t context) {
 }
 
 int32_t BestCapacity(const DecodeBytes& bytes) {
-  if (bytes.slot >= bytes.state) return 1;
-  const double best = std::sqrt(2 * (bytes.state - bytes.slot) / bytes.slot);
+  const double deferred = FlushBytes(bytes) - ReadBytes(bytes) - bytes.slot;  // what one token in c has to bear
+  if (deferred <= 0) return 1;
+  const double best = std::sqrt(2 * deferred / bytes.slot);
   const int32_t below = std::max(1, static_cast<int32_t>(best));
   return ChunkwiseBytes(bytes, below + 1) < ChunkwiseBytes(bytes, below) ? below + 1 : below;
 }
@@ -42,8 +57,8 @@ int64_t KvOnlyStoresLessBelow(const DecodeBytes& bytes) {
 
 DecodeChoice ChooseDecoding(const DecodeBytes& bytes, std::optional<int64_t> buffered_context) {
   const int32_t capacity = BestCapacity(bytes);
-  const DecodeChoice with_state{capacity == 1 ? DecodeForm::kRecurrent : DecodeForm::kChunkwise, capacity,
-                                ChunkwiseBytes(bytes, capacity)};
+  DecodeChoice with_state{DecodeForm::kChunkwise, capacity, ChunkwiseBytes(bytes, capacity)};
+  if (with_state.bytes >= RecurrentBytes(bytes)) with_state = {DecodeForm::kRecurrent, 1, RecurrentBytes(bytes)};
   if (!buffered_context || KvOnlyBytes(bytes, *buffered_context) >= with_state.bytes) return with_state;
   return {DecodeForm::kKvOnly, 0, KvOnlyBytes(bytes, *buffered_context)};
 }

@@ -13,20 +13,25 @@ namespace ashlar::kernels {
 
 // Bytes of one request in one layer, of all its heads.
 struct DecodeBytes {
-  double state = 0;  // σ
-  double slot = 0;   // b: one token's keys, writes and gates
+  double state = 0;    // σ
+  double slot = 0;     // b: one token's keys, writes and gates
+  double rounded = 0;  // ρ: the state's copy of 16 bits; 0: none
 };
-DecodeBytes DecodeBytesOf(const LinearShape& shape, DType state, DType buffer);
+// `rounded`: of the state's copy, where it has one.
+DecodeBytes DecodeBytesOf(const LinearShape& shape, DType state, DType buffer,
+                          std::optional<DType> rounded = std::nullopt);
 
 // Bytes that decoding one token moves:
 // reading and writing the state;
 double RecurrentBytes(const DecodeBytes& bytes);
-// the mean over `capacity` tokens of which the last flushes: σ + σ/c + b(c − 1)/2 + b(c − 1)/c. One token: recurrent;
+// the mean over `capacity` tokens of which the last flushes: σ + σ/c + b(c − 1)/2 + b(c − 1)/c. One token: recurrent.
+// With a rounded copy ρ(c − 1)/c + (2σ + ρ)/c in place of σ + σ/c;
 double ChunkwiseBytes(const DecodeBytes& bytes, int32_t capacity);
 // reading `context` slots and filling one, without a state.
 double KvOnlyBytes(const DecodeBytes& bytes, int64_t context);
 
-// The capacity that moves the fewest: √(2(σ − b)/b), to a whole number. 1 where slots are too large for any buffer.
+// The capacity that moves the fewest: √(2(σ − b)/b), with a rounded copy √(2(2σ − b)/b), to a whole number. 1 where
+// slots are too large for any buffer.
 int32_t BestCapacity(const DecodeBytes& bytes);
 // Contexts shorter than this are moved with less than `limit` bytes a token, or stored in less.
 int64_t KvOnlyMovesLessBelow(const DecodeBytes& bytes, double limit);

@@ -52,6 +52,24 @@ TEST(DecodingChoiceTest, TheBestCapacityIsTheLeastOfAll) {
   }
 }
 
+// Three times fewer bytes than the recurrence, and longer buffers, since a token that does not flush reads half.
+TEST(DecodingChoiceTest, RoundedCopies) {
+  const LinearShape shape = Shape(Family::kGdn, 32, 16);
+  const DecodeBytes bytes = DecodeBytesOf(shape, DType::kF32, DType::kF16, DType::kF16);
+  EXPECT_EQ(bytes.rounded, bytes.state / 2);
+  EXPECT_EQ(ChunkwiseBytes(bytes, 1), RecurrentBytes(bytes) + bytes.rounded);
+  EXPECT_EQ(ChunkwiseBytes(bytes, 4), (3 * bytes.rounded + 2 * bytes.state + bytes.rounded) / 4 + 2.25 * bytes.slot);
+  const int32_t best = BestCapacity(bytes);
+  EXPECT_EQ(best, 26);
+  for (int32_t c = 2; c < 200; ++c) EXPECT_GE(ChunkwiseBytes(bytes, c), ChunkwiseBytes(bytes, best)) << c;
+  EXPECT_NEAR(RecurrentBytes(bytes) / ChunkwiseBytes(bytes, best), 3.05, 0.01);
+  // A copy that is written with every token, and never read, is no gain.
+  const DecodeBytes small = DecodeBytesOf(Shape(Family::kKda, 1, 1, 3), DType::kF32, DType::kF32, DType::kF16);
+  const DecodeChoice choice = ChooseDecoding(small, std::nullopt);
+  EXPECT_EQ(choice.form, DecodeForm::kRecurrent);
+  EXPECT_EQ(choice.bytes, RecurrentBytes(small));
+}
+
 TEST(DecodingChoiceTest, TheMinimumIsFlat) {
   const DecodeBytes bytes = DecodeBytesOf(Shape(Family::kGdn, 32, 32), DType::kF32, DType::kF16);
   for (const int32_t capacity : {11, 24}) {

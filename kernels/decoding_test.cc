@@ -23,10 +23,18 @@ struct Session {
   }
 
   BufferedRequest View(bool flush = false) {
-    return {.state = state ? state->View() : StateView{}, .buffer = pages.View(filled), .flush = flush};
+    return {.state = state ? state->View() : StateView{},
+            .rounded = rounded ? rounded->View() : StateView{},
+            .buffer = pages.View(filled),
+            .flush = flush};
   }
 
-  std::optional<TypedState> state;
+  void MakeRounded(Runner& runner, const LinearShape& shape, DType dtype) {
+    rounded = TypedState(shape, dtype);
+    runner.Run(RebuildStateArgs{.shape = shape, .request = {.state = state->View()}, .target = rounded->View()});
+  }
+
+  std::optional<TypedState> state, rounded;
   SlotPages pages;
   int32_t filled = 0;
 };
@@ -297,6 +305,57 @@ TEST_P(DecodingTest, FlushesLongBuffers) {
       const RecurrentPass pass(layer, 0, tokens, &initial);
       EXPECT_LE(Distance(session.state->Floats(), pass.states.back()), 1e-5) << tokens;
     }
+  });
+}
+
+// States of fp32 with a rounded copy: outputs are those of the recurrence to within one rounding, however often the
+// state is flushed; a flush makes the copy anew, and nothing else touches either.
+TEST_P(DecodingTest, ReadsRoundedCopies) {
+  constexpr int32_t kTokens = 24, kDrafts = 4;
+  ForEachFamily(kTokens, [&](const DecodeLayer& layer) {
+    for (const DType rounded_type : {DType::kF16, DType::kBF16}) {
+      SCOPED_TRACE("copies of " + Name(rounded_type));
+      const TypedState initial(layer.shape, DType::kF32, random_);
+      Session session(random_, layer.shape, DType::kF16, kTokens, &initial);
+      session.MakeRounded(runner_, layer.shape, rounded_type);
+      const RecurrentPass pass(layer, 0, kTokens, &initial);
+      const double tolerance = DecodeTolerance(rounded_type, DType::kF16, 1);
+      const auto expect_outputs = [&](const std::vector<float>& out, int64_t begin) {
+        const auto first = pass.out.begin() + begin * layer.shape.heads * layer.shape.d_v;
+        EXPECT_LE(Distance(out, {first, first + static_cast<int64_t>(out.size())}), tolerance) << "token " << begin;
+      };
+      for (int64_t t = 0; t < kTokens - kDrafts; ++t) {
+        const bool flush = random_.Integer(0, 3) == 0;
+        const auto state = session.state->bytes(), rounded = session.rounded->bytes();
+        expect_outputs(Step(layer, session, t, flush), t);
+        EXPECT_EQ(session.state->bytes() == state, !flush);
+        if (!flush) {
+          EXPECT_EQ(session.rounded->bytes(), rounded);
+          continue;
+        }
+        Session again = session;
+        again.MakeRounded(runner_, layer.shape, rounded_type);
+        EXPECT_EQ(session.rounded->bytes(), again.rounded->bytes());
+        EXPECT_LE(Distance(session.state->Floats(), pass.states[t + 1]), tolerance);
+      }
+      expect_outputs(Verify(layer, session, kTokens - kDrafts, kDrafts), kTokens - kDrafts);
+    }
+  });
+}
+
+// Tokens that do not flush read the copy, and not the state; those that do read the state.
+TEST_P(DecodingTest, ReadsTheStateOnlyToFlush) {
+  ForEachFamily(1, [&](const DecodeLayer& layer) {
+    const TypedState initial(layer.shape, DType::kF32, random_), other(layer.shape, DType::kF32, random_);
+    const auto decode = [&](const TypedState& state, const TypedState& rounded_from, bool flush) {
+      Session session(random_, layer.shape, DType::kF32, 1, &rounded_from);
+      session.MakeRounded(runner_, layer.shape, DType::kBF16);
+      session.state = state;
+      return Step(layer, session, 0, flush);
+    };
+    EXPECT_EQ(decode(other, initial, false), decode(initial, initial, false));
+    EXPECT_EQ(decode(initial, other, true), decode(initial, initial, true));
+    EXPECT_GT(Distance(decode(initial, other, false), decode(initial, initial, false)), 0.1);
   });
 }
 

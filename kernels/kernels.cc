@@ -110,9 +110,18 @@ void CheckScales(DType dtype, const void* scales, const char* operation) {
   Check(scales == nullptr || ElementBytes(dtype) == 1, operation, "scales: for 8-bit types alone");
 }
 
+void CheckRounded(const LinearShape& shape, const BufferedRequest& request, const char* operation) {
+  if (request.rounded.heads == nullptr) return;
+  Check(request.state.heads != nullptr && request.state.dtype == DType::kF32, operation,
+        "requests: rounded needs a state of fp32");
+  CheckState(shape, request.rounded, operation);
+  Check(request.rounded.dtype != DType::kF32, operation, "requests: rounded.dtype must be fp16 or bf16");
+}
+
 void CheckBuffer(const LinearShape& shape, const BufferedRequest& request, bool appends, const char* operation) {
   Check(shape.family != Family::kMamba1, operation, "shape.family: mamba1 has no buffers");
   if (request.state.heads != nullptr) CheckState(shape, request.state, operation);
+  CheckRounded(shape, request, operation);
   const TokenBuffer& buffer = request.buffer;
   Check(buffer.filled >= 0, operation, "requests: buffer.filled is negative");
   if (buffer.filled == 0 && !appends) return;

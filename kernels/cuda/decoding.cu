@@ -17,7 +17,7 @@ struct Request {
   int64_t first = 0;  // of the inputs' tokens
   int32_t tokens = 0;
   bool append = false;  // the tokens fill the slots behind
-  Target target;
+  Target target, rounded;
 };
 
 __device__ inline int64_t RowOf(const TokenBuffer& buffer, int32_t slot) {
@@ -118,6 +118,7 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
     Append(chain, place.head, request.first + t, request.buffer, request.slots + t, gate_width);
   }
   if (request.target.heads != nullptr) WriteToMemory(chain, place, request.target, column);
+  if (request.rounded.heads != nullptr) WriteToMemory(chain, place, request.rounded, column);
 }
 
 template <int kBlocks>
@@ -144,10 +145,10 @@ class Decoding {
     for (const BufferedRequest& request : requests) {
       pages += queue.Room<int32_t>(PagesOf(request, request.buffer.filled + (request.flush ? 0 : tokens)));
     }
-    queue.Begin(queue.Room<Request>(requests.size()) + queue.Room<Target>(requests.size()) +
-                2 * requests.size() * queue.Room<void*>(heads) + pages);
+    queue.Begin(queue.Room<Request>(requests.size()) + queue.Room<Target>(kTargets * requests.size()) +
+                (1 + kTargets) * requests.size() * queue.Room<void*>(heads) + pages);
     requests_ = queue.Stage<Request>(requests.size());
-    narrow_ = queue.Stage<Target>(requests.size());
+    narrow_ = queue.Stage<Target>(kTargets * requests.size());
     chain_.family = shape.family;
     chain_.value_first = shape.order == StateOrder::kValueFirst;
     chain_.heads = shape.heads;
@@ -159,28 +160,20 @@ class Decoding {
 
   Chain& chain() { return chain_; }
 
-  // `slots`: that the state takes in; `target`: where it is written then, or null.
-  void Add(const BufferedRequest& request, int32_t slots, const StateView* target) {
-    const auto heads = static_cast<size_t>(shape_.heads);
-    Request& staged = requests_.host[count_] = {.buffer = request.buffer,
-                                                .slots = slots,
-                                                .first = static_cast<int64_t>(count_) * tokens_,
-                                                .tokens = tokens_,
-                                                .append = tokens_ > 0 && target == nullptr};
-    ++count_;
-    if (request.state.heads != nullptr) {
-      staged.start = queue_.Stage(request.state.heads, heads);
-      staged.start_dtype = request.state.dtype;
-      staged.start_exponents = request.state.exponents;
-    }
-    staged.buffer.page_table =
-        queue_.Stage(request.buffer.page_table, PagesOf(request, slots + (staged.append ? tokens_ : 0)));
-    if (target == nullptr) return;
-    staged.target = {
-        .heads = queue_.Stage(target->heads, heads), .dtype = target->dtype, .exponents = target->exponents};
-    if (target->dtype == DType::kF16) ++wide_;
+  // Token decoding: the state takes in the slots that are filled, and is written where the request flushes.
+  void Add(const BufferedRequest& request) {
+    const bool has_rounded = request.rounded.heads != nullptr;
+    Request& staged = Stage(request, request.flush || !has_rounded ? request.state : request.rounded,
+                            request.buffer.filled, request.flush);
+    if (!request.flush) return;
+    staged.target = StageTarget(request.state);
+    if (has_rounded) staged.rounded = StageTarget(request.rounded);
   }
 
+  // The state takes in `slots` slots and is written to `target`.
+  void Add(const BufferedRequest& request, int32_t slots, const StateView& target) {
+    Stage(request, request.state, slots, true).target = StageTarget(target);
+  }
   Event Run() {
     StageWide();
     queue_.Upload();
@@ -194,6 +187,32 @@ class Decoding {
   }
 
  private:
+  static constexpr size_t kTargets = 2;  // a state, and its rounded copy
+
+  Request& Stage(const BufferedRequest& request, const StateView& start, int32_t slots, bool written) {
+    Request& staged = requests_.host[count_] = {.buffer = request.buffer,
+                                                .slots = slots,
+                                                .first = static_cast<int64_t>(count_) * tokens_,
+                                                .tokens = tokens_,
+                                                .append = tokens_ > 0 && !written};
+    ++count_;
+    if (start.heads != nullptr) {
+      staged.start = queue_.Stage(start.heads, static_cast<size_t>(shape_.heads));
+      staged.start_dtype = start.dtype;
+      staged.start_exponents = start.exponents;
+    }
+    staged.buffer.page_table =
+        queue_.Stage(request.buffer.page_table, PagesOf(request, slots + (staged.append ? tokens_ : 0)));
+    return staged;
+  }
+
+  Target StageTarget(const StateView& to) {
+    if (to.dtype == DType::kF16) ++wide_;
+    return {.heads = queue_.Stage(to.heads, static_cast<size_t>(shape_.heads)),
+            .dtype = to.dtype,
+            .exponents = to.exponents};
+  }
+
   void StageWide() {
     if (wide_ == 0) return;
     const auto heads = static_cast<size_t>(shape_.heads), count = static_cast<size_t>(wide_);
@@ -203,11 +222,12 @@ class Decoding {
     Check(cudaMemsetAsync(workspace, 0, largest_bytes, queue_.stream()), "workspace");
     size_t next = 0;
     for (size_t r = 0; r < count_; ++r) {
-      Target& target = requests_.host[r].target;
-      if (target.heads == nullptr || target.dtype != DType::kF16) continue;
-      target.largest = reinterpret_cast<uint32_t*>(workspace) + next * heads;
-      target.wide = reinterpret_cast<float*>(workspace + largest_bytes) + next * numbers;
-      narrow_.host[next++] = target;
+      for (Target* target : {&requests_.host[r].target, &requests_.host[r].rounded}) {
+        if (target->heads == nullptr || target->dtype != DType::kF16) continue;
+        target->largest = reinterpret_cast<uint32_t*>(workspace) + next * heads;
+        target->wide = reinterpret_cast<float*>(workspace + largest_bytes) + next * numbers;
+        narrow_.host[next++] = *target;
+      }
     }
   }
 
@@ -228,9 +248,7 @@ Event DecodeBuffered(const DecodeBufferedArgs& args, CudaQueue& queue) {
   decoding.chain().inputs = args.inputs;
   decoding.chain().out = args.out;
   decoding.chain().out_stride = args.out_stride;
-  for (const BufferedRequest& request : args.requests) {
-    decoding.Add(request, request.buffer.filled, request.flush ? &request.state : nullptr);
-  }
+  for (const BufferedRequest& request : args.requests) decoding.Add(request);
   return decoding.Run();
 }
 
@@ -239,13 +257,13 @@ Event VerifyDrafts(const VerifyDraftsArgs& args, CudaQueue& queue) {
   decoding.chain().inputs = args.inputs;
   decoding.chain().out = args.out;
   decoding.chain().out_stride = args.out_stride;
-  for (const BufferedRequest& request : args.requests) decoding.Add(request, request.buffer.filled, nullptr);
+  for (const BufferedRequest& request : args.requests) decoding.Add(request);
   return decoding.Run();
 }
 
 Event RebuildState(const RebuildStateArgs& args, CudaQueue& queue) {
   Decoding decoding(args.shape, {&args.request, 1}, 0, queue);
-  decoding.Add(args.request, args.tokens, &args.target);
+  decoding.Add(args.request, args.tokens, args.target);
   return decoding.Run();
 }
 

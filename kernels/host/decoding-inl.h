@@ -72,8 +72,9 @@ class HeadDecoder {
 
   // The state, to be asked for in the course of another head's Decode.
   Upcoming State() const {
-    if (request_.state.heads == nullptr) return {};
-    return {request_.state.heads[head_], d_k_ * d_v_ * ElementBytes(request_.state.dtype)};
+    const StateView& start = Start();
+    if (start.heads == nullptr) return {};
+    return {start.heads[head_], d_k_ * d_v_ * ElementBytes(start.dtype)};
   }
 
   // `tokens` of the inputs from `first` on. `upcoming`: what is wanted next from memory.
@@ -91,7 +92,7 @@ class HeadDecoder {
       MeetSlots(tokens);
     }
     if (request_.state.heads != nullptr) {
-      HeadState state(shape_, request_.state, head_, s_.state);
+      HeadState state(shape_, Start(), head_, s_.state);
       if (request_.flush && (filled > kSlotBlock || !state.UpdatesAsStored())) state.Load();
       MeetState(state, tokens);
       upcoming.Fetch(kFixedSteps / kFixedParts);
@@ -122,6 +123,11 @@ class HeadDecoder {
  private:
   // How long all takes that is done once a head, in rows of a state; and in how many parts it fetches.
   static constexpr size_t kFixedSteps = 96, kFixedParts = 4;
+
+  // What tokens read.
+  const StateView& Start() const {
+    return request_.flush || request_.rounded.heads == nullptr ? request_.state : request_.rounded;
+  }
 
   size_t Reads(int32_t tokens) const { return static_cast<size_t>(tokens) * (Erases(shape_.family) ? 2 : 1); }
   float* Key(int32_t t) { return s_.keys + static_cast<size_t>(t) * key_width_; }
@@ -246,6 +252,7 @@ class HeadDecoder {
     std::copy_n(Write(0), write_width_, SlotWrites()[slot_count_ - 1]);
     state.Update(s_.decay, SlotKeys(), SlotWrites(), upcoming);
     state.Store();
+    if (request_.rounded.heads != nullptr) state.StreamTo(request_.rounded);
   }
 
   const LinearShape& shape_;

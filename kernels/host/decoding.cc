@@ -40,6 +40,7 @@ void DecodeHeads(const VerifyDraftsArgs& args, int64_t begin, int64_t end) {
     decoder_of(i).Decode(args.inputs, i / args.shape.heads * args.drafts, args.drafts, args.out, args.out_stride,
                          next_state);
   }
+  FinishStreaming();
 }
 
 void RebuildHead(const RebuildStateArgs& args, int32_t head) {

@@ -166,12 +166,25 @@ HWY_INLINE void StorePanelTransposed(const float* HWY_RESTRICT panel, size_t row
   }
 }
 
-// The largest magnitude of n numbers and `largest`; NaN is not looked at.
+// The larger magnitudes, number by number; NaN is not looked at.
+HWY_INLINE Vec LargerOf(Vec numbers, Vec largest) {
+  const Vec sizes = hn::Abs(numbers);
+  return hn::IfThenElse(hn::Gt(sizes, largest), sizes, largest);
+}
+
+// The largest magnitude of n numbers and `largest`; NaN is not looked at. Several chains of comparisons, since each has
+// to wait for the one before it.
 HWY_INLINE Vec LargestOf(const float* HWY_RESTRICT from, size_t n, Vec largest) {
-  for (size_t i = 0; i < n; i += kLanes) {
-    const Vec size = hn::Abs(i + kLanes <= n ? hn::LoadU(Tag(), from + i) : LoadPart<F32>(from + i, n - i));
-    largest = hn::IfThenElse(hn::Gt(size, largest), size, largest);
+  constexpr size_t kChains = 4;
+  Vec chains[kChains];
+  for (Vec& chain : chains) chain = hn::Zero(Tag());
+  size_t i = 0;
+  for (; i + kChains * kLanes <= n; i += kChains * kLanes) {
+    for (size_t c = 0; c < kChains; ++c) chains[c] = LargerOf(hn::LoadU(Tag(), from + i + c * kLanes), chains[c]);
   }
+  for (; i + kLanes <= n; i += kLanes) chains[0] = LargerOf(hn::LoadU(Tag(), from + i), chains[0]);
+  if (i < n) chains[0] = LargerOf(LoadPart<F32>(from + i, n - i), chains[0]);
+  for (const Vec chain : chains) largest = LargerOf(chain, largest);
   return largest;
 }
 

@@ -15,6 +15,7 @@
 #include "hwy/highway.h"
 #include "kernels/host/matrix-inl.h"
 #include "kernels/host/products-inl.h"
+#include "kernels/host/rows_vector.h"
 #include "kernels/linear.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -29,7 +30,8 @@ class HeadState {
         head_(head),
         key_first_(shape.order == StateOrder::kKeyFirst),
         width_(static_cast<size_t>(key_first_ ? shape.d_v : shape.d_k)),
-        in_place_(view.dtype == DType::kF32 && width_ % kLanes == 0) {
+        in_place_(view.dtype == DType::kF32 && width_ % kLanes == 0),
+        copy_(copy) {
     const size_t padded = RoundUp(width_, kLanes);
     rows_ = {in_place_ ? static_cast<float*>(view.heads[head]) : copy, padded,
              static_cast<size_t>(key_first_ ? shape.d_k : shape.d_v), padded};
@@ -56,14 +58,15 @@ class HeadState {
   }
 
   void Store() const {
-    if (in_place_ || !loaded_) return;
-    const float scale = view_.dtype == DType::kF16 ? std::ldexp(1.0f, -ChooseExponent()) : 1.0f;
-    WithElements(view_.dtype, [&](auto element) {
-      using E = decltype(element);
-      for (size_t i = 0; i < rows_.rows; ++i) {
-        Narrow<E>(rows_[i], width_, scale, Elements<E>(view_.heads[head_], i * width_));
-      }
-    });
+    if (!in_place_ && loaded_) Round(view_.dtype, view_.heads[head_], view_.exponents);
+  }
+
+  // What was loaded, or is held in place, also goes to `to`; where there is room to round it in, past the caches, so
+  // that no line is read that is only written. FinishStreaming must follow.
+  void StreamTo(const StateView& to) const {
+    if (!in_place_) return Round(to.dtype, to.heads[head_], to.exponents);
+    Round(to.dtype, copy_, to.exponents);
+    CopyBytes(copy_, to.heads[head_], rows_.rows * width_ * ElementBytes(to.dtype), Stores::kStreaming);
   }
 
   // products[r, :] += Sᵀ reads[r, :], rows padded to whole vectors. A state that was not loaded is read as it is
@@ -116,11 +119,19 @@ class HeadState {
     }
   }
 
-  // Chooses the exponent and notes it.
-  int ChooseExponent() const {
+  // Rounds all rows to `to`; of fp16 the exponent is chosen and noted.
+  void Round(DType dtype, void* to, int32_t* exponents) const {
+    const float scale = dtype == DType::kF16 ? std::ldexp(1.0f, -(exponents[head_] = Exponent())) : 1.0f;
+    WithElements(dtype, [&](auto element) {
+      using E = decltype(element);
+      for (size_t i = 0; i < rows_.rows; ++i) Narrow<E>(rows_[i], width_, scale, Elements<E>(to, i * width_));
+    });
+  }
+
+  int Exponent() const {
     Vec largest = hn::Zero(Tag());
     for (size_t i = 0; i < rows_.rows; ++i) largest = LargestOf(rows_[i], rows_.columns, largest);
-    return view_.exponents[head_] = HalfExponent(hn::GetLane(hn::MaxOfLanes(Tag(), largest)));
+    return HalfExponent(hn::GetLane(hn::MaxOfLanes(Tag(), largest)));
   }
 
   const StateView& view_;
@@ -128,6 +139,7 @@ class HeadState {
   const bool key_first_;
   const size_t width_;  // of a row
   const bool in_place_;
+  float* const copy_;
   MutableRows rows_;
   bool loaded_ = false;
 };

@@ -19,10 +19,10 @@ struct Slot {
   int64_t key, write, gate;
 };
 
-// The state after the first `tokens` slots.
-Matrix StateBehind(const LinearShape& shape, const BufferedRequest& request, int32_t tokens, int32_t h) {
-  const TokenBuffer& buffer = request.buffer;
-  Matrix state = request.state.heads == nullptr ? Matrix(shape.d_k, shape.d_v) : ReadState(shape, request.state, h);
+// The state after the first `tokens` slots behind `start`.
+Matrix StateBehind(const LinearShape& shape, const StateView& start, const TokenBuffer& buffer, int32_t tokens,
+                   int32_t h) {
+  Matrix state = start.heads == nullptr ? Matrix(shape.d_k, shape.d_v) : ReadState(shape, start, h);
   std::vector<double> write(static_cast<size_t>(shape.d_v));
   for (int32_t t = 0; t < tokens; ++t) {
     const Slot slot(shape, buffer, t, h);
@@ -53,14 +53,18 @@ void Decode(const LinearShape& shape, const BufferedRequest& request, const Toke
             int32_t tokens, float* out, int64_t out_stride) {
   std::vector<double> writes(static_cast<size_t>(shape.d_v));
   for (int32_t h = 0; h < shape.heads; ++h) {
-    Matrix state = StateBehind(shape, request, request.buffer.filled, h);
+    const bool reads_rounded = request.rounded.heads != nullptr && !request.flush;
+    const StateView& start = reads_rounded ? request.rounded : request.state;
+    Matrix state = StateBehind(shape, start, request.buffer, request.buffer.filled, h);
     for (int32_t t = 0; t < tokens; ++t) {
       const Token token(shape, inputs, first + t, h);
       Advance(shape, token, h, token.v, state, writes.data());
       ReadOut(state, token.q, out + (first + t) * out_stride + int64_t{h} * shape.d_v);
       if (!request.flush) Append(shape, token, writes, request.buffer.filled + t, h, request.buffer);
     }
-    if (request.flush) WriteState(shape, state, h, request.state);
+    if (!request.flush) continue;
+    WriteState(shape, state, h, request.state);
+    if (request.rounded.heads != nullptr) WriteState(shape, state, h, request.rounded);
   }
 }
 
@@ -81,7 +85,8 @@ void VerifyDrafts(const VerifyDraftsArgs& args) {
 
 void RebuildState(const RebuildStateArgs& args) {
   for (int32_t h = 0; h < args.shape.heads; ++h) {
-    WriteState(args.shape, StateBehind(args.shape, args.request, args.tokens, h), h, args.target);
+    const Matrix state = StateBehind(args.shape, args.request.state, args.request.buffer, args.tokens, h);
+    WriteState(args.shape, state, h, args.target);
   }
 }
 

@@ -143,6 +143,7 @@ BufferedRequest DeviceCall::Request(const LinearShape& shape, BufferedRequest re
   buffer.writes = Bytes(buffer.writes, static_cast<size_t>(writes * bytes), true);
   buffer.gates = InOut(buffer.gates, rows * shape.heads * SlotGateWidth(shape));
   if (request.state.heads != nullptr) request.state = State(shape, request.state);
+  if (request.rounded.heads != nullptr) request.rounded = State(shape, request.rounded);
   return request;
 }
 

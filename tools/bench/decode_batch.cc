@@ -58,14 +58,24 @@ DecodeBatch::DecodeBatch(const Options& options)
   for (float& number : beta_) number = std::fabs(number);
   out_.resize(tokens * heads * dim);
 
-  const size_t state_bytes = heads * dim * dim * kernels::ElementBytes(options.state);
-  const auto states = static_cast<size_t>(options.requests * (options.layers + options.saved_states));
-  states_ = Buffer(states * state_bytes);
+  const size_t numbers_each = heads * dim * dim, state_bytes = numbers_each * kernels::ElementBytes(options.state);
+  const auto saved = static_cast<size_t>(options.requests * options.saved_states);
+  const auto own = static_cast<size_t>(options.requests * options.layers);
+  states_ = Buffer((own + saved) * state_bytes);
   Numbers numbers;
-  FillElements(options.state, states_.memory.get(), states * heads * dim * dim, 0.5f, numbers);
-  for (size_t i = 0; i < states; ++i) {
-    const bool saved = i >= static_cast<size_t>(options.requests * options.layers);
-    (saved ? saved_ : requests_).push_back(NewRequest(states_.memory.get() + i * state_bytes));
+  FillElements(options.state, states_.memory.get(), (own + saved) * numbers_each, 0.5f, numbers);
+  requests_.resize(own);
+  saved_.resize(saved);
+  for (size_t i = 0; i < own + saved; ++i) {
+    (i < own ? requests_[i] : saved_[i - own]).state = HeadsAt(states_.memory.get() + i * state_bytes, options.state);
+  }
+  if (options.rounded) {
+    const size_t rounded_bytes = numbers_each * kernels::ElementBytes(*options.rounded);
+    rounded_ = Buffer(own * rounded_bytes);
+    FillElements(*options.rounded, rounded_.memory.get(), own * numbers_each, 0.5f, numbers);
+    for (size_t i = 0; i < own; ++i) {
+      requests_[i].rounded = HeadsAt(rounded_.memory.get() + i * rounded_bytes, *options.rounded);
+    }
   }
   const int32_t pages = (options.slots + kPageTokens - 1) / kPageTokens;
   std::vector<int32_t> order(requests_.size() * static_cast<size_t>(pages));
@@ -85,21 +95,30 @@ DecodeBatch::DecodeBatch(const Options& options)
   views_.resize(static_cast<size_t>(options.requests));
 }
 
-DecodeBatch::Request DecodeBatch::NewRequest(std::byte* states) const {
-  Request request;
-  const size_t head_bytes = static_cast<size_t>(shape_.d_k * shape_.d_v) * kernels::ElementBytes(options_.state);
-  for (int32_t h = 0; h < shape_.heads; ++h) request.heads.push_back(states + static_cast<size_t>(h) * head_bytes);
-  request.exponents.assign(static_cast<size_t>(shape_.heads), 0);
-  return request;
+DecodeBatch::Heads DecodeBatch::HeadsAt(std::byte* states, DType dtype) const {
+  Heads heads;
+  const size_t head_bytes = static_cast<size_t>(shape_.d_k * shape_.d_v) * kernels::ElementBytes(dtype);
+  for (int32_t h = 0; h < shape_.heads; ++h) heads.heads.push_back(states + static_cast<size_t>(h) * head_bytes);
+  heads.exponents.assign(static_cast<size_t>(shape_.heads), 0);
+  return heads;
 }
 
 StateView DecodeBatch::StateOf(Request& request) const {
-  return {request.heads.data(), options_.state, options_.state == DType::kF16 ? request.exponents.data() : nullptr};
+  Heads& state = request.state;
+  return {state.heads.data(), options_.state, options_.state == DType::kF16 ? state.exponents.data() : nullptr};
+}
+
+StateView DecodeBatch::RoundedOf(Request& request) const {
+  if (!options_.rounded) return {};
+  Heads& state = request.rounded;
+  return {state.heads.data(), *options_.rounded, *options_.rounded == DType::kF16 ? state.exponents.data() : nullptr};
 }
 
 BufferedRequest DecodeBatch::View(int32_t layer, int32_t request, int32_t filled, bool flush) {
   Request& view = requests_[static_cast<size_t>(layer * options_.requests + request)];
+  const bool recurrent = filled == 0 && flush;
   return {.state = StateOf(view),
+          .rounded = recurrent ? StateView{} : RoundedOf(view),
           .buffer = {.keys = keys_.memory.get(),
                      .writes = writes_.memory.get(),
                      .gates = gates_.data(),

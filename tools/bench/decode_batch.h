@@ -1,6 +1,7 @@
 // A batch of requests that decode through several linear layers, as the benchmarks of decoding run it.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,7 @@ class DecodeBatch {
     int32_t heads = 32, key_heads = 16, dim = 128;
     kernels::StateOrder order = kernels::StateOrder::kKeyFirst;
     kernels::DType state = kernels::DType::kF32, buffer = kernels::DType::kF16;
+    std::optional<kernels::DType> rounded;  // fp16 or bf16: a state's copy, which tokens read that do not flush
     int32_t requests = 32, layers = 8, slots = 64;
     int32_t saved_states = 0;  // room for copies of one layer's states
   };
@@ -30,7 +32,7 @@ class DecodeBatch {
   // All layers' states, saved ones left out, in the order in which layers take their turns.
   std::span<std::byte> States();
 
-  // One token of every request in one layer.
+  // One token of every request in one layer. What is recurrent leaves rounded copies as they are.
   void Decode(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t filled, bool flush);
   // The same by AdvanceSeam, request by request.
   void Advance(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer);
@@ -44,21 +46,26 @@ class DecodeBatch {
   void Rebuild(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t tokens);
 
  private:
-  struct Request {
+  struct Heads {
     std::vector<void*> heads;
     std::vector<int32_t> exponents;
+  };
+  struct Request {
+    Heads state, rounded;
     std::vector<int32_t> page_table;
   };
 
   kernels::StateView StateOf(Request& request) const;
+  // None where there is no copy.
+  kernels::StateView RoundedOf(Request& request) const;
   kernels::BufferedRequest View(int32_t layer, int32_t request, int32_t filled, bool flush);
   std::vector<kernels::BufferedRequest>& Views(int32_t layer, int32_t filled, bool flush);
   kernels::TokenInputs Inputs(int64_t first, int64_t tokens) const;
-  Request NewRequest(std::byte* states) const;
+  Heads HeadsAt(std::byte* states, kernels::DType dtype) const;
 
   const Options options_;
   kernels::LinearShape shape_;
-  Buffer states_{0}, keys_{0}, writes_{0};
+  Buffer states_{0}, rounded_{0}, keys_{0}, writes_{0};
   std::vector<float> gates_, table_, q_, k_, v_, g_, beta_, out_;
   std::vector<Request> requests_;  // [layers][requests]
   std::vector<Request> saved_;
