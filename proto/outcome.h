@@ -29,7 +29,7 @@ enum class MissReason : uint8_t {
   kBudgetRefused = 16,     // reserved by an engine, but the tenant's budget had no room for it
   kTooDear = 17,           // bringing it up and landing it would take longer than computing it again
   kDeclined = 18,          // offered by an engine, but landing it would take longer than computing it again
-  kCovered = 19,           // none: a cached prefix reaches over where it begins, and it was not looked up
+  kCovered = 19,           // none: a cached prefix reaches behind its head, and it was not looked up
 };
 absl::string_view Name(MissReason reason);
 

@@ -85,8 +85,8 @@ class Cache {
   Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr,
                const LeaseId& lease = {});
   // The same for a prompt that may be resumed, too, and whose segments, from position 0 on, the queries are. What saves
-  // most of prefix and segments together is taken (storage/policy/cover.h): segments that begin before the prefix ends
-  // are answered kCovered and are not looked up.
+  // most of prefix and segments together is taken (storage/policy/cover.h): segments whose heads end before the prefix
+  // does are answered kCovered and are not looked up.
   Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt, const HasRoom& has_room,
                const LeaseId& lease = {});
   // What another session found; NOT_FOUND for an unknown lease, also for another tenant's. For another `shard` than the

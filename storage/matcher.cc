@@ -175,7 +175,7 @@ Match Matcher::Lookup(SessionId session, TenantId tenant, std::span<const Query>
   uint64_t begin = 0;
   for (const Query& query : queries) {
     needed_at = std::max(needed_at, query.needed_at);
-    if (begin < prefix.depth) {
+    if (prompt != nullptr && SpoiledBy(prefix.depth, begin, prompt->model().layout.head)) {
       holding.segments.push_back({.reason = MissReason::kCovered});
     } else if (refused != MissReason::kNone) {
       holding.segments.push_back(Missed(session, tenant, query, refused));

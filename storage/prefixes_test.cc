@@ -196,6 +196,32 @@ TEST_F(PrefixesTest, PrefixAndSegmentsAreChosenTogether) {
   EXPECT_EQ(Landed(match, prompt), 0.0);
 }
 
+// What was computed before an interior is exact, and that one's head with it: a prompt may resume there, and lands the
+// interior behind.
+TEST_F(PrefixesTest, APrefixMayEndInASegmentsHead) {
+  const uint64_t head = TestLayout().head;
+  ASSERT_GT(head, 0u);
+  const ObjectHeader passage = TestPlan(5, 600);
+  ASSERT_TRUE(rig_.Publish(kAnn, passage, 5));
+  const Tokens prompt = Join(Join(Numbers(0, 100), Numbers(1000, 600)), Numbers(5000, 300));
+  const Query segments[] = {{.kind = ObjectKind::kCheckpoint, .key = TestPlan(6, 100).key, .tokens = 100},
+                            {.key = passage.key, .tokens = 600}};
+  Serve(Tokens(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(100 + head)));
+  Match match = Ask(prompt, kAnn, {}, segments);
+  EXPECT_EQ(match.prefix.depth, 100 + head);
+  EXPECT_EQ(match.found[0].reason, MissReason::kCovered);
+  EXPECT_EQ(match.found[1].reason, MissReason::kNone);
+  EXPECT_EQ(match.prefix.first, 2u);
+  rig_.cache->Release(kAnn, match.lease);
+
+  // One token more would be of no use to it.
+  Serve(Tokens(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(100 + head + 1)));
+  match = Ask(prompt, kAnn, {}, segments);
+  EXPECT_EQ(match.prefix.depth, 100 + head);
+  EXPECT_THAT(match.prefix.resumable, ElementsAre(100 + head, 100 + head + 1));
+  EXPECT_EQ(match.found[1].reason, MissReason::kNone);
+}
+
 // What is landed of a segment makes everything behind it composed.
 TEST_F(PrefixesTest, BehindALandedSegmentNothingIsExact) {
   const ObjectHeader passage = TestPlan(5, 600);

@@ -21,9 +21,9 @@ Cover BestCover(std::span<const uint64_t> resumable, std::span<const CoverSegmen
     prefixes.insert(place, segments.front().end);
   }
   Cover best;
-  size_t first = 0, best_first = 0;  // the first segment that a prefix leaves whole
+  size_t first = 0, best_first = 0;  // the first segment that a prefix does not spoil
   for (const uint64_t prefix : prefixes) {
-    while (first < segments.size() && segments[first].begin < prefix) ++first;
+    while (first < segments.size() && SpoiledBy(prefix, segments[first].begin, head)) ++first;
     const double saved = (prefix == 0 ? 0 : cost(prefix)) + behind[first];
     if (saved <= best.saved) continue;
     best.prefix = prefix;

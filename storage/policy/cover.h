@@ -16,6 +16,12 @@ struct CoverSegment {
   bool hit = false;
 };
 
+// Whether a prefix of `depth` tokens spoils a segment that begins at `begin`: it ends behind the head, in an interior
+// that would have to be composed whole, or in a segment at the prompt's beginning, which has no head.
+constexpr bool SpoiledBy(uint64_t depth, uint64_t begin, uint64_t head) {
+  return begin == 0 ? depth > 0 : depth > begin + head;
+}
+
 struct Cover {
   uint64_t prefix = 0;  // resume there
   std::vector<size_t>
@@ -23,11 +29,12 @@ struct Cover {
   double saved = 0;  // of the cost of computing the prompt
 };
 
-// The cover that saves most, not the longest prefix first: that one may end inside a passage and spoil its hit, for a
-// segment is of use only whole. Of a hit, all but its seam sides is saved: its first `head` and last `tail` tokens are
-// computed again. A prefix has no seam behind it, and the segment that the prompt begins with is a prefix, exact to its
-// end. `resumable`: depths, rising. `cost`: of computing that many tokens from the start; grows. Of equal covers the
-// one with the shorter prefix. O(resumable + segments).
+// The cover that saves most, not the longest prefix first: that one may end inside a passage and spoil its hit, for an
+// interior is of use only whole. Of a hit, all but its seam sides is saved: its first `head` and last `tail` tokens are
+// computed again, but where a prefix reaches into the head: what was computed there before is exact, and the interior
+// begins behind it. A prefix has no seam behind it, and the segment that the prompt begins with is a prefix, exact to
+// its end. `resumable`: depths, rising. `cost`: of computing that many tokens from the start; grows. Of equal covers
+// the one with the shorter prefix. O(resumable + segments).
 Cover BestCover(std::span<const uint64_t> resumable, std::span<const CoverSegment> segments, uint64_t head,
                 uint64_t tail, absl::FunctionRef<double(uint64_t depth)> cost);
 

@@ -40,6 +40,17 @@ TEST(CoverTest, SeamSidesAreComputedButNotThoseOfAPrefix) {
   EXPECT_EQ(cover.saved, 100 + 84);
 }
 
+TEST(CoverTest, APrefixMayEndInAHeadAndNoFurther) {
+  const CoverSegment segments[] = {{0, 100, false}, {100, 200, true}, {200, 300, true}};
+  for (const auto& [depth, interiors] : {std::pair{100, 2}, {104, 2}, {108, 2}, {109, 1}, {192, 1}, {208, 1}}) {
+    const uint64_t resumable[] = {static_cast<uint64_t>(depth)};
+    const Cover cover = BestCover(resumable, segments, 8, 8, Tokens);
+    const bool worth = depth + interiors * 84 >= 2 * 84;
+    EXPECT_EQ(cover.prefix, worth ? static_cast<uint64_t>(depth) : 0) << depth;
+    EXPECT_EQ(cover.saved, worth ? depth + interiors * 84 : 2 * 84) << depth;
+  }
+}
+
 TEST(CoverTest, NothingThereNothingTaken) {
   const Cover cover = BestCover({}, {}, 8, 8, Tokens);
   EXPECT_EQ(cover.prefix, 0u);
@@ -72,7 +83,7 @@ TEST(CoverTest, NoCoverSavesMore) {
     for (const uint64_t prefix : prefixes) {
       double saved = cost(prefix);
       for (const CoverSegment& segment : segments) {
-        if (!segment.hit || segment.begin < prefix || segment.begin == 0) continue;
+        if (!segment.hit || segment.begin + head < prefix || segment.begin == 0) continue;
         for (uint64_t token = segment.begin + head; token + tail < segment.end; ++token)
           saved += cost(token + 1) - cost(token);
       }

@@ -216,5 +216,27 @@ TEST(LookupAndLandOfAPrefix, LandsItAndTheSegmentsBehindIt) {
   EXPECT_THAT(engine.Commit({prompt, {prompt.size()}}, &match), Each(CommitOutcome::kBadSource));
 }
 
+// What an engine computed before its first interior, that one's head with it, is exact, also where the prompt behind it
+// is not: committed as a text of its own, it spares the next prompt the head.
+TEST(LookupAndLandOfAPrefix, MayEndInTheHeadOfASegmentBehindIt) {
+  DaemonProcess daemon;
+  PrefixEngine engine(daemon.client_options());
+  const Tokens section = MakeRun(2, 80), other = MakeRun(3, 90);
+  Tokens prompt = MakeRun(1, 603);
+  prompt.insert(prompt.end(), section.begin(), section.end());
+  prompt.insert(prompt.end(), other.begin(), other.end());
+  const std::vector<uint64_t> lengths = {603, 80, 90};
+  const Tokens exact(prompt.begin(), prompt.begin() + 603 + 3);  // of a head of 4: the last token's row is nobody's
+  engine.Publish(ObjectKind::kSegment, section);
+  EXPECT_THAT(engine.Commit({exact, {exact.size()}}), Each(CommitOutcome::kKept));
+  engine.FillTargets(kPoison);
+  auto [match, segments, landing] = engine.model().LookupAndLand({prompt, lengths}, engine.target_table());
+  EXPECT_EQ(match.prefix().depth, exact.size());
+  EXPECT_THAT(ReasonsOf(match), ElementsAre(MissReason::kCovered, MissReason::kNone, MissReason::kNeverSeen));
+  EXPECT_THAT(landing.Wait(kPatience), ElementsAre(MissReason::kNone, MissReason::kNone));
+  engine.ExpectTuples(match, 1, section);
+  engine.ExpectResumed(match, prompt, kPoison);
+}
+
 }  // namespace
 }  // namespace ashlar::integration

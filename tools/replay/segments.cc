@@ -150,12 +150,15 @@ void SegmentReplay::Request(const Trace& trace, const Trace::Request& request) {
   result_.flops_saved += cover.saved;
   for (std::vector<int32_t>& text : missing) Publish(std::move(text));
   // What lies behind a landed interior is not exact, and no prefix of anybody else's. Before it, boundaries are where
-  // other prompts are likely to part.
-  const uint64_t exact = cover.segments.empty() ? tokens.size() : runs[cover.segments.front()].begin;
+  // other prompts are likely to part, and its head's end is where they can go on with it without computing that again.
+  const uint64_t exact = cover.segments.empty() ? tokens.size() : runs[cover.segments.front()].begin + setting_.seam;
   std::vector<uint64_t> captured = match.checkpoint_at;
   for (const storage::CoverSegment& run : runs) {
-    if (run.end > match.resume) captured.push_back(run.end);
+    for (const uint64_t depth : {run.begin + setting_.seam, run.end}) {
+      if (run.begin > 0 || depth == run.end) captured.push_back(depth);
+    }
   }
+  std::erase_if(captured, [&match](uint64_t depth) { return depth <= match.resume; });
   std::sort(captured.begin(), captured.end());
   captured.erase(std::unique(captured.begin(), captured.end()), captured.end());
   std::erase_if(captured, [exact](uint64_t depth) { return depth > exact; });
