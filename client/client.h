@@ -8,8 +8,9 @@
 // match's prefix, go on from its states, compute the rest, capture the states at Match::checkpoint_positions() and at
 // the end of all that was run through the model, and commit them. What began with an exact prefix, or with nothing, and
 // landed no interior is exact: every text of the namespace may resume from it. Anything else is composed, and is for
-// the conversation that it is committed with. Of a prompt that landed interiors, what stands before the first of them,
-// that one's head with it, is exact, too, and may be committed as a text of its own, without the match.
+// the conversation that it is committed with. Of a prompt that began so and landed interiors, what stands before the
+// first of them, that one's head with it, is exact all the same, and may be committed as a text of its own, without the
+// match.
 //
 // Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable without waiting, and the client
 // reconnects by itself in the background (models are opened, regions registered and pages declared again; what the
@@ -162,8 +163,8 @@ struct SegmentResult {
 };
 
 // The prefix of a prompt to resume from, beyond its first segment: what saves most together with the segments behind
-// it. Segments whose interiors begin before its end are covered by it. It may end inside the head of the next one; then
-// of that head only the rest is computed.
+// it. Segments whose interiors begin before its end are covered by it. It may end inside the head of the next one,
+// hit or missed; then of that head only the rest is computed.
 struct PrefixResult {
   uint64_t depth = 0;  // tokens; 0: there is none
   Provenance provenance = Provenance::kExact;

@@ -34,9 +34,9 @@ inline int64_t SlotRow(const TokenBuffer& buffer, int32_t j) {
 }
 
 // A state of fp32 may have a `rounded` copy of 16 bits, which tokens that do not flush read in its place: half the
-// bytes. What rounding costs an output is what it costs a buffered u of that type, and nothing adds up, since states
-// follow from states. A flush reads and writes the state and rounds it anew. The caller makes the first copy, and the
-// next one where it changes the state by other means: RebuildState of 0 tokens with the copy as its target.
+// bytes. Outputs are off by about as much as with buffers of that type, and nothing adds up, since states follow from
+// states. A flush reads and writes the state and rounds it anew. The caller makes the first copy, and the next one
+// where it changes the state by other means: RebuildState of 0 tokens with the copy as its target.
 struct BufferedRequest {
   StateView state;     // before the buffer's first slot; heads null: zero (a context that was never flushed)
   StateView rounded;   // fp16 or bf16; heads null: none

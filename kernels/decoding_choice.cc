@@ -52,7 +52,7 @@ int64_t KvOnlyMovesLessBelow(const DecodeBytes& bytes, double limit) {
 }
 
 int64_t KvOnlyStoresLessBelow(const DecodeBytes& bytes) {
-  return static_cast<int64_t>(std::ceil(bytes.state / bytes.slot));
+  return static_cast<int64_t>(std::ceil((bytes.state + bytes.rounded) / bytes.slot));
 }
 
 DecodeChoice ChooseDecoding(const DecodeBytes& bytes, std::optional<int64_t> buffered_context) {

@@ -63,6 +63,7 @@ TEST(DecodingChoiceTest, RoundedCopies) {
   EXPECT_EQ(best, 26);
   for (int32_t c = 2; c < 200; ++c) EXPECT_GE(ChunkwiseBytes(bytes, c), ChunkwiseBytes(bytes, best)) << c;
   EXPECT_NEAR(RecurrentBytes(bytes) / ChunkwiseBytes(bytes, best), 3.05, 0.01);
+  EXPECT_EQ(KvOnlyStoresLessBelow(bytes), static_cast<int64_t>(std::ceil(1.5 * bytes.state / bytes.slot)));
   // A copy that is written with every token, and never read, is no gain.
   const DecodeBytes small = DecodeBytesOf(Shape(Family::kKda, 1, 1, 3), DType::kF32, DType::kF32, DType::kF16);
   const DecodeChoice choice = ChooseDecoding(small, std::nullopt);

@@ -304,6 +304,12 @@ TEST_P(DecodingTest, FlushesLongBuffers) {
       for (int64_t t = 0; t < tokens; ++t) Step(layer, session, t, t + 1 == tokens);
       const RecurrentPass pass(layer, 0, tokens, &initial);
       EXPECT_LE(Distance(session.state->Floats(), pass.states.back()), 1e-5) << tokens;
+
+      Session rounded(random_, layer.shape, DType::kF32, 131, &initial);
+      rounded.MakeRounded(runner_, layer.shape, DType::kF16);
+      for (int64_t t = 0; t < tokens; ++t) Step(layer, rounded, t, t + 1 == tokens);
+      EXPECT_LE(Distance(rounded.state->Floats(), pass.states.back()), DecodeTolerance(DType::kF16, DType::kF32, 1));
+      EXPECT_LE(Distance(rounded.rounded->Floats(), rounded.state->Floats()), UnitRoundoff(DType::kF16)) << tokens;
     }
   });
 }
@@ -339,6 +345,43 @@ TEST_P(DecodingTest, ReadsRoundedCopies) {
         EXPECT_LE(Distance(session.state->Floats(), pass.states[t + 1]), tolerance);
       }
       expect_outputs(Verify(layer, session, kTokens - kDrafts, kDrafts), kTokens - kDrafts);
+    }
+  });
+}
+
+// Requests with copies of either type, and without, side by side in one call, each flushed at moments of its own.
+TEST_P(DecodingTest, DecodesWithAndWithoutCopiesTogether) {
+  constexpr int64_t kRequests = 5, kSteps = 10;
+  constexpr std::optional<DType> kCopies[kRequests] = {DType::kF16, std::nullopt, DType::kF16, DType::kBF16,
+                                                       DType::kF16};
+  ForEachFamily(kRequests * kSteps, [&](const DecodeLayer& layer) {
+    std::vector<Session> sessions;
+    std::vector<RecurrentPass> passes;
+    for (int64_t r = 0; r < kRequests; ++r) {
+      const TypedState initial(layer.shape, DType::kF32, random_);
+      sessions.emplace_back(random_, layer.shape, DType::kF32, kSteps, &initial);
+      if (kCopies[r]) sessions.back().MakeRounded(runner_, layer.shape, *kCopies[r]);
+      passes.emplace_back(layer, r * kSteps, (r + 1) * kSteps, &initial);
+    }
+    const size_t out_floats = static_cast<size_t>(layer.shape.heads * layer.shape.d_v);
+    std::vector<std::vector<float>> outs(kRequests);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      std::vector<bool> flush;
+      std::vector<int64_t> tokens;
+      for (int64_t r = 0; r < kRequests; ++r) {
+        flush.push_back(random_.Integer(0, 2) == 0);
+        tokens.push_back(r * kSteps + step);
+      }
+      const std::vector<float> out = Step(runner_, layer, sessions, tokens, flush);
+      for (int64_t r = 0; r < kRequests; ++r) {
+        outs[r].insert(outs[r].end(), out.begin() + r * out_floats, out.begin() + (r + 1) * out_floats);
+        if (!flush[r] || !kCopies[r]) continue;
+        EXPECT_LE(Distance(sessions[r].rounded->Floats(), sessions[r].state->Floats()), UnitRoundoff(*kCopies[r])) << r;
+      }
+    }
+    for (int64_t r = 0; r < kRequests; ++r) {
+      EXPECT_LE(Distance(outs[r], passes[r].out), DecodeTolerance(kCopies[r].value_or(DType::kF32), DType::kF32, 1))
+          << r;
     }
   });
 }

@@ -175,14 +175,15 @@ Match Matcher::Lookup(SessionId session, TenantId tenant, std::span<const Query>
   uint64_t begin = 0;
   for (const Query& query : queries) {
     needed_at = std::max(needed_at, query.needed_at);
-    if (prompt != nullptr && SpoiledBy(prefix.depth, begin, prompt->model().layout.head)) {
+    const uint64_t end = begin + query.tokens;
+    if (prompt != nullptr && (prefix.depth >= end || SpoiledBy(prefix.depth, begin, prompt->model().layout.head))) {
       holding.segments.push_back({.reason = MissReason::kCovered});
     } else if (refused != MissReason::kNone) {
       holding.segments.push_back(Missed(session, tenant, query, refused));
     } else {
       holding.segments.push_back(Find(session, tenant, query, holding));
     }
-    begin += query.tokens;
+    begin = end;
   }
   prefix.first = holding.segments.size();
   prefix.count = objects.size();

@@ -212,6 +212,7 @@ TEST_F(PrefixesTest, APrefixMayEndInASegmentsHead) {
   EXPECT_EQ(match.found[0].reason, MissReason::kCovered);
   EXPECT_EQ(match.found[1].reason, MissReason::kNone);
   EXPECT_EQ(match.prefix.first, 2u);
+  EXPECT_EQ(Landed(match, prompt), 0.0);
   rig_.cache->Release(kAnn, match.lease);
 
   // One token more would be of no use to it.

@@ -145,10 +145,10 @@ class Decoding {
     for (const BufferedRequest& request : requests) {
       pages += queue.Room<int32_t>(PagesOf(request, request.buffer.filled + (request.flush ? 0 : tokens)));
     }
-    queue.Begin(queue.Room<Request>(requests.size()) + queue.Room<Target>(kTargets * requests.size()) +
-                (1 + kTargets) * requests.size() * queue.Room<void*>(heads) + pages);
+    queue.Begin(queue.Room<Request>(requests.size()) + queue.Room<Target>(requests.size()) +
+                kHeadTables * requests.size() * queue.Room<void*>(heads) + pages);
     requests_ = queue.Stage<Request>(requests.size());
-    narrow_ = queue.Stage<Target>(kTargets * requests.size());
+    narrow_ = queue.Stage<Target>(requests.size());
     chain_.family = shape.family;
     chain_.value_first = shape.order == StateOrder::kValueFirst;
     chain_.heads = shape.heads;
@@ -174,6 +174,7 @@ class Decoding {
   void Add(const BufferedRequest& request, int32_t slots, const StateView& target) {
     Stage(request, request.state, slots, true).target = StageTarget(target);
   }
+
   Event Run() {
     StageWide();
     queue_.Upload();
@@ -187,7 +188,7 @@ class Decoding {
   }
 
  private:
-  static constexpr size_t kTargets = 2;  // a state, and its rounded copy
+  static constexpr size_t kHeadTables = 3;  // a request's: where it starts, where its state goes, and a rounded copy
 
   Request& Stage(const BufferedRequest& request, const StateView& start, int32_t slots, bool written) {
     Request& staged = requests_.host[count_] = {.buffer = request.buffer,
@@ -238,7 +239,7 @@ class Decoding {
   Staged<Request> requests_;
   Staged<Target> narrow_;
   size_t count_ = 0;
-  int32_t wide_ = 0;  // states written as fp16
+  int32_t wide_ = 0;  // states written as fp16, of a request one at the most: copies are of states of fp32
 };
 
 }  // namespace

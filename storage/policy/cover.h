@@ -31,10 +31,9 @@ struct Cover {
 
 // The cover that saves most, not the longest prefix first: that one may end inside a passage and spoil its hit, for an
 // interior is of use only whole. Of a hit, all but its seam sides is saved: its first `head` and last `tail` tokens are
-// computed again, but where a prefix reaches into the head: what was computed there before is exact, and the interior
-// begins behind it. A prefix has no seam behind it, and the segment that the prompt begins with is a prefix, exact to
-// its end. `resumable`: depths, rising. `cost`: of computing that many tokens from the start; grows. Of equal covers
-// the one with the shorter prefix. O(resumable + segments).
+// computed again, but for what a prefix has of its head. A prefix has no seam behind it, and the segment that the
+// prompt begins with is a prefix, exact to its end. `resumable`: depths, rising. `cost`: of computing that many tokens
+// from the start; grows. Of equal covers the one with the shorter prefix. O(resumable + segments).
 Cover BestCover(std::span<const uint64_t> resumable, std::span<const CoverSegment> segments, uint64_t head,
                 uint64_t tail, absl::FunctionRef<double(uint64_t depth)> cost);
 

@@ -226,7 +226,8 @@ TEST(LookupAndLandOfAPrefix, MayEndInTheHeadOfASegmentBehindIt) {
   prompt.insert(prompt.end(), section.begin(), section.end());
   prompt.insert(prompt.end(), other.begin(), other.end());
   const std::vector<uint64_t> lengths = {603, 80, 90};
-  const Tokens exact(prompt.begin(), prompt.begin() + 603 + 3);  // of a head of 4: the last token's row is nobody's
+  // Of a head of 4 tokens, so that one row is left that nothing may land in.
+  const Tokens exact(prompt.begin(), prompt.begin() + 603 + 3);
   engine.Publish(ObjectKind::kSegment, section);
   EXPECT_THAT(engine.Commit({exact, {exact.size()}}), Each(CommitOutcome::kKept));
   engine.FillTargets(kPoison);

@@ -49,8 +49,8 @@ inline constexpr int kColdSets = 8;
 class MemcpyLimit {
  public:
   explicit MemcpyLimit(size_t bytes);
-  // Bytes per second of copies of `bytes` by `threads` threads, one after another until `span` seconds have passed, at
-  // least one. Every copy uses the next set of buffers.
+  // Bytes per second of copies of `bytes`, each in slices that `threads` threads take in turn, one copy after another
+  // until `span` seconds have passed, at least one. Every copy uses the next set of buffers.
   double Measure(int threads, double span, kernels::Workers& workers);
 
  private:

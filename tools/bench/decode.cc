@@ -84,7 +84,8 @@ class DecodeBench {
   double SlotSeconds(double slots, double read_seconds) const {
     return read_seconds * slots * bytes_.slot / bytes_.state;
   }
-  // How much of a state's bytes its copy has; what does not flush reads this much.
+  // How much of a state's bytes its copy has. What does not flush reads this much; what does writes it, which counts as
+  // half of reading and writing.
   double RoundedPart() const { return bytes_.rounded / bytes_.state; }
   double ReadPart() const { return bytes_.rounded > 0 ? RoundedPart() : 1; }
 
@@ -104,7 +105,7 @@ class DecodeBench {
     }
     const double read = Median(times.read), update = Median(times.update), c = capacity;
     Report("DecodeBuffered", capacity, times,
-           {.buffered = (ReadPart() * read * (c - 1) + (1 + RoundedPart()) * update) / c +
+           {.buffered = (ReadPart() * read * (c - 1) + (1 + RoundedPart() / 2) * update) / c +
                         SlotSeconds((c - 1) / 2 + (c - 1) / c, read),
             .recurrent = update,
             .bytes_ratio = kernels::RecurrentBytes(bytes_) / kernels::ChunkwiseBytes(bytes_, capacity)});

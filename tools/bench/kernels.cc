@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kCopyBytes = 48ull << 20;  // eight sets of it leave any cache
 
-// The machine's limits, measured between the repetitions of a case and over spans as long as these: a noisy neighbour
-// slows both, and a core that the host takes away for some milliseconds is missed by both.
+// The machine's limits, measured between the repetitions of a case and over spans as long as these, from 10 ms to half
+// a second: a noisy neighbour slows both, and a core that the host takes away for some milliseconds is missed by both.
 class Limits {
  public:
   explicit Limits(kernels::Workers& workers)

@@ -39,7 +39,8 @@ MemcpyLimit::MemcpyLimit(size_t bytes) : bytes_(bytes) {
 }
 
 double MemcpyLimit::Measure(int threads, double span, kernels::Workers& workers) {
-  const size_t slices = static_cast<size_t>(threads) * kSlicesPerThread, slice = bytes_ / slices;
+  const size_t slices = static_cast<size_t>(threads) * kSlicesPerThread;
+  const size_t slice = std::max<size_t>(1, bytes_ / slices);
   double seconds = 0, bytes = 0;
   do {
     char* const source = sources_[round_ % kColdSets].get();
@@ -53,7 +54,7 @@ double MemcpyLimit::Measure(int threads, double span, kernels::Workers& workers)
         }
       });
     });
-    bytes += static_cast<double>(slices * slice);
+    bytes += static_cast<double>(bytes_ / slice * slice);
   } while (seconds < span);
   return bytes / seconds;
 }
