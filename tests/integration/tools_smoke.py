@@ -106,8 +106,9 @@ def land(binary):
 
 
 def entries(binary):
-    figures = run(binary, "entries", "--quick", "--repetitions", "1")
-    assert [case["op"] for case in figures["cases"]] == ["match", "touch", "evict"]
+    figures = run(binary, "entries", "--quick", "--repetitions", "2")
+    cases = [(case["policy"], case["op"]) for case in figures["cases"]]
+    assert cases == [(policy, op) for policy in ("price", "lru") for op in ("match", "touch", "evict")]
     for case in figures["cases"]:
         assert case["entries"] == 20000
         for name in ("ns_per_op", "hash_lookup_ns", "ratio"):

@@ -135,22 +135,24 @@ class Sweep {
   uint8_t round_ = 0;
 };
 
-// One cache, always full: every new object takes the place of the one that was longest unused.
+// One cache, always full: every new object takes the place of one that the policy gives up.
 class FullCache {
  public:
-  explicit FullCache(uint32_t entries)
-      : tier_(entries), cache_({}, {.memory = {&tier_}}, mover_, executor_, clock_, nullptr) {
+  FullCache(uint32_t entries, storage::EvictionMode eviction)
+      : tier_(entries),
+        cache_({.pool = {.eviction = eviction}}, {.memory = {&tier_}}, mover_, executor_, clock_, nullptr) {
     cache_.OpenSession(kSession, kTenant);
   }
   ~FullCache() {
     cache_.CloseSession(kSession, [] {});
   }
 
-  void Match(const storage::Query& query) {
+  // False: it is not there.
+  bool Match(const storage::Query& query) {
     const storage::Match match = cache_.Lookup(kSession, {&query, 1});
-    Require(match.found[0].reason == MissReason::kNone, "an object that must be there was missed");
     cache_.Release(kSession, match.lease);
     CheckUsed();
+    return match.found[0].reason == MissReason::kNone;
   }
 
   // As an engine does that computed what another one had published already.
@@ -204,16 +206,15 @@ class Rounds {
  public:
   Rounds(FullCache& cache, uint32_t entries, int32_t next, uint64_t seed)
       : cache_(cache), entries_(entries), next_(next), random_(seed) {
-    for (uint32_t i = 0; i < entries; ++i) queries_.push_back(QueryOf(next_ - 1 - static_cast<int32_t>(i)));
-    table_.reserve(entries);
-    for (size_t i = 0; i < entries; ++i) table_.emplace(queries_[i].key, i);
+    for (int32_t number = 0; number < next_; ++number) queries_.push_back(QueryOf(number));
+    KeepWhatIsThere();
   }
 
-  // Every entry once by each operation, in a random order; a tenth is evicted, those that were touched first.
+  // Every entry once by each operation, in a random order; then a tenth is evicted.
   Round Run() {
     std::shuffle(queries_.begin(), queries_.end(), random_);
     Round round;
-    uint64_t found = 0;
+    uint64_t found = 0, matched = 0;
     sweep_();
     round.hash_lookup = Seconds([&] {
       for (const storage::Query& query : queries_) found += table_.contains(query.key) ? 1 : 0;
@@ -221,13 +222,15 @@ class Rounds {
     Require(found == entries_, "the hash table lost a key");
     sweep_();
     round.match = Seconds([&] {
-      for (const storage::Query& query : queries_) cache_.Match(query);
+      for (const storage::Query& query : queries_) matched += cache_.Match(query) ? 1 : 0;
     });
+    Require(matched == entries_, "an object that must be there was missed");
     sweep_();
     for (size_t first = 0; first < queries_.size(); first += kBlock) round.touch += TouchBlock(first);
     sweep_();
     const size_t evicted = std::max<size_t>(entries_ / 10, kBlock);
-    for (size_t first = 0; first < evicted; first += kBlock) round.evict += EvictBlock(first);
+    for (size_t first = 0; first < evicted; first += kBlock) round.evict += EvictBlock();
+    KeepWhatIsThere();
     for (double* seconds : {&round.hash_lookup, &round.match, &round.touch}) *seconds *= 1e9 / entries_;
     round.evict *= 1e9 / static_cast<double>(evicted);
     return round;
@@ -242,14 +245,21 @@ class Rounds {
     });
   }
 
-  // New objects in place of a block of those that were touched first; only the reserving counts.
-  double EvictBlock(size_t first) {
+  // Which ones were evicted is the policy's choice.
+  void KeepWhatIsThere() {
+    std::erase_if(queries_, [this](const storage::Query& query) { return !cache_.Match(query); });
+    Require(queries_.size() == entries_, "there are fewer objects than there is room for");
+    table_.clear();
+    table_.reserve(entries_);
+    for (size_t i = 0; i < entries_; ++i) table_.emplace(queries_[i].key, i);
+  }
+
+  // A block of new objects; only the reserving counts.
+  double EvictBlock() {
     std::vector<ObjectHeader> plans;
-    for (size_t i = first; i < first + kBlock; ++i) {
-      table_.erase(queries_[i].key);
-      queries_[i] = QueryOf(next_++);
-      table_.emplace(queries_[i].key, i);
-      plans.push_back(PlanOf(queries_[i]));
+    for (size_t i = 0; i < kBlock; ++i) {
+      queries_.push_back(QueryOf(next_++));
+      plans.push_back(PlanOf(queries_.back()));
     }
     std::vector<storage::ReservationId> reservations(kBlock);
     const double seconds = Seconds([&] {
@@ -268,8 +278,7 @@ class Rounds {
   Sweep sweep_;
 };
 
-void Report(uint32_t entries, const std::vector<Round>& rounds, nlohmann::json& figures) {
-  std::printf("%6s %10s %10s %8s\n", "op", "ns", "hash ns", "ratio");
+void Report(const char* policy, uint32_t entries, const std::vector<Round>& rounds, nlohmann::json& figures) {
   const std::pair<const char*, double Round::*> operations[] = {
       {"match", &Round::match}, {"touch", &Round::touch}, {"evict", &Round::evict}};
   for (const auto& [name, operation] : operations) {
@@ -280,38 +289,53 @@ void Report(uint32_t entries, const std::vector<Round>& rounds, nlohmann::json& 
       ratios.push_back(round.*operation / round.hash_lookup);
     }
     const double ns = Median(times), hash_ns = Median(hash_lookups), ratio = Median(ratios);
-    figures["cases"].push_back(
-        {{"op", name}, {"entries", entries}, {"ns_per_op", ns}, {"hash_lookup_ns", hash_ns}, {"ratio", ratio}});
-    std::printf("%6s %10.0f %10.0f %8.1f\n", name, ns, hash_ns, ratio);
+    figures["cases"].push_back({{"op", name},
+                                {"policy", policy},
+                                {"entries", entries},
+                                {"ns_per_op", ns},
+                                {"hash_lookup_ns", hash_ns},
+                                {"ratio", ratio}});
+    std::printf("%-6s %6s %10.0f %10.0f %8.1f\n", policy, name, ns, hash_ns, ratio);
   }
+}
+
+void Measure(storage::EvictionMode eviction, const char* policy, const Options& options, uint64_t seed,
+             nlohmann::json& figures) {
+  const uint32_t entries = options.quick ? 20'000 : 1'000'000;
+  FullCache cache(entries, eviction);
+  const uint64_t before = StatusBytes("VmRSS");
+  // A tenth more than there is room for: what is remembered of the evicted counts, too.
+  const int32_t published = static_cast<int32_t>(entries + entries / 10);
+  for (int32_t number = 0; number < published; ++number) cache.Publish(cache.Reserve(PlanOf(QueryOf(number))));
+  // The process's peak: only of the first cache it is that cache's own.
+  if (!figures.contains("peak_rss_bytes")) {
+    const uint64_t bytes_per_entry = (StatusBytes("VmRSS") - before) / entries, peak = StatusBytes("VmHWM");
+    std::printf(
+        "%u entries of %u parts: %lu bytes each; peak resident %.0f MiB, of which headers in the tier %.0f MiB\n",
+        entries, kParts, bytes_per_entry, static_cast<double>(peak) / (1 << 20),
+        static_cast<double>(entries * NumberTier::kHeaderBytes) / (1 << 20));
+    std::printf("%-6s %6s %10s %10s %8s\n", "policy", "op", "ns", "hash ns", "ratio");
+    figures["peak_rss_bytes"] = peak;
+    figures["tier_header_bytes"] = entries * NumberTier::kHeaderBytes;
+    figures["bytes_per_entry"] = bytes_per_entry;
+  }
+  Rounds measured(cache, entries, published, seed);
+  std::vector<Round> rounds;
+  for (int i = 0; i < options.repetitions; ++i) rounds.push_back(measured.Run());
+  Report(policy, entries, rounds, figures);
+  figures["peak_used_bytes"] = std::max(figures.value("peak_used_bytes", uint64_t{0}), cache.peak_used_bytes());
+  figures["capacity_bytes"] = cache.capacity_bytes();
 }
 
 }  // namespace
 
 absl::Status Entries(const Options& options, nlohmann::json& figures) {
-  const uint32_t entries = options.quick ? 20'000 : 1'000'000;
   const uint64_t seed = std::random_device()();
   figures["machine"] = Machine();
   figures["seed"] = seed;
   figures["parts"] = kParts;
-  FullCache cache(entries);
-  const uint64_t before = StatusBytes("VmRSS");
-  // A tenth more than there is room for: what is remembered of the evicted counts, too.
-  const int32_t published = static_cast<int32_t>(entries + entries / 10);
-  for (int32_t number = 0; number < published; ++number) cache.Publish(cache.Reserve(PlanOf(QueryOf(number))));
-  const uint64_t bytes_per_entry = (StatusBytes("VmRSS") - before) / entries, peak = StatusBytes("VmHWM");
-  std::printf("%u entries of %u parts: %lu bytes each; peak resident %.0f MiB, of which headers in the tier %.0f MiB\n",
-              entries, kParts, bytes_per_entry, static_cast<double>(peak) / (1 << 20),
-              static_cast<double>(entries * NumberTier::kHeaderBytes) / (1 << 20));
-  Rounds measured(cache, entries, published, seed);
-  std::vector<Round> rounds;
-  for (int i = 0; i < options.repetitions; ++i) rounds.push_back(measured.Run());
-  Report(entries, rounds, figures);
-  figures["peak_rss_bytes"] = peak;
-  figures["tier_header_bytes"] = entries * NumberTier::kHeaderBytes;
-  figures["bytes_per_entry"] = bytes_per_entry;
-  figures["peak_used_bytes"] = cache.peak_used_bytes();
-  figures["capacity_bytes"] = cache.capacity_bytes();
+  Measure(storage::EvictionMode::kPrice, "price", options, seed, figures);
+  Measure(storage::EvictionMode::kLru, "lru", options, seed, figures);
   return absl::OkStatus();
 }
 
