@@ -4,7 +4,6 @@
 #include <cmath>
 
 namespace ashlar::kernels {
-
 namespace {
 
 // Of a token that does not flush.

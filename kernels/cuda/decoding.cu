@@ -162,12 +162,10 @@ class Decoding {
 
   // Token decoding: the state takes in the slots that are filled, and is written where the request flushes.
   void Add(const BufferedRequest& request) {
-    const bool has_rounded = request.rounded.heads != nullptr;
-    Request& staged = Stage(request, request.flush || !has_rounded ? request.state : request.rounded,
-                            request.buffer.filled, request.flush);
+    Request& staged = Stage(request, StartOf(request), request.buffer.filled, request.flush);
     if (!request.flush) return;
     staged.target = StageTarget(request.state);
-    if (has_rounded) staged.rounded = StageTarget(request.rounded);
+    if (request.rounded.heads != nullptr) staged.rounded = StageTarget(request.rounded);
   }
 
   // The state takes in `slots` slots and is written to `target`.

@@ -72,7 +72,7 @@ class HeadDecoder {
 
   // The state, to be asked for in the course of another head's Decode.
   Upcoming State() const {
-    const StateView& start = Start();
+    const StateView& start = StartOf(request_);
     if (start.heads == nullptr) return {};
     return {start.heads[head_], d_k_ * d_v_ * ElementBytes(start.dtype)};
   }
@@ -92,7 +92,7 @@ class HeadDecoder {
       MeetSlots(tokens);
     }
     if (request_.state.heads != nullptr) {
-      HeadState state(shape_, Start(), head_, s_.state);
+      HeadState state(shape_, StartOf(request_), head_, s_.state);
       if (request_.flush && (filled > kSlotBlock || !state.UpdatesAsStored())) state.Load();
       MeetState(state, tokens);
       upcoming.Fetch(kFixedSteps / kFixedParts);
@@ -123,11 +123,6 @@ class HeadDecoder {
  private:
   // How long all takes that is done once a head, in rows of a state; and in how many parts it fetches.
   static constexpr size_t kFixedSteps = 96, kFixedParts = 4;
-
-  // What tokens read.
-  const StateView& Start() const {
-    return request_.flush || request_.rounded.heads == nullptr ? request_.state : request_.rounded;
-  }
 
   size_t Reads(int32_t tokens) const { return static_cast<size_t>(tokens) * (Erases(shape_.family) ? 2 : 1); }
   float* Key(int32_t t) { return s_.keys + static_cast<size_t>(t) * key_width_; }

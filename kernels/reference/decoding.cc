@@ -53,9 +53,7 @@ void Decode(const LinearShape& shape, const BufferedRequest& request, const Toke
             int32_t tokens, float* out, int64_t out_stride) {
   std::vector<double> writes(static_cast<size_t>(shape.d_v));
   for (int32_t h = 0; h < shape.heads; ++h) {
-    const bool reads_rounded = request.rounded.heads != nullptr && !request.flush;
-    const StateView& start = reads_rounded ? request.rounded : request.state;
-    Matrix state = StateBehind(shape, start, request.buffer, request.buffer.filled, h);
+    Matrix state = StateBehind(shape, StartOf(request), request.buffer, request.buffer.filled, h);
     for (int32_t t = 0; t < tokens; ++t) {
       const Token token(shape, inputs, first + t, h);
       Advance(shape, token, h, token.v, state, writes.data());
