@@ -121,6 +121,7 @@ void DaemonProcess::Configure(const DaemonOptions& options) {
       << "workers:\n"
       << "  threads: " << options.threads << "\n"
       << "drain_seconds: " << options.drain_seconds << "\n"
+      << "eviction: " << options.eviction << "\n"
       << SsdYaml(ssd_folder(), options) << options.tenants << options.sessions << options.gpu;
 }
 

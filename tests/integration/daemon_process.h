@@ -28,6 +28,7 @@ struct DaemonOptions {
   std::string sessions;                  // YAML of the field `sessions`; empty: its defaults
   std::string ssd;                       // of such a capacity; empty: no such tier
   std::string admission = "second_use";  // of that tier
+  std::string eviction = "price";
   uint32_t drain_seconds = 2;
   uint32_t threads = 2;
   std::string gpu;                 // YAML of the field `gpu`; empty: none
