@@ -321,8 +321,13 @@ absl::StatusOr<Served> CachedServing::Serve(const RagPrompt& prompt, const Conve
   Served served{.logits = std::vector<float>(refengine::kVocabulary)};
   for (const SegmentResult& segment : last_->match->segments()) {
     if (segment.reason == MissReason::kCovered) continue;
-    ++(segment.hit() ? served.hits : served.misses);
-    if (segment.hit()) ++served.hit_tiers[segment.tier];
+    if (segment.hit()) {
+      ++served.hits;
+      ++served.hit_tiers[segment.tier];
+    } else {
+      ++served.misses;
+      ++served.miss_reasons[segment.reason];
+    }
   }
   const std::vector<ObjectRun> missing = WhatToFill(prompt, *last_->match);
   if (!missing.empty()) {

@@ -120,6 +120,7 @@ absl::Status MainJob::OtherWidths(const RagPrompt& prompt, const std::vector<flo
     const absl::StatusOr<Served> served = serving->Serve(prompt);
     if (!served.ok()) return served.status();
     logits_by_width_[width].push_back(RelativeL2(served->logits, full_logits));
+    serving->last() = {};
   }
   return absl::OkStatus();
 }
@@ -140,6 +141,7 @@ absl::StatusOr<RequestResult> MainJob::Request(const RagPrompt& prompt, const st
   result.hits = cached->hits;
   result.misses = cached->misses;
   result.hit_tiers = cached->hit_tiers;
+  result.miss_reasons = cached->miss_reasons;
   result.landed = static_cast<uint64_t>(std::ranges::count(ashlar.last().landed, true));
   result.computed_tokens = cached->computed_tokens;
   result.full_flops_ratio = full->flops / (full->ttft_ms * 1e-3) / fma_peak_;
@@ -148,6 +150,7 @@ absl::StatusOr<RequestResult> MainJob::Request(const RagPrompt& prompt, const st
   const absl::StatusOr<std::optional<Layer0Error>> layer0 = layer0_->Measure(prompt, ashlar.last(), own_pages_->pool());
   if (!layer0.ok()) return layer0.status();
   result.layer0 = *layer0;
+  ashlar.last() = {};  // leases of what has been served would take the room of what comes next
   if (absl::Status status = OtherWidths(prompt, full->logits); !status.ok()) return status;
   return result;
 }

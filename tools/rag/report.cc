@@ -63,18 +63,29 @@ nlohmann::json ToJson(const std::optional<Layer0Error>& error) {
   return {{"ashlar", error->ashlar}, {"naive", error->naive}, {"zero_transition", error->zero_transition}};
 }
 
-nlohmann::json ToJson(const std::map<TierKind, uint64_t>& hits) {
+// Segments by the tier that had them, or by why none had.
+template <typename Key>
+nlohmann::json ToJson(const std::map<Key, uint64_t>& segments) {
   nlohmann::json json = nlohmann::json::object();
-  for (const auto& [tier, segments] : hits) json[std::string(Name(tier))] = segments;
+  for (const auto& [key, count] : segments) json[std::string(Name(key))] = count;
   return json;
 }
 
-std::map<TierKind, uint64_t> AllHits(const RunResult& run) {
-  std::map<TierKind, uint64_t> hits;
+template <typename Key>
+std::map<Key, uint64_t> OfAll(const RunResult& run, std::map<Key, uint64_t> RequestResult::*segments) {
+  std::map<Key, uint64_t> all;
   for (const RequestResult& request : run.requests) {
-    for (const auto& [tier, segments] : request.hit_tiers) hits[tier] += segments;
+    for (const auto& [key, count] : request.*segments) all[key] += count;
   }
-  return hits;
+  return all;
+}
+
+template <typename Key>
+void Print(const char* what, const std::map<Key, uint64_t>& segments) {
+  std::printf("\n  %s:", what);
+  for (const auto& [key, count] : segments) {
+    std::printf("  %s %lu", std::string(Name(key)).c_str(), static_cast<unsigned long>(count));
+  }
 }
 
 nlohmann::json ToJson(const RequestResult& request) {
@@ -90,6 +101,7 @@ nlohmann::json ToJson(const RequestResult& request) {
                          {"speedup_vs_full", request.speedup()},
                          {"layer0_state_rel_l2", ToJson(request.layer0)}};
   json["hit_tiers"] = ToJson(request.hit_tiers);
+  json["miss_reasons"] = ToJson(request.miss_reasons);
   for (const auto& [way, result] : request.ways) {
     json["ttft_ms"][way] = result.ttft_ms;
     json["next_token"][way] = result.next_token;
@@ -174,10 +186,8 @@ void PrintSummary(const RunResult& run) {
   std::printf("\n  full recompute runs at %.2f of the FMA peak",
               Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; })));
   PrintStored(run);
-  std::printf("\n  segments were found in:");
-  for (const auto& [tier, segments] : AllHits(run)) {
-    std::printf("  %s %lu", std::string(Name(tier)).c_str(), static_cast<unsigned long>(segments));
-  }
+  Print("segments were found in", OfAll(run, &RequestResult::hit_tiers));
+  Print("and missed because", OfAll(run, &RequestResult::miss_reasons));
   std::printf("\n\n  layer-0 states behind each interior, worst relative L2:  ashlar %.1e   naive %.2f   T := 0 %.2f",
               layer0.ashlar, layer0.naive, layer0.zero_transition);
   std::printf("\n  first token's logits, mean relative L2:                  naive %.3f",
@@ -209,7 +219,8 @@ nlohmann::json ToJson(const RunResult& run) {
   summary["flop_floor_speedup"] =
       Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; }));
   summary["full_flops_ratio"] = Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; }));
-  summary["hit_tiers"] = ToJson(AllHits(run));
+  summary["hit_tiers"] = ToJson(OfAll(run, &RequestResult::hit_tiers));
+  summary["miss_reasons"] = ToJson(OfAll(run, &RequestResult::miss_reasons));
   summary["stored"] = ToJson(run.stored, run.epsilon);
   summary["layer0_state_rel_l2"] = ToJson(WorstLayer0(run));
   summary["logits_rel_l2"]["naive"] =

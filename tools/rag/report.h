@@ -26,6 +26,7 @@ struct RequestResult {
   uint64_t segments = 0;  // instructions and sections
   uint64_t hits = 0, misses = 0;
   std::map<TierKind, uint64_t> hit_tiers;
+  std::map<MissReason, uint64_t> miss_reasons;
   uint64_t computed_tokens = 0;           // by Ashlar, fills not counted
   std::map<std::string, WayResult> ways;  // full, prefix, naive, ashlar
   std::optional<Layer0Error> layer0;      // nothing where no interior was landed

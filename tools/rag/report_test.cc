@@ -36,6 +36,21 @@ TEST(Report, TimesAreThoseOfAllHitRequestsOfFullLength) {
   EXPECT_DOUBLE_EQ(summary["next_token_agreement"]["ashlar"], 1);
 }
 
+TEST(Report, SegmentsAreCountedByTierAndByReason) {
+  RunResult run{.sections_per_prompt = 16};
+  run.requests = {Request(16, 3, 1000, 100), Request(16, 2, 1000, 100)};
+  run.requests[0].hit_tiers = {{TierKind::kHbm, 14}};
+  run.requests[0].miss_reasons = {{MissReason::kNeverSeen, 3}};
+  run.requests[1].hit_tiers = {{TierKind::kHbm, 9}, {TierKind::kSsd, 6}};
+  run.requests[1].miss_reasons = {{MissReason::kNeverSeen, 1}, {MissReason::kTooDear, 1}};
+
+  const nlohmann::json json = ToJson(run);
+  EXPECT_EQ(json["summary"]["hit_tiers"], nlohmann::json({{"hbm", 23}, {"ssd", 6}}));
+  EXPECT_EQ(json["summary"]["miss_reasons"], nlohmann::json({{"never_seen", 4}, {"too_dear", 1}}));
+  EXPECT_EQ(json["requests"][1]["hit_tiers"], nlohmann::json({{"hbm", 9}, {"ssd", 6}}));
+  EXPECT_EQ(json["requests"][1]["miss_reasons"], nlohmann::json({{"never_seen", 1}, {"too_dear", 1}}));
+}
+
 TEST(Report, NoRequestOfFullLengthIsNoFigure) {
   RunResult run{.sections_per_prompt = 16};
   run.requests = {Request(3, 0, 30, 3)};

@@ -28,7 +28,8 @@ struct Served {
   uint64_t computed_tokens = 0;
   uint64_t hits = 0, misses = 0;           // segments
   std::map<TierKind, uint64_t> hit_tiers;  // where hits were found
-  double flops = 0;                        // of what was computed at the last: fills are not counted
+  std::map<MissReason, uint64_t> miss_reasons;
+  double flops = 0;  // of what was computed at the last: fills are not counted
 };
 
 class Stopwatch {
