@@ -137,10 +137,12 @@ struct Prompt {
 };
 
 // A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the
-// Match lives. What they point to is vouched for by the verdict of a landing: it checks the tuples' bytes, and from the
-// landing on the lease holds until it is released. A match that was never landed ends after the daemon's
-// leases.unused_seconds, and its memory may then be given to other objects. A checkpoint's heads are of form kZero:
-// nothing that came before counts. view.position is where the segment starts in the prompt.
+// Match lives. A hit may still be on its way up from a slower tier, and its bytes are there layer by layer: a tuple is
+// read only behind a WaitLayers that covers its layer, or behind the verdict, of a landing of this very Match; before
+// that even the exponents in view.heads may be others. What tuples point to is vouched for by the verdict: a landing
+// checks their bytes, and from it on the lease holds until it is released. A match that was never landed ends after the
+// daemon's leases.unused_seconds, and its memory may then be given to other objects. A checkpoint's heads are of form
+// kZero: nothing that came before counts. view.position is where the segment starts in the prompt.
 //
 // Where the hbm tier lies on a GPU, states, transitions and tails do, too: `memory` says so, and their pointers are for
 // that GPU's kernels and copies. It could be written there, unlike anywhere else: an engine that does spoils what its
@@ -183,10 +185,12 @@ class Landing {
   Landing& operator=(Landing&&) noexcept;
   ~Landing();  // cancels, and waits until the slots are quiet, however long the daemon takes
 
-  // Waits until the daemon is through with `layers` attention layers of all segments: work on them may overlap with the
-  // rest, but no token may be emitted before the verdict. True need not mean that all is well: of a segment that was
-  // found corrupt in one of those layers only the verdict tells. False: the landing is over with a miss, or the
-  // deadline came.
+  // Waits until the daemon is through with the first `layers` layers of the model, of all segments: keys and values of
+  // its attention layers are in their slots, tuples of its linear layers have come up and are as they were published.
+  // Linear layers come together with the attention layer behind them, those behind the last with the verdict. Work on
+  // such layers may overlap with the rest, but no token may be emitted before the verdict. True need not mean that all
+  // is well: of a segment that was found corrupt in one of those layers only the verdict tells. False: the landing is
+  // over with a miss, the daemon had to be asked for nothing, or the deadline came.
   bool WaitLayers(uint32_t layers, std::chrono::milliseconds timeout);
 
   // The final verdict, one reason a segment as given to Land (kNone: landed). If the daemon does not answer in time the
@@ -253,6 +257,10 @@ struct LandSegment {
   static constexpr uint32_t kPrefix = UINT32_MAX;
   uint32_t segment = 0;
   uint64_t first_position = 0;
+  // For Land: its keys and values stand in pages already, as of a segment that another request has filled
+  // (client/shared_pages.h), or are not wanted. Only its tuples come up and are verified, and no slot is written; pages
+  // must be declared all the same.
+  bool tuples_only = false;
 };
 
 // What Model::LookupAndLand found, and the landing of all of it.
@@ -395,7 +403,8 @@ class Model {
   Match Lookup(const Prompt& prompt);
   // What another process of this tenant found for the same prompt, of this model's shard: held beside that process, for
   // another shard by a lease of its own. What it found of another model, or of shards of another size, is missed
-  // (kInvalidRequest), all of it when the lease has ended (kLeaseLost).
+  // (kInvalidRequest), all of it when the lease has ended (kLeaseLost). Before its tuples are read this process lands
+  // it, too, at least with LandSegment::tuples_only.
   Match Attach(const std::string& lease, std::span<const uint64_t> segment_lengths);
 
   // At most one engine computes a segment: a second one is told kBeingPublished or kAlreadyPresent. kDeclined: the

@@ -31,7 +31,8 @@ class LandCall {
   // Cancels the call: nobody waits for what it lands.
   void GiveUp();
 
-  // Until so many layers are done, or the call is over. False: it is over, or the deadline came first.
+  // Until so many attention layers are done, or the call is over (UINT32_MAX: until that). True: they are done, and no
+  // segment is said to be a miss.
   bool WaitLayers(uint32_t layers, Deadline deadline);
   // The daemon's verdict, one MissReason a segment; or why there is none. At the deadline the call is cancelled.
   absl::StatusOr<std::vector<uint32_t>> WaitVerdict(Deadline deadline);

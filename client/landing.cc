@@ -12,7 +12,9 @@ Landing::~Landing() = default;
 
 bool Landing::WaitLayers(uint32_t layers, std::chrono::milliseconds timeout) {
   if (impl_->birthplace.InChild() || impl_->call == nullptr) return false;
-  return impl_->call->WaitLayers(layers, internal::After(timeout));
+  if (!impl_->call->WaitLayers(impl_->order.AttentionLayersFor(layers), internal::After(timeout))) return false;
+  impl_->Arrived(layers);
+  return true;
 }
 
 std::vector<MissReason> Landing::Wait(std::chrono::milliseconds timeout) {
@@ -38,6 +40,10 @@ std::vector<MissReason> Landing::Wait(std::chrono::milliseconds timeout) {
     } else {
       reason = MissReason::kDaemonUnavailable;  // a daemon that answers for other segments
     }
+  }
+  // What has missed may not have come, and may be landed again.
+  for (size_t i = 0; i < landing.reasons.size(); ++i) {
+    if (landing.reasons[i] == MissReason::kNone && landing.tuples[i] != nullptr) landing.tuples[i]->Arrived(UINT32_MAX);
   }
   return landing.reasons;
 }

@@ -34,7 +34,7 @@ std::optional<MatchAndLanding> Model::Impl::TryLookupAndLand(Model& model, const
   internal::Describe(prompt, opened->uses_prefixes(), *request.mutable_prompt());
   if (request.ByteSizeLong() + kCallBytes > limits::kMaxRequestBytes) return std::nullopt;
 
-  auto landing = std::make_unique<Landing::Impl>();
+  auto landing = std::make_unique<Landing::Impl>(opened->layout());
   landing->model = binding->model;
   landing->lease = *std::move(lease);
   landing->pages = binding->pages;
@@ -58,6 +58,7 @@ std::optional<MatchAndLanding> Model::Impl::TryLookupAndLand(Model& model, const
     landing->asked = *std::move(places);
     landing->reasons.assign(segments.size(), MissReason::kNone);
     landing->decided = segments.empty();
+    for (const LandSegment& segment : segments) landing->tuples.push_back(match->TuplesIn(segment.segment));
     return MatchAndLanding{Match(std::move(match)), std::move(segments), Landing(std::move(landing))};
   }
 

@@ -139,10 +139,6 @@ absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) 
   tuples_[layer].view = {.heads = heads_.data() + heads_.size(),
                          .transition_dtype = static_cast<kernels::DType>(tuple->transition_dtype),
                          .state_dtype = static_cast<kernels::DType>(tuple->state->dtype)};
-  std::vector<int32_t> exponents(tuple->exponents == nullptr ? 0 : linear.value_heads);
-  if (!exponents.empty()) {
-    arenas_.front()->CopyOut(exponents.data(), Unit(*tuple->exponents, 0), exponents.size() * sizeof(int32_t));
-  }
   for (uint32_t head = 0; head < linear.value_heads; ++head) {
     const TupleParts::Transition& transition = tuple->transitions[head];
     kernels::HeadTuple& out =
@@ -150,9 +146,24 @@ absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) 
                                                .rank = static_cast<int32_t>(transition.rank),
                                                .state = Unit(*tuple->state, head)});
     if (transition.part != nullptr) out.transition = Unit(*transition.part, transition.unit);
-    if (!exponents.empty()) out.state_exponent = exponents[head];
+  }
+  if (tuple->exponents != nullptr) {
+    exponents_.push_back(
+        {layer, Unit(*tuple->exponents, 0), std::span(heads_).last(static_cast<size_t>(linear.value_heads))});
+    Read(exponents_.back());
   }
   return absl::OkStatus();
+}
+
+void MappedObject::Read(const Exponents& exponents) const {
+  std::vector<int32_t> copy(exponents.heads.size());
+  arenas_.front()->CopyOut(copy.data(), exponents.stored, copy.size() * sizeof(int32_t));
+  for (size_t head = 0; head < copy.size(); ++head) exponents.heads[head].state_exponent = copy[head];
+}
+
+void MappedObject::Arrived(uint32_t layers) {
+  const std::lock_guard lock(mutex_);
+  for (; arrived_ < exponents_.size() && exponents_[arrived_].layer < layers; ++arrived_) Read(exponents_[arrived_]);
 }
 
 const std::byte* MappedObject::Unit(const Part& part, uint32_t unit) const {

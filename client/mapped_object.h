@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -36,10 +37,15 @@ struct ExpectedObject {
 class MappedObject {
  public:
   // Reads the header and forms the tables of tuples; of the parts only exponents are read, so this takes microseconds
-  // whatever their size. DATA_LOSS: the header is not what `expected` says, or parts do not fit the layout.
-  // OUT_OF_RANGE: a run lies outside its arena. The runs are in the object's order.
+  // whatever their size. All but the header may still be on its way up from another tier. DATA_LOSS: the header is not
+  // what `expected` says, or parts do not fit the layout. OUT_OF_RANGE: a run lies outside its arena. The runs are in
+  // the object's order.
   static absl::StatusOr<std::unique_ptr<MappedObject>> Open(std::span<const MappedRun> runs,
                                                             const ExpectedObject& expected);
+
+  // What the first `layers` layers have has come by now, all of it: reads their exponents anew, each once. Whoever uses
+  // tuples of these layers does so behind this call. Thread-safe.
+  void Arrived(uint32_t layers);
 
   MappedObject(const MappedObject&) = delete;
   MappedObject& operator=(const MappedObject&) = delete;
@@ -56,6 +62,12 @@ class MappedObject {
   absl::Status FormSpan(const ExpectedObject& expected);
   absl::Status FormRows(uint32_t layer, PartForm form, uint64_t row_bytes, MappedRows& rows) const;
   absl::Status FormHeads(const LinearLayer& linear, uint32_t layer);
+  struct Exponents {
+    uint32_t layer;
+    const std::byte* stored;
+    std::span<kernels::HeadTuple> heads;
+  };
+  void Read(const Exponents& exponents) const;
   const std::byte* Unit(const Part& part, uint32_t unit) const;
   absl::StatusOr<ObjectHeader> ReadHeader() const;
 
@@ -64,6 +76,9 @@ class MappedObject {
   ObjectHeader header_;
   std::vector<kernels::HeadTuple> heads_;  // every tuple's table, one behind the other; sized once
   std::vector<MappedTuple> tuples_;
+  std::mutex mutex_;
+  std::vector<Exponents> exponents_;  // ascending by layer
+  size_t arrived_ = 0;                // of them; guarded by mutex_
   MappedSpan span_;
 };
 

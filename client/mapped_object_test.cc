@@ -148,6 +148,39 @@ TEST_F(MappedObjectTest, PointsAtTheStatesBehindAPrefix) {
   }
 }
 
+// Of an object that is on its way up, the exponents that were there when it was mapped may be anything.
+TEST_F(MappedObjectTest, ReadsExponentsAnewWhenTheyHaveArrived) {
+  for (Layer& layer : layout_.layers) {
+    if (auto* linear = std::get_if<LinearLayer>(&layer)) linear->state_dtype = DType::kF16;
+  }
+  Store(ObjectKind::kSegment);
+  const auto write = [&](uint32_t layer, int32_t first) {
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      const int32_t exponent = first + static_cast<int32_t>(head);
+      std::memcpy(At(header_.Find(layer, PartForm::kStateExponents)->offset) + head * sizeof exponent, &exponent,
+                  sizeof exponent);
+    }
+  };
+  const auto object = MappedObject::Open(runs_, Expected());
+  ASSERT_TRUE(object.ok()) << object.status();
+  const auto exponent = [&](uint32_t layer, uint32_t head) {
+    return (*object)->tuples()[layer].view.heads[head].state_exponent;
+  };
+  write(0, 5);
+  (*object)->Arrived(1);
+  write(2, -7);
+  for (uint32_t head = 0; head < kHeads; ++head) {
+    EXPECT_EQ(exponent(0, head), 5 + static_cast<int32_t>(head));
+    EXPECT_EQ(exponent(2, head), 0) << "it has not arrived";
+  }
+  write(0, 50);
+  (*object)->Arrived(UINT32_MAX);
+  for (uint32_t head = 0; head < kHeads; ++head) {
+    EXPECT_EQ(exponent(0, head), 5 + static_cast<int32_t>(head)) << "once";
+    EXPECT_EQ(exponent(2, head), -7 + static_cast<int32_t>(head));
+  }
+}
+
 // Every form that a head may have, in every type, points where the table says.
 TEST_F(MappedObjectTest, ReadsEveryFormFromTheTable) {
   const uint32_t seed = std::random_device{}();

@@ -133,6 +133,11 @@ Match::Impl::Objects Match::Impl::ObjectsOf(const LandSegment& segment) const {
   return {found.reason, segment.segment, segment.segment + 1};
 }
 
+std::shared_ptr<MappedObject> Match::Impl::TuplesIn(uint32_t segment) const {
+  if (segment == LandSegment::kPrefix) return checkpoint;
+  return segment < objects.size() ? objects[segment] : nullptr;
+}
+
 std::vector<LandSegment> Match::Impl::WhatToLand() const {
   std::vector<LandSegment> landable;
   if (prefix_objects > 0) landable.push_back({.segment = LandSegment::kPrefix});

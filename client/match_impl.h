@@ -38,6 +38,8 @@ struct Match::Impl {
     uint32_t first = 0, last = 0;
   };
   Objects ObjectsOf(const LandSegment& segment) const;
+  // Of such a segment, the object that has its tuples; null: there is none.
+  std::shared_ptr<internal::MappedObject> TuplesIn(uint32_t segment) const;
   // All that there is to land, where it stands in the prompt: the prefix, then the hit segments.
   std::vector<LandSegment> WhatToLand() const;
   // Where each object that the daemon answered as a hit (segments, then the prefix's) stands among those. Nothing where
@@ -58,11 +60,11 @@ struct Match::Impl {
   uint64_t prefix_depth = 0;
   std::vector<uint64_t> checkpoint_positions;
   std::vector<SegmentResult> segments;
-  std::vector<std::unique_ptr<internal::MappedObject>> objects;  // one a segment; null for a miss
+  std::vector<std::shared_ptr<internal::MappedObject>> objects;  // one a segment; null for a miss
   PrefixResult prefix;
   std::vector<uint64_t> resumable;
   uint32_t prefix_objects = 0;                         // in the lease, behind the segments
-  std::unique_ptr<internal::MappedObject> checkpoint;  // among them, the last or before the span; null: no prefix
+  std::shared_ptr<internal::MappedObject> checkpoint;  // among them, the last or before the span; null: no prefix
   std::unique_ptr<internal::MappedObject> span;        // the last of them; null: there is none
   internal::Birthplace birthplace;
 };

@@ -6,6 +6,8 @@
 // A request is admitted with all its pages: of every segment one copy that all requests reference, and pages of its own
 // for what it recomputes and decodes. Whoever is told kToFill brings the segment there, by computing it or by a landing
 // (Model::Land with a page table of the segment's pages and first_position = placement.first_slot), and then says so.
+// Of segments that are filled already it lands the tuples alone (LandSegment::tuples_only): these may have to come up
+// yet.
 #pragma once
 
 #include <cstdint>

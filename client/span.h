@@ -29,7 +29,8 @@ struct MappedRows {
 };
 
 // The inputs of a span's tokens, as PartForm::kSpanKeys to kSpanConvInputs say. Life and validity are those of
-// MappedTuple: the verdict of a landing vouches for them.
+// MappedTuple: rows of a layer may be on their way up, and are read only behind a landing's WaitLayers that covers it,
+// or behind the verdict, which vouches for them.
 struct MappedSpan {
   struct Layer {
     MappedRows keys, values, gates, betas, conv_inputs;

@@ -112,7 +112,7 @@ std::vector<PublishOutcome> Model::Publish(std::span<const Publication> objects)
 }
 
 Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments) {
-  auto landing = std::make_unique<Landing::Impl>();
+  auto landing = std::make_unique<Landing::Impl>(impl_->opened->layout());
   const Match::Impl& matched = *match.impl_;
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
   MissReason refusal = MissReason::kNone;  // of the landing as a whole
@@ -127,17 +127,26 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
   }
 
   v1::LandRequest request;
+  std::vector<size_t> tuples_only;  // for each object of that field, its place in `reasons`
   for (const LandSegment& segment : segments) {
     const Match::Impl::Objects objects = matched.ObjectsOf(segment);
+    const size_t place = landing->reasons.size();
     landing->reasons.push_back(objects.reason != MissReason::kNone ? objects.reason : refusal);
+    landing->tuples.push_back(matched.TuplesIn(segment.segment));
     if (landing->reasons.back() != MissReason::kNone) continue;
     for (uint32_t object = objects.first; object < objects.last; ++object) {
-      landing->asked.push_back(landing->reasons.size() - 1);
+      if (segment.tuples_only) {
+        tuples_only.push_back(place);
+        request.add_tuples_only(object);
+        continue;
+      }
+      landing->asked.push_back(place);
       v1::LandSegment* asked = request.add_segments();
       asked->set_segment(object);
       asked->set_first_position(segment.first_position);
     }
   }
+  landing->asked.insert(landing->asked.end(), tuples_only.begin(), tuples_only.end());
   if (landing->asked.empty()) {
     landing->decided = true;
     return Landing(std::move(landing));

@@ -62,8 +62,9 @@ absl::Status EngineService::Landing::Read(const Request& request, const Session&
 }
 
 absl::Status EngineService::Landing::ReadSegments(const v1::LandRequest& request) {
-  if (static_cast<uint64_t>(request.segments_size()) > limits::kMaxObjectsPerLanding) {
-    return Bad("segments: more than ", limits::kMaxObjectsPerLanding);
+  const auto objects = static_cast<uint64_t>(request.segments_size()) + request.tuples_only_size();
+  if (objects > limits::kMaxObjectsPerLanding) {
+    return Bad("segments and tuples_only: more than ", limits::kMaxObjectsPerLanding);
   }
   std::set<uint32_t> given;
   for (int i = 0; i < request.segments_size(); ++i) {
@@ -71,6 +72,11 @@ absl::Status EngineService::Landing::ReadSegments(const v1::LandRequest& request
     if (!given.insert(segment.segment()).second) return Bad("segments[", i, "].segment: given twice");
     if (segment.first_position() > kMaxPosition) return Bad("segments[", i, "].first_position: out of range");
     target.segments.push_back({segment.segment(), segment.first_position()});
+  }
+  for (int i = 0; i < request.tuples_only_size(); ++i) {
+    const uint32_t segment = request.tuples_only(i);
+    if (!given.insert(segment).second) return Bad("tuples_only[", i, "]: given twice");
+    target.segments.push_back({.index = segment, .tokens = 0});
   }
   return absl::OkStatus();
 }
@@ -159,7 +165,7 @@ absl::Status EngineService::Landing::CheckTargets(const storage::Match& match,
     if (header.kind != ObjectKind::kSegment && segment.first_position != 0) {
       return Bad(field, ".first_position: a prefix stands at 0");
     }
-    if (header.stored_tokens == 0) continue;
+    if (header.stored_tokens == 0 || segment.tokens == 0) continue;  // writes nothing
     const uint64_t first = segment.first_position + header.first_token;
     const uint64_t tokens = std::min(header.stored_tokens, match.prefix.RowsOf(segment.index));
     const absl::Status inside = pages->CheckPositions(target.page_table, first, tokens);

@@ -117,6 +117,11 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
       {"pages_id: unknown handle 999", [](auto& r) { r.set_pages_id(999); }},
       {"segments[1].segment: the match has 2", [](auto& r) { r.mutable_segments(1)->set_segment(2); }},
       {"segments[1].segment: given twice", [](auto& r) { r.mutable_segments(1)->set_segment(0); }},
+      {"tuples_only[1]: given twice",
+       [](auto& r) {
+         r.add_tuples_only(2);
+         r.add_tuples_only(0);
+       }},
       {"segments[0].first_position: a prefix stands at 0",
        [](auto& r) { r.mutable_segments(0)->set_first_position(4); }},
       {"segments[1].first_position: out of range",

@@ -46,6 +46,7 @@ const absl::flat_hash_map<const FieldDescriptor*, uint64_t>& RepeatedFields() {
       {Field<v1::AbandonRequest>(v1::AbandonRequest::kReservationsFieldNumber), limits::kMaxObjectsPerCall},
       {Field<v1::LandRequest>(v1::LandRequest::kPageTableFieldNumber), limits::kMaxPromptTokens},
       {Field<v1::LandRequest>(v1::LandRequest::kSegmentsFieldNumber), limits::kMaxObjectsPerLanding},
+      {Field<v1::LandRequest>(v1::LandRequest::kTuplesOnlyFieldNumber), limits::kMaxObjectsPerLanding},
       {Field<v1::LookupAndLandRequest>(v1::LookupAndLandRequest::kPageTableFieldNumber), limits::kMaxPromptTokens},
       {Field<v1::AdvanceRequest>(v1::AdvanceRequest::kStepsFieldNumber), limits::kMaxStepsPerComposition},
       {Field<v1::ComposeRequest>(v1::ComposeRequest::kSegmentsFieldNumber), limits::kMaxStepsPerComposition},

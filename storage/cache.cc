@@ -229,7 +229,9 @@ void Cache::Land(SessionId session, LandingId landing, const LeaseId& lease, Lan
   });
   impl_->leases.Use(lease, composed);
   if (const MatchedPrefix* const prefix = impl_->leases.Prefix(lease)) {
-    for (LandTarget::Segment& segment : target.segments) segment.tokens = prefix->RowsOf(segment.index);
+    for (LandTarget::Segment& segment : target.segments) {
+      segment.tokens = std::min(segment.tokens, prefix->RowsOf(segment.index));
+    }
   }
   impl_->lander.Land(session, *tenant, landing, *found, impl_->leases.Verified(lease), std::move(target),
                      std::move(callbacks));

@@ -124,10 +124,10 @@ class Cache {
   void Commit(SessionId session, PrefixCommit commit, std::function<void(std::vector<CommitOutcome>)> done);
 
   // Lands the given segments of a lease layer by layer; also verifies the checksums of their tuples, which the engine
-  // reads in place. A copy that fails its checksum is dropped from the cache. A segment that does not fit the target
-  // (an index outside the match, pages of another shape, a page table too short) is not touched and missed with
-  // kInvalidRequest; so is every segment of a landing whose id this session already uses. `done` may be called before
-  // Land returns.
+  // reads in place (of segments of no token these alone). A copy that fails its checksum is dropped from the cache. A
+  // segment that does not fit the target (an index outside the match, pages of another shape, a page table too short)
+  // is not touched and missed with kInvalidRequest; so is every segment of a landing whose id this session already
+  // uses. `done` may be called before Land returns.
   void Land(SessionId session, LandingId landing, const LeaseId& lease, LandTarget target, LandCallbacks callbacks);
   // Applies interiors of a lease (all zero: none is needed) and runs of tokens to running states. Tuples that no
   // landing of this lease has verified are verified first; a copy that fails its checksum is dropped from the cache.

@@ -110,7 +110,7 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
     end(task);
   });
   calls.reset();
-  if (!cancelled()) conclude();  // steps without tasks: all their sources are corrupt
+  if (!cancelled()) conclude();  // steps without tasks
 }
 
 LandJob::Check* LandJob::FindScales(const Check& rows, std::span<Check> behind) {
@@ -186,7 +186,8 @@ std::vector<LandJob::Check> LandJob::StepChecks(size_t step) {
     const std::vector<Part>& parts = source.object->header->parts;  // ascending by layer
     for (auto part = std::ranges::lower_bound(parts, begin, {}, &Part::layer); part != parts.end() && part->layer < end;
          ++part) {
-      if (part->Empty() || (source.repeats && !IsPaged(part->form))) continue;
+      const bool wanted = IsPaged(part->form) ? source.tokens > 0 : !source.repeats;
+      if (part->Empty() || !wanted) continue;
       checks.push_back({&source, PartCheck(source.object->bytes, *part)});
     }
   }

@@ -28,7 +28,7 @@ struct LandSource {
   const ObjectHeader* header = nullptr;
   const Slot* slot = nullptr;
   uint64_t first_position = 0;   // where the run's token 0 stands
-  uint64_t tokens = UINT64_MAX;  // of the stored ones that are landed, from the first on: at least 1
+  uint64_t tokens = UINT64_MAX;  // of the stored ones that are landed, from the first on; 0: only tuples are verified
 };
 
 // A landing in steps, one an attention layer: verifies the linear layers before it, then lands its keys and values.

@@ -5,6 +5,16 @@
 #include "proto/limits.h"
 
 namespace ashlar::storage {
+namespace {
+
+uint64_t BytesOf(const ObjectHeader& object, const LandTarget::Segment& segment) {
+  if (segment.tokens > 0) return object.bytes;
+  uint64_t bytes = 0;
+  for (const Part& part : object.parts) bytes += IsPaged(part.form) ? 0 : part.Bytes();
+  return bytes;
+}
+
+}  // namespace
 
 Lander::Lander(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Observer& observer)
     : pool_(pool), mover_(mover), clock_(clock), drain_(drain), observer_(observer) {}
@@ -44,6 +54,7 @@ std::vector<LandSource> Lander::Sort(Landing& landing, std::span<const Pool::Res
       sources.push_back({&object->header, &object->top().slot, segment.first_position, segment.tokens});
     }
     landing.verdict.push_back(verdict);
+    landing.bytes.push_back(object ? BytesOf(object->header, segment) : 0);
     landing.objects.push_back(std::move(object));
   }
   return sources;
@@ -125,7 +136,7 @@ void Lander::Measure(const Landing& landing) {
   uint64_t bytes = 0;
   for (const size_t segment : landing.moving) {
     if (landing.verdict[segment] != MissReason::kNone) return;
-    bytes += landing.objects[segment]->header.bytes;
+    bytes += landing.bytes[segment];
   }
   pool_.Landed(bytes, clock_.Now() - landing.started - landing.waited);
 }
@@ -135,7 +146,7 @@ void Lander::Conclude(Landing landing) {
   for (size_t i = 0; i < landing.verdict.size(); ++i) {
     const Pool::Reference& object = landing.objects[i];
     if (landing.verdict[i] == MissReason::kNone) {
-      landed_bytes += object->header.bytes;
+      landed_bytes += landing.bytes[i];
     } else if (object) {
       observer_.Miss(landing.tenant, object->header.kind, landing.verdict[i], object->header.tokens);
     } else {

@@ -48,6 +48,7 @@ class Lander {
     TenantId tenant;
     std::vector<Pool::Reference> objects;  // one a segment asked for; empty where there is none
     std::vector<MissReason> verdict;
+    std::vector<uint64_t> bytes;     // of those, what is moved or verified
     std::vector<size_t> moving;      // which of them the mover lands
     std::vector<uint32_t> segments;  // of those, their indices in the match
     std::vector<uint32_t> layers;    // attention layers, in the order in which they land

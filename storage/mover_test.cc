@@ -20,6 +20,7 @@ namespace ashlar::storage {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -46,10 +47,11 @@ class MoverTest : public ::testing::TestWithParam<const kernels::Kernels*> {
     std::optional<MissReason> done;
   };
   std::unique_ptr<Events> Land(const std::vector<std::pair<const Object*, uint64_t>>& objects, const TestPages& pages,
-                               CancelFlag cancel = {}) {
+                               CancelFlag cancel = {}, const std::vector<const Object*>& tuples_only = {}) {
     auto events = std::make_unique<Events>();
     std::vector<LandSource> sources;
     for (const auto& [object, position] : objects) sources.push_back({&object->header, &object->slot, position});
+    for (const Object* object : tuples_only) sources.push_back({&object->header, &object->slot, 0, /*tokens=*/0});
     Events* told = events.get();
     mover_.Land(std::move(sources), TestTarget(pages, {}), std::move(cancel),
                 {.progress = [told](uint32_t layers) { told->progress.push_back(layers); },
@@ -125,6 +127,47 @@ TEST_P(MoverTest, FindsEveryCorruptPartAndLandsTheOthers) {
     EXPECT_THAT(events->corrupt, ElementsAre(0));
     EXPECT_LT(LandingError(pages, good.header, good.text, 200), 1e-5);
     tier_->Free(bad.slot);
+  }
+}
+
+// Of no token: rows are neither landed nor looked at, tuples are.
+TEST_P(MoverTest, VerifiesTheTuplesOfWhatIsNotToBeLanded) {
+  const TestPages pages(40);
+  const Object good = Publish(1, 80);
+  for (const Part& part : TestPlan(2, 120).parts) {
+    SCOPED_TRACE(std::string(Name(part.form)) + " of layer " + std::to_string(part.layer));
+    Object bad = Publish(2, 120);
+    Corrupt(*tier_, bad.slot, bad.header, part.layer, part.form);
+    std::ranges::fill(TestPages(pages).memory(), 0.0f);
+    const auto events = Land({{&good, 200}}, pages, {}, /*tuples_only=*/{&bad});
+    executor_.CompleteAll();
+    EXPECT_EQ(events->done, MissReason::kNone);
+    EXPECT_THAT(events->corrupt, ElementsAreArray(std::vector<size_t>(IsPaged(part.form) ? 0 : 1, 1)));
+    EXPECT_LT(LandingError(pages, good.header, good.text, 200), 1e-5);
+    for (uint64_t position = 0; position < 120; ++position) EXPECT_EQ(*pages.Value(0, position, 0), 0) << position;
+    tier_->Free(bad.slot);
+  }
+}
+
+// The same object twice: one lands its rows, the other wants none, in either order.
+TEST_P(MoverTest, LandsWhatAnotherWantsTheTuplesOf) {
+  const TestPages pages(40);
+  const Object object = Publish(1, 120);
+  for (const bool rows_first : {false, true}) {
+    SCOPED_TRACE(rows_first);
+    std::ranges::fill(TestPages(pages).memory(), 0.0f);
+    std::vector<LandSource> sources = {{&object.header, &object.slot, 200},
+                                       {&object.header, &object.slot, 0, /*tokens=*/0}};
+    if (!rows_first) std::swap(sources[0], sources[1]);
+    std::optional<MissReason> done;
+    mover_.Land(std::move(sources), TestTarget(pages, {}), {},
+                {.progress = [](uint32_t) {},
+                 .corrupt = [](size_t) { FAIL(); },
+                 .done = [&](MissReason outcome) { done = outcome; }});
+    executor_.CompleteAll();
+    EXPECT_EQ(done, MissReason::kNone);
+    EXPECT_LT(LandingError(pages, object.header, object.text, 200), 1e-5);
+    EXPECT_EQ(*pages.Value(0, 0, 0), 0);
   }
 }
 

@@ -59,7 +59,7 @@ struct LandTarget {
     uint32_t index = 0;           // in the match
     uint64_t first_position = 0;  // where the segment's token 0 stands
     // Of its stored tokens, so many from the first on: as much of a span as the prompt has in common with it. What is
-    // not landed is verified all the same.
+    // not landed is verified all the same; but of 0, tuples alone.
     uint64_t tokens = UINT64_MAX;
   };
   std::vector<PagedRows> rows;  // one for every attention layer, ascending

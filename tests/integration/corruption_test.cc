@@ -52,6 +52,17 @@ TEST_F(Corruption, OfTuples) {
   ExpectMissed(1);
 }
 
+TEST_F(Corruption, IsFoundByWhoWantsTheTuplesAlone) {
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.StateOfHead(ObjectKind::kSegment, prompt_[1], 2, 3)), 1);
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.ValueRow(ObjectKind::kSegment, prompt_[2], 3, 50)), 1);
+  const Match match = engine_.Lookup(prompt_);
+  std::vector<LandSegment> all;
+  for (uint32_t i = 0; i < prompt_.size(); ++i) all.push_back({.segment = i, .tuples_only = true});
+  EXPECT_THAT(engine_.model().Land(match, {}, all).Wait(kPatience),
+              ElementsAre(MissReason::kNone, MissReason::kChecksumFailed, MissReason::kNone, MissReason::kNone));
+  EXPECT_EQ(engine_.Land(match, prompt_).Wait(kPatience)[2], MissReason::kChecksumFailed) << "who wants them finds out";
+}
+
 TEST_F(Corruption, OfACheckpoint) {
   ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.StateOfHead(ObjectKind::kCheckpoint, prompt_[0], 0, 0)), 1);
   ExpectMissed(0);

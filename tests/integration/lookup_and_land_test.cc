@@ -60,7 +60,7 @@ TEST_F(LookupAndLand, LandsAllWhereItStands) {
     auto [match, segments, landing] = engine_.LookupAndLand(prompt_);
     EXPECT_THAT(ReasonsOf(match), Each(MissReason::kNone));
     EXPECT_EQ(match.prefix_depth(), prompt_[0].size());
-    EXPECT_TRUE(landing.WaitLayers(2, kPatience));
+    EXPECT_TRUE(landing.WaitLayers(4, kPatience));
     EXPECT_THAT(landing.Wait(kPatience), ElementsAre(MissReason::kNone, MissReason::kNone, MissReason::kNone));
     EXPECT_TRUE(landing.quiet());
     EXPECT_TRUE(match.valid());

@@ -165,6 +165,8 @@ TEST_F(PrefixSpan, TheDaemonRebuildsWithTheSameBits) {
   Keep(engine);
   const Match match = engine.Lookup(Join(First(text_, 613), MakeRun(2, 30)));
   ASSERT_EQ(match.prefix().span_tokens, 13u);
+  const LandSegment prefix{.segment = LandSegment::kPrefix, .tuples_only = true};
+  ASSERT_THAT(engine.model().Land(match, {}, {&prefix, 1}).Wait(kPatience), testing::Each(MissReason::kNone));
   const Layout layout = engine.Whole();
   const SpanInputs inputs(std::get<LinearLayer>(layout.layers[2]), *match.prefix_span(), 2);
   kernels::TokenInputs rows = inputs.inputs();

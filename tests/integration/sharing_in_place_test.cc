@@ -94,11 +94,16 @@ class InPlaceEngine {
     return own;
   }
 
-  // Lands what this request is to fill, each segment by itself: its pages are the same for every request.
+  // Lands what this request is to fill, each segment by itself: its pages are the same for every request. Of the others
+  // the tuples alone have to come.
   void Fill(Request& request) {
+    std::vector<LandSegment> filled;
     for (uint32_t i = 0; i < request.admission->segments().size(); ++i) {
       const Admission::Segment& segment = request.admission->segments()[i];
-      if (segment.content != PageContent::kToFill) continue;
+      if (segment.content != PageContent::kToFill) {
+        filled.push_back({.segment = i, .tuples_only = true});
+        continue;
+      }
       ++request.landings;
       const LandSegment target{i, segment.placement.first_slot};
       const std::vector<int32_t> table = request.admission->PageTable(i);
@@ -106,6 +111,7 @@ class InPlaceEngine {
                   testing::ElementsAre(MissReason::kNone));
       EXPECT_TRUE(request.admission->MarkFilled({&i, 1}));
     }
+    EXPECT_THAT(model_.Land(*request.match, {}, filled).Wait(kPatience), testing::Each(MissReason::kNone));
   }
 
   void Place(const RagPrompt& prompt, const std::vector<bool>& shared, Request& request) {

@@ -329,15 +329,20 @@ void TestEngine::ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first
 }
 
 void TestEngine::ExpectTuples(const Match& match, size_t segment, const Tokens& run) const {
+  ASSERT_NE(match.tuples(segment), nullptr);
+  ASSERT_EQ(match.tuples(segment)->size(), layout_.layers.size());
+  for (uint32_t layer = 0; layer < layout_.layers.size(); layer += 2) ExpectTuple(match, segment, run, layer);
+}
+
+void TestEngine::ExpectTuple(const Match& match, size_t segment, const Tokens& run, uint32_t layer) const {
   const ObjectKind kind = KindOf(segment);
-  const std::vector<MappedTuple>* tuples = match.tuples(segment);
-  ASSERT_NE(tuples, nullptr);
-  ASSERT_EQ(tuples->size(), layout_.layers.size());
-  const auto expect = [&](uint32_t layer, PartForm form, uint64_t first, const void* mapped, uint64_t floats) {
+  ASSERT_NE(match.tuples(segment), nullptr);
+  const MappedTuple& tuple = (*match.tuples(segment))[layer];
+  const auto expect = [&](PartForm form, uint64_t first, const void* mapped, uint64_t floats) {
     std::vector<float> content(floats);
     Content(kind, run, layer, form, shape_.shard.rank).Write(content.data(), first, floats);
     std::vector<float> copy;
-    if ((*tuples)[layer].memory == kernels::MemoryKind::kDevice) {
+    if (tuple.memory == kernels::MemoryKind::kDevice) {
       std::string why;
       copy.resize(floats);
       kernels::FindGpu(0, &why)->CopyOut(copy.data(), mapped, floats * sizeof(float));
@@ -345,17 +350,14 @@ void TestEngine::ExpectTuples(const Match& match, size_t segment, const Tokens& 
     }
     ASSERT_EQ(std::memcmp(mapped, content.data(), floats * sizeof(float)), 0) << "layer " << layer << " " << Name(form);
   };
-  for (uint32_t layer = 0; layer < layout_.layers.size(); layer += 2) {
-    const MappedTuple& tuple = (*tuples)[layer];
-    const kernels::HeadTuple* heads = tuple.view.heads;
-    for (uint32_t head = 0; head < kValueHeads; ++head) {
-      ASSERT_EQ(heads[head].form == kernels::TransitionForm::kDense, kind == ObjectKind::kSegment);
-      expect(layer, PartForm::kState, head * kDk * kDv, heads[head].state, kDk * kDv);
-      if (kind != ObjectKind::kSegment) continue;
-      expect(layer, PartForm::kTransitionDense, head * kDk * kDk, heads[head].transition, kDk * kDk);
-    }
-    expect(layer, PartForm::kConvTail, 0, tuple.conv_tail, (kConvKernel - 1) * kChannels);
+  const kernels::HeadTuple* heads = tuple.view.heads;
+  for (uint32_t head = 0; head < kValueHeads; ++head) {
+    ASSERT_EQ(heads[head].form == kernels::TransitionForm::kDense, kind == ObjectKind::kSegment);
+    expect(PartForm::kState, head * kDk * kDv, heads[head].state, kDk * kDv);
+    if (kind != ObjectKind::kSegment) continue;
+    expect(PartForm::kTransitionDense, head * kDk * kDk, heads[head].transition, kDk * kDk);
   }
+  expect(PartForm::kConvTail, 0, tuple.conv_tail, (kConvKernel - 1) * kChannels);
 }
 
 std::string TestEngine::ValueRow(ObjectKind kind, const Tokens& run, uint32_t layer, uint64_t token) const {

@@ -69,6 +69,7 @@ class TestEngine {
   // hold the byte `around`.
   void ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first_position, std::byte around) const;
   void ExpectTuples(const Match& match, size_t segment, const Tokens& run) const;
+  void ExpectTuple(const Match& match, size_t segment, const Tokens& run, uint32_t layer) const;  // a linear one
 
   // The bytes of one row of values, or of one head's state, as published: to be found in memory.
   std::string ValueRow(ObjectKind kind, const Tokens& run, uint32_t layer, uint64_t token) const;

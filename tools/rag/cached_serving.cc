@@ -10,6 +10,7 @@
 namespace ashlar::rag {
 namespace {
 
+using refengine::AdvanceOptions;
 using refengine::CachedLayer;
 using refengine::ModelConfig;
 using refengine::PagePool;
@@ -250,14 +251,28 @@ void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
   set.snapshots = refengine::SnapshotAt(0, depths, set.chain);
 }
 
+absl::Status CachedServing::AdvanceWhileLanding(Landing& landing, const RagPrompt& prompt, SetPrompt& set,
+                                                AdvanceOptions& options) {
+  // Nothing of a layer is read before it has come. A span's inputs are read before the first layer, all of them.
+  const auto wait = [&](int32_t layers) {
+    return landing.WaitLayers(static_cast<uint32_t>(layers), options_.patience.land);
+  };
+  const bool rebuilds = set.resumed > 0 && set.match->prefix_span() != nullptr;
+  if (rebuilds && !wait(runtime_.model.config().layers())) return absl::CancelledError("the span has not come");
+  BuildChain(prompt, set);
+  options.on_layer = [wait](int32_t layer) { return wait(layer + 1); };
+  if (advancer_ != nullptr && advancer_->Begin(*set.match, set.layers)) options.advancer = advancer_.get();
+  return runtime_.engine.Advance(*set.sequence, set.chain, options);
+}
+
 absl::Status CachedServing::AdvanceBehind(Found found, const RagPrompt& prompt, SetPrompt& set,
                                           std::vector<float>& logits) {
   auto& [wanted, landing] = found;
   set.landed.assign(prompt.segment_lengths.size(), false);
   for (const LandSegment& segment : wanted) set.SetLanded(segment.segment, true);
-  BuildChain(prompt, set);
-  refengine::AdvanceOptions options{.last_logits = logits.data(), .tape = tape_};
+  AdvanceOptions options{.last_logits = logits.data(), .tape = tape_};
   if (wanted.empty()) {
+    BuildChain(prompt, set);
     // Of a match that did not come in time something may be landing all the same.
     if (!landing.WaitQuiet(kAskEach)) {
       PutAside(std::move(set.sequence), std::move(landing));
@@ -266,13 +281,7 @@ absl::Status CachedServing::AdvanceBehind(Found found, const RagPrompt& prompt, 
     return runtime_.engine.Advance(*set.sequence, set.chain, options);
   }
 
-  const ModelConfig& config = runtime_.model.config();
-  options.on_layer = [&](int32_t layer) {
-    return !config.is_attention(layer) ||
-           landing.WaitLayers(static_cast<uint32_t>(config.kind_index(layer)) + 1, options_.patience.land);
-  };
-  if (advancer_ != nullptr && advancer_->Begin(*set.match, set.layers)) options.advancer = advancer_.get();
-  const absl::Status advanced = runtime_.engine.Advance(*set.sequence, set.chain, options);
+  const absl::Status advanced = AdvanceWhileLanding(landing, prompt, set, options);
   const std::vector<MissReason> verdict = landing.Wait(options_.patience.land);
   bool landed = true;
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -292,7 +301,7 @@ absl::Status CachedServing::AdvanceBehind(Found found, const RagPrompt& prompt, 
   // Some of it did not land, or not in time: this prefill starts again with what is missing computed. Slots that may
   // still be written into are not touched until they are quiet.
   if (landing.quiet()) {
-    set.sequence->Rewind(0, refengine::RecurrentState(config));
+    set.sequence->Rewind(0, refengine::RecurrentState(runtime_.model.config()));
   } else {
     PutAside(std::move(set.sequence), std::move(landing));
     set.SetNothingLanded();

@@ -132,6 +132,10 @@ class CachedServing {
   // With pages for all of the prompt. Waits for pages in quarantine where others do not suffice.
   absl::Status NewSequence(const RagPrompt& prompt, SetPrompt& set);
   void BuildChain(const RagPrompt& prompt, SetPrompt& set) const;
+  // Sets the prompt from what is said to be landed, each layer when it has come. CANCELLED: one did not come in time.
+  absl::Status AdvanceWhileLanding(Landing& landing, const RagPrompt& prompt, SetPrompt& set,
+                                   refengine::AdvanceOptions& options);
+  // The same of what was found, and again where not all of it landed.
   absl::Status AdvanceBehind(Found found, const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
   // Sets the prompt from what has landed, of which nothing moves any more; without any of it where the lease ends
   // meanwhile.

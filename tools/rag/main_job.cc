@@ -92,7 +92,7 @@ absl::Status MainJob::Prepare() {
   auto client = Client::Connect(daemon_->client_options());
   if (!client.ok()) return client.status();
   client_ = std::move(*client);
-  // The prompt being served, the one served last at each width, and a segment being filled.
+  // The prompt being served, those whose landings are not quiet yet, and a segment being filled.
   const int32_t pages = PagesFor(longest, std::size(kWidths) + 2);
   absl::StatusOr<Region> region = client_->HostRegion(RegionBytes(config_, kPageTokens, pages));
   if (!region.ok()) return region.status();

@@ -117,8 +117,8 @@ struct AdvanceOptions {
   float* last_logits = nullptr;  // out, [vocabulary]: behind the chain's last computed token
   float* all_logits = nullptr;   // out, [computed tokens of the chain, vocabulary]
   std::span<const CaptureRange> captures;
-  // Called before the work on each layer (a long chain passes through all layers several times); blocks until the
-  // cached keys and values of that layer have landed. False: they will not, give up.
+  // Called before the work on each layer (a long chain passes through all layers several times); blocks until that
+  // layer's cached keys and values have landed, and its cached tuples have come. False: they will not, give up.
   std::function<bool(int32_t layer)> on_layer;
   SeamAdvancer* advancer = nullptr;  // null: the engine's kernels
   const SpanTape* tape = nullptr;    // out: inputs of the linear layers
