@@ -120,10 +120,11 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
     refusal = internal::ToMissReason(binding.status());
   } else if (matched.connection != binding->connection || matched.lease == nullptr) {
     refusal = MissReason::kLeaseLost;
-  } else if (matched.ns == ns() && binding->pages_missing) {
-    refusal = MissReason::kBusy;
-  } else if (matched.ns != ns() || binding->pages == nullptr) {
+  } else if (matched.ns != ns()) {
     refusal = MissReason::kInvalidRequest;
+  } else if (!std::ranges::all_of(segments, &LandSegment::tuples_only)) {  // pages are needed
+    if (binding->pages == nullptr) refusal = MissReason::kInvalidRequest;
+    if (binding->pages_missing) refusal = MissReason::kBusy;
   }
 
   v1::LandRequest request;

@@ -41,6 +41,13 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
+bool WritesNothing(const v1::LandRequest& request) {
+  return request.segments().empty();
+}
+bool WritesNothing(const v1::LookupAndLandRequest&) {
+  return false;
+}
+
 }  // namespace
 
 template <typename Request>
@@ -50,11 +57,12 @@ absl::Status EngineService::Landing::Read(const Request& request, const Session&
   if (!read.ok()) return read.status();
   lease = *read;
   pages = session.FindPages(request.pages_id());
-  if (pages == nullptr) return Bad("pages_id: unknown handle ", request.pages_id());
+  const bool needs_none = request.pages_id() == 0 && WritesNothing(request);
+  if (pages == nullptr && !needs_none) return Bad("pages_id: unknown handle ", request.pages_id());
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
     return Bad("page_table: more than ", limits::kMaxPromptTokens);
   }
-  target.rows = pages->rows();
+  if (pages != nullptr) target.rows = pages->rows();
   target.page_table.assign(request.page_table().begin(), request.page_table().end());
   repeated = RepeatedPages(target.page_table);
   target.keep = pages;
@@ -161,7 +169,8 @@ absl::Status EngineService::Landing::CheckTargets(const storage::Match& match,
     const storage::Found& found = match.found[segment.index];
     if (found.reason != MissReason::kNone) continue;  // nothing to write; its verdict is that reason
     const ObjectHeader& header = *found.header;
-    if (!pages->model().Has(header)) return Bad("pages_id: pages of another model than the lease's");
+    if (pages != nullptr && !pages->model().Has(header))
+      return Bad("pages_id: pages of another model than the lease's");
     if (header.kind != ObjectKind::kSegment && segment.first_position != 0) {
       return Bad(field, ".first_position: a prefix stands at 0");
     }

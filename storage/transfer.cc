@@ -40,7 +40,6 @@ const PagedRows* FindRows(std::span<const PagedRows> rows, uint32_t layer) {
 // Whether the page table reaches as far as the object's stored tokens, or the first `tokens` of them.
 bool PagesReach(const PagedRows& rows, size_t pages, const ObjectHeader& object, uint64_t first_position,
                 uint64_t tokens = UINT64_MAX) {
-  if (tokens == 0) return true;
   if (rows.keys.page_tokens <= 0 || rows.values.page_tokens <= 0) return false;
   if (rows.keys.base == nullptr || rows.values.base == nullptr) return false;
   // A page table of int32 entries and pages of int32 tokens: 2^62 positions at most.
@@ -75,6 +74,7 @@ bool Fits(const PublishSource& source, const ObjectHeader& plan) {
 }
 
 bool Fits(const LandTarget& target, const ObjectHeader& object, const LandTarget::Segment& segment) {
+  if (segment.tokens == 0) return true;  // nothing is written
   const auto row_parts =
       std::count_if(object.parts.begin(), object.parts.end(), [](const Part& part) { return IsRows(part.form); });
   const size_t layers = object.stored_tokens > 0 ? target.rows.size() : 0;

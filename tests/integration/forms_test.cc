@@ -1,5 +1,6 @@
 // Every linear family through a real daemon, its heads in mixed forms: the service composes and advances with the bits
 // of a process that has the kernels and maps the tuples, and both agree with the reference.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "proto/tuple_parts.h"
 #include "storage/testing/layer_of.h"
 #include "tests/integration/daemon_process.h"
+#include "tests/integration/test_engine.h"
 
 namespace ashlar::integration {
 namespace {
@@ -69,7 +71,16 @@ class Family {
       ASSERT_TRUE(reservations[0].granted());
       ASSERT_EQ(model_.Publish(reservations[0], Parts(i)), PublishOutcome::kPublished);
     }
+  }
+
+  void LookUp() {
+    used_ = 0;
+    views_.clear();
+    segments_.clear();
     match_ = std::make_unique<Match>(model_.Lookup(Prompt{.tokens = tokens_, .segment_lengths = lengths_}));
+    std::vector<LandSegment> tuples;
+    for (uint32_t i = 1; i <= stored_.size(); ++i) tuples.push_back({.segment = i, .tuples_only = true});
+    ASSERT_THAT(model_.Land(*match_, {}, tuples).Wait(kPatience), testing::Each(MissReason::kNone));
     for (size_t i = 0; i < stored_.size(); ++i) {
       ASSERT_NE(match_->tuples(i + 1), nullptr);
       views_.push_back((*match_->tuples(i + 1))[0].view);
@@ -77,6 +88,21 @@ class Family {
       segments_.push_back({static_cast<uint32_t>(i + 1), static_cast<uint64_t>(stored_[i].position)});
     }
   }
+  TierKind tier() const { return match_->segments()[1].tier; }
+  // Other ones than random states have.
+  void SetExponents() {
+    for (size_t i = 0; i < stored_.size(); ++i) {
+      for (int32_t h = 0; h < prompt_.shape.heads; ++h) stored_[i].states().SetExponent(h, 3 + h + static_cast<int>(i));
+    }
+  }
+  void ExpectExponents() const {
+    for (size_t i = 0; i < stored_.size(); ++i) {
+      for (int32_t h = 0; h < prompt_.shape.heads; ++h) {
+        EXPECT_EQ(views_[i].heads[h].state_exponent, stored_[i].states().exponent(h)) << "head " << h;
+      }
+    }
+  }
+  void Release() { match_.reset(); }
 
   // How many heads of all tuples lie in a form.
   int Count(kernels::TransitionForm form) const {
@@ -254,6 +280,7 @@ TEST(Forms, EveryFamilyIsServedWithTheKernelsBits) {
       const auto order = static_cast<kernels::StateOrder>(random.Integer(1, 2));
       Family family(**client, random, name, order, dtypes);
       ASSERT_NO_FATAL_FAILURE(family.PublishAll());
+      ASSERT_NO_FATAL_FAILURE(family.LookUp());
       zero += family.Count(kernels::TransitionForm::kZero);
       low_rank += family.Count(kernels::TransitionForm::kLowRank);
       dense += family.Count(kernels::TransitionForm::kDense);
@@ -264,6 +291,44 @@ TEST(Forms, EveryFamilyIsServedWithTheKernelsBits) {
   EXPECT_GT(zero, 0);
   EXPECT_GT(low_rank, 0);
   EXPECT_GT(dense, 0);
+}
+
+// States of fp16 count by exponents, which come up with them.
+TEST(Forms, ComeUpFromTheDiskWithTheirExponents) {
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  Random random(seed);
+  DaemonProcess daemon({.dram = "512MiB", .ssd = "512MiB", .admission = "all", .drain_seconds = 30});
+  const auto client = Client::Connect(daemon.client_options());
+  ASSERT_TRUE(client.ok()) << client.status();
+  using enum kernels::DType;
+  std::vector<std::unique_ptr<Family>> families;
+  for (const kernels::Family name : kernels::testing::kFamilies) {
+    families.push_back(
+        std::make_unique<Family>(**client, random, name, kernels::StateOrder::kKeyFirst, Dtypes{kF16, kF16}));
+    families.back()->SetExponents();
+    ASSERT_NO_FATAL_FAILURE(families.back()->PublishAll());
+  }
+  // What comes up first, so that the rest is late.
+  const Shape large{.layers = 12, .kv_heads = 8, .key_dim = 128, .value_dim = 128};
+  const auto before = [](size_t family) { return MakePrompt(family, 2, 240); };
+  for (size_t i = 0; i < families.size(); ++i) {
+    TestEngine(daemon.client_options(), large).PublishPrompt(before(i));
+  }
+  for (int times = 0; times < 3; ++times) {
+    ASSERT_EQ(daemon.Terminate(), 0);
+    daemon.Start();
+    ASSERT_TRUE(Eventually([&] { return (*client)->connected(); }));
+    TestEngine engine(daemon.client_options(), large);
+    for (size_t i = 0; i < families.size(); ++i) {
+      const Match ahead = engine.Lookup(before(i));
+      EXPECT_EQ(ahead.segments()[0].tier, TierKind::kSsd);
+      ASSERT_NO_FATAL_FAILURE(families[i]->LookUp());
+      EXPECT_EQ(families[i]->tier(), TierKind::kSsd);
+      families[i]->ExpectExponents();
+      families[i]->Release();
+    }
+  }
 }
 
 }  // namespace
