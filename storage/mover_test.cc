@@ -41,6 +41,19 @@ class MoverTest : public ::testing::TestWithParam<const kernels::Kernels*> {
     return object;
   }
 
+  // fn(part, object): an object of 120 tokens, of which that part is corrupt. The pages are empty.
+  template <typename Fn>
+  void ForEveryCorruptPart(const TestPages& pages, const Fn& fn) {
+    for (const Part& part : TestPlan(2, 120).parts) {
+      SCOPED_TRACE(std::string(Name(part.form)) + " of layer " + std::to_string(part.layer));
+      Object bad = Publish(2, 120);
+      Corrupt(*tier_, bad.slot, bad.header, part.layer, part.form);
+      std::ranges::fill(TestPages(pages).memory(), 0.0f);
+      fn(part, bad);
+      tier_->Free(bad.slot);
+    }
+  }
+
   struct Events {
     std::vector<uint32_t> progress;
     std::vector<size_t> corrupt;
@@ -116,37 +129,27 @@ TEST_P(MoverTest, ChecksumsDoNotDependOnTheBackEnd) {
 TEST_P(MoverTest, FindsEveryCorruptPartAndLandsTheOthers) {
   const TestPages pages(40);
   const Object good = Publish(1, 80);
-  for (const Part& part : TestPlan(2, 120).parts) {
-    SCOPED_TRACE(std::string(Name(part.form)) + " of layer " + std::to_string(part.layer));
-    Object bad = Publish(2, 120);
-    Corrupt(*tier_, bad.slot, bad.header, part.layer, part.form);
-    std::ranges::fill(TestPages(pages).memory(), 0.0f);
+  ForEveryCorruptPart(pages, [&](const Part&, const Object& bad) {
     const auto events = Land({{&bad, 0}, {&good, 200}}, pages);
     executor_.CompleteAll();
     EXPECT_EQ(events->done, MissReason::kNone);
     EXPECT_THAT(events->corrupt, ElementsAre(0));
     EXPECT_LT(LandingError(pages, good.header, good.text, 200), 1e-5);
-    tier_->Free(bad.slot);
-  }
+  });
 }
 
 // Of no token: rows are neither landed nor looked at, tuples are.
 TEST_P(MoverTest, VerifiesTheTuplesOfWhatIsNotToBeLanded) {
   const TestPages pages(40);
   const Object good = Publish(1, 80);
-  for (const Part& part : TestPlan(2, 120).parts) {
-    SCOPED_TRACE(std::string(Name(part.form)) + " of layer " + std::to_string(part.layer));
-    Object bad = Publish(2, 120);
-    Corrupt(*tier_, bad.slot, bad.header, part.layer, part.form);
-    std::ranges::fill(TestPages(pages).memory(), 0.0f);
+  ForEveryCorruptPart(pages, [&](const Part& part, const Object& bad) {
     const auto events = Land({{&good, 200}}, pages, {}, /*tuples_only=*/{&bad});
     executor_.CompleteAll();
     EXPECT_EQ(events->done, MissReason::kNone);
     EXPECT_THAT(events->corrupt, ElementsAreArray(std::vector<size_t>(IsPaged(part.form) ? 0 : 1, 1)));
     EXPECT_LT(LandingError(pages, good.header, good.text, 200), 1e-5);
     for (uint64_t position = 0; position < 120; ++position) EXPECT_EQ(*pages.Value(0, position, 0), 0) << position;
-    tier_->Free(bad.slot);
-  }
+  });
 }
 
 // The same object twice: one lands its rows, the other wants none, in either order.
