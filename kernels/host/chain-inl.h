@@ -224,8 +224,8 @@ class Strand {
     for (size_t h = 0; h < heads_; ++h) {
       const bool last = h + 1 == heads_;
       const size_t head = first_head_ + h;
-      AheadTuple ahead = AheadOf(last ? following : &interior, last ? first_head_ : head + 1);
       scratch_.transition.Fill(shape_, interior, head);
+      AheadTuple ahead = AheadOf(last ? following : &interior, last ? first_head_ : head + 1);
       for (size_t p = 0; p < panels_; ++p) {
         const Columns columns = ColumnsOf(p);
         float* next = Spare();
@@ -242,12 +242,13 @@ class Strand {
     }
   }
 
+  // What comes next, in as many parts as applying this transition fetches.
   AheadTuple AheadOf(const TupleView* interior, size_t head) const {
     if (interior == nullptr) return {};
-    const size_t blocks = panels_ * (RoundUp(d_k_, kRows) / kRows);
+    const size_t parts = panels_ * (RoundUp(d_k_, kRows) / kRows) * scratch_.transition.fetches();
     const size_t state = d_k_ * static_cast<size_t>(shape_.d_v) * ElementBytes(interior->state_dtype);
-    return {Ahead(interior->heads[head].transition, TransitionBytes(shape_, *interior, head), blocks),
-            Ahead(interior->heads[head].state, state, blocks)};
+    return {Ahead(interior->heads[head].transition, TransitionBytes(shape_, *interior, head), parts),
+            Ahead(interior->heads[head].state, state, parts)};
   }
 
   void Advance(int64_t begin, int64_t end) {

@@ -33,24 +33,25 @@ inline size_t TransitionBytes(const LinearShape& shape, const TupleView& tuple, 
   }
 }
 
-// Memory that will be read next, on its way while the present is computed: a part with every block of rows.
+// Memory that will be read next, on its way while the present is computed, a part at a time.
 struct Ahead {
+  static constexpr size_t kLine = 64;
   const char* from = nullptr;
   size_t left = 0, part = 0;  // bytes
 
   Ahead() = default;
-  Ahead(const void* first, size_t bytes, size_t blocks)
-      : from(static_cast<const char*>(first)), left(bytes), part(bytes / blocks + 1) {}
+  Ahead(const void* first, size_t bytes, size_t parts)
+      : from(static_cast<const char*>(first)), left(bytes), part(RoundUp((bytes + parts - 1) / parts, kLine)) {}
 
   HWY_INLINE void Fetch() {
-    constexpr size_t kLine = 64;
-    const size_t bytes = std::min(part, left);
-    // Not into the nearest cache, which the product needs, and whose few buffers for misses too.
-    for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(from + i, 0, 2);
-    from += bytes;
-    left -= bytes;
+    const char* const end = from + std::min(part, left);
+    left -= static_cast<size_t>(end - from);
+    // Not into the nearest cache, which the product needs.
+    for (; from < end; from += kLine) __builtin_prefetch(from, 0, 2);
   }
 };
+// Parts are to lie evenly in the work: a core has few buffers for misses, and those that wait for memory keep the
+// product from what lies in the second cache.
 struct AheadTuple {
   Ahead transition, state;
 
@@ -101,6 +102,9 @@ class HeadTransition {
         break;
     }
   }
+
+  // How often Apply fetches for a block of rows.
+  size_t fetches() const { return form_ == TransitionForm::kDense ? RoundUp(d_k_, kFetchDepth) / kFetchDepth : 1; }
 
   // next ← next + T x for a panel of X's columns [begin, begin + count).
   void Apply(size_t begin, size_t count, const float* x, float* next, AheadTuple& ahead) {
@@ -159,14 +163,27 @@ class HeadTransition {
   // next ← next + T x, T a matrix.
   template <Left kLeft, size_t N>
   HWY_NOINLINE void Multiply(const float* x, float* next, AheadTuple& ahead) const {
+    constexpr size_t kStep = kFetchDepth / 2;
+    const size_t stride = left_.stride, step = kLeft == Left::kRowMajor ? 1 : stride;
+    AheadTuple fetches = ahead;  // in registers
     for (size_t i = 0; i < d_k_; i += kRows) {
-      ahead.Fetch();
       Block<N> c;
       c.Load(next + i * kWidth);
-      const float* a = left_.at + (kLeft == Left::kRowMajor ? i * left_.stride : i);
-      Accumulate<kLeft>(c, a, left_.stride, x, d_k_);
+      const float* a = left_.at + (kLeft == Left::kRowMajor ? i * stride : i);
+      size_t k = 0;
+      for (; k + kFetchDepth <= d_k_; k += kFetchDepth) {
+        fetches.transition.Fetch();
+        Accumulate<kLeft>(c, a + k * step, stride, x + k * kWidth, kStep);
+        fetches.state.Fetch();
+        Accumulate<kLeft>(c, a + (k + kStep) * step, stride, x + (k + kStep) * kWidth, kStep);
+      }
+      if (k < d_k_) {
+        fetches.Fetch();
+        Accumulate<kLeft>(c, a + k * step, stride, x + k * kWidth, d_k_ - k);
+      }
       c.Store(next + i * kWidth);
     }
+    ahead = fetches;
   }
 
   // reduced_ ← B x.
@@ -212,6 +229,8 @@ class HeadTransition {
       }
     }
   }
+
+  static constexpr size_t kFetchDepth = 8;
 
   TransitionForm form_ = TransitionForm::kZero;
   size_t d_k_ = 0, rank_ = 0;
