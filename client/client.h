@@ -258,8 +258,8 @@ struct LandSegment {
   uint32_t segment = 0;
   uint64_t first_position = 0;
   // For Land: its keys and values stand in pages already, as of a segment that another request has filled
-  // (client/shared_pages.h), or are not wanted. Only its tuples come up and are verified, and no slot is written. Where all
-  // segments are such, no pages need be declared.
+  // (client/shared_pages.h), or are not wanted. Only its tuples come up and are verified, and no slot is written. Where
+  // all segments are such, no pages need be declared.
   bool tuples_only = false;
 };
 
