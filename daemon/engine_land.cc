@@ -25,7 +25,7 @@ struct EngineService::Landing {
 
   // What both calls say alike.
   template <typename Request>
-  absl::Status Read(const Request& request, const Session& session);
+  absl::Status Read(const Request& request, const Session& session, bool needs_pages);
   absl::Status ReadSegments(const v1::LandRequest& request);
   // Names all that was found, where it stands in the prompt.
   void TakeAll(const Asked& asked, const v1::PromptMatch& match);
@@ -41,24 +41,16 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-bool WritesNothing(const v1::LandRequest& request) {
-  return request.segments().empty();
-}
-bool WritesNothing(const v1::LookupAndLandRequest&) {
-  return false;
-}
-
 }  // namespace
 
 template <typename Request>
-absl::Status EngineService::Landing::Read(const Request& request, const Session& session) {
+absl::Status EngineService::Landing::Read(const Request& request, const Session& session, bool needs_pages) {
   id = request.landing();
   const auto read = ReadLease("lease", request.lease());
   if (!read.ok()) return read.status();
   lease = *read;
   pages = session.FindPages(request.pages_id());
-  const bool needs_none = request.pages_id() == 0 && WritesNothing(request);
-  if (pages == nullptr && !needs_none) return Bad("pages_id: unknown handle ", request.pages_id());
+  if (pages == nullptr && needs_pages) return Bad("pages_id: unknown handle ", request.pages_id());
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
     return Bad("page_table: more than ", limits::kMaxPromptTokens);
   }
@@ -205,7 +197,8 @@ void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return refused(session.status());
   auto landing = std::make_shared<Landing>();
-  if (absl::Status read = landing->Read(request, **session); !read.ok()) return refused(read);
+  const bool needs_pages = request.pages_id() != 0 || !request.segments().empty();
+  if (absl::Status read = landing->Read(request, **session, needs_pages); !read.ok()) return refused(read);
   if (absl::Status read = landing->ReadSegments(request); !read.ok()) return refused(read);
   OnLoop(*session, Room::kRequest, refused, [this, session = *session, landing, events = std::move(events)] {
     const absl::StatusOr<storage::Match> match = cache_.Held(session->about().id, landing->lease);
@@ -240,7 +233,7 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return refused(Bad("model: unknown handle ", request.model()));
   auto landing = std::make_shared<Landing>();
-  if (absl::Status read = landing->Read(request, **session); !read.ok()) return refused(read);
+  if (absl::Status read = landing->Read(request, **session, /*needs_pages=*/true); !read.ok()) return refused(read);
   if (landing->lease == storage::LeaseId{}) return refused(Bad("lease: all zero"));
   if (request.prompt().needed_in_ns() != 0) return refused(Bad("prompt.needed_in_ns: what is landed is needed now"));
   if (CountLookups(request.prompt(), *model) > limits::kMaxLookupsPerMatch) {
