@@ -103,6 +103,8 @@ class Strand {
     first_panel_ = panels * block / split.blocks;
     panels_ = panels * (block + 1) / split.blocks - first_panel_;
     for (size_t i = 0; i <= heads_ * panels_; ++i) x_[i] = scratch_.panels[i];
+    rows_ = PanelsMayBeRows();
+    scratch_.transition.SetPanels(rows_);
   }
 
   void Run() {
@@ -139,18 +141,37 @@ class Strand {
   float*& Spare() { return x_[heads_ * panels_]; }
   bool key_first() const { return shape_.order == StateOrder::kKeyFirst; }
 
+  // Panels of v-first states need not be transposed where nothing but composition on the matrix unit acts on them.
+  bool PanelsMayBeRows() const {
+    if (key_first() || !chain_.steps.empty() || chain_.form() != TransitionForm::kDense || !SuitsTiles(d_k_))
+      return false;
+    for (const TupleView& interior : chain_.interiors) {
+      for (size_t head = first_head_; head < first_head_ + heads_; ++head) {
+        const TransitionForm form = interior.heads[head].form;
+        if (form != TransitionForm::kDense && form != TransitionForm::kZero) return false;
+      }
+    }
+    return true;
+  }
+
   // Reads columns of a state of the caller's, in the shape's order.
   void LoadState(DType dtype, const void* state, int32_t exponent, const Columns& columns, float* panel) const {
     const auto d_v = static_cast<size_t>(shape_.d_v);
     const float scale = exponent == 0 ? 1.0f : std::ldexp(1.0f, exponent);
     WithElements(dtype, [&](auto e) HWY_ATTR {
       using E = decltype(e);
-      if (key_first()) {
+      if (rows_) {
+        LoadRows<E>(Elements<E>(state, columns.begin * d_k_), d_k_, columns.count, scale, panel);
+      } else if (key_first()) {
         LoadPanel<E>(Elements<E>(state, columns.begin), d_v, d_k_, columns.count, scale, panel);
       } else {
         LoadPanelTransposed<E>(Elements<E>(state, columns.begin * d_k_), d_k_, d_k_, columns.count, scale, panel);
       }
     });
+  }
+
+  void SetZero(float* panel) const {
+    std::fill(panel, panel + (rows_ ? kWidth * PanelRowStride(d_k_) : RoundUp(d_k_, kRows) * kWidth), 0.0f);
   }
 
   void Start(size_t h, size_t p) {
@@ -162,9 +183,12 @@ class Strand {
       return LoadState(state.dtype, state.heads[head], state.exponents == nullptr ? 0 : state.exponents[head], columns,
                        x);
     }
-    std::fill(x, x + RoundUp(d_k_, kRows) * kWidth, 0.0f);
+    SetZero(x);
     if (!columns.transition) return;
-    for (size_t j = 0; j < columns.count; ++j) x[(columns.begin + j) * kWidth + j] = 1;
+    for (size_t j = 0; j < columns.count; ++j) {
+      const size_t i = columns.begin + j;
+      x[rows_ ? j * PanelRowStride(d_k_) + i : i * kWidth + j] = 1;
+    }
   }
 
   // Writes columns of S or T.
@@ -173,7 +197,11 @@ class Strand {
     const float scale = exponent == 0 ? 1.0f : std::ldexp(1.0f, -exponent);
     WithElements(dtype, [&](auto e) HWY_ATTR {
       using E = decltype(e);
-      if (key_first()) {
+      if (rows_) {
+        for (size_t j = 0; j < columns.count; ++j) {
+          Narrow<E>(panel + j * PanelRowStride(d_k_), d_k_, scale, Elements<E>(to, (columns.begin + j) * d_k_));
+        }
+      } else if (key_first()) {
         StorePanel<E>(panel, d_k_, columns.count, scale, Elements<E>(to, columns.begin), all);
       } else {
         StorePanelTransposed<E>(panel, d_k_, columns.count, scale, Elements<E>(to, columns.begin * d_k_), d_k_);
@@ -211,8 +239,12 @@ class Strand {
     Vec largest = hn::Zero(Tag());
     for (size_t p = 0; p < panels_; ++p) {
       const Columns columns = ColumnsOf(p);
-      for (size_t i = 0; i < d_k_ && !columns.transition; ++i) {
-        largest = LargestOf(X(h, p) + i * kWidth, columns.count, largest);
+      if (columns.transition) continue;
+      // What is padding is zero.
+      if (rows_) {
+        largest = LargestOf(X(h, p), kWidth * PanelRowStride(d_k_), largest);
+      } else {
+        for (size_t i = 0; i < d_k_; ++i) largest = LargestOf(X(h, p) + i * kWidth, columns.count, largest);
       }
     }
     return HalfExponent(hn::GetLane(hn::MaxOfLanes(Tag(), largest)));
@@ -225,30 +257,32 @@ class Strand {
       const bool last = h + 1 == heads_;
       const size_t head = first_head_ + h;
       scratch_.transition.Fill(shape_, interior, head);
-      AheadTuple ahead = AheadOf(last ? following : &interior, last ? first_head_ : head + 1);
+      scratch_.transition.Expect(shape_, last ? following : &interior, last ? first_head_ : head + 1, panels_);
       for (size_t p = 0; p < panels_; ++p) {
-        const Columns columns = ColumnsOf(p);
-        float* next = Spare();
-        if (columns.transition) {
-          std::fill(next, next + RoundUp(d_k_, kRows) * kWidth, 0.0f);
-        } else {
-          LoadState(interior.state_dtype, interior.heads[head].state, interior.heads[head].state_exponent, columns,
-                    next);
-          scratch_.turn.Apply(next);
-        }
-        scratch_.transition.Apply(columns.begin, columns.count, X(h, p), next, ahead);
+        ComposePanel(interior, head, ColumnsOf(p), X(h, p), Spare());
         std::swap(X(h, p), Spare());
       }
     }
   }
 
-  // What comes next, in as many parts as applying this transition fetches.
-  AheadTuple AheadOf(const TupleView* interior, size_t head) const {
-    if (interior == nullptr) return {};
-    const size_t parts = panels_ * (RoundUp(d_k_, kRows) / kRows) * scratch_.transition.fetches();
-    const size_t state = d_k_ * static_cast<size_t>(shape_.d_v) * ElementBytes(interior->state_dtype);
-    return {Ahead(interior->heads[head].transition, TransitionBytes(shape_, *interior, head), parts),
-            Ahead(interior->heads[head].state, state, parts)};
+  void ComposePanel(const TupleView& interior, size_t head, const Columns& columns, const float* x, float* next) {
+    const HeadTuple& stored = interior.heads[head];
+    if (columns.transition) {
+      SetZero(next);
+    } else if (LiesAsAdded(interior, stored, columns)) {
+      const auto stride = rows_ ? d_k_ : static_cast<size_t>(shape_.d_v);
+      const float* state = static_cast<const float*>(stored.state) + columns.begin * (rows_ ? d_k_ : 1);
+      return scratch_.transition.ApplyInPlace(x, state, stride, next);
+    } else {
+      LoadState(interior.state_dtype, stored.state, stored.state_exponent, columns, next);
+      scratch_.turn.Apply(next);
+    }
+    scratch_.transition.Apply(columns.begin, columns.count, x, next);
+  }
+  // Whether S_C is in memory what LoadState would make of it.
+  bool LiesAsAdded(const TupleView& interior, const HeadTuple& stored, const Columns& columns) const {
+    return scratch_.transition.AddsInPlace() && (rows_ || key_first()) && interior.state_dtype == DType::kF32 &&
+           stored.state_exponent == 0 && columns.count == kWidth && scratch_.turn.pairs == 0;
   }
 
   void Advance(int64_t begin, int64_t end) {
@@ -334,6 +368,7 @@ class Strand {
   Scratch& scratch_;
   int32_t key_head_;
   size_t first_head_, heads_, first_panel_, panels_;
+  bool rows_;                             // panels lie as rows (compose-inl.h)
   float* x_[kTogether * kMaxPanels + 1];  // the panels of X, and a spare one that composition writes into
 };
 

@@ -1,4 +1,8 @@
-// One head's transition of a cached interior, in whatever form it is stored, acting on panels of X.
+// One head's transition of a cached interior, in whatever form it is stored, acting on panels of X. Matrices are
+// multiplied on the matrix unit where there is one.
+//
+// Panels may lie as rows of kTileBlock value columns each, [columns][PanelRowStride(d_k)]: as a v-first state does in
+// memory. Only matrices on the matrix unit and zero act on those.
 // Included once for every target of Highway.
 
 #if defined(ASHLAR_KERNELS_HOST_COMPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -11,9 +15,11 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "kernels/host/ahead.h"
 #include "kernels/host/chunk-inl.h"
 #include "kernels/host/decay-inl.h"
 #include "kernels/host/matrix-inl.h"
+#include "kernels/host/tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
@@ -33,48 +39,41 @@ inline size_t TransitionBytes(const LinearShape& shape, const TupleView& tuple, 
   }
 }
 
-// Memory that will be read next, on its way while the present is computed, a part at a time.
-struct Ahead {
-  static constexpr size_t kLine = 64;
-  const char* from = nullptr;
-  size_t left = 0, part = 0;  // bytes
+// How far apart the rows of panels are that lie as rows.
+constexpr size_t PanelRowStride(size_t d_k) {
+  return RoundUp(d_k, kTileBlock);
+}
 
-  Ahead() = default;
-  Ahead(const void* first, size_t bytes, size_t parts)
-      : from(static_cast<const char*>(first)), left(bytes), part(RoundUp((bytes + parts - 1) / parts, kLine)) {}
-
-  HWY_INLINE void Fetch() {
-    const char* const end = from + std::min(part, left);
-    left -= static_cast<size_t>(end - from);
-    // Not into the nearest cache, which the product needs.
-    for (; from < end; from += kLine) __builtin_prefetch(from, 0, 2);
+// Reads `columns` value columns that lie as rows in memory, too, into a panel of rows.
+template <class E>
+HWY_INLINE void LoadRows(const typename E::Stored* HWY_RESTRICT from, size_t d_k, size_t columns, float scale,
+                         float* HWY_RESTRICT panel) {
+  const size_t stride = PanelRowStride(d_k);
+  for (size_t j = 0; j < columns; ++j, panel += stride) {
+    Widen<E>(from + j * d_k, d_k, scale, panel);
+    std::fill(panel + d_k, panel + stride, 0.0f);
   }
-};
-// Parts are to lie evenly in the work: a core has few buffers for misses, and those that wait for memory keep the
-// product from what lies in the second cache.
-struct AheadTuple {
-  Ahead transition, state;
-
-  HWY_INLINE void Fetch() {
-    transition.Fetch();
-    state.Fetch();
-  }
-};
+  std::fill(panel, panel + (kWidth - columns) * stride, 0.0f);
+}
 
 class HeadTransition {
  public:
+  // Panels lie as rows from now on, or as columns.
+  void SetPanels(bool as_rows) { panels_are_rows_ = as_rows; }
+
   // Reads head `head` of a tuple; what it points to must stay as it is.
   void Fill(const LinearShape& shape, const TupleView& tuple, size_t head) {
     const HeadTuple& stored = tuple.heads[head];
     form_ = stored.form;
+    tile_parts_ = 0;
     d_k_ = static_cast<size_t>(shape.d_k);
     key_first_ = shape.order == StateOrder::kKeyFirst;
     const auto* floats = static_cast<const float*>(stored.transition);
     switch (form_) {
       case TransitionForm::kDense:
-        left_ = WithElements(tuple.transition_dtype, [&](auto e) HWY_ATTR {
+        WithElements(tuple.transition_dtype, [&](auto e) HWY_ATTR {
           using E = decltype(e);
-          return Operand::Of<E>(Elements<E>(stored.transition), d_k_, d_k_, memory_[0]);
+          FillDense<E>(Elements<E>(stored.transition));
         });
         break;
       case TransitionForm::kLowRank:
@@ -103,22 +102,64 @@ class HeadTransition {
     }
   }
 
-  // How often Apply fetches for a block of rows.
-  size_t fetches() const { return form_ == TransitionForm::kDense ? RoundUp(d_k_, kFetchDepth) / kFetchDepth : 1; }
+  // Head `head` of `tuple` comes next, after this transition was applied to `panels` panels: meanwhile it is asked for.
+  // Null: nothing does.
+  void Expect(const LinearShape& shape, const TupleView* tuple, size_t head, size_t panels) {
+    ahead_ = {};
+    if (tuple == nullptr) return;
+    const HeadTuple& stored = tuple->heads[head];
+    const size_t parts = panels * Fetches();
+    ahead_.state = Ahead(stored.state, d_k_ * static_cast<size_t>(shape.d_v) * ElementBytes(tuple->state_dtype), parts);
+    ahead_.transition = Ahead(stored.transition, TransitionBytes(shape, *tuple, head), parts);
+  }
+
+  // Whether next ← S + T x for whole panels can take S as it lies in memory, fp32, in panels' order: nothing need be
+  // copied then.
+  bool AddsInPlace() const { return tile_parts_ > 0 && d_k_ % kTileBlock == 0; }
+  // That. Rows of S are `stride` numbers apart.
+  void ApplyInPlace(const float* x, const float* state, size_t stride, float* next) {
+    MultiplyTiles(x, state, stride, next);
+  }
 
   // next ← next + T x for a panel of X's columns [begin, begin + count).
-  void Apply(size_t begin, size_t count, const float* x, float* next, AheadTuple& ahead) {
+  void Apply(size_t begin, size_t count, const float* x, float* next) {
     const size_t vecs = (count + kLanes - 1) / kLanes;
     if (vecs == 1) {
-      ApplyVecs<1>(begin, count, x, next, ahead);
+      ApplyVecs<1>(begin, count, x, next);
     } else if (vecs == 2) {
-      ApplyVecs<2>(begin, count, x, next, ahead);
+      ApplyVecs<2>(begin, count, x, next);
     } else {
-      ApplyVecs<kVecs>(begin, count, x, next, ahead);
+      ApplyVecs<kVecs>(begin, count, x, next);
     }
   }
 
  private:
+  template <class E>
+  void FillDense(const typename E::Stored* transition) {
+    if (!SuitsTiles(d_k_)) {
+      left_ = Operand::Of<E>(transition, d_k_, d_k_, memory_[0]);
+      return;
+    }
+    if constexpr (kPanelsAreTiles) {
+      tile_parts_ = kTileParts<E>;
+      const MatrixCorner<E> matrix{transition, d_k_, d_k_, d_k_};
+      if (panels_are_rows_) {
+        SplitOperand<TileSide::kRight>(matrix, d_k_, d_k_, transition_tiles_);
+      } else if (key_first_) {
+        SplitOperand<TileSide::kLeft>(matrix, d_k_, d_k_, transition_tiles_);
+      } else {
+        SplitOperand<TileSide::kLeftTransposed>(matrix, d_k_, d_k_, transition_tiles_);
+      }
+    }
+  }
+
+  // How often Apply fetches.
+  size_t Fetches() const {
+    if (tile_parts_ > 0) return TileBlocks(d_k_) * TileSteps(d_k_) * TileProducts(tile_parts_);
+    const size_t blocks = RoundUp(d_k_, kRows) / kRows;
+    return form_ == TransitionForm::kDense ? blocks * (RoundUp(d_k_, kFetchDepth) / kFetchDepth) : blocks;
+  }
+
   // A left operand of a product, fp32. Products read whole blocks of rows.
   struct Operand {
     const float* at = nullptr;
@@ -141,31 +182,31 @@ class HeadTransition {
   };
 
   template <size_t N>
-  void ApplyVecs(size_t begin, size_t count, const float* x, float* next, AheadTuple& ahead) {
+  void ApplyVecs(size_t begin, size_t count, const float* x, float* next) {
     switch (form_) {
       case TransitionForm::kDense:
-        return key_first_ ? Multiply<Left::kRowMajor, N>(x, next, ahead)
-                          : Multiply<Left::kColumnMajor, N>(x, next, ahead);
+        if (tile_parts_ > 0) return MultiplyTiles(x, next, PanelStride(), next);
+        return key_first_ ? Multiply<Left::kRowMajor, N>(x, next) : Multiply<Left::kColumnMajor, N>(x, next);
       case TransitionForm::kLowRank:
         Reduce<N>(x);
-        return ScaleRows<N>(rank_, x, next, ahead);
+        return ScaleRows<N>(rank_, x, next);
       case TransitionForm::kScalar:
       case TransitionForm::kDiagonal:
-        return ScaleRows<N>(0, x, next, ahead);
+        return ScaleRows<N>(0, x, next);
       case TransitionForm::kElementwise:
-        return ScaleElements(begin, count, x, next, ahead);
+        return ScaleElements(begin, count, x, next);
       case TransitionForm::kZero:
-        for (size_t i = 0; i < d_k_; i += kRows) ahead.Fetch();
+        for (size_t i = 0; i < d_k_; i += kRows) ahead_.Fetch();
         return;
     }
   }
 
   // next ← next + T x, T a matrix.
   template <Left kLeft, size_t N>
-  HWY_NOINLINE void Multiply(const float* x, float* next, AheadTuple& ahead) const {
+  HWY_NOINLINE void Multiply(const float* x, float* next) {
     constexpr size_t kStep = kFetchDepth / 2;
     const size_t stride = left_.stride, step = kLeft == Left::kRowMajor ? 1 : stride;
-    AheadTuple fetches = ahead;  // in registers
+    AheadTuple fetches = ahead_;  // in registers
     for (size_t i = 0; i < d_k_; i += kRows) {
       Block<N> c;
       c.Load(next + i * kWidth);
@@ -183,7 +224,31 @@ class HeadTransition {
       }
       c.Store(next + i * kWidth);
     }
-    ahead = fetches;
+    ahead_ = fetches;
+  }
+
+  size_t PanelStride() const { return panels_are_rows_ ? PanelRowStride(d_k_) : kWidth; }
+
+  // The same on the matrix unit, of any addend.
+  void MultiplyTiles(const float* x, const float* addend, size_t addend_stride, float* next) {
+    if constexpr (kPanelsAreTiles) {
+      if (panels_are_rows_) {
+        SplitOperand<TileSide::kLeft>(MatrixCorner<F32>{x, PanelStride(), kWidth, d_k_}, kWidth, d_k_, panel_tiles_);
+      } else {
+        SplitOperand<TileSide::kRight>(MatrixCorner<F32>{x, PanelStride(), d_k_, kWidth}, kWidth, d_k_, panel_tiles_);
+      }
+      AddTileProduct({.transition = transition_tiles_,
+                      .parts = tile_parts_,
+                      .transition_left = !panels_are_rows_,
+                      .blocks = TileBlocks(d_k_),
+                      .steps = TileSteps(d_k_),
+                      .panel = panel_tiles_,
+                      .addend = addend,
+                      .addend_stride = addend_stride,
+                      .sum = next,
+                      .sum_stride = PanelStride()},
+                     ahead_);
+    }
   }
 
   // reduced_ ← B x.
@@ -199,9 +264,9 @@ class HeadTransition {
 
   // next ← next + diag(diagonal_) x + Aᵀ reduced_, A of `rank` rows.
   template <size_t N>
-  HWY_NOINLINE void ScaleRows(size_t rank, const float* x, float* next, AheadTuple& ahead) const {
+  HWY_NOINLINE void ScaleRows(size_t rank, const float* x, float* next) {
     for (size_t i = 0; i < d_k_; i += kRows) {
-      ahead.Fetch();
+      ahead_.Fetch();
       Block<N> c;
       c.Load(next + i * kWidth);
       for (size_t r = 0; r < kRows; ++r) {
@@ -216,12 +281,12 @@ class HeadTransition {
   }
 
   // next ← next + e^{table ⊙ logs} ⊙ x.
-  HWY_NOINLINE void ScaleElements(size_t begin, size_t count, const float* x, float* next, AheadTuple& ahead) {
+  HWY_NOINLINE void ScaleElements(size_t begin, size_t count, const float* x, float* next) {
     float *table = reduced_, *logs = diagonal_;
     LoadPanel<F32>(table_ + begin, table_stride_, d_k_, count, 1, table);
     std::fill(std::copy_n(logs_ + begin, count, logs), logs + kWidth, 0.0f);
     for (size_t i = 0; i < d_k_; ++i) {
-      if (i % kRows == 0) ahead.Fetch();
+      if (i % kRows == 0) ahead_.Fetch();
       for (size_t n = 0; n < kWidth; n += kLanes) {
         const size_t at = i * kWidth + n;
         const Vec decay = ElementDecay(hn::Load(Tag(), table + at), hn::Load(Tag(), logs + n));
@@ -241,6 +306,11 @@ class HeadTransition {
   HWY_ALIGN float diagonal_[kMaxDim];
   HWY_ALIGN float reduced_[kMaxDim * kWidth];
   HWY_ALIGN float memory_[2][kMaxDim * kMaxDim];
+  AheadTuple ahead_;
+  bool panels_are_rows_ = false;
+  size_t tile_parts_ = 0;  // of a dense T on the matrix unit; 0: on vectors
+  HWY_ALIGN uint16_t transition_tiles_[TileBlocks(kMaxDim) * TileSteps(kMaxDim) * TileStepNumbers(kMaxTileParts)];
+  HWY_ALIGN uint16_t panel_tiles_[TileSteps(kMaxDim) * TileStepNumbers(kMaxTileParts)];
 };
 
 }  // namespace HWY_NAMESPACE

@@ -1,5 +1,5 @@
 // Linear layers on the host back end as other processors run it: each vector width that was compiled and that this
-// machine has.
+// machine has, without a matrix unit.
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "kernels/host/tiles.h"
 #include "kernels/testing/linear_fixture.h"
 
 namespace ashlar::kernels::testing {
@@ -14,8 +15,14 @@ namespace {
 
 class TargetsTest : public ::testing::TestWithParam<std::tuple<int64_t, Family, StateOrder>> {
  protected:
-  void SetUp() override { hwy::SetSupportedTargetsForTest(std::get<0>(GetParam())); }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+  void SetUp() override {
+    hwy::SetSupportedTargetsForTest(std::get<0>(GetParam()));
+    host::AllowTiles(false);
+  }
+  void TearDown() override {
+    hwy::SetSupportedTargetsForTest(0);
+    host::AllowTiles(true);
+  }
 
   Layer Draw(int32_t largest_dim, Character character) {
     return RandomLayer(random_, family_, order_, largest_dim, character);
