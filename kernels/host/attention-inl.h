@@ -20,6 +20,8 @@
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/host/attention_plan.h"
+#include "kernels/host/attention_products-inl.h"
+#include "kernels/host/attention_tiles-inl.h"
 #include "kernels/host/key_block-inl.h"
 #include "kernels/host/rows_vector.h"
 
@@ -28,93 +30,7 @@ namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 namespace attention {
 
-using Tag = hn::ScalableTag<float>;
-using Vec = hn::Vec<Tag>;
-inline constexpr size_t kLanes = hn::MaxLanes(Tag());
-// Tiles of products that are held in registers, of which there are 32 with AVX-512 and Neon, 16 else.
-inline constexpr bool kManyRegisters = kLanes >= 16 || HWY_TARGET == HWY_NEON;
-inline constexpr size_t kRowTile = kManyRegisters ? 4 : 2;
-inline constexpr size_t kKeyTile = 4;
-inline constexpr size_t kVecs = 4;
-// So many vectors of keys, or values, are multiplied between two steps of a prefetch: a step takes as long as a few
-// multiplications.
-inline constexpr size_t kVecsOfStep = 8;
-
 static_assert(AttendPlan::kTile % kRowTile == 0);
-
-constexpr size_t RoundUp(size_t n, size_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
-#if HWY_TARGET != HWY_SCALAR
-// to[0 … 3] ← the sum of a vector's blocks of four lanes.
-template <class D>
-HWY_INLINE void StoreSumOfBlocks(D d, hn::Vec<D> blocks, float* to) {
-  if constexpr (hn::MaxLanes(D()) == 4) {
-    hn::StoreU(blocks, d, to);
-  } else {
-    const hn::Half<D> half;
-    StoreSumOfBlocks(half, hn::Add(hn::LowerHalf(half, blocks), hn::UpperHalf(half, blocks)), to);
-  }
-}
-#endif
-
-// to[0 … 3] ← the sums of four vectors' lanes.
-HWY_INLINE void StoreSums(Vec a, Vec b, Vec c, Vec e, float* to) {
-#if HWY_TARGET == HWY_SCALAR
-  const Vec sums[] = {a, b, c, e};
-  for (size_t i = 0; i < 4; ++i) to[i] = hn::GetLane(sums[i]);
-#else
-  const Tag d;
-  const hn::Repartition<uint64_t, Tag> pairs;
-  const auto ab = hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
-  const auto ce = hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e)));
-  // In each block of four lanes: the sums of that block's lanes of a, b, c, e.
-  StoreSumOfBlocks(
-      d,
-      hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, ab, ce)), hn::BitCast(d, hn::InterleaveUpper(pairs, ab, ce))),
-      to);
-#endif
-}
-
-// sums += the products of a tile of queries with four keys, over `dims` dimensions.
-HWY_INLINE void AddScores(const float* q, size_t stride, const float* const* keys, size_t dims, Prefetcher& ahead,
-                          Vec (&sums)[kRowTile][kKeyTile]) {
-  const Tag d;
-  for (size_t i = 0; i < dims; i += kLanes) {
-    if (i % (kVecsOfStep * kLanes) == 0) ahead.Step();
-    Vec key[kKeyTile];
-    for (size_t j = 0; j < kKeyTile; ++j) key[j] = hn::LoadU(d, keys[j] + i);
-    for (size_t r = 0; r < kRowTile; ++r) {
-      const Vec query = hn::LoadU(d, q + r * stride + i);
-      for (size_t j = 0; j < kKeyTile; ++j) sums[r][j] = hn::MulAdd(query, key[j], sums[r][j]);
-    }
-  }
-}
-
-// A tile of rows, kVecs vectors wide: out ← factor × out + Σ weight × value.
-HWY_INLINE void AddValues(const float* weights, const float* factors, const float* const* values, size_t keys,
-                          size_t column, Prefetcher& ahead, float* out, size_t stride) {
-  const Tag d;
-  Vec sums[kRowTile][kVecs];
-  for (size_t r = 0; r < kRowTile; ++r) {
-    for (size_t v = 0; v < kVecs; ++v) {
-      sums[r][v] = hn::Mul(hn::LoadU(d, out + r * stride + v * kLanes), hn::Set(d, factors[r]));
-    }
-  }
-  for (size_t j = 0; j < keys; ++j) {
-    if (j % kVecsOfStep == 0) ahead.Step();
-    Vec value[kVecs];
-    for (size_t v = 0; v < kVecs; ++v) value[v] = hn::LoadU(d, values[j] + column + v * kLanes);
-    for (size_t r = 0; r < kRowTile; ++r) {
-      const Vec weight = hn::Set(d, weights[r * kMaxBlock + j]);
-      for (size_t v = 0; v < kVecs; ++v) sums[r][v] = hn::MulAdd(weight, value[v], sums[r][v]);
-    }
-  }
-  for (size_t r = 0; r < kRowTile; ++r) {
-    for (size_t v = 0; v < kVecs; ++v) hn::StoreU(sums[r][v], d, out + r * stride + v * kLanes);
-  }
-}
 
 // What one thread works in; it grows to the largest call so far.
 struct Scratch {
@@ -146,25 +62,50 @@ struct Plane {
   const KeyAngles* angles = nullptr;  // of keys that are turned while they are loaded
   StageFunction stage = nullptr;      // null: rows are read in place
   size_t row_bytes = 0;
-  RawRows raw[2];  // of this block and the next
-  const float* rows[kMaxBlock];
+  DType dtype = DType::kF32;  // of the rows that a product reads
+  RawRows raw[2];             // of this block and the next
+  const std::byte* rows[kMaxBlock];
 
-  // `whole`: dimensions that a product takes at once.
-  void Read(const PagedSlots& slots, size_t whole) {
-    const bool in_place = slots.dtype == DType::kF32 && angles == nullptr && static_cast<size_t>(dim) % whole == 0;
+  // `whole`: dimensions that a product takes at once. The matrix unit (`tiles`) takes rows of any type.
+  void Read(const PagedSlots& slots, size_t whole, bool tiles) {
+    const bool as_stored = angles == nullptr && slots.scales == nullptr && static_cast<size_t>(dim) % whole == 0;
+    const bool in_place = as_stored && (tiles || slots.dtype == DType::kF32);
     stage = in_place ? nullptr : StageFunctionOf(slots.dtype);
+    dtype = in_place ? slots.dtype : DType::kF32;
     row_bytes = static_cast<size_t>(dim) * ElementBytes(slots.dtype);
   }
 
-  // Rows past the last repeat it: products take whole tiles of keys.
-  void Load(size_t which, size_t count) {
+  // Rows past the last repeat it: products take `whole` keys at a time.
+  void Load(size_t which, size_t count, size_t whole) {
     if (stage != nullptr) stage(raw[which], count, dim, angles, staged, stride);
-    for (size_t j = 0; j < RoundUp(count, kKeyTile); ++j) {
+    for (size_t j = 0; j < RoundUp(count, whole); ++j) {
       const size_t row = std::min(j, count - 1);
-      rows[j] = stage != nullptr ? staged + row * stride : reinterpret_cast<const float*>(raw[which].row[row]);
+      rows[j] = stage != nullptr ? reinterpret_cast<const std::byte*>(staged + row * stride) : raw[which].row[row];
     }
   }
+  // Where they are fp32.
+  const float* const* floats() const { return reinterpret_cast<const float* const*>(rows); }
 };
+
+// A plane's rows as keys, and as values of `columns` numbers, in parts: how many.
+inline size_t SplitKeys(const Plane& plane, Prefetcher& ahead, uint16_t* to) {
+  size_t parts = 0;
+  WithStored(plane.dtype, [&](auto e) HWY_ATTR {
+    using E = decltype(e);
+    parts = kTileParts<E>;
+    SplitRowsLeft<E>(plane.rows, plane.stride, ahead, to);
+  });
+  return parts;
+}
+inline size_t SplitValues(const Plane& plane, size_t columns, Prefetcher& ahead, uint16_t* to) {
+  size_t parts = 0;
+  WithStored(plane.dtype, [&](auto e) HWY_ATTR {
+    using E = decltype(e);
+    parts = kTileParts<E>;
+    SplitRowsRight<E>(plane.rows, columns, ahead, to);
+  });
+  return parts;
+}
 
 class Part {
  public:
@@ -176,18 +117,25 @@ class Part {
         first_token_(plan.FirstToken(unit)),
         tokens_(static_cast<size_t>(plan.TokenCount(unit))),
         head_rows_(static_cast<size_t>(plan.head_rows)),
-        rows_(static_cast<size_t>(plan.Rows())) {
+        rows_(static_cast<size_t>(plan.Rows())),
+        tiles_(kPanelsAreTiles && plan.tiles) {
     key_ = {.dim = shape_.key_dim, .stride = RoundUp(static_cast<size_t>(shape_.key_dim), mla_ ? kColumns : kLanes)};
     other_ = {.dim = shape_.value_dim,
               .stride = RoundUp(static_cast<size_t>(shape_.value_dim), mla_ ? kLanes : kColumns)};
     query_stride_ = key_.stride + (mla_ ? other_.stride : 0);
     out_stride_ = mla_ ? key_.stride : other_.stride;
-    block_ = query_stride_ <= 128 ? kMaxBlock : kMaxBlock / 2;
+    block_ = tiles_ || query_stride_ <= 128 ? kMaxBlock : kMaxBlock / 2;
+    depths_ = TileSteps(key_.stride) + (mla_ ? TileSteps(other_.stride) : 0);
+    // Of tiles: all heads' queries, a block's keys or values, and its weights.
+    const size_t step = tiles_ ? TileStepNumbers(kMaxTileParts) * sizeof(uint16_t) / sizeof(float) : 0;
+    const size_t panels = TileBlocks(head_rows_);
     thread_local Scratch scratch;
-    float* rooms[6];
-    scratch.Divide({rows_ * query_stride_, head_rows_ * kMaxBlock, rows_ * out_stride_, 2 * rows_ + head_rows_,
-                    block_ * key_.stride, block_ * other_.stride},
-                   rooms);
+    float* rooms[10];
+    scratch.Divide(
+        {rows_ * query_stride_, head_rows_ * kMaxBlock, rows_ * out_stride_, 2 * rows_ + head_rows_,
+         block_ * key_.stride, block_ * other_.stride, static_cast<size_t>(shape_.kv_heads) * panels * depths_ * step,
+         std::max(depths_, TileBlocks(out_stride_)) * step, step, tiles_ ? panels * kTileBlock * kTileBlock : 0},
+        rooms);
     queries_ = rooms[0];
     scores_ = rooms[1];
     out_ = rooms[2];
@@ -196,6 +144,10 @@ class Part {
     factor_ = sum_ + rows_;
     key_.staged = rooms[4];
     other_.staged = rooms[5];
+    query_tiles_ = reinterpret_cast<uint16_t*>(rooms[6]);
+    block_tiles_ = reinterpret_cast<uint16_t*>(rooms[7]);
+    weight_tiles_ = reinterpret_cast<uint16_t*>(rooms[8]);
+    products_ = rooms[9];
     std::fill_n(largest_, rows_, -INFINITY);
     if (plan.stand == KeysStand::kUnrotated && plan.args.rotation.style != RopeStyle::kNone) {
       scratch.angles.Prepare(plan.args.rotation, block_);
@@ -260,6 +212,22 @@ class Part {
                  Stores::kCached);
       }
     }
+    if (tiles_) SplitAllQueries();
+  }
+
+  uint16_t* QueryTiles(size_t head, size_t panel) const {
+    return query_tiles_ + (head * TileBlocks(head_rows_) + panel) * depths_ * TileStepNumbers(kMaxTileParts);
+  }
+  void SplitAllQueries() {
+    if constexpr (kPanelsAreTiles) {
+      for (size_t head = 0; head < static_cast<size_t>(shape_.kv_heads); ++head) {
+        const float* const q = queries_ + head * head_rows_ * query_stride_;
+        SplitQueries(q, query_stride_, head_rows_, key_.stride, 0, depths_, QueryTiles(head, 0));
+        if (!mla_) continue;
+        SplitQueries(q + key_.stride, query_stride_, head_rows_, other_.stride, TileSteps(key_.stride), depths_,
+                     QueryTiles(head, 0));
+      }
+    }
   }
 
   void LoadQuery(const float* from, float* to) const {
@@ -271,8 +239,8 @@ class Part {
   // Keys first … last − 1 of a span, block by block, of each block all heads. While one head of a block is worked on,
   // the next is asked for.
   void AttendSpan(const KeySpan& span, int64_t first, int64_t last) {
-    key_.Read(span.keys, mla_ ? kColumns : kLanes);
-    other_.Read(span.values, mla_ ? kLanes : kColumns);
+    key_.Read(span.keys, mla_ ? kColumns : kLanes, tiles_);
+    other_.Read(span.values, mla_ ? kLanes : kColumns, tiles_);
     if (angles_ != nullptr) angles_->MoveTo(span.position + first);
     const auto locate = [&](int64_t at, int32_t head, size_t which) {
       if (at >= last) return size_t{0};
@@ -281,16 +249,18 @@ class Part {
       Locate(span.values, span.first_slot + at, head, count, other_.raw[which]);
       return count;
     };
+    const size_t whole = tiles_ ? kMaxBlock : kKeyTile;
     size_t which = 0, count = locate(first, 0, 0);
     for (int64_t at = first; at < last; at += static_cast<int64_t>(block_)) {
       for (int32_t head = 0; head < shape_.kv_heads; ++head) {
         const bool wraps = head + 1 == shape_.kv_heads;
         const size_t next = locate(wraps ? at + static_cast<int64_t>(block_) : at, wraps ? 0 : head + 1, which ^ 1);
-        key_.Load(which, count);
-        other_.Load(which, count);
-        Score(head, count, key_.raw[which ^ 1], next);
+        key_.Load(which, count, whole);
+        other_.Load(which, count, whole);
+        tiles_ ? ScoreOnTiles(head, key_.raw[which ^ 1], next) : Score(head, count, key_.raw[which ^ 1], next);
         Weigh(head, span.position + at, count);
-        AddWeighted(head, count, other_.raw[which ^ 1], next);
+        tiles_ ? AddWeightedOnTiles(head, other_.raw[which ^ 1], next)
+               : AddWeighted(head, count, other_.raw[which ^ 1], next);
         which ^= 1;
         count = next;
       }
@@ -311,11 +281,84 @@ class Part {
         for (auto& row : sums) {
           for (Vec& sum : row) sum = hn::Zero(d);
         }
-        AddScores(q, query_stride_, key_.rows + j, key_.stride, ahead, sums);
-        if (mla_) AddScores(q + key_.stride, query_stride_, other_.rows + j, other_.stride, ahead, sums);
+        AddScores(q, query_stride_, key_.floats() + j, key_.stride, ahead, sums);
+        if (mla_) AddScores(q + key_.stride, query_stride_, other_.floats() + j, other_.stride, ahead, sums);
         for (size_t i = 0; i < kRowTile; ++i) {
           StoreSums(sums[i][0], sums[i][1], sums[i][2], sums[i][3], scores_ + (r + i) * kMaxBlock + j);
         }
+      }
+    }
+  }
+
+  // Of keys in two planes, which may be of different types, one is added to the other.
+  void ScoreOnTiles(int32_t head, const RawRows& next, size_t next_count) {
+    if constexpr (kPanelsAreTiles) {
+      std::fill_n(products_, TileBlocks(head_rows_) * kTileBlock * kTileBlock, 0.0f);
+      Prefetcher ahead(next, next_count, key_.row_bytes, depths_ * kTileBlock);
+      AddScoresOnTiles(head, key_, 0, ahead);
+      if (mla_) AddScoresOnTiles(head, other_, TileSteps(key_.stride), ahead);
+      for (size_t r = 0; r < head_rows_; r += kTileBlock) {
+        Transpose(products_ + r * kTileBlock, kTileBlock, std::min(kTileBlock, head_rows_ - r), kMaxBlock,
+                  scores_ + r * kMaxBlock, kMaxBlock);
+      }
+    }
+  }
+  // Depths of queries from `first` on are the plane's.
+  void AddScoresOnTiles(int32_t head, const Plane& plane, size_t first, Prefetcher& ahead) {
+    const size_t parts = SplitKeys(plane, ahead, block_tiles_);
+    AheadTuple nothing;
+    for (size_t r = 0; r < head_rows_; r += kTileBlock) {
+      float* const product = products_ + r * kTileBlock;
+      AddTileProduct(
+          {.transition = block_tiles_,
+           .parts = parts,
+           .transition_left = true,
+           .half_panel = head_rows_ - r == kTileRows,
+           .blocks = 1,
+           .steps = TileSteps(plane.stride),
+           .panel = QueryTiles(static_cast<size_t>(head), r / kTileBlock) + first * TileStepNumbers(kMaxTileParts),
+           .addend = product,
+           .addend_stride = kTileBlock,
+           .sum = product,
+           .sum_stride = kTileBlock},
+          nothing);
+    }
+  }
+
+  void AddWeightedOnTiles(int32_t head, const RawRows& next, size_t next_count) {
+    if constexpr (kPanelsAreTiles) {
+      const Plane& values = mla_ ? key_ : other_;
+      const size_t blocks = TileBlocks(out_stride_);
+      Prefetcher ahead(next, next_count, other_.row_bytes, blocks * kTileRows);
+      const size_t parts = SplitValues(values, out_stride_, ahead, block_tiles_);
+      float* const out = out_ + RowOf(head, 0) * out_stride_;
+      AheadTuple nothing;
+      for (size_t r = 0; r < head_rows_; r += kTileBlock) {
+        const size_t rows = std::min(kTileBlock, head_rows_ - r);
+        ScaleRows(out + r * out_stride_, rows, factor_ + r);
+        SplitOperand<TileSide::kLeft>(MatrixCorner<F32>{scores_ + r * kMaxBlock, kMaxBlock, rows, kMaxBlock},
+                                      kTileBlock, kTileDepth, weight_tiles_);
+        AddTileProduct({.transition = block_tiles_,
+                        .parts = parts,
+                        .transition_left = false,
+                        .half_panel = rows == kTileRows,
+                        .blocks = blocks,
+                        .steps = 1,
+                        .panel = weight_tiles_,
+                        .addend = out + r * out_stride_,
+                        .addend_stride = out_stride_,
+                        .sum = out + r * out_stride_,
+                        .sum_stride = out_stride_},
+                       nothing);
+      }
+    }
+  }
+  void ScaleRows(float* out, size_t rows, const float* factors) const {
+    for (size_t r = 0; r < rows; ++r, out += out_stride_) {
+      if (factors[r] == 1.0f) continue;
+      const Vec factor = hn::Set(Tag(), factors[r]);
+      for (size_t i = 0; i < out_stride_; i += kLanes) {
+        hn::StoreU(hn::Mul(factor, hn::LoadU(Tag(), out + i)), Tag(), out + i);
       }
     }
   }
@@ -367,7 +410,7 @@ class Part {
                      head_rows_ / kRowTile * columns * (RoundUp(count, kVecsOfStep) / kVecsOfStep));
     for (size_t r = 0; r < head_rows_; r += kRowTile) {
       for (size_t c = 0; c < columns; ++c) {
-        AddValues(scores_ + r * kMaxBlock, factor_ + r, values.rows, count, c * kColumns, ahead,
+        AddValues(scores_ + r * kMaxBlock, factor_ + r, values.floats(), count, c * kColumns, ahead,
                   out + r * out_stride_ + c * kColumns, out_stride_);
       }
     }
@@ -380,12 +423,16 @@ class Part {
   const int64_t first_token_;
   const size_t tokens_;
   const size_t head_rows_, rows_;  // of one kv head; of all
+  const bool tiles_;               // products are made on the matrix unit
   Plane key_, other_;              // `other_`: gqa: values; mla: rotary key parts
   size_t query_stride_, out_stride_, block_;
   KeyAngles* angles_ = nullptr;
   int64_t earliest_, latest_;                // positions of the queries
   float *queries_, *out_, *largest_, *sum_;  // of all rows
   float *scores_, *factor_;                  // of the head at work
+  size_t depths_;                            // steps of scores on the matrix unit
+  uint16_t *query_tiles_, *block_tiles_, *weight_tiles_;
+  float* products_;  // scores by key, a panel of rows after the other
 };
 
 PartialRows RunPart(const AttendPlan& plan, int64_t unit, int64_t chunk) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
+#include "kernels/host/tiles.h"
 
 namespace ashlar::kernels::host {
 
@@ -22,7 +23,10 @@ struct AttendPlan {
     constexpr int64_t kPartsPerThread = 4;
     block_tokens = std::clamp<int64_t>(kRows / group(), 1, std::max<int64_t>(args.tokens, 1));
     units = (args.tokens + block_tokens - 1) / block_tokens;
-    head_rows = (block_tokens * group() + kTile - 1) / kTile * kTile;
+    const int64_t rows = block_tokens * group();
+    tiles = rows >= int64_t{kTileRows} && HasTiles();
+    const int64_t whole = tiles ? int64_t{kTileRows} : kTile;
+    head_rows = (rows + whole - 1) / whole * whole;
     for (const KeySpan& span : args.spans) keys += span.tokens;
     if (threads > 1 && units > 0 && units < kPartsPerThread * threads) {
       chunks = std::clamp<int64_t>(kPartsPerThread * threads / units, 1, std::max<int64_t>(keys / kLeastKeys, 1));
@@ -36,13 +40,15 @@ struct AttendPlan {
   int64_t TokenCount(int64_t unit) const { return std::min(block_tokens, args.tokens - FirstToken(unit)); }
   int64_t Rows() const { return args.shape.kv_heads * head_rows; }
 
-  // Rows of one kv head are padded to whole tiles of the products, whatever the width of vectors.
+  // Rows of one kv head are padded to whole tiles of the products, whatever the width of vectors; on the matrix unit to
+  // its own.
   static constexpr int64_t kTile = 4;
 
   const AttendArgs& args;
   const KeysStand stand;
   int64_t block_tokens = 1, units = 0;
   int64_t head_rows = 0;
+  bool tiles = false;  // products are made on the matrix unit, whose tiles fewer rows would leave empty
   int64_t keys = 0, chunks = 1, chunk_keys = 0;  // of all spans, one after another
 };
 

@@ -1,8 +1,9 @@
 // Attention on the host back end as other processors run it: each vector width that was compiled and that this machine
-// has.
+// has, without a matrix unit.
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
+#include "kernels/host/tiles.h"
 #include "kernels/testing/attention_inputs.h"
 
 namespace ashlar::kernels::testing {
@@ -10,8 +11,14 @@ namespace {
 
 class AttentionTargetsTest : public ::testing::TestWithParam<int64_t> {
  protected:
-  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+  void SetUp() override {
+    hwy::SetSupportedTargetsForTest(GetParam());
+    host::AllowTiles(false);
+  }
+  void TearDown() override {
+    hwy::SetSupportedTargetsForTest(0);
+    host::AllowTiles(true);
+  }
 };
 
 TEST_P(AttentionTargetsTest, AgreesWithTheReference) {

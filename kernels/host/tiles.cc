@@ -51,86 +51,97 @@ class TilesOn {
   TilesOn& operator=(const TilesOn&) = delete;
 };
 
-// Tiles 0 to 3 are the sum, 4 and 5 the left operand, 6 and 7 the right one.
-inline void LoadLeft(const uint16_t* tiles) {
-  _tile_loadd(4, tiles, kTileStride);
-  _tile_loadd(5, tiles + kTileNumbers, kTileStride);
-}
-inline void LoadRight(const uint16_t* tiles) {
-  _tile_loadd(6, tiles, kTileStride);
-  _tile_loadd(7, tiles + kTileNumbers, kTileStride);
-}
-inline void LoadSum(const float* from, size_t stride) {
-  const auto bytes = static_cast<int64_t>(stride * sizeof(float));
-  _tile_loadd(0, from, bytes);
-  _tile_loadd(1, from + kSumsWide, bytes);
-  _tile_loadd(2, from + kTileRows * stride, bytes);
-  _tile_loadd(3, from + kTileRows * stride + kSumsWide, bytes);
-}
-inline void StoreSum(float* to, size_t stride) {
-  const auto bytes = static_cast<int64_t>(stride * sizeof(float));
-  _tile_stored(0, to, bytes);
-  _tile_stored(1, to + kSumsWide, bytes);
-  _tile_stored(2, to + kTileRows * stride, bytes);
-  _tile_stored(3, to + kTileRows * stride + kSumsWide, bytes);
-}
-inline void AddProducts(AheadTuple& ahead) {
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
-  ahead.Fetch();
-}
+// Tiles 0 to 3 are the sum, 4 and 5 the left operand, 6 and 7 the right one. Of a half panel on the right, tiles 1, 3
+// and 7 are not there; of one on the left, tiles 2, 3 and 5.
+template <size_t kParts, bool kTransitionLeft, bool kHalf>
+struct Unit {
+  static constexpr bool kLower = kTransitionLeft || !kHalf, kRight = !kTransitionLeft || !kHalf;
 
-template <bool kTransitionLeft>
-inline void LoadTransition(const uint16_t* parts, size_t part) {
-  parts += part * TileStepNumbers(1);
-  kTransitionLeft ? LoadLeft(parts) : LoadRight(parts);
-}
-template <bool kTransitionLeft>
-inline void LoadPanel(const uint16_t* parts, size_t part) {
-  parts += part * TileStepNumbers(1);
-  kTransitionLeft ? LoadRight(parts) : LoadLeft(parts);
-}
-
-// One step in depth: the smaller products first, in an order that loads few tiles twice.
-template <size_t kParts, bool kTransitionLeft>
-inline void AddStep(const uint16_t* transition, const uint16_t* panel, AheadTuple& ahead) {
-  if constexpr (kParts == 3) {
-    LoadTransition<kTransitionLeft>(transition, 2);
-    LoadPanel<kTransitionLeft>(panel, 0);
-    AddProducts(ahead);
+  static void LoadSum(const float* from, size_t stride) {
+    const auto bytes = static_cast<int64_t>(stride * sizeof(float));
+    _tile_loadd(0, from, bytes);
+    if constexpr (kRight) _tile_loadd(1, from + kSumsWide, bytes);
+    if constexpr (kLower) _tile_loadd(2, from + kTileRows * stride, bytes);
+    if constexpr (kLower && kRight) _tile_loadd(3, from + kTileRows * stride + kSumsWide, bytes);
   }
-  if constexpr (kParts >= 2) {
-    LoadTransition<kTransitionLeft>(transition, 1);
-    if constexpr (kParts == 2) LoadPanel<kTransitionLeft>(panel, 0);
-    AddProducts(ahead);
-    LoadPanel<kTransitionLeft>(panel, 1);
-    AddProducts(ahead);
+  static void StoreSum(float* to, size_t stride) {
+    const auto bytes = static_cast<int64_t>(stride * sizeof(float));
+    _tile_stored(0, to, bytes);
+    if constexpr (kRight) _tile_stored(1, to + kSumsWide, bytes);
+    if constexpr (kLower) _tile_stored(2, to + kTileRows * stride, bytes);
+    if constexpr (kLower && kRight) _tile_stored(3, to + kTileRows * stride + kSumsWide, bytes);
   }
-  LoadTransition<kTransitionLeft>(transition, 0);
-  if constexpr (kParts == 1) LoadPanel<kTransitionLeft>(panel, 1);
-  AddProducts(ahead);
-  LoadPanel<kTransitionLeft>(panel, 2);
-  AddProducts(ahead);
-  LoadPanel<kTransitionLeft>(panel, 0);
-  AddProducts(ahead);
-}
+  static void LoadLeft(const uint16_t* tiles) {
+    _tile_loadd(4, tiles, kTileStride);
+    if constexpr (kLower) _tile_loadd(5, tiles + kTileNumbers, kTileStride);
+  }
+  static void LoadRight(const uint16_t* tiles) {
+    _tile_loadd(6, tiles, kTileStride);
+    if constexpr (kRight) _tile_loadd(7, tiles + kTileNumbers, kTileStride);
+  }
+  static void LoadTransition(const uint16_t* parts, size_t part) {
+    parts += part * TileStepNumbers(1);
+    kTransitionLeft ? LoadLeft(parts) : LoadRight(parts);
+  }
+  static void LoadPanel(const uint16_t* parts, size_t part) {
+    parts += part * TileStepNumbers(1);
+    kTransitionLeft ? LoadRight(parts) : LoadLeft(parts);
+  }
+  static void AddProducts(AheadTuple& ahead) {
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kRight) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kLower) _tile_dpbf16ps(2, 5, 6);
+    if constexpr (kLower && kRight) _tile_dpbf16ps(3, 5, 7);
+    ahead.Fetch();
+  }
 
-template <size_t kParts, bool kTransitionLeft>
-void AddProduct(const TileProduct& product, AheadTuple& ahead) {
-  AheadTuple fetches = ahead;  // in registers
-  const uint16_t* transition = product.transition;
-  const TilesOn on;
-  for (size_t block = 0; block < product.blocks; ++block) {
-    const size_t first = block * kTileBlock;
-    LoadSum(product.addend + (kTransitionLeft ? first * product.addend_stride : first), product.addend_stride);
-    for (size_t step = 0; step < product.steps; ++step, transition += TileStepNumbers(kParts)) {
-      AddStep<kParts, kTransitionLeft>(transition, product.panel + step * TileStepNumbers(kMaxTileParts), fetches);
+  // One step in depth: the smaller products first, in an order that loads few tiles twice.
+  static void AddStep(const uint16_t* transition, const uint16_t* panel, AheadTuple& ahead) {
+    if constexpr (kParts == 3) {
+      LoadTransition(transition, 2);
+      LoadPanel(panel, 0);
+      AddProducts(ahead);
     }
-    StoreSum(product.sum + (kTransitionLeft ? first * product.sum_stride : first), product.sum_stride);
+    if constexpr (kParts >= 2) {
+      LoadTransition(transition, 1);
+      if constexpr (kParts == 2) LoadPanel(panel, 0);
+      AddProducts(ahead);
+      LoadPanel(panel, 1);
+      AddProducts(ahead);
+    }
+    LoadTransition(transition, 0);
+    if constexpr (kParts == 1) LoadPanel(panel, 1);
+    AddProducts(ahead);
+    LoadPanel(panel, 2);
+    AddProducts(ahead);
+    LoadPanel(panel, 0);
+    AddProducts(ahead);
   }
-  ahead = fetches;
+
+  static void Add(const TileProduct& product, AheadTuple& ahead) {
+    AheadTuple fetches = ahead;  // in registers
+    const uint16_t* transition = product.transition;
+    const TilesOn on;
+    for (size_t block = 0; block < product.blocks; ++block) {
+      const size_t first = block * kTileBlock;
+      LoadSum(product.addend + (kTransitionLeft ? first * product.addend_stride : first), product.addend_stride);
+      for (size_t step = 0; step < product.steps; ++step, transition += TileStepNumbers(kParts)) {
+        AddStep(transition, product.panel + step * TileStepNumbers(kMaxTileParts), fetches);
+      }
+      StoreSum(product.sum + (kTransitionLeft ? first * product.sum_stride : first), product.sum_stride);
+    }
+    ahead = fetches;
+  }
+};
+
+template <size_t kParts>
+void AddInParts(const TileProduct& product, AheadTuple& ahead) {
+  if (product.transition_left) {
+    product.half_panel ? Unit<kParts, true, true>::Add(product, ahead) : Unit<kParts, true, false>::Add(product, ahead);
+  } else {
+    product.half_panel ? Unit<kParts, false, true>::Add(product, ahead)
+                       : Unit<kParts, false, false>::Add(product, ahead);
+  }
 }
 
 bool AskForTiles() {
@@ -149,14 +160,9 @@ bool HasTiles() {
 }
 
 void AddTileProduct(const TileProduct& product, AheadTuple& ahead) {
-  switch (product.parts) {
-    case 1:
-      return product.transition_left ? AddProduct<1, true>(product, ahead) : AddProduct<1, false>(product, ahead);
-    case 2:
-      return product.transition_left ? AddProduct<2, true>(product, ahead) : AddProduct<2, false>(product, ahead);
-    default:
-      return product.transition_left ? AddProduct<3, true>(product, ahead) : AddProduct<3, false>(product, ahead);
-  }
+  if (product.parts == 1) return AddInParts<1>(product, ahead);
+  if (product.parts == 2) return AddInParts<2>(product, ahead);
+  AddInParts<3>(product, ahead);
 }
 
 }  // namespace ashlar::kernels::host

@@ -50,6 +50,7 @@ struct TileProduct {
   const uint16_t* transition;
   size_t parts;  // of the transition
   bool transition_left;
+  bool half_panel;  // the panel is one tile wide: only the first of two is there
   size_t blocks, steps;
   const uint16_t* panel;
   const float* addend;  // may be the sum; strides are in floats, from row to row

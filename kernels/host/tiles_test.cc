@@ -1,5 +1,5 @@
-// Composition on the processor's matrix unit: long chains, which must stay as exact as fp32 vectors, sizes that leave
-// tiles partly empty, and memory that ends where the numbers do.
+// Composition and attention on the processor's matrix unit: long chains, which must stay as exact as fp32 vectors,
+// sizes that leave tiles partly empty, and memory that ends where the numbers do.
 #include "kernels/host/tiles.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "kernels/testing/attention_inputs.h"
 #include "kernels/testing/linear_fixture.h"
 
 namespace ashlar::kernels::testing {
@@ -166,6 +167,53 @@ INSTANTIATE_TEST_SUITE_P(Every, TilesTest,
                          [](const auto& info) {
                            return std::string(Name(std::get<0>(info.param))) + "_" + Name(std::get<1>(info.param));
                          });
+
+// Enough queries that tiles are worth their while, full panels and half ones.
+TEST(AttentionOnTiles, AgreesWithTheReference) {
+  if (!host::HasTiles()) GTEST_SKIP() << "this processor has no matrix unit (AMX), or its kernel keeps it back";
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
+  Random random(seed);
+  Runner host(Host()), reference(Reference());
+  for (const RowFormat format : kRowFormats) {
+    for (const AttentionKind kind : {AttentionKind::kGqa, AttentionKind::kMla}) {
+      for (const int32_t rows : {16, 24, 32, 48, 64, 90}) {
+        AttentionCase what = RandomCase(random, kind, format, 1'000'003);
+        what.shape.query_heads = what.shape.kv_heads * (rows % 8 == 0 ? rows / 8 : rows);
+        what.queries.assign(rows % 8 == 0 ? 8 : 1, 0);
+        const SpanPlace& last = what.spans.back();
+        for (int64_t& query : what.queries) query = last.position + last.tokens - random.Integer(0, 20);
+        const AttentionContext context(random, what);
+        for (const Stand stand : kStands) {
+          SCOPED_TRACE(NameOf(stand) + ", " + Describe(what));
+          EXPECT_LE(LargestError(what.shape, context.Run(host, stand), context.Run(reference, stand)), 1e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionOnTiles, IsUsedForSixteenRows) {
+  if (!host::HasTiles()) GTEST_SKIP() << "this processor has no matrix unit (AMX), or its kernel keeps it back";
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
+  Random random(seed);
+  Runner host(Host());
+  AttentionCase what = RandomCase(random, AttentionKind::kGqa, {}, 0);
+  what.shape.kv_heads = 1;
+  what.shape.window = 0;
+  what.spans = {{.tokens = 100}};
+  for (const int32_t rows : {15, 16}) {
+    what.shape.query_heads = rows;
+    what.queries = {99};
+    const AttentionContext context(random, what);
+    const Attended on_tiles = context.Run(host, Stand::kLanded);
+    host::AllowTiles(false);
+    const Attended on_vectors = context.Run(host, Stand::kLanded);
+    host::AllowTiles(true);
+    EXPECT_EQ(on_tiles.out == on_vectors.out, rows == 15);
+  }
+}
 
 }  // namespace
 }  // namespace ashlar::kernels::testing
