@@ -126,7 +126,7 @@ class Part {
     out_stride_ = mla_ ? key_.stride : other_.stride;
     block_ = tiles_ || query_stride_ <= 128 ? kMaxBlock : kMaxBlock / 2;
     depths_ = TileSteps(key_.stride) + (mla_ ? TileSteps(other_.stride) : 0);
-    // Of tiles: all heads' queries, a block's keys or values, and its weights.
+    // Of tiles: all heads' queries, a block's keys or values, its weights and its scores.
     const size_t step = tiles_ ? TileStepNumbers(kMaxTileParts) * sizeof(uint16_t) / sizeof(float) : 0;
     const size_t panels = TileBlocks(head_rows_);
     thread_local Scratch scratch;

@@ -48,7 +48,8 @@ struct AttendPlan {
   const KeysStand stand;
   int64_t block_tokens = 1, units = 0;
   int64_t head_rows = 0;
-  bool tiles = false;  // products are made on the matrix unit, whose tiles fewer rows would leave empty
+  // Products are made on the matrix unit, whose tiles fewer rows would leave empty, where vectors are as wide as tiles.
+  bool tiles = false;
   int64_t keys = 0, chunks = 1, chunk_keys = 0;  // of all spans, one after another
 };
 

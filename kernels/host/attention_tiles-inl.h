@@ -7,7 +7,6 @@
 #define ASHLAR_KERNELS_HOST_ATTENTION_TILES_INL_H_
 #endif
 
-#include <algorithm>
 #include <cstddef>
 
 #include "kernels/host/key_block-inl.h"

@@ -1,4 +1,5 @@
-// Panels, and the one product that everything in linear.cc is made of. Included once for every target of Highway.
+// Panels, and the product on vectors that everything in linear.cc is made of but matrices on the matrix unit
+// (tiles-inl.h). Included once for every target of Highway.
 //
 // A matrix in scratch is cut into panels of kWidth columns. A panel is dense, [rows][kWidth], aligned, and padded with
 // zeros: rows up to a multiple of kRows, columns up to kWidth. So no product needs a remainder, and no two rows of a

@@ -6,7 +6,8 @@
 // sixteen times as much of it a cycle as two units of fused multiply-adds. Numbers of fp16 are two parts, numbers of
 // bf16 one, exactly.
 //
-// The unit takes what is below the normal range for zero. Numbers within 2⁻⁹ of the largest of fp32 become NaN.
+// The unit takes what is below the normal range for zero. Infinities, and numbers within 2⁻⁹ of the largest of fp32,
+// make NaN of what they are multiplied with.
 
 #if defined(ASHLAR_KERNELS_HOST_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_TILES_INL_H_
@@ -15,7 +16,6 @@
 #define ASHLAR_KERNELS_HOST_TILES_INL_H_
 #endif
 
-#include <algorithm>
 #include <cstddef>
 #include <type_traits>
 
@@ -40,12 +40,16 @@ HWY_INLINE void SplitPairs(Vec low, Vec high, uint16_t* HWY_RESTRICT to, size_t 
   const hn::RebindToUnsigned<Tag> bits;
   const auto half = hn::Set(bits, 0x8000u), upper = hn::Set(bits, 0xffff0000u);
   for (size_t part = 0; part < kParts; ++part) {
-    const auto rounded_low = hn::Add(hn::BitCast(bits, low), half);
-    const auto rounded_high = hn::And(hn::Add(hn::BitCast(bits, high), half), upper);
-    hn::Store(hn::Or(rounded_high, hn::ShiftRight<16>(rounded_low)), bits,
-              reinterpret_cast<uint32_t*>(to + part * apart));
-    low = hn::Sub(low, hn::BitCast(Tag(), hn::And(rounded_low, upper)));
-    high = hn::Sub(high, hn::BitCast(Tag(), rounded_high));
+    auto low_bits = hn::BitCast(bits, low), high_bits = hn::BitCast(bits, high);
+    // The last part is what is left, to the bit. Rounded, it could turn a NaN of ones alone into zero.
+    if (part + 1 < kParts) {
+      low_bits = hn::Add(low_bits, half);
+      high_bits = hn::Add(high_bits, half);
+    }
+    high_bits = hn::And(high_bits, upper);
+    hn::Store(hn::Or(high_bits, hn::ShiftRight<16>(low_bits)), bits, reinterpret_cast<uint32_t*>(to + part * apart));
+    low = hn::Sub(low, hn::BitCast(Tag(), hn::And(low_bits, upper)));
+    high = hn::Sub(high, hn::BitCast(Tag(), high_bits));
   }
 }
 

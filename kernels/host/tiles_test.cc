@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "kernels/testing/attention_inputs.h"
@@ -161,6 +162,40 @@ TEST_P(TilesTest, ReadNothingBehindTheirMemory) {
   }
 }
 
+int NansOf(const States& states) {
+  int nans = 0;
+  for (int32_t head = 0; head < states.heads(); ++head) {
+    for (const double value : states.Values(head)) nans += std::isnan(value) ? 1 : 0;
+  }
+  return nans;
+}
+
+// Those of ones alone, as GPUs write them, too: rounded to fewer bits, they would be zero.
+TEST_P(TilesTest, SeeEveryNan) {
+  const Layer layer = Draw(64, 40, {});
+  const Prompt prompt(random_, layer, {.interiors = 2, .run = 0, .interior = 20, .last_run = 0});
+  for (const Dtypes dtypes :
+       {Dtypes{}, Dtypes{DType::kF16, DType::kF32, DType::kF32}, Dtypes{DType::kBF16, DType::kF32, DType::kF32}}) {
+    const std::vector<Tuple> tuples = Rounded(prompt.tuples, dtypes);
+    for (const bool in_state : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << layer << ", " << dtypes << ", in the "
+                                        << (in_state ? "state" : "transition"));
+      std::vector<TupleView> chain = Views(tuples);
+      std::vector<HeadTuple> heads(chain[1].heads, chain[1].heads + prompt.shape.heads);
+      std::vector<std::byte> transition(static_cast<size_t>(64 * 64) * ElementBytes(dtypes.transition));
+      std::memcpy(transition.data(), heads[0].transition, transition.size());
+      States start = prompt.initial;
+      std::memset(in_state ? start.data(0) : transition.data(), 0xff,
+                  in_state ? sizeof(float) : ElementBytes(dtypes.transition));
+      heads[0].transition = transition.data();
+      chain[1].heads = heads.data();
+      const int expected = NansOf(Compose(reference_, prompt.shape, chain, start));
+      EXPECT_GT(expected, 0);
+      EXPECT_EQ(NansOf(Compose(host_, prompt.shape, chain, start)), expected);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Every, TilesTest,
                          ::testing::Combine(::testing::ValuesIn(FamiliesThat(kErasing)),
                                             ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst)),
@@ -188,6 +223,38 @@ TEST(AttentionOnTiles, AgreesWithTheReference) {
           SCOPED_TRACE(NameOf(stand) + ", " + Describe(what));
           EXPECT_LE(LargestError(what.shape, context.Run(host, stand), context.Run(reference, stand)), 1e-5);
         }
+      }
+    }
+  }
+}
+
+TEST(AttentionOnTiles, SeesEveryNan) {
+  if (!host::HasTiles()) GTEST_SKIP() << "this processor has no matrix unit (AMX), or its kernel keeps it back";
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
+  Random random(seed);
+  Runner host(Host()), reference(Reference());
+  for (const RowFormat format : kRowFormats) {
+    for (const bool in_keys : {false, true}) {
+      AttentionCase what = RandomCase(random, AttentionKind::kGqa, format, 0);
+      what.shape.kv_heads = 1;
+      what.shape.query_heads = 16;
+      what.shape.window = 0;
+      what.spans = {{.tokens = 50}};
+      what.queries = {49, 20};
+      const AttentionContext context(random, what);
+      const KeySpan span = context.Spans(Stand::kLanded)[0];
+      const PagedSlots& slots = in_keys ? span.keys : span.values;
+      const int64_t slot = span.first_slot + 30;
+      const int64_t element = slots.page_table[slot / slots.page_tokens] * slots.page_stride +
+                              slot % slots.page_tokens * slots.token_stride;
+      const auto bytes = static_cast<int64_t>(ElementBytes(format.dtype));
+      std::memset(static_cast<std::byte*>(slots.base) + element * bytes, 0xff, static_cast<size_t>(bytes));
+      SCOPED_TRACE(Describe(what) + (in_keys ? ", in a key" : ", in a value"));
+      const Attended actual = context.Run(host, Stand::kLanded), expected = context.Run(reference, Stand::kLanded);
+      EXPECT_TRUE(std::isnan(expected.out[0]));
+      for (size_t i = 0; i < static_cast<size_t>(what.shape.OutDim()); ++i) {
+        ASSERT_EQ(std::isnan(actual.out[i]), std::isnan(expected.out[i])) << "output " << i;
       }
     }
   }
