@@ -437,8 +437,8 @@ class Model {
   MatchAndLanding LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table);
 
   // The composition service, for engines that bring no kernels: the daemon does what kernels::AdvanceSeam and
-  // kernels::Compose do in the engine's process, with the same bits. Both wait for the answer, within the client's
-  // timeout. They vouch for the tuples that they used: what no landing of this match has verified, they verify.
+  // kernels::Compose do in the engine's process, with the same bits where both use the same units of the processor.
+  // Both wait, within the client's timeout, and vouch for the tuples used: what no landing verified, they verify.
   //
   // Advances one layer. `match` may be null where no step is a segment.
   Composition Advance(const Match* match, const LayerAdvance& advance);

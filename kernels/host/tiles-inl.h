@@ -109,7 +109,7 @@ HWY_INLINE void SplitRightTile(const MatrixCorner<E>& corner, uint16_t* HWY_REST
   }
 }
 
-// Where a transition stands, and how its memory lies.
+// Where an operand stands in a product, and whether its memory holds the transpose.
 enum class TileSide { kLeft, kLeftTransposed, kRight };
 
 // All parts of a transition, or of a panel as kTileBlock rows or columns of a matrix of E.
