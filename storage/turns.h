@@ -1,0 +1,147 @@
+// Tenants in turn, by what they cost: deficit round robin (Shreedhar and Varghese, 1996).
+//
+// Whatever serves several tenants one piece at a time (the metadata thread, the workers, copies between tiers) asks
+// here whose piece is next. Every tenant with something to do gets `quantum` a round, in any unit of cost (nanoseconds,
+// bytes), and is served until it has spent that. A piece may cost more than its tenant had left: the rest is a debt,
+// which following rounds pay off. So of n tenants each gets an nth of what is served, whatever the others ask for; and
+// a tenant without debt waits, when it comes, for at most a quantum and a piece of each other one.
+//
+// Deterministic, not thread-safe.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+// Whose turn it is. What there is to do is its owner's business.
+class Turns {
+ public:
+  // More than 0. Of the order of one piece's cost: less takes more rounds to find who is next, more makes others wait.
+  explicit Turns(int64_t quantum) : quantum_(quantum) { assert(quantum > 0); }
+
+  // The tenant has something to do: it gets its turn behind those that have been waiting. Harmless if it had.
+  void Activate(TenantId tenant) {
+    Share& share = shares_[tenant];
+    if (std::exchange(share.active, true)) return;
+    ring_.push_back(tenant);
+  }
+  // It has nothing to do. What it had left is gone, what it owes stays.
+  void Deactivate(TenantId tenant) {
+    const auto found = shares_.find(tenant);
+    if (found == shares_.end() || !found->second.active) return;
+    std::erase(ring_, tenant);
+    found->second.active = false;
+    if (found->second.balance >= 0) shares_.erase(found);
+  }
+
+  // Whose turn it is; the same until that tenant has been charged, or deactivated. None: nobody has anything to do.
+  std::optional<TenantId> Next() {
+    if (ring_.empty()) return std::nullopt;
+    // A round pays each one its quantum. Whole rounds in which nobody would get his turn are paid at once.
+    for (size_t looked_at = 0;; ++looked_at) {
+      const TenantId tenant = ring_.front();
+      Share& share = shares_.at(tenant);
+      if (share.balance > 0) return tenant;
+      if (looked_at == ring_.size()) PayDebts();
+      share.balance += quantum_;
+      if (share.balance > 0) return tenant;
+      ring_.pop_front();
+      ring_.push_back(tenant);
+    }
+  }
+
+  // What serving the tenant has cost, known or measured; also of work that was done without asking whose turn it was.
+  // A tenant that has spent its quantum goes to the end.
+  void Charge(TenantId tenant, int64_t cost) {
+    Share& share = shares_[tenant];
+    share.balance -= cost;
+    if (!share.active) {
+      // Nobody waited for earlier pieces, then: only this one can be in somebody's way.
+      if (ring_.empty()) share.balance = std::max(share.balance, -cost);
+    } else if (share.balance <= 0 && ring_.front() == tenant) {
+      ring_.pop_front();
+      ring_.push_back(tenant);
+    }
+  }
+
+  size_t active() const { return ring_.size(); }
+
+ private:
+  struct Share {
+    int64_t balance = 0;  // negative: it owes
+    bool active = false;
+  };
+
+  // As many whole rounds as leave the one that owes least owing less than a quantum.
+  void PayDebts() {
+    int64_t least = INT64_MAX;
+    for (const TenantId tenant : ring_) least = std::min(least, -shares_.at(tenant).balance);
+    const int64_t rounds = least / quantum_;
+    for (const TenantId tenant : ring_) shares_.at(tenant).balance += rounds * quantum_;
+  }
+
+  const int64_t quantum_;
+  std::map<TenantId, Share> shares_;  // active ones, and those that owe
+  std::deque<TenantId> ring_;         // active ones; the front's turn is next
+};
+
+// Items that wait, in order within each tenant, in turn between tenants.
+template <typename Item>
+class TurnQueue {
+ public:
+  explicit TurnQueue(int64_t quantum) : turns_(quantum) {}
+
+  void Push(TenantId tenant, Item item) {
+    items_[tenant].push_back(std::move(item));
+    Added(tenant);
+  }
+  // Ahead of all of the tenant's: the rest of an item that was cut.
+  void PushFront(TenantId tenant, Item item) {
+    items_[tenant].push_front(std::move(item));
+    Added(tenant);
+  }
+
+  // The next in turn; none: nothing waits. Charge its tenant when the cost is known.
+  std::optional<std::pair<TenantId, Item>> Take() {
+    const std::optional<TenantId> tenant = turns_.Next();
+    if (!tenant.has_value()) return std::nullopt;
+    const auto waiting = items_.find(*tenant);
+    std::pair<TenantId, Item> next(*tenant, std::move(waiting->second.front()));
+    waiting->second.pop_front();
+    if (waiting->second.empty()) {
+      items_.erase(waiting);
+      turns_.Deactivate(*tenant);
+    }
+    --size_;
+    return next;
+  }
+  void Charge(TenantId tenant, int64_t cost) { turns_.Charge(tenant, cost); }
+
+  bool empty() const { return size_ == 0; }
+  size_t size() const { return size_; }
+  size_t size(TenantId tenant) const {
+    const auto waiting = items_.find(tenant);
+    return waiting == items_.end() ? 0 : waiting->second.size();
+  }
+
+ private:
+  void Added(TenantId tenant) {
+    ++size_;
+    turns_.Activate(tenant);
+  }
+
+  Turns turns_;
+  std::map<TenantId, std::deque<Item>> items_;  // of tenants that have some
+  size_t size_ = 0;
+};
+
+}  // namespace ashlar::storage
