@@ -208,11 +208,12 @@ TEST_F(WorkerPoolTest, DoneRunsOnTheLoopAfterTheWork) {
   std::vector<int> sums(50, 0);
   std::vector<int> done;  // the loop's thread only
   for (int i = 0; i < 50; ++i) {
-    ASSERT_TRUE(pool.Run([&, i] { sums[i] = i + 1; },
-                         [&, i] {
-                           EXPECT_EQ(sums[i], i + 1);
-                           done.push_back(i);
-                         }));
+    ASSERT_TRUE(pool.Run(
+        storage::kNoTenant, [&, i] { sums[i] = i + 1; },
+        [&, i] {
+          EXPECT_EQ(sums[i], i + 1);
+          done.push_back(i);
+        }));
   }
   pool.Stop();
   loop_.Stop();
@@ -223,7 +224,9 @@ TEST_F(WorkerPoolTest, DoneRunsOnTheLoopAfterTheWork) {
 TEST_F(WorkerPoolTest, OneWorkerCompletesInOrder) {
   WorkerPool pool(1, 100, loop_);
   std::vector<int> done;
-  for (int i = 0; i < 20; ++i) ASSERT_TRUE(pool.Run([] {}, [&, i] { done.push_back(i); }));
+  for (int i = 0; i < 20; ++i)
+    ASSERT_TRUE(pool.Run(
+        storage::kNoTenant, [] {}, [&, i] { done.push_back(i); }));
   pool.Stop();
   loop_.Stop();
   for (int i = 0; i < 20; ++i) EXPECT_EQ(done[i], i);
@@ -235,16 +238,20 @@ TEST_F(WorkerPoolTest, FullQueueRefusesAndCallsNeither) {
   std::promise<void> started;
   int done = 0;
   ASSERT_TRUE(pool.Run(
+      storage::kNoTenant,
       [&] {
         started.set_value();
         gate.Pass();
       },
       [&] { ++done; }));
   started.get_future().wait();
-  ASSERT_TRUE(pool.Run([] {}, [&] { ++done; }));
-  ASSERT_TRUE(pool.Run([] {}, [&] { ++done; }));
+  ASSERT_TRUE(pool.Run(
+      storage::kNoTenant, [] {}, [&] { ++done; }));
+  ASSERT_TRUE(pool.Run(
+      storage::kNoTenant, [] {}, [&] { ++done; }));
   EXPECT_EQ(pool.depth(), 2u);
-  EXPECT_FALSE(pool.Run([] { FAIL(); }, [] { FAIL(); }));
+  EXPECT_FALSE(pool.Run(
+      storage::kNoTenant, [] { FAIL(); }, [] { FAIL(); }));
   EXPECT_EQ(pool.rejected(), 1u);
   gate.Open();
   pool.Stop();
@@ -261,7 +268,9 @@ TEST_F(WorkerPoolTest, CompletionsAreNotLostWhenTheLoopIsFull) {
   WorkerPool pool(2, 100, loop_);
   int done = 0;
   for (int i = 0; i < 100; ++i) {
-    while (!pool.Run([] {}, [&] { ++done; })) std::this_thread::yield();
+    while (!pool.Run(
+        storage::kNoTenant, [] {}, [&] { ++done; }))
+      std::this_thread::yield();
   }
   pool.Stop();
   gate.Open();

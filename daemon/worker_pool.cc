@@ -12,7 +12,7 @@ WorkerPool::~WorkerPool() {
   Stop();
 }
 
-bool WorkerPool::Run(std::function<void()> work, std::function<void()> done) {
+bool WorkerPool::Run(storage::TenantId, std::function<void()> work, std::function<void()> done) {
   {
     std::lock_guard lock(mutex_);
     if (stopping_ || queue_.size() >= queue_depth_) {
@@ -25,7 +25,7 @@ bool WorkerPool::Run(std::function<void()> work, std::function<void()> done) {
   return true;
 }
 
-void WorkerPool::Post(std::function<void()> event) {
+void WorkerPool::Post(storage::TenantId, std::function<void()> event) {
   loop_.PostCompletion(std::move(event));
 }
 

@@ -27,8 +27,8 @@ class WorkerPool final : public storage::Executor {
   WorkerPool& operator=(const WorkerPool&) = delete;
 
   // Thread-safe. False when `queue_depth` jobs wait already, or after Stop.
-  bool Run(std::function<void()> work, std::function<void()> done) override;
-  void Post(std::function<void()> event) override;
+  bool Run(storage::TenantId tenant, std::function<void()> work, std::function<void()> done) override;
+  void Post(storage::TenantId tenant, std::function<void()> event) override;
 
   // Finishes what was taken, posts its completions, ends the threads.
   void Stop();

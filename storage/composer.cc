@@ -61,7 +61,7 @@ void Composer::Continue(const Name& name) {
 void Composer::Start(const Name& name, InFlight& call) {
   call.started = true;
   const bool queued = mover_.Compose(
-      std::move(call.sources), std::move(call.composition), call.cancel,
+      call.tenant, std::move(call.sources), std::move(call.composition), call.cancel,
       [this, name](const std::vector<bool>& corrupt, bool cancelled) { Finish(name, corrupt, cancelled); });
   if (queued) return;
   call.verdict.outcome = MissReason::kBusy;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "storage/ids.h"
+
 namespace ashlar::storage {
 
 // Monotonic nanoseconds. Never wall time.
@@ -15,18 +17,22 @@ class Clock {
   virtual Nanos Now() const = 0;
 };
 
-// Runs work away from the metadata thread.
+// Runs work away from the metadata thread, each tenant's for itself: one that asks for much keeps nobody else waiting.
 class Executor {
  public:
   virtual ~Executor() = default;
 
   // `done` is called on the metadata thread after `work` returned. The queue is bounded: false, and neither is called,
-  // when it is full.
-  virtual bool Run(std::function<void()> work, std::function<void()> done) = 0;
+  // when it is full, or the tenant's share of it. kNoTenant: work for all of them.
+  virtual bool Run(TenantId tenant, std::function<void()> work, std::function<void()> done) = 0;
 
-  // While some `work` runs, on any of its threads: calls `event` on the metadata thread, before that work's `done`.
-  // Never refused: whoever posts sees to it that few wait.
-  virtual void Post(std::function<void()> event) = 0;
+  // While some `work` of the tenant runs, on any of its threads: calls `event` on the metadata thread, before that
+  // work's `done`. Never refused: whoever posts sees to it that few wait.
+  virtual void Post(TenantId tenant, std::function<void()> event) = 0;
+
+  // The same threads: whether the tenant has had its share for now, and others wait. Work that can be cut ends then,
+  // and asks to be run again.
+  virtual bool ShouldYield(TenantId /*tenant*/) const { return false; }
 };
 
 }  // namespace ashlar::storage

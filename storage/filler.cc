@@ -63,6 +63,7 @@ class Filler::Fill {
     if (to.memory != nullptr) target = ObjectBytes(*to.memory, *to.slot).extents();
   }
 
+  TenantId tenant() const { return to.slot->tenant; }
   uint64_t Ready() const { return std::min(available, extents); }
   // The next piece can be had whole, or is the last one and can be had.
   bool CanStart() const {
@@ -161,6 +162,7 @@ bool Filler::Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t 
     return disk_->Write(*fill->to.slot, first, {sources.begin(), sources.end()}, done);
   }
   return executor_.Run(
+      fill->tenant(),
       [fill, first, count] {
         const kernels::Gpu *to = GpuOf(fill->to.memory), *from = GpuOf(fill->from.memory);
         for (uint64_t i = first; i < first + count; ++i) CopyExtent(to, fill->target[i], from, fill->source[i]);
@@ -179,7 +181,7 @@ bool Filler::ReadToGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64
   };
   const auto read = [this, fill, first, copy](const absl::Status& status) {
     if (!status.ok()) return PieceDone(fill, first, status);
-    if (executor_.Run(copy, [this, fill, first] { PieceDone(fill, first, absl::OkStatus()); })) return;
+    if (executor_.Run(fill->tenant(), copy, [this, fill, first] { PieceDone(fill, first, absl::OkStatus()); })) return;
     copy();  // rather than read it again
     PieceDone(fill, first, absl::OkStatus());
   };

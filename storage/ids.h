@@ -6,6 +6,9 @@
 
 namespace ashlar::storage {
 
+using TenantId = uint32_t;
+inline constexpr TenantId kNoTenant = UINT32_MAX;  // of the cache's own work
+
 using SessionId = uint64_t;               // one engine's connection; never used twice
 using LeaseId = std::array<uint8_t, 16>;  // random: a handle that processes of one engine may pass on
 using ReservationId = uint64_t;

@@ -61,9 +61,9 @@ std::vector<LandSource> Lander::Sort(Landing& landing, std::span<const Pool::Res
 }
 
 void Lander::Start(const Name& name, std::vector<LandSource> sources, LandTarget target) {
-  const CancelFlag cancel = landings_.at(name).cancel;
+  const Landing& landing = landings_.at(name);
   mover_.Land(
-      std::move(sources), std::move(target), cancel,
+      landing.tenant, std::move(sources), std::move(target), landing.cancel,
       {.loaded = [this, name](size_t source) { return Loaded(name, source); },
        .blocked = [this, name](size_t source, uint64_t bytes,
                                std::function<void()> resume) { Blocked(name, source, bytes, std::move(resume)); },

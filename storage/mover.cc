@@ -8,6 +8,7 @@
 namespace ashlar::storage {
 
 struct Mover::Landing {
+  const TenantId tenant;
   LandJob job;
   LandEvents events;
   std::vector<bool> told_corrupt;  // one a source
@@ -46,28 +47,32 @@ bool Mover::Publish(const ObjectHeader& plan, const Slot& slot, PublishSource so
                     std::function<void(std::optional<ObjectHeader>)> done) {
   auto job =
       std::make_shared<PublishJob>(kernels_, workers_, tier_, gpu_, plan, slot, std::move(source), std::move(cancel));
-  return executor_.Run([job] { job->Run(); }, [job, done = std::move(done)] { done(job->Finish()); });
+  return executor_.Run(
+      slot.tenant, [job] { job->Run(); }, [job, done = std::move(done)] { done(job->Finish()); });
 }
 
-void Mover::Land(std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events) {
+void Mover::Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel,
+                 LandEvents events) {
   NextTurn(std::shared_ptr<Landing>(
-      new Landing{.job = LandJob(kernels_, workers_, tier_, gpu_, sources, std::move(target), std::move(cancel)),
+      new Landing{.tenant = tenant,
+                  .job = LandJob(kernels_, workers_, tier_, gpu_, sources, std::move(target), std::move(cancel)),
                   .events = std::move(events),
                   .told_corrupt = std::vector<bool>(sources.size())}));
 }
 
-bool Mover::Compose(std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
+bool Mover::Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
                     std::function<void(std::vector<bool>, bool)> done) {
   const size_t count = sources.size();
   auto job = std::make_shared<ComposeJob>(kernels_, workers_, tier_, std::move(sources), std::move(composition),
                                           std::move(cancel));
-  return executor_.Run([job] { job->Run(); },
-                       [job, count, done = std::move(done)] {
-                         job->ReleaseMemory();
-                         std::vector<bool> corrupt(count);
-                         for (size_t i = 0; i < count; ++i) corrupt[i] = job->corrupt(i);
-                         done(std::move(corrupt), job->cancelled());
-                       });
+  return executor_.Run(
+      tenant, [job] { job->Run(); },
+      [job, count, done = std::move(done)] {
+        job->ReleaseMemory();
+        std::vector<bool> corrupt(count);
+        for (size_t i = 0; i < count; ++i) corrupt[i] = job->corrupt(i);
+        done(std::move(corrupt), job->cancelled());
+      });
 }
 
 size_t Mover::StepsThere(const std::shared_ptr<Landing>& landing) {
@@ -100,13 +105,14 @@ void Mover::NextTurn(const std::shared_ptr<Landing>& landing) {
   const size_t end = StepsThere(landing);
   if (end == 0) return;
   const auto post = [this, landing] {
-    if (!landing->posted.exchange(true)) executor_.Post([landing] { landing->Tell(false); });
+    if (!landing->posted.exchange(true)) executor_.Post(landing->tenant, [landing] { landing->Tell(false); });
   };
-  const bool queued = executor_.Run([this, landing, post, end] { landing->job.Run(turn_bytes_, end, post); },
-                                    [this, landing] {
-                                      landing->Tell(landing->job.finished());
-                                      NextTurn(landing);
-                                    });
+  const bool queued = executor_.Run(
+      landing->tenant, [this, landing, post, end] { landing->job.Run(turn_bytes_, end, post); },
+      [this, landing] {
+        landing->Tell(landing->job.finished());
+        NextTurn(landing);
+      });
   if (!queued) landing->Finish(MissReason::kBusy);
 }
 

@@ -59,11 +59,11 @@ class Mover {
   // Lands keys and values layer by layer, for each layer those of all sources, verifying them and the tuples of the
   // linear layers before it (behind the last one: at the end) against the checksums in the headers. An executor item
   // takes as many whole layers as make a turn; the next is queued when one is done.
-  void Land(std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events);
+  void Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events);
 
   // Composes in one executor item. One source an interior; `done` learns which of them are corrupt: then, and when it
   // was cancelled before, nothing was written. False, and nothing is called: the executor is full.
-  bool Compose(std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
+  bool Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
                std::function<void(std::vector<bool> corrupt, bool cancelled)> done);
 
  private:

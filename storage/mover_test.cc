@@ -19,6 +19,8 @@
 namespace ashlar::storage {
 namespace {
 
+constexpr TenantId kTenant = 1;
+
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::IsEmpty;
@@ -66,7 +68,7 @@ class MoverTest : public ::testing::TestWithParam<const kernels::Kernels*> {
     for (const auto& [object, position] : objects) sources.push_back({&object->header, &object->slot, position});
     for (const Object* object : tuples_only) sources.push_back({&object->header, &object->slot, 0, /*tokens=*/0});
     Events* told = events.get();
-    mover_.Land(std::move(sources), TestTarget(pages, {}), std::move(cancel),
+    mover_.Land(kTenant, std::move(sources), TestTarget(pages, {}), std::move(cancel),
                 {.progress = [told](uint32_t layers) { told->progress.push_back(layers); },
                  .corrupt = [told](size_t source) { told->corrupt.push_back(source); },
                  .done = [told](MissReason outcome) { told->done = outcome; }});
@@ -163,7 +165,7 @@ TEST_P(MoverTest, LandsWhatAnotherWantsTheTuplesOf) {
                                        {&object.header, &object.slot, 0, /*tokens=*/0}};
     if (!rows_first) std::swap(sources[0], sources[1]);
     std::optional<MissReason> done;
-    mover_.Land(std::move(sources), TestTarget(pages, {}), {},
+    mover_.Land(kTenant, std::move(sources), TestTarget(pages, {}), {},
                 {.progress = [](uint32_t) {},
                  .corrupt = [](size_t) { FAIL(); },
                  .done = [&](MissReason outcome) { done = outcome; }});
@@ -206,7 +208,8 @@ TEST_P(MoverTest, TakesAllLayersThatFitATurnInOneItem) {
   const TestPages pages(16);
   Mover mover(*GetParam(), workers_, executor_, *tier_);
   std::vector<std::string> events;
-  mover.Land({{&good.header, &good.slot, 0}, {&bad.header, &bad.slot, 64}}, TestTarget(pages, {}), CancelFlag(),
+  mover.Land(kTenant, {{&good.header, &good.slot, 0}, {&bad.header, &bad.slot, 64}}, TestTarget(pages, {}),
+             CancelFlag(),
              {.progress = [&](uint32_t layers) { events.push_back("landed " + std::to_string(layers)); },
               .corrupt = [&](size_t source) { events.push_back("corrupt " + std::to_string(source)); },
               .done = [&](MissReason outcome) { events.push_back(std::string(Name(outcome))); }});
@@ -309,7 +312,7 @@ TEST_P(MoverTest, LetsGoOfTheEnginesMemoryBeforeItSaysDone) {
 
   LandTarget target = TestTarget(pages, {});
   const std::weak_ptr<const void> mapping = target.keep = std::make_shared<int>();
-  mover_.Land({{&object.header, &object.slot, 0}}, std::move(target), CancelFlag(),
+  mover_.Land(kTenant, {{&object.header, &object.slot, 0}}, std::move(target), CancelFlag(),
               {.progress = [&](uint32_t) { EXPECT_FALSE(mapping.expired()); },
                .corrupt = [](size_t) { FAIL(); },
                .done = [&](MissReason) { done += mapping.expired(); }});

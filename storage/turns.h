@@ -18,7 +18,7 @@
 #include <optional>
 #include <utility>
 
-#include "storage/tier/tier.h"
+#include "storage/ids.h"
 
 namespace ashlar::storage {
 

@@ -4,13 +4,13 @@
 
 namespace ashlar::storage {
 
-bool ManualExecutor::Run(std::function<void()> work, std::function<void()> done) {
+bool ManualExecutor::Run(TenantId tenant, std::function<void()> work, std::function<void()> done) {
   if (items_.size() >= capacity_) return false;
-  items_.push_back({std::move(work), std::move(done)});
+  items_.push_back({tenant, std::move(work), std::move(done)});
   return true;
 }
 
-void ManualExecutor::Post(std::function<void()> event) {
+void ManualExecutor::Post(TenantId, std::function<void()> event) {
   working_->events.push_back(std::move(event));
 }
 
@@ -46,7 +46,7 @@ ThreadedExecutor::~ThreadedExecutor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool ThreadedExecutor::Run(std::function<void()> work, std::function<void()> done) {
+bool ThreadedExecutor::Run(TenantId, std::function<void()> work, std::function<void()> done) {
   {
     const std::lock_guard lock(mutex_);
     queue_.push_back({std::move(work), std::move(done)});
@@ -55,7 +55,7 @@ bool ThreadedExecutor::Run(std::function<void()> work, std::function<void()> don
   return true;
 }
 
-void ThreadedExecutor::Post(std::function<void()> event) {
+void ThreadedExecutor::Post(TenantId, std::function<void()> event) {
   const std::lock_guard lock(mutex_);
   completions_.push_back(std::move(event));
   changed_.notify_all();

@@ -19,11 +19,15 @@ class ManualExecutor final : public Executor {
  public:
   explicit ManualExecutor(size_t capacity = 1024) : capacity_(capacity) {}
 
-  bool Run(std::function<void()> work, std::function<void()> done) override;
-  void Post(std::function<void()> event) override;
+  bool Run(TenantId tenant, std::function<void()> work, std::function<void()> done) override;
+  void Post(TenantId tenant, std::function<void()> event) override;
+
+  bool ShouldYield(TenantId) const override { return crowded_; }
 
   void set_capacity(size_t capacity) { capacity_ = capacity; }
+  void set_crowded(bool crowded) { crowded_ = crowded; }  // as where another tenant's work waits
   size_t pending() const { return items_.size(); }
+  TenantId tenant(size_t item) const { return items_.at(item).tenant; }
   void Work(size_t item);            // runs the item's work; what it posts and its `done` still wait
   void Complete(size_t item);        // work, unless it has run, what it posted, then done; the item goes
   void Forget() { items_.clear(); }  // as when the process is killed
@@ -31,12 +35,14 @@ class ManualExecutor final : public Executor {
 
  private:
   struct Item {
+    TenantId tenant;
     std::function<void()> work;
     std::function<void()> done;
     bool worked = false;
     std::vector<std::function<void()>> events;
   };
   size_t capacity_;
+  bool crowded_ = false;
   std::deque<Item> items_;
   Item* working_ = nullptr;
 };
@@ -47,8 +53,8 @@ class ThreadedExecutor final : public Executor {
   explicit ThreadedExecutor(int threads);
   ~ThreadedExecutor() override;
 
-  bool Run(std::function<void()> work, std::function<void()> done) override;
-  void Post(std::function<void()> event) override;
+  bool Run(TenantId tenant, std::function<void()> work, std::function<void()> done) override;
+  void Post(TenantId tenant, std::function<void()> event) override;
   // Runs completions until `finished` holds.
   void PollUntil(const std::function<bool()>& finished);
 

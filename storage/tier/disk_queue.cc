@@ -4,9 +4,9 @@
 
 namespace ashlar::storage {
 
-bool DiskQueue::TryRun(size_t pieces, Work work, Done done) {
+bool DiskQueue::TryRun(TenantId tenant, size_t pieces, Work work, Done done) {
   if (!waiting_.empty()) return false;
-  auto batch = std::make_shared<Batch>(Batch{pieces, std::move(work), std::move(done)});
+  auto batch = std::make_shared<Batch>(Batch{tenant, pieces, std::move(work), std::move(done)});
   if (!Submit(batch)) {
     if (batch->in_flight == 0) return false;
     batch->waits = true;
@@ -16,7 +16,7 @@ bool DiskQueue::TryRun(size_t pieces, Work work, Done done) {
 }
 
 void DiskQueue::RunNext(Work work, Done done) {
-  auto batch = std::make_shared<Batch>(Batch{1, std::move(work), std::move(done)});
+  auto batch = std::make_shared<Batch>(Batch{kNoTenant, 1, std::move(work), std::move(done)});
   batch->waits = true;
   waiting_.push_front(std::move(batch));
   SubmitWaiting();
@@ -25,8 +25,9 @@ void DiskQueue::RunNext(Work work, Done done) {
 bool DiskQueue::Submit(const std::shared_ptr<Batch>& batch) {
   while (batch->Unbegun() && batch->in_flight < pieces_in_flight_) {
     auto status = std::make_shared<absl::Status>();
-    const bool taken = io_.Run([batch, status, piece = batch->next] { *status = batch->work(piece); },
-                               [this, batch, status] { Complete(batch, *status); });
+    const bool taken = io_.Run(
+        batch->tenant, [batch, status, piece = batch->next] { *status = batch->work(piece); },
+        [this, batch, status] { Complete(batch, *status); });
     if (!taken) return false;
     ++batch->next;
     ++batch->in_flight;

@@ -25,15 +25,17 @@ class DiskQueue {
   DiskQueue(const DiskQueue&) = delete;
   DiskQueue& operator=(const DiskQueue&) = delete;
 
-  // Runs pieces [0, pieces), at least one, and calls `done` with the first error seen; behind one no further piece
-  // begins. False: the executor is full, or others wait for it already; nothing is called.
-  bool TryRun(size_t pieces, Work work, Done done);
+  // Runs pieces [0, pieces) of a tenant's work, at least one, and calls `done` with the first error seen; behind one no
+  // further piece begins. False: the executor is full, or others wait for it already; nothing is called.
+  bool TryRun(TenantId tenant, size_t pieces, Work work, Done done);
 
-  // One piece that is never refused and goes before all that wait. The caller sees to it that there are few.
+  // One piece of work for all tenants that is never refused and goes before all that wait. The caller sees to it that
+  // there are few.
   void RunNext(Work work, Done done);
 
  private:
   struct Batch {
+    TenantId tenant;
     size_t pieces;
     Work work;
     Done done;

@@ -17,7 +17,7 @@ class DiskQueueTest : public ::testing::Test {
  protected:
   // Notes its pieces as "a0", "a1" … and its end as "a" or "a: error".
   bool TryRun(const std::string& name, size_t pieces, size_t failing = SIZE_MAX) {
-    return queue_.TryRun(pieces, Work(name, failing), Done(name));
+    return queue_.TryRun(/*tenant=*/1, pieces, Work(name, failing), Done(name));
   }
   DiskQueue::Work Work(const std::string& name, size_t failing = SIZE_MAX) {
     return [=, this](size_t piece) {

@@ -28,12 +28,12 @@ class RandomExecutor final : public Executor {
  public:
   RandomExecutor(std::mt19937_64& random, size_t capacity) : random_(random), capacity_(capacity) {}
 
-  bool Run(std::function<void()> work, std::function<void()> done) override {
+  bool Run(TenantId, std::function<void()> work, std::function<void()> done) override {
     if (waiting_.size() + worked_.size() >= capacity_) return false;
     waiting_.push_back({std::move(work), std::move(done)});
     return true;
   }
-  void Post(std::function<void()>) override { FAIL() << "the tier posts nothing"; }
+  void Post(TenantId, std::function<void()>) override { FAIL() << "the tier posts nothing"; }
 
   bool idle() const { return waiting_.empty() && worked_.empty(); }
   void Step() {

@@ -271,7 +271,7 @@ bool SsdTier::Write(const Slot& slot, uint64_t first, std::vector<const std::byt
   const uint64_t count = sources.size();
   auto transfer = std::make_shared<const Transfer<const std::byte>>(slot, first, std::move(sources));
   const bool taken = disk_.TryRun(
-      transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(file_, piece); },
+      slot.tenant, transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(file_, piece); },
       [this, key = found->first, first, count, done = std::move(done)](const absl::Status& status) {
         Uncommitted& slot = uncommitted_.at(key);
         --slot.writes_in_flight;
@@ -290,7 +290,7 @@ bool SsdTier::Read(const Slot& slot, uint64_t first, std::vector<std::byte*> tar
                    std::function<void(absl::Status)> done) {
   auto transfer = std::make_shared<const Transfer<std::byte>>(slot, first, std::move(targets));
   return disk_.TryRun(
-      transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(file_, piece); }, std::move(done));
+      slot.tenant, transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(file_, piece); }, std::move(done));
 }
 
 absl::Status SsdTier::CheckCommit(const ObjectHeader& header, const Slot& slot) const {

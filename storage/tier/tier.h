@@ -8,10 +8,9 @@
 #include "absl/status/statusor.h"
 #include "kernels/gpu.h"
 #include "proto/outcome.h"
+#include "storage/ids.h"
 
 namespace ashlar::storage {
-
-using TenantId = uint32_t;
 
 // Consecutive extents of one arena.
 struct ExtentRun {

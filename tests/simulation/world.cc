@@ -65,8 +65,8 @@ TierUsage FaultyTier::Usage(TenantId tenant) const {
   return usage;
 }
 
-bool SimulatedExecutor::Run(std::function<void()> work, std::function<void()> done) {
-  const bool taken = inner_.Run(std::move(work), [this, done = std::move(done)] {
+bool SimulatedExecutor::Run(TenantId tenant, std::function<void()> work, std::function<void()> done) {
+  const bool taken = inner_.Run(tenant, std::move(work), [this, done = std::move(done)] {
     if (!dropping_) done();
   });
   refused_ += taken ? 0 : 1;

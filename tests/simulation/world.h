@@ -54,8 +54,8 @@ class FaultyTier final : public storage::Tier {
 // Ends work in the order in which the simulation says; now and then refuses it.
 class SimulatedExecutor final : public storage::Executor {
  public:
-  bool Run(std::function<void()> work, std::function<void()> done) override;
-  void Post(std::function<void()> event) override { inner_.Post(std::move(event)); }
+  bool Run(storage::TenantId tenant, std::function<void()> work, std::function<void()> done) override;
+  void Post(storage::TenantId tenant, std::function<void()> event) override { inner_.Post(tenant, std::move(event)); }
 
   size_t pending() const { return inner_.pending(); }
   void Complete(size_t item, bool drop_completion);

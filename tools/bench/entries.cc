@@ -86,12 +86,12 @@ class SteadyClock final : public storage::Clock {
 // Completes at once, on the calling thread.
 class AtOnce final : public storage::Executor {
  public:
-  bool Run(std::function<void()> work, std::function<void()> done) override {
+  bool Run(storage::TenantId, std::function<void()> work, std::function<void()> done) override {
     work();
     done();
     return true;
   }
-  void Post(std::function<void()> event) override { event(); }
+  void Post(storage::TenantId, std::function<void()> event) override { event(); }
 };
 
 class OneThread final : public kernels::Workers {

@@ -33,7 +33,7 @@ class DiskThreads final : public storage::Executor {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  bool Run(std::function<void()> work, std::function<void()> done) override {
+  bool Run(storage::TenantId, std::function<void()> work, std::function<void()> done) override {
     {
       const std::lock_guard lock(mutex_);
       if (waiting_.size() >= kQueue) return false;
@@ -42,7 +42,7 @@ class DiskThreads final : public storage::Executor {
     work_.notify_one();
     return true;
   }
-  void Post(std::function<void()> event) override {
+  void Post(storage::TenantId, std::function<void()> event) override {
     const std::lock_guard lock(mutex_);
     completed_.push_back(std::move(event));
     done_.notify_one();
