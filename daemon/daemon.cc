@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -37,6 +38,8 @@ namespace {
 
 // Each takes jobs from the queue and spreads every one over all threads; the second fills the gaps of the first.
 constexpr int kMovingThreads = 2;
+// Beside them, for tenants whose turn it is while others' jobs take long. They sleep where nobody's do.
+constexpr int kMostSpareThreads = 30;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr storage::Nanos kSweepHosted = kSecond / 4;  // how long memory that nobody holds any more stays charged
@@ -90,6 +93,11 @@ absl::StatusOr<std::unique_ptr<storage::GpuLane>> OpenGpu(const v1::Config& conf
   return storage::GpuLane::Make(*gpu, kMovingThreads);
 }
 
+// Of a bound on what may wait, what a tenant has for itself.
+size_t ShareOf(size_t bound, const v1::Config& config) {
+  return std::max<size_t>(bound / static_cast<size_t>(config.tenants_size()), 1);
+}
+
 std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
   std::map<uid_t, TenantUser> users;
   for (int i = 0; i < config.tenants_size(); ++i) {
@@ -114,7 +122,8 @@ struct Daemon::Impl {
         tiers(std::move(its_tiers)),
         gpu(std::move(its_gpu)),
         threads(static_cast<int>(config.workers().threads())),
-        workers(kMovingThreads, config.workers().queue_depth(), loop),
+        workers(kMovingThreads, ShareOf(config.workers().queue_depth(), config), loop,
+                std::min(config.tenants_size() - 1, kMostSpareThreads)),
         mover(kernels::Host(), threads, workers, tiers->top(), storage::kTurnBytes, gpu.get()),
         cache(OptionsFrom(config), tiers->tiers(), mover, workers, loops->clock, &metrics),
         table(cache, loop),

@@ -60,20 +60,21 @@ class Turns {
   }
 
   // What serving the tenant has cost, known or measured; also of work that was done without asking whose turn it was.
-  // A tenant that has spent its quantum goes to the end.
+  // A tenant that has spent its quantum, or had none, goes to the end.
   void Charge(TenantId tenant, int64_t cost) {
     Share& share = shares_[tenant];
     share.balance -= cost;
     if (!share.active) {
       // Nobody waited for earlier pieces, then: only this one can be in somebody's way.
       if (ring_.empty()) share.balance = std::max(share.balance, -cost);
-    } else if (share.balance <= 0 && ring_.front() == tenant) {
-      ring_.pop_front();
+    } else if (share.balance <= 0) {
+      ring_.erase(std::find(ring_.begin(), ring_.end(), tenant));
       ring_.push_back(tenant);
     }
   }
 
   size_t active() const { return ring_.size(); }
+  const std::deque<TenantId>& waiting() const { return ring_; }  // the front's turn is next
 
  private:
   struct Share {
@@ -112,18 +113,25 @@ class TurnQueue {
 
   // The next in turn; none: nothing waits. Charge its tenant when the cost is known.
   std::optional<std::pair<TenantId, Item>> Take() {
-    const std::optional<TenantId> tenant = turns_.Next();
+    const std::optional<TenantId> tenant = Next();
     if (!tenant.has_value()) return std::nullopt;
-    const auto waiting = items_.find(*tenant);
-    std::pair<TenantId, Item> next(*tenant, std::move(waiting->second.front()));
+    return std::pair<TenantId, Item>(*tenant, Take(*tenant));
+  }
+  // The first of a tenant that has some, whoever's turn it is.
+  Item Take(TenantId tenant) {
+    const auto waiting = items_.find(tenant);
+    Item next = std::move(waiting->second.front());
     waiting->second.pop_front();
     if (waiting->second.empty()) {
       items_.erase(waiting);
-      turns_.Deactivate(*tenant);
+      turns_.Deactivate(tenant);
     }
     --size_;
     return next;
   }
+  // Whose item is next in turn; none: nothing waits.
+  std::optional<TenantId> Next() { return turns_.Next(); }
+  const std::deque<TenantId>& waiting() const { return turns_.waiting(); }  // tenants, the next one first
   void Charge(TenantId tenant, int64_t cost) { turns_.Charge(tenant, cost); }
 
   bool empty() const { return size_ == 0; }

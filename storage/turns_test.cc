@@ -51,6 +51,14 @@ TEST(Turns, ALargePieceIsPaidOffInLaterRounds) {
   EXPECT_NEAR(pieces[2], 1000, 2);
 }
 
+// As while the front's own piece goes on for long, and others are served beside it.
+TEST(Turns, WhoeverIsServedOutOfTurnGoesToTheEnd) {
+  Turns turns(kQuantum);
+  for (const TenantId tenant : {1, 2, 3}) turns.Activate(tenant);
+  turns.Charge(2, 1);
+  EXPECT_EQ(std::vector<TenantId>(turns.waiting().begin(), turns.waiting().end()), (std::vector<TenantId>{1, 3, 2}));
+}
+
 TEST(Turns, DebtOutlivesATenantsBreak) {
   Turns turns(kQuantum);
   turns.Activate(1);
@@ -131,7 +139,7 @@ TEST(TurnQueue, ANewcomerWaitsForAQuantumOfEachOther) {
   for (int i = 0; i < 5; ++i) queue.Charge(queue.Take()->first, kQuantum / 10);
   queue.Push(2, -1);
   int64_t waited = 0;
-  for (auto next = queue.Take(); next->second != -1; next = queue.Take()) {
+  for (auto next = queue.Take(); next.has_value() && next->second != -1; next = queue.Take()) {
     queue.Charge(next->first, kQuantum / 10);
     waited += kQuantum / 10;
   }
