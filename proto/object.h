@@ -167,7 +167,7 @@ absl::Status VerifyHeader(absl::string_view bytes);
 
 // Parses and verifies a header at the start of `bytes`: magic, version, sizes, the header's own checksum, that every
 // part lies inside the object, in order, without overlap, and that every head of a segment's state has exactly one
-// transition. DATA_LOSS names what is wrong.
+// transition. DATA_LOSS names what is wrong. Another process may write to `bytes` meanwhile.
 absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view bytes);
 
 }  // namespace ashlar

@@ -18,6 +18,7 @@ static_assert(std::endian::native == std::endian::little, "integers are copied a
 
 constexpr absl::string_view kMagic = "AshlarOb";
 constexpr uint32_t kFormatVersion = 1;
+constexpr size_t kMaxHeaderBytes = limits::kExtentBytes;
 
 // Byte offsets of the header's fields (docs/formats.md).
 namespace at {
@@ -153,7 +154,7 @@ absl::Status VerifyHeader(absl::string_view bytes) {
   if (version != kFormatVersion) return DataLoss(absl::StrCat("unknown version ", version));
   const auto header_bytes = Get<uint32_t>(bytes, at::kHeaderBytes);
   const auto part_count = Get<uint32_t>(bytes, at::kPartCount);
-  if (header_bytes != EncodedHeaderBytes(part_count) || header_bytes > limits::kExtentBytes) {
+  if (header_bytes != EncodedHeaderBytes(part_count) || header_bytes > kMaxHeaderBytes) {
     return DataLoss("header size");
   }
   if (bytes.size() < header_bytes) return DataLoss("truncated");
@@ -162,9 +163,12 @@ absl::Status VerifyHeader(absl::string_view bytes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view bytes) {
+absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view stored) {
+  if (stored.size() < at::kParts) return DataLoss("truncated");
+  // Whoever's memory it is may write there meanwhile: what is decoded is what was verified.
+  const size_t size = std::clamp<size_t>(Get<uint32_t>(stored, at::kHeaderBytes), at::kParts, kMaxHeaderBytes);
+  const std::string bytes(stored.substr(0, size));
   if (absl::Status status = VerifyHeader(bytes); !status.ok()) return status;
-  bytes = bytes.substr(0, Get<uint32_t>(bytes, at::kHeaderBytes));
   const auto part_count = Get<uint32_t>(bytes, at::kPartCount);
 
   ObjectHeader header{
@@ -179,7 +183,7 @@ absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view bytes) {
       .bytes = Get<uint64_t>(bytes, at::kObjectBytes)};
   header.parts.reserve(part_count);
   for (size_t i = 0; i < part_count; ++i) {
-    const absl::string_view entry = bytes.substr(at::kParts + i * part_at::kBytes, part_at::kBytes);
+    const absl::string_view entry = absl::string_view(bytes).substr(at::kParts + i * part_at::kBytes, part_at::kBytes);
     if (!AllZero(entry.substr(part_at::kReserved, part_at::kOffset - part_at::kReserved)) ||
         !AllZero(entry.substr(part_at::kReserved2))) {
       return DataLoss("reserved bytes");
