@@ -36,28 +36,31 @@ ComposeJob::ComposeJob(const kernels::Kernels& kernels, kernels::Workers& worker
   }
 }
 
-void ComposeJob::Run() {
-  if (!Verify()) return;
-  for (const Composition::Layer& layer : composition_.layers) {
+void ComposeJob::Run(const std::function<bool()>& should_yield) {
+  while (!finished()) {
     cancelled_ = cancel_.cancelled();
     if (cancelled_) return;
-    Advance(layer);
+    if (verified_ < composition_.layers.size()) {
+      VerifyLayer(verified_);
+      if (!cancelled_) ++verified_;
+    } else {
+      Advance(composition_.layers[advanced_++]);
+    }
+    if (should_yield()) return;
   }
 }
 
-bool ComposeJob::Verify() {
-  absl::flat_hash_set<const ObjectHeader*> corrupt;
-  for (size_t layer = 0; layer < composition_.layers.size() && !cancelled_; ++layer) VerifyLayer(layer, corrupt);
-  if (cancelled_) return false;
-  for (Source& source : sources_) source.corrupt = corrupt.contains(source.object.header);
-  return corrupt.empty();
+std::vector<bool> ComposeJob::corrupt() const {
+  std::vector<bool> corrupt;
+  for (const Source& source : sources_) corrupt.push_back(found_corrupt() && corrupt_.contains(source.object.header));
+  return corrupt;
 }
 
 // However often a composition repeats an object, it is verified once.
-void ComposeJob::VerifyLayer(size_t layer, absl::flat_hash_set<const ObjectHeader*>& corrupt) {
+void ComposeJob::VerifyLayer(size_t layer) {
   std::vector<PartCheck> checks;
   std::vector<const ObjectHeader*> owners;  // of `checks`
-  absl::flat_hash_set<const ObjectHeader*> seen = corrupt;
+  absl::flat_hash_set<const ObjectHeader*> seen = corrupt_;
   for (const Source& source : sources_) {
     const ObjectHeader* const header = source.object.header;
     if (source.object.verified[layer] || !seen.insert(header).second) continue;
@@ -70,7 +73,7 @@ void ComposeJob::VerifyLayer(size_t layer, absl::flat_hash_set<const ObjectHeade
   cancelled_ = !RunChecks(kernels_, workers_, checks, cancel_);
   if (cancelled_) return;
   for (size_t i = 0; i < checks.size(); ++i) {
-    if (!checks[i].Holds()) corrupt.insert(owners[i]);
+    if (!checks[i].Holds()) corrupt_.insert(owners[i]);
   }
 }
 

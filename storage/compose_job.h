@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -28,24 +29,25 @@ class ComposeJob {
   ComposeJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
              std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel);
 
-  // On any thread, once. Verifies all that has not been verified before anything is written; writes nothing when a
-  // source is found corrupt.
-  void Run();
+  // On any thread, one call at a time, until it has finished: between layers it returns when `should_yield`. Verifies
+  // all that has not been verified before anything is written; writes nothing when a source is found corrupt.
+  void Run(const std::function<bool()>& should_yield);
 
-  // After Run, on the thread that waits for it.
-  bool corrupt(size_t source) const { return sources_[source].corrupt; }
+  // On the thread that waits for Run.
+  bool finished() const { return cancelled_ || found_corrupt() || advanced_ == composition_.layers.size(); }
+  std::vector<bool> corrupt() const;  // one a source; while it has not finished, none is known
   bool cancelled() const { return cancelled_; }
+  void Cancel() { cancelled_ = true; }
   void ReleaseMemory() { composition_.keep.reset(); }
 
  private:
   struct Source {
     ComposeSource object;
     ObjectBytes bytes;
-    bool corrupt = false;
   };
 
-  bool Verify();  // false: a source is corrupt, or the job was cancelled
-  void VerifyLayer(size_t layer, absl::flat_hash_set<const ObjectHeader*>& corrupt);
+  bool found_corrupt() const { return verified_ == composition_.layers.size() && !corrupt_.empty(); }
+  void VerifyLayer(size_t layer);
   void Advance(const Composition::Layer& layer) const;
 
   const kernels::Kernels& kernels_;
@@ -53,6 +55,8 @@ class ComposeJob {
   Composition composition_;
   const CancelFlag cancel_;
   std::vector<Source> sources_;
+  size_t verified_ = 0, advanced_ = 0;                // layers
+  absl::flat_hash_set<const ObjectHeader*> corrupt_;  // looked up, never iterated
   bool cancelled_ = false;
 };
 

@@ -66,14 +66,15 @@ uint64_t LandJob::NextNeeds(size_t source) const {
   return needed;
 }
 
-void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed) {
+void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed,
+                  const std::function<bool()>& should_yield) {
   std::deque<Step> batch;  // they stay where they are
   std::vector<Task> tasks;
   uint64_t read = 0, landed_bytes = 0;
   const size_t first = next_;
   while (!finished() && next_ < end_step && read < bytes) {
     const PagedRows* rows = next_ < target_.rows.size() ? &target_.rows[next_] : nullptr;
-    Step& step = batch.emplace_back(StepChecks(next_++));
+    Step& step = batch.emplace_back(batch.size(), StepChecks(next_++));
     AppendTasks(rows, step, tasks);
     for (const Check& check : step.checks) {
       const Part& part = check.part.part();
@@ -103,14 +104,31 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
     MoveOnGpu(*task, landed_bytes, *calls, [&end, task] { end(*task); });
   }
   kernels::Workers* const workers = read <= kOneThreadBytes ? nullptr : &workers_;
-  kernels::ParallelFor(workers, tasks.end() - behind, [&](int64_t i) {
-    const Task& task = behind[i];
-    if (cancelled()) return;
-    if (!task.source->object->corrupt) Move(task, landed_bytes, kernels_, *kernels_.MakeQueue(nullptr)).Wait();
+  // What a GPU has begun goes on to its end.
+  const size_t left = RunTasks(std::span(behind, tasks.end()), workers, landed_bytes,
+                               calls.has_value() ? [] { return false; } : should_yield, end);
+  calls.reset();
+  if (left < batch.size()) next_ = first + left;
+  if (!cancelled()) conclude();  // steps without tasks
+}
+
+size_t LandJob::RunTasks(std::span<Task> tasks, kernels::Workers* workers, uint64_t batch_bytes,
+                         const std::function<bool()>& should_yield, const std::function<void(const Task&)>& end) {
+  std::atomic<size_t> left = SIZE_MAX;
+  kernels::ParallelFor(workers, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
+    const Task& task = tasks[i];
+    const size_t step = task.step->index;
+    // Tasks begin in their order. Of a step that is left some may have been done already: they will be done again.
+    const bool begins = i > 0 && tasks[i - 1].step != task.step;
+    if (begins && step < left && should_yield()) {
+      for (size_t before = left; step < before && !left.compare_exchange_weak(before, step);) {
+      }
+    }
+    if (cancelled() || step >= left) return;
+    if (!task.source->object->corrupt) Move(task, batch_bytes, kernels_, *kernels_.MakeQueue(nullptr)).Wait();
     end(task);
   });
-  calls.reset();
-  if (!cancelled()) conclude();  // steps without tasks
+  return left;
 }
 
 LandJob::Check* LandJob::FindScales(const Check& rows, std::span<Check> behind) {

@@ -43,8 +43,10 @@ class LandJob {
 
   // On any thread, one call at a time: runs whole steps below `end_step` until they have read `bytes` or more, or none
   // is left. `landed` is called on the threads that work, one at a time, whenever layers() has grown and more is to
-  // come. Sources found corrupt are skipped from then on. Stops between tasks when cancelled.
-  void Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed);
+  // come. Sources found corrupt are skipped from then on. Stops between tasks when cancelled, and between steps when
+  // `should_yield`, which is called on those threads.
+  void Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed,
+           const std::function<bool()>& should_yield);
 
   // On the thread that waits for Run.
   bool finished() const { return next_ == steps(); }
@@ -78,6 +80,7 @@ class LandJob {
     PartCheck part;
   };
   struct Step {
+    size_t index;  // in the run
     std::vector<Check> checks;
     std::atomic<size_t> tasks_left{0};
     std::deque<std::vector<uint64_t>> nobodys = {};  // checksums of what is landed in part; they stay where they are
@@ -108,6 +111,9 @@ class LandJob {
                       kernels::Queue& queue) const;
   void MoveOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls, std::function<void()> done) const;
   void Conclude(const Step& step);
+  // The first of a run's steps that is left for later; the others have run, unless the job was cancelled.
+  size_t RunTasks(std::span<Task> tasks, kernels::Workers* workers, uint64_t batch_bytes,
+                  const std::function<bool()>& should_yield, const std::function<void(const Task&)>& end);
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;

@@ -61,17 +61,24 @@ void Mover::Land(TenantId tenant, std::vector<LandSource> sources, LandTarget ta
 }
 
 bool Mover::Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
-                    std::function<void(std::vector<bool>, bool)> done) {
-  const size_t count = sources.size();
+                    ComposeDone done) {
   auto job = std::make_shared<ComposeJob>(kernels_, workers_, tier_, std::move(sources), std::move(composition),
                                           std::move(cancel));
+  return NextLayers({tenant, std::move(job), std::make_shared<const ComposeDone>(std::move(done))});
+}
+
+bool Mover::NextLayers(const Composing& composing) {
+  const auto should_yield = [this, tenant = composing.tenant] { return executor_.ShouldYield(tenant); };
   return executor_.Run(
-      tenant, [job] { job->Run(); },
-      [job, count, done = std::move(done)] {
-        job->ReleaseMemory();
-        std::vector<bool> corrupt(count);
-        for (size_t i = 0; i < count; ++i) corrupt[i] = job->corrupt(i);
-        done(std::move(corrupt), job->cancelled());
+      composing.tenant, [job = composing.job, should_yield] { job->Run(should_yield); },
+      [this, composing] {
+        ComposeJob& job = *composing.job;
+        if (!job.finished()) {
+          if (NextLayers(composing)) return;
+          job.Cancel();  // it may have written: that it ended in the middle is all that can be said
+        }
+        job.ReleaseMemory();
+        (*composing.done)(job.corrupt(), job.cancelled());
       });
 }
 
@@ -107,8 +114,10 @@ void Mover::NextTurn(const std::shared_ptr<Landing>& landing) {
   const auto post = [this, landing] {
     if (!landing->posted.exchange(true)) executor_.Post(landing->tenant, [landing] { landing->Tell(false); });
   };
+  const auto should_yield = [this, tenant = landing->tenant] { return executor_.ShouldYield(tenant); };
   const bool queued = executor_.Run(
-      landing->tenant, [this, landing, post, end] { landing->job.Run(turn_bytes_, end, post); },
+      landing->tenant,
+      [this, landing, post, should_yield, end] { landing->job.Run(turn_bytes_, end, post, should_yield); },
       [this, landing] {
         landing->Tell(landing->job.finished());
         NextTurn(landing);

@@ -61,12 +61,20 @@ class Mover {
   // takes as many whole layers as make a turn; the next is queued when one is done.
   void Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events);
 
-  // Composes in one executor item. One source an interior; `done` learns which of them are corrupt: then, and when it
-  // was cancelled before, nothing was written. False, and nothing is called: the executor is full.
+  // Composes layer by layer, in as few executor items as others leave room for. One source an interior; `done` learns
+  // which of them are corrupt: then, and when it was cancelled before, nothing was written. False, and nothing is
+  // called: the executor is full.
+  using ComposeDone = std::function<void(std::vector<bool> corrupt, bool cancelled)>;
   bool Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
-               std::function<void(std::vector<bool> corrupt, bool cancelled)> done);
+               ComposeDone done);
 
  private:
+  struct Composing {
+    TenantId tenant;
+    std::shared_ptr<ComposeJob> job;
+    std::shared_ptr<const ComposeDone> done;
+  };
+  bool NextLayers(const Composing& composing);
   struct Landing;
   void NextTurn(const std::shared_ptr<Landing>& landing);
   // Up to which step all sources are there. None can run: `blocked` was told.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
 #include "kernels/testing/print.h"
 #include "storage/object_bytes.h"
@@ -221,6 +222,49 @@ TEST_P(MoverTest, TakesAllLayersThatFitATurnInOneItem) {
   // Nobody listened while both layers landed: one event tells of all.
   EXPECT_THAT(events, ElementsAre("corrupt 1", "landed 2", std::string(Name(MissReason::kNone))));
   EXPECT_LT(LandingError(pages, good.header, good.text, 0), 1e-5);
+}
+
+TEST_P(MoverTest, WhileOthersWaitATurnIsALayer) {
+  const Object good = Publish(1, 64), bad = Publish(2, 64);
+  Corrupt(*tier_, bad.slot, bad.header, bad.header.parts.back().layer, bad.header.parts.back().form);
+  const TestPages pages(16);
+  Mover mover(*GetParam(), workers_, executor_, *tier_);
+  executor_.set_crowded(true);
+  std::vector<std::string> events;
+  mover.Land(kTenant, {{&good.header, &good.slot, 0}, {&bad.header, &bad.slot, 64}}, TestTarget(pages, {}),
+             CancelFlag(),
+             {.progress = [&](uint32_t layers) { events.push_back("landed " + std::to_string(layers)); },
+              .corrupt = [&](size_t source) { events.push_back("corrupt " + std::to_string(source)); },
+              .done = [&](MissReason outcome) { events.push_back(std::string(Name(outcome))); }});
+  executor_.Complete(0);
+  EXPECT_THAT(events, ElementsAre("landed 1"));
+  executor_.Complete(0);
+  EXPECT_THAT(events, ElementsAre("landed 1", "landed 2"));
+  executor_.Complete(0);
+  EXPECT_THAT(events, ElementsAre("landed 1", "landed 2", "corrupt 1", std::string(Name(MissReason::kNone))));
+  EXPECT_EQ(executor_.pending(), 0u);
+  EXPECT_LT(LandingError(pages, good.header, good.text, 0), 1e-5);
+}
+
+// As many threads find at once that others wait.
+TEST_P(MoverTest, NoTaskIsLostWhereThreadsMakeWay) {
+  const Object first = Publish(1, 120), second = Publish(2, 120);
+  kernels::ThreadPool threads(4);
+  Mover mover(*GetParam(), threads, executor_, *tier_);
+  executor_.set_crowded(true);
+  for (int i = 0; i < 200; ++i) {
+    const TestPages pages(32);
+    std::optional<MissReason> outcome;
+    mover.Land(kTenant, {{&first.header, &first.slot, 0}, {&second.header, &second.slot, 128}}, TestTarget(pages, {}),
+               CancelFlag(),
+               {.progress = [](uint32_t) {},
+                .corrupt = [](size_t) { ADD_FAILURE(); },
+                .done = [&](MissReason reason) { outcome = reason; }});
+    executor_.CompleteAll();
+    ASSERT_EQ(outcome, MissReason::kNone);
+    ASSERT_LT(LandingError(pages, first.header, first.text, 0), 1e-5);
+    ASSERT_LT(LandingError(pages, second.header, second.text, 128), 1e-5);
+  }
 }
 
 TEST_P(MoverTest, OneItemALayerAndOneForWhatIsBehindTheLast) {
