@@ -27,8 +27,10 @@ constexpr uint64_t kDefaultArenaBytes = uint64_t{64} << 20;
 constexpr uint32_t kDefaultDiskThreads = 8;
 constexpr uint32_t kDefaultDiskQueue = 256;
 constexpr uint64_t kDefaultRegionBytes = uint64_t{64} << 30;
-constexpr uint64_t kSessionsOfATenant = 8;               // whose regions may be as large as a session's may be
-constexpr uint64_t kMaxMemoryBytes = uint64_t{1} << 50;  // keeps every sum of budgets far from overflow
+constexpr uint64_t kDefaultLandingBytes = uint64_t{512} << 20;
+constexpr uint64_t kLeastLandingBytes = uint64_t{32} << 20;  // the largest request fits
+constexpr uint64_t kSessionsOfATenant = 8;                   // whose regions may be as large as a session's may be
+constexpr uint64_t kMaxMemoryBytes = uint64_t{1} << 50;      // keeps every sum of budgets far from overflow
 constexpr uint64_t kMaxSeconds = 366 * 24 * 3600;
 constexpr uint32_t kMaxSessions = 65536;
 constexpr uint32_t kMaxThreads = 1024;
@@ -72,19 +74,24 @@ void FillDefaults(v1::Config* config) {
   v1::Sessions* sessions = config->mutable_sessions();
   if (sessions->max_sessions() == 0) sessions->set_max_sessions(256);
   if (sessions->region_bytes() == 0) sessions->set_region_bytes(kDefaultRegionBytes);
+  v1::Workers* workers = config->mutable_workers();
+  if (workers->threads() == 0) workers->set_threads(std::max(1u, std::thread::hardware_concurrency()));
+  if (workers->queue_depth() == 0) workers->set_queue_depth(1024);
+  if (workers->landings_per_session() == 0) workers->set_landings_per_session(256);
+  const auto share_of = [&](uint32_t bound) {
+    return std::max(1u, bound / static_cast<uint32_t>(config->tenants_size()));
+  };
   for (v1::Tenant& tenant : *config->mutable_tenants()) {
     if (tenant.region_bytes() == 0) tenant.set_region_bytes(kSessionsOfATenant * sessions->region_bytes());
-    const uint32_t share = sessions->max_sessions() / static_cast<uint32_t>(config->tenants_size());
-    if (tenant.max_sessions() == 0) tenant.set_max_sessions(std::max(1u, share));
+    if (tenant.max_sessions() == 0) tenant.set_max_sessions(share_of(sessions->max_sessions()));
+    if (tenant.max_landings() == 0) tenant.set_max_landings(share_of(workers->queue_depth()));
+    if (tenant.landing_bytes() == 0) tenant.set_landing_bytes(kDefaultLandingBytes);
     tenant.mutable_public_floor();
     tenant.mutable_private_floor();
     if (tenant.prefix_bytes() == 0) {
       tenant.set_prefix_bytes(std::max({tenant.dram_bytes(), tenant.hbm_bytes(), tenant.ssd_bytes()}));
     }
   }
-  v1::Workers* workers = config->mutable_workers();
-  if (workers->threads() == 0) workers->set_threads(std::max(1u, std::thread::hardware_concurrency()));
-  if (workers->queue_depth() == 0) workers->set_queue_depth(1024);
   v1::Log* log = config->mutable_log();
   if (log->level().empty()) log->set_level("info");
   if (log->format().empty()) log->set_format("text");
@@ -254,6 +261,11 @@ absl::Status CheckBounds(const v1::Config& config) {
       return Bad("tenants[", i, "].region_bytes: out of range");
     }
     if (config.tenants(i).prefix_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].prefix_bytes: out of range");
+    if (config.tenants(i).max_landings() > kMaxQueueDepth) return Bad("tenants[", i, "].max_landings: out of range");
+    if (config.tenants(i).landing_bytes() < kLeastLandingBytes) {
+      return Bad("tenants[", i, "].landing_bytes: less than one landing may hold, ", kLeastLandingBytes, " bytes");
+    }
+    if (config.tenants(i).landing_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].landing_bytes: out of range");
     if (config.tenants(i).max_sessions() > config.sessions().max_sessions()) {
       return Bad("tenants[", i, "].max_sessions: more than sessions.max_sessions");
     }
@@ -261,6 +273,9 @@ absl::Status CheckBounds(const v1::Config& config) {
   if (config.workers().threads() > kMaxThreads) return Bad("workers.threads: out of range");
   if (config.gpu().device() > kMaxGpu) return Bad("gpu.device: out of range");
   if (config.workers().queue_depth() > kMaxQueueDepth) return Bad("workers.queue_depth: out of range");
+  if (config.workers().landings_per_session() > kMaxQueueDepth) {
+    return Bad("workers.landings_per_session: out of range");
+  }
   const std::set<std::string> levels = {"trace", "debug", "info", "warning", "error"};
   if (!levels.contains(config.log().level())) {
     return Bad("log.level: expected trace, debug, info, warning or error");

@@ -46,6 +46,9 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.sessions().region_bytes(), uint64_t{64} << 30);
   EXPECT_GE(config.workers().threads(), 1u);
   EXPECT_EQ(config.workers().queue_depth(), 1024u);
+  EXPECT_EQ(config.workers().landings_per_session(), 256u);
+  EXPECT_EQ(config.tenants(0).max_landings(), 1024u);
+  EXPECT_EQ(config.tenants(0).landing_bytes(), 512u << 20);
   EXPECT_EQ(config.log().level(), "info");
   EXPECT_EQ(config.log().format(), "text");
   EXPECT_EQ(config.listen().metrics_address(), "");
@@ -81,13 +84,13 @@ dram: {capacity_bytes: 1073741824, arena_bytes: 512KiB, huge_pages: true, lock: 
 tenants:
   - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB, max_sessions: 2, hbm_bytes: 1MiB,
      ssd_bytes: 7GiB, ttl_seconds: 60, public_floor: {dram_bytes: 1MiB, ssd_bytes: 4GiB},
-     private_floor: {hbm_bytes: 1MiB, ssd_bytes: 3GiB}, prefix_bytes: 2GiB}
+     private_floor: {hbm_bytes: 1MiB, ssd_bytes: 3GiB}, prefix_bytes: 2GiB, max_landings: 7, landing_bytes: 64MiB}
   - {name: green-2, uids: [1002], dram_bytes: 512 MiB, hbm_bytes: 1MiB}
 hbm: {capacity_bytes: 2MiB, arena_bytes: 1MiB}
 ssd: {folder: /d, capacity_bytes: 8GiB, admission: tinylfu, threads: 3, queue_depth: 5}
 leases: {unused_seconds: 5, reservation_seconds: 7}
 sessions: {max_sessions: 3, region_bytes: 1TiB}
-workers: {threads: 2, queue_depth: 9}
+workers: {threads: 2, queue_depth: 9, landings_per_session: 3}
 log: {level: warning, format: json}
 )",
                                           &config);
@@ -107,6 +110,10 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.leases().reservation_seconds(), 7u);
   EXPECT_EQ(config.sessions().region_bytes(), uint64_t{1} << 40);
   EXPECT_EQ(config.workers().queue_depth(), 9u);
+  EXPECT_EQ(config.workers().landings_per_session(), 3u);
+  EXPECT_EQ(config.tenants(0).max_landings(), 7u);
+  EXPECT_EQ(config.tenants(0).landing_bytes(), 64u << 20);
+  EXPECT_EQ(config.tenants(1).max_landings(), 4u) << "its share of the queue";
   EXPECT_EQ(config.log().format(), "json");
   EXPECT_EQ(config.hbm().arena_bytes(), 1u << 20);
   EXPECT_EQ(config.ssd().admission(), "tinylfu");
@@ -261,6 +268,16 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\nworkers: {queue_depth: 4GiB}",
                  "workers.queue_depth: expected a whole number"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nworkers: {queue_depth: 2000000}", "workers.queue_depth: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nworkers: {landings_per_session: 2000000}",
+                 "workers.landings_per_session: out of range"},
+        BadInput{
+            "dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1GiB, max_landings: 2000000}]",
+            "tenants[0].max_landings: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1GiB, landing_bytes: 1MiB}]",
+                 "tenants[0].landing_bytes: less than one landing may hold, 33554432 bytes"},
+        BadInput{
+            "dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1GiB, landing_bytes: 2000TiB}]",
+            "tenants[0].landing_bytes: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {level: loud}", "log.level: expected"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {format: xml}", "log.format: expected"},
         BadInput{"dram: {capacity_bytes: 1GiB}\n---\nlog: {}", "config: expected exactly one YAML document"},

@@ -70,6 +70,7 @@ storage::CacheOptions OptionsFrom(const v1::Config& config) {
   options.reservation = static_cast<storage::Nanos>(leases.reservation_seconds()) * kSecond;
   options.pool.admission = AdmissionFrom(config.ssd().admission());
   options.pool.eviction = config.eviction() == "lru" ? storage::EvictionMode::kLru : storage::EvictionMode::kPrice;
+  options.landings_per_session = config.workers().landings_per_session();
   options.random = RandomWord;
   return options;
 }
@@ -135,7 +136,7 @@ struct Daemon::Impl {
                  TenantsByUid(config),
                  config.sessions().region_bytes(),
                  gpu == nullptr ? nullptr : &gpu->gpu()},
-        engine_service(cache, metrics, loop, table, models, config.workers().queue_depth()),
+        engine_service(cache, metrics, loop, table, models),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
                        [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
                        static_cast<double>(config.drain_seconds()), FormatConfig(config)}) {

@@ -206,7 +206,6 @@ void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
       events.done(MissAll(observer_, session->about().tenant, landing->target.segments, match, reason));
     };
     if (!session->metadata().landings.MayStart(landing->id)) return miss_all(MissReason::kCancelled);
-    if (cache_.stats().landings >= max_landings_) return miss_all(MissReason::kBusy);
     if (!match.ok()) return miss_all(MissReason::kLeaseLost);
     Begin(*session, *landing, *match, events);
   });
@@ -252,8 +251,8 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
            const storage::Match match = LookUp(*session, *asked, writer, &answer, landing->lease);
            landing->TakeAll(*asked, answer);
            const auto& found = landing->target.segments;
-           if (found.empty() || cache_.stats().landings >= max_landings_) {
-             events.done(MissAll(observer_, session->about().tenant, found, match, MissReason::kBusy));
+           if (found.empty()) {
+             events.done(std::vector<MissReason>());
            } else if (!Begin(*session, *landing, match, events)) {
              return cache_.Release(session->about().id, landing->lease);
            }

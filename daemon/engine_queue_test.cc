@@ -46,7 +46,7 @@ class BoundedQueueTest : public ::testing::Test {
     cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }},
                    storage::Tiers{.memory = {tier_.get()}}, *mover_, workers_, clock_, &metrics_);
     table_.emplace(*cache_, loop_);
-    service_.emplace(*cache_, metrics_, loop_, *table_, models_, kDepth);
+    service_.emplace(*cache_, metrics_, loop_, *table_, models_);
     loop_.Start();
     Session::Description about;
     about.secret = "sixteen bytes ok";
@@ -281,33 +281,6 @@ TEST_F(BoundedQueueTest, TheMetadataThreadDoesNotUnmap) {
     metadata.set_value(std::this_thread::get_id());
   }));
   EXPECT_NE(gone.get_future().get(), metadata.get_future().get());
-}
-
-TEST_F(BoundedQueueTest, ALandingTooManyIsMissedAsBusyAndCounted) {
-  auto region = *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096);
-  v1::DeclarePagesRequest declare;
-  declare.set_page_tokens(1);
-  declare.set_pages(1);
-  v1::PagedLayer* layer = declare.add_layers();
-  layer->set_layer(1);
-  layer->set_value_offset(2048);
-  layer->set_key_head_stride(32);
-  layer->set_value_head_stride(24);
-  const auto pages = Pages::Declare(session_->FindModel(model_), region, declare);
-  ASSERT_TRUE(pages.ok()) << pages.status();
-  v1::LandRequest request;
-  request.set_session(session_->about().secret);
-  request.set_lease(std::string(16, 'x'));
-  request.set_pages_id(*session_->AddPages(model_, *pages));
-  for (uint32_t segment = 0; segment < 3; ++segment) *request.add_segments() = At(segment, 0);
-
-  EngineService none(*cache_, metrics_, loop_, *table_, models_, /*max_landings=*/0);
-  std::promise<absl::StatusOr<std::vector<MissReason>>> verdict;
-  none.Land(request, {[](uint32_t) {}, [&](auto reasons) { verdict.set_value(std::move(reasons)); }});
-  EXPECT_EQ(*verdict.get_future().get(), std::vector<MissReason>(3, MissReason::kBusy));
-  ASSERT_TRUE(metrics_.Serve("127.0.0.1:0").ok());
-  EXPECT_THAT(Scrape(metrics_.port()),
-              HasSubstr("ashlar_misses_total{kind=\"segment\",reason=\"busy\",tenant=\"default\"} 3\n"));
 }
 
 TEST(LandingLedger, RemembersBoundedlyAndNeverForgetsTowardsWriting) {

@@ -71,10 +71,9 @@ class EngineService {
   using Done = std::function<void(absl::Status)>;
 
   // All must outlive the service. `observer` is told of what the cache does not see, `models` of what is opened.
-  // `max_landings` are in flight at most; more are missed with kBusy.
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
-                ModelRegistry& models, size_t max_landings)
-      : cache_(cache), observer_(observer), loop_(loop), table_(table), models_(models), max_landings_(max_landings) {}
+                ModelRegistry& models)
+      : cache_(cache), observer_(observer), loop_(loop), table_(table), models_(models) {}
 
   // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
   absl::Status Authenticate(const std::string& secret) const { return Resolve(secret).status(); }
@@ -147,7 +146,6 @@ class EngineService {
   EventLoop& loop_;
   SessionTable& table_;
   ModelRegistry& models_;
-  const size_t max_landings_;
   storage::PagePools pools_;  // the metadata thread's
 };
 

@@ -233,7 +233,7 @@ TEST_F(WorkerPoolTest, OneWorkerCompletesInOrder) {
 }
 
 TEST_F(WorkerPoolTest, FullQueueRefusesAndCallsNeither) {
-  WorkerPool pool(1, 2, loop_);
+  WorkerPool pool(1, 3, loop_);
   Gate gate;
   std::promise<void> started;
   int done = 0;

@@ -146,6 +146,7 @@ void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {
       if (ssd_ != nullptr) cache.SetFloor(tier, {id, pool.kind}, pool.floor->ssd_bytes());
     }
     cache.SetPrefixCapacity(id, tenant.prefix_bytes());
+    cache.SetInFlight(id, {.calls = tenant.max_landings(), .bytes = tenant.landing_bytes()});
     if (tenant.ttl_seconds() > 0) cache.SetTimeToLive(id, static_cast<storage::Nanos>(tenant.ttl_seconds()) * kSecond);
   }
   cache.Adopt(std::move(recovered_));

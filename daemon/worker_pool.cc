@@ -22,11 +22,14 @@ WorkerPool::~WorkerPool() {
 bool WorkerPool::Run(TenantId tenant, std::function<void()> work, std::function<void()> done) {
   {
     std::lock_guard lock(mutex_);
-    if (stopping_ || queue_.size(tenant) >= queue_depth_) {
+    Count& jobs = jobs_[tenant];
+    if (jobs == nullptr) jobs = std::make_shared<std::atomic<size_t>>(0);
+    if (stopping_ || *jobs >= queue_depth_) {
       rejected_.fetch_add(1);
       return false;
     }
-    queue_.Push(tenant, {std::move(work), std::move(done)});
+    ++*jobs;
+    queue_.Push(tenant, {std::move(work), std::move(done), jobs});
   }
   wake_.notify_one();
   return true;
@@ -116,7 +119,11 @@ void WorkerPool::RunJob(TenantId tenant, size_t thread, std::unique_lock<std::mu
   lock.lock();
   queue_.Charge(tenant, took.count());
   lock.unlock();
-  loop_.PostCompletion(std::move(job.done), EventLoop::On::kAnyThread);
+  auto end = [done = std::move(job.done), jobs = std::move(job.jobs)] {
+    --*jobs;
+    done();
+  };
+  loop_.PostCompletion(std::move(end), EventLoop::On::kAnyThread);
   lock.lock();
   running_[thread].reset();
   --busy_;

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -25,13 +27,14 @@ class WorkerPool final : public storage::Executor {
  public:
   // `threads` jobs run at once. While some of them have run for longer than kOverrun, others run beside them on up to
   // `spare_threads` threads more, one job of each tenant that has none running: nobody waits for the end of another
-  // tenant's long job. `queue_depth` is of each tenant. `loop` must outlive the pool.
+  // tenant's long job. `queue_depth` is of each tenant: of its jobs, those that wait, run, or whose `done` has not
+  // begun; so a `done` may ask for one more. `loop` must outlive the pool.
   WorkerPool(int threads, size_t queue_depth, EventLoop& loop, int spare_threads = 0);
   ~WorkerPool() override;  // Stop
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // Thread-safe, as all that follow. False when `queue_depth` jobs of the tenant wait already, or after Stop.
+  // Thread-safe, as all that follow. False when the tenant has `queue_depth` jobs already, or after Stop.
   bool Run(storage::TenantId tenant, std::function<void()> work, std::function<void()> done) override;
   void Post(storage::TenantId tenant, std::function<void()> event) override;
   // Once a job of the tenant has run for kTurn.
@@ -49,8 +52,10 @@ class WorkerPool final : public storage::Executor {
 
  private:
   using Time = std::chrono::steady_clock::time_point;
+  using Count = std::shared_ptr<std::atomic<size_t>>;
   struct Job {
     std::function<void()> work, done;
+    Count jobs;  // of its tenant
   };
   struct Running {
     storage::TenantId tenant;
@@ -75,8 +80,9 @@ class WorkerPool final : public storage::Executor {
   std::condition_variable wake_;
   storage::TurnQueue<Job> queue_{kTurn.count()};  // guarded by mutex_, as below
   std::vector<std::optional<Running>> running_;   // by thread
-  size_t busy_ = 0;                               // threads that run a job
-  bool watching_ = false;                         // a thread waits for NextOverrun
+  std::map<storage::TenantId, Count> jobs_;
+  size_t busy_ = 0;        // threads that run a job
+  bool watching_ = false;  // a thread waits for NextOverrun
   bool stopping_ = false;
 };
 

@@ -93,6 +93,26 @@ TEST_F(TenantsAtWork, AFullQueueIsItsTenantsOwn) {
   pool.Stop();
 }
 
+// Work that is cut asks for the rest of its time where all the tenant's room is taken.
+TEST_F(TenantsAtWork, AJobThatEndsLeavesRoomForTheNext) {
+  WorkerPool pool(1, 2, loop_);
+  std::promise<void> ended;
+  const auto again = [&] {
+    EXPECT_TRUE(pool.Run(
+        kEve, [] {}, [&] { ended.set_value(); }));
+  };
+  Hold(pool, kNoTenant);
+  EXPECT_TRUE(pool.Run(
+      kEve, [] {}, again));
+  const std::future<void> other = Ask(pool, kEve);
+  EXPECT_FALSE(pool.Run(
+      kEve, [] {}, [] {}));
+  Release();
+  EXPECT_TRUE(Ended(ended.get_future()));
+  EXPECT_TRUE(Ended(other));
+  pool.Stop();
+}
+
 TEST_F(TenantsAtWork, JobsThatDoNotEndKeepNobodyElseWaiting) {
   WorkerPool pool(2, 100, loop_, /*spare_threads=*/2);
   Hold(pool, kEve);

@@ -45,8 +45,8 @@ struct Cache::Impl {
             [this](SessionId session) { return sessions.contains(session); },
             [tiers](TenantId tenant) { return LargestCapacity(tiers, tenant); }),
         matcher(pool, prefixes, leases, explainer, top, clock, this->observer),
-        lander(pool, mover, clock, drain, this->observer),
-        composer(pool, mover, drain, clock, options.compositions_per_session, this->observer) {}
+        lander(pool, mover, clock, drain, in_flight, options.landings_per_session, this->observer),
+        composer(pool, mover, drain, clock, in_flight, options.compositions_per_session, this->observer) {}
 
   const TenantId* Tenant(SessionId session) const {
     const auto found = sessions.find(session);
@@ -99,6 +99,7 @@ struct Cache::Impl {
   Publisher publisher;
   Prefixes prefixes;
   Matcher matcher;
+  InFlight in_flight;
   Lander lander;
   Composer composer;
   bool draining = false;
@@ -114,6 +115,10 @@ Cache::~Cache() {
 
 void Cache::SetFloor(size_t tier, const Group& group, uint64_t bytes) {
   impl_->pool.placement().SetFloor(tier, group, bytes);
+}
+
+void Cache::SetInFlight(TenantId tenant, const InFlight::Bounds& bounds) {
+  impl_->in_flight.SetBounds(tenant, bounds);
 }
 
 void Cache::SetTimeToLive(TenantId tenant, Nanos ttl) {

@@ -25,6 +25,7 @@
 #include "storage/executor.h"
 #include "storage/explanation.h"
 #include "storage/ids.h"
+#include "storage/in_flight.h"
 #include "storage/index/text_table.h"
 #include "storage/lander.h"
 #include "storage/match.h"
@@ -43,7 +44,9 @@ struct CacheOptions {
   // Who holds that many, or leases that list that many segments, gets no more until it releases some.
   size_t leases_per_session = limits::kMaxLeases;
   size_t leased_segments_per_session = limits::kMaxLeasedSegments;
-  size_t compositions_per_session = limits::kMaxCompositions;  // in flight; more are answered kBusy
+  // In flight; more are answered kBusy.
+  size_t landings_per_session = SIZE_MAX;
+  size_t compositions_per_session = limits::kMaxCompositions;
   PoolOptions pool;
   size_t texts_per_tenant = TextTable::kDefaultTexts;  // and under which namespaces texts were published
   size_t misses_per_tenant = MissLog::kDefaultMisses;  // that LastMisses can tell
@@ -65,6 +68,8 @@ class Cache {
   // how long its objects are kept unused (0: until space is needed).
   void SetFloor(size_t tier, const Group& group, uint64_t bytes);
   void SetTimeToLive(TenantId tenant, Nanos ttl);
+  // Landings and compositions that a tenant may have in flight, and what they may hold in memory; otherwise any number.
+  void SetInFlight(TenantId tenant, const InFlight::Bounds& bounds);
   // What a tenant's exact prefixes may take, of each namespace; otherwise as much as its largest tier has.
   void SetPrefixCapacity(TenantId tenant, uint64_t bytes);
   // What SsdTier::Recover gave: found from now on.

@@ -13,19 +13,37 @@ bool HasTuples(const ObjectHeader& object, const Composition& composition) {
       composition.layers, [&](const Composition::Layer& layer) { return HasTuple(object, layer.layer, layer.shape); });
 }
 
+// Of the request's, until the composition ends.
+uint64_t HeldBytes(const Composition& composition) {
+  uint64_t bytes = composition.interiors.size() * (sizeof(Composition::Interior) + sizeof(ComposeSource));
+  for (const Composition::Layer& layer : composition.layers) {
+    bytes += sizeof layer + layer.steps.size() * sizeof(Composition::Step);
+  }
+  return bytes;
+}
+
 }  // namespace
 
-Composer::Composer(Pool& pool, Mover& mover, Drain& drain, const Clock& clock, size_t per_session, Observer& observer)
-    : pool_(pool), mover_(mover), drain_(drain), clock_(clock), per_session_(per_session), observer_(observer) {}
+Composer::Composer(Pool& pool, Mover& mover, Drain& drain, const Clock& clock, InFlight& in_flight, size_t per_session,
+                   Observer& observer)
+    : pool_(pool),
+      mover_(mover),
+      drain_(drain),
+      clock_(clock),
+      in_flight_(in_flight),
+      per_session_(per_session),
+      observer_(observer) {}
 
 void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
                        const VerifiedLayers& verified, Composition composition, Done done) {
   const Name name(session, id);
-  InFlight call{.tenant = tenant, .begin = clock_.Now(), .done = std::move(done)};
+  Call call{.tenant = tenant, .begin = clock_.Now(), .done = std::move(done)};
   Collect(call, found, composition);
   MissReason& outcome = call.verdict.outcome;
   if (compositions_.contains(name)) outcome = MissReason::kInvalidRequest;
   if (outcome == MissReason::kNone && CountOf(session) >= per_session_) outcome = MissReason::kBusy;
+  call.held_bytes = HeldBytes(composition);
+  if (outcome == MissReason::kNone && !in_flight_.Begin(tenant, call.held_bytes)) outcome = MissReason::kBusy;
   if (outcome != MissReason::kNone) return Conclude(std::move(call));
 
   for (size_t i = 0; i < composition.interiors.size(); ++i) {
@@ -44,7 +62,7 @@ void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::sp
 void Composer::Continue(const Name& name) {
   const auto found = compositions_.find(name);
   if (found == compositions_.end() || found->second.started) return;
-  InFlight& call = found->second;
+  Call& call = found->second;
   CompositionVerdict& verdict = call.verdict;
   if (call.cancel.cancelled()) verdict.outcome = MissReason::kCancelled;
   for (size_t i = 0; i < call.objects.size() && verdict.outcome == MissReason::kNone; ++i) {
@@ -58,7 +76,7 @@ void Composer::Continue(const Name& name) {
   Start(name, call);
 }
 
-void Composer::Start(const Name& name, InFlight& call) {
+void Composer::Start(const Name& name, Call& call) {
   call.started = true;
   const bool queued = mover_.Compose(
       call.tenant, std::move(call.sources), std::move(call.composition), call.cancel,
@@ -68,7 +86,7 @@ void Composer::Start(const Name& name, InFlight& call) {
   End(name);
 }
 
-void Composer::Collect(InFlight& call, std::span<const Pool::Result> found, const Composition& composition) {
+void Composer::Collect(Call& call, std::span<const Pool::Result> found, const Composition& composition) {
   for (const Composition::Interior& interior : composition.interiors) {
     Pool::Reference object;
     MissReason reason = MissReason::kInvalidRequest;
@@ -89,7 +107,7 @@ size_t Composer::CountOf(SessionId session) const {
 }
 
 void Composer::Finish(const Name& name, const std::vector<bool>& corrupt, bool cancelled) {
-  InFlight& call = compositions_.at(name);
+  Call& call = compositions_.at(name);
   if (cancelled) call.verdict.outcome = MissReason::kCancelled;
   for (size_t i = 0; i < corrupt.size(); ++i) {
     if (!corrupt[i]) continue;
@@ -101,11 +119,13 @@ void Composer::Finish(const Name& name, const std::vector<bool>& corrupt, bool c
 
 void Composer::End(const Name& name) {
   const SessionId session = name.first;  // the name may lie in what ends here
-  Conclude(std::move(compositions_.extract(name).mapped()));
+  Call call = std::move(compositions_.extract(name).mapped());
+  in_flight_.End(call.tenant, call.held_bytes);
+  Conclude(std::move(call));
   drain_.End(session);
 }
 
-void Composer::Conclude(InFlight call) {
+void Composer::Conclude(Call call) {
   observer_.Composed(call.tenant, call.verdict.outcome, clock_.Now() - call.begin);
   call.objects.clear();
   call.done(std::move(call.verdict));
@@ -119,7 +139,7 @@ void Composer::Quiesce(SessionId session, LandingId id, std::function<void()> qu
   Cancel(Name(found->first), found->second);
 }
 
-void Composer::Cancel(const Name& name, InFlight& call) {
+void Composer::Cancel(const Name& name, Call& call) {
   call.cancel.Cancel();
   Continue(name);  // one that waits ends now
 }

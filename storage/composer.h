@@ -14,6 +14,7 @@
 #include "storage/drain.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
+#include "storage/in_flight.h"
 #include "storage/mover.h"
 #include "storage/observer.h"
 #include "storage/pool.h"
@@ -27,8 +28,9 @@ class Composer {
  public:
   using Done = std::function<void(CompositionVerdict)>;
 
-  // A session has `per_session` in flight at most; more are answered kBusy.
-  Composer(Pool& pool, Mover& mover, Drain& drain, const Clock& clock, size_t per_session, Observer& observer);
+  // A session has `per_session` in flight at most; of its tenant `in_flight` counts. More are answered kBusy.
+  Composer(Pool& pool, Mover& mover, Drain& drain, const Clock& clock, InFlight& in_flight, size_t per_session,
+           Observer& observer);
 
   // `found` is what the lease holds, in the match's order, and `verified` what is known of it; without a lease:
   // nothing.
@@ -41,7 +43,7 @@ class Composer {
   size_t compositions() const { return compositions_.size(); }
 
  private:
-  struct InFlight {
+  struct Call {
     TenantId tenant = 0;
     Nanos begin = 0;
     std::vector<Pool::Reference> objects;  // one an interior; empty where there is none
@@ -52,27 +54,29 @@ class Composer {
     CancelFlag cancel;
     Done done;
     std::vector<std::function<void()>> quiet;
+    uint64_t held_bytes = 0;  // by what the request names
   };
   using Name = std::pair<SessionId, LandingId>;
 
   // References what the interiors name and says what is missing.
-  static void Collect(InFlight& call, std::span<const Pool::Result> found, const Composition& composition);
+  static void Collect(Call& call, std::span<const Pool::Result> found, const Composition& composition);
   size_t CountOf(SessionId session) const;
   // Starts once all interiors are there: their copies may still be on their way up.
   void Continue(const Name& name);
-  void Start(const Name& name, InFlight& call);
-  void Cancel(const Name& name, InFlight& call);
+  void Start(const Name& name, Call& call);
+  void Cancel(const Name& name, Call& call);
   void End(const Name& name);
   void Finish(const Name& name, const std::vector<bool>& corrupt, bool cancelled);
-  void Conclude(InFlight call);
+  void Conclude(Call call);
 
   Pool& pool_;
   Mover& mover_;
   Drain& drain_;
   const Clock& clock_;
+  InFlight& in_flight_;
   const size_t per_session_;
   Observer& observer_;
-  std::map<Name, InFlight> compositions_;
+  std::map<Name, Call> compositions_;
 };
 
 }  // namespace ashlar::storage

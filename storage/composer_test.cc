@@ -93,6 +93,51 @@ TEST_F(ComposerTest, ACorruptTupleIsDroppedBeforeAnythingIsWritten) {
   EXPECT_TRUE(Untouched());
 }
 
+TEST_F(ComposerTest, WhileOthersWaitALayerIsATurn) {
+  const auto two_layers = [&] {
+    Composition work = Work();
+    work.layers.push_back(work.layers.front());
+    return work;
+  };
+  EXPECT_EQ(Run(two_layers()).outcome, MissReason::kNone);
+  const std::vector<float> expected = *state_;
+  rig_.executor.set_crowded(true);
+  const auto verdict = Start(kAnn, next_++, two_layers());
+  for (int i = 0; i < 2; ++i) {
+    rig_.executor.Complete(0);
+    EXPECT_TRUE(Untouched()) << "all is verified first";
+  }
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_FALSE(verdict->has_value());
+    ASSERT_EQ(rig_.executor.pending(), 1u);
+    rig_.executor.Complete(0);
+    EXPECT_EQ(*state_ == expected, i == 1);
+  }
+  ASSERT_TRUE(verdict->has_value());
+  EXPECT_EQ((*verdict)->outcome, MissReason::kNone);
+}
+
+TEST_F(ComposerTest, OneThatCannotGoOnEndsInTheMiddle) {
+  rig_.executor.set_crowded(true);
+  const auto verdict = Start(kAnn, next_++, Work());
+  rig_.executor.set_capacity(0);
+  rig_.executor.Complete(0);
+  ASSERT_TRUE(verdict->has_value());
+  EXPECT_EQ((*verdict)->outcome, MissReason::kCancelled);
+  EXPECT_EQ(rig_.cache.stats().compositions, 0u);
+}
+
+TEST_F(ComposerTest, CountsAsATenantsLandingsDo) {
+  rig_.cache.SetInFlight(1, {.calls = 1});
+  const TestPages pages(16);
+  const auto landing =
+      rig_.StartLanding(kBob, next_++, rig_.Lookup(kBob, plans_[0]).lease, TestTarget(pages, {{0, 0}}));
+  EXPECT_EQ((*Start(kAnn, next_++, Work()))->outcome, MissReason::kBusy);
+  rig_.executor.CompleteAll();
+  ASSERT_THAT(landing->verdict.value(), ElementsAre(MissReason::kNone));
+  EXPECT_EQ(Run(Work()).outcome, MissReason::kNone);
+}
+
 TEST_F(ComposerTest, OtherLayersAreNotItsMatter) {
   Corrupt(*rig_.tier, *match_.found[1].slot, *match_.found[1].header, kLayer + 1, PartForm::kState);
   EXPECT_EQ(Run(Work()).outcome, MissReason::kNone);

@@ -14,6 +14,10 @@ namespace ashlar::storage {
 namespace {
 
 constexpr uint64_t kPieceExtents = 4;  // 1 MiB: long enough for a disk, short enough to follow closely
+constexpr int kNeededPerIdle = 7;      // pieces
+// Of a turn, in extents: no piece is less. Whoever was refused begins anew, and has nothing left from before that would
+// put him before others again.
+constexpr int64_t kQuantum = 1;
 
 // Disks read and write the processor's memory: on the way to a GPU's a piece goes through one of these, of which there
 // are no more than pieces in flight.
@@ -54,6 +58,7 @@ class Filler::Fill {
   Fill(End from, End to, uint64_t extents, uint64_t available, Place place, Events events)
       : from(from),
         to(to),
+        tenant(to.slot->tenant),
         extents(extents),
         available(available),
         place(place),
@@ -63,7 +68,6 @@ class Filler::Fill {
     if (to.memory != nullptr) target = ObjectBytes(*to.memory, *to.slot).extents();
   }
 
-  TenantId tenant() const { return to.slot->tenant; }
   uint64_t Ready() const { return std::min(available, extents); }
   // The next piece can be had whole, or is the last one and can be had.
   bool CanStart() const {
@@ -72,6 +76,7 @@ class Filler::Fill {
   bool UsesDisk() const { return from.memory == nullptr || to.memory == nullptr; }
 
   const End from, to;
+  const TenantId tenant;
   const uint64_t extents;
   uint64_t available;
   Place place;  // in the queue
@@ -84,32 +89,54 @@ class Filler::Fill {
   absl::Status ended;                      // not OK: no further piece begins
 };
 
+Filler::Filler(Executor& executor, SsdTier* disk, size_t max_pieces)
+    : executor_(executor),
+      disk_(disk),
+      max_pieces_(max_pieces),
+      needed_{.turns = Turns(kQuantum)},
+      idle_{.turns = Turns(kQuantum)} {}
+
+void Filler::Enqueue(const std::shared_ptr<Fill>& fill) {
+  Line& line = LineOf(fill->place);
+  line.fills[fill->tenant].emplace(fill->place, fill);
+  line.turns.Activate(fill->tenant);
+}
+
+bool Filler::Dequeue(const Fill& fill) {
+  Line& line = LineOf(fill.place);
+  const auto own = line.fills.find(fill.tenant);
+  if (own == line.fills.end() || own->second.erase(fill.place) == 0) return false;
+  if (!own->second.empty()) return true;
+  line.fills.erase(own);
+  line.turns.Deactivate(fill.tenant);
+  return true;
+}
+
 std::shared_ptr<Filler::Fill> Filler::Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at,
                                             Events events) {
   const Place place(needed_at, begun_++);
   auto fill = std::make_shared<Fill>(from, to, extents, available, place, std::move(events));
-  queue_.emplace(place, fill);
+  Enqueue(fill);
   return fill;
 }
 
-void Filler::Hasten(Fill& fill, Nanos needed_at) {
-  if (needed_at >= fill.place.first) return;
-  auto node = queue_.extract(fill.place);
-  fill.place.first = needed_at;
-  if (node.empty()) return;  // all of it is in flight
-  node.key() = fill.place;
-  queue_.insert(std::move(node));
+void Filler::Hasten(const std::shared_ptr<Fill>& fill, Nanos needed_at) {
+  if (needed_at >= fill->place.first) return;
+  const bool waits = Dequeue(*fill);  // otherwise all of it is in flight
+  fill->place.first = needed_at;
+  if (waits) Enqueue(fill);
 }
 
 void Filler::Offer(Fill& fill, uint64_t available) {
   fill.available = std::max(fill.available, available);
+  if (Line& line = LineOf(fill.place); line.fills.contains(fill.tenant)) line.turns.Activate(fill.tenant);
 }
 
 bool Filler::Cancel(Fill& fill) {
   if (fill.ended.ok()) fill.ended = absl::CancelledError("fill: not wanted any more");
+  Dequeue(fill);
   if (fill.in_flight > 0) return false;
   fill.events = {};
-  queue_.erase(fill.place);
   return true;
 }
 
@@ -117,23 +144,53 @@ void Filler::Pump() {
   again_ = true;
   if (pumping_) return;  // a piece ended as soon as it was begun
   pumping_ = true;
-  while (std::exchange(again_, false)) PumpInOrder();
+  while (std::exchange(again_, false)) PumpInTurn();
   pumping_ = false;
 }
 
-void Filler::PumpInOrder() {
-  bool refused[2] = {};  // by the executor, by the disk: what waits for one does not hold up the other's
-  for (auto next = queue_.begin(); next != queue_.end();) {
-    const std::shared_ptr<Fill> fill = next->second;
-    bool& full = refused[fill->UsesDisk()];
-    while (!full && fill->CanStart()) {
-      if (pieces_ == max_pieces_) return;
-      full = !StartPiece(fill);
-      if (again_) return;  // a piece ended as soon as it was begun, and the queue is another one now
-    }
-    const bool through = !fill->ended.ok() || fill->started == fill->extents;
-    next = through ? queue_.erase(next) : std::next(next);
+void Filler::PumpInTurn() {
+  std::vector<Turn> aside;  // who must not, or cannot, begin more now
+  while (pieces_ < max_pieces_) {
+    const std::optional<Turn> turn = NextTurn(aside);
+    if (!turn.has_value()) break;
+    const Started started = StartPieceOf(*turn);
+    if (started == Started::kPiece) continue;
+    turn->line->turns.Deactivate(turn->tenant);  // until there is more of its source
+    if (started == Started::kRefused) aside.push_back(*turn);
   }
+  for (const Turn& turn : aside) {
+    if (turn.line->fills.contains(turn.tenant)) turn.line->turns.Activate(turn.tenant);
+  }
+}
+
+// Idle ones only of tenants that need nothing themselves, unless nobody does.
+std::optional<Filler::Turn> Filler::NextTurn(std::vector<Turn>& aside) {
+  const std::optional<TenantId> needed = needed_.turns.Next();
+  if (needed.has_value() && needed_in_a_row_ < kNeededPerIdle) return Turn{&needed_, *needed};
+  while (const std::optional<TenantId> idle = idle_.turns.Next()) {
+    if (!needed.has_value() || !needed_.fills.contains(*idle)) return Turn{&idle_, *idle};
+    idle_.turns.Deactivate(*idle);
+    aside.push_back({&idle_, *idle});
+  }
+  needed_in_a_row_ = 0;
+  return needed.has_value() ? std::optional(Turn{&needed_, *needed}) : std::nullopt;
+}
+
+Filler::Started Filler::StartPieceOf(const Turn& turn) {
+  bool refused[2] = {};  // by the executor, by the disk: what waits for one does not hold up the other's
+  for (const auto& [place, fill] : turn.line->fills.at(turn.tenant)) {
+    bool& full = refused[fill->UsesDisk()];
+    if (full || !fill->CanStart()) continue;
+    const std::shared_ptr<Fill> next = fill;  // the map is another one once a piece has ended
+    const uint64_t before = next->started;
+    full = !StartPiece(next);
+    if (full) continue;
+    turn.line->turns.Charge(turn.tenant, static_cast<int64_t>(std::min(kPieceExtents, next->extents - before)));
+    needed_in_a_row_ = turn.line == &needed_ ? needed_in_a_row_ + 1 : 0;
+    if (next->started == next->extents) Dequeue(*next);
+    return Started::kPiece;
+  }
+  return refused[0] || refused[1] ? Started::kRefused : Started::kNothing;
 }
 
 bool Filler::StartPiece(const std::shared_ptr<Fill>& fill) {
@@ -162,7 +219,7 @@ bool Filler::Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t 
     return disk_->Write(*fill->to.slot, first, {sources.begin(), sources.end()}, done);
   }
   return executor_.Run(
-      fill->tenant(),
+      fill->tenant,
       [fill, first, count] {
         const kernels::Gpu *to = GpuOf(fill->to.memory), *from = GpuOf(fill->from.memory);
         for (uint64_t i = first; i < first + count; ++i) CopyExtent(to, fill->target[i], from, fill->source[i]);
@@ -181,7 +238,7 @@ bool Filler::ReadToGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64
   };
   const auto read = [this, fill, first, copy](const absl::Status& status) {
     if (!status.ok()) return PieceDone(fill, first, status);
-    if (executor_.Run(fill->tenant(), copy, [this, fill, first] { PieceDone(fill, first, absl::OkStatus()); })) return;
+    if (executor_.Run(fill->tenant, copy, [this, fill, first] { PieceDone(fill, first, absl::OkStatus()); })) return;
     copy();  // rather than read it again
     PieceDone(fill, first, absl::OkStatus());
   };
@@ -202,7 +259,10 @@ bool Filler::WriteFromGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uin
 
 void Filler::PieceDone(const std::shared_ptr<Fill>& fill, uint64_t first, const absl::Status& status) {
   --pieces_;
-  if (fill->ended.ok() && !status.ok()) fill->ended = status;
+  if (fill->ended.ok() && !status.ok()) {
+    fill->ended = status;
+    Dequeue(*fill);
+  }
   if (fill->ended.ok()) {
     fill->whole[first / kPieceExtents] = true;
     const uint64_t before = fill->loaded;

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,11 +15,14 @@
 #include "storage/executor.h"
 #include "storage/tier/ssd_tier.h"
 #include "storage/tier/tier.h"
+#include "storage/turns.h"
 
 namespace ashlar::storage {
 
-// The metadata thread only. What may be in flight is bounded; of what waits for its turn, that goes first which is
-// needed first, and of equals that which began first. What is in flight already is not called back.
+// The metadata thread only. What may be in flight is bounded. Tenants have their turns by the bytes that are moved for
+// them; of a tenant's own that goes first which is needed first, and of equals that which began first. What nobody
+// waits for is behind what its tenant needs, and has a small share beside what others need, so that it gets on. What is
+// in flight already is not called back.
 class Filler {
  public:
   // One end of a fill: a slot of a memory tier, or of the disk (memory null). The slot outlives the fill.
@@ -34,15 +38,14 @@ class Filler {
   class Fill;
 
   // `disk` may be null; both must outlive the filler, and the filler everything in flight.
-  Filler(Executor& executor, SsdTier* disk, size_t max_pieces = 32)
-      : executor_(executor), disk_(disk), max_pieces_(max_pieces) {}
+  Filler(Executor& executor, SsdTier* disk, size_t max_pieces = 32);
 
   // Not from disk to disk, nor from a GPU's memory to a GPU's. Of the source, `available` extents can be read now;
   // Offer says when there are more. `needed_at`: on the injected clock. No event comes before this returns.
   std::shared_ptr<Fill> Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at, Events events);
   void Offer(Fill& fill, uint64_t available);
   // It is needed by then; never later than was said before.
-  void Hasten(Fill& fill, Nanos needed_at);
+  void Hasten(const std::shared_ptr<Fill>& fill, Nanos needed_at);
   // No further piece begins. True: nothing is in flight, and no event will come. Else `done` comes with CANCELLED.
   bool Cancel(Fill& fill);
   // What an executor had no room for is tried again. Call it now and then.
@@ -50,7 +53,23 @@ class Filler {
 
  private:
   using Place = std::pair<Nanos, uint64_t>;  // needed at, begun as which
-  void PumpInOrder();
+  // Tenants' fills that have pieces left to start, each tenant's in the order of need.
+  struct Line {
+    std::map<TenantId, std::map<Place, std::shared_ptr<Fill>>> fills;
+    Turns turns;  // active: a tenant that may have a piece to start
+  };
+  struct Turn {
+    Line* line;
+    TenantId tenant;
+    bool operator==(const Turn&) const = default;
+  };
+  Line& LineOf(const Place& place) { return place.first == kWhenIdle ? idle_ : needed_; }
+  void Enqueue(const std::shared_ptr<Fill>& fill);
+  bool Dequeue(const Fill& fill);  // false: it was in no line
+  void PumpInTurn();
+  std::optional<Turn> NextTurn(std::vector<Turn>& aside);
+  enum class Started { kPiece, kNothing, kRefused };
+  Started StartPieceOf(const Turn& turn);
   bool StartPiece(const std::shared_ptr<Fill>& fill);
   bool Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count);
   bool ReadToGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count);
@@ -62,7 +81,8 @@ class Filler {
   const size_t max_pieces_;
   size_t pieces_ = 0;
   uint64_t begun_ = 0;
-  std::map<Place, std::shared_ptr<Fill>> queue_;  // that have pieces left to start
+  Line needed_, idle_;
+  int needed_in_a_row_ = 0;  // pieces
   bool pumping_ = false, again_ = false;
 };
 

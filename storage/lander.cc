@@ -14,10 +14,31 @@ uint64_t BytesOf(const ObjectHeader& object, const LandTarget::Segment& segment)
   return bytes;
 }
 
+// Of the request's, until the landing ends: up to 16 MiB of page table, and what every object takes.
+uint64_t HeldBytes(const LandTarget& target) {
+  constexpr uint64_t kObjectBytes = 256;
+  return target.page_table.size() * sizeof(int32_t) + target.segments.size() * kObjectBytes;
+}
+
 }  // namespace
 
-Lander::Lander(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Observer& observer)
-    : pool_(pool), mover_(mover), clock_(clock), drain_(drain), observer_(observer) {}
+Lander::Lander(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, InFlight& in_flight, size_t per_session,
+               Observer& observer)
+    : pool_(pool),
+      mover_(mover),
+      clock_(clock),
+      drain_(drain),
+      in_flight_(in_flight),
+      per_session_(per_session),
+      observer_(observer) {}
+
+bool Lander::MayBegin(SessionId session, TenantId tenant, uint64_t held_bytes) {
+  const auto own = of_session_.find(session);
+  if (per_session_ <= (own == of_session_.end() ? 0 : own->second)) return false;
+  if (!in_flight_.Begin(tenant, held_bytes)) return false;
+  ++of_session_[session];
+  return true;
+}
 
 void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
                   std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks) {
@@ -30,6 +51,11 @@ void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<co
     return Conclude(std::move(landing));
   }
   if (sources.empty()) return Conclude(std::move(landing));
+  landing.held_bytes = HeldBytes(target);
+  if (!MayBegin(session, tenant, landing.held_bytes)) {
+    for (const size_t segment : landing.moving) landing.verdict[segment] = MissReason::kBusy;
+    return Conclude(std::move(landing));
+  }
   landing.started = clock_.Now();
   landings_.emplace(name, std::move(landing));
   drain_.Begin(session);
@@ -120,6 +146,8 @@ void Lander::Corrupt(const Name& name, size_t source) {
 
 void Lander::Finish(const Name& name, MissReason outcome) {
   Landing landing = std::move(landings_.extract(name).mapped());
+  in_flight_.End(landing.tenant, landing.held_bytes);
+  if (const auto own = of_session_.find(name.first); --own->second == 0) of_session_.erase(own);
   if (outcome == MissReason::kNone) {
     Verified(landing, VerifiedLayers::kAll);
     Measure(landing);
@@ -138,7 +166,7 @@ void Lander::Measure(const Landing& landing) {
     if (landing.verdict[segment] != MissReason::kNone) return;
     bytes += landing.bytes[segment];
   }
-  pool_.Landed(bytes, clock_.Now() - landing.started - landing.waited);
+  pool_.Landed(landing.tenant, bytes, clock_.Now() - landing.started - landing.waited);
 }
 
 void Lander::Conclude(Landing landing) {

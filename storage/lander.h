@@ -15,6 +15,7 @@
 #include "storage/cancel_flag.h"
 #include "storage/drain.h"
 #include "storage/ids.h"
+#include "storage/in_flight.h"
 #include "storage/mover.h"
 #include "storage/observer.h"
 #include "storage/pool.h"
@@ -32,7 +33,9 @@ struct LandCallbacks {
 // A landing holds references of its own: what it reads stays, whatever becomes of the lease.
 class Lander {
  public:
-  Lander(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Observer& observer);
+  // A session has `per_session` in flight at most; of its tenant `in_flight` counts. More are missed with kBusy.
+  Lander(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, InFlight& in_flight, size_t per_session,
+         Observer& observer);
 
   // `found` is what the lease holds, in the match's order; `verified` learns which of its tuples are whole.
   void Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
@@ -60,11 +63,13 @@ class Lander {
     std::optional<Nanos> waiting_since;  // while it does
     LandCallbacks callbacks;
     std::vector<std::function<void()>> quiet;
+    uint64_t held_bytes = 0;  // by what the request names
   };
   using Name = std::pair<SessionId, LandingId>;
 
   // Decides what can land; returns the mover's share of it.
   static std::vector<LandSource> Sort(Landing& landing, std::span<const Pool::Result> found, const LandTarget& target);
+  bool MayBegin(SessionId session, TenantId tenant, uint64_t held_bytes);
   void Start(const Name& name, std::vector<LandSource> sources, LandTarget target);
   std::optional<uint64_t> Loaded(const Name& name, size_t source);
   void Blocked(const Name& name, size_t source, uint64_t bytes, std::function<void()> resume);
@@ -80,8 +85,11 @@ class Lander {
   Mover& mover_;
   const Clock& clock_;
   Drain& drain_;
+  InFlight& in_flight_;
+  const size_t per_session_;
   Observer& observer_;
   std::map<Name, Landing> landings_;
+  std::map<SessionId, size_t> of_session_;  // of those that have some
 };
 
 }  // namespace ashlar::storage

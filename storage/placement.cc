@@ -23,7 +23,7 @@ bool Used(const Entry& entry, size_t level) {
 
 }  // namespace
 
-Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCost& bring_up,
+Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCosts& bring_up,
                      const ReuseBook* prices, const Clock& clock, Observer& observer, Events events)
     : disk_(tiers.ssd),
       disk_level_(tiers.ssd == nullptr ? SIZE_MAX : tiers.memory.size()),
@@ -92,12 +92,14 @@ MissReason Placement::Promote(Entry& entry, Nanos recompute, Nanos needed_at) {
   // Its last way up was given up, and something of that is still being written: it comes up again behind that.
   const bool drains = entry.top().state == State::kDraining, awaited = drains && entry.references > 1;
   if (entry.top().whole() || entry.top().state == State::kFilling || awaited) {
-    if (!bring_up_.Pays(kind(0), entry.header.bytes, recompute)) return MissReason::kTooDear;
+    if (!bring_up_[entry.group.tenant].Pays(kind(0), entry.header.bytes, recompute)) return MissReason::kTooDear;
     Hasten(entry, needed_at);
     return MissReason::kNone;
   }
   const size_t from = NearestSource(entry);
-  if (!bring_up_.Pays(kind(from), entry.header.bytes, recompute, needed_at - now)) return MissReason::kTooDear;
+  if (!bring_up_[entry.group.tenant].Pays(kind(from), entry.header.bytes, recompute, needed_at - now)) {
+    return MissReason::kTooDear;
+  }
   entry.asked_at = now;
   entry.asked_of = from;
   entry.needed_at = needed_at;
@@ -152,7 +154,7 @@ void Placement::Hasten(Entry& entry, Nanos needed_at) {
   for (size_t i = 0; i < levels(); ++i) {
     Copy& copy = entry.copies[i];
     if (copy.state == State::kFilling && copy.fill != nullptr && copy.source > i) {
-      filler_.Hasten(*copy.fill, needed_at);
+      filler_.Hasten(copy.fill, needed_at);
     }
   }
 }
@@ -282,7 +284,7 @@ void Placement::StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at)
   Copy& copy = entry.copies[to];
   copy.source = static_cast<uint8_t>(from);
   ++fills_;
-  if (needed_at == Filler::kWhenIdle) ++fills_behind_;
+  if (needed_at == Filler::kWhenIdle) ++behind_[entry.group.tenant].fills;
   // A disk that reads what is given up meanwhile does no harm; another copy in memory would.
   if (!IsDisk(to)) ++entry.copies[from].readers;
   copy.fill =
@@ -325,7 +327,7 @@ void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status)
   Copy& copy = entry.copies[level];
   copy.fill.reset();
   --fills_;
-  if (copy.source < level) --fills_behind_;
+  if (copy.source < level) --behind_[entry.group.tenant].fills;
   if (!IsDisk(level)) DoneReading(entry, copy.source);
   if (copy.state == State::kDraining && level == 0 && entry.references > 0 && entry.gone == MissReason::kNone) {
     copy.state = State::kFilling;  // it was asked for again meanwhile
@@ -336,7 +338,7 @@ void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status)
     copy.state = State::kCommitting;
     copy.loaded = entry.header.Extents();
     ++fills_;
-    ++fills_behind_;
+    ++behind_[entry.group.tenant].fills;
     disk_->Commit(entry.group.tenant, entry.group.pool, entry.header, copy.slot,
                   [this, &entry, level](const absl::Status& committed) { Committed(entry, level, committed); });
   } else {
@@ -372,7 +374,7 @@ void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& statu
 
 void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {
   --fills_;
-  --fills_behind_;
+  --behind_[entry.group.tenant].fills;
   Copy& copy = entry.copies[level];
   if (status.ok()) {
     copy.loaded = entry.header.Extents();
@@ -409,15 +411,16 @@ void Placement::CameUp(const Entry& entry) {
   if (entry.needed_at > entry.asked_at) {
     observer_.Prefetched(entry.group.tenant, now <= entry.needed_at);
   } else {
-    bring_up_.CameUp(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
+    bring_up_[entry.group.tenant].CameUp(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
   }
 }
 
 void Placement::QueueBehind(Entry& entry) {
-  const bool full = behind_.size() >= kMaxQueuedBehind && !flushing_;
+  std::deque<ObjectId>& queue = behind_[entry.group.tenant].queue;
+  const bool full = queue.size() >= kMaxQueuedBehind && !flushing_;
   if (entry.behind || !entry.ready || full || !WantsBehind(entry)) return;
   entry.behind = true;
-  behind_.push_back(entry.id);
+  queue.push_back(entry.id);
 }
 
 bool Placement::WantsBehind(const Entry& entry) {
@@ -430,14 +433,15 @@ bool Placement::WantsBehind(const Entry& entry) {
 
 void Placement::Flush(const std::vector<ObjectId>& order) {
   flushing_ = true;
-  for (const ObjectId waiting : behind_) {
-    if (Entry* entry = events_.find(waiting); entry != nullptr) entry->behind = false;
+  for (auto& [tenant, behind] : behind_) {
+    for (const ObjectId waiting : std::exchange(behind.queue, {})) {
+      if (Entry* entry = events_.find(waiting); entry != nullptr) entry->behind = false;
+    }
   }
-  behind_.clear();
   for (const ObjectId next : order) {
     Entry& entry = *events_.find(next);
     entry.behind = WantsBehind(entry);
-    if (entry.behind) behind_.push_back(next);
+    if (entry.behind) behind_[entry.group.tenant].queue.push_back(next);
   }
   Pump();
 }
@@ -466,12 +470,13 @@ bool Placement::WriteBehind(Entry& entry) {
   for (size_t i = 0; i + 1 < levels(); ++i) {
     if (!entry.copies[i].whole() || entry.copies[i + 1].state != State::kNone) continue;
     const ObjectId id = entry.id;
-    if (id != admitted_ && !Admits(entry, i + 1)) continue;
+    ObjectId& admitted = behind_[entry.group.tenant].admitted;
+    if (id != admitted && !Admits(entry, i + 1)) continue;
     if (!MakeRoom(entry, i + 1, entry.header.Extents())) {
       // A disk may have room in a moment. Memory that has none is full of what others copy there: to wait for it, and
       // take it from them, would have them take it back.
       if (!IsDisk(i + 1)) return true;
-      admitted_ = id;
+      admitted = id;
       return false;
     }
     StartFill(entry, i, i + 1, Filler::kWhenIdle);
@@ -479,10 +484,20 @@ bool Placement::WriteBehind(Entry& entry) {
   return true;
 }
 
+Placement::Unsaved Placement::unsaved() const {
+  const auto writes = [](const auto& tenant) { return !tenant.second.queue.empty() || tenant.second.fills > 0; };
+  return {unsaved_, unsaved_bytes_, std::ranges::any_of(behind_, writes)};
+}
+
 void Placement::Pump() {
-  while (!behind_.empty() && fills_behind_ < kMaxBehind) {
-    const ObjectId next = behind_.front();
-    behind_.pop_front();
+  for (auto& [tenant, behind] : behind_) PumpBehind(behind);
+  filler_.Pump();
+}
+
+void Placement::PumpBehind(Behind& behind) {
+  while (!behind.queue.empty() && behind.fills < kMaxBehind) {
+    const ObjectId next = behind.queue.front();
+    behind.queue.pop_front();
     Entry* entry = events_.find(next);
     if (entry == nullptr || entry->gone != MissReason::kNone) continue;
     entry->behind = false;
@@ -491,10 +506,9 @@ void Placement::Pump() {
     entry = events_.find(next);
     if (entry == nullptr || entry->gone != MissReason::kNone) continue;
     entry->behind = true;  // what was given up for it becomes free in a moment
-    behind_.push_front(next);
-    break;
+    behind.queue.push_front(next);
+    return;
   }
-  filler_.Pump();
 }
 
 }  // namespace ashlar::storage

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -36,7 +37,7 @@ class Placement {
 
   // All must outlive the placement. `copying` copies between memory tiers; what copies cost is told to `bring_up`.
   // `prices`: what goes first is cheapest by it; null: least recently used.
-  Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCost& bring_up,
+  Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCosts& bring_up,
             const ReuseBook* prices, const Clock& clock, Observer& observer, Events events);
   ~Placement();
 
@@ -77,7 +78,7 @@ class Placement {
     uint64_t objects = 0, bytes = 0;
     bool writing = false;
   };
-  Unsaved unsaved() const { return {unsaved_, unsaved_bytes_, !behind_.empty() || fills_behind_ > 0}; }
+  Unsaved unsaved() const;
 
   size_t levels() const { return levels_.size(); }
   TierKind kind(size_t level) const { return levels_[level]->kind(); }
@@ -118,25 +119,30 @@ class Placement {
   bool WriteOut(Entry& entry);
   bool WantsBehind(const Entry& entry);
   void QueueBehind(Entry& entry);
+  // What a tenant has that is to be copied down.
+  struct Behind {
+    std::deque<ObjectId> queue;
+    size_t fills = 0;       // under way, commits among them
+    ObjectId admitted = 0;  // the last one that found no room on the disk, which may be on its way: not judged again
+  };
+  void PumpBehind(Behind& behind);
   bool Admits(const Entry& entry, size_t level);
 
-  static constexpr size_t kMaxBehind = 64;  // fills that nobody waits for, at a time
+  static constexpr size_t kMaxBehind = 64;  // fills that nobody waits for, at a time: of a tenant, as all below
   static constexpr size_t kMaxQueuedBehind = 1 << 16;
 
   SsdTier* const disk_;
   const size_t disk_level_;  // SIZE_MAX: none
   Filler filler_;
   AdmissionPolicy& admission_;
-  BringUpCost& bring_up_;
+  BringUpCosts& bring_up_;
   const Clock& clock_;
   Observer& observer_;
   const Events events_;
   std::vector<std::unique_ptr<EvictionPolicy>> policies_;
   std::vector<std::unique_ptr<Level>> levels_;
-  std::deque<ObjectId> behind_;
-  ObjectId admitted_ = 0;  // the last one that found no room on the disk, which may be on its way: not judged again
+  std::map<TenantId, Behind> behind_;  // none is ever erased
   size_t fills_ = 0;
-  size_t fills_behind_ = 0;
   bool flushing_ = false;
   uint64_t unsaved_ = 0, unsaved_bytes_ = 0;
 };

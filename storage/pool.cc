@@ -133,7 +133,7 @@ Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan, Nanos rec
   }
   // Of a bundle that another shard has begun, this one is wanted.
   const bool begun = plan.shard.size > 1 && !table_.Bundle(group.tenant, plan.key, plan.shard.size).empty();
-  if (!begun && !bring_up_.PaysToKeep(plan.bytes, recompute)) {
+  if (!begun && !bring_up_[group.tenant].PaysToKeep(plan.bytes, recompute)) {
     ghosts_.Remember(group.tenant, plan.key,
                      {.reason = MissReason::kDeclined,
                       .policy = PolicyKind::kBreakEven,

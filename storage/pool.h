@@ -95,7 +95,7 @@ class Pool {
   void WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call);
 
   // So many bytes have landed; `took` without what the landing waited for bytes on their way up.
-  void Landed(uint64_t bytes, Nanos took) { bring_up_.Landed(bytes, took); }
+  void Landed(TenantId tenant, uint64_t bytes, Nanos took) { bring_up_[tenant].Landed(bytes, took); }
 
   // An object that a restart found on the disk.
   void Adopt(const Group& group, ObjectHeader header, Slot slot);
@@ -152,7 +152,7 @@ class Pool {
   const Clock& clock_;
   Observer& observer_;
   AdmissionPolicy admission_;
-  BringUpCost bring_up_;
+  BringUpCosts bring_up_;
   ReuseBook reuse_;
   SegmentTable table_;
   GhostTable ghosts_;

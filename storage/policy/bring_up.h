@@ -54,4 +54,7 @@ class BringUpCost {
   Way landings_;
 };
 
+// Each tenant's own: what one waits behind its own copies and landings says nothing of what others' take.
+using BringUpCosts = std::map<TenantId, BringUpCost>;
+
 }  // namespace ashlar::storage
