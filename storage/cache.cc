@@ -11,6 +11,7 @@
 #include "storage/lease.h"
 #include "storage/matcher.h"
 #include "storage/publisher.h"
+#include "storage/search.h"
 
 namespace ashlar::storage {
 namespace {
@@ -38,13 +39,15 @@ struct Cache::Impl {
         pool(options.pool, tiers, copying, clock, this->observer),
         explainer(pool, clock, options.texts_per_tenant, options.misses_per_tenant),
         leases(std::move(options.random),
-               {options.unused_lease, options.leases_per_session, options.leased_segments_per_session}),
+               {options.unused_lease, options.leases_per_session, options.leased_segments_per_session,
+                options.leases_per_tenant, options.leased_segments_per_tenant}),
         publisher(pool, mover, clock, drain, options.reservation),
         prefixes(
             pool, publisher, drain, clock, this->observer,
             [this](SessionId session) { return sessions.contains(session); },
             [tiers](TenantId tenant) { return LargestCapacity(tiers, tenant); }),
-        matcher(pool, prefixes, leases, explainer, top, clock, this->observer),
+        matcher(pool, prefixes, leases, explainer, top, clock, this->observer,
+                [this](SessionId session) { return sessions.contains(session); }),
         lander(pool, mover, clock, drain, in_flight, options.landings_per_session, this->observer),
         composer(pool, mover, drain, clock, in_flight, options.compositions_per_session, this->observer) {}
 
@@ -53,15 +56,21 @@ struct Cache::Impl {
     return found == sessions.end() ? nullptr : &found->second;
   }
 
+  std::unique_ptr<Search> StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
+                                      HasRoom has_room, const LeaseId& lease) {
+    const TenantId* tenant = Tenant(session);
+    if (tenant != nullptr) pool.Requested(*tenant);
+    return std::make_unique<Search>(matcher, session, tenant == nullptr ? std::nullopt : std::optional(*tenant),
+                                    queries, prompt, std::move(has_room), lease,
+                                    draining ? MissReason::kDaemonUnavailable : MissReason::kNone);
+  }
+
   Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt, const HasRoom& has_room,
                const LeaseId& lease) {
-    const TenantId* tenant = Tenant(session);
-    if (tenant == nullptr) {
-      return {.found = std::vector<Found>(queries.size(), Found{.reason = MissReason::kInvalidRequest})};
-    }
-    pool.Requested(*tenant);
-    return matcher.Lookup(session, *tenant, queries, prompt, has_room, lease,
-                          draining ? MissReason::kDaemonUnavailable : MissReason::kNone);
+    const auto search = StartLookup(session, queries, prompt, has_room, lease);
+    Slice whole;
+    search->Run(whole);
+    return search->Take();
   }
 
   // A landing's `done` that remembers what was missed.
@@ -93,6 +102,11 @@ struct Cache::Impl {
   Observer& observer;
   Drain drain;
   std::map<SessionId, TenantId> sessions;
+  struct Closing {
+    TenantId tenant = 0;
+    Freed freed;
+  };
+  std::map<SessionId, Closing> closing;
   Pool pool;  // before everything that holds references
   Explainer explainer;
   LeaseTable leases;
@@ -125,6 +139,10 @@ void Cache::SetTimeToLive(TenantId tenant, Nanos ttl) {
   impl_->pool.SetTimeToLive(tenant, ttl);
 }
 
+void Cache::SetLeaseBounds(TenantId tenant, size_t leases, size_t segments) {
+  impl_->leases.SetTenantBounds(tenant, leases, segments);
+}
+
 void Cache::SetPrefixCapacity(TenantId tenant, uint64_t bytes) {
   impl_->prefixes.SetCapacity(tenant, bytes);
 }
@@ -141,12 +159,29 @@ void Cache::OpenSession(SessionId session, TenantId tenant) {
 }
 
 void Cache::CloseSession(SessionId session, std::function<void()> drained) {
-  impl_->sessions.erase(session);
-  impl_->lander.CloseSession(session);
-  impl_->composer.CloseSession(session);
-  impl_->publisher.CloseSession(session);
-  impl_->leases.ReleaseAll(session);
-  impl_->drain.WhenIdle(session, std::move(drained));
+  Slice whole;
+  CloseSession(session, drained, whole);
+}
+
+std::optional<Cache::Freed> Cache::CloseSession(SessionId session, const std::function<void()>& drained, Slice& slice) {
+  if (const auto open = impl_->sessions.extract(session)) {
+    impl_->closing[session] = {open.mapped(), {.leases = impl_->leases.Count(session)}};
+    impl_->lander.CloseSession(session);
+    impl_->composer.CloseSession(session);
+  }
+  const auto closing = impl_->closing.find(session);
+  Freed freed;
+  if (closing != impl_->closing.end()) {
+    auto& [tenant, so_far] = closing->second;
+    if (!impl_->publisher.CloseSession(session, slice, so_far.reservations) ||
+        !impl_->leases.ReleaseAll(session, slice) || !impl_->leases.Settle(tenant, slice)) {
+      return std::nullopt;
+    }
+    freed = so_far;
+    impl_->closing.erase(closing);
+  }
+  impl_->drain.WhenIdle(session, drained);
+  return freed;
 }
 
 Match Cache::Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room, const LeaseId& lease) {
@@ -156,6 +191,11 @@ Match Cache::Lookup(SessionId session, std::span<const Query> queries, const Has
 Match Cache::Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt,
                     const HasRoom& has_room, const LeaseId& lease) {
   return impl_->Lookup(session, queries, &prompt, has_room, lease);
+}
+
+std::unique_ptr<Search> Cache::StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
+                                           HasRoom has_room, const LeaseId& lease) {
+  return impl_->StartLookup(session, queries, prompt, std::move(has_room), lease);
 }
 
 void Cache::Commit(SessionId session, PrefixCommit commit, std::function<void(std::vector<CommitOutcome>)> done) {
@@ -184,8 +224,19 @@ absl::StatusOr<Match> Cache::Held(SessionId session, const LeaseId& lease) const
   return impl_->matcher.Describe(lease, *segments);
 }
 
+bool Cache::Holds(SessionId session, const LeaseId& lease) const {
+  return impl_->leases.Held(session, lease) != nullptr;
+}
+
 void Cache::Release(SessionId session, const LeaseId& lease) {
+  Slice whole;
+  Release(session, lease, whole);
+}
+
+bool Cache::Release(SessionId session, const LeaseId& lease, Slice& slice) {
   impl_->leases.Release(session, lease);
+  const TenantId* tenant = impl_->Tenant(session);
+  return tenant == nullptr || impl_->leases.Settle(*tenant, slice);
 }
 
 Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text, PoolKind pool,
@@ -310,9 +361,16 @@ bool Cache::draining() const {
 }
 
 void Cache::Tick() {
-  impl_->leases.Expire(impl_->clock.Now());
-  impl_->publisher.Expire();
-  impl_->pool.Tick();
+  Slice whole;
+  Tick(whole);
+}
+
+bool Cache::Tick(Slice& slice) {
+  if (!impl_->leases.Expire(impl_->clock.Now(), slice) || !impl_->leases.SettleAll(slice) ||
+      !impl_->publisher.Expire(slice)) {
+    return false;
+  }
+  return impl_->pool.Tick(slice);
 }
 
 Cache::Stats Cache::stats() const {

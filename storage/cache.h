@@ -28,11 +28,13 @@
 #include "storage/in_flight.h"
 #include "storage/index/text_table.h"
 #include "storage/lander.h"
+#include "storage/lease.h"
 #include "storage/match.h"
 #include "storage/miss_log.h"
 #include "storage/observer.h"
 #include "storage/pool.h"
 #include "storage/prefixes.h"
+#include "storage/slice.h"
 #include "storage/tier/tiers.h"
 #include "storage/transfer.h"
 
@@ -44,6 +46,8 @@ struct CacheOptions {
   // Who holds that many, or leases that list that many segments, gets no more until it releases some.
   size_t leases_per_session = limits::kMaxLeases;
   size_t leased_segments_per_session = limits::kMaxLeasedSegments;
+  size_t leases_per_tenant = LeaseTable::kTenantLeases;  // of all its sessions, likewise
+  size_t leased_segments_per_tenant = LeaseTable::kTenantSegments;
   // In flight; more are answered kBusy.
   size_t landings_per_session = SIZE_MAX;
   size_t compositions_per_session = limits::kMaxCompositions;
@@ -54,7 +58,10 @@ struct CacheOptions {
 };
 
 class Mover;
+class Search;
 
+// What can take long comes in two forms: done when the call returns, or in slices (storage/slice.h), where the caller
+// calls again until all is done and serves others in between.
 class Cache {
  public:
   // All referenced objects must outlive the cache; `observer` may be null. `mover` works in the first tier, `copying`
@@ -72,6 +79,8 @@ class Cache {
   void SetInFlight(TenantId tenant, const InFlight::Bounds& bounds);
   // What a tenant's exact prefixes may take, of each namespace; otherwise as much as its largest tier has.
   void SetPrefixCapacity(TenantId tenant, uint64_t bytes);
+  // How many leases a tenant's sessions may hold together, and segments in them; otherwise as CacheOptions say.
+  void SetLeaseBounds(TenantId tenant, size_t leases, size_t segments);
   // What SsdTier::Recover gave: found from now on.
   void Adopt(std::vector<SsdTier::Recovered> objects);
 
@@ -79,6 +88,11 @@ class Cache {
   // Frees what the session held: its part in leases, its reservations. Landings and publishes in flight are cancelled
   // and drain first; `drained` is called when nothing of the session's memory is touched any more.
   void CloseSession(SessionId session, std::function<void()> drained);
+  // The same in slices: what it held, when it is done. The session is closed with the first one.
+  struct Freed {
+    size_t leases = 0, reservations = 0;
+  };
+  std::optional<Freed> CloseSession(SessionId session, const std::function<void()>& drained, Slice& slice);
 
   // Looks every query up and leases what it finds. An object whose stored header has changed is dropped and missed with
   // kChecksumFailed. One lease for the whole match. A session whose leases, or the segments in them, would become too
@@ -94,15 +108,21 @@ class Cache {
   // does are answered kCovered and are not looked up.
   Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt, const HasRoom& has_room,
                const LeaseId& lease = {});
+  // Either of them in slices; `prompt` may be null. Queries and prompt must outlive the search, and the cache, too.
+  std::unique_ptr<Search> StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
+                                      HasRoom has_room, const LeaseId& lease = {});
   // What another session found; NOT_FOUND for an unknown lease, also for another tenant's. For another `shard` than the
   // one that looked it up: a lease of its own, which ends unused like one of a look-up, with its part of each bundle;
   // what is of a bundle of another size is missed with kInvalidRequest. None: as it was found.
   absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease,
                                const std::optional<TensorShard>& shard = std::nullopt);
   void Release(SessionId session, const LeaseId& lease);
+  // The same in slices: the lease ends with the first one. False: call again.
+  bool Release(SessionId session, const LeaseId& lease, Slice& slice);
   // What a lease that this session holds covers; NOT_FOUND for any other. Changes nothing, not even the lease's age.
   // For checking targets before Land.
   absl::StatusOr<Match> Held(SessionId session, const LeaseId& lease) const;
+  bool Holds(SessionId session, const LeaseId& lease) const;
 
   struct Reservation {
     ReserveOutcome outcome = ReserveOutcome::kUnavailable;
@@ -169,6 +189,7 @@ class Cache {
 
   // Ends what is past its deadline, goes on with what found no room. Call it about once a second.
   void Tick();
+  bool Tick(Slice& slice);  // in slices: false: call again
 
   struct Stats {
     uint64_t objects = 0;

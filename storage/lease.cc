@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -45,11 +46,34 @@ LeaseId DrawId(const std::function<uint64_t()>& random) {
 LeaseTable::LeaseTable(std::function<uint64_t()> random, Bounds bounds)
     : random_(random ? std::move(random) : SystemRandom()), bounds_(bounds) {}
 
-bool LeaseTable::HasRoom(SessionId session, size_t segments) const {
-  const auto found = holdings_.find(session);
-  const size_t leases = found == holdings_.end() ? 0 : found->second.leases.size();
-  const size_t listed = found == holdings_.end() ? 0 : found->second.segments;
-  return leases < bounds_.leases && segments <= bounds_.segments - listed;
+LeaseTable::TenantBounds LeaseTable::BoundsOf(TenantId tenant) const {
+  const auto found = tenants_.find(tenant);
+  if (found != tenants_.end() && found->second.bounds) return *found->second.bounds;
+  return {bounds_.tenant_leases, bounds_.tenant_segments};
+}
+
+LeaseTable::Fit LeaseTable::Fits(SessionId session, TenantId tenant, size_t segments) const {
+  const auto fits = [segments](size_t leases, size_t listed, const TenantBounds& bounds) {
+    return leases < bounds.leases && listed <= bounds.segments && segments <= bounds.segments - listed;
+  };
+  const auto own = holdings_.find(session);
+  const size_t leases = own == holdings_.end() ? 0 : own->second.leases.size();
+  const size_t listed = own == holdings_.end() ? 0 : own->second.segments;
+  if (!fits(leases, listed, {bounds_.leases, bounds_.segments})) return Fit::kTooManyOfSession;
+  const auto all = tenants_.find(tenant);
+  const OfTenant none;
+  const OfTenant& held = all == tenants_.end() ? none : all->second;
+  return fits(held.leases, held.segments, BoundsOf(tenant)) ? Fit::kYes : Fit::kTooManyOfTenant;
+}
+
+absl::Status LeaseTable::Room(SessionId session, TenantId tenant, size_t segments) const {
+  const Fit fit = Fits(session, tenant, segments);
+  if (fit == Fit::kYes) return absl::OkStatus();
+  const bool own = fit == Fit::kTooManyOfSession;
+  const TenantBounds bounds = own ? TenantBounds{bounds_.leases, bounds_.segments} : BoundsOf(tenant);
+  return absl::ResourceExhaustedError(absl::StrCat("lease: a ", own ? "session" : "tenant", " holds at most ",
+                                                   bounds.leases, " leases, which list at most ", bounds.segments,
+                                                   " segments"));
 }
 
 LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at,
@@ -58,13 +82,17 @@ LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, 
   LeaseId id = name == LeaseId{} ? DrawId(random_) : name;
   // All zero means "no lease"; a name in use is not given twice, whatever the source of randomness.
   while (id == LeaseId{} || !serials_.emplace(id, serial).second) id = DrawId(random_);
-  Lease lease{.id = id,
-              .tenant = tenant,
-              .segments = std::move(segments),
-              .others = std::move(others),
-              .prefix = prefix,
-              .deadline = needed_at + bounds_.unused_lease};
-  Hold(holder, serial, leases_.emplace(serial, std::move(lease)).first->second);
+  Lease& lease = leases_
+                     .emplace(serial, Lease{.id = id,
+                                            .tenant = tenant,
+                                            .segments = std::move(segments),
+                                            .others = std::move(others),
+                                            .prefix = prefix,
+                                            .holders = {},
+                                            .verified = nullptr})
+                     .first->second;
+  SetDeadline(serial, lease, needed_at + bounds_.unused_lease);
+  Hold(holder, serial, lease);
   return id;
 }
 
@@ -72,19 +100,19 @@ const LeaseTable::Segments* LeaseTable::Held(SessionId session, const LeaseId& i
   const auto serial = serials_.find(id);
   if (serial == serials_.end()) return nullptr;
   const Lease& lease = leases_.at(serial->second);
-  return lease.holders.contains(session) ? &lease.segments : nullptr;
+  return Holds(session, lease) ? &lease.segments : nullptr;
 }
 
 absl::StatusOr<const LeaseTable::Segments*> LeaseTable::Attach(SessionId session, TenantId tenant, const LeaseId& id) {
-  const auto lease = Find(id);
-  if (lease == leases_.end() || lease->second.tenant != tenant) return absl::NotFoundError("lease: unknown");
-  if (!lease->second.holders.contains(session) && !HasRoom(session, lease->second.Size())) {
-    return absl::ResourceExhaustedError(absl::StrCat("lease: a session holds at most ", bounds_.leases,
-                                                     " leases, which list at most ", bounds_.segments, " segments"));
+  const auto found = Find(id);
+  if (found == leases_.end() || found->second.tenant != tenant) return absl::NotFoundError("lease: unknown");
+  auto& [serial, lease] = *found;
+  if (!Holds(session, lease)) {
+    if (absl::Status room = Room(session, tenant, lease.Size()); !room.ok()) return room;
   }
-  Hold(session, lease->first, lease->second);
-  lease->second.deadline.reset();
-  return &lease->second.segments;
+  Hold(session, serial, lease);
+  SetDeadline(serial, lease, kNever);
+  return &lease.segments;
 }
 
 const LeaseTable::Segments* LeaseTable::Peek(TenantId tenant, const LeaseId& id) const {
@@ -100,8 +128,8 @@ const MatchedPrefix* LeaseTable::Prefix(const LeaseId& id) const {
 }
 
 void LeaseTable::Use(const LeaseId& id, bool composed) {
-  Lease& lease = Find(id)->second;
-  lease.deadline.reset();
+  auto& [serial, lease] = *Find(id);
+  SetDeadline(serial, lease, kNever);
   lease.composed |= composed;
 }
 
@@ -118,22 +146,54 @@ std::shared_ptr<VerifiedLayers> LeaseTable::Verified(const LeaseId& id) {
 
 void LeaseTable::Release(SessionId session, const LeaseId& id) {
   const auto lease = Find(id);
-  if (lease != leases_.end() && lease->second.holders.contains(session)) LetGo(session, lease);
+  if (lease != leases_.end() && Holds(session, lease->second)) LetGo(session, lease);
 }
 
-void LeaseTable::ReleaseAll(SessionId session) {
-  const auto held = holdings_.extract(session);
-  if (held.empty()) return;
-  for (const Serial serial : held.mapped().leases) LetGo(session, leases_.find(serial));
-}
-
-void LeaseTable::Expire(Nanos now) {
-  for (auto next = leases_.begin(); next != leases_.end();) {
-    const auto lease = next++;
-    const auto& deadline = lease->second.deadline;
-    // Nobody attached to a lease that was never used: its first holder is the only one.
-    if (deadline && *deadline <= now) LetGo(*lease->second.holders.begin(), lease);
+bool LeaseTable::ReleaseAll(SessionId session, Slice& slice) {
+  for (auto held = holdings_.find(session); held != holdings_.end(); held = holdings_.find(session)) {
+    if (!slice.Take()) return false;
+    LetGo(session, leases_.find(*held->second.leases.begin()));
   }
+  return true;
+}
+
+bool LeaseTable::Expire(Nanos now, Slice& slice) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    if (!slice.Take()) return false;
+    // Nobody attached to a lease that was never used: its first holder is the only one.
+    const auto lease = leases_.find(deadlines_.begin()->second);
+    LetGo(lease->second.holders.front(), lease);
+  }
+  return true;
+}
+
+void LeaseTable::GiveBack(TenantId tenant, Segments segments, std::vector<Pool::Reference> others) {
+  if (segments.empty() && others.empty()) return;
+  ended_[tenant].push_back({.others = std::move(others), .segments = std::move(segments)});
+}
+
+bool LeaseTable::Settle(TenantId tenant, Slice& slice) {
+  const auto found = ended_.find(tenant);
+  if (found == ended_.end()) return true;
+  for (std::deque<Ended>& ended = found->second; !ended.empty(); ended.pop_front()) {
+    Ended& first = ended.front();
+    const size_t others = first.others.size(), all = others + first.segments.size();
+    for (; first.settled < all; ++first.settled) {
+      if (!slice.Take()) return false;
+      Pool::Reference& reference =
+          first.settled < others ? first.others[first.settled] : first.segments[first.settled - others].object;
+      reference = {};
+    }
+  }
+  ended_.erase(found);
+  return true;
+}
+
+bool LeaseTable::SettleAll(Slice& slice) {
+  while (!ended_.empty()) {
+    if (!Settle(ended_.begin()->first, slice)) return false;
+  }
+  return true;
 }
 
 LeaseTable::Leases::iterator LeaseTable::Find(const LeaseId& id) {
@@ -141,23 +201,42 @@ LeaseTable::Leases::iterator LeaseTable::Find(const LeaseId& id) {
   return serial == serials_.end() ? leases_.end() : leases_.find(serial->second);
 }
 
+bool LeaseTable::Holds(SessionId session, const Lease& lease) {
+  return std::ranges::find(lease.holders, session) != lease.holders.end();
+}
+
 void LeaseTable::Hold(SessionId session, Serial serial, Lease& lease) {
-  if (!lease.holders.insert(session).second) return;
+  if (Holds(session, lease)) return;
+  lease.holders.push_back(session);
   Holding& holding = holdings_[session];
   holding.leases.insert(serial);
   holding.segments += lease.Size();
+  OfTenant& all = tenants_[lease.tenant];
+  ++all.leases;
+  all.segments += lease.Size();
 }
 
-void LeaseTable::LetGo(SessionId session, Leases::iterator lease) {
-  if (const auto held = holdings_.find(session); held != holdings_.end()) {
-    held->second.leases.erase(lease->first);
-    held->second.segments -= lease->second.Size();
-    if (held->second.leases.empty()) holdings_.erase(held);
-  }
-  lease->second.holders.erase(session);
-  if (!lease->second.holders.empty()) return;
-  serials_.erase(lease->second.id);
-  leases_.erase(lease);
+void LeaseTable::LetGo(SessionId session, Leases::iterator found) {
+  auto& [serial, lease] = *found;
+  const auto held = holdings_.find(session);
+  held->second.leases.erase(serial);
+  held->second.segments -= lease.Size();
+  if (held->second.leases.empty()) holdings_.erase(held);
+  OfTenant& all = tenants_.at(lease.tenant);
+  --all.leases;
+  all.segments -= lease.Size();
+  lease.holders.erase(std::ranges::find(lease.holders, session));
+  if (!lease.holders.empty()) return;
+  SetDeadline(serial, lease, kNever);
+  serials_.erase(lease.id);
+  GiveBack(lease.tenant, std::move(lease.segments), std::move(lease.others));
+  leases_.erase(found);
+}
+
+void LeaseTable::SetDeadline(Serial serial, Lease& lease, Nanos deadline) {
+  if (lease.deadline != kNever) deadlines_.erase({lease.deadline, serial});
+  lease.deadline = deadline;
+  if (deadline != kNever) deadlines_.emplace(deadline, serial);
 }
 
 }  // namespace ashlar::storage

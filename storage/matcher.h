@@ -1,9 +1,10 @@
-// Matching: what look-ups find, hold under leases, answer and count.
+// Matching: what look-ups (storage/search.h) find, hold under leases, answer and count.
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -24,19 +25,18 @@ namespace ashlar::storage {
 class Matcher {
  public:
   // `top`: the tier that engines map.
+  using IsOpen = std::function<bool(SessionId)>;
   Matcher(Pool& pool, Prefixes& prefixes, LeaseTable& leases, Explainer& explainer, const Tier& top, const Clock& clock,
-          Observer& observer)
+          Observer& observer, IsOpen is_open)
       : pool_(pool),
         prefixes_(prefixes),
         leases_(leases),
         explainer_(explainer),
         top_(top),
         clock_(clock),
-        observer_(observer) {}
+        observer_(observer),
+        is_open_(std::move(is_open)) {}
 
-  // As Cache::Lookup. `prompt` may be null; `refused`: everything is missed for that reason.
-  Match Lookup(SessionId session, TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,
-               const HasRoom& has_room, const LeaseId& name, MissReason refused);
   // As Cache::Attach; NOT_FOUND for an unknown lease.
   absl::StatusOr<Match> Attach(SessionId session, TenantId tenant, const LeaseId& lease,
                                const std::optional<TensorShard>& shard);
@@ -47,32 +47,15 @@ class Matcher {
   bool IsWhole(TenantId tenant, const Query& query);
 
  private:
+  friend class Search;
   using Verified = absl::flat_hash_set<ObjectId>;
   using Others = std::vector<Pool::Reference>;  // shards of what was found
 
-  // What a look-up holds until a lease does.
-  struct Holding {
-    LeaseTable::Segments segments;  // one a query, then the prefix's objects
-    Others others;
-    Verified verified;
-  };
-
   static Found Describe(const Pool::Result& result);
   bool HeaderIsWhole(const Entry& object, Verified& verified) const;
-  Pool::Result FindWhole(TenantId tenant, const Query& query, Holding& holding);
-  Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Holding& holding);
-  Pool::Result Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);
-  // All of these objects, or none: then how many come before the first one that is missing.
-  std::optional<size_t> Hold(TenantId tenant, std::span<const Query> objects, LeaseTable::Segments& held,
-                             Holding& holding);
-  struct HeldPrefix {
-    std::vector<Query> queries;
-    LeaseTable::Segments objects;  // one a query; none: there is no prefix
-  };
-  HeldPrefix FindPrefix(TenantId tenant, std::span<const Query> queries, const PrefixText& prompt, FoundPrefix& prefix,
-                        Holding& holding);
-  void Answer(SessionId session, TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,
-              std::span<const Query> of_prefix, const HasRoom& has_room, Match& match);
+  Pool::Result FindWhole(TenantId tenant, const Query& query, Others& others, Verified& verified);
+  Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified);
+  MissReason Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);  // says which it is
   LeaseTable::Segments ForShard(const LeaseTable::Segments& segments, const TensorShard& shard, Others& others);
   absl::StatusOr<Match> AttachShard(SessionId session, TenantId tenant, const LeaseId& lease, const TensorShard& shard);
 
@@ -83,6 +66,7 @@ class Matcher {
   const Tier& top_;
   const Clock& clock_;
   Observer& observer_;
+  const IsOpen is_open_;
 };
 
 }  // namespace ashlar::storage

@@ -299,26 +299,34 @@ void Pool::GiveUp(TenantId tenant, const Key& key) {
   }
 }
 
-void Pool::Tick() {
+bool Pool::Tick(Slice& slice) {
   const Nanos now = clock_.Now();
   while (!pins_.empty() && pins_.begin()->first <= now) {
+    if (!slice.Take()) return false;
     Unpin(*entries_.at(pins_.begin()->second));
   }
-  std::vector<ObjectId> expired;
+  if (expiring_.empty()) FindExpired(now);
+  for (; !expiring_.empty(); expiring_.pop_back()) {
+    if (!slice.Take()) return false;
+    Entry* const entry = Living(expiring_.back());
+    if (entry == nullptr || !Expired(*entry)) continue;  // it has been used since
+    Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
+  }
+  placement_.Pump();
+  return true;
+}
+
+// What goes first is last.
+void Pool::FindExpired(Nanos now) {
   for (const auto& [tenant, order] : by_use_) {
     const Nanos ttl = ttls_.at(tenant);
     for (const ObjectId id : order) {
       const Entry& entry = *entries_.at(id);
       if (ttl == 0 || now - entry.last_used_at < ttl) break;
-      if (Expired(entry)) expired.push_back(id);
+      if (Expired(entry)) expiring_.push_back(id);
     }
   }
-  for (const ObjectId id : expired) {
-    if (Entry* entry = Living(id)) {
-      Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
-    }
-  }
-  placement_.Pump();
+  std::ranges::reverse(expiring_);
 }
 
 void Pool::Flush() {

@@ -21,6 +21,7 @@
 #include "storage/placement.h"
 #include "storage/policy/admission.h"
 #include "storage/policy/bring_up.h"
+#include "storage/slice.h"
 #include "storage/tier/tiers.h"
 
 namespace ashlar::storage {
@@ -112,8 +113,8 @@ class Pool {
   void GiveUp(TenantId tenant, const Key& key);
   // Objects of this tenant expire when they were not used for so long (0: never).
   void SetTimeToLive(TenantId tenant, Nanos ttl) { ttls_[tenant] = ttl; }
-  // Ends pins, expires objects, goes on with copies that found no room.
-  void Tick();
+  // Ends pins, expires objects, a step each, and goes on with copies that found no room. False: call again.
+  bool Tick(Slice& slice);
 
   // The cache goes as it is, as when a process is killed: references that end from now on end nothing else.
   void Close() { closed_ = true; }
@@ -140,6 +141,7 @@ class Pool {
   void Use(Entry& entry);
   Entry* Living(ObjectId id);  // null: it is gone
   bool Expired(const Entry& entry) const;
+  void FindExpired(Nanos now);
   // With its bundle: what is left of one is of no use.
   void Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
   void Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
@@ -161,6 +163,7 @@ class Pool {
   Placement placement_;
   std::map<TenantId, Nanos> ttls_;
   std::map<TenantId, std::list<ObjectId>> by_use_;  // of tenants whose objects expire, the longest unused first
+  std::vector<ObjectId> expiring_;                  // what the last Tick found, and has not come to
   std::set<std::pair<Nanos, ObjectId>> pins_;       // that end, by when
   uint64_t objects_ = 0;
   uint64_t object_bytes_ = 0;

@@ -12,9 +12,15 @@ Publisher::Reserved Publisher::Reserve(SessionId session, const Group& group, co
   Pool::Room room = pool_.Reserve(group, plan, recompute, flops);
   if (room.outcome != ReserveOutcome::kGranted) return {room.outcome, 0};
   const ReservationId id = next_id_++;
-  reservations_.emplace(Name(session, id),
-                        Reservation{.object = std::move(room.object), .deadline = clock_.Now() + reservation_time_});
+  const Nanos deadline = clock_.Now() + reservation_time_;
+  reservations_.emplace(Name(session, id), Reservation{.object = std::move(room.object), .deadline = deadline});
+  deadlines_.emplace(deadline, Name(session, id));
   return {ReserveOutcome::kGranted, id};
+}
+
+void Publisher::End(Reservations::iterator reservation) {
+  deadlines_.erase({reservation->second.deadline, reservation->first});
+  reservations_.erase(reservation);
 }
 
 const ObjectHeader* Publisher::Planned(SessionId session, ReservationId id) const {
@@ -31,12 +37,13 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   const Entry& object = *reservation.object;
   const ObjectHeader plan = source.plan.value_or(object.header);
   if (plan.key != object.header.key || plan.Extents() > object.top().slot.Extents() || !Fits(source, plan)) {
-    reservations_.erase(found);
+    End(found);
     return done(PublishOutcome::kBadSource);
   }
   const CancelFlag cancel;
   const Nanos source_deadline = source.deadline;
   reservation.publish = cancel;
+  deadlines_.erase({reservation.deadline, name});
   drain_.Begin(session);
   const bool started = mover_.Publish(plan, object.top().slot, std::move(source), cancel,
                                       [this, name, source_deadline, done](std::optional<ObjectHeader> header) {
@@ -44,6 +51,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
                                       });
   if (started) return;  // an executor that runs at once may have ended the reservation already
   reservation.publish.reset();
+  deadlines_.emplace(reservation.deadline, name);
   done(PublishOutcome::kBusy);
   drain_.End(session);
 }
@@ -63,24 +71,31 @@ void Publisher::Finish(const Name& name, std::optional<ObjectHeader> header, Nan
 
 void Publisher::Abandon(SessionId session, ReservationId id) {
   const auto found = reservations_.find({session, id});
-  if (found != reservations_.end() && !found->second.publish) reservations_.erase(found);
+  if (found != reservations_.end() && !found->second.publish) End(found);
 }
 
-void Publisher::CloseSession(SessionId session) {
+bool Publisher::CloseSession(SessionId session, Slice& slice, size_t& abandoned) {
   auto next = reservations_.lower_bound({session, 0});
   while (next != reservations_.end() && next->first.first == session) {
     const auto current = next++;
     if (current->second.publish) {
       current->second.publish->Cancel();
-    } else {
-      reservations_.erase(current);
+      continue;
     }
+    if (!slice.Take()) return false;
+    End(current);
+    ++abandoned;
   }
+  return true;
 }
 
-void Publisher::Expire() {
+bool Publisher::Expire(Slice& slice) {
   const Nanos now = clock_.Now();
-  std::erase_if(reservations_, [&](const auto& item) { return !item.second.publish && item.second.deadline <= now; });
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    if (!slice.Take()) return false;
+    End(reservations_.find(deadlines_.begin()->second));
+  }
+  return true;
 }
 
 }  // namespace ashlar::storage

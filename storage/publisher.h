@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/container/btree_set.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
 #include "storage/cancel_flag.h"
@@ -16,6 +17,7 @@
 #include "storage/ids.h"
 #include "storage/mover.h"
 #include "storage/pool.h"
+#include "storage/slice.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer.h"
 
@@ -37,9 +39,11 @@ class Publisher {
   void Publish(SessionId session, ReservationId id, PublishSource source, std::function<void(PublishOutcome)> done);
   // Harmless for an unknown reservation; a publish in flight goes on.
   void Abandon(SessionId session, ReservationId id);
-  // Abandons the session's reservations; publishes in flight stop and drain.
-  void CloseSession(SessionId session);
-  void Expire();
+  // Abandons the session's reservations, a step each, and counts them in `abandoned`; publishes in flight stop and
+  // drain. False: there are more, call again.
+  bool CloseSession(SessionId session, Slice& slice, size_t& abandoned);
+  // Abandons those that are past their deadlines, likewise.
+  bool Expire(Slice& slice);
 
   size_t reservations() const { return reservations_.size(); }
 
@@ -50,7 +54,9 @@ class Publisher {
     std::optional<CancelFlag> publish;  // set while one is in flight
   };
   using Name = std::pair<SessionId, ReservationId>;
+  using Reservations = std::map<Name, Reservation>;
 
+  void End(Reservations::iterator reservation);  // of which no publish is in flight
   void Finish(const Name& name, std::optional<ObjectHeader> header, Nanos source_deadline,
               const std::function<void(PublishOutcome)>& done);
 
@@ -60,7 +66,8 @@ class Publisher {
   Drain& drain_;
   const Nanos reservation_time_;
   ReservationId next_id_ = 1;
-  std::map<Name, Reservation> reservations_;
+  Reservations reservations_;
+  absl::btree_set<std::pair<Nanos, Name>> deadlines_;  // of those of which no publish is in flight
 };
 
 }  // namespace ashlar::storage
