@@ -18,6 +18,7 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/yaml_message.h"
 #include "proto/limits.h"
+#include "storage/lease.h"
 #include "storage/numa.h"
 
 namespace ashlar::daemon {
@@ -33,6 +34,7 @@ constexpr uint64_t kSessionsOfATenant = 8;                   // whose regions ma
 constexpr uint64_t kMaxMemoryBytes = uint64_t{1} << 50;      // keeps every sum of budgets far from overflow
 constexpr uint64_t kMaxSeconds = 366 * 24 * 3600;
 constexpr uint32_t kMaxSessions = 65536;
+constexpr uint32_t kMostLeases = 1 << 24, kMostLeasedSegments = 1 << 28;  // some gigabytes a tenant
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxQueueDepth = 1 << 20;
 constexpr uint32_t kMaxGpu = 1023;
@@ -70,6 +72,8 @@ void FillDefaults(v1::Config* config) {
   v1::Leases* leases = config->mutable_leases();
   if (leases->unused_seconds() == 0) leases->set_unused_seconds(60);
   if (leases->reservation_seconds() == 0) leases->set_reservation_seconds(60);
+  if (leases->max_leases() == 0) leases->set_max_leases(storage::LeaseTable::kTenantLeases);
+  if (leases->max_segments() == 0) leases->set_max_segments(storage::LeaseTable::kTenantSegments);
   if (config->drain_seconds() == 0) config->set_drain_seconds(10);
   v1::Sessions* sessions = config->mutable_sessions();
   if (sessions->max_sessions() == 0) sessions->set_max_sessions(256);
@@ -86,6 +90,8 @@ void FillDefaults(v1::Config* config) {
     if (tenant.max_sessions() == 0) tenant.set_max_sessions(share_of(sessions->max_sessions()));
     if (tenant.max_landings() == 0) tenant.set_max_landings(share_of(workers->queue_depth()));
     if (tenant.landing_bytes() == 0) tenant.set_landing_bytes(kDefaultLandingBytes);
+    if (tenant.max_leases() == 0) tenant.set_max_leases(leases->max_leases());
+    if (tenant.max_leased_segments() == 0) tenant.set_max_leased_segments(leases->max_segments());
     tenant.mutable_public_floor();
     tenant.mutable_private_floor();
     if (tenant.prefix_bytes() == 0) {
@@ -253,6 +259,8 @@ absl::Status CheckTenants(const v1::Config& config) {
 absl::Status CheckBounds(const v1::Config& config) {
   if (config.leases().unused_seconds() > kMaxSeconds) return Bad("leases.unused_seconds: out of range");
   if (config.leases().reservation_seconds() > kMaxSeconds) return Bad("leases.reservation_seconds: out of range");
+  if (config.leases().max_leases() > kMostLeases) return Bad("leases.max_leases: out of range");
+  if (config.leases().max_segments() > kMostLeasedSegments) return Bad("leases.max_segments: out of range");
   if (config.drain_seconds() > kMaxSeconds) return Bad("drain_seconds: out of range");
   if (config.sessions().max_sessions() > kMaxSessions) return Bad("sessions.max_sessions: out of range");
   if (config.sessions().region_bytes() > kMaxMemoryBytes) return Bad("sessions.region_bytes: out of range");
@@ -266,6 +274,10 @@ absl::Status CheckBounds(const v1::Config& config) {
       return Bad("tenants[", i, "].landing_bytes: less than one landing may hold, ", kLeastLandingBytes, " bytes");
     }
     if (config.tenants(i).landing_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].landing_bytes: out of range");
+    if (config.tenants(i).max_leases() > kMostLeases) return Bad("tenants[", i, "].max_leases: out of range");
+    if (config.tenants(i).max_leased_segments() > kMostLeasedSegments) {
+      return Bad("tenants[", i, "].max_leased_segments: out of range");
+    }
     if (config.tenants(i).max_sessions() > config.sessions().max_sessions()) {
       return Bad("tenants[", i, "].max_sessions: more than sessions.max_sessions");
     }

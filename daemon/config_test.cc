@@ -42,6 +42,10 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.leases().unused_seconds(), 60u);
   EXPECT_EQ(config.drain_seconds(), 10u);
   EXPECT_EQ(config.leases().reservation_seconds(), 60u);
+  EXPECT_EQ(config.leases().max_leases(), 131072u);
+  EXPECT_EQ(config.leases().max_segments(), 4194304u);
+  EXPECT_EQ(config.tenants(0).max_leases(), 131072u);
+  EXPECT_EQ(config.tenants(0).max_leased_segments(), 4194304u);
   EXPECT_EQ(config.sessions().max_sessions(), 256u);
   EXPECT_EQ(config.sessions().region_bytes(), uint64_t{64} << 30);
   EXPECT_GE(config.workers().threads(), 1u);
@@ -84,11 +88,12 @@ dram: {capacity_bytes: 1073741824, arena_bytes: 512KiB, huge_pages: true, lock: 
 tenants:
   - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB, max_sessions: 2, hbm_bytes: 1MiB,
      ssd_bytes: 7GiB, ttl_seconds: 60, public_floor: {dram_bytes: 1MiB, ssd_bytes: 4GiB},
-     private_floor: {hbm_bytes: 1MiB, ssd_bytes: 3GiB}, prefix_bytes: 2GiB, max_landings: 7, landing_bytes: 64MiB}
+     private_floor: {hbm_bytes: 1MiB, ssd_bytes: 3GiB}, prefix_bytes: 2GiB, max_landings: 7, landing_bytes: 64MiB,
+     max_leases: 100, max_leased_segments: 200}
   - {name: green-2, uids: [1002], dram_bytes: 512 MiB, hbm_bytes: 1MiB}
 hbm: {capacity_bytes: 2MiB, arena_bytes: 1MiB}
 ssd: {folder: /d, capacity_bytes: 8GiB, admission: tinylfu, threads: 3, queue_depth: 5}
-leases: {unused_seconds: 5, reservation_seconds: 7}
+leases: {unused_seconds: 5, reservation_seconds: 7, max_leases: 1000, max_segments: 2000}
 sessions: {max_sessions: 3, region_bytes: 1TiB}
 workers: {threads: 2, queue_depth: 9, landings_per_session: 3}
 log: {level: warning, format: json}
@@ -108,6 +113,10 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.tenants(1).name(), "green-2");
   EXPECT_EQ(config.tenants(1).dram_bytes(), 512u << 20);
   EXPECT_EQ(config.leases().reservation_seconds(), 7u);
+  EXPECT_EQ(config.tenants(0).max_leases(), 100u);
+  EXPECT_EQ(config.tenants(0).max_leased_segments(), 200u);
+  EXPECT_EQ(config.tenants(1).max_leases(), 1000u);
+  EXPECT_EQ(config.tenants(1).max_leased_segments(), 2000u);
   EXPECT_EQ(config.sessions().region_bytes(), uint64_t{1} << 40);
   EXPECT_EQ(config.workers().queue_depth(), 9u);
   EXPECT_EQ(config.workers().landings_per_session(), 3u);
@@ -252,6 +261,9 @@ INSTANTIATE_TEST_SUITE_P(
                  "tenants[0].prefix_bytes: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ndrain_seconds: 4000000000", "drain_seconds: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ndrain_seconds: -1", "drain_seconds: "},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nleases: {max_leases: 99999999}", "leases.max_leases: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nleases: {max_segments: 999999999}",
+                 "leases.max_segments: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nleases: {unused_seconds: 99999999999}",
                  "leases.unused_seconds: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {max_sessions: 100000}",

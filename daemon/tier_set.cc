@@ -147,6 +147,7 @@ void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {
     }
     cache.SetPrefixCapacity(id, tenant.prefix_bytes());
     cache.SetInFlight(id, {.calls = tenant.max_landings(), .bytes = tenant.landing_bytes()});
+    cache.SetLeaseBounds(id, tenant.max_leases(), tenant.max_leased_segments());
     if (tenant.ttl_seconds() > 0) cache.SetTimeToLive(id, static_cast<storage::Nanos>(tenant.ttl_seconds()) * kSecond);
   }
   cache.Adopt(std::move(recovered_));
