@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<TenantId>> AdminService::FindTenants(const std::strin
 
 absl::Status AdminService::OnLoop(const std::function<void()>& ask) const {
   std::promise<void> asked;
-  const bool posted = parts_.loop.Post([&] {
+  const bool posted = parts_.loop.Post(storage::kNoTenant, [&] {
     ask();
     asked.set_value();
   });

@@ -77,7 +77,7 @@ storage::CacheOptions OptionsFrom(const v1::Config& config) {
 
 // The threads that own things. They outlive what posts to them.
 struct Loops {
-  explicit Loops(size_t depth) : mappings(depth, clock), loop(depth, clock) {}
+  Loops(size_t depth, size_t tenants) : mappings(depth, clock, tenants), loop(depth, clock, tenants) {}
   MonotonicClock clock;
   EventLoop mappings;  // outlives all regions
   EventLoop loop;
@@ -187,7 +187,7 @@ struct Daemon::Impl {
     if (!draining && stopping) return false;
     rpc_server->SetServing(!draining);
     session_server->SetAdmitting(!draining);
-    loop.PostCompletion([this, draining] { draining ? cache.StartDrain() : cache.EndDrain(); });
+    loop.PostCompletion(storage::kNoTenant, [this, draining] { draining ? cache.StartDrain() : cache.EndDrain(); });
     return true;
   }
 
@@ -198,7 +198,7 @@ struct Daemon::Impl {
 
   Levels MeasureOnLoop() {
     std::promise<Levels> levels;
-    loop.PostCompletion([&] { levels.set_value(Measure()); });
+    loop.PostCompletion(storage::kNoTenant, [&] { levels.set_value(Measure()); });
     return levels.get_future().get();
   }
 
@@ -229,7 +229,7 @@ struct Daemon::Impl {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) {
   if (absl::Status status = RaiseOpenFilesLimit(config); !status.ok()) return status;
-  auto loops = std::make_unique<Loops>(config.workers().queue_depth());
+  auto loops = std::make_unique<Loops>(config.workers().queue_depth(), config.tenants_size());
   absl::StatusOr<std::unique_ptr<storage::GpuLane>> gpu = OpenGpu(config);
   if (!gpu.ok()) return gpu.status();
   absl::StatusOr<std::unique_ptr<TierSet>> tiers =
@@ -239,9 +239,12 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   Impl& parts = *impl;
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
-  parts.loop.Every(kSecond, [&parts] { parts.cache.Tick(); });
-  parts.loop.Every(kSecond / 5, [&parts] { parts.metrics.Set(parts.Measure()); });
-  parts.loop.PostCompletion([&parts] { parts.metrics.Set(parts.Measure()); });
+  parts.loop.Every(kSecond, [&parts](storage::Slice& slice) { return parts.cache.Tick(slice); });
+  parts.loop.Every(kSecond / 5, [&parts] {
+    parts.metrics.Set(parts.Measure());
+    parts.metrics.TurnsTaken(parts.loop.TakeTurnTimes());
+  });
+  parts.loop.PostCompletion(storage::kNoTenant, [&parts] { parts.metrics.Set(parts.Measure()); });
   parts.mappings.Every(kSweepHosted, [&parts] { parts.hosted.Sweep(); });
   parts.loop.Start();
   parts.mappings.Start();

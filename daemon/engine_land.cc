@@ -1,5 +1,6 @@
 // Landing: Land, LookupAndLand, CancelLanding, Quiesce.
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine_service.h"
 #include "daemon/match_reply.h"
+#include "daemon/prompt_lookup.h"
 #include "daemon/repeated_pages.h"
 #include "daemon/request_fields.h"
 #include "proto/limits.h"
@@ -122,14 +124,15 @@ absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::s
 
 // `keep` and, for as long as it is kept, pins on what is written: should the request end before its landing, nobody
 // else gets its pages until nothing writes there any more. Let go on any thread. The metadata thread calls.
-std::shared_ptr<const void> PinUntilQuiet(EventLoop& loop, std::shared_ptr<const void> keep,
+std::shared_ptr<const void> PinUntilQuiet(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<const void> keep,
                                           std::shared_ptr<storage::PagePool> pool, std::vector<storage::PageId> pages) {
   pool->Pin(pages);
   const void* const address = keep.get();
-  return {address,
-          [&loop, keep = std::move(keep), pool = std::move(pool), pages = std::move(pages)](const void*) mutable {
-            loop.PostCompletion(
-                [keep = std::move(keep), pool = std::move(pool), pages = std::move(pages)] { pool->Unpin(pages); });
+  return {address, [&loop, tenant, keep = std::move(keep), pool = std::move(pool),
+                    pages = std::move(pages)](const void*) mutable {
+            loop.PostCompletion(tenant, [keep = std::move(keep), pool = std::move(pool), pages = std::move(pages)] {
+              pool->Unpin(pages);
+            });
           }};
 }
 
@@ -219,7 +222,8 @@ bool EngineService::Begin(const Session& session, Landing& landing, const storag
     return false;
   }
   if (!allocated.empty()) {
-    landing.target.keep = PinUntilQuiet(loop_, std::move(landing.target.keep), landing.pages->pool(), allocated);
+    landing.target.keep =
+        PinUntilQuiet(loop_, session.about().tenant, std::move(landing.target.keep), landing.pages->pool(), allocated);
   }
   cache_.Land(session.about().id, landing.id, landing.lease, std::move(landing.target), {events.progress, events.done});
   return true;
@@ -240,30 +244,42 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
   }
   auto asked = ReadPrompt("prompt", request.prompt(), *model);
   if (!asked.ok()) return refused(asked.status());
+  struct Call {
+    Asked asked;
+    v1::PromptMatch answer;
+    MatchReplyWriter writer;
+    std::optional<PromptLookup> lookup;
+  };
+  const auto call =
+      std::make_shared<Call>(Call{.asked = *std::move(asked), .answer = {}, .writer = MatchReplyWriter()});
   OnLoop(*session, Room::kRequest, refused,
-         [this, session = *session, asked = std::make_shared<Asked>(*std::move(asked)), landing,
-          events = std::move(events)] {
+         [this, session = *session, call, landing, events = std::move(events)](storage::Slice& slice) {
            if (!session->metadata().landings.MayStart(landing->id)) {
-             return events.done(absl::CancelledError("landing: its Quiesce came first"));
+             events.done(absl::CancelledError("landing: its Quiesce came first"));
+             return true;
            }
-           v1::PromptMatch answer;
-           MatchReplyWriter writer;
-           const storage::Match match = LookUp(*session, *asked, writer, &answer, landing->lease);
-           landing->TakeAll(*asked, answer);
+           if (!call->lookup) {
+             call->lookup.emplace(*this, *session, call->asked, call->writer, &call->answer, landing->lease);
+           }
+           if (!call->lookup->Run(slice)) return false;
+           const storage::Match& match = call->lookup->match();
+           landing->TakeAll(call->asked, call->answer);
            const auto& found = landing->target.segments;
            if (found.empty()) {
              events.done(std::vector<MissReason>());
            } else if (!Begin(*session, *landing, match, events)) {
-             return cache_.Release(session->about().id, landing->lease);
+             cache_.Release(session->about().id, landing->lease);
+             return true;
            }
-           events.matched(std::move(answer));
+           events.matched(std::move(call->answer));
+           return true;
          });
 }
 
 void EngineService::CancelLanding(const std::string& secret, storage::LandingId landing) {
   const auto session = Resolve(secret);
   if (!session.ok()) return;  // its end cancels all
-  loop_.PostCompletion([this, session = *session, landing] {
+  loop_.PostCompletion((*session)->about().tenant, [this, session = *session, landing] {
     if (session->metadata().open) cache_.Quiesce(session->about().id, landing, [] {});
   });
 }
@@ -274,12 +290,15 @@ void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*
         absl::FailedPreconditionError("run: this is another run of the daemon, which cannot answer for that one"));
   }
   const auto quiet = [done] { done(absl::OkStatus()); };
-  const bool posted = loop_.PostRelease([this, secret = request.session(), landing = request.landing(), quiet] {
-    const std::shared_ptr<Session> session = table_.Find(secret);
-    if (session == nullptr || !session->metadata().open) return table_.WhenDrained(secret, quiet);
-    session->metadata().landings.Silence(landing);
-    cache_.Quiesce(session->about().id, landing, quiet);
-  });
+  const std::optional<storage::TenantId> tenant = table_.TenantOf(request.session());
+  if (!tenant.has_value()) return quiet();  // it has drained, or never was
+  const bool posted =
+      loop_.PostRelease(*tenant, [this, secret = request.session(), landing = request.landing(), quiet] {
+        const std::shared_ptr<Session> session = table_.Find(secret);
+        if (session == nullptr || !session->metadata().open) return table_.WhenDrained(secret, quiet);
+        session->metadata().landings.Silence(landing);
+        cache_.Quiesce(session->about().id, landing, quiet);
+      });
   if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
 }
 

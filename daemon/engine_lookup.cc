@@ -6,6 +6,7 @@
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine_service.h"
 #include "daemon/match_reply.h"
+#include "daemon/prompt_lookup.h"
 #include "daemon/request_fields.h"
 #include "proto/limits.h"
 
@@ -32,33 +33,63 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
   if (lookups > limits::kMaxLookupsPerMatch) {
     return done(Bad("prompts: more than ", limits::kMaxLookupsPerMatch, " shards of segments together"));
   }
-  auto prompts = std::make_shared<std::vector<Asked>>();
+  std::vector<Asked> prompts;
   for (int i = 0; i < request.prompts_size(); ++i) {
     auto asked = ReadPrompt(absl::StrCat("prompts[", i, "]"), request.prompts(i), *model);
     if (!asked.ok()) return done(asked.status());
-    prompts->push_back(*std::move(asked));
+    prompts.push_back(*std::move(asked));
   }
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, prompts, reply, done] {
+  struct Call {
+    std::vector<Asked> prompts;
+    size_t next = 0;
     MatchReplyWriter writer;
-    for (const Asked& asked : *prompts) LookUp(*session, asked, writer, reply->add_prompts());
+    std::optional<PromptLookup> lookup;  // of that one
+  };
+  const auto call = std::make_shared<Call>(Call{.prompts = std::move(prompts), .writer = MatchReplyWriter()});
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, call, reply, done](storage::Slice& slice) {
+    for (; call->next < call->prompts.size(); ++call->next) {
+      if (!call->lookup) {
+        call->lookup.emplace(*this, *session, call->prompts[call->next], call->writer, reply->add_prompts());
+      }
+      if (!call->lookup->Run(slice)) return false;
+      call->lookup.reset();
+    }
     done(absl::OkStatus());
+    return true;
   });
 }
 
-storage::Match EngineService::LookUp(const Session& session, const Asked& asked, MatchReplyWriter& writer,
-                                     v1::PromptMatch* out, const storage::LeaseId& lease) {
-  const storage::SessionId id = session.about().id;
-  const auto has_room = [&writer](const storage::Found& hit) { return writer.Take(hit); };
-  const auto& [segments, text] = asked;
-  if (text.has_value()) observer_.Prompted(session.about().tenant, text->tokens().size());
-  storage::Match match = text.has_value() ? cache_.Lookup(id, segments, *text, has_room, lease)
-                                          : cache_.Lookup(id, segments, has_room, lease);
-  MatchReplyWriter::Write(match, out);
-  // A missed first segment is computed anyway: its end is where the next prompt can go on from.
-  if (!text.has_value() && !segments.empty() && out->prefix_depth() == 0) {
-    out->add_checkpoint_positions(segments[0].tokens);
+bool EngineService::PromptLookup::Run(storage::Slice& slice) {
+  const storage::SessionId session = session_.about().id;
+  const auto& [segments, text] = asked_;
+  if (!found_) {
+    if (search_ == nullptr) {
+      if (text.has_value()) service_.observer_.Prompted(session_.about().tenant, text->tokens().size());
+      search_ = service_.cache_.StartLookup(
+          session, segments, text.has_value() ? &*text : nullptr,
+          [this](const storage::Found& hit) { return writer_.Take(hit); }, lease_);
+    }
+    if (!search_->Run(slice)) return false;
+    match_ = search_->Take();
+    search_ = nullptr;
+    found_ = true;
+  } else if (match_.lease != storage::LeaseId{} && !service_.cache_.Holds(session, match_.lease)) {
+    Lose();
   }
-  return match;
+  if (!MatchReplyWriter::Write(match_, written_, slice, out_)) return false;
+  // A missed first segment is computed anyway: its end is where the next prompt can go on from.
+  if (!text.has_value() && !segments.empty() && out_->prefix_depth() == 0) {
+    out_->add_checkpoint_positions(segments[0].tokens);
+  }
+  return true;
+}
+
+// The lease ran out between two slices: nothing keeps what was found.
+void EngineService::PromptLookup::Lose() {
+  const storage::Found lost{.reason = MissReason::kLeaseLost};
+  match_ = {.found = std::vector<storage::Found>(asked_.segments.size(), lost)};
+  out_->Clear();
+  written_ = 0;
 }
 
 void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done) {
@@ -81,7 +112,9 @@ void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::Attac
         found = {.reason = MissReason::kBusy};
       }
     }
-    MatchReplyWriter::Write(*match, reply->mutable_match());
+    storage::Slice whole;
+    size_t written = 0;
+    MatchReplyWriter::Write(*match, written, whole, reply->mutable_match());
     done(absl::OkStatus());
   });
 }
@@ -98,13 +131,15 @@ void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*
     if (!lease.ok()) return done(lease.status());
     leases.push_back(*lease);
   }
-  OnLoop(*session, Room::kRelease, done, [this, session = *session, leases = std::move(leases), done] {
-    for (const storage::LeaseId& lease : leases) {
-      cache_.Release(session->about().id, lease);
-      pools_.Release(session->about().id, lease);
-    }
-    done(absl::OkStatus());
-  });
+  OnLoop(*session, Room::kRelease, done,
+         [this, session = *session, leases = std::move(leases), next = size_t{0}, done](storage::Slice& slice) mutable {
+           for (; next < leases.size(); ++next) {
+             if (!slice.Take() || !cache_.Release(session->about().id, leases[next], slice)) return false;
+             pools_.Release(session->about().id, leases[next]);
+           }
+           done(absl::OkStatus());
+           return true;
+         });
 }
 
 }  // namespace ashlar::daemon

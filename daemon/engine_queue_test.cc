@@ -65,13 +65,13 @@ class BoundedQueueTest : public ::testing::Test {
   }
   void FillQueue() {
     std::promise<void> held;
-    ASSERT_TRUE(loop_.Post([this, &held] {
+    ASSERT_TRUE(loop_.Post(0, [this, &held] {
       held.set_value();
       hold_.get_future().wait();
     }));
     held.get_future().wait();
     held_ = true;
-    for (size_t i = 0; i < kDepth; ++i) ASSERT_TRUE(loop_.Post([] {}));
+    for (size_t i = 0; i < kDepth; ++i) ASSERT_TRUE(loop_.Post(0, [] {}));
   }
 
   MonotonicClock clock_;
@@ -243,17 +243,17 @@ TEST_F(BoundedQueueTest, NobodyWaitsForADeadEnginesMemory) {
   mappings.Start();
   std::promise<std::thread::id> unmapping;
   std::promise<void> busy;
-  ASSERT_TRUE(mappings.Post([&, may_go = busy.get_future().share()] {
+  ASSERT_TRUE(mappings.Post(0, [&, may_go = busy.get_future().share()] {
     unmapping.set_value(std::this_thread::get_id());
     may_go.wait();
   }));
-  auto region = Region::UnmapOn(mappings, *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096));
+  auto region = Region::UnmapOn(mappings, 0, *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096));
   std::promise<std::thread::id> gone;
   auto gone_on = gone.get_future();
   region->WhenGone([&gone] { gone.set_value(std::this_thread::get_id()); });
   ASSERT_TRUE(session_->AddRegion(std::move(region)).ok());
   std::promise<ReserveOutcome> reserved;
-  ASSERT_TRUE(loop_.Post([&] {
+  ASSERT_TRUE(loop_.Post(0, [&] {
     reserved.set_value(
         cache_->Reserve(session_->about().id, *PlanObject(SmallLayout(), {}, {}, ObjectKind::kSegment, 24)).outcome);
   }));
@@ -262,7 +262,7 @@ TEST_F(BoundedQueueTest, NobodyWaitsForADeadEnginesMemory) {
   table_->Close(session_, "test");
   EXPECT_TRUE(Eventually([&] { return table_->size() == 0; })) << "drained";
   std::promise<uint64_t> left;
-  ASSERT_TRUE(loop_.Post([&] { left.set_value(cache_->stats().reservations); }));
+  ASSERT_TRUE(loop_.Post(0, [&] { left.set_value(cache_->stats().reservations); }));
   EXPECT_EQ(left.get_future().get(), 0u);
   EXPECT_NE(gone_on.wait_for(std::chrono::milliseconds(0)), std::future_status::ready) << "still mapped";
   busy.set_value();
@@ -273,10 +273,10 @@ TEST_F(BoundedQueueTest, NobodyWaitsForADeadEnginesMemory) {
 TEST_F(BoundedQueueTest, TheMetadataThreadDoesNotUnmap) {
   EventLoop mappings(kDepth, clock_);
   mappings.Start();
-  auto region = Region::UnmapOn(mappings, *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096));
+  auto region = Region::UnmapOn(mappings, 0, *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096));
   std::promise<std::thread::id> gone, metadata;
   region->WhenGone([&gone] { gone.set_value(std::this_thread::get_id()); });
-  ASSERT_TRUE(loop_.Post([&metadata, last = std::move(region)]() mutable {
+  ASSERT_TRUE(loop_.Post(0, [&metadata, last = std::move(region)]() mutable {
     last = nullptr;
     metadata.set_value(std::this_thread::get_id());
   }));

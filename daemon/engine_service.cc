@@ -20,14 +20,16 @@ absl::StatusOr<std::shared_ptr<Session>> EngineService::Resolve(const std::strin
   return session;
 }
 
-void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done done, std::function<void()> work) {
-  auto closure = [session = std::move(session), done, work = std::move(work)] {
-    if (!session->metadata().open) return done(UnknownSession());
-    work();
+void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work) {
+  const storage::TenantId tenant = session->about().tenant;
+  auto closure = [session = std::move(session), done, work = std::move(work)](storage::Slice& slice) {
+    if (session->metadata().open) return EventLoop::Call(work, slice);
+    done(UnknownSession());
+    return true;
   };
   constexpr auto kOn = EventLoop::On::kAnyThread;
-  const bool posted =
-      room == Room::kRelease ? loop_.PostRelease(std::move(closure), kOn) : loop_.Post(std::move(closure), kOn);
+  const bool posted = room == Room::kRelease ? loop_.PostRelease(tenant, std::move(closure), kOn)
+                                             : loop_.Post(tenant, std::move(closure), kOn);
   if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
 }
 

@@ -62,7 +62,6 @@ namespace ashlar::daemon {
 
 struct Asked;
 struct CompositionPlan;
-class MatchReplyWriter;
 
 // Every call answers exactly once, through `done`; request and reply must live until then. A status other than OK means
 // that nothing was changed (cache.proto says which there are).
@@ -115,10 +114,8 @@ class EngineService {
   void Compose(const v1::ComposeRequest& request, v1::CompositionReply* reply, Done done);
 
  private:
-  // Looks one prompt up and writes the answer. The metadata thread only.
-  storage::Match LookUp(const Session& session, const Asked& asked, MatchReplyWriter& writer, v1::PromptMatch* out,
-                        const storage::LeaseId& lease = {});
-  struct Landing;  // as its request describes it
+  class PromptLookup;  // one prompt's, with its answer
+  struct Landing;      // as its request describes it
   // Lands under a lease that the session holds. False: the targets do not fit the match, and `done` said so. The
   // metadata thread only.
   bool Begin(const Session& session, Landing& landing, const storage::Match& match, const LandEvents& events);
@@ -134,7 +131,8 @@ class EngineService {
 
   enum class Room { kRequest, kRelease };
   // Runs `work` on the metadata thread if the session is still open there; else, and when the queue is full, `done`.
-  void OnLoop(std::shared_ptr<Session> session, Room room, Done done, std::function<void()> work);
+  // Cut work ends so, too, when the session ends between two slices.
+  void OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work);
 
   // `done`, but RESOURCE_EXHAUSTED becomes OK with the reply that `write_busy` has written. For calls during which the
   // daemon reads or writes the engine's memory: gRPC itself ends calls with that status when memory runs short, so as a

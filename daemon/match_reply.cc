@@ -31,14 +31,13 @@ void WriteHit(const storage::Found& found, v1::SegmentMatch* out) {
   }
 }
 
-void WritePrefix(const storage::FoundPrefix& prefix, std::span<const storage::Found> objects, v1::PromptMatch* out) {
+void WritePrefix(const storage::FoundPrefix& prefix, v1::PromptMatch* out) {
   out->set_prefix_depth(prefix.depth);
   v1::PrefixMatch* const resume = out->mutable_prefix();
   resume->set_depth(prefix.depth);
   resume->set_provenance(static_cast<uint32_t>(prefix.provenance));
   resume->set_own(prefix.own);
   resume->set_span_tokens(prefix.span_tokens);
-  for (const storage::Found& object : objects) WriteHit(object, resume->add_objects());
   const size_t listed = std::min(prefix.resumable.size(), MatchReplyWriter::kMaxDepths);
   resume->mutable_resumable()->Add(prefix.resumable.end() - static_cast<ptrdiff_t>(listed), prefix.resumable.end());
 }
@@ -52,25 +51,33 @@ bool MatchReplyWriter::Take(const storage::Found& hit) {
   return fits;
 }
 
-void MatchReplyWriter::Write(const storage::Match& match, v1::PromptMatch* out) {
-  if (match.lease != storage::LeaseId{}) out->set_lease(match.lease.data(), match.lease.size());
+bool MatchReplyWriter::Write(const storage::Match& match, size_t& written, storage::Slice& slice,
+                             v1::PromptMatch* out) {
   const storage::FoundPrefix& prefix = match.prefix;
   const size_t segments = prefix.first + prefix.count > 0 ? prefix.first : match.found.size();
-  for (size_t i = 0; i < segments; ++i) {
-    const storage::Found& found = match.found[i];
+  for (; written < segments; ++written) {
+    if (!slice.Take()) return false;
+    const storage::Found& found = match.found[written];
     if (found.reason != MissReason::kNone) {
-      WriteMiss(found.reason, i, out->add_segments());
+      WriteMiss(found.reason, written, out->add_segments());
       continue;
     }
     WriteHit(found, out->add_segments());
-    if (i == 0) out->set_prefix_depth(found.header->tokens);
+    if (written == 0) out->set_prefix_depth(found.header->tokens);
   }
+  const auto objects = std::span(match.found).subspan(segments, prefix.depth > 0 ? prefix.count : 0);
+  const auto is_hit = [](const storage::Found& object) { return object.reason == MissReason::kNone; };
+  const bool resumed = !objects.empty() && std::ranges::all_of(objects, is_hit);
+  for (; resumed && written < segments + objects.size(); ++written) {
+    if (!slice.Take()) return false;
+    WriteHit(objects[written - segments], out->mutable_prefix()->add_objects());
+  }
+  if (resumed) WritePrefix(prefix, out);
+  if (match.lease != storage::LeaseId{}) out->set_lease(match.lease.data(), match.lease.size());
   const size_t wanted = std::min(prefix.checkpoint_at.size(), kMaxDepths);
   out->mutable_checkpoint_positions()->Add(prefix.checkpoint_at.begin(),
                                            prefix.checkpoint_at.begin() + static_cast<ptrdiff_t>(wanted));
-  const auto objects = std::span(match.found).subspan(segments, prefix.depth > 0 ? prefix.count : 0);
-  const auto is_hit = [](const storage::Found& object) { return object.reason == MissReason::kNone; };
-  if (!objects.empty() && std::ranges::all_of(objects, is_hit)) WritePrefix(prefix, objects, out);
+  return true;
 }
 
 }  // namespace ashlar::daemon

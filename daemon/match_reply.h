@@ -33,8 +33,9 @@ class MatchReplyWriter {
 
   // Whether there is room for this hit, and takes it. Once there is none for one, there is none for any other.
   bool Take(const storage::Found& hit);
-  // Of a match whose hits have all been taken. A prefix that is not there whole is none.
-  static void Write(const storage::Match& match, v1::PromptMatch* out);
+  // Writes a match whose hits have all been taken, from its object number `written` on, a step for each. A prefix that
+  // is not there whole is none. False: there is more.
+  static bool Write(const storage::Match& match, size_t& written, storage::Slice& slice, v1::PromptMatch* out);
 
  private:
   size_t budget_left_;

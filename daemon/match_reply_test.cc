@@ -38,16 +38,22 @@ storage::Match MatchOf(std::vector<storage::Found> found) {
 }
 
 // As the service does.
+void WriteWhole(const storage::Match& match, v1::PromptMatch* out) {
+  storage::Slice whole;
+  size_t written = 0;
+  ASSERT_TRUE(MatchReplyWriter::Write(match, written, whole, out));
+}
+
 void Write(MatchReplyWriter& writer, storage::Match match, v1::PromptMatch* out) {
   for (storage::Found& found : match.found) {
     if (found.reason == MissReason::kNone && !writer.Take(found)) found = {.reason = MissReason::kBusy};
   }
-  MatchReplyWriter::Write(match, out);
+  WriteWhole(match, out);
 }
 
 size_t BytesOf(const Object& object) {
   v1::PromptMatch out;
-  MatchReplyWriter::Write(MatchOf({object.Hit()}), &out);
+  WriteWhole(MatchOf({object.Hit()}), &out);
   return out.segments(0).ByteSizeLong();
 }
 
@@ -55,7 +61,7 @@ TEST(MatchReply, ListsEveryRunOfAHit) {
   Object object(2);
   object.slot.runs[1] = {.arena = 3, .first = 4, .count = 5};
   v1::PromptMatch out;
-  MatchReplyWriter::Write(MatchOf({object.Hit(), {.reason = MissReason::kEvicted}}), &out);
+  WriteWhole(MatchOf({object.Hit(), {.reason = MissReason::kEvicted}}), &out);
   EXPECT_EQ(out.lease(), std::string(16, '\7'));
   EXPECT_EQ(out.prefix_depth(), 100u);
   ASSERT_EQ(out.segments_size(), 2);
@@ -99,7 +105,7 @@ TEST(MatchReply, ListsAPrefixBehindTheSegments) {
   match.prefix = {{.depth = 300, .own = true, .provenance = Provenance::kComposed, .first = 1, .count = 2}, {}, {400}};
   for (uint64_t depth = 201; depth <= 300; ++depth) match.prefix.resumable.push_back(depth);
   v1::PromptMatch out;
-  MatchReplyWriter::Write(match, &out);
+  WriteWhole(match, &out);
   EXPECT_EQ(out.prefix_depth(), 300u);
   EXPECT_EQ(out.checkpoint_positions(0), 400u);
   ASSERT_EQ(out.segments_size(), 1);
@@ -119,7 +125,7 @@ TEST(MatchReply, ListsAPrefixBehindTheSegments) {
   // To one who cannot use all of it, it is none.
   match.found[1] = {.reason = MissReason::kInvalidRequest};
   out.Clear();
-  MatchReplyWriter::Write(match, &out);
+  WriteWhole(match, &out);
   EXPECT_FALSE(out.has_prefix());
   EXPECT_EQ(out.prefix_depth(), 0u);
   EXPECT_EQ(out.segments_size(), 1);

@@ -246,6 +246,18 @@ struct Metrics::Impl {
   std::array<Histogram*, kRpcMethods> rpc_seconds{};
   Family<Counter>& rpc_family = CounterFamily("ashlar_rpcs_total", "Calls answered, by status");
 
+  static Histogram::BucketBoundaries TurnBounds() {
+    Histogram::BucketBoundaries seconds;
+    for (const storage::Nanos bound : EventLoop::TurnTimes::kBounds)
+      seconds.push_back(static_cast<double>(bound) * 1e-9);
+    return seconds;
+  }
+  Histogram& turn_seconds = prometheus::BuildHistogram()
+                                .Name("ashlar_metadata_turn_seconds")
+                                .Help("How long closures, and slices of long ones, took the metadata thread")
+                                .Register(*registry)
+                                .Add({}, TurnBounds());
+
   Counter& connections_refused =
       CounterFamily("ashlar_connections_refused_total", "RPC connections beyond the number that their user may have")
           .Add({});
@@ -434,6 +446,10 @@ void Metrics::Set(const Levels& levels) {
   };
   advance(impl_->metadata_rejections, levels.metadata_queue_rejections);
   advance(impl_->worker_rejections, levels.worker_queue_rejections);
+}
+
+void Metrics::TurnsTaken(const EventLoop::TurnTimes& times) {
+  impl_->turn_seconds.ObserveMultiple({times.turns.begin(), times.turns.end()}, static_cast<double>(times.sum) * 1e-9);
 }
 
 const Tallies& Metrics::tallies(TenantId tenant) const {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "daemon/event_loop.h"
 #include "storage/observer.h"
 #include "storage/page_pool.h"
 #include "storage/prefixes.h"
@@ -99,6 +100,7 @@ class Metrics final : public storage::Observer {
   void Committed(storage::TenantId, CommitOutcome, bool own, uint64_t depth) override;
   void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;
   void Set(const Levels& levels);
+  void TurnsTaken(const EventLoop::TurnTimes& times);  // of the metadata thread, since the last call
   const Tallies& tallies(storage::TenantId tenant) const;
 
   // Any thread.

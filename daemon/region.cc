@@ -65,10 +65,10 @@ absl::StatusOr<Region::OnGpu> Region::Make(const kernels::Gpu& gpu, uint64_t byt
   return OnGpu{std::shared_ptr<Region>(new Region(std::move(arena))), std::move(descriptor)};
 }
 
-std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, std::shared_ptr<Region> region) {
+std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<Region> region) {
   Region* const address = region.get();
-  return {address, [&loop, region = std::move(region)](Region*) mutable {
-            loop.PostCompletion([last = std::move(region)]() mutable { last = nullptr; });
+  return {address, [&loop, tenant, region = std::move(region)](Region*) mutable {
+            loop.PostCompletion(tenant, [last = std::move(region)]() mutable { last = nullptr; });
           }};
 }
 

@@ -33,9 +33,9 @@ class Region {
   };
   static absl::StatusOr<OnGpu> Make(const kernels::Gpu& gpu, uint64_t bytes);
 
-  // The same region, unmapped on the thread of `loop`, whoever lets go last: much memory takes long. The loop must
-  // outlive it.
-  static std::shared_ptr<Region> UnmapOn(EventLoop& loop, std::shared_ptr<Region> region);
+  // The same region, unmapped on the thread of `loop` in its tenant's turn, whoever lets go last: much memory takes
+  // long. The loop must outlive it.
+  static std::shared_ptr<Region> UnmapOn(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<Region> region);
 
   ~Region();
   Region(const Region&) = delete;

@@ -66,7 +66,8 @@ class Session {
 
   // The metadata thread only.
   struct MetadataState {
-    bool open = false;  // the cache knows the session
+    bool open = false;     // the cache knows the session
+    bool closing = false;  // it frees what the session held
     LandingLedger landings;
     std::vector<std::function<void()>> when_drained;
     bool ends_requests = false;  // requests of its engine hold pages, or have held some

@@ -53,10 +53,11 @@ struct Holding {
 };
 
 // A region as a session keeps it.
-std::shared_ptr<Region> Kept(std::shared_ptr<Region> region, Holding holding, EventLoop& mappings) {
+std::shared_ptr<Region> Kept(std::shared_ptr<Region> region, Holding holding, const Session& session,
+                             EventLoop& mappings) {
   if (holding.hosted != nullptr) region->SetBlock(holding.hosted->block());
   region->Keep(std::make_shared<Holding>(std::move(holding)));
-  return Region::UnmapOn(mappings, std::move(region));
+  return Region::UnmapOn(mappings, session.about().tenant, std::move(region));
 }
 
 absl::Status NotOneDescriptor(const std::vector<UniqueFd>& descriptors) {
@@ -173,7 +174,7 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
                                                      : RegionBudget::Take(budget, bytes));
   if (!charge.ok()) return respond(Error(charge.status()));
   holding.charge = *std::move(charge);
-  const auto handle = session_->AddRegion(Kept(*std::move(region), std::move(holding), services_.mappings));
+  const auto handle = session_->AddRegion(Kept(*std::move(region), std::move(holding), *session_, services_.mappings));
   respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
 }
 
@@ -183,19 +184,19 @@ void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
   if (!charge.ok()) return respond(Error(charge.status()));
   // Reserving much memory takes long; meanwhile this thread has to notice deaths.
   const HostedMemory::Owner owner{tenant_.id, tenant_.regions, HostedMemory::kBlocksPerSession * tenant_.max_sessions};
-  const bool posted =
-      services_.mappings.Post([&services = services_, session = session_, owner, bytes, charge = *charge, respond] {
-        auto made = InField("host_region.bytes", services.hosted.Make(owner, bytes));
-        if (!made.ok()) return respond(Error(made.status()));
-        auto region = Region::Register(made->memfd, bytes);
-        if (!region.ok()) return respond(Error(region.status()));
-        Holding holding{std::make_unique<HostedMemory::Use>(std::move(made->use)), charge};
-        const auto handle = session->AddRegion(Kept(*std::move(region), std::move(holding), services.mappings));
-        if (!handle.ok()) return respond(Error(handle.status()));
-        Reply reply = RegionReply(*handle);
-        reply.descriptor = std::move(made->memfd);
-        respond(std::move(reply));
-      });
+  const bool posted = services_.mappings.Post(tenant_.id, [&services = services_, session = session_, owner, bytes,
+                                                           charge = *charge, respond] {
+    auto made = InField("host_region.bytes", services.hosted.Make(owner, bytes));
+    if (!made.ok()) return respond(Error(made.status()));
+    auto region = Region::Register(made->memfd, bytes);
+    if (!region.ok()) return respond(Error(region.status()));
+    Holding holding{std::make_unique<HostedMemory::Use>(std::move(made->use)), charge};
+    const auto handle = session->AddRegion(Kept(*std::move(region), std::move(holding), *session, services.mappings));
+    if (!handle.ok()) return respond(Error(handle.status()));
+    Reply reply = RegionReply(*handle);
+    reply.descriptor = std::move(made->memfd);
+    respond(std::move(reply));
+  });
   if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
 }
 
@@ -206,11 +207,12 @@ void SessionProtocol::RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descri
   auto charge = InField("register_region.bytes", RegionBudget::Take(session_->about().regions, bytes));
   if (!charge.ok()) return respond(Error(charge.status()));
   const bool posted =
-      services_.mappings.Post([&services = services_, session = session_, bytes, charge = *charge, respond,
-                               descriptor = std::make_shared<UniqueFd>(std::move(descriptors.front()))] {
+      services_.mappings.Post(tenant_.id, [&services = services_, session = session_, bytes, charge = *charge, respond,
+                                           descriptor = std::make_shared<UniqueFd>(std::move(descriptors.front()))] {
         auto region = Region::Import(*services.gpu, *descriptor, bytes);
         if (!region.ok()) return respond(Error(region.status()));
-        const auto handle = session->AddRegion(Kept(*std::move(region), {.charge = charge}, services.mappings));
+        const auto handle =
+            session->AddRegion(Kept(*std::move(region), {.charge = charge}, *session, services.mappings));
         respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
       });
   if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many wait to be mapped")));
@@ -220,8 +222,8 @@ void SessionProtocol::HostOnGpu(uint64_t bytes, Respond respond) {
   if (services_.gpu == nullptr) return respond(Error(NoGpu("host_region.on_gpu")));
   auto charge = InField("host_region.bytes", RegionBudget::Take(session_->about().regions, bytes));
   if (!charge.ok()) return respond(Error(charge.status()));
-  const bool posted =
-      services_.mappings.Post([&services = services_, session = session_, bytes, charge = *charge, respond] {
+  const bool posted = services_.mappings.Post(
+      tenant_.id, [&services = services_, session = session_, bytes, charge = *charge, respond] {
         auto made = InField("host_region.bytes", Region::Make(*services.gpu, bytes));
         if (!made.ok()) return respond(Error(made.status()));
         const uint64_t rounded = made->region->size();
@@ -229,7 +231,8 @@ void SessionProtocol::HostOnGpu(uint64_t bytes, Respond respond) {
         if (!rest.ok()) return respond(Error(rest.status()));
         const auto whole = std::make_shared<std::pair<RegionBudget::Charge, RegionBudget::Charge>>(charge, *rest);
         made->region->SetBlock(services.hosted.NewName());
-        const auto handle = session->AddRegion(Kept(std::move(made->region), {.charge = whole}, services.mappings));
+        const auto handle =
+            session->AddRegion(Kept(std::move(made->region), {.charge = whole}, *session, services.mappings));
         if (!handle.ok()) return respond(Error(handle.status()));
         Reply reply = RegionReply(*handle, rounded);
         reply.descriptor = std::move(made->descriptor);
@@ -239,18 +242,19 @@ void SessionProtocol::HostOnGpu(uint64_t bytes, Respond respond) {
 }
 
 void SessionProtocol::GetArena(uint32_t arena, Respond respond) {
-  const bool posted = services_.loop.Post([&tier = services_.tier, tenant = session_->about().tenant, arena, respond] {
-    const auto descriptor = tier.Descriptor(tenant, arena);
-    if (!descriptor.ok()) return respond(Error(descriptor.status()));
-    v1::SessionReply message;
-    message.mutable_arena()->set_arena(arena);
-    message.mutable_arena()->set_bytes(descriptor->bytes);
-    message.mutable_arena()->set_on_gpu(tier.gpu() != nullptr);
-    Reply reply = Encode(message);
-    reply.descriptor = UniqueFd(fcntl(descriptor->descriptor, F_DUPFD_CLOEXEC, 0));
-    if (!reply.descriptor.valid()) return respond(Error(absl::ErrnoToStatus(errno, "cannot pass the arena")));
-    respond(std::move(reply));
-  });
+  const bool posted =
+      services_.loop.Post(tenant_.id, [&tier = services_.tier, tenant = session_->about().tenant, arena, respond] {
+        const auto descriptor = tier.Descriptor(tenant, arena);
+        if (!descriptor.ok()) return respond(Error(descriptor.status()));
+        v1::SessionReply message;
+        message.mutable_arena()->set_arena(arena);
+        message.mutable_arena()->set_bytes(descriptor->bytes);
+        message.mutable_arena()->set_on_gpu(tier.gpu() != nullptr);
+        Reply reply = Encode(message);
+        reply.descriptor = UniqueFd(fcntl(descriptor->descriptor, F_DUPFD_CLOEXEC, 0));
+        if (!reply.descriptor.valid()) return respond(Error(absl::ErrnoToStatus(errno, "cannot pass the arena")));
+        respond(std::move(reply));
+      });
   if (!posted) respond(Error(absl::ResourceExhaustedError("the metadata queue is full")));
 }
 

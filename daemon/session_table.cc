@@ -18,7 +18,7 @@ std::string RandomSecret() {
 }
 
 absl::Status SessionTable::Open(std::shared_ptr<Session> session, std::function<void()> opened) {
-  const bool posted = loop_.Post([this, session, opened = std::move(opened)] {
+  const bool posted = loop_.Post(session->about().tenant, [this, session, opened = std::move(opened)] {
     const Session::Description& about = session->about();
     cache_.OpenSession(about.id, about.tenant);
     session->metadata().open = true;
@@ -44,24 +44,27 @@ void SessionTable::Close(const std::shared_ptr<Session>& session, std::string re
     if (found != sessions_.end()) found->second.ended = true;
   }
   // What others wait for first: leases and reservations. Behind the closure that opens it, should that still wait.
-  loop_.PostCompletion([this, session, memory = session->memory(), reason = std::move(reason)] {
-    CloseOnLoop(session, memory, reason);
-  });
+  loop_.PostCompletion(session->about().tenant,
+                       [this, session, memory = session->memory(), reason = std::move(reason)](storage::Slice& slice) {
+                         return CloseOnLoop(session, memory, reason, slice);
+                       });
   session->Clear();  // transfers in flight keep what they use
 }
 
-void SessionTable::CloseOnLoop(const std::shared_ptr<Session>& session, const Session::Memory& memory,
-                               const std::string& reason) {
-  if (!session->metadata().open) return;
-  session->metadata().open = false;
+bool SessionTable::CloseOnLoop(const std::shared_ptr<Session>& session, const Session::Memory& memory,
+                               const std::string& reason, storage::Slice& slice) {
+  Session::MetadataState& state = session->metadata();
   const Session::Description& about = session->about();
-  {
+  if (std::exchange(state.open, false)) {
+    state.closing = true;
     std::lock_guard lock(mutex_);
     sessions_.at(about.secret).ended = true;
   }
-  const storage::Cache::Stats before = cache_.stats();
-  cache_.CloseSession(about.id, [this, session] { Drained(session); });
-  const storage::Cache::Stats after = cache_.stats();
+  if (!state.closing) return true;
+  const auto freed = cache_.CloseSession(
+      about.id, [this, session] { Drained(session); }, slice);
+  if (!freed.has_value()) return false;
+  state.closing = false;
   Log(LogLevel::kInfo, "session closed",
       {{"session", about.id},
        {"pid", about.pid},
@@ -69,10 +72,11 @@ void SessionTable::CloseOnLoop(const std::shared_ptr<Session>& session, const Se
        {"tenant", about.tenant_name},
        {"client", about.client},
        {"reason", reason},
-       {"leases", before.leases - after.leases},
-       {"reservations", before.reservations - after.reservations},
+       {"leases", freed->leases},
+       {"reservations", freed->reservations},
        {"regions", memory.regions},
        {"region_bytes", memory.bytes}});
+  return true;
 }
 
 void SessionTable::Drained(const std::shared_ptr<Session>& session) {
@@ -86,6 +90,13 @@ std::shared_ptr<Session> SessionTable::Find(absl::string_view secret) const {
   std::lock_guard lock(mutex_);
   const auto found = sessions_.find(secret);
   return found == sessions_.end() || found->second.ended ? nullptr : found->second.session;
+}
+
+std::optional<storage::TenantId> SessionTable::TenantOf(absl::string_view secret) const {
+  std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(secret);
+  if (found == sessions_.end()) return std::nullopt;
+  return found->second.session->about().tenant;
 }
 
 void SessionTable::WhenDrained(absl::string_view secret, std::function<void()> drained) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,9 @@ class SessionTable {
   // Null for an unknown secret and for a session that has ended.
   std::shared_ptr<Session> Find(absl::string_view secret) const;
 
+  // Whose a session is that is open, or has ended and still drains; none of any other.
+  std::optional<storage::TenantId> TenantOf(absl::string_view secret) const;
+
   // Calls `drained` once nothing touches the memory of this session, which has ended; at once when the table does not
   // know it any more. The metadata thread only.
   void WhenDrained(absl::string_view secret, std::function<void()> drained);
@@ -57,7 +61,9 @@ class SessionTable {
     std::shared_ptr<Session> session;
     bool ended = false;
   };
-  void CloseOnLoop(const std::shared_ptr<Session>& session, const Session::Memory& memory, const std::string& reason);
+  // False: what it held is not all free yet.
+  bool CloseOnLoop(const std::shared_ptr<Session>& session, const Session::Memory& memory, const std::string& reason,
+                   storage::Slice& slice);
   void Drained(const std::shared_ptr<Session>& session);
 
   storage::Cache& cache_;

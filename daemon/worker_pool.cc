@@ -35,8 +35,8 @@ bool WorkerPool::Run(TenantId tenant, std::function<void()> work, std::function<
   return true;
 }
 
-void WorkerPool::Post(TenantId, std::function<void()> event) {
-  loop_.PostCompletion(std::move(event));
+void WorkerPool::Post(TenantId tenant, std::function<void()> event) {
+  loop_.PostCompletion(tenant, std::move(event));
 }
 
 bool WorkerPool::ShouldYield(TenantId tenant) const {
@@ -123,7 +123,7 @@ void WorkerPool::RunJob(TenantId tenant, size_t thread, std::unique_lock<std::mu
     --*jobs;
     done();
   };
-  loop_.PostCompletion(std::move(end), EventLoop::On::kAnyThread);
+  loop_.PostCompletion(tenant, std::move(end), EventLoop::On::kAnyThread);
   lock.lock();
   running_[thread].reset();
   --busy_;
