@@ -1,14 +1,13 @@
 // An engine process as the sweep sees it (load.h, RunEngine).
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "tools/child_process/child_process.h"
 
 namespace ashlar::load {
 
@@ -22,23 +21,17 @@ class EngineProcess {
 
   // Starts this program anew with these arguments, and returns when it is ready.
   static absl::StatusOr<std::unique_ptr<EngineProcess>> Start(const std::vector<std::string>& arguments);
-  ~EngineProcess();  // ends it
-  EngineProcess(const EngineProcess&) = delete;
-  EngineProcess& operator=(const EngineProcess&) = delete;
 
   absl::Status Ask(uint64_t prompt);
   // Readable once an answer, or the end of the process, is there.
-  int descriptor() const { return answers_; }
+  int descriptor() const { return process_->descriptor(); }
   // Waits for the answer to the last Ask. UNAVAILABLE: the process has ended.
   absl::StatusOr<Answer> Read();
 
  private:
-  EngineProcess() = default;
-  absl::StatusOr<std::string> ReadLine();
+  explicit EngineProcess(std::unique_ptr<tools::ChildProcess> process) : process_(std::move(process)) {}
 
-  pid_t pid_ = -1;
-  int questions_ = -1, answers_ = -1;
-  std::string read_;  // behind the last line
+  const std::unique_ptr<tools::ChildProcess> process_;
 };
 
 }  // namespace ashlar::load
