@@ -17,8 +17,9 @@ struct Options {
   std::string json;     // file for the figures; empty: none
   int repetitions = 9;  // medians are taken over these
   int threads = 0;      // 0: all cores
-  std::string filter;   // kernels: only cases whose "op family dtype shape" contains this
-  bool quick = false;   // kernels, store, ssd, entries, prefix: small
+  int seconds = 0;      // neighbours: of each attack; 0: its default
+  std::string filter;   // kernels: only cases whose "op family dtype shape" contains this; neighbours: attacks
+  bool quick = false;   // kernels, store, ssd, entries, prefix, neighbours: small
   std::string file;     // vectors: the file
   std::string compare;  // store: "redis", or empty
   std::string dir;      // ssd: a folder on the disk; empty: the program's own

@@ -7,6 +7,7 @@
 
 #include "tools/bench/bench.h"
 #include "tools/load/load.h"
+#include "tools/neighbours/neighbours.h"
 
 namespace {
 
@@ -26,6 +27,12 @@ constexpr const char* kUsage =
     "  load         time to first token and throughput of engine processes under Poisson arrivals, for full "
     "recompute,\n"
     "               prefix cache and Ashlar; --threads: that many engines; --quick: a few requests\n"
+    "  neighbours   one tenant's match, landing and release alone and under seven attacks of another, as root; "
+    "--seconds "
+    "N:\n"
+    "               of each attack; --filter TEXT: only such; --quick: 1.5 seconds, smaller; exits with 0 only if the "
+    "bar "
+    "is met\n"
     "  ssd          values of 256 KiB to 16 MiB on a disk, through the SSD tier, against the disk alone; --dir DIR: "
     "where;\n"
     "               --engine blobdb: RocksDB's blob files in the tier's place; --quick: few values\n"
@@ -75,6 +82,8 @@ bool ParseOptions(int argc, char** argv, Options& options) {
       options.compare = value;
     } else if (name == "--repetitions" && positive) {
       options.repetitions = static_cast<int>(number);
+    } else if (name == "--seconds" && positive) {
+      options.seconds = static_cast<int>(number);
     } else if (name == "--threads" && positive) {
       options.threads = static_cast<int>(number);
     } else {
@@ -94,11 +103,27 @@ absl::Status Load(const Options& options, nlohmann::json& figures) {
   return ashlar::load::Run({.engines = options.threads, .quick = options.quick}, figures);
 }
 
+absl::Status Neighbours(const Options& options, nlohmann::json& figures) {
+  figures["machine"] = ashlar::bench::Machine();
+  return ashlar::neighbours::Run(
+      {.seconds = static_cast<double>(options.seconds), .quick = options.quick, .filter = options.filter}, figures);
+}
+
+// What `load` and `neighbours` start this program anew as.
+int RunRole(int argc, char** argv) {
+  const std::string role = argc > 1 ? argv[1] : "";
+  if (role == "load-engine" && argc == 5) return ashlar::load::RunEngine(argv[2], argv[3], argv[4]);
+  if (role == "neighbours-victim" && argc == 4) return ashlar::neighbours::RunVictim(argv[2], argv[3]);
+  if (role == "neighbours-attacker" && argc == 7) {
+    return ashlar::neighbours::RunAttacker(argv[2], argv[3], argv[4], argv[5], std::string(argv[6]) == "quick");
+  }
+  return -1;  // none
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  // One of the engines of `load`, which starts this program anew.
-  if (argc == 5 && std::string(argv[1]) == "load-engine") return ashlar::load::RunEngine(argv[2], argv[3], argv[4]);
+  if (const int code = RunRole(argc, argv); code >= 0) return code;
   const std::map<std::string, std::function<absl::Status(const Options&, nlohmann::json&)>> commands = {
       {"land", ashlar::bench::Land},
       {"sharing", ashlar::bench::Sharing},
@@ -106,6 +131,7 @@ int main(int argc, char** argv) {
       {"prefix", ashlar::bench::Prefix},
       {"store", ashlar::bench::Store},
       {"load", Load},
+      {"neighbours", Neighbours},
       {"ssd", ashlar::bench::Ssd},
       {"decode", ashlar::bench::Decode},
       {"kernels", ashlar::bench::TimeKernels},

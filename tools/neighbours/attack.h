@@ -1,0 +1,62 @@
+// What one tenant does to a daemon that must not reach another: each attack is as hard as a process of that tenant can
+// make it, and says afterwards what it achieved.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stop_token>
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/client.h"
+
+namespace ashlar::neighbours {
+
+struct Target {
+  ClientOptions daemon;
+  uint16_t metrics_port = 0;
+};
+
+// What an attack did, in its own units: an idle one would prove nothing.
+struct Achieved {
+  uint64_t sessions = 0;        // that it held, or connections
+  uint64_t asked = 0;           // requests
+  uint64_t granted = 0;         // regions, replies, segments, bytes, leases, models, …
+  uint64_t refused = 0;         // requests
+  uint64_t most_at_a_time = 0;  // requests that waited for an answer
+  std::string why;              // of the first refusal
+};
+
+class Attack {
+ public:
+  virtual ~Attack() = default;
+  // What comes before the attack itself: sessions, a segment to land. An error here is the bench's, not the daemon's.
+  virtual absl::Status Prepare() = 0;
+  // Until it is told to stop, soon after which it returns.
+  virtual Achieved Run(const std::stop_token& stop) = 0;
+};
+
+struct AttackKind {
+  const char* name;
+  const char* what;  // the units of `granted`
+  std::unique_ptr<Attack> (*make)(const Target& target, bool quick);
+  // Fewer requests than `asked`, or fewer at a time, were no attack.
+  uint64_t least_asked, least_at_a_time;
+  uint64_t quick_least_asked, quick_least_at_a_time;
+};
+std::span<const AttackKind> Attacks();
+
+// On the session socket.
+std::unique_ptr<Attack> MakeMappings(const Target& target, bool quick);
+std::unique_ptr<Attack> MakeUnreadReplies(const Target& target, bool quick);
+// Calls.
+std::unique_ptr<Attack> MakeLookups(const Target& target, bool quick);
+std::unique_ptr<Attack> MakeLandings(const Target& target, bool quick);
+std::unique_ptr<Attack> MakeLeases(const Target& target, bool quick);
+std::unique_ptr<Attack> MakeModels(const Target& target, bool quick);
+// On the metrics endpoint.
+std::unique_ptr<Attack> MakeMetrics(const Target& target, bool quick);
+
+}  // namespace ashlar::neighbours

@@ -1,0 +1,35 @@
+// Calls of ashlar.v1.Cache, so many of them under way all the time, by somebody who waits for nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stop_token>
+#include <string>
+
+namespace ashlar::neighbours {
+
+struct PressedCalls {
+  std::string rpc_socket;
+  std::string method;
+  size_t at_a_time = 1;
+  size_t connections = 1;  // that they are spread over
+  // The bytes of the next request of one of those at a time.
+  std::function<std::string(size_t slot)> request;
+  // How much of what was asked for the last message of a call's reply grants. 0: the call was refused, and `slot` makes
+  // its next one only a tenth of a second later, as it does after an error.
+  std::function<uint64_t(size_t slot, const std::string& message)> granted;
+};
+
+struct Pressed {
+  uint64_t calls = 0;  // that were begun
+  uint64_t refused = 0;
+  uint64_t granted = 0;
+  size_t most_at_a_time = 0;
+  std::string why;  // of the first that failed
+};
+
+// Until it is told to stop; then cancels what is under way.
+Pressed Press(const PressedCalls& what, const std::stop_token& stop);
+
+}  // namespace ashlar::neighbours

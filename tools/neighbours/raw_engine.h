@@ -1,0 +1,72 @@
+// The session socket and the calls of an engine that keeps to no manners: no queue of its own, no reading of replies.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "client/descriptor.h"
+#include "tools/neighbours/segment_engine.h"
+
+namespace ashlar::v1 {
+class SessionReply;
+class SessionRequest;
+}  // namespace ashlar::v1
+
+namespace ashlar::neighbours {
+
+class RawSession {
+ public:
+  // Says hello properly. What the daemon answered where it refuses, UNAVAILABLE where it hangs up.
+  static absl::StatusOr<RawSession> Open(const ClientOptions& daemon);
+
+  const std::string& secret() const { return secret_; }
+  // The daemon's answer: its refusal, UNAVAILABLE when it hung up, DEADLINE_EXCEEDED after some seconds. Descriptors
+  // that ride on it are closed. `descriptor` rides on the request; −1: none.
+  absl::StatusOr<v1::SessionReply> Ask(const v1::SessionRequest& request, int descriptor = -1);
+  // Sends and reads nothing, now or later. UNAVAILABLE: the daemon hung up; RESOURCE_EXHAUSTED: it takes no more.
+  absl::Status Send(const v1::SessionRequest& request, int descriptor = -1);
+
+ private:
+  explicit RawSession(internal::Descriptor socket) : socket_(std::move(socket)) {}
+
+  internal::Descriptor socket_;
+  std::string secret_;
+};
+
+// A session that has opened the small model (segment_engine.h), and calls that prepare what presses (pressed_calls.h).
+class RawEngine {
+ public:
+  static absl::StatusOr<RawEngine> Open(const ClientOptions& daemon);
+  RawEngine(RawEngine&&) noexcept;
+  RawEngine& operator=(RawEngine&&) noexcept;
+  ~RawEngine();
+
+  const RawSession& session() const { return session_; }
+  uint64_t model() const { return model_; }
+  // Pages in a memfd with room for the prompt's segment; their handle.
+  absl::StatusOr<uint64_t> DeclarePages(int memfd, const SegmentPrompt& prompt);
+  struct Found {
+    std::string lease;
+    uint32_t arena = 0;  // one that has part of it
+  };
+  // Of a segment that is published.
+  absl::StatusOr<Found> Match(const SegmentPrompt& prompt);
+
+ private:
+  struct Calls;
+  explicit RawEngine(RawSession session);
+
+  RawSession session_;
+  std::unique_ptr<Calls> calls_;
+  uint64_t model_ = 0;
+};
+
+// A memfd that may be registered.
+absl::StatusOr<internal::Descriptor> SealedMemory(uint64_t bytes);
+
+}  // namespace ashlar::neighbours
