@@ -9,14 +9,18 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
 #include <utility>
 
-#include "ashlar/v1/cache.pb.h"
+#include "ashlar/v1/cache.grpc.pb.h"
+#include "proto/limits.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/raw_session.h"
 #include "tests/integration/test_engine.h"
@@ -73,6 +77,7 @@ class Flood : public testing::Test {
       if (code_.valid()) code_.wait();
     }
     grpc::StatusCode get() { return code_.get(); }
+    bool there() const { return code_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
 
    private:
     std::unique_ptr<Call> call_;
@@ -92,11 +97,32 @@ class Flood : public testing::Test {
     const grpc::Slice slice(bytes);
     return grpc::ByteBuffer(&slice, 1);
   }
+  static void AsUser(uid_t user, const std::function<void()>& work) {
+    std::thread([&] {  // the system call itself changes this thread alone
+      ASSERT_EQ(::syscall(SYS_setresuid, -1, user, -1), 0);
+      work();
+    })
+        .join();
+  }
+  // A channel of the thread's user.
+  std::shared_ptr<grpc::Channel> ConnectHere() const {
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct sockaddr_un address {};
+    address.sun_family = AF_UNIX;
+    const std::string path = daemon_.client_options().rpc_socket;
+    std::memcpy(address.sun_path, path.data(), path.size());
+    EXPECT_EQ(::connect(fd, reinterpret_cast<struct sockaddr*>(&address), sizeof address), 0);
+    return grpc::CreateInsecureChannelFromFd("localhost", fd);
+  }
   std::shared_ptr<grpc::Channel> MakeChannel() const {
     return grpc::CreateChannel("unix:" + daemon_.client_options().rpc_socket, grpc::InsecureChannelCredentials());
   }
 
-  DaemonProcess daemon_;
+  static constexpr uid_t kOtherTenant = 65534;
+
+  DaemonProcess daemon_{DaemonOptions{.tenants = "tenants:\n  - {name: alpha, uids: [" + std::to_string(::getuid()) +
+                                                 "], dram_bytes: 32MiB}\n  - {name: beta, uids: [" +
+                                                 std::to_string(kOtherTenant) + "], dram_bytes: 16MiB}\n"}};
   TestEngine engine_{daemon_.client_options()};
   const std::vector<Tokens> prompt_ = MakePrompt(8, 2, 40);
   const Match match_ = PublishAndMatch();
@@ -128,19 +154,9 @@ TEST_F(Flood, OfStrangersCostsEnginesNothing) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
   constexpr uid_t kStranger = 65533;
   std::vector<std::shared_ptr<grpc::Channel>> channels;
-  std::thread([&] {  // the system call itself changes this thread alone
-    ASSERT_EQ(::syscall(SYS_setresuid, -1, kStranger, -1), 0);
-    for (int i = 0; i < 8; ++i) {
-      const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-      struct sockaddr_un address {};
-      address.sun_family = AF_UNIX;
-      const std::string path = daemon_.client_options().rpc_socket;
-      std::memcpy(address.sun_path, path.data(), path.size());
-      ASSERT_EQ(::connect(fd, reinterpret_cast<struct sockaddr*>(&address), sizeof address), 0);
-      channels.push_back(grpc::CreateInsecureChannelFromFd("localhost", fd));
-    }
-  })
-      .join();
+  AsUser(kStranger, [&] {
+    for (int i = 0; i < 8; ++i) channels.push_back(ConnectHere());
+  });
   const size_t before = PeakBytes(daemon_.pid());
   const grpc::ByteBuffer request = Bytes(std::string(8 * kMiB, '\0'));
   std::vector<Answer> answers;
@@ -152,6 +168,41 @@ TEST_F(Flood, OfStrangersCostsEnginesNothing) {
     ASSERT_TRUE(engine_.client().connected());
   }
   EXPECT_LT(PeakBytes(daemon_.pid()), before + kMost);
+}
+
+// Requests that take long to read, and come to nothing: no other tenant's call waits for their turn.
+TEST_F(Flood, OfATenantsLongRequestsHoldsUpNobodyElse) {
+  if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
+  std::unique_ptr<RawSession> session;
+  std::shared_ptr<grpc::Channel> channel;
+  v1::MatchRequest request;
+  AsUser(kOtherTenant, [&] {
+    session = std::make_unique<RawSession>(daemon_.client_options());
+    channel = ConnectHere();
+  });
+  v1::OpenModelRequest open;
+  open.set_session(session->Greet());
+  open.set_identity(EncodeIdentity(TestEngine::identity()));
+  open.set_layout(EncodeLayout(engine_.model().layout()));
+  v1::OpenModelReply opened;
+  grpc::ClientContext context;
+  ASSERT_TRUE(v1::Cache::NewStub(channel)->OpenModel(&context, open, &opened).ok());
+  request.set_session(open.session());
+  request.set_model(opened.model());
+  for (uint64_t lookups = 0; lookups < limits::kMaxLookupsPerMatch; lookups += limits::kMaxSegments) {
+    v1::Prompt& prompt = *request.add_prompts();
+    prompt.set_tokens(std::string(limits::kMaxSegments * sizeof(int32_t), 'x'));
+    for (uint64_t i = 0; i < limits::kMaxSegments; ++i) prompt.add_segment_lengths(1);
+  }
+  request.mutable_prompts()->rbegin()->mutable_tokens()->pop_back();  // seen when all others have been hashed
+  constexpr size_t kRequests = 128;
+  const grpc::ByteBuffer bytes = Bytes(request.SerializeAsString());
+  std::vector<Answer> answers;
+  for (size_t i = 0; i < kRequests; ++i) answers.push_back(Send(channel, "Match", bytes));
+  ASSERT_TRUE(Eventually([&] { return std::ranges::any_of(answers, &Answer::there); }));
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(engine_.Lookup(prompt_).segments()[1].hit());
+  EXPECT_GT(std::ranges::count_if(answers, [](const Answer& answer) { return !answer.there(); }), kRequests / 2);
+  for (Answer& answer : answers) EXPECT_EQ(answer.get(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 }  // namespace
