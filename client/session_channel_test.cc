@@ -127,9 +127,12 @@ TEST(SessionChannel, AgreesOnAVersionOrSaysWhyNot) {
   v1::SessionReply newer = GoodWelcome();
   newer.mutable_welcome()->set_protocol(limits::kProtocolMax + 1);
   EXPECT_EQ(Greeting(newer).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(Greeting(newer).message()),
+              HasSubstr("version " + std::to_string(limits::kProtocolMax + 1) + ", this client speaks"));
   v1::SessionReply extents = GoodWelcome();
   extents.mutable_welcome()->set_extent_bytes(2 * limits::kExtentBytes);
   EXPECT_EQ(Greeting(extents).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(Greeting(extents).message()), HasSubstr(std::to_string(2 * limits::kExtentBytes)));
   v1::SessionReply secret = GoodWelcome();
   secret.mutable_welcome()->set_session("short");
   EXPECT_EQ(Greeting(secret).code(), absl::StatusCode::kUnavailable);

@@ -98,7 +98,11 @@ TEST_F(SessionServerTest, AnotherVersionIsRefused) {
   request.mutable_hello()->set_protocol_min(limits::kProtocolMax + 1);
   request.mutable_hello()->set_protocol_max(limits::kProtocolMax + 5);
   RawSession newer(node_);
-  EXPECT_EQ(StatusOf(newer.Ask(request)).code(), absl::StatusCode::kFailedPrecondition);
+  const absl::Status refusal = StatusOf(newer.Ask(request));
+  EXPECT_EQ(refusal.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refusal.message(), absl::StrCat("hello.protocol_max: this daemon speaks versions ", limits::kProtocolMin,
+                                            " to ", limits::kProtocolMax, ", the client ", limits::kProtocolMax + 1,
+                                            " to ", limits::kProtocolMax + 5));
   EXPECT_TRUE(newer.Closed());
 
   request.mutable_hello()->set_protocol_min(2);

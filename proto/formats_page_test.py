@@ -54,6 +54,29 @@ class FormatsPage(unittest.TestCase):
             words = [f"{number} {re.sub(r'(?<!^)(?=[A-Z])', '_', name).lower()}" for name, number in values]
             self.assertIn(f"| `{enum}` | {', '.join(words)} |", PAGE)
 
+    def test_versions_are_those_of_the_sources(self):
+        def constant(path, name):
+            source = (ROOT / path).read_text(encoding="utf-8")
+            return re.search(rf"\b{name} = \"?([\w/]+)\"?[;,]", source).group(1)
+
+        def shown(pattern):
+            found = re.findall(pattern, PAGE)
+            self.assertEqual(len(found), 1, pattern)
+            return found[0]
+
+        encoding = constant("proto/layout_encoding.cc", "kEncodingVersion")
+        self.assertEqual(re.findall(r"^\| version \| u32 \| (\d+) \|", PAGE, re.MULTILINE), [encoding] * 2)
+        self.assertEqual(shown(r"magic `AshlarOb` \|\n\| 8 \| u32 \| format version, (\d+) \|"),
+                         constant("proto/object_encoding.cc", "kFormatVersion"))
+        ssd = constant("storage/tier/ssd_format.h", "kSsdFormatVersion")
+        self.assertEqual(shown(r"magic `AshlarSl` .*\n\| 8 \| u32 \| format version, (\d+) \|"), ssd)
+        self.assertEqual(shown(r"magic `AshlarSr` \|\n\| 8 \| u32 \| format version, (\d+) \|"), ssd)
+        self.assertEqual(shown(r'SHA-256\( "(ashlar/namespace/\d+)"'), constant("proto/key.cc", "kNamespaceDomain"))
+        self.assertEqual(shown(r"key       = SHA-256\( u8 (\d+) "), constant("proto/key.cc", "kKeyVersion"))
+        chained = constant("proto/key.cc", "kChainedKeyVersion")
+        self.assertEqual(set(re.findall(r"^(?:block|checkpoint|span|own).*SHA-256\( u8 (\d+) ", PAGE, re.MULTILINE)),
+                         {chained})
+
 
 if __name__ == "__main__":
     unittest.main()

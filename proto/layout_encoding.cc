@@ -79,7 +79,9 @@ class Reader {
     rest_.remove_prefix(tag.size());
     uint32_t version = 0;
     (*this)("version", version);
-    if (version != kEncodingVersion) Fail("version", absl::StrCat(version, " is unknown"));
+    if (version != kEncodingVersion) {
+      Fail("version", absl::StrCat(version, ", and this build reads ", kEncodingVersion, " only"));
+    }
   }
   // A count of elements that take at least `element_bytes` each: never more than the bytes that are left.
   uint32_t Count(const char* name, size_t element_bytes) {

@@ -125,7 +125,7 @@ TEST(LayoutEncoding, NamesWhatIsWrong) {
   };
   EXPECT_THAT(message(""), testing::StartsWith("layout.tag: "));
   EXPECT_THAT(message(changed(0, 'X')), testing::StartsWith("layout.tag: "));
-  EXPECT_THAT(message(changed(4, 2)), testing::StartsWith("layout.version: 2 is unknown"));
+  EXPECT_THAT(message(changed(4, 2)), testing::StartsWith("layout.version: 2, and this build reads 1 only"));
   EXPECT_THAT(message(changed(20, 9)), testing::StartsWith("layout.layers[2].type: truncated"));
   EXPECT_THAT(message(changed(24, 3)), testing::StartsWith("layout.layers[0].type: 3"));
   EXPECT_THAT(message(bytes.substr(0, 30)), testing::StartsWith("layout.layers[0].value_heads: truncated"));

@@ -151,7 +151,9 @@ absl::Status VerifyHeader(absl::string_view bytes) {
   if (bytes.size() < at::kParts) return DataLoss("truncated");
   if (bytes.substr(at::kMagic, kMagic.size()) != kMagic) return DataLoss("wrong magic");
   const auto version = Get<uint32_t>(bytes, at::kVersion);
-  if (version != kFormatVersion) return DataLoss(absl::StrCat("unknown version ", version));
+  if (version != kFormatVersion) {
+    return DataLoss(absl::StrCat("format version ", version, ", and this build reads ", kFormatVersion, " only"));
+  }
   const auto header_bytes = Get<uint32_t>(bytes, at::kHeaderBytes);
   const auto part_count = Get<uint32_t>(bytes, at::kPartCount);
   if (header_bytes != EncodedHeaderBytes(part_count) || header_bytes > kMaxHeaderBytes) {

@@ -437,7 +437,7 @@ TEST(ObjectHeader, NamesWhatIsWrongInTheFixedFields) {
     return std::string(DecodeHeader(changed).status().message());
   };
   EXPECT_EQ(message(0, 'X', true), "object header: wrong magic");
-  EXPECT_EQ(message(8, 2, true), "object header: unknown version 2");
+  EXPECT_EQ(message(8, 2, true), "object header: format version 2, and this build reads 1 only");
   EXPECT_EQ(message(12, 7, true), "object header: header size");
   EXPECT_EQ(message(24, 9, true), "object header: header size");
   EXPECT_EQ(message(30, 1, true), "object header: tensor-parallel rank");

@@ -150,7 +150,10 @@ absl::StatusOr<SsdRecord> DecodeRecord(std::string_view name, std::string_view b
   if (body.empty()) return RecordError("wrong checksum");
   Reader reader(body);
   if (reader.Take(kRecordMagic.size()) != kRecordMagic) return RecordError("wrong magic");
-  if (reader.Take<uint32_t>() != kSsdFormatVersion) return RecordError("unknown version");
+  const auto version = reader.Take<uint32_t>();
+  if (reader.ok() && version != kSsdFormatVersion) {
+    return RecordError(absl::StrCat("format version ", version, ", and this build reads ", kSsdFormatVersion, " only"));
+  }
   const auto tenant_bytes = reader.Take<uint32_t>();
   SsdRecord record{.sequence = reader.Take<uint64_t>()};
   const auto runs = reader.Take<uint32_t>();

@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <random>
 
+#include "kernels/checksum.h"
 #include "proto/golden.h"
 #include "storage/testing/disk_objects.h"
 
@@ -96,7 +98,18 @@ TEST(SsdFormat, OtherVersionsAreCalledByTheirNumber) {
     const absl::Status status = DecodeManifest(manifest).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(status.message(), HasSubstr("format version " + std::to_string(version)));
+    EXPECT_THAT(status.message(), HasSubstr("reads " + std::to_string(kSsdFormatVersion) + " only"));
   }
+  // Of a record the checksum, which covers the version, is right.
+  const SsdRecord record = ExampleRecord();
+  std::string bytes = EncodeRecord(record);
+  bytes[8] = 3;
+  const size_t body = bytes.size() - sizeof(uint64_t);
+  const uint64_t checksum = kernels::UnitChecksum(bytes.data(), body);
+  std::memcpy(bytes.data() + body, &checksum, sizeof checksum);
+  const absl::Status status = DecodeRecord(RecordName(record.header.key, record.sequence), bytes).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(status.message(), "ssd record: format version 3, and this build reads 2 only");
 }
 
 TEST(SsdFormat, DamagedHeadersAreNotTakenForOthers) {
