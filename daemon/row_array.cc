@@ -68,6 +68,86 @@ bool Overlap(Nest a, Nest b) {
   return false;
 }
 
+// Whether any two of many overlap. Planes that interleave take the same outer steps, mostly: then one step of each is
+// looked at, all laid into one stride, and what is apart there is apart everywhere. So planes are told apart by
+// sorting, once for each dimension; only those that meet so are compared two by two.
+class OverlapSearch {
+ public:
+  using Pair = std::pair<size_t, size_t>;
+
+  explicit OverlapSearch(std::span<const RowArray> arrays)
+      : steps_(arrays.size()), laid_(kOfEach * arrays.size()), compared_(kOfEach * arrays.size()) {
+    for (size_t i = 0; i < arrays.size(); ++i) planes_.push_back({NestOf(arrays[i], steps_[i]), i});
+  }
+
+  std::optional<Pair> Run() { return Among(planes_); }
+
+ private:
+  // A plane, or what a part of it looks like inside one stride; of one plane there may be several.
+  struct Piece {
+    Nest nest;
+    size_t plane;
+    int64_t begin() const { return nest.begin; }
+  };
+
+  // Whether the planes of any two pieces overlap.
+  std::optional<Pair> Among(std::vector<Piece> pieces) {
+    std::ranges::sort(pieces, {}, &Piece::begin);
+    for (size_t first = 0, next; first < pieces.size(); first = next) {
+      int64_t end = pieces[first].nest.end();
+      for (next = first + 1; next < pieces.size() && pieces[next].begin() < end; ++next) {
+        end = std::max(end, pieces[next].nest.end());
+      }
+      if (next - first == 1) continue;
+      if (const auto found = AmongThatMeet(std::span(pieces).subspan(first, next - first))) return found;
+    }
+    return std::nullopt;
+  }
+
+  // Ascending, their ranges without a gap.
+  std::optional<Pair> AmongThatMeet(std::span<const Piece> pieces) {
+    int64_t stride = 0;
+    for (const Piece& piece : pieces) stride = std::max(stride, piece.nest.stride());
+    if (stride == 0) return TwoByTwo(pieces);  // rows that touch
+    // Strides of all sorts take one step off a plane or two at a time.
+    if (laid_ < pieces.size()) return TwoByTwo(pieces);
+    laid_ -= pieces.size();
+    std::vector<Piece> inside;
+    for (const Piece& piece : pieces) {
+      Nest nest = piece.nest.stride() == stride ? piece.nest.Inner() : piece.nest;
+      nest.begin = (nest.begin - pieces.front().begin()) % stride;
+      if (nest.end() - nest.begin > stride) return TwoByTwo(pieces);
+      inside.push_back({nest, piece.plane});
+      if (nest.end() <= stride) continue;
+      nest.begin -= stride;  // its end stands at the stride's begin
+      inside.push_back({nest, piece.plane});
+    }
+    return Among(std::move(inside));
+  }
+
+  std::optional<Pair> TwoByTwo(std::span<const Piece> pieces) {
+    std::vector<Piece> planes;
+    for (const Piece& piece : pieces) planes.push_back(planes_[piece.plane]);
+    std::ranges::sort(planes, {}, [](const Piece& plane) { return std::pair(plane.begin(), plane.plane); });
+    const auto twice = std::ranges::unique(planes, {}, &Piece::plane);
+    planes.erase(twice.begin(), twice.end());
+    for (size_t i = 0; i < planes.size(); ++i) {
+      const int64_t end = planes[i].nest.end();
+      for (size_t j = i + 1; j < planes.size() && planes[j].begin() < end; ++j) {
+        const Pair pair(planes[i].plane, planes[j].plane);
+        if (compared_-- == 0 || Overlap(planes[i].nest, planes[j].nest)) return pair;
+      }
+    }
+    return std::nullopt;
+  }
+
+  static constexpr size_t kOfEach = 16;
+
+  std::vector<std::array<Step, 3>> steps_;
+  std::vector<Piece> planes_;
+  size_t laid_, compared_;  // how many pieces, and pairs, may still be
+};
+
 }  // namespace
 
 absl::uint128 RowArray::End() const {
@@ -94,24 +174,7 @@ bool Overlap(const RowArray& a, const RowArray& b) {
 }
 
 std::optional<std::pair<size_t, size_t>> FindOverlap(std::span<const RowArray> arrays) {
-  struct Entry {
-    Nest nest;
-    int64_t end;
-    size_t index;
-  };
-  std::vector<std::array<Step, 3>> steps(arrays.size());
-  std::vector<Entry> ascending;
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    const Nest nest = NestOf(arrays[i], steps[i]);
-    ascending.push_back({nest, nest.end(), i});
-  }
-  std::ranges::sort(ascending, {}, [](const Entry& entry) { return entry.nest.begin; });
-  for (size_t i = 0; i < ascending.size(); ++i) {
-    for (size_t j = i + 1; j < ascending.size() && ascending[j].nest.begin < ascending[i].end; ++j) {
-      if (Overlap(ascending[i].nest, ascending[j].nest)) return std::pair{ascending[i].index, ascending[j].index};
-    }
-  }
-  return std::nullopt;
+  return OverlapSearch(arrays).Run();
 }
 
 }  // namespace ashlar::daemon

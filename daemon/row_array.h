@@ -35,8 +35,9 @@ struct RowArray {
 // overlapping.
 bool Overlap(const RowArray& a, const RowArray& b);
 
-// Two of the arrays that overlap, as indices; nothing when all are apart. Arrays whose ranges do not meet cost nothing
-// together.
+// Two of the arrays that overlap, as indices; nothing when all are apart. Takes n log n, however they interleave in
+// equal steps. Of arrays that interleave otherwise 16 n pairs are compared: where that does not do, the next counts as
+// an overlap.
 std::optional<std::pair<size_t, size_t>> FindOverlap(std::span<const RowArray> arrays);
 
 }  // namespace ashlar::daemon

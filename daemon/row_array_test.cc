@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <ctime>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -76,6 +79,91 @@ TEST_F(RowArrays, AnOverlapIsFoundAmongManyIfThereIsOne) {
   }
   EXPECT_GT(overlapping, 100);
   EXPECT_LT(overlapping, 1900);
+}
+
+// Steps of all sorts, equal ones and others, in ranges that meet, lie apart, or begin strides later.
+TEST_F(RowArrays, ManyAreSearchedAsTwoByTwo) {
+  SCOPED_TRACE(seed_);
+  int overlapping = 0;
+  constexpr int kRounds = 20000;
+  for (int round = 0; round < kRounds; ++round) {
+    const uint64_t row = Draw(1, 4), head = row * Draw(1, 4), token = head * Draw(1, 12), page = token * Draw(1, 12);
+    const uint64_t strides[] = {head, token, page, page + Draw(0, 3)};
+    std::vector<RowArray> arrays(Draw(2, 7));
+    for (RowArray& array : arrays) {
+      do {
+        array = {Draw(0, 3 * page), Draw(1, row), {}};
+        for (auto& dimension : array.dimensions) dimension = {strides[Draw(0, 3)], Draw(1, 3)};
+      } while (!array.Disjoint());
+    }
+    bool expected = false;
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) expected |= Overlap(arrays[i], arrays[j]);
+    }
+    const auto found = FindOverlap(arrays);
+    ASSERT_EQ(found.has_value(), expected) << round;
+    if (!found) continue;
+    ++overlapping;
+    ASSERT_NE(found->first, found->second);
+    ASSERT_TRUE(Overlap(arrays[found->first], arrays[found->second])) << round;
+  }
+  EXPECT_GT(overlapping, kRounds / 20);
+  EXPECT_LT(overlapping, kRounds * 19 / 20);
+}
+
+// All keys and values of each token side by side: every plane's range meets every other's.
+std::vector<RowArray> Interleaved(uint64_t planes) {
+  constexpr uint64_t kRow = 256, kHeads = 4, kTokens = 16, kPages = 1 << 12;
+  const uint64_t token = planes * kHeads * kRow, page = kTokens * token;
+  std::vector<RowArray> arrays;
+  for (uint64_t plane = 0; plane < planes; ++plane) {
+    // Heads of a plane side by side, or the planes' heads in turn.
+    const bool turns = plane % 2 == 1;
+    const uint64_t offset = (plane - (turns ? 1 : 0)) * kHeads * kRow + (turns ? kRow : 0);
+    arrays.push_back({offset, kRow, {{{page, kPages}, {token, kTokens}, {2 * kRow, kHeads}}}});
+  }
+  return arrays;
+}
+
+TEST_F(RowArrays, OfThousandsThatInterleaveOneOverlapIsFound) {
+  SCOPED_TRACE(seed_);
+  std::vector<RowArray> arrays = Interleaved(4096);
+  std::ranges::shuffle(arrays, random_);
+  ASSERT_EQ(FindOverlap(arrays), std::nullopt);
+  const size_t which = Draw(0, arrays.size() - 1);
+  arrays[which].offset += 4;
+  const auto found = FindOverlap(arrays);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_TRUE(found->first == which || found->second == which);
+  EXPECT_TRUE(Overlap(arrays[found->first], arrays[found->second]));
+}
+
+// A request is checked on a thread that others need, too.
+TEST_F(RowArrays, SixteenTimesAsManyTakeNotTheSquareOfThatLonger) {
+  const auto time = [](uint64_t planes) {
+    const std::vector<RowArray> arrays = Interleaved(planes);
+    int64_t least = INT64_MAX;
+    for (int run = 0; run < 3; ++run) {
+      timespec begin, end;
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+      EXPECT_EQ(FindOverlap(arrays), std::nullopt);
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+      least = std::min<int64_t>(least, (end.tv_sec - begin.tv_sec) * 1'000'000'000 + end.tv_nsec - begin.tv_nsec);
+    }
+    return least;
+  };
+  EXPECT_LT(time(8192), 80 * time(512));  // 256 times, were it the square
+}
+
+// Each steps by a little more than the one before: nothing but comparing tells them apart, and that has an end.
+TEST_F(RowArrays, ComparingTwoByTwoIsBounded) {
+  constexpr uint64_t kMany = 4096;
+  std::vector<RowArray> arrays;
+  for (uint64_t i = 0; i < kMany; ++i) {
+    arrays.push_back({i * 32, 4, {{{kMany * 64 + 8 * i, 2}, {0, 1}, {0, 1}}}});
+  }
+  EXPECT_EQ(FindOverlap(std::span(arrays).first(30)), std::nullopt);
+  EXPECT_TRUE(FindOverlap(arrays).has_value());
 }
 
 TEST_F(RowArrays, NoOverlapGoesUnnoticedHoweverThePlanesStep) {
