@@ -10,16 +10,18 @@
 namespace ashlar::storage {
 
 // Bytes that this process could take now without any process being killed for them: what the kernel estimates for the
-// machine, and what the process's cgroups (version 2) leave, whichever is less; UINT64_MAX where neither can be read.
-// `root` stands before the paths that are read.
+// machine, and what the process's cgroups (of either version) leave, whichever is less; UINT64_MAX where neither can be
+// read. `root` stands before the paths that are read.
 uint64_t AvailableMemory(const std::string& root = "");
 
 // Allocates the pages of the first `bytes` of a memfd, which has that size. They are zero, and touching them later
-// cannot fail. RESOURCE_EXHAUSTED when the machine does not have them and kKeptFree more: with the default overcommit
+// cannot fail. RESOURCE_EXHAUSTED when the machine does not have them and `keep_free` more: with the default overcommit
 // the kernel does not refuse the last page, it kills for it.
 inline constexpr uint64_t kKeptFree = uint64_t{256} << 20;
 struct ReserveOptions {
   void* advised = nullptr;           // unless null: a mapping of those bytes whose advice (huge pages) is heeded
+  uint64_t present_bytes = 0;        // that are there already
+  uint64_t keep_free = kKeptFree;    // at least kKeptFree
   std::vector<uint32_t> only_nodes;  // unless empty: the NUMA nodes that the memfd is bound to
 };
 absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& options = {});

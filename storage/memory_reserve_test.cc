@@ -56,6 +56,36 @@ TEST_F(Machine, EveryGroupAboveTheProcessCounts) {
   EXPECT_EQ(AvailableMemory(root_), 0u);
 }
 
+TEST_F(Machine, GroupsOfVersion1Count) {
+  Write("/proc/meminfo", "MemAvailable:   3000 kB\n");
+  Write("/proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/outer/inner\n0::/\n");
+  Write("/sys/fs/cgroup/memory/outer/inner/memory.limit_in_bytes", "9223372036854771712\n");
+  Write("/sys/fs/cgroup/memory/outer/inner/memory.usage_in_bytes", "500000\n");
+  EXPECT_EQ(AvailableMemory(root_), 3000u * 1024);
+  Write("/sys/fs/cgroup/memory/outer/memory.limit_in_bytes", "1000000\n");
+  Write("/sys/fs/cgroup/memory/outer/memory.usage_in_bytes", "900000\n");
+  EXPECT_EQ(AvailableMemory(root_), 100'000u);
+  Write("/sys/fs/cgroup/memory/outer/memory.stat",
+        "inactive_file 9\ntotal_inactive_file 200000\ntotal_active_file 1\n");
+  EXPECT_EQ(AvailableMemory(root_), 300'001u);
+}
+
+// What is there is not asked for again, and what others will need stays free.
+TEST(ReservePages, CountsWhatIsMissingAndLeavesWhatIsToStayFree) {
+  constexpr uint64_t kBytes = 1 << 20;
+  const int memfd = memfd_create("ashlar-test", MFD_CLOEXEC);
+  ASSERT_GE(memfd, 0);
+  const uint64_t available = AvailableMemory();
+  ASSERT_EQ(ftruncate(memfd, static_cast<off_t>(2 * available)), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(ReservePages(memfd, kBytes, {.keep_free = 2 * available})));
+  struct stat file;
+  ASSERT_EQ(fstat(memfd, &file), 0);
+  EXPECT_EQ(file.st_blocks, 0);
+  EXPECT_TRUE(ReservePages(memfd, kBytes, {.present_bytes = kBytes}).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(ReservePages(memfd, 2 * available, {.present_bytes = kBytes})));
+  close(memfd);
+}
+
 TEST(ReservePages, AllocatesThemOrSaysHowManyThereAre) {
   constexpr uint64_t kBytes = 1 << 20, kMost = uint64_t{1} << 45;
   const int memfd = memfd_create("ashlar-test", MFD_CLOEXEC);
