@@ -471,7 +471,8 @@ class Client {
                                   const CostModel& cost = {}, const PrefixUse& prefixes = {});
 
   // Registers a memfd of the engine's (sealed with F_SEAL_SHRINK, else INVALID_ARGUMENT). The descriptor stays the
-  // caller's; the client maps it too.
+  // caller's; the client maps it too. Touch the memory before, or call fallocate: pages that are not there the daemon
+  // takes out of what it has to spare, and refuses where that is not enough (RESOURCE_EXHAUSTED).
   absl::StatusOr<Region> RegisterRegion(int memfd, size_t bytes);
   // Memory that the daemon allocates for this engine. It outlives the session and the daemon, and is emptied when the
   // last copy of the Region goes: processes that were forked meanwhile then read zeros there.

@@ -78,7 +78,7 @@ absl::Status AdminService::Stats(v1::StatsReply* reply) const {
     for (TenantId tenant = 0; tenant < parts_.tenants.size(); ++tenant) {
       v1::TenantStats* out = reply->add_tenants();
       out->set_tenant(parts_.tenants[tenant]);
-      out->set_region_bytes(levels.region_bytes[tenant]);
+      out->set_region_bytes(levels.holdings[tenant].region_bytes);
       for (const auto& [tier, usages] : levels.tiers) {
         const storage::TierUsage& usage = usages[tenant];
         v1::TierStats* stats = out->add_tiers();

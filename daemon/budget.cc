@@ -1,4 +1,4 @@
-#include "daemon/region_budget.h"
+#include "daemon/budget.h"
 
 #include <utility>
 
@@ -7,26 +7,25 @@
 
 namespace ashlar::daemon {
 
-absl::StatusOr<RegionBudget::Charge> RegionBudget::TakeHere(const std::shared_ptr<RegionBudget>& budget,
-                                                            uint64_t bytes) {
+absl::StatusOr<Budget::Charge> Budget::TakeHere(const std::shared_ptr<Budget>& budget, uint64_t amount) {
   {
     std::lock_guard lock(budget->mutex_);
-    if (bytes > budget->limit_ - budget->taken_) {
+    if (amount > budget->limit_ - budget->taken_) {
       return absl::ResourceExhaustedError(
-          absl::StrCat(budget->owner_, " has at most ", budget->limit_, " bytes of regions"));
+          absl::StrCat(budget->owner_, " has at most ", budget->limit_, " ", budget->what_));
     }
-    budget->taken_ += bytes;
+    budget->taken_ += amount;
   }
-  return Charge(budget.get(), [budget, bytes](const void*) {
+  return Charge(budget.get(), [budget, amount](const void*) {
     std::lock_guard lock(budget->mutex_);
-    budget->taken_ -= bytes;
+    budget->taken_ -= amount;
   });
 }
 
-absl::StatusOr<RegionBudget::Charge> RegionBudget::Take(const std::shared_ptr<RegionBudget>& budget, uint64_t bytes) {
-  absl::StatusOr<Charge> here = TakeHere(budget, bytes);
+absl::StatusOr<Budget::Charge> Budget::Take(const std::shared_ptr<Budget>& budget, uint64_t amount) {
+  absl::StatusOr<Charge> here = TakeHere(budget, amount);
   if (!here.ok() || budget->within_ == nullptr) return here;
-  const absl::StatusOr<Charge> around = Take(budget->within_, bytes);
+  const absl::StatusOr<Charge> around = Take(budget->within_, amount);
   if (!around.ok()) return around;
   return std::make_shared<const std::pair<Charge, Charge>>(*std::move(here), *around);
 }

@@ -1,4 +1,5 @@
-// How much memory regions may hold: those of one session, and those of all sessions of a tenant.
+// How much of one thing (bytes of regions, regions, bytes of models) may be had: by one session, by all sessions of a
+// tenant.
 #pragma once
 
 #include <cstdint>
@@ -11,28 +12,30 @@
 namespace ashlar::daemon {
 
 // Thread-safe.
-class RegionBudget {
+class Budget {
  public:
-  // `owner` is named in refusals ("a session"). What is taken here is also taken from `within`, unless that is null.
-  RegionBudget(std::string owner, uint64_t limit, std::shared_ptr<RegionBudget> within = nullptr)
-      : owner_(std::move(owner)), limit_(limit), within_(std::move(within)) {}
+  // Refusals say that `owner` ("a session") has at most `limit` of `what` ("bytes of regions"). What is taken here is
+  // also taken from `within`, unless that is null.
+  Budget(std::string owner, std::string what, uint64_t limit, std::shared_ptr<Budget> within = nullptr)
+      : owner_(std::move(owner)), what_(std::move(what)), limit_(limit), within_(std::move(within)) {}
 
-  // Bytes that are taken until this goes.
+  // An amount that is taken until this goes.
   using Charge = std::shared_ptr<const void>;
   // RESOURCE_EXHAUSTED, and nothing is taken, beyond the limit of this budget or of one around it.
-  static absl::StatusOr<Charge> Take(const std::shared_ptr<RegionBudget>& budget, uint64_t bytes);
+  static absl::StatusOr<Charge> Take(const std::shared_ptr<Budget>& budget, uint64_t amount);
   // The same from this budget alone: what is charged around it already.
-  static absl::StatusOr<Charge> TakeHere(const std::shared_ptr<RegionBudget>& budget, uint64_t bytes);
+  static absl::StatusOr<Charge> TakeHere(const std::shared_ptr<Budget>& budget, uint64_t amount);
 
+  uint64_t limit() const { return limit_; }
   uint64_t taken() const {
     std::lock_guard lock(mutex_);
     return taken_;
   }
 
  private:
-  const std::string owner_;
+  const std::string owner_, what_;
   const uint64_t limit_;
-  const std::shared_ptr<RegionBudget> within_;
+  const std::shared_ptr<Budget> within_;
   mutable std::mutex mutex_;
   uint64_t taken_ = 0;  // guarded by mutex_; at most limit_
 };

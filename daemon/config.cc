@@ -35,6 +35,11 @@ constexpr uint64_t kMaxMemoryBytes = uint64_t{1} << 50;      // keeps every sum 
 constexpr uint64_t kMaxSeconds = 366 * 24 * 3600;
 constexpr uint32_t kMaxSessions = 65536;
 constexpr uint32_t kMostLeases = 1 << 24, kMostLeasedSegments = 1 << 28;  // some gigabytes a tenant
+constexpr uint32_t kDefaultRegions = 64;                                  // of a session
+constexpr uint32_t kRegionsForASession = 16;                              // that a tenant has for each of its sessions
+constexpr uint32_t kRegionsOfAll = 16384;  // by default: a quarter of the kernel's default limit on mappings
+constexpr uint32_t kMaxRegions = 1 << 24;
+constexpr uint64_t kDefaultModelBytes = uint64_t{256} << 20;
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxQueueDepth = 1 << 20;
 constexpr uint32_t kMaxGpu = 1023;
@@ -78,6 +83,7 @@ void FillDefaults(v1::Config* config) {
   v1::Sessions* sessions = config->mutable_sessions();
   if (sessions->max_sessions() == 0) sessions->set_max_sessions(256);
   if (sessions->region_bytes() == 0) sessions->set_region_bytes(kDefaultRegionBytes);
+  if (sessions->max_regions() == 0) sessions->set_max_regions(kDefaultRegions);
   v1::Workers* workers = config->mutable_workers();
   if (workers->threads() == 0) workers->set_threads(std::max(1u, std::thread::hardware_concurrency()));
   if (workers->queue_depth() == 0) workers->set_queue_depth(1024);
@@ -92,6 +98,11 @@ void FillDefaults(v1::Config* config) {
     if (tenant.landing_bytes() == 0) tenant.set_landing_bytes(kDefaultLandingBytes);
     if (tenant.max_leases() == 0) tenant.set_max_leases(leases->max_leases());
     if (tenant.max_leased_segments() == 0) tenant.set_max_leased_segments(leases->max_segments());
+    if (tenant.max_regions() == 0) {
+      const uint64_t wanted = uint64_t{kRegionsForASession} * tenant.max_sessions();
+      tenant.set_max_regions(static_cast<uint32_t>(std::min<uint64_t>(wanted, share_of(kRegionsOfAll))));
+    }
+    if (tenant.model_bytes() == 0) tenant.set_model_bytes(kDefaultModelBytes);
     tenant.mutable_public_floor();
     tenant.mutable_private_floor();
     if (tenant.prefix_bytes() == 0) {
@@ -264,6 +275,7 @@ absl::Status CheckBounds(const v1::Config& config) {
   if (config.drain_seconds() > kMaxSeconds) return Bad("drain_seconds: out of range");
   if (config.sessions().max_sessions() > kMaxSessions) return Bad("sessions.max_sessions: out of range");
   if (config.sessions().region_bytes() > kMaxMemoryBytes) return Bad("sessions.region_bytes: out of range");
+  if (config.sessions().max_regions() > kMaxRegions) return Bad("sessions.max_regions: out of range");
   for (int i = 0; i < config.tenants_size(); ++i) {
     if (config.tenants(i).region_bytes() > kSessionsOfATenant * kMaxMemoryBytes) {
       return Bad("tenants[", i, "].region_bytes: out of range");
@@ -278,6 +290,8 @@ absl::Status CheckBounds(const v1::Config& config) {
     if (config.tenants(i).max_leased_segments() > kMostLeasedSegments) {
       return Bad("tenants[", i, "].max_leased_segments: out of range");
     }
+    if (config.tenants(i).max_regions() > kMaxRegions) return Bad("tenants[", i, "].max_regions: out of range");
+    if (config.tenants(i).model_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].model_bytes: out of range");
     if (config.tenants(i).max_sessions() > config.sessions().max_sessions()) {
       return Bad("tenants[", i, "].max_sessions: more than sessions.max_sessions");
     }

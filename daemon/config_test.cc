@@ -39,6 +39,9 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.tenants(0).dram_bytes(), config.dram().capacity_bytes());
   EXPECT_EQ(config.tenants(0).region_bytes(), uint64_t{512} << 30);
   EXPECT_EQ(config.tenants(0).max_sessions(), 256u);
+  EXPECT_EQ(config.tenants(0).max_regions(), 16u * 256);
+  EXPECT_EQ(config.tenants(0).model_bytes(), 256u << 20);
+  EXPECT_EQ(config.sessions().max_regions(), 64u);
   EXPECT_EQ(config.leases().unused_seconds(), 60u);
   EXPECT_EQ(config.drain_seconds(), 10u);
   EXPECT_EQ(config.leases().reservation_seconds(), 60u);
@@ -89,12 +92,13 @@ tenants:
   - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB, max_sessions: 2, hbm_bytes: 1MiB,
      ssd_bytes: 7GiB, ttl_seconds: 60, public_floor: {dram_bytes: 1MiB, ssd_bytes: 4GiB},
      private_floor: {hbm_bytes: 1MiB, ssd_bytes: 3GiB}, prefix_bytes: 2GiB, max_landings: 7, landing_bytes: 64MiB,
-     max_leases: 100, max_leased_segments: 200}
+     max_leases: 100, max_leased_segments: 200, max_regions: 11,
+     model_bytes: 3MiB}
   - {name: green-2, uids: [1002], dram_bytes: 512 MiB, hbm_bytes: 1MiB}
 hbm: {capacity_bytes: 2MiB, arena_bytes: 1MiB}
 ssd: {folder: /d, capacity_bytes: 8GiB, admission: tinylfu, threads: 3, queue_depth: 5}
 leases: {unused_seconds: 5, reservation_seconds: 7, max_leases: 1000, max_segments: 2000}
-sessions: {max_sessions: 3, region_bytes: 1TiB}
+sessions: {max_sessions: 3, region_bytes: 1TiB, max_regions: 7}
 workers: {threads: 2, queue_depth: 9, landings_per_session: 3}
 log: {level: warning, format: json}
 )",
@@ -110,6 +114,10 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.tenants(1).region_bytes(), uint64_t{8} << 40);
   EXPECT_EQ(config.tenants(0).max_sessions(), 2u);
   EXPECT_EQ(config.tenants(1).max_sessions(), 1u) << "half of three";
+  EXPECT_EQ(config.tenants(0).max_regions(), 11u);
+  EXPECT_EQ(config.tenants(1).max_regions(), 16u);
+  EXPECT_EQ(config.tenants(0).model_bytes(), 3u << 20);
+  EXPECT_EQ(config.sessions().max_regions(), 7u);
   EXPECT_EQ(config.tenants(1).name(), "green-2");
   EXPECT_EQ(config.tenants(1).dram_bytes(), 512u << 20);
   EXPECT_EQ(config.leases().reservation_seconds(), 7u);
@@ -270,6 +278,14 @@ INSTANTIATE_TEST_SUITE_P(
                  "sessions.max_sessions: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {region_bytes: 2000000TiB}",
                  "sessions.region_bytes: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {max_regions: 20000000}",
+                 "sessions.max_regions: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\n"
+                 "tenants: [{name: a, uids: [1], dram_bytes: 64MiB, max_regions: 20000000}]",
+                 "tenants[0].max_regions: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\n"
+                 "tenants: [{name: a, uids: [1], dram_bytes: 64MiB, model_bytes: 2000000TiB}]",
+                 "tenants[0].model_bytes: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\n"
                  "tenants: [{name: a, uids: [1], dram_bytes: 64MiB, region_bytes: 9000TiB}]",
                  "tenants[0].region_bytes: out of range"},

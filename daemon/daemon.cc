@@ -19,6 +19,7 @@
 #include "daemon/event_loop.h"
 #include "daemon/hosted_memory.h"
 #include "daemon/log.h"
+#include "daemon/mappings.h"
 #include "daemon/metrics.h"
 #include "daemon/model_registry.h"
 #include "daemon/open_files.h"
@@ -102,11 +103,16 @@ size_t ShareOf(size_t bound, const v1::Config& config) {
 std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
   std::map<uid_t, TenantUser> users;
   for (int i = 0; i < config.tenants_size(); ++i) {
-    const auto regions = std::make_shared<RegionBudget>("a tenant", config.tenants(i).region_bytes());
-    for (uint32_t uid : config.tenants(i).uids()) {
-      users[uid] = {static_cast<storage::TenantId>(i), config.tenants(i).name(), regions,
-                    config.tenants(i).max_sessions()};
-    }
+    const v1::Tenant& tenant = config.tenants(i);
+    const TenantUser user = {
+        .id = static_cast<storage::TenantId>(i),
+        .name = tenant.name(),
+        .regions = {std::make_shared<Budget>("a tenant", "bytes of regions", tenant.region_bytes()),
+                    std::make_shared<Budget>("a tenant", "regions", tenant.max_regions())},
+        .models = std::make_shared<Budget>("a tenant", "bytes of models", tenant.model_bytes()),
+        .max_sessions = tenant.max_sessions(),
+        .unsent = std::make_shared<std::atomic<uint64_t>>(0)};
+    for (uint32_t uid : tenant.uids()) users[uid] = user;
   }
   return users;
 }
@@ -135,6 +141,7 @@ struct Daemon::Impl {
                  tiers->top(),
                  TenantsByUid(config),
                  config.sessions().region_bytes(),
+                 config.sessions().max_regions(),
                  gpu == nullptr ? nullptr : &gpu->gpu()},
         engine_service(cache, metrics, loop, table, models),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
@@ -165,8 +172,15 @@ struct Daemon::Impl {
     levels.writing_behind = stats.unsaved.writing;
     levels.unsaved_objects = stats.unsaved.objects;
     levels.unsaved_bytes = stats.unsaved.bytes;
-    levels.region_bytes.resize(tenants);
-    for (const auto& [uid, user] : services.tenant_of_uid) levels.region_bytes[user.id] = user.regions->taken();
+    levels.holdings.resize(tenants);
+    for (const auto& [uid, user] : services.tenant_of_uid) {
+      levels.holdings[user.id] = {.region_bytes = user.regions.bytes->taken(),
+                                  .regions = user.regions.number->taken(),
+                                  .max_regions = user.regions.number->limit(),
+                                  .model_bytes = user.models->taken(),
+                                  .max_model_bytes = user.models->limit(),
+                                  .unsent_descriptors = *user.unsent};
+    }
     for (int i = 0; i < tenants; ++i) {
       levels.pages.push_back(engine_service.PageLevels(static_cast<storage::TenantId>(i)));
       levels.prefixes.push_back(cache.prefix_stats(static_cast<storage::TenantId>(i)));
@@ -178,6 +192,18 @@ struct Daemon::Impl {
     levels.metadata_queue_rejections = loop.rejected();
     levels.worker_queue_rejections = workers.rejected();
     return levels;
+  }
+
+  // What others look at, on other threads.
+  void Watch() {
+    const Levels levels = Measure();
+    metrics.Set(levels);
+    uint64_t to_come = 0;
+    for (const auto& [kind, usages] : levels.tiers) {
+      if (kind == TierKind::kSsd || (kind == TierKind::kHbm && tiers->hbm()->gpu() != nullptr)) continue;
+      for (const storage::TierUsage& usage : usages) to_come += usage.capacity_bytes - usage.held_bytes;
+    }
+    services.memory_to_come = to_come;
   }
 
   // Any thread, while all servers are there.
@@ -229,6 +255,7 @@ struct Daemon::Impl {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) {
   if (absl::Status status = RaiseOpenFilesLimit(config); !status.ok()) return status;
+  if (absl::Status status = CheckMappings(config); !status.ok()) return status;
   auto loops = std::make_unique<Loops>(config.workers().queue_depth(), config.tenants_size());
   absl::StatusOr<std::unique_ptr<storage::GpuLane>> gpu = OpenGpu(config);
   if (!gpu.ok()) return gpu.status();
@@ -241,10 +268,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
   parts.loop.Every(kSecond, [&parts](storage::Slice& slice) { return parts.cache.Tick(slice); });
   parts.loop.Every(kSecond / 5, [&parts] {
-    parts.metrics.Set(parts.Measure());
+    parts.Watch();
     parts.metrics.TurnsTaken(parts.loop.TakeTurnTimes());
   });
-  parts.loop.PostCompletion(storage::kNoTenant, [&parts] { parts.metrics.Set(parts.Measure()); });
+  parts.Watch();
   parts.mappings.Every(kSweepHosted, [&parts] { parts.hosted.Sweep(); });
   parts.loop.Start();
   parts.mappings.Start();

@@ -167,7 +167,11 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
     reply->mutable_outcomes()->Resize(count, static_cast<uint32_t>(outcome));
   };
   const auto commit = std::make_shared<storage::PrefixCommit>(*std::move(read));
-  if (!Locate(request, *states, *span, (*session)->FindPages(request.pages_id()), *model, *commit)) {
+  const auto pages = (*session)->FindPages(request.pages_id());
+  if (pages != nullptr) {
+    if (absl::Status whole = pages->region()->CheckWhole("pages_id"); !whole.ok()) return done(whole);
+  }
+  if (!Locate(request, *states, *span, pages, *model, *commit)) {
     answer_all(CommitOutcome::kBadSource);
     return done(absl::OkStatus());
   }

@@ -53,6 +53,9 @@ absl::Status EngineService::Landing::Read(const Request& request, const Session&
   lease = *read;
   pages = session.FindPages(request.pages_id());
   if (pages == nullptr && needs_pages) return Bad("pages_id: unknown handle ", request.pages_id());
+  if (pages != nullptr) {
+    if (absl::Status whole = pages->region()->CheckWhole("pages_id"); !whole.ok()) return whole;
+  }
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
     return Bad("page_table: more than ", limits::kMaxPromptTokens);
   }

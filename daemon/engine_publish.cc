@@ -71,6 +71,10 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
     if (absl::Status status = sources.tensors.Add(part, i, object.parts(i), session); !status.ok()) return status;
   }
   sources.pages = session.FindPages(object.pages_id());
+  if (sources.pages != nullptr) {
+    const absl::Status whole = sources.pages->region()->CheckWhole(absl::StrCat(field, ".pages_id"));
+    if (!whole.ok()) return whole;
+  }
   if (static_cast<uint64_t>(object.page_table_size()) > limits::kMaxPromptTokens) {
     return Bad(field, ".page_table: more than ", limits::kMaxPromptTokens);
   }

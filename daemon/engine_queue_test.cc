@@ -136,7 +136,9 @@ TEST_F(BoundedQueueTest, AFullQueueIsDataForCallsThatUseTheEnginesMemory) {
   EXPECT_EQ(published.outcomes_size(), 2);
 
   constexpr size_t kBytes = 1 << 20;
-  const uint64_t region = *session_->AddRegion(*Region::Register(MakeMemfd(kBytes, F_SEAL_SHRINK), kBytes));
+  const std::shared_ptr<Region> memory = *Region::Register(MakeMemfd(kBytes, F_SEAL_SHRINK), kBytes);
+  ASSERT_TRUE(memory->TakePages(0).ok());
+  const uint64_t region = *session_->AddRegion(memory);
   auto linear = std::make_shared<Model>();  // without attention, and so without pages
   linear->layout = SmallLayout();
   linear->layout.layers.pop_back();

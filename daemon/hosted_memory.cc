@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/region.h"
 #include "storage/memory_reserve.h"
 
 namespace ashlar::daemon {
@@ -44,7 +45,7 @@ absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64
   if (BlocksOf(owner.tenant) >= owner.max_blocks) {
     return absl::ResourceExhaustedError(absl::StrCat("a tenant has at most ", owner.max_blocks, " hosted regions"));
   }
-  absl::StatusOr<RegionBudget::Charge> charge = RegionBudget::Take(owner.budget, bytes);
+  absl::StatusOr<Budget::Charge> charge = Budget::Take(owner.budget, ChargedFor(bytes));
   if (!charge.ok()) return charge.status();
   const UniqueFd made(memfd_create("ashlar-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!made.valid() || ftruncate(made.get(), static_cast<off_t>(bytes)) != 0 ||

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "daemon/region_budget.h"
+#include "daemon/budget.h"
 #include "daemon/unique_fd.h"
 #include "storage/tier/tier.h"
 
@@ -59,7 +59,7 @@ class HostedMemory {
   static constexpr uint64_t kBlocksPerSession = 4;
   struct Owner {
     storage::TenantId tenant = 0;
-    std::shared_ptr<RegionBudget> budget;  // what is charged
+    std::shared_ptr<Budget> budget;  // what is charged
     uint64_t max_blocks = 0;
   };
   // Makes a memfd of `bytes`, sealed against shrinking and growing, with all its pages. RESOURCE_EXHAUSTED where the
@@ -85,7 +85,7 @@ class HostedMemory {
     storage::TenantId tenant = 0;
     uint64_t bytes = 0;
     int uses = 0;
-    RegionBudget::Charge charge;
+    Budget::Charge charge;
   };
   uint64_t BlocksOf(storage::TenantId tenant);
   void Leave(BlockId block);

@@ -12,6 +12,7 @@
 #include "daemon/config.h"
 #include "daemon/daemon.h"
 #include "daemon/log.h"
+#include "daemon/mappings.h"
 
 namespace {
 
@@ -83,6 +84,7 @@ int Serve(const ashlar::v1::Config& config) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  ashlar::daemon::BoundAllocatorMappings();
   Arguments arguments;
   if (!Parse(argc, argv, &arguments)) return kExitBadConfig;
   if (arguments.help) {

@@ -95,7 +95,6 @@ struct Metrics::Impl {
       landed_bytes.push_back(&landed_family.Add(labels));
       checksum_failures.push_back(&checksum_family.Add(labels));
       memory_refusals.push_back(&memory_family.Add(labels));
-      region_bytes.push_back(&region_family.Add(labels));
       const auto gauge = [&](const char* state) { return &page_family.Add({{"tenant", tenant}, {"state", state}}); };
       pages.push_back({gauge("free"), gauge("idle"), gauge("shared"), gauge("own")});
       shared_segments.push_back(&segment_family.Add(labels));
@@ -199,8 +198,7 @@ struct Metrics::Impl {
       GaugeFamily("ashlar_tier_held_bytes", "Bytes in arenas, used or not"), tenants, {"tier"}};
   Children<Gauge, TierKind> capacity{
       GaugeFamily("ashlar_tier_capacity_bytes", "The tenant's budget"), tenants, {"tier"}};
-  Family<Gauge>& region_family = GaugeFamily("ashlar_region_bytes", "Regions of the tenant's sessions");
-  std::vector<Gauge*> region_bytes;
+  HoldingsMetrics holdings{*registry, tenants};
 
   Family<Gauge>& page_family = GaugeFamily("ashlar_pages", "Pages that the daemon allocates, by state");
   Family<Gauge>& segment_family = GaugeFamily("ashlar_shared_segments", "Segments that stand in such pages");
@@ -406,9 +404,7 @@ void Metrics::Set(const Levels& levels) {
       impl_->capacity.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].capacity_bytes));
     }
   }
-  for (size_t i = 0; i < levels.region_bytes.size(); ++i) {
-    impl_->region_bytes.at(i)->Set(static_cast<double>(levels.region_bytes[i]));
-  }
+  impl_->holdings.Set(levels.holdings);
   for (size_t i = 0; i < levels.pages.size(); ++i) {
     const storage::PagePool::Levels& pages = levels.pages[i];
     const Impl::PageGauges& gauges = impl_->pages.at(i);

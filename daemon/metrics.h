@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "daemon/event_loop.h"
+#include "daemon/holdings.h"
 #include "storage/observer.h"
 #include "storage/page_pool.h"
 #include "storage/prefixes.h"
@@ -50,7 +51,7 @@ struct Levels {
   uint64_t sessions = 0;
   bool draining = false, writing_behind = false;
   uint64_t unsaved_objects = 0, unsaved_bytes = 0;                      // that memory has alone
-  std::vector<uint64_t> region_bytes;                                   // by tenant
+  std::vector<Holdings> holdings;                                       // by tenant
   std::vector<storage::PagePool::Levels> pages;                         // by tenant
   std::vector<storage::Prefixes::Stats> prefixes;                       // by tenant
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait

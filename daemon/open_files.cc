@@ -8,6 +8,7 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/hosted_memory.h"
 #include "daemon/rpc_listener.h"
+#include "daemon/unread_descriptors.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -22,6 +23,8 @@ constexpr uint64_t kPerUserAndSession = RpcListener::kOfASession * RpcListener::
 uint64_t OpenFilesNeeded(const v1::Config& config) {
   uint64_t arenas = 0;
   uint64_t hosted = 0;
+  uint64_t regions = 0;  // each keeps its memfd
+  uint64_t unread = 0;   // sockets of ended sessions; also as many as may be on their way
   uint64_t users = 0;
   for (const v1::Tenant& tenant : config.tenants()) {
     arenas += (tenant.dram_bytes() + config.dram().arena_bytes() - 1) / config.dram().arena_bytes();
@@ -30,8 +33,11 @@ uint64_t OpenFilesNeeded(const v1::Config& config) {
     }
     users += tenant.uids_size();
     hosted += HostedMemory::kBlocksPerSession * tenant.max_sessions();
+    regions += tenant.max_regions();
+    unread += UnreadDescriptors::kOfASession * tenant.max_sessions();
   }
-  return arenas + hosted + (kPerSession + kPerUserAndSession * users) * config.sessions().max_sessions() + kOwn;
+  return arenas + hosted + regions + unread +
+         (kPerSession + kPerUserAndSession * users) * config.sessions().max_sessions() + kOwn;
 }
 
 absl::Status RaiseOpenFilesLimit(const v1::Config& config) {
@@ -41,7 +47,7 @@ absl::Status RaiseOpenFilesLimit(const v1::Config& config) {
   if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < needed) {
     return absl::FailedPreconditionError(
         absl::StrCat("open files: ", needed, " may be needed, the hard limit (RLIMIT_NOFILE) is ", limit.rlim_max,
-                     ": raise it, enlarge dram.arena_bytes, or lower sessions.max_sessions"));
+                     ": raise it, enlarge dram.arena_bytes, or lower sessions.max_sessions or tenants[].max_regions"));
   }
   limit.rlim_cur = limit.rlim_max;
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::ErrnoToStatus(errno, "setrlimit(RLIMIT_NOFILE)");

@@ -52,6 +52,11 @@ TEST(OpenFiles, ArenasOfAllTenantsAndSessionsCount) {
   hbm.mutable_hbm()->set_arena_bytes(kArena);
   hbm.mutable_tenants(0)->set_hbm_bytes(7 * kArena - 1);
   EXPECT_EQ(OpenFilesNeeded(hbm), none + 1007);
+  v1::Config regions = ConfigOf(0, 0);
+  regions.mutable_tenants(1)->set_max_regions(30);
+  EXPECT_EQ(OpenFilesNeeded(regions), none + 30);
+  regions.mutable_tenants(1)->set_max_sessions(5);
+  EXPECT_GE(OpenFilesNeeded(regions), none + 30 + 2 * 5) << "descriptors that may be on their way";
 }
 
 TEST(OpenFiles, TheSoftLimitRisesAsFarAsItMay) {

@@ -6,12 +6,20 @@
 #include <sys/stat.h>
 #include <sys/statfs.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "storage/memory_reserve.h"
 
 namespace ashlar::daemon {
+namespace {
+
+constexpr uint64_t kBlock = 512;  // what st_blocks counts
+
+}  // namespace
+
 absl::StatusOr<std::shared_ptr<Region>> Region::Map(int fd, uint64_t bytes) {
   void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (mapped == MAP_FAILED) return absl::ErrnoToStatus(errno, "cannot map the region");
@@ -39,10 +47,40 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, 
         absl::StrCat("register_region.bytes: the memfd has only ", file.st_size, " bytes"));
   }
   absl::StatusOr<std::shared_ptr<Region>> region = Map(memfd.get(), bytes);
-  if (!region.ok() && absl::IsPermissionDenied(region.status())) {
+  if (region.ok()) {
+    (*region)->memfd_ = UniqueFd(fcntl(memfd.get(), F_DUPFD_CLOEXEC, 0));
+    if ((*region)->memfd_.valid()) return region;
+    return absl::ResourceExhaustedError("register_region.descriptor: the daemon has no descriptor left");
+  }
+  if (absl::IsPermissionDenied(region.status())) {
     return absl::InvalidArgumentError("register_region.descriptor: cannot be mapped for writing");
   }
-  return region;
+  return absl::ResourceExhaustedError(absl::StrCat("register_region.bytes: ", region.status().message()));
+}
+
+Region::Extent Region::Measure() const {
+  struct stat file;
+  if (!memfd_.valid() || fstat(memfd_.get(), &file) != 0) return {.file_bytes = size_};
+  const auto bytes = static_cast<uint64_t>(file.st_size), there = static_cast<uint64_t>(file.st_blocks) * kBlock;
+  return {.file_bytes = bytes, .missing_bytes = bytes - std::min(bytes, there)};
+}
+
+absl::Status Region::TakePages(uint64_t keep_free) const {
+  const auto [bytes, missing] = Measure();
+  const absl::Status taken =
+      storage::ReservePages(memfd_.get(), bytes, {.present_bytes = bytes - missing, .keep_free = keep_free});
+  if (taken.ok()) return taken;
+  return absl::ResourceExhaustedError(absl::StrCat("register_region.bytes: ", missing,
+                                                   " bytes of the memfd have no pages, which the engine can give it "
+                                                   "(touch it, or fallocate) at its own charge; of the daemon's: ",
+                                                   taken.message()));
+}
+
+absl::Status Region::CheckWhole(absl::string_view field) const {
+  const uint64_t missing = Measure().missing_bytes;
+  if (missing == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, ": ", missing, " bytes of the region were freed, or its memfd grew, since it was registered"));
 }
 
 absl::StatusOr<std::shared_ptr<Region>> Region::Import(const kernels::Gpu& gpu, const UniqueFd& descriptor,
@@ -75,6 +113,7 @@ std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, storage::TenantId tenan
 Region::~Region() {
   if (arena_ == nullptr) munmap(data_, size_);
   arena_ = nullptr;
+  memfd_.Reset();
   kept_ = nullptr;
   if (gone_) gone_();
 }

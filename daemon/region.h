@@ -2,17 +2,31 @@
 // memory of a GPU.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/budget.h"
 #include "daemon/event_loop.h"
 #include "daemon/unique_fd.h"
 #include "kernels/gpu.h"
 
 namespace ashlar::daemon {
+
+// What regions are charged to. Each is one mapping and one descriptor of the daemon's, whatever its size, and so counts
+// as kLeastRegionBytes at least.
+struct RegionBudgets {
+  std::shared_ptr<Budget> bytes, number;
+};
+inline constexpr uint64_t kLeastRegionBytes = uint64_t{64} << 10;
+inline uint64_t ChargedFor(uint64_t region_bytes) {
+  return std::max(region_bytes, kLeastRegionBytes);
+}
 
 // A mapping for reading and writing. Whoever reads or writes it holds a shared_ptr; it is unmapped with the last one.
 class Region {
@@ -21,6 +35,21 @@ class Region {
   // at least that size, writable, on ordinary pages and sealed with F_SEAL_SHRINK: a file that could shrink under the
   // daemon would kill it with SIGBUS.
   static absl::StatusOr<std::shared_ptr<Region>> Register(const UniqueFd& memfd, uint64_t bytes);
+
+  // The daemon never touches a page that is not there: it would be allocated at its charge, and the kernel kills where
+  // there is no memory for it. So a memfd gets its pages before it is used, and what the engine frees of them later is
+  // noticed before the next use.
+  //
+  // Of the whole memfd, for holes are counted, not found.
+  struct Extent {
+    uint64_t file_bytes = 0, missing_bytes = 0;
+  };
+  Extent Measure() const;  // a GPU's has all
+  // Takes the pages that are missing, where the machine has them and `keep_free` more. RESOURCE_EXHAUSTED, naming the
+  // field of RegisterRegion, where it has not. Many gigabytes take seconds.
+  absl::Status TakePages(uint64_t keep_free) const;
+  // INVALID_ARGUMENT, naming `field`, where pages are missing. A system call.
+  absl::Status CheckWhole(absl::string_view field) const;
 
   // Maps an allocation on the GPU, which has just `bytes`; RESOURCE_EXHAUSTED where the GPU has no room for the
   // mapping, INVALID_ARGUMENT where the descriptor is none of such an allocation.
@@ -63,6 +92,7 @@ class Region {
 
   std::byte* const data_;
   const uint64_t size_;
+  UniqueFd memfd_;
   std::unique_ptr<kernels::ArenaMemory> arena_;  // of a GPU; null: a mapping
   uint64_t block_ = 0;
   std::shared_ptr<const void> kept_;

@@ -7,10 +7,6 @@
 namespace ashlar::daemon {
 namespace {
 
-absl::Status TooMany(absl::string_view what, uint64_t limit) {
-  return absl::ResourceExhaustedError(absl::StrCat("a session has at most ", limit, " ", what));
-}
-
 absl::Status Ended() {
   return absl::UnauthenticatedError("session: it has ended");
 }
@@ -26,7 +22,6 @@ typename Map::mapped_type FindIn(const Map& map, uint64_t handle) {
 absl::StatusOr<uint64_t> Session::AddRegion(std::shared_ptr<Region> region) {
   std::lock_guard lock(mutex_);
   if (cleared_) return Ended();
-  if (regions_.size() >= kMaxRegions) return TooMany("regions", kMaxRegions);
   regions_.emplace(next_handle_, std::move(region));
   return next_handle_++;
 }
@@ -34,7 +29,9 @@ absl::StatusOr<uint64_t> Session::AddRegion(std::shared_ptr<Region> region) {
 absl::StatusOr<uint64_t> Session::AddModel(std::shared_ptr<const Model> model) {
   std::lock_guard lock(mutex_);
   if (cleared_) return Ended();
-  if (models_.size() >= kMaxModels) return TooMany("models", kMaxModels);
+  if (models_.size() >= kMaxModels) {
+    return absl::ResourceExhaustedError(absl::StrCat("model: a session has at most ", kMaxModels));
+  }
   models_.emplace(next_handle_, OpenModel{std::move(model)});
   return next_handle_++;
 }

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "daemon/budget.h"
 #include "daemon/landing_ledger.h"
 #include "daemon/pages.h"
 #include "daemon/region.h"
-#include "daemon/region_budget.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
@@ -29,18 +29,18 @@ class Session {
     std::string tenant_name;
     pid_t pid = 0;
     uid_t uid = 0;
-    std::string client;                     // as it calls itself
-    std::shared_ptr<RegionBudget> regions;  // what its regions are charged to
+    std::string client;              // as it calls itself
+    RegionBudgets regions;           // what its regions are charged to
+    std::shared_ptr<Budget> models;  // and its models
   };
 
-  static constexpr size_t kMaxRegions = 1024;
   static constexpr size_t kMaxModels = 64;
 
   explicit Session(Description description) : about_(std::move(description)) {}
 
   const Description& about() const { return about_; }
 
-  // Thread-safe. Handles are never used twice. RESOURCE_EXHAUSTED beyond the bounds above; Find… is null for a handle
+  // Thread-safe. Handles are never used twice. RESOURCE_EXHAUSTED beyond the bound above; Find… is null for a handle
   // that is unknown or gone.
   absl::StatusOr<uint64_t> AddRegion(std::shared_ptr<Region> region);
   absl::StatusOr<uint64_t> AddModel(std::shared_ptr<const Model> model);

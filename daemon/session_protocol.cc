@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/session.pb.h"
 #include "proto/limits.h"
+#include "storage/memory_reserve.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -33,6 +34,13 @@ SessionProtocol::Reply Error(const absl::Status& status) {
   return Encode(ErrorReply(status));
 }
 
+// Hands a descriptor over. Where it cannot be sent now, the peer is told to try again.
+SessionProtocol::Reply With(UniqueFd descriptor, SessionProtocol::Reply reply) {
+  reply.descriptor = std::move(descriptor);
+  reply.otherwise = Error;
+  return reply;
+}
+
 SessionProtocol::Reply RegionReply(uint64_t handle, uint64_t gpu_bytes = 0) {
   v1::SessionReply message;
   message.mutable_region()->set_region(handle);
@@ -49,7 +57,7 @@ absl::StatusOr<T> InField(absl::string_view field, absl::StatusOr<T> result) {
 // What a region holds of others, in the order in which it lets go.
 struct Holding {
   std::unique_ptr<HostedMemory::Use> hosted;  // null: the engine's own memory
-  RegionBudget::Charge charge;
+  Budget::Charge number, bytes;
 };
 
 // A region as a session keeps it.
@@ -72,6 +80,25 @@ absl::Status NoGpu(absl::string_view field) {
 // Nothing is copied between the two memories but whole objects, between tiers.
 absl::Status OnlyOnGpu(absl::string_view field) {
   return absl::FailedPreconditionError(absl::StrCat(field, ": the hbm tier lies on the GPU, and so must regions"));
+}
+
+// Gives a session the engine's own memory.
+void AddRegion(Session& session, std::shared_ptr<Region> region, const SessionProtocol::Respond& respond) {
+  const auto handle = session.AddRegion(std::move(region));
+  respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
+}
+
+// Regions that a session is given. The same, unless the peer never hears of it: then it ends.
+SessionProtocol::Reply GivenRegion(HostedMemory& hosted, std::shared_ptr<Session> session, uint64_t handle,
+                                   UniqueFd descriptor, uint64_t gpu_bytes = 0) {
+  SessionProtocol::Reply reply = With(std::move(descriptor), RegionReply(handle, gpu_bytes));
+  reply.otherwise = [&hosted, session = std::move(session), handle](const absl::Status& why) {
+    if (const std::shared_ptr<Region> region = session->RemoveRegion(handle); region != nullptr) {
+      region->WhenGone([&hosted, block = region->block()] { hosted.Drop(block); });
+    }
+    return Error(why);
+  };
+  return reply;
 }
 
 storage::SessionId NextSessionId() {
@@ -142,7 +169,10 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   about.pid = peer_.pid;
   about.uid = peer_.uid;
   about.client = hello.client();
-  about.regions = std::make_shared<RegionBudget>("a session", services_.region_bytes, tenant_.regions);
+  about.regions = {
+      std::make_shared<Budget>("a session", "bytes of regions", services_.region_bytes, tenant_.regions.bytes),
+      std::make_shared<Budget>("a session", "regions", services_.max_regions, tenant_.regions.number)};
+  about.models = tenant_.models;
   auto session = std::make_shared<Session>(std::move(about));
 
   v1::SessionReply welcome;
@@ -152,50 +182,63 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   welcome.mutable_welcome()->set_extent_bytes(limits::kExtentBytes);
   welcome.mutable_welcome()->set_run(services_.table.run());
   const absl::Status opening = services_.table.Open(session, [respond, welcome] {
-    Reply reply = Encode(welcome);
-    reply.descriptor = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
-    if (!reply.descriptor.valid()) return respond(Goodbye(absl::ErrnoToStatus(errno, "cannot show this process")));
+    UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+    if (!process.valid()) return respond(Goodbye(absl::ErrnoToStatus(errno, "cannot show this process")));
+    Reply reply = With(std::move(process), Encode(welcome));
+    reply.otherwise = Goodbye;
     respond(std::move(reply));
   });
   if (!opening.ok()) return respond(Goodbye(opening));
   session_ = std::move(session);
 }
 
-void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, const Respond& respond) {
+void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, Respond respond) {
   if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
   if (services_.tier.gpu() != nullptr) return respond(Error(OnlyOnGpu("register_region.on_gpu")));
-  auto region = Region::Register(descriptors[0], bytes);
-  if (!region.ok()) return respond(Error(region.status()));
+  const RegionBudgets& budgets = session_->about().regions;
+  auto number = InField("register_region.descriptor", Budget::Take(budgets.number, 1));
+  if (!number.ok()) return respond(Error(number.status()));
+  auto mapped = Region::Register(descriptors[0], bytes);
+  if (!mapped.ok()) return respond(Error(mapped.status()));
   // Memory of the daemon's making is charged to the tenant as long as anybody holds it.
-  Holding holding{.hosted = services_.hosted.Find(session_->about().tenant, descriptors[0])};
-  const std::shared_ptr<RegionBudget>& budget = session_->about().regions;
-  auto charge = InField("register_region.bytes", holding.hosted != nullptr
-                                                     ? RegionBudget::TakeHere(budget, holding.hosted->bytes())
-                                                     : RegionBudget::Take(budget, bytes));
+  Holding holding{.hosted = services_.hosted.Find(session_->about().tenant, descriptors[0]),
+                  .number = *std::move(number)};
+  const auto [file_bytes, missing_bytes] = (*mapped)->Measure();
+  const uint64_t charged = ChargedFor(missing_bytes > 0 ? std::max(bytes, file_bytes) : bytes);
+  auto charge = InField("register_region.bytes", holding.hosted != nullptr ? Budget::TakeHere(budgets.bytes, charged)
+                                                                           : Budget::Take(budgets.bytes, charged));
   if (!charge.ok()) return respond(Error(charge.status()));
-  holding.charge = *std::move(charge);
-  const auto handle = session_->AddRegion(Kept(*std::move(region), std::move(holding), *session_, services_.mappings));
-  respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
+  holding.bytes = *std::move(charge);
+  std::shared_ptr<Region> region = Kept(*std::move(mapped), std::move(holding), *session_, services_.mappings);
+  if (missing_bytes == 0) return AddRegion(*session_, std::move(region), respond);
+  // As for hosted memory.
+  const bool posted = services_.mappings.Post(tenant_.id, [&services = services_, session = session_, region, respond] {
+    const absl::Status taken = region->TakePages(storage::kKeptFree + services.memory_to_come);
+    taken.ok() ? AddRegion(*session, region, respond) : respond(Error(taken));
+  });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many wait for pages")));
 }
 
 void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
   if (services_.tier.gpu() != nullptr) return respond(Error(OnlyOnGpu("host_region.on_gpu")));
-  auto charge = InField("host_region.bytes", RegionBudget::TakeHere(session_->about().regions, bytes));
+  const RegionBudgets& budgets = session_->about().regions;
+  auto number = InField("host_region", Budget::Take(budgets.number, 1));
+  if (!number.ok()) return respond(Error(number.status()));
+  auto charge = InField("host_region.bytes", Budget::TakeHere(budgets.bytes, ChargedFor(bytes)));
   if (!charge.ok()) return respond(Error(charge.status()));
   // Reserving much memory takes long; meanwhile this thread has to notice deaths.
-  const HostedMemory::Owner owner{tenant_.id, tenant_.regions, HostedMemory::kBlocksPerSession * tenant_.max_sessions};
+  const HostedMemory::Owner owner{tenant_.id, tenant_.regions.bytes,
+                                  HostedMemory::kBlocksPerSession * tenant_.max_sessions};
   const bool posted = services_.mappings.Post(tenant_.id, [&services = services_, session = session_, owner, bytes,
-                                                           charge = *charge, respond] {
+                                                           number = *number, charge = *charge, respond] {
     auto made = InField("host_region.bytes", services.hosted.Make(owner, bytes));
     if (!made.ok()) return respond(Error(made.status()));
     auto region = Region::Register(made->memfd, bytes);
     if (!region.ok()) return respond(Error(region.status()));
-    Holding holding{std::make_unique<HostedMemory::Use>(std::move(made->use)), charge};
+    Holding holding{std::make_unique<HostedMemory::Use>(std::move(made->use)), number, charge};
     const auto handle = session->AddRegion(Kept(*std::move(region), std::move(holding), *session, services.mappings));
     if (!handle.ok()) return respond(Error(handle.status()));
-    Reply reply = RegionReply(*handle);
-    reply.descriptor = std::move(made->memfd);
-    respond(std::move(reply));
+    respond(GivenRegion(services.hosted, session, *handle, std::move(made->memfd)));
   });
   if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
 }
@@ -204,39 +247,43 @@ void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
 void SessionProtocol::RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descriptors, Respond respond) {
   if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
   if (services_.gpu == nullptr) return respond(Error(NoGpu("register_region.on_gpu")));
-  auto charge = InField("register_region.bytes", RegionBudget::Take(session_->about().regions, bytes));
+  const RegionBudgets& budgets = session_->about().regions;
+  auto number = InField("register_region.descriptor", Budget::Take(budgets.number, 1));
+  if (!number.ok()) return respond(Error(number.status()));
+  auto charge = InField("register_region.bytes", Budget::Take(budgets.bytes, bytes));
   if (!charge.ok()) return respond(Error(charge.status()));
-  const bool posted =
-      services_.mappings.Post(tenant_.id, [&services = services_, session = session_, bytes, charge = *charge, respond,
-                                           descriptor = std::make_shared<UniqueFd>(std::move(descriptors.front()))] {
+  const bool posted = services_.mappings.Post(
+      tenant_.id, [&services = services_, session = session_, bytes, number = *number, charge = *charge, respond,
+                   descriptor = std::make_shared<UniqueFd>(std::move(descriptors.front()))] {
         auto region = Region::Import(*services.gpu, *descriptor, bytes);
         if (!region.ok()) return respond(Error(region.status()));
-        const auto handle =
-            session->AddRegion(Kept(*std::move(region), {.charge = charge}, *session, services.mappings));
-        respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
+        AddRegion(*session, Kept(*std::move(region), {.number = number, .bytes = charge}, *session, services.mappings),
+                  respond);
       });
   if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many wait to be mapped")));
 }
 
 void SessionProtocol::HostOnGpu(uint64_t bytes, Respond respond) {
   if (services_.gpu == nullptr) return respond(Error(NoGpu("host_region.on_gpu")));
-  auto charge = InField("host_region.bytes", RegionBudget::Take(session_->about().regions, bytes));
+  const RegionBudgets& budgets = session_->about().regions;
+  auto number = InField("host_region", Budget::Take(budgets.number, 1));
+  if (!number.ok()) return respond(Error(number.status()));
+  auto charge = InField("host_region.bytes", Budget::Take(budgets.bytes, bytes));
   if (!charge.ok()) return respond(Error(charge.status()));
   const bool posted = services_.mappings.Post(
-      tenant_.id, [&services = services_, session = session_, bytes, charge = *charge, respond] {
+      tenant_.id, [&services = services_, session = session_, bytes, number = *number, charge = *charge, respond] {
         auto made = InField("host_region.bytes", Region::Make(*services.gpu, bytes));
         if (!made.ok()) return respond(Error(made.status()));
         const uint64_t rounded = made->region->size();
-        auto rest = InField("host_region.bytes", RegionBudget::Take(session->about().regions, rounded - bytes));
+        auto rest = InField("host_region.bytes", Budget::Take(session->about().regions.bytes, rounded - bytes));
         if (!rest.ok()) return respond(Error(rest.status()));
-        const auto whole = std::make_shared<std::pair<RegionBudget::Charge, RegionBudget::Charge>>(charge, *rest);
+        const auto whole = std::make_shared<std::pair<Budget::Charge, Budget::Charge>>(charge, *rest);
         made->region->SetBlock(services.hosted.NewName());
+        Holding holding{.number = number, .bytes = whole};
         const auto handle =
-            session->AddRegion(Kept(std::move(made->region), {.charge = whole}, *session, services.mappings));
+            session->AddRegion(Kept(std::move(made->region), std::move(holding), *session, services.mappings));
         if (!handle.ok()) return respond(Error(handle.status()));
-        Reply reply = RegionReply(*handle, rounded);
-        reply.descriptor = std::move(made->descriptor);
-        respond(std::move(reply));
+        respond(GivenRegion(services.hosted, session, *handle, std::move(made->descriptor), rounded));
       });
   if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
 }
@@ -250,10 +297,9 @@ void SessionProtocol::GetArena(uint32_t arena, Respond respond) {
         message.mutable_arena()->set_arena(arena);
         message.mutable_arena()->set_bytes(descriptor->bytes);
         message.mutable_arena()->set_on_gpu(tier.gpu() != nullptr);
-        Reply reply = Encode(message);
-        reply.descriptor = UniqueFd(fcntl(descriptor->descriptor, F_DUPFD_CLOEXEC, 0));
-        if (!reply.descriptor.valid()) return respond(Error(absl::ErrnoToStatus(errno, "cannot pass the arena")));
-        respond(std::move(reply));
+        UniqueFd passed(fcntl(descriptor->descriptor, F_DUPFD_CLOEXEC, 0));
+        if (!passed.valid()) return respond(Error(absl::ErrnoToStatus(errno, "cannot pass the arena")));
+        respond(With(std::move(passed), Encode(message)));
       });
   if (!posted) respond(Error(absl::ResourceExhaustedError("the metadata queue is full")));
 }

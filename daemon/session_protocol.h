@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -10,9 +11,9 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "daemon/budget.h"
 #include "daemon/event_loop.h"
 #include "daemon/hosted_memory.h"
-#include "daemon/region_budget.h"
 #include "daemon/session.h"
 #include "daemon/session_table.h"
 #include "daemon/unique_fd.h"
@@ -29,8 +30,10 @@ namespace ashlar::daemon {
 struct TenantUser {
   storage::TenantId id = 0;
   std::string name;
-  std::shared_ptr<RegionBudget> regions;  // of all its sessions
+  RegionBudgets regions;           // of all its sessions
+  std::shared_ptr<Budget> models;  // likewise
   uint32_t max_sessions = 0;
+  std::shared_ptr<std::atomic<uint64_t>> unsent;  // replies whose descriptor could not be sent
 };
 
 // Who is at the other end, as the kernel says.
@@ -47,8 +50,11 @@ struct SessionServices {
   SessionTable& table;
   const storage::MemoryTier& tier;  // the metadata thread's
   std::map<uid_t, TenantUser> tenant_of_uid;
-  uint64_t region_bytes = 0;          // limit of one session
+  uint64_t region_bytes = 0;  // limit of one session, as below
+  uint32_t max_regions = 0;
   const kernels::Gpu* gpu = nullptr;  // whose memory regions may lie in; null: none
+  // What arenas may yet take of the machine's memory: no engine's memory is given pages out of that.
+  std::atomic<uint64_t> memory_to_come{0};
 };
 
 // The conversation with one peer. One thread calls it, one request at a time: the next only after the reply.
@@ -58,6 +64,9 @@ class SessionProtocol {
     std::string bytes;    // an encoded SessionReply
     UniqueFd descriptor;  // rides along where valid
     bool close = false;   // the session ends behind this reply
+    // What is said instead where the descriptor cannot be sent now; undoes what the peer will not hear of. Set where
+    // there is a descriptor.
+    std::function<Reply(const absl::Status& why)> otherwise;
   };
   // Called exactly once for each request, on any thread.
   using Respond = std::function<void(Reply)>;
@@ -77,7 +86,7 @@ class SessionProtocol {
 
  private:
   void SayHello(const v1::Hello& hello, Respond respond);
-  void RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, const Respond& respond);
+  void RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, Respond respond);
   void RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descriptors, Respond respond);
   void HostRegion(uint64_t bytes, Respond respond);
   void HostOnGpu(uint64_t bytes, Respond respond);

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/log.h"
 #include "daemon/unix_socket.h"
+#include "daemon/unread_descriptors.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -78,6 +79,8 @@ struct Connection {
   UniqueFd socket;
   UniqueFd pidfd;
   std::unique_ptr<SessionProtocol> protocol;  // null: refused
+  // Waits until the peer has read the descriptor before: one that does not read keeps only itself from another one.
+  std::optional<SessionProtocol::Reply> held;
   storage::Nanos accepted = 0;
 };
 
@@ -106,6 +109,7 @@ struct SessionServer::Impl {
   void Read(ConnectionId id);
   absl::Status RoomFor(const TenantUser& tenant) const;  // for one more session
   void Deliver(Mailbox::Letter letter);
+  absl::Status Say(ConnectionId id, SessionProtocol::Reply& reply);
   void Close(ConnectionId id, const char* reason);
   void MakeWayIn(const std::set<ConnectionId>& waiting);
   void CloseThoseWaitingTooLong();
@@ -118,6 +122,8 @@ struct SessionServer::Impl {
   MonotonicClock clock;
   std::map<ConnectionId, Connection> connections;
   std::set<ConnectionId> silent, refused;  // of those; all others are sessions. Oldest first
+  UnreadDescriptors unread;
+  storage::Nanos swept = 0;
   ConnectionId next_id = 1;
   bool accepting = true;
   std::atomic<bool> admitting{true}, stop_accepting{false}, stopping{false};
@@ -134,6 +140,10 @@ void SessionServer::Impl::Run() {
       listener = {};
     }
     CloseThoseWaitingTooLong();
+    if (clock.Now() - swept >= kPatience) {
+      swept = clock.Now();
+      unread.Sweep();
+    }
   }
   while (!connections.empty()) Close(connections.begin()->first, "the daemon stops");
   listener = {};
@@ -149,7 +159,10 @@ void SessionServer::Impl::Dispatch(uint64_t tag, uint32_t events) {
   if (!connections.contains(id)) return;  // closed earlier in this round
   if ((tag & 1) != 0) return Close(id, "the process died");
   if ((events & EPOLLIN) != 0) return Read(id);
-  if ((events & (EPOLLHUP | EPOLLERR)) != 0) Close(id, "the socket was closed");
+  if ((events & (EPOLLHUP | EPOLLERR)) != 0) return Close(id, "the socket was closed");
+  // Room to write came: the peer has read something.
+  std::optional<SessionProtocol::Reply>& held = connections.at(id).held;
+  if (held.has_value() && !unread.Holds(id)) Deliver({id, *std::exchange(held, std::nullopt)});
 }
 
 void SessionServer::Impl::Admit(UniqueFd socket) {
@@ -227,11 +240,30 @@ void SessionServer::Impl::Deliver(Mailbox::Letter letter) {
   const auto found = connections.find(letter.to);
   if (found == connections.end()) return;
   const int socket = found->second.socket.get();
-  const absl::Status sent = Send(socket, letter.reply.bytes, letter.reply.descriptor.get());
+  if (letter.reply.descriptor.valid() && unread.Holds(letter.to)) {
+    found->second.held = std::move(letter.reply);
+    Watch(socket, SocketTag(letter.to), EPOLLOUT | EPOLLET, EPOLL_CTL_MOD);
+    return;
+  }
   // A peer that does not read its answers fills its buffer only by breaking the protocol.
-  if (!sent.ok()) return Close(letter.to, "a reply could not be sent");
-  if (letter.reply.close) return Close(letter.to, "the protocol was broken");
+  if (!Say(letter.to, letter.reply).ok()) return Close(letter.to, "a reply could not be sent");
+  if (letter.reply.close) return Close(letter.to, "the session was refused, or the protocol broken");
   Watch(socket, SocketTag(letter.to), EPOLLIN, EPOLL_CTL_MOD);
+}
+
+// Sends a reply, or what it says instead where its descriptor cannot be sent now.
+absl::Status SessionServer::Impl::Say(ConnectionId id, SessionProtocol::Reply& reply) {
+  const Connection& connection = connections.at(id);
+  const int socket = connection.socket.get();
+  if (!reply.descriptor.valid()) return Send(socket, reply.bytes);
+  const TenantUser& tenant = connection.protocol->tenant();
+  absl::Status sent = unread.MaySend(tenant.id, UnreadDescriptors::kOfASession * tenant.max_sessions);
+  if (sent.ok()) sent = Send(socket, reply.bytes, reply.descriptor.get());
+  if (sent.ok()) unread.Sent(id, tenant.id, socket);
+  if (!absl::IsResourceExhausted(sent)) return sent;
+  ++*tenant.unsent;
+  reply = reply.otherwise(sent);
+  return Send(socket, reply.bytes);
 }
 
 void SessionServer::Impl::Close(ConnectionId id, const char* reason) {
@@ -240,6 +272,8 @@ void SessionServer::Impl::Close(ConnectionId id, const char* reason) {
   shutdown(found->second.socket.get(), SHUT_RDWR);
   const SessionProtocol* protocol = found->second.protocol.get();
   if (protocol != nullptr && protocol->session() != nullptr) services.table.Close(protocol->session(), reason);
+  epoll_ctl(epoll.get(), EPOLL_CTL_DEL, found->second.socket.get(), nullptr);
+  unread.Ended(id, std::move(found->second.socket));
   connections.erase(found);
   silent.erase(id);
   refused.erase(id);

@@ -22,8 +22,11 @@ RowArray BlockAt(uint64_t offset, uint64_t bytes) {
 
 absl::StatusOr<const Region*> SharedPlaces::FindRegion(const std::string& field, uint64_t handle) {
   std::shared_ptr<const Region>& region = regions_[handle];
-  if (region == nullptr) region = session_.FindRegion(handle);
-  if (region == nullptr) return Bad(field, ".region: unknown handle ", handle);
+  if (region == nullptr) {
+    region = session_.FindRegion(handle);
+    if (region == nullptr) return Bad(field, ".region: unknown handle ", handle);
+    if (absl::Status whole = region->CheckWhole(absl::StrCat(field, ".region")); !whole.ok()) return whole;
+  }
   if (region->memory() != kernels::MemoryKind::kHost) {
     return Bad(field, ".region: lies on a GPU, where nothing is composed");
   }

@@ -42,6 +42,10 @@ absl::Status TensorSources::Add(const std::string& field, int index, const v1::P
     return somewhere ? Bad(field, ".region: zero transitions lie nowhere") : absl::OkStatus();
   }
   const Tensor tensor{session.FindRegion(part.region()), part.offset()};
+  if (tensor.region != nullptr && tensor.region.get() != whole_) {
+    if (absl::Status whole = tensor.region->CheckWhole(absl::StrCat(field, ".region")); !whole.ok()) return whole;
+    whole_ = tensor.region.get();
+  }
   if (!tensors_.emplace(std::tuple(part.layer(), form, part.first_head()), tensor).second) {
     return Bad(field, ": the same part is given twice");
   }

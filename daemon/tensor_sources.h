@@ -48,6 +48,7 @@ class TensorSources {
 
   std::map<Name, Tensor> tensors_;
   std::vector<Run> runs_;
+  const Region* whole_ = nullptr;  // the last one that was looked at, and is kept
 };
 
 }  // namespace ashlar::daemon

@@ -227,7 +227,11 @@ absl::Status Send(int socket, const std::string& bytes, int descriptor) {
   do {
     sent = sendmsg(socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  return sent < 0 ? absl::ErrnoToStatus(errno, "cannot send") : absl::OkStatus();
+  if (sent >= 0) return absl::OkStatus();
+  if (errno == ETOOMANYREFS) {
+    return absl::ResourceExhaustedError("too many descriptors of the daemon's user are on their way: try again");
+  }
+  return absl::Status(absl::StatusCode::kUnavailable, absl::StrCat("cannot send: ", std::strerror(errno)));
 }
 
 }  // namespace ashlar::daemon

@@ -86,6 +86,8 @@ struct Datagram {
 absl::StatusOr<Datagram> Receive(int socket);
 
 // Sends one datagram, with `descriptor` riding along unless it is −1. Never blocks, never raises SIGPIPE.
+// RESOURCE_EXHAUSTED: as many descriptors of this process's user are on their way as it may have open; later there may
+// be fewer.
 absl::Status Send(int socket, const std::string& bytes, int descriptor = -1);
 
 }  // namespace ashlar::daemon

@@ -1,0 +1,36 @@
+// What each tenant's sessions hold of the daemon, in Prometheus' terms.
+#pragma once
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/registry.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ashlar::daemon {
+
+// Of one tenant's sessions, at one moment.
+struct Holdings {
+  uint64_t region_bytes = 0;
+  uint64_t regions = 0, max_regions = 0;
+  uint64_t model_bytes = 0, max_model_bytes = 0;
+  uint64_t unsent_descriptors = 0;  // ever
+};
+
+// Not thread-safe.
+class HoldingsMetrics {
+ public:
+  HoldingsMetrics(prometheus::Registry& registry, const std::vector<std::string>& tenants);
+  void Set(const std::vector<Holdings>& holdings);  // by tenant
+
+ private:
+  struct Gauges {
+    prometheus::Gauge *region_bytes, *regions, *max_regions, *model_bytes, *max_model_bytes;
+    prometheus::Counter* unsent;
+  };
+  std::vector<Gauges> gauges_;  // by tenant
+};
+
+}  // namespace ashlar::daemon

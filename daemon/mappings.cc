@@ -1,0 +1,61 @@
+#include "daemon/mappings.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <fstream>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/config.pb.h"
+
+namespace ashlar::daemon {
+namespace {
+
+// Code and data of the program and its libraries (480 with all tiers, when it has started), the allocator's heaps beyond the first
+// of each of its arenas, what RocksDB, gRPC and the GPU's driver map; and as much again.
+constexpr uint64_t kOwn = 4096;
+// Large blocks that the allocator maps one by one: more of them come from its heaps.
+constexpr uint64_t kLargeBlocks = 4096;
+constexpr uint64_t kPerThread = 2;         // its stack, and the page that guards it
+constexpr uint64_t kThreadsOfACore = 8;    // gRPC's and RocksDB's
+constexpr uint64_t kThreads = 64;          // all others that no field is for
+constexpr uint64_t kHeapsOfACore = 8 * 2;  // the allocator's arenas, in two parts each: used, and not yet
+
+uint64_t Arenas(uint64_t budget, uint64_t arena_bytes) {
+  return budget == 0 ? 0 : (budget + arena_bytes - 1) / arena_bytes;
+}
+
+}  // namespace
+
+uint64_t MappingsNeeded(const v1::Config& config) {
+  const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const uint64_t threads = kThreads + kThreadsOfACore * cores + config.workers().threads() + config.ssd().threads();
+  uint64_t needed = kOwn + kLargeBlocks + kPerThread * threads + kHeapsOfACore * cores;
+  for (const v1::Tenant& tenant : config.tenants()) {
+    needed += tenant.max_regions() + Arenas(tenant.dram_bytes(), config.dram().arena_bytes()) +
+              Arenas(tenant.hbm_bytes(), config.hbm().arena_bytes());
+  }
+  return needed;
+}
+
+absl::Status CheckMappings(const v1::Config& config, const std::string& root) {
+  uint64_t limit = 0;
+  if (!(std::ifstream(root + "/proc/sys/vm/max_map_count") >> limit)) return absl::OkStatus();
+  const uint64_t needed = MappingsNeeded(config);
+  if (needed <= limit) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("mappings: ", needed, " may be needed, the machine's limit (vm.max_map_count) is ", limit,
+                   ": raise it (sysctl), enlarge dram.arena_bytes, or lower tenants[].max_regions"));
+}
+
+// A limit on mapped blocks keeps glibc from finding by itself how large a block must be to be mapped. 4 MiB: what
+// requests take comes from heaps that stay, and faults no pages anew each time; what is larger goes back at once.
+void BoundAllocatorMappings() {
+  constexpr int kLarge = 4 << 20;
+  mallopt(M_MMAP_MAX, static_cast<int>(kLargeBlocks));
+  mallopt(M_MMAP_THRESHOLD, kLarge);
+  mallopt(M_TRIM_THRESHOLD, 2 * kLarge);
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,77 @@
+#include "daemon/mappings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "ashlar/v1/config.pb.h"
+#include "daemon/config.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kArena = 1 << 20;
+constexpr uint64_t kKernelsDefault = 65530;
+
+v1::Config ConfigOf(uint64_t arenas, uint32_t regions) {
+  v1::Config config;
+  config.mutable_dram()->set_arena_bytes(kArena);
+  config.mutable_hbm()->set_arena_bytes(kArena);
+  config.add_tenants()->set_dram_bytes(arenas * kArena);
+  config.add_tenants()->set_max_regions(regions);
+  return config;
+}
+
+TEST(Mappings, ArenasRegionsAndThreadsOfAllTenantsCount) {
+  const uint64_t none = MappingsNeeded(ConfigOf(0, 0));
+  EXPECT_GE(none, 8192u) << "what the daemon needs by itself";
+  EXPECT_EQ(MappingsNeeded(ConfigOf(1000, 0)), none + 1000);
+  EXPECT_EQ(MappingsNeeded(ConfigOf(0, 500)), none + 500);
+  v1::Config config = ConfigOf(1000, 500);
+  config.mutable_tenants(0)->set_hbm_bytes(7 * kArena - 1);
+  config.mutable_workers()->set_threads(10);
+  config.mutable_ssd()->set_threads(5);
+  EXPECT_EQ(MappingsNeeded(config), none + 1000 + 500 + 7 + 2 * 15);
+}
+
+TEST(Mappings, MustFitTheMachinesLimit) {
+  std::string root = testing::TempDir() + "mappings-XXXXXX";
+  ASSERT_NE(mkdtemp(root.data()), nullptr);
+  std::filesystem::create_directories(root + "/proc/sys/vm");
+  const v1::Config config = ConfigOf(1000, 500);
+  const auto at_limit = [&](uint64_t limit) {
+    std::ofstream(root + "/proc/sys/vm/max_map_count") << limit << "\n";
+    return CheckMappings(config, root);
+  };
+  EXPECT_TRUE(at_limit(MappingsNeeded(config)).ok());
+  const absl::Status refused = at_limit(MappingsNeeded(config) - 1);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  for (const char* named : {"vm.max_map_count", "dram.arena_bytes", "tenants[].max_regions"}) {
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(named));
+  }
+  std::filesystem::remove_all(root);
+  EXPECT_TRUE(CheckMappings(config, root).ok()) << "no limit that can be read";
+}
+
+// However many tenants there are.
+TEST(Mappings, OfTheDefaultsFitTheKernelsDefault) {
+  for (const int count : {1, 7, 300}) {
+    std::string tenants;
+    for (int i = 0; i < count; ++i) {
+      tenants += "  - {name: t" + std::to_string(i) + ", uids: [" + std::to_string(i) + "], dram_bytes: 64MiB}\n";
+    }
+    v1::Config config;
+    const absl::Status parsed = ParseConfig(
+        "listen: {rpc_socket: /r, session_socket: /s}\ndram: {capacity_bytes: 64GiB}\ntenants:\n" + tenants, &config);
+    ASSERT_TRUE(parsed.ok()) << parsed;
+    config.mutable_workers()->set_threads(256);
+    EXPECT_LE(MappingsNeeded(config), kKernelsDefault) << count;
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::daemon
