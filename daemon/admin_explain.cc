@@ -42,10 +42,10 @@ absl::StatusOr<std::shared_ptr<const Model>> Declared(absl::string_view tenant, 
   if (!identity.ok()) return Bad(identity.status().message());
   absl::StatusOr<Layout> layout = DecodeLayout(request.layout());
   if (!layout.ok()) return Bad(layout.status().message());
-  auto model = std::make_shared<Model>();
-  model->ns = MakeNamespace(tenant, *identity, *layout);
+  const NamespaceId ns = MakeNamespace(tenant, *identity, *layout);
+  auto model = std::make_shared<Model>(std::make_shared<const Layout>(*std::move(layout)));
+  model->ns = ns;
   model->identity = *std::move(identity);
-  model->layout = *std::move(layout);
   return model;
 }
 
@@ -123,7 +123,7 @@ absl::StatusOr<std::shared_ptr<const Model>> AdminService::FindModel(TenantId te
   if (request.ns().size() < ns.bytes.size()) {
     return absl::NotFoundError(absl::StrCat("ns: no model begins with ", absl::BytesToHexString(request.ns())));
   }
-  auto model = std::make_shared<Model>();
+  auto model = std::make_shared<Model>(std::make_shared<const Layout>());
   std::memcpy(model->ns.bytes.data(), request.ns().data(), request.ns().size());
   return model;
 }

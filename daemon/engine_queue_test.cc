@@ -50,13 +50,12 @@ class BoundedQueueTest : public ::testing::Test {
     loop_.Start();
     Session::Description about;
     about.secret = "sixteen bytes ok";
+    about.models = std::make_shared<Budget>("a tenant", "bytes of models", 1 << 20);
     session_ = std::make_shared<Session>(about);
     std::promise<void> opened;
     ASSERT_TRUE(table_->Open(session_, [&] { opened.set_value(); }).ok());
     opened.get_future().wait();
-    auto model = std::make_shared<Model>();
-    model->layout = SmallLayout();
-    model_ = *session_->AddModel(model);
+    model_ = *session_->AddModel(std::make_shared<Model>(std::make_shared<const Layout>(SmallLayout())));
   }
   void TearDown() override {
     if (held_) hold_.set_value();
@@ -139,10 +138,10 @@ TEST_F(BoundedQueueTest, AFullQueueIsDataForCallsThatUseTheEnginesMemory) {
   const std::shared_ptr<Region> memory = *Region::Register(MakeMemfd(kBytes, F_SEAL_SHRINK), kBytes);
   ASSERT_TRUE(memory->TakePages(0).ok());
   const uint64_t region = *session_->AddRegion(memory);
-  auto linear = std::make_shared<Model>();  // without attention, and so without pages
-  linear->layout = SmallLayout();
-  linear->layout.layers.pop_back();
-  linear->prefixes = *storage::MakePrefixModel(linear->ns, linear->shard, linear->layout, 1, 0, 0);
+  Layout layout = SmallLayout();
+  layout.layers.pop_back();  // without attention, and so without pages
+  auto linear = std::make_shared<Model>(std::make_shared<const Layout>(std::move(layout)));
+  linear->prefixes = *storage::MakePrefixModel(linear->ns, linear->shard, linear->shared_layout, 1, 0, 0);
   v1::CommitRequest commit;
   commit.set_session(session_->about().secret);
   commit.set_model(*session_->AddModel(linear));

@@ -44,14 +44,19 @@ EngineService::Done EngineService::BusyAsData(Done done, std::function<void()> w
 void EngineService::OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
-  auto model = Model::Open((*session)->about().tenant_name, request);
+  const Session::Description& about = (*session)->about();
+  auto model = Model::Open(about.tenant_name, request, layouts_, about.models);
+  if (absl::IsResourceExhausted(model.status())) {  // what is remembered for operators gives way
+    models_.Forget(about.tenant);
+    model = Model::Open(about.tenant_name, request, layouts_, about.models);
+  }
   if (!model.ok()) return done(model.status());
   const absl::StatusOr<uint64_t> handle = (*session)->AddModel(*model);
   if (!handle.ok()) return done(handle.status());
-  models_.Remember((*session)->about().tenant, *model);
+  models_.Remember(about.tenant, *model);
   reply->set_model(*handle);
   reply->set_ns((*model)->ns.bytes.data(), (*model)->ns.bytes.size());
-  reply->set_tenant((*session)->about().tenant_name);
+  reply->set_tenant(about.tenant_name);
   done(absl::OkStatus());
 }
 
@@ -74,6 +79,11 @@ void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::Dec
   }
   auto pages = Pages::Declare(std::move(model), std::move(region), request);
   if (!pages.ok()) return done(pages.status());
+  auto charge = Budget::Take((*session)->about().models, (*pages)->MemoryBytes());
+  if (!charge.ok()) {
+    return done(absl::ResourceExhaustedError(absl::StrCat("layers: ", charge.status().message())));
+  }
+  (*pages)->Keep(*std::move(charge));
   const auto add = [session = *session, pages = *pages, &request, reply, done] {
     const absl::StatusOr<uint64_t> handle = session->AddPages(request.model(), pages);
     if (!handle.ok()) return done(handle.status());

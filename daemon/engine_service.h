@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/event_loop.h"
 #include "daemon/model_registry.h"
+#include "daemon/open_layouts.h"
 #include "daemon/session.h"
 #include "daemon/session_table.h"
 #include "proto/outcome.h"
@@ -144,6 +145,7 @@ class EngineService {
   EventLoop& loop_;
   SessionTable& table_;
   ModelRegistry& models_;
+  OpenLayouts layouts_;
   storage::PagePools pools_;  // the metadata thread's
 };
 

@@ -46,8 +46,7 @@ class EngineTurnsTest : public ::testing::Test {
       std::promise<void> opened;
       ASSERT_TRUE(table_->Open(sessions_.back(), [&] { opened.set_value(); }).ok());
       opened.get_future().wait();
-      auto model = std::make_shared<Model>();
-      model->layout = SmallLayout();
+      const auto model = std::make_shared<Model>(std::make_shared<const Layout>(SmallLayout()));
       ASSERT_EQ(*sessions_.back()->AddModel(model), kModel);
     }
   }

@@ -2,20 +2,9 @@
 
 #include <algorithm>
 #include <utility>
-#include <variant>
 
 namespace ashlar::daemon {
 namespace {
-
-size_t TableBytes(const Layout& layout) {
-  size_t bytes = 0;
-  for (const Layer& layer : layout.layers) {
-    const Rope& rope = std::visit([](const auto& any) -> const Rope& { return any.rope; }, layer);
-    bytes += rope.frequencies.size() * sizeof(double);
-    if (const auto* linear = std::get_if<LinearLayer>(&layer)) bytes += linear->decay_table.size() * sizeof(float);
-  }
-  return bytes;
-}
 
 bool BeginsWith(const NamespaceId& ns, absl::string_view prefix) {
   const absl::string_view bytes(reinterpret_cast<const char*>(ns.bytes.data()), ns.bytes.size());
@@ -25,7 +14,7 @@ bool BeginsWith(const NamespaceId& ns, absl::string_view prefix) {
 }  // namespace
 
 void ModelRegistry::Remember(storage::TenantId tenant, std::shared_ptr<const Model> model) {
-  const size_t table_bytes = TableBytes(model->layout) * (model->prefixes == nullptr ? 1 : 2);
+  const size_t layout_bytes = MemoryOf(model->layout);
   std::deque<Opened> gone;  // after the lock
   std::lock_guard lock(mutex_);
   std::deque<Opened>& opened = opened_[tenant];
@@ -34,14 +23,21 @@ void ModelRegistry::Remember(storage::TenantId tenant, std::shared_ptr<const Mod
     gone.push_back(std::move(*again));
     opened.erase(again);
   }
-  opened.push_front({std::move(model), table_bytes});
+  opened.push_front({std::move(model), layout_bytes});
   size_t all_bytes = 0;
-  for (const Opened& other : opened) all_bytes += other.table_bytes;
-  while (opened.size() > kModels || all_bytes > kTableBytes) {
-    all_bytes -= opened.back().table_bytes;
+  for (const Opened& other : opened) all_bytes += other.layout_bytes;
+  while (opened.size() > kModels || all_bytes > kLayoutBytes) {
+    all_bytes -= opened.back().layout_bytes;
     gone.push_back(std::move(opened.back()));
     opened.pop_back();
   }
+}
+
+void ModelRegistry::Forget(storage::TenantId tenant) {
+  std::deque<Opened> gone;  // after the lock
+  std::lock_guard lock(mutex_);
+  const auto opened = opened_.find(tenant);
+  if (opened != opened_.end()) gone.swap(opened->second);
 }
 
 std::shared_ptr<const Model> ModelRegistry::Find(storage::TenantId tenant, const NamespaceId& ns) const {

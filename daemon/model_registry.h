@@ -15,14 +15,16 @@
 
 namespace ashlar::daemon {
 
-// Thread-safe. Models stay after their sessions; of each tenant a bounded number, with tables of bounded size, the one
-// that was opened longest ago going first.
+// Thread-safe. Models stay after their sessions, and charged to their tenant; of each a bounded number, with layouts of
+// bounded size, the one that was opened longest ago going first.
 class ModelRegistry {
  public:
-  static constexpr size_t kModels = 64;                                // of a tenant
-  static constexpr size_t kTableBytes = limits::kMaxLayoutTableBytes;  // of a tenant's models together
+  static constexpr size_t kModels = 64;                                 // of a tenant
+  static constexpr size_t kLayoutBytes = limits::kMaxLayoutTableBytes;  // of a tenant's models together
 
   void Remember(storage::TenantId tenant, std::shared_ptr<const Model> model);
+  // All of a tenant's.
+  void Forget(storage::TenantId tenant);
   // Null: not remembered.
   std::shared_ptr<const Model> Find(storage::TenantId tenant, const NamespaceId& ns) const;
   // All whose namespace begins with these bytes, the one that was opened last first.
@@ -31,7 +33,7 @@ class ModelRegistry {
  private:
   struct Opened {
     std::shared_ptr<const Model> model;
-    size_t table_bytes = 0;
+    size_t layout_bytes = 0;
   };
   mutable std::mutex mutex_;
   std::map<storage::TenantId, std::deque<Opened>> opened_;  // the last one first; guarded by mutex_

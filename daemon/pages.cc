@@ -161,40 +161,83 @@ absl::Status CheckApart(std::span<const Plane> planes) {
   return Bad(later.field, ".", later.offset, ": rows overlap those of ", earlier.field, ".", earlier.offset);
 }
 
-}  // namespace
+absl::Status InField(absl::string_view field, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(field, ": ", status.message()));
+}
 
-absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenant,
-                                                         const v1::OpenModelRequest& request) {
-  absl::StatusOr<Identity> identity = DecodeIdentity(request.identity());
-  if (!identity.ok()) return Bad(identity.status().message());
-  if (absl::Status status = Validate(*identity); !status.ok()) return status;
-  absl::StatusOr<Layout> layout = DecodeLayout(request.layout());
-  if (!layout.ok()) return Bad(layout.status().message());
-  if (absl::Status status = Validate(*layout); !status.ok()) return status;
-  if (absl::Status status = CheckShard(request.shard(), layout->layers.size()); !status.ok()) return status;
-  if (absl::Status status = CheckCost(request.cost()); !status.ok()) return status;
-  auto model = std::make_shared<Model>();
-  model->ns = MakeNamespace(tenant, *identity, *layout);
-  model->identity = *std::move(identity);
-  const v1::Shard& shard = request.shard();
-  model->shard = {.rank = shard.tensor_parallel_rank(), .size = std::max(1u, shard.tensor_parallel_size())};
-  absl::StatusOr<Layout> part = ShardLayout(*layout, model->shard);
+// The part of the request's layout that a shard has, which nobody else has opened.
+absl::StatusOr<std::shared_ptr<const Layout>> ReadLayout(const NamespaceId& ns, const TensorShard& shard,
+                                                         const v1::OpenModelRequest& request, OpenLayouts& layouts,
+                                                         const std::shared_ptr<Budget>& budget) {
+  // What reading takes, and the request meanwhile.
+  const absl::StatusOr<Budget::Charge> reading = Budget::Take(budget, 2 * request.layout().size());
+  if (!reading.ok()) return InField("layout", reading.status());
+  absl::StatusOr<Layout> whole = DecodeLayout(request.layout());
+  if (!whole.ok()) return Bad(whole.status().message());
+  if (absl::Status status = CheckShard(request.shard(), whole->layers.size()); !status.ok()) return status;
+  absl::StatusOr<Layout> part = ShardLayout(*std::move(whole), shard);
   if (!part.ok()) return part.status();
-  model->layout = *std::move(part);
-  model->tokens_per_second = request.cost().tokens_per_second();
-  model->flops_per_token = request.cost().flops_per_token();
-  model->flops_per_square = request.cost().flops_per_token_squared();
-  if (!request.has_prefixes()) return model;
+  absl::StatusOr<Budget::Charge> charge = Budget::Take(budget, MemoryOf(*part));
+  if (!charge.ok()) return InField("layout", charge.status());
+  return layouts.Share(ns, shard, *std::move(part), *std::move(charge));
+}
+
+absl::StatusOr<std::shared_ptr<const storage::PrefixModel>> ReadPrefixes(const v1::OpenModelRequest& request,
+                                                                         const Model& model) {
   const v1::PrefixUse& use = request.prefixes();
   if (use.span_tokens() > limits::kMaxSpanTokens)
     return Bad("prefixes.span_tokens: more than ", limits::kMaxSpanTokens);
   if (use.span_dtype() > static_cast<uint32_t>(DType::kBF16)) return Bad("prefixes.span_dtype: not f32, f16 or bf16");
   const storage::SpanUse spans{use.span_tokens(), static_cast<DType>(std::max(1u, use.span_dtype()))};
   auto prefixes =
-      storage::MakePrefixModel(model->ns, model->shard, model->layout, std::max(1u, use.capture_tokens()),
+      storage::MakePrefixModel(model.ns, model.shard, model.shared_layout, std::max(1u, use.capture_tokens()),
                                request.cost().flops_per_token(), request.cost().flops_per_token_squared(), spans);
   if (!prefixes.ok()) return Bad("prefixes: ", prefixes.status().message());
-  model->prefixes = *std::move(prefixes);
+  return prefixes;
+}
+
+}  // namespace
+
+uint64_t Model::MemoryBytes() const {
+  uint64_t bytes = kLeastHeapBytes + sizeof(Model) + (prefixes == nullptr ? 0 : kLeastHeapBytes + sizeof(*prefixes));
+  for (const std::string* text : {&identity.model_id, &identity.weights_digest, &identity.dtype, &identity.quantization,
+                                  &identity.tokenizer_digest, &identity.lora}) {
+    bytes += kHeapOverhead + text->capacity();
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenant, const v1::OpenModelRequest& request,
+                                                         OpenLayouts& layouts, const std::shared_ptr<Budget>& budget) {
+  absl::StatusOr<Identity> identity = DecodeIdentity(request.identity());
+  if (!identity.ok()) return Bad(identity.status().message());
+  const v1::Shard& declared = request.shard();
+  const TensorShard shard = {.rank = declared.tensor_parallel_rank(),
+                             .size = std::max(1u, declared.tensor_parallel_size())};
+  const NamespaceId ns = MakeNamespace(tenant, request.identity(), request.layout());
+  std::shared_ptr<const Layout> layout = layouts.Find(ns, shard);
+  if (layout == nullptr) {
+    auto read = ReadLayout(ns, shard, request, layouts, budget);
+    if (!read.ok()) return read.status();
+    layout = *std::move(read);
+  }
+  if (absl::Status status = CheckShard(declared, layout->layers.size()); !status.ok()) return status;
+  if (absl::Status status = CheckCost(request.cost()); !status.ok()) return status;
+  auto model = std::make_shared<Model>(std::move(layout));
+  model->ns = ns;
+  model->identity = *std::move(identity);
+  model->shard = shard;
+  model->tokens_per_second = request.cost().tokens_per_second();
+  model->flops_per_token = request.cost().flops_per_token();
+  model->flops_per_square = request.cost().flops_per_token_squared();
+  if (request.has_prefixes()) {
+    auto prefixes = ReadPrefixes(request, *model);
+    if (!prefixes.ok()) return prefixes.status();
+    model->prefixes = *std::move(prefixes);
+  }
+  absl::StatusOr<Budget::Charge> charge = Budget::Take(budget, model->MemoryBytes());
+  if (!charge.ok()) return InField("identity", charge.status());
+  model->charge = *std::move(charge);
   return model;
 }
 

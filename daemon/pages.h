@@ -10,6 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/budget.h"
+#include "daemon/open_layouts.h"
 #include "daemon/region.h"
 #include "proto/key.h"
 #include "proto/layout.h"
@@ -29,20 +31,28 @@ namespace ashlar::daemon {
 // Immutable.
 struct Model {
   // INVALID_ARGUMENT naming the field for what makes no sense, UNIMPLEMENTED naming it for what this version does not
-  // serve: a part of the layers.
+  // serve: a part of the layers; RESOURCE_EXHAUSTED where `budget` has no room for it, or meanwhile for the request.
   static absl::StatusOr<std::shared_ptr<const Model>> Open(absl::string_view tenant,
-                                                           const v1::OpenModelRequest& request);
+                                                           const v1::OpenModelRequest& request, OpenLayouts& layouts,
+                                                           const std::shared_ptr<Budget>& budget);
+
+  explicit Model(std::shared_ptr<const Layout> its_layout)
+      : shared_layout(std::move(its_layout)), layout(*shared_layout) {}
+  // Heap that it takes, without its layout: that may be another model's, too.
+  uint64_t MemoryBytes() const;
 
   NamespaceId ns;
   Identity identity;
   TensorShard shard;  // that its engine computes
-  Layout layout;      // of that shard
+  const std::shared_ptr<const Layout> shared_layout;
+  const Layout& layout;  // of that shard
   // Whether its engine can use the object.
   bool Has(const ObjectHeader& object) const { return object.ns == ns && object.shard == shard; }
 
   double tokens_per_second = 0;                          // that its engine prefills; 0: it did not say
   double flops_per_token = 0, flops_per_square = 0;      // likewise; of all shards
   std::shared_ptr<const storage::PrefixModel> prefixes;  // null: its engine does not use them
+  Budget::Charge charge;
 };
 
 // Immutable once a session has it. Keeps its region mapped and its model's tables alive.
@@ -71,6 +81,10 @@ class Pages {
   // Null: the engine allocates them. The pool is the metadata thread's.
   const std::shared_ptr<storage::PagePool>& pool() const { return pool_; }
 
+  // Heap that it takes, without its model, region and pool; and what is charged for it.
+  uint64_t MemoryBytes() const { return kLeastHeapBytes + sizeof(Pages) + rows_.capacity() * sizeof(rows_[0]); }
+  void Keep(Budget::Charge charge) { charge_ = std::move(charge); }
+
   // One entry an attention layer, ascending, with the layout's rotation.
   const std::vector<storage::PagedRows>& rows() const { return rows_; }
 
@@ -84,6 +98,7 @@ class Pages {
   uint32_t pages_ = 0;
   std::vector<storage::PagedRows> rows_;
   std::shared_ptr<storage::PagePool> pool_;
+  Budget::Charge charge_;
 };
 
 }  // namespace ashlar::daemon

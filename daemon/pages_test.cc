@@ -25,10 +25,9 @@ class PagesTest : public ::testing::Test {
 
   void SetUp() override {
     region_ = *Region::Register(MakeMemfd(1 << 20, F_SEAL_SHRINK), 1 << 20);
-    auto model = std::make_shared<Model>();
-    model->layout = SmallLayout();
-    model->layout.layers.push_back(model->layout.layers[1]);
-    model_ = model;
+    Layout layout = SmallLayout();
+    layout.layers.push_back(layout.layers[1]);
+    model_ = std::make_shared<Model>(std::make_shared<const Layout>(std::move(layout)));
   }
 
   // A layer whose token rows (keys of all heads, then values) begin at `offset`.
@@ -91,13 +90,13 @@ class ScaledPagesTest : public PagesTest {
 
   void SetUp() override {
     PagesTest::SetUp();
-    auto model = std::make_shared<Model>(*model_);
+    Layout layout = model_->layout;
     for (const size_t i : {1, 2}) {
-      auto& layer = std::get<AttentionLayer>(model->layout.layers[i]);
+      auto& layer = std::get<AttentionLayer>(layout.layers[i]);
       layer.dtype = DType::kF8E4M3;
       layer.scales = true;
     }
-    model_ = model;
+    model_ = std::make_shared<Model>(std::make_shared<const Layout>(std::move(layout)));
   }
 
   static v1::PagedLayer Scaled(uint32_t layer) {

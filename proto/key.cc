@@ -78,11 +78,15 @@ absl::string_view Name(ObjectKind kind) {
 }
 
 NamespaceId MakeNamespace(absl::string_view tenant, const Identity& identity, const Layout& layout) {
+  return MakeNamespace(tenant, EncodeIdentity(identity), EncodeLayout(layout));
+}
+
+NamespaceId MakeNamespace(absl::string_view tenant, absl::string_view identity, absl::string_view layout) {
   Sha256 hash;
   hash.Bytes(kNamespaceDomain.data(), kNamespaceDomain.size());
   hash.Prefixed(tenant);
-  hash.Prefixed(EncodeIdentity(identity));
-  hash.Prefixed(EncodeLayout(layout));
+  hash.Prefixed(identity);
+  hash.Prefixed(layout);
   return hash.Finish();
 }
 

@@ -60,6 +60,8 @@ struct TextDigest {
 };
 
 NamespaceId MakeNamespace(absl::string_view tenant, const Identity& identity, const Layout& layout);
+// The same of the encodings: others than EncodeIdentity's and EncodeLayout's name nothing.
+NamespaceId MakeNamespace(absl::string_view tenant, absl::string_view identity, absl::string_view layout);
 Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tokens,
             std::span<const MediaHash> media = {});
 // The same by way of what stands before the tokens, which `before` is the key of: for prefixes, that share it

@@ -1,6 +1,7 @@
 #include "proto/shard.h"
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -48,7 +49,7 @@ absl::Status Divide(const std::string& field, const TensorShard& shard, LinearLa
   layer.value_heads = whole.value_heads / shard.size;
   const auto numbers = static_cast<ptrdiff_t>(whole.decay_table.size() / shard.size);
   const auto first = whole.decay_table.begin() + shard.rank * numbers;
-  layer.decay_table.assign(first, first + numbers);
+  layer.decay_table = std::vector<float>(first, first + numbers);  // no room for those of other shards
   const auto channels = ConvChannels(field, whole, layer, shard.size);
   if (!channels.ok()) return channels.status();
   layer.conv_channels = *channels;
@@ -57,8 +58,7 @@ absl::Status Divide(const std::string& field, const TensorShard& shard, LinearLa
 
 }  // namespace
 
-absl::StatusOr<Layout> ShardLayout(const Layout& whole, const TensorShard& shard) {
-  Layout layout = whole;
+absl::StatusOr<Layout> ShardLayout(Layout layout, const TensorShard& shard) {
   if (shard.size == 1) return layout;
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     const std::string field = absl::StrCat("layout.layers[", i, "]");

@@ -19,6 +19,6 @@ struct TensorShard {
 // every layer. Of an attention layer with fewer key-value heads than shards each has one, which several share; all have
 // an mla layer's latent, and key heads of a linear layer likewise. Seams, pages and layers are the whole model's.
 // INVALID_ARGUMENT naming the layer's field when its heads do not divide so, or its convolution's channels.
-absl::StatusOr<Layout> ShardLayout(const Layout& whole, const TensorShard& shard);
+absl::StatusOr<Layout> ShardLayout(Layout whole, const TensorShard& shard);
 
 }  // namespace ashlar

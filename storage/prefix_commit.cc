@@ -119,16 +119,16 @@ class Prefixes::Writing : public std::enable_shared_from_this<Writing> {
     const uint32_t block = model.block_tokens;
     switch (object.what) {
       case Object::kBlock:
-        return PlanPrefixBlock(model.layout, model.ns, Keys().blocks()[object.block], block,
+        return PlanPrefixBlock(*model.layout, model.ns, Keys().blocks()[object.block], block,
                                (object.block + 1) * block);
       case Object::kCheckpoint: {
         const uint64_t depth = commit_.checkpoints[object.checkpoint].depth;
-        return PlanPrefixCheckpoint(model.layout, model.ns, Keys().Checkpoint(depth), block, depth);
+        return PlanPrefixCheckpoint(*model.layout, model.ns, Keys().Checkpoint(depth), block, depth);
       }
       case Object::kSpan:
         break;
     }
-    return PlanPrefixSpan(model.layout, model.ns, SpanKey(), model.span_dtype, commit_.span->begin,
+    return PlanPrefixSpan(*model.layout, model.ns, SpanKey(), model.span_dtype, commit_.span->begin,
                           commit_.text.tokens().size());
   }
 
@@ -281,7 +281,7 @@ std::optional<PrefixCache::SpanOffer> Prefixes::Offered(const PrefixCommit& comm
   if (!commit.span) return std::nullopt;
   const PrefixModel& model = commit.text.model();
   const uint64_t begin = commit.span->begin, end = commit.text.tokens().size();
-  const auto plan = PlanPrefixSpan(model.layout, model.ns, Key{}, model.span_dtype, begin, end);
+  const auto plan = PlanPrefixSpan(*model.layout, model.ns, Key{}, model.span_dtype, begin, end);
   if (!plan.ok() || end - begin > model.span_tokens) return std::nullopt;
   return PrefixCache::SpanOffer{begin, plan->Extents() * limits::kExtentBytes * model.shard.size};
 }

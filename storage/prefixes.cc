@@ -18,13 +18,14 @@ uint64_t AllocatedBytes(const ObjectHeader& header) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const NamespaceId& ns, const TensorShard& shard,
-                                                                   const Layout& layout, uint32_t capture_tokens,
-                                                                   double flops_per_token, double flops_per_square,
-                                                                   const SpanUse& spans) {
+                                                                   std::shared_ptr<const Layout> shared_layout,
+                                                                   uint32_t capture_tokens, double flops_per_token,
+                                                                   double flops_per_square, const SpanUse& spans) {
+  const Layout& layout = *shared_layout;
   auto model =
       std::make_shared<PrefixModel>(PrefixModel{.ns = ns,
                                                 .shard = shard,
-                                                .layout = layout,
+                                                .layout = std::move(shared_layout),
                                                 .block_tokens = PrefixBlockTokens(layout),
                                                 .capture_tokens = std::max(capture_tokens, 1u),
                                                 .span_tokens = spans.tokens,

@@ -35,7 +35,7 @@ namespace ashlar::storage {
 struct PrefixModel {
   NamespaceId ns;
   TensorShard shard;
-  Layout layout;  // of the shard
+  std::shared_ptr<const Layout> layout;  // of the shard
   uint32_t block_tokens = 0;
   uint32_t capture_tokens = 1;  // its engine checkpoints inside a prompt at multiples of it
   uint64_t span_tokens = 0;     // its engine captures, and rebuilds from, spans of at most so many; 0: none
@@ -49,9 +49,9 @@ struct SpanUse {
 };
 // FLOPs 0: not known, tokens are counted instead. Errors are PlanPrefixCheckpoint's and PlanPrefixSpan's.
 absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const NamespaceId& ns, const TensorShard& shard,
-                                                                   const Layout& layout, uint32_t capture_tokens,
-                                                                   double flops_per_token, double flops_per_square,
-                                                                   const SpanUse& spans = {});
+                                                                   std::shared_ptr<const Layout> shared_layout,
+                                                                   uint32_t capture_tokens, double flops_per_token,
+                                                                   double flops_per_square, const SpanUse& spans = {});
 
 // A prompt, or a text that was computed, with its keys. Made off the metadata thread: it hashes every token.
 class PrefixText {

@@ -101,7 +101,7 @@ bool Search::Choose() {
   const PrefixModel& model = prompt_->model();
   std::vector<uint64_t> depths;
   for (const Prefixes::Candidate& candidate : candidates_) depths.push_back(candidate.depth);
-  const Cover cover = BestCover(depths, segments_, model.layout.head, model.layout.tail,
+  const Cover cover = BestCover(depths, segments_, model.layout->head, model.layout->tail,
                                 [&model](uint64_t depth) { return model.costs.Flops(depth); });
   const auto chosen = std::ranges::find(candidates_, cover.prefix, &Prefixes::Candidate::depth);
   if (chosen == candidates_.end()) return PrefixIsKnown();  // segments alone, the first one among them, save more
@@ -162,7 +162,7 @@ bool Search::Find(Slice& slice) {
     needed_at_ = std::max(needed_at_, query.needed_at);
     const uint64_t end = begin_ + query.tokens;
     if (prompt_ != nullptr &&
-        (prefix_.depth >= end || SpoiledBy(prefix_.depth, begin_, prompt_->model().layout.head))) {
+        (prefix_.depth >= end || SpoiledBy(prefix_.depth, begin_, prompt_->model().layout->head))) {
       found_.push_back({.reason = MissReason::kCovered});
     } else if (refused_ != MissReason::kNone) {
       found_.push_back({.reason = matcher_.Missed(session_, tenant_, query, refused_)});

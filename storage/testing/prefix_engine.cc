@@ -69,7 +69,8 @@ void ForNumbers(const Tier& top, const Found& object, Fn&& fn) {
 
 PrefixEngine::PrefixEngine(TenantId tenant, uint32_t capture_tokens, uint64_t span_tokens) {
   const NamespaceId ns = TestPlan(1, 64, ObjectKind::kSegment, tenant).ns;
-  model_ = *MakePrefixModel(ns, {}, TestLayout(), capture_tokens, 1e9, 0, {.tokens = span_tokens});
+  model_ = *MakePrefixModel(ns, {}, std::make_shared<const Layout>(TestLayout()), capture_tokens, 1e9, 0,
+                            {.tokens = span_tokens});
 }
 
 PrefixCommit PrefixEngine::Offer(const std::vector<int32_t>& tokens, uint64_t prompt, std::vector<uint64_t> depths,
@@ -89,7 +90,7 @@ PrefixCommit PrefixEngine::Offer(const std::vector<int32_t>& tokens, uint64_t pr
   if (depths.empty() || depths.back() != tokens.size()) depths.push_back(tokens.size());
   for (const uint64_t depth : depths) {
     const ObjectHeader plan =
-        *PlanPrefixCheckpoint(model_->layout, model_->ns, Key{}, model_->block_tokens, model_->block_tokens);
+        *PlanPrefixCheckpoint(*model_->layout, model_->ns, Key{}, model_->block_tokens, model_->block_tokens);
     std::vector<PublishSource::Tensor> tensors;
     for (const Part& part : plan.parts) {
       std::vector<float>& numbers = memory->tensors.emplace_back(part.Bytes() / sizeof(float));
@@ -100,7 +101,7 @@ PrefixCommit PrefixEngine::Offer(const std::vector<int32_t>& tokens, uint64_t pr
   }
   if (span_begin > 0) {
     const ObjectHeader plan =
-        *PlanPrefixSpan(model_->layout, model_->ns, Key{}, model_->span_dtype, span_begin, tokens.size());
+        *PlanPrefixSpan(*model_->layout, model_->ns, Key{}, model_->span_dtype, span_begin, tokens.size());
     PrefixCommit::Span& span = commit.span.emplace(PrefixCommit::Span{.begin = span_begin});
     for (const Part& part : plan.parts) {
       if (!IsSpanRows(part.form)) continue;
