@@ -2,10 +2,12 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -100,10 +102,16 @@ void BreakConnections(const std::string& path) {
 }
 
 DaemonProcess::DaemonProcess(const DaemonOptions& options)
-    : own_pid_namespace_(options.own_pid_namespace), program_(options.program.empty() ? ASHLARD : options.program) {
+    : own_pid_namespace_(options.own_pid_namespace),
+      program_(options.program.empty() ? ASHLARD : options.program),
+      uid_(options.uid),
+      max_files_(options.max_files) {
   std::string pattern = testing::TempDir() + "ashlar-integration-XXXXXX";
   directory_ = ::mkdtemp(pattern.data());
   EXPECT_EQ(::chmod(directory_.c_str(), 0755), 0);  // for engines of other users
+  if (uid_ != 0) {
+    EXPECT_EQ(::chown(directory_.c_str(), uid_, static_cast<gid_t>(-1)), 0);
+  }
   Configure(options);
   Start();
 }
@@ -143,6 +151,10 @@ void DaemonProcess::Launch() {
   const char* const arguments[] = {program_.c_str(), "--config", config.c_str(), nullptr};
   pid_ = Fork(own_pid_namespace_);
   if (pid_ == 0) {
+    const struct rlimit files = {.rlim_cur = max_files_, .rlim_max = max_files_};
+    if (max_files_ != 0 && ::setrlimit(RLIMIT_NOFILE, &files) != 0) ::_exit(127);
+    // Keeps its group, so that engines of this one reach the sockets.
+    if (uid_ != 0 && (::setgroups(0, nullptr) != 0 || ::setuid(uid_) != 0)) ::_exit(127);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that crashes leaves no daemon behind
     const int fd = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     ::dup2(fd, STDOUT_FILENO);

@@ -34,6 +34,8 @@ struct DaemonOptions {
   std::string gpu;                 // YAML of the field `gpu`; empty: none
   std::string program;             // other than the ashlard of this build
   bool own_pid_namespace = false;  // only where MayMakePidNamespaces()
+  uint32_t uid = 0;                // the daemon's user; 0: this one. Others: only for root
+  uint64_t max_files = 0;          // its limit on open files; 0: this process's
 };
 
 class DaemonProcess {
@@ -71,6 +73,8 @@ class DaemonProcess {
   std::string directory_;
   const bool own_pid_namespace_;
   const std::string program_;
+  const uint32_t uid_;
+  const uint64_t max_files_;
   uint16_t metrics_port_ = 0;
   pid_t pid_ = -1;
 };
