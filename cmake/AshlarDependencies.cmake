@@ -7,6 +7,8 @@ find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(prometheus-cpp REQUIRED)
 find_package(nlohmann_json REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET GLOBAL libmicrohttpd)
 
 # Debian's package configuration asks for the headers of libraries that only RocksDB itself uses.
 find_library(ASHLAR_ROCKSDB rocksdb REQUIRED)

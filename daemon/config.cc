@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
+#include "daemon/tcp_socket.h"
 #include "daemon/yaml_message.h"
 #include "proto/limits.h"
 #include "storage/lease.h"
@@ -66,6 +67,9 @@ void FillDefaults(v1::Config* config) {
   dram->mutable_numa();
   FillTierDefaults(config);
   if (config->eviction().empty()) config->set_eviction("price");
+  v1::Listen* listen = config->mutable_listen();
+  if (listen->metrics_socket_access().empty()) listen->set_metrics_socket_access("owner");
+  if (config->metrics().tenants().empty()) config->mutable_metrics()->set_tenants("summed");
   if (config->tenants().empty()) {
     v1::Tenant* tenant = config->add_tenants();
     tenant->set_name("default");
@@ -123,26 +127,30 @@ absl::Status CheckSocketPath(absl::string_view field, const std::string& path) {
 }
 
 absl::Status CheckListen(const v1::Listen& listen) {
-  absl::Status status = CheckSocketPath("listen.rpc_socket", listen.rpc_socket());
-  if (!status.ok()) return status;
-  status = CheckSocketPath("listen.session_socket", listen.session_socket());
-  if (!status.ok()) return status;
-  if (listen.rpc_socket() == listen.session_socket()) return Bad("listen.session_socket: same as listen.rpc_socket");
-  if (!listen.admin_socket().empty()) {
-    status = CheckSocketPath("listen.admin_socket", listen.admin_socket());
-    if (!status.ok()) return status;
-    for (const std::string* other : {&listen.rpc_socket(), &listen.session_socket()}) {
-      if (listen.admin_socket() == *other) return Bad("listen.admin_socket: same as another socket");
-    }
+  struct Socket {
+    absl::string_view field;
+    const std::string& path;
+    bool required;
+  };
+  const Socket sockets[] = {
+      {"listen.rpc_socket", listen.rpc_socket(), true},
+      {"listen.session_socket", listen.session_socket(), true},
+      {"listen.admin_socket", listen.admin_socket(), false},
+      {"listen.metrics_socket", listen.metrics_socket(), false},
+  };
+  std::map<std::string, absl::string_view> field_of_path;
+  for (const Socket& socket : sockets) {
+    if (socket.path.empty() && !socket.required) continue;
+    if (absl::Status status = CheckSocketPath(socket.field, socket.path); !status.ok()) return status;
+    const auto [other, fresh] = field_of_path.emplace(socket.path, socket.field);
+    if (!fresh) return Bad(socket.field, ": same as ", other->second);
   }
-  const std::string& address = listen.metrics_address();
-  if (address.empty()) return absl::OkStatus();
-  const size_t colon = address.rfind(':');
-  uint32_t port = 0;
-  if (colon == std::string::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) || port > 65535) {
-    return Bad("listen.metrics_address: expected host:port");
+  if (listen.metrics_socket_access() != "owner" && listen.metrics_socket_access() != "group") {
+    return Bad("listen.metrics_socket_access: expected owner or group");
   }
-  return absl::OkStatus();
+  if (listen.metrics_address().empty()) return absl::OkStatus();
+  const auto address = ParseHostPort(listen.metrics_address());
+  return address.ok() ? absl::OkStatus() : Bad("listen.metrics_address: ", address.status().message());
 }
 
 // Of the hbm or dram tier, which has a capacity.
@@ -301,6 +309,9 @@ absl::Status CheckBounds(const v1::Config& config) {
   if (config.workers().queue_depth() > kMaxQueueDepth) return Bad("workers.queue_depth: out of range");
   if (config.workers().landings_per_session() > kMaxQueueDepth) {
     return Bad("workers.landings_per_session: out of range");
+  }
+  if (config.metrics().tenants() != "summed" && config.metrics().tenants() != "named") {
+    return Bad("metrics.tenants: expected summed or named");
   }
   const std::set<std::string> levels = {"trace", "debug", "info", "warning", "error"};
   if (!levels.contains(config.log().level())) {

@@ -59,6 +59,9 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.log().level(), "info");
   EXPECT_EQ(config.log().format(), "text");
   EXPECT_EQ(config.listen().metrics_address(), "");
+  EXPECT_EQ(config.listen().metrics_socket(), "");
+  EXPECT_EQ(config.listen().metrics_socket_access(), "owner");
+  EXPECT_EQ(config.metrics().tenants(), "summed");
   EXPECT_EQ(config.listen().admin_socket(), "");
   EXPECT_EQ(config.hbm().capacity_bytes(), 0u);
   EXPECT_EQ(config.ssd().folder(), "");
@@ -86,6 +89,9 @@ listen:
   session_socket: "/run/ashlar/session.sock"
   metrics_address: 127.0.0.1:9464
   admin_socket: /run/ashlar/admin.sock
+  metrics_socket: /run/ashlar/metrics.sock
+  metrics_socket_access: group
+metrics: {tenants: named}
 dram: {capacity_bytes: 1073741824, arena_bytes: 512KiB, huge_pages: true, lock: true,
        numa: {policy: interleave, nodes: [0, 2]}}
 tenants:
@@ -104,6 +110,9 @@ log: {level: warning, format: json}
 )",
                                           &config);
   ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(config.listen().metrics_socket(), "/run/ashlar/metrics.sock");
+  EXPECT_EQ(config.listen().metrics_socket_access(), "group");
+  EXPECT_EQ(config.metrics().tenants(), "named");
   EXPECT_EQ(config.dram().arena_bytes(), 512u << 10);
   EXPECT_TRUE(config.dram().huge_pages());
   EXPECT_TRUE(config.dram().lock());
@@ -308,6 +317,7 @@ INSTANTIATE_TEST_SUITE_P(
             "tenants[0].landing_bytes: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {level: loud}", "log.level: expected"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {format: xml}", "log.format: expected"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nmetrics: {tenants: none}", "metrics.tenants: expected summed or named"},
         BadInput{"dram: {capacity_bytes: 1GiB}\n---\nlog: {}", "config: expected exactly one YAML document"},
         BadInput{"dram: {capacity_bytes: 1GiB", "config: not valid YAML"}));
 
@@ -330,6 +340,14 @@ TEST(Config, SocketPathsAreChecked) {
        "listen.metrics_address: expected host:port"},
       {absl::StrCat(kDram, "listen: {rpc_socket: /a, session_socket: /b, metrics_address: \"x:70000\"}"),
        "listen.metrics_address: expected host:port"},
+      {absl::StrCat(kDram, "listen: {rpc_socket: /a, session_socket: /b, metrics_address: \"::1:9464\"}"),
+       "listen.metrics_address: expected host:port, or [address]:port for IPv6"},
+      {absl::StrCat("listen: {rpc_socket: /a, session_socket: /b, metrics_socket: /", std::string(107, 'x'), "}"),
+       "listen.metrics_socket: longer than 107 bytes"},
+      {"listen: {rpc_socket: /a, session_socket: /b, admin_socket: /c, metrics_socket: /c}",
+       "listen.metrics_socket: same as listen.admin_socket"},
+      {"listen: {rpc_socket: /a, session_socket: /b, metrics_socket_access: everybody}",
+       "listen.metrics_socket_access: expected owner or group"},
   };
   for (const auto& c : kCases) {
     v1::Config config;

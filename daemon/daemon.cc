@@ -3,6 +3,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <atomic>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,7 @@
 #include "daemon/engine_service.h"
 #include "daemon/event_loop.h"
 #include "daemon/hosted_memory.h"
+#include "daemon/http_server.h"
 #include "daemon/log.h"
 #include "daemon/mappings.h"
 #include "daemon/metrics.h"
@@ -26,6 +28,7 @@
 #include "daemon/rpc_server.h"
 #include "daemon/session_server.h"
 #include "daemon/session_table.h"
+#include "daemon/tcp_socket.h"
 #include "daemon/tier_set.h"
 #include "daemon/worker_pool.h"
 #include "kernels/host/thread_pool.h"
@@ -44,6 +47,8 @@ constexpr int kMostSpareThreads = 30;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr storage::Nanos kSweepHosted = kSecond / 4;  // how long memory that nobody holds any more stays charged
+constexpr storage::Nanos kLevelsEvery = kSecond / 5;
+constexpr storage::Nanos kStandstill = 10 * kSecond;  // of the metadata thread: whoever asks for our health hears of it
 
 std::vector<std::string> TenantNames(const v1::Config& config) {
   std::vector<std::string> names;
@@ -83,6 +88,16 @@ struct Loops {
   EventLoop mappings;  // outlives all regions
   EventLoop loop;
 };
+
+// Says which field of the configuration it was.
+template <typename T>
+absl::Status AddListener(absl::string_view field, HttpServer::Door door, absl::StatusOr<T> listener,
+                         HttpServer::Options* options) {
+  if (!listener.ok())
+    return absl::Status(listener.status().code(), absl::StrCat(field, ": ", listener.status().message()));
+  options->listeners.emplace_back(door, *std::move(listener));
+  return absl::OkStatus();
+}
 
 // Null where none is asked for.
 absl::StatusOr<std::unique_ptr<storage::GpuLane>> OpenGpu(const v1::Config& config) {
@@ -198,6 +213,7 @@ struct Daemon::Impl {
   void Watch() {
     const Levels levels = Measure();
     metrics.Set(levels);
+    measured_at = loops->clock.Now();
     uint64_t to_come = 0;
     for (const auto& [kind, usages] : levels.tiers) {
       if (kind == TierKind::kSsd || (kind == TierKind::kHbm && tiers->hbm()->gpu() != nullptr)) continue;
@@ -206,11 +222,53 @@ struct Daemon::Impl {
     services.memory_to_come = to_come;
   }
 
+  // What an orchestrator asks: shall it be started anew, and shall engines come.
+  HttpReply Alive() const {
+    if (loops->clock.Now() - measured_at <= kStandstill) return {.body = "alive\n"};
+    return {.status = 503, .body = "the metadata thread stands still\n"};
+  }
+  HttpReply Ready() const {
+    return ready ? HttpReply{.body = "ready\n"} : HttpReply{.status = 503, .body = "draining\n"};
+  }
+
+  HttpServer::Routes HttpRoutes(bool named) const {
+    return {{"/healthz", [this](HttpServer::Door) { return Alive(); }},
+            {"/readyz", [this](HttpServer::Door) { return Ready(); }},
+            {"/metrics", [this, named](HttpServer::Door door) {
+               const bool names = named || door == HttpServer::Door::kUnix;
+               return HttpReply{.body = metrics.Text(names ? TenantLabel::kNamed : TenantLabel::kSummed),
+                                .type = kMetricsType};
+             }}};
+  }
+
+  absl::Status StartHttp(const v1::Config& config) {
+    const v1::Listen& listen = config.listen();
+    HttpServer::Options options;
+    absl::Status status;
+    if (!listen.metrics_address().empty()) {
+      status = AddListener("listen.metrics_address", HttpServer::Door::kTcp,
+                           ListenTcp(*ParseHostPort(listen.metrics_address())), &options);
+      if (!status.ok()) return status;
+      metrics_port = PortOf(options.listeners.back().second.fd.get());
+    }
+    if (!listen.metrics_socket().empty()) {
+      const mode_t mode = listen.metrics_socket_access() == "group" ? 0660 : 0600;
+      status = AddListener("listen.metrics_socket", HttpServer::Door::kUnix,
+                           Listen(listen.metrics_socket(), SOCK_STREAM, mode), &options);
+      if (!status.ok()) return status;
+    }
+    if (options.listeners.empty()) return absl::OkStatus();
+    auto server = HttpServer::Start(std::move(options), HttpRoutes(config.metrics().tenants() == "named"));
+    if (server.ok()) http_server = *std::move(server);
+    return server.status();
+  }
+
   // Any thread, while all servers are there.
   // False: the daemon stops, and drains until then.
   bool SetDraining(bool draining) {
     std::lock_guard lock(drain_mutex);
     if (!draining && stopping) return false;
+    ready = !draining;
     rpc_server->SetServing(!draining);
     session_server->SetAdmitting(!draining);
     loop.PostCompletion(storage::kNoTenant, [this, draining] { draining ? cache.StartDrain() : cache.EndDrain(); });
@@ -249,6 +307,10 @@ struct Daemon::Impl {
   std::unique_ptr<RpcServer> rpc_server;
   std::unique_ptr<AdminServer> admin_server;
   std::unique_ptr<SessionServer> session_server;
+  std::atomic<storage::Nanos> measured_at{loops->clock.Now()};  // when the metadata thread last ran its timers
+  std::atomic<bool> ready{false};
+  uint16_t metrics_port = 0;
+  std::unique_ptr<HttpServer> http_server;
   bool started = false;
   bool stopped = false;
 };
@@ -267,7 +329,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
   parts.loop.Every(kSecond, [&parts](storage::Slice& slice) { return parts.cache.Tick(slice); });
-  parts.loop.Every(kSecond / 5, [&parts] {
+  parts.loop.Every(kLevelsEvery, [&parts] {
     parts.Watch();
     parts.metrics.TurnsTaken(parts.loop.TakeTurnTimes());
   });
@@ -289,15 +351,15 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
     if (!admin_server.ok()) return admin_server.status();
     parts.admin_server = *std::move(admin_server);
   }
-  if (!listen.metrics_address().empty()) {
-    if (absl::Status status = parts.metrics.Serve(listen.metrics_address()); !status.ok()) return status;
-  }
+  parts.ready = true;
+  if (absl::Status status = parts.StartHttp(config); !status.ok()) return status;
   parts.started = true;
   Log(LogLevel::kInfo, "daemon started",
       {{"rpc_socket", listen.rpc_socket()},
        {"session_socket", listen.session_socket()},
        {"admin_socket", listen.admin_socket()},
-       {"metrics_port", parts.metrics.port()},
+       {"metrics_port", parts.metrics_port},
+       {"metrics_socket", listen.metrics_socket()},
        {"kernels", std::string(kernels::Host().name())},
        {"threads", parts.threads.Size()},
        {"gpu", config.has_gpu() ? std::to_string(config.gpu().device()) : "none"},
@@ -315,7 +377,7 @@ Daemon::~Daemon() {
 }
 
 int Daemon::metrics_port() const {
-  return impl_->metrics.port();
+  return impl_->metrics_port;
 }
 
 bool Daemon::Drain(storage::Nanos grace, const std::function<bool()>& interrupted) {
@@ -340,6 +402,7 @@ bool Daemon::Drain(storage::Nanos grace, const std::function<bool()>& interrupte
 void Daemon::Stop(storage::Nanos grace) {
   if (impl_->stopped) return;
   impl_->stopped = true;
+  impl_->ready = false;
   impl_->admin_server = nullptr;  // while the loop still answers
   if (impl_->session_server != nullptr) impl_->session_server->StopAccepting();
   if (impl_->rpc_server != nullptr) impl_->rpc_server->Stop(grace);
@@ -348,6 +411,7 @@ void Daemon::Stop(storage::Nanos grace) {
   impl_->tiers->StopDisk();
   impl_->loop.Stop();      // their completions run, sessions drain
   impl_->mappings.Stop();  // their memory is unmapped
+  impl_->http_server = nullptr;
   if (impl_->started) Log(LogLevel::kInfo, "daemon stopped");
 }
 

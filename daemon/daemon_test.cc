@@ -20,15 +20,21 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ashlar/v1/config.pb.h"
+#include "daemon/config.h"
 #include "daemon/region.h"
 #include "daemon/testing/engine.h"
+#include "daemon/testing/http_peer.h"
 #include "daemon/testing/node.h"
 
 namespace ashlar::daemon {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 std::vector<int32_t> Tokens(int count) {
   return std::vector<int32_t>(count, 42);
@@ -125,6 +131,81 @@ TEST(Metrics, CountLandingsThatNeverStart) {
        }) {
     EXPECT_THAT(text, HasSubstr(line));
   }
+}
+
+class MetricsEndpointTest : public ::testing::Test {
+ protected:
+  MetricsEndpointTest() { Require(mkdtemp(folder_.data()) != nullptr, "mkdtemp"); }
+  ~MetricsEndpointTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string socket() const { return folder_ + "/metrics.sock"; }
+  std::string listen(const std::string& more = "") const {
+    return absl::StrCat("metrics_address: \"127.0.0.1:0\", metrics_socket: ", socket(), more);
+  }
+  mode_t mode() const {
+    struct stat found;
+    return stat(socket().c_str(), &found) == 0 ? found.st_mode & 07777 : 0;
+  }
+
+  std::string folder_ = "/tmp/ashlard_metrics_XXXXXX";
+};
+
+// Whoever has an account here can reach the address: not even that there are tenants is his to know.
+TEST_F(MetricsEndpointTest, TenantsAreNamedToThoseAloneWhoMayOpenTheSocket) {
+  const std::string tenants =
+      absl::StrCat("tenants: [{name: indigo, uids: [", geteuid(), "], dram_bytes: 8MiB}, {name: violet, uids: [",
+                   geteuid() + 1, "], dram_bytes: 4MiB}]\n");
+  {
+    TestNode node(tenants + "metrics: {}\n", listen());
+    TestEngine engine(node);
+    ASSERT_TRUE(engine.Match(Tokens(24), {24}).ok());
+    const std::string open = Scrape(node.daemon().metrics_port());
+    EXPECT_THAT(open, HasSubstr("\nashlar_misses_total{kind=\"checkpoint\",reason=\"never_seen\"} 1\n"));
+    EXPECT_THAT(open, HasSubstr("\nashlar_tier_capacity_bytes{tier=\"dram\"} 12582912\n"));
+    for (const char* secret : {"tenant=", "indigo", "violet"}) EXPECT_THAT(open, Not(HasSubstr(secret)));
+    const std::string own = HttpPeer(socket()).Ask("/metrics");
+    EXPECT_THAT(own, HasSubstr("tenant=\"indigo\"} 1\n"));
+    EXPECT_THAT(own, HasSubstr("tenant=\"violet\""));
+    EXPECT_EQ(mode(), 0600u);
+  }
+  EXPECT_FALSE(std::filesystem::exists(socket()));
+  TestNode node(tenants + "metrics: {tenants: named}\n", listen(", metrics_socket_access: group"));
+  EXPECT_THAT(Scrape(node.daemon().metrics_port()), HasSubstr("tenant=\"indigo\""));
+  EXPECT_EQ(mode(), 0660u);
+}
+
+TEST_F(MetricsEndpointTest, TellsAnOrchestratorHowItIs) {
+  TestNode node("", listen());
+  for (const char* path : {"/healthz", "/readyz"}) {
+    EXPECT_THAT(HttpPeer(node.daemon().metrics_port()).Ask(path), StartsWith("HTTP/1.1 200 ")) << path;
+    EXPECT_THAT(HttpPeer(socket()).Ask(path), StartsWith("HTTP/1.1 200 ")) << path;
+  }
+  EXPECT_EQ(Health(node.rpc_socket(), ""), kServing);
+  node.daemon().Drain(0, [] { return true; });
+  EXPECT_THAT(HttpPeer(socket()).Ask("/healthz"), StartsWith("HTTP/1.1 200 ")) << "it need not be killed";
+  const std::string ready = HttpPeer(socket()).Ask("/readyz");
+  EXPECT_THAT(ready, StartsWith("HTTP/1.1 503 "));
+  EXPECT_THAT(ready, EndsWith("draining\n"));
+  EXPECT_EQ(Health(node.rpc_socket(), ""), kNotServing);
+}
+
+TEST_F(MetricsEndpointTest, AnAddressThatCannotBeHadIsNamed) {
+  TestNode node("", listen());
+  const auto start = [&](const std::string& address, const std::string& path) {
+    const std::string other = folder_ + "/other";
+    v1::Config config;
+    const absl::Status parsed = ParseConfig(
+        absl::StrCat("listen: {rpc_socket: ", other, ".rpc, session_socket: ", other, ".session, metrics_address: \"",
+                     address, "\", metrics_socket: ", path, "}\ndram: {capacity_bytes: 16MiB, arena_bytes: 1MiB}\n"),
+        &config);
+    Require(parsed.ok(), std::string(parsed.message()));
+    return std::string(Daemon::Start(config).status().message());
+  };
+  EXPECT_THAT(start(absl::StrCat("127.0.0.1:", node.daemon().metrics_port()), folder_ + "/free"),
+              StartsWith("listen.metrics_address: cannot listen on port "));
+  EXPECT_THAT(start("127.0.0.1:0", socket()), StartsWith(absl::StrCat("listen.metrics_socket: ", socket())));
+  EXPECT_THAT(start("127.0.0.1:0", "/nonexistent/metrics"), StartsWith("listen.metrics_socket: "));
+  EXPECT_THAT(HttpPeer(socket()).Ask("/readyz"), EndsWith("ready\n")) << "the first goes on";
 }
 
 TEST(Daemon, StopsWithSessionsOpenAndRemovesItsSockets) {

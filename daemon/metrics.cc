@@ -1,19 +1,16 @@
 #include "daemon/metrics.h"
 
 #include <prometheus/counter.h>
-#include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
 #include <array>
 #include <bit>
-#include <exception>
 #include <map>
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "daemon/log.h"
 
 namespace ashlar::daemon {
@@ -267,25 +264,13 @@ struct Metrics::Impl {
                                        .Help("From a composition's admission to its end, of those that were done")
                                        .Register(*registry)
                                        .Add({}, kSeconds);
-
-  std::unique_ptr<prometheus::Exposer> exposer;  // last: it stops answering before what it shows goes
 };
 
 Metrics::Metrics(const std::vector<std::string>& tenants) : impl_(std::make_unique<Impl>(tenants)) {}
 Metrics::~Metrics() = default;
 
-absl::Status Metrics::Serve(const std::string& address) {
-  try {
-    impl_->exposer = std::make_unique<prometheus::Exposer>(address, 1);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", address, ": ", error.what()));
-  }
-  impl_->exposer->RegisterCollectable(impl_->registry);
-  return absl::OkStatus();
-}
-
-int Metrics::port() const {
-  return impl_->exposer == nullptr ? 0 : impl_->exposer->GetListeningPorts().at(0);
+std::string Metrics::Text(TenantLabel label) const {
+  return MetricsText(impl_->registry->Collect(), label);
 }
 
 void Metrics::Hit(TenantId tenant, ObjectKind kind, TierKind tier, uint64_t tokens) {

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "daemon/event_loop.h"
 #include "daemon/holdings.h"
+#include "daemon/metrics_text.h"
 #include "storage/observer.h"
 #include "storage/page_pool.h"
 #include "storage/prefixes.h"
@@ -81,10 +82,6 @@ class Metrics final : public storage::Observer {
   explicit Metrics(const std::vector<std::string>& tenants);
   ~Metrics() override;
 
-  // Answers GET /metrics on host:port until destruction. UNAVAILABLE when the port cannot be had.
-  absl::Status Serve(const std::string& address);
-  int port() const;  // what Serve got; 0 before
-
   // The metadata thread only.
   void Hit(storage::TenantId, ObjectKind, TierKind, uint64_t tokens) override;
   void Miss(storage::TenantId, ObjectKind, MissReason, uint64_t tokens) override;
@@ -105,6 +102,7 @@ class Metrics final : public storage::Observer {
   const Tallies& tallies(storage::TenantId tenant) const;
 
   // Any thread.
+  std::string Text(TenantLabel label) const;
   void RpcFinished(RpcMethod method, absl::StatusCode code, double seconds);
   void ConnectionRefused();
 

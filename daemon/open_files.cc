@@ -7,13 +7,15 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/hosted_memory.h"
+#include "daemon/http_server.h"
 #include "daemon/rpc_listener.h"
 #include "daemon/unread_descriptors.h"
 
 namespace ashlar::daemon {
 namespace {
 
-constexpr uint64_t kOwn = 512;       // sockets, polls, logs, libraries' files, connections of strangers
+// Sockets, polls, logs, libraries' files, connections of strangers, and of those who ask by HTTP.
+constexpr uint64_t kOwn = 512 + HttpServer::kMaxConnections;
 constexpr uint64_t kPerSession = 8;  // its socket, its process, and messages that carry descriptors on their way
 // Of every user, for each session that there may be: its RPC connections.
 constexpr uint64_t kPerUserAndSession = RpcListener::kOfASession * RpcListener::kDescriptors;

@@ -9,7 +9,7 @@ ASHLAR_PACKAGES=(
   g++ cmake ninja-build ccache pkg-config python3
   # control plane, configuration, logs, metrics
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libssl-dev
-  libyaml-cpp-dev libspdlog-dev prometheus-cpp-dev nlohmann-json3-dev
+  libyaml-cpp-dev libspdlog-dev prometheus-cpp-dev libmicrohttpd-dev nlohmann-json3-dev
   # the SSD tier's index
   librocksdb-dev
   # kernels and the reference engine

@@ -1,6 +1,5 @@
 #include "daemon/testing/node.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -23,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config.h"
+#include "daemon/testing/http_peer.h"
 #include "daemon/unix_socket.h"
 #include "proto/limits.h"
 
@@ -42,7 +42,8 @@ TestNode::TestNode(const std::string& more, const std::string& listen) {
   const std::string yaml =
       absl::StrCat("listen: {rpc_socket: ", rpc_socket(), ", session_socket: ", session_socket(),
                    ", admin_socket: ", admin_socket(), listen.empty() ? "" : ", ", listen,
-                   "}\ndram: {capacity_bytes: 16MiB, arena_bytes: 1MiB}\nworkers: {threads: 2}\n", more);
+                   "}\ndram: {capacity_bytes: 16MiB, arena_bytes: 1MiB}\nworkers: {threads: 2}\n",
+                   more.find("metrics:") == std::string::npos ? "metrics: {tenants: named}\n" : "", more);
   v1::Config config;
   const absl::Status parsed = ParseConfig(yaml, &config);
   Require(parsed.ok(), std::string(parsed.message()));
@@ -87,18 +88,7 @@ void AsUser(uid_t uid, const std::function<void()>& body) {
 }
 
 std::string Scrape(int port) {
-  const UniqueFd connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return "";
-  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
-  if (write(connection.get(), request.data(), request.size()) < 0) return "";
-  std::string answer;
-  char buffer[4096];
-  for (ssize_t size; (size = read(connection.get(), buffer, sizeof buffer)) > 0;) answer.append(buffer, size);
-  return answer;
+  return HttpPeer(port).Ask("/metrics");
 }
 
 // By its bytes: Debian ships the service without its .proto.

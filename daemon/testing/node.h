@@ -22,7 +22,8 @@ namespace ashlar::daemon {
 // A daemon in a fresh folder, which goes with it.
 class TestNode {
  public:
-  // `more` is YAML behind listen: and dram: (16 MiB in arenas of 1 MiB), `listen` a field behind the sockets.
+  // `more` is YAML behind listen: and dram: (16 MiB in arenas of 1 MiB), `listen` a field behind the sockets. Metrics
+  // name tenants where `more` does not say.
   explicit TestNode(const std::string& more = "", const std::string& listen = "");
   ~TestNode();
 

@@ -123,6 +123,8 @@ void DaemonProcess::Configure(const DaemonOptions& options) {
       << "  session_socket: " << directory_ << "/session.sock\n"
       << "  admin_socket: " << admin_socket() << "\n"
       << "  metrics_address: 127.0.0.1:0\n"
+      << "metrics:\n"
+      << "  tenants: named\n"
       << "dram:\n"
       << "  capacity_bytes: " << options.dram << "\n"
       << "  arena_bytes: " << options.arena << "\n"

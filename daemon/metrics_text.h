@@ -1,0 +1,22 @@
+// The metrics as Prometheus reads them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace prometheus {
+struct MetricFamily;
+}
+
+namespace ashlar::daemon {
+
+// kSummed: without the label `tenant`. What differs in nothing else is one sample, its values added up, so that the
+// node is seen and no tenant.
+enum class TenantLabel : uint8_t { kNamed, kSummed };
+
+// In Prometheus' text format, kMetricsType.
+std::string MetricsText(std::vector<prometheus::MetricFamily> families, TenantLabel tenants);
+inline constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
+
+}  // namespace ashlar::daemon
