@@ -22,7 +22,8 @@ TEST_F(Serving, EnginesShareWhatOneOfThemPublished) {
   // Both ends of every section, and the question.
   EXPECT_EQ(moved.computed_tokens, 3u * 16 + 12);
   EXPECT_EQ(hit.logits, first.Serve(prompt).logits) << "the same bits, whoever computed them";
-  EXPECT_LT(rag::RelativeL2(moved.logits, FullRecompute(turned)), 0.5);
+  // 0.314: nothing is drawn, so only rounding may differ from machine to machine. Other orders have 0.27 to 0.49.
+  EXPECT_LT(rag::RelativeL2(moved.logits, FullRecompute(turned)), 0.4);
 }
 
 TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {

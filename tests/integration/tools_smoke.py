@@ -55,11 +55,15 @@ def demo(binary):
         assert request["tokens"] > 1000
         assert set(request["ttft_ms"]) == {"full", "prefix", "naive", "ashlar"}
     summary = figures["summary"]
+    # Bounds are twice the worst of six seeds: layer 0 7.7e-7 to 8.4e-7; logits 0.022 to 0.027 for 4, 0.021 to 0.026 for 8
+    # and 0.018 to 0.024 for 32 tokens of seam. What naive addition and T := 0 are off is no less than half of their least.
     layer0 = summary["layer0_state_rel_l2"]
-    assert layer0["ashlar"] <= 1e-5 and layer0["naive"] >= 0.1 and layer0["zero_transition"] >= 1e-2, layer0
+    assert layer0["ashlar"] <= 1.7e-6 and layer0["naive"] >= 0.8 and layer0["zero_transition"] >= 0.2, layer0
     logits = summary["logits_rel_l2"]
     assert set(logits["ashlar"]) == {"4", "8", "32"}
-    assert max(logits["ashlar"].values()) < logits["naive"], logits
+    for seam, bound in {"4": 0.054, "8": 0.052, "32": 0.049}.items():
+        assert logits["ashlar"][seam] <= bound, logits
+    assert logits["naive"] >= 0.08, logits
     assert set(summary["next_token_agreement"]) == {"prefix", "naive", "ashlar"}
     for name in ("speedup_vs_full", "flop_floor_speedup", "full_flops_ratio"):
         assert name in summary, name
@@ -73,7 +77,7 @@ def talk(binary):
     for turn in turns:
         exact = turn["conversation"] % 2 == 1
         assert turn["kind"] == ("exact" if exact else "composed"), turn
-        assert turn["full_rel_l2"] <= 1e-5 or not exact, turn
+        assert turn["full_rel_l2"] <= (3e-6 if exact else 0.05), turn  # 1.5e-6 and 0.025 at the worst
         assert turn["kept"] >= 1 and turn["ttft_ms"] > 0 and turn["full_ttft_ms"] > 0, turn
         if exact or turn["turn"] == 2:
             assert turn["bit_identical"] and turn["logits_rel_l2"] == 0, turn
@@ -92,9 +96,10 @@ def regenerate(binary):
         if turn["turn"] == 1:
             continue
         assert turn["span_tokens"] == 7 and turn["saved_bytes"] > 0, turn
-        assert turn["kind"] != "exact" or turn["state_rel_l2"] <= 1e-5 and turn["full_rel_l2"] <= 1e-5, turn
+        # 1.7e-6 and 1.4e-6 at the worst.
+        assert turn["kind"] != "exact" or turn["state_rel_l2"] <= 3.5e-6 and turn["full_rel_l2"] <= 3e-6, turn
     spans = figures["summary"]["spans"]
-    assert spans["rebuilt"] == 8 and spans["kept"] == 12 and spans["worst_state_rel_l2"] <= 1e-5, spans
+    assert spans["rebuilt"] == 8 and spans["kept"] == 12 and spans["worst_state_rel_l2"] <= 3.5e-6, spans
 
 
 def land(binary):
