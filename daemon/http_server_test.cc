@@ -208,7 +208,7 @@ TEST_F(HttpServerTest, LeavesNoDescriptorsAndNoWork) {
     shutdown(half.fd(), SHUT_WR);
     half_said.Send("GET /do");
     shutdown(half_said.fd(), SHUT_WR);
-    HttpPeer(port_).Send("GET /large HTTP/1.1\r\nHost: h\r\n\r\n");
+    if (i % 25 == 0) HttpPeer(port_).Send("GET /large HTTP/1.1\r\nHost: h\r\n\r\n");
     ASSERT_THAT(Get("/door"), EndsWith("tcp\n"));
   }
   // With nobody left there is nothing to do: a loop that spins would take all of this time.
