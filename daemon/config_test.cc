@@ -1,11 +1,14 @@
 #include "daemon/config.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <set>
+#include <sstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -361,6 +364,26 @@ TEST(Config, LongestSocketPathIsAccepted) {
   v1::Config config;
   const std::string path = absl::StrCat("/", std::string(106, 'x'));
   EXPECT_TRUE(ParseConfig(absl::StrCat(kDram, "listen: {rpc_socket: ", path, ", session_socket: /a}"), &config).ok());
+}
+
+// Names of all fields, those of messages inside too.
+void CollectFields(const google::protobuf::Descriptor& message, std::set<std::string>* names) {
+  for (int i = 0; i < message.field_count(); ++i) {
+    names->insert(message.field(i)->name());
+    if (message.field(i)->message_type() != nullptr) CollectFields(*message.field(i)->message_type(), names);
+  }
+}
+
+TEST(Config, TheExampleShowsEveryFieldAndIsAccepted) {
+  v1::Config config;
+  const absl::Status status = LoadConfig(ASHLAR_EXAMPLE, &config);
+  EXPECT_TRUE(status.ok()) << status;
+  std::stringstream text;
+  text << std::ifstream(ASHLAR_EXAMPLE).rdbuf();
+  std::set<std::string> names;
+  CollectFields(*v1::Config::descriptor(), &names);
+  EXPECT_GT(names.size(), 40u);
+  for (const std::string& name : names) EXPECT_THAT(text.str(), ::testing::ContainsRegex("[ \n{]" + name + ":"));
 }
 
 TEST(Config, UnreadableFilesAreNamed) {
