@@ -284,6 +284,8 @@ absl::Status CheckBounds(const v1::Config& config) {
   if (config.sessions().max_sessions() > kMaxSessions) return Bad("sessions.max_sessions: out of range");
   if (config.sessions().region_bytes() > kMaxMemoryBytes) return Bad("sessions.region_bytes: out of range");
   if (config.sessions().max_regions() > kMaxRegions) return Bad("sessions.max_regions: out of range");
+  // Before what follows from it.
+  if (config.workers().queue_depth() > kMaxQueueDepth) return Bad("workers.queue_depth: out of range");
   for (int i = 0; i < config.tenants_size(); ++i) {
     if (config.tenants(i).region_bytes() > kSessionsOfATenant * kMaxMemoryBytes) {
       return Bad("tenants[", i, "].region_bytes: out of range");
@@ -306,7 +308,6 @@ absl::Status CheckBounds(const v1::Config& config) {
   }
   if (config.workers().threads() > kMaxThreads) return Bad("workers.threads: out of range");
   if (config.gpu().device() > kMaxGpu) return Bad("gpu.device: out of range");
-  if (config.workers().queue_depth() > kMaxQueueDepth) return Bad("workers.queue_depth: out of range");
   if (config.workers().landings_per_session() > kMaxQueueDepth) {
     return Bad("workers.landings_per_session: out of range");
   }
