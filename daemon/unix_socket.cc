@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +17,7 @@
 namespace ashlar::daemon {
 namespace {
 
+constexpr mode_t kLockMode = 0600;
 constexpr int kAcceptedPerTurn = 16;  // what others have said is read in between
 
 UniqueFd OpenSpare() {
@@ -40,34 +40,64 @@ int Probe(const std::string& path, int type) {
   return errno;
 }
 
-// Whoever can read a folder can lock it, so the lock is not waited for without end.
-absl::Status Lock(int folder, const std::string& path) {
+// A file that this user alone can open. It may be anybody's who may write to the folder, or a link to one's own file.
+absl::Status CheckLockFile(const std::string& path, int file, const struct stat& opened) {
+  if (!S_ISREG(opened.st_mode) || opened.st_nlink > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": is not a lock file: remove it"));
+  }
+  if (opened.st_uid != geteuid()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": user ", opened.st_uid,
+                     " has made this file: remove it, and let nobody but the daemon's user write to its folder"));
+  }
+  if ((opened.st_mode & 0777) != kLockMode && fchmod(file, kLockMode) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot set the mode of ", path));
+  }
+  return absl::OkStatus();
+}
+
+// Opens and locks the file. Whoever held the lock has removed the file before another one got it: then there is a new
+// one.
+absl::StatusOr<UniqueFd> Lock(const std::string& path) {
   constexpr std::chrono::milliseconds kInterval{10};
   const auto deadline = std::chrono::steady_clock::now() + PathClaim::kPatience;
-  while (flock(folder, LOCK_EX | LOCK_NB) != 0) {
+  for (;;) {
+    // O_NONBLOCK: a pipe of that name is refused, not waited for.
+    UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, kLockMode));
+    struct stat opened {};
+    if (!file.valid() || fstat(file.get(), &opened) != 0) {
+      return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
+    }
+    if (opened.st_nlink == 0) continue;
+    if (absl::Status status = CheckLockFile(path, file.get(), opened); !status.ok()) return status;
+    if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
+      struct stat named {};
+      const bool still = lstat(path.c_str(), &named) == 0 && named.st_dev == opened.st_dev &&
+                         named.st_ino == opened.st_ino;
+      if (still) return file;
+      continue;
+    }
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("cannot lock ", path));
     if (std::chrono::steady_clock::now() >= deadline) {
-      return absl::UnavailableError(absl::StrCat(path, ": another process has locked this folder for more than ",
+      return absl::UnavailableError(absl::StrCat(path, ": another process has locked this file for more than ",
                                                  PathClaim::kPatience.count(), " ms"));
     }
     std::this_thread::sleep_for(kInterval);
   }
-  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<PathClaim> PathClaim::Take(const std::string& path, int type) {
-  const std::string parent = std::filesystem::path(path).parent_path().string();
-  const std::string folder_path = parent.empty() ? "." : parent;
-  UniqueFd folder(open(folder_path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", folder_path));
-  if (absl::Status locked = Lock(folder.get(), folder_path); !locked.ok()) return locked;
+  const std::string lock_path = absl::StrCat(path, ".lock");
+  absl::StatusOr<UniqueFd> lock = Lock(lock_path);
+  if (!lock.ok()) return lock.status();
+  PathClaim claim(lock_path, *std::move(lock));
 
   struct stat found;
   if (lstat(path.c_str(), &found) != 0) {
-    if (errno == ENOENT) return PathClaim(std::move(folder));
+    if (errno == ENOENT) return claim;
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot look at ", path));
   }
   if (!S_ISSOCK(found.st_mode)) return absl::AlreadyExistsError(absl::StrCat(path, ": exists and is not a socket"));
@@ -78,7 +108,12 @@ absl::StatusOr<PathClaim> PathClaim::Take(const std::string& path, int type) {
                                                  answer == 0 ? "it answers" : std::strerror(answer), ")"));
   }
   if (unlink(path.c_str()) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot remove stale ", path));
-  return PathClaim(std::move(folder));
+  return claim;
+}
+
+// Removed before it is unlocked, so that nobody locks a file that has no name any more and believes to have the claim.
+PathClaim::~PathClaim() {
+  if (lock_.valid()) unlink(lock_path_.c_str());
 }
 
 absl::StatusOr<BoundPath> BoundPath::Adopt(const std::string& path, mode_t mode) {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,18 +20,26 @@ namespace ashlar::daemon {
 
 // Makes `path` free to bind, and keeps it so against other daemons until the claim goes: bind before that. A socket
 // that nobody answers (its daemon was killed) is removed; ALREADY_EXISTS when a live process answers or the path is
-// something else than a socket. The claim is a lock on the folder: it leaves no file behind. Another daemon that starts
-// holds one for an instant; UNAVAILABLE when somebody holds it for longer than kPatience.
+// something else than a socket.
+//
+// The claim is a lock on the file `path`.lock, mode 0600, which goes with it. Nobody but the daemon's user can open it, so
+// nobody else can hold the lock. FAILED_PRECONDITION where another user has made the file, or it is no regular file:
+// only users who may write to the folder can do that, and they can as well take `path` itself. Another daemon of the
+// same user holds the lock for an instant while it starts; UNAVAILABLE when one holds it for longer than kPatience.
 class PathClaim {
  public:
   static constexpr std::chrono::milliseconds kPatience{2000};
 
   // `type` is the kind of socket that is expected there (SOCK_STREAM, SOCK_SEQPACKET).
   static absl::StatusOr<PathClaim> Take(const std::string& path, int type);
+  PathClaim(PathClaim&&) = default;
+  PathClaim& operator=(PathClaim&&) = delete;
+  ~PathClaim();
 
  private:
-  explicit PathClaim(UniqueFd folder) : folder_(std::move(folder)) {}
-  UniqueFd folder_;
+  PathClaim(std::string lock_path, UniqueFd lock) : lock_path_(std::move(lock_path)), lock_(std::move(lock)) {}
+  std::string lock_path_;
+  UniqueFd lock_;
 };
 
 // A bound path that is removed with this object unless another socket has taken its place.
