@@ -81,7 +81,8 @@ class Cache {
   void SetPrefixCapacity(TenantId tenant, uint64_t bytes);
   // How many leases a tenant's sessions may hold together, and segments in them; otherwise as CacheOptions say.
   void SetLeaseBounds(TenantId tenant, size_t leases, size_t segments);
-  // What SsdTier::Recover gave: found from now on.
+  // What SsdTier::Recover gave: found from now on, but for what has been published meanwhile. In any parts; before any
+  // session, or once a disk that could not be opened is attached.
   void Adopt(std::vector<SsdTier::Recovered> objects);
 
   void OpenSession(SessionId session, TenantId tenant);

@@ -443,12 +443,13 @@ void Placement::Flush(const std::vector<ObjectId>& order) {
     entry.behind = WantsBehind(entry);
     if (entry.behind) behind_[entry.group.tenant].queue.push_back(next);
   }
+  if (disk_ != nullptr) disk_->Probe([this] { Pump(); });
   Pump();
 }
 
 bool Placement::WriteOut(Entry& entry) {
   const auto from = std::ranges::find_if(entry.copies, &Copy::whole);
-  if (!WantsBehind(entry) || from == entry.copies.end()) return true;
+  if (!WantsBehind(entry) || from == entry.copies.end() || disk_->degraded()) return true;
   const uint64_t extents = entry.header.Extents();
   if (levels_[disk_level_]->Full(entry.group, extents) || !MakeRoom(entry, disk_level_, extents)) return false;
   StartFill(entry, static_cast<size_t>(from - entry.copies.begin()), disk_level_, Filler::kWhenIdle);
@@ -457,6 +458,7 @@ bool Placement::WriteOut(Entry& entry) {
 
 bool Placement::Admits(const Entry& entry, size_t level) {
   if (!IsDisk(level)) return true;
+  if (disk_->degraded()) return false;
   std::optional<Key> victim;
   if (levels_[level]->Full(entry.group, entry.header.Extents())) {
     const Entry* next = levels_[level]->NextVictim(entry.group);
@@ -469,6 +471,7 @@ bool Placement::Admits(const Entry& entry, size_t level) {
 bool Placement::WriteBehind(Entry& entry) {
   for (size_t i = 0; i + 1 < levels(); ++i) {
     if (!entry.copies[i].whole() || entry.copies[i + 1].state != State::kNone) continue;
+    if (IsDisk(i + 1) && disk_->degraded()) continue;
     const ObjectId id = entry.id;
     ObjectId& admitted = behind_[entry.group.tenant].admitted;
     if (id != admitted && !Admits(entry, i + 1)) continue;
@@ -489,13 +492,20 @@ Placement::Unsaved Placement::unsaved() const {
   return {unsaved_, unsaved_bytes_, std::ranges::any_of(behind_, writes)};
 }
 
+void Placement::Tick() {
+  if (disk_ != nullptr) disk_->Tick(clock_.Now());
+  Pump();
+}
+
 void Placement::Pump() {
   for (auto& [tenant, behind] : behind_) PumpBehind(behind);
   filler_.Pump();
 }
 
 void Placement::PumpBehind(Behind& behind) {
-  while (!behind.queue.empty() && behind.fills < kMaxBehind) {
+  // A disk that is being tried may write in a moment.
+  const bool waits = flushing_ && disk_ != nullptr && disk_->probing();
+  while (!waits && !behind.queue.empty() && behind.fills < kMaxBehind) {
     const ObjectId next = behind.queue.front();
     behind.queue.pop_front();
     Entry* entry = events_.find(next);

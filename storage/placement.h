@@ -23,7 +23,7 @@
 namespace ashlar::storage {
 
 // Objects are written at the top, and copied down from there as soon as a policy admits them; what is given up above is
-// found below and copied up again. Promotion copies, never moves, so a copy that is given up costs nothing but its
+// found below and copied up again. Nothing is written to a disk that is degraded, nor given up there. Promotion copies, never moves, so a copy that is given up costs nothing but its
 // place as long as there is another one.
 class Placement {
  public:
@@ -49,6 +49,8 @@ class Placement {
   void Written(Entry& entry);
   // An object that was there before, on the disk.
   void Adopt(Entry& entry, Slot slot);
+  // Such an object that is not wanted.
+  void Forgo(const Group& group, const Key& key, Slot slot) { disk_->Erase(group.tenant, key, std::move(slot)); }
 
   // Sees to it that the object's copy at the top is whole, or becomes so: it is being filled from the next one below.
   // Otherwise says why it cannot be: kTooDear (to bring it up and land it takes longer than `recompute`, where that is
@@ -68,9 +70,12 @@ class Placement {
 
   // Goes on with what found no room. Call it now and then.
   void Pump();
+  // The same, and tries a degraded disk again. Call it about once a second.
+  void Tick();
 
   // Until EndFlush: what memory has alone is written to the disk, whatever admission says of it, first `order`, then
-  // what comes to be whole. Nothing there is given up for it, and nothing else is written behind.
+  // what comes to be whole. Nothing there is given up for it, and nothing else is written behind. A degraded disk is
+  // tried once more, and nothing is written where it does not recover.
   void Flush(const std::vector<ObjectId>& order);
   void EndFlush() { flushing_ = false; }
   // What memory has alone; and whether some of it waits to be written, or is being written.

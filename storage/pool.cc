@@ -191,6 +191,10 @@ void Pool::Appear(Entry& entry) {
 }
 
 void Pool::Adopt(const Group& group, ObjectHeader header, Slot slot) {
+  // The disk was opened late, and the same was published meanwhile.
+  if (table_.Find(group.tenant, header.key, header.shard) != nullptr) {
+    return placement_.Forgo(group, header.key, std::move(slot));
+  }
   Entry& entry = Make(group, std::move(header), 0);
   table_.Insert(entry);
   Appear(entry);
@@ -312,7 +316,7 @@ bool Pool::Tick(Slice& slice) {
     if (entry == nullptr || !Expired(*entry)) continue;  // it has been used since
     Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
   }
-  placement_.Pump();
+  placement_.Tick();
   return true;
 }
 

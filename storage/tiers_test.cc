@@ -139,9 +139,39 @@ TEST_F(TiersTest, AFullOrBrokenDiskCostsNothingButItself) {
   EXPECT_EQ(Land(1), TierKind::kDram);
   EXPECT_EQ(Used(*rig_->ssd), 0u);
   EXPECT_THAT(rig_->observer.tier_errors, Contains(TierKind::kSsd));
+  EXPECT_EQ(rig_->ssd->health().message(), "simulated disk: write error");
   rig_->disk.set_faults({});
+  rig_->LetDiskRecover();
+  EXPECT_EQ(rig_->ssd->health(), absl::OkStatus());
   EXPECT_EQ(Land(1), TierKind::kDram);  // a use is an occasion to try again
   EXPECT_EQ(Used(*rig_->ssd), 3u);
+}
+
+TEST_F(TiersTest, ADegradedDiskIsReadButNotWrittenAndGivesNothingUp) {
+  Make({.hbm = 0, .dram = 4, .ssd = 6});
+  for (const uint64_t text : {1, 2}) PublishAndSettle(text);
+  rig_->disk.set_faults({.record_error = 1});
+  PublishAndSettle(3);  // in dram, and on the disk in the place of 1, which is given up for it before the disk fails
+  ASSERT_TRUE(rig_->ssd->degraded());
+  const uint64_t writes = rig_->disk.counts().writes;
+  for (const uint64_t text : {4, 5, 6}) PublishAndSettle(text);
+  EXPECT_EQ(rig_->disk.counts().writes, writes) << "what is bound to fail is not tried";
+  EXPECT_EQ(Land(2), TierKind::kSsd) << "what it has is served";
+  for (int i = 0; i < 40; ++i) {
+    rig_->clock.Advance(1'000'000'000);
+    rig_->cache->Tick();
+    rig_->Settle();
+  }
+  const uint64_t probes = rig_->disk.counts().writes - writes;
+  EXPECT_GE(probes, 4u);
+  EXPECT_LE(probes, 8u) << "at intervals that grow to ten seconds";
+  EXPECT_TRUE(rig_->ssd->degraded());
+  rig_->disk.set_faults({});
+  for (int i = 0; i < 11; ++i) rig_->LetDiskRecover();
+  EXPECT_FALSE(rig_->ssd->degraded());
+  EXPECT_LE(Used(*rig_->ssd), 3u) << "deletions that had to wait are made up for";
+  PublishAndSettle(7);
+  EXPECT_EQ(Used(*rig_->ssd), 6u);
 }
 
 TEST_F(TiersTest, AnAllocationNeverWaitsForADiskThatWrites) {
@@ -162,6 +192,7 @@ TEST_F(TiersTest, WhatIsBeingGivenUpForOneObjectIsNotGivenUpForTheNext) {
   rig_->disk.set_faults({.write_error = 1});
   PublishAndSettle(3);
   rig_->disk.set_faults({});
+  rig_->LetDiskRecover();
   // The disk is busy with another tenant's object: it has room for 4, and does not begin.
   rig_->io.set_capacity(1);
   rig_->cache->OpenSession(kBob, 2);

@@ -53,6 +53,13 @@ class TieredRig {
     }
   }
 
+  // Until a degraded disk has been tried again.
+  void LetDiskRecover() {
+    clock.Advance(2'000'000'000);
+    cache->Tick();
+    Settle();
+  }
+
   Match Lookup(SessionId session, const ObjectHeader& plan) {
     const Query query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .tokens = plan.tokens};
     return cache->Lookup(session, {&query, 1});

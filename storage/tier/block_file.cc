@@ -10,12 +10,13 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "storage/tier/disk_error.h"
 
 namespace ashlar::storage {
 namespace {
 
 absl::Status Error(const std::string& path, absl::string_view what) {
-  return absl::ErrnoToStatus(errno, absl::StrCat(path, ": ", what));
+  return DiskError(errno, absl::StrCat(path, ": ", what));
 }
 
 class DirectFile final : public BlockFile {
@@ -87,8 +88,7 @@ absl::Status Resize(const std::string& path, int descriptor, uint64_t old_bytes,
     errno = error;
     const absl::Status status = Error(path, absl::StrCat("allocate ", bytes, " bytes"));
     if (error == EOPNOTSUPP) return absl::FailedPreconditionError(status.message());
-    return error == ENOSPC || error == EFBIG || error == EDQUOT ? absl::ResourceExhaustedError(status.message())
-                                                                : status;
+    return error == EFBIG ? absl::ResourceExhaustedError(status.message()) : status;
   }
   if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) return Error(path, "truncate");
   return SyncFileAndFolder(path, descriptor);
@@ -125,6 +125,7 @@ absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path
   struct stat info {};
   if (fstat(descriptor, &info) != 0) return Error(path, "stat");
   if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, ": is not a regular file"));
+  if ((info.st_mode & 0777) != 0600 && fchmod(descriptor, 0600) != 0) return Error(path, "set the mode");
   // Also of a file that has this size: whoever copied it may have left holes.
   if (absl::Status status = Resize(path, descriptor, static_cast<uint64_t>(info.st_size), bytes); !status.ok()) {
     return status;

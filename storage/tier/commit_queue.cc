@@ -13,14 +13,20 @@ void Append(std::vector<T>& target, std::vector<T> source) {
 
 }  // namespace
 
-void CommitQueue::Put(std::string name, std::string value, uint64_t failed_syncs, std::function<void(Outcome)> done) {
+void CommitQueue::Put(std::string name, std::optional<std::string> value, uint64_t failed_syncs,
+                      std::function<void(Outcome)> done) {
   unsynced_.push_back({std::move(name), std::move(value), failed_syncs, std::move(done)});
   StartSync();
 }
 
 void CommitQueue::Delete(std::string name, std::function<void()> done) {
   deletes_.push_back({std::move(name), std::move(done)});
-  StartBatch();
+  if (!held_) StartBatch();
+}
+
+void CommitQueue::HoldDeletions(bool hold) {
+  held_ = hold;
+  if (!held_) Retry();
 }
 
 void CommitQueue::Retry() {
@@ -36,7 +42,7 @@ void CommitQueue::StartSync() {
   syncing_ = true;
   disk_.RunNext(
       [this, sync](size_t) {
-        if (!sync->puts.empty()) sync->status = file_.Sync();
+        if (!sync->puts.empty()) sync->status = file_->Sync();
         return absl::OkStatus();
       },
       [this, sync](const absl::Status&) { Synced(*sync); });
@@ -48,6 +54,7 @@ void CommitQueue::Synced(Sync& sync) {
     Append(synced_, std::exchange(sync.puts, {}));
   } else {
     ++failed_syncs_;
+    failed_(sync.status);
   }
   if (!synced_.empty()) StartBatch();
   StartSync();
@@ -69,7 +76,7 @@ void CommitQueue::StartBatch() {
         std::vector<RecordStore::Change> changes;
         for (const PendingDelete& pending : batch->deletes) changes.push_back({pending.name, std::nullopt});
         for (PendingPut& put : batch->puts) changes.push_back({put.name, std::move(put.value)});
-        batch->status = records_.Write(changes);
+        batch->status = records_->Write(changes);
         return absl::OkStatus();
       },
       [this, batch](const absl::Status&) { Written(*batch); });
@@ -80,8 +87,9 @@ void CommitQueue::Written(Batch& batch) {
   if (!batch.status.ok()) {
     Append(batch.deletes, std::exchange(deletes_, {}));
     deletes_ = std::exchange(batch.deletes, {});
+    failed_(batch.status);
   }
-  if (wanted_) StartBatch();
+  if (wanted_ && (!held_ || !synced_.empty())) StartBatch();
   for (const PendingDelete& pending : batch.deletes) pending.done();
   for (const PendingPut& put : batch.puts) put.done({batch.status, !batch.status.ok()});
 }

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,25 +25,37 @@ class CommitQueue {
     bool in_doubt = false;  // not acknowledged, but the record may be there after a crash: delete it
   };
 
-  CommitQueue(BlockFile& file, RecordStore& records, DiskQueue& disk) : file_(file), records_(records), disk_(disk) {}
+  // `failed` is told of every sync and batch that fails, before those that it concerns.
+  CommitQueue(DiskQueue& disk, std::function<void(const absl::Status&)> failed)
+      : disk_(disk), failed_(std::move(failed)) {}
   CommitQueue(const CommitQueue&) = delete;
   CommitQueue& operator=(const CommitQueue&) = delete;
+
+  // Once, before anything else: what is synced and written. Both must outlive the queue.
+  void Use(BlockFile& file, RecordStore& records) {
+    file_ = &file;
+    records_ = &records;
+  }
 
   // Syncs that failed so far. What they covered is in doubt for good: a later sync that succeeds says nothing about it.
   uint64_t failed_syncs() const { return failed_syncs_; }
 
-  // Syncs the file, then writes the record. ABORTED where a sync has failed since there were `failed_syncs`, which is
+  // Syncs the file, then writes the record, or without a value deletes it. ABORTED where a sync has failed since there were `failed_syncs`, which is
   // what the caller noted before it wrote the data that the record names.
-  void Put(std::string name, std::string value, uint64_t failed_syncs, std::function<void(Outcome)> done);
+  void Put(std::string name, std::optional<std::string> value, uint64_t failed_syncs,
+           std::function<void(Outcome)> done);
 
   // `done` once the deletion is durable. One that fails is tried again with the next batch.
   void Delete(std::string name, std::function<void()> done);
+  // While they are held, deletions alone begin no batch: each would fail on a disk that is known to fail.
+  void HoldDeletions(bool hold);
   // Tries deletions that failed again.
   void Retry();
 
  private:
   struct PendingPut {
-    std::string name, value;
+    std::string name;
+    std::optional<std::string> value;
     uint64_t failed_syncs;
     std::function<void(Outcome)> done;
   };
@@ -64,11 +78,13 @@ class CommitQueue {
   void StartBatch();
   void Written(Batch& batch);
 
-  BlockFile& file_;
-  RecordStore& records_;
+  BlockFile* file_ = nullptr;
+  RecordStore* records_ = nullptr;
   DiskQueue& disk_;
+  const std::function<void(const absl::Status&)> failed_;
   uint64_t failed_syncs_ = 0;
   bool syncing_ = false, writing_ = false;
+  bool held_ = false;
   bool wanted_ = false;  // something came while a batch was being written
   std::vector<PendingPut> unsynced_, synced_;
   std::vector<PendingDelete> deletes_;

@@ -1,31 +1,89 @@
 #include "storage/tier/record_store.h"
 
 #include <rocksdb/db.h>
+#include <rocksdb/env.h>
 #include <rocksdb/options.h>
 #include <rocksdb/write_batch.h>
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "storage/tier/record_log.h"
 
 namespace ashlar::storage {
 namespace {
 
+bool Says(absl::string_view message, int error) {
+  return absl::StrContains(message, std::strerror(error));
+}
+
+// RocksDB has few codes of its own: a file that it cannot look at is damage to it, and the lock of another process an
+// error of input and output. The system's words tell them apart.
 absl::Status ToStatus(const std::string& path, const rocksdb::Status& status) {
   if (status.ok()) return absl::OkStatus();
   const std::string message = absl::StrCat(path, ": ", status.ToString());
-  if (status.IsCorruption()) return absl::DataLossError(message);
-  if (status.IsNoSpace()) return absl::ResourceExhaustedError(message);
-  // The lock of another process is an IO error to RocksDB, and has no code of its own.
-  if (message.find("/LOCK") != std::string::npos) return absl::FailedPreconditionError(message);
+  if (status.IsNoSpace() || Says(message, ENOSPC) || Says(message, EDQUOT)) {
+    return absl::ResourceExhaustedError(message);
+  }
+  if (Says(message, EIO) || Says(message, EROFS)) return absl::UnavailableError(message);
+  if (absl::StrContains(message, "/LOCK")) return absl::FailedPreconditionError(message);
+  if (status.IsCorruption() || Says(message, ENOENT)) return absl::DataLossError(message);
   return absl::UnavailableError(message);
+}
+
+// RocksDB's own log. By default that is a file beside the others, and what cannot be appended to it on a full disk is
+// reported to it again, until an assertion of WritableFileWriter ends the process.
+class Log final : public rocksdb::Logger {
+ public:
+  explicit Log(RecordLog log) : rocksdb::Logger(rocksdb::InfoLogLevel::WARN_LEVEL), log_(std::move(log)) {}
+
+  using rocksdb::Logger::Logv;
+  void Logv(const char* format, va_list arguments) override {
+    Logv(rocksdb::InfoLogLevel::INFO_LEVEL, format, arguments);
+  }
+  void Logv(rocksdb::InfoLogLevel level, const char* format, va_list arguments) override {
+    const bool worth = level >= GetInfoLogLevel() && level < rocksdb::InfoLogLevel::HEADER_LEVEL;
+    if (log_ == nullptr || !worth) return;
+    std::array<char, 1024> line;
+    const int length = std::vsnprintf(line.data(), line.size(), format, arguments);
+    if (length < 0) return;
+    log_(level >= rocksdb::InfoLogLevel::ERROR_LEVEL,
+         {line.data(), std::min(static_cast<size_t>(length), line.size() - 1)});
+  }
+
+ private:
+  const RecordLog log_;
+};
+
+// A store that has files but not the one that begins them: RocksDB would make a new one in their place.
+absl::Status CheckBegun(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::exists(path + "/CURRENT", error)) return absl::OkStatus();
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    const std::string extension = entry.path().extension().string();
+    if (extension == ".sst" || extension == ".log") {
+      return absl::DataLossError(absl::StrCat(path, ": CURRENT is missing, and other files are there"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 class RocksRecordStore final : public RecordStore {
  public:
-  explicit RocksRecordStore(std::string path) : path_(std::move(path)) {}
+  RocksRecordStore(std::string path, RecordLog log)
+      : path_(std::move(path)), log_(std::make_shared<Log>(std::move(log))) {}
 
   absl::Status Open() {
+    if (absl::Status status = CheckBegun(path_); !status.ok()) return status;
+    if (absl::Status status = Repair(); !status.ok()) return status;
     rocksdb::Options options;
     options.create_if_missing = true;
     options.paranoid_checks = true;
@@ -35,11 +93,15 @@ class RocksRecordStore final : public RecordStore {
     options.compression = rocksdb::kLZ4Compression;
     options.max_background_jobs = 2;
     options.max_open_files = 64;
-    // Power may go while a record is on its way into the log: what lies behind the first torn one was never
-    // acknowledged.
-    options.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
-    options.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
-    options.keep_log_file_num = 2;
+    // Power may go while a batch is on its way into the log: that one was never acknowledged. What lies behind damage
+    // was, and Repair has seen to it; the next log is read, too. A deletion that is lost so brings back an object whose extents may be another's by now: later records win
+    // these, and where there is none, the checksums tell.
+    options.wal_recovery_mode = rocksdb::WALRecoveryMode::kSkipAnyCorruptedRecords;
+    options.info_log = log_;
+    // After an error the store is opened anew (Reopen), and by nobody else.
+    options.max_bgerror_resume_count = 0;
+    options.stats_dump_period_sec = 0;
+    options.stats_persist_period_sec = 0;
     rocksdb::DB* database = nullptr;
     const rocksdb::Status status = rocksdb::DB::Open(options, path_, &database);
     database_.reset(database);
@@ -77,18 +139,26 @@ class RocksRecordStore final : public RecordStore {
   }
 
  private:
+  absl::Status Repair() {
+    const absl::StatusOr<int> repaired = RepairRecordLogs(path_);
+    if (!repaired.ok()) return repaired.status();
+    if (*repaired > 0) rocksdb::Error(log_.get(), "%s: %d logs were damaged", path_.c_str(), *repaired);
+    return absl::OkStatus();
+  }
+
   // After an error RocksDB refuses all writes, and what its log holds is not what it remembers. A new start reads what
   // is there.
   absl::Status Reopen() { return database_ == nullptr ? Open() : absl::OkStatus(); }
 
   const std::string path_;
+  const std::shared_ptr<Log> log_;
   std::unique_ptr<rocksdb::DB> database_;  // none after a write that failed
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RecordStore>> OpenRecordStore(const std::string& path) {
-  auto store = std::make_unique<RocksRecordStore>(path);
+absl::StatusOr<std::unique_ptr<RecordStore>> OpenRecordStore(const std::string& path, RecordLog log) {
+  auto store = std::make_unique<RocksRecordStore>(path, std::move(log));
   if (absl::Status status = store->Open(); !status.ok()) return status;
   return store;
 }

@@ -1,6 +1,7 @@
 // What lies where on a disk: small records by name, written in atomic, durable batches.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -32,8 +33,14 @@ class RecordStore {
   virtual absl::Status Write(std::span<const Change> batch) = 0;
 };
 
+// Told of each warning and error of the store itself, on any of its threads.
+using RecordLog = std::function<void(bool error, std::string_view line)>;
+
 // RocksDB in the folder `path`, which is made if there is none. FAILED_PRECONDITION while another process has it,
-// DATA_LOSS where it is damaged. Errors name the path.
-absl::StatusOr<std::unique_ptr<RecordStore>> OpenRecordStore(const std::string& path);
+// DATA_LOSS where it is damaged, RESOURCE_EXHAUSTED and UNAVAILABLE as DiskError. Errors name the path. Of the latest
+// batches, which lie in a log, those are lost that damage has struck, and none behind them.
+//
+// What a batch finds refused by the disk is tried again with the next one, on a store that is opened anew.
+absl::StatusOr<std::unique_ptr<RecordStore>> OpenRecordStore(const std::string& path, RecordLog log = nullptr);
 
 }  // namespace ashlar::storage

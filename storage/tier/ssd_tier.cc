@@ -19,6 +19,13 @@ namespace {
 constexpr uint64_t kExtent = limits::kExtentBytes;
 constexpr uint64_t kHeaderExtents = 1;  // the slab's header has the first extent to itself
 constexpr size_t kPieceExtents = 4;     // of a read or write at once: 1 MiB
+// What is tried on a degraded tier: a block behind the slab's header, and the deletion of a record that never was.
+constexpr uint64_t kProbeOffset = BlockFile::kBlockBytes;
+constexpr std::string_view kProbeName = "probe";
+constexpr Nanos kSecond = 1'000'000'000;
+constexpr Nanos kFirstProbe = kSecond, kSlowestProbe = 10 * kSecond;
+constexpr Nanos kWell = 60 * kSecond;  // after so long it is tried at once again
+static_assert(kProbeOffset + BlockFile::kBlockBytes <= kHeaderExtents * kExtent);
 static_assert(kExtent % BlockFile::kBlockBytes == 0 && kSlabHeaderBytes <= BlockFile::kBlockBytes);
 
 void Require(bool condition, const char* what) {
@@ -80,28 +87,103 @@ uint64_t SsdTier::SlabBytes(uint64_t capacity_bytes) {
   return (kHeaderExtents + capacity_bytes / kExtent) * kExtent;
 }
 
-SsdTier::SsdTier(const SsdTierOptions& options, BlockFile& file, RecordStore& records, Executor& io)
-    : file_(file), records_(records), disk_(io, options.pieces_in_flight), commits_(file, records, disk_) {}
+SsdTier::SsdTier(const SsdTierOptions& options, uint64_t extents, Executor& io)
+    : slab_extents_(extents),
+      disk_(io, options.pieces_in_flight),
+      commits_(disk_, [this](const absl::Status& status) { Failed(status); }),
+      patience_(kFirstProbe) {}
 
-absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::Open(const SsdTierOptions& options, BlockFile& file,
-                                                       RecordStore& records, Executor& io) {
-  const uint64_t extents = file.size() / kExtent;
+absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::WithoutDisk(const SsdTierOptions& options, uint64_t capacity_bytes,
+                                                              Executor& io, absl::Status why) {
+  const uint64_t extents = SlabBytes(capacity_bytes) / kExtent;
   if (extents <= kHeaderExtents) {
     return absl::InvalidArgumentError(absl::StrCat("ssd.capacity_bytes: must be at least one extent, ", kExtent));
   }
   if (extents > UINT32_MAX) return absl::InvalidArgumentError("ssd.capacity_bytes: too large");
   if (options.pieces_in_flight == 0) return absl::InvalidArgumentError("ssd.pieces_in_flight: must be positive");
-  auto tier = std::unique_ptr<SsdTier>(new SsdTier(options, file, records, io));
-  tier->extents_.AddArena(0, static_cast<uint32_t>(extents));
-  Require(tier->extents_.TakeRun({.first = 0, .count = kHeaderExtents}), "no extent for the header");
-  if (absl::Status status = tier->LoadRecords(); !status.ok()) return status;
-  if (absl::Status status = tier->CheckFormat(options.new_id); !status.ok()) return status;
+  auto tier = std::unique_ptr<SsdTier>(new SsdTier(options, extents, io));
+  tier->health_ = std::move(why);
   return tier;
+}
+
+absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::Open(const SsdTierOptions& options, BlockFile& file,
+                                                       RecordStore& records, Executor& io) {
+  const uint64_t capacity = file.size() / kExtent * kExtent;
+  auto made = WithoutDisk(options, capacity - std::min(capacity, kHeaderExtents * kExtent), io, absl::OkStatus());
+  if (!made.ok()) return made;
+  SsdTier& tier = **made;
+  tier.file_ = &file;
+  tier.records_ = &records;
+  tier.commits_.Use(file, records);
+  tier.extents_.AddArena(0, static_cast<uint32_t>(tier.slab_extents_));
+  Require(tier.extents_.TakeRun({.first = 0, .count = kHeaderExtents}), "no extent for the header");
+  if (absl::Status status = tier.LoadRecords(); !status.ok()) return status;
+  if (absl::Status status = tier.CheckFormat(options.new_id); !status.ok()) return status;
+  return made;
+}
+
+void SsdTier::Attach(std::unique_ptr<SsdTier> opened) {
+  Require(!has_disk() && opened->has_disk() && opened->slab_extents_ == slab_extents_, "a disk that is not its own");
+  file_ = opened->file_;
+  records_ = opened->records_;
+  commits_.Use(*file_, *records_);
+  extents_ = std::move(opened->extents_);
+  tenants_ = std::move(opened->tenants_);
+  committed_ = std::move(opened->committed_);
+  next_sequence_ = opened->next_sequence_;
+  report_ = std::move(opened->report_);
+  health_ = absl::OkStatus();
+  well_since_ = now_;
+}
+
+void SsdTier::Failed(const absl::Status& status) {
+  if (degraded()) return;
+  health_ = status;
+  next_probe_ = now_ + patience_;
+  commits_.HoldDeletions(true);
+}
+
+void SsdTier::Tick(Nanos now) {
+  now_ = now;
+  if (!degraded() && now - well_since_ >= kWell) patience_ = kFirstProbe;
+  if (now >= next_probe_) Probe([] {});
+}
+
+bool SsdTier::Probe(std::function<void()> done) {
+  if (!degraded() || probing_ || !has_disk()) return false;
+  probing_ = true;
+  const uint64_t failed_syncs = commits_.failed_syncs();
+  disk_.RunNext(
+      [this](size_t) {
+        alignas(BlockFile::kBlockBytes) static constexpr std::array<std::byte, BlockFile::kBlockBytes> kZeros{};
+        return file_->Write(kProbeOffset, kZeros);
+      },
+      [this, failed_syncs, done = std::move(done)](const absl::Status& written) {
+        if (!written.ok()) {
+          Probed(written);
+          return done();
+        }
+        commits_.Put(std::string(kProbeName), std::nullopt, failed_syncs, [this, done](CommitQueue::Outcome outcome) {
+          Probed(outcome.status);
+          done();
+        });
+      });
+  return true;
+}
+
+void SsdTier::Probed(const absl::Status& status) {
+  probing_ = false;
+  patience_ = std::min(2 * patience_, kSlowestProbe);
+  next_probe_ = now_ + patience_;
+  if (!absl::IsAborted(status)) health_ = status;  // that one tells of another failure, which is known
+  if (degraded()) return;
+  well_since_ = now_;
+  commits_.HoldDeletions(false);
 }
 
 // Decodes every record; of what does not decode, the name is noted for Recover to delete.
 absl::Status SsdTier::LoadRecords() {
-  return records_.Load([this](std::string_view name, std::string_view value) -> absl::Status {
+  return records_->Load([this](std::string_view name, std::string_view value) -> absl::Status {
     if (name == kManifestName) {
       absl::StatusOr<SlabId> id = DecodeManifest(value);
       if (id.ok()) manifest_ = *id;
@@ -123,19 +205,22 @@ absl::Status SsdTier::LoadRecords() {
 absl::Status SsdTier::CheckFormat(const SlabId& new_id) {
   alignas(BlockFile::kBlockBytes) std::array<std::byte, BlockFile::kBlockBytes> block{};
   if (manifest_.has_value()) {
-    if (absl::Status status = file_.Read(0, block); !status.ok()) return status;
+    if (absl::Status status = file_->Read(0, block); !status.ok()) return status;
     const absl::StatusOr<SlabId> id = DecodeSlabHeader({reinterpret_cast<const char*>(block.data()), kSlabHeaderBytes});
-    if (!id.ok() && !absl::IsNotFound(id.status())) return id.status();
-    if (id.ok() && *id == *manifest_) return absl::OkStatus();
+    if (absl::IsNotFound(id.status())) {
+      return absl::DataLossError("ssd slab: is empty, and the index describes objects in it");
+    }
+    if (!id.ok()) return id.status();
+    if (*id == *manifest_) return absl::OkStatus();
     return absl::FailedPreconditionError(
         "ssd slab: is not the one that the index describes; remove both to begin anew, or restore the other");
   }
   const std::string header = EncodeSlabHeader(new_id);
   std::transform(header.begin(), header.end(), block.begin(), [](char byte) { return static_cast<std::byte>(byte); });
-  if (absl::Status status = file_.Write(0, block); !status.ok()) return status;
-  if (absl::Status status = file_.Sync(); !status.ok()) return status;
+  if (absl::Status status = file_->Write(0, block); !status.ok()) return status;
+  if (absl::Status status = file_->Sync(); !status.ok()) return status;
   const RecordStore::Change manifest{std::string(kManifestName), EncodeManifest(new_id)};
-  return records_.Write({&manifest, 1});
+  return records_->Write({&manifest, 1});
 }
 
 absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budget_bytes) {
@@ -163,9 +248,8 @@ absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budg
 SsdTier::Claim SsdTier::ClaimExtents(const SsdRecord& record, Tenant* tenant) {
   const uint64_t bytes = record.header.Extents() * kExtent;
   if (tenant != nullptr && bytes > tenant->budget_bytes - tenant->used_bytes) return Claim::kOverBudget;
-  const uint64_t slab_extents = file_.size() / kExtent;
   for (const ExtentRun& run : record.runs) {
-    if (run.first < kHeaderExtents || uint64_t{run.first} + run.count > slab_extents) return Claim::kDamaged;
+    if (run.first < kHeaderExtents || uint64_t{run.first} + run.count > slab_extents_) return Claim::kDamaged;
   }
   for (size_t i = 0; i < record.runs.size(); ++i) {
     if (extents_.TakeRun(record.runs[i])) continue;
@@ -210,7 +294,7 @@ absl::StatusOr<std::vector<SsdTier::Recovered>> SsdTier::Recover() {
   report_.objects = recovered.size();
   // An orphan's extents may be others' from now on: it must never be found again.
   const std::vector<RecordStore::Change> deletions = std::exchange(deletions_, {});
-  if (absl::Status status = deletions.empty() ? absl::OkStatus() : records_.Write(deletions); !status.ok()) {
+  if (absl::Status status = deletions.empty() ? absl::OkStatus() : records_->Write(deletions); !status.ok()) {
     return status;
   }
   std::reverse(recovered.begin(), recovered.end());
@@ -259,8 +343,8 @@ TierUsage SsdTier::Usage(TenantId tenant) const {
 }
 
 TierUsage SsdTier::Usage() const {
-  const uint64_t capacity = (file_.size() / kExtent - kHeaderExtents) * kExtent;
-  const uint64_t used = capacity - extents_.free_extents() * kExtent;
+  const uint64_t capacity = (slab_extents_ - kHeaderExtents) * kExtent;
+  const uint64_t used = has_disk() ? capacity - extents_.free_extents() * kExtent : 0;
   return {capacity, used, used};
 }
 
@@ -271,11 +355,12 @@ bool SsdTier::Write(const Slot& slot, uint64_t first, std::vector<const std::byt
   const uint64_t count = sources.size();
   auto transfer = std::make_shared<const Transfer<const std::byte>>(slot, first, std::move(sources));
   const bool taken = disk_.TryRun(
-      slot.tenant, transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(file_, piece); },
+      slot.tenant, transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(*file_, piece); },
       [this, key = found->first, first, count, done = std::move(done)](const absl::Status& status) {
         Uncommitted& slot = uncommitted_.at(key);
         --slot.writes_in_flight;
         slot.failed = slot.failed || !status.ok();
+        if (!status.ok()) Failed(status);
         std::fill_n(slot.written.begin() + static_cast<ptrdiff_t>(first), count, true);
         done(status);
       });
@@ -290,7 +375,8 @@ bool SsdTier::Read(const Slot& slot, uint64_t first, std::vector<std::byte*> tar
                    std::function<void(absl::Status)> done) {
   auto transfer = std::make_shared<const Transfer<std::byte>>(slot, first, std::move(targets));
   return disk_.TryRun(
-      slot.tenant, transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(file_, piece); }, std::move(done));
+      slot.tenant, transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(*file_, piece); },
+      std::move(done));
 }
 
 absl::Status SsdTier::CheckCommit(const ObjectHeader& header, const Slot& slot) const {

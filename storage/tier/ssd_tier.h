@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -43,9 +44,20 @@ class SsdTier final : public Tier {
   static uint64_t SlabBytes(uint64_t capacity_bytes);
 
   // Reads the records, on the calling thread. FAILED_PRECONDITION where the slab or its records are of a format version
-  // that this build does not know, or do not belong together; DATA_LOSS where the manifest is damaged.
+  // that this build does not know, or do not belong together; DATA_LOSS where manifest or slab's header are damaged, or
+  // the slab is empty and there are records.
   static absl::StatusOr<std::unique_ptr<SsdTier>> Open(const SsdTierOptions& options, BlockFile& file,
                                                        RecordStore& records, Executor& io);
+  // A tier whose disk cannot be opened, for `why`: degraded, and empty until Attach. Tenants are added as to any other.
+  static absl::StatusOr<std::unique_ptr<SsdTier>> WithoutDisk(const SsdTierOptions& options, uint64_t capacity_bytes,
+                                                              Executor& io, absl::Status why);
+  // Gives such a tier the disk of one that was opened since, with the same capacity and tenants: Recover was called on it,
+  // and nothing else.
+  void Attach(std::unique_ptr<SsdTier> opened);
+  // Its disk still cannot be opened, for `why`.
+  void StillWithoutDisk(absl::Status why) { health_ = std::move(why); }
+  bool has_disk() const { return file_ != nullptr; }
+
   // Gives a tenant a budget, once, before Recover. It counts in whole extents, rounded down. INVALID_ARGUMENT naming
   // the field when it holds no extent, the name is empty or given away, or the budgets together exceed the capacity;
   // ALREADY_EXISTS for a tenant that has one. Records name tenants by name: numbers may change between runs.
@@ -97,6 +109,18 @@ class SsdTier final : public Tier {
   // targets may hold anything.
   bool Read(const Slot& slot, uint64_t first, std::vector<std::byte*> targets, std::function<void(absl::Status)> done);
 
+  // OK, or why the tier is degraded: the first write, sync or batch of records that failed since it was well, or what the
+  // latest attempt to write again has found. A degraded tier reads as ever, and keeps what it has. It takes no writes by
+  // the cache's own choice (storage/placement.h); deletions wait.
+  const absl::Status& health() const { return health_; }
+  bool degraded() const { return !health_.ok(); }
+  // Call it about once a second. Tries again what the disk has refused, at intervals that grow from one second to ten.
+  void Tick(Nanos now);
+  // Tries it now: a block that means nothing is written and synced, then a batch of records. `done` once it is known what
+  // came of that. False, and `done` is not called: the tier is well, has no disk, or is being tried.
+  bool Probe(std::function<void()> done);
+  bool probing() const { return probing_; }
+
   // Forgets a committed object, of which nothing is under way. Its extents can be allocated again, and `done` is
   // called, once the deletion of its record is durable; until then it may come back after a crash, whole. A deletion
   // that fails is tried again with the next commit, erasure, or allocation that finds no room.
@@ -120,15 +144,18 @@ class SsdTier final : public Tier {
   };
   enum class Claim { kGranted, kDamaged, kSuperseded, kOverBudget };
 
-  SsdTier(const SsdTierOptions& options, BlockFile& file, RecordStore& records, Executor& io);
+  SsdTier(const SsdTierOptions& options, uint64_t extents, Executor& io);
+  void Failed(const absl::Status& status);
+  void Probed(const absl::Status& status);
   absl::Status CheckFormat(const SlabId& new_id);
   absl::Status LoadRecords();
   Claim ClaimExtents(const SsdRecord& record, Tenant* tenant);
   absl::Status CheckCommit(const ObjectHeader& header, const Slot& slot) const;
   void Release(const Slot& slot);
 
-  BlockFile& file_;
-  RecordStore& records_;
+  const uint64_t slab_extents_;
+  BlockFile* file_ = nullptr;  // null: the tier has no disk
+  RecordStore* records_ = nullptr;
   DiskQueue disk_;
   CommitQueue commits_;
   ExtentAllocator extents_;
@@ -138,6 +165,9 @@ class SsdTier final : public Tier {
   absl::flat_hash_map<uint32_t, Uncommitted> uncommitted_;
   absl::flat_hash_map<uint32_t, uint64_t> committed_;  // → the record's sequence
   uint64_t next_sequence_ = 1;
+  absl::Status health_;
+  bool probing_ = false;
+  Nanos now_ = 0, next_probe_ = 0, well_since_ = 0, patience_;
   // Between Open and Recover.
   std::optional<SlabId> manifest_;
   std::vector<SsdRecord> loaded_;

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
 #include <optional>
 #include <utility>
 
+#include "kernels/checksum.h"
 #include "storage/testing/disk_objects.h"
 #include "storage/testing/executors.h"
 #include "storage/testing/simulated_disk.h"
@@ -454,6 +457,8 @@ TEST_F(SsdTierRecordsTest, ASlabIsReadWithItsOwnRecordsAlone) {
   for (const int version : {1, 3}) {
     std::string other = ours;
     other[8] = static_cast<char>(version);
+    const uint64_t checksum = kernels::UnitChecksum(other.data(), other.size() - sizeof checksum);
+    std::memcpy(other.data() + other.size() - sizeof checksum, &checksum, sizeof checksum);
     PutBytes("manifest", other);
     EXPECT_THAT(Open().message(), HasSubstr("format version " + std::to_string(version)));
   }
@@ -465,11 +470,43 @@ TEST_F(SsdTierRecordsTest, ASlabIsReadWithItsOwnRecordsAlone) {
   EXPECT_EQ(OpenWithTenants().size(), 1u);
 }
 
-TEST_F(SsdTierRecordsTest, ASlabThatWasReplacedIsRefused) {
+TEST_F(SsdTierRecordsTest, ASlabThatIsGoneIsDamageAndAnotherIsRefused) {
   OpenWithTenants();
-  alignas(4096) std::array<std::byte, 4096> zeros{};
-  ASSERT_EQ(disk_.file().Write(0, zeros), absl::OkStatus());
-  EXPECT_EQ(Open().code(), absl::StatusCode::kFailedPrecondition);
+  alignas(4096) std::array<std::byte, 4096> block{};
+  ASSERT_EQ(disk_.file().Write(0, block), absl::OkStatus());
+  EXPECT_EQ(Open().code(), absl::StatusCode::kDataLoss);
+  const std::string another = EncodeSlabHeader({8});
+  std::memcpy(block.data(), another.data(), another.size());
+  ASSERT_EQ(disk_.file().Write(0, block), absl::OkStatus());
+  EXPECT_EQ(Open().code(), absl::StatusCode::kFailedPrecondition) << "it may be wanted elsewhere";
+}
+
+TEST_F(SsdTierTest, ATierWithoutItsDiskIsEmptyUntilItIsAttached) {
+  OpenWithTenants();
+  const Slot slot = Store(kAcme, 1, 2);
+  io_.emplace(capacity_);
+  const auto with_tenants = [&](absl::StatusOr<std::unique_ptr<SsdTier>> made) {
+    EXPECT_EQ(made.status(), absl::OkStatus());
+    EXPECT_EQ((*made)->AddTenant(kAcme, "acme", 10 * kExtent), absl::OkStatus());
+    return *std::move(made);
+  };
+  tier_ = with_tenants(SsdTier::WithoutDisk({}, kCapacity, *io_, absl::UnavailableError("read-only")));
+  EXPECT_EQ(tier_->health().message(), "read-only");
+  EXPECT_EQ(tier_->Usage().capacity_bytes, kCapacity);
+  EXPECT_EQ(tier_->Usage().used_bytes, 0u);
+  EXPECT_FALSE(tier_->Allocate(kAcme, 1).ok());
+  tier_->Tick(100'000'000'000);
+  EXPECT_EQ(io_->pending(), 0u) << "there is nothing to be tried";
+  auto opened = with_tenants(SsdTier::Open({}, disk_.file(), disk_.records(), *io_));
+  ASSERT_EQ(opened->Recover()->size(), 1u);
+  tier_->Attach(std::move(opened));
+  EXPECT_EQ(tier_->health(), absl::OkStatus());
+  EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 2 * kExtent);
+  EXPECT_TRUE(Holds(slot, 1));
+  Store(kAcme, 2, 3);
+  tier_->Erase(kAcme, NumberedKey(1), slot);
+  io_->CompleteAll();
+  EXPECT_EQ(OpenWithTenants().size(), 1u);
 }
 
 using SsdTierDeathTest = SsdTierTest;

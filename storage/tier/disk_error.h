@@ -1,0 +1,16 @@
+// What a disk's errors say of later: whether to try again or to give up.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace ashlar::storage {
+
+// The status of a call that failed with `error` (an errno). RESOURCE_EXHAUSTED: the file system is full. UNAVAILABLE: it
+// is read-only, or the device fails. Every other code says that to try again would be of no use.
+absl::Status DiskError(int error, absl::string_view what);
+
+// Of the two above: the disk may do later what it refuses now.
+bool MayPass(const absl::Status& status);
+
+}  // namespace ashlar::storage

@@ -1,0 +1,29 @@
+// RocksDB's log of its latest batches, where damage has struck it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ashlar::storage {
+
+// A log as RocksDB writes it (docs of its "Write Ahead Log File Format"): blocks of 32 KiB, of fragments that each have
+// a checksum; one or several make a batch. RocksDB's own recovery skips the rest of a block behind a damaged fragment,
+// for the length of that one may be wrong, and with it batches that are whole.
+struct RecordLogScan {
+  std::vector<std::string> batches;  // all that are whole, in order
+  bool whole_behind_damage = false;  // some of them lie behind a damaged place
+};
+RecordLogScan ScanRecordLog(std::string_view bytes);
+// A log of just these batches.
+std::string EncodeRecordLog(const std::vector<std::string>& batches);
+
+// Of every log in RocksDB's folder `path` that has whole batches behind damage: writes it anew, without the damaged
+// ones. Each is replaced at once and durably, or not at all. Says how many; what is damaged at its end alone, as a power
+// loss leaves it, stays as it is. Before the folder is opened.
+absl::StatusOr<int> RepairRecordLogs(const std::string& path);
+
+}  // namespace ashlar::storage
