@@ -75,6 +75,11 @@ absl::Status AdminService::Stats(v1::StatsReply* reply) const {
     reply->set_metadata_queue(levels.metadata_queue);
     reply->set_worker_queue(levels.worker_queue);
     reply->set_uptime_seconds(static_cast<double>(parts_.clock.Now() - started_) * 1e-9);
+    for (const auto& [tier, reason] : levels.degraded) {
+      v1::DegradedTier* degraded = reply->add_degraded();
+      degraded->set_tier(static_cast<uint32_t>(tier));
+      degraded->set_reason(reason);
+    }
     for (TenantId tenant = 0; tenant < parts_.tenants.size(); ++tenant) {
       v1::TenantStats* out = reply->add_tenants();
       out->set_tenant(parts_.tenants[tenant]);

@@ -57,6 +57,7 @@ void FillTierDefaults(v1::Config* config) {
   if (hbm->arena_bytes() == 0) hbm->set_arena_bytes(std::min(kDefaultArenaBytes, hbm->capacity_bytes()));
   v1::Ssd* ssd = config->mutable_ssd();
   if (ssd->admission().empty()) ssd->set_admission("second_use");
+  if (ssd->on_damage().empty()) ssd->set_on_damage("set_aside");
   if (ssd->threads() == 0) ssd->set_threads(kDefaultDiskThreads);
   if (ssd->queue_depth() == 0) ssd->set_queue_depth(kDefaultDiskQueue);
 }
@@ -196,6 +197,9 @@ absl::Status CheckTiers(const v1::Config& config) {
   if (ssd.capacity_bytes() > kMaxMemoryBytes) return Bad("ssd.capacity_bytes: out of range");
   const std::set<std::string> admissions = {"all", "second_use", "tinylfu"};
   if (!admissions.contains(ssd.admission())) return Bad("ssd.admission: expected all, second_use or tinylfu");
+  if (ssd.on_damage() != "set_aside" && ssd.on_damage() != "refuse") {
+    return Bad("ssd.on_damage: expected set_aside or refuse");
+  }
   if (config.eviction() != "price" && config.eviction() != "lru") return Bad("eviction: expected price or lru");
   if (ssd.threads() > kMaxThreads) return Bad("ssd.threads: out of range");
   if (ssd.queue_depth() > kMaxQueueDepth) return Bad("ssd.queue_depth: out of range");

@@ -69,6 +69,7 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.hbm().capacity_bytes(), 0u);
   EXPECT_EQ(config.ssd().folder(), "");
   EXPECT_EQ(config.ssd().admission(), "second_use");
+  EXPECT_EQ(config.ssd().on_damage(), "set_aside");
   EXPECT_EQ(config.eviction(), "price");
   EXPECT_EQ(config.ssd().threads(), 8u);
   EXPECT_EQ(config.ssd().queue_depth(), 256u);
@@ -105,7 +106,7 @@ tenants:
      model_bytes: 3MiB}
   - {name: green-2, uids: [1002], dram_bytes: 512 MiB, hbm_bytes: 1MiB}
 hbm: {capacity_bytes: 2MiB, arena_bytes: 1MiB}
-ssd: {folder: /d, capacity_bytes: 8GiB, admission: tinylfu, threads: 3, queue_depth: 5}
+ssd: {folder: /d, capacity_bytes: 8GiB, admission: tinylfu, threads: 3, queue_depth: 5, on_damage: refuse}
 leases: {unused_seconds: 5, reservation_seconds: 7, max_leases: 1000, max_segments: 2000}
 sessions: {max_sessions: 3, region_bytes: 1TiB, max_regions: 7}
 workers: {threads: 2, queue_depth: 9, landings_per_session: 3}
@@ -147,6 +148,7 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.hbm().arena_bytes(), 1u << 20);
   EXPECT_EQ(config.ssd().admission(), "tinylfu");
   EXPECT_EQ(config.ssd().queue_depth(), 5u);
+  EXPECT_EQ(config.ssd().on_damage(), "refuse");
   EXPECT_EQ(config.tenants(0).public_floor().ssd_bytes(), uint64_t{4} << 30);
   EXPECT_EQ(config.tenants(0).private_floor().hbm_bytes(), 1u << 20);
   EXPECT_EQ(config.tenants(0).ttl_seconds(), 60u);
@@ -234,6 +236,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\neviction: fifo", "eviction: expected price or lru"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, threads: 9999}",
                  "ssd.threads: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, on_damage: repair}",
+                 "ssd.on_damage: expected"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, queue_depth: 9999999}",
                  "ssd.queue_depth: out of range"},
         BadInput{"", "dram.capacity_bytes: required"}));

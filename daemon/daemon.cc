@@ -46,6 +46,8 @@ constexpr int kMovingThreads = 2;
 constexpr int kMostSpareThreads = 30;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
+// What the health service calls the tier: NOT_SERVING while it is degraded, though the daemon serves.
+constexpr const char* kSsdHealth = "ashlar.v1.Ssd";
 constexpr storage::Nanos kSweepHosted = kSecond / 4;  // how long memory that nobody holds any more stays charged
 constexpr storage::Nanos kLevelsEvery = kSecond / 5;
 constexpr storage::Nanos kStandstill = 10 * kSecond;  // of the metadata thread: whoever asks for our health hears of it
@@ -175,6 +177,10 @@ struct Daemon::Impl {
     measure(TierKind::kHbm, tiers->hbm());
     measure(TierKind::kDram, &tiers->dram());
     measure(TierKind::kSsd, tiers->ssd());
+    if (tiers->ssd() != nullptr && tiers->ssd()->degraded()) {
+      levels.degraded[TierKind::kSsd] = std::string(tiers->ssd()->health().message());
+    }
+    levels.set_aside = tiers->set_aside();
     const storage::Cache::Stats stats = cache.stats();
     levels.objects = stats.objects;
     levels.object_bytes = stats.object_bytes;
@@ -209,10 +215,27 @@ struct Daemon::Impl {
     return levels;
   }
 
+  // Tells health and log. On the loop.
+  void TellOfDisk(const Levels& levels) {
+    if (tiers->ssd() == nullptr) return;
+    const auto found = levels.degraded.find(TierKind::kSsd);
+    const bool now = found != levels.degraded.end();
+    if (rpc_server != nullptr) rpc_server->SetServing(kSsdHealth, !now);
+    if (now == degraded) return;
+    degraded = now;
+    if (now) {
+      Log(LogLevel::kError, "a tier is degraded: nothing is written there until it recovers",
+          {{"tier", std::string(Name(TierKind::kSsd))}, {"error", found->second}});
+    } else {
+      Log(LogLevel::kInfo, "a tier has recovered", {{"tier", std::string(Name(TierKind::kSsd))}});
+    }
+  }
+
   // What others look at, on other threads.
   void Watch() {
     const Levels levels = Measure();
     metrics.Set(levels);
+    TellOfDisk(levels);
     measured_at = loops->clock.Now();
     uint64_t to_come = 0;
     for (const auto& [kind, usages] : levels.tiers) {
@@ -288,6 +311,7 @@ struct Daemon::Impl {
 
   std::mutex drain_mutex;
   bool stopping = false;  // guarded by drain_mutex
+  bool degraded = false;  // the ssd tier, as the log has it; the loop's
   const int tenants;
   Metrics metrics;
   HostedMemory hosted;
@@ -329,11 +353,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
   parts.loop.Every(kSecond, [&parts](storage::Slice& slice) { return parts.cache.Tick(slice); });
-  parts.loop.Every(kLevelsEvery, [&parts] {
-    parts.Watch();
-    parts.metrics.TurnsTaken(parts.loop.TakeTurnTimes());
-  });
   parts.Watch();
+  parts.loop.Every(kSecond, [&parts] { parts.tiers->Tick(parts.cache); });
   parts.mappings.Every(kSweepHosted, [&parts] { parts.hosted.Sweep(); });
   parts.loop.Start();
   parts.mappings.Start();
@@ -343,6 +364,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   auto rpc_server = RpcServer::Start(listen.rpc_socket(), std::move(connections), parts.engine_service, parts.metrics);
   if (!rpc_server.ok()) return rpc_server.status();
   parts.rpc_server = *std::move(rpc_server);
+  parts.loop.Every(kLevelsEvery, [&parts] {
+    parts.Watch();
+    parts.metrics.TurnsTaken(parts.loop.TakeTurnTimes());
+  });
+  parts.loop.PostCompletion(storage::kNoTenant, [&parts] { parts.Watch(); });
   auto session_server = SessionServer::Start(listen.session_socket(), config.sessions().max_sessions(), parts.services);
   if (!session_server.ok()) return session_server.status();
   parts.session_server = *std::move(session_server);

@@ -1,5 +1,6 @@
 // ashlard --config FILE.yaml: the cache daemon of one node.
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -84,6 +85,8 @@ int Serve(const ashlar::v1::Config& config) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // What the daemon makes is its user's alone. Sockets get their modes by name.
+  umask(077);
   ashlar::daemon::BoundAllocatorMappings();
   Arguments arguments;
   if (!Parse(argc, argv, &arguments)) return kExitBadConfig;

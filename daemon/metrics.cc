@@ -195,6 +195,9 @@ struct Metrics::Impl {
       GaugeFamily("ashlar_tier_held_bytes", "Bytes in arenas, used or not"), tenants, {"tier"}};
   Children<Gauge, TierKind> capacity{
       GaugeFamily("ashlar_tier_capacity_bytes", "The tenant's budget"), tenants, {"tier"}};
+  Family<Gauge>& degraded_family = GaugeFamily("ashlar_tier_degraded", "1 while the tier takes no writes");
+  Counter& set_aside =
+      CounterFamily("ashlar_ssd_set_aside_total", "Damaged databases of records that were set aside").Add({});
   HoldingsMetrics holdings{*registry, tenants};
 
   Family<Gauge>& page_family = GaugeFamily("ashlar_pages", "Pages that the daemon allocates, by state");
@@ -383,6 +386,8 @@ void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elaps
 
 void Metrics::Set(const Levels& levels) {
   for (const auto& [tier, tenants] : levels.tiers) {
+    const bool degraded = levels.degraded.contains(tier);
+    impl_->degraded_family.Add({{"tier", std::string(Name(tier))}}).Set(degraded ? 1 : 0);
     for (TenantId tenant = 0; tenant < tenants.size(); ++tenant) {
       impl_->used.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].used_bytes));
       impl_->held.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].held_bytes));
@@ -425,6 +430,7 @@ void Metrics::Set(const Levels& levels) {
   const auto advance = [](Counter& counter, uint64_t total) {
     counter.Increment(static_cast<double>(total) - counter.Value());
   };
+  advance(impl_->set_aside, levels.set_aside);
   advance(impl_->metadata_rejections, levels.metadata_queue_rejections);
   advance(impl_->worker_rejections, levels.worker_queue_rejections);
 }

@@ -43,9 +43,7 @@ std::unique_ptr<grpc::Server> MakeServer(grpc::Service& service, const Bounds& b
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.SetResourceQuota(grpc::ResourceQuota("rpc").Resize(bounds.memory));
   builder.RegisterService(&service);
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server != nullptr) server->GetHealthCheckService()->SetServingStatus(v1::Cache::service_full_name(), true);
-  return server;
+  return builder.BuildAndStart();
 }
 
 // gRPC for connections of one kind. It listens nowhere: connections are given to it.
@@ -71,10 +69,19 @@ struct RpcServer::Impl {
     if (front.server == nullptr) {
       front.server = MakeServer(*front.service, tenant == nullptr ? kOfStrangers : kOfATenant);
       if (front.server == nullptr) return;
-      if (!serving) front.server->GetHealthCheckService()->SetServingStatus(false);
+      SetHealth(front);
       if (stopping) front.server->GetHealthCheckService()->Shutdown();
     }
     grpc::AddInsecureChannelFromFd(front.server.get(), socket.Release());
+  }
+
+  // Under the mutex.
+  void SetHealth(const Front& front) const {
+    if (front.server == nullptr) return;
+    grpc::HealthCheckServiceInterface& health = *front.server->GetHealthCheckService();
+    health.SetServingStatus("", serving);
+    health.SetServingStatus(v1::Cache::service_full_name(), serving);
+    for (const auto& [service, well] : services) health.SetServingStatus(service, well && serving);
   }
 
   CallsUnderWay calls;
@@ -82,6 +89,7 @@ struct RpcServer::Impl {
   std::mutex mutex;
   bool stopping = false;  // guarded by mutex, as below
   bool serving = true;
+  std::map<std::string, bool> services;  // besides the daemon's own
   std::map<std::optional<storage::TenantId>, Front> fronts;  // of every tenant; of none: the strangers'
 
   std::unique_ptr<RpcListener> listener;
@@ -112,9 +120,15 @@ RpcServer::~RpcServer() {
 void RpcServer::SetServing(bool serving) {
   std::lock_guard lock(impl_->mutex);
   impl_->serving = serving;
-  for (const auto& [kind, front] : impl_->fronts) {
-    if (front.server != nullptr) front.server->GetHealthCheckService()->SetServingStatus(serving);
-  }
+  for (const auto& [kind, front] : impl_->fronts) impl_->SetHealth(front);
+}
+
+void RpcServer::SetServing(const std::string& service, bool serving) {
+  std::lock_guard lock(impl_->mutex);
+  const auto [known, fresh] = impl_->services.emplace(service, serving);
+  if (!fresh && known->second == serving) return;
+  known->second = serving;
+  for (const auto& [kind, front] : impl_->fronts) impl_->SetHealth(front);
 }
 
 void RpcServer::Stop(storage::Nanos grace) {
@@ -133,6 +147,7 @@ void RpcServer::Stop(storage::Nanos grace) {
   for (const auto& [kind, front] : impl_->fronts) {
     if (front.server != nullptr) front.server->Shutdown(goodbye);
   }
+  std::lock_guard lock(impl_->mutex);  // the loop may be telling their health
   impl_->fronts.clear();
 }
 

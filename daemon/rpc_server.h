@@ -26,6 +26,8 @@ class RpcServer {
 
   // What the health service answers: SERVING at first. Calls are taken all the same. Any thread.
   void SetServing(bool serving);
+  // What it answers of a service of its own name, as long as the daemon serves. Any thread.
+  void SetServing(const std::string& service, bool serving);
   // Takes no new calls, lets those in flight finish for at most `grace`, then cancels and awaits them. Meanwhile the
   // health service answers NOT_SERVING. Removes the socket. The engine service must still answer.
   void Stop(storage::Nanos grace);

@@ -1,15 +1,13 @@
 #include "daemon/tier_set.h"
 
-#include <sys/random.h>
-
-#include <chrono>
-#include <filesystem>
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/log.h"
+#include "storage/tier/disk_error.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -17,6 +15,8 @@ namespace {
 using storage::TenantId;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
+constexpr int kSlowestRetry = 10;  // seconds between attempts to open the disk
+constexpr size_t kAdoptedAtOnce = 1024;
 
 absl::StatusOr<std::unique_ptr<storage::MemoryTier>> MakeMemory(const v1::Config& config,
                                                                 const storage::MemoryTierOptions& options,
@@ -46,21 +46,6 @@ struct PoolFloor {
   const v1::Floor* floor;
 };
 
-void LogRecovery(const std::string& folder, const storage::SsdTier::RecoveryReport& report, double seconds) {
-  Log(LogLevel::kInfo, "disk read",
-      {{"folder", folder},
-       {"objects", report.objects},
-       {"bytes", report.bytes},
-       {"damaged", report.damaged},
-       {"superseded", report.superseded},
-       {"over_budget", report.over_budget},
-       {"milliseconds", static_cast<uint64_t>(1e3 * seconds)}});
-  for (const auto& [tenant, bytes] : report.unknown_tenants) {
-    Log(LogLevel::kWarning, "the disk has objects of a tenant that is not configured",
-        {{"tenant", tenant}, {"bytes", bytes}});
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config, EventLoop& loop,
@@ -87,44 +72,57 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
   if (!dram.ok()) return dram.status();
   set->dram_ = *std::move(dram);
   if (config.ssd().folder().empty()) return set;
-  if (absl::Status status = set->OpenDisk(config, loop); !status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("ssd.folder ", config.ssd().folder(), ": ", status.message()));
-  }
+  if (absl::Status status = set->OpenDisk(config, loop); !status.ok()) return status;
   return set;
 }
 
 absl::Status TierSet::OpenDisk(const v1::Config& config, EventLoop& loop) {
-  const auto begin = std::chrono::steady_clock::now();
-  const std::string& folder = config.ssd().folder();
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot make ", folder));
-  auto file = storage::OpenBlockFile(folder + "/slab", storage::SsdTier::SlabBytes(config.ssd().capacity_bytes()));
-  if (!file.ok()) return file.status();
-  file_ = *std::move(file);
-  auto records = storage::OpenRecordStore(folder + "/records");
-  if (!records.ok()) return records.status();
-  records_ = *std::move(records);
+  loop_ = &loop;
   io_ = std::make_unique<WorkerPool>(static_cast<int>(config.ssd().threads()), config.ssd().queue_depth(), loop);
-  storage::SsdTierOptions options;
-  if (getrandom(options.new_id.data(), options.new_id.size(), 0) != static_cast<ssize_t>(options.new_id.size())) {
-    return absl::ErrnoToStatus(errno, "getrandom");
+  absl::StatusOr<SsdDisk> disk = OpenSsdDisk(config, *io_);
+  if (disk.ok()) {
+    file_ = std::move(disk->file);
+    records_ = std::move(disk->records);
+    ssd_ = std::move(disk->tier);
+    recovered_ = std::move(disk->recovered);
+    set_aside_ += disk->set_aside ? 1 : 0;
+    return absl::OkStatus();
   }
-  auto ssd = storage::SsdTier::Open(options, *file_, *records_, *io_);
-  if (!ssd.ok()) return ssd.status();
-  ssd_ = *std::move(ssd);
-  for (int i = 0; i < config.tenants_size(); ++i) {
-    const v1::Tenant& tenant = config.tenants(i);
-    if (tenant.ssd_bytes() == 0) continue;
-    absl::Status added = ssd_->AddTenant(static_cast<TenantId>(i), tenant.name(), tenant.ssd_bytes());
-    if (!added.ok()) return added;
+  if (!storage::MayPass(disk.status())) return disk.status();
+  auto tier = storage::SsdTier::WithoutDisk({}, config.ssd().capacity_bytes(), *io_, disk.status());
+  if (!tier.ok()) return tier.status();
+  ssd_ = *std::move(tier);
+  open_ = [config, io = io_.get()] { return OpenSsdDisk(config, *io); };
+  return AddSsdTenants(config, *ssd_);
+}
+
+void TierSet::Tick(storage::Cache& cache) {
+  if (open_ == nullptr || opening_ || --ticks_left_ > 0) return;
+  auto opened = std::make_shared<absl::StatusOr<SsdDisk>>();
+  opening_ = io_->Run(
+      storage::kNoTenant, [opened, open = open_] { *opened = open(); },
+      [this, opened, &cache] { Attach(std::move(*opened), cache); });
+}
+
+void TierSet::Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache) {
+  opening_ = false;
+  patience_ = std::min(2 * patience_, kSlowestRetry);
+  ticks_left_ = patience_;
+  if (!opened.ok()) return ssd_->StillWithoutDisk(opened.status());
+  open_ = nullptr;
+  file_ = std::move(opened->file);
+  records_ = std::move(opened->records);
+  set_aside_ += opened->set_aside ? 1 : 0;
+  ssd_->Attach(std::move(opened->tier));
+  // A million objects would hold engines up for a second.
+  auto recovered = std::make_shared<std::vector<storage::SsdTier::Recovered>>(std::move(opened->recovered));
+  for (size_t first = 0; first < recovered->size(); first += kAdoptedAtOnce) {
+    loop_->PostCompletion(storage::kNoTenant, [recovered, first, &cache] {
+      const auto begin = recovered->begin() + static_cast<ptrdiff_t>(first);
+      const size_t count = std::min(kAdoptedAtOnce, recovered->size() - first);
+      cache.Adopt({std::make_move_iterator(begin), std::make_move_iterator(begin + static_cast<ptrdiff_t>(count))});
+    });
   }
-  auto recovered = ssd_->Recover();
-  if (!recovered.ok()) return recovered.status();
-  recovered_ = *std::move(recovered);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  LogRecovery(folder, ssd_->recovery(), took.count());
-  return absl::OkStatus();
 }
 
 storage::Tiers TierSet::tiers() const {

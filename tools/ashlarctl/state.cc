@@ -116,6 +116,11 @@ absl::StatusOr<Answer> Stats(const Arguments&, AdminClient& client) {
                              Bytes(reply.object_bytes()), "; ", reply.sessions(), " sessions, ", reply.leases(),
                              " leases, ", reply.reservations(), " reservations; ", reply.landings(), " landings and ",
                              reply.compositions(), " compositions in flight\n");
+  answer.json["degraded"] = json::array();
+  for (const v1::DegradedTier& tier : reply.degraded()) {
+    answer.json["degraded"].push_back({{"tier", TierName(tier.tier())}, {"reason", tier.reason()}});
+    absl::StrAppend(&answer.text, "degraded: ", TierName(tier.tier()), ": ", tier.reason(), "\n");
+  }
   for (const v1::TenantStats& tenant : reply.tenants()) {
     answer.json["tenants"].push_back(TenantJson(tenant));
     answer.text += TenantText(tenant);
