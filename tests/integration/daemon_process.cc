@@ -75,7 +75,7 @@ char StateOf(pid_t pid) {
 std::string SsdYaml(const std::string& folder, const DaemonOptions& options) {
   if (options.ssd.empty()) return "";
   return "ssd:\n  folder: " + folder + "\n  capacity_bytes: " + options.ssd + "\n  admission: " + options.admission +
-         "\n";
+         "\n  on_damage: " + options.on_damage + "\n";
 }
 
 }  // namespace
@@ -105,7 +105,9 @@ DaemonProcess::DaemonProcess(const DaemonOptions& options)
     : own_pid_namespace_(options.own_pid_namespace),
       program_(options.program.empty() ? ASHLARD : options.program),
       uid_(options.uid),
-      max_files_(options.max_files) {
+      max_files_(options.max_files),
+      environment_(options.environment),
+      ssd_folder_(options.ssd_folder) {
   std::string pattern = testing::TempDir() + "ashlar-integration-XXXXXX";
   directory_ = ::mkdtemp(pattern.data());
   EXPECT_EQ(::chmod(directory_.c_str(), 0755), 0);  // for engines of other users
@@ -161,6 +163,7 @@ void DaemonProcess::Launch() {
     const int fd = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     ::dup2(fd, STDOUT_FILENO);
     ::dup2(fd, STDERR_FILENO);
+    for (const std::string& variable : environment_) ::putenv(const_cast<char*>(variable.c_str()));
     ::execv(program_.c_str(), const_cast<char* const*>(arguments));
     ::_exit(127);
   }

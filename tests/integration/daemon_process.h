@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "client/client.h"
 
@@ -29,10 +30,13 @@ struct DaemonOptions {
   std::string ssd;                       // of such a capacity; empty: no such tier
   std::string admission = "second_use";  // of that tier
   std::string eviction = "price";
+  std::string on_damage = "set_aside";   // of the ssd tier
+  std::string ssd_folder;                // other than one in the daemon's
   uint32_t drain_seconds = 2;
   uint32_t threads = 2;
   std::string gpu;                 // YAML of the field `gpu`; empty: none
   std::string program;             // other than the ashlard of this build
+  std::vector<std::string> environment;  // NAME=VALUE, besides this process's
   bool own_pid_namespace = false;  // only where MayMakePidNamespaces()
   uint32_t uid = 0;                // the daemon's user; 0: this one. Others: only for root
   uint64_t max_files = 0;          // its limit on open files; 0: this process's
@@ -59,7 +63,7 @@ class DaemonProcess {
 
   pid_t pid() const { return pid_; }
   const std::string& directory() const { return directory_; }  // a test's files may lie here, too
-  std::string ssd_folder() const { return directory_ + "/ssd"; }
+  std::string ssd_folder() const { return ssd_folder_.empty() ? directory_ + "/ssd" : ssd_folder_; }
   std::string log() const;  // of all its lives
   std::string admin_socket() const { return directory_ + "/admin.sock"; }
   ClientOptions client_options() const;
@@ -75,6 +79,8 @@ class DaemonProcess {
   const std::string program_;
   const uint32_t uid_;
   const uint64_t max_files_;
+  const std::vector<std::string> environment_;
+  const std::string ssd_folder_;
   uint16_t metrics_port_ = 0;
   pid_t pid_ = -1;
 };

@@ -1,28 +1,23 @@
 // The daemon killed under load, again and again, on one disk: what that had acknowledged is found again and lands as it
 // was published. And the disks that a daemon refuses.
-#include <fcntl.h>
 #include <gmock/gmock.h>
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
-#include <iostream>
-#include <map>
-#include <mutex>
 #include <random>
-#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "ashlar/v1/admin.grpc.pb.h"
+#include "kernels/checksum.h"
 #include "tests/integration/daemon_process.h"
+#include "tests/integration/disk_load.h"
 #include "tests/integration/test_engine.h"
 
 namespace ashlar::integration {
@@ -32,154 +27,12 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-constexpr std::byte kPoison{0x5a};
-constexpr size_t kSegments = 3;
-constexpr size_t kTokens = 60;
-constexpr int kEngines = 2;
-constexpr Shape kShape{.tokens = 256};
 // Of one round. Each object takes an extent of 256 KiB: the disk holds three rounds, and memory a tenth of one.
 constexpr size_t kPromptsPerRound = 110;
 // What was used longest ago goes first, so that the disk gives up objects of earlier rounds alone. By price it may give
 // up what it has acknowledged a moment ago, and nobody could tell that from a loss.
 const DaemonOptions kSmallMemory{
-    .dram = "8MiB", .arena = "1MiB", .ssd = "256MiB", .admission = "all", .eviction = "lru"};
-
-// A prompt is its seed; a text one of its segments.
-using Prompts = std::vector<uint64_t>;
-using Texts = std::map<uint64_t, std::set<size_t>>;
-
-std::vector<Tokens> PromptOf(uint64_t seed) {
-  return MakePrompt(seed, kSegments, kTokens);
-}
-
-size_t Count(const Texts& texts) {
-  size_t count = 0;
-  for (const auto& [seed, segments] : texts) count += segments.size();
-  return count;
-}
-
-bool HasDirectIo() {
-  const int fd = ::open(testing::TempDir().c_str(), O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
-  if (fd >= 0) ::close(fd);
-  return fd >= 0;
-}
-
-// Asks a daemon what its disk has acknowledged.
-class Witness {
- public:
-  Witness(const std::string& admin_socket, const NamespaceId& ns)
-      : stub_(v1::Admin::NewStub(grpc::CreateChannel("unix:" + admin_socket, grpc::InsecureChannelCredentials()))),
-        ns_(reinterpret_cast<const char*>(ns.bytes.data()), ns.bytes.size()) {}
-
-  // Adds those texts of the prompts that the disk has acknowledged by now; false when the daemon does not answer.
-  bool Hear(const Prompts& prompts, Texts& acknowledged) {
-    v1::Texts request;
-    request.set_tenant("default");
-    request.set_ns(ns_);
-    std::vector<std::pair<uint64_t, size_t>> asked;
-    for (const uint64_t seed : prompts) {
-      const std::vector<Tokens> prompt = PromptOf(seed);
-      for (size_t i = 0; i < prompt.size(); ++i) {
-        if (acknowledged[seed].contains(i)) continue;
-        v1::ObjectName* text = request.add_texts();
-        text->set_kind(static_cast<uint32_t>(TestEngine::KindOf(i)));
-        text->set_tokens(prompt[i].data(), prompt[i].size() * sizeof(int32_t));
-        asked.emplace_back(seed, i);
-      }
-    }
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kPatience);
-    v1::ExplainReply reply;
-    if (!stub_->Explain(&context, request, &reply).ok()) return false;
-    for (size_t i = 0; i < asked.size(); ++i) {
-      const auto& tiers = reply.texts(static_cast<int>(i)).present().tiers();
-      if (std::ranges::count(tiers, static_cast<uint32_t>(TierKind::kSsd)) == 0) continue;
-      acknowledged[asked[i].first].insert(asked[i].second);
-    }
-    return true;
-  }
-
- private:
-  std::unique_ptr<v1::Admin::Stub> stub_;
-  const std::string ns_;
-};
-
-// Lands the prompt, at the first attempt; what was landed must be what was published. True: all of `wanted` was.
-bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted) {
-  const std::vector<Tokens> prompt = PromptOf(seed);
-  const Match match = engine.Lookup(prompt);
-  engine.FillTargets(kPoison);
-  Landing landing = engine.Land(match, prompt);
-  const std::vector<MissReason> reasons = landing.Wait(kPatience);
-  EXPECT_TRUE(landing.WaitQuiet(kPatience));
-  bool all = true;
-  for (size_t i = 0; i < prompt.size(); ++i) {
-    if (reasons[i] == MissReason::kNone) {
-      engine.ExpectTuples(match, i, prompt[i]);
-      engine.ExpectLanded(TestEngine::KindOf(i), prompt[i], i * kTokens, kPoison);
-    } else if (wanted.contains(i)) {
-      const SegmentResult& segment = match.segments()[i];
-      std::cout << "prompt " << seed << " missed segment " << i << ": looked up " << Name(segment.reason) << ", landed "
-                << Name(reasons[i]) << std::endl;
-      all = false;
-    }
-  }
-  return all;
-}
-
-// Engines that publish new prompts and land those that there are, each in a thread of its own.
-class Load {
- public:
-  Load(const ClientOptions& options, std::mt19937_64& random) {
-    for (int i = 0; i < kEngines; ++i) {
-      threads_.emplace_back([this, options, seed = random()] { Work(options, seed); });
-    }
-    EXPECT_TRUE(Eventually([this] { return working_ == kEngines; }));
-  }
-  ~Load() { End(); }
-
-  void End() {
-    over_ = true;
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
-  }
-  Prompts prompts() const {
-    const std::lock_guard lock(mutex_);
-    return prompts_;
-  }
-
- private:
-  void Work(const ClientOptions& options, uint64_t seed) {
-    std::mt19937_64 random(seed);
-    TestEngine engine(options, kShape);
-    ++working_;
-    while (!over_ && !testing::Test::HasFailure()) {
-      if (prompts().size() < kPromptsPerRound) Publish(engine, random() >> 32);
-      const Prompts known = prompts();
-      Lands(engine, known[random() % known.size()], {});
-    }
-  }
-
-  // As far as it goes: the daemon may die meanwhile.
-  void Publish(TestEngine& engine, uint64_t seed) {
-    {
-      const std::lock_guard lock(mutex_);
-      prompts_.push_back(seed);
-    }
-    const std::vector<Tokens> prompt = PromptOf(seed);
-    for (size_t i = 0; i < prompt.size() && !over_; ++i) {
-      const ObjectKind kind = TestEngine::KindOf(i);
-      const Reservation reservation = engine.Reserve(kind, prompt[i]);
-      if (reservation.granted()) engine.model().Publish(reservation, engine.Compute(kind, prompt[i]));
-    }
-  }
-
-  std::atomic<bool> over_ = false;
-  std::atomic<int> working_ = 0;
-  mutable std::mutex mutex_;
-  Prompts prompts_;
-  std::vector<std::thread> threads_;
-};
+    .dram = "8MiB", .arena = "1MiB", .ssd = "256MiB", .admission = "all", .eviction = "lru", .on_damage = "refuse"};
 
 // A field of the last line in which the daemon said what it found on its disk.
 double Recovered(const DaemonProcess& daemon, const std::string& field) {
@@ -202,12 +55,12 @@ class Kills {
   explicit Kills(uint32_t seed) : random_(seed) {}
 
   void Round() {
-    Load load(daemon_.client_options(), random_);
+    Load load(daemon_.client_options(), random_, kPromptsPerRound);
     const Texts acknowledged = KillUnder(load);
     const auto killed = Clock::now();
     daemon_.Start();
     if (testing::Test::HasFatalFailure()) return;
-    TestEngine engine(daemon_.client_options(), kShape);
+    TestEngine engine(daemon_.client_options(), kPromptShape);
     engine.Lookup(PromptOf(load.prompts().front()));
     answered_.push_back(std::chrono::duration<double, std::milli>(Clock::now() - killed).count());
     read_.push_back(Recovered(daemon_, "milliseconds"));
@@ -248,7 +101,7 @@ class Kills {
 
   std::mt19937_64 random_;
   DaemonProcess daemon_{kSmallMemory};
-  const NamespaceId engine_namespace_ = TestEngine(daemon_.client_options(), kShape).model().ns();
+  const NamespaceId engine_namespace_ = TestEngine(daemon_.client_options(), kPromptShape).model().ns();
   std::vector<double> read_, answered_;  // milliseconds
   size_t checked_ = 0;
 };
@@ -291,16 +144,26 @@ class Damage {
   std::string original_;
 };
 
+// What the slab's header is with other bytes at `offset`, and whole.
+std::string SlabHeader(const std::string& slab, size_t offset, const std::string& bytes) {
+  std::string header(40, '\0');
+  std::ifstream(slab, std::ios::binary).read(header.data(), static_cast<std::streamsize>(header.size()));
+  header.replace(offset, bytes.size(), bytes);
+  const uint64_t checksum = kernels::UnitChecksum(header.data(), header.size() - sizeof checksum);
+  return header.replace(header.size() - sizeof checksum, sizeof checksum,
+                        std::string(reinterpret_cast<const char*>(&checksum), sizeof checksum));
+}
+
 TEST(Restart, RefusesADiskThatItCannotReadAndLeavesItAlone) {
   if (!HasDirectIo()) GTEST_SKIP() << testing::TempDir() << " has no O_DIRECT";
   DaemonProcess daemon(kSmallMemory);
   constexpr uint64_t kSeed = 1;
   {
-    TestEngine engine(daemon.client_options(), kShape);
+    TestEngine engine(daemon.client_options(), kPromptShape);
     engine.PublishPrompt(PromptOf(kSeed));
     Witness witness(daemon.admin_socket(), engine.model().ns());
     Texts acknowledged;
-    ASSERT_TRUE(Eventually([&] { return witness.Hear({kSeed}, acknowledged) && Count(acknowledged) == kSegments; }));
+    ASSERT_TRUE(Eventually([&] { return witness.Hear({kSeed}, acknowledged) && Count(acknowledged) == kPromptSegments; }));
   }
   EXPECT_EQ(daemon.Terminate(), 0);
   const auto expect_refusal = [&](const std::string& why) {
@@ -308,20 +171,55 @@ TEST(Restart, RefusesADiskThatItCannotReadAndLeavesItAlone) {
   };
   const std::string slab = daemon.ssd_folder() + "/slab";
   {
-    const Damage other_version(slab, 8, std::string("\1\0\0\0", 4));
+    const Damage other_version(slab, 0, SlabHeader(slab, 8, std::string("\1\0\0\0", 4)));
     expect_refusal("version 1");
   }
   {
-    const Damage other_name(slab, 16, "another's slab");
-    expect_refusal("ssd slab");
+    const Damage other_name(slab, 0, SlabHeader(slab, 16, "another's slab"));
+    expect_refusal("not the one that the index describes");
+  }
+  {
+    const Damage no_header(slab, 16, "damaged");
+    expect_refusal("ssd.on_damage: set_aside");
   }
   {
     const Damage no_database(daemon.ssd_folder() + "/records/CURRENT", 0, "nonsense");
     expect_refusal(daemon.ssd_folder() + "/records");
+    expect_refusal("ssd.on_damage: set_aside");
   }
   daemon.Start();
-  TestEngine engine(daemon.client_options(), kShape);
+  TestEngine engine(daemon.client_options(), kPromptShape);
   EXPECT_TRUE(Lands(engine, kSeed, {0, 1, 2}));
+}
+
+// Names of tenants, keys and lengths tell other users what is cached.
+TEST(Restart, TheDisksFilesAreItsUsersAloneAlsoThoseOfAnOlderDaemon) {
+  if (!HasDirectIo()) GTEST_SKIP() << testing::TempDir() << " has no O_DIRECT";
+  namespace fs = std::filesystem;
+  const mode_t before = ::umask(022);
+  DaemonProcess daemon(kSmallMemory);
+  ::umask(before);
+  const auto mode_of = [](const fs::path& path) { return static_cast<unsigned>(fs::status(path).permissions()); };
+  const auto expect_private = [&] {
+    EXPECT_EQ(mode_of(daemon.ssd_folder()), 0700u);
+    size_t files = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(daemon.ssd_folder())) {
+      EXPECT_EQ(mode_of(entry.path()), entry.is_directory() ? 0700u : 0600u) << entry.path();
+      ++files;
+    }
+    EXPECT_GT(files, 4u);
+    EXPECT_EQ(mode_of(daemon.client_options().rpc_socket), 0660u);
+    EXPECT_EQ(mode_of(daemon.client_options().session_socket), 0660u);
+    EXPECT_EQ(mode_of(daemon.admin_socket()), 0600u);
+  };
+  expect_private();
+  daemon.Kill();
+  for (const auto& entry : fs::recursive_directory_iterator(daemon.ssd_folder())) {
+    fs::permissions(entry.path(), static_cast<fs::perms>(entry.is_directory() ? 0755 : 0644));
+  }
+  fs::permissions(daemon.ssd_folder(), static_cast<fs::perms>(0755));
+  daemon.Start();
+  expect_private();
 }
 
 }  // namespace

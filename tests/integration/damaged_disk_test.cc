@@ -1,0 +1,172 @@
+// Disks that were damaged while no daemon ran: it starts on each, serves what it can prove, and nothing else.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/disk_load.h"
+
+namespace ashlar::integration {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kPrompts = 8;
+
+class DamagedDisk : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HasDirectIo()) GTEST_SKIP() << testing::TempDir() << " has no O_DIRECT";
+    folder_ = daemon_.ssd_folder();
+    whole_ = daemon_.directory() + "/whole";
+    // Half of it in tables, for a start writes them; the other half in the log.
+    for (int half = 0; half < 2 && !HasFatalFailure(); ++half) {
+      if (half > 0) daemon_.Start();
+      TestEngine engine(daemon_.client_options(), kPromptShape);
+      Witness witness(daemon_.admin_socket(), engine.model().ns());
+      Prompts fresh;
+      for (size_t i = 0; i < kPrompts / 2; ++i) {
+        fresh.push_back(random_() >> 32);
+        PublishWhatIsMissing(engine, fresh.back());
+      }
+      Texts acknowledged;
+      ASSERT_TRUE(Eventually([&] {
+        return witness.Hear(fresh, acknowledged) && Count(acknowledged) == fresh.size() * kPromptSegments;
+      }));
+      prompts_.insert(prompts_.end(), fresh.begin(), fresh.end());
+      daemon_.Kill();
+    }
+    fs::copy(folder_, whole_, fs::copy_options::recursive);
+  }
+
+  void Restore() {
+    fs::remove_all(folder_);
+    fs::copy(whole_, folder_, fs::copy_options::recursive);
+  }
+  std::vector<fs::path> Files() const {
+    std::vector<fs::path> files = {folder_ + "/slab"};
+    for (const auto& entry : fs::directory_iterator(folder_ + "/records")) files.push_back(entry.path());
+    std::sort(files.begin(), files.end());
+    return files;
+  }
+  fs::path TheLog() const {
+    for (const fs::path& file : Files()) {
+      if (file.extension() == ".log" && fs::file_size(file) > 0) return file;
+    }
+    return {};
+  }
+  uint64_t Draw(uint64_t below) { return random_() % below; }
+
+  // One bit, a run of zeros, the end, or all of it; what it was.
+  std::string Damage(const fs::path& path) {
+    const uint64_t size = fs::file_size(path), kind = size == 0 ? 3 : Draw(4);
+    const std::string name = path.filename().string();
+    if (kind == 3) return fs::remove(path), name + " removed";
+    // The slab's header, every other time: all else in it is objects.
+    const uint64_t at = Draw(name == "slab" && Draw(2) == 0 ? 48 : size);
+    if (kind == 2) return fs::resize_file(path, at), name + " cut to " + std::to_string(at);
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    if (kind == 1) {
+      const uint64_t zeros = std::min(size - at, 1 + Draw(8192));
+      file.seekp(static_cast<std::streamoff>(at)) << std::string(zeros, '\0');
+      return name + ": " + std::to_string(zeros) + " zeros at " + std::to_string(at);
+    }
+    const auto offset = static_cast<std::streamoff>(at);
+    file.seekg(offset);
+    const int before = file.get();
+    file.seekp(offset).put(static_cast<char>(before ^ (1 << Draw(8))));
+    return name + ": a bit at " + std::to_string(at);
+  }
+
+  // Starts it on what is there. Whatever is found lands as it was published; then it takes something new.
+  size_t StartAndLand() {
+    daemon_.Start();
+    if (HasFatalFailure()) return 0;
+    size_t found = 0;
+    {
+      TestEngine engine(daemon_.client_options(), kPromptShape);
+      Witness witness(daemon_.admin_socket(), engine.model().ns());
+      Texts there;
+      EXPECT_TRUE(witness.Hear(prompts_, there));
+      for (const uint64_t seed : prompts_) {
+        Lands(engine, seed, {});
+        found += there[seed].size();
+      }
+      const uint64_t fresh = random_() >> 32;
+      PublishWhatIsMissing(engine, fresh);
+      EXPECT_TRUE(Lands(engine, fresh, {0, 1, 2}));
+    }
+    daemon_.Kill();
+    return found;
+  }
+  bool SetAside() const {
+    return std::ranges::any_of(fs::directory_iterator(folder_), [](const fs::directory_entry& entry) {
+      return entry.path().filename().string().starts_with("records.damaged-");
+    });
+  }
+
+  std::mt19937_64 random_{std::random_device{}()};
+  DaemonProcess daemon_{{.dram = "8MiB", .arena = "1MiB", .ssd = "16MiB", .admission = "all"}};
+  std::string folder_, whole_;
+  Prompts prompts_;
+};
+
+// ASHLAR_DAMAGES=220 in the environment damages so many.
+TEST_F(DamagedDisk, IsServedAsFarAsItCanBeProven) {
+  const char* const asked = std::getenv("ASHLAR_DAMAGES");
+  const int cases = asked == nullptr ? 6 : std::atoi(asked);
+  size_t found = 0;
+  int set_aside = 0, all = 0;
+  for (int i = 0; i < cases && !HasFailure(); ++i) {
+    Restore();
+    std::string damage;
+    for (uint64_t files = 1 + Draw(2); files > 0; --files) {
+      const std::vector<fs::path> there = Files();
+      const fs::path& file = Draw(4) == 0 ? there.back() : there[Draw(there.size())];  // "slab" is the last
+      if (fs::exists(file)) damage += Damage(file) + "; ";
+    }
+    SCOPED_TRACE(damage);
+    const size_t here = StartAndLand();
+    found += here;
+    set_aside += SetAside() ? 1 : 0;
+    all += here == prompts_.size() * kPromptSegments ? 1 : 0;
+  }
+  std::printf("%d damaged disks, all started: %d lost nothing, %d were set aside; %zu of %zu objects found\n", cases,
+              all, set_aside, found, cases * prompts_.size() * kPromptSegments);
+}
+
+TEST_F(DamagedDisk, DamageInTheMiddleOfTheLogCostsNoneBehindIt) {
+  Restore();
+  const fs::path log = TheLog();
+  ASSERT_FALSE(log.empty());
+  std::fstream file(log, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(fs::file_size(log) / 2)).put('!');
+  file.close();
+  EXPECT_GE(StartAndLand(), (prompts_.size() - 1) * kPromptSegments);
+  EXPECT_FALSE(SetAside());
+}
+
+TEST_F(DamagedDisk, IsSetAsideUnderADatedNameAndSaidLoudly) {
+  Restore();
+  fs::remove(folder_ + "/records/CURRENT");
+  EXPECT_EQ(StartAndLand(), 0u);
+  EXPECT_TRUE(SetAside());
+  EXPECT_THAT(daemon_.log(), ::testing::HasSubstr("the disk is damaged: its records are set aside"));
+  daemon_.Start();
+  EXPECT_EQ(daemon_.Metric("ashlar_ssd_set_aside_total"), 0) << "it is well by now";
+  daemon_.Kill();
+  fs::remove(folder_ + "/records/CURRENT");
+  daemon_.Start();
+  EXPECT_EQ(daemon_.Metric("ashlar_ssd_set_aside_total"), 1);
+}
+
+}  // namespace
+}  // namespace ashlar::integration

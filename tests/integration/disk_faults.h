@@ -1,0 +1,17 @@
+// Which of a process's calls on the files of a folder are to fail: shared between a test and disk_faults.cc, which the
+// process has loaded (LD_PRELOAD).
+#pragma once
+
+#include <atomic>
+
+namespace ashlar::integration {
+
+// The errno with which calls fail, 0: they go on. Lies in the file that ASHLAR_DISK_FAULTS names; ASHLAR_DISK_FOLDER
+// names the folder.
+struct DiskFaults {
+  std::atomic<int> read, write, sync;
+  std::atomic<int> change;    // open for writing, make, rename, remove, resize
+  std::atomic<int> struck;    // calls that have failed so far
+};
+
+}  // namespace ashlar::integration

@@ -1,0 +1,77 @@
+// Prompts that go to the disk: what a daemon says it has acknowledged there, whether it lands as it was published, and
+// engines that publish more of them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ashlar/v1/admin.grpc.pb.h"
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+
+inline constexpr size_t kPromptSegments = 3;  // each an object, which takes an extent of 256 KiB
+inline constexpr Shape kPromptShape{.tokens = 256};
+
+// A prompt is its seed; a text one of its segments.
+using Prompts = std::vector<uint64_t>;
+using Texts = std::map<uint64_t, std::set<size_t>>;
+
+std::vector<Tokens> PromptOf(uint64_t seed);
+size_t Count(const Texts& texts);
+
+bool HasDirectIo();  // where tests have their folders
+
+// Asks a daemon what its disk has acknowledged.
+class Witness {
+ public:
+  Witness(const std::string& admin_socket, const NamespaceId& ns);
+
+  // Adds those texts of the prompts that the disk has acknowledged by now; false when the daemon does not answer.
+  bool Hear(const Prompts& prompts, Texts& acknowledged);
+
+ private:
+  std::unique_ptr<v1::Admin::Stub> stub_;
+  const std::string ns_;
+};
+
+// Lands the prompt, at the first attempt; what was landed must be what was published. True: all of `wanted` was.
+bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted);
+
+// Publishes what is not there of the prompt, as far as it goes: the daemon may die meanwhile.
+void PublishWhatIsMissing(TestEngine& engine, uint64_t seed);
+
+// Engines that publish new prompts, up to a number, and land those that there are, each in a thread of its own.
+class Load {
+ public:
+  static constexpr int kEngines = 2;
+
+  Load(const ClientOptions& options, std::mt19937_64& random, size_t most_prompts);
+  ~Load() { End(); }
+
+  void End();
+  Prompts prompts() const;
+
+ private:
+  void Work(const ClientOptions& options, uint64_t seed);
+
+  const size_t most_prompts_;
+  std::atomic<bool> over_ = false;
+  std::atomic<int> working_ = 0;
+  mutable std::mutex mutex_;
+  Prompts prompts_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ashlar::integration

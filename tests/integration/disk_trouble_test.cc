@@ -1,0 +1,291 @@
+// A disk that is full, read-only or failing, at the daemon's start and while it runs: serving from memory goes on, the
+// tier says that it is degraded, and is written again by itself.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "daemon/testing/node.h"
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/disk_faults.h"
+#include "tests/integration/disk_load.h"
+#include "tests/integration/loop_disk.h"
+
+namespace ashlar::integration {
+namespace {
+
+using daemon::Health;
+using daemon::kNotServing;
+using daemon::kServing;
+
+constexpr const char* kDegraded = "ashlar_tier_degraded{tier=\"ssd\"}";
+constexpr const char* kSsd = "ashlar.v1.Ssd";
+const std::set<size_t> kAll = {0, 1, 2};
+
+int Times(const char* variable, int fewer) {
+  const char* const asked = std::getenv(variable);
+  return asked == nullptr ? fewer : std::atoi(asked);
+}
+
+// A daemon whose disk holds 80 objects, and memory 64.
+DaemonOptions SmallDisk(const std::string& folder) {
+  return {.dram = "16MiB", .arena = "1MiB", .ssd = "20MiB", .admission = "all", .eviction = "lru", .ssd_folder = folder};
+}
+
+class DiskTrouble : public ::testing::Test {
+ protected:
+  void Begin(const DaemonOptions& options) {
+    daemon_.emplace(options);
+    BeginEngine();
+  }
+  void BeginEngine() {
+    engine_.emplace(daemon_->client_options(), kPromptShape);
+    witness_.emplace(daemon_->admin_socket(), engine_->model().ns());
+  }
+  void KillAndStart() {
+    engine_.reset();
+    daemon_->Kill();
+    daemon_->Start();
+    if (!HasFatalFailure()) BeginEngine();
+  }
+
+  // Serving goes on, from memory; the tier's state is told everywhere.
+  void ExpectDegraded() {
+    EXPECT_TRUE(Eventually([&] { return daemon_->Metric(kDegraded) == 1; }));
+    const std::string socket = daemon_->client_options().rpc_socket;
+    EXPECT_TRUE(Eventually([&] { return Health(socket, kSsd) == kNotServing; }));
+    EXPECT_EQ(Health(socket, ""), kServing);
+    EXPECT_THAT(daemon_->log(), ::testing::HasSubstr("a tier is degraded"));
+    v1::StatsReply stats;
+    grpc::ClientContext context;
+    const auto admin = v1::Admin::NewStub(
+        grpc::CreateChannel("unix:" + daemon_->admin_socket(), grpc::InsecureChannelCredentials()));
+    EXPECT_TRUE(admin->Stats(&context, {}, &stats).ok());
+    ASSERT_EQ(stats.degraded_size(), 1);
+    EXPECT_NE(stats.degraded(0).reason(), "");
+    ServeFromMemory();
+  }
+  void ServeFromMemory() {
+    const uint64_t seed = Fresh();
+    PublishWhatIsMissing(*engine_, seed);
+    EXPECT_TRUE(Lands(*engine_, seed, kAll));
+  }
+  void ExpectRecovery() {
+    EXPECT_TRUE(Eventually([&] { return daemon_->Metric(kDegraded) == 0; })) << daemon_->log();
+    EXPECT_TRUE(Eventually([&] { return Health(daemon_->client_options().rpc_socket, kSsd) == kServing; }));
+  }
+  // Publishes until the disk has refused something.
+  void PublishUntilDegraded() {
+    for (int i = 0; i < 12 && daemon_->Metric(kDegraded) == 0; ++i) {
+      written_.push_back(Fresh());
+      PublishWhatIsMissing(*engine_, written_.back());
+      Eventually([&] { return daemon_->Metric(kDegraded) == 1; }, std::chrono::milliseconds(500));
+    }
+  }
+  // What is used goes to the disk: by and by, as it finds room there.
+  void ExpectWritten(uint64_t seed) {
+    EXPECT_TRUE(Eventually([&] {
+      PublishWhatIsMissing(*engine_, seed);
+      Lands(*engine_, seed, {});
+      return witness_->Hear({seed}, acknowledged_) && acknowledged_[seed] == kAll;
+    }));
+  }
+  // Now, and not again: what was acknowledged before is there.
+  void ExpectNothingLost() {
+    witness_->Hear(written_, acknowledged_);
+    for (const auto& [seed, segments] : acknowledged_) {
+      EXPECT_TRUE(Lands(*engine_, seed, segments)) << "the disk had acknowledged a text that is lost";
+    }
+    landed_ += Count(acknowledged_);
+  }
+
+  uint64_t Fresh() { return random_() >> 32; }
+
+  std::mt19937_64 random_{std::random_device{}()};
+  std::optional<DaemonProcess> daemon_;
+  std::optional<TestEngine> engine_;
+  std::optional<Witness> witness_;
+  Prompts written_;
+  Texts acknowledged_;
+  size_t landed_ = 0;
+};
+
+class FullDisk : public DiskTrouble {
+ protected:
+  void SetUp() override {
+    if (const std::string why = LoopDisk::WhyNot(); !why.empty()) GTEST_SKIP() << why;
+    disk_.emplace();
+    folder_ = disk_->path() + "/ssd";
+  }
+  void TearDown() override {
+    engine_.reset();
+    daemon_.reset();
+  }
+
+  // The disk becomes full between two of the daemon's steps.
+  void FillNow() {
+    daemon_->Freeze();
+    disk_->TrimLogs(folder_ + "/records");
+    disk_->Fill();
+    daemon_->Thaw();
+  }
+  void Round(bool restart) {
+    FillNow();
+    PublishUntilDegraded();
+    ExpectDegraded();
+    if (restart) {
+      KillAndStart();
+      ASSERT_FALSE(HasFatalFailure());
+      ExpectDegraded();
+    }
+    disk_->Empty();
+    ExpectRecovery();
+    written_.push_back(Fresh());
+    ExpectWritten(written_.back());
+    ExpectNothingLost();
+  }
+
+  std::optional<LoopDisk> disk_;
+  std::string folder_;
+};
+
+TEST_F(FullDisk, IsNoReasonNotToServeAndIsWrittenAgain) {
+  disk_->Fill();
+  Begin(SmallDisk(folder_));
+  if (HasFatalFailure()) return;
+  ExpectDegraded();
+  disk_->Empty();
+  ExpectRecovery();
+  const int rounds = Times("ASHLAR_FULL_DISKS", 3);
+  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    SCOPED_TRACE(round);
+    // Anew before it has to give anything up, which nobody could tell from a loss.
+    if (Count(acknowledged_) > 40) {
+      engine_.reset();
+      daemon_->Kill();
+      std::filesystem::remove_all(folder_);
+      daemon_->Start();
+      BeginEngine();
+      written_.clear();
+      acknowledged_.clear();
+    }
+    Load load(daemon_->client_options(), random_, /*most_prompts=*/2);
+    Round(/*restart=*/round % 3 == 1);
+    load.End();
+  }
+  std::printf("%d times full, %zu acknowledged objects found and landed\n", rounds + 1, landed_);
+}
+
+TEST_F(FullDisk, AReadOnlyOneIsWrittenAgainOnceItMayBe) {
+  Begin(SmallDisk(folder_));
+  written_.push_back(Fresh());
+  ExpectWritten(written_.back());
+  engine_.reset();
+  EXPECT_EQ(daemon_->Terminate(), 0);
+  disk_->Remount("ro");
+  daemon_->Start();
+  if (HasFatalFailure()) return;
+  BeginEngine();
+  ExpectDegraded();
+  disk_->Remount("rw");
+  ExpectRecovery();
+  EXPECT_TRUE(Eventually([&] { return Lands(*engine_, written_[0], kAll); }));
+  ServeFromMemory();
+}
+
+// Not under sanitizers, whose libraries must come before all others.
+class FailingDisk : public DiskTrouble {
+ protected:
+  void SetUp() override {
+    if (!HasDirectIo()) GTEST_SKIP() << testing::TempDir() << " has no O_DIRECT";
+    if (std::string(DISK_FAULTS).empty()) GTEST_SKIP() << "a sanitizer takes no library before its own";
+    ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
+    const std::string control = folder_ + "/faults";
+    const int fd = ::open(control.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    ASSERT_EQ(::ftruncate(fd, sizeof(DiskFaults)), 0);
+    void* const shared = ::mmap(nullptr, sizeof(DiskFaults), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ::close(fd);
+    ASSERT_NE(shared, MAP_FAILED);
+    faults_ = static_cast<DiskFaults*>(shared);
+    options_ = SmallDisk(folder_ + "/ssd");
+    options_.environment = {"LD_PRELOAD=" DISK_FAULTS, "ASHLAR_DISK_FAULTS=" + control,
+                            "ASHLAR_DISK_FOLDER=" + folder_ + "/ssd"};
+  }
+  void TearDown() override {
+    engine_.reset();
+    daemon_.reset();
+    if (faults_ != nullptr) ::munmap(faults_, sizeof(DiskFaults));
+    std::filesystem::remove_all(folder_);
+  }
+  void Set(int read, int write, int sync, int change) {
+    faults_->read = read;
+    faults_->write = write;
+    faults_->sync = sync;
+    faults_->change = change;
+  }
+
+  std::string folder_ = testing::TempDir() + "ashlar-failing-XXXXXX";
+  DaemonOptions options_;
+  DiskFaults* faults_ = nullptr;
+};
+
+TEST_F(FailingDisk, CostsNothingButItself) {
+  struct Case {
+    const char* what;
+    int read, write, sync, change;
+  };
+  const Case cases[] = {{"writes fail", 0, EIO, 0, 0},      {"syncs fail", 0, 0, EIO, 0},
+                        {"full", 0, ENOSPC, 0, ENOSPC},     {"read-only", 0, EROFS, 0, EROFS},
+                        {"all of it fails", EIO, EIO, EIO, EIO}};
+  Begin(options_);
+  const int rounds = Times("ASHLAR_FULL_DISKS", 5);
+  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    const Case& next = cases[round % std::size(cases)];
+    SCOPED_TRACE(next.what);
+    Set(next.read, next.write, next.sync, next.change);
+    PublishUntilDegraded();
+    ExpectDegraded();
+    Set(0, 0, 0, 0);
+    ExpectRecovery();
+    const uint64_t seed = Fresh();
+    ExpectWritten(seed);
+    EXPECT_TRUE(Lands(*engine_, seed, kAll));
+    // Of what was read while nothing could be, copies are gone, and the disk gives up others in time.
+    acknowledged_.clear();
+    written_.clear();
+  }
+  std::printf("%d times failing, %d calls\n", rounds, faults_->struck.load());
+}
+
+TEST_F(FailingDisk, IsOpenedOnceItCanBe) {
+  Begin(options_);
+  written_.push_back(Fresh());
+  ExpectWritten(written_.back());
+  for (const int error : {EIO, ENOSPC, EROFS}) {
+    SCOPED_TRACE(error);
+    engine_.reset();
+    daemon_->Kill();
+    Set(error == EIO ? EIO : 0, error, error, error);
+    daemon_->Start();
+    if (HasFatalFailure()) return;
+    BeginEngine();
+    ExpectDegraded();
+    Set(0, 0, 0, 0);
+    ExpectRecovery();
+    EXPECT_TRUE(Eventually([&] { return Lands(*engine_, written_[0], kAll); }));
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::integration
