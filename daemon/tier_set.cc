@@ -15,7 +15,7 @@ namespace {
 using storage::TenantId;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
-constexpr int kSlowestRetry = 10;  // seconds between attempts to open the disk
+constexpr int kSlowestRetry = 5;  // seconds between attempts to open the disk
 constexpr size_t kAdoptedAtOnce = 1024;
 
 absl::StatusOr<std::unique_ptr<storage::MemoryTier>> MakeMemory(const v1::Config& config,

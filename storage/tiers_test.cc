@@ -163,11 +163,11 @@ TEST_F(TiersTest, ADegradedDiskIsReadButNotWrittenAndGivesNothingUp) {
     rig_->Settle();
   }
   const uint64_t probes = rig_->disk.counts().writes - writes;
-  EXPECT_GE(probes, 4u);
-  EXPECT_LE(probes, 8u) << "at intervals that grow to ten seconds";
+  EXPECT_GE(probes, 6u);
+  EXPECT_LE(probes, 12u) << "at intervals that grow to five seconds";
   EXPECT_TRUE(rig_->ssd->degraded());
   rig_->disk.set_faults({});
-  for (int i = 0; i < 11; ++i) rig_->LetDiskRecover();
+  for (int i = 0; i < 6; ++i) rig_->LetDiskRecover();
   EXPECT_FALSE(rig_->ssd->degraded());
   EXPECT_LE(Used(*rig_->ssd), 3u) << "deletions that had to wait are made up for";
   PublishAndSettle(7);

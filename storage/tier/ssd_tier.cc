@@ -23,7 +23,7 @@ constexpr size_t kPieceExtents = 4;     // of a read or write at once: 1 MiB
 constexpr uint64_t kProbeOffset = BlockFile::kBlockBytes;
 constexpr std::string_view kProbeName = "probe";
 constexpr Nanos kSecond = 1'000'000'000;
-constexpr Nanos kFirstProbe = kSecond, kSlowestProbe = 10 * kSecond;
+constexpr Nanos kFirstProbe = kSecond, kSlowestProbe = 5 * kSecond;
 constexpr Nanos kWell = 60 * kSecond;  // after so long it is tried at once again
 static_assert(kProbeOffset + BlockFile::kBlockBytes <= kHeaderExtents * kExtent);
 static_assert(kExtent % BlockFile::kBlockBytes == 0 && kSlabHeaderBytes <= BlockFile::kBlockBytes);
