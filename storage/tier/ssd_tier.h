@@ -114,7 +114,7 @@ class SsdTier final : public Tier {
   // the cache's own choice (storage/placement.h); deletions wait.
   const absl::Status& health() const { return health_; }
   bool degraded() const { return !health_.ok(); }
-  // Call it about once a second. Tries again what the disk has refused, at intervals that grow from one second to ten.
+  // Call it about once a second. Tries again what the disk has refused, at intervals that grow from one second to five.
   void Tick(Nanos now);
   // Tries it now: a block that means nothing is written and synced, then a batch of records. `done` once it is known what
   // came of that. False, and `done` is not called: the tier is well, has no disk, or is being tried.
