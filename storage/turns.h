@@ -34,13 +34,14 @@ class Turns {
     if (std::exchange(share.active, true)) return;
     ring_.push_back(tenant);
   }
-  // It has nothing to do. What it had left is gone, what it owes stays.
+  // It has nothing to do. What it owes stays, and so does what it had left, less than a quantum: its latest piece may
+  // not be charged yet. Were that gone, one that always has one piece alone would owe for every piece that it paid for.
   void Deactivate(TenantId tenant) {
     const auto found = shares_.find(tenant);
     if (found == shares_.end() || !found->second.active) return;
     std::erase(ring_, tenant);
     found->second.active = false;
-    if (found->second.balance >= 0) shares_.erase(found);
+    if (found->second.balance == 0) shares_.erase(found);
   }
 
   // Whose turn it is; the same until that tenant has been charged, or deactivated. None: nobody has anything to do.
@@ -67,6 +68,7 @@ class Turns {
     if (!share.active) {
       // Nobody waited for earlier pieces, then: only this one can be in somebody's way.
       if (ring_.empty()) share.balance = std::max(share.balance, -cost);
+      if (share.balance == 0) shares_.erase(tenant);
     } else if (share.balance <= 0) {
       ring_.erase(std::find(ring_.begin(), ring_.end(), tenant));
       ring_.push_back(tenant);
@@ -91,7 +93,7 @@ class Turns {
   }
 
   const int64_t quantum_;
-  std::map<TenantId, Share> shares_;  // active ones, and those that owe
+  std::map<TenantId, Share> shares_;  // active ones, and those that owe or have something left
   std::deque<TenantId> ring_;         // active ones; the front's turn is next
 };
 

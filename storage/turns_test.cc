@@ -59,6 +59,21 @@ TEST(Turns, WhoeverIsServedOutOfTurnGoesToTheEnd) {
   EXPECT_EQ(std::vector<TenantId>(turns.waiting().begin(), turns.waiting().end()), (std::vector<TenantId>{1, 3, 2}));
 }
 
+// One that waits for each piece before it asks for the next gets as much as one whose queue is never empty.
+TEST(TurnQueue, WhoAsksForOnePieceAtATimeGetsItsShare) {
+  TurnQueue<int> queue(kQuantum);
+  for (int i = 0; i < 2000; ++i) queue.Push(1, i);
+  queue.Push(2, 0);
+  std::map<TenantId, int> pieces;
+  for (int i = 0; i < 1000; ++i) {
+    const TenantId tenant = queue.Take()->first;
+    ++pieces[tenant];
+    queue.Charge(tenant, kQuantum);
+    if (tenant == 2) queue.Push(2, i);
+  }
+  EXPECT_NEAR(pieces[2], 500, 1);
+}
+
 TEST(Turns, DebtOutlivesATenantsBreak) {
   Turns turns(kQuantum);
   turns.Activate(1);
