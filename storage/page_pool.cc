@@ -83,7 +83,7 @@ void PagePool::GiveBack(std::span<const PageId> pages) {
 PagePool::Resident& PagePool::Reference(const Want& want, AdmissionId admission) {
   std::unique_ptr<Resident>& segment = segments_[want.key];
   if (segment == nullptr) {
-    segment = std::make_unique<Resident>(Resident{.key = want.key});
+    segment = std::make_unique<Resident>(Resident{.key = want.key, .filler = admission});
     for (uint32_t i = 0; i < want.pages; ++i) {
       segment->pages.push_back(Take());
       pages_[segment->pages.back()].segment = segment.get();
@@ -102,9 +102,16 @@ PagePool::Resident& PagePool::Reference(const Want& want, AdmissionId admission)
 void PagePool::Unreference(Resident& segment, AdmissionId admission) {
   segment.references.erase(admission);
   if (segment.filled) return RestIfUnused(segment);
-  if (!segment.references.empty()) return;
-  shared_pages_ -= segment.pages.size();
-  Drop(segment);
+  if (segment.references.empty()) {
+    shared_pages_ -= segment.pages.size();
+    return Drop(segment);
+  }
+  if (segment.filler == admission) segment.filler = 0;
+  PassDuty(segment);
+}
+
+void PagePool::PassDuty(Resident& segment) {
+  if (segment.filler == 0 && segment.pins == 0) segment.filler = *segment.references.begin();
 }
 
 void PagePool::RestIfUnused(Resident& segment) {
@@ -125,8 +132,8 @@ std::vector<PagePool::Segment> PagePool::Segments(AdmissionId admission) const {
     Segment segment;
     if (resident != nullptr) {
       segment.pages = resident->pages;
-      const bool first = *resident->references.begin() == admission;
-      if (!resident->filled) segment.content = first ? PageContent::kToFill : PageContent::kBeingFilled;
+      const bool fills = resident->filler == admission;
+      if (!resident->filled) segment.content = fills ? PageContent::kToFill : PageContent::kBeingFilled;
     }
     segments.push_back(segment);
   }
@@ -154,7 +161,7 @@ bool PagePool::Filled(AdmissionId admission, size_t segment) {
   const std::vector<Resident*>& segments = admissions_.at(admission).segments;
   if (segment >= segments.size() || segments[segment] == nullptr) return false;
   Resident& resident = *segments[segment];
-  if (!resident.filled && *resident.references.begin() != admission) return false;
+  if (!resident.filled && resident.filler != admission) return false;
   resident.filled = true;
   return true;
 }
@@ -172,7 +179,8 @@ void PagePool::End(AdmissionId admission) {
 PagePool::Writable PagePool::MayWrite(PageId page) const {
   const Page& written = pages_[page];
   if (written.own) return Writable::kOwn;
-  return written.segment != nullptr && !written.segment->filled ? Writable::kToFill : Writable::kNo;
+  const bool fillable = written.segment != nullptr && !written.segment->filled && written.segment->filler != 0;
+  return fillable ? Writable::kToFill : Writable::kNo;
 }
 
 void PagePool::Pin(std::span<const PageId> pages) {
@@ -189,7 +197,11 @@ void PagePool::Unpin(std::span<const PageId> pages) {
     if (--page.pins == 0) --pinned_pages_;
     if (page.segment != nullptr) {
       --page.segment->pins;
-      RestIfUnused(*page.segment);
+      if (page.segment->filled) {
+        RestIfUnused(*page.segment);
+      } else {
+        PassDuty(*page.segment);
+      }
     } else if (page.pins == 0 && !page.own) {
       free_.push_back(id);
     }

@@ -57,7 +57,8 @@ class PagePool {
   bool HasRoom(size_t segments) const { return references_ + segments + 1 <= limits::kMaxPageReferences; }
 
   // The first request that references a new segment fills it; those behind it hold the same pages meanwhile. Should the
-  // first end without, the duty passes to the oldest of the others.
+  // first end without, the duty passes to the oldest of the others, once nothing writes to the pages any more: what an
+  // ended request's landing still writes may be what its checksums will refuse.
   struct Segment {
     PageContent content = PageContent::kFilled;
     std::span<const PageId> pages;
@@ -108,7 +109,8 @@ class PagePool {
     Key key;
     std::vector<PageId> pages;
     bool filled = false;
-    std::set<AdmissionId> references;     // while it is not filled, the first of them fills it
+    std::set<AdmissionId> references;
+    AdmissionId filler = 0;               // of them, while it is not filled; 0: an ended one still writes
     uint64_t pins = 0;                    // of its pages
     std::list<Resident*>::iterator idle;  // in idle_, while there is neither
   };
@@ -129,6 +131,7 @@ class PagePool {
   void GiveBack(std::span<const PageId> pages);
   Resident& Reference(const Want& want, AdmissionId admission);
   void Unreference(Resident& segment, AdmissionId admission);
+  void PassDuty(Resident& segment);
   void RestIfUnused(Resident& segment);
   void Drop(Resident& segment);
 

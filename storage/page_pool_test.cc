@@ -147,6 +147,24 @@ TEST(PagePool, WhatIsBeingWrittenIsNobodyElses) {
   EXPECT_NE(pool.Admit({}, 3).admission, 0u);
 }
 
+// What an ended request's landing still writes may be corrupt: it must not come over what the next one has filled.
+TEST(PagePool, TheDutyToFillPassesWhenNothingIsWrittenAnyMore) {
+  PagePool pool(6);
+  const auto first = pool.Admit(std::vector{Text(1, 3)}, 0).admission;
+  const auto second = pool.Admit(std::vector{Text(1, 3)}, 0).admission;
+  const std::vector<PageId> shared = Pages(pool, first, 0);
+  pool.Pin(shared);
+  EXPECT_EQ(pool.Segments(first)[0].content, Content::kToFill);
+  pool.End(first);
+  EXPECT_EQ(pool.Segments(second)[0].content, Content::kBeingFilled);
+  EXPECT_EQ(pool.MayWrite(shared[0]), PagePool::Writable::kNo);
+  EXPECT_FALSE(pool.Filled(second, 0));
+  pool.Unpin(shared);
+  EXPECT_EQ(pool.Segments(second)[0].content, Content::kToFill);
+  EXPECT_EQ(pool.MayWrite(shared[0]), PagePool::Writable::kToFill);
+  EXPECT_TRUE(pool.Filled(second, 0));
+}
+
 TEST(PagePool, AFilledSegmentRestsOnlyWhenItsLastWriterHasGone) {
   PagePool pool(4);
   const auto request = pool.Admit(std::vector{Text(1, 2)}, 0).admission;
