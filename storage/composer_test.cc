@@ -18,15 +18,6 @@ using ::testing::ElementsAre;
 constexpr SessionId kAnn = 1, kBob = 2;
 constexpr uint32_t kLayer = 2;  // between the two attention layers of the test layout
 
-kernels::LinearShape ShapeOfLayer() {
-  const Layout layout = TestLayout();
-  const auto& linear = std::get<LinearLayer>(layout.layers[kLayer]);
-  return {.heads = static_cast<int32_t>(linear.value_heads),
-          .key_heads = static_cast<int32_t>(linear.key_heads),
-          .d_k = static_cast<int32_t>(linear.d_k),
-          .d_v = static_cast<int32_t>(linear.d_v)};
-}
-
 class ComposerTest : public ::testing::Test {
  protected:
   ComposerTest() {
@@ -39,7 +30,7 @@ class ComposerTest : public ::testing::Test {
   }
 
   Composition Work() {
-    const kernels::LinearShape shape = ShapeOfLayer();
+    const kernels::LinearShape shape = TestShape();
     state_ = std::make_shared<std::vector<float>>(size_t(shape.heads) * shape.d_k * shape.d_v, 0.5f);
     Composition work;
     work.interiors = {{.segment = 0}, {.segment = 1, .first_position = 64}};
@@ -261,7 +252,7 @@ TEST(ComposerTiers, WaitsForWhatIsOnItsWayUp) {
   rig.Settle();
   rig.Restart();  // now the disk alone has it
   rig.cache->OpenSession(kAnn, 1);
-  const kernels::LinearShape shape = ShapeOfLayer();
+  const kernels::LinearShape shape = TestShape();
   const Match match = rig.Lookup(kAnn, plan);
   const auto compose = [&](LandingId number, std::vector<float>& state, std::optional<CompositionVerdict>& verdict) {
     Composition work{.interiors = {{.segment = 0}}};

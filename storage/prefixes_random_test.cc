@@ -9,39 +9,18 @@
 #include <map>
 #include <memory>
 #include <random>
-#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "storage/prefixes.h"
+#include "storage/testing/offered_prefixes.h"
 #include "storage/testing/prefix_engine.h"
 #include "storage/testing/tiered_rig.h"
 #include "storage/testing/tokens.h"
 
 namespace ashlar::storage {
 namespace {
-
-// What was ever offered of texts: their prefixes with states, and their spans with where these begin.
-struct Texts {
-  std::set<Tokens> states;
-  std::vector<std::pair<Tokens, uint64_t>> spans;
-
-  bool Has(const Tokens& prefix, uint64_t span_tokens) const {
-    if (span_tokens == 0) return states.contains(prefix);
-    return std::ranges::any_of(spans, [&](const auto& span) {
-      const auto& [text, begin] = span;
-      return begin == prefix.size() - span_tokens && text.size() >= prefix.size() &&
-             std::equal(prefix.begin(), prefix.end(), text.begin());
-    });
-  }
-};
-
-// By tenant.
-struct Offered {
-  Texts exact;
-  std::map<ConversationId, Texts> own;
-};
 
 class PrefixWorld {
  public:
@@ -182,15 +161,8 @@ class PrefixWorld {
     const MatchedPrefix& prefix = lease.match.prefix;
     if (prefix.depth > 0) {
       ASSERT_LT(prefix.depth, lease.prompt.size());
-      const Tokens found(lease.prompt.begin(), lease.prompt.begin() + static_cast<ptrdiff_t>(prefix.depth));
-      const Offered& offered = offered_[TenantOf(lease.session)];
-      const auto own = offered.own.find(lease.conversation);
-      if (prefix.provenance == Provenance::kComposed) {
-        ASSERT_TRUE(own != offered.own.end() && own->second.Has(found, prefix.span_tokens))
-            << "another conversation's states";
-      } else {
-        ASSERT_TRUE(offered.exact.Has(found, prefix.span_tokens)) << "nobody committed it";
-      }
+      ASSERT_TRUE(offered_[TenantOf(lease.session)].Has(prefix, lease.prompt, lease.conversation))
+          << "nobody committed it, or another conversation did";
       const uint64_t checkpoint = prefix.checkpoint_depth();
       ASSERT_EQ(prefix.count, checkpoint / 256 + (prefix.span_tokens > 0 ? 2 : 1));
       ASSERT_TRUE(prefix.span_tokens == 0 || Rebuilds(lease.session)) << "to an engine that cannot rebuild";
@@ -226,15 +198,7 @@ class PrefixWorld {
     commit.lease = name;
     if (provenance == Provenance::kComposed) talks_.emplace_back(conversation, text);
     if (talks_.size() > 6) talks_.erase(talks_.begin());
-    Offered& offered = offered_[TenantOf(session)];
-    for (const PrefixCommit::Checkpoint& checkpoint : commit.checkpoints) {
-      Tokens prefix(text.begin(), text.begin() + static_cast<ptrdiff_t>(checkpoint.depth));
-      // What is exact and not wanted by all may be kept for its conversation.
-      if (provenance == Provenance::kExact) offered.exact.states.insert(prefix);
-      if (conversation != ConversationId{}) offered.own[conversation].states.insert(std::move(prefix));
-    }
-    if (span > 0 && provenance == Provenance::kExact) offered.exact.spans.emplace_back(text, span);
-    if (span > 0 && conversation != ConversationId{}) offered.own[conversation].spans.emplace_back(text, span);
+    offered_[TenantOf(session)].Add(commit);
     if (span > 0) spanned_.push_back({conversation, text, span});
     if (spanned_.size() > 6) spanned_.erase(spanned_.begin());
     ++commits_;
@@ -316,7 +280,7 @@ class PrefixWorld {
   std::mt19937_64 random_;
   TieredRig rig_;
   PrefixEngine one_{1, 1, 256}, two_{2, 1, 256}, plain_one_{1}, plain_two_{2};
-  std::map<TenantId, Offered> offered_;
+  std::map<TenantId, OfferedPrefixes> offered_;
   std::vector<Tokens> known_;
   std::vector<std::pair<ConversationId, Tokens>> talks_;
   std::vector<Spanned> spanned_;

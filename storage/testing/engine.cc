@@ -9,6 +9,7 @@
 #include <numeric>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "storage/object_bytes.h"
 
@@ -90,6 +91,15 @@ Layout TestLayout() {
           .layers = {linear, attention, linear, linear, attention, linear}};
 }
 
+kernels::LinearShape TestShape() {
+  const Layout layout = TestLayout();
+  const auto& linear = std::get<LinearLayer>(layout.layers[kTestLinearLayers[0]]);
+  return {.heads = static_cast<int32_t>(linear.value_heads),
+          .key_heads = static_cast<int32_t>(linear.key_heads),
+          .d_k = static_cast<int32_t>(linear.d_k),
+          .d_v = static_cast<int32_t>(linear.d_v)};
+}
+
 ObjectHeader TestPlan(uint64_t text, uint64_t tokens, ObjectKind kind, TenantId tenant) {
   const Identity identity{.model_id = "test", .weights_digest = "w", .dtype = "f32", .tokenizer_digest = "t"};
   const Layout layout = TestLayout();
@@ -106,6 +116,10 @@ TestPages::TestPages(uint32_t pages)
 
 uint32_t TestPages::Holding(uint64_t positions) {
   return static_cast<uint32_t>((positions + kPageTokens - 1) / kPageTokens);
+}
+
+TestPages TestPages::Through(std::vector<int32_t> page_table) const {
+  return TestPages(std::move(page_table), memory_);
 }
 
 std::vector<PagedRows> TestPages::Rows() const {
@@ -140,6 +154,22 @@ float* TestPages::Value(size_t attention, uint64_t position, uint32_t head) cons
   return Page(attention, position) + kKvHeads * kKeyDim + head * kValueDim;
 }
 
+void WriteRows(const TestPages& pages, const ObjectHeader& header, uint64_t text, uint64_t first_position) {
+  for (size_t a = 0; a < kAttentionLayers; ++a) {
+    const uint32_t layer = kTestAttentionLayers[a];
+    for (uint64_t token = header.first_token; token < header.first_token + header.stored_tokens; ++token) {
+      for (uint32_t h = 0; h < kKvHeads; ++h) {
+        float* key = pages.Key(a, first_position + token, h);
+        float* value = pages.Value(a, first_position + token, h);
+        for (uint32_t d = 0; d < kKeyDim; ++d) key[d] = Content(text, layer, PartForm::kKeys, RowPlace(token, h, d));
+        for (uint32_t d = 0; d < kValueDim; ++d) {
+          value[d] = Content(text, layer, PartForm::kValues, RowPlace(token, h, d));
+        }
+      }
+    }
+  }
+}
+
 PublishSource TestSource(const ObjectHeader& plan, uint64_t text) {
   struct Memory {
     explicit Memory(uint32_t count) : pages(count) {}
@@ -157,19 +187,7 @@ PublishSource TestSource(const ObjectHeader& plan, uint64_t text) {
     for (size_t i = 0; i < tensor.size(); ++i) tensor[i] = Content(text, part.layer, part.form, i);
     source.tensors.push_back({part.layer, part.form, reinterpret_cast<const std::byte*>(tensor.data())});
   }
-  for (size_t a = 0; a < kAttentionLayers; ++a) {
-    const uint32_t layer = kTestAttentionLayers[a];
-    for (uint64_t token = plan.first_token; token < plan.first_token + plan.stored_tokens; ++token) {
-      for (uint32_t h = 0; h < kKvHeads; ++h) {
-        float* key = memory->pages.Key(a, kFirstPosition + token, h);
-        float* value = memory->pages.Value(a, kFirstPosition + token, h);
-        for (uint32_t d = 0; d < kKeyDim; ++d) key[d] = Content(text, layer, PartForm::kKeys, RowPlace(token, h, d));
-        for (uint32_t d = 0; d < kValueDim; ++d) {
-          value[d] = Content(text, layer, PartForm::kValues, RowPlace(token, h, d));
-        }
-      }
-    }
-  }
+  WriteRows(memory->pages, plan, text, kFirstPosition);
   source.rows = memory->pages.Rows();
   source.page_table = std::make_shared<std::vector<int32_t>>(memory->pages.page_table());
   source.keep = memory;

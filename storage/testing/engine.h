@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "kernels/linear.h"
 #include "proto/layout.h"
 #include "proto/object.h"
 #include "storage/tier/tier.h"
@@ -17,6 +19,8 @@ namespace ashlar::storage {
 // Layers: linear, attention, linear, linear, attention, linear. A segment of 64 tokens takes 3 extents.
 Layout TestLayout();
 inline constexpr uint32_t kTestAttentionLayers[] = {1, 4};
+inline constexpr uint32_t kTestLinearLayers[] = {0, 2, 3, 5};
+kernels::LinearShape TestShape();  // of every linear layer
 
 // The plan of the object that text number `text` has. Different texts, kinds or tenants have different keys.
 ObjectHeader TestPlan(uint64_t text, uint64_t tokens, ObjectKind kind = ObjectKind::kSegment, TenantId tenant = 1);
@@ -26,6 +30,9 @@ class TestPages {
  public:
   explicit TestPages(uint32_t pages);
   static uint32_t Holding(uint64_t positions);  // how many pages that takes
+
+  // The same memory through another page table: entries are pages of it.
+  TestPages Through(std::vector<int32_t> page_table) const;
 
   std::vector<PagedRows> Rows() const;
   const std::vector<int32_t>& page_table() const { return page_table_; }
@@ -37,6 +44,8 @@ class TestPages {
   float* Value(size_t attention, uint64_t position, uint32_t head) const;
 
  private:
+  TestPages(std::vector<int32_t> page_table, std::shared_ptr<std::vector<float>> memory)
+      : page_table_(std::move(page_table)), memory_(std::move(memory)) {}
   float* Page(size_t attention, uint64_t position) const;
 
   std::vector<int32_t> page_table_;
@@ -46,6 +55,10 @@ class TestPages {
 // Everything that text number `text` publishes, laid out as an engine would: tensors densely, keys and values in pages.
 // The content is a function of the text, layer, part and place alone.
 PublishSource TestSource(const ObjectHeader& plan, uint64_t text);
+
+// The rows of what the object stores of text number `text`, as its engine computes them: keys unturned. Its token 0
+// stands at `first_position`.
+void WriteRows(const TestPages& pages, const ObjectHeader& header, uint64_t text, uint64_t first_position);
 
 // A target over all of `pages`.
 LandTarget TestTarget(const TestPages& pages, std::vector<LandTarget::Segment> segments);

@@ -100,13 +100,13 @@ PrefixCommit PrefixEngine::Offer(const std::vector<int32_t>& tokens, uint64_t pr
     commit.checkpoints.push_back({depth, std::move(tensors)});
   }
   if (span_begin > 0) {
-    const ObjectHeader plan =
-        *PlanPrefixSpan(*model_->layout, model_->ns, Key{}, model_->span_dtype, span_begin, tokens.size());
+    const ObjectHeader token =
+        *PlanPrefixSpan(*model_->layout, model_->ns, Key{}, model_->span_dtype, span_begin, span_begin + 1);
     PrefixCommit::Span& span = commit.span.emplace(PrefixCommit::Span{.begin = span_begin});
-    for (const Part& part : plan.parts) {
+    for (const Part& part : token.parts) {
       if (!IsSpanRows(part.form)) continue;
-      std::vector<float>& numbers = memory->tensors.emplace_back(part.Bytes() / sizeof(float));
-      const uint64_t row = numbers.size() / plan.stored_tokens;
+      const uint64_t row = part.Bytes() / sizeof(float);
+      std::vector<float>& numbers = memory->tensors.emplace_back(row * (tokens.size() - span_begin));
       for (size_t i = 0; i < numbers.size(); ++i) {
         numbers[i] = Number(hashes[span_begin + i / row + 1], part.layer, part.form, i % row);
       }

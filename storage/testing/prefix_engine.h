@@ -22,7 +22,8 @@ class PrefixEngine {
     return PrefixText(model_, std::move(tokens), conversation);
   }
 
-  // Everything of a text, with its states at `depths` and at its end, and the span from `span_begin` on; 0: none.
+  // Everything of a text, with its states at `depths` and at its end, and the span from `span_begin` on, however long
+  // that is; 0: none.
   PrefixCommit Offer(const std::vector<int32_t>& tokens, uint64_t prompt, std::vector<uint64_t> depths,
                      const ConversationId& conversation = {}, uint64_t span_begin = 0) const;
 
