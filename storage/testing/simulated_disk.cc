@@ -189,8 +189,11 @@ absl::Status SimulatedDisk::File::Write(uint64_t offset, std::span<const std::by
     ++disk_.counts_.refused_full;
     return absl::ResourceExhaustedError("simulated disk: full");
   }
-  const bool fails = disk_.Chance(disk_.faults_.write_error);
-  disk_.counts_.write_errors += fails;
+  const bool broken = disk_.Chance(disk_.faults_.write_error);
+  disk_.counts_.write_errors += broken;
+  const bool no_space = disk_.Chance(disk_.faults_.no_space) && !broken;
+  disk_.counts_.short_writes += no_space;
+  const bool fails = broken || no_space;
   const auto bytes = std::make_shared<const std::vector<std::byte>>(source.begin(), source.end());
   Unsynced write{.first = offset / kBlock};
   for (size_t i = 0; i < source.size() / kBlock; ++i) {
@@ -201,7 +204,8 @@ absl::Status SimulatedDisk::File::Write(uint64_t offset, std::span<const std::by
   write.settled.resize(write.blocks.size());
   disk_.unsynced_.push_back(std::move(write));
   if (disk_.FailsHere()) return disk_.CheckPower();
-  return fails ? absl::UnavailableError("simulated disk: write error") : absl::OkStatus();
+  if (no_space) return absl::ResourceExhaustedError("simulated disk: no space for all of a write");
+  return broken ? absl::UnavailableError("simulated disk: write error") : absl::OkStatus();
 }
 
 absl::Status SimulatedDisk::File::Sync() {

@@ -10,7 +10,8 @@
 // - A call may fail (rates in `faults`). A read that fails leaves rubbish in its target. A write that fails has written
 //   some of its sectors. A sync that fails has made some of what it covered durable; reads still return all of it, but
 //   no later sync makes the rest durable. A batch of records that fails was made, or was not.
-// - A full disk refuses writes and batches, and changes nothing.
+// - A full disk refuses writes and batches, and changes nothing. One that runs full while it writes has written some
+//   sectors.
 // - Bits flip: once in what a read returns (`faults`), or for good (FlipBit).
 // - A sync may lie: OK, though nothing became durable (`lost_flush`). No promise covers that: it is there to show that
 //   tests would see it.
@@ -41,6 +42,7 @@ class SimulatedDisk {
     double write_error = 0;
     double sync_error = 0;
     double record_error = 0;
+    double no_space = 0;  // of a write: it ends in the middle, as where a file system has room for some of it alone
     double bit_flip = 0;  // in one block of what a read returns
     double lost_flush = 0;
     bool full = false;
@@ -49,7 +51,7 @@ class SimulatedDisk {
   struct Counts {
     uint64_t reads = 0, writes = 0, syncs = 0, batches = 0;
     uint64_t read_errors = 0, write_errors = 0, sync_errors = 0, batch_errors = 0;
-    uint64_t bit_flips = 0, lost_flushes = 0, refused_full = 0;
+    uint64_t bit_flips = 0, lost_flushes = 0, refused_full = 0, short_writes = 0;
     uint64_t crashes = 0, dropped_writes = 0, torn_writes = 0, kept_writes = 0;  // unsynced when power failed
   };
 
