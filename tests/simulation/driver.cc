@@ -1,4 +1,4 @@
-// What happens: one call, fault or completion a step.
+// What happens: one call, fault or completion a step. Segments, and what is everybody's.
 #include "tests/simulation/driver.h"
 
 #include <iterator>
@@ -8,80 +8,92 @@ namespace {
 
 constexpr uint64_t kPosition = 5;  // at which segments are landed
 
-// What an engine publishes. Most engines share memory, for filling it takes longer than to publish from it; every
-// eighth one has memory of its own, which is gone when nobody keeps it.
-storage::PublishSource Source(const Text& text, uint64_t publish) {
-  static const auto* const shared = [] {
-    auto* sources = new std::map<Text, storage::PublishSource>;
-    for (const auto& [each, plan] : Plans()) sources->emplace(each, storage::TestSource(plan, each.second));
-    return sources;
-  }();
-  return publish % 8 == 0 ? storage::TestSource(Plans().at(text), text.second) : shared->at(text);
-}
-
 }  // namespace
 
-const std::map<Text, ObjectHeader>& Plans() {
-  static const auto* const plans = [] {
-    auto* all = new std::map<Text, ObjectHeader>;
-    for (TenantId tenant = 1; tenant <= kTenants; ++tenant) {
-      for (uint64_t text = 1; text <= kTexts; ++text) {
-        all->emplace(Text(tenant, text), storage::TestPlan(text, 20 + 40 * text, ObjectKind::kSegment, tenant));
-      }
-      for (const uint64_t text : kBundle) {
-        ObjectHeader& part = all->at({tenant, text});
-        part.key = all->at({tenant, kBundle[0]}).key;
-        part.shard = {.rank = static_cast<uint32_t>(text - kBundle[0]), .size = std::size(kBundle)};
-      }
-    }
-    return all;
-  }();
-  return *plans;
+Sizes Driver::DrawSizes(uint64_t seed) {
+  std::mt19937_64 random(seed ^ 0x5EED);
+  constexpr size_t kThreads[] = {1, 2, 4, SIZE_MAX};
+  Sizes sizes{.hbm = random() % 3 == 0 ? 10 + random() % 8 : 0, .dram = 12 + random() % 12, .ssd = 16 + random() % 24};
+  sizes.threads = kThreads[random() % std::size(kThreads)];
+  sizes.in_flight = random() % 2 == 0 ? 1 + random() % 4 : SIZE_MAX;
+  sizes.ttl = random() % 2 == 0 ? static_cast<Nanos>(kDeadline / 2 + random() % kDeadline) : 0;
+  return sizes;
+}
+
+Driver::Driver(uint64_t seed, Bug bug) : world_(seed, DrawSizes(seed), bug) {
+  std::mt19937_64 random(seed ^ 0xFEA7);
+  features_ = {.prompts = random() % 4 > 0, .compositions = random() % 2 > 0, .pages = random() % 2 > 0};
+  const auto add = [this](uint64_t weight, Act act) {
+    operations_.push_back({weight, act});
+    weight_ += weight;
+  };
+  add(120, &Driver::Reserve);
+  add(120, &Driver::Publish);
+  add(20, &Driver::Abandon);
+  add(130, &Driver::Lookup);
+  add(10, &Driver::Attach);
+  add(60, &Driver::Release);
+  add(70, &Driver::Land);
+  add(10, &Driver::Quiesce);
+  add(20, &Driver::Die);
+  add(20, &Driver::Advance);
+  add(15, &Driver::Tick);
+  add(30, &Driver::SetFaults);
+  add(5, &Driver::Crash);
+  add(10, &Driver::Operate);
+  add(335, &Driver::Execute);
+  if (features_.prompts) add(40, &Driver::CommitText);
+  if (features_.prompts) add(3, &Driver::OperateOnPrefix);
+  if (features_.compositions) add(30, &Driver::Compose);
+  if (features_.pages) {
+    for (const TenantId tenant : {1, 2}) regions_.emplace(tenant, Region{TestPages(kRegionPages), nullptr});
+    add(4, static_cast<Act>(&Driver::Declare));
+    add(20, &Driver::Admit);
+    add(8, &Driver::Extend);
+    add(35, &Driver::Fill);
+    add(12, &Driver::EndRequest);
+  }
+  for (int i = 0; i < kSessions; ++i) Open();
+}
+
+Report Driver::Run(int operations) {
+  for (report_.step = 0; static_cast<int>(report_.step) < operations && report_.failure.empty(); ++report_.step) {
+    Step();
+    NoteFaults();
+    CheckBudgets();
+    CheckTurns();
+    if (report_.step % 16 == 0) CheckLeases();
+    if (report_.step % 16 == 8) CheckPages();
+  }
+  if (report_.failure.empty()) Conclude();
+  return report_;
+}
+
+void Driver::Open() {
+  sessions_.push_back(next_session_++);
+  cache().OpenSession(sessions_.back(), TenantOf(sessions_.back()));
 }
 
 void Driver::Step() {
-  const uint64_t choice = world_.Draw(1000);
+  uint64_t choice = Draw(weight_);
   Trace(choice);
-  if (choice < 130) {
-    Reserve();
-  } else if (choice < 260) {
-    Publish();
-  } else if (choice < 280) {
-    Abandon();
-  } else if (choice < 420) {
-    Lookup();
-  } else if (choice < 430) {
-    Attach();
-  } else if (choice < 490) {
-    Release();
-  } else if (choice < 570) {
-    Land();
-  } else if (choice < 580) {
-    Quiesce();
-  } else if (choice < 600) {
-    Die();
-  } else if (choice < 620) {
-    Tick();
-  } else if (choice < 650) {
-    SetFaults();
-  } else if (choice < 655) {
-    Crash();
-  } else if (choice < 665) {
-    Operate();
-  } else {
-    Execute();
-  }
+  auto operation = operations_.begin();
+  for (; choice >= operation->weight; ++operation) choice -= operation->weight;
+  (this->*operation->act)();
 }
 
 void Driver::Reserve() {
   const SessionId session = AnySession();
   const Text text = AnyText(TenantOf(session));
-  const ObjectHeader& plan = plans_.at(text);
-  const auto pool = world_.Draw(4) == 0 ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
+  const ObjectHeader& plan = Plans().at(text);
+  const auto pool = Draw(4) == 0 ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
   const Nanos recompute = AnyRecompute();
   const Cache::Reservation reservation = cache().Reserve(session, plan, {}, pool, recompute);
   Trace(static_cast<uint64_t>(reservation.outcome));
-  if (reservation.outcome == ReserveOutcome::kGranted) reservations_.push_back({session, reservation.id, text});
+  if (reservation.outcome == ReserveOutcome::kGranted) {
+    reservations_.push_back({session, reservation.id, text, world_.clock.Now() + kDeadline});
+  }
+  if (reservation.outcome == ReserveOutcome::kAlreadyPresent) CheckUse(text, false);
   if (reservation.outcome == ReserveOutcome::kNoSpace) CheckRoom(text.first, plan.Extents());
   if ((reservation.outcome == ReserveOutcome::kUnavailable) != drains_)
     Fail("a cache that drains reserves, or another not");
@@ -93,12 +105,12 @@ void Driver::Reserve() {
 
 void Driver::Publish() {
   if (reservations_.empty()) return;
-  Reservation& reservation = reservations_[world_.Draw(reservations_.size())];
+  Reservation& reservation = *Any(reservations_);
   if (reservation.publishing) return;
   reservation.publishing = true;
   const SessionId session = reservation.session;
   const storage::ReservationId id = reservation.id;
-  cache().Publish(session, id, Source(reservation.text, publishes_++),
+  cache().Publish(session, id, SourceOf(reservation.text, publishes_++),
                   [this, session, id](PublishOutcome outcome) { Published(session, id, outcome); });
 }
 
@@ -108,7 +120,10 @@ void Driver::Published(SessionId session, storage::ReservationId id, PublishOutc
     return reservation.session == session && reservation.id == id;
   });
   if (found == reservations_.end()) return Fail("a publish was answered twice, or was never asked for");
-  if (outcome == PublishOutcome::kPublished) published_.insert(found->text);
+  if (outcome == PublishOutcome::kPublished) {
+    published_.insert(found->text);
+    used_[found->text] = surely_used_[found->text] = world_.clock.Now();
+  }
   if (outcome == PublishOutcome::kBusy) {
     found->publishing = false;
   } else {
@@ -118,71 +133,99 @@ void Driver::Published(SessionId session, storage::ReservationId id, PublishOutc
 
 void Driver::Abandon() {
   if (reservations_.empty()) return;
-  const size_t i = world_.Draw(reservations_.size());
-  if (reservations_[i].publishing) return;
-  cache().Abandon(reservations_[i].session, reservations_[i].id);
-  reservations_.erase(reservations_.begin() + static_cast<ptrdiff_t>(i));
+  const auto reservation = Any(reservations_);
+  if (reservation->publishing) return;
+  cache().Abandon(reservation->session, reservation->id);
+  reservations_.erase(reservation);
 }
 
 void Driver::Lookup() {
   const SessionId session = AnySession();
   Lease lease{.session = session};
+  Nanos needed_at = world_.clock.Now();
   std::vector<storage::Query> queries;
-  for (uint64_t n = 1 + world_.Draw(3); n > 0; --n) {
-    const Text text = AnyText(TenantOf(session));
-    const ObjectHeader& plan = plans_.at(text);
-    lease.texts.push_back(text);
+  std::vector<Text> asked;
+  if (features_.prompts && Draw(2) == 0) lease.asked = AnyPrompt(session);
+  for (uint64_t n = (lease.asked ? 0 : 1) + Draw(3); n > 0; --n) {
+    asked.push_back(AnyText(TenantOf(session)));
+    const ObjectHeader& plan = Plans().at(asked.back());
     queries.push_back({.kind = plan.kind,
                        .key = plan.key,
                        .shard = plan.shard,
                        .tokens = plan.tokens,
                        .recompute = AnyRecompute(),
                        .needed_at = AnyNeed()});
+    needed_at = std::max(needed_at, queries.back().needed_at);
   }
-  const Match match = cache().Lookup(session, queries);
+  Match match;
+  if (lease.asked) {
+    storage::PrefixText prompt =
+        Prompts::Of(TenantOf(session)).Ask(lease.asked->tokens, lease.asked->conversation, Rebuilds(session));
+    prompt.needed_at = AnyNeed();
+    needed_at = std::max(needed_at, prompt.needed_at);
+    match = cache().Lookup(session, queries, prompt, nullptr);
+    CheckPrefix(lease, match, queries.size());
+  } else {
+    match = cache().Lookup(session, queries);
+  }
   lease.id = match.lease;
+  lease.deadline = needed_at + kDeadline;
+  uint64_t begin = 0;
   for (size_t i = 0; i < queries.size(); ++i) {
     const Found& found = match.found[i];
     Trace(static_cast<uint64_t>(found.reason));
     if (drains_ && found.reason != MissReason::kDaemonUnavailable) Fail("a cache that drains is found things in");
     if (found.reason == MissReason::kNone) {
-      CheckHit(lease.texts[i], found);
-    } else {
-      CheckMiss(lease.texts[i], found.reason, queries[i].recompute);
+      CheckHit(asked[i], found, true);
+      lease.texts.push_back(asked[i]);
+    } else if (found.reason != MissReason::kCovered) {
+      CheckMiss(asked[i], found.reason, queries[i].recompute);
+    } else if (match.prefix.depth <= begin) {
+      Fail("covered by no prefix");
     }
+    begin += queries[i].tokens;
   }
-  std::vector<Text> hits;
-  for (size_t i = 0; i < queries.size(); ++i) {
-    if (match.found[i].reason == MissReason::kNone) hits.push_back(lease.texts[i]);
+  if (lease.id == LeaseId{}) return;
+  if (match.prefix.depth == 0) {
+    lease.asked.reset();
+  } else {
+    lease.asked->match = std::move(match);
   }
-  lease.texts = std::move(hits);
-  if (lease.id != LeaseId{}) leases_.push_back(std::move(lease));
+  leases_.push_back(std::move(lease));
+  if (leases_.back().asked && Draw(2) == 0) LandPrefix(leases_.back());
 }
 
 // Another process of an engine takes part in what one found, with the same shard or another one.
 void Driver::Attach() {
   if (leases_.empty()) return;
-  const Lease& first = leases_[world_.Draw(leases_.size())];
+  const Lease first = *Any(leases_);
   const SessionId session = AnySession();
-  const TensorShard shard = plans_.at(AnyText(1)).shard;
+  const TensorShard shard = Plans().at(AnyText(1)).shard;
   const absl::StatusOr<Match> match = cache().Attach(session, first.id, shard);
   if (!match.ok()) {
     if (TenantOf(session) == TenantOf(first.session)) Fail("a lease is gone that nobody ended");
     return;
   }
   if (TenantOf(session) != TenantOf(first.session)) return Fail("attached to another tenant's lease");
+  Used(first.id, false);
   Lease lease{.session = session, .id = match->lease};
   for (const Found& found : match->found) {
-    if (found.reason != MissReason::kNone) continue;
-    const auto text = std::ranges::find_if(plans_, [&](const auto& item) {
+    if (found.reason != MissReason::kNone || found.header->kind != ObjectKind::kSegment) continue;
+    const auto text = std::ranges::find_if(Plans(), [&](const auto& item) {
       return item.first.first == TenantOf(session) && IsOf(*found.header, item.first);
     });
-    if (text == plans_.end() || found.header->shard != shard) return Fail("attached to what nobody looked up");
-    CheckHit(text->first, found);
+    if (text == Plans().end() || found.header->shard != shard) return Fail("attached to what nobody looked up");
+    CheckHit(text->first, found, false);
     lease.texts.push_back(text->first);
   }
   // What is gone keeps its place as long as any holder of the lease keeps that.
-  if (match->lease == first.id) lease.texts = first.texts;
+  if (match->lease == first.id) {
+    lease.texts = first.texts;
+    lease.asked = first.asked;
+    lease.composed = first.composed;
+  } else {
+    lease.deadline = world_.clock.Now() + kDeadline;
+  }
   const bool held = std::ranges::any_of(
       leases_, [&](const Lease& other) { return other.session == session && other.id == match->lease; });
   if (!held) leases_.push_back(std::move(lease));
@@ -190,144 +233,193 @@ void Driver::Attach() {
 
 void Driver::Release() {
   if (leases_.empty()) return;
-  const size_t i = world_.Draw(leases_.size());
-  cache().Release(leases_[i].session, leases_[i].id);
-  leases_.erase(leases_.begin() + static_cast<ptrdiff_t>(i));
+  const auto lease = Any(leases_);
+  cache().Release(lease->session, lease->id);
+  leases_.erase(lease);
+}
+
+// Its deadline ends it no more.
+void Driver::Used(const LeaseId& id, bool composed) {
+  for (Lease& lease : leases_) {
+    if (lease.id != id) continue;
+    lease.deadline.reset();
+    lease.composed |= composed;
+  }
 }
 
 void Driver::Land() {
   if (leases_.empty()) return;
-  Lease& lease = leases_[world_.Draw(leases_.size())];
-  if (lease.texts.empty()) return;
-  const uint64_t number = next_landing_++;
-  Landing landing{.session = lease.session, .id = number, .texts = {lease.texts[0]}};
-  const uint64_t positions = kPosition + plans_.at(lease.texts[0]).tokens;
-  landing.pages = std::make_unique<TestPages>(storage::TestPages::Holding(positions));
-  // The match lists misses, too: find the index of the first hit.
+  Lease& lease = *Any(leases_);
+  const bool prefix = lease.asked && (lease.texts.empty() || Draw(2) == 0);
+  if (prefix) return LandPrefix(lease);
+  if (!lease.texts.empty()) LandText(lease);
+}
+
+void Driver::LandText(Lease& lease) {
+  const Text text = *Any(lease.texts);
+  Landing landing{.session = lease.session, .texts = {text}, .lease = lease.id};
+  const uint64_t positions = kPosition + Plans().at(text).tokens;
+  landing.pages = std::make_unique<TestPages>(TestPages::Holding(positions));
+  // The match lists misses, too: find the index of the text.
   const absl::StatusOr<Match> held = cache().Held(lease.session, lease.id);
   if (!held.ok()) return Fail("a lease is gone that nobody ended");
   uint32_t index = 0;
-  while (held->found[index].header == nullptr || !IsOf(*held->found[index].header, lease.texts[0])) {
+  while (held->found[index].header == nullptr || !IsOf(*held->found[index].header, text)) {
     if (++index == held->found.size()) return;  // dropped since: it is described as a miss
   }
-  const storage::LandTarget target = storage::TestTarget(*landing.pages, {{index, kPosition}});
-  landings_.emplace(number, std::move(landing));
-  cache().Land(lease.session, number, lease.id, target,
-               {.progress = [](uint32_t) {},
-                .done = [this, number](const std::vector<MissReason>& verdict) { Landed(number, verdict); }});
+  Used(lease.id, true);
+  storage::LandTarget target = storage::TestTarget(*landing.pages, {{index, kPosition}});
+  StartLanding(std::move(landing), std::move(target));
 }
 
-void Driver::Landed(uint64_t number, const std::vector<MissReason>& verdict) {
+LandingId Driver::StartLanding(Landing landing, storage::LandTarget target) {
+  const LandingId number = next_landing_++;
+  const SessionId session = landing.session;
+  const LeaseId lease = landing.lease;
+  landings_.emplace(number, std::move(landing));
+  cache().Land(session, number, lease, std::move(target),
+               {.progress = [](uint32_t) {},
+                .done = [this, number](const std::vector<MissReason>& verdict) { Landed(number, verdict); }});
+  return number;
+}
+
+void Driver::Landed(LandingId number, const std::vector<MissReason>& verdict) {
   const auto found = landings_.find(number);
   if (found == landings_.end()) return Fail("a landing was answered twice");
   const Landing landing = std::move(found->second);
   landings_.erase(found);
   Trace(static_cast<uint64_t>(verdict[0]));
-  if (verdict[0] == MissReason::kCancelled) {
-    if (!landing.cancelled) Fail("a landing was cancelled that nobody gave up");
-  } else if (verdict[0] == MissReason::kBusy) {
-    if (world_.executor.refused() == 0) Fail("a landing was refused by a queue that had room");
-  } else if (verdict[0] != MissReason::kNone) {
-    CheckMiss(landing.texts[0], verdict[0]);
-  } else {
-    if (world_.bug == Bug::kFlipsLandedBits) landing.pages->Key(0, kPosition + 4, 0)[0] += 1;
-    const double error =
-        storage::LandingError(*landing.pages, plans_.at(landing.texts[0]), landing.texts[0].second, kPosition);
-    if (!(error < kTolerance)) Fail("bytes landed are not the bytes published");
+  for (const MissReason reason : verdict) {
+    if (reason == MissReason::kCancelled && !landing.cancelled) Fail("a landing was cancelled that nobody gave up");
+    if (reason == MissReason::kBusy && MayBegin(TenantOf(landing.session))) {
+      Fail("a landing was refused, and there was room for it");
+    }
   }
+  if (landing.asked) return LandedPrefix(landing, verdict);
+  if (fillings_.contains(number)) return Filled(number, verdict);
+  const MissReason reason = verdict[0];
+  if (reason == MissReason::kCancelled || reason == MissReason::kBusy) return;
+  if (reason != MissReason::kNone) return CheckMiss(landing.texts[0], reason);
+  if (world_.bug == Bug::kFlipsLandedBits) landing.pages->Key(0, kPosition + 4, 0)[0] += 1;
+  const double error =
+      storage::LandingError(*landing.pages, Plans().at(landing.texts[0]), ContentOf(landing.texts[0]), kPosition);
+  if (!(error < kTolerance)) Fail("bytes landed are not the bytes published");
 }
 
 void Driver::Quiesce() {
-  if (landings_.empty()) return;
-  auto landing = landings_.begin();
-  std::advance(landing, world_.Draw(landings_.size()));
-  landing->second.cancelled = true;
-  const uint64_t number = landing->first;
-  cache().Quiesce(landing->second.session, number, [this, number] {
-    if (landings_.contains(number)) Fail("a landing is quiet before its verdict");
+  if (landings_.empty() && compositions_.empty()) return;
+  const bool composing = landings_.empty() || (!compositions_.empty() && Draw(3) == 0);
+  LandingId number = 0;
+  SessionId session = 0;
+  if (composing) {
+    const auto composition = Any(compositions_);
+    composition->second.cancelled = true;
+    number = composition->first;
+    session = composition->second.session;
+  } else {
+    const auto landing = Any(landings_);
+    landing->second.cancelled = true;
+    number = landing->first;
+    session = landing->second.session;
+  }
+  cache().Quiesce(session, number, [this, number] {
+    if (landings_.contains(number) || compositions_.contains(number)) Fail("a landing is quiet before its verdict");
   });
 }
 
 void Driver::Die() {
-  const size_t i = world_.Draw(sessions_.size());
-  const SessionId session = sessions_[i];
+  const auto dead = Any(sessions_);
+  const SessionId session = *dead;
   Note(Fault::kEngineDeath);
   std::erase_if(leases_, [&](const Lease& lease) { return lease.session == session; });
   std::erase_if(reservations_, [&](const Reservation& r) { return r.session == session && !r.publishing; });
   for (auto& [number, landing] : landings_) landing.cancelled |= landing.session == session;
+  for (auto& [number, composition] : compositions_) composition.cancelled |= composition.session == session;
+  EndRequestsOf(session);
   ++draining_;
   cache().CloseSession(session, [this, session] {
     --draining_;
-    for (const auto& [number, landing] : landings_) {
-      if (landing.session == session) Fail("a session is drained before its landing");
-    }
+    const auto of_session = [session](const auto& item) { return item.second.session == session; };
+    if (std::ranges::any_of(landings_, of_session)) Fail("a session is drained before its landing");
+    if (std::ranges::any_of(compositions_, of_session)) Fail("a session is drained before its composition");
+    if (std::ranges::any_of(commits_, of_session)) Fail("a session is drained before its commit");
   });
-  sessions_.erase(sessions_.begin() + static_cast<ptrdiff_t>(i));
+  sessions_.erase(dead);
   Open();
 }
 
+// Time passes before anybody looks what is overdue.
+void Driver::Advance() {
+  world_.clock.Advance(static_cast<Nanos>(Draw(kDeadline / 2)));
+}
+
 void Driver::Tick() {
-  world_.clock.Advance(static_cast<Nanos>(world_.Draw(kDeadline / 3)));
-  cache().Tick();
-  std::erase_if(leases_, [&](const Lease& lease) { return !cache().Held(lease.session, lease.id).ok(); });
-  std::erase_if(reservations_, [&](const Reservation& reservation) {
-    return cache().Planned(reservation.session, reservation.id) == nullptr;
-  });
+  if (world_.bug != Bug::kForgetsDeadlines) cache().Tick();
+  CheckDeadlines();
+  CheckExpired();
 }
 
 void Driver::SetFaults() {
   storage::SimulatedDisk::Faults faults;
-  const auto rate = [&] { return world_.Draw(3) == 0 ? 0.3 : 0.0; };
+  const auto rate = [&] { return Draw(3) == 0 ? 0.3 : 0.0; };
   faults.read_error = rate();
   faults.write_error = rate();
   faults.sync_error = rate();
   faults.record_error = rate();
   faults.bit_flip = rate();
-  faults.full = world_.Draw(4) == 0;
+  faults.no_space = rate();
+  faults.full = Draw(4) == 0;
   if (world_.bug == Bug::kLosesFlushes) faults = {.lost_flush = 1};
   world_.disk.set_faults(faults);
-  world_.executor.set_capacity(world_.Draw(3) == 0 ? 2 : 64);
-  world_.io.set_capacity(world_.Draw(3) == 0 ? 3 : 64);
+  world_.executor.set_capacity(Draw(3) == 0 ? 2 : 64);
+  world_.io.set_capacity(Draw(3) == 0 ? 3 : 64);
 }
 
 void Driver::Crash() {
   Note(Fault::kCrash);
-  std::vector<Text> durable;
-  for (const auto& [text, plan] : plans_) {
-    const std::vector<TierKind> tiers = cache().Where(text.first, plan.key, plan.shard);
-    if (std::ranges::count(tiers, TierKind::kSsd) > 0) durable.push_back(text);
-  }
+  using Name = std::tuple<TenantId, Key, TensorShard>;
+  std::vector<Name> names;
+  for (const auto& [text, plan] : Plans()) names.emplace_back(text.first, plan.key, plan.shard);
+  for (const auto& [tenant, key] : written_) names.emplace_back(tenant, key, TensorShard{});
+  const auto on_disk = [this](const Name& name) {
+    const auto& [tenant, key, shard] = name;
+    return std::ranges::count(cache().Where(tenant, key, shard), TierKind::kSsd) > 0;
+  };
+  std::erase_if(names, [&](const Name& name) { return !on_disk(name); });
   leases_.clear();
   reservations_.clear();
   landings_.clear();
+  compositions_.clear();
+  commits_.clear();
+  fillings_.clear();
+  requests_.clear();
+  for (auto& [tenant, region] : regions_) region.pool.reset();
   sessions_.clear();
   arena_tenants_.clear();
   pins_.clear();
+  pinned_prefixes_.clear();
+  for (auto& [text, used] : used_) used = surely_used_[text] = world_.clock.Now();
   draining_ = 0;
   drains_ = false;
   world_.CrashAndRestart();
   for (int i = 0; i < kSessions; ++i) Open();
-  for (const Text& text : durable) {
-    const ObjectHeader& plan = plans_.at(text);
-    const std::vector<TierKind> tiers = cache().Where(text.first, plan.key, plan.shard);
-    if (std::ranges::count(tiers, TierKind::kSsd) == 0) Fail("what the disk acknowledged is not there after a crash");
-  }
+  if (!std::ranges::all_of(names, on_disk)) Fail("what the disk acknowledged is not there after a crash");
 }
 
 void Driver::Operate() {
-  const Text text = AnyText(1 + world_.Draw(kTenants));
-  const Key& key = plans_.at(text).key;
-  if (drains_ || world_.Draw(16) == 0) {
+  const Text text = AnyText(1 + Draw(kTenants));
+  const Key& key = Plans().at(text).key;
+  if (drains_ || Draw(16) == 0) {
     drains_ = !drains_;
     return drains_ ? cache().StartDrain() : cache().EndDrain();
   }
-  switch (world_.Draw(3)) {
+  switch (Draw(3)) {
     case 0:
-      if (!cache().Evict(text.first, key)) break;
       for (const Text& part : BundleOf(text)) operator_evicted_.insert(part);
+      cache().Evict(text.first, key);
       break;
     case 1: {
-      const Nanos until = world_.clock.Now() + static_cast<Nanos>(world_.Draw(kDeadline));
+      const Nanos until = world_.clock.Now() + static_cast<Nanos>(Draw(kDeadline));
       if (!cache().Pin(text.first, key, until)) break;
       for (const Text& part : BundleOf(text)) pins_[part] = until;
       break;
@@ -339,10 +431,11 @@ void Driver::Operate() {
 }
 
 void Driver::Execute() {
-  SimulatedExecutor& executor = world_.Draw(2) == 0 ? world_.executor : world_.io;
+  const bool first = world_.io.pending() == 0 || (world_.executor.pending() > 0 && Draw(2) == 0);
+  SimulatedExecutor& executor = first ? world_.executor : world_.io;
   if (executor.pending() == 0) return;
-  const bool drop = world_.bug == Bug::kDropsCompletions && world_.Draw(8) == 0;
-  executor.Complete(world_.Draw(executor.pending()), drop);
+  const bool drop = world_.bug == Bug::kDropsCompletions && Draw(8) == 0;
+  executor.Proceed(Draw(executor.pending()), drop);
 }
 
 }  // namespace ashlar::simulation

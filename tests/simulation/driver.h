@@ -4,15 +4,21 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "proto/limits.h"
+#include "storage/testing/offered_prefixes.h"
+#include "tests/simulation/prompts.h"
 #include "tests/simulation/simulation.h"
+#include "tests/simulation/texts.h"
 #include "tests/simulation/world.h"
 
 namespace ashlar::simulation {
@@ -24,127 +30,206 @@ using storage::LandingId;
 using storage::LeaseId;
 using storage::Match;
 using storage::Nanos;
+using storage::PagePool;
 using storage::SessionId;
-using storage::TenantId;
 using storage::TestPages;
+using storage::Tokens;
 
-inline constexpr uint64_t kTexts = 7;
-inline constexpr uint64_t kBundle[] = {3, 4};  // texts that are the shards of one key
 inline constexpr int kSessions = 4;
+inline constexpr uint64_t kConversations = 3;
 inline constexpr Nanos kDeadline = 60'000'000'000;
 inline constexpr double kTolerance = 1e-5;
-
-// What the oracle knows of one text of one tenant.
-using Text = std::pair<TenantId, uint64_t>;
-
-// Plans of all texts. They and what engines publish are made once a process and never change.
-const std::map<Text, ObjectHeader>& Plans();
+inline constexpr uint32_t kRegionPages = 32;
+inline constexpr size_t kMostCommits = 16;  // under way, of one session
 
 class Driver {
  public:
-  Driver(uint64_t seed, Bug bug) : world_(seed, DrawSizes(seed), bug), plans_(Plans()) {
-    for (int i = 0; i < kSessions; ++i) Open();
-  }
-
-  Report Run(int operations) {
-    for (report_.step = 0; static_cast<int>(report_.step) < operations && report_.failure.empty(); ++report_.step) {
-      Step();
-      NoteFaults();
-      CheckBudgets();
-      if (report_.step % 16 == 0) CheckLeases();
-    }
-    if (report_.failure.empty()) Conclude();
-    return report_;
-  }
+  Driver(uint64_t seed, Bug bug);
+  Report Run(int operations);
 
  private:
+  // What some seeds do without, so that others have more of the rest.
+  struct Features {
+    bool prompts = false, compositions = false, pages = false;
+  };
+  using Act = void (Driver::*)();
+  struct Operation {
+    uint64_t weight;
+    Act act;
+  };
+
   struct Reservation {
     SessionId session;
     storage::ReservationId id;
     Text text;
+    Nanos deadline;
     bool publishing = false;
+  };
+  // A prompt as it was asked for, and the prefix that it may be resumed behind.
+  struct Asked {
+    Tokens tokens;
+    ConversationId conversation{};
+    Match match;  // its spans and pointers are good as long as the lease is
   };
   struct Lease {
     SessionId session;
     LeaseId id;
-    std::vector<Text> texts;  // what it keeps
+    std::vector<Text> texts;        // what it keeps
+    std::optional<Nanos> deadline;  // none: it was used
+    bool composed = false;          // segments, or what was composed, were landed from it
+    std::optional<Asked> asked;
   };
   struct Landing {
     SessionId session;
-    LandingId id;
-    std::vector<Text> texts;
+    std::vector<Text> texts;  // or a prefix:
+    std::optional<Asked> asked;
+    LeaseId lease{};
     bool cancelled = false;
     std::unique_ptr<TestPages> pages;
   };
+  struct Composing {
+    SessionId session;
+    std::vector<Text> texts;
+    uint32_t layer = 0;
+    bool cancelled = false;
+    std::shared_ptr<std::vector<float>> state;
+  };
+  struct Commit {
+    SessionId session;
+    bool refused = false;  // it must be: it is called exact, and is not
+    bool spanning = false;
+  };
+  // The pages that one tenant's engines share, as their daemon lends them.
+  struct Region {
+    TestPages memory;
+    std::shared_ptr<PagePool> pool;  // null: not declared
+  };
+  struct Request {
+    SessionId session;
+    TenantId tenant;
+    std::vector<Text> texts;
+    float mark = 0;  // on each of its own pages
+    uint64_t own = 0;
+  };
+  struct Filling {  // of shared pages, by a landing
+    TenantId tenant;
+    LeaseId request;
+    size_t segment = 0;  // of the request
+    Text text;
+    std::vector<storage::PageId> pages;
+  };
 
-  static Sizes DrawSizes(uint64_t seed) {
-    std::mt19937_64 random(seed ^ 0x5EED);
-    return {.hbm = random() % 3 == 0 ? 10 + random() % 8 : 0, .dram = 12 + random() % 12, .ssd = 16 + random() % 24};
-  }
-
+  static Sizes DrawSizes(uint64_t seed);
   void Fail(const std::string& what) {
     if (report_.failure.empty()) report_.failure = what;
   }
   void Trace(uint64_t value) { report_.trace = (report_.trace ^ value) * 0x100000001B3; }
+  void Reach(Event event) { ++report_.reached.counts[static_cast<size_t>(event)]; }
 
   Cache& cache() { return *world_.cache; }
-  SessionId AnySession() { return sessions_[world_.Draw(sessions_.size())]; }
+  uint64_t Draw(uint64_t below) { return world_.Draw(below); }
+  template <typename Container>
+  auto Any(Container& container) {
+    return std::next(container.begin(), static_cast<ptrdiff_t>(Draw(container.size())));
+  }
+  SessionId AnySession() { return *Any(sessions_); }
   static TenantId TenantOf(SessionId session) { return 1 + session % 2; }
+  static bool Rebuilds(SessionId session) { return session % 3 != 0; }  // states from spans
   // What computing a text takes, as its engine says; mostly it does not.
-  Nanos AnyRecompute() { return world_.Draw(4) == 0 ? 1 + static_cast<Nanos>(world_.Draw(kDeadline / 6)) : 0; }
+  Nanos AnyRecompute() { return Draw(4) == 0 ? 1 + static_cast<Nanos>(Draw(kDeadline / 6)) : 0; }
   // When a look-up's texts are needed: mostly now.
-  Nanos AnyNeed() { return world_.Draw(4) == 0 ? world_.clock.Now() + static_cast<Nanos>(world_.Draw(kDeadline)) : 0; }
-  static std::vector<Text> BundleOf(const Text& text) {
-    if (Plans().at(text).shard.size == 1) return {text};
-    std::vector<Text> all;
-    for (const uint64_t part : kBundle) all.emplace_back(text.first, part);
-    return all;
-  }
-  static bool IsOf(const ObjectHeader& header, const Text& text) {
-    const ObjectHeader& plan = Plans().at(text);
-    return header.key == plan.key && header.shard == plan.shard;
-  }
-  Text AnyText(TenantId tenant) { return {tenant, 1 + world_.Draw(kTexts)}; }
-
-  void Open() {
-    sessions_.push_back(next_session_++);
-    cache().OpenSession(sessions_.back(), TenantOf(sessions_.back()));
+  Nanos AnyNeed() { return Draw(4) == 0 ? world_.clock.Now() + static_cast<Nanos>(Draw(kDeadline)) : 0; }
+  Text AnyText(TenantId tenant) { return {tenant, 1 + Draw(kTexts)}; }
+  ConversationId AnyConversation() {
+    return Draw(2) == 0 ? ConversationId{static_cast<uint8_t>(1 + Draw(kConversations))} : ConversationId{};
   }
 
+  void Open();
   void Step();
+
+  // Segments.
   void Reserve();
   void Publish();
   void Published(SessionId session, storage::ReservationId id, PublishOutcome outcome);
   void Abandon();
   void Lookup();
+  Asked AnyPrompt(SessionId session);
   void Attach();
-  void CheckHit(const Text& text, const Found& found);
-  bool Leased(const Text& text);
-  void CheckMiss(const Text& text, MissReason reason, Nanos recompute = 0);
   void Release();
   void Land();
-  void Landed(uint64_t number, const std::vector<MissReason>& verdict);
+  void LandText(Lease& lease);
+  LandingId StartLanding(Landing landing, storage::LandTarget target);
+  void Landed(LandingId number, const std::vector<MissReason>& verdict);
   void Quiesce();
+  void Used(const LeaseId& lease, bool composed);
+
+  // Exact prefixes (driver_prompts.cc).
+  void LandPrefix(Lease& lease);
+  void LandedPrefix(const Landing& landing, const std::vector<MissReason>& verdict);
+  void CommitText();
+  void Committed(uint64_t number, const std::vector<CommitOutcome>& outcomes);
+  void Remember(TenantId tenant, const storage::PrefixCommit& commit);
+
+  // Compositions (driver_compositions.cc).
+  void Compose();
+  void Composed(LandingId number, const storage::CompositionVerdict& verdict);
+
+  // Pages that requests share in place (driver_pages.cc).
+  void Declare();
+  void Declare(TenantId tenant);
+  void Admit();
+  void Extend();
+  void Fill();
+  // False: it is not there.
+  bool FillFromCache(const LeaseId& name, size_t segment, const Text& text, std::vector<storage::PageId> pages);
+  void Filled(LandingId number, const std::vector<MissReason>& verdict);
+  void EndRequest();
+  void EndRequestsOf(SessionId session);
+  void MarkOwnPages(const LeaseId& name);
+  void CheckRefusal(TenantId tenant, const std::vector<PagePool::Want>& wants, const PagePool::Shortage& shortage);
+  void CheckPages();
+  void ConcludePages();
+
+  // Everybody's.
   void Die();
+  void Advance();
   void Tick();
   void SetFaults();
   void Crash();
   void Operate();
+  void OperateOnPrefix();
   void Execute();
 
+  // The oracle (oracle.cc).
+  void CheckHit(const Text& text, const Found& found, bool looked_up);
+  void CheckUse(const Text& text, bool surely);
+  bool Leased(const Text& text);
+  bool InUse(const Text& text);
+  void CheckMiss(const Text& text, MissReason reason, Nanos recompute = 0);
+  void CheckPrefix(const Lease& lease, const Match& match, size_t queries);
+  bool IsPast(const std::map<Text, Nanos>& used, const Text& text) const;
+  bool IsThereTooLong(const Text& text);
+  void CheckDeadlines();
+  void CheckExpired();
   void NoteFaults();
   void Note(Fault fault);
   void CheckBudgets();
   void CheckLeases();
   void CheckRoom(TenantId tenant, uint64_t extents);
+  uint64_t InFlight(TenantId tenant) const;
+  bool MayBegin(TenantId tenant) const;  // surely
+  void CheckTurns();
   void Conclude();
 
   bool Corrupted() const { return world_.disk.counts().bit_flips > 0; }
   bool TierFailed() const { return !world_.observer.tier_errors.empty(); }
+  bool SomethingIsOverdue();
 
   World world_;
   Report report_;
-  const std::map<Text, ObjectHeader>& plans_;
+  Features features_;
+  std::vector<Operation> operations_;
+  uint64_t weight_ = 0;       // of all of them
   std::set<Text> published_;  // ever
   uint64_t publishes_ = 0;
   SessionId next_session_ = 1;
@@ -152,7 +237,8 @@ class Driver {
   std::vector<SessionId> sessions_;
   std::vector<Reservation> reservations_;
   std::vector<Lease> leases_;
-  std::map<uint64_t, Landing> landings_;
+  std::map<LandingId, Landing> landings_;
+  std::map<LandingId, Composing> compositions_;
   uint64_t draining_ = 0;
   std::map<uint32_t, TenantId> arena_tenants_;
   storage::SimulatedDisk::Counts seen_;
@@ -160,7 +246,22 @@ class Driver {
   std::set<Text> operator_evicted_;
   std::set<Text> declined_;     // ever
   std::map<Text, Nanos> pins_;  // until when
+  // When it was found, published or offered again last; and so that it surely counts.
+  std::map<Text, Nanos> used_, surely_used_;
   bool drains_ = false;
+
+  std::map<TenantId, storage::OfferedPrefixes> offered_;
+  std::map<TenantId, std::deque<Prompts::Offer>> talks_;  // the latest that were committed
+  std::deque<std::pair<TenantId, Key>> written_;          // objects of the latest commits
+  std::set<std::pair<TenantId, Key>> pinned_prefixes_;    // by the operator
+  bool evicted_prefixes_ = false;                         // likewise, some
+  std::map<uint64_t, Commit> commits_;                    // under way
+  uint64_t next_commit_ = 1;
+
+  std::map<TenantId, Region> regions_;
+  std::map<LeaseId, Request> requests_;
+  std::map<LandingId, Filling> fillings_;
+  uint64_t next_request_ = 1;
 };
 
 }  // namespace ashlar::simulation

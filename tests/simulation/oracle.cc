@@ -6,36 +6,83 @@
 #include "tests/simulation/driver.h"
 
 namespace ashlar::simulation {
+namespace {
+
+constexpr uint64_t kMostPassed = 2;  // pieces: one of the other tenant, and one of all
+
+// Of what a match holds of a prefix, as far as it is not among `seen`.
+uint64_t ExtentsOf(const Match& match, std::set<const ObjectHeader*>& seen) {
+  uint64_t extents = 0;
+  for (size_t i = match.prefix.first; i < match.found.size(); ++i) {
+    const ObjectHeader* const header = match.found[i].header;
+    if (seen.insert(header).second) extents += header->Extents();
+  }
+  return extents;
+}
+
+}  // namespace
 
 // Promise 3: who is refused for want of room is refused because of what others hold.
 void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
   if (cache().stats().copies_under_way > 0 || cache().stats().landings > 0) return;  // they hold for a moment
   if (world_.observer.memory_refusals > 0) return;  // the machine that simulates has no memory left itself
+  const auto of_tenant = [tenant](const auto& item) { return TenantOf(item.second.session) == tenant; };
+  if (!compositions_.empty() || std::ranges::any_of(commits_, of_tenant) || !pinned_prefixes_.empty()) return;
   std::set<Text> held;
+  uint64_t used = 0;
+  std::set<const ObjectHeader*> prefixes;
   for (const Lease& lease : leases_) {
     if (TenantOf(lease.session) != tenant) continue;
+    if (lease.asked) used += ExtentsOf(lease.asked->match, prefixes);
     for (const Text& text : lease.texts) {
       for (const Text& part : BundleOf(text)) held.insert(part);
     }
   }
   for (const auto& [text, until] : pins_) {
-    if (text.first == tenant && until > world_.clock.Now()) held.insert(text);
+    if (text.first == tenant) held.insert(text);
   }
-  uint64_t used = 0;
-  for (const Text& text : held) used += plans_.at(text).Extents();
+  for (const Text& text : held) used += Plans().at(text).Extents();
   for (const Reservation& reservation : reservations_) {
-    if (reservation.text.first == tenant) used += plans_.at(reservation.text).Extents();
+    if (reservation.text.first == tenant) used += Plans().at(reservation.text).Extents();
   }
   // A text that was dropped under a lease and published again stands there twice: count it so.
   if (2 * used + extents <= world_.TopExtents()) Fail("room that nobody holds was refused");
 }
 
-void Driver::CheckHit(const Text& text, const Found& found) {
+void Driver::CheckHit(const Text& text, const Found& found, bool looked_up) {
   for (const Text& part : BundleOf(text)) {
     if (!published_.contains(part)) Fail("found what its tenant never published");
   }
   if (!IsOf(*found.header, text)) Fail("found another text's object");
-  if (found.slot->Extents() != plans_.at(text).Extents()) Fail("found an object of another size");
+  if (found.slot->Extents() != Plans().at(text).Extents()) Fail("found an object of another size");
+  if (looked_up) CheckUse(text, true);
+}
+
+// An offer of what is there already counts as a use of it, unless it could not be brought up.
+void Driver::CheckUse(const Text& text, bool surely) {
+  if (IsPast(used_, text) && !InUse(text)) Fail("found after its time to live");
+  for (const Text& part : BundleOf(text)) {
+    used_[part] = world_.clock.Now();
+    if (surely) surely_used_[part] = world_.clock.Now();
+  }
+}
+
+// Unused for longer than its tenant lets it stay.
+bool Driver::IsPast(const std::map<Text, Nanos>& used, const Text& text) const {
+  const auto last = used.find(text);
+  return text.first == kExpiringTenant && world_.sizes.ttl > 0 && last != used.end() &&
+         world_.clock.Now() - last->second >= world_.sizes.ttl;
+}
+
+// Whether somebody may hold it or a shard of it: then it does not expire.
+bool Driver::InUse(const Text& text) {
+  const std::vector<Text> bundle = BundleOf(text);
+  const auto names = [&](const std::vector<Text>& texts) {
+    return std::ranges::any_of(texts, [&](const Text& each) { return std::ranges::count(bundle, each) > 0; });
+  };
+  const auto names_it = [&](const auto& item) { return names(item.second.texts); };
+  return Leased(text) || std::ranges::any_of(landings_, names_it) || std::ranges::any_of(compositions_, names_it) ||
+         std::ranges::any_of(pins_, [&](const auto& pin) { return std::ranges::count(bundle, pin.first) > 0; });
 }
 
 // One that was dropped under its lease, and published again since, is another object.
@@ -44,7 +91,7 @@ bool Driver::Leased(const Text& text) {
     const absl::StatusOr<Match> held = cache().Held(lease.session, lease.id);
     for (const Found& found : held.ok() ? held->found : std::vector<Found>{}) {
       // A lease of one shard is one of all.
-      if (found.header != nullptr && found.header->key == plans_.at(text).key) return true;
+      if (found.header != nullptr && found.header->key == Plans().at(text).key) return true;
     }
   }
   return false;
@@ -60,6 +107,13 @@ void Driver::CheckMiss(const Text& text, MissReason reason, Nanos recompute) {
     case MissReason::kEvicted:
       if (Leased(text) && !operator_evicted_.contains(text)) Fail("leased data was evicted");
       break;
+    case MissReason::kExpired: {
+      const std::vector<Text> bundle = BundleOf(text);
+      const bool past = std::ranges::any_of(bundle, [this](const Text& part) { return IsPast(surely_used_, part); });
+      if (!past) Fail("expired before its time");
+      Reach(Event::kExpired);
+      break;
+    }
     case MissReason::kChecksumFailed:
       if (!Corrupted()) Fail("a copy is corrupt, and nothing corrupted it");
       break;
@@ -80,6 +134,42 @@ void Driver::CheckMiss(const Text& text, MissReason reason, Nanos recompute) {
   }
 }
 
+bool Driver::SomethingIsOverdue() {
+  const Nanos now = world_.clock.Now();
+  return std::ranges::any_of(leases_, [now](const Lease& lease) { return lease.deadline && *lease.deadline <= now; }) ||
+         std::ranges::any_of(reservations_,
+                             [now](const Reservation& r) { return !r.publishing && r.deadline <= now; }) ||
+         std::ranges::any_of(Plans(), [this](const auto& item) { return IsThereTooLong(item.first); });
+}
+
+bool Driver::IsThereTooLong(const Text& text) {
+  const ObjectHeader& plan = Plans().at(text);
+  return IsPast(used_, text) && !cache().Where(text.first, plan.key, plan.shard).empty() && !InUse(text);
+}
+
+// Behind a tick: what is overdue has ended, and nothing else.
+void Driver::CheckDeadlines() {
+  const Nanos now = world_.clock.Now();
+  std::erase_if(leases_, [&](const Lease& lease) {
+    const bool due = lease.deadline && *lease.deadline <= now;
+    const bool held = cache().Held(lease.session, lease.id).ok();
+    if (held == due) Fail(due ? "a lease outlives its deadline" : "a lease is gone that nobody ended");
+    return due;
+  });
+  std::erase_if(reservations_, [&](const Reservation& reservation) {
+    const bool due = !reservation.publishing && reservation.deadline <= now;
+    const bool there = cache().Planned(reservation.session, reservation.id) != nullptr;
+    if (there == due) Fail(due ? "a reservation outlives its deadline" : "a reservation is gone that nobody ended");
+    return due;
+  });
+  std::erase_if(pins_, [now](const auto& pin) { return pin.second <= now; });
+}
+
+void Driver::CheckExpired() {
+  const auto too_long = [this](const auto& item) { return IsThereTooLong(item.first); };
+  if (std::ranges::any_of(Plans(), too_long)) Fail("kept after its time to live");
+}
+
 void Driver::Note(Fault fault) {
   const bool states[kStates] = {
       !leases_.empty(),
@@ -88,6 +178,13 @@ void Driver::Note(Fault fault) {
       !landings_.empty(),
       cache().stats().copies_under_way > 0,
       draining_ > 0,
+      !commits_.empty(),
+      std::ranges::any_of(commits_, [](const auto& item) { return item.second.spanning; }),
+      !compositions_.empty(),
+      !requests_.empty(),
+      !fillings_.empty(),
+      SomethingIsOverdue(),
+      drains_,
   };
   for (size_t state = 0; state < kStates; ++state) {
     report_.coverage.pairs[static_cast<size_t>(fault)][state] += states[state] ? 1 : 0;
@@ -103,6 +200,7 @@ void Driver::NoteFaults() {
       {Fault::kRecordError, now.batch_errors, seen_.batch_errors},
       {Fault::kBitFlip, now.bit_flips, seen_.bit_flips},
       {Fault::kDiskFull, now.refused_full, seen_.refused_full},
+      {Fault::kNoSpace, now.short_writes, seen_.short_writes},
       {Fault::kQueueFull, world_.executor.refused() + world_.io.refused(), seen_refused_},
   };
   for (const auto& [fault, count, before] : struck) {
@@ -157,6 +255,28 @@ void Driver::CheckLeases() {
   }
 }
 
+// Landings and compositions.
+uint64_t Driver::InFlight(TenantId tenant) const {
+  const auto of_tenant = [tenant](const auto& item) { return TenantOf(item.second.session) == tenant; };
+  return static_cast<uint64_t>(std::ranges::count_if(landings_, of_tenant) +
+                               std::ranges::count_if(compositions_, of_tenant));
+}
+
+// Whatever other tenants have in flight.
+bool Driver::MayBegin(TenantId tenant) const {
+  return world_.executor.refused() == 0 && InFlight(tenant) < world_.sizes.in_flight;
+}
+
+// No tenant has more in flight than it may, nor waits for more than its share.
+void Driver::CheckTurns() {
+  for (const TenantId tenant : {1, 2}) {
+    if (InFlight(tenant) > world_.sizes.in_flight) Fail("a tenant has more in flight than it may");
+  }
+  if (std::max(world_.executor.most_passed(), world_.io.most_passed()) > kMostPassed) {
+    Fail("a tenant waits, and others are served");
+  }
+}
+
 constexpr int kMostWorkLeft = 10000;  // pieces, of what can be under way at once
 
 // Everything ends; then nothing is held, and everybody has all of his room.
@@ -167,6 +287,8 @@ void Driver::Conclude() {
   world_.io.set_capacity(1024);
   for (const SessionId session : sessions_) {
     for (auto& [number, landing] : landings_) landing.cancelled = true;
+    for (auto& [number, composition] : compositions_) composition.cancelled = true;
+    EndRequestsOf(session);
     ++draining_;
     cache().CloseSession(session, [this] { --draining_; });
   }
@@ -175,18 +297,21 @@ void Driver::Conclude() {
     // Memory before the disk, as long as that takes: whoever only waits for the disk must not keep memory busy.
     for (int work = 0; world_.executor.pending() + world_.io.pending() > 0; ++work) {
       if (work == kMostWorkLeft) return Fail("copies are made for ever, of what waits for the disk");
-      (world_.executor.pending() > 0 ? world_.executor : world_.io).Complete(0, false);
+      (world_.executor.pending() > 0 ? world_.executor : world_.io).Proceed(0, false);
     }
     world_.clock.Advance(2 * kDeadline);
     cache().Tick();
   }
   const Cache::Stats stats = cache().stats();
-  if (!landings_.empty() || draining_ > 0) return Fail("a call was never answered");
-  if (stats.landings + stats.leases + stats.reservations + stats.copies_under_way > 0) {
+  const bool answered = landings_.empty() && compositions_.empty() && commits_.empty();
+  if (!answered || draining_ > 0) return Fail("a call was never answered");
+  if (stats.landings + stats.compositions + stats.leases + stats.reservations + stats.copies_under_way > 0) {
     return Fail("something is still under way when all has ended");
   }
+  ConcludePages();
+  for (const auto& [tenant, key] : pinned_prefixes_) cache().Unpin(tenant, key);
   for (const TenantId tenant : {1, 2}) {
-    for (uint64_t text = 1; text <= kTexts; ++text) cache().Unpin(tenant, plans_.at({tenant, text}).key);
+    for (uint64_t text = 1; text <= kTexts; ++text) cache().Unpin(tenant, Plans().at({tenant, text}).key);
     const SessionId last = next_session_ + (TenantOf(next_session_) == tenant ? 0 : 1);
     cache().OpenSession(last, tenant);
     ObjectHeader all{.kind = ObjectKind::kSegment, .bytes = world_.TopExtents() * limits::kExtentBytes};

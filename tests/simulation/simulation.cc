@@ -12,11 +12,12 @@ void Coverage::Add(const Coverage& other) {
 }
 
 std::string Coverage::Missing() const {
-  static constexpr const char* kFaultNames[kFaults] = {"read error",   "write error", "sync error",
-                                                       "record error", "bit flip",    "disk full",
-                                                       "crash",        "queue full",  "engine death"};
-  static constexpr const char* kStateNames[kStates] = {"leased",  "reserved", "publishing",
-                                                       "landing", "copying",  "draining"};
+  static constexpr const char* kFaultNames[kFaults] = {"read error",   "write error", "sync error", "record error",
+                                                       "bit flip",     "disk full",   "crash",      "queue full",
+                                                       "engine death", "no space"};
+  static constexpr const char* kStateNames[kStates] = {"leased",   "reserved",   "publishing", "landing",   "copying",
+                                                       "draining", "committing", "spanning",   "composing", "admitted",
+                                                       "filling",  "expiring",   "evacuating"};
   std::string missing;
   for (size_t fault = 0; fault < kFaults; ++fault) {
     for (size_t state = 0; state < kStates; ++state) {
@@ -24,6 +25,42 @@ std::string Coverage::Missing() const {
     }
   }
   return missing;
+}
+
+void Reached::Add(const Reached& other) {
+  for (size_t event = 0; event < kEvents; ++event) counts[event] += other.counts[event];
+}
+
+namespace {
+
+constexpr const char* kEventNames[kEvents] = {"prefixes landed",
+                                              "conversations' prefixes landed",
+                                              "spans landed",
+                                              "states kept",
+                                              "spans kept",
+                                              "composed",
+                                              "not composed",
+                                              "shared pages filled",
+                                              "shared pages read",
+                                              "pages reclaimed",
+                                              "expired"};
+
+}  // namespace
+
+std::string Reached::Missing() const {
+  std::string missing;
+  for (size_t event = 0; event < kEvents; ++event) {
+    if (counts[event] == 0) absl::StrAppend(&missing, "no ", kEventNames[event], "; ");
+  }
+  return missing;
+}
+
+std::string Reached::Describe() const {
+  std::string all;
+  for (size_t event = 0; event < kEvents; ++event) {
+    absl::StrAppend(&all, event == 0 ? "" : ", ", kEventNames[event], " ", counts[event]);
+  }
+  return all;
 }
 
 Report Simulate(uint64_t seed, int operations, Bug bug) {

@@ -1,19 +1,33 @@
-// The cache on a simulated clock, executors and disk, with random clients, against an oracle. A failure is a seed.
+// The cache on a simulated clock, executors and disk, with random clients of two tenants, against an oracle. A failure
+// is a seed.
 //
-// The fault model. What may happen, at any moment and in any order:
-// - Engines look up, reserve, publish, abandon, land, give up, release, and die with all of that open;
-//   operators pin and evict.
-// - Work that was queued ends in any order, and executors refuse work because their queues are full.
+// What may happen, in any order of calls and completions:
+// - Engines look up segments and prompts, reserve, publish, abandon, commit texts (exact and composed, with
+//   conversations and spans), land segments and prefixes, compose, attach, give up, release, and die with all of that
+//   open. They declare pages, admit requests to them, fill segments for each other, from the cache or themselves, take
+//   more pages, and end requests whose landings go on. Operators pin, evict and drain.
+// - Work begins in turn between tenants, on one thread or many, and ends in any order; executors refuse work because
+//   their queues are full.
+// - Time passes before anybody notices what is overdue: leases that were never used, reservations, pins, and objects
+//   that have a time to live.
 // - The disk fails as storage/testing/simulated_disk.h says: reads, writes, syncs and records fail, bits flip in what
-// is
-//   read, it is full, and power fails at any point, after which only what was synced is certain.
+//   is read, it is full or runs full inside a write, and power fails at any point, after which only what was synced is
+//   certain.
 // - The daemon is killed: memory tiers are lost.
 // What does not happen: memory changes by itself (storage/cache_faults_test.cc flips its bits), a disk that
-// acknowledged a sync lies (Bug::kLosesFlushes shows that it would be seen), the process runs out of memory.
+// acknowledged a sync lies (Bug::kLosesFlushes shows that it would be seen), the process runs out of memory. Calls are
+// whole: what the daemon does between two of them, for sessions and on the wire, is its own tests' matter.
 //
-// What the oracle holds the cache to are the promises of docs/architecture.md: bytes landed are those published;
-// nothing crosses tenants; leased data stays, and what nobody holds never blocks; budgets hold at every step; what was
-// acknowledged is there after a crash; and every call is answered, once.
+// What the oracle holds the cache to are the promises of docs/architecture.md: bytes landed, composed or shared in
+// place are those published; nothing crosses tenants or conversations, and nothing is found that was not offered;
+// leased data and requests' pages stay, and what nobody holds never blocks; budgets hold at every step; what is overdue
+// ends, and nothing else; no tenant's work waits while more of another's begins than its turn; what was acknowledged is
+// there after a crash; and every call is answered, once.
+//
+// A run of many seeds in parts, on a machine that is needed for other things meanwhile:
+//   ASHLAR_SIMULATION_SEEDS=20000 ASHLAR_SIMULATION_PROGRESS=seeds.txt ASHLAR_SIMULATION_PART=2000
+//   simulation_test --gtest_filter='*EverySeed*'
+// Each call goes on where the file says that the last one ended, or was killed.
 #pragma once
 
 #include <array>
@@ -26,13 +40,23 @@ namespace ashlar::simulation {
 // Mistakes that the simulator makes on purpose, to show that the oracle sees each of them.
 enum class Bug {
   kNone,
-  kFlipsLandedBits,   // promise 1: what was landed changes before the engine reads it
-  kCrossesTenants,    // promise 2: a tenant gets memory of another one
-  kSharesExtents,     // promise 3: two objects get the same memory
-  kNeverFrees,        // promise 3: what is given up still blocks
-  kIgnoresBudgets,    // promise 4
-  kLosesFlushes,      // promise 5: the disk acknowledges what it has not written
-  kDropsCompletions,  // promise 6: work ends, and nobody is told
+  kFlipsLandedBits,         // promise 1: what was landed changes before the engine reads it
+  kCrossesTenants,          // promise 2: a tenant gets memory of another one
+  kSharesExtents,           // promise 3: two objects get the same memory
+  kNeverFrees,              // promise 3: what is given up still blocks
+  kIgnoresBudgets,          // promise 4
+  kLosesFlushes,            // promise 5: the disk acknowledges what it has not written
+  kDropsCompletions,        // promise 6: work ends, and nobody is told
+  kCommitsOtherStates,      // promise 1: another prefix's states are stored under a prefix
+  kShiftsSpans,             // promise 1: a span begins a token too early
+  kMixesConversations,      // promise 2: a conversation's states are stored under another one's name
+  kComposesInAnotherOrder,  // promise 8
+  kWritesRefusedStates,     // promise 8: a composition that cannot be had is begun all the same
+  kForgetsPagePins,         // promise 3: pages are given to others while a landing still writes to them
+  kForgetsDeadlines,        // what is overdue stays
+  kExpiresEarly,            // what is within its time to live goes
+  kServesInOrder,           // work begins in the order in which it came, whosever it is
+  kIgnoresShares,           // a tenant may have any number of calls in flight
 };
 
 enum class Fault : uint8_t {
@@ -45,11 +69,41 @@ enum class Fault : uint8_t {
   kCrash,
   kQueueFull,
   kEngineDeath,
+  kNoSpace,  // inside a write
 };
-inline constexpr size_t kFaults = 9;
+inline constexpr size_t kFaults = 10;
 // What was under way when a fault struck.
-enum class State : uint8_t { kLeased, kReserved, kPublishing, kLanding, kCopying, kDraining };
-inline constexpr size_t kStates = 6;
+enum class State : uint8_t {
+  kLeased,
+  kReserved,
+  kPublishing,
+  kLanding,
+  kCopying,
+  kDraining,
+  kCommitting,
+  kSpanning,  // committing with a span
+  kComposing,
+  kAdmitted,    // requests hold pages of hosted regions
+  kFilling,     // a landing fills some of them
+  kExpiring,    // something is overdue, and nobody has noticed yet
+  kEvacuating,  // the cache drains, as before its end
+};
+inline constexpr size_t kStates = 13;
+// What must have happened somewhere in many seeds, so that what was held to its promises was there at all.
+enum class Event : uint8_t {
+  kPrefixLanded,  // a namespace's
+  kOwnLanded,     // a conversation's
+  kSpanLanded,
+  kKept,
+  kKeptAsSpan,
+  kComposed,
+  kNotComposed,  // an interior could not be had
+  kPagesFilled,  // from the cache
+  kPagesShared,
+  kPagesReclaimed,
+  kExpired,
+};
+inline constexpr size_t kEvents = 11;
 
 // How often each fault struck in each state.
 struct Coverage {
@@ -58,11 +112,19 @@ struct Coverage {
   std::string Missing() const;  // names of pairs that never happened
 };
 
+struct Reached {
+  std::array<uint64_t, kEvents> counts{};
+  void Add(const Reached& other);
+  std::string Missing() const;   // names of events that never happened
+  std::string Describe() const;  // how often each did
+};
+
 struct Report {
   std::string failure;  // empty: every promise was kept
   uint64_t step = 0;    // at which it was broken
   uint64_t trace = 0;   // a hash of all that happened: the same for the same seed
   Coverage coverage;
+  Reached reached;
 };
 
 Report Simulate(uint64_t seed, int operations, Bug bug = Bug::kNone);

@@ -7,22 +7,26 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cinttypes>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "storage/testing/temporary_folder.h"
+#include "tests/simulation/progress.h"
+
 namespace ashlar::simulation {
 namespace {
 
 constexpr int kOperations = 1000;
-constexpr uint64_t kTold = 10000;  // seeds between two lines about how far a long run is
+constexpr uint64_t kNoted = 64;    // seeds, between two notes of how far a run in parts is
+constexpr uint64_t kEnough = 400;  // of them, to see everything
 
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
@@ -57,28 +61,20 @@ void KeepFreedMemory() {
   mallopt(M_TRIM_THRESHOLD, 512 << 20);
 }
 
-// ASHLAR_SIMULATION_SEED: the first seed; ASHLAR_SIMULATION_SEEDS: how many. The same ones every time, unless asked
-// otherwise: who changes the cache should see his own mistakes, and look for others' with seeds of his own.
-TEST(Simulation, KeepsEveryPromiseForEverySeed) {
-  const uint64_t first = FromEnvironment("ASHLAR_SIMULATION_SEED", 1);
-  const uint64_t seeds = FromEnvironment("ASHLAR_SIMULATION_SEEDS", ASHLAR_SIMULATION_DEFAULT_SEEDS);
-  KeepFreedMemory();
-  const auto abort_before = std::signal(SIGABRT, Die);
-  const auto fault_before = std::signal(SIGSEGV, Die);
-  std::atomic<uint64_t> next{0};
-  uint64_t finished = 0;
+// Seeds [first + from, first + to), on all processors. Adds to what was reached before; says what broke a promise.
+std::vector<std::string> SimulateAll(uint64_t first, uint64_t from, uint64_t to, Progress& progress) {
+  std::atomic<uint64_t> next{from};
   std::atomic<bool> failed{false};
   std::mutex mutex;
-  Coverage coverage;
   std::vector<std::string> failures;
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) {
     threads.emplace_back([&] {
-      for (uint64_t n = next++; n < seeds && !failed; n = next++) {
+      for (uint64_t n = next++; n < to && !failed; n = next++) {
         const Report report = SimulateAloud(first + n);
         const std::lock_guard lock(mutex);
-        coverage.Add(report.coverage);
-        if (++finished % kTold == 0) std::fprintf(stderr, "%" PRIu64 " of %" PRIu64 " seeds\n", finished, seeds);
+        progress.coverage.Add(report.coverage);
+        progress.reached.Add(report.reached);
         if (report.failure.empty()) continue;
         failures.push_back(Again(first + n) + ": step " + std::to_string(report.step) + ": " + report.failure);
         failed = true;
@@ -86,14 +82,65 @@ TEST(Simulation, KeepsEveryPromiseForEverySeed) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  if (failures.empty()) progress.done = to;
+  return failures;
+}
+
+// The same seeds every time, unless asked otherwise: who changes the cache should see his own mistakes, and look for
+// others' with seeds of his own. Of the environment:
+// ASHLAR_SIMULATION_SEED      the first seed
+// ASHLAR_SIMULATION_SEEDS     how many there are in all
+// ASHLAR_SIMULATION_PROGRESS  a file that notes how many of them are done; the next run goes on there
+// ASHLAR_SIMULATION_PART      with it: so many of them in this run
+TEST(Simulation, KeepsEveryPromiseForEverySeed) {
+  const uint64_t first = FromEnvironment("ASHLAR_SIMULATION_SEED", 1);
+  const uint64_t seeds = FromEnvironment("ASHLAR_SIMULATION_SEEDS", ASHLAR_SIMULATION_DEFAULT_SEEDS);
+  const char* const file = std::getenv("ASHLAR_SIMULATION_PROGRESS");
+  KeepFreedMemory();
+  const auto abort_before = std::signal(SIGABRT, Die);
+  const auto fault_before = std::signal(SIGSEGV, Die);
+  Progress progress{.first = first};
+  if (file != nullptr) {
+    progress.trace = SimulateAloud(first).trace;
+    ASSERT_TRUE(Load(file, progress)) << file << ": of another program, or another first seed; remove it";
+  }
+  const uint64_t part = file == nullptr ? seeds : FromEnvironment("ASHLAR_SIMULATION_PART", seeds);
+  const uint64_t end = std::min(seeds, progress.done + part);
+  std::vector<std::string> failures;
+  while (progress.done < end && failures.empty()) {
+    const uint64_t from = progress.done, to = std::min(end, file == nullptr ? end : from + kNoted);
+    failures = SimulateAll(first, from, to, progress);
+    if (file == nullptr || !failures.empty()) continue;
+    ASSERT_TRUE(Save(file, progress)) << file << ": cannot be written";
+  }
   std::signal(SIGABRT, abort_before);
   std::signal(SIGSEGV, fault_before);
   for (const std::string& failure : failures) ADD_FAILURE() << failure;
-  std::printf("%lu seeds of %d operations from %lu\n", static_cast<unsigned long>(seeds), kOperations,
-              static_cast<unsigned long>(first));
-  if (failures.empty() && seeds >= 200) {
-    EXPECT_EQ(coverage.Missing(), "");
+  std::printf("%lu of %lu seeds of %d operations from %lu\n", static_cast<unsigned long>(progress.done),
+              static_cast<unsigned long>(seeds), kOperations, static_cast<unsigned long>(first));
+  std::printf("%s\n", progress.reached.Describe().c_str());
+  if (failures.empty() && progress.done >= std::max<uint64_t>(seeds, kEnough)) {
+    EXPECT_EQ(progress.coverage.Missing(), "");
+    EXPECT_EQ(progress.reached.Missing(), "");
   }
+}
+
+TEST(Simulation, GoesOnWhereItEnded) {
+  const storage::TemporaryFolder folder;
+  const std::string file = folder / "progress";
+  Progress progress{.first = 7, .trace = 70};
+  ASSERT_TRUE(Load(file, progress));
+  progress.done = 64;
+  progress.coverage.pairs[1][2] = 3;
+  progress.reached.counts[4] = 5;
+  ASSERT_TRUE(Save(file, progress));
+  Progress again{.first = 7, .trace = 70};
+  ASSERT_TRUE(Load(file, again));
+  EXPECT_EQ(again.done, 64u);
+  EXPECT_EQ(again.coverage.pairs, progress.coverage.pairs);
+  EXPECT_EQ(again.reached.counts, progress.reached.counts);
+  Progress other{.first = 7, .trace = 71};
+  EXPECT_FALSE(Load(file, other)) << "of another program";
 }
 
 TEST(Simulation, ASeedIsTheWholeStory) {
@@ -107,24 +154,42 @@ class InjectedBug : public ::testing::TestWithParam<Bug> {};
 
 TEST_P(InjectedBug, IsCaught) {
   std::string failure;
-  for (uint64_t seed = 1; seed <= 40 && failure.empty(); ++seed) {
+  for (uint64_t seed = 1; seed <= 100 && failure.empty(); ++seed) {
     failure = Simulate(seed, kOperations, GetParam()).failure;
   }
   EXPECT_NE(failure, "");
   std::printf("caught: %s\n", failure.c_str());
 }
 
-std::string BugName(const ::testing::TestParamInfo<Bug>& info) {
-  static constexpr const char* kNames[] = {"None",       "FlipsLandedBits", "CrossesTenants", "SharesExtents",
-                                           "NeverFrees", "IgnoresBudgets",  "LosesFlushes",   "DropsCompletions"};
-  return kNames[static_cast<size_t>(info.param)];
+constexpr const char* kBugNames[] = {"None",
+                                     "FlipsLandedBits",
+                                     "CrossesTenants",
+                                     "SharesExtents",
+                                     "NeverFrees",
+                                     "IgnoresBudgets",
+                                     "LosesFlushes",
+                                     "DropsCompletions",
+                                     "CommitsOtherStates",
+                                     "ShiftsSpans",
+                                     "MixesConversations",
+                                     "ComposesInAnotherOrder",
+                                     "WritesRefusedStates",
+                                     "ForgetsPagePins",
+                                     "ForgetsDeadlines",
+                                     "ExpiresEarly",
+                                     "ServesInOrder",
+                                     "IgnoresShares"};
+
+std::vector<Bug> AllBugs() {
+  std::vector<Bug> bugs;
+  for (size_t bug = 1; bug < std::size(kBugNames); ++bug) bugs.push_back(static_cast<Bug>(bug));
+  return bugs;
 }
 
-INSTANTIATE_TEST_SUITE_P(Promises, InjectedBug,
-                         ::testing::Values(Bug::kFlipsLandedBits, Bug::kCrossesTenants, Bug::kSharesExtents,
-                                           Bug::kNeverFrees, Bug::kIgnoresBudgets, Bug::kLosesFlushes,
-                                           Bug::kDropsCompletions),
-                         BugName);
+INSTANTIATE_TEST_SUITE_P(Promises, InjectedBug, ::testing::ValuesIn(AllBugs()),
+                         [](const ::testing::TestParamInfo<Bug>& info) {
+                           return kBugNames[static_cast<size_t>(info.param)];
+                         });
 
 }  // namespace
 }  // namespace ashlar::simulation

@@ -65,21 +65,6 @@ TierUsage FaultyTier::Usage(TenantId tenant) const {
   return usage;
 }
 
-bool SimulatedExecutor::Run(TenantId tenant, std::function<void()> work, std::function<void()> done) {
-  const bool taken = inner_.Run(tenant, std::move(work), [this, done = std::move(done)] {
-    if (!dropping_) done();
-  });
-  refused_ += taken ? 0 : 1;
-  return taken;
-}
-
-void SimulatedExecutor::Complete(size_t item, bool drop_completion) {
-  dropping_ = drop_completion;
-  inner_.Work(item);
-  inner_.Complete(item);
-  dropping_ = false;
-}
-
 namespace {
 
 std::unique_ptr<storage::MemoryTier> MakeMemory(uint64_t extents, TierKind kind) {
@@ -93,10 +78,14 @@ World::World(uint64_t seed, const Sizes& its_sizes, Bug its_bug)
       bug(its_bug),
       random(seed),
       disk(storage::SsdTier::SlabBytes(kTenants * its_sizes.ssd * limits::kExtentBytes), seed + 1),
+      executor(its_bug != Bug::kServesInOrder),
+      io(its_bug != Bug::kServesInOrder),
       hbm(MakeMemory(its_sizes.hbm, TierKind::kHbm)),
       dram(MakeMemory(its_sizes.dram, TierKind::kDram)),
       faulty_hbm(hbm == nullptr ? nullptr : std::make_unique<FaultyTier>(*hbm, its_bug, random)),
       faulty_dram(std::make_unique<FaultyTier>(*dram, its_bug, random)) {
+  executor.set_threads(sizes.threads);
+  io.set_threads(sizes.threads);
   Start();
 }
 
@@ -117,11 +106,17 @@ void World::Start() {
   options.pool.admission_keys = 64;
   options.pool.admission = static_cast<storage::AdmissionMode>(random() % 3);
   cache.emplace(std::move(options), tiers, *mover, executor, clock, &observer);
+  cache->SetTimeToLive(kExpiringTenant, bug == Bug::kExpiresEarly ? sizes.ttl / 2 : sizes.ttl);
+  for (TenantId tenant = 1; tenant <= kTenants && bug != Bug::kIgnoresShares; ++tenant) {
+    cache->SetInFlight(tenant, {.calls = sizes.in_flight});
+  }
   cache->Adopt(*std::move(recovered));
+  pools.emplace();
 }
 
 void World::CrashAndRestart() {
   disk.Crash();
+  pools.reset();
   cache.reset();
   mover.reset();
   ssd.reset();

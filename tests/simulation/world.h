@@ -13,13 +13,14 @@
 #include "kernels/kernels.h"
 #include "storage/cache.h"
 #include "storage/mover.h"
+#include "storage/page_pools.h"
 #include "storage/testing/rig.h"
 #include "storage/testing/simulated_disk.h"
+#include "tests/simulation/executor.h"
 #include "tests/simulation/simulation.h"
+#include "tests/simulation/texts.h"
 
 namespace ashlar::simulation {
-
-inline constexpr int kTenants = 2;  // numbers 1 and 2
 
 // A memory tier that makes the bug's mistake now and then; without one it only passes calls on, and remembers what it
 // lent.
@@ -51,27 +52,13 @@ class FaultyTier final : public storage::Tier {
   std::map<Extent, storage::TenantId> lent_;
 };
 
-// Ends work in the order in which the simulation says; now and then refuses it.
-class SimulatedExecutor final : public storage::Executor {
- public:
-  bool Run(storage::TenantId tenant, std::function<void()> work, std::function<void()> done) override;
-  void Post(storage::TenantId tenant, std::function<void()> event) override { inner_.Post(tenant, std::move(event)); }
-
-  size_t pending() const { return inner_.pending(); }
-  void Complete(size_t item, bool drop_completion);
-  void Forget() { inner_.Forget(); }
-  void set_capacity(size_t capacity) { inner_.set_capacity(capacity); }
-  uint64_t refused() const { return refused_; }
-
- private:
-  storage::ManualExecutor inner_;
-  bool dropping_ = false;
-  uint64_t refused_ = 0;
-};
-
 struct Sizes {
   uint64_t hbm, dram, ssd;  // extents a tenant; no hbm tier when 0
+  size_t threads;           // of either executor
+  size_t in_flight;         // landings and compositions that a tenant may have in flight
+  storage::Nanos ttl;       // how long objects of kExpiringTenant are kept unused; 0: until space is needed
 };
+inline constexpr storage::TenantId kExpiringTenant = 2;
 
 class World {
  public:
@@ -93,6 +80,7 @@ class World {
   std::unique_ptr<storage::SsdTier> ssd;
   std::optional<storage::Mover> mover;
   std::optional<storage::Cache> cache;
+  std::optional<storage::PagePools> pools;
 
   const storage::MemoryTier& top() const { return hbm != nullptr ? *hbm : *dram; }
   uint64_t TopExtents() const { return hbm != nullptr ? sizes.hbm : sizes.dram; }

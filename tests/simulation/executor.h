@@ -1,0 +1,58 @@
+// An executor whose every order is the simulation's, and which keeps an account of whom it lets wait.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "storage/executor.h"
+#include "storage/turns.h"
+
+namespace ashlar::simulation {
+
+// Work begins in turn between tenants, as many pieces at a time as there are threads, and ends in any order.
+class SimulatedExecutor final : public storage::Executor {
+ public:
+  // Without turns (a mistake of the simulator's) work begins in the order in which it came.
+  explicit SimulatedExecutor(bool takes_turns) : takes_turns_(takes_turns) {}
+
+  bool Run(storage::TenantId tenant, std::function<void()> work, std::function<void()> done) override;
+  void Post(storage::TenantId, std::function<void()> event) override { posted_.push_back(std::move(event)); }
+  bool ShouldYield(storage::TenantId tenant) const override {
+    const auto own = of_tenant_.find(tenant);
+    return waiting_.size() > (own == of_tenant_.end() ? 0 : own->second);
+  }
+
+  size_t pending() const { return waiting_.size() + running_.size(); }
+  // Whatever is next begins on threads that have nothing to do; then one of the pieces that run, whichever `draw` says,
+  // does its work and ends.
+  void Proceed(uint64_t draw, bool drop_completion);
+  void Forget();  // as when the process is killed
+
+  void set_capacity(size_t capacity) { capacity_ = capacity; }
+  void set_threads(size_t threads) { threads_ = threads; }
+  uint64_t refused() const { return refused_; }
+  // The most pieces of others that began while a tenant waited here for its next one.
+  uint64_t most_passed() const { return most_passed_; }
+
+ private:
+  struct Item {
+    storage::TenantId tenant = storage::kNoTenant;
+    std::function<void()> work, done;
+  };
+
+  void Begin();
+
+  const bool takes_turns_;
+  size_t capacity_ = 64, threads_ = SIZE_MAX;
+  storage::TurnQueue<Item> waiting_{1};
+  std::vector<Item> running_;
+  std::vector<std::function<void()>> posted_;        // by the work that is being done
+  std::map<storage::TenantId, uint64_t> of_tenant_;  // waiting
+  std::map<storage::TenantId, uint64_t> passed_;     // others' that have begun since its latest one did
+  uint64_t refused_ = 0, most_passed_ = 0;
+};
+
+}  // namespace ashlar::simulation

@@ -1,0 +1,24 @@
+// How far a long run of seeds has come, in a file, so that it can be run in parts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tests/simulation/simulation.h"
+
+namespace ashlar::simulation {
+
+struct Progress {
+  uint64_t first = 0;  // seed
+  uint64_t trace = 0;  // of the first seed: another one is of another program, whose seeds are others
+  uint64_t done = 0;   // seeds, from the first one on; none of them broke a promise
+  Coverage coverage;
+  Reached reached;
+};
+
+// `progress` begins anew where there is no such file. False: what is there is no progress of this first seed and trace.
+bool Load(const std::string& path, Progress& progress);
+// All of it or, should the process end meanwhile, what was there before.
+bool Save(const std::string& path, const Progress& progress);
+
+}  // namespace ashlar::simulation

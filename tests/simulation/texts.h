@@ -1,0 +1,43 @@
+// The segments of all simulations: their plans, what engines publish of them, and what composing them gives.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "storage/testing/engine.h"
+#include "storage/transfer.h"
+
+namespace ashlar::simulation {
+
+using storage::TenantId;
+
+inline constexpr int kTenants = 2;  // numbers 1 and 2
+inline constexpr uint64_t kTexts = 7;
+inline constexpr uint64_t kBundle[] = {3, 4};  // texts that are the shards of one key
+
+// One text of one tenant. Tenants have the same texts, and other numbers in them.
+using Text = std::pair<TenantId, uint64_t>;
+inline uint64_t ContentOf(const Text& text) {
+  return text.first * 100 + text.second;
+}
+
+// Made once a process, as is what engines publish; neither ever changes.
+const std::map<Text, ObjectHeader>& Plans();
+std::vector<Text> BundleOf(const Text& text);
+inline bool IsOf(const ObjectHeader& header, const Text& text) {
+  const ObjectHeader& plan = Plans().at(text);
+  return header.key == plan.key && header.shard == plan.shard;
+}
+
+// What an engine publishes. Most engines share memory, for filling it takes longer than to publish from it; every
+// eighth one has memory of its own, which is gone when nobody keeps it.
+storage::PublishSource SourceOf(const Text& text, uint64_t publish);
+
+// All heads' states of a linear layer before a composition; and what the texts' interiors, one behind the other, make
+// of them, computed by the reference and from what was published.
+std::vector<float> StateBefore();
+const std::vector<float>& StateBehind(uint32_t layer, const std::vector<Text>& texts);
+
+}  // namespace ashlar::simulation
