@@ -23,7 +23,7 @@ constexpr uint64_t kExtent = 1 << 18;  // bytes: what the daemon allocates
 constexpr uint64_t kPrefixPart = 4;    // of a capacity, for prefixes: one such part
 
 // The share of a gated delta rule's transitions that is stored, where the rest vanish over so many tokens: heads as
-// they are initialised, ε = 3e-4 (docs/benchmarks.md, adaptive transitions).
+// they are initialised, ε = 3e-4 (docs/benchmarks/transitions.md).
 double StoredShare(uint64_t tokens) {
   static constexpr std::pair<double, double> kMeasured[] = {{64, 0.75},    {128, 0.625},  {256, 0.367}, {512, 0.25},
                                                             {1024, 0.156}, {2048, 0.031}, {4096, 0}};
