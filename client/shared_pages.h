@@ -1,4 +1,4 @@
-// In-place sharing (MEPIC §3.2; docs/architecture.md): requests of one engine reference segments in its KV pool instead
+// In-place sharing (MEPIC §3.2; docs/decisions): requests of one engine reference segments in its KV pool instead
 // of holding copies. For engines that take the pool's memory from the daemon (Client::HostRegion) and hand the
 // allocation of its page ids over (PagedCache::allocate); attention meets keys where they stand
 // (kernels::AttendUnrotated, AttendRotatedQuery).

@@ -1,5 +1,5 @@
 // A call during which the daemon writes into the engine's memory, and the proof that it can write no more
-// (docs/architecture.md: a landing in doubt stays in doubt).
+// (docs/decisions: a landing in doubt stays in doubt).
 #pragma once
 
 #include <condition_variable>

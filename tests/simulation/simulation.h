@@ -18,7 +18,7 @@
 // acknowledged a sync lies (Bug::kLosesFlushes shows that it would be seen), the process runs out of memory. Calls are
 // whole: what the daemon does between two of them, for sessions and on the wire, is its own tests' matter.
 //
-// What the oracle holds the cache to are the promises of docs/architecture.md: bytes landed, composed or shared in
+// What the oracle holds the cache to are the promises of docs/concepts.md: bytes landed, composed or shared in
 // place are those published; nothing crosses tenants or conversations, and nothing is found that was not offered;
 // leased data and requests' pages stay, and what nobody holds never blocks; budgets hold at every step; what is overdue
 // ends, and nothing else; no tenant's work waits while more of another's begins than its turn; what was acknowledged is
