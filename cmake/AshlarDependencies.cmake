@@ -1,4 +1,4 @@
-# Third-party libraries, all from Debian 12. docs/architecture.md says why each was chosen.
+# Third-party libraries, all from Debian 12. docs/libraries.md says why each was chosen.
 find_package(absl REQUIRED)
 find_package(Protobuf REQUIRED)
 find_package(gRPC REQUIRED)
