@@ -123,7 +123,7 @@ class GpuMoves : public ::testing::TestWithParam<bool> {
     std::vector<size_t> corrupt;
     std::vector<uint32_t> progress;
     std::optional<MissReason> done;
-    mover_->Land(std::move(sources), std::move(target), CancelFlag(),
+    mover_->Land(1, std::move(sources), std::move(target), CancelFlag(),
                  {.progress = [&](uint32_t layers) { progress.push_back(layers); },
                   .corrupt = [&](size_t source) { corrupt.push_back(source); },
                   .done = [&](MissReason outcome) { done = outcome; }});
@@ -197,7 +197,7 @@ TEST_P(GpuMoves, NothingIsWrittenForACancelledLanding) {
   std::byte* const far = static_cast<std::byte*>(target.rows.front().keys.base);
   const CancelFlag cancel;
   std::optional<MissReason> done;
-  mover_->Land({{&object.header, &object.slot, 7}}, std::move(target), cancel,
+  mover_->Land(1, {{&object.header, &object.slot, 7}}, std::move(target), cancel,
                {.progress = [](uint32_t) {}, .corrupt = [](size_t) {}, .done = [&](MissReason why) { done = why; }});
   cancel.Cancel();
   executor_.CompleteAll();
