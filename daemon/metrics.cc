@@ -8,10 +8,10 @@
 #include <array>
 #include <bit>
 #include <map>
-#include <tuple>
 #include <utility>
 
 #include "daemon/log.h"
+#include "daemon/metric_children.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -38,36 +38,6 @@ absl::string_view Name(PrefixSource source) {
   return source == PrefixSource::kOwn ? "own" : "tree";
 }
 
-// Children of a family by tenant and the values of more labels, made when first needed.
-template <typename Metric, typename... Values>
-class Children {
- public:
-  Children(Family<Metric>& family, const std::vector<std::string>& tenants,
-           std::array<const char*, sizeof...(Values)> labels)
-      : family_(family), tenants_(tenants), labels_(labels) {}
-
-  // `more` is what the family makes a child from, besides its labels.
-  template <typename... More>
-  Metric& Get(TenantId tenant, Values... values, const More&... more) {
-    Metric*& child = children_[{tenant, values...}];
-    if (child == nullptr) {
-      Labels labels = {{"tenant", tenants_.at(tenant)}};
-      size_t next = 0;
-      ((labels[labels_[next++]] = std::string(Name(values))), ...);
-      child = &family_.Add(labels, more...);
-    }
-    return *child;
-  }
-  void Add(TenantId tenant, Values... values, uint64_t amount) {
-    Get(tenant, values...).Increment(static_cast<double>(amount));
-  }
-
- private:
-  Family<Metric>& family_;
-  const std::vector<std::string>& tenants_;
-  const std::array<const char*, sizeof...(Values)> labels_;
-  std::map<std::tuple<TenantId, Values...>, Metric*> children_;
-};
 template <typename... Values>
 using Counters = Children<Counter, Values...>;
 
