@@ -16,7 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
-#include "daemon/tcp_socket.h"
+#include "daemon/host_port.h"
 #include "daemon/yaml_message.h"
 #include "proto/limits.h"
 #include "storage/lease.h"

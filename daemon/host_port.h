@@ -1,0 +1,19 @@
+// A TCP address as configurations have it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace ashlar::daemon {
+
+struct HostPort {
+  std::string host;   // a name, or an IPv4 or IPv6 address without brackets
+  uint16_t port = 0;  // 0: any that is free
+};
+// "127.0.0.1:9464", "localhost:9464", "[::1]:9464". INVALID_ARGUMENT says what is expected.
+absl::StatusOr<HostPort> ParseHostPort(absl::string_view text);
+
+}  // namespace ashlar::daemon
