@@ -113,16 +113,23 @@ class Machine {
   // Until `steps` are done or power fails.
   void Work(int steps) {
     for (int step = 0; step < steps && !disk_.crashed(); ++step) {
-      switch (random_() % 8) {
+      switch (random_() % 16) {
         case 0:
         case 1:
+        case 2:
+        case 3:
           StoreOne();
           break;
-        case 2:
+        case 4:
+        case 5:
           EraseOne();
           break;
-        case 3:
+        case 6:
+        case 7:
           ReadOne();
+          break;
+        case 8:
+          Tick();
           break;
         default:
           if (!io_->idle()) io_->Step();
@@ -137,6 +144,7 @@ class Machine {
   void Settle() {
     disk_.set_faults({});
     for (int round = 0; round < 3; ++round) {
+      Tick();  // a degraded disk is tried again, and then the deletions that wait
       while (!io_->idle()) io_->Step();
       for (TenantId tenant = 0; tenant < kTenants; ++tenant) (void)tier_->Allocate(tenant, kBudget / kExtent + 1);
     }
@@ -193,6 +201,11 @@ class Machine {
       lost_.push_back(stored);
       std::erase(objects_, stored);
     }
+  }
+
+  void Tick() {
+    constexpr Nanos kLongestWait = 60'000'000'000;
+    tier_->Tick(now_ += kLongestWait);
   }
 
   void EraseOne() {
@@ -275,6 +288,7 @@ class Machine {
   std::vector<size_t> free_scratch_;
   std::optional<RandomExecutor> io_;
   std::unique_ptr<SsdTier> tier_;
+  Nanos now_ = 0;
   std::vector<std::shared_ptr<Stored>> objects_;  // the order of their making
   std::vector<std::shared_ptr<Stored>> lost_;     // given back, and in doubt until the next start
 };

@@ -9,6 +9,8 @@
 #include <chrono>
 #include <iostream>
 
+#include "ashlar/v1/admin.grpc.pb.h"
+
 namespace ashlar::integration {
 namespace {
 
@@ -33,9 +35,17 @@ bool HasDirectIo() {
   return fd >= 0;
 }
 
+struct Witness::Stub {
+  explicit Stub(const std::string& socket)
+      : admin(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials())) {}
+  v1::Admin::Stub admin;
+};
+
 Witness::Witness(const std::string& admin_socket, const NamespaceId& ns)
-    : stub_(v1::Admin::NewStub(grpc::CreateChannel("unix:" + admin_socket, grpc::InsecureChannelCredentials()))),
+    : stub_(std::make_unique<Stub>(admin_socket)),
       ns_(reinterpret_cast<const char*>(ns.bytes.data()), ns.bytes.size()) {}
+
+Witness::~Witness() = default;
 
 bool Witness::Hear(const Prompts& prompts, Texts& acknowledged) {
   v1::Texts request;
@@ -55,7 +65,7 @@ bool Witness::Hear(const Prompts& prompts, Texts& acknowledged) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kPatience);
   v1::ExplainReply reply;
-  if (!stub_->Explain(&context, request, &reply).ok()) return false;
+  if (!stub_->admin.Explain(&context, request, &reply).ok()) return false;
   for (size_t i = 0; i < asked.size(); ++i) {
     const auto& tiers = reply.texts(static_cast<int>(i)).present().tiers();
     if (std::ranges::count(tiers, static_cast<uint32_t>(TierKind::kSsd)) == 0) continue;

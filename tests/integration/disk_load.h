@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "ashlar/v1/admin.grpc.pb.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/test_engine.h"
 
@@ -37,12 +36,14 @@ bool HasDirectIo();  // where tests have their folders
 class Witness {
  public:
   Witness(const std::string& admin_socket, const NamespaceId& ns);
+  ~Witness();
 
   // Adds those texts of the prompts that the disk has acknowledged by now; false when the daemon does not answer.
   bool Hear(const Prompts& prompts, Texts& acknowledged);
 
  private:
-  std::unique_ptr<v1::Admin::Stub> stub_;
+  struct Stub;
+  const std::unique_ptr<Stub> stub_;
   const std::string ns_;
 };
 
