@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -220,7 +221,10 @@ struct Daemon::Impl {
     if (tiers->ssd() == nullptr) return;
     const auto found = levels.degraded.find(TierKind::kSsd);
     const bool now = found != levels.degraded.end();
-    if (rpc_server != nullptr) rpc_server->SetServing(kSsdHealth, !now);
+    if (rpc_server != nullptr && now != told_degraded) {
+      rpc_server->SetServing(kSsdHealth, !now);
+      told_degraded = now;
+    }
     if (now == degraded) return;
     degraded = now;
     if (now) {
@@ -311,7 +315,8 @@ struct Daemon::Impl {
 
   std::mutex drain_mutex;
   bool stopping = false;  // guarded by drain_mutex
-  bool degraded = false;  // the ssd tier, as the log has it; the loop's
+  bool degraded = false;              // the ssd tier, as the log has it; the loop's
+  std::optional<bool> told_degraded;  // as health has it
   const int tenants;
   Metrics metrics;
   HostedMemory hosted;
@@ -352,7 +357,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   Impl& parts = *impl;
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
-  parts.loop.Every(kSecond, [&parts](storage::Slice& slice) { return parts.cache.Tick(slice); });
+  parts.loop.Every(kSecond, [&parts](storage::Slice& slice) {
+    parts.measured_at = parts.loops->clock.Now();  // much may be due at once: a long tick is no standstill
+    return parts.cache.Tick(slice);
+  });
   parts.Watch();
   parts.loop.Every(kSecond, [&parts] { parts.tiers->Tick(parts.cache); });
   parts.mappings.Every(kSweepHosted, [&parts] { parts.hosted.Sweep(); });

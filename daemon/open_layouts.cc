@@ -12,8 +12,8 @@ uint64_t HeapOf(const Vector& vector) {
 }
 
 struct Shared {
-  const Layout layout;
   const Budget::Charge charge;  // ends after the memory
+  const Layout layout;
 };
 
 }  // namespace
@@ -35,7 +35,7 @@ std::shared_ptr<const Layout> OpenLayouts::Find(const NamespaceId& ns, const Ten
 
 std::shared_ptr<const Layout> OpenLayouts::Share(const NamespaceId& ns, const TensorShard& shard, Layout layout,
                                                  Budget::Charge charge) {
-  const std::shared_ptr<const Shared> fresh(new Shared{std::move(layout), std::move(charge)});
+  const std::shared_ptr<const Shared> fresh(new Shared{std::move(charge), std::move(layout)});
   std::lock_guard lock(mutex_);
   std::erase_if(layouts_, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<const Layout>& place = layouts_[KeyOf(ns, shard)];

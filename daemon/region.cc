@@ -65,8 +65,11 @@ Region::Extent Region::Measure() const {
   return {.file_bytes = bytes, .missing_bytes = bytes - std::min(bytes, there)};
 }
 
-absl::Status Region::TakePages(uint64_t keep_free) const {
+absl::Status Region::TakePages(uint64_t keep_free, uint64_t charged_bytes) const {
   const auto [bytes, missing] = Measure();
+  if (bytes > charged_bytes) {
+    return absl::InvalidArgumentError("register_region.descriptor: the memfd grew while it was being registered");
+  }
   const absl::Status taken =
       storage::ReservePages(memfd_.get(), bytes, {.present_bytes = bytes - missing, .keep_free = keep_free});
   if (taken.ok()) return taken;

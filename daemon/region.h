@@ -46,8 +46,9 @@ class Region {
   };
   Extent Measure() const;  // a GPU's has all
   // Takes the pages that are missing, where the machine has them and `keep_free` more. RESOURCE_EXHAUSTED, naming the
-  // field of RegisterRegion, where it has not. Many gigabytes take seconds.
-  absl::Status TakePages(uint64_t keep_free) const;
+  // field of RegisterRegion, where it has not; INVALID_ARGUMENT where the memfd has grown beyond `charged_bytes`. Many
+  // gigabytes take seconds.
+  absl::Status TakePages(uint64_t keep_free, uint64_t charged_bytes = UINT64_MAX) const;
   // INVALID_ARGUMENT, naming `field`, where pages are missing. A system call.
   absl::Status CheckWhole(absl::string_view field) const;
 

@@ -320,14 +320,18 @@ bool Pool::Tick(Slice& slice) {
   return true;
 }
 
-// What goes first is last.
+// What goes first is last. Of each tenant so many at a time: the next tick finds the others.
 void Pool::FindExpired(Nanos now) {
+  constexpr size_t kMostAtOnce = 4096;
   for (const auto& [tenant, order] : by_use_) {
     const Nanos ttl = ttls_.at(tenant);
+    size_t found = 0;
     for (const ObjectId id : order) {
       const Entry& entry = *entries_.at(id);
-      if (ttl == 0 || now - entry.last_used_at < ttl) break;
-      if (Expired(entry)) expiring_.push_back(id);
+      if (ttl == 0 || now - entry.last_used_at < ttl || found == kMostAtOnce) break;
+      if (!Expired(entry)) continue;
+      expiring_.push_back(id);
+      ++found;
     }
   }
   std::ranges::reverse(expiring_);

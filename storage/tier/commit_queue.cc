@@ -1,10 +1,15 @@
 #include "storage/tier/commit_queue.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <iterator>
 #include <utility>
 
 namespace ashlar::storage {
 namespace {
+
+// Of a batch: all that follow from it are told in one turn of the metadata thread.
+constexpr size_t kMostDeletions = 1024;
 
 template <typename T>
 void Append(std::vector<T>& target, std::vector<T> source) {
@@ -69,7 +74,10 @@ void CommitQueue::StartBatch() {
   if (writing_) return;
   auto batch = std::make_shared<Batch>();
   batch->puts = std::exchange(synced_, {});
-  batch->deletes = std::exchange(deletes_, {});
+  const auto taken = deletes_.begin() + static_cast<ptrdiff_t>(std::min(deletes_.size(), kMostDeletions));
+  batch->deletes.assign(std::make_move_iterator(deletes_.begin()), std::make_move_iterator(taken));
+  deletes_.erase(deletes_.begin(), taken);
+  wanted_ = !deletes_.empty();
   writing_ = true;
   disk_.RunNext(
       [this, batch](size_t) {

@@ -9,8 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <string>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -126,6 +125,22 @@ absl::Status Replace(const std::string& path, std::string_view bytes) {
   return status;
 }
 
+// Not by a stream: one throws when the file cannot be read.
+absl::StatusOr<std::string> ReadWhole(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return Error(path, "open");
+  std::string bytes;
+  std::array<char, 64 * 1024> piece;
+  ssize_t got = 0;
+  while ((got = read(file, piece.data(), piece.size())) > 0 || (got < 0 && errno == EINTR)) {
+    if (got > 0) bytes.append(piece.data(), static_cast<size_t>(got));
+  }
+  const absl::Status status = got < 0 ? Error(path, "read") : absl::OkStatus();
+  close(file);
+  if (!status.ok()) return status;
+  return bytes;
+}
+
 }  // namespace
 
 RecordLogScan ScanRecordLog(std::string_view bytes) {
@@ -177,10 +192,9 @@ absl::StatusOr<int> RepairRecordLogs(const std::string& path) {
   std::error_code error;
   for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
     if (entry->path().extension() != ".log") continue;
-    std::ifstream file(entry->path(), std::ios::binary);
-    const std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    if (file.bad()) return DiskError(EIO, absl::StrCat(entry->path().string(), ": read"));
-    const RecordLogScan scan = ScanRecordLog(bytes);
+    const absl::StatusOr<std::string> bytes = ReadWhole(entry->path().string());
+    if (!bytes.ok()) return bytes.status();
+    const RecordLogScan scan = ScanRecordLog(*bytes);
     if (!scan.whole_behind_damage) continue;
     if (absl::Status status = Replace(entry->path().string(), EncodeRecordLog(scan.batches)); !status.ok()) {
       return status;

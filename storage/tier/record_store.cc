@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "storage/tier/disk_error.h"
 #include "storage/tier/record_log.h"
 
 namespace ashlar::storage {
@@ -67,12 +68,15 @@ class Log final : public rocksdb::Logger {
 absl::Status CheckBegun(const std::string& path) {
   std::error_code error;
   if (std::filesystem::exists(path + "/CURRENT", error)) return absl::OkStatus();
-  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
-    const std::string extension = entry.path().extension().string();
+  if (error) return DiskError(error.value(), path + "/CURRENT");
+  // Not by a range's loop: that throws when the folder cannot be read.
+  for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string extension = entry->path().extension().string();
     if (extension == ".sst" || extension == ".log") {
       return absl::DataLossError(absl::StrCat(path, ": CURRENT is missing, and other files are there"));
     }
   }
+  if (error && error.value() != ENOENT) return DiskError(error.value(), path);
   return absl::OkStatus();
 }
 

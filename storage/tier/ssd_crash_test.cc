@@ -113,23 +113,17 @@ class Machine {
   // Until `steps` are done or power fails.
   void Work(int steps) {
     for (int step = 0; step < steps && !disk_.crashed(); ++step) {
-      switch (random_() % 16) {
+      if (random_() % 32 == 0) Tick();
+      switch (random_() % 8) {
         case 0:
         case 1:
-        case 2:
-        case 3:
           StoreOne();
           break;
-        case 4:
-        case 5:
+        case 2:
           EraseOne();
           break;
-        case 6:
-        case 7:
+        case 3:
           ReadOne();
-          break;
-        case 8:
-          Tick();
           break;
         default:
           if (!io_->idle()) io_->Step();
@@ -309,7 +303,10 @@ void LiveAndDie(uint64_t seed) {
     }
     machine.disk().CrashAfter(random() % 60);
     machine.Work(200);
-    if (!machine.disk().crashed() && random() % 2 == 0) machine.Settle();
+    if (!machine.disk().crashed() && random() % 2 == 0) {
+      machine.disk().CrashAfter(uint64_t{1} << 40);  // not while a degraded disk is tried again
+      machine.Settle();
+    }
     machine.disk().Restart();
   }
 }

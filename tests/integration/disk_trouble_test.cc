@@ -16,6 +16,7 @@
 #include <random>
 #include <string>
 
+#include "ashlar/v1/admin.grpc.pb.h"
 #include "daemon/testing/node.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/disk_faults.h"
