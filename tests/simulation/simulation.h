@@ -1,7 +1,7 @@
 // The cache on a simulated clock, executors and disk, with random clients of two tenants, against an oracle. A failure
 // is a seed.
 //
-// What may happen, in any order of calls and completions:
+// What may happen, in drawn orders of calls and completions:
 // - Engines look up segments and prompts, reserve, publish, abandon, commit texts (exact and composed, with
 //   conversations and spans), land segments and prefixes, compose, attach, give up, release, and die with all of that
 //   open. They declare pages, admit requests to them, fill segments for each other, from the cache or themselves, take
