@@ -290,8 +290,7 @@ struct Daemon::Impl {
     return server.status();
   }
 
-  // Any thread, while all servers are there.
-  // False: the daemon stops, and drains until then.
+  // Any thread, while all servers are there. False: the daemon stops, and drains until then.
   bool SetDraining(bool draining) {
     std::lock_guard lock(drain_mutex);
     if (!draining && stopping) return false;

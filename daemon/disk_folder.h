@@ -13,9 +13,9 @@ namespace ashlar::daemon {
 std::string RecordsFolder(const std::string& folder);
 
 // Makes the folder, and those that lead to it, if there is none. It and what the tier has in it become readable and
-// writable to the daemon's user alone (0700 and 0600), also where an earlier daemon left it otherwise: names of tenants,
-// keys and lengths tell what is cached. What belongs to another user stays as it is, with a warning in the log. Errors
-// as storage::DiskError.
+// writable to the daemon's user alone (0700 and 0600), also where an earlier daemon left it otherwise: names of
+// tenants, keys and lengths tell what is cached. What belongs to another user stays as it is, with a warning in the
+// log. Errors as storage::DiskError.
 absl::Status MakePrivate(const std::string& folder);
 
 // How many databases that were set aside are kept, of those the latest.

@@ -12,8 +12,8 @@
 namespace ashlar::daemon {
 namespace {
 
-// Code and data of the program and its libraries (480 with all tiers, when it has started), the allocator's heaps beyond the first
-// of each of its arenas, what RocksDB, gRPC and the GPU's driver map; and as much again.
+// Code and data of the program and its libraries (480 with all tiers, when it has started), the allocator's heaps
+// beyond the first of each of its arenas, what RocksDB, gRPC and the GPU's driver map; and as much again.
 constexpr uint64_t kOwn = 4096;
 // Large blocks that the allocator maps one by one: more of them come from its heaps.
 constexpr uint64_t kLargeBlocks = 4096;

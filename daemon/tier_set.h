@@ -40,8 +40,8 @@ class TierSet {
   const storage::SsdTier* ssd() const { return ssd_.get(); }  // null: none
   size_t disk_queue() const { return io_ == nullptr ? 0 : io_->depth(); }
   uint64_t set_aside() const { return set_aside_; }  // damaged databases of records, since the start
-  // Tries again, at intervals that grow from one second to five, to open a disk that could not be opened, on a thread of
-  // its own; what is found there goes to the cache. On the loop, about once a second.
+  // Tries again, at intervals that grow from one second to five, to open a disk that could not be opened, on a thread
+  // of its own; what is found there goes to the cache. On the loop, about once a second.
   void Tick(storage::Cache& cache);
   // Finishes what the disk was asked for, and takes no more.
   void StopDisk();

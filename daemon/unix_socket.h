@@ -22,8 +22,8 @@ namespace ashlar::daemon {
 // that nobody answers (its daemon was killed) is removed; ALREADY_EXISTS when a live process answers or the path is
 // something else than a socket.
 //
-// The claim is a lock on the file `path`.lock, mode 0600, which goes with it. Nobody but the daemon's user can open it, so
-// nobody else can hold the lock. FAILED_PRECONDITION where another user has made the file, or it is no regular file:
+// The claim is a lock on the file `path`.lock, mode 0600, which goes with it. Nobody but the daemon's user can open it,
+// so nobody else can hold the lock. FAILED_PRECONDITION where another user has made the file, or it is no regular file:
 // only users who may write to the folder can do that, and they can as well take `path` itself. Another daemon of the
 // same user holds the lock for an instant while it starts; UNAVAILABLE when one holds it for longer than kPatience.
 class PathClaim {

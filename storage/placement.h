@@ -23,8 +23,8 @@
 namespace ashlar::storage {
 
 // Objects are written at the top, and copied down from there as soon as a policy admits them; what is given up above is
-// found below and copied up again. Nothing is written to a disk that is degraded, nor given up there. Promotion copies, never moves, so a copy that is given up costs nothing but its
-// place as long as there is another one.
+// found below and copied up again. Nothing is written to a disk that is degraded, nor given up there. Promotion copies,
+// never moves, so a copy that is given up costs nothing but its place as long as there is another one.
 class Placement {
  public:
   struct Events {

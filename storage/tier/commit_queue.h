@@ -40,8 +40,8 @@ class CommitQueue {
   // Syncs that failed so far. What they covered is in doubt for good: a later sync that succeeds says nothing about it.
   uint64_t failed_syncs() const { return failed_syncs_; }
 
-  // Syncs the file, then writes the record, or without a value deletes it. ABORTED where a sync has failed since there were `failed_syncs`, which is
-  // what the caller noted before it wrote the data that the record names.
+  // Syncs the file, then writes the record, or without a value deletes it. ABORTED where a sync has failed since there
+  // were `failed_syncs`, which is what the caller noted before it wrote the data that the record names.
   void Put(std::string name, std::optional<std::string> value, uint64_t failed_syncs,
            std::function<void(Outcome)> done);
 

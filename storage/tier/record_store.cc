@@ -98,8 +98,8 @@ class RocksRecordStore final : public RecordStore {
     options.max_background_jobs = 2;
     options.max_open_files = 64;
     // Power may go while a batch is on its way into the log: that one was never acknowledged. What lies behind damage
-    // was, and Repair has seen to it; the next log is read, too. A deletion that is lost so brings back an object whose extents may be another's by now: later records win
-    // these, and where there is none, the checksums tell.
+    // was, and Repair has seen to it; the next log is read, too. A deletion that is lost so brings back an object whose
+    // extents may be another's by now: later records win these, and where there is none, the checksums tell.
     options.wal_recovery_mode = rocksdb::WALRecoveryMode::kSkipAnyCorruptedRecords;
     options.info_log = log_;
     // After an error the store is opened anew (Reopen), and by nobody else.

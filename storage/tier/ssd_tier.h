@@ -51,8 +51,8 @@ class SsdTier final : public Tier {
   // A tier whose disk cannot be opened, for `why`: degraded, and empty until Attach. Tenants are added as to any other.
   static absl::StatusOr<std::unique_ptr<SsdTier>> WithoutDisk(const SsdTierOptions& options, uint64_t capacity_bytes,
                                                               Executor& io, absl::Status why);
-  // Gives such a tier the disk of one that was opened since, with the same capacity and tenants: Recover was called on it,
-  // and nothing else.
+  // Gives such a tier the disk of one that was opened since, with the same capacity and tenants: Recover was called on
+  // it, and nothing else.
   void Attach(std::unique_ptr<SsdTier> opened);
   // Its disk still cannot be opened, for `why`.
   void StillWithoutDisk(absl::Status why) { health_ = std::move(why); }
@@ -109,15 +109,15 @@ class SsdTier final : public Tier {
   // targets may hold anything.
   bool Read(const Slot& slot, uint64_t first, std::vector<std::byte*> targets, std::function<void(absl::Status)> done);
 
-  // OK, or why the tier is degraded: the first write, sync or batch of records that failed since it was well, or what the
-  // latest attempt to write again has found. A degraded tier reads as ever, and keeps what it has. It takes no writes by
-  // the cache's own choice (storage/placement.h); deletions wait.
+  // OK, or why the tier is degraded: the first write, sync or batch of records that failed since it was well, or what
+  // the latest attempt to write again has found. A degraded tier reads as ever, and keeps what it has. It takes no
+  // writes by the cache's own choice (storage/placement.h); deletions wait.
   const absl::Status& health() const { return health_; }
   bool degraded() const { return !health_.ok(); }
   // Call it about once a second. Tries again what the disk has refused, at intervals that grow from one second to five.
   void Tick(Nanos now);
-  // Tries it now: a block that means nothing is written and synced, then a batch of records. `done` once it is known what
-  // came of that. False, and `done` is not called: the tier is well, has no disk, or is being tried.
+  // Tries it now: a block that means nothing is written and synced, then a batch of records. `done` once it is known
+  // what came of that. False, and `done` is not called: the tier is well, has no disk, or is being tried.
   bool Probe(std::function<void()> done);
   bool probing() const { return probing_; }
 
