@@ -313,7 +313,7 @@ struct Daemon::Impl {
   }
 
   std::mutex drain_mutex;
-  bool stopping = false;  // guarded by drain_mutex
+  bool stopping = false;              // guarded by drain_mutex
   bool degraded = false;              // the ssd tier, as the log has it; the loop's
   std::optional<bool> told_degraded;  // as health has it
   const int tenants;

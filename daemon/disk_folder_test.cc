@@ -74,7 +74,8 @@ TEST_F(DiskFolderTest, OfWhatIsSetAsideTheLatestStays) {
     std::ifstream(*name + "/what") >> what;
     EXPECT_EQ(what, std::to_string(i));
   }
-  EXPECT_THAT(Names(), ::testing::ElementsAre("records.damaged-20231114T221321Z", "records.damaged-20231114T221321Z-1"));
+  EXPECT_THAT(Names(),
+              ::testing::ElementsAre("records.damaged-20231114T221321Z", "records.damaged-20231114T221321Z-1"));
   EXPECT_EQ(SetAside(folder(), 1'700'000'000).status().code(), absl::StatusCode::kNotFound);
 }
 

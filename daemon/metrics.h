@@ -47,8 +47,8 @@ absl::string_view Name(RpcMethod method);
 // Levels at one moment, taken by the metadata thread now and then.
 struct Levels {
   std::map<TierKind, std::vector<storage::TierUsage>> tiers;  // that there are; by tenant
-  std::map<TierKind, std::string> degraded;  // tiers that take no writes for now, and why
-  uint64_t set_aside = 0;                    // damaged databases of records, ever
+  std::map<TierKind, std::string> degraded;                   // tiers that take no writes for now, and why
+  uint64_t set_aside = 0;                                     // damaged databases of records, ever
   uint64_t disk_queue = 0, copies_under_way = 0;
   uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;

@@ -89,7 +89,7 @@ struct RpcServer::Impl {
   std::mutex mutex;
   bool stopping = false;  // guarded by mutex, as below
   bool serving = true;
-  std::map<std::string, bool> services;  // besides the daemon's own
+  std::map<std::string, bool> services;                      // besides the daemon's own
   std::map<std::optional<storage::TenantId>, Front> fronts;  // of every tenant; of none: the strangers'
 
   std::unique_ptr<RpcListener> listener;

@@ -212,8 +212,8 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
   std::shared_ptr<Region> region = Kept(*std::move(mapped), std::move(holding), *session_, services_.mappings);
   if (missing_bytes == 0) return AddRegion(*session_, std::move(region), respond);
   // As for hosted memory.
-  const bool posted = services_.mappings.Post(
-      tenant_.id, [&services = services_, session = session_, region, respond, charged] {
+  const bool posted =
+      services_.mappings.Post(tenant_.id, [&services = services_, session = session_, region, respond, charged] {
         const absl::Status taken = region->TakePages(storage::kKeptFree + services.memory_to_come, charged);
         taken.ok() ? AddRegion(*session, region, respond) : respond(Error(taken));
       });

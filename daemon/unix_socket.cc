@@ -72,8 +72,8 @@ absl::StatusOr<UniqueFd> Lock(const std::string& path) {
     if (absl::Status status = CheckLockFile(path, file.get(), opened); !status.ok()) return status;
     if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
       struct stat named {};
-      const bool still = lstat(path.c_str(), &named) == 0 && named.st_dev == opened.st_dev &&
-                         named.st_ino == opened.st_ino;
+      const bool still =
+          lstat(path.c_str(), &named) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
       if (still) return file;
       continue;
     }

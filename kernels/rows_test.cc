@@ -269,7 +269,7 @@ TEST_P(RowsTest, LandingWhatWasGatheredChangesNothing) {
 TEST_P(RowsTest, LandsAndGathersAsLargeTransfersDo) {
   for (const RowFormat format : kRowFormats) {
     const bool misaligned = random_.Integer(0, 1) == 1;
-    
+
     const RowsShape shape = {.tokens = 300, .unit_tokens = 128, .heads = 2, .dim = 256, .format = format};
     const Units units(shape, random_);
     Pages pages(random_, shape, PageOrder::kTokensFirst, 48, 5, misaligned);

@@ -116,7 +116,8 @@ class RowTypesTest : public ::testing::Test {
     EXPECT_TRUE(Fits(target, header, {.first_position = kTarget}));
     LandJob job(kernels::Host(), workers_, *tier_, nullptr, {{&header, &*slot_, kTarget}}, std::move(target),
                 CancelFlag());
-    job.Run(UINT64_MAX, SIZE_MAX, [] {}, [] { return false; });
+    job.Run(
+        UINT64_MAX, SIZE_MAX, [] {}, [] { return false; });
     EXPECT_TRUE(job.finished());
     return !job.corrupt(0);
   }

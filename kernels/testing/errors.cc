@@ -71,7 +71,8 @@ double TransitionError(const Tuple& a, const Tuple& b, double tolerance) {
   for (int32_t h = 0; h < b.shape().heads; ++h) {
     const std::vector<double> actual = a.Transition(h), expected = b.Transition(h);
     if (b.form(h) == TransitionForm::kDense) {
-      worst = std::max(worst, AbsoluteError(actual, expected) / (tolerance * Norm(expected) + kTransitionFloor + steps));
+      worst =
+          std::max(worst, AbsoluteError(actual, expected) / (tolerance * Norm(expected) + kTransitionFloor + steps));
     } else {
       worst = std::max(worst, LogarithmsError(actual, expected, kTolerance));
     }

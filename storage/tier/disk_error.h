@@ -6,8 +6,8 @@
 
 namespace ashlar::storage {
 
-// The status of a call that failed with `error` (an errno). RESOURCE_EXHAUSTED: the file system is full. UNAVAILABLE: it
-// is read-only, or the device fails. Every other code says that to try again would be of no use.
+// The status of a call that failed with `error` (an errno). RESOURCE_EXHAUSTED: the file system is full. UNAVAILABLE:
+// it is read-only, or the device fails. Every other code says that to try again would be of no use.
 absl::Status DiskError(int error, absl::string_view what);
 
 // Of the two above: the disk may do later what it refuses now.

@@ -22,8 +22,8 @@ RecordLogScan ScanRecordLog(std::string_view bytes);
 std::string EncodeRecordLog(const std::vector<std::string>& batches);
 
 // Of every log in RocksDB's folder `path` that has whole batches behind damage: writes it anew, without the damaged
-// ones. Each is replaced at once and durably, or not at all. Says how many; what is damaged at its end alone, as a power
-// loss leaves it, stays as it is. Before the folder is opened.
+// ones. Each is replaced at once and durably, or not at all. Says how many; what is damaged at its end alone, as a
+// power loss leaves it, stays as it is. Before the folder is opened.
 absl::StatusOr<int> RepairRecordLogs(const std::string& path);
 
 }  // namespace ashlar::storage

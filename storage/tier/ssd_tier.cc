@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <set>
 #include <span>
-#include <type_traits>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -30,16 +30,16 @@ struct DaemonOptions {
   std::string ssd;                       // of such a capacity; empty: no such tier
   std::string admission = "second_use";  // of that tier
   std::string eviction = "price";
-  std::string on_damage = "set_aside";   // of the ssd tier
-  std::string ssd_folder;                // other than one in the daemon's
+  std::string on_damage = "set_aside";  // of the ssd tier
+  std::string ssd_folder;               // other than one in the daemon's
   uint32_t drain_seconds = 2;
   uint32_t threads = 2;
-  std::string gpu;                 // YAML of the field `gpu`; empty: none
-  std::string program;             // other than the ashlard of this build
+  std::string gpu;                       // YAML of the field `gpu`; empty: none
+  std::string program;                   // other than the ashlard of this build
   std::vector<std::string> environment;  // NAME=VALUE, besides this process's
-  bool own_pid_namespace = false;  // only where MayMakePidNamespaces()
-  uint32_t uid = 0;                // the daemon's user; 0: this one. Others: only for root
-  uint64_t max_files = 0;          // its limit on open files; 0: this process's
+  bool own_pid_namespace = false;        // only where MayMakePidNamespaces()
+  uint32_t uid = 0;                      // the daemon's user; 0: this one. Others: only for root
+  uint64_t max_files = 0;                // its limit on open files; 0: this process's
 };
 
 class DaemonProcess {

@@ -38,9 +38,8 @@ class DamagedDisk : public ::testing::Test {
         PublishWhatIsMissing(engine, fresh.back());
       }
       Texts acknowledged;
-      ASSERT_TRUE(Eventually([&] {
-        return witness.Hear(fresh, acknowledged) && Count(acknowledged) == fresh.size() * kPromptSegments;
-      }));
+      ASSERT_TRUE(Eventually(
+          [&] { return witness.Hear(fresh, acknowledged) && Count(acknowledged) == fresh.size() * kPromptSegments; }));
       prompts_.insert(prompts_.end(), fresh.begin(), fresh.end());
       daemon_.Kill();
     }

@@ -63,7 +63,11 @@ Function* Real(Function*, const char* name) {
 }  // namespace
 
 // The library's own function of that name.
-#define REAL(name) ([] { static auto* const real = Real(static_cast<decltype(&::name)>(nullptr), #name); return real; }())
+#define REAL(name)                                                                  \
+  ([] {                                                                             \
+    static auto* const real = Real(static_cast<decltype(&::name)>(nullptr), #name); \
+    return real;                                                                    \
+  }())
 
 extern "C" {
 

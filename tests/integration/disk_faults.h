@@ -10,8 +10,8 @@ namespace ashlar::integration {
 // names the folder.
 struct DiskFaults {
   std::atomic<int> read, write, sync;
-  std::atomic<int> change;    // open for writing, make, rename, remove, resize
-  std::atomic<int> struck;    // calls that have failed so far
+  std::atomic<int> change;  // open for writing, make, rename, remove, resize
+  std::atomic<int> struck;  // calls that have failed so far
 };
 
 }  // namespace ashlar::integration

@@ -41,7 +41,8 @@ int Times(const char* variable, int fewer) {
 
 // A daemon whose disk holds 80 objects, and memory 64.
 DaemonOptions SmallDisk(const std::string& folder) {
-  return {.dram = "16MiB", .arena = "1MiB", .ssd = "20MiB", .admission = "all", .eviction = "lru", .ssd_folder = folder};
+  return {
+      .dram = "16MiB", .arena = "1MiB", .ssd = "20MiB", .admission = "all", .eviction = "lru", .ssd_folder = folder};
 }
 
 class DiskTrouble : public ::testing::Test {
@@ -70,8 +71,8 @@ class DiskTrouble : public ::testing::Test {
     EXPECT_THAT(daemon_->log(), ::testing::HasSubstr("a tier is degraded"));
     v1::StatsReply stats;
     grpc::ClientContext context;
-    const auto admin = v1::Admin::NewStub(
-        grpc::CreateChannel("unix:" + daemon_->admin_socket(), grpc::InsecureChannelCredentials()));
+    const auto admin =
+        v1::Admin::NewStub(grpc::CreateChannel("unix:" + daemon_->admin_socket(), grpc::InsecureChannelCredentials()));
     EXPECT_TRUE(admin->Stats(&context, {}, &stats).ok());
     ASSERT_EQ(stats.degraded_size(), 1);
     EXPECT_NE(stats.degraded(0).reason(), "");
@@ -246,8 +247,10 @@ TEST_F(FailingDisk, CostsNothingButItself) {
     const char* what;
     int read, write, sync, change;
   };
-  const Case cases[] = {{"writes fail", 0, EIO, 0, 0},      {"syncs fail", 0, 0, EIO, 0},
-                        {"full", 0, ENOSPC, 0, ENOSPC},     {"read-only", 0, EROFS, 0, EROFS},
+  const Case cases[] = {{"writes fail", 0, EIO, 0, 0},
+                        {"syncs fail", 0, 0, EIO, 0},
+                        {"full", 0, ENOSPC, 0, ENOSPC},
+                        {"read-only", 0, EROFS, 0, EROFS},
                         {"all of it fails", EIO, EIO, EIO, EIO}};
   Begin(options_);
   const int rounds = Times("ASHLAR_FULL_DISKS", 5);

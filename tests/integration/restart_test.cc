@@ -163,7 +163,8 @@ TEST(Restart, RefusesADiskThatItCannotReadAndLeavesItAlone) {
     engine.PublishPrompt(PromptOf(kSeed));
     Witness witness(daemon.admin_socket(), engine.model().ns());
     Texts acknowledged;
-    ASSERT_TRUE(Eventually([&] { return witness.Hear({kSeed}, acknowledged) && Count(acknowledged) == kPromptSegments; }));
+    ASSERT_TRUE(
+        Eventually([&] { return witness.Hear({kSeed}, acknowledged) && Count(acknowledged) == kPromptSegments; }));
   }
   EXPECT_EQ(daemon.Terminate(), 0);
   const auto expect_refusal = [&](const std::string& why) {
