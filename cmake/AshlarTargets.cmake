@@ -49,3 +49,13 @@ function(ashlar_test name)
   target_link_libraries(${name} PRIVATE ashlar_options ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
   gtest_discover_tests(${name} TEST_PREFIX "${arg_PREFIX}" DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
 endfunction()
+
+# ashlar_room(LIBRARY [SOURCES ...] [TEST NAME TEST_SOURCES ...]): a sub-folder's part of its parent's library, and of one of
+# its parent's tests.
+function(ashlar_room library)
+  cmake_parse_arguments(arg "" "TEST" "SOURCES;TEST_SOURCES" ${ARGN})
+  target_sources(${library} PRIVATE ${arg_SOURCES})
+  if(ASHLAR_TESTS AND arg_TEST)
+    target_sources(${arg_TEST} PRIVATE ${arg_TEST_SOURCES})
+  endif()
+endfunction()

@@ -1,8 +1,8 @@
 // The host back end: Highway, dispatched at run time to what the processor has.
-#include "kernels/host/attention.h"
-#include "kernels/host/decoding.h"
-#include "kernels/host/linear.h"
-#include "kernels/host/rows.h"
+#include "kernels/host/attention/attention.h"
+#include "kernels/host/decoding/decoding.h"
+#include "kernels/host/linear/linear.h"
+#include "kernels/host/rows/rows.h"
 #include "kernels/host_queue.h"
 
 namespace ashlar::kernels {

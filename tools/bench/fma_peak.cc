@@ -3,7 +3,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/host/targets.h"
+#include "kernels/host/simd/targets.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/kernel_cases.h"
 
