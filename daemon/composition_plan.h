@@ -10,7 +10,7 @@
 #include "daemon/pages.h"
 #include "daemon/session.h"
 #include "storage/cache.h"
-#include "storage/composition.h"
+#include "storage/transfer/composition.h"
 
 namespace ashlar::v1 {
 class AdvanceRequest;

@@ -19,8 +19,8 @@
 #include "daemon/host_port.h"
 #include "daemon/yaml_message.h"
 #include "proto/limits.h"
-#include "storage/lease.h"
-#include "storage/numa.h"
+#include "storage/lookup/lease.h"
+#include "storage/memory/numa.h"
 
 namespace ashlar::daemon {
 namespace {

@@ -35,8 +35,8 @@
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
 #include "storage/cache.h"
-#include "storage/gpu_lane.h"
-#include "storage/mover.h"
+#include "storage/transfer/gpu_lane.h"
+#include "storage/transfer/mover.h"
 
 namespace ashlar::daemon {
 namespace {

@@ -12,7 +12,7 @@
 #include "proto/limits.h"
 #include "proto/object.h"
 #include "proto/prefix.h"
-#include "storage/prefixes.h"
+#include "storage/prefix/prefixes.h"
 
 namespace ashlar::daemon {
 namespace {

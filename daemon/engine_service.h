@@ -20,7 +20,7 @@
 #include "proto/outcome.h"
 #include "storage/cache.h"
 #include "storage/observer.h"
-#include "storage/page_pools.h"
+#include "storage/sharing/page_pools.h"
 
 namespace ashlar::v1 {
 class AbandonReply;

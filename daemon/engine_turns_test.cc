@@ -19,8 +19,8 @@
 #include "kernels/kernels.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
-#include "storage/mover.h"
 #include "storage/tier/memory_tier.h"
+#include "storage/transfer/mover.h"
 
 namespace ashlar::daemon {
 namespace {

@@ -15,8 +15,8 @@
 #include "daemon/holdings.h"
 #include "daemon/metrics_text.h"
 #include "storage/observer.h"
-#include "storage/page_pool.h"
-#include "storage/prefixes.h"
+#include "storage/prefix/prefixes.h"
+#include "storage/sharing/page_pool.h"
 
 namespace ashlar::daemon {
 

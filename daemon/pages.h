@@ -17,9 +17,9 @@
 #include "proto/layout.h"
 #include "proto/object.h"
 #include "proto/shard.h"
-#include "storage/page_pool.h"
-#include "storage/prefixes.h"
-#include "storage/transfer.h"
+#include "storage/prefix/prefixes.h"
+#include "storage/sharing/page_pool.h"
+#include "storage/transfer/transfer.h"
 
 namespace ashlar::v1 {
 class OpenModelRequest;

@@ -9,7 +9,7 @@
 #include "daemon/request_fields.h"
 #include "daemon/session.h"
 #include "storage/cache.h"
-#include "storage/search.h"
+#include "storage/lookup/search.h"
 
 namespace ashlar::daemon {
 

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "storage/memory_reserve.h"
+#include "storage/memory/memory_reserve.h"
 
 namespace ashlar::daemon {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/session.pb.h"
 #include "proto/limits.h"
-#include "storage/memory_reserve.h"
+#include "storage/memory/memory_reserve.h"
 
 namespace ashlar::daemon {
 namespace {

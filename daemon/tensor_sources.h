@@ -12,7 +12,7 @@
 #include "daemon/region.h"
 #include "daemon/session.h"
 #include "proto/object.h"
-#include "storage/transfer.h"
+#include "storage/transfer/transfer.h"
 
 namespace ashlar::v1 {
 class PartSource;

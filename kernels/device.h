@@ -60,8 +60,8 @@ class DeviceMemory {
 };
 
 // One slab of memory of one kind that another process can map: what cached objects lie in, on the processor's side
-// sealed memfds (storage/arena.h), on a GPU's memory of its driver (cuda/device_arena.h). It goes with the object; a
-// mapping that another process has keeps the bytes until that goes, too.
+// sealed memfds (storage/memory/arena.h), on a GPU's memory of its driver (cuda/device_arena.h). It goes with the
+// object; a mapping that another process has keeps the bytes until that goes, too.
 class ArenaMemory {
  public:
   virtual ~ArenaMemory() = default;

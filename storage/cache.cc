@@ -4,14 +4,14 @@
 #include <map>
 #include <utility>
 
-#include "storage/composer.h"
 #include "storage/drain.h"
-#include "storage/explainer.h"
-#include "storage/lander.h"
-#include "storage/lease.h"
-#include "storage/matcher.h"
-#include "storage/publisher.h"
-#include "storage/search.h"
+#include "storage/lookup/explainer.h"
+#include "storage/lookup/lease.h"
+#include "storage/lookup/matcher.h"
+#include "storage/lookup/search.h"
+#include "storage/transfer/composer.h"
+#include "storage/transfer/lander.h"
+#include "storage/transfer/publisher.h"
 
 namespace ashlar::storage {
 namespace {

@@ -21,22 +21,22 @@
 #include "proto/limits.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
-#include "storage/composition.h"
 #include "storage/executor.h"
-#include "storage/explanation.h"
+#include "storage/history/explanation.h"
+#include "storage/history/miss_log.h"
+#include "storage/history/text_table.h"
 #include "storage/ids.h"
-#include "storage/in_flight.h"
-#include "storage/index/text_table.h"
-#include "storage/lander.h"
-#include "storage/lease.h"
-#include "storage/match.h"
-#include "storage/miss_log.h"
+#include "storage/lookup/lease.h"
+#include "storage/lookup/match.h"
+#include "storage/objects/object_table.h"
 #include "storage/observer.h"
-#include "storage/pool.h"
-#include "storage/prefixes.h"
+#include "storage/prefix/prefixes.h"
 #include "storage/slice.h"
 #include "storage/tier/tiers.h"
-#include "storage/transfer.h"
+#include "storage/transfer/composition.h"
+#include "storage/transfer/in_flight.h"
+#include "storage/transfer/lander.h"
+#include "storage/transfer/transfer.h"
 
 namespace ashlar::storage {
 
@@ -71,8 +71,8 @@ class Cache {
         Observer* observer);
   ~Cache();
 
-  // Before any session is opened. What a pool of a tenant has for itself in a tier (0: the first; storage/level.h); and
-  // how long its objects are kept unused (0: until space is needed).
+  // Before any session is opened. What a pool of a tenant has for itself in a tier (0: the first;
+  // storage/objects/level.h); and how long its objects are kept unused (0: until space is needed).
   void SetFloor(size_t tier, const Group& group, uint64_t bytes);
   void SetTimeToLive(TenantId tenant, Nanos ttl);
   // Landings and compositions that a tenant may have in flight, and what they may hold in memory; otherwise any number.
@@ -105,7 +105,7 @@ class Cache {
   Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr,
                const LeaseId& lease = {});
   // The same for a prompt that may be resumed, too, and whose segments, from position 0 on, the queries are. What saves
-  // most of prefix and segments together is taken (storage/policy/cover.h): segments whose heads end before the prefix
+  // most of prefix and segments together is taken (storage/prefix/cover.h): segments whose heads end before the prefix
   // does are answered kCovered and are not looked up.
   Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt, const HasRoom& has_room,
                const LeaseId& lease = {});
@@ -144,9 +144,9 @@ class Cache {
                std::function<void(PublishOutcome)> done);
   void Abandon(SessionId session, ReservationId reservation);
 
-  // Keeps of a text that was computed what is worth it (storage/prefixes.h); one outcome a checkpoint, when nothing of
-  // the engine's memory is read any more. Called exact under a lease that segments, or a conversation's composed
-  // states, were landed from: all are kBadSource.
+  // Keeps of a text that was computed what is worth it (storage/prefix/prefixes.h); one outcome a checkpoint, when
+  // nothing of the engine's memory is read any more. Called exact under a lease that segments, or a conversation's
+  // composed states, were landed from: all are kBadSource.
   void Commit(SessionId session, PrefixCommit commit, std::function<void(std::vector<CommitOutcome>)> done);
 
   // Lands the given segments of a lease layer by layer; also verifies the checksums of their tuples, which the engine

@@ -9,11 +9,11 @@
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
 #include "storage/cache.h"
-#include "storage/mover.h"
 #include "storage/testing/engine.h"
 #include "storage/testing/executors.h"
 #include "storage/testing/manual_clock.h"
 #include "storage/testing/rig.h"
+#include "storage/transfer/mover.h"
 
 namespace ashlar::storage {
 namespace {

@@ -12,7 +12,7 @@
 #include "kernels/testing/linear_inputs.h"
 #include "proto/sample_layouts.h"
 #include "proto/tuple_parts.h"
-#include "storage/object_bytes.h"
+#include "storage/objects/object_bytes.h"
 #include "storage/testing/layer_of.h"
 #include "storage/testing/rig.h"
 

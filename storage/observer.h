@@ -8,7 +8,7 @@
 #include "proto/key.h"
 #include "proto/outcome.h"
 #include "storage/executor.h"
-#include "storage/index/ghost_table.h"
+#include "storage/history/ghost_table.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {

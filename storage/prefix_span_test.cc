@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "storage/prefixes.h"
+#include "storage/prefix/prefixes.h"
 #include "storage/testing/prefix_engine.h"
 #include "storage/testing/tiered_rig.h"
 #include "storage/testing/tokens.h"

@@ -8,9 +8,9 @@
 
 #include "kernels/testing/backends.h"
 #include "kernels/testing/paged_rows.h"
-#include "storage/land_job.h"
-#include "storage/publish_job.h"
 #include "storage/testing/rig.h"
+#include "storage/transfer/land_job.h"
+#include "storage/transfer/publish_job.h"
 
 namespace ashlar::storage {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "storage/entry.h"
+#include "storage/objects/entry.h"
 
 namespace ashlar::storage {
 namespace {

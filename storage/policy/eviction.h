@@ -10,14 +10,14 @@
 #include "absl/container/flat_hash_map.h"
 #include "proto/outcome.h"
 #include "storage/ids.h"
-#include "storage/policy/reuse_book.h"
+#include "storage/policy/reuse_models.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
 
 using ObjectId = uint64_t;
 
-struct Entry;  // storage/entry.h
+struct Entry;  // storage/objects/entry.h
 
 // Whose bytes compete with whose: those of one pool of one tenant.
 struct Group {
@@ -92,7 +92,7 @@ class LruPolicy final : public EvictionPolicy {
 };
 
 // The cheapest first: what having it saves, a byte, times the uses that are to be expected a request of keeping it
-// (policy/reuse_book.h). Objects that the law does not tell apart, and whose worth is of one half octave, stand in one
+// (reuse_models.h). Objects that the law does not tell apart, and whose worth is of one half octave, stand in one
 // ring by their last use; of each ring the oldest is taken for the cheapest, as it is unless likelihood rises with age.
 // Track, Touch and Forget are O(1), Victims O(rings) a copy returned: some dozens of them are not empty.
 class PricePolicy final : public EvictionPolicy {

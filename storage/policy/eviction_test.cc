@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "storage/entry.h"
+#include "storage/objects/entry.h"
 
 namespace ashlar::storage {
 namespace {

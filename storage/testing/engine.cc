@@ -11,7 +11,7 @@
 #include <utility>
 #include <variant>
 
-#include "storage/object_bytes.h"
+#include "storage/objects/object_bytes.h"
 
 namespace ashlar::storage {
 namespace {

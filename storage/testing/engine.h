@@ -12,7 +12,7 @@
 #include "proto/layout.h"
 #include "proto/object.h"
 #include "storage/tier/tier.h"
-#include "storage/transfer.h"
+#include "storage/transfer/transfer.h"
 
 namespace ashlar::storage {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "proto/prefix.h"
-#include "storage/match.h"
-#include "storage/prefixes.h"
+#include "storage/lookup/match.h"
+#include "storage/prefix/prefixes.h"
 #include "storage/testing/tokens.h"
 
 namespace ashlar::storage {

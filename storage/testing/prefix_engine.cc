@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "storage/object_bytes.h"
+#include "storage/objects/object_bytes.h"
 
 namespace ashlar::storage {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "storage/prefix_entry.h"
+#include "storage/prefix/prefix_entry.h"
 
 namespace ashlar::storage {
 

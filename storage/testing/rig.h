@@ -11,11 +11,11 @@
 #include "kernels/kernels.h"
 #include "proto/limits.h"
 #include "storage/cache.h"
-#include "storage/mover.h"
 #include "storage/testing/engine.h"
 #include "storage/testing/executors.h"
 #include "storage/testing/manual_clock.h"
 #include "storage/tier/memory_tier.h"
+#include "storage/transfer/mover.h"
 
 namespace ashlar::storage {
 

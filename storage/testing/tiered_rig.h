@@ -11,10 +11,10 @@
 #include "kernels/kernels.h"
 #include "proto/limits.h"
 #include "storage/cache.h"
-#include "storage/mover.h"
 #include "storage/testing/rig.h"
 #include "storage/testing/simulated_disk.h"
 #include "storage/tier/ssd_tier.h"
+#include "storage/transfer/mover.h"
 
 namespace ashlar::storage {
 

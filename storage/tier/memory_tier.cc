@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/limits.h"
-#include "storage/memory_lock.h"
+#include "storage/memory/memory_lock.h"
 
 namespace ashlar::storage {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "storage/arena.h"
+#include "storage/memory/arena.h"
 #include "storage/tier/extent_allocator.h"
 #include "storage/tier/tier.h"
 

@@ -111,7 +111,7 @@ class SsdTier final : public Tier {
 
   // OK, or why the tier is degraded: the first write, sync or batch of records that failed since it was well, or what
   // the latest attempt to write again has found. A degraded tier reads as ever, and keeps what it has. It takes no
-  // writes by the cache's own choice (storage/placement.h); deletions wait.
+  // writes by the cache's own choice (storage/objects/placement.h); deletions wait.
   const absl::Status& health() const { return health_; }
   bool degraded() const { return !health_.ok(); }
   // Call it about once a second. Tries again what the disk has refused, at intervals that grow from one second to five.

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/prefix_cache.h"
+#include "storage/prefix/prefix_planner.h"
 #include "storage/testing/prefix_recount.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "storage/object_bytes.h"
+#include "storage/objects/object_bytes.h"
 
 namespace ashlar::simulation {
 

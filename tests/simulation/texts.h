@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "storage/testing/engine.h"
-#include "storage/transfer.h"
+#include "storage/transfer/transfer.h"
 
 namespace ashlar::simulation {
 

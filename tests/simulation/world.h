@@ -12,10 +12,10 @@
 
 #include "kernels/kernels.h"
 #include "storage/cache.h"
-#include "storage/mover.h"
-#include "storage/page_pools.h"
+#include "storage/sharing/page_pools.h"
 #include "storage/testing/rig.h"
 #include "storage/testing/simulated_disk.h"
+#include "storage/transfer/mover.h"
 #include "tests/simulation/executor.h"
 #include "tests/simulation/simulation.h"
 #include "tests/simulation/texts.h"

@@ -19,7 +19,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "proto/limits.h"
 #include "storage/cache.h"
-#include "storage/mover.h"
+#include "storage/transfer/mover.h"
 #include "tools/bench/bench.h"
 
 namespace ashlar::bench {

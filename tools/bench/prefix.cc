@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "storage/prefix_cache.h"
+#include "storage/prefix/prefix_planner.h"
 #include "tools/bench/bench.h"
 
 namespace ashlar::bench {

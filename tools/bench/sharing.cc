@@ -1,8 +1,8 @@
 // `ashlar-bench sharing`: what requests that share segments in place hold, against copies for each (MEPIC §4.3, §4.4).
 //
-// The page pools are those of the daemon (storage/page_pools.h), with the sizes of Qwen3-Next: pages are counted, not
-// touched. A stream of requests runs through them; each has a prefix, chunks that it retrieves, and a text that it
-// decodes meanwhile.
+// The page pools are those of the daemon (storage/sharing/page_pools.h), with the sizes of Qwen3-Next: pages are
+// counted, not touched. A stream of requests runs through them; each has a prefix, chunks that it retrieves, and a text
+// that it decodes meanwhile.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/object.h"
 #include "proto/page_placement.h"
-#include "storage/page_pools.h"
+#include "storage/sharing/page_pools.h"
 #include "tools/bench/bench.h"
 
 namespace ashlar::bench {

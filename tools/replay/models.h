@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "storage/prefix_entry.h"
+#include "storage/prefix/prefix_entry.h"
 
 namespace ashlar::replay {
 

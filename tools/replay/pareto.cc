@@ -3,9 +3,9 @@
 #include <span>
 #include <vector>
 
-#include "storage/index/prefix_tree.h"
-#include "storage/policy/checkpoint_plan.h"
-#include "storage/policy/overlap_law.h"
+#include "storage/prefix/checkpoint_plan.h"
+#include "storage/prefix/overlap_model.h"
+#include "storage/prefix/prefix_tree.h"
 #include "tools/replay/commands.h"
 #include "tools/replay/models.h"
 #include "tools/replay/trace.h"

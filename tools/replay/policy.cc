@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "storage/prefix_cache.h"
+#include "storage/prefix/prefix_planner.h"
 #include "tools/replay/published.h"
 
 namespace ashlar::replay {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "storage/prefix_entry.h"
+#include "storage/prefix/prefix_entry.h"
 
 namespace ashlar::replay {
 

@@ -9,8 +9,8 @@
 
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
-#include "storage/index/prefix_tree.h"
-#include "storage/prefix_entry.h"
+#include "storage/prefix/prefix_entry.h"
+#include "storage/prefix/prefix_tree.h"
 #include "tools/replay/policy.h"
 
 namespace ashlar::replay {

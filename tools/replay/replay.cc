@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "storage/index/prefix_tree.h"
+#include "storage/prefix/prefix_tree.h"
 
 namespace ashlar::replay {
 namespace {

@@ -6,11 +6,11 @@
 #include <span>
 
 #include "absl/container/flat_hash_map.h"
-#include "storage/entry.h"
-#include "storage/policy/cover.h"
+#include "storage/objects/entry.h"
 #include "storage/policy/eviction.h"
-#include "storage/policy/reuse_book.h"
-#include "storage/prefix_cache.h"
+#include "storage/policy/reuse_models.h"
+#include "storage/prefix/cover.h"
+#include "storage/prefix/prefix_planner.h"
 #include "tools/replay/commands.h"
 #include "tools/replay/models.h"
 #include "tools/replay/trace.h"

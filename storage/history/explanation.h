@@ -1,0 +1,58 @@
+// Why a look-up missed, or what it would find: with everything that is known.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "proto/key.h"
+#include "proto/outcome.h"
+#include "proto/shard.h"
+#include "storage/executor.h"
+#include "storage/history/ghost_table.h"
+#include "storage/ids.h"
+
+namespace ashlar::storage {
+
+// What is asked for: one run of tokens of a prompt.
+struct Query {
+  ObjectKind kind = ObjectKind::kSegment;
+  Key key;
+  TensorShard shard{};  // whose part of it: it is found when all of its bundle is there
+  NamespaceId ns;
+  TextDigest text;  // all zero: not known
+  uint64_t tokens = 0;
+  Nanos recompute = 0;   // what computing it again takes, as the engine declared; 0: not known
+  double flops = 0;      // likewise
+  Nanos needed_at = 0;   // when it will be, on the injected clock; what is past is now
+  bool storable = true;  // false: too short to have an interior, a miss without a look-up
+};
+
+// Of an object that is there, published or not; of a bundle: of all of it that is there.
+struct Presence {
+  uint32_t shards = 1, of_shards = 1;  // published
+  TierKind tier = TierKind::kNone;     // the nearest copy; of several shards: the farthest of these
+  std::vector<TierKind> tiers;         // of whole copies of all of it, top to bottom; on a disk: acknowledged
+  uint64_t bytes = 0;                  // of its plan until it is published
+  uint32_t uses = 0;                   // look-ups that found it
+  uint32_t references = 0;
+  Nanos age = 0;   // since its publication
+  Nanos idle = 0;  // since its last use, or its publication
+};
+
+struct Explanation {
+  MissReason reason = MissReason::kNeverSeen;  // kNone: a look-up would find it
+  std::optional<Presence> present;
+  std::optional<Ghost> ghost;            // of what is gone, or never came
+  std::optional<NamespaceId> elsewhere;  // kNamespaceDiffers: where the same text was published last
+};
+
+// One segment that a look-up or a landing missed.
+struct Miss {
+  Nanos at = 0;  // on the injected clock
+  SessionId session = 0;
+  Query query;  // what a landing misses has no text; nor, when its lease is lost, any name
+  Explanation why;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,34 @@
+// The latest misses of every tenant, for whoever asks why.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <vector>
+
+#include "storage/history/explanation.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+// A ring for each tenant: the newest miss takes the place of the oldest.
+class MissLog {
+ public:
+  static constexpr size_t kDefaultMisses = 1024;
+
+  explicit MissLog(size_t misses_per_tenant = kDefaultMisses) : max_misses_(misses_per_tenant) {}
+
+  void Add(TenantId tenant, const Miss& miss);
+  std::vector<Miss> Last(TenantId tenant, size_t most) const;  // newest first
+
+ private:
+  struct Ring {
+    std::vector<Miss> misses;
+    size_t next = 0;  // where the next one goes, once all places are taken
+  };
+  static_assert(kDefaultMisses * sizeof(Miss) <= 512 << 10, "what one tenant's misses take at most: 512 KiB");
+
+  const size_t max_misses_;
+  std::map<TenantId, Ring> rings_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,25 @@
+#include "storage/history/text_table.h"
+
+namespace ashlar::storage {
+
+void TextTable::Remember(TenantId tenant, const TextDigest& text, const NamespaceId& ns) {
+  Memory& memory = memories_.try_emplace(tenant, max_texts_).first->second;
+  Namespaces namespaces{.last = ns};
+  if (const Namespaces* known = memory.Find(text); known != nullptr) {
+    const bool same = known->last == ns;
+    namespaces.before = same ? known->before : known->last;
+    namespaces.two = same ? known->two : true;
+  }
+  memory.Put(text, namespaces);
+}
+
+const NamespaceId* TextTable::Elsewhere(TenantId tenant, const TextDigest& text, const NamespaceId& ns) const {
+  const auto memory = memories_.find(tenant);
+  if (memory == memories_.end()) return nullptr;
+  const Namespaces* known = memory->second.Find(text);
+  if (known == nullptr) return nullptr;
+  if (known->last != ns) return &known->last;
+  return known->two ? &known->before : nullptr;
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,42 @@
+// Why look-ups miss: what is asked for is compared with what is here, what is gone, and what other namespaces have.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "proto/outcome.h"
+#include "storage/executor.h"
+#include "storage/history/explanation.h"
+#include "storage/history/miss_log.h"
+#include "storage/history/text_table.h"
+#include "storage/ids.h"
+#include "storage/objects/object_table.h"
+
+namespace ashlar::storage {
+
+// Looking changes nothing in the pool, and counts as no use.
+class Explainer {
+ public:
+  Explainer(const Pool& pool, const Clock& clock, size_t texts_per_tenant, size_t misses_per_tenant)
+      : pool_(pool), clock_(clock), texts_(texts_per_tenant), misses_(misses_per_tenant) {}
+
+  // From now on a miss of this text under another namespace says so.
+  void Published(TenantId tenant, const TextDigest& text, const NamespaceId& ns) { texts_.Remember(tenant, text, ns); }
+
+  // What is known of what a query asks for. Of a key that is here in another division into shards, what that has.
+  Explanation Explain(TenantId tenant, const Query& query) const;
+
+  // Remembers a miss, and answers its reason: of one that was never seen it may be known better.
+  MissReason Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);
+  std::vector<Miss> LastMisses(TenantId tenant, size_t most) const { return misses_.Last(tenant, most); }
+
+ private:
+  Presence Describe(const std::vector<Entry*>& here, const TensorShard& shard) const;
+
+  const Pool& pool_;
+  const Clock& clock_;
+  TextTable texts_;
+  MissLog misses_;
+};
+
+}  // namespace ashlar::storage

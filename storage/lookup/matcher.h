@@ -1,0 +1,72 @@
+// Matching: what look-ups (storage/lookup/search.h) find, hold under leases, answer and count.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "storage/executor.h"
+#include "storage/history/explanation.h"
+#include "storage/ids.h"
+#include "storage/lookup/explainer.h"
+#include "storage/lookup/lease.h"
+#include "storage/lookup/match.h"
+#include "storage/objects/object_table.h"
+#include "storage/observer.h"
+#include "storage/prefix/prefixes.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+class Matcher {
+ public:
+  // `top`: the tier that engines map.
+  using IsOpen = std::function<bool(SessionId)>;
+  Matcher(Pool& pool, Prefixes& prefixes, LeaseTable& leases, Explainer& explainer, const Tier& top, const Clock& clock,
+          Observer& observer, IsOpen is_open)
+      : pool_(pool),
+        prefixes_(prefixes),
+        leases_(leases),
+        explainer_(explainer),
+        top_(top),
+        clock_(clock),
+        observer_(observer),
+        is_open_(std::move(is_open)) {}
+
+  // As Cache::Attach; NOT_FOUND for an unknown lease.
+  absl::StatusOr<Match> Attach(SessionId session, TenantId tenant, const LeaseId& lease,
+                               const std::optional<TensorShard>& shard);
+  // What a lease covers that exists.
+  Match Describe(const LeaseId& lease, const LeaseTable::Segments& segments) const;
+
+  // Whether an object is there, its stored header unchanged; one that has changed is dropped.
+  bool IsWhole(TenantId tenant, const Query& query);
+
+ private:
+  friend class Search;
+  using Verified = absl::flat_hash_set<ObjectId>;
+  using Others = std::vector<Pool::Reference>;  // shards of what was found
+
+  static Found Describe(const Pool::Result& result);
+  bool HeaderIsWhole(const Entry& object, Verified& verified) const;
+  Pool::Result FindWhole(TenantId tenant, const Query& query, Others& others, Verified& verified);
+  Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified);
+  MissReason Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);  // says which it is
+  LeaseTable::Segments ForShard(const LeaseTable::Segments& segments, const TensorShard& shard, Others& others);
+  absl::StatusOr<Match> AttachShard(SessionId session, TenantId tenant, const LeaseId& lease, const TensorShard& shard);
+
+  Pool& pool_;
+  Prefixes& prefixes_;
+  LeaseTable& leases_;
+  Explainer& explainer_;
+  const Tier& top_;
+  const Clock& clock_;
+  Observer& observer_;
+  const IsOpen is_open_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,263 @@
+#include "storage/lookup/search.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace ashlar::storage {
+
+Search::Search(Matcher& matcher, SessionId session, std::optional<TenantId> tenant, std::span<const Query> queries,
+               const PrefixText* prompt, HasRoom has_room, const LeaseId& name, MissReason refused)
+    : matcher_(matcher),
+      session_(session),
+      tenant_(tenant.value_or(kNoTenant)),
+      queries_(queries),
+      prompt_(prompt),
+      has_room_(std::move(has_room)),
+      name_(name),
+      refused_(refused) {
+  if (tenant.has_value()) return;
+  RefuseAll(MissReason::kInvalidRequest, /*counted=*/false);
+  stage_ = Stage::kDone;
+}
+
+Search::~Search() {
+  matcher_.leases_.GiveBack(tenant_, std::move(objects_), std::move(others_));
+  matcher_.leases_.GiveBack(tenant_, std::move(found_), std::move(of_found_));
+}
+
+bool Search::GoTo(Stage stage) {
+  stage_ = stage;
+  next_ = 0;
+  begin_ = 0;
+  return true;
+}
+
+bool Search::Run(Slice& slice) {
+  while (true) {
+    bool ended = true;
+    switch (stage_) {
+      case Stage::kBegin:
+        ended = Begin(slice);
+        break;
+      case Stage::kPeek:
+        ended = Peek(slice);
+        break;
+      case Stage::kChoose:
+        ended = Choose();
+        break;
+      case Stage::kHold:
+        ended = Hold(slice);
+        break;
+      case Stage::kFind:
+        ended = Find(slice);
+        break;
+      case Stage::kAnswer:
+        ended = Answer(slice);
+        break;
+      case Stage::kAnswerPrefix:
+        ended = AnswerPrefix(slice);
+        break;
+      case Stage::kSettle:
+        ended = Settle(slice);
+        break;
+      case Stage::kDone:
+        return true;
+    }
+    if (!ended) return false;
+  }
+}
+
+bool Search::Begin(Slice& slice) {
+  if (!slice.Take()) return false;
+  if (refused_ == MissReason::kNone && matcher_.leases_.Exists(name_)) refused_ = MissReason::kInvalidRequest;
+  for (const Query& query : queries_) listed_ += query.shard.size;
+  if (refused_ == MissReason::kNone && !matcher_.leases_.HasRoom(session_, tenant_, listed_)) {
+    refused_ = MissReason::kBusy;
+  }
+  needed_at_ = std::max(matcher_.clock_.Now(), prompt_ == nullptr ? 0 : prompt_->needed_at);
+  if (prompt_ == nullptr || refused_ != MissReason::kNone) return GoTo(Stage::kFind);
+  Prefixes::Asked asked = matcher_.prefixes_.Ask(tenant_, *prompt_);
+  prefix_.checkpoint_at = std::move(asked.checkpoint_at);
+  candidates_ = std::move(asked.candidates);
+  for (const Prefixes::Candidate& candidate : candidates_) prefix_.resumable.push_back(candidate.depth);
+  if (candidates_.empty()) return PrefixIsKnown();
+  segments_.reserve(queries_.size());
+  return GoTo(Stage::kPeek);
+}
+
+bool Search::Peek(Slice& slice) {
+  for (; next_ < queries_.size(); ++next_) {
+    if (!slice.Take()) return false;
+    const Query& query = queries_[next_];
+    const Entry* const entry = query.storable ? matcher_.pool_.Peek(tenant_, query.key, query.shard) : nullptr;
+    segments_.push_back({begin_, begin_ + query.tokens, entry != nullptr && entry->ready});
+    begin_ += query.tokens;
+  }
+  return GoTo(Stage::kChoose);
+}
+
+// The prefix that saves most together with the segments behind it, as far as can be seen without using them.
+bool Search::Choose() {
+  const PrefixModel& model = prompt_->model();
+  std::vector<uint64_t> depths;
+  for (const Prefixes::Candidate& candidate : candidates_) depths.push_back(candidate.depth);
+  const Cover cover = BestCover(depths, segments_, model.layout->head, model.layout->tail,
+                                [&model](uint64_t depth) { return model.costs.Flops(depth); });
+  const auto chosen = std::ranges::find(candidates_, cover.prefix, &Prefixes::Candidate::depth);
+  if (chosen == candidates_.end()) return PrefixIsKnown();  // segments alone, the first one among them, save more
+  chosen_ = *chosen;
+  of_prefix_ = Prefixes::Objects(*prompt_, chosen_);
+  objects_.reserve(of_prefix_.size());
+  prefix_.provenance = Provenance::kExact;
+  return GoTo(Stage::kHold);
+}
+
+bool Search::Hold(Slice& slice) {
+  for (; next_ < of_prefix_.size(); ++next_) {
+    if (!slice.Take()) return false;
+    objects_.push_back(matcher_.FindWhole(tenant_, of_prefix_[next_], others_, verified_));
+    const Pool::Reference& object = objects_.back().object;
+    if (object) {
+      if (object->header.provenance == Provenance::kComposed) prefix_.provenance = Provenance::kComposed;
+      continue;
+    }
+    // A block that one lacks all lack that are as deep, a checkpoint or a span those that need it.
+    const ObjectKind lost = of_prefix_[next_].kind;
+    const uint64_t block_end = (next_ + 1) * prompt_->model().block_tokens;
+    std::erase_if(candidates_, [&](const Prefixes::Candidate& candidate) {
+      if (candidate.own != chosen_.own) return false;
+      if (lost == ObjectKind::kPrefixPage) return candidate.checkpoint() >= block_end;
+      if (lost == ObjectKind::kSpan) return candidate.span_begin > 0 && candidate.span == chosen_.span;
+      return candidate.checkpoint() == chosen_.checkpoint();
+    });
+    LetPrefixGo();
+    return candidates_.empty() ? PrefixIsKnown() : GoTo(Stage::kChoose);
+  }
+  prefix_.depth = chosen_.depth;
+  prefix_.own = chosen_.own;
+  prefix_.span_tokens = static_cast<uint32_t>(chosen_.depth - chosen_.checkpoint());
+  return PrefixIsKnown();
+}
+
+void Search::LetPrefixGo() {
+  matcher_.leases_.GiveBack(tenant_, std::exchange(objects_, {}), std::exchange(others_, {}));
+  of_prefix_.clear();
+  prefix_.provenance = Provenance::kExact;
+}
+
+bool Search::PrefixIsKnown() {
+  std::erase_if(prefix_.checkpoint_at, [this](uint64_t depth) { return depth <= prefix_.depth; });
+  if (!matcher_.leases_.HasRoom(session_, tenant_, listed_ + objects_.size() + others_.size())) {
+    prefix_.depth = prefix_.span_tokens = 0;
+    LetPrefixGo();
+  }
+  return GoTo(Stage::kFind);
+}
+
+bool Search::Find(Slice& slice) {
+  if (next_ == 0) found_.reserve(queries_.size() + objects_.size());  // a lease costs what it lists, and no more
+  for (; next_ < queries_.size(); ++next_) {
+    if (!slice.Take()) return false;
+    const Query& query = queries_[next_];
+    needed_at_ = std::max(needed_at_, query.needed_at);
+    const uint64_t end = begin_ + query.tokens;
+    if (prompt_ != nullptr &&
+        (prefix_.depth >= end || SpoiledBy(prefix_.depth, begin_, prompt_->model().layout->head))) {
+      found_.push_back({.reason = MissReason::kCovered});
+    } else if (refused_ != MissReason::kNone) {
+      found_.push_back({.reason = matcher_.Missed(session_, tenant_, query, refused_)});
+    } else {
+      found_.push_back(matcher_.Find(session_, tenant_, query, of_found_, verified_));
+    }
+    begin_ = end;
+  }
+  match_.found.reserve(queries_.size() + objects_.size());
+  return GoTo(Stage::kAnswer);
+}
+
+// What the answer has no room for is missed, and leased all the same. What went meanwhile is missed, too.
+bool Search::Answer(Slice& slice) {
+  for (; next_ < queries_.size(); ++next_) {
+    if (!slice.Take()) return false;
+    const Query& query = queries_[next_];
+    Found found = Matcher::Describe(found_[next_]);
+    const bool held = static_cast<bool>(found_[next_].object);
+    any_ |= held;
+    if (held && found.reason == MissReason::kNone && has_room_ && !has_room_(found)) found = {MissReason::kBusy};
+    if (held && found.reason == MissReason::kNone) {
+      matcher_.observer_.Hit(tenant_, query.kind, found.tier, query.tokens);
+    } else if (held) {
+      found = {.reason = matcher_.Missed(session_, tenant_, query, found.reason)};
+    }
+    match_.found.push_back(found);
+  }
+  prefix_.first = queries_.size();
+  prefix_.count = objects_.size();
+  return GoTo(Stage::kAnswerPrefix);
+}
+
+// All of a prefix's objects are answered, or none is. First the answer takes them, then they are counted.
+bool Search::AnswerPrefix(Slice& slice) {
+  for (; next_ < 2 * prefix_.count; ++next_) {
+    if (!slice.Take()) return false;
+    if (next_ >= prefix_.count) {
+      const size_t i = next_ - prefix_.count;
+      const Query& query = of_prefix_[i];
+      matcher_.observer_.Hit(tenant_, query.kind, match_.found[prefix_.first + i].tier, query.tokens);
+      continue;
+    }
+    any_ = true;
+    const Found found = Matcher::Describe(objects_[next_]);
+    if (found.reason != MissReason::kNone) {
+      ForgetPrefix(found.reason);
+    } else if (has_room_ && !has_room_(found)) {
+      ForgetPrefix(MissReason::kBusy);
+    } else {
+      match_.found.push_back(found);
+    }
+  }
+  if (prefix_.depth > 0) {
+    matcher_.observer_.Resumed(tenant_, prefix_.own, prefix_.depth, prompt_->tokens().size());
+  }
+  return GoTo(Stage::kSettle);
+}
+
+void Search::ForgetPrefix(MissReason instead) {
+  match_.found.resize(prefix_.first);
+  for (Found& found : match_.found) {
+    if (found.reason == MissReason::kCovered) found.reason = instead;
+  }
+  prefix_.depth = prefix_.count = prefix_.span_tokens = 0;
+}
+
+bool Search::Settle(Slice& slice) {
+  if (!matcher_.leases_.Settle(tenant_, slice)) return false;
+  Grant();
+  return GoTo(Stage::kDone);
+}
+
+void Search::Grant() {
+  LeaseTable& leases = matcher_.leases_;
+  const size_t size = found_.size() + of_found_.size() + objects_.size() + others_.size();
+  if (!matcher_.is_open_(session_)) return RefuseAll(MissReason::kInvalidRequest, /*counted=*/false);
+  if (any_ && leases.Exists(name_)) return RefuseAll(MissReason::kInvalidRequest, /*counted=*/true);
+  if (any_ && !leases.HasRoom(session_, tenant_, size)) return RefuseAll(MissReason::kBusy, /*counted=*/true);
+  match_.prefix = std::move(prefix_);
+  if (!any_) return;
+  std::ranges::move(objects_, std::back_inserter(found_));
+  std::ranges::move(of_found_, std::back_inserter(others_));
+  match_.lease =
+      leases.Grant(session_, tenant_, std::move(found_), needed_at_, std::move(others_), match_.prefix, name_);
+  objects_.clear();
+  of_found_.clear();
+}
+
+void Search::RefuseAll(MissReason reason, bool counted) {
+  for (size_t i = 0; counted && i < match_.found.size(); ++i) {
+    if (match_.found[i].reason != MissReason::kNone || i >= queries_.size()) continue;
+    matcher_.Missed(session_, tenant_, queries_[i], reason);
+  }
+  match_.found.assign(queries_.size(), Found{.reason = reason});
+}
+
+}  // namespace ashlar::storage

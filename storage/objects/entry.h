@@ -1,0 +1,82 @@
+// One cached object: what it is, and where its copies are.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "storage/executor.h"
+#include "storage/ids.h"
+#include "storage/objects/tier_copier.h"
+#include "storage/policy/eviction.h"
+#include "storage/policy/reuse_models.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+inline constexpr size_t kMaxLevels = 3;  // hbm, dram, ssd
+
+// An object's bytes in one tier. The slot is there in every state but kNone.
+struct Copy {
+  enum class State : uint8_t {
+    kNone,
+    kFilling,     // of its extents the first `loaded` are whole
+    kCommitting,  // on a disk: written, and not yet acknowledged
+    kWhole,
+    kDraining,  // was not wanted any more; something is still being written there. At the top with references: it is
+                // wanted again, and filled anew behind that
+    kBroken,    // filling or committing it failed; who uses the place keeps it
+  };
+  State state = State::kNone;
+  uint8_t source = 0;    // kFilling, kDraining: the level that it is filled from
+  uint32_t readers = 0;  // fills that read it, and would read other objects' bytes if it went
+  uint64_t loaded = 0;   // extents
+  Slot slot;
+  Rank rank;                           // in the level's policy
+  std::shared_ptr<Filler::Fill> fill;  // kFilling, kDraining
+
+  bool whole() const { return state == State::kWhole; }
+};
+
+// Owned by the pool, and never moved. What every look-up needs comes first.
+struct Entry {
+  ObjectId id = 0;
+  Group group;
+  bool ready = false;    // published; before that it is reserved or being published
+  bool pinned = false;   // by an operator: one copy stays in some tier
+  bool doomed = false;   // not wanted any more: it goes with its last reference, unless it is reserved again
+  bool behind = false;   // waits to be written to the tiers below
+  bool unsaved = false;  // published, and no copy on the disk: memory has it alone
+  MissReason gone = MissReason::kNone;  // why no table has it any more; its bytes stay until the last reference goes
+  uint32_t references = 0;              // uses that keep the copy at the top where it is
+  uint32_t holds = 0;                   // calls that are at work on it
+  uint32_t uses = 0;                    // look-ups that found it
+  Reuse reuse;                          // what it is worth
+  Nanos published_at = 0;
+  Nanos last_used_at = 0;                               // by a look-up; before the first one: published
+  std::optional<std::list<ObjectId>::iterator> by_use;  // where objects of its tenant expire
+  std::array<Copy, kMaxLevels> copies;                  // by level; [0] is what engines land from and map
+  ObjectHeader header;                                  // the plan until the object is ready
+
+  struct Waiter {
+    uint64_t extents;  // of the copy at the top
+    std::function<void()> call;
+  };
+  std::vector<Waiter> waiters;
+  Nanos asked_at = 0;  // its last promotion: when, from which level, and by when it is needed
+  size_t asked_of = 0;
+  Nanos needed_at = 0;
+  Nanos pinned_until = 0;  // 0: for good
+
+  Copy& top() { return copies[0]; }
+  const Copy& top() const { return copies[0]; }
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,103 @@
+#include "storage/objects/level.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/limits.h"
+
+namespace ashlar::storage {
+namespace {
+
+Group OtherPool(const Group& group) {
+  return {group.tenant, group.pool == PoolKind::kPublic ? PoolKind::kPrivate : PoolKind::kPublic};
+}
+
+uint64_t Above(uint64_t a, uint64_t b) {
+  return a > b ? a - b : 0;
+}
+
+}  // namespace
+
+void Level::SetFloor(const Group& group, uint64_t bytes) {
+  shares_[group].floor = bytes / limits::kExtentBytes;
+}
+
+const Level::Share& Level::ShareOf(const Group& group) const {
+  static constexpr Share kNothing;
+  const auto found = shares_.find(group);
+  return found == shares_.end() ? kNothing : found->second;
+}
+
+uint64_t Level::FreeExtents(const Group& group) const {
+  const TierUsage usage = tier_.Usage(group.tenant);
+  const Share& other = ShareOf(OtherPool(group));
+  return Above((usage.capacity_bytes - usage.used_bytes) / limits::kExtentBytes, Above(other.floor, other.used));
+}
+
+void Level::Track(Entry& entry, Rank& copy) {
+  copy.entry = &entry;
+  copy.extents = static_cast<uint32_t>(entry.header.Extents());
+  policy_.Track(entry.group, copy);
+}
+
+void Level::SetIdle(const Group& group, Rank& copy, bool idle) {
+  if (copy.idle == idle) return;
+  copy.idle = idle;
+  uint64_t& all = shares_[group].idle;
+  all = idle ? all + copy.extents : all - copy.extents;
+}
+
+std::vector<Entry*> Level::Victims(const Group& group, uint64_t extents) {
+  const Share &own = ShareOf(group), &other = ShareOf(OtherPool(group));
+  const uint64_t of_other = std::min(other.idle, Above(other.used, other.floor));
+  if (extents > own.idle + of_other) return {};
+  const EvictionPolicy::Allowance from[] = {{group, own.idle}, {OtherPool(group), of_other}};
+  return policy_.Victims(from, extents);
+}
+
+std::optional<Slot> Level::MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up) {
+  while (true) {
+    const uint64_t free = FreeExtents(group);
+    if (extents <= free) {
+      absl::StatusOr<Slot> slot = tier_.Allocate(group.tenant, extents);
+      if (slot.ok()) {
+        shares_[group].used += extents;
+        return *std::move(slot);
+      }
+      if (!absl::IsResourceExhausted(slot.status())) return std::nullopt;
+      // Within budget but refused: the machine has no memory for another arena, so what there is must be freed.
+      observer_.NoMemory(group.tenant, slot.status().message());
+    }
+    // What was given up before may be on its way: a disk frees it once that is durable.
+    const uint64_t missing = extents > free ? extents - free : 1, coming = ComingExtents(group.tenant);
+    if (missing <= coming) return std::nullopt;
+    // By name: one that goes may take others of them along.
+    std::vector<ObjectId> victims;
+    for (const Entry* victim : Victims(group, missing - coming)) victims.push_back(victim->id);
+    if (victims.empty()) return std::nullopt;
+    for (const ObjectId victim : victims) give_up(victim);
+    if (FreeExtents(group) <= free) return std::nullopt;
+  }
+}
+
+uint64_t Level::ComingExtents(TenantId tenant) const {
+  uint64_t used = 0;
+  for (const PoolKind pool : kPools) used += ShareOf({tenant, pool}).used;
+  return Above(tier_.Usage(tenant).used_bytes / limits::kExtentBytes, used);
+}
+
+Entry* Level::NextVictim(const Group& group) {
+  const std::vector<Entry*> victims = Victims(group, 1);
+  return victims.empty() ? nullptr : victims.front();
+}
+
+void Level::Free(const Group& group, Slot slot) {
+  Freed(group, slot.Extents());
+  tier_.Free(std::move(slot));
+}
+
+void Level::Freed(const Group& group, uint64_t extents) {
+  shares_[group].used -= extents;
+}
+
+}  // namespace ashlar::storage

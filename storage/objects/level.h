@@ -1,0 +1,68 @@
+// One tier as a place for copies: which pool of which tenant has how much of it, and who goes when space is needed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "storage/objects/entry.h"
+#include "storage/observer.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+// A tenant's bytes in a tier are its two pools' together. Up to its floor a pool has its bytes for itself: the other
+// one neither evicts them nor fills them while they are free. Above the floors the pools compete.
+class Level {
+ public:
+  Level(Tier& tier, EvictionPolicy& policy, Observer& observer) : tier_(tier), policy_(policy), observer_(observer) {}
+
+  // Before anything is allocated. The floors of a tenant's pools together must not exceed its budget.
+  void SetFloor(const Group& group, uint64_t bytes);
+
+  // Allocates for the group, where necessary in place of idle copies, the group's own or what others have above their
+  // floors: `give_up` is called for each of them and must free it, at once or (on a disk) soon; one may
+  // be gone by then. Nothing is given up in
+  // vain: where all that may go would not be enough, nobody goes. Nothing: no room, or not yet.
+  std::optional<Slot> MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up);
+  // Whether MakeRoom would have to give copies up for so much, and the first that would go.
+  bool Full(const Group& group, uint64_t extents) const { return extents > FreeExtents(group); }
+  Entry* NextVictim(const Group& group);  // null: none
+  // Whether something was given up and is not free yet.
+  bool Coming(const Group& group) const { return ComingExtents(group.tenant) > 0; }
+
+  // A slot of MakeRoom's is given back, whole or in part, or was handed to others for that.
+  void Free(const Group& group, Slot slot);
+  void Freed(const Group& group, uint64_t extents);
+  // A slot that is there from before, as after a restart.
+  void Adopt(const Group& group, uint64_t extents) { shares_[group].used += extents; }
+
+  // The entry's copy here is whole: ranked from now on until it is forgotten; it may be given up while it is idle.
+  void Track(Entry& entry, Rank& copy);
+  void Touch(Rank& copy) { policy_.Touch(copy); }
+  void SetIdle(const Group& group, Rank& copy, bool idle);
+  void Forget(Rank& copy) { policy_.Forget(copy); }  // not idle
+
+  TierKind kind() const { return tier_.kind(); }
+  PolicyKind policy() const { return policy_.kind(); }
+  Tier& tier() const { return tier_; }
+
+ private:
+  struct Share {
+    uint64_t floor = 0, used = 0, idle = 0;  // extents
+  };
+  const Share& ShareOf(const Group& group) const;
+  uint64_t FreeExtents(const Group& group) const;  // that the group may take without evicting
+  uint64_t ComingExtents(TenantId tenant) const;   // given up, and not yet free
+  // Idle copies of so much together; none where there is not so much.
+  std::vector<Entry*> Victims(const Group& group, uint64_t extents);
+
+  Tier& tier_;
+  EvictionPolicy& policy_;
+  Observer& observer_;
+  std::map<Group, Share> shares_;
+};
+
+}  // namespace ashlar::storage

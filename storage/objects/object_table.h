@@ -1,0 +1,172 @@
+// The objects of all tenants: found by key, referenced, pinned, and gone for a reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "storage/executor.h"
+#include "storage/history/explanation.h"
+#include "storage/history/ghost_table.h"
+#include "storage/objects/entry.h"
+#include "storage/objects/placement.h"
+#include "storage/objects/segment_table.h"
+#include "storage/observer.h"
+#include "storage/policy/admission.h"
+#include "storage/policy/promotion.h"
+#include "storage/slice.h"
+#include "storage/tier/tiers.h"
+
+namespace ashlar::storage {
+
+struct PoolOptions {
+  size_t ghosts_per_tenant = GhostTable::kDefaultGhosts;
+  AdmissionMode admission = AdmissionMode::kSecondUse;  // of the disk
+  size_t admission_keys = 1 << 20;                      // whose uses are counted
+  EvictionMode eviction = EvictionMode::kPrice;
+};
+
+// Keeps two promises: an object that is referenced stays where it is, and one that is neither referenced nor pinned
+// never blocks an allocation, but for the moment that a copy of it is on its way between tiers.
+class Pool {
+ public:
+  Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clock& clock, Observer& observer);
+  ~Pool();
+
+  // One use of an object: while it lives, the header and the copy at the top stay. Must not outlive the pool.
+  class Reference {
+   public:
+    Reference() = default;
+    Reference(Reference&& other) noexcept;
+    Reference& operator=(Reference&& other) noexcept;
+    ~Reference();
+
+    Reference Share() const;  // another use of the same object
+    explicit operator bool() const { return entry_ != nullptr; }
+    const Entry* operator->() const { return entry_; }
+    const Entry& operator*() const { return *entry_; }
+
+   private:
+    friend class Pool;
+    Reference(Pool& pool, Entry& entry);
+    Pool* pool_ = nullptr;
+    Entry* entry_ = nullptr;
+  };
+
+  struct Result {
+    MissReason reason = MissReason::kNone;  // kNone: `object` is set
+    TierKind tier = TierKind::kNone;        // where it was found
+    Reference object;
+  };
+  // Finds a published object and counts as its use. What only lower tiers have is on its way up from then on
+  // (WhenLoaded). What would take longer to come up and land than to compute is a miss, kTooDear.
+  // One of several shards is found when all of them are there; references to the others are added to `others`.
+  // Of what comes up, that is first which is needed first.
+  Result Find(TenantId tenant, const Query& query, std::vector<Reference>* others = nullptr);
+  // Another shard of an object's bundle; empty where there is none, or the object is gone.
+  Reference Shard(const Reference& object, const TensorShard& shard);
+
+  struct Room {
+    ReserveOutcome outcome = ReserveOutcome::kNoSpace;
+    Reference object;  // set when granted
+  };
+  // A request comes: in requests the pool counts how long things are not used.
+  void Requested(TenantId tenant) { reuse_.Tick(tenant); }
+
+  // Makes room at the top for an object that is not there yet, in place of idle ones (storage/objects/level.h). The
+  // object is the caller's alone until Publish; if its last reference goes before, it is abandoned. What would take
+  // longer to land than `recompute` (0: not known) is declined. `flops`: what having it saves, likewise.
+  Room Reserve(const Group& group, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0);
+  // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
+  // not need are given back. From here on the object is found.
+  void Publish(const Reference& object, ObjectHeader header);
+  // The object is not found any more, nor are other shards of it; the bytes go with the last reference. Harmless when
+  // it is gone already.
+  void Drop(const Reference& object, MissReason why, PolicyKind policy = PolicyKind::kNone);
+
+  // Calls `call` once the first `bytes` of the object's copy at the top are whole, or the object is gone: now, if so.
+  void WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call);
+
+  // So many bytes have landed; `took` without what the landing waited for bytes on their way up.
+  void Landed(TenantId tenant, uint64_t bytes, Nanos took) { bring_up_[tenant].Landed(bytes, took); }
+
+  // An object that a restart found on the disk.
+  void Adopt(const Group& group, ObjectHeader header, Slot slot);
+
+  // The next three act on all that is there of a key; false: nothing is.
+  //
+  // Until `until` (0: for good) one copy stays in some tier, whoever needs the space. A second pin replaces the first.
+  bool Pin(TenantId tenant, const Key& key, Nanos until);
+  bool Unpin(TenantId tenant, const Key& key);
+  // It goes from all tiers, leased bytes with their leases.
+  bool Evict(TenantId tenant, const Key& key);
+  // Nobody wants what there is of a key any more: it goes, what is referenced or pinned with the last use of it. Who
+  // reserves it meanwhile finds it there, and wants it.
+  void GiveUp(TenantId tenant, const Key& key);
+  // Objects of this tenant expire when they were not used for so long (0: never).
+  void SetTimeToLive(TenantId tenant, Nanos ttl) { ttls_[tenant] = ttl; }
+  // Ends pins, expires objects, a step each, and goes on with copies that found no room. False: call again.
+  bool Tick(Slice& slice);
+
+  // The cache goes as it is, as when a process is killed: references that end from now on end nothing else.
+  void Close() { closed_ = true; }
+
+  // Writes what memory has alone to the disk, what is pinned first, then what is hottest (Placement::Flush).
+  void Flush();
+
+  const Ghost* FindGhost(TenantId tenant, const Key& key) const { return ghosts_.Find(tenant, key); }
+  // These two count as no use.
+  const Entry* Peek(TenantId tenant, const Key& key, const TensorShard& shard) const {
+    return table_.Find(tenant, key, shard);
+  }
+  std::vector<Entry*> PeekAll(TenantId tenant, const Key& key) const { return table_.All(tenant, key); }
+  // The tiers that have a whole copy of it, top to bottom; none of null.
+  std::vector<TierKind> Where(const Entry* entry) const;
+  Placement& placement() { return placement_; }
+  const Placement& placement() const { return placement_; }
+  uint64_t objects() const { return objects_; }            // published and found
+  uint64_t object_bytes() const { return object_bytes_; }  // of those
+
+ private:
+  void Appear(Entry& entry);
+  void Found(Entry& entry, double flops);
+  void Use(Entry& entry);
+  Entry* Living(ObjectId id);  // null: it is gone
+  bool Expired(const Entry& entry) const;
+  void FindExpired(Nanos now);
+  // With its bundle: what is left of one is of no use.
+  void Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
+  void Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
+  void Pin(Entry& entry, Nanos until);
+  void Unpin(Entry& entry);
+  void Unreference(Entry& entry);
+  bool GoesNow(const Entry& entry) const;  // if it is doomed
+  Entry& Make(const Group& group, ObjectHeader header, double flops);
+
+  const Clock& clock_;
+  Observer& observer_;
+  AdmissionPolicy admission_;
+  BringUpCosts bring_up_;
+  ReuseBook reuse_;
+  SegmentTable table_;
+  GhostTable ghosts_;
+  ObjectId next_id_ = 1;
+  absl::flat_hash_map<ObjectId, std::unique_ptr<Entry>> entries_;  // in the table, or gone and still in use
+  Placement placement_;
+  std::map<TenantId, Nanos> ttls_;
+  std::map<TenantId, std::list<ObjectId>> by_use_;  // of tenants whose objects expire, the longest unused first
+  std::vector<ObjectId> expiring_;                  // what the last Tick found, and has not come to
+  std::set<std::pair<Nanos, ObjectId>> pins_;       // that end, by when
+  uint64_t objects_ = 0;
+  uint64_t object_bytes_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace ashlar::storage

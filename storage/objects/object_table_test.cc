@@ -1,0 +1,221 @@
+#include "storage/objects/object_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "proto/limits.h"
+#include "storage/testing/engine.h"
+#include "storage/testing/rig.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class PoolTest : public ::testing::Test {
+ protected:
+  PoolTest()
+      : tier_(TestTier({{1, 8}, {2, 8}})),
+        pool_({.ghosts_per_tenant = 16}, {.memory = {tier_.get()}}, executor_, clock_, observer_) {}
+
+  // A plan of `extents` extents; only its size and key matter here.
+  static ObjectHeader Plan(uint8_t key, uint64_t extents) {
+    ObjectHeader plan{.kind = ObjectKind::kSegment, .bytes = extents * limits::kExtentBytes};
+    plan.key.bytes.fill(key);
+    return plan;
+  }
+
+  ReserveOutcome Publish(uint8_t key, uint64_t extents, TenantId tenant = 1) {
+    const Pool::Room room = pool_.Reserve({tenant}, Plan(key, extents));
+    if (room.object) pool_.Publish(room.object, room.object->header);
+    return room.outcome;
+  }
+  MissReason Find(uint8_t key, TenantId tenant = 1) { return pool_.Find(tenant, {.key = Plan(key, 1).key}).reason; }
+
+  ManualClock clock_;
+  CountingObserver observer_;
+  ManualExecutor executor_;
+  std::unique_ptr<MemoryTier> tier_;
+  Pool pool_;
+};
+
+TEST_F(PoolTest, EvictsTheLeastRecentlyUsed) {
+  for (const uint8_t key : {1, 2, 3, 4}) ASSERT_EQ(Publish(key, 2), ReserveOutcome::kGranted);
+  EXPECT_EQ(Find(1), MissReason::kNone);  // a use
+  EXPECT_EQ(Publish(5, 3), ReserveOutcome::kGranted);
+  EXPECT_EQ(Find(2), MissReason::kEvicted);
+  EXPECT_EQ(Find(3), MissReason::kEvicted);
+  EXPECT_EQ(Find(4), MissReason::kNone);
+  EXPECT_EQ(Find(1), MissReason::kNone);
+  EXPECT_THAT(observer_.evicted, ElementsAre(MissReason::kEvicted, MissReason::kEvicted));
+}
+
+// Three objects are asked for again and again, others once: more of them between two uses than there is room for.
+TEST(PoolEvictionTest, WhatIsAskedForAgainStaysWhileOthersPassThrough) {
+  const auto hits = [](EvictionMode mode) {
+    const std::unique_ptr<MemoryTier> tier = TestTier({{1, 8}});
+    ManualClock clock;
+    CountingObserver observer;
+    ManualExecutor executor;
+    Pool pool({.eviction = mode}, {.memory = {tier.get()}}, executor, clock, observer);
+    const auto ask = [&pool](uint32_t text) {
+      ObjectHeader plan{.kind = ObjectKind::kSegment, .tokens = 64, .bytes = limits::kExtentBytes};
+      for (size_t i = 0; i < 4; ++i) plan.key.bytes[i] = static_cast<uint8_t>(text >> 8 * i);
+      pool.Requested(1);
+      if (pool.Find(1, {.key = plan.key}).reason == MissReason::kNone) return true;
+      const Pool::Room room = pool.Reserve({1}, plan);
+      EXPECT_EQ(room.outcome, ReserveOutcome::kGranted);
+      if (room.object) pool.Publish(room.object, room.object->header);
+      return false;
+    };
+    int found = 0;
+    for (uint32_t turn = 0; turn < 1000; ++turn) {
+      const bool hit = ask(turn % 3);
+      if (turn >= 500) found += hit ? 1 : 0;
+      for (uint32_t i = 0; i < 4; ++i) ask(1000 + turn * 4 + i);
+    }
+    return found;
+  };
+  EXPECT_EQ(hits(EvictionMode::kLru), 0) << "the least recently used one is always the next that is asked for";
+  EXPECT_GT(hits(EvictionMode::kPrice), 450) << "of 500";
+}
+
+TEST_F(PoolTest, AReferenceKeepsAnObjectHoweverOldItIs) {
+  ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
+  Pool::Result used = pool_.Find(1, {.key = Plan(1, 4).key});
+  Pool::Reference second = used.object.Share();
+  ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
+  ASSERT_EQ(Publish(3, 4), ReserveOutcome::kGranted);
+  EXPECT_EQ(Find(2), MissReason::kEvicted);
+  used.object = {};
+  EXPECT_EQ(Publish(4, 8), ReserveOutcome::kNoSpace);
+  second = {};
+  EXPECT_EQ(Publish(4, 8), ReserveOutcome::kGranted);
+  EXPECT_EQ(Find(1), MissReason::kEvicted);
+}
+
+TEST_F(PoolTest, EvictsNothingInVain) {
+  ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
+  ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
+  EXPECT_EQ(Publish(3, 9), ReserveOutcome::kNoSpace) << "larger than the whole budget";
+  const Pool::Result used = pool_.Find(1, {.key = Plan(1, 4).key});
+  EXPECT_EQ(Publish(3, 5), ReserveOutcome::kNoSpace) << "what is idle would not be enough";
+  EXPECT_THAT(observer_.evicted, IsEmpty());
+  EXPECT_EQ(Find(2), MissReason::kNone);
+}
+
+TEST_F(PoolTest, TakesNothingFromOtherTenants) {
+  ASSERT_EQ(Publish(1, 8, 1), ReserveOutcome::kGranted);
+  ASSERT_EQ(Publish(1, 8, 2), ReserveOutcome::kGranted) << "the same key, another tenant";
+  ASSERT_EQ(Publish(2, 8, 2), ReserveOutcome::kGranted);
+  EXPECT_EQ(Find(1, 1), MissReason::kNone);
+  EXPECT_EQ(Find(1, 2), MissReason::kEvicted);
+}
+
+TEST_F(PoolTest, HidesWhatIsNotPublishedAndForgetsWhatNeverIs) {
+  {
+    const Pool::Room room = pool_.Reserve({1}, Plan(1, 4));
+    EXPECT_EQ(Find(1), MissReason::kBeingPublished);
+    EXPECT_EQ(Publish(1, 4), ReserveOutcome::kBeingPublished);
+    EXPECT_EQ(Publish(2, 5), ReserveOutcome::kNoSpace) << "a reservation is not evicted";
+  }
+  EXPECT_EQ(Find(1), MissReason::kAbandoned);
+  EXPECT_EQ(tier_->Usage(1).used_bytes, 0u);
+  EXPECT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
+  EXPECT_EQ(Publish(1, 4), ReserveOutcome::kAlreadyPresent);
+}
+
+TEST_F(PoolTest, ADroppedObjectsBytesStayUntilTheLastReferenceGoes) {
+  ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
+  Pool::Result used = pool_.Find(1, {.key = Plan(1, 4).key});
+  pool_.Drop(used.object, MissReason::kChecksumFailed);
+  pool_.Drop(used.object, MissReason::kChecksumFailed);
+  EXPECT_EQ(Find(1), MissReason::kChecksumFailed);
+  EXPECT_EQ(pool_.objects(), 0u);
+  EXPECT_EQ(tier_->Usage(1).used_bytes, 4 * limits::kExtentBytes);
+  EXPECT_EQ(Publish(1, 4), ReserveOutcome::kGranted) << "a good copy may come while the bad one is still referenced";
+  used = {};
+  EXPECT_EQ(tier_->Usage(1).used_bytes, 4 * limits::kExtentBytes);
+  EXPECT_EQ(Find(1), MissReason::kNone);
+  EXPECT_THAT(observer_.evicted, ElementsAre(MissReason::kChecksumFailed));
+}
+
+TEST_F(PoolTest, TellsWhatIsKnownOfWhatIsGone) {
+  ASSERT_EQ(Publish(1, 8), ReserveOutcome::kGranted);
+  clock_.Advance(100);
+  for (int use = 0; use < 3; ++use) EXPECT_EQ(Find(1), MissReason::kNone);
+  clock_.Advance(20);
+  const Nanos evicted_at = clock_.Now();
+  { const Pool::Room never_published = pool_.Reserve({1}, Plan(2, 8)); }
+  ASSERT_EQ(observer_.ghosts.size(), 2u);
+
+  const Ghost& evicted = observer_.ghosts[0];
+  EXPECT_EQ(evicted.reason, MissReason::kEvicted);
+  EXPECT_EQ(evicted.policy, PolicyKind::kPrice);
+  EXPECT_EQ(evicted.tier, TierKind::kDram);
+  EXPECT_EQ(evicted.uses, 3u);
+  EXPECT_EQ(evicted.bytes, 8 * limits::kExtentBytes);
+  EXPECT_EQ(evicted.gone_at, evicted_at);
+  EXPECT_EQ(evicted.lived, 120);
+  EXPECT_EQ(evicted.idle, 20);
+
+  const Ghost& abandoned = observer_.ghosts[1];
+  EXPECT_EQ(abandoned.reason, MissReason::kAbandoned);
+  EXPECT_EQ(abandoned.policy, PolicyKind::kNone);
+  EXPECT_EQ(abandoned.tier, TierKind::kNone) << "no tier ever held it";
+  EXPECT_EQ(abandoned.lived, 0);
+}
+
+// A machine without memory for another arena, though the budget allows one.
+class FullMachine final : public Tier {
+ public:
+  explicit FullMachine(MemoryTier& tier) : tier_(tier) {}
+  TierKind kind() const override { return tier_.kind(); }
+  absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents) override {
+    const TierUsage usage = tier_.Usage(tenant);
+    const uint64_t free_in_arenas = (usage.held_bytes - usage.used_bytes) / limits::kExtentBytes;
+    if (full && extents > free_in_arenas) return absl::ResourceExhaustedError("arena: no memory");
+    return tier_.Allocate(tenant, extents);
+  }
+  void Free(Slot slot) override { tier_.Free(std::move(slot)); }
+  TierUsage Usage(TenantId tenant) const override { return tier_.Usage(tenant); }
+  TierUsage Usage() const override { return tier_.Usage(); }
+  std::byte* Address(uint32_t arena, uint32_t extent) const override { return tier_.Address(arena, extent); }
+
+  bool full = false;
+
+ private:
+  MemoryTier& tier_;
+};
+
+TEST(PoolOnAFullMachine, MakesDoWithTheMemoryThereIs) {
+  const auto memory = TestTier({{1, 32}});
+  FullMachine tier(*memory);
+  CountingObserver observer;
+  ManualExecutor executor;
+  const ManualClock clock;
+  Pool pool({}, {.memory = {&tier}}, executor, clock, observer);
+  const auto publish = [&](uint8_t key, uint64_t extents) {
+    ObjectHeader plan{.bytes = extents * limits::kExtentBytes};
+    plan.key.bytes.fill(key);
+    const Pool::Room room = pool.Reserve({1}, plan);
+    if (room.object) pool.Publish(room.object, plan);
+    return room.outcome;
+  };
+  ASSERT_EQ(publish(1, 3), ReserveOutcome::kGranted);
+  ASSERT_EQ(publish(2, 3), ReserveOutcome::kGranted);
+  EXPECT_EQ(observer.memory_refusals, 0);
+  tier.full = true;  // with 8 of 32 extents in arenas
+  EXPECT_EQ(publish(3, 4), ReserveOutcome::kGranted);
+  EXPECT_EQ(observer.evicted.size(), 1u);
+  EXPECT_EQ(observer.memory_refusals, 1) << "an operator should know why objects go below the budget";
+  EXPECT_EQ(publish(4, 9), ReserveOutcome::kNoSpace);
+}
+
+}  // namespace
+}  // namespace ashlar::storage

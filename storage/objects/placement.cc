@@ -1,0 +1,433 @@
+#include "storage/objects/placement.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "storage/objects/object_bytes.h"
+
+namespace ashlar::storage {
+
+using State = Copy::State;
+
+namespace {
+
+// A disk's copy can be read before the disk has acknowledged it.
+bool Readable(const Copy& copy) {
+  return copy.whole() || copy.state == State::kCommitting;
+}
+
+// Fills read it, or engines may.
+bool Used(const Entry& entry, size_t level) {
+  return entry.copies[level].readers > 0 || (level == 0 && entry.references > 0);
+}
+
+}  // namespace
+
+Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCosts& bring_up,
+                     const ReuseBook* prices, const Clock& clock, Observer& observer, Events events)
+    : disk_(tiers.ssd),
+      disk_level_(tiers.ssd == nullptr ? SIZE_MAX : tiers.memory.size()),
+      filler_(copying, tiers.ssd),
+      admission_(admission),
+      bring_up_(bring_up),
+      clock_(clock),
+      observer_(observer),
+      events_(std::move(events)) {
+  std::vector<Tier*> all = tiers.memory;
+  if (disk_ != nullptr) all.push_back(disk_);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (prices != nullptr) {
+      policies_.push_back(std::make_unique<PricePolicy>(*prices));
+    } else {
+      policies_.push_back(std::make_unique<LruPolicy>());
+    }
+    levels_.push_back(std::make_unique<Level>(*all[i], *policies_.back(), observer));
+  }
+}
+
+Placement::~Placement() = default;
+
+bool Placement::Reserve(Entry& entry, uint64_t extents) {
+  if (!MakeRoom(entry, 0, extents)) return false;
+  entry.top().state = State::kWhole;  // nobody else fills it
+  return true;
+}
+
+void Placement::Written(Entry& entry) {
+  const uint64_t extents = entry.header.Extents();
+  if (Slot spare = entry.top().slot.CutBehind(extents); !spare.runs.empty()) {
+    levels_[0]->Free(entry.group, std::move(spare));
+  }
+  entry.top().loaded = extents;
+  if (disk_ != nullptr) admission_.Seen(entry.group.tenant, entry.header.key);  // nothing else asks
+  BecameWhole(entry, 0);
+}
+
+void Placement::Adopt(Entry& entry, Slot slot) {
+  const uint64_t extents = slot.Extents();
+  Copy& copy = entry.copies[disk_level_];
+  copy.slot = std::move(slot);
+  copy.state = State::kWhole;
+  copy.loaded = extents;
+  levels_[disk_level_]->Adopt(entry.group, extents);
+  Refresh(entry);
+}
+
+TierKind Placement::Nearest(const Entry& entry) const {
+  for (size_t i = 0; i < levels(); ++i) {
+    if (Readable(entry.copies[i])) return kind(i);
+  }
+  return TierKind::kNone;
+}
+
+size_t Placement::NearestSource(const Entry& entry) const {
+  size_t from = 1;
+  while (!Readable(entry.copies.at(from)) && !FilledFromBelow(entry, from)) ++from;
+  return from;
+}
+
+MissReason Placement::Promote(Entry& entry, Nanos recompute, Nanos needed_at) {
+  const Nanos now = clock_.Now();
+  needed_at = std::max(now, needed_at);
+  // Its last way up was given up, and something of that is still being written: it comes up again behind that.
+  const bool drains = entry.top().state == State::kDraining, awaited = drains && entry.references > 1;
+  if (entry.top().whole() || entry.top().state == State::kFilling || awaited) {
+    if (!bring_up_[entry.group.tenant].Pays(kind(0), entry.header.bytes, recompute)) return MissReason::kTooDear;
+    Hasten(entry, needed_at);
+    return MissReason::kNone;
+  }
+  const size_t from = NearestSource(entry);
+  if (!bring_up_[entry.group.tenant].Pays(kind(from), entry.header.bytes, recompute, needed_at - now)) {
+    return MissReason::kTooDear;
+  }
+  entry.asked_at = now;
+  entry.asked_of = from;
+  entry.needed_at = needed_at;
+  if (drains) return MissReason::kNone;
+  return BringUp(entry, from) ? MissReason::kNone : MissReason::kBudgetRefused;
+}
+
+bool Placement::BringUp(Entry& entry, size_t from) {
+  // Making room may end another shard of its bundle, and that the entry, or the last use of it.
+  ++entry.holds;
+  ++entry.copies[from].readers;  // what is made room for must not be made room with
+  Refresh(entry);
+  const bool room = entry.top().state == State::kFilling || MakeRoom(entry, 0, entry.header.Extents());
+  const auto wanted = [&] { return room && entry.gone == MissReason::kNone && entry.top().state == State::kFilling; };
+  entry.top().source = static_cast<uint8_t>(from);
+  // A tier in between gets a copy, too, where it has room.
+  std::vector<size_t> path = {from};
+  for (size_t level = from - 1; wanted() && level > 0; --level) {
+    const bool vacant = entry.copies[level].state == State::kNone;
+    if (!vacant || !MakeRoom(entry, level, entry.header.Extents())) continue;
+    entry.copies[level].source = static_cast<uint8_t>(from);
+    path.push_back(level);
+  }
+  const bool goes_on = wanted();
+  for (const size_t level : path) {
+    if (!goes_on && level < from && entry.copies[level].state == State::kFilling) Break(entry, level);
+  }
+  DoneReading(entry, from);
+  --entry.holds;
+  if (!goes_on) {
+    entry.gone == MissReason::kNone ? Refresh(entry) : Vacate(entry);
+    return false;
+  }
+  Refresh(entry);
+  // Engines read the header where it lies, and before the rest has come.
+  WriteStart(levels_[0]->tier(), entry.top().slot, EncodeHeader(entry.header));
+  path.push_back(0);
+  for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], entry.needed_at);
+  Hasten(entry, entry.needed_at);  // a copy in between that was on its way
+  filler_.Pump();
+  return true;
+}
+
+void Placement::WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call) {
+  if (entry.gone != MissReason::kNone || entry.top().loaded >= extents) return call();
+  Hasten(entry, clock_.Now());
+  entry.waiters.push_back({extents, std::move(call)});
+}
+
+void Placement::Hasten(Entry& entry, Nanos needed_at) {
+  entry.needed_at = std::min(entry.needed_at, needed_at);
+  for (size_t i = 0; i < levels(); ++i) {
+    Copy& copy = entry.copies[i];
+    if (copy.state == State::kFilling && copy.fill != nullptr && copy.source > i) {
+      filler_.Hasten(copy.fill, needed_at);
+    }
+  }
+}
+
+void Placement::CallWaiters(Entry& entry) {
+  std::vector<Entry::Waiter> ready;
+  const auto is_ready = [&](const Entry::Waiter& waiter) {
+    return entry.gone != MissReason::kNone || entry.top().loaded >= waiter.extents;
+  };
+  const auto rest = std::stable_partition(entry.waiters.begin(), entry.waiters.end(), std::not_fn(is_ready));
+  std::move(rest, entry.waiters.end(), std::back_inserter(ready));
+  entry.waiters.erase(rest, entry.waiters.end());
+  for (const Entry::Waiter& waiter : ready) waiter.call();
+}
+
+void Placement::Touched(Entry& entry) {
+  for (size_t i = 0; i < levels(); ++i) {
+    if (entry.copies[i].rank.tracked()) levels_[i]->Touch(entry.copies[i].rank);
+  }
+}
+
+void Placement::Touch(Entry& entry) {
+  Touched(entry);
+  if (disk_ != nullptr) admission_.Seen(entry.group.tenant, entry.header.key);
+  QueueBehind(entry);
+}
+
+void Placement::Changed(Entry& entry) {
+  if (entry.gone != MissReason::kNone) return Vacate(entry);
+  if (entry.references == 0 && entry.top().state == State::kFilling) {
+    // Nobody waits for it any more, and what is on its way blocks others.
+    for (size_t i = 0; i < levels(); ++i) {
+      if (FilledFromBelow(entry, i)) CancelFill(entry, i);
+    }
+  }
+  Refresh(entry);
+}
+
+void Placement::Discard(Entry& entry) {
+  ++entry.holds;
+  for (size_t i = 0; i < levels(); ++i) {
+    if (entry.copies[i].state == State::kFilling) CancelFill(entry, i);
+  }
+  CallWaiters(entry);
+  --entry.holds;
+  Vacate(entry);
+}
+
+void Placement::Vacate(Entry& entry) {
+  Refresh(entry);
+  bool vacant = entry.references == 0 && entry.holds == 0;
+  for (size_t i = 0; i < levels(); ++i) {
+    const Copy& copy = entry.copies[i];
+    const bool still = copy.state == State::kWhole || copy.state == State::kBroken;
+    if (still && !Used(entry, i)) Remove(entry, i);
+    vacant &= copy.state == State::kNone;
+  }
+  if (vacant) events_.vacated(entry);
+}
+
+void Placement::Refresh(Entry& entry) {
+  const bool here = entry.ready && entry.gone == MissReason::kNone;
+  const bool held = entry.pinned || entry.references > 0;
+  const bool last = held && std::ranges::count_if(entry.copies, &Copy::whole) == 1;
+  for (size_t i = 0; i < levels(); ++i) {
+    Copy& copy = entry.copies[i];
+    const bool ranked = here && copy.whole();
+    if (ranked && !copy.rank.tracked()) levels_[i]->Track(entry, copy.rank);
+    levels_[i]->SetIdle(entry.group, copy.rank, ranked && !last && !Used(entry, i));
+    if (!ranked && copy.rank.tracked()) levels_[i]->Forget(copy.rank);
+  }
+  const bool unsaved = here && (disk_ == nullptr || !entry.copies[disk_level_].whole());
+  if (unsaved == entry.unsaved) return;
+  entry.unsaved = unsaved;
+  unsaved_ += unsaved ? 1 : -1;
+  unsaved_bytes_ += unsaved ? entry.header.bytes : -entry.header.bytes;
+}
+
+bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
+  // What goes takes its bundle along: others of the victims, perhaps the entry.
+  ++entry.holds;
+  std::optional<Slot> slot = levels_[level]->MakeRoom(entry.group, extents, [this, level](ObjectId id) {
+    Entry* victim = events_.find(id);
+    if (victim != nullptr && victim->copies[level].rank.idle) GiveUp(*victim, level);
+  });
+  --entry.holds;
+  if (entry.gone != MissReason::kNone) {
+    if (slot) levels_[level]->Free(entry.group, *std::move(slot));
+    Vacate(entry);
+    return false;
+  }
+  if (!slot) return false;
+  Copy& copy = entry.copies[level];
+  copy.slot = *std::move(slot);
+  copy.state = State::kFilling;
+  copy.loaded = 0;
+  return true;
+}
+
+void Placement::GiveUp(Entry& entry, size_t level) {
+  // A disk may be copying it down. What it goes on reading for a moment may be other objects' bytes by then: they are
+  // never committed.
+  if (!IsDisk(level) && disk_ != nullptr && FilledFrom(entry, disk_level_, level)) CancelFill(entry, disk_level_);
+  Remove(entry, level);
+  const bool elsewhere = std::ranges::any_of(entry.copies, Readable);
+  if (elsewhere) return Refresh(entry);
+  events_.lost(entry, MissReason::kEvicted, levels_[level]->policy(), kind(level));
+}
+
+void Placement::Remove(Entry& entry, size_t level) {
+  Copy& copy = entry.copies[level];
+  const bool committed = IsDisk(level) && copy.whole();
+  copy.state = State::kNone;
+  copy.loaded = 0;
+  Refresh(entry);
+  Slot slot = std::exchange(copy.slot, {});
+  if (!committed) return levels_[level]->Free(entry.group, std::move(slot));
+  levels_[level]->Freed(entry.group, slot.Extents());
+  disk_->Erase(entry.group.tenant, entry.header.key, std::move(slot), [this] { Pump(); });
+}
+
+Filler::End Placement::EndOf(const Entry& entry, size_t level) const {
+  return {.memory = IsDisk(level) ? nullptr : &levels_[level]->tier(), .slot = &entry.copies[level].slot};
+}
+
+void Placement::StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at) {
+  Copy& copy = entry.copies[to];
+  copy.source = static_cast<uint8_t>(from);
+  ++fills_;
+  if (needed_at == Filler::kWhenIdle) ++behind_[entry.group.tenant].fills;
+  // A disk that reads what is given up meanwhile does no harm; another copy in memory would.
+  if (!IsDisk(to)) ++entry.copies[from].readers;
+  copy.fill =
+      filler_.Start(EndOf(entry, from), EndOf(entry, to), entry.header.Extents(), entry.copies[from].loaded, needed_at,
+                    {.progress = [this, &entry, to](uint64_t loaded) { FillProgress(entry, to, loaded); },
+                     .done =
+                         [this, &entry, to](const absl::Status& status) {
+                           FillDone(entry, to, status);
+                           Pump();
+                         }});
+  Refresh(entry);
+}
+
+bool Placement::FilledFrom(const Entry& entry, size_t level, size_t source) {
+  return entry.copies[level].state == State::kFilling && entry.copies[level].source == source;
+}
+
+bool Placement::FilledFromBelow(const Entry& entry, size_t level) {
+  return entry.copies[level].state == State::kFilling && entry.copies[level].source > level;
+}
+
+void Placement::CancelFill(Entry& entry, size_t level) {
+  if (entry.copies[level].fill == nullptr) return Break(entry, level);  // there is room for it, and no more yet
+  entry.copies[level].state = State::kDraining;
+  entry.copies[level].loaded = 0;
+  if (filler_.Cancel(*entry.copies[level].fill)) FillDone(entry, level, absl::CancelledError("fill: cancelled"));
+}
+
+void Placement::FillProgress(Entry& entry, size_t level, uint64_t loaded) {
+  Copy& copy = entry.copies[level];
+  if (copy.state != State::kFilling || IsDisk(level)) return;
+  copy.loaded = loaded;
+  if (level == 0) return CallWaiters(entry);
+  for (size_t i = 0; i < level; ++i) {
+    if (FilledFrom(entry, i, level)) filler_.Offer(*entry.copies[i].fill, loaded);
+  }
+}
+
+void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status) {
+  Copy& copy = entry.copies[level];
+  copy.fill.reset();
+  --fills_;
+  if (copy.source < level) --behind_[entry.group.tenant].fills;
+  if (!IsDisk(level)) DoneReading(entry, copy.source);
+  if (copy.state == State::kDraining && level == 0 && entry.references > 0 && entry.gone == MissReason::kNone) {
+    copy.state = State::kFilling;  // it was asked for again meanwhile
+    BringUp(entry, NearestSource(entry));
+  } else if (copy.state == State::kDraining || !status.ok()) {
+    FillFailed(entry, level, status);
+  } else if (IsDisk(level)) {
+    copy.state = State::kCommitting;
+    copy.loaded = entry.header.Extents();
+    ++fills_;
+    ++behind_[entry.group.tenant].fills;
+    disk_->Commit(entry.group.tenant, entry.group.pool, entry.header, copy.slot,
+                  [this, &entry, level](const absl::Status& committed) { Committed(entry, level, committed); });
+  } else {
+    BecameWhole(entry, level);
+  }
+}
+
+void Placement::DoneReading(Entry& entry, size_t level) {
+  Copy& source = entry.copies[level];
+  --source.readers;
+  if (source.state == State::kBroken && !Used(entry, level)) Remove(entry, level);
+}
+
+void Placement::Break(Entry& entry, size_t level) {
+  entry.copies[level].state = State::kBroken;
+  entry.copies[level].loaded = 0;
+  if (!Used(entry, level)) Remove(entry, level);
+}
+
+void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& status) {
+  const bool wanted = entry.copies[level].state == State::kFilling;
+  const size_t source = entry.copies[level].source;
+  Break(entry, level);
+  if (wanted) {
+    observer_.TierError(entry.group.tenant, IsDisk(level) ? kind(level) : kind(source), status);
+    // What cannot be read is no copy; what it was on its way to ends with it.
+    if (source > level) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(source));
+  }
+  if (entry.gone != MissReason::kNone) return Vacate(entry);
+  Refresh(entry);
+  if (flushing_ && !wanted) QueueBehind(entry);  // it was still draining when all else was queued
+}
+
+void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {
+  --fills_;
+  --behind_[entry.group.tenant].fills;
+  Copy& copy = entry.copies[level];
+  if (status.ok()) {
+    copy.loaded = entry.header.Extents();
+    BecameWhole(entry, level);
+  } else {
+    observer_.TierError(entry.group.tenant, kind(level), status);
+    Break(entry, level);
+    const bool elsewhere = std::ranges::any_of(entry.copies, &Copy::whole);
+    if (entry.gone != MissReason::kNone) {
+      Vacate(entry);
+    } else if (!elsewhere) {
+      events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
+    }
+  }
+  Pump();
+}
+
+void Placement::BecameWhole(Entry& entry, size_t level) {
+  Copy& copy = entry.copies[level];
+  const bool promoted = entry.ready && level < copy.source;
+  copy.state = State::kWhole;
+  copy.loaded = entry.header.Extents();
+  if (entry.gone != MissReason::kNone) return Vacate(entry);
+  Refresh(entry);
+  if (promoted && level == 0) CameUp(entry);
+  if (level > 0 || promoted) observer_.Copied(entry.group.tenant, kind(copy.source), kind(level), entry.header.bytes);
+  QueueBehind(entry);
+  if (level == 0) CallWaiters(entry);
+}
+
+// What was asked for ahead has let others go first: what it took says nothing of what copying takes.
+void Placement::CameUp(const Entry& entry) {
+  const Nanos now = clock_.Now();
+  if (entry.needed_at > entry.asked_at) {
+    observer_.Prefetched(entry.group.tenant, now <= entry.needed_at);
+  } else {
+    bring_up_[entry.group.tenant].CameUp(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
+  }
+}
+
+Placement::Unsaved Placement::unsaved() const {
+  const auto writes = [](const auto& tenant) { return !tenant.second.queue.empty() || tenant.second.fills > 0; };
+  return {unsaved_, unsaved_bytes_, std::ranges::any_of(behind_, writes)};
+}
+
+void Placement::Tick() {
+  if (disk_ != nullptr) disk_->Tick(clock_.Now());
+  Pump();
+}
+
+void Placement::Pump() {
+  for (auto& [tenant, behind] : behind_) PumpBehind(behind);
+  filler_.Pump();
+}
+
+}  // namespace ashlar::storage

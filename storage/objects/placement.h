@@ -1,0 +1,155 @@
+// Where objects' copies are, and how they come and go: one level a tier, top to bottom.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/outcome.h"
+#include "storage/objects/entry.h"
+#include "storage/objects/level.h"
+#include "storage/objects/tier_copier.h"
+#include "storage/observer.h"
+#include "storage/policy/admission.h"
+#include "storage/policy/promotion.h"
+#include "storage/tier/tiers.h"
+
+namespace ashlar::storage {
+
+// Objects are written at the top, and copied down from there as soon as a policy admits them; what is given up above is
+// found below and copied up again. Nothing is written to a disk that is degraded, nor given up there. Promotion copies,
+// never moves, so a copy that is given up costs nothing but its place as long as there is another one.
+class Placement {
+ public:
+  struct Events {
+    std::function<Entry*(ObjectId)> find;  // null: it is gone
+    // No tier has the object any more: its last copy was given up, or cannot be read. Called once; answer with Discard.
+    std::function<void(Entry&, MissReason, PolicyKind, TierKind)> lost;
+    // A discarded object has no copy left, and nobody refers to it.
+    std::function<void(Entry&)> vacated;
+  };
+
+  // All must outlive the placement. `copying` copies between memory tiers; what copies cost is told to `bring_up`.
+  // `prices`: what goes first is cheapest by it; null: least recently used.
+  Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCosts& bring_up,
+            const ReuseBook* prices, const Clock& clock, Observer& observer, Events events);
+  ~Placement();
+
+  void SetFloor(size_t level, const Group& group, uint64_t bytes) { levels_[level]->SetFloor(group, bytes); }
+
+  // Room at the top for an object that is to be written; false: none.
+  bool Reserve(Entry& entry, uint64_t extents);
+  // It was written, in the first `header.Extents()` of them; the others are given back.
+  void Written(Entry& entry);
+  // An object that was there before, on the disk.
+  void Adopt(Entry& entry, Slot slot);
+  // Such an object that is not wanted.
+  void Forgo(const Group& group, const Key& key, Slot slot) { disk_->Erase(group.tenant, key, std::move(slot)); }
+
+  // Sees to it that the object's copy at the top is whole, or becomes so: it is being filled from the next one below.
+  // Otherwise says why it cannot be: kTooDear (to bring it up and land it takes longer than `recompute`, where that is
+  // not 0) or kBudgetRefused (what is there may not go). Needs a reference to an object that is ready and not gone.
+  // What is needed sooner comes up first; a `needed_at` that is past is now.
+  MissReason Promote(Entry& entry, Nanos recompute, Nanos needed_at);
+  // Calls `call` once the first `extents` at the top are whole, or never will be (the object is gone): now, if it is
+  // so.
+  void WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call);
+
+  // The object was looked up or reserved again; it was in use until now; its references or pins have changed.
+  void Touch(Entry& entry);
+  void Touched(Entry& entry);
+  void Changed(Entry& entry);
+  // The object is gone: its copies go as soon as nothing uses them, then it is `vacated`, perhaps before this returns.
+  void Discard(Entry& entry);
+
+  // Goes on with what found no room. Call it now and then.
+  void Pump();
+  // The same, and tries a degraded disk again. Call it about once a second.
+  void Tick();
+
+  // Until EndFlush: what memory has alone is written to the disk, whatever admission says of it, first `order`, then
+  // what comes to be whole. Nothing there is given up for it, and nothing else is written behind. A degraded disk is
+  // tried once more, and nothing is written where it does not recover.
+  void Flush(const std::vector<ObjectId>& order);
+  void EndFlush() { flushing_ = false; }
+  // What memory has alone; and whether some of it waits to be written, or is being written.
+  struct Unsaved {
+    uint64_t objects = 0, bytes = 0;
+    bool writing = false;
+  };
+  Unsaved unsaved() const;
+
+  size_t levels() const { return levels_.size(); }
+  TierKind kind(size_t level) const { return levels_[level]->kind(); }
+  // The nearest copy that can be read; kNone where there is none yet.
+  TierKind Nearest(const Entry& entry) const;
+  size_t fills() const { return fills_; }  // under way, commits among them
+
+ private:
+  bool IsDisk(size_t level) const { return level == disk_level_; }
+  Filler::End EndOf(const Entry& entry, size_t level) const;
+  // False: there is none, or the entry went for it; then it may be vacated.
+  bool MakeRoom(Entry& entry, size_t level, uint64_t extents);
+  void GiveUp(Entry& entry, size_t level);
+  void Remove(Entry& entry, size_t level);
+  size_t NearestSource(const Entry& entry) const;  // of the copy at the top
+  bool BringUp(Entry& entry, size_t from);         // false: no room at the top
+  void StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at);
+  // What of it is on its way up is needed by then.
+  void Hasten(Entry& entry, Nanos needed_at);
+  static bool FilledFrom(const Entry& entry, size_t level, size_t source);
+  static bool FilledFromBelow(const Entry& entry, size_t level);
+  // Does not pump: whoever is making room must not begin to make more.
+  void CancelFill(Entry& entry, size_t level);
+  void DoneReading(Entry& entry, size_t level);
+  void Break(Entry& entry, size_t level);  // what is there is no copy; the place goes when nobody uses it
+  void FillProgress(Entry& entry, size_t level, uint64_t loaded);
+  void FillDone(Entry& entry, size_t level, const absl::Status& status);
+  void FillFailed(Entry& entry, size_t level, const absl::Status& status);
+  void Committed(Entry& entry, size_t level, const absl::Status& status);
+  void BecameWhole(Entry& entry, size_t level);
+  void CameUp(const Entry& entry);
+  void Refresh(Entry& entry);  // what levels know of its copies
+  void CallWaiters(Entry& entry);
+  void Vacate(Entry& entry);
+  // Copies the object down where it should be and is not. False: try again when there is room.
+  bool WriteBehind(Entry& entry);
+  // The same during a flush: straight to the disk, from wherever it is whole, into room that is free.
+  bool WriteOut(Entry& entry);
+  bool WantsBehind(const Entry& entry);
+  void QueueBehind(Entry& entry);
+  // What a tenant has that is to be copied down.
+  struct Behind {
+    std::deque<ObjectId> queue;
+    size_t fills = 0;       // under way, commits among them
+    ObjectId admitted = 0;  // the last one that found no room on the disk, which may be on its way: not judged again
+  };
+  void PumpBehind(Behind& behind);
+  bool Admits(const Entry& entry, size_t level);
+
+  static constexpr size_t kMaxBehind = 64;  // fills that nobody waits for, at a time: of a tenant, as all below
+  static constexpr size_t kMaxQueuedBehind = 1 << 16;
+
+  SsdTier* const disk_;
+  const size_t disk_level_;  // SIZE_MAX: none
+  Filler filler_;
+  AdmissionPolicy& admission_;
+  BringUpCosts& bring_up_;
+  const Clock& clock_;
+  Observer& observer_;
+  const Events events_;
+  std::vector<std::unique_ptr<EvictionPolicy>> policies_;
+  std::vector<std::unique_ptr<Level>> levels_;
+  std::map<TenantId, Behind> behind_;  // none is ever erased
+  size_t fills_ = 0;
+  bool flushing_ = false;
+  uint64_t unsaved_ = 0, unsaved_bytes_ = 0;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,102 @@
+// Copying down ahead of need: from memory to the tiers below, and to the disk in a drain.
+#include <algorithm>
+#include <utility>
+
+#include "storage/objects/placement.h"
+
+namespace ashlar::storage {
+
+using State = Copy::State;
+
+void Placement::QueueBehind(Entry& entry) {
+  std::deque<ObjectId>& queue = behind_[entry.group.tenant].queue;
+  const bool full = queue.size() >= kMaxQueuedBehind && !flushing_;
+  if (entry.behind || !entry.ready || full || !WantsBehind(entry)) return;
+  entry.behind = true;
+  queue.push_back(entry.id);
+}
+
+bool Placement::WantsBehind(const Entry& entry) {
+  if (flushing_) return disk_ != nullptr && entry.unsaved && entry.copies[disk_level_].state == State::kNone;
+  for (size_t i = 0; i + 1 < levels(); ++i) {
+    if (entry.copies[i].whole() && entry.copies[i + 1].state == State::kNone && Admits(entry, i + 1)) return true;
+  }
+  return false;
+}
+
+void Placement::Flush(const std::vector<ObjectId>& order) {
+  flushing_ = true;
+  for (auto& [tenant, behind] : behind_) {
+    for (const ObjectId waiting : std::exchange(behind.queue, {})) {
+      if (Entry* entry = events_.find(waiting); entry != nullptr) entry->behind = false;
+    }
+  }
+  for (const ObjectId next : order) {
+    Entry& entry = *events_.find(next);
+    entry.behind = WantsBehind(entry);
+    if (entry.behind) behind_[entry.group.tenant].queue.push_back(next);
+  }
+  if (disk_ != nullptr) disk_->Probe([this] { Pump(); });
+  Pump();
+}
+
+bool Placement::WriteOut(Entry& entry) {
+  const auto from = std::ranges::find_if(entry.copies, &Copy::whole);
+  if (!WantsBehind(entry) || from == entry.copies.end() || disk_->degraded()) return true;
+  const uint64_t extents = entry.header.Extents();
+  if (levels_[disk_level_]->Full(entry.group, extents) || !MakeRoom(entry, disk_level_, extents)) return false;
+  StartFill(entry, static_cast<size_t>(from - entry.copies.begin()), disk_level_, Filler::kWhenIdle);
+  return true;
+}
+
+bool Placement::Admits(const Entry& entry, size_t level) {
+  if (!IsDisk(level)) return true;
+  if (disk_->degraded()) return false;
+  std::optional<Key> victim;
+  if (levels_[level]->Full(entry.group, entry.header.Extents())) {
+    const Entry* next = levels_[level]->NextVictim(entry.group);
+    if (next == nullptr) return false;
+    victim = next->header.key;
+  }
+  return admission_.Admits(entry.group.tenant, entry.header.key, victim);
+}
+
+bool Placement::WriteBehind(Entry& entry) {
+  for (size_t i = 0; i + 1 < levels(); ++i) {
+    if (!entry.copies[i].whole() || entry.copies[i + 1].state != State::kNone) continue;
+    if (IsDisk(i + 1) && disk_->degraded()) continue;
+    const ObjectId id = entry.id;
+    ObjectId& admitted = behind_[entry.group.tenant].admitted;
+    if (id != admitted && !Admits(entry, i + 1)) continue;
+    if (!MakeRoom(entry, i + 1, entry.header.Extents())) {
+      // A disk may have room in a moment. Memory that has none is full of what others copy there: to wait for it, and
+      // take it from them, would have them take it back.
+      if (!IsDisk(i + 1)) return true;
+      admitted = id;
+      return false;
+    }
+    StartFill(entry, i, i + 1, Filler::kWhenIdle);
+  }
+  return true;
+}
+
+void Placement::PumpBehind(Behind& behind) {
+  // A disk that is being tried may write in a moment.
+  const bool waits = flushing_ && disk_ != nullptr && disk_->probing();
+  while (!waits && !behind.queue.empty() && behind.fills < kMaxBehind) {
+    const ObjectId next = behind.queue.front();
+    behind.queue.pop_front();
+    Entry* entry = events_.find(next);
+    if (entry == nullptr || entry->gone != MissReason::kNone) continue;
+    entry->behind = false;
+    const Group group = entry->group;
+    if ((flushing_ ? WriteOut(*entry) : WriteBehind(*entry)) || !levels_.back()->Coming(group)) continue;
+    entry = events_.find(next);
+    if (entry == nullptr || entry->gone != MissReason::kNone) continue;
+    entry->behind = true;  // what was given up for it becomes free in a moment
+    behind.queue.push_front(next);
+    return;
+  }
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,150 @@
+#include "storage/policy/reuse_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace ashlar::storage {
+namespace {
+
+constexpr double kMostHazard = 0.999;
+constexpr double kLeastSurvival = 1e-4;  // what is left of a spell where looking further ahead changes nothing
+constexpr double kMostFactor = 10;
+
+}  // namespace
+
+ReuseLaw::ReuseLaw() {
+  changed_.fill(true);
+  Refresh();
+}
+
+size_t ReuseLaw::UsesBucket(uint32_t uses) {
+  if (uses <= 5) return uses;
+  return uses <= 10 ? 6 : 7;
+}
+
+double ReuseLaw::PartOf(size_t bucket, uint64_t age) {
+  return std::clamp((static_cast<double>(age) - BucketBegin(bucket)) / BucketWidth(bucket), 0.0, 1.0);
+}
+
+// A spell that goes on has come only part of the way through its last bucket.
+void ReuseLaw::Reach(Counts& counts, uint64_t age, bool used) {
+  const size_t bucket = AgeBucket(age);
+  counts.last[bucket] += 1;
+  counts.through[bucket] += used ? 1 : PartOf(bucket, age);
+  counts.used[bucket] += used ? 1 : 0;
+}
+
+double ReuseLaw::Expected(const Subject& subject, uint64_t age) const {
+  const auto& before = hazards_before_[static_cast<size_t>(subject.kind)][UsesBucket(subject.uses)];
+  const size_t bucket = AgeBucket(age);
+  return before[bucket] + (before[bucket + 1] - before[bucket]) * PartOf(bucket, age);
+}
+
+void ReuseLaw::Ended(const Subject& subject, uint64_t age, bool used) {
+  const auto kind = static_cast<size_t>(subject.kind);
+  Reach(ended_[kind][UsesBucket(subject.uses)], age, used);
+  Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
+  factor.uses += used ? 1 : 0;
+  factor.expected += Expected(subject, age);
+  changed_[kind] = true;
+  remembered_ += 1;
+  if (remembered_ > kRemembered) Forget();
+}
+
+void ReuseLaw::GivenUp(const Subject& subject) {
+  Ended(subject, kForever, false);
+}
+
+void ReuseLaw::AskedForAgain(const Subject& subject, uint64_t age) {
+  const auto kind = static_cast<size_t>(subject.kind);
+  Counts& counts = ended_[kind][UsesBucket(subject.uses)];
+  for (double* of : {&counts.last.back(), &counts.through.back()})
+    *of = std::max(*of - 1, 0.0);  // or forgotten in part
+  Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
+  factor.expected = std::max(factor.expected - Expected(subject, kForever), 0.0);
+  Ended(subject, age, true);
+}
+
+void ReuseLaw::GoesOn(const Subject& subject, uint64_t age) {
+  const auto kind = static_cast<size_t>(subject.kind);
+  changed_[kind] = goes_on_[kind] = true;
+  Reach(going_on_[kind][UsesBucket(subject.uses)], age, false);
+  going_on_factors_[kind][SizeBucket(subject.fresh)].expected += Expected(subject, age);
+}
+
+void ReuseLaw::Forget() {
+  remembered_ /= 2;
+  changed_.fill(true);
+  for (auto& kind : ended_) {
+    for (Counts& counts : kind) {
+      for (auto* of : {&counts.last, &counts.through, &counts.used}) {
+        for (double& count : *of) count /= 2;
+      }
+    }
+  }
+  for (auto& kind : ended_factors_) {
+    for (Factor& factor : kind) factor = {.uses = factor.uses / 2, .expected = factor.expected / 2};
+  }
+}
+
+void ReuseLaw::Refresh() {
+  for (size_t kind = 0; kind < kReuseKinds; ++kind) {
+    if (!changed_[kind]) continue;
+    std::array<Known, kUses> known{};
+    Known all;
+    for (size_t uses = 0; uses < kUses; ++uses) {
+      const Counts &ended = ended_[kind][uses], &going_on = going_on_[kind][uses];
+      double later = 0;
+      for (size_t age = kAges; age-- > 0;) {
+        known[uses].came[age] = later + ended.through[age] + going_on.through[age];
+        known[uses].used[age] = ended.used[age];
+        later += ended.last[age] + going_on.last[age];
+        all.came[age] += known[uses].came[age];
+        all.used[age] += known[uses].used[age];
+      }
+    }
+    for (size_t uses = 0; uses < kUses; ++uses) SetRates(kind, uses, known[uses], all);
+    for (size_t size = 0; size < kSizes; ++size) {
+      const Factor& factor = ended_factors_[kind][size];
+      const double expected = factor.expected + going_on_factors_[kind][size].expected;
+      const double ratio = (factor.uses + kSizeWeight) / (expected + kSizeWeight);
+      factors_[kind][size] = std::clamp(ratio, 1 / kMostFactor, kMostFactor);
+    }
+  }
+  if (std::ranges::find(goes_on_, true) != goes_on_.end()) {
+    going_on_ = {};
+    going_on_factors_ = {};
+  }
+  changed_ = std::exchange(goes_on_, {});
+}
+
+void ReuseLaw::SetRates(size_t kind, size_t uses, const Known& counts, const Known& kinds) {
+  std::array<double, kAges> hazards;
+  auto& before = hazards_before_[kind][uses];
+  for (size_t age = 0; age < kAges; ++age) {
+    const double of_kind = (kinds.used[age] + kHazard * kHazardWeight) / (kinds.came[age] + kHazardWeight);
+    const double hazard = (counts.used[age] + of_kind * kKindWeight) / (counts.came[age] + kKindWeight);
+    hazards[age] = std::min(hazard, kMostHazard);
+    before[age + 1] = before[age] + hazards[age];
+  }
+  for (size_t from = 0; from < kAges; ++from) {
+    double survives = 1, gained = 0, waited = 0, best = 0;
+    for (size_t age = from; age < kAges && survives > kLeastSurvival; ++age) {
+      const double ends = survives * hazards[age], width = BucketWidth(age);
+      gained += ends;
+      waited += (survives - ends / 2) * width;  // what ends in a bucket ends, on average, in its middle
+      survives -= ends;
+      best = std::max(best, gained / waited);
+    }
+    rates_[kind][uses][from] = best;
+  }
+}
+
+ReuseLaw::Class ReuseLaw::ClassOf(const Subject& subject) {
+  return {.kind = static_cast<uint8_t>(subject.kind),
+          .uses = static_cast<uint8_t>(UsesBucket(subject.uses)),
+          .size = static_cast<uint8_t>(SizeBucket(subject.fresh))};
+}
+
+}  // namespace ashlar::storage

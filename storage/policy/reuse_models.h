@@ -1,0 +1,58 @@
+// What is known of objects' uses, and from it how likely the next one is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+#include "storage/policy/reuse_model.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::storage {
+
+// Of one object. Kept with it, and with what is remembered of it when it has gone.
+struct Reuse {
+  ReuseKind kind = ReuseKind::kSegment;
+  uint32_t uses = 0;       // that would have found it, had it been kept
+  uint64_t used = 0;       // last, or when it came: in its tenant's requests
+  float saves_a_byte = 0;  // FLOPs that having it saves, a byte
+};
+
+// Where the engine declares no FLOPs: a model of five billion parameters in use.
+inline constexpr double kAssumedFlopsPerToken = 1e10;
+
+// A law of reuse for each tenant (reuse_model.h); time counts the tenant's requests. One thread.
+class ReuseBook {
+ public:
+  // A request comes.
+  void Tick(TenantId tenant) { ++Of(tenant).now; }
+  uint64_t now(TenantId tenant) const;
+
+  // It was published; `gone`: what was remembered of it, null: nothing. What was given up and is computed again would
+  // have been used.
+  void Came(TenantId tenant, Reuse& reuse, const Reuse* gone);
+  void Used(TenantId tenant, Reuse& reuse);
+  // It was given up for others.
+  void GivenUp(TenantId tenant, const Reuse& reuse);
+
+  // Uses an expected request, of what was used last at `used`.
+  double Rate(TenantId tenant, ReuseLaw::Class law, uint64_t used) const;
+  static ReuseLaw::Class ClassOf(const Reuse& reuse) { return ReuseLaw::ClassOf(Subject(reuse)); }
+
+ private:
+  // The law is looked at anew after so many spells that ended, or after a part of those that it remembers.
+  static constexpr double kLeastRefresh = 64, kRefreshPart = 32;
+
+  struct Tenant {
+    ReuseLaw law;
+    uint64_t now = 0;
+    double ended = 0;  // spells, since the law was refreshed
+  };
+  static ReuseLaw::Subject Subject(const Reuse& reuse) { return {.kind = reuse.kind, .uses = reuse.uses}; }
+  Tenant& Of(TenantId tenant) { return tenants_[tenant]; }
+  static void Ended(Tenant& tenant);
+
+  std::map<TenantId, Tenant> tenants_;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,152 @@
+// Which checkpoints are kept, and the pages that they need, within a capacity.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory_resource>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "storage/memory/huge_pages.h"
+#include "storage/policy/reuse_model.h"
+#include "storage/prefix/prefix_entry.h"
+
+namespace ashlar::storage {
+
+// States, pages and everything else that is kept for prefixes compete for the same bytes by one price: FLOPs that
+// having the checkpoint saves, a byte that giving it up would free, an expected request. Saved is what lies between it
+// and the checkpoint before it, from which one would resume instead. Freed are its states, and the pages that nothing
+// behind needs; the pages of an inner one stay, for those behind. So the price is admission's, too: what comes is kept
+// if all that has to go for it is cheaper.
+//
+// A span takes no pages: it has the keys and values of its own tokens. What it saves needs the states that it hangs on,
+// so these stay while it does, whatever they are worth by themselves.
+//
+// Accounting only: bytes are whoever's who owns the store. One thread.
+class PrefixStore {
+ public:
+  PrefixStore(const PrefixCosts& costs, uint64_t capacity_bytes, const ReuseLaw& law, uint64_t seed)
+      : costs_(costs), capacity_(capacity_bytes), law_(law), random_(seed) {}
+
+  // Others took bytes that were counted on: until there is more again, no more is kept than is there now. Each request
+  // then dares a little more.
+  void Pressed();
+  void Dare();
+
+  // Keeps the checkpoint at `node`, which is not kept, and all pages before it. False, and nothing has changed: it is
+  // worth less than what would have to go for it, or more than all there is.
+  bool Admit(PrefixNode& node, RequestTime now);
+  // The same of a span from `base`, before it and kept by states.
+  bool AdmitSpan(PrefixNode& node, PrefixNode& base, uint64_t bytes, RequestTime now);
+  // Not of one that spans hang on.
+  void Drop(PrefixNode& node);
+  // Who resumes from one that is kept leases it: it stays until all have released it.
+  void Lease(PrefixNode& node);
+  void Release(PrefixNode& node);
+  // One that is kept was used; or what is around it may have changed.
+  void Refresh(PrefixNode& node);
+  // `gone` is told of every checkpoint that goes for another one, once that one is there.
+  void WhenGone(std::function<void(PrefixNode&)> gone) { gone_ = std::move(gone); }
+
+  // Bytes that keeping its states would take.
+  uint64_t StatesTake(const PrefixNode& node) const { return Bytes(node, Paged(node)); }
+  // The deepest prefix before it that is kept; the root.
+  static const PrefixNode& Before(const PrefixNode& node);
+  // Of keeping it, or of what is kept: FLOPs a byte, a request.
+  double Price(const PrefixNode& node, RequestTime now) const;
+  // The same of several on one way, by depth, that are not kept; nor is anything between them. One pass over the way.
+  std::vector<double> Prices(std::span<const PrefixNode* const> way, RequestTime now) const;
+  void ForEachKept(absl::FunctionRef<void(const PrefixNode&)> visit) const {
+    for (const Kept& kept : kept_) visit(*kept.node);
+  }
+  // Of what would go first, while there is no room for another checkpoint: nothing cheaper will be admitted; else 0.
+  double LeastPrice(RequestTime now);
+  // What admissions had to pay lately for a byte, those that had to; 0 before the first.
+  double going_price() const { return going_price_; }
+
+  uint64_t bytes() const { return bytes_; }
+  uint64_t peak_bytes() const { return peak_bytes_; }  // between calls
+  uint64_t capacity_bytes() const { return capacity_; }
+  uint64_t limit_bytes() const { return limit_; }
+  size_t checkpoints() const { return kept_.size() - spans_; }
+  size_t spans() const { return spans_; }
+  // That states in place of the spans would take more, not counting keys and values.
+  uint64_t saved_bytes() const { return saved_bytes_; }
+  uint64_t evictions() const { return evictions_; }
+  uint64_t refusals() const { return refusals_; }
+
+ private:
+  // One that is kept, and what its price takes, side by side with the others': what is drawn when something has to go
+  // is in no processor's cache, and so a few neighbours cost two places in memory, and none the way to the checkpoint
+  // before.
+  struct Kept {
+    PrefixNode* node = nullptr;
+    float worth = 0;    // FLOPs saved a byte freed, when it was last looked at
+    uint32_t used = 0;  // low bits
+    ReuseLaw::Class law;
+    bool cheap : 1 = false;  // among those below
+    bool held : 1 = false;   // by a lease, or spans that hang on it: it may not go
+  };
+  static_assert(sizeof(Kept) == 24);
+  struct Cheap {
+    double price;  // when it was last looked at
+    size_t place;  // among those that are kept
+  };
+  static constexpr uint64_t kLeastShare = 16, kStep = 256;  // parts of the capacity
+  static constexpr size_t kSamples = 256;                   // no more are all looked at; else this many to begin with
+  static constexpr size_t kFresh = 16;                      // drawn each time,
+  static constexpr size_t kNeighbours = 4;                  // so many side by side
+  static constexpr size_t kCheap = 8;                       // remembered
+  static constexpr size_t kNearby = 8;                      // behind one whose prices may have changed with it
+  static constexpr double kPriceMemory = 0.95;              // of the going price, an eviction on
+
+  static bool MayGo(const PrefixNode& node) { return node.data.leases == 0 && node.data.hanging.empty(); }
+  uint64_t StateBytes(const PrefixNode& node) const;
+  static const PrefixNode& Paged(const PrefixNode& node);
+  // That it would need, or would free. A page that an edge begins in is the edge's own, whole: the part before it may
+  // be another one's tail.
+  uint64_t Bytes(const PrefixNode& node, const PrefixNode& paged) const;
+  // FLOPs that it saves, a byte that it takes.
+  double Worth(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged) const;
+  double Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged, RequestTime now) const;
+  double Price(const Kept& kept, RequestTime now) const;
+  void Put(PrefixNode& node);
+  void NoteHeld(PrefixNode& node);
+  void Remove(PrefixNode& node);  // and may be put back
+  void RefreshAround(PrefixNode& node);
+  // The cheapest one that may go, but for `spared`. Null: none. Where there are many, of a few that are drawn, and of
+  // the cheap ones that were drawn before: an eviction costs the same however many there are.
+  PrefixNode* Cheapest(const PrefixNode* spared, RequestTime now, double& price);
+  PrefixNode* CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const;
+  void DrawCheap(RequestTime now);
+  void DrawAhead();
+  size_t PlaceOf(uint32_t draw) const { return uint64_t{draw} * (kept_.size() - kNeighbours + 1) >> 32; }
+  std::vector<Cheap>::iterator CheapestDrawn();  // when it was last looked at
+  void ForgetCheap(size_t place);
+
+  const PrefixCosts costs_;
+  const uint64_t capacity_;
+  uint64_t limit_ = capacity_;  // what there seems to be of it
+  const ReuseLaw& law_;
+  // Knuth's, of whose high bits places are drawn: it takes no memory that would be in what is drawn from's way.
+  std::linear_congruential_engine<uint64_t, 6364136223846793005, 1442695040888963407, 0> random_;
+  uint64_t bytes_ = 0, peak_bytes_ = 0;
+  double going_price_ = 0;
+  uint64_t evictions_ = 0, refusals_ = 0;
+  HugePages memory_;
+  std::pmr::vector<Kept> kept_{&memory_};
+  size_t spans_ = 0;
+  uint64_t saved_bytes_ = 0;
+  std::vector<Cheap> cheap_;
+  double dearest_ = 0;  // of these, where they are as many as are remembered
+  // What is drawn next: memory is asked for it now, and has answered by then.
+  std::array<uint32_t, kFresh / kNeighbours> ahead_{};
+  std::function<void(PrefixNode&)> gone_;
+};
+
+}  // namespace ashlar::storage

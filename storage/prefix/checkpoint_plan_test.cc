@@ -1,0 +1,261 @@
+#include "storage/prefix/checkpoint_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+using Mass = OverlapLaw::Mass;
+using Cost = std::function<double(uint64_t)>;
+
+double Tokens(uint64_t depth) {
+  return static_cast<double>(depth);
+}
+
+// Everything that parts at a depth is computed again from the last checkpoint at or before it: said as plainly as
+// possible.
+double Recomputed(const std::vector<Mass>& law, uint64_t begin, const std::vector<uint64_t>& checkpoints,
+                  const Cost& cost) {
+  double sum = 0;
+  for (const Mass& mass : law) {
+    uint64_t from = begin;
+    for (const uint64_t checkpoint : checkpoints) {
+      if (checkpoint <= mass.depth) from = std::max(from, checkpoint);
+    }
+    sum += mass.weight * (cost(mass.depth) - cost(from));
+  }
+  return sum;
+}
+
+// Of all ways to put at most `most` checkpoints at multiples of `page` behind `begin`.
+double LeastByBruteForce(const std::vector<Mass>& law, uint64_t begin, uint64_t page, size_t most, const Cost& cost,
+                         std::vector<uint64_t> chosen = {}) {
+  double least = Recomputed(law, begin, chosen, cost);
+  if (most == 0) return least;
+  const uint64_t last = law.empty() ? 0 : law.back().depth;
+  const uint64_t after = chosen.empty() ? begin : chosen.back();
+  for (uint64_t at = (after / page + 1) * page; at <= last; at += page) {
+    chosen.push_back(at);
+    least = std::min(least, LeastByBruteForce(law, begin, page, most - 1, cost, chosen));
+    chosen.pop_back();
+  }
+  return least;
+}
+
+void ExpectExact(const std::vector<Mass>& law, uint64_t begin, uint64_t page, size_t most, const Cost& cost) {
+  const CheckpointPlan plan(law, begin, page, most, cost);
+  const double scale = law.empty() ? 1 : cost(law.back().depth);
+  ASSERT_LE(plan.most(), most);
+  for (size_t m = 0; m <= plan.most(); ++m) {
+    const double least = LeastByBruteForce(law, begin, page, m, cost);
+    ASSERT_THAT(plan.Expected(m), DoubleNear(least, 1e-12 * scale)) << m << " checkpoints";
+    const std::vector<uint64_t> positions = plan.Positions(m);
+    ASSERT_LE(positions.size(), m);
+    ASSERT_THAT(Recomputed(law, begin, positions, cost), DoubleNear(least, 1e-12 * scale)) << m << " checkpoints";
+    uint64_t before = begin;
+    for (const uint64_t position : positions) {
+      ASSERT_GT(position, before);
+      ASSERT_EQ(position % page, 0u);
+      before = position;
+    }
+  }
+  // More would make no difference.
+  ASSERT_THAT(plan.Expected(plan.most()), DoubleNear(LeastByBruteForce(law, begin, page, most, cost), 1e-12 * scale));
+}
+
+std::vector<Mass> RandomLaw(std::mt19937_64& random, uint64_t begin, uint64_t end) {
+  std::vector<Mass> law;
+  double sum = 0;
+  for (uint64_t depth = begin + 1; depth <= end; ++depth) {
+    if (random() % 3 == 0) continue;
+    const double weight = std::exp(static_cast<double>(random() % 1000) / 125);  // some are heavy
+    law.push_back({depth, weight});
+    sum += weight;
+  }
+  for (Mass& mass : law) mass.weight /= sum;
+  return law;
+}
+
+TEST(CheckpointPlanTest, IsExact) {
+  for (int round = 0; round < 300; ++round) {
+    const uint64_t seed = std::random_device()();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const uint64_t begin = random() % 5, page = 1 + random() % 4;
+    const std::vector<Mass> law = RandomLaw(random, begin, begin + 1 + random() % 12);
+    ASSERT_NO_FATAL_FAILURE(ExpectExact(law, begin, page, random() % 5, Tokens));
+  }
+}
+
+// Long prefixes cost more a token than short ones, so checkpoints belong deeper.
+TEST(CheckpointPlanTest, IsExactByFlops) {
+  const Cost flops = [](uint64_t depth) { return Tokens(depth) * (7 + 3 * Tokens(depth)); };
+  for (int round = 0; round < 100; ++round) {
+    const uint64_t seed = std::random_device()();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const uint64_t begin = random() % 5, page = 1 + random() % 3;
+    const std::vector<Mass> law = RandomLaw(random, begin, begin + 1 + random() % 12);
+    ASSERT_NO_FATAL_FAILURE(ExpectExact(law, begin, page, random() % 4, flops));
+  }
+  const std::vector<Mass> law = {{20, 0.6}, {40, 0.2}};
+  EXPECT_THAT(CheckpointPlan(law, 0, 1, 1, Tokens).Positions(1), ElementsAre(20));
+  EXPECT_THAT(CheckpointPlan(law, 0, 1, 1, [](uint64_t d) { return std::pow(Tokens(d), 3); }).Positions(1),
+              ElementsAre(40))
+      << "0.2 · 40³ is more than 0.8 · 20³";
+}
+
+TEST(CheckpointPlanTest, MeetsTheVectors) {
+  const char* const shared = std::getenv("ASHLAR_SHARED");
+  const std::string folder = shared != nullptr ? shared : std::string(ASHLAR_SOURCE_DIR) + "/../shared";
+  std::ifstream file(folder + "/vectors/vectors.json");
+  if (!file) GTEST_SKIP() << "no " << folder << "/vectors/vectors.json; ASHLAR_SHARED names the folder";
+  const nlohmann::json vectors = nlohmann::json::parse(file).at("placement");
+  ASSERT_FALSE(vectors.empty());
+  for (const nlohmann::json& vector : vectors) {
+    std::vector<Mass> law;
+    for (const double mass : vector.at("mass")) law.push_back({law.size(), mass});
+    law.erase(law.begin());  // what parts at the start costs nothing, and is not behind it
+    const size_t budget = vector.at("budget");
+    const CheckpointPlan plan(law, 0, 1, budget, Tokens);
+    EXPECT_THAT(plan.Expected(plan.most()), DoubleNear(vector.at("cost"), 1e-12));
+    EXPECT_THAT(Recomputed(law, 0, plan.Positions(budget), Tokens), DoubleNear(vector.at("cost"), 1e-12));
+  }
+}
+
+TEST(CheckpointPlanTest, UniformLawsGiveBalancedGaps) {
+  for (const uint64_t length : {20u, 99u, 100u, 101u, 640u}) {
+    std::vector<Mass> law;
+    for (uint64_t depth = 1; depth <= length; ++depth) law.push_back({depth, 1.0 / static_cast<double>(length)});
+    for (const size_t most : {1u, 2u, 3u, 7u, 16u}) {
+      std::vector<uint64_t> ends = CheckpointPlan(law, 0, 1, most, Tokens).Positions(most);
+      ASSERT_EQ(ends.size(), most);
+      ends.insert(ends.begin(), 0);
+      ends.push_back(length + 1);
+      uint64_t least = length, largest = 0;
+      for (size_t i = 1; i < ends.size(); ++i) {
+        least = std::min(least, ends[i] - ends[i - 1]);
+        largest = std::max(largest, ends[i] - ends[i - 1]);
+      }
+      EXPECT_LE(largest - least, 1u) << most << " in " << length;
+    }
+  }
+}
+
+TEST(CheckpointPlanTest, StandsAtPages) {
+  const std::vector<Mass> law = {{5, 0.1}, {63, 0.2}, {64, 0.3}, {100, 0.2}, {127, 0.2}};
+  const CheckpointPlan plan(law, 3, 64, 4, Tokens);
+  EXPECT_EQ(plan.most(), 1u) << "64 is the only page's begin that anything is behind";
+  EXPECT_THAT(plan.Positions(4), ElementsAre(64));
+  EXPECT_THAT(CheckpointPlan(law, 64, 64, 4, Tokens).Positions(4), IsEmpty());
+}
+
+TEST(CheckpointPlanTest, NeedsNoMoreCheckpointsThanMasses) {
+  const std::vector<Mass> law = {{10, 0.25}, {30, 0.5}};
+  const CheckpointPlan plan(law, 0, 1, 8, Tokens);
+  EXPECT_EQ(plan.most(), 2u);
+  EXPECT_THAT(plan.Positions(8), ElementsAre(10, 30));
+  EXPECT_DOUBLE_EQ(plan.Expected(0), 17.5);
+  EXPECT_DOUBLE_EQ(plan.Expected(1), 2.5);
+  EXPECT_DOUBLE_EQ(plan.Expected(2), 0);
+}
+
+TEST(CheckpointPlanTest, OfNothingIsNothing) {
+  const CheckpointPlan plan({}, 12, 4, 8, Tokens);
+  EXPECT_EQ(plan.most(), 0u);
+  EXPECT_EQ(plan.Expected(0), 0);
+  EXPECT_THAT(plan.Positions(8), IsEmpty());
+}
+
+// Weights that have all but decayed are no reason to take a checkpoint that saves nothing.
+TEST(CheckpointPlanTest, MassesOfNoWeightSaveNothing) {
+  const std::vector<Mass> law = {{10, 0.0}, {20, 1.0}, {30, 0.0}};
+  const CheckpointPlan plan(law, 0, 1, 3, Tokens);
+  EXPECT_EQ(plan.Expected(1), 0);
+  EXPECT_EQ(plan.Expected(3), 0);
+  EXPECT_EQ(Recomputed(law, 0, plan.Positions(3), Tokens), 0);
+}
+
+double PlanSeconds(size_t depths, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<Mass> law;
+  for (uint64_t depth = 1; depth <= depths; ++depth) {
+    law.push_back({depth, static_cast<double>(1 + random() % 1000) / static_cast<double>(1000 * depths)});
+  }
+  const std::clock_t begin = std::clock();  // of the processor: others' turns do not count
+  const CheckpointPlan plan(law, 0, 1, 8, Tokens);
+  EXPECT_EQ(plan.most(), 8u);
+  return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+}
+
+// The least of several times is what the work takes: whatever else the machine does only adds to one. Turns are taken,
+// so that a machine that gets slower meanwhile does so for both. Both sizes are such that malloc keeps their memory
+// from one time to the next.
+TEST(CheckpointPlanTest, DoublingTheDepthsDoublesTheTime) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
+  GTEST_SKIP() << "times mean nothing here";
+#endif
+  constexpr size_t kDepths = 4096;
+  double ratio = std::numeric_limits<double>::infinity();
+  for (int attempt = 0; attempt < 10 && ratio > 2.3; ++attempt) {  // a fault of the program's would be there each time
+    double once = ratio = std::numeric_limits<double>::infinity();
+    double twice = once;
+    for (uint64_t round = 0; round < 31; ++round) {
+      once = std::min(once, PlanSeconds(kDepths, round));
+      twice = std::min(twice, PlanSeconds(2 * kDepths, round));
+    }
+    ratio = twice / once;
+  }
+  EXPECT_LE(ratio, 2.3);
+}
+
+TEST(SpaceTest, PutsCheckpointsWhereTheHeuristicsSay) {
+  EXPECT_THAT(Space(Spacing::kBalanced, 100, 1, 3), ElementsAre(25, 50, 75));
+  EXPECT_THAT(Space(Spacing::kBalanced, 100, 10, 3), ElementsAre(20, 50, 70));
+  EXPECT_THAT(Space(Spacing::kBlock, 100, 16, 3), ElementsAre(32, 64, 96)) << "16 would take six";
+  EXPECT_THAT(Space(Spacing::kBlock, 96, 16, 2), ElementsAre(32, 64)) << "none at the end";
+  EXPECT_THAT(Space(Spacing::kBlock, 100, 16, 6), ElementsAre(16, 32, 48, 64, 80, 96));
+  EXPECT_THAT(Space(Spacing::kRoot, 100, 1, 3), ElementsAre(50, 70, 86)) << "√¼, √½, √¾";
+  EXPECT_THAT(Space(Spacing::kLogarithmic, 128, 1, 3), ElementsAre(16, 32, 64));
+}
+
+TEST(SpaceTest, KeepsWithinLengthPageAndNumber) {
+  for (const Spacing spacing : {Spacing::kBalanced, Spacing::kBlock, Spacing::kRoot, Spacing::kLogarithmic}) {
+    for (const uint64_t length : {0u, 1u, 15u, 16u, 17u, 64u, 1000u}) {
+      for (const uint64_t page : {1u, 16u}) {
+        for (const size_t checkpoints : {0u, 1u, 2u, 5u, 40u}) {
+          const std::vector<uint64_t> positions = Space(spacing, length, page, checkpoints);
+          EXPECT_LE(positions.size(), checkpoints);
+          uint64_t before = 0;
+          for (const uint64_t at : positions) {
+            EXPECT_GT(at, before);
+            EXPECT_LT(at, length);
+            EXPECT_EQ(at % page, 0u);
+            before = at;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::storage

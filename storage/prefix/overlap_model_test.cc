@@ -1,0 +1,202 @@
+#include "storage/prefix/overlap_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::IsEmpty;
+
+double WeightAt(const std::vector<OverlapLaw::Mass>& law, uint64_t depth, uint64_t around = 0) {
+  double weight = 0;
+  for (const OverlapLaw::Mass& mass : law) {
+    if (mass.depth + around >= depth && mass.depth <= depth + around) weight += mass.weight;
+  }
+  return weight;
+}
+
+double Sum(const std::vector<OverlapLaw::Mass>& law) {
+  double sum = 0;
+  for (const OverlapLaw::Mass& mass : law) sum += mass.weight;
+  return sum;
+}
+
+TEST(OverlapLawTest, KnowsNothingAtFirst) {
+  const OverlapLaw law;
+  EXPECT_EQ(law.observed(), 0u);
+  EXPECT_THAT(law.Between(0, 1000), IsEmpty());
+}
+
+// Instructions of one length in front of whatever was asked.
+TEST(OverlapLawTest, ExpectsTheSameDepthFromTheStart) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  OverlapLaw law;
+  for (int i = 0; i < 200; ++i) law.Observe(900, 1000 + random() % 5000);
+  EXPECT_EQ(law.observed(), 200u);
+  EXPECT_GT(WeightAt(law.Between(0, 7777), 900), 0.9);
+}
+
+// Documents of any length with a short question behind.
+TEST(OverlapLawTest, ExpectsTheSameDistanceFromTheEnd) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  OverlapLaw law;
+  for (int i = 0; i < 200; ++i) {
+    const uint64_t length = 1000 + random() % 5000;
+    law.Observe(length - 30, length);
+  }
+  EXPECT_GT(WeightAt(law.Between(0, 7777), 7777 - 30), 0.9);
+}
+
+// Questions are not all of one length: a guess that is off by a few tokens was a good one all the same.
+TEST(OverlapLawTest, ForetellingNearlyCounts) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  OverlapLaw law;
+  for (int i = 0; i < 400; ++i) {
+    const uint64_t length = 1000 + random() % 50000;
+    law.Observe(length - 25 - random() % 11, length);
+  }
+  EXPECT_GT(WeightAt(law.Between(0, 77777), 77777 - 30, 5), 0.9);
+}
+
+// Foresight is of the last requests: who foretells them is asked, whoever was right for long before.
+TEST(OverlapLawTest, FollowsWhoForetellsTheLastRequests) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  OverlapLaw law;
+  for (int i = 0; i < 2000; ++i) law.Observe(900, 5000 + random() % 50000);
+  EXPECT_LT(WeightAt(law.Between(1000, 77777), 77777 - 30, 16), 0.01);
+  for (int i = 0; i < 500; ++i) {
+    const uint64_t length = 5000 + random() % 50000;
+    law.Observe(length - 30, length);
+  }
+  // Four fifths of what the distances from the end are is still the time when depths were alike.
+  const std::vector<OverlapLaw::Mass> now = law.Between(0, 77777);
+  EXPECT_GT(WeightAt(now, 77777 - 30), 0.15);
+  EXPECT_LT(WeightAt(now, 900), 0.03) << "asked for no more than its least share";
+}
+
+TEST(OverlapLawTest, LaterRequestsCountMore) {
+  OverlapLaw law;
+  for (int i = 0; i < 8192; ++i) law.Observe(100, 100'000);
+  for (int i = 0; i < 8192; ++i) law.Observe(200, 100'000);
+  const std::vector<OverlapLaw::Mass> masses = law.Between(0, 50'000);
+  // A weight falls to 1/e in 4096 requests.
+  EXPECT_THAT(WeightAt(masses, 100) / WeightAt(masses, 200), DoubleNear(std::exp(-2), 0.001));
+}
+
+// Far longer than it takes for weights to be scaled down (100 ln 10 · 4096 requests).
+TEST(OverlapLawTest, GoesOnForever) {
+  OverlapLaw law;
+  for (int i = 0; i < 1'200'000; ++i) law.Observe(100 + (i % 2 == 0 ? 0 : 50), 100'000);
+  const std::vector<OverlapLaw::Mass> masses = law.Between(0, 50'000);
+  EXPECT_THAT(WeightAt(masses, 100) / WeightAt(masses, 150), DoubleNear(1, 0.01));
+  EXPECT_THAT(Sum(law.Between(0, 100'000)), DoubleNear(1, 1e-6));
+}
+
+TEST(OverlapLawTest, StaysBounded) {
+  OverlapLaw law;
+  for (uint64_t i = 0; i < 40'000; ++i) law.Observe(1 + i * 7, 1'000'000'000 + i * 20);
+  const std::vector<OverlapLaw::Mass> masses = law.Between(0, 2'000'000'000);
+  EXPECT_LE(masses.size(), 2u * 4096);
+  EXPECT_GE(masses.size(), 2000u);
+  EXPECT_LE(Sum(masses), 1 + 1e-9);
+  // The latest is there; the oldest went.
+  EXPECT_GT(WeightAt(masses, 1 + 39'999 * 7), 0);
+  EXPECT_EQ(WeightAt(masses, 1), 0);
+}
+
+// What many requests did stays, however many did something else once.
+TEST(OverlapLawTest, TheLightestGoFirst) {
+  OverlapLaw law;
+  for (uint64_t i = 0; i < 30'000; ++i) law.Observe(i % 3 == 0 ? 500 : 1000 + i, 100'000'000);
+  EXPECT_GT(WeightAt(law.Between(0, 50'000'000), 500), 0.15);
+}
+
+TEST(OverlapLawTest, AnswersForWhatLiesBetween) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  OverlapLaw law;
+  for (int i = 0; i < 500; ++i) {
+    const uint64_t length = random() % 300;
+    law.Observe(random() % 300, length);  // beyond the prompt's end, too: decoded tokens were common
+    const uint64_t begin = random() % 300, end = random() % 300;
+    const std::vector<OverlapLaw::Mass> masses = law.Between(begin, end);
+    uint64_t before = begin;
+    for (const OverlapLaw::Mass& mass : masses) {
+      ASSERT_GT(mass.depth, before) << "by depth, each once, behind the begin";
+      ASSERT_LE(mass.depth, end);
+      ASSERT_GT(mass.weight, 0);
+      before = mass.depth;
+    }
+    ASSERT_LE(Sum(masses), 1 + 1e-9);
+    ASSERT_TRUE(begin < end || masses.empty());
+    // Nothing is lost between two ranges that meet.
+    const uint64_t middle = (begin + end) / 2;
+    if (end > begin) {
+      double behind = 0;
+      for (const OverlapLaw::Mass& mass : masses) behind += mass.depth > middle ? mass.weight : 0;
+      ASSERT_THAT(Sum(law.Between(middle, end)), DoubleNear(behind, 1e-9));
+    }
+  }
+}
+
+// The end itself is where a prompt is parted from that is a part of the next one.
+TEST(OverlapLawTest, ThePromptsEndCounts) {
+  OverlapLaw law;
+  for (uint64_t i = 0; i < 50; ++i) law.Observe(100 + i * 40, 100 + i * 40);
+  EXPECT_GT(WeightAt(law.Between(0, 9999), 9999), 0.8);
+  EXPECT_EQ(WeightAt(law.Between(9999, 9999), 9999), 0) << "nothing is behind its begin";
+}
+
+// Documents of any length, and behind them questions of any length: only the segments that are behind tell.
+TEST(OverlapLawTest, LearnsAfterWhichSegmentPromptsPart) {
+  std::mt19937_64 random(std::random_device{}());
+  OverlapLaw law;
+  for (int i = 0; i < 300; ++i) {
+    const uint64_t document = 1000 + random() % 50000, length = document + 100 + random() % 20000;
+    const uint64_t boundaries[] = {200, document, length};
+    law.Observe(document + random() % 8, length, boundaries);
+  }
+  const uint64_t boundaries[] = {200, 33333, 44444};
+  EXPECT_GT(WeightAt(law.Between(0, 44444, boundaries), 33333), 0.8);
+  EXPECT_LT(WeightAt(law.Between(0, 44444), 33333, 8), 0.1) << "nobody said";
+  EXPECT_LT(Sum(law.Between(0, 44444, boundaries)), 1.000001);
+  const std::vector<OverlapLaw::Mass> behind = law.Between(33333, 44444, boundaries);
+  for (size_t i = 0; i < behind.size(); ++i) {
+    EXPECT_GT(behind[i].depth, 33333u);
+    if (i > 0) {
+      EXPECT_GT(behind[i].depth, behind[i - 1].depth);
+    }
+  }
+}
+
+// Where prompts part inside segments, boundaries are no guess.
+TEST(OverlapLawTest, BoundariesThatMisleadCountLittle) {
+  std::mt19937_64 random(std::random_device{}());
+  OverlapLaw law;
+  for (int i = 0; i < 300; ++i) {
+    const uint64_t boundaries[] = {1000, 5000 + random() % 100, 9000};
+    law.Observe(3000, 9000, boundaries);
+  }
+  const uint64_t boundaries[] = {1000, 5000, 9000};
+  EXPECT_GT(WeightAt(law.Between(0, 9000, boundaries), 3000), 0.9);
+}
+
+}  // namespace
+}  // namespace ashlar::storage

@@ -1,0 +1,79 @@
+// What is known, and kept, of one prefix.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "proto/key.h"
+#include "storage/policy/reuse_model.h"
+#include "storage/prefix/prefix_tree.h"
+
+namespace ashlar::storage {
+
+// Time counts a cache's requests.
+using RequestTime = uint64_t;
+
+// What one prompt brought anew: everything behind what it had in common with those before it.
+struct PromptTail {
+  RequestTime came = 0;
+  uint64_t begin = 0, prompt_end = 0, end = 0;  // depths; decoded tokens are behind the prompt's end
+  bool parted = false;                          // another prompt has parted from it, or it is forgotten
+  std::vector<uint64_t> boundaries;             // of the whole prompt: where its segments end, as far as it is known
+};
+
+// Under which keys bytes of a prefix are stored (proto/prefix.h), where they are.
+struct StoredKeys {
+  std::optional<Key> checkpoint;
+  std::optional<Key> span;
+  std::vector<Key> blocks;  // all that end in the prefix's edge, in order; or none of them, as it is not known
+};
+
+struct PrefixEntry;
+using PrefixNode = PrefixTree<PrefixEntry>::Node;
+
+// How a prefix is kept that has no states of its own: by what rebuilds them from those of a shorter one.
+struct KeptSpan {
+  PrefixNode* base = nullptr;  // whose states are kept as long as this is
+  uint64_t bytes = 0;
+};
+
+struct PrefixEntry {
+  // Of the prefix.
+  std::optional<ReuseKind> kind;  // none: nothing would resume here
+  uint32_t uses = 0;              // requests that resumed here, or would have, had it been kept
+  uint64_t fresh = 0;             // tokens behind the request end before it
+  RequestTime used = 0;           // last, or when it came
+  bool kept = false;              // its checkpoint, or the span that stands for it
+  uint32_t leases = 0;            // those who resume there: it stays
+  uint32_t needs = 0;  // for how many the pages of its edge are kept: its checkpoint, and children that have needs
+  std::unique_ptr<KeptSpan> span;    // null: it is kept by states, or not at all
+  std::vector<PrefixNode*> hanging;  // whose spans begin here: it stays, too
+  size_t place = 0, kept_place = 0;  // in the cache's lists
+
+  // Of the edge.
+  std::shared_ptr<PromptTail> brought;  // by which it came; edges that were one share it
+  RequestTime visited = 0;              // last, by any prompt that passed
+  uint64_t serial = 0;                  // of its coming
+
+  std::unique_ptr<StoredKeys> stored;  // null: nothing
+};
+
+// What a model's state takes, and what computing it takes.
+struct PrefixCosts {
+  uint64_t page_tokens = 1;
+  uint64_t page_bytes = 0;        // keys and values of a page, all full-attention layers
+  uint64_t checkpoint_bytes = 0;  // states of all linear layers
+  double flops_per_token = 0, flops_per_square = 0;
+
+  // With a tail that is no whole page, so that one resumes at the very token.
+  uint64_t StateBytes(uint64_t depth) const { return checkpoint_bytes + (depth % page_tokens != 0 ? page_bytes : 0); }
+  double Flops(uint64_t depth) const {  // of prefill from the start
+    const auto tokens = static_cast<double>(depth);
+    return tokens * (flops_per_token + tokens * flops_per_square);
+  }
+};
+
+}  // namespace ashlar::storage

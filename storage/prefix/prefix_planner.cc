@@ -1,0 +1,358 @@
+#include "storage/prefix/prefix_planner.h"
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <utility>
+
+namespace ashlar::storage {
+namespace {
+
+ReuseLaw::Subject Prefix(const PrefixEntry& entry) {
+  return {*entry.kind, entry.uses, entry.fresh};
+}
+constexpr ReuseLaw::Subject kEdge{.kind = ReuseKind::kEdge};
+
+}  // namespace
+
+PrefixCache::PrefixCache(const PrefixCosts& costs, const PrefixCacheOptions& options)
+    : costs_(costs), options_(options), store_(costs, options.capacity_bytes, reuse_, options.seed) {}
+
+PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries,
+                                       bool rebuilds) {
+  ++now_;
+  Sweep();
+  Trim();
+  std::vector<PrefixNode*> passed, candidates;
+  PrefixNode* resume = nullptr;
+  Match match;
+  const auto reached = tree_.Walk(prompt, [&](PrefixNode& node) {
+    passed.push_back(&node);
+    if (node.data.kind) candidates.push_back(&node);
+    if (!node.data.kept || node.data.span != nullptr) return;
+    resume = &node;
+    match.resumable.push_back(node.depth());
+  });
+  match.resume = resume == nullptr ? 0 : resume->depth();
+  if (rebuilds) match.spans = Spans(reached, passed);
+  for (const Match::Span& span : match.spans) {
+    if (span.depth <= match.resume) continue;
+    match.resume = span.depth;
+    resume = span.end;
+  }
+  match.shared = reached.depth;
+  match.lease = resume;
+  if (reached.inside != nullptr) LearnParting(reached.inside->data, reached.depth);
+  if (resume != nullptr) Use(*resume);
+  if (!candidates.empty() && candidates.back() != resume) Use(*candidates.back());
+
+  // A prompt that leaves the known ones here makes a branch, whether or not it will ever be computed.
+  const uint64_t branch = reached.depth / options_.capture_tokens * options_.capture_tokens;
+  const bool parts = reached.depth < prompt.size() || reached.inside != nullptr;
+  if (parts && branch > match.resume) {
+    PrefixNode& node = NodeAt(prompt.first(branch));
+    if (!node.data.kind) {
+      MakeCandidate(node, ReuseKind::kBranch);
+      candidates.push_back(&node);
+    }
+  }
+  const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size(), boundaries);
+  match.checkpoint_at = Wanted(candidates, match.resume, options_.most_checkpoints - placed.size());
+  match.checkpoint_at.insert(match.checkpoint_at.end(), placed.begin(), placed.end());
+  if (resume != nullptr) store_.Lease(*resume);
+  return match;
+}
+
+std::vector<PrefixCache::Match::Span> PrefixCache::Spans(const PrefixTree<PrefixEntry>::Reached& reached,
+                                                         std::span<PrefixNode* const> passed) {
+  const auto is_passed = [&](const PrefixNode* node) {
+    const auto at = std::ranges::lower_bound(passed, node->depth(), {}, &PrefixNode::depth);
+    return at != passed.end() && *at == node;
+  };
+  std::vector<Match::Span> spans;
+  for (const PrefixNode* const base : passed) {
+    for (PrefixNode* const end : base->data.hanging) {
+      const PrefixNode* at = end;  // the prompt leaves the span's text in its edge, or behind it
+      while (at != reached.inside && !is_passed(at)) at = at->parent();
+      const uint64_t depth = at == reached.inside ? reached.depth : at->depth();
+      if (depth > base->depth()) spans.push_back({.end = end, .begin = base->depth(), .depth = depth});
+    }
+  }
+  return spans;
+}
+
+void PrefixCache::LearnParting(PrefixEntry& edge, uint64_t depth) {
+  PromptTail& brought = *edge.brought;
+  if (brought.parted || depth <= brought.begin) return;
+  brought.parted = true;
+  reuse_.Ended(kEdge, now_ - brought.came, true);
+  overlap_.Observe(depth, brought.prompt_end, brought.boundaries);
+}
+
+void PrefixCache::Use(PrefixNode& node) {
+  reuse_.Ended(Prefix(node.data), now_ - node.data.used, true);
+  ++node.data.uses;
+  node.data.used = now_;
+  store_.Refresh(node);
+}
+
+void PrefixCache::MakeCandidate(PrefixNode& node, ReuseKind kind) {
+  if (node.data.kind) return;
+  const PrefixNode* before = node.parent();
+  while (before->parent() != nullptr && before->data.kind != ReuseKind::kRequestEnd) before = before->parent();
+  node.data.kind = kind;
+  node.data.fresh = node.depth() - before->depth();
+  node.data.used = now_;
+}
+
+// Of the known prefixes on the way, those whose checkpoint is missing and would pay.
+std::vector<uint64_t> PrefixCache::Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most) {
+  const double least = store_.LeastPrice(now_);
+  std::vector<const PrefixNode*> missing;
+  for (const PrefixNode* node : passed) {
+    const bool asked = node->depth() > resume && node->depth() % options_.capture_tokens == 0;
+    if (asked && !node->data.kept) missing.push_back(node);
+  }
+  const std::vector<double> prices = store_.Prices(missing, now_);
+  std::vector<std::pair<double, uint64_t>> worth;
+  for (size_t i = 0; i < missing.size(); ++i) {
+    if (prices[i] >= least) worth.push_back({prices[i], missing[i]->depth()});
+  }
+  std::stable_sort(worth.begin(), worth.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  if (worth.size() > most) worth.resize(most);
+  std::vector<uint64_t> depths;
+  for (const auto& [price, depth] : worth) depths.push_back(depth);
+  std::sort(depths.begin(), depths.end());
+  return depths;
+}
+
+// In what no prompt had before. The first checkpoint brings the pages before it, the next ones their states alone.
+std::vector<uint64_t> PrefixCache::Placed(uint64_t resume, uint64_t shared, uint64_t prompt,
+                                          std::span<const uint64_t> boundaries) const {
+  const std::vector<OverlapLaw::Mass> law = overlap_.Between(shared, prompt, boundaries);
+  if (law.empty()) return {};
+  const auto flops = [this](uint64_t depth) { return costs_.Flops(depth); };
+  const size_t most = std::min(options_.most_placed, options_.most_checkpoints);
+  const CheckpointPlan plan(law, resume, options_.capture_tokens, most, flops);
+  const double rate = reuse_.Rate(kEdge, 1), going = store_.going_price() * kPlacedMargin;
+  size_t pays = 0;
+  for (size_t m = 1; m <= plan.most(); ++m) {
+    const double saves = rate * (plan.Expected(m - 1) - plan.Expected(m));
+    if (saves <= 0) break;
+    uint64_t bytes = costs_.checkpoint_bytes;
+    if (m == 1) bytes += (plan.Positions(1).back() - resume) / costs_.page_tokens * costs_.page_bytes;
+    if (saves < going * static_cast<double>(bytes)) break;
+    pays = m;
+  }
+  std::vector<uint64_t> positions = plan.Positions(pays);
+  std::erase_if(positions, [shared](uint64_t depth) { return depth <= shared; });
+  return positions;
+}
+
+size_t PrefixCache::Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt,
+                           std::span<const uint64_t> captured, std::span<const uint64_t> boundaries,
+                           const std::optional<SpanOffer>& span) {
+  Release(match);
+  if (tokens.empty()) return 0;
+  store_.Dare();
+  Extend(tokens, prompt, boundaries);
+  std::vector<PrefixNode*> offered;
+  for (const uint64_t depth : captured) {
+    PrefixNode& node = NodeAt(tokens.first(depth));
+    const bool prompt_end = span && depth == span->begin;
+    MakeCandidate(node, prompt_end             ? ReuseKind::kRequestEnd
+                        : depth > match.shared ? ReuseKind::kPlaced
+                                               : ReuseKind::kBranch);
+    offered.push_back(&node);
+  }
+  PrefixNode& end = NodeAt(tokens);
+  MakeCandidate(end, ReuseKind::kRequestEnd);
+  size_t kept = 0;
+  for (PrefixNode* node : offered) kept += !node->data.kept && store_.Admit(*node, now_) ? 1 : 0;
+  kept += !end.data.kept && AdmitEnd(end, tokens, span) ? 1 : 0;
+  Trim();
+  return kept;
+}
+
+bool PrefixCache::AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, const std::optional<SpanOffer>& span) {
+  PrefixNode* const base = span ? Base(tokens.first(span->begin)) : nullptr;
+  if (base == nullptr || span->bytes >= store_.StatesTake(end)) return store_.Admit(end, now_);
+  return store_.AdmitSpan(end, *base, span->bytes, now_);
+}
+
+PrefixNode* PrefixCache::Base(std::span<const int32_t> prefix) const {
+  const auto reached = tree_.Walk(prefix);
+  PrefixNode& node = *reached.node;
+  const bool there = reached.inside == nullptr && reached.depth == prefix.size() && node.data.kept;
+  return there && node.data.span == nullptr && node.data.hanging.size() < kHanging ? &node : nullptr;
+}
+
+// Leaves that are kept go to the back of the line; a request waits for some of them only.
+void PrefixCache::Trim() {
+  for (size_t stayed = 0; tree_.bytes() > options_.history_bytes && !leaves_.empty() && stayed < kSweep;) {
+    if (!ForgetOldest()) ++stayed;
+  }
+}
+
+void PrefixCache::Release(Match match) {
+  if (match.lease != nullptr) store_.Release(*match.lease);
+}
+
+void PrefixCache::WhenGone(std::function<void(PrefixNode&)> gone) {
+  gone_ = gone;
+  store_.WhenGone(std::move(gone));
+}
+
+void PrefixCache::Lost(std::span<const int32_t> prefix) {
+  const auto reached = tree_.Walk(prefix);
+  if (reached.inside == nullptr && reached.depth == prefix.size()) Lost(*reached.node);
+}
+
+void PrefixCache::Lost(PrefixNode& node) {
+  if (!node.data.kept) return;
+  while (!node.data.hanging.empty()) Lost(*node.data.hanging.back());
+  store_.Drop(node);
+  store_.Pressed();
+  if (gone_) gone_(node);
+}
+
+PrefixCache::Kept PrefixCache::IsKept(std::span<const int32_t> prefix) const {
+  const auto reached = tree_.Walk(prefix);
+  const PrefixEntry& entry = reached.node->data;
+  if (reached.inside != nullptr || reached.depth < prefix.size() || !entry.kept) return Kept::kNot;
+  return entry.span == nullptr ? Kept::kByStates : Kept::kBySpan;
+}
+
+bool PrefixCache::Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span) {
+  PrefixNode* const base = span ? Base(prefix.first(span->begin)) : nullptr;
+  if (span && base == nullptr) return false;
+  Extend(prefix, prefix.size(), {});
+  PrefixNode& node = NodeAt(prefix);
+  MakeCandidate(node, ReuseKind::kRequestEnd);
+  if (node.data.kept) return true;
+  return span ? store_.AdmitSpan(node, *base, span->bytes, now_) : store_.Admit(node, now_);
+}
+
+PrefixNode& PrefixCache::NodeAt(std::span<const int32_t> prefix) {
+  const auto inserted = tree_.Insert(prefix);
+  if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
+  return *inserted.node;
+}
+
+void PrefixCache::Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries) {
+  const auto inserted = tree_.Insert(tokens);
+  if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
+  PrefixNode& node = *inserted.node;
+  if (inserted.added) {
+    PrefixNode& parent = *node.parent();
+    leaves_.erase({parent.data.visited, parent.data.serial, &parent});
+    node.data.brought = std::make_shared<PromptTail>(PromptTail{.came = now_,
+                                                                .begin = node.begin(),
+                                                                .prompt_end = prompt,
+                                                                .end = node.depth(),
+                                                                .boundaries = {boundaries.begin(), boundaries.end()}});
+    Adopt(node);
+  }
+  for (PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) Visit(*at);
+}
+
+// It has what the edge had that it stands in.
+void PrefixCache::AdoptSplit(PrefixNode& node, PrefixNode& behind) {
+  SplitKeys(node, behind);
+  node.data.brought = behind.data.brought;
+  node.data.needs = behind.data.needs > 0 ? 1 : 0;
+  node.data.visited = behind.data.visited;
+  Adopt(node);
+}
+
+void PrefixCache::SplitKeys(PrefixNode& node, PrefixNode& behind) const {
+  if (behind.data.stored == nullptr || behind.data.stored->blocks.empty()) return;
+  std::vector<Key>& all = behind.data.stored->blocks;
+  const auto before = static_cast<ptrdiff_t>(node.depth() / costs_.page_tokens - node.begin() / costs_.page_tokens);
+  node.data.stored = std::make_unique<StoredKeys>();
+  node.data.stored->blocks.assign(all.begin(), all.begin() + before);
+  all.erase(all.begin(), all.begin() + before);
+}
+
+void PrefixCache::JoinKeys(PrefixNode& node) const {
+  PrefixNode& child = node.first_child();
+  if (node.data.stored == nullptr && child.data.stored == nullptr) return;
+  if (child.data.stored == nullptr) child.data.stored = std::make_unique<StoredKeys>();
+  std::vector<Key>& behind = child.data.stored->blocks;
+  const uint64_t page = costs_.page_tokens;
+  const std::vector<Key> none;
+  const std::vector<Key>& before = node.data.stored == nullptr ? none : node.data.stored->blocks;
+  const bool known = before.size() == node.depth() / page - node.begin() / page &&
+                     behind.size() == child.depth() / page - child.begin() / page;
+  if (known) {
+    behind.insert(behind.begin(), before.begin(), before.end());
+  } else {
+    behind.clear();
+  }
+}
+
+void PrefixCache::Adopt(PrefixNode& node) {
+  node.data.serial = ++serials_;
+  node.data.place = nodes_.size();
+  nodes_.push_back(&node);
+}
+
+void PrefixCache::Disown(PrefixNode& node) {
+  PrefixEntry& entry = node.data;
+  if (entry.kind) reuse_.Ended(Prefix(entry), now_ - entry.used, false);
+  nodes_[entry.place] = nodes_.back();
+  nodes_[entry.place]->data.place = entry.place;
+  nodes_.pop_back();
+  leaves_.erase({entry.visited, entry.serial, &node});
+}
+
+void PrefixCache::Visit(PrefixNode& node) {
+  if (node.leaf()) leaves_.erase({node.data.visited, node.data.serial, &node});
+  node.data.visited = now_;
+  if (node.leaf()) leaves_.insert({node.data.visited, node.data.serial, &node});
+}
+
+bool PrefixCache::ForgetOldest() {
+  PrefixNode& leaf = *leaves_.begin()->node;
+  // What it keeps is worth its tokens, unless they are most of what it takes, as without keys and values.
+  if (leaf.data.leases > 0 || (leaf.data.kept && tree_.bytes() <= 2 * options_.history_bytes)) {
+    Visit(leaf);
+    return false;
+  }
+  if (leaf.data.kept) {
+    store_.Drop(leaf);
+    if (gone_) gone_(leaf);
+  }
+  PromptTail& brought = *leaf.data.brought;
+  if (!std::exchange(brought.parted, true)) reuse_.Ended(kEdge, now_ - brought.came, false);
+  PrefixNode& parent = *leaf.parent();
+  Disown(leaf);
+  tree_.Remove(leaf);
+  if (parent.parent() == nullptr) return true;
+  if (parent.leaf()) {
+    leaves_.insert({parent.data.visited, parent.data.serial, &parent});
+  } else if (parent.children() == 1 && !parent.data.kind) {
+    JoinKeys(parent);
+    Disown(parent);
+    tree_.Merge(parent);
+  }
+  return true;
+}
+
+// What goes on is told to the law a part a request, so that no request waits for all of it.
+void PrefixCache::Sweep() {
+  const size_t some = std::min(kSweep, nodes_.size() / kLeastRefresh + 1);
+  for (size_t i = 0; i < some && swept_ < nodes_.size(); ++i, ++swept_) {
+    const PrefixEntry& entry = nodes_[swept_]->data;
+    if (swept_ % kRefreshed == 0) store_.Refresh(*nodes_[swept_]);
+    if (entry.kind) reuse_.GoesOn(Prefix(entry), now_ - entry.used);
+    const PromptTail& brought = *entry.brought;
+    if (!brought.parted && brought.end == nodes_[swept_]->depth()) reuse_.GoesOn(kEdge, now_ - brought.came);
+  }
+  if (swept_ < nodes_.size() || now_ - refreshed_ < kLeastRefresh) return;
+  reuse_.Refresh();
+  refreshed_ = now_;
+  swept_ = 0;
+}
+
+}  // namespace ashlar::storage

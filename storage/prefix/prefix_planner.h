@@ -1,0 +1,145 @@
+// Exact reuse of prefixes: what prompts share, where they may resume, where to checkpoint, and what is kept.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/container/btree_set.h"
+#include "storage/policy/reuse_model.h"
+#include "storage/prefix/checkpoint_budget.h"
+#include "storage/prefix/checkpoint_plan.h"
+#include "storage/prefix/overlap_model.h"
+#include "storage/prefix/prefix_entry.h"
+
+namespace ashlar::storage {
+
+struct PrefixCacheOptions {
+  uint64_t capacity_bytes = 0;
+  uint64_t history_bytes = uint64_t{64} << 20;  // of what is known of prompts; twice that where what is kept takes more
+  uint64_t capture_tokens = 1;   // engines can checkpoint inside a prompt at multiples of it; at ends always
+  size_t most_checkpoints = 32;  // that a request is asked for
+  size_t most_placed = 8;        // of these, where prompts are expected to part
+  uint64_t seed = 1;
+};
+
+// Of one namespace. The tree remembers more than is kept: which prefixes were passed, and would have been resumed from;
+// so what was given up still counts as wanted, and a branch is known when its second prompt comes, however long after.
+//
+// Three questions are one here. *Which* prefixes deserve a checkpoint: where prompts part (Marconi §4.1), the ends of
+// requests, and, in what is new, where later prompts are likely to part (Sparse Prefix Caching §4, by the law of where
+// earlier ones did). *Where inside an edge*: by the dynamic program, as many as pay at the going price of a byte. *What
+// goes*: the cheapest by checkpoint_budget.h, whose price takes the likelihood of reuse from reuse_model.h. One thread.
+class PrefixCache {
+ public:
+  PrefixCache(const PrefixCosts& costs, const PrefixCacheOptions& options);
+
+  struct Match {
+    uint64_t resume = 0;                  // tokens that need not be computed
+    uint64_t shared = 0;                  // with any earlier prompt that is known
+    std::vector<uint64_t> resumable;      // depths that are kept by states, rising
+    std::vector<uint64_t> checkpoint_at;  // depths in (resume, prompt's end], rising, that are worth capturing
+    // Of spans that reach into the prompt: at every depth behind `begin`, up to `depth`, states can be rebuilt.
+    struct Span {
+      PrefixNode* end = nullptr;  // that is kept by it
+      uint64_t begin = 0, depth = 0;
+    };
+    std::vector<Span> spans;
+    PrefixNode* lease = nullptr;  // the prefix to resume from stays until Commit or Release
+  };
+  // A request comes. Learns from it, too: once a request. Its match ends by Commit or Release, once. `boundaries`:
+  // where the segments that it is made of end, rising; none: not known. `rebuilds`: its engine resumes from spans, too.
+  Match Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries = {}, bool rebuilds = false);
+  // It was computed: `tokens` begin with the prompt, the decoded ones follow. The checkpoints at `captured`, rising in
+  // (0, tokens.size()], and at the end are offered; how many of them are kept is returned. Ends the lease. With a span
+  // up to the end, from a depth that is kept by states, the end is kept by that where it takes less than states would.
+  struct SpanOffer {
+    uint64_t begin = 0;
+    uint64_t bytes = 0;
+  };
+  size_t Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
+                std::span<const uint64_t> boundaries = {}, const std::optional<SpanOffer>& span = {});
+  void Release(Match match);
+
+  // For whoever keeps the bytes. `gone` is told of every prefix whose checkpoint is given up: pages of the edges on the
+  // way to it that have no needs any more are of no use either.
+  void WhenGone(std::function<void(PrefixNode&)> gone);
+  // What the prefix is kept by is gone for a reason of theirs, and so is what hangs on it. Harmless where it is not
+  // kept.
+  void Lost(std::span<const int32_t> prefix);
+  void Lost(PrefixNode& node);
+  // A checkpoint, or with `span` that, is there that nobody committed: an earlier run of theirs did. False: it is worth
+  // less than what would go, or nothing without the states that it hangs on.
+  bool Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span = {});
+
+  enum class Kept : uint8_t { kNot, kByStates, kBySpan };
+  Kept IsKept(std::span<const int32_t> prefix) const;
+
+  const PrefixCosts& costs() const { return costs_; }
+  const PrefixStore& store() const { return store_; }
+  const PrefixTree<PrefixEntry>& tree() const { return tree_; }  // to look at
+  size_t nodes() const { return tree_.nodes(); }
+  uint64_t history_tokens() const { return tree_.tokens(); }
+  uint64_t history_bytes() const { return tree_.bytes(); }
+
+ private:
+  static constexpr RequestTime kLeastRefresh = 20;  // requests between two looks at all that goes on
+  static constexpr size_t kSweep = 64;              // entries looked at a request, and leaves that cannot be forgotten
+  static constexpr size_t kRefreshed = 16;          // one in so many of these has its price looked at
+  static constexpr size_t kHanging = 64;            // spans from one depth: a look-up compares with each
+  static constexpr double kPlacedMargin = 4;        // guesses pay so many times the going price: few are right
+
+  struct Leaf {
+    RequestTime visited;
+    uint64_t serial;
+    PrefixNode* node;
+    bool operator<(const Leaf& other) const {
+      return visited != other.visited ? visited < other.visited : serial < other.serial;
+    }
+  };
+
+  // `passed`: the nodes that are prefixes of the prompt.
+  static std::vector<Match::Span> Spans(const PrefixTree<PrefixEntry>::Reached& reached,
+                                        std::span<PrefixNode* const> passed);
+  // Keeps the end of a text, by a span if it is worth it.
+  bool AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, const std::optional<SpanOffer>& span);
+  PrefixNode* Base(std::span<const int32_t> prefix) const;  // that a span may hang on; null
+  void LearnParting(PrefixEntry& edge, uint64_t depth);
+  void Use(PrefixNode& node);
+  void MakeCandidate(PrefixNode& node, ReuseKind kind);
+  std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most);
+  std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt,
+                               std::span<const uint64_t> boundaries) const;
+
+  PrefixNode& NodeAt(std::span<const int32_t> prefix);
+  void Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries);
+  void AdoptSplit(PrefixNode& node, PrefixNode& behind);
+  void Adopt(PrefixNode& node);
+  void Disown(PrefixNode& node);
+  void Visit(PrefixNode& node);
+  void Trim();
+  bool ForgetOldest();  // false: it is kept, or leased
+  void Sweep();
+
+  // Which blocks end in an edge that was split, or joined to the one behind it.
+  void SplitKeys(PrefixNode& node, PrefixNode& behind) const;
+  void JoinKeys(PrefixNode& node) const;
+
+  const PrefixCosts costs_;
+  const PrefixCacheOptions options_;
+  std::function<void(PrefixNode&)> gone_;
+  PrefixTree<PrefixEntry> tree_;
+  ReuseLaw reuse_;
+  OverlapLaw overlap_;
+  PrefixStore store_;
+  RequestTime now_ = 0, refreshed_ = 0;
+  std::vector<PrefixNode*> nodes_;  // all but the root
+  size_t swept_ = 0;                // of them, since the last Refresh
+  uint64_t serials_ = 0;
+  absl::btree_set<Leaf> leaves_;  // oldest first
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,158 @@
+// Spans in the accounts: when one stands for states, who finds it, and that it goes with what it hangs on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "storage/prefix/prefix_planner.h"
+#include "storage/testing/prefix_recount.h"
+#include "storage/testing/tokens.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::ElementsAre;
+using Kept = PrefixCache::Kept;
+
+constexpr PrefixCosts kCosts{.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000, .flops_per_token = 1};
+constexpr uint64_t kRoomy = uint64_t{1} << 40;
+
+Tokens First(const Tokens& tokens, size_t count) {
+  return {tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count)};
+}
+
+class PrefixSpans : public ::testing::Test {
+ protected:
+  // A prompt and its answer, with states before the prompt's last token and the span from there on.
+  void Answer(const Tokens& prompt, const Tokens& decoded, uint64_t bytes = 50) {
+    const PrefixCache::Match match = cache_.Lookup(prompt, {}, true);
+    const uint64_t begin = prompt.size() - 1;
+    cache_.Commit(match, Join(prompt, decoded), prompt.size(), std::vector<uint64_t>{begin}, {},
+                  PrefixCache::SpanOffer{begin, bytes});
+  }
+  uint64_t Resumed(const Tokens& prompt, bool rebuilds = true) {
+    const PrefixCache::Match match = cache_.Lookup(prompt, {}, rebuilds);
+    cache_.Release(match);
+    return match.resume;
+  }
+  void ExpectBooks() {
+    const PrefixRecount count = Recount(cache_.tree().root(), kCosts);
+    EXPECT_TRUE(count.needs_hold);
+    EXPECT_TRUE(count.spans_hold);
+    EXPECT_EQ(count.bytes, cache_.store().bytes());
+    EXPECT_EQ(count.spans, cache_.store().spans());
+    EXPECT_EQ(count.kept.size(), cache_.store().checkpoints() + cache_.store().spans());
+  }
+
+  const Tokens prompt_ = Numbers(0, 101), answer_ = Numbers(1000, 40);
+  PrefixCache cache_{kCosts, {.capacity_bytes = kRoomy}};
+};
+
+TEST_F(PrefixSpans, StandForStatesWhereTheyTakeLess) {
+  Answer(prompt_, answer_, 50);
+  EXPECT_EQ(cache_.IsKept(First(prompt_, 100)), Kept::kByStates);
+  EXPECT_EQ(cache_.IsKept(Join(prompt_, answer_)), Kept::kBySpan);
+  // Six pages and a tail before the states at 100; the span has its own keys and values.
+  EXPECT_EQ(cache_.store().bytes(), 1000 + 7 * 160 + 50u);
+  EXPECT_EQ(cache_.store().saved_bytes(), 1000 + 160 - 50u);
+  const Tokens other = Numbers(5000, 101);
+  Answer(other, answer_, 5000);
+  EXPECT_EQ(cache_.IsKept(Join(other, answer_)), Kept::kByStates) << "a span of more bytes than states";
+  EXPECT_EQ(cache_.store().spans(), 1u);
+  ExpectBooks();
+}
+
+TEST_F(PrefixSpans, AreResumedFromAtEveryDepthByThoseWhoRebuild) {
+  Answer(prompt_, answer_);
+  const Tokens text = Join(prompt_, answer_);
+  for (size_t common = 100; common <= text.size(); ++common) {
+    EXPECT_EQ(Resumed(Join(First(text, common), {-1, -2})), common);
+    EXPECT_EQ(Resumed(Join(First(text, common), {-1, -2}), false), 100u);
+  }
+  EXPECT_EQ(Resumed(First(text, 120)), 120u) << "that ends inside";
+  const PrefixCache::Match match = cache_.Lookup(Join(First(text, 120), {-1}), {}, true);
+  ASSERT_EQ(match.spans.size(), 1u);
+  EXPECT_EQ(match.spans[0].begin, 100u);
+  EXPECT_EQ(match.spans[0].depth, 120u);
+  EXPECT_THAT(match.resumable, ElementsAre(100u));
+  EXPECT_THAT(match.checkpoint_at, testing::Not(testing::Contains(120u))) << "a branch that the span makes needless";
+  cache_.Release(match);
+}
+
+// Answers to one prompt hang on the same states; a prompt that parts from both takes the one that goes further with it.
+TEST_F(PrefixSpans, OfSeveralAnswersHangOnTheSameStates) {
+  Answer(prompt_, answer_);
+  const Tokens again = Join(First(answer_, 10), Numbers(2000, 30));
+  Answer(prompt_, again);
+  EXPECT_EQ(cache_.store().spans(), 2u);
+  EXPECT_EQ(cache_.store().checkpoints(), 1u);
+  EXPECT_EQ(Resumed(Join(Join(prompt_, First(again, 25)), {-1})), 126u);
+  EXPECT_EQ(Resumed(Join(Join(prompt_, First(answer_, 25)), {-1})), 126u);
+  EXPECT_EQ(Resumed(Join(Join(prompt_, First(answer_, 5)), {-1})), 106u);
+  ExpectBooks();
+}
+
+TEST_F(PrefixSpans, GoWithTheStatesThatTheyHangOn) {
+  std::vector<uint64_t> gone;
+  cache_.WhenGone([&](PrefixNode& node) { gone.push_back(node.depth()); });
+  Answer(prompt_, answer_);
+  Answer(prompt_, Numbers(3000, 20));
+  cache_.Lost(First(prompt_, 100));
+  EXPECT_THAT(gone, testing::UnorderedElementsAre(141u, 121u, 100u));
+  EXPECT_EQ(cache_.store().bytes(), 0u);
+  EXPECT_EQ(Resumed(Join(prompt_, answer_)), 0u);
+  ExpectBooks();
+  // Without these states a span is of no use.
+  const PrefixCache::Match match = cache_.Lookup(prompt_, {}, true);
+  cache_.Commit(match, Join(prompt_, answer_), prompt_.size(), {}, {}, PrefixCache::SpanOffer{100, 50});
+  EXPECT_EQ(cache_.IsKept(Join(prompt_, answer_)), Kept::kByStates);
+}
+
+TEST_F(PrefixSpans, AreRecoveredBehindTheirStatesOnly) {
+  const Tokens text = Join(prompt_, answer_);
+  EXPECT_FALSE(cache_.Recover(text, PrefixCache::SpanOffer{100, 50}));
+  EXPECT_TRUE(cache_.Recover(First(prompt_, 100)));
+  EXPECT_TRUE(cache_.Recover(text, PrefixCache::SpanOffer{100, 50}));
+  EXPECT_EQ(Resumed(Join(First(text, 130), {-1})), 130u);
+  ExpectBooks();
+}
+
+// Where bytes are few: what a span hangs on is not given up before it, and the books are right at every step.
+TEST_F(PrefixSpans, StatesStayAsLongAsSpansHangOnThem) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    std::mt19937_64 random(seed);
+    PrefixCache cache(kCosts, {.capacity_bytes = 6000 + random() % 20'000, .history_bytes = 50'000});
+    std::vector<Tokens> known = {{}};
+    size_t inside = 0, evictions = 0;
+    cache.WhenGone([&](PrefixNode& node) {
+      ++evictions;
+      EXPECT_TRUE(node.data.hanging.empty());
+    });
+    for (int i = 0; i < 300; ++i) {
+      Tokens prompt = known[random() % known.size()];
+      prompt.resize(prompt.size() - std::min<size_t>(prompt.size(), random() % 60));
+      prompt = Join(prompt, Numbers(static_cast<int32_t>(random() % 5 * 100), static_cast<int32_t>(2 + random() % 80)));
+      const PrefixCache::Match match = cache.Lookup(prompt, {}, true);
+      for (const PrefixCache::Match::Span& span : match.spans) inside += span.depth < span.end->depth() ? 1 : 0;
+      const Tokens text = Join(prompt, Numbers(static_cast<int32_t>(random() % 3 * 1000), 30));
+      const uint64_t begin = prompt.size() - 1;
+      cache.Commit(match, text, prompt.size(), std::vector<uint64_t>{begin}, {},
+                   PrefixCache::SpanOffer{begin, random() % 400});
+      known.push_back(text);
+      const PrefixRecount count = Recount(cache.tree().root(), kCosts);
+      ASSERT_TRUE(count.needs_hold && count.spans_hold);
+      ASSERT_EQ(count.bytes, cache.store().bytes());
+      ASSERT_LE(cache.store().bytes(), cache.store().capacity_bytes());
+    }
+    EXPECT_GT(inside, 5u);
+    EXPECT_GT(evictions, 50u);
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::storage

@@ -1,0 +1,304 @@
+#include "storage/prefix/prefix_planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "storage/testing/prefix_recount.h"
+#include "storage/testing/tokens.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr PrefixCosts kCosts{.page_tokens = 1, .page_bytes = 10, .checkpoint_bytes = 1000, .flops_per_token = 1};
+constexpr PrefixCosts kPages{.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000, .flops_per_token = 1};
+constexpr uint64_t kRoomy = uint64_t{1} << 40;
+
+// As an engine does that captures all it is asked for.
+PrefixCache::Match Request(PrefixCache& cache, const Tokens& prompt, const Tokens& decoded = {}) {
+  const PrefixCache::Match match = cache.Lookup(prompt);
+  cache.Commit(match, Join(prompt, decoded), prompt.size(), match.checkpoint_at);
+  return match;
+}
+
+TEST(PrefixCacheTest, ResumesAConversationAtTheVeryToken) {
+  PrefixCache cache(kPages, {.capacity_bytes = kRoomy});
+  Tokens conversation = Numbers(0, 77);
+  for (int turn = 0; turn < 20; ++turn) {
+    const Tokens decoded = Numbers(1000 * turn + 500, 13);
+    const PrefixCache::Match match = Request(cache, conversation, decoded);
+    if (turn > 0) {
+      EXPECT_EQ(match.resume, conversation.size() - 5) << "where the answer ended, in the middle of a page";
+      EXPECT_EQ(match.shared, match.resume);
+    }
+    conversation = Join(Join(conversation, decoded), Numbers(1000 * turn + 800, 5));
+  }
+  EXPECT_EQ(cache.store().checkpoints(), 20u);
+}
+
+// Marconi's speculative insertion: what two prompts share is known when the second comes, and there for the third.
+TEST(PrefixCacheTest, TheSecondPromptRevealsABranch) {
+  PrefixCache cache(kCosts, {.capacity_bytes = kRoomy});
+  const Tokens instructions = Numbers(0, 300);
+  const PrefixCache::Match first = Request(cache, Join(instructions, Numbers(1000, 50)));
+  EXPECT_EQ(first.shared, 0u);
+  EXPECT_EQ(first.lease, nullptr);
+  const PrefixCache::Match second = Request(cache, Join(instructions, Numbers(2000, 50)));
+  EXPECT_EQ(second.shared, 300u);
+  EXPECT_EQ(second.resume, 0u);
+  EXPECT_THAT(second.checkpoint_at, Contains(300u));
+  const PrefixCache::Match third = Request(cache, Join(instructions, Numbers(3000, 50)));
+  EXPECT_EQ(third.resume, 300u);
+  EXPECT_THAT(third.checkpoint_at, ::testing::Each(::testing::Gt(300u)));
+}
+
+// Documents of any length, asked about twice by short questions: from the second document on, the law of where prompts
+// part puts a checkpoint close before the question, on the first visit.
+TEST(PrefixCacheTest, APlacedCheckpointHitsOnADocumentsSecondPrompt) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  PrefixCache cache(kCosts, {.capacity_bytes = kRoomy, .seed = seed});
+  uint64_t resumed = 0, could = 0;
+  for (int document = 0; document < 60; ++document) {
+    const Tokens text = Numbers(10'000 * (document + 1), static_cast<int32_t>(2000 + random() % 5000));
+    for (int question = 0; question < 2; ++question) {
+      const auto length = static_cast<int32_t>(20 + random() % 4);
+      const PrefixCache::Match match =
+          Request(cache, Join(text, Numbers(-1000 * (2 * document + question + 1), length)));
+      EXPECT_EQ(match.shared, question == 0 ? 0 : text.size());
+      if (document < 20 || question == 0) continue;
+      resumed += match.resume;
+      could += text.size();
+    }
+  }
+  EXPECT_GT(static_cast<double>(resumed) / static_cast<double>(could), 0.95);
+}
+
+TEST(PrefixCacheTest, PositionsAreWhereTheEngineCanCapture) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  PrefixCache cache(kCosts, {.capacity_bytes = kRoomy, .capture_tokens = 64, .seed = seed});
+  const Tokens instructions = Numbers(0, 300);
+  Request(cache, Join(instructions, Numbers(1000, 50)));
+  EXPECT_THAT(Request(cache, Join(instructions, Numbers(2000, 50))).checkpoint_at, ElementsAre(256));
+  EXPECT_EQ(Request(cache, Join(instructions, Numbers(3000, 50))).resume, 256u);
+  for (int document = 0; document < 50; ++document) {
+    const Tokens text = Numbers(10'000 * (document + 1), static_cast<int32_t>(500 + random() % 2000));
+    for (int question = 0; question < 3; ++question) {
+      const Tokens prompt = Join(text, Numbers(-1000 * (3 * document + question + 1), 30));
+      for (const uint64_t at : Request(cache, prompt).checkpoint_at) EXPECT_EQ(at % 64, 0u);
+    }
+  }
+}
+
+TEST(PrefixCacheTest, AsksForNoMoreThanItMay) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  size_t most = 0;
+  PrefixCache cache(kCosts, {.capacity_bytes = kRoomy, .most_checkpoints = 6, .most_placed = 4, .seed = seed});
+  for (int i = 0; i < 400; ++i) {
+    // Partings at many depths of one text, most of which were seen, and never computed.
+    const Tokens prompt = Join(Numbers(0, static_cast<int32_t>(random() % 2000)), Numbers(5000 + 3000 * i, 2500));
+    const PrefixCache::Match match = cache.Lookup(prompt);
+    EXPECT_LE(match.checkpoint_at.size(), 6u);
+    EXPECT_TRUE(std::is_sorted(match.checkpoint_at.begin(), match.checkpoint_at.end()));
+    EXPECT_LE(std::count_if(match.checkpoint_at.begin(), match.checkpoint_at.end(),
+                            [&](uint64_t at) { return at > match.shared; }),
+              4);
+    most = std::max(most, match.checkpoint_at.size());
+    cache.Commit(match, prompt, prompt.size(), {});
+  }
+  EXPECT_EQ(most, 6u);
+}
+
+TEST(PrefixCacheTest, WhatIsLeasedStaysUntilItsRequestEnds) {
+  // Room for one conversation's end.
+  PrefixCache cache(kCosts, {.capacity_bytes = 2500});
+  const Tokens conversation = Numbers(0, 100);
+  Request(cache, conversation);
+  const PrefixCache::Match held = cache.Lookup(Join(conversation, Numbers(900, 10)));
+  ASSERT_EQ(held.resume, 100u);
+  for (int i = 1; i < 60; ++i) Request(cache, Numbers(1000 * i, 110));
+  const PrefixCache::Match again = cache.Lookup(Join(conversation, Numbers(900, 10)));
+  EXPECT_EQ(again.resume, 100u);
+  cache.Release(held);
+  cache.Release(again);
+  for (int i = 60; i < 600; ++i) Request(cache, Numbers(1000 * i, 110));
+  EXPECT_EQ(cache.Lookup(Join(conversation, Numbers(900, 10))).resume, 0u);
+}
+
+TEST(PrefixCacheTest, WhatWouldNeverFitIsNotAskedForNorKept) {
+  PrefixCache cache(kCosts, {.capacity_bytes = 999});
+  for (int i = 0; i < 10; ++i) {
+    const PrefixCache::Match match = cache.Lookup(Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)));
+    EXPECT_THAT(match.checkpoint_at, IsEmpty());
+    EXPECT_EQ(cache.Commit(match, Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)), 70, match.checkpoint_at), 0u);
+  }
+  EXPECT_EQ(cache.store().bytes(), 0u);
+  EXPECT_EQ(cache.store().refusals(), 10u);
+}
+
+TEST(PrefixCacheTest, EmptyPromptsAreNothing) {
+  PrefixCache cache(kCosts, {.capacity_bytes = kRoomy});
+  EXPECT_EQ(Request(cache, {}).resume, 0u);
+  EXPECT_EQ(cache.nodes(), 0u);
+  Request(cache, {}, Numbers(0, 5));
+  EXPECT_EQ(cache.Lookup(Numbers(0, 6)).resume, 5u);
+}
+
+TEST(PrefixCacheTest, ForgetsPromptsButNotWhatIsKept) {
+  constexpr uint64_t kHistory = 200'000;
+  // Room for some thirty ends; history for some eighty prompts.
+  PrefixCache cache(kCosts, {.capacity_bytes = 30 * (1000 + 500 * 10), .history_bytes = kHistory});
+  for (int i = 0; i < 2000; ++i) {
+    Request(cache, Numbers(1000 * i, 500));
+    ASSERT_LE(cache.history_bytes(), kHistory) << "request " << i;
+    const PrefixRecount count = Recount(cache.tree().root(), kCosts);
+    ASSERT_EQ(count.kept.size(), cache.store().checkpoints());
+    ASSERT_EQ(count.bytes, cache.store().bytes());
+  }
+  EXPECT_GE(cache.store().checkpoints(), 25u);
+  EXPECT_EQ(cache.Lookup(Numbers(0, 500)).shared, 0u) << "long forgotten";
+}
+
+// Most of what is known is kept, so that nearly every leaf that one comes by has to stay.
+TEST(PrefixCacheTest, ForgetsWhatIsBetweenThatWhichIsKept) {
+  constexpr uint64_t kHistory = 200'000;
+  PrefixCache cache(kCosts, {.capacity_bytes = 75 * (1000 + 500 * 10), .history_bytes = kHistory});
+  for (int i = 0; i < 2000; ++i) {
+    Request(cache, Numbers(1000 * i, 500));
+    ASSERT_LE(cache.history_bytes(), kHistory + 5 * 500) << "request " << i;
+  }
+  EXPECT_GE(cache.store().checkpoints(), 60u);
+}
+
+// Engines may ask and never compute.
+TEST(PrefixCacheTest, LookupsAloneDoNotGrowTheHistory) {
+  constexpr uint64_t kHistory = 250'000;
+  PrefixCache cache(kCosts, {.capacity_bytes = 0, .history_bytes = kHistory});
+  for (int i = 0; i < 8; ++i) Request(cache, Numbers(100'000 * i, 3'000));
+  for (int i = 0; i < 3'000; ++i) {
+    cache.Release(cache.Lookup(Join(Numbers(100'000 * (i % 8), i % 2'999 + 1), {-1})));
+    ASSERT_LE(cache.history_bytes(), kHistory + 1000) << "look-up " << i;
+  }
+}
+
+// A list of sequences, and where each was offered: what is shared and where one resumes, when nothing has to go.
+TEST(PrefixCacheTest, IsAListOfSequencesWhileThereIsRoom) {
+  for (int round = 0; round < 20; ++round) {
+    const uint64_t seed = std::random_device()();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    PrefixCache cache(kPages, {.capacity_bytes = kRoomy, .seed = seed});
+    std::vector<Tokens> known, kept;
+    for (int i = 0; i < 150; ++i) {
+      Tokens prompt;
+      if (!known.empty() && random() % 4 != 0) {
+        const Tokens& some = known[random() % known.size()];
+        prompt.assign(some.begin(), some.begin() + static_cast<ptrdiff_t>(random() % (some.size() + 1)));
+      }
+      for (uint64_t more = 1 + random() % 9; more > 0; --more) prompt.push_back(static_cast<int32_t>(random() % 3));
+      size_t shared = 0, resume = 0;
+      for (const Tokens& other : known) {
+        const auto parted = std::mismatch(prompt.begin(), prompt.end(), other.begin(), other.end()).first;
+        shared = std::max(shared, static_cast<size_t>(parted - prompt.begin()));
+      }
+      for (const Tokens& other : kept) {
+        if (other.size() <= prompt.size() && std::equal(other.begin(), other.end(), prompt.begin())) {
+          resume = std::max(resume, other.size());
+        }
+      }
+      const PrefixCache::Match match = cache.Lookup(prompt);
+      ASSERT_EQ(match.shared, shared);
+      ASSERT_EQ(match.resume, resume);
+      ASSERT_EQ(match.lease != nullptr, resume > 0);
+      uint64_t before = resume;
+      for (const uint64_t at : match.checkpoint_at) {
+        ASSERT_GT(at, before);
+        ASSERT_LE(at, prompt.size());
+        before = at;
+      }
+      if (random() % 5 == 0) {
+        cache.Release(match);
+        continue;
+      }
+      const Tokens tokens = Join(prompt, Tokens(random() % 3, 1));
+      ASSERT_LE(cache.Commit(match, tokens, prompt.size(), match.checkpoint_at), match.checkpoint_at.size() + 1);
+      known.push_back(tokens);
+      kept.push_back(tokens);
+      for (const uint64_t at : match.checkpoint_at) {
+        kept.emplace_back(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(at));
+      }
+    }
+    const PrefixRecount count = Recount(cache.tree().root(), kPages);
+    ASSERT_EQ(count.bytes, cache.store().bytes());
+    ASSERT_EQ(count.nodes.size(), cache.nodes());
+  }
+}
+
+// Random requests, some of which overlap in time: all that is decided, in figures.
+std::vector<uint64_t> Traffic(const PrefixCosts& costs, uint64_t traffic, uint64_t seed) {
+  std::mt19937_64 random(traffic);
+  const PrefixCacheOptions options{.capacity_bytes = 3000 + random() % 60'000,
+                                   .history_bytes = 5000 + random() % 100'000,
+                                   .capture_tokens = random() % 2 == 0 ? 1u : 8u,
+                                   .seed = seed};
+  PrefixCache cache(costs, options);
+  std::vector<std::pair<Tokens, PrefixCache::Match>> running;
+  std::vector<uint64_t> decided;
+  for (int i = 0; i < 400; ++i) {
+    Tokens prompt = Numbers(static_cast<int32_t>(1000 * (random() % 12)), static_cast<int32_t>(random() % 200));
+    prompt = Join(prompt, Numbers(static_cast<int32_t>(random() % 50), static_cast<int32_t>(random() % 60)));
+    PrefixCache::Match match = cache.Lookup(prompt);
+    decided.insert(decided.end(), {match.resume, match.shared, cache.store().bytes(), cache.nodes()});
+    decided.insert(decided.end(), match.checkpoint_at.begin(), match.checkpoint_at.end());
+    running.emplace_back(std::move(prompt), std::move(match));
+    while (running.size() > 4 || (!running.empty() && random() % 2 == 0)) {
+      const size_t which = random() % running.size();
+      auto [tokens, ended] = std::move(running[which]);
+      running.erase(running.begin() + static_cast<ptrdiff_t>(which));
+      if (random() % 8 == 0) {
+        cache.Release(ended);
+      } else {
+        decided.push_back(cache.Commit(ended, Join(tokens, Numbers(7, 3)), tokens.size(), ended.checkpoint_at));
+      }
+      const PrefixRecount count = Recount(cache.tree().root(), costs);
+      EXPECT_TRUE(count.needs_hold);
+      EXPECT_EQ(count.bytes, cache.store().bytes());
+      EXPECT_EQ(count.kept.size(), cache.store().checkpoints());
+      EXPECT_EQ(count.nodes.size(), cache.nodes());
+      EXPECT_LE(cache.store().peak_bytes(), options.capacity_bytes);
+      for (const auto& [other, open] : running) EXPECT_TRUE(open.lease == nullptr || open.lease->data.kept);
+      if (::testing::Test::HasFailure()) return decided;
+    }
+  }
+  return decided;
+}
+
+TEST(PrefixCacheTest, RandomTrafficKeepsTheBooksAndDecidesTheSame) {
+  for (int round = 0; round < 3; ++round) {
+    const uint64_t seed = round == 0 ? 2746265446 : std::random_device()();  // forgot a prefix that was leased
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    for (const PrefixCosts& costs : {kCosts, kPages}) {
+      const std::vector<uint64_t> decided = Traffic(costs, seed, 5);
+      ASSERT_FALSE(HasFailure());
+      ASSERT_EQ(decided, Traffic(costs, seed, 5));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::storage

@@ -1,0 +1,287 @@
+#include "storage/prefix/prefixes.h"
+
+#include <algorithm>
+#include <ranges>
+#include <utility>
+#include <variant>
+
+#include "proto/limits.h"
+#include "proto/object.h"
+
+namespace ashlar::storage {
+namespace {
+
+uint64_t AllocatedBytes(const ObjectHeader& header) {
+  return header.Extents() * limits::kExtentBytes * header.shard.size;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const NamespaceId& ns, const TensorShard& shard,
+                                                                   std::shared_ptr<const Layout> shared_layout,
+                                                                   uint32_t capture_tokens, double flops_per_token,
+                                                                   double flops_per_square, const SpanUse& spans) {
+  const Layout& layout = *shared_layout;
+  auto model =
+      std::make_shared<PrefixModel>(PrefixModel{.ns = ns,
+                                                .shard = shard,
+                                                .layout = std::move(shared_layout),
+                                                .block_tokens = PrefixBlockTokens(layout),
+                                                .capture_tokens = std::max(capture_tokens, 1u),
+                                                .span_tokens = spans.tokens,
+                                                .span_dtype = spans.dtype,
+                                                .paged = std::ranges::any_of(layout.layers, [](const Layer& layer) {
+                                                  return std::holds_alternative<AttentionLayer>(layer);
+                                                })});
+  const uint32_t block = model->block_tokens;
+  absl::StatusOr<ObjectHeader> checkpoint = PlanPrefixCheckpoint(layout, ns, Key{}, block, block);
+  if (!checkpoint.ok()) return checkpoint.status();
+  checkpoint->shard = shard;
+  if (spans.tokens > 0) {
+    const absl::StatusOr<ObjectHeader> span = PlanPrefixSpan(layout, ns, Key{}, spans.dtype, 1, 1 + spans.tokens);
+    if (!span.ok()) return span.status();
+  }
+  const bool known = flops_per_token > 0;
+  model->costs = {.page_tokens = block,
+                  .checkpoint_bytes = AllocatedBytes(*checkpoint),
+                  .flops_per_token = known ? flops_per_token : 1,
+                  .flops_per_square = known ? std::max(flops_per_square, 0.0) : 0};
+  if (!model->paged) return model;
+  absl::StatusOr<ObjectHeader> rows = PlanPrefixBlock(layout, ns, Key{}, block, block);
+  if (!rows.ok()) return rows.status();
+  rows->shard = shard;
+  model->costs.page_bytes = AllocatedBytes(*rows);
+  return model;
+}
+
+PrefixText::PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int32_t> tokens,
+                       const ConversationId& conversation)
+    : model_(std::move(model)),
+      tokens_(std::move(tokens)),
+      conversation_(conversation),
+      shared_(model_->ns, model_->block_tokens, tokens_) {
+  if (conversation != ConversationId{}) own_.emplace(model_->ns, model_->block_tokens, tokens_, conversation);
+}
+
+Prefixes::Prefixes(Pool& pool, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer,
+                   IsOpen is_open, std::function<uint64_t(TenantId)> capacity)
+    : pool_(pool),
+      publisher_(publisher),
+      drain_(drain),
+      clock_(clock),
+      observer_(observer),
+      is_open_(std::move(is_open)),
+      capacity_(std::move(capacity)) {}
+
+void Prefixes::Adopt(const ObjectHeader& header) {
+  if (header.shard.rank != 0) return;
+  if (header.kind == ObjectKind::kCheckpoint) ++recovered_[header.ns][{header.tokens, header.first_token}];
+  if (header.kind == ObjectKind::kSpan) ++recovered_spans_[header.ns][{header.tokens, header.first_token}];
+}
+
+Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
+  const auto [found, added] = spaces_.try_emplace(model.ns);
+  Space& space = found->second;
+  space.asked = ++asked_;
+  if (!added) return space;
+  space.tenant = tenant;
+  const auto capacity = capacities_.find(tenant);
+  const PrefixCacheOptions options{
+      .capacity_bytes = capacity == capacities_.end() ? capacity_(tenant) : capacity->second,
+      .capture_tokens = model.capture_tokens};
+  space.cache = std::make_unique<PrefixCache>(model.costs, options);
+  space.cache->WhenGone([this, tenant](PrefixNode& node) { GiveUp(tenant, node); });
+  size_t own = 0;
+  auto oldest = spaces_.end();
+  for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
+    if (it->second.tenant != tenant) continue;
+    ++own;
+    if (oldest == spaces_.end() || it->second.asked < oldest->second.asked) oldest = it;
+  }
+  if (own > kNamespaces) Forget(oldest);
+  return space;
+}
+
+// What it keeps is found again as after a restart.
+void Prefixes::Forget(std::map<NamespaceId, Space>::iterator space) {
+  const uint64_t block = space->second.cache->costs().page_tokens;
+  Depths& depths = recovered_[space->first];
+  Depths& spans = recovered_spans_[space->first];
+  space->second.cache->store().ForEachKept([&](const PrefixNode& node) {
+    if (node.data.span != nullptr) {
+      ++spans[{node.depth(), node.data.span->base->depth()}];
+    } else {
+      ++depths[{node.depth(), node.depth() / block * block}];
+    }
+  });
+  spaces_.erase(space);
+}
+
+Prefixes::Conversations& Prefixes::Of(TenantId tenant) {
+  std::unique_ptr<Conversations>& table = conversations_[tenant];
+  if (table == nullptr) table = std::make_unique<Conversations>(kConversations);
+  return *table;
+}
+
+// Of several shards all must be there; ranks commit one after the other.
+Prefixes::There Prefixes::Find(TenantId tenant, const Key& key, const TensorShard& shard) const {
+  const Entry* const entry = pool_.Peek(tenant, key, shard);
+  if (entry == nullptr) return There::kGone;
+  if (!entry->ready) return There::kComing;
+  if (shard.size == 1) return There::kWhole;
+  const std::vector<Entry*> all = pool_.PeekAll(tenant, key);
+  if (all.size() == shard.size && std::ranges::all_of(all, &Entry::ready)) return There::kWhole;
+  return clock_.Now() - entry->published_at < kRanks ? There::kComing : There::kGone;
+}
+
+size_t Prefixes::WholeBlocks(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys) const {
+  const std::span<const Key> blocks = keys.blocks();
+  if (!model.paged) return blocks.size();
+  const auto missing =
+      std::ranges::find_if(blocks, [&](const Key& key) { return Find(tenant, key, model.shard) != There::kWhole; });
+  return static_cast<size_t>(missing - blocks.begin());
+}
+
+Prefixes::There Prefixes::Find(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys, uint64_t depth,
+                               size_t& whole) const {
+  const Key checkpoint = keys.Checkpoint(depth);
+  if (writing_.contains(checkpoint)) return There::kComing;
+  const size_t needed = model.paged ? depth / model.block_tokens : 0;
+  for (; whole < needed; ++whole) {
+    const There block = Find(tenant, keys.blocks()[whole], model.shard);
+    if (block != There::kWhole) return block;
+  }
+  return Find(tenant, checkpoint, model.shard);
+}
+
+Prefixes::There Prefixes::FindSpan(TenantId tenant, const PrefixModel& model, const Key& key) const {
+  return writing_.contains(key) ? There::kComing : Find(tenant, key, model.shard);
+}
+
+Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
+  Asked asked;
+  if (text.tokens().size() < 2) return asked;
+  Space& space = Of(tenant, text.model());
+  Probe(space, text);
+  if (text.model().span_tokens > 0) ProbeSpans(space, text);
+  const auto prompt = text.tokens().first(text.tokens().size() - 1);
+  PrefixCache::Match match = space.cache->Lookup(prompt, {}, text.model().span_tokens > 0);
+  size_t whole = 0;
+  for (const uint64_t depth : match.resumable) {
+    const There there = Find(tenant, text.model(), text.shared(), depth, whole);
+    if (there == There::kWhole) asked.candidates.push_back({.depth = depth});
+    if (there == There::kGone) space.cache->Lost(prompt.first(depth));
+  }
+  asked.checkpoint_at = match.checkpoint_at;
+  // Another engine of this namespace may capture more finely.
+  std::erase_if(asked.checkpoint_at, [&](uint64_t depth) { return depth % text.model().capture_tokens != 0; });
+  AddSpans(space, text, match.spans, asked);
+  space.cache->Release(std::move(match));  // what it finds is leased as objects
+  AddOwn(tenant, text, asked);
+  return asked;
+}
+
+void Prefixes::AddSpan(Asked& asked, uint64_t begin, uint64_t depth, bool own, const Key& key) {
+  const uint64_t deepest = std::max(begin, depth - std::min<uint64_t>(depth, kListed));
+  for (; depth > deepest; --depth) {
+    const auto place = std::ranges::lower_bound(asked.candidates, depth, {}, &Candidate::depth);
+    if (place != asked.candidates.end() && place->depth == depth) continue;  // there are states, or another span
+    asked.candidates.insert(place, {.depth = depth, .own = own, .span_begin = begin, .span = key});
+  }
+}
+
+void Prefixes::AddSpans(Space& space, const PrefixText& text, std::span<const PrefixCache::Match::Span> spans,
+                        Asked& asked) {
+  for (const PrefixCache::Match::Span& span : spans) {
+    const StoredKeys* const stored = span.end->data.stored.get();
+    if (stored == nullptr || !stored->span) continue;  // lost, with what it hung on
+    const There there = FindSpan(space.tenant, text.model(), *stored->span);
+    if (there == There::kGone) space.cache->Lost(*span.end);
+    if (there != There::kWhole) continue;
+    if (!std::ranges::binary_search(asked.candidates, span.begin, {}, &Candidate::depth)) continue;
+    AddSpan(asked, span.begin, span.depth, false, *stored->span);
+  }
+}
+
+void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Asked& asked) {
+  if (!text.own()) return;
+  const Conversation* const conversation = Of(tenant).Find({text.model().ns, text.conversation()});
+  if (conversation == nullptr) return;
+  const auto prompt = text.tokens().first(text.tokens().size() - 1);
+  for (const Mark* const mark : {&conversation->before, &conversation->last}) {
+    const uint64_t depth = mark->checkpoint();
+    if (depth == 0 || depth > prompt.size()) continue;
+    size_t whole = 0;
+    if (text.own()->Checkpoint(depth) != mark->checkpoint_key()) continue;  // another text
+    if (Find(tenant, text.model(), *text.own(), depth, whole) != There::kWhole) continue;
+    const auto place = std::ranges::lower_bound(asked.candidates, depth, {}, &Candidate::depth);
+    if (place == asked.candidates.end() || place->depth != depth) {
+      asked.candidates.insert(place, {.depth = depth, .own = true});
+    }
+    if (mark->span_begin == 0 || text.model().span_tokens == 0) continue;
+    if (FindSpan(tenant, text.model(), mark->key) != There::kWhole) continue;
+    const auto behind = prompt.subspan(depth);
+    const auto same = std::ranges::mismatch(behind, mark->tokens).in1 - behind.begin();
+    AddSpan(asked, depth, depth + static_cast<uint64_t>(same), true, mark->key);
+  }
+}
+
+std::vector<Query> Prefixes::Objects(const PrefixText& text, const Candidate& candidate) {
+  const PrefixModel& model = text.model();
+  const PrefixKeys& keys = candidate.own ? *text.own() : text.shared();
+  Query query{.kind = ObjectKind::kPrefixPage,
+              .shard = model.shard,
+              .ns = model.ns,
+              .tokens = model.block_tokens,
+              .needed_at = text.needed_at};
+  std::vector<Query> queries;
+  const uint64_t depth = candidate.checkpoint();
+  const size_t blocks = depth / model.block_tokens;
+  for (size_t i = 0; model.paged && i < blocks; ++i) {
+    query.key = keys.blocks()[i];
+    queries.push_back(query);
+  }
+  query.kind = ObjectKind::kCheckpoint;
+  query.key = keys.Checkpoint(depth);
+  query.tokens = model.paged ? depth % model.block_tokens : depth;
+  queries.push_back(query);
+  if (candidate.span_begin == 0) return queries;
+  query.kind = ObjectKind::kSpan;
+  query.key = candidate.span;
+  query.tokens = candidate.depth - depth;
+  queries.push_back(query);
+  return queries;
+}
+
+// The checkpoint, or the span, and the blocks on the way to it that nothing else needs.
+void Prefixes::GiveUp(TenantId tenant, PrefixNode& node) {
+  std::vector<Key> keys;
+  if (node.data.stored != nullptr && node.data.stored->checkpoint) {
+    keys.push_back(*std::exchange(node.data.stored->checkpoint, std::nullopt));
+  }
+  if (node.data.stored != nullptr && node.data.stored->span) {
+    keys.push_back(*std::exchange(node.data.stored->span, std::nullopt));
+  }
+  for (PrefixNode* at = &node; at->parent() != nullptr && at->data.needs == 0; at = at->parent()) {
+    if (at->data.stored == nullptr) continue;
+    keys.insert(keys.end(), at->data.stored->blocks.begin(), at->data.stored->blocks.end());
+    at->data.stored->blocks.clear();
+  }
+  for (const Key& key : keys) pool_.GiveUp(tenant, key);
+}
+
+Prefixes::Stats Prefixes::stats(TenantId tenant) const {
+  Stats stats;
+  for (const auto& [ns, space] : spaces_) {
+    if (space.tenant != tenant) continue;
+    ++stats.namespaces;
+    stats.checkpoints += space.cache->store().checkpoints();
+    stats.bytes += space.cache->store().bytes();
+    stats.spans += space.cache->store().spans();
+    stats.span_saved_bytes += space.cache->store().saved_bytes();
+    stats.history_bytes += space.cache->history_bytes();
+  }
+  return stats;
+}
+
+}  // namespace ashlar::storage

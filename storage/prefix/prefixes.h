@@ -1,0 +1,259 @@
+// Exact prefixes as objects: what storage/prefix/prefix_planner.h decides of each namespace, done to bytes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "proto/key.h"
+#include "proto/layout.h"
+#include "proto/outcome.h"
+#include "proto/prefix.h"
+#include "proto/shard.h"
+#include "storage/drain.h"
+#include "storage/history/bounded_table.h"
+#include "storage/history/explanation.h"
+#include "storage/ids.h"
+#include "storage/objects/object_table.h"
+#include "storage/observer.h"
+#include "storage/prefix/prefix_planner.h"
+#include "storage/transfer/publisher.h"
+#include "storage/transfer/transfer.h"
+
+namespace ashlar::storage {
+
+// An opened model, as far as prefixes go. Immutable: sessions and threads share it.
+struct PrefixModel {
+  NamespaceId ns;
+  TensorShard shard;
+  std::shared_ptr<const Layout> layout;  // of the shard
+  uint32_t block_tokens = 0;
+  uint32_t capture_tokens = 1;  // its engine checkpoints inside a prompt at multiples of it
+  uint64_t span_tokens = 0;     // its engine captures, and rebuilds from, spans of at most so many; 0: none
+  DType span_dtype = DType::kF32;
+  bool paged = false;  // some layer has keys and values, so there are blocks
+  PrefixCosts costs;   // of all shards; bytes as they are allocated
+};
+struct SpanUse {
+  uint64_t tokens = 0;
+  DType dtype = DType::kF32;
+};
+// FLOPs 0: not known, tokens are counted instead. Errors are PlanPrefixCheckpoint's and PlanPrefixSpan's.
+absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const NamespaceId& ns, const TensorShard& shard,
+                                                                   std::shared_ptr<const Layout> shared_layout,
+                                                                   uint32_t capture_tokens, double flops_per_token,
+                                                                   double flops_per_square, const SpanUse& spans = {});
+
+// A prompt, or a text that was computed, with its keys. Made off the metadata thread: it hashes every token.
+class PrefixText {
+ public:
+  PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int32_t> tokens,
+             const ConversationId& conversation = {});
+  PrefixText(PrefixText&&) = default;  // spans into the tokens stay right
+
+  const PrefixModel& model() const { return *model_; }
+  std::span<const int32_t> tokens() const { return tokens_; }
+  const ConversationId& conversation() const { return conversation_; }
+  const PrefixKeys& shared() const { return shared_; }
+  const std::optional<PrefixKeys>& own() const { return own_; }  // with a conversation
+
+  Nanos needed_at = 0;  // as Query::needed_at
+
+ private:
+  std::shared_ptr<const PrefixModel> model_;
+  std::vector<int32_t> tokens_;
+  ConversationId conversation_;
+  PrefixKeys shared_;
+  std::optional<PrefixKeys> own_;
+};
+
+// What an engine has computed of a text, and offers.
+struct PrefixCommit {
+  struct Checkpoint {
+    uint64_t depth = 0;                          // they ascend; the last one is the text's end
+    std::vector<PublishSource::Tensor> tensors;  // states and convolution tails, in the order of layers and forms
+  };
+  // The inputs of the text's last tokens.
+  struct Span {
+    uint64_t begin = 0;  // behind 0, before the end; at most the model's span_tokens of it
+    std::vector<PublishSource::Tensor> tensors;
+  };
+  PrefixText text;
+  uint64_t prompt_tokens = 0;  // of the text; decoded ones follow
+  // Composed: some of it was set from segments, or resumed from what was. Only its conversation resumes from it.
+  Provenance provenance = Provenance::kExact;
+  LeaseId lease{};  // of the match that it began with; all zero: none
+  std::vector<Checkpoint> checkpoints;
+  std::optional<Span> span;
+  std::vector<PagedRows> rows;                             // one for every attention layer
+  std::shared_ptr<const std::vector<int32_t>> page_table;  // of the text
+  Nanos deadline = 0;                                      // as PublishSource::deadline
+  std::shared_ptr<const void> keep;
+};
+
+// All namespaces'. One thread.
+//
+// A checkpoint and the blocks before it are objects like any other: in the levels, on the disk, leased and landed. What
+// is to be kept of a namespace's exact prefixes its PrefixCache decides, within a capacity; what it gives up goes, when
+// nobody uses it any more. What is lost otherwise (space that segments needed, a corrupt copy, an operator) is noticed
+// at the next look-up that would have used it. Composed states are kept under their conversation's own keys in the
+// private pool, the latest two of each, and go least recently used first.
+//
+// Where an engine offers a span up to a text's end, behind a checkpoint that is kept, and it takes less than the states
+// there, it is kept in their place. Prompts that have any of its tokens in common resume behind the last of them, from
+// the checkpoint and the span. Its bytes are the namespace's as a checkpoint's are; without the checkpoint it is lost.
+//
+// Of tensor-parallel ranks, rank 0 looks up and decides; what other ranks commit is kept until the deciding one, or
+// space, makes it go: a bundle that is not whole is found by nobody.
+class Prefixes {
+ public:
+  using IsOpen = std::function<bool(SessionId)>;
+  // `capacity`: of a tenant, where no other is set: bytes.
+  Prefixes(Pool& pool, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer, IsOpen is_open,
+           std::function<uint64_t(TenantId)> capacity);
+
+  // For namespaces that are first seen from now on.
+  void SetCapacity(TenantId tenant, uint64_t bytes) { capacities_[tenant] = bytes; }
+  // An object that a restart found on the disk: prompts that it is a prefix of will find it.
+  void Adopt(const ObjectHeader& header);
+
+  // Where a prompt may be resumed: every object that it takes is there. At least its last token is left to compute.
+  struct Candidate {
+    uint64_t depth = 0;
+    bool own = false;  // the conversation's, else the namespace's
+    // By a span: where it begins, and its key; 0: there is a checkpoint at `depth`.
+    uint64_t span_begin = 0;
+    Key span;
+    uint64_t checkpoint() const { return span_begin > 0 ? span_begin : depth; }
+  };
+  struct Asked {
+    std::vector<Candidate> candidates;    // by depth, rising; one a depth
+    std::vector<uint64_t> checkpoint_at;  // that are worth capturing, rising
+  };
+  // A request comes: once a request, the cache learns from it.
+  Asked Ask(TenantId tenant, const PrefixText& text);
+  // What a candidate takes: its blocks, in order, then the checkpoint, then the span where there is one.
+  static std::vector<Query> Objects(const PrefixText& text, const Candidate& candidate);
+
+  // Decides what to keep of it and copies that in; one outcome a checkpoint, when nothing of the engine's memory is
+  // read any more. `done` may be called before this returns.
+  using CommitDone = std::function<void(std::vector<CommitOutcome>)>;
+  void Commit(SessionId session, TenantId tenant, PrefixCommit commit, CommitDone done);
+
+  struct Stats {
+    uint64_t namespaces = 0;
+    uint64_t checkpoints = 0, bytes = 0;  // that are to be kept, of exact prefixes
+    uint64_t spans = 0;                   // likewise; in these bytes
+    uint64_t span_saved_bytes = 0;        // that states in their place would take more
+    uint64_t history_bytes = 0;           // that knowing of prompts takes
+  };
+  Stats stats(TenantId tenant) const;
+
+ private:
+  static constexpr size_t kNamespaces = 16;  // of a tenant; then the one that was asked longest ago is forgotten
+  static constexpr size_t kConversations = 1 << 16;  // of a tenant, likewise
+  static constexpr size_t kProbes = 64;              // depths of recovered checkpoints that a look-up tries, and spans
+  static constexpr size_t kListed = 64;              // depths inside a span that a look-up lists, the deepest
+  static constexpr size_t kCommits = 16;             // under way, of one session
+  static constexpr Nanos kRanks = 60'000'000'000;    // how long ranks have to commit what one of them has
+
+  struct Space {
+    TenantId tenant = 0;
+    std::unique_ptr<PrefixCache> cache;
+    uint64_t asked = 0;  // when last
+  };
+  struct ConversationName {
+    NamespaceId ns;
+    ConversationId id{};
+    bool operator==(const ConversationName&) const = default;
+    template <typename H>
+    friend H AbslHashValue(H state, const ConversationName& name) {
+      return H::combine(std::move(state), name.ns, name.id);
+    }
+  };
+  struct Mark {
+    uint64_t depth = 0;  // 0: none
+    Key key;             // of the checkpoint, or of the span
+    // Of a span: the checkpoint before it, and its tokens, for those who have only some of them in common.
+    uint64_t span_begin = 0;
+    Key base;
+    std::vector<int32_t> tokens;
+    uint64_t checkpoint() const { return span_begin > 0 ? span_begin : depth; }
+    const Key& checkpoint_key() const { return span_begin > 0 ? base : key; }
+  };
+  struct Conversation {
+    Mark last, before;  // one resumes from the state before when the last turn is asked again
+  };
+  using Conversations = BoundedTable<ConversationName, Conversation>;
+  enum class There : uint8_t { kGone, kComing, kWhole };
+  class Writing;
+
+  Space& Of(TenantId tenant, const PrefixModel& model);
+  Conversations& Of(TenantId tenant);
+  There Find(TenantId tenant, const Key& key, const TensorShard& shard) const;
+  // Leading blocks that are there; all, where there are none.
+  size_t WholeBlocks(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys) const;
+  // Whether all that a depth takes is there. `whole` counts leading blocks that are: for several depths, rising.
+  There Find(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys, uint64_t depth, size_t& whole) const;
+  There FindSpan(TenantId tenant, const PrefixModel& model, const Key& key) const;
+  void Probe(Space& space, const PrefixText& text);
+  bool Recover(Space& space, const PrefixText& text, bool own, uint64_t depth);
+  void ProbeSpans(Space& space, const PrefixText& text);
+  static std::vector<uint64_t> Checkpoints(const Space& space, const PrefixText& text);
+  std::vector<uint64_t> OwnCheckpoints(TenantId tenant, const PrefixText& text);
+  // Either's, rising.
+  std::vector<uint64_t> KnownBefore(TenantId tenant, const PrefixText& text, bool own);
+  bool RecoverSpan(Space& space, const PrefixText& text, bool own, uint64_t begin, uint64_t end);
+  void Forget(std::map<NamespaceId, Space>::iterator space);
+  // The depths behind the span's begin, up to `depth`, but for those that are known.
+  static void AddSpan(Asked& asked, uint64_t begin, uint64_t depth, bool own, const Key& key);
+  void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixCache::Match::Span> spans, Asked& asked);
+  void AddOwn(TenantId tenant, const PrefixText& text, Asked& asked);
+  void GiveUp(TenantId tenant, PrefixNode& node);
+  // Which of a commit's states are to be kept, and whether its span is.
+  struct Keep {
+    std::vector<bool> states;
+    bool span = false;
+    bool any() const { return span || std::ranges::count(states, true) > 0; }
+  };
+  Keep Decide(Space& space, const PrefixCommit& commit);
+  static Keep KeepOwn(const PrefixCommit& commit);
+  static std::optional<PrefixCache::SpanOffer> Offered(const PrefixCommit& commit);
+  // Notes under which keys the prefixes of a text are stored that are to be kept.
+  static void Name(const Space& space, const PrefixText& text, uint64_t depth);
+  // With `span_begin`, of a span from there. False: it was known.
+  bool Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin = 0);
+  static Mark MarkOf(const PrefixText& text, uint64_t depth, uint64_t span_begin);
+  // Of a checkpoint that was written and is not kept any more: it goes, and the blocks that nothing else needs.
+  void GiveUp(TenantId tenant, const PrefixText& text, const Space* space, uint64_t depth);
+
+  Pool& pool_;
+  Publisher& publisher_;
+  Drain& drain_;
+  const Clock& clock_;
+  Observer& observer_;
+  const IsOpen is_open_;
+  const std::function<uint64_t(TenantId)> capacity_;
+  std::map<TenantId, uint64_t> capacities_;
+  std::map<NamespaceId, Space> spaces_;
+  std::map<TenantId, std::unique_ptr<Conversations>> conversations_;
+  // Checkpoints that no tree knows of: how many there are of a depth, and of a first stored token, which tells those of
+  // chains from others.
+  using Depths = std::map<std::pair<uint64_t, uint64_t>, uint64_t>;
+  std::map<NamespaceId, Depths> recovered_;
+  std::map<NamespaceId, Depths> recovered_spans_;  // likewise, by their ends and where they begin
+  absl::flat_hash_map<Key, size_t> writing_;       // checkpoints that are being copied in, or their blocks
+  std::map<SessionId, size_t> commits_;            // under way
+  uint64_t asked_ = 0;
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,96 @@
+#include "storage/sharing/page_pools.h"
+
+#include <utility>
+
+namespace ashlar::storage {
+
+absl::StatusOr<std::shared_ptr<PagePool>> PagePools::Open(TenantId tenant, uint64_t region, uint32_t pages) {
+  std::erase_if(places_, [](const auto& entry) { return entry.second.pool.expired(); });
+  if (const auto earlier = places_.find(region); earlier != places_.end()) {
+    const std::shared_ptr<PagePool> pool = earlier->second.pool.lock();
+    if (pool != nullptr && pool->InUse()) {
+      return absl::ResourceExhaustedError("region: requests still hold pages of an earlier declaration there");
+    }
+    if (pool != nullptr) pool->Close();
+  }
+  auto pool = std::make_shared<PagePool>(pages);
+  places_[region] = {tenant, pool};
+  return pool;
+}
+
+bool PagePools::HasRoom(SessionId session) const {
+  const auto found = sessions_.find(session);
+  return found == sessions_.end() || found->second.size() < leases_per_session_;
+}
+
+absl::StatusOr<PagePool::Answer> PagePools::Admit(SessionId session, TenantId tenant, const LeaseId& lease,
+                                                  const std::shared_ptr<PagePool>& pool,
+                                                  std::span<const PagePool::Want> segments, uint64_t own_pages) {
+  if (pool->closed()) return absl::FailedPreconditionError("pages_id: their region's pages were declared anew");
+  if (leases_.contains(lease)) return absl::AlreadyExistsError("lease: held already");
+  if (!HasRoom(session)) return absl::ResourceExhaustedError("the session has as many requests as it may");
+  if (!pool->HasRoom(segments.size())) return absl::ResourceExhaustedError("the pool has as many requests as it may");
+  const PagePool::Answer answer = pool->Admit(segments, own_pages);
+  if (answer.admission == 0) return answer;
+  leases_[lease] = {tenant, {pool, answer.admission}, {session}};
+  sessions_[session].insert(lease);
+  return answer;
+}
+
+const PagePools::Request* PagePools::Find(SessionId session, const LeaseId& lease) const {
+  const auto found = leases_.find(lease);
+  return found != leases_.end() && found->second.holders.contains(session) ? &found->second.request : nullptr;
+}
+
+absl::StatusOr<const PagePools::Request*> PagePools::Attach(SessionId session, TenantId tenant, const LeaseId& lease) {
+  const auto found = leases_.find(lease);
+  if (found == leases_.end() || found->second.tenant != tenant) return absl::NotFoundError("lease: unknown");
+  if (!found->second.holders.contains(session)) {
+    if (!HasRoom(session)) return absl::ResourceExhaustedError("the session has as many requests as it may");
+    found->second.holders.insert(session);
+    sessions_[session].insert(lease);
+  }
+  return &found->second.request;
+}
+
+void PagePools::Release(SessionId session, const LeaseId& lease) {
+  const auto found = leases_.find(lease);
+  if (found == leases_.end() || found->second.holders.erase(session) == 0) return;
+  const auto holding = sessions_.find(session);
+  holding->second.erase(lease);
+  if (holding->second.empty()) sessions_.erase(holding);
+  if (!found->second.holders.empty()) return;
+  found->second.request.pool->End(found->second.request.admission);
+  leases_.erase(found);
+}
+
+void PagePools::ReleaseAll(SessionId session) {
+  const auto holding = sessions_.find(session);
+  if (holding == sessions_.end()) return;
+  // In the order of admission, not of names: names are random.
+  std::map<PagePool::AdmissionId, std::vector<LeaseId>> in_order;
+  for (const LeaseId& lease : holding->second) in_order[leases_.at(lease).request.admission].push_back(lease);
+  for (const auto& [admission, leases] : in_order) {
+    for (const LeaseId& lease : leases) Release(session, lease);
+  }
+}
+
+PagePool::Levels PagePools::levels(TenantId tenant) const {
+  PagePool::Levels sum;
+  for (const auto& [region, place] : places_) {
+    const std::shared_ptr<PagePool> pool = place.tenant == tenant ? place.pool.lock() : nullptr;
+    if (pool == nullptr) continue;
+    const PagePool::Levels levels = pool->levels();
+    sum.pages += levels.pages;
+    sum.free += levels.free;
+    sum.idle += levels.idle;
+    sum.shared += levels.shared;
+    sum.own += levels.own;
+    sum.admissions += levels.admissions;
+    sum.segments += levels.segments;
+    sum.reclaimed_segments += levels.reclaimed_segments;
+  }
+  return sum;
+}
+
+}  // namespace ashlar::storage

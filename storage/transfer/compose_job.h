@@ -1,0 +1,63 @@
+// One composition: cached tuples and runs of tokens are applied to an engine's running states.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "kernels/kernels.h"
+#include "proto/object.h"
+#include "storage/objects/object_bytes.h"
+#include "storage/tier/tier.h"
+#include "storage/transfer/cancel_flag.h"
+#include "storage/transfer/composition.h"
+
+namespace ashlar::storage {
+
+// The object of one interior. Header and slot stay until the composition is done.
+struct ComposeSource {
+  const ObjectHeader* header = nullptr;
+  const Slot* slot = nullptr;
+  std::vector<bool> verified;  // one a layer of the composition: its tuple need not be verified again
+};
+
+class ComposeJob {
+ public:
+  // One source an interior, each with a tuple for every layer (tuple_table.h).
+  ComposeJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
+             std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel);
+
+  // On any thread, one call at a time, until it has finished: between layers it returns when `should_yield`. Verifies
+  // all that has not been verified before anything is written; writes nothing when a source is found corrupt.
+  void Run(const std::function<bool()>& should_yield);
+
+  // On the thread that waits for Run.
+  bool finished() const { return cancelled_ || found_corrupt() || advanced_ == composition_.layers.size(); }
+  std::vector<bool> corrupt() const;  // one a source; while it has not finished, none is known
+  bool cancelled() const { return cancelled_; }
+  void Cancel() { cancelled_ = true; }
+  void ReleaseMemory() { composition_.keep.reset(); }
+
+ private:
+  struct Source {
+    ComposeSource object;
+    ObjectBytes bytes;
+  };
+
+  bool found_corrupt() const { return verified_ == composition_.layers.size() && !corrupt_.empty(); }
+  void VerifyLayer(size_t layer);
+  void Advance(const Composition::Layer& layer) const;
+
+  const kernels::Kernels& kernels_;
+  kernels::Workers& workers_;
+  Composition composition_;
+  const CancelFlag cancel_;
+  std::vector<Source> sources_;
+  size_t verified_ = 0, advanced_ = 0;                // layers
+  absl::flat_hash_set<const ObjectHeader*> corrupt_;  // looked up, never iterated
+  bool cancelled_ = false;
+};
+
+}  // namespace ashlar::storage

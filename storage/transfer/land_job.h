@@ -1,0 +1,131 @@
+// One landing: objects' keys and values go to an engine's pages, and their tuples are verified where they are.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "proto/object.h"
+#include "storage/objects/object_bytes.h"
+#include "storage/tier/tier.h"
+#include "storage/transfer/cancel_flag.h"
+#include "storage/transfer/gpu_lane.h"
+#include "storage/transfer/part_check.h"
+#include "storage/transfer/transfer.h"
+#include "storage/transfer/unit_range.h"
+
+namespace ashlar::storage {
+
+// An object to land. Header and slot stay until the landing is done.
+struct LandSource {
+  const ObjectHeader* header = nullptr;
+  const Slot* slot = nullptr;
+  uint64_t first_position = 0;   // where the run's token 0 stands
+  uint64_t tokens = UINT64_MAX;  // of the stored ones that are landed, from the first on; 0: only tuples are verified
+};
+
+// A landing in steps, one an attention layer: verifies the linear layers before it, then lands its keys and values.
+// Linear layers behind the last attention layer make a step of their own. Many steps run as one, so that threads do
+// not wait for each other between layers.
+class LandJob {
+ public:
+  // Every source must fit the target (storage/transfer/transfer.h). `gpu` may be null where neither rows nor the tier
+  // lie in its memory; where the tier does, rows must.
+  LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
+          const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel);
+
+  // On any thread, one call at a time: runs whole steps below `end_step` until they have read `bytes` or more, or none
+  // is left. `landed` is called on the threads that work, one at a time, whenever layers() has grown and more is to
+  // come. Sources found corrupt are skipped from then on. Stops between tasks when cancelled, and between steps when
+  // `should_yield`, which is called on those threads.
+  void Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed,
+           const std::function<bool()>& should_yield);
+
+  // On the thread that waits for Run.
+  bool finished() const { return next_ == steps(); }
+  bool CanRun(size_t end) const { return next_ < end; }
+  // The first step that reads behind the source's first `bytes` bytes; a number no step has, if none does.
+  size_t FirstStepBehind(size_t source, uint64_t bytes) const;
+  // How many of the source's bytes, from the start, the next step needs to be there.
+  uint64_t NextNeeds(size_t source) const;
+  void Skip(size_t source) { sources_[source].object->corrupt = true; }
+  void ReleaseMemory() { target_.keep.reset(); }
+
+  // On any thread, at any time.
+  bool cancelled() const { return cancel_.cancelled(); }
+  uint32_t layers() const { return layers_.load(std::memory_order_acquire); }  // attention layers landed so far
+  bool corrupt(size_t source) const { return sources_[source].object->corrupt.load(std::memory_order_acquire); }
+
+ private:
+  // However often a prompt repeats a text, its object is one: its tuples are verified once.
+  struct Object {
+    const ObjectHeader* header;
+    ObjectBytes bytes;
+    std::atomic<bool> corrupt{false};
+  };
+  struct Source {
+    Object* object;
+    uint64_t first_position, tokens;
+    bool repeats;  // a source before it has the same object
+  };
+  struct Check {
+    const Source* source;
+    PartCheck part;
+  };
+  struct Step {
+    size_t index;  // in the run
+    std::vector<Check> checks;
+    std::atomic<size_t> tasks_left{0};
+    std::deque<std::vector<uint64_t>> nobodys = {};  // checksums of what is landed in part; they stay where they are
+  };
+  struct Task {
+    Step* step;
+    const Source* source;
+    UnitRange range;
+    const PagedRows* rows;  // of keys and values
+    uint64_t tokens;        // of these, that are landed
+    uint64_t* checksums;    // of the range's units
+    const Part* scales;     // of the range's rows, or null; they are landed with these
+    uint64_t* scale_checksums;
+    bool on_gpu;
+  };
+
+  uint64_t LayersBegin(size_t step) const;  // the first layer of a step
+  size_t steps() const { return target_.rows.size() + (has_tail_ ? 1 : 0); }
+  std::vector<Check> StepChecks(size_t step);
+  // Of `rows`, if they have any: among the same object's parts of the same layer, which come next.
+  static Check* FindScales(const Check& rows, std::span<Check> behind);
+  void AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks);
+  void AppendInPart(Task task, std::vector<Task>& tasks) const;
+  // Lands or verifies; `batch_bytes`: of all that is landed together.
+  kernels::Event Move(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
+                      kernels::Queue& queue) const;
+  kernels::Event Land(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
+                      kernels::Queue& queue) const;
+  void MoveOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls, std::function<void()> done) const;
+  void Conclude(const Step& step);
+  // The first of a run's steps that is left for later; the others have run, unless the job was cancelled.
+  size_t RunTasks(std::span<Task> tasks, kernels::Workers* workers, uint64_t batch_bytes,
+                  const std::function<bool()>& should_yield, const std::function<void(const Task&)>& end);
+
+  const kernels::Kernels& kernels_;
+  kernels::Workers& workers_;
+  GpuLane* const gpu_;
+  const bool stored_on_gpu_;
+  LandTarget target_;
+  CancelFlag cancel_;
+  std::vector<std::unique_ptr<Object>> objects_;
+  std::vector<Source> sources_;
+  bool has_tail_ = false;
+  size_t next_ = 0;  // step
+  std::atomic<uint32_t> layers_{0};
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,95 @@
+// Landings in flight: what each lands, under which references, and what became of every segment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "proto/outcome.h"
+#include "storage/drain.h"
+#include "storage/ids.h"
+#include "storage/objects/object_table.h"
+#include "storage/observer.h"
+#include "storage/tier/tier.h"
+#include "storage/transfer/cancel_flag.h"
+#include "storage/transfer/in_flight.h"
+#include "storage/transfer/mover.h"
+#include "storage/transfer/transfer.h"
+#include "storage/transfer/verified_layers.h"
+
+namespace ashlar::storage {
+
+struct LandCallbacks {
+  std::function<void(uint32_t attention_layers_done)> progress;  // for all segments
+  std::function<void(std::vector<MissReason> verdict)> done;     // exactly once; one a segment, kNone: landed
+};
+
+// A landing holds references of its own: what it reads stays, whatever becomes of the lease.
+class Lander {
+ public:
+  // A session has `per_session` in flight at most; of its tenant `in_flight` counts. More are missed with kBusy.
+  Lander(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, InFlight& in_flight, size_t per_session,
+         Observer& observer);
+
+  // `found` is what the lease holds, in the match's order; `verified` learns which of its tuples are whole.
+  void Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
+            std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks);
+  // Cancels; `quiet` comes behind the verdict, or at once for an unknown landing.
+  void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
+  void CloseSession(SessionId session);  // cancels all of it
+
+  size_t landings() const { return landings_.size(); }
+
+ private:
+  struct Landing {
+    TenantId tenant;
+    std::vector<Pool::Reference> objects;  // one a segment asked for; empty where there is none
+    std::vector<MissReason> verdict;
+    std::vector<uint64_t> bytes;     // of those, what is moved or verified
+    std::vector<size_t> moving;      // which of them the mover lands
+    std::vector<uint32_t> segments;  // of those, their indices in the match
+    std::vector<uint32_t> layers;    // attention layers, in the order in which they land
+    std::shared_ptr<VerifiedLayers> verified;
+    CancelFlag cancel;
+    std::function<void()> resume;  // while it waits for bytes that are on their way up
+    Nanos started = 0;
+    Nanos waited = 0;                    // for such bytes
+    std::optional<Nanos> waiting_since;  // while it does
+    LandCallbacks callbacks;
+    std::vector<std::function<void()>> quiet;
+    uint64_t held_bytes = 0;  // by what the request names
+  };
+  using Name = std::pair<SessionId, LandingId>;
+
+  // Decides what can land; returns the mover's share of it.
+  static std::vector<LandSource> Sort(Landing& landing, std::span<const Pool::Result> found, const LandTarget& target);
+  bool MayBegin(SessionId session, TenantId tenant, uint64_t held_bytes);
+  void Start(const Name& name, std::vector<LandSource> sources, LandTarget target);
+  std::optional<uint64_t> Loaded(const Name& name, size_t source);
+  void Blocked(const Name& name, size_t source, uint64_t bytes, std::function<void()> resume);
+  void Cancel(Landing& landing);
+  void Progress(const Name& name, uint32_t layers);
+  void Corrupt(const Name& name, size_t source);
+  static void Verified(const Landing& landing, uint32_t below);
+  void Finish(const Name& name, MissReason outcome);
+  void Measure(const Landing& landing);
+  void Conclude(Landing landing);
+
+  Pool& pool_;
+  Mover& mover_;
+  const Clock& clock_;
+  Drain& drain_;
+  InFlight& in_flight_;
+  const size_t per_session_;
+  Observer& observer_;
+  std::map<Name, Landing> landings_;
+  std::map<SessionId, size_t> of_session_;  // of those that have some
+};
+
+}  // namespace ashlar::storage

@@ -1,0 +1,128 @@
+#include "storage/transfer/mover.h"
+
+#include <atomic>
+#include <utility>
+
+#include "storage/transfer/publish_job.h"
+
+namespace ashlar::storage {
+
+struct Mover::Landing {
+  const TenantId tenant;
+  LandJob job;
+  LandEvents events;
+  std::vector<bool> told_corrupt;  // one a source
+  uint32_t told_layers = 0;
+  std::atomic<bool> posted{false};  // one event at a time waits to be told
+  bool blocked = false;
+
+  // On the metadata thread: what has come to be known since the last time. Of a landing that is `over` the outcome says
+  // that all layers have landed; told twice, it would reach the engine in two messages, the second behind the first.
+  void Tell(bool over) {
+    posted = false;
+    const uint32_t layers = job.layers();
+    for (size_t i = 0; i < told_corrupt.size(); ++i) {
+      if (!job.corrupt(i) || told_corrupt[i]) continue;
+      told_corrupt[i] = true;
+      events.corrupt(i);
+    }
+    if (layers == told_layers || job.cancelled() || over) return;
+    told_layers = layers;
+    events.progress(layers);
+  }
+
+  void Finish(MissReason outcome) {
+    job.ReleaseMemory();
+    // The executor may drop its part of the landing on another thread: what the caller passed in ends here.
+    const LandEvents last = std::exchange(events, {});
+    last.done(outcome);
+  }
+};
+
+Mover::Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
+             uint64_t turn_bytes, GpuLane* gpu)
+    : kernels_(kernels), workers_(workers), executor_(executor), tier_(tier), turn_bytes_(turn_bytes), gpu_(gpu) {}
+
+bool Mover::Publish(const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel,
+                    std::function<void(std::optional<ObjectHeader>)> done) {
+  auto job =
+      std::make_shared<PublishJob>(kernels_, workers_, tier_, gpu_, plan, slot, std::move(source), std::move(cancel));
+  return executor_.Run(
+      slot.tenant, [job] { job->Run(); }, [job, done = std::move(done)] { done(job->Finish()); });
+}
+
+void Mover::Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel,
+                 LandEvents events) {
+  NextTurn(std::shared_ptr<Landing>(
+      new Landing{.tenant = tenant,
+                  .job = LandJob(kernels_, workers_, tier_, gpu_, sources, std::move(target), std::move(cancel)),
+                  .events = std::move(events),
+                  .told_corrupt = std::vector<bool>(sources.size())}));
+}
+
+bool Mover::Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
+                    ComposeDone done) {
+  auto job = std::make_shared<ComposeJob>(kernels_, workers_, tier_, std::move(sources), std::move(composition),
+                                          std::move(cancel));
+  return NextLayers({tenant, std::move(job), std::make_shared<const ComposeDone>(std::move(done))});
+}
+
+bool Mover::NextLayers(const Composing& composing) {
+  const auto should_yield = [this, tenant = composing.tenant] { return executor_.ShouldYield(tenant); };
+  return executor_.Run(
+      composing.tenant, [job = composing.job, should_yield] { job->Run(should_yield); },
+      [this, composing] {
+        ComposeJob& job = *composing.job;
+        if (!job.finished()) {
+          if (NextLayers(composing)) return;
+          job.Cancel();  // it may have written: that it ended in the middle is all that can be said
+        }
+        job.ReleaseMemory();
+        (*composing.done)(job.corrupt(), job.cancelled());
+      });
+}
+
+size_t Mover::StepsThere(const std::shared_ptr<Landing>& landing) {
+  if (!landing->events.loaded) return SIZE_MAX;
+  size_t end = SIZE_MAX, last = 0;
+  for (size_t i = 0; i < landing->told_corrupt.size(); ++i) {
+    if (landing->told_corrupt[i]) continue;
+    const std::optional<uint64_t> loaded = landing->events.loaded(i);
+    if (!loaded) {
+      landing->told_corrupt[i] = true;
+      landing->job.Skip(i);
+      continue;
+    }
+    const size_t behind = landing->job.FirstStepBehind(i, *loaded);
+    if (behind >= end) continue;
+    end = behind;
+    last = i;
+  }
+  if (landing->job.CanRun(end)) return end;
+  landing->blocked = true;
+  landing->events.blocked(last, landing->job.NextNeeds(last), [this, landing] {
+    if (std::exchange(landing->blocked, false)) NextTurn(landing);
+  });
+  return 0;
+}
+
+void Mover::NextTurn(const std::shared_ptr<Landing>& landing) {
+  if (landing->job.cancelled()) return landing->Finish(MissReason::kCancelled);
+  if (landing->job.finished()) return landing->Finish(MissReason::kNone);
+  const size_t end = StepsThere(landing);
+  if (end == 0) return;
+  const auto post = [this, landing] {
+    if (!landing->posted.exchange(true)) executor_.Post(landing->tenant, [landing] { landing->Tell(false); });
+  };
+  const auto should_yield = [this, tenant = landing->tenant] { return executor_.ShouldYield(tenant); };
+  const bool queued = executor_.Run(
+      landing->tenant,
+      [this, landing, post, should_yield, end] { landing->job.Run(turn_bytes_, end, post, should_yield); },
+      [this, landing] {
+        landing->Tell(landing->job.finished());
+        NextTurn(landing);
+      });
+  if (!queued) landing->Finish(MissReason::kBusy);
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,91 @@
+// How bytes move between engines' memory and objects: copied, rotated and hashed in one pass, by kernels, on the
+// injected executor, in parallel over the lent workers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "storage/executor.h"
+#include "storage/tier/tier.h"
+#include "storage/transfer/cancel_flag.h"
+#include "storage/transfer/compose_job.h"
+#include "storage/transfer/composition.h"
+#include "storage/transfer/gpu_lane.h"
+#include "storage/transfer/land_job.h"
+#include "storage/transfer/transfer.h"
+
+namespace ashlar::storage {
+
+// Called on the metadata thread.
+struct LandEvents {
+  // How much of a source is there, in bytes from its start: its copy may still be on its way up. None: it will never be
+  // all there, and is skipped. Must be set where not all sources are whole.
+  std::function<std::optional<uint64_t>(size_t source)> loaded;
+  // The landing cannot go on before that much of the source is there: call `resume` then, or when the answer of
+  // `loaded` becomes none, or when the landing was cancelled. More than once does no harm.
+  std::function<void(size_t source, uint64_t bytes, std::function<void()> resume)> blocked;
+  std::function<void(uint32_t attention_layers)> progress;  // landed for all sources; `done` says it of the last ones
+  std::function<void(size_t source)> corrupt;               // failed its checksum; the rest of it is skipped
+  // Once, last. Of all sources but the corrupt ones: kNone (landed), kCancelled, or kBusy (the executor was full).
+  std::function<void(MissReason outcome)> done;
+};
+
+// What a landing moves before it lets another have its turn. Much more than what threads lose when they wait for each
+// other at its end; a landing of any size still waits no longer than this takes for each one before it.
+inline constexpr uint64_t kTurnBytes = 256 << 20;
+
+// Sources and targets must fit (storage/transfer/transfer.h). A transfer lets go of `keep` before its `done`.
+class Mover {
+ public:
+  // All must outlive the mover, and the mover everything in flight. `workers` are used by one executor thread at a time
+  // or by several, as they allow. `gpu` moves what lies in its memory on the engines' side, and must reach the tier;
+  // null: nothing does.
+  Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
+        uint64_t turn_bytes = kTurnBytes, GpuLane* gpu = nullptr);
+
+  // Fills the slot: parts, each hashed while it is copied, then the header at the object's start. `done` gets the
+  // header with its checksums; nothing when cancelled. The slot stays until then. False, and nothing is called: the
+  // executor is full.
+  bool Publish(const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel,
+               std::function<void(std::optional<ObjectHeader>)> done);
+
+  // Lands keys and values layer by layer, for each layer those of all sources, verifying them and the tuples of the
+  // linear layers before it (behind the last one: at the end) against the checksums in the headers. An executor item
+  // takes as many whole layers as make a turn; the next is queued when one is done.
+  void Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events);
+
+  // Composes layer by layer, in as few executor items as others leave room for. One source an interior; `done` learns
+  // which of them are corrupt: then, and when it was cancelled before, nothing was written. False, and nothing is
+  // called: the executor is full.
+  using ComposeDone = std::function<void(std::vector<bool> corrupt, bool cancelled)>;
+  bool Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
+               ComposeDone done);
+
+ private:
+  struct Composing {
+    TenantId tenant;
+    std::shared_ptr<ComposeJob> job;
+    std::shared_ptr<const ComposeDone> done;
+  };
+  bool NextLayers(const Composing& composing);
+  struct Landing;
+  void NextTurn(const std::shared_ptr<Landing>& landing);
+  // Up to which step all sources are there. None can run: `blocked` was told.
+  size_t StepsThere(const std::shared_ptr<Landing>& landing);
+
+  const kernels::Kernels& kernels_;
+  kernels::Workers& workers_;
+  Executor& executor_;
+  const Tier& tier_;
+  const uint64_t turn_bytes_;
+  GpuLane* const gpu_;
+};
+
+}  // namespace ashlar::storage

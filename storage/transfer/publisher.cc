@@ -1,0 +1,101 @@
+#include "storage/transfer/publisher.h"
+
+#include <utility>
+
+namespace ashlar::storage {
+
+Publisher::Publisher(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time)
+    : pool_(pool), mover_(mover), clock_(clock), drain_(drain), reservation_time_(reservation_time) {}
+
+Publisher::Reserved Publisher::Reserve(SessionId session, const Group& group, const ObjectHeader& plan, Nanos recompute,
+                                       double flops) {
+  Pool::Room room = pool_.Reserve(group, plan, recompute, flops);
+  if (room.outcome != ReserveOutcome::kGranted) return {room.outcome, 0};
+  const ReservationId id = next_id_++;
+  const Nanos deadline = clock_.Now() + reservation_time_;
+  reservations_.emplace(Name(session, id), Reservation{.object = std::move(room.object), .deadline = deadline});
+  deadlines_.emplace(deadline, Name(session, id));
+  return {ReserveOutcome::kGranted, id};
+}
+
+void Publisher::End(Reservations::iterator reservation) {
+  deadlines_.erase({reservation->second.deadline, reservation->first});
+  reservations_.erase(reservation);
+}
+
+const ObjectHeader* Publisher::Planned(SessionId session, ReservationId id) const {
+  const auto found = reservations_.find({session, id});
+  return found == reservations_.end() ? nullptr : &found->second.object->header;
+}
+
+void Publisher::Publish(SessionId session, ReservationId id, PublishSource source,
+                        std::function<void(PublishOutcome)> done) {
+  const Name name(session, id);
+  const auto found = reservations_.find(name);
+  if (found == reservations_.end() || found->second.publish) return done(PublishOutcome::kUnknownReservation);
+  Reservation& reservation = found->second;
+  const Entry& object = *reservation.object;
+  const ObjectHeader plan = source.plan.value_or(object.header);
+  if (plan.key != object.header.key || plan.Extents() > object.top().slot.Extents() || !Fits(source, plan)) {
+    End(found);
+    return done(PublishOutcome::kBadSource);
+  }
+  const CancelFlag cancel;
+  const Nanos source_deadline = source.deadline;
+  reservation.publish = cancel;
+  deadlines_.erase({reservation.deadline, name});
+  drain_.Begin(session);
+  const bool started = mover_.Publish(plan, object.top().slot, std::move(source), cancel,
+                                      [this, name, source_deadline, done](std::optional<ObjectHeader> header) {
+                                        Finish(name, std::move(header), source_deadline, done);
+                                      });
+  if (started) return;  // an executor that runs at once may have ended the reservation already
+  reservation.publish.reset();
+  deadlines_.emplace(reservation.deadline, name);
+  done(PublishOutcome::kBusy);
+  drain_.End(session);
+}
+
+void Publisher::Finish(const Name& name, std::optional<ObjectHeader> header, Nanos source_deadline,
+                       const std::function<void(PublishOutcome)>& done) {
+  // A copy that ended after the engine had its memory back may hold torn bytes.
+  const bool torn = source_deadline != 0 && clock_.Now() > source_deadline;
+  const bool whole = header.has_value() && !torn;
+  {
+    const auto ended = reservations_.extract(name);
+    if (whole) pool_.Publish(ended.mapped().object, *std::move(header));
+  }  // the reference goes: the object is idle, or abandoned
+  done(whole ? PublishOutcome::kPublished : PublishOutcome::kUnavailable);
+  drain_.End(name.first);
+}
+
+void Publisher::Abandon(SessionId session, ReservationId id) {
+  const auto found = reservations_.find({session, id});
+  if (found != reservations_.end() && !found->second.publish) End(found);
+}
+
+bool Publisher::CloseSession(SessionId session, Slice& slice, size_t& abandoned) {
+  auto next = reservations_.lower_bound({session, 0});
+  while (next != reservations_.end() && next->first.first == session) {
+    const auto current = next++;
+    if (current->second.publish) {
+      current->second.publish->Cancel();
+      continue;
+    }
+    if (!slice.Take()) return false;
+    End(current);
+    ++abandoned;
+  }
+  return true;
+}
+
+bool Publisher::Expire(Slice& slice) {
+  const Nanos now = clock_.Now();
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    if (!slice.Take()) return false;
+    End(reservations_.find(deadlines_.begin()->second));
+  }
+  return true;
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,73 @@
+// Two-phase publish: reserve, then copy in; nobody finds an object before its bytes are whole and hashed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/container/btree_set.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "storage/drain.h"
+#include "storage/executor.h"
+#include "storage/ids.h"
+#include "storage/objects/object_table.h"
+#include "storage/slice.h"
+#include "storage/tier/tier.h"
+#include "storage/transfer/cancel_flag.h"
+#include "storage/transfer/mover.h"
+#include "storage/transfer/transfer.h"
+
+namespace ashlar::storage {
+
+// Holds the reservations of all sessions. A reservation ends published, or abandoned: by its engine, by the end of its
+// session, or, while no publish of it is in flight, by its deadline.
+class Publisher {
+ public:
+  Publisher(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time);
+
+  struct Reserved {
+    ReserveOutcome outcome = ReserveOutcome::kUnavailable;
+    ReservationId id = 0;
+  };
+  Reserved Reserve(SessionId session, const Group& group, const ObjectHeader& plan, Nanos recompute, double flops);
+  const ObjectHeader* Planned(SessionId session, ReservationId id) const;
+  // `done` once, possibly before this returns. Every outcome but kBusy ends the reservation.
+  void Publish(SessionId session, ReservationId id, PublishSource source, std::function<void(PublishOutcome)> done);
+  // Harmless for an unknown reservation; a publish in flight goes on.
+  void Abandon(SessionId session, ReservationId id);
+  // Abandons the session's reservations, a step each, and counts them in `abandoned`; publishes in flight stop and
+  // drain. False: there are more, call again.
+  bool CloseSession(SessionId session, Slice& slice, size_t& abandoned);
+  // Abandons those that are past their deadlines, likewise.
+  bool Expire(Slice& slice);
+
+  size_t reservations() const { return reservations_.size(); }
+
+ private:
+  struct Reservation {
+    Pool::Reference object;
+    Nanos deadline;
+    std::optional<CancelFlag> publish;  // set while one is in flight
+  };
+  using Name = std::pair<SessionId, ReservationId>;
+  using Reservations = std::map<Name, Reservation>;
+
+  void End(Reservations::iterator reservation);  // of which no publish is in flight
+  void Finish(const Name& name, std::optional<ObjectHeader> header, Nanos source_deadline,
+              const std::function<void(PublishOutcome)>& done);
+
+  Pool& pool_;
+  Mover& mover_;
+  const Clock& clock_;
+  Drain& drain_;
+  const Nanos reservation_time_;
+  ReservationId next_id_ = 1;
+  Reservations reservations_;
+  absl::btree_set<std::pair<Nanos, Name>> deadlines_;  // of those of which no publish is in flight
+};
+
+}  // namespace ashlar::storage

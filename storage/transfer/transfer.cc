@@ -1,0 +1,90 @@
+#include "storage/transfer/transfer.h"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <tuple>
+
+#include "proto/limits.h"
+
+namespace ashlar::storage {
+namespace {
+
+const kernels::PagedSlots& SlotsOf(PartForm form, const PagedRows& rows) {
+  return form == PartForm::kKeys || form == PartForm::kKeyScales ? rows.keys : rows.values;
+}
+
+// Whether a part of an attention layer has the shape of what stands in the pages, scales included.
+bool SameShape(const ObjectHeader& object, const Part& part, const PagedRows& rows) {
+  const kernels::PagedSlots& slots = SlotsOf(part.form, rows);
+  if (rows.heads <= 0 || static_cast<uint32_t>(rows.heads) > limits::kMaxHeads) return false;
+  if (IsScales(part.form)) {
+    const Part* const scaled =
+        object.Find(part.layer, part.form == PartForm::kKeyScales ? PartForm::kKeys : PartForm::kValues);
+    return slots.scales != nullptr && part.dtype == DType::kF32 && scaled != nullptr &&
+           part.unit_tokens == scaled->unit_tokens &&
+           part.unit_bytes == uint64_t{part.unit_tokens} * rows.heads * sizeof(float);
+  }
+  const int32_t dim = part.form == PartForm::kKeys ? rows.key_dim : rows.value_dim;
+  if (dim <= 0 || static_cast<uint32_t>(dim) > limits::kMaxHeadDim) return false;
+  if (KernelType(part.dtype) != slots.dtype) return false;
+  if ((slots.scales != nullptr) != (object.Find(part.layer, ScalesOf(part.form)) != nullptr)) return false;
+  return part.unit_bytes == uint64_t{part.unit_tokens} * rows.heads * dim * ElementBytes(part.dtype);
+}
+
+const PagedRows* FindRows(std::span<const PagedRows> rows, uint32_t layer) {
+  const auto found = std::find_if(rows.begin(), rows.end(), [&](const PagedRows& r) { return r.layer == layer; });
+  return found == rows.end() ? nullptr : &*found;
+}
+
+// Whether the page table reaches as far as the object's stored tokens, or the first `tokens` of them.
+bool PagesReach(const PagedRows& rows, size_t pages, const ObjectHeader& object, uint64_t first_position,
+                uint64_t tokens = UINT64_MAX) {
+  if (rows.keys.page_tokens <= 0 || rows.values.page_tokens <= 0) return false;
+  if (rows.keys.base == nullptr || rows.values.base == nullptr) return false;
+  // A page table of int32 entries and pages of int32 tokens: 2^62 positions at most.
+  if (first_position > uint64_t{std::numeric_limits<int64_t>::max()} / 2) return false;
+  const uint64_t end = first_position + object.first_token + std::min(object.stored_tokens, tokens);
+  const auto page_tokens = static_cast<uint64_t>(std::min(rows.keys.page_tokens, rows.values.page_tokens));
+  return (end + page_tokens - 1) / page_tokens <= pages;
+}
+
+}  // namespace
+
+const PublishSource::Tensor* FindTensor(const PublishSource& source, const Part& part) {
+  const auto order = [](const PublishSource::Tensor& tensor) {
+    return std::tuple(tensor.layer, tensor.form, tensor.first_head);
+  };
+  const std::tuple wanted(part.layer, part.form, part.head_group);
+  const auto found = std::ranges::lower_bound(source.tensors, wanted, {}, order);
+  return found != source.tensors.end() && order(*found) == wanted ? &*found : nullptr;
+}
+
+bool Fits(const PublishSource& source, const ObjectHeader& plan) {
+  return std::all_of(plan.parts.begin(), plan.parts.end(), [&](const Part& part) {
+    if (IsPaged(part.form)) {
+      const PagedRows* rows = FindRows(source.rows, part.layer);
+      return rows != nullptr && source.page_table != nullptr && SameShape(plan, part, *rows) &&
+             PagesReach(*rows, source.page_table->size(), plan, source.first_position);
+    }
+    if (part.Empty()) return true;
+    const PublishSource::Tensor* tensor = FindTensor(source, part);
+    return tensor != nullptr && tensor->data != nullptr;
+  });
+}
+
+bool Fits(const LandTarget& target, const ObjectHeader& object, const LandTarget::Segment& segment) {
+  if (segment.tokens == 0) return true;  // nothing is written
+  const auto row_parts =
+      std::count_if(object.parts.begin(), object.parts.end(), [](const Part& part) { return IsRows(part.form); });
+  const size_t layers = object.stored_tokens > 0 ? target.rows.size() : 0;
+  if (static_cast<size_t>(row_parts) != 2 * layers) return false;
+  return std::all_of(object.parts.begin(), object.parts.end(), [&](const Part& part) {
+    if (!IsPaged(part.form)) return true;
+    const PagedRows* rows = FindRows(target.rows, part.layer);
+    return rows != nullptr && SameShape(object, part, *rows) &&
+           PagesReach(*rows, target.page_table.size(), object, segment.first_position, segment.tokens);
+  });
+}
+
+}  // namespace ashlar::storage
