@@ -21,8 +21,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
-#include "daemon/config.h"
-#include "daemon/region.h"
+#include "daemon/config/config.h"
+#include "daemon/session/region.h"
 #include "daemon/testing/engine.h"
 #include "daemon/testing/http_peer.h"
 #include "daemon/testing/node.h"

@@ -10,10 +10,10 @@
 
 #include "absl/strings/strip.h"
 #include "ashlar/v1/config.pb.h"
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 #include "daemon/daemon.h"
-#include "daemon/log.h"
 #include "daemon/mappings.h"
+#include "daemon/runtime/log.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "ashlar/v1/config.pb.h"
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 
 namespace ashlar::daemon {
 namespace {

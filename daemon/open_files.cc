@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
-#include "daemon/hosted_memory.h"
-#include "daemon/http_server.h"
-#include "daemon/rpc_listener.h"
-#include "daemon/unread_descriptors.h"
+#include "daemon/observe/http_server.h"
+#include "daemon/rpc/rpc_listener.h"
+#include "daemon/session/hosted_memory.h"
+#include "daemon/session/unread_descriptors.h"
 
 namespace ashlar::daemon {
 namespace {

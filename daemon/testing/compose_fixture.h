@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ashlar/v1/cache.pb.h"
-#include "daemon/composition_plan.h"
+#include "daemon/engine/composition_plan.h"
 #include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "kernels/kernels.h"

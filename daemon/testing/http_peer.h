@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "daemon/unique_fd.h"
+#include "daemon/runtime/unique_fd.h"
 
 namespace ashlar::daemon {
 

@@ -21,9 +21,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
-#include "daemon/config.h"
+#include "daemon/config/config.h"
+#include "daemon/runtime/unix_socket.h"
 #include "daemon/testing/http_peer.h"
-#include "daemon/unix_socket.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {

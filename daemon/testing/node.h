@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "ashlar/v1/session.pb.h"
 #include "daemon/daemon.h"
-#include "daemon/unique_fd.h"
+#include "daemon/runtime/unique_fd.h"
 
 namespace ashlar::daemon {
 

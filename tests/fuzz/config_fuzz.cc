@@ -2,7 +2,7 @@
 #include <string>
 
 #include "ashlar/v1/config.pb.h"
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

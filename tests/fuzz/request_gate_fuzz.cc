@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "ashlar/v1/cache.pb.h"
-#include "daemon/request_gate.h"
-#include "daemon/session_table.h"
+#include "daemon/rpc/request_gate.h"
+#include "daemon/session/session_table.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {

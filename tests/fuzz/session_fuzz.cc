@@ -15,9 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "ashlar/v1/session.pb.h"
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 #include "daemon/daemon.h"
-#include "daemon/log.h"
+#include "daemon/runtime/log.h"
 #include "proto/limits.h"
 #include "tests/fuzz/fuzz.h"
 

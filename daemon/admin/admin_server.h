@@ -1,0 +1,26 @@
+// gRPC in front of the admin service: a Unix socket of its own, for root and the daemon's own user.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/admin/admin_service.h"
+
+namespace ashlar::daemon {
+
+// Calls block its own threads, of which there are few, and nobody else's.
+class AdminServer {
+ public:
+  // `service` must outlive the server. ALREADY_EXISTS when another daemon listens on `path`.
+  static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const std::string& path, const AdminService& service);
+  // Takes no new calls, awaits those in flight, for which the metadata thread must still run, and removes the socket.
+  ~AdminServer();
+
+ private:
+  struct Impl;
+  explicit AdminServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::daemon

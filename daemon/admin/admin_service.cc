@@ -1,0 +1,150 @@
+// How the daemon is: Stats, Sessions, GetConfig; its drain; and what all calls share.
+#include "daemon/admin/admin_service.h"
+
+#include <future>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/admin.pb.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using storage::TenantId;
+
+void WriteTallies(const Tallies& tallies, v1::TenantStats* out) {
+  const auto write = [](uint32_t of, const Tallies::Segments& tally, v1::Tally* to) {
+    to->set_of(of);
+    to->set_segments(tally.segments);
+    to->set_tokens(tally.tokens);
+  };
+  for (const auto& [tier, tally] : tallies.hits) write(static_cast<uint32_t>(tier), tally, out->add_hits());
+  for (const auto& [reason, tally] : tallies.misses) write(static_cast<uint32_t>(reason), tally, out->add_misses());
+  for (const auto& [why, tally] : tallies.evictions) {
+    v1::Eviction* eviction = out->add_evictions();
+    eviction->set_tier(static_cast<uint32_t>(std::get<TierKind>(why)));
+    eviction->set_policy(static_cast<uint32_t>(std::get<PolicyKind>(why)));
+    eviction->set_reason(static_cast<uint32_t>(std::get<MissReason>(why)));
+    eviction->set_objects(tally.objects);
+    eviction->set_bytes(tally.bytes);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<TenantId> AdminService::FindTenant(const std::string& name) const {
+  if (name.empty()) return absl::InvalidArgumentError("tenant: required");
+  for (TenantId tenant = 0; tenant < parts_.tenants.size(); ++tenant) {
+    if (parts_.tenants[tenant] == name) return tenant;
+  }
+  return absl::NotFoundError(absl::StrCat("tenant: there is no \"", name, "\""));
+}
+
+absl::StatusOr<std::vector<TenantId>> AdminService::FindTenants(const std::string& name) const {
+  if (name.empty()) {
+    std::vector<TenantId> all(parts_.tenants.size());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+  const absl::StatusOr<TenantId> one = FindTenant(name);
+  if (!one.ok()) return one.status();
+  return std::vector<TenantId>{*one};
+}
+
+absl::Status AdminService::OnLoop(const std::function<void()>& ask) const {
+  std::promise<void> asked;
+  const bool posted = parts_.loop.Post(storage::kNoTenant, [&] {
+    ask();
+    asked.set_value();
+  });
+  if (!posted) return absl::ResourceExhaustedError("the metadata queue is full");
+  asked.get_future().wait();
+  return absl::OkStatus();
+}
+
+absl::Status AdminService::Stats(v1::StatsReply* reply) const {
+  return OnLoop([&] {
+    const Levels levels = parts_.measure();
+    reply->set_objects(levels.objects);
+    reply->set_object_bytes(levels.object_bytes);
+    reply->set_leases(levels.leases);
+    reply->set_reservations(levels.reservations);
+    reply->set_landings(levels.landings);
+    reply->set_compositions(levels.compositions);
+    reply->set_sessions(levels.sessions);
+    reply->set_metadata_queue(levels.metadata_queue);
+    reply->set_worker_queue(levels.worker_queue);
+    reply->set_uptime_seconds(static_cast<double>(parts_.clock.Now() - started_) * 1e-9);
+    for (const auto& [tier, reason] : levels.degraded) {
+      v1::DegradedTier* degraded = reply->add_degraded();
+      degraded->set_tier(static_cast<uint32_t>(tier));
+      degraded->set_reason(reason);
+    }
+    for (TenantId tenant = 0; tenant < parts_.tenants.size(); ++tenant) {
+      v1::TenantStats* out = reply->add_tenants();
+      out->set_tenant(parts_.tenants[tenant]);
+      out->set_region_bytes(levels.holdings[tenant].region_bytes);
+      for (const auto& [tier, usages] : levels.tiers) {
+        const storage::TierUsage& usage = usages[tenant];
+        v1::TierStats* stats = out->add_tiers();
+        stats->set_tier(static_cast<uint32_t>(tier));
+        stats->set_capacity_bytes(usage.capacity_bytes);
+        stats->set_used_bytes(usage.used_bytes);
+        stats->set_held_bytes(usage.held_bytes);
+      }
+      WriteTallies(parts_.metrics.tallies(tenant), out);
+    }
+  });
+}
+
+absl::Status AdminService::Sessions(v1::SessionsReply* reply) const {
+  for (const auto& [session, draining] : parts_.sessions.List()) {
+    const Session::Description& about = session->about();
+    const Session::Memory memory = session->memory();
+    v1::SessionInfo* info = reply->add_sessions();
+    info->set_session(about.id);
+    info->set_tenant(about.tenant_name);
+    info->set_pid(about.pid);
+    info->set_uid(about.uid);
+    info->set_client(about.client);
+    info->set_regions(memory.regions);
+    info->set_region_bytes(memory.bytes);
+    info->set_models(session->models());
+    info->set_draining(draining);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdminService::Drain(v1::DrainReply* reply) const {
+  parts_.set_draining(true);
+  return GetDrain(reply);
+}
+
+absl::Status AdminService::Undrain(v1::DrainReply* reply) const {
+  if (!parts_.set_draining(false)) return absl::FailedPreconditionError("the daemon stops");
+  return GetDrain(reply);
+}
+
+absl::Status AdminService::GetDrain(v1::DrainReply* reply) const {
+  return OnLoop([&] {
+    const Levels levels = parts_.measure();
+    reply->set_draining(levels.draining);
+    reply->set_done(levels.drained());
+    reply->set_grace_seconds(parts_.drain_seconds);
+    reply->set_leases(levels.leases);
+    reply->set_requests(levels.admissions());
+    reply->set_reservations(levels.reservations);
+    reply->set_landings(levels.landings);
+    reply->set_compositions(levels.compositions);
+    reply->set_writing(levels.writing_behind);
+    reply->set_unsaved_objects(levels.unsaved_objects);
+    reply->set_unsaved_bytes(levels.unsaved_bytes);
+  });
+}
+
+absl::Status AdminService::GetConfig(v1::GetConfigReply* reply) const {
+  reply->set_yaml(parts_.config);
+  return absl::OkStatus();
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,102 @@
+// What an operator may ask of the daemon: the calls of ashlar.v1.Admin, apart from how they travel.
+//
+// Calls come on any thread but the metadata thread, which they wait for: texts are hashed, and models compared, on the
+// calling thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/observe/metrics.h"
+#include "daemon/runtime/event_loop.h"
+#include "daemon/session/model_registry.h"
+#include "daemon/session/session_table.h"
+#include "storage/cache.h"
+
+namespace ashlar::v1 {
+class DrainReply;
+class ExplainReply;
+class ExplainedText;
+class GetConfigReply;
+class LastMissesReply;
+class LastMissesRequest;
+class ModelsReply;
+class ModelsRequest;
+class ObjectsReply;
+class PinRequest;
+class SessionsReply;
+class StatsReply;
+class Texts;
+}  // namespace ashlar::v1
+
+namespace ashlar::daemon {
+
+// What the service asks. All must outlive it.
+struct AdminParts {
+  storage::Cache& cache;
+  EventLoop& loop;
+  const SessionTable& sessions;
+  const ModelRegistry& models;
+  const Metrics& metrics;
+  const storage::Clock& clock;
+  std::vector<std::string> tenants;        // by TenantId
+  std::function<Levels()> measure;         // on the metadata thread
+  std::function<bool(bool)> set_draining;  // false: the daemon stops, and goes on draining
+  double drain_seconds = 0;
+  std::string config;  // in effect, as YAML
+};
+
+// A status other than OK says in its message which field it is about (admin.proto).
+class AdminService {
+ public:
+  explicit AdminService(AdminParts parts) : parts_(std::move(parts)), started_(parts_.clock.Now()) {}
+
+  absl::Status Explain(const v1::Texts& texts, v1::ExplainReply* reply) const;
+  absl::Status LastMisses(const v1::LastMissesRequest& request, v1::LastMissesReply* reply) const;
+  absl::Status Models(const v1::ModelsRequest& request, v1::ModelsReply* reply) const;
+  absl::Status Stats(v1::StatsReply* reply) const;
+  absl::Status Sessions(v1::SessionsReply* reply) const;
+  absl::Status GetConfig(v1::GetConfigReply* reply) const;
+
+  absl::Status Drain(v1::DrainReply* reply) const;
+  absl::Status Undrain(v1::DrainReply* reply) const;
+  absl::Status GetDrain(v1::DrainReply* reply) const;
+
+  absl::Status Pin(const v1::PinRequest& request, v1::ObjectsReply* reply) const;
+  absl::Status Unpin(const v1::Texts& texts, v1::ObjectsReply* reply) const;
+  absl::Status Evict(const v1::Texts& texts, v1::ObjectsReply* reply) const;
+
+ private:
+  // NOT_FOUND for a name that no tenant has.
+  absl::StatusOr<storage::TenantId> FindTenant(const std::string& name) const;
+  // All tenants where the name is empty.
+  absl::StatusOr<std::vector<storage::TenantId>> FindTenants(const std::string& name) const;
+  // What a request about texts is about. INVALID_ARGUMENT and NOT_FOUND name the field.
+  struct Asked {
+    storage::TenantId tenant = 0;
+    std::shared_ptr<const Model> model;
+    std::vector<storage::Query> queries;
+  };
+  absl::StatusOr<Asked> ReadTexts(const v1::Texts& texts) const;
+  // The model that the request names. Of a whole namespace that is not remembered, the namespace alone.
+  absl::StatusOr<std::shared_ptr<const Model>> FindModel(storage::TenantId tenant, const v1::Texts& request) const;
+  // Runs `ask` on the metadata thread and waits for it. RESOURCE_EXHAUSTED when the queue is full.
+  absl::Status OnLoop(const std::function<void()>& ask) const;
+
+  // Does something with each text's object, on the metadata thread. False: there is none.
+  absl::Status WithEach(const v1::Texts& texts, v1::ObjectsReply* reply,
+                        const std::function<bool(storage::TenantId, const Key&)>& act) const;
+
+  class Differences;
+  void WriteText(storage::TenantId tenant, const storage::Query& query, const storage::Explanation& why,
+                 const Model* model, storage::Nanos now, Differences& differences, v1::ExplainedText* out) const;
+
+  const AdminParts parts_;
+  const storage::Nanos started_;
+};
+
+}  // namespace ashlar::daemon

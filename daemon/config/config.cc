@@ -1,0 +1,360 @@
+#include "daemon/config/config.h"
+
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/config.pb.h"
+#include "daemon/config/yaml_message.h"
+#include "daemon/runtime/host_port.h"
+#include "proto/limits.h"
+#include "storage/lookup/lease.h"
+#include "storage/memory/numa.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr uint64_t kDefaultArenaBytes = uint64_t{64} << 20;
+constexpr uint32_t kDefaultDiskThreads = 8;
+constexpr uint32_t kDefaultDiskQueue = 256;
+constexpr uint64_t kDefaultRegionBytes = uint64_t{64} << 30;
+constexpr uint64_t kDefaultLandingBytes = uint64_t{512} << 20;
+constexpr uint64_t kLeastLandingBytes = uint64_t{32} << 20;  // the largest request fits
+constexpr uint64_t kSessionsOfATenant = 8;                   // whose regions may be as large as a session's may be
+constexpr uint64_t kMaxMemoryBytes = uint64_t{1} << 50;      // keeps every sum of budgets far from overflow
+constexpr uint64_t kMaxSeconds = 366 * 24 * 3600;
+constexpr uint32_t kMaxSessions = 65536;
+constexpr uint32_t kMostLeases = 1 << 24, kMostLeasedSegments = 1 << 28;  // some gigabytes a tenant
+constexpr uint32_t kDefaultRegions = 64;                                  // of a session
+constexpr uint32_t kRegionsForASession = 16;                              // that a tenant has for each of its sessions
+constexpr uint32_t kRegionsOfAll = 16384;  // by default: a quarter of the kernel's default limit on mappings
+constexpr uint32_t kMaxRegions = 1 << 24;
+constexpr uint64_t kDefaultModelBytes = uint64_t{256} << 20;
+constexpr uint32_t kMaxThreads = 1024;
+constexpr uint32_t kMaxQueueDepth = 1 << 20;
+constexpr uint32_t kMaxGpu = 1023;
+constexpr int kMaxTenants = 4096;
+constexpr size_t kMaxTenantName = 64;
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+void FillTierDefaults(v1::Config* config) {
+  v1::Hbm* hbm = config->mutable_hbm();
+  if (hbm->arena_bytes() == 0) hbm->set_arena_bytes(std::min(kDefaultArenaBytes, hbm->capacity_bytes()));
+  v1::Ssd* ssd = config->mutable_ssd();
+  if (ssd->admission().empty()) ssd->set_admission("second_use");
+  if (ssd->on_damage().empty()) ssd->set_on_damage("set_aside");
+  if (ssd->threads() == 0) ssd->set_threads(kDefaultDiskThreads);
+  if (ssd->queue_depth() == 0) ssd->set_queue_depth(kDefaultDiskQueue);
+}
+
+void FillDefaults(v1::Config* config) {
+  v1::Dram* dram = config->mutable_dram();
+  if (dram->arena_bytes() == 0) dram->set_arena_bytes(kDefaultArenaBytes);
+  dram->mutable_numa();
+  FillTierDefaults(config);
+  if (config->eviction().empty()) config->set_eviction("price");
+  v1::Listen* listen = config->mutable_listen();
+  if (listen->metrics_socket_access().empty()) listen->set_metrics_socket_access("owner");
+  if (config->metrics().tenants().empty()) config->mutable_metrics()->set_tenants("summed");
+  if (config->tenants().empty()) {
+    v1::Tenant* tenant = config->add_tenants();
+    tenant->set_name("default");
+    tenant->add_uids(geteuid());
+    tenant->set_dram_bytes(dram->capacity_bytes());
+    tenant->set_hbm_bytes(config->hbm().capacity_bytes());
+    tenant->set_ssd_bytes(config->ssd().capacity_bytes());
+  }
+  v1::Leases* leases = config->mutable_leases();
+  if (leases->unused_seconds() == 0) leases->set_unused_seconds(60);
+  if (leases->reservation_seconds() == 0) leases->set_reservation_seconds(60);
+  if (leases->max_leases() == 0) leases->set_max_leases(storage::LeaseTable::kTenantLeases);
+  if (leases->max_segments() == 0) leases->set_max_segments(storage::LeaseTable::kTenantSegments);
+  if (config->drain_seconds() == 0) config->set_drain_seconds(10);
+  v1::Sessions* sessions = config->mutable_sessions();
+  if (sessions->max_sessions() == 0) sessions->set_max_sessions(256);
+  if (sessions->region_bytes() == 0) sessions->set_region_bytes(kDefaultRegionBytes);
+  if (sessions->max_regions() == 0) sessions->set_max_regions(kDefaultRegions);
+  v1::Workers* workers = config->mutable_workers();
+  if (workers->threads() == 0) workers->set_threads(std::max(1u, std::thread::hardware_concurrency()));
+  if (workers->queue_depth() == 0) workers->set_queue_depth(1024);
+  if (workers->landings_per_session() == 0) workers->set_landings_per_session(256);
+  const auto share_of = [&](uint32_t bound) {
+    return std::max(1u, bound / static_cast<uint32_t>(config->tenants_size()));
+  };
+  for (v1::Tenant& tenant : *config->mutable_tenants()) {
+    if (tenant.region_bytes() == 0) tenant.set_region_bytes(kSessionsOfATenant * sessions->region_bytes());
+    if (tenant.max_sessions() == 0) tenant.set_max_sessions(share_of(sessions->max_sessions()));
+    if (tenant.max_landings() == 0) tenant.set_max_landings(share_of(workers->queue_depth()));
+    if (tenant.landing_bytes() == 0) tenant.set_landing_bytes(kDefaultLandingBytes);
+    if (tenant.max_leases() == 0) tenant.set_max_leases(leases->max_leases());
+    if (tenant.max_leased_segments() == 0) tenant.set_max_leased_segments(leases->max_segments());
+    if (tenant.max_regions() == 0) {
+      const uint64_t wanted = uint64_t{kRegionsForASession} * tenant.max_sessions();
+      tenant.set_max_regions(static_cast<uint32_t>(std::min<uint64_t>(wanted, share_of(kRegionsOfAll))));
+    }
+    if (tenant.model_bytes() == 0) tenant.set_model_bytes(kDefaultModelBytes);
+    tenant.mutable_public_floor();
+    tenant.mutable_private_floor();
+    if (tenant.prefix_bytes() == 0) {
+      tenant.set_prefix_bytes(std::max({tenant.dram_bytes(), tenant.hbm_bytes(), tenant.ssd_bytes()}));
+    }
+  }
+  v1::Log* log = config->mutable_log();
+  if (log->level().empty()) log->set_level("info");
+  if (log->format().empty()) log->set_format("text");
+}
+
+absl::Status CheckSocketPath(absl::string_view field, const std::string& path) {
+  constexpr size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
+  if (path.empty()) return Bad(field, ": required");
+  if (path.size() > kMaxPath) return Bad(field, ": longer than ", kMaxPath, " bytes");
+  if (path.find('\0') != std::string::npos) return Bad(field, ": contains a zero byte");
+  return absl::OkStatus();
+}
+
+absl::Status CheckListen(const v1::Listen& listen) {
+  struct Socket {
+    absl::string_view field;
+    const std::string& path;
+    bool required;
+  };
+  const Socket sockets[] = {
+      {"listen.rpc_socket", listen.rpc_socket(), true},
+      {"listen.session_socket", listen.session_socket(), true},
+      {"listen.admin_socket", listen.admin_socket(), false},
+      {"listen.metrics_socket", listen.metrics_socket(), false},
+  };
+  std::map<std::string, absl::string_view> field_of_path;
+  for (const Socket& socket : sockets) {
+    if (socket.path.empty() && !socket.required) continue;
+    if (absl::Status status = CheckSocketPath(socket.field, socket.path); !status.ok()) return status;
+    const auto [other, fresh] = field_of_path.emplace(socket.path, socket.field);
+    if (!fresh) return Bad(socket.field, ": same as ", other->second);
+  }
+  if (listen.metrics_socket_access() != "owner" && listen.metrics_socket_access() != "group") {
+    return Bad("listen.metrics_socket_access: expected owner or group");
+  }
+  if (listen.metrics_address().empty()) return absl::OkStatus();
+  const auto address = ParseHostPort(listen.metrics_address());
+  return address.ok() ? absl::OkStatus() : Bad("listen.metrics_address: ", address.status().message());
+}
+
+// Of the hbm or dram tier, which has a capacity.
+template <typename Memory>
+absl::Status CheckMemory(absl::string_view field, const Memory& memory) {
+  if (memory.capacity_bytes() > kMaxMemoryBytes) return Bad(field, ".capacity_bytes: out of range");
+  if (memory.arena_bytes() % limits::kExtentBytes != 0) {
+    return Bad(field, ".arena_bytes: not a multiple of the extent, ", limits::kExtentBytes, " bytes");
+  }
+  if (memory.arena_bytes() > memory.capacity_bytes()) {
+    return Bad(field, ".arena_bytes: larger than ", field, ".capacity_bytes");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNuma(const v1::Numa& numa) {
+  const std::set<std::string> policies = {"bind", "preferred", "interleave"};
+  if (numa.policy().empty() && numa.nodes().empty()) return absl::OkStatus();
+  if (!policies.contains(numa.policy())) return Bad("dram.numa.policy: expected bind, preferred or interleave");
+  if (numa.nodes().empty()) return Bad("dram.numa.nodes: required with dram.numa.policy");
+  if (numa.policy() == "preferred" && numa.nodes_size() > 1) return Bad("dram.numa.nodes: preferred takes one node");
+  std::set<uint32_t> nodes;
+  for (int i = 0; i < numa.nodes_size(); ++i) {
+    if (numa.nodes(i) >= storage::NumaPolicy::kMaxNodes) return Bad("dram.numa.nodes[", i, "]: out of range");
+    if (!nodes.insert(numa.nodes(i)).second) return Bad("dram.numa.nodes[", i, "]: given twice");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTiers(const v1::Config& config) {
+  if (config.dram().capacity_bytes() == 0) return Bad("dram.capacity_bytes: required");
+  if (absl::Status status = CheckMemory("dram", config.dram()); !status.ok()) return status;
+  if (absl::Status status = CheckNuma(config.dram().numa()); !status.ok()) return status;
+  if (config.hbm().capacity_bytes() > 0) {
+    if (absl::Status status = CheckMemory("hbm", config.hbm()); !status.ok()) return status;
+  }
+  const v1::Ssd& ssd = config.ssd();
+  if (ssd.folder().find('\0') != std::string::npos) return Bad("ssd.folder: contains a zero byte");
+  if (ssd.folder().empty() && ssd.capacity_bytes() > 0) return Bad("ssd.folder: required with ssd.capacity_bytes");
+  if (!ssd.folder().empty() && ssd.capacity_bytes() < limits::kExtentBytes) {
+    return Bad("ssd.capacity_bytes: must be at least one extent, ", limits::kExtentBytes, " bytes");
+  }
+  if (ssd.capacity_bytes() > kMaxMemoryBytes) return Bad("ssd.capacity_bytes: out of range");
+  const std::set<std::string> admissions = {"all", "second_use", "tinylfu"};
+  if (!admissions.contains(ssd.admission())) return Bad("ssd.admission: expected all, second_use or tinylfu");
+  if (ssd.on_damage() != "set_aside" && ssd.on_damage() != "refuse") {
+    return Bad("ssd.on_damage: expected set_aside or refuse");
+  }
+  if (config.eviction() != "price" && config.eviction() != "lru") return Bad("eviction: expected price or lru");
+  if (ssd.threads() > kMaxThreads) return Bad("ssd.threads: out of range");
+  if (ssd.queue_depth() > kMaxQueueDepth) return Bad("ssd.queue_depth: out of range");
+  return absl::OkStatus();
+}
+
+// One tier of the tenants: their budgets, and what their pools have for themselves.
+struct TierBudgets {
+  absl::string_view name;
+  uint64_t capacity;
+  uint64_t least;  // of a budget; a tier may be of no use to a tenant where it is 0
+  uint64_t (v1::Tenant::*budget)() const;
+  uint64_t (v1::Floor::*floor)() const;
+};
+
+absl::Status CheckBudgets(const v1::Config& config, const TierBudgets& tier) {
+  uint64_t budgets = 0;
+  for (int i = 0; i < config.tenants_size(); ++i) {
+    const v1::Tenant& tenant = config.tenants(i);
+    const uint64_t budget = (tenant.*tier.budget)();
+    const std::string field = absl::StrCat("tenants[", i, "].", tier.name, "_bytes");
+    if (tier.capacity == 0 && budget > 0) return Bad(field, ": there is no such tier");
+    if (tier.least > 0 && budget == 0) return Bad(field, ": required");
+    if (budget < tier.least) return Bad(field, ": less than one arena");
+    if (budget > tier.capacity - budgets) {
+      return Bad(field, ": the tenants' budgets together exceed ", tier.name, ".capacity_bytes");
+    }
+    budgets += budget;
+    const uint64_t open = (tenant.public_floor().*tier.floor)(), own = (tenant.private_floor().*tier.floor)();
+    const auto floor = [&](absl::string_view pool) {
+      return absl::StrCat("tenants[", i, "].", pool, "_floor.", tier.name, "_bytes");
+    };
+    if (open > budget) return Bad(floor("public"), ": more than ", field);
+    if (own > budget - open) return Bad(floor("private"), ": both floors together exceed ", field);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTenantName(absl::string_view field, const std::string& name) {
+  if (name.empty()) return Bad(field, ": required");
+  if (name.size() > kMaxTenantName) return Bad(field, ": longer than ", kMaxTenantName, " bytes");
+  for (char c : name) {
+    if (!absl::ascii_isalnum(c) && c != '.' && c != '_' && c != '-') {
+      return Bad(field, ": only letters, digits, '.', '_' and '-'");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTenants(const v1::Config& config) {
+  if (config.tenants_size() > kMaxTenants) return Bad("tenants: more than ", kMaxTenants);
+  std::set<std::string> names;
+  std::map<uint32_t, std::string> tenant_of_uid;
+  for (int i = 0; i < config.tenants_size(); ++i) {
+    const v1::Tenant& tenant = config.tenants(i);
+    const std::string field = absl::StrCat("tenants[", i, "]");
+    if (absl::Status status = CheckTenantName(absl::StrCat(field, ".name"), tenant.name()); !status.ok()) return status;
+    if (!names.insert(tenant.name()).second) return Bad(field, ".name: \"", tenant.name(), "\" is given twice");
+    if (tenant.uids().empty()) return Bad(field, ".uids: required");
+    for (int j = 0; j < tenant.uids_size(); ++j) {
+      const auto [other, fresh] = tenant_of_uid.emplace(tenant.uids(j), tenant.name());
+      if (!fresh) return Bad(field, ".uids[", j, "]: ", tenant.uids(j), " already belongs to \"", other->second, "\"");
+    }
+    if (tenant.ttl_seconds() > kMaxSeconds) return Bad(field, ".ttl_seconds: out of range");
+  }
+  const bool hbm = config.hbm().capacity_bytes() > 0;
+  const TierBudgets tiers[] = {
+      {"dram", config.dram().capacity_bytes(), config.dram().arena_bytes(), &v1::Tenant::dram_bytes,
+       &v1::Floor::dram_bytes},
+      {"hbm", config.hbm().capacity_bytes(), hbm ? config.hbm().arena_bytes() : 0, &v1::Tenant::hbm_bytes,
+       &v1::Floor::hbm_bytes},
+      {"ssd", config.ssd().capacity_bytes(), 0, &v1::Tenant::ssd_bytes, &v1::Floor::ssd_bytes},
+  };
+  for (const TierBudgets& tier : tiers) {
+    if (absl::Status status = CheckBudgets(config, tier); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBounds(const v1::Config& config) {
+  if (config.leases().unused_seconds() > kMaxSeconds) return Bad("leases.unused_seconds: out of range");
+  if (config.leases().reservation_seconds() > kMaxSeconds) return Bad("leases.reservation_seconds: out of range");
+  if (config.leases().max_leases() > kMostLeases) return Bad("leases.max_leases: out of range");
+  if (config.leases().max_segments() > kMostLeasedSegments) return Bad("leases.max_segments: out of range");
+  if (config.drain_seconds() > kMaxSeconds) return Bad("drain_seconds: out of range");
+  if (config.sessions().max_sessions() > kMaxSessions) return Bad("sessions.max_sessions: out of range");
+  if (config.sessions().region_bytes() > kMaxMemoryBytes) return Bad("sessions.region_bytes: out of range");
+  if (config.sessions().max_regions() > kMaxRegions) return Bad("sessions.max_regions: out of range");
+  // Before what follows from it.
+  if (config.workers().queue_depth() > kMaxQueueDepth) return Bad("workers.queue_depth: out of range");
+  for (int i = 0; i < config.tenants_size(); ++i) {
+    if (config.tenants(i).region_bytes() > kSessionsOfATenant * kMaxMemoryBytes) {
+      return Bad("tenants[", i, "].region_bytes: out of range");
+    }
+    if (config.tenants(i).prefix_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].prefix_bytes: out of range");
+    if (config.tenants(i).max_landings() > kMaxQueueDepth) return Bad("tenants[", i, "].max_landings: out of range");
+    if (config.tenants(i).landing_bytes() < kLeastLandingBytes) {
+      return Bad("tenants[", i, "].landing_bytes: less than one landing may hold, ", kLeastLandingBytes, " bytes");
+    }
+    if (config.tenants(i).landing_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].landing_bytes: out of range");
+    if (config.tenants(i).max_leases() > kMostLeases) return Bad("tenants[", i, "].max_leases: out of range");
+    if (config.tenants(i).max_leased_segments() > kMostLeasedSegments) {
+      return Bad("tenants[", i, "].max_leased_segments: out of range");
+    }
+    if (config.tenants(i).max_regions() > kMaxRegions) return Bad("tenants[", i, "].max_regions: out of range");
+    if (config.tenants(i).model_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].model_bytes: out of range");
+    if (config.tenants(i).max_sessions() > config.sessions().max_sessions()) {
+      return Bad("tenants[", i, "].max_sessions: more than sessions.max_sessions");
+    }
+  }
+  if (config.workers().threads() > kMaxThreads) return Bad("workers.threads: out of range");
+  if (config.gpu().device() > kMaxGpu) return Bad("gpu.device: out of range");
+  if (config.workers().landings_per_session() > kMaxQueueDepth) {
+    return Bad("workers.landings_per_session: out of range");
+  }
+  if (config.metrics().tenants() != "summed" && config.metrics().tenants() != "named") {
+    return Bad("metrics.tenants: expected summed or named");
+  }
+  const std::set<std::string> levels = {"trace", "debug", "info", "warning", "error"};
+  if (!levels.contains(config.log().level())) {
+    return Bad("log.level: expected trace, debug, info, warning or error");
+  }
+  if (config.log().format() != "text" && config.log().format() != "json") {
+    return Bad("log.format: expected text or json");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ParseConfig(const std::string& yaml, v1::Config* config) {
+  if (absl::Status status = ParseYaml(yaml, config); !status.ok()) return status;
+  FillDefaults(config);
+  if (absl::Status status = CheckListen(config->listen()); !status.ok()) return status;
+  if (absl::Status status = CheckTiers(*config); !status.ok()) return status;
+  if (absl::Status status = CheckTenants(*config); !status.ok()) return status;
+  return CheckBounds(*config);
+}
+
+absl::Status LoadConfig(const std::string& path, v1::Config* config) {
+  errno = 0;
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file.is_open() || file.bad() || text.fail()) {
+    // Reading a folder or an empty file fails in the stream without an errno.
+    return absl::ErrnoToStatus(errno == 0 ? EINVAL : errno, absl::StrCat("cannot read ", path));
+  }
+  absl::Status status = ParseConfig(text.str(), config);
+  if (!status.ok()) return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+  return status;
+}
+
+std::string FormatConfig(const v1::Config& config) {
+  return FormatYaml(config);
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,219 @@
+#include "daemon/config/yaml_message.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <sstream>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
+
+absl::Status Bad(const std::string& path, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(path.empty() ? "config" : path, ": ", what));
+}
+
+// "?" is yaml-cpp's tag of a plain scalar, "!" that of a quoted one.
+bool IsPlainScalar(const YAML::Node& node) {
+  return node.IsScalar() && node.Tag() != "!";
+}
+
+// Digits with an optional binary suffix. Says what is wrong, or nothing.
+absl::string_view ParseUnsigned(absl::string_view text, bool suffixes, uint64_t max, uint64_t* value) {
+  uint64_t factor = 1;
+  if (suffixes) {
+    constexpr struct {
+      const char* name;
+      int shift;
+    } kSuffixes[] = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+    for (const auto& suffix : kSuffixes) {
+      if (!absl::EndsWith(text, suffix.name)) continue;
+      text.remove_suffix(3);
+      text = absl::StripTrailingAsciiWhitespace(text);
+      factor = uint64_t{1} << suffix.shift;
+      break;
+    }
+  }
+  const absl::string_view digits = absl::StartsWith(text, "-") ? text.substr(1) : text;
+  if (digits.empty()) return "expected a whole number";
+  for (char c : digits) {
+    if (!absl::ascii_isdigit(c)) return "expected a whole number";
+  }
+  uint64_t number = 0;
+  if (digits.size() != text.size() || !absl::SimpleAtoi(digits, &number) || number > max / factor)
+    return "out of range";
+  *value = number * factor;
+  return "";
+}
+
+absl::Status ReadMessage(const YAML::Node& node, const std::string& path, Message* message);
+
+// Reads one value into a singular field, or appends it to a repeated one.
+absl::Status ReadValue(const YAML::Node& node, const std::string& path, const FieldDescriptor* field,
+                       Message* message) {
+  const Reflection* reflection = message->GetReflection();
+  const bool repeated = field->is_repeated();
+  if (!node.IsDefined() || node.IsNull()) return Bad(path, "has no value");
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+    return ReadMessage(node, path,
+                       repeated ? reflection->AddMessage(message, field) : reflection->MutableMessage(message, field));
+  }
+  if (!node.IsScalar()) return Bad(path, "expected a single value");
+  const std::string& text = node.Scalar();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_STRING:
+      repeated ? reflection->AddString(message, field, text) : reflection->SetString(message, field, text);
+      return absl::OkStatus();
+    case FieldDescriptor::CPPTYPE_BOOL: {
+      if (!IsPlainScalar(node) || (text != "true" && text != "false")) return Bad(path, "expected true or false");
+      const bool value = text == "true";
+      repeated ? reflection->AddBool(message, field, value) : reflection->SetBool(message, field, value);
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_UINT32:
+    case FieldDescriptor::CPPTYPE_UINT64: {
+      const bool wide = field->cpp_type() == FieldDescriptor::CPPTYPE_UINT64;
+      const uint64_t max = wide ? std::numeric_limits<uint64_t>::max() : std::numeric_limits<uint32_t>::max();
+      if (!IsPlainScalar(node)) return Bad(path, "expected a whole number");
+      uint64_t value = 0;
+      const absl::string_view wrong = ParseUnsigned(text, absl::EndsWith(field->name(), "_bytes"), max, &value);
+      if (!wrong.empty()) return Bad(path, wrong);
+      if (wide) {
+        repeated ? reflection->AddUInt64(message, field, value) : reflection->SetUInt64(message, field, value);
+      } else {
+        const auto narrow = static_cast<uint32_t>(value);
+        repeated ? reflection->AddUInt32(message, field, narrow) : reflection->SetUInt32(message, field, narrow);
+      }
+      return absl::OkStatus();
+    }
+    default:
+      return Bad(path, "a field of this type cannot be written in YAML");
+  }
+}
+
+absl::Status ReadMessage(const YAML::Node& node, const std::string& path, Message* message) {
+  if (!node.IsMap()) return Bad(path, "expected a map of fields");
+  std::set<std::string> seen;
+  for (const auto& entry : node) {
+    if (!entry.first.IsScalar()) return Bad(path, "a field's name must be a single word");
+    const std::string& name = entry.first.Scalar();
+    const std::string field_path = path.empty() ? name : absl::StrCat(path, ".", name);
+    const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);
+    if (field == nullptr) return Bad(field_path, "unknown field");
+    if (!seen.insert(name).second) return Bad(field_path, "given twice");
+    if (!field->is_repeated()) {
+      if (absl::Status status = ReadValue(entry.second, field_path, field, message); !status.ok()) return status;
+      continue;
+    }
+    if (!entry.second.IsSequence()) return Bad(field_path, "expected a list");
+    size_t index = 0;
+    for (const YAML::Node& item : entry.second) {
+      const std::string item_path = absl::StrCat(field_path, "[", index++, "]");
+      if (absl::Status status = ReadValue(item, item_path, field, message); !status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Hears a document, and keeps nothing.
+class Deaf final : public YAML::EventHandler {
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+// YAML::LoadAll would say so too, but never returns where a document begins with what belongs to none, as a comma:
+// the parser reports empty documents without end.
+bool IsOneDocument(const std::string& yaml) {
+  std::istringstream in(yaml);
+  YAML::Parser parser(in);
+  Deaf deaf;
+  return parser.HandleNextDocument(deaf) && !parser.HandleNextDocument(deaf);
+}
+
+void WriteMessage(const Message& message, YAML::Emitter& out);
+
+// `index` is −1 for a singular field.
+void WriteValue(const Message& message, const FieldDescriptor* field, int index, YAML::Emitter& out) {
+  const Reflection* reflection = message.GetReflection();
+  const bool single = index < 0;
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      WriteMessage(
+          single ? reflection->GetMessage(message, field) : reflection->GetRepeatedMessage(message, field, index), out);
+      return;
+    case FieldDescriptor::CPPTYPE_STRING:
+      out << YAML::DoubleQuoted
+          << (single ? reflection->GetString(message, field) : reflection->GetRepeatedString(message, field, index));
+      return;
+    case FieldDescriptor::CPPTYPE_BOOL:
+      out << (single ? reflection->GetBool(message, field) : reflection->GetRepeatedBool(message, field, index));
+      return;
+    case FieldDescriptor::CPPTYPE_UINT32:
+      out << (single ? reflection->GetUInt32(message, field) : reflection->GetRepeatedUInt32(message, field, index));
+      return;
+    case FieldDescriptor::CPPTYPE_UINT64:
+      out << (single ? reflection->GetUInt64(message, field) : reflection->GetRepeatedUInt64(message, field, index));
+      return;
+    default:
+      out << YAML::Null;  // ReadValue refuses such fields: none can be set
+  }
+}
+
+void WriteMessage(const Message& message, YAML::Emitter& out) {
+  const Descriptor* descriptor = message.GetDescriptor();
+  out << YAML::BeginMap;
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const FieldDescriptor* field = descriptor->field(i);
+    out << YAML::Key << field->name() << YAML::Value;
+    if (!field->is_repeated()) {
+      WriteValue(message, field, -1, out);
+      continue;
+    }
+    out << YAML::BeginSeq;
+    const int size = message.GetReflection()->FieldSize(message, field);
+    for (int item = 0; item < size; ++item) WriteValue(message, field, item, out);
+    out << YAML::EndSeq;
+  }
+  out << YAML::EndMap;
+}
+
+}  // namespace
+
+absl::Status ParseYaml(const std::string& yaml, Message* message) {
+  message->Clear();
+  try {
+    if (!IsOneDocument(yaml)) return Bad("", "expected exactly one YAML document");
+    return ReadMessage(YAML::Load(yaml), "", message);
+  } catch (const YAML::Exception& error) {
+    return Bad("", absl::StrCat("not valid YAML: ", error.what()));
+  }
+}
+
+std::string FormatYaml(const Message& message) {
+  YAML::Emitter out;
+  WriteMessage(message, out);
+  return absl::StrCat(out.c_str(), "\n");
+}
+
+}  // namespace ashlar::daemon

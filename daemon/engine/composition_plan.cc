@@ -1,0 +1,296 @@
+#include "daemon/engine/composition_plan.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine/request_fields.h"
+#include "daemon/engine/shared_places.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using Access = SharedPlaces::Access;
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+// What both requests have.
+template <typename Request>
+absl::StatusOr<CompositionPlan> ReadCommon(const Request& request, const Session& session) {
+  CompositionPlan plan{.number = request.number()};
+  plan.model = session.FindModel(request.model());
+  if (plan.model == nullptr) return Bad("model: unknown handle ", request.model());
+  if (request.lease().empty()) return plan;
+  const auto lease = ReadLease("lease", request.lease());
+  if (!lease.ok()) return lease.status();
+  plan.lease = *lease;
+  return plan;
+}
+
+absl::Status NotBehind(const std::string& field, uint32_t segment) {
+  return Bad(field, ".segment: not behind segment ", segment);
+}
+
+// Appends an interior, which must stand behind those before. What comes first may be a prefix, which the lease lists
+// behind all segments.
+absl::Status AddInterior(const std::string& field, const v1::LandSegment& segment, CompositionPlan& plan) {
+  std::vector<storage::Composition::Interior>& interiors = plan.composition.interiors;
+  if (plan.lease == storage::LeaseId{}) return Bad("lease: empty, but segments are asked for");
+  if (segment.first_position() > kMaxPosition) return Bad(field, ".first_position: out of range");
+  if (interiors.size() > 1 && segment.segment() <= interiors.back().segment) {
+    return NotBehind(field, interiors.back().segment);
+  }
+  interiors.push_back({segment.segment(), segment.first_position()});
+  plan.fields.push_back(field);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<storage::StatePlace> ReadState(const std::string& field, const v1::StatePlace& place,
+                                              const kernels::LinearShape& shape, SharedPlaces& places) {
+  storage::StatePlace state{.dtype = static_cast<kernels::DType>(place.dtype())};
+  switch (place.dtype()) {
+    case static_cast<uint32_t>(DType::kF32):
+    case static_cast<uint32_t>(DType::kF16):
+    case static_cast<uint32_t>(DType::kBF16):
+      break;
+    default:
+      return Bad(field, ".dtype: neither f32, f16 nor bf16");
+  }
+  const uint64_t element = kernels::ElementBytes(state.dtype), heads = static_cast<uint64_t>(shape.heads);
+  const absl::StatusOr<std::byte*> data =
+      places.Block(field, place.region(), place.offset(), heads * shape.d_k * shape.d_v * element, element);
+  if (!data.ok()) return data.status();
+  state.data = *data;
+  if (state.dtype != kernels::DType::kF16) {
+    if (place.exponents_offset() != 0) return Bad(field, ".exponents_offset: only for f16");
+    return state;
+  }
+  const absl::StatusOr<std::byte*> exponents =
+      places.Block(absl::StrCat(field, ".exponents"), place.region(), place.exponents_offset(), heads * sizeof(int32_t),
+                   alignof(int32_t));
+  if (!exponents.ok()) return exponents.status();
+  state.exponents = reinterpret_cast<int32_t*>(*exponents);
+  return state;
+}
+
+// One field of per-token rows, in or out.
+struct TokenField {
+  const char* name;
+  bool given;
+  const v1::TokenRows& rows;
+  int64_t width;  // floats of one token; 0: the family has none
+  bool needed;
+  Access access;
+};
+
+// Null where the field is absent.
+absl::StatusOr<float*> ReadRows(const TokenField& field, uint64_t tokens, SharedPlaces& places) {
+  if (!field.given) {
+    if (field.needed && field.width > 0 && tokens > 0) return Bad(field.name, ": missing");
+    return nullptr;
+  }
+  if (field.width == 0) return Bad(field.name, ": the layer's family has none");
+  if (tokens == 0) return Bad(field.name, ": there are no tokens");
+  return places.Rows(field.name, field.rows.region(), field.rows.offset(), field.rows.stride(), tokens,
+                     static_cast<uint64_t>(field.width) * sizeof(float), field.access);
+}
+
+int64_t InFloats(uint64_t stride) {
+  return static_cast<int64_t>(stride / sizeof(float));
+}
+
+absl::Status ReadTokenRows(const v1::AdvanceRequest& request, SharedPlaces& places,
+                           storage::Composition::Layer& layer) {
+  const kernels::LinearShape& shape = layer.shape;
+  const int64_t keys = int64_t{shape.key_heads} * shape.d_k, values = int64_t{shape.heads} * shape.d_v;
+  const int64_t gates = int64_t{shape.heads} * kernels::GateWidth(shape);
+  const int64_t betas = int64_t{shape.heads} * kernels::BetaWidth(shape);
+  kernels::TokenInputs& inputs = layer.inputs;
+  if (request.tokens() > limits::kMaxTokensPerComposition) {
+    return Bad("tokens: more than ", limits::kMaxTokensPerComposition);
+  }
+  inputs.tokens = static_cast<int64_t>(request.tokens());
+  const auto input = [&](const TokenField& field, const float*& data, int64_t& stride) {
+    const absl::StatusOr<float*> rows = ReadRows(field, request.tokens(), places);
+    if (!rows.ok()) return rows.status();
+    data = *rows;
+    stride = InFloats(field.rows.stride());
+    return absl::OkStatus();
+  };
+  const TokenField fields[] = {
+      {"q", request.has_q(), request.q(), keys, request.has_out(), Access::kRead},
+      {"k", request.has_k(), request.k(), keys, true, Access::kRead},
+      {"v", request.has_v(), request.v(), values, true, Access::kRead},
+      {"g", request.has_g(), request.g(), gates, true, Access::kRead},
+      {"beta", request.has_beta(), request.beta(), betas, true, Access::kRead},
+  };
+  const float** const data[] = {&inputs.q, &inputs.k, &inputs.v, &inputs.g, &inputs.beta};
+  int64_t* const strides[] = {&inputs.q_stride, &inputs.k_stride, &inputs.v_stride, &inputs.g_stride,
+                              &inputs.beta_stride};
+  for (size_t i = 0; i < std::size(fields); ++i) {
+    if (absl::Status status = input(fields[i], *data[i], *strides[i]); !status.ok()) return status;
+  }
+  const absl::StatusOr<float*> out =
+      ReadRows({"out", request.has_out(), request.out(), values, false, Access::kWrite}, request.tokens(), places);
+  if (!out.ok()) return out.status();
+  layer.out = *out;
+  layer.out_stride = InFloats(request.out().stride());
+  return absl::OkStatus();
+}
+
+absl::Status ReadRun(const std::string& field, const v1::TokenRun& run, uint64_t tokens, int64_t behind,
+                     storage::Composition::Step& step) {
+  if (run.end() > tokens) return Bad(field, ".run.end: there are ", tokens, " tokens");
+  if (run.begin() >= run.end()) return Bad(field, ".run.begin: not before its end");
+  step.begin = static_cast<int64_t>(run.begin());
+  step.end = static_cast<int64_t>(run.end());
+  if (step.begin < behind) return Bad(field, ".run.begin: inside or before the run before");
+  return absl::OkStatus();
+}
+
+absl::Status ReadSteps(const v1::AdvanceRequest& request, SharedPlaces& places, CompositionPlan& plan) {
+  storage::Composition::Layer& layer = plan.composition.layers.front();
+  if (request.steps_size() == 0) return Bad("steps: empty");
+  if (static_cast<uint64_t>(request.steps_size()) > limits::kMaxStepsPerComposition) {
+    return Bad("steps: more than ", limits::kMaxStepsPerComposition);
+  }
+  int64_t behind = 0;
+  for (int i = 0; i < request.steps_size(); ++i) {
+    const v1::AdvanceStep& given = request.steps(i);
+    const std::string field = absl::StrCat("steps[", i, "]");
+    storage::Composition::Step step;
+    absl::Status status;
+    if (given.has_segment()) {
+      step.interior = plan.composition.interiors.size();
+      status = AddInterior(absl::StrCat(field, ".segment"), given.segment(), plan);
+    } else if (given.has_run()) {
+      status = ReadRun(field, given.run(), request.tokens(), behind, step);
+      behind = step.end;
+    } else {
+      status = Bad(field, ": neither a segment nor a run");
+    }
+    if (!status.ok()) return status;
+    if (given.has_checkpoint()) {
+      auto checkpoint = ReadState(absl::StrCat(field, ".checkpoint"), given.checkpoint(), layer.shape, places);
+      if (!checkpoint.ok()) return checkpoint.status();
+      step.checkpoint = *checkpoint;
+    }
+    layer.steps.push_back(step);
+  }
+  if (behind == 0 && request.tokens() > 0) return Bad("tokens: no step runs through them");
+  return absl::OkStatus();
+}
+
+// The regions, and the model whose tables the shapes point to.
+std::shared_ptr<const void> KeepAll(const SharedPlaces& places, const std::shared_ptr<const Model>& model) {
+  using Kept = std::pair<std::shared_ptr<const void>, std::shared_ptr<const Model>>;
+  return std::make_shared<Kept>(places.keep(), model);
+}
+
+absl::StatusOr<kernels::LinearShape> LinearShapeAt(const std::string& field, const Layout& layout, uint32_t layer) {
+  if (layer >= layout.layers.size()) return Bad(field, ": the layout has ", layout.layers.size());
+  const auto* linear = std::get_if<LinearLayer>(&layout.layers[layer]);
+  if (linear == nullptr) return Bad(field, ": ", layer, " is an attention layer");
+  return ShapeOf(*linear);
+}
+
+}  // namespace
+
+kernels::LinearShape ShapeOf(const LinearLayer& layer) {
+  // Families, orders and kinds of RoPE have the numbers of the layout's encoding.
+  kernels::LinearShape shape{.family = static_cast<kernels::Family>(layer.family),
+                             .heads = static_cast<int32_t>(layer.value_heads),
+                             .key_heads = static_cast<int32_t>(layer.key_heads),
+                             .d_k = static_cast<int32_t>(layer.d_k),
+                             .d_v = static_cast<int32_t>(layer.d_v),
+                             .order = static_cast<kernels::StateOrder>(layer.order)};
+  if (!layer.decay_table.empty()) shape.decay_table = layer.decay_table.data();
+  shape.rotation = {.style = static_cast<kernels::RopeStyle>(layer.rope.kind),
+                    .rotary_dim = static_cast<int32_t>(layer.rope.rotary_dim),
+                    .frequencies = layer.rope.frequencies.data()};
+  return shape;
+}
+
+absl::StatusOr<CompositionPlan> ReadAdvance(const v1::AdvanceRequest& request, const Session& session) {
+  absl::StatusOr<CompositionPlan> plan = ReadCommon(request, session);
+  if (!plan.ok()) return plan;
+  const auto shape = LinearShapeAt("layer", plan->model->layout, request.layer());
+  if (!shape.ok()) return shape.status();
+  SharedPlaces places(session);
+  storage::Composition::Layer& layer = plan->composition.layers.emplace_back();
+  layer.layer = request.layer();
+  layer.shape = *shape;
+  const auto state = ReadState("state", request.state(), *shape, places);
+  if (!state.ok()) return state.status();
+  layer.state = *state;
+  if (absl::Status status = ReadTokenRows(request, places, layer); !status.ok()) return status;
+  if (absl::Status status = ReadSteps(request, places, *plan); !status.ok()) return status;
+  if (absl::Status status = places.CheckApart(); !status.ok()) return status;
+  plan->composition.keep = KeepAll(places, plan->model);
+  return plan;
+}
+
+absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, const Session& session) {
+  absl::StatusOr<CompositionPlan> plan = ReadCommon(request, session);
+  if (!plan.ok()) return plan;
+  const Layout& layout = plan->model->layout;
+  if (layout.head != 0 || layout.tail != 0) return Bad("model: its layout has seams, which Advance computes");
+  if (request.segments_size() == 0) return Bad("segments: empty");
+  if (static_cast<uint64_t>(request.segments_size()) > limits::kMaxStepsPerComposition) {
+    return Bad("segments: more than ", limits::kMaxStepsPerComposition);
+  }
+  for (int i = 0; i < request.segments_size(); ++i) {
+    const absl::Status status = AddInterior(absl::StrCat("segments[", i, "]"), request.segments(i), *plan);
+    if (!status.ok()) return status;
+  }
+  SharedPlaces places(session);
+  int given = 0;
+  for (uint32_t i = 0; i < layout.layers.size(); ++i) {
+    const auto* linear = std::get_if<LinearLayer>(&layout.layers[i]);
+    if (linear == nullptr) continue;
+    if (given == request.states_size()) return Bad("states: linear layer ", i, " is missing");
+    const std::string field = absl::StrCat("states[", given, "]");
+    const v1::LayerState& place = request.states(given++);
+    if (place.layer() != i) return Bad(field, ".layer: expected linear layer ", i, ", got ", place.layer());
+    storage::Composition::Layer& layer = plan->composition.layers.emplace_back();
+    layer.layer = i;
+    layer.shape = ShapeOf(*linear);
+    const auto state = ReadState(absl::StrCat(field, ".state"), place.state(), layer.shape, places);
+    if (!state.ok()) return state.status();
+    layer.state = *state;
+  }
+  if (given != request.states_size()) return Bad("states[", given, "]: the layout has only ", given, " linear layers");
+  if (absl::Status status = places.CheckApart(); !status.ok()) return status;
+  plan->composition.keep = KeepAll(places, plan->model);
+  return plan;
+}
+
+absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& match) {
+  for (size_t i = 0; i < plan.composition.interiors.size(); ++i) {
+    const storage::Composition::Interior& interior = plan.composition.interiors[i];
+    if (interior.segment >= match.found.size()) {
+      return Bad(plan.fields[i], ".segment: the match has ", match.found.size());
+    }
+    const uint32_t first = plan.composition.interiors[0].segment;
+    const bool behind_prefix = first - match.prefix.first < match.prefix.count;
+    if (i == 1 && interior.segment <= first && !behind_prefix) return NotBehind(plan.fields[i], first);
+    const storage::Found& found = match.found[interior.segment];
+    if (found.reason != MissReason::kNone) continue;  // nothing is composed; the verdict says why
+    if (!plan.model->Has(*found.header)) return Bad("model: another than the lease's");
+    if (found.header->kind == ObjectKind::kPrefixPage) return Bad(plan.fields[i], ".segment: keys and values alone");
+    if (found.header->kind == ObjectKind::kSpan) return Bad(plan.fields[i], ".segment: a span is run as tokens");
+    if (found.header->kind != ObjectKind::kCheckpoint) continue;
+    if (i > 0) return Bad(plan.fields[i], ".segment: a prefix, and not the first");
+    if (interior.first_position != 0) return Bad(plan.fields[i], ".first_position: a prefix stands at 0");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,40 @@
+// Reads Advance and Compose requests: every number checked before anything is done.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/session/pages.h"
+#include "daemon/session/session.h"
+#include "storage/cache.h"
+#include "storage/transfer/composition.h"
+
+namespace ashlar::v1 {
+class AdvanceRequest;
+class ComposeRequest;
+}  // namespace ashlar::v1
+
+namespace ashlar::daemon {
+
+struct CompositionPlan {
+  storage::LandingId number = 0;
+  storage::LeaseId lease{};  // all zero: no interior is asked for
+  std::shared_ptr<const Model> model;
+  storage::Composition composition;
+  std::vector<std::string> fields;  // of the request, one an interior
+};
+
+// The shape of a linear layer as kernels know it. Its tables are the layer's own.
+kernels::LinearShape ShapeOf(const LinearLayer& layer);
+
+// INVALID_ARGUMENT names the field.
+absl::StatusOr<CompositionPlan> ReadAdvance(const v1::AdvanceRequest& request, const Session& session);
+absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, const Session& session);
+
+// What only the lease can tell: whether segments are of the plan's model, and stand where such objects may stand.
+absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& match);
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,187 @@
+// Keeping what a text was computed with, for others to resume from: Commit.
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine/engine_service.h"
+#include "daemon/engine/request_fields.h"
+#include "daemon/engine/tensor_sources.h"
+#include "proto/limits.h"
+#include "proto/object.h"
+#include "proto/prefix.h"
+#include "storage/prefix/prefixes.h"
+
+namespace ashlar::daemon {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+// What keeps a text's memory mapped while it is read.
+struct Kept {
+  TensorSources::Regions regions;
+  std::shared_ptr<const Pages> pages;
+};
+
+// The states that are offered, as far as they can be judged without their plans.
+absl::StatusOr<std::vector<TensorSources>> ReadStates(const v1::CommitRequest& request, const Session& session) {
+  if (static_cast<uint64_t>(request.checkpoints_size()) > limits::kMaxCheckpointsPerCommit) {
+    return Bad("checkpoints: more than ", limits::kMaxCheckpointsPerCommit);
+  }
+  const uint64_t tokens = request.tokens().size() / sizeof(int32_t);
+  std::vector<TensorSources> states;
+  uint64_t before = 0;
+  for (int i = 0; i < request.checkpoints_size(); ++i) {
+    const std::string field = absl::StrCat("checkpoints[", i, "]");
+    const v1::CapturedState& captured = request.checkpoints(i);
+    if (captured.depth() <= before) return Bad(field, ".depth: not behind the one before");
+    if (captured.depth() > tokens) return Bad(field, ".depth: behind the text's last token");
+    before = captured.depth();
+    TensorSources& sources = states.emplace_back();
+    for (int j = 0; j < captured.parts_size(); ++j) {
+      const std::string part = absl::StrCat(field, ".parts[", j, "]");
+      if (absl::Status status = sources.Add(part, j, captured.parts(j), session); !status.ok()) return status;
+      if (IsTransition(static_cast<PartForm>(captured.parts(j).form()))) {
+        return Bad(part, ".form: what is resumed from has no transitions");
+      }
+      if (IsSpanRows(static_cast<PartForm>(captured.parts(j).form()))) return Bad(part, ".form: only spans have such");
+    }
+  }
+  if (states.empty()) return Bad("checkpoints: none");
+  if (before != tokens) return Bad("checkpoints[", states.size() - 1, "].depth: the last one is the text's end");
+  return states;
+}
+
+// What is offered of a span, likewise.
+absl::StatusOr<TensorSources> ReadSpan(const v1::CommitRequest& request, const Session& session, const Model& model) {
+  TensorSources sources;
+  if (!request.has_span()) return sources;
+  const uint64_t begin = request.span().begin(), tokens = request.tokens().size() / sizeof(int32_t);
+  if (model.prefixes->span_tokens == 0) return Bad("span: the model was opened without spans");
+  if (begin == 0 || begin >= tokens) return Bad("span.begin: not from 1 to before the text's end");
+  if (tokens - begin > model.prefixes->span_tokens) {
+    return Bad("span.begin: ", tokens - begin, " tokens, the model was opened with ", model.prefixes->span_tokens);
+  }
+  for (int i = 0; i < request.span().parts_size(); ++i) {
+    const std::string part = absl::StrCat("span.parts[", i, "]");
+    if (absl::Status status = sources.Add(part, i, request.span().parts(i), session); !status.ok()) return status;
+    if (!IsSpanRows(static_cast<PartForm>(request.span().parts(i).form()))) return Bad(part, ".form: no span has such");
+  }
+  return sources;
+}
+
+// All but where things lie.
+absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request, const Model& model) {
+  auto tokens = ReadTokens("tokens", request.tokens());
+  if (!tokens.ok()) return tokens.status();
+  const uint64_t count = tokens->size();
+  if (count == 0) return Bad("tokens: empty");
+  if (request.prompt_tokens() == 0 || request.prompt_tokens() > count) {
+    return Bad("prompt_tokens: not from 1 to ", count);
+  }
+  const bool composed = request.provenance() == static_cast<uint32_t>(Provenance::kComposed);
+  if (!composed && request.provenance() != static_cast<uint32_t>(Provenance::kExact)) return Bad("provenance: unknown");
+  const auto conversation = ReadConversation("conversation", request.conversation());
+  if (!conversation.ok()) return conversation.status();
+  if (composed && *conversation == ConversationId{}) {
+    return Bad("conversation: composed states are a conversation's own, and it must be given");
+  }
+  storage::LeaseId lease{};
+  if (!request.lease().empty()) {
+    const auto read = ReadLease("lease", request.lease());
+    if (!read.ok()) return read.status();
+    lease = *read;
+  }
+  if (request.deadline_ns() < 0) return Bad("deadline_ns: negative");
+  if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
+    return Bad("page_table: more than ", limits::kMaxPromptTokens);
+  }
+  return storage::PrefixCommit{.text = {model.prefixes, *std::move(tokens), *conversation},
+                               .prompt_tokens = request.prompt_tokens(),
+                               .provenance = composed ? Provenance::kComposed : Provenance::kExact,
+                               .lease = lease,
+                               .checkpoints = {},
+                               .span = std::nullopt,
+                               .rows = {},
+                               .page_table = nullptr,
+                               .deadline = request.deadline_ns(),
+                               .keep = nullptr};
+}
+
+// Says in `commit` where all of it lies. False unless there is every part of every state, and nothing else, inside its
+// region, and the text inside its pages.
+bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> states, const TensorSources& of_span,
+            const std::shared_ptr<const Pages>& pages, const Model& model, storage::PrefixCommit& commit) {
+  auto kept = std::make_shared<Kept>();
+  for (size_t i = 0; i < states.size(); ++i) {
+    storage::PrefixCommit::Checkpoint& checkpoint = commit.checkpoints.emplace_back();
+    checkpoint.depth = request.checkpoints(static_cast<int>(i)).depth();
+    // Tensors are the same under any key.
+    const auto plan =
+        PlanPrefixCheckpoint(model.layout, model.ns, Key{}, model.prefixes->block_tokens, checkpoint.depth);
+    if (!plan.ok() || !states[i].Fit(*plan, checkpoint.tensors, kept->regions)) return false;
+  }
+  if (request.has_span()) {
+    storage::PrefixCommit::Span& span =
+        commit.span.emplace(storage::PrefixCommit::Span{.begin = request.span().begin()});
+    const auto plan = PlanPrefixSpan(model.layout, model.ns, Key{}, model.prefixes->span_dtype, span.begin,
+                                     commit.text.tokens().size());
+    if (!plan.ok() || !of_span.Fit(*plan, span.tensors, kept->regions)) return false;
+  }
+  if (model.prefixes->paged) {
+    if (pages == nullptr || pages->model().ns != model.ns || pages->model().shard != model.shard) return false;
+    // As much as the text takes: every object of it refers to this table.
+    const uint64_t tokens = commit.text.tokens().size(), page = pages->page_tokens();
+    const auto needed = std::min<int>(request.page_table_size(), static_cast<int>((tokens + page - 1) / page));
+    const auto table =
+        std::make_shared<std::vector<int32_t>>(request.page_table().begin(), request.page_table().begin() + needed);
+    if (!pages->CheckPositions(*table, 0, tokens).ok()) return false;
+    commit.page_table = table;
+    commit.rows = pages->rows();
+    kept->pages = pages;
+  }
+  commit.keep = std::move(kept);
+  return true;
+}
+
+}  // namespace
+
+void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
+  if (model->prefixes == nullptr) return done(Bad("model: opened without prefixes"));
+  auto read = ReadText(request, *model);
+  if (!read.ok()) return done(read.status());
+  const auto states = ReadStates(request, **session);
+  if (!states.ok()) return done(states.status());
+  const auto span = ReadSpan(request, **session, *model);
+  if (!span.ok()) return done(span.status());
+  const auto answer_all = [reply, count = request.checkpoints_size()](CommitOutcome outcome) {
+    reply->mutable_outcomes()->Resize(count, static_cast<uint32_t>(outcome));
+  };
+  const auto commit = std::make_shared<storage::PrefixCommit>(*std::move(read));
+  const auto pages = (*session)->FindPages(request.pages_id());
+  if (pages != nullptr) {
+    if (absl::Status whole = pages->region()->CheckWhole("pages_id"); !whole.ok()) return done(whole);
+  }
+  if (!Locate(request, *states, *span, pages, *model, *commit)) {
+    answer_all(CommitOutcome::kBadSource);
+    return done(absl::OkStatus());
+  }
+  const Done refused = BusyAsData(done, [answer_all] { answer_all(CommitOutcome::kBusy); });
+  OnLoop(*session, Room::kRequest, refused, [this, session = *session, commit, reply, done] {
+    cache_.Commit(session->about().id, std::move(*commit), [reply, done](const std::vector<CommitOutcome>& outcomes) {
+      for (const CommitOutcome outcome : outcomes) reply->add_outcomes(static_cast<uint32_t>(outcome));
+      done(absl::OkStatus());
+    });
+  });
+}
+
+}  // namespace ashlar::daemon

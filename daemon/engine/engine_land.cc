@@ -1,0 +1,308 @@
+// Landing: Land, LookupAndLand, CancelLanding, Quiesce.
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine/engine_service.h"
+#include "daemon/engine/match_reply.h"
+#include "daemon/engine/prompt_lookup.h"
+#include "daemon/engine/repeated_pages.h"
+#include "daemon/engine/request_fields.h"
+#include "proto/limits.h"
+#include "proto/page_placement.h"
+
+namespace ashlar::daemon {
+
+struct EngineService::Landing {
+  storage::LandingId id = 0;
+  storage::LeaseId lease{};
+  std::shared_ptr<const Pages> pages;
+  storage::LandTarget target;
+  RepeatedPages repeated;  // in target.page_table
+
+  // What both calls say alike.
+  template <typename Request>
+  absl::Status Read(const Request& request, const Session& session, bool needs_pages);
+  absl::Status ReadSegments(const v1::LandRequest& request);
+  // Names all that was found, where it stands in the prompt.
+  void TakeAll(const Asked& asked, const v1::PromptMatch& match);
+  // Whether all that the landing would write lies on declared pages of the match's own model, each position and each
+  // page's slot once. `allocated`: what it would write of the pages that the daemon allocates.
+  absl::Status CheckTargets(const storage::Match& match, std::vector<storage::PageId>& allocated);
+};
+
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+}  // namespace
+
+template <typename Request>
+absl::Status EngineService::Landing::Read(const Request& request, const Session& session, bool needs_pages) {
+  id = request.landing();
+  const auto read = ReadLease("lease", request.lease());
+  if (!read.ok()) return read.status();
+  lease = *read;
+  pages = session.FindPages(request.pages_id());
+  if (pages == nullptr && needs_pages) return Bad("pages_id: unknown handle ", request.pages_id());
+  if (pages != nullptr) {
+    if (absl::Status whole = pages->region()->CheckWhole("pages_id"); !whole.ok()) return whole;
+  }
+  if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
+    return Bad("page_table: more than ", limits::kMaxPromptTokens);
+  }
+  if (pages != nullptr) target.rows = pages->rows();
+  target.page_table.assign(request.page_table().begin(), request.page_table().end());
+  repeated = RepeatedPages(target.page_table);
+  target.keep = pages;
+  return absl::OkStatus();
+}
+
+absl::Status EngineService::Landing::ReadSegments(const v1::LandRequest& request) {
+  const auto objects = static_cast<uint64_t>(request.segments_size()) + request.tuples_only_size();
+  if (objects > limits::kMaxObjectsPerLanding) {
+    return Bad("segments and tuples_only: more than ", limits::kMaxObjectsPerLanding);
+  }
+  std::set<uint32_t> given;
+  for (int i = 0; i < request.segments_size(); ++i) {
+    const v1::LandSegment& segment = request.segments(i);
+    if (!given.insert(segment.segment()).second) return Bad("segments[", i, "].segment: given twice");
+    if (segment.first_position() > kMaxPosition) return Bad("segments[", i, "].first_position: out of range");
+    target.segments.push_back({segment.segment(), segment.first_position()});
+  }
+  for (int i = 0; i < request.tuples_only_size(); ++i) {
+    const uint32_t segment = request.tuples_only(i);
+    if (!given.insert(segment).second) return Bad("tuples_only[", i, "]: given twice");
+    target.segments.push_back({.index = segment, .tokens = 0});
+  }
+  return absl::OkStatus();
+}
+
+void EngineService::Landing::TakeAll(const Asked& asked, const v1::PromptMatch& match) {
+  const auto segments = static_cast<uint32_t>(match.segments_size());
+  uint64_t position = 0;
+  for (uint32_t i = 0; i < segments; position += asked.segments[i++].tokens) {
+    if (match.segments(static_cast<int>(i)).miss_reason() == 0) target.segments.push_back({i, position});
+  }
+  const auto of_prefix = static_cast<uint32_t>(match.prefix().objects_size());
+  for (uint32_t i = 0; i < of_prefix; ++i) target.segments.push_back({segments + i, 0});
+}
+
+namespace {
+
+// Whether pages that the daemon allocates may be written so: a running request's own may hold anything; those that all
+// requests share hold their segment as every request would find it there, and only until they are filled. Appends them.
+absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::span<const int32_t> page_table,
+                            const storage::LandTarget::Segment& segment, const ObjectHeader& header, uint64_t tokens,
+                            bool of_prefix, std::vector<storage::PageId>& written) {
+  const uint64_t page_tokens = pages.page_tokens(), first = segment.first_position + header.first_token;
+  const PagePlacement placement = PlaceInPages(pages.model().layout, header.kind, header.tokens, pages.page_tokens());
+  const bool in_place = segment.first_position == placement.first_slot ||
+                        (pages.position_free() && segment.first_position % page_tokens == placement.first_slot);
+  for (uint64_t i = first / page_tokens; i <= (first + tokens - 1) / page_tokens; ++i) {
+    const storage::PageId page = page_table[i];
+    const storage::PagePool::Writable writable = pages.pool()->MayWrite(page);
+    if (writable == storage::PagePool::Writable::kNo) {
+      return Bad(field, ": page_table[", i, "]: page ", page, " is neither a request's own nor to be filled");
+    }
+    if (writable == storage::PagePool::Writable::kToFill && of_prefix) {
+      return Bad(field, ": page_table[", i, "]: page ", page, " is shared, and a prefix lands on own pages alone");
+    }
+    if (writable == storage::PagePool::Writable::kToFill && !in_place) {
+      return Bad(field, ".first_position: shared pages hold keys from their segment's own start, which stands at slot ",
+                 placement.first_slot, "; keys landed at ", segment.first_position, " depend on the position");
+    }
+    written.push_back(page);
+  }
+  return absl::OkStatus();
+}
+
+// `keep` and, for as long as it is kept, pins on what is written: should the request end before its landing, nobody
+// else gets its pages until nothing writes there any more. Let go on any thread. The metadata thread calls.
+std::shared_ptr<const void> PinUntilQuiet(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<const void> keep,
+                                          std::shared_ptr<storage::PagePool> pool, std::vector<storage::PageId> pages) {
+  pool->Pin(pages);
+  const void* const address = keep.get();
+  return {address, [&loop, tenant, keep = std::move(keep), pool = std::move(pool),
+                    pages = std::move(pages)](const void*) mutable {
+            loop.PostCompletion(tenant, [keep = std::move(keep), pool = std::move(pool), pages = std::move(pages)] {
+              pool->Unpin(pages);
+            });
+          }};
+}
+
+// The verdict of a landing that the cache never sees, and must therefore be counted here.
+std::vector<MissReason> MissAll(storage::Observer& observer, storage::TenantId tenant,
+                                std::span<const storage::LandTarget::Segment> segments,
+                                const absl::StatusOr<storage::Match>& match, MissReason reason) {
+  for (const storage::LandTarget::Segment& segment : segments) {
+    const bool known = match.ok() && segment.index < match->found.size();
+    const ObjectHeader* header = known ? match->found[segment.index].header : nullptr;
+    if (header == nullptr) {
+      observer.Miss(tenant, ObjectKind::kSegment, reason, 0);
+    } else {
+      observer.Miss(tenant, header->kind, reason, header->tokens);
+    }
+  }
+  return std::vector<MissReason>(segments.size(), reason);
+}
+
+}  // namespace
+
+absl::Status EngineService::Landing::CheckTargets(const storage::Match& match,
+                                                  std::vector<storage::PageId>& allocated) {
+  std::vector<std::pair<uint64_t, uint64_t>> written;  // positions [first, last)
+  for (size_t i = 0; i < target.segments.size(); ++i) {
+    const storage::LandTarget::Segment& segment = target.segments[i];
+    const std::string field = absl::StrCat("segments[", i, "]");
+    if (segment.index >= match.found.size()) return Bad(field, ".segment: the match has ", match.found.size());
+    const storage::Found& found = match.found[segment.index];
+    if (found.reason != MissReason::kNone) continue;  // nothing to write; its verdict is that reason
+    const ObjectHeader& header = *found.header;
+    if (pages != nullptr && !pages->model().Has(header))
+      return Bad("pages_id: pages of another model than the lease's");
+    if (header.kind != ObjectKind::kSegment && segment.first_position != 0) {
+      return Bad(field, ".first_position: a prefix stands at 0");
+    }
+    if (header.stored_tokens == 0 || segment.tokens == 0) continue;  // writes nothing
+    const uint64_t first = segment.first_position + header.first_token;
+    const uint64_t tokens = std::min(header.stored_tokens, match.prefix.RowsOf(segment.index));
+    const absl::Status inside = pages->CheckPositions(target.page_table, first, tokens);
+    if (!inside.ok()) return Bad(field, ": ", inside.message());
+    const uint64_t end = first + tokens, page_tokens = pages->page_tokens();
+    if (const auto twice = repeated.Claim(first / page_tokens, (end + page_tokens - 1) / page_tokens)) {
+      return Bad(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
+    }
+    if (pages->pool() != nullptr) {
+      const bool of_prefix = segment.index - match.prefix.first < match.prefix.count;
+      absl::Status may =
+          CheckAllocated(field, *pages, target.page_table, segment, header, tokens, of_prefix, allocated);
+      if (!may.ok()) return may;
+    }
+    written.emplace_back(first, end);
+  }
+  std::sort(written.begin(), written.end());
+  for (size_t i = 1; i < written.size(); ++i) {
+    if (written[i].first < written[i - 1].second) {
+      return Bad("segments: two of them would write position ", written[i].first);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
+  const Done refused = [done = events.done](absl::Status status) { done(std::move(status)); };
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return refused(session.status());
+  auto landing = std::make_shared<Landing>();
+  const bool needs_pages = request.pages_id() != 0 || !request.segments().empty();
+  if (absl::Status read = landing->Read(request, **session, needs_pages); !read.ok()) return refused(read);
+  if (absl::Status read = landing->ReadSegments(request); !read.ok()) return refused(read);
+  OnLoop(*session, Room::kRequest, refused, [this, session = *session, landing, events = std::move(events)] {
+    const absl::StatusOr<storage::Match> match = cache_.Held(session->about().id, landing->lease);
+    const auto miss_all = [&](MissReason reason) {
+      events.done(MissAll(observer_, session->about().tenant, landing->target.segments, match, reason));
+    };
+    if (!session->metadata().landings.MayStart(landing->id)) return miss_all(MissReason::kCancelled);
+    if (!match.ok()) return miss_all(MissReason::kLeaseLost);
+    Begin(*session, *landing, *match, events);
+  });
+}
+
+bool EngineService::Begin(const Session& session, Landing& landing, const storage::Match& match,
+                          const LandEvents& events) {
+  std::vector<storage::PageId> allocated;
+  if (absl::Status fits = landing.CheckTargets(match, allocated); !fits.ok()) {
+    events.done(fits);
+    return false;
+  }
+  if (!allocated.empty()) {
+    landing.target.keep =
+        PinUntilQuiet(loop_, session.about().tenant, std::move(landing.target.keep), landing.pages->pool(), allocated);
+  }
+  cache_.Land(session.about().id, landing.id, landing.lease, std::move(landing.target), {events.progress, events.done});
+  return true;
+}
+
+void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandEvents events) {
+  const Done refused = [done = events.done](absl::Status status) { done(std::move(status)); };
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return refused(session.status());
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr) return refused(Bad("model: unknown handle ", request.model()));
+  auto landing = std::make_shared<Landing>();
+  if (absl::Status read = landing->Read(request, **session, /*needs_pages=*/true); !read.ok()) return refused(read);
+  if (landing->lease == storage::LeaseId{}) return refused(Bad("lease: all zero"));
+  if (request.prompt().needed_in_ns() != 0) return refused(Bad("prompt.needed_in_ns: what is landed is needed now"));
+  if (CountLookups(request.prompt(), *model) > limits::kMaxLookupsPerMatch) {
+    return refused(Bad("prompt: more than ", limits::kMaxLookupsPerMatch, " shards of segments"));
+  }
+  auto asked = ReadPrompt("prompt", request.prompt(), *model);
+  if (!asked.ok()) return refused(asked.status());
+  struct Call {
+    Asked asked;
+    v1::PromptMatch answer;
+    MatchReplyWriter writer;
+    std::optional<PromptLookup> lookup;
+  };
+  const auto call =
+      std::make_shared<Call>(Call{.asked = *std::move(asked), .answer = {}, .writer = MatchReplyWriter()});
+  OnLoop(*session, Room::kRequest, refused,
+         [this, session = *session, call, landing, events = std::move(events)](storage::Slice& slice) {
+           if (!session->metadata().landings.MayStart(landing->id)) {
+             events.done(absl::CancelledError("landing: its Quiesce came first"));
+             return true;
+           }
+           if (!call->lookup) {
+             call->lookup.emplace(*this, *session, call->asked, call->writer, &call->answer, landing->lease);
+           }
+           if (!call->lookup->Run(slice)) return false;
+           const storage::Match& match = call->lookup->match();
+           landing->TakeAll(call->asked, call->answer);
+           const auto& found = landing->target.segments;
+           if (found.empty()) {
+             events.done(std::vector<MissReason>());
+           } else if (!Begin(*session, *landing, match, events)) {
+             cache_.Release(session->about().id, landing->lease);
+             return true;
+           }
+           events.matched(std::move(call->answer));
+           return true;
+         });
+}
+
+void EngineService::CancelLanding(const std::string& secret, storage::LandingId landing) {
+  const auto session = Resolve(secret);
+  if (!session.ok()) return;  // its end cancels all
+  loop_.PostCompletion((*session)->about().tenant, [this, session = *session, landing] {
+    if (session->metadata().open) cache_.Quiesce(session->about().id, landing, [] {});
+  });
+}
+
+void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*, Done done) {
+  if (request.run() != table_.run()) {
+    return done(
+        absl::FailedPreconditionError("run: this is another run of the daemon, which cannot answer for that one"));
+  }
+  const auto quiet = [done] { done(absl::OkStatus()); };
+  const std::optional<storage::TenantId> tenant = table_.TenantOf(request.session());
+  if (!tenant.has_value()) return quiet();  // it has drained, or never was
+  const bool posted =
+      loop_.PostRelease(*tenant, [this, secret = request.session(), landing = request.landing(), quiet] {
+        const std::shared_ptr<Session> session = table_.Find(secret);
+        if (session == nullptr || !session->metadata().open) return table_.WhenDrained(secret, quiet);
+        session->metadata().landings.Silence(landing);
+        cache_.Quiesce(session->about().id, landing, quiet);
+      });
+  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,145 @@
+// Looking up: Match, AttachLease, Release.
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine/engine_service.h"
+#include "daemon/engine/match_reply.h"
+#include "daemon/engine/prompt_lookup.h"
+#include "daemon/engine/request_fields.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+}  // namespace
+
+void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
+  if (static_cast<uint64_t>(request.prompts_size()) > limits::kMaxPromptsPerCall) {
+    return done(Bad("prompts: more than ", limits::kMaxPromptsPerCall));
+  }
+  uint64_t lookups = 0;
+  for (const v1::Prompt& prompt : request.prompts()) lookups += CountLookups(prompt, *model);
+  if (lookups > limits::kMaxLookupsPerMatch) {
+    return done(Bad("prompts: more than ", limits::kMaxLookupsPerMatch, " shards of segments together"));
+  }
+  std::vector<Asked> prompts;
+  for (int i = 0; i < request.prompts_size(); ++i) {
+    auto asked = ReadPrompt(absl::StrCat("prompts[", i, "]"), request.prompts(i), *model);
+    if (!asked.ok()) return done(asked.status());
+    prompts.push_back(*std::move(asked));
+  }
+  struct Call {
+    std::vector<Asked> prompts;
+    size_t next = 0;
+    MatchReplyWriter writer;
+    std::optional<PromptLookup> lookup;  // of that one
+  };
+  const auto call = std::make_shared<Call>(Call{.prompts = std::move(prompts), .writer = MatchReplyWriter()});
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, call, reply, done](storage::Slice& slice) {
+    for (; call->next < call->prompts.size(); ++call->next) {
+      if (!call->lookup) {
+        call->lookup.emplace(*this, *session, call->prompts[call->next], call->writer, reply->add_prompts());
+      }
+      if (!call->lookup->Run(slice)) return false;
+      call->lookup.reset();
+    }
+    done(absl::OkStatus());
+    return true;
+  });
+}
+
+bool EngineService::PromptLookup::Run(storage::Slice& slice) {
+  const storage::SessionId session = session_.about().id;
+  const auto& [segments, text] = asked_;
+  if (!found_) {
+    if (search_ == nullptr) {
+      if (text.has_value()) service_.observer_.Prompted(session_.about().tenant, text->tokens().size());
+      search_ = service_.cache_.StartLookup(
+          session, segments, text.has_value() ? &*text : nullptr,
+          [this](const storage::Found& hit) { return writer_.Take(hit); }, lease_);
+    }
+    if (!search_->Run(slice)) return false;
+    match_ = search_->Take();
+    search_ = nullptr;
+    found_ = true;
+  } else if (match_.lease != storage::LeaseId{} && !service_.cache_.Holds(session, match_.lease)) {
+    Lose();
+  }
+  if (!MatchReplyWriter::Write(match_, written_, slice, out_)) return false;
+  // A missed first segment is computed anyway: its end is where the next prompt can go on from.
+  if (!text.has_value() && !segments.empty() && out_->prefix_depth() == 0) {
+    out_->add_checkpoint_positions(segments[0].tokens);
+  }
+  return true;
+}
+
+// The lease ran out between two slices: nothing keeps what was found.
+void EngineService::PromptLookup::Lose() {
+  const storage::Found lost{.reason = MissReason::kLeaseLost};
+  match_ = {.found = std::vector<storage::Found>(asked_.segments.size(), lost)};
+  out_->Clear();
+  written_ = 0;
+}
+
+void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  const auto lease = ReadLease("lease", request.lease());
+  if (!lease.ok()) return done(lease.status());
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr && request.model() != 0) return done(Bad("model: unknown handle ", request.model()));
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, model, reply, done] {
+    const auto shard = model == nullptr ? std::nullopt : std::optional(model->shard);
+    absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease, shard);
+    if (!match.ok()) return done(match.status());
+    MatchReplyWriter writer;
+    for (storage::Found& found : match->found) {
+      if (found.reason != MissReason::kNone) continue;
+      if (model != nullptr && !model->Has(*found.header)) {
+        found = {.reason = MissReason::kInvalidRequest};
+      } else if (!writer.Take(found)) {
+        found = {.reason = MissReason::kBusy};
+      }
+    }
+    storage::Slice whole;
+    size_t written = 0;
+    MatchReplyWriter::Write(*match, written, whole, reply->mutable_match());
+    done(absl::OkStatus());
+  });
+}
+
+void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  if (static_cast<uint64_t>(request.leases_size()) > limits::kMaxReleasesPerCall) {
+    return done(Bad("leases: more than ", limits::kMaxReleasesPerCall));
+  }
+  std::vector<storage::LeaseId> leases;
+  for (int i = 0; i < request.leases_size(); ++i) {
+    const auto lease = ReadLease(absl::StrCat("leases[", i, "]"), request.leases(i));
+    if (!lease.ok()) return done(lease.status());
+    leases.push_back(*lease);
+  }
+  OnLoop(*session, Room::kRelease, done,
+         [this, session = *session, leases = std::move(leases), next = size_t{0}, done](storage::Slice& slice) mutable {
+           for (; next < leases.size(); ++next) {
+             if (!slice.Take() || !cache_.Release(session->about().id, leases[next], slice)) return false;
+             pools_.Release(session->about().id, leases[next]);
+           }
+           done(absl::OkStatus());
+           return true;
+         });
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,235 @@
+// Bringing objects in: Reserve, Publish, Abandon.
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine/engine_service.h"
+#include "daemon/engine/request_fields.h"
+#include "daemon/engine/tensor_sources.h"
+#include "proto/limits.h"
+#include "proto/object.h"
+
+namespace ashlar::daemon {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+// What would be stored for one object, of which text, and what computing it takes.
+struct Named {
+  ObjectHeader plan;
+  TextDigest text;
+  storage::Nanos recompute;
+  double flops;
+};
+
+// Nothing when it is too short to have an interior.
+absl::StatusOr<std::optional<Named>> ReadName(const std::string& field, const v1::ObjectName& name,
+                                              const Model& model) {
+  if (name.kind() != static_cast<uint32_t>(ObjectKind::kSegment) &&
+      name.kind() != static_cast<uint32_t>(ObjectKind::kCheckpoint)) {
+    return Bad(field, ".kind: neither segment nor checkpoint");
+  }
+  const auto kind = static_cast<ObjectKind>(name.kind());
+  const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), name.tokens());
+  if (!tokens.ok()) return tokens.status();
+  if (tokens->empty()) return Bad(field, ".tokens: empty");
+  absl::StatusOr<ObjectHeader> plan =
+      PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens), kind, tokens->size());
+  if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
+  if (!plan.ok()) return Bad(field, ".tokens: ", plan.status().message());
+  plan->shard = model.shard;
+  return Named{*std::move(plan), MakeTextDigest(kind, *tokens), RecomputeTime(model, tokens->size()),
+               RecomputeFlops(model, tokens->size())};
+}
+
+// One object of a Publish call, as far as it can be read without its plan.
+struct Sources {
+  std::string field;
+  storage::ReservationId reservation = 0;
+  TensorSources tensors;
+  std::shared_ptr<const Pages> pages;  // null: unknown, or none needed
+  std::vector<int32_t> page_table;
+  uint64_t first_position = 0;
+};
+
+absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishObject& object, const Session& session) {
+  if (object.provenance() == static_cast<uint32_t>(Provenance::kComposed)) {
+    return Bad(field, ".provenance: composed state is never shared");
+  }
+  if (object.provenance() != static_cast<uint32_t>(Provenance::kExact)) return Bad(field, ".provenance: unknown");
+  if (object.first_position() > kMaxPosition) return Bad(field, ".first_position: out of range");
+  Sources sources{.field = field, .reservation = object.reservation()};
+  for (int i = 0; i < object.parts_size(); ++i) {
+    const std::string part = absl::StrCat(field, ".parts[", i, "]");
+    if (absl::Status status = sources.tensors.Add(part, i, object.parts(i), session); !status.ok()) return status;
+  }
+  sources.pages = session.FindPages(object.pages_id());
+  if (sources.pages != nullptr) {
+    const absl::Status whole = sources.pages->region()->CheckWhole(absl::StrCat(field, ".pages_id"));
+    if (!whole.ok()) return whole;
+  }
+  if (static_cast<uint64_t>(object.page_table_size()) > limits::kMaxPromptTokens) {
+    return Bad(field, ".page_table: more than ", limits::kMaxPromptTokens);
+  }
+  sources.page_table.assign(object.page_table().begin(), object.page_table().end());
+  sources.first_position = object.first_position();
+  return sources;
+}
+
+// The plan with the forms that the sources declare. INVALID_ARGUMENT names the field.
+absl::StatusOr<ObjectHeader> PlanSources(const Sources& sources, const ObjectHeader& plan) {
+  std::vector<TransitionRun> runs;
+  for (const auto& [run, part] : sources.tensors.runs()) {
+    const absl::Status status = CheckRun(plan, run);
+    if (!status.ok()) return Bad(sources.field, ".parts[", part, "].", status.message());
+    runs.push_back(run);
+  }
+  absl::StatusOr<ObjectHeader> planned = PlanForms(plan, runs);
+  if (!planned.ok()) return Bad(sources.field, ".parts: ", planned.status().message());
+  return planned;
+}
+
+// What keeps a publish's memory mapped while it is read.
+struct Kept {
+  TensorSources::Regions regions;
+  std::shared_ptr<const Pages> pages;
+};
+
+// Nothing when the sources do not have every part of `plan`, and nothing else, inside their regions and pages.
+std::optional<storage::PublishSource> Fit(const Sources& sources, ObjectHeader plan) {
+  auto kept = std::make_shared<Kept>();
+  storage::PublishSource fitted;
+  if (!sources.tensors.Fit(plan, fitted.tensors, kept->regions)) return std::nullopt;
+  if (std::ranges::any_of(plan.parts, [](const Part& part) { return IsPaged(part.form); })) {
+    const std::shared_ptr<const Pages>& pages = sources.pages;
+    if (pages == nullptr || !pages->model().Has(plan)) return std::nullopt;
+    const uint64_t first = sources.first_position + plan.first_token;
+    if (!pages->CheckPositions(sources.page_table, first, plan.stored_tokens).ok()) return std::nullopt;
+    fitted.rows = pages->rows();
+    fitted.page_table = std::make_shared<std::vector<int32_t>>(sources.page_table);
+    fitted.first_position = sources.first_position;
+    kept->pages = pages;
+  }
+  fitted.plan = std::move(plan);
+  fitted.keep = std::move(kept);
+  return fitted;
+}
+
+// One call, until its last object has an outcome. The metadata thread only.
+struct PublishCall {
+  v1::PublishReply* reply;
+  EngineService::Done done;
+  int pending;
+
+  void Set(int object, PublishOutcome outcome) {
+    reply->set_outcomes(object, static_cast<uint32_t>(outcome));
+    if (--pending == 0) done(absl::OkStatus());
+  }
+};
+
+}  // namespace
+
+void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
+  if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
+    return done(Bad("objects: more than ", limits::kMaxObjectsPerCall));
+  }
+  auto objects = std::make_shared<std::vector<std::optional<Named>>>();
+  for (int i = 0; i < request.objects_size(); ++i) {
+    auto named = ReadName(absl::StrCat("objects[", i, "]"), request.objects(i), *model);
+    if (!named.ok()) return done(named.status());
+    objects->push_back(*std::move(named));
+  }
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, objects, reply, done] {
+    for (const std::optional<Named>& object : *objects) {
+      storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
+      if (object.has_value()) {
+        reservation = cache_.Reserve(session->about().id, object->plan, object->text, storage::PoolKind::kPublic,
+                                     object->recompute, object->flops);
+      }
+      // What is too short is a segment: a checkpoint of one token is none.
+      const ObjectKind kind = object.has_value() ? object->plan.kind : ObjectKind::kSegment;
+      observer_.Reserved(session->about().tenant, kind, reservation.outcome);
+      v1::ReserveResult* result = reply->add_results();
+      result->set_outcome(static_cast<uint32_t>(reservation.outcome));
+      if (reservation.outcome == ReserveOutcome::kGranted) result->set_reservation(reservation.id);
+    }
+    done(absl::OkStatus());
+  });
+}
+
+void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
+    return done(Bad("objects: more than ", limits::kMaxObjectsPerCall));
+  }
+  if (request.deadline_ns() < 0) return done(Bad("deadline_ns: negative"));
+  auto objects = std::make_shared<std::vector<Sources>>();
+  for (int i = 0; i < request.objects_size(); ++i) {
+    auto sources = ReadSources(absl::StrCat("objects[", i, "]"), request.objects(i), **session);
+    if (!sources.ok()) return done(sources.status());
+    objects->push_back(*std::move(sources));
+  }
+  const storage::Nanos deadline = request.deadline_ns();
+  const Done refused = BusyAsData(done, [reply, count = request.objects_size()] {
+    reply->mutable_outcomes()->Resize(count, static_cast<uint32_t>(PublishOutcome::kBusy));
+  });
+  OnLoop(*session, Room::kRequest, refused, [this, session = *session, objects, deadline, reply, done] {
+    const storage::SessionId id = session->about().id;
+    const int count = static_cast<int>(objects->size());
+    if (count == 0) return done(absl::OkStatus());
+    std::vector<std::optional<ObjectHeader>> plans;  // none: an unknown reservation
+    for (const Sources& sources : *objects) {
+      plans.emplace_back();
+      const ObjectHeader* reserved = cache_.Planned(id, sources.reservation);
+      if (reserved == nullptr) continue;
+      absl::StatusOr<ObjectHeader> plan = PlanSources(sources, *reserved);
+      if (!plan.ok()) return done(plan.status());  // before anything has changed
+      plans.back() = *std::move(plan);
+    }
+    reply->mutable_outcomes()->Resize(count, 0);
+    auto call = std::make_shared<PublishCall>(PublishCall{reply, done, count});
+    for (int i = 0; i < count; ++i) {
+      const Sources& sources = (*objects)[i];
+      if (!plans[i].has_value()) {
+        call->Set(i, PublishOutcome::kUnknownReservation);
+        continue;
+      }
+      std::optional<storage::PublishSource> fitted = Fit(sources, *std::move(plans[i]));
+      if (!fitted.has_value()) {
+        cache_.Abandon(id, sources.reservation);
+        call->Set(i, PublishOutcome::kBadSource);
+        continue;
+      }
+      fitted->deadline = deadline;
+      cache_.Publish(id, sources.reservation, *std::move(fitted),
+                     [call, i](PublishOutcome outcome) { call->Set(i, outcome); });
+    }
+  });
+}
+
+void EngineService::Abandon(const v1::AbandonRequest& request, v1::AbandonReply*, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  if (static_cast<uint64_t>(request.reservations_size()) > limits::kMaxObjectsPerCall) {
+    return done(Bad("reservations: more than ", limits::kMaxObjectsPerCall));
+  }
+  std::vector<storage::ReservationId> reservations(request.reservations().begin(), request.reservations().end());
+  OnLoop(*session, Room::kRelease, done, [this, session = *session, reservations = std::move(reservations), done] {
+    for (const storage::ReservationId reservation : reservations) cache_.Abandon(session->about().id, reservation);
+    done(absl::OkStatus());
+  });
+}
+
+}  // namespace ashlar::daemon

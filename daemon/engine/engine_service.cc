@@ -1,0 +1,102 @@
+#include "daemon/engine/engine_service.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+
+namespace ashlar::daemon {
+namespace {
+
+absl::Status UnknownSession() {
+  return absl::UnauthenticatedError("session: unknown, or it has ended");
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Session>> EngineService::Resolve(const std::string& secret) const {
+  std::shared_ptr<Session> session = table_.Find(secret);
+  if (session == nullptr) return UnknownSession();
+  return session;
+}
+
+void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work) {
+  const storage::TenantId tenant = session->about().tenant;
+  auto closure = [session = std::move(session), done, work = std::move(work)](storage::Slice& slice) {
+    if (session->metadata().open) return EventLoop::Call(work, slice);
+    done(UnknownSession());
+    return true;
+  };
+  constexpr auto kOn = EventLoop::On::kAnyThread;
+  const bool posted = room == Room::kRelease ? loop_.PostRelease(tenant, std::move(closure), kOn)
+                                             : loop_.Post(tenant, std::move(closure), kOn);
+  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+}
+
+EngineService::Done EngineService::BusyAsData(Done done, std::function<void()> write_busy) {
+  return [done = std::move(done), write_busy = std::move(write_busy)](absl::Status status) {
+    if (!absl::IsResourceExhausted(status)) return done(std::move(status));
+    write_busy();
+    done(absl::OkStatus());
+  };
+}
+
+void EngineService::OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  const Session::Description& about = (*session)->about();
+  auto model = Model::Open(about.tenant_name, request, layouts_, about.models);
+  if (absl::IsResourceExhausted(model.status())) {  // what is remembered for operators gives way
+    models_.Forget(about.tenant);
+    model = Model::Open(about.tenant_name, request, layouts_, about.models);
+  }
+  if (!model.ok()) return done(model.status());
+  const absl::StatusOr<uint64_t> handle = (*session)->AddModel(*model);
+  if (!handle.ok()) return done(handle.status());
+  models_.Remember(about.tenant, *model);
+  reply->set_model(*handle);
+  reply->set_ns((*model)->ns.bytes.data(), (*model)->ns.bytes.size());
+  reply->set_tenant(about.tenant_name);
+  done(absl::OkStatus());
+}
+
+void EngineService::CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply*, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  (*session)->RemoveModel(request.model());
+  done(absl::OkStatus());
+}
+
+void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  auto model = (*session)->FindModel(request.model());
+  if (model == nullptr)
+    return done(absl::InvalidArgumentError(absl::StrCat("model: unknown handle ", request.model())));
+  auto region = (*session)->FindRegion(request.region());
+  if (region == nullptr) {
+    return done(absl::InvalidArgumentError(absl::StrCat("region: unknown handle ", request.region())));
+  }
+  auto pages = Pages::Declare(std::move(model), std::move(region), request);
+  if (!pages.ok()) return done(pages.status());
+  auto charge = Budget::Take((*session)->about().models, (*pages)->MemoryBytes());
+  if (!charge.ok()) {
+    return done(absl::ResourceExhaustedError(absl::StrCat("layers: ", charge.status().message())));
+  }
+  (*pages)->Keep(*std::move(charge));
+  const auto add = [session = *session, pages = *pages, &request, reply, done] {
+    const absl::StatusOr<uint64_t> handle = session->AddPages(request.model(), pages);
+    if (!handle.ok()) return done(handle.status());
+    reply->set_pages_id(*handle);
+    done(absl::OkStatus());
+  };
+  if (!request.allocate()) return add();
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, pages = *pages, &request, done, add] {
+    auto pool = pools_.Open(session->about().tenant, pages->region()->block(), request.pages());
+    if (!pool.ok()) return done(pool.status());
+    pages->Allocate(*std::move(pool));
+    add();
+  });
+}
+
+}  // namespace ashlar::daemon

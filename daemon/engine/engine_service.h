@@ -1,0 +1,152 @@
+// What an engine may ask of the daemon: the calls of ashlar.v1.Cache, apart from how they travel.
+//
+// Calls come on any thread. What needs only the session is checked and hashed there; then the call goes to the metadata
+// thread, which alone talks to the cache. Answers come on either.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/runtime/event_loop.h"
+#include "daemon/session/model_registry.h"
+#include "daemon/session/open_layouts.h"
+#include "daemon/session/session.h"
+#include "daemon/session/session_table.h"
+#include "proto/outcome.h"
+#include "storage/cache.h"
+#include "storage/observer.h"
+#include "storage/sharing/page_pools.h"
+
+namespace ashlar::v1 {
+class AbandonReply;
+class AbandonRequest;
+class AdmitReply;
+class AdmitRequest;
+class AdvanceRequest;
+class AttachAdmissionRequest;
+class AttachLeaseReply;
+class AttachLeaseRequest;
+class CloseModelReply;
+class CloseModelRequest;
+class CommitReply;
+class CommitRequest;
+class ComposeRequest;
+class CompositionReply;
+class DeclarePagesReply;
+class DeclarePagesRequest;
+class ExtendAdmissionRequest;
+class LandRequest;
+class LookupAndLandRequest;
+class MarkFilledReply;
+class MarkFilledRequest;
+class MatchReply;
+class MatchRequest;
+class OpenModelReply;
+class OpenModelRequest;
+class PromptMatch;
+class PublishReply;
+class PublishRequest;
+class QuiesceReply;
+class QuiesceRequest;
+class ReleaseReply;
+class ReleaseRequest;
+class ReserveReply;
+class ReserveRequest;
+}  // namespace ashlar::v1
+
+namespace ashlar::daemon {
+
+struct Asked;
+struct CompositionPlan;
+
+// Every call answers exactly once, through `done`; request and reply must live until then. A status other than OK means
+// that nothing was changed (cache.proto says which there are).
+class EngineService {
+ public:
+  using Done = std::function<void(absl::Status)>;
+
+  // All must outlive the service. `observer` is told of what the cache does not see, `models` of what is opened.
+  EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
+                ModelRegistry& models)
+      : cache_(cache), observer_(observer), loop_(loop), table_(table), models_(models) {}
+
+  // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
+  absl::Status Authenticate(const std::string& secret) const { return Resolve(secret).status(); }
+
+  void OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done);
+  void CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply* reply, Done done);
+  void DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done);
+
+  void Match(const v1::MatchRequest& request, v1::MatchReply* reply, Done done);
+  void AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done);
+  void Release(const v1::ReleaseRequest& request, v1::ReleaseReply* reply, Done done);
+
+  void Reserve(const v1::ReserveRequest& request, v1::ReserveReply* reply, Done done);
+  void Publish(const v1::PublishRequest& request, v1::PublishReply* reply, Done done);
+  void Abandon(const v1::AbandonRequest& request, v1::AbandonReply* reply, Done done);
+  void Commit(const v1::CommitRequest& request, v1::CommitReply* reply, Done done);
+
+  struct LandEvents {
+    std::function<void(uint32_t layers)> progress;  // on the metadata thread, before `done`
+    std::function<void(absl::StatusOr<std::vector<MissReason>> verdict)> done;
+    // Of LookupAndLand alone: once, on the metadata thread, unless `done` gets a status; `done` may come before it.
+    std::function<void(v1::PromptMatch match)> matched;
+  };
+  void Land(const v1::LandRequest& request, LandEvents events);
+  void LookupAndLand(const v1::LookupAndLandRequest& request, LandEvents events);
+  // The engine does not wait for this landing any more: it ends early, `done` still comes.
+  void CancelLanding(const std::string& secret, storage::LandingId landing);
+  void Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply* reply, Done done);
+
+  // In-place sharing, on pages whose allocation was handed over.
+  void Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply, Done done);
+  void ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply, Done done);
+  void MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply* reply, Done done);
+  void AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply* reply, Done done);
+  // The metadata thread only.
+  storage::PagePool::Levels PageLevels(storage::TenantId tenant) const { return pools_.levels(tenant); }
+
+  void Advance(const v1::AdvanceRequest& request, v1::CompositionReply* reply, Done done);
+  void Compose(const v1::ComposeRequest& request, v1::CompositionReply* reply, Done done);
+
+ private:
+  class PromptLookup;  // one prompt's, with its answer
+  struct Landing;      // as its request describes it
+  // Lands under a lease that the session holds. False: the targets do not fit the match, and `done` said so. The
+  // metadata thread only.
+  bool Begin(const Session& session, Landing& landing, const storage::Match& match, const LandEvents& events);
+
+  void Compose(const std::shared_ptr<Session>& session, std::shared_ptr<CompositionPlan> plan,
+               v1::CompositionReply* reply, Done done);
+
+  // Sees to it that the session's requests end with it. The metadata thread only.
+  void EndRequestsWith(const std::shared_ptr<Session>& session);
+
+  // UNAUTHENTICATED for a session that is unknown or has ended.
+  absl::StatusOr<std::shared_ptr<Session>> Resolve(const std::string& secret) const;
+
+  enum class Room { kRequest, kRelease };
+  // Runs `work` on the metadata thread if the session is still open there; else, and when the queue is full, `done`.
+  // Cut work ends so, too, when the session ends between two slices.
+  void OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work);
+
+  // `done`, but RESOURCE_EXHAUSTED becomes OK with the reply that `write_busy` has written. For calls during which the
+  // daemon reads or writes the engine's memory: gRPC itself ends calls with that status when memory runs short, so as a
+  // status it would not prove that nothing was begun.
+  static Done BusyAsData(Done done, std::function<void()> write_busy);
+
+  storage::Cache& cache_;
+  storage::Observer& observer_;
+  EventLoop& loop_;
+  SessionTable& table_;
+  ModelRegistry& models_;
+  OpenLayouts layouts_;
+  storage::PagePools pools_;  // the metadata thread's
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,154 @@
+// Tenants in turn at the service: whoever asks for much keeps nobody else waiting.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine/engine_service.h"
+#include "daemon/observe/metrics.h"
+#include "daemon/runtime/worker_pool.h"
+#include "daemon/session/model_registry.h"
+#include "daemon/testing/engine.h"
+#include "kernels/host/thread_pool.h"
+#include "kernels/kernels.h"
+#include "proto/limits.h"
+#include "proto/tokens.h"
+#include "storage/tier/memory_tier.h"
+#include "storage/transfer/mover.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr storage::TenantId kHeavy = 0, kLight = 1;
+
+class EngineTurnsTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kDepth = 256;
+
+  void SetUp() override {
+    tier_ = *storage::MemoryTier::Make({.capacity_bytes = 2 << 20, .arena_bytes = 1 << 20});
+    for (const storage::TenantId tenant : {kHeavy, kLight}) ASSERT_TRUE(tier_->AddTenant(tenant, 1 << 20).ok());
+    mover_.emplace(kernels::Reference(), threads_, workers_, *tier_);
+    cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }},
+                   storage::Tiers{.memory = {tier_.get()}}, *mover_, workers_, clock_, &metrics_);
+    table_.emplace(*cache_, loop_);
+    service_.emplace(*cache_, metrics_, loop_, *table_, models_);
+    loop_.Start();
+    for (const storage::TenantId tenant : {kHeavy, kLight}) {
+      sessions_.push_back(std::make_shared<Session>(Session::Description{
+          .id = 1 + tenant, .secret = "fifteen bytes " + std::to_string(tenant) + "!", .tenant = tenant}));
+      std::promise<void> opened;
+      ASSERT_TRUE(table_->Open(sessions_.back(), [&] { opened.set_value(); }).ok());
+      opened.get_future().wait();
+      const auto model = std::make_shared<Model>(std::make_shared<const Layout>(SmallLayout()));
+      ASSERT_EQ(*sessions_.back()->AddModel(model), kModel);
+    }
+  }
+  void TearDown() override {
+    workers_.Stop();
+    loop_.Stop();
+  }
+
+  // Until Go, what is asked waits.
+  void Hold() {
+    std::promise<void> held;
+    ASSERT_TRUE(loop_.Post(kHeavy, [&held, go = go_.get_future().share()] {
+      held.set_value();
+      go.wait();
+    }));
+    held.get_future().wait();
+  }
+  void Go() { go_.set_value(); }
+
+  // A Match of so many prompts of as many segments; answers are noted by name, in their order.
+  void Match(storage::TenantId tenant, uint64_t prompts, uint64_t segments, char name) {
+    calls_.push_back(std::make_unique<Call>());
+    Call& call = *calls_.back();
+    call.request.set_session(sessions_[tenant]->about().secret);
+    call.request.set_model(kModel);
+    for (uint64_t i = 0; i < prompts; ++i) {
+      v1::Prompt* const prompt = call.request.add_prompts();
+      prompt->set_tokens(PackTokens(Ascending(segments, 0)));
+      prompt->mutable_segment_lengths()->Resize(static_cast<int>(segments), 1);
+    }
+    service_->Match(call.request, &call.reply, [this, name](const absl::Status& status) {
+      EXPECT_TRUE(status.ok()) << status;
+      std::lock_guard lock(mutex_);
+      answered_ += name;
+    });
+  }
+  std::string Answered(size_t count) {
+    while (true) {
+      std::lock_guard lock(mutex_);
+      if (answered_.size() >= count) return answered_;
+    }
+  }
+
+  static constexpr uint64_t kModel = 1;
+  struct Call {
+    v1::MatchRequest request;
+    v1::MatchReply reply;
+  };
+  MonotonicClock clock_;
+  uint64_t random_ = 0;
+  Metrics metrics_{{"heavy", "light"}};
+  EventLoop loop_{kDepth, clock_, 2};
+  kernels::ThreadPool threads_{1};
+  WorkerPool workers_{1, 8, loop_};
+  std::unique_ptr<storage::MemoryTier> tier_;
+  std::optional<storage::Mover> mover_;
+  std::optional<storage::Cache> cache_;
+  std::optional<SessionTable> table_;
+  ModelRegistry models_;
+  std::optional<EngineService> service_;
+  std::vector<std::shared_ptr<Session>> sessions_;
+  std::promise<void> go_;
+  std::vector<std::unique_ptr<Call>> calls_;
+  std::mutex mutex_;
+  std::string answered_;  // guarded by mutex_
+};
+
+// The largest Match takes tens of milliseconds, a quantum 200 µs: even the first of them is cut.
+TEST_F(EngineTurnsTest, OnesLargestMatchesStandBeforeAnothersSmallOneForASlice) {
+  Hold();
+  constexpr int kCalls = 5;
+  for (int i = 0; i < kCalls; ++i) {
+    Match(kHeavy, limits::kMaxLookupsPerMatch / limits::kMaxSegments, limits::kMaxSegments, 'h');
+  }
+  Match(kLight, 1, 1, 'l');
+  Go();
+  EXPECT_EQ(Answered(1 + kCalls).front(), 'l');
+  EXPECT_EQ(calls_.front()->reply.prompts_size(), 4);
+  EXPECT_EQ(calls_.front()->reply.prompts(3).segments_size(), static_cast<int>(limits::kMaxSegments));
+}
+
+TEST_F(EngineTurnsTest, AFullQueueIsItsTenantsAlone) {
+  Hold();
+  for (size_t i = 0; i < 3 * kDepth / 4; ++i) Match(kHeavy, 1, 1, 'h');
+  v1::MatchReply reply;
+  absl::Status refused;
+  service_->Match(calls_.front()->request, &reply, [&](absl::Status status) { refused = std::move(status); });
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  for (size_t i = 0; i < kDepth / 4; ++i) Match(kLight, 1, 1, 'l');
+  Go();
+  Answered(kDepth);
+}
+
+// Between two slices nothing else of the tenant runs: its session ends behind the look-up that is under way.
+TEST_F(EngineTurnsTest, ASessionEndsBehindWhatItAskedFor) {
+  Hold();
+  Match(kHeavy, 4, limits::kMaxSegments, 'h');
+  table_->Close(sessions_[kHeavy], "test");
+  Go();
+  EXPECT_EQ(Answered(1), "h");
+  EXPECT_TRUE(Eventually([&] { return table_->size() == 1; }));
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

@@ -1,0 +1,156 @@
+#include "daemon/engine/request_fields.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine/match_reply.h"
+#include "daemon/runtime/event_loop.h"
+#include "daemon/session/pages.h"
+#include "proto/limits.h"
+#include "proto/tokens.h"
+
+namespace ashlar::daemon {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, storage::Nanos needed_at, const Model& model) {
+  storage::Query query;
+  query.kind = kind;
+  query.shard = model.shard;
+  query.ns = model.ns;
+  query.tokens = run.size();
+  query.recompute = RecomputeTime(model, run.size());
+  query.flops = RecomputeFlops(model, run.size());
+  query.needed_at = needed_at;
+  query.storable = kind == ObjectKind::kCheckpoint || run.size() > uint64_t{model.layout.head} + model.layout.tail;
+  if (query.storable) {
+    query.key = MakeKey(model.ns, kind, run);
+    query.text = MakeTextDigest(kind, run);
+  }
+  return query;
+}
+
+// Blocks of all shards, and a checkpoint. 0: the prompt is not looked up as a text; one that is too long for it is
+// served all the same.
+uint64_t CountOfText(const v1::Prompt& prompt, const Model& model) {
+  if (model.prefixes == nullptr) return 0;
+  const uint64_t blocks = prompt.tokens().size() / sizeof(int32_t) / model.prefixes->block_tokens;
+  const uint64_t objects = (blocks + 1) * model.shard.size;
+  return objects > limits::kMaxLookupsPerMatch / 2 ? 0 : objects;
+}
+
+}  // namespace
+
+absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::string& bytes) {
+  storage::LeaseId lease;
+  if (bytes.size() != lease.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(field, ": not ", lease.size(), " bytes"));
+  }
+  std::memcpy(lease.data(), bytes.data(), lease.size());
+  return lease;
+}
+
+absl::StatusOr<ConversationId> ReadConversation(absl::string_view field, const std::string& bytes) {
+  ConversationId conversation{};
+  if (!bytes.empty() && bytes.size() != conversation.size()) {
+    return Bad(field, ": not ", conversation.size(), " bytes, nor empty");
+  }
+  std::ranges::copy(bytes, conversation.begin());
+  return conversation;
+}
+
+absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const std::string& bytes) {
+  if (bytes.size() > limits::kMaxPromptTokens * sizeof(int32_t)) {
+    return absl::InvalidArgumentError(absl::StrCat(field, ": more than ", limits::kMaxPromptTokens, " tokens"));
+  }
+  absl::StatusOr<std::vector<int32_t>> tokens = UnpackTokens(bytes);
+  if (!tokens.ok()) return absl::InvalidArgumentError(absl::StrCat(field, ": not a whole number of int32"));
+  return tokens;
+}
+
+storage::Nanos RecomputeTime(const Model& model, uint64_t tokens) {
+  if (model.tokens_per_second == 0) return 0;
+  constexpr double kYears = 1e18;  // nanoseconds; a rate may be absurdly small, or large
+  const double nanos = 1e9 * static_cast<double>(tokens) / model.tokens_per_second;
+  return static_cast<storage::Nanos>(std::clamp(nanos, 1.0, kYears));
+}
+
+double RecomputeFlops(const Model& model, uint64_t tokens) {
+  const auto count = static_cast<double>(tokens);
+  return count * (model.flops_per_token + count * model.flops_per_square) / model.shard.size;
+}
+
+uint64_t CountLookups(const v1::Prompt& prompt, const Model& model) {
+  return uint64_t{model.shard.size} * prompt.segment_lengths_size() + CountOfText(prompt, model);
+}
+
+namespace {
+
+struct Prompt {
+  std::vector<int32_t> tokens;
+  ConversationId conversation{};
+  storage::Nanos needed_at = 0;
+  std::vector<storage::Query> segments;
+};
+
+absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, const Model& model) {
+  auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
+  if (!tokens.ok()) return tokens.status();
+  if (static_cast<uint64_t>(prompt.segment_lengths_size()) > limits::kMaxSegments) {
+    return Bad(field, ".segment_lengths: more than ", limits::kMaxSegments);
+  }
+  const int64_t needed_in = prompt.needed_in_ns();
+  if (needed_in < 0 || needed_in > limits::kMaxNeededInNanos) {
+    return Bad(field, ".needed_in_ns: not from 0 to ", limits::kMaxNeededInNanos);
+  }
+  const auto conversation = ReadConversation(absl::StrCat(field, ".conversation"), prompt.conversation());
+  if (!conversation.ok()) return conversation.status();
+  if (*conversation != ConversationId{} && model.prefixes == nullptr) {
+    return Bad(field, ".conversation: the model was opened without prefixes");
+  }
+  Prompt read{.tokens = *std::move(tokens),
+              .conversation = *conversation,
+              .needed_at = needed_in == 0 ? 0 : MonotonicClock().Now() + needed_in};
+  size_t begin = 0;
+  for (int i = 0; i < prompt.segment_lengths_size(); ++i) {
+    const uint64_t length = prompt.segment_lengths(i);
+    if (length == 0) return Bad(field, ".segment_lengths[", i, "]: zero");
+    if (length > read.tokens.size() - begin) {
+      return Bad(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
+    }
+    const auto run = std::span<const int32_t>(read.tokens).subspan(begin, length);
+    read.segments.push_back(QueryOf(KindOfSegment(i), run, read.needed_at, model));
+    begin += length;
+  }
+  return read;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& field, const v1::Prompt& prompt,
+                                                         const Model& model) {
+  auto read = Read(field, prompt, model);
+  if (!read.ok()) return read.status();
+  return std::move(read->segments);
+}
+
+absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model) {
+  auto read = Read(field, prompt, model);
+  if (!read.ok()) return read.status();
+  Asked asked{.segments = std::move(read->segments)};
+  if (!read->tokens.empty() && CountOfText(prompt, model) > 0) {
+    asked.text.emplace(model.prefixes, std::move(read->tokens), read->conversation).needed_at = read->needed_at;
+  }
+  return asked;
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,69 @@
+#include "daemon/engine/tensor_sources.h"
+
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+
+namespace ashlar::daemon {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+bool IsTensor(PartForm form) {
+  return IsTransition(form) || form == PartForm::kState || form == PartForm::kConvTail ||
+         form == PartForm::kStateExponents || IsSpanRows(form);
+}
+
+}  // namespace
+
+absl::Status TensorSources::Add(const std::string& field, int index, const v1::PartSource& part,
+                                const Session& session) {
+  const auto form = static_cast<PartForm>(part.form());
+  if (part.form() != static_cast<uint32_t>(form) || !IsTensor(form)) {
+    return Bad(field, ".form: not a tensor of a linear layer");
+  }
+  const std::optional<TransitionKind> transition = TransitionKindOf(form);
+  if (part.heads() > 0 && transition.has_value()) {
+    runs_.push_back({{part.layer(), part.first_head(), part.heads(), *transition, part.rank()}, index});
+  } else if (part.heads() > 0) {
+    return Bad(field, ".heads: only transitions are of some heads");
+  } else if (part.first_head() > 0) {
+    return Bad(field, ".first_head: of no heads");
+  } else if (part.rank() > 0) {
+    return Bad(field, ".rank: of no heads");
+  }
+  if (form == PartForm::kTransitionZero) {
+    if (part.heads() == 0) return Bad(field, ".heads: must be given");
+    const bool somewhere = part.region() != 0 || part.offset() != 0;
+    return somewhere ? Bad(field, ".region: zero transitions lie nowhere") : absl::OkStatus();
+  }
+  const Tensor tensor{session.FindRegion(part.region()), part.offset()};
+  if (tensor.region != nullptr && tensor.region.get() != whole_) {
+    if (absl::Status whole = tensor.region->CheckWhole(absl::StrCat(field, ".region")); !whole.ok()) return whole;
+    whole_ = tensor.region.get();
+  }
+  if (!tensors_.emplace(std::tuple(part.layer(), form, part.first_head()), tensor).second) {
+    return Bad(field, ": the same part is given twice");
+  }
+  return absl::OkStatus();
+}
+
+bool TensorSources::Fit(const ObjectHeader& plan, std::vector<storage::PublishSource::Tensor>& tensors,
+                        Regions& regions) const {
+  for (const Part& part : plan.parts) {
+    if (IsPaged(part.form) || part.Empty()) continue;
+    const auto found = tensors_.find({part.layer, part.form, part.head_group});
+    if (found == tensors_.end() || found->second.region == nullptr) return false;
+    const auto& [region, offset] = found->second;
+    if (offset % ElementBytes(part.dtype) != 0 || !region->Contains(offset, part.Bytes())) return false;
+    tensors.push_back({part.layer, part.form, region->data() + offset, part.head_group, region->memory()});
+    regions.push_back(region);
+  }
+  return tensors.size() == tensors_.size();
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,425 @@
+#include "daemon/observe/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include <array>
+#include <bit>
+#include <map>
+#include <utility>
+
+#include "daemon/observe/metric_children.h"
+#include "daemon/runtime/log.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using prometheus::Counter;
+using prometheus::Family;
+using prometheus::Gauge;
+using prometheus::Histogram;
+using prometheus::Labels;
+using storage::TenantId;
+
+// 10 µs to 10 s: a look-up takes tens of microseconds, the landing of a long prompt a good part of a second.
+const Histogram::BucketBoundaries kSeconds = {1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10};
+
+// 1 s to a week: how long cached data lives says whether there is enough room for it.
+const Histogram::BucketBoundaries kAges = {1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600};
+
+// Tokens that a resumed prompt need not compute: a system's instructions to a long conversation.
+const Histogram::BucketBoundaries kDepths = {64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
+
+// Whose states a prompt is resumed from: all of the namespace's, or one conversation's.
+enum class PrefixSource : uint8_t { kTree, kOwn };
+absl::string_view Name(PrefixSource source) {
+  return source == PrefixSource::kOwn ? "own" : "tree";
+}
+
+template <typename... Values>
+using Counters = Children<Counter, Values...>;
+
+double Seconds(storage::Nanos nanos) {
+  return static_cast<double>(nanos) * 1e-9;
+}
+
+}  // namespace
+
+absl::string_view Name(RpcMethod method) {
+  static constexpr std::array<absl::string_view, kRpcMethods> kNames = {
+      "OpenModel",       "DeclarePages", "Match",           "Reserve", "Publish",      "Abandon",    "Land",
+      "Quiesce",         "Release",      "AttachLease",     "Advance", "Compose",      "CloseModel", "Admit",
+      "ExtendAdmission", "MarkFilled",   "AttachAdmission", "Commit",  "LookupAndLand"};
+  return kNames[static_cast<size_t>(method)];
+}
+
+struct Metrics::Impl {
+  explicit Impl(const std::vector<std::string>& tenant_names) : tenants(tenant_names) {
+    for (const std::string& tenant : tenants) {
+      const Labels labels = {{"tenant", tenant}};
+      landed_bytes.push_back(&landed_family.Add(labels));
+      checksum_failures.push_back(&checksum_family.Add(labels));
+      memory_refusals.push_back(&memory_family.Add(labels));
+      const auto gauge = [&](const char* state) { return &page_family.Add({{"tenant", tenant}, {"state", state}}); };
+      pages.push_back({gauge("free"), gauge("idle"), gauge("shared"), gauge("own")});
+      shared_segments.push_back(&segment_family.Add(labels));
+      admitted.push_back(&admitted_family.Add(labels));
+      reclaimed.push_back(&reclaimed_family.Add(labels));
+      prompts.push_back(&prompt_family.Add(labels));
+      prompt_tokens.push_back(&prompt_token_family.Add(labels));
+      prefixes.push_back({&checkpoint_family.Add(labels), &prefix_byte_family.Add(labels), &history_family.Add(labels),
+                          &span_family.Add(labels), &span_saved_family.Add(labels)});
+    }
+    for (size_t i = 0; i < kRpcMethods; ++i) {
+      const std::string name(Name(static_cast<RpcMethod>(i)));
+      rpc_seconds[i] = &rpc_seconds_family.Add({{"method", name}}, kSeconds);
+    }
+  }
+
+  Family<Counter>& CounterFamily(const char* name, const char* help) {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(*registry);
+  }
+  Family<Gauge>& GaugeFamily(const char* name, const char* help) {
+    return prometheus::BuildGauge().Name(name).Help(help).Register(*registry);
+  }
+  Family<Histogram>& HistogramFamily(const char* name, const char* help) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(*registry);
+  }
+  Gauge& SingleGauge(const char* name, const char* help) { return GaugeFamily(name, help).Add({}); }
+
+  const std::vector<std::string> tenants;
+  std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
+
+  Counters<ObjectKind, TierKind> hits{
+      CounterFamily("ashlar_hits_total", "Segments found by look-ups"), tenants, {"kind", "tier"}};
+  Counters<ObjectKind, TierKind> hit_tokens{
+      CounterFamily("ashlar_hit_tokens_total", "Tokens of segments found"), tenants, {"kind", "tier"}};
+  Counters<ObjectKind, MissReason> misses{
+      CounterFamily("ashlar_misses_total", "Segments missed by look-ups and landings"), tenants, {"kind", "reason"}};
+  Counters<ObjectKind, MissReason> miss_tokens{
+      CounterFamily("ashlar_miss_tokens_total", "Tokens of segments missed"), tenants, {"kind", "reason"}};
+  Counters<ObjectKind, MissReason, TierKind, PolicyKind> evictions{
+      CounterFamily("ashlar_evictions_total", "Objects and reservations that left the cache"),
+      tenants,
+      {"kind", "reason", "tier", "policy"}};
+  Counters<ObjectKind, MissReason, TierKind, PolicyKind> evicted_bytes{
+      CounterFamily("ashlar_evicted_bytes_total", "Bytes that left the cache"),
+      tenants,
+      {"kind", "reason", "tier", "policy"}};
+  Counters<ObjectKind, ReserveOutcome> reserved{
+      CounterFamily("ashlar_reserve_outcomes_total", "Objects that engines asked to publish"),
+      tenants,
+      {"kind", "outcome"}};
+  Counters<ObjectKind> published{CounterFamily("ashlar_published_total", "Objects published"), tenants, {"kind"}};
+  Counters<ObjectKind> published_bytes{
+      CounterFamily("ashlar_published_bytes_total", "Bytes of objects published"), tenants, {"kind"}};
+
+  Family<Counter>& prompt_family =
+      CounterFamily("ashlar_prefix_prompts_total", "Prompts looked up that may be resumed");
+  Family<Counter>& prompt_token_family = CounterFamily("ashlar_prefix_prompt_tokens_total", "Tokens of these prompts");
+  std::vector<Counter*> prompts, prompt_tokens;
+  Children<Histogram, PrefixSource> resumed{
+      HistogramFamily("ashlar_prefix_resumed_tokens", "Tokens that a resumed prompt need not compute"),
+      tenants,
+      {"source"}};
+  Counters<CommitOutcome, PrefixSource> commits{
+      CounterFamily("ashlar_prefix_commits_total", "States that engines committed, by what became of them"),
+      tenants,
+      {"outcome", "source"}};
+  Family<Gauge>& checkpoint_family =
+      GaugeFamily("ashlar_prefix_checkpoints", "Exact states that are to be kept, to resume from");
+  Family<Gauge>& prefix_byte_family =
+      GaugeFamily("ashlar_prefix_bytes", "Bytes counted for them and the keys and values before them");
+  Family<Gauge>& history_family = GaugeFamily("ashlar_prefix_history_bytes", "Bytes that knowing of prompts takes");
+  Family<Gauge>& span_family =
+      GaugeFamily("ashlar_prefix_spans", "Spans of inputs that are to be kept in place of exact states");
+  Family<Gauge>& span_saved_family =
+      GaugeFamily("ashlar_prefix_span_saved_bytes", "Bytes that these states would take more");
+  struct PrefixGauges {
+    Gauge *checkpoints, *bytes, *history, *spans, *span_saved;
+  };
+  std::vector<PrefixGauges> prefixes;  // by tenant
+
+  // Of objects that had to go, not of those that were found corrupt or never published.
+  Children<Histogram, TierKind> eviction_ages{
+      HistogramFamily("ashlar_eviction_age_seconds", "From an object's publication to its eviction or expiry"),
+      tenants,
+      {"tier"}};
+  Children<Histogram, TierKind> eviction_idle{
+      HistogramFamily("ashlar_eviction_idle_seconds", "From an object's last use to its eviction or expiry"),
+      tenants,
+      {"tier"}};
+  std::vector<Tallies> tallies = std::vector<Tallies>(tenants.size());
+
+  Family<Counter>& landed_family = CounterFamily("ashlar_landed_bytes_total", "Bytes of objects landed");
+  Family<Counter>& checksum_family =
+      CounterFamily("ashlar_checksum_failures_total", "Copies found corrupt and dropped");
+  Family<Counter>& memory_family = CounterFamily(
+      "ashlar_memory_refusals_total", "Arenas within the tenant's budget that the machine had no memory for");
+  std::vector<Counter*> landed_bytes, checksum_failures, memory_refusals;
+
+  Children<Gauge, TierKind> used{GaugeFamily("ashlar_tier_used_bytes", "Bytes in slots"), tenants, {"tier"}};
+  Children<Gauge, TierKind> held{
+      GaugeFamily("ashlar_tier_held_bytes", "Bytes in arenas, used or not"), tenants, {"tier"}};
+  Children<Gauge, TierKind> capacity{
+      GaugeFamily("ashlar_tier_capacity_bytes", "The tenant's budget"), tenants, {"tier"}};
+  Family<Gauge>& degraded_family = GaugeFamily("ashlar_tier_degraded", "1 while the tier takes no writes");
+  Counter& set_aside =
+      CounterFamily("ashlar_ssd_set_aside_total", "Damaged databases of records that were set aside").Add({});
+  HoldingsMetrics holdings{*registry, tenants};
+
+  Family<Gauge>& page_family = GaugeFamily("ashlar_pages", "Pages that the daemon allocates, by state");
+  Family<Gauge>& segment_family = GaugeFamily("ashlar_shared_segments", "Segments that stand in such pages");
+  Family<Gauge>& admitted_family = GaugeFamily("ashlar_admitted_requests", "Requests that hold such pages");
+  Family<Gauge>& reclaimed_family =
+      GaugeFamily("ashlar_reclaimed_segments", "Segments that gave their pages up, in pools that are declared now");
+  struct PageGauges {
+    Gauge *free, *idle, *shared, *own;
+  };
+  std::vector<PageGauges> pages;  // by tenant
+  std::vector<Gauge*> shared_segments, admitted, reclaimed;
+  Family<Counter>& copied_family = CounterFamily("ashlar_copied_bytes_total", "Bytes copied from one tier to another");
+  Family<Counter>& prefetched_family =
+      CounterFamily("ashlar_prefetched_total", "Objects that came up from lower tiers ahead of when they are needed");
+  Family<Counter>& tier_error_family =
+      CounterFamily("ashlar_tier_errors_total", "Reads and writes of copies that failed");
+
+  Gauge& draining = SingleGauge("ashlar_draining", "1 while the daemon drains");
+  Gauge& unsaved_objects = SingleGauge("ashlar_unsaved_objects", "Objects that memory has alone");
+  Gauge& unsaved_bytes = SingleGauge("ashlar_unsaved_bytes", "Bytes of objects that memory has alone");
+  Gauge& objects = SingleGauge("ashlar_objects", "Objects in the cache");
+  Gauge& object_bytes = SingleGauge("ashlar_object_bytes", "Bytes of objects in the cache");
+  Gauge& leases = SingleGauge("ashlar_leases", "Leases that are held");
+  Gauge& reservations = SingleGauge("ashlar_reservations", "Reservations that wait for their publish");
+  Gauge& landings = SingleGauge("ashlar_landings", "Landings in flight");
+  Gauge& compositions = SingleGauge("ashlar_compositions", "Compositions in flight");
+  Gauge& copies_under_way = SingleGauge("ashlar_copies_under_way", "Copies between tiers that have not ended");
+  Gauge& sessions = SingleGauge("ashlar_sessions", "Sessions of engines, those that drain included");
+
+  Family<Gauge>& queue_family = GaugeFamily("ashlar_queue_depth", "Work that waits in a bounded queue");
+  Gauge& metadata_queue = queue_family.Add({{"queue", "metadata"}});
+  Gauge& worker_queue = queue_family.Add({{"queue", "workers"}});
+  Gauge& disk_queue = queue_family.Add({{"queue", "disk"}});
+  Family<Counter>& rejection_family =
+      CounterFamily("ashlar_queue_rejections_total", "Work refused because a bounded queue was full");
+  Counter& metadata_rejections = rejection_family.Add({{"queue", "metadata"}});
+  Counter& worker_rejections = rejection_family.Add({{"queue", "workers"}});
+
+  Family<Histogram>& rpc_seconds_family = prometheus::BuildHistogram()
+                                              .Name("ashlar_rpc_duration_seconds")
+                                              .Help("From the arrival of a call to its last answer")
+                                              .Register(*registry);
+  std::array<Histogram*, kRpcMethods> rpc_seconds{};
+  Family<Counter>& rpc_family = CounterFamily("ashlar_rpcs_total", "Calls answered, by status");
+
+  static Histogram::BucketBoundaries TurnBounds() {
+    Histogram::BucketBoundaries seconds;
+    for (const storage::Nanos bound : EventLoop::TurnTimes::kBounds)
+      seconds.push_back(static_cast<double>(bound) * 1e-9);
+    return seconds;
+  }
+  Histogram& turn_seconds = prometheus::BuildHistogram()
+                                .Name("ashlar_metadata_turn_seconds")
+                                .Help("How long closures, and slices of long ones, took the metadata thread")
+                                .Register(*registry)
+                                .Add({}, TurnBounds());
+
+  Counter& connections_refused =
+      CounterFamily("ashlar_connections_refused_total", "RPC connections beyond the number that their user may have")
+          .Add({});
+
+  Family<Counter>& composition_family =
+      CounterFamily("ashlar_compositions_total", "Compositions, by what became of them");
+  Histogram& composition_seconds = prometheus::BuildHistogram()
+                                       .Name("ashlar_composition_duration_seconds")
+                                       .Help("From a composition's admission to its end, of those that were done")
+                                       .Register(*registry)
+                                       .Add({}, kSeconds);
+};
+
+Metrics::Metrics(const std::vector<std::string>& tenants) : impl_(std::make_unique<Impl>(tenants)) {}
+Metrics::~Metrics() = default;
+
+std::string Metrics::Text(TenantLabel label) const {
+  return MetricsText(impl_->registry->Collect(), label);
+}
+
+void Metrics::Hit(TenantId tenant, ObjectKind kind, TierKind tier, uint64_t tokens) {
+  impl_->hits.Add(tenant, kind, tier, 1);
+  impl_->hit_tokens.Add(tenant, kind, tier, tokens);
+  Tallies::Segments& tally = impl_->tallies.at(tenant).hits[tier];
+  ++tally.segments;
+  tally.tokens += tokens;
+}
+
+void Metrics::Miss(TenantId tenant, ObjectKind kind, MissReason reason, uint64_t tokens) {
+  impl_->misses.Add(tenant, kind, reason, 1);
+  impl_->miss_tokens.Add(tenant, kind, reason, tokens);
+  Tallies::Segments& tally = impl_->tallies.at(tenant).misses[reason];
+  ++tally.segments;
+  tally.tokens += tokens;
+}
+
+void Metrics::Evicted(TenantId tenant, ObjectKind kind, const storage::Ghost& ghost) {
+  const MissReason why = ghost.reason;
+  impl_->evictions.Add(tenant, kind, why, ghost.tier, ghost.policy, 1);
+  impl_->evicted_bytes.Add(tenant, kind, why, ghost.tier, ghost.policy, ghost.bytes);
+  if (why == MissReason::kEvicted || why == MissReason::kExpired) {
+    impl_->eviction_ages.Get(tenant, ghost.tier, kAges).Observe(Seconds(ghost.lived));
+    impl_->eviction_idle.Get(tenant, ghost.tier, kAges).Observe(Seconds(ghost.idle));
+  }
+  Tallies::Objects& tally = impl_->tallies.at(tenant).evictions[{ghost.tier, ghost.policy, why}];
+  ++tally.objects;
+  tally.bytes += ghost.bytes;
+  if (why == MissReason::kChecksumFailed) impl_->checksum_failures.at(tenant)->Increment();
+}
+
+void Metrics::Published(TenantId tenant, ObjectKind kind, uint64_t bytes) {
+  impl_->published.Add(tenant, kind, 1);
+  impl_->published_bytes.Add(tenant, kind, bytes);
+}
+
+void Metrics::Landed(TenantId tenant, uint64_t bytes) {
+  impl_->landed_bytes.at(tenant)->Increment(static_cast<double>(bytes));
+}
+
+void Metrics::Copied(TenantId tenant, TierKind from, TierKind to, uint64_t bytes) {
+  impl_->copied_family
+      .Add({{"tenant", impl_->tenants.at(tenant)}, {"from", std::string(Name(from))}, {"to", std::string(Name(to))}})
+      .Increment(static_cast<double>(bytes));
+}
+
+uint64_t Levels::admissions() const {
+  uint64_t all = 0;
+  for (const storage::PagePool::Levels& tenant : pages) all += tenant.admissions;
+  return all;
+}
+
+bool Levels::drained() const {
+  return !writing_behind && leases + reservations + landings + compositions + admissions() == 0;
+}
+
+void Metrics::Prefetched(TenantId tenant, bool in_time) {
+  impl_->prefetched_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"outcome", in_time ? "in_time" : "late"}})
+      .Increment();
+}
+
+void Metrics::TierError(TenantId tenant, TierKind tier, const absl::Status& error) {
+  Counter& errors =
+      impl_->tier_error_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"tier", std::string(Name(tier))}});
+  errors.Increment();
+  const auto count = static_cast<uint64_t>(errors.Value());
+  if (!std::has_single_bit(count)) return;  // as below: a broken disk refuses everything
+  Log(LogLevel::kError, "a tier cannot read or write",
+      {{"tenant", impl_->tenants.at(tenant)},
+       {"tier", std::string(Name(tier))},
+       {"error", std::string(error.message())},
+       {"errors", count}});
+}
+
+void Metrics::NoMemory(TenantId tenant, absl::string_view why) {
+  Counter& refusals = *impl_->memory_refusals.at(tenant);
+  refusals.Increment();
+  // A full machine refuses every reservation: the first is news, and then each power of two.
+  const auto count = static_cast<uint64_t>(refusals.Value());
+  if (!std::has_single_bit(count)) return;
+  Log(LogLevel::kWarning, "no memory within the budget",
+      {{"tenant", impl_->tenants.at(tenant)}, {"error", std::string(why)}, {"refusals", count}});
+}
+
+void Metrics::Reserved(TenantId tenant, ObjectKind kind, ReserveOutcome outcome) {
+  impl_->reserved.Add(tenant, kind, outcome, 1);
+}
+
+void Metrics::Prompted(TenantId tenant, uint64_t tokens) {
+  impl_->prompts.at(tenant)->Increment();
+  impl_->prompt_tokens.at(tenant)->Increment(static_cast<double>(tokens));
+}
+
+void Metrics::Resumed(TenantId tenant, bool own, uint64_t tokens, uint64_t) {
+  impl_->resumed.Get(tenant, own ? PrefixSource::kOwn : PrefixSource::kTree, kDepths)
+      .Observe(static_cast<double>(tokens));
+}
+
+void Metrics::Committed(TenantId tenant, CommitOutcome outcome, bool own, uint64_t) {
+  impl_->commits.Add(tenant, outcome, own ? PrefixSource::kOwn : PrefixSource::kTree, 1);
+}
+
+void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elapsed) {
+  const std::string name(outcome == MissReason::kNone ? "done" : Name(outcome));
+  impl_->composition_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"outcome", name}}).Increment();
+  // Those that end early, most of them at once, would hide how long the work takes.
+  if (outcome == MissReason::kNone) impl_->composition_seconds.Observe(static_cast<double>(elapsed) * 1e-9);
+}
+
+void Metrics::Set(const Levels& levels) {
+  for (const auto& [tier, tenants] : levels.tiers) {
+    const bool degraded = levels.degraded.contains(tier);
+    impl_->degraded_family.Add({{"tier", std::string(Name(tier))}}).Set(degraded ? 1 : 0);
+    for (TenantId tenant = 0; tenant < tenants.size(); ++tenant) {
+      impl_->used.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].used_bytes));
+      impl_->held.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].held_bytes));
+      impl_->capacity.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].capacity_bytes));
+    }
+  }
+  impl_->holdings.Set(levels.holdings);
+  for (size_t i = 0; i < levels.pages.size(); ++i) {
+    const storage::PagePool::Levels& pages = levels.pages[i];
+    const Impl::PageGauges& gauges = impl_->pages.at(i);
+    gauges.free->Set(static_cast<double>(pages.free));
+    gauges.idle->Set(static_cast<double>(pages.idle));
+    gauges.shared->Set(static_cast<double>(pages.shared));
+    gauges.own->Set(static_cast<double>(pages.own));
+    impl_->shared_segments.at(i)->Set(static_cast<double>(pages.segments));
+    impl_->admitted.at(i)->Set(static_cast<double>(pages.admissions));
+    impl_->reclaimed.at(i)->Set(static_cast<double>(pages.reclaimed_segments));
+  }
+  for (size_t i = 0; i < levels.prefixes.size(); ++i) {
+    impl_->prefixes.at(i).checkpoints->Set(static_cast<double>(levels.prefixes[i].checkpoints));
+    impl_->prefixes.at(i).bytes->Set(static_cast<double>(levels.prefixes[i].bytes));
+    impl_->prefixes.at(i).history->Set(static_cast<double>(levels.prefixes[i].history_bytes));
+    impl_->prefixes.at(i).spans->Set(static_cast<double>(levels.prefixes[i].spans));
+    impl_->prefixes.at(i).span_saved->Set(static_cast<double>(levels.prefixes[i].span_saved_bytes));
+  }
+  impl_->objects.Set(static_cast<double>(levels.objects));
+  impl_->object_bytes.Set(static_cast<double>(levels.object_bytes));
+  impl_->leases.Set(static_cast<double>(levels.leases));
+  impl_->reservations.Set(static_cast<double>(levels.reservations));
+  impl_->landings.Set(static_cast<double>(levels.landings));
+  impl_->compositions.Set(static_cast<double>(levels.compositions));
+  impl_->sessions.Set(static_cast<double>(levels.sessions));
+  impl_->draining.Set(levels.draining ? 1 : 0);
+  impl_->unsaved_objects.Set(static_cast<double>(levels.unsaved_objects));
+  impl_->unsaved_bytes.Set(static_cast<double>(levels.unsaved_bytes));
+  impl_->metadata_queue.Set(static_cast<double>(levels.metadata_queue));
+  impl_->worker_queue.Set(static_cast<double>(levels.worker_queue));
+  impl_->disk_queue.Set(static_cast<double>(levels.disk_queue));
+  impl_->copies_under_way.Set(static_cast<double>(levels.copies_under_way));
+  const auto advance = [](Counter& counter, uint64_t total) {
+    counter.Increment(static_cast<double>(total) - counter.Value());
+  };
+  advance(impl_->set_aside, levels.set_aside);
+  advance(impl_->metadata_rejections, levels.metadata_queue_rejections);
+  advance(impl_->worker_rejections, levels.worker_queue_rejections);
+}
+
+void Metrics::TurnsTaken(const EventLoop::TurnTimes& times) {
+  impl_->turn_seconds.ObserveMultiple({times.turns.begin(), times.turns.end()}, static_cast<double>(times.sum) * 1e-9);
+}
+
+const Tallies& Metrics::tallies(TenantId tenant) const {
+  return impl_->tallies.at(tenant);
+}
+
+void Metrics::RpcFinished(RpcMethod method, absl::StatusCode code, double seconds) {
+  impl_->rpc_seconds[static_cast<size_t>(method)]->Observe(seconds);
+  impl_->rpc_family.Add({{"method", std::string(Name(method))}, {"code", absl::StatusCodeToString(code)}}).Increment();
+}
+
+void Metrics::ConnectionRefused() {
+  impl_->connections_refused.Increment();
+}
+
+}  // namespace ashlar::daemon

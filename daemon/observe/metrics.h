@@ -1,0 +1,116 @@
+// What the daemon counts, in Prometheus' terms. README.md lists the families.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "daemon/observe/holdings.h"
+#include "daemon/observe/metrics_text.h"
+#include "daemon/runtime/event_loop.h"
+#include "storage/observer.h"
+#include "storage/prefix/prefixes.h"
+#include "storage/sharing/page_pool.h"
+
+namespace ashlar::daemon {
+
+enum class RpcMethod : uint8_t {
+  kOpenModel,
+  kDeclarePages,
+  kMatch,
+  kReserve,
+  kPublish,
+  kAbandon,
+  kLand,
+  kQuiesce,
+  kRelease,
+  kAttachLease,
+  kAdvance,
+  kCompose,
+  kCloseModel,
+  kAdmit,
+  kExtendAdmission,
+  kMarkFilled,
+  kAttachAdmission,
+  kCommit,
+  kLookupAndLand,
+};
+inline constexpr size_t kRpcMethods = 19;
+absl::string_view Name(RpcMethod method);
+
+// Levels at one moment, taken by the metadata thread now and then.
+struct Levels {
+  std::map<TierKind, std::vector<storage::TierUsage>> tiers;  // that there are; by tenant
+  std::map<TierKind, std::string> degraded;                   // tiers that take no writes for now, and why
+  uint64_t set_aside = 0;                                     // damaged databases of records, ever
+  uint64_t disk_queue = 0, copies_under_way = 0;
+  uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
+  uint64_t sessions = 0;
+  bool draining = false, writing_behind = false;
+  uint64_t unsaved_objects = 0, unsaved_bytes = 0;                      // that memory has alone
+  std::vector<Holdings> holdings;                                       // by tenant
+  std::vector<storage::PagePool::Levels> pages;                         // by tenant
+  std::vector<storage::Prefixes::Stats> prefixes;                       // by tenant
+  uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
+  uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
+
+  uint64_t admissions() const;  // of all tenants
+  // Nothing is left that a drain waits for.
+  bool drained() const;
+};
+
+// What was counted of one tenant since the daemon started.
+struct Tallies {
+  struct Segments {
+    uint64_t segments = 0, tokens = 0;
+  };
+  struct Objects {
+    uint64_t objects = 0, bytes = 0;
+  };
+  std::map<TierKind, Segments> hits;
+  std::map<MissReason, Segments> misses;
+  std::map<std::tuple<TierKind, PolicyKind, MissReason>, Objects> evictions;
+};
+
+class Metrics final : public storage::Observer {
+ public:
+  // Names of the tenants; a TenantId is the index here.
+  explicit Metrics(const std::vector<std::string>& tenants);
+  ~Metrics() override;
+
+  // The metadata thread only.
+  void Hit(storage::TenantId, ObjectKind, TierKind, uint64_t tokens) override;
+  void Miss(storage::TenantId, ObjectKind, MissReason, uint64_t tokens) override;
+  void Evicted(storage::TenantId, ObjectKind, const storage::Ghost& ghost) override;
+  void Published(storage::TenantId, ObjectKind, uint64_t bytes) override;
+  void Landed(storage::TenantId, uint64_t bytes) override;
+  void Copied(storage::TenantId, TierKind from, TierKind to, uint64_t bytes) override;
+  void TierError(storage::TenantId, TierKind tier, const absl::Status& error) override;
+  void NoMemory(storage::TenantId, absl::string_view why) override;
+  void Prefetched(storage::TenantId tenant, bool in_time) override;
+  void Reserved(storage::TenantId, ObjectKind, ReserveOutcome) override;
+  void Prompted(storage::TenantId, uint64_t tokens) override;
+  void Resumed(storage::TenantId, bool own, uint64_t tokens, uint64_t prompt) override;
+  void Committed(storage::TenantId, CommitOutcome, bool own, uint64_t depth) override;
+  void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;
+  void Set(const Levels& levels);
+  void TurnsTaken(const EventLoop::TurnTimes& times);  // of the metadata thread, since the last call
+  const Tallies& tallies(storage::TenantId tenant) const;
+
+  // Any thread.
+  std::string Text(TenantLabel label) const;
+  void RpcFinished(RpcMethod method, absl::StatusCode code, double seconds);
+  void ConnectionRefused();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::daemon

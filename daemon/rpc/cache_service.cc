@@ -1,0 +1,340 @@
+#include "daemon/rpc/cache_service.h"
+
+#include <google/protobuf/arena.h>
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "ashlar/v1/cache.grpc.pb.h"
+#include "daemon/rpc/request_gate.h"
+#include "daemon/rpc/request_reader.h"
+
+namespace ashlar::daemon {
+namespace {
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  // The codes are the same numbers by design.
+  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
+}
+
+const grpc::Status& Stopping() {
+  static const grpc::Status status(grpc::StatusCode::UNAVAILABLE, "the daemon stops");
+  return status;
+}
+
+// Nothing that the daemon has not looked at is parsed: not from somebody without a session, if the call is not for
+// those as well, and not if it would become larger than the limits allow.
+enum class For { kSessions, kAnybody };
+template <typename Request>
+absl::Status Parse(const grpc::ByteBuffer& bytes, For whom, const EngineService& service, Request* request) {
+  grpc::ByteBuffer shared(bytes);  // refers to the same memory
+  if (whom == For::kSessions) {
+    grpc::ProtoBufferReader reader(&shared);
+    if (absl::Status status = service.Authenticate(FindSession(reader)); !status.ok()) return status;
+  }
+  {
+    grpc::ProtoBufferReader reader(&shared);
+    if (absl::Status status = CheckCounts(*Request::descriptor(), reader); !status.ok()) return status;
+  }
+  grpc::ProtoBufferReader reader(&shared);
+  if (request->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
+  return absl::InvalidArgumentError("request: not a message of the call's type");
+}
+
+template <typename Message>
+void Write(const Message& message, grpc::ByteBuffer* bytes) {
+  bool own = false;
+  grpc::SerializationTraits<Message>::Serialize(message, bytes, &own);
+}
+
+// Measures one call that has entered, from its arrival.
+class CallTimer {
+ public:
+  CallTimer(CallsUnderWay& calls, Metrics& metrics, RpcMethod method)
+      : calls_(calls), metrics_(metrics), method_(method) {}
+  void Finished(absl::StatusCode code) const {
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
+    metrics_.RpcFinished(method_, code, elapsed.count());
+    calls_.Leave();
+  }
+
+ private:
+  CallsUnderWay& calls_;
+  Metrics& metrics_;
+  const RpcMethod method_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+// The stream of one landing, with or without a look-up before it. It deletes itself when gRPC is done with it, which is
+// after Finish, which is after the service's last callback.
+class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  LandStream(EngineService& service, CallTimer timer, bool awaits_match)
+      : service_(service), timer_(timer), awaits_match_(awaits_match) {}
+
+  // Once, or Refuse; the stream may be gone when it returns. A cancellation that comes just then may be too early for
+  // the service to know the landing: that goes on, in doubt until its Quiesce, as after any lost stream.
+  template <typename Request>
+  void Begin(void (EngineService::*call)(const Request&, EngineService::LandEvents), const Request& request) {
+    bool cancelled;
+    {
+      std::lock_guard lock(mutex_);
+      session_ = request.session();
+      landing_ = request.landing();
+      begun_ = true;
+      cancelled = broken_;
+    }
+    if (cancelled) return Refuse(absl::CancelledError("landing: its stream ended first"));
+    (service_.*call)(request, {[this](uint32_t layers) { Progress(layers); },
+                               [this](absl::StatusOr<std::vector<MissReason>> verdict) { End(std::move(verdict)); },
+                               [this](v1::PromptMatch match) { Matched(std::move(match)); }});
+  }
+  void Refuse(absl::Status why) { End(std::move(why)); }
+
+  void OnWriteDone(bool ok) override {
+    std::lock_guard lock(mutex_);
+    writing_ = false;
+    broken_ |= !ok;
+    Advance();
+  }
+  void OnCancel() override {
+    {
+      std::lock_guard lock(mutex_);
+      broken_ = true;
+      if (end_.has_value() || !begun_) return;
+    }
+    service_.CancelLanding(session_, landing_);
+  }
+  void OnDone() override {
+    { std::lock_guard lock(mutex_); }  // who called Finish may still be on its way out
+    delete this;
+  }
+
+ private:
+  void Matched(v1::PromptMatch match) {
+    std::lock_guard lock(mutex_);
+    match_ = std::move(match);
+    awaits_match_ = false;
+    Advance();
+  }
+  void Progress(uint32_t layers) {
+    std::lock_guard lock(mutex_);
+    layers_ = layers;
+    Advance();
+  }
+  void End(absl::StatusOr<std::vector<MissReason>> verdict) {
+    std::lock_guard lock(mutex_);
+    end_ = std::move(verdict);
+    Advance();
+  }
+
+  // Writes what is newest: a slow reader sees fewer events, never a queue of them. mutex_ is held.
+  void Advance() {
+    const bool refused = end_.has_value() && !end_->ok();
+    if (writing_ || finished_ || (awaits_match_ && !refused)) return;
+    const bool verdict_to_write = end_.has_value() && end_->ok() && !broken_;
+    if (verdict_to_write || ((match_.has_value() || layers_ > layers_written_) && !broken_)) {
+      v1::LandEvent event;
+      event.set_layers_done(layers_);
+      layers_written_ = layers_;
+      if (match_.has_value()) *event.mutable_match() = *std::exchange(match_, std::nullopt);
+      if (verdict_to_write) {
+        event.mutable_verdict();
+        for (MissReason reason : **end_) event.mutable_verdict()->add_miss_reasons(static_cast<uint32_t>(reason));
+      }
+      writing_ = true;
+      event_.Clear();
+      ashlar::daemon::Write(event, &event_);
+      if (!end_.has_value()) return StartWrite(&event_);
+    }
+    if (!end_.has_value()) return;
+    finished_ = true;
+    timer_.Finished(end_->status().code());
+    const grpc::Status status = ToGrpc(end_->status());
+    // The stream's end rides along with the verdict: the client need not wait for another message.
+    verdict_to_write ? StartWriteAndFinish(&event_, {}, status) : Finish(status);
+  }
+
+  EngineService& service_;
+  const CallTimer timer_;
+
+  std::mutex mutex_;
+  std::string session_;  // guarded by mutex_ until begun_
+  storage::LandingId landing_ = 0;
+  bool begun_ = false;  // guarded by mutex_, as all below; event_ also belongs to gRPC while writing_
+  bool awaits_match_;
+  std::optional<v1::PromptMatch> match_;  // not written yet
+  uint32_t layers_ = 0;
+  uint32_t layers_written_ = 0;
+  std::optional<absl::StatusOr<std::vector<MissReason>>> end_;
+  grpc::ByteBuffer event_;
+  bool writing_ = false;
+  bool broken_ = false;  // nobody reads any more
+  bool finished_ = false;
+};
+
+class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  explicit RefusedStream(const grpc::Status& why) { Finish(why); }
+  void OnDone() override { delete this; }
+};
+
+// Requests as they came, bytes.
+template <template <typename> typename... Methods>
+struct RawMethods {
+  using Service = v1::Cache::Service;
+};
+template <template <typename> typename First, template <typename> typename... Rest>
+struct RawMethods<First, Rest...> {
+  using Service = First<typename RawMethods<Rest...>::Service>;
+};
+using RawCache =
+    RawMethods<v1::Cache::WithRawCallbackMethod_OpenModel, v1::Cache::WithRawCallbackMethod_CloseModel,
+               v1::Cache::WithRawCallbackMethod_DeclarePages, v1::Cache::WithRawCallbackMethod_Match,
+               v1::Cache::WithRawCallbackMethod_Reserve, v1::Cache::WithRawCallbackMethod_Publish,
+               v1::Cache::WithRawCallbackMethod_Abandon, v1::Cache::WithRawCallbackMethod_Land,
+               v1::Cache::WithRawCallbackMethod_LookupAndLand, v1::Cache::WithRawCallbackMethod_Quiesce,
+               v1::Cache::WithRawCallbackMethod_Advance, v1::Cache::WithRawCallbackMethod_Compose,
+               v1::Cache::WithRawCallbackMethod_Release, v1::Cache::WithRawCallbackMethod_AttachLease,
+               v1::Cache::WithRawCallbackMethod_Admit, v1::Cache::WithRawCallbackMethod_ExtendAdmission,
+               v1::Cache::WithRawCallbackMethod_MarkFilled, v1::Cache::WithRawCallbackMethod_AttachAdmission,
+               v1::Cache::WithRawCallbackMethod_Commit>::Service;
+
+class CacheService final : public RawCache {
+ public:
+  CacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls)
+      : service_(service), metrics_(metrics), calls_(calls) {}
+
+ private:
+  using Context = grpc::CallbackServerContext;
+  using Reactor = grpc::ServerUnaryReactor;
+  using Bytes = grpc::ByteBuffer;
+
+  Reactor* OpenModel(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kOpenModel, &EngineService::OpenModel, *request, reply);
+  }
+  Reactor* CloseModel(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kCloseModel, &EngineService::CloseModel, *request, reply);
+  }
+  Reactor* DeclarePages(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kDeclarePages, &EngineService::DeclarePages, *request, reply);
+  }
+  Reactor* Match(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kMatch, &EngineService::Match, *request, reply);
+  }
+  Reactor* Reserve(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kReserve, &EngineService::Reserve, *request, reply);
+  }
+  Reactor* Publish(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kPublish, &EngineService::Publish, *request, reply);
+  }
+  Reactor* Commit(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kCommit, &EngineService::Commit, *request, reply);
+  }
+  Reactor* Abandon(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kAbandon, &EngineService::Abandon, *request, reply);
+  }
+  grpc::ServerWriteReactor<Bytes>* Land(Context*, const Bytes* request) override {
+    return Stream(RpcMethod::kLand, &EngineService::Land, *request);
+  }
+  grpc::ServerWriteReactor<Bytes>* LookupAndLand(Context*, const Bytes* request) override {
+    return Stream(RpcMethod::kLookupAndLand, &EngineService::LookupAndLand, *request);
+  }
+  // Also for sessions that have ended.
+  Reactor* Quiesce(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kQuiesce, &EngineService::Quiesce, *request, reply, For::kAnybody);
+  }
+  Reactor* Advance(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kAdvance, &EngineService::Advance, *request, reply);
+  }
+  Reactor* Compose(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary<v1::ComposeRequest, v1::CompositionReply>(context, RpcMethod::kCompose, &EngineService::Compose,
+                                                           *request, reply);
+  }
+  Reactor* Release(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kRelease, &EngineService::Release, *request, reply);
+  }
+  Reactor* AttachLease(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kAttachLease, &EngineService::AttachLease, *request, reply);
+  }
+  Reactor* Admit(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kAdmit, &EngineService::Admit, *request, reply);
+  }
+  Reactor* ExtendAdmission(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kExtendAdmission, &EngineService::ExtendAdmission, *request, reply);
+  }
+  Reactor* MarkFilled(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kMarkFilled, &EngineService::MarkFilled, *request, reply);
+  }
+  Reactor* AttachAdmission(Context* context, const Bytes* request, Bytes* reply) override {
+    return Unary(context, RpcMethod::kAttachAdmission, &EngineService::AttachAdmission, *request, reply);
+  }
+
+  // Here, or on the tenant's own thread where it may take long.
+  void Read(const Bytes& bytes, std::function<void()> read) {
+    if (bytes.Length() <= RequestReader::kAtOnceBytes) return read();
+    reader_.Post(std::move(read));
+  }
+
+  template <typename Request>
+  grpc::ServerWriteReactor<Bytes>* Stream(RpcMethod method,
+                                          void (EngineService::*call)(const Request&, EngineService::LandEvents),
+                                          const Bytes& bytes) {
+    if (!calls_.Enter()) return new RefusedStream(Stopping());
+    constexpr bool kAwaitsMatch = std::is_same_v<Request, v1::LookupAndLandRequest>;
+    auto* const stream = new LandStream(service_, CallTimer(calls_, metrics_, method), kAwaitsMatch);
+    Read(bytes, [this, stream, call, bytes] {
+      Request request;
+      const absl::Status read = Parse(bytes, For::kSessions, service_, &request);
+      read.ok() ? stream->Begin(call, request) : stream->Refuse(read);
+    });
+    return stream;
+  }
+
+  template <typename Request, typename Reply>
+  Reactor* Unary(Context* context, RpcMethod method,
+                 void (EngineService::*call)(const Request&, Reply*, EngineService::Done), const Bytes& bytes,
+                 Bytes* answer, For whom = For::kSessions) {
+    Reactor* reactor = context->DefaultReactor();
+    if (!calls_.Enter()) {
+      reactor->Finish(Stopping());
+      return reactor;
+    }
+    struct Messages {  // in one piece: the metadata thread frees them
+      google::protobuf::Arena arena;
+      Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
+      Reply& reply = *google::protobuf::Arena::CreateMessage<Reply>(&arena);
+    };
+    const auto messages = std::make_shared<Messages>();
+    const auto done = [reactor, messages, answer, timer = CallTimer(calls_, metrics_, method)](absl::Status status) {
+      if (status.ok()) Write(messages->reply, answer);
+      reactor->Finish(ToGrpc(status));
+      timer.Finished(status.code());
+    };
+    Read(bytes, [this, call, bytes, whom, messages, done] {
+      if (const absl::Status read = Parse(bytes, whom, service_, &messages->request); !read.ok()) return done(read);
+      (service_.*call)(messages->request, &messages->reply, done);
+    });
+    return reactor;
+  }
+
+  EngineService& service_;
+  Metrics& metrics_;
+  CallsUnderWay& calls_;
+  RequestReader reader_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeCacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls) {
+  return std::make_unique<CacheService>(service, metrics, calls);
+}
+
+}  // namespace ashlar::daemon

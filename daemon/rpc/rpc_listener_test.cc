@@ -1,0 +1,176 @@
+#include "daemon/rpc/rpc_listener.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.grpc.pb.h"
+#include "daemon/testing/node.h"
+
+namespace ashlar::daemon {
+namespace {
+
+UniqueFd Connect(const std::string& path) {
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  EXPECT_EQ(connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  return socket;
+}
+
+// As another user; only root may. The system call itself changes the calling thread alone.
+UniqueFd ConnectAs(uid_t uid, const std::string& path) {
+  UniqueFd socket;
+  std::thread([&] {
+    ASSERT_EQ(syscall(SYS_setresuid, -1, uid, -1), 0);
+    socket = Connect(path);
+  }).join();
+  return socket;
+}
+
+// Whether the daemon has closed its end. What it sends is thrown away.
+bool Closed(const UniqueFd& socket) {
+  char bytes[256];
+  ssize_t got;
+  while ((got = recv(socket.get(), bytes, sizeof bytes, MSG_DONTWAIT)) > 0) {
+  }
+  return got == 0 || errno == ECONNRESET;
+}
+
+class RpcListenerTest : public ::testing::Test {
+ protected:
+  static constexpr storage::TenantId kTenant = 7;
+
+  void SetUp() override { ASSERT_NE(mkdtemp(folder_.data()), nullptr); }
+  void TearDown() override {
+    listener_ = nullptr;
+    std::filesystem::remove_all(folder_);
+  }
+  void Listen(std::map<uid_t, storage::TenantId> tenant_of_uid, size_t of_a_user) {
+    auto listener =
+        RpcListener::Start(path_ = folder_ + "/rpc.sock", {std::move(tenant_of_uid), of_a_user, [this] { ++refused_; }},
+                           [this](UniqueFd socket, const storage::TenantId* tenant) {
+                             std::lock_guard lock(mutex_);
+                             admitted_.push_back(std::move(socket));
+                             tenants_.push_back(tenant == nullptr ? -1 : static_cast<int>(*tenant));
+                           });
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    listener_ = *std::move(listener);
+    ASSERT_EQ(chmod(path_.c_str(), 0666), 0);
+    ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
+  }
+  bool Admits(size_t connections) {
+    return Eventually([&] {
+      std::lock_guard lock(mutex_);
+      return admitted_.size() == connections;
+    });
+  }
+
+  std::string folder_ = "/tmp/ashlard_listener_XXXXXX", path_;
+  std::mutex mutex_;
+  std::atomic<int> refused_{0};
+  std::vector<UniqueFd> admitted_;  // guarded by mutex_, as below
+  std::vector<int> tenants_;
+  std::unique_ptr<RpcListener> listener_;
+};
+
+TEST_F(RpcListenerTest, AUserHasSoManyConnectionsAtATime) {
+  Listen({{geteuid(), kTenant}}, 2);
+  UniqueFd first = Connect(path_), second = Connect(path_);
+  ASSERT_TRUE(Admits(2));
+  const UniqueFd third = Connect(path_);
+  EXPECT_TRUE(Eventually([&] { return Closed(third); }));
+  EXPECT_EQ(refused_, 1);
+  EXPECT_FALSE(Closed(first));
+
+  // Either end may close: the engine,
+  first.Reset();
+  size_t admitted = 2;
+  const auto enters = [&] {
+    return Eventually([&] {
+      const UniqueFd again = Connect(path_);
+      return Eventually([&] {
+               std::lock_guard lock(mutex_);
+               return Closed(again) || admitted_.size() > admitted;
+             }) &&
+             !Closed(again);
+    });
+  };
+  EXPECT_TRUE(enters());
+  // and gRPC, which shuts down what it closes.
+  {
+    std::lock_guard lock(mutex_);
+    admitted = admitted_.size();
+    shutdown(admitted_[1].get(), SHUT_RDWR);
+    admitted_[1].Reset();
+  }
+  EXPECT_TRUE(Eventually([&] { return Closed(second); }));
+  EXPECT_TRUE(enters());
+  std::lock_guard lock(mutex_);
+  EXPECT_THAT(tenants_, ::testing::Each(static_cast<int>(kTenant)));
+}
+
+TEST_F(RpcListenerTest, StrangersHaveFewOfTheirOwn) {
+  Listen({{geteuid() + 1, kTenant}}, 100);
+  std::vector<UniqueFd> held;
+  for (size_t i = 0; i < RpcListener::kOfAStranger; ++i) held.push_back(Connect(path_));
+  ASSERT_TRUE(Admits(RpcListener::kOfAStranger));
+  const UniqueFd refused = Connect(path_);
+  EXPECT_TRUE(Eventually([&] { return Closed(refused); }));
+  std::lock_guard lock(mutex_);
+  EXPECT_THAT(tenants_, ::testing::Each(-1));
+}
+
+TEST_F(RpcListenerTest, TheNewestOfManyStrangersComesIn) {
+  if (getuid() != 0) GTEST_SKIP() << "only root can be several users";
+  Listen({{geteuid(), kTenant}}, 100);
+  const UniqueFd engine = Connect(path_);
+  std::vector<UniqueFd> held;
+  for (size_t i = 0; i < RpcListener::kOfStrangers; ++i) held.push_back(ConnectAs(1000 + i / 4, path_));
+  ASSERT_TRUE(Admits(1 + RpcListener::kOfStrangers));
+  EXPECT_FALSE(Closed(held[0]));
+  const UniqueFd probe = ConnectAs(5000, path_);
+  ASSERT_TRUE(Admits(2 + RpcListener::kOfStrangers));
+  EXPECT_TRUE(Eventually([&] { return Closed(held[0]); })) << "the oldest gives way";
+  EXPECT_FALSE(Closed(held[1]));
+  EXPECT_FALSE(Closed(probe));
+  EXPECT_FALSE(Closed(engine)) << "an engine does not";
+}
+
+// Health is for everybody, the cache for tenants.
+TEST(RpcServer, StrangersMayAskForHealthAndNothingElse) {
+  TestNode node(absl::StrCat("tenants: [{name: other, uids: [", geteuid() + 1, "], dram_bytes: 16MiB}]"));
+  EXPECT_EQ(Health(node.rpc_socket(), "ashlar.v1.Cache"), kServing);
+  EXPECT_EQ(Health(node.rpc_socket(), ""), kServing);
+  const auto stub = v1::Cache::NewStub(
+      grpc::CreateChannel(absl::StrCat("unix:", node.rpc_socket()), grpc::InsecureChannelCredentials()));
+  v1::QuiesceRequest request;
+  v1::QuiesceReply reply;
+  {
+    grpc::ClientContext context;
+    EXPECT_EQ(stub->Quiesce(&context, request, &reply).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  }
+  request.set_run(std::string(1 << 20, 'x'));
+  grpc::ClientContext context;
+  EXPECT_EQ(stub->Quiesce(&context, request, &reply).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(Health(node.rpc_socket(), ""), kServing);
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

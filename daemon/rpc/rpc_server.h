@@ -1,0 +1,41 @@
+// gRPC in front of the engine service: the callback API and the standard health service, on a Unix socket.
+//
+// Every tenant has a gRPC server of its own, with memory of its own for messages under way, and so have users of no
+// tenant, who may ask for the daemon's health and nothing else: when gRPC runs short of memory it ends calls and
+// connections of that server, and nobody else's.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/engine/engine_service.h"
+#include "daemon/observe/metrics.h"
+#include "daemon/rpc/rpc_listener.h"
+#include "storage/executor.h"
+
+namespace ashlar::daemon {
+
+class RpcServer {
+ public:
+  // `service` and `metrics` must outlive the server. ALREADY_EXISTS when another daemon listens on `path`.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& path, RpcListener::Options options,
+                                                          EngineService& service, Metrics& metrics);
+  // Stop(0).
+  ~RpcServer();
+
+  // What the health service answers: SERVING at first. Calls are taken all the same. Any thread.
+  void SetServing(bool serving);
+  // What it answers of a service of its own name, as long as the daemon serves. Any thread.
+  void SetServing(const std::string& service, bool serving);
+  // Takes no new calls, lets those in flight finish for at most `grace`, then cancels and awaits them. Meanwhile the
+  // health service answers NOT_SERVING. Removes the socket. The engine service must still answer.
+  void Stop(storage::Nanos grace);
+
+ private:
+  struct Impl;
+  explicit RpcServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,201 @@
+#include "daemon/runtime/event_loop.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+namespace ashlar::daemon {
+namespace {
+
+using storage::Nanos;
+using storage::TenantId;
+
+// Of a closure that takes no time by the clock: to take it from the queue and to wake somebody takes some.
+constexpr Nanos kLeastCost = 1'000;
+
+}  // namespace
+
+Nanos MonotonicClock::Now() const {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return Nanos{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+bool EventLoop::Call(const Work& work, storage::Slice& slice) {
+  if (const auto* const cut = std::get_if<Cut>(&work)) return (*cut)(slice);
+  std::get<Closure>(work)();
+  return true;
+}
+
+EventLoop::EventLoop(size_t queue_depth, const storage::Clock& clock, size_t tenants)
+    : own_room_(std::max<size_t>(queue_depth / 2 / std::max<size_t>(tenants, 1), 1)),
+      shared_room_(queue_depth - std::min(queue_depth, own_room_ * tenants)),
+      daemons_room_(queue_depth),
+      clock_(clock),
+      waiting_(kQuantum) {}
+
+EventLoop::~EventLoop() {
+  Stop();
+}
+
+bool EventLoop::HasRoom(TenantId tenant, size_t times) const {
+  if (times == kUnbounded) return true;
+  const auto found = requests_.find(tenant);
+  const size_t own = found == requests_.end() ? 0 : found->second;
+  if (tenant == storage::kNoTenant) return own < times * daemons_room_;
+  if (own < times * own_room_) return true;
+  size_t shared = 0;  // that is taken
+  for (const auto& [other, waiting] : requests_) {
+    if (other != storage::kNoTenant) shared += waiting - std::min(waiting, times * own_room_);
+  }
+  return shared < times * shared_room_;
+}
+
+void EventLoop::Push(TenantId tenant, Item item) {
+  if (item.kind == Class::kRequest) ++requests_[tenant];
+  waiting_.Push(tenant, std::move(item));
+}
+
+// Not while a timer is due, or the thread waits for its turn: one caller after another could keep them waiting.
+bool EventLoop::MayRunHere(Nanos now) const {
+  return started_ && !stopping_ && !running_ && !thread_waits_ && waiting_.empty() && now < next_due_;
+}
+
+bool EventLoop::Take(TenantId tenant, Item item, size_t times, On on) {
+  std::unique_lock lock(mutex_);
+  if (item.kind == Class::kRequest && (stopping_ || !HasRoom(tenant, times))) {
+    rejected_.fetch_add(1);
+    return false;
+  }
+  if (const Nanos now = clock_.Now(); on == On::kAnyThread && MayRunHere(now)) {
+    Run(lock, now, tenant, std::move(item));
+    const bool more = !waiting_.empty() || stopping_ || thread_waits_;
+    lock.unlock();
+    if (more) wake_.notify_one();
+    return true;
+  }
+  Push(tenant, std::move(item));
+  const bool seen = running_;  // by whoever runs: he looks when he is done
+  lock.unlock();
+  if (!seen) wake_.notify_one();
+  return true;
+}
+
+bool EventLoop::Post(TenantId tenant, Work work, On on) {
+  return Take(tenant, {Class::kRequest, std::move(work)}, 1, on);
+}
+
+bool EventLoop::PostRelease(TenantId tenant, Work work, On on) {
+  return Take(tenant, {Class::kRequest, std::move(work)}, 2, on);
+}
+
+void EventLoop::PostCompletion(TenantId tenant, Work work, On on) {
+  Take(tenant, {Class::kCompletion, std::move(work)}, kUnbounded, on);
+}
+
+void EventLoop::Every(Nanos period, Work work) {
+  {
+    std::lock_guard lock(mutex_);
+    const Nanos due = clock_.Now() + period;
+    timers_.push_back({period, due, std::move(work)});
+    next_due_ = std::min(next_due_, due);
+  }
+  wake_.notify_one();
+}
+
+void EventLoop::Start() {
+  {
+    std::lock_guard lock(mutex_);
+    started_ = true;
+  }
+  thread_ = std::thread([this] { Serve(); });
+}
+
+void EventLoop::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+size_t EventLoop::depth() const {
+  std::lock_guard lock(mutex_);
+  return waiting_.size();
+}
+
+EventLoop::TurnTimes EventLoop::TakeTurnTimes() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(times_, {});
+}
+
+void EventLoop::Measured(Nanos took) {
+  const auto bucket = std::ranges::lower_bound(TurnTimes::kBounds, took) - TurnTimes::kBounds.begin();
+  ++times_.turns[static_cast<size_t>(bucket)];
+  times_.sum += took;
+  times_.longest = std::max(times_.longest, took);
+}
+
+// One closure, or one slice of cut work: the rest of that goes ahead of all else of its tenant.
+void EventLoop::Run(std::unique_lock<std::mutex>& lock, Nanos begin, TenantId tenant, Item item) {
+  running_ = true;
+  lock.unlock();
+  storage::Slice slice(clock_, begin + kQuantum);
+  const bool done = Call(item.work, slice);
+  if (done) item.work = Closure();  // what it captured goes while nothing else runs
+  const Nanos took = clock_.Now() - begin;
+  lock.lock();
+  running_ = false;
+  // The rest has been admitted: it takes nobody's room.
+  if (!done) waiting_.PushFront(tenant, {Class::kCompletion, std::move(item.work)});
+  waiting_.Charge(tenant, std::max(took, kLeastCost));
+  Measured(took);
+}
+
+void EventLoop::QueueDueTimers(Nanos now) {
+  if (now < next_due_) return;
+  next_due_ = INT64_MAX;
+  for (Timer& timer : timers_) {
+    if (!timer.queued && timer.due <= now) {
+      timer.queued = true;
+      timer.due = now + timer.period;
+      Push(storage::kNoTenant, {Class::kCompletion, [this, &timer](storage::Slice& slice) {
+                                  if (!Call(timer.work, slice)) return false;
+                                  std::lock_guard lock(mutex_);
+                                  timer.queued = false;
+                                  next_due_ = std::min(next_due_, timer.due);
+                                  return true;
+                                }});
+    }
+    if (!timer.queued) next_due_ = std::min(next_due_, timer.due);
+  }
+}
+
+void EventLoop::Serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (running_) {
+      thread_waits_ = true;
+      wake_.wait(lock, [this] { return !running_; });
+      thread_waits_ = false;
+    }
+    // Timers are looked at between any two closures, so that a full queue cannot keep deadlines from passing.
+    const Nanos now = clock_.Now();
+    QueueDueTimers(now);
+    if (std::optional<std::pair<TenantId, Item>> next = waiting_.Take()) {
+      auto& [tenant, item] = *next;
+      if (item.kind == Class::kRequest && --requests_.at(tenant) == 0) requests_.erase(tenant);
+      Run(lock, now, tenant, std::move(item));
+      continue;
+    }
+    if (stopping_) return;
+    const Nanos wait = std::clamp<Nanos>(next_due_ - now, 0, 1'000'000'000);
+    wake_.wait_for(lock, std::chrono::nanoseconds(wait));
+  }
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,22 @@
+// TCP sockets by address.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/runtime/host_port.h"
+#include "daemon/runtime/unix_socket.h"
+
+namespace ashlar::daemon {
+
+// Binds and listens at the first of the host's addresses that can be had, IPv4 before IPv6; non-blocking. The listener
+// has no path. UNAVAILABLE when none can.
+absl::StatusOr<Listener> ListenTcp(const HostPort& at);
+
+// Of a TCP socket that is bound; 0 for any other.
+uint16_t PortOf(int socket);
+// The address that a TCP socket is connected to, without its port, as bytes; empty for a socket that has none.
+std::string PeerAddress(int socket);
+
+}  // namespace ashlar::daemon

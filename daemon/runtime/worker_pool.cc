@@ -1,0 +1,132 @@
+#include "daemon/runtime/worker_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ashlar::daemon {
+
+using storage::TenantId;
+
+WorkerPool::WorkerPool(int threads, size_t queue_depth, EventLoop& loop, int spare_threads)
+    : threads_at_once_(static_cast<size_t>(threads)),
+      queue_depth_(queue_depth),
+      loop_(loop),
+      running_(static_cast<size_t>(threads + spare_threads)) {
+  for (size_t i = 0; i < running_.size(); ++i) threads_.emplace_back([this, i] { Work(i); });
+}
+
+WorkerPool::~WorkerPool() {
+  Stop();
+}
+
+bool WorkerPool::Run(TenantId tenant, std::function<void()> work, std::function<void()> done) {
+  {
+    std::lock_guard lock(mutex_);
+    Count& jobs = jobs_[tenant];
+    if (jobs == nullptr) jobs = std::make_shared<std::atomic<size_t>>(0);
+    if (stopping_ || *jobs >= queue_depth_) {
+      rejected_.fetch_add(1);
+      return false;
+    }
+    ++*jobs;
+    queue_.Push(tenant, {std::move(work), std::move(done), jobs});
+  }
+  wake_.notify_one();
+  return true;
+}
+
+void WorkerPool::Post(TenantId tenant, std::function<void()> event) {
+  loop_.PostCompletion(tenant, std::move(event));
+}
+
+bool WorkerPool::ShouldYield(TenantId tenant) const {
+  std::lock_guard lock(mutex_);
+  if (queue_.size() == queue_.size(tenant)) return false;
+  const Time now = std::chrono::steady_clock::now();
+  return std::ranges::any_of(running_, [&](const std::optional<Running>& job) {
+    return job.has_value() && job->tenant == tenant && now - job->begun >= kTurn;
+  });
+}
+
+void WorkerPool::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+size_t WorkerPool::depth() const {
+  std::lock_guard lock(mutex_);
+  return queue_.size();
+}
+
+bool WorkerPool::Runs(TenantId tenant) const {
+  return std::ranges::any_of(running_, [&](const auto& job) { return job.has_value() && job->tenant == tenant; });
+}
+
+std::optional<TenantId> WorkerPool::Startable() {
+  if (stopping_ || busy_ < threads_at_once_) return queue_.Next();
+  const Time now = std::chrono::steady_clock::now();
+  const auto in_turn =
+      std::ranges::count_if(running_, [&](const auto& job) { return job.has_value() && now - job->begun < kOverrun; });
+  if (static_cast<size_t>(in_turn) >= threads_at_once_) return std::nullopt;
+  const auto idle = std::ranges::find_if(queue_.waiting(), [this](TenantId tenant) { return !Runs(tenant); });
+  return idle == queue_.waiting().end() ? std::nullopt : std::optional(*idle);
+}
+
+std::optional<WorkerPool::Time> WorkerPool::NextOverrun() const {
+  std::optional<Time> next;
+  if (queue_.empty()) return next;
+  const Time now = std::chrono::steady_clock::now();
+  for (const auto& job : running_) {
+    if (!job.has_value() || now - job->begun >= kOverrun) continue;
+    if (const Time end = job->begun + kOverrun; !next.has_value() || end < *next) next = end;
+  }
+  return next;
+}
+
+void WorkerPool::Work(size_t thread) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (const std::optional<TenantId> tenant = Startable()) {
+      RunJob(*tenant, thread, lock);
+    } else if (stopping_) {
+      return;
+    } else if (const std::optional<Time> overrun = NextOverrun(); overrun.has_value() && !watching_) {
+      watching_ = true;
+      wake_.wait_until(lock, *overrun);
+      watching_ = false;
+    } else {
+      wake_.wait(lock);
+    }
+  }
+}
+
+void WorkerPool::RunJob(TenantId tenant, size_t thread, std::unique_lock<std::mutex>& lock) {
+  Job job = queue_.Take(tenant);
+  const Time begun = std::chrono::steady_clock::now();
+  running_[thread] = {tenant, begun};
+  ++busy_;
+  const bool more = !queue_.empty();
+  lock.unlock();
+  if (more) wake_.notify_one();  // to run the next, or to watch whether this one takes too long
+  job.work();
+  job.work = nullptr;
+  const auto took = std::chrono::steady_clock::now() - begun;
+  lock.lock();
+  queue_.Charge(tenant, took.count());
+  lock.unlock();
+  auto end = [done = std::move(job.done), jobs = std::move(job.jobs)] {
+    --*jobs;
+    done();
+  };
+  loop_.PostCompletion(tenant, std::move(end), EventLoop::On::kAnyThread);
+  lock.lock();
+  running_[thread].reset();
+  --busy_;
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,183 @@
+// Tenants side by side: none waits for what another one has asked for.
+#include "daemon/runtime/worker_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <thread>
+
+namespace ashlar::daemon {
+namespace {
+
+using storage::kNoTenant;
+using storage::TenantId;
+
+constexpr TenantId kEve = 1, kAnn = 2, kBob = 3;
+constexpr std::chrono::milliseconds kMillisecond(1);
+constexpr std::chrono::seconds kPatience(60);
+
+class TenantsAtWork : public ::testing::Test {
+ protected:
+  TenantsAtWork() { loop_.Start(); }
+  ~TenantsAtWork() override { loop_.Stop(); }
+
+  // Begins a job that ends with Release.
+  void Hold(WorkerPool& pool, TenantId tenant) {
+    std::promise<void> begun;
+    EXPECT_TRUE(pool.Run(
+        tenant,
+        [&] {
+          begun.set_value();
+          released_.wait();
+        },
+        [] {}));
+    ASSERT_EQ(begun.get_future().wait_for(kPatience), std::future_status::ready);
+  }
+  void Release() { release_.set_value(); }
+
+  // The end of a job that does nothing.
+  static std::future<void> Ask(WorkerPool& pool, TenantId tenant) {
+    auto done = std::make_shared<std::promise<void>>();
+    EXPECT_TRUE(pool.Run(
+        tenant, [] {}, [done] { done->set_value(); }));
+    return done->get_future();
+  }
+  static bool Ended(const std::future<void>& job, std::chrono::nanoseconds patience = kPatience) {
+    return job.wait_for(patience) == std::future_status::ready;
+  }
+
+  MonotonicClock clock_;
+  EventLoop loop_{16, clock_};
+
+ private:
+  std::promise<void> release_;
+  std::shared_future<void> released_ = release_.get_future().share();
+};
+
+TEST_F(TenantsAtWork, OneJobDoesNotWaitForAThousandOfAnother) {
+  WorkerPool pool(1, 2000, loop_);
+  Hold(pool, kNoTenant);
+  std::atomic<bool> served = false;
+  std::atomic<int> before = 0;
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_TRUE(pool.Run(
+        kEve,
+        [&] {
+          if (served) return;
+          ++before;
+          std::this_thread::sleep_for(kMillisecond);
+        },
+        [] {}));
+  }
+  EXPECT_TRUE(pool.Run(
+      kAnn, [&] { served = true; }, [] {}));
+  Release();
+  pool.Stop();
+  EXPECT_TRUE(served);
+  EXPECT_LE(before, WorkerPool::kTurn / kMillisecond + 1);
+}
+
+TEST_F(TenantsAtWork, AFullQueueIsItsTenantsOwn) {
+  WorkerPool pool(1, 5, loop_);
+  Hold(pool, kNoTenant);
+  for (int i = 0; i < 5; ++i) Ask(pool, kEve);
+  EXPECT_FALSE(pool.Run(
+      kEve, [] { FAIL(); }, [] { FAIL(); }));
+  EXPECT_EQ(pool.rejected(), 1u);
+  const std::future<void> job = Ask(pool, kAnn);
+  EXPECT_EQ(pool.depth(), 6u);
+  Release();
+  EXPECT_TRUE(Ended(job));
+  pool.Stop();
+}
+
+// Work that is cut asks for the rest of its time where all the tenant's room is taken.
+TEST_F(TenantsAtWork, AJobThatEndsLeavesRoomForTheNext) {
+  WorkerPool pool(1, 2, loop_);
+  std::promise<void> ended;
+  const auto again = [&] {
+    EXPECT_TRUE(pool.Run(
+        kEve, [] {}, [&] { ended.set_value(); }));
+  };
+  Hold(pool, kNoTenant);
+  EXPECT_TRUE(pool.Run(
+      kEve, [] {}, again));
+  const std::future<void> other = Ask(pool, kEve);
+  EXPECT_FALSE(pool.Run(
+      kEve, [] {}, [] {}));
+  Release();
+  EXPECT_TRUE(Ended(ended.get_future()));
+  EXPECT_TRUE(Ended(other));
+  pool.Stop();
+}
+
+TEST_F(TenantsAtWork, JobsThatDoNotEndKeepNobodyElseWaiting) {
+  WorkerPool pool(2, 100, loop_, /*spare_threads=*/2);
+  Hold(pool, kEve);
+  Hold(pool, kEve);
+  const std::future<void> next = Ask(pool, kEve);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(Ended(Ask(pool, kAnn)));
+    EXPECT_TRUE(Ended(Ask(pool, kBob)));
+  }
+  Hold(pool, kAnn);  // another one that does not end
+  EXPECT_TRUE(Ended(Ask(pool, kBob)));
+  EXPECT_FALSE(Ended(next, 2 * WorkerPool::kOverrun)) << "more threads for one that has some";
+  Release();
+  EXPECT_TRUE(Ended(next));
+  pool.Stop();
+}
+
+// While the two of one tenant overrun: three others, each with more jobs than it waits for, and two run at a time.
+TEST_F(TenantsAtWork, SpareThreadsServeInTurn) {
+  WorkerPool pool(2, 1000, loop_, /*spare_threads=*/3);
+  Hold(pool, kEve);
+  Hold(pool, kEve);
+  std::atomic<int> ended = 0;
+  std::atomic<bool> stop = false;
+  for (const TenantId tenant : {TenantId{10}, TenantId{11}, TenantId{12}}) {
+    for (int i = 0; i < 1000; ++i) {
+      EXPECT_TRUE(pool.Run(
+          tenant,
+          [&] {
+            if (!stop) std::this_thread::sleep_for(kMillisecond);
+          },
+          [&] { ++ended; }));
+    }
+  }
+  EXPECT_TRUE(Ended(Ask(pool, kAnn)));
+  EXPECT_LT(ended, 100);
+  stop = true;
+  Release();
+  pool.Stop();
+}
+
+TEST_F(TenantsAtWork, LongWorkIsToMakeWayOnceOthersWait) {
+  WorkerPool pool(1, 10, loop_);
+  std::promise<void> alone;
+  std::atomic<bool> yielded = false;
+  EXPECT_TRUE(pool.Run(
+      kEve,
+      [&] {
+        std::this_thread::sleep_for(2 * WorkerPool::kTurn);
+        EXPECT_FALSE(pool.ShouldYield(kEve)) << "nobody waits";
+        alone.set_value();
+        const auto begun = std::chrono::steady_clock::now();
+        while (!pool.ShouldYield(kEve) && std::chrono::steady_clock::now() - begun < kPatience) {
+        }
+        yielded = true;
+      },
+      [] {}));
+  alone.get_future().wait();
+  EXPECT_TRUE(Ask(pool, kEve).valid());
+  std::this_thread::sleep_for(kMillisecond);
+  EXPECT_FALSE(yielded) << "to its own tenant's";
+  EXPECT_TRUE(Ended(Ask(pool, kAnn)));
+  EXPECT_TRUE(yielded);
+  pool.Stop();
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

@@ -1,0 +1,133 @@
+#include "daemon/session/hosted_memory.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <limits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/session/region.h"
+#include "storage/memory/memory_reserve.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr uint64_t kMaxFileBytes = std::numeric_limits<off_t>::max();
+
+// Another file description of the same memfd. The one that memfd_create makes will not do for anybody: the kernel does
+// not count it among the writers that a lease asks about.
+UniqueFd OpenAgain(const UniqueFd& memfd) {
+  return UniqueFd(open(absl::StrCat("/proc/self/fd/", memfd.get()).c_str(), O_RDWR | O_CLOEXEC));
+}
+
+}  // namespace
+
+HostedMemory::Use::~Use() {
+  if (memory_ != nullptr) memory_->Leave(block_);
+}
+
+uint64_t HostedMemory::BlocksOf(storage::TenantId tenant) {
+  std::lock_guard lock(mutex_);
+  return static_cast<uint64_t>(
+      std::ranges::count_if(blocks_, [&](const auto& entry) { return entry.second.tenant == tenant; }));
+}
+
+absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64_t bytes) {
+  if (bytes == 0) return absl::InvalidArgumentError("zero");
+  if (bytes > kMaxFileBytes) return absl::InvalidArgumentError("out of range");
+  if (BlocksOf(owner.tenant) >= owner.max_blocks) {
+    return absl::ResourceExhaustedError(absl::StrCat("a tenant has at most ", owner.max_blocks, " hosted regions"));
+  }
+  absl::StatusOr<Budget::Charge> charge = Budget::Take(owner.budget, ChargedFor(bytes));
+  if (!charge.ok()) return charge.status();
+  const UniqueFd made(memfd_create("ashlar-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!made.valid() || ftruncate(made.get(), static_cast<off_t>(bytes)) != 0 ||
+      fcntl(made.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return absl::ErrnoToStatus(errno, "cannot make a memfd");
+  }
+  Block block{
+      .memfd = OpenAgain(made), .tenant = owner.tenant, .bytes = bytes, .uses = 1, .charge = *std::move(charge)};
+  UniqueFd engines = OpenAgain(made);
+  struct stat file;
+  // A lease is lent for an instant. Should somebody open the file in it, the signal must be a harmless one.
+  if (!block.memfd.valid() || !engines.valid() || fstat(made.get(), &file) != 0 ||
+      fcntl(block.memfd.get(), F_SETSIG, SIGURG) != 0) {
+    return absl::ErrnoToStatus(errno, "cannot open a memfd again");
+  }
+  block.device = file.st_dev;
+  block.inode = file.st_ino;
+  if (absl::Status reserved = storage::ReservePages(made.get(), bytes); !reserved.ok()) return reserved;
+  std::lock_guard lock(mutex_);
+  blocks_.emplace(next_, std::move(block));
+  return Made{Use(*this, next_++, bytes), std::move(engines)};
+}
+
+std::unique_ptr<HostedMemory::Use> HostedMemory::Find(storage::TenantId tenant, const UniqueFd& memfd) {
+  struct stat file;
+  if (fstat(memfd.get(), &file) != 0) return nullptr;
+  std::lock_guard lock(mutex_);
+  for (auto& [id, block] : blocks_) {
+    if (block.inode != file.st_ino || block.device != file.st_dev || block.tenant != tenant) continue;
+    ++block.uses;
+    return std::make_unique<Use>(*this, id, block.bytes);
+  }
+  return nullptr;
+}
+
+void HostedMemory::Leave(BlockId id) {
+  std::lock_guard lock(mutex_);
+  --blocks_.at(id).uses;
+}
+
+void HostedMemory::Drop(BlockId id) {
+  decltype(blocks_)::node_type dropped;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(id);
+    if (found != blocks_.end() && found->second.uses == 0) dropped = blocks_.extract(found);
+  }
+  if (dropped) GiveBack(std::move(dropped.mapped()));
+}
+
+HostedMemory::BlockId HostedMemory::NewName() {
+  std::lock_guard lock(mutex_);
+  return next_++;
+}
+
+void HostedMemory::Sweep() {
+  std::vector<Block> forsaken;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto entry = blocks_.begin(); entry != blocks_.end();) {
+      Block& block = entry->second;
+      const bool held = block.uses > 0 || HeldByOthers(block);
+      if (!held) forsaken.push_back(std::move(block));
+      entry = held ? std::next(entry) : blocks_.erase(entry);
+    }
+  }
+  for (Block& block : forsaken) GiveBack(std::move(block));
+}
+
+// A lease for writing is granted only where no other file description of the file is open for writing. The kernel
+// refuses it for other reasons, too: then the block counts as held, and stays charged.
+bool HostedMemory::HeldByOthers(const Block& block) {
+  if (fcntl(block.memfd.get(), F_SETLEASE, F_WRLCK) != 0) return true;
+  fcntl(block.memfd.get(), F_SETLEASE, F_UNLCK);
+  return false;
+}
+
+// Emptied in any case: a descriptor for reading alone, opened from the engine's, would keep the pages, too.
+void HostedMemory::GiveBack(Block block) {
+  fallocate(block.memfd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(block.bytes));
+  block.memfd.Reset();
+  block.charge = nullptr;
+}
+
+}  // namespace ashlar::daemon

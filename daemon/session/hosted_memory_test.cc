@@ -1,0 +1,223 @@
+// How long hosted memory is charged, and when it is emptied.
+#include "daemon/session/hosted_memory.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/testing/node.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr uint64_t kBytes = 8 << 20, kBudget = 12 << 20;  // one region fits, two do not
+constexpr std::byte kOwn{0xa5};
+
+uint64_t BytesHeldBy(const UniqueFd& memfd) {
+  struct stat file {};
+  EXPECT_EQ(fstat(memfd.get(), &file), 0);
+  return static_cast<uint64_t>(file.st_blocks) * 512;
+}
+
+std::span<std::byte> Map(const UniqueFd& memfd) {
+  void* mapped = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0);
+  EXPECT_NE(mapped, MAP_FAILED);
+  return {static_cast<std::byte*>(mapped), kBytes};
+}
+
+bool Holds(std::span<const std::byte> memory, std::byte value) {
+  return std::all_of(memory.begin(), memory.end(), [&](std::byte byte) { return byte == value; });
+}
+
+v1::SessionRequest HostRequest() {
+  v1::SessionRequest request;
+  request.mutable_host_region()->set_bytes(kBytes);
+  return request;
+}
+
+class HostedMemoryTest : public ::testing::Test {
+ protected:
+  RawSession Greeted() {
+    RawSession session(node_);
+    EXPECT_TRUE(StatusOf(session.Hello()).ok());
+    return session;
+  }
+  // The region's handle; 0 where there is no room.
+  static uint64_t Host(RawSession& session, UniqueFd* memfd = nullptr) {
+    const auto reply = session.Ask(HostRequest(), {}, memfd);
+    return StatusOf(reply).ok() ? reply->region().region() : 0;
+  }
+  static uint64_t Register(RawSession& session, const UniqueFd& memfd) {
+    v1::SessionRequest request;
+    request.mutable_register_region()->set_bytes(kBytes);
+    const auto reply = session.Ask(request, std::vector<int>{memfd.get()});
+    return StatusOf(reply).ok() ? reply->region().region() : 0;
+  }
+  static bool Drop(RawSession& session, uint64_t region) {
+    v1::SessionRequest request;
+    request.mutable_drop_region()->set_region(region);
+    return StatusOf(session.Ask(request)).ok();
+  }
+  bool NoRoomForAWhile(RawSession& session) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));  // more than two sweeps
+    return Host(session) == 0;
+  }
+
+  TestNode node_{
+      absl::StrCat("tenants: [{name: a, uids: [", geteuid(), "], dram_bytes: 4MiB, region_bytes: ", kBudget, "}]")};
+};
+
+TEST_F(HostedMemoryTest, DroppedIsEmptiedThoughItsDescriptorIsKept) {
+  RawSession session = Greeted();
+  std::vector<UniqueFd> kept(20);
+  uint64_t held = 0;
+  for (UniqueFd& memfd : kept) {
+    const uint64_t region = Host(session, &memfd);
+    ASSERT_NE(region, 0u);
+    EXPECT_EQ(BytesHeldBy(memfd), kBytes);
+    ASSERT_TRUE(Drop(session, region));
+    held += BytesHeldBy(memfd);
+  }
+  EXPECT_EQ(held, 0u);
+}
+
+// However the session ended: by a hang-up or by a broken protocol. The engine lives on and works in its memory.
+TEST_F(HostedMemoryTest, OfAnEndedSessionStaysAndStaysChargedWhileHeld) {
+  RawSession other = Greeted();
+  for (const bool hang_up : {true, false}) {
+    UniqueFd memfd;
+    {
+      RawSession session = Greeted();
+      ASSERT_TRUE(Eventually([&] { return Host(session, &memfd) != 0; }));
+      if (!hang_up) {
+        ASSERT_TRUE(session.Send("no request at all"));
+        EXPECT_TRUE(session.Receive().ok());
+        EXPECT_TRUE(session.Closed());
+      }
+    }
+    const std::span<std::byte> memory = Map(memfd);
+    std::fill(memory.begin(), memory.end(), kOwn);
+    EXPECT_TRUE(NoRoomForAWhile(other));
+    memfd.Reset();
+    EXPECT_TRUE(NoRoomForAWhile(other)) << "it is mapped still";
+    EXPECT_TRUE(Holds(memory, kOwn));
+    munmap(memory.data(), memory.size());
+    uint64_t region = 0;
+    EXPECT_TRUE(Eventually([&] { return (region = Host(other)) != 0; })) << "nobody holds it any more";
+    EXPECT_TRUE(Drop(other, region));
+  }
+}
+
+TEST_F(HostedMemoryTest, IsRegisteredWithTheNextSessionWithoutMoreRoom) {
+  UniqueFd memfd;
+  RawSession first = Greeted();
+  ASSERT_NE(Host(first, &memfd), 0u);
+  const std::span<std::byte> memory = Map(memfd);
+  std::fill(memory.begin(), memory.end(), kOwn);
+  RawSession second = Greeted();
+  uint64_t region = Register(second, memfd);
+  EXPECT_NE(region, 0u) << "before the end of the first is noticed";
+  first.Close();
+  ASSERT_TRUE(NoRoomForAWhile(second));
+  EXPECT_TRUE(Holds(memory, kOwn));
+  second.Close();
+  RawSession third = Greeted();
+  ASSERT_TRUE(NoRoomForAWhile(third));
+  region = Register(third, memfd);
+  ASSERT_NE(region, 0u) << "after the end of all others";
+  EXPECT_TRUE(Holds(memory, kOwn));
+  EXPECT_TRUE(Drop(third, region));
+  EXPECT_EQ(BytesHeldBy(memfd), 0u);
+  EXPECT_NE(Host(third), 0u);
+  munmap(memory.data(), memory.size());
+}
+
+TEST_F(HostedMemoryTest, ADropOfOneSessionLeavesItToAnother) {
+  UniqueFd memfd;
+  RawSession first = Greeted(), second = Greeted();
+  const uint64_t hosted = Host(first, &memfd), registered = Register(second, memfd);
+  ASSERT_TRUE(hosted != 0 && registered != 0);
+  EXPECT_TRUE(Drop(first, hosted));
+  EXPECT_EQ(BytesHeldBy(memfd), kBytes);
+  EXPECT_TRUE(Drop(second, registered));
+  EXPECT_EQ(BytesHeldBy(memfd), 0u);
+}
+
+// A descriptor for reading alone, which the engine has opened itself: whether the kernel counts it or not, what is no
+// longer charged is no longer there.
+TEST_F(HostedMemoryTest, IsNeverThereWithoutACharge) {
+  RawSession other = Greeted();
+  UniqueFd memfd;
+  {
+    RawSession session = Greeted();
+    ASSERT_NE(Host(session, &memfd), 0u);
+  }
+  UniqueFd reading(open(absl::StrCat("/proc/self/fd/", memfd.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(reading.valid());
+  memfd.Reset();
+  const bool charged = NoRoomForAWhile(other);
+  EXPECT_EQ(BytesHeldBy(reading), charged ? kBytes : 0);
+}
+
+TEST_F(HostedMemoryTest, OfAKilledEngineIsFree) {
+  UniqueFd memfd;
+  RawSession session = Greeted();
+  ASSERT_NE(Host(session, &memfd), 0u);
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t engine = fork();  // has the memory, as an engine of several processes would
+  if (engine == 0) {
+    close(session.fd());
+    if (write(ready[1], "r", 1) == 1) pause();
+    _exit(1);
+  }
+  char byte;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  memfd.Reset();
+  session.Close();
+  RawSession other = Greeted();
+  EXPECT_TRUE(NoRoomForAWhile(other)) << "the engine's other process lives";
+  kill(engine, SIGKILL);
+  waitpid(engine, nullptr, 0);
+  EXPECT_TRUE(Eventually([&] { return Host(other) != 0; }));
+  close(ready[0]);
+  close(ready[1]);
+}
+
+// Small ones, too: each keeps a descriptor of the daemon's.
+TEST(HostedBlocks, AreBoundedInNumber) {
+  const TestNode node("sessions: {max_sessions: 2}");
+  RawSession session(node);
+  ASSERT_TRUE(StatusOf(session.Hello()).ok());
+  v1::SessionRequest request;
+  request.mutable_host_region()->set_bytes(4096);
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(StatusOf(session.Ask(request)).ok()) << i;
+  const absl::Status status = StatusOf(session.Ask(request));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "host_region.bytes: a tenant has at most 8 hosted regions");
+}
+
+TEST_F(HostedMemoryTest, OutlivesTheDaemon) {
+  UniqueFd memfd;
+  RawSession session = Greeted();
+  ASSERT_NE(Host(session, &memfd), 0u);
+  const std::span<std::byte> memory = Map(memfd);
+  std::fill(memory.begin(), memory.end(), kOwn);
+  node_.Stop();
+  EXPECT_TRUE(Holds(memory, kOwn));
+  munmap(memory.data(), memory.size());
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

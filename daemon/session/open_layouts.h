@@ -1,0 +1,44 @@
+// The layouts of opened models. Sessions, ranks of one kind and exact prefixes share those that are equal: their tables
+// may take 32 MiB.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+#include "daemon/session/budget.h"
+#include "proto/key.h"
+#include "proto/layout.h"
+#include "proto/shard.h"
+
+namespace ashlar::daemon {
+
+// What a block of heap takes beside its bytes, and what a small object does altogether, with its handle and place.
+inline constexpr uint64_t kHeapOverhead = 16, kLeastHeapBytes = 256;
+
+// Heap that a layout takes, its tables above all.
+uint64_t MemoryOf(const Layout& layout);
+
+// Thread-safe.
+class OpenLayouts {
+ public:
+  // Of a shard of the models of a namespace, which a tenant, an identity and a layout make. Null: nobody has it.
+  std::shared_ptr<const Layout> Find(const NamespaceId& ns, const TensorShard& shard) const;
+  // Shares a layout for as long as anybody has it, with what is charged for it; the one that is there already, where
+  // two came at once.
+  std::shared_ptr<const Layout> Share(const NamespaceId& ns, const TensorShard& shard, Layout layout,
+                                      Budget::Charge charge);
+  size_t size() const;  // that somebody has, and some that nobody has any more
+
+ private:
+  using Key = std::tuple<NamespaceId, uint32_t, uint32_t>;
+  static Key KeyOf(const NamespaceId& ns, const TensorShard& shard) { return {ns, shard.rank, shard.size}; }
+
+  mutable std::mutex mutex_;
+  std::map<Key, std::weak_ptr<const Layout>> layouts_;  // guarded by mutex_
+};
+
+}  // namespace ashlar::daemon

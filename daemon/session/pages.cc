@@ -1,0 +1,302 @@
+#include "daemon/session/pages.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/session/row_array.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+absl::Status CheckShard(const v1::Shard& shard, size_t layers) {
+  if (shard.first_layer() >= layers) return Bad("shard.first_layer: the layout has ", layers, " layers");
+  if (shard.layer_count() > layers - shard.first_layer()) return Bad("shard.layer_count: beyond the layout's layers");
+  const uint32_t size = std::max(1u, shard.tensor_parallel_size());
+  if (size > limits::kMaxTensorShards) {
+    return Bad("shard.tensor_parallel_size: more than ", limits::kMaxTensorShards);
+  }
+  if (shard.tensor_parallel_rank() >= size) return Bad("shard.tensor_parallel_rank: not below the size");
+  if (shard.first_layer() != 0) return absl::UnimplementedError("shard.first_layer: only 0, for all layers");
+  if (shard.layer_count() != 0 && shard.layer_count() != layers) {
+    return absl::UnimplementedError("shard.layer_count: only all layers");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCost(const v1::CostModel& cost) {
+  const auto makes_sense = [](double value) { return std::isfinite(value) && value >= 0; };
+  if (!makes_sense(cost.flops_per_token())) return Bad("cost.flops_per_token: not a finite number ≥ 0");
+  if (!makes_sense(cost.flops_per_token_squared())) return Bad("cost.flops_per_token_squared: not a finite number ≥ 0");
+  if (!makes_sense(cost.tokens_per_second())) return Bad("cost.tokens_per_second: not a finite number ≥ 0");
+  return absl::OkStatus();
+}
+
+kernels::RopeStyle StyleOf(RopeKind kind) {
+  switch (kind) {
+    case RopeKind::kNone:
+      return kernels::RopeStyle::kNone;
+    case RopeKind::kHalfSplit:
+      return kernels::RopeStyle::kHalfSplit;
+    case RopeKind::kInterleaved:
+      return kernels::RopeStyle::kInterleaved;
+  }
+  return kernels::RopeStyle::kNone;  // no layout that passed Validate
+}
+
+// Of keys on their way into pages: unrotated ones stay what they are.
+kernels::Rotation RotationOf(const AttentionLayer& layer) {
+  if (layer.stored == StoredKeys::kUnrotated) return {};
+  const Rope& rope = layer.rope;
+  return {StyleOf(rope.kind), static_cast<int32_t>(rope.rotary_dim), rope.frequencies.data()};
+}
+
+// One layer's keys, values, or scales of either, as the engine declares them.
+struct Plane {
+  std::string field;  // the layer's
+  const char* offset;
+  const char* head_stride;  // names of the fields that place it
+  uint32_t element_bytes;
+  RowArray rows;
+};
+
+// Keys, values, and where the layer has scales, those of keys and of values.
+absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::PagedLayer& paged,
+                                            const AttentionLayer& layer, const v1::DeclarePagesRequest& request) {
+  const auto array = [&](uint64_t offset, uint64_t row_bytes, uint64_t page, uint64_t token, uint64_t head) {
+    return RowArray{
+        offset, row_bytes, {{{page, request.pages()}, {token, request.page_tokens()}, {head, layer.kv_heads}}}};
+  };
+  const auto rows = [&](uint64_t offset, uint64_t head_stride, uint64_t dim) {
+    return array(offset, dim * ElementBytes(layer.dtype), paged.page_stride(), paged.token_stride(), head_stride);
+  };
+  const auto scales = [&](uint64_t offset) {
+    return array(offset, sizeof(float), paged.scale_page_stride(), paged.scale_token_stride(),
+                 paged.scale_head_stride());
+  };
+  const uint32_t element = ElementBytes(layer.dtype);
+  if (paged.page_stride() % element != 0) return Bad(field, ".page_stride: not aligned to ", element, " bytes");
+  if (paged.token_stride() % element != 0) return Bad(field, ".token_stride: not aligned to ", element, " bytes");
+  std::vector<Plane> planes = {{field, "key_offset", "key_head_stride", element,
+                                rows(paged.key_offset(), paged.key_head_stride(), layer.key_dim)},
+                               {field, "value_offset", "value_head_stride", element,
+                                rows(paged.value_offset(), paged.value_head_stride(), layer.value_dim)}};
+  if (!layer.scales) return planes;
+  if (paged.scale_page_stride() % sizeof(float) != 0) return Bad(field, ".scale_page_stride: not aligned to 4 bytes");
+  if (paged.scale_token_stride() % sizeof(float) != 0) return Bad(field, ".scale_token_stride: not aligned to 4 bytes");
+  planes.push_back({field, "key_scale_offset", "scale_head_stride", sizeof(float), scales(paged.key_scale_offset())});
+  planes.push_back(
+      {field, "value_scale_offset", "scale_head_stride", sizeof(float), scales(paged.value_scale_offset())});
+  return planes;
+}
+
+// Checks one plane by itself.
+absl::Status CheckPlane(const Plane& plane, const Region& region) {
+  const auto& [pages, tokens, heads] = plane.rows.dimensions;
+  const auto& [field, offset, head_stride, element, rows] = plane;
+  if (rows.offset % element != 0) return Bad(field, ".", offset, ": not aligned to ", element, " bytes");
+  if (heads.stride % element != 0) return Bad(field, ".", head_stride, ": not aligned to ", element, " bytes");
+  if (rows.End() > region.size()) {
+    return Bad(field, ".", offset, ": the last page ends outside the region of ", region.size(), " bytes");
+  }
+  if (!rows.Disjoint()) return Bad(field, ".", head_stride, ": rows overlap");
+  return absl::OkStatus();
+}
+
+// Where checked planes lie for the kernels, whose strides are in elements. `scales` may be null.
+kernels::PagedSlots SlotsOf(const Plane& plane, const Plane* scales, DType dtype, const Region& region) {
+  const auto strides = [](const Plane& of) {
+    std::array<int64_t, 3> in_elements;
+    for (size_t i = 0; i < 3; ++i) {
+      in_elements[i] = static_cast<int64_t>(of.rows.dimensions[i].stride / of.element_bytes);
+    }
+    return in_elements;
+  };
+  kernels::PagedSlots slots;
+  slots.base = region.data() + plane.rows.offset;
+  std::tie(slots.page_stride, slots.token_stride, slots.head_stride) = std::tuple_cat(strides(plane));
+  slots.page_tokens = static_cast<int32_t>(plane.rows.dimensions[1].count);
+  slots.dtype = storage::KernelType(dtype);
+  if (scales == nullptr) return slots;
+  slots.scales = reinterpret_cast<float*>(region.data() + scales->rows.offset);
+  std::tie(slots.scale_page_stride, slots.scale_token_stride, slots.scale_head_stride) =
+      std::tuple_cat(strides(*scales));
+  return slots;
+}
+
+storage::PagedRows RowsOf(uint32_t index, const AttentionLayer& layer, const std::vector<Plane>& planes,
+                          const Region& region) {
+  storage::PagedRows rows;
+  rows.layer = index;
+  rows.heads = static_cast<int32_t>(layer.kv_heads);
+  rows.key_dim = static_cast<int32_t>(layer.key_dim);
+  rows.value_dim = static_cast<int32_t>(layer.value_dim);
+  rows.memory = region.memory();
+  rows.latent = layer.kind == AttentionKind::kMla;
+  rows.rotation = RotationOf(layer);
+  rows.keys = SlotsOf(planes[0], layer.scales ? &planes[2] : nullptr, layer.dtype, region);
+  rows.values = SlotsOf(planes[1], layer.scales ? &planes[3] : nullptr, layer.dtype, region);
+  return rows;
+}
+
+// Whether no two of all layers' planes share memory: a landing would write one over the other. Each is checked by
+// itself before.
+absl::Status CheckApart(std::span<const Plane> planes) {
+  std::vector<RowArray> rows;
+  for (const Plane& plane : planes) rows.push_back(plane.rows);
+  const auto overlap = FindOverlap(rows);
+  if (!overlap) return absl::OkStatus();
+  const Plane &later = planes[std::max(overlap->first, overlap->second)],
+              &earlier = planes[std::min(overlap->first, overlap->second)];
+  return Bad(later.field, ".", later.offset, ": rows overlap those of ", earlier.field, ".", earlier.offset);
+}
+
+absl::Status InField(absl::string_view field, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(field, ": ", status.message()));
+}
+
+// The part of the request's layout that a shard has, which nobody else has opened.
+absl::StatusOr<std::shared_ptr<const Layout>> ReadLayout(const NamespaceId& ns, const TensorShard& shard,
+                                                         const v1::OpenModelRequest& request, OpenLayouts& layouts,
+                                                         const std::shared_ptr<Budget>& budget) {
+  // What reading takes, and the request meanwhile.
+  const absl::StatusOr<Budget::Charge> reading = Budget::Take(budget, 2 * request.layout().size());
+  if (!reading.ok()) return InField("layout", reading.status());
+  absl::StatusOr<Layout> whole = DecodeLayout(request.layout());
+  if (!whole.ok()) return Bad(whole.status().message());
+  if (absl::Status status = CheckShard(request.shard(), whole->layers.size()); !status.ok()) return status;
+  absl::StatusOr<Layout> part = ShardLayout(*std::move(whole), shard);
+  if (!part.ok()) return part.status();
+  absl::StatusOr<Budget::Charge> charge = Budget::Take(budget, MemoryOf(*part));
+  if (!charge.ok()) return InField("layout", charge.status());
+  return layouts.Share(ns, shard, *std::move(part), *std::move(charge));
+}
+
+absl::StatusOr<std::shared_ptr<const storage::PrefixModel>> ReadPrefixes(const v1::OpenModelRequest& request,
+                                                                         const Model& model) {
+  const v1::PrefixUse& use = request.prefixes();
+  if (use.span_tokens() > limits::kMaxSpanTokens)
+    return Bad("prefixes.span_tokens: more than ", limits::kMaxSpanTokens);
+  if (use.span_dtype() > static_cast<uint32_t>(DType::kBF16)) return Bad("prefixes.span_dtype: not f32, f16 or bf16");
+  const storage::SpanUse spans{use.span_tokens(), static_cast<DType>(std::max(1u, use.span_dtype()))};
+  auto prefixes =
+      storage::MakePrefixModel(model.ns, model.shard, model.shared_layout, std::max(1u, use.capture_tokens()),
+                               request.cost().flops_per_token(), request.cost().flops_per_token_squared(), spans);
+  if (!prefixes.ok()) return Bad("prefixes: ", prefixes.status().message());
+  return prefixes;
+}
+
+}  // namespace
+
+uint64_t Model::MemoryBytes() const {
+  uint64_t bytes = kLeastHeapBytes + sizeof(Model) + (prefixes == nullptr ? 0 : kLeastHeapBytes + sizeof(*prefixes));
+  for (const std::string* text : {&identity.model_id, &identity.weights_digest, &identity.dtype, &identity.quantization,
+                                  &identity.tokenizer_digest, &identity.lora}) {
+    bytes += kHeapOverhead + text->capacity();
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenant, const v1::OpenModelRequest& request,
+                                                         OpenLayouts& layouts, const std::shared_ptr<Budget>& budget) {
+  absl::StatusOr<Identity> identity = DecodeIdentity(request.identity());
+  if (!identity.ok()) return Bad(identity.status().message());
+  const v1::Shard& declared = request.shard();
+  const TensorShard shard = {.rank = declared.tensor_parallel_rank(),
+                             .size = std::max(1u, declared.tensor_parallel_size())};
+  const NamespaceId ns = MakeNamespace(tenant, request.identity(), request.layout());
+  std::shared_ptr<const Layout> layout = layouts.Find(ns, shard);
+  if (layout == nullptr) {
+    auto read = ReadLayout(ns, shard, request, layouts, budget);
+    if (!read.ok()) return read.status();
+    layout = *std::move(read);
+  }
+  if (absl::Status status = CheckShard(declared, layout->layers.size()); !status.ok()) return status;
+  if (absl::Status status = CheckCost(request.cost()); !status.ok()) return status;
+  auto model = std::make_shared<Model>(std::move(layout));
+  model->ns = ns;
+  model->identity = *std::move(identity);
+  model->shard = shard;
+  model->tokens_per_second = request.cost().tokens_per_second();
+  model->flops_per_token = request.cost().flops_per_token();
+  model->flops_per_square = request.cost().flops_per_token_squared();
+  if (request.has_prefixes()) {
+    auto prefixes = ReadPrefixes(request, *model);
+    if (!prefixes.ok()) return prefixes.status();
+    model->prefixes = *std::move(prefixes);
+  }
+  absl::StatusOr<Budget::Charge> charge = Budget::Take(budget, model->MemoryBytes());
+  if (!charge.ok()) return InField("identity", charge.status());
+  model->charge = *std::move(charge);
+  return model;
+}
+
+absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Model> model,
+                                                      std::shared_ptr<const Region> region,
+                                                      const v1::DeclarePagesRequest& request) {
+  if (request.page_tokens() == 0 || request.page_tokens() > limits::kMaxPageTokens) {
+    return Bad("page_tokens: not in 1…", limits::kMaxPageTokens);
+  }
+  if (request.pages() == 0 || request.pages() > static_cast<uint32_t>(INT32_MAX)) return Bad("pages: out of range");
+  if (request.allocate() && request.pages() > limits::kMaxAllocatedPages) {
+    return Bad("pages: more than ", limits::kMaxAllocatedPages, " to be allocated");
+  }
+  // An engine's own memory is its own: only what the daemon made is there for as long as somebody holds its pages.
+  if (request.allocate() && region->block() == 0) return Bad("allocate: only for a hosted region");
+  std::shared_ptr<Pages> pages(new Pages(std::move(model), std::move(region)));
+  pages->page_tokens_ = request.page_tokens();
+  pages->pages_ = request.pages();
+  const std::vector<Layer>& layers = pages->model_->layout.layers;
+  std::vector<Plane> planes;
+  int given = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto* attention = std::get_if<AttentionLayer>(&layers[i]);
+    if (attention == nullptr) continue;
+    const std::string field = absl::StrCat("layers[", given, "]");
+    if (given == request.layers_size()) return Bad("layers: attention layer ", i, " is missing");
+    const v1::PagedLayer& paged = request.layers(given++);
+    if (paged.layer() != i) return Bad(field, ".layer: expected attention layer ", i, ", got ", paged.layer());
+    absl::StatusOr<std::vector<Plane>> of_layer = PlanesOf(field, paged, *attention, request);
+    if (!of_layer.ok()) return of_layer.status();
+    for (const Plane& plane : *of_layer) {
+      if (absl::Status status = CheckPlane(plane, *pages->region_); !status.ok()) return status;
+    }
+    pages->rows_.push_back(RowsOf(paged.layer(), *attention, *of_layer, *pages->region_));
+    planes.insert(planes.end(), of_layer->begin(), of_layer->end());
+  }
+  if (given != request.layers_size())
+    return Bad("layers[", given, "]: the layout has only ", given, " attention layers");
+  if (absl::Status apart = CheckApart(planes); !apart.ok()) return apart;
+  return pages;
+}
+
+bool Pages::position_free() const {
+  return std::ranges::all_of(
+      rows_, [](const storage::PagedRows& rows) { return rows.rotation.style == kernels::RopeStyle::kNone; });
+}
+
+absl::Status Pages::CheckPositions(std::span<const int32_t> page_table, uint64_t first, uint64_t count) const {
+  if (count == 0) return absl::OkStatus();
+  const uint64_t positions = uint64_t{page_tokens_} * page_table.size();
+  if (first > positions || count > positions - first) {
+    return Bad("page_table: ", page_table.size(), " entries are too few for ", count, " positions from ", first);
+  }
+  for (uint64_t i = first / page_tokens_; i <= (first + count - 1) / page_tokens_; ++i) {
+    if (page_table[i] < 0 || static_cast<uint32_t>(page_table[i]) >= pages_) {
+      return Bad("page_table[", i, "]: ", page_table[i], " is not one of ", pages_, " declared pages");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ashlar::daemon

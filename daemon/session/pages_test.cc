@@ -1,0 +1,154 @@
+#include "daemon/session/pages.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/runtime/unique_fd.h"
+#include "daemon/testing/engine.h"
+#include "daemon/testing/node.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::StartsWith;
+
+// Two attention layers of 2 heads, keys of 32 bytes and values of 24.
+class PagesTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kPages = 64, kPageTokens = 4;
+  static constexpr uint64_t kKeys = 2 * 32, kToken = 2 * (32 + 24);  // of one layer, all heads
+
+  void SetUp() override {
+    region_ = *Region::Register(MakeMemfd(1 << 20, F_SEAL_SHRINK), 1 << 20);
+    Layout layout = SmallLayout();
+    layout.layers.push_back(layout.layers[1]);
+    model_ = std::make_shared<Model>(std::make_shared<const Layout>(std::move(layout)));
+  }
+
+  // A layer whose token rows (keys of all heads, then values) begin at `offset`.
+  static v1::PagedLayer Layer(uint32_t layer, uint64_t offset, uint64_t page_stride, uint64_t token_stride) {
+    v1::PagedLayer paged;
+    paged.set_layer(layer);
+    paged.set_key_offset(offset);
+    paged.set_value_offset(offset + kKeys);
+    paged.set_page_stride(page_stride);
+    paged.set_token_stride(token_stride);
+    paged.set_key_head_stride(32);
+    paged.set_value_head_stride(24);
+    return paged;
+  }
+
+  absl::Status Declare(const v1::PagedLayer& first, const v1::PagedLayer& second) {
+    v1::DeclarePagesRequest request;
+    request.set_page_tokens(kPageTokens);
+    request.set_pages(kPages);
+    *request.add_layers() = first;
+    *request.add_layers() = second;
+    return Pages::Declare(model_, region_, request).status();
+  }
+
+  std::shared_ptr<const Region> region_;
+  std::shared_ptr<const Model> model_;
+};
+
+TEST_F(PagesTest, LayersMayLieOneBehindTheOtherOrInterleave) {
+  constexpr uint64_t kPage = kPageTokens * kToken;
+  EXPECT_EQ(Declare(Layer(1, 0, kPage, kToken), Layer(2, kPages * kPage, kPage, kToken)), absl::OkStatus());
+  EXPECT_EQ(Declare(Layer(1, 0, 2 * kPage, kToken), Layer(2, kPage, 2 * kPage, kToken)), absl::OkStatus());
+  EXPECT_EQ(Declare(Layer(1, 0, 2 * kPage, 2 * kToken), Layer(2, kToken, 2 * kPage, 2 * kToken)), absl::OkStatus());
+}
+
+TEST_F(PagesTest, PlanesThatShareMemoryAreRefusedByName) {
+  constexpr uint64_t kPage = kPageTokens * kToken;
+  const auto expect = [&](const v1::PagedLayer& first, const v1::PagedLayer& second, const std::string& error) {
+    const absl::Status status = Declare(first, second);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), StartsWith(error));
+  };
+  const v1::PagedLayer first = Layer(1, 0, kPage, kToken);
+  expect(first, Layer(2, 0, kPage, kToken), "layers[1].key_offset: rows overlap those of layers[0].key_offset");
+  expect(first, Layer(2, kPages * kPage - kToken, kPage, kToken),
+         "layers[1].key_offset: rows overlap those of layers[0].key_offset");
+  expect(Layer(1, 0, 2 * kPage, kToken), Layer(2, kPage - 4, 2 * kPage, kToken),
+         "layers[1].key_offset: rows overlap those of layers[0].value_offset");
+  v1::PagedLayer aliased = first;
+  aliased.set_value_offset(kKeys - 4);
+  expect(aliased, Layer(2, kPages * kPage, kPage, kToken),
+         "layers[0].value_offset: rows overlap those of layers[0].key_offset");
+}
+
+// Two attention layers of fp8 keys and values, with scales behind all rows.
+class ScaledPagesTest : public PagesTest {
+ protected:
+  static constexpr uint64_t kRow = 2 * (8 + 6), kRows = kPages * kPageTokens * kRow;  // of one layer
+  static constexpr uint64_t kScales = kPages * kPageTokens * 2 * sizeof(float);       // of one plane
+
+  void SetUp() override {
+    PagesTest::SetUp();
+    Layout layout = model_->layout;
+    for (const size_t i : {1, 2}) {
+      auto& layer = std::get<AttentionLayer>(layout.layers[i]);
+      layer.dtype = DType::kF8E4M3;
+      layer.scales = true;
+    }
+    model_ = std::make_shared<Model>(std::make_shared<const Layout>(std::move(layout)));
+  }
+
+  static v1::PagedLayer Scaled(uint32_t layer) {
+    const uint64_t first = (layer - 1) * kRows;
+    v1::PagedLayer paged = Layer(layer, first, kPageTokens * kRow, kRow);
+    paged.set_key_head_stride(8);
+    paged.set_value_offset(first + 2 * 8);
+    paged.set_value_head_stride(6);
+    paged.set_key_scale_offset(2 * kRows + 2 * (layer - 1) * kScales);
+    paged.set_value_scale_offset(paged.key_scale_offset() + kScales);
+    paged.set_scale_page_stride(kPageTokens * 2 * sizeof(float));
+    paged.set_scale_token_stride(2 * sizeof(float));
+    paged.set_scale_head_stride(sizeof(float));
+    return paged;
+  }
+};
+
+TEST_F(ScaledPagesTest, SayWhereRowsAndScalesLie) {
+  v1::DeclarePagesRequest request;
+  request.set_page_tokens(kPageTokens);
+  request.set_pages(kPages);
+  *request.add_layers() = Scaled(1);
+  *request.add_layers() = Scaled(2);
+  const absl::StatusOr<std::shared_ptr<const Pages>> pages = Pages::Declare(model_, region_, request);
+  ASSERT_TRUE(pages.ok()) << pages.status();
+  const storage::PagedRows& rows = (*pages)->rows()[1];
+  EXPECT_EQ(rows.keys.dtype, kernels::DType::kF8E4M3);
+  EXPECT_EQ(rows.keys.base, region_->data() + kRows);
+  EXPECT_EQ(rows.keys.token_stride, static_cast<int64_t>(kRow)) << "in elements of one byte";
+  EXPECT_EQ(reinterpret_cast<std::byte*>(rows.values.scales), region_->data() + 2 * kRows + 3 * kScales);
+  EXPECT_EQ(rows.values.scale_page_stride, int64_t{kPageTokens * 2});
+  EXPECT_EQ(rows.values.scale_token_stride, 2);
+  EXPECT_EQ(rows.values.scale_head_stride, 1);
+}
+
+TEST_F(ScaledPagesTest, AreRefusedByName) {
+  const auto expect = [&](auto change, const std::string& error) {
+    v1::PagedLayer second = Scaled(2);
+    change(second);
+    const absl::Status status = Declare(Scaled(1), second);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), StartsWith(error));
+  };
+  expect([](v1::PagedLayer& l) { l.set_key_scale_offset(l.key_scale_offset() + 2); },
+         "layers[1].key_scale_offset: not aligned to 4 bytes");
+  expect([](v1::PagedLayer& l) { l.set_scale_page_stride(30); }, "layers[1].scale_page_stride: not aligned to 4 bytes");
+  expect([](v1::PagedLayer& l) { l.set_scale_head_stride(0); }, "layers[1].scale_head_stride: rows overlap");
+  expect([](v1::PagedLayer& l) { l.set_value_scale_offset(1 << 20); },
+         "layers[1].value_scale_offset: the last page ends outside");
+  expect([](v1::PagedLayer& l) { l.set_value_scale_offset(0); },
+         "layers[1].value_scale_offset: rows overlap those of layers[0].key_offset");
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

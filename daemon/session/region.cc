@@ -1,0 +1,124 @@
+#include "daemon/session/region.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "storage/memory/memory_reserve.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr uint64_t kBlock = 512;  // what st_blocks counts
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Region>> Region::Map(int fd, uint64_t bytes) {
+  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (mapped == MAP_FAILED) return absl::ErrnoToStatus(errno, "cannot map the region");
+  return std::shared_ptr<Region>(new Region(static_cast<std::byte*>(mapped), bytes));
+}
+
+absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, uint64_t bytes) {
+  if (bytes == 0) return absl::InvalidArgumentError("register_region.bytes: zero");
+  const int seals = fcntl(memfd.get(), F_GET_SEALS);
+  if (seals < 0) return absl::InvalidArgumentError("register_region.descriptor: not a memfd");
+  if ((seals & F_SEAL_SHRINK) == 0) {
+    return absl::InvalidArgumentError("register_region.descriptor: not sealed with F_SEAL_SHRINK");
+  }
+  struct statfs filesystem;
+  struct stat file;
+  if (fstatfs(memfd.get(), &filesystem) != 0 || fstat(memfd.get(), &file) != 0) {
+    return absl::InvalidArgumentError("register_region.descriptor: cannot be examined");
+  }
+  // Touching a punched hole of a file on huge pages raises SIGBUS when the pool of huge pages is empty.
+  if (filesystem.f_type == HUGETLBFS_MAGIC) {
+    return absl::InvalidArgumentError("register_region.descriptor: memory on reserved huge pages is not supported");
+  }
+  if (bytes > static_cast<uint64_t>(file.st_size)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("register_region.bytes: the memfd has only ", file.st_size, " bytes"));
+  }
+  absl::StatusOr<std::shared_ptr<Region>> region = Map(memfd.get(), bytes);
+  if (region.ok()) {
+    (*region)->memfd_ = UniqueFd(fcntl(memfd.get(), F_DUPFD_CLOEXEC, 0));
+    if ((*region)->memfd_.valid()) return region;
+    return absl::ResourceExhaustedError("register_region.descriptor: the daemon has no descriptor left");
+  }
+  if (absl::IsPermissionDenied(region.status())) {
+    return absl::InvalidArgumentError("register_region.descriptor: cannot be mapped for writing");
+  }
+  return absl::ResourceExhaustedError(absl::StrCat("register_region.bytes: ", region.status().message()));
+}
+
+Region::Extent Region::Measure() const {
+  struct stat file;
+  if (!memfd_.valid() || fstat(memfd_.get(), &file) != 0) return {.file_bytes = size_};
+  const auto bytes = static_cast<uint64_t>(file.st_size), there = static_cast<uint64_t>(file.st_blocks) * kBlock;
+  return {.file_bytes = bytes, .missing_bytes = bytes - std::min(bytes, there)};
+}
+
+absl::Status Region::TakePages(uint64_t keep_free, uint64_t charged_bytes) const {
+  const auto [bytes, missing] = Measure();
+  if (bytes > charged_bytes) {
+    return absl::InvalidArgumentError("register_region.descriptor: the memfd grew while it was being registered");
+  }
+  const absl::Status taken =
+      storage::ReservePages(memfd_.get(), bytes, {.present_bytes = bytes - missing, .keep_free = keep_free});
+  if (taken.ok()) return taken;
+  return absl::ResourceExhaustedError(absl::StrCat("register_region.bytes: ", missing,
+                                                   " bytes of the memfd have no pages, which the engine can give it "
+                                                   "(touch it, or fallocate) at its own charge; of the daemon's: ",
+                                                   taken.message()));
+}
+
+absl::Status Region::CheckWhole(absl::string_view field) const {
+  const uint64_t missing = Measure().missing_bytes;
+  if (missing == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, ": ", missing, " bytes of the region were freed, or its memfd grew, since it was registered"));
+}
+
+absl::StatusOr<std::shared_ptr<Region>> Region::Import(const kernels::Gpu& gpu, const UniqueFd& descriptor,
+                                                       uint64_t bytes) {
+  if (bytes == 0) return absl::InvalidArgumentError("register_region.bytes: zero");
+  kernels::ArenaError error;
+  std::unique_ptr<kernels::ArenaMemory> arena = gpu.ImportArena(descriptor.get(), bytes, &error);
+  if (arena != nullptr) return std::shared_ptr<Region>(new Region(std::move(arena)));
+  if (error.out_of_memory) return absl::ResourceExhaustedError(absl::StrCat("register_region.bytes: ", error.message));
+  return absl::InvalidArgumentError(absl::StrCat("register_region.descriptor: ", error.message));
+}
+
+absl::StatusOr<Region::OnGpu> Region::Make(const kernels::Gpu& gpu, uint64_t bytes) {
+  if (bytes == 0) return absl::InvalidArgumentError("zero");
+  kernels::ArenaError error;
+  std::unique_ptr<kernels::ArenaMemory> arena = gpu.MakeArena(bytes, &error);
+  if (arena == nullptr) return absl::ResourceExhaustedError(error.message);
+  UniqueFd descriptor(fcntl(arena->descriptor(), F_DUPFD_CLOEXEC, 0));
+  if (!descriptor.valid()) return absl::ErrnoToStatus(errno, "cannot pass the region");
+  return OnGpu{std::shared_ptr<Region>(new Region(std::move(arena))), std::move(descriptor)};
+}
+
+std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<Region> region) {
+  Region* const address = region.get();
+  return {address, [&loop, tenant, region = std::move(region)](Region*) mutable {
+            loop.PostCompletion(tenant, [last = std::move(region)]() mutable { last = nullptr; });
+          }};
+}
+
+Region::~Region() {
+  if (arena_ == nullptr) munmap(data_, size_);
+  arena_ = nullptr;
+  memfd_.Reset();
+  kept_ = nullptr;
+  if (gone_) gone_();
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,103 @@
+// Memory that the daemon shares with one engine: its own memfd, or one that was made for it (hosted_memory.h), or such
+// memory of a GPU.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/runtime/event_loop.h"
+#include "daemon/runtime/unique_fd.h"
+#include "daemon/session/budget.h"
+#include "kernels/gpu.h"
+
+namespace ashlar::daemon {
+
+// What regions are charged to. Each is one mapping and one descriptor of the daemon's, whatever its size, and so counts
+// as kLeastRegionBytes at least.
+struct RegionBudgets {
+  std::shared_ptr<Budget> bytes, number;
+};
+inline constexpr uint64_t kLeastRegionBytes = uint64_t{64} << 10;
+inline uint64_t ChargedFor(uint64_t region_bytes) {
+  return std::max(region_bytes, kLeastRegionBytes);
+}
+
+// A mapping for reading and writing. Whoever reads or writes it holds a shared_ptr; it is unmapped with the last one.
+class Region {
+ public:
+  // Maps `bytes` of a memfd. INVALID_ARGUMENT, naming the field of RegisterRegion, unless it is a memfd of
+  // at least that size, writable, on ordinary pages and sealed with F_SEAL_SHRINK: a file that could shrink under the
+  // daemon would kill it with SIGBUS.
+  static absl::StatusOr<std::shared_ptr<Region>> Register(const UniqueFd& memfd, uint64_t bytes);
+
+  // The daemon never touches a page that is not there: it would be allocated at its charge, and the kernel kills where
+  // there is no memory for it. So a memfd gets its pages before it is used, and what the engine frees of them later is
+  // noticed before the next use.
+  //
+  // Of the whole memfd, for holes are counted, not found.
+  struct Extent {
+    uint64_t file_bytes = 0, missing_bytes = 0;
+  };
+  Extent Measure() const;  // a GPU's has all
+  // Takes the pages that are missing, where the machine has them and `keep_free` more. RESOURCE_EXHAUSTED, naming the
+  // field of RegisterRegion, where it has not; INVALID_ARGUMENT where the memfd has grown beyond `charged_bytes`. Many
+  // gigabytes take seconds.
+  absl::Status TakePages(uint64_t keep_free, uint64_t charged_bytes = UINT64_MAX) const;
+  // INVALID_ARGUMENT, naming `field`, where pages are missing. A system call.
+  absl::Status CheckWhole(absl::string_view field) const;
+
+  // Maps an allocation on the GPU, which has just `bytes`; RESOURCE_EXHAUSTED where the GPU has no room for the
+  // mapping, INVALID_ARGUMENT where the descriptor is none of such an allocation.
+  static absl::StatusOr<std::shared_ptr<Region>> Import(const kernels::Gpu& gpu, const UniqueFd& descriptor,
+                                                        uint64_t bytes);
+  // Makes one, all zero, of `bytes` or more. RESOURCE_EXHAUSTED where the GPU has no room.
+  struct OnGpu {
+    std::shared_ptr<Region> region;
+    UniqueFd descriptor;  // the engine's
+  };
+  static absl::StatusOr<OnGpu> Make(const kernels::Gpu& gpu, uint64_t bytes);
+
+  // The same region, unmapped on the thread of `loop` in its tenant's turn, whoever lets go last: much memory takes
+  // long. The loop must outlive it.
+  static std::shared_ptr<Region> UnmapOn(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<Region> region);
+
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  kernels::MemoryKind memory() const { return arena_ != nullptr ? arena_->kind() : kernels::MemoryKind::kHost; }
+  std::byte* data() const { return data_; }  // of a GPU's: for its kernels alone
+  uint64_t size() const { return size_; }
+  bool Contains(uint64_t offset, uint64_t bytes) const { return offset <= size_ && bytes <= size_ - offset; }
+
+  // Lets go of `kept` (what the memory was charged to) after unmapping, before `gone` is called.
+  void Keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
+  // The block of HostedMemory that it lies in, or one that no other memory is ever called; 0: the engine's own memory.
+  void SetBlock(uint64_t block) { block_ = block; }
+  uint64_t block() const { return block_; }
+
+  // `gone` is called after unmapping, on the thread that unmaps. Set it at most once, while holding a reference.
+  void WhenGone(std::function<void()> gone) { gone_ = std::move(gone); }
+
+ private:
+  Region(std::byte* data, uint64_t size) : data_(data), size_(size) {}
+  explicit Region(std::unique_ptr<kernels::ArenaMemory> arena)
+      : data_(arena->data()), size_(arena->bytes()), arena_(std::move(arena)) {}
+  static absl::StatusOr<std::shared_ptr<Region>> Map(int fd, uint64_t bytes);
+
+  std::byte* const data_;
+  const uint64_t size_;
+  UniqueFd memfd_;
+  std::unique_ptr<kernels::ArenaMemory> arena_;  // of a GPU; null: a mapping
+  uint64_t block_ = 0;
+  std::shared_ptr<const void> kept_;
+  std::function<void()> gone_;
+};
+
+}  // namespace ashlar::daemon

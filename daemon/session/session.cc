@@ -1,0 +1,109 @@
+#include "daemon/session/session.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::daemon {
+namespace {
+
+absl::Status Ended() {
+  return absl::UnauthenticatedError("session: it has ended");
+}
+
+template <typename Map>
+typename Map::mapped_type FindIn(const Map& map, uint64_t handle) {
+  const auto found = map.find(handle);
+  return found == map.end() ? nullptr : found->second;
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> Session::AddRegion(std::shared_ptr<Region> region) {
+  std::lock_guard lock(mutex_);
+  if (cleared_) return Ended();
+  regions_.emplace(next_handle_, std::move(region));
+  return next_handle_++;
+}
+
+absl::StatusOr<uint64_t> Session::AddModel(std::shared_ptr<const Model> model) {
+  std::lock_guard lock(mutex_);
+  if (cleared_) return Ended();
+  if (models_.size() >= kMaxModels) {
+    return absl::ResourceExhaustedError(absl::StrCat("model: a session has at most ", kMaxModels));
+  }
+  models_.emplace(next_handle_, OpenModel{std::move(model)});
+  return next_handle_++;
+}
+
+absl::StatusOr<uint64_t> Session::AddPages(uint64_t model, std::shared_ptr<const Pages> pages) {
+  decltype(pages_)::node_type before;  // goes after the lock, and what it keeps mapped with it
+  std::lock_guard lock(mutex_);
+  if (cleared_) return Ended();
+  const auto opened = models_.find(model);
+  if (opened == models_.end()) return absl::InvalidArgumentError(absl::StrCat("model: unknown handle ", model));
+  before = pages_.extract(opened->second.pages);
+  opened->second.pages = next_handle_;
+  pages_.emplace(next_handle_, std::move(pages));
+  return next_handle_++;
+}
+
+void Session::RemoveModel(uint64_t handle) {
+  decltype(models_)::node_type model;  // go after the lock
+  decltype(pages_)::node_type pages;
+  std::lock_guard lock(mutex_);
+  model = models_.extract(handle);
+  if (model) pages = pages_.extract(model.mapped().pages);
+}
+
+std::shared_ptr<const Region> Session::FindRegion(uint64_t handle) const {
+  std::lock_guard lock(mutex_);
+  return FindIn(regions_, handle);
+}
+
+std::shared_ptr<const Model> Session::FindModel(uint64_t handle) const {
+  std::lock_guard lock(mutex_);
+  const auto found = models_.find(handle);
+  return found == models_.end() ? nullptr : found->second.model;
+}
+
+std::shared_ptr<const Pages> Session::FindPages(uint64_t handle) const {
+  std::lock_guard lock(mutex_);
+  return FindIn(pages_, handle);
+}
+
+std::shared_ptr<Region> Session::RemoveRegion(uint64_t handle) {
+  std::lock_guard lock(mutex_);
+  const auto found = regions_.find(handle);
+  if (found == regions_.end()) return nullptr;
+  std::shared_ptr<Region> region = std::move(found->second);
+  regions_.erase(found);
+  // `region` is held here, so that no region is unmapped, and no callback runs, under the lock.
+  std::erase_if(pages_, [&](const auto& entry) { return entry.second->region() == region; });
+  return region;
+}
+
+Session::Memory Session::memory() const {
+  std::lock_guard lock(mutex_);
+  Memory memory{.regions = regions_.size()};
+  for (const auto& [handle, region] : regions_) memory.bytes += region->size();
+  return memory;
+}
+
+size_t Session::models() const {
+  std::lock_guard lock(mutex_);
+  return models_.size();
+}
+
+void Session::Clear() {
+  decltype(regions_) regions;
+  decltype(pages_) pages;
+  decltype(models_) models;
+  std::lock_guard lock(mutex_);
+  cleared_ = true;
+  regions.swap(regions_);
+  pages.swap(pages_);
+  models.swap(models_);
+}  // the maps go after the lock
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,319 @@
+#include "daemon/session/session_protocol.h"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/session.pb.h"
+#include "proto/limits.h"
+#include "storage/memory/memory_reserve.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr size_t kMaxClientName = 256;
+
+v1::SessionReply ErrorReply(const absl::Status& status) {
+  v1::SessionReply reply;
+  reply.set_code(static_cast<uint32_t>(status.code()));
+  reply.set_message(std::string(status.message()));
+  return reply;
+}
+
+SessionProtocol::Reply Encode(v1::SessionReply message) {
+  message.set_clock_ns(MonotonicClock().Now());
+  return {message.SerializeAsString(), {}, false};
+}
+SessionProtocol::Reply Error(const absl::Status& status) {
+  return Encode(ErrorReply(status));
+}
+
+// Hands a descriptor over. Where it cannot be sent now, the peer is told to try again.
+SessionProtocol::Reply With(UniqueFd descriptor, SessionProtocol::Reply reply) {
+  reply.descriptor = std::move(descriptor);
+  reply.otherwise = Error;
+  return reply;
+}
+
+SessionProtocol::Reply RegionReply(uint64_t handle, uint64_t gpu_bytes = 0) {
+  v1::SessionReply message;
+  message.mutable_region()->set_region(handle);
+  message.mutable_region()->set_gpu_bytes(gpu_bytes);
+  return Encode(message);
+}
+
+template <typename T>
+absl::StatusOr<T> InField(absl::string_view field, absl::StatusOr<T> result) {
+  if (result.ok()) return result;
+  return absl::Status(result.status().code(), absl::StrCat(field, ": ", result.status().message()));
+}
+
+// What a region holds of others, in the order in which it lets go.
+struct Holding {
+  std::unique_ptr<HostedMemory::Use> hosted;  // null: the engine's own memory
+  Budget::Charge number, bytes;
+};
+
+// A region as a session keeps it.
+std::shared_ptr<Region> Kept(std::shared_ptr<Region> region, Holding holding, const Session& session,
+                             EventLoop& mappings) {
+  if (holding.hosted != nullptr) region->SetBlock(holding.hosted->block());
+  region->Keep(std::make_shared<Holding>(std::move(holding)));
+  return Region::UnmapOn(mappings, session.about().tenant, std::move(region));
+}
+
+absl::Status NotOneDescriptor(const std::vector<UniqueFd>& descriptors) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("register_region.descriptor: expected exactly one, got ", descriptors.size()));
+}
+
+absl::Status NoGpu(absl::string_view field) {
+  return absl::FailedPreconditionError(absl::StrCat(field, ": this daemon has no GPU (its configuration's field gpu)"));
+}
+
+// Nothing is copied between the two memories but whole objects, between tiers.
+absl::Status OnlyOnGpu(absl::string_view field) {
+  return absl::FailedPreconditionError(absl::StrCat(field, ": the hbm tier lies on the GPU, and so must regions"));
+}
+
+// Gives a session the engine's own memory.
+void AddRegion(Session& session, std::shared_ptr<Region> region, const SessionProtocol::Respond& respond) {
+  const auto handle = session.AddRegion(std::move(region));
+  respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
+}
+
+// Regions that a session is given. The same, unless the peer never hears of it: then it ends.
+SessionProtocol::Reply GivenRegion(HostedMemory& hosted, std::shared_ptr<Session> session, uint64_t handle,
+                                   UniqueFd descriptor, uint64_t gpu_bytes = 0) {
+  SessionProtocol::Reply reply = With(std::move(descriptor), RegionReply(handle, gpu_bytes));
+  reply.otherwise = [&hosted, session = std::move(session), handle](const absl::Status& why) {
+    if (const std::shared_ptr<Region> region = session->RemoveRegion(handle); region != nullptr) {
+      region->WhenGone([&hosted, block = region->block()] { hosted.Drop(block); });
+    }
+    return Error(why);
+  };
+  return reply;
+}
+
+storage::SessionId NextSessionId() {
+  static std::atomic<storage::SessionId> next{1};
+  return next.fetch_add(1);
+}
+
+}  // namespace
+
+SessionProtocol::Reply SessionProtocol::Goodbye(const absl::Status& status) {
+  Reply reply = Error(status);
+  reply.close = true;
+  return reply;
+}
+
+void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond) {
+  if (!datagram.ok()) return respond(Goodbye(datagram.status()));
+  v1::SessionRequest request;
+  if (!request.ParseFromString(datagram->bytes)) {
+    return respond(Goodbye(absl::InvalidArgumentError("message: not a SessionRequest")));
+  }
+  using Kind = v1::SessionRequest::RequestCase;
+  const Kind kind = request.request_case();
+  if ((session_ == nullptr) != (kind == Kind::kHello)) {
+    return respond(Goodbye(
+        absl::InvalidArgumentError(session_ == nullptr ? "request: the first must be hello" : "hello: said already")));
+  }
+  if (kind != Kind::kRegisterRegion && !datagram->descriptors.empty()) {
+    return respond(Error(absl::InvalidArgumentError("message: no descriptor belongs to this request")));
+  }
+  switch (kind) {
+    case Kind::kHello:
+      return SayHello(request.hello(), std::move(respond));
+    case Kind::kRegisterRegion:
+      if (request.register_region().on_gpu()) {
+        return RegisterOnGpu(request.register_region().bytes(), std::move(datagram->descriptors), std::move(respond));
+      }
+      return RegisterRegion(request.register_region().bytes(), datagram->descriptors, respond);
+    case Kind::kHostRegion:
+      if (request.host_region().on_gpu()) return HostOnGpu(request.host_region().bytes(), std::move(respond));
+      return HostRegion(request.host_region().bytes(), std::move(respond));
+    case Kind::kGetArena:
+      return GetArena(request.get_arena().arena(), std::move(respond));
+    case Kind::kDropRegion:
+      return DropRegion(request.drop_region().region(), std::move(respond));
+    case Kind::REQUEST_NOT_SET:
+      return respond(Goodbye(absl::InvalidArgumentError("request: none that this daemon knows")));
+  }
+}
+
+void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
+  if (hello.protocol_min() > hello.protocol_max()) {
+    return respond(Goodbye(absl::InvalidArgumentError("hello.protocol_min: above hello.protocol_max")));
+  }
+  if (hello.protocol_max() < limits::kProtocolMin || hello.protocol_min() > limits::kProtocolMax) {
+    return respond(Goodbye(absl::FailedPreconditionError(
+        absl::StrCat("hello.protocol_max: this daemon speaks versions ", limits::kProtocolMin, " to ",
+                     limits::kProtocolMax, ", the client ", hello.protocol_min(), " to ", hello.protocol_max()))));
+  }
+  if (hello.client().size() > kMaxClientName) {
+    return respond(Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.client: longer than ", kMaxClientName))));
+  }
+  Session::Description about;
+  about.id = NextSessionId();
+  about.secret = RandomSecret();
+  about.tenant = tenant_.id;
+  about.tenant_name = tenant_.name;
+  about.pid = peer_.pid;
+  about.uid = peer_.uid;
+  about.client = hello.client();
+  about.regions = {
+      std::make_shared<Budget>("a session", "bytes of regions", services_.region_bytes, tenant_.regions.bytes),
+      std::make_shared<Budget>("a session", "regions", services_.max_regions, tenant_.regions.number)};
+  about.models = tenant_.models;
+  auto session = std::make_shared<Session>(std::move(about));
+
+  v1::SessionReply welcome;
+  welcome.mutable_welcome()->set_protocol(std::min(hello.protocol_max(), limits::kProtocolMax));
+  welcome.mutable_welcome()->set_session(session->about().secret);
+  welcome.mutable_welcome()->set_tenant(session->about().tenant_name);
+  welcome.mutable_welcome()->set_extent_bytes(limits::kExtentBytes);
+  welcome.mutable_welcome()->set_run(services_.table.run());
+  const absl::Status opening = services_.table.Open(session, [respond, welcome] {
+    UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+    if (!process.valid()) return respond(Goodbye(absl::ErrnoToStatus(errno, "cannot show this process")));
+    Reply reply = With(std::move(process), Encode(welcome));
+    reply.otherwise = Goodbye;
+    respond(std::move(reply));
+  });
+  if (!opening.ok()) return respond(Goodbye(opening));
+  session_ = std::move(session);
+}
+
+void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, Respond respond) {
+  if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
+  if (services_.tier.gpu() != nullptr) return respond(Error(OnlyOnGpu("register_region.on_gpu")));
+  const RegionBudgets& budgets = session_->about().regions;
+  auto number = InField("register_region.descriptor", Budget::Take(budgets.number, 1));
+  if (!number.ok()) return respond(Error(number.status()));
+  auto mapped = Region::Register(descriptors[0], bytes);
+  if (!mapped.ok()) return respond(Error(mapped.status()));
+  // Memory of the daemon's making is charged to the tenant as long as anybody holds it.
+  Holding holding{.hosted = services_.hosted.Find(session_->about().tenant, descriptors[0]),
+                  .number = *std::move(number)};
+  const auto [file_bytes, missing_bytes] = (*mapped)->Measure();
+  const uint64_t charged = ChargedFor(missing_bytes > 0 ? std::max(bytes, file_bytes) : bytes);
+  auto charge = InField("register_region.bytes", holding.hosted != nullptr ? Budget::TakeHere(budgets.bytes, charged)
+                                                                           : Budget::Take(budgets.bytes, charged));
+  if (!charge.ok()) return respond(Error(charge.status()));
+  holding.bytes = *std::move(charge);
+  std::shared_ptr<Region> region = Kept(*std::move(mapped), std::move(holding), *session_, services_.mappings);
+  if (missing_bytes == 0) return AddRegion(*session_, std::move(region), respond);
+  // As for hosted memory.
+  const bool posted =
+      services_.mappings.Post(tenant_.id, [&services = services_, session = session_, region, respond, charged] {
+        const absl::Status taken = region->TakePages(storage::kKeptFree + services.memory_to_come, charged);
+        taken.ok() ? AddRegion(*session, region, respond) : respond(Error(taken));
+      });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many wait for pages")));
+}
+
+void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
+  if (services_.tier.gpu() != nullptr) return respond(Error(OnlyOnGpu("host_region.on_gpu")));
+  const RegionBudgets& budgets = session_->about().regions;
+  auto number = InField("host_region", Budget::Take(budgets.number, 1));
+  if (!number.ok()) return respond(Error(number.status()));
+  auto charge = InField("host_region.bytes", Budget::TakeHere(budgets.bytes, ChargedFor(bytes)));
+  if (!charge.ok()) return respond(Error(charge.status()));
+  // Reserving much memory takes long; meanwhile this thread has to notice deaths.
+  const HostedMemory::Owner owner{tenant_.id, tenant_.regions.bytes,
+                                  HostedMemory::kBlocksPerSession * tenant_.max_sessions};
+  const bool posted = services_.mappings.Post(tenant_.id, [&services = services_, session = session_, owner, bytes,
+                                                           number = *number, charge = *charge, respond] {
+    auto made = InField("host_region.bytes", services.hosted.Make(owner, bytes));
+    if (!made.ok()) return respond(Error(made.status()));
+    auto region = Region::Register(made->memfd, bytes);
+    if (!region.ok()) return respond(Error(region.status()));
+    Holding holding{std::make_unique<HostedMemory::Use>(std::move(made->use)), number, charge};
+    const auto handle = session->AddRegion(Kept(*std::move(region), std::move(holding), *session, services.mappings));
+    if (!handle.ok()) return respond(Error(handle.status()));
+    respond(GivenRegion(services.hosted, session, *handle, std::move(made->memfd)));
+  });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
+}
+
+// The driver may take long; meanwhile this thread has to notice deaths.
+void SessionProtocol::RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descriptors, Respond respond) {
+  if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
+  if (services_.gpu == nullptr) return respond(Error(NoGpu("register_region.on_gpu")));
+  const RegionBudgets& budgets = session_->about().regions;
+  auto number = InField("register_region.descriptor", Budget::Take(budgets.number, 1));
+  if (!number.ok()) return respond(Error(number.status()));
+  auto charge = InField("register_region.bytes", Budget::Take(budgets.bytes, bytes));
+  if (!charge.ok()) return respond(Error(charge.status()));
+  const bool posted = services_.mappings.Post(
+      tenant_.id, [&services = services_, session = session_, bytes, number = *number, charge = *charge, respond,
+                   descriptor = std::make_shared<UniqueFd>(std::move(descriptors.front()))] {
+        auto region = Region::Import(*services.gpu, *descriptor, bytes);
+        if (!region.ok()) return respond(Error(region.status()));
+        AddRegion(*session, Kept(*std::move(region), {.number = number, .bytes = charge}, *session, services.mappings),
+                  respond);
+      });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many wait to be mapped")));
+}
+
+void SessionProtocol::HostOnGpu(uint64_t bytes, Respond respond) {
+  if (services_.gpu == nullptr) return respond(Error(NoGpu("host_region.on_gpu")));
+  const RegionBudgets& budgets = session_->about().regions;
+  auto number = InField("host_region", Budget::Take(budgets.number, 1));
+  if (!number.ok()) return respond(Error(number.status()));
+  auto charge = InField("host_region.bytes", Budget::Take(budgets.bytes, bytes));
+  if (!charge.ok()) return respond(Error(charge.status()));
+  const bool posted = services_.mappings.Post(
+      tenant_.id, [&services = services_, session = session_, bytes, number = *number, charge = *charge, respond] {
+        auto made = InField("host_region.bytes", Region::Make(*services.gpu, bytes));
+        if (!made.ok()) return respond(Error(made.status()));
+        const uint64_t rounded = made->region->size();
+        auto rest = InField("host_region.bytes", Budget::Take(session->about().regions.bytes, rounded - bytes));
+        if (!rest.ok()) return respond(Error(rest.status()));
+        const auto whole = std::make_shared<std::pair<Budget::Charge, Budget::Charge>>(charge, *rest);
+        made->region->SetBlock(services.hosted.NewName());
+        Holding holding{.number = number, .bytes = whole};
+        const auto handle =
+            session->AddRegion(Kept(std::move(made->region), std::move(holding), *session, services.mappings));
+        if (!handle.ok()) return respond(Error(handle.status()));
+        respond(GivenRegion(services.hosted, session, *handle, std::move(made->descriptor), rounded));
+      });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
+}
+
+void SessionProtocol::GetArena(uint32_t arena, Respond respond) {
+  const bool posted =
+      services_.loop.Post(tenant_.id, [&tier = services_.tier, tenant = session_->about().tenant, arena, respond] {
+        const auto descriptor = tier.Descriptor(tenant, arena);
+        if (!descriptor.ok()) return respond(Error(descriptor.status()));
+        v1::SessionReply message;
+        message.mutable_arena()->set_arena(arena);
+        message.mutable_arena()->set_bytes(descriptor->bytes);
+        message.mutable_arena()->set_on_gpu(tier.gpu() != nullptr);
+        UniqueFd passed(fcntl(descriptor->descriptor, F_DUPFD_CLOEXEC, 0));
+        if (!passed.valid()) return respond(Error(absl::ErrnoToStatus(errno, "cannot pass the arena")));
+        respond(With(std::move(passed), Encode(message)));
+      });
+  if (!posted) respond(Error(absl::ResourceExhaustedError("the metadata queue is full")));
+}
+
+void SessionProtocol::DropRegion(uint64_t handle, Respond respond) {
+  const std::shared_ptr<Region> region = session_->RemoveRegion(handle);
+  if (region == nullptr) {
+    return respond(Error(absl::InvalidArgumentError(absl::StrCat("drop_region.region: unknown region ", handle))));
+  }
+  region->WhenGone([&hosted = services_.hosted, block = region->block(), respond = std::move(respond), handle] {
+    hosted.Drop(block);
+    respond(RegionReply(handle));
+  });
+}
+
+}  // namespace ashlar::daemon

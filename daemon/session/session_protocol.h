@@ -1,0 +1,102 @@
+// What is said on one session socket, apart from the socket: requests in, replies out.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "daemon/runtime/event_loop.h"
+#include "daemon/runtime/unique_fd.h"
+#include "daemon/runtime/unix_socket.h"
+#include "daemon/session/budget.h"
+#include "daemon/session/hosted_memory.h"
+#include "daemon/session/session.h"
+#include "daemon/session/session_table.h"
+#include "storage/tier/memory_tier.h"
+
+namespace ashlar::v1 {
+class Hello;
+class SessionRequest;
+}  // namespace ashlar::v1
+
+namespace ashlar::daemon {
+
+struct TenantUser {
+  storage::TenantId id = 0;
+  std::string name;
+  RegionBudgets regions;           // of all its sessions
+  std::shared_ptr<Budget> models;  // likewise
+  uint32_t max_sessions = 0;
+  std::shared_ptr<std::atomic<uint64_t>> unsent;  // replies whose descriptor could not be sent
+};
+
+// Who is at the other end, as the kernel says.
+struct Peer {
+  pid_t pid = 0;
+  uid_t uid = 0;
+};
+
+// What all sessions share. Everything outlives them.
+struct SessionServices {
+  EventLoop& loop;      // the metadata thread
+  EventLoop& mappings;  // reserves and unmaps: what takes long with much memory
+  HostedMemory& hosted;
+  SessionTable& table;
+  const storage::MemoryTier& tier;  // the metadata thread's
+  std::map<uid_t, TenantUser> tenant_of_uid;
+  uint64_t region_bytes = 0;  // limit of one session, as below
+  uint32_t max_regions = 0;
+  const kernels::Gpu* gpu = nullptr;  // whose memory regions may lie in; null: none
+  // What arenas may yet take of the machine's memory: no engine's memory is given pages out of that.
+  std::atomic<uint64_t> memory_to_come{0};
+};
+
+// The conversation with one peer. One thread calls it, one request at a time: the next only after the reply.
+class SessionProtocol {
+ public:
+  struct Reply {
+    std::string bytes;    // an encoded SessionReply
+    UniqueFd descriptor;  // rides along where valid
+    bool close = false;   // the session ends behind this reply
+    // What is said instead where the descriptor cannot be sent now; undoes what the peer will not hear of. Set where
+    // there is a descriptor.
+    std::function<Reply(const absl::Status& why)> otherwise;
+  };
+  // Called exactly once for each request, on any thread.
+  using Respond = std::function<void(Reply)>;
+
+  // `tenant` is the peer's, and one of the services'.
+  SessionProtocol(SessionServices& services, Peer peer, const TenantUser& tenant)
+      : services_(services), peer_(peer), tenant_(tenant) {}
+
+  // The last thing that is said to a peer that is not wanted, or does not keep to the protocol.
+  static Reply Goodbye(const absl::Status& status);
+
+  void Handle(absl::StatusOr<Datagram> datagram, Respond respond);
+
+  const TenantUser& tenant() const { return tenant_; }
+  // Null until the peer has said Hello.
+  const std::shared_ptr<Session>& session() const { return session_; }
+
+ private:
+  void SayHello(const v1::Hello& hello, Respond respond);
+  void RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, Respond respond);
+  void RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descriptors, Respond respond);
+  void HostRegion(uint64_t bytes, Respond respond);
+  void HostOnGpu(uint64_t bytes, Respond respond);
+  void GetArena(uint32_t arena, Respond respond);
+  void DropRegion(uint64_t region, Respond respond);
+
+  SessionServices& services_;
+  const Peer peer_;
+  const TenantUser& tenant_;
+  std::shared_ptr<Session> session_;
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,493 @@
+// The session socket, spoken to without the client library.
+#include "daemon/session/session_server.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/runtime/unix_socket.h"
+#include "daemon/testing/engine.h"
+#include "daemon/testing/node.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+v1::SessionRequest RegisterRequest(uint64_t bytes) {
+  v1::SessionRequest request;
+  request.mutable_register_region()->set_bytes(bytes);
+  return request;
+}
+
+v1::SessionRequest HostRequest(uint64_t bytes) {
+  v1::SessionRequest request;
+  request.mutable_host_region()->set_bytes(bytes);
+  return request;
+}
+
+v1::SessionRequest DropRequest(uint64_t region) {
+  v1::SessionRequest request;
+  request.mutable_drop_region()->set_region(region);
+  return request;
+}
+
+class SessionServerTest : public ::testing::Test {
+ protected:
+  // A session that has said Hello.
+  RawSession Greeted() {
+    RawSession session(node_);
+    EXPECT_TRUE(StatusOf(session.Hello()).ok());
+    return session;
+  }
+
+  TestNode node_;
+};
+
+TEST_F(SessionServerTest, SocketsHaveMode0660) {
+  for (const std::string& path : {node_.session_socket(), node_.rpc_socket()}) {
+    struct stat found;
+    ASSERT_EQ(stat(path.c_str(), &found), 0);
+    EXPECT_EQ(found.st_mode & 0777, 0660u) << path;
+  }
+}
+
+TEST_F(SessionServerTest, HelloIsWelcomed) {
+  RawSession session(node_), other(node_);
+  UniqueFd daemon;
+  const auto reply = session.Hello(&daemon);
+  ASSERT_TRUE(StatusOf(reply).ok());
+  EXPECT_EQ(reply->welcome().protocol(), limits::kProtocolMax);
+  EXPECT_EQ(reply->welcome().session().size(), kSecretBytes);
+  EXPECT_EQ(reply->welcome().tenant(), "default");
+  EXPECT_EQ(reply->welcome().extent_bytes(), limits::kExtentBytes);
+  EXPECT_EQ(reply->welcome().run().size(), kSecretBytes);
+  const auto second = other.Hello();
+  EXPECT_NE(reply->welcome().session(), second->welcome().session());
+  EXPECT_EQ(reply->welcome().run(), second->welcome().run());
+  EXPECT_NE(reply->welcome().run(), RawSession(TestNode()).Hello()->welcome().run());
+
+  // The daemon is this very process, and alive.
+  siginfo_t unused;
+  EXPECT_EQ(waitid(P_PIDFD, static_cast<id_t>(daemon.get()), &unused, WEXITED | WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD) << "a process, not a child of this one";
+  pollfd end{daemon.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&end, 1, 0), 0);
+}
+
+TEST_F(SessionServerTest, AnotherVersionIsRefused) {
+  v1::SessionRequest request;
+  request.mutable_hello()->set_protocol_min(limits::kProtocolMax + 1);
+  request.mutable_hello()->set_protocol_max(limits::kProtocolMax + 5);
+  RawSession newer(node_);
+  const absl::Status refusal = StatusOf(newer.Ask(request));
+  EXPECT_EQ(refusal.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refusal.message(), absl::StrCat("hello.protocol_max: this daemon speaks versions ", limits::kProtocolMin,
+                                            " to ", limits::kProtocolMax, ", the client ", limits::kProtocolMax + 1,
+                                            " to ", limits::kProtocolMax + 5));
+  EXPECT_TRUE(newer.Closed());
+
+  request.mutable_hello()->set_protocol_min(2);
+  request.mutable_hello()->set_protocol_max(1);
+  RawSession absurd(node_);
+  EXPECT_THAT(StatusOf(absurd.Ask(request)).ToString(), HasSubstr("hello.protocol_min"));
+
+  request.mutable_hello()->set_protocol_min(0);
+  request.mutable_hello()->set_protocol_max(1'000'000);
+  RawSession wide(node_);
+  EXPECT_EQ(wide.Ask(request)->welcome().protocol(), limits::kProtocolMax);
+}
+
+TEST_F(SessionServerTest, WhatIsNotTheProtocolIsAnsweredAndEndsTheSession) {
+  v1::SessionRequest no_request, second_hello;
+  second_hello.mutable_hello()->set_protocol_max(limits::kProtocolMax);
+  const struct {
+    const char* name;
+    std::string bytes;
+    bool greeted;
+    const char* error;
+  } kCases[] = {
+      {"noise", "\xff\xff\xff\xff not protobuf", false, "message: not a SessionRequest"},
+      {"noise after hello", "\xff\xff\xff\xff not protobuf", true, "message: not a SessionRequest"},
+      {"first not hello", HostRequest(4096).SerializeAsString(), false, "request: the first must be hello"},
+      {"oversized", std::string(limits::kMaxSessionMessageBytes + 1, 'x'), false, "message: longer than"},
+      {"oversized after hello", std::string(limits::kMaxSessionMessageBytes + 1, 'x'), true, "message: longer than"},
+      {"hello twice", second_hello.SerializeAsString(), true, "hello: said already"},
+      {"unknown request", std::string("\x7a\x00", 2), true, "request: none that this daemon knows"},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.name);
+    RawSession session(node_);
+    if (c.greeted) {
+      ASSERT_TRUE(StatusOf(session.Hello()).ok());
+    }
+    ASSERT_TRUE(session.Send(c.bytes));
+    const absl::Status status = StatusOf(session.Receive());
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), StartsWith(c.error));
+    EXPECT_TRUE(session.Closed());
+  }
+}
+
+TEST_F(SessionServerTest, EmptyDatagramEndsTheSession) {
+  RawSession session = Greeted();
+  ASSERT_TRUE(session.Send(""));
+  EXPECT_TRUE(session.Closed());
+}
+
+TEST_F(SessionServerTest, DescriptorsNeverLeak) {
+  const UniqueFd memfd = MakeMemfd(4096, 0);
+  const std::vector<int> eight(8, memfd.get()), many(100, memfd.get());
+  const size_t before = OpenDescriptors();
+  for (int round = 0; round < 3; ++round) {
+    // Refused, session goes on: shrinkable; too many for the request; none belongs there.
+    RawSession session = Greeted();
+    EXPECT_THAT(StatusOf(session.Ask(RegisterRequest(4096), std::vector<int>{memfd.get()})).ToString(),
+                HasSubstr("F_SEAL_SHRINK"));
+    EXPECT_THAT(StatusOf(session.Ask(RegisterRequest(4096), eight)).ToString(), HasSubstr("expected exactly one"));
+    EXPECT_THAT(StatusOf(session.Ask(HostRequest(4096), eight)).ToString(), HasSubstr("no descriptor belongs"));
+    // Refused with the session: more than a message may carry; with noise; before Hello.
+    EXPECT_EQ(StatusOf(session.Ask(RegisterRequest(4096), many)).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(session.Closed());
+    RawSession noise = Greeted();
+    ASSERT_TRUE(noise.Send("\xff\xff", eight));
+    EXPECT_TRUE(noise.Receive().ok());
+    RawSession early(node_);
+    EXPECT_TRUE(early.Ask(RegisterRequest(4096), eight).ok());
+    // Never read: the daemon answers the first and closes.
+    RawSession unread(node_);
+    ASSERT_TRUE(unread.Send("\xff", eight));
+    unread.Send("\xff", eight);
+  }
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() == before; })) << OpenDescriptors() << " from " << before;
+}
+
+TEST_F(SessionServerTest, OnlySealedMemfdsOfTheRightSizeAreRegistered) {
+  RawSession session = Greeted();
+  const UniqueFd sealed = MakeMemfd(8192, F_SEAL_SHRINK), growing = MakeMemfd(8192, F_SEAL_GROW);
+  const UniqueFd unwritable = MakeMemfd(8192, F_SEAL_SHRINK | F_SEAL_WRITE);
+  const UniqueFd read_only(open(absl::StrCat("/proc/self/fd/", sealed.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  const UniqueFd folder(open("/tmp", O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(file.valid() && read_only.valid());
+  ASSERT_EQ(ftruncate(file.get(), 8192), 0);
+  const struct {
+    int fd;
+    uint64_t bytes;
+    const char* error;
+  } kCases[] = {
+      {sealed.get(), 0, "register_region.bytes: zero"},
+      {sealed.get(), 8193, "register_region.bytes: the memfd has only 8192 bytes"},
+      {sealed.get(), ~uint64_t{0}, "register_region.bytes: the memfd has only"},
+      {growing.get(), 8192, "register_region.descriptor: not sealed with F_SEAL_SHRINK"},
+      {unwritable.get(), 8192, "register_region.descriptor: cannot be mapped for writing"},
+      {read_only.get(), 8192, "register_region.descriptor: cannot be mapped for writing"},
+      {file.get(), 8192, "register_region.descriptor: not"},
+      {folder.get(), 8192, "register_region.descriptor: not a memfd"},
+  };
+  for (const auto& c : kCases) {
+    const absl::Status status = StatusOf(session.Ask(RegisterRequest(c.bytes), std::vector<int>{c.fd}));
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.error;
+    EXPECT_THAT(std::string(status.message()), StartsWith(c.error));
+  }
+  EXPECT_THAT(StatusOf(session.Ask(RegisterRequest(8192))).ToString(), HasSubstr("register_region.descriptor"));
+  // After all that the session still works.
+  const auto reply = session.Ask(RegisterRequest(8192), std::vector<int>{sealed.get()});
+  ASSERT_TRUE(StatusOf(reply).ok()) << StatusOf(reply);
+  const auto dropped = session.Ask(DropRequest(reply->region().region()));
+  EXPECT_TRUE(StatusOf(dropped).ok());
+  EXPECT_EQ(dropped->region().region(), reply->region().region());
+  EXPECT_THAT(StatusOf(session.Ask(DropRequest(reply->region().region()))).ToString(),
+              HasSubstr("drop_region.region: unknown region"));
+}
+
+TEST_F(SessionServerTest, HostedRegionIsSealedAndShared) {
+  RawSession session = Greeted();
+  UniqueFd memfd;
+  const auto reply = session.Ask(HostRequest(1 << 20), {}, &memfd);
+  ASSERT_TRUE(StatusOf(reply).ok());
+  ASSERT_TRUE(memfd.valid());
+  struct stat file;
+  ASSERT_EQ(fstat(memfd.get(), &file), 0);
+  EXPECT_EQ(file.st_size, 1 << 20);
+  EXPECT_NE(ftruncate(memfd.get(), 4096), 0);
+  EXPECT_NE(ftruncate(memfd.get(), 1 << 21), 0);
+  void* mapped = mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  static_cast<char*>(mapped)[12345] = 7;
+  munmap(mapped, 1 << 20);
+  EXPECT_THAT(StatusOf(session.Ask(HostRequest(0))).ToString(), HasSubstr("host_region.bytes: zero"));
+  EXPECT_THAT(StatusOf(session.Ask(HostRequest(~uint64_t{0}))).ToString(), HasSubstr("host_region.bytes"));
+}
+
+TEST(SessionLimits, RegionsOfOneSessionAreBounded) {
+  const TestNode node("sessions: {region_bytes: 1MiB}");
+  RawSession session(node);
+  ASSERT_TRUE(StatusOf(session.Hello()).ok());
+  const auto first = session.Ask(HostRequest(1 << 20));
+  ASSERT_TRUE(StatusOf(first).ok());
+  const absl::Status hosted = StatusOf(session.Ask(HostRequest(4096)));
+  EXPECT_EQ(hosted.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(hosted.message(), "host_region.bytes: a session has at most 1048576 bytes of regions");
+  const UniqueFd memfd = MakeMemfd(4096, F_SEAL_SHRINK);
+  const absl::Status registered = StatusOf(session.Ask(RegisterRequest(4096), std::vector<int>{memfd.get()}));
+  EXPECT_EQ(registered.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(registered.message()), StartsWith("register_region.bytes: a session has at most"));
+  ASSERT_TRUE(StatusOf(session.Ask(DropRequest(first->region().region()))).ok());
+  EXPECT_TRUE(StatusOf(session.Ask(HostRequest(4096))).ok());
+}
+
+TEST(SessionLimits, RegionsOfOneTenantAreBounded) {
+  const TestNode node(absl::StrCat("tenants: [{name: a, uids: [", geteuid(),
+                                   "], dram_bytes: 4MiB, region_bytes: 1MiB}]\nsessions: {region_bytes: 64MiB}"));
+  RawSession first(node), second(node);
+  ASSERT_TRUE(StatusOf(first.Hello()).ok());
+  ASSERT_TRUE(StatusOf(second.Hello()).ok());
+  const absl::Status alone = StatusOf(first.Ask(HostRequest((1 << 20) + 1)));
+  EXPECT_EQ(alone.message(), "host_region.bytes: a tenant has at most 1048576 bytes of regions");
+  ASSERT_TRUE(StatusOf(first.Ask(HostRequest(1 << 20))).ok());
+  EXPECT_EQ(StatusOf(second.Ask(HostRequest(4096))).code(), absl::StatusCode::kResourceExhausted);
+  first.Close();
+  EXPECT_TRUE(Eventually([&] { return StatusOf(second.Ask(HostRequest(1 << 20))).ok(); }));
+}
+
+TEST(SessionLimits, MemoryThatTheMachineLacksIsNotHosted) {
+  const TestNode node("sessions: {region_bytes: 1024TiB}");
+  RawSession session(node);
+  ASSERT_TRUE(StatusOf(session.Hello()).ok());
+  const absl::Status refused = StatusOf(session.Ask(HostRequest(uint64_t{1} << 45)));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), StartsWith("host_region.bytes: "));
+  UniqueFd memfd;
+  ASSERT_TRUE(StatusOf(session.Ask(HostRequest(1 << 20), {}, &memfd)).ok());
+  struct stat file;
+  ASSERT_EQ(fstat(memfd.get(), &file), 0);
+  EXPECT_GE(file.st_blocks * 512, 1 << 20) << "its pages are there";
+}
+
+TEST(SessionLimits, MoreSessionsThanAllowedAreTurnedAway) {
+  const TestNode node("sessions: {max_sessions: 2}");
+  RawSession first(node), second(node), third(node);
+  ASSERT_TRUE(StatusOf(first.Hello()).ok());
+  ASSERT_TRUE(StatusOf(second.Hello()).ok());
+  EXPECT_EQ(StatusOf(third.Hello()).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(third.Closed());
+  first.Close();
+  EXPECT_TRUE(Eventually([&] { return StatusOf(RawSession(node).Hello()).ok(); }));
+}
+
+TEST(SessionLimits, OneTenantDoesNotTakeAllPlaces) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be several users";
+  const TestNode node(
+      "sessions: {max_sessions: 3}\n"
+      "tenants: [{name: a, uids: [0], dram_bytes: 4MiB, max_sessions: 2}, {name: b, uids: [65534], dram_bytes: 4MiB}]");
+  RawSession first(node), second(node), third(node);
+  ASSERT_TRUE(StatusOf(first.Hello()).ok());
+  ASSERT_TRUE(StatusOf(second.Hello()).ok());
+  const absl::Status status = StatusOf(third.Hello());
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "tenant a has at most 2 sessions");
+  AsUser(65534, [&] {
+    RawSession other(node), one_more(node);
+    EXPECT_TRUE(StatusOf(other.Hello()).ok());
+    EXPECT_EQ(StatusOf(one_more.Hello()).message(), "this daemon serves at most 3 sessions");
+  });
+  first.Close();
+  EXPECT_TRUE(Eventually([&] { return StatusOf(RawSession(node).Hello()).ok(); }));
+}
+
+TEST(SessionLimits, SilentConnectionsTakeNoSessionsPlace) {
+  const TestNode node("sessions: {max_sessions: 1}");
+  RawSession oldest(node);
+  std::vector<RawSession> silent;
+  for (int i = 0; i < 64; ++i) silent.emplace_back(node);
+  EXPECT_TRUE(oldest.Closed()) << "more than 64 are not kept waiting";
+  EXPECT_TRUE(StatusOf(silent.back().Hello()).ok());
+  EXPECT_EQ(StatusOf(silent[40].Hello()).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(silent[30].Closed()) << "nor for long";
+  EXPECT_THAT(StatusOf(silent.back().Hello()).ToString(), HasSubstr("said already")) << "the session goes on";
+}
+
+TEST(SessionTenants, UsersOfNoTenantAreRefused) {
+  const TestNode node(absl::StrCat("tenants: [{name: other, uids: [", geteuid() + 1, "], dram_bytes: 4MiB}]"));
+  RawSession told(node);
+  EXPECT_EQ(StatusOf(told.Receive()).code(), absl::StatusCode::kPermissionDenied) << "before it has said anything";
+  EXPECT_TRUE(told.Closed());
+  std::vector<RawSession> many;
+  for (int i = 0; i < 65; ++i) many.emplace_back(node);
+  EXPECT_EQ(StatusOf(many[0].Receive()).code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_TRUE(many[0].Closed());
+  RawSession session(node);
+  const absl::Status status = StatusOf(session.Hello());
+  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(geteuid())));
+  EXPECT_TRUE(session.Closed());
+}
+
+TEST_F(SessionServerTest, TheEndOfTheSocketFreesWhatTheEngineHeld) {
+  TestEngine watcher(node_);
+  const std::vector<int32_t> tokens(32, 5);
+  {
+    TestEngine engine(node_);
+    ASSERT_EQ(engine.Reserve(ObjectKind::kSegment, tokens).outcome(), static_cast<uint32_t>(ReserveOutcome::kGranted));
+    EXPECT_EQ(watcher.Reserve(ObjectKind::kSegment, tokens).outcome(),
+              static_cast<uint32_t>(ReserveOutcome::kBeingPublished));
+  }
+  EXPECT_TRUE(Eventually([&] {
+    return watcher.Reserve(ObjectKind::kSegment, tokens).outcome() == static_cast<uint32_t>(ReserveOutcome::kGranted);
+  }));
+}
+
+// A forked child keeps the socket open; the death of the process that said Hello ends the session all the same.
+TEST(SessionDeath, IsNoticedThoughAChildKeepsTheSocket) {
+  int to_engine[2], to_test[2];
+  ASSERT_EQ(pipe(to_engine), 0);
+  ASSERT_EQ(pipe(to_test), 0);
+  const pid_t engine = fork();  // before this process has threads
+  if (engine == 0) {
+    char path[200] = {};
+    if (read(to_engine[0], path, sizeof path) <= 0) _exit(1);
+    RawSession session{std::string(path)};
+    if (!session.Hello().ok()) _exit(1);
+    if (fork() != 0) _exit(0);
+    // The child holds the socket until the daemon closes its end.
+    const char byte = session.Closed() ? 'c' : 'o';
+    _exit(write(to_test[1], &byte, 1) == 1 ? 0 : 1);
+  }
+  const TestNode node;
+  ASSERT_GT(write(to_engine[1], node.session_socket().c_str(), node.session_socket().size() + 1), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(engine, &status, 0), engine);
+  ASSERT_EQ(status, 0);
+  char byte = 0;
+  ASSERT_EQ(read(to_test[0], &byte, 1), 1);
+  EXPECT_EQ(byte, 'c');
+  for (int fd : {to_engine[0], to_engine[1], to_test[0], to_test[1]}) close(fd);
+}
+
+TEST(SocketPaths, AStaleSocketIsRemovedALiveOneIsNot) {
+  const std::string path = absl::StrCat("/tmp/ashlard_stale_", getpid(), ".sock");
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto listener = Listen(path, SOCK_SEQPACKET);
+    _exit(listener.ok() ? 0 : 1);  // without destructors: the socket's file stays
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  ASSERT_TRUE(std::filesystem::exists(path));
+  {
+    const auto listener = Listen(path, SOCK_SEQPACKET);
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    const auto second = Listen(path, SOCK_SEQPACKET);
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists) << second.status();
+    EXPECT_TRUE(std::filesystem::exists(path));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  std::fclose(file);
+  EXPECT_EQ(Listen(path, SOCK_SEQPACKET).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(std::filesystem::exists(path)) << "what is not a socket is never removed";
+  unlink(path.c_str());
+}
+
+class SocketLock : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_NE(mkdtemp(folder_.data()), nullptr); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string path() const { return folder_ + "/session.sock"; }
+  std::string lock_path() const { return path() + ".lock"; }
+
+  std::string folder_ = "/tmp/ashlard_locked_XXXXXX";
+};
+
+TEST_F(SocketLock, AnotherDaemonsIsWaitedForWithinBounds) {
+  UniqueFd lock(open(lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+  const absl::Status locked = Listen(path(), SOCK_SEQPACKET).status();
+  EXPECT_EQ(locked.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(locked.message()), StartsWith(lock_path()));
+
+  std::thread releases([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    lock.Reset();
+  });
+  EXPECT_TRUE(Listen(path(), SOCK_SEQPACKET).ok());
+  releases.join();
+  EXPECT_FALSE(std::filesystem::exists(lock_path())) << "the claim leaves no file behind";
+}
+
+// Whoever can read a folder can lock it: that must keep no daemon from starting.
+TEST_F(SocketLock, AnotherUsersLockOnTheFolderHoldsNobodyUp) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
+  int ready[2];
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const pid_t other = fork();
+  if (other == 0) {
+    const bool locked = setuid(65534) == 0 && flock(open(folder_.c_str(), O_RDONLY | O_DIRECTORY), LOCK_EX) == 0;
+    if (write(ready[1], locked ? "y" : "n", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  char answer = 0;
+  ASSERT_EQ(read(ready[0], &answer, 1), 1);
+  EXPECT_EQ(answer, 'y');
+  EXPECT_EQ(Listen(path(), SOCK_SEQPACKET).status(), absl::OkStatus());
+  kill(other, SIGKILL);
+  waitpid(other, nullptr, 0);
+  for (const int fd : ready) close(fd);
+}
+
+TEST_F(SocketLock, AFileThatIsNotThisUsersIsRefused) {
+  const auto refused = [&] {
+    const absl::Status status = Listen(path(), SOCK_SEQPACKET).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(lock_path()));
+    EXPECT_TRUE(std::filesystem::is_symlink(lock_path()) || std::filesystem::exists(lock_path()));
+    unlink(lock_path().c_str());
+  };
+  ASSERT_EQ(symlink((folder_ + "/elsewhere").c_str(), lock_path().c_str()), 0);
+  refused();
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/elsewhere"));
+  ASSERT_EQ(mkfifo(lock_path().c_str(), 0600), 0);
+  refused();
+  const std::string own = folder_ + "/own";
+  UniqueFd(open(own.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)).Reset();
+  ASSERT_EQ(link(own.c_str(), lock_path().c_str()), 0);
+  refused();
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  UniqueFd(open(lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)).Reset();
+  ASSERT_EQ(chown(lock_path().c_str(), 65534, 65534), 0);
+  refused();
+}
+
+TEST_F(SocketLock, AWiderModeIsNarrowed) {
+  UniqueFd file(open(lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_EQ(fchmod(file.get(), 0666), 0);
+  ASSERT_EQ(Listen(path(), SOCK_SEQPACKET).status(), absl::OkStatus());
+  struct stat now {};
+  ASSERT_EQ(fstat(file.get(), &now), 0);
+  EXPECT_EQ(now.st_mode & 0777, 0600u);
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

@@ -1,0 +1,56 @@
+#include "daemon/session/unread_descriptors.h"
+
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::daemon {
+namespace {
+
+// Whether the other end of a Unix socket has not read all that was sent. The kernel counts a message by the memory that
+// it takes; of one that is being read it still counts a byte while it tells those who wait to write.
+bool Unread(int socket) {
+  constexpr int kLeastMessage = 128;
+  int bytes = 0;
+  return ioctl(socket, SIOCOUTQ, &bytes) == 0 && bytes >= kLeastMessage;
+}
+
+}  // namespace
+
+bool UnreadDescriptors::Holds(Receiver receiver) {
+  const auto found = carriers_.find(receiver);
+  if (found == carriers_.end()) return false;
+  if (Unread(found->second.socket)) return true;
+  carriers_.erase(found);
+  return false;
+}
+
+absl::Status UnreadDescriptors::MaySend(storage::TenantId tenant, size_t share) {
+  const auto unread = [&] {
+    return static_cast<size_t>(
+        std::ranges::count_if(carriers_, [&](const auto& entry) { return entry.second.tenant == tenant; }));
+  };
+  if (unread() < share) return absl::OkStatus();
+  Sweep();
+  if (unread() < share) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the tenant's engines have not read ", share,
+                                                   " descriptors that they were sent: try again when they have"));
+}
+
+void UnreadDescriptors::Sent(Receiver receiver, storage::TenantId tenant, int socket) {
+  carriers_[receiver] = {.tenant = tenant, .socket = socket, .kept = {}};
+}
+
+void UnreadDescriptors::Ended(Receiver receiver, UniqueFd socket) {
+  if (Holds(receiver)) carriers_.at(receiver).kept = std::move(socket);
+}
+
+void UnreadDescriptors::Sweep() {
+  std::erase_if(carriers_, [](const auto& entry) { return !Unread(entry.second.socket); });
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,42 @@
+// Descriptors that were sent to engines which have not read them. The kernel counts them against the daemon's user
+// until they are read or the receiving socket is gone, and beyond its limit on open files sends no more, to anybody.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+#include "absl/status/status.h"
+#include "daemon/runtime/unique_fd.h"
+#include "storage/tier/tier.h"
+
+namespace ashlar::daemon {
+
+// One thread's. A receiver has at most one of them; those of a tenant, the ones that have ended among them (their
+// sockets may be in other hands still), have a share.
+class UnreadDescriptors {
+ public:
+  using Receiver = uint64_t;
+  static constexpr size_t kOfASession = 2;  // a tenant's share, for each session that it may have
+
+  // Whether the receiver may not have read the last one.
+  bool Holds(Receiver receiver);
+  // RESOURCE_EXHAUSTED while `share` descriptors of the tenant are unread.
+  absl::Status MaySend(storage::TenantId tenant, size_t share);
+  // One was sent on `socket`, which stays open until Ended.
+  void Sent(Receiver receiver, storage::TenantId tenant, int socket);
+  // The receiver ends. Its socket, which nobody watches any more, is kept for as long as it holds one.
+  void Ended(Receiver receiver, UniqueFd socket);
+  // Lets go of what has been read. Call it every now and then.
+  void Sweep();
+
+ private:
+  struct Carrier {
+    storage::TenantId tenant = 0;
+    int socket = -1;
+    UniqueFd kept;
+  };
+  std::map<Receiver, Carrier> carriers_;
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,68 @@
+// The tiers that a configuration asks for, with the threads that read and write the disk.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/runtime/event_loop.h"
+#include "daemon/runtime/worker_pool.h"
+#include "daemon/tiers/ssd_disk.h"
+#include "storage/cache.h"
+#include "storage/tier/memory_tier.h"
+#include "storage/tier/ssd_tier.h"
+#include "storage/tier/tiers.h"
+
+namespace ashlar::v1 {
+class Config;
+}
+
+namespace ashlar::daemon {
+
+class TierSet {
+ public:
+  // A tenant's number is its place in the list. What lies in memory is reached by `gpu`, unless that is null. `loop`
+  // must outlive the set and need not run yet. Takes as long as allocating the disk's file and reading its records
+  // does. A disk that is full, read-only or failing is no error: its tier is degraded until Tick can open it.
+  static absl::StatusOr<std::unique_ptr<TierSet>> Make(const v1::Config& config, EventLoop& loop,
+                                                       const kernels::Gpu* gpu);
+
+  storage::Tiers tiers() const;
+  // What engines land from and map.
+  const storage::MemoryTier& top() const { return hbm_ != nullptr ? *hbm_ : *dram_; }
+  // Tells the cache its pools' floors, what expires, and what was found on the disk. Once, before any session.
+  void Configure(const v1::Config& config, storage::Cache& cache);
+
+  const storage::MemoryTier* hbm() const { return hbm_.get(); }  // null: none
+  const storage::MemoryTier& dram() const { return *dram_; }
+  const storage::SsdTier* ssd() const { return ssd_.get(); }  // null: none
+  size_t disk_queue() const { return io_ == nullptr ? 0 : io_->depth(); }
+  uint64_t set_aside() const { return set_aside_; }  // damaged databases of records, since the start
+  // Tries again, at intervals that grow from one second to five, to open a disk that could not be opened, on a thread
+  // of its own; what is found there goes to the cache. On the loop, about once a second.
+  void Tick(storage::Cache& cache);
+  // Finishes what the disk was asked for, and takes no more.
+  void StopDisk();
+
+ private:
+  TierSet() = default;
+  absl::Status OpenDisk(const v1::Config& config, EventLoop& loop);
+  void Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache);
+
+  std::unique_ptr<storage::MemoryTier> hbm_, dram_;
+  std::unique_ptr<storage::BlockFile> file_;
+  std::unique_ptr<storage::RecordStore> records_;
+  EventLoop* loop_ = nullptr;  // as below, where there is an ssd tier
+  std::unique_ptr<WorkerPool> io_;
+  std::unique_ptr<storage::SsdTier> ssd_;
+  std::vector<storage::SsdTier::Recovered> recovered_;
+  uint64_t set_aside_ = 0;
+  // While the tier has no disk.
+  std::function<absl::StatusOr<SsdDisk>()> open_;
+  bool opening_ = false;
+  int ticks_left_ = 0, patience_ = 1;
+};
+
+}  // namespace ashlar::daemon
