@@ -15,7 +15,7 @@
 #include <filesystem>
 #include <string>
 
-#include "client/descriptor.h"
+#include "client/session/descriptor.h"
 
 namespace ashlar::internal {
 

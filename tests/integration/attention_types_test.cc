@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "client/client.h"
+#include "ashlar/client.h"
 #include "kernels/testing/backends.h"
 #include "kernels/testing/paged_rows.h"
 #include "tests/integration/daemon_process.h"

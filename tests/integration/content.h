@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "client/client.h"
+#include "ashlar/client.h"
 
 namespace ashlar::integration {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "client/client.h"
+#include "ashlar/client.h"
 
 namespace ashlar::integration {
 

@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "client/adapt_transitions.h"
-#include "client/client.h"
+#include "ashlar/adapt_transitions.h"
+#include "ashlar/client.h"
 #include "kernels/adaptive.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/testing/backends.h"

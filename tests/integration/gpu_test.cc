@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "client/shared_pages.h"
+#include "ashlar/shared_pages.h"
 #include "tests/integration/corrupt.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/test_engine.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "client/client.h"
+#include "ashlar/client.h"
 
 namespace ashlar::v1 {
 class SessionReply;

@@ -1,5 +1,5 @@
 // In-place sharing through the client: requests of an engine, of two of its processes, and across lost connections.
-#include "client/shared_pages.h"
+#include "ashlar/shared_pages.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

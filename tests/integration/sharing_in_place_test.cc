@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/shared_pages.h"
+#include "ashlar/shared_pages.h"
 #include "tests/integration/serving_fixture.h"
 #include "tools/rag/staging.h"
 #include "tools/refengine/tokenizer.h"

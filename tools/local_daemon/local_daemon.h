@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/client.h"
+#include "ashlar/client.h"
 #include "tools/child_process/child_process.h"
 
 namespace ashlar::tools {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/client.h"
+#include "ashlar/client.h"
 
 namespace ashlar::neighbours {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "client/descriptor.h"
+#include "client/session/descriptor.h"
 
 namespace ashlar::neighbours {
 

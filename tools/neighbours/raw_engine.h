@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/client.h"
-#include "client/descriptor.h"
+#include "ashlar/client.h"
+#include "client/session/descriptor.h"
 #include "tools/neighbours/segment_engine.h"
 
 namespace ashlar::v1 {

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/client.h"
+#include "ashlar/client.h"
 
 namespace ashlar::neighbours {
 

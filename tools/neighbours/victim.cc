@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/descriptor.h"
+#include "client/session/descriptor.h"
 #include "tools/neighbours/http_client.h"
 #include "tools/neighbours/raw_engine.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/client.h"
+#include "ashlar/client.h"
 #include "nlohmann/json.hpp"
 #include "tools/neighbours/segment_engine.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "client/adapt_transitions.h"
+#include "ashlar/adapt_transitions.h"
 #include "tools/rag/resumed_state.h"
 #include "tools/refengine/flops.h"
 #include "tools/refengine/tokenizer.h"

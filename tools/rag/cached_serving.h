@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/client.h"
+#include "ashlar/client.h"
 #include "tools/rag/daemon_advancer.h"
 #include "tools/rag/serving.h"
 #include "tools/rag/staging.h"

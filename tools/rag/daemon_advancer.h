@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/client.h"
+#include "ashlar/client.h"
 #include "tools/refengine/engine.h"
 
 namespace ashlar::rag {

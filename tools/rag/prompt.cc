@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "client/client.h"
+#include "ashlar/client.h"
 #include "tools/refengine/tokenizer.h"
 
 namespace ashlar::rag {

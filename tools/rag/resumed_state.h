@@ -1,7 +1,7 @@
 // The recurrent state behind a match's prefix, as an engine with kernels takes it up.
 #pragma once
 
-#include "client/client.h"
+#include "ashlar/client.h"
 #include "tools/rag/serving.h"
 #include "tools/refengine/sequence.h"
 

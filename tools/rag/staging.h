@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "client/client.h"
+#include "ashlar/client.h"
 #include "tools/refengine/engine.h"
 #include "tools/refengine/page_pool.h"
 #include "tools/refengine/sequence.h"

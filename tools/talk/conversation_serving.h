@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/client.h"
+#include "ashlar/client.h"
 #include "tools/rag/cached_serving.h"
 #include "tools/rag/prompt.h"
 #include "tools/rag/serving.h"

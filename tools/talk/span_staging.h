@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/client.h"
+#include "ashlar/client.h"
 #include "tools/refengine/engine.h"
 
 namespace ashlar::talk {

@@ -1,0 +1,145 @@
+#include "ashlar/client.h"
+
+#include <chrono>
+#include <utility>
+
+#include "client/calls/model_impl.h"
+#include "client/session/opened_model.h"
+#include "client/session/process_bound.h"
+#include "client/session/reconnector.h"
+#include "client/session/region_memory.h"
+
+namespace ashlar {
+
+using internal::Connection;
+using internal::Deadline;
+using internal::Mapping;
+using internal::SharedMemory;
+
+namespace {
+
+constexpr std::chrono::hours kLongestTimeout{1};
+
+absl::Status LostMeanwhile() {
+  return absl::UnavailableError("the daemon was lost during the call");
+}
+
+}  // namespace
+
+struct Client::Impl {
+  std::shared_ptr<internal::Keeper> keeper;
+
+  // Makes a region of a descriptor that the daemon knows, or is about to be told of.
+  absl::StatusOr<Region> Keep(internal::Descriptor memory, SharedMemory place, std::optional<uint64_t> hosted_id,
+                              const std::shared_ptr<Connection>& connection, Deadline deadline) const;
+};
+
+Client::Client() = default;
+
+Client::~Client() {
+  if (impl_ != nullptr && impl_->keeper->CheckProcess().ok()) impl_->keeper->Stop();
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& options) {
+  static const internal::Birthplace first_use;
+  if (first_use.InChild()) {
+    return absl::FailedPreconditionError(
+        "forked from a process that had connected already: exec first, or fork earlier");
+  }
+  if (options.timeout <= std::chrono::milliseconds::zero() || options.timeout > kLongestTimeout) {
+    return absl::InvalidArgumentError("timeout: must be positive, and at most an hour");
+  }
+  absl::StatusOr<std::shared_ptr<internal::Keeper>> keeper = internal::Keeper::Start(options);
+  if (!keeper.ok()) return keeper.status();
+  std::unique_ptr<Client> client(new Client);
+  client->impl_ = std::make_shared<Impl>(Impl{*std::move(keeper)});
+  return client;
+}
+
+bool Client::connected() const {
+  return impl_->keeper->connection().ok();
+}
+const std::string& Client::tenant() const {
+  return impl_->keeper->tenant();
+}
+
+absl::StatusOr<Model> Client::OpenModel(const Identity& identity, const Layout& layout, const Shard& shard,
+                                        const CostModel& cost, const PrefixUse& prefixes) {
+  if (absl::Status status = Validate(identity); !status.ok()) return status;
+  if (absl::Status status = Validate(layout); !status.ok()) return status;
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  if (!connection.ok()) return connection.status();
+  absl::StatusOr<std::shared_ptr<internal::OpenedModel>> opened = internal::OpenedModel::Open(
+      {identity, layout, shard, cost, prefixes}, *connection, impl_->keeper->CallDeadline());
+  if (!opened.ok()) return opened.status();
+  if (!impl_->keeper->Keep(*opened, *connection)) return LostMeanwhile();
+  Model model;
+  model.impl_ = std::make_shared<Model::Impl>(Model::Impl{impl_->keeper, *std::move(opened)});
+  return model;
+}
+
+absl::StatusOr<Region> Client::RegisterRegion(int memfd, size_t bytes) {
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  if (!connection.ok()) return connection.status();
+  absl::StatusOr<internal::Descriptor> copy = internal::Descriptor::Duplicate(memfd);
+  if (!copy.ok()) return absl::InvalidArgumentError("memfd: not an open descriptor");
+  absl::StatusOr<Mapping> mapping = Mapping::Map(copy->get(), bytes, Mapping::Access::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
+  return impl_->Keep(*std::move(copy), SharedMemory(*std::move(mapping)), std::nullopt, *connection,
+                     impl_->keeper->CallDeadline());
+}
+
+absl::StatusOr<Region> Client::RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes) {
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  if (!connection.ok()) return connection.status();
+  if (data == nullptr || bytes == 0) return absl::InvalidArgumentError("data, bytes: must be given");
+  absl::StatusOr<internal::Descriptor> copy = internal::Descriptor::Duplicate(descriptor);
+  if (!copy.ok()) return absl::InvalidArgumentError("descriptor: not an open descriptor");
+  return impl_->Keep(*std::move(copy), SharedMemory(data, bytes), std::nullopt, *connection,
+                     impl_->keeper->CallDeadline());
+}
+
+absl::StatusOr<Region> Client::HostRegion(size_t bytes) {
+  const Deadline deadline = impl_->keeper->CallDeadline();
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  if (!connection.ok()) return connection.status();
+  auto hosted = (*connection)->channel().HostRegion(bytes, kernels::MemoryKind::kHost, deadline);
+  if (!hosted.ok()) return hosted.status();
+  absl::StatusOr<Mapping> mapping = Mapping::Map(hosted->memory.get(), bytes, Mapping::Access::kReadWrite);
+  if (!mapping.ok()) {
+    (*connection)->channel().DropRegion(hosted->id);
+    return absl::InternalError("the memory that the daemon hosted cannot be mapped");
+  }
+  return impl_->Keep(std::move(hosted->memory), SharedMemory(*std::move(mapping)), hosted->id, *connection, deadline);
+}
+
+absl::StatusOr<Region> Client::HostGpuRegion(const kernels::Gpu& gpu, size_t bytes) {
+  const Deadline deadline = impl_->keeper->CallDeadline();
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  if (!connection.ok()) return connection.status();
+  auto hosted = (*connection)->channel().HostRegion(bytes, kernels::MemoryKind::kDevice, deadline);
+  if (!hosted.ok()) return hosted.status();
+  kernels::ArenaError error;
+  std::unique_ptr<kernels::ArenaMemory> arena = gpu.ImportArena(hosted->memory.get(), hosted->bytes, &error);
+  if (arena == nullptr) {
+    (*connection)->channel().DropRegion(hosted->id);
+    return absl::InternalError("the memory that the daemon hosted cannot be mapped: " + error.message);
+  }
+  return impl_->Keep(std::move(hosted->memory), SharedMemory(gpu, std::move(arena)), hosted->id, *connection, deadline);
+}
+
+absl::StatusOr<Region> Client::Impl::Keep(internal::Descriptor memory, SharedMemory place,
+                                          std::optional<uint64_t> hosted_id,
+                                          const std::shared_ptr<Connection>& connection, Deadline deadline) const {
+  Region region;
+  region.impl_ = internal::MakeProcessBound<Region::Impl>(std::move(memory), std::move(place));
+  if (hosted_id.has_value()) {
+    region.impl_->SetId(connection, *hosted_id);
+  } else if (absl::Status status = region.impl_->Restore(connection, deadline); !status.ok()) {
+    return status;
+  }
+  if (!keeper->Keep(region.impl_, connection)) return LostMeanwhile();
+  return region;
+}
+
+}  // namespace ashlar

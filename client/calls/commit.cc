@@ -1,0 +1,102 @@
+// Offering a text's states for others to resume from: Model::Commit.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "ashlar/v1/cache.pb.h"
+#include "client/calls/lending_call.h"
+#include "client/calls/match_impl.h"
+#include "client/calls/model_impl.h"
+#include "client/calls/part_sources.h"
+#include "proto/limits.h"
+#include "proto/tokens.h"
+
+namespace ashlar {
+namespace {
+
+using internal::Deadline;
+using internal::ModelBinding;
+
+CommitOutcome ToCommitOutcome(uint32_t wire) {
+  const bool known =
+      wire >= static_cast<uint32_t>(CommitOutcome::kKept) && wire <= static_cast<uint32_t>(CommitOutcome::kKeptAsSpan);
+  return known ? static_cast<CommitOutcome>(wire) : CommitOutcome::kUnavailable;
+}
+
+CommitOutcome ToCommitOutcome(const absl::Status& status) {
+  if (absl::IsInvalidArgument(status)) return CommitOutcome::kBadSource;
+  if (absl::IsResourceExhausted(status)) return CommitOutcome::kBusy;
+  return CommitOutcome::kUnavailable;
+}
+
+// INVALID_ARGUMENT: the states do not belong to the layout, or do not lie in the region. RESOURCE_EXHAUSTED: the daemon
+// has no room for the region, or the pages, now.
+absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout& layout, const ModelBinding& binding,
+                                           const PrefixUse& use, const internal::RegionMemory* region) {
+  v1::CommitRequest request;
+  request.set_model(binding.model->id());
+  request.set_tokens(PackTokens(text.tokens));
+  request.set_prompt_tokens(text.prompt_tokens);
+  request.set_provenance(static_cast<uint32_t>(text.provenance));
+  if (text.conversation != ConversationId{}) {
+    request.set_conversation(text.conversation.data(), text.conversation.size());
+  }
+  if (binding.pages_missing) return absl::ResourceExhaustedError("pages: the daemon has no room for them now");
+  request.set_pages_id(binding.pages_id);
+  request.mutable_page_table()->Add(text.page_table.begin(), text.page_table.end());
+  std::optional<internal::PartSources> sources;  // a model of attention alone has no states to lie anywhere
+  if (region != nullptr) {
+    const std::optional<uint64_t> region_id = region->IdOn(*binding.connection);
+    if (!region_id.has_value()) return absl::ResourceExhaustedError("region: the daemon has no room for it now");
+    sources.emplace(layout, *region, *region_id);
+  }
+  for (const CapturedState& captured : text.checkpoints) {
+    v1::CapturedState* out = request.add_checkpoints();
+    out->set_depth(captured.depth);
+    const bool inside = std::ranges::all_of(captured.linear, [&](const PublishParts::Linear& tensors) {
+      return sources.has_value() && sources->Add(tensors, *out->mutable_parts());
+    });
+    if (!inside) return absl::InvalidArgumentError("checkpoints: not states of the layout inside the region");
+  }
+  if (!text.span.linear.empty()) {
+    if (text.span.begin >= text.tokens.size()) return absl::InvalidArgumentError("span.begin: not before the end");
+    v1::CapturedSpan* out = request.mutable_span();
+    out->set_begin(text.span.begin);
+    const bool inside = std::ranges::all_of(text.span.linear, [&](const CapturedSpan::Linear& rows) {
+      return sources.has_value() &&
+             sources->Add(rows, text.tokens.size() - text.span.begin, use.span_dtype, *out->mutable_parts());
+    });
+    if (!inside) return absl::InvalidArgumentError("span: not rows of the layout inside the region");
+  }
+  if (request.ByteSizeLong() > limits::kMaxRequestBytes) return absl::InvalidArgumentError("text: fits no message");
+  return request;
+}
+
+}  // namespace
+
+std::vector<CommitOutcome> Model::Commit(const Match* match, const CommitParts& text) {
+  const Deadline deadline = impl_->keeper->CallDeadline();
+  const auto all = [&](const absl::Status& status) {
+    return std::vector<CommitOutcome>(text.checkpoints.size(), ToCommitOutcome(status));
+  };
+  const absl::StatusOr<ModelBinding> binding = impl_->Bind();
+  if (!binding.ok()) return all(absl::UnavailableError("not connected"));
+  auto request = Describe(text, layout(), *binding, impl_->opened->prefixes(), text.region.impl_.get());
+  if (!request.ok()) return all(request.status());
+  // The daemon keeps what the text began with until it has answered; a match of another life has nothing to say.
+  std::shared_ptr<internal::LeaseHold> lease;
+  if (match != nullptr && match->impl_->connection == binding->connection) lease = match->impl_->lease;
+  if (lease != nullptr) request->set_lease(lease->lease());
+  v1::CommitReply reply;
+  const absl::Status status =
+      internal::CallLending(*binding->connection, &internal::Rpc::Commit, *request, reply, deadline);
+  if (!status.ok()) return all(status);
+  if (static_cast<size_t>(reply.outcomes_size()) != text.checkpoints.size()) {
+    return all(absl::InternalError("the daemon answered for another number of checkpoints"));
+  }
+  std::vector<CommitOutcome> outcomes;
+  for (const uint32_t outcome : reply.outcomes()) outcomes.push_back(ToCommitOutcome(outcome));
+  return outcomes;
+}
+
+}  // namespace ashlar

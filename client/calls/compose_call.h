@@ -1,0 +1,42 @@
+// One Advance or Compose call: its verdict, and the proof that it can write no more.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "client/session/connection.h"
+#include "client/session/deadline.h"
+
+namespace ashlar::v1 {
+class AdvanceRequest;
+class ComposeRequest;
+class CompositionReply;
+}  // namespace ashlar::v1
+
+namespace ashlar::internal {
+
+// Thread-safe. Process-bound.
+class ComposeCall {
+ public:
+  // Starts the call. `request` is complete but for the session and the call's number. Null: too many are under way.
+  static std::shared_ptr<ComposeCall> Start(std::shared_ptr<Connection> connection, v1::AdvanceRequest& request);
+  static std::shared_ptr<ComposeCall> Start(std::shared_ptr<Connection> connection, v1::ComposeRequest& request);
+  ~ComposeCall();  // cancels, and waits until the call is quiet
+
+  // The daemon's answer, or why there is none. At the deadline the call is cancelled.
+  absl::StatusOr<v1::CompositionReply> WaitReply(Deadline deadline);
+
+  // True once nothing can write for this call any more (writing_call.h).
+  bool WaitQuiet(Deadline deadline);
+
+ private:
+  template <typename T, typename... Args>
+  friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+  class Impl;
+  explicit ComposeCall(std::unique_ptr<Impl> impl);
+  template <typename Request>
+  static std::shared_ptr<ComposeCall> StartAny(std::shared_ptr<Connection> connection, Request& request);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::internal

@@ -1,0 +1,53 @@
+// One Land or LookupAndLand call: its match, its progress, its verdict, and the proof that it can write no more.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/session/connection.h"
+#include "client/session/deadline.h"
+
+namespace ashlar::v1 {
+class LandRequest;
+class LookupAndLandRequest;
+class PromptMatch;
+}  // namespace ashlar::v1
+
+namespace ashlar::internal {
+
+// Thread-safe. Process-bound. It has no thread of its own: events are taken in by whoever waits.
+class LandCall {
+ public:
+  // Starts the call. `request` is complete but for the session and the landing's number. Null: too many are under way.
+  static std::shared_ptr<LandCall> Start(std::shared_ptr<Connection> connection, v1::LandRequest& request);
+  static std::shared_ptr<LandCall> Start(std::shared_ptr<Connection> connection, v1::LookupAndLandRequest& request);
+  ~LandCall();  // cancels, and waits until the landing is quiet
+
+  // Of a LookupAndLand: what the daemon has found, or why it does not say. Stays as long as the call. At the deadline
+  // the call is cancelled.
+  absl::StatusOr<const v1::PromptMatch*> WaitMatch(Deadline deadline);
+  // Cancels the call: nobody waits for what it lands.
+  void GiveUp();
+
+  // Until so many attention layers are done, or the call is over (UINT32_MAX: until that). True: they are done, and no
+  // segment is said to be a miss.
+  bool WaitLayers(uint32_t layers, Deadline deadline);
+  // The daemon's verdict, one MissReason a segment; or why there is none. At the deadline the call is cancelled.
+  absl::StatusOr<std::vector<uint32_t>> WaitVerdict(Deadline deadline);
+
+  // True once nothing can write for this landing any more (writing_call.h).
+  bool WaitQuiet(Deadline deadline);
+
+ private:
+  template <typename T, typename... Args>
+  friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+  template <typename Request>
+  static std::shared_ptr<LandCall> StartAny(std::shared_ptr<Connection> connection, Request& request);
+  class Impl;
+  explicit LandCall(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::internal

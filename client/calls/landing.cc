@@ -1,0 +1,61 @@
+#include <utility>
+
+#include "client/calls/landing_impl.h"
+#include "client/session/rpc.h"
+
+namespace ashlar {
+
+Landing::Landing(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Landing::Landing(Landing&&) noexcept = default;
+Landing& Landing::operator=(Landing&&) noexcept = default;
+Landing::~Landing() = default;
+
+bool Landing::WaitLayers(uint32_t layers, std::chrono::milliseconds timeout) {
+  if (impl_->birthplace.InChild() || impl_->call == nullptr) return false;
+  if (!impl_->call->WaitLayers(impl_->order.AttentionLayersFor(layers), internal::After(timeout))) return false;
+  impl_->Arrived(layers);
+  return true;
+}
+
+std::vector<MissReason> Landing::Wait(std::chrono::milliseconds timeout) {
+  Impl& landing = *impl_;
+  if (landing.birthplace.InChild()) {
+    return std::vector<MissReason>(landing.reasons.size(), MissReason::kDaemonUnavailable);
+  }
+  {
+    std::lock_guard lock(landing.mutex);
+    if (landing.decided) return landing.reasons;
+  }
+  const absl::StatusOr<std::vector<uint32_t>> verdict = landing.call->WaitVerdict(internal::After(timeout));
+  std::lock_guard lock(landing.mutex);
+  if (landing.decided) return landing.reasons;
+  landing.decided = true;
+  for (size_t i = 0; i < landing.asked.size(); ++i) {
+    MissReason& reason = landing.reasons[landing.asked[i]];
+    if (reason != MissReason::kNone) continue;  // of several objects the first that is missing
+    if (!verdict.ok()) {
+      reason = internal::ToMissReason(verdict.status());
+    } else if (verdict->size() == landing.asked.size()) {
+      reason = internal::ToMissReason((*verdict)[i]);
+    } else {
+      reason = MissReason::kDaemonUnavailable;  // a daemon that answers for other segments
+    }
+  }
+  // What has missed may not have come, and may be landed again.
+  for (size_t i = 0; i < landing.reasons.size(); ++i) {
+    if (landing.reasons[i] == MissReason::kNone && landing.tuples[i] != nullptr) landing.tuples[i]->Arrived(UINT32_MAX);
+  }
+  return landing.reasons;
+}
+
+bool Landing::quiet() const {
+  if (impl_->birthplace.InChild()) return false;
+  return impl_->call == nullptr || impl_->call->WaitQuiet(internal::Deadline());
+}
+
+bool Landing::WaitQuiet(std::chrono::milliseconds timeout) {
+  if (impl_->birthplace.InChild()) return false;
+  return impl_->call == nullptr || impl_->call->WaitQuiet(internal::After(timeout));
+}
+
+}  // namespace ashlar

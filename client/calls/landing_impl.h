@@ -1,0 +1,70 @@
+// What is behind a Landing.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <variant>
+#include <vector>
+
+#include "ashlar/client.h"
+#include "client/calls/land_call.h"
+#include "client/session/connection.h"
+#include "client/session/mapped_object.h"
+#include "client/session/opened_model.h"
+#include "client/session/process_bound.h"
+#include "client/session/region_memory.h"
+
+namespace ashlar {
+
+namespace internal {
+
+// The daemon takes linear layers together with the attention layer behind them, and tells of attention layers alone.
+class LandingOrder {
+ public:
+  explicit LandingOrder(const Layout& layout) {
+    for (uint32_t i = 0; i < layout.layers.size(); ++i) {
+      if (std::holds_alternative<AttentionLayer>(layout.layers[i])) attention_.push_back(i);
+    }
+  }
+  // How many attention layers it must be through with to be through with the first `layers` of all. UINT32_MAX: with
+  // everything.
+  uint32_t AttentionLayersFor(uint32_t layers) const {
+    if (layers == 0) return 0;
+    const auto last = std::ranges::lower_bound(attention_, layers - 1);
+    return last == attention_.end() ? UINT32_MAX : static_cast<uint32_t>(last - attention_.begin()) + 1;
+  }
+
+ private:
+  std::vector<uint32_t> attention_;  // layers, ascending
+};
+
+}  // namespace internal
+
+struct Landing::Impl {
+  explicit Impl(const Layout& layout) : order(layout) {}
+  // Tuples of the first `layers` layers may be used from now on.
+  void Arrived(uint32_t layers) const {
+    for (const auto& object : tuples) {
+      if (object != nullptr) object->Arrived(layers);
+    }
+  }
+
+  const internal::LandingOrder order;
+  std::mutex mutex;
+  std::vector<MissReason> reasons;  // guarded by mutex; of segments that were not asked for: known from the start
+  bool decided = false;             // guarded by mutex
+  std::vector<std::shared_ptr<internal::MappedObject>> tuples;  // one a reason; null where there are none
+  std::vector<size_t> asked;                                    // for each object of the call, its place in `reasons`
+
+  // What must stay while the daemon may write. `call` is last: it is destroyed first, and waits until it is quiet.
+  std::shared_ptr<const internal::ModelHandle> model;
+  std::shared_ptr<internal::LeaseHold> lease;
+  std::shared_ptr<internal::RegionMemory> pages;
+  std::shared_ptr<internal::LandCall> call;  // null: nothing had to be asked
+  internal::Birthplace birthplace;
+};
+
+}  // namespace ashlar

@@ -1,0 +1,36 @@
+#include <gtest/gtest.h>
+
+#include "client/calls/landing_impl.h"
+
+namespace ashlar::internal {
+namespace {
+
+Layout LayersOf(const char* kinds) {
+  Layout layout;
+  for (; *kinds != 0; ++kinds) {
+    if (*kinds == 'a') {
+      layout.layers.push_back(AttentionLayer{});
+    } else {
+      layout.layers.push_back(LinearLayer{});
+    }
+  }
+  return layout;
+}
+
+TEST(LandingOrder, LinearLayersComeWithTheAttentionLayerBehindThem) {
+  const LandingOrder hybrid(LayersOf("lllalla"));
+  EXPECT_EQ(hybrid.AttentionLayersFor(0), 0u);
+  for (const uint32_t layers : {1, 2, 3, 4}) EXPECT_EQ(hybrid.AttentionLayersFor(layers), 1u) << layers;
+  for (const uint32_t layers : {5, 6, 7}) EXPECT_EQ(hybrid.AttentionLayersFor(layers), 2u) << layers;
+}
+
+TEST(LandingOrder, LayersBehindTheLastAttentionLayerComeWithTheVerdict) {
+  const LandingOrder tail(LayersOf("aal"));
+  EXPECT_EQ(tail.AttentionLayersFor(1), 1u);
+  EXPECT_EQ(tail.AttentionLayersFor(2), 2u);
+  EXPECT_EQ(tail.AttentionLayersFor(3), UINT32_MAX);
+  EXPECT_EQ(LandingOrder(LayersOf("ll")).AttentionLayersFor(1), UINT32_MAX) << "no attention at all";
+}
+
+}  // namespace
+}  // namespace ashlar::internal

@@ -1,0 +1,89 @@
+// Model::LookupAndLand: what is found lands before the engine has heard of it.
+#include <utility>
+
+#include "ashlar/v1/cache.pb.h"
+#include "client/calls/landing_impl.h"
+#include "client/calls/match_impl.h"
+#include "client/calls/model_impl.h"
+#include "client/calls/prompt_message.h"
+#include "client/session/rpc.h"
+#include "proto/limits.h"
+
+namespace ashlar {
+namespace {
+
+constexpr size_t kCallBytes = 256;  // at most, for what the call itself adds: session and number
+
+}  // namespace
+
+std::optional<MatchAndLanding> Model::Impl::TryLookupAndLand(Model& model, const Prompt& prompt,
+                                                             std::span<const int32_t> page_table) const {
+  const internal::Deadline deadline = keeper->CallDeadline();
+  const absl::StatusOr<internal::ModelBinding> binding = Bind();
+  if (!binding.ok() || binding->pages == nullptr || !internal::FitsMessage(prompt)) return std::nullopt;
+  internal::Connection& connection = *binding->connection;
+  if (!connection.looks_up_and_lands()) return std::nullopt;
+  // Held before it is asked for, and until the landing is quiet: should the answer not come, it is released after all.
+  auto lease = internal::LeaseHold::Make(binding->connection, internal::RandomLease(), deadline);
+  if (!lease.ok()) return std::nullopt;
+  v1::LookupAndLandRequest request;
+  request.set_lease((*lease)->lease());
+  request.set_pages_id(binding->pages_id);
+  request.mutable_page_table()->Add(page_table.begin(), page_table.end());
+  request.set_model(binding->model->id());
+  internal::Describe(prompt, opened->uses_prefixes(), *request.mutable_prompt());
+  if (request.ByteSizeLong() + kCallBytes > limits::kMaxRequestBytes) return std::nullopt;
+
+  auto landing = std::make_unique<Landing::Impl>(opened->layout());
+  landing->model = binding->model;
+  landing->lease = *std::move(lease);
+  landing->pages = binding->pages;
+  landing->call = internal::LandCall::Start(binding->connection, request);
+  if (landing->call == nullptr) return std::nullopt;
+  const absl::StatusOr<const v1::PromptMatch*> answer = landing->call->WaitMatch(deadline);
+  if (!answer.ok()) {
+    connection.rpc().Ended(answer.status());
+    if (absl::IsUnimplemented(answer.status())) {
+      connection.SetLooksUpAndLands(false);
+      return std::nullopt;
+    }
+    landing->decided = true;
+    const MissReason reason = internal::ToMissReason(answer.status());
+    return MatchAndLanding{Match(Match::Impl::Missed(prompt.segment_lengths, reason)), {}, Landing(std::move(landing))};
+  }
+  auto match = Match::Impl::Answered(**answer, binding->connection, opened->layout(), opened->ns(),
+                                     prompt.segment_lengths, deadline);
+  if (std::optional<std::vector<size_t>> places = match->PlacesOf(**answer)) {
+    std::vector<LandSegment> segments = match->WhatToLand();
+    landing->asked = *std::move(places);
+    landing->reasons.assign(segments.size(), MissReason::kNone);
+    landing->decided = segments.empty();
+    for (const LandSegment& segment : segments) landing->tuples.push_back(match->TuplesIn(segment.segment));
+    return MatchAndLanding{Match(std::move(match)), std::move(segments), Landing(std::move(landing))};
+  }
+
+  // The engine would compute what the daemon still writes. What is of use lands once that has ceased.
+  landing->call->GiveUp();
+  if (!landing->call->WaitQuiet(deadline)) {
+    landing->decided = true;
+    match = Match::Impl::Missed(prompt.segment_lengths, MissReason::kTimedOut);
+    return MatchAndLanding{Match(std::move(match)), {}, Landing(std::move(landing))};
+  }
+  landing = nullptr;
+  return model.LandAll(Match(std::move(match)), page_table);
+}
+
+MatchAndLanding Model::LandAll(Match match, std::span<const int32_t> page_table) {
+  std::vector<LandSegment> segments = match.impl_->WhatToLand();
+  Landing landing = Land(match, page_table, segments);
+  return {std::move(match), std::move(segments), std::move(landing)};
+}
+
+MatchAndLanding Model::LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table) {
+  if (std::optional<MatchAndLanding> both = impl_->TryLookupAndLand(*this, prompt, page_table)) {
+    return *std::move(both);
+  }
+  return LandAll(Lookup(prompt), page_table);
+}
+
+}  // namespace ashlar

@@ -1,0 +1,162 @@
+#include <utility>
+
+#include "ashlar/v1/cache.pb.h"
+#include "client/calls/batching.h"
+#include "client/calls/match_impl.h"
+#include "client/calls/model_impl.h"
+#include "client/calls/prompt_message.h"
+#include "client/session/rpc.h"
+#include "proto/limits.h"
+#include "proto/tokens.h"
+
+namespace ashlar {
+namespace {
+
+using internal::Deadline;
+using internal::ModelBinding;
+
+constexpr size_t kLeaseBytes = 16;
+
+internal::Load LoadOf(const Prompt& prompt, const internal::OpenedModel& model) {
+  const uint64_t blocks = model.uses_prefixes() ? prompt.tokens.size() / PrefixBlockTokens(model.layout()) + 1 : 0;
+  return {prompt.tokens.size_bytes() + prompt.segment_lengths.size() * 10 + 128,
+          (prompt.segment_lengths.size() + blocks) * model.shards()};
+}
+internal::Load LoadOf(const ObjectRun& run) {
+  return {run.tokens.size_bytes() + 64};
+}
+
+// The daemon's answer for every prompt, or why there is none.
+absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, bool uses_prefixes,
+                                        std::span<const Prompt> prompts, Deadline deadline) {
+  v1::MatchRequest request;
+  request.set_session(binding.connection->session());
+  request.set_model(binding.model->id());
+  for (const Prompt& prompt : prompts) {
+    if (!internal::FitsMessage(prompt)) return absl::InvalidArgumentError("prompt: longer than the protocol allows");
+    v1::Prompt& asked = *request.add_prompts();
+    internal::Describe(prompt, uses_prefixes, asked);
+    asked.set_needed_in_ns(prompt.needed_in.count());
+  }
+  v1::MatchReply reply;
+  if (absl::Status status = binding.connection->rpc().Match(request, reply, deadline); !status.ok()) return status;
+  if (static_cast<size_t>(reply.prompts_size()) != prompts.size()) {
+    return absl::InternalError("the daemon answered for another number of prompts");
+  }
+  return reply;
+}
+
+ReserveOutcome ToReserveOutcome(uint32_t wire) {
+  const bool known = wire >= static_cast<uint32_t>(ReserveOutcome::kGranted) &&
+                     wire <= static_cast<uint32_t>(ReserveOutcome::kDeclined);
+  return known ? static_cast<ReserveOutcome>(wire) : ReserveOutcome::kUnavailable;
+}
+
+absl::StatusOr<std::vector<Reservation>> AskReserve(const ModelBinding& binding, std::span<const ObjectRun> runs,
+                                                    Deadline deadline) {
+  v1::ReserveRequest request;
+  request.set_session(binding.connection->session());
+  request.set_model(binding.model->id());
+  for (const ObjectRun& run : runs) {
+    v1::ObjectName* name = request.add_objects();
+    name->set_kind(static_cast<uint32_t>(run.kind));
+    name->set_tokens(PackTokens(run.tokens));
+  }
+  v1::ReserveReply reply;
+  if (absl::Status status = binding.connection->rpc().Reserve(request, reply, deadline); !status.ok()) return status;
+  if (static_cast<size_t>(reply.results_size()) != runs.size()) {
+    return absl::InternalError("the daemon answered for another number of objects");
+  }
+  std::vector<Reservation> reservations;
+  for (const v1::ReserveResult& result : reply.results()) {
+    reservations.push_back(
+        {ToReserveOutcome(result.outcome()), result.reservation(), binding.connection->generation()});
+  }
+  return reservations;
+}
+
+}  // namespace
+
+const Layout& Model::layout() const {
+  return impl_->opened->layout();
+}
+NamespaceId Model::ns() const {
+  return impl_->opened->ns();
+}
+
+absl::Status Model::DeclarePages(const Region& region, const PagedCache& pages) {
+  if (absl::Status status = impl_->keeper->CheckProcess(); !status.ok()) return status;
+  if (region.impl_ == nullptr) return absl::InvalidArgumentError("region: empty");
+  return impl_->opened->DeclarePages(region.impl_, pages, impl_->keeper->CallDeadline());
+}
+
+Match Model::Lookup(const Prompt& prompt) {
+  return std::move(Lookup(std::span(&prompt, 1)).front());
+}
+
+std::vector<Match> Model::Lookup(std::span<const Prompt> prompts) {
+  const Deadline deadline = impl_->keeper->CallDeadline();
+  const absl::StatusOr<ModelBinding> binding = impl_->Bind();
+  const auto ask = [&](std::span<const Prompt> part) -> absl::StatusOr<std::vector<Match>> {
+    if (!binding.ok()) return binding.status();
+    const absl::StatusOr<v1::MatchReply> reply = AskMatch(*binding, impl_->opened->uses_prefixes(), part, deadline);
+    if (!reply.ok()) return reply.status();
+    std::vector<Match> matches;
+    for (size_t i = 0; i < part.size(); ++i) {
+      matches.push_back(Match(Match::Impl::Answered(reply->prompts(static_cast<int>(i)), binding->connection, layout(),
+                                                    ns(), part[i].segment_lengths, deadline)));
+    }
+    return matches;
+  };
+  const auto missed = [](const Prompt& prompt, const absl::Status& status) {
+    return Match(Match::Impl::Missed(prompt.segment_lengths, internal::ToMissReason(status)));
+  };
+  return internal::AskInCalls<Match>(
+      prompts, limits::kMaxPromptsPerCall, [&](const Prompt& prompt) { return LoadOf(prompt, *impl_->opened); }, ask,
+      missed);
+}
+
+Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_lengths) {
+  const Deadline deadline = impl_->keeper->CallDeadline();
+  const auto missed = [&](const absl::Status& status) {
+    return Match(Match::Impl::Missed(segment_lengths, internal::ToMissReason(status)));
+  };
+  if (lease.size() != kLeaseBytes) return missed(absl::NotFoundError("lease: not 16 bytes"));
+  const absl::StatusOr<ModelBinding> binding = impl_->Bind();
+  if (!binding.ok()) return missed(binding.status());
+  // Held before it is asked for: a release of the same lease by another match of this client must not overtake.
+  const auto hold = internal::LeaseHold::Make(binding->connection, lease, deadline);
+  if (!hold.ok()) return missed(hold.status());
+  v1::AttachLeaseRequest request;
+  request.set_session(binding->connection->session());
+  request.set_lease(lease);
+  request.set_model(binding->model->id());
+  v1::AttachLeaseReply reply;
+  const absl::Status status = binding->connection->rpc().AttachLease(request, reply, deadline);
+  if (!status.ok()) return missed(status);
+  return Match(Match::Impl::Answered(reply.match(), binding->connection, layout(), ns(), segment_lengths, deadline));
+}
+
+std::vector<Reservation> Model::Reserve(std::span<const ObjectRun> runs) {
+  const Deadline deadline = impl_->keeper->CallDeadline();
+  const absl::StatusOr<ModelBinding> binding = impl_->Bind();
+  if (!binding.ok()) return std::vector<Reservation>(runs.size());
+  return internal::AskInCalls<Reservation>(
+      runs, limits::kMaxObjectsPerCall, [](const ObjectRun& run) { return LoadOf(run); },
+      [&](std::span<const ObjectRun> part) { return AskReserve(*binding, part, deadline); },
+      [](const ObjectRun&, const absl::Status&) { return Reservation(); });
+}
+
+void Model::Abandon(const Reservation& reservation) {
+  if (!reservation.granted()) return;
+  const absl::StatusOr<ModelBinding> binding = impl_->Bind();
+  if (!binding.ok() || binding->connection->generation() != reservation.generation) return;
+  v1::AbandonRequest request;
+  request.set_session(binding->connection->session());
+  request.add_reservations(reservation.id);
+  v1::AbandonReply reply;
+  // Should it fail, the daemon reclaims the reservation by its own deadline.
+  binding->connection->rpc().Abandon(request, reply, impl_->keeper->CallDeadline()).IgnoreError();
+}
+
+}  // namespace ashlar

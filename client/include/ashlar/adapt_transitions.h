@@ -1,0 +1,33 @@
+// In which forms a segment's transitions are published: what an engine calls between computing and publishing them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ashlar/client.h"
+#include "kernels/device.h"
+#include "proto/layout.h"
+
+namespace ashlar {
+
+// One dense linear layer's transitions of a segment.
+struct DenseTransitions {
+  uint32_t layer = 0;
+  const float* computed = nullptr;  // heads × [d_k, d_k], fp32 in the layout's order
+  // heads × [d_k]: the product of the tokens' decays, where it is known (deltanet has none, which is). What a segment
+  // of few tokens does beside it has as few dimensions.
+  const float* decay = nullptr;
+  // Out: room for as many in the type in which they are stored, inside the region that is
+  // published from. May be `computed`, where that type is fp32.
+  std::byte* stored = nullptr;
+};
+// Chooses for every head the smallest form with ‖T − T̃‖₂ ≤ epsilon (kernels/adaptive.h) and writes it where
+// PublishParts::runs, the answer, says. epsilon 0: all dense. The object of the segment, of `tokens` tokens, never
+// takes more than it would dense: where it did, the layers that gain least stay dense. `workers` may be null.
+std::vector<PublishParts::Run> AdaptTransitions(const Layout& layout, uint64_t tokens,
+                                                std::span<const DenseTransitions> layers, double epsilon,
+                                                kernels::Workers* workers);
+
+}  // namespace ashlar

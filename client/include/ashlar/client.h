@@ -1,0 +1,506 @@
+// What an engine links. One Client is one session with the daemon of this node; all methods are thread-safe.
+//
+// Errors. A cache failure is a miss: matching, landing, composing and publishing never fail a request, they return
+// what became of each segment. Only connecting, opening a model and registering memory return errors. Every call has a
+// deadline (ClientOptions::timeout) and returns by then.
+//
+// Prefixes. A text that begins as an earlier one did is resumed where that one was checkpointed (PrefixUse): land the
+// match's prefix, go on from its states, compute the rest, capture the states at Match::checkpoint_positions() and at
+// the end of all that was run through the model, and commit them. What began with an exact prefix, or with nothing, and
+// landed no interior is exact: every text of the namespace may resume from it. Anything else is composed, and is for
+// the conversation that it is committed with. Of a prompt that began so and landed interiors, what stands before the
+// first of them, that one's head with it, is exact all the same, and may be committed as a text of its own, without the
+// match.
+//
+// Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable without waiting, and the client
+// reconnects by itself in the background (models are opened, regions registered and pages declared again; what the
+// daemon has no room for waits, and the rest is served: landings into such a region, and publications out of it, are
+// kBusy). A Match from before a reconnect can be used without a fault: tuples stay mapped, its landings are misses
+// (kLeaseLost). But its lease ended with the session, and a daemon that lives may have given the memory to other
+// objects: what is read from tuples counts only if Match::valid() says so after reading. Objects may be destroyed in
+// any order: destroying the Client ends all calls, but the session with the daemon, and the leases in it, stay until
+// the last Match and Landing is gone.
+//
+// Fork. A client belongs to the process that connected it. In a child its copy refuses every call with
+// FAILED_PRECONDITION (misses: kDaemonUnavailable; landings never get quiet), and destroying it there releases nothing.
+// The child does not keep the session alive either: that ends with the parent. A child cannot connect anew, because
+// gRPC does not survive fork: it must exec first, or be forked before the parent's first Connect.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ashlar/span.h"
+#include "kernels/gpu.h"
+#include "kernels/kernels.h"
+#include "proto/key.h"
+#include "proto/layout.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "proto/prefix.h"
+
+namespace ashlar {
+
+struct Admitted;  // client/include/ashlar/shared_pages.h
+
+struct ClientOptions {
+  std::string rpc_socket;                   // the daemon's listen.rpc_socket
+  std::string session_socket;               // the daemon's listen.session_socket
+  std::chrono::milliseconds timeout{5000};  // of every call; at most an hour
+  std::string name = "libashlar";           // for the daemon's logs
+  const kernels::Gpu* gpu = nullptr;        // maps arenas of an hbm tier that lies on it (kernels::FindGpu)
+};
+
+// This process's part of the model and what computing costs it; not part of the namespace. Heads are divided as
+// proto/shard.h says; layers keep their numbers. A segment is hit when every rank has published its part of it. So that
+// ranks agree, one of them looks up, and the others attach to its lease.
+struct Shard {
+  uint32_t first_layer = 0;  // 0: pipeline stages are refused
+  uint32_t layer_count = 0;  // 0: all
+  uint32_t tensor_parallel_rank = 0;
+  uint32_t tensor_parallel_size = 1;
+};
+struct CostModel {
+  double flops_per_token = 0;
+  double flops_per_token_squared = 0;
+  double tokens_per_second = 0;
+};
+
+// How the engine uses exact prefixes.
+struct PrefixUse {
+  // It can checkpoint inside a prompt at multiples of it, and at a text's end always. 0: it does not use prefixes.
+  uint32_t capture_tokens = 0;
+  // It captures spans of at most so many last tokens (client/include/ashlar/span.h), and rebuilds states from such. 0:
+  // neither. The checkpoint that a span begins at may then be at any depth. Opening is refused where a layer's rows fit
+  // no extent.
+  uint32_t span_tokens = 0;
+  DType span_dtype = DType::kF32;  // of the keys and values that it captures: kF32, kF16 or kBF16
+};
+
+// Memory that engine and daemon share. Copies share one mapping; it is unmapped when the last one goes.
+//
+// It may lie on the daemon's GPU: then data(), and whatever else points into it, are addresses for that GPU's kernels
+// and copies, and no thread may touch them. What an engine's own kernels do there must have ended (a stream that was
+// waited for) before it is published, or landed in; what was landed is there for all that starts after the verdict.
+class Region {
+ public:
+  std::byte* data() const;
+  size_t size() const;
+  kernels::MemoryKind memory() const;
+
+ private:
+  friend class Client;
+  friend class Model;
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+// Where an engine's paged keys and values lie inside a region. Offsets and strides in bytes; a token's row of head h:
+// offset + page × page_stride + slot × token_stride + h × head_stride.
+struct PagedLayer {
+  uint32_t layer = 0;  // index into layout.layers
+  uint64_t key_offset = 0, value_offset = 0;
+  uint64_t page_stride = 0, token_stride = 0;
+  uint64_t key_head_stride = 0, value_head_stride = 0;
+  // fp8 with scales: one fp32 a token and head, placed alike.
+  uint64_t key_scale_offset = 0, value_scale_offset = 0;
+  uint64_t scale_page_stride = 0, scale_token_stride = 0, scale_head_stride = 0;
+};
+struct PagedCache {
+  uint32_t page_tokens = 0;
+  uint32_t pages = 0;
+  // The daemon gives page ids out (Model::Admit, client/include/ashlar/shared_pages.h). Only in a hosted region.
+  bool allocate = false;
+  std::vector<PagedLayer> layers;  // every attention layer, ascending
+};
+
+// One prompt: segments lie one behind the other from position 0; the first is a prefix (cached whole), the others are
+// position-independent; tokens behind the last (the query) are always computed.
+struct Prompt {
+  std::span<const int32_t> tokens;
+  std::span<const uint64_t> segment_lengths;
+  // For Lookup: in how long the engine will need what is found, as when the request waits for its turn; at most
+  // limits::kMaxNeededInNanos. What lower tiers have comes up meanwhile, behind what others need sooner. A match that
+  // was never used ends leases.unused_seconds after that.
+  std::chrono::nanoseconds needed_in{0};
+  // For Lookup, with PrefixUse: drawn by the engine at random; who knows it may resume from the conversation's own
+  // states. All zero: none.
+  ConversationId conversation{};
+};
+
+// A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the
+// Match lives. A hit may still be on its way up from a slower tier, and its bytes are there layer by layer: a tuple is
+// read only behind a WaitLayers that covers its layer, or behind the verdict, of a landing of this very Match; before
+// that even the exponents in view.heads may be others. What tuples point to is vouched for by the verdict: a landing
+// checks their bytes, and from it on the lease holds until it is released. A match that was never landed ends after the
+// daemon's leases.unused_seconds, and its memory may then be given to other objects. A checkpoint's heads are of form
+// kZero: nothing that came before counts. view.position is where the segment starts in the prompt.
+//
+// Where the hbm tier lies on a GPU, states, transitions and tails do, too: `memory` says so, and their pointers are for
+// that GPU's kernels and copies. It could be written there, unlike anywhere else: an engine that does spoils what its
+// own tenant has cached.
+struct MappedTuple {
+  kernels::TupleView view;
+  const void* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels] in the layer's state_dtype
+  kernels::MemoryKind memory = kernels::MemoryKind::kHost;
+};
+
+struct SegmentResult {
+  MissReason reason = MissReason::kNeverSeen;  // kNone: hit
+  TierKind tier = TierKind::kNone;
+  ObjectKind kind = ObjectKind::kSegment;
+  uint64_t start = 0;  // position of the segment's token 0 in the prompt
+  uint64_t tokens = 0;
+  uint64_t bytes = 0;  // of the cached object
+  bool hit() const { return reason == MissReason::kNone; }
+  bool remote() const { return tier == TierKind::kRemote; }
+};
+
+// The prefix of a prompt to resume from, beyond its first segment: what saves most together with the segments behind
+// it. Segments whose interiors begin before its end are covered by it. It may end inside the head of the next one,
+// hit or missed; then of that head only the rest is computed.
+struct PrefixResult {
+  uint64_t depth = 0;  // tokens; 0: there is none
+  Provenance provenance = Provenance::kExact;
+  TierKind tier = TierKind::kNone;  // the farthest that any of it lies in
+  bool own = false;                 // of the prompt's conversation
+  uint64_t bytes = 0;               // of all its objects
+  // Of the depth's last tokens, how many the states are to be run through: prefix_states() are those before them, and
+  // prefix_span() has their inputs. Keys and values are landed up to `depth`. 0: prefix_states() are at `depth`.
+  uint32_t span_tokens = 0;
+};
+
+// A landing in progress. From Model::Land until Wait returns a verdict, the target slots belong to the daemon.
+class Landing {
+ public:
+  Landing(Landing&&) noexcept;
+  Landing& operator=(Landing&&) noexcept;
+  ~Landing();  // cancels, and waits until the slots are quiet, however long the daemon takes
+
+  // Waits until the daemon is through with the first `layers` layers of the model, of all segments: keys and values of
+  // its attention layers are in their slots, tuples of its linear layers have come up and are as they were published.
+  // Linear layers come together with the attention layer behind them, those behind the last with the verdict. Work on
+  // such layers may overlap with the rest, but no token may be emitted before the verdict. True need not mean that all
+  // is well: of a segment that was found corrupt in one of those layers only the verdict tells. False: the landing is
+  // over with a miss, the daemon had to be asked for nothing, or the deadline came.
+  bool WaitLayers(uint32_t layers, std::chrono::milliseconds timeout);
+
+  // The final verdict, one reason a segment as given to Land (kNone: landed). If the daemon does not answer in time the
+  // landing is cancelled and every segment is a miss; then `quiet()` says whether the slots may be used again.
+  std::vector<MissReason> Wait(std::chrono::milliseconds timeout);
+
+  // True once nothing can write into the target slots any more: a verdict came, the daemon confirmed that writing has
+  // ceased, or the kernel confirmed that the daemon is dead. Wait(timeout) that returned misses may leave it false:
+  // then keep the slots out of use until WaitQuiet returns true.
+  bool quiet() const;
+  bool WaitQuiet(std::chrono::milliseconds timeout);
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Landing(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// What a lookup found, under a lease. The lease ends when the Match is destroyed or Release is called, and no landing
+// of it is under way; telling the daemon so happens in the background. Threads may share a Match but for Release and
+// destruction.
+class Match {
+ public:
+  Match(Match&&) noexcept;
+  Match& operator=(Match&&) noexcept;
+  ~Match();
+
+  uint64_t prefix_depth() const;  // of the prefix, or else of the first segment
+  const std::vector<uint64_t>& checkpoint_positions() const;
+  const std::vector<SegmentResult>& segments() const;
+  const PrefixResult& prefix() const;
+  // Depths that could have been chosen for the prefix, ascending; of very many the deepest.
+  const std::vector<uint64_t>& resumable() const;
+
+  // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs
+  // microseconds, whatever the size. Null for a miss, and after Release.
+  const std::vector<MappedTuple>* tuples(size_t segment) const;
+  // The states to resume from behind the prefix, likewise: heads of form kZero, position 0. Null without a prefix.
+  const std::vector<MappedTuple>* prefix_states() const;
+  // What these are to be run through, where prefix().span_tokens > 0; else null.
+  const MappedSpan* prefix_span() const;
+  // Asked after reading tuples in place. True: the session that holds the lease has not ended, so what a landing
+  // vouched for has not changed until now. False: what was read may have been other objects' bytes, compute instead;
+  // also after Release, and where nothing was found. It costs one system call. A match that was never landed may have
+  // ended unnoticed all the same.
+  bool valid() const;
+
+  // 16 bytes that another process of the same tenant can turn into a Match of its own (Model::Attach).
+  std::string lease() const;
+  void Release();
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Match(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// One segment to land: its index in the match, and where its token 0 stands.
+struct LandSegment {
+  // The match's prefix, at position 0: Land takes it whole, with one verdict; Advance and Compose the states that the
+  // match has of it, which are those before its span where there is one.
+  static constexpr uint32_t kPrefix = UINT32_MAX;
+  uint32_t segment = 0;
+  uint64_t first_position = 0;
+  // For Land: its keys and values stand in pages already, as of a segment that another request has filled
+  // (client/include/ashlar/shared_pages.h), or are not wanted. Only its tuples come up and are verified, and no slot is
+  // written. Where all segments are such, no pages need be declared.
+  bool tuples_only = false;
+};
+
+// What Model::LookupAndLand found, and the landing of all of it.
+struct MatchAndLanding {
+  Match match;
+  std::vector<LandSegment> segments;  // as Land would be given them: the prefix, then every segment that was hit
+  Landing landing;
+};
+
+// The right, and the duty, to publish one object. An engine that cannot fill it calls Model::Abandon; one that is
+// forgotten is reclaimed after the daemon's leases.reservation_seconds.
+struct Reservation {
+  ReserveOutcome outcome = ReserveOutcome::kUnavailable;
+  uint64_t id = 0;
+  uint64_t generation = 0;  // of the connection that granted it: after a reconnect it is unknown
+  bool granted() const { return outcome == ReserveOutcome::kGranted; }
+};
+struct ObjectRun {
+  ObjectKind kind = ObjectKind::kSegment;  // kSegment, or kCheckpoint for a prompt's first segment
+  std::span<const int32_t> tokens;
+};
+
+// Where a finished object lies. Everything is read during Publish only: when it returns, the sources are the engine's
+// again.
+struct PublishParts {
+  struct Linear {
+    uint32_t layer = 0;
+    // All heads' transitions in the layer's own form (docs/formats.md §4), dense ones fp32 beside fp32 states and else
+    // fp16. Null for a checkpoint, and for a layer that has runs below.
+    const std::byte* transition = nullptr;
+    const std::byte* state = nullptr;          // heads × [d_k, d_v] or [d_v, d_k], in the layout's state_dtype
+    const int32_t* state_exponents = nullptr;  // [heads], of fp16 states alone
+    const std::byte* conv_tail = nullptr;      // in state_dtype; null where the layer has no convolution
+  };
+  // Consecutive heads whose transitions are stored in one form.
+  struct Run {
+    TransitionRun heads;
+    const std::byte* units = nullptr;  // one behind the other; null for zero
+  };
+  std::vector<Linear> linear;           // every linear layer
+  std::vector<Run> runs;                // of some layers: every head of these in exactly one
+  Region region;                        // that the pointers above lie in
+  std::span<const int32_t> page_table;  // of the run's keys and values in the declared pages
+  uint64_t first_position = 0;          // slot position of the run's token 0
+  Provenance provenance = Provenance::kExact;
+};
+
+// One finished object: what was granted for it, and where it lies.
+struct Publication {
+  Reservation reservation;
+  PublishParts parts;
+};
+
+// The states of all linear layers behind `depth` tokens of a text.
+struct CapturedState {
+  uint64_t depth = 0;
+  std::vector<PublishParts::Linear> linear;  // every linear layer, without transitions
+};
+
+// A text that has been run through the model, and where its states and its keys and values lie. Everything is read
+// during Commit only.
+struct CommitParts {
+  std::span<const int32_t> tokens;  // the prompt, and the decoded tokens that were run through the model
+  uint64_t prompt_tokens = 0;       // of these
+  Provenance provenance = Provenance::kExact;
+  std::vector<CapturedState> checkpoints;  // depths ascend; the last one is the text's end
+  CapturedSpan span;                       // with PrefixUse::span_tokens; may be empty
+  Region region;                           // that the states lie in, and the span
+  std::span<const int32_t> page_table;     // of the text from position 0, in the declared pages
+  ConversationId conversation{};           // needed where it is composed
+};
+
+// The running states of one linear layer's value heads, one behind the other: [d_k, d_v] or [d_v, d_k] each, in the
+// layout's order.
+struct RunningState {
+  std::byte* data = nullptr;
+  kernels::DType dtype = kernels::DType::kF32;  // kF32, kF16 or kBF16
+  int32_t* exponents = nullptr;                 // [value_heads], of kF16 alone: a state is its numbers × 2^exponent
+};
+
+// One step of a prompt's chain in one layer, as kernels::SeamStep: composes a segment's cached interior, or runs tokens
+// [begin, end) of the inputs through the recurrence.
+struct AdvanceStep {
+  std::optional<LandSegment> segment;  // none: a run. A prefix comes first, and replaces the state
+  int64_t begin = 0, end = 0;
+  RunningState checkpoint = {};  // out: a copy of the state behind this step; null data: not wanted
+};
+
+// One layer of a prompt's chain, in order: HYPIC §4.3 and equations 2, 4, 6, as kernels::AdvanceSeamArgs. All pointers
+// lie in `region`. At most limits::kMaxStepsPerComposition steps and limits::kMaxTokensPerComposition tokens; a longer
+// chain is cut and goes on from the state of the call before.
+struct LayerAdvance {
+  uint32_t layer = 0;  // index into layout.layers
+  std::span<const AdvanceStep> steps;
+  Region region;
+  RunningState state;           // in and out
+  kernels::TokenInputs inputs;  // strides in floats
+  float* out = nullptr;         // [tokens][value_heads, d_v] of tokens in runs; may be null
+  int64_t out_stride = 0;       // in floats
+};
+
+// What became of an Advance or a Compose. While quiet() is false, all memory that was named belongs to the daemon.
+class Composition {
+ public:
+  Composition(Composition&&) noexcept;
+  Composition& operator=(Composition&&) noexcept;
+  ~Composition();  // waits until the memory is quiet, however long the daemon takes
+
+  // kNone: done. Otherwise no state was changed, unless it is kCancelled, kTimedOut or kDaemonUnavailable: then states
+  // and outputs may hold anything. Compute without the cache, or without what segments() says is lost.
+  MissReason reason() const;
+  // One a segment of the request, in order; kNone: it can be had.
+  const std::vector<MissReason>& segments() const;
+
+  // True once nothing reads or writes the memory any more: the daemon answered, confirmed that it has ceased, or is
+  // dead.
+  bool quiet() const;
+  bool WaitQuiet(std::chrono::milliseconds timeout);
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Composition(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// An opened identity and layout. Copies share it; it is closed when the last one is gone, and what is under way keeps
+// what it needs. A session has at most 64 open ones (RESOURCE_EXHAUSTED). Lookup, Reserve and Publish take as many
+// items as there are and make as few calls of them as proto/limits.h allows, all within one timeout.
+class Model {
+ public:
+  const Layout& layout() const;  // of this process's shard
+  NamespaceId ns() const;
+
+  // Declares the engine's pages, before Publish and Land. Declared again, they take the place of the earlier ones: what
+  // lands or is published in these meanwhile may be a miss.
+  absl::Status DeclarePages(const Region& region, const PagedCache& pages);
+
+  std::vector<Match> Lookup(std::span<const Prompt> prompts);
+  Match Lookup(const Prompt& prompt);
+  // What another process of this tenant found for the same prompt, of this model's shard: held beside that process, for
+  // another shard by a lease of its own. What it found of another model, or of shards of another size, is missed
+  // (kInvalidRequest), all of it when the lease has ended (kLeaseLost). Before its tuples are read this process lands
+  // it, too, at least with LandSegment::tuples_only.
+  Match Attach(const std::string& lease, std::span<const uint64_t> segment_lengths);
+
+  // At most one engine computes a segment: a second one is told kBeingPublished or kAlreadyPresent. kDeclined: the
+  // daemon does not want it, as computing it takes less (CostModel) than landing it; compute it, publish nothing.
+  std::vector<Reservation> Reserve(std::span<const ObjectRun> runs);
+  // One outcome an object; none depends on the others'. kUnavailable may leave open whether the object was published,
+  // never whether what was published is whole.
+  std::vector<PublishOutcome> Publish(std::span<const Publication> objects);
+  PublishOutcome Publish(const Reservation& reservation, const PublishParts& parts);
+  void Abandon(const Reservation& reservation);
+
+  // Offers a text's states, and the keys and values that they need, for later texts to resume from; the daemon keeps
+  // what is worth it. One outcome a checkpoint; kKeptAsSpan for the last one where the span is kept instead. `match`:
+  // what the text began with; may be null. For models opened with PrefixUse, else kBadSource.
+  std::vector<CommitOutcome> Commit(const Match* match, const CommitParts& text);
+
+  // In-place sharing, on pages declared with `allocate` (client/include/ashlar/shared_pages.h). Admits a request with
+  // the pages that its segments share with other requests and `own_pages` of its own, or says at once what it lacks.
+  Admitted Admit(const Prompt& prompt, uint32_t own_pages);
+  // The request behind a lease that another process of this tenant passed on, of a prompt with these segments.
+  Admitted AttachAdmission(const std::string& lease, uint32_t page_tokens, std::span<const uint64_t> segment_lengths);
+
+  // Starts the landing of all that one request needs, and does not wait: each request's landing has progress, a verdict
+  // and an end of its own.
+  Landing Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments);
+  // Lookup and Land in one call, for a prompt that is served now: all that is found lands where it stands in the prompt
+  // (`page_table` is the prompt's, from position 0). Waits for the match, not for the landing. Whatever was found, the
+  // prompt's slots are the engine's only once the landing is quiet(): of a match that did not come in time the daemon
+  // may be landing what the engine never learns of.
+  MatchAndLanding LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table);
+
+  // The composition service, for engines that bring no kernels: the daemon does what kernels::AdvanceSeam and
+  // kernels::Compose do in the engine's process, with the same bits where both use the same units of the processor.
+  // Both wait, within the client's timeout, and vouch for the tuples used: what no landing verified, they verify.
+  //
+  // Advances one layer. `match` may be null where no step is a segment.
+  Composition Advance(const Match* match, const LayerAdvance& advance);
+  // Composes segments' interiors, ascending, onto the running states of all linear layers, `states` in the layout's
+  // order, all in `region`. Only for layouts without seams (head = tail = 0), else kInvalidRequest.
+  Composition Compose(const Match& match, std::span<const LandSegment> segments, const Region& region,
+                      std::span<const RunningState> states);
+
+ private:
+  friend class Client;
+  MatchAndLanding LandAll(Match match, std::span<const int32_t> page_table);  // that was found, where it stands
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+class Client {
+ public:
+  // Connects, or says why not (UNAVAILABLE: no daemon; FAILED_PRECONDITION: no protocol version in common, or forked
+  // after an earlier Connect; PERMISSION_DENIED: this user belongs to no tenant; RESOURCE_EXHAUSTED: the daemon, or the
+  // tenant, has as many sessions as it may).
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  bool connected() const;
+  const std::string& tenant() const;
+
+  absl::StatusOr<Model> OpenModel(const Identity& identity, const Layout& layout, const Shard& shard = {},
+                                  const CostModel& cost = {}, const PrefixUse& prefixes = {});
+
+  // Registers a memfd of the engine's (sealed with F_SEAL_SHRINK, else INVALID_ARGUMENT). The descriptor stays the
+  // caller's; the client maps it too. Touch the memory before, or call fallocate: pages that are not there the daemon
+  // takes out of what it has to spare, and refuses where that is not enough (RESOURCE_EXHAUSTED).
+  absl::StatusOr<Region> RegisterRegion(int memfd, size_t bytes);
+  // Memory that the daemon allocates for this engine. It outlives the session and the daemon, and is emptied when the
+  // last copy of the Region goes: processes that were forked meanwhile then read zeros there.
+  absl::StatusOr<Region> HostRegion(size_t bytes);
+
+  // The same for memory of the daemon's GPU; FAILED_PRECONDITION where it has none. Where the hbm tier lies on the GPU,
+  // regions must as well, and the two above are refused. Keys and values land there, and all
+  // that is published may lie there; the composition service does not work there (kInvalidRequest).
+  //
+  // An allocation of CUDA's virtual memory management (cuMemCreate), exported as a POSIX file descriptor, of just so
+  // many bytes. The engine has mapped it at `data`, and goes on owning that mapping; nothing is mapped or touched here.
+  absl::StatusOr<Region> RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes);
+  // Memory that the daemon allocates there, all zero, mapped here by `gpu`, which must be the same one whatever its
+  // number is in this process. It belongs to the engine for as long as somebody has it mapped.
+  absl::StatusOr<Region> HostGpuRegion(const kernels::Gpu& gpu, size_t bytes);
+
+ private:
+  Client();
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+// Splits text at a separator (HYPIC §5, PIC_SEPARATOR): the pieces between separators, empty ones dropped. Tokenise
+// each by itself, so that a segment's tokens do not depend on its neighbours.
+inline constexpr const char* kDefaultSeparator = "<|pic|>";
+std::vector<std::string_view> SplitBySeparator(std::string_view text, std::string_view separator = kDefaultSeparator);
+// The same for tokens: lengths of the runs between separator tokens, with the separators removed from `tokens`.
+std::vector<uint64_t> SplitBySeparator(std::vector<int32_t>& tokens, int32_t separator);
+
+}  // namespace ashlar

@@ -1,0 +1,35 @@
+// The daemon's arenas as this process sees them: fetched on first need, mapped once, for reading alone, shared by all
+// matches.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "absl/status/statusor.h"
+#include "client/session/deadline.h"
+#include "client/session/session_channel.h"
+#include "client/session/shared_memory.h"
+
+namespace ashlar::internal {
+
+// Thread-safe. Belongs to one session: another daemon numbers its arenas afresh.
+class ArenaMap {
+ public:
+  // `gpu` maps arenas that lie on it; null: those are refused.
+  ArenaMap(SessionChannel& channel, const kernels::Gpu* gpu) : channel_(channel), gpu_(gpu) {}
+
+  // The mapping stays as long as anybody holds it, whatever becomes of this map or the daemon.
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> Get(uint32_t arena, Deadline deadline);
+
+ private:
+  absl::StatusOr<SharedMemory> Map(const SessionChannel::Arena& granted) const;
+
+  SessionChannel& channel_;
+  const kernels::Gpu* const gpu_;
+  std::mutex mutex_;
+  std::unordered_map<uint32_t, std::shared_ptr<const SharedMemory>> arenas_;
+};
+
+}  // namespace ashlar::internal

@@ -1,0 +1,116 @@
+// One life of the daemon as a client sees it: the session, the calls, the mapped arenas, the leases. When the session
+// ends, the connection is over for good; the keeper makes a new one.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+#include "client/session/arena_map.h"
+#include "client/session/deadline.h"
+#include "client/session/lease_table.h"
+#include "client/session/rpc.h"
+#include "client/session/session_channel.h"
+
+namespace ashlar::internal {
+
+// Thread-safe. Process-bound: whoever holds one keeps its session open, unless it was lost, and with it what the daemon
+// granted to it.
+class Connection {
+ public:
+  static constexpr int kMaxLandings = 256;
+
+  // `wake` is called whenever RunErrands has something to do, and when calls do not reach the daemon any more. Fails at
+  // once when told to stop.
+  static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options, std::function<void()> wake,
+                                                          Deadline deadline, const std::stop_token& stop);
+
+  SessionChannel& channel() { return *channel_; }
+  Rpc& rpc() { return *rpc_; }
+  ArenaMap& arenas() { return arenas_; }
+  LeaseTable& leases() { return leases_; }
+  const std::string& session() const { return channel_->session(); }
+  const std::string& run() const { return channel_->run(); }
+  const PeerProcess& daemon() const { return channel_->daemon(); }
+
+  // Tells connections of one process apart; never 0.
+  uint64_t generation() const { return generation_; }
+  // Numbers of landings ascend, as the daemon asks.
+  uint64_t NextLanding() { return ++landings_; }
+  // Whether the daemon is new enough for LookupAndLand, as far as is known.
+  bool looks_up_and_lands() const { return looks_up_and_lands_; }
+  void SetLooksUpAndLands(bool known) { looks_up_and_lands_ = known; }
+  // Bounds the calls that may be writing: false when there are kMaxLandings. Every true needs one LeaveLanding.
+  bool EnterLanding();
+  void LeaveLanding() { --landings_under_way_; }
+
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  // No calls any more. The session itself stays open until the last holder is gone: landings in flight go on.
+  void End();
+  // The same, and the session ends, whoever still holds this: what it took up at the daemon (a place among sessions,
+  // room for regions) is then free for the connection that follows. Landings in flight end early, and learn that their
+  // slots are quiet: the daemon knows a session until all of it has drained.
+  void EndSession();
+
+  // Another way for calls of the same session, should the first be broken. It may lead to a daemon that was started
+  // since.
+  absl::StatusOr<std::unique_ptr<Rpc>> DialAgain(Deadline deadline) const;
+
+  // Gives a model's handle up: soon, by RunErrands, or before the next model is opened.
+  void CloseModel(uint64_t model);
+  // Tells the daemon now. False: some remain, try again later.
+  bool CloseModels(Deadline deadline);
+
+  // Releases leases, and closes models, that nobody holds any more. False: some remain, try again later.
+  bool RunErrands(Deadline deadline);
+
+ private:
+  template <typename T, typename... Args>
+  friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+  Connection(std::string rpc_socket, const kernels::Gpu* gpu, std::unique_ptr<SessionChannel> channel,
+             std::unique_ptr<Rpc> rpc, std::function<void()> wake);
+  bool ReleaseLeases(Deadline deadline);
+
+  const uint64_t generation_;
+  const std::function<void()> wake_;
+  const std::string rpc_socket_;
+  const std::unique_ptr<SessionChannel> channel_;
+  const std::unique_ptr<Rpc> rpc_;
+  ArenaMap arenas_;
+  LeaseTable leases_;
+  std::atomic<uint64_t> landings_ = 0;
+  std::atomic<int> landings_under_way_ = 0;
+  std::atomic<bool> ended_ = false;
+  std::atomic<bool> looks_up_and_lands_ = true;
+  std::mutex closing_;  // held while the daemon is told: whoever comes second finds closed what the first took
+  std::mutex mutex_;
+  std::vector<uint64_t> to_close_;  // guarded by mutex_: models
+};
+
+// A hold on one lease; released when it is destroyed. Process-bound.
+class LeaseHold {
+ public:
+  // DEADLINE_EXCEEDED: an earlier release of the same lease is still on its way.
+  static absl::StatusOr<std::shared_ptr<LeaseHold>> Make(std::shared_ptr<Connection> connection, std::string lease,
+                                                         Deadline deadline);
+  ~LeaseHold();
+
+  const std::string& lease() const { return lease_; }
+
+ private:
+  template <typename T, typename... Args>
+  friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+  LeaseHold(std::shared_ptr<Connection> connection, std::string lease);
+
+  const std::shared_ptr<Connection> connection_;
+  const std::string lease_;
+};
+
+}  // namespace ashlar::internal

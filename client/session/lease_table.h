@@ -1,0 +1,44 @@
+// The leases that this session holds, counted: several matches may share one, and it is released with the last.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "client/session/deadline.h"
+
+namespace ashlar::internal {
+
+// Thread-safe.
+class LeaseTable {
+ public:
+  // `wake` is called, under no lock, whenever there is something to release.
+  explicit LeaseTable(std::function<void()> wake) : wake_(std::move(wake)) {}
+
+  // One more holder of a lease that the daemon has granted or is about to be asked for. Waits while a release of the
+  // same lease is on its way, which would otherwise end the new hold; false when that takes longer than the deadline.
+  bool Hold(const std::string& lease, Deadline deadline);
+  void Drop(const std::string& lease);
+
+  // Takes up to `most` leases that nobody holds any more; the caller releases them, then says whether that worked: if
+  // not, they will be taken again.
+  std::vector<std::string> TakeUnheld(size_t most);
+  void Settle(const std::vector<std::string>& leases, bool released);
+
+ private:
+  const std::function<void()> wake_;
+  std::mutex mutex_;
+  std::condition_variable settled_;
+  std::unordered_map<std::string, size_t> holders_;
+  std::set<std::string> unheld_;
+  std::set<std::string> releasing_;
+};
+
+}  // namespace ashlar::internal

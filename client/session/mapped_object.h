@@ -1,0 +1,85 @@
+// A cached object read in place: checks what lies in the daemon's memory, and points into it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+#include "client/session/shared_memory.h"
+#include "proto/key.h"
+#include "proto/layout.h"
+#include "proto/object.h"
+
+namespace ashlar::internal {
+
+// Consecutive extents of one mapped arena.
+struct MappedRun {
+  std::shared_ptr<const SharedMemory> arena;
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+
+// What the object was asked for as.
+struct ExpectedObject {
+  const Layout* layout = nullptr;
+  NamespaceId ns;
+  ObjectKind kind = ObjectKind::kSegment;
+  uint64_t tokens = 0;       // of a span: at least so many
+  uint64_t start = 0;        // the segment's position in the prompt, for its tuples; of a span: where it begins
+  uint64_t span_tokens = 0;  // of a span: how many of its tokens are wanted
+};
+
+class MappedObject {
+ public:
+  // Reads the header and forms the tables of tuples; of the parts only exponents are read, so this takes microseconds
+  // whatever their size. All but the header may still be on its way up from another tier. DATA_LOSS: the header is not
+  // what `expected` says, or parts do not fit the layout. OUT_OF_RANGE: a run lies outside its arena. The runs are in
+  // the object's order.
+  static absl::StatusOr<std::unique_ptr<MappedObject>> Open(std::span<const MappedRun> runs,
+                                                            const ExpectedObject& expected);
+
+  // What the first `layers` layers have has come by now, all of it: reads their exponents anew, each once. Whoever uses
+  // tuples of these layers does so behind this call. Thread-safe.
+  void Arrived(uint32_t layers);
+
+  MappedObject(const MappedObject&) = delete;
+  MappedObject& operator=(const MappedObject&) = delete;
+
+  const ObjectHeader& header() const { return header_; }
+  const std::vector<MappedTuple>& tuples() const { return tuples_; }  // of a span: none
+  const MappedSpan& span() const { return span_; }                    // of a span
+
+ private:
+  MappedObject() = default;
+  absl::Status Locate(std::span<const MappedRun> runs);
+  absl::Status Check(const ExpectedObject& expected) const;
+  absl::Status FormTuples(const ExpectedObject& expected);
+  absl::Status FormSpan(const ExpectedObject& expected);
+  absl::Status FormRows(uint32_t layer, PartForm form, uint64_t row_bytes, MappedRows& rows) const;
+  absl::Status FormHeads(const LinearLayer& linear, uint32_t layer);
+  struct Exponents {
+    uint32_t layer;
+    const std::byte* stored;
+    std::span<kernels::HeadTuple> heads;
+  };
+  void Read(const Exponents& exponents) const;
+  const std::byte* Unit(const Part& part, uint32_t unit) const;
+  absl::StatusOr<ObjectHeader> ReadHeader() const;
+
+  std::vector<std::shared_ptr<const SharedMemory>> arenas_;  // keeps everything below mapped
+  std::vector<const std::byte*> extents_;
+  ObjectHeader header_;
+  std::vector<kernels::HeadTuple> heads_;  // every tuple's table, one behind the other; sized once
+  std::vector<MappedTuple> tuples_;
+  std::mutex mutex_;
+  std::vector<Exponents> exponents_;  // ascending by layer
+  size_t arrived_ = 0;                // of them; guarded by mutex_
+  MappedSpan span_;
+};
+
+}  // namespace ashlar::internal

@@ -1,0 +1,112 @@
+// An opened model: what the engine declared, and what the daemon calls it now.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+#include "client/session/connection.h"
+#include "client/session/reconnector.h"
+#include "client/session/region_memory.h"
+
+namespace ashlar::internal {
+
+// What the daemon calls an opened model on one connection. Process-bound. It closes the model there; whoever has asked
+// for something by this name keeps it until the daemon has answered.
+class ModelHandle {
+ public:
+  ModelHandle(const std::shared_ptr<Connection>& connection, uint64_t id) : connection_(connection), id_(id) {}
+  ~ModelHandle();
+  ModelHandle(const ModelHandle&) = delete;
+  ModelHandle& operator=(const ModelHandle&) = delete;
+
+  uint64_t id() const { return id_; }
+  std::shared_ptr<Connection> connection() const { return connection_.lock(); }  // null: gone
+
+ private:
+  const std::weak_ptr<Connection> connection_;
+  const uint64_t id_;
+};
+
+// A model's handles on one connection.
+struct ModelBinding {
+  std::shared_ptr<Connection> connection;
+  std::shared_ptr<const ModelHandle> model;
+  uint64_t pages_id = 0;
+  std::shared_ptr<RegionMemory> pages;  // that the declared pages lie in; null: none, or not known to the daemon
+  uint32_t page_tokens = 0;             // of the declared pages
+  bool pages_missing = false;           // declared by the engine, but the daemon has no room for their region now
+};
+
+// Thread-safe. Process-bound.
+class OpenedModel : public Restorable {
+ public:
+  struct Declaration {
+    Identity identity;
+    Layout layout;
+    Shard shard;
+    CostModel cost;
+    PrefixUse prefixes;
+  };
+  // Opens it for the first time: the namespace that the daemon answers is the model's for good.
+  static absl::StatusOr<std::shared_ptr<OpenedModel>> Open(Declaration declaration,
+                                                           const std::shared_ptr<Connection>& connection,
+                                                           Deadline deadline);
+
+  const Layout& layout() const { return layout_; }  // of this process's shard
+  const NamespaceId& ns() const { return ns_; }
+  uint32_t shards() const { return declaration_.shard.tensor_parallel_size; }  // of the model
+  const PrefixUse& prefixes() const { return declaration_.prefixes; }
+  bool uses_prefixes() const { return declaration_.prefixes.capture_tokens > 0; }
+
+  // UNAVAILABLE while the model is not open on a living connection.
+  absl::StatusOr<ModelBinding> binding() const;
+  absl::Status DeclarePages(std::shared_ptr<RegionMemory> region, const PagedCache& pages, Deadline deadline);
+  absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) override;
+
+  // Counts a request as running on the pages that the daemon allocates, for as long as the answer is kept. Null while
+  // any runs that was admitted on another connection: today's daemon does not know of its pages, and may give them out.
+  std::shared_ptr<const void> CountRequest(uint64_t generation);
+
+ private:
+  template <typename T, typename... Args>
+  friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+  struct Pages {
+    std::shared_ptr<RegionMemory> region;
+    PagedCache cache;
+  };
+  OpenedModel(Declaration declaration, Layout layout)
+      : declaration_(std::move(declaration)), layout_(std::move(layout)) {}
+
+  // What the daemon said last. It does not keep its connection alive.
+  struct Handles {
+    std::shared_ptr<const ModelHandle> model;
+    uint64_t pages_id = 0;
+    bool pages_declared = false;
+  };
+
+  absl::StatusOr<std::shared_ptr<const ModelHandle>> OpenOn(const std::shared_ptr<Connection>& connection,
+                                                            NamespaceId& ns, Deadline deadline) const;
+  absl::StatusOr<uint64_t> DeclareOn(Connection& connection, const ModelHandle& model, const Pages& pages,
+                                     Deadline deadline) const;
+
+  const Declaration declaration_;
+  const Layout layout_;
+  NamespaceId ns_;        // constant once open
+  std::mutex declaring_;  // held while pages are declared: the daemon keeps what comes last
+  mutable std::mutex mutex_;
+  Handles handles_;             // guarded by mutex_
+  std::optional<Pages> pages_;  // guarded by mutex_
+  // Requests that run, of the connection that admitted the newest; each keeps it.
+  struct Requests {
+    uint64_t generation;
+  };
+  std::weak_ptr<const Requests> requests_;  // guarded by mutex_
+};
+
+}  // namespace ashlar::internal

@@ -1,0 +1,215 @@
+#include "client/session/reconnector.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <random>
+#include <utility>
+
+namespace ashlar::internal {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstPause{10};
+constexpr milliseconds kLongestPause{1000};
+constexpr milliseconds kErrandPause{200};  // before the daemon is asked again for what it refused to take
+// Before an errand is run: what an engine gives up it hardly waits for, but for what it asks next. Errands that come
+// meanwhile share a call.
+constexpr milliseconds kGatherErrands{5};
+
+bool IsOfNoUse(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsUnauthenticated(status);
+}
+
+// Half of the pause is fixed, half is random, so that engines do not all come back at the same instant.
+milliseconds Jittered(milliseconds pause) {
+  thread_local std::minstd_rand random(std::random_device{}());
+  return pause / 2 + milliseconds(std::uniform_int_distribution<int64_t>(0, pause.count() / 2)(random));
+}
+
+void AwaitReadable(int fd, milliseconds timeout) {
+  struct pollfd wait = {.fd = fd, .events = POLLIN, .revents = 0};
+  ::poll(&wait, 1, static_cast<int>(timeout.count()));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Keeper::Bell>> Keeper::Bell::Make() {
+  Descriptor fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!fd) return absl::ErrnoToStatus(errno, "eventfd");
+  return std::make_shared<Bell>(std::move(fd));
+}
+
+void Keeper::Bell::Ring() {
+  ::eventfd_write(fd_.get(), 1);
+}
+
+void Keeper::Bell::Silence() {
+  eventfd_t rings;
+  ::eventfd_read(fd_.get(), &rings);
+}
+
+absl::StatusOr<std::shared_ptr<Keeper>> Keeper::Start(const ClientOptions& options) {
+  absl::StatusOr<std::shared_ptr<Bell>> bell = Bell::Make();
+  if (!bell.ok()) return bell.status();
+  absl::StatusOr<std::shared_ptr<Connection>> connection = Open(options, *bell, After(options.timeout), {});
+  if (!connection.ok()) return connection.status();
+  return MakeProcessBound<Keeper>(options, *std::move(bell), *std::move(connection));
+}
+
+absl::StatusOr<std::shared_ptr<Connection>> Keeper::Open(const ClientOptions& options,
+                                                         const std::shared_ptr<Bell>& bell, Deadline deadline,
+                                                         const std::stop_token& stop) {
+  return Connection::Open(
+      options, [bell] { bell->Ring(); }, deadline, stop);
+}
+
+Keeper::Keeper(const ClientOptions& options, std::shared_ptr<Bell> bell, std::shared_ptr<Connection> connection)
+    : options_(options),
+      tenant_(connection->channel().tenant()),
+      bell_(std::move(bell)),
+      connection_(std::move(connection)),
+      thread_([this] { Run(); }) {}
+
+Keeper::~Keeper() {
+  Stop();
+}
+
+void Keeper::Stop() {
+  stop_.request_stop();
+  std::shared_ptr<Connection> connection;
+  {
+    std::lock_guard lock(mutex_);
+    connection = std::exchange(connection_, nullptr);
+  }
+  if (connection != nullptr) connection->End();
+  bell_->Ring();
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Status Keeper::CheckProcess() const {
+  if (!birthplace_.InChild()) return absl::OkStatus();
+  return absl::FailedPreconditionError("this client was connected before fork(): it belongs to the parent process");
+}
+
+absl::StatusOr<std::shared_ptr<Connection>> Keeper::connection() const {
+  if (absl::Status status = CheckProcess(); !status.ok()) return status;
+  std::lock_guard lock(mutex_);
+  if (connection_ == nullptr || connection_->ended()) return absl::UnavailableError("not connected to the daemon");
+  return connection_;
+}
+
+bool Keeper::Keep(const std::shared_ptr<Restorable>& item, const std::shared_ptr<Connection>& connection) {
+  std::lock_guard lock(mutex_);
+  if (connection_ != connection || connection->ended()) return false;
+  std::erase_if(kept_, [](const Kept& kept) { return kept.item.expired(); });
+  kept_.push_back({item, connection->generation()});
+  return true;
+}
+
+void Keeper::Run() {
+  sigset_t signals;  // are the engine's to handle, on its own threads
+  ::sigfillset(&signals);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  for (;;) {
+    std::shared_ptr<Connection> connection;
+    {
+      std::lock_guard lock(mutex_);
+      connection = connection_;
+    }
+    if (stop_.stop_requested()) return;
+    if (connection == nullptr) {
+      Reconnect();
+    } else {
+      Serve(connection);
+    }
+  }
+}
+
+// Runs errands until the daemon's end, or until the bell rings for another reason.
+void Keeper::Serve(const std::shared_ptr<Connection>& connection) {
+  struct pollfd watched[] = {
+      {.fd = bell_->fd(), .events = POLLIN, .revents = 0},
+      {.fd = connection->channel().fd(), .events = POLLRDHUP, .revents = 0},
+      {.fd = connection->daemon().pidfd(), .events = POLLIN, .revents = 0},  // −1 is left out
+  };
+  const bool done = connection->RunErrands(CallDeadline());
+  if (unrestored_ && Passed(next_round_)) {
+    const absl::Status status = RestoreAll(connection, CallDeadline());
+    if (absl::IsUnavailable(status) || absl::IsUnauthenticated(status)) return Lose(connection);
+    unrestored_ |= !status.ok();
+    next_round_ = After(kErrandPause);
+  }
+  const int pause = done && !unrestored_ ? -1 : static_cast<int>(kErrandPause.count());
+  const int ready = ::poll(watched, std::size(watched), pause);
+  if (ready <= 0) return;
+  const auto is_over = [&] { return watched[1].revents != 0 || watched[2].revents != 0 || connection->rpc().lost(); };
+  if (!is_over() && !stop_.stop_requested()) {
+    ::poll(watched + 1, std::size(watched) - 1, static_cast<int>(kGatherErrands.count()));
+  }
+  bell_->Silence();
+  if (is_over()) Lose(connection);
+}
+
+// The session ends with the connection: the next one needs the room that it takes up.
+void Keeper::Lose(const std::shared_ptr<Connection>& connection) {
+  connection->EndSession();
+  std::lock_guard lock(mutex_);
+  if (connection_ == connection) connection_ = nullptr;
+}
+
+void Keeper::Reconnect() {
+  for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    AwaitReadable(bell_->fd(), Jittered(pause));
+    bell_->Silence();
+    if (stop_.stop_requested()) return;
+    const Deadline deadline = CallDeadline();
+    absl::StatusOr<std::shared_ptr<Connection>> connection = Open(options_, bell_, deadline, stop_.get_token());
+    // Another tenant's namespaces are not the ones that this client's models were opened in.
+    if (!connection.ok() || (*connection)->channel().tenant() != tenant_) continue;
+    const std::stop_callback on_stop(stop_.get_token(), [&connection] { (*connection)->EndSession(); });
+    if (RestoreAll(*connection, deadline).ok()) return;
+    (*connection)->EndSession();
+  }
+}
+
+// Restores all that can be, then makes the connection the one of now. What the engine adds meanwhile is restored too.
+absl::Status Keeper::RestoreAll(const std::shared_ptr<Connection>& connection, Deadline deadline) {
+  ++round_;
+  unrestored_ = false;
+  for (;;) {
+    std::shared_ptr<Restorable> item;
+    Kept* kept = nullptr;  // stays where it is while the item lives
+    {
+      std::lock_guard lock(mutex_);
+      if (stop_.stop_requested()) return absl::CancelledError("stopping");  // later, Stop finds what is set here
+      const auto next = std::ranges::find_if(
+          kept_, [&](const Kept& k) { return k.generation != connection->generation() && k.round != round_; });
+      if (next == kept_.end()) {
+        connection_ = connection;
+        return absl::OkStatus();
+      }
+      kept = &*next;
+      kept->round = round_;
+      item = kept->item.lock();
+    }
+    if (item == nullptr) continue;
+    const absl::Status status = item->Restore(connection, deadline);
+    if (IsOfNoUse(status)) return status;
+    if (absl::IsResourceExhausted(status)) {
+      unrestored_ = true;
+      continue;
+    }
+    std::lock_guard lock(mutex_);
+    kept->generation = connection->generation();
+  }
+}
+
+}  // namespace ashlar::internal

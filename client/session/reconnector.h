@@ -1,0 +1,104 @@
+// Keeps a client connected: notices the daemon's end, connects again with growing pauses, and restores on the new
+// connection whatever the engine had opened and registered.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+#include "client/session/connection.h"
+#include "client/session/deadline.h"
+#include "client/session/descriptor.h"
+#include "client/session/process_bound.h"
+
+namespace ashlar::internal {
+
+// Something that lives longer than a connection: a model, a region.
+class Restorable {
+ public:
+  virtual ~Restorable() = default;
+
+  // Makes it known on a connection, as far as it is not. UNAVAILABLE, DEADLINE_EXCEEDED and UNAUTHENTICATED: the
+  // connection is of no use, the keeper makes another. RESOURCE_EXHAUSTED: the daemon has no room for this one now, the
+  // keeper asks again later; meanwhile the connection serves all others. Any other error is the daemon's last word: it
+  // stays unknown on this connection.
+  virtual absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) = 0;
+};
+
+// Thread-safe. Process-bound.
+class Keeper {
+ public:
+  static absl::StatusOr<std::shared_ptr<Keeper>> Start(const ClientOptions& options);
+  ~Keeper();
+
+  // Ends the connection, or the attempt to make one, and the thread, without waiting for the daemon; every later call
+  // finds no connection.
+  void Stop();
+
+  // FAILED_PRECONDITION in a forked child; nothing else may be called there but tenant().
+  absl::Status CheckProcess() const;
+  // The connection of now. UNAVAILABLE at once while there is none.
+  absl::StatusOr<std::shared_ptr<Connection>> connection() const;
+  Deadline CallDeadline() const { return After(options_.timeout); }
+  const std::string& tenant() const { return tenant_; }
+
+  // Restores `item`, which is known on `connection`, on every later one for as long as it lives. False: that connection
+  // has ended meanwhile.
+  bool Keep(const std::shared_ptr<Restorable>& item, const std::shared_ptr<Connection>& connection);
+
+ private:
+  template <typename T, typename... Args>
+  friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
+
+  // Wakes the thread. Shared with connections, which may outlive the keeper.
+  class Bell {
+   public:
+    static absl::StatusOr<std::shared_ptr<Bell>> Make();
+    explicit Bell(Descriptor fd) : fd_(std::move(fd)) {}
+    void Ring();
+    void Silence();
+    int fd() const { return fd_.get(); }
+
+   private:
+    Descriptor fd_;
+  };
+
+  struct Kept {
+    std::weak_ptr<Restorable> item;
+    uint64_t generation = 0;  // of the connection on which the daemon has said its last word about it
+    uint64_t round = 0;       // in which it was tried last
+  };
+
+  Keeper(const ClientOptions& options, std::shared_ptr<Bell> bell, std::shared_ptr<Connection> connection);
+  static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options,
+                                                          const std::shared_ptr<Bell>& bell, Deadline deadline,
+                                                          const std::stop_token& stop);
+  void Run();
+  void Serve(const std::shared_ptr<Connection>& connection);
+  void Reconnect();
+  absl::Status RestoreAll(const std::shared_ptr<Connection>& connection, Deadline deadline);
+  void Lose(const std::shared_ptr<Connection>& connection);
+
+  const ClientOptions options_;
+  const std::string tenant_;
+  const std::shared_ptr<Bell> bell_;
+  const Birthplace birthplace_;
+  std::stop_source stop_;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<Connection> connection_;  // guarded by mutex_; null: not connected
+  std::list<Kept> kept_;                    // guarded by mutex_
+  uint64_t round_ = 0;                      // of restoring; the thread's alone, as below
+  bool unrestored_ = false;                 // the daemon had no room for some
+  Deadline next_round_{};                   // when those are tried again
+  std::thread thread_;
+};
+
+}  // namespace ashlar::internal

@@ -1,0 +1,55 @@
+// One region: memory that engine and daemon share, and what the daemon calls it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+#include "client/session/connection.h"
+#include "client/session/descriptor.h"
+#include "client/session/reconnector.h"
+#include "client/session/shared_memory.h"
+
+namespace ashlar::internal {
+
+// Thread-safe. Process-bound. Destroying it tells the daemon to drop the region.
+class RegionMemory : public Restorable {
+ public:
+  RegionMemory(Descriptor descriptor, SharedMemory place)
+      : descriptor_(std::move(descriptor)), place_(std::move(place)) {}
+  ~RegionMemory() override;
+
+  const SharedMemory& place() const { return place_; }
+
+  // The daemon's number for it on this connection; none where it is unknown.
+  std::optional<uint64_t> IdOn(const Connection& connection) const;
+  // The offset of [data, data + bytes) in the region; none where that does not lie inside.
+  std::optional<uint64_t> OffsetOf(const std::byte* data, uint64_t bytes) const;
+
+  // What the daemon hosted is registered as the engine's own after a restart: its memory outlives the daemon here.
+  absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) override;
+  void SetId(const std::shared_ptr<Connection>& connection, uint64_t id);
+
+ private:
+  const Descriptor descriptor_;
+  const SharedMemory place_;
+  mutable std::mutex mutex_;
+  std::weak_ptr<Connection> connection_;
+  uint64_t generation_ = 0;
+  uint64_t id_ = 0;
+};
+
+}  // namespace ashlar::internal
+
+namespace ashlar {
+
+struct Region::Impl : internal::RegionMemory {
+  using RegionMemory::RegionMemory;
+};
+
+}  // namespace ashlar

@@ -1,0 +1,105 @@
+// The session with the daemon: its socket, the requests and descriptors that cross it (proto/ashlar/v1/session.proto).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/session/deadline.h"
+#include "client/session/descriptor.h"
+#include "client/session/peer_process.h"
+#include "client/session/unix_socket.h"
+#include "kernels/device.h"
+
+namespace ashlar::v1 {
+class SessionReply;
+class SessionRequest;
+}  // namespace ashlar::v1
+
+namespace ashlar::internal {
+
+// Thread-safe. One request is under way at a time; others wait for their turn within their deadline.
+class SessionChannel {
+ public:
+  // Connects and agrees on a protocol version. UNAVAILABLE: no daemon; FAILED_PRECONDITION: nothing in common, or the
+  // daemon does not show its process.
+  // Fails at once when told to stop.
+  static absl::StatusOr<std::unique_ptr<SessionChannel>> Open(const std::string& path, const std::string& client,
+                                                              Deadline deadline, const std::stop_token& stop = {});
+
+  const std::string& session() const { return session_; }  // the secret that names the session in every RPC
+  const std::string& run() const { return run_; }          // names this run of the daemon
+  const std::string& tenant() const { return tenant_; }
+  const PeerProcess& daemon() const { return daemon_; }
+  // A point of this process's clock as the daemon's shows it, or a little earlier, never later: the two clocks are told
+  // apart by what the daemon's showed when it replied. At least 1.
+  int64_t InDaemonsClock(Deadline deadline) const;
+
+  // False once either end has ended the session. The daemon ends it before it gives up what the session held.
+  bool Alive() const;
+  int fd() const { return socket_.get(); }  // to watch for its end (POLLRDHUP); read by this class only
+
+  // A memfd, or an allocation on a GPU.
+  absl::StatusOr<uint64_t> RegisterRegion(int descriptor, uint64_t bytes, kernels::MemoryKind memory,
+                                          Deadline deadline);
+  struct HostedRegion {
+    uint64_t id = 0;
+    Descriptor memory;
+    uint64_t bytes = 0;  // all that it has
+  };
+  absl::StatusOr<HostedRegion> HostRegion(uint64_t bytes, kernels::MemoryKind memory, Deadline deadline);
+  struct Arena {
+    Descriptor memory;
+    uint64_t bytes = 0;
+    bool on_gpu = false;
+  };
+  absl::StatusOr<Arena> GetArena(uint32_t arena, Deadline deadline);
+  // Does not wait for the answer: the daemon may give it only when nothing uses the region any more.
+  void DropRegion(uint64_t region);
+
+  // Ends the session: requests under way, and all later ones, fail with UNAVAILABLE.
+  void Shutdown();
+
+ private:
+  struct Answer;
+  enum class Expects { kNothing, kRegion };  // what an answer that comes too late would have granted
+
+  SessionChannel() = default;
+  absl::Status Greet(const std::string& client, Deadline deadline);
+  absl::StatusOr<Answer> Ask(const v1::SessionRequest& request, int descriptor, Expects expects, Deadline deadline);
+  void EndTurn();
+
+  // Only with the turn.
+  absl::StatusOr<Answer> Exchange(const v1::SessionRequest& request, int descriptor, Expects expects,
+                                  Deadline deadline);
+  absl::Status Send(const v1::SessionRequest& request, int descriptor, Deadline deadline);
+  absl::StatusOr<Answer> Receive(Deadline deadline);
+  absl::Status TakeLateAnswers(Deadline deadline);
+  void SendDrop(uint64_t region);
+
+  ForkClosedSocket socket_;
+  PeerProcess daemon_;
+  std::string session_;
+  std::string run_;
+  std::string tenant_;
+  // The daemon's clock less this process's, at least. The truest of all replies: the one that came fastest.
+  std::atomic<int64_t> clock_ahead_{INT64_MIN};
+
+  std::mutex mutex_;
+  std::condition_variable turn_ended_;
+  bool turn_ = false;              // guarded by mutex_: somebody has the turn
+  std::vector<uint64_t> to_drop_;  // guarded by mutex_: regions that the next end of a turn drops
+  // Answers come in the order of requests: one entry for every request whose answer nobody waits for any more. Belongs
+  // to the turn.
+  std::deque<Expects> late_;
+};
+
+}  // namespace ashlar::internal

@@ -1,0 +1,41 @@
+// Memory that this process shares with the daemon, as it is mapped here: a region, an arena.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+
+#include "client/session/descriptor.h"
+#include "kernels/gpu.h"
+
+namespace ashlar::internal {
+
+// Mapped as long as this lives.
+struct SharedMemory {
+  explicit SharedMemory(Mapping its_mapping)
+      : data(its_mapping.data()), size(its_mapping.size()), mapping(std::move(its_mapping)) {}
+  // On a GPU, where the engine has mapped it itself.
+  SharedMemory(std::byte* its_data, size_t its_size)
+      : data(its_data), size(its_size), kind(kernels::MemoryKind::kDevice) {}
+  SharedMemory(const kernels::Gpu& its_gpu, std::unique_ptr<kernels::ArenaMemory> its_arena)
+      : data(its_arena->data()),
+        size(its_arena->bytes()),
+        kind(kernels::MemoryKind::kDevice),
+        gpu(&its_gpu),
+        arena(std::move(its_arena)) {}
+
+  // What this process has mapped itself.
+  void CopyOut(void* here, const std::byte* there, size_t bytes) const {
+    if (gpu != nullptr) return gpu->CopyOut(here, there, bytes);
+    std::memcpy(here, there, bytes);
+  }
+
+  std::byte* data;
+  size_t size;
+  kernels::MemoryKind kind = kernels::MemoryKind::kHost;
+  const kernels::Gpu* gpu = nullptr;  // of a GPU's memory that was mapped here
+  Mapping mapping;
+  std::unique_ptr<kernels::ArenaMemory> arena;
+};
+
+}  // namespace ashlar::internal
