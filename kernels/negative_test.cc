@@ -1,6 +1,6 @@
 // Faults that implementations of HYPIC have had or could have. Each must give an error far above the harness's
 // tolerance; otherwise the harness would pass an implementation that has the fault. Faults of convolution tails are in
-// tools/refengine/composition_test.cc, beside the convolution.
+// examples/refengine/composition_test.cc, beside the convolution.
 #include <gtest/gtest.h>
 
 #include <algorithm>

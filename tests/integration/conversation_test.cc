@@ -5,11 +5,11 @@
 #include <cstring>
 #include <string>
 
+#include "examples/rag/local_pages.h"
+#include "examples/talk/conversation_serving.h"
+#include "examples/talk/replay.h"
 #include "tests/integration/corrupt.h"
 #include "tests/integration/serving_fixture.h"
-#include "tools/rag/local_pages.h"
-#include "tools/talk/conversation_serving.h"
-#include "tools/talk/replay.h"
 
 namespace ashlar::integration {
 namespace {

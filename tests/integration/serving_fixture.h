@@ -11,11 +11,11 @@
 #include <memory>
 #include <vector>
 
+#include "examples/rag/baselines.h"
+#include "examples/rag/cached_serving.h"
+#include "examples/rag/fidelity.h"
 #include "kernels/host/thread_pool.h"
 #include "tests/integration/daemon_process.h"
-#include "tools/rag/baselines.h"
-#include "tools/rag/cached_serving.h"
-#include "tools/rag/fidelity.h"
 
 namespace ashlar::integration {
 

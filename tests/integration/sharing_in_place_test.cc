@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "ashlar/shared_pages.h"
+#include "examples/rag/staging.h"
+#include "examples/refengine/tokenizer.h"
 #include "tests/integration/serving_fixture.h"
-#include "tools/rag/staging.h"
-#include "tools/refengine/tokenizer.h"
 
 namespace ashlar::integration {
 namespace {

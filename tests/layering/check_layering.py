@@ -15,7 +15,8 @@ MAY_INCLUDE = {
     "storage": {"kernels", "proto"},
     "client": {"kernels", "proto"},
     "daemon": {"storage", "kernels", "proto"},
-    "tools": {"client", "storage", "kernels", "proto"},
+    "examples": {"client", "kernels", "proto"},
+    "tools": {"examples", "client", "storage", "kernels", "proto"},
 }
 FOLDERS = {*MAY_INCLUDE, "tests"}
 GENERATED = re.compile(r"ashlar/v\d+/\w+(\.grpc)?\.pb\.h")  # from proto/ashlar/

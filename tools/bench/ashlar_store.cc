@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "examples/local_daemon/local_daemon.h"
 #include "tools/bench/value_store.h"
-#include "tools/local_daemon/local_daemon.h"
 
 namespace ashlar::bench {
 namespace {

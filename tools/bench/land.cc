@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "examples/local_daemon/local_daemon.h"
 #include "kernels/host/thread_pool.h"
 #include "tools/bench/bench.h"
-#include "tools/local_daemon/local_daemon.h"
 
 namespace ashlar::bench {
 namespace {

@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "examples/rag/baselines.h"
+#include "examples/rag/cached_serving.h"
+#include "examples/rag/local_pages.h"
+#include "examples/rag/retrieval.h"
 #include "kernels/host/thread_pool.h"
 #include "tools/load/load.h"
-#include "tools/rag/baselines.h"
-#include "tools/rag/cached_serving.h"
-#include "tools/rag/local_pages.h"
-#include "tools/rag/retrieval.h"
 
 namespace ashlar::load {
 namespace {

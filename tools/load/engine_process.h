@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "tools/child_process/child_process.h"
+#include "examples/local_daemon/child_process.h"
 
 namespace ashlar::load {
 

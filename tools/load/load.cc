@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "examples/local_daemon/local_daemon.h"
 #include "tools/load/engine_process.h"
-#include "tools/local_daemon/local_daemon.h"
 
 namespace ashlar::load {
 namespace {

@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tools/child_process/child_process.h"
-#include "tools/local_daemon/local_daemon.h"
+#include "examples/local_daemon/child_process.h"
+#include "examples/local_daemon/local_daemon.h"
 #include "tools/neighbours/attack.h"
 
 namespace ashlar::neighbours {

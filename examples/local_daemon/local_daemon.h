@@ -1,0 +1,60 @@
+// A private ashlard for one run of a tool: started in a fresh folder under /tmp, gone without a trace afterwards.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+#include "examples/local_daemon/child_process.h"
+
+namespace ashlar::tools {
+
+struct LocalDaemonOptions {
+  std::string binary;              // empty: `ashlard` beside the running program
+  uint64_t dram_bytes = 2u << 30;  // capacity, all of it the caller's
+  uint64_t hbm_bytes = 0;          // 0: no such tier
+  uint64_t ssd_bytes = 0;          // 0: no such tier
+  std::string ssd_folder;          // empty: in the daemon's own folder, gone with it
+  std::string admission = "all";   // of the ssd tier
+  uint32_t threads = 0;            // workers; 0: the daemon's default
+  std::string tenants;             // YAML of the field `tenants`; empty: one tenant, the daemon's user
+  bool metrics = false;            // on a port of loopback's
+  // Who runs it, the caller where there is none. Tenants' users need that group for its sockets.
+  std::optional<ProcessUser> user;
+  uint64_t open_files = 0;  // RLIMIT_NOFILE; 0: the caller's
+  uint64_t data_bytes = 0;  // RLIMIT_DATA: its own memory, without what it shares with engines; 0: the caller's
+};
+
+class LocalDaemon {
+ public:
+  // Returns once the daemon accepts sessions, of whichever tenants. DEADLINE_EXCEEDED or what it logged, if it does
+  // not.
+  static absl::StatusOr<std::unique_ptr<LocalDaemon>> Start(const LocalDaemonOptions& options);
+  ~LocalDaemon();  // SIGTERM, then SIGKILL; removes the folder
+
+  const ClientOptions& client_options() const { return client_options_; }
+  pid_t pid() const { return pid_; }
+  uint16_t metrics_port() const { return metrics_port_; }  // 0: none
+  // How it has ended by itself, with the last line that it logged; none while it runs.
+  std::optional<std::string> Ended();
+
+ private:
+  LocalDaemon() = default;
+  absl::Status Configure(const LocalDaemonOptions& options) const;
+  absl::Status Launch(const LocalDaemonOptions& options);
+  bool Serves();  // a client, or whoever of no tenant asks
+  std::string Log() const;
+
+  std::string folder_;
+  ClientOptions client_options_;
+  pid_t pid_ = -1;
+  uint16_t metrics_port_ = 0;
+  std::optional<std::string> ended_;
+};
+
+}  // namespace ashlar::tools

@@ -1,0 +1,45 @@
+// How far a prompt that was set from segments is from one that was computed whole.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "examples/rag/cached_serving.h"
+#include "examples/rag/serving.h"
+
+namespace ashlar::rag {
+
+// ‖a − b‖₂ / ‖b‖₂; infinite where that is not a number.
+double RelativeL2(std::span<const float> a, std::span<const float> b);
+
+// Relative L2 error of the first linear layer's states against one pass over the whole prompt: the greatest over heads
+// and over the positions behind each landed interior. With `ashlar`, interiors are composed; with `naive`, states are
+// added (T := I); with `zero_transition`, what stood before an interior is forgotten (T := 0).
+struct Layer0Error {
+  double ashlar = 0, naive = 0, zero_transition = 0;
+};
+
+class Layer0Fidelity {
+ public:
+  explicit Layer0Fidelity(const Runtime& runtime, kernels::Workers& workers, int64_t longest_prompt);
+
+  // `set` is a served prompt; it is advanced again from position 0, over the same landed keys. Prompts without a landed
+  // interior have no error.
+  absl::StatusOr<std::optional<Layer0Error>> Measure(const RagPrompt& prompt, SetPrompt& set,
+                                                     refengine::PagePool& pool);
+
+ private:
+  // States of layer 0 behind every cached step of `chain` (or behind step `i` where wanted[i]).
+  absl::StatusOr<std::vector<std::vector<float>>> States(refengine::Sequence& sequence,
+                                                         std::vector<refengine::Step> chain,
+                                                         const std::vector<bool>& wanted);
+  double WorstHead(const std::vector<std::vector<float>>& states, const std::vector<std::vector<float>>& truth) const;
+
+  const Runtime runtime_;
+  refengine::Engine engine_;  // takes any prompt in one pass, so that it can stop behind layer 0
+  refengine::ReplacedTransitions identity_, zero_;
+};
+
+}  // namespace ashlar::rag

@@ -1,0 +1,36 @@
+// Pages of an engine in memory that no daemon knows of.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "examples/refengine/page_pool.h"
+
+namespace ashlar::rag {
+
+inline constexpr int32_t kPageTokens = 16;
+
+// Pages for so many prompts of `tokens` tokens.
+inline int32_t PagesFor(size_t tokens, size_t prompts) {
+  return static_cast<int32_t>((tokens / kPageTokens + 2) * prompts);
+}
+
+class LocalPages {
+ public:
+  LocalPages(const refengine::ModelConfig& config, int32_t pages)
+      : memory_(refengine::PagePool::RequiredBytes(config, kPageTokens, pages) / kLine + 1),
+        pool_(config, kPageTokens, pages, std::as_writable_bytes(std::span(memory_))) {}
+  refengine::PagePool& pool() { return pool_; }
+
+ private:
+  static constexpr size_t kLine = 64;
+  struct alignas(kLine) Line {
+    std::byte bytes[kLine];
+  };
+  std::vector<Line> memory_;
+  refengine::PagePool pool_;
+};
+
+}  // namespace ashlar::rag

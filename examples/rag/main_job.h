@@ -1,0 +1,29 @@
+// The main job: questions retrieve sections of documents, and every prompt is served four ways (HYPIC §6.1).
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "examples/rag/cached_serving.h"
+#include "examples/rag/report.h"
+
+namespace ashlar::rag {
+
+struct JobOptions {
+  std::string docs = "/usr/share/common-licenses";
+  int64_t sections = 96;  // of the corpus; 0: all
+  int64_t sections_per_prompt = 16;
+  int64_t requests = 40;
+  int threads = 0;    // 0: the machine's cores
+  uint64_t seed = 1;  // of weights and questions
+  ComposeBy compose = ComposeBy::kEngine;
+  kernels::Family family = kernels::Family::kGdn;  // or kLightning
+  double epsilon = kPublishedEpsilon;
+  // Capacities of the daemon's tiers. dram 0: all that the job publishes; hbm, ssd 0: no such tier.
+  uint64_t hbm_bytes = 0, dram_bytes = 0, ssd_bytes = 0;
+};
+
+// Starts a daemon of its own, runs the job, prints as it goes.
+absl::StatusOr<RunResult> RunMainJob(const JobOptions& options);
+
+}  // namespace ashlar::rag

@@ -1,0 +1,45 @@
+// What every way of serving a prompt shares, and what it returns.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "examples/rag/prompt.h"
+#include "examples/refengine/engine.h"
+#include "kernels/kernels.h"
+#include "proto/outcome.h"
+
+namespace ashlar::rag {
+
+// One engine and what it computes with. Everything outlives the ways of serving that use it.
+struct Runtime {
+  const refengine::Model& model;
+  refengine::Engine& engine;
+  const kernels::Kernels& kernels;
+  kernels::Queue& queue;  // for copies outside the engine
+  kernels::Workers& workers;
+};
+
+struct Served {
+  double ttft_ms = 0;         // from the tokens' arrival to the first token's logits
+  std::vector<float> logits;  // of the first token
+  uint64_t computed_tokens = 0;
+  uint64_t hits = 0, misses = 0;           // segments
+  std::map<TierKind, uint64_t> hit_tiers;  // where hits were found
+  std::map<MissReason, uint64_t> miss_reasons;
+  double flops = 0;  // of what was computed at the last: fills are not counted
+};
+
+class Stopwatch {
+ public:
+  double Milliseconds() const {
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace ashlar::rag

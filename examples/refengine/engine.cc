@@ -1,0 +1,168 @@
+#include "examples/refengine/engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "examples/refengine/matrix.h"
+#include "examples/refengine/mixers.h"
+#include "examples/refengine/pass.h"
+#include "examples/refengine/rows.h"
+#include "examples/refengine/tokenizer.h"
+
+namespace ashlar::refengine {
+
+const char* Name(Part part) {
+  switch (part) {
+    case Part::kEmbedding:
+      return "embedding";
+    case Part::kNorms:
+      return "norms";
+    case Part::kProjections:
+      return "projections";
+    case Part::kConvolution:
+      return "convolution";
+    case Part::kRecurrence:
+      return "recurrence";
+    case Part::kCapture:
+      return "capture";
+    case Part::kAttention:
+      return "attention";
+    case Part::kMlp:
+      return "mlp";
+    case Part::kHead:
+      return "head";
+  }
+  return "unknown";
+}
+
+struct Engine::Impl {
+  Impl(const Model& model, const kernels::Kernels& kernels, kernels::Workers& workers, EngineOptions options)
+      : options(options),
+        queue(kernels.MakeQueue(&workers)),
+        machine{model, kernels, workers, *queue},
+        linear(machine),
+        attention(machine),
+        mlp(machine) {}
+
+  // False: on_layer or the advancer gave up.
+  bool RunPass(Sequence& sequence, RecurrentState& recurrent, const Pass& pass, const AdvanceOptions& options);
+  void Embed(const Pass& pass, float* residual);
+  void Normalize(const std::vector<float>& weight, int64_t rows, const float* residual, float* normed);
+  // Logits of the pass's rows from `first` on, [rows − first, vocabulary].
+  void Head(int64_t first, int64_t rows, const float* residual, float* logits);
+
+  EngineOptions options;
+  std::unique_ptr<kernels::Queue> queue;
+  Machine machine;
+  LinearMixer linear;
+  AttentionMixer attention;
+  Mlp mlp;
+  Scratch residual_memory, normed_memory;
+};
+
+void Engine::Impl::Embed(const Pass& pass, float* residual) {
+  const int64_t d_model = machine.model.config().d_model;
+  ForRows(machine.workers, pass.rows(), [&](int64_t row) {
+    std::memcpy(residual + row * d_model, machine.model.weights().embedding.data() + pass.tokens[row] * d_model,
+                d_model * sizeof(float));
+  });
+}
+
+void Engine::Impl::Normalize(const std::vector<float>& weight, int64_t rows, const float* residual, float* normed) {
+  const ModelConfig& config = machine.model.config();
+  ForRows(machine.workers, rows, [&](int64_t row) {
+    RmsNorm(residual + row * config.d_model, weight.data(), config.norm_epsilon, config.d_model,
+            normed + row * config.d_model);
+  });
+}
+
+void Engine::Impl::Head(int64_t first, int64_t rows, const float* residual, float* logits) {
+  const int64_t d_model = machine.model.config().d_model;
+  float* normed = normed_memory.Get(rows * d_model);
+  Normalize(machine.model.weights().final_norm, rows - first, residual + first * d_model, normed);
+  MatMul({.m = rows - first,
+          .n = kVocabulary,
+          .k = d_model,
+          .a = normed,
+          .a_stride = d_model,
+          .b = machine.model.head().data(),
+          .b_stride = d_model,
+          .b_transposed = true,
+          .c = logits,
+          .c_stride = kVocabulary},
+         machine.workers);
+}
+
+bool Engine::Impl::RunPass(Sequence& sequence, RecurrentState& recurrent, const Pass& pass,
+                           const AdvanceOptions& options) {
+  const ModelConfig& config = machine.model.config();
+  const int64_t rows = pass.rows();
+  float* residual = residual_memory.Get(rows * config.d_model);
+  float* normed = normed_memory.Get(rows * config.d_model);
+  {
+    const Stopwatch watch(options.profile, Part::kEmbedding);
+    Embed(pass, residual);
+  }
+  for (int32_t layer = 0; layer < config.layers(); ++layer) {
+    if (options.on_layer && !options.on_layer(layer)) return false;
+    const LayerWeights& weights = machine.model.weights().layers[layer];
+    {
+      const Stopwatch watch(options.profile, Part::kNorms);
+      Normalize(weights.mixer_norm, rows, residual, normed);
+    }
+    if (config.is_attention(layer)) {
+      attention.Run(layer, pass, normed, residual, sequence, options.profile);
+    } else {
+      if (!linear.Run(layer, pass, normed, residual, recurrent, options)) return false;
+    }
+    {
+      const Stopwatch watch(options.profile, Part::kNorms);
+      Normalize(weights.mlp_norm, rows, residual, normed);
+    }
+    const Stopwatch watch(options.profile, Part::kMlp);
+    mlp.Run(layer, rows, normed, residual);
+  }
+  const Stopwatch watch(options.profile, Part::kHead);
+  if (options.all_logits != nullptr) Head(0, rows, residual, options.all_logits);
+  if (options.last_logits != nullptr && rows > 0) Head(rows - 1, rows, residual, options.last_logits);
+  return true;
+}
+
+Engine::Engine(const Model& model, const kernels::Kernels& kernels, kernels::Workers& workers, EngineOptions options)
+    : impl_(std::make_unique<Impl>(model, kernels, workers, options)) {}
+Engine::~Engine() = default;
+
+const Model& Engine::model() const {
+  return impl_->machine.model;
+}
+
+absl::Status Engine::Advance(Sequence& sequence, std::span<const Step> chain, const AdvanceOptions& options) {
+  const ModelConfig& config = model().config();
+  if (const absl::Status status = CheckChain(config, sequence.length(), chain, options); !status.ok()) return status;
+  int64_t end = sequence.length();
+  for (const Step& step : chain) end += step.count();
+  if (!sequence.Reserve(end)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("chain: ", end, " tokens, but only ", sequence.pool().free_pages(), " pages are free"));
+  }
+  for (const Step& step : chain) {
+    if (step.snapshot != nullptr) *step.snapshot = RecurrentState(config);
+  }
+  AdvanceOptions pass_options = options;
+  for (const Pass& pass : CutIntoPasses(sequence.length(), chain, options.captures, impl_->options.pass_tokens)) {
+    if (!impl_->RunPass(sequence, sequence.recurrent_, pass, pass_options)) {
+      return absl::CancelledError("on_layer or the advancer gave up");
+    }
+    sequence.length_ = pass.end;
+    if (pass_options.all_logits != nullptr) pass_options.all_logits += pass.rows() * kVocabulary;
+  }
+  return absl::OkStatus();
+}
+
+int32_t GreedyToken(std::span<const float> logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+}  // namespace ashlar::refengine

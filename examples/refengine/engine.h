@@ -1,0 +1,156 @@
+// Computes a sequence along a chain of computed runs and cached interiors: prefill, isolated prefill, seams and decode
+// are all one call (HYPIC §4.3).
+//
+//   full prefill      one run behind position 0
+//   isolated prefill  the same on a fresh sequence, with a capture of the interior
+//   seams             [checkpoint,] run, interior, run, interior, …, run
+//   decode            a run of one token
+//
+// All runs of a chain go through each layer as one batch: projections are one matrix product over all of them, the
+// linear layers' chain is one AdvanceSeam, attention lets each token see all keys before it, cached or computed. The
+// same code, kernels and threads serve every case, so that a full recompute is an honest opponent.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "examples/refengine/model.h"
+#include "examples/refengine/sequence.h"
+#include "kernels/kernels.h"
+
+namespace ashlar::refengine {
+
+// What the cache knows of one layer behind a run of tokens; empty for attention layers. The same members as client.h's
+// MappedTuple.
+struct CachedLayer {
+  kernels::TupleView tuple;
+  const float* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels], at the end of the interior
+};
+
+// The next tokens of a sequence: either computed, or taken from the cache.
+struct Step {
+  static Step Compute(std::span<const int32_t> tokens) { return {.tokens = tokens}; }
+  // `layers`: one entry a layer of the model. The keys and values already stand in the sequence's pages, at the next
+  // `count` positions (or will stand there when on_layer returns for their layer).
+  static Step Cached(int64_t count, std::span<const CachedLayer> layers) {
+    return {.cached_tokens = count, .cached = layers};
+  }
+  // The same for a sequence's first `count` tokens, whose states are exact: transitions are not read.
+  static Step Checkpoint(int64_t count, std::span<const CachedLayer> layers) {
+    return {.cached_tokens = count, .cached = layers, .checkpoint = true};
+  }
+
+  std::span<const int32_t> tokens;
+  int64_t cached_tokens = 0;
+  std::span<const CachedLayer> cached;
+  bool checkpoint = false;
+  RecurrentState* snapshot = nullptr;  // out: the recurrent state behind this step; split a run to get more of them
+
+  int64_t count() const { return cached.empty() ? static_cast<int64_t>(tokens.size()) : cached_tokens; }
+};
+
+// Where to put the tuple of one linear layer: dense, one head behind the other.
+struct TupleBuffers {
+  float* transition = nullptr;  // [value_heads, d_k, d_k]; null: not wanted (a checkpoint has none)
+  float* state = nullptr;       // [value_heads, d_k, d_v], from a zero start
+  float* conv_tail = nullptr;   // [conv_kernel − 1, conv_channels], at `end`
+};
+
+// Tuples of the computed tokens at positions [begin, end), which one run or adjacent runs cover.
+struct CaptureRange {
+  int64_t begin = 0, end = 0;
+  std::span<const TupleBuffers> linear;  // one a linear layer, in order
+};
+
+// Where one linear layer's inputs go, rows of a token one behind the other: what the recurrence sees of it, and what
+// the convolution does. Gates and betas are not written for layers that have none.
+struct SpanRows {
+  float* keys = nullptr;         // [tokens][key_channels]
+  float* values = nullptr;       // [tokens][value_channels]
+  float* gates = nullptr;        // [tokens][value_heads]
+  float* betas = nullptr;        // the same
+  float* conv_inputs = nullptr;  // [tokens][conv_channels]
+};
+
+// Takes down the inputs of computed tokens at positions [begin, begin + tokens); others pass.
+struct SpanTape {
+  int64_t begin = 0, tokens = 0;
+  std::span<const SpanRows> linear;  // one a linear layer, in order
+};
+
+// Where time goes, in seconds; Advance adds to it.
+enum class Part : uint8_t {
+  kEmbedding,
+  kNorms,
+  kProjections,
+  kConvolution,
+  kRecurrence,
+  kCapture,
+  kAttention,
+  kMlp,
+  kHead
+};
+inline constexpr int kParts = 9;
+const char* Name(Part part);
+struct Profile {
+  std::array<double, kParts> seconds{};
+  double& operator[](Part part) { return seconds[static_cast<size_t>(part)]; }
+  double operator[](Part part) const { return seconds[static_cast<size_t>(part)]; }
+};
+
+// Who advances linear layers, where that is not the engine's own kernels.
+class SeamAdvancer {
+ public:
+  virtual ~SeamAdvancer() = default;
+
+  // Does what kernels::AdvanceSeam does, with the same bits. Interiors are the tuples of steps' `cached[layer]`, by
+  // address. False: it could not be done, and nothing was written; Engine::Advance gives up.
+  virtual bool Advance(int32_t layer, const kernels::AdvanceSeamArgs& args) = 0;
+};
+
+// What else one Advance should give. Everything is optional.
+struct AdvanceOptions {
+  float* last_logits = nullptr;  // out, [vocabulary]: behind the chain's last computed token
+  float* all_logits = nullptr;   // out, [computed tokens of the chain, vocabulary]
+  std::span<const CaptureRange> captures;
+  // Called before the work on each layer (a long chain passes through all layers several times); blocks until that
+  // layer's cached keys and values have landed, and its cached tuples have come. False: they will not, give up.
+  std::function<bool(int32_t layer)> on_layer;
+  SeamAdvancer* advancer = nullptr;  // null: the engine's kernels
+  const SpanTape* tape = nullptr;    // out: inputs of the linear layers
+  Profile* profile = nullptr;
+};
+
+struct EngineOptions {
+  int64_t pass_tokens = 2048;  // computed tokens that go through the layers at once; bounds memory
+};
+
+// One engine serves one thread. `model`, `kernels` and `workers` outlive it.
+class Engine {
+ public:
+  Engine(const Model& model, const kernels::Kernels& kernels, kernels::Workers& workers, EngineOptions options = {});
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Model& model() const;
+
+  // Advances `sequence` by `chain`, whose steps lie one behind the other from sequence.length() on.
+  // INVALID_ARGUMENT names the field (chain[3].cached: …), RESOURCE_EXHAUSTED: the pool has too few pages; both change
+  // nothing. CANCELLED: on_layer or the advancer gave up; the sequence must be cleared or rewound.
+  // Only the first step of an empty sequence may be a checkpoint.
+  absl::Status Advance(Sequence& sequence, std::span<const Step> chain, const AdvanceOptions& options = {});
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The token with the greatest logit; the lowest id wins a tie.
+int32_t GreedyToken(std::span<const float> logits);
+
+}  // namespace ashlar::refengine

@@ -1,0 +1,55 @@
+// Paged keys and values of all attention layers, in memory that the caller gives (a region shared with the daemon).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "examples/refengine/config.h"
+#include "kernels/kernels.h"
+
+namespace ashlar::refengine {
+
+// One attention layer's keys and values inside the pool's memory, in bytes, as client.h's PagedLayer declares them: a
+// token's row of head h lies at offset + page × page_stride + slot × token_stride + h × head_stride.
+struct PagedLayerGeometry {
+  uint32_t layer = 0;  // index among all layers of the model
+  uint64_t key_offset = 0, value_offset = 0;
+  uint64_t page_stride = 0, token_stride = 0, head_stride = 0;
+};
+
+// Not thread-safe: it belongs to the engine's thread.
+class PagePool {
+ public:
+  static size_t RequiredBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages);
+
+  // `memory` is 64-byte aligned, at least RequiredBytes long, and outlives the pool.
+  PagePool(const ModelConfig& config, int32_t page_tokens, int32_t pages, std::span<std::byte> memory);
+  PagePool(const PagePool&) = delete;
+  PagePool& operator=(const PagePool&) = delete;
+
+  int32_t page_tokens() const { return page_tokens_; }
+  int32_t pages() const { return pages_; }
+  int32_t free_pages() const { return static_cast<int32_t>(free_.size()); }
+
+  // A page id valid in every layer, or nothing when the pool is exhausted.
+  std::optional<int32_t> Allocate();
+  void Free(int32_t page);
+
+  // Attention layers are counted by themselves here: 0 … config.attention_layers() − 1.
+  PagedLayerGeometry Geometry(int32_t attention_layer) const;
+  kernels::PagedSlots Keys(int32_t attention_layer, const int32_t* page_table) const;
+  kernels::PagedSlots Values(int32_t attention_layer, const int32_t* page_table) const;
+
+ private:
+  kernels::PagedSlots Slots(uint64_t offset, const int32_t* page_table) const;
+
+  ModelConfig config_;
+  int32_t page_tokens_, pages_;
+  std::byte* memory_;
+  std::vector<int32_t> free_;
+};
+
+}  // namespace ashlar::refengine

@@ -1,0 +1,28 @@
+// Conversations to be had about documents: what they begin with, and what the user says next.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "examples/rag/documents.h"
+#include "examples/rag/prompt.h"
+
+namespace ashlar::talk {
+
+struct Chat {
+  bool composed = false;  // begins with retrieved sections; else with instructions that all plain chats share
+  rag::RagPrompt opening;
+  std::vector<std::vector<int32_t>> messages;  // one a turn; a composed chat's opening has the first
+};
+
+struct ChatOptions {
+  int64_t chats = 6;  // every other one is composed
+  int64_t turns = 4;
+  int64_t sections_per_prompt = 4;  // that a composed one begins with
+  uint64_t seed = 1;                // of the questions
+};
+
+// The same sections and options give the same chats.
+std::vector<Chat> MakeChats(const std::vector<rag::Section>& sections, const ChatOptions& options);
+
+}  // namespace ashlar::talk

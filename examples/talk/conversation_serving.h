@@ -1,0 +1,82 @@
+// Conversations with Ashlar: every turn is resumed where its text, or as much of it as is known, was left.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+#include "examples/rag/cached_serving.h"
+#include "examples/rag/prompt.h"
+#include "examples/rag/serving.h"
+#include "examples/talk/span_staging.h"
+
+namespace ashlar::talk {
+
+// What has been said. Whoever takes the next turn appends the user's message to text.tokens.
+struct Conversation {
+  explicit Conversation(rag::RagPrompt text = {});  // with a random id
+
+  ConversationId id;
+  rag::RagPrompt text;
+};
+
+struct Turn {
+  rag::Served served;
+  uint64_t prompt_tokens = 0;
+  rag::SetPrompt* set = nullptr;  // until the next turn; its sequence ends with the decoded tokens
+  bool own = false;               // the prefix was the conversation's own
+  Provenance provenance = Provenance::kExact;
+  std::vector<int64_t> runs;            // ends of the runs that were computed of the prompt, rising
+  std::vector<uint64_t> offered;        // depths of checkpoints; the last one is the text's end
+  uint64_t span_tokens = 0;             // of the span up to there that was offered; 0: none was
+  std::vector<CommitOutcome> outcomes;  // of these
+  double commit_ms = 0;
+};
+
+// A turn is served as CachedServing serves a prompt, and its states are committed. What began with nothing, or with an
+// exact prefix, may be resumed by every conversation; what lies behind retrieved sections by this one alone.
+class ConversationServing {
+ public:
+  // Checkpoints that are captured in one turn, at most; of more the first ones.
+  static constexpr size_t kCheckpoints = 34;
+  // Of the region that Open takes, which begins with the memory of the pool; with room for spans of so many tokens.
+  static size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages,
+                            uint64_t span_tokens = 0) {
+    return rag::RegionBytes(config, page_tokens, pages, 1 + kCheckpoints) + SpanStaging::Bytes(config, span_tokens);
+  }
+
+  // With options.prefixes. A turn of which no more than its span_tokens are computed from the prompt's last token on
+  // offers a span, and states before that token. The engine resumes with the bits of one that never left if its passes
+  // have capture_tokens.
+  static absl::StatusOr<std::unique_ptr<ConversationServing>> Open(Client& client, const rag::Runtime& runtime,
+                                                                   refengine::PagePool& pool, const Region& region,
+                                                                   refengine::SeamWidths seams,
+                                                                   const rag::ServingOptions& options);
+
+  // Computes the text so far, decodes so many tokens greedily, appends them, and commits what was asked for. Errors are
+  // CachedServing::Serve's; the text then is as it was.
+  absl::StatusOr<Turn> Serve(Conversation& conversation, int64_t decode);
+  const Layout& layout() const { return serving_->model().layout(); }
+
+ private:
+  ConversationServing(const rag::Runtime& runtime, const Region& region, std::unique_ptr<rag::CachedServing> serving)
+      : runtime_(runtime), region_(region), serving_(std::move(serving)) {}
+
+  absl::Status Decode(std::vector<int32_t>& text, int64_t count, std::vector<float> logits);
+  void Commit(const Conversation& conversation, Turn& turn);
+  // The state before the prompt's last token where that is what the turn was resumed from; none if it was not.
+  std::optional<refengine::RecurrentState> BeforeLastToken(const Turn& turn);
+
+  const rag::Runtime runtime_;
+  const Region region_;
+  const std::unique_ptr<rag::CachedServing> serving_;
+  std::vector<rag::Staging> staging_;  // one a checkpoint
+  uint64_t span_tokens_ = 0;
+  std::unique_ptr<SpanStaging> span_staging_;  // null: without spans
+};
+
+}  // namespace ashlar::talk

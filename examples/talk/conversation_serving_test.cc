@@ -1,0 +1,284 @@
+// Conversations through a real daemon: what is resumed, from where, and with which bits.
+#include "examples/talk/conversation_serving.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "examples/local_daemon/local_daemon.h"
+#include "examples/rag/fidelity.h"
+#include "examples/rag/local_pages.h"
+#include "examples/talk/replay.h"
+#include "kernels/host/thread_pool.h"
+
+namespace ashlar::talk {
+namespace {
+
+constexpr int32_t kPages = 256;
+constexpr uint32_t kPass = 64;
+constexpr int64_t kDecoded = 3;
+constexpr refengine::SeamWidths kSeams{8, 8};
+
+std::vector<int32_t> Text(int32_t seed, size_t count) {
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>((i * 31 + seed * 17 + i * i % 89) % 251));
+  return tokens;
+}
+
+class Conversations : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto daemon = tools::LocalDaemon::Start({.dram_bytes = 256u << 20, .threads = 1});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    ClientOptions options = daemon_->client_options();
+    options.timeout = std::chrono::seconds(10);
+    auto client = Client::Connect(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+    auto region = client_->HostRegion(ConversationServing::RegionBytes(model_.config(), rag::kPageTokens, kPages));
+    ASSERT_TRUE(region.ok()) << region.status();
+    region_ = *region;
+    pages_ = std::make_unique<refengine::PagePool>(model_.config(), rag::kPageTokens, kPages,
+                                                   std::span(region_.data(), region_.size()));
+    auto serving = Open({.prefixes = {.capture_tokens = kPass}}, region_);
+    ASSERT_TRUE(serving.ok()) << serving.status();
+    serving_ = *std::move(serving);
+  }
+
+  rag::Runtime runtime() { return {model_, engine_, kernels_, *queue_, pool_}; }
+  absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const rag::ServingOptions& options, const Region& region) {
+    return ConversationServing::Open(*client_, runtime(), *pages_, region, kSeams, options);
+  }
+
+  Turn Say(Conversation& conversation, std::span<const int32_t> message) {
+    std::vector<int32_t>& text = conversation.text.tokens;
+    text.insert(text.end(), message.begin(), message.end());
+    const auto prompt = text.size();
+    Turn turn = serving_->Serve(conversation, kDecoded).value();
+    EXPECT_EQ(text.size(), prompt + kDecoded);
+    EXPECT_EQ(turn.outcomes.size(), turn.offered.size());
+    return turn;
+  }
+
+  // The turn's text computed from its first token on, in the cuts in which it came to be.
+  void ExpectBitsOfNoCache(const Conversation& conversation, const Turn& turn, Cuts& cuts) {
+    cuts.Resume(turn.set->resumed);
+    cuts.Add(turn.runs);
+    const auto prompt = std::span(conversation.text.tokens).first(turn.prompt_tokens);
+    const auto expected = Replay(runtime(), own_.pool(), prompt, cuts);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    EXPECT_EQ(turn.served.logits, *expected);
+    for (int64_t i = 1; i <= kDecoded; ++i) cuts.Add({static_cast<int64_t>(turn.prompt_tokens) + i});
+  }
+
+  // Instructions, two sections, a question.
+  Conversation Retrieved(int32_t question) {
+    rag::RagPrompt text;
+    for (const auto& [seed, count] : {std::pair<int32_t, size_t>{1, 50}, {2, 300}, {3, 280}}) {
+      const std::vector<int32_t> part = Text(seed, count);
+      text.tokens.insert(text.tokens.end(), part.begin(), part.end());
+      text.segment_lengths.push_back(count);
+    }
+    const std::vector<int32_t> asked = Text(question, 12);
+    text.tokens.insert(text.tokens.end(), asked.begin(), asked.end());
+    return Conversation(std::move(text));
+  }
+
+  const refengine::Model model_{refengine::TinyConfig(/*seed=*/3, /*blocks=*/2)};
+  kernels::ThreadPool pool_{2};
+  const kernels::Kernels& kernels_ = kernels::Host();
+  const std::unique_ptr<kernels::Queue> queue_ = kernels_.MakeQueue(&pool_);
+  refengine::Engine engine_{model_, kernels_, pool_, {.pass_tokens = kPass}};
+  rag::LocalPages own_{model_.config(), kPages};
+  std::unique_ptr<tools::LocalDaemon> daemon_;
+  std::unique_ptr<Client> client_;
+  Region region_;
+  std::unique_ptr<refengine::PagePool> pages_;
+  std::unique_ptr<ConversationServing> serving_;
+};
+
+TEST_F(Conversations, TurnsAreResumedWhereTheTextWasLeft) {
+  Conversation talk;
+  Cuts cuts;
+  uint64_t left = 0;
+  for (int32_t turn = 0; turn < 4; ++turn) {
+    SCOPED_TRACE(turn);
+    const Turn taken = Say(talk, Text(turn, 200));
+    EXPECT_EQ(taken.set->resumed, left);
+    EXPECT_EQ(taken.provenance, Provenance::kExact);
+    EXPECT_EQ(taken.served.computed_tokens, taken.prompt_tokens - left);
+    EXPECT_EQ(taken.outcomes.back(), CommitOutcome::kKept);
+    ExpectBitsOfNoCache(talk, taken, cuts);
+    left = talk.text.tokens.size();
+  }
+}
+
+TEST_F(Conversations, ThoseWithTheSameInstructionsBranchOffThem) {
+  const std::vector<int32_t> instructions = Text(7, 400);
+  constexpr uint64_t kBranch = 400 / kPass * kPass;
+  for (int32_t i = 0; i < 4; ++i) {
+    SCOPED_TRACE(i);
+    Conversation talk(rag::RagPrompt{.tokens = instructions});
+    const Turn turn = Say(talk, Text(10 + i, 100));
+    Cuts cuts;
+    // The first knows of nobody, the second finds out where they part.
+    if (i == 1) {
+      EXPECT_THAT(turn.offered, testing::Contains(kBranch));
+    }
+    if (i >= 2) {
+      EXPECT_EQ(turn.set->resumed, kBranch);
+    }
+    EXPECT_FALSE(turn.own);
+    ExpectBitsOfNoCache(talk, turn, cuts);
+  }
+}
+
+TEST_F(Conversations, WhatLiesBehindSectionsIsTheConversationsOwn) {
+  Conversation talk = Retrieved(/*question=*/20), other = Retrieved(20);
+  const Turn first = Say(talk, {});
+  EXPECT_EQ(first.provenance, Provenance::kComposed);
+  EXPECT_EQ(first.outcomes.back(), CommitOutcome::kKept);
+  const std::unique_ptr<refengine::Sequence> stayed = std::move(first.set->sequence);
+  for (int32_t turn = 1; turn < 3; ++turn) {
+    SCOPED_TRACE(turn);
+    const uint64_t left = talk.text.tokens.size();
+    const Turn next = Say(talk, Text(30 + turn, 90));
+    EXPECT_EQ(next.set->resumed, left);
+    EXPECT_TRUE(next.own);
+    EXPECT_EQ(next.provenance, Provenance::kComposed);
+    const auto expected = RunOn(runtime(), *stayed, std::span(talk.text.tokens).first(next.prompt_tokens), next.runs);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    EXPECT_EQ(next.served.logits, *expected);
+    for (int64_t i = 1; i <= kDecoded; ++i) {
+      const std::vector<int64_t> one = {static_cast<int64_t>(next.prompt_tokens) + i};
+      ASSERT_TRUE(RunOn(runtime(), *stayed, talk.text.tokens, one).ok());
+    }
+  }
+  // Another conversation says the same, and finds the sections alone.
+  const Turn same = Say(other, {});
+  EXPECT_FALSE(same.own);
+  EXPECT_EQ(same.served.hits, 3u);
+  EXPECT_EQ(same.served.logits, first.served.logits);
+  // An exact text that begins likewise resumes from nothing that sections left behind.
+  Conversation exact(rag::RagPrompt{.tokens = talk.text.tokens});
+  EXPECT_EQ(Say(exact, Text(40, 10)).provenance, Provenance::kExact);
+}
+
+class RegeneratedAnswers : public Conversations, public testing::WithParamInterface<DType> {
+ protected:
+  static constexpr int64_t kAnswer = 20;
+  static constexpr uint32_t kSpan = kAnswer + 1;
+  // Of states that are rebuilt from what was computed exactly.
+  double bound() const { return GetParam() == DType::kF32 ? 1e-5 : 3e-4; }
+
+  void SetUp() override {
+    Conversations::SetUp();
+    auto region =
+        client_->HostRegion(ConversationServing::RegionBytes(model_.config(), rag::kPageTokens, kPages, kSpan));
+    ASSERT_TRUE(region.ok()) << region.status();
+    serving_.reset();
+    region_ = *region;
+    pages_ = std::make_unique<refengine::PagePool>(model_.config(), rag::kPageTokens, kPages,
+                                                   std::span(region_.data(), region_.size()));
+    auto serving =
+        Open({.prefixes = {.capture_tokens = kPass, .span_tokens = kSpan, .span_dtype = GetParam()}}, region_);
+    ASSERT_TRUE(serving.ok()) << serving.status();
+    serving_ = *std::move(serving);
+  }
+  // Serves what the conversation ends with now; what was rebuilt is held to a sequence that computed all of it.
+  Turn Answer(Conversation& talk) {
+    Turn turn = serving_->Serve(talk, kAnswer).value();
+    if (!turn.set->rebuilt || turn.provenance != Provenance::kExact) return turn;
+    refengine::Sequence full(model_.config(), own_.pool());
+    // What was computed behind states that had been rebuilt is off by as much itself, and was recorded so.
+    const double before = bound() * rebuilt_++;
+    const auto step = refengine::Step::Compute(std::span(talk.text.tokens).first(turn.set->resumed));
+    EXPECT_TRUE(engine_.Advance(full, {&step, 1}).ok());
+    for (int32_t layer = 0; layer < model_.config().linear_layers(); ++layer) {
+      const refengine::RecurrentState& rebuilt = turn.set->rebuilt->state();
+      EXPECT_LE(rag::RelativeL2(rebuilt.State(layer), full.recurrent().State(layer)), before + bound());
+      EXPECT_LE(rag::RelativeL2(rebuilt.ConvWindow(layer), full.recurrent().ConvWindow(layer)), before + 1e-5);
+    }
+    return turn;
+  }
+
+ private:
+  int rebuilt_ = 0;  // states, each behind the one before
+};
+
+INSTANTIATE_TEST_SUITE_P(Types, RegeneratedAnswers, testing::Values(DType::kF32, DType::kF16),
+                         [](const auto& test) { return test.param == DType::kF32 ? "f32" : "f16"; });
+
+TEST_P(RegeneratedAnswers, AreResumedInsideAndWhereTheyBegan) {
+  Conversation talk(rag::RagPrompt{.tokens = Text(1, 200)});
+  const Turn first = Answer(talk);
+  EXPECT_EQ(first.span_tokens, kSpan);
+  EXPECT_THAT(first.offered, testing::ElementsAre(199u, 220u));
+  EXPECT_THAT(first.outcomes, testing::ElementsAre(CommitOutcome::kKept, CommitOutcome::kKeptAsSpan));
+  // The next message comes behind half of the answer.
+  talk.text.tokens.resize(211);
+  const std::vector<int32_t> message = Text(2, 60);
+  talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
+  const Turn second = Answer(talk);
+  EXPECT_EQ(second.set->resumed, 211u);
+  EXPECT_EQ(second.set->match->prefix().span_tokens, 12u);
+  EXPECT_EQ(second.served.computed_tokens, 60u);
+  EXPECT_EQ(second.outcomes.back(), CommitOutcome::kKeptAsSpan);
+  // That turn is answered once more: from the states before its last token.
+  talk.text.tokens.resize(271);
+  const Turn again = Answer(talk);
+  EXPECT_EQ(again.set->resumed, 270u);
+  EXPECT_EQ(again.served.computed_tokens, 1u);
+  EXPECT_LE(rag::RelativeL2(again.served.logits, second.served.logits), bound());
+  // And goes on behind all of it.
+  const uint64_t left = talk.text.tokens.size();
+  talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
+  EXPECT_EQ(Answer(talk).set->resumed, left);
+}
+
+TEST_P(RegeneratedAnswers, OfComposedTurnsAreTheConversationsOwn) {
+  Conversation talk = Retrieved(20), other = Retrieved(20);
+  const Turn first = Answer(talk);
+  ASSERT_EQ(first.provenance, Provenance::kComposed);
+  EXPECT_EQ(first.outcomes.back(), CommitOutcome::kKeptAsSpan);
+  const uint64_t prompt = first.prompt_tokens;
+  talk.text.tokens.resize(prompt + 9);
+  talk.text.tokens.push_back(7);
+  const Turn second = Answer(talk);
+  EXPECT_TRUE(second.own);
+  EXPECT_EQ(second.set->resumed, prompt + 9);
+  EXPECT_EQ(second.set->match->prefix().span_tokens, 10u);
+  const Turn same = Answer(other);
+  EXPECT_FALSE(same.own);
+}
+
+TEST_F(Conversations, WithoutADaemonTurnsAreComputed) {
+  Conversation talk;
+  Cuts cuts;
+  ExpectBitsOfNoCache(talk, Say(talk, Text(1, 300)), cuts);
+  ASSERT_EQ(kill(daemon_->pid(), SIGKILL), 0);
+  const Turn turn = Say(talk, Text(2, 100));
+  EXPECT_EQ(turn.set->resumed, 0u);
+  EXPECT_THAT(turn.outcomes, testing::Each(CommitOutcome::kUnavailable));
+  ExpectBitsOfNoCache(talk, turn, cuts);
+}
+
+TEST_F(Conversations, RefusesWhatItCannotServeFrom) {
+  const auto unused = Open({}, region_);
+  EXPECT_EQ(unused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(unused.status().message(), testing::HasSubstr("options.prefixes"));
+  const auto small = client_->HostRegion(rag::RegionBytes(model_.config(), rag::kPageTokens, kPages));
+  ASSERT_TRUE(small.ok());
+  const auto refused = Open({.prefixes = {.capture_tokens = kPass}}, *small);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(), testing::HasSubstr("region"));
+}
+
+TEST(Conversation, IdsAreDrawn) {
+  EXPECT_NE(Conversation().id, Conversation().id);
+  EXPECT_NE(Conversation().id, ConversationId{});
+}
+
+}  // namespace
+}  // namespace ashlar::talk

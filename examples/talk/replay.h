@@ -1,0 +1,36 @@
+// A text computed from its first token on, without any cache, in the steps in which it came to be with one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "examples/rag/serving.h"
+#include "examples/refengine/page_pool.h"
+
+namespace ashlar::talk {
+
+// How a text was cut: each call of Engine::Advance is a list of the positions at which its runs ended, rising. What is
+// computed in the same cuts has the same bits (refengine/held_checkpoint.h).
+class Cuts {
+ public:
+  // The text was resumed at `depth`. What was computed before that is as it was; what is not known of it was one run.
+  void Resume(uint64_t depth);
+  void Add(std::vector<int64_t> ends) { calls_.push_back(std::move(ends)); }
+  uint64_t end() const { return calls_.empty() ? 0 : static_cast<uint64_t>(calls_.back().back()); }
+  const std::vector<std::vector<int64_t>>& calls() const { return calls_; }
+
+ private:
+  std::vector<std::vector<int64_t>> calls_;
+};
+
+// Logits behind the last of `tokens`, which is where `cuts` end.
+absl::StatusOr<std::vector<float>> Replay(const rag::Runtime& runtime, refengine::PagePool& pool,
+                                          std::span<const int32_t> tokens, const Cuts& cuts);
+
+// One call: the runs of `tokens` that end at `ends`, behind `sequence`. Logits behind the last.
+absl::StatusOr<std::vector<float>> RunOn(const rag::Runtime& runtime, refengine::Sequence& sequence,
+                                         std::span<const int32_t> tokens, std::span<const int64_t> ends);
+
+}  // namespace ashlar::talk

@@ -1,0 +1,261 @@
+#include "examples/talk/talk_job.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "examples/local_daemon/local_daemon.h"
+#include "examples/rag/baselines.h"
+#include "examples/rag/fidelity.h"
+#include "examples/rag/local_pages.h"
+#include "examples/talk/chats.h"
+#include "examples/talk/conversation_serving.h"
+#include "examples/talk/replay.h"
+#include "kernels/host/thread_pool.h"
+#include "proto/limits.h"
+#include "proto/object.h"
+#include "proto/prefix.h"
+
+namespace ashlar::talk {
+namespace {
+
+using rag::kPageTokens;
+using refengine::Sequence;
+
+// Passes end where the daemon may ask for checkpoints, so that a text resumed there has the bits of one that was not.
+// On the demo's model passes of 128 tokens take as long as longer ones.
+constexpr uint32_t kPassTokens = 128;
+constexpr refengine::SeamWidths kSeams{8, 8};
+
+class TalkJob {
+ public:
+  explicit TalkJob(const TalkOptions& options)
+      : options_(options),
+        pool_(options.job.threads),
+        model_(refengine::DemoConfig(options.job.seed, options.job.family)),
+        kernels_(kernels::Host()),
+        queue_(kernels_.MakeQueue(&pool_)),
+        engine_(model_, kernels_, pool_, {.pass_tokens = kPassTokens}),
+        full_engine_(model_, kernels_, pool_) {}
+
+  absl::StatusOr<TalkResult> Run();
+
+ private:
+  // One conversation, and what it is compared with.
+  struct Talk {
+    Chat chat;
+    Conversation conversation;
+    Cuts cuts;                         // of an exact one
+    std::unique_ptr<Sequence> stayed;  // of a composed one: the sequence of its first turn, which goes on
+  };
+
+  absl::Status Prepare();
+  absl::StatusOr<TurnResult> TakeTurn(Talk& talk, size_t turn);
+  // What `turn` should have had as logits, cut alike; empty where nothing is to be compared. `prompt`: its tokens.
+  absl::StatusOr<std::vector<float>> WithoutCache(Talk& talk, const Turn& turn, std::span<const int32_t> prompt);
+  // Has what `turn` decoded behind it, too.
+  absl::Status FollowDecoding(Talk& talk, const Turn& turn);
+  // How far the states that `turn` was resumed from are from those of full recompute, relative L2, the worst layer's.
+  absl::StatusOr<double> StateError(const Turn& turn, std::span<const int32_t> prompt);
+  // What states in the place of spans would have taken more.
+  uint64_t SavedBytes(const Turn& turn, uint64_t text) const;
+  PrefixUse Use() const;
+  rag::Runtime runtime(refengine::Engine& engine) { return {model_, engine, kernels_, *queue_, pool_}; }
+
+  const TalkOptions options_;
+  kernels::ThreadPool pool_;
+  const refengine::Model model_;
+  const kernels::Kernels& kernels_;
+  const std::unique_ptr<kernels::Queue> queue_;
+  refengine::Engine engine_, full_engine_;
+
+  std::unique_ptr<tools::LocalDaemon> daemon_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<refengine::PagePool> shared_pages_;  // in memory that the daemon lands into
+  std::unique_ptr<rag::LocalPages> own_pages_;
+  std::unique_ptr<ConversationServing> ashlar_;
+  std::unique_ptr<rag::FullRecompute> full_;
+  std::vector<Talk> talks_;
+};
+
+PrefixUse TalkJob::Use() const {
+  PrefixUse use{.capture_tokens = kPassTokens};
+  if (!options_.regenerate) return use;
+  // An answer, and the prompt's last token.
+  use.span_tokens = static_cast<uint32_t>(std::min<uint64_t>(options_.decode + 1, limits::kMaxSpanTokens));
+  use.span_dtype = options_.span_dtype;
+  return use;
+}
+
+absl::Status TalkJob::Prepare() {
+  const rag::JobOptions& job = options_.job;
+  absl::StatusOr<std::vector<rag::Section>> sections =
+      rag::ReadSections(job.docs, {.max_sections = static_cast<size_t>(job.sections)});
+  if (!sections.ok()) return sections.status();
+  size_t longest = 0;
+  for (Chat& chat : MakeChats(*sections, {.chats = options_.conversations,
+                                         .turns = options_.turns,
+                                         .sections_per_prompt = job.sections_per_prompt,
+                                         .seed = job.seed})) {
+    size_t tokens = chat.opening.tokens.size();
+    for (const std::vector<int32_t>& message : chat.messages) {
+      tokens += message.size() + static_cast<size_t>(options_.decode);
+    }
+    longest = std::max(longest, tokens);
+    Conversation conversation(chat.opening);
+    talks_.push_back({.chat = std::move(chat), .conversation = std::move(conversation)});
+  }
+
+  const uint64_t all = (uint64_t{2} << 30) + sections->size() * (uint64_t{8} << 20);
+  auto daemon = tools::LocalDaemon::Start({.dram_bytes = job.dram_bytes > 0 ? job.dram_bytes : all,
+                                           .hbm_bytes = job.hbm_bytes,
+                                           .ssd_bytes = job.ssd_bytes,
+                                           .threads = static_cast<uint32_t>(pool_.Size())});
+  if (!daemon.ok()) return daemon.status();
+  daemon_ = std::move(*daemon);
+  auto client = Client::Connect(daemon_->client_options());
+  if (!client.ok()) return client.status();
+  client_ = std::move(*client);
+  // The turn being served, a segment being filled, and every composed conversation's sequence that stays.
+  const int32_t pages = rag::PagesFor(longest, 2 + talks_.size() / 2);
+  absl::StatusOr<Region> region =
+      client_->HostRegion(ConversationServing::RegionBytes(model_.config(), kPageTokens, pages, Use().span_tokens));
+  if (!region.ok()) return region.status();
+  shared_pages_ = std::make_unique<refengine::PagePool>(model_.config(), kPageTokens, pages,
+                                                        std::span(region->data(), region->size()));
+  auto serving = ConversationServing::Open(*client_, runtime(engine_), *shared_pages_, *region, kSeams,
+                                           {.compose = job.compose, .epsilon = job.epsilon, .prefixes = Use()});
+  if (!serving.ok()) return serving.status();
+  ashlar_ = *std::move(serving);
+  own_pages_ = std::make_unique<rag::LocalPages>(model_.config(), rag::PagesFor(longest, 1));
+  full_ = std::make_unique<rag::FullRecompute>(runtime(full_engine_), own_pages_->pool());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<float>> TalkJob::WithoutCache(Talk& talk, const Turn& turn,
+                                                         std::span<const int32_t> prompt) {
+  // What is rebuilt from a span is cut where no sequence was that never left.
+  if (options_.regenerate) return std::vector<float>();
+  const uint64_t resumed = turn.set->resumed;
+  if (turn.provenance == Provenance::kExact) {
+    talk.cuts.Resume(resumed);
+    talk.cuts.Add(turn.runs);
+    return Replay(runtime(engine_), own_pages_->pool(), prompt, talk.cuts);
+  }
+  if (talk.stayed == nullptr) return std::vector<float>();
+  // Cut alike if it was left where it is resumed.
+  const std::vector<int64_t> whole = {static_cast<int64_t>(prompt.size())};
+  const bool alike = static_cast<uint64_t>(talk.stayed->length()) == resumed;
+  return RunOn(runtime(engine_), *talk.stayed, prompt, alike ? turn.runs : whole);
+}
+
+absl::Status TalkJob::FollowDecoding(Talk& talk, const Turn& turn) {
+  const std::vector<int32_t>& text = talk.conversation.text.tokens;
+  if (turn.provenance == Provenance::kComposed && talk.stayed == nullptr) {
+    talk.stayed = std::move(turn.set->sequence);
+    return absl::OkStatus();
+  }
+  for (auto end = static_cast<int64_t>(turn.prompt_tokens) + 1; end <= static_cast<int64_t>(text.size()); ++end) {
+    const std::vector<int64_t> one = {end};
+    if (turn.provenance == Provenance::kExact) {
+      talk.cuts.Add(one);
+    } else if (const auto logits = RunOn(runtime(engine_), *talk.stayed, text, one); !logits.ok()) {
+      return logits.status();
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> TalkJob::StateError(const Turn& turn, std::span<const int32_t> prompt) {
+  Sequence full(model_.config(), own_pages_->pool());
+  const refengine::Step step = refengine::Step::Compute(prompt.first(turn.set->resumed));
+  if (absl::Status status = full_engine_.Advance(full, {&step, 1}); !status.ok()) return status;
+  double worst = 0;
+  for (int32_t layer = 0; layer < model_.config().linear_layers(); ++layer) {
+    worst = std::max(worst, rag::RelativeL2(turn.set->rebuilt->state().State(layer), full.recurrent().State(layer)));
+  }
+  return worst;
+}
+
+uint64_t TalkJob::SavedBytes(const Turn& turn, uint64_t text) const {
+  if (turn.outcomes.back() != CommitOutcome::kKeptAsSpan) return 0;
+  const Layout& layout = ashlar_->layout();
+  const auto span = PlanPrefixSpan(layout, {}, {}, options_.span_dtype, text - turn.span_tokens, text);
+  const auto states = PlanPrefixCheckpoint(layout, {}, {}, PrefixBlockTokens(layout), text);
+  return span.ok() && states.ok() && states->bytes > span->bytes ? states->bytes - span->bytes : 0;
+}
+
+absl::StatusOr<TurnResult> TalkJob::TakeTurn(Talk& talk, size_t number) {
+  rag::RagPrompt& text = talk.conversation.text;
+  const std::vector<int32_t>& message = talk.chat.messages[number];
+  if (options_.regenerate && number > 0)
+    text.tokens.resize(text.tokens.size() - static_cast<size_t>(options_.decode / 2));
+  text.tokens.insert(text.tokens.end(), message.begin(), message.end());
+  const absl::StatusOr<rag::Served> full = full_->Serve(text);
+  if (!full.ok()) return full.status();
+  const absl::StatusOr<Turn> turn = ashlar_->Serve(talk.conversation, options_.decode);
+  if (!turn.ok()) return turn.status();
+  const std::vector<float>& logits = turn->served.logits;
+  const uint64_t resumed = turn->set->resumed;
+  TurnResult result{.turn = static_cast<int64_t>(number) + 1,
+                    .composed = turn->provenance == Provenance::kComposed,
+                    .tokens = turn->prompt_tokens,
+                    .resumed = resumed,
+                    .computed_tokens = turn->served.computed_tokens,
+                    .ttft_ms = turn->served.ttft_ms,
+                    .full_ttft_ms = full->ttft_ms,
+                    .flop_floor_speedup = full->flops / turn->served.flops,
+                    .full_rel_l2 = rag::RelativeL2(logits, full->logits),
+                    .checkpoints_offered = turn->offered.size(),
+                    .commit_ms = turn->commit_ms};
+  const bool landed = std::ranges::find(turn->set->landed, true) != turn->set->landed.end();
+  result.source = turn->own     ? Source::kOwn
+                  : landed      ? Source::kSegments
+                  : resumed > 0 ? Source::kTree
+                                : Source::kNothing;
+  for (const CommitOutcome outcome : turn->outcomes) {
+    result.kept += outcome == CommitOutcome::kKept || outcome == CommitOutcome::kAlreadyPresent ||
+                   outcome == CommitOutcome::kKeptAsSpan;
+  }
+  result.span_tokens = resumed > 0 ? turn->set->match->prefix().span_tokens : 0;
+  result.saved_bytes = SavedBytes(*turn, text.tokens.size());
+  if (result.span_tokens > 0 && !result.composed) {
+    const absl::StatusOr<double> error = StateError(*turn, text.tokens);
+    if (!error.ok()) return error.status();
+    result.state_rel_l2 = *error;
+  }
+  const auto expected = WithoutCache(talk, *turn, std::span(text.tokens).first(turn->prompt_tokens));
+  if (!expected.ok()) return expected.status();
+  if (!expected->empty()) {
+    result.logits_rel_l2 = rag::RelativeL2(logits, *expected);
+    result.bit_identical = logits == *expected;
+  }
+  if (options_.regenerate) return result;
+  if (const absl::Status status = FollowDecoding(talk, *turn); !status.ok()) return status;
+  return result;
+}
+
+absl::StatusOr<TalkResult> TalkJob::Run() {
+  if (absl::Status status = Prepare(); !status.ok()) return status;
+  PrintHeader();
+  TalkResult run{.conversations = options_.conversations, .turns = options_.turns, .threads = pool_.Size()};
+  if (options_.regenerate) run.spans = options_.span_dtype;
+  // They take turns: every conversation is left before it goes on.
+  for (int64_t turn = 0; turn < options_.turns; ++turn) {
+    for (size_t i = 0; i < talks_.size(); ++i) {
+      absl::StatusOr<TurnResult> result = TakeTurn(talks_[i], static_cast<size_t>(turn));
+      if (!result.ok()) return result.status();
+      result->conversation = static_cast<int64_t>(i) + 1;
+      PrintTurn(*result);
+      run.results.push_back(*std::move(result));
+    }
+  }
+  return run;
+}
+
+}  // namespace
+
+absl::StatusOr<TalkResult> RunTalkJob(const TalkOptions& options) {
+  return TalkJob(options).Run();
+}
+
+}  // namespace ashlar::talk
