@@ -46,9 +46,7 @@ struct Copy {
 };
 
 // Owned by the pool, and never moved. What every look-up needs comes first.
-struct Entry {
-  ObjectId id = 0;
-  Group group;
+struct Entry : RankedObject {
   bool ready = false;    // published; before that it is reserved or being published
   bool pinned = false;   // by an operator: one copy stays in some tier
   bool doomed = false;   // not wanted any more: it goes with its last reference, unless it is reserved again
@@ -58,7 +56,6 @@ struct Entry {
   uint32_t references = 0;              // uses that keep the copy at the top where it is
   uint32_t holds = 0;                   // calls that are at work on it
   uint32_t uses = 0;                    // look-ups that found it
-  Reuse reuse;                          // what it is worth
   Nanos published_at = 0;
   Nanos last_used_at = 0;                               // by a look-up; before the first one: published
   std::optional<std::list<ObjectId>::iterator> by_use;  // where objects of its tenant expire

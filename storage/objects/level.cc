@@ -35,7 +35,7 @@ uint64_t Level::FreeExtents(const Group& group) const {
 }
 
 void Level::Track(Entry& entry, Rank& copy) {
-  copy.entry = &entry;
+  copy.object = &entry;
   copy.extents = static_cast<uint32_t>(entry.header.Extents());
   policy_.Track(entry.group, copy);
 }
@@ -47,7 +47,7 @@ void Level::SetIdle(const Group& group, Rank& copy, bool idle) {
   all = idle ? all + copy.extents : all - copy.extents;
 }
 
-std::vector<Entry*> Level::Victims(const Group& group, uint64_t extents) {
+std::vector<RankedObject*> Level::Victims(const Group& group, uint64_t extents) {
   const Share &own = ShareOf(group), &other = ShareOf(OtherPool(group));
   const uint64_t of_other = std::min(other.idle, Above(other.used, other.floor));
   if (extents > own.idle + of_other) return {};
@@ -73,7 +73,7 @@ std::optional<Slot> Level::MakeRoom(const Group& group, uint64_t extents, absl::
     if (missing <= coming) return std::nullopt;
     // By name: one that goes may take others of them along.
     std::vector<ObjectId> victims;
-    for (const Entry* victim : Victims(group, missing - coming)) victims.push_back(victim->id);
+    for (const RankedObject* victim : Victims(group, missing - coming)) victims.push_back(victim->id);
     if (victims.empty()) return std::nullopt;
     for (const ObjectId victim : victims) give_up(victim);
     if (FreeExtents(group) <= free) return std::nullopt;
@@ -87,8 +87,8 @@ uint64_t Level::ComingExtents(TenantId tenant) const {
 }
 
 Entry* Level::NextVictim(const Group& group) {
-  const std::vector<Entry*> victims = Victims(group, 1);
-  return victims.empty() ? nullptr : victims.front();
+  const std::vector<RankedObject*> victims = Victims(group, 1);
+  return victims.empty() ? nullptr : static_cast<Entry*>(victims.front());  // Track was given entries
 }
 
 void Level::Free(const Group& group, Slot slot) {

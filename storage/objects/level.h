@@ -57,7 +57,7 @@ class Level {
   uint64_t FreeExtents(const Group& group) const;  // that the group may take without evicting
   uint64_t ComingExtents(TenantId tenant) const;   // given up, and not yet free
   // Idle copies of so much together; none where there is not so much.
-  std::vector<Entry*> Victims(const Group& group, uint64_t extents);
+  std::vector<RankedObject*> Victims(const Group& group, uint64_t extents);
 
   Tier& tier_;
   EvictionPolicy& policy_;

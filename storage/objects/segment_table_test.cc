@@ -7,7 +7,8 @@ namespace ashlar::storage {
 namespace {
 
 Entry MakeEntry(TenantId tenant, uint8_t key) {
-  Entry entry{.group = {tenant}};
+  Entry entry;
+  entry.group = {tenant};
   entry.header.key.bytes.fill(key);
   return entry;
 }

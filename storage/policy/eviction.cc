@@ -4,8 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "storage/objects/entry.h"
-
 namespace ashlar::storage {
 namespace {
 
@@ -47,14 +45,14 @@ void LruPolicy::Forget(Rank& copy) {
   copy.order = nullptr;
 }
 
-std::vector<Entry*> LruPolicy::Victims(std::span<const Allowance> groups, uint64_t extents) {
+std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> groups, uint64_t extents) {
   std::vector<Cursor> cursors;
   for (const auto& [group, allowed] : groups) {
     Rank& order = Order(group);
     cursors.push_back({&order, order.younger, allowed});
   }
   const uint64_t before = uses_;  // what was used since has been met before
-  std::vector<Entry*> victims;
+  std::vector<RankedObject*> victims;
   uint64_t found = 0;
   while (found < extents) {
     Cursor* oldest = nullptr;
@@ -70,7 +68,7 @@ std::vector<Entry*> LruPolicy::Victims(std::span<const Allowance> groups, uint64
     } else if (current.extents > oldest->allowed) {
       oldest->next = oldest->order;  // what a group may keep, it keeps its most recent of
     } else {
-      victims.push_back(current.entry);
+      victims.push_back(current.object);
       found += current.extents;
       oldest->allowed -= current.extents;
     }
@@ -79,8 +77,8 @@ std::vector<Entry*> LruPolicy::Victims(std::span<const Allowance> groups, uint64
   return victims;
 }
 
-Rank& PricePolicy::RingOf(const Group& group, const Entry& entry) {
-  const Reuse& reuse = entry.reuse;
+Rank& PricePolicy::RingOf(const Group& group, const RankedObject& object) {
+  const Reuse& reuse = object.reuse;
   const ReuseLaw::Class law = ReuseBook::ClassOf(reuse);
   const double worth = std::clamp<double>(reuse.saves_a_byte, kLeastWorth, kMostWorth);
   const auto half_octave = static_cast<int>(std::lround(2 * std::log2(worth)));
@@ -98,7 +96,7 @@ Rank& PricePolicy::RingOf(const Group& group, const Entry& entry) {
 
 void PricePolicy::Append(Rank& copy, Rank& place) {
   copy.used = ++uses_;
-  copy.at = book_.now(copy.entry->group.tenant);
+  copy.at = book_.now(copy.object->group.tenant);
   copy.order = &place;
   copy.younger = &place;
   copy.older = place.older;
@@ -107,12 +105,12 @@ void PricePolicy::Append(Rank& copy, Rank& place) {
 }
 
 void PricePolicy::Track(const Group& group, Rank& copy) {
-  Append(copy, RingOf(group, *copy.entry));
+  Append(copy, RingOf(group, *copy.object));
 }
 
 void PricePolicy::Touch(Rank& copy) {
   Unlink(copy);
-  Append(copy, RingOf(copy.entry->group, *copy.entry));
+  Append(copy, RingOf(copy.object->group, *copy.object));
 }
 
 void PricePolicy::Forget(Rank& copy) {
@@ -135,7 +133,7 @@ void PricePolicy::Advance(Cursor& cursor, TenantId tenant, uint64_t before) {
   cursor.price = book_.Rate(tenant, cursor.ring->law, cursor.next->at) * cursor.ring->worth;
 }
 
-std::vector<Entry*> PricePolicy::Victims(std::span<const Allowance> groups, uint64_t extents) {
+std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> groups, uint64_t extents) {
   const uint64_t before = uses_;  // what was used since has been met before
   std::vector<uint64_t> allowed;
   std::vector<Cursor> cursors;
@@ -146,7 +144,7 @@ std::vector<Entry*> PricePolicy::Victims(std::span<const Allowance> groups, uint
       Advance(cursors.back(), from.group.tenant, before);
     }
   }
-  std::vector<Entry*> victims;
+  std::vector<RankedObject*> victims;
   uint64_t found = 0;
   while (found < extents) {
     std::erase_if(cursors, [](const Cursor& cursor) { return cursor.next == nullptr; });
@@ -159,7 +157,7 @@ std::vector<Entry*> PricePolicy::Victims(std::span<const Allowance> groups, uint
       for (Cursor& cursor : cursors) cursor.next = cursor.group == group ? nullptr : cursor.next;
       continue;
     }
-    victims.push_back(copy.entry);
+    victims.push_back(copy.object);
     found += copy.extents;
     allowed[group] -= copy.extents;
     cheapest->next = copy.younger;

@@ -17,8 +17,6 @@ namespace ashlar::storage {
 
 using ObjectId = uint64_t;
 
-struct Entry;  // storage/objects/entry.h
-
 // Whose bytes compete with whose: those of one pool of one tenant.
 struct Group {
   TenantId tenant = 0;
@@ -26,11 +24,18 @@ struct Group {
   auto operator<=>(const Group&) const = default;
 };
 
+// A cached object as policies know it. Entry (objects/entry.h) is one.
+struct RankedObject {
+  ObjectId id = 0;
+  Group group;
+  Reuse reuse;  // what it is worth
+};
+
 // A copy's place in its level's order. It is part of the copy, so that whoever has an object looks nothing up in order
 // to touch it: with a million objects each look-up is two places in memory that no cache has.
 struct Rank {
   // The level's.
-  Entry* entry = nullptr;  // whose copy
+  RankedObject* object = nullptr;  // whose copy
   uint32_t extents = 0;
   bool idle = false;  // may be given up
 
@@ -63,7 +68,7 @@ class EvictionPolicy {
   };
   // The groups' idle copies that should go first, in that order: just enough for `extents`, or none where all of them
   // are not enough. They stay tracked until Forget.
-  virtual std::vector<Entry*> Victims(std::span<const Allowance> groups, uint64_t extents) = 0;
+  virtual std::vector<RankedObject*> Victims(std::span<const Allowance> groups, uint64_t extents) = 0;
 };
 
 // Least recently used first, over all groups together. Every call is O(1), Victims amortised per copy returned: one
@@ -74,7 +79,7 @@ class LruPolicy final : public EvictionPolicy {
   void Track(const Group& group, Rank& copy) override;
   void Touch(Rank& copy) override;
   void Forget(Rank& copy) override;
-  std::vector<Entry*> Victims(std::span<const Allowance> groups, uint64_t extents) override;
+  std::vector<RankedObject*> Victims(std::span<const Allowance> groups, uint64_t extents) override;
 
  private:
   struct Cursor {
@@ -103,7 +108,7 @@ class PricePolicy final : public EvictionPolicy {
   void Track(const Group& group, Rank& copy) override;
   void Touch(Rank& copy) override;
   void Forget(Rank& copy) override;
-  std::vector<Entry*> Victims(std::span<const Allowance> groups, uint64_t extents) override;
+  std::vector<RankedObject*> Victims(std::span<const Allowance> groups, uint64_t extents) override;
 
  private:
   // FLOPs a byte. What engines say beyond that is taken for that: it bounds how many rings there are.
@@ -126,7 +131,7 @@ class PricePolicy final : public EvictionPolicy {
     double price;
   };
 
-  Rank& RingOf(const Group& group, const Entry& entry);
+  Rank& RingOf(const Group& group, const RankedObject& object);
   void Append(Rank& copy, Rank& place);
   // On to the oldest of what was there before that may be given up.
   void Advance(Cursor& cursor, TenantId tenant, uint64_t before);

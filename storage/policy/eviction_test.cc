@@ -9,8 +9,6 @@
 #include <memory>
 #include <vector>
 
-#include "storage/objects/entry.h"
-
 namespace ashlar::storage {
 namespace {
 
@@ -18,6 +16,11 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr Group kGroup{9};
+
+struct Cached {
+  RankedObject object;
+  Rank copy;
+};
 
 std::unique_ptr<EvictionPolicy> Make(EvictionMode mode, const ReuseBook& book) {
   if (mode == EvictionMode::kPrice) return std::make_unique<PricePolicy>(book);
@@ -28,17 +31,17 @@ std::unique_ptr<EvictionPolicy> Make(EvictionMode mode, const ReuseBook& book) {
 class EvictionPolicyTest : public ::testing::TestWithParam<EvictionMode> {
  protected:
   EvictionPolicyTest() {
-    for (ObjectId id = 0; id < entries_.size(); ++id) {
-      entries_[id].id = id;
-      Copy(id).entry = &entries_[id];
+    for (ObjectId id = 0; id < objects_.size(); ++id) {
+      objects_[id].object.id = id;
+      Copy(id).object = &objects_[id].object;
       Copy(id).idle = true;
     }
   }
 
-  Rank& Copy(ObjectId id) { return entries_.at(id).top().rank; }
+  Rank& Copy(ObjectId id) { return objects_.at(id).copy; }
   void Track(const Group& group, ObjectId id, uint32_t extents) {
     Copy(id).extents = extents;
-    Copy(id).entry->group = group;
+    Copy(id).object->group = group;
     policy_->Track(group, Copy(id));
   }
   void SetIdle(std::initializer_list<ObjectId> ids, bool idle) {
@@ -46,14 +49,14 @@ class EvictionPolicyTest : public ::testing::TestWithParam<EvictionMode> {
   }
   std::vector<ObjectId> Victims(std::vector<EvictionPolicy::Allowance> groups, uint64_t extents) {
     std::vector<ObjectId> ids;
-    for (const Entry* victim : policy_->Victims(groups, extents)) ids.push_back(victim->id);
+    for (const RankedObject* victim : policy_->Victims(groups, extents)) ids.push_back(victim->id);
     return ids;
   }
   std::vector<ObjectId> Victims(const Group& group, uint64_t extents) {
     return Victims({{group, UINT64_MAX}}, extents);
   }
 
-  std::array<Entry, 7> entries_;
+  std::array<Cached, 7> objects_;
   ReuseBook book_;
   const std::unique_ptr<EvictionPolicy> policy_ = Make(GetParam(), book_);
 };
@@ -125,29 +128,25 @@ TEST_P(EvictionPolicyTest, ForgetsForGood) {
 class PricePolicyTest : public ::testing::Test {
  protected:
   // Objects of one extent, each with a key of its own.
-  Entry& Add(ObjectId id, ReuseKind kind, float saves_a_byte) {
-    Entry& entry = entries_[id];
-    entry.id = id;
-    entry.group = kGroup;
-    entry.reuse = {.kind = kind, .saves_a_byte = saves_a_byte};
-    Rank& copy = entry.top().rank;
-    copy.entry = &entry;
+  void Add(ObjectId id, ReuseKind kind, float saves_a_byte) {
+    auto& [object, copy] = objects_[id];
+    object = {.id = id, .group = kGroup, .reuse = {.kind = kind, .saves_a_byte = saves_a_byte}};
+    copy.object = &object;
     copy.extents = 1;
     copy.idle = true;
     book_.Tick(kGroup.tenant);
-    book_.Came(kGroup.tenant, entry.reuse, nullptr);
+    book_.Came(kGroup.tenant, object.reuse, nullptr);
     policy_.Track(kGroup, copy);
-    return entry;
   }
   void Use(ObjectId id) {
     book_.Tick(kGroup.tenant);
-    book_.Used(kGroup.tenant, entries_[id].reuse);
-    policy_.Touch(entries_[id].top().rank);
+    book_.Used(kGroup.tenant, objects_[id].object.reuse);
+    policy_.Touch(objects_[id].copy);
   }
   std::vector<ObjectId> Victims(uint64_t extents) {
     const EvictionPolicy::Allowance all{kGroup, UINT64_MAX};
     std::vector<ObjectId> ids;
-    for (const Entry* victim : policy_.Victims({&all, 1}, extents)) ids.push_back(victim->id);
+    for (const RankedObject* victim : policy_.Victims({&all, 1}, extents)) ids.push_back(victim->id);
     return ids;
   }
   // Segments are used after eight requests, over and over; checkpoints never.
@@ -160,7 +159,7 @@ class PricePolicyTest : public ::testing::Test {
     }
   }
 
-  std::map<ObjectId, Entry> entries_;
+  std::map<ObjectId, Cached> objects_;
   ReuseBook book_;
   PricePolicy policy_{book_};
 };
