@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "client/test_fixtures.h"
+#include "client/testing/fixtures.h"
 
 namespace ashlar::internal {
 namespace {

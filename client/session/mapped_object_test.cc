@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/test_fixtures.h"
+#include "client/testing/fixtures.h"
 #include "proto/limits.h"
 #include "proto/sample_layouts.h"
 

@@ -12,7 +12,7 @@
 #include "client/session/descriptor.h"
 #include "client/session/peer_process.h"
 #include "client/session/unix_socket.h"
-#include "client/test_fixtures.h"
+#include "client/testing/fixtures.h"
 
 namespace ashlar::internal {
 namespace {

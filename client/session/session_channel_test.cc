@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "ashlar/v1/session.pb.h"
-#include "client/test_fixtures.h"
+#include "client/testing/fixtures.h"
 #include "proto/limits.h"
 
 namespace ashlar::internal {

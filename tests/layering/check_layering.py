@@ -8,7 +8,7 @@ import pathlib
 import re
 import sys
 
-# What each folder may include besides itself. tests/ is not listed: it crosses folders on purpose.
+# The folders that each folder may include besides itself. tests/ is not listed: it crosses folders on purpose.
 MAY_INCLUDE = {
     "kernels": set(),
     "proto": set(),
@@ -19,12 +19,123 @@ MAY_INCLUDE = {
     "tools": {"examples", "client", "storage", "kernels", "proto"},
 }
 FOLDERS = {*MAY_INCLUDE, "tests"}
+# The sub-folders that each sub-folder may include besides itself and the files that lie loose in its parent. A loose file
+# may include any of them. No circle may come of it, the loose files counted one by one. Tests and testing/ are free.
+ROOMS = {
+    "kernels": {
+        "reference": set(),
+        "host": {"host/attention", "host/decoding", "host/linear", "host/rows"},
+        "host/simd": set(),
+        "host/rows": {"host/simd"},
+        "host/attention": {"host/rows", "host/simd"},
+        "host/linear": {"host/simd"},
+        "host/decoding": {"host/linear", "host/rows", "host/simd"},
+        "cuda": set(),
+        "cuda/check": {"cuda"},
+        "cuda/emulator": {"cuda"},
+    },
+    "storage": {
+        "memory": set(),
+        "tier": {"memory"},
+        "policy": {"tier"},
+        "history": {"policy", "tier"},
+        "objects": {"history", "policy", "tier"},
+        "transfer": {"objects", "tier"},
+        "prefix": {"history", "memory", "objects", "policy", "tier", "transfer"},
+        "lookup": {"history", "objects", "prefix", "tier", "transfer"},
+        "sharing": {"tier"},
+    },
+    "daemon": {
+        "runtime": set(),
+        "config": {"runtime"},
+        "tiers": {"runtime"},
+        "observe": {"runtime"},
+        "session": {"runtime"},
+        "engine": {"runtime", "session"},
+        "rpc": {"engine", "observe", "runtime", "session"},
+        "admin": {"engine", "observe", "rpc", "runtime", "session"},
+    },
+    "client": {
+        "include/ashlar": set(),
+        "session": {"include/ashlar"},
+        "calls": {"include/ashlar", "session"},
+    },
+    "examples": {
+        "refengine": set(),
+        "local_daemon": set(),
+        "rag": {"local_daemon", "refengine"},
+        "talk": {"local_daemon", "rag", "refengine"},
+        "demo": {"rag", "talk"},
+    },
+    "tools": {
+        "ashlarctl": set(),
+        "load": set(),
+        "neighbours": set(),
+        "bench": {"load", "neighbours"},
+        "replay": set(),
+    },
+}
 GENERATED = re.compile(r"ashlar/v\d+/\w+(\.grpc)?\.pb\.h")  # from proto/ashlar/
 GRPC = re.compile(r"grpc(pp)?/|.*\.grpc\.pb\.h")
 FORBIDDEN_FOLDERS = {"common", "util", "utils"}
 HEADERS = {".h", ".cuh"}
 SOURCES = {".cc", ".cu", *HEADERS}
+PUBLIC = re.compile(r"ashlar/\w+\.h")  # the client's, as those who installed it include them
+TESTING = {"testing", "testdata"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
+
+
+def room(path):
+    """The sub-folder of its top folder that a path lies in, "" for a loose file, None for tests and what they need."""
+    if path.stem.endswith("_test") or TESTING & set(path.parts):
+        return None
+    return "/".join(path.parts[1:-1])
+
+
+def check_rooms(root, path, target):
+    """Yields what is wrong with an include that stays in its top folder."""
+    top, here, there = path.parts[0], room(path), room(pathlib.PurePosixPath(target))
+    rooms = ROOMS.get(top, {})
+    if not here or not there or here == there:
+        return
+    for name in (here, there):
+        if name not in rooms:
+            yield f"includes {target}: {top}/{name}/ has no row in check_layering.py"
+            return
+    if there not in rooms[here]:
+        yield f"includes {target}: {top}/{here}/ may not depend on {top}/{there}/"
+
+
+def circles(edges):
+    """Yields one line for each circle among the nodes of `edges`, a dictionary of sets."""
+    state, trail = {}, []
+
+    def visit(node):
+        state[node] = "open"
+        trail.append(node)
+        for other in sorted(edges.get(node, ())):
+            if state.get(other) == "open":
+                yield "circle: " + " → ".join([*trail[trail.index(other):], other])
+            elif other not in state:
+                yield from visit(other)
+        trail.pop()
+        state[node] = "done"
+
+    for node in sorted(edges):
+        if node not in state:
+            yield from visit(node)
+
+
+def node(path):
+    """What a circle is counted over: a sub-folder, or a loose file without its ending."""
+    return f"{path.parts[0]}/{room(path)}/" if room(path) else str(path.with_suffix(""))
+
+
+def find(root, target):
+    """The file that an include means, relative to `root`, or None."""
+    if PUBLIC.fullmatch(target):
+        target = f"client/include/{target}"
+    return target if (root / target).is_file() else None
 
 
 def check_include(root, path, quoted, angled):
@@ -38,12 +149,14 @@ def check_include(root, path, quoted, angled):
         return
     if GENERATED.fullmatch(target):
         target_folder = "proto"
-    elif (root / target).is_file():
-        target_folder = target.split("/")[0]
+    elif find(root, target):
+        target_folder = find(root, target).split("/")[0]
+        if target_folder == folder:
+            yield from check_rooms(root, path, find(root, target))
     else:
         if quoted and (root / path.parent / target).is_file():  # in angles, files beside it are not found
             yield f"includes {target}: paths are rooted at the repository"
-        elif target.split("/")[0] in FOLDERS and quoted:
+        elif quoted and (target.split("/")[0] in FOLDERS or PUBLIC.fullmatch(target)):
             yield f"includes {target}: no such file"
         return
     if folder == "tests" or target_folder == folder or target_folder in MAY_INCLUDE[folder]:
@@ -53,7 +166,7 @@ def check_include(root, path, quoted, angled):
 
 def check(root):
     """Returns the breaches under `root` as lines "path:line: what"."""
-    breaches = []
+    breaches, edges = [], {}
     for folder in sorted(FOLDERS):
         for absolute in sorted((root / folder).rglob("*")):
             path = absolute.relative_to(root)
@@ -67,10 +180,14 @@ def check(root):
                 match = INCLUDE.match(line)
                 if match:
                     breaches += [f"{path}:{number}: {what}" for what in check_include(root, path, *match.groups())]
+                    target = find(root, match.group(1) or match.group(2))
+                    target = target and pathlib.PurePosixPath(target)
+                    if target and room(path) is not None and room(target) is not None and node(path) != node(target):
+                        edges.setdefault(node(path), set()).add(node(target))
     for name in sorted(FORBIDDEN_FOLDERS):
         if (root / name).exists():
             breaches.append(f"{name}: a folder is named after what it is for, not {name}/")
-    return breaches
+    return breaches + list(circles(edges))
 
 
 def main():
