@@ -77,8 +77,8 @@ storage::CacheOptions OptionsFrom(const v1::Config& config) {
   storage::CacheOptions options;
   options.unused_lease = static_cast<storage::Nanos>(leases.unused_seconds()) * kSecond;
   options.reservation = static_cast<storage::Nanos>(leases.reservation_seconds()) * kSecond;
-  options.pool.admission = AdmissionFrom(config.ssd().admission());
-  options.pool.eviction = config.eviction() == "lru" ? storage::EvictionMode::kLru : storage::EvictionMode::kPrice;
+  options.objects.admission = AdmissionFrom(config.ssd().admission());
+  options.objects.eviction = config.eviction() == "lru" ? storage::EvictionMode::kLru : storage::EvictionMode::kPrice;
   options.landings_per_session = config.workers().landings_per_session();
   options.random = RandomWord;
   return options;

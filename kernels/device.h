@@ -55,8 +55,8 @@ class DeviceMemory {
   virtual ~DeviceMemory() = default;
   virtual void* Allocate(size_t bytes) = 0;
   virtual void Free(void* memory) = 0;
-  virtual void CopyIn(void* device, const void* host, size_t bytes) = 0;
-  virtual void CopyOut(void* host, const void* device, size_t bytes) = 0;
+  virtual void CopyToDevice(void* device, const void* host, size_t bytes) = 0;
+  virtual void CopyToHost(void* host, const void* device, size_t bytes) = 0;
 };
 
 // One slab of memory of one kind that another process can map: what cached objects lie in, on the processor's side

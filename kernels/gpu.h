@@ -12,9 +12,9 @@
 namespace ashlar::kernels {
 
 // That a GPU reaches some of the processor's memory. All its work there must have ended before this goes.
-class Reach {
+class HostRegistration {
  public:
-  virtual ~Reach() = default;
+  virtual ~HostRegistration() = default;
 };
 
 // All methods are thread-safe.
@@ -34,17 +34,17 @@ class Gpu {
   // writing; `bytes` are all of it. The descriptor stays the caller's.
   virtual std::unique_ptr<ArenaMemory> ImportArena(int descriptor, uint64_t bytes, ArenaError* error) const = 0;
   // Copies between this GPU's memory and any of the processor's; done when they return. Any thread.
-  void CopyIn(void* there, const void* here, size_t bytes) const {
+  void CopyToDevice(void* device, const void* host, size_t bytes) const {
     Enter();
-    kernels().memory()->CopyIn(there, here, bytes);
+    kernels().memory()->CopyToDevice(device, host, bytes);
   }
-  void CopyOut(void* here, const void* there, size_t bytes) const {
+  void CopyToHost(void* host, const void* device, size_t bytes) const {
     Enter();
-    kernels().memory()->CopyOut(here, there, bytes);
+    kernels().memory()->CopyToHost(host, device, bytes);
   }
   // Lets kernels read and write [data, data + bytes) of the processor's memory at the same addresses. Its pages are
   // taken, and stay where they are.
-  virtual std::unique_ptr<Reach> Register(void* data, uint64_t bytes, ArenaError* error) const = 0;
+  virtual std::unique_ptr<HostRegistration> Register(void* data, uint64_t bytes, ArenaError* error) const = 0;
 };
 
 // The GPU of that number among those that CUDA shows to this process; it lives as long as the process. Null with the

@@ -38,8 +38,8 @@ absl::string_view Name(MissReason reason) {
       return "namespace_differs";
     case MissReason::kBudgetRefused:
       return "budget_refused";
-    case MissReason::kTooDear:
-      return "too_dear";
+    case MissReason::kSlowerThanRecompute:
+      return "slower_than_recompute";
     case MissReason::kDeclined:
       return "declined";
     case MissReason::kCovered:

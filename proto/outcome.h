@@ -22,14 +22,14 @@ enum class MissReason : uint8_t {
   kCancelled = 9,  // the engine gave up before the verdict
   kTimedOut = 10,
   kDaemonUnavailable = 11,
-  kAbandoned = 12,         // reserved, but its engine died or ran out of time before publishing
-  kInvalidRequest = 13,    // the call made no sense to the daemon, whose log names the field
-  kExpired = 14,           // its time to live was over
-  kNamespaceDiffers = 15,  // never seen under this identity and layout, but under another one of the same tenant
-  kBudgetRefused = 16,     // reserved by an engine, but the tenant's budget had no room for it
-  kTooDear = 17,           // bringing it up and landing it would take longer than computing it again
-  kDeclined = 18,          // offered by an engine, but landing it would take longer than computing it again
-  kCovered = 19,           // none: a cached prefix reaches behind its head, and it was not looked up
+  kAbandoned = 12,            // reserved, but its engine died or ran out of time before publishing
+  kInvalidRequest = 13,       // the call made no sense to the daemon, whose log names the field
+  kExpired = 14,              // its time to live was over
+  kNamespaceDiffers = 15,     // never seen under this identity and layout, but under another one of the same tenant
+  kBudgetRefused = 16,        // reserved by an engine, but the tenant's budget had no room for it
+  kSlowerThanRecompute = 17,  // bringing it up and landing it would take longer than computing it again
+  kDeclined = 18,             // offered by an engine, but landing it would take longer than computing it again
+  kCovered = 19,              // none: a cached prefix reaches behind its head, and it was not looked up
 };
 absl::string_view Name(MissReason reason);
 

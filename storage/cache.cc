@@ -23,7 +23,7 @@ uint64_t LargestCapacity(const Tiers& tiers, TenantId tenant) {
 }
 
 // What is taken from such an object makes a state composed.
-bool IsComposed(const Pool::Result& found) {
+bool IsComposed(const ObjectTable::Result& found) {
   return found.object && (found.object->header.kind == ObjectKind::kSegment ||
                           found.object->header.provenance == Provenance::kComposed);
 }
@@ -36,20 +36,20 @@ struct Cache::Impl {
       : clock(clock),
         top(*tiers.memory.front()),
         observer(observer == nullptr ? ignored : *observer),
-        pool(options.pool, tiers, copying, clock, this->observer),
-        explainer(pool, clock, options.texts_per_tenant, options.misses_per_tenant),
+        table(options.objects, tiers, copying, clock, this->observer),
+        explainer(table, clock, options.texts_per_tenant, options.misses_per_tenant),
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session,
                 options.leases_per_tenant, options.leased_segments_per_tenant}),
-        publisher(pool, mover, clock, drain, options.reservation),
+        publisher(table, mover, clock, drain, options.reservation),
         prefixes(
-            pool, publisher, drain, clock, this->observer,
+            table, publisher, drain, clock, this->observer,
             [this](SessionId session) { return sessions.contains(session); },
             [tiers](TenantId tenant) { return LargestCapacity(tiers, tenant); }),
-        matcher(pool, prefixes, leases, explainer, top, clock, this->observer,
+        matcher(table, prefixes, leases, explainer, top, clock, this->observer,
                 [this](SessionId session) { return sessions.contains(session); }),
-        lander(pool, mover, clock, drain, in_flight, options.landings_per_session, this->observer),
-        composer(pool, mover, drain, clock, in_flight, options.compositions_per_session, this->observer) {}
+        lander(table, mover, clock, drain, in_flight, options.landings_per_session, this->observer),
+        composer(table, mover, drain, clock, in_flight, options.compositions_per_session, this->observer) {}
 
   const TenantId* Tenant(SessionId session) const {
     const auto found = sessions.find(session);
@@ -59,7 +59,7 @@ struct Cache::Impl {
   std::unique_ptr<Search> StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
                                       HasRoom has_room, const LeaseId& lease) {
     const TenantId* tenant = Tenant(session);
-    if (tenant != nullptr) pool.Requested(*tenant);
+    if (tenant != nullptr) table.Requested(*tenant);
     return std::make_unique<Search>(matcher, session, tenant == nullptr ? std::nullopt : std::optional(*tenant),
                                     queries, prompt, std::move(has_room), lease,
                                     draining ? MissReason::kDaemonUnavailable : MissReason::kNone);
@@ -81,7 +81,7 @@ struct Cache::Impl {
     for (const LandTarget::Segment& segment : target.segments) indices.push_back(segment.index);
     return [this, session, tenant, lease, indices = std::move(indices),
             done = std::move(done)](std::vector<MissReason> verdict) {
-      const LeaseTable::Segments* found = leases.Held(session, lease);  // none: released meanwhile, or lost before
+      const LeasedObjects* found = leases.Held(session, lease);  // none: released meanwhile, or lost before
       for (size_t i = 0; i < verdict.size(); ++i) {
         if (verdict[i] == MissReason::kNone) continue;
         Query query;
@@ -107,7 +107,7 @@ struct Cache::Impl {
     Freed freed;
   };
   std::map<SessionId, Closing> closing;
-  Pool pool;  // before everything that holds references
+  ObjectTable table;  // before everything that holds references
   Explainer explainer;
   LeaseTable leases;
   Publisher publisher;
@@ -124,11 +124,11 @@ Cache::Cache(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& c
     : impl_(std::make_unique<Impl>(std::move(options), tiers, mover, copying, clock, observer)) {}
 
 Cache::~Cache() {
-  impl_->pool.Close();
+  impl_->table.Close();
 }
 
-void Cache::SetFloor(size_t tier, const Group& group, uint64_t bytes) {
-  impl_->pool.placement().SetFloor(tier, group, bytes);
+void Cache::SetFloor(size_t tier, const TenantPool& pool, uint64_t bytes) {
+  impl_->table.placement().SetFloor(tier, pool, bytes);
 }
 
 void Cache::SetInFlight(TenantId tenant, const InFlight::Bounds& bounds) {
@@ -136,7 +136,7 @@ void Cache::SetInFlight(TenantId tenant, const InFlight::Bounds& bounds) {
 }
 
 void Cache::SetTimeToLive(TenantId tenant, Nanos ttl) {
-  impl_->pool.SetTimeToLive(tenant, ttl);
+  impl_->table.SetTimeToLive(tenant, ttl);
 }
 
 void Cache::SetLeaseBounds(TenantId tenant, size_t leases, size_t segments) {
@@ -150,7 +150,7 @@ void Cache::SetPrefixCapacity(TenantId tenant, uint64_t bytes) {
 void Cache::Adopt(std::vector<SsdTier::Recovered> objects) {
   for (SsdTier::Recovered& object : objects) {
     impl_->prefixes.Adopt(object.header);
-    impl_->pool.Adopt({object.tenant, object.pool}, std::move(object.header), std::move(object.slot));
+    impl_->table.Adopt({object.tenant, object.pool}, std::move(object.header), std::move(object.slot));
   }
 }
 
@@ -219,7 +219,7 @@ absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease, con
 }
 
 absl::StatusOr<Match> Cache::Held(SessionId session, const LeaseId& lease) const {
-  const LeaseTable::Segments* segments = impl_->leases.Held(session, lease);
+  const LeasedObjects* segments = impl_->leases.Held(session, lease);
   if (segments == nullptr) return absl::NotFoundError("lease: unknown");
   return impl_->matcher.Describe(lease, *segments);
 }
@@ -272,7 +272,7 @@ void Cache::Land(SessionId session, LandingId landing, const LeaseId& lease, Lan
   if (tenant != nullptr) {
     callbacks.done = impl_->Explaining(session, *tenant, lease, target, std::move(callbacks.done));
   }
-  const LeaseTable::Segments* found = tenant == nullptr ? nullptr : impl_->leases.Held(session, lease);
+  const LeasedObjects* found = tenant == nullptr ? nullptr : impl_->leases.Held(session, lease);
   if (found == nullptr) {
     const size_t segments = target.segments.size();
     for (size_t i = 0; tenant != nullptr && i < segments; ++i) {
@@ -296,7 +296,7 @@ void Cache::Land(SessionId session, LandingId landing, const LeaseId& lease, Lan
 void Cache::Compose(SessionId session, LandingId number, const LeaseId& lease, Composition composition,
                     std::function<void(CompositionVerdict)> done) {
   const TenantId* tenant = impl_->Tenant(session);
-  const LeaseTable::Segments* found = tenant == nullptr ? nullptr : impl_->leases.Held(session, lease);
+  const LeasedObjects* found = tenant == nullptr ? nullptr : impl_->leases.Held(session, lease);
   if (tenant == nullptr || (found == nullptr && lease != LeaseId{})) {
     const std::vector<MissReason> lost(composition.interiors.size(), MissReason::kLeaseLost);
     if (tenant != nullptr) impl_->observer.Composed(*tenant, MissReason::kLeaseLost, 0);
@@ -331,29 +331,29 @@ std::vector<Miss> Cache::LastMisses(TenantId tenant, size_t most) const {
 }
 
 bool Cache::Pin(TenantId tenant, const Key& key, Nanos until) {
-  return impl_->pool.Pin(tenant, key, until);
+  return impl_->table.Pin(tenant, key, until);
 }
 
 bool Cache::Unpin(TenantId tenant, const Key& key) {
-  return impl_->pool.Unpin(tenant, key);
+  return impl_->table.Unpin(tenant, key);
 }
 
 bool Cache::Evict(TenantId tenant, const Key& key) {
-  return impl_->pool.Evict(tenant, key);
+  return impl_->table.Evict(tenant, key);
 }
 
 std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key, const TensorShard& shard) const {
-  return impl_->pool.Where(impl_->pool.Peek(tenant, key, shard));
+  return impl_->table.Where(impl_->table.Peek(tenant, key, shard));
 }
 
 void Cache::StartDrain() {
   impl_->draining = true;
-  impl_->pool.Flush();
+  impl_->table.Flush();
 }
 
 void Cache::EndDrain() {
   impl_->draining = false;
-  impl_->pool.placement().EndFlush();
+  impl_->table.placement().EndFlush();
 }
 
 bool Cache::draining() const {
@@ -370,18 +370,18 @@ bool Cache::Tick(Slice& slice) {
       !impl_->publisher.Expire(slice)) {
     return false;
   }
-  return impl_->pool.Tick(slice);
+  return impl_->table.Tick(slice);
 }
 
 Cache::Stats Cache::stats() const {
-  return {.objects = impl_->pool.objects(),
-          .object_bytes = impl_->pool.object_bytes(),
+  return {.objects = impl_->table.objects(),
+          .object_bytes = impl_->table.object_bytes(),
           .leases = impl_->leases.size(),
           .reservations = impl_->publisher.reservations(),
           .landings = impl_->lander.landings(),
           .compositions = impl_->composer.compositions(),
-          .copies_under_way = impl_->pool.placement().fills(),
-          .unsaved = impl_->pool.placement().unsaved()};
+          .copies_under_way = impl_->table.placement().fills(),
+          .unsaved = impl_->table.placement().unsaved()};
 }
 
 Prefixes::Stats Cache::prefix_stats(TenantId tenant) const {

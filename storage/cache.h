@@ -51,7 +51,7 @@ struct CacheOptions {
   // In flight; more are answered kBusy.
   size_t landings_per_session = SIZE_MAX;
   size_t compositions_per_session = limits::kMaxCompositions;
-  PoolOptions pool;
+  ObjectTableOptions objects;
   size_t texts_per_tenant = TextTable::kDefaultTexts;  // and under which namespaces texts were published
   size_t misses_per_tenant = MissLog::kDefaultMisses;  // that LastMisses can tell
   std::function<uint64_t()> random;                    // for lease ids; a simulator passes a seeded one
@@ -73,7 +73,7 @@ class Cache {
 
   // Before any session is opened. What a pool of a tenant has for itself in a tier (0: the first;
   // storage/objects/level.h); and how long its objects are kept unused (0: until space is needed).
-  void SetFloor(size_t tier, const Group& group, uint64_t bytes);
+  void SetFloor(size_t tier, const TenantPool& pool, uint64_t bytes);
   void SetTimeToLive(TenantId tenant, Nanos ttl);
   // Landings and compositions that a tenant may have in flight, and what they may hold in memory; otherwise any number.
   void SetInFlight(TenantId tenant, const InFlight::Bounds& bounds);

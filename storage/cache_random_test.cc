@@ -124,7 +124,7 @@ class RandomTest : public ::testing::TestWithParam<int> {
   RandomTest()
       : rig_(kBudget, {.unused_lease = kDeadline,
                        .reservation = kDeadline,
-                       .pool = {.eviction = EvictionMode::kLru},  // as the model's
+                       .objects = {.eviction = EvictionMode::kLru},  // as the model's
                        .random = [this] { return random_(); }}) {
     for (int i = 0; i < kSessions; ++i) Open();
   }

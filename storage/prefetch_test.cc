@@ -125,8 +125,8 @@ TEST_F(PrefetchTest, WhatTakesLongPaysIfItIsAskedForInTime) {
   Ask(1, 0);
   rig_.clock.Advance(kSecond);
   UntilIdle();
-  EXPECT_EQ(Ask(2, 0, kSecond / 2).found[0].reason, MissReason::kTooDear);
-  EXPECT_EQ(Ask(2, kSecond / 4, kSecond / 2).found[0].reason, MissReason::kTooDear);
+  EXPECT_EQ(Ask(2, 0, kSecond / 2).found[0].reason, MissReason::kSlowerThanRecompute);
+  EXPECT_EQ(Ask(2, kSecond / 4, kSecond / 2).found[0].reason, MissReason::kSlowerThanRecompute);
   EXPECT_EQ(Ask(2, kSecond / 2, kSecond / 2).found[0].reason, MissReason::kNone);
   rig_.clock.Advance(60 * kSecond);  // what was asked for ahead says nothing of what copies take
   UntilIdle();

@@ -24,7 +24,7 @@ TEST_F(TierPoliciesTest, AHitThatDoesNotPayIsDeclined) {
   rig_->Settle();
   rig_->cache->Release(kSession, match.lease);
   PublishAndSettle(4);  // in its place
-  EXPECT_EQ(rig_->cache->Lookup(kSession, {&query, 1}).found[0].reason, MissReason::kTooDear);
+  EXPECT_EQ(rig_->cache->Lookup(kSession, {&query, 1}).found[0].reason, MissReason::kSlowerThanRecompute);
   query.recompute = 2000;
   match = rig_->cache->Lookup(kSession, {&query, 1});
   EXPECT_EQ(match.found[0].tier, TierKind::kSsd);
@@ -58,10 +58,10 @@ TEST_F(TierPoliciesTest, ACopyAndALandingAreMeasuredOnceEach) {
     return asked.found[0].reason;
   };
   EXPECT_EQ(ask(2001), MissReason::kNone) << "it is at the top";
-  EXPECT_EQ(ask(1999), MissReason::kTooDear);
+  EXPECT_EQ(ask(1999), MissReason::kSlowerThanRecompute);
   EXPECT_EQ(rig_->cache->LastMisses(1, 1)[0].why.present->tier, TierKind::kDram);
   PublishAndSettle(3);  // in its place
-  EXPECT_EQ(ask(6999), MissReason::kTooDear);
+  EXPECT_EQ(ask(6999), MissReason::kSlowerThanRecompute);
   EXPECT_EQ(ask(7001), MissReason::kNone);
 }
 

@@ -27,7 +27,7 @@ absl::Status LostMeanwhile() {
 }  // namespace
 
 struct Client::Impl {
-  std::shared_ptr<internal::Keeper> keeper;
+  std::shared_ptr<internal::Reconnector> reconnector;
 
   // Makes a region of a descriptor that the daemon knows, or is about to be told of.
   absl::StatusOr<Region> Keep(internal::Descriptor memory, SharedMemory place, std::optional<uint64_t> hosted_id,
@@ -37,11 +37,11 @@ struct Client::Impl {
 Client::Client() = default;
 
 Client::~Client() {
-  if (impl_ != nullptr && impl_->keeper->CheckProcess().ok()) impl_->keeper->Stop();
+  if (impl_ != nullptr && impl_->reconnector->CheckProcess().ok()) impl_->reconnector->Stop();
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& options) {
-  static const internal::Birthplace first_use;
+  static const internal::CreatorProcess first_use;
   if (first_use.InChild()) {
     return absl::FailedPreconditionError(
         "forked from a process that had connected already: exec first, or fork earlier");
@@ -49,59 +49,59 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
   if (options.timeout <= std::chrono::milliseconds::zero() || options.timeout > kLongestTimeout) {
     return absl::InvalidArgumentError("timeout: must be positive, and at most an hour");
   }
-  absl::StatusOr<std::shared_ptr<internal::Keeper>> keeper = internal::Keeper::Start(options);
-  if (!keeper.ok()) return keeper.status();
+  absl::StatusOr<std::shared_ptr<internal::Reconnector>> reconnector = internal::Reconnector::Start(options);
+  if (!reconnector.ok()) return reconnector.status();
   std::unique_ptr<Client> client(new Client);
-  client->impl_ = std::make_shared<Impl>(Impl{*std::move(keeper)});
+  client->impl_ = std::make_shared<Impl>(Impl{*std::move(reconnector)});
   return client;
 }
 
 bool Client::connected() const {
-  return impl_->keeper->connection().ok();
+  return impl_->reconnector->connection().ok();
 }
 const std::string& Client::tenant() const {
-  return impl_->keeper->tenant();
+  return impl_->reconnector->tenant();
 }
 
 absl::StatusOr<Model> Client::OpenModel(const Identity& identity, const Layout& layout, const Shard& shard,
                                         const CostModel& cost, const PrefixUse& prefixes) {
   if (absl::Status status = Validate(identity); !status.ok()) return status;
   if (absl::Status status = Validate(layout); !status.ok()) return status;
-  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->reconnector->connection();
   if (!connection.ok()) return connection.status();
   absl::StatusOr<std::shared_ptr<internal::OpenedModel>> opened = internal::OpenedModel::Open(
-      {identity, layout, shard, cost, prefixes}, *connection, impl_->keeper->CallDeadline());
+      {identity, layout, shard, cost, prefixes}, *connection, impl_->reconnector->CallDeadline());
   if (!opened.ok()) return opened.status();
-  if (!impl_->keeper->Keep(*opened, *connection)) return LostMeanwhile();
+  if (!impl_->reconnector->Keep(*opened, *connection)) return LostMeanwhile();
   Model model;
-  model.impl_ = std::make_shared<Model::Impl>(Model::Impl{impl_->keeper, *std::move(opened)});
+  model.impl_ = std::make_shared<Model::Impl>(Model::Impl{impl_->reconnector, *std::move(opened)});
   return model;
 }
 
 absl::StatusOr<Region> Client::RegisterRegion(int memfd, size_t bytes) {
-  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->reconnector->connection();
   if (!connection.ok()) return connection.status();
   absl::StatusOr<internal::Descriptor> copy = internal::Descriptor::Duplicate(memfd);
   if (!copy.ok()) return absl::InvalidArgumentError("memfd: not an open descriptor");
   absl::StatusOr<Mapping> mapping = Mapping::Map(copy->get(), bytes, Mapping::Access::kReadWrite);
   if (!mapping.ok()) return mapping.status();
   return impl_->Keep(*std::move(copy), SharedMemory(*std::move(mapping)), std::nullopt, *connection,
-                     impl_->keeper->CallDeadline());
+                     impl_->reconnector->CallDeadline());
 }
 
 absl::StatusOr<Region> Client::RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes) {
-  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->reconnector->connection();
   if (!connection.ok()) return connection.status();
   if (data == nullptr || bytes == 0) return absl::InvalidArgumentError("data, bytes: must be given");
   absl::StatusOr<internal::Descriptor> copy = internal::Descriptor::Duplicate(descriptor);
   if (!copy.ok()) return absl::InvalidArgumentError("descriptor: not an open descriptor");
   return impl_->Keep(*std::move(copy), SharedMemory(data, bytes), std::nullopt, *connection,
-                     impl_->keeper->CallDeadline());
+                     impl_->reconnector->CallDeadline());
 }
 
 absl::StatusOr<Region> Client::HostRegion(size_t bytes) {
-  const Deadline deadline = impl_->keeper->CallDeadline();
-  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  const Deadline deadline = impl_->reconnector->CallDeadline();
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->reconnector->connection();
   if (!connection.ok()) return connection.status();
   auto hosted = (*connection)->channel().HostRegion(bytes, kernels::MemoryKind::kHost, deadline);
   if (!hosted.ok()) return hosted.status();
@@ -114,8 +114,8 @@ absl::StatusOr<Region> Client::HostRegion(size_t bytes) {
 }
 
 absl::StatusOr<Region> Client::HostGpuRegion(const kernels::Gpu& gpu, size_t bytes) {
-  const Deadline deadline = impl_->keeper->CallDeadline();
-  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->keeper->connection();
+  const Deadline deadline = impl_->reconnector->CallDeadline();
+  absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->reconnector->connection();
   if (!connection.ok()) return connection.status();
   auto hosted = (*connection)->channel().HostRegion(bytes, kernels::MemoryKind::kDevice, deadline);
   if (!hosted.ok()) return hosted.status();
@@ -138,7 +138,7 @@ absl::StatusOr<Region> Client::Impl::Keep(internal::Descriptor memory, SharedMem
   } else if (absl::Status status = region.impl_->Restore(connection, deadline); !status.ok()) {
     return status;
   }
-  if (!keeper->Keep(region.impl_, connection)) return LostMeanwhile();
+  if (!reconnector->Keep(region.impl_, connection)) return LostMeanwhile();
   return region;
 }
 

@@ -75,7 +75,7 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
 }  // namespace
 
 std::vector<CommitOutcome> Model::Commit(const Match* match, const CommitParts& text) {
-  const Deadline deadline = impl_->keeper->CallDeadline();
+  const Deadline deadline = impl_->reconnector->CallDeadline();
   const auto all = [&](const absl::Status& status) {
     return std::vector<CommitOutcome>(text.checkpoints.size(), ToCommitOutcome(status));
   };

@@ -21,7 +21,7 @@ struct Composition::Impl {
   std::shared_ptr<internal::LeaseHold> lease;
   std::shared_ptr<internal::RegionMemory> region;
   std::shared_ptr<internal::ComposeCall> call;  // null: nothing was asked
-  internal::Birthplace birthplace;
+  internal::CreatorProcess creator;
 
   static std::unique_ptr<Impl> Missed(size_t segments, MissReason reason) {
     auto impl = std::make_unique<Impl>();
@@ -157,7 +157,7 @@ template <typename Request, typename Fill>
 std::unique_ptr<Composition::Impl> Model::Impl::AskToCompose(const Match::Impl* matched, size_t segments,
                                                              const std::shared_ptr<RegionMemory>& region,
                                                              Fill fill) const {
-  const internal::Deadline deadline = keeper->CallDeadline();
+  const internal::Deadline deadline = reconnector->CallDeadline();
   const auto missed = [&](MissReason reason) { return Composition::Impl::Missed(segments, reason); };
   const absl::StatusOr<ModelBinding> binding = Bind();
   if (!binding.ok()) return missed(internal::ToMissReason(binding.status()));
@@ -217,12 +217,12 @@ const std::vector<MissReason>& Composition::segments() const {
 }
 
 bool Composition::quiet() const {
-  if (impl_->birthplace.InChild()) return false;
+  if (impl_->creator.InChild()) return false;
   return impl_->call == nullptr || impl_->call->WaitQuiet(internal::Deadline());
 }
 
 bool Composition::WaitQuiet(std::chrono::milliseconds timeout) {
-  if (impl_->birthplace.InChild()) return false;
+  if (impl_->creator.InChild()) return false;
   return impl_->call == nullptr || impl_->call->WaitQuiet(internal::After(timeout));
 }
 

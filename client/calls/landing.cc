@@ -11,7 +11,7 @@ Landing& Landing::operator=(Landing&&) noexcept = default;
 Landing::~Landing() = default;
 
 bool Landing::WaitLayers(uint32_t layers, std::chrono::milliseconds timeout) {
-  if (impl_->birthplace.InChild() || impl_->call == nullptr) return false;
+  if (impl_->creator.InChild() || impl_->call == nullptr) return false;
   if (!impl_->call->WaitLayers(impl_->order.AttentionLayersFor(layers), internal::After(timeout))) return false;
   impl_->Arrived(layers);
   return true;
@@ -19,7 +19,7 @@ bool Landing::WaitLayers(uint32_t layers, std::chrono::milliseconds timeout) {
 
 std::vector<MissReason> Landing::Wait(std::chrono::milliseconds timeout) {
   Impl& landing = *impl_;
-  if (landing.birthplace.InChild()) {
+  if (landing.creator.InChild()) {
     return std::vector<MissReason>(landing.reasons.size(), MissReason::kDaemonUnavailable);
   }
   {
@@ -49,12 +49,12 @@ std::vector<MissReason> Landing::Wait(std::chrono::milliseconds timeout) {
 }
 
 bool Landing::quiet() const {
-  if (impl_->birthplace.InChild()) return false;
+  if (impl_->creator.InChild()) return false;
   return impl_->call == nullptr || impl_->call->WaitQuiet(internal::Deadline());
 }
 
 bool Landing::WaitQuiet(std::chrono::milliseconds timeout) {
-  if (impl_->birthplace.InChild()) return false;
+  if (impl_->creator.InChild()) return false;
   return impl_->call == nullptr || impl_->call->WaitQuiet(internal::After(timeout));
 }
 

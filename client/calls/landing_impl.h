@@ -64,7 +64,7 @@ struct Landing::Impl {
   std::shared_ptr<internal::LeaseHold> lease;
   std::shared_ptr<internal::RegionMemory> pages;
   std::shared_ptr<internal::LandCall> call;  // null: nothing had to be asked
-  internal::Birthplace birthplace;
+  internal::CreatorProcess creator;
 };
 
 }  // namespace ashlar

@@ -18,7 +18,7 @@ constexpr size_t kCallBytes = 256;  // at most, for what the call itself adds: s
 
 std::optional<MatchAndLanding> Model::Impl::TryLookupAndLand(Model& model, const Prompt& prompt,
                                                              std::span<const int32_t> page_table) const {
-  const internal::Deadline deadline = keeper->CallDeadline();
+  const internal::Deadline deadline = reconnector->CallDeadline();
   const absl::StatusOr<internal::ModelBinding> binding = Bind();
   if (!binding.ok() || binding->pages == nullptr || !internal::FitsMessage(prompt)) return std::nullopt;
   internal::Connection& connection = *binding->connection;

@@ -162,7 +162,7 @@ std::optional<std::vector<size_t>> Match::Impl::PlacesOf(const v1::PromptMatch& 
 }
 
 const std::vector<MappedTuple>* Match::Impl::TuplesOf(const MappedObject* object) const {
-  return birthplace.InChild() || lease == nullptr || object == nullptr ? nullptr : &object->tuples();
+  return creator.InChild() || lease == nullptr || object == nullptr ? nullptr : &object->tuples();
 }
 
 Match::Match(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -200,7 +200,7 @@ const MappedSpan* Match::prefix_span() const {
 
 bool Match::valid() const {
   std::atomic_thread_fence(std::memory_order_acquire);  // what was read in place was read before
-  return !impl_->birthplace.InChild() && impl_->lease != nullptr && impl_->connection->channel().Alive();
+  return !impl_->creator.InChild() && impl_->lease != nullptr && impl_->connection->channel().Alive();
 }
 
 std::string Match::lease() const {

@@ -66,7 +66,7 @@ struct Match::Impl {
   uint32_t prefix_objects = 0;                         // in the lease, behind the segments
   std::shared_ptr<internal::MappedObject> checkpoint;  // among them, the last or before the span; null: no prefix
   std::unique_ptr<internal::MappedObject> span;        // the last of them; null: there is none
-  internal::Birthplace birthplace;
+  internal::CreatorProcess creator;
 };
 
 }  // namespace ashlar

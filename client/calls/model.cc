@@ -85,9 +85,9 @@ NamespaceId Model::ns() const {
 }
 
 absl::Status Model::DeclarePages(const Region& region, const PagedCache& pages) {
-  if (absl::Status status = impl_->keeper->CheckProcess(); !status.ok()) return status;
+  if (absl::Status status = impl_->reconnector->CheckProcess(); !status.ok()) return status;
   if (region.impl_ == nullptr) return absl::InvalidArgumentError("region: empty");
-  return impl_->opened->DeclarePages(region.impl_, pages, impl_->keeper->CallDeadline());
+  return impl_->opened->DeclarePages(region.impl_, pages, impl_->reconnector->CallDeadline());
 }
 
 Match Model::Lookup(const Prompt& prompt) {
@@ -95,7 +95,7 @@ Match Model::Lookup(const Prompt& prompt) {
 }
 
 std::vector<Match> Model::Lookup(std::span<const Prompt> prompts) {
-  const Deadline deadline = impl_->keeper->CallDeadline();
+  const Deadline deadline = impl_->reconnector->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
   const auto ask = [&](std::span<const Prompt> part) -> absl::StatusOr<std::vector<Match>> {
     if (!binding.ok()) return binding.status();
@@ -117,7 +117,7 @@ std::vector<Match> Model::Lookup(std::span<const Prompt> prompts) {
 }
 
 Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_lengths) {
-  const Deadline deadline = impl_->keeper->CallDeadline();
+  const Deadline deadline = impl_->reconnector->CallDeadline();
   const auto missed = [&](const absl::Status& status) {
     return Match(Match::Impl::Missed(segment_lengths, internal::ToMissReason(status)));
   };
@@ -138,7 +138,7 @@ Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_
 }
 
 std::vector<Reservation> Model::Reserve(std::span<const ObjectRun> runs) {
-  const Deadline deadline = impl_->keeper->CallDeadline();
+  const Deadline deadline = impl_->reconnector->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
   if (!binding.ok()) return std::vector<Reservation>(runs.size());
   return internal::AskInCalls<Reservation>(
@@ -156,7 +156,7 @@ void Model::Abandon(const Reservation& reservation) {
   request.add_reservations(reservation.id);
   v1::AbandonReply reply;
   // Should it fail, the daemon reclaims the reservation by its own deadline.
-  binding->connection->rpc().Abandon(request, reply, impl_->keeper->CallDeadline()).IgnoreError();
+  binding->connection->rpc().Abandon(request, reply, impl_->reconnector->CallDeadline()).IgnoreError();
 }
 
 }  // namespace ashlar

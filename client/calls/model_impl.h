@@ -18,12 +18,12 @@ class PublishObject;
 namespace ashlar {
 
 struct Model::Impl {
-  std::shared_ptr<internal::Keeper> keeper;
+  std::shared_ptr<internal::Reconnector> reconnector;
   std::shared_ptr<internal::OpenedModel> opened;
 
   // The model's handles on the connection of now.
   absl::StatusOr<internal::ModelBinding> Bind() const {
-    if (absl::Status status = keeper->CheckProcess(); !status.ok()) return status;
+    if (absl::Status status = reconnector->CheckProcess(); !status.ok()) return status;
     return opened->binding();
   }
 

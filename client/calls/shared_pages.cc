@@ -34,9 +34,9 @@ struct Admission::Impl {
     return request;
   }
 
-  bool usable() const { return lease != nullptr && !birthplace.InChild() && !connection->ended(); }
+  bool usable() const { return lease != nullptr && !creator.InChild() && !connection->ended(); }
 
-  std::shared_ptr<internal::Keeper> keeper;
+  std::shared_ptr<internal::Reconnector> reconnector;
   std::shared_ptr<internal::Connection> connection;
   std::shared_ptr<internal::RegionMemory> region;  // stays hosted as long as the request runs
   std::shared_ptr<const void> counted;             // among the model's requests
@@ -44,7 +44,7 @@ struct Admission::Impl {
   uint32_t page_tokens = 0;
   std::vector<Segment> segments;
   std::vector<int32_t> own_pages;
-  internal::Birthplace birthplace;
+  internal::CreatorProcess creator;
 };
 
 namespace {
@@ -85,7 +85,7 @@ std::unique_ptr<Admission::Impl> Model::Impl::NewAdmission(const ModelBinding& b
   auto hold = internal::LeaseHold::Make(binding.connection, lease, deadline);
   if (!hold.ok()) return nullptr;
   auto admission = std::make_unique<Admission::Impl>();
-  admission->keeper = keeper;
+  admission->reconnector = reconnector;
   admission->connection = binding.connection;
   admission->region = binding.pages;
   admission->lease = *std::move(hold);
@@ -95,7 +95,7 @@ std::unique_ptr<Admission::Impl> Model::Impl::NewAdmission(const ModelBinding& b
 }
 
 Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
-  const Deadline deadline = impl_->keeper->CallDeadline();
+  const Deadline deadline = impl_->reconnector->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
   if (!binding.ok() || binding->pages_missing) return {};
   if (binding->pages == nullptr || !internal::FitsMessage(prompt)) return {.outcome = AdmitOutcome::kInvalid};
@@ -120,7 +120,7 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
 
 Admitted Model::AttachAdmission(const std::string& lease, uint32_t page_tokens,
                                 std::span<const uint64_t> segment_lengths) {
-  const Deadline deadline = impl_->keeper->CallDeadline();
+  const Deadline deadline = impl_->reconnector->CallDeadline();
   absl::StatusOr<ModelBinding> binding = impl_->Bind();
   if (!binding.ok()) return {};
   if (lease.size() != kLeaseBytes || page_tokens == 0) return {.outcome = AdmitOutcome::kInvalid};
@@ -166,7 +166,8 @@ AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* lacks) {
   auto request = impl_->Ask<v1::ExtendAdmissionRequest>();
   request.set_own_pages(own_pages);
   v1::AdmitReply reply;
-  const absl::Status status = impl_->connection->rpc().ExtendAdmission(request, reply, impl_->keeper->CallDeadline());
+  const absl::Status status =
+      impl_->connection->rpc().ExtendAdmission(request, reply, impl_->reconnector->CallDeadline());
   if (!status.ok()) return ToOutcome(status);
   if (!reply.has_admission()) {
     if (lacks != nullptr) *lacks = ToShortage(reply.lacks());
@@ -181,7 +182,7 @@ bool Admission::MarkFilled(std::span<const uint32_t> segments) {
   auto request = impl_->Ask<v1::MarkFilledRequest>();
   request.mutable_segments()->Add(segments.begin(), segments.end());
   v1::MarkFilledReply reply;
-  if (!impl_->connection->rpc().MarkFilled(request, reply, impl_->keeper->CallDeadline()).ok()) return false;
+  if (!impl_->connection->rpc().MarkFilled(request, reply, impl_->reconnector->CallDeadline()).ok()) return false;
   for (const uint32_t segment : segments) impl_->segments.at(segment).content = PageContent::kFilled;
   return true;
 }
@@ -190,7 +191,7 @@ bool Admission::Refresh() {
   if (!impl_->usable()) return false;
   v1::AdmitReply reply;
   const auto request = impl_->Ask<v1::AttachAdmissionRequest>();
-  if (!impl_->connection->rpc().AttachAdmission(request, reply, impl_->keeper->CallDeadline()).ok()) return false;
+  if (!impl_->connection->rpc().AttachAdmission(request, reply, impl_->reconnector->CallDeadline()).ok()) return false;
   impl_->Take(reply.admission());
   return true;
 }

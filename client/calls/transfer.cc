@@ -82,7 +82,7 @@ PublishOutcome Model::Publish(const Reservation& reservation, const PublishParts
 }
 
 std::vector<PublishOutcome> Model::Publish(std::span<const Publication> objects) {
-  const Deadline deadline = impl_->keeper->CallDeadline();
+  const Deadline deadline = impl_->reconnector->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
   std::vector<PublishOutcome> outcomes(objects.size(), PublishOutcome::kUnavailable);
   if (!binding.ok()) return outcomes;

@@ -89,7 +89,7 @@ void WritingCall::AskQuiet() {
   v1::QuiesceRequest request;
   request.set_session(connection_->session());
   request.set_landing(number_);
-  request.set_run(connection_->run());
+  request.set_daemon_epoch(connection_->daemon_epoch());
   if (question_->stub == nullptr) question_->stub = v1::Cache::NewStub(connection_->rpc().channel());
   question_->context = std::make_unique<grpc::ClientContext>();
   question_->call = question_->stub->PrepareAsyncQuiesce(question_->context.get(), request, queue_.get());

@@ -88,7 +88,7 @@ bool Connection::CloseModels(Deadline deadline) {
   return true;
 }
 
-bool Connection::RunErrands(Deadline deadline) {
+bool Connection::DoDeferredWork(Deadline deadline) {
   const bool released = ReleaseLeases(deadline), closed = CloseModels(deadline);
   return released && closed;
 }

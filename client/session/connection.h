@@ -1,5 +1,5 @@
 // One life of the daemon as a client sees it: the session, the calls, the mapped arenas, the leases. When the session
-// ends, the connection is over for good; the keeper makes a new one.
+// ends, the connection is over for good; the reconnector makes a new one.
 #pragma once
 
 #include <atomic>
@@ -27,8 +27,8 @@ class Connection {
  public:
   static constexpr int kMaxLandings = 256;
 
-  // `wake` is called whenever RunErrands has something to do, and when calls do not reach the daemon any more. Fails at
-  // once when told to stop.
+  // `wake` is called whenever DoDeferredWork has something to do, and when calls do not reach the daemon any more.
+  // Fails at once when told to stop.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options, std::function<void()> wake,
                                                           Deadline deadline, const std::stop_token& stop);
 
@@ -37,7 +37,7 @@ class Connection {
   ArenaMap& arenas() { return arenas_; }
   LeaseTable& leases() { return leases_; }
   const std::string& session() const { return channel_->session(); }
-  const std::string& run() const { return channel_->run(); }
+  const std::string& daemon_epoch() const { return channel_->daemon_epoch(); }
   const PeerProcess& daemon() const { return channel_->daemon(); }
 
   // Tells connections of one process apart; never 0.
@@ -63,13 +63,13 @@ class Connection {
   // since.
   absl::StatusOr<std::unique_ptr<Rpc>> DialAgain(Deadline deadline) const;
 
-  // Gives a model's handle up: soon, by RunErrands, or before the next model is opened.
+  // Gives a model's handle up: soon, by DoDeferredWork, or before the next model is opened.
   void CloseModel(uint64_t model);
   // Tells the daemon now. False: some remain, try again later.
   bool CloseModels(Deadline deadline);
 
   // Releases leases, and closes models, that nobody holds any more. False: some remain, try again later.
-  bool RunErrands(Deadline deadline);
+  bool DoDeferredWork(Deadline deadline);
 
  private:
   template <typename T, typename... Args>

@@ -57,7 +57,7 @@ absl::StatusOr<ObjectHeader> MappedObject::ReadHeader() const {
     return DecodeHeader({reinterpret_cast<const char*>(extents_.front()), limits::kExtentBytes});
   }
   std::string copy(limits::kExtentBytes, '\0');
-  arena.CopyOut(copy.data(), extents_.front(), copy.size());
+  arena.CopyToHost(copy.data(), extents_.front(), copy.size());
   return DecodeHeader(copy);
 }
 
@@ -157,7 +157,7 @@ absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) 
 
 void MappedObject::Read(const Exponents& exponents) const {
   std::vector<int32_t> copy(exponents.heads.size());
-  arenas_.front()->CopyOut(copy.data(), exponents.stored, copy.size() * sizeof(int32_t));
+  arenas_.front()->CopyToHost(copy.data(), exponents.stored, copy.size() * sizeof(int32_t));
   for (size_t head = 0; head < copy.size(); ++head) exponents.heads[head].state_exponent = copy[head];
 }
 

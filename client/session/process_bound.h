@@ -19,7 +19,7 @@ std::shared_ptr<T> MakeProcessBound(Args&&... args) {
 }
 
 // Remembers the process in which it was made.
-class Birthplace {
+class CreatorProcess {
  public:
   bool InChild() const { return ::getpid() != owner_; }
 

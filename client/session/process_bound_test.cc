@@ -44,8 +44,8 @@ TEST(ProcessBound, IsDestroyedOnlyWhereItWasMade) {
   EXPECT_EQ(destroyed, 1);
 }
 
-TEST(Birthplace, TellsAChildFromItsParent) {
-  const Birthplace here;
+TEST(CreatorProcess, TellsAChildFromItsParent) {
+  const CreatorProcess here;
   EXPECT_FALSE(here.InChild());
   EXPECT_TRUE(InForkedChild([&] { return here.InChild(); }));
 }

@@ -41,48 +41,49 @@ void AwaitReadable(int fd, milliseconds timeout) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Keeper::Bell>> Keeper::Bell::Make() {
+absl::StatusOr<std::shared_ptr<Reconnector::Bell>> Reconnector::Bell::Make() {
   Descriptor fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!fd) return absl::ErrnoToStatus(errno, "eventfd");
   return std::make_shared<Bell>(std::move(fd));
 }
 
-void Keeper::Bell::Ring() {
+void Reconnector::Bell::Ring() {
   ::eventfd_write(fd_.get(), 1);
 }
 
-void Keeper::Bell::Silence() {
+void Reconnector::Bell::Silence() {
   eventfd_t rings;
   ::eventfd_read(fd_.get(), &rings);
 }
 
-absl::StatusOr<std::shared_ptr<Keeper>> Keeper::Start(const ClientOptions& options) {
+absl::StatusOr<std::shared_ptr<Reconnector>> Reconnector::Start(const ClientOptions& options) {
   absl::StatusOr<std::shared_ptr<Bell>> bell = Bell::Make();
   if (!bell.ok()) return bell.status();
   absl::StatusOr<std::shared_ptr<Connection>> connection = Open(options, *bell, After(options.timeout), {});
   if (!connection.ok()) return connection.status();
-  return MakeProcessBound<Keeper>(options, *std::move(bell), *std::move(connection));
+  return MakeProcessBound<Reconnector>(options, *std::move(bell), *std::move(connection));
 }
 
-absl::StatusOr<std::shared_ptr<Connection>> Keeper::Open(const ClientOptions& options,
-                                                         const std::shared_ptr<Bell>& bell, Deadline deadline,
-                                                         const std::stop_token& stop) {
+absl::StatusOr<std::shared_ptr<Connection>> Reconnector::Open(const ClientOptions& options,
+                                                              const std::shared_ptr<Bell>& bell, Deadline deadline,
+                                                              const std::stop_token& stop) {
   return Connection::Open(
       options, [bell] { bell->Ring(); }, deadline, stop);
 }
 
-Keeper::Keeper(const ClientOptions& options, std::shared_ptr<Bell> bell, std::shared_ptr<Connection> connection)
+Reconnector::Reconnector(const ClientOptions& options, std::shared_ptr<Bell> bell,
+                         std::shared_ptr<Connection> connection)
     : options_(options),
       tenant_(connection->channel().tenant()),
       bell_(std::move(bell)),
       connection_(std::move(connection)),
       thread_([this] { Run(); }) {}
 
-Keeper::~Keeper() {
+Reconnector::~Reconnector() {
   Stop();
 }
 
-void Keeper::Stop() {
+void Reconnector::Stop() {
   stop_.request_stop();
   std::shared_ptr<Connection> connection;
   {
@@ -94,19 +95,19 @@ void Keeper::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-absl::Status Keeper::CheckProcess() const {
-  if (!birthplace_.InChild()) return absl::OkStatus();
+absl::Status Reconnector::CheckProcess() const {
+  if (!creator_.InChild()) return absl::OkStatus();
   return absl::FailedPreconditionError("this client was connected before fork(): it belongs to the parent process");
 }
 
-absl::StatusOr<std::shared_ptr<Connection>> Keeper::connection() const {
+absl::StatusOr<std::shared_ptr<Connection>> Reconnector::connection() const {
   if (absl::Status status = CheckProcess(); !status.ok()) return status;
   std::lock_guard lock(mutex_);
   if (connection_ == nullptr || connection_->ended()) return absl::UnavailableError("not connected to the daemon");
   return connection_;
 }
 
-bool Keeper::Keep(const std::shared_ptr<Restorable>& item, const std::shared_ptr<Connection>& connection) {
+bool Reconnector::Keep(const std::shared_ptr<Restorable>& item, const std::shared_ptr<Connection>& connection) {
   std::lock_guard lock(mutex_);
   if (connection_ != connection || connection->ended()) return false;
   std::erase_if(kept_, [](const Kept& kept) { return kept.item.expired(); });
@@ -114,7 +115,7 @@ bool Keeper::Keep(const std::shared_ptr<Restorable>& item, const std::shared_ptr
   return true;
 }
 
-void Keeper::Run() {
+void Reconnector::Run() {
   sigset_t signals;  // are the engine's to handle, on its own threads
   ::sigfillset(&signals);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
@@ -134,13 +135,13 @@ void Keeper::Run() {
 }
 
 // Runs errands until the daemon's end, or until the bell rings for another reason.
-void Keeper::Serve(const std::shared_ptr<Connection>& connection) {
+void Reconnector::Serve(const std::shared_ptr<Connection>& connection) {
   struct pollfd watched[] = {
       {.fd = bell_->fd(), .events = POLLIN, .revents = 0},
       {.fd = connection->channel().fd(), .events = POLLRDHUP, .revents = 0},
       {.fd = connection->daemon().pidfd(), .events = POLLIN, .revents = 0},  // −1 is left out
   };
-  const bool done = connection->RunErrands(CallDeadline());
+  const bool done = connection->DoDeferredWork(CallDeadline());
   if (unrestored_ && Passed(next_round_)) {
     const absl::Status status = RestoreAll(connection, CallDeadline());
     if (absl::IsUnavailable(status) || absl::IsUnauthenticated(status)) return Lose(connection);
@@ -159,13 +160,13 @@ void Keeper::Serve(const std::shared_ptr<Connection>& connection) {
 }
 
 // The session ends with the connection: the next one needs the room that it takes up.
-void Keeper::Lose(const std::shared_ptr<Connection>& connection) {
+void Reconnector::Lose(const std::shared_ptr<Connection>& connection) {
   connection->EndSession();
   std::lock_guard lock(mutex_);
   if (connection_ == connection) connection_ = nullptr;
 }
 
-void Keeper::Reconnect() {
+void Reconnector::Reconnect() {
   for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     AwaitReadable(bell_->fd(), Jittered(pause));
     bell_->Silence();
@@ -181,7 +182,7 @@ void Keeper::Reconnect() {
 }
 
 // Restores all that can be, then makes the connection the one of now. What the engine adds meanwhile is restored too.
-absl::Status Keeper::RestoreAll(const std::shared_ptr<Connection>& connection, Deadline deadline) {
+absl::Status Reconnector::RestoreAll(const std::shared_ptr<Connection>& connection, Deadline deadline) {
   ++round_;
   unrestored_ = false;
   for (;;) {

@@ -26,17 +26,17 @@ class Restorable {
   virtual ~Restorable() = default;
 
   // Makes it known on a connection, as far as it is not. UNAVAILABLE, DEADLINE_EXCEEDED and UNAUTHENTICATED: the
-  // connection is of no use, the keeper makes another. RESOURCE_EXHAUSTED: the daemon has no room for this one now, the
-  // keeper asks again later; meanwhile the connection serves all others. Any other error is the daemon's last word: it
-  // stays unknown on this connection.
+  // connection is of no use, the reconnector makes another. RESOURCE_EXHAUSTED: the daemon has no room for this one
+  // now, the reconnector asks again later; meanwhile the connection serves all others. Any other error is the daemon's
+  // last word: it stays unknown on this connection.
   virtual absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) = 0;
 };
 
 // Thread-safe. Process-bound.
-class Keeper {
+class Reconnector {
  public:
-  static absl::StatusOr<std::shared_ptr<Keeper>> Start(const ClientOptions& options);
-  ~Keeper();
+  static absl::StatusOr<std::shared_ptr<Reconnector>> Start(const ClientOptions& options);
+  ~Reconnector();
 
   // Ends the connection, or the attempt to make one, and the thread, without waiting for the daemon; every later call
   // finds no connection.
@@ -57,7 +57,7 @@ class Keeper {
   template <typename T, typename... Args>
   friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
 
-  // Wakes the thread. Shared with connections, which may outlive the keeper.
+  // Wakes the thread. Shared with connections, which may outlive the reconnector.
   class Bell {
    public:
     static absl::StatusOr<std::shared_ptr<Bell>> Make();
@@ -76,7 +76,7 @@ class Keeper {
     uint64_t round = 0;       // in which it was tried last
   };
 
-  Keeper(const ClientOptions& options, std::shared_ptr<Bell> bell, std::shared_ptr<Connection> connection);
+  Reconnector(const ClientOptions& options, std::shared_ptr<Bell> bell, std::shared_ptr<Connection> connection);
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options,
                                                           const std::shared_ptr<Bell>& bell, Deadline deadline,
                                                           const std::stop_token& stop);
@@ -89,7 +89,7 @@ class Keeper {
   const ClientOptions options_;
   const std::string tenant_;
   const std::shared_ptr<Bell> bell_;
-  const Birthplace birthplace_;
+  const CreatorProcess creator_;
   std::stop_source stop_;
 
   mutable std::mutex mutex_;

@@ -17,7 +17,7 @@ namespace ashlar::internal {
 namespace {
 
 constexpr size_t kMaxLateAnswers = 256;
-constexpr size_t kSessionBytes = 16, kRunBytes = 16;
+constexpr size_t kSessionBytes = 16, kDaemonEpochBytes = 16;
 
 absl::Status Ended() {
   return absl::UnavailableError("the session with the daemon has ended");
@@ -95,7 +95,7 @@ absl::Status SessionChannel::Greet(const std::string& client, Deadline deadline)
   if (answer->reply.clock_ns() <= 0) {
     return absl::FailedPreconditionError("the daemon does not say what its clock shows");
   }
-  if (welcome.run().size() != kRunBytes || answer->descriptors.size() != 1) {
+  if (welcome.daemon_epoch().size() != kDaemonEpochBytes || answer->descriptors.size() != 1) {
     return absl::FailedPreconditionError(
         "the daemon handed over no descriptor of its process, or does not name its run");
   }
@@ -106,7 +106,7 @@ absl::Status SessionChannel::Greet(const std::string& client, Deadline deadline)
   }
   daemon_ = *std::move(daemon);
   session_ = welcome.session();
-  run_ = welcome.run();
+  daemon_epoch_ = welcome.daemon_epoch();
   tenant_ = welcome.tenant();
   return absl::OkStatus();
 }

@@ -35,8 +35,8 @@ class SessionChannel {
   static absl::StatusOr<std::unique_ptr<SessionChannel>> Open(const std::string& path, const std::string& client,
                                                               Deadline deadline, const std::stop_token& stop = {});
 
-  const std::string& session() const { return session_; }  // the secret that names the session in every RPC
-  const std::string& run() const { return run_; }          // names this run of the daemon
+  const std::string& session() const { return session_; }            // the secret that names the session in every RPC
+  const std::string& daemon_epoch() const { return daemon_epoch_; }  // names this run of the daemon
   const std::string& tenant() const { return tenant_; }
   const PeerProcess& daemon() const { return daemon_; }
   // A point of this process's clock as the daemon's shows it, or a little earlier, never later: the two clocks are told
@@ -88,7 +88,7 @@ class SessionChannel {
   ForkClosedSocket socket_;
   PeerProcess daemon_;
   std::string session_;
-  std::string run_;
+  std::string daemon_epoch_;
   std::string tenant_;
   // The daemon's clock less this process's, at least. The truest of all replies: the one that came fastest.
   std::atomic<int64_t> clock_ahead_{INT64_MIN};

@@ -31,7 +31,7 @@ v1::SessionReply GoodWelcome() {
   reply.set_clock_ns(MonotonicNanos(std::chrono::steady_clock::now()));
   reply.mutable_welcome()->set_protocol(limits::kProtocolMax);
   reply.mutable_welcome()->set_session(std::string(16, 's'));
-  reply.mutable_welcome()->set_run(std::string(16, 'r'));
+  reply.mutable_welcome()->set_daemon_epoch(std::string(16, 'r'));
   reply.mutable_welcome()->set_tenant("tenant");
   reply.mutable_welcome()->set_extent_bytes(limits::kExtentBytes);
   return reply;

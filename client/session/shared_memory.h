@@ -25,8 +25,8 @@ struct SharedMemory {
         arena(std::move(its_arena)) {}
 
   // What this process has mapped itself.
-  void CopyOut(void* here, const std::byte* there, size_t bytes) const {
-    if (gpu != nullptr) return gpu->CopyOut(here, there, bytes);
+  void CopyToHost(void* here, const std::byte* there, size_t bytes) const {
+    if (gpu != nullptr) return gpu->CopyToHost(here, there, bytes);
     std::memcpy(here, there, bytes);
   }
 

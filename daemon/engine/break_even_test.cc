@@ -63,7 +63,7 @@ TEST_F(BreakEvenTest, WhoComputesFasterThanTheCacheLandsIsToldTo) {
   ASSERT_TRUE(landed.ok());
   ASSERT_THAT(*landed, ElementsAre(MissReason::kNone));
 
-  EXPECT_EQ(Reason(fast, here_), static_cast<uint32_t>(MissReason::kTooDear));
+  EXPECT_EQ(Reason(fast, here_), static_cast<uint32_t>(MissReason::kSlowerThanRecompute));
   EXPECT_EQ(Reason(slow, here_), 0u);
   EXPECT_EQ(Reason(silent, here_), 0u);
   EXPECT_EQ(Reserve(fast, here_), static_cast<uint32_t>(ReserveOutcome::kAlreadyPresent));

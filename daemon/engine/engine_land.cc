@@ -18,7 +18,7 @@
 
 namespace ashlar::daemon {
 
-struct EngineService::Landing {
+struct EngineService::LandOrder {
   storage::LandingId id = 0;
   storage::LeaseId lease{};
   std::shared_ptr<const Pages> pages;
@@ -46,7 +46,7 @@ absl::Status Bad(const Parts&... parts) {
 }  // namespace
 
 template <typename Request>
-absl::Status EngineService::Landing::Read(const Request& request, const Session& session, bool needs_pages) {
+absl::Status EngineService::LandOrder::Read(const Request& request, const Session& session, bool needs_pages) {
   id = request.landing();
   const auto read = ReadLease("lease", request.lease());
   if (!read.ok()) return read.status();
@@ -66,7 +66,7 @@ absl::Status EngineService::Landing::Read(const Request& request, const Session&
   return absl::OkStatus();
 }
 
-absl::Status EngineService::Landing::ReadSegments(const v1::LandRequest& request) {
+absl::Status EngineService::LandOrder::ReadSegments(const v1::LandRequest& request) {
   const auto objects = static_cast<uint64_t>(request.segments_size()) + request.tuples_only_size();
   if (objects > limits::kMaxObjectsPerLanding) {
     return Bad("segments and tuples_only: more than ", limits::kMaxObjectsPerLanding);
@@ -86,7 +86,7 @@ absl::Status EngineService::Landing::ReadSegments(const v1::LandRequest& request
   return absl::OkStatus();
 }
 
-void EngineService::Landing::TakeAll(const Asked& asked, const v1::PromptMatch& match) {
+void EngineService::LandOrder::TakeAll(const Asked& asked, const v1::PromptMatch& match) {
   const auto segments = static_cast<uint32_t>(match.segments_size());
   uint64_t position = 0;
   for (uint32_t i = 0; i < segments; position += asked.segments[i++].tokens) {
@@ -157,8 +157,8 @@ std::vector<MissReason> MissAll(storage::Observer& observer, storage::TenantId t
 
 }  // namespace
 
-absl::Status EngineService::Landing::CheckTargets(const storage::Match& match,
-                                                  std::vector<storage::PageId>& allocated) {
+absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
+                                                    std::vector<storage::PageId>& allocated) {
   std::vector<std::pair<uint64_t, uint64_t>> written;  // positions [first, last)
   for (size_t i = 0; i < target.segments.size(); ++i) {
     const storage::LandTarget::Segment& segment = target.segments[i];
@@ -202,7 +202,7 @@ void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
   const Done refused = [done = events.done](absl::Status status) { done(std::move(status)); };
   const auto session = Resolve(request.session());
   if (!session.ok()) return refused(session.status());
-  auto landing = std::make_shared<Landing>();
+  auto landing = std::make_shared<LandOrder>();
   const bool needs_pages = request.pages_id() != 0 || !request.segments().empty();
   if (absl::Status read = landing->Read(request, **session, needs_pages); !read.ok()) return refused(read);
   if (absl::Status read = landing->ReadSegments(request); !read.ok()) return refused(read);
@@ -217,7 +217,7 @@ void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
   });
 }
 
-bool EngineService::Begin(const Session& session, Landing& landing, const storage::Match& match,
+bool EngineService::Begin(const Session& session, LandOrder& landing, const storage::Match& match,
                           const LandEvents& events) {
   std::vector<storage::PageId> allocated;
   if (absl::Status fits = landing.CheckTargets(match, allocated); !fits.ok()) {
@@ -238,7 +238,7 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
   if (!session.ok()) return refused(session.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return refused(Bad("model: unknown handle ", request.model()));
-  auto landing = std::make_shared<Landing>();
+  auto landing = std::make_shared<LandOrder>();
   if (absl::Status read = landing->Read(request, **session, /*needs_pages=*/true); !read.ok()) return refused(read);
   if (landing->lease == storage::LeaseId{}) return refused(Bad("lease: all zero"));
   if (request.prompt().needed_in_ns() != 0) return refused(Bad("prompt.needed_in_ns: what is landed is needed now"));
@@ -288,7 +288,7 @@ void EngineService::CancelLanding(const std::string& secret, storage::LandingId 
 }
 
 void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*, Done done) {
-  if (request.run() != table_.run()) {
+  if (request.daemon_epoch() != table_.daemon_epoch()) {
     return done(
         absl::FailedPreconditionError("run: this is another run of the daemon, which cannot answer for that one"));
   }

@@ -109,7 +109,7 @@ TEST_F(BoundedQueueTest, AFullQueueAnswersAtOnceAndStillTakesReleases) {
   service_->Release(release, &released, [&](absl::Status status) { release_answer.set_value(status); });
   v1::QuiesceRequest quiesce;
   quiesce.set_session(session_->about().secret);
-  quiesce.set_run(table_->run());
+  quiesce.set_daemon_epoch(table_->daemon_epoch());
   v1::QuiesceReply quiet;
   std::promise<absl::Status> quiesce_answer;
   service_->Quiesce(quiesce, &quiet, [&](absl::Status status) { quiesce_answer.set_value(status); });

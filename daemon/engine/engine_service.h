@@ -116,10 +116,10 @@ class EngineService {
 
  private:
   class PromptLookup;  // one prompt's, with its answer
-  struct Landing;      // as its request describes it
+  struct LandOrder;    // as its request describes it
   // Lands under a lease that the session holds. False: the targets do not fit the match, and `done` said so. The
   // metadata thread only.
-  bool Begin(const Session& session, Landing& landing, const storage::Match& match, const LandEvents& events);
+  bool Begin(const Session& session, LandOrder& landing, const storage::Match& match, const LandEvents& events);
 
   void Compose(const std::shared_ptr<Session>& session, std::shared_ptr<CompositionPlan> plan,
                v1::CompositionReply* reply, Done done);

@@ -308,7 +308,7 @@ TEST_F(EngineServiceTest, NobodyAnswersForAnotherRunOfTheDaemon) {
   for (const std::string& run : {std::string(), std::string(kSecretBytes, 'x')}) {
     v1::QuiesceRequest quiesce = engine_.QuiesceRequest(0);
     quiesce.set_session(std::string(kSecretBytes, 's'));
-    quiesce.set_run(run);
+    quiesce.set_daemon_epoch(run);
     v1::QuiesceReply reply;
     const absl::Status status = engine_.Call(quiesce, &reply);
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);

@@ -166,7 +166,7 @@ TEST(RpcServer, StrangersMayAskForHealthAndNothingElse) {
     grpc::ClientContext context;
     EXPECT_EQ(stub->Quiesce(&context, request, &reply).error_code(), grpc::StatusCode::UNIMPLEMENTED);
   }
-  request.set_run(std::string(1 << 20, 'x'));
+  request.set_daemon_epoch(std::string(1 << 20, 'x'));
   grpc::ClientContext context;
   EXPECT_EQ(stub->Quiesce(&context, request, &reply).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(Health(node.rpc_socket(), ""), kServing);

@@ -180,7 +180,7 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   welcome.mutable_welcome()->set_session(session->about().secret);
   welcome.mutable_welcome()->set_tenant(session->about().tenant_name);
   welcome.mutable_welcome()->set_extent_bytes(limits::kExtentBytes);
-  welcome.mutable_welcome()->set_run(services_.table.run());
+  welcome.mutable_welcome()->set_daemon_epoch(services_.table.daemon_epoch());
   const absl::Status opening = services_.table.Open(session, [respond, welcome] {
     UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
     if (!process.valid()) return respond(Goodbye(absl::ErrnoToStatus(errno, "cannot show this process")));

@@ -79,11 +79,11 @@ TEST_F(SessionServerTest, HelloIsWelcomed) {
   EXPECT_EQ(reply->welcome().session().size(), kSecretBytes);
   EXPECT_EQ(reply->welcome().tenant(), "default");
   EXPECT_EQ(reply->welcome().extent_bytes(), limits::kExtentBytes);
-  EXPECT_EQ(reply->welcome().run().size(), kSecretBytes);
+  EXPECT_EQ(reply->welcome().daemon_epoch().size(), kSecretBytes);
   const auto second = other.Hello();
   EXPECT_NE(reply->welcome().session(), second->welcome().session());
-  EXPECT_EQ(reply->welcome().run(), second->welcome().run());
-  EXPECT_NE(reply->welcome().run(), RawSession(TestNode()).Hello()->welcome().run());
+  EXPECT_EQ(reply->welcome().daemon_epoch(), second->welcome().daemon_epoch());
+  EXPECT_NE(reply->welcome().daemon_epoch(), RawSession(TestNode()).Hello()->welcome().daemon_epoch());
 
   // The daemon is this very process, and alive.
   siginfo_t unused;

@@ -28,7 +28,7 @@ class SessionTable {
   SessionTable(storage::Cache& cache, EventLoop& loop) : cache_(cache), loop_(loop) {}
 
   // 16 random bytes that name this run of the daemon: a restarted one has others.
-  const std::string& run() const { return run_; }
+  const std::string& daemon_epoch() const { return daemon_epoch_; }
 
   // Makes the session known to the cache and to Find, then calls `opened` on the metadata thread. RESOURCE_EXHAUSTED
   // when the loop's queue is full.
@@ -68,7 +68,7 @@ class SessionTable {
 
   storage::Cache& cache_;
   EventLoop& loop_;
-  const std::string run_ = RandomSecret();
+  const std::string daemon_epoch_ = RandomSecret();
 
   mutable std::mutex mutex_;
   absl::flat_hash_map<std::string, Entry> sessions_;  // by secret; guarded by mutex_

@@ -158,7 +158,7 @@ TestEngine::TestEngine(const TestNode& node, const Layout& layout, std::unique_p
   const auto welcome = socket_->Hello();
   Require(StatusOf(welcome).ok(), StatusOf(welcome).ToString());
   secret_ = welcome->welcome().session();
-  run_ = welcome->welcome().run();
+  daemon_epoch_ = welcome->welcome().daemon_epoch();
   tenant_ = welcome->welcome().tenant();
 
   const UniqueFd memfd = MakeMemfd(kRegionBytes, F_SEAL_SHRINK);
@@ -334,7 +334,7 @@ v1::LandRequest TestEngine::LandRequest(const std::string& lease, std::vector<v1
 v1::QuiesceRequest TestEngine::QuiesceRequest(uint64_t landing) const {
   auto request = Make<v1::QuiesceRequest>();
   request.set_landing(landing);
-  request.set_run(run_);
+  request.set_daemon_epoch(daemon_epoch_);
   return request;
 }
 

@@ -111,7 +111,7 @@ class TestEngine {
   std::unique_ptr<RawSession> socket_;
   struct Rpc;
   const std::unique_ptr<Rpc> rpc_;
-  std::string secret_, run_, tenant_;
+  std::string secret_, daemon_epoch_, tenant_;
   uint64_t region_ = 0, model_ = 0, pages_ = 0;
   std::byte* memory_ = nullptr;
 };

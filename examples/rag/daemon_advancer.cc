@@ -51,7 +51,7 @@ std::byte* DaemonAdvancer::Take(uint64_t bytes) {
   return taken;
 }
 
-float* DaemonAdvancer::CopyIn(const float* rows, int64_t stride, int64_t tokens, int64_t width) {
+float* DaemonAdvancer::CopyToDevice(const float* rows, int64_t stride, int64_t tokens, int64_t width) {
   auto* copy = reinterpret_cast<float*>(Take(static_cast<uint64_t>(tokens * width) * sizeof(float)));
   for (int64_t t = 0; copy != nullptr && t < tokens; ++t) {
     std::memcpy(copy + t * width, rows + t * stride, static_cast<size_t>(width) * sizeof(float));
@@ -66,11 +66,11 @@ bool DaemonAdvancer::CopyTokens(const kernels::LinearShape& shape, const kernels
   const int64_t gates = shape.heads * kernels::GateWidth(shape), betas = shape.heads * kernels::BetaWidth(shape);
   out.tokens = inputs.tokens;
   if (inputs.tokens == 0) return true;
-  out.q = CopyIn(inputs.q, inputs.q_stride, inputs.tokens, keys);
-  out.k = CopyIn(inputs.k, inputs.k_stride, inputs.tokens, keys);
-  out.v = CopyIn(inputs.v, inputs.v_stride, inputs.tokens, values);
-  if (inputs.g != nullptr) out.g = CopyIn(inputs.g, inputs.g_stride, inputs.tokens, gates);
-  if (inputs.beta != nullptr) out.beta = CopyIn(inputs.beta, inputs.beta_stride, inputs.tokens, betas);
+  out.q = CopyToDevice(inputs.q, inputs.q_stride, inputs.tokens, keys);
+  out.k = CopyToDevice(inputs.k, inputs.k_stride, inputs.tokens, keys);
+  out.v = CopyToDevice(inputs.v, inputs.v_stride, inputs.tokens, values);
+  if (inputs.g != nullptr) out.g = CopyToDevice(inputs.g, inputs.g_stride, inputs.tokens, gates);
+  if (inputs.beta != nullptr) out.beta = CopyToDevice(inputs.beta, inputs.beta_stride, inputs.tokens, betas);
   out.q_stride = out.k_stride = keys;
   out.v_stride = values;
   out.g_stride = gates;

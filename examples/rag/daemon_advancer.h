@@ -37,7 +37,7 @@ class DaemonAdvancer final : public refengine::SeamAdvancer {
 
   // The next bytes of the region; null when there are not so many left.
   std::byte* Take(uint64_t bytes);
-  float* CopyIn(const float* rows, int64_t stride, int64_t tokens, int64_t width);
+  float* CopyToDevice(const float* rows, int64_t stride, int64_t tokens, int64_t width);
   bool CopyTokens(const kernels::LinearShape& shape, const kernels::TokenInputs& inputs, kernels::TokenInputs& out);
   bool CopyState(const kernels::StateView& state, std::byte*& out);
   void CopyStateOut(const std::byte* from, const kernels::StateView& state) const;

@@ -42,13 +42,13 @@ TEST(Report, SegmentsAreCountedByTierAndByReason) {
   run.requests[0].hit_tiers = {{TierKind::kHbm, 14}};
   run.requests[0].miss_reasons = {{MissReason::kNeverSeen, 3}};
   run.requests[1].hit_tiers = {{TierKind::kHbm, 9}, {TierKind::kSsd, 6}};
-  run.requests[1].miss_reasons = {{MissReason::kNeverSeen, 1}, {MissReason::kTooDear, 1}};
+  run.requests[1].miss_reasons = {{MissReason::kNeverSeen, 1}, {MissReason::kSlowerThanRecompute, 1}};
 
   const nlohmann::json json = ToJson(run);
   EXPECT_EQ(json["summary"]["hit_tiers"], nlohmann::json({{"hbm", 23}, {"ssd", 6}}));
-  EXPECT_EQ(json["summary"]["miss_reasons"], nlohmann::json({{"never_seen", 4}, {"too_dear", 1}}));
+  EXPECT_EQ(json["summary"]["miss_reasons"], nlohmann::json({{"never_seen", 4}, {"slower_than_recompute", 1}}));
   EXPECT_EQ(json["requests"][1]["hit_tiers"], nlohmann::json({{"hbm", 9}, {"ssd", 6}}));
-  EXPECT_EQ(json["requests"][1]["miss_reasons"], nlohmann::json({{"never_seen", 1}, {"too_dear", 1}}));
+  EXPECT_EQ(json["requests"][1]["miss_reasons"], nlohmann::json({{"never_seen", 1}, {"slower_than_recompute", 1}}));
 }
 
 TEST(Report, NoRequestOfFullLengthIsNoFigure) {

@@ -18,12 +18,12 @@ class CudaMemory final : public DeviceMemory {
     return memory;
   }
   void Free(void* memory) override { cuda::Check(cudaFree(memory), "cudaFree"); }
-  void CopyIn(void* device, const void* host, size_t bytes) override {
+  void CopyToDevice(void* device, const void* host, size_t bytes) override {
     cuda::Check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
     // A copy from pageable memory may return while it is still under way; queues do not wait for it.
     cuda::Check(cudaStreamSynchronize(nullptr), "cudaMemcpy");
   }
-  void CopyOut(void* host, const void* device, size_t bytes) override {
+  void CopyToHost(void* host, const void* device, size_t bytes) override {
     cuda::Check(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
   }
 };

@@ -67,10 +67,10 @@ TEST_F(DeviceArenas, OneSideReadsWhatTheOtherWrote) {
   ASSERT_NE(reader, nullptr) << error_.message;
   EXPECT_EQ(reader->descriptor(), -1);
   EXPECT_NE(reader->data(), owner->data());
-  memory.CopyIn(owner->data(), numbers.data(), kBytes);
+  memory.CopyToDevice(owner->data(), numbers.data(), kBytes);
   owner = nullptr;  // the reader's mapping keeps the memory
   std::vector<uint16_t> found(numbers.size());
-  memory.CopyOut(found.data(), reader->data(), kBytes);
+  memory.CopyToHost(found.data(), reader->data(), kBytes);
   EXPECT_EQ(found, numbers);
 }
 
@@ -85,8 +85,8 @@ TEST_F(DeviceArenas, AccessForReadingIsGivenOrRefused) {
   }
   const std::vector<uint16_t> numbers = Numbers(100, 3);
   std::vector<uint16_t> found(numbers.size());
-  CudaOrNull()->memory()->CopyIn(owner->data(), numbers.data(), 200);
-  CudaOrNull()->memory()->CopyOut(found.data(), reader->data(), 200);
+  CudaOrNull()->memory()->CopyToDevice(owner->data(), numbers.data(), 200);
+  CudaOrNull()->memory()->CopyToHost(found.data(), reader->data(), 200);
   EXPECT_EQ(found, numbers);
 }
 
@@ -101,7 +101,7 @@ TEST_F(DeviceArenas, KernelsWorkThere) {
   const auto pages = Import(*engines, Access::kReadWrite);
   ASSERT_NE(pages, nullptr) << error_.message;
   const std::vector<uint16_t> rows = Numbers(kTokens * kRow, 1);
-  memory.CopyIn(stored->data(), rows.data(), rows.size() * 2);
+  memory.CopyToDevice(stored->data(), rows.data(), rows.size() * 2);
   std::vector<const void*> units;
   for (int64_t u = 0; u < kTokens / kUnitTokens; ++u) units.push_back(stored->data() + u * kUnitTokens * kRow * 2);
   std::vector<int32_t> table;
@@ -126,7 +126,7 @@ TEST_F(DeviceArenas, KernelsWorkThere) {
             *kernels.MakeQueue(nullptr))
       .Wait();
   std::vector<uint64_t> digests(units.size());
-  memory.CopyOut(digests.data(), checksums, digests.size() * sizeof(uint64_t));
+  memory.CopyToHost(digests.data(), checksums, digests.size() * sizeof(uint64_t));
   for (size_t u = 0; u < units.size(); ++u) {
     const size_t unit = kUnitTokens * kRow;
     EXPECT_EQ(digests[u], UnitChecksum(rows.data() + u * unit, unit * 2));
@@ -134,7 +134,7 @@ TEST_F(DeviceArenas, KernelsWorkThere) {
   std::vector<uint16_t> row(kRow);
   for (int64_t t = 0; t < kTokens; ++t) {
     const int64_t at = kFirst + t, slot = int64_t{table[at / kPageTokens]} * kPageTokens + at % kPageTokens;
-    memory.CopyOut(row.data(), engines->data() + slot * kRow * 2, kRow * 2);
+    memory.CopyToHost(row.data(), engines->data() + slot * kRow * 2, kRow * 2);
     EXPECT_TRUE(std::equal(row.begin(), row.end(), rows.begin() + t * kRow)) << "token " << t;
   }
 }

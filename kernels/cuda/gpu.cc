@@ -12,7 +12,7 @@ namespace ashlar::kernels {
 namespace cuda {
 namespace {
 
-class Registered final : public Reach {
+class Registered final : public HostRegistration {
  public:
   explicit Registered(void* data) : data_(data) {}
   ~Registered() override { Check(cudaHostUnregister(data_), "cudaHostUnregister"); }
@@ -41,7 +41,7 @@ class CudaGpu final : public Gpu {
     return DeviceArena::Import(driver_, number_, descriptor, bytes, DeviceArena::Access::kReadWrite, error);
   }
 
-  std::unique_ptr<Reach> Register(void* data, uint64_t bytes, ArenaError* error) const override {
+  std::unique_ptr<HostRegistration> Register(void* data, uint64_t bytes, ArenaError* error) const override {
     Enter();
     const cudaError_t code = cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (code == cudaSuccess) return std::make_unique<Registered>(data);

@@ -43,8 +43,8 @@ TEST_F(GpuTest, MovesBetweenItsMemoryAndTheProcessors) {
   std::byte *const source = memory.get(), *const target = source + kBytes / 4;
   for (size_t i = 0; i < kBytes / 4; ++i) source[i] = static_cast<std::byte>(i * 7 + i / 251);
   std::memset(target, 0, kBytes / 4);
-  const std::unique_ptr<Reach> reach = gpu_->Register(memory.get(), kBytes, &error_);
-  ASSERT_NE(reach, nullptr) << error_.message;
+  const std::unique_ptr<HostRegistration> registration = gpu_->Register(memory.get(), kBytes, &error_);
+  ASSERT_NE(registration, nullptr) << error_.message;
   const std::unique_ptr<ArenaMemory> arena = gpu_->MakeArena(kBytes, &error_);
   ASSERT_NE(arena, nullptr) << error_.message;
   const std::unique_ptr<ArenaMemory> engine = gpu_->ImportArena(arena->descriptor(), arena->bytes(), &error_);
@@ -69,12 +69,12 @@ TEST_F(GpuTest, MovesBetweenItsMemoryAndTheProcessors) {
 TEST_F(GpuTest, WhatIsRegisteredIsNotRegisteredTwice) {
   std::unique_ptr<std::byte, decltype(&std::free)> memory(static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)),
                                                           std::free);
-  auto reach = gpu_->Register(memory.get(), kBytes, &error_);
-  ASSERT_NE(reach, nullptr) << error_.message;
+  auto registration = gpu_->Register(memory.get(), kBytes, &error_);
+  ASSERT_NE(registration, nullptr) << error_.message;
   EXPECT_EQ(gpu_->Register(memory.get(), kBytes, &error_), nullptr);
   EXPECT_THAT(error_.message, ::testing::StartsWith("cudaHostRegister: "));
   EXPECT_FALSE(error_.out_of_memory);
-  reach = nullptr;
+  registration = nullptr;
   EXPECT_NE(gpu_->Register(memory.get(), kBytes, &error_), nullptr) << error_.message;
 }
 

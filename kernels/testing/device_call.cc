@@ -53,7 +53,7 @@ DeviceCall::~DeviceCall() {
 
 void DeviceCall::CopyBack() {
   for (const auto& [host, copy] : copies_) {
-    if (copy.written) memory_.CopyOut(const_cast<void*>(host), copy.device, copy.bytes);
+    if (copy.written) memory_.CopyToHost(const_cast<void*>(host), copy.device, copy.bytes);
   }
 }
 
@@ -70,7 +70,7 @@ void* DeviceCall::Bytes(const void* host, size_t bytes, bool written) {
     const size_t offset = reinterpret_cast<uintptr_t>(host) % 16;
     copy.allocation = memory_.Allocate(copy.bytes + offset);
     copy.device = static_cast<std::byte*>(copy.allocation) + offset;
-    memory_.CopyIn(copy.device, host, copy.bytes);
+    memory_.CopyToDevice(copy.device, host, copy.bytes);
   }
   return copy.device;
 }

@@ -14,11 +14,11 @@
 
 namespace ashlar::storage {
 
-// Looking changes nothing in the pool, and counts as no use.
+// Looking changes nothing in the table, and counts as no use.
 class Explainer {
  public:
-  Explainer(const Pool& pool, const Clock& clock, size_t texts_per_tenant, size_t misses_per_tenant)
-      : pool_(pool), clock_(clock), texts_(texts_per_tenant), misses_(misses_per_tenant) {}
+  Explainer(const ObjectTable& table, const Clock& clock, size_t texts_per_tenant, size_t misses_per_tenant)
+      : table_(table), clock_(clock), texts_(texts_per_tenant), misses_(misses_per_tenant) {}
 
   // From now on a miss of this text under another namespace says so.
   void Published(TenantId tenant, const TextDigest& text, const NamespaceId& ns) { texts_.Remember(tenant, text, ns); }
@@ -33,7 +33,7 @@ class Explainer {
  private:
   Presence Describe(const std::vector<Entry*>& here, const TensorShard& shard) const;
 
-  const Pool& pool_;
+  const ObjectTable& table_;
   const Clock& clock_;
   TextTable texts_;
   MissLog misses_;

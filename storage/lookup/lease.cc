@@ -76,8 +76,9 @@ absl::Status LeaseTable::Room(SessionId session, TenantId tenant, size_t segment
                                                    " segments"));
 }
 
-LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at,
-                          std::vector<Pool::Reference> others, const MatchedPrefix& prefix, const LeaseId& name) {
+LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, LeasedObjects segments, Nanos needed_at,
+                          std::vector<ObjectTable::Reference> others, const MatchedPrefix& prefix,
+                          const LeaseId& name) {
   const Serial serial = next_serial_++;
   LeaseId id = name == LeaseId{} ? DrawId(random_) : name;
   // All zero means "no lease"; a name in use is not given twice, whatever the source of randomness.
@@ -96,14 +97,14 @@ LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, Segments segments, 
   return id;
 }
 
-const LeaseTable::Segments* LeaseTable::Held(SessionId session, const LeaseId& id) const {
+const LeasedObjects* LeaseTable::Held(SessionId session, const LeaseId& id) const {
   const auto serial = serials_.find(id);
   if (serial == serials_.end()) return nullptr;
   const Lease& lease = leases_.at(serial->second);
   return Holds(session, lease) ? &lease.segments : nullptr;
 }
 
-absl::StatusOr<const LeaseTable::Segments*> LeaseTable::Attach(SessionId session, TenantId tenant, const LeaseId& id) {
+absl::StatusOr<const LeasedObjects*> LeaseTable::Attach(SessionId session, TenantId tenant, const LeaseId& id) {
   const auto found = Find(id);
   if (found == leases_.end() || found->second.tenant != tenant) return absl::NotFoundError("lease: unknown");
   auto& [serial, lease] = *found;
@@ -115,7 +116,7 @@ absl::StatusOr<const LeaseTable::Segments*> LeaseTable::Attach(SessionId session
   return &lease.segments;
 }
 
-const LeaseTable::Segments* LeaseTable::Peek(TenantId tenant, const LeaseId& id) const {
+const LeasedObjects* LeaseTable::Peek(TenantId tenant, const LeaseId& id) const {
   const auto serial = serials_.find(id);
   if (serial == serials_.end()) return nullptr;
   const Lease& lease = leases_.at(serial->second);
@@ -167,7 +168,7 @@ bool LeaseTable::Expire(Nanos now, Slice& slice) {
   return true;
 }
 
-void LeaseTable::GiveBack(TenantId tenant, Segments segments, std::vector<Pool::Reference> others) {
+void LeaseTable::GiveBack(TenantId tenant, LeasedObjects segments, std::vector<ObjectTable::Reference> others) {
   if (segments.empty() && others.empty()) return;
   ended_[tenant].push_back({.others = std::move(others), .segments = std::move(segments)});
 }
@@ -180,7 +181,7 @@ bool LeaseTable::Settle(TenantId tenant, Slice& slice) {
     const size_t others = first.others.size(), all = others + first.segments.size();
     for (; first.settled < all; ++first.settled) {
       if (!slice.Take()) return false;
-      Pool::Reference& reference =
+      ObjectTable::Reference& reference =
           first.settled < others ? first.others[first.settled] : first.segments[first.settled - others].object;
       reference = {};
     }

@@ -26,6 +26,9 @@
 
 namespace ashlar::storage {
 
+// What one lease lists: one result a query, misses among them.
+using LeasedObjects = std::vector<ObjectTable::Result>;
+
 // A lease keeps objects where they are as long as any session holds it. It is named by 128 random bits, so that one
 // process of an engine can hand it to another; sessions of other tenants cannot tell it from an unknown one. A deadline
 // ends only a lease that was never used. What a session holds is bounded in leases and in the segments that they list,
@@ -38,8 +41,6 @@ class LeaseTable {
   // Of all sessions of a tenant, where nothing else is set: a few busy engines' worth. 175 MB at most.
   static constexpr size_t kTenantLeases = size_t{1} << 17;
   static constexpr size_t kTenantSegments = size_t{1} << 22;
-
-  using Segments = std::vector<Pool::Result>;  // one a query, misses among them
 
   struct Bounds {
     Nanos unused_lease = 0;                        // a lease that was never used ends so long after it is needed
@@ -65,18 +66,19 @@ class LeaseTable {
   }
   // The session must have room.
   // `others`: the other shards of what the segments list. `name`: what no lease has yet; all zero: one is drawn.
-  LeaseId Grant(SessionId holder, TenantId tenant, Segments segments, Nanos needed_at,
-                std::vector<Pool::Reference> others = {}, const MatchedPrefix& prefix = {}, const LeaseId& name = {});
+  LeaseId Grant(SessionId holder, TenantId tenant, LeasedObjects segments, Nanos needed_at,
+                std::vector<ObjectTable::Reference> others = {}, const MatchedPrefix& prefix = {},
+                const LeaseId& name = {});
   // Whether there is a lease of that name, whosever it is.
   bool Exists(const LeaseId& name) const { return serials_.contains(name); }
 
   // What a lease that this session holds covers; null for any other. Valid until the lease ends.
-  const Segments* Held(SessionId session, const LeaseId& id) const;
+  const LeasedObjects* Held(SessionId session, const LeaseId& id) const;
   // Makes the session a holder, which counts as use. NOT_FOUND for an unknown lease or another tenant's;
   // RESOURCE_EXHAUSTED for a session without room.
-  absl::StatusOr<const Segments*> Attach(SessionId session, TenantId tenant, const LeaseId& id);
+  absl::StatusOr<const LeasedObjects*> Attach(SessionId session, TenantId tenant, const LeaseId& id);
   // What a lease of this tenant covers, whoever holds it; null: unknown. Valid until the lease ends.
-  const Segments* Peek(TenantId tenant, const LeaseId& id) const;
+  const LeasedObjects* Peek(TenantId tenant, const LeaseId& id) const;
   // Which of it is a prefix's; null: unknown.
   const MatchedPrefix* Prefix(const LeaseId& id) const;
   // From now on the lease has no deadline. The lease must exist. `composed`: what is taken from it makes states
@@ -94,7 +96,7 @@ class LeaseTable {
   bool Expire(Nanos now, Slice& slice);
 
   // Takes references that nobody needs any more, for Settle.
-  void GiveBack(TenantId tenant, Segments segments, std::vector<Pool::Reference> others);
+  void GiveBack(TenantId tenant, LeasedObjects segments, std::vector<ObjectTable::Reference> others);
   // Gives back what the tenant's ended leases listed, in the order in which they ended. False: there is more.
   bool Settle(TenantId tenant, Slice& slice);
   bool SettleAll(Slice& slice);  // of all tenants
@@ -110,8 +112,8 @@ class LeaseTable {
   struct Lease {
     LeaseId id{};
     TenantId tenant = 0;
-    Segments segments;
-    std::vector<Pool::Reference> others;
+    LeasedObjects segments;
+    std::vector<ObjectTable::Reference> others;
     MatchedPrefix prefix;
     size_t Size() const { return segments.size() + others.size(); }
     absl::InlinedVector<SessionId, 1> holders;  // in the order in which they came
@@ -133,7 +135,7 @@ class LeaseTable {
   };
   enum class Fit : uint8_t { kYes, kTooManyOfSession, kTooManyOfTenant };
   static_assert(limits::kMaxLeases * sizeof(Lease) +
-                        limits::kMaxLeasedSegments * (sizeof(Pool::Result) + sizeof(uint32_t)) <=
+                        limits::kMaxLeasedSegments * (sizeof(ObjectTable::Result) + sizeof(uint32_t)) <=
                     40 << 20,
                 "what one session may hold takes 40 MiB at most, beside the nodes of maps and sets");
 
@@ -156,8 +158,8 @@ class LeaseTable {
   std::map<TenantId, OfTenant> tenants_;
   absl::btree_set<std::pair<Nanos, Serial>> deadlines_;  // of leases that have one
   struct Ended {
-    std::vector<Pool::Reference> others;
-    Segments segments;
+    std::vector<ObjectTable::Reference> others;
+    LeasedObjects segments;
     size_t settled = 0;  // of both, others first
   };
   std::map<TenantId, std::deque<Ended>> ended_;  // of tenants that have some

@@ -23,7 +23,7 @@ class LeaseTest : public ::testing::Test {
  protected:
   LeaseTest()
       : tier_(TestTier({{kTenant, 4}})),
-        pool_({.ghosts_per_tenant = 4}, {.memory = {tier_.get()}}, executor_, clock_, observer_),
+        table_({.ghosts_per_tenant = 4}, {.memory = {tier_.get()}}, executor_, clock_, observer_),
         leases_(Counter(), {.unused_lease = kUnused}) {}
 
   // The first draws are zero, then a number repeats: neither may name a lease.
@@ -35,12 +35,12 @@ class LeaseTest : public ::testing::Test {
     };
   }
 
-  LeaseTable::Segments OneObject() {
+  LeasedObjects OneObject() {
     ObjectHeader plan{.bytes = limits::kExtentBytes};
-    Pool::Room room = pool_.Reserve({kTenant}, plan);
-    if (room.object) pool_.Publish(room.object, plan);
-    LeaseTable::Segments segments;
-    segments.push_back(pool_.Find(kTenant, {.key = plan.key}));
+    ObjectTable::Room room = table_.Reserve({kTenant}, plan);
+    if (room.object) table_.Publish(room.object, plan);
+    LeasedObjects segments;
+    segments.push_back(table_.Find(kTenant, {.key = plan.key}));
     segments.push_back({.reason = MissReason::kNeverSeen});
     return segments;
   }
@@ -57,13 +57,13 @@ class LeaseTest : public ::testing::Test {
     EXPECT_TRUE(leases.SettleAll(whole));
   }
 
-  uint32_t References() { return pool_.Find(kTenant, {.key = Key{}}).object->references - 1; }
+  uint32_t References() { return table_.Find(kTenant, {.key = Key{}}).object->references - 1; }
 
   ManualClock clock_;
   CountingObserver observer_;
   ManualExecutor executor_;
   std::unique_ptr<MemoryTier> tier_;
-  Pool pool_;
+  ObjectTable table_;
   LeaseTable leases_;
 };
 
@@ -188,7 +188,7 @@ TEST_F(LeaseTest, BoundsWhatAllSessionsOfATenantHold) {
 }
 
 TEST_F(LeaseTest, GivesBackAStepForEachSegment) {
-  LeaseTable::Segments segments;
+  LeasedObjects segments;
   for (int i = 0; i < 10; ++i) segments.push_back(std::move(OneObject()[0]));
   leases_.Grant(kAnn, kTenant, std::move(segments), 0);
   leases_.Grant(kAnn, kTenant, OneObject(), 0);
@@ -221,7 +221,7 @@ TEST_F(LeaseTest, EndsInOrderOfDeadlineWhateverHappensBefore) {
     const uint64_t draw = random() % 100;
     if (draw < 50 || known.empty()) {
       const Nanos needed_at = now + static_cast<Nanos>(random() % (3 * kUnused));
-      LeaseTable::Segments missed;
+      LeasedObjects missed;
       missed.push_back({.reason = MissReason::kNeverSeen});
       known[leases.Grant(kAnn, kTenant, std::move(missed), needed_at)] = {needed_at + kUnused, i};
     } else if (draw < 60) {

@@ -8,15 +8,15 @@
 
 namespace ashlar::storage {
 
-Found Matcher::Describe(const Pool::Result& result) {
+Found Matcher::Describe(const ObjectTable::Result& result) {
   if (!result.object) return {.reason = result.reason};
   if (result.object->gone != MissReason::kNone) return {.reason = result.object->gone};
   return {.tier = result.tier, .header = &result.object->header, .slot = &result.object->top().slot};
 }
 
-Match Matcher::Describe(const LeaseId& lease, const LeaseTable::Segments& segments) const {
+Match Matcher::Describe(const LeaseId& lease, const LeasedObjects& segments) const {
   Match match{.lease = lease};
-  for (const Pool::Result& segment : segments) match.found.push_back(Describe(segment));
+  for (const ObjectTable::Result& segment : segments) match.found.push_back(Describe(segment));
   if (const MatchedPrefix* const prefix = leases_.Prefix(lease)) match.prefix = {*prefix};
   return match;
 }
@@ -30,13 +30,13 @@ bool Matcher::HeaderIsWhole(const Entry& object, Verified& verified) const {
   return VerifyHeader(ReadStart(top_, object.top().slot, EncodedHeaderBytes(object.header.parts.size()), room)).ok();
 }
 
-Pool::Result Matcher::FindWhole(TenantId tenant, const Query& query, Others& others, Verified& verified) {
+ObjectTable::Result Matcher::FindWhole(TenantId tenant, const Query& query, Others& others, Verified& verified) {
   const auto before = static_cast<ptrdiff_t>(others.size());
-  Pool::Result result = pool_.Find(tenant, query, &others);
+  ObjectTable::Result result = table_.Find(tenant, query, &others);
   if (!result.object) return result;
-  const auto is_whole = [&](const Pool::Reference& object) { return HeaderIsWhole(*object, verified); };
+  const auto is_whole = [&](const ObjectTable::Reference& object) { return HeaderIsWhole(*object, verified); };
   if (is_whole(result.object) && std::all_of(others.begin() + before, others.end(), is_whole)) return result;
-  pool_.Drop(result.object, MissReason::kChecksumFailed);
+  table_.Drop(result.object, MissReason::kChecksumFailed);
   others.erase(others.begin() + before, others.end());
   return {.reason = MissReason::kChecksumFailed};
 }
@@ -47,9 +47,10 @@ bool Matcher::IsWhole(TenantId tenant, const Query& query) {
   return static_cast<bool>(FindWhole(tenant, query, others, verified).object);
 }
 
-Pool::Result Matcher::Find(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified) {
+ObjectTable::Result Matcher::Find(SessionId session, TenantId tenant, const Query& query, Others& others,
+                                  Verified& verified) {
   if (!query.storable) return {.reason = Missed(session, tenant, query, MissReason::kTooShort)};
-  Pool::Result result = FindWhole(tenant, query, others, verified);
+  ObjectTable::Result result = FindWhole(tenant, query, others, verified);
   if (!result.object) return {.reason = Missed(session, tenant, query, result.reason)};
   return result;
 }
@@ -62,38 +63,38 @@ MissReason Matcher::Missed(SessionId session, TenantId tenant, const Query& quer
 
 absl::StatusOr<Match> Matcher::Attach(SessionId session, TenantId tenant, const LeaseId& lease,
                                       const std::optional<TensorShard>& shard) {
-  const LeaseTable::Segments* const found = leases_.Peek(tenant, lease);
+  const LeasedObjects* const found = leases_.Peek(tenant, lease);
   if (found == nullptr) return absl::NotFoundError("lease: unknown");
-  const auto of_another = [&](const Pool::Result& segment) {
+  const auto of_another = [&](const ObjectTable::Result& segment) {
     return shard && segment.object && segment.object->header.shard != *shard;
   };
   if (std::ranges::any_of(*found, of_another)) return AttachShard(session, tenant, lease, *shard);
-  const absl::StatusOr<const LeaseTable::Segments*> segments = leases_.Attach(session, tenant, lease);
+  const absl::StatusOr<const LeasedObjects*> segments = leases_.Attach(session, tenant, lease);
   if (!segments.ok()) return segments.status();
   return Describe(lease, **segments);
 }
 
 absl::StatusOr<Match> Matcher::AttachShard(SessionId session, TenantId tenant, const LeaseId& lease,
                                            const TensorShard& shard) {
-  const LeaseTable::Segments& found = *leases_.Peek(tenant, lease);
+  const LeasedObjects& found = *leases_.Peek(tenant, lease);
   if (absl::Status room = leases_.Room(session, tenant, found.size() * shard.size); !room.ok()) return room;
   const MatchedPrefix* const known = leases_.Prefix(lease);
   const MatchedPrefix prefix = known == nullptr ? MatchedPrefix{} : *known;
   Others others;
-  LeaseTable::Segments own = ForShard(found, shard, others);
+  LeasedObjects own = ForShard(found, shard, others);
   leases_.Use(lease);
   Match match;
-  for (const Pool::Result& segment : own) match.found.push_back(Describe(segment));
+  for (const ObjectTable::Result& segment : own) match.found.push_back(Describe(segment));
   match.prefix = {prefix};
   match.lease = leases_.Grant(session, tenant, std::move(own), clock_.Now(), std::move(others), prefix);
   return match;
 }
 
 // What a lease of one shard is to another one.
-LeaseTable::Segments Matcher::ForShard(const LeaseTable::Segments& segments, const TensorShard& shard, Others& others) {
-  LeaseTable::Segments own;
+LeasedObjects Matcher::ForShard(const LeasedObjects& segments, const TensorShard& shard, Others& others) {
+  LeasedObjects own;
   own.reserve(segments.size());
-  for (const Pool::Result& segment : segments) {
+  for (const ObjectTable::Result& segment : segments) {
     if (!segment.object) {
       own.push_back({.reason = segment.reason});
       continue;
@@ -107,9 +108,9 @@ LeaseTable::Segments Matcher::ForShard(const LeaseTable::Segments& segments, con
       own.push_back({.reason = segment.object->gone});
       continue;
     }
-    own.push_back({.tier = segment.tier, .object = pool_.Shard(segment.object, shard)});
+    own.push_back({.tier = segment.tier, .object = table_.Shard(segment.object, shard)});
     for (uint32_t rank = 0; rank < shard.size; ++rank) {
-      if (rank != shard.rank) others.push_back(pool_.Shard(segment.object, {.rank = rank, .size = shard.size}));
+      if (rank != shard.rank) others.push_back(table_.Shard(segment.object, {.rank = rank, .size = shard.size}));
     }
   }
   return own;

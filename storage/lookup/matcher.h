@@ -26,9 +26,9 @@ class Matcher {
  public:
   // `top`: the tier that engines map.
   using IsOpen = std::function<bool(SessionId)>;
-  Matcher(Pool& pool, Prefixes& prefixes, LeaseTable& leases, Explainer& explainer, const Tier& top, const Clock& clock,
-          Observer& observer, IsOpen is_open)
-      : pool_(pool),
+  Matcher(ObjectTable& table, Prefixes& prefixes, LeaseTable& leases, Explainer& explainer, const Tier& top,
+          const Clock& clock, Observer& observer, IsOpen is_open)
+      : table_(table),
         prefixes_(prefixes),
         leases_(leases),
         explainer_(explainer),
@@ -41,7 +41,7 @@ class Matcher {
   absl::StatusOr<Match> Attach(SessionId session, TenantId tenant, const LeaseId& lease,
                                const std::optional<TensorShard>& shard);
   // What a lease covers that exists.
-  Match Describe(const LeaseId& lease, const LeaseTable::Segments& segments) const;
+  Match Describe(const LeaseId& lease, const LeasedObjects& segments) const;
 
   // Whether an object is there, its stored header unchanged; one that has changed is dropped.
   bool IsWhole(TenantId tenant, const Query& query);
@@ -49,17 +49,17 @@ class Matcher {
  private:
   friend class Search;
   using Verified = absl::flat_hash_set<ObjectId>;
-  using Others = std::vector<Pool::Reference>;  // shards of what was found
+  using Others = std::vector<ObjectTable::Reference>;  // shards of what was found
 
-  static Found Describe(const Pool::Result& result);
+  static Found Describe(const ObjectTable::Result& result);
   bool HeaderIsWhole(const Entry& object, Verified& verified) const;
-  Pool::Result FindWhole(TenantId tenant, const Query& query, Others& others, Verified& verified);
-  Pool::Result Find(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified);
+  ObjectTable::Result FindWhole(TenantId tenant, const Query& query, Others& others, Verified& verified);
+  ObjectTable::Result Find(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified);
   MissReason Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);  // says which it is
-  LeaseTable::Segments ForShard(const LeaseTable::Segments& segments, const TensorShard& shard, Others& others);
+  LeasedObjects ForShard(const LeasedObjects& segments, const TensorShard& shard, Others& others);
   absl::StatusOr<Match> AttachShard(SessionId session, TenantId tenant, const LeaseId& lease, const TensorShard& shard);
 
-  Pool& pool_;
+  ObjectTable& table_;
   Prefixes& prefixes_;
   LeaseTable& leases_;
   Explainer& explainer_;

@@ -89,7 +89,7 @@ bool Search::Peek(Slice& slice) {
   for (; next_ < queries_.size(); ++next_) {
     if (!slice.Take()) return false;
     const Query& query = queries_[next_];
-    const Entry* const entry = query.storable ? matcher_.pool_.Peek(tenant_, query.key, query.shard) : nullptr;
+    const Entry* const entry = query.storable ? matcher_.table_.Peek(tenant_, query.key, query.shard) : nullptr;
     segments_.push_back({begin_, begin_ + query.tokens, entry != nullptr && entry->ready});
     begin_ += query.tokens;
   }
@@ -116,7 +116,7 @@ bool Search::Hold(Slice& slice) {
   for (; next_ < of_prefix_.size(); ++next_) {
     if (!slice.Take()) return false;
     objects_.push_back(matcher_.FindWhole(tenant_, of_prefix_[next_], others_, verified_));
-    const Pool::Reference& object = objects_.back().object;
+    const ObjectTable::Reference& object = objects_.back().object;
     if (object) {
       if (object->header.provenance == Provenance::kComposed) prefix_.provenance = Provenance::kComposed;
       continue;

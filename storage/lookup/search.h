@@ -76,11 +76,11 @@ class Search {
   std::vector<Prefixes::Candidate> candidates_;
   Prefixes::Candidate chosen_;
   std::vector<Query> of_prefix_;  // what that takes
-  LeaseTable::Segments objects_;  // of this, what is held so far
+  LeasedObjects objects_;         // of this, what is held so far
   Matcher::Others others_;        // other shards of these
   FoundPrefix prefix_;
 
-  LeaseTable::Segments found_;  // one a query, then the prefix's objects
+  LeasedObjects found_;  // one a query, then the prefix's objects
   Matcher::Others of_found_;
   bool any_ = false;  // is held
   Match match_;

@@ -45,8 +45,8 @@ absl::StatusOr<Arena> Arena::Make(uint64_t bytes, const ArenaOptions& options) {
   }
   if (options.gpu != nullptr) {
     kernels::ArenaError error;
-    arena.reach_ = options.gpu->Register(data, bytes, &error);
-    if (arena.reach_ == nullptr) return absl::ResourceExhaustedError(absl::StrCat("arena: ", error.message));
+    arena.registration_ = options.gpu->Register(data, bytes, &error);
+    if (arena.registration_ == nullptr) return absl::ResourceExhaustedError(absl::StrCat("arena: ", error.message));
   }
   // The mapping above stays writable; everything after the seal is read-only, and the seals themselves are final.
   if (fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
@@ -59,18 +59,18 @@ Arena::Arena(Arena&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       bytes_(other.bytes_),
       descriptor_(std::exchange(other.descriptor_, -1)),
-      reach_(std::move(other.reach_)) {}
+      registration_(std::move(other.registration_)) {}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   std::swap(descriptor_, other.descriptor_);
-  std::swap(reach_, other.reach_);
+  std::swap(registration_, other.registration_);
   return *this;
 }
 
 Arena::~Arena() {
-  reach_ = nullptr;
+  registration_ = nullptr;
   if (data_ != nullptr) munmap(data_, bytes_);
   if (descriptor_ >= 0) close(descriptor_);
 }

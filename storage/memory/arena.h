@@ -43,7 +43,7 @@ class Arena final : public kernels::ArenaMemory {
   std::byte* data_;
   uint64_t bytes_;
   int descriptor_;
-  std::unique_ptr<kernels::Reach> reach_;
+  std::unique_ptr<kernels::HostRegistration> registration_;
 };
 
 }  // namespace ashlar::storage

@@ -39,13 +39,13 @@ struct Copy {
   uint32_t readers = 0;  // fills that read it, and would read other objects' bytes if it went
   uint64_t loaded = 0;   // extents
   Slot slot;
-  Rank rank;                           // in the level's policy
-  std::shared_ptr<Filler::Fill> fill;  // kFilling, kDraining
+  Rank rank;                       // in the level's policy
+  std::shared_ptr<TierCopy> fill;  // kFilling, kDraining
 
   bool whole() const { return state == State::kWhole; }
 };
 
-// Owned by the pool, and never moved. What every look-up needs comes first.
+// Owned by the table, and never moved. What every look-up needs comes first.
 struct Entry : RankedObject {
   bool ready = false;    // published; before that it is reserved or being published
   bool pinned = false;   // by an operator: one copy stays in some tier

@@ -8,8 +8,8 @@
 namespace ashlar::storage {
 namespace {
 
-Group OtherPool(const Group& group) {
-  return {group.tenant, group.pool == PoolKind::kPublic ? PoolKind::kPrivate : PoolKind::kPublic};
+TenantPool OtherPool(const TenantPool& pool) {
+  return {pool.tenant, pool.kind == PoolKind::kPublic ? PoolKind::kPrivate : PoolKind::kPublic};
 }
 
 uint64_t Above(uint64_t a, uint64_t b) {
@@ -18,65 +18,66 @@ uint64_t Above(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-void Level::SetFloor(const Group& group, uint64_t bytes) {
-  shares_[group].floor = bytes / limits::kExtentBytes;
+void Level::SetFloor(const TenantPool& pool, uint64_t bytes) {
+  shares_[pool].floor = bytes / limits::kExtentBytes;
 }
 
-const Level::Share& Level::ShareOf(const Group& group) const {
+const Level::Share& Level::ShareOf(const TenantPool& pool) const {
   static constexpr Share kNothing;
-  const auto found = shares_.find(group);
+  const auto found = shares_.find(pool);
   return found == shares_.end() ? kNothing : found->second;
 }
 
-uint64_t Level::FreeExtents(const Group& group) const {
-  const TierUsage usage = tier_.Usage(group.tenant);
-  const Share& other = ShareOf(OtherPool(group));
+uint64_t Level::FreeExtents(const TenantPool& pool) const {
+  const TierUsage usage = tier_.Usage(pool.tenant);
+  const Share& other = ShareOf(OtherPool(pool));
   return Above((usage.capacity_bytes - usage.used_bytes) / limits::kExtentBytes, Above(other.floor, other.used));
 }
 
 void Level::Track(Entry& entry, Rank& copy) {
   copy.object = &entry;
   copy.extents = static_cast<uint32_t>(entry.header.Extents());
-  policy_.Track(entry.group, copy);
+  policy_.Track(entry.pool, copy);
 }
 
-void Level::SetIdle(const Group& group, Rank& copy, bool idle) {
+void Level::SetIdle(const TenantPool& pool, Rank& copy, bool idle) {
   if (copy.idle == idle) return;
   copy.idle = idle;
-  uint64_t& all = shares_[group].idle;
+  uint64_t& all = shares_[pool].idle;
   all = idle ? all + copy.extents : all - copy.extents;
 }
 
-std::vector<RankedObject*> Level::Victims(const Group& group, uint64_t extents) {
-  const Share &own = ShareOf(group), &other = ShareOf(OtherPool(group));
+std::vector<RankedObject*> Level::Victims(const TenantPool& pool, uint64_t extents) {
+  const Share &own = ShareOf(pool), &other = ShareOf(OtherPool(pool));
   const uint64_t of_other = std::min(other.idle, Above(other.used, other.floor));
   if (extents > own.idle + of_other) return {};
-  const EvictionPolicy::Allowance from[] = {{group, own.idle}, {OtherPool(group), of_other}};
+  const EvictionPolicy::Allowance from[] = {{pool, own.idle}, {OtherPool(pool), of_other}};
   return policy_.Victims(from, extents);
 }
 
-std::optional<Slot> Level::MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up) {
+std::optional<Slot> Level::MakeRoom(const TenantPool& pool, uint64_t extents,
+                                    absl::FunctionRef<void(ObjectId)> give_up) {
   while (true) {
-    const uint64_t free = FreeExtents(group);
+    const uint64_t free = FreeExtents(pool);
     if (extents <= free) {
-      absl::StatusOr<Slot> slot = tier_.Allocate(group.tenant, extents);
+      absl::StatusOr<Slot> slot = tier_.Allocate(pool.tenant, extents);
       if (slot.ok()) {
-        shares_[group].used += extents;
+        shares_[pool].used += extents;
         return *std::move(slot);
       }
       if (!absl::IsResourceExhausted(slot.status())) return std::nullopt;
       // Within budget but refused: the machine has no memory for another arena, so what there is must be freed.
-      observer_.NoMemory(group.tenant, slot.status().message());
+      observer_.NoMemory(pool.tenant, slot.status().message());
     }
     // What was given up before may be on its way: a disk frees it once that is durable.
-    const uint64_t missing = extents > free ? extents - free : 1, coming = ComingExtents(group.tenant);
+    const uint64_t missing = extents > free ? extents - free : 1, coming = ComingExtents(pool.tenant);
     if (missing <= coming) return std::nullopt;
     // By name: one that goes may take others of them along.
     std::vector<ObjectId> victims;
-    for (const RankedObject* victim : Victims(group, missing - coming)) victims.push_back(victim->id);
+    for (const RankedObject* victim : Victims(pool, missing - coming)) victims.push_back(victim->id);
     if (victims.empty()) return std::nullopt;
     for (const ObjectId victim : victims) give_up(victim);
-    if (FreeExtents(group) <= free) return std::nullopt;
+    if (FreeExtents(pool) <= free) return std::nullopt;
   }
 }
 
@@ -86,18 +87,18 @@ uint64_t Level::ComingExtents(TenantId tenant) const {
   return Above(tier_.Usage(tenant).used_bytes / limits::kExtentBytes, used);
 }
 
-Entry* Level::NextVictim(const Group& group) {
-  const std::vector<RankedObject*> victims = Victims(group, 1);
+Entry* Level::NextVictim(const TenantPool& pool) {
+  const std::vector<RankedObject*> victims = Victims(pool, 1);
   return victims.empty() ? nullptr : static_cast<Entry*>(victims.front());  // Track was given entries
 }
 
-void Level::Free(const Group& group, Slot slot) {
-  Freed(group, slot.Extents());
+void Level::Free(const TenantPool& pool, Slot slot) {
+  Freed(pool, slot.Extents());
   tier_.Free(std::move(slot));
 }
 
-void Level::Freed(const Group& group, uint64_t extents) {
-  shares_[group].used -= extents;
+void Level::Freed(const TenantPool& pool, uint64_t extents) {
+  shares_[pool].used -= extents;
 }
 
 }  // namespace ashlar::storage

@@ -20,29 +20,29 @@ class Level {
   Level(Tier& tier, EvictionPolicy& policy, Observer& observer) : tier_(tier), policy_(policy), observer_(observer) {}
 
   // Before anything is allocated. The floors of a tenant's pools together must not exceed its budget.
-  void SetFloor(const Group& group, uint64_t bytes);
+  void SetFloor(const TenantPool& pool, uint64_t bytes);
 
-  // Allocates for the group, where necessary in place of idle copies, the group's own or what others have above their
+  // Allocates for the pool, where necessary in place of idle copies, the pool's own or what others have above their
   // floors: `give_up` is called for each of them and must free it, at once or (on a disk) soon; one may
   // be gone by then. Nothing is given up in
   // vain: where all that may go would not be enough, nobody goes. Nothing: no room, or not yet.
-  std::optional<Slot> MakeRoom(const Group& group, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up);
+  std::optional<Slot> MakeRoom(const TenantPool& pool, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up);
   // Whether MakeRoom would have to give copies up for so much, and the first that would go.
-  bool Full(const Group& group, uint64_t extents) const { return extents > FreeExtents(group); }
-  Entry* NextVictim(const Group& group);  // null: none
+  bool Full(const TenantPool& pool, uint64_t extents) const { return extents > FreeExtents(pool); }
+  Entry* NextVictim(const TenantPool& pool);  // null: none
   // Whether something was given up and is not free yet.
-  bool Coming(const Group& group) const { return ComingExtents(group.tenant) > 0; }
+  bool Coming(const TenantPool& pool) const { return ComingExtents(pool.tenant) > 0; }
 
   // A slot of MakeRoom's is given back, whole or in part, or was handed to others for that.
-  void Free(const Group& group, Slot slot);
-  void Freed(const Group& group, uint64_t extents);
+  void Free(const TenantPool& pool, Slot slot);
+  void Freed(const TenantPool& pool, uint64_t extents);
   // A slot that is there from before, as after a restart.
-  void Adopt(const Group& group, uint64_t extents) { shares_[group].used += extents; }
+  void Adopt(const TenantPool& pool, uint64_t extents) { shares_[pool].used += extents; }
 
   // The entry's copy here is whole: ranked from now on until it is forgotten; it may be given up while it is idle.
   void Track(Entry& entry, Rank& copy);
   void Touch(Rank& copy) { policy_.Touch(copy); }
-  void SetIdle(const Group& group, Rank& copy, bool idle);
+  void SetIdle(const TenantPool& pool, Rank& copy, bool idle);
   void Forget(Rank& copy) { policy_.Forget(copy); }  // not idle
 
   TierKind kind() const { return tier_.kind(); }
@@ -53,16 +53,16 @@ class Level {
   struct Share {
     uint64_t floor = 0, used = 0, idle = 0;  // extents
   };
-  const Share& ShareOf(const Group& group) const;
-  uint64_t FreeExtents(const Group& group) const;  // that the group may take without evicting
-  uint64_t ComingExtents(TenantId tenant) const;   // given up, and not yet free
+  const Share& ShareOf(const TenantPool& pool) const;
+  uint64_t FreeExtents(const TenantPool& pool) const;  // that the pool may take without evicting
+  uint64_t ComingExtents(TenantId tenant) const;       // given up, and not yet free
   // Idle copies of so much together; none where there is not so much.
-  std::vector<RankedObject*> Victims(const Group& group, uint64_t extents);
+  std::vector<RankedObject*> Victims(const TenantPool& pool, uint64_t extents);
 
   Tier& tier_;
   EvictionPolicy& policy_;
   Observer& observer_;
-  std::map<Group, Share> shares_;
+  std::map<TenantPool, Share> shares_;
 };
 
 }  // namespace ashlar::storage

@@ -20,7 +20,7 @@ std::byte* ObjectBytes::Unit(const Part& part, uint32_t unit) const {
 
 void WriteStart(const Tier& tier, const Slot& slot, absl::string_view bytes) {
   std::byte* const at = tier.Address(slot.runs.front().arena, slot.runs.front().first);
-  if (tier.gpu() != nullptr) return tier.gpu()->CopyIn(at, bytes.data(), bytes.size());
+  if (tier.gpu() != nullptr) return tier.gpu()->CopyToDevice(at, bytes.data(), bytes.size());
   std::memcpy(at, bytes.data(), bytes.size());
 }
 
@@ -28,7 +28,7 @@ absl::string_view ReadStart(const Tier& tier, const Slot& slot, uint64_t bytes, 
   const std::byte* const at = tier.Address(slot.runs.front().arena, slot.runs.front().first);
   if (tier.gpu() == nullptr) return {reinterpret_cast<const char*>(at), bytes};
   room.resize(bytes);
-  tier.gpu()->CopyOut(room.data(), at, bytes);
+  tier.gpu()->CopyToHost(room.data(), at, bytes);
   return room;
 }
 

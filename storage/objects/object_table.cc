@@ -13,7 +13,7 @@ namespace ashlar::storage {
 namespace {
 
 ReuseKind KindOf(const Entry& entry) {
-  if (entry.group.pool == PoolKind::kPrivate) return ReuseKind::kOwn;
+  if (entry.pool.kind == PoolKind::kPrivate) return ReuseKind::kOwn;
   switch (entry.header.kind) {
     case ObjectKind::kSegment:
       return ReuseKind::kSegment;
@@ -31,34 +31,35 @@ float SavedAByte(const ObjectHeader& header, double flops) {
 
 }  // namespace
 
-Pool::Reference::Reference(Pool& pool, Entry& entry) : pool_(&pool), entry_(&entry) {
-  if (++entry.references == 1) pool.placement_.Changed(entry);
+ObjectTable::Reference::Reference(ObjectTable& table, Entry& entry) : table_(&table), entry_(&entry) {
+  if (++entry.references == 1) table.placement_.Changed(entry);
 }
 
-Pool::Reference::Reference(Reference&& other) noexcept
-    : pool_(other.pool_), entry_(std::exchange(other.entry_, nullptr)) {}
+ObjectTable::Reference::Reference(Reference&& other) noexcept
+    : table_(other.table_), entry_(std::exchange(other.entry_, nullptr)) {}
 
-Pool::Reference& Pool::Reference::operator=(Reference&& other) noexcept {
-  std::swap(pool_, other.pool_);
+ObjectTable::Reference& ObjectTable::Reference::operator=(Reference&& other) noexcept {
+  std::swap(table_, other.table_);
   std::swap(entry_, other.entry_);
   return *this;
 }
 
-Pool::Reference::~Reference() {
-  if (entry_ != nullptr) pool_->Unreference(*entry_);
+ObjectTable::Reference::~Reference() {
+  if (entry_ != nullptr) table_->Unreference(*entry_);
 }
 
-Pool::Reference Pool::Reference::Share() const {
+ObjectTable::Reference ObjectTable::Reference::Share() const {
   if (entry_ == nullptr) return {};
-  return Reference(*pool_, *entry_);
+  return Reference(*table_, *entry_);
 }
 
-Pool::Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clock& clock, Observer& observer)
+ObjectTable::ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executor& copying, const Clock& clock,
+                         Observer& observer)
     : clock_(clock),
       observer_(observer),
       admission_(options.admission, options.admission_keys),
       ghosts_(options.ghosts_per_tenant),
-      placement_(tiers, copying, admission_, bring_up_, options.eviction == EvictionMode::kPrice ? &reuse_ : nullptr,
+      placement_(tiers, copying, admission_, promotion_, options.eviction == EvictionMode::kPrice ? &reuse_ : nullptr,
                  clock, observer,
                  {.find =
                       [this](ObjectId id) {
@@ -69,17 +70,18 @@ Pool::Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clo
                                  TierKind tier) { Unlink(entry, why, policy, tier); },
                   .vacated = [this](Entry& entry) { entries_.erase(ObjectId{entry.id}); }}) {}
 
-Pool::~Pool() = default;
+ObjectTable::~ObjectTable() = default;
 
-Pool::Result Pool::Find(TenantId tenant, const Query& query, std::vector<Reference>* others) {
+ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::vector<Reference>* others) {
   const Key& key = query.key;
   const TensorShard& shard = query.shard;
-  Entry* entry = table_.Find(tenant, key, shard);
+  Entry* entry = segments_.Find(tenant, key, shard);
   if (entry != nullptr && entry->ready && Expired(*entry)) {
     Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
     entry = nullptr;
   }
-  const std::vector<Entry*> bundle = shard.size == 1 ? std::vector<Entry*>() : table_.Bundle(tenant, key, shard.size);
+  const std::vector<Entry*> bundle =
+      shard.size == 1 ? std::vector<Entry*>() : segments_.Bundle(tenant, key, shard.size);
   if (entry == nullptr && bundle.empty()) {
     const Ghost* ghost = ghosts_.Find(tenant, key);
     return {.reason = ghost == nullptr ? MissReason::kNeverSeen : ghost->reason};
@@ -109,80 +111,81 @@ Pool::Result Pool::Find(TenantId tenant, const Query& query, std::vector<Referen
   return result;
 }
 
-void Pool::Found(Entry& entry, double flops) {
+void ObjectTable::Found(Entry& entry, double flops) {
   ++entry.uses;
-  reuse_.Used(entry.group.tenant, entry.reuse);
+  reuse_.Used(entry.pool.tenant, entry.reuse);
   if (flops > 0) entry.reuse.saves_a_byte = SavedAByte(entry.header, flops);  // after a restart nobody knew
   Use(entry);
   placement_.Touch(entry);
 }
 
-Pool::Reference Pool::Shard(const Reference& object, const TensorShard& shard) {
+ObjectTable::Reference ObjectTable::Shard(const Reference& object, const TensorShard& shard) {
   if (object->gone != MissReason::kNone) return {};
-  Entry* entry = table_.Find(object->group.tenant, object->header.key, shard);
+  Entry* entry = segments_.Find(object->pool.tenant, object->header.key, shard);
   if (entry == nullptr || !entry->ready) return {};
   return Reference(*this, *entry);
 }
 
-Pool::Room Pool::Reserve(const Group& group, const ObjectHeader& plan, Nanos recompute, double flops) {
-  if (Entry* entry = table_.Find(group.tenant, plan.key, plan.shard)) {
+ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute,
+                                       double flops) {
+  if (Entry* entry = segments_.Find(pool.tenant, plan.key, plan.shard)) {
     if (!entry->ready) return {ReserveOutcome::kBeingPublished, {}};
     placement_.Touch(*entry);
     entry->doomed = false;
     return {ReserveOutcome::kAlreadyPresent, {}};
   }
   // Of a bundle that another shard has begun, this one is wanted.
-  const bool begun = plan.shard.size > 1 && !table_.Bundle(group.tenant, plan.key, plan.shard.size).empty();
-  if (!begun && !bring_up_[group.tenant].PaysToKeep(plan.bytes, recompute)) {
-    ghosts_.Remember(group.tenant, plan.key,
+  const bool begun = plan.shard.size > 1 && !segments_.Bundle(pool.tenant, plan.key, plan.shard.size).empty();
+  if (!begun && !promotion_[pool.tenant].PaysToKeep(plan.bytes, recompute)) {
+    ghosts_.Remember(pool.tenant, plan.key,
                      {.reason = MissReason::kDeclined,
                       .policy = PolicyKind::kBreakEven,
                       .bytes = plan.bytes,
                       .gone_at = clock_.Now()});
     return {ReserveOutcome::kDeclined, {}};
   }
-  Entry& entry = Make(group, plan, flops);
+  Entry& entry = Make(pool, plan, flops);
   if (!placement_.Reserve(entry, plan.Extents())) {
     entries_.erase(ObjectId{entry.id});
-    ghosts_.Remember(group.tenant, plan.key,
+    ghosts_.Remember(pool.tenant, plan.key,
                      {.reason = MissReason::kBudgetRefused, .bytes = plan.bytes, .gone_at = clock_.Now()});
     return {ReserveOutcome::kNoSpace, {}};
   }
-  table_.Insert(entry);
+  segments_.Insert(entry);
   return {ReserveOutcome::kGranted, Reference(*this, entry)};
 }
 
-Entry& Pool::Make(const Group& group, ObjectHeader header, double flops) {
+Entry& ObjectTable::Make(const TenantPool& pool, ObjectHeader header, double flops) {
   const ObjectId id = next_id_++;
   auto entry = std::make_unique<Entry>();
   entry->id = id;
-  entry->group = group;
+  entry->pool = pool;
   entry->header = std::move(header);
   entry->reuse.kind = KindOf(*entry);
   entry->reuse.saves_a_byte = SavedAByte(entry->header, flops);
   return *entries_.emplace(id, std::move(entry)).first->second;
 }
 
-void Pool::Publish(const Reference& object, ObjectHeader header) {
+void ObjectTable::Publish(const Reference& object, ObjectHeader header) {
   Entry& entry = *object.entry_;
   entry.header = std::move(header);
   Appear(entry);
-  observer_.Published(entry.group.tenant, entry.header.kind, entry.header.bytes);
+  observer_.Published(entry.pool.tenant, entry.header.kind, entry.header.bytes);
   placement_.Written(entry);
   placement_.Pump();
 }
 
-void Pool::Appear(Entry& entry) {
+void ObjectTable::Appear(Entry& entry) {
   entry.ready = true;
   entry.published_at = clock_.Now();
-  const Ghost* const ghost = ghosts_.Find(entry.group.tenant, entry.header.key);
+  const Ghost* const ghost = ghosts_.Find(entry.pool.tenant, entry.header.key);
   const bool evicted = ghost != nullptr && ghost->reason == MissReason::kEvicted;
-  reuse_.Came(entry.group.tenant, entry.reuse, evicted ? &ghost->reuse : nullptr);
-  ghosts_.Forget(entry.group.tenant, entry.header.key);
+  reuse_.Came(entry.pool.tenant, entry.reuse, evicted ? &ghost->reuse : nullptr);
+  ghosts_.Forget(entry.pool.tenant, entry.header.key);
   Use(entry);
   // What goes takes its bundle along: a pin of one shard is one of those that come later, too.
   if (entry.header.shard.size > 1) {
-    for (const Entry* other : table_.Bundle(entry.group.tenant, entry.header.key, entry.header.shard.size)) {
+    for (const Entry* other : segments_.Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size)) {
       if (other->pinned) Pin(entry, other->pinned_until);
     }
   }
@@ -190,21 +193,21 @@ void Pool::Appear(Entry& entry) {
   object_bytes_ += entry.header.bytes;
 }
 
-void Pool::Adopt(const Group& group, ObjectHeader header, Slot slot) {
+void ObjectTable::Adopt(const TenantPool& pool, ObjectHeader header, Slot slot) {
   // The disk was opened late, and the same was published meanwhile.
-  if (table_.Find(group.tenant, header.key, header.shard) != nullptr) {
-    return placement_.Forgo(group, header.key, std::move(slot));
+  if (segments_.Find(pool.tenant, header.key, header.shard) != nullptr) {
+    return placement_.Forgo(pool, header.key, std::move(slot));
   }
-  Entry& entry = Make(group, std::move(header), 0);
-  table_.Insert(entry);
+  Entry& entry = Make(pool, std::move(header), 0);
+  segments_.Insert(entry);
   Appear(entry);
   placement_.Adopt(entry, std::move(slot));
 }
 
-void Pool::Use(Entry& entry) {
+void ObjectTable::Use(Entry& entry) {
   entry.last_used_at = clock_.Now();
-  if (!ttls_.contains(entry.group.tenant)) return;
-  std::list<ObjectId>& order = by_use_[entry.group.tenant];
+  if (!ttls_.contains(entry.pool.tenant)) return;
+  std::list<ObjectId>& order = by_use_[entry.pool.tenant];
   if (entry.by_use) {
     order.splice(order.end(), order, *entry.by_use);
   } else {
@@ -212,22 +215,22 @@ void Pool::Use(Entry& entry) {
   }
 }
 
-bool Pool::Expired(const Entry& entry) const {
-  const auto ttl = ttls_.find(entry.group.tenant);
+bool ObjectTable::Expired(const Entry& entry) const {
+  const auto ttl = ttls_.find(entry.pool.tenant);
   return ttl != ttls_.end() && ttl->second > 0 && entry.references == 0 && !entry.pinned &&
          clock_.Now() - entry.last_used_at >= ttl->second;
 }
 
-void Pool::WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call) {
+void ObjectTable::WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call) {
   const uint64_t extents = (bytes + limits::kExtentBytes - 1) / limits::kExtentBytes;
   placement_.WhenLoaded(*object.entry_, extents, std::move(call));
 }
 
-void Pool::Drop(const Reference& object, MissReason why, PolicyKind policy) {
+void ObjectTable::Drop(const Reference& object, MissReason why, PolicyKind policy) {
   if (object->gone == MissReason::kNone) Unlink(*object.entry_, why, policy, placement_.Nearest(*object));
 }
 
-std::vector<TierKind> Pool::Where(const Entry* entry) const {
+std::vector<TierKind> ObjectTable::Where(const Entry* entry) const {
   std::vector<TierKind> tiers;
   for (size_t i = 0; entry != nullptr && entry->ready && i < placement_.levels(); ++i) {
     if (entry->copies[i].whole()) tiers.push_back(placement_.kind(i));
@@ -235,9 +238,9 @@ std::vector<TierKind> Pool::Where(const Entry* entry) const {
   return tiers;
 }
 
-bool Pool::Pin(TenantId tenant, const Key& key, Nanos until) {
+bool ObjectTable::Pin(TenantId tenant, const Key& key, Nanos until) {
   bool any = false;
-  for (Entry* entry : table_.All(tenant, key)) {
+  for (Entry* entry : segments_.All(tenant, key)) {
     if (!entry->ready) continue;
     any = true;
     Pin(*entry, until);
@@ -245,7 +248,7 @@ bool Pool::Pin(TenantId tenant, const Key& key, Nanos until) {
   return any;
 }
 
-void Pool::Pin(Entry& entry, Nanos until) {
+void ObjectTable::Pin(Entry& entry, Nanos until) {
   Unpin(entry);
   entry.pinned = true;
   entry.pinned_until = until;
@@ -253,25 +256,25 @@ void Pool::Pin(Entry& entry, Nanos until) {
   placement_.Changed(entry);
 }
 
-bool Pool::Unpin(TenantId tenant, const Key& key) {
+bool ObjectTable::Unpin(TenantId tenant, const Key& key) {
   bool any = false;
-  for (Entry* entry : table_.All(tenant, key)) {
+  for (Entry* entry : segments_.All(tenant, key)) {
     any |= entry->pinned;
     Unpin(*entry);
   }
   return any;
 }
 
-void Pool::Unpin(Entry& entry) {
+void ObjectTable::Unpin(Entry& entry) {
   if (!entry.pinned) return;
   entry.pinned = false;
   pins_.erase({entry.pinned_until, entry.id});
   placement_.Changed(entry);
 }
 
-bool Pool::Evict(TenantId tenant, const Key& key) {
+bool ObjectTable::Evict(TenantId tenant, const Key& key) {
   std::vector<ObjectId> ids;
-  for (const Entry* entry : table_.All(tenant, key)) {
+  for (const Entry* entry : segments_.All(tenant, key)) {
     if (entry->ready) ids.push_back(entry->id);
   }
   for (const ObjectId id : ids) {
@@ -283,15 +286,15 @@ bool Pool::Evict(TenantId tenant, const Key& key) {
 }
 
 // With its bundle, so only when nobody uses any of it.
-bool Pool::GoesNow(const Entry& entry) const {
+bool ObjectTable::GoesNow(const Entry& entry) const {
   const auto unused = [](const Entry* other) { return other->references == 0 && !other->pinned; };
   if (entry.header.shard.size == 1) return unused(&entry);
-  return std::ranges::all_of(table_.Bundle(entry.group.tenant, entry.header.key, entry.header.shard.size), unused);
+  return std::ranges::all_of(segments_.Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size), unused);
 }
 
-void Pool::GiveUp(TenantId tenant, const Key& key) {
+void ObjectTable::GiveUp(TenantId tenant, const Key& key) {
   std::vector<ObjectId> ids;
-  for (Entry* entry : table_.All(tenant, key)) {
+  for (Entry* entry : segments_.All(tenant, key)) {
     if (!entry->ready) continue;
     entry->doomed = true;
     ids.push_back(entry->id);
@@ -303,7 +306,7 @@ void Pool::GiveUp(TenantId tenant, const Key& key) {
   }
 }
 
-bool Pool::Tick(Slice& slice) {
+bool ObjectTable::Tick(Slice& slice) {
   const Nanos now = clock_.Now();
   while (!pins_.empty() && pins_.begin()->first <= now) {
     if (!slice.Take()) return false;
@@ -321,7 +324,7 @@ bool Pool::Tick(Slice& slice) {
 }
 
 // What goes first is last. Of each tenant so many at a time: the next tick finds the others.
-void Pool::FindExpired(Nanos now) {
+void ObjectTable::FindExpired(Nanos now) {
   constexpr size_t kMostAtOnce = 4096;
   for (const auto& [tenant, order] : by_use_) {
     const Nanos ttl = ttls_.at(tenant);
@@ -337,7 +340,7 @@ void Pool::FindExpired(Nanos now) {
   std::ranges::reverse(expiring_);
 }
 
-void Pool::Flush() {
+void ObjectTable::Flush() {
   std::vector<const Entry*> alone;
   for (const auto& [id, entry] : entries_) {
     if (entry->unsaved) alone.push_back(entry.get());
@@ -351,16 +354,16 @@ void Pool::Flush() {
   placement_.Flush(order);
 }
 
-Entry* Pool::Living(ObjectId id) {
+Entry* ObjectTable::Living(ObjectId id) {
   const auto found = entries_.find(id);
   return found == entries_.end() || found->second->gone != MissReason::kNone ? nullptr : found->second.get();
 }
 
-void Pool::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
+void ObjectTable::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
   // All are gone before anybody hears of one of them, and with that may end others.
   std::vector<ObjectId> bundle = {entry.id};
   if (entry.header.shard.size > 1 && entry.ready) {
-    for (Entry* other : table_.Bundle(entry.group.tenant, entry.header.key, entry.header.shard.size)) {
+    for (Entry* other : segments_.Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size)) {
       if (other == &entry || !other->ready) continue;
       bundle.push_back(other->id);
       Forget(*other, why, policy, tier);
@@ -372,11 +375,11 @@ void Pool::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier
   }
 }
 
-void Pool::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
-  table_.Remove(entry);
+void ObjectTable::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
+  segments_.Remove(entry);
   entry.gone = why;
   if (entry.pinned) pins_.erase({entry.pinned_until, entry.id});
-  if (entry.by_use) by_use_.at(entry.group.tenant).erase(*std::exchange(entry.by_use, std::nullopt));
+  if (entry.by_use) by_use_.at(entry.pool.tenant).erase(*std::exchange(entry.by_use, std::nullopt));
   Ghost ghost{
       .reason = why, .policy = policy, .uses = entry.uses, .bytes = entry.header.bytes, .gone_at = clock_.Now()};
   if (entry.ready) {
@@ -386,13 +389,13 @@ void Pool::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier
     ghost.lived = ghost.gone_at - entry.published_at;
     ghost.idle = ghost.gone_at - entry.last_used_at;
     ghost.reuse = entry.reuse;
-    if (why == MissReason::kEvicted) reuse_.GivenUp(entry.group.tenant, entry.reuse);
+    if (why == MissReason::kEvicted) reuse_.GivenUp(entry.pool.tenant, entry.reuse);
   }
-  ghosts_.Remember(entry.group.tenant, entry.header.key, ghost);
-  observer_.Evicted(entry.group.tenant, entry.header.kind, ghost);
+  ghosts_.Remember(entry.pool.tenant, entry.header.key, ghost);
+  observer_.Evicted(entry.pool.tenant, entry.header.kind, ghost);
 }
 
-void Pool::Unreference(Entry& entry) {
+void ObjectTable::Unreference(Entry& entry) {
   if (--entry.references > 0 || closed_) return;
   if (!entry.ready && entry.gone == MissReason::kNone) {
     return Unlink(entry, MissReason::kAbandoned, PolicyKind::kNone, TierKind::kNone);

@@ -26,7 +26,7 @@
 
 namespace ashlar::storage {
 
-struct PoolOptions {
+struct ObjectTableOptions {
   size_t ghosts_per_tenant = GhostTable::kDefaultGhosts;
   AdmissionMode admission = AdmissionMode::kSecondUse;  // of the disk
   size_t admission_keys = 1 << 20;                      // whose uses are counted
@@ -35,12 +35,13 @@ struct PoolOptions {
 
 // Keeps two promises: an object that is referenced stays where it is, and one that is neither referenced nor pinned
 // never blocks an allocation, but for the moment that a copy of it is on its way between tiers.
-class Pool {
+class ObjectTable {
  public:
-  Pool(PoolOptions options, const Tiers& tiers, Executor& copying, const Clock& clock, Observer& observer);
-  ~Pool();
+  ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executor& copying, const Clock& clock,
+              Observer& observer);
+  ~ObjectTable();
 
-  // One use of an object: while it lives, the header and the copy at the top stay. Must not outlive the pool.
+  // One use of an object: while it lives, the header and the copy at the top stay. Must not outlive the table.
   class Reference {
    public:
     Reference() = default;
@@ -54,9 +55,9 @@ class Pool {
     const Entry& operator*() const { return *entry_; }
 
    private:
-    friend class Pool;
-    Reference(Pool& pool, Entry& entry);
-    Pool* pool_ = nullptr;
+    friend class ObjectTable;
+    Reference(ObjectTable& table, Entry& entry);
+    ObjectTable* table_ = nullptr;
     Entry* entry_ = nullptr;
   };
 
@@ -66,7 +67,7 @@ class Pool {
     Reference object;
   };
   // Finds a published object and counts as its use. What only lower tiers have is on its way up from then on
-  // (WhenLoaded). What would take longer to come up and land than to compute is a miss, kTooDear.
+  // (WhenLoaded). What would take longer to come up and land than to compute is a miss, kSlowerThanRecompute.
   // One of several shards is found when all of them are there; references to the others are added to `others`.
   // Of what comes up, that is first which is needed first.
   Result Find(TenantId tenant, const Query& query, std::vector<Reference>* others = nullptr);
@@ -77,13 +78,13 @@ class Pool {
     ReserveOutcome outcome = ReserveOutcome::kNoSpace;
     Reference object;  // set when granted
   };
-  // A request comes: in requests the pool counts how long things are not used.
+  // A request comes: in requests the table counts how long things are not used.
   void Requested(TenantId tenant) { reuse_.Tick(tenant); }
 
   // Makes room at the top for an object that is not there yet, in place of idle ones (storage/objects/level.h). The
   // object is the caller's alone until Publish; if its last reference goes before, it is abandoned. What would take
   // longer to land than `recompute` (0: not known) is declined. `flops`: what having it saves, likewise.
-  Room Reserve(const Group& group, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0);
+  Room Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0);
   // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
   // not need are given back. From here on the object is found.
   void Publish(const Reference& object, ObjectHeader header);
@@ -95,10 +96,10 @@ class Pool {
   void WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call);
 
   // So many bytes have landed; `took` without what the landing waited for bytes on their way up.
-  void Landed(TenantId tenant, uint64_t bytes, Nanos took) { bring_up_[tenant].Landed(bytes, took); }
+  void Landed(TenantId tenant, uint64_t bytes, Nanos took) { promotion_[tenant].Landed(bytes, took); }
 
   // An object that a restart found on the disk.
-  void Adopt(const Group& group, ObjectHeader header, Slot slot);
+  void Adopt(const TenantPool& pool, ObjectHeader header, Slot slot);
 
   // The next three act on all that is there of a key; false: nothing is.
   //
@@ -124,9 +125,9 @@ class Pool {
   const Ghost* FindGhost(TenantId tenant, const Key& key) const { return ghosts_.Find(tenant, key); }
   // These two count as no use.
   const Entry* Peek(TenantId tenant, const Key& key, const TensorShard& shard) const {
-    return table_.Find(tenant, key, shard);
+    return segments_.Find(tenant, key, shard);
   }
-  std::vector<Entry*> PeekAll(TenantId tenant, const Key& key) const { return table_.All(tenant, key); }
+  std::vector<Entry*> PeekAll(TenantId tenant, const Key& key) const { return segments_.All(tenant, key); }
   // The tiers that have a whole copy of it, top to bottom; none of null.
   std::vector<TierKind> Where(const Entry* entry) const;
   Placement& placement() { return placement_; }
@@ -148,14 +149,14 @@ class Pool {
   void Unpin(Entry& entry);
   void Unreference(Entry& entry);
   bool GoesNow(const Entry& entry) const;  // if it is doomed
-  Entry& Make(const Group& group, ObjectHeader header, double flops);
+  Entry& Make(const TenantPool& pool, ObjectHeader header, double flops);
 
   const Clock& clock_;
   Observer& observer_;
   AdmissionPolicy admission_;
-  BringUpCosts bring_up_;
-  ReuseBook reuse_;
-  SegmentTable table_;
+  PromotionCosts promotion_;
+  ReuseModels reuse_;
+  SegmentTable segments_;
   GhostTable ghosts_;
   ObjectId next_id_ = 1;
   absl::flat_hash_map<ObjectId, std::unique_ptr<Entry>> entries_;  // in the table, or gone and still in use

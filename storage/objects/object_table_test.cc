@@ -21,7 +21,7 @@ class PoolTest : public ::testing::Test {
  protected:
   PoolTest()
       : tier_(TestTier({{1, 8}, {2, 8}})),
-        pool_({.ghosts_per_tenant = 16}, {.memory = {tier_.get()}}, executor_, clock_, observer_) {}
+        table_({.ghosts_per_tenant = 16}, {.memory = {tier_.get()}}, executor_, clock_, observer_) {}
 
   // A plan of `extents` extents; only its size and key matter here.
   static ObjectHeader Plan(uint8_t key, uint64_t extents) {
@@ -31,17 +31,17 @@ class PoolTest : public ::testing::Test {
   }
 
   ReserveOutcome Publish(uint8_t key, uint64_t extents, TenantId tenant = 1) {
-    const Pool::Room room = pool_.Reserve({tenant}, Plan(key, extents));
-    if (room.object) pool_.Publish(room.object, room.object->header);
+    const ObjectTable::Room room = table_.Reserve({tenant}, Plan(key, extents));
+    if (room.object) table_.Publish(room.object, room.object->header);
     return room.outcome;
   }
-  MissReason Find(uint8_t key, TenantId tenant = 1) { return pool_.Find(tenant, {.key = Plan(key, 1).key}).reason; }
+  MissReason Find(uint8_t key, TenantId tenant = 1) { return table_.Find(tenant, {.key = Plan(key, 1).key}).reason; }
 
   ManualClock clock_;
   CountingObserver observer_;
   ManualExecutor executor_;
   std::unique_ptr<MemoryTier> tier_;
-  Pool pool_;
+  ObjectTable table_;
 };
 
 TEST_F(PoolTest, EvictsTheLeastRecentlyUsed) {
@@ -62,15 +62,15 @@ TEST(PoolEvictionTest, WhatIsAskedForAgainStaysWhileOthersPassThrough) {
     ManualClock clock;
     CountingObserver observer;
     ManualExecutor executor;
-    Pool pool({.eviction = mode}, {.memory = {tier.get()}}, executor, clock, observer);
-    const auto ask = [&pool](uint32_t text) {
+    ObjectTable table({.eviction = mode}, {.memory = {tier.get()}}, executor, clock, observer);
+    const auto ask = [&table](uint32_t text) {
       ObjectHeader plan{.kind = ObjectKind::kSegment, .tokens = 64, .bytes = limits::kExtentBytes};
       for (size_t i = 0; i < 4; ++i) plan.key.bytes[i] = static_cast<uint8_t>(text >> 8 * i);
-      pool.Requested(1);
-      if (pool.Find(1, {.key = plan.key}).reason == MissReason::kNone) return true;
-      const Pool::Room room = pool.Reserve({1}, plan);
+      table.Requested(1);
+      if (table.Find(1, {.key = plan.key}).reason == MissReason::kNone) return true;
+      const ObjectTable::Room room = table.Reserve({1}, plan);
       EXPECT_EQ(room.outcome, ReserveOutcome::kGranted);
-      if (room.object) pool.Publish(room.object, room.object->header);
+      if (room.object) table.Publish(room.object, room.object->header);
       return false;
     };
     int found = 0;
@@ -87,8 +87,8 @@ TEST(PoolEvictionTest, WhatIsAskedForAgainStaysWhileOthersPassThrough) {
 
 TEST_F(PoolTest, AReferenceKeepsAnObjectHoweverOldItIs) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
-  Pool::Result used = pool_.Find(1, {.key = Plan(1, 4).key});
-  Pool::Reference second = used.object.Share();
+  ObjectTable::Result used = table_.Find(1, {.key = Plan(1, 4).key});
+  ObjectTable::Reference second = used.object.Share();
   ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
   ASSERT_EQ(Publish(3, 4), ReserveOutcome::kGranted);
   EXPECT_EQ(Find(2), MissReason::kEvicted);
@@ -103,7 +103,7 @@ TEST_F(PoolTest, EvictsNothingInVain) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
   ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
   EXPECT_EQ(Publish(3, 9), ReserveOutcome::kNoSpace) << "larger than the whole budget";
-  const Pool::Result used = pool_.Find(1, {.key = Plan(1, 4).key});
+  const ObjectTable::Result used = table_.Find(1, {.key = Plan(1, 4).key});
   EXPECT_EQ(Publish(3, 5), ReserveOutcome::kNoSpace) << "what is idle would not be enough";
   EXPECT_THAT(observer_.evicted, IsEmpty());
   EXPECT_EQ(Find(2), MissReason::kNone);
@@ -119,7 +119,7 @@ TEST_F(PoolTest, TakesNothingFromOtherTenants) {
 
 TEST_F(PoolTest, HidesWhatIsNotPublishedAndForgetsWhatNeverIs) {
   {
-    const Pool::Room room = pool_.Reserve({1}, Plan(1, 4));
+    const ObjectTable::Room room = table_.Reserve({1}, Plan(1, 4));
     EXPECT_EQ(Find(1), MissReason::kBeingPublished);
     EXPECT_EQ(Publish(1, 4), ReserveOutcome::kBeingPublished);
     EXPECT_EQ(Publish(2, 5), ReserveOutcome::kNoSpace) << "a reservation is not evicted";
@@ -132,11 +132,11 @@ TEST_F(PoolTest, HidesWhatIsNotPublishedAndForgetsWhatNeverIs) {
 
 TEST_F(PoolTest, ADroppedObjectsBytesStayUntilTheLastReferenceGoes) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
-  Pool::Result used = pool_.Find(1, {.key = Plan(1, 4).key});
-  pool_.Drop(used.object, MissReason::kChecksumFailed);
-  pool_.Drop(used.object, MissReason::kChecksumFailed);
+  ObjectTable::Result used = table_.Find(1, {.key = Plan(1, 4).key});
+  table_.Drop(used.object, MissReason::kChecksumFailed);
+  table_.Drop(used.object, MissReason::kChecksumFailed);
   EXPECT_EQ(Find(1), MissReason::kChecksumFailed);
-  EXPECT_EQ(pool_.objects(), 0u);
+  EXPECT_EQ(table_.objects(), 0u);
   EXPECT_EQ(tier_->Usage(1).used_bytes, 4 * limits::kExtentBytes);
   EXPECT_EQ(Publish(1, 4), ReserveOutcome::kGranted) << "a good copy may come while the bad one is still referenced";
   used = {};
@@ -151,7 +151,7 @@ TEST_F(PoolTest, TellsWhatIsKnownOfWhatIsGone) {
   for (int use = 0; use < 3; ++use) EXPECT_EQ(Find(1), MissReason::kNone);
   clock_.Advance(20);
   const Nanos evicted_at = clock_.Now();
-  { const Pool::Room never_published = pool_.Reserve({1}, Plan(2, 8)); }
+  { const ObjectTable::Room never_published = table_.Reserve({1}, Plan(2, 8)); }
   ASSERT_EQ(observer_.ghosts.size(), 2u);
 
   const Ghost& evicted = observer_.ghosts[0];
@@ -199,12 +199,12 @@ TEST(PoolOnAFullMachine, MakesDoWithTheMemoryThereIs) {
   CountingObserver observer;
   ManualExecutor executor;
   const ManualClock clock;
-  Pool pool({}, {.memory = {&tier}}, executor, clock, observer);
+  ObjectTable table({}, {.memory = {&tier}}, executor, clock, observer);
   const auto publish = [&](uint8_t key, uint64_t extents) {
     ObjectHeader plan{.bytes = extents * limits::kExtentBytes};
     plan.key.bytes.fill(key);
-    const Pool::Room room = pool.Reserve({1}, plan);
-    if (room.object) pool.Publish(room.object, plan);
+    const ObjectTable::Room room = table.Reserve({1}, plan);
+    if (room.object) table.Publish(room.object, plan);
     return room.outcome;
   };
   ASSERT_EQ(publish(1, 3), ReserveOutcome::kGranted);

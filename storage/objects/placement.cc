@@ -23,13 +23,13 @@ bool Used(const Entry& entry, size_t level) {
 
 }  // namespace
 
-Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCosts& bring_up,
-                     const ReuseBook* prices, const Clock& clock, Observer& observer, Events events)
+Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, PromotionCosts& promotion,
+                     const ReuseModels* prices, const Clock& clock, Observer& observer, Events events)
     : disk_(tiers.ssd),
       disk_level_(tiers.ssd == nullptr ? SIZE_MAX : tiers.memory.size()),
-      filler_(copying, tiers.ssd),
+      copier_(copying, tiers.ssd),
       admission_(admission),
-      bring_up_(bring_up),
+      promotion_(promotion),
       clock_(clock),
       observer_(observer),
       events_(std::move(events)) {
@@ -56,10 +56,10 @@ bool Placement::Reserve(Entry& entry, uint64_t extents) {
 void Placement::Written(Entry& entry) {
   const uint64_t extents = entry.header.Extents();
   if (Slot spare = entry.top().slot.CutBehind(extents); !spare.runs.empty()) {
-    levels_[0]->Free(entry.group, std::move(spare));
+    levels_[0]->Free(entry.pool, std::move(spare));
   }
   entry.top().loaded = extents;
-  if (disk_ != nullptr) admission_.Seen(entry.group.tenant, entry.header.key);  // nothing else asks
+  if (disk_ != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);  // nothing else asks
   BecameWhole(entry, 0);
 }
 
@@ -69,7 +69,7 @@ void Placement::Adopt(Entry& entry, Slot slot) {
   copy.slot = std::move(slot);
   copy.state = State::kWhole;
   copy.loaded = extents;
-  levels_[disk_level_]->Adopt(entry.group, extents);
+  levels_[disk_level_]->Adopt(entry.pool, extents);
   Refresh(entry);
 }
 
@@ -92,13 +92,14 @@ MissReason Placement::Promote(Entry& entry, Nanos recompute, Nanos needed_at) {
   // Its last way up was given up, and something of that is still being written: it comes up again behind that.
   const bool drains = entry.top().state == State::kDraining, awaited = drains && entry.references > 1;
   if (entry.top().whole() || entry.top().state == State::kFilling || awaited) {
-    if (!bring_up_[entry.group.tenant].Pays(kind(0), entry.header.bytes, recompute)) return MissReason::kTooDear;
+    if (!promotion_[entry.pool.tenant].Pays(kind(0), entry.header.bytes, recompute))
+      return MissReason::kSlowerThanRecompute;
     Hasten(entry, needed_at);
     return MissReason::kNone;
   }
   const size_t from = NearestSource(entry);
-  if (!bring_up_[entry.group.tenant].Pays(kind(from), entry.header.bytes, recompute, needed_at - now)) {
-    return MissReason::kTooDear;
+  if (!promotion_[entry.pool.tenant].Pays(kind(from), entry.header.bytes, recompute, needed_at - now)) {
+    return MissReason::kSlowerThanRecompute;
   }
   entry.asked_at = now;
   entry.asked_of = from;
@@ -139,7 +140,7 @@ bool Placement::BringUp(Entry& entry, size_t from) {
   path.push_back(0);
   for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], entry.needed_at);
   Hasten(entry, entry.needed_at);  // a copy in between that was on its way
-  filler_.Pump();
+  copier_.Pump();
   return true;
 }
 
@@ -154,7 +155,7 @@ void Placement::Hasten(Entry& entry, Nanos needed_at) {
   for (size_t i = 0; i < levels(); ++i) {
     Copy& copy = entry.copies[i];
     if (copy.state == State::kFilling && copy.fill != nullptr && copy.source > i) {
-      filler_.Hasten(copy.fill, needed_at);
+      copier_.Hasten(copy.fill, needed_at);
     }
   }
 }
@@ -178,7 +179,7 @@ void Placement::Touched(Entry& entry) {
 
 void Placement::Touch(Entry& entry) {
   Touched(entry);
-  if (disk_ != nullptr) admission_.Seen(entry.group.tenant, entry.header.key);
+  if (disk_ != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);
   QueueBehind(entry);
 }
 
@@ -223,7 +224,7 @@ void Placement::Refresh(Entry& entry) {
     Copy& copy = entry.copies[i];
     const bool ranked = here && copy.whole();
     if (ranked && !copy.rank.tracked()) levels_[i]->Track(entry, copy.rank);
-    levels_[i]->SetIdle(entry.group, copy.rank, ranked && !last && !Used(entry, i));
+    levels_[i]->SetIdle(entry.pool, copy.rank, ranked && !last && !Used(entry, i));
     if (!ranked && copy.rank.tracked()) levels_[i]->Forget(copy.rank);
   }
   const bool unsaved = here && (disk_ == nullptr || !entry.copies[disk_level_].whole());
@@ -236,13 +237,13 @@ void Placement::Refresh(Entry& entry) {
 bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
   // What goes takes its bundle along: others of the victims, perhaps the entry.
   ++entry.holds;
-  std::optional<Slot> slot = levels_[level]->MakeRoom(entry.group, extents, [this, level](ObjectId id) {
+  std::optional<Slot> slot = levels_[level]->MakeRoom(entry.pool, extents, [this, level](ObjectId id) {
     Entry* victim = events_.find(id);
     if (victim != nullptr && victim->copies[level].rank.idle) GiveUp(*victim, level);
   });
   --entry.holds;
   if (entry.gone != MissReason::kNone) {
-    if (slot) levels_[level]->Free(entry.group, *std::move(slot));
+    if (slot) levels_[level]->Free(entry.pool, *std::move(slot));
     Vacate(entry);
     return false;
   }
@@ -271,12 +272,12 @@ void Placement::Remove(Entry& entry, size_t level) {
   copy.loaded = 0;
   Refresh(entry);
   Slot slot = std::exchange(copy.slot, {});
-  if (!committed) return levels_[level]->Free(entry.group, std::move(slot));
-  levels_[level]->Freed(entry.group, slot.Extents());
-  disk_->Erase(entry.group.tenant, entry.header.key, std::move(slot), [this] { Pump(); });
+  if (!committed) return levels_[level]->Free(entry.pool, std::move(slot));
+  levels_[level]->Freed(entry.pool, slot.Extents());
+  disk_->Erase(entry.pool.tenant, entry.header.key, std::move(slot), [this] { Pump(); });
 }
 
-Filler::End Placement::EndOf(const Entry& entry, size_t level) const {
+TierCopier::End Placement::EndOf(const Entry& entry, size_t level) const {
   return {.memory = IsDisk(level) ? nullptr : &levels_[level]->tier(), .slot = &entry.copies[level].slot};
 }
 
@@ -284,11 +285,11 @@ void Placement::StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at)
   Copy& copy = entry.copies[to];
   copy.source = static_cast<uint8_t>(from);
   ++fills_;
-  if (needed_at == Filler::kWhenIdle) ++behind_[entry.group.tenant].fills;
+  if (needed_at == TierCopier::kWhenIdle) ++behind_[entry.pool.tenant].fills;
   // A disk that reads what is given up meanwhile does no harm; another copy in memory would.
   if (!IsDisk(to)) ++entry.copies[from].readers;
   copy.fill =
-      filler_.Start(EndOf(entry, from), EndOf(entry, to), entry.header.Extents(), entry.copies[from].loaded, needed_at,
+      copier_.Start(EndOf(entry, from), EndOf(entry, to), entry.header.Extents(), entry.copies[from].loaded, needed_at,
                     {.progress = [this, &entry, to](uint64_t loaded) { FillProgress(entry, to, loaded); },
                      .done =
                          [this, &entry, to](const absl::Status& status) {
@@ -310,7 +311,7 @@ void Placement::CancelFill(Entry& entry, size_t level) {
   if (entry.copies[level].fill == nullptr) return Break(entry, level);  // there is room for it, and no more yet
   entry.copies[level].state = State::kDraining;
   entry.copies[level].loaded = 0;
-  if (filler_.Cancel(*entry.copies[level].fill)) FillDone(entry, level, absl::CancelledError("fill: cancelled"));
+  if (copier_.Cancel(*entry.copies[level].fill)) FillDone(entry, level, absl::CancelledError("fill: cancelled"));
 }
 
 void Placement::FillProgress(Entry& entry, size_t level, uint64_t loaded) {
@@ -319,7 +320,7 @@ void Placement::FillProgress(Entry& entry, size_t level, uint64_t loaded) {
   copy.loaded = loaded;
   if (level == 0) return CallWaiters(entry);
   for (size_t i = 0; i < level; ++i) {
-    if (FilledFrom(entry, i, level)) filler_.Offer(*entry.copies[i].fill, loaded);
+    if (FilledFrom(entry, i, level)) copier_.Offer(*entry.copies[i].fill, loaded);
   }
 }
 
@@ -327,7 +328,7 @@ void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status)
   Copy& copy = entry.copies[level];
   copy.fill.reset();
   --fills_;
-  if (copy.source < level) --behind_[entry.group.tenant].fills;
+  if (copy.source < level) --behind_[entry.pool.tenant].fills;
   if (!IsDisk(level)) DoneReading(entry, copy.source);
   if (copy.state == State::kDraining && level == 0 && entry.references > 0 && entry.gone == MissReason::kNone) {
     copy.state = State::kFilling;  // it was asked for again meanwhile
@@ -338,8 +339,8 @@ void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status)
     copy.state = State::kCommitting;
     copy.loaded = entry.header.Extents();
     ++fills_;
-    ++behind_[entry.group.tenant].fills;
-    disk_->Commit(entry.group.tenant, entry.group.pool, entry.header, copy.slot,
+    ++behind_[entry.pool.tenant].fills;
+    disk_->Commit(entry.pool.tenant, entry.pool.kind, entry.header, copy.slot,
                   [this, &entry, level](const absl::Status& committed) { Committed(entry, level, committed); });
   } else {
     BecameWhole(entry, level);
@@ -363,7 +364,7 @@ void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& statu
   const size_t source = entry.copies[level].source;
   Break(entry, level);
   if (wanted) {
-    observer_.TierError(entry.group.tenant, IsDisk(level) ? kind(level) : kind(source), status);
+    observer_.TierError(entry.pool.tenant, IsDisk(level) ? kind(level) : kind(source), status);
     // What cannot be read is no copy; what it was on its way to ends with it.
     if (source > level) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(source));
   }
@@ -374,13 +375,13 @@ void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& statu
 
 void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {
   --fills_;
-  --behind_[entry.group.tenant].fills;
+  --behind_[entry.pool.tenant].fills;
   Copy& copy = entry.copies[level];
   if (status.ok()) {
     copy.loaded = entry.header.Extents();
     BecameWhole(entry, level);
   } else {
-    observer_.TierError(entry.group.tenant, kind(level), status);
+    observer_.TierError(entry.pool.tenant, kind(level), status);
     Break(entry, level);
     const bool elsewhere = std::ranges::any_of(entry.copies, &Copy::whole);
     if (entry.gone != MissReason::kNone) {
@@ -400,7 +401,7 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
   if (promoted && level == 0) CameUp(entry);
-  if (level > 0 || promoted) observer_.Copied(entry.group.tenant, kind(copy.source), kind(level), entry.header.bytes);
+  if (level > 0 || promoted) observer_.Copied(entry.pool.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);
   if (level == 0) CallWaiters(entry);
 }
@@ -409,9 +410,9 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
 void Placement::CameUp(const Entry& entry) {
   const Nanos now = clock_.Now();
   if (entry.needed_at > entry.asked_at) {
-    observer_.Prefetched(entry.group.tenant, now <= entry.needed_at);
+    observer_.Prefetched(entry.pool.tenant, now <= entry.needed_at);
   } else {
-    bring_up_[entry.group.tenant].CameUp(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
+    promotion_[entry.pool.tenant].CameUp(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
   }
 }
 
@@ -427,7 +428,7 @@ void Placement::Tick() {
 
 void Placement::Pump() {
   for (auto& [tenant, behind] : behind_) PumpBehind(behind);
-  filler_.Pump();
+  copier_.Pump();
 }
 
 }  // namespace ashlar::storage

@@ -35,13 +35,13 @@ class Placement {
     std::function<void(Entry&)> vacated;
   };
 
-  // All must outlive the placement. `copying` copies between memory tiers; what copies cost is told to `bring_up`.
+  // All must outlive the placement. `copying` copies between memory tiers; what copies cost is told to `promotion`.
   // `prices`: what goes first is cheapest by it; null: least recently used.
-  Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, BringUpCosts& bring_up,
-            const ReuseBook* prices, const Clock& clock, Observer& observer, Events events);
+  Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, PromotionCosts& promotion,
+            const ReuseModels* prices, const Clock& clock, Observer& observer, Events events);
   ~Placement();
 
-  void SetFloor(size_t level, const Group& group, uint64_t bytes) { levels_[level]->SetFloor(group, bytes); }
+  void SetFloor(size_t level, const TenantPool& pool, uint64_t bytes) { levels_[level]->SetFloor(pool, bytes); }
 
   // Room at the top for an object that is to be written; false: none.
   bool Reserve(Entry& entry, uint64_t extents);
@@ -50,12 +50,12 @@ class Placement {
   // An object that was there before, on the disk.
   void Adopt(Entry& entry, Slot slot);
   // Such an object that is not wanted.
-  void Forgo(const Group& group, const Key& key, Slot slot) { disk_->Erase(group.tenant, key, std::move(slot)); }
+  void Forgo(const TenantPool& pool, const Key& key, Slot slot) { disk_->Erase(pool.tenant, key, std::move(slot)); }
 
   // Sees to it that the object's copy at the top is whole, or becomes so: it is being filled from the next one below.
-  // Otherwise says why it cannot be: kTooDear (to bring it up and land it takes longer than `recompute`, where that is
-  // not 0) or kBudgetRefused (what is there may not go). Needs a reference to an object that is ready and not gone.
-  // What is needed sooner comes up first; a `needed_at` that is past is now.
+  // Otherwise says why it cannot be: kSlowerThanRecompute (to bring it up and land it takes longer than `recompute`,
+  // where that is not 0) or kBudgetRefused (what is there may not go). Needs a reference to an object that is ready and
+  // not gone. What is needed sooner comes up first; a `needed_at` that is past is now.
   MissReason Promote(Entry& entry, Nanos recompute, Nanos needed_at);
   // Calls `call` once the first `extents` at the top are whole, or never will be (the object is gone): now, if it is
   // so.
@@ -93,7 +93,7 @@ class Placement {
 
  private:
   bool IsDisk(size_t level) const { return level == disk_level_; }
-  Filler::End EndOf(const Entry& entry, size_t level) const;
+  TierCopier::End EndOf(const Entry& entry, size_t level) const;
   // False: there is none, or the entry went for it; then it may be vacated.
   bool MakeRoom(Entry& entry, size_t level, uint64_t extents);
   void GiveUp(Entry& entry, size_t level);
@@ -138,9 +138,9 @@ class Placement {
 
   SsdTier* const disk_;
   const size_t disk_level_;  // SIZE_MAX: none
-  Filler filler_;
+  TierCopier copier_;
   AdmissionPolicy& admission_;
-  BringUpCosts& bring_up_;
+  PromotionCosts& promotion_;
   const Clock& clock_;
   Observer& observer_;
   const Events events_;

@@ -9,7 +9,7 @@ namespace ashlar::storage {
 using State = Copy::State;
 
 void Placement::QueueBehind(Entry& entry) {
-  std::deque<ObjectId>& queue = behind_[entry.group.tenant].queue;
+  std::deque<ObjectId>& queue = behind_[entry.pool.tenant].queue;
   const bool full = queue.size() >= kMaxQueuedBehind && !flushing_;
   if (entry.behind || !entry.ready || full || !WantsBehind(entry)) return;
   entry.behind = true;
@@ -34,7 +34,7 @@ void Placement::Flush(const std::vector<ObjectId>& order) {
   for (const ObjectId next : order) {
     Entry& entry = *events_.find(next);
     entry.behind = WantsBehind(entry);
-    if (entry.behind) behind_[entry.group.tenant].queue.push_back(next);
+    if (entry.behind) behind_[entry.pool.tenant].queue.push_back(next);
   }
   if (disk_ != nullptr) disk_->Probe([this] { Pump(); });
   Pump();
@@ -44,8 +44,8 @@ bool Placement::WriteOut(Entry& entry) {
   const auto from = std::ranges::find_if(entry.copies, &Copy::whole);
   if (!WantsBehind(entry) || from == entry.copies.end() || disk_->degraded()) return true;
   const uint64_t extents = entry.header.Extents();
-  if (levels_[disk_level_]->Full(entry.group, extents) || !MakeRoom(entry, disk_level_, extents)) return false;
-  StartFill(entry, static_cast<size_t>(from - entry.copies.begin()), disk_level_, Filler::kWhenIdle);
+  if (levels_[disk_level_]->Full(entry.pool, extents) || !MakeRoom(entry, disk_level_, extents)) return false;
+  StartFill(entry, static_cast<size_t>(from - entry.copies.begin()), disk_level_, TierCopier::kWhenIdle);
   return true;
 }
 
@@ -53,12 +53,12 @@ bool Placement::Admits(const Entry& entry, size_t level) {
   if (!IsDisk(level)) return true;
   if (disk_->degraded()) return false;
   std::optional<Key> victim;
-  if (levels_[level]->Full(entry.group, entry.header.Extents())) {
-    const Entry* next = levels_[level]->NextVictim(entry.group);
+  if (levels_[level]->Full(entry.pool, entry.header.Extents())) {
+    const Entry* next = levels_[level]->NextVictim(entry.pool);
     if (next == nullptr) return false;
     victim = next->header.key;
   }
-  return admission_.Admits(entry.group.tenant, entry.header.key, victim);
+  return admission_.Admits(entry.pool.tenant, entry.header.key, victim);
 }
 
 bool Placement::WriteBehind(Entry& entry) {
@@ -66,7 +66,7 @@ bool Placement::WriteBehind(Entry& entry) {
     if (!entry.copies[i].whole() || entry.copies[i + 1].state != State::kNone) continue;
     if (IsDisk(i + 1) && disk_->degraded()) continue;
     const ObjectId id = entry.id;
-    ObjectId& admitted = behind_[entry.group.tenant].admitted;
+    ObjectId& admitted = behind_[entry.pool.tenant].admitted;
     if (id != admitted && !Admits(entry, i + 1)) continue;
     if (!MakeRoom(entry, i + 1, entry.header.Extents())) {
       // A disk may have room in a moment. Memory that has none is full of what others copy there: to wait for it, and
@@ -75,7 +75,7 @@ bool Placement::WriteBehind(Entry& entry) {
       admitted = id;
       return false;
     }
-    StartFill(entry, i, i + 1, Filler::kWhenIdle);
+    StartFill(entry, i, i + 1, TierCopier::kWhenIdle);
   }
   return true;
 }
@@ -89,8 +89,8 @@ void Placement::PumpBehind(Behind& behind) {
     Entry* entry = events_.find(next);
     if (entry == nullptr || entry->gone != MissReason::kNone) continue;
     entry->behind = false;
-    const Group group = entry->group;
-    if ((flushing_ ? WriteOut(*entry) : WriteBehind(*entry)) || !levels_.back()->Coming(group)) continue;
+    const TenantPool pool = entry->pool;
+    if ((flushing_ ? WriteOut(*entry) : WriteBehind(*entry)) || !levels_.back()->Coming(pool)) continue;
     entry = events_.find(next);
     if (entry == nullptr || entry->gone != MissReason::kNone) continue;
     entry->behind = true;  // what was given up for it becomes free in a moment

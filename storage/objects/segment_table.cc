@@ -35,7 +35,7 @@ std::vector<Entry*> SegmentTable::Bundle(TenantId tenant, const Key& key, uint32
 }
 
 void SegmentTable::Insert(Entry& entry) {
-  const Id id(entry.group.tenant, entry.header.key);
+  const Id id(entry.pool.tenant, entry.header.key);
   if (entry.header.shard.size == 1) {
     whole_.emplace(id, &entry);
   } else {
@@ -44,7 +44,7 @@ void SegmentTable::Insert(Entry& entry) {
 }
 
 void SegmentTable::Remove(const Entry& entry) {
-  const Id id(entry.group.tenant, entry.header.key);
+  const Id id(entry.pool.tenant, entry.header.key);
   if (entry.header.shard.size == 1) {
     whole_.erase(id);
     return;

@@ -8,7 +8,7 @@ namespace {
 
 Entry MakeEntry(TenantId tenant, uint8_t key) {
   Entry entry;
-  entry.group = {tenant};
+  entry.pool = {tenant};
   entry.header.key.bytes.fill(key);
   return entry;
 }

@@ -46,16 +46,20 @@ const kernels::Gpu* GpuOf(const Tier* memory) {
 }
 
 void CopyExtent(const kernels::Gpu* to_gpu, std::byte* to, const kernels::Gpu* from_gpu, const std::byte* from) {
-  if (to_gpu != nullptr) return to_gpu->CopyIn(to, from, limits::kExtentBytes);
-  if (from_gpu != nullptr) return from_gpu->CopyOut(to, from, limits::kExtentBytes);
+  if (to_gpu != nullptr) return to_gpu->CopyToDevice(to, from, limits::kExtentBytes);
+  if (from_gpu != nullptr) return from_gpu->CopyToHost(to, from, limits::kExtentBytes);
   std::memcpy(to, from, limits::kExtentBytes);
 }
 
 }  // namespace
 
-class Filler::Fill {
+class TierCopy {
  public:
-  Fill(End from, End to, uint64_t extents, uint64_t available, Place place, Events events)
+  using End = TierCopier::End;
+  using Place = TierCopier::Place;
+  using Events = TierCopier::Events;
+
+  TierCopy(End from, End to, uint64_t extents, uint64_t available, Place place, Events events)
       : from(from),
         to(to),
         tenant(to.slot->tenant),
@@ -89,58 +93,58 @@ class Filler::Fill {
   absl::Status ended;                      // not OK: no further piece begins
 };
 
-Filler::Filler(Executor& executor, SsdTier* disk, size_t max_pieces)
+TierCopier::TierCopier(Executor& executor, SsdTier* disk, size_t max_pieces)
     : executor_(executor),
       disk_(disk),
       max_pieces_(max_pieces),
       needed_{.turns = Turns(kQuantum)},
       idle_{.turns = Turns(kQuantum)} {}
 
-void Filler::Enqueue(const std::shared_ptr<Fill>& fill) {
-  Line& line = LineOf(fill->place);
-  line.fills[fill->tenant].emplace(fill->place, fill);
-  line.turns.Activate(fill->tenant);
+void TierCopier::Enqueue(const std::shared_ptr<TierCopy>& copy) {
+  Line& line = LineOf(copy->place);
+  line.copies[copy->tenant].emplace(copy->place, copy);
+  line.turns.Activate(copy->tenant);
 }
 
-bool Filler::Dequeue(const Fill& fill) {
-  Line& line = LineOf(fill.place);
-  const auto own = line.fills.find(fill.tenant);
-  if (own == line.fills.end() || own->second.erase(fill.place) == 0) return false;
+bool TierCopier::Dequeue(const TierCopy& copy) {
+  Line& line = LineOf(copy.place);
+  const auto own = line.copies.find(copy.tenant);
+  if (own == line.copies.end() || own->second.erase(copy.place) == 0) return false;
   if (!own->second.empty()) return true;
-  line.fills.erase(own);
-  line.turns.Deactivate(fill.tenant);
+  line.copies.erase(own);
+  line.turns.Deactivate(copy.tenant);
   return true;
 }
 
-std::shared_ptr<Filler::Fill> Filler::Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at,
+std::shared_ptr<TierCopy> TierCopier::Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at,
                                             Events events) {
   const Place place(needed_at, begun_++);
-  auto fill = std::make_shared<Fill>(from, to, extents, available, place, std::move(events));
-  Enqueue(fill);
-  return fill;
+  auto copy = std::make_shared<TierCopy>(from, to, extents, available, place, std::move(events));
+  Enqueue(copy);
+  return copy;
 }
 
-void Filler::Hasten(const std::shared_ptr<Fill>& fill, Nanos needed_at) {
-  if (needed_at >= fill->place.first) return;
-  const bool waits = Dequeue(*fill);  // otherwise all of it is in flight
-  fill->place.first = needed_at;
-  if (waits) Enqueue(fill);
+void TierCopier::Hasten(const std::shared_ptr<TierCopy>& copy, Nanos needed_at) {
+  if (needed_at >= copy->place.first) return;
+  const bool waits = Dequeue(*copy);  // otherwise all of it is in flight
+  copy->place.first = needed_at;
+  if (waits) Enqueue(copy);
 }
 
-void Filler::Offer(Fill& fill, uint64_t available) {
-  fill.available = std::max(fill.available, available);
-  if (Line& line = LineOf(fill.place); line.fills.contains(fill.tenant)) line.turns.Activate(fill.tenant);
+void TierCopier::Offer(TierCopy& copy, uint64_t available) {
+  copy.available = std::max(copy.available, available);
+  if (Line& line = LineOf(copy.place); line.copies.contains(copy.tenant)) line.turns.Activate(copy.tenant);
 }
 
-bool Filler::Cancel(Fill& fill) {
-  if (fill.ended.ok()) fill.ended = absl::CancelledError("fill: not wanted any more");
-  Dequeue(fill);
-  if (fill.in_flight > 0) return false;
-  fill.events = {};
+bool TierCopier::Cancel(TierCopy& copy) {
+  if (copy.ended.ok()) copy.ended = absl::CancelledError("copy: not wanted any more");
+  Dequeue(copy);
+  if (copy.in_flight > 0) return false;
+  copy.events = {};
   return true;
 }
 
-void Filler::Pump() {
+void TierCopier::Pump() {
   again_ = true;
   if (pumping_) return;  // a piece ended as soon as it was begun
   pumping_ = true;
@@ -148,7 +152,7 @@ void Filler::Pump() {
   pumping_ = false;
 }
 
-void Filler::PumpInTurn() {
+void TierCopier::PumpInTurn() {
   std::vector<Turn> aside;  // who must not, or cannot, begin more now
   while (pieces_ < max_pieces_) {
     const std::optional<Turn> turn = NextTurn(aside);
@@ -159,16 +163,16 @@ void Filler::PumpInTurn() {
     if (started == Started::kRefused) aside.push_back(*turn);
   }
   for (const Turn& turn : aside) {
-    if (turn.line->fills.contains(turn.tenant)) turn.line->turns.Activate(turn.tenant);
+    if (turn.line->copies.contains(turn.tenant)) turn.line->turns.Activate(turn.tenant);
   }
 }
 
 // Idle ones only of tenants that need nothing themselves, unless nobody does.
-std::optional<Filler::Turn> Filler::NextTurn(std::vector<Turn>& aside) {
+std::optional<TierCopier::Turn> TierCopier::NextTurn(std::vector<Turn>& aside) {
   const std::optional<TenantId> needed = needed_.turns.Next();
   if (needed.has_value() && needed_in_a_row_ < kNeededPerIdle) return Turn{&needed_, *needed};
   while (const std::optional<TenantId> idle = idle_.turns.Next()) {
-    if (!needed.has_value() || !needed_.fills.contains(*idle)) return Turn{&idle_, *idle};
+    if (!needed.has_value() || !needed_.copies.contains(*idle)) return Turn{&idle_, *idle};
     idle_.turns.Deactivate(*idle);
     aside.push_back({&idle_, *idle});
   }
@@ -176,12 +180,12 @@ std::optional<Filler::Turn> Filler::NextTurn(std::vector<Turn>& aside) {
   return needed.has_value() ? std::optional(Turn{&needed_, *needed}) : std::nullopt;
 }
 
-Filler::Started Filler::StartPieceOf(const Turn& turn) {
+TierCopier::Started TierCopier::StartPieceOf(const Turn& turn) {
   bool refused[2] = {};  // by the executor, by the disk: what waits for one does not hold up the other's
-  for (const auto& [place, fill] : turn.line->fills.at(turn.tenant)) {
-    bool& full = refused[fill->UsesDisk()];
-    if (full || !fill->CanStart()) continue;
-    const std::shared_ptr<Fill> next = fill;  // the map is another one once a piece has ended
+  for (const auto& [place, copy] : turn.line->copies.at(turn.tenant)) {
+    bool& full = refused[copy->UsesDisk()];
+    if (full || !copy->CanStart()) continue;
+    const std::shared_ptr<TierCopy> next = copy;  // the map is another one once a piece has ended
     const uint64_t before = next->started;
     full = !StartPiece(next);
     if (full) continue;
@@ -193,88 +197,89 @@ Filler::Started Filler::StartPieceOf(const Turn& turn) {
   return refused[0] || refused[1] ? Started::kRefused : Started::kNothing;
 }
 
-bool Filler::StartPiece(const std::shared_ptr<Fill>& fill) {
-  const uint64_t first = fill->started, count = std::min(kPieceExtents, fill->extents - first);
-  fill->started += count;
-  ++fill->in_flight;
+bool TierCopier::StartPiece(const std::shared_ptr<TierCopy>& copy) {
+  const uint64_t first = copy->started, count = std::min(kPieceExtents, copy->extents - first);
+  copy->started += count;
+  ++copy->in_flight;
   ++pieces_;
-  if (Submit(fill, first, count)) return true;
-  fill->started = first;
-  --fill->in_flight;
+  if (Submit(copy, first, count)) return true;
+  copy->started = first;
+  --copy->in_flight;
   --pieces_;
   return false;
 }
 
-bool Filler::Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count) {
-  const auto done = [this, fill, first](const absl::Status& status) { PieceDone(fill, first, status); };
+bool TierCopier::Submit(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count) {
+  const auto done = [this, copy, first](const absl::Status& status) { PieceDone(copy, first, status); };
   const auto part = [&](const std::vector<std::byte*>& all) {
     const auto begin = all.begin() + static_cast<ptrdiff_t>(first);
     return std::vector<std::byte*>(begin, begin + static_cast<ptrdiff_t>(count));
   };
-  if (fill->UsesDisk() && GpuOf(fill->to.memory) != nullptr) return ReadToGpu(fill, first, count);
-  if (fill->UsesDisk() && GpuOf(fill->from.memory) != nullptr) return WriteFromGpu(fill, first, count);
-  if (fill->from.memory == nullptr) return disk_->Read(*fill->from.slot, first, part(fill->target), done);
-  if (fill->to.memory == nullptr) {
-    const std::vector<std::byte*> sources = part(fill->source);
-    return disk_->Write(*fill->to.slot, first, {sources.begin(), sources.end()}, done);
+  if (copy->UsesDisk() && GpuOf(copy->to.memory) != nullptr) return ReadToGpu(copy, first, count);
+  if (copy->UsesDisk() && GpuOf(copy->from.memory) != nullptr) return WriteFromGpu(copy, first, count);
+  if (copy->from.memory == nullptr) return disk_->Read(*copy->from.slot, first, part(copy->target), done);
+  if (copy->to.memory == nullptr) {
+    const std::vector<std::byte*> sources = part(copy->source);
+    return disk_->Write(*copy->to.slot, first, {sources.begin(), sources.end()}, done);
   }
   return executor_.Run(
-      fill->tenant,
-      [fill, first, count] {
-        const kernels::Gpu *to = GpuOf(fill->to.memory), *from = GpuOf(fill->from.memory);
-        for (uint64_t i = first; i < first + count; ++i) CopyExtent(to, fill->target[i], from, fill->source[i]);
+      copy->tenant,
+      [copy, first, count] {
+        const kernels::Gpu *to = GpuOf(copy->to.memory), *from = GpuOf(copy->from.memory);
+        for (uint64_t i = first; i < first + count; ++i) CopyExtent(to, copy->target[i], from, copy->source[i]);
       },
       [done] { done(absl::OkStatus()); });
 }
 
-bool Filler::ReadToGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count) {
+bool TierCopier::ReadToGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count) {
   const auto bounce = std::make_shared<const Bounce>(count);
   if (!*bounce) return false;
-  const auto copy = [fill, first, bounce] {
+  const auto copy_piece = [copy, first, bounce] {
     const std::vector<std::byte*> extents = bounce->extents();
     for (size_t i = 0; i < extents.size(); ++i) {
-      CopyExtent(GpuOf(fill->to.memory), fill->target[first + i], nullptr, extents[i]);
+      CopyExtent(GpuOf(copy->to.memory), copy->target[first + i], nullptr, extents[i]);
     }
   };
-  const auto read = [this, fill, first, copy](const absl::Status& status) {
-    if (!status.ok()) return PieceDone(fill, first, status);
-    if (executor_.Run(fill->tenant, copy, [this, fill, first] { PieceDone(fill, first, absl::OkStatus()); })) return;
-    copy();  // rather than read it again
-    PieceDone(fill, first, absl::OkStatus());
+  const auto read = [this, copy, first, copy_piece](const absl::Status& status) {
+    if (!status.ok()) return PieceDone(copy, first, status);
+    if (executor_.Run(copy->tenant, copy_piece, [this, copy, first] { PieceDone(copy, first, absl::OkStatus()); }))
+      return;
+    copy_piece();  // rather than read it again
+    PieceDone(copy, first, absl::OkStatus());
   };
-  return disk_->Read(*fill->from.slot, first, bounce->extents(), read);
+  return disk_->Read(*copy->from.slot, first, bounce->extents(), read);
 }
 
 // Rare: a daemon that drains what dram never had.
-bool Filler::WriteFromGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count) {
+bool TierCopier::WriteFromGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count) {
   const auto bounce = std::make_shared<const Bounce>(count);
   if (!*bounce) return false;
   const std::vector<std::byte*> extents = bounce->extents();
   for (size_t i = 0; i < extents.size(); ++i) {
-    CopyExtent(nullptr, extents[i], GpuOf(fill->from.memory), fill->source[first + i]);
+    CopyExtent(nullptr, extents[i], GpuOf(copy->from.memory), copy->source[first + i]);
   }
-  return disk_->Write(*fill->to.slot, first, {extents.begin(), extents.end()},
-                      [this, fill, first, bounce](const absl::Status& status) { PieceDone(fill, first, status); });
+  return disk_->Write(*copy->to.slot, first, {extents.begin(), extents.end()},
+                      [this, copy, first, bounce](const absl::Status& status) { PieceDone(copy, first, status); });
 }
 
-void Filler::PieceDone(const std::shared_ptr<Fill>& fill, uint64_t first, const absl::Status& status) {
+void TierCopier::PieceDone(const std::shared_ptr<TierCopy>& copy, uint64_t first, const absl::Status& status) {
   --pieces_;
-  if (fill->ended.ok() && !status.ok()) {
-    fill->ended = status;
-    Dequeue(*fill);
+  if (copy->ended.ok() && !status.ok()) {
+    copy->ended = status;
+    Dequeue(*copy);
   }
-  if (fill->ended.ok()) {
-    fill->whole[first / kPieceExtents] = true;
-    const uint64_t before = fill->loaded;
-    while (fill->loaded < fill->extents && fill->whole[fill->loaded / kPieceExtents]) {
-      fill->loaded = std::min(fill->loaded + kPieceExtents, fill->extents);
+  if (copy->ended.ok()) {
+    copy->whole[first / kPieceExtents] = true;
+    const uint64_t before = copy->loaded;
+    while (copy->loaded < copy->extents && copy->whole[copy->loaded / kPieceExtents]) {
+      copy->loaded = std::min(copy->loaded + kPieceExtents, copy->extents);
     }
-    if (fill->loaded > before) fill->events.progress(fill->loaded);
+    if (copy->loaded > before) copy->events.progress(copy->loaded);
   }
-  --fill->in_flight;  // only now: whoever cancels in `progress` is told so by `done`
-  if (fill->in_flight == 0 && (fill->loaded == fill->extents || !fill->ended.ok())) {
-    const Events last = std::exchange(fill->events, {});
-    last.done(fill->ended);
+  --copy->in_flight;  // only now: whoever cancels in `progress` is told so by `done`
+  if (copy->in_flight == 0 && (copy->loaded == copy->extents || !copy->ended.ok())) {
+    const Events last = std::exchange(copy->events, {});
+    last.done(copy->ended);
   }
   Pump();
 }

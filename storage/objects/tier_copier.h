@@ -19,13 +19,15 @@
 
 namespace ashlar::storage {
 
+class TierCopy;  // one object on its way
+
 // The metadata thread only. What may be in flight is bounded. Tenants have their turns by the bytes that are moved for
 // them; of a tenant's own that goes first which is needed first, and of equals that which began first. What nobody
 // waits for is behind what its tenant needs, and has a small share beside what others need, so that it gets on. What is
 // in flight already is not called back.
-class Filler {
+class TierCopier {
  public:
-  // One end of a fill: a slot of a memory tier, or of the disk (memory null). The slot outlives the fill.
+  // One end of a copy: a slot of a memory tier, or of the disk (memory null). The slot outlives the copy.
   struct End {
     const Tier* memory = nullptr;
     const Slot* slot = nullptr;
@@ -35,27 +37,28 @@ class Filler {
     std::function<void(uint64_t loaded)> progress;  // extents that are whole, from the start
     std::function<void(absl::Status)> done;         // once, last; both slots are untouched from then on
   };
-  class Fill;
 
-  // `disk` may be null; both must outlive the filler, and the filler everything in flight.
-  Filler(Executor& executor, SsdTier* disk, size_t max_pieces = 32);
+  // `disk` may be null; both must outlive the copier, and the copier everything in flight.
+  TierCopier(Executor& executor, SsdTier* disk, size_t max_pieces = 32);
 
   // Not from disk to disk, nor from a GPU's memory to a GPU's. Of the source, `available` extents can be read now;
   // Offer says when there are more. `needed_at`: on the injected clock. No event comes before this returns.
-  std::shared_ptr<Fill> Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at, Events events);
-  void Offer(Fill& fill, uint64_t available);
+  std::shared_ptr<TierCopy> Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at,
+                                  Events events);
+  void Offer(TierCopy& copy, uint64_t available);
   // It is needed by then; never later than was said before.
-  void Hasten(const std::shared_ptr<Fill>& fill, Nanos needed_at);
+  void Hasten(const std::shared_ptr<TierCopy>& copy, Nanos needed_at);
   // No further piece begins. True: nothing is in flight, and no event will come. Else `done` comes with CANCELLED.
-  bool Cancel(Fill& fill);
+  bool Cancel(TierCopy& copy);
   // What an executor had no room for is tried again. Call it now and then.
   void Pump();
 
  private:
+  friend class TierCopy;
   using Place = std::pair<Nanos, uint64_t>;  // needed at, begun as which
-  // Tenants' fills that have pieces left to start, each tenant's in the order of need.
+  // Tenants' copies that have pieces left to start, each tenant's in the order of need.
   struct Line {
-    std::map<TenantId, std::map<Place, std::shared_ptr<Fill>>> fills;
+    std::map<TenantId, std::map<Place, std::shared_ptr<TierCopy>>> copies;
     Turns turns;  // active: a tenant that may have a piece to start
   };
   struct Turn {
@@ -64,17 +67,17 @@ class Filler {
     bool operator==(const Turn&) const = default;
   };
   Line& LineOf(const Place& place) { return place.first == kWhenIdle ? idle_ : needed_; }
-  void Enqueue(const std::shared_ptr<Fill>& fill);
-  bool Dequeue(const Fill& fill);  // false: it was in no line
+  void Enqueue(const std::shared_ptr<TierCopy>& copy);
+  bool Dequeue(const TierCopy& copy);  // false: it was in no line
   void PumpInTurn();
   std::optional<Turn> NextTurn(std::vector<Turn>& aside);
   enum class Started { kPiece, kNothing, kRefused };
   Started StartPieceOf(const Turn& turn);
-  bool StartPiece(const std::shared_ptr<Fill>& fill);
-  bool Submit(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count);
-  bool ReadToGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count);
-  bool WriteFromGpu(const std::shared_ptr<Fill>& fill, uint64_t first, uint64_t count);
-  void PieceDone(const std::shared_ptr<Fill>& fill, uint64_t first, const absl::Status& status);
+  bool StartPiece(const std::shared_ptr<TierCopy>& copy);
+  bool Submit(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count);
+  bool ReadToGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count);
+  bool WriteFromGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count);
+  void PieceDone(const std::shared_ptr<TierCopy>& copy, uint64_t first, const absl::Status& status);
 
   Executor& executor_;
   SsdTier* const disk_;

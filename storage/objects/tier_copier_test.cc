@@ -34,16 +34,16 @@ class Choosy final : public Executor {
   ManualExecutor& inner_;
 };
 
-class FillerTest : public ::testing::Test {
+class TierCopierTest : public ::testing::Test {
  protected:
-  FillerTest() {
+  TierCopierTest() {
     EXPECT_TRUE(ssd_->AddTenant(kAnn, "ann", 32 * limits::kExtentBytes).ok());
     EXPECT_TRUE(ssd_->AddTenant(kBob, "bob", 32 * limits::kExtentBytes).ok());
     EXPECT_TRUE(ssd_->Recover().ok());
   }
 
-  std::shared_ptr<Filler::Fill> Start(Filler::End from, Filler::End to, Nanos needed_at) {
-    return filler_.Start(from, to, kExtents, kExtents, needed_at,
+  std::shared_ptr<TierCopy> Start(TierCopier::End from, TierCopier::End to, Nanos needed_at) {
+    return copier_.Start(from, to, kExtents, kExtents, needed_at,
                          {.progress = [](uint64_t) {},
                           .done =
                               [this, needed_at](const absl::Status& status) {
@@ -58,10 +58,10 @@ class FillerTest : public ::testing::Test {
       if (slot.runs.empty()) slot = *memory_->Allocate(tenant, 4 * kExtents);
     }
     for (size_t i = 0; i < count; ++i) {
-      filler_.Start({memory_.get(), &slots_[tenant][0]}, {memory_.get(), &slots_[tenant][1]}, pieces * kExtents,
+      copier_.Start({memory_.get(), &slots_[tenant][0]}, {memory_.get(), &slots_[tenant][1]}, pieces * kExtents,
                     pieces * kExtents, needed_at, {.progress = [](uint64_t) {}, .done = [](const absl::Status&) {}});
     }
-    filler_.Pump();
+    copier_.Pump();
   }
   // Of the pieces in flight that have begun last.
   size_t Latest(TenantId tenant, size_t of) {
@@ -76,43 +76,43 @@ class FillerTest : public ::testing::Test {
   ManualExecutor executor_, io_;
   std::unique_ptr<SsdTier> ssd_ = *SsdTier::Open({}, disk_.file(), disk_.records(), io_);
   Choosy choosy_{executor_};
-  Filler filler_{choosy_, ssd_.get()};
+  TierCopier copier_{choosy_, ssd_.get()};
   std::vector<Nanos> ended_;
 };
 
-TEST_F(FillerTest, ADiskThatRefusesDoesNotHoldUpMemory) {
+TEST_F(TierCopierTest, ADiskThatRefusesDoesNotHoldUpMemory) {
   const Slot on_disk = *ssd_->Allocate(1, kExtents);
   const Slot first = *memory_->Allocate(1, kExtents), second = *memory_->Allocate(1, kExtents);
   io_.set_capacity(0);
   Start({memory_.get(), &first}, {nullptr, &on_disk}, 1);
   Start({memory_.get(), &first}, {memory_.get(), &second}, 2);
-  filler_.Pump();
+  copier_.Pump();
   executor_.CompleteAll();
   EXPECT_EQ(ended_, (std::vector<Nanos>{2}));
 
   io_.set_capacity(1024);
-  filler_.Pump();
+  copier_.Pump();
   io_.CompleteAll();
   EXPECT_EQ(ended_, (std::vector<Nanos>{2, 1}));
 }
 
-TEST_F(FillerTest, MemoryThatRefusesDoesNotHoldUpTheDisk) {
+TEST_F(TierCopierTest, MemoryThatRefusesDoesNotHoldUpTheDisk) {
   const Slot on_disk = *ssd_->Allocate(1, kExtents);
   const Slot first = *memory_->Allocate(1, kExtents), second = *memory_->Allocate(1, kExtents);
   executor_.set_capacity(0);
   Start({memory_.get(), &first}, {memory_.get(), &second}, 1);
   Start({memory_.get(), &first}, {nullptr, &on_disk}, 2);
-  filler_.Pump();
+  copier_.Pump();
   io_.CompleteAll();
   EXPECT_EQ(ended_, (std::vector<Nanos>{2}));
 
   executor_.set_capacity(1024);
-  filler_.Pump();
+  copier_.Pump();
   executor_.CompleteAll();
   EXPECT_EQ(ended_, (std::vector<Nanos>{2, 1}));
 }
 
-TEST_F(FillerTest, WhatIsNeededFirstGoesFirst) {
+TEST_F(TierCopierTest, WhatIsNeededFirstGoesFirst) {
   const Slot from = *memory_->Allocate(1, kExtents);
   std::vector<Slot> to(3);
   for (Slot& slot : to) slot = *memory_->Allocate(1, kExtents);
@@ -120,15 +120,15 @@ TEST_F(FillerTest, WhatIsNeededFirstGoesFirst) {
   Start({memory_.get(), &from}, {memory_.get(), &to[0]}, 30);
   Start({memory_.get(), &from}, {memory_.get(), &to[1]}, 20);
   const auto hastened = Start({memory_.get(), &from}, {memory_.get(), &to[2]}, 40);
-  filler_.Hasten(hastened, 10);
+  copier_.Hasten(hastened, 10);
   for (int i = 0; i < 3; ++i) {
-    filler_.Pump();
+    copier_.Pump();
     executor_.CompleteAll();
   }
   EXPECT_EQ(ended_, (std::vector<Nanos>{40, 20, 30}));
 }
 
-TEST_F(FillerTest, ANewcomersFirstPieceIsNextWhateverAnotherHasAskedFor) {
+TEST_F(TierCopierTest, ANewcomersFirstPieceIsNextWhateverAnotherHasAskedFor) {
   Ask(kAnn, 200, /*needed_at=*/0);
   ASSERT_EQ(executor_.pending(), 32u);  // of 800
   Ask(kBob, 1, /*needed_at=*/1'000'000'000, /*pieces=*/1);
@@ -137,14 +137,14 @@ TEST_F(FillerTest, ANewcomersFirstPieceIsNextWhateverAnotherHasAskedFor) {
   EXPECT_EQ(Latest(kBob, 1), 1u);
 }
 
-TEST_F(FillerTest, TenantsHaveEqualShares) {
+TEST_F(TierCopierTest, TenantsHaveEqualShares) {
   Ask(kAnn, 200, /*needed_at=*/0);
   Ask(kBob, 50, /*needed_at=*/1'000'000'000);
   for (int i = 0; i < 64; ++i) executor_.Complete(0);
   EXPECT_EQ(Latest(kBob, 32), 16u);
 }
 
-TEST_F(FillerTest, OneTenantsFullQueueHoldsUpNobodyElse) {
+TEST_F(TierCopierTest, OneTenantsFullQueueHoldsUpNobodyElse) {
   choosy_.refused = kAnn;
   Ask(kAnn, 10, /*needed_at=*/0);
   Ask(kBob, 10, /*needed_at=*/1);
@@ -154,24 +154,24 @@ TEST_F(FillerTest, OneTenantsFullQueueHoldsUpNobodyElse) {
   EXPECT_EQ(Latest(kAnn, 32), 24u) << "in turn with the last eight of Bob's forty";
 }
 
-TEST_F(FillerTest, WhatNobodyWaitsForGetsOnBesideWhatOthersNeed) {
+TEST_F(TierCopierTest, WhatNobodyWaitsForGetsOnBesideWhatOthersNeed) {
   Ask(kAnn, 200, /*needed_at=*/0);
-  Ask(kBob, 50, Filler::kWhenIdle);
+  Ask(kBob, 50, TierCopier::kWhenIdle);
   for (int i = 0; i < 64; ++i) executor_.Complete(0);
   EXPECT_EQ(Latest(kBob, 32), 4u);
 }
 
-TEST_F(FillerTest, WhatNobodyWaitsForIsBehindAllThatItsTenantNeeds) {
+TEST_F(TierCopierTest, WhatNobodyWaitsForIsBehindAllThatItsTenantNeeds) {
   const Slot from = *memory_->Allocate(kAnn, kExtents), to = *memory_->Allocate(kAnn, kExtents);
   executor_.set_capacity(1);
-  Start({memory_.get(), &from}, {memory_.get(), &to}, Filler::kWhenIdle);
+  Start({memory_.get(), &from}, {memory_.get(), &to}, TierCopier::kWhenIdle);
   for (Nanos needed_at = 1; needed_at <= 20; ++needed_at) {
     Start({memory_.get(), &from}, {memory_.get(), &to}, needed_at);
   }
-  filler_.Pump();
+  copier_.Pump();
   executor_.CompleteAll();
   ASSERT_EQ(ended_.size(), 21u);
-  EXPECT_EQ(ended_.back(), Filler::kWhenIdle);
+  EXPECT_EQ(ended_.back(), TierCopier::kWhenIdle);
 }
 
 }  // namespace

@@ -14,15 +14,15 @@ void Unlink(Rank& copy) {
 
 }  // namespace
 
-Rank& LruPolicy::Order(const Group& group) {
-  const auto [found, fresh] = orders_.try_emplace(group);
+Rank& LruPolicy::Order(const TenantPool& pool) {
+  const auto [found, fresh] = orders_.try_emplace(pool);
   Rank& order = found->second;
   if (fresh) order.older = order.younger = &order;
   return order;
 }
 
-void LruPolicy::Track(const Group& group, Rank& copy) {
-  copy.order = &Order(group);
+void LruPolicy::Track(const TenantPool& pool, Rank& copy) {
+  copy.order = &Order(pool);
   copy.older = copy.younger = &copy;  // in a ring of its own
   MoveToRecentEnd(copy);
 }
@@ -45,10 +45,10 @@ void LruPolicy::Forget(Rank& copy) {
   copy.order = nullptr;
 }
 
-std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> groups, uint64_t extents) {
+std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> pools, uint64_t extents) {
   std::vector<Cursor> cursors;
-  for (const auto& [group, allowed] : groups) {
-    Rank& order = Order(group);
+  for (const auto& [pool, allowed] : pools) {
+    Rank& order = Order(pool);
     cursors.push_back({&order, order.younger, allowed});
   }
   const uint64_t before = uses_;  // what was used since has been met before
@@ -66,7 +66,7 @@ std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> groups,
     if (!current.idle) {
       MoveToRecentEnd(current);
     } else if (current.extents > oldest->allowed) {
-      oldest->next = oldest->order;  // what a group may keep, it keeps its most recent of
+      oldest->next = oldest->order;  // what a pool may keep, it keeps its most recent of
     } else {
       victims.push_back(current.object);
       found += current.extents;
@@ -77,17 +77,17 @@ std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> groups,
   return victims;
 }
 
-Rank& PricePolicy::RingOf(const Group& group, const RankedObject& object) {
+Rank& PricePolicy::RingOf(const TenantPool& pool, const RankedObject& object) {
   const Reuse& reuse = object.reuse;
-  const ReuseLaw::Class law = ReuseBook::ClassOf(reuse);
+  const ReuseModel::Class model = ReuseModels::ClassOf(reuse);
   const double worth = std::clamp<double>(reuse.saves_a_byte, kLeastWorth, kMostWorth);
   const auto half_octave = static_cast<int>(std::lround(2 * std::log2(worth)));
-  const uint32_t name = (law.kind * 256u + law.uses) << 8 | static_cast<uint8_t>(half_octave);
-  Shelf& shelf = shelves_[group];
+  const uint32_t name = (model.kind * 256u + model.uses) << 8 | static_cast<uint8_t>(half_octave);
+  Shelf& shelf = shelves_[pool];
   const auto [found, fresh] = shelf.by_class.try_emplace(name, shelf.rings.size());
   if (fresh) {
     auto ring = std::make_unique<Ring>(
-        Ring{.place = {}, .law = law, .worth = static_cast<float>(std::exp2(half_octave / 2.0))});
+        Ring{.place = {}, .model = model, .worth = static_cast<float>(std::exp2(half_octave / 2.0))});
     ring->place.older = ring->place.younger = &ring->place;
     shelf.rings.push_back(std::move(ring));
   }
@@ -96,7 +96,7 @@ Rank& PricePolicy::RingOf(const Group& group, const RankedObject& object) {
 
 void PricePolicy::Append(Rank& copy, Rank& place) {
   copy.used = ++uses_;
-  copy.at = book_.now(copy.object->group.tenant);
+  copy.at = models_.now(copy.object->pool.tenant);
   copy.order = &place;
   copy.younger = &place;
   copy.older = place.older;
@@ -104,13 +104,13 @@ void PricePolicy::Append(Rank& copy, Rank& place) {
   place.older = &copy;
 }
 
-void PricePolicy::Track(const Group& group, Rank& copy) {
-  Append(copy, RingOf(group, *copy.object));
+void PricePolicy::Track(const TenantPool& pool, Rank& copy) {
+  Append(copy, RingOf(pool, *copy.object));
 }
 
 void PricePolicy::Touch(Rank& copy) {
   Unlink(copy);
-  Append(copy, RingOf(copy.object->group, *copy.object));
+  Append(copy, RingOf(copy.object->pool, *copy.object));
 }
 
 void PricePolicy::Forget(Rank& copy) {
@@ -130,18 +130,18 @@ void PricePolicy::Advance(Cursor& cursor, TenantId tenant, uint64_t before) {
     cursor.next = nullptr;
     return;
   }
-  cursor.price = book_.Rate(tenant, cursor.ring->law, cursor.next->at) * cursor.ring->worth;
+  cursor.price = models_.Rate(tenant, cursor.ring->model, cursor.next->at) * cursor.ring->worth;
 }
 
-std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> groups, uint64_t extents) {
+std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> pools, uint64_t extents) {
   const uint64_t before = uses_;  // what was used since has been met before
   std::vector<uint64_t> allowed;
   std::vector<Cursor> cursors;
-  for (const Allowance& from : groups) {
+  for (const Allowance& from : pools) {
     allowed.push_back(from.extents);
-    for (const auto& ring : shelves_[from.group].rings) {
+    for (const auto& ring : shelves_[from.pool].rings) {
       cursors.push_back({ring.get(), ring->place.younger, allowed.size() - 1, 0});
-      Advance(cursors.back(), from.group.tenant, before);
+      Advance(cursors.back(), from.pool.tenant, before);
     }
   }
   std::vector<RankedObject*> victims;
@@ -152,16 +152,16 @@ std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> group
         cursors, {}, [](const Cursor& cursor) { return std::pair(cursor.price, cursor.next->used); });
     if (cheapest == cursors.end()) break;
     Rank& copy = *cheapest->next;
-    const size_t group = cheapest->group;
-    if (copy.extents > allowed[group]) {  // what a group may keep, it keeps its dearest of
-      for (Cursor& cursor : cursors) cursor.next = cursor.group == group ? nullptr : cursor.next;
+    const size_t pool = cheapest->pool;
+    if (copy.extents > allowed[pool]) {  // what a pool may keep, it keeps its dearest of
+      for (Cursor& cursor : cursors) cursor.next = cursor.pool == pool ? nullptr : cursor.next;
       continue;
     }
     victims.push_back(copy.object);
     found += copy.extents;
-    allowed[group] -= copy.extents;
+    allowed[pool] -= copy.extents;
     cheapest->next = copy.younger;
-    Advance(*cheapest, groups[group].group.tenant, before);
+    Advance(*cheapest, pools[pool].pool.tenant, before);
   }
   if (found < extents) victims.clear();
   return victims;

@@ -18,16 +18,16 @@ namespace ashlar::storage {
 using ObjectId = uint64_t;
 
 // Whose bytes compete with whose: those of one pool of one tenant.
-struct Group {
+struct TenantPool {
   TenantId tenant = 0;
-  PoolKind pool = PoolKind::kPublic;
-  auto operator<=>(const Group&) const = default;
+  PoolKind kind = PoolKind::kPublic;
+  auto operator<=>(const TenantPool&) const = default;
 };
 
 // A cached object as policies know it. Entry (objects/entry.h) is one.
 struct RankedObject {
   ObjectId id = 0;
-  Group group;
+  TenantPool pool;
   Reuse reuse;  // what it is worth
 };
 
@@ -43,7 +43,7 @@ struct Rank {
   Rank* order = nullptr;  // null: not tracked
   Rank* older = nullptr;
   Rank* younger = nullptr;
-  uint64_t used = 0;  // when, in uses: compares copies of different groups
+  uint64_t used = 0;  // when, in uses: compares copies of different pools
   uint64_t at = 0;    // when, in its tenant's requests
 
   bool tracked() const { return order != nullptr; }
@@ -57,29 +57,29 @@ class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
   virtual PolicyKind kind() const = 0;
-  virtual void Track(const Group& group, Rank& copy) = 0;
+  virtual void Track(const TenantPool& pool, Rank& copy) = 0;
   // The object was looked up, or its last reference went: it was in use until now.
   virtual void Touch(Rank& copy) = 0;
   virtual void Forget(Rank& copy) = 0;
 
   struct Allowance {
-    Group group;
-    uint64_t extents = 0;  // that this group may lose at most
+    TenantPool pool;
+    uint64_t extents = 0;  // that this pool may lose at most
   };
-  // The groups' idle copies that should go first, in that order: just enough for `extents`, or none where all of them
+  // The pools' idle copies that should go first, in that order: just enough for `extents`, or none where all of them
   // are not enough. They stay tracked until Forget.
-  virtual std::vector<RankedObject*> Victims(std::span<const Allowance> groups, uint64_t extents) = 0;
+  virtual std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) = 0;
 };
 
-// Least recently used first, over all groups together. Every call is O(1), Victims amortised per copy returned: one
+// Least recently used first, over all pools together. Every call is O(1), Victims amortised per copy returned: one
 // that is met in use moves to the recent end, where it belongs and where its release will put it anyway.
 class LruPolicy final : public EvictionPolicy {
  public:
   PolicyKind kind() const override { return PolicyKind::kLru; }
-  void Track(const Group& group, Rank& copy) override;
+  void Track(const TenantPool& pool, Rank& copy) override;
   void Touch(Rank& copy) override;
   void Forget(Rank& copy) override;
-  std::vector<RankedObject*> Victims(std::span<const Allowance> groups, uint64_t extents) override;
+  std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) override;
 
  private:
   struct Cursor {
@@ -88,36 +88,36 @@ class LruPolicy final : public EvictionPolicy {
     uint64_t allowed;
   };
 
-  Rank& Order(const Group& group);
+  Rank& Order(const TenantPool& pool);
   void MoveToRecentEnd(Rank& copy);
 
   uint64_t uses_ = 0;
   // Rings, each through a place of no copy: behind it the oldest, before it the youngest.
-  std::map<Group, Rank> orders_;
+  std::map<TenantPool, Rank> orders_;
 };
 
 // The cheapest first: what having it saves, a byte, times the uses that are to be expected a request of keeping it
-// (reuse_models.h). Objects that the law does not tell apart, and whose worth is of one half octave, stand in one
+// (reuse_models.h). Objects that the model does not tell apart, and whose worth is of one half octave, stand in one
 // ring by their last use; of each ring the oldest is taken for the cheapest, as it is unless likelihood rises with age.
 // Track, Touch and Forget are O(1), Victims O(rings) a copy returned: some dozens of them are not empty.
 class PricePolicy final : public EvictionPolicy {
  public:
-  explicit PricePolicy(const ReuseBook& book) : book_(book) {}
+  explicit PricePolicy(const ReuseModels& models) : models_(models) {}
 
   PolicyKind kind() const override { return PolicyKind::kPrice; }
-  void Track(const Group& group, Rank& copy) override;
+  void Track(const TenantPool& pool, Rank& copy) override;
   void Touch(Rank& copy) override;
   void Forget(Rank& copy) override;
-  std::vector<RankedObject*> Victims(std::span<const Allowance> groups, uint64_t extents) override;
+  std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) override;
 
  private:
   // FLOPs a byte. What engines say beyond that is taken for that: it bounds how many rings there are.
   static constexpr double kLeastWorth = 1.0 / 16, kMostWorth = 1 << 28;
 
-  // Copies of one group, class and worth.
+  // Copies of one pool, class and worth.
   struct Ring {
     Rank place;  // of no copy: behind it the oldest, before it the youngest
-    ReuseLaw::Class law;
+    ReuseModel::Class model;
     float worth = 0;
   };
   struct Shelf {
@@ -127,18 +127,18 @@ class PricePolicy final : public EvictionPolicy {
   struct Cursor {
     Ring* ring;
     Rank* next;
-    size_t group;
+    size_t pool;
     double price;
   };
 
-  Rank& RingOf(const Group& group, const RankedObject& object);
+  Rank& RingOf(const TenantPool& pool, const RankedObject& object);
   void Append(Rank& copy, Rank& place);
   // On to the oldest of what was there before that may be given up.
   void Advance(Cursor& cursor, TenantId tenant, uint64_t before);
 
-  const ReuseBook& book_;
+  const ReuseModels& models_;
   uint64_t uses_ = 0;
-  std::map<Group, Shelf> shelves_;
+  std::map<TenantPool, Shelf> shelves_;
 };
 
 }  // namespace ashlar::storage

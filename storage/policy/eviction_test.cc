@@ -15,15 +15,15 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr Group kGroup{9};
+constexpr TenantPool kPool{9};
 
 struct Cached {
   RankedObject object;
   Rank copy;
 };
 
-std::unique_ptr<EvictionPolicy> Make(EvictionMode mode, const ReuseBook& book) {
-  if (mode == EvictionMode::kPrice) return std::make_unique<PricePolicy>(book);
+std::unique_ptr<EvictionPolicy> Make(EvictionMode mode, const ReuseModels& models) {
+  if (mode == EvictionMode::kPrice) return std::make_unique<PricePolicy>(models);
   return std::make_unique<LruPolicy>();
 }
 
@@ -39,77 +39,77 @@ class EvictionPolicyTest : public ::testing::TestWithParam<EvictionMode> {
   }
 
   Rank& Copy(ObjectId id) { return objects_.at(id).copy; }
-  void Track(const Group& group, ObjectId id, uint32_t extents) {
+  void Track(const TenantPool& pool, ObjectId id, uint32_t extents) {
     Copy(id).extents = extents;
-    Copy(id).object->group = group;
-    policy_->Track(group, Copy(id));
+    Copy(id).object->pool = pool;
+    policy_->Track(pool, Copy(id));
   }
   void SetIdle(std::initializer_list<ObjectId> ids, bool idle) {
     for (const ObjectId id : ids) Copy(id).idle = idle;
   }
-  std::vector<ObjectId> Victims(std::vector<EvictionPolicy::Allowance> groups, uint64_t extents) {
+  std::vector<ObjectId> Victims(std::vector<EvictionPolicy::Allowance> pools, uint64_t extents) {
     std::vector<ObjectId> ids;
-    for (const RankedObject* victim : policy_->Victims(groups, extents)) ids.push_back(victim->id);
+    for (const RankedObject* victim : policy_->Victims(pools, extents)) ids.push_back(victim->id);
     return ids;
   }
-  std::vector<ObjectId> Victims(const Group& group, uint64_t extents) {
-    return Victims({{group, UINT64_MAX}}, extents);
+  std::vector<ObjectId> Victims(const TenantPool& pool, uint64_t extents) {
+    return Victims({{pool, UINT64_MAX}}, extents);
   }
 
   std::array<Cached, 7> objects_;
-  ReuseBook book_;
-  const std::unique_ptr<EvictionPolicy> policy_ = Make(GetParam(), book_);
+  ReuseModels models_;
+  const std::unique_ptr<EvictionPolicy> policy_ = Make(GetParam(), models_);
 };
 
 INSTANTIATE_TEST_SUITE_P(All, EvictionPolicyTest, ::testing::Values(EvictionMode::kPrice, EvictionMode::kLru),
                          [](const auto& info) { return info.param == EvictionMode::kPrice ? "Price" : "Lru"; });
 
 TEST_P(EvictionPolicyTest, OffersTheLeastRecentlyUsedFirst) {
-  for (ObjectId id = 1; id <= 4; ++id) Track(kGroup, id, 2);
+  for (ObjectId id = 1; id <= 4; ++id) Track(kPool, id, 2);
   policy_->Touch(Copy(1));
   policy_->Touch(Copy(3));
-  EXPECT_THAT(Victims(kGroup, 8), ElementsAre(2, 4, 1, 3));
-  EXPECT_THAT(Victims(kGroup, 8), ElementsAre(2, 4, 1, 3)) << "offering changes nothing";
+  EXPECT_THAT(Victims(kPool, 8), ElementsAre(2, 4, 1, 3));
+  EXPECT_THAT(Victims(kPool, 8), ElementsAre(2, 4, 1, 3)) << "offering changes nothing";
 }
 
 TEST_P(EvictionPolicyTest, OffersJustEnough) {
-  for (ObjectId id = 1; id <= 3; ++id) Track(kGroup, id, 3);
-  EXPECT_THAT(Victims(kGroup, 3), ElementsAre(1));
-  EXPECT_THAT(Victims(kGroup, 4), ElementsAre(1, 2));
-  EXPECT_THAT(Victims(kGroup, 9), ElementsAre(1, 2, 3));
-  EXPECT_THAT(Victims(kGroup, 10), IsEmpty()) << "nobody goes in vain";
+  for (ObjectId id = 1; id <= 3; ++id) Track(kPool, id, 3);
+  EXPECT_THAT(Victims(kPool, 3), ElementsAre(1));
+  EXPECT_THAT(Victims(kPool, 4), ElementsAre(1, 2));
+  EXPECT_THAT(Victims(kPool, 9), ElementsAre(1, 2, 3));
+  EXPECT_THAT(Victims(kPool, 10), IsEmpty()) << "nobody goes in vain";
 }
 
 TEST_P(EvictionPolicyTest, KnowsTenantsApart) {
   Track({1}, 1, 1);
   Track({2}, 2, 1);
-  EXPECT_THAT(Victims(Group{2}, 1), ElementsAre(2));
-  EXPECT_THAT(Victims(Group{3}, 1), IsEmpty());
+  EXPECT_THAT(Victims(TenantPool{2}, 1), ElementsAre(2));
+  EXPECT_THAT(Victims(TenantPool{3}, 1), IsEmpty());
 }
 
 TEST_P(EvictionPolicyTest, SkipsObjectsInUseAndCountsThemAsRecent) {
-  for (ObjectId id = 1; id <= 4; ++id) Track(kGroup, id, 1);
+  for (ObjectId id = 1; id <= 4; ++id) Track(kPool, id, 1);
   SetIdle({1, 3}, false);
-  EXPECT_THAT(Victims(kGroup, 1), ElementsAre(2));
-  EXPECT_THAT(Victims(kGroup, 2), ElementsAre(2, 4));
-  EXPECT_THAT(Victims(kGroup, 3), IsEmpty());
+  EXPECT_THAT(Victims(kPool, 1), ElementsAre(2));
+  EXPECT_THAT(Victims(kPool, 2), ElementsAre(2, 4));
+  EXPECT_THAT(Victims(kPool, 3), IsEmpty());
   SetIdle({1, 3}, true);
-  EXPECT_THAT(Victims(kGroup, 2), ElementsAre(2, 4)) << "older than any that is in use";
+  EXPECT_THAT(Victims(kPool, 2), ElementsAre(2, 4)) << "older than any that is in use";
   policy_->Touch(Copy(1));  // released
   policy_->Touch(Copy(3));
-  EXPECT_THAT(Victims(kGroup, 4), ElementsAre(2, 4, 1, 3));
+  EXPECT_THAT(Victims(kPool, 4), ElementsAre(2, 4, 1, 3));
 }
 
 TEST_P(EvictionPolicyTest, OffersNothingWhereAllAreInUse) {
-  for (ObjectId id = 1; id <= 3; ++id) Track(kGroup, id, 1);
+  for (ObjectId id = 1; id <= 3; ++id) Track(kPool, id, 1);
   SetIdle({1, 2, 3}, false);
-  EXPECT_THAT(Victims(kGroup, 1), IsEmpty());
+  EXPECT_THAT(Victims(kPool, 1), IsEmpty());
   SetIdle({1, 2, 3}, true);
-  EXPECT_THAT(Victims(kGroup, 3), ElementsAre(1, 2, 3)) << "all have been met, in their order";
+  EXPECT_THAT(Victims(kPool, 3), ElementsAre(1, 2, 3)) << "all have been met, in their order";
 }
 
 TEST_P(EvictionPolicyTest, ComparesPoolsByAgeAndTakesFromNoneMoreThanIsAllowed) {
-  const Group open{9, PoolKind::kPublic}, own{9, PoolKind::kPrivate};
+  const TenantPool open{9, PoolKind::kPublic}, own{9, PoolKind::kPrivate};
   for (ObjectId id = 1; id <= 6; ++id) Track(id % 2 == 0 ? own : open, id, 2);
   const auto victims = [&](uint64_t of_open, uint64_t of_own) { return Victims({{open, of_open}, {own, of_own}}, 8); };
   EXPECT_THAT(victims(99, 99), ElementsAre(1, 2, 3, 4));
@@ -119,9 +119,9 @@ TEST_P(EvictionPolicyTest, ComparesPoolsByAgeAndTakesFromNoneMoreThanIsAllowed) 
 }
 
 TEST_P(EvictionPolicyTest, ForgetsForGood) {
-  for (ObjectId id = 1; id <= 3; ++id) Track(kGroup, id, 1);
+  for (ObjectId id = 1; id <= 3; ++id) Track(kPool, id, 1);
   policy_->Forget(Copy(2));
-  EXPECT_THAT(Victims(kGroup, 2), ElementsAre(1, 3));
+  EXPECT_THAT(Victims(kPool, 2), ElementsAre(1, 3));
   EXPECT_FALSE(Copy(2).tracked());
 }
 
@@ -130,21 +130,21 @@ class PricePolicyTest : public ::testing::Test {
   // Objects of one extent, each with a key of its own.
   void Add(ObjectId id, ReuseKind kind, float saves_a_byte) {
     auto& [object, copy] = objects_[id];
-    object = {.id = id, .group = kGroup, .reuse = {.kind = kind, .saves_a_byte = saves_a_byte}};
+    object = {.id = id, .pool = kPool, .reuse = {.kind = kind, .saves_a_byte = saves_a_byte}};
     copy.object = &object;
     copy.extents = 1;
     copy.idle = true;
-    book_.Tick(kGroup.tenant);
-    book_.Came(kGroup.tenant, object.reuse, nullptr);
-    policy_.Track(kGroup, copy);
+    models_.Tick(kPool.tenant);
+    models_.Came(kPool.tenant, object.reuse, nullptr);
+    policy_.Track(kPool, copy);
   }
   void Use(ObjectId id) {
-    book_.Tick(kGroup.tenant);
-    book_.Used(kGroup.tenant, objects_[id].object.reuse);
+    models_.Tick(kPool.tenant);
+    models_.Used(kPool.tenant, objects_[id].object.reuse);
     policy_.Touch(objects_[id].copy);
   }
   std::vector<ObjectId> Victims(uint64_t extents) {
-    const EvictionPolicy::Allowance all{kGroup, UINT64_MAX};
+    const EvictionPolicy::Allowance all{kPool, UINT64_MAX};
     std::vector<ObjectId> ids;
     for (const RankedObject* victim : policy_.Victims({&all, 1}, extents)) ids.push_back(victim->id);
     return ids;
@@ -153,15 +153,15 @@ class PricePolicyTest : public ::testing::Test {
   void Teach() {
     Reuse used{.kind = ReuseKind::kSegment}, never{.kind = ReuseKind::kCheckpoint};
     for (int i = 0; i < 300; ++i) {
-      for (int request = 0; request < 8; ++request) book_.Tick(kGroup.tenant);
-      book_.Used(kGroup.tenant, used);
-      book_.GivenUp(kGroup.tenant, never);
+      for (int request = 0; request < 8; ++request) models_.Tick(kPool.tenant);
+      models_.Used(kPool.tenant, used);
+      models_.GivenUp(kPool.tenant, never);
     }
   }
 
   std::map<ObjectId, Cached> objects_;
-  ReuseBook book_;
-  PricePolicy policy_{book_};
+  ReuseModels models_;
+  PricePolicy policy_{models_};
 };
 
 TEST_F(PricePolicyTest, TakesFirstWhatSavesLeastAByte) {
@@ -192,16 +192,16 @@ TEST_F(PricePolicyTest, WhatWasUsedStandsWithWhatWasUsedAsOften) {
   Add(1, ReuseKind::kSegment, 1);
   Add(2, ReuseKind::kSegment, 1);
   for (int i = 0; i < 5; ++i) Use(1);
-  for (int i = 0; i < 10'000; ++i) book_.Tick(kGroup.tenant);  // whatever is used at all would have been
+  for (int i = 0; i < 10'000; ++i) models_.Tick(kPool.tenant);  // whatever is used at all would have been
   Add(3, ReuseKind::kSegment, 1);
   EXPECT_EQ(Victims(3).back(), 3u);
 }
 
 TEST_F(PricePolicyTest, IsTheTenantsOwn) {
   Teach();
-  const ReuseLaw::Class segment = ReuseBook::ClassOf({.kind = ReuseKind::kSegment});
-  const double known = book_.Rate(kGroup.tenant, segment, book_.now(kGroup.tenant));
-  EXPECT_GT(known, 2 * book_.Rate(kGroup.tenant + 1, segment, 0));
+  const ReuseModel::Class segment = ReuseModels::ClassOf({.kind = ReuseKind::kSegment});
+  const double known = models_.Rate(kPool.tenant, segment, models_.now(kPool.tenant));
+  EXPECT_GT(known, 2 * models_.Rate(kPool.tenant + 1, segment, 0));
 }
 
 }  // namespace

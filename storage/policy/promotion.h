@@ -12,7 +12,7 @@ namespace ashlar::storage {
 
 // Estimates grow with an object's bytes. They follow the latest measurements, each of which counts by its bytes: what
 // every copy costs however small it is does not make large ones look dear.
-class BringUpCost {
+class PromotionCost {
  public:
   // An object came up whole: from being asked for until its last byte was there, waiting for others included.
   void CameUp(TierKind from, uint64_t bytes, Nanos took) { copies_[from].rate.Measured(bytes, took); }
@@ -55,6 +55,6 @@ class BringUpCost {
 };
 
 // Each tenant's own: what one waits behind its own copies and landings says nothing of what others' take.
-using BringUpCosts = std::map<TenantId, BringUpCost>;
+using PromotionCosts = std::map<TenantId, PromotionCost>;
 
 }  // namespace ashlar::storage

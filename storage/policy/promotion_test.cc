@@ -5,8 +5,8 @@
 namespace ashlar::storage {
 namespace {
 
-TEST(BringUpCost, TakesWhatIsNotKnownToBeDear) {
-  BringUpCost cost;
+TEST(PromotionCost, TakesWhatIsNotKnownToBeDear) {
+  PromotionCost cost;
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1 << 20), 0);
   EXPECT_TRUE(cost.Pays(TierKind::kSsd, 1 << 20, 1)) << "nothing was measured";
   EXPECT_TRUE(cost.PaysToKeep(1 << 20, 1));
@@ -19,8 +19,8 @@ TEST(BringUpCost, TakesWhatIsNotKnownToBeDear) {
   EXPECT_TRUE(cost.PaysToKeep(100, 1)) << "it will be at the top";
 }
 
-TEST(BringUpCost, AddsTheLandingToTheCopy) {
-  BringUpCost cost;
+TEST(PromotionCost, AddsTheLandingToTheCopy) {
+  PromotionCost cost;
   cost.CameUp(TierKind::kSsd, 1000, 5000);
   cost.Landed(1000, 2000);
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 100), 700);
@@ -33,8 +33,8 @@ TEST(BringUpCost, AddsTheLandingToTheCopy) {
   EXPECT_TRUE(cost.PaysToKeep(100, 0)) << "the engine did not say what computing takes";
 }
 
-TEST(BringUpCost, WhatIsCopiedAheadCostsNoTime) {
-  BringUpCost cost;
+TEST(PromotionCost, WhatIsCopiedAheadCostsNoTime) {
+  PromotionCost cost;
   cost.CameUp(TierKind::kSsd, 1000, 5000);
   cost.Landed(1000, 2000);
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1000, 1000), 6000);
@@ -43,15 +43,15 @@ TEST(BringUpCost, WhatIsCopiedAheadCostsNoTime) {
   EXPECT_FALSE(cost.Pays(TierKind::kSsd, 1000, 2000, 4999));
 }
 
-TEST(BringUpCost, FollowsTheTierAsItChanges) {
-  BringUpCost cost;
+TEST(PromotionCost, FollowsTheTierAsItChanges) {
+  PromotionCost cost;
   cost.CameUp(TierKind::kSsd, 1000, 8000);
   for (int i = 0; i < 60; ++i) cost.CameUp(TierKind::kSsd, 1000, 1000);
   EXPECT_NEAR(static_cast<double>(cost.Estimate(TierKind::kSsd, 1000)), 1000, 10);
 }
 
-TEST(BringUpCost, WhatEverySmallCopyCostsDoesNotMakeLargeOnesDear) {
-  BringUpCost cost;
+TEST(PromotionCost, WhatEverySmallCopyCostsDoesNotMakeLargeOnesDear) {
+  PromotionCost cost;
   for (int i = 0; i < 60; ++i) {
     cost.Landed(1'000, 50'000);
     cost.Landed(10'000'000, 1'000'000);
@@ -59,8 +59,8 @@ TEST(BringUpCost, WhatEverySmallCopyCostsDoesNotMakeLargeOnesDear) {
   EXPECT_LT(cost.Estimate(TierKind::kDram, 10'000'000), 1'100'000);
 }
 
-TEST(BringUpCost, ProbesWhatWasSlowOnce) {
-  BringUpCost cost;
+TEST(PromotionCost, ProbesWhatWasSlowOnce) {
+  PromotionCost cost;
   cost.CameUp(TierKind::kSsd, 1000, 8000);
   cost.Landed(1000, 8000);
   int taken = 0, kept = 0;

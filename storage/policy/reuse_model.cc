@@ -13,37 +13,37 @@ constexpr double kMostFactor = 10;
 
 }  // namespace
 
-ReuseLaw::ReuseLaw() {
+ReuseModel::ReuseModel() {
   changed_.fill(true);
   Refresh();
 }
 
-size_t ReuseLaw::UsesBucket(uint32_t uses) {
+size_t ReuseModel::UsesBucket(uint32_t uses) {
   if (uses <= 5) return uses;
   return uses <= 10 ? 6 : 7;
 }
 
-double ReuseLaw::PartOf(size_t bucket, uint64_t age) {
+double ReuseModel::PartOf(size_t bucket, uint64_t age) {
   return std::clamp((static_cast<double>(age) - BucketBegin(bucket)) / BucketWidth(bucket), 0.0, 1.0);
 }
 
 // A spell that goes on has come only part of the way through its last bucket.
-void ReuseLaw::Reach(Counts& counts, uint64_t age, bool used) {
+void ReuseModel::RecordAge(Counts& counts, uint64_t age, bool used) {
   const size_t bucket = AgeBucket(age);
   counts.last[bucket] += 1;
   counts.through[bucket] += used ? 1 : PartOf(bucket, age);
   counts.used[bucket] += used ? 1 : 0;
 }
 
-double ReuseLaw::Expected(const Subject& subject, uint64_t age) const {
+double ReuseModel::Expected(const Subject& subject, uint64_t age) const {
   const auto& before = hazards_before_[static_cast<size_t>(subject.kind)][UsesBucket(subject.uses)];
   const size_t bucket = AgeBucket(age);
   return before[bucket] + (before[bucket + 1] - before[bucket]) * PartOf(bucket, age);
 }
 
-void ReuseLaw::Ended(const Subject& subject, uint64_t age, bool used) {
+void ReuseModel::Ended(const Subject& subject, uint64_t age, bool used) {
   const auto kind = static_cast<size_t>(subject.kind);
-  Reach(ended_[kind][UsesBucket(subject.uses)], age, used);
+  RecordAge(ended_[kind][UsesBucket(subject.uses)], age, used);
   Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
   factor.uses += used ? 1 : 0;
   factor.expected += Expected(subject, age);
@@ -52,11 +52,11 @@ void ReuseLaw::Ended(const Subject& subject, uint64_t age, bool used) {
   if (remembered_ > kRemembered) Forget();
 }
 
-void ReuseLaw::GivenUp(const Subject& subject) {
+void ReuseModel::GivenUp(const Subject& subject) {
   Ended(subject, kForever, false);
 }
 
-void ReuseLaw::AskedForAgain(const Subject& subject, uint64_t age) {
+void ReuseModel::AskedForAgain(const Subject& subject, uint64_t age) {
   const auto kind = static_cast<size_t>(subject.kind);
   Counts& counts = ended_[kind][UsesBucket(subject.uses)];
   for (double* of : {&counts.last.back(), &counts.through.back()})
@@ -66,14 +66,14 @@ void ReuseLaw::AskedForAgain(const Subject& subject, uint64_t age) {
   Ended(subject, age, true);
 }
 
-void ReuseLaw::GoesOn(const Subject& subject, uint64_t age) {
+void ReuseModel::GoesOn(const Subject& subject, uint64_t age) {
   const auto kind = static_cast<size_t>(subject.kind);
   changed_[kind] = goes_on_[kind] = true;
-  Reach(going_on_[kind][UsesBucket(subject.uses)], age, false);
+  RecordAge(going_on_[kind][UsesBucket(subject.uses)], age, false);
   going_on_factors_[kind][SizeBucket(subject.fresh)].expected += Expected(subject, age);
 }
 
-void ReuseLaw::Forget() {
+void ReuseModel::Forget() {
   remembered_ /= 2;
   changed_.fill(true);
   for (auto& kind : ended_) {
@@ -88,7 +88,7 @@ void ReuseLaw::Forget() {
   }
 }
 
-void ReuseLaw::Refresh() {
+void ReuseModel::Refresh() {
   for (size_t kind = 0; kind < kReuseKinds; ++kind) {
     if (!changed_[kind]) continue;
     std::array<Known, kUses> known{};
@@ -119,7 +119,7 @@ void ReuseLaw::Refresh() {
   changed_ = std::exchange(goes_on_, {});
 }
 
-void ReuseLaw::SetRates(size_t kind, size_t uses, const Known& counts, const Known& kinds) {
+void ReuseModel::SetRates(size_t kind, size_t uses, const Known& counts, const Known& kinds) {
   std::array<double, kAges> hazards;
   auto& before = hazards_before_[kind][uses];
   for (size_t age = 0; age < kAges; ++age) {
@@ -141,7 +141,7 @@ void ReuseLaw::SetRates(size_t kind, size_t uses, const Known& counts, const Kno
   }
 }
 
-ReuseLaw::Class ReuseLaw::ClassOf(const Subject& subject) {
+ReuseModel::Class ReuseModel::ClassOf(const Subject& subject) {
   return {.kind = static_cast<uint8_t>(subject.kind),
           .uses = static_cast<uint8_t>(UsesBucket(subject.uses)),
           .size = static_cast<uint8_t>(SizeBucket(subject.fresh))};

@@ -10,7 +10,7 @@
 
 namespace ashlar::storage {
 
-// What uses are counted of. Each has a law of its own. The first four are of prefixes, by how they came to be worth a
+// What uses are counted of. Each has a model of its own. The first four are of prefixes, by how they came to be worth a
 // checkpoint; the others of objects.
 enum class ReuseKind : uint8_t {
   kRequestEnd,  // behind the last decoded token: a conversation goes on from there
@@ -25,14 +25,14 @@ enum class ReuseKind : uint8_t {
 inline constexpr size_t kReuseKinds = 8;
 
 // A *spell* is the time from a use of something, or its coming, to its next use; time counts requests. For each kind
-// and number of earlier uses, the law keeps how many spells came to each age, and how many of them ended there by a
+// and number of earlier uses, the model keeps how many spells came to each age, and how many of them ended there by a
 // use: the hazard by age, in the manner of Kaplan and Meier (1958), so that spells that have not ended count as far as
 // they have come. Ages are buckets, two an octave. A count of few cases leans on the kind's hazard, and that on one
 // that is the same in every bucket, for which the price falls as 1/age and the order is that of least recent use.
 //
 // The price of an age is Gittins' index (1979) of the hazard from there on: the most uses an expected request of
 // waiting that can be had by waiting up to some later age and then giving up. It is what a slot should be rented for.
-class ReuseLaw {
+class ReuseModel {
  public:
   struct Subject {
     ReuseKind kind = ReuseKind::kRequestEnd;
@@ -40,21 +40,21 @@ class ReuseLaw {
     uint64_t fresh = 0;  // tokens behind the request end before it: long turns are followed differently from short ones
   };
 
-  ReuseLaw();
+  ReuseModel();
 
   // A spell ended at `age`: by a use, or because nothing is known any longer of what it is about.
   void Ended(const Subject& subject, uint64_t age, bool used);
   // It is given up, and its spell followed no further: counted as if nobody ever came for it, until somebody does.
   void GivenUp(const Subject& subject);
   void AskedForAgain(const Subject& subject, uint64_t age);
-  // A spell that goes on. Tell of all there are, each once, then Refresh: from then on the law knows them.
+  // A spell that goes on. Tell of all there are, each once, then Refresh: from then on the model knows them.
   void GoesOn(const Subject& subject, uint64_t age);
   void Refresh();
   double remembered() const { return remembered_; }  // spells that ended, old ones counting less
 
   // Uses an expected request of keeping it, at that age.
   double Rate(const Subject& subject, uint64_t age) const { return Rate(ClassOf(subject), age); }
-  // The same of all that the law does not tell apart.
+  // The same of all that the model does not tell apart.
   struct Class {
     uint8_t kind = 0, uses = 0, size = 0;
   };
@@ -103,7 +103,7 @@ class ReuseLaw {
   static size_t SizeBucket(uint64_t tokens) { return std::min<size_t>(std::bit_width(tokens | 1) - 1, kSizes - 1); }
   static constexpr uint64_t kForever = ~uint64_t{0};
   static double PartOf(size_t bucket, uint64_t age);  // that is over at that age, which lies in it
-  static void Reach(Counts& counts, uint64_t age, bool used);
+  static void RecordAge(Counts& counts, uint64_t age, bool used);
   double Expected(const Subject& subject, uint64_t age) const;
   void Forget();
   void SetRates(size_t kind, size_t uses, const Known& counts, const Known& kinds);

@@ -4,45 +4,45 @@
 
 namespace ashlar::storage {
 
-uint64_t ReuseBook::now(TenantId tenant) const {
+uint64_t ReuseModels::now(TenantId tenant) const {
   const auto found = tenants_.find(tenant);
   return found == tenants_.end() ? 0 : found->second.now;
 }
 
-void ReuseBook::Ended(Tenant& tenant) {
-  if (++tenant.ended < std::max(kLeastRefresh, tenant.law.remembered() / kRefreshPart)) return;
+void ReuseModels::Ended(Tenant& tenant) {
+  if (++tenant.ended < std::max(kLeastRefresh, tenant.model.remembered() / kRefreshPart)) return;
   tenant.ended = 0;
-  tenant.law.Refresh();
+  tenant.model.Refresh();
 }
 
-void ReuseBook::Came(TenantId tenant, Reuse& reuse, const Reuse* gone) {
+void ReuseModels::Came(TenantId tenant, Reuse& reuse, const Reuse* gone) {
   Tenant& of = Of(tenant);
   if (gone != nullptr && gone->kind == reuse.kind) {
-    of.law.AskedForAgain(Subject(*gone), of.now - gone->used);
+    of.model.AskedForAgain(Subject(*gone), of.now - gone->used);
     Ended(of);
     reuse.uses = gone->uses + 1;
   }
   reuse.used = of.now;
 }
 
-void ReuseBook::Used(TenantId tenant, Reuse& reuse) {
+void ReuseModels::Used(TenantId tenant, Reuse& reuse) {
   Tenant& of = Of(tenant);
-  of.law.Ended(Subject(reuse), of.now - reuse.used, true);
+  of.model.Ended(Subject(reuse), of.now - reuse.used, true);
   Ended(of);
   ++reuse.uses;
   reuse.used = of.now;
 }
 
-void ReuseBook::GivenUp(TenantId tenant, const Reuse& reuse) {
+void ReuseModels::GivenUp(TenantId tenant, const Reuse& reuse) {
   Tenant& of = Of(tenant);
-  of.law.GivenUp(Subject(reuse));
+  of.model.GivenUp(Subject(reuse));
   Ended(of);
 }
 
-double ReuseBook::Rate(TenantId tenant, ReuseLaw::Class law, uint64_t used) const {
+double ReuseModels::Rate(TenantId tenant, ReuseModel::Class model, uint64_t used) const {
   const auto found = tenants_.find(tenant);
-  static const ReuseLaw kUnknown;
-  return found == tenants_.end() ? kUnknown.Rate(law, 0) : found->second.law.Rate(law, found->second.now - used);
+  static const ReuseModel kUnknown;
+  return found == tenants_.end() ? kUnknown.Rate(model, 0) : found->second.model.Rate(model, found->second.now - used);
 }
 
 }  // namespace ashlar::storage

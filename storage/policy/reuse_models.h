@@ -21,8 +21,8 @@ struct Reuse {
 // Where the engine declares no FLOPs: a model of five billion parameters in use.
 inline constexpr double kAssumedFlopsPerToken = 1e10;
 
-// A law of reuse for each tenant (reuse_model.h); time counts the tenant's requests. One thread.
-class ReuseBook {
+// A model of reuse for each tenant (reuse_model.h); time counts the tenant's requests. One thread.
+class ReuseModels {
  public:
   // A request comes.
   void Tick(TenantId tenant) { ++Of(tenant).now; }
@@ -36,19 +36,19 @@ class ReuseBook {
   void GivenUp(TenantId tenant, const Reuse& reuse);
 
   // Uses an expected request, of what was used last at `used`.
-  double Rate(TenantId tenant, ReuseLaw::Class law, uint64_t used) const;
-  static ReuseLaw::Class ClassOf(const Reuse& reuse) { return ReuseLaw::ClassOf(Subject(reuse)); }
+  double Rate(TenantId tenant, ReuseModel::Class model, uint64_t used) const;
+  static ReuseModel::Class ClassOf(const Reuse& reuse) { return ReuseModel::ClassOf(Subject(reuse)); }
 
  private:
-  // The law is looked at anew after so many spells that ended, or after a part of those that it remembers.
+  // The model is looked at anew after so many spells that ended, or after a part of those that it remembers.
   static constexpr double kLeastRefresh = 64, kRefreshPart = 32;
 
   struct Tenant {
-    ReuseLaw law;
+    ReuseModel model;
     uint64_t now = 0;
-    double ended = 0;  // spells, since the law was refreshed
+    double ended = 0;  // spells, since the model was refreshed
   };
-  static ReuseLaw::Subject Subject(const Reuse& reuse) { return {.kind = reuse.kind, .uses = reuse.uses}; }
+  static ReuseModel::Subject Subject(const Reuse& reuse) { return {.kind = reuse.kind, .uses = reuse.uses}; }
   Tenant& Of(TenantId tenant) { return tenants_[tenant]; }
   static void Ended(Tenant& tenant);
 

@@ -15,60 +15,60 @@ void Prefetch(const PrefixNode& node) {
 
 }  // namespace
 
-const PrefixNode& PrefixStore::Before(const PrefixNode& node) {
+const PrefixNode& CheckpointBudget::Before(const PrefixNode& node) {
   const PrefixNode* at = node.parent();
   while (at->parent() != nullptr && !at->data.kept) at = at->parent();
   return *at;
 }
 
-uint64_t PrefixStore::StateBytes(const PrefixNode& node) const {
+uint64_t CheckpointBudget::StateBytes(const PrefixNode& node) const {
   return costs_.StateBytes(node.depth());
 }
 
 // On the way to it, the deepest prefix whose pages are kept whether it is or not; the root.
-const PrefixNode& PrefixStore::Paged(const PrefixNode& node) {
+const PrefixNode& CheckpointBudget::Paged(const PrefixNode& node) {
   const uint32_t own = node.data.kept && node.data.span == nullptr ? 1 : 0;
   const PrefixNode* at = &node;
   while (at->parent() != nullptr && at->data.needs == own) at = at->parent();
   return *at;
 }
 
-uint64_t PrefixStore::Bytes(const PrefixNode& node, const PrefixNode& paged) const {
+uint64_t CheckpointBudget::Bytes(const PrefixNode& node, const PrefixNode& paged) const {
   if (node.data.span != nullptr) return node.data.span->bytes;
   const uint64_t pages = node.depth() / costs_.page_tokens - paged.depth() / costs_.page_tokens;
   return StateBytes(node) + pages * costs_.page_bytes;
 }
 
-double PrefixStore::Worth(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged) const {
+double CheckpointBudget::Worth(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged) const {
   const double saved = costs_.Flops(node.depth()) - costs_.Flops(before.depth());
   return saved / static_cast<double>(Bytes(node, paged));
 }
 
-double PrefixStore::Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged,
-                          RequestTime now) const {
+double CheckpointBudget::Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged,
+                               RequestTime now) const {
   const PrefixEntry& entry = node.data;
-  return law_.Rate({*entry.kind, entry.uses, entry.fresh}, now - entry.used) * Worth(node, before, paged);
+  return model_.Rate({*entry.kind, entry.uses, entry.fresh}, now - entry.used) * Worth(node, before, paged);
 }
 
-double PrefixStore::Price(const Kept& kept, RequestTime now) const {
-  return law_.Rate(kept.law, static_cast<uint32_t>(now) - kept.used) * kept.worth;
+double CheckpointBudget::Price(const Kept& kept, RequestTime now) const {
+  return model_.Rate(kept.model, static_cast<uint32_t>(now) - kept.used) * kept.worth;
 }
 
-void PrefixStore::Refresh(PrefixNode& node) {
+void CheckpointBudget::Refresh(PrefixNode& node) {
   if (!node.data.kept) return;
   const PrefixEntry& entry = node.data;
   Kept& kept = kept_[entry.kept_place];
   kept.worth = static_cast<float>(Worth(node, Before(node), Paged(node)));
   kept.used = static_cast<uint32_t>(entry.used);
-  kept.law = ReuseLaw::ClassOf({*entry.kind, entry.uses, entry.fresh});
+  kept.model = ReuseModel::ClassOf({*entry.kind, entry.uses, entry.fresh});
 }
 
-double PrefixStore::Price(const PrefixNode& node, RequestTime now) const {
+double CheckpointBudget::Price(const PrefixNode& node, RequestTime now) const {
   return Price(node, Before(node), Paged(node), now);
 }
 
 // None is kept, so they have the same one before them, and what is behind the first without needs has none either.
-std::vector<double> PrefixStore::Prices(std::span<const PrefixNode* const> way, RequestTime now) const {
+std::vector<double> CheckpointBudget::Prices(std::span<const PrefixNode* const> way, RequestTime now) const {
   std::vector<double> prices;
   if (way.empty()) return prices;
   const PrefixNode& before = Before(*way.front());
@@ -80,32 +80,32 @@ std::vector<double> PrefixStore::Prices(std::span<const PrefixNode* const> way, 
   return prices;
 }
 
-void PrefixStore::Lease(PrefixNode& node) {
+void CheckpointBudget::Lease(PrefixNode& node) {
   ++node.data.leases;
   NoteHeld(node);
 }
 
-void PrefixStore::Release(PrefixNode& node) {
+void CheckpointBudget::Release(PrefixNode& node) {
   --node.data.leases;
   NoteHeld(node);
 }
 
-void PrefixStore::NoteHeld(PrefixNode& node) {
+void CheckpointBudget::NoteHeld(PrefixNode& node) {
   if (!node.data.kept) return;
   const size_t place = node.data.kept_place;
   kept_[place].held = !MayGo(node);
   if (kept_[place].held && kept_[place].cheap) ForgetCheap(place);
 }
 
-void PrefixStore::Pressed() {
+void CheckpointBudget::Pressed() {
   limit_ = std::max(bytes_, capacity_ / kLeastShare);
 }
 
-void PrefixStore::Dare() {
+void CheckpointBudget::Dare() {
   limit_ = std::min(capacity_, limit_ + capacity_ / kStep);
 }
 
-void PrefixStore::Put(PrefixNode& node) {
+void CheckpointBudget::Put(PrefixNode& node) {
   bytes_ += Bytes(node, Paged(node));
   if (const KeptSpan* const span = node.data.span.get()) {
     span->base->data.hanging.push_back(&node);
@@ -124,7 +124,7 @@ void PrefixStore::Put(PrefixNode& node) {
 }
 
 // The one before has other pages to itself, or fewer; those behind save less, or more.
-void PrefixStore::RefreshAround(PrefixNode& node) {
+void CheckpointBudget::RefreshAround(PrefixNode& node) {
   PrefixNode* before = node.parent();
   while (before->parent() != nullptr && !before->data.kept) before = before->parent();
   Refresh(*before);
@@ -140,12 +140,12 @@ void PrefixStore::RefreshAround(PrefixNode& node) {
   }
 }
 
-void PrefixStore::Drop(PrefixNode& node) {
+void CheckpointBudget::Drop(PrefixNode& node) {
   Remove(node);
   node.data.span.reset();
 }
 
-void PrefixStore::Remove(PrefixNode& node) {
+void CheckpointBudget::Remove(PrefixNode& node) {
   bytes_ -= Bytes(node, Paged(node));
   if (const KeptSpan* const span = node.data.span.get()) {
     std::erase(span->base->data.hanging, &node);
@@ -168,12 +168,12 @@ void PrefixStore::Remove(PrefixNode& node) {
   RefreshAround(node);
 }
 
-void PrefixStore::ForgetCheap(size_t place) {
+void CheckpointBudget::ForgetCheap(size_t place) {
   kept_[place].cheap = false;
   std::erase_if(cheap_, [place](const Cheap& cheap) { return cheap.place == place; });
 }
 
-PrefixNode* PrefixStore::CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const {
+PrefixNode* CheckpointBudget::CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const {
   PrefixNode* cheapest = nullptr;
   price = std::numeric_limits<double>::infinity();
   for (const Kept& kept : kept_) {
@@ -187,7 +187,7 @@ PrefixNode* PrefixStore::CheapestOfAll(const PrefixNode* spared, RequestTime now
   return cheapest;
 }
 
-void PrefixStore::DrawAhead() {
+void CheckpointBudget::DrawAhead() {
   for (uint32_t& draw : ahead_) {
     draw = static_cast<uint32_t>(random_() >> 32);
     __builtin_prefetch(&kept_[PlaceOf(draw)]);
@@ -195,7 +195,7 @@ void PrefixStore::DrawAhead() {
   }
 }
 
-void PrefixStore::DrawCheap(RequestTime now) {
+void CheckpointBudget::DrawCheap(RequestTime now) {
   const auto dearer = [](const Cheap& a, const Cheap& b) { return a.price < b.price; };
   for (size_t rounds = cheap_.size() < kCheap / 2 ? kSamples / kFresh : 1; rounds > 0; --rounds) {
     const std::array<uint32_t, kFresh / kNeighbours> draws = ahead_;
@@ -220,12 +220,12 @@ void PrefixStore::DrawCheap(RequestTime now) {
   }
 }
 
-std::vector<PrefixStore::Cheap>::iterator PrefixStore::CheapestDrawn() {
+std::vector<CheckpointBudget::Cheap>::iterator CheckpointBudget::CheapestDrawn() {
   return std::min_element(cheap_.begin(), cheap_.end(),
                           [](const Cheap& a, const Cheap& b) { return a.price < b.price; });
 }
 
-PrefixNode* PrefixStore::Cheapest(const PrefixNode* spared, RequestTime now, double& price) {
+PrefixNode* CheckpointBudget::Cheapest(const PrefixNode* spared, RequestTime now, double& price) {
   if (kept_.size() <= kSamples) return CheapestOfAll(spared, now, price);
   if (!cheap_.empty()) Prefetch(*kept_[CheapestDrawn()->place].node->parent());
   DrawCheap(now);
@@ -247,14 +247,14 @@ PrefixNode* PrefixStore::Cheapest(const PrefixNode* spared, RequestTime now, dou
   }
 }
 
-double PrefixStore::LeastPrice(RequestTime now) {
+double CheckpointBudget::LeastPrice(RequestTime now) {
   if (bytes_ + costs_.checkpoint_bytes + costs_.page_bytes <= limit_) return 0;
   double price = 0;
   Cheapest(nullptr, now, price);
   return price;
 }
 
-bool PrefixStore::AdmitSpan(PrefixNode& node, PrefixNode& base, uint64_t bytes, RequestTime now) {
+bool CheckpointBudget::AdmitSpan(PrefixNode& node, PrefixNode& base, uint64_t bytes, RequestTime now) {
   node.data.span = std::make_unique<KeptSpan>(KeptSpan{.base = &base, .bytes = bytes});
   if (Admit(node, now)) return true;
   node.data.span.reset();
@@ -263,7 +263,7 @@ bool PrefixStore::AdmitSpan(PrefixNode& node, PrefixNode& base, uint64_t bytes, 
 
 // It is put there first, so that the pages before it count as needed; until it fits, the sum may pass the capacity on
 // paper, and never does when this returns.
-bool PrefixStore::Admit(PrefixNode& node, RequestTime now) {
+bool CheckpointBudget::Admit(PrefixNode& node, RequestTime now) {
   if (Bytes(node, Paged(node)) > limit_) {
     ++refusals_;
     return false;

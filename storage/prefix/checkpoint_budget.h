@@ -28,10 +28,10 @@ namespace ashlar::storage {
 // so these stay while it does, whatever they are worth by themselves.
 //
 // Accounting only: bytes are whoever's who owns the store. One thread.
-class PrefixStore {
+class CheckpointBudget {
  public:
-  PrefixStore(const PrefixCosts& costs, uint64_t capacity_bytes, const ReuseLaw& law, uint64_t seed)
-      : costs_(costs), capacity_(capacity_bytes), law_(law), random_(seed) {}
+  CheckpointBudget(const PrefixCosts& costs, uint64_t capacity_bytes, const ReuseModel& model, uint64_t seed)
+      : costs_(costs), capacity_(capacity_bytes), model_(model), random_(seed) {}
 
   // Others took bytes that were counted on: until there is more again, no more is kept than is there now. Each request
   // then dares a little more.
@@ -88,7 +88,7 @@ class PrefixStore {
     PrefixNode* node = nullptr;
     float worth = 0;    // FLOPs saved a byte freed, when it was last looked at
     uint32_t used = 0;  // low bits
-    ReuseLaw::Class law;
+    ReuseModel::Class model;
     bool cheap : 1 = false;  // among those below
     bool held : 1 = false;   // by a lease, or spans that hang on it: it may not go
   };
@@ -132,7 +132,7 @@ class PrefixStore {
   const PrefixCosts costs_;
   const uint64_t capacity_;
   uint64_t limit_ = capacity_;  // what there seems to be of it
-  const ReuseLaw& law_;
+  const ReuseModel& model_;
   // Knuth's, of whose high bits places are drawn: it takes no memory that would be in what is drawn from's way.
   std::linear_congruential_engine<uint64_t, 6364136223846793005, 1442695040888963407, 0> random_;
   uint64_t bytes_ = 0, peak_bytes_ = 0;

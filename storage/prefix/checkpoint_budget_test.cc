@@ -19,7 +19,7 @@ using ::testing::UnorderedElementsAreArray;
 constexpr PrefixCosts kTokens{.page_tokens = 1, .page_bytes = 10, .checkpoint_bytes = 100, .flops_per_token = 1};
 constexpr PrefixCosts kPages{.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 100, .flops_per_token = 1};
 
-class PrefixStoreTest : public ::testing::Test {
+class CheckpointBudgetTest : public ::testing::Test {
  protected:
   // A prefix that came now: `first` and then 0, 1, 2 ….
   PrefixNode& Node(int32_t first, uint64_t depth, RequestTime used = 0) {
@@ -38,11 +38,11 @@ class PrefixStoreTest : public ::testing::Test {
   std::vector<const PrefixNode*> Kept(const PrefixCosts& costs) const { return Recount(tree_.root(), costs).kept; }
 
   PrefixTree<PrefixEntry> tree_;
-  ReuseLaw law_;
+  ReuseModel model_;
 };
 
-TEST_F(PrefixStoreTest, CountsPagesOnceAndStatesEach) {
-  PrefixStore store(kTokens, 100'000, law_, 1);
+TEST_F(CheckpointBudgetTest, CountsPagesOnceAndStatesEach) {
+  CheckpointBudget store(kTokens, 100'000, model_, 1);
   PrefixNode& deep = Node(1, 50);
   ASSERT_TRUE(store.Admit(deep, 0));
   EXPECT_EQ(store.bytes(), 100u + 50 * 10);
@@ -60,8 +60,8 @@ TEST_F(PrefixStoreTest, CountsPagesOnceAndStatesEach) {
   EXPECT_EQ(store.peak_bytes(), 2 * 100u + 50 * 10);
 }
 
-TEST_F(PrefixStoreTest, TailsAreOfWholePages) {
-  PrefixStore store(kPages, 100'000, law_, 1);
+TEST_F(CheckpointBudgetTest, TailsAreOfWholePages) {
+  CheckpointBudget store(kPages, 100'000, model_, 1);
   ASSERT_TRUE(store.Admit(Node(1, 16), 0));
   EXPECT_EQ(store.bytes(), 100u + 160);
   ASSERT_TRUE(store.Admit(Node(2, 17), 0));
@@ -70,25 +70,25 @@ TEST_F(PrefixStoreTest, TailsAreOfWholePages) {
   EXPECT_EQ(store.bytes(), 3 * 100u + 4 * 160) << "a tail alone";
 }
 
-TEST_F(PrefixStoreTest, BeforeIsTheDeepestThatIsKept) {
-  PrefixStore store(kTokens, 100'000, law_, 1);
+TEST_F(CheckpointBudgetTest, BeforeIsTheDeepestThatIsKept) {
+  CheckpointBudget store(kTokens, 100'000, model_, 1);
   PrefixNode &a = Node(1, 10), &b = Node(1, 20), &c = Node(1, 30);
-  EXPECT_EQ(&PrefixStore::Before(c), &tree_.root());
+  EXPECT_EQ(&CheckpointBudget::Before(c), &tree_.root());
   ASSERT_TRUE(store.Admit(a, 0));
-  EXPECT_EQ(&PrefixStore::Before(c), &a);
+  EXPECT_EQ(&CheckpointBudget::Before(c), &a);
   ASSERT_TRUE(store.Admit(b, 0));
-  EXPECT_EQ(&PrefixStore::Before(c), &b);
-  EXPECT_EQ(&PrefixStore::Before(b), &a);
-  EXPECT_EQ(&PrefixStore::Before(a), &tree_.root());
+  EXPECT_EQ(&CheckpointBudget::Before(c), &b);
+  EXPECT_EQ(&CheckpointBudget::Before(b), &a);
+  EXPECT_EQ(&CheckpointBudget::Before(a), &tree_.root());
 }
 
 // FLOPs a byte, a request: what it saves over the one before, by what only it holds.
-TEST_F(PrefixStoreTest, PriceIsWhatItSavesAByteItWouldFree) {
+TEST_F(CheckpointBudgetTest, PriceIsWhatItSavesAByteItWouldFree) {
   PrefixCosts costs = kTokens;
   costs.flops_per_square = 2;
-  PrefixStore store(costs, 100'000, law_, 1);
+  CheckpointBudget store(costs, 100'000, model_, 1);
   PrefixNode &a = Node(1, 10), &b = Node(1, 30);
-  const double rate = law_.Rate({ReuseKind::kBranch, 0, 0}, 5);
+  const double rate = model_.Rate({ReuseKind::kBranch, 0, 0}, 5);
   EXPECT_DOUBLE_EQ(store.Price(b, 5), rate * (30 + 2 * 900) / (100 + 300));
   ASSERT_TRUE(store.Admit(a, 5));
   EXPECT_DOUBLE_EQ(store.Price(b, 5), rate * (30 + 2 * 900 - 10 - 2 * 100) / (100 + 200));
@@ -97,13 +97,13 @@ TEST_F(PrefixStoreTest, PriceIsWhatItSavesAByteItWouldFree) {
   EXPECT_DOUBLE_EQ(store.Price(b, 5), rate * (30 + 2 * 900 - 10 - 2 * 100) / (100 + 200)) << "kept or not";
 }
 
-TEST_F(PrefixStoreTest, PricesOnAWayAreThoseOfEach) {
+TEST_F(CheckpointBudgetTest, PricesOnAWayAreThoseOfEach) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   for (int round = 0; round < 100; ++round) {
     PrefixTree<PrefixEntry> tree;
-    PrefixStore store(kPages, 1'000'000, law_, 1);
+    CheckpointBudget store(kPages, 1'000'000, model_, 1);
     std::vector<PrefixNode*> way;
     PrefixNode* at = &tree.root();
     for (int i = 0; i < 12; ++i) {
@@ -127,8 +127,8 @@ TEST_F(PrefixStoreTest, PricesOnAWayAreThoseOfEach) {
   }
 }
 
-TEST_F(PrefixStoreTest, TheCheapestGoes) {
-  PrefixStore store(kTokens, 2 * (100 + 10 * 10), law_, 1);
+TEST_F(CheckpointBudgetTest, TheCheapestGoes) {
+  CheckpointBudget store(kTokens, 2 * (100 + 10 * 10), model_, 1);
   PrefixNode &old = Node(1, 10, 1), &young = Node(2, 10, 50), &next = Node(3, 10, 100);
   ASSERT_TRUE(store.Admit(young, 100));
   ASSERT_TRUE(store.Admit(old, 100));
@@ -142,8 +142,8 @@ TEST_F(PrefixStoreTest, TheCheapestGoes) {
   EXPECT_LE(store.going_price(), cheapest);
 }
 
-TEST_F(PrefixStoreTest, RefusesWhatIsWorthLessAndChangesNothing) {
-  PrefixStore store(kTokens, 3 * (100 + 10 * 10), law_, 1);
+TEST_F(CheckpointBudgetTest, RefusesWhatIsWorthLessAndChangesNothing) {
+  CheckpointBudget store(kTokens, 3 * (100 + 10 * 10), model_, 1);
   PrefixNode &a = Node(1, 10, 60), &b = Node(2, 10, 90), &c = Node(3, 10, 95);
   for (PrefixNode* node : {&a, &b, &c}) ASSERT_TRUE(store.Admit(*node, 100));
   // Worth more than one of them, but two would have to go: the second is dearer.
@@ -160,8 +160,8 @@ TEST_F(PrefixStoreTest, RefusesWhatIsWorthLessAndChangesNothing) {
   EXPECT_TRUE(Recount(tree_.root(), kTokens).needs_hold);
 }
 
-TEST_F(PrefixStoreTest, RefusesWhatIsLargerThanAllThereIs) {
-  PrefixStore store(kTokens, 500, law_, 1);
+TEST_F(CheckpointBudgetTest, RefusesWhatIsLargerThanAllThereIs) {
+  CheckpointBudget store(kTokens, 500, model_, 1);
   ASSERT_TRUE(store.Admit(Node(1, 10), 0));
   EXPECT_FALSE(store.Admit(Node(2, 41), 0)) << "100 + 410";
   EXPECT_EQ(store.checkpoints(), 1u);
@@ -169,8 +169,8 @@ TEST_F(PrefixStoreTest, RefusesWhatIsLargerThanAllThereIs) {
   EXPECT_TRUE(store.Admit(Node(2, 40), 0)) << "just fits, and is as new";
 }
 
-TEST_F(PrefixStoreTest, WhatIsLeasedStays) {
-  PrefixStore store(kTokens, 2 * (100 + 10 * 10), law_, 1);
+TEST_F(CheckpointBudgetTest, WhatIsLeasedStays) {
+  CheckpointBudget store(kTokens, 2 * (100 + 10 * 10), model_, 1);
   PrefixNode &a = Node(1, 10, 1), &b = Node(2, 10, 2), &next = Node(3, 10, 1000);
   ASSERT_TRUE(store.Admit(a, 3));
   ASSERT_TRUE(store.Admit(b, 3));
@@ -186,8 +186,8 @@ TEST_F(PrefixStoreTest, WhatIsLeasedStays) {
   EXPECT_THAT(Kept(kTokens), UnorderedElementsAreArray({&a, &next})) << "though it is the oldest";
 }
 
-TEST_F(PrefixStoreTest, NothingIsCheapWhileThereIsRoom) {
-  PrefixStore store(kTokens, 320, law_, 1);
+TEST_F(CheckpointBudgetTest, NothingIsCheapWhileThereIsRoom) {
+  CheckpointBudget store(kTokens, 320, model_, 1);
   EXPECT_EQ(store.LeastPrice(0), 0);
   ASSERT_TRUE(store.Admit(Node(1, 10), 0));
   EXPECT_EQ(store.LeastPrice(0), 0) << "a checkpoint and a page";
@@ -197,9 +197,9 @@ TEST_F(PrefixStoreTest, NothingIsCheapWhileThereIsRoom) {
 
 // Of many, a sample: what goes is among the cheapest all the same.
 // Those that were found to be cheap are used meanwhile: others go in their place, however many.
-TEST_F(PrefixStoreTest, OfManyLeasedOnesNoneGoes) {
+TEST_F(CheckpointBudgetTest, OfManyLeasedOnesNoneGoes) {
   constexpr int kMany = 1000;
-  PrefixStore store(kTokens, kMany * 200, law_, std::random_device()());
+  CheckpointBudget store(kTokens, kMany * 200, model_, std::random_device()());
   std::vector<PrefixNode*> nodes;
   for (int i = 0; i < kMany; ++i) nodes.push_back(&Node(i, 10, static_cast<RequestTime>(i < kMany / 2 ? 1 : 900)));
   for (PrefixNode* node : nodes) ASSERT_TRUE(store.Admit(*node, 1000));
@@ -210,9 +210,9 @@ TEST_F(PrefixStoreTest, OfManyLeasedOnesNoneGoes) {
   EXPECT_EQ(store.evictions(), 100u);
 }
 
-TEST_F(PrefixStoreTest, OfManyACheapOneGoes) {
+TEST_F(CheckpointBudgetTest, OfManyACheapOneGoes) {
   constexpr int kMany = 1000;
-  PrefixStore store(kTokens, kMany * 200, law_, std::random_device()());
+  CheckpointBudget store(kTokens, kMany * 200, model_, std::random_device()());
   std::vector<PrefixNode*> nodes;
   for (int i = 0; i < kMany; ++i) nodes.push_back(&Node(i, 10, static_cast<RequestTime>(i < kMany / 2 ? 1 : 1 << 20)));
   for (PrefixNode* node : nodes) ASSERT_TRUE(store.Admit(*node, 1 << 20));
@@ -227,8 +227,8 @@ TEST_F(PrefixStoreTest, OfManyACheapOneGoes) {
 void RandomTraffic(const PrefixCosts& costs, uint64_t seed) {
   std::mt19937_64 random(seed);
   PrefixTree<PrefixEntry> tree;
-  const ReuseLaw law;
-  PrefixStore store(costs, 500 + random() % 5000, law, seed);
+  const ReuseModel model;
+  CheckpointBudget store(costs, 500 + random() % 5000, model, seed);
   std::vector<PrefixNode*> nodes, leased;
   for (RequestTime now = 1; now < 150; ++now) {
     std::vector<int32_t> tokens(1 + random() % 40);
@@ -279,7 +279,7 @@ void RandomTraffic(const PrefixCosts& costs, uint64_t seed) {
   }
 }
 
-TEST(PrefixStoreRandomTest, KeepsTheBooks) {
+TEST(CheckpointBudgetRandomTest, KeepsTheBooks) {
   for (int round = 0; round < 8; ++round) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -20,21 +20,21 @@ bool Hidden(const Line& before, const Line& middle, const Line& after) {
 
 }  // namespace
 
-CheckpointPlan::CheckpointPlan(std::span<const OverlapLaw::Mass> law, uint64_t begin, uint64_t page, size_t most,
+CheckpointPlan::CheckpointPlan(std::span<const OverlapModel::Mass> model, uint64_t begin, uint64_t page, size_t most,
                                Cost cost) {
   at_.push_back(begin);
-  for (const OverlapLaw::Mass& mass : law) {
+  for (const OverlapModel::Mass& mass : model) {
     const uint64_t at = mass.depth / page * page;
     if (at > at_.back()) at_.push_back(at);
   }
   // Behind all masses.
-  at_.push_back(std::max(at_.back(), law.empty() ? 0 : law.back().depth) + 1);
+  at_.push_back(std::max(at_.back(), model.empty() ? 0 : model.back().depth) + 1);
   size_t next = 0;
   double mass = 0, sum = 0;
   for (const uint64_t at : at_) {
-    for (; next < law.size() && law[next].depth < at; ++next) {
-      mass += law[next].weight;
-      sum += law[next].weight * cost(law[next].depth);
+    for (; next < model.size() && model[next].depth < at; ++next) {
+      mass += model[next].weight;
+      sum += model[next].weight * cost(model[next].depth);
     }
     cost_.push_back(cost(at));
     mass_.push_back(mass);

@@ -23,9 +23,9 @@ class CheckpointPlan {
   using Cost =
       absl::FunctionRef<double(uint64_t depth)>;  // of computing that many tokens from the start; grows strictly
 
-  // `law`: by depth, all behind `begin`, which can be resumed at. At most `most` checkpoints, at multiples of `page`.
+  // `model`: by depth, all behind `begin`, which can be resumed at. At most `most` checkpoints, at multiples of `page`.
   // O(most · masses).
-  CheckpointPlan(std::span<const OverlapLaw::Mass> law, uint64_t begin, uint64_t page, size_t most, Cost cost);
+  CheckpointPlan(std::span<const OverlapModel::Mass> model, uint64_t begin, uint64_t page, size_t most, Cost cost);
 
   size_t most() const { return expected_.size() - 1; }  // that make a difference
   // What is computed again with so many checkpoints, an expected request; does not grow.
@@ -45,7 +45,7 @@ class CheckpointPlan {
 
 // The heuristics that the paper compares with: positions in (0, length), at multiples of `page`, at most `checkpoints`.
 enum class Spacing : uint8_t {
-  kBalanced,     // gaps that are alike: best under a uniform law
+  kBalanced,     // gaps that are alike: best under a uniform model
   kBlock,        // every 2^k pages, with the least k for which they are few enough
   kRoot,         // dense towards the end: the i-th at √(i / (n + 1)) of the length
   kLogarithmic,  // dense towards the start: each twice as deep as the one before

@@ -23,7 +23,7 @@ using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-using Mass = OverlapLaw::Mass;
+using Mass = OverlapModel::Mass;
 using Cost = std::function<double(uint64_t)>;
 
 double Tokens(uint64_t depth) {
@@ -32,10 +32,10 @@ double Tokens(uint64_t depth) {
 
 // Everything that parts at a depth is computed again from the last checkpoint at or before it: said as plainly as
 // possible.
-double Recomputed(const std::vector<Mass>& law, uint64_t begin, const std::vector<uint64_t>& checkpoints,
+double Recomputed(const std::vector<Mass>& model, uint64_t begin, const std::vector<uint64_t>& checkpoints,
                   const Cost& cost) {
   double sum = 0;
-  for (const Mass& mass : law) {
+  for (const Mass& mass : model) {
     uint64_t from = begin;
     for (const uint64_t checkpoint : checkpoints) {
       if (checkpoint <= mass.depth) from = std::max(from, checkpoint);
@@ -46,30 +46,30 @@ double Recomputed(const std::vector<Mass>& law, uint64_t begin, const std::vecto
 }
 
 // Of all ways to put at most `most` checkpoints at multiples of `page` behind `begin`.
-double LeastByBruteForce(const std::vector<Mass>& law, uint64_t begin, uint64_t page, size_t most, const Cost& cost,
+double LeastByBruteForce(const std::vector<Mass>& model, uint64_t begin, uint64_t page, size_t most, const Cost& cost,
                          std::vector<uint64_t> chosen = {}) {
-  double least = Recomputed(law, begin, chosen, cost);
+  double least = Recomputed(model, begin, chosen, cost);
   if (most == 0) return least;
-  const uint64_t last = law.empty() ? 0 : law.back().depth;
+  const uint64_t last = model.empty() ? 0 : model.back().depth;
   const uint64_t after = chosen.empty() ? begin : chosen.back();
   for (uint64_t at = (after / page + 1) * page; at <= last; at += page) {
     chosen.push_back(at);
-    least = std::min(least, LeastByBruteForce(law, begin, page, most - 1, cost, chosen));
+    least = std::min(least, LeastByBruteForce(model, begin, page, most - 1, cost, chosen));
     chosen.pop_back();
   }
   return least;
 }
 
-void ExpectExact(const std::vector<Mass>& law, uint64_t begin, uint64_t page, size_t most, const Cost& cost) {
-  const CheckpointPlan plan(law, begin, page, most, cost);
-  const double scale = law.empty() ? 1 : cost(law.back().depth);
+void ExpectExact(const std::vector<Mass>& model, uint64_t begin, uint64_t page, size_t most, const Cost& cost) {
+  const CheckpointPlan plan(model, begin, page, most, cost);
+  const double scale = model.empty() ? 1 : cost(model.back().depth);
   ASSERT_LE(plan.most(), most);
   for (size_t m = 0; m <= plan.most(); ++m) {
-    const double least = LeastByBruteForce(law, begin, page, m, cost);
+    const double least = LeastByBruteForce(model, begin, page, m, cost);
     ASSERT_THAT(plan.Expected(m), DoubleNear(least, 1e-12 * scale)) << m << " checkpoints";
     const std::vector<uint64_t> positions = plan.Positions(m);
     ASSERT_LE(positions.size(), m);
-    ASSERT_THAT(Recomputed(law, begin, positions, cost), DoubleNear(least, 1e-12 * scale)) << m << " checkpoints";
+    ASSERT_THAT(Recomputed(model, begin, positions, cost), DoubleNear(least, 1e-12 * scale)) << m << " checkpoints";
     uint64_t before = begin;
     for (const uint64_t position : positions) {
       ASSERT_GT(position, before);
@@ -78,20 +78,20 @@ void ExpectExact(const std::vector<Mass>& law, uint64_t begin, uint64_t page, si
     }
   }
   // More would make no difference.
-  ASSERT_THAT(plan.Expected(plan.most()), DoubleNear(LeastByBruteForce(law, begin, page, most, cost), 1e-12 * scale));
+  ASSERT_THAT(plan.Expected(plan.most()), DoubleNear(LeastByBruteForce(model, begin, page, most, cost), 1e-12 * scale));
 }
 
-std::vector<Mass> RandomLaw(std::mt19937_64& random, uint64_t begin, uint64_t end) {
-  std::vector<Mass> law;
+std::vector<Mass> RandomModel(std::mt19937_64& random, uint64_t begin, uint64_t end) {
+  std::vector<Mass> model;
   double sum = 0;
   for (uint64_t depth = begin + 1; depth <= end; ++depth) {
     if (random() % 3 == 0) continue;
     const double weight = std::exp(static_cast<double>(random() % 1000) / 125);  // some are heavy
-    law.push_back({depth, weight});
+    model.push_back({depth, weight});
     sum += weight;
   }
-  for (Mass& mass : law) mass.weight /= sum;
-  return law;
+  for (Mass& mass : model) mass.weight /= sum;
+  return model;
 }
 
 TEST(CheckpointPlanTest, IsExact) {
@@ -100,8 +100,8 @@ TEST(CheckpointPlanTest, IsExact) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     const uint64_t begin = random() % 5, page = 1 + random() % 4;
-    const std::vector<Mass> law = RandomLaw(random, begin, begin + 1 + random() % 12);
-    ASSERT_NO_FATAL_FAILURE(ExpectExact(law, begin, page, random() % 5, Tokens));
+    const std::vector<Mass> model = RandomModel(random, begin, begin + 1 + random() % 12);
+    ASSERT_NO_FATAL_FAILURE(ExpectExact(model, begin, page, random() % 5, Tokens));
   }
 }
 
@@ -113,12 +113,12 @@ TEST(CheckpointPlanTest, IsExactByFlops) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     const uint64_t begin = random() % 5, page = 1 + random() % 3;
-    const std::vector<Mass> law = RandomLaw(random, begin, begin + 1 + random() % 12);
-    ASSERT_NO_FATAL_FAILURE(ExpectExact(law, begin, page, random() % 4, flops));
+    const std::vector<Mass> model = RandomModel(random, begin, begin + 1 + random() % 12);
+    ASSERT_NO_FATAL_FAILURE(ExpectExact(model, begin, page, random() % 4, flops));
   }
-  const std::vector<Mass> law = {{20, 0.6}, {40, 0.2}};
-  EXPECT_THAT(CheckpointPlan(law, 0, 1, 1, Tokens).Positions(1), ElementsAre(20));
-  EXPECT_THAT(CheckpointPlan(law, 0, 1, 1, [](uint64_t d) { return std::pow(Tokens(d), 3); }).Positions(1),
+  const std::vector<Mass> model = {{20, 0.6}, {40, 0.2}};
+  EXPECT_THAT(CheckpointPlan(model, 0, 1, 1, Tokens).Positions(1), ElementsAre(20));
+  EXPECT_THAT(CheckpointPlan(model, 0, 1, 1, [](uint64_t d) { return std::pow(Tokens(d), 3); }).Positions(1),
               ElementsAre(40))
       << "0.2 · 40³ is more than 0.8 · 20³";
 }
@@ -131,22 +131,22 @@ TEST(CheckpointPlanTest, MeetsTheVectors) {
   const nlohmann::json vectors = nlohmann::json::parse(file).at("placement");
   ASSERT_FALSE(vectors.empty());
   for (const nlohmann::json& vector : vectors) {
-    std::vector<Mass> law;
-    for (const double mass : vector.at("mass")) law.push_back({law.size(), mass});
-    law.erase(law.begin());  // what parts at the start costs nothing, and is not behind it
+    std::vector<Mass> model;
+    for (const double mass : vector.at("mass")) model.push_back({model.size(), mass});
+    model.erase(model.begin());  // what parts at the start costs nothing, and is not behind it
     const size_t budget = vector.at("budget");
-    const CheckpointPlan plan(law, 0, 1, budget, Tokens);
+    const CheckpointPlan plan(model, 0, 1, budget, Tokens);
     EXPECT_THAT(plan.Expected(plan.most()), DoubleNear(vector.at("cost"), 1e-12));
-    EXPECT_THAT(Recomputed(law, 0, plan.Positions(budget), Tokens), DoubleNear(vector.at("cost"), 1e-12));
+    EXPECT_THAT(Recomputed(model, 0, plan.Positions(budget), Tokens), DoubleNear(vector.at("cost"), 1e-12));
   }
 }
 
 TEST(CheckpointPlanTest, UniformLawsGiveBalancedGaps) {
   for (const uint64_t length : {20u, 99u, 100u, 101u, 640u}) {
-    std::vector<Mass> law;
-    for (uint64_t depth = 1; depth <= length; ++depth) law.push_back({depth, 1.0 / static_cast<double>(length)});
+    std::vector<Mass> model;
+    for (uint64_t depth = 1; depth <= length; ++depth) model.push_back({depth, 1.0 / static_cast<double>(length)});
     for (const size_t most : {1u, 2u, 3u, 7u, 16u}) {
-      std::vector<uint64_t> ends = CheckpointPlan(law, 0, 1, most, Tokens).Positions(most);
+      std::vector<uint64_t> ends = CheckpointPlan(model, 0, 1, most, Tokens).Positions(most);
       ASSERT_EQ(ends.size(), most);
       ends.insert(ends.begin(), 0);
       ends.push_back(length + 1);
@@ -161,16 +161,16 @@ TEST(CheckpointPlanTest, UniformLawsGiveBalancedGaps) {
 }
 
 TEST(CheckpointPlanTest, StandsAtPages) {
-  const std::vector<Mass> law = {{5, 0.1}, {63, 0.2}, {64, 0.3}, {100, 0.2}, {127, 0.2}};
-  const CheckpointPlan plan(law, 3, 64, 4, Tokens);
+  const std::vector<Mass> model = {{5, 0.1}, {63, 0.2}, {64, 0.3}, {100, 0.2}, {127, 0.2}};
+  const CheckpointPlan plan(model, 3, 64, 4, Tokens);
   EXPECT_EQ(plan.most(), 1u) << "64 is the only page's begin that anything is behind";
   EXPECT_THAT(plan.Positions(4), ElementsAre(64));
-  EXPECT_THAT(CheckpointPlan(law, 64, 64, 4, Tokens).Positions(4), IsEmpty());
+  EXPECT_THAT(CheckpointPlan(model, 64, 64, 4, Tokens).Positions(4), IsEmpty());
 }
 
 TEST(CheckpointPlanTest, NeedsNoMoreCheckpointsThanMasses) {
-  const std::vector<Mass> law = {{10, 0.25}, {30, 0.5}};
-  const CheckpointPlan plan(law, 0, 1, 8, Tokens);
+  const std::vector<Mass> model = {{10, 0.25}, {30, 0.5}};
+  const CheckpointPlan plan(model, 0, 1, 8, Tokens);
   EXPECT_EQ(plan.most(), 2u);
   EXPECT_THAT(plan.Positions(8), ElementsAre(10, 30));
   EXPECT_DOUBLE_EQ(plan.Expected(0), 17.5);
@@ -187,21 +187,21 @@ TEST(CheckpointPlanTest, OfNothingIsNothing) {
 
 // Weights that have all but decayed are no reason to take a checkpoint that saves nothing.
 TEST(CheckpointPlanTest, MassesOfNoWeightSaveNothing) {
-  const std::vector<Mass> law = {{10, 0.0}, {20, 1.0}, {30, 0.0}};
-  const CheckpointPlan plan(law, 0, 1, 3, Tokens);
+  const std::vector<Mass> model = {{10, 0.0}, {20, 1.0}, {30, 0.0}};
+  const CheckpointPlan plan(model, 0, 1, 3, Tokens);
   EXPECT_EQ(plan.Expected(1), 0);
   EXPECT_EQ(plan.Expected(3), 0);
-  EXPECT_EQ(Recomputed(law, 0, plan.Positions(3), Tokens), 0);
+  EXPECT_EQ(Recomputed(model, 0, plan.Positions(3), Tokens), 0);
 }
 
 double PlanSeconds(size_t depths, uint64_t seed) {
   std::mt19937_64 random(seed);
-  std::vector<Mass> law;
+  std::vector<Mass> model;
   for (uint64_t depth = 1; depth <= depths; ++depth) {
-    law.push_back({depth, static_cast<double>(1 + random() % 1000) / static_cast<double>(1000 * depths)});
+    model.push_back({depth, static_cast<double>(1 + random() % 1000) / static_cast<double>(1000 * depths)});
   }
   const std::clock_t begin = std::clock();  // of the processor: others' turns do not count
-  const CheckpointPlan plan(law, 0, 1, 8, Tokens);
+  const CheckpointPlan plan(model, 0, 1, 8, Tokens);
   EXPECT_EQ(plan.most(), 8u);
   return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
 }

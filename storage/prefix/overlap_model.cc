@@ -31,7 +31,7 @@ double LogLikelihood(double share, double observed) {
 
 }  // namespace
 
-void OverlapLaw::Histogram::Add(uint64_t at) {
+void OverlapModel::Histogram::Add(uint64_t at) {
   unit_ /= 1 - kDecay;
   weights_[at] += unit_;
   total_ += unit_;
@@ -43,7 +43,7 @@ void OverlapLaw::Histogram::Add(uint64_t at) {
   if (weights_.size() > kMostDepths) Prune();
 }
 
-void OverlapLaw::Histogram::Prune() {
+void OverlapModel::Histogram::Prune() {
   std::vector<double> sorted;
   for (const auto& [place, weight] : weights_) sorted.push_back(weight);
   const auto middle = sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2);
@@ -53,14 +53,14 @@ void OverlapLaw::Histogram::Prune() {
   for (const auto& [place, weight] : weights_) total_ += weight;
 }
 
-double OverlapLaw::Histogram::Share(uint64_t first, uint64_t last) const {
+double OverlapModel::Histogram::Share(uint64_t first, uint64_t last) const {
   if (total_ <= 0) return 0;
   double weight = 0;
   for (auto at = weights_.lower_bound(first); at != weights_.end() && at->first <= last; ++at) weight += at->second;
   return weight / total_;
 }
 
-void OverlapLaw::Observe(uint64_t depth, uint64_t length, std::span<const uint64_t> boundaries) {
+void OverlapModel::Observe(uint64_t depth, uint64_t length, std::span<const uint64_t> boundaries) {
   const uint64_t behind = length > depth ? length - depth : 0;
   const auto near = [](const Histogram& histogram, uint64_t at) {
     return histogram.Share(at > kNear ? at - kNear : 0, at + kNear);
@@ -77,8 +77,8 @@ void OverlapLaw::Observe(uint64_t depth, uint64_t length, std::span<const uint64
   ++observed_;
 }
 
-std::vector<OverlapLaw::Mass> OverlapLaw::Between(uint64_t begin, uint64_t length,
-                                                  std::span<const uint64_t> boundaries) const {
+std::vector<OverlapModel::Mass> OverlapModel::Between(uint64_t begin, uint64_t length,
+                                                      std::span<const uint64_t> boundaries) const {
   if (observed_ == 0) return {};
   const double odds = std::clamp(end_foresight_ - start_foresight_, -kMostLogOdds, kMostLogOdds);
   const double start_share = std::clamp(1 / (1 + std::exp(odds)), kLeastShare, 1 - kLeastShare);
@@ -107,8 +107,8 @@ std::vector<OverlapLaw::Mass> OverlapLaw::Between(uint64_t begin, uint64_t lengt
   return masses;
 }
 
-void OverlapLaw::AddBoundaries(uint64_t begin, uint64_t length, std::span<const uint64_t> boundaries,
-                               std::vector<Mass>& masses) const {
+void OverlapModel::AddBoundaries(uint64_t begin, uint64_t length, std::span<const uint64_t> boundaries,
+                                 std::vector<Mass>& masses) const {
   const double others = std::max(start_foresight_, end_foresight_);
   const double odds = std::clamp(others - boundary_foresight_, -kMostLogOdds, kMostLogOdds);
   const double share = std::clamp(1 / (1 + std::exp(odds)), kLeastShare, 1 - kLeastShare);

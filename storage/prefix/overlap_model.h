@@ -13,7 +13,7 @@ namespace ashlar::storage {
 // (instructions of one length, then something else), by the distance from its end (a document of any length, then a
 // short question), and, where engines say what a prompt is made of, by how many of its segments were behind. Each is
 // asked in the proportion in which it foretold the last requests. (Sparse Prefix Caching, §4.2, has the first one.)
-class OverlapLaw {
+class OverlapModel {
  public:
   // A request had `depth` tokens in common with an earlier one, whose prompt had `length`: no more, or fewer when the
   // earlier one's decoded tokens were common, too. `boundaries`: where its segments ended, rising; none: not known.
@@ -24,8 +24,8 @@ class OverlapLaw {
     uint64_t depth = 0;
     double weight = 0;
   };
-  // The law of where a prompt of `length` tokens will be parted from, once it is, as far as that is in (begin, length];
-  // by depth. Weights add up to the likelihood of that, one at most.
+  // The model of where a prompt of `length` tokens will be parted from, once it is, as far as that is in (begin,
+  // length]; by depth. Weights add up to the likelihood of that, one at most.
   std::vector<Mass> Between(uint64_t begin, uint64_t length, std::span<const uint64_t> boundaries = {}) const;
 
  private:

@@ -8,18 +8,18 @@
 namespace ashlar::storage {
 namespace {
 
-ReuseLaw::Subject Prefix(const PrefixEntry& entry) {
+ReuseModel::Subject Prefix(const PrefixEntry& entry) {
   return {*entry.kind, entry.uses, entry.fresh};
 }
-constexpr ReuseLaw::Subject kEdge{.kind = ReuseKind::kEdge};
+constexpr ReuseModel::Subject kEdge{.kind = ReuseKind::kEdge};
 
 }  // namespace
 
-PrefixCache::PrefixCache(const PrefixCosts& costs, const PrefixCacheOptions& options)
+PrefixPlanner::PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options)
     : costs_(costs), options_(options), store_(costs, options.capacity_bytes, reuse_, options.seed) {}
 
-PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries,
-                                       bool rebuilds) {
+PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries,
+                                           bool rebuilds) {
   ++now_;
   Sweep();
   Trim();
@@ -63,8 +63,8 @@ PrefixCache::Match PrefixCache::Lookup(std::span<const int32_t> prompt, std::spa
   return match;
 }
 
-std::vector<PrefixCache::Match::Span> PrefixCache::Spans(const PrefixTree<PrefixEntry>::Reached& reached,
-                                                         std::span<PrefixNode* const> passed) {
+std::vector<PrefixPlanner::Match::Span> PrefixPlanner::Spans(const PrefixTree<PrefixEntry>::Reached& reached,
+                                                             std::span<PrefixNode* const> passed) {
   const auto is_passed = [&](const PrefixNode* node) {
     const auto at = std::ranges::lower_bound(passed, node->depth(), {}, &PrefixNode::depth);
     return at != passed.end() && *at == node;
@@ -81,7 +81,7 @@ std::vector<PrefixCache::Match::Span> PrefixCache::Spans(const PrefixTree<Prefix
   return spans;
 }
 
-void PrefixCache::LearnParting(PrefixEntry& edge, uint64_t depth) {
+void PrefixPlanner::LearnParting(PrefixEntry& edge, uint64_t depth) {
   PromptTail& brought = *edge.brought;
   if (brought.parted || depth <= brought.begin) return;
   brought.parted = true;
@@ -89,14 +89,14 @@ void PrefixCache::LearnParting(PrefixEntry& edge, uint64_t depth) {
   overlap_.Observe(depth, brought.prompt_end, brought.boundaries);
 }
 
-void PrefixCache::Use(PrefixNode& node) {
+void PrefixPlanner::Use(PrefixNode& node) {
   reuse_.Ended(Prefix(node.data), now_ - node.data.used, true);
   ++node.data.uses;
   node.data.used = now_;
   store_.Refresh(node);
 }
 
-void PrefixCache::MakeCandidate(PrefixNode& node, ReuseKind kind) {
+void PrefixPlanner::MakeCandidate(PrefixNode& node, ReuseKind kind) {
   if (node.data.kind) return;
   const PrefixNode* before = node.parent();
   while (before->parent() != nullptr && before->data.kind != ReuseKind::kRequestEnd) before = before->parent();
@@ -106,7 +106,7 @@ void PrefixCache::MakeCandidate(PrefixNode& node, ReuseKind kind) {
 }
 
 // Of the known prefixes on the way, those whose checkpoint is missing and would pay.
-std::vector<uint64_t> PrefixCache::Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most) {
+std::vector<uint64_t> PrefixPlanner::Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most) {
   const double least = store_.LeastPrice(now_);
   std::vector<const PrefixNode*> missing;
   for (const PrefixNode* node : passed) {
@@ -127,13 +127,13 @@ std::vector<uint64_t> PrefixCache::Wanted(std::span<PrefixNode* const> passed, u
 }
 
 // In what no prompt had before. The first checkpoint brings the pages before it, the next ones their states alone.
-std::vector<uint64_t> PrefixCache::Placed(uint64_t resume, uint64_t shared, uint64_t prompt,
-                                          std::span<const uint64_t> boundaries) const {
-  const std::vector<OverlapLaw::Mass> law = overlap_.Between(shared, prompt, boundaries);
-  if (law.empty()) return {};
+std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, uint64_t prompt,
+                                            std::span<const uint64_t> boundaries) const {
+  const std::vector<OverlapModel::Mass> model = overlap_.Between(shared, prompt, boundaries);
+  if (model.empty()) return {};
   const auto flops = [this](uint64_t depth) { return costs_.Flops(depth); };
   const size_t most = std::min(options_.most_placed, options_.most_checkpoints);
-  const CheckpointPlan plan(law, resume, options_.capture_tokens, most, flops);
+  const CheckpointPlan plan(model, resume, options_.capture_tokens, most, flops);
   const double rate = reuse_.Rate(kEdge, 1), going = store_.going_price() * kPlacedMargin;
   size_t pays = 0;
   for (size_t m = 1; m <= plan.most(); ++m) {
@@ -149,9 +149,9 @@ std::vector<uint64_t> PrefixCache::Placed(uint64_t resume, uint64_t shared, uint
   return positions;
 }
 
-size_t PrefixCache::Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt,
-                           std::span<const uint64_t> captured, std::span<const uint64_t> boundaries,
-                           const std::optional<SpanOffer>& span) {
+size_t PrefixPlanner::Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt,
+                             std::span<const uint64_t> captured, std::span<const uint64_t> boundaries,
+                             const std::optional<SpanOffer>& span) {
   Release(match);
   if (tokens.empty()) return 0;
   store_.Dare();
@@ -174,13 +174,13 @@ size_t PrefixCache::Commit(Match match, std::span<const int32_t> tokens, uint64_
   return kept;
 }
 
-bool PrefixCache::AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, const std::optional<SpanOffer>& span) {
+bool PrefixPlanner::AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, const std::optional<SpanOffer>& span) {
   PrefixNode* const base = span ? Base(tokens.first(span->begin)) : nullptr;
   if (base == nullptr || span->bytes >= store_.StatesTake(end)) return store_.Admit(end, now_);
   return store_.AdmitSpan(end, *base, span->bytes, now_);
 }
 
-PrefixNode* PrefixCache::Base(std::span<const int32_t> prefix) const {
+PrefixNode* PrefixPlanner::Base(std::span<const int32_t> prefix) const {
   const auto reached = tree_.Walk(prefix);
   PrefixNode& node = *reached.node;
   const bool there = reached.inside == nullptr && reached.depth == prefix.size() && node.data.kept;
@@ -188,27 +188,27 @@ PrefixNode* PrefixCache::Base(std::span<const int32_t> prefix) const {
 }
 
 // Leaves that are kept go to the back of the line; a request waits for some of them only.
-void PrefixCache::Trim() {
+void PrefixPlanner::Trim() {
   for (size_t stayed = 0; tree_.bytes() > options_.history_bytes && !leaves_.empty() && stayed < kSweep;) {
     if (!ForgetOldest()) ++stayed;
   }
 }
 
-void PrefixCache::Release(Match match) {
+void PrefixPlanner::Release(Match match) {
   if (match.lease != nullptr) store_.Release(*match.lease);
 }
 
-void PrefixCache::WhenGone(std::function<void(PrefixNode&)> gone) {
+void PrefixPlanner::WhenGone(std::function<void(PrefixNode&)> gone) {
   gone_ = gone;
   store_.WhenGone(std::move(gone));
 }
 
-void PrefixCache::Lost(std::span<const int32_t> prefix) {
+void PrefixPlanner::Lost(std::span<const int32_t> prefix) {
   const auto reached = tree_.Walk(prefix);
   if (reached.inside == nullptr && reached.depth == prefix.size()) Lost(*reached.node);
 }
 
-void PrefixCache::Lost(PrefixNode& node) {
+void PrefixPlanner::Lost(PrefixNode& node) {
   if (!node.data.kept) return;
   while (!node.data.hanging.empty()) Lost(*node.data.hanging.back());
   store_.Drop(node);
@@ -216,14 +216,14 @@ void PrefixCache::Lost(PrefixNode& node) {
   if (gone_) gone_(node);
 }
 
-PrefixCache::Kept PrefixCache::IsKept(std::span<const int32_t> prefix) const {
+PrefixPlanner::Kept PrefixPlanner::IsKept(std::span<const int32_t> prefix) const {
   const auto reached = tree_.Walk(prefix);
   const PrefixEntry& entry = reached.node->data;
   if (reached.inside != nullptr || reached.depth < prefix.size() || !entry.kept) return Kept::kNot;
   return entry.span == nullptr ? Kept::kByStates : Kept::kBySpan;
 }
 
-bool PrefixCache::Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span) {
+bool PrefixPlanner::Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span) {
   PrefixNode* const base = span ? Base(prefix.first(span->begin)) : nullptr;
   if (span && base == nullptr) return false;
   Extend(prefix, prefix.size(), {});
@@ -233,13 +233,13 @@ bool PrefixCache::Recover(std::span<const int32_t> prefix, const std::optional<S
   return span ? store_.AdmitSpan(node, *base, span->bytes, now_) : store_.Admit(node, now_);
 }
 
-PrefixNode& PrefixCache::NodeAt(std::span<const int32_t> prefix) {
+PrefixNode& PrefixPlanner::NodeAt(std::span<const int32_t> prefix) {
   const auto inserted = tree_.Insert(prefix);
   if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
   return *inserted.node;
 }
 
-void PrefixCache::Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries) {
+void PrefixPlanner::Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries) {
   const auto inserted = tree_.Insert(tokens);
   if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
   PrefixNode& node = *inserted.node;
@@ -257,7 +257,7 @@ void PrefixCache::Extend(std::span<const int32_t> tokens, uint64_t prompt, std::
 }
 
 // It has what the edge had that it stands in.
-void PrefixCache::AdoptSplit(PrefixNode& node, PrefixNode& behind) {
+void PrefixPlanner::AdoptSplit(PrefixNode& node, PrefixNode& behind) {
   SplitKeys(node, behind);
   node.data.brought = behind.data.brought;
   node.data.needs = behind.data.needs > 0 ? 1 : 0;
@@ -265,7 +265,7 @@ void PrefixCache::AdoptSplit(PrefixNode& node, PrefixNode& behind) {
   Adopt(node);
 }
 
-void PrefixCache::SplitKeys(PrefixNode& node, PrefixNode& behind) const {
+void PrefixPlanner::SplitKeys(PrefixNode& node, PrefixNode& behind) const {
   if (behind.data.stored == nullptr || behind.data.stored->blocks.empty()) return;
   std::vector<Key>& all = behind.data.stored->blocks;
   const auto before = static_cast<ptrdiff_t>(node.depth() / costs_.page_tokens - node.begin() / costs_.page_tokens);
@@ -274,7 +274,7 @@ void PrefixCache::SplitKeys(PrefixNode& node, PrefixNode& behind) const {
   all.erase(all.begin(), all.begin() + before);
 }
 
-void PrefixCache::JoinKeys(PrefixNode& node) const {
+void PrefixPlanner::JoinKeys(PrefixNode& node) const {
   PrefixNode& child = node.first_child();
   if (node.data.stored == nullptr && child.data.stored == nullptr) return;
   if (child.data.stored == nullptr) child.data.stored = std::make_unique<StoredKeys>();
@@ -291,13 +291,13 @@ void PrefixCache::JoinKeys(PrefixNode& node) const {
   }
 }
 
-void PrefixCache::Adopt(PrefixNode& node) {
+void PrefixPlanner::Adopt(PrefixNode& node) {
   node.data.serial = ++serials_;
   node.data.place = nodes_.size();
   nodes_.push_back(&node);
 }
 
-void PrefixCache::Disown(PrefixNode& node) {
+void PrefixPlanner::Disown(PrefixNode& node) {
   PrefixEntry& entry = node.data;
   if (entry.kind) reuse_.Ended(Prefix(entry), now_ - entry.used, false);
   nodes_[entry.place] = nodes_.back();
@@ -306,13 +306,13 @@ void PrefixCache::Disown(PrefixNode& node) {
   leaves_.erase({entry.visited, entry.serial, &node});
 }
 
-void PrefixCache::Visit(PrefixNode& node) {
+void PrefixPlanner::Visit(PrefixNode& node) {
   if (node.leaf()) leaves_.erase({node.data.visited, node.data.serial, &node});
   node.data.visited = now_;
   if (node.leaf()) leaves_.insert({node.data.visited, node.data.serial, &node});
 }
 
-bool PrefixCache::ForgetOldest() {
+bool PrefixPlanner::ForgetOldest() {
   PrefixNode& leaf = *leaves_.begin()->node;
   // What it keeps is worth its tokens, unless they are most of what it takes, as without keys and values.
   if (leaf.data.leases > 0 || (leaf.data.kept && tree_.bytes() <= 2 * options_.history_bytes)) {
@@ -339,8 +339,8 @@ bool PrefixCache::ForgetOldest() {
   return true;
 }
 
-// What goes on is told to the law a part a request, so that no request waits for all of it.
-void PrefixCache::Sweep() {
+// What goes on is told to the model a part a request, so that no request waits for all of it.
+void PrefixPlanner::Sweep() {
   const size_t some = std::min(kSweep, nodes_.size() / kLeastRefresh + 1);
   for (size_t i = 0; i < some && swept_ < nodes_.size(); ++i, ++swept_) {
     const PrefixEntry& entry = nodes_[swept_]->data;

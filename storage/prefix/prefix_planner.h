@@ -17,7 +17,7 @@
 
 namespace ashlar::storage {
 
-struct PrefixCacheOptions {
+struct PrefixPlannerOptions {
   uint64_t capacity_bytes = 0;
   uint64_t history_bytes = uint64_t{64} << 20;  // of what is known of prompts; twice that where what is kept takes more
   uint64_t capture_tokens = 1;   // engines can checkpoint inside a prompt at multiples of it; at ends always
@@ -30,12 +30,13 @@ struct PrefixCacheOptions {
 // so what was given up still counts as wanted, and a branch is known when its second prompt comes, however long after.
 //
 // Three questions are one here. *Which* prefixes deserve a checkpoint: where prompts part (Marconi §4.1), the ends of
-// requests, and, in what is new, where later prompts are likely to part (Sparse Prefix Caching §4, by the law of where
-// earlier ones did). *Where inside an edge*: by the dynamic program, as many as pay at the going price of a byte. *What
-// goes*: the cheapest by checkpoint_budget.h, whose price takes the likelihood of reuse from reuse_model.h. One thread.
-class PrefixCache {
+// requests, and, in what is new, where later prompts are likely to part (Sparse Prefix Caching §4, by the model of
+// where earlier ones did). *Where inside an edge*: by the dynamic program, as many as pay at the going price of a byte.
+// *What goes*: the cheapest by checkpoint_budget.h, whose price takes the likelihood of reuse from reuse_model.h. One
+// thread.
+class PrefixPlanner {
  public:
-  PrefixCache(const PrefixCosts& costs, const PrefixCacheOptions& options);
+  PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options);
 
   struct Match {
     uint64_t resume = 0;                  // tokens that need not be computed
@@ -79,7 +80,7 @@ class PrefixCache {
   Kept IsKept(std::span<const int32_t> prefix) const;
 
   const PrefixCosts& costs() const { return costs_; }
-  const PrefixStore& store() const { return store_; }
+  const CheckpointBudget& store() const { return store_; }
   const PrefixTree<PrefixEntry>& tree() const { return tree_; }  // to look at
   size_t nodes() const { return tree_.nodes(); }
   uint64_t history_tokens() const { return tree_.tokens(); }
@@ -129,12 +130,12 @@ class PrefixCache {
   void JoinKeys(PrefixNode& node) const;
 
   const PrefixCosts costs_;
-  const PrefixCacheOptions options_;
+  const PrefixPlannerOptions options_;
   std::function<void(PrefixNode&)> gone_;
   PrefixTree<PrefixEntry> tree_;
-  ReuseLaw reuse_;
-  OverlapLaw overlap_;
-  PrefixStore store_;
+  ReuseModel reuse_;
+  OverlapModel overlap_;
+  CheckpointBudget store_;
   RequestTime now_ = 0, refreshed_ = 0;
   std::vector<PrefixNode*> nodes_;  // all but the root
   size_t swept_ = 0;                // of them, since the last Refresh

@@ -17,7 +17,7 @@ namespace ashlar::storage {
 namespace {
 
 using ::testing::ElementsAre;
-using Kept = PrefixCache::Kept;
+using Kept = PrefixPlanner::Kept;
 
 constexpr PrefixCosts kCosts{.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000, .flops_per_token = 1};
 constexpr uint64_t kRoomy = uint64_t{1} << 40;
@@ -30,13 +30,13 @@ class PrefixSpans : public ::testing::Test {
  protected:
   // A prompt and its answer, with states before the prompt's last token and the span from there on.
   void Answer(const Tokens& prompt, const Tokens& decoded, uint64_t bytes = 50) {
-    const PrefixCache::Match match = cache_.Lookup(prompt, {}, true);
+    const PrefixPlanner::Match match = cache_.Lookup(prompt, {}, true);
     const uint64_t begin = prompt.size() - 1;
     cache_.Commit(match, Join(prompt, decoded), prompt.size(), std::vector<uint64_t>{begin}, {},
-                  PrefixCache::SpanOffer{begin, bytes});
+                  PrefixPlanner::SpanOffer{begin, bytes});
   }
   uint64_t Resumed(const Tokens& prompt, bool rebuilds = true) {
-    const PrefixCache::Match match = cache_.Lookup(prompt, {}, rebuilds);
+    const PrefixPlanner::Match match = cache_.Lookup(prompt, {}, rebuilds);
     cache_.Release(match);
     return match.resume;
   }
@@ -50,7 +50,7 @@ class PrefixSpans : public ::testing::Test {
   }
 
   const Tokens prompt_ = Numbers(0, 101), answer_ = Numbers(1000, 40);
-  PrefixCache cache_{kCosts, {.capacity_bytes = kRoomy}};
+  PrefixPlanner cache_{kCosts, {.capacity_bytes = kRoomy}};
 };
 
 TEST_F(PrefixSpans, StandForStatesWhereTheyTakeLess) {
@@ -75,7 +75,7 @@ TEST_F(PrefixSpans, AreResumedFromAtEveryDepthByThoseWhoRebuild) {
     EXPECT_EQ(Resumed(Join(First(text, common), {-1, -2}), false), 100u);
   }
   EXPECT_EQ(Resumed(First(text, 120)), 120u) << "that ends inside";
-  const PrefixCache::Match match = cache_.Lookup(Join(First(text, 120), {-1}), {}, true);
+  const PrefixPlanner::Match match = cache_.Lookup(Join(First(text, 120), {-1}), {}, true);
   ASSERT_EQ(match.spans.size(), 1u);
   EXPECT_EQ(match.spans[0].begin, 100u);
   EXPECT_EQ(match.spans[0].depth, 120u);
@@ -108,16 +108,16 @@ TEST_F(PrefixSpans, GoWithTheStatesThatTheyHangOn) {
   EXPECT_EQ(Resumed(Join(prompt_, answer_)), 0u);
   ExpectBooks();
   // Without these states a span is of no use.
-  const PrefixCache::Match match = cache_.Lookup(prompt_, {}, true);
-  cache_.Commit(match, Join(prompt_, answer_), prompt_.size(), {}, {}, PrefixCache::SpanOffer{100, 50});
+  const PrefixPlanner::Match match = cache_.Lookup(prompt_, {}, true);
+  cache_.Commit(match, Join(prompt_, answer_), prompt_.size(), {}, {}, PrefixPlanner::SpanOffer{100, 50});
   EXPECT_EQ(cache_.IsKept(Join(prompt_, answer_)), Kept::kByStates);
 }
 
 TEST_F(PrefixSpans, AreRecoveredBehindTheirStatesOnly) {
   const Tokens text = Join(prompt_, answer_);
-  EXPECT_FALSE(cache_.Recover(text, PrefixCache::SpanOffer{100, 50}));
+  EXPECT_FALSE(cache_.Recover(text, PrefixPlanner::SpanOffer{100, 50}));
   EXPECT_TRUE(cache_.Recover(First(prompt_, 100)));
-  EXPECT_TRUE(cache_.Recover(text, PrefixCache::SpanOffer{100, 50}));
+  EXPECT_TRUE(cache_.Recover(text, PrefixPlanner::SpanOffer{100, 50}));
   EXPECT_EQ(Resumed(Join(First(text, 130), {-1})), 130u);
   ExpectBooks();
 }
@@ -126,7 +126,7 @@ TEST_F(PrefixSpans, AreRecoveredBehindTheirStatesOnly) {
 TEST_F(PrefixSpans, StatesStayAsLongAsSpansHangOnThem) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     std::mt19937_64 random(seed);
-    PrefixCache cache(kCosts, {.capacity_bytes = 6000 + random() % 20'000, .history_bytes = 50'000});
+    PrefixPlanner cache(kCosts, {.capacity_bytes = 6000 + random() % 20'000, .history_bytes = 50'000});
     std::vector<Tokens> known = {{}};
     size_t inside = 0, evictions = 0;
     cache.WhenGone([&](PrefixNode& node) {
@@ -137,12 +137,12 @@ TEST_F(PrefixSpans, StatesStayAsLongAsSpansHangOnThem) {
       Tokens prompt = known[random() % known.size()];
       prompt.resize(prompt.size() - std::min<size_t>(prompt.size(), random() % 60));
       prompt = Join(prompt, Numbers(static_cast<int32_t>(random() % 5 * 100), static_cast<int32_t>(2 + random() % 80)));
-      const PrefixCache::Match match = cache.Lookup(prompt, {}, true);
-      for (const PrefixCache::Match::Span& span : match.spans) inside += span.depth < span.end->depth() ? 1 : 0;
+      const PrefixPlanner::Match match = cache.Lookup(prompt, {}, true);
+      for (const PrefixPlanner::Match::Span& span : match.spans) inside += span.depth < span.end->depth() ? 1 : 0;
       const Tokens text = Join(prompt, Numbers(static_cast<int32_t>(random() % 3 * 1000), 30));
       const uint64_t begin = prompt.size() - 1;
       cache.Commit(match, text, prompt.size(), std::vector<uint64_t>{begin}, {},
-                   PrefixCache::SpanOffer{begin, random() % 400});
+                   PrefixPlanner::SpanOffer{begin, random() % 400});
       known.push_back(text);
       const PrefixRecount count = Recount(cache.tree().root(), kCosts);
       ASSERT_TRUE(count.needs_hold && count.spans_hold);

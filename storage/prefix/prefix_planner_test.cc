@@ -25,18 +25,18 @@ constexpr PrefixCosts kPages{.page_tokens = 16, .page_bytes = 160, .checkpoint_b
 constexpr uint64_t kRoomy = uint64_t{1} << 40;
 
 // As an engine does that captures all it is asked for.
-PrefixCache::Match Request(PrefixCache& cache, const Tokens& prompt, const Tokens& decoded = {}) {
-  const PrefixCache::Match match = cache.Lookup(prompt);
+PrefixPlanner::Match Request(PrefixPlanner& cache, const Tokens& prompt, const Tokens& decoded = {}) {
+  const PrefixPlanner::Match match = cache.Lookup(prompt);
   cache.Commit(match, Join(prompt, decoded), prompt.size(), match.checkpoint_at);
   return match;
 }
 
-TEST(PrefixCacheTest, ResumesAConversationAtTheVeryToken) {
-  PrefixCache cache(kPages, {.capacity_bytes = kRoomy});
+TEST(PrefixPlannerTest, ResumesAConversationAtTheVeryToken) {
+  PrefixPlanner cache(kPages, {.capacity_bytes = kRoomy});
   Tokens conversation = Numbers(0, 77);
   for (int turn = 0; turn < 20; ++turn) {
     const Tokens decoded = Numbers(1000 * turn + 500, 13);
-    const PrefixCache::Match match = Request(cache, conversation, decoded);
+    const PrefixPlanner::Match match = Request(cache, conversation, decoded);
     if (turn > 0) {
       EXPECT_EQ(match.resume, conversation.size() - 5) << "where the answer ended, in the middle of a page";
       EXPECT_EQ(match.shared, match.resume);
@@ -47,34 +47,34 @@ TEST(PrefixCacheTest, ResumesAConversationAtTheVeryToken) {
 }
 
 // Marconi's speculative insertion: what two prompts share is known when the second comes, and there for the third.
-TEST(PrefixCacheTest, TheSecondPromptRevealsABranch) {
-  PrefixCache cache(kCosts, {.capacity_bytes = kRoomy});
+TEST(PrefixPlannerTest, TheSecondPromptRevealsABranch) {
+  PrefixPlanner cache(kCosts, {.capacity_bytes = kRoomy});
   const Tokens instructions = Numbers(0, 300);
-  const PrefixCache::Match first = Request(cache, Join(instructions, Numbers(1000, 50)));
+  const PrefixPlanner::Match first = Request(cache, Join(instructions, Numbers(1000, 50)));
   EXPECT_EQ(first.shared, 0u);
   EXPECT_EQ(first.lease, nullptr);
-  const PrefixCache::Match second = Request(cache, Join(instructions, Numbers(2000, 50)));
+  const PrefixPlanner::Match second = Request(cache, Join(instructions, Numbers(2000, 50)));
   EXPECT_EQ(second.shared, 300u);
   EXPECT_EQ(second.resume, 0u);
   EXPECT_THAT(second.checkpoint_at, Contains(300u));
-  const PrefixCache::Match third = Request(cache, Join(instructions, Numbers(3000, 50)));
+  const PrefixPlanner::Match third = Request(cache, Join(instructions, Numbers(3000, 50)));
   EXPECT_EQ(third.resume, 300u);
   EXPECT_THAT(third.checkpoint_at, ::testing::Each(::testing::Gt(300u)));
 }
 
-// Documents of any length, asked about twice by short questions: from the second document on, the law of where prompts
-// part puts a checkpoint close before the question, on the first visit.
-TEST(PrefixCacheTest, APlacedCheckpointHitsOnADocumentsSecondPrompt) {
+// Documents of any length, asked about twice by short questions: from the second document on, the model of where
+// prompts part puts a checkpoint close before the question, on the first visit.
+TEST(PrefixPlannerTest, APlacedCheckpointHitsOnADocumentsSecondPrompt) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  PrefixCache cache(kCosts, {.capacity_bytes = kRoomy, .seed = seed});
+  PrefixPlanner cache(kCosts, {.capacity_bytes = kRoomy, .seed = seed});
   uint64_t resumed = 0, could = 0;
   for (int document = 0; document < 60; ++document) {
     const Tokens text = Numbers(10'000 * (document + 1), static_cast<int32_t>(2000 + random() % 5000));
     for (int question = 0; question < 2; ++question) {
       const auto length = static_cast<int32_t>(20 + random() % 4);
-      const PrefixCache::Match match =
+      const PrefixPlanner::Match match =
           Request(cache, Join(text, Numbers(-1000 * (2 * document + question + 1), length)));
       EXPECT_EQ(match.shared, question == 0 ? 0 : text.size());
       if (document < 20 || question == 0) continue;
@@ -85,11 +85,11 @@ TEST(PrefixCacheTest, APlacedCheckpointHitsOnADocumentsSecondPrompt) {
   EXPECT_GT(static_cast<double>(resumed) / static_cast<double>(could), 0.95);
 }
 
-TEST(PrefixCacheTest, PositionsAreWhereTheEngineCanCapture) {
+TEST(PrefixPlannerTest, PositionsAreWhereTheEngineCanCapture) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  PrefixCache cache(kCosts, {.capacity_bytes = kRoomy, .capture_tokens = 64, .seed = seed});
+  PrefixPlanner cache(kCosts, {.capacity_bytes = kRoomy, .capture_tokens = 64, .seed = seed});
   const Tokens instructions = Numbers(0, 300);
   Request(cache, Join(instructions, Numbers(1000, 50)));
   EXPECT_THAT(Request(cache, Join(instructions, Numbers(2000, 50))).checkpoint_at, ElementsAre(256));
@@ -103,16 +103,16 @@ TEST(PrefixCacheTest, PositionsAreWhereTheEngineCanCapture) {
   }
 }
 
-TEST(PrefixCacheTest, AsksForNoMoreThanItMay) {
+TEST(PrefixPlannerTest, AsksForNoMoreThanItMay) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   size_t most = 0;
-  PrefixCache cache(kCosts, {.capacity_bytes = kRoomy, .most_checkpoints = 6, .most_placed = 4, .seed = seed});
+  PrefixPlanner cache(kCosts, {.capacity_bytes = kRoomy, .most_checkpoints = 6, .most_placed = 4, .seed = seed});
   for (int i = 0; i < 400; ++i) {
     // Partings at many depths of one text, most of which were seen, and never computed.
     const Tokens prompt = Join(Numbers(0, static_cast<int32_t>(random() % 2000)), Numbers(5000 + 3000 * i, 2500));
-    const PrefixCache::Match match = cache.Lookup(prompt);
+    const PrefixPlanner::Match match = cache.Lookup(prompt);
     EXPECT_LE(match.checkpoint_at.size(), 6u);
     EXPECT_TRUE(std::is_sorted(match.checkpoint_at.begin(), match.checkpoint_at.end()));
     EXPECT_LE(std::count_if(match.checkpoint_at.begin(), match.checkpoint_at.end(),
@@ -124,15 +124,15 @@ TEST(PrefixCacheTest, AsksForNoMoreThanItMay) {
   EXPECT_EQ(most, 6u);
 }
 
-TEST(PrefixCacheTest, WhatIsLeasedStaysUntilItsRequestEnds) {
+TEST(PrefixPlannerTest, WhatIsLeasedStaysUntilItsRequestEnds) {
   // Room for one conversation's end.
-  PrefixCache cache(kCosts, {.capacity_bytes = 2500});
+  PrefixPlanner cache(kCosts, {.capacity_bytes = 2500});
   const Tokens conversation = Numbers(0, 100);
   Request(cache, conversation);
-  const PrefixCache::Match held = cache.Lookup(Join(conversation, Numbers(900, 10)));
+  const PrefixPlanner::Match held = cache.Lookup(Join(conversation, Numbers(900, 10)));
   ASSERT_EQ(held.resume, 100u);
   for (int i = 1; i < 60; ++i) Request(cache, Numbers(1000 * i, 110));
-  const PrefixCache::Match again = cache.Lookup(Join(conversation, Numbers(900, 10)));
+  const PrefixPlanner::Match again = cache.Lookup(Join(conversation, Numbers(900, 10)));
   EXPECT_EQ(again.resume, 100u);
   cache.Release(held);
   cache.Release(again);
@@ -140,10 +140,10 @@ TEST(PrefixCacheTest, WhatIsLeasedStaysUntilItsRequestEnds) {
   EXPECT_EQ(cache.Lookup(Join(conversation, Numbers(900, 10))).resume, 0u);
 }
 
-TEST(PrefixCacheTest, WhatWouldNeverFitIsNotAskedForNorKept) {
-  PrefixCache cache(kCosts, {.capacity_bytes = 999});
+TEST(PrefixPlannerTest, WhatWouldNeverFitIsNotAskedForNorKept) {
+  PrefixPlanner cache(kCosts, {.capacity_bytes = 999});
   for (int i = 0; i < 10; ++i) {
-    const PrefixCache::Match match = cache.Lookup(Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)));
+    const PrefixPlanner::Match match = cache.Lookup(Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)));
     EXPECT_THAT(match.checkpoint_at, IsEmpty());
     EXPECT_EQ(cache.Commit(match, Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)), 70, match.checkpoint_at), 0u);
   }
@@ -151,18 +151,18 @@ TEST(PrefixCacheTest, WhatWouldNeverFitIsNotAskedForNorKept) {
   EXPECT_EQ(cache.store().refusals(), 10u);
 }
 
-TEST(PrefixCacheTest, EmptyPromptsAreNothing) {
-  PrefixCache cache(kCosts, {.capacity_bytes = kRoomy});
+TEST(PrefixPlannerTest, EmptyPromptsAreNothing) {
+  PrefixPlanner cache(kCosts, {.capacity_bytes = kRoomy});
   EXPECT_EQ(Request(cache, {}).resume, 0u);
   EXPECT_EQ(cache.nodes(), 0u);
   Request(cache, {}, Numbers(0, 5));
   EXPECT_EQ(cache.Lookup(Numbers(0, 6)).resume, 5u);
 }
 
-TEST(PrefixCacheTest, ForgetsPromptsButNotWhatIsKept) {
+TEST(PrefixPlannerTest, ForgetsPromptsButNotWhatIsKept) {
   constexpr uint64_t kHistory = 200'000;
   // Room for some thirty ends; history for some eighty prompts.
-  PrefixCache cache(kCosts, {.capacity_bytes = 30 * (1000 + 500 * 10), .history_bytes = kHistory});
+  PrefixPlanner cache(kCosts, {.capacity_bytes = 30 * (1000 + 500 * 10), .history_bytes = kHistory});
   for (int i = 0; i < 2000; ++i) {
     Request(cache, Numbers(1000 * i, 500));
     ASSERT_LE(cache.history_bytes(), kHistory) << "request " << i;
@@ -175,9 +175,9 @@ TEST(PrefixCacheTest, ForgetsPromptsButNotWhatIsKept) {
 }
 
 // Most of what is known is kept, so that nearly every leaf that one comes by has to stay.
-TEST(PrefixCacheTest, ForgetsWhatIsBetweenThatWhichIsKept) {
+TEST(PrefixPlannerTest, ForgetsWhatIsBetweenThatWhichIsKept) {
   constexpr uint64_t kHistory = 200'000;
-  PrefixCache cache(kCosts, {.capacity_bytes = 75 * (1000 + 500 * 10), .history_bytes = kHistory});
+  PrefixPlanner cache(kCosts, {.capacity_bytes = 75 * (1000 + 500 * 10), .history_bytes = kHistory});
   for (int i = 0; i < 2000; ++i) {
     Request(cache, Numbers(1000 * i, 500));
     ASSERT_LE(cache.history_bytes(), kHistory + 5 * 500) << "request " << i;
@@ -186,9 +186,9 @@ TEST(PrefixCacheTest, ForgetsWhatIsBetweenThatWhichIsKept) {
 }
 
 // Engines may ask and never compute.
-TEST(PrefixCacheTest, LookupsAloneDoNotGrowTheHistory) {
+TEST(PrefixPlannerTest, LookupsAloneDoNotGrowTheHistory) {
   constexpr uint64_t kHistory = 250'000;
-  PrefixCache cache(kCosts, {.capacity_bytes = 0, .history_bytes = kHistory});
+  PrefixPlanner cache(kCosts, {.capacity_bytes = 0, .history_bytes = kHistory});
   for (int i = 0; i < 8; ++i) Request(cache, Numbers(100'000 * i, 3'000));
   for (int i = 0; i < 3'000; ++i) {
     cache.Release(cache.Lookup(Join(Numbers(100'000 * (i % 8), i % 2'999 + 1), {-1})));
@@ -197,12 +197,12 @@ TEST(PrefixCacheTest, LookupsAloneDoNotGrowTheHistory) {
 }
 
 // A list of sequences, and where each was offered: what is shared and where one resumes, when nothing has to go.
-TEST(PrefixCacheTest, IsAListOfSequencesWhileThereIsRoom) {
+TEST(PrefixPlannerTest, IsAListOfSequencesWhileThereIsRoom) {
   for (int round = 0; round < 20; ++round) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
-    PrefixCache cache(kPages, {.capacity_bytes = kRoomy, .seed = seed});
+    PrefixPlanner cache(kPages, {.capacity_bytes = kRoomy, .seed = seed});
     std::vector<Tokens> known, kept;
     for (int i = 0; i < 150; ++i) {
       Tokens prompt;
@@ -221,7 +221,7 @@ TEST(PrefixCacheTest, IsAListOfSequencesWhileThereIsRoom) {
           resume = std::max(resume, other.size());
         }
       }
-      const PrefixCache::Match match = cache.Lookup(prompt);
+      const PrefixPlanner::Match match = cache.Lookup(prompt);
       ASSERT_EQ(match.shared, shared);
       ASSERT_EQ(match.resume, resume);
       ASSERT_EQ(match.lease != nullptr, resume > 0);
@@ -252,17 +252,17 @@ TEST(PrefixCacheTest, IsAListOfSequencesWhileThereIsRoom) {
 // Random requests, some of which overlap in time: all that is decided, in figures.
 std::vector<uint64_t> Traffic(const PrefixCosts& costs, uint64_t traffic, uint64_t seed) {
   std::mt19937_64 random(traffic);
-  const PrefixCacheOptions options{.capacity_bytes = 3000 + random() % 60'000,
-                                   .history_bytes = 5000 + random() % 100'000,
-                                   .capture_tokens = random() % 2 == 0 ? 1u : 8u,
-                                   .seed = seed};
-  PrefixCache cache(costs, options);
-  std::vector<std::pair<Tokens, PrefixCache::Match>> running;
+  const PrefixPlannerOptions options{.capacity_bytes = 3000 + random() % 60'000,
+                                     .history_bytes = 5000 + random() % 100'000,
+                                     .capture_tokens = random() % 2 == 0 ? 1u : 8u,
+                                     .seed = seed};
+  PrefixPlanner cache(costs, options);
+  std::vector<std::pair<Tokens, PrefixPlanner::Match>> running;
   std::vector<uint64_t> decided;
   for (int i = 0; i < 400; ++i) {
     Tokens prompt = Numbers(static_cast<int32_t>(1000 * (random() % 12)), static_cast<int32_t>(random() % 200));
     prompt = Join(prompt, Numbers(static_cast<int32_t>(random() % 50), static_cast<int32_t>(random() % 60)));
-    PrefixCache::Match match = cache.Lookup(prompt);
+    PrefixPlanner::Match match = cache.Lookup(prompt);
     decided.insert(decided.end(), {match.resume, match.shared, cache.store().bytes(), cache.nodes()});
     decided.insert(decided.end(), match.checkpoint_at.begin(), match.checkpoint_at.end());
     running.emplace_back(std::move(prompt), std::move(match));
@@ -288,7 +288,7 @@ std::vector<uint64_t> Traffic(const PrefixCosts& costs, uint64_t traffic, uint64
   return decided;
 }
 
-TEST(PrefixCacheTest, RandomTrafficKeepsTheBooksAndDecidesTheSame) {
+TEST(PrefixPlannerTest, RandomTrafficKeepsTheBooksAndDecidesTheSame) {
   for (int round = 0; round < 3; ++round) {
     const uint64_t seed = round == 0 ? 2746265446 : std::random_device()();  // forgot a prefix that was leased
     SCOPED_TRACE("seed " + std::to_string(seed));

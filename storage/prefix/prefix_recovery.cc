@@ -44,7 +44,7 @@ bool Prefixes::Recover(Space& space, const PrefixText& text, bool own, uint64_t 
   if (Find(space.tenant, keys.Checkpoint(depth), text.model().shard) != There::kWhole) return false;
   if (own) return Remember(space.tenant, text, depth);
   const auto prefix = text.tokens().first(depth);
-  if (space.cache->IsKept(prefix) != PrefixCache::Kept::kNot) return false;
+  if (space.cache->IsKept(prefix) != PrefixPlanner::Kept::kNot) return false;
   if (space.cache->Recover(prefix)) Name(space, text, depth);
   return true;
 }
@@ -96,9 +96,9 @@ bool Prefixes::RecoverSpan(Space& space, const PrefixText& text, bool own, uint6
   if (Find(space.tenant, key, model.shard) != There::kWhole) return false;
   if (own) return Remember(space.tenant, text, end, begin);
   const auto prefix = text.tokens().first(end);
-  if (space.cache->IsKept(prefix) != PrefixCache::Kept::kNot) return false;
-  const ObjectHeader& header = pool_.Peek(space.tenant, key, model.shard)->header;
-  const PrefixCache::SpanOffer span{begin, header.Extents() * limits::kExtentBytes * model.shard.size};
+  if (space.cache->IsKept(prefix) != PrefixPlanner::Kept::kNot) return false;
+  const ObjectHeader& header = table_.Peek(space.tenant, key, model.shard)->header;
+  const PrefixPlanner::SpanOffer span{begin, header.Extents() * limits::kExtentBytes * model.shard.size};
   // Without the states that it hangs on it stays among those that are tried: they may be committed again.
   if (!space.cache->Recover(prefix, span)) return false;
   Name(space, text, end);

@@ -50,7 +50,7 @@ class PrefixTree {
     absl::btree_map<int32_t, Node*> children_;  // by their edges' first token
   };
 
-  PrefixTree() : root_(pool_.New()) {}
+  PrefixTree() : root_(table_.New()) {}
   PrefixTree(const PrefixTree&) = delete;
   PrefixTree& operator=(const PrefixTree&) = delete;
   ~PrefixTree() {
@@ -62,7 +62,7 @@ class PrefixTree {
       Remove(*node);
       node = parent;
     }
-    pool_.Delete(root_);
+    table_.Delete(root_);
   }
 
   Node& root() const { return *root_; }
@@ -120,7 +120,7 @@ class PrefixTree {
 
   // A leaf behind `parent`, none of whose children begins with that token. `edge` is not empty.
   Node& Append(Node& parent, std::span<const int32_t> edge) {
-    Node* const node = pool_.New();
+    Node* const node = table_.New();
     ++nodes_;
     tokens_ += edge.size();
     node->parent_ = &parent;
@@ -166,7 +166,7 @@ class PrefixTree {
   // Where `child`'s edge passes `depth`, a node is put.
   Node& Split(Node& child, uint64_t depth) {
     const auto taken = static_cast<ptrdiff_t>(depth - child.begin());
-    Node* const node = pool_.New();
+    Node* const node = table_.New();
     ++nodes_;
     node->parent_ = child.parent_;
     node->depth_ = depth;
@@ -182,10 +182,10 @@ class PrefixTree {
   void Drop(Node& node) {
     tokens_ -= node.edge_.size();
     --nodes_;
-    pool_.Delete(&node);
+    table_.Delete(&node);
   }
 
-  NodePool<Node> pool_;
+  NodePool<Node> table_;
   Node* const root_;
   size_t nodes_ = 0;
   uint64_t tokens_ = 0;

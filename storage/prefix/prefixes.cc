@@ -63,9 +63,9 @@ PrefixText::PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int
   if (conversation != ConversationId{}) own_.emplace(model_->ns, model_->block_tokens, tokens_, conversation);
 }
 
-Prefixes::Prefixes(Pool& pool, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer,
+Prefixes::Prefixes(ObjectTable& table, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer,
                    IsOpen is_open, std::function<uint64_t(TenantId)> capacity)
-    : pool_(pool),
+    : table_(table),
       publisher_(publisher),
       drain_(drain),
       clock_(clock),
@@ -86,10 +86,10 @@ Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
   if (!added) return space;
   space.tenant = tenant;
   const auto capacity = capacities_.find(tenant);
-  const PrefixCacheOptions options{
+  const PrefixPlannerOptions options{
       .capacity_bytes = capacity == capacities_.end() ? capacity_(tenant) : capacity->second,
       .capture_tokens = model.capture_tokens};
-  space.cache = std::make_unique<PrefixCache>(model.costs, options);
+  space.cache = std::make_unique<PrefixPlanner>(model.costs, options);
   space.cache->WhenGone([this, tenant](PrefixNode& node) { GiveUp(tenant, node); });
   size_t own = 0;
   auto oldest = spaces_.end();
@@ -125,11 +125,11 @@ Prefixes::Conversations& Prefixes::Of(TenantId tenant) {
 
 // Of several shards all must be there; ranks commit one after the other.
 Prefixes::There Prefixes::Find(TenantId tenant, const Key& key, const TensorShard& shard) const {
-  const Entry* const entry = pool_.Peek(tenant, key, shard);
+  const Entry* const entry = table_.Peek(tenant, key, shard);
   if (entry == nullptr) return There::kGone;
   if (!entry->ready) return There::kComing;
   if (shard.size == 1) return There::kWhole;
-  const std::vector<Entry*> all = pool_.PeekAll(tenant, key);
+  const std::vector<Entry*> all = table_.PeekAll(tenant, key);
   if (all.size() == shard.size && std::ranges::all_of(all, &Entry::ready)) return There::kWhole;
   return clock_.Now() - entry->published_at < kRanks ? There::kComing : There::kGone;
 }
@@ -165,7 +165,7 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   Probe(space, text);
   if (text.model().span_tokens > 0) ProbeSpans(space, text);
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
-  PrefixCache::Match match = space.cache->Lookup(prompt, {}, text.model().span_tokens > 0);
+  PrefixPlanner::Match match = space.cache->Lookup(prompt, {}, text.model().span_tokens > 0);
   size_t whole = 0;
   for (const uint64_t depth : match.resumable) {
     const There there = Find(tenant, text.model(), text.shared(), depth, whole);
@@ -190,9 +190,9 @@ void Prefixes::AddSpan(Asked& asked, uint64_t begin, uint64_t depth, bool own, c
   }
 }
 
-void Prefixes::AddSpans(Space& space, const PrefixText& text, std::span<const PrefixCache::Match::Span> spans,
+void Prefixes::AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans,
                         Asked& asked) {
-  for (const PrefixCache::Match::Span& span : spans) {
+  for (const PrefixPlanner::Match::Span& span : spans) {
     const StoredKeys* const stored = span.end->data.stored.get();
     if (stored == nullptr || !stored->span) continue;  // lost, with what it hung on
     const There there = FindSpan(space.tenant, text.model(), *stored->span);
@@ -267,7 +267,7 @@ void Prefixes::GiveUp(TenantId tenant, PrefixNode& node) {
     keys.insert(keys.end(), at->data.stored->blocks.begin(), at->data.stored->blocks.end());
     at->data.stored->blocks.clear();
   }
-  for (const Key& key : keys) pool_.GiveUp(tenant, key);
+  for (const Key& key : keys) table_.GiveUp(tenant, key);
 }
 
 Prefixes::Stats Prefixes::stats(TenantId tenant) const {

@@ -103,10 +103,10 @@ struct PrefixCommit {
 // All namespaces'. One thread.
 //
 // A checkpoint and the blocks before it are objects like any other: in the levels, on the disk, leased and landed. What
-// is to be kept of a namespace's exact prefixes its PrefixCache decides, within a capacity; what it gives up goes, when
-// nobody uses it any more. What is lost otherwise (space that segments needed, a corrupt copy, an operator) is noticed
-// at the next look-up that would have used it. Composed states are kept under their conversation's own keys in the
-// private pool, the latest two of each, and go least recently used first.
+// is to be kept of a namespace's exact prefixes its PrefixPlanner decides, within a capacity; what it gives up goes,
+// when nobody uses it any more. What is lost otherwise (space that segments needed, a corrupt copy, an operator) is
+// noticed at the next look-up that would have used it. Composed states are kept under their conversation's own keys in
+// the private pool, the latest two of each, and go least recently used first.
 //
 // Where an engine offers a span up to a text's end, behind a checkpoint that is kept, and it takes less than the states
 // there, it is kept in their place. Prompts that have any of its tokens in common resume behind the last of them, from
@@ -118,8 +118,8 @@ class Prefixes {
  public:
   using IsOpen = std::function<bool(SessionId)>;
   // `capacity`: of a tenant, where no other is set: bytes.
-  Prefixes(Pool& pool, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer, IsOpen is_open,
-           std::function<uint64_t(TenantId)> capacity);
+  Prefixes(ObjectTable& table, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer,
+           IsOpen is_open, std::function<uint64_t(TenantId)> capacity);
 
   // For namespaces that are first seen from now on.
   void SetCapacity(TenantId tenant, uint64_t bytes) { capacities_[tenant] = bytes; }
@@ -168,7 +168,7 @@ class Prefixes {
 
   struct Space {
     TenantId tenant = 0;
-    std::unique_ptr<PrefixCache> cache;
+    std::unique_ptr<PrefixPlanner> cache;
     uint64_t asked = 0;  // when last
   };
   struct ConversationName {
@@ -195,7 +195,7 @@ class Prefixes {
   };
   using Conversations = BoundedTable<ConversationName, Conversation>;
   enum class There : uint8_t { kGone, kComing, kWhole };
-  class Writing;
+  class CommitJob;  // commit_job.h
 
   Space& Of(TenantId tenant, const PrefixModel& model);
   Conversations& Of(TenantId tenant);
@@ -216,7 +216,7 @@ class Prefixes {
   void Forget(std::map<NamespaceId, Space>::iterator space);
   // The depths behind the span's begin, up to `depth`, but for those that are known.
   static void AddSpan(Asked& asked, uint64_t begin, uint64_t depth, bool own, const Key& key);
-  void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixCache::Match::Span> spans, Asked& asked);
+  void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans, Asked& asked);
   void AddOwn(TenantId tenant, const PrefixText& text, Asked& asked);
   void GiveUp(TenantId tenant, PrefixNode& node);
   // Which of a commit's states are to be kept, and whether its span is.
@@ -227,7 +227,7 @@ class Prefixes {
   };
   Keep Decide(Space& space, const PrefixCommit& commit);
   static Keep KeepOwn(const PrefixCommit& commit);
-  static std::optional<PrefixCache::SpanOffer> Offered(const PrefixCommit& commit);
+  static std::optional<PrefixPlanner::SpanOffer> Offered(const PrefixCommit& commit);
   // Notes under which keys the prefixes of a text are stored that are to be kept.
   static void Name(const Space& space, const PrefixText& text, uint64_t depth);
   // With `span_begin`, of a span from there. False: it was known.
@@ -236,7 +236,7 @@ class Prefixes {
   // Of a checkpoint that was written and is not kept any more: it goes, and the blocks that nothing else needs.
   void GiveUp(TenantId tenant, const PrefixText& text, const Space* space, uint64_t depth);
 
-  Pool& pool_;
+  ObjectTable& table_;
   Publisher& publisher_;
   Drain& drain_;
   const Clock& clock_;

@@ -204,7 +204,7 @@ class Model {
   bool Used(uint64_t text) const {
     return std::any_of(requests_.begin(), requests_.end(), [&](const auto& entry) { return Uses(entry.first, text); });
   }
-  PagePool::AdmissionId Filler(uint64_t text) const {
+  PagePool::AdmissionId TierCopier(uint64_t text) const {
     for (const auto& [id, request] : requests_) {
       if (Uses(id, text)) return id;
     }
@@ -300,7 +300,7 @@ void ExpectAgrees(const PagePool& pool, const Model& model) {
       if (segments[i].pages.empty()) continue;
       const std::vector<PageId> pages(segments[i].pages.begin(), segments[i].pages.end());
       const bool filled = model.standing_.at(text).filled;
-      const bool mine = model.Filler(text) == id;
+      const bool mine = model.TierCopier(text) == id;
       ASSERT_EQ(segments[i].content, filled ? Content::kFilled : mine ? Content::kToFill : Content::kBeingFilled);
       ASSERT_EQ(places.emplace(text, pages).first->second, pages) << "text " << text;
     }
@@ -350,7 +350,7 @@ TEST(PagePool, RandomRequestsAgainstANaiveModel) {
         bool may = false;
         if (index < request.texts.size() && Model::PagesOf(request.texts[index]) > 0) {
           Model::Standing& standing = model.standing_.at(request.texts[index]);
-          may = standing.filled || model.Filler(request.texts[index]) == id;
+          may = standing.filled || model.TierCopier(request.texts[index]) == id;
           standing.filled |= may;
         }
         ASSERT_EQ(pool.Filled(id, index), may);

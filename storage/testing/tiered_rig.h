@@ -95,7 +95,7 @@ class TieredRig {
     tiers.memory.push_back(dram.get());
     mover.emplace(kernels::Reference(), workers, executor, *tiers.memory.front(), /*turn_bytes=*/1);
     CacheOptions options = options_.cache;
-    options.pool.admission = options_.admission;
+    options.objects.admission = options_.admission;
     std::vector<SsdTier::Recovered> recovered;
     if (ssd != nullptr) recovered = *ssd->Recover();
     cache.emplace(options, tiers, *mover, executor, clock, &observer);

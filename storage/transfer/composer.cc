@@ -24,9 +24,9 @@ uint64_t HeldBytes(const Composition& composition) {
 
 }  // namespace
 
-Composer::Composer(Pool& pool, Mover& mover, Drain& drain, const Clock& clock, InFlight& in_flight, size_t per_session,
-                   Observer& observer)
-    : pool_(pool),
+Composer::Composer(ObjectTable& table, Mover& mover, Drain& drain, const Clock& clock, InFlight& in_flight,
+                   size_t per_session, Observer& observer)
+    : table_(table),
       mover_(mover),
       drain_(drain),
       clock_(clock),
@@ -34,7 +34,7 @@ Composer::Composer(Pool& pool, Mover& mover, Drain& drain, const Clock& clock, I
       per_session_(per_session),
       observer_(observer) {}
 
-void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
+void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
                        const VerifiedLayers& verified, Composition composition, Done done) {
   const Name name(session, id);
   Call call{.tenant = tenant, .begin = clock_.Now(), .done = std::move(done)};
@@ -47,7 +47,7 @@ void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::sp
   if (outcome != MissReason::kNone) return Conclude(std::move(call));
 
   for (size_t i = 0; i < composition.interiors.size(); ++i) {
-    const Pool::Reference& object = call.objects[i];
+    const ObjectTable::Reference& object = call.objects[i];
     ComposeSource& source = call.sources.emplace_back(ComposeSource{&object->header, &object->top().slot, {}});
     for (const Composition::Layer& layer : composition.layers) {
       source.verified.push_back(verified.Contains(composition.interiors[i].segment, layer.layer));
@@ -70,7 +70,7 @@ void Composer::Continue(const Name& name) {
     if (call.objects[i]->top().loaded >= call.objects[i]->header.Extents()) continue;
     verdict.interiors[i] = verdict.outcome = call.objects[i]->gone;
     if (verdict.outcome != MissReason::kNone) break;
-    return pool_.WhenLoaded(call.objects[i], call.objects[i]->header.bytes, [this, name] { Continue(name); });
+    return table_.WhenLoaded(call.objects[i], call.objects[i]->header.bytes, [this, name] { Continue(name); });
   }
   if (verdict.outcome != MissReason::kNone) return End(name);
   Start(name, call);
@@ -86,9 +86,9 @@ void Composer::Start(const Name& name, Call& call) {
   End(name);
 }
 
-void Composer::Collect(Call& call, std::span<const Pool::Result> found, const Composition& composition) {
+void Composer::Collect(Call& call, std::span<const ObjectTable::Result> found, const Composition& composition) {
   for (const Composition::Interior& interior : composition.interiors) {
-    Pool::Reference object;
+    ObjectTable::Reference object;
     MissReason reason = MissReason::kInvalidRequest;
     if (interior.segment < found.size()) {
       object = found[interior.segment].object.Share();
@@ -112,7 +112,7 @@ void Composer::Finish(const Name& name, const std::vector<bool>& corrupt, bool c
   for (size_t i = 0; i < corrupt.size(); ++i) {
     if (!corrupt[i]) continue;
     call.verdict.outcome = call.verdict.interiors[i] = MissReason::kChecksumFailed;
-    pool_.Drop(call.objects[i], MissReason::kChecksumFailed);
+    table_.Drop(call.objects[i], MissReason::kChecksumFailed);
   }
   End(name);
 }

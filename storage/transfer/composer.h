@@ -29,12 +29,12 @@ class Composer {
   using Done = std::function<void(CompositionVerdict)>;
 
   // A session has `per_session` in flight at most; of its tenant `in_flight` counts. More are answered kBusy.
-  Composer(Pool& pool, Mover& mover, Drain& drain, const Clock& clock, InFlight& in_flight, size_t per_session,
+  Composer(ObjectTable& table, Mover& mover, Drain& drain, const Clock& clock, InFlight& in_flight, size_t per_session,
            Observer& observer);
 
   // `found` is what the lease holds, in the match's order, and `verified` what is known of it; without a lease:
   // nothing.
-  void Compose(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
+  void Compose(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
                const VerifiedLayers& verified, Composition composition, Done done);
   // Cancels; `quiet` comes behind the verdict, or at once for an unknown composition.
   void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
@@ -46,7 +46,7 @@ class Composer {
   struct Call {
     TenantId tenant = 0;
     Nanos begin = 0;
-    std::vector<Pool::Reference> objects;  // one an interior; empty where there is none
+    std::vector<ObjectTable::Reference> objects;  // one an interior; empty where there is none
     CompositionVerdict verdict;
     std::vector<ComposeSource> sources;
     Composition composition;
@@ -59,7 +59,7 @@ class Composer {
   using Name = std::pair<SessionId, LandingId>;
 
   // References what the interiors name and says what is missing.
-  static void Collect(Call& call, std::span<const Pool::Result> found, const Composition& composition);
+  static void Collect(Call& call, std::span<const ObjectTable::Result> found, const Composition& composition);
   size_t CountOf(SessionId session) const;
   // Starts once all interiors are there: their copies may still be on their way up.
   void Continue(const Name& name);
@@ -69,7 +69,7 @@ class Composer {
   void Finish(const Name& name, const std::vector<bool>& corrupt, bool cancelled);
   void Conclude(Call call);
 
-  Pool& pool_;
+  ObjectTable& table_;
   Mover& mover_;
   Drain& drain_;
   const Clock& clock_;

@@ -15,8 +15,8 @@ absl::StatusOr<std::unique_ptr<GpuLane>> GpuLane::Make(const kernels::Gpu& gpu, 
     Seat& seat = lane->idle_.emplace_back();
     seat.checksums.reset(static_cast<uint64_t*>(std::aligned_alloc(kPage, kBytes)));
     kernels::ArenaError error;
-    if (seat.checksums != nullptr) seat.reach = gpu.Register(seat.checksums.get(), kBytes, &error);
-    if (seat.reach == nullptr) return absl::FailedPreconditionError(absl::StrCat("gpu: ", error.message));
+    if (seat.checksums != nullptr) seat.registration = gpu.Register(seat.checksums.get(), kBytes, &error);
+    if (seat.registration == nullptr) return absl::FailedPreconditionError(absl::StrCat("gpu: ", error.message));
     seat.queue = gpu.kernels().MakeQueue(nullptr);
   }
   return lane;

@@ -33,9 +33,9 @@ class GpuLane {
     void operator()(void* memory) const { std::free(memory); }
   };
   struct Seat {
-    std::unique_ptr<uint64_t[], Free> checksums;  // [kChecksums]
-    std::unique_ptr<kernels::Reach> reach;        // of these
-    std::unique_ptr<kernels::Queue> queue;        // goes first
+    std::unique_ptr<uint64_t[], Free> checksums;              // [kChecksums]
+    std::unique_ptr<kernels::HostRegistration> registration;  // of these
+    std::unique_ptr<kernels::Queue> queue;                    // goes first
   };
 
   explicit GpuLane(const kernels::Gpu& gpu) : gpu_(gpu) {}

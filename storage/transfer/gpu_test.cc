@@ -45,9 +45,9 @@ class FarMemory {
     EXPECT_LE(used_, arena_->bytes());
     return taken;
   }
-  std::byte* CopyIn(const void* data, uint64_t bytes) {
+  std::byte* CopyToDevice(const void* data, uint64_t bytes) {
     std::byte* const taken = Take(bytes);
-    EmulatedGpu().kernels().memory()->CopyIn(taken, data, bytes);
+    EmulatedGpu().kernels().memory()->CopyToDevice(taken, data, bytes);
     return taken;
   }
 
@@ -92,13 +92,13 @@ class GpuMoves : public ::testing::TestWithParam<bool> {
     PublishSource source = TestSource(plan, text);
     if (where != Where::kRows) {
       for (PublishSource::Tensor& tensor : source.tensors) {
-        tensor.data = far_.CopyIn(tensor.data, plan.Find(tensor.layer, tensor.form)->Bytes());
+        tensor.data = far_.CopyToDevice(tensor.data, plan.Find(tensor.layer, tensor.form)->Bytes());
         tensor.memory = MemoryKind::kDevice;
       }
     }
     if (where != Where::kTensors) {
       const kernels::PagedSlots& slots = source.rows.front().keys;
-      Rebase(source.rows, far_.CopyIn(slots.base, source.page_table->size() * slots.page_stride * sizeof(float)));
+      Rebase(source.rows, far_.CopyToDevice(slots.base, source.page_table->size() * slots.page_stride * sizeof(float)));
     }
     return source;
   }
@@ -117,7 +117,7 @@ class GpuMoves : public ::testing::TestWithParam<bool> {
   std::vector<size_t> Land(const std::vector<std::pair<const Object*, uint64_t>>& objects, TestPages& pages) {
     std::vector<LandSource> sources;
     for (const auto& [object, position] : objects) sources.push_back({&object->header, &object->slot, position});
-    std::byte* const far = far_.CopyIn(pages.memory().data(), pages.memory().size_bytes());
+    std::byte* const far = far_.CopyToDevice(pages.memory().data(), pages.memory().size_bytes());
     LandTarget target = TestTarget(pages, {});
     Rebase(target.rows, far);
     std::vector<size_t> corrupt;
@@ -130,7 +130,7 @@ class GpuMoves : public ::testing::TestWithParam<bool> {
     executor_.CompleteAll();
     EXPECT_EQ(done, MissReason::kNone);
     EXPECT_THAT(progress, ElementsAre(1, 2));
-    EmulatedGpu().kernels().memory()->CopyOut(pages.memory().data(), far, pages.memory().size_bytes());
+    EmulatedGpu().kernels().memory()->CopyToHost(pages.memory().data(), far, pages.memory().size_bytes());
     return corrupt;
   }
 
@@ -193,7 +193,7 @@ TEST_P(GpuMoves, NothingIsWrittenForACancelledLanding) {
   const Object object = Publish(1, 64);
   TestPages pages(8);
   LandTarget target = TestTarget(pages, {});
-  Rebase(target.rows, far_.CopyIn(pages.memory().data(), pages.memory().size_bytes()));
+  Rebase(target.rows, far_.CopyToDevice(pages.memory().data(), pages.memory().size_bytes()));
   std::byte* const far = static_cast<std::byte*>(target.rows.front().keys.base);
   const CancelFlag cancel;
   std::optional<MissReason> done;
@@ -202,7 +202,7 @@ TEST_P(GpuMoves, NothingIsWrittenForACancelledLanding) {
   cancel.Cancel();
   executor_.CompleteAll();
   EXPECT_EQ(done, MissReason::kCancelled);
-  EmulatedGpu().kernels().memory()->CopyOut(pages.memory().data(), far, pages.memory().size_bytes());
+  EmulatedGpu().kernels().memory()->CopyToHost(pages.memory().data(), far, pages.memory().size_bytes());
   EXPECT_TRUE(std::ranges::all_of(pages.memory(), [](float number) { return number == 0; }));
 }
 
@@ -262,7 +262,7 @@ class GpuTier : public ::testing::Test {
   }
 
   // All of it moves, and the end says so.
-  void Fill(Filler::End from, Filler::End to) {
+  void Fill(TierCopier::End from, TierCopier::End to) {
     std::optional<absl::Status> ended;
     filler_.Start(from, to, kExtents, kExtents, 0,
                   {.progress = [](uint64_t) {}, .done = [&](const absl::Status& status) { ended = status; }});
@@ -286,7 +286,7 @@ class GpuTier : public ::testing::Test {
   SimulatedDisk disk_{SsdTier::SlabBytes(64 * limits::kExtentBytes), 1};
   ManualExecutor executor_, io_;
   std::unique_ptr<SsdTier> ssd_ = *SsdTier::Open({}, disk_.file(), disk_.records(), io_);
-  Filler filler_{executor_, ssd_.get()};
+  TierCopier filler_{executor_, ssd_.get()};
   Slot slot_;  // where a look-up found what it looked for
 };
 
@@ -339,11 +339,11 @@ TEST_F(GpuTier, HeadersAreVerifiedAtLookUps) {
     const auto reserved = cache.Reserve(1, plan);
     PublishSource source = TestSource(plan, 1);
     for (PublishSource::Tensor& tensor : source.tensors) {
-      tensor.data = far.CopyIn(tensor.data, plan.Find(tensor.layer, tensor.form)->Bytes());
+      tensor.data = far.CopyToDevice(tensor.data, plan.Find(tensor.layer, tensor.form)->Bytes());
       tensor.memory = MemoryKind::kDevice;
     }
     const kernels::PagedSlots& slots = source.rows.front().keys;
-    Rebase(source.rows, far.CopyIn(slots.base, source.page_table->size() * slots.page_stride * sizeof(float)));
+    Rebase(source.rows, far.CopyToDevice(slots.base, source.page_table->size() * slots.page_stride * sizeof(float)));
     std::optional<PublishOutcome> outcome;
     cache.Publish(1, reserved.id, std::move(source), [&](PublishOutcome o) { outcome = o; });
     executor_.CompleteAll();

@@ -22,9 +22,9 @@ uint64_t HeldBytes(const LandTarget& target) {
 
 }  // namespace
 
-Lander::Lander(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, InFlight& in_flight, size_t per_session,
-               Observer& observer)
-    : pool_(pool),
+Lander::Lander(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, InFlight& in_flight,
+               size_t per_session, Observer& observer)
+    : table_(table),
       mover_(mover),
       clock_(clock),
       drain_(drain),
@@ -40,10 +40,10 @@ bool Lander::MayBegin(SessionId session, TenantId tenant, uint64_t held_bytes) {
   return true;
 }
 
-void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
+void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
                   std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks) {
   const Name name(session, id);
-  Landing landing{.tenant = tenant, .verified = std::move(verified), .callbacks = std::move(callbacks)};
+  ActiveLanding landing{.tenant = tenant, .verified = std::move(verified), .callbacks = std::move(callbacks)};
   for (const PagedRows& rows : target.rows) landing.layers.push_back(rows.layer);
   std::vector<LandSource> sources = Sort(landing, found, target);
   if (landings_.contains(name)) {
@@ -62,10 +62,11 @@ void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<co
   Start(name, std::move(sources), std::move(target));
 }
 
-std::vector<LandSource> Lander::Sort(Landing& landing, std::span<const Pool::Result> found, const LandTarget& target) {
+std::vector<LandSource> Lander::Sort(ActiveLanding& landing, std::span<const ObjectTable::Result> found,
+                                     const LandTarget& target) {
   std::vector<LandSource> sources;
   for (const LandTarget::Segment& segment : target.segments) {
-    Pool::Reference object;
+    ObjectTable::Reference object;
     MissReason verdict = MissReason::kInvalidRequest;
     if (segment.index < found.size()) {
       object = found[segment.index].object.Share();
@@ -87,7 +88,7 @@ std::vector<LandSource> Lander::Sort(Landing& landing, std::span<const Pool::Res
 }
 
 void Lander::Start(const Name& name, std::vector<LandSource> sources, LandTarget target) {
-  const Landing& landing = landings_.at(name);
+  const ActiveLanding& landing = landings_.at(name);
   mover_.Land(
       landing.tenant, std::move(sources), std::move(target), landing.cancel,
       {.loaded = [this, name](size_t source) { return Loaded(name, source); },
@@ -99,7 +100,7 @@ void Lander::Start(const Name& name, std::vector<LandSource> sources, LandTarget
 }
 
 std::optional<uint64_t> Lander::Loaded(const Name& name, size_t source) {
-  Landing& landing = landings_.at(name);
+  ActiveLanding& landing = landings_.at(name);
   if (const std::optional<Nanos> since = std::exchange(landing.waiting_since, std::nullopt)) {
     landing.waited += clock_.Now() - *since;
   }
@@ -112,40 +113,40 @@ std::optional<uint64_t> Lander::Loaded(const Name& name, size_t source) {
 }
 
 void Lander::Blocked(const Name& name, size_t source, uint64_t bytes, std::function<void()> resume) {
-  Landing& landing = landings_.at(name);
+  ActiveLanding& landing = landings_.at(name);
   landing.resume = resume;
   landing.waiting_since = clock_.Now();
-  pool_.WhenLoaded(landing.objects[landing.moving[source]], bytes, std::move(resume));
+  table_.WhenLoaded(landing.objects[landing.moving[source]], bytes, std::move(resume));
 }
 
-void Lander::Cancel(Landing& landing) {
+void Lander::Cancel(ActiveLanding& landing) {
   landing.cancel.Cancel();
   // Nothing is being written for a landing that waits: it ends now.
   if (const std::function<void()> resume = std::exchange(landing.resume, nullptr)) resume();
 }
 
 void Lander::Progress(const Name& name, uint32_t layers) {
-  const Landing& landing = landings_.at(name);
+  const ActiveLanding& landing = landings_.at(name);
   Verified(landing, landing.layers[layers - 1]);
   landing.callbacks.progress(layers);
 }
 
 // A landing verifies the tuples before an attention layer together with it.
-void Lander::Verified(const Landing& landing, uint32_t below) {
+void Lander::Verified(const ActiveLanding& landing, uint32_t below) {
   for (size_t i = 0; i < landing.moving.size(); ++i) {
     if (landing.verdict[landing.moving[i]] == MissReason::kNone) landing.verified->Raise(landing.segments[i], below);
   }
 }
 
 void Lander::Corrupt(const Name& name, size_t source) {
-  Landing& landing = landings_.at(name);
+  ActiveLanding& landing = landings_.at(name);
   const size_t segment = landing.moving[source];
   landing.verdict[segment] = MissReason::kChecksumFailed;
-  pool_.Drop(landing.objects[segment], MissReason::kChecksumFailed);
+  table_.Drop(landing.objects[segment], MissReason::kChecksumFailed);
 }
 
 void Lander::Finish(const Name& name, MissReason outcome) {
-  Landing landing = std::move(landings_.extract(name).mapped());
+  ActiveLanding landing = std::move(landings_.extract(name).mapped());
   in_flight_.End(landing.tenant, landing.held_bytes);
   if (const auto own = of_session_.find(name.first); --own->second == 0) of_session_.erase(own);
   if (outcome == MissReason::kNone) {
@@ -160,19 +161,19 @@ void Lander::Finish(const Name& name, MissReason outcome) {
 }
 
 // Only of landings from which nothing was left out.
-void Lander::Measure(const Landing& landing) {
+void Lander::Measure(const ActiveLanding& landing) {
   uint64_t bytes = 0;
   for (const size_t segment : landing.moving) {
     if (landing.verdict[segment] != MissReason::kNone) return;
     bytes += landing.bytes[segment];
   }
-  pool_.Landed(landing.tenant, bytes, clock_.Now() - landing.started - landing.waited);
+  table_.Landed(landing.tenant, bytes, clock_.Now() - landing.started - landing.waited);
 }
 
-void Lander::Conclude(Landing landing) {
+void Lander::Conclude(ActiveLanding landing) {
   uint64_t landed_bytes = 0;
   for (size_t i = 0; i < landing.verdict.size(); ++i) {
-    const Pool::Reference& object = landing.objects[i];
+    const ObjectTable::Reference& object = landing.objects[i];
     if (landing.verdict[i] == MissReason::kNone) {
       landed_bytes += landing.bytes[i];
     } else if (object) {
@@ -196,7 +197,7 @@ void Lander::Quiesce(SessionId session, LandingId id, std::function<void()> quie
 
 void Lander::CloseSession(SessionId session) {
   for (auto next = landings_.lower_bound({session, 0}); next != landings_.end() && next->first.first == session;) {
-    Landing& landing = (next++)->second;  // it may end at once
+    ActiveLanding& landing = (next++)->second;  // it may end at once
     Cancel(landing);
   }
 }

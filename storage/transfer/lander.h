@@ -34,11 +34,11 @@ struct LandCallbacks {
 class Lander {
  public:
   // A session has `per_session` in flight at most; of its tenant `in_flight` counts. More are missed with kBusy.
-  Lander(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, InFlight& in_flight, size_t per_session,
+  Lander(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, InFlight& in_flight, size_t per_session,
          Observer& observer);
 
   // `found` is what the lease holds, in the match's order; `verified` learns which of its tuples are whole.
-  void Land(SessionId session, TenantId tenant, LandingId id, std::span<const Pool::Result> found,
+  void Land(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
             std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks);
   // Cancels; `quiet` comes behind the verdict, or at once for an unknown landing.
   void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
@@ -47,9 +47,9 @@ class Lander {
   size_t landings() const { return landings_.size(); }
 
  private:
-  struct Landing {
+  struct ActiveLanding {
     TenantId tenant;
-    std::vector<Pool::Reference> objects;  // one a segment asked for; empty where there is none
+    std::vector<ObjectTable::Reference> objects;  // one a segment asked for; empty where there is none
     std::vector<MissReason> verdict;
     std::vector<uint64_t> bytes;     // of those, what is moved or verified
     std::vector<size_t> moving;      // which of them the mover lands
@@ -68,27 +68,28 @@ class Lander {
   using Name = std::pair<SessionId, LandingId>;
 
   // Decides what can land; returns the mover's share of it.
-  static std::vector<LandSource> Sort(Landing& landing, std::span<const Pool::Result> found, const LandTarget& target);
+  static std::vector<LandSource> Sort(ActiveLanding& landing, std::span<const ObjectTable::Result> found,
+                                      const LandTarget& target);
   bool MayBegin(SessionId session, TenantId tenant, uint64_t held_bytes);
   void Start(const Name& name, std::vector<LandSource> sources, LandTarget target);
   std::optional<uint64_t> Loaded(const Name& name, size_t source);
   void Blocked(const Name& name, size_t source, uint64_t bytes, std::function<void()> resume);
-  void Cancel(Landing& landing);
+  void Cancel(ActiveLanding& landing);
   void Progress(const Name& name, uint32_t layers);
   void Corrupt(const Name& name, size_t source);
-  static void Verified(const Landing& landing, uint32_t below);
+  static void Verified(const ActiveLanding& landing, uint32_t below);
   void Finish(const Name& name, MissReason outcome);
-  void Measure(const Landing& landing);
-  void Conclude(Landing landing);
+  void Measure(const ActiveLanding& landing);
+  void Conclude(ActiveLanding landing);
 
-  Pool& pool_;
+  ObjectTable& table_;
   Mover& mover_;
   const Clock& clock_;
   Drain& drain_;
   InFlight& in_flight_;
   const size_t per_session_;
   Observer& observer_;
-  std::map<Name, Landing> landings_;
+  std::map<Name, ActiveLanding> landings_;
   std::map<SessionId, size_t> of_session_;  // of those that have some
 };
 

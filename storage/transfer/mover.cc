@@ -7,7 +7,7 @@
 
 namespace ashlar::storage {
 
-struct Mover::Landing {
+struct Mover::LandingCopy {
   const TenantId tenant;
   LandJob job;
   LandEvents events;
@@ -53,11 +53,11 @@ bool Mover::Publish(const ObjectHeader& plan, const Slot& slot, PublishSource so
 
 void Mover::Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel,
                  LandEvents events) {
-  NextTurn(std::shared_ptr<Landing>(
-      new Landing{.tenant = tenant,
-                  .job = LandJob(kernels_, workers_, tier_, gpu_, sources, std::move(target), std::move(cancel)),
-                  .events = std::move(events),
-                  .told_corrupt = std::vector<bool>(sources.size())}));
+  NextTurn(std::shared_ptr<LandingCopy>(
+      new LandingCopy{.tenant = tenant,
+                      .job = LandJob(kernels_, workers_, tier_, gpu_, sources, std::move(target), std::move(cancel)),
+                      .events = std::move(events),
+                      .told_corrupt = std::vector<bool>(sources.size())}));
 }
 
 bool Mover::Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
@@ -82,7 +82,7 @@ bool Mover::NextLayers(const Composing& composing) {
       });
 }
 
-size_t Mover::StepsThere(const std::shared_ptr<Landing>& landing) {
+size_t Mover::StepsThere(const std::shared_ptr<LandingCopy>& landing) {
   if (!landing->events.loaded) return SIZE_MAX;
   size_t end = SIZE_MAX, last = 0;
   for (size_t i = 0; i < landing->told_corrupt.size(); ++i) {
@@ -106,7 +106,7 @@ size_t Mover::StepsThere(const std::shared_ptr<Landing>& landing) {
   return 0;
 }
 
-void Mover::NextTurn(const std::shared_ptr<Landing>& landing) {
+void Mover::NextTurn(const std::shared_ptr<LandingCopy>& landing) {
   if (landing->job.cancelled()) return landing->Finish(MissReason::kCancelled);
   if (landing->job.finished()) return landing->Finish(MissReason::kNone);
   const size_t end = StepsThere(landing);

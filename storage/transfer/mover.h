@@ -75,10 +75,10 @@ class Mover {
     std::shared_ptr<const ComposeDone> done;
   };
   bool NextLayers(const Composing& composing);
-  struct Landing;
-  void NextTurn(const std::shared_ptr<Landing>& landing);
+  struct LandingCopy;
+  void NextTurn(const std::shared_ptr<LandingCopy>& landing);
   // Up to which step all sources are there. None can run: `blocked` was told.
-  size_t StepsThere(const std::shared_ptr<Landing>& landing);
+  size_t StepsThere(const std::shared_ptr<LandingCopy>& landing);
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;

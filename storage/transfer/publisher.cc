@@ -4,12 +4,12 @@
 
 namespace ashlar::storage {
 
-Publisher::Publisher(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time)
-    : pool_(pool), mover_(mover), clock_(clock), drain_(drain), reservation_time_(reservation_time) {}
+Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time)
+    : table_(table), mover_(mover), clock_(clock), drain_(drain), reservation_time_(reservation_time) {}
 
-Publisher::Reserved Publisher::Reserve(SessionId session, const Group& group, const ObjectHeader& plan, Nanos recompute,
-                                       double flops) {
-  Pool::Room room = pool_.Reserve(group, plan, recompute, flops);
+Publisher::Reserved Publisher::Reserve(SessionId session, const TenantPool& pool, const ObjectHeader& plan,
+                                       Nanos recompute, double flops) {
+  ObjectTable::Room room = table_.Reserve(pool, plan, recompute, flops);
   if (room.outcome != ReserveOutcome::kGranted) return {room.outcome, 0};
   const ReservationId id = next_id_++;
   const Nanos deadline = clock_.Now() + reservation_time_;
@@ -63,7 +63,7 @@ void Publisher::Finish(const Name& name, std::optional<ObjectHeader> header, Nan
   const bool whole = header.has_value() && !torn;
   {
     const auto ended = reservations_.extract(name);
-    if (whole) pool_.Publish(ended.mapped().object, *std::move(header));
+    if (whole) table_.Publish(ended.mapped().object, *std::move(header));
   }  // the reference goes: the object is idle, or abandoned
   done(whole ? PublishOutcome::kPublished : PublishOutcome::kUnavailable);
   drain_.End(name.first);

@@ -27,13 +27,13 @@ namespace ashlar::storage {
 // session, or, while no publish of it is in flight, by its deadline.
 class Publisher {
  public:
-  Publisher(Pool& pool, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time);
+  Publisher(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time);
 
   struct Reserved {
     ReserveOutcome outcome = ReserveOutcome::kUnavailable;
     ReservationId id = 0;
   };
-  Reserved Reserve(SessionId session, const Group& group, const ObjectHeader& plan, Nanos recompute, double flops);
+  Reserved Reserve(SessionId session, const TenantPool& pool, const ObjectHeader& plan, Nanos recompute, double flops);
   const ObjectHeader* Planned(SessionId session, ReservationId id) const;
   // `done` once, possibly before this returns. Every outcome but kBusy ends the reservation.
   void Publish(SessionId session, ReservationId id, PublishSource source, std::function<void(PublishOutcome)> done);
@@ -49,7 +49,7 @@ class Publisher {
 
  private:
   struct Reservation {
-    Pool::Reference object;
+    ObjectTable::Reference object;
     Nanos deadline;
     std::optional<CancelFlag> publish;  // set while one is in flight
   };
@@ -60,7 +60,7 @@ class Publisher {
   void Finish(const Name& name, std::optional<ObjectHeader> header, Nanos source_deadline,
               const std::function<void(PublishOutcome)>& done);
 
-  Pool& pool_;
+  ObjectTable& table_;
   Mover& mover_;
   const Clock& clock_;
   Drain& drain_;

@@ -111,16 +111,16 @@ void Cache(Input input) {
                           .flops_per_square = 0.01};
   const uint64_t capacity = uint64_t{input.Byte()} * 32, capture = (shape & 2) != 0 ? 8 : 1;
   const bool spans = (shape & 4) != 0;
-  PrefixCache cache(costs, {.capacity_bytes = capacity, .history_bytes = 6000, .capture_tokens = capture});
+  PrefixPlanner cache(costs, {.capacity_bytes = capacity, .history_bytes = 6000, .capture_tokens = capture});
   std::vector<Tokens> known;
-  std::vector<std::pair<Tokens, PrefixCache::Match>> running;
+  std::vector<std::pair<Tokens, PrefixPlanner::Match>> running;
   for (size_t step = 0; !input.empty() && step < kMostOperations; ++step) {
     const uint8_t operation = input.Byte();
     if (operation % 2 == 0 && running.size() < 8) {
       Tokens prompt = input.Sequence(known);
       if (known.size() < kMostKnown) known.push_back(prompt);
-      PrefixCache::Match match = cache.Lookup(prompt, {}, spans);
-      for (const PrefixCache::Match::Span& span : match.spans) {
+      PrefixPlanner::Match match = cache.Lookup(prompt, {}, spans);
+      for (const PrefixPlanner::Match::Span& span : match.spans) {
         FUZZ_EXPECT(span.begin < span.depth && span.depth <= match.resume && span.depth <= span.end->depth());
       }
       FUZZ_EXPECT(match.resume <= match.shared && match.shared <= prompt.size());
@@ -137,7 +137,7 @@ void Cache(Input input) {
       const size_t prompt = tokens.size();
       tokens.insert(tokens.end(), operation >> 5, 1);
       std::vector<uint64_t> captured = match.checkpoint_at;
-      std::optional<PrefixCache::SpanOffer> span;
+      std::optional<PrefixPlanner::SpanOffer> span;
       if (spans && prompt > 1 && tokens.size() > prompt) {
         span = {.begin = prompt - 1, .bytes = operation};
         captured.push_back(prompt - 1);

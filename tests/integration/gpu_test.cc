@@ -222,9 +222,9 @@ TEST_F(GpuTest, WhatIsHostedIsEmptyAtFirst) {
     const auto region = (*client)->HostGpuRegion(*gpu_, kBytes);
     ASSERT_TRUE(region.ok()) << region.status();
     std::vector<std::byte> found(kBytes, kPoison);
-    gpu_->CopyOut(found.data(), region->data(), kBytes);
+    gpu_->CopyToHost(found.data(), region->data(), kBytes);
     EXPECT_TRUE(std::ranges::all_of(found, [](std::byte byte) { return byte == std::byte{0}; }));
-    gpu_->CopyIn(region->data(), bytes.data(), kBytes);
+    gpu_->CopyToDevice(region->data(), bytes.data(), kBytes);
   }
 }
 

@@ -81,7 +81,7 @@ TEST(Models, ThatComputeFasterThanTheCacheLandsAreToldTo) {
   const ObjectRun run{.kind = ObjectKind::kSegment, .tokens = other};
   EXPECT_EQ(model.Reserve({&run, 1})[0].outcome, ReserveOutcome::kDeclined);
   const std::vector<uint64_t> lengths = {prompt[0].size()};
-  EXPECT_EQ(model.Lookup({prompt[0], lengths}).segments()[0].reason, MissReason::kTooDear);
+  EXPECT_EQ(model.Lookup({prompt[0], lengths}).segments()[0].reason, MissReason::kSlowerThanRecompute);
 }
 
 TEST(Models, MayGoWhileALandingIsUnderWay) {

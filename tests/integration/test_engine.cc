@@ -99,12 +99,12 @@ absl::StatusOr<Region> TestEngine::MakeRegion(Memory memory) {
 void TestEngine::Push() const {
   std::string why;
   if (near_ == nullptr) return;
-  kernels::FindGpu(0, &why)->CopyIn(region_.data(), near_.get(), region_.size());
+  kernels::FindGpu(0, &why)->CopyToDevice(region_.data(), near_.get(), region_.size());
 }
 void TestEngine::Pull() const {
   std::string why;
   if (near_ == nullptr) return;
-  kernels::FindGpu(0, &why)->CopyOut(near_.get(), region_.data(), region_.size());
+  kernels::FindGpu(0, &why)->CopyToHost(near_.get(), region_.data(), region_.size());
 }
 
 void TestEngine::MakeLayout() {
@@ -345,7 +345,7 @@ void TestEngine::ExpectTuple(const Match& match, size_t segment, const Tokens& r
     if (tuple.memory == kernels::MemoryKind::kDevice) {
       std::string why;
       copy.resize(floats);
-      kernels::FindGpu(0, &why)->CopyOut(copy.data(), mapped, floats * sizeof(float));
+      kernels::FindGpu(0, &why)->CopyToHost(copy.data(), mapped, floats * sizeof(float));
       mapped = copy.data();
     }
     ASSERT_EQ(std::memcmp(mapped, content.data(), floats * sizeof(float)), 0) << "layer " << layer << " " << Name(form);

@@ -117,7 +117,7 @@ void Driver::CheckMiss(const Text& text, MissReason reason, Nanos recompute) {
     case MissReason::kChecksumFailed:
       if (!Corrupted()) Fail("a copy is corrupt, and nothing corrupted it");
       break;
-    case MissReason::kTooDear:
+    case MissReason::kSlowerThanRecompute:
       if (recompute == 0) Fail("a hit was too dear, and nobody said what computing takes");
       break;
     case MissReason::kDaemonUnavailable:

@@ -143,10 +143,10 @@ struct Round {
 // them, gives one up.
 void TimeEvictions(size_t entries, std::mt19937_64& random, Round& round) {
   Tree tree;
-  storage::ReuseLaw law;
+  storage::ReuseModel reuse;
   const uint64_t each = kCosts.checkpoint_bytes + kCosts.page_bytes;
   const size_t timed = std::max<size_t>(entries / 50, 1000);
-  storage::PrefixStore store(kCosts, (entries + timed) * each, law, random());
+  storage::CheckpointBudget store(kCosts, (entries + timed) * each, reuse, random());
   std::vector<PrefixNode*> roomy, tight;
   for (size_t i = 0; i < entries + 2 * timed; ++i) {
     const Tokens tokens = {static_cast<int32_t>(i % 4096), static_cast<int32_t>(i), 0, 0, 0, 0, 0, 0};
@@ -182,12 +182,13 @@ size_t Heap() {
 void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlohmann::json& figures) {
   const size_t heap = Heap();
   // Half of the nodes are checkpoints that are kept.
-  storage::PrefixCache cache(kCosts, {.capacity_bytes = entries / 2 * (kCosts.checkpoint_bytes + 3 * kCosts.page_bytes),
-                                      .history_bytes = UINT64_MAX,
-                                      .capture_tokens = 16,
-                                      .seed = random()});
+  storage::PrefixPlanner cache(kCosts,
+                               {.capacity_bytes = entries / 2 * (kCosts.checkpoint_bytes + 3 * kCosts.page_bytes),
+                                .history_bytes = UINT64_MAX,
+                                .capture_tokens = 16,
+                                .seed = random()});
   Requests requests(random());
-  const auto commit = [&](const storage::PrefixCache::Match& match, const Tokens& tokens) {
+  const auto commit = [&](const storage::PrefixPlanner::Match& match, const Tokens& tokens) {
     cache.Commit(match, tokens, tokens.size(), match.checkpoint_at);
   };
   while (cache.nodes() < entries) {
@@ -213,7 +214,7 @@ void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlo
   for (int i = 0; i < options.repetitions; ++i) {
     std::vector<Tokens> prompts;
     for (size_t k = 0; k < kRequests; ++k) prompts.push_back(requests.Next());
-    std::vector<storage::PrefixCache::Match> matches(kRequests);
+    std::vector<storage::PrefixPlanner::Match> matches(kRequests);
     Round round{.hash_lookup = HashLookupNanos(entries, random)};
     Sweep();
     round.lookup = Seconds([&] {

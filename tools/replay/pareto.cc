@@ -71,7 +71,7 @@ class Learned final : public Placement {
   }
 
  private:
-  storage::OverlapLaw law_;
+  storage::OverlapModel law_;
 };
 
 // Of the scored requests' tokens, what lies before the deepest checkpoint that each one's entry has within what they

@@ -28,7 +28,7 @@ class AshlarPolicy final : public Policy {
     return match.resume;
   }
   Usage usage() const override {
-    const storage::PrefixStore& store = cache_.store();
+    const storage::CheckpointBudget& store = cache_.store();
     return {.bytes = store.bytes(),
             .peak_bytes = store.peak_bytes(),
             .states = store.checkpoints(),
@@ -37,7 +37,7 @@ class AshlarPolicy final : public Policy {
   }
 
  private:
-  storage::PrefixCache cache_;
+  storage::PrefixPlanner cache_;
 };
 
 absl::Status Unknown(const std::string& name, const std::string& why) {

@@ -111,8 +111,8 @@ class SegmentReplay {
   const Model& model_;
   const Setting setting_;
   const uint64_t capacity_;
-  storage::PrefixCache prefixes_;
-  storage::ReuseBook book_;
+  storage::PrefixPlanner prefixes_;
+  storage::ReuseModels book_;
   const std::unique_ptr<storage::EvictionPolicy> order_;
   uint64_t used_ = 0, published_ = 0;
   absl::flat_hash_map<storage::ObjectId, std::unique_ptr<Object>> kept_;

@@ -1,4 +1,4 @@
-// What an engine links. One Client is one session with the daemon of this node; all methods are thread-safe.
+// The client library. One Client is one session with the daemon of this node; all methods are thread-safe.
 //
 // Errors. A cache failure is a miss: matching, landing, composing and publishing never fail a request, they return
 // what became of each segment. Only connecting, opening a model and registering memory return errors. Every call has a
@@ -39,6 +39,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ashlar/match.h"
+#include "ashlar/region.h"
 #include "ashlar/span.h"
 #include "kernels/gpu.h"
 #include "kernels/kernels.h"
@@ -50,7 +52,7 @@
 
 namespace ashlar {
 
-struct Admitted;  // client/include/ashlar/shared_pages.h
+struct Admitted;  // ashlar/shared_pages.h
 
 struct ClientOptions {
   std::string rpc_socket;                   // the daemon's listen.rpc_socket
@@ -79,176 +81,11 @@ struct CostModel {
 struct PrefixUse {
   // It can checkpoint inside a prompt at multiples of it, and at a text's end always. 0: it does not use prefixes.
   uint32_t capture_tokens = 0;
-  // It captures spans of at most so many last tokens (client/include/ashlar/span.h), and rebuilds states from such. 0:
+  // It captures spans of at most so many last tokens (ashlar/span.h), and rebuilds states from such. 0:
   // neither. The checkpoint that a span begins at may then be at any depth. Opening is refused where a layer's rows fit
   // no extent.
   uint32_t span_tokens = 0;
   DType span_dtype = DType::kF32;  // of the keys and values that it captures: kF32, kF16 or kBF16
-};
-
-// Memory that engine and daemon share. Copies share one mapping; it is unmapped when the last one goes.
-//
-// It may lie on the daemon's GPU: then data(), and whatever else points into it, are addresses for that GPU's kernels
-// and copies, and no thread may touch them. What an engine's own kernels do there must have ended (a stream that was
-// waited for) before it is published, or landed in; what was landed is there for all that starts after the verdict.
-class Region {
- public:
-  std::byte* data() const;
-  size_t size() const;
-  kernels::MemoryKind memory() const;
-
- private:
-  friend class Client;
-  friend class Model;
-  struct Impl;
-  std::shared_ptr<Impl> impl_;
-};
-
-// Where an engine's paged keys and values lie inside a region. Offsets and strides in bytes; a token's row of head h:
-// offset + page × page_stride + slot × token_stride + h × head_stride.
-struct PagedLayer {
-  uint32_t layer = 0;  // index into layout.layers
-  uint64_t key_offset = 0, value_offset = 0;
-  uint64_t page_stride = 0, token_stride = 0;
-  uint64_t key_head_stride = 0, value_head_stride = 0;
-  // fp8 with scales: one fp32 a token and head, placed alike.
-  uint64_t key_scale_offset = 0, value_scale_offset = 0;
-  uint64_t scale_page_stride = 0, scale_token_stride = 0, scale_head_stride = 0;
-};
-struct PagedCache {
-  uint32_t page_tokens = 0;
-  uint32_t pages = 0;
-  // The daemon gives page ids out (Model::Admit, client/include/ashlar/shared_pages.h). Only in a hosted region.
-  bool allocate = false;
-  std::vector<PagedLayer> layers;  // every attention layer, ascending
-};
-
-// One prompt: segments lie one behind the other from position 0; the first is a prefix (cached whole), the others are
-// position-independent; tokens behind the last (the query) are always computed.
-struct Prompt {
-  std::span<const int32_t> tokens;
-  std::span<const uint64_t> segment_lengths;
-  // For Lookup: in how long the engine will need what is found, as when the request waits for its turn; at most
-  // limits::kMaxNeededInNanos. What lower tiers have comes up meanwhile, behind what others need sooner. A match that
-  // was never used ends leases.unused_seconds after that.
-  std::chrono::nanoseconds needed_in{0};
-  // For Lookup, with PrefixUse: drawn by the engine at random; who knows it may resume from the conversation's own
-  // states. All zero: none.
-  ConversationId conversation{};
-};
-
-// A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the
-// Match lives. A hit may still be on its way up from a slower tier, and its bytes are there layer by layer: a tuple is
-// read only behind a WaitLayers that covers its layer, or behind the verdict, of a landing of this very Match; before
-// that even the exponents in view.heads may be others. What tuples point to is vouched for by the verdict: a landing
-// checks their bytes, and from it on the lease holds until it is released. A match that was never landed ends after the
-// daemon's leases.unused_seconds, and its memory may then be given to other objects. A checkpoint's heads are of form
-// kZero: nothing that came before counts. view.position is where the segment starts in the prompt.
-//
-// Where the hbm tier lies on a GPU, states, transitions and tails do, too: `memory` says so, and their pointers are for
-// that GPU's kernels and copies. It could be written there, unlike anywhere else: an engine that does spoils what its
-// own tenant has cached.
-struct MappedTuple {
-  kernels::TupleView view;
-  const void* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels] in the layer's state_dtype
-  kernels::MemoryKind memory = kernels::MemoryKind::kHost;
-};
-
-struct SegmentResult {
-  MissReason reason = MissReason::kNeverSeen;  // kNone: hit
-  TierKind tier = TierKind::kNone;
-  ObjectKind kind = ObjectKind::kSegment;
-  uint64_t start = 0;  // position of the segment's token 0 in the prompt
-  uint64_t tokens = 0;
-  uint64_t bytes = 0;  // of the cached object
-  bool hit() const { return reason == MissReason::kNone; }
-  bool remote() const { return tier == TierKind::kRemote; }
-};
-
-// The prefix of a prompt to resume from, beyond its first segment: what saves most together with the segments behind
-// it. Segments whose interiors begin before its end are covered by it. It may end inside the head of the next one,
-// hit or missed; then of that head only the rest is computed.
-struct PrefixResult {
-  uint64_t depth = 0;  // tokens; 0: there is none
-  Provenance provenance = Provenance::kExact;
-  TierKind tier = TierKind::kNone;  // the farthest that any of it lies in
-  bool own = false;                 // of the prompt's conversation
-  uint64_t bytes = 0;               // of all its objects
-  // Of the depth's last tokens, how many the states are to be run through: prefix_states() are those before them, and
-  // prefix_span() has their inputs. Keys and values are landed up to `depth`. 0: prefix_states() are at `depth`.
-  uint32_t span_tokens = 0;
-};
-
-// A landing in progress. From Model::Land until Wait returns a verdict, the target slots belong to the daemon.
-class Landing {
- public:
-  Landing(Landing&&) noexcept;
-  Landing& operator=(Landing&&) noexcept;
-  ~Landing();  // cancels, and waits until the slots are quiet, however long the daemon takes
-
-  // Waits until the daemon is through with the first `layers` layers of the model, of all segments: keys and values of
-  // its attention layers are in their slots, tuples of its linear layers have come up and are as they were published.
-  // Linear layers come together with the attention layer behind them, those behind the last with the verdict. Work on
-  // such layers may overlap with the rest, but no token may be emitted before the verdict. True need not mean that all
-  // is well: of a segment that was found corrupt in one of those layers only the verdict tells. False: the landing is
-  // over with a miss, the daemon had to be asked for nothing, or the deadline came.
-  bool WaitLayers(uint32_t layers, std::chrono::milliseconds timeout);
-
-  // The final verdict, one reason a segment as given to Land (kNone: landed). If the daemon does not answer in time the
-  // landing is cancelled and every segment is a miss; then `quiet()` says whether the slots may be used again.
-  std::vector<MissReason> Wait(std::chrono::milliseconds timeout);
-
-  // True once nothing can write into the target slots any more: a verdict came, the daemon confirmed that writing has
-  // ceased, or the kernel confirmed that the daemon is dead. Wait(timeout) that returned misses may leave it false:
-  // then keep the slots out of use until WaitQuiet returns true.
-  bool quiet() const;
-  bool WaitQuiet(std::chrono::milliseconds timeout);
-
- private:
-  friend class Model;
-  struct Impl;
-  explicit Landing(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
-};
-
-// What a lookup found, under a lease. The lease ends when the Match is destroyed or Release is called, and no landing
-// of it is under way; telling the daemon so happens in the background. Threads may share a Match but for Release and
-// destruction.
-class Match {
- public:
-  Match(Match&&) noexcept;
-  Match& operator=(Match&&) noexcept;
-  ~Match();
-
-  uint64_t prefix_depth() const;  // of the prefix, or else of the first segment
-  const std::vector<uint64_t>& checkpoint_positions() const;
-  const std::vector<SegmentResult>& segments() const;
-  const PrefixResult& prefix() const;
-  // Depths that could have been chosen for the prefix, ascending; of very many the deepest.
-  const std::vector<uint64_t>& resumable() const;
-
-  // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs
-  // microseconds, whatever the size. Null for a miss, and after Release.
-  const std::vector<MappedTuple>* tuples(size_t segment) const;
-  // The states to resume from behind the prefix, likewise: heads of form kZero, position 0. Null without a prefix.
-  const std::vector<MappedTuple>* prefix_states() const;
-  // What these are to be run through, where prefix().span_tokens > 0; else null.
-  const MappedSpan* prefix_span() const;
-  // Asked after reading tuples in place. True: the session that holds the lease has not ended, so what a landing
-  // vouched for has not changed until now. False: what was read may have been other objects' bytes, compute instead;
-  // also after Release, and where nothing was found. It costs one system call. A match that was never landed may have
-  // ended unnoticed all the same.
-  bool valid() const;
-
-  // 16 bytes that another process of the same tenant can turn into a Match of its own (Model::Attach).
-  std::string lease() const;
-  void Release();
-
- private:
-  friend class Model;
-  struct Impl;
-  explicit Match(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
 };
 
 // One segment to land: its index in the match, and where its token 0 stands.
@@ -259,7 +96,7 @@ struct LandSegment {
   uint32_t segment = 0;
   uint64_t first_position = 0;
   // For Land: its keys and values stand in pages already, as of a segment that another request has filled
-  // (client/include/ashlar/shared_pages.h), or are not wanted. Only its tuples come up and are verified, and no slot is
+  // (ashlar/shared_pages.h), or are not wanted. Only its tuples come up and are verified, and no slot is
   // written. Where all segments are such, no pages need be declared.
   bool tuples_only = false;
 };
@@ -422,7 +259,7 @@ class Model {
   // what the text began with; may be null. For models opened with PrefixUse, else kBadSource.
   std::vector<CommitOutcome> Commit(const Match* match, const CommitParts& text);
 
-  // In-place sharing, on pages declared with `allocate` (client/include/ashlar/shared_pages.h). Admits a request with
+  // In-place sharing, on pages declared with `allocate` (ashlar/shared_pages.h). Admits a request with
   // the pages that its segments share with other requests and `own_pages` of its own, or says at once what it lacks.
   Admitted Admit(const Prompt& prompt, uint32_t own_pages);
   // The request behind a lease that another process of this tenant passed on, of a prompt with these segments.

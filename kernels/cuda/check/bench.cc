@@ -36,7 +36,7 @@ class Numbers {
       std::copy_n(host.begin(), std::min(period, bytes - at), host.begin() + static_cast<int64_t>(at));
     }
     data_ = memory.Allocate(bytes);
-    memory.CopyIn(data_, host.data(), bytes);
+    memory.CopyToDevice(data_, host.data(), bytes);
   }
   ~Numbers() { memory_.Free(data_); }
   Numbers(const Numbers&) = delete;

@@ -61,7 +61,7 @@ int Land(void* pages) {
   DeviceMemory& memory = *kernels->memory();
   const std::vector<uint16_t> rows = Rows();
   auto* stored = static_cast<uint16_t*>(memory.Allocate(rows.size() * 2));
-  memory.CopyIn(stored, rows.data(), rows.size() * 2);
+  memory.CopyToDevice(stored, rows.data(), rows.size() * 2);
   auto* checksums = static_cast<uint64_t*>(memory.Allocate(kUnits * sizeof(uint64_t)));
   std::vector<const void*> units;
   for (int64_t u = 0; u < kUnits; ++u) units.push_back(stored + u * kUnitTokens * kRow);
@@ -89,7 +89,7 @@ int Land(void* pages) {
         .Wait();
   }
   std::vector<uint64_t> digests(kUnits);
-  memory.CopyOut(digests.data(), checksums, kUnits * sizeof(uint64_t));
+  memory.CopyToHost(digests.data(), checksums, kUnits * sizeof(uint64_t));
   int wrong = 0;
   for (int64_t u = 0; u < kUnits; ++u) {
     const int64_t tokens = std::min<int64_t>(kUnitTokens, kTokens - u * kUnitTokens);
@@ -130,7 +130,7 @@ int HaveLanded(std::byte* pages, std::vector<std::string> arguments) {
   constexpr uint16_t kUntouched = 0xabcd;
   std::vector<uint16_t> expected(kPoolBytes / sizeof(uint16_t), kUntouched), found(expected.size());
   DeviceMemory& memory = *CudaOrNull()->memory();
-  memory.CopyIn(pages, expected.data(), kPoolBytes);
+  memory.CopyToDevice(pages, expected.data(), kPoolBytes);
   const pid_t child = fork();
   if (child == 0) {
     // A fresh program: a forked process cannot use its parent's CUDA.
@@ -150,7 +150,7 @@ int HaveLanded(std::byte* pages, std::vector<std::string> arguments) {
     const int64_t at = kFirst + t, slot = PageOf(at / kPageTokens) * int64_t{kPageTokens} + at % kPageTokens;
     std::copy_n(rows.begin() + t * kRow, kRow, expected.begin() + slot * kRow);
   }
-  memory.CopyOut(found.data(), pages, kPoolBytes);
+  memory.CopyToHost(found.data(), pages, kPoolBytes);
   if (found != expected) {
     std::fprintf(stderr, "land_elsewhere: pages differ from what was landed\n");
     return 1;

@@ -141,14 +141,14 @@ TEST_F(FarArenas, AnotherProcessWritesThere) {
   if (child == 0) {
     const auto there =
         DeviceArena::Import(EmulatedDriver(), 0, owner->descriptor(), owner->bytes(), Access::kReadWrite, &error_);
-    if (there != nullptr) memory.CopyIn(there->data(), numbers.data(), kGranularity);
+    if (there != nullptr) memory.CopyToDevice(there->data(), numbers.data(), kGranularity);
     _exit(there != nullptr ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   std::vector<uint16_t> found(numbers.size());
-  memory.CopyOut(found.data(), owner->data(), kGranularity);
+  memory.CopyToHost(found.data(), owner->data(), kGranularity);
   EXPECT_EQ(found, numbers);
 }
 
@@ -168,7 +168,7 @@ TEST_F(FarArenas, WhatIsReadOnlyIsNotWritten) {
   const auto reader =
       DeviceArena::Import(EmulatedDriver(), 0, owner->descriptor(), owner->bytes(), Access::kRead, &error_);
   ASSERT_NE(reader, nullptr);
-  EXPECT_EXIT(CudaOrNull()->memory()->CopyIn(reader->data(), "a", 1), ::testing::KilledBySignal(SIGSEGV), "");
+  EXPECT_EXIT(CudaOrNull()->memory()->CopyToDevice(reader->data(), "a", 1), ::testing::KilledBySignal(SIGSEGV), "");
 }
 
 }  // namespace

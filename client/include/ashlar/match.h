@@ -1,0 +1,151 @@
+// Prompts, what a look-up of one finds, and its landing.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ashlar/span.h"
+#include "kernels/kernels.h"
+#include "proto/key.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "proto/prefix.h"
+
+namespace ashlar {
+
+// One prompt: segments lie one behind the other from position 0; the first is a prefix (cached whole), the others are
+// position-independent; tokens behind the last (the query) are always computed.
+struct Prompt {
+  std::span<const int32_t> tokens;
+  std::span<const uint64_t> segment_lengths;
+  // For Lookup: in how long the engine will need what is found, as when the request waits for its turn; at most
+  // limits::kMaxNeededInNanos. What lower tiers have comes up meanwhile, behind what others need sooner. A match that
+  // was never used ends leases.unused_seconds after that.
+  std::chrono::nanoseconds needed_in{0};
+  // For Lookup, with PrefixUse: drawn by the engine at random; who knows it may resume from the conversation's own
+  // states. All zero: none.
+  ConversationId conversation{};
+};
+
+// A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the
+// Match lives. A hit may still be on its way up from a slower tier, and its bytes are there layer by layer: a tuple is
+// read only behind a WaitLayers that covers its layer, or behind the verdict, of a landing of this very Match; before
+// that even the exponents in view.heads may be others. What tuples point to is vouched for by the verdict: a landing
+// checks their bytes, and from it on the lease holds until it is released. A match that was never landed ends after the
+// daemon's leases.unused_seconds, and its memory may then be given to other objects. A checkpoint's heads are of form
+// kZero: nothing that came before counts. view.position is where the segment starts in the prompt.
+//
+// Where the hbm tier lies on a GPU, states, transitions and tails do, too: `memory` says so, and their pointers are for
+// that GPU's kernels and copies. It could be written there, unlike anywhere else: an engine that does spoils what its
+// own tenant has cached.
+struct MappedTuple {
+  kernels::TupleView view;
+  const void* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels] in the layer's state_dtype
+  kernels::MemoryKind memory = kernels::MemoryKind::kHost;
+};
+
+struct SegmentResult {
+  MissReason reason = MissReason::kNeverSeen;  // kNone: hit
+  TierKind tier = TierKind::kNone;
+  ObjectKind kind = ObjectKind::kSegment;
+  uint64_t start = 0;  // position of the segment's token 0 in the prompt
+  uint64_t tokens = 0;
+  uint64_t bytes = 0;  // of the cached object
+  bool hit() const { return reason == MissReason::kNone; }
+  bool remote() const { return tier == TierKind::kRemote; }
+};
+
+// The prefix of a prompt to resume from, beyond its first segment: what saves most together with the segments behind
+// it. Segments whose interiors begin before its end are covered by it. It may end inside the head of the next one,
+// hit or missed; then of that head only the rest is computed.
+struct PrefixResult {
+  uint64_t depth = 0;  // tokens; 0: there is none
+  Provenance provenance = Provenance::kExact;
+  TierKind tier = TierKind::kNone;  // the farthest that any of it lies in
+  bool own = false;                 // of the prompt's conversation
+  uint64_t bytes = 0;               // of all its objects
+  // Of the depth's last tokens, how many the states are to be run through: prefix_states() are those before them, and
+  // prefix_span() has their inputs. Keys and values are landed up to `depth`. 0: prefix_states() are at `depth`.
+  uint32_t span_tokens = 0;
+};
+
+// A landing in progress. From Model::Land until Wait returns a verdict, the target slots belong to the daemon.
+class Landing {
+ public:
+  Landing(Landing&&) noexcept;
+  Landing& operator=(Landing&&) noexcept;
+  ~Landing();  // cancels, and waits until the slots are quiet, however long the daemon takes
+
+  // Waits until the daemon is through with the first `layers` layers of the model, of all segments: keys and values of
+  // its attention layers are in their slots, tuples of its linear layers have come up and are as they were published.
+  // Linear layers come together with the attention layer behind them, those behind the last with the verdict. Work on
+  // such layers may overlap with the rest, but no token may be emitted before the verdict. True need not mean that all
+  // is well: of a segment that was found corrupt in one of those layers only the verdict tells. False: the landing is
+  // over with a miss, the daemon had to be asked for nothing, or the deadline came.
+  bool WaitLayers(uint32_t layers, std::chrono::milliseconds timeout);
+
+  // The final verdict, one reason a segment as given to Land (kNone: landed). If the daemon does not answer in time the
+  // landing is cancelled and every segment is a miss; then `quiet()` says whether the slots may be used again.
+  std::vector<MissReason> Wait(std::chrono::milliseconds timeout);
+
+  // True once nothing can write into the target slots any more: a verdict came, the daemon confirmed that writing has
+  // ceased, or the kernel confirmed that the daemon is dead. Wait(timeout) that returned misses may leave it false:
+  // then keep the slots out of use until WaitQuiet returns true.
+  bool quiet() const;
+  bool WaitQuiet(std::chrono::milliseconds timeout);
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Landing(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// What a lookup found, under a lease. The lease ends when the Match is destroyed or Release is called, and no landing
+// of it is under way; telling the daemon so happens in the background. Threads may share a Match but for Release and
+// destruction.
+class Match {
+ public:
+  Match(Match&&) noexcept;
+  Match& operator=(Match&&) noexcept;
+  ~Match();
+
+  uint64_t prefix_depth() const;  // of the prefix, or else of the first segment
+  const std::vector<uint64_t>& checkpoint_positions() const;
+  const std::vector<SegmentResult>& segments() const;
+  const PrefixResult& prefix() const;
+  // Depths that could have been chosen for the prefix, ascending; of very many the deepest.
+  const std::vector<uint64_t>& resumable() const;
+
+  // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs
+  // microseconds, whatever the size. Null for a miss, and after Release.
+  const std::vector<MappedTuple>* tuples(size_t segment) const;
+  // The states to resume from behind the prefix, likewise: heads of form kZero, position 0. Null without a prefix.
+  const std::vector<MappedTuple>* prefix_states() const;
+  // What these are to be run through, where prefix().span_tokens > 0; else null.
+  const MappedSpan* prefix_span() const;
+  // Asked after reading tuples in place. True: the session that holds the lease has not ended, so what a landing
+  // vouched for has not changed until now. False: what was read may have been other objects' bytes, compute instead;
+  // also after Release, and where nothing was found. It costs one system call. A match that was never landed may have
+  // ended unnoticed all the same.
+  bool valid() const;
+
+  // 16 bytes that another process of the same tenant can turn into a Match of its own (Model::Attach).
+  std::string lease() const;
+  void Release();
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Match(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar

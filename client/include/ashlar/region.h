@@ -1,0 +1,50 @@
+// Memory that engine and daemon share, and where paged keys and values lie in it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/device.h"
+
+namespace ashlar {
+
+// Memory that engine and daemon share. Copies share one mapping; it is unmapped when the last one goes.
+//
+// It may lie on the daemon's GPU: then data(), and whatever else points into it, are addresses for that GPU's kernels
+// and copies, and no thread may touch them. What an engine's own kernels do there must have ended (a stream that was
+// waited for) before it is published, or landed in; what was landed is there for all that starts after the verdict.
+class Region {
+ public:
+  std::byte* data() const;
+  size_t size() const;
+  kernels::MemoryKind memory() const;
+
+ private:
+  friend class Client;
+  friend class Model;
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+// Where an engine's paged keys and values lie inside a region. Offsets and strides in bytes; a token's row of head h:
+// offset + page × page_stride + slot × token_stride + h × head_stride.
+struct PagedLayer {
+  uint32_t layer = 0;  // index into layout.layers
+  uint64_t key_offset = 0, value_offset = 0;
+  uint64_t page_stride = 0, token_stride = 0;
+  uint64_t key_head_stride = 0, value_head_stride = 0;
+  // fp8 with scales: one fp32 a token and head, placed alike.
+  uint64_t key_scale_offset = 0, value_scale_offset = 0;
+  uint64_t scale_page_stride = 0, scale_token_stride = 0, scale_head_stride = 0;
+};
+struct PagedCache {
+  uint32_t page_tokens = 0;
+  uint32_t pages = 0;
+  // The daemon gives page ids out (Model::Admit, ashlar/shared_pages.h). Only in a hosted region.
+  bool allocate = false;
+  std::vector<PagedLayer> layers;  // every attention layer, ascending
+};
+
+}  // namespace ashlar

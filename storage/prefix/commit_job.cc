@@ -1,0 +1,239 @@
+#include "storage/prefix/commit_job.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "proto/limits.h"
+
+namespace ashlar::storage {
+
+Prefixes::CommitJob::CommitJob(Prefixes& prefixes, SessionId session, const TenantPool& pool, PrefixCommit commit,
+                               bool own, Keep keep, std::vector<CommitOutcome> outcomes, CommitDone done)
+    : prefixes_(prefixes),
+      session_(session),
+      pool_(pool),
+      commit_(std::move(commit)),
+      own_(own),
+      keep_(std::move(keep)),
+      outcomes_(std::move(outcomes)),
+      done_(std::move(done)) {}
+
+void Prefixes::CommitJob::Start() {
+  prefixes_.drain_.Begin(session_);
+  ++prefixes_.commits_[session_];
+  const PrefixModel& model = commit_.text.model();
+  // Of states that are known, how deep they are: without a checkpoint, one would resume from the one before it.
+  std::vector<uint64_t> before = prefixes_.KnownBefore(pool_.tenant, commit_.text, own_);
+  for (size_t i = 0; i < keep_.states.size(); ++i) {
+    if (!keep_.states[i]) continue;
+    const uint64_t depth = commit_.checkpoints[i].depth;
+    ++prefixes_.writing_[Keys().Checkpoint(depth)];
+    const size_t blocks = model.paged ? depth / model.block_tokens : 0;
+    while (blocks_ < blocks) objects_.push_back({Object::kBlock, i, blocks_++});
+    const auto behind = std::ranges::lower_bound(before, depth);
+    objects_.push_back({.checkpoint = i, .resume = behind == before.begin() ? 0 : *std::prev(behind)});
+    before.insert(behind, depth);
+    outcomes_[i] = CommitOutcome::kAlreadyPresent;
+  }
+  if (keep_.span) {
+    ++prefixes_.writing_[SpanKey()];
+    objects_.push_back({.what = Object::kSpan});
+    span_outcome_ = CommitOutcome::kAlreadyPresent;
+  }
+  Go();
+}
+
+CommitOutcome& Prefixes::CommitJob::OutcomeOf(const Object& object) {
+  return object.what == Object::kSpan ? span_outcome_ : outcomes_[object.checkpoint];
+}
+
+void Prefixes::CommitJob::Go() {
+  const auto self = shared_from_this();
+  if (going_) return;  // a copy that ended at once
+  going_ = true;
+  while (next_ < objects_.size() && under_way_ < kUnderWay) Begin(objects_[next_++]);
+  going_ = false;
+  if (next_ == objects_.size() && under_way_ == 0) Finish();
+}
+
+void Prefixes::CommitJob::Begin(const Object& object) {
+  if (Failed(OutcomeOf(object))) return;
+  if (!prefixes_.is_open_(session_)) return Fail(object, CommitOutcome::kUnavailable);
+  absl::StatusOr<ObjectHeader> plan = Plan(object);
+  if (!plan.ok()) return Fail(object, CommitOutcome::kBadSource);
+  plan->shard = commit_.text.model().shard;
+  const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, pool_, *plan, 0, Saves(object));
+  switch (reserved.outcome) {
+    case ReserveOutcome::kGranted:
+      return Copy(object, reserved.id);
+    case ReserveOutcome::kAlreadyPresent:
+    case ReserveOutcome::kBeingPublished:  // by another engine; should it fail, the next look-up sees it
+      return;
+    default:
+      return Fail(object, CommitOutcome::kNoSpace);
+  }
+}
+
+double Prefixes::CommitJob::Saves(const Object& object) const {
+  const PrefixModel& model = commit_.text.model();
+  uint64_t begin = object.resume, end = 0;
+  switch (object.what) {
+    case Object::kBlock:
+      begin = object.block * model.block_tokens;
+      end = begin + model.block_tokens;
+      break;
+    case Object::kCheckpoint:
+      end = commit_.checkpoints[object.checkpoint].depth;
+      break;
+    case Object::kSpan:
+      begin = commit_.span->begin;
+      end = commit_.text.tokens().size();
+      break;
+  }
+  return (model.costs.Flops(end) - model.costs.Flops(begin)) / model.shard.size;
+}
+
+absl::StatusOr<ObjectHeader> Prefixes::CommitJob::Plan(const Object& object) const {
+  const PrefixModel& model = commit_.text.model();
+  const uint32_t block = model.block_tokens;
+  switch (object.what) {
+    case Object::kBlock:
+      return PlanPrefixBlock(*model.layout, model.ns, Keys().blocks()[object.block], block, (object.block + 1) * block);
+    case Object::kCheckpoint: {
+      const uint64_t depth = commit_.checkpoints[object.checkpoint].depth;
+      return PlanPrefixCheckpoint(*model.layout, model.ns, Keys().Checkpoint(depth), block, depth);
+    }
+    case Object::kSpan:
+      break;
+  }
+  return PlanPrefixSpan(*model.layout, model.ns, SpanKey(), model.span_dtype, commit_.span->begin,
+                        commit_.text.tokens().size());
+}
+
+void Prefixes::CommitJob::Copy(const Object& object, ReservationId reservation) {
+  PublishSource source{.provenance = commit_.provenance,
+                       .rows = commit_.rows,
+                       .page_table = commit_.page_table,
+                       .deadline = commit_.deadline,
+                       .keep = commit_.keep};
+  if (object.what == Object::kCheckpoint) source.tensors = commit_.checkpoints[object.checkpoint].tensors;
+  if (object.what == Object::kSpan) source.tensors = commit_.span->tensors;
+  ++under_way_;
+  prefixes_.publisher_.Publish(session_, reservation, std::move(source),
+                               [self = shared_from_this(), object, reservation](PublishOutcome outcome) {
+                                 --self->under_way_;
+                                 if (outcome == PublishOutcome::kPublished) {
+                                   CommitOutcome& kept = self->OutcomeOf(object);
+                                   if (object.what != Object::kBlock && !Failed(kept)) kept = CommitOutcome::kKept;
+                                 } else {
+                                   if (outcome == PublishOutcome::kBusy)
+                                     self->prefixes_.publisher_.Abandon(self->session_, reservation);
+                                   self->Fail(object, outcome == PublishOutcome::kBusy ? CommitOutcome::kBusy
+                                                      : outcome == PublishOutcome::kBadSource
+                                                          ? CommitOutcome::kBadSource
+                                                          : CommitOutcome::kUnavailable);
+                                 }
+                                 self->Go();
+                               });
+}
+
+bool Prefixes::CommitJob::Failed(CommitOutcome outcome) {
+  return outcome != CommitOutcome::kKept && outcome != CommitOutcome::kAlreadyPresent;
+}
+
+void Prefixes::CommitJob::Fail(const Object& object, CommitOutcome outcome) {
+  const bool all = object.what == Object::kBlock;
+  const size_t end = all ? keep_.states.size() : object.what == Object::kSpan ? 0 : object.checkpoint + 1;
+  bool base = object.what == Object::kSpan;
+  for (size_t i = object.checkpoint; i < end; ++i) {
+    if (!keep_.states[i]) continue;
+    if (!Failed(outcomes_[i])) outcomes_[i] = outcome;
+    base |= keep_.span && commit_.checkpoints[i].depth == commit_.span->begin;
+  }
+  if (base && !Failed(span_outcome_)) span_outcome_ = outcome;
+}
+
+void Prefixes::CommitJob::Finish() {
+  const TenantId tenant = pool_.tenant;
+  for (size_t i = 0; i < keep_.states.size(); ++i) {
+    if (keep_.states[i]) Conclude(i);
+  }
+  if (keep_.span) ConcludeSpan();
+  if (own_) RememberOwn();
+  if (keep_.span && !keep_.states.back()) {
+    outcomes_.back() = span_outcome_ == CommitOutcome::kKept ? CommitOutcome::kKeptAsSpan : span_outcome_;
+  }
+  commit_.keep.reset();
+  for (size_t i = 0; i < outcomes_.size(); ++i) {
+    prefixes_.observer_.Committed(tenant, outcomes_[i], own_, commit_.checkpoints[i].depth);
+  }
+  if (--prefixes_.commits_.at(session_) == 0) prefixes_.commits_.erase(session_);
+  done_(std::move(outcomes_));
+  prefixes_.drain_.End(session_);
+}
+
+bool Prefixes::CommitJob::Written(const Key& key) {
+  const auto writing = prefixes_.writing_.find(key);
+  if (--writing->second > 0) return false;
+  prefixes_.writing_.erase(writing);
+  return true;
+}
+
+Prefixes::Space* Prefixes::CommitJob::FindSpace() const {
+  const auto found = prefixes_.spaces_.find(commit_.text.model().ns);
+  return found == prefixes_.spaces_.end() ? nullptr : &found->second;
+}
+
+bool Prefixes::CommitJob::GivenUp(const Space* space, std::span<const int32_t> prefix, PrefixPlanner::Kept as) const {
+  const bool decides = commit_.text.model().shard.rank == 0;
+  return decides && (space == nullptr || space->cache->IsKept(prefix) != as);
+}
+
+void Prefixes::CommitJob::Conclude(size_t i) {
+  const TenantId tenant = pool_.tenant;
+  const uint64_t depth = commit_.checkpoints[i].depth;
+  const bool last = Written(Keys().Checkpoint(depth));
+  if (own_) return;
+  Space* const space = FindSpace();
+  const auto prefix = commit_.text.tokens().first(depth);
+  if (!Failed(outcomes_[i]) && last && GivenUp(space, prefix, PrefixPlanner::Kept::kByStates)) {
+    outcomes_[i] = CommitOutcome::kDeclined;
+    prefixes_.GiveUp(tenant, commit_.text, space, depth);
+  }
+  if (!Failed(outcomes_[i]) || space == nullptr) return;
+  size_t whole = 0;
+  const bool gone = prefixes_.Find(tenant, commit_.text.model(), Keys(), depth, whole) == There::kGone;
+  if (gone && space->cache->IsKept(prefix) == PrefixPlanner::Kept::kByStates) space->cache->Lost(prefix);
+}
+
+void Prefixes::CommitJob::ConcludeSpan() {
+  const TenantId tenant = pool_.tenant;
+  const Key key = SpanKey();
+  const bool last = Written(key);
+  if (own_) return;
+  Space* const space = FindSpace();
+  const auto prefix = commit_.text.tokens();
+  if (!Failed(span_outcome_) && last && GivenUp(space, prefix, PrefixPlanner::Kept::kBySpan)) {
+    span_outcome_ = CommitOutcome::kDeclined;
+    prefixes_.table_.GiveUp(tenant, key);
+  }
+  if (!Failed(span_outcome_) || space == nullptr) return;
+  const bool gone = prefixes_.FindSpan(tenant, commit_.text.model(), key) == There::kGone;
+  if (gone && space->cache->IsKept(prefix) == PrefixPlanner::Kept::kBySpan) space->cache->Lost(prefix);
+}
+
+void Prefixes::CommitJob::RememberOwn() {
+  const uint64_t end = commit_.text.tokens().size();
+  if (keep_.span && !Failed(span_outcome_)) {
+    prefixes_.Remember(pool_.tenant, commit_.text, end, commit_.span->begin);
+    return;
+  }
+  for (size_t i = 0; i < keep_.states.size(); ++i) {
+    if (keep_.states[i] && !Failed(outcomes_[i])) {
+      prefixes_.Remember(pool_.tenant, commit_.text, commit_.checkpoints[i].depth);
+    }
+  }
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,75 @@
+// One text's commit under way: what of it is to be kept is copied in, block by block.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "storage/prefix/prefixes.h"
+
+namespace ashlar::storage {
+
+// Copies the blocks and checkpoints of one text in, a few at a time, so that a long one neither fills the workers'
+// queue nor reserves room long before it is used. Lives as long as something is under way.
+class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
+ public:
+  // What of `commit` is wanted.
+  CommitJob(Prefixes& prefixes, SessionId session, const TenantPool& pool, PrefixCommit commit, bool own, Keep keep,
+            std::vector<CommitOutcome> outcomes, CommitDone done);
+  void Start();  // once; `done` may be called before it returns
+
+ private:
+  static constexpr size_t kUnderWay = 4;  // copies at a time
+
+  struct Object {
+    enum What : uint8_t { kBlock, kCheckpoint, kSpan };
+    What what = kCheckpoint;
+    size_t checkpoint = 0;  // it, or which one needs the block; those behind it do, too
+    size_t block = 0;
+    uint64_t resume = 0;  // without the checkpoint, from there
+  };
+
+  const PrefixKeys& Keys() const { return own_ ? *commit_.text.own() : commit_.text.shared(); }
+  Key SpanKey() const { return Keys().Span(commit_.span->begin, commit_.text.tokens().size()); }
+  CommitOutcome& OutcomeOf(const Object& object);
+
+  void Go();
+  void Begin(const Object& object);
+  // FLOPs, the shard's part of them.
+  double Saves(const Object& object) const;
+  absl::StatusOr<ObjectHeader> Plan(const Object& object) const;
+  void Copy(const Object& object, ReservationId reservation);
+  static bool Failed(CommitOutcome outcome);
+  // Without a block, none of the checkpoints behind it can be resumed from; without its checkpoint, no span.
+  void Fail(const Object& object, CommitOutcome outcome);
+  void Finish();
+  // True: nobody else is copying it in any more.
+  bool Written(const Key& key);
+  // Null where the namespace has been forgotten meanwhile.
+  Space* FindSpace() const;
+  // Whether what was copied in is not to be kept any more: meanwhile what came may have been worth more.
+  bool GivenUp(const Space* space, std::span<const int32_t> prefix, PrefixPlanner::Kept as) const;
+  void Conclude(size_t i);
+  void ConcludeSpan();
+  // The text's end or, where a span failed to get there, what it would have hung on.
+  void RememberOwn();
+
+  Prefixes& prefixes_;
+  const SessionId session_;
+  const TenantPool pool_;
+  PrefixCommit commit_;
+  const bool own_;
+  const Keep keep_;
+  std::vector<CommitOutcome> outcomes_;
+  CommitOutcome span_outcome_ = CommitOutcome::kDeclined;
+  const CommitDone done_;
+  std::vector<Object> objects_;
+  size_t blocks_ = 0;  // that are among them
+  size_t next_ = 0, under_way_ = 0;
+  bool going_ = false;
+};
+
+}  // namespace ashlar::storage
