@@ -33,7 +33,7 @@ endif()
 function(ashlar_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
   add_library(${name} STATIC ${arg_SOURCES})
-  target_link_libraries(${name} PUBLIC ashlar_options ${arg_LINK})
+  target_link_libraries(${name} PUBLIC $<BUILD_INTERFACE:ashlar_options> $<INSTALL_INTERFACE:Threads::Threads> ${arg_LINK})
 endfunction()
 
 # ashlar_test(NAME SOURCES ... [LINK ...] [LABELS ...] [PREFIX ...]): a GoogleTest binary; each case is a ctest test.

@@ -1,0 +1,38 @@
+# `cmake --install`: the client library for those who write engines (component client), and the programs (component node).
+#
+# Headers keep their folders below one root, include/ashlar, so that <ashlar/client.h> finds the kernels and formats that it
+# is made of. cmake/AshlarConfig.cmake.in is for find_package(Ashlar), cmake/ashlar.pc.in for pkg-config.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(include_root ${CMAKE_INSTALL_INCLUDEDIR}/ashlar)
+set(config_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Ashlar)
+
+foreach(part client kernels proto rpc)
+  set_target_properties(ashlar_${part} PROPERTIES EXPORT_NAME ${part})
+endforeach()
+foreach(part client kernels proto)
+  target_include_directories(ashlar_${part} INTERFACE $<INSTALL_INTERFACE:${include_root}>)
+endforeach()
+install(TARGETS ashlar_client ashlar_kernels ashlar_proto ashlar_rpc EXPORT AshlarTargets
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client)
+install(EXPORT AshlarTargets NAMESPACE Ashlar:: DESTINATION ${config_folder} COMPONENT client)
+install(DIRECTORY client/include/ashlar DESTINATION ${include_root} COMPONENT client)
+foreach(folder kernels proto)
+  file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h)
+  list(FILTER headers EXCLUDE REGEX "/(golden|sample_layouts)\\.h$")
+  install(FILES ${headers} DESTINATION ${include_root}/${folder} COMPONENT client)
+endforeach()
+install(FILES kernels/host/thread_pool.h DESTINATION ${include_root}/kernels/host COMPONENT client)
+
+configure_package_config_file(cmake/AshlarConfig.cmake.in ${PROJECT_BINARY_DIR}/AshlarConfig.cmake
+  INSTALL_DESTINATION ${config_folder})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/AshlarConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/AshlarConfig.cmake ${PROJECT_BINARY_DIR}/AshlarConfigVersion.cmake
+  DESTINATION ${config_folder} COMPONENT client)
+configure_file(cmake/ashlar.pc.in ashlar.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/ashlar.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT client)
+
+install(TARGETS ashlard RUNTIME DESTINATION ${CMAKE_INSTALL_SBINDIR} COMPONENT node)
+install(TARGETS ashlarctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT node)
+install(FILES deploy/ashlard.example.yaml DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT node)
