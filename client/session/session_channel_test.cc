@@ -148,7 +148,7 @@ TEST(SessionChannel, ADaemonMustShowItsProcess) {
   EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(other.message()), HasSubstr("not a descriptor of a process"));
   v1::SessionReply nameless = GoodWelcome();
-  nameless.mutable_welcome()->clear_run();
+  nameless.mutable_welcome()->clear_daemon_epoch();
   EXPECT_EQ(Greeting(nameless).code(), absl::StatusCode::kFailedPrecondition);
   v1::SessionReply timeless = GoodWelcome();
   timeless.clear_clock_ns();
