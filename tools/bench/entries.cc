@@ -140,7 +140,7 @@ class FullCache {
  public:
   FullCache(uint32_t entries, storage::EvictionMode eviction)
       : tier_(entries),
-        cache_({.pool = {.eviction = eviction}}, {.memory = {&tier_}}, mover_, executor_, clock_, nullptr) {
+        cache_({.objects = {.eviction = eviction}}, {.memory = {&tier_}}, mover_, executor_, clock_, nullptr) {
     cache_.OpenSession(kSession, kTenant);
   }
   ~FullCache() {

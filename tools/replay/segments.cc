@@ -6,7 +6,6 @@
 #include <span>
 
 #include "absl/container/flat_hash_map.h"
-#include "storage/objects/entry.h"
 #include "storage/policy/eviction.h"
 #include "storage/policy/reuse_models.h"
 #include "storage/prefix/cover.h"
@@ -62,7 +61,7 @@ class SegmentReplay {
         setting_(setting),
         capacity_(setting.capacity_bytes == 0 ? kNoLimit : setting.capacity_bytes),
         prefixes_(model.costs, {.capacity_bytes = PrefixBytes(setting)}),
-        order_(setting.by_price ? std::unique_ptr<storage::EvictionPolicy>(new storage::PricePolicy(book_))
+        order_(setting.by_price ? std::unique_ptr<storage::EvictionPolicy>(new storage::PricePolicy(reuse_))
                                 : std::make_unique<storage::LruPolicy>()) {
     prefixes_.WhenGone([this](storage::PrefixNode& node) { GonePrefix(node); });
   }
@@ -73,7 +72,7 @@ class SegmentReplay {
  private:
   static constexpr uint64_t kNoLimit = uint64_t{1} << 60;
   struct Object {
-    storage::Entry entry;
+    storage::RankedObject ranked;
     storage::Rank rank;
     uint64_t bytes = 0;
     std::vector<int32_t> tokens;            // a segment's
@@ -112,7 +111,7 @@ class SegmentReplay {
   const Setting setting_;
   const uint64_t capacity_;
   storage::PrefixPlanner prefixes_;
-  storage::ReuseModels book_;
+  storage::ReuseModels reuse_;
   const std::unique_ptr<storage::EvictionPolicy> order_;
   uint64_t used_ = 0, published_ = 0;
   absl::flat_hash_map<storage::ObjectId, std::unique_ptr<Object>> kept_;
@@ -123,7 +122,7 @@ class SegmentReplay {
 };
 
 void SegmentReplay::Request(const Trace& trace, const Trace::Request& request) {
-  book_.Tick(0);
+  reuse_.Tick(0);
   std::vector<int32_t> tokens;
   const uint64_t prompt = trace.Tokens(request, tokens);
   std::vector<storage::CoverSegment> runs;
@@ -170,7 +169,7 @@ bool SegmentReplay::Find(const std::vector<int32_t>& text, uint64_t begin) {
   const auto found = by_tokens_.find(text);
   if (found == by_tokens_.end()) return false;
   Object& object = *kept_.at(found->second);
-  book_.Used(0, object.entry.reuse);
+  reuse_.Used(0, object.ranked.reuse);
   order_->Touch(object.rank);
   ++result_.hits;
   if (Pays(begin, begin + text.size())) return true;
@@ -192,17 +191,17 @@ void SegmentReplay::Publish(std::vector<int32_t> text) {
   result_.tuple_bytes += TupleBytes(text.size());
   result_.transition_bytes += Transitions(text.size());
   object.tokens = text;
-  by_tokens_.emplace(std::move(text), object.entry.id);
+  by_tokens_.emplace(std::move(text), object.ranked.id);
 }
 
 SegmentReplay::Object& SegmentReplay::Keep(uint64_t bytes, storage::Reuse reuse, const storage::Reuse* gone) {
   const storage::ObjectId id = ++published_;
   auto object = std::make_unique<Object>();
-  object->entry.id = id;
-  object->entry.reuse = reuse;
-  book_.Came(0, object->entry.reuse, gone);
+  object->ranked.id = id;
+  object->ranked.reuse = reuse;
+  reuse_.Came(0, object->ranked.reuse, gone);
   object->bytes = bytes;
-  object->rank.entry = &object->entry;
+  object->rank.object = &object->ranked;
   object->rank.extents = static_cast<uint32_t>((bytes + kExtent - 1) / kExtent);
   object->rank.idle = true;
   order_->Track({}, object->rank);
@@ -210,16 +209,16 @@ SegmentReplay::Object& SegmentReplay::Keep(uint64_t bytes, storage::Reuse reuse,
 }
 
 void SegmentReplay::Forget(Object& object) {
-  book_.GivenUp(0, object.entry.reuse);
+  reuse_.GivenUp(0, object.ranked.reuse);
   order_->Forget(object.rank);
   if (object.prefix != nullptr) {
     by_prefix_.erase(object.prefix);
   } else {
     used_ -= object.bytes;
     by_tokens_.erase(object.tokens);
-    gone_.insert_or_assign(std::move(object.tokens), object.entry.reuse);
+    gone_.insert_or_assign(std::move(object.tokens), object.ranked.reuse);
   }
-  kept_.erase(storage::ObjectId{object.entry.id});
+  kept_.erase(storage::ObjectId{object.ranked.id});
 }
 
 // All on the way are of use: their pages.
@@ -228,7 +227,7 @@ void SegmentReplay::FindPrefix(std::span<const int32_t> tokens) {
     const auto found = by_prefix_.find(&node);
     if (found == by_prefix_.end()) return;
     Object& object = *kept_.at(found->second);
-    book_.Used(0, object.entry.reuse);
+    reuse_.Used(0, object.ranked.reuse);
     order_->Touch(object.rank);
   });
 }
@@ -245,7 +244,7 @@ void SegmentReplay::PublishPrefixes(std::span<const int32_t> tokens) {
       Object& object =
           Keep(bytes, {.kind = storage::ReuseKind::kCheckpoint, .saves_a_byte = static_cast<float>(saves)}, nullptr);
       object.prefix = &node;
-      by_prefix_.emplace(&node, object.entry.id);
+      by_prefix_.emplace(&node, object.ranked.id);
     }
     before = node.depth();
   });
@@ -263,7 +262,7 @@ bool SegmentReplay::EvictFor(uint64_t bytes) {
                                                            : capacity_ - PrefixBytes(setting_);
   while (used() + bytes > capacity) {
     const storage::EvictionPolicy::Allowance any{{}, kNoLimit};
-    const std::vector<storage::Entry*> victims = order_->Victims({&any, 1}, 1);
+    const std::vector<storage::RankedObject*> victims = order_->Victims({&any, 1}, 1);
     if (victims.empty()) return false;
     Object& victim = *kept_.at(victims.front()->id);
     if (victim.prefix == nullptr) {
