@@ -25,7 +25,7 @@ def evaluate(expression):
 
 class FormatsPage(unittest.TestCase):
     def test_the_program_prints_the_golden_files(self):
-        program, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL).groups()
+        program, shown = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL).groups()
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(program, {})

@@ -1,0 +1,109 @@
+"""Code blocks of pages: finds them, cuts commands out of them, and compares what a command printed with what a page shows."""
+
+import dataclasses
+import pathlib
+import re
+
+# Languages whose blocks nobody runs.
+PLAIN = {"text", "mermaid"}
+# Languages whose blocks are commands, with and without what they print.
+SHELL = {"console", "sh"}
+RUN = {"yaml", "cpp", "python"}
+
+FENCE = re.compile(r"^(?P<fence>```+)(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ \t]*$", re.M | re.S)
+ELLIPSIS = "…"
+
+
+@dataclasses.dataclass
+class Block:
+    page: str
+    line: int  # of the first line inside
+    language: str
+    name: str  # the second word behind the fence: the file that the block is, or is cut out of; may be empty
+    text: str
+
+
+@dataclasses.dataclass
+class Command:
+    page: str
+    line: int
+    text: str
+    output: str = ""  # as the page shows it; empty: it shows none
+    file: pathlib.Path | None = None  # that must be there before, with this content
+    content: str = ""
+
+
+def pages(root):
+    """The pages whose blocks are held to the tree, relative to `root`."""
+    found = [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]
+    return [page.relative_to(root) for page in found if page.exists()]
+
+
+def blocks(page, text):
+    """All fenced blocks of a page, in order. ValueError: a fence is indented, or has no partner."""
+    found = []
+    for match in FENCE.finditer(text):
+        language, _, name = match.group("info").strip().partition(" ")
+        line = text.count("\n", 0, match.start("text")) + 1
+        found.append(Block(str(page), line, language, name.strip(), match.group("text")))
+    stray = re.search(r"^[ \t]*(?:```|~~~)", FENCE.sub(lambda match: "\n" * match.group(0).count("\n"), text), re.M)
+    if stray is not None:
+        raise ValueError(f"{page}: a fence is indented, or has no partner")
+    return found
+
+
+def commands(block):
+    """The commands of a block of a shell's language, in order."""
+    found = []
+    lines = block.text.split("\n")[:-1]
+    at = 0
+    while at < len(lines):
+        line, number = lines[at], block.line + at
+        at += 1
+        starts = line.startswith("$ ") if block.language == "console" else bool(line.strip()) and line[0] != "#"
+        if not starts:
+            if block.language == "console":
+                if not found:
+                    raise ValueError(f"{block.page}:{number}: output before the first command")
+                found[-1].output += line + "\n"
+            continue
+        text = line.removeprefix("$ ") if block.language == "console" else line
+        while text.endswith("\\") and at < len(lines):
+            text = text[:-1] + " " + lines[at].strip()
+            at += 1
+        found.append(Command(block.page, number, text))
+    return found
+
+
+def bare(command):
+    """A command without its comment, with single spaces."""
+    return " ".join(re.sub(r"\s#\s.*$", "", command).split())
+
+
+def shows(shown, printed):
+    """Whether a page that shows `shown` is right about `printed`. An ellipsis stands for any text of its line or, alone on
+    a line, for any lines."""
+    pattern = ""
+    for line in shown.rstrip("\n").split("\n"):
+        if line.strip() == ELLIPSIS:
+            pattern += r"(?:[^\n]*\n)*"
+        else:
+            pattern += r"[^\n]*".join(re.escape(part.rstrip()) for part in line.rstrip().split(ELLIPSIS)) + r"[ \t]*\n"
+    return re.fullmatch(pattern, printed.rstrip("\n") + "\n") is not None
+
+
+def is_cut_out_of(text, source):
+    """Whether the pieces of `text` between lines of a lone ellipsis (in a comment or not) stand in `source`, in order and
+    line by line, whatever their indentation."""
+    lines = [line.strip() for line in source.split("\n")]
+    at = 0
+    for piece in re.split(r"^[ \t]*(?://|#)?[ \t]*…[ \t]*$", text, flags=re.M):
+        wanted = [line.strip() for line in piece.strip("\n").split("\n")]
+        if wanted == [""]:
+            continue
+        while at + len(wanted) <= len(lines) and lines[at:at + len(wanted)] != wanted:
+            at += 1
+        if at + len(wanted) > len(lines):
+            return False
+        at += len(wanted)
+    return True

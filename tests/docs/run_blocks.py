@@ -1,0 +1,321 @@
+#!/usr/bin/env python3
+"""Runs the code blocks of README.md, CONTRIBUTING.md and docs/. Prints every block that is wrong.
+
+What is done with a block follows from the language behind its fence; tests/docs/README.md has the languages, and the table of
+commands that are checked in a cheaper way. A block of another language, and a row of that table without a command, are wrong.
+
+usage: run_blocks.py --root ROOT --bin FOLDER [--compiler CXX] [PAGE...]
+
+FOLDER has the programs that were built, in BUILD/bin. Exits with 77 where something could not be run, and nothing was wrong.
+"""
+
+import argparse
+import concurrent.futures
+import fnmatch
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+import page_blocks
+from page_blocks import Command
+
+SKIPPED = 77
+SECONDS = 50  # for all commands of a page
+RULES = "tests/docs/README.md"
+OTHERS = {"curl"}  # programs that are nobody's duty to have
+STARTED = "daemon started"  # what a daemon logs when it can be asked
+# Of a configuration that shows a part only.
+LISTEN = "listen: {rpc_socket: /run/ashlar/rpc.sock, session_socket: /run/ashlar/session.sock}\n"
+DRAM = "dram: {capacity_bytes: 16GiB}\n"
+
+
+class Skip(Exception):
+    """What is missing here."""
+
+
+class Wrong(Exception):
+    """What is wrong with a block."""
+
+
+def rules(text):
+    """The table of exceptions: [(pattern, [(how, of what)])]."""
+    found = []
+    for row in re.findall(r"^\| `([^`]+)` \|([^|]*)\|[^|]+\|$", text, re.M):
+        checks = [tuple(check) for check in re.findall(r"(\w+)(?: of)? `([^`]+)`|(presets|cases)", row[1])]
+        found.append((row[0], [(how or alone, what) for how, what, alone in checks]))
+    return found
+
+
+class Sandbox:
+    """A folder that looks like the root of a checkout that was built, with places of its own for a daemon."""
+
+    def __init__(self, root, programs):
+        self.path = pathlib.Path(tempfile.mkdtemp(prefix="docs"))
+        for entry in root.iterdir():
+            if entry.name not in {"build", ".git"}:
+                (self.path / entry.name).symlink_to(entry)
+        (self.path / "build/release").mkdir(parents=True)
+        (self.path / "build/release/bin").symlink_to(programs)
+        for name in ("run", "disk"):
+            (self.path / name).mkdir(mode=0o700)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.places = {"/run/ashlar": str(self.path / "run"), "/var/lib/ashlar": str(self.path / "disk"),
+                       ":9464": f":{port}"}
+        self.environment = {**os.environ, "HOME": str(self.path), "PATH": f"{programs}:{os.environ['PATH']}",
+                            "ASHLAR_ADMIN_SOCKET": str(self.path / "run/admin.sock")}
+
+    def inside(self, text):
+        for outer, inner in self.places.items():
+            text = text.replace(outer, inner)
+        return text
+
+    def outside(self, text):
+        for outer, inner in self.places.items():
+            text = text.replace(inner, outer)
+        return text
+
+    def remove(self):
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Runner:
+    def __init__(self, root, programs, compiler="c++"):
+        self.root, self.programs, self.compiler = root.resolve(), programs.resolve(), compiler
+        table = self.root / RULES
+        self.rules = rules(table.read_text(encoding="utf-8")) if table.exists() else []
+        self.used = set()
+        self.tests = None
+
+    def page(self, page):
+        """Returns (wrong, skipped), lines "page:line: what"."""
+        wrong, skipped = [], []
+
+        def judge(place, check, *arguments):
+            try:
+                check(*arguments)
+            except Wrong as error:
+                wrong.append(f"{place.page}:{place.line}: {error}")
+            except Skip as reason:
+                skipped.append(f"{place.page}:{place.line}: {reason}")
+
+        session = []
+        try:
+            found = page_blocks.blocks(page, (self.root / page).read_text(encoding="utf-8"))
+            commands = {block.line: page_blocks.commands(block) for block in found if block.language in page_blocks.SHELL}
+        except ValueError as error:
+            return [str(error)], []
+        for block in found:
+            if block.language in page_blocks.PLAIN:
+                continue
+            if block.language in page_blocks.SHELL:
+                for command in commands[block.line]:
+                    rule = self.rule(command)
+                    if rule is None:
+                        session.append(command)
+                    else:
+                        judge(command, self.check_instead, command, rule)
+            elif block.language == "cpp":
+                judge(block, self.compile, block)
+            elif block.language in page_blocks.RUN:
+                session.append(self.file_of(block, len(session)))
+            else:
+                wrong.append(f"{block.page}:{block.line}: language '{block.language}' says not what to do with the block")
+        # A page's commands build on each other: all of them, or none.
+        for command in session:
+            judge(command, self.look_for_programs, command)
+            if skipped and skipped[-1].startswith(f"{command.page}:{command.line}:"):
+                return wrong, skipped
+        if session:
+            for command, status, printed in self.run(session):
+                judge(command, self.check_run, command, status, printed)
+        return wrong, skipped
+
+    # --- commands ---
+
+    def rule(self, command):
+        for pattern, checks in self.rules:
+            if fnmatch.fnmatchcase(page_blocks.bare(command.text), pattern):
+                self.used.add(pattern)
+                return checks
+        return None
+
+    def look_for_programs(self, command):
+        for word in re.findall(r"[\w./-]+", command.text):
+            name = pathlib.PurePath(word).name
+            ours = word.startswith("build/release/bin/") or name in {"ashlard", "ashlarctl"}
+            if ours and not (self.programs / name).exists():
+                raise Skip(f"{name} is not built")
+            if word in OTHERS and shutil.which(word) is None:
+                raise Skip(f"{word} is not installed")
+
+    def file_of(self, block, number):
+        """The command that a configuration, or a program, comes to."""
+        suffix = {"yaml": "yaml", "python": "py"}[block.language]
+        name = pathlib.Path(block.name or f"block{number}.{suffix}")
+        content = block.text
+        if block.language == "yaml":
+            for field, default in (("listen", LISTEN), ("dram", DRAM)):
+                if not re.search(rf"^{field}:", content, re.M):
+                    content = default + content
+            run = f"ashlard --config {name} --check-config >/dev/null"
+        else:
+            run = f"python3 {name} >/dev/null"
+        return Command(block.page, block.line, run, file=name, content=content)
+
+    def run(self, session):
+        """Runs a page's commands in one shell, in order. Yields (command, exit status or None, what it printed)."""
+        sandbox = Sandbox(self.root, self.programs)
+        try:
+            script = []
+            for i, command in enumerate(session):
+                text = sandbox.inside(command.text)
+                if command.file is not None:
+                    (sandbox.path / command.file).write_text(sandbox.inside(command.content), encoding="utf-8")
+                    text = f"(cd {sandbox.path}; {text})"
+                printed, status = sandbox.path / f".printed{i}", sandbox.path / f".status{i}"
+                script.append(f"{{ {text}\n}} >{printed} 2>&1 </dev/null; echo $? >{status}")
+                if page_blocks.bare(command.text).endswith("&"):
+                    script.append(f"for _ in $(seq 200); do grep -q '{STARTED}' {printed} && break; "
+                                  f"kill -0 $! 2>/dev/null || {{ echo ended >{status}; break; }}; sleep 0.05; done")
+            shell = subprocess.Popen(["bash", "-c", "\n".join(script)], cwd=sandbox.path, env=sandbox.environment,
+                                     start_new_session=True)
+            try:
+                shell.wait(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+            try:
+                os.killpg(shell.pid, signal.SIGKILL)  # what runs in the background too
+            except ProcessLookupError:
+                pass
+            shell.wait()
+            for i, command in enumerate(session):
+                status, printed = (sandbox.path / f".{name}{i}" for name in ("status", "printed"))
+                yield (command, status.read_text().strip() if status.exists() else None,
+                       sandbox.outside(printed.read_text(errors="replace")) if printed.exists() else "")
+        finally:
+            sandbox.remove()
+
+    def check_run(self, command, status, printed):
+        if status is None:
+            raise Wrong(f"{command.text}: did not end, or a command before it did not, in {SECONDS} s")
+        if status != "0":
+            raise Wrong(f"{command.text}: status {status}: {printed.strip()}")
+        if command.output and not page_blocks.shows(command.output, printed):
+            raise Wrong(f"{command.text}: does not print what the page shows, but:\n{printed}")
+
+    # --- commands that are checked in another way ---
+
+    def check_instead(self, command, checks):
+        words = shlex.split(page_blocks.bare(command.text))
+        for how, what in checks:
+            {"options": self.check_options, "cases": self.check_cases, "presets": self.check_presets,
+             "test": self.check_test}[how](words, what)
+
+    def program(self, path):
+        found = self.programs / pathlib.PurePath(path).name if path.startswith("build/release/bin/") else self.root / path
+        if not found.exists():
+            if path.startswith("build/release/bin/"):
+                raise Skip(f"{found.name} is not built")
+            raise Wrong(f"{path}: no such program")
+        return found
+
+    def check_options(self, words, path):
+        """The help of a program names the options of a command, and its first word where that is no option."""
+        asked = subprocess.run([self.program(path), "--help"], capture_output=True, text=True, timeout=SECONDS)
+        if asked.returncode != 0:
+            raise Wrong(f"{path} --help: status {asked.returncode}")
+        at = next(i for i, word in enumerate(words) if "=" not in word)
+        wanted = [word.partition("=")[0] for word in words[at + 1:] if word.startswith("--")]
+        if at + 1 < len(words) and re.fullmatch(r"[a-z]+", words[at + 1]):
+            wanted.append(words[at + 1])
+        for word in wanted:
+            if not re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", asked.stdout):
+                raise Wrong(f"{path} knows no {word}")
+
+    def check_cases(self, words, _):
+        """A test program has cases of the filter that a command gives it."""
+        program = next(word for word in words if "=" not in word)
+        listed = subprocess.run([self.program(program), "--gtest_list_tests", *words[words.index(program) + 1:]],
+                                capture_output=True, text=True, timeout=SECONDS)
+        if listed.returncode != 0 or not re.search(r"^  \w", listed.stdout, re.M):
+            raise Wrong(f"{program}: no such cases")
+
+    def check_presets(self, words, _):
+        presets = json.loads((self.root / "CMakePresets.json").read_text(encoding="utf-8"))
+        kind = {"cmake": "configurePresets", "ctest": "testPresets"}[words[0]]
+        kind = "buildPresets" if "--build" in words else kind
+        name = words[words.index("--preset") + 1]
+        if name not in {preset["name"] for preset in presets[kind]}:
+            raise Wrong(f"{name}: no such preset among {kind}")
+
+    def check_test(self, _, name):
+        if self.tests is None:
+            if not (self.programs.parent / "CTestTestfile.cmake").exists():
+                raise Skip(f"{name} is looked up where tests are configured")
+            listed = subprocess.run(["ctest", "--test-dir", self.programs.parent, "-N"], capture_output=True, text=True)
+            self.tests = set(re.findall(r"Test +#\d+: (\S+)", listed.stdout))
+        if name not in self.tests:
+            raise Wrong(f"{name}: no such test")
+
+    # --- programs ---
+
+    def compile(self, block):
+        if block.name:
+            source = self.root / block.name
+            if not source.exists():
+                raise Wrong(f"{block.name}: no such file")
+            if not page_blocks.is_cut_out_of(block.text, source.read_text(encoding="utf-8")):
+                raise Wrong(f"{block.name} does not have these lines")
+            return  # built with the rest
+        text = block.text
+        if "#include" not in text:
+            text = '#include "ashlar/client.h"\nusing namespace ashlar;\nvoid Fragment() {\n' + text + "}\n"
+        compiled = subprocess.run([self.compiler, "-std=c++20", "-fsyntax-only", f"-I{self.root}", f"-I{self.root}/client/include",
+                                   "-x", "c++", "-"],
+                                  input=text, cwd=self.root, capture_output=True, text=True, timeout=SECONDS)
+        if compiled.returncode != 0:
+            raise Wrong(f"does not compile: {compiled.stderr.strip()}")
+
+
+def check(root, programs, compiler="c++", only=()):
+    """Returns (wrong, skipped) of all pages."""
+    runner = Runner(root, programs, compiler)
+    pages = [page for page in page_blocks.pages(root) if not only or str(page) in only]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 2)) as workers:
+        results = list(workers.map(runner.page, pages))
+    wrong = [line for page, _ in results for line in page]
+    if not only:
+        wrong += [f"{RULES}: no page has a command like {pattern}" for pattern, _ in runner.rules
+                  if pattern not in runner.used]
+    return wrong, [line for _, page in results for line in page]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path("."))
+    parser.add_argument("--bin", type=pathlib.Path, required=True)
+    parser.add_argument("--compiler", default="c++")
+    parser.add_argument("pages", nargs="*")
+    arguments = parser.parse_args()
+    wrong, skipped = check(arguments.root, arguments.bin, arguments.compiler, arguments.pages)
+    for line in wrong:
+        print(line)
+    for line in skipped:
+        print("skipped:", line)
+    if not wrong and not skipped:
+        print("every block does what its page says")
+    return 1 if wrong else SKIPPED if skipped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

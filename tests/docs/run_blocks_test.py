@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Plants one wrong block at a time into a small tree of right ones, with scripts in place of the programs: run_blocks must
+find that one and nothing else."""
+
+import pathlib
+import tempfile
+import unittest
+
+import page_blocks
+import run_blocks
+
+PROGRAMS = {
+    # Takes any configuration but one with a field `wrong`; runs until it is killed.
+    "ashlard": """#!/bin/bash
+[[ "$1" == --help ]] && { echo "--config FILE"; exit 0; }
+if grep -q wrong "$2"; then echo "wrong: unknown field" >&2; exit 2; fi
+grep -q ^listen "$2" && grep -q ^dram "$2" || exit 3
+[[ "$3" == --check-config ]] && exit 0
+touch "$(grep -o '/[^ ]*/rpc.sock' "$2")"
+echo "daemon started"
+sleep 600
+""",
+    "ashlarctl": """#!/bin/bash
+[[ "$1" == --help ]] && { echo "stats  --json"; exit 0; }
+[[ -e "$(dirname "$ASHLAR_ADMIN_SOCKET")/rpc.sock" ]] || { echo "no daemon" >&2; exit 1; }
+echo "up 3 s: 7 objects"
+echo "tenant default"
+""",
+    "some_test": """#!/bin/bash
+[[ "$2" == *Known* ]] && printf 'Some.\\n  Known\\n'
+exit 0
+""",
+}
+RULES = """| command | instead | why |
+|---|---|---|
+| `tools/slow*` | options of `tools/slow` | long |
+| `*some_test --gtest_filter=*` | cases | long |
+| `cmake --preset *` | presets | long |
+"""
+PAGE = """# Page
+
+```yaml ashlard.yaml
+dram: {capacity_bytes: 1GiB}
+```
+
+```console
+$ ashlard --config ashlard.yaml &
+daemon started
+$ ashlarctl stats
+up …: 7 objects
+…
+$ test -e /run/ashlar/rpc.sock && echo "here: /run/ashlar/rpc.sock"
+here: /run/ashlar/rpc.sock
+$ cd tools && ls \\
+    slow
+slow
+```
+
+```sh
+# changes nothing
+tools/slow --all   # for hours
+SEEDS=1 build/release/bin/some_test --gtest_filter='*Known*'
+cmake --preset release
+```
+
+```python
+print(1)
+```
+
+```cpp
+#include "ashlar/client.h"
+int main() { return Answer(); }
+```
+
+```cpp
+const int answer = Answer();
+(void)answer;
+```
+
+```cpp client/include/ashlar/client.h
+int Answer();
+// …
+int Question();
+```
+
+```text
+$ false
+```
+"""
+CLEAN = {
+    "README.md": PAGE,
+    "docs/other.md": "No blocks here, but `code`.\n",
+    "tests/docs/README.md": RULES,
+    "tools/slow": "#!/bin/bash\necho 'slow [--all]'\n",
+    "client/include/ashlar/client.h": "namespace ashlar {}\nint Answer();\n\nint Third();\nint Question();\n",
+    "CMakePresets.json": '{"configurePresets": [{"name": "release"}], "buildPresets": [], "testPresets": []}',
+}
+
+# What takes the place of what, and how the complaint begins.
+WRONG = [
+    ("up …: 7 objects", "up …: 8 objects", "README.md:10: ashlarctl stats: does not print what the page shows"),
+    ("…\n$ test", "$ test", "README.md:10: ashlarctl stats: does not print"),
+    ("ashlarctl stats", "ashlarctl --nonsense && false", "README.md:10: ashlarctl --nonsense && false: status 1"),
+    ("dram: {", "wrong: {", "README.md:4: ashlard --config ashlard.yaml --check-config >/dev/null: status 2"),
+    ("$ ashlard --config ashlard.yaml &\ndaemon started\n", "$ true\n", "README.md:9: ashlarctl stats: status 1: no daemon"),
+    ("ashlard.yaml &\n", "wrong.yaml &\n", "README.md:8: ashlard --config wrong.yaml &: status ended"),
+    ("slow --all", "slow --none", "README.md:22: tools/slow knows no --none"),
+    ("*Known*", "*Unknown*", "README.md:23: build/release/bin/some_test: no such cases"),
+    ("--preset release", "--preset debug", "README.md:24: debug: no such preset among configurePresets"),
+    ("print(1)", "print(x)", "README.md:28: python3 block"),
+    ("return Answer()", "return Anser()", "README.md:32: does not compile"),
+    ("answer = Answer", "answer = Anser", "README.md:37: does not compile"),
+    ("int Question();", "int Questions();", "README.md:42: client/include/ashlar/client.h does not have these lines"),
+    ("```cpp client/include/ashlar/client.h", "```cpp client/gone.h", "README.md:42: client/gone.h: no such file"),
+    ("```text", "```", "README.md:48: language '' says not"),
+    ("```text", "```bsah", "README.md:48: language 'bsah' says not"),
+    ("```python", "  ```python", "README.md: a fence is indented, or has no partner"),
+    ("```console\n$ ashlard --config", "```console\nashlard --config", "README.md:8: output before the first command"),
+    ("tools/slow --all   # for hours\n", "", "tests/docs/README.md: no page has a command like tools/slow*"),
+]
+
+
+class RunBlocksTest(unittest.TestCase):
+    def check(self, tree, programs=PROGRAMS):
+        with tempfile.TemporaryDirectory() as folder:
+            root, binaries = pathlib.Path(folder, "root"), pathlib.Path(folder, "bin")
+            files = {root / path: text for path, text in tree.items()}
+            files.update({binaries / name: text for name, text in programs.items()})
+            for file, text in files.items():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, encoding="utf-8")
+                file.chmod(0o755)
+            binaries.mkdir(exist_ok=True)
+            return run_blocks.check(root, binaries)
+
+    def test_nothing_is_wrong_with_right_blocks(self):
+        self.assertEqual(self.check(CLEAN), ([], []))
+
+    def test_each_wrong_block_is_found(self):
+        for right, planted, expected in WRONG:
+            with self.subTest(expected):
+                self.assertIn(right, PAGE)
+                wrong, _ = self.check({**CLEAN, "README.md": PAGE.replace(right, planted, 1)})
+                self.assertTrue(any(line.startswith(expected) for line in wrong), wrong)
+
+    def test_what_is_not_built_is_skipped_with_a_reason(self):
+        wrong, skipped = self.check(CLEAN, {})
+        self.assertEqual(wrong, [])
+        self.assertEqual(skipped, ["README.md:23: some_test is not built", "README.md:4: ashlard is not built"])
+
+    def test_a_command_that_does_not_end_is_wrong(self):
+        run_blocks.SECONDS = 1
+        try:
+            wrong, _ = self.check({"README.md": "```sh\ntrue\nsleep 600\ntrue\n```\n"})
+        finally:
+            run_blocks.SECONDS = 50
+        self.assertEqual([line.partition(" ")[0] for line in wrong], ["README.md:3:", "README.md:4:"])
+
+    def test_ellipses_stand_for_text_of_a_line_or_for_lines(self):
+        for shown, printed, right in [("a … c", "a b c", True), ("a … c", "a\nc", False), ("a\n…\nb", "a\n1\n2\nb", True),
+                                      ("a\n…\nb", "a\nb", True), ("a", "a\n", True), ("a", "b\na\n", False),
+                                      ("(1.5)", "(1x5)", False)]:
+            with self.subTest(shown=shown, printed=printed):
+                self.assertEqual(page_blocks.shows(shown, printed), right)
+
+
+if __name__ == "__main__":
+    unittest.main()
