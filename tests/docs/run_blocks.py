@@ -28,7 +28,7 @@ import page_blocks
 from page_blocks import Command
 
 SKIPPED = 77
-SECONDS = 50  # for all commands of a page
+SECONDS = 120  # for all commands of a page, and for any other program; a quiet machine needs a tenth
 RULES = "tests/docs/README.md"
 OTHERS = {"curl"}  # programs that are nobody's duty to have
 STARTED = "daemon started"  # what a daemon logs when it can be asked
@@ -104,6 +104,8 @@ class Runner:
             try:
                 check(*arguments)
             except Wrong as error:
+                wrong.append(f"{place.page}:{place.line}: {error}")
+            except subprocess.TimeoutExpired as error:
                 wrong.append(f"{place.page}:{place.line}: {error}")
             except Skip as reason:
                 skipped.append(f"{place.page}:{place.line}: {reason}")

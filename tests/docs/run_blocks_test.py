@@ -149,11 +149,11 @@ class RunBlocksTest(unittest.TestCase):
         self.assertEqual(skipped, ["README.md:23: some_test is not built", "README.md:4: ashlard is not built"])
 
     def test_a_command_that_does_not_end_is_wrong(self):
-        run_blocks.SECONDS = 1
+        patience, run_blocks.SECONDS = run_blocks.SECONDS, 1
         try:
             wrong, _ = self.check({"README.md": "```sh\ntrue\nsleep 600\ntrue\n```\n"})
         finally:
-            run_blocks.SECONDS = 50
+            run_blocks.SECONDS = patience
         self.assertEqual([line.partition(" ")[0] for line in wrong], ["README.md:3:", "README.md:4:"])
 
     def test_ellipses_stand_for_text_of_a_line_or_for_lines(self):
