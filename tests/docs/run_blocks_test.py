@@ -121,7 +121,7 @@ WRONG = [
 
 
 class RunBlocksTest(unittest.TestCase):
-    def check(self, tree, programs=PROGRAMS):
+    def check(self, tree, programs=PROGRAMS, compiler="c++"):
         with tempfile.TemporaryDirectory() as folder:
             root, binaries = pathlib.Path(folder, "root"), pathlib.Path(folder, "bin")
             files = {root / path: text for path, text in tree.items()}
@@ -131,7 +131,7 @@ class RunBlocksTest(unittest.TestCase):
                 file.write_text(text, encoding="utf-8")
                 file.chmod(0o755)
             binaries.mkdir(exist_ok=True)
-            return run_blocks.check(root, binaries)
+            return run_blocks.check(root, binaries, compiler)
 
     def test_nothing_is_wrong_with_right_blocks(self):
         self.assertEqual(self.check(CLEAN), ([], []))
@@ -140,7 +140,8 @@ class RunBlocksTest(unittest.TestCase):
         for right, planted, expected in WRONG:
             with self.subTest(expected):
                 self.assertIn(right, PAGE)
-                wrong, _ = self.check({**CLEAN, "README.md": PAGE.replace(right, planted, 1)})
+                compiler = "c++" if "compile" in expected else "true"  # which accepts anything at once
+                wrong, _ = self.check({**CLEAN, "README.md": PAGE.replace(right, planted, 1)}, compiler=compiler)
                 self.assertTrue(any(line.startswith(expected) for line in wrong), wrong)
 
     def test_what_is_not_built_is_skipped_with_a_reason(self):
