@@ -14,9 +14,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -70,6 +74,21 @@ char StateOf(pid_t pid) {
   const std::string stat = ReadFile("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = stat.rfind(')');
   return name_end == std::string::npos ? '?' : stat[name_end + 2];
+}
+
+std::string Ending(int status) {
+  if (WIFEXITED(status)) return "ended with exit status " + std::to_string(WEXITSTATUS(status));
+  if (WIFSIGNALED(status)) return "was killed by signal " + std::to_string(WTERMSIG(status));
+  return "is gone, with wait status " + std::to_string(status);
+}
+
+std::string LastLines(const std::string& text) {
+  constexpr int kLines = 20;
+  size_t begin = text.size();
+  for (int line = 0; line <= kLines && begin != std::string::npos; ++line) {
+    begin = begin == 0 ? std::string::npos : text.rfind('\n', begin - 1);
+  }
+  return begin == std::string::npos ? text : text.substr(begin + 1);
 }
 
 std::string SsdYaml(const std::string& folder, const DaemonOptions& options) {
@@ -165,6 +184,7 @@ void DaemonProcess::Launch() {
     ::dup2(fd, STDERR_FILENO);
     for (const std::string& variable : environment_) ::putenv(const_cast<char*>(variable.c_str()));
     ::execv(program_.c_str(), const_cast<char* const*>(arguments));
+    ::dprintf(STDERR_FILENO, "%s: cannot be run: %s\n", program_.c_str(), std::strerror(errno));
     ::_exit(127);
   }
 }
@@ -173,9 +193,18 @@ void DaemonProcess::Start() {
   const size_t said_before = log().size();
   Launch();
   ASSERT_GT(pid_, 0);
-  ASSERT_TRUE(Eventually([this] { return Serves() || ::waitpid(pid_, nullptr, WNOHANG) != 0; }));
-  ASSERT_TRUE(Serves()) << log();
-  ASSERT_TRUE(Eventually([&] { return (metrics_port_ = MetricsPort(log().substr(said_before))) != 0; }));
+  bool serves = false;
+  std::optional<int> ended;  // its wait status
+  Eventually([&] {
+    int status = 0;
+    const pid_t waited = ::waitpid(pid_, &status, WNOHANG);
+    if (waited != 0) ended = waited == pid_ ? status : -1;
+    return ended || (serves = Serves() && (metrics_port_ = MetricsPort(log().substr(said_before))) != 0);
+  });
+  if (ended) pid_ = -1;
+  ASSERT_TRUE(serves) << "the daemon " << (ended ? Ending(*ended) + " before it served" : "does not serve in time")
+                      << "; its last lines:\n"
+                      << LastLines(log().substr(said_before));
 }
 
 std::string DaemonProcess::Refusal() {

@@ -20,6 +20,19 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kPrompts = 8;
+constexpr uint64_t kContentSeed = 1;
+
+// The first disk's; each disk has the next one.
+uint64_t FirstSeed() {
+  const char* const asked = std::getenv("ASHLAR_DAMAGE_SEED");
+  return asked == nullptr ? std::random_device{}() : std::strtoull(asked, nullptr, 10);
+}
+
+// How to damage one disk again.
+std::string Again(uint64_t seed) {
+  return "ASHLAR_DAMAGE_SEED=" + std::to_string(seed) +
+         " ASHLAR_DAMAGES=1 disk_test --gtest_filter=DamagedDisk.IsServedAsFarAsItCanBeProven";
+}
 
 class DamagedDisk : public ::testing::Test {
  protected:
@@ -85,6 +98,18 @@ class DamagedDisk : public ::testing::Test {
     return name + ": a bit at " + std::to_string(at);
   }
 
+  // One file or two, as the seed says.
+  std::string DamageSome(uint64_t seed) {
+    random_.seed(seed);
+    std::string damage;
+    for (uint64_t files = 1 + Draw(2); files > 0; --files) {
+      const std::vector<fs::path> there = Files();
+      const fs::path& file = Draw(4) == 0 ? there.back() : there[Draw(there.size())];  // "slab" is the last
+      if (fs::exists(file)) damage += Damage(file) + "; ";
+    }
+    return damage;
+  }
+
   // Starts it on what is there. Whatever is found lands as it was published; then it takes something new.
   size_t StartAndLand() {
     daemon_.Start();
@@ -112,27 +137,26 @@ class DamagedDisk : public ::testing::Test {
     });
   }
 
-  std::mt19937_64 random_{std::random_device{}()};
+  // The same prompts are on every run's disk, so that a seed says all of its damage.
+  std::mt19937_64 random_{kContentSeed};
   DaemonProcess daemon_{{.dram = "8MiB", .arena = "1MiB", .ssd = "16MiB", .admission = "all"}};
   std::string folder_, whole_;
   Prompts prompts_;
 };
 
-// ASHLAR_DAMAGES=220 in the environment damages so many.
+// ASHLAR_DAMAGES=220 in the environment damages so many, ASHLAR_DAMAGE_SEED=N the first of them as in an earlier run.
 TEST_F(DamagedDisk, IsServedAsFarAsItCanBeProven) {
   const char* const asked = std::getenv("ASHLAR_DAMAGES");
   const int cases = asked == nullptr ? 6 : std::atoi(asked);
+  const uint64_t first = FirstSeed();
+  std::printf("seeds from %lu; %s\n", static_cast<unsigned long>(first), Again(first).c_str());
   size_t found = 0;
   int set_aside = 0, all = 0;
   for (int i = 0; i < cases && !HasFailure(); ++i) {
     Restore();
-    std::string damage;
-    for (uint64_t files = 1 + Draw(2); files > 0; --files) {
-      const std::vector<fs::path> there = Files();
-      const fs::path& file = Draw(4) == 0 ? there.back() : there[Draw(there.size())];  // "slab" is the last
-      if (fs::exists(file)) damage += Damage(file) + "; ";
-    }
-    SCOPED_TRACE(damage);
+    const uint64_t seed = first + static_cast<uint64_t>(i);
+    const std::string damage = DamageSome(seed);
+    SCOPED_TRACE(damage + "\nagain: " + Again(seed));
     const size_t here = StartAndLand();
     found += here;
     set_aside += SetAside() ? 1 : 0;
@@ -140,6 +164,21 @@ TEST_F(DamagedDisk, IsServedAsFarAsItCanBeProven) {
   }
   std::printf("%d damaged disks, all started: %d lost nothing, %d were set aside; %zu of %zu objects found\n", cases,
               all, set_aside, found, cases * prompts_.size() * kPromptSegments);
+}
+
+TEST_F(DamagedDisk, ASeedIsTheSameDamageAgain) {
+  const uint64_t seed = FirstSeed();
+  SCOPED_TRACE(seed);
+  std::string damage[2];
+  for (std::string& each : damage) {
+    Restore();
+    each = DamageSome(seed);
+  }
+  EXPECT_NE(damage[0], "");
+  EXPECT_EQ(damage[0], damage[1]);
+  ASSERT_EQ(::setenv("ASHLAR_DAMAGE_SEED", "77", 1), 0);
+  EXPECT_EQ(FirstSeed(), 77u);
+  ::unsetenv("ASHLAR_DAMAGE_SEED");
 }
 
 TEST_F(DamagedDisk, DamageInTheMiddleOfTheLogCostsNoneBehindIt) {

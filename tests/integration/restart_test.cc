@@ -1,8 +1,10 @@
 // The daemon killed under load, again and again, on one disk: what that had acknowledged is found again and lands as it
 // was published. And the disks that a daemon refuses.
 #include <gmock/gmock.h>
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -105,6 +107,34 @@ class Kills {
   std::vector<double> read_, answered_;  // milliseconds
   size_t checked_ = 0;
 };
+
+// How a daemon ended that ended before it served, and its last words, are in the failure.
+std::string WhyNotStarted(const std::string& program) {
+  testing::TestPartResultArray failures;
+  {
+    const testing::ScopedFakeTestPartResultReporter reporter(
+        testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+    DaemonProcess daemon({.program = program});
+  }
+  EXPECT_EQ(failures.size(), 1);
+  return failures.size() == 0 ? "" : failures.GetTestPartResult(0).message();
+}
+
+TEST(Start, OfADaemonThatEndsSaysHowItEndedAndItsLastWords) {
+  const std::string program = testing::TempDir() + "ashlar-dies-" + std::to_string(::getpid());
+  const auto run = [&program](const std::string& script) {
+    std::ofstream(program) << "#!/bin/sh\n" << script << "\n";
+    EXPECT_EQ(::chmod(program.c_str(), 0700), 0);
+    return WhyNotStarted(program);
+  };
+  EXPECT_THAT(run("echo one; echo last words; kill -SEGV $$"),
+              testing::AllOf(HasSubstr("was killed by signal 11"), HasSubstr("one\nlast words")));
+  EXPECT_THAT(run("i=0; while [ $i -lt 40 ]; do i=$((i + 1)); echo line $i; done; exit 3"),
+              testing::AllOf(HasSubstr("exit status 3"), HasSubstr("line 21\nline 22\n"), HasSubstr("line 40\n"),
+                             testing::Not(HasSubstr("line 20\n"))));
+  std::filesystem::remove(program);
+  EXPECT_THAT(WhyNotStarted(program), testing::AllOf(HasSubstr("exit status 127"), HasSubstr("No such file")));
+}
 
 TEST(Restart, WhatTheDiskHadAcknowledgedSurvivesTheDaemon) {
   if (!HasDirectIo()) GTEST_SKIP() << testing::TempDir() << " has no O_DIRECT";
