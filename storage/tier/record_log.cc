@@ -150,7 +150,10 @@ RecordLogScan ScanRecordLog(std::string_view bytes) {
     std::string_view rest = bytes.substr(block, kBlock);
     while (rest.size() >= kHeader) {
       const size_t zeros = rest.find_first_not_of('\0');
-      if (zeros == std::string_view::npos) break;  // padding
+      if (zeros == std::string_view::npos) {  // room behind the log's end, or damage: no batch goes on behind it
+        batches.Damaged();
+        break;
+      }
       Fragment fragment;
       if (Parse(rest, &fragment)) {
         batches.Take(fragment);

@@ -62,6 +62,16 @@ TEST(RecordLog, DamageCostsTheBatchThatItStruckAlone) {
   }
 }
 
+TEST(RecordLog, ABatchWhoseMiddleIsZerosToTheEndOfItsBlockIsNotPutTogetherWithoutIt) {
+  constexpr size_t kBlock = 32768;
+  const std::vector<std::string> batches = {"before", std::string(2 * kBlock, 'x'), "behind"};
+  std::string log = EncodeRecordLog(batches);
+  log.replace(kBlock, kBlock, kBlock, '\0');
+  const RecordLogScan scan = ScanRecordLog(log);
+  EXPECT_THAT(scan.batches, ::testing::ElementsAre("before", "behind"));
+  EXPECT_TRUE(scan.whole_behind_damage);
+}
+
 TEST(RecordLog, AnEndThatIsTornIsNoDamageToRepair) {
   std::mt19937_64 random(1);
   const std::vector<std::string> batches = SomeBatches(random);

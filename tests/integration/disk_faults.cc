@@ -80,6 +80,9 @@ ssize_t pwrite(int fd, const void* bytes, size_t size, off_t offset) {
 ssize_t pwrite64(int fd, const void* bytes, size_t size, off64_t offset) {
   return Fails(&DiskFaults::write, fd) ? -1 : REAL(pwrite64)(fd, bytes, size, offset);
 }
+ssize_t read(int fd, void* bytes, size_t size) {
+  return Fails(&DiskFaults::read, fd) ? -1 : REAL(read)(fd, bytes, size);
+}
 ssize_t pread(int fd, void* bytes, size_t size, off_t offset) {
   return Fails(&DiskFaults::read, fd) ? -1 : REAL(pread)(fd, bytes, size, offset);
 }

@@ -272,6 +272,23 @@ TEST_F(FailingDisk, CostsNothingButItself) {
   std::printf("%d times failing, %d calls\n", rounds, faults_->struck.load());
 }
 
+TEST_F(FailingDisk, ARecordLogThatCannotBeReadIsAMatterOfTheDiskAlone) {
+  Begin(options_);
+  written_.push_back(Fresh());
+  ExpectWritten(written_.back());
+  engine_.reset();
+  daemon_->Kill();
+  Set(EIO, 0, 0, 0);
+  daemon_->Start();
+  if (HasFatalFailure()) return;
+  BeginEngine();
+  ExpectDegraded();
+  EXPECT_THAT(daemon_->log(), ::testing::ContainsRegex("[.]log: read: [^\n]*Input/output error"));
+  Set(0, 0, 0, 0);
+  ExpectRecovery();
+  EXPECT_TRUE(Eventually([&] { return Lands(*engine_, written_[0], kAll); }));
+}
+
 TEST_F(FailingDisk, IsOpenedOnceItCanBe) {
   Begin(options_);
   written_.push_back(Fresh());
