@@ -20,11 +20,15 @@ bool Run(const std::string& command) {
   return std::system(("PATH=$PATH:/usr/sbin:/sbin; " + command + " >/dev/null 2>&1").c_str()) == 0;
 }
 
+bool MountImage(const std::string& folder) {
+  return Run("mount -o loop " + folder + "/image " + folder + "/disk");
+}
+
 std::string Mount(const std::string& folder, const std::string& size) {
-  const std::string image = folder + "/image", disk = folder + "/disk";
-  std::filesystem::create_directory(disk);
+  const std::string image = folder + "/image";
+  std::filesystem::create_directory(folder + "/disk");
   if (!Run("truncate -s " + size + " " + image + " && mkfs.ext4 -q -F -m 0 " + image)) return "mkfs.ext4 fails";
-  return Run("mount -o loop " + image + " " + disk) ? "" : "mount -o loop fails";
+  return MountImage(folder) ? "" : "mount -o loop fails";
 }
 
 std::string MakeFolder() {
@@ -86,6 +90,11 @@ void LoopDisk::TrimLogs(const std::string& records) {
 
 void LoopDisk::Remount(const std::string& options) {
   EXPECT_TRUE(Run("mount -o remount," + options + " " + path())) << options;
+}
+
+void LoopDisk::MountAgain() {
+  EXPECT_TRUE(Run("umount " + path()));
+  EXPECT_TRUE(MountImage(folder_));
 }
 
 }  // namespace ashlar::integration

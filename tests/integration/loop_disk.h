@@ -22,6 +22,10 @@ class LoopDisk {
   // full. Nobody may be writing to them.
   void TrimLogs(const std::string& records);
   void Remount(const std::string& options);
+  // Read-only from now on, whoever is writing: as after an error of the device. Until MountAgain, for which nobody may
+  // have a file of it open.
+  void Abort() { Remount("abort"); }
+  void MountAgain();
 
  private:
   std::string folder_;
