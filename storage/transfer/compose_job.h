@@ -37,7 +37,7 @@ class ComposeJob {
   bool finished() const { return cancelled_ || found_corrupt() || advanced_ == composition_.layers.size(); }
   std::vector<bool> corrupt() const;  // one a source; while it has not finished, none is known
   bool cancelled() const { return cancelled_; }
-  void Cancel() { cancelled_ = true; }
+  bool wrote() const { return advanced_ > 0; }  // some of the states
   void ReleaseMemory() { composition_.keep.reset(); }
 
  private:

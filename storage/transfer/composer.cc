@@ -80,7 +80,7 @@ void Composer::Start(const Name& name, Call& call) {
   call.started = true;
   const bool queued = mover_.Compose(
       call.tenant, std::move(call.sources), std::move(call.composition), call.cancel,
-      [this, name](const std::vector<bool>& corrupt, bool cancelled) { Finish(name, corrupt, cancelled); });
+      [this, name](const std::vector<bool>& corrupt, MissReason outcome) { Finish(name, corrupt, outcome); });
   if (queued) return;
   call.verdict.outcome = MissReason::kBusy;
   End(name);
@@ -106,9 +106,9 @@ size_t Composer::CountOf(SessionId session) const {
   return static_cast<size_t>(std::distance(begin, end));
 }
 
-void Composer::Finish(const Name& name, const std::vector<bool>& corrupt, bool cancelled) {
+void Composer::Finish(const Name& name, const std::vector<bool>& corrupt, MissReason outcome) {
   Call& call = compositions_.at(name);
-  if (cancelled) call.verdict.outcome = MissReason::kCancelled;
+  call.verdict.outcome = outcome;
   for (size_t i = 0; i < corrupt.size(); ++i) {
     if (!corrupt[i]) continue;
     call.verdict.outcome = call.verdict.interiors[i] = MissReason::kChecksumFailed;

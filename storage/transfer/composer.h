@@ -66,7 +66,7 @@ class Composer {
   void Start(const Name& name, Call& call);
   void Cancel(const Name& name, Call& call);
   void End(const Name& name);
-  void Finish(const Name& name, const std::vector<bool>& corrupt, bool cancelled);
+  void Finish(const Name& name, const std::vector<bool>& corrupt, MissReason outcome);
   void Conclude(Call call);
 
   ObjectTable& table_;

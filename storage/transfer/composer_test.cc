@@ -108,16 +108,6 @@ TEST_F(ComposerTest, WhileOthersWaitALayerIsATurn) {
   EXPECT_EQ((*verdict)->outcome, MissReason::kNone);
 }
 
-TEST_F(ComposerTest, OneThatCannotGoOnEndsInTheMiddle) {
-  rig_.executor.set_crowded(true);
-  const auto verdict = Start(kAnn, next_++, Work());
-  rig_.executor.set_capacity(0);
-  rig_.executor.Complete(0);
-  ASSERT_TRUE(verdict->has_value());
-  EXPECT_EQ((*verdict)->outcome, MissReason::kCancelled);
-  EXPECT_EQ(rig_.cache.stats().compositions, 0u);
-}
-
 TEST_F(ComposerTest, CountsAsATenantsLandingsDo) {
   rig_.cache.SetInFlight(1, {.calls = 1});
   const TestPages pages(16);
@@ -197,6 +187,26 @@ TEST_F(ComposerTest, IsBoundedInEverySession) {
   rig_.executor.set_capacity(0);
   EXPECT_EQ((*Start(kAnn, next_++, Work()))->outcome, MissReason::kBusy);
   EXPECT_EQ(rig_.cache.stats().compositions, 0u);
+}
+
+// It makes way before every layer: it has two to verify, and two to write.
+TEST_F(ComposerTest, OneThatMakesWayAndFindsTheQueueFullIsBusyUnlessItHasWritten) {
+  for (size_t turns = 1; turns <= 3; ++turns) {
+    SCOPED_TRACE(turns);
+    Composition work = Work();
+    work.layers.push_back(work.layers[0]);
+    rig_.executor.set_crowded(true);
+    const auto verdict = Start(kAnn, next_++, std::move(work));
+    for (size_t turn = 1; turn < turns; ++turn) rig_.executor.Complete(0);
+    rig_.executor.set_capacity(0);
+    rig_.executor.Complete(0);
+    ASSERT_TRUE(verdict->has_value());
+    EXPECT_EQ((*verdict)->outcome, Untouched() ? MissReason::kBusy : MissReason::kCancelled);
+    EXPECT_EQ(Untouched(), turns < 3);
+    EXPECT_EQ(rig_.cache.stats().compositions, 0u);
+    rig_.executor.set_capacity(1024);
+    rig_.executor.set_crowded(false);
+  }
 }
 
 TEST_F(ComposerTest, ANumberInUseIsRefused) {

@@ -73,12 +73,14 @@ bool Mover::NextLayers(const Composing& composing) {
       composing.tenant, [job = composing.job, should_yield] { job->Run(should_yield); },
       [this, composing] {
         ComposeJob& job = *composing.job;
+        MissReason outcome = job.cancelled() ? MissReason::kCancelled : MissReason::kNone;
         if (!job.finished()) {
           if (NextLayers(composing)) return;
-          job.Cancel();  // it may have written: that it ended in the middle is all that can be said
+          // Where it has written, that it ended in the middle is all that can be said.
+          outcome = job.wrote() ? MissReason::kCancelled : MissReason::kBusy;
         }
         job.ReleaseMemory();
-        (*composing.done)(job.corrupt(), job.cancelled());
+        (*composing.done)(job.corrupt(), outcome);
       });
 }
 

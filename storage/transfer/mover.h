@@ -62,9 +62,10 @@ class Mover {
   void Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events);
 
   // Composes layer by layer, in as few executor items as others leave room for. One source an interior; `done` learns
-  // which of them are corrupt: then, and when it was cancelled before, nothing was written. False, and nothing is
-  // called: the executor is full.
-  using ComposeDone = std::function<void(std::vector<bool> corrupt, bool cancelled)>;
+  // which of them are corrupt: then, and when it was cancelled before, nothing was written. `outcome`: kNone, kCancelled
+  // (perhaps in the middle), or kBusy (it made way before it had written anything, and then the executor was full).
+  // False, and nothing is called: the executor is full.
+  using ComposeDone = std::function<void(std::vector<bool> corrupt, MissReason outcome)>;
   bool Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
                ComposeDone done);
 
