@@ -23,6 +23,7 @@ Sizes Driver::DrawSizes(uint64_t seed) {
 Driver::Driver(uint64_t seed, Bug bug) : world_(seed, DrawSizes(seed), bug) {
   std::mt19937_64 random(seed ^ 0xFEA7);
   features_ = {.prompts = random() % 4 > 0, .compositions = random() % 2 > 0, .pages = random() % 2 > 0};
+  features_.slices = random() % 2 > 0;
   const auto add = [this](uint64_t weight, Act act) {
     operations_.push_back({weight, act});
     weight_ += weight;
@@ -42,6 +43,7 @@ Driver::Driver(uint64_t seed, Bug bug) : world_(seed, DrawSizes(seed), bug) {
   add(5, &Driver::Crash);
   add(10, &Driver::Operate);
   add(335, &Driver::Execute);
+  if (features_.slices) add(150, &Driver::GoOn);
   if (features_.prompts) add(40, &Driver::CommitText);
   if (features_.prompts) add(3, &Driver::OperateOnPrefix);
   if (features_.compositions) add(30, &Driver::Compose);
@@ -93,7 +95,7 @@ void Driver::Reserve() {
   if (reservation.outcome == ReserveOutcome::kGranted) {
     reservations_.push_back({session, reservation.id, text, world_.clock.Now() + kDeadline});
   }
-  if (reservation.outcome == ReserveOutcome::kAlreadyPresent) CheckUse(text, false);
+  if (reservation.outcome == ReserveOutcome::kAlreadyPresent) CheckUse(text, std::nullopt);
   if (reservation.outcome == ReserveOutcome::kNoSpace) CheckRoom(text.first, plan.Extents());
   if ((reservation.outcome == ReserveOutcome::kUnavailable) != drains_)
     Fail("a cache that drains reserves, or another not");
@@ -139,62 +141,6 @@ void Driver::Abandon() {
   reservations_.erase(reservation);
 }
 
-void Driver::Lookup() {
-  const SessionId session = AnySession();
-  Lease lease{.session = session};
-  Nanos needed_at = world_.clock.Now();
-  std::vector<storage::Query> queries;
-  std::vector<Text> asked;
-  if (features_.prompts && Draw(2) == 0) lease.asked = AnyPrompt(session);
-  for (uint64_t n = (lease.asked ? 0 : 1) + Draw(3); n > 0; --n) {
-    asked.push_back(AnyText(TenantOf(session)));
-    const ObjectHeader& plan = Plans().at(asked.back());
-    queries.push_back({.kind = plan.kind,
-                       .key = plan.key,
-                       .shard = plan.shard,
-                       .tokens = plan.tokens,
-                       .recompute = AnyRecompute(),
-                       .needed_at = AnyNeed()});
-    needed_at = std::max(needed_at, queries.back().needed_at);
-  }
-  Match match;
-  if (lease.asked) {
-    storage::PrefixText prompt =
-        Prompts::Of(TenantOf(session)).Ask(lease.asked->tokens, lease.asked->conversation, Rebuilds(session));
-    prompt.needed_at = AnyNeed();
-    needed_at = std::max(needed_at, prompt.needed_at);
-    match = cache().Lookup(session, queries, prompt, nullptr);
-    CheckPrefix(lease, match, queries.size());
-  } else {
-    match = cache().Lookup(session, queries);
-  }
-  lease.id = match.lease;
-  lease.deadline = needed_at + kDeadline;
-  uint64_t begin = 0;
-  for (size_t i = 0; i < queries.size(); ++i) {
-    const Found& found = match.found[i];
-    Trace(static_cast<uint64_t>(found.reason));
-    if (drains_ && found.reason != MissReason::kDaemonUnavailable) Fail("a cache that drains is found things in");
-    if (found.reason == MissReason::kNone) {
-      CheckHit(asked[i], found, true);
-      lease.texts.push_back(asked[i]);
-    } else if (found.reason != MissReason::kCovered) {
-      CheckMiss(asked[i], found.reason, queries[i].recompute);
-    } else if (match.prefix.depth <= begin) {
-      Fail("covered by no prefix");
-    }
-    begin += queries[i].tokens;
-  }
-  if (lease.id == LeaseId{}) return;
-  if (match.prefix.depth == 0) {
-    lease.asked.reset();
-  } else {
-    lease.asked->match = std::move(match);
-  }
-  leases_.push_back(std::move(lease));
-  if (leases_.back().asked && Draw(2) == 0) LandPrefix(leases_.back());
-}
-
 // Another process of an engine takes part in what one found, with the same shard or another one.
 void Driver::Attach() {
   if (leases_.empty()) return;
@@ -215,7 +161,7 @@ void Driver::Attach() {
       return item.first.first == TenantOf(session) && IsOf(*found.header, item.first);
     });
     if (text == Plans().end() || found.header->shard != shard) return Fail("attached to what nobody looked up");
-    CheckHit(text->first, found, false);
+    CheckHit(text->first, found, std::nullopt);
     lease.texts.push_back(text->first);
   }
   // What is gone keeps its place as long as any holder of the lease keeps that.
@@ -229,13 +175,6 @@ void Driver::Attach() {
   const bool held = std::ranges::any_of(
       leases_, [&](const Lease& other) { return other.session == session && other.id == match->lease; });
   if (!held) leases_.push_back(std::move(lease));
-}
-
-void Driver::Release() {
-  if (leases_.empty()) return;
-  const auto lease = Any(leases_);
-  cache().Release(lease->session, lease->id);
-  leases_.erase(lease);
 }
 
 // Its deadline ends it no more.
@@ -337,7 +276,7 @@ void Driver::Die() {
   for (auto& [number, composition] : compositions_) composition.cancelled |= composition.session == session;
   EndRequestsOf(session);
   ++draining_;
-  cache().CloseSession(session, [this, session] {
+  Close(session, [this, session] {
     --draining_;
     const auto of_session = [session](const auto& item) { return item.second.session == session; };
     if (std::ranges::any_of(landings_, of_session)) Fail("a session is drained before its landing");
@@ -351,12 +290,6 @@ void Driver::Die() {
 // Time passes before anybody looks what is overdue.
 void Driver::Advance() {
   world_.clock.Advance(static_cast<Nanos>(Draw(kDeadline / 2)));
-}
-
-void Driver::Tick() {
-  if (world_.bug != Bug::kForgetsDeadlines) cache().Tick();
-  CheckDeadlines();
-  CheckExpired();
 }
 
 void Driver::SetFaults() {
@@ -377,6 +310,7 @@ void Driver::SetFaults() {
 
 void Driver::Crash() {
   Note(Fault::kCrash);
+  ForgetSlices();
   using Name = std::tuple<TenantId, Key, TensorShard>;
   std::vector<Name> names;
   for (const auto& [text, plan] : Plans()) names.emplace_back(text.first, plan.key, plan.shard);

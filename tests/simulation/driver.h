@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,6 +17,8 @@
 #include <vector>
 
 #include "proto/limits.h"
+#include "storage/search.h"
+#include "storage/slice.h"
 #include "storage/testing/offered_prefixes.h"
 #include "tests/simulation/prompts.h"
 #include "tests/simulation/simulation.h"
@@ -50,7 +54,7 @@ class Driver {
  private:
   // What some seeds do without, so that others have more of the rest.
   struct Features {
-    bool prompts = false, compositions = false, pages = false;
+    bool prompts = false, compositions = false, pages = false, slices = false;
   };
   using Act = void (Driver::*)();
   struct Operation {
@@ -78,6 +82,25 @@ class Driver {
     std::optional<Nanos> deadline;  // none: it was used
     bool composed = false;          // segments, or what was composed, were landed from it
     std::optional<Asked> asked;
+  };
+  // A look-up under way.
+  struct Searching {
+    Lease lease;  // as it will be if something is found
+    std::vector<Text> texts;
+    std::vector<storage::Query> queries;  // of these
+    std::optional<storage::PrefixText> prompt;
+    Nanos begun = 0, needed_at = 0;
+    uint64_t begun_at_step = 0;
+    bool drains = false;                      // the cache did when it began
+    std::unique_ptr<storage::Search> search;  // refers to what is above
+  };
+  struct Releasing {
+    SessionId session;
+    LeaseId lease;
+  };
+  struct Closing {
+    SessionId session;
+    std::function<void()> drained;
   };
   struct Landing {
     SessionId session;
@@ -152,16 +175,28 @@ class Driver {
   void Publish();
   void Published(SessionId session, storage::ReservationId id, PublishOutcome outcome);
   void Abandon();
-  void Lookup();
   Asked AnyPrompt(SessionId session);
   void Attach();
-  void Release();
   void Land();
   void LandText(Lease& lease);
   LandingId StartLanding(Landing landing, storage::LandTarget target);
   void Landed(LandingId number, const std::vector<MissReason>& verdict);
   void Quiesce();
   void Used(const LeaseId& lease, bool composed);
+
+  // Calls in slices (driver_slices.cc).
+  storage::Slice AnySlice();
+  void Lookup();
+  void GoOnSearching(std::list<Searching>::iterator searching);
+  void Searched(Searching& searching, Match match);
+  void Release();
+  void Close(SessionId session, const std::function<void()>& drained);
+  void Tick();
+  void GoOn();
+  void NoteEnded();
+  bool SomethingEnds() const;
+  void EndSlices();
+  void ForgetSlices();
 
   // Exact prefixes (driver_prompts.cc).
   void LandPrefix(Lease& lease);
@@ -193,7 +228,6 @@ class Driver {
   // Everybody's.
   void Die();
   void Advance();
-  void Tick();
   void SetFaults();
   void Crash();
   void Operate();
@@ -201,8 +235,9 @@ class Driver {
   void Execute();
 
   // The oracle (oracle.cc).
-  void CheckHit(const Text& text, const Found& found, bool looked_up);
-  void CheckUse(const Text& text, bool surely);
+  // `used`: it was found by a look-up, or offered again, at that time or later. None: that may not count.
+  void CheckHit(const Text& text, const Found& found, std::optional<Nanos> used);
+  void CheckUse(const Text& text, std::optional<Nanos> used);
   bool Leased(const Text& text);
   bool InUse(const Text& text);
   void CheckMiss(const Text& text, MissReason reason, Nanos recompute = 0);
@@ -219,6 +254,8 @@ class Driver {
   uint64_t InFlight(TenantId tenant) const;
   bool MayBegin(TenantId tenant) const;  // surely
   void CheckTurns();
+  void RunAll();
+  void CheckWrittenAgain();
   void Conclude();
 
   bool Corrupted() const { return world_.disk.counts().bit_flips > 0; }
@@ -237,6 +274,10 @@ class Driver {
   std::vector<SessionId> sessions_;
   std::vector<Reservation> reservations_;
   std::vector<Lease> leases_;
+  std::list<Searching> searches_;
+  std::vector<Releasing> releasing_;
+  std::vector<Closing> closing_;
+  bool ticks_ = false, ticked_in_parts_ = false;
   std::map<LandingId, Landing> landings_;
   std::map<LandingId, Composing> compositions_;
   uint64_t draining_ = 0;

@@ -192,7 +192,6 @@ void Driver::CheckPrefix(const Lease& lease, const Match& match, size_t queries)
   Trace(prefix.depth);
   if (prefix.depth == 0) return;
   const Asked& asked = *lease.asked;
-  if (drains_) return Fail("a cache that drains resumes a prompt");
   if (prefix.depth >= asked.tokens.size()) return Fail("nothing of a prompt is left to compute");
   if (!offered_[TenantOf(lease.session)].Has(prefix, asked.tokens, asked.conversation)) {
     return Fail("a prefix that its tenant, or its conversation, never committed");

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <random>
 #include <vector>
 
 #include "storage/executor.h"
@@ -15,14 +16,16 @@ namespace ashlar::simulation {
 // Work begins in turn between tenants, as many pieces at a time as there are threads, and ends in any order.
 class SimulatedExecutor final : public storage::Executor {
  public:
-  // Without turns (a mistake of the simulator's) work begins in the order in which it came.
-  explicit SimulatedExecutor(bool takes_turns) : takes_turns_(takes_turns) {}
+  // Without turns (a mistake of the simulator's) work begins in the order in which it came. The seed draws when work
+  // makes way though nobody waits.
+  SimulatedExecutor(bool takes_turns, uint64_t seed) : takes_turns_(takes_turns), random_(seed) {}
 
   bool Run(storage::TenantId tenant, std::function<void()> work, std::function<void()> done) override;
   void Post(storage::TenantId, std::function<void()> event) override { posted_.push_back(std::move(event)); }
   bool ShouldYield(storage::TenantId tenant) const override {
     const auto own = of_tenant_.find(tenant);
-    return waiting_.size() > (own == of_tenant_.end() ? 0 : own->second);
+    const bool others = waiting_.size() > (own == of_tenant_.end() ? 0 : own->second);
+    return others || random_() % 4 == 0;
   }
 
   size_t pending() const { return waiting_.size() + running_.size(); }
@@ -46,6 +49,7 @@ class SimulatedExecutor final : public storage::Executor {
   void Begin();
 
   const bool takes_turns_;
+  mutable std::mt19937_64 random_;
   size_t capacity_ = 64, threads_ = SIZE_MAX;
   storage::TurnQueue<Item> waiting_{1};
   std::vector<Item> running_;

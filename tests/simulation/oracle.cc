@@ -24,6 +24,7 @@ uint64_t ExtentsOf(const Match& match, std::set<const ObjectHeader*>& seen) {
 
 // Promise 3: who is refused for want of room is refused because of what others hold.
 void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
+  if (SomethingEnds()) return;  // what that holds it gives back in a moment
   if (cache().stats().copies_under_way > 0 || cache().stats().landings > 0) return;  // they hold for a moment
   if (world_.observer.memory_refusals > 0) return;  // the machine that simulates has no memory left itself
   const auto of_tenant = [tenant](const auto& item) { return TenantOf(item.second.session) == tenant; };
@@ -49,21 +50,21 @@ void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
   if (2 * used + extents <= world_.TopExtents()) Fail("room that nobody holds was refused");
 }
 
-void Driver::CheckHit(const Text& text, const Found& found, bool looked_up) {
+void Driver::CheckHit(const Text& text, const Found& found, std::optional<Nanos> used) {
   for (const Text& part : BundleOf(text)) {
     if (!published_.contains(part)) Fail("found what its tenant never published");
   }
   if (!IsOf(*found.header, text)) Fail("found another text's object");
   if (found.slot->Extents() != Plans().at(text).Extents()) Fail("found an object of another size");
-  if (looked_up) CheckUse(text, true);
+  if (used) CheckUse(text, used);
 }
 
 // An offer of what is there already counts as a use of it, unless it could not be brought up.
-void Driver::CheckUse(const Text& text, bool surely) {
+void Driver::CheckUse(const Text& text, std::optional<Nanos> used) {
   if (IsPast(used_, text) && !InUse(text)) Fail("found after its time to live");
   for (const Text& part : BundleOf(text)) {
     used_[part] = world_.clock.Now();
-    if (surely) surely_used_[part] = world_.clock.Now();
+    if (used) surely_used_[part] = std::max(surely_used_[part], *used);
   }
 }
 
@@ -81,7 +82,9 @@ bool Driver::InUse(const Text& text) {
     return std::ranges::any_of(texts, [&](const Text& each) { return std::ranges::count(bundle, each) > 0; });
   };
   const auto names_it = [&](const auto& item) { return names(item.second.texts); };
-  return Leased(text) || std::ranges::any_of(landings_, names_it) || std::ranges::any_of(compositions_, names_it) ||
+  const auto found_it = [&](const Searching& each) { return each.begun_at_step < report_.step && names(each.texts); };
+  return Leased(text) || std::ranges::any_of(searches_, found_it) || std::ranges::any_of(landings_, names_it) ||
+         std::ranges::any_of(compositions_, names_it) ||
          std::ranges::any_of(pins_, [&](const auto& pin) { return std::ranges::count(bundle, pin.first) > 0; });
 }
 
@@ -279,8 +282,33 @@ void Driver::CheckTurns() {
 
 constexpr int kMostWorkLeft = 10000;  // pieces, of what can be under way at once
 
+void Driver::RunAll() {
+  // Memory before the disk, as long as that takes: whoever only waits for the disk must not keep memory busy.
+  for (int work = 0; world_.executor.pending() + world_.io.pending() > 0; ++work) {
+    if (work == kMostWorkLeft) return Fail("copies are made for ever, of what waits for the disk");
+    (world_.executor.pending() > 0 ? world_.executor : world_.io).Proceed(0, false);
+  }
+}
+
+// The disk has been well for a while, and ticks have passed: whatever it has room for is written.
+void Driver::CheckWrittenAgain() {
+  if (world_.ssd->degraded()) return Fail("a disk that is well again is not written");
+  cache().StartDrain();
+  RunAll();
+  for (const auto& [text, plan] : Plans()) {
+    const std::vector<TierKind> where = cache().Where(text.first, plan.key, plan.shard);
+    if (where.empty() || where.back() == TierKind::kSsd) continue;
+    const storage::TierUsage usage = world_.ssd->Usage(text.first);
+    if (usage.used_bytes + plan.Extents() * limits::kExtentBytes <= usage.capacity_bytes) {
+      Fail("what a disk that is well has room for stays in memory alone");
+    }
+  }
+  cache().EndDrain();
+}
+
 // Everything ends; then nothing is held, and everybody has all of his room.
 void Driver::Conclude() {
+  EndSlices();
   cache().EndDrain();
   world_.disk.set_faults({});
   world_.executor.set_capacity(1024);
@@ -294,21 +322,19 @@ void Driver::Conclude() {
   }
   leases_.clear();
   for (int round = 0; round < 3; ++round) {
-    // Memory before the disk, as long as that takes: whoever only waits for the disk must not keep memory busy.
-    for (int work = 0; world_.executor.pending() + world_.io.pending() > 0; ++work) {
-      if (work == kMostWorkLeft) return Fail("copies are made for ever, of what waits for the disk");
-      (world_.executor.pending() > 0 ? world_.executor : world_.io).Proceed(0, false);
-    }
+    RunAll();
+    if (!report_.failure.empty()) return;
     world_.clock.Advance(2 * kDeadline);
     cache().Tick();
   }
   const Cache::Stats stats = cache().stats();
-  const bool answered = landings_.empty() && compositions_.empty() && commits_.empty();
+  const bool answered = landings_.empty() && compositions_.empty() && commits_.empty() && searches_.empty();
   if (!answered || draining_ > 0) return Fail("a call was never answered");
   if (stats.landings + stats.compositions + stats.leases + stats.reservations + stats.copies_under_way > 0) {
     return Fail("something is still under way when all has ended");
   }
   ConcludePages();
+  CheckWrittenAgain();
   for (const auto& [tenant, key] : pinned_prefixes_) cache().Unpin(tenant, key);
   for (const TenantId tenant : {1, 2}) {
     for (uint64_t text = 1; text <= kTexts; ++text) cache().Unpin(tenant, Plans().at({tenant, text}).key);

@@ -6,8 +6,9 @@
 //   conversations and spans), land segments and prefixes, compose, attach, give up, release, and die with all of that
 //   open. They declare pages, admit requests to them, fill segments for each other, from the cache or themselves, take
 //   more pages, and end requests whose landings go on. Operators pin, evict and drain.
+// - Look-ups, releases, ends of sessions and ticks go in slices, with anything else between two of them.
 // - Work begins in turn between tenants, on one thread or many, and ends in any order; executors refuse work because
-//   their queues are full.
+//   their queues are full. Work that may make way for others does at drawn moments.
 // - Time passes before anybody notices what is overdue: leases that were never used, reservations, pins, and objects
 //   that have a time to live.
 // - The disk fails as storage/testing/simulated_disk.h says: reads, writes, syncs and records fail, bits flip in what
@@ -15,14 +16,15 @@
 //   certain.
 // - The daemon is killed: memory tiers are lost.
 // What does not happen: memory changes by itself (storage/cache_faults_test.cc flips its bits), a disk that
-// acknowledged a sync lies (Bug::kLosesFlushes shows that it would be seen), the process runs out of memory. Calls are
-// whole: what the daemon does between two of them, for sessions and on the wire, is its own tests' matter.
+// acknowledged a sync lies (Bug::kLosesFlushes shows that it would be seen), the process runs out of memory. What
+// the daemon does between two calls, for sessions and on the wire, is its own tests' matter.
 //
 // What the oracle holds the cache to are the promises of docs/concepts.md: bytes landed, composed or shared in
 // place are those published; nothing crosses tenants or conversations, and nothing is found that was not offered;
 // leased data and requests' pages stay, and what nobody holds never blocks; budgets hold at every step; what is overdue
 // ends, and nothing else; no tenant's work waits while more of another's begins than its turn; what was acknowledged is
-// there after a crash; and every call is answered, once.
+// there after a crash; a disk that is well again is written again, without being told; and every call is answered,
+// once.
 //
 // A run of many seeds in parts, on a machine that is needed for other things meanwhile:
 //   ASHLAR_SIMULATION_SEEDS=20000 ASHLAR_SIMULATION_PROGRESS=seeds.txt ASHLAR_SIMULATION_PART=2000
@@ -57,6 +59,8 @@ enum class Bug {
   kExpiresEarly,            // what is within its time to live goes
   kServesInOrder,           // work begins in the order in which it came, whosever it is
   kIgnoresShares,           // a tenant may have any number of calls in flight
+  kForgetsSlices,           // promise 6: a call that was begun in slices is not gone on with
+  kRefusesProbes,           // a disk that is well again refuses what is tried on it
 };
 
 enum class Fault : uint8_t {

@@ -178,7 +178,9 @@ constexpr const char* kBugNames[] = {"None",
                                      "ForgetsDeadlines",
                                      "ExpiresEarly",
                                      "ServesInOrder",
-                                     "IgnoresShares"};
+                                     "IgnoresShares",
+                                     "ForgetsSlices",
+                                     "RefusesProbes"};
 
 std::vector<Bug> AllBugs() {
   std::vector<Bug> bugs;

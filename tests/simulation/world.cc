@@ -48,6 +48,13 @@ void FaultyTier::Free(Slot slot) {
   memory_.Free(shared_.empty() ? std::move(slot) : std::move(own));
 }
 
+absl::Status FaultyFile::Write(uint64_t offset, std::span<const std::byte> source) {
+  // Behind the slab's header, where nothing else is written.
+  const bool probe = offset == kBlockBytes && source.size() == kBlockBytes;
+  if (probe && bug_ == Bug::kRefusesProbes) return absl::UnavailableError("refused by mistake");
+  return file_.Write(offset, source);
+}
+
 void FaultyTier::Empty() {
   for (const auto& [extent, tenant] : lent_) {
     memory_.Free({.tenant = tenant, .runs = {{extent.first, extent.second, 1}}});
@@ -78,8 +85,9 @@ World::World(uint64_t seed, const Sizes& its_sizes, Bug its_bug)
       bug(its_bug),
       random(seed),
       disk(storage::SsdTier::SlabBytes(kTenants * its_sizes.ssd * limits::kExtentBytes), seed + 1),
-      executor(its_bug != Bug::kServesInOrder),
-      io(its_bug != Bug::kServesInOrder),
+      probed_file(disk.file(), its_bug),
+      executor(its_bug != Bug::kServesInOrder, seed + 2),
+      io(its_bug != Bug::kServesInOrder, seed + 3),
       hbm(MakeMemory(its_sizes.hbm, TierKind::kHbm)),
       dram(MakeMemory(its_sizes.dram, TierKind::kDram)),
       faulty_hbm(hbm == nullptr ? nullptr : std::make_unique<FaultyTier>(*hbm, its_bug, random)),
@@ -90,7 +98,7 @@ World::World(uint64_t seed, const Sizes& its_sizes, Bug its_bug)
 }
 
 void World::Start() {
-  auto opened = storage::SsdTier::Open({}, disk.file(), disk.records(), io);
+  auto opened = storage::SsdTier::Open({}, probed_file, disk.records(), io);
   if (!opened.ok()) std::abort();
   ssd = *std::move(opened);
   for (TenantId tenant = 1; tenant <= kTenants; ++tenant) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +53,21 @@ class FaultyTier final : public storage::Tier {
   std::map<Extent, storage::TenantId> lent_;
 };
 
+// The simulated disk's file; under the bug it refuses what a degraded tier tries on it.
+class FaultyFile final : public storage::BlockFile {
+ public:
+  FaultyFile(storage::BlockFile& file, Bug bug) : file_(file), bug_(bug) {}
+
+  uint64_t size() const override { return file_.size(); }
+  absl::Status Read(uint64_t offset, std::span<std::byte> target) override { return file_.Read(offset, target); }
+  absl::Status Write(uint64_t offset, std::span<const std::byte> source) override;
+  absl::Status Sync() override { return file_.Sync(); }
+
+ private:
+  storage::BlockFile& file_;
+  const Bug bug_;
+};
+
 struct Sizes {
   uint64_t hbm, dram, ssd;  // extents a tenant; no hbm tier when 0
   size_t threads;           // of either executor
@@ -71,6 +87,7 @@ class World {
   const Bug bug;
   std::mt19937_64 random;
   storage::SimulatedDisk disk;
+  FaultyFile probed_file;
   storage::ManualClock clock;
   SimulatedExecutor executor, io;
   storage::InlineWorkers workers;
