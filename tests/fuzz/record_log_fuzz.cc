@@ -12,7 +12,7 @@ namespace {
 
 using namespace ashlar::storage;
 
-constexpr size_t kFragmentHeader = 7, kMostBytes = 200'000;
+constexpr size_t kFragmentHeader = 7, kMostBytes = 100'000, kMostBatches = 20;
 
 // Whatever is found is a log that says the same.
 void CheckFound(std::string_view bytes) {
@@ -62,7 +62,7 @@ void CheckDamaged(Story story) {
   const size_t kind = story.Number(), at = story.Number() * 4, length = 1 + story.Number();
   std::vector<std::string> batches;
   std::vector<size_t> begins = {0};
-  while (!story.empty() && begins.back() < kMostBytes) {
+  while (!story.empty() && begins.back() < kMostBytes && batches.size() < kMostBatches) {
     batches.push_back(story.Batch());
     begins.push_back(EncodeRecordLog(batches).size());
   }
