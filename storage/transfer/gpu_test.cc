@@ -264,9 +264,9 @@ class GpuTier : public ::testing::Test {
   // All of it moves, and the end says so.
   void Fill(TierCopier::End from, TierCopier::End to) {
     std::optional<absl::Status> ended;
-    filler_.Start(from, to, kExtents, kExtents, 0,
+    copier_.Start(from, to, kExtents, kExtents, 0,
                   {.progress = [](uint64_t) {}, .done = [&](const absl::Status& status) { ended = status; }});
-    filler_.Pump();
+    copier_.Pump();
     while (executor_.pending() + io_.pending() > 0) {
       executor_.CompleteAll();
       io_.CompleteAll();
@@ -286,7 +286,7 @@ class GpuTier : public ::testing::Test {
   SimulatedDisk disk_{SsdTier::SlabBytes(64 * limits::kExtentBytes), 1};
   ManualExecutor executor_, io_;
   std::unique_ptr<SsdTier> ssd_ = *SsdTier::Open({}, disk_.file(), disk_.records(), io_);
-  TierCopier filler_{executor_, ssd_.get()};
+  TierCopier copier_{executor_, ssd_.get()};
   Slot slot_;  // where a look-up found what it looked for
 };
 

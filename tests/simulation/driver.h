@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "proto/limits.h"
-#include "storage/search.h"
+#include "storage/lookup/search.h"
 #include "storage/slice.h"
 #include "storage/testing/offered_prefixes.h"
 #include "tests/simulation/prompts.h"

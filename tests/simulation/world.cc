@@ -111,8 +111,8 @@ void World::Start() {
   tiers.memory.push_back(faulty_dram.get());
   mover.emplace(kernels::Host(), workers, executor, *tiers.memory.front(), /*turn_bytes=*/1);
   storage::CacheOptions options{.random = [this] { return random(); }};
-  options.pool.admission_keys = 64;
-  options.pool.admission = static_cast<storage::AdmissionMode>(random() % 3);
+  options.objects.admission_keys = 64;
+  options.objects.admission = static_cast<storage::AdmissionMode>(random() % 3);
   cache.emplace(std::move(options), tiers, *mover, executor, clock, &observer);
   cache->SetTimeToLive(kExpiringTenant, bug == Bug::kExpiresEarly ? sizes.ttl / 2 : sizes.ttl);
   for (TenantId tenant = 1; tenant <= kTenants && bug != Bug::kIgnoresShares; ++tenant) {
