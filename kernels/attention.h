@@ -1,6 +1,8 @@
 // Full attention over keys that stand in an engine's pages, in three ways to stand: turned to their positions when they
 // were landed (HYPIC §4.4), unrotated and turned while they are loaded (MEPIC §5.3), or turned from their segment's
 // start on, with a query turned to meet them. Rules that hold for every operation stand in kernels.h.
+// examples/refengine attends in the first way and the third; bindings of engines whose models store unrotated keys
+// (proto/layout.h, StoredKeys) will in the second, which tests and ashlar-bench alone call until then.
 #pragma once
 
 #include <cstdint>

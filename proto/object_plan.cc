@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 #include "proto/object.h"
 #include "proto/tuple_parts.h"
@@ -184,11 +185,6 @@ uint64_t LowRankBytes(const Part& dense, uint32_t rank) {
   return TransitionBytes(shape, dense.dtype, TransitionKind::kLowRank, rank);
 }
 
-template <typename... Parts>
-absl::Status Refuse(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 // What a run, which CheckRun has passed, stores. `planned`: its layer's transitions.
 Part PartOf(const TransitionRun& run, const Part& planned, DType state) {
   uint64_t bytes = planned.unit_bytes;
@@ -220,12 +216,12 @@ absl::StatusOr<ObjectHeader> PlanParts(const Layout& layout, ObjectHeader header
     }
   }
   if (header.parts.size() > kMaxParts) {
-    return Refuse("layout.layers: they have ", header.parts.size(), " parts, ", kMaxParts, " fit an object's table");
+    return Invalid("layout.layers: they have ", header.parts.size(), " parts, ", kMaxParts, " fit an object's table");
   }
   LayOut(header);
   if (header.bytes > limits::kMaxObjectBytes) {
-    return Refuse("tokens: ", header.tokens, " make an object of ", header.bytes, " bytes, ", limits::kMaxObjectBytes,
-                  " are allowed");
+    return Invalid("tokens: ", header.tokens, " make an object of ", header.bytes, " bytes, ", limits::kMaxObjectBytes,
+                   " are allowed");
   }
   return header;
 }
@@ -244,7 +240,7 @@ absl::StatusOr<ObjectHeader> PlanPrefixBlock(const Layout& layout, const Namespa
                                              uint32_t block_tokens, uint64_t end) {
   ObjectHeader header{.ns = ns, .key = key, .kind = ObjectKind::kPrefixPage, .tokens = end};
   if (absl::Status status = CheckTokens(end); !status.ok()) return status;
-  if (end % block_tokens != 0) return Refuse("tokens: ", end, " do not end with a block of ", block_tokens);
+  if (end % block_tokens != 0) return Invalid("tokens: ", end, " do not end with a block of ", block_tokens);
   header.first_token = end - block_tokens;
   header.stored_tokens = block_tokens;
   absl::StatusOr<ObjectHeader> planned = PlanParts(layout, std::move(header));
@@ -276,12 +272,12 @@ absl::StatusOr<ObjectHeader> PlanPrefixSpan(const Layout& layout, const Namespac
                                             uint64_t begin, uint64_t end) {
   ObjectHeader header{.ns = ns, .key = key, .kind = ObjectKind::kSpan, .tokens = end};
   if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
-    return Refuse("dtype: spans have f32, f16 or bf16");
+    return Invalid("dtype: spans have f32, f16 or bf16");
   }
   if (absl::Status status = CheckTokens(end); !status.ok()) return status;
-  if (begin == 0 || begin >= end) return Refuse("begin: ", begin, " is not from 1 to ", end, " exclusive");
+  if (begin == 0 || begin >= end) return Invalid("begin: ", begin, " is not from 1 to ", end, " exclusive");
   if (end - begin > limits::kMaxSpanTokens) {
-    return Refuse("begin: a span of ", end - begin, " tokens, at most ", limits::kMaxSpanTokens, " are allowed");
+    return Invalid("begin: a span of ", end - begin, " tokens, at most ", limits::kMaxSpanTokens, " are allowed");
   }
   const auto is_linear = [](const Layer& layer) { return std::holds_alternative<LinearLayer>(layer); };
   if (!std::ranges::any_of(layout.layers, is_linear)) {
@@ -294,28 +290,28 @@ absl::StatusOr<ObjectHeader> PlanPrefixSpan(const Layout& layout, const Namespac
 
 absl::Status CheckRun(const ObjectHeader& plan, const TransitionRun& run) {
   const Part* const planned = PlannedTransitions(plan, run.layer);
-  if (planned == nullptr) return Refuse("layer: ", run.layer, " has no transitions");
+  if (planned == nullptr) return Invalid("layer: ", run.layer, " has no transitions");
   if (run.first_head >= planned->units) {
-    return Refuse("first_head: ", run.first_head, " is not one of ", planned->units, " heads");
+    return Invalid("first_head: ", run.first_head, " is not one of ", planned->units, " heads");
   }
   if (run.heads == 0 || run.heads > planned->units - run.first_head) {
-    return Refuse("heads: ", run.heads, " from head ", run.first_head, " on, of ", planned->units);
+    return Invalid("heads: ", run.heads, " from head ", run.first_head, " on, of ", planned->units);
   }
   const bool dense = planned->form == PartForm::kTransitionDense;
   switch (run.form) {
     case TransitionKind::kZero:
       break;
     case TransitionKind::kLowRank:
-      if (!dense) return Refuse("form: low rank in a layer whose transitions are not dense");
-      if (run.rank == 0) return Refuse("rank: must be at least 1");
+      if (!dense) return Invalid("form: low rank in a layer whose transitions are not dense");
+      if (run.rank == 0) return Invalid("rank: must be at least 1");
       if (LowRankBytes(*planned, run.rank) >= planned->unit_bytes) {
-        return Refuse("rank: ", run.rank, " takes no fewer bytes than dense");
+        return Invalid("rank: ", run.rank, " takes no fewer bytes than dense");
       }
       return absl::OkStatus();
     default:
-      if (TransitionFormOf(run.form) != planned->form) return Refuse("form: not one that the layer's family has");
+      if (TransitionFormOf(run.form) != planned->form) return Invalid("form: not one that the layer's family has");
   }
-  if (run.rank != 0) return Refuse("rank: only low rank has one");
+  if (run.rank != 0) return Invalid("rank: only low rank has one");
   return absl::OkStatus();
 }
 
@@ -335,20 +331,20 @@ absl::StatusOr<ObjectHeader> PlanForms(const ObjectHeader& plan, std::span<const
     for (; next != sorted.end() && next->layer == part.layer; ++next) {
       if (absl::Status status = CheckRun(plan, *next); !status.ok()) return status;
       if (next->first_head < head)
-        return Refuse("layer ", part.layer, ": head ", next->first_head, " has two transitions");
-      if (next->first_head > head) return Refuse("layer ", part.layer, ": head ", head, " has no transition");
+        return Invalid("layer ", part.layer, ": head ", next->first_head, " has two transitions");
+      if (next->first_head > head) return Invalid("layer ", part.layer, ": head ", head, " has no transition");
       header.parts.push_back(PartOf(*next, part, state));
       head += next->heads;
     }
-    if (head != part.units) return Refuse("layer ", part.layer, ": head ", head, " has no transition");
+    if (head != part.units) return Invalid("layer ", part.layer, ": head ", head, " has no transition");
   }
-  if (next != sorted.end()) return Refuse("layer: ", next->layer, " has no transitions");
+  if (next != sorted.end()) return Invalid("layer: ", next->layer, " has no transitions");
   if (header.parts.size() > kMaxParts) {
-    return Refuse(header.parts.size(), " parts, ", kMaxParts, " fit an object's table");
+    return Invalid(header.parts.size(), " parts, ", kMaxParts, " fit an object's table");
   }
   LayOut(header);
   if (header.Extents() > plan.Extents()) {
-    return Refuse("they take ", header.Extents(), " extents, the layers' own forms ", plan.Extents());
+    return Invalid("they take ", header.Extents(), " extents, the layers' own forms ", plan.Extents());
   }
   return header;
 }

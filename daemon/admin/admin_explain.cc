@@ -11,6 +11,7 @@
 #include "daemon/admin/admin_service.h"
 #include "daemon/engine/request_fields.h"
 #include "proto/difference.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -24,11 +25,6 @@ using storage::TenantId;
 
 constexpr size_t kMinPrefixBytes = 2;
 
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 double Seconds(Nanos nanos) {
   return static_cast<double>(nanos) * 1e-9;
 }
@@ -39,9 +35,9 @@ std::string Bytes(const Digest& digest) {
 
 absl::StatusOr<std::shared_ptr<const Model>> Declared(absl::string_view tenant, const v1::Texts& request) {
   absl::StatusOr<Identity> identity = DecodeIdentity(request.identity());
-  if (!identity.ok()) return Bad(identity.status().message());
+  if (!identity.ok()) return Invalid(identity.status().message());
   absl::StatusOr<Layout> layout = DecodeLayout(request.layout());
-  if (!layout.ok()) return Bad(layout.status().message());
+  if (!layout.ok()) return Invalid(layout.status().message());
   const NamespaceId ns = MakeNamespace(tenant, *identity, *layout);
   auto model = std::make_shared<Model>(std::make_shared<const Layout>(*std::move(layout)));
   model->ns = ns;
@@ -52,11 +48,11 @@ absl::StatusOr<std::shared_ptr<const Model>> Declared(absl::string_view tenant, 
 absl::StatusOr<Query> ReadText(const std::string& field, const v1::ObjectName& text, const Model& model) {
   const auto kind = static_cast<ObjectKind>(text.kind());
   if (text.kind() != static_cast<uint32_t>(kind) || (kind != ObjectKind::kSegment && kind != ObjectKind::kCheckpoint)) {
-    return Bad(field, ".kind: neither segment nor checkpoint");
+    return Invalid(field, ".kind: neither segment nor checkpoint");
   }
   const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), text.tokens());
   if (!tokens.ok()) return tokens.status();
-  if (tokens->empty()) return Bad(field, ".tokens: empty");
+  if (tokens->empty()) return Invalid(field, ".tokens: empty");
   Query query{.kind = kind, .shard = model.shard, .ns = model.ns, .tokens = tokens->size()};
   query.storable =
       kind == ObjectKind::kCheckpoint || tokens->size() > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
@@ -112,14 +108,15 @@ class AdminService::Differences {
 
 absl::StatusOr<std::shared_ptr<const Model>> AdminService::FindModel(TenantId tenant, const v1::Texts& request) const {
   if (request.ns().empty()) return Declared(parts_.tenants[tenant], request);
-  if (!request.identity().empty() || !request.layout().empty()) return Bad("ns: beside an identity or a layout");
+  if (!request.identity().empty() || !request.layout().empty()) return Invalid("ns: beside an identity or a layout");
   NamespaceId ns;
   if (request.ns().size() > ns.bytes.size() || request.ns().size() < kMinPrefixBytes) {
-    return Bad("ns: not ", kMinPrefixBytes, " to ", ns.bytes.size(), " bytes");
+    return Invalid("ns: not ", kMinPrefixBytes, " to ", ns.bytes.size(), " bytes");
   }
   const std::vector<std::shared_ptr<const Model>> found = parts_.models.List(tenant, request.ns());
   if (found.size() == 1) return found[0];
-  if (found.size() > 1) return Bad("ns: ", found.size(), " models begin with ", absl::BytesToHexString(request.ns()));
+  if (found.size() > 1)
+    return Invalid("ns: ", found.size(), " models begin with ", absl::BytesToHexString(request.ns()));
   if (request.ns().size() < ns.bytes.size()) {
     return absl::NotFoundError(absl::StrCat("ns: no model begins with ", absl::BytesToHexString(request.ns())));
   }
@@ -154,7 +151,7 @@ absl::StatusOr<AdminService::Asked> AdminService::ReadTexts(const v1::Texts& tex
   const auto model = FindModel(*tenant, texts);
   if (!model.ok()) return model.status();
   if (static_cast<uint64_t>(texts.texts_size()) > limits::kMaxSegments) {
-    return Bad("texts: more than ", limits::kMaxSegments);
+    return Invalid("texts: more than ", limits::kMaxSegments);
   }
   Asked asked{.tenant = *tenant, .model = *model};
   for (int i = 0; i < texts.texts_size(); ++i) {

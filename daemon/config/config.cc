@@ -18,6 +18,7 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config/yaml_message.h"
 #include "daemon/runtime/host_port.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 #include "storage/lookup/lease.h"
 #include "storage/memory/numa.h"
@@ -46,11 +47,6 @@ constexpr uint32_t kMaxQueueDepth = 1 << 20;
 constexpr uint32_t kMaxGpu = 1023;
 constexpr int kMaxTenants = 4096;
 constexpr size_t kMaxTenantName = 64;
-
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 void FillTierDefaults(v1::Config* config) {
   v1::Hbm* hbm = config->mutable_hbm();
@@ -121,9 +117,9 @@ void FillDefaults(v1::Config* config) {
 
 absl::Status CheckSocketPath(absl::string_view field, const std::string& path) {
   constexpr size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
-  if (path.empty()) return Bad(field, ": required");
-  if (path.size() > kMaxPath) return Bad(field, ": longer than ", kMaxPath, " bytes");
-  if (path.find('\0') != std::string::npos) return Bad(field, ": contains a zero byte");
+  if (path.empty()) return Invalid(field, ": required");
+  if (path.size() > kMaxPath) return Invalid(field, ": longer than ", kMaxPath, " bytes");
+  if (path.find('\0') != std::string::npos) return Invalid(field, ": contains a zero byte");
   return absl::OkStatus();
 }
 
@@ -144,25 +140,25 @@ absl::Status CheckListen(const v1::Listen& listen) {
     if (socket.path.empty() && !socket.required) continue;
     if (absl::Status status = CheckSocketPath(socket.field, socket.path); !status.ok()) return status;
     const auto [other, fresh] = field_of_path.emplace(socket.path, socket.field);
-    if (!fresh) return Bad(socket.field, ": same as ", other->second);
+    if (!fresh) return Invalid(socket.field, ": same as ", other->second);
   }
   if (listen.metrics_socket_access() != "owner" && listen.metrics_socket_access() != "group") {
-    return Bad("listen.metrics_socket_access: expected owner or group");
+    return Invalid("listen.metrics_socket_access: expected owner or group");
   }
   if (listen.metrics_address().empty()) return absl::OkStatus();
   const auto address = ParseHostPort(listen.metrics_address());
-  return address.ok() ? absl::OkStatus() : Bad("listen.metrics_address: ", address.status().message());
+  return address.ok() ? absl::OkStatus() : Invalid("listen.metrics_address: ", address.status().message());
 }
 
 // Of the hbm or dram tier, which has a capacity.
 template <typename Memory>
 absl::Status CheckMemory(absl::string_view field, const Memory& memory) {
-  if (memory.capacity_bytes() > kMaxMemoryBytes) return Bad(field, ".capacity_bytes: out of range");
+  if (memory.capacity_bytes() > kMaxMemoryBytes) return Invalid(field, ".capacity_bytes: out of range");
   if (memory.arena_bytes() % limits::kExtentBytes != 0) {
-    return Bad(field, ".arena_bytes: not a multiple of the extent, ", limits::kExtentBytes, " bytes");
+    return Invalid(field, ".arena_bytes: not a multiple of the extent, ", limits::kExtentBytes, " bytes");
   }
   if (memory.arena_bytes() > memory.capacity_bytes()) {
-    return Bad(field, ".arena_bytes: larger than ", field, ".capacity_bytes");
+    return Invalid(field, ".arena_bytes: larger than ", field, ".capacity_bytes");
   }
   return absl::OkStatus();
 }
@@ -170,39 +166,40 @@ absl::Status CheckMemory(absl::string_view field, const Memory& memory) {
 absl::Status CheckNuma(const v1::Numa& numa) {
   const std::set<std::string> policies = {"bind", "preferred", "interleave"};
   if (numa.policy().empty() && numa.nodes().empty()) return absl::OkStatus();
-  if (!policies.contains(numa.policy())) return Bad("dram.numa.policy: expected bind, preferred or interleave");
-  if (numa.nodes().empty()) return Bad("dram.numa.nodes: required with dram.numa.policy");
-  if (numa.policy() == "preferred" && numa.nodes_size() > 1) return Bad("dram.numa.nodes: preferred takes one node");
+  if (!policies.contains(numa.policy())) return Invalid("dram.numa.policy: expected bind, preferred or interleave");
+  if (numa.nodes().empty()) return Invalid("dram.numa.nodes: required with dram.numa.policy");
+  if (numa.policy() == "preferred" && numa.nodes_size() > 1)
+    return Invalid("dram.numa.nodes: preferred takes one node");
   std::set<uint32_t> nodes;
   for (int i = 0; i < numa.nodes_size(); ++i) {
-    if (numa.nodes(i) >= storage::NumaPolicy::kMaxNodes) return Bad("dram.numa.nodes[", i, "]: out of range");
-    if (!nodes.insert(numa.nodes(i)).second) return Bad("dram.numa.nodes[", i, "]: given twice");
+    if (numa.nodes(i) >= storage::NumaPolicy::kMaxNodes) return Invalid("dram.numa.nodes[", i, "]: out of range");
+    if (!nodes.insert(numa.nodes(i)).second) return Invalid("dram.numa.nodes[", i, "]: given twice");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckTiers(const v1::Config& config) {
-  if (config.dram().capacity_bytes() == 0) return Bad("dram.capacity_bytes: required");
+  if (config.dram().capacity_bytes() == 0) return Invalid("dram.capacity_bytes: required");
   if (absl::Status status = CheckMemory("dram", config.dram()); !status.ok()) return status;
   if (absl::Status status = CheckNuma(config.dram().numa()); !status.ok()) return status;
   if (config.hbm().capacity_bytes() > 0) {
     if (absl::Status status = CheckMemory("hbm", config.hbm()); !status.ok()) return status;
   }
   const v1::Ssd& ssd = config.ssd();
-  if (ssd.folder().find('\0') != std::string::npos) return Bad("ssd.folder: contains a zero byte");
-  if (ssd.folder().empty() && ssd.capacity_bytes() > 0) return Bad("ssd.folder: required with ssd.capacity_bytes");
+  if (ssd.folder().find('\0') != std::string::npos) return Invalid("ssd.folder: contains a zero byte");
+  if (ssd.folder().empty() && ssd.capacity_bytes() > 0) return Invalid("ssd.folder: required with ssd.capacity_bytes");
   if (!ssd.folder().empty() && ssd.capacity_bytes() < limits::kExtentBytes) {
-    return Bad("ssd.capacity_bytes: must be at least one extent, ", limits::kExtentBytes, " bytes");
+    return Invalid("ssd.capacity_bytes: must be at least one extent, ", limits::kExtentBytes, " bytes");
   }
-  if (ssd.capacity_bytes() > kMaxMemoryBytes) return Bad("ssd.capacity_bytes: out of range");
+  if (ssd.capacity_bytes() > kMaxMemoryBytes) return Invalid("ssd.capacity_bytes: out of range");
   const std::set<std::string> admissions = {"all", "second_use", "tinylfu"};
-  if (!admissions.contains(ssd.admission())) return Bad("ssd.admission: expected all, second_use or tinylfu");
+  if (!admissions.contains(ssd.admission())) return Invalid("ssd.admission: expected all, second_use or tinylfu");
   if (ssd.on_damage() != "set_aside" && ssd.on_damage() != "refuse") {
-    return Bad("ssd.on_damage: expected set_aside or refuse");
+    return Invalid("ssd.on_damage: expected set_aside or refuse");
   }
-  if (config.eviction() != "price" && config.eviction() != "lru") return Bad("eviction: expected price or lru");
-  if (ssd.threads() > kMaxThreads) return Bad("ssd.threads: out of range");
-  if (ssd.queue_depth() > kMaxQueueDepth) return Bad("ssd.queue_depth: out of range");
+  if (config.eviction() != "price" && config.eviction() != "lru") return Invalid("eviction: expected price or lru");
+  if (ssd.threads() > kMaxThreads) return Invalid("ssd.threads: out of range");
+  if (ssd.queue_depth() > kMaxQueueDepth) return Invalid("ssd.queue_depth: out of range");
   return absl::OkStatus();
 }
 
@@ -221,49 +218,50 @@ absl::Status CheckBudgets(const v1::Config& config, const TierBudgets& tier) {
     const v1::Tenant& tenant = config.tenants(i);
     const uint64_t budget = (tenant.*tier.budget)();
     const std::string field = absl::StrCat("tenants[", i, "].", tier.name, "_bytes");
-    if (tier.capacity == 0 && budget > 0) return Bad(field, ": there is no such tier");
-    if (tier.least > 0 && budget == 0) return Bad(field, ": required");
-    if (budget < tier.least) return Bad(field, ": less than one arena");
+    if (tier.capacity == 0 && budget > 0) return Invalid(field, ": there is no such tier");
+    if (tier.least > 0 && budget == 0) return Invalid(field, ": required");
+    if (budget < tier.least) return Invalid(field, ": less than one arena");
     if (budget > tier.capacity - budgets) {
-      return Bad(field, ": the tenants' budgets together exceed ", tier.name, ".capacity_bytes");
+      return Invalid(field, ": the tenants' budgets together exceed ", tier.name, ".capacity_bytes");
     }
     budgets += budget;
     const uint64_t open = (tenant.public_floor().*tier.floor)(), own = (tenant.private_floor().*tier.floor)();
     const auto floor = [&](absl::string_view pool) {
       return absl::StrCat("tenants[", i, "].", pool, "_floor.", tier.name, "_bytes");
     };
-    if (open > budget) return Bad(floor("public"), ": more than ", field);
-    if (own > budget - open) return Bad(floor("private"), ": both floors together exceed ", field);
+    if (open > budget) return Invalid(floor("public"), ": more than ", field);
+    if (own > budget - open) return Invalid(floor("private"), ": both floors together exceed ", field);
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckTenantName(absl::string_view field, const std::string& name) {
-  if (name.empty()) return Bad(field, ": required");
-  if (name.size() > kMaxTenantName) return Bad(field, ": longer than ", kMaxTenantName, " bytes");
+  if (name.empty()) return Invalid(field, ": required");
+  if (name.size() > kMaxTenantName) return Invalid(field, ": longer than ", kMaxTenantName, " bytes");
   for (char c : name) {
     if (!absl::ascii_isalnum(c) && c != '.' && c != '_' && c != '-') {
-      return Bad(field, ": only letters, digits, '.', '_' and '-'");
+      return Invalid(field, ": only letters, digits, '.', '_' and '-'");
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckTenants(const v1::Config& config) {
-  if (config.tenants_size() > kMaxTenants) return Bad("tenants: more than ", kMaxTenants);
+  if (config.tenants_size() > kMaxTenants) return Invalid("tenants: more than ", kMaxTenants);
   std::set<std::string> names;
   std::map<uint32_t, std::string> tenant_of_uid;
   for (int i = 0; i < config.tenants_size(); ++i) {
     const v1::Tenant& tenant = config.tenants(i);
     const std::string field = absl::StrCat("tenants[", i, "]");
     if (absl::Status status = CheckTenantName(absl::StrCat(field, ".name"), tenant.name()); !status.ok()) return status;
-    if (!names.insert(tenant.name()).second) return Bad(field, ".name: \"", tenant.name(), "\" is given twice");
-    if (tenant.uids().empty()) return Bad(field, ".uids: required");
+    if (!names.insert(tenant.name()).second) return Invalid(field, ".name: \"", tenant.name(), "\" is given twice");
+    if (tenant.uids().empty()) return Invalid(field, ".uids: required");
     for (int j = 0; j < tenant.uids_size(); ++j) {
       const auto [other, fresh] = tenant_of_uid.emplace(tenant.uids(j), tenant.name());
-      if (!fresh) return Bad(field, ".uids[", j, "]: ", tenant.uids(j), " already belongs to \"", other->second, "\"");
+      if (!fresh)
+        return Invalid(field, ".uids[", j, "]: ", tenant.uids(j), " already belongs to \"", other->second, "\"");
     }
-    if (tenant.ttl_seconds() > kMaxSeconds) return Bad(field, ".ttl_seconds: out of range");
+    if (tenant.ttl_seconds() > kMaxSeconds) return Invalid(field, ".ttl_seconds: out of range");
   }
   const bool hbm = config.hbm().capacity_bytes() > 0;
   const TierBudgets tiers[] = {
@@ -280,50 +278,53 @@ absl::Status CheckTenants(const v1::Config& config) {
 }
 
 absl::Status CheckBounds(const v1::Config& config) {
-  if (config.leases().unused_seconds() > kMaxSeconds) return Bad("leases.unused_seconds: out of range");
-  if (config.leases().reservation_seconds() > kMaxSeconds) return Bad("leases.reservation_seconds: out of range");
-  if (config.leases().max_leases() > kMostLeases) return Bad("leases.max_leases: out of range");
-  if (config.leases().max_segments() > kMostLeasedSegments) return Bad("leases.max_segments: out of range");
-  if (config.drain_seconds() > kMaxSeconds) return Bad("drain_seconds: out of range");
-  if (config.sessions().max_sessions() > kMaxSessions) return Bad("sessions.max_sessions: out of range");
-  if (config.sessions().region_bytes() > kMaxMemoryBytes) return Bad("sessions.region_bytes: out of range");
-  if (config.sessions().max_regions() > kMaxRegions) return Bad("sessions.max_regions: out of range");
+  if (config.leases().unused_seconds() > kMaxSeconds) return Invalid("leases.unused_seconds: out of range");
+  if (config.leases().reservation_seconds() > kMaxSeconds) return Invalid("leases.reservation_seconds: out of range");
+  if (config.leases().max_leases() > kMostLeases) return Invalid("leases.max_leases: out of range");
+  if (config.leases().max_segments() > kMostLeasedSegments) return Invalid("leases.max_segments: out of range");
+  if (config.drain_seconds() > kMaxSeconds) return Invalid("drain_seconds: out of range");
+  if (config.sessions().max_sessions() > kMaxSessions) return Invalid("sessions.max_sessions: out of range");
+  if (config.sessions().region_bytes() > kMaxMemoryBytes) return Invalid("sessions.region_bytes: out of range");
+  if (config.sessions().max_regions() > kMaxRegions) return Invalid("sessions.max_regions: out of range");
   // Before what follows from it.
-  if (config.workers().queue_depth() > kMaxQueueDepth) return Bad("workers.queue_depth: out of range");
+  if (config.workers().queue_depth() > kMaxQueueDepth) return Invalid("workers.queue_depth: out of range");
   for (int i = 0; i < config.tenants_size(); ++i) {
     if (config.tenants(i).region_bytes() > kSessionsOfATenant * kMaxMemoryBytes) {
-      return Bad("tenants[", i, "].region_bytes: out of range");
+      return Invalid("tenants[", i, "].region_bytes: out of range");
     }
-    if (config.tenants(i).prefix_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].prefix_bytes: out of range");
-    if (config.tenants(i).max_landings() > kMaxQueueDepth) return Bad("tenants[", i, "].max_landings: out of range");
+    if (config.tenants(i).prefix_bytes() > kMaxMemoryBytes)
+      return Invalid("tenants[", i, "].prefix_bytes: out of range");
+    if (config.tenants(i).max_landings() > kMaxQueueDepth)
+      return Invalid("tenants[", i, "].max_landings: out of range");
     if (config.tenants(i).landing_bytes() < kLeastLandingBytes) {
-      return Bad("tenants[", i, "].landing_bytes: less than one landing may hold, ", kLeastLandingBytes, " bytes");
+      return Invalid("tenants[", i, "].landing_bytes: less than one landing may hold, ", kLeastLandingBytes, " bytes");
     }
-    if (config.tenants(i).landing_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].landing_bytes: out of range");
-    if (config.tenants(i).max_leases() > kMostLeases) return Bad("tenants[", i, "].max_leases: out of range");
+    if (config.tenants(i).landing_bytes() > kMaxMemoryBytes)
+      return Invalid("tenants[", i, "].landing_bytes: out of range");
+    if (config.tenants(i).max_leases() > kMostLeases) return Invalid("tenants[", i, "].max_leases: out of range");
     if (config.tenants(i).max_leased_segments() > kMostLeasedSegments) {
-      return Bad("tenants[", i, "].max_leased_segments: out of range");
+      return Invalid("tenants[", i, "].max_leased_segments: out of range");
     }
-    if (config.tenants(i).max_regions() > kMaxRegions) return Bad("tenants[", i, "].max_regions: out of range");
-    if (config.tenants(i).model_bytes() > kMaxMemoryBytes) return Bad("tenants[", i, "].model_bytes: out of range");
+    if (config.tenants(i).max_regions() > kMaxRegions) return Invalid("tenants[", i, "].max_regions: out of range");
+    if (config.tenants(i).model_bytes() > kMaxMemoryBytes) return Invalid("tenants[", i, "].model_bytes: out of range");
     if (config.tenants(i).max_sessions() > config.sessions().max_sessions()) {
-      return Bad("tenants[", i, "].max_sessions: more than sessions.max_sessions");
+      return Invalid("tenants[", i, "].max_sessions: more than sessions.max_sessions");
     }
   }
-  if (config.workers().threads() > kMaxThreads) return Bad("workers.threads: out of range");
-  if (config.gpu().device() > kMaxGpu) return Bad("gpu.device: out of range");
+  if (config.workers().threads() > kMaxThreads) return Invalid("workers.threads: out of range");
+  if (config.gpu().device() > kMaxGpu) return Invalid("gpu.device: out of range");
   if (config.workers().landings_per_session() > kMaxQueueDepth) {
-    return Bad("workers.landings_per_session: out of range");
+    return Invalid("workers.landings_per_session: out of range");
   }
   if (config.metrics().tenants() != "summed" && config.metrics().tenants() != "named") {
-    return Bad("metrics.tenants: expected summed or named");
+    return Invalid("metrics.tenants: expected summed or named");
   }
   const std::set<std::string> levels = {"trace", "debug", "info", "warning", "error"};
   if (!levels.contains(config.log().level())) {
-    return Bad("log.level: expected trace, debug, info, warning or error");
+    return Invalid("log.level: expected trace, debug, info, warning or error");
   }
   if (config.log().format() != "text" && config.log().format() != "json") {
-    return Bad("log.format: expected text or json");
+    return Invalid("log.format: expected text or json");
   }
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine/request_fields.h"
 #include "daemon/engine/shared_places.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -16,17 +17,12 @@ namespace {
 
 using Access = SharedPlaces::Access;
 
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 // What both requests have.
 template <typename Request>
 absl::StatusOr<CompositionPlan> ReadCommon(const Request& request, const Session& session) {
   CompositionPlan plan{.number = request.number()};
   plan.model = session.FindModel(request.model());
-  if (plan.model == nullptr) return Bad("model: unknown handle ", request.model());
+  if (plan.model == nullptr) return Invalid("model: unknown handle ", request.model());
   if (request.lease().empty()) return plan;
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return lease.status();
@@ -35,15 +31,15 @@ absl::StatusOr<CompositionPlan> ReadCommon(const Request& request, const Session
 }
 
 absl::Status NotBehind(const std::string& field, uint32_t segment) {
-  return Bad(field, ".segment: not behind segment ", segment);
+  return Invalid(field, ".segment: not behind segment ", segment);
 }
 
 // Appends an interior, which must stand behind those before. What comes first may be a prefix, which the lease lists
 // behind all segments.
 absl::Status AddInterior(const std::string& field, const v1::LandSegment& segment, CompositionPlan& plan) {
   std::vector<storage::Composition::Interior>& interiors = plan.composition.interiors;
-  if (plan.lease == storage::LeaseId{}) return Bad("lease: empty, but segments are asked for");
-  if (segment.first_position() > kMaxPosition) return Bad(field, ".first_position: out of range");
+  if (plan.lease == storage::LeaseId{}) return Invalid("lease: empty, but segments are asked for");
+  if (segment.first_position() > kMaxPosition) return Invalid(field, ".first_position: out of range");
   if (interiors.size() > 1 && segment.segment() <= interiors.back().segment) {
     return NotBehind(field, interiors.back().segment);
   }
@@ -61,7 +57,7 @@ absl::StatusOr<storage::StatePlace> ReadState(const std::string& field, const v1
     case static_cast<uint32_t>(DType::kBF16):
       break;
     default:
-      return Bad(field, ".dtype: neither f32, f16 nor bf16");
+      return Invalid(field, ".dtype: neither f32, f16 nor bf16");
   }
   const uint64_t element = kernels::ElementBytes(state.dtype), heads = static_cast<uint64_t>(shape.heads);
   const absl::StatusOr<std::byte*> data =
@@ -69,7 +65,7 @@ absl::StatusOr<storage::StatePlace> ReadState(const std::string& field, const v1
   if (!data.ok()) return data.status();
   state.data = *data;
   if (state.dtype != kernels::DType::kF16) {
-    if (place.exponents_offset() != 0) return Bad(field, ".exponents_offset: only for f16");
+    if (place.exponents_offset() != 0) return Invalid(field, ".exponents_offset: only for f16");
     return state;
   }
   const absl::StatusOr<std::byte*> exponents =
@@ -93,11 +89,11 @@ struct TokenField {
 // Null where the field is absent.
 absl::StatusOr<float*> ReadRows(const TokenField& field, uint64_t tokens, SharedPlaces& places) {
   if (!field.given) {
-    if (field.needed && field.width > 0 && tokens > 0) return Bad(field.name, ": missing");
+    if (field.needed && field.width > 0 && tokens > 0) return Invalid(field.name, ": missing");
     return nullptr;
   }
-  if (field.width == 0) return Bad(field.name, ": the layer's family has none");
-  if (tokens == 0) return Bad(field.name, ": there are no tokens");
+  if (field.width == 0) return Invalid(field.name, ": the layer's family has none");
+  if (tokens == 0) return Invalid(field.name, ": there are no tokens");
   return places.Rows(field.name, field.rows.region(), field.rows.offset(), field.rows.stride(), tokens,
                      static_cast<uint64_t>(field.width) * sizeof(float), field.access);
 }
@@ -114,7 +110,7 @@ absl::Status ReadTokenRows(const v1::AdvanceRequest& request, SharedPlaces& plac
   const int64_t betas = int64_t{shape.heads} * kernels::BetaWidth(shape);
   kernels::TokenInputs& inputs = layer.inputs;
   if (request.tokens() > limits::kMaxTokensPerComposition) {
-    return Bad("tokens: more than ", limits::kMaxTokensPerComposition);
+    return Invalid("tokens: more than ", limits::kMaxTokensPerComposition);
   }
   inputs.tokens = static_cast<int64_t>(request.tokens());
   const auto input = [&](const TokenField& field, const float*& data, int64_t& stride) {
@@ -147,19 +143,19 @@ absl::Status ReadTokenRows(const v1::AdvanceRequest& request, SharedPlaces& plac
 
 absl::Status ReadRun(const std::string& field, const v1::TokenRun& run, uint64_t tokens, int64_t behind,
                      storage::Composition::Step& step) {
-  if (run.end() > tokens) return Bad(field, ".run.end: there are ", tokens, " tokens");
-  if (run.begin() >= run.end()) return Bad(field, ".run.begin: not before its end");
+  if (run.end() > tokens) return Invalid(field, ".run.end: there are ", tokens, " tokens");
+  if (run.begin() >= run.end()) return Invalid(field, ".run.begin: not before its end");
   step.begin = static_cast<int64_t>(run.begin());
   step.end = static_cast<int64_t>(run.end());
-  if (step.begin < behind) return Bad(field, ".run.begin: inside or before the run before");
+  if (step.begin < behind) return Invalid(field, ".run.begin: inside or before the run before");
   return absl::OkStatus();
 }
 
 absl::Status ReadSteps(const v1::AdvanceRequest& request, SharedPlaces& places, CompositionPlan& plan) {
   storage::Composition::Layer& layer = plan.composition.layers.front();
-  if (request.steps_size() == 0) return Bad("steps: empty");
+  if (request.steps_size() == 0) return Invalid("steps: empty");
   if (static_cast<uint64_t>(request.steps_size()) > limits::kMaxStepsPerComposition) {
-    return Bad("steps: more than ", limits::kMaxStepsPerComposition);
+    return Invalid("steps: more than ", limits::kMaxStepsPerComposition);
   }
   int64_t behind = 0;
   for (int i = 0; i < request.steps_size(); ++i) {
@@ -174,7 +170,7 @@ absl::Status ReadSteps(const v1::AdvanceRequest& request, SharedPlaces& places, 
       status = ReadRun(field, given.run(), request.tokens(), behind, step);
       behind = step.end;
     } else {
-      status = Bad(field, ": neither a segment nor a run");
+      status = Invalid(field, ": neither a segment nor a run");
     }
     if (!status.ok()) return status;
     if (given.has_checkpoint()) {
@@ -184,7 +180,7 @@ absl::Status ReadSteps(const v1::AdvanceRequest& request, SharedPlaces& places, 
     }
     layer.steps.push_back(step);
   }
-  if (behind == 0 && request.tokens() > 0) return Bad("tokens: no step runs through them");
+  if (behind == 0 && request.tokens() > 0) return Invalid("tokens: no step runs through them");
   return absl::OkStatus();
 }
 
@@ -195,9 +191,9 @@ std::shared_ptr<const void> KeepAll(const SharedPlaces& places, const std::share
 }
 
 absl::StatusOr<kernels::LinearShape> LinearShapeAt(const std::string& field, const Layout& layout, uint32_t layer) {
-  if (layer >= layout.layers.size()) return Bad(field, ": the layout has ", layout.layers.size());
+  if (layer >= layout.layers.size()) return Invalid(field, ": the layout has ", layout.layers.size());
   const auto* linear = std::get_if<LinearLayer>(&layout.layers[layer]);
-  if (linear == nullptr) return Bad(field, ": ", layer, " is an attention layer");
+  if (linear == nullptr) return Invalid(field, ": ", layer, " is an attention layer");
   return ShapeOf(*linear);
 }
 
@@ -241,10 +237,10 @@ absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, c
   absl::StatusOr<CompositionPlan> plan = ReadCommon(request, session);
   if (!plan.ok()) return plan;
   const Layout& layout = plan->model->layout;
-  if (layout.head != 0 || layout.tail != 0) return Bad("model: its layout has seams, which Advance computes");
-  if (request.segments_size() == 0) return Bad("segments: empty");
+  if (layout.head != 0 || layout.tail != 0) return Invalid("model: its layout has seams, which Advance computes");
+  if (request.segments_size() == 0) return Invalid("segments: empty");
   if (static_cast<uint64_t>(request.segments_size()) > limits::kMaxStepsPerComposition) {
-    return Bad("segments: more than ", limits::kMaxStepsPerComposition);
+    return Invalid("segments: more than ", limits::kMaxStepsPerComposition);
   }
   for (int i = 0; i < request.segments_size(); ++i) {
     const absl::Status status = AddInterior(absl::StrCat("segments[", i, "]"), request.segments(i), *plan);
@@ -255,10 +251,10 @@ absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, c
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {
     const auto* linear = std::get_if<LinearLayer>(&layout.layers[i]);
     if (linear == nullptr) continue;
-    if (given == request.states_size()) return Bad("states: linear layer ", i, " is missing");
+    if (given == request.states_size()) return Invalid("states: linear layer ", i, " is missing");
     const std::string field = absl::StrCat("states[", given, "]");
     const v1::LayerState& place = request.states(given++);
-    if (place.layer() != i) return Bad(field, ".layer: expected linear layer ", i, ", got ", place.layer());
+    if (place.layer() != i) return Invalid(field, ".layer: expected linear layer ", i, ", got ", place.layer());
     storage::Composition::Layer& layer = plan->composition.layers.emplace_back();
     layer.layer = i;
     layer.shape = ShapeOf(*linear);
@@ -266,7 +262,8 @@ absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, c
     if (!state.ok()) return state.status();
     layer.state = *state;
   }
-  if (given != request.states_size()) return Bad("states[", given, "]: the layout has only ", given, " linear layers");
+  if (given != request.states_size())
+    return Invalid("states[", given, "]: the layout has only ", given, " linear layers");
   if (absl::Status status = places.CheckApart(); !status.ok()) return status;
   plan->composition.keep = KeepAll(places, plan->model);
   return plan;
@@ -276,19 +273,20 @@ absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& m
   for (size_t i = 0; i < plan.composition.interiors.size(); ++i) {
     const storage::Composition::Interior& interior = plan.composition.interiors[i];
     if (interior.segment >= match.found.size()) {
-      return Bad(plan.fields[i], ".segment: the match has ", match.found.size());
+      return Invalid(plan.fields[i], ".segment: the match has ", match.found.size());
     }
     const uint32_t first = plan.composition.interiors[0].segment;
     const bool behind_prefix = first - match.prefix.first < match.prefix.count;
     if (i == 1 && interior.segment <= first && !behind_prefix) return NotBehind(plan.fields[i], first);
     const storage::Found& found = match.found[interior.segment];
     if (found.reason != MissReason::kNone) continue;  // nothing is composed; the verdict says why
-    if (!plan.model->Has(*found.header)) return Bad("model: another than the lease's");
-    if (found.header->kind == ObjectKind::kPrefixPage) return Bad(plan.fields[i], ".segment: keys and values alone");
-    if (found.header->kind == ObjectKind::kSpan) return Bad(plan.fields[i], ".segment: a span is run as tokens");
+    if (!plan.model->Has(*found.header)) return Invalid("model: another than the lease's");
+    if (found.header->kind == ObjectKind::kPrefixPage)
+      return Invalid(plan.fields[i], ".segment: keys and values alone");
+    if (found.header->kind == ObjectKind::kSpan) return Invalid(plan.fields[i], ".segment: a span is run as tokens");
     if (found.header->kind != ObjectKind::kCheckpoint) continue;
-    if (i > 0) return Bad(plan.fields[i], ".segment: a prefix, and not the first");
-    if (interior.first_position != 0) return Bad(plan.fields[i], ".first_position: a prefix stands at 0");
+    if (i > 0) return Invalid(plan.fields[i], ".segment: a prefix, and not the first");
+    if (interior.first_position != 0) return Invalid(plan.fields[i], ".first_position: a prefix stands at 0");
   }
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include "daemon/engine/engine_service.h"
 #include "daemon/engine/request_fields.h"
 #include "daemon/engine/tensor_sources.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 #include "proto/object.h"
 #include "proto/prefix.h"
@@ -16,11 +17,6 @@
 
 namespace ashlar::daemon {
 namespace {
-
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 // What keeps a text's memory mapped while it is read.
 struct Kept {
@@ -31,7 +27,7 @@ struct Kept {
 // The states that are offered, as far as they can be judged without their plans.
 absl::StatusOr<std::vector<TensorSources>> ReadStates(const v1::CommitRequest& request, const Session& session) {
   if (static_cast<uint64_t>(request.checkpoints_size()) > limits::kMaxCheckpointsPerCommit) {
-    return Bad("checkpoints: more than ", limits::kMaxCheckpointsPerCommit);
+    return Invalid("checkpoints: more than ", limits::kMaxCheckpointsPerCommit);
   }
   const uint64_t tokens = request.tokens().size() / sizeof(int32_t);
   std::vector<TensorSources> states;
@@ -39,21 +35,22 @@ absl::StatusOr<std::vector<TensorSources>> ReadStates(const v1::CommitRequest& r
   for (int i = 0; i < request.checkpoints_size(); ++i) {
     const std::string field = absl::StrCat("checkpoints[", i, "]");
     const v1::CapturedState& captured = request.checkpoints(i);
-    if (captured.depth() <= before) return Bad(field, ".depth: not behind the one before");
-    if (captured.depth() > tokens) return Bad(field, ".depth: behind the text's last token");
+    if (captured.depth() <= before) return Invalid(field, ".depth: not behind the one before");
+    if (captured.depth() > tokens) return Invalid(field, ".depth: behind the text's last token");
     before = captured.depth();
     TensorSources& sources = states.emplace_back();
     for (int j = 0; j < captured.parts_size(); ++j) {
       const std::string part = absl::StrCat(field, ".parts[", j, "]");
       if (absl::Status status = sources.Add(part, j, captured.parts(j), session); !status.ok()) return status;
       if (IsTransition(static_cast<PartForm>(captured.parts(j).form()))) {
-        return Bad(part, ".form: what is resumed from has no transitions");
+        return Invalid(part, ".form: what is resumed from has no transitions");
       }
-      if (IsSpanRows(static_cast<PartForm>(captured.parts(j).form()))) return Bad(part, ".form: only spans have such");
+      if (IsSpanRows(static_cast<PartForm>(captured.parts(j).form())))
+        return Invalid(part, ".form: only spans have such");
     }
   }
-  if (states.empty()) return Bad("checkpoints: none");
-  if (before != tokens) return Bad("checkpoints[", states.size() - 1, "].depth: the last one is the text's end");
+  if (states.empty()) return Invalid("checkpoints: none");
+  if (before != tokens) return Invalid("checkpoints[", states.size() - 1, "].depth: the last one is the text's end");
   return states;
 }
 
@@ -62,15 +59,16 @@ absl::StatusOr<TensorSources> ReadSpan(const v1::CommitRequest& request, const S
   TensorSources sources;
   if (!request.has_span()) return sources;
   const uint64_t begin = request.span().begin(), tokens = request.tokens().size() / sizeof(int32_t);
-  if (model.prefixes->span_tokens == 0) return Bad("span: the model was opened without spans");
-  if (begin == 0 || begin >= tokens) return Bad("span.begin: not from 1 to before the text's end");
+  if (model.prefixes->span_tokens == 0) return Invalid("span: the model was opened without spans");
+  if (begin == 0 || begin >= tokens) return Invalid("span.begin: not from 1 to before the text's end");
   if (tokens - begin > model.prefixes->span_tokens) {
-    return Bad("span.begin: ", tokens - begin, " tokens, the model was opened with ", model.prefixes->span_tokens);
+    return Invalid("span.begin: ", tokens - begin, " tokens, the model was opened with ", model.prefixes->span_tokens);
   }
   for (int i = 0; i < request.span().parts_size(); ++i) {
     const std::string part = absl::StrCat("span.parts[", i, "]");
     if (absl::Status status = sources.Add(part, i, request.span().parts(i), session); !status.ok()) return status;
-    if (!IsSpanRows(static_cast<PartForm>(request.span().parts(i).form()))) return Bad(part, ".form: no span has such");
+    if (!IsSpanRows(static_cast<PartForm>(request.span().parts(i).form())))
+      return Invalid(part, ".form: no span has such");
   }
   return sources;
 }
@@ -80,16 +78,17 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
   auto tokens = ReadTokens("tokens", request.tokens());
   if (!tokens.ok()) return tokens.status();
   const uint64_t count = tokens->size();
-  if (count == 0) return Bad("tokens: empty");
+  if (count == 0) return Invalid("tokens: empty");
   if (request.prompt_tokens() == 0 || request.prompt_tokens() > count) {
-    return Bad("prompt_tokens: not from 1 to ", count);
+    return Invalid("prompt_tokens: not from 1 to ", count);
   }
   const bool composed = request.provenance() == static_cast<uint32_t>(Provenance::kComposed);
-  if (!composed && request.provenance() != static_cast<uint32_t>(Provenance::kExact)) return Bad("provenance: unknown");
+  if (!composed && request.provenance() != static_cast<uint32_t>(Provenance::kExact))
+    return Invalid("provenance: unknown");
   const auto conversation = ReadConversation("conversation", request.conversation());
   if (!conversation.ok()) return conversation.status();
   if (composed && *conversation == ConversationId{}) {
-    return Bad("conversation: composed states are a conversation's own, and it must be given");
+    return Invalid("conversation: composed states are a conversation's own, and it must be given");
   }
   storage::LeaseId lease{};
   if (!request.lease().empty()) {
@@ -97,9 +96,9 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
     if (!read.ok()) return read.status();
     lease = *read;
   }
-  if (request.deadline_ns() < 0) return Bad("deadline_ns: negative");
+  if (request.deadline_ns() < 0) return Invalid("deadline_ns: negative");
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
-    return Bad("page_table: more than ", limits::kMaxPromptTokens);
+    return Invalid("page_table: more than ", limits::kMaxPromptTokens);
   }
   return storage::PrefixCommit{.text = {model.prefixes, *std::move(tokens), *conversation},
                                .prompt_tokens = request.prompt_tokens(),
@@ -155,8 +154,8 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
-  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
-  if (model->prefixes == nullptr) return done(Bad("model: opened without prefixes"));
+  if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
+  if (model->prefixes == nullptr) return done(Invalid("model: opened without prefixes"));
   auto read = ReadText(request, *model);
   if (!read.ok()) return done(read.status());
   const auto states = ReadStates(request, **session);

@@ -13,6 +13,7 @@
 #include "daemon/engine/prompt_lookup.h"
 #include "daemon/engine/repeated_pages.h"
 #include "daemon/engine/request_fields.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 #include "proto/page_placement.h"
 
@@ -36,15 +37,6 @@ struct EngineService::LandOrder {
   absl::Status CheckTargets(const storage::Match& match, std::vector<storage::PageId>& allocated);
 };
 
-namespace {
-
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
-}  // namespace
-
 template <typename Request>
 absl::Status EngineService::LandOrder::Read(const Request& request, const Session& session, bool needs_pages) {
   id = request.landing();
@@ -52,12 +44,12 @@ absl::Status EngineService::LandOrder::Read(const Request& request, const Sessio
   if (!read.ok()) return read.status();
   lease = *read;
   pages = session.FindPages(request.pages_id());
-  if (pages == nullptr && needs_pages) return Bad("pages_id: unknown handle ", request.pages_id());
+  if (pages == nullptr && needs_pages) return Invalid("pages_id: unknown handle ", request.pages_id());
   if (pages != nullptr) {
     if (absl::Status whole = pages->region()->CheckWhole("pages_id"); !whole.ok()) return whole;
   }
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
-    return Bad("page_table: more than ", limits::kMaxPromptTokens);
+    return Invalid("page_table: more than ", limits::kMaxPromptTokens);
   }
   if (pages != nullptr) target.rows = pages->rows();
   target.page_table.assign(request.page_table().begin(), request.page_table().end());
@@ -69,18 +61,18 @@ absl::Status EngineService::LandOrder::Read(const Request& request, const Sessio
 absl::Status EngineService::LandOrder::ReadSegments(const v1::LandRequest& request) {
   const auto objects = static_cast<uint64_t>(request.segments_size()) + request.tuples_only_size();
   if (objects > limits::kMaxObjectsPerLanding) {
-    return Bad("segments and tuples_only: more than ", limits::kMaxObjectsPerLanding);
+    return Invalid("segments and tuples_only: more than ", limits::kMaxObjectsPerLanding);
   }
   std::set<uint32_t> given;
   for (int i = 0; i < request.segments_size(); ++i) {
     const v1::LandSegment& segment = request.segments(i);
-    if (!given.insert(segment.segment()).second) return Bad("segments[", i, "].segment: given twice");
-    if (segment.first_position() > kMaxPosition) return Bad("segments[", i, "].first_position: out of range");
+    if (!given.insert(segment.segment()).second) return Invalid("segments[", i, "].segment: given twice");
+    if (segment.first_position() > kMaxPosition) return Invalid("segments[", i, "].first_position: out of range");
     target.segments.push_back({segment.segment(), segment.first_position()});
   }
   for (int i = 0; i < request.tuples_only_size(); ++i) {
     const uint32_t segment = request.tuples_only(i);
-    if (!given.insert(segment).second) return Bad("tuples_only[", i, "]: given twice");
+    if (!given.insert(segment).second) return Invalid("tuples_only[", i, "]: given twice");
     target.segments.push_back({.index = segment, .tokens = 0});
   }
   return absl::OkStatus();
@@ -111,14 +103,15 @@ absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::s
     const storage::PageId page = page_table[i];
     const storage::PagePool::Writable writable = pages.pool()->MayWrite(page);
     if (writable == storage::PagePool::Writable::kNo) {
-      return Bad(field, ": page_table[", i, "]: page ", page, " is neither a request's own nor to be filled");
+      return Invalid(field, ": page_table[", i, "]: page ", page, " is neither a request's own nor to be filled");
     }
     if (writable == storage::PagePool::Writable::kToFill && of_prefix) {
-      return Bad(field, ": page_table[", i, "]: page ", page, " is shared, and a prefix lands on own pages alone");
+      return Invalid(field, ": page_table[", i, "]: page ", page, " is shared, and a prefix lands on own pages alone");
     }
     if (writable == storage::PagePool::Writable::kToFill && !in_place) {
-      return Bad(field, ".first_position: shared pages hold keys from their segment's own start, which stands at slot ",
-                 placement.first_slot, "; keys landed at ", segment.first_position, " depend on the position");
+      return Invalid(field,
+                     ".first_position: shared pages hold keys from their segment's own start, which stands at slot ",
+                     placement.first_slot, "; keys landed at ", segment.first_position, " depend on the position");
     }
     written.push_back(page);
   }
@@ -163,23 +156,23 @@ absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
   for (size_t i = 0; i < target.segments.size(); ++i) {
     const storage::LandTarget::Segment& segment = target.segments[i];
     const std::string field = absl::StrCat("segments[", i, "]");
-    if (segment.index >= match.found.size()) return Bad(field, ".segment: the match has ", match.found.size());
+    if (segment.index >= match.found.size()) return Invalid(field, ".segment: the match has ", match.found.size());
     const storage::Found& found = match.found[segment.index];
     if (found.reason != MissReason::kNone) continue;  // nothing to write; its verdict is that reason
     const ObjectHeader& header = *found.header;
     if (pages != nullptr && !pages->model().Has(header))
-      return Bad("pages_id: pages of another model than the lease's");
+      return Invalid("pages_id: pages of another model than the lease's");
     if (header.kind != ObjectKind::kSegment && segment.first_position != 0) {
-      return Bad(field, ".first_position: a prefix stands at 0");
+      return Invalid(field, ".first_position: a prefix stands at 0");
     }
     if (header.stored_tokens == 0 || segment.tokens == 0) continue;  // writes nothing
     const uint64_t first = segment.first_position + header.first_token;
     const uint64_t tokens = std::min(header.stored_tokens, match.prefix.RowsOf(segment.index));
     const absl::Status inside = pages->CheckPositions(target.page_table, first, tokens);
-    if (!inside.ok()) return Bad(field, ": ", inside.message());
+    if (!inside.ok()) return Invalid(field, ": ", inside.message());
     const uint64_t end = first + tokens, page_tokens = pages->page_tokens();
     if (const auto twice = repeated.Claim(first / page_tokens, (end + page_tokens - 1) / page_tokens)) {
-      return Bad(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
+      return Invalid(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
     }
     if (pages->pool() != nullptr) {
       const bool of_prefix = segment.index - match.prefix.first < match.prefix.count;
@@ -192,7 +185,7 @@ absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
   std::sort(written.begin(), written.end());
   for (size_t i = 1; i < written.size(); ++i) {
     if (written[i].first < written[i - 1].second) {
-      return Bad("segments: two of them would write position ", written[i].first);
+      return Invalid("segments: two of them would write position ", written[i].first);
     }
   }
   return absl::OkStatus();
@@ -237,13 +230,14 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
   const auto session = Resolve(request.session());
   if (!session.ok()) return refused(session.status());
   const auto model = (*session)->FindModel(request.model());
-  if (model == nullptr) return refused(Bad("model: unknown handle ", request.model()));
+  if (model == nullptr) return refused(Invalid("model: unknown handle ", request.model()));
   auto landing = std::make_shared<LandOrder>();
   if (absl::Status read = landing->Read(request, **session, /*needs_pages=*/true); !read.ok()) return refused(read);
-  if (landing->lease == storage::LeaseId{}) return refused(Bad("lease: all zero"));
-  if (request.prompt().needed_in_ns() != 0) return refused(Bad("prompt.needed_in_ns: what is landed is needed now"));
+  if (landing->lease == storage::LeaseId{}) return refused(Invalid("lease: all zero"));
+  if (request.prompt().needed_in_ns() != 0)
+    return refused(Invalid("prompt.needed_in_ns: what is landed is needed now"));
   if (CountLookups(request.prompt(), *model) > limits::kMaxLookupsPerMatch) {
-    return refused(Bad("prompt: more than ", limits::kMaxLookupsPerMatch, " shards of segments"));
+    return refused(Invalid("prompt: more than ", limits::kMaxLookupsPerMatch, " shards of segments"));
   }
   auto asked = ReadPrompt("prompt", request.prompt(), *model);
   if (!asked.ok()) return refused(asked.status());

@@ -8,30 +8,22 @@
 #include "daemon/engine/match_reply.h"
 #include "daemon/engine/prompt_lookup.h"
 #include "daemon/engine/request_fields.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
-namespace {
-
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
-}  // namespace
-
 void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply, Done done) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
-  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
+  if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
   if (static_cast<uint64_t>(request.prompts_size()) > limits::kMaxPromptsPerCall) {
-    return done(Bad("prompts: more than ", limits::kMaxPromptsPerCall));
+    return done(Invalid("prompts: more than ", limits::kMaxPromptsPerCall));
   }
   uint64_t lookups = 0;
   for (const v1::Prompt& prompt : request.prompts()) lookups += CountLookups(prompt, *model);
   if (lookups > limits::kMaxLookupsPerMatch) {
-    return done(Bad("prompts: more than ", limits::kMaxLookupsPerMatch, " shards of segments together"));
+    return done(Invalid("prompts: more than ", limits::kMaxLookupsPerMatch, " shards of segments together"));
   }
   std::vector<Asked> prompts;
   for (int i = 0; i < request.prompts_size(); ++i) {
@@ -98,7 +90,7 @@ void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::Attac
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
   const auto model = (*session)->FindModel(request.model());
-  if (model == nullptr && request.model() != 0) return done(Bad("model: unknown handle ", request.model()));
+  if (model == nullptr && request.model() != 0) return done(Invalid("model: unknown handle ", request.model()));
   OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, model, reply, done] {
     const auto shard = model == nullptr ? std::nullopt : std::optional(model->shard);
     absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease, shard);
@@ -123,7 +115,7 @@ void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   if (static_cast<uint64_t>(request.leases_size()) > limits::kMaxReleasesPerCall) {
-    return done(Bad("leases: more than ", limits::kMaxReleasesPerCall));
+    return done(Invalid("leases: more than ", limits::kMaxReleasesPerCall));
   }
   std::vector<storage::LeaseId> leases;
   for (int i = 0; i < request.leases_size(); ++i) {

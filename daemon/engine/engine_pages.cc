@@ -4,10 +4,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine/engine_service.h"
 #include "daemon/engine/request_fields.h"
+#include "proto/invalid.h"
 #include "proto/page_placement.h"
 
 namespace ashlar::daemon {
@@ -15,11 +15,6 @@ namespace {
 
 using storage::PagePool;
 using storage::PagePools;
-
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 void AddPages(std::span<const storage::PageId> pages, google::protobuf::RepeatedField<int32_t>* out) {
   out->Add(pages.begin(), pages.end());
@@ -64,13 +59,13 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   auto pages = (*session)->FindPages(request.pages_id());
-  if (pages == nullptr) return done(Bad("pages_id: unknown handle ", request.pages_id()));
-  if (pages->pool() == nullptr) return done(Bad("pages_id: declared without allocate"));
+  if (pages == nullptr) return done(Invalid("pages_id: unknown handle ", request.pages_id()));
+  if (pages->pool() == nullptr) return done(Invalid("pages_id: declared without allocate"));
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  if (request.deadline_ns() < 0) return done(Bad("deadline_ns: negative"));
-  if (request.prompt().needed_in_ns() != 0) return done(Bad("prompt.needed_in_ns: pages are admitted now"));
-  if (!request.prompt().conversation().empty()) return done(Bad("prompt.conversation: pages are of segments"));
+  if (request.deadline_ns() < 0) return done(Invalid("deadline_ns: negative"));
+  if (request.prompt().needed_in_ns() != 0) return done(Invalid("prompt.needed_in_ns: pages are admitted now"));
+  if (!request.prompt().conversation().empty()) return done(Invalid("prompt.conversation: pages are of segments"));
   const auto segments = ReadSegments("prompt", request.prompt(), pages->model());
   if (!segments.ok()) return done(segments.status());
   std::vector<PagePool::Want> wants = WantsOf(*segments, *pages);
@@ -125,10 +120,10 @@ void EngineService::MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFil
     const std::vector<PagePool::Segment> segments = held->pool->Segments(held->admission);
     for (int i = 0; i < request.segments_size(); ++i) {  // all of them, before any
       const uint32_t index = request.segments(i);
-      if (index >= segments.size()) return done(Bad("segments[", i, "]: the request has ", segments.size()));
-      if (segments[index].pages.empty()) return done(Bad("segments[", i, "]: it shares no pages"));
+      if (index >= segments.size()) return done(Invalid("segments[", i, "]: the request has ", segments.size()));
+      if (segments[index].pages.empty()) return done(Invalid("segments[", i, "]: it shares no pages"));
       if (segments[index].content == PageContent::kBeingFilled) {
-        return done(Bad("segments[", i, "]: another request fills it"));
+        return done(Invalid("segments[", i, "]: another request fills it"));
       }
     }
     for (const uint32_t index : request.segments()) held->pool->Filled(held->admission, index);

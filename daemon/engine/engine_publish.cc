@@ -10,16 +10,12 @@
 #include "daemon/engine/engine_service.h"
 #include "daemon/engine/request_fields.h"
 #include "daemon/engine/tensor_sources.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 #include "proto/object.h"
 
 namespace ashlar::daemon {
 namespace {
-
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 // What would be stored for one object, of which text, and what computing it takes.
 struct Named {
@@ -34,16 +30,16 @@ absl::StatusOr<std::optional<Named>> ReadName(const std::string& field, const v1
                                               const Model& model) {
   if (name.kind() != static_cast<uint32_t>(ObjectKind::kSegment) &&
       name.kind() != static_cast<uint32_t>(ObjectKind::kCheckpoint)) {
-    return Bad(field, ".kind: neither segment nor checkpoint");
+    return Invalid(field, ".kind: neither segment nor checkpoint");
   }
   const auto kind = static_cast<ObjectKind>(name.kind());
   const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), name.tokens());
   if (!tokens.ok()) return tokens.status();
-  if (tokens->empty()) return Bad(field, ".tokens: empty");
+  if (tokens->empty()) return Invalid(field, ".tokens: empty");
   absl::StatusOr<ObjectHeader> plan =
       PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens), kind, tokens->size());
   if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
-  if (!plan.ok()) return Bad(field, ".tokens: ", plan.status().message());
+  if (!plan.ok()) return Invalid(field, ".tokens: ", plan.status().message());
   plan->shard = model.shard;
   return Named{*std::move(plan), MakeTextDigest(kind, *tokens), RecomputeTime(model, tokens->size()),
                RecomputeFlops(model, tokens->size())};
@@ -61,10 +57,10 @@ struct Sources {
 
 absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishObject& object, const Session& session) {
   if (object.provenance() == static_cast<uint32_t>(Provenance::kComposed)) {
-    return Bad(field, ".provenance: composed state is never shared");
+    return Invalid(field, ".provenance: composed state is never shared");
   }
-  if (object.provenance() != static_cast<uint32_t>(Provenance::kExact)) return Bad(field, ".provenance: unknown");
-  if (object.first_position() > kMaxPosition) return Bad(field, ".first_position: out of range");
+  if (object.provenance() != static_cast<uint32_t>(Provenance::kExact)) return Invalid(field, ".provenance: unknown");
+  if (object.first_position() > kMaxPosition) return Invalid(field, ".first_position: out of range");
   Sources sources{.field = field, .reservation = object.reservation()};
   for (int i = 0; i < object.parts_size(); ++i) {
     const std::string part = absl::StrCat(field, ".parts[", i, "]");
@@ -76,7 +72,7 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
     if (!whole.ok()) return whole;
   }
   if (static_cast<uint64_t>(object.page_table_size()) > limits::kMaxPromptTokens) {
-    return Bad(field, ".page_table: more than ", limits::kMaxPromptTokens);
+    return Invalid(field, ".page_table: more than ", limits::kMaxPromptTokens);
   }
   sources.page_table.assign(object.page_table().begin(), object.page_table().end());
   sources.first_position = object.first_position();
@@ -88,11 +84,11 @@ absl::StatusOr<ObjectHeader> PlanSources(const Sources& sources, const ObjectHea
   std::vector<TransitionRun> runs;
   for (const auto& [run, part] : sources.tensors.runs()) {
     const absl::Status status = CheckRun(plan, run);
-    if (!status.ok()) return Bad(sources.field, ".parts[", part, "].", status.message());
+    if (!status.ok()) return Invalid(sources.field, ".parts[", part, "].", status.message());
     runs.push_back(run);
   }
   absl::StatusOr<ObjectHeader> planned = PlanForms(plan, runs);
-  if (!planned.ok()) return Bad(sources.field, ".parts: ", planned.status().message());
+  if (!planned.ok()) return Invalid(sources.field, ".parts: ", planned.status().message());
   return planned;
 }
 
@@ -140,9 +136,9 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
-  if (model == nullptr) return done(Bad("model: unknown handle ", request.model()));
+  if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
   if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
-    return done(Bad("objects: more than ", limits::kMaxObjectsPerCall));
+    return done(Invalid("objects: more than ", limits::kMaxObjectsPerCall));
   }
   auto objects = std::make_shared<std::vector<std::optional<Named>>>();
   for (int i = 0; i < request.objects_size(); ++i) {
@@ -172,9 +168,9 @@ void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply*
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
-    return done(Bad("objects: more than ", limits::kMaxObjectsPerCall));
+    return done(Invalid("objects: more than ", limits::kMaxObjectsPerCall));
   }
-  if (request.deadline_ns() < 0) return done(Bad("deadline_ns: negative"));
+  if (request.deadline_ns() < 0) return done(Invalid("deadline_ns: negative"));
   auto objects = std::make_shared<std::vector<Sources>>();
   for (int i = 0; i < request.objects_size(); ++i) {
     auto sources = ReadSources(absl::StrCat("objects[", i, "]"), request.objects(i), **session);
@@ -223,7 +219,7 @@ void EngineService::Abandon(const v1::AbandonRequest& request, v1::AbandonReply*
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   if (static_cast<uint64_t>(request.reservations_size()) > limits::kMaxObjectsPerCall) {
-    return done(Bad("reservations: more than ", limits::kMaxObjectsPerCall));
+    return done(Invalid("reservations: more than ", limits::kMaxObjectsPerCall));
   }
   std::vector<storage::ReservationId> reservations(request.reservations().begin(), request.reservations().end());
   OnLoop(*session, Room::kRelease, done, [this, session = *session, reservations = std::move(reservations), done] {

@@ -11,16 +11,12 @@
 #include "daemon/engine/match_reply.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/pages.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
 
 namespace ashlar::daemon {
 namespace {
-
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, storage::Nanos needed_at, const Model& model) {
   storage::Query query;
@@ -62,7 +58,7 @@ absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::s
 absl::StatusOr<ConversationId> ReadConversation(absl::string_view field, const std::string& bytes) {
   ConversationId conversation{};
   if (!bytes.empty() && bytes.size() != conversation.size()) {
-    return Bad(field, ": not ", conversation.size(), " bytes, nor empty");
+    return Invalid(field, ": not ", conversation.size(), " bytes, nor empty");
   }
   std::ranges::copy(bytes, conversation.begin());
   return conversation;
@@ -106,16 +102,16 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
   auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
   if (!tokens.ok()) return tokens.status();
   if (static_cast<uint64_t>(prompt.segment_lengths_size()) > limits::kMaxSegments) {
-    return Bad(field, ".segment_lengths: more than ", limits::kMaxSegments);
+    return Invalid(field, ".segment_lengths: more than ", limits::kMaxSegments);
   }
   const int64_t needed_in = prompt.needed_in_ns();
   if (needed_in < 0 || needed_in > limits::kMaxNeededInNanos) {
-    return Bad(field, ".needed_in_ns: not from 0 to ", limits::kMaxNeededInNanos);
+    return Invalid(field, ".needed_in_ns: not from 0 to ", limits::kMaxNeededInNanos);
   }
   const auto conversation = ReadConversation(absl::StrCat(field, ".conversation"), prompt.conversation());
   if (!conversation.ok()) return conversation.status();
   if (*conversation != ConversationId{} && model.prefixes == nullptr) {
-    return Bad(field, ".conversation: the model was opened without prefixes");
+    return Invalid(field, ".conversation: the model was opened without prefixes");
   }
   Prompt read{.tokens = *std::move(tokens),
               .conversation = *conversation,
@@ -123,9 +119,9 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
   size_t begin = 0;
   for (int i = 0; i < prompt.segment_lengths_size(); ++i) {
     const uint64_t length = prompt.segment_lengths(i);
-    if (length == 0) return Bad(field, ".segment_lengths[", i, "]: zero");
+    if (length == 0) return Invalid(field, ".segment_lengths[", i, "]: zero");
     if (length > read.tokens.size() - begin) {
-      return Bad(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
+      return Invalid(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
     }
     const auto run = std::span<const int32_t>(read.tokens).subspan(begin, length);
     read.segments.push_back(QueryOf(KindOfSegment(i), run, read.needed_at, model));

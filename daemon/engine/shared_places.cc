@@ -5,14 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/invalid.h"
 
 namespace ashlar::daemon {
 namespace {
-
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 RowArray BlockAt(uint64_t offset, uint64_t bytes) {
   return {offset, bytes, {{{0, 1}, {0, 1}, {0, 1}}}};
@@ -24,11 +20,11 @@ absl::StatusOr<const Region*> SharedPlaces::FindRegion(const std::string& field,
   std::shared_ptr<const Region>& region = regions_[handle];
   if (region == nullptr) {
     region = session_.FindRegion(handle);
-    if (region == nullptr) return Bad(field, ".region: unknown handle ", handle);
+    if (region == nullptr) return Invalid(field, ".region: unknown handle ", handle);
     if (absl::Status whole = region->CheckWhole(absl::StrCat(field, ".region")); !whole.ok()) return whole;
   }
   if (region->memory() != kernels::MemoryKind::kHost) {
-    return Bad(field, ".region: lies on a GPU, where nothing is composed");
+    return Invalid(field, ".region: lies on a GPU, where nothing is composed");
   }
   return region.get();
 }
@@ -37,9 +33,9 @@ absl::StatusOr<std::byte*> SharedPlaces::Block(const std::string& field, uint64_
                                                uint64_t bytes, uint64_t alignment) {
   const absl::StatusOr<const Region*> found = FindRegion(field, region);
   if (!found.ok()) return found.status();
-  if (offset % alignment != 0) return Bad(field, ".offset: not aligned to ", alignment, " bytes");
+  if (offset % alignment != 0) return Invalid(field, ".offset: not aligned to ", alignment, " bytes");
   if (!(*found)->Contains(offset, bytes)) {
-    return Bad(field, ".offset: ends outside the region of ", (*found)->size(), " bytes");
+    return Invalid(field, ".offset: ends outside the region of ", (*found)->size(), " bytes");
   }
   places_.push_back({field, *found, BlockAt(offset, bytes), true, Access::kWrite});
   return (*found)->data() + offset;
@@ -49,13 +45,13 @@ absl::StatusOr<float*> SharedPlaces::Rows(const std::string& field, uint64_t reg
                                           uint64_t rows, uint64_t row_bytes, Access access) {
   const absl::StatusOr<const Region*> found = FindRegion(field, region);
   if (!found.ok()) return found.status();
-  if (offset % sizeof(float) != 0) return Bad(field, ".offset: not aligned to ", sizeof(float), " bytes");
-  if (stride % sizeof(float) != 0) return Bad(field, ".stride: not aligned to ", sizeof(float), " bytes");
+  if (offset % sizeof(float) != 0) return Invalid(field, ".offset: not aligned to ", sizeof(float), " bytes");
+  if (stride % sizeof(float) != 0) return Invalid(field, ".stride: not aligned to ", sizeof(float), " bytes");
   const RowArray array{offset, row_bytes, {{{stride, rows}, {0, 1}, {0, 1}}}};
   if (array.End() > (*found)->size()) {
-    return Bad(field, ".offset: the last row ends outside the region of ", (*found)->size(), " bytes");
+    return Invalid(field, ".offset: the last row ends outside the region of ", (*found)->size(), " bytes");
   }
-  if (!array.Disjoint()) return Bad(field, ".stride: rows of ", row_bytes, " bytes overlap");
+  if (!array.Disjoint()) return Invalid(field, ".stride: rows of ", row_bytes, " bytes overlap");
   places_.push_back({field, *found, array, false, access});
   return reinterpret_cast<float*>((*found)->data() + offset);
 }
@@ -63,7 +59,7 @@ absl::StatusOr<float*> SharedPlaces::Rows(const std::string& field, uint64_t reg
 // Blocks may be thousands (checkpoints) and are sorted; arrays of rows are a handful, compared with everything.
 absl::Status SharedPlaces::CheckApart() {
   const auto clash = [](const Place& a, const Place& b) {
-    return Bad(a.field, ".offset: overlaps ", b.field, ", of which one is written");
+    return Invalid(a.field, ".offset: overlaps ", b.field, ", of which one is written");
   };
   std::ranges::sort(places_, [](const Place& a, const Place& b) {
     return std::tuple(!a.is_block, a.region, a.rows.offset) < std::tuple(!b.is_block, b.region, b.rows.offset);

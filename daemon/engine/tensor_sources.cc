@@ -4,14 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
+#include "proto/invalid.h"
 
 namespace ashlar::daemon {
 namespace {
-
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 bool IsTensor(PartForm form) {
   return IsTransition(form) || form == PartForm::kState || form == PartForm::kConvTail ||
@@ -24,22 +20,22 @@ absl::Status TensorSources::Add(const std::string& field, int index, const v1::P
                                 const Session& session) {
   const auto form = static_cast<PartForm>(part.form());
   if (part.form() != static_cast<uint32_t>(form) || !IsTensor(form)) {
-    return Bad(field, ".form: not a tensor of a linear layer");
+    return Invalid(field, ".form: not a tensor of a linear layer");
   }
   const std::optional<TransitionKind> transition = TransitionKindOf(form);
   if (part.heads() > 0 && transition.has_value()) {
     runs_.push_back({{part.layer(), part.first_head(), part.heads(), *transition, part.rank()}, index});
   } else if (part.heads() > 0) {
-    return Bad(field, ".heads: only transitions are of some heads");
+    return Invalid(field, ".heads: only transitions are of some heads");
   } else if (part.first_head() > 0) {
-    return Bad(field, ".first_head: of no heads");
+    return Invalid(field, ".first_head: of no heads");
   } else if (part.rank() > 0) {
-    return Bad(field, ".rank: of no heads");
+    return Invalid(field, ".rank: of no heads");
   }
   if (form == PartForm::kTransitionZero) {
-    if (part.heads() == 0) return Bad(field, ".heads: must be given");
+    if (part.heads() == 0) return Invalid(field, ".heads: must be given");
     const bool somewhere = part.region() != 0 || part.offset() != 0;
-    return somewhere ? Bad(field, ".region: zero transitions lie nowhere") : absl::OkStatus();
+    return somewhere ? Invalid(field, ".region: zero transitions lie nowhere") : absl::OkStatus();
   }
   const Tensor tensor{session.FindRegion(part.region()), part.offset()};
   if (tensor.region != nullptr && tensor.region.get() != whole_) {
@@ -47,7 +43,7 @@ absl::Status TensorSources::Add(const std::string& field, int index, const v1::P
     whole_ = tensor.region.get();
   }
   if (!tensors_.emplace(std::tuple(part.layer(), form, part.first_head()), tensor).second) {
-    return Bad(field, ": the same part is given twice");
+    return Invalid(field, ": the same part is given twice");
   }
   return absl::OkStatus();
 }

@@ -9,24 +9,21 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/session/row_array.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
 namespace {
 
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 absl::Status CheckShard(const v1::Shard& shard, size_t layers) {
-  if (shard.first_layer() >= layers) return Bad("shard.first_layer: the layout has ", layers, " layers");
-  if (shard.layer_count() > layers - shard.first_layer()) return Bad("shard.layer_count: beyond the layout's layers");
+  if (shard.first_layer() >= layers) return Invalid("shard.first_layer: the layout has ", layers, " layers");
+  if (shard.layer_count() > layers - shard.first_layer())
+    return Invalid("shard.layer_count: beyond the layout's layers");
   const uint32_t size = std::max(1u, shard.tensor_parallel_size());
   if (size > limits::kMaxTensorShards) {
-    return Bad("shard.tensor_parallel_size: more than ", limits::kMaxTensorShards);
+    return Invalid("shard.tensor_parallel_size: more than ", limits::kMaxTensorShards);
   }
-  if (shard.tensor_parallel_rank() >= size) return Bad("shard.tensor_parallel_rank: not below the size");
+  if (shard.tensor_parallel_rank() >= size) return Invalid("shard.tensor_parallel_rank: not below the size");
   if (shard.first_layer() != 0) return absl::UnimplementedError("shard.first_layer: only 0, for all layers");
   if (shard.layer_count() != 0 && shard.layer_count() != layers) {
     return absl::UnimplementedError("shard.layer_count: only all layers");
@@ -36,9 +33,10 @@ absl::Status CheckShard(const v1::Shard& shard, size_t layers) {
 
 absl::Status CheckCost(const v1::CostModel& cost) {
   const auto makes_sense = [](double value) { return std::isfinite(value) && value >= 0; };
-  if (!makes_sense(cost.flops_per_token())) return Bad("cost.flops_per_token: not a finite number ≥ 0");
-  if (!makes_sense(cost.flops_per_token_squared())) return Bad("cost.flops_per_token_squared: not a finite number ≥ 0");
-  if (!makes_sense(cost.tokens_per_second())) return Bad("cost.tokens_per_second: not a finite number ≥ 0");
+  if (!makes_sense(cost.flops_per_token())) return Invalid("cost.flops_per_token: not a finite number ≥ 0");
+  if (!makes_sense(cost.flops_per_token_squared()))
+    return Invalid("cost.flops_per_token_squared: not a finite number ≥ 0");
+  if (!makes_sense(cost.tokens_per_second())) return Invalid("cost.tokens_per_second: not a finite number ≥ 0");
   return absl::OkStatus();
 }
 
@@ -85,15 +83,17 @@ absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::
                  paged.scale_head_stride());
   };
   const uint32_t element = ElementBytes(layer.dtype);
-  if (paged.page_stride() % element != 0) return Bad(field, ".page_stride: not aligned to ", element, " bytes");
-  if (paged.token_stride() % element != 0) return Bad(field, ".token_stride: not aligned to ", element, " bytes");
+  if (paged.page_stride() % element != 0) return Invalid(field, ".page_stride: not aligned to ", element, " bytes");
+  if (paged.token_stride() % element != 0) return Invalid(field, ".token_stride: not aligned to ", element, " bytes");
   std::vector<Plane> planes = {{field, "key_offset", "key_head_stride", element,
                                 rows(paged.key_offset(), paged.key_head_stride(), layer.key_dim)},
                                {field, "value_offset", "value_head_stride", element,
                                 rows(paged.value_offset(), paged.value_head_stride(), layer.value_dim)}};
   if (!layer.scales) return planes;
-  if (paged.scale_page_stride() % sizeof(float) != 0) return Bad(field, ".scale_page_stride: not aligned to 4 bytes");
-  if (paged.scale_token_stride() % sizeof(float) != 0) return Bad(field, ".scale_token_stride: not aligned to 4 bytes");
+  if (paged.scale_page_stride() % sizeof(float) != 0)
+    return Invalid(field, ".scale_page_stride: not aligned to 4 bytes");
+  if (paged.scale_token_stride() % sizeof(float) != 0)
+    return Invalid(field, ".scale_token_stride: not aligned to 4 bytes");
   planes.push_back({field, "key_scale_offset", "scale_head_stride", sizeof(float), scales(paged.key_scale_offset())});
   planes.push_back(
       {field, "value_scale_offset", "scale_head_stride", sizeof(float), scales(paged.value_scale_offset())});
@@ -104,12 +104,12 @@ absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::
 absl::Status CheckPlane(const Plane& plane, const Region& region) {
   const auto& [pages, tokens, heads] = plane.rows.dimensions;
   const auto& [field, offset, head_stride, element, rows] = plane;
-  if (rows.offset % element != 0) return Bad(field, ".", offset, ": not aligned to ", element, " bytes");
-  if (heads.stride % element != 0) return Bad(field, ".", head_stride, ": not aligned to ", element, " bytes");
+  if (rows.offset % element != 0) return Invalid(field, ".", offset, ": not aligned to ", element, " bytes");
+  if (heads.stride % element != 0) return Invalid(field, ".", head_stride, ": not aligned to ", element, " bytes");
   if (rows.End() > region.size()) {
-    return Bad(field, ".", offset, ": the last page ends outside the region of ", region.size(), " bytes");
+    return Invalid(field, ".", offset, ": the last page ends outside the region of ", region.size(), " bytes");
   }
-  if (!rows.Disjoint()) return Bad(field, ".", head_stride, ": rows overlap");
+  if (!rows.Disjoint()) return Invalid(field, ".", head_stride, ": rows overlap");
   return absl::OkStatus();
 }
 
@@ -158,7 +158,7 @@ absl::Status CheckApart(std::span<const Plane> planes) {
   if (!overlap) return absl::OkStatus();
   const Plane &later = planes[std::max(overlap->first, overlap->second)],
               &earlier = planes[std::min(overlap->first, overlap->second)];
-  return Bad(later.field, ".", later.offset, ": rows overlap those of ", earlier.field, ".", earlier.offset);
+  return Invalid(later.field, ".", later.offset, ": rows overlap those of ", earlier.field, ".", earlier.offset);
 }
 
 absl::Status InField(absl::string_view field, const absl::Status& status) {
@@ -173,7 +173,7 @@ absl::StatusOr<std::shared_ptr<const Layout>> ReadLayout(const NamespaceId& ns, 
   const absl::StatusOr<Budget::Charge> reading = Budget::Take(budget, 2 * request.layout().size());
   if (!reading.ok()) return InField("layout", reading.status());
   absl::StatusOr<Layout> whole = DecodeLayout(request.layout());
-  if (!whole.ok()) return Bad(whole.status().message());
+  if (!whole.ok()) return Invalid(whole.status().message());
   if (absl::Status status = CheckShard(request.shard(), whole->layers.size()); !status.ok()) return status;
   absl::StatusOr<Layout> part = ShardLayout(*std::move(whole), shard);
   if (!part.ok()) return part.status();
@@ -186,13 +186,14 @@ absl::StatusOr<std::shared_ptr<const storage::PrefixModel>> ReadPrefixes(const v
                                                                          const Model& model) {
   const v1::PrefixUse& use = request.prefixes();
   if (use.span_tokens() > limits::kMaxSpanTokens)
-    return Bad("prefixes.span_tokens: more than ", limits::kMaxSpanTokens);
-  if (use.span_dtype() > static_cast<uint32_t>(DType::kBF16)) return Bad("prefixes.span_dtype: not f32, f16 or bf16");
+    return Invalid("prefixes.span_tokens: more than ", limits::kMaxSpanTokens);
+  if (use.span_dtype() > static_cast<uint32_t>(DType::kBF16))
+    return Invalid("prefixes.span_dtype: not f32, f16 or bf16");
   const storage::SpanUse spans{use.span_tokens(), static_cast<DType>(std::max(1u, use.span_dtype()))};
   auto prefixes =
       storage::MakePrefixModel(model.ns, model.shard, model.shared_layout, std::max(1u, use.capture_tokens()),
                                request.cost().flops_per_token(), request.cost().flops_per_token_squared(), spans);
-  if (!prefixes.ok()) return Bad("prefixes: ", prefixes.status().message());
+  if (!prefixes.ok()) return Invalid("prefixes: ", prefixes.status().message());
   return prefixes;
 }
 
@@ -210,7 +211,7 @@ uint64_t Model::MemoryBytes() const {
 absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenant, const v1::OpenModelRequest& request,
                                                          OpenLayouts& layouts, const std::shared_ptr<Budget>& budget) {
   absl::StatusOr<Identity> identity = DecodeIdentity(request.identity());
-  if (!identity.ok()) return Bad(identity.status().message());
+  if (!identity.ok()) return Invalid(identity.status().message());
   const v1::Shard& declared = request.shard();
   const TensorShard shard = {.rank = declared.tensor_parallel_rank(),
                              .size = std::max(1u, declared.tensor_parallel_size())};
@@ -245,14 +246,14 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
                                                       std::shared_ptr<const Region> region,
                                                       const v1::DeclarePagesRequest& request) {
   if (request.page_tokens() == 0 || request.page_tokens() > limits::kMaxPageTokens) {
-    return Bad("page_tokens: not in 1…", limits::kMaxPageTokens);
+    return Invalid("page_tokens: not in 1…", limits::kMaxPageTokens);
   }
-  if (request.pages() == 0 || request.pages() > static_cast<uint32_t>(INT32_MAX)) return Bad("pages: out of range");
+  if (request.pages() == 0 || request.pages() > static_cast<uint32_t>(INT32_MAX)) return Invalid("pages: out of range");
   if (request.allocate() && request.pages() > limits::kMaxAllocatedPages) {
-    return Bad("pages: more than ", limits::kMaxAllocatedPages, " to be allocated");
+    return Invalid("pages: more than ", limits::kMaxAllocatedPages, " to be allocated");
   }
   // An engine's own memory is its own: only what the daemon made is there for as long as somebody holds its pages.
-  if (request.allocate() && region->block() == 0) return Bad("allocate: only for a hosted region");
+  if (request.allocate() && region->block() == 0) return Invalid("allocate: only for a hosted region");
   std::shared_ptr<Pages> pages(new Pages(std::move(model), std::move(region)));
   pages->page_tokens_ = request.page_tokens();
   pages->pages_ = request.pages();
@@ -263,9 +264,9 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
     const auto* attention = std::get_if<AttentionLayer>(&layers[i]);
     if (attention == nullptr) continue;
     const std::string field = absl::StrCat("layers[", given, "]");
-    if (given == request.layers_size()) return Bad("layers: attention layer ", i, " is missing");
+    if (given == request.layers_size()) return Invalid("layers: attention layer ", i, " is missing");
     const v1::PagedLayer& paged = request.layers(given++);
-    if (paged.layer() != i) return Bad(field, ".layer: expected attention layer ", i, ", got ", paged.layer());
+    if (paged.layer() != i) return Invalid(field, ".layer: expected attention layer ", i, ", got ", paged.layer());
     absl::StatusOr<std::vector<Plane>> of_layer = PlanesOf(field, paged, *attention, request);
     if (!of_layer.ok()) return of_layer.status();
     for (const Plane& plane : *of_layer) {
@@ -275,7 +276,7 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
     planes.insert(planes.end(), of_layer->begin(), of_layer->end());
   }
   if (given != request.layers_size())
-    return Bad("layers[", given, "]: the layout has only ", given, " attention layers");
+    return Invalid("layers[", given, "]: the layout has only ", given, " attention layers");
   if (absl::Status apart = CheckApart(planes); !apart.ok()) return apart;
   return pages;
 }
@@ -289,11 +290,11 @@ absl::Status Pages::CheckPositions(std::span<const int32_t> page_table, uint64_t
   if (count == 0) return absl::OkStatus();
   const uint64_t positions = uint64_t{page_tokens_} * page_table.size();
   if (first > positions || count > positions - first) {
-    return Bad("page_table: ", page_table.size(), " entries are too few for ", count, " positions from ", first);
+    return Invalid("page_table: ", page_table.size(), " entries are too few for ", count, " positions from ", first);
   }
   for (uint64_t i = first / page_tokens_; i <= (first + count - 1) / page_tokens_; ++i) {
     if (page_table[i] < 0 || static_cast<uint32_t>(page_table[i]) >= pages_) {
-      return Bad("page_table[", i, "]: ", page_table[i], " is not one of ", pages_, " declared pages");
+      return Invalid("page_table[", i, "]: ", page_table[i], " is not one of ", pages_, " declared pages");
     }
   }
   return absl::OkStatus();

@@ -33,6 +33,20 @@ class RowArrays : public ::testing::Test {
  protected:
   uint64_t Draw(uint64_t first, uint64_t last) { return std::uniform_int_distribution<uint64_t>(first, last)(random_); }
 
+  // Holds FindOverlap to Overlap of every two, and counts the arrays that overlap.
+  static void SearchAsTwoByTwo(const std::vector<RowArray>& arrays, int& overlapping) {
+    bool expected = false;
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) expected |= Overlap(arrays[i], arrays[j]);
+    }
+    const auto found = FindOverlap(arrays);
+    ASSERT_EQ(found.has_value(), expected);
+    if (!found) return;
+    ++overlapping;
+    ASSERT_NE(found->first, found->second);
+    ASSERT_TRUE(Overlap(arrays[found->first], arrays[found->second]));
+  }
+
   const uint64_t seed_ = std::random_device()();
   std::mt19937_64 random_{seed_};
 };
@@ -66,16 +80,7 @@ TEST_F(RowArrays, AnOverlapIsFoundAmongManyIfThereIsOne) {
     for (RowArray& array : arrays) {
       array = {Draw(0, 400), Draw(1, 4), {{{100, Draw(1, 3)}, {20, Draw(1, 3)}, {5, Draw(1, 3)}}}};
     }
-    bool expected = false;
-    for (size_t i = 0; i < arrays.size(); ++i) {
-      for (size_t j = 0; j < i; ++j) expected |= Overlap(arrays[i], arrays[j]);
-    }
-    const auto found = FindOverlap(arrays);
-    ASSERT_EQ(found.has_value(), expected) << round;
-    if (!found) continue;
-    ++overlapping;
-    ASSERT_NE(found->first, found->second);
-    ASSERT_TRUE(Overlap(arrays[found->first], arrays[found->second])) << round;
+    ASSERT_NO_FATAL_FAILURE(SearchAsTwoByTwo(arrays, overlapping)) << round;
   }
   EXPECT_GT(overlapping, 100);
   EXPECT_LT(overlapping, 1900);
@@ -96,16 +101,7 @@ TEST_F(RowArrays, ManyAreSearchedAsTwoByTwo) {
         for (auto& dimension : array.dimensions) dimension = {strides[Draw(0, 3)], Draw(1, 3)};
       } while (!array.Disjoint());
     }
-    bool expected = false;
-    for (size_t i = 0; i < arrays.size(); ++i) {
-      for (size_t j = 0; j < i; ++j) expected |= Overlap(arrays[i], arrays[j]);
-    }
-    const auto found = FindOverlap(arrays);
-    ASSERT_EQ(found.has_value(), expected) << round;
-    if (!found) continue;
-    ++overlapping;
-    ASSERT_NE(found->first, found->second);
-    ASSERT_TRUE(Overlap(arrays[found->first], arrays[found->second])) << round;
+    ASSERT_NO_FATAL_FAILURE(SearchAsTwoByTwo(arrays, overlapping)) << round;
   }
   EXPECT_GT(overlapping, kRounds / 20);
   EXPECT_LT(overlapping, kRounds * 19 / 20);

@@ -5,14 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "examples/refengine/tokenizer.h"
+#include "proto/invalid.h"
 
 namespace ashlar::refengine {
 namespace {
-
-template <typename... Args>
-absl::Status Invalid(const Args&... args) {
-  return absl::InvalidArgumentError(absl::StrCat(args...));
-}
 
 bool IsComplete(const CachedLayer& layer, int32_t heads, bool checkpoint) {
   if (layer.tuple.heads == nullptr || layer.conv_tail == nullptr) return false;

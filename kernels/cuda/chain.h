@@ -53,6 +53,17 @@ struct Chain {
   Target transition;  // dense: columns that start as the identity; else logarithms; null heads: not wanted
 };
 
+// A chain of no steps yet, of a layer of this shape; rotation is the caller's to add.
+inline Chain ChainOf(const LinearShape& shape) {
+  return {.family = shape.family,
+          .value_first = shape.order == StateOrder::kValueFirst,
+          .heads = shape.heads,
+          .group = shape.heads / shape.key_heads,
+          .d_k = shape.d_k,
+          .d_v = shape.d_v,
+          .decay_table = shape.decay_table};
+}
+
 // Whether this build has machine code for the current device.
 bool HasKernels();
 

@@ -149,13 +149,7 @@ class Decoding {
                 kHeadTables * requests.size() * queue.Room<void*>(heads) + pages);
     requests_ = queue.Stage<Request>(requests.size());
     narrow_ = queue.Stage<Target>(requests.size());
-    chain_.family = shape.family;
-    chain_.value_first = shape.order == StateOrder::kValueFirst;
-    chain_.heads = shape.heads;
-    chain_.group = shape.heads / shape.key_heads;
-    chain_.d_k = shape.d_k;
-    chain_.d_v = shape.d_v;
-    chain_.decay_table = shape.decay_table;
+    chain_ = ChainOf(shape);
   }
 
   Chain& chain() { return chain_; }

@@ -21,13 +21,7 @@ class ChainBuilder {
     const auto heads = static_cast<size_t>(shape.heads);
     queue.Begin(queue.Room<Step>(steps) + queue.Room<HeadTuple>(interiors * heads) + tables * queue.Room<void*>(heads) +
                 queue.Room<double>(pairs) + queue.Room<Target>(wide));
-    chain_.family = shape.family;
-    chain_.value_first = shape.order == StateOrder::kValueFirst;
-    chain_.heads = shape.heads;
-    chain_.group = shape.heads / shape.key_heads;
-    chain_.d_k = shape.d_k;
-    chain_.d_v = shape.d_v;
-    chain_.decay_table = shape.decay_table;
+    chain_ = ChainOf(shape);
     if (turns) {
       chain_.rope = shape.rotation.style;
       chain_.pairs = static_cast<int32_t>(pairs);

@@ -43,13 +43,4 @@ class CheckpointPlan {
   std::vector<std::vector<uint32_t>> from_;  // the i that is best for j, by m − 1
 };
 
-// The heuristics that the paper compares with: positions in (0, length), at multiples of `page`, at most `checkpoints`.
-enum class Spacing : uint8_t {
-  kBalanced,     // gaps that are alike: best under a uniform model
-  kBlock,        // every 2^k pages, with the least k for which they are few enough
-  kRoot,         // dense towards the end: the i-th at √(i / (n + 1)) of the length
-  kLogarithmic,  // dense towards the start: each twice as deep as the one before
-};
-std::vector<uint64_t> Space(Spacing spacing, uint64_t length, uint64_t page, size_t checkpoints);
-
 }  // namespace ashlar::storage

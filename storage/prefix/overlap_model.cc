@@ -11,20 +11,6 @@ namespace {
 constexpr double kLargestUnit = 1e100;
 constexpr double kLeastShare = 0.02, kMostLogOdds = 30;
 
-// The boundary that is no farther than `near` from `depth`, and how many are behind it.
-struct Boundary {
-  bool found = false;
-  uint64_t behind = 0;
-};
-Boundary Nearest(std::span<const uint64_t> boundaries, uint64_t depth, uint64_t near) {
-  const auto after = std::ranges::lower_bound(boundaries, depth);
-  const auto behind = static_cast<uint64_t>(boundaries.end() - after);
-  const uint64_t to_after = after == boundaries.end() ? near + 1 : *after - depth;
-  const uint64_t to_before = after == boundaries.begin() ? near + 1 : depth - *(after - 1);
-  if (std::min(to_after, to_before) > near) return {};
-  return {true, to_before < to_after ? behind : behind - 1};
-}
-
 double LogLikelihood(double share, double observed) {
   return std::log((share * observed + 0.1) / (observed + 1));
 }
@@ -60,7 +46,7 @@ double OverlapModel::Histogram::Share(uint64_t first, uint64_t last) const {
   return weight / total_;
 }
 
-void OverlapModel::Observe(uint64_t depth, uint64_t length, std::span<const uint64_t> boundaries) {
+void OverlapModel::Observe(uint64_t depth, uint64_t length) {
   const uint64_t behind = length > depth ? length - depth : 0;
   const auto near = [](const Histogram& histogram, uint64_t at) {
     return histogram.Share(at > kNear ? at - kNear : 0, at + kNear);
@@ -68,17 +54,12 @@ void OverlapModel::Observe(uint64_t depth, uint64_t length, std::span<const uint
   const auto observed = static_cast<double>(observed_);
   start_foresight_ = start_foresight_ * kForesight + LogLikelihood(near(from_start_, depth), observed);
   end_foresight_ = end_foresight_ * kForesight + LogLikelihood(near(from_end_, behind), observed);
-  const Boundary boundary = Nearest(boundaries, depth, kNear);
-  const double foretold = boundary.found ? segments_behind_.Share(boundary.behind, boundary.behind) : 0;
-  boundary_foresight_ = boundary_foresight_ * kForesight + LogLikelihood(foretold, observed);
-  if (!boundaries.empty()) segments_behind_.Add(boundary.found ? boundary.behind : kInside);
   from_start_.Add(depth);
   from_end_.Add(behind);
   ++observed_;
 }
 
-std::vector<OverlapModel::Mass> OverlapModel::Between(uint64_t begin, uint64_t length,
-                                                      std::span<const uint64_t> boundaries) const {
+std::vector<OverlapModel::Mass> OverlapModel::Between(uint64_t begin, uint64_t length) const {
   if (observed_ == 0) return {};
   const double odds = std::clamp(end_foresight_ - start_foresight_, -kMostLogOdds, kMostLogOdds);
   const double start_share = std::clamp(1 / (1 + std::exp(odds)), kLeastShare, 1 - kLeastShare);
@@ -103,34 +84,7 @@ std::vector<OverlapModel::Mass> OverlapModel::Between(uint64_t begin, uint64_t l
       ++end;
     }
   }
-  if (!boundaries.empty() && segments_behind_.total() > 0) AddBoundaries(begin, length, boundaries, masses);
   return masses;
-}
-
-void OverlapModel::AddBoundaries(uint64_t begin, uint64_t length, std::span<const uint64_t> boundaries,
-                                 std::vector<Mass>& masses) const {
-  const double others = std::max(start_foresight_, end_foresight_);
-  const double odds = std::clamp(others - boundary_foresight_, -kMostLogOdds, kMostLogOdds);
-  const double share = std::clamp(1 / (1 + std::exp(odds)), kLeastShare, 1 - kLeastShare);
-  for (Mass& mass : masses) mass.weight *= 1 - share;
-  const auto old = static_cast<ptrdiff_t>(masses.size());
-  for (size_t i = 0; i < boundaries.size(); ++i) {
-    if (boundaries[i] <= begin || boundaries[i] > length) continue;
-    const auto weight = segments_behind_.weights().find(boundaries.size() - 1 - i);
-    if (weight == segments_behind_.weights().end()) continue;
-    masses.push_back({boundaries[i], share * weight->second / segments_behind_.total()});
-  }
-  std::ranges::inplace_merge(masses, masses.begin() + old, {}, &Mass::depth);
-  // Of one depth, one mass.
-  size_t last = 0;
-  for (size_t i = 1; i < masses.size(); ++i) {
-    if (masses[i].depth == masses[last].depth) {
-      masses[last].weight += masses[i].weight;
-    } else {
-      masses[++last] = masses[i];
-    }
-  }
-  if (!masses.empty()) masses.resize(last + 1);
 }
 
 }  // namespace ashlar::storage

@@ -4,20 +4,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <vector>
 
 namespace ashlar::storage {
 
 // Histograms of where a prompt was parted from, in which later requests count more: by the depth from its start
-// (instructions of one length, then something else), by the distance from its end (a document of any length, then a
-// short question), and, where engines say what a prompt is made of, by how many of its segments were behind. Each is
-// asked in the proportion in which it foretold the last requests. (Sparse Prefix Caching, §4.2, has the first one.)
+// (instructions of one length, then something else), and by the distance from its end (a document of any length, then a
+// short question). Each is asked in the proportion in which it foretold the last requests. (Sparse Prefix Caching,
+// §4.2, has the first one.)
 class OverlapModel {
  public:
   // A request had `depth` tokens in common with an earlier one, whose prompt had `length`: no more, or fewer when the
-  // earlier one's decoded tokens were common, too. `boundaries`: where its segments ended, rising; none: not known.
-  void Observe(uint64_t depth, uint64_t length, std::span<const uint64_t> boundaries = {});
+  // earlier one's decoded tokens were common, too.
+  void Observe(uint64_t depth, uint64_t length);
   uint64_t observed() const { return observed_; }
 
   struct Mass {
@@ -26,14 +25,13 @@ class OverlapModel {
   };
   // The model of where a prompt of `length` tokens will be parted from, once it is, as far as that is in (begin,
   // length]; by depth. Weights add up to the likelihood of that, one at most.
-  std::vector<Mass> Between(uint64_t begin, uint64_t length, std::span<const uint64_t> boundaries = {}) const;
+  std::vector<Mass> Between(uint64_t begin, uint64_t length) const;
 
  private:
   static constexpr size_t kMostDepths = 4096;  // of a histogram; then the lightest go
   static constexpr double kDecay = 1.0 / 4096;
-  static constexpr uint64_t kNear = 16;              // tokens: a guess that is off by no more was a good one
-  static constexpr uint64_t kInside = ~uint64_t{0};  // of a segment, where it was not parted at an end
-  static constexpr double kForesight = 0.98;         // of what earlier guesses count, a request on
+  static constexpr uint64_t kNear = 16;       // tokens: a guess that is off by no more was a good one
+  static constexpr double kForesight = 0.98;  // of what earlier guesses count, a request on
 
   class Histogram {
    public:
@@ -48,11 +46,8 @@ class OverlapModel {
     double total_ = 0, unit_ = 1;  // a request's weight: it grows, so that nothing is touched in order to decay
   };
 
-  void AddBoundaries(uint64_t begin, uint64_t length, std::span<const uint64_t> boundaries,
-                     std::vector<Mass>& masses) const;
-
-  Histogram from_start_, from_end_, segments_behind_;
-  double start_foresight_ = 0, end_foresight_ = 0, boundary_foresight_ = 0;  // log-likelihood
+  Histogram from_start_, from_end_;
+  double start_foresight_ = 0, end_foresight_ = 0;  // log-likelihood
   uint64_t observed_ = 0;
 };
 

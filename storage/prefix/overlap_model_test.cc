@@ -164,39 +164,5 @@ TEST(OverlapModelTest, ThePromptsEndCounts) {
   EXPECT_EQ(WeightAt(model.Between(9999, 9999), 9999), 0) << "nothing is behind its begin";
 }
 
-// Documents of any length, and behind them questions of any length: only the segments that are behind tell.
-TEST(OverlapModelTest, LearnsAfterWhichSegmentPromptsPart) {
-  std::mt19937_64 random(std::random_device{}());
-  OverlapModel model;
-  for (int i = 0; i < 300; ++i) {
-    const uint64_t document = 1000 + random() % 50000, length = document + 100 + random() % 20000;
-    const uint64_t boundaries[] = {200, document, length};
-    model.Observe(document + random() % 8, length, boundaries);
-  }
-  const uint64_t boundaries[] = {200, 33333, 44444};
-  EXPECT_GT(WeightAt(model.Between(0, 44444, boundaries), 33333), 0.8);
-  EXPECT_LT(WeightAt(model.Between(0, 44444), 33333, 8), 0.1) << "nobody said";
-  EXPECT_LT(Sum(model.Between(0, 44444, boundaries)), 1.000001);
-  const std::vector<OverlapModel::Mass> behind = model.Between(33333, 44444, boundaries);
-  for (size_t i = 0; i < behind.size(); ++i) {
-    EXPECT_GT(behind[i].depth, 33333u);
-    if (i > 0) {
-      EXPECT_GT(behind[i].depth, behind[i - 1].depth);
-    }
-  }
-}
-
-// Where prompts part inside segments, boundaries are no guess.
-TEST(OverlapModelTest, BoundariesThatMisleadCountLittle) {
-  std::mt19937_64 random(std::random_device{}());
-  OverlapModel model;
-  for (int i = 0; i < 300; ++i) {
-    const uint64_t boundaries[] = {1000, 5000 + random() % 100, 9000};
-    model.Observe(3000, 9000, boundaries);
-  }
-  const uint64_t boundaries[] = {1000, 5000, 9000};
-  EXPECT_GT(WeightAt(model.Between(0, 9000, boundaries), 3000), 0.9);
-}
-
 }  // namespace
 }  // namespace ashlar::storage

@@ -32,7 +32,7 @@ Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   }
   PrefixPlanner& cache = *space.cache;
   const uint64_t shared = cache.tree().Walk(tokens).depth;  // with earlier texts
-  cache.Commit({.shared = shared}, tokens, commit.prompt_tokens, inside, {}, span);
+  cache.Commit({.shared = shared}, tokens, commit.prompt_tokens, inside, span);
   std::set<uint64_t> kept;
   keep.span = false;
   cache.tree().Walk(tokens, [&](PrefixNode& node) {

@@ -21,7 +21,6 @@ struct PromptTail {
   RequestTime came = 0;
   uint64_t begin = 0, prompt_end = 0, end = 0;  // depths; decoded tokens are behind the prompt's end
   bool parted = false;                          // another prompt has parted from it, or it is forgotten
-  std::vector<uint64_t> boundaries;             // of the whole prompt: where its segments end, as far as it is known
 };
 
 // Under which keys bytes of a prefix are stored (proto/prefix.h), where they are.

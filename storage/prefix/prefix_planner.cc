@@ -18,8 +18,7 @@ constexpr ReuseModel::Subject kEdge{.kind = ReuseKind::kEdge};
 PrefixPlanner::PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options)
     : costs_(costs), options_(options), store_(costs, options.capacity_bytes, reuse_, options.seed) {}
 
-PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries,
-                                           bool rebuilds) {
+PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool rebuilds) {
   ++now_;
   Sweep();
   Trim();
@@ -56,7 +55,7 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, std:
       candidates.push_back(&node);
     }
   }
-  const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size(), boundaries);
+  const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size());
   match.checkpoint_at = Wanted(candidates, match.resume, options_.most_checkpoints - placed.size());
   match.checkpoint_at.insert(match.checkpoint_at.end(), placed.begin(), placed.end());
   if (resume != nullptr) store_.Lease(*resume);
@@ -86,7 +85,7 @@ void PrefixPlanner::LearnParting(PrefixEntry& edge, uint64_t depth) {
   if (brought.parted || depth <= brought.begin) return;
   brought.parted = true;
   reuse_.Ended(kEdge, now_ - brought.came, true);
-  overlap_.Observe(depth, brought.prompt_end, brought.boundaries);
+  overlap_.Observe(depth, brought.prompt_end);
 }
 
 void PrefixPlanner::Use(PrefixNode& node) {
@@ -127,9 +126,8 @@ std::vector<uint64_t> PrefixPlanner::Wanted(std::span<PrefixNode* const> passed,
 }
 
 // In what no prompt had before. The first checkpoint brings the pages before it, the next ones their states alone.
-std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, uint64_t prompt,
-                                            std::span<const uint64_t> boundaries) const {
-  const std::vector<OverlapModel::Mass> model = overlap_.Between(shared, prompt, boundaries);
+std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const {
+  const std::vector<OverlapModel::Mass> model = overlap_.Between(shared, prompt);
   if (model.empty()) return {};
   const auto flops = [this](uint64_t depth) { return costs_.Flops(depth); };
   const size_t most = std::min(options_.most_placed, options_.most_checkpoints);
@@ -150,12 +148,11 @@ std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, ui
 }
 
 size_t PrefixPlanner::Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt,
-                             std::span<const uint64_t> captured, std::span<const uint64_t> boundaries,
-                             const std::optional<SpanOffer>& span) {
+                             std::span<const uint64_t> captured, const std::optional<SpanOffer>& span) {
   Release(match);
   if (tokens.empty()) return 0;
   store_.Dare();
-  Extend(tokens, prompt, boundaries);
+  Extend(tokens, prompt);
   std::vector<PrefixNode*> offered;
   for (const uint64_t depth : captured) {
     PrefixNode& node = NodeAt(tokens.first(depth));
@@ -226,7 +223,7 @@ PrefixPlanner::Kept PrefixPlanner::IsKept(std::span<const int32_t> prefix) const
 bool PrefixPlanner::Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span) {
   PrefixNode* const base = span ? Base(prefix.first(span->begin)) : nullptr;
   if (span && base == nullptr) return false;
-  Extend(prefix, prefix.size(), {});
+  Extend(prefix, prefix.size());
   PrefixNode& node = NodeAt(prefix);
   MakeCandidate(node, ReuseKind::kRequestEnd);
   if (node.data.kept) return true;
@@ -239,18 +236,15 @@ PrefixNode& PrefixPlanner::NodeAt(std::span<const int32_t> prefix) {
   return *inserted.node;
 }
 
-void PrefixPlanner::Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries) {
+void PrefixPlanner::Extend(std::span<const int32_t> tokens, uint64_t prompt) {
   const auto inserted = tree_.Insert(tokens);
   if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
   PrefixNode& node = *inserted.node;
   if (inserted.added) {
     PrefixNode& parent = *node.parent();
     leaves_.erase({parent.data.visited, parent.data.serial, &parent});
-    node.data.brought = std::make_shared<PromptTail>(PromptTail{.came = now_,
-                                                                .begin = node.begin(),
-                                                                .prompt_end = prompt,
-                                                                .end = node.depth(),
-                                                                .boundaries = {boundaries.begin(), boundaries.end()}});
+    node.data.brought = std::make_shared<PromptTail>(
+        PromptTail{.came = now_, .begin = node.begin(), .prompt_end = prompt, .end = node.depth()});
     Adopt(node);
   }
   for (PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) Visit(*at);

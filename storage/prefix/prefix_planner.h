@@ -51,9 +51,9 @@ class PrefixPlanner {
     std::vector<Span> spans;
     PrefixNode* lease = nullptr;  // the prefix to resume from stays until Commit or Release
   };
-  // A request comes. Learns from it, too: once a request. Its match ends by Commit or Release, once. `boundaries`:
-  // where the segments that it is made of end, rising; none: not known. `rebuilds`: its engine resumes from spans, too.
-  Match Lookup(std::span<const int32_t> prompt, std::span<const uint64_t> boundaries = {}, bool rebuilds = false);
+  // A request comes. Learns from it, too: once a request. Its match ends by Commit or Release, once. `rebuilds`:
+  // its engine resumes from spans, too.
+  Match Lookup(std::span<const int32_t> prompt, bool rebuilds = false);
   // It was computed: `tokens` begin with the prompt, the decoded ones follow. The checkpoints at `captured`, rising in
   // (0, tokens.size()], and at the end are offered; how many of them are kept is returned. Ends the lease. With a span
   // up to the end, from a depth that is kept by states, the end is kept by that where it takes less than states would.
@@ -62,7 +62,7 @@ class PrefixPlanner {
     uint64_t bytes = 0;
   };
   size_t Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
-                std::span<const uint64_t> boundaries = {}, const std::optional<SpanOffer>& span = {});
+                const std::optional<SpanOffer>& span = {});
   void Release(Match match);
 
   // For whoever keeps the bytes. `gone` is told of every prefix whose checkpoint is given up: pages of the edges on the
@@ -112,11 +112,10 @@ class PrefixPlanner {
   void Use(PrefixNode& node);
   void MakeCandidate(PrefixNode& node, ReuseKind kind);
   std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most);
-  std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt,
-                               std::span<const uint64_t> boundaries) const;
+  std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const;
 
   PrefixNode& NodeAt(std::span<const int32_t> prefix);
-  void Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries);
+  void Extend(std::span<const int32_t> tokens, uint64_t prompt);
   void AdoptSplit(PrefixNode& node, PrefixNode& behind);
   void Adopt(PrefixNode& node);
   void Disown(PrefixNode& node);

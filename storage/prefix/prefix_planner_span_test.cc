@@ -30,13 +30,13 @@ class PrefixSpans : public ::testing::Test {
  protected:
   // A prompt and its answer, with states before the prompt's last token and the span from there on.
   void Answer(const Tokens& prompt, const Tokens& decoded, uint64_t bytes = 50) {
-    const PrefixPlanner::Match match = cache_.Lookup(prompt, {}, true);
+    const PrefixPlanner::Match match = cache_.Lookup(prompt, true);
     const uint64_t begin = prompt.size() - 1;
-    cache_.Commit(match, Join(prompt, decoded), prompt.size(), std::vector<uint64_t>{begin}, {},
+    cache_.Commit(match, Join(prompt, decoded), prompt.size(), std::vector<uint64_t>{begin},
                   PrefixPlanner::SpanOffer{begin, bytes});
   }
   uint64_t Resumed(const Tokens& prompt, bool rebuilds = true) {
-    const PrefixPlanner::Match match = cache_.Lookup(prompt, {}, rebuilds);
+    const PrefixPlanner::Match match = cache_.Lookup(prompt, rebuilds);
     cache_.Release(match);
     return match.resume;
   }
@@ -75,7 +75,7 @@ TEST_F(PrefixSpans, AreResumedFromAtEveryDepthByThoseWhoRebuild) {
     EXPECT_EQ(Resumed(Join(First(text, common), {-1, -2}), false), 100u);
   }
   EXPECT_EQ(Resumed(First(text, 120)), 120u) << "that ends inside";
-  const PrefixPlanner::Match match = cache_.Lookup(Join(First(text, 120), {-1}), {}, true);
+  const PrefixPlanner::Match match = cache_.Lookup(Join(First(text, 120), {-1}), true);
   ASSERT_EQ(match.spans.size(), 1u);
   EXPECT_EQ(match.spans[0].begin, 100u);
   EXPECT_EQ(match.spans[0].depth, 120u);
@@ -108,8 +108,8 @@ TEST_F(PrefixSpans, GoWithTheStatesThatTheyHangOn) {
   EXPECT_EQ(Resumed(Join(prompt_, answer_)), 0u);
   ExpectBooks();
   // Without these states a span is of no use.
-  const PrefixPlanner::Match match = cache_.Lookup(prompt_, {}, true);
-  cache_.Commit(match, Join(prompt_, answer_), prompt_.size(), {}, {}, PrefixPlanner::SpanOffer{100, 50});
+  const PrefixPlanner::Match match = cache_.Lookup(prompt_, true);
+  cache_.Commit(match, Join(prompt_, answer_), prompt_.size(), {}, PrefixPlanner::SpanOffer{100, 50});
   EXPECT_EQ(cache_.IsKept(Join(prompt_, answer_)), Kept::kByStates);
 }
 
@@ -137,11 +137,11 @@ TEST_F(PrefixSpans, StatesStayAsLongAsSpansHangOnThem) {
       Tokens prompt = known[random() % known.size()];
       prompt.resize(prompt.size() - std::min<size_t>(prompt.size(), random() % 60));
       prompt = Join(prompt, Numbers(static_cast<int32_t>(random() % 5 * 100), static_cast<int32_t>(2 + random() % 80)));
-      const PrefixPlanner::Match match = cache.Lookup(prompt, {}, true);
+      const PrefixPlanner::Match match = cache.Lookup(prompt, true);
       for (const PrefixPlanner::Match::Span& span : match.spans) inside += span.depth < span.end->depth() ? 1 : 0;
       const Tokens text = Join(prompt, Numbers(static_cast<int32_t>(random() % 3 * 1000), 30));
       const uint64_t begin = prompt.size() - 1;
-      cache.Commit(match, text, prompt.size(), std::vector<uint64_t>{begin}, {},
+      cache.Commit(match, text, prompt.size(), std::vector<uint64_t>{begin},
                    PrefixPlanner::SpanOffer{begin, random() % 400});
       known.push_back(text);
       const PrefixRecount count = Recount(cache.tree().root(), kCosts);

@@ -165,7 +165,7 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   Probe(space, text);
   if (text.model().span_tokens > 0) ProbeSpans(space, text);
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
-  PrefixPlanner::Match match = space.cache->Lookup(prompt, {}, text.model().span_tokens > 0);
+  PrefixPlanner::Match match = space.cache->Lookup(prompt, text.model().span_tokens > 0);
   size_t whole = 0;
   for (const uint64_t depth : match.resumable) {
     const There there = Find(tenant, text.model(), text.shared(), depth, whole);

@@ -119,7 +119,7 @@ void Cache(Input input) {
     if (operation % 2 == 0 && running.size() < 8) {
       Tokens prompt = input.Sequence(known);
       if (known.size() < kMostKnown) known.push_back(prompt);
-      PrefixPlanner::Match match = cache.Lookup(prompt, {}, spans);
+      PrefixPlanner::Match match = cache.Lookup(prompt, spans);
       for (const PrefixPlanner::Match::Span& span : match.spans) {
         FUZZ_EXPECT(span.begin < span.depth && span.depth <= match.resume && span.depth <= span.end->depth());
       }

@@ -3,6 +3,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "proto/invalid.h"
 #include "proto/layout.h"
 #include "tools/ashlarctl/command.h"
 #include "tools/ashlarctl/explanation_text.h"
@@ -14,16 +15,11 @@ namespace {
 
 using nlohmann::json;
 
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 absl::StatusOr<Answer> ExplainLast(const Arguments& arguments, AdminClient& client) {
   v1::LastMissesRequest request;
   request.set_tenant(arguments.Get("tenant"));
   uint32_t count = 0;
-  if (!absl::SimpleAtoi(arguments.Get("last"), &count) || count == 0) return Bad("--last: not a positive number");
+  if (!absl::SimpleAtoi(arguments.Get("last"), &count) || count == 0) return Invalid("--last: not a positive number");
   request.set_count(count);
   v1::LastMissesReply reply;
   if (absl::Status status = client.LastMisses(request, &reply); !status.ok()) return status;
@@ -48,7 +44,7 @@ absl::StatusOr<Answer> ExplainLast(const Arguments& arguments, AdminClient& clie
 
 absl::StatusOr<Answer> Explain(const Arguments& arguments, AdminClient& client) {
   if (arguments.Has("last")) {
-    if (!arguments.files.empty()) return Bad(arguments.files[0], ": --last takes no files");
+    if (!arguments.files.empty()) return Invalid(arguments.files[0], ": --last takes no files");
     return ExplainLast(arguments, client);
   }
   const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments);

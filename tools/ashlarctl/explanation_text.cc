@@ -12,15 +12,6 @@ namespace {
 
 using nlohmann::json;
 
-std::string TierName(uint32_t tier) {
-  return std::string(Name(static_cast<TierKind>(tier)));
-}
-std::string ReasonName(uint32_t reason) {
-  return std::string(Name(static_cast<MissReason>(reason)));
-}
-std::string PolicyName(uint32_t policy) {
-  return std::string(Name(static_cast<PolicyKind>(policy)));
-}
 std::string Words(std::string name) {
   std::ranges::replace(name, '_', ' ');
   return name;

@@ -5,6 +5,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "proto/outcome.h"
 
 namespace ashlar::ctl {
 
@@ -39,6 +40,18 @@ std::string ShortHex(const std::string& raw) {
 std::string Percent(uint64_t part, uint64_t whole) {
   if (whole == 0) return "–";
   return absl::StrFormat("%.1f %%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+std::string TierName(uint32_t tier) {
+  return std::string(Name(static_cast<TierKind>(tier)));
+}
+
+std::string ReasonName(uint32_t reason) {
+  return std::string(Name(static_cast<MissReason>(reason)));
+}
+
+std::string PolicyName(uint32_t policy) {
+  return std::string(Name(static_cast<PolicyKind>(policy)));
 }
 
 }  // namespace ashlar::ctl

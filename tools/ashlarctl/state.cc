@@ -12,13 +12,6 @@ namespace {
 
 using nlohmann::json;
 
-std::string TierName(uint32_t tier) {
-  return std::string(Name(static_cast<TierKind>(tier)));
-}
-std::string ReasonName(uint32_t reason) {
-  return std::string(Name(static_cast<MissReason>(reason)));
-}
-
 // Landings miss, too, and every segment that they miss was a hit before: rates are of what look-ups and landings asked.
 struct Asked {
   uint64_t segments = 0, tokens = 0;
@@ -61,7 +54,7 @@ json TenantJson(const v1::TenantStats& tenant) {
   }
   for (const v1::Eviction& eviction : tenant.evictions()) {
     out["evictions"].push_back({{"tier", TierName(eviction.tier())},
-                                {"policy", Name(static_cast<PolicyKind>(eviction.policy()))},
+                                {"policy", PolicyName(eviction.policy())},
                                 {"reason", ReasonName(eviction.reason())},
                                 {"objects", eviction.objects()},
                                 {"bytes", eviction.bytes()}});
@@ -89,8 +82,8 @@ std::string TenantText(const v1::TenantStats& tenant) {
   }
   for (const v1::Eviction& eviction : tenant.evictions()) {
     absl::StrAppend(&text, "  left ", TierName(eviction.tier()), ": ", eviction.objects(), " ",
-                    ReasonName(eviction.reason()), " by ", Name(static_cast<PolicyKind>(eviction.policy())), ", ",
-                    Bytes(eviction.bytes()), "\n");
+                    ReasonName(eviction.reason()), " by ", PolicyName(eviction.policy()), ", ", Bytes(eviction.bytes()),
+                    "\n");
   }
   return text;
 }

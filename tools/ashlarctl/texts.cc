@@ -4,21 +4,16 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
+#include "proto/invalid.h"
 #include "proto/key.h"
 #include "tools/ashlarctl/token_file.h"
 
 namespace ashlar::ctl {
 namespace {
 
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 absl::Status NameModel(const Arguments& arguments, v1::Texts& texts) {
   if (arguments.Has("namespace") == arguments.Has("model-file")) {
-    return Bad("--namespace: either it or --model-file is required");
+    return Invalid("--namespace: either it or --model-file is required");
   }
   if (arguments.Has("model-file")) {
     absl::StatusOr<ModelFile> model = ReadModelFile(arguments.Get("model-file"));
@@ -29,7 +24,7 @@ absl::Status NameModel(const Arguments& arguments, v1::Texts& texts) {
   }
   const std::string hex = arguments.Get("namespace");
   const bool digits = hex.size() % 2 == 0 && hex.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
-  if (!digits) return Bad("--namespace: not an even number of hexadecimal digits");
+  if (!digits) return Invalid("--namespace: not an even number of hexadecimal digits");
   texts.set_ns(absl::HexStringToBytes(hex));
   return absl::OkStatus();
 }
@@ -40,21 +35,21 @@ absl::StatusOr<ObjectKind> KindOf(const Arguments& arguments, size_t index) {
   if (kind == "prompt") return index == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
   if (kind == "segment") return ObjectKind::kSegment;
   if (kind == "checkpoint") return ObjectKind::kCheckpoint;
-  return Bad("--kind: expected prompt, segment or checkpoint");
+  return Invalid("--kind: expected prompt, segment or checkpoint");
 }
 
 }  // namespace
 
 absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments) {
-  if (!arguments.Has("tenant")) return Bad("--tenant: required");
-  if (arguments.files.empty()) return Bad("TOKENS-FILE: at least one");
+  if (!arguments.Has("tenant")) return Invalid("--tenant: required");
+  if (arguments.files.empty()) return Invalid("TOKENS-FILE: at least one");
   v1::Texts texts;
   texts.set_tenant(arguments.Get("tenant"));
   if (absl::Status status = NameModel(arguments, texts); !status.ok()) return status;
   for (size_t i = 0; i < arguments.files.size(); ++i) {
     absl::StatusOr<std::string> tokens = ReadTokenFile(arguments.files[i], arguments.Has("binary"));
     if (!tokens.ok()) return tokens.status();
-    if (tokens->empty()) return Bad(arguments.files[i], ": no tokens");
+    if (tokens->empty()) return Invalid(arguments.files[i], ": no tokens");
     const absl::StatusOr<ObjectKind> kind = KindOf(arguments, i);
     if (!kind.ok()) return kind.status();
     v1::ObjectName* text = texts.add_texts();

@@ -17,7 +17,7 @@ std::vector<int32_t> BlockPolicy::Pages(std::span<const int32_t> tokens) {
   return pages;
 }
 
-uint64_t BlockPolicy::Request(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t>) {
+uint64_t BlockPolicy::Request(std::span<const int32_t> tokens, uint64_t prompt) {
   ++now_;
   const std::vector<int32_t> pages = Pages(tokens);
   const uint64_t prompts = prompt / kPageTokens;

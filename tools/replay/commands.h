@@ -17,8 +17,7 @@ struct Options {
   std::string model = "marconi-7b";
   std::vector<uint64_t> capacities;
   std::vector<std::string> policies;
-  bool boundaries = true;  // policies are told where segments end, where the format tells
-  int threads = 0;         // 0: all cores
+  int threads = 0;  // 0: all cores
   std::string json, plot;
 };
 

@@ -23,7 +23,7 @@ MarconiPolicy::Tree::Reached MarconiPolicy::Use(std::span<const int32_t> tokens)
   return reached;
 }
 
-uint64_t MarconiPolicy::Request(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t>) {
+uint64_t MarconiPolicy::Request(std::span<const int32_t> tokens, uint64_t prompt) {
   const uint64_t resumed = Use(tokens.first(prompt)).node->depth();
   ++requests_;
   if (mode_ == Mode::kTuned) {
@@ -125,7 +125,7 @@ void MarconiPolicy::Tune() {
     MarconiPolicy trial(costs_, capacity_, Mode::kFixed, alpha);
     double resumed = 0, tokens = 0, flops = 0;
     for (size_t i = 0; i < window_.size(); ++i) {
-      const uint64_t skipped = trial.Request(window_[i].tokens, window_[i].prompt, {});
+      const uint64_t skipped = trial.Request(window_[i].tokens, window_[i].prompt);
       if (window_.size() - i > kScored) continue;
       resumed += static_cast<double>(skipped);
       tokens += static_cast<double>(window_[i].prompt);

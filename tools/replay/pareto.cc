@@ -8,6 +8,7 @@
 #include "storage/prefix/prefix_tree.h"
 #include "tools/replay/commands.h"
 #include "tools/replay/models.h"
+#include "tools/replay/spacing.h"
 #include "tools/replay/trace.h"
 
 namespace ashlar::replay {
@@ -49,13 +50,13 @@ class Placement {
 
 class Heuristic final : public Placement {
  public:
-  explicit Heuristic(storage::Spacing spacing) : spacing_(spacing) {}
+  explicit Heuristic(Spacing spacing) : spacing_(spacing) {}
   std::vector<uint64_t> Place(uint64_t prompt, size_t checkpoints) const override {
-    return storage::Space(spacing_, prompt + 1, kPage, checkpoints);
+    return Space(spacing_, prompt + 1, kPage, checkpoints);
   }
 
  private:
-  const storage::Spacing spacing_;
+  const Spacing spacing_;
 };
 
 class Learned final : public Placement {
@@ -104,8 +105,8 @@ absl::Status ComparePlacements(const Options& options, nlohmann::json& figures) 
     const std::vector<Overlap> overlaps = Overlaps(*trace);
     const size_t half = overlaps.size() / 2;
     const Learned learned(std::span<const Overlap>(overlaps).first(half));
-    const Heuristic balanced(storage::Spacing::kBalanced), block(storage::Spacing::kBlock),
-        root(storage::Spacing::kRoot), logarithmic(storage::Spacing::kLogarithmic);
+    const Heuristic balanced(Spacing::kBalanced), block(Spacing::kBlock), root(Spacing::kRoot),
+        logarithmic(Spacing::kLogarithmic);
     const std::pair<const char*, const Placement*> placements[] = {{"learned", &learned},
                                                                    {"balanced", &balanced},
                                                                    {"block", &block},

@@ -12,7 +12,7 @@ namespace {
 
 class NoCache final : public Policy {
  public:
-  uint64_t Request(std::span<const int32_t>, uint64_t, std::span<const uint64_t>) override { return 0; }
+  uint64_t Request(std::span<const int32_t>, uint64_t) override { return 0; }
   Usage usage() const override { return {}; }
 };
 
@@ -22,9 +22,9 @@ class AshlarPolicy final : public Policy {
   AshlarPolicy(const storage::PrefixCosts& costs, uint64_t capacity_bytes, uint64_t capture_tokens)
       : cache_(costs, {.capacity_bytes = capacity_bytes, .capture_tokens = capture_tokens}) {}
 
-  uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries) override {
-    const auto match = cache_.Lookup(tokens.first(prompt), boundaries);
-    cache_.Commit(match, tokens, prompt, match.checkpoint_at, boundaries);
+  uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt) override {
+    const auto match = cache_.Lookup(tokens.first(prompt));
+    cache_.Commit(match, tokens, prompt, match.checkpoint_at);
     return match.resume;
   }
   Usage usage() const override {

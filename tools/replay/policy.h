@@ -17,9 +17,8 @@ class Policy {
   virtual ~Policy() = default;
 
   // One request, from its coming until its last token: `tokens` begin with the prompt. How many of the prompt's tokens
-  // were not computed. `boundaries`: where the prompt's segments end, where that is told; some policies make use of it.
-  virtual uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt,
-                           std::span<const uint64_t> boundaries = {}) = 0;
+  // were not computed.
+  virtual uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt) = 0;
 
   struct Usage {
     uint64_t bytes = 0, peak_bytes = 0;

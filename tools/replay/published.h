@@ -28,7 +28,7 @@ class MarconiPolicy final : public Policy {
   };
   MarconiPolicy(const storage::PrefixCosts& costs, uint64_t capacity_bytes, Mode mode, double alpha = 0);
 
-  uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries) override;
+  uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt) override;
   Usage usage() const override { return usage_; }
   Tuning tuning() const override { return tuning_; }
 
@@ -74,7 +74,7 @@ class BlockPolicy final : public Policy {
   // `spacing`: a multiple of kPageTokens.
   BlockPolicy(const storage::PrefixCosts& costs, uint64_t capacity_bytes, uint64_t spacing);
 
-  uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> boundaries) override;
+  uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt) override;
   Usage usage() const override { return usage_; }
 
  private:

@@ -18,17 +18,12 @@ absl::StatusOr<Run> RunOne(const Trace& trace, const std::vector<uint64_t>& shar
                            const RunSpec& spec, const std::function<void()>& requested) {
   absl::StatusOr<std::unique_ptr<Policy>> policy = MakePolicy(spec.policy, model.costs, spec.capacity_bytes);
   if (!policy.ok()) return policy.status();
-  Run run{.trace = trace.name(),
-          .policy = spec.policy,
-          .capacity_bytes = spec.capacity_bytes,
-          .boundaries = spec.boundaries && trace.has_boundaries()};
+  Run run{.trace = trace.name(), .policy = spec.policy, .capacity_bytes = spec.capacity_bytes};
   const auto begin = std::chrono::steady_clock::now();
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < trace.requests().size(); ++i) {
     const uint64_t prompt = trace.Tokens(trace.requests()[i], tokens);
-    const std::vector<uint64_t> boundaries =
-        run.boundaries ? trace.Boundaries(trace.requests()[i]) : std::vector<uint64_t>();
-    const uint64_t resumed = (*policy)->Request(tokens, prompt, boundaries);
+    const uint64_t resumed = (*policy)->Request(tokens, prompt);
     if (resumed > shared[i]) return absl::InternalError(absl::StrCat(spec.policy, ": resumed from what never was"));
     if ((*policy)->usage().peak_bytes > spec.capacity_bytes) {
       return absl::InternalError(

@@ -16,13 +16,11 @@ namespace ashlar::replay {
 struct RunSpec {
   std::string policy;
   uint64_t capacity_bytes = 0;
-  bool boundaries = false;  // policies are told what prompts are made of
 };
 
 struct Run {
   std::string trace, policy;
   uint64_t capacity_bytes = 0;
-  bool boundaries = false;
   uint64_t requests = 0, requests_hit = 0;
   uint64_t tokens = 0, tokens_hit = 0;  // of prompts
   // Of the others: in no earlier request, and there but not to be resumed from.

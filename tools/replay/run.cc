@@ -17,7 +17,6 @@ nlohmann::json Figures(const Run& run) {
   return {{"trace", run.trace},
           {"policy", run.policy},
           {"capacity_bytes", run.capacity_bytes},
-          {"boundaries", run.boundaries},
           {"requests", run.requests},
           {"token_hit_rate", run.token_hit_rate()},
           {"request_hit_rate", run.request_hit_rate()},
@@ -65,7 +64,7 @@ absl::Status RunTraces(const Options& options, nlohmann::json& figures) {
     for (const std::string& policy : options.policies) {
       const auto made = MakePolicy(policy, model->costs, capacity);
       if (!made.ok()) return made.status();
-      specs.push_back({policy, capacity, options.boundaries});
+      specs.push_back({policy, capacity});
     }
   }
   const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

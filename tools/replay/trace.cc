@@ -22,16 +22,6 @@ uint64_t Trace::Tokens(const Request& request, std::vector<int32_t>& tokens) con
   return prompt;
 }
 
-std::vector<uint64_t> Trace::Boundaries(const Request& request) const {
-  std::vector<uint64_t> boundaries;
-  uint64_t end = 0;
-  for (const Piece& piece : request.prompt) {
-    end += piece.tokens;
-    if (has_boundaries() && piece.tokens > 0) boundaries.push_back(end);
-  }
-  return boundaries;
-}
-
 // A block's tokens are not known, only that they are the same wherever it stands: numbers stand for them.
 void Trace::Append(const Piece& piece, std::vector<int32_t>& tokens) const {
   if (blocks_ == 0) {

@@ -31,8 +31,6 @@ class Trace {
   bool has_boundaries() const { return blocks_ == 0; }
   // The prompt's tokens, then those that were decoded; the prompt's number.
   uint64_t Tokens(const Request& request, std::vector<int32_t>& tokens) const;
-  // Where the segments of its prompt end, rising; none where the format does not tell.
-  std::vector<uint64_t> Boundaries(const Request& request) const;
 
  private:
   friend class TraceReader;

@@ -1,0 +1,15 @@
+// How bad input is refused: INVALID_ARGUMENT, with a message that names the field first.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace ashlar {
+
+// Parts are joined as absl::StrCat joins them: Invalid("page_table[", i, "]: not in the region").
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+}  // namespace ashlar

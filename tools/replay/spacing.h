@@ -1,0 +1,20 @@
+// Ways of placing checkpoints that know nothing of where prompts part.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ashlar::replay {
+
+// The heuristics that Sparse Prefix Caching compares its own placement with: positions in (0, length), at multiples of
+// `page`, at most `checkpoints`.
+enum class Spacing : uint8_t {
+  kBalanced,     // gaps that are alike: best under a uniform model
+  kBlock,        // every 2^k pages, with the least k for which they are few enough
+  kRoot,         // dense towards the end: the i-th at √(i / (n + 1)) of the length
+  kLogarithmic,  // dense towards the start: each twice as deep as the one before
+};
+std::vector<uint64_t> Space(Spacing spacing, uint64_t length, uint64_t page, size_t checkpoints);
+
+}  // namespace ashlar::replay
