@@ -9,7 +9,7 @@
 namespace ashlar::internal {
 
 template <typename Request, typename Reply>
-using LendingMethod = absl::Status (Rpc::*)(const Request&, Reply&, Deadline, bool& sent);
+using LendingMethod = absl::Status (Rpc::*)(const Request&, Reply&, Deadline, bool* sent);
 
 // RESOURCE_EXHAUSTED: the daemon was not asked. INVALID_ARGUMENT and UNAUTHENTICATED: it refused, and reads nothing;
 // gRPC never ends a call with these by itself, as it does with RESOURCE_EXHAUSTED when memory runs short. Any other
@@ -21,7 +21,7 @@ absl::Status CallLending(Connection& connection, LendingMethod<Request, Reply> m
   request.set_session(connection.session());
   request.set_deadline_ns(connection.channel().InDaemonsClock(deadline));
   bool sent = false;
-  absl::Status status = (connection.rpc().*method)(request, reply, deadline, sent);
+  absl::Status status = (connection.rpc().*method)(request, reply, deadline, &sent);
   if (status.ok() || !sent || absl::IsInvalidArgument(status) || absl::IsUnauthenticated(status)) return status;
   connection.daemon().WaitDead(deadline);
   if (absl::IsResourceExhausted(status)) return absl::UnavailableError("the call may have reached the daemon");

@@ -38,7 +38,7 @@ struct Rpc::Impl {
 
   template <typename Request, typename Reply>
   absl::Status Call(Method<Request, Reply> method, const Request& request, Reply& reply, Deadline deadline,
-                    bool* sent = nullptr) {
+                    bool* sent) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::ceil<std::chrono::system_clock::duration>(
                                                                 deadline - std::chrono::steady_clock::now()));
@@ -97,49 +97,14 @@ absl::StatusOr<std::unique_ptr<Rpc>> Rpc::Open(const std::string& socket, std::f
   return std::unique_ptr<Rpc>(new Rpc(std::move(impl)));
 }
 
-absl::Status Rpc::OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::OpenModel, request, reply, deadline);
-}
-absl::Status Rpc::CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::CloseModel, request, reply, deadline);
-}
-absl::Status Rpc::DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply& reply,
-                               Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::DeclarePages, request, reply, deadline);
-}
-absl::Status Rpc::Match(const v1::MatchRequest& request, v1::MatchReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::Match, request, reply, deadline);
-}
-absl::Status Rpc::AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::AttachLease, request, reply, deadline);
-}
-absl::Status Rpc::Reserve(const v1::ReserveRequest& request, v1::ReserveReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::Reserve, request, reply, deadline);
-}
-absl::Status Rpc::Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline, bool& sent) {
-  return impl_->Call(&v1::Cache::Stub::Publish, request, reply, deadline, &sent);
-}
-absl::Status Rpc::Commit(const v1::CommitRequest& request, v1::CommitReply& reply, Deadline deadline, bool& sent) {
-  return impl_->Call(&v1::Cache::Stub::Commit, request, reply, deadline, &sent);
-}
-absl::Status Rpc::Abandon(const v1::AbandonRequest& request, v1::AbandonReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::Abandon, request, reply, deadline);
-}
-absl::Status Rpc::Release(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::Release, request, reply, deadline);
-}
-absl::Status Rpc::Admit(const v1::AdmitRequest& request, v1::AdmitReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::Admit, request, reply, deadline);
-}
-absl::Status Rpc::ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::ExtendAdmission, request, reply, deadline);
-}
-absl::Status Rpc::MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::MarkFilled, request, reply, deadline);
-}
-absl::Status Rpc::AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply& reply, Deadline deadline) {
-  return impl_->Call(&v1::Cache::Stub::AttachAdmission, request, reply, deadline);
-}
+#define ASHLAR_UNARY(name, request, reply, callers)                                                    \
+  absl::Status Rpc::name(const v1::request& asked, v1::reply& answer, Deadline deadline, bool* sent) { \
+    return impl_->Call(&v1::Cache::Stub::name, asked, answer, deadline, sent);                         \
+  }
+#define ASHLAR_STREAM(...)
+ASHLAR_CACHE_CALLS(ASHLAR_UNARY, ASHLAR_STREAM)
+#undef ASHLAR_UNARY
+#undef ASHLAR_STREAM
 
 void Rpc::Shutdown() {
   std::lock_guard lock(impl_->mutex);

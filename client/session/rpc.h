@@ -9,40 +9,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/session/deadline.h"
+#include "proto/cache_calls.h"
 #include "proto/outcome.h"
 
 namespace grpc {
 class Channel;
 }
-
-namespace ashlar::v1 {
-class AbandonReply;
-class AbandonRequest;
-class AdmitReply;
-class AdmitRequest;
-class AttachAdmissionRequest;
-class AttachLeaseReply;
-class AttachLeaseRequest;
-class CloseModelReply;
-class CloseModelRequest;
-class CommitReply;
-class CommitRequest;
-class DeclarePagesReply;
-class DeclarePagesRequest;
-class ExtendAdmissionRequest;
-class MarkFilledReply;
-class MarkFilledRequest;
-class MatchReply;
-class MatchRequest;
-class OpenModelReply;
-class OpenModelRequest;
-class PublishReply;
-class PublishRequest;
-class ReleaseReply;
-class ReleaseRequest;
-class ReserveReply;
-class ReserveRequest;
-}  // namespace ashlar::v1
 
 namespace ashlar::internal {
 
@@ -60,22 +32,14 @@ class Rpc {
                                                    Deadline deadline, const std::stop_token& stop = {});
   ~Rpc();
 
-  absl::Status OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply& reply, Deadline deadline);
-  absl::Status CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply& reply, Deadline deadline);
-  absl::Status DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply& reply, Deadline deadline);
-  absl::Status Match(const v1::MatchRequest& request, v1::MatchReply& reply, Deadline deadline);
-  absl::Status AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply& reply, Deadline deadline);
-  absl::Status Reserve(const v1::ReserveRequest& request, v1::ReserveReply& reply, Deadline deadline);
-  // `sent`: whether the daemon may have seen the request.
-  absl::Status Publish(const v1::PublishRequest& request, v1::PublishReply& reply, Deadline deadline, bool& sent);
-  absl::Status Commit(const v1::CommitRequest& request, v1::CommitReply& reply, Deadline deadline, bool& sent);
-  absl::Status Abandon(const v1::AbandonRequest& request, v1::AbandonReply& reply, Deadline deadline);
-  absl::Status Release(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, Deadline deadline);
-
-  absl::Status Admit(const v1::AdmitRequest& request, v1::AdmitReply& reply, Deadline deadline);
-  absl::Status ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply& reply, Deadline deadline);
-  absl::Status MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply& reply, Deadline deadline);
-  absl::Status AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply& reply, Deadline deadline);
+  // The unary calls of proto/cache_calls.h, which return when they are answered. `sent`: whether the daemon may have
+  // seen the request.
+#define ASHLAR_UNARY(name, request, reply, callers) \
+  absl::Status name(const v1::request&, v1::reply&, Deadline deadline, bool* sent = nullptr);
+#define ASHLAR_STREAM(...)
+  ASHLAR_CACHE_CALLS(ASHLAR_UNARY, ASHLAR_STREAM)
+#undef ASHLAR_UNARY
+#undef ASHLAR_STREAM
 
   // What a call that was not made here (LandCall) ended with: it may have found the connection of no use.
   void Ended(const absl::Status& status);

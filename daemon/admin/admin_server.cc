@@ -30,43 +30,12 @@ class Calls final : public v1::Admin::Service {
   explicit Calls(const AdminService& service) : service_(service) {}
 
  private:
-  using Context = grpc::ServerContext;
-  grpc::Status Explain(Context*, const v1::Texts* request, v1::ExplainReply* reply) override {
-    return ToGrpc(service_.Explain(*request, reply));
+#define ASHLAR_CALL(name, request, reply)                                                         \
+  grpc::Status name(grpc::ServerContext*, const v1::request* asked, v1::reply* answer) override { \
+    return ToGrpc(service_.name(*asked, answer));                                                 \
   }
-  grpc::Status LastMisses(Context*, const v1::LastMissesRequest* request, v1::LastMissesReply* reply) override {
-    return ToGrpc(service_.LastMisses(*request, reply));
-  }
-  grpc::Status Models(Context*, const v1::ModelsRequest* request, v1::ModelsReply* reply) override {
-    return ToGrpc(service_.Models(*request, reply));
-  }
-  grpc::Status Stats(Context*, const v1::StatsRequest*, v1::StatsReply* reply) override {
-    return ToGrpc(service_.Stats(reply));
-  }
-  grpc::Status Sessions(Context*, const v1::SessionsRequest*, v1::SessionsReply* reply) override {
-    return ToGrpc(service_.Sessions(reply));
-  }
-  grpc::Status GetConfig(Context*, const v1::GetConfigRequest*, v1::GetConfigReply* reply) override {
-    return ToGrpc(service_.GetConfig(reply));
-  }
-  grpc::Status Drain(Context*, const v1::DrainRequest*, v1::DrainReply* reply) override {
-    return ToGrpc(service_.Drain(reply));
-  }
-  grpc::Status Undrain(Context*, const v1::UndrainRequest*, v1::DrainReply* reply) override {
-    return ToGrpc(service_.Undrain(reply));
-  }
-  grpc::Status GetDrain(Context*, const v1::GetDrainRequest*, v1::DrainReply* reply) override {
-    return ToGrpc(service_.GetDrain(reply));
-  }
-  grpc::Status Pin(Context*, const v1::PinRequest* request, v1::ObjectsReply* reply) override {
-    return ToGrpc(service_.Pin(*request, reply));
-  }
-  grpc::Status Unpin(Context*, const v1::Texts* texts, v1::ObjectsReply* reply) override {
-    return ToGrpc(service_.Unpin(*texts, reply));
-  }
-  grpc::Status Evict(Context*, const v1::Texts* texts, v1::ObjectsReply* reply) override {
-    return ToGrpc(service_.Evict(*texts, reply));
-  }
+  ASHLAR_ADMIN_CALLS(ASHLAR_CALL)
+#undef ASHLAR_CALL
 
   const AdminService& service_;
 };

@@ -62,7 +62,7 @@ absl::Status AdminService::OnLoop(const std::function<void()>& ask) const {
   return absl::OkStatus();
 }
 
-absl::Status AdminService::Stats(v1::StatsReply* reply) const {
+absl::Status AdminService::Stats(const v1::StatsRequest&, v1::StatsReply* reply) const {
   return OnLoop([&] {
     const Levels levels = parts_.measure();
     reply->set_objects(levels.objects);
@@ -97,7 +97,7 @@ absl::Status AdminService::Stats(v1::StatsReply* reply) const {
   });
 }
 
-absl::Status AdminService::Sessions(v1::SessionsReply* reply) const {
+absl::Status AdminService::Sessions(const v1::SessionsRequest&, v1::SessionsReply* reply) const {
   for (const auto& [session, draining] : parts_.sessions.List()) {
     const Session::Description& about = session->about();
     const Session::Memory memory = session->memory();
@@ -115,17 +115,21 @@ absl::Status AdminService::Sessions(v1::SessionsReply* reply) const {
   return absl::OkStatus();
 }
 
-absl::Status AdminService::Drain(v1::DrainReply* reply) const {
+absl::Status AdminService::Drain(const v1::DrainRequest&, v1::DrainReply* reply) const {
   parts_.set_draining(true);
-  return GetDrain(reply);
+  return DescribeDrain(reply);
 }
 
-absl::Status AdminService::Undrain(v1::DrainReply* reply) const {
+absl::Status AdminService::Undrain(const v1::UndrainRequest&, v1::DrainReply* reply) const {
   if (!parts_.set_draining(false)) return absl::FailedPreconditionError("the daemon stops");
-  return GetDrain(reply);
+  return DescribeDrain(reply);
 }
 
-absl::Status AdminService::GetDrain(v1::DrainReply* reply) const {
+absl::Status AdminService::GetDrain(const v1::GetDrainRequest&, v1::DrainReply* reply) const {
+  return DescribeDrain(reply);
+}
+
+absl::Status AdminService::DescribeDrain(v1::DrainReply* reply) const {
   return OnLoop([&] {
     const Levels levels = parts_.measure();
     reply->set_draining(levels.draining);
@@ -142,7 +146,7 @@ absl::Status AdminService::GetDrain(v1::DrainReply* reply) const {
   });
 }
 
-absl::Status AdminService::GetConfig(v1::GetConfigReply* reply) const {
+absl::Status AdminService::GetConfig(const v1::GetConfigRequest&, v1::GetConfigReply* reply) const {
   reply->set_yaml(parts_.config);
   return absl::OkStatus();
 }

@@ -15,23 +15,12 @@
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/model_registry.h"
 #include "daemon/session/session_table.h"
+#include "proto/admin_calls.h"
 #include "storage/cache.h"
 
 namespace ashlar::v1 {
-class DrainReply;
-class ExplainReply;
 class ExplainedText;
-class GetConfigReply;
-class LastMissesReply;
-class LastMissesRequest;
-class ModelsReply;
-class ModelsRequest;
-class ObjectsReply;
-class PinRequest;
-class SessionsReply;
-class StatsReply;
-class Texts;
-}  // namespace ashlar::v1
+}
 
 namespace ashlar::daemon {
 
@@ -50,25 +39,14 @@ struct AdminParts {
   std::string config;  // in effect, as YAML
 };
 
-// A status other than OK says in its message which field it is about (admin.proto).
+// The calls of proto/admin_calls.h. A status other than OK says in its message which field it is about (admin.proto).
 class AdminService {
  public:
   explicit AdminService(AdminParts parts) : parts_(std::move(parts)), started_(parts_.clock.Now()) {}
 
-  absl::Status Explain(const v1::Texts& texts, v1::ExplainReply* reply) const;
-  absl::Status LastMisses(const v1::LastMissesRequest& request, v1::LastMissesReply* reply) const;
-  absl::Status Models(const v1::ModelsRequest& request, v1::ModelsReply* reply) const;
-  absl::Status Stats(v1::StatsReply* reply) const;
-  absl::Status Sessions(v1::SessionsReply* reply) const;
-  absl::Status GetConfig(v1::GetConfigReply* reply) const;
-
-  absl::Status Drain(v1::DrainReply* reply) const;
-  absl::Status Undrain(v1::DrainReply* reply) const;
-  absl::Status GetDrain(v1::DrainReply* reply) const;
-
-  absl::Status Pin(const v1::PinRequest& request, v1::ObjectsReply* reply) const;
-  absl::Status Unpin(const v1::Texts& texts, v1::ObjectsReply* reply) const;
-  absl::Status Evict(const v1::Texts& texts, v1::ObjectsReply* reply) const;
+#define ASHLAR_CALL(name, request, reply) absl::Status name(const v1::request&, v1::reply*) const;
+  ASHLAR_ADMIN_CALLS(ASHLAR_CALL)
+#undef ASHLAR_CALL
 
  private:
   // NOT_FOUND for a name that no tenant has.
@@ -84,6 +62,7 @@ class AdminService {
   absl::StatusOr<Asked> ReadTexts(const v1::Texts& texts) const;
   // The model that the request names. Of a whole namespace that is not remembered, the namespace alone.
   absl::StatusOr<std::shared_ptr<const Model>> FindModel(storage::TenantId tenant, const v1::Texts& request) const;
+  absl::Status DescribeDrain(v1::DrainReply* reply) const;
   // Runs `ask` on the metadata thread and waits for it. RESOURCE_EXHAUSTED when the queue is full.
   absl::Status OnLoop(const std::function<void()>& ask) const;
 

@@ -17,47 +17,15 @@
 #include "daemon/session/open_layouts.h"
 #include "daemon/session/session.h"
 #include "daemon/session/session_table.h"
+#include "proto/cache_calls.h"
 #include "proto/outcome.h"
 #include "storage/cache.h"
 #include "storage/observer.h"
 #include "storage/sharing/page_pools.h"
 
 namespace ashlar::v1 {
-class AbandonReply;
-class AbandonRequest;
-class AdmitReply;
-class AdmitRequest;
-class AdvanceRequest;
-class AttachAdmissionRequest;
-class AttachLeaseReply;
-class AttachLeaseRequest;
-class CloseModelReply;
-class CloseModelRequest;
-class CommitReply;
-class CommitRequest;
-class ComposeRequest;
-class CompositionReply;
-class DeclarePagesReply;
-class DeclarePagesRequest;
-class ExtendAdmissionRequest;
-class LandRequest;
-class LookupAndLandRequest;
-class MarkFilledReply;
-class MarkFilledRequest;
-class MatchReply;
-class MatchRequest;
-class OpenModelReply;
-class OpenModelRequest;
 class PromptMatch;
-class PublishReply;
-class PublishRequest;
-class QuiesceReply;
-class QuiesceRequest;
-class ReleaseReply;
-class ReleaseRequest;
-class ReserveReply;
-class ReserveRequest;
-}  // namespace ashlar::v1
+}
 
 namespace ashlar::daemon {
 
@@ -78,41 +46,27 @@ class EngineService {
   // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
   absl::Status Authenticate(const std::string& secret) const { return Resolve(secret).status(); }
 
-  void OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done);
-  void CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply* reply, Done done);
-  void DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done);
-
-  void Match(const v1::MatchRequest& request, v1::MatchReply* reply, Done done);
-  void AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done);
-  void Release(const v1::ReleaseRequest& request, v1::ReleaseReply* reply, Done done);
-
-  void Reserve(const v1::ReserveRequest& request, v1::ReserveReply* reply, Done done);
-  void Publish(const v1::PublishRequest& request, v1::PublishReply* reply, Done done);
-  void Abandon(const v1::AbandonRequest& request, v1::AbandonReply* reply, Done done);
-  void Commit(const v1::CommitRequest& request, v1::CommitReply* reply, Done done);
-
   struct LandEvents {
     std::function<void(uint32_t layers)> progress;  // on the metadata thread, before `done`
     std::function<void(absl::StatusOr<std::vector<MissReason>> verdict)> done;
     // Of LookupAndLand alone: once, on the metadata thread, unless `done` gets a status; `done` may come before it.
     std::function<void(v1::PromptMatch match)> matched;
   };
-  void Land(const v1::LandRequest& request, LandEvents events);
-  void LookupAndLand(const v1::LookupAndLandRequest& request, LandEvents events);
+
+  // The calls of proto/cache_calls.h: unary ones fill `reply`, streams tell `events`. Quiesce also answers for sessions
+  // that have ended.
+#define ASHLAR_UNARY(name, request, reply, callers) void name(const v1::request&, v1::reply*, Done done);
+#define ASHLAR_STREAM(name, request, reply, callers) void name(const v1::request&, LandEvents events);
+  ASHLAR_CACHE_CALLS(ASHLAR_UNARY, ASHLAR_STREAM)
+#undef ASHLAR_UNARY
+#undef ASHLAR_STREAM
   // The engine does not wait for this landing any more: it ends early, `done` still comes.
   void CancelLanding(const std::string& secret, storage::LandingId landing);
-  void Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply* reply, Done done);
 
-  // In-place sharing, on pages whose allocation was handed over.
-  void Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply, Done done);
-  void ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply, Done done);
-  void MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply* reply, Done done);
-  void AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply* reply, Done done);
   // The metadata thread only.
-  storage::PagePool::Levels PageLevels(storage::TenantId tenant) const { return pools_.levels(tenant); }
-
-  void Advance(const v1::AdvanceRequest& request, v1::CompositionReply* reply, Done done);
-  void Compose(const v1::ComposeRequest& request, v1::CompositionReply* reply, Done done);
+  storage::PagePool::Levels PageLevels(storage::TenantId tenant) const {
+    return pools_.levels(tenant);
+  }
 
  private:
   class PromptLookup;  // one prompt's, with its answer

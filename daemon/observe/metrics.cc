@@ -47,14 +47,6 @@ double Seconds(storage::Nanos nanos) {
 
 }  // namespace
 
-absl::string_view Name(RpcMethod method) {
-  static constexpr std::array<absl::string_view, kRpcMethods> kNames = {
-      "OpenModel",       "DeclarePages", "Match",           "Reserve", "Publish",      "Abandon",    "Land",
-      "Quiesce",         "Release",      "AttachLease",     "Advance", "Compose",      "CloseModel", "Admit",
-      "ExtendAdmission", "MarkFilled",   "AttachAdmission", "Commit",  "LookupAndLand"};
-  return kNames[static_cast<size_t>(method)];
-}
-
 struct Metrics::Impl {
   explicit Impl(const std::vector<std::string>& tenant_names) : tenants(tenant_names) {
     for (const std::string& tenant : tenants) {
@@ -72,9 +64,8 @@ struct Metrics::Impl {
       prefixes.push_back({&checkpoint_family.Add(labels), &prefix_byte_family.Add(labels), &history_family.Add(labels),
                           &span_family.Add(labels), &span_saved_family.Add(labels)});
     }
-    for (size_t i = 0; i < kRpcMethods; ++i) {
-      const std::string name(Name(static_cast<RpcMethod>(i)));
-      rpc_seconds[i] = &rpc_seconds_family.Add({{"method", name}}, kSeconds);
+    for (size_t i = 0; i < kCacheCalls.size(); ++i) {
+      rpc_seconds[i] = &rpc_seconds_family.Add({{"method", std::string(kCacheCalls[i].name)}}, kSeconds);
     }
   }
 
@@ -211,7 +202,7 @@ struct Metrics::Impl {
                                               .Name("ashlar_rpc_duration_seconds")
                                               .Help("From the arrival of a call to its last answer")
                                               .Register(*registry);
-  std::array<Histogram*, kRpcMethods> rpc_seconds{};
+  std::array<Histogram*, kCacheCalls.size()> rpc_seconds{};
   Family<Counter>& rpc_family = CounterFamily("ashlar_rpcs_total", "Calls answered, by status");
 
   static Histogram::BucketBoundaries TurnBounds() {
@@ -413,9 +404,10 @@ const Tallies& Metrics::tallies(TenantId tenant) const {
   return impl_->tallies.at(tenant);
 }
 
-void Metrics::RpcFinished(RpcMethod method, absl::StatusCode code, double seconds) {
-  impl_->rpc_seconds[static_cast<size_t>(method)]->Observe(seconds);
-  impl_->rpc_family.Add({{"method", std::string(Name(method))}, {"code", absl::StatusCodeToString(code)}}).Increment();
+void Metrics::RpcFinished(CacheCall call, absl::StatusCode code, double seconds) {
+  impl_->rpc_seconds[static_cast<size_t>(call)]->Observe(seconds);
+  impl_->rpc_family.Add({{"method", std::string(RowOf(call).name)}, {"code", absl::StatusCodeToString(code)}})
+      .Increment();
 }
 
 void Metrics::ConnectionRefused() {

@@ -14,35 +14,12 @@
 #include "daemon/observe/holdings.h"
 #include "daemon/observe/metrics_text.h"
 #include "daemon/runtime/event_loop.h"
+#include "proto/cache_calls.h"
 #include "storage/observer.h"
 #include "storage/prefix/prefixes.h"
 #include "storage/sharing/page_pool.h"
 
 namespace ashlar::daemon {
-
-enum class RpcMethod : uint8_t {
-  kOpenModel,
-  kDeclarePages,
-  kMatch,
-  kReserve,
-  kPublish,
-  kAbandon,
-  kLand,
-  kQuiesce,
-  kRelease,
-  kAttachLease,
-  kAdvance,
-  kCompose,
-  kCloseModel,
-  kAdmit,
-  kExtendAdmission,
-  kMarkFilled,
-  kAttachAdmission,
-  kCommit,
-  kLookupAndLand,
-};
-inline constexpr size_t kRpcMethods = 19;
-absl::string_view Name(RpcMethod method);
 
 // Levels at one moment, taken by the metadata thread now and then.
 struct Levels {
@@ -105,7 +82,7 @@ class Metrics final : public storage::Observer {
 
   // Any thread.
   std::string Text(TenantLabel label) const;
-  void RpcFinished(RpcMethod method, absl::StatusCode code, double seconds);
+  void RpcFinished(CacheCall call, absl::StatusCode code, double seconds);
   void ConnectionRefused();
 
  private:

@@ -15,6 +15,7 @@
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/rpc/request_gate.h"
 #include "daemon/rpc/request_reader.h"
+#include "proto/cache_calls.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -31,11 +32,10 @@ const grpc::Status& Stopping() {
 
 // Nothing that the daemon has not looked at is parsed: not from somebody without a session, if the call is not for
 // those as well, and not if it would become larger than the limits allow.
-enum class For { kSessions, kAnybody };
 template <typename Request>
-absl::Status Parse(const grpc::ByteBuffer& bytes, For whom, const EngineService& service, Request* request) {
+absl::Status Parse(const grpc::ByteBuffer& bytes, CacheCall call, const EngineService& service, Request* request) {
   grpc::ByteBuffer shared(bytes);  // refers to the same memory
-  if (whom == For::kSessions) {
+  if (RowOf(call).callers == Callers::kSessions) {
     grpc::ProtoBufferReader reader(&shared);
     if (absl::Status status = service.Authenticate(FindSession(reader)); !status.ok()) return status;
   }
@@ -57,18 +57,17 @@ void Write(const Message& message, grpc::ByteBuffer* bytes) {
 // Measures one call that has entered, from its arrival.
 class CallTimer {
  public:
-  CallTimer(CallsUnderWay& calls, Metrics& metrics, RpcMethod method)
-      : calls_(calls), metrics_(metrics), method_(method) {}
+  CallTimer(CallsUnderWay& calls, Metrics& metrics, CacheCall call) : calls_(calls), metrics_(metrics), call_(call) {}
   void Finished(absl::StatusCode code) const {
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
-    metrics_.RpcFinished(method_, code, elapsed.count());
+    metrics_.RpcFinished(call_, code, elapsed.count());
     calls_.Leave();
   }
 
  private:
   CallsUnderWay& calls_;
   Metrics& metrics_;
-  const RpcMethod method_;
+  const CacheCall call_;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
@@ -186,7 +185,9 @@ class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 };
 
-// Requests as they came, bytes.
+// Requests as they came, bytes: every call's own base class on top of the others'.
+template <typename Service>
+using Plain = Service;
 template <template <typename> typename... Methods>
 struct RawMethods {
   using Service = v1::Cache::Service;
@@ -195,17 +196,9 @@ template <template <typename> typename First, template <typename> typename... Re
 struct RawMethods<First, Rest...> {
   using Service = First<typename RawMethods<Rest...>::Service>;
 };
-using RawCache =
-    RawMethods<v1::Cache::WithRawCallbackMethod_OpenModel, v1::Cache::WithRawCallbackMethod_CloseModel,
-               v1::Cache::WithRawCallbackMethod_DeclarePages, v1::Cache::WithRawCallbackMethod_Match,
-               v1::Cache::WithRawCallbackMethod_Reserve, v1::Cache::WithRawCallbackMethod_Publish,
-               v1::Cache::WithRawCallbackMethod_Abandon, v1::Cache::WithRawCallbackMethod_Land,
-               v1::Cache::WithRawCallbackMethod_LookupAndLand, v1::Cache::WithRawCallbackMethod_Quiesce,
-               v1::Cache::WithRawCallbackMethod_Advance, v1::Cache::WithRawCallbackMethod_Compose,
-               v1::Cache::WithRawCallbackMethod_Release, v1::Cache::WithRawCallbackMethod_AttachLease,
-               v1::Cache::WithRawCallbackMethod_Admit, v1::Cache::WithRawCallbackMethod_ExtendAdmission,
-               v1::Cache::WithRawCallbackMethod_MarkFilled, v1::Cache::WithRawCallbackMethod_AttachAdmission,
-               v1::Cache::WithRawCallbackMethod_Commit>::Service;
+#define ASHLAR_RAW(name, ...) , v1::Cache::WithRawCallbackMethod_##name
+using RawCache = RawMethods<Plain ASHLAR_CACHE_CALLS(ASHLAR_RAW, ASHLAR_RAW)>::Service;
+#undef ASHLAR_RAW
 
 class CacheService final : public RawCache {
  public:
@@ -217,65 +210,17 @@ class CacheService final : public RawCache {
   using Reactor = grpc::ServerUnaryReactor;
   using Bytes = grpc::ByteBuffer;
 
-  Reactor* OpenModel(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kOpenModel, &EngineService::OpenModel, *request, reply);
+#define ASHLAR_UNARY(name, request, reply, callers)                                                          \
+  Reactor* name(Context* context, const Bytes* bytes, Bytes* answer) override {                              \
+    return Unary<v1::request, v1::reply>(context, CacheCall::k##name, &EngineService::name, *bytes, answer); \
   }
-  Reactor* CloseModel(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kCloseModel, &EngineService::CloseModel, *request, reply);
+#define ASHLAR_STREAM(name, request, reply, callers)                              \
+  grpc::ServerWriteReactor<Bytes>* name(Context*, const Bytes* bytes) override {  \
+    return Stream<v1::request>(CacheCall::k##name, &EngineService::name, *bytes); \
   }
-  Reactor* DeclarePages(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kDeclarePages, &EngineService::DeclarePages, *request, reply);
-  }
-  Reactor* Match(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kMatch, &EngineService::Match, *request, reply);
-  }
-  Reactor* Reserve(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kReserve, &EngineService::Reserve, *request, reply);
-  }
-  Reactor* Publish(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kPublish, &EngineService::Publish, *request, reply);
-  }
-  Reactor* Commit(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kCommit, &EngineService::Commit, *request, reply);
-  }
-  Reactor* Abandon(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kAbandon, &EngineService::Abandon, *request, reply);
-  }
-  grpc::ServerWriteReactor<Bytes>* Land(Context*, const Bytes* request) override {
-    return Stream(RpcMethod::kLand, &EngineService::Land, *request);
-  }
-  grpc::ServerWriteReactor<Bytes>* LookupAndLand(Context*, const Bytes* request) override {
-    return Stream(RpcMethod::kLookupAndLand, &EngineService::LookupAndLand, *request);
-  }
-  // Also for sessions that have ended.
-  Reactor* Quiesce(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kQuiesce, &EngineService::Quiesce, *request, reply, For::kAnybody);
-  }
-  Reactor* Advance(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kAdvance, &EngineService::Advance, *request, reply);
-  }
-  Reactor* Compose(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary<v1::ComposeRequest, v1::CompositionReply>(context, RpcMethod::kCompose, &EngineService::Compose,
-                                                           *request, reply);
-  }
-  Reactor* Release(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kRelease, &EngineService::Release, *request, reply);
-  }
-  Reactor* AttachLease(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kAttachLease, &EngineService::AttachLease, *request, reply);
-  }
-  Reactor* Admit(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kAdmit, &EngineService::Admit, *request, reply);
-  }
-  Reactor* ExtendAdmission(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kExtendAdmission, &EngineService::ExtendAdmission, *request, reply);
-  }
-  Reactor* MarkFilled(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kMarkFilled, &EngineService::MarkFilled, *request, reply);
-  }
-  Reactor* AttachAdmission(Context* context, const Bytes* request, Bytes* reply) override {
-    return Unary(context, RpcMethod::kAttachAdmission, &EngineService::AttachAdmission, *request, reply);
-  }
+  ASHLAR_CACHE_CALLS(ASHLAR_UNARY, ASHLAR_STREAM)
+#undef ASHLAR_UNARY
+#undef ASHLAR_STREAM
 
   // Here, or on the tenant's own thread where it may take long.
   void Read(const Bytes& bytes, std::function<void()> read) {
@@ -284,24 +229,24 @@ class CacheService final : public RawCache {
   }
 
   template <typename Request>
-  grpc::ServerWriteReactor<Bytes>* Stream(RpcMethod method,
-                                          void (EngineService::*call)(const Request&, EngineService::LandEvents),
+  grpc::ServerWriteReactor<Bytes>* Stream(CacheCall call,
+                                          void (EngineService::*handler)(const Request&, EngineService::LandEvents),
                                           const Bytes& bytes) {
     if (!calls_.Enter()) return new RefusedStream(Stopping());
     constexpr bool kAwaitsMatch = std::is_same_v<Request, v1::LookupAndLandRequest>;
-    auto* const stream = new LandStream(service_, CallTimer(calls_, metrics_, method), kAwaitsMatch);
-    Read(bytes, [this, stream, call, bytes] {
+    auto* const stream = new LandStream(service_, CallTimer(calls_, metrics_, call), kAwaitsMatch);
+    Read(bytes, [this, stream, call, handler, bytes] {
       Request request;
-      const absl::Status read = Parse(bytes, For::kSessions, service_, &request);
-      read.ok() ? stream->Begin(call, request) : stream->Refuse(read);
+      const absl::Status read = Parse(bytes, call, service_, &request);
+      read.ok() ? stream->Begin(handler, request) : stream->Refuse(read);
     });
     return stream;
   }
 
   template <typename Request, typename Reply>
-  Reactor* Unary(Context* context, RpcMethod method,
-                 void (EngineService::*call)(const Request&, Reply*, EngineService::Done), const Bytes& bytes,
-                 Bytes* answer, For whom = For::kSessions) {
+  Reactor* Unary(Context* context, CacheCall call,
+                 void (EngineService::*handler)(const Request&, Reply*, EngineService::Done), const Bytes& bytes,
+                 Bytes* answer) {
     Reactor* reactor = context->DefaultReactor();
     if (!calls_.Enter()) {
       reactor->Finish(Stopping());
@@ -313,14 +258,14 @@ class CacheService final : public RawCache {
       Reply& reply = *google::protobuf::Arena::CreateMessage<Reply>(&arena);
     };
     const auto messages = std::make_shared<Messages>();
-    const auto done = [reactor, messages, answer, timer = CallTimer(calls_, metrics_, method)](absl::Status status) {
+    const auto done = [reactor, messages, answer, timer = CallTimer(calls_, metrics_, call)](absl::Status status) {
       if (status.ok()) Write(messages->reply, answer);
       reactor->Finish(ToGrpc(status));
       timer.Finished(status.code());
     };
-    Read(bytes, [this, call, bytes, whom, messages, done] {
-      if (const absl::Status read = Parse(bytes, whom, service_, &messages->request); !read.ok()) return done(read);
-      (service_.*call)(messages->request, &messages->reply, done);
+    Read(bytes, [this, call, handler, bytes, messages, done] {
+      if (const absl::Status read = Parse(bytes, call, service_, &messages->request); !read.ok()) return done(read);
+      (service_.*handler)(messages->request, &messages->reply, done);
     });
     return reactor;
   }

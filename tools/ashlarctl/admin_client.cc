@@ -40,41 +40,11 @@ AdminClient::AdminClient(const std::string& socket) : rpc_(std::make_unique<Rpc>
 
 AdminClient::~AdminClient() = default;
 
-absl::Status AdminClient::Explain(const v1::Texts& request, v1::ExplainReply* reply) {
-  return rpc_->Call(&Rpc::Stub::Explain, request, reply);
-}
-absl::Status AdminClient::LastMisses(const v1::LastMissesRequest& request, v1::LastMissesReply* reply) {
-  return rpc_->Call(&Rpc::Stub::LastMisses, request, reply);
-}
-absl::Status AdminClient::Models(const v1::ModelsRequest& request, v1::ModelsReply* reply) {
-  return rpc_->Call(&Rpc::Stub::Models, request, reply);
-}
-absl::Status AdminClient::Stats(const v1::StatsRequest& request, v1::StatsReply* reply) {
-  return rpc_->Call(&Rpc::Stub::Stats, request, reply);
-}
-absl::Status AdminClient::Sessions(const v1::SessionsRequest& request, v1::SessionsReply* reply) {
-  return rpc_->Call(&Rpc::Stub::Sessions, request, reply);
-}
-absl::Status AdminClient::GetConfig(const v1::GetConfigRequest& request, v1::GetConfigReply* reply) {
-  return rpc_->Call(&Rpc::Stub::GetConfig, request, reply);
-}
-absl::Status AdminClient::Drain(const v1::DrainRequest& request, v1::DrainReply* reply) {
-  return rpc_->Call(&Rpc::Stub::Drain, request, reply);
-}
-absl::Status AdminClient::Undrain(const v1::UndrainRequest& request, v1::DrainReply* reply) {
-  return rpc_->Call(&Rpc::Stub::Undrain, request, reply);
-}
-absl::Status AdminClient::GetDrain(const v1::GetDrainRequest& request, v1::DrainReply* reply) {
-  return rpc_->Call(&Rpc::Stub::GetDrain, request, reply);
-}
-absl::Status AdminClient::Pin(const v1::PinRequest& request, v1::ObjectsReply* reply) {
-  return rpc_->Call(&Rpc::Stub::Pin, request, reply);
-}
-absl::Status AdminClient::Unpin(const v1::Texts& request, v1::ObjectsReply* reply) {
-  return rpc_->Call(&Rpc::Stub::Unpin, request, reply);
-}
-absl::Status AdminClient::Evict(const v1::Texts& request, v1::ObjectsReply* reply) {
-  return rpc_->Call(&Rpc::Stub::Evict, request, reply);
-}
+#define ASHLAR_CALL(name, request, reply)                                       \
+  absl::Status AdminClient::name(const v1::request& asked, v1::reply* answer) { \
+    return rpc_->Call(&Rpc::Stub::name, asked, answer);                         \
+  }
+ASHLAR_ADMIN_CALLS(ASHLAR_CALL)
+#undef ASHLAR_CALL
 
 }  // namespace ashlar::ctl

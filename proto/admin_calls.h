@@ -1,0 +1,26 @@
+// The calls of ashlar.v1.Admin (ashlar/v1/admin.proto), a row each, in its order: the daemon's service and ashlarctl's
+// client are made from this table.
+#pragma once
+
+// ROW(name, request, reply): messages are of ashlar::v1. All are unary.
+#define ASHLAR_ADMIN_CALLS(ROW)                       \
+  ROW(Explain, Texts, ExplainReply)                   \
+  ROW(LastMisses, LastMissesRequest, LastMissesReply) \
+  ROW(Models, ModelsRequest, ModelsReply)             \
+  ROW(Stats, StatsRequest, StatsReply)                \
+  ROW(Sessions, SessionsRequest, SessionsReply)       \
+  ROW(GetConfig, GetConfigRequest, GetConfigReply)    \
+  ROW(Pin, PinRequest, ObjectsReply)                  \
+  ROW(Unpin, Texts, ObjectsReply)                     \
+  ROW(Evict, Texts, ObjectsReply)                     \
+  ROW(Drain, DrainRequest, DrainReply)                \
+  ROW(Undrain, UndrainRequest, DrainReply)            \
+  ROW(GetDrain, GetDrainRequest, DrainReply)
+
+namespace ashlar::v1 {
+#define ASHLAR_DECLARE(name, request, reply) \
+  class request;                             \
+  class reply;
+ASHLAR_ADMIN_CALLS(ASHLAR_DECLARE)
+#undef ASHLAR_DECLARE
+}  // namespace ashlar::v1

@@ -1,0 +1,71 @@
+// The calls of ashlar.v1.Cache (ashlar/v1/cache.proto), a row each, in its order. The daemon's service and metrics and
+// the client's calls are made from this table: a new call costs a row here, its handler in daemon/engine/, and its use.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+
+// UNARY(name, request, reply, callers), and STREAM where replies are many: messages are of ashlar::v1, callers is
+// Sessions, or Anybody where sessions that have ended may call, too.
+#define ASHLAR_CACHE_CALLS(UNARY, STREAM)                               \
+  UNARY(OpenModel, OpenModelRequest, OpenModelReply, Sessions)          \
+  UNARY(CloseModel, CloseModelRequest, CloseModelReply, Sessions)       \
+  UNARY(DeclarePages, DeclarePagesRequest, DeclarePagesReply, Sessions) \
+  UNARY(Match, MatchRequest, MatchReply, Sessions)                      \
+  UNARY(Reserve, ReserveRequest, ReserveReply, Sessions)                \
+  UNARY(Publish, PublishRequest, PublishReply, Sessions)                \
+  UNARY(Abandon, AbandonRequest, AbandonReply, Sessions)                \
+  UNARY(Commit, CommitRequest, CommitReply, Sessions)                   \
+  STREAM(Land, LandRequest, LandEvent, Sessions)                        \
+  STREAM(LookupAndLand, LookupAndLandRequest, LandEvent, Sessions)      \
+  UNARY(Advance, AdvanceRequest, CompositionReply, Sessions)            \
+  UNARY(Compose, ComposeRequest, CompositionReply, Sessions)            \
+  UNARY(Quiesce, QuiesceRequest, QuiesceReply, Anybody)                 \
+  UNARY(Release, ReleaseRequest, ReleaseReply, Sessions)                \
+  UNARY(AttachLease, AttachLeaseRequest, AttachLeaseReply, Sessions)    \
+  UNARY(Admit, AdmitRequest, AdmitReply, Sessions)                      \
+  UNARY(ExtendAdmission, ExtendAdmissionRequest, AdmitReply, Sessions)  \
+  UNARY(MarkFilled, MarkFilledRequest, MarkFilledReply, Sessions)       \
+  UNARY(AttachAdmission, AttachAdmissionRequest, AdmitReply, Sessions)
+
+namespace ashlar::v1 {
+#define ASHLAR_DECLARE(name, request, reply, callers) \
+  class request;                                      \
+  class reply;
+ASHLAR_CACHE_CALLS(ASHLAR_DECLARE, ASHLAR_DECLARE)
+#undef ASHLAR_DECLARE
+}  // namespace ashlar::v1
+
+namespace ashlar {
+
+enum class CallShape : uint8_t { kUnary, kStream };
+enum class Callers : uint8_t { kSessions, kAnybody };
+
+enum class CacheCall : uint8_t {
+#define ASHLAR_NAME(name, ...) k##name,
+  ASHLAR_CACHE_CALLS(ASHLAR_NAME, ASHLAR_NAME)
+#undef ASHLAR_NAME
+};
+
+struct CacheCallRow {
+  absl::string_view name, request, reply;
+  CallShape shape;
+  Callers callers;
+};
+
+inline constexpr auto kCacheCalls = std::to_array<CacheCallRow>({
+#define ASHLAR_UNARY(name, request, reply, callers) {#name, #request, #reply, CallShape::kUnary, Callers::k##callers},
+#define ASHLAR_STREAM(name, request, reply, callers) {#name, #request, #reply, CallShape::kStream, Callers::k##callers},
+    ASHLAR_CACHE_CALLS(ASHLAR_UNARY, ASHLAR_STREAM)
+#undef ASHLAR_UNARY
+#undef ASHLAR_STREAM
+});
+
+constexpr const CacheCallRow& RowOf(CacheCall call) {
+  return kCacheCalls[static_cast<size_t>(call)];
+}
+
+}  // namespace ashlar
