@@ -13,7 +13,7 @@ namespace ashlar::replay {
 
 constexpr const char* kUsage =
     "usage: ashlar-replay run --trace PATH[,PATH…] --format stf|mooncake|cc|marconi --capacity 10GB[,20GB…]\n"
-    "                         --policy POLICY[,POLICY…] [--model MODEL] [--threads N]\n"
+    "                         --policy POLICY[,POLICY…] [--boundaries on|off] [--model MODEL] [--threads N]\n"
     "                         [--json FILE] [--plot FILE.svg]\n"
     "       ashlar-replay pareto --trace PATH[,PATH…] --format … [--model MODEL] [--json FILE] [--plot FILE.svg]\n"
     "       ashlar-replay segments --trace PATH[,PATH…] --format stf [--capacity 10GB[,…]] [--model MODEL] [--json "
@@ -25,6 +25,7 @@ constexpr const char* kUsage =
     "            sglang          a state at branches and ends, least recently used first\n"
     "            marconi         the same, by FLOP efficiency; alpha is tuned as published, or given: marconi:ALPHA\n"
     "            ashlar          the daemon's own; ashlar:N where engines capture at multiples of N tokens only\n"
+    "          --boundaries is accepted and changes nothing: no policy is told where segments of prompts end\n"
     "  pareto  tokens that may be skipped against checkpoints an entry, by way of placing them: learned from the "
     "first\n"
     "          half of the trace, scored on the second\n"
@@ -62,6 +63,8 @@ absl::Status Set(const std::string& name, const std::string& value, Options& opt
     if (parsed.ec != std::errc() || *parsed.ptr != '\0' || options.threads < 1 || options.threads > 1024) {
       return absl::InvalidArgumentError(absl::StrCat("threads: ", value, " is not a number from 1 to 1024"));
     }
+  } else if (name == "--boundaries" && (value == "on" || value == "off")) {
+    // Accepted for scripts that were written when policies could be told where segments end. It changes nothing.
   } else {
     return absl::InvalidArgumentError(absl::StrCat(name, " ", value, ": unknown option or value"));
   }

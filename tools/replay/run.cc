@@ -17,6 +17,7 @@ nlohmann::json Figures(const Run& run) {
   return {{"trace", run.trace},
           {"policy", run.policy},
           {"capacity_bytes", run.capacity_bytes},
+          {"boundaries", false},  // as in older files: no policy is told where segments of prompts end
           {"requests", run.requests},
           {"token_hit_rate", run.token_hit_rate()},
           {"request_hit_rate", run.request_hit_rate()},
