@@ -10,7 +10,7 @@
 namespace ashlar {
 namespace {
 
-// What is known of one layer before anything is written over its transitions.
+// The state of one layer while its transitions are adapted, read before anything is written over them.
 struct AdaptedLayer {
   const LinearLayer* linear = nullptr;
   DenseTransitions memory;

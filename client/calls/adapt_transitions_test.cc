@@ -44,7 +44,7 @@ Layout OneLayer(DType state, LinearFamily family = LinearFamily::kKda) {
               .family = family, .key_heads = 2, .value_heads = kHeads, .d_k = kDk, .d_v = 8, .state_dtype = state}}};
 }
 
-// What the runs store, dense and in fp32.
+// Returns the transitions that the runs store, dense and in fp32.
 std::vector<float> Restored(const std::vector<PublishParts::Run>& runs, DType state) {
   std::vector<float> all(kHeads * kDk * kDk);
   const auto dtype = static_cast<kernels::DType>(TransitionType(state));

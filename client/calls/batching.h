@@ -1,4 +1,4 @@
-// Many items in as few calls as the limits allow.
+// Packs many items into as few calls as the limits allow.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,13 @@
 
 namespace ashlar::internal {
 
-// What one item adds to a call.
+// The size that one item adds to a call.
 struct Load {
   size_t bytes = 0;      // of the message, at most
   uint64_t lookups = 0;  // segments to look up
 };
 
-// How many of `items`, from the first on, one call can carry: at least one, at most `most`.
+// Returns the number of `items`, counted from the first, that one call can carry: at least one, at most `most`.
 template <typename Item, typename Weigh>
 size_t CountForCall(std::span<const Item> items, size_t most, Weigh weigh) {
   constexpr size_t kRoom = size_t{1} << 20;  // in a message, for everything beside the items
@@ -35,9 +35,10 @@ size_t CountForCall(std::span<const Item> items, size_t most, Weigh weigh) {
   return count;
 }
 
-// One result an item, in order. `ask(part)` makes one call for a part of the items and returns one result for each, or
-// why there are none; then `failed(item, status)` says what becomes of each. A call that is refused because of one item
-// (INVALID_ARGUMENT: nothing has changed) is made again for each item alone: the others do not suffer for it.
+// Returns one result for each item, in order. `ask(part)` makes one call for a part of the items. It returns one result
+// for each of them, or the error for which there are none; then `failed(item, status)` gives the result of each. A call
+// that is refused because of one item (INVALID_ARGUMENT: nothing has changed) is repeated for each item alone, so that
+// the other items do not miss.
 template <typename Result, typename Item, typename Weigh, typename Ask, typename Failed>
 std::vector<Result> AskInCalls(std::span<const Item> items, size_t most, Weigh weigh, Ask ask, Failed failed) {
   std::vector<Result> results;

@@ -16,7 +16,8 @@ struct Composition::Impl {
   MissReason reason = MissReason::kNone;
   std::vector<MissReason> segments;
 
-  // What must stay while the daemon may write. `call` is last: it is destroyed first, and waits until it is quiet.
+  // These members keep memory in place while the daemon may write to it. `call` is last: it is destroyed first, and
+  // waits until it is quiet.
   std::shared_ptr<const internal::ModelHandle> model;
   std::shared_ptr<internal::LeaseHold> lease;
   std::shared_ptr<internal::RegionMemory> region;
@@ -96,7 +97,7 @@ class Places {
   bool all_inside_ = true;
 };
 
-// `checkpoint`: what the lease calls the prefix's.
+// `checkpoint`: the index of the prefix's checkpoint among the lease's objects.
 void SetSegment(const LandSegment& segment, uint32_t checkpoint, v1::LandSegment* out) {
   out->set_segment(segment.segment == LandSegment::kPrefix ? checkpoint : segment.segment);
   out->set_first_position(segment.first_position);

@@ -17,7 +17,7 @@ class PromptMatch;
 
 namespace ashlar::internal {
 
-// Thread-safe. Process-bound. It has no thread of its own: events are taken in by whoever waits.
+// Thread-safe. Process-bound. It has no thread of its own: the threads that wait take in the events.
 class LandCall {
  public:
   // Starts the call. `request` is complete but for the session and the landing's number. Null: too many are under way.

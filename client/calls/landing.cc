@@ -41,7 +41,8 @@ std::vector<MissReason> Landing::Wait(std::chrono::milliseconds timeout) {
       reason = MissReason::kDaemonUnavailable;  // a daemon that answers for other segments
     }
   }
-  // What has missed may not have come, and may be landed again.
+  // The tuples of a missed segment may not have come. They are not marked as arrived, so a later landing can bring
+  // them.
   for (size_t i = 0; i < landing.reasons.size(); ++i) {
     if (landing.reasons[i] == MissReason::kNone && landing.tuples[i] != nullptr) landing.tuples[i]->Arrived(UINT32_MAX);
   }

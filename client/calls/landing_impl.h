@@ -1,4 +1,4 @@
-// What is behind a Landing.
+// The implementation behind Landing.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,8 @@ namespace ashlar {
 
 namespace internal {
 
-// The daemon takes linear layers together with the attention layer behind them, and tells of attention layers alone.
+// Maps counts of layers to counts of attention layers. The daemon reports progress in attention layers only, and takes
+// linear layers together with the attention layer behind them.
 class LandingOrder {
  public:
   explicit LandingOrder(const Layout& layout) {
@@ -29,8 +30,8 @@ class LandingOrder {
       if (std::holds_alternative<AttentionLayer>(layout.layers[i])) attention_.push_back(i);
     }
   }
-  // How many attention layers it must be through with to be through with the first `layers` of all. UINT32_MAX: with
-  // everything.
+  // Returns how many attention layers the daemon must have finished before the first `layers` layers are all done.
+  // UINT32_MAX: the whole landing.
   uint32_t AttentionLayersFor(uint32_t layers) const {
     if (layers == 0) return 0;
     const auto last = std::ranges::lower_bound(attention_, layers - 1);
@@ -59,7 +60,8 @@ struct Landing::Impl {
   std::vector<std::shared_ptr<internal::MappedObject>> tuples;  // one a reason; null where there are none
   std::vector<size_t> asked;                                    // for each object of the call, its place in `reasons`
 
-  // What must stay while the daemon may write. `call` is last: it is destroyed first, and waits until it is quiet.
+  // These members keep memory in place while the daemon may write to it. `call` is last: it is destroyed first, and
+  // waits until it is quiet.
   std::shared_ptr<const internal::ModelHandle> model;
   std::shared_ptr<internal::LeaseHold> lease;
   std::shared_ptr<internal::RegionMemory> pages;

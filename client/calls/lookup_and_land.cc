@@ -1,4 +1,4 @@
-// Model::LookupAndLand: what is found lands before the engine has heard of it.
+// Model::LookupAndLand: the daemon lands what it finds before the engine has read the answer.
 #include <utility>
 
 #include "ashlar/v1/cache.pb.h"
@@ -62,7 +62,8 @@ std::optional<MatchAndLanding> Model::Impl::TryLookupAndLand(Model& model, const
     return MatchAndLanding{Match(std::move(match)), std::move(segments), Landing(std::move(landing))};
   }
 
-  // The engine would compute what the daemon still writes. What is of use lands once that has ceased.
+  // The engine would compute into slots that the daemon still writes. The engine lands useful segments again once the
+  // daemon has stopped writing.
   landing->call->GiveUp();
   if (!landing->call->WaitQuiet(deadline)) {
     landing->decided = true;

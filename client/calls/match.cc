@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<MappedObject>> Map(const v1::SegmentMatch& found,
   return MappedObject::Open(runs, expected);
 }
 
-// What became of a hit that could not be mapped.
+// Returns the reason for the miss that a hit becomes when it cannot be mapped.
 MissReason MappingFailed(const absl::Status& status) {
   if (absl::IsDataLoss(status)) return MissReason::kChecksumFailed;
   if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) return internal::ToMissReason(status);
@@ -199,7 +199,7 @@ const MappedSpan* Match::prefix_span() const {
 }
 
 bool Match::valid() const {
-  std::atomic_thread_fence(std::memory_order_acquire);  // what was read in place was read before
+  std::atomic_thread_fence(std::memory_order_acquire);  // orders the earlier reads of tuples before the check
   return !impl_->creator.InChild() && impl_->lease != nullptr && impl_->connection->channel().Alive();
 }
 

@@ -1,4 +1,4 @@
-// What is behind a Match: the daemon's answer, checked, and mapped.
+// The implementation behind Match: the daemon's answer, checked, and mapped.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ class PromptMatch;
 namespace ashlar {
 
 struct Match::Impl {
-  // Every segment a miss.
+  // Makes a match in which every segment is a miss.
   static std::unique_ptr<Impl> Missed(std::span<const uint64_t> segment_lengths, MissReason reason);
-  // What the daemon answered for a prompt of these segments. Maps what was hit; what cannot be mapped, or is not what
-  // was asked for, becomes a miss.
+  // Maps the hits in the daemon's answer for a prompt of these segments. A hit that cannot be mapped, or that is
+  // another object than was asked for, becomes a miss.
   static std::unique_ptr<Impl> Answered(const v1::PromptMatch& answer,
                                         const std::shared_ptr<internal::Connection>& connection, const Layout& layout,
                                         const NamespaceId& ns, std::span<const uint64_t> segment_lengths,
@@ -38,14 +38,14 @@ struct Match::Impl {
     uint32_t first = 0, last = 0;
   };
   Objects ObjectsOf(const LandSegment& segment) const;
-  // Of such a segment, the object that has its tuples; null: there is none.
+  // Returns the object that has the tuples of a segment of the match; null: there is none.
   std::shared_ptr<internal::MappedObject> TuplesIn(uint32_t segment) const;
-  // All that there is to land, where it stands in the prompt: the prefix, then the hit segments.
+  // Lists all that can be landed, each at its position in the prompt: the prefix, then the hit segments.
   std::vector<LandSegment> WhatToLand() const;
-  // Where each object that the daemon answered as a hit (segments, then the prefix's) stands among those. Nothing where
-  // one of them could not be mapped.
+  // Returns the index in WhatToLand() of each object that the daemon answered as a hit (segments, then the prefix's).
+  // Nothing if one of these objects could not be mapped.
   std::optional<std::vector<size_t>> PlacesOf(const v1::PromptMatch& answer) const;
-  // Which of them the prefix's states are; kPrefix, which no lease has, without one.
+  // Returns the index in the lease of the prefix's states; without a prefix kPrefix, which is no lease's index.
   uint32_t CheckpointInLease() const {
     const uint32_t behind = span == nullptr ? 1 : 2;
     return prefix_objects == 0 ? LandSegment::kPrefix

@@ -1,4 +1,4 @@
-// What is behind a Model.
+// The implementation behind Model.
 #pragma once
 
 #include <memory>

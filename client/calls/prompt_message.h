@@ -1,4 +1,4 @@
-// A prompt as the daemon is told of it.
+// Writes a prompt into the daemon's message.
 #pragma once
 
 #include <string>
@@ -12,9 +12,11 @@ class Prompt;
 namespace ashlar::internal {
 
 bool FitsMessage(const Prompt& prompt);
-// All but when it is needed. `uses_prefixes`: only such models may be resumed from a conversation's own states.
+// Writes all fields but the time of need. `uses_prefixes`: only a model that uses prefixes may resume from a
+// conversation's own states.
 void Describe(const Prompt& prompt, bool uses_prefixes, v1::Prompt& message);
-// The name of a lease, drawn before it is asked for, so that what is granted and never heard of can be released.
+// Draws the name of a lease. The engine draws it before it asks, so that it can release a lease whose grant never
+// reached it.
 std::string RandomLease();
 
 }  // namespace ashlar::internal

@@ -101,7 +101,7 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
   if (binding->pages == nullptr || !internal::FitsMessage(prompt)) return {.outcome = AdmitOutcome::kInvalid};
   std::shared_ptr<const void> counted = impl_->opened->CountRequest(binding->connection->generation());
   if (counted == nullptr) return {.outcome = AdmitOutcome::kOldRequests};
-  // Held before it is asked for: should the answer not come, the lease is released all the same.
+  // The hold begins before the request is sent: if the answer is lost, the lease is still released.
   auto impl = impl_->NewAdmission(*binding, prompt.segment_lengths, internal::RandomLease(), deadline);
   if (impl == nullptr) return {};
   impl->counted = std::move(counted);

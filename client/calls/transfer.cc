@@ -1,4 +1,4 @@
-// What moves bytes between the engine's memory and the cache: Model::Publish and Model::Land.
+// Model::Publish and Model::Land: moving bytes between the engine's memory and the cache.
 #include <algorithm>
 #include <utility>
 
@@ -55,7 +55,7 @@ std::optional<PublishOutcome> Model::Impl::Describe(const Publication& publicati
   if (!reservation.granted() || reservation.generation != binding.connection->generation()) {
     return PublishOutcome::kUnknownReservation;
   }
-  // What the daemon has no room for now, it would not know.
+  // The daemon has had no room for the pages' region yet, so it would not know the pages.
   if (binding.pages_missing && !parts.page_table.empty()) return PublishOutcome::kBusy;
   object.set_reservation(reservation.id);
   object.set_provenance(static_cast<uint32_t>(parts.provenance));

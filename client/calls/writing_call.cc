@@ -21,7 +21,7 @@ constexpr intptr_t kQuiesced = 0;
 
 }  // namespace
 
-// The last Quiesce, and the way it goes.
+// The Quiesce call under way or made last.
 struct WritingCall::Question {
   std::unique_ptr<v1::Cache::Stub> stub;
   std::unique_ptr<grpc::ClientContext> context;
@@ -120,7 +120,7 @@ void WritingCall::End() {
     if (!quiet_) Cancel();
   }
   WaitQuiet(Deadline::max());
-  // What is still under way is cancelled, and comes back at once.
+  // Calls under way are cancelled, and return at once.
   Lock lock = Guard();
   Cancel();
   if (doubt_ == Doubt::kAsking) question_->context->TryCancel();

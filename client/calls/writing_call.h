@@ -17,7 +17,8 @@ class CompletionQueue;
 
 namespace ashlar::internal {
 
-// What landings and compositions share. Thread-safe. It has no thread of its own: events are taken in by whoever waits.
+// The common part of landings and compositions. Thread-safe. It has no thread of its own: the threads that wait take in
+// the events.
 class WritingCall {
  public:
   virtual ~WritingCall();

@@ -44,7 +44,7 @@ class Connection {
   uint64_t generation() const { return generation_; }
   // Numbers of landings ascend, as the daemon asks.
   uint64_t NextLanding() { return ++landings_; }
-  // Whether the daemon is new enough for LookupAndLand, as far as is known.
+  // Returns whether the daemon is new enough for LookupAndLand, as far as the client knows.
   bool looks_up_and_lands() const { return looks_up_and_lands_; }
   void SetLooksUpAndLands(bool known) { looks_up_and_lands_ = known; }
   // Bounds the calls that may be writing: false when there are kMaxLandings. Every true needs one LeaveLanding.
@@ -52,10 +52,10 @@ class Connection {
   void LeaveLanding() { --landings_under_way_; }
 
   bool ended() const { return ended_.load(std::memory_order_acquire); }
-  // No calls any more. The session itself stays open until the last holder is gone: landings in flight go on.
+  // Ends the calls. The session itself stays open until the last holder is gone: landings in flight go on.
   void End();
-  // The same, and the session ends, whoever still holds this: what it took up at the daemon (a place among sessions,
-  // room for regions) is then free for the connection that follows. Landings in flight end early, and learn that their
+  // Ends the calls and the session, even while others hold this object. The daemon's resources (a place among sessions,
+  // room for regions) are then free for the connection that follows. Landings in flight end early, and learn that their
   // slots are quiet: the daemon knows a session until all of it has drained.
   void EndSession();
 

@@ -20,7 +20,7 @@ inline bool Passed(Deadline deadline) {
   return std::chrono::steady_clock::now() >= deadline;
 }
 
-// What is left, for poll(2): rounded up, so that a wait never ends just before the deadline and spins.
+// Returns the time left, for poll(2): rounded up, so that a wait never ends just before the deadline and spins.
 inline int PollTimeout(Deadline deadline) {
   const auto left = deadline - std::chrono::steady_clock::now();
   const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(left).count();

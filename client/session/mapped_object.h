@@ -1,4 +1,4 @@
-// A cached object read in place: checks what lies in the daemon's memory, and points into it.
+// MappedObject: a cached object read in place. It checks the bytes in the daemon's memory, and points into them.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct MappedRun {
   uint32_t count = 0;
 };
 
-// What the object was asked for as.
+// The object that the engine asked for.
 struct ExpectedObject {
   const Layout* layout = nullptr;
   NamespaceId ns;
@@ -43,8 +43,8 @@ class MappedObject {
   static absl::StatusOr<std::unique_ptr<MappedObject>> Open(std::span<const MappedRun> runs,
                                                             const ExpectedObject& expected);
 
-  // What the first `layers` layers have has come by now, all of it: reads their exponents anew, each once. Whoever uses
-  // tuples of these layers does so behind this call. Thread-safe.
+  // Tells that all bytes of the first `layers` layers have come: reads their exponents anew, each once. Call it before
+  // using tuples of these layers. Thread-safe.
   void Arrived(uint32_t layers);
 
   MappedObject(const MappedObject&) = delete;

@@ -17,7 +17,7 @@ absl::StatusOr<std::shared_ptr<OpenedModel>> OpenedModel::Open(Declaration decla
                                                                const std::shared_ptr<Connection>& connection,
                                                                Deadline deadline) {
   const Shard& shard = declaration.shard;
-  // The daemon divides it likewise, and says what is wrong with a shard.
+  // The daemon divides the model in the same way, and says which field of a shard is wrong.
   absl::StatusOr<Layout> layout =
       shard.tensor_parallel_rank < shard.tensor_parallel_size
           ? ShardLayout(declaration.layout, {.rank = shard.tensor_parallel_rank, .size = shard.tensor_parallel_size})
@@ -74,7 +74,7 @@ std::shared_ptr<const void> OpenedModel::CountRequest(uint64_t generation) {
   return requests->generation == generation ? requests : nullptr;
 }
 
-// Step by step: when the daemon has no room for the pages' region, the model itself is open all the same.
+// Restores the model before its pages: if the daemon has no room for the pages' region, the model itself is still open.
 absl::Status OpenedModel::Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) {
   std::lock_guard turn(declaring_);
   Handles known;

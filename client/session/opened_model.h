@@ -16,8 +16,8 @@
 
 namespace ashlar::internal {
 
-// What the daemon calls an opened model on one connection. Process-bound. It closes the model there; whoever has asked
-// for something by this name keeps it until the daemon has answered.
+// The daemon's name for an opened model on one connection. Process-bound. Its destructor closes the model there; a
+// caller that has used the name in a request keeps the handle until the daemon has answered.
 class ModelHandle {
  public:
   ModelHandle(const std::shared_ptr<Connection>& connection, uint64_t id) : connection_(connection), id_(id) {}
@@ -83,7 +83,7 @@ class OpenedModel : public Restorable {
   OpenedModel(Declaration declaration, Layout layout)
       : declaration_(std::move(declaration)), layout_(std::move(layout)) {}
 
-  // What the daemon said last. It does not keep its connection alive.
+  // The daemon's latest answer. It does not keep its connection alive.
   struct Handles {
     std::shared_ptr<const ModelHandle> model;
     uint64_t pages_id = 0;

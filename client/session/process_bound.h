@@ -1,5 +1,6 @@
-// What belongs to one process. A forked child has a copy of its parent's client, but none of its threads, and locks in
-// whatever state they were: nothing in that copy may be called or destroyed there, gRPC least of all.
+// MakeProcessBound, CreatorProcess: objects that belong to one process. A forked child has a copy of its parent's
+// client, but none of its threads, and locks in whatever state they were: nothing in that copy may be called or
+// destroyed there, gRPC least of all.
 #pragma once
 
 #include <sys/types.h>

@@ -181,7 +181,8 @@ void Reconnector::Reconnect() {
   }
 }
 
-// Restores all that can be, then makes the connection the one of now. What the engine adds meanwhile is restored too.
+// Restores every item that the daemon takes, then makes `connection` the current one. Items that the engine adds
+// meanwhile are restored too.
 absl::Status Reconnector::RestoreAll(const std::shared_ptr<Connection>& connection, Deadline deadline) {
   ++round_;
   unrestored_ = false;

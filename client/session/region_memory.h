@@ -31,7 +31,7 @@ class RegionMemory : public Restorable {
   // The offset of [data, data + bytes) in the region; none where that does not lie inside.
   std::optional<uint64_t> OffsetOf(const std::byte* data, uint64_t bytes) const;
 
-  // What the daemon hosted is registered as the engine's own after a restart: its memory outlives the daemon here.
+  // A region that the daemon hosted is registered as the engine's own after a restart: its memory outlives the daemon.
   absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) override;
   void SetId(const std::shared_ptr<Connection>& connection, uint64_t id);
 

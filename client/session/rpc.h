@@ -41,7 +41,8 @@ class Rpc {
 #undef ASHLAR_UNARY
 #undef ASHLAR_STREAM
 
-  // What a call that was not made here (LandCall) ended with: it may have found the connection of no use.
+  // Reports the status of a call that was made elsewhere (LandCall): such a call may have found the connection of no
+  // use.
   void Ended(const absl::Status& status);
   // True once a call has found the connection of no use, whether or not the daemon lives.
   bool lost() const;
@@ -57,9 +58,9 @@ class Rpc {
   std::unique_ptr<Impl> impl_;
 };
 
-// What a failed call means for a segment.
+// Converts a failed call's status to the reason of a segment's miss.
 MissReason ToMissReason(const absl::Status& status);
-// A reason as the daemon sent it; one that this version does not know is a miss all the same.
+// Converts a reason as the daemon sent it; a number that this version does not know is still a miss.
 MissReason ToMissReason(uint32_t wire);
 
 }  // namespace ashlar::internal

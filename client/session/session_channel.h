@@ -70,7 +70,7 @@ class SessionChannel {
 
  private:
   struct Answer;
-  enum class Expects { kNothing, kRegion };  // what an answer that comes too late would have granted
+  enum class Expects { kNothing, kRegion };  // what a late answer would have granted
 
   SessionChannel() = default;
   absl::Status Greet(const std::string& client, Deadline deadline);

@@ -24,7 +24,7 @@ struct SharedMemory {
         gpu(&its_gpu),
         arena(std::move(its_arena)) {}
 
-  // What this process has mapped itself.
+  // Copies out of memory that this process has mapped itself.
   void CopyToHost(void* here, const std::byte* there, size_t bytes) const {
     if (gpu != nullptr) return gpu->CopyToHost(here, there, bytes);
     std::memcpy(here, there, bytes);

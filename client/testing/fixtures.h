@@ -1,4 +1,4 @@
-// What several tests of this folder need: memory files, descriptors of processes, a listening socket.
+// Fixtures of this folder's tests: memory files, descriptors of processes, a listening socket.
 #pragma once
 
 #include <fcntl.h>

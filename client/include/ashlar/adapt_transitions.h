@@ -1,4 +1,5 @@
-// In which forms a segment's transitions are published: what an engine calls between computing and publishing them.
+// AdaptTransitions: chooses the forms in which a segment's transitions are published. An engine calls it between
+// computing and publishing them.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +17,11 @@ namespace ashlar {
 struct DenseTransitions {
   uint32_t layer = 0;
   const float* computed = nullptr;  // heads × [d_k, d_k], fp32 in the layout's order
-  // heads × [d_k]: the product of the tokens' decays, where it is known (deltanet has none, which is). What a segment
-  // of few tokens does beside it has as few dimensions.
+  // heads × [d_k]: the product of the tokens' decays where the engine knows it, else null; deltanet has no decay, which
+  // counts as known. The rest of the transition has low rank if the segment has few tokens.
   const float* decay = nullptr;
-  // Out: room for as many in the type in which they are stored, inside the region that is
-  // published from. May be `computed`, where that type is fp32.
+  // Out: room for all transitions in the type in which they are stored, inside the region that the engine publishes
+  // from. May equal `computed` if that type is fp32.
   std::byte* stored = nullptr;
 };
 // Chooses for every head the smallest form with ‖T − T̃‖₂ ≤ epsilon (kernels/adaptive.h) and writes it where

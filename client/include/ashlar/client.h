@@ -1,29 +1,29 @@
 // The client library. One Client is one session with the daemon of this node; all methods are thread-safe.
 //
-// Errors. A cache failure is a miss: matching, landing, composing and publishing never fail a request, they return
-// what became of each segment. Only connecting, opening a model and registering memory return errors. Every call has a
-// deadline (ClientOptions::timeout) and returns by then.
+// Errors. A cache failure is a miss: matching, landing, composing and publishing never fail a request, they return each
+// segment's outcome. Only connecting, opening a model and registering memory return errors. Every call has a deadline
+// (ClientOptions::timeout) and returns by then.
 //
-// Prefixes. A text that begins as an earlier one did is resumed where that one was checkpointed (PrefixUse): land the
-// match's prefix, go on from its states, compute the rest, capture the states at Match::checkpoint_positions() and at
-// the end of all that was run through the model, and commit them. What began with an exact prefix, or with nothing, and
-// landed no interior is exact: every text of the namespace may resume from it. Anything else is composed, and is for
-// the conversation that it is committed with. Of a prompt that began so and landed interiors, what stands before the
-// first of them, that one's head with it, is exact all the same, and may be committed as a text of its own, without the
-// match.
+// Prefixes. A prompt that begins as an earlier one did resumes from the earlier one's checkpoint (PrefixUse). The
+// engine lands the match's prefix, goes on from its states, computes the rest, and captures the states at
+// Match::checkpoint_positions() and at the end of all tokens that ran through the model; then it commits these states.
+// A text is exact if it began with an exact prefix or with nothing, and landed no interior; every text of the namespace
+// may resume from it. Any other text is composed, and serves only the conversation that it is committed with. If an
+// exact prompt landed interiors, its tokens before the first interior, the head of that interior's segment among them,
+// are still exact; the engine may commit them as a text of their own, without the match.
 //
-// Life. The daemon's end is noticed at once: calls then answer kDaemonUnavailable without waiting, and the client
-// reconnects by itself in the background (models are opened, regions registered and pages declared again; what the
-// daemon has no room for waits, and the rest is served: landings into such a region, and publications out of it, are
-// kBusy). A Match from before a reconnect can be used without a fault: tuples stay mapped, its landings are misses
-// (kLeaseLost). But its lease ended with the session, and a daemon that lives may have given the memory to other
-// objects: what is read from tuples counts only if Match::valid() says so after reading. Objects may be destroyed in
-// any order: destroying the Client ends all calls, but the session with the daemon, and the leases in it, stay until
-// the last Match and Landing is gone.
+// Life. The client notices the daemon's end at once. Calls then answer kDaemonUnavailable without waiting, and the
+// client reconnects in the background: it opens models, registers regions and declares pages again. A region for which
+// the daemon has no room waits; landings into it and publications out of it are kBusy, and the rest is served. A Match
+// from before a reconnect can be used without a fault: tuples stay mapped, and its landings are misses (kLeaseLost).
+// But its lease ended with the session, and a daemon that lives may have given the memory to other objects: values read
+// from tuples count only if Match::valid() says so after reading. Objects may be destroyed in any order: destroying the
+// Client ends all calls, but the session with the daemon, and the leases in it, stay until the last Match and Landing
+// is gone.
 //
 // Fork. A client belongs to the process that connected it. In a child its copy refuses every call with
 // FAILED_PRECONDITION (misses: kDaemonUnavailable; landings never get quiet), and destroying it there releases nothing.
-// The child does not keep the session alive either: that ends with the parent. A child cannot connect anew, because
+// The child does not keep the session alive: the session ends with the parent. A child cannot connect anew, because
 // gRPC does not survive fork: it must exec first, or be forked before the parent's first Connect.
 #pragma once
 
@@ -79,11 +79,12 @@ struct CostModel {
 
 // How the engine uses exact prefixes.
 struct PrefixUse {
-  // It can checkpoint inside a prompt at multiples of it, and at a text's end always. 0: it does not use prefixes.
+  // The engine can checkpoint inside a prompt at multiples of capture_tokens, and always at a text's end. 0: it does
+  // not use prefixes.
   uint32_t capture_tokens = 0;
-  // It captures spans of at most so many last tokens (ashlar/span.h), and rebuilds states from such. 0:
-  // neither. The checkpoint that a span begins at may then be at any depth. Opening is refused where a layer's rows fit
-  // no extent.
+  // The engine captures spans of at most this many last tokens (ashlar/span.h), and rebuilds states from spans. 0:
+  // neither. The checkpoint before a span may then be at any depth. Opening the model is refused if a layer's rows do
+  // not fit in an extent.
   uint32_t span_tokens = 0;
   DType span_dtype = DType::kF32;  // of the keys and values that it captures: kF32, kF16 or kBF16
 };
@@ -95,13 +96,13 @@ struct LandSegment {
   static constexpr uint32_t kPrefix = UINT32_MAX;
   uint32_t segment = 0;
   uint64_t first_position = 0;
-  // For Land: its keys and values stand in pages already, as of a segment that another request has filled
-  // (ashlar/shared_pages.h), or are not wanted. Only its tuples come up and are verified, and no slot is
-  // written. Where all segments are such, no pages need be declared.
+  // For Land: the segment's keys and values stand in pages already (another request has filled them,
+  // ashlar/shared_pages.h), or are not wanted. Only its tuples are promoted and verified, and no slot is written. If
+  // this is set for all segments, no pages need be declared.
   bool tuples_only = false;
 };
 
-// What Model::LookupAndLand found, and the landing of all of it.
+// The match that Model::LookupAndLand found, and the landing of all of it.
 struct MatchAndLanding {
   Match match;
   std::vector<LandSegment> segments;  // as Land would be given them: the prefix, then every segment that was hit
@@ -121,8 +122,8 @@ struct ObjectRun {
   std::span<const int32_t> tokens;
 };
 
-// Where a finished object lies. Everything is read during Publish only: when it returns, the sources are the engine's
-// again.
+// The sources of a finished object. The daemon reads them during Publish only: when Publish returns, they are the
+// engine's again.
 struct PublishParts {
   struct Linear {
     uint32_t layer = 0;
@@ -200,7 +201,7 @@ struct LayerAdvance {
   int64_t out_stride = 0;       // in floats
 };
 
-// What became of an Advance or a Compose. While quiet() is false, all memory that was named belongs to the daemon.
+// The outcome of an Advance or a Compose. While quiet() is false, all memory named in the call belongs to the daemon.
 class Composition {
  public:
   Composition(Composition&&) noexcept;
@@ -239,17 +240,17 @@ class Model {
 
   std::vector<Match> Lookup(std::span<const Prompt> prompts);
   Match Lookup(const Prompt& prompt);
-  // What another process of this tenant found for the same prompt, of this model's shard: held beside that process, for
-  // another shard by a lease of its own. What it found of another model, or of shards of another size, is missed
-  // (kInvalidRequest), all of it when the lease has ended (kLeaseLost). Before its tuples are read this process lands
-  // it, too, at least with LandSegment::tuples_only.
+  // Returns the match that another process of this tenant has under `lease`, for the same prompt and this model's
+  // shard. A lease of the same shard is held together with that process; another shard gets a lease of its own. Objects
+  // of another model, or of shards of another size, are missed (kInvalidRequest); all are missed if the lease has ended
+  // (kLeaseLost). Before this process reads tuples it must land them too, at least with LandSegment::tuples_only.
   Match Attach(const std::string& lease, std::span<const uint64_t> segment_lengths);
 
   // At most one engine computes a segment: a second one is told kBeingPublished or kAlreadyPresent. kDeclined: the
   // daemon does not want it, as computing it takes less (CostModel) than landing it; compute it, publish nothing.
   std::vector<Reservation> Reserve(std::span<const ObjectRun> runs);
-  // One outcome an object; none depends on the others'. kUnavailable may leave open whether the object was published,
-  // never whether what was published is whole.
+  // Returns one outcome for each object; no outcome depends on another. kUnavailable may leave open whether the object
+  // was published; a published object is always whole.
   std::vector<PublishOutcome> Publish(std::span<const Publication> objects);
   PublishOutcome Publish(const Reservation& reservation, const PublishParts& parts);
   void Abandon(const Reservation& reservation);
@@ -265,13 +266,12 @@ class Model {
   // The request behind a lease that another process of this tenant passed on, of a prompt with these segments.
   Admitted AttachAdmission(const std::string& lease, uint32_t page_tokens, std::span<const uint64_t> segment_lengths);
 
-  // Starts the landing of all that one request needs, and does not wait: each request's landing has progress, a verdict
-  // and an end of its own.
+  // Starts the landing of all that one request needs, and does not wait. Each landing has its own progress and verdict.
   Landing Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments);
-  // Lookup and Land in one call, for a prompt that is served now: all that is found lands where it stands in the prompt
-  // (`page_table` is the prompt's, from position 0). Waits for the match, not for the landing. Whatever was found, the
-  // prompt's slots are the engine's only once the landing is quiet(): of a match that did not come in time the daemon
-  // may be landing what the engine never learns of.
+  // Lookup and Land in one call, for a prompt that is served now: every hit lands at its position in the prompt
+  // (`page_table` is the prompt's, from position 0). Waits for the match, not for the landing. Whatever the match says,
+  // the prompt's slots are the engine's only once the landing is quiet(): if the match did not come in time, the daemon
+  // may be landing objects that the engine never learns of.
   MatchAndLanding LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table);
 
   // The composition service, for engines that bring no kernels: the daemon does what kernels::AdvanceSeam and
@@ -316,15 +316,16 @@ class Client {
   // last copy of the Region goes: processes that were forked meanwhile then read zeros there.
   absl::StatusOr<Region> HostRegion(size_t bytes);
 
-  // The same for memory of the daemon's GPU; FAILED_PRECONDITION where it has none. Where the hbm tier lies on the GPU,
-  // regions must as well, and the two above are refused. Keys and values land there, and all
-  // that is published may lie there; the composition service does not work there (kInvalidRequest).
+  // The same for memory of the daemon's GPU; FAILED_PRECONDITION if it has none. If the hbm tier lies on the GPU,
+  // regions must lie there too, and the two calls above are refused. Keys and values land in such a region, and
+  // published objects may lie in it; the composition service does not work on it (kInvalidRequest).
   //
-  // An allocation of CUDA's virtual memory management (cuMemCreate), exported as a POSIX file descriptor, of just so
-  // many bytes. The engine has mapped it at `data`, and goes on owning that mapping; nothing is mapped or touched here.
+  // `descriptor`: an allocation of CUDA's virtual memory management (cuMemCreate) of exactly `bytes` bytes, exported as
+  // a POSIX file descriptor. The engine has mapped it at `data`, and keeps owning that mapping; the client neither maps
+  // nor touches it.
   absl::StatusOr<Region> RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes);
-  // Memory that the daemon allocates there, all zero, mapped here by `gpu`, which must be the same one whatever its
-  // number is in this process. It belongs to the engine for as long as somebody has it mapped.
+  // Allocates memory on the daemon's GPU, all zero, and maps it here by `gpu`, which must be the same GPU; its number
+  // may differ between the processes. The memory stays the engine's as long as any process has it mapped.
   absl::StatusOr<Region> HostGpuRegion(const kernels::Gpu& gpu, size_t bytes);
 
  private:

@@ -1,4 +1,4 @@
-// Prompts, what a look-up of one finds, and its landing.
+// Prompt; Match, the result of a prompt's look-up; and Landing.
 #pragma once
 
 #include <chrono>
@@ -35,16 +35,16 @@ struct Prompt {
 };
 
 // A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the
-// Match lives. A hit may still be on its way up from a slower tier, and its bytes are there layer by layer: a tuple is
-// read only behind a WaitLayers that covers its layer, or behind the verdict, of a landing of this very Match; before
-// that even the exponents in view.heads may be others. What tuples point to is vouched for by the verdict: a landing
-// checks their bytes, and from it on the lease holds until it is released. A match that was never landed ends after the
-// daemon's leases.unused_seconds, and its memory may then be given to other objects. A checkpoint's heads are of form
-// kZero: nothing that came before counts. view.position is where the segment starts in the prompt.
+// Match lives. A hit may still be on its way up from a slower tier, and its bytes arrive layer by layer: read a tuple
+// only after a WaitLayers that covers its layer, or after the verdict, of a landing of this Match; before that even the
+// exponents in view.heads may change. The verdict vouches for the bytes that tuples point to: a landing checks them,
+// and afterwards the lease holds until it is released. A match that was never landed ends after the daemon's
+// leases.unused_seconds, and its memory may then be given to other objects. A checkpoint's heads have form kZero: the
+// state before it does not matter. view.position is the segment's first position in the prompt.
 //
-// Where the hbm tier lies on a GPU, states, transitions and tails do, too: `memory` says so, and their pointers are for
-// that GPU's kernels and copies. It could be written there, unlike anywhere else: an engine that does spoils what its
-// own tenant has cached.
+// If the hbm tier lies on a GPU, states, transitions and tails lie there too: `memory` says so, and their pointers are
+// for that GPU's kernels and copies. GPU memory, unlike any other, is not protected against writing: an engine that
+// writes it spoils its own tenant's cache.
 struct MappedTuple {
   kernels::TupleView view;
   const void* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels] in the layer's state_dtype
@@ -83,12 +83,12 @@ class Landing {
   Landing& operator=(Landing&&) noexcept;
   ~Landing();  // cancels, and waits until the slots are quiet, however long the daemon takes
 
-  // Waits until the daemon is through with the first `layers` layers of the model, of all segments: keys and values of
-  // its attention layers are in their slots, tuples of its linear layers have come up and are as they were published.
-  // Linear layers come together with the attention layer behind them, those behind the last with the verdict. Work on
-  // such layers may overlap with the rest, but no token may be emitted before the verdict. True need not mean that all
-  // is well: of a segment that was found corrupt in one of those layers only the verdict tells. False: the landing is
-  // over with a miss, the daemon had to be asked for nothing, or the deadline came.
+  // Waits until the daemon has finished the first `layers` layers of the model for all segments: keys and values of its
+  // attention layers are in their slots; tuples of its linear layers have come up and are as they were published.
+  // Linear layers come together with the attention layer behind them, those behind the last attention layer with the
+  // verdict. Work on finished layers may overlap with the rest, but no token may be emitted before the verdict. True
+  // does not mean that every segment is well: only the verdict names a segment that was found corrupt in one of those
+  // layers. False: the landing ended with a miss, the daemon did not have to be asked, or the timeout passed.
   bool WaitLayers(uint32_t layers, std::chrono::milliseconds timeout);
 
   // The final verdict, one reason a segment as given to Land (kNone: landed). If the daemon does not answer in time the
@@ -108,8 +108,8 @@ class Landing {
   std::unique_ptr<Impl> impl_;
 };
 
-// What a lookup found, under a lease. The lease ends when the Match is destroyed or Release is called, and no landing
-// of it is under way; telling the daemon so happens in the background. Threads may share a Match but for Release and
+// The result of a look-up, under a lease. The lease ends when the Match is destroyed or Release is called, and no
+// landing of it is under way; the daemon is told in the background. Threads may share a Match except for Release and
 // destruction.
 class Match {
  public:
@@ -127,14 +127,15 @@ class Match {
   // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs
   // microseconds, whatever the size. Null for a miss, and after Release.
   const std::vector<MappedTuple>* tuples(size_t segment) const;
-  // The states to resume from behind the prefix, likewise: heads of form kZero, position 0. Null without a prefix.
+  // The states to resume from behind the prefix: heads of form kZero, position 0. Null without a prefix, or if they
+  // must not be read (any more).
   const std::vector<MappedTuple>* prefix_states() const;
-  // What these are to be run through, where prefix().span_tokens > 0; else null.
+  // The span's inputs to run through these states, if prefix().span_tokens > 0; else null.
   const MappedSpan* prefix_span() const;
-  // Asked after reading tuples in place. True: the session that holds the lease has not ended, so what a landing
-  // vouched for has not changed until now. False: what was read may have been other objects' bytes, compute instead;
-  // also after Release, and where nothing was found. It costs one system call. A match that was never landed may have
-  // ended unnoticed all the same.
+  // Call it after reading tuples in place. True: the session that holds the lease has not ended, so the bytes that a
+  // landing vouched for have not changed until now. False: the bytes read may have been other objects', so compute
+  // instead; also false after Release, and if nothing was found. It costs one system call. A match that was never
+  // landed may end without valid() noticing.
   bool valid() const;
 
   // 16 bytes that another process of the same tenant can turn into a Match of its own (Model::Attach).

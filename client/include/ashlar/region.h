@@ -10,11 +10,11 @@
 
 namespace ashlar {
 
-// Memory that engine and daemon share. Copies share one mapping; it is unmapped when the last one goes.
+// Memory that engine and daemon share. Copies share one mapping; it is unmapped when the last copy is destroyed.
 //
-// It may lie on the daemon's GPU: then data(), and whatever else points into it, are addresses for that GPU's kernels
-// and copies, and no thread may touch them. What an engine's own kernels do there must have ended (a stream that was
-// waited for) before it is published, or landed in; what was landed is there for all that starts after the verdict.
+// It may lie on the daemon's GPU: then data(), and every pointer into the region, is an address for that GPU's kernels
+// and copies, and no thread may touch it. The engine's own kernels must have finished there (wait for their stream)
+// before the memory is published, or landed in; landed bytes are visible to all work that starts after the verdict.
 class Region {
  public:
   std::byte* data() const;
@@ -28,8 +28,8 @@ class Region {
   std::shared_ptr<Impl> impl_;
 };
 
-// Where an engine's paged keys and values lie inside a region. Offsets and strides in bytes; a token's row of head h:
-// offset + page × page_stride + slot × token_stride + h × head_stride.
+// The place of an engine's paged keys and values inside a region. Offsets and strides in bytes; a token's row of head
+// h: offset + page × page_stride + slot × token_stride + h × head_stride.
 struct PagedLayer {
   uint32_t layer = 0;  // index into layout.layers
   uint64_t key_offset = 0, value_offset = 0;

@@ -1,13 +1,13 @@
-// In-place sharing (MEPIC §3.2; docs/decisions): requests of one engine reference segments in its KV pool instead
-// of holding copies. For engines that take the pool's memory from the daemon (Client::HostRegion) and hand the
-// allocation of its page ids over (PagedCache::allocate); attention meets keys where they stand
-// (kernels::AttendUnrotated, AttendRotatedQuery).
+// In-place sharing (MEPIC §3.2; docs/decisions): requests of one engine reference segments in its KV pool instead of
+// holding copies. It is for engines that take the pool's memory from the daemon (Client::HostRegion) and let the daemon
+// allocate its page ids (PagedCache::allocate). Their attention reads keys in place (kernels::AttendUnrotated,
+// AttendRotatedQuery).
 //
-// A request is admitted with all its pages: of every segment one copy that all requests reference, and pages of its own
-// for what it recomputes and decodes. Whoever is told kToFill brings the segment there, by computing it or by a landing
-// (Model::Land with a page table of the segment's pages and first_position = placement.first_slot), and then says so.
-// Of segments that are filled already it lands the tuples alone (LandSegment::tuples_only): these may have to come up
-// yet.
+// A request is admitted with all its pages: one copy of every segment, which all requests reference, and pages of its
+// own for the tokens that it recomputes and decodes. A request that is told kToFill fills the segment's pages, by
+// computing or by landing it (Model::Land with a page table of the segment's pages and first_position =
+// placement.first_slot), and then calls Admission::MarkFilled. Of segments that are filled already it lands the tuples
+// alone (LandSegment::tuples_only), because these may still have to be promoted.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 namespace ashlar {
 
-// What a refused request lacks, in pages. All pages are free, reclaimable or held.
+// The pages that a refused request lacks. Every page is free, reclaimable or held.
 struct PageShortage {
   uint64_t needed = 0;  // beyond those that stand there already for its segments
   uint64_t free = 0;

@@ -61,9 +61,9 @@ class SpanInputs {
   std::vector<float> keys_, values_, gates_, betas_;
 };
 
-// Where an engine has a text's last tokens: rows of a token as PartForm says, one token's behind the other's, in the
-// region of the commit. `keys` and `values` in the type that PrefixUse names, gates and betas fp32, convolution inputs
-// in the layer's state_dtype. Null for what the layer's family has not.
+// A text's last tokens in the engine's memory: rows of a token as PartForm says, one token behind the other, in the
+// region of the commit. `keys` and `values` have the type that PrefixUse names; gates and betas are fp32; convolution
+// inputs are in the layer's state_dtype. A pointer is null if the layer's family has no such input.
 struct CapturedSpan {
   struct Linear {
     uint32_t layer = 0;
