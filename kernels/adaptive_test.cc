@@ -136,7 +136,7 @@ struct Adapted {
   std::vector<std::vector<std::byte>> stored;
 };
 
-// What the stored head does, by composing it on the identity: T̃ = T̃ I.
+// Returns the transition T̃ that a stored head applies, by composing it on the identity: T̃ = T̃ I.
 std::vector<double> Stored(const LinearShape& shape, const AdaptedHead& head, const void* stored, DType dtype) {
   LinearShape one = shape;
   one.heads = one.key_heads = 1;

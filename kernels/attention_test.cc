@@ -9,12 +9,12 @@
 namespace ashlar::kernels::testing {
 namespace {
 
-// Whatever pages are made of, sums are fp32: what a back end makes of the same pages differs by this.
+// The accepted difference between two back ends on the same pages: sums are fp32 for every element type of the pages.
 constexpr double kTolerance = 1e-5;
 constexpr int64_t kStarts[] = {0, 1000, 1'000'003, 5'123'456'789};
 constexpr AttentionKind kKinds[] = {AttentionKind::kGqa, AttentionKind::kMla};
 
-// What must hold for every back end alone, the reference too.
+// Properties that every back end must have by itself, the reference among them.
 class AttentionTest : public ::testing::TestWithParam<Backend> {
  protected:
   const uint64_t seed_ = FreshSeed();
@@ -196,8 +196,8 @@ void SpoilRow(Random& random, const KeySpan& span, const PagedSlots& slots, int3
                NAN);
 }
 
-// One number of a query, or of a key or value that is seen, is NaN, as a corrupt one may be: it must not be passed over
-// like a key that nobody sees. What it does not reach is right.
+// One number of a query, or of a visible key or value, is NaN, as a corrupt number may be. It must not be skipped like
+// an invisible key. Outputs that do not depend on it are right.
 TEST_P(AttentionCandidates, NanInGivesNanOut) {
   enum class Where { kQuery, kKey, kValue };
   for (const Where where : {Where::kQuery, Where::kKey, Where::kValue}) {

@@ -44,14 +44,14 @@ struct BufferedRequest {
   TokenBuffer buffer;  // the call fills slots filled, filled + 1, …; planes may be null where it needs no slot
   bool flush = false;  // DecodeBuffered: afterwards the state holds all slots and the new token, and is written
 };
-// What a request's tokens read.
+// Returns the state that a request's tokens read.
 inline const StateView& StartOf(const BufferedRequest& request) {
   return request.flush || request.rounded.heads == nullptr ? request.state : request.rounded;
 }
 
-// One token of each request: gives its output S_tᵀ q_t, and appends its key, write and gate to the buffer. With `flush`
-// reading and updating the state are one pass, the new token goes into the state alone and no slot is filled: the
-// caller goes on with filled = 0. A buffer with filled = 0 and flush is recurrent decoding.
+// Decodes one token of each request: computes its output S_tᵀ q_t, and appends its key, write and gate to the buffer.
+// With `flush` one pass reads and updates the state; the new token enters the state alone and fills no slot, and the
+// caller continues with filled = 0. A buffer with filled = 0 and flush is recurrent decoding.
 struct DecodeBufferedArgs {
   LinearShape shape;
   std::span<const BufferedRequest> requests;

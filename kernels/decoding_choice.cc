@@ -39,7 +39,7 @@ double KvOnlyBytes(const DecodeBytes& bytes, int64_t context) {
 }
 
 int32_t BestCapacity(const DecodeBytes& bytes) {
-  const double deferred = FlushBytes(bytes) - ReadBytes(bytes) - bytes.slot;  // what one token in c has to bear
+  const double deferred = FlushBytes(bytes) - ReadBytes(bytes) - bytes.slot;  // one token in c bears this
   if (deferred <= 0) return 1;
   const double best = std::sqrt(2 * deferred / bytes.slot);
   const int32_t below = std::max(1, static_cast<int32_t>(best));

@@ -1,7 +1,7 @@
-// Which way of decoding a linear layer moves the fewest bytes (KVBuffer §3.2 and §3.4, counted with a flush that reads
-// and writes the state in the pass that reads it anyway, and with only filled slots read). Bytes decide where memory's
-// bandwidth is used up, as on GPUs; a processor's core that waits for its own reads has writes for nothing
-// (docs/benchmarks/decoding.md).
+// Choosing the way of decoding a linear layer that moves the fewest bytes (KVBuffer §3.2 and §3.4, counted with a flush
+// that reads and writes the state in the pass that reads it anyway, and with only filled slots read). Bytes decide if
+// the memory's bandwidth is used up, as on GPUs; on a processor's core that waits for its own reads, writes cost
+// nothing (docs/benchmarks/decoding.md).
 #pragma once
 
 #include <cstdint>

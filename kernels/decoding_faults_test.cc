@@ -12,7 +12,7 @@ namespace {
 
 class DecodingFaultsTest : public DecodingFixture {
  protected:
-  // What is accepted of fp32, and of fp16 buffers.
+  // A multiple of the tolerances of fp32, and of fp16 buffers: a fault must err by more.
   static constexpr double kFar = 3;
 };
 

@@ -39,7 +39,7 @@ TEST_P(DecodingTest, DecodesLikeTheRecurrence) {
       }
       const std::vector<float> out = Step(runner_, layer, sessions, tokens, flush);
       const std::vector<float> expected_out = Step(reference_, layer, expected, tokens, flush);
-      // Both round u, but a number near the middle of two may go either way.
+      // Both round u, but a number near the middle of two may be rounded either way.
       EXPECT_LE(Distance(out, expected_out), DecodeTolerance(state_type, buffer_type, 1));
       for (int64_t r = 0; r < kRequests; ++r) {
         outs[r].insert(outs[r].end(), out.begin() + r * out_floats, out.begin() + (r + 1) * out_floats);
@@ -76,8 +76,8 @@ TEST_P(DecodingTest, RecurrentDecodingNeedsNoBuffer) {
   });
 }
 
-// m drafts at once are m steps of the recurrence; the state is not touched; and whatever number of them is accepted,
-// nothing remains of the others.
+// m drafts at once are m steps of the recurrence. The state is not touched. Whatever number of drafts is accepted, the
+// rejected ones leave nothing behind.
 TEST_P(DecodingTest, VerifiesDraftsAndForgetsTheRejected) {
   ForEachCase(40, [&](const DecodeLayer& layer, DType state_type, DType buffer_type) {
     const TypedState initial(layer.shape, state_type, random_);

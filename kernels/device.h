@@ -1,7 +1,7 @@
-// Where kernels run and how completion is observed: queues, events, and the workers a caller lends.
+// The place where kernels run: queues, events that tell of completion, and the workers that a caller lends.
 //
-// A back end never owns threads. The process makes a Workers (and, where it wants asynchrony, a queue with a thread of
-// its own) and passes it in; kernels only use what they are given.
+// A back end never owns threads. The process makes a Workers (and, for asynchrony, a queue with a thread of its own)
+// and passes it in; kernels use only these.
 #pragma once
 
 #include <cstddef>
@@ -59,9 +59,9 @@ class DeviceMemory {
   virtual void CopyToHost(void* host, const void* device, size_t bytes) = 0;
 };
 
-// One slab of memory of one kind that another process can map: what cached objects lie in, on the processor's side
-// sealed memfds (storage/memory/arena.h), on a GPU's memory of its driver (cuda/device_arena.h). It goes with the
-// object; a mapping that another process has keeps the bytes until that goes, too.
+// One slab of memory of one kind that another process can map. Cached objects lie in arenas: the processor's arenas are
+// sealed memfds (storage/memory/arena.h), a GPU's arenas are memory of its driver (cuda/device_arena.h). The memory is
+// freed with the object, or with the last mapping that another process has of it.
 class ArenaMemory {
  public:
   virtual ~ArenaMemory() = default;

@@ -78,8 +78,8 @@ TEST_P(FormatTest, NumbersAscendAndEndWhereTheyShould) {
   EXPECT_TRUE(format().bits == 16 || LargestFinite(format().dtype) == format().largest);
 }
 
-// Between any two neighbours: nearer ones win, the middle goes to the even one. Middles and their neighbours in fp32
-// are exact there.
+// Between any two neighbours the nearer one wins, and a tie rounds to the even one. Midpoints and their neighbours are
+// exact in fp32.
 TEST_P(FormatTest, RoundsToNearestAndTiesToEven) {
   for (uint32_t bits = 0; bits + 1 < Sign(); ++bits) {
     const float low = format().to(bits), high = format().to(bits + 1);
@@ -103,7 +103,8 @@ TEST_P(FormatTest, OverflowsFromHalfAStepBeyondTheLargest) {
     return format().infinities ? std::isinf(back) && std::signbit(back) == std::signbit(value) : std::isnan(back);
   };
   EXPECT_EQ(format().from(std::nextafter(edge, 0.0f)), largest);
-  // The tie goes to the even pattern: beyond the largest number, but for e4m3, whose largest is even itself.
+  // A tie rounds to the even pattern. Beyond the largest number that is infinity, except for e4m3, whose largest number
+  // is even itself.
   EXPECT_EQ(overflows(edge), largest % 2 == 1);
   EXPECT_EQ(largest % 2 == 0, format().dtype == DType::kF8E4M3);
   EXPECT_TRUE(overflows(std::nextafter(edge, kInfinity)));
@@ -122,7 +123,7 @@ TEST_P(FormatTest, UnderflowsToZeroOfItsSign) {
   EXPECT_EQ(format().from(std::numeric_limits<float>::denorm_min()), 0u);
 }
 
-// What UnitRoundoff promises, within the normal range; and it is not promised too generously.
+// UnitRoundoff bounds the error within the normal range, and the bound is not too generous.
 TEST_P(FormatTest, ErrsByNoMoreThanTheUnitRoundoff) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));

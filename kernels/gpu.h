@@ -11,7 +11,8 @@
 
 namespace ashlar::kernels {
 
-// That a GPU reaches some of the processor's memory. All its work there must have ended before this goes.
+// The registration of some of the processor's memory with a GPU. All of the GPU's work there must have ended before
+// this is destroyed.
 class HostRegistration {
  public:
   virtual ~HostRegistration() = default;

@@ -71,7 +71,7 @@ void CheckInteriors(const LinearShape& shape, std::span<const TupleView> interio
   }
 }
 
-// Whether a table has no null among its pointers.
+// Returns whether a table has no null among its pointers.
 template <typename T>
 bool IsWhole(T* const* table, int64_t count) {
   return std::none_of(table, table + count, [](const T* pointer) { return pointer == nullptr; });

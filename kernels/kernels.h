@@ -6,16 +6,16 @@
 //
 // Rules that hold for every operation
 // - Arguments are plain structs of pointers. Everything they point to belongs to the caller and must stay valid and
-//   unchanged until the returned event is complete; but what describes the call (below) has been read when it returns.
-//   Nothing inside blocks on the queue's work or allocates per call.
-// - `batch_bytes` says how much this call and its neighbours write together, where a caller cuts a large transfer into
-//   calls of its own: a back end may then write past the caches, which a small call alone would not merit. 0: this
-//   call.
+//   unchanged until the returned event is complete; the description of the call (below) has been read when it returns.
+//   No operation blocks on the queue's work, or allocates per call.
+// - `batch_bytes` is the number of bytes that this call and its neighbours write together, if a caller cuts a large
+//   transfer into several calls: a back end may then write past the caches, which a small call alone would not merit.
+//   0: this call.
 // - Matrices are row-major. Inputs and outputs must not overlap unless a field says "in and out". Whatever the dtypes,
 //   sums are at least fp32, and every number written is rounded once, to nearest.
 // - Per-head pointers name each head's matrix by itself: an object's matrices never straddle two extents, but
 //   neighbouring heads may lie in different ones.
-// - A back end with memory() reads from the processor's memory what describes a call: structs, spans, tables of
+// - A back end with memory() reads a call's description from the processor's memory: structs, spans, tables of
 //   pointers, page tables, frequencies. Arrays of numbers that are computed with (states, transitions, exponents, rows,
 //   scales, inputs, decay tables, outputs, checksums) must lie where the device reaches them.
 // - Arguments that make no sense (negative counts, null pointers that are needed, heads not a multiple of key heads)

@@ -10,8 +10,8 @@
 
 namespace ashlar::kernels {
 
-// How a token's transition T_t and write u_t are made. Decay acts before the erase and scales the old state only.
-// Numbers are those of the layout's encoding.
+// The recurrence of a family: its transition T_t and write u_t for a token. Decay acts before the erase and scales the
+// old state only. Numbers are those of the layout's encoding.
 enum class Family : uint8_t {
   kRetnet = 1,     // T = e^{d} I, d = decay_table[head];             u = k vᵀ
   kLightning = 2,  // as kRetnet
@@ -23,7 +23,8 @@ enum class Family : uint8_t {
   kKda = 8,        // T = (I − β k kᵀ) diag(e^{g}), g ∈ R^{d_k};      u = β k vᵀ
 };
 
-// How a transition is stored. Scalar and diagonal decays are logarithms: their products are sums, and never vanish.
+// The stored form of a transition. Scalar and diagonal decays are logarithms: their products are sums, and never
+// vanish.
 enum class TransitionForm : uint8_t {
   kScalar = 1,       // one fp32: T = e^{x} I
   kDiagonal = 2,     // [d_k] fp32: T = diag(e^{x})
@@ -52,14 +53,15 @@ constexpr TransitionForm NaturalForm(Family family) {
   }
   return TransitionForm::kZero;
 }
-// Whether tokens erase what their key reads (the delta rule). These need β in [0, 1] or so; mamba's β is dt.
+// Returns whether tokens erase what their key reads (the delta rule). These families need β in [0, 1] or so; mamba's β
+// is dt.
 constexpr bool Erases(Family family) {
   return family == Family::kDeltanet || family == Family::kGdn || family == Family::kKda;
 }
 
-// How a state lies in memory. kKeyFirst: S is [d_k, d_v], a transition acts from the left, S' = T S.
-// kValueFirst: the state is Sᵀ, [d_v, d_k], a dense transition is stored as Tᵀ and acts from the right, Sᵀ' = Sᵀ Tᵀ.
-// Factors, diagonals and decay tables are the same in both.
+// The order of a state in memory. kKeyFirst: S is [d_k, d_v], a transition acts from the left, S' = T S. kValueFirst:
+// the state is Sᵀ, [d_v, d_k], a dense transition is stored as Tᵀ and acts from the right, Sᵀ' = Sᵀ Tᵀ. Factors,
+// diagonals and decay tables are the same in both.
 enum class StateOrder : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
 
 // One linear-attention layer, or the slice of it that one tensor-parallel rank holds.
@@ -96,7 +98,7 @@ struct TupleView {
   int64_t position = 0;  // where the segment starts in the prompt; read only where shape.rotation turns keys
 };
 
-// Where a tuple is written: every head's transition in the family's natural form.
+// The memory to which a tuple is written: every head's transition has the family's natural form.
 struct TupleTarget {
   void* const* transition = nullptr;  // [heads]; null where only the end state is wanted
   void* const* state = nullptr;       // [heads]

@@ -194,7 +194,7 @@ TEST_P(LinearTest, LargeAndUnevenShapes) {
   }
 }
 
-// What must hold for every back end alone, the reference too.
+// Properties that every back end must have by itself, the reference among them.
 class LinearProperties : public LinearFixture {};
 
 TEST_P(LinearProperties, NothingIsTheIdentity) {
@@ -252,7 +252,7 @@ TEST_P(LinearProperties, SegmentsComposeToOnePass) {
   }
 }
 
-// What a head's transition of zero leaves is the tuple's own state, to the bit of its dtype.
+// Behind a head's transition of zero the state is the tuple's own, to the bit of its dtype.
 TEST_P(LinearProperties, ZeroForgetsWhatCameBefore) {
   const Layer layer = Draw(30, {});
   Prompt prompt(random_, layer, ChainOf(3));
@@ -271,7 +271,7 @@ TEST_P(LinearProperties, ZeroForgetsWhatCameBefore) {
   EXPECT_EQ(RelativeError(a, collapsed.states()), 0);
 }
 
-// A short segment's transition has the rank of its tokens, and composes as such.
+// A short segment's transition has the rank of its tokens. It composes in low-rank form.
 class LowRank : public LinearFixture {};
 TEST_P(LowRank, FactorsComposeToOnePass) {
   for (const Character character : kCharacters) {

@@ -193,7 +193,7 @@ struct Fault {
   const char* name;
   bool (*applies)(Family);
   Change spoil;
-  Change prepare;   // how tuples are kept, where it is not as fp32 in the natural form
+  Change prepare;   // the form in which tuples are kept, if not fp32 in the natural form
   Dtypes dtypes{};  // of tuples thus kept
 };
 

@@ -39,9 +39,9 @@ struct StoredRows {
 };
 
 // Turns keys by `delta` positions (HYPIC equation 8): K_b = R(b − a) K_a. In place when source == target. 16-bit and
-// 8-bit keys turn through fp32 and are rounded once; 8-bit rows that have scales get new ones, which map the row's
-// largest magnitude to the type's largest number (TurnedScale); without scales, what is too large becomes that number.
-// Where nothing turns (no rotation, or delta = 0), rows and scales are copied to the bit.
+// 8-bit keys turn through fp32 and are rounded once. 8-bit rows with scales get new scales, which map the row's largest
+// magnitude to the type's largest number (TurnedScale); without scales, a number beyond the range becomes the largest
+// number. If nothing turns (no rotation, or delta = 0), rows and scales are copied to the bit.
 struct RotateKeysArgs {
   Rotation rotation;
   int64_t delta = 0;

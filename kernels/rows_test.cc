@@ -59,7 +59,7 @@ std::string Describe(const RowsShape& shape, const Rotation& rotation) {
          std::to_string(rotation.rotary_dim);
 }
 
-// Whether every number is what fp64 gives, rounded once.
+// Expects every number of `target` to be the fp64 result, rounded once.
 void ExpectTurned(const Rotation& rotation, int64_t delta, const Rows& source, const Rows& target) {
   for (int64_t row = 0; row < source.rows; ++row) {
     std::vector<double> key(source.dim);

@@ -172,8 +172,8 @@ TEST_P(SeamTest, KeepsCheckpoints) {
   }
 }
 
-// What a fault may leave as NaN must not be read as a number: not in one value of the reference's result that is NaN.
-// Heads of which the reference's result is whole are right.
+// Expects NaN wherever the reference has NaN: a fault must not be read as a number. Results whose reference is free of
+// NaN must be right.
 void ExpectNanStays(const std::vector<double>& actual, const std::vector<double>& expected, const std::string& what) {
   const auto is_nan = [](double x) { return std::isnan(x); };
   if (std::ranges::none_of(expected, is_nan)) {

@@ -82,7 +82,7 @@ TEST(VectorsCheckTest, SeesWrongNumbers) {
   }
 }
 
-// Where a file says that nothing is left of a transition, one of which something is left shows.
+// A transition that a file calls vanished must be zero: a remainder shows.
 TEST(VectorsCheckTest, SeesWhatShouldHaveVanished) {
   json file = json::parse(Text());
   for (json& head : file["linear"]) {

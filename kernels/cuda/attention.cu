@@ -14,7 +14,7 @@ constexpr int kRows = 8;       // queries of a block: of one kv head, a token's 
 constexpr int kKeys = 32;      // of a tile: a lane's key each
 constexpr int kPageShare = 2;  // keys and values have page tables of their own
 
-// How the keys in the pages stand.
+// The position to which the pages' keys are turned.
 enum class Keys { kLanded, kUnrotated, kZeroBased };
 
 // A span with its page tables on the device, from the first page that is touched on.
@@ -87,7 +87,7 @@ struct SlotRow {
   float scale = 1;
 };
 
-// What a block has in shared memory, one after another.
+// The arrays of a block in shared memory, one after another.
 struct Shared {
   __device__ Shared(const Attend& attend, int stride) : stride(stride) {
     queries = SharedMemory<float>();
@@ -148,7 +148,7 @@ class Block {
   static __device__ int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
   __device__ bool mla() const { return attend_.shape.kind == AttentionKind::kMla; }
 
-  // Whether any query sees any of `count` keys from `position` on.
+  // Returns whether any query sees any of `count` keys from `position` on.
   __device__ bool Visible(int64_t position, int count) const {
     if (position > latest_) return false;
     return attend_.shape.window == 0 || position + count - 1 > earliest_ - attend_.shape.window;
@@ -229,7 +229,7 @@ class Block {
 #pragma unroll
       for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, ShuffleXor(most, mask));
       most = fmaxf(most, most_[i]);
-      // No score but such as are NaN: weights are zero or NaN.
+      // All scores may be −∞ or NaN: then the weights are zero or NaN.
       const float base = most == -INFINITY ? 0 : most;
       const float weight = expf(score - base), rescale = most_[i] == most ? 1 : expf(most_[i] - most);
       float total = weight;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kTileRows = 16;  // of a transition in shared memory at once
 
-// What composing an interior has in shared memory.
+// The shared memory of a step that composes an interior.
 template <int kBlocks>
 struct Factors {
   static constexpr int kRows = Column<kBlocks>::kRows;
@@ -156,7 +156,8 @@ __device__ double StepLog(const Chain& chain, int32_t head, int at, int32_t inte
   if (interior >= 0) {
     const HeadTuple& tuple = chain.tuples[static_cast<int64_t>(interior) * chain.heads + head];
     if (tuple.form != TransitionForm::kZero) return static_cast<const float*>(tuple.transition)[at];
-    // What has vanished stays so; Σ dt grows where the others' logarithms fall.
+    // A transition of zero stays zero. Its Σ dt is +∞ for mamba1, whose Σ dt grows as the other families' logarithms
+    // fall.
     return chain.family == Family::kMamba1 ? INFINITY : -INFINITY;
   }
   switch (chain.family) {

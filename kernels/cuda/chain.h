@@ -10,8 +10,8 @@
 
 namespace ashlar::kernels::cuda {
 
-// Where matrices of one number a head are written. fp16 states take their exponent from the largest number of the whole
-// head, which no block sees alone: such states are written to `wide` in fp32 first, and Narrow makes them fp16.
+// The memory to which one matrix a head is written. fp16 states take their exponent from the largest number of the
+// whole head, which no single block sees: such states are written to `wide` in fp32 first, and Narrow makes them fp16.
 struct Target {
   void* const* heads = nullptr;  // null: nothing is written
   DType dtype = DType::kF32;
@@ -64,7 +64,7 @@ inline Chain ChainOf(const LinearShape& shape) {
           .decay_table = shape.decay_table};
 }
 
-// Whether this build has machine code for the current device.
+// Returns whether this build has machine code for the current device.
 bool HasKernels();
 
 void RunChain(const Chain& chain, CudaQueue& queue);

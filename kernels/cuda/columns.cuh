@@ -73,7 +73,7 @@ struct Column {
   }
 };
 
-// Where this thread's column stands: of the head's state, or of its transition.
+// The place of this thread's column: a column of the head's state, or of its transition.
 struct Place {
   int32_t head;
   bool transition;
@@ -145,7 +145,7 @@ __device__ const float* ReadColumns(const Chain& chain, const Place& place, DTyp
   return slice.own();
 }
 
-// Where a chain starts, rounded nowhere: head `place.head` of a state.
+// Reads the start of a chain, without rounding: head `place.head` of a state.
 template <int kBlocks>
 __device__ void ReadStart(const Chain& chain, const Place& place, DType dtype, const void* const* heads,
                           const int32_t* exponents, Column<kBlocks>& column) {

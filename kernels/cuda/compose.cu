@@ -7,7 +7,7 @@
 namespace ashlar::kernels::cuda {
 namespace {
 
-// One block holds 16 rows of Z = Sᵀ a warp along the whole chain: Z ← Z Tᵀ + S_Cᵀ. What a step reads comes through
+// One block holds 16 rows of Z = Sᵀ a warp along the whole chain: Z ← Z Tᵀ + S_Cᵀ. The operands of a step come through
 // shared memory in slices, several of which are under way: slice q holds columns 32q … 32q + 31 of T (of its rows,
 // value-first) and rows 32q … of the end state. A low-rank transition's slice q holds rows 16q … 16q + 15 of B, then of
 // A.

@@ -5,8 +5,8 @@
 
 namespace ashlar::kernels::cuda {
 
-// Whether RunCompose can do it: a delta-rule family, tuples all of one dtype, d_k ≤ 128, d_k and d_v multiples of 8,
-// matrices that begin at multiples of 16 bytes. The general kernel does the rest.
+// Returns whether RunCompose supports these arguments: a delta-rule family, tuples all of one dtype, d_k ≤ 128, d_k and
+// d_v multiples of 8, matrices that begin at multiples of 16 bytes. The general kernel (chain.h) does the rest.
 bool ComposeFits(const ComposeArgs& args);
 
 // The chain's steps are interiors of dtype `dtype`.

@@ -9,7 +9,7 @@ constexpr int kThreads = 256;
 constexpr int kNumbers = 8;  // neighbours in memory, of one thread
 constexpr int kSteps = 8;    // whose decays are in shared memory, and whose end states are under way, at once
 
-// Where a thread's numbers stand: in one row (k-first) or one column (v-first) of the state.
+// The place of a thread's numbers: one row (k-first) or one column (v-first) of the state.
 struct NumberPlace {
   __device__ NumberPlace(const Chain& chain, int64_t index)
       : i(static_cast<int>(chain.value_first ? index % chain.d_k : index / chain.d_v)),
@@ -50,7 +50,7 @@ struct Packed {
   }
 };
 
-// What a number's decay by one step depends on: nothing, its row, or its column.
+// Returns how many factors a step has: one for all numbers, or one for each row, or one for each column.
 __device__ inline int FactorWidth(const Chain& chain) {
   if (chain.family == Family::kGla) return chain.d_k;
   return chain.family == Family::kMamba1 ? chain.d_v : 1;
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kThreads, 2) DecayKernel(const __grid_constant
       for (int n = 0; n < kNumbers; ++n) {
         const int at = by_row ? place.i + n * place.next_i : elementwise ? place.j + n * place.next_j : 0;
         float factor = factors[s * width + at];
-        // Where nothing is left the table's number may be zero itself.
+        // An infinite factor means that the transition is zero. The table's number may then be zero itself, and the
+        // product NaN.
         if (elementwise) factor = isinf(factor) ? 0.0f : expf(table[n] * factor);
         numbers[n] = numbers[n] * factor + end[n] * end_scale;
       }

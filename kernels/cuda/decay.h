@@ -6,8 +6,8 @@
 
 namespace ashlar::kernels::cuda {
 
-// Whether RunDecay can do it: a family whose transitions are no matrices, end states all of one dtype that begin at
-// multiples of 16 bytes, d_k and d_v multiples of 8, no turning. The general kernel does the rest.
+// Returns whether RunDecay supports these arguments: a family whose transitions are no matrices, end states all of one
+// dtype that begin at multiples of 16 bytes, d_k and d_v multiples of 8, no turning. The general kernel does the rest.
 bool DecayFits(const ComposeArgs& args);
 
 // The chain's steps are interiors whose end states are of `dtype`.

@@ -72,7 +72,7 @@ __device__ void TakeIn(const Chain& chain, const Place& place, const TokenBuffer
   }
 }
 
-// A token's key and gates go to its slot; what its columns wrote is put there by those who computed it.
+// Writes a token's key and gates to its slot. The threads that compute its write u store u there themselves.
 __device__ inline void Append(const Chain& chain, int32_t head, int64_t token, const TokenBuffer& buffer, int32_t slot,
                               int gate_width) {
   const TokenInputs& in = chain.inputs;

@@ -34,8 +34,8 @@ TEST_F(GpuTest, IsOneForAll) {
   EXPECT_EQ(FindGpu(-1, &why_), nullptr);
 }
 
-// What a daemon does: copies between an engine's arena and the processor's memory, hashing on the way; checksums come
-// back in the processor's memory, too.
+// A daemon's work: copies between an engine's arena and the processor's memory, hashing on the way. Checksums come back
+// in the processor's memory, too.
 TEST_F(GpuTest, MovesBetweenItsMemoryAndTheProcessors) {
   gpu_->Enter();
   std::unique_ptr<std::byte, decltype(&std::free)> memory(static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)),

@@ -18,7 +18,7 @@ struct Side {
   int64_t first_page;  // whose number stands first in the page table
 };
 
-// What a call moves from `from` to `to`, one of which is units.
+// The arguments of a call that moves rows from `from` to `to`, one of which is units.
 struct Move {
   Side from, to;
   int64_t tokens;
@@ -56,7 +56,7 @@ struct Element {
     if constexpr (kType == DType::kF16) return FromFloat<Half16::kF16>(value);
     if constexpr (kType == DType::kBF16) return FromFloat<Half16::kBF16>(value);
     if constexpr (sizeof(Bits) == 1) {
-      // What is too large becomes the largest number; NaN stays.
+      // A value beyond the range becomes the largest number; NaN stays.
       constexpr float kLimit = LargestFinite(kType);
       const float inside = value > kLimit ? kLimit : value < -kLimit ? -kLimit : value;
       return static_cast<Bits>(kType == DType::kF8E4M3 ? FloatToE4M3(inside) : FloatToE5M2(inside));
@@ -64,7 +64,7 @@ struct Element {
   }
 };
 
-// A row is cut into items of kCount numbers that one thread moves: first those that turn (pairs of two vectors, or
+// A row is cut into items of kCount numbers that one thread moves: first the items that turn (pairs of two vectors, or
 // vectors of pairs), then the rest.
 template <DType kType, int kCount>
 struct Items {
@@ -122,7 +122,7 @@ struct Items {
   }
 };
 
-// What an item's numbers become: turned ones are floats, others are bits already.
+// Converts an item's numbers to stored bits: turned numbers are floats, others are bits already.
 template <DType kType>
 struct Plain {
   using Bits = typename Element<kType>::Bits;

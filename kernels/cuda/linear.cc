@@ -10,7 +10,7 @@
 namespace ashlar::kernels::cuda {
 namespace {
 
-// What one call's Chain points to: counted first, then staged.
+// Builds the arrays that one call's Chain points to: counts them first, then stages them.
 class ChainBuilder {
  public:
   // `tables`: per-head pointer tables; `wide`: states written as fp16.

@@ -1,4 +1,4 @@
-// The operations of kernels/linear.h on a CUDA queue: what stands in the caller's structs goes to the device, then
+// The operations of kernels/linear.h on a CUDA queue: each copies the caller's structs to the device, then starts
 // kernels.
 #pragma once
 

@@ -25,7 +25,7 @@ __device__ inline uint32_t ToFloat8(float value) {
   const uint32_t sign = FloatBits(value) >> 31 << 7, magnitude = FloatBits(value) & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return sign | kNan;
   if (magnitude < static_cast<uint32_t>(128 - kBias) << 23) {
-    // Below the normal range numbers are whole multiples of the least one; the sum rounds to such a multiple.
+    // Below the normal range numbers are whole multiples of the least one; the sum rounds to one of these multiples.
     constexpr float kAligner = 1.5f * (1u << (24 - kBias - kMantissaBits));
     return sign | (FloatBits(FloatOf(magnitude) + kAligner) - FloatBits(kAligner));
   }

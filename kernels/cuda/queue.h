@@ -1,4 +1,4 @@
-// The queue of the cuda back end: a stream, and what calls leave behind until their work is done.
+// CudaQueue: the queue of the cuda back end. It has a stream, and keeps calls' arguments until their work is done.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,9 +21,9 @@ struct Staged {
   T* device = nullptr;
 };
 
-// Arguments that the device reads (pointer tables, page tables) go through a ring of kRingBytes: pinned memory here,
-// its copy there. A call waits for older work only where more than kRingBytes of arguments, or kMaxPending calls, are
-// under way.
+// Arguments that the device reads (pointer tables, page tables) pass through a ring of kRingBytes: pinned memory on the
+// host, a copy on the device. A call waits for older work only if more than kRingBytes of arguments, or kMaxPending
+// calls, are under way.
 class CudaQueue final : public Queue {
  public:
   static constexpr size_t kRingBytes = size_t{16} << 20;

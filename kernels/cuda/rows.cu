@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) ChecksumKernel(const void* const* un
   const int64_t count = unit + 1 == gridDim.x ? last_bytes : bytes;
   const auto* from = static_cast<const uint8_t*>(units[unit]);
   if (targets != nullptr) {
-    // What is hashed is the copy: the source may be memory that somebody else can still write.
+    // The copy is hashed, because another process may still write to the source.
     auto* to = static_cast<uint8_t*>(targets[unit]);
     const bool aligned = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) % 16 == 0;
     const int64_t wide = aligned ? count / 16 : 0;
@@ -169,7 +169,7 @@ void LaunchMove(const Move& move, bool vectors, dim3 blocks, int64_t rows_per_bl
   Launch("rows", kernel, blocks, kThreads, shared, stream, move, rows_per_block);
 }
 
-// Whether rows and everything between them come in whole vectors of 16 bytes.
+// Collects whether rows and everything between them come in whole vectors of 16 bytes.
 class Alignment {
  public:
   explicit Alignment(DType dtype) : element_bytes_(static_cast<int64_t>(ElementBytes(dtype))) {}

@@ -1,7 +1,7 @@
 // XXH3-64 with seed 0 by a block of threads: the numbers of kernels/checksum.h, computed from one unit's bytes.
 //
-// Bytes are read in stripes of 64. What a stripe adds to the eight accumulators does not depend on them, only the
-// scrambling after every sixteen stripes does; so stripes are summed by all threads, and eight threads scramble.
+// Bytes are read in stripes of 64. The term that a stripe adds to the eight accumulators does not depend on them; only
+// the scrambling after every sixteen stripes does. So all threads sum stripes, and eight threads scramble.
 #pragma once
 
 #include <cstdint>
@@ -135,7 +135,7 @@ __device__ inline uint64_t Keyed(uint64_t data, uint64_t secret) {
   return (x & 0xffffffffu) * (x >> 32);
 }
 
-// What the stripes of one block of sixteen add, in sums[0 … 7]; by one warp.
+// Sums the terms of the stripes of one block of sixteen, in sums[0 … 7]; by one warp.
 __device__ inline void SumBlock(const uint8_t* data, int64_t block, int64_t stripes, bool aligned, uint64_t* sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32, pair = lane % 4;
   uint64_t even = 0, odd = 0;

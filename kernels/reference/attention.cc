@@ -9,7 +9,7 @@
 namespace ashlar::kernels::reference {
 namespace {
 
-// How the keys in the pages stand.
+// The position to which the pages' keys are turned.
 enum class Keys { kLanded, kUnrotated, kZeroBased };
 
 std::vector<double> ReadRow(const PagedSlots& slots, int64_t slot, int32_t head, int32_t dim) {
@@ -34,7 +34,7 @@ struct Seen {
   const KeySpan* span;
 };
 
-// All that one token sees of a kv head.
+// Returns all keys and values of a kv head that one token sees.
 std::vector<Seen> See(const AttendArgs& args, Keys stand, int64_t position, int32_t kv_head) {
   const AttentionShape& shape = args.shape;
   std::vector<Seen> seen;

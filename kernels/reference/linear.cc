@@ -61,7 +61,7 @@ Transition ReadTransition(const LinearShape& shape, const TupleView& tuple, int3
   return out;
 }
 
-// How head h's element (i, j) of a state decays under a transition that is no matrix.
+// Returns the decay of head h's element (i, j) of a state under a transition that is no matrix.
 double DecayOf(const LinearShape& shape, const Transition& t, int32_t h, int32_t i, int32_t j) {
   switch (t.form) {
     case TransitionForm::kScalar:
@@ -128,7 +128,7 @@ void Append(const LinearShape& shape, const Transition& next, int32_t h, Transit
     return;
   }
   for (size_t i = 0; i < t.logs.size(); ++i) {
-    // Σ dt grows where the others' logarithms fall.
+    // Σ dt grows as the other families' logarithms fall.
     const double gone = t.form == TransitionForm::kElementwise ? INFINITY : -INFINITY;
     t.logs[i] += next.form == TransitionForm::kZero ? gone : next.logs[i];
   }

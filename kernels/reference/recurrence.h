@@ -1,4 +1,5 @@
-// What the reference's operations on linear layers share: matrices in fp64, tokens, and one step of the recurrence.
+// The common parts of the reference's operations on linear layers: matrices in fp64, tokens, one step of the
+// recurrence.
 #pragma once
 
 #include <cstdint>

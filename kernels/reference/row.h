@@ -8,7 +8,7 @@
 
 namespace ashlar::kernels::reference {
 
-// Where a row lies, and its scale where it has one.
+// The address of a row, and of its scale if it has one.
 struct Row {
   std::byte* data;
   float* scale;

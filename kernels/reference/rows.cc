@@ -119,7 +119,7 @@ void Checksum(const ChecksumArgs& args) {
     const size_t bytes = i + 1 == args.units.size() ? args.last_unit_bytes : args.unit_bytes;
     const void* hashed = args.units[i];
     if (args.target != nullptr) {
-      // What is hashed is the copy: the source may be memory that somebody else can still write.
+      // The copy is hashed, because another process may still write to the source.
       std::memcpy(args.target[i], args.units[i], bytes);
       hashed = args.target[i];
     }

@@ -1,4 +1,4 @@
-// What the tests of decoding from buffers have in common.
+// The common fixture of the tests of decoding from buffers.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -47,7 +47,7 @@ DecodeLayer::DecodeLayer(Random& random, Family family, StateOrder order, int64_
   shape.order = order;
   shape.key_heads = static_cast<int32_t>(random.Integer(1, 2));
   shape.heads = shape.key_heads * static_cast<int32_t>(random.Integer(1, 3));
-  // Odd sizes go through a copy, whole vectors in place.
+  // The kernels copy odd sizes, and read whole vectors in place.
   const bool odd = random.Integer(0, 1) == 0;
   shape.d_k = static_cast<int32_t>(odd ? random.Integer(4, 70) : 16 * random.Integer(1, 5));
   do {

@@ -17,8 +17,8 @@ inline constexpr Family kBufferedFamilies[] = {Family::kRetnet,   Family::kLight
 // ‖a − b‖ / ‖b‖; +∞ where `a` holds a number that is not finite.
 double Distance(const std::vector<float>& a, const std::vector<float>& b);
 
-// A layer and the inputs of `count` tokens. Heads take turns at decaying slowly and fast. What lies between two tokens'
-// inputs is NaN.
+// A layer and the inputs of `count` tokens. Heads decay slowly and fast in turn. The memory between two tokens' inputs
+// is NaN.
 struct DecodeLayer {
   DecodeLayer(Random& random, Family family, StateOrder order, int64_t count);
   DecodeLayer(DecodeLayer&&) = default;  // vectors keep their place, and with it what shape.decay_table points to

@@ -9,8 +9,8 @@
 
 namespace ashlar::kernels::testing {
 
-// Copies of everything that one call computes with, each array in an allocation of its own, so that a memory checker
-// sees every step outside. What Stage returns holds until the object ends.
+// Copies of all arrays that one call computes with, each in an allocation of its own, so that a memory checker sees
+// every access outside. The result of Stage holds until the object ends.
 class DeviceCall {
  public:
   explicit DeviceCall(DeviceMemory& memory) : memory_(memory) {}

@@ -1,4 +1,4 @@
-// How results are compared, and what error is accepted (the kernels' README has the reasons).
+// The comparison of results and the accepted errors (the kernels' README has the reasons).
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace ashlar::kernels::testing {
 
 // Accepted error of states and outputs, relative Frobenius, per head, where everything is fp32.
 inline constexpr double kTolerance = 1e-5;
-// What is accepted where numbers pass through a type of roundoff u in a chain of `chain` interiors: 0.5·u·√chain + u;
-// fp32: kTolerance, however long the chain.
+// The accepted error of numbers that pass through a type of roundoff u in a chain of `chain` interiors: 0.5·u·√chain +
+// u; fp32: kTolerance, however long the chain.
 double Tolerance(DType dtype, int64_t chain);
-// Of the coarsest of three.
+// The accepted error of the coarsest of three types.
 double Tolerance(Dtypes dtypes, int64_t chain);
 
 // A transition is a contraction whose error matters absolutely: where products of erases have left little of it,
@@ -23,15 +23,16 @@ inline constexpr double kTransitionFloor = 1e-6;
 double Norm(std::span<const double> a);
 // ‖a − b‖, Frobenius; +∞ where `a` holds a number that is not finite, or the sizes differ.
 double AbsoluteError(std::span<const double> a, std::span<const double> b);
-// ‖a − b‖ / ‖b‖, Frobenius; +∞ where `a` holds a number that is not finite, or the sizes differ. Where both are so
-// small that fp32 has lost digits (‖b‖ < 1e-30), the difference counts against 1e-30.
+// ‖a − b‖ / ‖b‖, Frobenius; +∞ if `a` holds a number that is not finite, or the sizes differ. If both are so small that
+// fp32 has lost digits (‖b‖ < 1e-30), the difference counts against 1e-30.
 double RelativeError(std::span<const double> a, std::span<const double> b);
 double RelativeError(std::span<const float> a, std::span<const float> b);
 // The largest error of any head.
 double RelativeError(const States& a, const States& b);
 
-// The largest error of any head's transition, as a multiple of what is accepted: 1 is the bound. Matrices: a tolerance
-// times ‖T‖, plus the floor. Logarithms x: such that e^x errs by no more than the floor and the tolerance together.
+// Returns the largest error of any head's transition, as a multiple of the accepted error: 1 is the bound. Matrices:
+// the bound is tolerance × ‖T‖ plus the floor. Logarithms x: e^x may err by no more than the floor and the tolerance
+// together.
 double TransitionError(const Tuple& a, const Tuple& b, double tolerance);
 
 }  // namespace ashlar::kernels::testing

@@ -1,4 +1,4 @@
-// What the tests of linear layers have in common.
+// The common fixture of the tests of linear layers.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -23,7 +23,7 @@ inline constexpr Dtypes kDtypes[] = {{},
                                      {DType::kF16, DType::kBF16, DType::kBF16},
                                      {DType::kBF16, DType::kBF16, DType::kF32}};
 
-// What the keys of a head look like, how it decays, and how large its values are.
+// The kinds of a head's keys and of its decay.
 enum class Keys { kRandom, kCorrelated, kSubspace };
 enum class Decay { kNone, kSlow, kMedium, kFast, kByHead };  // kByHead: slow, fast and none take turns
 

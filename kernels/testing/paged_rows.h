@@ -1,4 +1,4 @@
-// Random stored rows, page pools and rotations for the tests of what moves, turns and reads keys and values.
+// Random stored rows, page pools and rotations for the tests of operations that move, turn and read keys and values.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@
 
 namespace ashlar::kernels::testing {
 
-// How tokens and heads lie in a page: tokens first (NHD) or heads first (HND). kLoose: tokens first, with gaps.
+// The order of tokens and heads in a page: tokens first (NHD) or heads first (HND). kLoose: tokens first, with gaps.
 enum class PageOrder { kTokensFirst, kHeadsFirst, kLoose };
 
-// What a row is made of.
+// The element type of a row, and whether the row has a scale.
 struct RowFormat {
   DType dtype = DType::kF32;
   bool scaled = false;  // 8-bit types: a scale a row
 
-  // How far a number near `value` may lie from what it was rounded from, in a row of this scale.
+  // The greatest rounding error of a number near `value`, in a row of this scale.
   double Rounding(double value, double scale) const;
   std::string Name() const;
 };
@@ -88,7 +88,7 @@ class Pages {
   Pages(Random& random, const RowsShape& rows, PageOrder order, int32_t page_tokens, int64_t first_position,
         bool misaligned = false);
 
-  // What the pool holds at first.
+  // The pool's bytes at first.
   static constexpr std::byte kUntouched{0x31};
   static constexpr float kUntouchedScale = 0.125f;
 
@@ -105,7 +105,7 @@ class Pages {
   // The rows of a memory's tokens, and those of the pages' tokens replaced by `rows`.
   Rows RowsOf(Memory& memory) const;
   void SetRows(Memory& memory, const Rows& rows) const;
-  // Whether memories agree wherever no row of the tokens lies.
+  // Returns whether memories agree wherever no row of the tokens lies.
   bool SameElsewhere(const Memory& a, const Memory& b) const;
 
  private:

@@ -1,4 +1,4 @@
-// How GoogleTest shows what is a test's parameter: by its name, the same in every run.
+// Printers that show a GoogleTest parameter by its name, the same in every run.
 #pragma once
 
 #include <ostream>

@@ -1,4 +1,5 @@
-// What the operations on linear layers read and write, in memory of its own: states and tuples of any dtype and form.
+// The inputs and outputs of operations on linear layers, in memory of their own: states and tuples of any dtype and
+// form.
 #pragma once
 
 #include <cstddef>

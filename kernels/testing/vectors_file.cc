@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// The first thing that is wrong with a file. Whoever reads goes on with zeros, and asks at the end.
+// The first thing that is wrong with a file. A reader continues with zeros after an error, and checks at the end.
 class Errors {
  public:
   void Add(const std::string& field, const std::string& what) {
@@ -32,7 +32,7 @@ class Field {
  public:
   Field(const json& value, std::string name, Errors& errors) : value_(value), name_(std::move(name)), errors_(errors) {}
 
-  // Whether an array of this name is there and not empty; what is no array is found out when it is read.
+  // Returns whether an array of this name is there and not empty; reading finds out whether it is an array.
   bool Has(const char* key) const {
     return value_.is_object() && value_.contains(key) && !(value_[key].is_array() && value_[key].empty());
   }
@@ -113,7 +113,7 @@ void AppendTo(std::vector<double>& to, const std::vector<double>& numbers) {
   to.insert(to.end(), numbers.begin(), numbers.end());
 }
 
-// What the family's decay table holds for one head: the same for every token.
+// Reads one head's numbers of the family's decay table, which must be the same for every token.
 void ReadTable(const Field& token, const std::vector<double>& numbers, std::vector<double>& table) {
   if (table.empty()) table = numbers;
   if (table != numbers) token.Refuse("decays otherwise than token 0");

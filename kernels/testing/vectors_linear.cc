@@ -153,7 +153,7 @@ double VectorLayer::SumOfSteps(int32_t h, size_t segment, const Numbers& matrix,
     sum = std::log(t) / a;
   }
   if (fastest < 0) return sum;
-  // Where no element tells it, from the tokens.
+  // If no element tells the sum, it comes from the tokens.
   int64_t begin = 0;
   for (size_t i = 0; i < segment; ++i) begin += head(h).segments[i].tokens;
   for (int64_t t = begin; t < begin + head(h).segments[segment].tokens; ++t) sum += head(h).beta[t * d_v + channel];
@@ -212,7 +212,7 @@ class LinearChecker {
     Capture();
     Compose();
     ComposeTransitions();
-    // All tokens; and every second segment, with the others cached.
+    // All tokens; and every second segment, with the other segments cached.
     AdvanceSeam("one run", [](size_t) { return true; });
     AdvanceSeam("odd segments run", [](size_t i) { return i % 2 == 1; });
     AdvanceSeam("even segments run", [](size_t i) { return i % 2 == 0; });

@@ -125,7 +125,7 @@ int LandByDescriptor(int descriptor, uint64_t bytes) {
   return Land(arena->data());
 }
 
-// The engine's side: has another process land in `pages`, which that one is told of by `arguments`, and looks.
+// The engine's side: starts another process that lands in `pages`, passes it `arguments`, and checks the pages.
 int HaveLanded(std::byte* pages, std::vector<std::string> arguments) {
   constexpr uint16_t kUntouched = 0xabcd;
   std::vector<uint16_t> expected(kPoolBytes / sizeof(uint16_t), kUntouched), found(expected.size());

@@ -1,4 +1,5 @@
-// The interface of gpu/device_isa.cuh for a processor. What instructions do stands there; here is how.
+// The interface of gpu/device_isa.cuh for a processor: that header says what each instruction does, this one emulates
+// it.
 #pragma once
 
 #include <bit>

@@ -19,7 +19,7 @@ namespace {
 struct Range {
   size_t bytes = 0;
   bool mapped = false;
-  int protection = PROT_NONE;  // what the device may do
+  int protection = PROT_NONE;  // the device's access
 };
 
 struct State {
@@ -119,7 +119,7 @@ CUresult GetGranularity(size_t* granularity, const CUmemAllocationProp* properti
   });
 }
 
-// What a driver gives may hold what was there before.
+// Fills new memory with garbage: a driver's memory may hold older data.
 bool FillWithGarbage(int memfd, size_t bytes) {
   static const std::vector<char> garbage(kGranularity, '\xa5');
   for (size_t at = 0; at < bytes; at += garbage.size()) {
@@ -168,7 +168,7 @@ CUresult AddressReserve(CUdeviceptr* address, size_t size, size_t, CUdeviceptr,
   });
 }
 
-// The range, if it is just that one, and mapped as it should be.
+// Returns the range of exactly this address and size, if it is mapped (or not) as `mapped` says; else null.
 Range* FindRange(State& state, CUdeviceptr address, size_t size, bool mapped) {
   const auto found = state.ranges.find(address);
   const bool fits = found != state.ranges.end() && found->second.bytes == size && found->second.mapped == mapped;

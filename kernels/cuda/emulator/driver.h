@@ -1,6 +1,5 @@
-// A driver on a processor: a device's memory is a memfd, and far. No thread can touch its mappings but inside a copy or
-// a kernel of the emulated runtime; whoever forgets that an address is the device's gets a signal, as he would get an
-// illegal access from a GPU.
+// A driver on a processor: a device's memory is a memfd that only the emulated runtime can touch, inside a copy or a
+// kernel. A thread that uses a device address otherwise gets a signal, as it would get an illegal access from a GPU.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +15,7 @@ constexpr size_t kLargest = size_t{1} << 30;  // allocation
 
 const Driver& EmulatedDriver();
 
-// What is alive of all that was made.
+// The driver's objects that have been made and not yet released.
 struct DriverObjects {
   size_t handles = 0, ranges = 0, mappings = 0;
   bool operator==(const DriverObjects&) const = default;
@@ -31,13 +30,13 @@ struct Fault {
 void SetFault(const Fault* fault);
 // Names of the calls since the last time it was asked, in order; cuGetErrorName does not count.
 std::vector<std::string> TakeCalls();
-// What the device cannot do; 0: it can do everything.
+// Makes the device lack an attribute; 0: it lacks none.
 void LackAttribute(int attribute);
 
 // The processor's memory that was registered with the runtime. False: some of it is already; or it is not.
 bool RegisterHost(void* memory, size_t bytes);
 bool UnregisterHost(void* memory);
-// Whether a GPU would reach all of it.
+// Returns whether a GPU would reach all of `memory`.
 bool Reaches(const void* memory, size_t bytes);
 
 // While one lives, on any thread, mappings have the access that the device was given.

@@ -152,7 +152,7 @@ TEST_F(FarArenas, AnotherProcessWritesThere) {
   EXPECT_EQ(found, numbers);
 }
 
-// What makes a forgotten access of the processor show in tests.
+// This protection makes a forgotten access of the processor show in other tests.
 TEST_F(FarArenas, TheProcessorCannotTouchThem) {
   const auto arena = Make(kGranularity, &error_);
   ASSERT_NE(arena, nullptr);

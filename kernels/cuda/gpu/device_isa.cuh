@@ -1,5 +1,5 @@
-// The instructions of the GPU that C++ has no words for. emulator/device_isa.cuh is the same interface for a processor:
-// kernels include <device_isa.cuh>, and the build says which of the two they mean.
+// The instructions of the GPU for which C++ has no words. emulator/device_isa.cuh has the same interface for a
+// processor: kernels include <device_isa.cuh>, and the build selects one of the two.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -32,7 +32,7 @@ namespace attention {
 
 static_assert(AttendPlan::kTile % kRowTile == 0);
 
-// What one thread works in; it grows to the largest call so far.
+// One thread's working memory; it grows to the largest call so far.
 struct Scratch {
   KeyAngles angles;
   std::vector<float> memory;
@@ -83,7 +83,7 @@ struct Plane {
       rows[j] = stage != nullptr ? reinterpret_cast<const std::byte*>(staged + row * stride) : raw[which].row[row];
     }
   }
-  // Where they are fp32.
+  // Only for fp32 rows.
   const float* const* floats() const { return reinterpret_cast<const float* const*>(rows); }
 };
 
@@ -183,7 +183,7 @@ class Part {
  private:
   static constexpr size_t kColumns = kVecs * kLanes;
 
-  // Where a kv head's row stands among all rows.
+  // Returns the index of a kv head's row among all rows.
   size_t RowOf(int32_t kv_head, size_t row) const { return static_cast<size_t>(kv_head) * head_rows_ + row; }
 
   // Queries times the scale of scores, turned to their positions counted from `origin`.

@@ -1,5 +1,5 @@
-// How one call of attention is split. A unit is a block of query tokens with all their heads, so that keys are read
-// once, and all heads of a token one after another as they lie in a page. A part is a unit's share of a chunk of the
+// The division of one call of attention. A unit is a block of query tokens with all their heads, so that keys are read
+// once; all heads of a token stand one after another, as they lie in a page. A part is a unit's share of a chunk of the
 // keys; parts of a unit are merged by their maxima and sums.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace ashlar::kernels::host {
 
-// How the keys in the pages stand.
+// The position to which the pages' keys are turned.
 enum class KeysStand : uint8_t { kLanded, kUnrotated, kZeroBased };
 
 struct AttendPlan {
@@ -53,7 +53,7 @@ struct AttendPlan {
   int64_t keys = 0, chunks = 1, chunk_keys = 0;  // of all spans, one after another
 };
 
-// What a part leaves: rows are [kv heads][head_rows], of which the first are a unit's tokens, each with its query
+// The result of one part: rows are [kv heads][head_rows], of which the first are a unit's tokens, each with its query
 // heads.
 struct PartialRows {
   const float* largest;  // [rows], the largest score; −∞ where nothing was seen

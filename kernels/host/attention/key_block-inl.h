@@ -22,7 +22,7 @@ namespace attention {
 
 inline constexpr size_t kMaxBlock = 32;
 
-// Where the rows of a block's keys (or values) lie in their pages.
+// The addresses of the rows of a block's keys (or values) in their pages.
 struct RawRows {
   const std::byte* row[kMaxBlock];
   float scale[kMaxBlock];

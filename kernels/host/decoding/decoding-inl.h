@@ -121,7 +121,8 @@ class HeadDecoder {
   }
 
  private:
-  // How long all takes that is done once a head, in rows of a state; and in how many parts it fetches.
+  // kFixedSteps: the time of the work that is done once a head, in reads of a state's row. kFixedParts: the number of
+  // parts in which that work fetches.
   static constexpr size_t kFixedSteps = 96, kFixedParts = 4;
 
   size_t Reads(int32_t tokens) const { return static_cast<size_t>(tokens) * (Erases(shape_.family) ? 2 : 1); }

@@ -21,8 +21,8 @@ DecodeScratch& Scratch() {
   return *scratch;
 }
 
-// Heads [begin, end) of all requests' heads in a row. What one needs from memory is asked for while the one before it
-// is decoded.
+// Decodes heads [begin, end), counted over all requests. While it decodes one head it prefetches the memory of the
+// next.
 void DecodeHeads(const VerifyDraftsArgs& args, int64_t begin, int64_t end) {
   const auto request_of = [&](int64_t i) -> const BufferedRequest& {
     return args.requests[static_cast<size_t>(i / args.shape.heads)];

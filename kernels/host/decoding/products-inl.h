@@ -54,9 +54,9 @@ HWY_INLINE void Prefetch(const void* from, size_t bytes) {
 // Large matrices are walked in so many parts abreast, each in the order of memory.
 constexpr size_t kAbreast = 4;
 
-// Memory that will be needed next, asked for in steps while the present work needs none: a core can wait for a few
-// lines at a time only. The beginnings of all parts are asked for, as they will be read. What is asked for may end a
-// few lines behind `bytes`: a prefetch reads nothing that is not mapped, and does not fault.
+// Memory that will be needed next, prefetched in steps while the present work does not load: a core can wait for only a
+// few lines at a time. The beginnings of all parts are prefetched first, in the order of the later reads. Prefetching
+// may end a few lines behind `bytes`: a prefetch of an unmapped address reads nothing, and does not fault.
 class Upcoming {
  public:
   Upcoming() = default;
@@ -212,7 +212,7 @@ HWY_INLINE void AddDots(const float* HWY_RESTRICT x, size_t x_stride, size_t x_r
   for (size_t j = part * kAbreast; j < m.rows; ++j) DotRows<1>(x, x_stride, x_rows, m, j, 1, out, out_stride);
 }
 
-// What scales a matrix before something is added: a factor a row, or one a column.
+// The kind of factors that scale a matrix before the sum: one a row, or one a column.
 enum class Scale { kRows, kColumns };
 
 template <Scale kScale, size_t R, size_t N, class E>
@@ -251,7 +251,7 @@ HWY_INLINE void AddOuterRows(const float* HWY_RESTRICT scale, const float* HWY_R
   for (; column < m.columns; column += kLanes) AddOuterBlock<kScale, R, 1>(scale, a, a_stride, b, m, i, column);
 }
 
-// How much longer than a row of reads a row takes that `terms` are added to.
+// Returns the time of a row to which `terms` are added, in reads of a row.
 constexpr size_t StepsOfOuterRow(size_t terms) {
   return 1 + terms / 8;
 }

@@ -32,7 +32,7 @@ HWY_INLINE void Multiply(const float* from, const float* factors, size_t count, 
   }
 }
 
-// How long reading a slot takes, in rows of a state.
+// The time of reading a slot, in reads of a state's row.
 constexpr size_t kStepsOfSlot = 8;
 
 // One head of one request's buffer.

@@ -61,8 +61,8 @@ class HeadState {
     if (!in_place_ && loaded_) Round(view_.dtype, view_.heads[head_], view_.exponents);
   }
 
-  // What was loaded, or is held in place, also goes to `to`; where there is room to round it in, past the caches, so
-  // that no line is read that is only written. FinishStreaming must follow.
+  // Also writes the loaded or in-place state to `to`. An in-place state leaves copy_ free: it is rounded there and
+  // streamed past the caches, so that no line is read only to be overwritten. FinishStreaming must follow.
   void StreamTo(const StateView& to) const {
     if (!in_place_) return Round(to.dtype, to.heads[head_], to.exponents);
     Round(to.dtype, copy_, to.exponents);
@@ -96,7 +96,7 @@ class HeadState {
     UpdateRows(WritableRows<BF16>{Elements<BF16>(view_.heads[head_]), width_, rows_.rows, width_}, decay, keys, writes,
                upcoming);
   }
-  // Whether a state that was not loaded can take one Update.
+  // Returns whether a state that was not loaded can take one Update.
   bool UpdatesAsStored() const { return in_place_ || (view_.dtype == DType::kBF16 && width_ % kLanes == 0); }
 
  private:

@@ -24,7 +24,8 @@ HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 
-// Value heads that one worker advances together because they read the same keys: their products are made once.
+// The number of value heads that one worker advances together: they read the same keys, so products of keys are made
+// once.
 constexpr size_t kTogether = 4;
 constexpr size_t kMaxPanels = 2 * ((kMaxHeadDim + kWidth - 1) / kWidth);  // of [S | T]
 
@@ -45,7 +46,7 @@ struct Columns {
   size_t vecs() const { return (count + kLanes - 1) / kLanes; }
 };
 
-// How a chain is cut: value heads of one key head in slices, and the panels of X in blocks.
+// The division of a chain: value heads of one key head in slices, and the panels of X in blocks.
 struct Split {
   size_t together;  // heads in a slice
   size_t slices;    // a key head
@@ -60,7 +61,7 @@ inline size_t PanelsOf(const Chain& chain) {
   return PanelsOf(chain.shape.d_v) + (chain.has_transition_columns() ? PanelsOf(chain.shape.d_k) : 0);
 }
 
-// Whether a state is written whose exponent depends on the whole of it.
+// Returns whether the chain writes a state whose exponent depends on all of its numbers.
 inline bool WritesExponents(const Chain& chain) {
   const auto writes = [](const SeamStep& step) {
     return step.checkpoint != nullptr && step.checkpoint->dtype == DType::kF16;
@@ -240,7 +241,7 @@ class Strand {
     for (size_t p = 0; p < panels_; ++p) {
       const Columns columns = ColumnsOf(p);
       if (columns.transition) continue;
-      // What is padding is zero.
+      // Padding is zero, and so never the largest.
       if (rows_) {
         largest = LargestOf(X(h, p), kWidth * PanelRowStride(d_k_), largest);
       } else {
@@ -279,7 +280,7 @@ class Strand {
     }
     scratch_.transition.Apply(columns.begin, columns.count, x, next);
   }
-  // Whether S_C is in memory what LoadState would make of it.
+  // Returns whether S_C in memory already has the form that LoadState would give it.
   bool LiesAsAdded(const TupleView& interior, const HeadTuple& stored, const Columns& columns) const {
     return scratch_.transition.AddsInPlace() && (rows_ || key_first()) && interior.state_dtype == DType::kF32 &&
            stored.state_exponent == 0 && columns.count == kWidth && scratch_.turn.pairs == 0;
@@ -327,7 +328,7 @@ class Strand {
     scratch_.head.template Update<N>(y, x);
   }
 
-  // Where a panel of S begins in a token's values and outputs.
+  // Returns the column at which a panel of S begins in a token's values and outputs.
   size_t ValueColumn(size_t h, const Columns& columns) const {
     return (first_head_ + h) * static_cast<size_t>(shape_.d_v) + columns.begin;
   }

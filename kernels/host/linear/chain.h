@@ -1,4 +1,4 @@
-// What Compose, ComposeTransitions, Capture and AdvanceSeam have in common.
+// Chain: the arguments that Compose, ComposeTransitions, Capture and AdvanceSeam have in common.
 #pragma once
 
 #include <span>
@@ -21,7 +21,7 @@ struct Chain {
   int64_t out_stride = 0;
 
   TransitionForm form() const { return NaturalForm(shape.family); }
-  // Whether T is a matrix that is wanted: then X has columns for it.
+  // Returns whether the caller wants T and T is a matrix: then X has columns for it.
   bool has_transition_columns() const { return transition != nullptr && form() == TransitionForm::kDense; }
 };
 

@@ -33,7 +33,7 @@ constexpr size_t kChunkPanels = (kChunk + kWidth - 1) / kWidth;
 constexpr size_t kGramStride = kChunkPanels * kWidth;
 constexpr size_t kPanelStride = kMaxDim * kWidth;  // from one panel to the next
 
-// What a chunk's value heads share: keys, queries and their products.
+// The data that a chunk's value heads share: keys, queries and their products.
 struct KeyChunk {
   size_t tokens, padded;  // padded: up to a multiple of kRows, by tokens of zeros that change nothing
   size_t d_k, stride;     // stride: d_k up to a multiple of kRows, the distance of rows in k and q
@@ -88,7 +88,7 @@ struct KeyChunk {
   }
 };
 
-// What one value head adds: its gates, and everything they scale. Applies the chunk to panels of X.
+// The data of one value head: its gates, and everything they scale. Applies the chunk to panels of X.
 struct HeadChunk {
   const KeyChunk* keys;
   bool erases;
@@ -261,7 +261,7 @@ struct HeadChunk {
     for (float* rows : {decayed_keys, decayed_queries}) std::fill_n(rows + real * stride, added * stride, 0.0f);
     for (float* rows : {a, p}) std::fill_n(rows + real * kGramStride, added * kGramStride, 0.0f);
     for (size_t i = 0; i < real; ++i) {
-      // What follows the last vector written, up to the end of the block that reads it.
+      // Zeroes the numbers from the last vector written to the end of the block that reads the row.
       const size_t from = RoundUp(i + 1, kLanes), end = RoundUp(i + 1, kRows);
       if (from < end) std::fill(p + i * kGramStride + from, p + i * kGramStride + end, 0.0f);
     }

@@ -25,7 +25,7 @@ HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 
-// What a head's transition takes in memory.
+// Returns the bytes that a head's transition takes in memory.
 inline size_t TransitionBytes(const LinearShape& shape, const TupleView& tuple, size_t head) {
   const auto d_k = static_cast<size_t>(shape.d_k), element = ElementBytes(tuple.transition_dtype);
   const HeadTuple& stored = tuple.heads[head];
@@ -39,7 +39,7 @@ inline size_t TransitionBytes(const LinearShape& shape, const TupleView& tuple, 
   }
 }
 
-// How far apart the rows of panels are that lie as rows.
+// The distance between rows of a panel that lies as rows.
 constexpr size_t PanelRowStride(size_t d_k) {
   return RoundUp(d_k, kTileBlock);
 }
@@ -113,10 +113,10 @@ class HeadTransition {
     ahead_.transition = Ahead(stored.transition, TransitionBytes(shape, *tuple, head), parts);
   }
 
-  // Whether next ← S + T x for whole panels can take S as it lies in memory, fp32, in panels' order: nothing need be
-  // copied then.
+  // Returns whether next ← S + T x for whole panels can read S from the object itself (fp32, in panels' order), without
+  // a copy.
   bool AddsInPlace() const { return tile_parts_ > 0 && d_k_ % kTileBlock == 0; }
-  // That. Rows of S are `stride` numbers apart.
+  // next ← S + T x with S read in place. Rows of S are `stride` numbers apart.
   void ApplyInPlace(const float* x, const float* state, size_t stride, float* next) {
     MultiplyTiles(x, state, stride, next);
   }
@@ -153,7 +153,7 @@ class HeadTransition {
     }
   }
 
-  // How often Apply fetches.
+  // Returns how often Apply fetches.
   size_t Fetches() const {
     if (tile_parts_ > 0) return TileBlocks(d_k_) * TileSteps(d_k_) * TileProducts(tile_parts_);
     const size_t blocks = RoundUp(d_k_, kRows) / kRows;

@@ -64,7 +64,7 @@ HWY_INLINE void DecaysOf(const float* HWY_RESTRICT logs, size_t n, float* HWY_RE
   }
 }
 
-// Whether every key of a head has a decay of its own.
+// Returns whether every key of a head has a decay of its own.
 constexpr bool DecaysPerKey(Family family) {
   return family == Family::kGla || family == Family::kKda;
 }
@@ -103,8 +103,8 @@ inline size_t LogCount(const LinearShape& shape) {
   return static_cast<size_t>(form == TransitionForm::kDiagonal ? shape.d_k : shape.d_v);
 }
 
-// The transition of a chain of which the whole is no matrix: sums of logarithms (mamba1: of dt), for one head.
-// Where a transition of zero was met they are infinite, and stay so.
+// The transition of a chain whose product is no matrix: sums of logarithms (mamba1: of dt), for one head. After a
+// transition of zero the sums are infinite, and stay so.
 inline void SumLogs(const Chain& chain, size_t head, float* to) {
   const LinearShape& shape = chain.shape;
   const TransitionForm form = chain.form();

@@ -23,7 +23,7 @@ void Run(const Chain& chain, Workers* workers) {
   HWY_DYNAMIC_DISPATCH(RunChain)(chain, workers);
 }
 
-// Where a tuple's end state goes.
+// Returns a view of the memory of a tuple's end state.
 StateView StateOf(const TupleTarget& tuple) {
   return {.heads = tuple.state, .dtype = tuple.state_dtype, .exponents = tuple.state_exponents};
 }

@@ -93,7 +93,7 @@ HWY_INLINE void StepValueFirst(const StepToken& token, size_t d_k, size_t d_v, f
 // Up to here the recurrence is faster than a chunk: it reads the state once a token, but copies nothing.
 constexpr int64_t kFewTokens = 3;
 
-// Whether a chain is so short that it is computed in place, where the state's numbers are those of the sums.
+// Returns whether a chain is so short that it is computed in place; the stored state then has the type of the sums.
 inline bool IsFewTokens(const Chain& chain) {
   if (chain.form() == TransitionForm::kElementwise || chain.state.dtype != DType::kF32) return false;
   if (!chain.resume || !chain.interiors.empty() || chain.steps.size() != 1) return false;

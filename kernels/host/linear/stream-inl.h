@@ -55,7 +55,8 @@ class Stream {
     for (size_t begin = 0; begin < rows_; begin += slice) {
       const size_t end = std::min(rows_, begin + slice);
       for (size_t i = 0; i < chain_.interiors.size(); ++i) {
-        // What comes next is fetched meanwhile: the same rows of the next tuple, or of the first the next rows.
+        // Meanwhile the next rows are fetched: the same rows of the next tuple, or the following rows of the first
+        // tuple.
         const bool last = i + 1 == chain_.interiors.size();
         Compose(chain_.interiors[i], begin, end, chain_.interiors[last ? 0 : i + 1], last ? end : begin);
       }

@@ -12,11 +12,13 @@
 namespace ashlar::kernels::host {
 namespace {
 
-// What one worker takes at a time: enough to make handing out cheap, little enough to share a few megabytes evenly.
+// The bytes that one worker takes at a time: enough to make handing out cheap, few enough to share a few megabytes
+// evenly.
 constexpr int64_t kTaskBytes = 256 << 10;
-// What is copied and then hashed before the next is begun, so that hashing reads it from the nearest caches.
+// The bytes that are copied and then hashed before the next piece begins, so that hashing reads from the nearest
+// caches.
 constexpr int64_t kPieceBytes = 16 << 10;
-// From here on targets are streamed: most of so much would leave a core's cache before anybody reads it.
+// From this size on targets are streamed: most of the bytes would leave a core's cache before anybody reads them.
 constexpr int64_t kStreamingBytes = 2 << 20;
 
 Stores StoresFor(int64_t bytes, int64_t batch_bytes = 0) {

@@ -49,7 +49,7 @@ TEST_P(RowsTargetsTest, TurnsKeys) {
   }
 }
 
-// Through the cache, and past it as transfers of many megabytes go.
+// Through the cache, and past it as for transfers of many megabytes.
 TEST_P(RowsTargetsTest, LandsAndGathers) {
   const std::vector<double> frequencies = Frequencies(32, 1e6);
   for (const RowFormat format : kRowFormats) {

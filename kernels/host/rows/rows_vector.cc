@@ -173,8 +173,8 @@ void TurnAs(const Turn& turn, const KeyRows& keys) {
 template <DType kType>
 void TurnRowsOf(const Turn& turn, const KeyRows& keys, Stores stores) {
   const hn::ScalableTag<float> d;
-  // Whole lines alone are worth streaming, and nothing shorter than 16 bytes can be: a line that is written both ways
-  // goes to memory and comes back.
+  // Only whole lines are worth streaming: a line that is written partly through the cache and partly past it is written
+  // to memory and read back. Nothing shorter than 16 bytes can be streamed.
   constexpr size_t kLine = 64;
   if constexpr (hn::MaxLanes(d) * sizeof(Stored<kType>) >= 16) {
     const auto bytes = [](int32_t numbers) { return static_cast<size_t>(numbers) * sizeof(Stored<kType>); };

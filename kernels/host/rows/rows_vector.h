@@ -8,8 +8,8 @@
 
 namespace ashlar::kernels::host {
 
-// Streaming stores go past the caches: a target larger than them is not read before it is written. They become visible
-// to other threads by FinishStreaming, on the thread that stored.
+// kStreaming writes past the caches, so that a target larger than the caches is not read before it is written. Streamed
+// stores become visible to other threads by FinishStreaming, on the thread that stored.
 enum class Stores : uint8_t { kCached, kStreaming };
 void FinishStreaming();
 

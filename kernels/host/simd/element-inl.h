@@ -19,18 +19,18 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// What an array of `kType` is made of.
+// The C++ type of an array's elements, by dtype.
 template <DType kType>
 using Stored = std::conditional_t<ElementBytes(kType) == 4, float,
                                   std::conditional_t<ElementBytes(kType) == 2, uint16_t, uint8_t>>;
 
-// Where Highway uses the processor's own conversions of fp16; its substitutes truncate, and take infinities and NaN for
-// numbers.
+// True if Highway uses the processor's own conversions of fp16; its substitutes truncate, and take infinities and NaN
+// for numbers.
 inline constexpr bool kConvertsHalf =
     HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON;
 
-// The bits of `values` in a format narrower than fp32 in both fields, one number a lane, ties to even. What is too
-// large becomes `kLargest`, or infinity where that is 0. NaN stays NaN.
+// Returns the bits of `values` in a format narrower than fp32 in both fields, one number a lane, ties to even. A number
+// beyond the range becomes `kLargest`, or infinity if `kLargest` is 0. NaN stays NaN.
 template <int kExponentBits, int kMantissaBits, int kLargest, class D>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundBits(D d, hn::Vec<D> values) {
   const hn::RebindToUnsigned<D> du;

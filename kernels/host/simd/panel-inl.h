@@ -62,7 +62,7 @@ struct Block {
   }
 };
 
-// How the left operand lies: element (row, k) at a[row * lda + k], or at a[k * lda + row].
+// The order of the left operand: element (row, k) is at a[row * lda + k], or at a[k * lda + row].
 enum class Left { kRowMajor, kColumnMajor };
 
 // c += A B for kRows rows of A, `depth` deep, and a panel B.

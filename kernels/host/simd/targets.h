@@ -1,7 +1,8 @@
-// Which vector widths are compiled. Included before hwy/foreach_target.h by every file that is compiled for each.
+// The selection of vector widths that are compiled. Every file that is compiled for each width includes this before
+// hwy/foreach_target.h.
 //
 // Processors older than AVX2 get the portable version; vectors without a fixed size have no arrays in registers. Every
-// width that remains is tested (targets_test.cc and its neighbours).
+// remaining width is tested (targets_test.cc and its neighbours).
 #pragma once
 
 #undef HWY_DISABLED_TARGETS

@@ -1,13 +1,13 @@
 // Matrices of fp32 cut into parts of bf16, in the order in which the matrix unit reads them (tiles.h). Included once
-// for every target of Highway; of use where a panel is as wide as two tiles.
+// for every target of Highway; of use if a panel is as wide as two tiles.
 //
-// A number of fp32 is the sum of three numbers of bf16, each what the ones before it left over, rounded. A product of
-// two such sums is made of the six products of parts that exceed 2⁻²⁴ of it: six times the work, on a unit that does
-// sixteen times as much of it a cycle as two units of fused multiply-adds. Numbers of fp16 are two parts, numbers of
-// bf16 one, exactly.
+// A number of fp32 is the sum of three numbers of bf16: each part is the rounded remainder of the parts before it. The
+// product of two such sums is the sum of the six products of parts that exceed 2⁻²⁴ of it. That is six times the work,
+// on a unit that does sixteen times as much of it a cycle as two units of fused multiply-adds. Numbers of fp16 are two
+// parts, numbers of bf16 one, exactly.
 //
-// The unit takes what is below the normal range for zero. Infinities, and numbers within 2⁻⁹ of the largest of fp32,
-// make NaN of what they are multiplied with.
+// The unit takes numbers below the normal range for zero. Infinities, and numbers within 2⁻⁹ of the largest of fp32,
+// turn their products into NaN.
 
 #if defined(ASHLAR_KERNELS_HOST_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_TILES_INL_H_
@@ -29,7 +29,7 @@ namespace HWY_NAMESPACE {
 
 constexpr bool kPanelsAreTiles = kLanes == kTileRows && kWidth == kTileBlock;
 
-// Whether products with keys of so many dims run on the matrix unit: few would leave tiles mostly empty.
+// Returns whether products with keys of d_k dims run on the matrix unit: few dims would leave tiles mostly empty.
 inline bool SuitsTiles(size_t d_k) {
   return kPanelsAreTiles && d_k >= kTileDepth && HasTiles();
 }
@@ -109,7 +109,7 @@ HWY_INLINE void SplitRightTile(const MatrixCorner<E>& corner, uint16_t* HWY_REST
   }
 }
 
-// Where an operand stands in a product, and whether its memory holds the transpose.
+// The operand's side in a product, and whether its memory holds the transpose.
 enum class TileSide { kLeft, kLeftTransposed, kRight };
 
 // All parts of a transition, or of a panel as kTileBlock rows or columns of a matrix of E.

@@ -30,7 +30,7 @@ namespace {
 constexpr size_t kSumsWide = 16;
 constexpr int kTileStride = 64;  // bytes
 
-// What LDTILECFG reads.
+// The operand of LDTILECFG.
 struct alignas(64) TileConfig {
   uint8_t palette, start_row, reserved[14];
   uint16_t bytes_a_row[16];

@@ -1,7 +1,7 @@
 // Products of matrices on a processor's matrix unit (Intel AMX), which multiplies bf16 and sums in fp32.
 //
-// A tile is 16 rows of 64 bytes: 16 × 16 sums, or 16 × 32 numbers of bf16. What is fp32 is multiplied in parts
-// (tiles-inl.h cuts it).
+// A tile is 16 rows of 64 bytes: 16 × 16 sums, or 16 × 32 numbers of bf16. Operands of fp32 are multiplied in parts
+// (tiles-inl.h cuts them).
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace ashlar::kernels::host {
 constexpr size_t kTileRows = 16;
 constexpr size_t kTileDepth = 32;
 constexpr size_t kTileNumbers = kTileRows * kTileDepth;
-// What is multiplied at a time, and the width of a panel: two tiles by two.
+// The rows and columns of the sums made at a time, and the width of a panel: two tiles by two.
 constexpr size_t kTileBlock = 32;
 constexpr size_t kMaxTileParts = 3;
 
@@ -34,8 +34,8 @@ constexpr size_t TileProducts(size_t parts) {
   return parts == 3 ? 6 : parts == 2 ? 5 : 3;
 }
 
-// Whether products may run on the unit: the processor has one, the kernel lets the process use it (it is asked once),
-// and no test has turned it off.
+// Returns whether products may run on the unit: the processor has one, the kernel lets the process use it (it is asked
+// once), and no test has turned it off.
 bool HasTiles();
 // Tests turn it off in order to run vectors where there is a unit.
 void AllowTiles(bool allow);
