@@ -108,7 +108,7 @@ TEST_F(BundleTest, OneRankLooksUpAndTheOthersAttach) {
   ASSERT_EQ(second->found[0].reason, MissReason::kNone);
   EXPECT_EQ(second->found[0].header->shard.rank, 1u);
   cache().Release(kRank0, first.lease);
-  // What the second holds is the whole bundle.
+  // The second lease covers the whole bundle.
   EXPECT_TRUE(cache().Reserve(kRank0, Part(1, 0)).outcome == ReserveOutcome::kAlreadyPresent);
   EXPECT_EQ(Land(1, 1, second->lease), MissReason::kNone);  // a use: now it has no deadline
   rig_->clock.Advance(int64_t{1} << 50);

@@ -22,7 +22,7 @@ uint64_t LargestCapacity(const Tiers& tiers, TenantId tenant) {
   return bytes;
 }
 
-// What is taken from such an object makes a state composed.
+// Returns whether states that were resumed from this object are composed.
 bool IsComposed(const ObjectTable::Result& found) {
   return found.object && (found.object->header.kind == ObjectKind::kSegment ||
                           found.object->header.provenance == Provenance::kComposed);

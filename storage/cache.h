@@ -1,11 +1,4 @@
-// The one façade of storage: what is kept, for whom, and for how long.
-//
-// A deterministic state machine: one thread (the metadata thread) makes all calls, and all callbacks come on it. The
-// same clock, random source, calls and order of completions give the same result. Bytes are moved by the Mover on the
-// injected executor.
-//
-// Sessions hold leases and reservations. An object that is leased, being published or being landed stays; everything
-// else may be evicted, least recently used first, when its tenant needs space.
+// Cache: the one façade of storage. It decides which objects are kept, for whom, and for how long.
 #pragma once
 
 #include <cstdint>
@@ -43,12 +36,12 @@ namespace ashlar::storage {
 struct CacheOptions {
   Nanos unused_lease = 60'000'000'000;  // a match that was never used ends so long after it is needed
   Nanos reservation = 60'000'000'000;   // a reservation that was never published is reclaimed after this
-  // Who holds that many, or leases that list that many segments, gets no more until it releases some.
+  // A session that holds this many leases, or leases that list this many segments, gets no more until it releases some.
   size_t leases_per_session = limits::kMaxLeases;
   size_t leased_segments_per_session = limits::kMaxLeasedSegments;
-  size_t leases_per_tenant = LeaseTable::kTenantLeases;  // of all its sessions, likewise
+  size_t leases_per_tenant = LeaseTable::kTenantLeases;  // of all its sessions
   size_t leased_segments_per_tenant = LeaseTable::kTenantSegments;
-  // In flight; more are answered kBusy.
+  // Landings in flight; a landing beyond the bound is answered kBusy.
   size_t landings_per_session = SIZE_MAX;
   size_t compositions_per_session = limits::kMaxCompositions;
   ObjectTableOptions objects;
@@ -60,8 +53,8 @@ struct CacheOptions {
 class Mover;
 class Search;
 
-// What can take long comes in two forms: done when the call returns, or in slices (storage/slice.h), where the caller
-// calls again until all is done and serves others in between.
+// A call that can take long comes in two forms: one is done when it returns; the other works in slices
+// (storage/slice.h), and its caller calls again until all is done, serving others in between.
 class Cache {
  public:
   // All referenced objects must outlive the cache; `observer` may be null. `mover` works in the first tier, `copying`
@@ -71,18 +64,22 @@ class Cache {
         Observer* observer);
   ~Cache();
 
-  // Before any session is opened. What a pool of a tenant has for itself in a tier (0: the first;
-  // storage/objects/level.h); and how long its objects are kept unused (0: until space is needed).
+  // Before any session is opened. SetFloor: the bytes that a pool of a tenant keeps for itself in a tier (0: the first;
+  // storage/objects/level.h). SetTimeToLive: how long the tenant's objects are kept unused (0: until space is needed).
   void SetFloor(size_t tier, const TenantPool& pool, uint64_t bytes);
   void SetTimeToLive(TenantId tenant, Nanos ttl);
-  // Landings and compositions that a tenant may have in flight, and what they may hold in memory; otherwise any number.
+  // Bounds the landings and compositions that a tenant may have in flight, and the memory that they may hold; without a
+  // call any number.
   void SetInFlight(TenantId tenant, const InFlight::Bounds& bounds);
-  // What a tenant's exact prefixes may take, of each namespace; otherwise as much as its largest tier has.
+  // Bounds the bytes of a tenant's exact prefixes in each namespace; without a call they may take as much as the
+  // tenant's largest tier has.
   void SetPrefixCapacity(TenantId tenant, uint64_t bytes);
-  // How many leases a tenant's sessions may hold together, and segments in them; otherwise as CacheOptions say.
+  // Bounds the leases that a tenant's sessions may hold together, and the segments in them; without a call the bounds
+  // are those of CacheOptions.
   void SetLeaseBounds(TenantId tenant, size_t leases, size_t segments);
-  // What SsdTier::Recover gave: found from now on, but for what has been published meanwhile. In any parts; before any
-  // session, or once a disk that could not be opened is attached.
+  // Takes in the objects that SsdTier::Recover returned: look-ups find them from now on, except those that have been
+  // published meanwhile. The objects may come in several calls; before any session, or once a disk that could not be
+  // opened is attached.
   void Adopt(std::vector<SsdTier::Recovered> objects);
 
   void OpenSession(SessionId session, TenantId tenant);
@@ -95,33 +92,34 @@ class Cache {
   };
   std::optional<Freed> CloseSession(SessionId session, const std::function<void()>& drained, Slice& slice);
 
-  // Looks every query up and leases what it finds. An object whose stored header has changed is dropped and missed with
-  // kChecksumFailed. One lease for the whole match. A session whose leases, or the segments in them, would become too
-  // many misses everything with kBusy, and is refused to attach with RESOURCE_EXHAUSTED. A hit for which the answer
-  // `has_room` no more, asked in order, is answered and counted as a miss with kBusy, and leased all the same.
-  // What is needed later than now is fetched ahead, and the lease's deadline counts from when the last of it is needed.
-  // `lease`: the name that it is to have; everything is missed with kInvalidRequest where another one has it. All zero:
-  // one is drawn.
+  // Looks up every query and leases the objects that it finds, under one lease for the whole match. An object whose
+  // stored header has changed is dropped and missed with kChecksumFailed. If the session would hold too many leases, or
+  // too many segments in them, everything is missed with kBusy, and an Attach is refused with RESOURCE_EXHAUSTED.
+  // `has_room` is asked in order; a hit for which it has no room is answered and counted as a miss with kBusy, but is
+  // leased. Objects that are needed later than now are fetched ahead, and the lease's deadline counts from the last
+  // time of need. `lease`: the name of the lease; if another lease has it, everything is missed with kInvalidRequest.
+  // All zero: a name is drawn.
   Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr,
                const LeaseId& lease = {});
-  // The same for a prompt that may be resumed, too, and whose segments, from position 0 on, the queries are. What saves
-  // most of prefix and segments together is taken (storage/prefix/cover.h): segments whose heads end before the prefix
+  // The same for a prompt that may also resume; the queries are its segments from position 0 on. The look-up takes the
+  // cover of prefix and segments that saves most (storage/prefix/cover.h): segments whose heads end before the prefix
   // does are answered kCovered and are not looked up.
   Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt, const HasRoom& has_room,
                const LeaseId& lease = {});
-  // Either of them in slices; `prompt` may be null. Queries and prompt must outlive the search, and the cache, too.
+  // Either look-up in slices; `prompt` may be null. Queries, prompt and cache must outlive the search.
   std::unique_ptr<Search> StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
                                       HasRoom has_room, const LeaseId& lease = {});
-  // What another session found; NOT_FOUND for an unknown lease, also for another tenant's. For another `shard` than the
-  // one that looked it up: a lease of its own, which ends unused like one of a look-up, with its part of each bundle;
-  // what is of a bundle of another size is missed with kInvalidRequest. None: as it was found.
+  // Returns another session's match and makes this session a holder of its lease. NOT_FOUND for an unknown lease, also
+  // for another tenant's. If `shard` differs from the shard of the look-up, the session gets a lease of its own, with
+  // its shard of each bundle; that lease ends unused like one of a look-up, and an object of a bundle of another size
+  // is missed with kInvalidRequest. `shard` none: the match as it was found.
   absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease,
                                const std::optional<TensorShard>& shard = std::nullopt);
   void Release(SessionId session, const LeaseId& lease);
-  // The same in slices: the lease ends with the first one. False: call again.
+  // The same in slices: the lease ends with the first slice. False: call again.
   bool Release(SessionId session, const LeaseId& lease, Slice& slice);
-  // What a lease that this session holds covers; NOT_FOUND for any other. Changes nothing, not even the lease's age.
-  // For checking targets before Land.
+  // Returns the objects of a lease that this session holds; NOT_FOUND for any other lease. Changes nothing, not even
+  // the lease's age. For checking targets before Land.
   absl::StatusOr<Match> Held(SessionId session, const LeaseId& lease) const;
   bool Holds(SessionId session, const LeaseId& lease) const;
 
@@ -165,30 +163,32 @@ class Cache {
   // unknown).
   void Quiesce(SessionId session, LandingId landing, std::function<void()> quiet);
 
-  // What look-ups of this tenant would find, or why not. Takes no lease, counts as no use, and changes nothing; an
-  // object whose header has changed is only found out by a look-up.
+  // Explains what look-ups of this tenant would find, or why they would miss. It takes no lease, counts as no use, and
+  // changes nothing; only a look-up finds out that a header has changed.
   std::vector<Explanation> Explain(TenantId tenant, std::span<const Query> queries) const;
   // The latest of the tenant's segments that look-ups and landings missed, newest first.
   std::vector<Miss> LastMisses(TenantId tenant, size_t most) const;
 
-  // For operators, on all that is there of a key. Until `until` (0: for good) it stays in some tier, whoever needs the
-  // space; a second pin replaces the first. Evict: it goes from all of them, leased bytes with their leases. False:
-  // there is no such object.
+  // For operators; the calls act on all objects of a key. Pin: until `until` (0: for good) the object stays in some
+  // tier, whoever needs the space; a second pin replaces the first. Evict: the object leaves all tiers; its leased
+  // bytes leave with their leases. False: there is no such object.
   bool Pin(TenantId tenant, const Key& key, Nanos until);
   bool Unpin(TenantId tenant, const Key& key);
   bool Evict(TenantId tenant, const Key& key);
-  // The tiers that have a whole copy, top to bottom; on a disk: acknowledged. Counts as no use of it.
+  // Returns the tiers that have a whole copy, top to bottom; a disk counts once it has acknowledged the copy. Counts as
+  // no use of the object.
   std::vector<TierKind> Where(TenantId tenant, const Key& key, const TensorShard& shard = {}) const;
 
   // Draining, before the memory tiers are lost. Look-ups miss everything (kDaemonUnavailable) and nothing is reserved
-  // (kUnavailable); what is under way goes on. What memory has alone is written to the disk as far as there is room
-  // without giving anything up there, whatever admission says of it: what is pinned first, then what was found most
-  // often. Starting again starts over with what is left; harmless. Ending it takes requests again.
+  // (kUnavailable); calls under way continue. Objects that memory alone has are written to the disk as far as there is
+  // free room, whatever admission says: pinned ones first, then those found most often. StartDrain may be called again:
+  // it starts over with the objects that are left. EndDrain makes the cache take requests again.
   void StartDrain();
   void EndDrain();
   bool draining() const;
 
-  // Ends what is past its deadline, goes on with what found no room. Call it about once a second.
+  // Ends leases, reservations and objects that are past their deadlines, and continues copies that found no room. Call
+  // it about once a second.
   void Tick();
   bool Tick(Slice& slice);  // in slices: false: call again
 

@@ -1,4 +1,4 @@
-// What becomes of bad bytes, bad calls and full queues: a miss with a reason, and nothing else changes.
+// Bad bytes, bad calls and full queues: each is a miss with a reason, and nothing else changes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

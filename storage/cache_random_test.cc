@@ -23,7 +23,7 @@ constexpr uint64_t kTexts = 10;
 constexpr int kSessions = 4;
 constexpr Nanos kDeadline = 1000;
 
-// What the cache should know, said as plainly as possible: lists, no slots, no threads.
+// A model of the cache's decisions, as plain as possible: lists, no slots, no threads.
 class Model {
  public:
   struct Object {

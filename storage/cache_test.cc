@@ -1,4 +1,4 @@
-// What the cache does when all goes well.
+// The cache's calls when nothing fails.
 #include "storage/cache.h"
 
 #include <gmock/gmock.h>

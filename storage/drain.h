@@ -1,4 +1,4 @@
-// What still touches a session's memory.
+// Drain: counts the work that still touches a session's memory.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Before memory is lost: what memory has alone goes to the disk, and nothing new begins.
+// A drain before memory is lost: objects that memory alone has are written to the disk, and nothing new begins.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,7 +43,7 @@ class DrainTest : public ::testing::Test {
     EXPECT_FALSE(rig_->cache->stats().unsaved.writing);
   }
   void Restart() {
-    rig_->disk.Crash();  // what was not synced is gone as well
+    rig_->disk.Crash();  // unsynced writes are lost too
     rig_->Restart();
     rig_->cache->OpenSession(kAnn, 1);
   }

@@ -26,7 +26,7 @@ using kernels::testing::Tuple;
 constexpr SessionId kSession = 1;
 constexpr TenantId kTenant = 1;
 
-// Stores some heads as zero, and of dense families some as low rank. What the forms are.
+// Stores some heads as zero, and some heads of dense families as low rank. Returns the forms.
 std::vector<TransitionRun> MixForms(Random& random, const LinearLayer& layer, Tuple& tuple) {
   const TupleShape shape = TupleShapeOf(layer);
   std::vector<TransitionRun> runs;
@@ -70,7 +70,7 @@ std::vector<std::byte> BytesOf(const Part& part, const kernels::TupleView& tuple
   return bytes;
 }
 
-// What publishes an object of nothing but tensors, `fill(part)` giving each part's bytes.
+// Makes a source that publishes an object of tensors only; `fill(part)` returns each part's bytes.
 template <typename Fill>
 PublishSource SourceOf(ObjectHeader plan, Fill fill) {
   auto memory = std::make_shared<std::vector<std::vector<std::byte>>>();
@@ -254,7 +254,7 @@ TEST_F(FormsTest, WhatWasGivenBackHoldsOtherObjects) {
   EXPECT_TRUE(rig.observer.evicted.empty());
   EXPECT_EQ(rig.Reason(kSession, Plan(WideLayout(), 1)), MissReason::kNone);
   EXPECT_EQ(rig.Reason(kSession, Plan(WideLayout(), 2)), MissReason::kNone);
-  // A third one, dense: the two of one extent each must go for it, and count as that.
+  // A third object, dense: the two objects of one extent each must leave for it, which counts as one eviction.
   const ObjectHeader dense = Plan(WideLayout(), 3);
   EXPECT_EQ(rig.cache.Reserve(kSession, dense).outcome, ReserveOutcome::kGranted);
   EXPECT_EQ(rig.observer.evicted.size(), 1u);

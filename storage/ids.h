@@ -1,4 +1,4 @@
-// Names of what the cache hands out and is told about.
+// Identifiers of sessions, tenants, objects, reservations and leases.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ using LeaseId = std::array<uint8_t, 16>;  // random: a handle that processes of 
 using ReservationId = uint64_t;
 using LandingId = uint64_t;  // chosen by the client, unique within its session
 
-// What bytes are kept for: segments that all of a namespace share, or running states that are their sessions' own.
+// The use of a pool's bytes: segments that all of a namespace share, or running states that are their sessions' own.
 enum class PoolKind : uint8_t { kPublic = 0, kPrivate = 1 };
 inline constexpr PoolKind kPools[] = {PoolKind::kPublic, PoolKind::kPrivate};
 

@@ -1,4 +1,4 @@
-// Told of everything worth counting.
+// Observer: is told of every event worth counting.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,11 @@ class Observer {
   virtual void Landed(TenantId /*tenant*/, uint64_t /*bytes*/) {}
   // A copy in one tier became another in another one: promoted, or demoted.
   virtual void Copied(TenantId /*tenant*/, TierKind /*from*/, TierKind /*to*/, uint64_t /*bytes*/) {}
-  // What was asked for ahead of when it is needed came up, in time or not.
+  // An object that was asked for ahead came up, in time or not.
   virtual void Prefetched(TenantId /*tenant*/, bool /*in_time*/) {}
   // A tier could not read, or not write.
   virtual void TierError(TenantId /*tenant*/, TierKind /*tier*/, const absl::Status& /*error*/) {}
-  // What became of one object that an engine asked to publish.
+  // The outcome of one object that an engine asked to publish.
   virtual void Reserved(TenantId /*tenant*/, ObjectKind /*kind*/, ReserveOutcome /*outcome*/) {}
   // The tenant's budget has room, but the machine gave no memory (or descriptors, or mappings) for another arena.
   virtual void NoMemory(TenantId /*tenant*/, absl::string_view /*why*/) {}
@@ -38,7 +38,7 @@ class Observer {
   virtual void Prompted(TenantId /*tenant*/, uint64_t /*tokens*/) {}
   // A look-up resumes a prompt behind so many tokens: of its conversation's own states, or of its namespace's.
   virtual void Resumed(TenantId /*tenant*/, bool /*own*/, uint64_t /*tokens*/, uint64_t /*prompt*/) {}
-  // What became of one checkpoint of a text that was committed.
+  // The outcome of one checkpoint of a text that was committed.
   virtual void Committed(TenantId /*tenant*/, CommitOutcome /*outcome*/, bool /*own*/, uint64_t /*depth*/) {}
   // A composition's end; `elapsed` from when it was asked for, 0 where it was refused.
   virtual void Composed(TenantId /*tenant*/, MissReason /*outcome*/, Nanos /*elapsed*/) {}

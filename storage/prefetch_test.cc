@@ -1,4 +1,4 @@
-// What is matched ahead of its need: it comes up behind what is needed sooner, and before what nobody waits for.
+// Objects matched ahead of their need: they come up after those needed sooner, and before those that nobody waits for.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -128,7 +128,7 @@ TEST_F(PrefetchTest, WhatTakesLongPaysIfItIsAskedForInTime) {
   EXPECT_EQ(Ask(2, 0, kSecond / 2).found[0].reason, MissReason::kSlowerThanRecompute);
   EXPECT_EQ(Ask(2, kSecond / 4, kSecond / 2).found[0].reason, MissReason::kSlowerThanRecompute);
   EXPECT_EQ(Ask(2, kSecond / 2, kSecond / 2).found[0].reason, MissReason::kNone);
-  rig_.clock.Advance(60 * kSecond);  // what was asked for ahead says nothing of what copies take
+  rig_.clock.Advance(60 * kSecond);  // a copy that was asked for ahead says nothing about the time of copying
   UntilIdle();
   EXPECT_EQ(Ask(3, 0, kSecond).found[0].reason, MissReason::kNone);
 }

@@ -55,7 +55,7 @@ class SpansTest : public ::testing::Test {
     EXPECT_TRUE(landing->verdict);
     return *landing->verdict;
   }
-  // That the prompt resumes at `depth`, by so many tokens of a span, with the bytes that belong there and none behind.
+  // Expects the prompt to resume at `depth`, by so many tokens of a span, with the right bytes and none behind.
   void ExpectResumes(const Tokens& prompt, uint64_t depth, uint32_t span, const ConversationId& conversation = {}) {
     SCOPED_TRACE(depth);
     const Match match = Ask(prompt, conversation);
@@ -107,7 +107,7 @@ TEST_F(SpansTest, EnginesThatCannotRebuildResumeFromStates) {
   EXPECT_EQ(match.prefix.depth, 299u);
   EXPECT_EQ(match.prefix.span_tokens, 0u);
   EXPECT_THAT(match.prefix.resumable, ElementsAre(299u));
-  // What they offer of a span is nothing, as they have said that they have none.
+  // These engines have declared that they capture no spans, so a span that they offer is ignored.
   const Tokens other = Numbers(9000, 100);
   PrefixCommit commit = plain_.Offer(other, 60, {59});
   commit.span = PrefixCommit::Span{.begin = 59, .tensors = {}};
@@ -187,7 +187,7 @@ class CrowdedSpansTest : public SpansTest {
   CrowdedSpansTest() { rig_.cache->SetPrefixCapacity(1, 12 * limits::kExtentBytes); }
 };
 
-// What the cache of prefixes gives up goes, spans as well, and what is stored is never more than its capacity.
+// A span that the planner gives up leaves the tiers, and the stored bytes never exceed the capacity.
 TEST_F(CrowdedSpansTest, WhatIsGivenUpGoes) {
   std::mt19937_64 random(1);
   std::map<uint64_t, Tokens> talks;

@@ -110,7 +110,7 @@ class RowTypesTest : public ::testing::Test {
     job.Run();
     return job.Finish();
   }
-  // Whether the object was found whole.
+  // Returns whether the object was found whole.
   bool Land(const ObjectHeader& header, Rows& keys, Rows& values) {
     LandTarget target{.rows = {Layer(keys, values)}, .page_table = table_};
     EXPECT_TRUE(Fits(target, header, {.first_position = kTarget}));
@@ -147,7 +147,7 @@ TEST_F(RowTypesTest, TravelThroughAnObject) {
       ASSERT_TRUE(header.has_value());
       Rows landed_keys = MakePages(kKeyDim), landed_values = MakePages(kValueDim);
       ASSERT_TRUE(Land(*header, landed_keys, landed_values));
-      // What turns, and what is copied to the bit.
+      // The rows that turn, and the rows that are copied to the bit.
       const Rows& turning = latent_ ? values : keys;
       const Rows& landed = latent_ ? landed_values : landed_keys;
       EXPECT_LE(LargestDifference(RunOf(landed, kTarget), Turned(RunOf(turning, kSource)), 1e-6), 1);

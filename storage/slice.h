@@ -1,5 +1,5 @@
-// How much of a long call may be done now. Calls that can take long do some steps, and go on when they are called
-// again: meanwhile the thread serves others.
+// Slice: how much of a long call may be done now. Such a call does some steps and continues when it is called again;
+// meanwhile the thread serves others.
 #pragma once
 
 #include <cstddef>

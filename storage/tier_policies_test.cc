@@ -1,4 +1,4 @@
-// What is kept where, and for how long: admission, floors, pins, expiry, and hits that do not pay.
+// Policies over the tiers: admission, floors, pins, expiry, and hits that do not pay.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ TEST_F(TierPoliciesTest, AHitThatDoesNotPayIsDeclined) {
   rig_->cache->Release(kSession, match.lease);
 }
 
-// What a landing waits for its bytes to come up is the copy's time, not its own.
+// The time that a landing waits for its bytes to come up counts as the copy's, not as its own.
 TEST_F(TierPoliciesTest, ACopyAndALandingAreMeasuredOnceEach) {
   Make({.hbm = 0, .dram = 4, .ssd = 64});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);

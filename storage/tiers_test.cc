@@ -285,7 +285,7 @@ TEST_F(TiersTest, WhatIsAskedForAgainAndGivenUpAgainLeavesNothing) {
   EXPECT_EQ(rig_->cache->stats().copies_under_way, 0u);
 }
 
-// Whatever part of both ways up is still under way: from the disk to memory, and from there to the top.
+// Any part of both ways up may still be under way: from the disk to memory, and from there to the top.
 TEST_F(TiersTest, WhatIsAskedForAgainAnywhereOnItsWayThroughThreeTiersComesUp) {
   constexpr int kSteps = 12;  // more than the way up takes
   int drained = 0;

@@ -1,10 +1,10 @@
-// Tenants in turn, by what they cost: deficit round robin (Shreedhar and Varghese, 1996).
+// Turns: tenants take turns by their cost, by deficit round robin (Shreedhar and Varghese, 1996).
 //
-// Whatever serves several tenants one piece at a time (the metadata thread, the workers, copies between tiers) asks
-// here whose piece is next. Every tenant with something to do gets `quantum` a round, in any unit of cost (nanoseconds,
-// bytes), and is served until it has spent that. A piece may cost more than its tenant had left: the rest is a debt,
-// which following rounds pay off. So of n tenants each gets an nth of what is served, whatever the others ask for; and
-// a tenant without debt waits, when it comes, for at most a quantum and a piece of each other one.
+// A thread or queue that serves several tenants one piece at a time (the metadata thread, the workers, copies between
+// tiers) asks Turns for the next tenant. Every tenant with something to do gets `quantum` a round, in any unit of cost
+// (nanoseconds, bytes), and is served until it has spent that. A piece may cost more than its tenant had left: the rest
+// is a debt, which following rounds pay off. So each of n tenants gets an nth of the service, whatever the others ask
+// for; and a tenant without debt waits, when it comes, for at most a quantum and a piece of each other tenant.
 //
 // Deterministic, not thread-safe.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace ashlar::storage {
 
-// Whose turn it is. What there is to do is its owner's business.
+// The order of tenants. The owner keeps the work itself.
 class Turns {
  public:
   // More than 0. Of the order of one piece's cost: less takes more rounds to find who is next, more makes others wait.
@@ -34,8 +34,9 @@ class Turns {
     if (std::exchange(share.active, true)) return;
     ring_.push_back(tenant);
   }
-  // It has nothing to do. What it owes stays, and so does what it had left, less than a quantum: its latest piece may
-  // not be charged yet. Were that gone, one that always has one piece alone would owe for every piece that it paid for.
+  // The tenant has nothing to do. Its debt stays, and so does its balance, less than a quantum: its latest piece may
+  // not be charged yet. Without that balance a tenant that always has one piece alone would owe for every piece that it
+  // paid for.
   void Deactivate(TenantId tenant) {
     const auto found = shares_.find(tenant);
     if (found == shares_.end() || !found->second.active) return;
@@ -44,7 +45,8 @@ class Turns {
     if (found->second.balance == 0) shares_.erase(found);
   }
 
-  // Whose turn it is; the same until that tenant has been charged, or deactivated. None: nobody has anything to do.
+  // Returns the tenant whose turn it is; the same one until that tenant has been charged, or deactivated. None: nobody
+  // has anything to do.
   std::optional<TenantId> Next() {
     if (ring_.empty()) return std::nullopt;
     // A round pays each one its quantum. Whole rounds in which nobody would get his turn are paid at once.
@@ -60,8 +62,8 @@ class Turns {
     }
   }
 
-  // What serving the tenant has cost, known or measured; also of work that was done without asking whose turn it was.
-  // A tenant that has spent its quantum, or had none, goes to the end.
+  // Charges the cost of serving the tenant, known or measured; also of work done without asking Next. A tenant that has
+  // spent its quantum, or had none, moves to the end.
   void Charge(TenantId tenant, int64_t cost) {
     Share& share = shares_[tenant];
     share.balance -= cost;
@@ -131,7 +133,7 @@ class TurnQueue {
     --size_;
     return next;
   }
-  // Whose item is next in turn; none: nothing waits.
+  // Returns the tenant of the next item in turn; none: nothing waits.
   std::optional<TenantId> Next() { return turns_.Next(); }
   const std::deque<TenantId>& waiting() const { return turns_.waiting(); }  // tenants, the next one first
   void Charge(TenantId tenant, int64_t cost) { turns_.Charge(tenant, cost); }

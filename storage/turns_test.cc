@@ -36,7 +36,7 @@ TEST(Turns, ATenantIsServedUntilItsQuantumIsSpent) {
   EXPECT_EQ(served, (std::vector<TenantId>{1, 1, 2, 2, 1, 1, 2, 2}));
 }
 
-// Who asks for ten times as much a piece gets a piece for ten of the other's.
+// A tenant whose pieces cost ten times as much gets one piece for ten of the other's.
 TEST(Turns, ALargePieceIsPaidOffInLaterRounds) {
   Turns turns(kQuantum);
   turns.Activate(1);
@@ -51,7 +51,7 @@ TEST(Turns, ALargePieceIsPaidOffInLaterRounds) {
   EXPECT_NEAR(pieces[2], 1000, 2);
 }
 
-// As while the front's own piece goes on for long, and others are served beside it.
+// As if the front tenant's own piece takes long, and others are served beside it.
 TEST(Turns, WhoeverIsServedOutOfTurnGoesToTheEnd) {
   Turns turns(kQuantum);
   for (const TenantId tenant : {1, 2, 3}) turns.Activate(tenant);

@@ -1,4 +1,4 @@
-// A hash table of bounded size from which the oldest entries go first.
+// BoundedTable: a hash table of bounded size that drops its oldest entries first.
 #pragma once
 
 #include <cstddef>

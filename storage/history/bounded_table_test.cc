@@ -11,7 +11,8 @@
 namespace ashlar::storage {
 namespace {
 
-// Against a list, oldest first: whatever is put, replaced and erased, the oldest go first and nothing else.
+// Compares the table with a list, oldest first. Under any puts, replacements and erasures the oldest entries are
+// dropped first, and no others.
 TEST(BoundedTable, ForgetsTheOldestFirst) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));

@@ -1,4 +1,4 @@
-// Why a look-up missed, or what it would find: with everything that is known.
+// Query, and Explanation: why a look-up missed, or what it would find, with everything that is known.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace ashlar::storage {
 
-// What is asked for: one run of tokens of a prompt.
+// One run of a prompt's tokens that is looked up.
 struct Query {
   ObjectKind kind = ObjectKind::kSegment;
   Key key;
@@ -22,7 +22,7 @@ struct Query {
   NamespaceId ns;
   TextDigest text;  // all zero: not known
   uint64_t tokens = 0;
-  Nanos recompute = 0;   // what computing it again takes, as the engine declared; 0: not known
+  Nanos recompute = 0;   // the time of computing it again, as the engine declared; 0: not known
   double flops = 0;      // likewise
   Nanos needed_at = 0;   // when it will be, on the injected clock; what is past is now
   bool storable = true;  // false: too short to have an interior, a miss without a look-up
@@ -51,7 +51,7 @@ struct Explanation {
 struct Miss {
   Nanos at = 0;  // on the injected clock
   SessionId session = 0;
-  Query query;  // what a landing misses has no text; nor, when its lease is lost, any name
+  Query query;  // the query of a landing's miss has no text, and no key if its lease is lost
   Explanation why;
 };
 

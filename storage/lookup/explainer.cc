@@ -43,7 +43,7 @@ Explanation Explainer::Explain(TenantId tenant, const Query& query) const {
 
 MissReason Explainer::Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason) {
   Miss miss{.at = clock_.Now(), .session = session, .query = query, .why = Explain(tenant, query)};
-  // What is here of another division into shards is no hit.
+  // An object of another division into shards is no hit.
   const bool other = miss.why.present && miss.why.present->of_shards != query.shard.size;
   if (reason != MissReason::kNeverSeen || other) miss.why.reason = reason;
   misses_.Add(tenant, miss);

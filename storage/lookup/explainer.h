@@ -1,4 +1,5 @@
-// Why look-ups miss: what is asked for is compared with what is here, what is gone, and what other namespaces have.
+// Explainer: why look-ups miss. It compares a query with the objects that are here, that are gone, and that other
+// namespaces have.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,7 @@ class Explainer {
   // From now on a miss of this text under another namespace says so.
   void Published(TenantId tenant, const TextDigest& text, const NamespaceId& ns) { texts_.Remember(tenant, text, ns); }
 
-  // What is known of what a query asks for. Of a key that is here in another division into shards, what that has.
+  // Explains one query. For a key that is here in another division into shards, the explanation names that division.
   Explanation Explain(TenantId tenant, const Query& query) const;
 
   // Remembers a miss, and answers its reason: of one that was never seen it may be known better.

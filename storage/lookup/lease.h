@@ -1,4 +1,4 @@
-// Leases: engines' rights to what a lookup found.
+// LeaseTable: leases, the engines' rights to the objects that a look-up found.
 #pragma once
 
 #include <cstddef>
@@ -26,19 +26,18 @@
 
 namespace ashlar::storage {
 
-// What one lease lists: one result a query, misses among them.
+// The list of one lease: one result a query, misses among them.
 using LeasedObjects = std::vector<ObjectTable::Result>;
 
-// A lease keeps objects where they are as long as any session holds it. It is named by 128 random bits, so that one
-// process of an engine can hand it to another; sessions of other tenants cannot tell it from an unknown one. A deadline
-// ends only a lease that was never used. What a session holds is bounded in leases and in the segments that they list,
-// and so is what all sessions of a tenant hold; a lease counts for each of its holders.
+// A lease keeps objects in place as long as any session holds it. It is named by 128 random bits, so that one process
+// of an engine can hand it to another; sessions of other tenants cannot tell it from an unknown one. A deadline ends a
+// lease only if it was never used. A session's leases are bounded in number and in the segments that they list, and so
+// are the leases of all sessions of a tenant; a lease counts for each of its holders.
 //
-// A lease that ends is gone at once. What it listed is given back by Settle, a step for each segment: there may be very
-// many.
+// A lease ends at once. Settle gives its objects back, a step for each segment, because there may be very many.
 class LeaseTable {
  public:
-  // Of all sessions of a tenant, where nothing else is set: a few busy engines' worth. 175 MB at most.
+  // The default bounds of all sessions of a tenant: a few busy engines' worth. 175 MB at most.
   static constexpr size_t kTenantLeases = size_t{1} << 17;
   static constexpr size_t kTenantSegments = size_t{1} << 22;
 
@@ -58,40 +57,40 @@ class LeaseTable {
     tenants_[tenant].bounds = {leases, segments};
   }
 
-  // Whether the session, one of this tenant, may hold one more lease, of so many segments. RESOURCE_EXHAUSTED says what
-  // it has too much of.
+  // Checks that the session, one of this tenant, may hold one more lease of so many segments. RESOURCE_EXHAUSTED names
+  // the bound.
   absl::Status Room(SessionId session, TenantId tenant, size_t segments) const;
   bool HasRoom(SessionId session, TenantId tenant, size_t segments) const {
     return Fits(session, tenant, segments) == Fit::kYes;
   }
-  // The session must have room.
-  // `others`: the other shards of what the segments list. `name`: what no lease has yet; all zero: one is drawn.
+  // Grants a lease. The session must have room. `others`: the other shards of the listed objects. `name`: no lease may
+  // have it yet; all zero: one is drawn.
   LeaseId Grant(SessionId holder, TenantId tenant, LeasedObjects segments, Nanos needed_at,
                 std::vector<ObjectTable::Reference> others = {}, const MatchedPrefix& prefix = {},
                 const LeaseId& name = {});
-  // Whether there is a lease of that name, whosever it is.
+  // Returns whether a lease has that name, whoever holds it.
   bool Exists(const LeaseId& name) const { return serials_.contains(name); }
 
-  // What a lease that this session holds covers; null for any other. Valid until the lease ends.
+  // Returns the objects of a lease that this session holds; null for any other lease. Valid until the lease ends.
   const LeasedObjects* Held(SessionId session, const LeaseId& id) const;
   // Makes the session a holder, which counts as use. NOT_FOUND for an unknown lease or another tenant's;
   // RESOURCE_EXHAUSTED for a session without room.
   absl::StatusOr<const LeasedObjects*> Attach(SessionId session, TenantId tenant, const LeaseId& id);
-  // What a lease of this tenant covers, whoever holds it; null: unknown. Valid until the lease ends.
+  // Returns the objects of a lease of this tenant, whoever holds it; null: unknown. Valid until the lease ends.
   const LeasedObjects* Peek(TenantId tenant, const LeaseId& id) const;
-  // Which of it is a prefix's; null: unknown.
+  // Returns the part of the lease that is a prefix; null: unknown.
   const MatchedPrefix* Prefix(const LeaseId& id) const;
-  // From now on the lease has no deadline. The lease must exist. `composed`: what is taken from it makes states
-  // composed.
+  // Removes the lease's deadline. The lease must exist. `composed`: states resumed under this lease are composed.
   void Use(const LeaseId& id, bool composed = false);
-  // Whether it was ever used so; false for an unknown one.
+  // Returns whether the lease was ever used with `composed`; false for an unknown one.
   bool Composed(const LeaseId& id) const;
-  // What is known of the tuples of a lease that exists. Whoever verifies them may outlive it.
+  // Returns the record of verified tuples of a lease that exists. A landing that verifies them may outlive the lease.
   std::shared_ptr<VerifiedLayers> Verified(const LeaseId& id);
 
   // The lease ends with its last holder. Releasing what is not held is harmless.
   void Release(SessionId session, const LeaseId& id);
-  // These two take a step for each lease. False: there is more, call again. What has ended is Settle's.
+  // These two take a step for each lease. False: there is more, call again. Settle gives back the ended leases'
+  // objects.
   bool ReleaseAll(SessionId session, Slice& slice);
   bool Expire(Nanos now, Slice& slice);
 

@@ -1,4 +1,4 @@
-// What a look-up found.
+// Match: the result of a look-up.
 #pragma once
 
 #include <cstddef>
@@ -31,9 +31,10 @@ struct MatchedPrefix {
   size_t first = 0, count = 0;
 
   uint64_t checkpoint_depth() const { return depth - span_tokens; }
-  // Which of what was found is the checkpoint, of a prefix that there is.
+  // Returns the index of the prefix's checkpoint among the match's objects. Only for a match with a prefix.
   size_t checkpoint() const { return first + count - (span_tokens > 0 ? 2 : 1); }
-  // How many of the tokens that an object stores belong to the prefix: of its span perhaps not all.
+  // Returns how many of an object's stored tokens belong to the prefix: of its span span_tokens, of any other object
+  // all.
   uint64_t RowsOf(size_t object) const {
     return span_tokens > 0 && object == first + count - 1 ? span_tokens : UINT64_MAX;
   }
@@ -49,7 +50,7 @@ struct Match {
   FoundPrefix prefix;        // of a match that was attached to: without depths
 };
 
-// Whether the answer has room for one more hit.
+// Returns whether the answer has room for one more hit.
 using HasRoom = std::function<bool(const Found& hit)>;
 
 }  // namespace ashlar::storage

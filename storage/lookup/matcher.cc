@@ -90,7 +90,7 @@ absl::StatusOr<Match> Matcher::AttachShard(SessionId session, TenantId tenant, c
   return match;
 }
 
-// What a lease of one shard is to another one.
+// Returns the objects of another shard for a lease of one shard.
 LeasedObjects Matcher::ForShard(const LeasedObjects& segments, const TensorShard& shard, Others& others) {
   LeasedObjects own;
   own.reserve(segments.size());

@@ -1,4 +1,4 @@
-// Matching: what look-ups (storage/lookup/search.h) find, hold under leases, answer and count.
+// Matcher: finds objects for look-ups (storage/lookup/search.h), leases, answers and counts them.
 #pragma once
 
 #include <functional>
@@ -40,10 +40,10 @@ class Matcher {
   // As Cache::Attach; NOT_FOUND for an unknown lease.
   absl::StatusOr<Match> Attach(SessionId session, TenantId tenant, const LeaseId& lease,
                                const std::optional<TensorShard>& shard);
-  // What a lease covers that exists.
+  // Describes the objects of a lease that exists.
   Match Describe(const LeaseId& lease, const LeasedObjects& segments) const;
 
-  // Whether an object is there, its stored header unchanged; one that has changed is dropped.
+  // Returns whether an object is there with its stored header unchanged; drops one that has changed.
   bool IsWhole(TenantId tenant, const Query& query);
 
  private:

@@ -121,7 +121,8 @@ bool Search::Hold(Slice& slice) {
       if (object->header.provenance == Provenance::kComposed) prefix_.provenance = Provenance::kComposed;
       continue;
     }
-    // A block that one lacks all lack that are as deep, a checkpoint or a span those that need it.
+    // All candidates that need the lost object are out: a lost block rules out all that are as deep, a lost checkpoint
+    // or span all that need it.
     const ObjectKind lost = of_prefix_[next_].kind;
     const uint64_t block_end = (next_ + 1) * prompt_->model().block_tokens;
     std::erase_if(candidates_, [&](const Prefixes::Candidate& candidate) {
@@ -175,7 +176,8 @@ bool Search::Find(Slice& slice) {
   return GoTo(Stage::kAnswer);
 }
 
-// What the answer has no room for is missed, and leased all the same. What went meanwhile is missed, too.
+// A hit for which the answer has no room is answered as a miss, but is leased. An object that was lost meanwhile is
+// missed too.
 bool Search::Answer(Slice& slice) {
   for (; next_ < queries_.size(); ++next_) {
     if (!slice.Take()) return false;

@@ -1,4 +1,4 @@
-// One look-up, cut into slices.
+// Search: one look-up, cut into slices.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,10 @@
 
 namespace ashlar::storage {
 
-// What Cache::Lookup does in one call. Between slices anything may happen to the cache. What the search has found it
-// holds, so that stays where it is; what is published meanwhile is found if the search has not come by yet. It begins
-// before a drain or during it, and is answered accordingly. Its lease is granted by the last slice; if its session has
-// ended by then, or has no room any more, everything is missed.
+// The work of one Cache::Lookup. Anything may happen to the cache between slices. The search holds the objects that it
+// has found, so they stay in place; an object published meanwhile is found if the search has not passed its query yet.
+// A drain that begins after the search does not refuse it. The last slice grants the lease; if the session has ended by
+// then, or has no room any more, everything is missed.
 class Search {
  public:
   // As Cache::Lookup. `matcher`, the queries and `prompt` (null: none) must outlive it. `tenant`: none for a session
@@ -33,7 +33,7 @@ class Search {
 
   // A step for each look-up, of a prefix's objects, too. False: there is more to do.
   bool Run(Slice& slice);
-  // The answer, once, when there is nothing more to do. What it points at lives as long as its lease.
+  // Returns the answer, once, after the last slice. Its objects stay valid as long as its lease.
   Match Take() { return std::move(match_); }
 
  private:
@@ -68,14 +68,14 @@ class Search {
   Stage stage_ = Stage::kBegin;
   size_t next_ = 0;     // of what the stage goes through
   uint64_t begin_ = 0;  // of the next query in the prompt
-  size_t listed_ = 0;   // what the queries may find, all shards
+  size_t listed_ = 0;   // objects that the queries may find, in all shards
   Nanos needed_at_ = 0;
   Matcher::Verified verified_;
 
   std::vector<CoverSegment> segments_;  // as far as can be seen without using them
   std::vector<Prefixes::Candidate> candidates_;
   Prefixes::Candidate chosen_;
-  std::vector<Query> of_prefix_;  // what that takes
+  std::vector<Query> of_prefix_;  // the objects that the chosen candidate needs
   LeasedObjects objects_;         // of this, what is held so far
   Matcher::Others others_;        // other shards of these
   FoundPrefix prefix_;

@@ -123,7 +123,8 @@ TEST(Search, FindsWhatALookUpInOnePieceFinds) {
   EXPECT_GT(resumed, 1u);
 }
 
-// What is answered as a hit is that object, and stays until the lease ends, whatever came and went between two slices.
+// An object answered as a hit is the one asked for, and stays until the lease ends, whatever happens between two
+// slices.
 TEST(Search, HoldsWhatItFindsWhateverHappensInBetween) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));

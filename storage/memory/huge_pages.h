@@ -1,4 +1,4 @@
-// Memory that is visited in no order, in huge pages where the kernel gives any.
+// HugePages, NodePool: memory for random access, in huge pages if the kernel grants any.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ class HugePages : public std::pmr::memory_resource {
   bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override { return this == &other; }
 };
 
-// Nodes of one type, side by side. What was deleted is the next one's place, hot as it is; memory goes back with the
-// pool, which outlives its nodes.
+// Nodes of one type, side by side. A deleted node's place, hot in the cache, serves the next node. The memory is freed
+// with the pool, which outlives its nodes.
 template <typename T>
 class NodePool {
  public:

@@ -7,8 +7,8 @@
 
 namespace ashlar::storage {
 
-// Raises the soft limit on locked memory (RLIMIT_MEMLOCK) as far as the hard one goes, and asks the kernel whether this
-// process may lock `bytes` beside what it has locked. FAILED_PRECONDITION with the limit where it may not.
+// Raises the soft limit on locked memory (RLIMIT_MEMLOCK) up to the hard one, and asks the kernel whether this process
+// may lock `bytes` beside what it has locked. FAILED_PRECONDITION, with the limit, if it may not.
 absl::Status AllowLocking(uint64_t bytes);
 
 // RESOURCE_EXHAUSTED with the kernel's reason. Pages are locked until they are unmapped.

@@ -63,7 +63,8 @@ std::optional<std::string> ReadCgroup(const std::string& path, const Hierarchy& 
   return std::nullopt;
 }
 
-// What one group leaves below its own limit. Files that it caches are given up before anyone is killed.
+// Returns the memory that one group leaves below its own limit. The kernel drops the group's cached files before it
+// kills anyone, so they count as free.
 uint64_t LeftIn(const std::string& folder, const Hierarchy& hierarchy) {
   const std::optional<uint64_t> limit = ReadNumber(absl::StrCat(folder, "/", hierarchy.limit));
   const std::optional<uint64_t> used = ReadNumber(absl::StrCat(folder, "/", hierarchy.used));

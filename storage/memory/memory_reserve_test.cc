@@ -70,7 +70,7 @@ TEST_F(Machine, GroupsOfVersion1Count) {
   EXPECT_EQ(AvailableMemory(root_), 300'001u);
 }
 
-// What is there is not asked for again, and what others will need stays free.
+// Pages that are there are not asked for again, and the memory that others will need stays free.
 TEST(ReservePages, CountsWhatIsMissingAndLeavesWhatIsToStayFree) {
   constexpr uint64_t kBytes = 1 << 20;
   const int memfd = memfd_create("ashlar-test", MFD_CLOEXEC);

@@ -1,5 +1,5 @@
-// Which of the machine's NUMA nodes shared memory comes from. The one system call is made directly: libnuma
-// would add nothing but a dependency, for it reads the same files of the kernel's to know which nodes there are.
+// The choice of NUMA nodes from which shared memory comes. The one system call is made directly: libnuma would add only
+// a dependency, because it reads the same kernel files to learn which nodes there are.
 #pragma once
 
 #include <cstddef>

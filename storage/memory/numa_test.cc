@@ -68,7 +68,7 @@ TEST_F(Nodes, TellWhatIsAvailableOnThem) {
   EXPECT_EQ(AvailableOnNodes({0, 1}, root_), UINT64_MAX) << "no bound is known";
 }
 
-// What the kernel says of the memory at `address`; false where it has no NUMA, or a sandbox forbids to ask.
+// Asks the kernel for the policy of the memory at `address`; false if it has no NUMA, or a sandbox forbids the call.
 bool PolicyOf(const void* address, int* mode, uint64_t* nodes) {
   std::array<uint64_t, NumaPolicy::kMaxNodes / 64> mask{};
   if (syscall(SYS_get_mempolicy, mode, mask.data(), NumaPolicy::kMaxNodes + 1, address, MPOL_F_ADDR) != 0) return false;

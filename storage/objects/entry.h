@@ -1,4 +1,4 @@
-// One cached object: what it is, and where its copies are.
+// Entry: one cached object and its copies.
 #pragma once
 
 #include <array>
@@ -45,11 +45,11 @@ struct Copy {
   bool whole() const { return state == State::kWhole; }
 };
 
-// Owned by the table, and never moved. What every look-up needs comes first.
+// Owned by the table, and never moved. The fields that every look-up needs come first.
 struct Entry : RankedObject {
   bool ready = false;    // published; before that it is reserved or being published
   bool pinned = false;   // by an operator: one copy stays in some tier
-  bool doomed = false;   // not wanted any more: it goes with its last reference, unless it is reserved again
+  bool doomed = false;   // not wanted any more: it ends with its last reference, unless it is reserved again
   bool behind = false;   // waits to be written to the tiers below
   bool unsaved = false;  // published, and no copy on the disk: memory has it alone
   MissReason gone = MissReason::kNone;  // why no table has it any more; its bytes stay until the last reference goes

@@ -69,10 +69,11 @@ std::optional<Slot> Level::MakeRoom(const TenantPool& pool, uint64_t extents,
       // Within budget but refused: the machine has no memory for another arena, so what there is must be freed.
       observer_.NoMemory(pool.tenant, slot.status().message());
     }
-    // What was given up before may be on its way: a disk frees it once that is durable.
+    // Copies that were given up before may still be on the disk, which frees their extents once the deletion is
+    // durable.
     const uint64_t missing = extents > free ? extents - free : 1, coming = ComingExtents(pool.tenant);
     if (missing <= coming) return std::nullopt;
-    // By name: one that goes may take others of them along.
+    // By id, because giving up one victim may end others of the list.
     std::vector<ObjectId> victims;
     for (const RankedObject* victim : Victims(pool, missing - coming)) victims.push_back(victim->id);
     if (victims.empty()) return std::nullopt;

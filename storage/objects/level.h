@@ -1,4 +1,5 @@
-// One tier as a place for copies: which pool of which tenant has how much of it, and who goes when space is needed.
+// Level: one tier as a place for copies. It counts how much each pool of each tenant has, and chooses the victims when
+// space is needed.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +23,15 @@ class Level {
   // Before anything is allocated. The floors of a tenant's pools together must not exceed its budget.
   void SetFloor(const TenantPool& pool, uint64_t bytes);
 
-  // Allocates for the pool, where necessary in place of idle copies, the pool's own or what others have above their
-  // floors: `give_up` is called for each of them and must free it, at once or (on a disk) soon; one may
-  // be gone by then. Nothing is given up in
-  // vain: where all that may go would not be enough, nobody goes. Nothing: no room, or not yet.
+  // Allocates for the pool, if necessary in place of idle copies: the pool's own, or those that other pools have above
+  // their floors. `give_up` is called for each such copy and must free it, at once or (on a disk) soon; an object may
+  // be gone before its call. If all copies that may leave would not be enough, none is given up. Empty: no room, or not
+  // yet.
   std::optional<Slot> MakeRoom(const TenantPool& pool, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up);
-  // Whether MakeRoom would have to give copies up for so much, and the first that would go.
+  // Full: MakeRoom would have to give up copies for so many extents. NextVictim: the first of them.
   bool Full(const TenantPool& pool, uint64_t extents) const { return extents > FreeExtents(pool); }
   Entry* NextVictim(const TenantPool& pool);  // null: none
-  // Whether something was given up and is not free yet.
+  // Returns whether extents were given up and are not free yet.
   bool Coming(const TenantPool& pool) const { return ComingExtents(pool.tenant) > 0; }
 
   // A slot of MakeRoom's is given back, whole or in part, or was handed to others for that.

@@ -1,4 +1,4 @@
-// Where an object's bytes lie in this process.
+// ObjectBytes: the addresses of an object's bytes in this process.
 #pragma once
 
 #include <cstddef>

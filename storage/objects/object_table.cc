@@ -99,7 +99,7 @@ ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::
     result.tier = std::max(result.tier, placement_.Nearest(*other));  // they are whole when the last one is
   }
   MissReason refused = placement_.Promote(*entry, query.recompute, query.needed_at);
-  // Whether the hit pays was decided with the first one.
+  // The decision whether the hit pays was taken with the first shard.
   for (size_t i = 0; i < rest.size() && refused == MissReason::kNone; ++i) {
     refused = placement_.Promote(*rest[i].entry_, 0, query.needed_at);
   }
@@ -183,7 +183,7 @@ void ObjectTable::Appear(Entry& entry) {
   reuse_.Came(entry.pool.tenant, entry.reuse, evicted ? &ghost->reuse : nullptr);
   ghosts_.Forget(entry.pool.tenant, entry.header.key);
   Use(entry);
-  // What goes takes its bundle along: a pin of one shard is one of those that come later, too.
+  // A shard that leaves takes its bundle along, so a pin of one shard holds for shards that come later.
   if (entry.header.shard.size > 1) {
     for (const Entry* other : segments_.Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size)) {
       if (other->pinned) Pin(entry, other->pinned_until);
@@ -323,7 +323,8 @@ bool ObjectTable::Tick(Slice& slice) {
   return true;
 }
 
-// What goes first is last. Of each tenant so many at a time: the next tick finds the others.
+// expiring_ is taken from its back, so the first to expire stands last. A tick finds at most kMostAtOnce objects of
+// each tenant; the next tick finds the others.
 void ObjectTable::FindExpired(Nanos now) {
   constexpr size_t kMostAtOnce = 4096;
   for (const auto& [tenant, order] : by_use_) {

@@ -1,4 +1,5 @@
-// The objects of all tenants: found by key, referenced, pinned, and gone for a reason.
+// ObjectTable: the objects of all tenants. It finds them by key, counts references, pins them, and ends them for a
+// reason.
 #pragma once
 
 #include <cstddef>
@@ -66,12 +67,12 @@ class ObjectTable {
     TierKind tier = TierKind::kNone;        // where it was found
     Reference object;
   };
-  // Finds a published object and counts as its use. What only lower tiers have is on its way up from then on
-  // (WhenLoaded). What would take longer to come up and land than to compute is a miss, kSlowerThanRecompute.
-  // One of several shards is found when all of them are there; references to the others are added to `others`.
-  // Of what comes up, that is first which is needed first.
+  // Finds a published object, and counts as its use. An object that only lower tiers have is promoted from then on
+  // (WhenLoaded); the object that is needed first is promoted first. If promoting and landing would take longer than
+  // computing, the result is a miss, kSlowerThanRecompute. A shard of a bundle is found if all shards are there;
+  // references to the others are added to `others`.
   Result Find(TenantId tenant, const Query& query, std::vector<Reference>* others = nullptr);
-  // Another shard of an object's bundle; empty where there is none, or the object is gone.
+  // Returns another shard of an object's bundle; empty if it is not there, or the object is gone.
   Reference Shard(const Reference& object, const TensorShard& shard);
 
   struct Room {
@@ -82,14 +83,15 @@ class ObjectTable {
   void Requested(TenantId tenant) { reuse_.Tick(tenant); }
 
   // Makes room at the top for an object that is not there yet, in place of idle ones (storage/objects/level.h). The
-  // object is the caller's alone until Publish; if its last reference goes before, it is abandoned. What would take
-  // longer to land than `recompute` (0: not known) is declined. `flops`: what having it saves, likewise.
+  // object is the caller's alone until Publish; if its last reference ends before, it is abandoned. An object that
+  // would take longer to land than `recompute` (0: not known) is declined. `flops`: the FLOPs that a hit saves (0: not
+  // known).
   Room Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0);
   // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
   // not need are given back. From here on the object is found.
   void Publish(const Reference& object, ObjectHeader header);
-  // The object is not found any more, nor are other shards of it; the bytes go with the last reference. Harmless when
-  // it is gone already.
+  // Ends the object and the other shards of its bundle: look-ups find them no more; the bytes stay until the last
+  // reference ends. Harmless if the object is gone already.
   void Drop(const Reference& object, MissReason why, PolicyKind policy = PolicyKind::kNone);
 
   // Calls `call` once the first `bytes` of the object's copy at the top are whole, or the object is gone: now, if so.
@@ -106,17 +108,17 @@ class ObjectTable {
   // Until `until` (0: for good) one copy stays in some tier, whoever needs the space. A second pin replaces the first.
   bool Pin(TenantId tenant, const Key& key, Nanos until);
   bool Unpin(TenantId tenant, const Key& key);
-  // It goes from all tiers, leased bytes with their leases.
+  // The object leaves all tiers; leased bytes leave with their leases.
   bool Evict(TenantId tenant, const Key& key);
-  // Nobody wants what there is of a key any more: it goes, what is referenced or pinned with the last use of it. Who
-  // reserves it meanwhile finds it there, and wants it.
+  // Ends the object, as nobody wants it any more; a referenced or pinned one ends with its last use. A Reserve
+  // meanwhile finds it there, and keeps it.
   void GiveUp(TenantId tenant, const Key& key);
   // Objects of this tenant expire when they were not used for so long (0: never).
   void SetTimeToLive(TenantId tenant, Nanos ttl) { ttls_[tenant] = ttl; }
-  // Ends pins, expires objects, a step each, and goes on with copies that found no room. False: call again.
+  // Ends pins and expires objects, a step each, and continues copies that found no room. False: call again.
   bool Tick(Slice& slice);
 
-  // The cache goes as it is, as when a process is killed: references that end from now on end nothing else.
+  // Leaves the cache as it is, as when a process is killed: references that end from now on end no objects.
   void Close() { closed_ = true; }
 
   // Writes what memory has alone to the disk, what is pinned first, then what is hottest (Placement::Flush).
@@ -163,7 +165,7 @@ class ObjectTable {
   Placement placement_;
   std::map<TenantId, Nanos> ttls_;
   std::map<TenantId, std::list<ObjectId>> by_use_;  // of tenants whose objects expire, the longest unused first
-  std::vector<ObjectId> expiring_;                  // what the last Tick found, and has not come to
+  std::vector<ObjectId> expiring_;                  // found by the last FindExpired, and not yet ended
   std::set<std::pair<Nanos, ObjectId>> pins_;       // that end, by when
   uint64_t objects_ = 0;
   uint64_t object_bytes_ = 0;

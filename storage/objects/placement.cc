@@ -111,7 +111,7 @@ MissReason Placement::Promote(Entry& entry, Nanos recompute, Nanos needed_at) {
 bool Placement::BringUp(Entry& entry, size_t from) {
   // Making room may end another shard of its bundle, and that the entry, or the last use of it.
   ++entry.holds;
-  ++entry.copies[from].readers;  // what is made room for must not be made room with
+  ++entry.copies[from].readers;  // keeps the source from being evicted to make this room
   Refresh(entry);
   const bool room = entry.top().state == State::kFilling || MakeRoom(entry, 0, entry.header.Extents());
   const auto wanted = [&] { return room && entry.gone == MissReason::kNone && entry.top().state == State::kFilling; };
@@ -235,7 +235,7 @@ void Placement::Refresh(Entry& entry) {
 }
 
 bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
-  // What goes takes its bundle along: others of the victims, perhaps the entry.
+  // Ending a victim ends its bundle: other victims, and perhaps this entry.
   ++entry.holds;
   std::optional<Slot> slot = levels_[level]->MakeRoom(entry.pool, extents, [this, level](ObjectId id) {
     Entry* victim = events_.find(id);
@@ -256,8 +256,8 @@ bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
 }
 
 void Placement::GiveUp(Entry& entry, size_t level) {
-  // A disk may be copying it down. What it goes on reading for a moment may be other objects' bytes by then: they are
-  // never committed.
+  // A disk may be copying it down. For a moment it may go on reading from extents that hold other objects' bytes by
+  // then: such a copy is never committed.
   if (!IsDisk(level) && disk_ != nullptr && FilledFrom(entry, disk_level_, level)) CancelFill(entry, disk_level_);
   Remove(entry, level);
   const bool elsewhere = std::ranges::any_of(entry.copies, Readable);
@@ -365,7 +365,7 @@ void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& statu
   Break(entry, level);
   if (wanted) {
     observer_.TierError(entry.pool.tenant, IsDisk(level) ? kind(level) : kind(source), status);
-    // What cannot be read is no copy; what it was on its way to ends with it.
+    // A source that cannot be read is no copy; the fill from it ends too.
     if (source > level) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(source));
   }
   if (entry.gone != MissReason::kNone) return Vacate(entry);
@@ -406,7 +406,7 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   if (level == 0) CallWaiters(entry);
 }
 
-// What was asked for ahead has let others go first: what it took says nothing of what copying takes.
+// A copy that was asked for ahead let others pass: its time says nothing about the time of copying.
 void Placement::CameUp(const Entry& entry) {
   const Nanos now = clock_.Now();
   if (entry.needed_at > entry.asked_at) {

@@ -1,4 +1,4 @@
-// Where objects' copies are, and how they come and go: one level a tier, top to bottom.
+// Placement: the copies of objects in the tiers, and their moves between tiers; one level a tier, top to bottom.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +35,8 @@ class Placement {
     std::function<void(Entry&)> vacated;
   };
 
-  // All must outlive the placement. `copying` copies between memory tiers; what copies cost is told to `promotion`.
-  // `prices`: what goes first is cheapest by it; null: least recently used.
+  // All arguments must outlive the placement. `copying` copies between memory tiers; `promotion` learns the measured
+  // costs of copies. `prices`: the cheapest copy is evicted first; null: the least recently used one.
   Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, PromotionCosts& promotion,
             const ReuseModels* prices, const Clock& clock, Observer& observer, Events events);
   ~Placement();
@@ -45,32 +45,32 @@ class Placement {
 
   // Room at the top for an object that is to be written; false: none.
   bool Reserve(Entry& entry, uint64_t extents);
-  // It was written, in the first `header.Extents()` of them; the others are given back.
+  // The reserved object was written, in the first `header.Extents()` extents; the others are given back.
   void Written(Entry& entry);
   // An object that was there before, on the disk.
   void Adopt(Entry& entry, Slot slot);
-  // Such an object that is not wanted.
+  // Frees the slot of an object that an earlier run left on the disk and that is not wanted.
   void Forgo(const TenantPool& pool, const Key& key, Slot slot) { disk_->Erase(pool.tenant, key, std::move(slot)); }
 
-  // Sees to it that the object's copy at the top is whole, or becomes so: it is being filled from the next one below.
-  // Otherwise says why it cannot be: kSlowerThanRecompute (to bring it up and land it takes longer than `recompute`,
-  // where that is not 0) or kBudgetRefused (what is there may not go). Needs a reference to an object that is ready and
-  // not gone. What is needed sooner comes up first; a `needed_at` that is past is now.
+  // Makes sure that the object's copy at the top is whole, or is being filled from the nearest lower copy. Otherwise
+  // returns the reason: kSlowerThanRecompute (promoting and landing take longer than `recompute`, if that is not 0) or
+  // kBudgetRefused (no copy there may be evicted). The caller must hold a reference; the object must be ready and not
+  // gone. Objects needed sooner are promoted first; a `needed_at` in the past means now.
   MissReason Promote(Entry& entry, Nanos recompute, Nanos needed_at);
-  // Calls `call` once the first `extents` at the top are whole, or never will be (the object is gone): now, if it is
-  // so.
+  // Calls `call` once the first `extents` at the top are whole, or never will be (the object is gone): at once if that
+  // is already so.
   void WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call);
 
   // The object was looked up or reserved again; it was in use until now; its references or pins have changed.
   void Touch(Entry& entry);
   void Touched(Entry& entry);
   void Changed(Entry& entry);
-  // The object is gone: its copies go as soon as nothing uses them, then it is `vacated`, perhaps before this returns.
+  // Ends the object's copies as soon as nothing uses them; then the object is `vacated`, perhaps before this returns.
   void Discard(Entry& entry);
 
   // Goes on with what found no room. Call it now and then.
   void Pump();
-  // The same, and tries a degraded disk again. Call it about once a second.
+  // Continues copies that found no room. Call it now and then.
   void Tick();
 
   // Until EndFlush: what memory has alone is written to the disk, whatever admission says of it, first `order`, then
@@ -78,7 +78,7 @@ class Placement {
   // tried once more, and nothing is written where it does not recover.
   void Flush(const std::vector<ObjectId>& order);
   void EndFlush() { flushing_ = false; }
-  // What memory has alone; and whether some of it waits to be written, or is being written.
+  // Objects that memory alone has. writing: some of them are being written to the disk, or wait for it.
   struct Unsaved {
     uint64_t objects = 0, bytes = 0;
     bool writing = false;
@@ -101,21 +101,21 @@ class Placement {
   size_t NearestSource(const Entry& entry) const;  // of the copy at the top
   bool BringUp(Entry& entry, size_t from);         // false: no room at the top
   void StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at);
-  // What of it is on its way up is needed by then.
+  // Moves the object's copies on the way up to an earlier time of need.
   void Hasten(Entry& entry, Nanos needed_at);
   static bool FilledFrom(const Entry& entry, size_t level, size_t source);
   static bool FilledFromBelow(const Entry& entry, size_t level);
-  // Does not pump: whoever is making room must not begin to make more.
+  // Does not pump: a caller that is making room must not start to make more.
   void CancelFill(Entry& entry, size_t level);
   void DoneReading(Entry& entry, size_t level);
-  void Break(Entry& entry, size_t level);  // what is there is no copy; the place goes when nobody uses it
+  void Break(Entry& entry, size_t level);  // its bytes are no copy; the slot is freed when nobody uses it
   void FillProgress(Entry& entry, size_t level, uint64_t loaded);
   void FillDone(Entry& entry, size_t level, const absl::Status& status);
   void FillFailed(Entry& entry, size_t level, const absl::Status& status);
   void Committed(Entry& entry, size_t level, const absl::Status& status);
   void BecameWhole(Entry& entry, size_t level);
   void CameUp(const Entry& entry);
-  void Refresh(Entry& entry);  // what levels know of its copies
+  void Refresh(Entry& entry);  // tells the levels about its copies
   void CallWaiters(Entry& entry);
   void Vacate(Entry& entry);
   // Copies the object down where it should be and is not. False: try again when there is room.
@@ -124,7 +124,7 @@ class Placement {
   bool WriteOut(Entry& entry);
   bool WantsBehind(const Entry& entry);
   void QueueBehind(Entry& entry);
-  // What a tenant has that is to be copied down.
+  // A tenant's objects that are to be copied down.
   struct Behind {
     std::deque<ObjectId> queue;
     size_t fills = 0;       // under way, commits among them

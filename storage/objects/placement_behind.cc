@@ -93,7 +93,7 @@ void Placement::PumpBehind(Behind& behind) {
     if ((flushing_ ? WriteOut(*entry) : WriteBehind(*entry)) || !levels_.back()->Coming(pool)) continue;
     entry = events_.find(next);
     if (entry == nullptr || entry->gone != MissReason::kNone) continue;
-    entry->behind = true;  // what was given up for it becomes free in a moment
+    entry->behind = true;  // the extents given up for it become free in a moment
     behind.queue.push_front(next);
     return;
   }

@@ -17,9 +17,9 @@ namespace ashlar::storage {
 class SegmentTable {
  public:
   Entry* Find(TenantId tenant, const Key& key, const TensorShard& shard = {}) const;  // null: not here
-  // What is here of a key: the whole model's object, and shards of any size.
+  // Returns all objects of a key: the whole model's object, and shards of any size.
   std::vector<Entry*> All(TenantId tenant, const Key& key) const;
-  // What is here of the bundle of `size` shards that `key` has.
+  // Returns the shards that are here of the bundle of `size` shards of `key`.
   std::vector<Entry*> Bundle(TenantId tenant, const Key& key, uint32_t size) const;
   // The entry's tenant, key and shard must not be in the table yet.
   void Insert(Entry& entry);

@@ -15,12 +15,12 @@ namespace {
 
 constexpr uint64_t kPieceExtents = 4;  // 1 MiB: long enough for a disk, short enough to follow closely
 constexpr int kNeededPerIdle = 7;      // pieces
-// Of a turn, in extents: no piece is less. Whoever was refused begins anew, and has nothing left from before that would
-// put him before others again.
+// The quantum of a turn, in extents; no piece is smaller. A tenant that was refused starts anew, and keeps no balance
+// that would put it before others.
 constexpr int64_t kQuantum = 1;
 
-// Disks read and write the processor's memory: on the way to a GPU's a piece goes through one of these, of which there
-// are no more than pieces in flight.
+// A buffer in the processor's memory, for pieces between a disk and a GPU's memory: disks read and write only the
+// processor's memory. There are no more of these than pieces in flight.
 class Bounce {
  public:
   explicit Bounce(uint64_t extents)
@@ -153,7 +153,7 @@ void TierCopier::Pump() {
 }
 
 void TierCopier::PumpInTurn() {
-  std::vector<Turn> aside;  // who must not, or cannot, begin more now
+  std::vector<Turn> aside;  // tenants that must not, or cannot, start more now
   while (pieces_ < max_pieces_) {
     const std::optional<Turn> turn = NextTurn(aside);
     if (!turn.has_value()) break;

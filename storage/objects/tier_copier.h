@@ -1,4 +1,4 @@
-// How one copy of an object becomes another, in another tier: its extents in order, several pieces at a time.
+// TierCopier: copies objects between tiers, their extents in order, several pieces at a time.
 #pragma once
 
 #include <cstddef>
@@ -21,10 +21,10 @@ namespace ashlar::storage {
 
 class TierCopy;  // one object on its way
 
-// The metadata thread only. What may be in flight is bounded. Tenants have their turns by the bytes that are moved for
-// them; of a tenant's own that goes first which is needed first, and of equals that which began first. What nobody
-// waits for is behind what its tenant needs, and has a small share beside what others need, so that it gets on. What is
-// in flight already is not called back.
+// The metadata thread only. The pieces in flight are bounded. Tenants take turns by the bytes that are moved for them.
+// Within a tenant the copy that is needed first has priority, and among equals the one that began first. A copy that
+// nobody waits for comes after those its tenant needs; it has a small share beside other tenants' needs, so that it
+// makes progress. Pieces in flight are not called back.
 class TierCopier {
  public:
   // One end of a copy: a slot of a memory tier, or of the disk (memory null). The slot outlives the copy.
@@ -50,7 +50,7 @@ class TierCopier {
   void Hasten(const std::shared_ptr<TierCopy>& copy, Nanos needed_at);
   // No further piece begins. True: nothing is in flight, and no event will come. Else `done` comes with CANCELLED.
   bool Cancel(TierCopy& copy);
-  // What an executor had no room for is tried again. Call it now and then.
+  // Tries again the pieces for which an executor had no room. Call it now and then.
   void Pump();
 
  private:

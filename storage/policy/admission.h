@@ -1,4 +1,4 @@
-// What is worth writing to a disk: data that is used once should not wear it.
+// Admission policies: which objects are worth writing to a disk. Data that is used once should not wear it.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,13 @@
 
 namespace ashlar::storage {
 
-// How often keys were seen lately, in little memory: a count-min sketch of four rows of 4-bit counters, all halved
-// after every ten uses a counter column (TinyLFU, Einziger, Friedman and Manes 2017, §3). Never less than the truth
-// since the last halving, rarely more.
+// Counts the recent uses of keys, in little memory: a count-min sketch of four rows of 4-bit counters, all halved after
+// every ten uses a counter column (TinyLFU, Einziger, Friedman and Manes 2017, §3). A count is never less than the true
+// one since the last halving, and rarely more.
 class FrequencySketch {
  public:
-  // For about so many different keys; a power of two at least that, in bytes twice as many.
+  // `keys`: about how many different keys to expect; the sketch has a power of two at least that, in bytes twice as
+  // many.
   explicit FrequencySketch(size_t keys);
 
   void Add(TenantId tenant, const Key& key);
@@ -35,8 +36,8 @@ class FrequencySketch {
 };
 
 enum class AdmissionMode : uint8_t {
-  kAll,        // whatever is published
-  kSecondUse,  // what was published or looked up before
+  kAll,        // every published object
+  kSecondUse,  // objects that were published or looked up before
   kTinyLfu,    // while there is room whatever is published; then what was used more often than what would have to go
 };
 
@@ -46,7 +47,7 @@ class AdmissionPolicy {
 
   // A publication or a look-up.
   void Seen(TenantId tenant, const Key& key) { seen_.Add(tenant, key); }
-  // `victim`: what would go for it; none: there is room.
+  // `victim`: the object that would be evicted for it; none: there is room.
   bool Admits(TenantId tenant, const Key& key, const std::optional<Key>& victim) const;
 
  private:

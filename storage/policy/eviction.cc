@@ -51,7 +51,7 @@ std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> pools, 
     Rank& order = Order(pool);
     cursors.push_back({&order, order.younger, allowed});
   }
-  const uint64_t before = uses_;  // what was used since has been met before
+  const uint64_t before = uses_;  // a rank used later was met and moved by this call
   std::vector<RankedObject*> victims;
   uint64_t found = 0;
   while (found < extents) {
@@ -66,7 +66,7 @@ std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> pools, 
     if (!current.idle) {
       MoveToRecentEnd(current);
     } else if (current.extents > oldest->allowed) {
-      oldest->next = oldest->order;  // what a pool may keep, it keeps its most recent of
+      oldest->next = oldest->order;  // a pool keeps its most recent copies
     } else {
       victims.push_back(current.object);
       found += current.extents;
@@ -134,7 +134,7 @@ void PricePolicy::Advance(Cursor& cursor, TenantId tenant, uint64_t before) {
 }
 
 std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> pools, uint64_t extents) {
-  const uint64_t before = uses_;  // what was used since has been met before
+  const uint64_t before = uses_;  // a rank used later was met and moved by this call
   std::vector<uint64_t> allowed;
   std::vector<Cursor> cursors;
   for (const Allowance& from : pools) {
@@ -153,7 +153,7 @@ std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> pools
     if (cheapest == cursors.end()) break;
     Rank& copy = *cheapest->next;
     const size_t pool = cheapest->pool;
-    if (copy.extents > allowed[pool]) {  // what a pool may keep, it keeps its dearest of
+    if (copy.extents > allowed[pool]) {  // a pool keeps its dearest copies
       for (Cursor& cursor : cursors) cursor.next = cursor.pool == pool ? nullptr : cursor.next;
       continue;
     }

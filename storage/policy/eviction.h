@@ -1,4 +1,4 @@
-// Which copies go when a tier needs the space.
+// Eviction policies: which copies leave when a tier needs space.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace ashlar::storage {
 
 using ObjectId = uint64_t;
 
-// Whose bytes compete with whose: those of one pool of one tenant.
+// One pool of one tenant: its bytes compete with each other.
 struct TenantPool {
   TenantId tenant = 0;
   PoolKind kind = PoolKind::kPublic;
@@ -28,14 +28,14 @@ struct TenantPool {
 struct RankedObject {
   ObjectId id = 0;
   TenantPool pool;
-  Reuse reuse;  // what it is worth
+  Reuse reuse;  // its worth
 };
 
 // A copy's place in its level's order. It is part of the copy, so that whoever has an object looks nothing up in order
 // to touch it: with a million objects each look-up is two places in memory that no cache has.
 struct Rank {
   // The level's.
-  RankedObject* object = nullptr;  // whose copy
+  RankedObject* object = nullptr;  // the object of this copy
   uint32_t extents = 0;
   bool idle = false;  // may be given up
 
@@ -51,8 +51,8 @@ struct Rank {
 
 enum class EvictionMode : uint8_t { kPrice, kLru };
 
-// Ranks the copies in one tier; the level decides how many go. A copy is tracked while it is whole, in use or not, and
-// stays where it is so long.
+// Ranks the copies in one tier; the level decides how many leave. A copy is tracked while it is whole, in use or not,
+// and its Rank must not move meanwhile.
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
@@ -66,8 +66,8 @@ class EvictionPolicy {
     TenantPool pool;
     uint64_t extents = 0;  // that this pool may lose at most
   };
-  // The pools' idle copies that should go first, in that order: just enough for `extents`, or none where all of them
-  // are not enough. They stay tracked until Forget.
+  // Returns the pools' idle copies that should leave first, in that order: just enough for `extents`, or none if all of
+  // them are not enough. They stay tracked until Forget.
   virtual std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) = 0;
 };
 
@@ -111,7 +111,7 @@ class PricePolicy final : public EvictionPolicy {
   std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) override;
 
  private:
-  // FLOPs a byte. What engines say beyond that is taken for that: it bounds how many rings there are.
+  // FLOPs a byte. A declared worth outside this range is clamped to it, which bounds the number of rings.
   static constexpr double kLeastWorth = 1.0 / 16, kMostWorth = 1 << 28;
 
   // Copies of one pool, class and worth.

@@ -27,7 +27,7 @@ std::unique_ptr<EvictionPolicy> Make(EvictionMode mode, const ReuseModels& model
   return std::make_unique<LruPolicy>();
 }
 
-// What is worth the same, and used alike, goes by recency in either mode.
+// In either mode, copies of equal worth and equal use leave by recency.
 class EvictionPolicyTest : public ::testing::TestWithParam<EvictionMode> {
  protected:
   EvictionPolicyTest() {
@@ -192,7 +192,8 @@ TEST_F(PricePolicyTest, WhatWasUsedStandsWithWhatWasUsedAsOften) {
   Add(1, ReuseKind::kSegment, 1);
   Add(2, ReuseKind::kSegment, 1);
   for (int i = 0; i < 5; ++i) Use(1);
-  for (int i = 0; i < 10'000; ++i) models_.Tick(kPool.tenant);  // whatever is used at all would have been
+  // any object that is used again would have been used by now
+  for (int i = 0; i < 10'000; ++i) models_.Tick(kPool.tenant);
   Add(3, ReuseKind::kSegment, 1);
   EXPECT_EQ(Victims(3).back(), 3u);
 }

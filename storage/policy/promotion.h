@@ -1,5 +1,5 @@
-// Whether a hit pays: what copying an object up from a tier and landing it take, as they were measured, against
-// computing it again.
+// PromotionCosts: whether a hit pays. It compares the measured time of copying an object up from a tier and landing it
+// with the time of computing it again.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ class PromotionCost {
   // the copy counts.
   void Landed(uint64_t bytes, Nanos took) { landings_.rate.Measured(bytes, took); }
 
-  // What it takes until an object that lies in `from` has landed, of which `ahead` passes before it is needed. What is
-  // not known yet is 0, and so is copying from the top. A landing may begin before the copy has ended; the sum is what
-  // it takes at most.
+  // Estimates the time until an object that lies in `from` has landed, of which `ahead` passes before it is needed.
+  // Unknown costs count as 0, and copying from the top costs 0. A landing may begin before the copy has ended, so the
+  // sum is an upper bound.
   Nanos Estimate(TierKind from, uint64_t bytes, Nanos ahead = 0) const;
 
-  // Whether to take a hit that is needed after `ahead`, during which copying costs nobody any time; `recompute` 0: the
-  // engine did not say. One in kProbe that do not pay is taken all the same, for what was slow once would never be
-  // measured again.
+  // Returns whether to take a hit that is needed after `ahead`, during which copying costs nobody any time; `recompute`
+  // 0: the engine did not say. One in kProbe hits that do not pay is taken anyway: otherwise a cost that was high once
+  // would never be measured again.
   bool Pays(TierKind from, uint64_t bytes, Nanos recompute, Nanos ahead = 0);
-  // Whether to keep an object that is offered: it can be had no faster than from the top. Probes likewise.
+  // Returns whether to keep an offered object: at best it will be had from the top. Probes as Pays does.
   bool PaysToKeep(uint64_t bytes, Nanos recompute);
 
  private:

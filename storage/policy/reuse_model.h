@@ -1,4 +1,4 @@
-// How soon what is kept will be used again, learned from what was.
+// ReuseModel: how soon a kept object will be used again, learned from earlier uses.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 namespace ashlar::storage {
 
-// What uses are counted of. Each has a model of its own. The first four are of prefixes, by how they came to be worth a
-// checkpoint; the others of objects.
+// The kinds of things whose uses are counted. Each kind has a model of its own. The first four are prefixes, by the
+// reason for which they came to be worth a checkpoint; the others are objects.
 enum class ReuseKind : uint8_t {
-  kRequestEnd,  // behind the last decoded token: a conversation goes on from there
-  kBranch,      // where prompts parted: what is before it is shared
+  kRequestEnd,  // behind the last decoded token: the conversation continues from there
+  kBranch,      // where prompts parted: the tokens before it are shared
   kPlaced,      // where prompts are expected to part
-  kEdge,        // not a prefix, but what one prompt brought anew: used when another one parts from it
+  kEdge,        // not a prefix, but the new tokens of one prompt: used when another prompt parts from it
   kSegment,     // usable at any position
   kCheckpoint,  // that all of a namespace may resume from, a prompt's first segment among them
   kBlock,       // of a prefix
@@ -24,11 +24,11 @@ enum class ReuseKind : uint8_t {
 };
 inline constexpr size_t kReuseKinds = 8;
 
-// A *spell* is the time from a use of something, or its coming, to its next use; time counts requests. For each kind
+// A *spell* is the time from one use of something (or its arrival) to its next use; time counts requests. For each kind
 // and number of earlier uses, the model keeps how many spells came to each age, and how many of them ended there by a
-// use: the hazard by age, in the manner of Kaplan and Meier (1958), so that spells that have not ended count as far as
-// they have come. Ages are buckets, two an octave. A count of few cases leans on the kind's hazard, and that on one
-// that is the same in every bucket, for which the price falls as 1/age and the order is that of least recent use.
+// use: the hazard by age, in the manner of Kaplan and Meier (1958), so that unfinished spells count up to their present
+// age. Ages are buckets, two an octave. A count of few cases leans on the kind's hazard, and that on a hazard that is
+// equal in every bucket; with the latter the price falls as 1/age, and the order is that of least recent use.
 //
 // The price of an age is Gittins' index (1979) of the hazard from there on: the most uses an expected request of
 // waiting that can be had by waiting up to some later age and then giving up. It is what a slot should be rented for.
@@ -47,7 +47,7 @@ class ReuseModel {
   // It is given up, and its spell followed no further: counted as if nobody ever came for it, until somebody does.
   void GivenUp(const Subject& subject);
   void AskedForAgain(const Subject& subject, uint64_t age);
-  // A spell that goes on. Tell of all there are, each once, then Refresh: from then on the model knows them.
+  // Reports an unfinished spell. Report all of them, each once, then call Refresh: from then on the model counts them.
   void GoesOn(const Subject& subject, uint64_t age);
   void Refresh();
   double remembered() const { return remembered_; }  // spells that ended, old ones counting less
@@ -71,24 +71,26 @@ class ReuseModel {
   static constexpr double kSizeWeight = 10;     // of "as others", in uses, against those of one size
   static constexpr double kRemembered = 65536;  // spells, then old ones count half
 
-  // By age: in how many spells it is the last that they came to, what part of it they came through, summed, and how
-  // many ended by a use. Who came to one age came through all before.
+  // By age bucket. last: the number of spells whose last bucket it is. through: the sum of the parts of it that these
+  // spells came through. used: how many ended there by a use. A spell that came to one age came through all buckets
+  // before.
   struct Counts {
     std::array<double, kAges> last{}, through{}, used{};
   };
-  // The same as it is asked for: how many came to each age, parts of spells among them, and how many ended there.
+  // The same counts for queries. came: how many spells came to each age, parts of spells among them. used: how many
+  // ended there.
   struct Known {
     std::array<double, kAges> came{}, used{};
   };
   template <typename T>
   using ByUses = std::array<std::array<T, kUses>, kReuseKinds>;
-  // How many uses there were of those of one size, and how many the hazards by age expected.
+  // The number of uses in one size bucket, and the number that the hazards by age expected.
   struct Factor {
     double uses = 0, expected = 0;
   };
   using Factors = std::array<std::array<Factor, kSizes>, kReuseKinds>;
 
-  // ⌊2 log₂ age⌋, from the bits: it is asked for everything that is drawn when something has to go.
+  // ⌊2 log₂ age⌋, from the bits, because it is computed for every candidate that is drawn for eviction.
   static size_t AgeBucket(uint64_t age) {
     constexpr uint64_t kHalfOctave = 6521908912666391106;  // 2^62.5
     const int octave = std::bit_width(age | 1) - 1;
@@ -111,7 +113,8 @@ class ReuseModel {
   ByUses<Counts> ended_{}, going_on_{};
   Factors ended_factors_{}, going_on_factors_{};
   double remembered_ = 0;
-  // Kinds that Refresh has to look at: what ended of them, or goes on, or went on at the last one.
+  // Kinds that Refresh must look at: kinds with spells that have ended, are unfinished, or were unfinished at the last
+  // one.
   std::array<bool, kReuseKinds> changed_{}, goes_on_{};
 
   // Of the last Refresh; hazards summed over all ages before.

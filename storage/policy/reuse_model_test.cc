@@ -66,7 +66,7 @@ TEST(ReuseModelTest, WhatIsNeverUsedAgainGetsCheap) {
   EXPECT_LT(model.Rate(kEnd, 4), before / 20);
 }
 
-// A spell that has not ended counts as far as it has come, and while it goes on.
+// An unfinished spell counts up to its present age, and only while it is reported.
 TEST(ReuseModelTest, WhatGoesOnCountsAsFarAsItHasCome) {
   ReuseModel model;
   const double before = model.Rate(kEnd, 1);
@@ -95,7 +95,8 @@ TEST(ReuseModelTest, ShortSpellsSayNothingOfLaterAges) {
   EXPECT_NEAR(with.Rate(kEnd, 256), without.Rate(kEnd, 256), 1e-12);
 }
 
-// What comes back every hundred requests is worth more the nearer that is, and little when it did not come.
+// An object used every hundred requests is worth more the nearer the next use is, and little once that use did not
+// come.
 TEST(ReuseModelTest, WhatIsPeriodicStaysUntilItsPeriodHasPassed) {
   ReuseModel model;
   for (int i = 0; i < 40; ++i) {

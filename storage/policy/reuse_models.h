@@ -1,4 +1,4 @@
-// What is known of objects' uses, and from it how likely the next one is.
+// ReuseModels: the record of objects' uses, and from it the likelihood of the next one.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct Reuse {
   float saves_a_byte = 0;  // FLOPs that having it saves, a byte
 };
 
-// Where the engine declares no FLOPs: a model of five billion parameters in use.
+// The FLOPs of a token if the engine declares none: a model of five billion active parameters.
 inline constexpr double kAssumedFlopsPerToken = 1e10;
 
 // A model of reuse for each tenant (reuse_model.h); time counts the tenant's requests. One thread.
@@ -28,11 +28,11 @@ class ReuseModels {
   void Tick(TenantId tenant) { ++Of(tenant).now; }
   uint64_t now(TenantId tenant) const;
 
-  // It was published; `gone`: what was remembered of it, null: nothing. What was given up and is computed again would
-  // have been used.
+  // The object was published; `gone`: the record of its earlier life, null: none. An object that was given up and is
+  // computed again would have been used.
   void Came(TenantId tenant, Reuse& reuse, const Reuse* gone);
   void Used(TenantId tenant, Reuse& reuse);
-  // It was given up for others.
+  // The object was given up for others.
   void GivenUp(TenantId tenant, const Reuse& reuse);
 
   // Uses an expected request, of what was used last at `used`.

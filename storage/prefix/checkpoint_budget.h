@@ -1,4 +1,4 @@
-// Which checkpoints are kept, and the pages that they need, within a capacity.
+// CheckpointBudget: which checkpoints, and the pages that they need, are kept within a capacity.
 #pragma once
 
 #include <array>
@@ -18,16 +18,16 @@
 
 namespace ashlar::storage {
 
-// States, pages and everything else that is kept for prefixes compete for the same bytes by one price: FLOPs that
-// having the checkpoint saves, a byte that giving it up would free, an expected request. Saved is what lies between it
-// and the checkpoint before it, from which one would resume instead. Freed are its states, and the pages that nothing
-// behind needs; the pages of an inner one stay, for those behind. So the price is admission's, too: what comes is kept
-// if all that has to go for it is cheaper.
+// States, pages and everything else that is kept for prefixes compete for the same bytes by one price: the FLOPs that
+// the checkpoint saves, per byte that giving it up would free, per expected request. A checkpoint saves the FLOPs from
+// the checkpoint before it, from which a prompt would resume instead. Giving it up frees its states, and the pages that
+// no deeper checkpoint needs. Admission uses the same price: a new checkpoint is kept if everything that has to leave
+// for it is cheaper.
 //
-// A span takes no pages: it has the keys and values of its own tokens. What it saves needs the states that it hangs on,
-// so these stay while it does, whatever they are worth by themselves.
+// A span takes no pages: it has the keys and values of its own tokens. It is of use only with the states that it hangs
+// on, so these stay as long as the span does, whatever they are worth by themselves.
 //
-// Accounting only: bytes are whoever's who owns the store. One thread.
+// Accounting only: the owner of the store has the bytes. One thread.
 class CheckpointBudget {
  public:
   CheckpointBudget(const PrefixCosts& costs, uint64_t capacity_bytes, const ReuseModel& model, uint64_t seed)
@@ -38,19 +38,19 @@ class CheckpointBudget {
   void Pressed();
   void Dare();
 
-  // Keeps the checkpoint at `node`, which is not kept, and all pages before it. False, and nothing has changed: it is
-  // worth less than what would have to go for it, or more than all there is.
+  // Keeps the checkpoint at `node`, which is not kept yet, and all pages before it. False, and nothing has changed: it
+  // is worth less than the checkpoints that would have to leave for it, or is larger than the capacity.
   bool Admit(PrefixNode& node, RequestTime now);
-  // The same of a span from `base`, before it and kept by states.
+  // Keeps a span at `node` that hangs on `base`, an earlier prefix that is kept by states. Otherwise as Admit.
   bool AdmitSpan(PrefixNode& node, PrefixNode& base, uint64_t bytes, RequestTime now);
-  // Not of one that spans hang on.
+  // Drops a kept checkpoint on which no spans hang.
   void Drop(PrefixNode& node);
-  // Who resumes from one that is kept leases it: it stays until all have released it.
+  // Every user that resumes from a kept checkpoint leases it: it stays until all have released it.
   void Lease(PrefixNode& node);
   void Release(PrefixNode& node);
-  // One that is kept was used; or what is around it may have changed.
+  // A kept checkpoint was used, or its neighbours may have changed.
   void Refresh(PrefixNode& node);
-  // `gone` is told of every checkpoint that goes for another one, once that one is there.
+  // `gone` is called for every checkpoint that leaves for another one, once the other one is kept.
   void WhenGone(std::function<void(PrefixNode&)> gone) { gone_ = std::move(gone); }
 
   // Bytes that keeping its states would take.
@@ -64,9 +64,10 @@ class CheckpointBudget {
   void ForEachKept(absl::FunctionRef<void(const PrefixNode&)> visit) const {
     for (const Kept& kept : kept_) visit(*kept.node);
   }
-  // Of what would go first, while there is no room for another checkpoint: nothing cheaper will be admitted; else 0.
+  // Returns the price of the checkpoint that would leave first, if there is no room for another: nothing cheaper will
+  // be admitted; else 0.
   double LeastPrice(RequestTime now);
-  // What admissions had to pay lately for a byte, those that had to; 0 before the first.
+  // Returns the recent price of a byte, over admissions that had to evict; 0 before the first one.
   double going_price() const { return going_price_; }
 
   uint64_t bytes() const { return bytes_; }
@@ -75,15 +76,15 @@ class CheckpointBudget {
   uint64_t limit_bytes() const { return limit_; }
   size_t checkpoints() const { return kept_.size() - spans_; }
   size_t spans() const { return spans_; }
-  // That states in place of the spans would take more, not counting keys and values.
+  // Returns how many more bytes states in place of the spans would take, keys and values not counted.
   uint64_t saved_bytes() const { return saved_bytes_; }
   uint64_t evictions() const { return evictions_; }
   uint64_t refusals() const { return refusals_; }
 
  private:
-  // One that is kept, and what its price takes, side by side with the others': what is drawn when something has to go
-  // is in no processor's cache, and so a few neighbours cost two places in memory, and none the way to the checkpoint
-  // before.
+  // A kept checkpoint and the inputs of its price. The records stand side by side: the checkpoints drawn for an
+  // eviction are in no processor's cache, so reading a few neighbours costs two places in memory, and no access to the
+  // node of the checkpoint before.
   struct Kept {
     PrefixNode* node = nullptr;
     float worth = 0;    // FLOPs saved a byte freed, when it was last looked at
@@ -108,10 +109,10 @@ class CheckpointBudget {
   static bool MayGo(const PrefixNode& node) { return node.data.leases == 0 && node.data.hanging.empty(); }
   uint64_t StateBytes(const PrefixNode& node) const;
   static const PrefixNode& Paged(const PrefixNode& node);
-  // That it would need, or would free. A page that an edge begins in is the edge's own, whole: the part before it may
-  // be another one's tail.
+  // Returns the bytes that keeping the checkpoint takes, or giving it up frees. A page in which an edge begins belongs
+  // to that edge, whole: the part before it may belong to another prompt's tail.
   uint64_t Bytes(const PrefixNode& node, const PrefixNode& paged) const;
-  // FLOPs that it saves, a byte that it takes.
+  // Returns the FLOPs that the checkpoint saves, per byte that it takes.
   double Worth(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged) const;
   double Price(const PrefixNode& node, const PrefixNode& before, const PrefixNode& paged, RequestTime now) const;
   double Price(const Kept& kept, RequestTime now) const;
@@ -119,8 +120,8 @@ class CheckpointBudget {
   void NoteHeld(PrefixNode& node);
   void Remove(PrefixNode& node);  // and may be put back
   void RefreshAround(PrefixNode& node);
-  // The cheapest one that may go, but for `spared`. Null: none. Where there are many, of a few that are drawn, and of
-  // the cheap ones that were drawn before: an eviction costs the same however many there are.
+  // Returns the cheapest checkpoint that may leave, except `spared`; null: none. If there are many, it chooses among a
+  // few that it draws and the cheap ones drawn before, so that an eviction costs the same however many there are.
   PrefixNode* Cheapest(const PrefixNode* spared, RequestTime now, double& price);
   PrefixNode* CheapestOfAll(const PrefixNode* spared, RequestTime now, double& price) const;
   void DrawCheap(RequestTime now);
@@ -131,7 +132,7 @@ class CheckpointBudget {
 
   const PrefixCosts costs_;
   const uint64_t capacity_;
-  uint64_t limit_ = capacity_;  // what there seems to be of it
+  uint64_t limit_ = capacity_;  // the part of it that is there, as far as is known
   const ReuseModel& model_;
   // Knuth's, of whose high bits places are drawn: it takes no memory that would be in what is drawn from's way.
   std::linear_congruential_engine<uint64_t, 6364136223846793005, 1442695040888963407, 0> random_;
@@ -144,7 +145,7 @@ class CheckpointBudget {
   uint64_t saved_bytes_ = 0;
   std::vector<Cheap> cheap_;
   double dearest_ = 0;  // of these, where they are as many as are remembered
-  // What is drawn next: memory is asked for it now, and has answered by then.
+  // The places of the next draw: their memory is prefetched now, and has come by then.
   std::array<uint32_t, kFresh / kNeighbours> ahead_{};
   std::function<void(PrefixNode&)> gone_;
 };

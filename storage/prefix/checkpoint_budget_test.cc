@@ -146,7 +146,7 @@ TEST_F(CheckpointBudgetTest, RefusesWhatIsWorthLessAndChangesNothing) {
   CheckpointBudget store(kTokens, 3 * (100 + 10 * 10), model_, 1);
   PrefixNode &a = Node(1, 10, 60), &b = Node(2, 10, 90), &c = Node(3, 10, 95);
   for (PrefixNode* node : {&a, &b, &c}) ASSERT_TRUE(store.Admit(*node, 100));
-  // Worth more than one of them, but two would have to go: the second is dearer.
+  // Worth more than one of them, but two would have to leave, and the second is dearer.
   PrefixNode& wide = Node(4, 22, 80);
   ASSERT_GT(store.Price(wide, 100), store.Price(a, 100));
   ASSERT_LT(store.Price(wide, 100), store.Price(b, 100));
@@ -195,8 +195,8 @@ TEST_F(CheckpointBudgetTest, NothingIsCheapWhileThereIsRoom) {
   EXPECT_GT(store.LeastPrice(0), 0);
 }
 
-// Of many, a sample: what goes is among the cheapest all the same.
-// Those that were found to be cheap are used meanwhile: others go in their place, however many.
+// Among many, a sample is drawn: the victim is still among the cheapest. Those found to be cheap are used meanwhile:
+// others leave in their place, however many.
 TEST_F(CheckpointBudgetTest, OfManyLeasedOnesNoneGoes) {
   constexpr int kMany = 1000;
   CheckpointBudget store(kTokens, kMany * 200, model_, std::random_device()());

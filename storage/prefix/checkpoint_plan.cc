@@ -11,7 +11,7 @@ struct Line {
   double At(double x) const { return slope * x + intercept; }
 };
 
-// Whether `middle`, of a slope between the others', is nowhere below both.
+// Returns whether `middle`, whose slope is between the others', is nowhere below both.
 bool Hidden(const Line& before, const Line& middle, const Line& after) {
   return (after.intercept - before.intercept) * (before.slope - middle.slope) <=
          (middle.intercept - before.intercept) * (before.slope - after.slope);

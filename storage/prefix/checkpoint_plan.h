@@ -1,4 +1,4 @@
-// Where in a prompt to checkpoint, so that the least is computed again by those who part from it.
+// CheckpointPlan: where in a prompt to checkpoint, so that prompts that part from it recompute the least.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +28,9 @@ class CheckpointPlan {
   CheckpointPlan(std::span<const OverlapModel::Mass> model, uint64_t begin, uint64_t page, size_t most, Cost cost);
 
   size_t most() const { return expected_.size() - 1; }  // that make a difference
-  // What is computed again with so many checkpoints, an expected request; does not grow.
+  // Returns the FLOPs that an expected request recomputes with so many checkpoints; does not grow.
   double Expected(size_t checkpoints) const { return expected_[checkpoints]; }
-  // Where they are: by depth.
+  // Returns the depths of the checkpoints, rising.
   std::vector<uint64_t> Positions(size_t checkpoints) const;
 
  private:

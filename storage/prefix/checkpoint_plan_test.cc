@@ -133,7 +133,7 @@ TEST(CheckpointPlanTest, MeetsTheVectors) {
   for (const nlohmann::json& vector : vectors) {
     std::vector<Mass> model;
     for (const double mass : vector.at("mass")) model.push_back({model.size(), mass});
-    model.erase(model.begin());  // what parts at the start costs nothing, and is not behind it
+    model.erase(model.begin());  // prompts that part at the start cost nothing, and are not behind it
     const size_t budget = vector.at("budget");
     const CheckpointPlan plan(model, 0, 1, budget, Tokens);
     EXPECT_THAT(plan.Expected(plan.most()), DoubleNear(vector.at("cost"), 1e-12));
@@ -206,9 +206,9 @@ double PlanSeconds(size_t depths, uint64_t seed) {
   return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
 }
 
-// The least of several times is what the work takes: whatever else the machine does only adds to one. Turns are taken,
-// so that a machine that gets slower meanwhile does so for both. Both sizes are such that malloc keeps their memory
-// from one time to the next.
+// The least of several times is the time of the work: other load on the machine only adds to it. The two sizes
+// alternate, so that a machine that gets slower meanwhile slows both. Both sizes are such that malloc keeps their
+// memory from one time to the next.
 TEST(CheckpointPlanTest, DoublingTheDepthsDoublesTheTime) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
   GTEST_SKIP() << "times mean nothing here";

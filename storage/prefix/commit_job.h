@@ -1,4 +1,5 @@
-// One text's commit under way: what of it is to be kept is copied in, block by block.
+// CommitJob: one text's commit under way. It copies the blocks, checkpoints and span that are to be kept, block by
+// block.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ namespace ashlar::storage {
 // queue nor reserves room long before it is used. Lives as long as something is under way.
 class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
  public:
-  // What of `commit` is wanted.
+  // `keep`: the parts of `commit` that are wanted.
   CommitJob(Prefixes& prefixes, SessionId session, const TenantPool& pool, PrefixCommit commit, bool own, Keep keep,
             std::vector<CommitOutcome> outcomes, CommitDone done);
   void Start();  // once; `done` may be called before it returns
@@ -50,11 +51,13 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   bool Written(const Key& key);
   // Null where the namespace has been forgotten meanwhile.
   Space* FindSpace() const;
-  // Whether what was copied in is not to be kept any more: meanwhile what came may have been worth more.
+  // Returns whether a copied checkpoint is not to be kept any more, because checkpoints of more worth may have come
+  // meanwhile.
   bool GivenUp(const Space* space, std::span<const int32_t> prefix, PrefixPlanner::Kept as) const;
   void Conclude(size_t i);
   void ConcludeSpan();
-  // The text's end or, where a span failed to get there, what it would have hung on.
+  // Remembers the text's end for its conversation or, if a span failed to get there, the checkpoint that it would have
+  // hung on.
   void RememberOwn();
 
   Prefixes& prefixes_;

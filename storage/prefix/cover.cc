@@ -6,7 +6,7 @@ namespace ashlar::storage {
 
 Cover BestCover(std::span<const uint64_t> resumable, std::span<const CoverSegment> segments, uint64_t head,
                 uint64_t tail, absl::FunctionRef<double(uint64_t depth)> cost) {
-  // What each segment saves, and what all from there on do.
+  // The FLOPs that each segment saves, and the sum of these from each segment to the end.
   std::vector<double> saves(segments.size(), 0), behind(segments.size() + 1, 0);
   for (size_t i = segments.size(); i-- > 0;) {
     const CoverSegment& segment = segments[i];

@@ -1,4 +1,4 @@
-// Which of what is there to take for a prompt: a prefix, and segments behind it.
+// BestCover: which cached prefix and segments a prompt takes.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,9 @@ struct CoverSegment {
   bool hit = false;
 };
 
-// Whether a prefix of `depth` tokens spoils a segment that begins at `begin`: it ends behind the head, in an interior
-// that would have to be composed whole, or in a segment at the prompt's beginning, which has no head.
+// Returns whether a prefix of `depth` tokens spoils a segment that begins at `begin`: the prefix ends behind the
+// segment's head, in an interior that would have to be composed whole, or in the prompt's first segment, which has no
+// head.
 constexpr bool SpoiledBy(uint64_t depth, uint64_t begin, uint64_t head) {
   return begin == 0 ? depth > 0 : depth > begin + head;
 }
@@ -29,11 +30,11 @@ struct Cover {
   double saved = 0;  // of the cost of computing the prompt
 };
 
-// The cover that saves most, not the longest prefix first: that one may end inside a passage and spoil its hit, for an
-// interior is of use only whole. Of a hit, all but its seam sides is saved: its first `head` and last `tail` tokens are
-// computed again, but for what a prefix has of its head. A prefix has no seam behind it, and the segment that the
-// prompt begins with is a prefix, exact to its end. `resumable`: depths, rising. `cost`: of computing that many tokens
-// from the start; grows. Of equal covers the one with the shorter prefix. O(resumable + segments).
+// Returns the cover that saves most. That need not have the longest prefix: a prefix may end inside a passage and spoil
+// its hit, because an interior is of use only whole. A hit saves all but its seam sides: its first `head` and last
+// `tail` tokens are computed again, except those of its head that the prefix has. A prefix has no seam behind it, and
+// the prompt's first segment is a prefix, exact to its end. `resumable`: depths, rising. `cost`: of computing that many
+// tokens from the start; grows. Of equal covers the one with the shorter prefix. O(resumable + segments).
 Cover BestCover(std::span<const uint64_t> resumable, std::span<const CoverSegment> segments, uint64_t head,
                 uint64_t tail, absl::FunctionRef<double(uint64_t depth)> cost);
 

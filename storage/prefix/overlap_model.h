@@ -1,4 +1,4 @@
-// Where prompts part from earlier ones.
+// OverlapModel: where prompts part from earlier ones.
 #pragma once
 
 #include <cstddef>

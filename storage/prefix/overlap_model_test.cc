@@ -59,7 +59,7 @@ TEST(OverlapModelTest, ExpectsTheSameDistanceFromTheEnd) {
   EXPECT_GT(WeightAt(model.Between(0, 7777), 7777 - 30), 0.9);
 }
 
-// Questions are not all of one length: a guess that is off by a few tokens was a good one all the same.
+// Questions are not all of one length: a guess that is off by a few tokens counts as a good one.
 TEST(OverlapModelTest, ForetellingNearlyCounts) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -120,7 +120,7 @@ TEST(OverlapModelTest, StaysBounded) {
   EXPECT_EQ(WeightAt(masses, 1), 0);
 }
 
-// What many requests did stays, however many did something else once.
+// Depths at which many requests parted stay, however many requests parted somewhere else once.
 TEST(OverlapModelTest, TheLightestGoFirst) {
   OverlapModel model;
   for (uint64_t i = 0; i < 30'000; ++i) model.Observe(i % 3 == 0 ? 500 : 1000 + i, 100'000'000);

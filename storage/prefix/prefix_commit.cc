@@ -1,4 +1,4 @@
-// Committing a text: what of it is to be kept, and what goes for it. commit_job.h copies it in.
+// Committing a text: which parts of it are kept, and which older ones they replace. commit_job.h copies them in.
 #include <algorithm>
 #include <array>
 #include <set>
@@ -114,8 +114,8 @@ Prefixes::Mark Prefixes::MarkOf(const PrefixText& text, uint64_t depth, uint64_t
           .tokens = {tokens.begin(), tokens.end()}};
 }
 
-// The states before the last two are of no use any more. Their blocks mostly are the later ones' as well; those of a
-// text that its conversation has left go when space is needed.
+// A conversation keeps its last two states. Most blocks of the older states are blocks of the later ones, too; blocks
+// of a text that its conversation has left are evicted when space is needed.
 bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin) {
   const ConversationName name{text.model().ns, text.conversation()};
   Mark mark = MarkOf(text, depth, span_begin);
@@ -126,7 +126,8 @@ bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth,
     if (conversation.last.key != mark.key) table.Put(name, {std::move(mark), std::move(conversation.last)});
     return false;
   }
-  // What a turn that is asked again had before goes, and not what the turn began with, as where it parts inside a span.
+  // If a turn is asked again, the states of its former answer are given up, and the states with which the turn began
+  // stay (for example, if it parts inside a span).
   const Mark& last = conversation.last;
   const bool left = last.depth > 0 &&
                     (last.checkpoint() > depth || text.own()->Checkpoint(last.checkpoint()) != last.checkpoint_key());
@@ -155,8 +156,8 @@ void Prefixes::Commit(SessionId session, TenantId tenant, PrefixCommit commit, C
   if (!own) {
     Space& space = Of(tenant, commit.text.model());
     keep = Decide(space, commit);
-    // What the namespace has no use for, its conversation may have, unless that would take from others what they have
-    // no other room for. (Of several ranks only one knows.)
+    // States for which the namespace has no use may be kept for their conversation, unless they would take room that
+    // others need. (Of several ranks only the deciding one knows that.)
     const CheckpointBudget& store = space.cache->store();
     const bool roomy = store.limit_bytes() == store.capacity_bytes() && commit.text.model().shard.size == 1;
     if (count > 0 && roomy && commit.text.own() && !keep.any()) {

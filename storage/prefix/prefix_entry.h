@@ -1,4 +1,4 @@
-// What is known, and kept, of one prefix.
+// PrefixEntry: the record of one prefix in the tree, and how it is kept.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace ashlar::storage {
 // Time counts a cache's requests.
 using RequestTime = uint64_t;
 
-// What one prompt brought anew: everything behind what it had in common with those before it.
+// The new part of one prompt: all tokens behind its common beginning with earlier prompts.
 struct PromptTail {
   RequestTime came = 0;
   uint64_t begin = 0, prompt_end = 0, end = 0;  // depths; decoded tokens are behind the prompt's end
@@ -33,9 +33,9 @@ struct StoredKeys {
 struct PrefixEntry;
 using PrefixNode = PrefixTree<PrefixEntry>::Node;
 
-// How a prefix is kept that has no states of its own: by what rebuilds them from those of a shorter one.
+// How a prefix without states of its own is kept: by the span that rebuilds its states from those of a shorter prefix.
 struct KeptSpan {
-  PrefixNode* base = nullptr;  // whose states are kept as long as this is
+  PrefixNode* base = nullptr;  // its states are kept as long as this span
   uint64_t bytes = 0;
 };
 
@@ -49,7 +49,7 @@ struct PrefixEntry {
   uint32_t leases = 0;            // those who resume there: it stays
   uint32_t needs = 0;  // for how many the pages of its edge are kept: its checkpoint, and children that have needs
   std::unique_ptr<KeptSpan> span;    // null: it is kept by states, or not at all
-  std::vector<PrefixNode*> hanging;  // whose spans begin here: it stays, too
+  std::vector<PrefixNode*> hanging;  // spans that begin here: this prefix stays while they do
   size_t place = 0, kept_place = 0;  // in the cache's lists
 
   // Of the edge.
@@ -60,14 +60,14 @@ struct PrefixEntry {
   std::unique_ptr<StoredKeys> stored;  // null: nothing
 };
 
-// What a model's state takes, and what computing it takes.
+// The bytes of a model's state, and the FLOPs of computing it.
 struct PrefixCosts {
   uint64_t page_tokens = 1;
   uint64_t page_bytes = 0;        // keys and values of a page, all full-attention layers
   uint64_t checkpoint_bytes = 0;  // states of all linear layers
   double flops_per_token = 0, flops_per_square = 0;
 
-  // With a tail that is no whole page, so that one resumes at the very token.
+  // With the last page if it is partial, so that a prompt resumes at the exact token.
   uint64_t StateBytes(uint64_t depth) const { return checkpoint_bytes + (depth % page_tokens != 0 ? page_bytes : 0); }
   double Flops(uint64_t depth) const {  // of prefill from the start
     const auto tokens = static_cast<double>(depth);

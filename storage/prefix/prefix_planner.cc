@@ -184,7 +184,7 @@ PrefixNode* PrefixPlanner::Base(std::span<const int32_t> prefix) const {
   return there && node.data.span == nullptr && node.data.hanging.size() < kHanging ? &node : nullptr;
 }
 
-// Leaves that are kept go to the back of the line; a request waits for some of them only.
+// Leaves that are kept move to the back of the list; one request passes only some of them.
 void PrefixPlanner::Trim() {
   for (size_t stayed = 0; tree_.bytes() > options_.history_bytes && !leaves_.empty() && stayed < kSweep;) {
     if (!ForgetOldest()) ++stayed;
@@ -308,7 +308,7 @@ void PrefixPlanner::Visit(PrefixNode& node) {
 
 bool PrefixPlanner::ForgetOldest() {
   PrefixNode& leaf = *leaves_.begin()->node;
-  // What it keeps is worth its tokens, unless they are most of what it takes, as without keys and values.
+  // The kept leaf is worth its tokens, unless tokens are most of all bytes, as for a model without keys and values.
   if (leaf.data.leases > 0 || (leaf.data.kept && tree_.bytes() <= 2 * options_.history_bytes)) {
     Visit(leaf);
     return false;
@@ -333,7 +333,7 @@ bool PrefixPlanner::ForgetOldest() {
   return true;
 }
 
-// What goes on is told to the model a part a request, so that no request waits for all of it.
+// Each request reports a part of the unfinished spells to the model, so that no request waits for all of them.
 void PrefixPlanner::Sweep() {
   const size_t some = std::min(kSweep, nodes_.size() / kLeastRefresh + 1);
   for (size_t i = 0; i < some && swept_ < nodes_.size(); ++i, ++swept_) {

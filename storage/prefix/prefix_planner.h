@@ -1,4 +1,5 @@
-// Exact reuse of prefixes: what prompts share, where they may resume, where to checkpoint, and what is kept.
+// PrefixPlanner: exact reuse of prefixes. It knows what prompts share, where they may resume, where to checkpoint, and
+// what is kept.
 #pragma once
 
 #include <cstddef>
@@ -26,14 +27,15 @@ struct PrefixPlannerOptions {
   uint64_t seed = 1;
 };
 
-// Of one namespace. The tree remembers more than is kept: which prefixes were passed, and would have been resumed from;
-// so what was given up still counts as wanted, and a branch is known when its second prompt comes, however long after.
+// The planner of one namespace. Its tree remembers more prefixes than are kept: those that were passed, or would have
+// been resumed from. So a prefix that was given up still counts as wanted, and a branch is known when its second prompt
+// comes, however long after.
 //
-// Three questions are one here. *Which* prefixes deserve a checkpoint: where prompts part (Marconi §4.1), the ends of
-// requests, and, in what is new, where later prompts are likely to part (Sparse Prefix Caching §4, by the model of
-// where earlier ones did). *Where inside an edge*: by the dynamic program, as many as pay at the going price of a byte.
-// *What goes*: the cheapest by checkpoint_budget.h, whose price takes the likelihood of reuse from reuse_model.h. One
-// thread.
+// The planner answers three questions together. *Which* prefixes deserve a checkpoint: points where prompts part
+// (Marconi §4.1), ends of requests, and, in new text, points where later prompts are likely to part (Sparse Prefix
+// Caching §4, by a model of where earlier prompts did). *Where inside an edge*: a dynamic program places as many as pay
+// at the going price of a byte. *Which leave*: the cheapest by checkpoint_budget.h, whose price takes the likelihood of
+// reuse from reuse_model.h. One thread.
 class PrefixPlanner {
  public:
   PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options);
@@ -68,12 +70,12 @@ class PrefixPlanner {
   // For whoever keeps the bytes. `gone` is told of every prefix whose checkpoint is given up: pages of the edges on the
   // way to it that have no needs any more are of no use either.
   void WhenGone(std::function<void(PrefixNode&)> gone);
-  // What the prefix is kept by is gone for a reason of theirs, and so is what hangs on it. Harmless where it is not
-  // kept.
+  // Tells that the owner of the bytes has lost what the prefix is kept by; the spans that hang on it are lost too.
+  // Harmless if it is not kept.
   void Lost(std::span<const int32_t> prefix);
   void Lost(PrefixNode& node);
-  // A checkpoint, or with `span` that, is there that nobody committed: an earlier run of theirs did. False: it is worth
-  // less than what would go, or nothing without the states that it hangs on.
+  // Tells of a checkpoint, or with `span` a span, that nobody committed: an earlier run left it on the disk. False: it
+  // is worth less than the checkpoints that would have to leave, or nothing without the states that it hangs on.
   bool Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span = {});
 
   enum class Kept : uint8_t { kNot, kByStates, kBySpan };
@@ -124,7 +126,7 @@ class PrefixPlanner {
   bool ForgetOldest();  // false: it is kept, or leased
   void Sweep();
 
-  // Which blocks end in an edge that was split, or joined to the one behind it.
+  // Assign the stored blocks' keys when an edge is split, or joined to the edge behind it.
   void SplitKeys(PrefixNode& node, PrefixNode& behind) const;
   void JoinKeys(PrefixNode& node) const;
 

@@ -1,4 +1,4 @@
-// Spans in the accounts: when one stands for states, who finds it, and that it goes with what it hangs on.
+// Spans in the accounts: when a span stands for states, who finds it, and that it leaves with the states it hangs on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -84,7 +84,8 @@ TEST_F(PrefixSpans, AreResumedFromAtEveryDepthByThoseWhoRebuild) {
   cache_.Release(match);
 }
 
-// Answers to one prompt hang on the same states; a prompt that parts from both takes the one that goes further with it.
+// Answers to one prompt hang on the same states. A prompt that parts from both takes the answer with which it has more
+// tokens in common.
 TEST_F(PrefixSpans, OfSeveralAnswersHangOnTheSameStates) {
   Answer(prompt_, answer_);
   const Tokens again = Join(First(answer_, 10), Numbers(2000, 30));
@@ -122,7 +123,7 @@ TEST_F(PrefixSpans, AreRecoveredBehindTheirStatesOnly) {
   ExpectBooks();
 }
 
-// Where bytes are few: what a span hangs on is not given up before it, and the books are right at every step.
+// With few bytes: states on which a span hangs are not given up before it, and the accounts are right at every step.
 TEST_F(PrefixSpans, StatesStayAsLongAsSpansHangOnThem) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     std::mt19937_64 random(seed);

@@ -174,7 +174,7 @@ TEST(PrefixPlannerTest, ForgetsPromptsButNotWhatIsKept) {
   EXPECT_EQ(cache.Lookup(Numbers(0, 500)).shared, 0u) << "long forgotten";
 }
 
-// Most of what is known is kept, so that nearly every leaf that one comes by has to stay.
+// Most known prefixes are kept, so that nearly every leaf that the planner comes to has to stay.
 TEST(PrefixPlannerTest, ForgetsWhatIsBetweenThatWhichIsKept) {
   constexpr uint64_t kHistory = 200'000;
   PrefixPlanner cache(kCosts, {.capacity_bytes = 75 * (1000 + 500 * 10), .history_bytes = kHistory});
@@ -196,7 +196,8 @@ TEST(PrefixPlannerTest, LookupsAloneDoNotGrowTheHistory) {
   }
 }
 
-// A list of sequences, and where each was offered: what is shared and where one resumes, when nothing has to go.
+// Compares with a list of sequences and the depths at which each was offered: what prompts share and where they resume,
+// when nothing has to leave.
 TEST(PrefixPlannerTest, IsAListOfSequencesWhileThereIsRoom) {
   for (int round = 0; round < 20; ++round) {
     const uint64_t seed = std::random_device()();

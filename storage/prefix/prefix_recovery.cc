@@ -1,4 +1,5 @@
-// What an earlier run of the daemon left on its disk, or a namespace that was forgotten: found again by those who ask.
+// Recovery: look-ups find prefixes again that an earlier run of the daemon left on its disk, or of a namespace that was
+// forgotten.
 #include <algorithm>
 #include <ranges>
 

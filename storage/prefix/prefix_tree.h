@@ -1,4 +1,4 @@
-// A radix tree over the tokens of prompts: what they share is there once.
+// PrefixTree: a radix tree over the tokens of prompts, which stores a common beginning once.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 
 namespace ashlar::storage {
 
-// A node stands for a prefix: the tokens on the way from the root to it. Its edge holds those behind its parent.
-// Whoever owns the tree marks prefixes by nodes, inside what would otherwise be one edge, too, so a node may have one
-// child; and keeps with each what it knows of it, as `Data`. The order of children is that of tokens: nothing depends
+// A node stands for a prefix: the tokens on the way from the root to it. Its edge holds the tokens behind its parent.
+// The owner of the tree marks prefixes by nodes, also inside what would otherwise be one edge, so a node may have one
+// child. The owner keeps its record of each prefix as `Data`. The order of children is that of tokens: nothing depends
 // on addresses. One thread at a time.
 template <typename Data>
 class PrefixTree {
@@ -69,7 +69,7 @@ class PrefixTree {
   size_t nodes() const { return nodes_; }      // without the root
   uint64_t tokens() const { return tokens_; }  // of all edges
 
-  // How far a prompt is known.
+  // The known part of a prompt.
   struct Reached {
     Node* node;  // the deepest one that is a prefix of the prompt; the root at least
     Node* inside =
@@ -156,14 +156,13 @@ class PrefixTree {
  private:
   static constexpr uint64_t kBytesPerChild = 32;  // an entry of a btree_map that is half full
 
-  // How many tokens are alike from the first on. Most edges are passed whole, and memcmp is the fastest way to see
-  // that.
+  // Returns how many leading tokens are equal. Most edges are passed whole, and memcmp is the fastest test of that.
   static size_t Same(const int32_t* a, const int32_t* b, size_t count) {
     if (std::memcmp(a, b, count * sizeof(int32_t)) == 0) return count;
     return static_cast<size_t>(std::mismatch(a, a + count, b).first - a);
   }
 
-  // Where `child`'s edge passes `depth`, a node is put.
+  // Puts a node at `depth` inside `child`'s edge.
   Node& Split(Node& child, uint64_t depth) {
     const auto taken = static_cast<ptrdiff_t>(depth - child.begin());
     Node* const node = table_.New();

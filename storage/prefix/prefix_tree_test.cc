@@ -47,7 +47,7 @@ Tokens PrefixOf(const Tree::Node& node) {
   return tokens;
 }
 
-// What a tree of prefixes is: a list of sequences with names. The root is the empty one.
+// A model of the tree: a list of named sequences. The root is the empty one.
 class Model {
  public:
   struct Reached {
@@ -206,7 +206,7 @@ class Both {
     ASSERT_EQ(child->begin(), begin);
   }
 
-  // Half of the time it goes on as something known does, so that edges are left in their middle.
+  // Half of the sequences continue a known one, so that edges are left in their middle.
   Tokens Random() {
     Tokens tokens;
     if (!model_.names().empty() && random_() % 2 == 0) {

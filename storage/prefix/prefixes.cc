@@ -102,7 +102,7 @@ Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
   return space;
 }
 
-// What it keeps is found again as after a restart.
+// The prefixes that it keeps are found again as after a restart.
 void Prefixes::Forget(std::map<NamespaceId, Space>::iterator space) {
   const uint64_t block = space->second.cache->costs().page_tokens;
   Depths& depths = recovered_[space->first];
@@ -176,7 +176,7 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   // Another engine of this namespace may capture more finely.
   std::erase_if(asked.checkpoint_at, [&](uint64_t depth) { return depth % text.model().capture_tokens != 0; });
   AddSpans(space, text, match.spans, asked);
-  space.cache->Release(std::move(match));  // what it finds is leased as objects
+  space.cache->Release(std::move(match));  // the objects that it finds are leased
   AddOwn(tenant, text, asked);
   return asked;
 }

@@ -1,4 +1,5 @@
-// Exact prefixes as objects: what storage/prefix/prefix_planner.h decides of each namespace, done to bytes.
+// Prefixes: exact prefixes as objects. It carries out for bytes what storage/prefix/prefix_planner.h decides for each
+// namespace.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +32,7 @@
 
 namespace ashlar::storage {
 
-// An opened model, as far as prefixes go. Immutable: sessions and threads share it.
+// The properties of an opened model that prefixes need. Immutable: sessions and threads share it.
 struct PrefixModel {
   NamespaceId ns;
   TensorShard shard;
@@ -76,7 +77,7 @@ class PrefixText {
   std::optional<PrefixKeys> own_;
 };
 
-// What an engine has computed of a text, and offers.
+// A text that an engine has computed, with the states that it offers.
 struct PrefixCommit {
   struct Checkpoint {
     uint64_t depth = 0;                          // they ascend; the last one is the text's end
@@ -100,24 +101,25 @@ struct PrefixCommit {
   std::shared_ptr<const void> keep;
 };
 
-// All namespaces'. One thread.
+// The prefixes of all namespaces. One thread.
 //
-// A checkpoint and the blocks before it are objects like any other: in the levels, on the disk, leased and landed. What
-// is to be kept of a namespace's exact prefixes its PrefixPlanner decides, within a capacity; what it gives up goes,
-// when nobody uses it any more. What is lost otherwise (space that segments needed, a corrupt copy, an operator) is
-// noticed at the next look-up that would have used it. Composed states are kept under their conversation's own keys in
-// the private pool, the latest two of each, and go least recently used first.
+// A checkpoint and the blocks before it are objects like any other: in the levels, on the disk, leased and landed. A
+// namespace's PrefixPlanner decides which of its exact prefixes are kept, within a capacity; a prefix that it gives up
+// ends when nobody uses it any more. An object that is lost otherwise (segments needed its space, a copy was corrupt,
+// an operator evicted it) is noticed at the next look-up that would have used it. Composed states are kept under their
+// conversation's own keys in the private pool, the latest two of each, and are evicted least recently used first.
 //
-// Where an engine offers a span up to a text's end, behind a checkpoint that is kept, and it takes less than the states
-// there, it is kept in their place. Prompts that have any of its tokens in common resume behind the last of them, from
-// the checkpoint and the span. Its bytes are the namespace's as a checkpoint's are; without the checkpoint it is lost.
+// If an engine offers a span up to a text's end, behind a kept checkpoint, and the span takes less than the states
+// there, the span is kept in their place. Prompts that share any of its tokens resume behind the last shared one, from
+// the checkpoint and the span. The namespace pays for its bytes as for a checkpoint's; without the checkpoint it is
+// lost.
 //
-// Of tensor-parallel ranks, rank 0 looks up and decides; what other ranks commit is kept until the deciding one, or
-// space, makes it go: a bundle that is not whole is found by nobody.
+// Of tensor-parallel ranks, rank 0 looks up and decides. Objects that other ranks commit are kept until the deciding
+// rank, or lack of space, ends them: look-ups do not find a bundle that is not whole.
 class Prefixes {
  public:
   using IsOpen = std::function<bool(SessionId)>;
-  // `capacity`: of a tenant, where no other is set: bytes.
+  // `capacity`: the default bytes of a tenant.
   Prefixes(ObjectTable& table, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer,
            IsOpen is_open, std::function<uint64_t(TenantId)> capacity);
 
@@ -126,7 +128,8 @@ class Prefixes {
   // An object that a restart found on the disk: prompts that it is a prefix of will find it.
   void Adopt(const ObjectHeader& header);
 
-  // Where a prompt may be resumed: every object that it takes is there. At least its last token is left to compute.
+  // A depth at which a prompt may resume: every object that it needs is there. At least the prompt's last token is left
+  // to compute.
   struct Candidate {
     uint64_t depth = 0;
     bool own = false;  // the conversation's, else the namespace's
@@ -141,7 +144,7 @@ class Prefixes {
   };
   // A request comes: once a request, the cache learns from it.
   Asked Ask(TenantId tenant, const PrefixText& text);
-  // What a candidate takes: its blocks, in order, then the checkpoint, then the span where there is one.
+  // Returns the objects that a candidate needs: its blocks, in order, then the checkpoint, then the span if it has one.
   static std::vector<Query> Objects(const PrefixText& text, const Candidate& candidate);
 
   // Decides what to keep of it and copies that in; one outcome a checkpoint, when nothing of the engine's memory is
@@ -164,7 +167,7 @@ class Prefixes {
   static constexpr size_t kProbes = 64;              // depths of recovered checkpoints that a look-up tries, and spans
   static constexpr size_t kListed = 64;              // depths inside a span that a look-up lists, the deepest
   static constexpr size_t kCommits = 16;             // under way, of one session
-  static constexpr Nanos kRanks = 60'000'000'000;    // how long ranks have to commit what one of them has
+  static constexpr Nanos kRanks = 60'000'000'000;    // how long the other ranks have to commit what one of them has
 
   struct Space {
     TenantId tenant = 0;
@@ -202,7 +205,8 @@ class Prefixes {
   There Find(TenantId tenant, const Key& key, const TensorShard& shard) const;
   // Leading blocks that are there; all, where there are none.
   size_t WholeBlocks(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys) const;
-  // Whether all that a depth takes is there. `whole` counts leading blocks that are: for several depths, rising.
+  // Returns whether all objects that a depth needs are there. `whole` counts the leading whole blocks; pass it on from
+  // one depth to the next, rising.
   There Find(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys, uint64_t depth, size_t& whole) const;
   There FindSpan(TenantId tenant, const PrefixModel& model, const Key& key) const;
   void Probe(Space& space, const PrefixText& text);
@@ -219,7 +223,7 @@ class Prefixes {
   void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans, Asked& asked);
   void AddOwn(TenantId tenant, const PrefixText& text, Asked& asked);
   void GiveUp(TenantId tenant, PrefixNode& node);
-  // Which of a commit's states are to be kept, and whether its span is.
+  // The states of a commit that are to be kept, and whether its span is.
   struct Keep {
     std::vector<bool> states;
     bool span = false;
@@ -233,7 +237,7 @@ class Prefixes {
   // With `span_begin`, of a span from there. False: it was known.
   bool Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin = 0);
   static Mark MarkOf(const PrefixText& text, uint64_t depth, uint64_t span_begin);
-  // Of a checkpoint that was written and is not kept any more: it goes, and the blocks that nothing else needs.
+  // Ends a checkpoint that was written and is not kept any more, and the blocks that nothing else needs.
   void GiveUp(TenantId tenant, const PrefixText& text, const Space* space, uint64_t depth);
 
   ObjectTable& table_;

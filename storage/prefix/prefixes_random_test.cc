@@ -222,7 +222,7 @@ class PrefixWorld {
     landings_.push_back(std::move(landing));
   }
 
-  // What has landed whole is right, and stays so while the lease holds.
+  // Bytes of a whole landing are right, and stay so while the lease holds.
   void Judge() {
     for (auto next = landings_.begin(); next != landings_.end();) {
       const auto landing = next++;

@@ -91,7 +91,8 @@ TEST_F(PrefixesTest, AConversationResumesAtTheVeryToken) {
   EXPECT_EQ(rig_.cache->prefix_stats(1).checkpoints, 8u);
 }
 
-// What two prompts share is captured by the second and found by the third, across sessions; blocks are there once.
+// The second prompt captures the beginning that it shares with the first, and the third finds it, across sessions;
+// blocks are stored once.
 TEST_F(PrefixesTest, PromptsThatShareABeginningShareItsBytes) {
   const Tokens instructions = Numbers(0, 3 * kBlock + 20);
   Serve(Join(instructions, Numbers(10000, 40)));
@@ -146,7 +147,7 @@ TEST_F(PrefixesTest, ComposedStatesAreTheirConversationsAlone) {
   EXPECT_EQ(match.prefix.provenance, Provenance::kComposed);
   EXPECT_EQ(Landed(match, next, kBob), 0.0);
 
-  // What comes behind is composed, too, and may not be called otherwise.
+  // A text behind composed states is composed too, and an engine may not call it exact.
   PrefixCommit lie = engine_.Offer(next, next.size(), {});
   lie.lease = match.lease;
   EXPECT_THAT(Commit(std::move(lie), kBob), ElementsAre(CommitOutcome::kBadSource));
@@ -196,8 +197,8 @@ TEST_F(PrefixesTest, PrefixAndSegmentsAreChosenTogether) {
   EXPECT_EQ(Landed(match, prompt), 0.0);
 }
 
-// What was computed before an interior is exact, and that one's head with it: a prompt may resume there, and lands the
-// interior behind.
+// The tokens before an interior are exact, the head of its segment among them: a prompt may resume in the head, and
+// lands the interior behind.
 TEST_F(PrefixesTest, APrefixMayEndInASegmentsHead) {
   const uint64_t head = TestLayout().head;
   ASSERT_GT(head, 0u);
@@ -223,7 +224,7 @@ TEST_F(PrefixesTest, APrefixMayEndInASegmentsHead) {
   EXPECT_EQ(match.found[1].reason, MissReason::kNone);
 }
 
-// What is landed of a segment makes everything behind it composed.
+// After a landed segment everything behind it is composed.
 TEST_F(PrefixesTest, BehindALandedSegmentNothingIsExact) {
   const ObjectHeader passage = TestPlan(5, 600);
   ASSERT_TRUE(rig_.Publish(kAnn, passage, 5));
@@ -322,7 +323,7 @@ class PricedPrefixesTest : public PrefixesTest {
   PricedPrefixesTest() { rig_.cache->SetPrefixCapacity(1, 24 * limits::kExtentBytes); }
 };
 
-// What the cache of prefixes gives up goes from the tiers, and the sum of what is stored is never above its capacity.
+// A prefix that the planner gives up leaves the tiers, and the stored bytes never exceed its capacity.
 TEST_F(PricedPrefixesTest, WhatIsGivenUpGoes) {
   std::mt19937_64 random(1);
   std::map<int, Tokens> talks;
@@ -341,7 +342,7 @@ TEST_F(PricedPrefixesTest, WhatIsGivenUpGoes) {
   EXPECT_GT(std::ranges::count(rig_.observer.evicted, MissReason::kEvicted), 20);
 }
 
-// What is leased stays until it is released, whatever comes that is worth more.
+// A leased prefix stays until it is released, whatever more valuable prefix comes.
 TEST_F(PricedPrefixesTest, WhatIsLeasedStaysThoughItIsGivenUp) {
   const Tokens text = Numbers(0, 700), next = Join(text, {1, 2, 3});
   Serve(text);
@@ -365,8 +366,8 @@ class CrowdedPrefixesTest : public PrefixesTest {
   CrowdedPrefixesTest() : PrefixesTest({.hbm = 0, .dram = 44, .ssd = 0}) {}
 };
 
-// Segments that are used all the time take half of what there is, and texts take turns that do not all fit beside them.
-// Whoever went by recency alone would lose every text before its next turn.
+// Segments that are used all the time take half of the capacity, and texts that do not all fit beside them take turns.
+// Eviction by recency alone would lose every text before its next turn.
 TEST_F(CrowdedPrefixesTest, KeepsWhatFitsBesideSegments) {
   std::vector<ObjectHeader> segments;
   for (uint64_t text = 1; text <= 6; ++text) {

@@ -34,7 +34,7 @@ PagePool::Answer PagePool::Admit(std::span<const Want> segments, uint64_t own_pa
   const AdmissionId id = next_++;
   Admission& admission = admissions_[id];
   references_ += segments.size() + 1;
-  // What stands there already is referenced before anything is reclaimed.
+  // Segments that are resident are referenced before anything is reclaimed.
   for (const Want& want : segments) {
     const bool resident = want.pages > 0 && segments_.contains(want.key);
     admission.segments.push_back(resident ? &Reference(want, id) : nullptr);

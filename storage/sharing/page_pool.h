@@ -1,11 +1,12 @@
-// The pages of one hosted region, allocated here, so that requests of its engine share segments in place (MEPIC §3.2).
+// PagePool: the pages of one hosted region, allocated here, so that requests of its engine share segments in place
+// (MEPIC §3.2).
 //
-// A request is admitted with all the pages that it needs, or refused at once with what it lacks. A segment's pages are
+// A request is admitted with all the pages that it needs, or refused at once with its shortage. A segment's pages are
 // one copy for all requests that reference it; a request's own pages are its alone. Pages of running requests stay. A
-// segment without references keeps its pages and its bytes until space is needed; then such segments go whole, least
-// recently used first, and no more of them than are needed.
+// segment without references keeps its pages and its bytes until space is needed. Then such segments are reclaimed
+// whole, least recently used first, and no more of them than are needed.
 //
-// A deterministic state machine of page numbers; it sees no memory. One thread, but for its destruction.
+// A deterministic state machine of page numbers; it sees no memory. One thread, except for its destruction.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +41,7 @@ class PagePool {
     uint32_t pages = 0;  // that are shared; the same for every Want of a key
   };
 
-  // What a request lacks. All pages are free, reclaimable or held.
+  // The pages that a request lacks. Every page is free, reclaimable or held.
   struct Shortage {
     uint64_t needed = 0;  // beyond those that stand there already for its segments
     uint64_t free = 0;
@@ -53,12 +54,12 @@ class PagePool {
   };
   // All of `segments` (the same one may be named more than once) and `own_pages` pages of its own, or nothing.
   Answer Admit(std::span<const Want> segments, uint64_t own_pages);
-  // Whether one more admission of so many segments keeps the pool's tables within limits::kMaxPageReferences.
+  // Returns whether one more admission of so many segments keeps the pool's tables within limits::kMaxPageReferences.
   bool HasRoom(size_t segments) const { return references_ + segments + 1 <= limits::kMaxPageReferences; }
 
-  // The first request that references a new segment fills it; those behind it hold the same pages meanwhile. Should the
-  // first end without, the duty passes to the oldest of the others, once nothing writes to the pages any more: what an
-  // ended request's landing still writes may be what its checksums will refuse.
+  // The first request that references a new segment fills it; later requests hold the same pages meanwhile. If the
+  // first one ends without filling it, the duty passes to the oldest of the others, once nothing writes to the pages
+  // any more: an ended request's landing may still write bytes that its checksums will refuse.
   struct Segment {
     PageContent content = PageContent::kFilled;
     std::span<const PageId> pages;
@@ -78,11 +79,11 @@ class PagePool {
   // The request is over. Pages that are being written stay out of use until Unpin.
   void End(AdmissionId admission);
 
-  // Whether something may be written to a page now: it is a request's own, or it is to be filled.
+  // Returns whether a page may be written now: it is a request's own, or it is to be filled.
   enum class Writable : uint8_t { kNo, kOwn, kToFill };
   Writable MayWrite(PageId page) const;
-  // While a page is pinned nobody else gets it, whatever becomes of its request. Pins are counted; only pages that may
-  // be written are pinned.
+  // A pinned page is given to no other request, even after its own request has ended. Pins are counted; only pages that
+  // may be written are pinned.
   void Pin(std::span<const PageId> pages);
   void Unpin(std::span<const PageId> pages);
 

@@ -147,7 +147,7 @@ TEST(PagePool, WhatIsBeingWrittenIsNobodyElses) {
   EXPECT_NE(pool.Admit({}, 3).admission, 0u);
 }
 
-// What an ended request's landing still writes may be corrupt: it must not come over what the next one has filled.
+// An ended request's landing may still write corrupt bytes: they must not overwrite what the next request has filled.
 TEST(PagePool, TheDutyToFillPassesWhenNothingIsWrittenAnyMore) {
   PagePool pool(6);
   const auto first = pool.Admit(std::vector{Text(1, 3)}, 0).admission;

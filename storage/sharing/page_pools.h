@@ -1,4 +1,4 @@
-// All hosted regions' page pools, and the leases under which engines' requests hold pages there.
+// PagePools: the page pools of all hosted regions, and the leases under which engines' requests hold pages there.
 #pragma once
 
 #include <cstddef>
@@ -33,9 +33,10 @@ class PagePools {
     std::shared_ptr<PagePool> pool;
     PagePool::AdmissionId admission = 0;
   };
-  // Admits a request and gives `lease`, a name that the engine chose, to the session. Where the answer's admission is
-  // 0, the request was refused with what it lacks. ALREADY_EXISTS: a lease of that name is held; FAILED_PRECONDITION:
-  // the pool is closed; RESOURCE_EXHAUSTED: the session, or the pool, has as many requests as it may.
+  // Admits a request and gives `lease`, a name that the engine chose, to the session. If the answer's admission is 0,
+  // the request was refused, and the answer has its shortage. ALREADY_EXISTS: a lease of that name is held;
+  // FAILED_PRECONDITION: the pool is closed; RESOURCE_EXHAUSTED: the session, or the pool, has as many requests as it
+  // may.
   absl::StatusOr<PagePool::Answer> Admit(SessionId session, TenantId tenant, const LeaseId& lease,
                                          const std::shared_ptr<PagePool>& pool,
                                          std::span<const PagePool::Want> segments, uint64_t own_pages);
@@ -67,7 +68,7 @@ class PagePools {
   const size_t leases_per_session_;
   std::map<uint64_t, Place> places_;  // by region
   absl::flat_hash_map<LeaseId, Lease> leases_;
-  std::map<SessionId, std::set<LeaseId>> sessions_;  // what each holds
+  std::map<SessionId, std::set<LeaseId>> sessions_;  // the leases that each holds
 };
 
 }  // namespace ashlar::storage

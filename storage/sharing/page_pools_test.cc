@@ -108,7 +108,7 @@ TEST_F(PagePoolsTest, OneRegionHasOnePoolInUse) {
   ASSERT_NE(Admit(kEngine, 1, {}, 2), 0u);
   EXPECT_EQ(pools_.Open(kTenant, kRegion, 20).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(pools_.Open(kTenant, kRegion + 1, 20).ok());
-  // The declaration goes; the request goes on.
+  // The declaration ends, and the request continues.
   pool_ = nullptr;
   EXPECT_EQ(pools_.Open(kTenant, kRegion, 20).status().code(), absl::StatusCode::kResourceExhausted);
   pools_.Release(kEngine, Lease(1));

@@ -29,7 +29,7 @@ ObjectHeader TestPlan(uint64_t text, uint64_t tokens, ObjectKind kind = ObjectKi
 class TestPages {
  public:
   explicit TestPages(uint32_t pages);
-  static uint32_t Holding(uint64_t positions);  // how many pages that takes
+  static uint32_t Holding(uint64_t positions);  // the number of pages that so many positions take
 
   // The same memory through another page table: entries are pages of it.
   TestPages Through(std::vector<int32_t> page_table) const;

@@ -1,4 +1,4 @@
-// Layouts for what the kernels' tests draw.
+// LayerOf: layouts for the shapes that the kernels' tests draw.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ashlar::storage {
 
-// The layer that declares such a shape, without a convolution.
+// Returns the layer that declares this shape, without a convolution.
 inline LinearLayer LayerOf(const kernels::LinearShape& shape, kernels::DType state) {
   LinearLayer layer{.family = static_cast<LinearFamily>(shape.family),
                     .key_heads = static_cast<uint32_t>(shape.key_heads),

@@ -1,4 +1,4 @@
-// What engines have offered of texts: nothing else may be found.
+// OfferedPrefixes: the texts that engines have offered. A look-up may find nothing else.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct OfferedTexts {
   std::set<Tokens> states;
   std::set<std::pair<Tokens, uint64_t>> spans;
 
-  // Whether the prefix may be resumed: behind states, or by a span of its last `span_tokens`.
+  // Returns whether a prompt may resume from the prefix: from states, or by a span of its last `span_tokens`.
   bool Has(const Tokens& prefix, uint64_t span_tokens) const {
     if (span_tokens == 0) return states.contains(prefix);
     return std::ranges::any_of(spans, [&](const auto& span) {
@@ -36,7 +36,7 @@ struct OfferedPrefixes {
   OfferedTexts exact;
   std::map<ConversationId, OfferedTexts> own;
 
-  // What is exact and not wanted by all may be kept for its conversation.
+  // An exact text that the namespace does not keep may be kept for its conversation.
   void Add(const PrefixCommit& commit) {
     const bool is_exact = commit.provenance == Provenance::kExact;
     const ConversationId& conversation = commit.text.conversation();
@@ -51,7 +51,7 @@ struct OfferedPrefixes {
     if (conversation != ConversationId{}) add(own[conversation]);
   }
 
-  // Whether a prompt of this conversation may be resumed so.
+  // Returns whether a prompt of this conversation may resume in this way.
   bool Has(const MatchedPrefix& found, const Tokens& prompt, const ConversationId& conversation) const {
     const Tokens prefix(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(found.depth));
     if (found.provenance == Provenance::kExact) return exact.Has(prefix, found.span_tokens);

@@ -1,4 +1,4 @@
-// What is kept for prefixes, counted anew from the tree alone, as plainly as possible.
+// Counts what is kept for prefixes anew from the tree alone, as plainly as possible.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct PrefixRecount {
   std::vector<const PrefixNode*> nodes;  // all but the root; a parent before its children
   std::vector<const PrefixNode*> kept;
   size_t spans = 0;        // of what is kept
-  bool needs_hold = true;  // what edges say of who needs their pages
+  bool needs_hold = true;  // every edge's count of those that need its pages is right
   bool spans_hold = true;  // each hangs on states before it that are kept, and these know of it and of no others
 };
 

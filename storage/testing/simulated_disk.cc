@@ -140,7 +140,7 @@ SimulatedDisk::Block SimulatedDisk::Torn(const Block& before, const Block& after
   return {std::move(bytes), 0};
 }
 
-// What earlier writes left in doubt under a write that is durable will never come back.
+// Doubtful blocks of earlier writes under a durable write are settled: they will never come back.
 void SimulatedDisk::SettleUnder(const Unsynced& write) {
   for (Unsynced& older : unsynced_) {
     if (!older.doubtful) continue;

@@ -1,21 +1,4 @@
-// A disk that fails as disks do, and the same way again for the same seed.
-//
-// The fault model:
-// - Power may fail before or after any write, sync or batch of records takes effect (CrashAfter, Crash). Then every
-// call
-//   fails until Restart.
-// - What was written since the last sync that succeeded survives that whole, not at all, or torn: each of its sectors,
-// of
-//   4 KiB or of 512 bytes, on its own. Writes survive independently of each other, hence in any order.
-// - A call may fail (rates in `faults`). A read that fails leaves rubbish in its target. A write that fails has written
-//   some of its sectors. A sync that fails has made some of what it covered durable; reads still return all of it, but
-//   no later sync makes the rest durable. A batch of records that fails was made, or was not.
-// - A full disk refuses writes and batches, and changes nothing. One that runs full while it writes has written some
-//   sectors.
-// - Bits flip: once in what a read returns (`faults`), or for good (FlipBit).
-// - A sync may lie: OK, though nothing became durable (`lost_flush`). No promise covers that: it is there to show that
-//   tests would see it.
-// - A batch of records that succeeded is atomic and durable. RocksDB's own recovery is not simulated.
+// SimulatedDisk: a disk that fails as disks do, and in the same way again for the same seed.
 #pragma once
 
 #include <array>
@@ -47,7 +30,7 @@ class SimulatedDisk {
     double lost_flush = 0;
     bool full = false;
   };
-  // What happened so far.
+  // Counts of the events so far.
   struct Counts {
     uint64_t reads = 0, writes = 0, syncs = 0, batches = 0;
     uint64_t read_errors = 0, write_errors = 0, sync_errors = 0, batch_errors = 0;
@@ -130,8 +113,8 @@ class SimulatedDisk {
   uint64_t points_ = 0;
   std::optional<uint64_t> crash_at_;
   bool off_ = false;
-  std::vector<Block> current_;      // what reads return
-  std::vector<Block> durable_;      // what is there after a crash, whatever becomes of unsynced_
+  std::vector<Block> current_;      // the bytes that reads return
+  std::vector<Block> durable_;      // the bytes after a crash, apart from unsynced_
   std::vector<Unsynced> unsynced_;  // in the order of writing
   std::map<std::string, std::string, std::less<>> table_;
 };

@@ -84,7 +84,7 @@ TEST_F(SimulatedDiskTest, ASyncThatFailedIsNotMadeGoodByTheNext) {
     lost = Values() != (std::set<int>{2});
   }
   EXPECT_TRUE(lost);
-  // What is written anew is covered again, and what was in doubt under it does not come back.
+  // A block that is written anew is covered again, and the doubtful bytes under it do not come back.
   for (int round = 0; round < 20; ++round) {
     ASSERT_EQ(Fill(std::byte{3}), absl::OkStatus());
     disk_.set_faults({.sync_error = 1});

@@ -1,4 +1,4 @@
-// A real SSD tier in a folder, with threads for its input and output; and objects that say themselves what they hold.
+// A real SSD tier in a folder, with threads for its input and output, and objects whose bytes name their version.
 #pragma once
 
 #include <memory>
@@ -27,13 +27,13 @@ class SsdFolder {
 
   SsdFolder();
 
-  // What the tier has acknowledged in earlier lives. The folder must exist.
+  // Opens the tier and returns the objects that it acknowledged in earlier lives. The folder must exist.
   absl::StatusOr<std::vector<SsdTier::Recovered>> Open(const std::string& folder);
 
   SsdTier& tier() { return *tier_; }
   ThreadedExecutor& io() { return io_; }
 
-  // What version and number of extents alone determine.
+  // A header determined by version and number of extents alone.
   static ObjectHeader HeaderOf(const Version& version, uint64_t extents);
   static Version VersionOf(const ObjectHeader& header);
   const std::byte* ExtentOf(const Version& version, uint64_t extent) const;

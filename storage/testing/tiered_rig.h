@@ -1,4 +1,5 @@
-// A cache of three tiers with everything around it in a test's hands: two memory tiers over a simulated disk.
+// TieredRig: a cache of three tiers, with everything around it in a test's hands: two memory tiers over a simulated
+// disk.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@ class TieredRig {
     Start();
   }
 
-  // What a killed daemon loses is lost, what survives on the disk is found again.
+  // Restarts as after a kill: memory is lost, and the objects on the disk are found again.
   void Restart() {
     cache.reset();
     ssd.reset();

@@ -83,7 +83,7 @@ absl::Status SyncFileAndFolder(const std::string& path, int descriptor) {
 absl::Status Resize(const std::string& path, int descriptor, uint64_t old_bytes, uint64_t bytes) {
   if (fallocate(descriptor, 0, 0, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
-    // What was allocated before the room ran out is given back.
+    // Blocks allocated before the room ran out are given back.
     if (ftruncate(descriptor, static_cast<off_t>(old_bytes)) != 0) return Error(path, "truncate");
     errno = error;
     const absl::Status status = Error(path, absl::StrCat("allocate ", bytes, " bytes"));

@@ -1,4 +1,4 @@
-// Where the bytes of a disk tier lie: one file of fixed size, read and written in whole pages.
+// BlockFile: the bytes of a disk tier, one file of fixed size, read and written in whole pages.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@
 
 namespace ashlar::storage {
 
-// Thread-safe. Offsets, sizes and addresses are multiples of kBlockBytes, and what is named lies inside the file:
-// INVALID_ARGUMENT otherwise. What was written is durable once a Sync that began afterwards has returned OK; before
-// that a power loss may keep it, lose it, or keep some of its sectors, in any order. After a Sync that failed nobody
-// knows what became of the writes before it, and a later Sync says nothing about them: they must be written again.
+// Thread-safe. Offsets, sizes and addresses must be multiples of kBlockBytes, and ranges must lie inside the file:
+// INVALID_ARGUMENT otherwise. A write is durable once a Sync that began after it has returned OK; before that, a power
+// loss may keep it, lose it, or keep some of its sectors, in any order. After a failed Sync the state of the writes
+// before it is unknown, and a later Sync says nothing about them: they must be written again.
 class BlockFile {
  public:
   static constexpr uint64_t kBlockBytes = 4096;

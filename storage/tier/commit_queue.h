@@ -1,4 +1,5 @@
-// Group commit: data becomes durable before the records that name it, and many records by one sync and one batch.
+// CommitQueue: group commit. Data becomes durable before the records that name it; one sync and one batch serve many
+// records.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +38,8 @@ class CommitQueue {
     records_ = &records;
   }
 
-  // Syncs that failed so far. What they covered is in doubt for good: a later sync that succeeds says nothing about it.
+  // Returns how many syncs have failed so far. The writes that they covered stay in doubt: a later sync that succeeds
+  // says nothing about them.
   uint64_t failed_syncs() const { return failed_syncs_; }
 
   // Syncs the file, then writes the record, or without a value deletes it. ABORTED where a sync has failed since there

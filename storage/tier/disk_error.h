@@ -1,4 +1,4 @@
-// What a disk's errors say of later: whether to try again or to give up.
+// DiskError: whether a disk's error is worth trying again.
 #pragma once
 
 #include "absl/status/status.h"

@@ -38,7 +38,8 @@ bool DiskQueue::Submit(const std::shared_ptr<Batch>& batch) {
 void DiskQueue::Complete(const std::shared_ptr<Batch>& batch, const absl::Status& status) {
   --batch->in_flight;
   batch->status.Update(status);
-  // Behind those that waited before it, so that one large object does not keep others out.
+  // The rest of the batch queues behind the batches that wait already, so that one large object does not keep others
+  // out.
   if (batch->Unbegun() && !batch->waits) {
     batch->waits = true;
     waiting_.push_back(batch);

@@ -1,4 +1,4 @@
-// Disk work on a bounded executor: cut into pieces, begun in order, and never lost once it was taken.
+// DiskQueue: disk work on a bounded executor, cut into pieces, begun in order, and never lost once it was taken.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@
 
 namespace ashlar::storage {
 
-// Owned by the metadata thread. What finds the executor full waits for completions of other work of this queue: there
-// is always some, as nobody else may use the executor, and it takes at least one piece. Work that still waits when the
-// queue is destroyed is never done.
+// Owned by the metadata thread. Work that finds the executor full waits until other work of this queue completes: there
+// is always some, because nobody else may use the executor, and the executor takes at least one piece. Work that still
+// waits when the queue is destroyed is never done.
 class DiskQueue {
  public:
   // Called on the executor's threads, for several pieces at once.
@@ -29,8 +29,8 @@ class DiskQueue {
   // further piece begins. False: the executor is full, or others wait for it already; nothing is called.
   bool TryRun(TenantId tenant, size_t pieces, Work work, Done done);
 
-  // One piece of work for all tenants that is never refused and goes before all that wait. The caller sees to it that
-  // there are few.
+  // Runs one piece of work for all tenants. It is never refused and goes before all waiting work. The caller must keep
+  // such pieces few.
   void RunNext(Work work, Done done);
 
  private:

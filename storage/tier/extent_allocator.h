@@ -1,4 +1,4 @@
-// Which extents of one tenant's arenas are free.
+// ExtentAllocator: the free extents of one tenant's arenas.
 #pragma once
 
 #include <cstdint>

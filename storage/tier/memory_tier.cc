@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<kernels::ArenaMemory>> MakeArena(uint64_t bytes, 
   return arena;
 }
 
-// Whether the machine gives such memory is found out now, not by the first engine.
+// Finds out at the start, rather than with the first engine, whether the machine grants such memory.
 absl::Status CheckMachine(const MemoryTierOptions& options) {
   const auto named = [&](absl::string_view field, const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(Name(options.kind), field, status.message()));

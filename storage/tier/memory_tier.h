@@ -1,4 +1,4 @@
-// A memory tier, in arenas of one tenant each: sealed shared memory, or a GPU's, which nothing can seal.
+// MemoryTier: a memory tier in arenas of one tenant each: sealed shared memory, or a GPU's, which nothing can seal.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ struct MemoryTierOptions {
 // hence never the tier's capacity: a budget is memory that no other tenant can take.
 class MemoryTier final : public Tier {
  public:
-  // INVALID_ARGUMENT naming the field; FAILED_PRECONDITION where this machine will not give such memory.
+  // INVALID_ARGUMENT naming the field; FAILED_PRECONDITION if this machine does not grant such memory.
   static absl::StatusOr<std::unique_ptr<MemoryTier>> Make(const MemoryTierOptions& options);
 
   // Gives a tenant a budget, once. It counts in whole extents, rounded down. INVALID_ARGUMENT naming the field when it
@@ -47,7 +47,8 @@ class MemoryTier final : public Tier {
     int descriptor = -1;  // the tier's: send it, never close it
     uint64_t bytes = 0;
   };
-  // What an engine of `tenant` needs to map an arena: read-only, but for a GPU's. NOT_FOUND for another tenant's.
+  // Returns the descriptor by which an engine of `tenant` maps an arena: read-only, except a GPU's. NOT_FOUND for
+  // another tenant's.
   absl::StatusOr<ArenaDescriptor> Descriptor(TenantId tenant, uint32_t arena) const;
 
  private:
@@ -69,7 +70,7 @@ class MemoryTier final : public Tier {
   std::map<TenantId, Tenant> tenants_;
   uint64_t budgets_bytes_ = 0;
   std::vector<OwnedArena> arenas_;
-  // Where arenas lie, for readers on other threads while arenas are added: never reallocated.
+  // The arenas' addresses, for readers on other threads while arenas are added: never reallocated.
   const std::unique_ptr<std::atomic<std::byte*>[]> addresses_;
 };
 

@@ -46,7 +46,7 @@ struct Fragment {
   std::string_view bytes;
 };
 
-// What begins the rest of a block, if it is whole.
+// Parses the fragment at the beginning of the rest of a block, if it is whole.
 bool Parse(std::string_view rest, Fragment* fragment) {
   if (rest.size() < kHeader) return false;
   uint32_t checksum;

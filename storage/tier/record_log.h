@@ -1,4 +1,4 @@
-// RocksDB's log of its latest batches, where damage has struck it.
+// ScanRecordLog: reads RocksDB's log of its latest batches around damage.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 namespace ashlar::storage {
 
 // A log as RocksDB writes it (docs of its "Write Ahead Log File Format"): blocks of 32 KiB, of fragments that each have
-// a checksum; one or several make a batch. RocksDB's own recovery skips the rest of a block behind a damaged fragment,
-// for the length of that one may be wrong, and with it batches that are whole.
+// a checksum; one or several fragments make a batch. RocksDB's own recovery skips the rest of a block behind a damaged
+// fragment, because that fragment's length may be wrong; it so loses batches that are whole.
 struct RecordLogScan {
   std::vector<std::string> batches;  // all that are whole, in order
   bool whole_behind_damage = false;  // some of them lie behind a damaged place
 };
 RecordLogScan ScanRecordLog(std::string_view bytes);
-// A log of just these batches.
+// Returns a log of exactly these batches.
 std::string EncodeRecordLog(const std::vector<std::string>& batches);
 
 // Of every log in RocksDB's folder `path` that has whole batches behind damage: writes it anew, without the damaged

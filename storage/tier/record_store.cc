@@ -40,8 +40,8 @@ absl::Status ToStatus(const std::string& path, const rocksdb::Status& status) {
   return absl::UnavailableError(message);
 }
 
-// RocksDB's own log. By default that is a file beside the others, and what cannot be appended to it on a full disk is
-// reported to it again, until an assertion of WritableFileWriter ends the process.
+// RocksDB's own log, without a file. By default RocksDB logs to a file beside the others. If a full disk refuses a
+// line, it logs that refusal, too, until an assertion of WritableFileWriter ends the process.
 class Log final : public rocksdb::Logger {
  public:
   explicit Log(RecordLog log) : rocksdb::Logger(rocksdb::InfoLogLevel::WARN_LEVEL), log_(std::move(log)) {}
@@ -97,12 +97,13 @@ class RocksRecordStore final : public RecordStore {
     options.compression = rocksdb::kLZ4Compression;
     options.max_background_jobs = 2;
     options.max_open_files = 64;
-    // Power may go while a batch is on its way into the log: that one was never acknowledged. What lies behind damage
-    // was, and Repair has seen to it; the next log is read, too. A deletion that is lost so brings back an object whose
-    // extents may be another's by now: later records win these, and where there is none, the checksums tell.
+    // Power may fail while a batch is on its way into the log: such a batch was never acknowledged. Batches behind
+    // damage were acknowledged; Repair has rescued them, and the next log is read, too. A lost deletion can bring back
+    // an object whose extents may be another's by now: later records win these extents, and if there is none, the
+    // checksums tell.
     options.wal_recovery_mode = rocksdb::WALRecoveryMode::kSkipAnyCorruptedRecords;
     options.info_log = log_;
-    // After an error the store is opened anew (Reopen), and by nobody else.
+    // After an error only Reopen opens the store again.
     options.max_bgerror_resume_count = 0;
     options.stats_dump_period_sec = 0;
     options.stats_persist_period_sec = 0;

@@ -1,4 +1,4 @@
-// What lies where on a disk: small records by name, written in atomic, durable batches.
+// RecordStore: small records by name, written in atomic, durable batches. They say what lies where on a disk.
 #pragma once
 
 #include <functional>
@@ -36,11 +36,11 @@ class RecordStore {
 // Told of each warning and error of the store itself, on any of its threads.
 using RecordLog = std::function<void(bool error, std::string_view line)>;
 
-// RocksDB in the folder `path`, which is made if there is none. FAILED_PRECONDITION while another process has it,
-// DATA_LOSS where it is damaged, RESOURCE_EXHAUSTED and UNAVAILABLE as DiskError. Errors name the path. Of the latest
-// batches, which lie in a log, those are lost that damage has struck, and none behind them.
+// Opens RocksDB in the folder `path`, which is made if there is none. FAILED_PRECONDITION while another process has it,
+// DATA_LOSS if it is damaged, RESOURCE_EXHAUSTED and UNAVAILABLE as DiskError. Errors name the path. Of the latest
+// batches, which lie in a log, damage loses those that it has struck, and none behind them.
 //
-// What a batch finds refused by the disk is tried again with the next one, on a store that is opened anew.
+// After a batch that the disk refused, the next call opens the store anew before it works.
 absl::StatusOr<std::unique_ptr<RecordStore>> OpenRecordStore(const std::string& path, RecordLog log = nullptr);
 
 }  // namespace ashlar::storage

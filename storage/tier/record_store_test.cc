@@ -90,7 +90,7 @@ TEST_F(RecordStoreTest, DamageIsFoundAndNotServed) {
       batch.push_back({"record " + std::to_string(i), std::string(1000, static_cast<char>(i))});
     for (int i = 0; i < 16; ++i) ASSERT_EQ(store->Write(batch), absl::OkStatus());  // beyond what stays in memory
   }
-  Open().reset();  // what was in the log lies in tables now
+  Open().reset();  // moves the log's records into tables
   bool damaged = false;
   for (const auto& entry : std::filesystem::directory_iterator(path_)) {
     if (entry.path().extension() != ".sst" || entry.file_size() < 8192) continue;

@@ -62,7 +62,7 @@ class RandomExecutor final : public Executor {
   std::vector<Item> waiting_, worked_;
 };
 
-// What a test knows of an object that it stored or tried to store.
+// The test's record of an object that it stored or tried to store.
 struct Stored {
   TenantId tenant;
   ObjectHeader header;
@@ -184,7 +184,7 @@ class Machine {
     objects_.push_back(std::move(stored));
   }
 
-  // Whether a commit that failed left a record is the tier's affair: until its extents are free it may come back.
+  // The tier decides whether a commit that failed left a record: until its extents are free it may come back.
   void GiveUp(const std::shared_ptr<Stored>& stored) {
     const uint64_t used = tier_->Usage(stored->tenant).used_bytes;
     tier_->Free(stored->slot);
@@ -235,7 +235,8 @@ class Machine {
     for (size_t i = 0; i < expected.size(); ++i) ASSERT_TRUE(SameExtent(read[i], expected[i])) << "extent " << i;
   }
 
-  // What the new tier found, against what is known of the old one. What remains is what the new one has.
+  // Compares the objects that the new tier found with the record of the old one. Then the record is that of the new
+  // tier.
   void Compare(const std::vector<SsdTier::Recovered>& recovered) {
     std::map<Place, const SsdTier::Recovered*> found;
     for (const auto& object : recovered) {

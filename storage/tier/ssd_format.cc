@@ -80,7 +80,7 @@ absl::StatusOr<SlabId> DecodeId(absl::string_view what, std::string_view magic, 
   if (reader.Take(magic.size()) != magic) return absl::DataLossError(absl::StrCat(what, ": wrong magic"));
   const auto version = reader.Take<uint32_t>();
   if (reader.ok() && version != kSsdFormatVersion) {
-    // Where everything else is this version's, only the number was damaged.
+    // If everything else is this version's, only the number was damaged.
     std::string ours(bytes);
     std::memcpy(ours.data() + magic.size(), &kSsdFormatVersion, sizeof kSsdFormatVersion);
     if (!Checked(ours).empty()) return absl::DataLossError(absl::StrCat(what, ": a damaged format version"));

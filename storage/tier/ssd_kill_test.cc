@@ -113,7 +113,7 @@ TEST(SsdKill, WhatWasAcknowledgedSurvivesTheProcess) {
     }
     EXPECT_EQ(tier.tier().Usage().used_bytes, extents * limits::kExtentBytes);
     EXPECT_EQ(tier.tier().recovery().damaged, 0u);
-    expected.acknowledged = found;  // what came back, though nobody had heard so, stays from now on
+    expected.acknowledged = found;  // objects that came back unacknowledged stay from now on
   }
   EXPECT_GT(acknowledged, 50u);
 }

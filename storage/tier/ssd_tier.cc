@@ -19,7 +19,8 @@ namespace {
 constexpr uint64_t kExtent = limits::kExtentBytes;
 constexpr uint64_t kHeaderExtents = 1;  // the slab's header has the first extent to itself
 constexpr size_t kPieceExtents = 4;     // of a read or write at once: 1 MiB
-// What is tried on a degraded tier: a block behind the slab's header, and the deletion of a record that never was.
+// The probes of a degraded tier: a write to a block behind the slab's header, and the deletion of a record that never
+// was.
 constexpr uint64_t kProbeOffset = BlockFile::kBlockBytes;
 constexpr std::string_view kProbeName = "probe";
 constexpr Nanos kSecond = 1'000'000'000;
@@ -200,8 +201,8 @@ absl::Status SsdTier::LoadRecords() {
   });
 }
 
-// Slab and records must be of one making. Where there is no manifest there was never a record, so whatever the slab
-// holds is nobody's. The slab's header is durable before the manifest that relies on it.
+// Slab and records must belong together. Without a manifest there was never a record, so the slab's bytes belong to
+// nobody. The slab's header is durable before the manifest that relies on it.
 absl::Status SsdTier::CheckFormat(const SlabId& new_id) {
   alignas(BlockFile::kBlockBytes) std::array<std::byte, BlockFile::kBlockBytes> block{};
   if (manifest_.has_value()) {

@@ -1,5 +1,5 @@
-// The SSD tier: objects in the extents of one slab file, and a record for each that says where. What it acknowledged
-// survives kill -9 and power loss, as far as the disk tells the truth (docs/formats.md has every byte).
+// SsdTier: objects in the extents of one slab file, and a record for each that gives its place. Acknowledged objects
+// survive kill -9 and power loss, as far as the disk tells the truth (docs/formats.md has every byte).
 #pragma once
 
 #include <cstddef>
@@ -51,8 +51,8 @@ class SsdTier final : public Tier {
   // A tier whose disk cannot be opened, for `why`: degraded, and empty until Attach. Tenants are added as to any other.
   static absl::StatusOr<std::unique_ptr<SsdTier>> WithoutDisk(const SsdTierOptions& options, uint64_t capacity_bytes,
                                                               Executor& io, absl::Status why);
-  // Gives such a tier the disk of one that was opened since, with the same capacity and tenants: Recover was called on
-  // it, and nothing else.
+  // Gives a tier without a disk the disk of `opened`, a tier that was opened since with the same capacity and tenants:
+  // only Recover was called on it.
   void Attach(std::unique_ptr<SsdTier> opened);
   // Its disk still cannot be opened, for `why`.
   void StillWithoutDisk(absl::Status why) { health_ = std::move(why); }
@@ -132,7 +132,7 @@ class SsdTier final : public Tier {
     uint64_t budget_bytes = 0;
     uint64_t used_bytes = 0;
   };
-  // What is known of a slot that is allocated and not committed.
+  // The state of a slot that is allocated and not committed.
   struct Uncommitted {
     std::vector<bool> written;  // by extent
     uint64_t failed_syncs = 0;  // when its first write began

@@ -349,7 +349,7 @@ TEST_F(SsdTierTest, ExtentsAreUsedAgainOnlyWhenTheDeletionIsDurable) {
 
 TEST_F(SsdTierTest, ACommitInDoubtIsTakenBackBeforeItsExtentsAreUsedAgain) {
   OpenWithTenants();
-  // Whether the batch that failed was made is the disk's to choose; both are seen within a few tries.
+  // The disk chooses whether the failed batch was written; a few tries see both.
   for (int i = 0; i < 8; ++i) {
     const Slot slot = tier_->Allocate(kBolt, 6).value();
     ASSERT_EQ(Write(slot, 1), absl::OkStatus());
@@ -430,7 +430,7 @@ TEST_F(SsdTierRecordsTest, TheLaterOfTwoRecordsIsRight) {
   EXPECT_EQ(tier_->recovery().superseded, 2u);
   EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 4 * kExtent);
   EXPECT_EQ(Records(), 1 + 3u);  // orphans have gone from the disk, too
-  // Sequence numbers go on behind the greatest.
+  // Sequence numbers continue behind the greatest one.
   const Slot slot = Store(kBolt, 1, 1);
   const auto again = OpenWithTenants();
   EXPECT_EQ(again.back().slot.runs, slot.runs);

@@ -234,7 +234,7 @@ TEST_F(ComposerTest, KeepsWhatItReadsWhateverBecomesOfTheLease) {
   const auto verdict = Start(kAnn, next_++, Work());
   rig_.cache.Release(kAnn, match_.lease);
   const uint64_t used = rig_.tier->Usage(1).used_bytes;
-  for (uint64_t text = 10; text < 40; ++text) {  // whatever can go, goes
+  for (uint64_t text = 10; text < 40; ++text) {  // evicts everything that may leave
     const Cache::Reservation reservation = rig_.cache.Reserve(kBob, TestPlan(text, 64));
     if (reservation.outcome != ReserveOutcome::kGranted) break;
   }

@@ -1,6 +1,6 @@
-// What a composition works on beside cached tuples: an engine's running states, and the tokens between interiors.
+// The inputs of a composition beside cached tuples: an engine's running states, and the tokens between interiors.
 //
-// The caller has checked that everything named here lies inside memory that `keep` keeps mapped, that outputs overlap
+// The caller has checked that all pointers here lie inside memory that `keep` keeps mapped, that outputs overlap
 // nothing else, that runs ascend inside the inputs, and that objects and layers are of one namespace. Storage itself
 // checks that the tuples' shapes fit.
 #pragma once

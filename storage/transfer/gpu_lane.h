@@ -46,10 +46,10 @@ class GpuLane {
   std::vector<Seat> idle_;  // guarded by mutex_
 };
 
-// Calls that one job makes, on one thread.
+// The calls of one job, made on one thread.
 class GpuCalls {
  public:
-  // What all calls that are under way may leave. One leaves far fewer.
+  // The most checksums of all calls under way. One call makes far fewer.
   static constexpr size_t kChecksums = size_t{1} << 16;
 
   // Waits for a queue. `lane` must outlive the calls.
@@ -60,7 +60,7 @@ class GpuCalls {
 
   const kernels::Kernels& kernels() const { return lane_.gpu().kernels(); }
 
-  // Where the checksums of one call go: of `count` units, and of their scales unless that is null.
+  // The memory for the checksums of one call: of `count` units, and of their scales unless that is null.
   struct Checksums {
     size_t count = 0;
     uint64_t* units = nullptr;

@@ -37,7 +37,7 @@ const kernels::Gpu& EmulatedGpu() {
 // An engine's memory on the GPU.
 class FarMemory {
  public:
-  // What was taken is not needed any more. (Every copy and kernel of the emulated GPU opens and closes all there is.)
+  // Frees all taken memory. (Every copy and kernel of the emulated GPU opens and closes all memory.)
   void Reset() { used_ = 0; }
   std::byte* Take(uint64_t bytes) {
     std::byte* const taken = arena_->data() + used_;
@@ -68,7 +68,7 @@ void Rebase(std::vector<PagedRows>& rows, std::byte* far) {
   }
 }
 
-// Where objects are stored: in dram, which the GPU reaches, or in its own memory.
+// The parameter is where objects are stored: in dram, which the GPU reaches, or in its own memory.
 class GpuMoves : public ::testing::TestWithParam<bool> {
  protected:
   struct Object {
@@ -113,7 +113,7 @@ class GpuMoves : public ::testing::TestWithParam<bool> {
     return object;
   }
 
-  // Which sources are corrupt. `pages` then hold what stands in those of the GPU.
+  // Returns the indexes of the corrupt sources. `pages` then hold the bytes of the GPU's pages.
   std::vector<size_t> Land(const std::vector<std::pair<const Object*, uint64_t>>& objects, TestPages& pages) {
     std::vector<LandSource> sources;
     for (const auto& [object, position] : objects) sources.push_back({&object->header, &object->slot, position});

@@ -1,4 +1,4 @@
-// What tenants have in flight at once, and may.
+// InFlight: the landings and compositions that tenants have in flight at once, and their bounds.
 #pragma once
 
 #include <cstddef>

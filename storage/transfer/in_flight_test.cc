@@ -1,4 +1,4 @@
-// What a session and a tenant may have under way: beyond it they are turned away, and nobody else is.
+// The bounds of a session's and a tenant's work in flight: beyond them they are turned away, and nobody else is.
 #include "storage/transfer/in_flight.h"
 
 #include <gmock/gmock.h>
@@ -96,7 +96,7 @@ TEST_F(InFlightTest, WhatASessionLeavesMakesRoom) {
   EXPECT_TRUE(Landed(after));
 }
 
-// What is to be written to the disk when nobody needs it for anything else.
+// Objects that are to be written to the disk, while nobody needs the disk for anything else.
 TEST(BehindTest, ATenantsBacklogKeepsNobodyElsesObjectsFromTheDisk) {
   TieredRig rig({.hbm = 0, .dram = 400, .ssd = 400});
   rig.cache->OpenSession(kAnn, kBlue);

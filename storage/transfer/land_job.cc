@@ -12,7 +12,7 @@
 namespace ashlar::storage {
 namespace {
 
-// What one thread has moved before another would be awake.
+// The bytes that one thread moves before another would be awake.
 constexpr uint64_t kOneThreadBytes = 512 << 10;
 
 }  // namespace
@@ -96,7 +96,7 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
   const auto end = [&](const Task& task) {
     if (--task.step->tasks_left == 0) conclude();
   };
-  // What is skipped is never concluded: nothing is known about it.
+  // A skipped source is never concluded: nothing is known about it.
   const auto behind = std::stable_partition(tasks.begin(), tasks.end(), [](const Task& task) { return task.on_gpu; });
   std::optional<GpuCalls> calls;  // under way while the processor does its part
   if (behind != tasks.begin()) calls.emplace(*gpu_);
@@ -104,7 +104,7 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
     MoveOnGpu(*task, landed_bytes, *calls, [&end, task] { end(*task); });
   }
   kernels::Workers* const workers = read <= kOneThreadBytes ? nullptr : &workers_;
-  // What a GPU has begun goes on to its end.
+  // Calls that a GPU has begun run to their end.
   const size_t left = RunTasks(std::span(behind, tasks.end()), workers, landed_bytes,
                                calls.has_value() ? [] { return false; } : should_yield, end);
   calls.reset();

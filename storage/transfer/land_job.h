@@ -1,4 +1,5 @@
-// One landing: objects' keys and values go to an engine's pages, and their tuples are verified where they are.
+// LandJob: one landing. Objects' keys and values are written to an engine's pages, and their tuples are verified in
+// place.
 #pragma once
 
 #include <atomic>
@@ -53,7 +54,7 @@ class LandJob {
   bool CanRun(size_t end) const { return next_ < end; }
   // The first step that reads behind the source's first `bytes` bytes; a number no step has, if none does.
   size_t FirstStepBehind(size_t source, uint64_t bytes) const;
-  // How many of the source's bytes, from the start, the next step needs to be there.
+  // Returns how many of the source's bytes, from the start, the next step needs.
   uint64_t NextNeeds(size_t source) const;
   void Skip(size_t source) { sources_[source].object->corrupt = true; }
   void ReleaseMemory() { target_.keep.reset(); }
@@ -111,7 +112,7 @@ class LandJob {
                       kernels::Queue& queue) const;
   void MoveOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls, std::function<void()> done) const;
   void Conclude(const Step& step);
-  // The first of a run's steps that is left for later; the others have run, unless the job was cancelled.
+  // Returns the first of a run's steps that is left for later; the others have run, unless the job was cancelled.
   size_t RunTasks(std::span<Task> tasks, kernels::Workers* workers, uint64_t batch_bytes,
                   const std::function<bool()>& should_yield, const std::function<void(const Task&)>& end);
 

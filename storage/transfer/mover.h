@@ -1,4 +1,4 @@
-// How bytes move between engines' memory and objects: copied, rotated and hashed in one pass, by kernels, on the
+// Mover: moves bytes between engines' memory and objects. Kernels copy, rotate and hash them in one pass, on the
 // injected executor, in parallel over the lent workers.
 #pragma once
 
@@ -25,11 +25,11 @@ namespace ashlar::storage {
 
 // Called on the metadata thread.
 struct LandEvents {
-  // How much of a source is there, in bytes from its start: its copy may still be on its way up. None: it will never be
-  // all there, and is skipped. Must be set where not all sources are whole.
+  // Returns how many bytes of a source are there, from its start: its copy may still be on its way up. None: it will
+  // never be whole, and is skipped. Must be set if not all sources are whole.
   std::function<std::optional<uint64_t>(size_t source)> loaded;
-  // The landing cannot go on before that much of the source is there: call `resume` then, or when the answer of
-  // `loaded` becomes none, or when the landing was cancelled. More than once does no harm.
+  // The landing cannot continue before so many bytes of the source are there: call `resume` then, or when the answer of
+  // `loaded` becomes none, or when the landing was cancelled. Calling it more than once does no harm.
   std::function<void(size_t source, uint64_t bytes, std::function<void()> resume)> blocked;
   std::function<void(uint32_t attention_layers)> progress;  // landed for all sources; `done` says it of the last ones
   std::function<void(size_t source)> corrupt;               // failed its checksum; the rest of it is skipped
@@ -37,16 +37,16 @@ struct LandEvents {
   std::function<void(MissReason outcome)> done;
 };
 
-// What a landing moves before it lets another have its turn. Much more than what threads lose when they wait for each
-// other at its end; a landing of any size still waits no longer than this takes for each one before it.
+// The bytes that a landing moves before another has its turn. They are many more than the threads lose when they wait
+// for each other at the end of a turn; a landing still waits no longer than the time of this for each one before it.
 inline constexpr uint64_t kTurnBytes = 256 << 20;
 
 // Sources and targets must fit (storage/transfer/transfer.h). A transfer lets go of `keep` before its `done`.
 class Mover {
  public:
   // All must outlive the mover, and the mover everything in flight. `workers` are used by one executor thread at a time
-  // or by several, as they allow. `gpu` moves what lies in its memory on the engines' side, and must reach the tier;
-  // null: nothing does.
+  // or by several, as they allow. `gpu` moves bytes in its memory on the engines' side, and must reach the tier; null:
+  // no engine's memory lies on a GPU.
   Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
         uint64_t turn_bytes = kTurnBytes, GpuLane* gpu = nullptr);
 

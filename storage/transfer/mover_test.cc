@@ -178,7 +178,7 @@ TEST_P(MoverTest, LandsWhatAnotherWantsTheTuplesOf) {
 }
 
 TEST_P(MoverTest, ReadsATextsTuplesOnceHoweverOftenThePromptRepeatsIt) {
-  const Object object = Publish(1, 64), large = Publish(2, 400);  // what is small a single thread reads
+  const Object object = Publish(1, 64), large = Publish(2, 400);  // a single thread reads a small object
   const TestPages pages(TestPages::Holding(528));
   const auto tasks = [&](std::vector<std::pair<const Object*, uint64_t>> objects) {
     objects.emplace_back(&large, 128);

@@ -1,4 +1,4 @@
-// Verifies parts of objects where they lie.
+// PartCheck: verifies parts of objects in place.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace ashlar::storage {
 
-// What one part must hash to, and what it did.
+// The stored checksum of one part, and the checksums that were computed of its units.
 class PartCheck {
  public:
   PartCheck(const ObjectBytes& object, const Part& part)

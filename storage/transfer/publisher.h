@@ -37,12 +37,12 @@ class Publisher {
   const ObjectHeader* Planned(SessionId session, ReservationId id) const;
   // `done` once, possibly before this returns. Every outcome but kBusy ends the reservation.
   void Publish(SessionId session, ReservationId id, PublishSource source, std::function<void(PublishOutcome)> done);
-  // Harmless for an unknown reservation; a publish in flight goes on.
+  // Harmless for an unknown reservation; a publish in flight continues.
   void Abandon(SessionId session, ReservationId id);
   // Abandons the session's reservations, a step each, and counts them in `abandoned`; publishes in flight stop and
   // drain. False: there are more, call again.
   bool CloseSession(SessionId session, Slice& slice, size_t& abandoned);
-  // Abandons those that are past their deadlines, likewise.
+  // Abandons the reservations that are past their deadlines, a step each. False: there are more, call again.
   bool Expire(Slice& slice);
 
   size_t reservations() const { return reservations_.size(); }

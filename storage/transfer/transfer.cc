@@ -14,7 +14,7 @@ const kernels::PagedSlots& SlotsOf(PartForm form, const PagedRows& rows) {
   return form == PartForm::kKeys || form == PartForm::kKeyScales ? rows.keys : rows.values;
 }
 
-// Whether a part of an attention layer has the shape of what stands in the pages, scales included.
+// Returns whether a part of an attention layer has the shape of the rows in the pages, scales included.
 bool SameShape(const ObjectHeader& object, const Part& part, const PagedRows& rows) {
   const kernels::PagedSlots& slots = SlotsOf(part.form, rows);
   if (rows.heads <= 0 || static_cast<uint32_t>(rows.heads) > limits::kMaxHeads) return false;
@@ -37,7 +37,7 @@ const PagedRows* FindRows(std::span<const PagedRows> rows, uint32_t layer) {
   return found == rows.end() ? nullptr : &*found;
 }
 
-// Whether the page table reaches as far as the object's stored tokens, or the first `tokens` of them.
+// Returns whether the page table reaches as far as the object's stored tokens, or the first `tokens` of them.
 bool PagesReach(const PagedRows& rows, size_t pages, const ObjectHeader& object, uint64_t first_position,
                 uint64_t tokens = UINT64_MAX) {
   if (rows.keys.page_tokens <= 0 || rows.values.page_tokens <= 0) return false;

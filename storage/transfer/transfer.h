@@ -1,9 +1,9 @@
-// What moves between an engine's memory and an object: where a publish copies from, where a landing writes.
+// The ends of transfers between an engine's memory and an object: a publish's sources, a landing's targets.
 //
-// Tensors and pages lie in the processor's memory or in a GPU's. The caller has checked that everything named here lies
-// inside memory that `keep` keeps mapped: tensors and, for every
-// page id in `page_table`, the whole page; and that objects and pages are of one namespace. Storage itself checks that
-// shapes and the length of the page table fit the object.
+// Tensors and pages lie in the processor's memory or in a GPU's. The caller has checked that all pointers here lie
+// inside memory that `keep` keeps mapped: tensors and, for every page id in `page_table`, the whole page. It has also
+// checked that objects and pages are of one namespace. Storage itself checks that shapes and the length of the page
+// table fit the object.
 #pragma once
 
 #include <cstddef>
@@ -58,8 +58,8 @@ struct LandTarget {
   struct Segment {
     uint32_t index = 0;           // in the match
     uint64_t first_position = 0;  // where the segment's token 0 stands
-    // Of its stored tokens, so many from the first on: as much of a span as the prompt has in common with it. What is
-    // not landed is verified all the same; but of 0, tuples alone.
+    // The number of its stored tokens to land, from the first on: the part of a span that it shares with the prompt.
+    // The other tokens are still verified; with 0 only tuples are.
     uint64_t tokens = UINT64_MAX;
   };
   std::vector<PagedRows> rows;  // one for every attention layer, ascending
@@ -71,10 +71,10 @@ struct LandTarget {
 // The tensor that a part is copied from; null: there is none.
 const PublishSource::Tensor* FindTensor(const PublishSource& source, const Part& part);
 
-// Whether the source has something for every part of the object that `plan` describes, in its shape.
+// Returns whether the source has something for every part of the object that `plan` describes, in its shape.
 bool Fits(const PublishSource& source, const ObjectHeader& plan);
 
-// Whether as many of the object's keys and values as the segment says, and no others, fit the target's layers.
+// Returns whether as many of the object's keys and values as the segment says, and no others, fit the target's layers.
 bool Fits(const LandTarget& target, const ObjectHeader& object, const LandTarget::Segment& segment);
 
 }  // namespace ashlar::storage

@@ -11,7 +11,7 @@
 
 namespace ashlar::storage {
 
-// Whether the object has a tuple of this shape for the layer.
+// Returns whether the object has a tuple of this shape for the layer.
 bool HasTuple(const ObjectHeader& object, uint32_t layer, const kernels::LinearShape& shape);
 
 // The tuples of one layer, of several objects: pointers to where they lie. The objects must have them (HasTuple) and

@@ -1,4 +1,4 @@
-// How far landings have verified the tuples of one lease.
+// VerifiedLayers: how many layers of one lease's tuples landings have verified.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace ashlar::storage {
 
-// Landings verify layer by layer, so that one number a segment says it all. The metadata thread only.
+// Landings verify layer by layer, so one number a segment is enough. The metadata thread only.
 class VerifiedLayers {
  public:
   static constexpr uint32_t kAll = UINT32_MAX;
