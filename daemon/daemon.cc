@@ -47,7 +47,7 @@ constexpr int kMovingThreads = 2;
 constexpr int kMostSpareThreads = 30;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
-// What the health service calls the tier: NOT_SERVING while it is degraded, though the daemon serves.
+// The health service's name of the ssd tier: NOT_SERVING while it is degraded, though the daemon serves.
 constexpr const char* kSsdHealth = "ashlar.v1.Ssd";
 constexpr storage::Nanos kSweepHosted = kSecond / 4;  // how long memory that nobody holds any more stays charged
 constexpr storage::Nanos kLevelsEvery = kSecond / 5;
@@ -235,7 +235,7 @@ struct Daemon::Impl {
     }
   }
 
-  // What others look at, on other threads.
+  // Updates the values that other threads read.
   void Watch() {
     const Levels levels = Measure();
     metrics.Set(levels);
@@ -249,7 +249,7 @@ struct Daemon::Impl {
     services.memory_to_come = to_come;
   }
 
-  // What an orchestrator asks: shall it be started anew, and shall engines come.
+  // An orchestrator's probes: whether to restart the daemon, and whether to send it engines.
   HttpReply Alive() const {
     if (loops->clock.Now() - measured_at <= kStandstill) return {.body = "alive\n"};
     return {.status = 503, .body = "the metadata thread stands still\n"};

@@ -92,7 +92,7 @@ TEST(Metrics, CountWhatHappens) {
 TEST(Metrics, TellHowOldObjectsBecome) {
   TestNode node("", "metrics_address: \"127.0.0.1:0\"");
   TestEngine engine(node);
-  // The first goes when the budget of 64 extents is full.
+  // The first object is evicted when the budget of 64 extents is full.
   for (int text = 0; text <= 64; ++text) {
     ASSERT_EQ(engine.PublishRun(ObjectKind::kCheckpoint, Ascending(24, 100 * text)), PublishOutcome::kPublished);
   }
@@ -108,7 +108,7 @@ TEST(Metrics, TellHowOldObjectsBecome) {
   }
 }
 
-// Storage does not see these landings; each of their segments is a miss all the same, and counted once.
+// Storage does not see these landings; each of their segments is still a miss, and counted once.
 TEST(Metrics, CountLandingsThatNeverStart) {
   TestNode node("", "metrics_address: \"127.0.0.1:0\"");
   TestEngine engine(node);
@@ -150,7 +150,7 @@ class MetricsEndpointTest : public ::testing::Test {
   std::string folder_ = "/tmp/ashlard_metrics_XXXXXX";
 };
 
-// Whoever has an account here can reach the address: not even that there are tenants is his to know.
+// Every user with an account here can reach the address, and may not even learn that there are tenants.
 TEST_F(MetricsEndpointTest, TenantsAreNamedToThoseAloneWhoMayOpenTheSocket) {
   const std::string tenants =
       absl::StrCat("tenants: [{name: indigo, uids: [", geteuid(), "], dram_bytes: 8MiB}, {name: violet, uids: [",

@@ -85,7 +85,7 @@ int Serve(const ashlar::v1::Config& config) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // What the daemon makes is its user's alone. Sockets get their modes by name.
+  // Files of the daemon are its user's alone. Sockets get their modes by name.
   umask(077);
   ashlar::daemon::BoundAllocatorMappings();
   Arguments arguments;

@@ -49,8 +49,8 @@ absl::Status CheckMappings(const v1::Config& config, const std::string& root) {
                    ": raise it (sysctl), enlarge dram.arena_bytes, or lower tenants[].max_regions"));
 }
 
-// A limit on mapped blocks keeps glibc from finding by itself how large a block must be to be mapped. 4 MiB: what
-// requests take comes from heaps that stay, and faults no pages anew each time; what is larger goes back at once.
+// Limits the mapped blocks, which keeps glibc from finding by itself how large a block must be to be mapped. 4 MiB:
+// requests' memory comes from heaps that stay, and faults no pages anew each time; a larger block is returned at once.
 void BoundAllocatorMappings() {
   constexpr int kLarge = 4 << 20;
   mallopt(M_MMAP_MAX, static_cast<int>(kLargeBlocks));

@@ -23,7 +23,7 @@ v1::Config ConfigOf(uint64_t arenas, uint32_t sessions) {
   return config;
 }
 
-// What a process with these limits, soft and hard, answers, and whether its soft limit is the hard one then.
+// The result of a process with these limits, soft and hard, and whether its soft limit then equals the hard one.
 struct Answer {
   bool ok, raised;
 };

@@ -1,4 +1,4 @@
-// What an operator does with single objects: Pin, Unpin, Evict.
+// An operator's calls on single objects: Pin, Unpin, Evict.
 #include <cmath>
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// How the daemon is: Stats, Sessions, GetConfig; its drain; and what all calls share.
+// An operator's calls on the daemon: Stats, Sessions, GetConfig and the drain; and the common part of all calls.
 #include "daemon/admin/admin_service.h"
 
 #include <future>

@@ -1,6 +1,6 @@
-// What an operator may ask of the daemon: the calls of ashlar.v1.Admin, apart from how they travel.
+// AdminService: the calls of ashlar.v1.Admin for operators, apart from their transport.
 //
-// Calls come on any thread but the metadata thread, which they wait for: texts are hashed, and models compared, on the
+// Calls come on any thread but the metadata thread, for which they wait: texts are hashed, and models compared, on the
 // calling thread.
 #pragma once
 
@@ -24,7 +24,7 @@ class ExplainedText;
 
 namespace ashlar::daemon {
 
-// What the service asks. All must outlive it.
+// The parts of the daemon that the service queries. All must outlive it.
 struct AdminParts {
   storage::Cache& cache;
   EventLoop& loop;
@@ -53,7 +53,7 @@ class AdminService {
   absl::StatusOr<storage::TenantId> FindTenant(const std::string& name) const;
   // All tenants where the name is empty.
   absl::StatusOr<std::vector<storage::TenantId>> FindTenants(const std::string& name) const;
-  // What a request about texts is about. INVALID_ARGUMENT and NOT_FOUND name the field.
+  // The content of a request about texts. INVALID_ARGUMENT and NOT_FOUND name the field.
   struct Asked {
     storage::TenantId tenant = 0;
     std::shared_ptr<const Model> model;

@@ -1,4 +1,4 @@
-// What operators ask, over the admin socket of a daemon in this process.
+// Operators' calls over the admin socket of a daemon in this process.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>

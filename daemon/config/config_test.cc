@@ -179,7 +179,7 @@ TEST(Config, WhatIsPrintedReadsBackTheSame) {
 
 struct BadInput {
   const char* yaml;   // behind the listening sockets
-  const char* error;  // how the message begins
+  const char* error;  // the beginning of the message
 };
 void PrintTo(const BadInput& input, std::ostream* out) {
   *out << input.error;

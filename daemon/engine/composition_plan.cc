@@ -17,7 +17,7 @@ namespace {
 
 using Access = SharedPlaces::Access;
 
-// What both requests have.
+// Reads the fields that both requests have.
 template <typename Request>
 absl::StatusOr<CompositionPlan> ReadCommon(const Request& request, const Session& session) {
   CompositionPlan plan{.number = request.number()};
@@ -34,7 +34,7 @@ absl::Status NotBehind(const std::string& field, uint32_t segment) {
   return Invalid(field, ".segment: not behind segment ", segment);
 }
 
-// Appends an interior, which must stand behind those before. What comes first may be a prefix, which the lease lists
+// Appends an interior, which must stand behind the earlier ones. The first may be a prefix, which the lease lists
 // behind all segments.
 absl::Status AddInterior(const std::string& field, const v1::LandSegment& segment, CompositionPlan& plan) {
   std::vector<storage::Composition::Interior>& interiors = plan.composition.interiors;

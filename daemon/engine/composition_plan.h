@@ -34,7 +34,8 @@ kernels::LinearShape ShapeOf(const LinearLayer& layer);
 absl::StatusOr<CompositionPlan> ReadAdvance(const v1::AdvanceRequest& request, const Session& session);
 absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, const Session& session);
 
-// What only the lease can tell: whether segments are of the plan's model, and stand where such objects may stand.
+// Checks the part of a plan that needs the lease: segments must be of the plan's model, and at positions where such
+// objects may stand.
 absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& match);
 
 }  // namespace ashlar::daemon

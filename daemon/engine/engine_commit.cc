@@ -18,7 +18,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// What keeps a text's memory mapped while it is read.
+// Keeps a text's memory mapped while it is read.
 struct Kept {
   TensorSources::Regions regions;
   std::shared_ptr<const Pages> pages;
@@ -54,7 +54,7 @@ absl::StatusOr<std::vector<TensorSources>> ReadStates(const v1::CommitRequest& r
   return states;
 }
 
-// What is offered of a span, likewise.
+// Reads the sources of the offered span, if there is one.
 absl::StatusOr<TensorSources> ReadSpan(const v1::CommitRequest& request, const Session& session, const Model& model) {
   TensorSources sources;
   if (!request.has_span()) return sources;

@@ -177,7 +177,7 @@ TEST_F(EngineCommitTest, WhatIsCommittedLandsWhereItStood) {
               ::testing::StartsWith("segments[0].first_position: a prefix stands at 0"));
 }
 
-// Four ranks' blocks of the longest prompt are more than a call may ask for: its segments are matched all the same.
+// Four ranks' blocks of the longest prompt are more than a call may ask for: its segments are still looked up.
 TEST_F(EngineCommitTest, APromptThatIsTooLongToResumeIsServed) {
   auto opening = engine_.Make<v1::OpenModelRequest>();
   opening.set_identity(EncodeIdentity(SmallIdentity()));

@@ -118,7 +118,7 @@ TEST_F(EngineComposeSeamlessTest, ComposesAllLayersWithTheKernelsBits) {
   EXPECT_EQ(expected, Memory());
 }
 
-// What the layout says reaches the kernels.
+// Every field of the layout reaches the kernels.
 TEST(ShapeOf, TakesEverythingFromTheLayout) {
   LinearLayer layer{.family = LinearFamily::kLightning,
                     .key_heads = 2,

@@ -26,14 +26,14 @@ struct EngineService::LandOrder {
   storage::LandTarget target;
   RepeatedPages repeated;  // in target.page_table
 
-  // What both calls say alike.
+  // Reads the fields that both calls have.
   template <typename Request>
   absl::Status Read(const Request& request, const Session& session, bool needs_pages);
   absl::Status ReadSegments(const v1::LandRequest& request);
-  // Names all that was found, where it stands in the prompt.
+  // Names every hit at its position in the prompt.
   void TakeAll(const Asked& asked, const v1::PromptMatch& match);
-  // Whether all that the landing would write lies on declared pages of the match's own model, each position and each
-  // page's slot once. `allocated`: what it would write of the pages that the daemon allocates.
+  // Checks that all positions that the landing would write lie on declared pages of the match's own model, and that no
+  // slot would be written twice. `allocated`: the pages among them that the daemon allocates.
   absl::Status CheckTargets(const storage::Match& match, std::vector<storage::PageId>& allocated);
 };
 
@@ -90,8 +90,9 @@ void EngineService::LandOrder::TakeAll(const Asked& asked, const v1::PromptMatch
 
 namespace {
 
-// Whether pages that the daemon allocates may be written so: a running request's own may hold anything; those that all
-// requests share hold their segment as every request would find it there, and only until they are filled. Appends them.
+// Checks that pages that the daemon allocates may be written so: a running request's own pages may hold anything;
+// shared pages hold their segment in the place where every request expects it, and may be written only until they are
+// filled. Appends the pages.
 absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::span<const int32_t> page_table,
                             const storage::LandTarget::Segment& segment, const ObjectHeader& header, uint64_t tokens,
                             bool of_prefix, std::vector<storage::PageId>& written) {
@@ -118,8 +119,9 @@ absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::s
   return absl::OkStatus();
 }
 
-// `keep` and, for as long as it is kept, pins on what is written: should the request end before its landing, nobody
-// else gets its pages until nothing writes there any more. Let go on any thread. The metadata thread calls.
+// Returns `keep` and, for as long as it is kept, pins on the written pages: if the request ends before its landing, its
+// pages go to nobody else until nothing writes there any more. The result may be dropped on any thread. The metadata
+// thread calls.
 std::shared_ptr<const void> PinUntilQuiet(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<const void> keep,
                                           std::shared_ptr<storage::PagePool> pool, std::vector<storage::PageId> pages) {
   pool->Pin(pages);

@@ -69,7 +69,7 @@ bool EngineService::PromptLookup::Run(storage::Slice& slice) {
     Lose();
   }
   if (!MatchReplyWriter::Write(match_, written_, slice, out_)) return false;
-  // A missed first segment is computed anyway: its end is where the next prompt can go on from.
+  // The engine computes a missed first segment anyway: the next prompt can resume at its end.
   if (!text.has_value() && !segments.empty() && out_->prefix_depth() == 0) {
     out_->add_checkpoint_positions(segments[0].tokens);
   }

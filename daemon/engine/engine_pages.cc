@@ -36,7 +36,7 @@ void Write(const PagePool::Shortage& shortage, v1::PageShortage* out) {
   out->set_held(shortage.held);
 }
 
-// What of each segment is shared. A segment that is too short for an interior shares nothing.
+// Returns the shared pages that each segment wants. A segment that is too short for an interior shares nothing.
 std::vector<PagePool::Want> WantsOf(const std::vector<storage::Query>& segments, const Pages& pages) {
   std::vector<PagePool::Want> wants;
   for (const storage::Query& segment : segments) {

@@ -212,7 +212,7 @@ TEST(EnginePages, AKilledEngineFreesItsRequestsButNotThoseItPassedOn) {
   ASSERT_TRUE(passed.ok()) << passed.status();
   EXPECT_EQ(passed->SerializeAsString(), before->SerializeAsString());
   engine->engine.socket().Close();
-  // Whoever attaches too early holds it.
+  // An attach that comes too early makes its session a holder.
   ASSERT_TRUE(Eventually([&] { return absl::IsUnauthenticated(engine->Attach('b').status()); }));
   EXPECT_EQ(worker.Attach('a').status().code(), absl::StatusCode::kNotFound);
 
@@ -299,7 +299,7 @@ class EnginePagesLandTest : public testing::TestWithParam<StoredKeys> {
  protected:
   void SetUp() override {
     sharing_.engine.FillMemory();
-    // What was declared last in the session is the pool; objects come from the engine's own region.
+    // The last declaration of the session is the pool's; objects come from the engine's own region.
     v1::DeclarePagesReply reply;
     ASSERT_TRUE(sharing_.engine.Call(sharing_.engine.PagesRequest(), &reply).ok());
     auto publish = sharing_.engine.Reserve(ObjectKind::kSegment, std::span(tokens_).subspan(6, 15));

@@ -17,7 +17,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// What would be stored for one object, of which text, and what computing it takes.
+// The plan of one object that would be stored, its text, and the cost of computing it.
 struct Named {
   ObjectHeader plan;
   TextDigest text;
@@ -92,7 +92,7 @@ absl::StatusOr<ObjectHeader> PlanSources(const Sources& sources, const ObjectHea
   return planned;
 }
 
-// What keeps a publish's memory mapped while it is read.
+// Keeps a publish's memory mapped while it is read.
 struct Kept {
   TensorSources::Regions regions;
   std::shared_ptr<const Pages> pages;
@@ -153,7 +153,7 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
         reservation = cache_.Reserve(session->about().id, object->plan, object->text, storage::PoolKind::kPublic,
                                      object->recompute, object->flops);
       }
-      // What is too short is a segment: a checkpoint of one token is none.
+      // Only a segment can be too short; a checkpoint of one token is not.
       const ObjectKind kind = object.has_value() ? object->plan.kind : ObjectKind::kSegment;
       observer_.Reserved(session->about().tenant, kind, reservation.outcome);
       v1::ReserveResult* result = reply->add_results();

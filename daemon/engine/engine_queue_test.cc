@@ -1,4 +1,4 @@
-// What happens to calls when the metadata queue is full, and when a session ends under them.
+// Calls when the metadata queue is full, and when a session ends under them.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -211,7 +211,7 @@ TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
   held_ = false;
 }
 
-// Whoever balances by health sends nothing more, while calls that were taken still finish.
+// A load balancer that goes by health sends nothing more, while calls that were taken still finish.
 TEST_F(BoundedQueueTest, WhileCallsFinishTheStoppingDaemonIsNotServing) {
   const std::string socket = absl::StrCat("/tmp/ashlard_drain_", getpid(), ".sock");
   auto server = RpcServer::Start(socket, {{{geteuid(), 0}}, 64}, *service_, metrics_);
@@ -238,7 +238,7 @@ TEST_F(BoundedQueueTest, WhileCallsFinishTheStoppingDaemonIsNotServing) {
   stopping.join();
 }
 
-// What a dead engine held is free for others at once, however long its memory takes to go.
+// A dead engine's leases and reservations are free for others at once, however long unmapping its memory takes.
 TEST_F(BoundedQueueTest, NobodyWaitsForADeadEnginesMemory) {
   EventLoop mappings(kDepth, clock_);
   mappings.Start();

@@ -46,7 +46,7 @@ void EngineService::OpenModel(const v1::OpenModelRequest& request, v1::OpenModel
   if (!session.ok()) return done(session.status());
   const Session::Description& about = (*session)->about();
   auto model = Model::Open(about.tenant_name, request, layouts_, about.models);
-  if (absl::IsResourceExhausted(model.status())) {  // what is remembered for operators gives way
+  if (absl::IsResourceExhausted(model.status())) {  // models remembered for operators give way
     models_.Forget(about.tenant);
     model = Model::Open(about.tenant_name, request, layouts_, about.models);
   }

@@ -1,7 +1,7 @@
-// What an engine may ask of the daemon: the calls of ashlar.v1.Cache, apart from how they travel.
+// EngineService: the calls of ashlar.v1.Cache for engines, apart from their transport.
 //
-// Calls come on any thread. What needs only the session is checked and hashed there; then the call goes to the metadata
-// thread, which alone talks to the cache. Answers come on either.
+// Calls come on any thread. Checks and hashes that need only the session are made there; then the call moves to the
+// metadata thread, which alone talks to the cache. Answers come on either thread.
 #pragma once
 
 #include <cstddef>

@@ -44,7 +44,7 @@ TEST_F(EngineServiceTest, OpenModelNamesTheNamespace) {
   EXPECT_NE(reply.model(), engine_.model());
 }
 
-// Head 0 of rank 2, the others zero: the table says so, and the bytes of what was reserved for dense ones come back.
+// Head 0 has rank 2, the others are zero: the table says so, and the bytes reserved for dense heads are given back.
 TEST_F(EngineServiceTest, PublishesInDeclaredForms) {
   Layout layout = SmallLayout();
   auto& linear = std::get<LinearLayer>(layout.layers[0]);
@@ -296,7 +296,7 @@ TEST_F(EngineServiceTest, UnknownAndEndedSessionsAreUnauthenticated) {
     const std::vector<absl::Status> answers = every_call(ended);
     return std::all_of(answers.begin(), answers.end(), absl::IsUnauthenticated);
   }));
-  // Whoever asks whether the landings of a session that is gone are quiet: they are.
+  // The landings of a session that is gone are quiet.
   v1::QuiesceRequest quiesce = engine_.QuiesceRequest(0);
   quiesce.set_session(ended);
   v1::QuiesceReply quiet;

@@ -1,4 +1,4 @@
-// What a lookup found, written into a reply that always fits a message.
+// MatchReplyWriter: writes matches into a reply that always fits a message.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +19,11 @@ inline ObjectKind KindOfSegment(size_t index) {
 }
 
 // Writes the matches of one call. A hit lists a run of extents for every fragment of its object, and one prompt may hit
-// one object thousands of times, so the hits of a call get a budget of encoded bytes. The hit that goes beyond it and
-// all behind it are to be answered as misses with kBusy; the lease, where there is one, stays as the cache made it.
+// one object thousands of times, so the hits of a call get a budget of encoded bytes. The first hit beyond the budget
+// and all behind it are answered as misses with kBusy; the lease, if there is one, stays as the cache made it.
 class MatchReplyWriter {
  public:
-  // What a message has left for hits beside every prompt's own fields and, for every other segment, a miss.
+  // The bytes that a message has left for hits beside every prompt's own fields and a miss for every other segment.
   static constexpr size_t kMaxDepths = limits::kMaxCheckpointsPerCommit;  // to resume from, or to capture at
   static constexpr size_t kPromptBytes = 64 + 2 * kMaxDepths * sizeof(uint32_t), kMissBytes = 8;
   static constexpr size_t kHitBudget =
@@ -31,10 +31,11 @@ class MatchReplyWriter {
 
   explicit MatchReplyWriter(size_t hit_budget = kHitBudget) : budget_left_(hit_budget) {}
 
-  // Whether there is room for this hit, and takes it. Once there is none for one, there is none for any other.
+  // Returns whether there is room for this hit, and takes the room. After one hit without room every later one is
+  // refused.
   bool Take(const storage::Found& hit);
   // Writes a match whose hits have all been taken, from its object number `written` on, a step for each. A prefix that
-  // is not there whole is none. False: there is more.
+  // is not whole is answered as none. False: there is more.
   static bool Write(const storage::Match& match, size_t& written, storage::Slice& slice, v1::PromptMatch* out);
 
  private:

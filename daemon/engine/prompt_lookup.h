@@ -23,7 +23,7 @@ class EngineService::PromptLookup {
 
   // False: there is more to do.
   bool Run(storage::Slice& slice);
-  // When there is nothing more to do. What it points at lives as long as its lease.
+  // Returns the match after the last slice. Its objects stay valid as long as its lease.
   const storage::Match& match() const { return match_; }
 
  private:

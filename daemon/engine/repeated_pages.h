@@ -1,4 +1,4 @@
-// Which entries of a page table name a page that another entry names too.
+// RepeatedPages: finds the entries of a page table that name a page that another entry names too.
 #pragma once
 
 #include <cstdint>

@@ -35,8 +35,8 @@ storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, storage::N
   return query;
 }
 
-// Blocks of all shards, and a checkpoint. 0: the prompt is not looked up as a text; one that is too long for it is
-// served all the same.
+// Counts the blocks of all shards, and a checkpoint. 0: the prompt is not looked up as a text; a prompt that is too
+// long for that is still served.
 uint64_t CountOfText(const v1::Prompt& prompt, const Model& model) {
   if (model.prefixes == nullptr) return 0;
   const uint64_t blocks = prompt.tokens().size() / sizeof(int32_t) / model.prefixes->block_tokens;

@@ -31,12 +31,12 @@ absl::StatusOr<ConversationId> ReadConversation(absl::string_view field, const s
 // INVALID_ARGUMENT, naming `field`, unless it is a whole number of int32, at most limits::kMaxPromptTokens.
 absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const std::string& bytes);
 
-// What computing so many tokens takes by the model's declared rate; 0: it declared none.
+// Returns the time of computing so many tokens by the model's declared rate; 0: it declared none.
 storage::Nanos RecomputeTime(const Model& model, uint64_t tokens);
-// The FLOPs of that, this shard's part; 0: it declared none.
+// Returns the FLOPs of computing so many tokens, this shard's part; 0: the model declared none.
 double RecomputeFlops(const Model& model, uint64_t tokens);
 
-// What is looked up for one prompt, needed at a time counted from now.
+// The look-ups of one prompt, with the time of need counted from now.
 struct Asked {
   std::vector<storage::Query> segments;
   std::optional<storage::PrefixText> text;  // of models whose engines use prefixes, unless it is too long
@@ -46,7 +46,7 @@ absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& pro
 // The same without the text, which hashes every token once more.
 absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& field, const v1::Prompt& prompt,
                                                          const Model& model);
-// How many objects that takes, at most; before anything is read.
+// Returns the most objects that the prompt's look-up takes; before anything is read.
 uint64_t CountLookups(const v1::Prompt& prompt, const Model& model);
 
 }  // namespace ashlar::daemon

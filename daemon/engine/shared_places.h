@@ -32,11 +32,11 @@ class SharedPlaces {
   absl::StatusOr<float*> Rows(const std::string& field, uint64_t region, uint64_t offset, uint64_t stride,
                               uint64_t rows, uint64_t row_bytes, Access access);
 
-  // Whether nothing that is written shares a byte with anything else. Call it once, when all places are known. A region
-  // that was registered twice is two: who does that harms nobody but himself.
+  // Checks that nothing that is written shares a byte with any other place. Call it once, when all places are known. A
+  // region that was registered twice counts as two: an engine that does that harms only itself.
   absl::Status CheckApart();
 
-  // What keeps all the places mapped.
+  // Returns an object that keeps all the places mapped.
   std::shared_ptr<const void> keep() const;
 
  private:

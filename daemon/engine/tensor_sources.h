@@ -1,4 +1,4 @@
-// Where the tensors of one object lie in an engine's regions, as its request says.
+// TensorSources: the places of one object's tensors in an engine's regions, as its request gives them.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What each tenant's sessions hold of the daemon, in Prometheus' terms.
+// Holdings: the resources that each tenant's sessions hold of the daemon, in Prometheus' terms.
 #pragma once
 
 #include <prometheus/counter.h>

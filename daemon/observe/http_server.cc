@@ -20,7 +20,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// Whose connection it is, for sharing the room between those who come: a user on this machine where the kernel says so.
+// Names the peer of a connection, for sharing the room among peers: a user on this machine where the kernel tells.
 std::string PeerName(HttpServer::Door door, int socket) {
   if (door == HttpServer::Door::kTcp) return PeerAddress(socket);
   const std::optional<ucred> peer = PeerOf(socket);

@@ -1,5 +1,5 @@
-// What answers HTTP: scrapers and probes. One thread serves all connections by events, so a peer that says nothing, or
-// reads slowly, holds a descriptor for a while and nobody up.
+// HttpServer: answers scrapers and probes. One thread serves all connections by events, so a peer that says nothing, or
+// reads slowly, holds a descriptor for a while and delays nobody.
 #pragma once
 
 #include <sys/types.h>
@@ -26,8 +26,8 @@ struct HttpReply {
 
 class HttpServer {
  public:
-  // Which way a request came. Whoever reaches the TCP address may ask there, every user of this machine for one; who
-  // may ask at the Unix socket its mode and folder decide.
+  // The listener of a request. Everybody who reaches the TCP address may ask there, for example every user of this
+  // machine; mode and folder of the Unix socket decide who may ask there.
   enum class Door : uint8_t { kTcp, kUnix };
   // Runs on the server's thread, one at a time, and keeps all others waiting meanwhile.
   using Handler = std::function<HttpReply(Door)>;

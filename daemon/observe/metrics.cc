@@ -32,7 +32,7 @@ const Histogram::BucketBoundaries kAges = {1, 5, 15, 60, 300, 900, 3600, 6 * 360
 // Tokens that a resumed prompt need not compute: a system's instructions to a long conversation.
 const Histogram::BucketBoundaries kDepths = {64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
 
-// Whose states a prompt is resumed from: all of the namespace's, or one conversation's.
+// The source of the states that a prompt resumes from: all of the namespace's, or one conversation's.
 enum class PrefixSource : uint8_t { kTree, kOwn };
 absl::string_view Name(PrefixSource source) {
   return source == PrefixSource::kOwn ? "own" : "tree";
@@ -133,7 +133,7 @@ struct Metrics::Impl {
   };
   std::vector<PrefixGauges> prefixes;  // by tenant
 
-  // Of objects that had to go, not of those that were found corrupt or never published.
+  // Of objects that were evicted or expired, not of those that were found corrupt or never published.
   Children<Histogram, TierKind> eviction_ages{
       HistogramFamily("ashlar_eviction_age_seconds", "From an object's publication to its eviction or expiry"),
       tenants,

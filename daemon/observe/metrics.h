@@ -1,4 +1,4 @@
-// What the daemon counts, in Prometheus' terms. README.md lists the families.
+// Metrics: the daemon's counters, in Prometheus' terms. README.md lists the families.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ struct Levels {
   bool drained() const;
 };
 
-// What was counted of one tenant since the daemon started.
+// The counts of one tenant since the daemon started.
 struct Tallies {
   struct Segments {
     uint64_t segments = 0, tokens = 0;

@@ -11,8 +11,8 @@ struct MetricFamily;
 
 namespace ashlar::daemon {
 
-// kSummed: without the label `tenant`. What differs in nothing else is one sample, its values added up, so that the
-// node is seen and no tenant.
+// kSummed: without the label `tenant`. Samples that differ in nothing else become one, their values added up, so that
+// the node is seen and no tenant.
 enum class TenantLabel : uint8_t { kNamed, kSummed };
 
 // In Prometheus' text format, kMetricsType.

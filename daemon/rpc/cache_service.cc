@@ -78,8 +78,8 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   LandStream(EngineService& service, CallTimer timer, bool awaits_match)
       : service_(service), timer_(timer), awaits_match_(awaits_match) {}
 
-  // Once, or Refuse; the stream may be gone when it returns. A cancellation that comes just then may be too early for
-  // the service to know the landing: that goes on, in doubt until its Quiesce, as after any lost stream.
+  // Call Begin once, or Refuse; the stream may be gone when it returns. A cancellation at that moment may be too early
+  // for the service to know the landing: the landing continues, in doubt until its Quiesce, as after any lost stream.
   template <typename Request>
   void Begin(void (EngineService::*call)(const Request&, EngineService::LandEvents), const Request& request) {
     bool cancelled;
@@ -112,7 +112,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     service_.CancelLanding(session_, landing_);
   }
   void OnDone() override {
-    { std::lock_guard lock(mutex_); }  // who called Finish may still be on its way out
+    { std::lock_guard lock(mutex_); }  // a thread in Finish may still hold it
     delete this;
   }
 

@@ -1,4 +1,5 @@
-// ashlar.v1.Cache as gRPC calls it: requests judged while they are bytes, then parsed and given to the engine service.
+// The gRPC service of ashlar.v1.Cache: it checks requests while they are bytes, then parses them and calls the engine
+// service.
 #pragma once
 
 #include <memory>
@@ -13,7 +14,7 @@ class Service;
 
 namespace ashlar::daemon {
 
-// For the connections of one tenant. All must outlive it; its server goes first.
+// Makes the service for the connections of one tenant. All arguments must outlive it; its server is destroyed first.
 std::unique_ptr<grpc::Service> MakeCacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls);
 
 }  // namespace ashlar::daemon

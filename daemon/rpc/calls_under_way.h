@@ -1,4 +1,4 @@
-// How many calls are under way, and the end of taking new ones.
+// CallsUnderWay: counts the calls under way, and stops taking new ones.
 #pragma once
 
 #include <chrono>

@@ -79,7 +79,7 @@ uint64_t CountVarints(CodedInputStream& in, int bytes) {
   return count + (cut_off ? 1 : 0);
 }
 
-// Whether the parser takes what follows `tag` for the field, and does not keep it as unknown.
+// Returns whether the parser reads the bytes behind `tag` as the field, and does not keep them as unknown.
 bool IsKnown(const FieldDescriptor* field, uint32_t tag) {
   if (field == nullptr) return false;
   const auto type = WireFormatLite::WireTypeForFieldType(static_cast<WireFormatLite::FieldType>(field->type()));

@@ -1,4 +1,4 @@
-// What is known of a request while it is still bytes. Parsing comes after: two bytes can become a hundred of heap.
+// The gate before the parser: checks of a request while it is still bytes. Two bytes can become a hundred of heap.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ inline constexpr size_t kMaxUnknownFields = 65536;
 // longer than any.
 std::string FindSession(google::protobuf::io::ZeroCopyInputStream& request);
 
-// How often one message may have a field: once, or what proto/limits.h says of a repeated one. 0: nothing is said of
-// it.
+// Returns how often one message may have a field: once, or as often as proto/limits.h says of a repeated one. 0:
+// proto/limits.h says nothing of it.
 uint64_t MaxCount(const google::protobuf::FieldDescriptor& field);
 
 // INVALID_ARGUMENT, naming the field, when a message of `type` has more of one than MaxCount, or more than

@@ -133,7 +133,7 @@ TEST(RequestGate, FindsTheSession) {
   EXPECT_EQ(Session(std::string("\x0a\x10 too short", 12)), "");
 }
 
-// What the gate lets through is within the limits once it is parsed, whatever the bytes were.
+// A request that passes the gate is within the limits once it is parsed, whatever its bytes.
 TEST(RequestGate, SurvivesAnyBytes) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);

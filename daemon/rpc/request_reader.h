@@ -25,8 +25,8 @@ class RequestReader {
   RequestReader(const RequestReader&) = delete;
   RequestReader& operator=(const RequestReader&) = delete;
 
-  // Runs `read` on the thread. Any thread may call. What waits is bounded by gRPC's memory for requests, which each
-  // keeps taken until it was read.
+  // Runs `read` on the thread. Any thread may call. gRPC's memory for requests bounds the queue, because each request
+  // keeps its share until it was read.
   void Post(std::function<void()> read);
 
  private:

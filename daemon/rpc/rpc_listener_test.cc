@@ -44,7 +44,7 @@ UniqueFd ConnectAs(uid_t uid, const std::string& path) {
   return socket;
 }
 
-// Whether the daemon has closed its end. What it sends is thrown away.
+// Returns whether the daemon has closed its end. Received bytes are dropped.
 bool Closed(const UniqueFd& socket) {
   char bytes[256];
   ssize_t got;

@@ -20,7 +20,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// What the connections of one kind may take. Memory is for messages under way, of all these connections together:
+// The bounds of the connections of one kind. Memory is for messages under way, of all these connections together:
 // beyond it, gRPC resets calls and ends connections of this kind, whosever they are.
 struct Bounds {
   size_t memory;

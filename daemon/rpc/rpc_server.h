@@ -24,9 +24,9 @@ class RpcServer {
   // Stop(0).
   ~RpcServer();
 
-  // What the health service answers: SERVING at first. Calls are taken all the same. Any thread.
+  // Sets the health service's answer: SERVING at first. Calls are taken in either case. Any thread.
   void SetServing(bool serving);
-  // What it answers of a service of its own name, as long as the daemon serves. Any thread.
+  // Sets its answer for a service of another name, as long as the daemon serves. Any thread.
   void SetServing(const std::string& service, bool serving);
   // Takes no new calls, lets those in flight finish for at most `grace`, then cancels and awaits them. Meanwhile the
   // health service answers NOT_SERVING. Removes the socket. The engine service must still answer.

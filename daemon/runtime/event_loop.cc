@@ -140,13 +140,13 @@ void EventLoop::Measured(Nanos took) {
   times_.longest = std::max(times_.longest, took);
 }
 
-// One closure, or one slice of cut work: the rest of that goes ahead of all else of its tenant.
+// Runs one closure, or one slice of cut work; the rest of cut work precedes all other work of its tenant.
 void EventLoop::Run(std::unique_lock<std::mutex>& lock, Nanos begin, TenantId tenant, Item item) {
   running_ = true;
   lock.unlock();
   storage::Slice slice(clock_, begin + kQuantum);
   const bool done = Call(item.work, slice);
-  if (done) item.work = Closure();  // what it captured goes while nothing else runs
+  if (done) item.work = Closure();  // destroys its captures while nothing else runs
   const Nanos took = clock_.Now() - begin;
   lock.lock();
   running_ = false;

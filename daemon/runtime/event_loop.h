@@ -60,8 +60,8 @@ class EventLoop {
   bool Post(storage::TenantId tenant, Work work, On on = On::kThread);
   // Work that gives something back. It has twice the room, so that a queue full of requests does not keep it out.
   bool PostRelease(storage::TenantId tenant, Work work, On on = On::kThread);
-  // What follows from work that was admitted before: never refused, bounded by whatever admitted that work. After Stop
-  // nothing can follow any more, and the work is dropped.
+  // Posts work that follows from work admitted before: it is never refused, because the earlier work bounds it. After
+  // Stop nothing can follow any more, and the work is dropped.
   void PostCompletion(storage::TenantId tenant, Work work, On on = On::kThread);
 
   // Runs `work` on the loop about every `period`, as the daemon's own; not before it has ended the last time.
@@ -74,7 +74,7 @@ class EventLoop {
   size_t depth() const;                                   // closures that wait
   uint64_t rejected() const { return rejected_.load(); }  // Post and PostRelease that were refused, ever
 
-  // How long closures and slices took, each one turn on the thread.
+  // The times of closures and slices, each one turn on the thread.
   struct TurnTimes {
     // Upper bounds of all buckets but the last one, which has none; nanoseconds.
     static constexpr std::array<storage::Nanos, 10> kBounds = {10'000,    50'000,    100'000,   200'000,    500'000,

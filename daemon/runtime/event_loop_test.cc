@@ -252,7 +252,7 @@ TEST_F(EventLoopTurns, AThousandClosuresOfOneTenantStandBeforeAnothersForAQuantu
   EXPECT_LE(Before('l', kCost), EventLoop::kQuantum + kCost);
 }
 
-// Whatever they follow from, completions are never refused, and take their tenant's turns.
+// Completions are never refused, whatever they follow from, and take their tenant's turns.
 TEST_F(EventLoopTurns, AFloodOfCompletionsStandsBeforeNobodyElse) {
   for (int i = 0; i < 10'000; ++i) loop_.PostCompletion(kHeavy, Costing(kCost, 'h'));
   loop_.PostCompletion(kLight, Costing(kCost, 'l'));

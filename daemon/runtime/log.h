@@ -13,7 +13,7 @@ namespace ashlar::daemon {
 
 enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarning, kError };
 
-// What an event is about, in its own field: numbers stay numbers in JSON.
+// A fact of an event, in its own field: numbers stay numbers in JSON.
 struct LogField {
   LogField(absl::string_view name, std::integral auto number) : name(name), value(static_cast<int64_t>(number)) {}
   LogField(absl::string_view name, absl::string_view text) : name(name), value(std::string(text)) {}

@@ -18,7 +18,7 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr mode_t kLockMode = 0600;
-constexpr int kAcceptedPerTurn = 16;  // what others have said is read in between
+constexpr int kAcceptedPerTurn = 16;  // messages of others are read in between
 
 UniqueFd OpenSpare() {
   return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -56,8 +56,8 @@ absl::Status CheckLockFile(const std::string& path, int file, const struct stat&
   return absl::OkStatus();
 }
 
-// Opens and locks the file. Whoever held the lock has removed the file before another one got it: then there is a new
-// one.
+// Opens and locks the file. The last holder of the lock may have removed the file before this process got the lock:
+// then it opens the new file.
 absl::StatusOr<UniqueFd> Lock(const std::string& path) {
   constexpr std::chrono::milliseconds kInterval{10};
   const auto deadline = std::chrono::steady_clock::now() + PathClaim::kPatience;

@@ -18,14 +18,14 @@
 
 namespace ashlar::daemon {
 
-// Makes `path` free to bind, and keeps it so against other daemons until the claim goes: bind before that. A socket
-// that nobody answers (its daemon was killed) is removed; ALREADY_EXISTS when a live process answers or the path is
-// something else than a socket.
+// Makes `path` free to bind, and keeps it so against other daemons until the claim is destroyed: bind before that. A
+// socket that nobody answers (its daemon was killed) is removed; ALREADY_EXISTS if a live process answers or the path
+// is something else than a socket.
 //
-// The claim is a lock on the file `path`.lock, mode 0600, which goes with it. Nobody but the daemon's user can open it,
-// so nobody else can hold the lock. FAILED_PRECONDITION where another user has made the file, or it is no regular file:
-// only users who may write to the folder can do that, and they can as well take `path` itself. Another daemon of the
-// same user holds the lock for an instant while it starts; UNAVAILABLE when one holds it for longer than kPatience.
+// The claim is a lock on the file `path`.lock, mode 0600, which is removed with it. Only the daemon's user can open the
+// file, so nobody else can hold the lock. FAILED_PRECONDITION if another user has made the file, or it is no regular
+// file: only users who may write to the folder can do that, and they could take `path` itself as well. Another daemon
+// of the same user holds the lock for an instant while it starts; UNAVAILABLE if it holds it for longer than kPatience.
 class PathClaim {
  public:
   static constexpr std::chrono::milliseconds kPatience{2000};

@@ -64,9 +64,10 @@ class WorkerPool final : public storage::Executor {
 
   void Work(size_t thread);
   void RunJob(storage::TenantId tenant, size_t thread, std::unique_lock<std::mutex>& lock);
-  // All of these need mutex_. Whose job a thread that is free begins; none: it waits.
+  // Startable, NextOverrun and Runs need mutex_. Startable returns the tenant whose job a free thread begins; none: it
+  // waits.
   std::optional<storage::TenantId> Startable();
-  // When a job will have run for too long while others wait; none: that changes nothing.
+  // Returns when a job will have run for too long while others wait; none: that changes nothing.
   std::optional<Time> NextOverrun() const;
   bool Runs(storage::TenantId tenant) const;
 

@@ -1,5 +1,5 @@
-// How much of one thing (bytes of regions, regions, bytes of models) may be had: by one session, by all sessions of a
-// tenant.
+// Budget: a bound on one resource (bytes of regions, regions, bytes of models), for one session or for all sessions of
+// a tenant.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@ namespace ashlar::daemon {
 // Thread-safe.
 class Budget {
  public:
-  // Refusals say that `owner` ("a session") has at most `limit` of `what` ("bytes of regions"). What is taken here is
+  // Refusals say that `owner` ("a session") has at most `limit` of `what` ("bytes of regions"). An amount taken here is
   // also taken from `within`, unless that is null.
   Budget(std::string owner, std::string what, uint64_t limit, std::shared_ptr<Budget> within = nullptr)
       : owner_(std::move(owner)), what_(std::move(what)), limit_(limit), within_(std::move(within)) {}
 
-  // An amount that is taken until this goes.
+  // A taken amount; destroying it gives the amount back.
   using Charge = std::shared_ptr<const void>;
   // RESOURCE_EXHAUSTED, and nothing is taken, beyond the limit of this budget or of one around it.
   static absl::StatusOr<Charge> Take(const std::shared_ptr<Budget>& budget, uint64_t amount);
-  // The same from this budget alone: what is charged around it already.
+  // The same from this budget alone, for an amount that is charged to `within` already.
   static absl::StatusOr<Charge> TakeHere(const std::shared_ptr<Budget>& budget, uint64_t amount);
 
   uint64_t limit() const { return limit_; }

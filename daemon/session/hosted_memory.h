@@ -1,14 +1,14 @@
-// Memory that the daemon has made for engines, and whom it is charged to, from its making until it is given back.
+// HostedMemory: memory that the daemon has made for engines, and its charge from its making until it is given back.
 //
 // The charge must not end before the memory: an engine may keep the descriptor that it was given, or pass it on, and
 // the pages live as long as any descriptor or mapping. And memory must not be emptied under an engine that has only
-// lost its session: it goes on using it, and registers it with the next. Hence the rule. A block is emptied, by
-// punching a hole, and then its charge ends:
+// lost its session: the engine keeps using it, and registers it with its next session. Hence the rule. A block is
+// emptied, by punching a hole, and then its charge ends:
 //   - when the engine drops it, and no region of another session lies in it;
 //   - when no session has it any more, and nobody outside the daemon holds it. Death, in whatever PID namespace, is the
 //     usual reason; the kernel is asked about the memory, not about a process.
-// Until then the tenant is charged, whatever became of the session. Whoever touches the memory after that allocates
-// anew, as with a memfd of his own. The daemon's end empties nothing.
+// Until then the tenant is charged, whatever became of the session. A process that touches the memory after that
+// allocates pages anew, as with a memfd of its own. The daemon's end empties nothing.
 #pragma once
 
 #include <sys/types.h>
@@ -31,7 +31,7 @@ class HostedMemory {
  public:
   using BlockId = uint64_t;  // never 0, never used twice
 
-  // That a session has a block. Movable.
+  // A session's use of a block. Movable.
   class Use {
    public:
     Use(HostedMemory& memory, BlockId block, uint64_t bytes) : memory_(&memory), block_(block), bytes_(bytes) {}
@@ -59,7 +59,7 @@ class HostedMemory {
   static constexpr uint64_t kBlocksPerSession = 4;
   struct Owner {
     storage::TenantId tenant = 0;
-    std::shared_ptr<Budget> budget;  // what is charged
+    std::shared_ptr<Budget> budget;  // the budget that is charged
     uint64_t max_blocks = 0;
   };
   // Makes a memfd of `bytes`, sealed against shrinking and growing, with all its pages. RESOURCE_EXHAUSTED where the
@@ -69,9 +69,9 @@ class HostedMemory {
   // The block behind an engine's descriptor, for one more session of the same tenant; null for any other file.
   std::unique_ptr<Use> Find(storage::TenantId tenant, const UniqueFd& memfd);
 
-  // The engine that had this block needs it no more. Where no other session has it, it is emptied before this returns.
+  // The engine that had this block needs it no more. If no other session has it, it is emptied before this returns.
   void Drop(BlockId block);
-  // A name for memory that is not kept here: a GPU's, of which nobody can be asked who else holds it.
+  // Draws a name for memory that is not kept here: a GPU's, whose other holders cannot be asked for.
   BlockId NewName();
 
   // Gives back what no session has and nobody holds. Call it every now and then.

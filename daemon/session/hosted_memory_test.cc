@@ -1,4 +1,4 @@
-// How long hosted memory is charged, and when it is emptied.
+// Hosted memory: how long it is charged, and when it is emptied.
 #include "daemon/session/hosted_memory.h"
 
 #include <fcntl.h>

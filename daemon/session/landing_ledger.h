@@ -1,4 +1,4 @@
-// Which landings of one session must not start any more.
+// LandingLedger: the landings of one session that must not start any more.
 #pragma once
 
 #include <cstddef>

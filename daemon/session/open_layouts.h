@@ -16,7 +16,8 @@
 
 namespace ashlar::daemon {
 
-// What a block of heap takes beside its bytes, and what a small object does altogether, with its handle and place.
+// kHeapOverhead: the bytes that a block of heap takes beside its own. kLeastHeapBytes: the bytes of a small object
+// altogether, with its handle and place.
 inline constexpr uint64_t kHeapOverhead = 16, kLeastHeapBytes = 256;
 
 // Heap that a layout takes, its tables above all.

@@ -95,7 +95,7 @@ TEST(OpenLayouts, BeyondTheBudgetAreRefusedByNameAndChargeNothing) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// What is charged is what the heap gives.
+// The charge equals the heap's bytes.
 TEST(OpenLayouts, AreMeasured) {
   Layout many = SmallLayout();
   while (many.layers.size() < 1024) many.layers.push_back(many.layers[many.layers.size() % 2]);

@@ -113,7 +113,7 @@ absl::Status CheckPlane(const Plane& plane, const Region& region) {
   return absl::OkStatus();
 }
 
-// Where checked planes lie for the kernels, whose strides are in elements. `scales` may be null.
+// Returns checked planes in the kernels' form, whose strides are in elements. `scales` may be null.
 kernels::PagedSlots SlotsOf(const Plane& plane, const Plane* scales, DType dtype, const Region& region) {
   const auto strides = [](const Plane& of) {
     std::array<int64_t, 3> in_elements;
@@ -149,8 +149,8 @@ storage::PagedRows RowsOf(uint32_t index, const AttentionLayer& layer, const std
   return rows;
 }
 
-// Whether no two of all layers' planes share memory: a landing would write one over the other. Each is checked by
-// itself before.
+// Checks that no two of all layers' planes share memory: a landing would write one over the other. Each plane by itself
+// has been checked before.
 absl::Status CheckApart(std::span<const Plane> planes) {
   std::vector<RowArray> rows;
   for (const Plane& plane : planes) rows.push_back(plane.rows);
@@ -169,7 +169,7 @@ absl::Status InField(absl::string_view field, const absl::Status& status) {
 absl::StatusOr<std::shared_ptr<const Layout>> ReadLayout(const NamespaceId& ns, const TensorShard& shard,
                                                          const v1::OpenModelRequest& request, OpenLayouts& layouts,
                                                          const std::shared_ptr<Budget>& budget) {
-  // What reading takes, and the request meanwhile.
+  // Charges for the memory of reading, beside the request.
   const absl::StatusOr<Budget::Charge> reading = Budget::Take(budget, 2 * request.layout().size());
   if (!reading.ok()) return InField("layout", reading.status());
   absl::StatusOr<Layout> whole = DecodeLayout(request.layout());

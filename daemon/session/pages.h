@@ -46,7 +46,7 @@ struct Model {
   TensorShard shard;  // that its engine computes
   const std::shared_ptr<const Layout> shared_layout;
   const Layout& layout;  // of that shard
-  // Whether its engine can use the object.
+  // Returns whether the model's engine can use the object.
   bool Has(const ObjectHeader& object) const { return object.ns == ns && object.shard == shard; }
 
   double tokens_per_second = 0;                          // that its engine prefills; 0: it did not say
@@ -69,11 +69,12 @@ class Pages {
   const std::shared_ptr<const Region>& region() const { return region_; }
   uint32_t page_tokens() const { return page_tokens_; }
 
-  // Whether positions [first, first + count) lie on entries of `page_table` that name declared pages. INVALID_ARGUMENT
-  // names the entry.
+  // Checks that positions [first, first + count) lie on entries of `page_table` that name declared pages.
+  // INVALID_ARGUMENT names the entry.
   absl::Status CheckPositions(std::span<const int32_t> page_table, uint64_t first, uint64_t count) const;
 
-  // Whether stored rows are the same bytes wherever they stand: no layer's keys are turned on their way into pages.
+  // Returns whether stored rows have the same bytes at every position: no layer's keys are turned on their way into
+  // pages.
   bool position_free() const;
 
   // Hands the allocation of page ids over to `pool`, which has as many pages.

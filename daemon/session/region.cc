@@ -16,7 +16,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr uint64_t kBlock = 512;  // what st_blocks counts
+constexpr uint64_t kBlock = 512;  // the unit of st_blocks
 
 }  // namespace
 

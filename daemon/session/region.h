@@ -18,8 +18,8 @@
 
 namespace ashlar::daemon {
 
-// What regions are charged to. Each is one mapping and one descriptor of the daemon's, whatever its size, and so counts
-// as kLeastRegionBytes at least.
+// The budgets to which regions are charged. Each region is one mapping and one descriptor of the daemon's, whatever its
+// size, and so counts as kLeastRegionBytes at least.
 struct RegionBudgets {
   std::shared_ptr<Budget> bytes, number;
 };
@@ -28,7 +28,7 @@ inline uint64_t ChargedFor(uint64_t region_bytes) {
   return std::max(region_bytes, kLeastRegionBytes);
 }
 
-// A mapping for reading and writing. Whoever reads or writes it holds a shared_ptr; it is unmapped with the last one.
+// A mapping for reading and writing. Every reader and writer holds a shared_ptr; it is unmapped with the last one.
 class Region {
  public:
   // Maps `bytes` of a memfd. INVALID_ARGUMENT, naming the field of RegisterRegion, unless it is a memfd of
@@ -63,8 +63,8 @@ class Region {
   };
   static absl::StatusOr<OnGpu> Make(const kernels::Gpu& gpu, uint64_t bytes);
 
-  // The same region, unmapped on the thread of `loop` in its tenant's turn, whoever lets go last: much memory takes
-  // long. The loop must outlive it.
+  // Returns the same region, to be unmapped on the thread of `loop` in its tenant's turn, whichever holder is the last:
+  // unmapping much memory takes long. The loop must outlive it.
   static std::shared_ptr<Region> UnmapOn(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<Region> region);
 
   ~Region();
@@ -76,9 +76,9 @@ class Region {
   uint64_t size() const { return size_; }
   bool Contains(uint64_t offset, uint64_t bytes) const { return offset <= size_ && bytes <= size_ - offset; }
 
-  // Lets go of `kept` (what the memory was charged to) after unmapping, before `gone` is called.
+  // Releases `kept` (the memory's charges) after unmapping, before `gone` is called.
   void Keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
-  // The block of HostedMemory that it lies in, or one that no other memory is ever called; 0: the engine's own memory.
+  // The block of HostedMemory in which it lies, or a number that no other memory ever gets; 0: the engine's own memory.
   void SetBlock(uint64_t block) { block_ = block; }
   uint64_t block() const { return block_; }
 

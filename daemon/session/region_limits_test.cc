@@ -1,4 +1,4 @@
-// What engines may have of the daemon's mappings, descriptors and memory by way of their regions.
+// The bounds on the daemon's mappings, descriptors and memory that engines take by their regions.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -154,7 +154,7 @@ TEST(RegionLimits, MemoryThatArenasMayNeedIsNotGivenToEngines) {
   EXPECT_EQ(BytesThere(sparse), kBytes);
 }
 
-// What an engine frees of its region would be allocated anew by the daemon, and at its charge.
+// Pages that an engine frees of its region would be allocated anew by the daemon, and at the daemon's charge.
 TEST(RegionLimits, WhatLacksPagesIsNeitherReadNorWritten) {
   const TestNode node;
   TestEngine engine(node);

@@ -68,9 +68,9 @@ bool Overlap(Nest a, Nest b) {
   return false;
 }
 
-// Whether any two of many overlap. Planes that interleave take the same outer steps, mostly: then one step of each is
-// looked at, all laid into one stride, and what is apart there is apart everywhere. So planes are told apart by
-// sorting, once for each dimension; only those that meet so are compared two by two.
+// Finds two planes of many that overlap. Planes that interleave mostly take the same outer steps: then one step of each
+// plane, all laid into one stride, tells them apart everywhere. So sorting separates the planes, once for each
+// dimension; only planes that meet in this way are compared two by two.
 class OverlapSearch {
  public:
   using Pair = std::pair<size_t, size_t>;
@@ -90,7 +90,7 @@ class OverlapSearch {
     int64_t begin() const { return nest.begin; }
   };
 
-  // Whether the planes of any two pieces overlap.
+  // Returns two of the pieces' planes that overlap.
   std::optional<Pair> Among(std::vector<Piece> pieces) {
     std::ranges::sort(pieces, {}, &Piece::begin);
     for (size_t first = 0, next; first < pieces.size(); first = next) {
@@ -145,7 +145,7 @@ class OverlapSearch {
 
   std::vector<std::array<Step, 3>> steps_;
   std::vector<Piece> planes_;
-  size_t laid_, compared_;  // how many pieces, and pairs, may still be
+  size_t laid_, compared_;  // the pieces and pairs that may still be looked at
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Where the rows of one plane lie in an engine's pages: all keys, or all values, of one layer.
+// RowArray: the rows of one plane in an engine's pages, which are all keys, or all values, of one layer.
 #pragma once
 
 #include <array>
@@ -25,14 +25,15 @@ struct RowArray {
   // One past the last byte. 128 bits hold any sum of three products of 64 × 32 bits.
   absl::uint128 End() const;
 
-  // Whether rows are disjoint: nested from the smallest stride to the largest, each steps over all that is inside.
+  // Returns whether rows are disjoint: nested from the smallest stride to the largest, each stride covers all that is
+  // inside.
   bool Disjoint() const;
 };
 
-// Whether a row of `a` shares a byte with a row of `b`. Both are Disjoint and end below 2^62. Takes time in the number
-// of dimensions, not of rows. The answer is exact for planes that lie apart and for planes that interleave in equal
-// steps, as those of one page, or keys and values of one token do. Planes that interleave in different steps count as
-// overlapping.
+// Returns whether a row of `a` shares a byte with a row of `b`. Both are Disjoint and end below 2^62. The time grows
+// with the number of dimensions, not of rows. The answer is exact for planes that lie apart and for planes that
+// interleave in equal steps, such as the planes of one page, or keys and values of one token. Planes that interleave in
+// different steps count as overlapping.
 bool Overlap(const RowArray& a, const RowArray& b);
 
 // Two of the arrays that overlap, as indices; nothing when all are apart. Takes n log n, however they interleave in

@@ -151,7 +151,8 @@ TEST_F(RowArrays, SixteenTimesAsManyTakeNotTheSquareOfThatLonger) {
   EXPECT_LT(time(8192), 80 * time(512));  // 256 times, were it the square
 }
 
-// Each steps by a little more than the one before: nothing but comparing tells them apart, and that has an end.
+// Each stride is a little larger than the one before: only comparing pairs tells the planes apart, and comparing is
+// bounded.
 TEST_F(RowArrays, ComparingTwoByTwoIsBounded) {
   constexpr uint64_t kMany = 4096;
   std::vector<RowArray> arrays;

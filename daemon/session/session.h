@@ -1,4 +1,4 @@
-// One engine's session: who it is, and the memory and models it has brought.
+// Session: one engine process's connection, with the memory and models that it has brought.
 #pragma once
 
 #include <sys/types.h>
@@ -30,7 +30,7 @@ class Session {
     pid_t pid = 0;
     uid_t uid = 0;
     std::string client;              // as it calls itself
-    RegionBudgets regions;           // what its regions are charged to
+    RegionBudgets regions;           // the budgets of its regions
     std::shared_ptr<Budget> models;  // and its models
   };
 
@@ -44,7 +44,7 @@ class Session {
   // that is unknown or gone.
   absl::StatusOr<uint64_t> AddRegion(std::shared_ptr<Region> region);
   absl::StatusOr<uint64_t> AddModel(std::shared_ptr<const Model> model);
-  // A model has one declaration of pages: the one before goes. INVALID_ARGUMENT for a model that is unknown or gone.
+  // Declares a model's pages in place of its earlier declaration. INVALID_ARGUMENT for a model that is unknown or gone.
   absl::StatusOr<uint64_t> AddPages(uint64_t model, std::shared_ptr<const Pages> pages);
   std::shared_ptr<const Region> FindRegion(uint64_t handle) const;
   std::shared_ptr<const Model> FindModel(uint64_t handle) const;
@@ -61,7 +61,7 @@ class Session {
   };
   Memory memory() const;
   size_t models() const;  // opened
-  // Lets go of everything and refuses more.
+  // Releases everything, and refuses more.
   void Clear();
 
   // The metadata thread only.

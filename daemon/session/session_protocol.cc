@@ -34,7 +34,7 @@ SessionProtocol::Reply Error(const absl::Status& status) {
   return Encode(ErrorReply(status));
 }
 
-// Hands a descriptor over. Where it cannot be sent now, the peer is told to try again.
+// Adds a descriptor to a reply. If it cannot be sent now, the peer is told to try again.
 SessionProtocol::Reply With(UniqueFd descriptor, SessionProtocol::Reply reply) {
   reply.descriptor = std::move(descriptor);
   reply.otherwise = Error;
@@ -54,7 +54,7 @@ absl::StatusOr<T> InField(absl::string_view field, absl::StatusOr<T> result) {
   return absl::Status(result.status().code(), absl::StrCat(field, ": ", result.status().message()));
 }
 
-// What a region holds of others, in the order in which it lets go.
+// A region's holds on other objects, released in this order.
 struct Holding {
   std::unique_ptr<HostedMemory::Use> hosted;  // null: the engine's own memory
   Budget::Charge number, bytes;

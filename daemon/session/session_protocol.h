@@ -1,4 +1,4 @@
-// What is said on one session socket, apart from the socket: requests in, replies out.
+// SessionProtocol: the messages of one session socket, apart from the socket: requests in, replies out.
 #pragma once
 
 #include <sys/types.h>
@@ -36,16 +36,16 @@ struct TenantUser {
   std::shared_ptr<std::atomic<uint64_t>> unsent;  // replies whose descriptor could not be sent
 };
 
-// Who is at the other end, as the kernel says.
+// The process at the other end, as the kernel names it.
 struct Peer {
   pid_t pid = 0;
   uid_t uid = 0;
 };
 
-// What all sessions share. Everything outlives them.
+// The services that all sessions share. All outlive the sessions.
 struct SessionServices {
   EventLoop& loop;      // the metadata thread
-  EventLoop& mappings;  // reserves and unmaps: what takes long with much memory
+  EventLoop& mappings;  // reserves and unmaps, which takes long for much memory
   HostedMemory& hosted;
   SessionTable& table;
   const storage::MemoryTier& tier;  // the metadata thread's
@@ -53,7 +53,7 @@ struct SessionServices {
   uint64_t region_bytes = 0;  // limit of one session, as below
   uint32_t max_regions = 0;
   const kernels::Gpu* gpu = nullptr;  // whose memory regions may lie in; null: none
-  // What arenas may yet take of the machine's memory: no engine's memory is given pages out of that.
+  // The bytes that arenas may still take of the machine's memory: no engine's memory is given pages out of these.
   std::atomic<uint64_t> memory_to_come{0};
 };
 
@@ -64,8 +64,8 @@ class SessionProtocol {
     std::string bytes;    // an encoded SessionReply
     UniqueFd descriptor;  // rides along where valid
     bool close = false;   // the session ends behind this reply
-    // What is said instead where the descriptor cannot be sent now; undoes what the peer will not hear of. Set where
-    // there is a descriptor.
+    // Returns the reply to send if the descriptor cannot be sent now; undoes the grant, of which the peer will not
+    // learn. Set if there is a descriptor.
     std::function<Reply(const absl::Status& why)> otherwise;
   };
   // Called exactly once for each request, on any thread.

@@ -88,7 +88,7 @@ struct Connection {
 
 // Everything but the atomics and the mailbox belongs to the server's thread.
 struct SessionServer::Impl {
-  // What an epoll event is about: the low bit tells a connection's pidfd from its socket.
+  // The subject of an epoll event: the low bit tells a connection's pidfd from its socket.
   static constexpr uint64_t kListener = 0, kMailbox = 1;
   static uint64_t SocketTag(ConnectionId id) { return id << 1; }
   static uint64_t PidfdTag(ConnectionId id) { return id << 1 | 1; }
@@ -196,7 +196,8 @@ void SessionServer::Impl::Refuse(UniqueFd socket, const absl::Status& why) {
   refused.insert(id);
 }
 
-// Who has waited longest goes: a flood of connections passes by the engine that is about to say hello.
+// Closes the connection that has waited longest: a flood of connections passes by the engine that is about to say
+// hello.
 void SessionServer::Impl::MakeWayIn(const std::set<ConnectionId>& waiting) {
   if (waiting.size() == kMaxWaiting) Close(*waiting.begin(), "too many said nothing");
 }
@@ -207,7 +208,7 @@ void SessionServer::Impl::Read(ConnectionId id) {
   if (absl::IsUnavailable(datagram.status())) return;
   if (absl::IsOutOfRange(datagram.status())) return Close(id, "the socket was closed");
   if (connection.protocol == nullptr) return Close(id, "refused");
-  // Nothing more is read until this request is answered; a hang-up is reported all the same.
+  // Nothing more is read until this request is answered; a hang-up is still reported.
   Watch(connection.socket.get(), SocketTag(id), 0, EPOLL_CTL_MOD);
   if (silent.contains(id)) {
     if (absl::Status room = RoomFor(connection.protocol->tenant()); !room.ok()) {

@@ -1,4 +1,4 @@
-// The session socket: accepts engines, hands descriptors over, and notices their death.
+// SessionServer: the session socket. It accepts engines, hands descriptors over, and notices the engines' deaths.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ class SessionServer {
   // Ends every session and removes the socket.
   ~SessionServer();
 
-  // Whether engines that say hello get a session: at first they do. Others are answered UNAVAILABLE. Any thread.
+  // Whether engines that say hello get a session: at first they do. Otherwise they are answered UNAVAILABLE. Any
+  // thread.
   void SetAdmitting(bool admitting);
   // No new sessions from here on.
   void StopAccepting();

@@ -158,7 +158,7 @@ TEST_F(SessionServerTest, DescriptorsNeverLeak) {
   const std::vector<int> eight(8, memfd.get()), many(100, memfd.get());
   const size_t before = OpenDescriptors();
   for (int round = 0; round < 3; ++round) {
-    // Refused, session goes on: shrinkable; too many for the request; none belongs there.
+    // Refused, and the session continues: a shrinkable file; too many descriptors; one where none belongs.
     RawSession session = Greeted();
     EXPECT_THAT(StatusOf(session.Ask(RegisterRequest(4096), std::vector<int>{memfd.get()})).ToString(),
                 HasSubstr("F_SEAL_SHRINK"));
@@ -356,7 +356,7 @@ TEST_F(SessionServerTest, TheEndOfTheSocketFreesWhatTheEngineHeld) {
   }));
 }
 
-// A forked child keeps the socket open; the death of the process that said Hello ends the session all the same.
+// A forked child keeps the socket open; the death of the process that said Hello still ends the session.
 TEST(SessionDeath, IsNoticedThoughAChildKeepsTheSocket) {
   int to_engine[2], to_test[2];
   ASSERT_EQ(pipe(to_engine), 0);
@@ -436,7 +436,7 @@ TEST_F(SocketLock, AnotherDaemonsIsWaitedForWithinBounds) {
   EXPECT_FALSE(std::filesystem::exists(lock_path())) << "the claim leaves no file behind";
 }
 
-// Whoever can read a folder can lock it: that must keep no daemon from starting.
+// A user who can read a folder can lock it: that must not keep a daemon from starting.
 TEST_F(SocketLock, AnotherUsersLockOnTheFolderHoldsNobodyUp) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);

@@ -43,7 +43,8 @@ void SessionTable::Close(const std::shared_ptr<Session>& session, std::string re
     const auto found = sessions_.find(session->about().secret);
     if (found != sessions_.end()) found->second.ended = true;
   }
-  // What others wait for first: leases and reservations. Behind the closure that opens it, should that still wait.
+  // First ends the leases and reservations, for which others wait. The closure that opens the session may still be
+  // queued: this one comes behind it.
   loop_.PostCompletion(session->about().tenant,
                        [this, session, memory = session->memory(), reason = std::move(reason)](storage::Slice& slice) {
                          return CloseOnLoop(session, memory, reason, slice);

@@ -1,4 +1,4 @@
-// All sessions: from the opening of a session to the moment when nothing touches its memory any more.
+// SessionTable: all sessions, from their opening to the moment when nothing touches their memory any more.
 #pragma once
 
 #include <cstddef>
@@ -34,14 +34,15 @@ class SessionTable {
   // when the loop's queue is full.
   absl::Status Open(std::shared_ptr<Session> session, std::function<void()> opened);
 
-  // Ends an opened session: Find no longer knows it, the cache frees what it held, and its memory goes when transfers
-  // in flight have drained. Nobody waits for the unmapping. Logs what was freed. Calling it again does nothing.
+  // Ends an opened session: Find no longer knows it, the cache frees its leases and reservations, and its memory is
+  // released when transfers in flight have drained. Nobody waits for the unmapping. Logs what was freed. Calling it
+  // again does nothing.
   void Close(const std::shared_ptr<Session>& session, std::string reason);
 
   // Null for an unknown secret and for a session that has ended.
   std::shared_ptr<Session> Find(absl::string_view secret) const;
 
-  // Whose a session is that is open, or has ended and still drains; none of any other.
+  // Returns the tenant of a session that is open, or has ended and still drains; none for any other.
   std::optional<storage::TenantId> TenantOf(absl::string_view secret) const;
 
   // Calls `drained` once nothing touches the memory of this session, which has ended; at once when the table does not

@@ -11,8 +11,8 @@
 namespace ashlar::daemon {
 namespace {
 
-// Whether the other end of a Unix socket has not read all that was sent. The kernel counts a message by the memory that
-// it takes; of one that is being read it still counts a byte while it tells those who wait to write.
+// Returns whether the other end of a Unix socket has not read all messages. The kernel counts a message by its memory;
+// of a message that is being read it still counts a byte while it wakes the writers.
 bool Unread(int socket) {
   constexpr int kLeastMessage = 128;
   int bytes = 0;

@@ -1,5 +1,6 @@
-// Descriptors that were sent to engines which have not read them. The kernel counts them against the daemon's user
-// until they are read or the receiving socket is gone, and beyond its limit on open files sends no more, to anybody.
+// UnreadDescriptors: descriptors that were sent to engines which have not read them. The kernel counts them against the
+// daemon's user until they are read or the receiving socket is gone; beyond its limit on open files it sends no more,
+// to anybody.
 #pragma once
 
 #include <cstddef>
@@ -19,15 +20,15 @@ class UnreadDescriptors {
   using Receiver = uint64_t;
   static constexpr size_t kOfASession = 2;  // a tenant's share, for each session that it may have
 
-  // Whether the receiver may not have read the last one.
+  // Returns whether the receiver may not have read the last one.
   bool Holds(Receiver receiver);
   // RESOURCE_EXHAUSTED while `share` descriptors of the tenant are unread.
   absl::Status MaySend(storage::TenantId tenant, size_t share);
   // One was sent on `socket`, which stays open until Ended.
   void Sent(Receiver receiver, storage::TenantId tenant, int socket);
-  // The receiver ends. Its socket, which nobody watches any more, is kept for as long as it holds one.
+  // The receiver ends. Its socket, which nobody watches any more, is kept while a descriptor is unread on it.
   void Ended(Receiver receiver, UniqueFd socket);
-  // Lets go of what has been read. Call it every now and then.
+  // Releases the descriptors that have been read. Call it every now and then.
   void Sweep();
 
  private:

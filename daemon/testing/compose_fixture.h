@@ -1,4 +1,4 @@
-// For tests of the composition service: an engine with three published runs, and what the kernels make of a request.
+// For tests of the composition service: an engine with three published runs, and the kernels' own result of a request.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 namespace ashlar::daemon {
 
 inline constexpr uint64_t kTokens = 12;
-// Where a call's memory lies in the region, behind the tensors that are published.
+// The offsets of a call's memory in the region, behind the tensors that are published.
 inline constexpr uint64_t kState = TestEngine::kTensors + (128 << 10), kExponents = kState + (32 << 10);
 inline constexpr uint64_t kCheckpoint = kExponents + 1024, kCheckpointExponents = kCheckpoint + (32 << 10);
 inline constexpr uint64_t kInputs = kCheckpointExponents + 1024, kOut = kInputs + (64 << 10);
@@ -55,7 +55,7 @@ class EngineComposeTest : public ::testing::Test {
   kernels::LinearShape shape() const { return ShapeOf(linear()); }
   size_t StateFloats() const { return size_t{linear().value_heads} * linear().d_k * linear().d_v; }
 
-  // What was published last, copied out of the engine's memory.
+  // Returns the tuple of the last publish, copied out of the engine's memory.
   std::vector<kernels::HeadTuple> Tuple(ObjectKind kind) {
     std::vector<kernels::HeadTuple> heads(linear().value_heads);
     const v1::PublishObject sources = engine_.Sources(kind, 0, 24);

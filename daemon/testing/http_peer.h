@@ -1,4 +1,4 @@
-// For tests: somebody who asks by HTTP, byte by byte if need be.
+// HttpPeer, for tests: an HTTP client that writes byte by byte if need be.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +16,9 @@ class HttpPeer {
   bool connected() const { return socket_.valid(); }
   int fd() const { return socket_.get(); }
   bool Send(const std::string& bytes);  // false when the other end is gone
-  // What comes until the other end closes, at most `bytes`. Waits at most 20 s for each piece.
+  // Returns the bytes received until the other end closes, at most `bytes`. Waits at most 20 s for each piece.
   std::string Receive(size_t bytes = SIZE_MAX);
-  // Within 20 s; what comes until then is dropped.
+  // Returns whether the other end closes within 20 s; bytes received until then are dropped.
   bool Closed();
 
   // The whole answer to "METHOD path"; empty when there is none.

@@ -1,4 +1,4 @@
-// For tests: a daemon in this process, and what one wants to know of it from outside.
+// TestNode: a daemon in this process, for tests, and helpers that look at it from outside.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +19,7 @@
 
 namespace ashlar::daemon {
 
-// A daemon in a fresh folder, which goes with it.
+// A daemon in a fresh folder, which is removed with it.
 class TestNode {
  public:
   // `more` is YAML behind listen: and dram: (16 MiB in arenas of 1 MiB), `listen` a field behind the sockets. Metrics
@@ -41,7 +41,7 @@ class TestNode {
 // Ends the process, and says why: tests cannot go on without their fixture.
 void Require(bool condition, const std::string& what);
 
-// How many descriptors this process has open.
+// Returns the number of this process's open descriptors.
 size_t OpenDescriptors();
 // A memfd sealed with `seals`.
 UniqueFd MakeMemfd(size_t bytes, int seals);
@@ -54,7 +54,7 @@ void AsUser(uid_t uid, const std::function<void()>& body);
 // The answer to GET /metrics on this machine's `port`; empty when there is none.
 std::string Scrape(int port);
 
-// What grpc.health.v1.Health/Check says of a service: a ServingStatus, or −1 for no answer.
+// Returns the answer of grpc.health.v1.Health/Check for a service: a ServingStatus, or −1 for no answer.
 inline constexpr int kServing = 1, kNotServing = 2;
 int Health(const std::string& rpc_socket, const std::string& service);
 

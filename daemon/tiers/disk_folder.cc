@@ -90,7 +90,7 @@ absl::StatusOr<std::string> SetAside(const std::string& folder, std::time_t now)
   std::error_code error;
   std::string target = absl::StrCat(folder, "/", kDamaged, date);
   for (int i = 1; fs::exists(target, error); ++i) target = absl::StrCat(folder, "/", kDamaged, date, "-", i);
-  // The oldest goes first: on a full disk its room is needed.
+  // The oldest is removed first: on a full disk its room is needed.
   const std::vector<fs::path> before = SetAsideBefore(folder);
   for (size_t i = 0; i + kSetAsideKept <= before.size(); ++i) fs::remove_all(before[i], error);
   fs::rename(RecordsFolder(folder), target, error);

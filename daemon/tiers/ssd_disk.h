@@ -24,7 +24,7 @@ struct SsdDisk {
   std::unique_ptr<storage::RecordStore> records;
   std::unique_ptr<storage::SsdTier> tier;
   std::vector<storage::SsdTier::Recovered> recovered;
-  bool set_aside = false;  // what was there was damaged, and has another name now
+  bool set_aside = false;  // the records were damaged, and have another name now
 };
 
 // The tenants' budgets, where they have one. A tenant's number is its place in the list.

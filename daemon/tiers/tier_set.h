@@ -1,4 +1,4 @@
-// The tiers that a configuration asks for, with the threads that read and write the disk.
+// TierSet: the tiers that a configuration asks for, with the threads that read and write the disk.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,9 @@ class TierSet {
                                                        const kernels::Gpu* gpu);
 
   storage::Tiers tiers() const;
-  // What engines land from and map.
+  // The tier that engines land from and map.
   const storage::MemoryTier& top() const { return hbm_ != nullptr ? *hbm_ : *dram_; }
-  // Tells the cache its pools' floors, what expires, and what was found on the disk. Once, before any session.
+  // Tells the cache its pools' floors, the times to live, and the objects found on the disk. Once, before any session.
   void Configure(const v1::Config& config, storage::Cache& cache);
 
   const storage::MemoryTier* hbm() const { return hbm_.get(); }  // null: none
@@ -41,9 +41,9 @@ class TierSet {
   size_t disk_queue() const { return io_ == nullptr ? 0 : io_->depth(); }
   uint64_t set_aside() const { return set_aside_; }  // damaged databases of records, since the start
   // Tries again, at intervals that grow from one second to five, to open a disk that could not be opened, on a thread
-  // of its own; what is found there goes to the cache. On the loop, about once a second.
+  // of its own, and gives the cache the objects found there. On the loop, about once a second.
   void Tick(storage::Cache& cache);
-  // Finishes what the disk was asked for, and takes no more.
+  // Finishes the work that the disk was asked for, and takes no more.
   void StopDisk();
 
  private:
