@@ -52,7 +52,7 @@ class Locator {
   std::optional<Difference> Take() { return std::move(difference_); }
 
  private:
-  // Whether the difference is not in the next `bytes`.
+  // Skips `bytes`; returns true if the difference is not in them.
   bool Passes(size_t bytes) {
     if (difference_) return true;
     at_ += bytes;

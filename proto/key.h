@@ -32,11 +32,11 @@ struct Digest {
 using NamespaceId = Digest;
 using Key = Digest;
 
-// What an object holds. Numbers are part of the key and of the object format.
+// The content of an object. Numbers are part of the key and of the object format.
 enum class ObjectKind : uint8_t {
   kSegment = 1,     // interior of a run of tokens, usable at any position
   kPrefixPage = 2,  // keys and values of a block of a prefix (proto/prefix.h)
-  kCheckpoint = 3,  // states at one prefix depth; with the keys and values of the prefix, or of what no block has
+  kCheckpoint = 3,  // states at one prefix depth, with the prefix's keys and values that no block has
   kSpan = 4,        // what the recurrence saw of a run of tokens behind a checkpoint, with their keys and values
 };
 absl::string_view Name(ObjectKind kind);
@@ -47,8 +47,8 @@ struct MediaHash {
   std::array<uint8_t, 32> hash{};
 };
 
-// What a text is, whatever its namespace: so that a miss can be explained by the same text under another one. Not
-// cryptographic, and no name of anything: a tenant who forges one is told nonsense about its own texts.
+// The identity of a text in any namespace, so that a miss can be explained by the same text under another one. Not
+// cryptographic, and no name of anything: a tenant that forges one gets wrong explanations of its own texts.
 struct TextDigest {
   uint64_t low = 0, high = 0;
   bool operator==(const TextDigest&) const = default;
@@ -67,7 +67,7 @@ Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tok
 // The same by way of what stands before the tokens, which `before` is the key of: for prefixes, that share it
 // (proto/prefix.h).
 Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before, std::span<const int32_t> tokens);
-// Where the chain of a conversation's own begins; the shared one's is all zero.
+// Returns the root of the chain of a conversation's own keys; the shared chain's root is all zero.
 Digest MakeChainRoot(const NamespaceId& ns, std::span<const uint8_t, 16> conversation);
 // Takes a twelfth of MakeKey's time.
 TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens);

@@ -97,8 +97,8 @@ absl::Status CheckAttention(const std::string& field, const AttentionLayer& laye
   });
 }
 
-// What each family's mathematics fixes (HYPIC §4.2): the form of its transition, and how many numbers beside the
-// tokens.
+// The properties that each family's mathematics fixes (HYPIC §4.2): the form of its transition, and the count of
+// numbers beside the tokens.
 struct FamilyTraits {
   TransitionKind transition;
   uint64_t decay_numbers;

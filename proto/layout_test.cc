@@ -46,7 +46,7 @@ TEST_P(LayoutRefusal, NamesTheField) {
   const absl::Status status = Validate(layout);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), testing::StartsWith(std::string(GetParam().field) + ": "));
-  // What Validate refuses never comes out of the decoder either.
+  // The decoder refuses every layout that Validate refuses.
   EXPECT_FALSE(DecodeLayout(EncodeLayout(layout)).ok());
 }
 

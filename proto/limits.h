@@ -61,7 +61,7 @@ static_assert((kExtentBytes & (kExtentBytes - 1)) == 0,
 static_assert(kExtentBytes % kUnitAlignment == 0);
 static_assert(kRowUnitBytes <= kExtentBytes);
 static_assert(kMaxLinearHeadDim * kMaxLinearHeadDim * 4 <= kExtentBytes, "one head's fp32 transition fits an extent");
-// What one item of a call takes at most, beside 1 MiB for all else: a call of one item is always possible.
+// The most bytes of one item of a call, beside 1 MiB for all else: a call of one item is always possible.
 static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + (1 << 20) < kMaxRequestBytes, "the longest prompt fits");
 static_assert(kMaxPromptTokens * 5 + kMaxPartSources * 64 + (1 << 20) < kMaxRequestBytes,
               "pages and parts of the longest run fit");

@@ -1,4 +1,4 @@
-// What a table of parts says, and where units lie.
+// Reading a table of parts: the forms' properties, and the places of units.
 #include "proto/object.h"
 
 #include <algorithm>

@@ -65,7 +65,8 @@ inline bool IsScales(PartForm form) {
 inline bool IsPaged(PartForm form) {
   return IsRows(form) || IsScales(form);
 }
-// A span's inputs of linear layers: tensors as far as a publish goes, rows a token as keys and values are.
+// Returns whether the form is a span's inputs of linear layers. A publish sends them as tensors; they are stored as
+// rows, one a token, as keys and values are.
 inline bool IsSpanRows(PartForm form) {
   return form >= PartForm::kSpanKeys && form <= PartForm::kSpanConvInputs;
 }
@@ -99,7 +100,7 @@ struct ObjectHeader {
   Key key;
   ObjectKind kind = ObjectKind::kSegment;
   Provenance provenance = Provenance::kExact;
-  TensorShard shard;           // whose heads it has: at most limits::kMaxTensorShards of one key
+  TensorShard shard;           // its heads are those of this shard; at most limits::kMaxTensorShards of one key
   uint64_t tokens = 0;         // of the whole run, seams included
   uint64_t first_token = 0;    // the first token whose keys and values are stored
   uint64_t stored_tokens = 0;  // tokens whose keys and values are stored
@@ -150,19 +151,19 @@ struct TransitionRun {
   uint32_t rank = 0;                             // kLowRank: so small that a head takes fewer bytes than dense
   bool operator==(const TransitionRun&) const = default;
 };
-// Whether a segment that PlanObject planned may have its heads stored so. INVALID_ARGUMENT begins with the field's
-// name.
+// Checks that a segment that PlanObject planned may have its heads stored in this form. INVALID_ARGUMENT begins with
+// the field's name.
 absl::Status CheckRun(const ObjectHeader& plan, const TransitionRun& run);
-// The plan with these forms. Layers that no run names keep their own form; the others have every head in exactly one
-// run. INVALID_ARGUMENT for runs that overlap or leave a head out, for more parts than a table holds, and for a plan of
-// more extents than `plan`.
+// Returns the plan with these forms. Layers that no run names keep their own form; every head of the others is in
+// exactly one run. INVALID_ARGUMENT for runs that overlap or leave a head out, for more parts than a table holds, and
+// for a plan of more extents than `plan`.
 absl::StatusOr<ObjectHeader> PlanForms(const ObjectHeader& plan, std::span<const TransitionRun> runs);
 // Bytes of the encoded header and table; parts begin at the next multiple of kUnitAlignment. Always within one extent.
 uint64_t EncodedHeaderBytes(size_t parts);
 std::string EncodeHeader(const ObjectHeader& header);
 
-// Verifies magic, version and size of a header at the start of `bytes`, and its own checksum. DATA_LOSS names what is
-// wrong. What passes is what was written: cheaper than parsing it.
+// Verifies magic, version and size of a header at the start of `bytes`, and its own checksum. DATA_LOSS names the
+// error. A header that passes is unchanged since it was written. Cheaper than parsing.
 absl::Status VerifyHeader(absl::string_view bytes);
 
 // Parses and verifies a header at the start of `bytes`: magic, version, sizes, the header's own checksum, that every

@@ -1,4 +1,4 @@
-// What a header must hold beyond its encoding. For DecodeHeader.
+// CheckObject: the rules of a header beyond its encoding. For DecodeHeader.
 #pragma once
 
 #include "absl/status/status.h"

@@ -167,7 +167,7 @@ absl::Status VerifyHeader(absl::string_view bytes) {
 
 absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view stored) {
   if (stored.size() < at::kParts) return DataLoss("truncated");
-  // Whoever's memory it is may write there meanwhile: what is decoded is what was verified.
+  // The owner of the memory may write there meanwhile, so a copy is verified and decoded.
   const size_t size = std::clamp<size_t>(Get<uint32_t>(stored, at::kHeaderBytes), at::kParts, kMaxHeaderBytes);
   const std::string bytes(stored.substr(0, size));
   if (absl::Status status = VerifyHeader(bytes); !status.ok()) return status;

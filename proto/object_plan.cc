@@ -1,4 +1,4 @@
-// How parts are laid out: what an object of a layout stores, in which forms, and where.
+// Planning objects: which parts an object of a layout stores, in which forms, and where they lie.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -104,7 +104,7 @@ uint64_t BetaWidth(const LinearLayer& layer) {
   }
 }
 
-// What the recurrence saw of a span's tokens. Decays and β stay fp32: errors of decays add up over the span.
+// Adds the inputs of the recurrence for a span's tokens. Decays and β stay fp32: errors of decays add up over the span.
 absl::Status AddSpan(uint32_t index, const LinearLayer& layer, DType dtype, ObjectHeader& header) {
   const SpanRowBytes bytes = SpanRowBytesOf(layer, dtype);
   const struct {
@@ -133,7 +133,7 @@ absl::Status CheckTokens(uint64_t tokens) {
   return absl::InvalidArgumentError(absl::StrCat("tokens: ", tokens, " is not within 1 to ", limits::kMaxPromptTokens));
 }
 
-// Which tokens' keys and values an object of this kind stores.
+// Sets the tokens whose keys and values an object of this kind stores.
 absl::Status PlanTokens(const Layout& layout, ObjectHeader& header) {
   switch (header.kind) {
     case ObjectKind::kSegment: {
@@ -185,7 +185,7 @@ uint64_t LowRankBytes(const Part& dense, uint32_t rank) {
   return TransitionBytes(shape, dense.dtype, TransitionKind::kLowRank, rank);
 }
 
-// What a run, which CheckRun has passed, stores. `planned`: its layer's transitions.
+// Returns the part that a run stores; CheckRun has passed the run. `planned`: its layer's transitions.
 Part PartOf(const TransitionRun& run, const Part& planned, DType state) {
   uint64_t bytes = planned.unit_bytes;
   if (run.form == TransitionKind::kLowRank) bytes = LowRankBytes(planned, run.rank);

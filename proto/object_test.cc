@@ -32,7 +32,7 @@ ObjectHeader ExampleHeader(ObjectKind kind, uint64_t tokens = 100) {
   return header;
 }
 
-// What UnitOffset promises, one unit after the other.
+// Returns the offsets that UnitOffset promises, computed one unit after the other.
 std::vector<uint64_t> NaiveUnitOffsets(const Part& part) {
   std::vector<uint64_t> offsets;
   uint64_t next = part.offset;

@@ -1,5 +1,5 @@
-// What may become of one segment, one reservation, one publish: the words that storage decides, the daemon counts and
-// the client reports. Numbers travel on the wire and name metrics: never reuse one.
+// Outcomes of one segment, one reservation, one publish, as storage decides, the daemon counts and the client reports
+// them. Numbers travel on the wire and name metrics: never reuse one.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ enum class MissReason : uint8_t {
 };
 absl::string_view Name(MissReason reason);
 
-// Who decided that an object goes, or does not come.
+// The policy by which an object leaves, or is not taken.
 enum class PolicyKind : uint8_t {
   kNone = 0,  // nobody: an error, a death
   kLru = 1,
@@ -41,7 +41,7 @@ enum class PolicyKind : uint8_t {
   kAdmission = 3,
   kOperator = 4,
   kBreakEven = 5,  // to have it from the cache would take longer than to compute it
-  kPrice = 6,      // what came was worth more a byte
+  kPrice = 6,      // a new object was worth more a byte
 };
 absl::string_view Name(PolicyKind policy);
 
@@ -68,12 +68,12 @@ enum class PublishOutcome : uint8_t {
 };
 absl::string_view Name(PublishOutcome outcome);
 
-// What became of one checkpoint of a text that an engine committed.
+// The outcome of one checkpoint of a text that an engine committed.
 enum class CommitOutcome : uint8_t {
   kKept = 1,
   kAlreadyPresent = 2,
-  kDeclined = 3,   // worth less than what would have to go for it
-  kNoSpace = 4,    // what is leased, reserved or another pool's own leaves no room
+  kDeclined = 3,   // worth less than the objects that would have to leave for it
+  kNoSpace = 4,    // leased and reserved objects, and other pools' own, leave no room
   kBusy = 5,       // a bounded queue was full
   kBadSource = 6,  // a part is missing or lies outside its region, or what is called exact began with composed state
   kUnavailable = 7,
@@ -81,11 +81,12 @@ enum class CommitOutcome : uint8_t {
 };
 absl::string_view Name(CommitOutcome outcome);
 
-// What stands on a segment's shared pages.
+// The content of a segment's shared pages.
 enum class PageContent : uint8_t {
-  kFilled = 1,       // its keys and values: read them in place
-  kToFill = 2,       // nothing yet: this request fills them, and says so
-  kBeingFilled = 3,  // another request fills them. Should it end without, the duty passes to the oldest that holds them
+  kFilled = 1,  // its keys and values: read them in place
+  kToFill = 2,  // nothing yet: this request fills them, and says so
+  // another request fills them. If it ends without, the duty passes to the oldest request that holds them
+  kBeingFilled = 3,
 };
 
 }  // namespace ashlar

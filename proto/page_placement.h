@@ -1,4 +1,4 @@
-// Where a segment stands in pages that many requests share in place (MEPIC §3.2.1, §3.3.1).
+// PlaceInPages: the place of a segment in pages that many requests share in place (MEPIC §3.2.1, §3.3.1).
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@ namespace ashlar {
 // at slot first_slot + i of the segment's pages. A prefix (kCheckpoint) begins at position 0 in every request: it is
 // padded behind. Padding is in pages only, never in positions.
 //
-// Those of the segment's pages that hold interior tokens, [head, tokens − tail), are shared. What is recomputed for
-// each request, seams and with them MEPIC's first page, stands in pages of the request's own.
+// The segment's pages that hold interior tokens, [head, tokens − tail), are shared. Tokens that each request computes
+// again, the seams and with them MEPIC's first page, stand in pages of the request's own.
 //
-// Keys there are unrotated where the layout says so; else token i's is turned by first_slot + i. Neither depends on the
-// request.
+// Keys in shared pages are unrotated if the layout says so; else token i's key is turned by first_slot + i. Neither
+// depends on the request.
 struct PagePlacement {
   uint64_t first_slot = 0;    // of token 0; below page_tokens
   uint64_t first_page = 0;    // of the segment's pages, the first that is shared

@@ -1,13 +1,13 @@
-// How an exact prefix is stored: its keys and values in blocks, its states in checkpoints, each an object of its own.
+// The storage of an exact prefix: its keys and values in blocks, its states in checkpoints, each an object of its own.
 //
 // A *block* (kPrefixPage) has the keys and values of one run of tokens at a multiple of a fixed length, and no states:
 // a prefix shares the blocks of all longer ones. A *checkpoint* (kCheckpoint) has the states of all linear layers at
-// one depth, and the keys and values behind the last whole block before it, so that one resumes at the very token. All
-// are published and landed with the text's first token at position 0: rows stand where they stood, and no key is
-// turned. A *span* (kSpan, KVBuffer §6) hangs on a checkpoint: what the recurrence saw of the tokens behind it, and
-// their keys and values, whole blocks or not. From it the state at each of its depths is rebuilt, so it can stand for a
-// state at its end where it takes less. Their headers: PlanPrefixBlock, PlanPrefixCheckpoint and PlanPrefixSpan
-// (proto/object.h).
+// one depth, and the keys and values behind the last whole block before it, so that a prompt resumes at the exact
+// token. Both are published and landed with the text's first token at position 0: rows keep their positions, and no key
+// is turned. A *span* (kSpan, KVBuffer §6) hangs on a checkpoint: it has the inputs of the recurrence for the tokens
+// behind the checkpoint, and their keys and values, whole blocks or not. The engine rebuilds the state at each of its
+// depths from it, so a span can replace the state at its end if it takes less. Their headers: PlanPrefixBlock,
+// PlanPrefixCheckpoint and PlanPrefixSpan (proto/object.h).
 #pragma once
 
 #include <array>
@@ -20,16 +20,16 @@
 
 namespace ashlar {
 
-// Names a conversation; all zero: none. Whoever knows it, in its namespace, may resume from its states: engines draw it
-// at random.
+// Names a conversation; all zero: none. A prompt of the same namespace that knows it may resume from its states:
+// engines draw it at random.
 using ConversationId = std::array<uint8_t, 16>;
 
 // Tokens of a block: whole pages of the layout, at least limits::kPrefixBlockTokens.
 uint32_t PrefixBlockTokens(const Layout& layout);
 
-// Keys of what is stored of one text's prefixes (docs/formats.md, "Keys of prefixes"). They are chained: a block's
-// binds the block before it, and so all tokens before it, and is hashed once whatever comes behind. What is behind a
-// landed interior is a conversation's own: its chain begins with the conversation, and nobody else finds it.
+// Keys of the objects of one text's prefixes (docs/formats.md, "Keys of prefixes"). They are chained: a block's key
+// binds the block before it, and so all tokens before it, and is hashed once whatever follows. A prefix behind a landed
+// interior is a conversation's own: its chain begins with the conversation, and nobody else finds it.
 class PrefixKeys {
  public:
   // Hashes all whole blocks; `tokens` must outlive the object.

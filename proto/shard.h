@@ -1,5 +1,6 @@
-// The tensor-parallel shard of a model that one process of an engine computes. Shards of one size are one *bundle*: of
-// a key they hit, are leased and are evicted as one. A shard is outside the namespace: all of a bundle share keys.
+// TensorShard: the tensor-parallel shard of a model that one process of an engine computes. Shards of one size are one
+// *bundle*: the shards of a key hit, are leased and are evicted as one. A shard is outside the namespace: all shards of
+// a bundle share keys.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +16,11 @@ struct TensorShard {
   bool operator==(const TensorShard&) const = default;
 };
 
-// The layout of what a shard caches, from a valid one of the whole model: heads [rank / size, (rank + 1) / size) of
-// every layer. Of an attention layer with fewer key-value heads than shards each has one, which several share; all have
-// an mla layer's latent, and key heads of a linear layer likewise. Seams, pages and layers are the whole model's.
-// INVALID_ARGUMENT naming the layer's field when its heads do not divide so, or its convolution's channels.
+// Returns the layout of a shard's cached state, from a valid one of the whole model: heads [rank / size, (rank + 1) /
+// size) of every layer. If an attention layer has fewer key-value heads than shards, each shard has one head, which
+// several shards share; the same holds for key heads of a linear layer. All shards have an mla layer's latent. Seams,
+// pages and layers are the whole model's. INVALID_ARGUMENT naming the layer's field if its heads, or its convolution's
+// channels, do not divide so.
 absl::StatusOr<Layout> ShardLayout(Layout whole, const TensorShard& shard);
 
 }  // namespace ashlar

@@ -1,4 +1,4 @@
-// One linear layer's tuple in an object: the one reading of its parts that daemon and engine share.
+// FindTuple: one linear layer's tuple in an object, read in the same way by daemon and engine.
 #pragma once
 
 #include <cstdint>
@@ -34,10 +34,10 @@ struct TupleParts {
   const Part* exponents = nullptr;  // of fp16 states: [heads] i32 in one unit
 };
 
-// Whether the object has a tuple of this shape for the layer. DATA_LOSS says what is missing. `object` has passed
+// Checks that the object has a tuple of this shape for the layer. DATA_LOSS names the missing part. `object` has passed
 // DecodeHeader or comes from PlanObject or PlanForms.
 absl::Status CheckTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape);
-// The same, and where it is. `object` must outlive the answer.
+// Checks likewise, and returns the tuple's parts. `object` must outlive the answer.
 absl::StatusOr<TupleParts> FindTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape);
 
 }  // namespace ashlar
