@@ -2,20 +2,16 @@
 // were landed (HYPIC §4.4), unrotated and turned while they are loaded (MEPIC §5.3), or turned from their segment's
 // start on, with a query turned to meet them. Rules that hold for every operation stand in kernels.h.
 // examples/refengine attends in the first way and the third; bindings of engines whose models store unrotated keys
-// (proto/layout.h, StoredKeys) will in the second, which tests and ashlar-bench alone call until then.
+// (StoredKeys) will in the second, which tests and ashlar-bench alone call until then.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
 #include "kernels/rows.h"
+#include "tensor/types.h"
 
 namespace ashlar::kernels {
-
-enum class AttentionKind : uint8_t {
-  kGqa = 1,  // keys [kv_heads, key_dim], values [kv_heads, value_dim]
-  kMla = 2,  // one latent row a token is both key and value; a second row, shared by all heads, is the rotary key part
-};
 
 struct AttentionShape {
   AttentionKind kind = AttentionKind::kGqa;

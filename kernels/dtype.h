@@ -1,5 +1,5 @@
-// Element types of cached tensors, and their conversion one number at a time. Vector code has its own conversions and
-// is checked against these.
+// The arithmetic of element types (tensor/types.h), and their conversion one number at a time. Vector code has its own
+// conversions and is checked against these.
 #pragma once
 
 #include <algorithm>
@@ -8,15 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tensor/types.h"
+
 namespace ashlar::kernels {
-
-// Numbers are those of the object format (docs/formats.md).
-enum class DType : uint8_t { kF32 = 1, kF16 = 2, kBF16 = 3, kF8E4M3 = 4, kF8E5M2 = 5 };
-
-constexpr size_t ElementBytes(DType dtype) {
-  if (dtype == DType::kF32) return 4;
-  return dtype == DType::kF16 || dtype == DType::kBF16 ? 2 : 1;
-}
 
 // Unit roundoff: the largest relative error of rounding a number within the type's normal range to nearest.
 constexpr double UnitRoundoff(DType dtype) {

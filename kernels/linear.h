@@ -7,62 +7,9 @@
 
 #include "kernels/dtype.h"
 #include "kernels/rotation.h"
+#include "tensor/types.h"
 
 namespace ashlar::kernels {
-
-// The recurrence of a family: its transition T_t and write u_t for a token. Decay acts before the erase and scales the
-// old state only. Numbers are those of the layout's encoding.
-enum class Family : uint8_t {
-  kRetnet = 1,     // T = e^{d} I, d = decay_table[head];             u = k vᵀ
-  kLightning = 2,  // as kRetnet
-  kMamba2 = 3,     // T = e^{d β} I, d = decay_table[head], β = dt;   u = β k vᵀ
-  kMamba1 = 4,     // T[i, j] = e^{d[i, j] β[j]}, elementwise, β = dt[j]; u[i, j] = β[j] k[i] v[j]
-  kGla = 5,        // T = diag(e^{g}), g ∈ R^{d_k};                   u = k vᵀ
-  kDeltanet = 6,   // T = I − β k kᵀ;                                 u = β k vᵀ
-  kGdn = 7,        // T = e^{g} (I − β k kᵀ);                         u = β k vᵀ
-  kKda = 8,        // T = (I − β k kᵀ) diag(e^{g}), g ∈ R^{d_k};      u = β k vᵀ
-};
-
-// The stored form of a transition. Scalar and diagonal decays are logarithms: their products are sums, and never
-// vanish.
-enum class TransitionForm : uint8_t {
-  kScalar = 1,       // one fp32: T = e^{x} I
-  kDiagonal = 2,     // [d_k] fp32: T = diag(e^{x})
-  kDense = 3,        // [d_k, d_k] in the tuple's dtype and the shape's order
-  kElementwise = 4,  // [d_v] fp32, Σ dt: T[i, j] = e^{decay_table[i, j] x[j]}, multiplied element by element
-  kLowRank = 5,      // [d_k] fp32 d, then [rank, d_k] A and [rank, d_k] B in the tuple's dtype: T = diag(d) + Aᵀ B.
-                     // d is no logarithm: it is zero wherever nothing of it is left
-  kZero = 6,         // nothing is stored: T = 0
-};
-
-// The form that a family's transitions have when nothing is known about their size.
-constexpr TransitionForm NaturalForm(Family family) {
-  switch (family) {
-    case Family::kRetnet:
-    case Family::kLightning:
-    case Family::kMamba2:
-      return TransitionForm::kScalar;
-    case Family::kGla:
-      return TransitionForm::kDiagonal;
-    case Family::kMamba1:
-      return TransitionForm::kElementwise;
-    case Family::kDeltanet:
-    case Family::kGdn:
-    case Family::kKda:
-      return TransitionForm::kDense;
-  }
-  return TransitionForm::kZero;
-}
-// Returns whether tokens erase what their key reads (the delta rule). These families need β in [0, 1] or so; mamba's β
-// is dt.
-constexpr bool Erases(Family family) {
-  return family == Family::kDeltanet || family == Family::kGdn || family == Family::kKda;
-}
-
-// The order of a state in memory. kKeyFirst: S is [d_k, d_v], a transition acts from the left, S' = T S. kValueFirst:
-// the state is Sᵀ, [d_v, d_k], a dense transition is stored as Tᵀ and acts from the right, Sᵀ' = Sᵀ Tᵀ. Factors,
-// diagonals and decay tables are the same in both.
-enum class StateOrder : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
 
 // One linear-attention layer, or the slice of it that one tensor-parallel rank holds.
 struct LinearShape {

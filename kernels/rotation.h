@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace ashlar::kernels {
+#include "tensor/types.h"
 
-enum class RopeStyle : uint8_t { kNone = 0, kHalfSplit = 1, kInterleaved = 2 };
+namespace ashlar::kernels {
 
 // Rotation of the first `rotary_dim` of each head's dimensions. Pair i turns by position × frequencies[i]; half-split
 // pairs dimension i with i + rotary_dim / 2, interleaved pairs 2i with 2i + 1. Angles are formed in fp64: in fp32 they

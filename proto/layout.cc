@@ -39,14 +39,14 @@ bool IsFp8(DType dtype) {
 // `dim` is the dimension of the vectors that are rotated.
 absl::Status CheckRope(const std::string& field, const Rope& rope, uint32_t dim) {
   switch (rope.kind) {
-    case RopeKind::kNone:
+    case RopeStyle::kNone:
       // One way only to say "none", so that it has one encoding.
       if (rope.rotary_dim != 0) return Refuse(field + ".rotary_dim", "must be 0 without RoPE");
       if (rope.scale != 1.0) return Refuse(field + ".scale", "must be 1 without RoPE");
       if (!rope.frequencies.empty()) return Refuse(field + ".frequencies", "must be empty without RoPE");
       return absl::OkStatus();
-    case RopeKind::kHalfSplit:
-    case RopeKind::kInterleaved:
+    case RopeStyle::kHalfSplit:
+    case RopeStyle::kInterleaved:
       break;
     default:
       return Refuse(field + ".kind", absl::StrCat(static_cast<int>(rope.kind), " is not a kind of RoPE"));
@@ -97,27 +97,20 @@ absl::Status CheckAttention(const std::string& field, const AttentionLayer& laye
   });
 }
 
-// The properties that each family's mathematics fixes (HYPIC §4.2): the form of its transition, and the count of
-// numbers beside the tokens.
-struct FamilyTraits {
-  TransitionKind transition;
-  uint64_t decay_numbers;
-};
-
-absl::StatusOr<FamilyTraits> TraitsOf(const std::string& field, const LinearLayer& layer) {
+// How many numbers a family's mathematics needs beside the tokens (HYPIC §4.2).
+absl::StatusOr<uint64_t> DecayNumbersOf(const std::string& field, const LinearLayer& layer) {
   switch (layer.family) {
-    case LinearFamily::kRetnet:
-    case LinearFamily::kLightning:
-    case LinearFamily::kMamba2:
-      return FamilyTraits{TransitionKind::kScalar, layer.value_heads};
-    case LinearFamily::kMamba1:
-      return FamilyTraits{TransitionKind::kElementwise, uint64_t{layer.value_heads} * layer.d_k * layer.d_v};
-    case LinearFamily::kGla:
-      return FamilyTraits{TransitionKind::kDiagonal, 0};
-    case LinearFamily::kDeltanet:
-    case LinearFamily::kGdn:
-    case LinearFamily::kKda:
-      return FamilyTraits{TransitionKind::kDense, 0};
+    case Family::kRetnet:
+    case Family::kLightning:
+    case Family::kMamba2:
+      return uint64_t{layer.value_heads};
+    case Family::kMamba1:
+      return uint64_t{layer.value_heads} * layer.d_k * layer.d_v;
+    case Family::kGla:
+    case Family::kDeltanet:
+    case Family::kGdn:
+    case Family::kKda:
+      return uint64_t{0};
   }
   return Refuse(field + ".family", absl::StrCat(static_cast<int>(layer.family), " is not a family"));
 }
@@ -155,29 +148,30 @@ absl::Status CheckLinear(const std::string& field, const LinearLayer& layer) {
       CheckRange(field + ".d_v", layer.d_v, 1, limits::kMaxLinearHeadDim),
   });
   if (!status.ok()) return status;
-  const absl::StatusOr<FamilyTraits> traits = TraitsOf(field, layer);
-  if (!traits.ok()) return traits.status();
+  const absl::StatusOr<uint64_t> decay_numbers = DecayNumbersOf(field, layer);
+  if (!decay_numbers.ok()) return decay_numbers.status();
   if (layer.value_heads % layer.key_heads != 0) {
     return Refuse(field + ".value_heads",
                   absl::StrCat(layer.value_heads, " is not a multiple of key_heads = ", layer.key_heads));
   }
   status = First({
-      CheckDecayTable(field + ".decay_table", layer, traits->decay_numbers),
+      CheckDecayTable(field + ".decay_table", layer, *decay_numbers),
       CheckDType(field + ".state_dtype", layer.state_dtype),
   });
   if (!status.ok()) return status;
   if (IsFp8(layer.state_dtype)) return Refuse(field + ".state_dtype", "a state is never fp8");
-  if (layer.transition != traits->transition) {
-    return Refuse(field + ".transition", absl::StrCat(static_cast<int>(layer.transition), " is not this family's, ",
-                                                      static_cast<int>(traits->transition)));
+  const TransitionForm form = NaturalForm(layer.family);
+  if (layer.transition != form) {
+    return Refuse(field + ".transition",
+                  absl::StrCat(static_cast<int>(layer.transition), " is not this family's, ", static_cast<int>(form)));
   }
-  if (layer.order != StateOrderKind::kKeyFirst && layer.order != StateOrderKind::kValueFirst) {
+  if (layer.order != StateOrder::kKeyFirst && layer.order != StateOrder::kValueFirst) {
     return Refuse(field + ".order", absl::StrCat(static_cast<int>(layer.order), " is not a state order"));
   }
   status = CheckConvolution(field, layer);
   if (!status.ok()) return status;
   // R(p) commutes with scalar transitions only; no model needs more.
-  if (layer.rope.kind != RopeKind::kNone && layer.transition != TransitionKind::kScalar) {
+  if (layer.rope.kind != RopeStyle::kNone && layer.transition != TransitionForm::kScalar) {
     return Refuse(field + ".rope.kind", "a linear layer may have RoPE only when its transition is scalar");
   }
   return CheckRope(field + ".rope", layer.rope, layer.d_k);
@@ -199,20 +193,6 @@ uint64_t TableBytes(const Layer& layer) {
 }
 
 }  // namespace
-
-uint32_t ElementBytes(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return 4;
-    case DType::kF16:
-    case DType::kBF16:
-      return 2;
-    case DType::kF8E4M3:
-    case DType::kF8E5M2:
-      return 1;
-  }
-  return 0;
-}
 
 absl::Status Validate(const Layout& layout) {
   absl::Status status = First({

@@ -51,9 +51,9 @@ TEST_P(LayoutRefusal, NamesTheField) {
 }
 
 // Makes layer 0 a member of `family` that is valid but for what the test spoils.
-void MakeScalar(Layout& l, LinearFamily family = LinearFamily::kLightning) {
+void MakeScalar(Layout& l, Family family = Family::kLightning) {
   Linear(l).family = family;
-  Linear(l).transition = TransitionKind::kScalar;
+  Linear(l).transition = TransitionForm::kScalar;
   Linear(l).decay_table.assign(Linear(l).value_heads, 0.5f);
 }
 
@@ -73,12 +73,12 @@ const Refusal kWholeLayout[] = {
     {"TooManyLayers", "layout.layers", [](Layout& l) { l.layers.resize(limits::kMaxLayers + 1, l.layers[1]); }},
     {"TablesLargerThanAMessage", "layout.layers",
      [](Layout& l) {
-       LinearLayer wide{.family = LinearFamily::kMamba1,
+       LinearLayer wide{.family = Family::kMamba1,
                         .key_heads = 1,
                         .value_heads = 128,
                         .d_k = 256,
                         .d_v = 256,
-                        .transition = TransitionKind::kElementwise};
+                        .transition = TransitionForm::kElementwise};
        wide.decay_table.assign(size_t{128} * 256 * 256, 1.0f);
        l.layers.assign(2, wide);
      }},
@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(Attention, LayoutRefusal, testing::ValuesIn(kAttention)
                          [](const auto& info) { return info.param.name; });
 
 const Refusal kRope[] = {
-    {"Kind", "layout.layers[1].rope.kind", [](Layout& l) { Attention(l).rope.kind = RopeKind{9}; }},
+    {"Kind", "layout.layers[1].rope.kind", [](Layout& l) { Attention(l).rope.kind = RopeStyle{9}; }},
     {"RotaryDimZero", "layout.layers[1].rope.rotary_dim", [](Layout& l) { Attention(l).rope.rotary_dim = 0; }},
     {"RotaryDimOdd", "layout.layers[1].rope.rotary_dim", [](Layout& l) { Attention(l).rope.rotary_dim = 5; }},
     {"RotaryDimTooLarge", "layout.layers[1].rope.rotary_dim", [](Layout& l) { Attention(l).rope.rotary_dim = 18; }},
@@ -141,18 +141,18 @@ const Refusal kRope[] = {
     {"NoneWithFrequencies", "layout.layers[1].rope.frequencies",
      [](Layout& l) { Attention(l).rope = {.frequencies = {1}}; }},
     {"InNonScalarLinearLayer", "layout.layers[0].rope.kind",
-     [](Layout& l) { Linear(l).rope = {.kind = RopeKind::kHalfSplit, .rotary_dim = 2, .frequencies = {1}}; }},
+     [](Layout& l) { Linear(l).rope = {.kind = RopeStyle::kHalfSplit, .rotary_dim = 2, .frequencies = {1}}; }},
     {"InScalarLinearLayerTooLarge", "layout.layers[0].rope.rotary_dim",
      [](Layout& l) {
        MakeScalar(l);
-       Linear(l).rope = {.kind = RopeKind::kInterleaved, .rotary_dim = 10, .frequencies = {1, 1, 1, 1, 1}};
+       Linear(l).rope = {.kind = RopeStyle::kInterleaved, .rotary_dim = 10, .frequencies = {1, 1, 1, 1, 1}};
      }},
 };
 INSTANTIATE_TEST_SUITE_P(Rope, LayoutRefusal, testing::ValuesIn(kRope),
                          [](const auto& info) { return info.param.name; });
 
 const Refusal kLinear[] = {
-    {"Family", "layout.layers[0].family", [](Layout& l) { Linear(l).family = LinearFamily{0}; }},
+    {"Family", "layout.layers[0].family", [](Layout& l) { Linear(l).family = Family{0}; }},
     {"NoKeyHeads", "layout.layers[0].key_heads", [](Layout& l) { Linear(l).key_heads = 0; }},
     {"HugeKeyHeads", "layout.layers[0].key_heads", [](Layout& l) { Linear(l).key_heads = kHuge; }},
     {"NoValueHeads", "layout.layers[0].value_heads", [](Layout& l) { Linear(l).value_heads = 0; }},
@@ -183,26 +183,26 @@ const Refusal kLinear[] = {
      }},
     {"DecayTableNegativeZero", "layout.layers[0].decay_table[0]",
      [](Layout& l) {
-       MakeScalar(l, LinearFamily::kRetnet);
+       MakeScalar(l, Family::kRetnet);
        Linear(l).decay_table[0] = -0.0f;
      }},
     {"Mamba1TableOfTheWrongSize", "layout.layers[0].decay_table",
      [](Layout& l) {
-       Linear(l).family = LinearFamily::kMamba1;
-       Linear(l).transition = TransitionKind::kElementwise;
+       Linear(l).family = Family::kMamba1;
+       Linear(l).transition = TransitionForm::kElementwise;
        Linear(l).decay_table.assign(2 * 8 * 4 - 1, 1);
      }},
     {"StateDType", "layout.layers[0].state_dtype", [](Layout& l) { Linear(l).state_dtype = DType{77}; }},
     {"StateDTypeFp8", "layout.layers[0].state_dtype", [](Layout& l) { Linear(l).state_dtype = DType::kF8E4M3; }},
     {"TransitionNotOfTheFamily", "layout.layers[0].transition",
-     [](Layout& l) { Linear(l).transition = TransitionKind::kScalar; }},
+     [](Layout& l) { Linear(l).transition = TransitionForm::kScalar; }},
     {"TransitionOfScalarFamily", "layout.layers[0].transition",
      [](Layout& l) {
-       MakeScalar(l, LinearFamily::kMamba2);
-       Linear(l).transition = TransitionKind::kDense;
+       MakeScalar(l, Family::kMamba2);
+       Linear(l).transition = TransitionForm::kDense;
      }},
-    {"TransitionOfGla", "layout.layers[0].transition", [](Layout& l) { Linear(l).family = LinearFamily::kGla; }},
-    {"Order", "layout.layers[0].order", [](Layout& l) { Linear(l).order = StateOrderKind{0}; }},
+    {"TransitionOfGla", "layout.layers[0].transition", [](Layout& l) { Linear(l).family = Family::kGla; }},
+    {"Order", "layout.layers[0].order", [](Layout& l) { Linear(l).order = StateOrder{0}; }},
     {"ConvKernelWithoutChannels", "layout.layers[0].conv_channels", [](Layout& l) { Linear(l).conv_channels = 0; }},
     {"ConvChannelsWithoutKernel", "layout.layers[0].conv_kernel", [](Layout& l) { Linear(l).conv_kernel = 0; }},
     {"ConvKernelOfOne", "layout.layers[0].conv_kernel", [](Layout& l) { Linear(l).conv_kernel = 1; }},
@@ -229,7 +229,7 @@ TEST(Layout, AcceptsTheNarrowestHeadThatCoversTheConvolution) {
 
 TEST(Layout, AcceptsTheShapesOfQwen3Next) {
   Layout layout{.page_tokens = 16, .head = 8, .tail = 8};
-  Rope rope{.kind = RopeKind::kHalfSplit, .rotary_dim = 64, .frequencies = std::vector<double>(32, 0.5)};
+  Rope rope{.kind = RopeStyle::kHalfSplit, .rotary_dim = 64, .frequencies = std::vector<double>(32, 0.5)};
   for (int i = 0; i < 48; ++i) {
     if (i % 4 == 3) {
       layout.layers.push_back(
@@ -245,7 +245,7 @@ TEST(Layout, AcceptsTheShapesOfQwen3Next) {
 TEST(Layout, AcceptsRopeInScalarLinearLayers) {
   Layout layout = ExampleLayout();
   MakeScalar(layout);
-  Linear(layout).rope = {.kind = RopeKind::kHalfSplit, .rotary_dim = 8, .frequencies = {1, 0.5, 0.25, 0}};
+  Linear(layout).rope = {.kind = RopeStyle::kHalfSplit, .rotary_dim = 8, .frequencies = {1, 0.5, 0.25, 0}};
   EXPECT_EQ(Validate(layout), absl::OkStatus());
 }
 

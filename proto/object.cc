@@ -50,38 +50,38 @@ absl::string_view Name(PartForm form) {
   return "unknown";
 }
 
-PartForm TransitionFormOf(TransitionKind kind) {
+PartForm PartFormOf(TransitionForm kind) {
   switch (kind) {
-    case TransitionKind::kScalar:
+    case TransitionForm::kScalar:
       return PartForm::kTransitionScalar;
-    case TransitionKind::kDiagonal:
+    case TransitionForm::kDiagonal:
       return PartForm::kTransitionDiagonal;
-    case TransitionKind::kDense:
+    case TransitionForm::kDense:
       return PartForm::kTransitionDense;
-    case TransitionKind::kElementwise:
+    case TransitionForm::kElementwise:
       return PartForm::kTransitionElementwise;
-    case TransitionKind::kLowRank:
+    case TransitionForm::kLowRank:
       return PartForm::kTransitionLowRank;
-    case TransitionKind::kZero:
+    case TransitionForm::kZero:
       return PartForm::kTransitionZero;
   }
   return PartForm::kTransitionZero;  // no kind that passed a check
 }
 
-std::optional<TransitionKind> TransitionKindOf(PartForm form) {
+std::optional<TransitionForm> TransitionFormOf(PartForm form) {
   switch (form) {
     case PartForm::kTransitionScalar:
-      return TransitionKind::kScalar;
+      return TransitionForm::kScalar;
     case PartForm::kTransitionDiagonal:
-      return TransitionKind::kDiagonal;
+      return TransitionForm::kDiagonal;
     case PartForm::kTransitionDense:
-      return TransitionKind::kDense;
+      return TransitionForm::kDense;
     case PartForm::kTransitionElementwise:
-      return TransitionKind::kElementwise;
+      return TransitionForm::kElementwise;
     case PartForm::kTransitionLowRank:
-      return TransitionKind::kLowRank;
+      return TransitionForm::kLowRank;
     case PartForm::kTransitionZero:
-      return TransitionKind::kZero;
+      return TransitionForm::kZero;
     default:
       return std::nullopt;
   }

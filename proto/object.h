@@ -45,10 +45,10 @@ enum class PartForm : uint8_t {
 };
 absl::string_view Name(PartForm form);
 // The form of heads that are stored as `kind`, and back; none for forms that are no transitions.
-PartForm TransitionFormOf(TransitionKind kind);
-std::optional<TransitionKind> TransitionKindOf(PartForm form);
+PartForm PartFormOf(TransitionForm kind);
+std::optional<TransitionForm> TransitionFormOf(PartForm form);
 inline bool IsTransition(PartForm form) {
-  return TransitionKindOf(form).has_value();
+  return TransitionFormOf(form).has_value();
 }
 // The element type of dense transitions and of low-rank factors beside states of a type. Entries are at most about 1,
 // where fp16 has eight times the precision of bf16 at the same size, so 16-bit transitions are always fp16.
@@ -147,7 +147,7 @@ struct TransitionRun {
   uint32_t layer = 0;
   uint32_t first_head = 0;
   uint32_t heads = 0;
-  TransitionKind form = TransitionKind::kDense;  // the layer's own or kZero; in dense layers also kLowRank
+  TransitionForm form = TransitionForm::kDense;  // the layer's own or kZero; in dense layers also kLowRank
   uint32_t rank = 0;                             // kLowRank: so small that a head takes fewer bytes than dense
   bool operator==(const TransitionRun&) const = default;
 };

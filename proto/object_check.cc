@@ -129,10 +129,10 @@ absl::Status CheckTypes(const ObjectHeader& header, uint32_t layer) {
     return DataLoss("exponents that do not fit the states");
   }
   for (const Part& part : header.Layer(layer)) {
-    const std::optional<TransitionKind> kind = TransitionKindOf(part.form);
+    const std::optional<TransitionForm> kind = TransitionFormOf(part.form);
     if (!kind.has_value() || state == nullptr) continue;
     const bool logarithms =
-        *kind != TransitionKind::kDense && *kind != TransitionKind::kLowRank && *kind != TransitionKind::kZero;
+        *kind != TransitionForm::kDense && *kind != TransitionForm::kLowRank && *kind != TransitionForm::kZero;
     if (part.dtype != (logarithms ? DType::kF32 : TransitionType(state->dtype))) {
       return DataLoss("a transition's dtype");
     }

@@ -22,7 +22,7 @@ using ::testing::StartsWith;
 constexpr uint64_t kExtent = limits::kExtentBytes;
 
 LinearLayer KdaLayer() {
-  return {.family = LinearFamily::kKda,
+  return {.family = Family::kKda,
           .key_heads = 2,
           .value_heads = 4,
           .d_k = 8,
@@ -36,22 +36,22 @@ LinearLayer KdaLayer() {
 Layout FormsLayout() {
   Layout layout{.page_tokens = 16, .head = 8, .tail = 4};
   layout.layers.push_back(KdaLayer());
-  layout.layers.push_back(LinearLayer{.family = LinearFamily::kLightning,
+  layout.layers.push_back(LinearLayer{.family = Family::kLightning,
                                       .key_heads = 2,
                                       .value_heads = 2,
                                       .d_k = 8,
                                       .d_v = 4,
                                       .decay_table = {-0.5f, -0.25f},
                                       .state_dtype = DType::kBF16,
-                                      .transition = TransitionKind::kScalar});
+                                      .transition = TransitionForm::kScalar});
   return layout;
 }
 
 std::vector<TransitionRun> FormsRuns() {
-  return {{.layer = 0, .first_head = 0, .heads = 1, .form = TransitionKind::kZero},
-          {.layer = 0, .first_head = 1, .heads = 1, .form = TransitionKind::kLowRank, .rank = 2},
-          {.layer = 0, .first_head = 2, .heads = 1, .form = TransitionKind::kDense},
-          {.layer = 0, .first_head = 3, .heads = 1, .form = TransitionKind::kZero}};
+  return {{.layer = 0, .first_head = 0, .heads = 1, .form = TransitionForm::kZero},
+          {.layer = 0, .first_head = 1, .heads = 1, .form = TransitionForm::kLowRank, .rank = 2},
+          {.layer = 0, .first_head = 2, .heads = 1, .form = TransitionForm::kDense},
+          {.layer = 0, .first_head = 3, .heads = 1, .form = TransitionForm::kZero}};
 }
 
 ObjectHeader NaturalHeader(const Layout& layout) {
@@ -68,11 +68,11 @@ ObjectHeader FormsHeader() {
   return header;
 }
 
-// Returns the form and rank of every head in the table, by (layer, head).
-std::map<std::pair<uint32_t, uint32_t>, std::tuple<TransitionKind, uint32_t>> HeadsOf(const ObjectHeader& header) {
-  std::map<std::pair<uint32_t, uint32_t>, std::tuple<TransitionKind, uint32_t>> heads;
+// What the table says of every head, by (layer, head).
+std::map<std::pair<uint32_t, uint32_t>, std::tuple<TransitionForm, uint32_t>> HeadsOf(const ObjectHeader& header) {
+  std::map<std::pair<uint32_t, uint32_t>, std::tuple<TransitionForm, uint32_t>> heads;
   for (const Part& part : header.parts) {
-    const auto kind = TransitionKindOf(part.form);
+    const auto kind = TransitionFormOf(part.form);
     for (uint32_t unit = 0; kind.has_value() && unit < part.units; ++unit) {
       const bool fresh =
           heads.emplace(std::pair(part.layer, part.head_group + unit), std::tuple(*kind, part.rank)).second;
@@ -138,7 +138,7 @@ TEST(PlanForms, ZeroHeadsTakeNoBytes) {
   auto& kda = std::get<LinearLayer>(layout.layers[0]);
   kda.d_k = 256, kda.state_dtype = DType::kF32;
   const ObjectHeader natural = NaturalHeader(layout);
-  const TransitionRun all{.layer = 0, .heads = 4, .form = TransitionKind::kZero};
+  const TransitionRun all{.layer = 0, .heads = 4, .form = TransitionForm::kZero};
   const ObjectHeader zero = *PlanForms(natural, {&all, 1});
   EXPECT_EQ(natural.Extents(), 6u) << "each of the four heads takes a whole one";
   EXPECT_EQ(zero.Extents(), 1u);
@@ -149,7 +149,7 @@ TEST(PlanForms, RefusesByFieldWhatMakesNoSense) {
     const char* message;
     std::vector<TransitionRun> runs;
   };
-  using enum TransitionKind;
+  using enum TransitionForm;
   const Case cases[] = {
       {"layer: 2 has no transitions", {{.layer = 2, .heads = 1}}},
       {"first_head: 4 is not one of 4 heads", {{.first_head = 4, .heads = 1}}},
@@ -182,7 +182,7 @@ TEST(PlanForms, RefusesByFieldWhatMakesNoSense) {
 
 TEST(PlanForms, ACheckpointHasNoForms) {
   const ObjectHeader checkpoint = *PlanObject(FormsLayout(), {}, {}, ObjectKind::kCheckpoint, 100);
-  const TransitionRun run{.heads = 4, .form = TransitionKind::kZero};
+  const TransitionRun run{.heads = 4, .form = TransitionForm::kZero};
   EXPECT_THAT(std::string(PlanForms(checkpoint, {&run, 1}).status().message()),
               StartsWith("layer: 0 has no transitions"));
 }
@@ -193,7 +193,7 @@ TEST(PlanForms, RefusesMoreRunsThanATableHolds) {
   std::vector<TransitionRun> runs;
   for (uint32_t layer = 0; layer < layout.layers.size(); ++layer) {
     for (uint32_t head = 0; head < 64; ++head) {
-      runs.push_back({layer, head, 1, head % 2 == 0 ? TransitionKind::kZero : TransitionKind::kDense});
+      runs.push_back({layer, head, 1, head % 2 == 0 ? TransitionForm::kZero : TransitionForm::kDense});
     }
   }
   const ObjectHeader natural = *PlanObject(layout, {}, {}, ObjectKind::kSegment, 1);
@@ -209,7 +209,7 @@ TEST(PlanForms, RefusesAPlanOfMoreExtents) {
   layout.layers.push_back(LinearLayer{.key_heads = 1, .value_heads = 1, .d_k = 1, .d_v = 1});
   layout.layers.push_back(AttentionLayer{.kv_heads = 1, .key_dim = 1, .value_dim = 1});
   std::vector<TransitionRun> runs;
-  for (uint32_t head = 0; head < 40; ++head) runs.push_back({0, head, 1, TransitionKind::kDense});
+  for (uint32_t head = 0; head < 40; ++head) runs.push_back({0, head, 1, TransitionForm::kDense});
   // The last token that still fits an extent.
   uint64_t tokens = 1;
   while (PlanObject(layout, {}, {}, ObjectKind::kSegment, tokens + 64)->Extents() == 1) tokens += 64;

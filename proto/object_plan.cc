@@ -47,8 +47,8 @@ Part Tokens(uint32_t layer, PartForm form, DType dtype, uint64_t row_bytes, uint
 void AddLinear(uint32_t index, const LinearLayer& layer, ObjectHeader& header) {
   const uint64_t element = ElementBytes(layer.state_dtype);
   if (header.kind == ObjectKind::kSegment) {
-    const DType dtype = layer.transition == TransitionKind::kDense ? TransitionType(layer.state_dtype) : DType::kF32;
-    header.parts.push_back(Matrices(index, TransitionFormOf(layer.transition), dtype, layer.value_heads,
+    const DType dtype = layer.transition == TransitionForm::kDense ? TransitionType(layer.state_dtype) : DType::kF32;
+    header.parts.push_back(Matrices(index, PartFormOf(layer.transition), dtype, layer.value_heads,
                                     TransitionBytes(TupleShapeOf(layer), layer.state_dtype, layer.transition)));
   }
   header.parts.push_back(
@@ -82,10 +82,10 @@ void AddRows(uint32_t index, PartForm form, const AttentionLayer& layer, uint64_
 // Numbers of the log decay, and of β or dt, that a family has for one token and head; 0: none.
 uint64_t GateWidth(const LinearLayer& layer) {
   switch (layer.family) {
-    case LinearFamily::kGdn:
+    case Family::kGdn:
       return 1;
-    case LinearFamily::kGla:
-    case LinearFamily::kKda:
+    case Family::kGla:
+    case Family::kKda:
       return layer.d_k;
     default:
       return 0;
@@ -93,11 +93,11 @@ uint64_t GateWidth(const LinearLayer& layer) {
 }
 uint64_t BetaWidth(const LinearLayer& layer) {
   switch (layer.family) {
-    case LinearFamily::kRetnet:
-    case LinearFamily::kLightning:
-    case LinearFamily::kGla:
+    case Family::kRetnet:
+    case Family::kLightning:
+    case Family::kGla:
       return 0;
-    case LinearFamily::kMamba1:
+    case Family::kMamba1:
       return layer.d_v;
     default:
       return 1;
@@ -182,17 +182,16 @@ const Part* PlannedTransitions(const ObjectHeader& plan, uint32_t layer) {
 uint64_t LowRankBytes(const Part& dense, uint32_t rank) {
   const double numbers = dense.unit_bytes / ElementBytes(dense.dtype);
   const TupleShape shape{.d_k = static_cast<uint32_t>(std::lround(std::sqrt(numbers)))};
-  return TransitionBytes(shape, dense.dtype, TransitionKind::kLowRank, rank);
+  return TransitionBytes(shape, dense.dtype, TransitionForm::kLowRank, rank);
 }
 
 // Returns the part that a run stores; CheckRun has passed the run. `planned`: its layer's transitions.
 Part PartOf(const TransitionRun& run, const Part& planned, DType state) {
   uint64_t bytes = planned.unit_bytes;
-  if (run.form == TransitionKind::kLowRank) bytes = LowRankBytes(planned, run.rank);
-  if (run.form == TransitionKind::kZero) bytes = 0;
-  const bool own = TransitionFormOf(run.form) == planned.form;
-  Part part =
-      Matrices(run.layer, TransitionFormOf(run.form), own ? planned.dtype : TransitionType(state), run.heads, bytes);
+  if (run.form == TransitionForm::kLowRank) bytes = LowRankBytes(planned, run.rank);
+  if (run.form == TransitionForm::kZero) bytes = 0;
+  const bool own = PartFormOf(run.form) == planned.form;
+  Part part = Matrices(run.layer, PartFormOf(run.form), own ? planned.dtype : TransitionType(state), run.heads, bytes);
   part.head_group = static_cast<uint16_t>(run.first_head);
   part.rank = run.rank;
   return part;
@@ -299,9 +298,9 @@ absl::Status CheckRun(const ObjectHeader& plan, const TransitionRun& run) {
   }
   const bool dense = planned->form == PartForm::kTransitionDense;
   switch (run.form) {
-    case TransitionKind::kZero:
+    case TransitionForm::kZero:
       break;
-    case TransitionKind::kLowRank:
+    case TransitionForm::kLowRank:
       if (!dense) return Invalid("form: low rank in a layer whose transitions are not dense");
       if (run.rank == 0) return Invalid("rank: must be at least 1");
       if (LowRankBytes(*planned, run.rank) >= planned->unit_bytes) {
@@ -309,7 +308,7 @@ absl::Status CheckRun(const ObjectHeader& plan, const TransitionRun& run) {
       }
       return absl::OkStatus();
     default:
-      if (TransitionFormOf(run.form) != planned->form) return Invalid("form: not one that the layer's family has");
+      if (PartFormOf(run.form) != planned->form) return Invalid("form: not one that the layer's family has");
   }
   if (run.rank != 0) return Invalid("rank: only low rank has one");
   return absl::OkStatus();

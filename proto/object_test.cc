@@ -74,13 +74,13 @@ std::vector<std::tuple<uint32_t, PartForm, DType, uint64_t>> ExpectedParts(const
       const uint64_t element = wide ? 4 : 2;
       if (header.kind == ObjectKind::kSegment) {
         switch (l->transition) {
-          case TransitionKind::kScalar:
+          case TransitionForm::kScalar:
             parts.emplace_back(i, PartForm::kTransitionScalar, DType::kF32, uint64_t{4} * l->value_heads);
             break;
-          case TransitionKind::kDiagonal:
+          case TransitionForm::kDiagonal:
             parts.emplace_back(i, PartForm::kTransitionDiagonal, DType::kF32, uint64_t{4} * l->value_heads * l->d_k);
             break;
-          case TransitionKind::kElementwise:
+          case TransitionForm::kElementwise:
             parts.emplace_back(i, PartForm::kTransitionElementwise, DType::kF32, uint64_t{4} * l->value_heads * l->d_v);
             break;
           default:

@@ -174,11 +174,11 @@ TEST(PlanPrefix, SpansHaveWhatTheRecurrenceSees) {
         continue;
       }
       const uint64_t heads = linear->value_heads;
-      const bool vector = linear->family == LinearFamily::kGla || linear->family == LinearFamily::kKda;
-      const bool gated = vector || linear->family == LinearFamily::kGdn;
-      const bool fixed = linear->family == LinearFamily::kRetnet || linear->family == LinearFamily::kLightning ||
-                         linear->family == LinearFamily::kGla;
-      const bool wide = linear->family == LinearFamily::kMamba1;
+      const bool vector = linear->family == Family::kGla || linear->family == Family::kKda;
+      const bool gated = vector || linear->family == Family::kGdn;
+      const bool fixed =
+          linear->family == Family::kRetnet || linear->family == Family::kLightning || linear->family == Family::kGla;
+      const bool wide = linear->family == Family::kMamba1;
       EXPECT_EQ(bytes(PartForm::kSpanKeys), 2u * linear->key_heads * linear->d_k);
       EXPECT_EQ(bytes(PartForm::kSpanValues), 2 * heads * linear->d_v);
       EXPECT_EQ(bytes(PartForm::kSpanGates), gated ? 4 * heads * (vector ? linear->d_k : 1) : 0);
@@ -201,7 +201,7 @@ TEST(PlanPrefix, RefusesSpansThatMakeNoSense) {
   EXPECT_THAT(refused(layout, DType::kF32, 1, limits::kMaxPromptTokens + 1), testing::StartsWith("tokens: "));
   Layout wide = layout;
   std::get<LinearLayer>(wide.layers[0]) = {
-      .family = LinearFamily::kKda, .key_heads = 1024, .value_heads = 1024, .d_k = 128, .d_v = 4};
+      .family = Family::kKda, .key_heads = 1024, .value_heads = 1024, .d_k = 128, .d_v = 4};
   EXPECT_THAT(refused(wide, DType::kF16, 1, 5), testing::StartsWith("layout.layers[0]: span_gates"));
   Layout attention = layout;
   attention.layers.erase(attention.layers.begin());

@@ -19,9 +19,9 @@ T OneOf(std::mt19937_64& random, std::initializer_list<T> values) {
 
 Rope RandomRope(std::mt19937_64& random, uint32_t dim) {
   Rope rope;
-  rope.kind = OneOf(random, {RopeKind::kNone, RopeKind::kHalfSplit, RopeKind::kInterleaved});
-  if (dim < 2) rope.kind = RopeKind::kNone;
-  if (rope.kind == RopeKind::kNone) return rope;
+  rope.kind = OneOf(random, {RopeStyle::kNone, RopeStyle::kHalfSplit, RopeStyle::kInterleaved});
+  if (dim < 2) rope.kind = RopeStyle::kNone;
+  if (rope.kind == RopeStyle::kNone) return rope;
   rope.rotary_dim = 2 * Uniform(random, 1, dim / 2);
   rope.scale = std::uniform_real_distribution<double>(0.5, 2.0)(random);
   for (uint32_t i = 0; i < rope.rotary_dim / 2; ++i) {
@@ -49,31 +49,31 @@ LinearLayer RandomLinear(std::mt19937_64& random) {
   layer.value_heads = layer.key_heads * Uniform(random, 1, 4);
   layer.d_k = Uniform(random, 1, 40);
   layer.d_v = Uniform(random, 1, 40);
-  layer.family = static_cast<LinearFamily>(Uniform(random, 1, 8));
+  layer.family = static_cast<Family>(Uniform(random, 1, 8));
   size_t decays = 0;
   switch (layer.family) {
-    case LinearFamily::kRetnet:
-    case LinearFamily::kLightning:
-    case LinearFamily::kMamba2:
-      layer.transition = TransitionKind::kScalar;
+    case Family::kRetnet:
+    case Family::kLightning:
+    case Family::kMamba2:
+      layer.transition = TransitionForm::kScalar;
       layer.rope = RandomRope(random, layer.d_k);
       decays = layer.value_heads;
       break;
-    case LinearFamily::kMamba1:
-      layer.transition = TransitionKind::kElementwise;
+    case Family::kMamba1:
+      layer.transition = TransitionForm::kElementwise;
       decays = size_t{layer.value_heads} * layer.d_k * layer.d_v;
       break;
-    case LinearFamily::kGla:
-      layer.transition = TransitionKind::kDiagonal;
+    case Family::kGla:
+      layer.transition = TransitionForm::kDiagonal;
       break;
     default:
-      layer.transition = TransitionKind::kDense;
+      layer.transition = TransitionForm::kDense;
   }
   for (size_t i = 0; i < decays; ++i) {
     layer.decay_table.push_back(std::uniform_real_distribution<float>(-4, 4)(random));
   }
   layer.state_dtype = OneOf(random, {DType::kF32, DType::kF16, DType::kBF16});
-  layer.order = OneOf(random, {StateOrderKind::kKeyFirst, StateOrderKind::kValueFirst});
+  layer.order = OneOf(random, {StateOrder::kKeyFirst, StateOrder::kValueFirst});
   if (Uniform(random, 0, 2) != 0) {
     layer.conv_kernel = Uniform(random, 2, 5);
     layer.conv_channels = Uniform(random, 1, 2000);
@@ -84,15 +84,15 @@ LinearLayer RandomLinear(std::mt19937_64& random) {
 // One run from `head` on.
 TransitionRun RandomRun(std::mt19937_64& random, const LinearLayer& layer, uint32_t index, uint32_t head) {
   TransitionRun run{.layer = index, .first_head = head, .heads = Uniform(random, 1, layer.value_heads - head)};
-  run.form = OneOf(random, {layer.transition, TransitionKind::kZero, TransitionKind::kLowRank});
-  if (run.form != TransitionKind::kLowRank) return run;
+  run.form = OneOf(random, {layer.transition, TransitionForm::kZero, TransitionForm::kLowRank});
+  if (run.form != TransitionForm::kLowRank) return run;
   const TupleShape shape = TupleShapeOf(layer);
-  const auto bytes = [&](TransitionKind form, uint32_t rank) {
+  const auto bytes = [&](TransitionForm form, uint32_t rank) {
     return TransitionBytes(shape, layer.state_dtype, form, rank);
   };
   uint32_t most = 0;  // rank that still takes fewer bytes than dense
-  while (bytes(TransitionKind::kLowRank, most + 1) < bytes(TransitionKind::kDense, 0)) ++most;
-  if (layer.transition != TransitionKind::kDense || most == 0) {
+  while (bytes(TransitionForm::kLowRank, most + 1) < bytes(TransitionForm::kDense, 0)) ++most;
+  if (layer.transition != TransitionForm::kDense || most == 0) {
     run.form = layer.transition;
   } else {
     run.rank = Uniform(random, 1, most);
@@ -113,19 +113,19 @@ Identity ExampleIdentity() {
 
 Layout ExampleLayout() {
   Layout layout{.page_tokens = 16, .head = 8, .tail = 4};
-  layout.layers.push_back(LinearLayer{.family = LinearFamily::kGdn,
+  layout.layers.push_back(LinearLayer{.family = Family::kGdn,
                                       .key_heads = 1,
                                       .value_heads = 2,
                                       .d_k = 8,
                                       .d_v = 4,
-                                      .order = StateOrderKind::kKeyFirst,
+                                      .order = StateOrder::kKeyFirst,
                                       .conv_channels = 24,
                                       .conv_kernel = 4});
   layout.layers.push_back(
       AttentionLayer{.kv_heads = 2,
                      .key_dim = 16,
                      .value_dim = 16,
-                     .rope = {.kind = RopeKind::kHalfSplit, .rotary_dim = 4, .frequencies = {1.0, 0.01}}});
+                     .rope = {.kind = RopeStyle::kHalfSplit, .rotary_dim = 4, .frequencies = {1.0, 0.01}}});
   return layout;
 }
 

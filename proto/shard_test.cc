@@ -14,12 +14,12 @@ namespace {
 
 // Layer 0: mamba2 with a convolution over its keys, queries and values; layer 1: gqa.
 Layout Whole() {
-  LinearLayer linear{.family = LinearFamily::kMamba2,
+  LinearLayer linear{.family = Family::kMamba2,
                      .key_heads = 2,
                      .value_heads = 8,
                      .d_k = 4,
                      .d_v = 6,
-                     .transition = TransitionKind::kScalar,
+                     .transition = TransitionForm::kScalar,
                      .conv_channels = 2 * 2 * 4 + 8 * 6,
                      .conv_kernel = 4};
   linear.decay_table.resize(8);

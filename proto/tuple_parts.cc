@@ -9,12 +9,12 @@ absl::Status DataLoss(uint32_t layer, absl::string_view what) {
   return absl::DataLossError(absl::StrCat("object header: layer ", layer, " ", what));
 }
 
-// Returns whether heads of a layer may have their transitions stored as the part says.
-bool Fits(const Part& part, TransitionKind form, DType state, const TupleShape& shape) {
+// Whether heads of a layer may have their transitions stored as the part says.
+bool Fits(const Part& part, TransitionForm form, DType state, const TupleShape& shape) {
   if (part.unit_bytes != TransitionBytes(shape, state, form, part.rank)) return false;
-  if (form == TransitionKind::kZero || form == shape.transition) return true;
-  return form == TransitionKind::kLowRank && shape.transition == TransitionKind::kDense &&
-         part.unit_bytes < TransitionBytes(shape, state, TransitionKind::kDense);
+  if (form == TransitionForm::kZero || form == shape.transition) return true;
+  return form == TransitionForm::kLowRank && shape.transition == TransitionForm::kDense &&
+         part.unit_bytes < TransitionBytes(shape, state, TransitionForm::kDense);
 }
 
 }  // namespace
@@ -23,20 +23,20 @@ TupleShape TupleShapeOf(const LinearLayer& layer) {
   return {.heads = layer.value_heads, .d_k = layer.d_k, .d_v = layer.d_v, .transition = layer.transition};
 }
 
-uint64_t TransitionBytes(const TupleShape& shape, DType state, TransitionKind form, uint32_t rank) {
+uint64_t TransitionBytes(const TupleShape& shape, DType state, TransitionForm form, uint32_t rank) {
   const uint64_t d_k = shape.d_k, element = ElementBytes(TransitionType(state));
   switch (form) {
-    case TransitionKind::kScalar:
+    case TransitionForm::kScalar:
       return sizeof(float);
-    case TransitionKind::kDiagonal:
+    case TransitionForm::kDiagonal:
       return d_k * sizeof(float);
-    case TransitionKind::kDense:
+    case TransitionForm::kDense:
       return d_k * d_k * element;
-    case TransitionKind::kElementwise:
+    case TransitionForm::kElementwise:
       return shape.d_v * sizeof(float);
-    case TransitionKind::kLowRank:
+    case TransitionForm::kLowRank:
       return d_k * sizeof(float) + 2 * uint64_t{rank} * d_k * element;
-    case TransitionKind::kZero:
+    case TransitionForm::kZero:
       return 0;
   }
   return 0;
@@ -50,7 +50,7 @@ absl::Status CheckTuple(const ObjectHeader& object, uint32_t layer, const TupleS
     return DataLoss(layer, "lacks its state");
   }
   for (const Part& part : object.Layer(layer)) {
-    const std::optional<TransitionKind> form = TransitionKindOf(part.form);
+    const std::optional<TransitionForm> form = TransitionFormOf(part.form);
     if (form.has_value() && !Fits(part, *form, state->dtype, shape)) {
       return DataLoss(layer, absl::StrCat("has another ", Name(part.form)));
     }
@@ -65,7 +65,7 @@ absl::StatusOr<TupleParts> FindTuple(const ObjectHeader& object, uint32_t layer,
                    .exponents = object.Find(layer, PartForm::kStateExponents)};
   tuple.transition_dtype = TransitionType(tuple.state->dtype);
   for (const Part& part : object.Layer(layer)) {
-    const std::optional<TransitionKind> form = TransitionKindOf(part.form);
+    const std::optional<TransitionForm> form = TransitionFormOf(part.form);
     if (!form.has_value() || part.Empty()) continue;
     for (uint32_t unit = 0; unit < part.units; ++unit) {
       tuple.transitions[part.head_group + unit] = {*form, part.rank, &part, unit};

@@ -14,16 +14,16 @@ namespace ashlar {
 struct TupleShape {
   uint32_t heads = 0;
   uint32_t d_k = 0, d_v = 0;
-  TransitionKind transition = TransitionKind::kDense;  // the family's own
+  TransitionForm transition = TransitionForm::kDense;  // the family's own
 };
 TupleShape TupleShapeOf(const LinearLayer& layer);
 
 // Bytes of one head's transition in a form, beside states of a type: of its unit.
-uint64_t TransitionBytes(const TupleShape& shape, DType state, TransitionKind form, uint32_t rank = 0);
+uint64_t TransitionBytes(const TupleShape& shape, DType state, TransitionForm form, uint32_t rank = 0);
 
 struct TupleParts {
   struct Transition {
-    TransitionKind form = TransitionKind::kZero;
+    TransitionForm form = TransitionForm::kZero;
     uint32_t rank = 0;
     const Part* part = nullptr;  // null: zero, of which nothing is stored
     uint32_t unit = 0;           // of the part

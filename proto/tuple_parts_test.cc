@@ -20,10 +20,10 @@ struct Example {
   LinearLayer layer{.key_heads = 2, .value_heads = 6, .d_k = 8, .d_v = 4, .state_dtype = DType::kF16};
   TupleShape shape = TupleShapeOf(layer);
   ObjectHeader header = *PlanForms(*PlanObject({.page_tokens = 1, .layers = {layer}}, {}, {}, ObjectKind::kSegment, 9),
-                                   std::vector<TransitionRun>{{0, 0, 2, TransitionKind::kDense},
-                                                              {0, 2, 1, TransitionKind::kLowRank, 2},
-                                                              {0, 3, 2, TransitionKind::kZero},
-                                                              {0, 5, 1, TransitionKind::kDense}});
+                                   std::vector<TransitionRun>{{0, 0, 2, TransitionForm::kDense},
+                                                              {0, 2, 1, TransitionForm::kLowRank, 2},
+                                                              {0, 3, 2, TransitionForm::kZero},
+                                                              {0, 5, 1, TransitionForm::kDense}});
 };
 
 TEST(FindTuple, SaysWhereEveryHeadLies) {
@@ -35,12 +35,12 @@ TEST(FindTuple, SaysWhereEveryHeadLies) {
   EXPECT_EQ(tuple->transition_dtype, DType::kF16);
   const Part* const dense = example.header.Find(0, PartForm::kTransitionDense);
   const Part* const low_rank = example.header.Find(0, PartForm::kTransitionLowRank);
-  const TupleParts::Transition expected[] = {{TransitionKind::kDense, 0, dense, 0},
-                                             {TransitionKind::kDense, 0, dense, 1},
-                                             {TransitionKind::kLowRank, 2, low_rank, 0},
-                                             {TransitionKind::kZero},
-                                             {TransitionKind::kZero},
-                                             {TransitionKind::kDense, 0, dense + 1, 0}};
+  const TupleParts::Transition expected[] = {{TransitionForm::kDense, 0, dense, 0},
+                                             {TransitionForm::kDense, 0, dense, 1},
+                                             {TransitionForm::kLowRank, 2, low_rank, 0},
+                                             {TransitionForm::kZero},
+                                             {TransitionForm::kZero},
+                                             {TransitionForm::kDense, 0, dense + 1, 0}};
   ASSERT_EQ(tuple->transitions.size(), std::size(expected));
   for (size_t head = 0; head < std::size(expected); ++head) {
     SCOPED_TRACE(head);
@@ -59,7 +59,7 @@ TEST(FindTuple, ACheckpointsTransitionsAreZero) {
   ASSERT_TRUE(tuple.ok());
   ASSERT_EQ(tuple->transitions.size(), 6u);
   for (const TupleParts::Transition& transition : tuple->transitions) {
-    EXPECT_EQ(transition.form, TransitionKind::kZero);
+    EXPECT_EQ(transition.form, TransitionForm::kZero);
     EXPECT_EQ(transition.part, nullptr);
   }
 }
@@ -77,7 +77,7 @@ TEST(FindTuple, RefusesAnotherShape) {
       {"lacks its state", [](Example& e) { e.header.parts[2].dtype = DType::kF32; }},
       {"lacks its state", [](Example& e) { e.header.parts[2].layer = 1; }},
       {"has another transition_dense", [](Example& e) { e.shape.d_k = 4, e.shape.d_v = 8; }},
-      {"has another transition_dense", [](Example& e) { e.shape.transition = TransitionKind::kDiagonal; }},
+      {"has another transition_dense", [](Example& e) { e.shape.transition = TransitionForm::kDiagonal; }},
       {"has another transition_low_rank", [&](Example& e) { low_rank(e).rank = 1; }},
       {"has another transition_low_rank", [&](Example& e) { low_rank(e).rank = 9; }},
       {"has another transition_diagonal", [&](Example& e) { low_rank(e).form = PartForm::kTransitionDiagonal; }},

@@ -33,14 +33,14 @@ std::vector<TransitionRun> MixForms(Random& random, const LinearLayer& layer, Tu
   for (uint32_t head = 0; head < layer.value_heads; ++head) {
     TransitionRun run{.first_head = head, .heads = 1, .form = layer.transition};
     const int64_t choice = random.Integer(0, 2);
-    const bool low_rank = layer.transition == TransitionKind::kDense &&
-                          TransitionBytes(shape, layer.state_dtype, TransitionKind::kLowRank, 1) <
-                              TransitionBytes(shape, layer.state_dtype, TransitionKind::kDense);
+    const bool low_rank = layer.transition == TransitionForm::kDense &&
+                          TransitionBytes(shape, layer.state_dtype, TransitionForm::kLowRank, 1) <
+                              TransitionBytes(shape, layer.state_dtype, TransitionForm::kDense);
     if (choice == 0) {
-      run.form = TransitionKind::kZero;
+      run.form = TransitionForm::kZero;
       tuple.MakeZero(static_cast<int32_t>(head));
     } else if (choice == 1 && low_rank) {
-      run.form = TransitionKind::kLowRank;
+      run.form = TransitionForm::kLowRank;
       run.rank = 1;
       kernels::testing::Factors factors;
       for (auto* numbers : {&factors.d, &factors.a, &factors.b}) {
@@ -109,9 +109,8 @@ class FormsTest : public ::testing::Test {
 
 // One prompt's interiors, published with forms of all kinds and composed by the cache, against kernels on the tuples
 // as they were before: the same bits.
-void ComposeStored(Rig& rig, Random& random, kernels::Family family, kernels::StateOrder order, Dtypes dtypes,
-                   uint8_t& next_key) {
-  const kernels::testing::Character character{.magnitude = dtypes.state == kernels::DType::kF16 ? 1e6 : 1};
+void ComposeStored(Rig& rig, Random& random, Family family, StateOrder order, Dtypes dtypes, uint8_t& next_key) {
+  const kernels::testing::Character character{.magnitude = dtypes.state == DType::kF16 ? 1e6 : 1};
   const kernels::testing::Prompt prompt(random, kernels::testing::RandomLayer(random, family, order, 24, character),
                                         {.interiors = 3});
   const Layout layout{.page_tokens = 1, .layers = {LayerOf(prompt.shape, dtypes.state)}};
@@ -157,10 +156,10 @@ TEST_F(FormsTest, ComposesWhatWasPublishedBitForBit) {
   const auto seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   Random random(seed);
-  using enum kernels::DType;
+  using enum DType;
   uint8_t next_key = 1;
-  for (const kernels::Family family : kernels::testing::kFamilies) {
-    for (const kernels::StateOrder order : {kernels::StateOrder::kKeyFirst, kernels::StateOrder::kValueFirst}) {
+  for (const Family family : kernels::testing::kFamilies) {
+    for (const StateOrder order : {StateOrder::kKeyFirst, StateOrder::kValueFirst}) {
       for (const Dtypes dtypes : {Dtypes{}, Dtypes{kF16, kF16}, Dtypes{kF16, kBF16}}) {
         SCOPED_TRACE(testing::Message() << kernels::testing::Name(family) << " " << dtypes);
         ASSERT_NO_FATAL_FAILURE(ComposeStored(rig_, random, family, order, dtypes, next_key));
@@ -223,7 +222,7 @@ Layout WideLayout() {
 }
 
 PublishSource ZeroSource(const ObjectHeader& natural) {
-  const TransitionRun zero{.heads = 8, .form = TransitionKind::kZero};
+  const TransitionRun zero{.heads = 8, .form = TransitionForm::kZero};
   return SourceOf(*PlanForms(natural, {&zero, 1}),
                   [](const Part& part) { return std::vector<std::byte>(part.Bytes()); });
 }

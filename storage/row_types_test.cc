@@ -36,9 +36,9 @@ class RowTypesTest : public ::testing::Test {
                          .kv_heads = static_cast<uint32_t>(heads_),
                          .key_dim = kKeyDim,
                          .value_dim = kValueDim,
-                         .dtype = static_cast<DType>(format.dtype),
+                         .dtype = format.dtype,
                          .scales = format.scaled};
-    layer.rope = {.kind = RopeKind::kHalfSplit, .rotary_dim = kRotaryDim, .frequencies = frequencies_};
+    layer.rope = {.kind = RopeStyle::kHalfSplit, .rotary_dim = kRotaryDim, .frequencies = frequencies_};
     const Layout layout{.page_tokens = kPageTokens, .layers = {layer}};
     ASSERT_EQ(Validate(layout), absl::OkStatus());
     plan_ = *PlanObject(layout, {}, {}, ObjectKind::kSegment, kTokens);
@@ -70,12 +70,12 @@ class RowTypesTest : public ::testing::Test {
             .latent = latent_,
             .rotation = Rotation()};
   }
-  kernels::Rotation Rotation() const { return {kernels::RopeStyle::kHalfSplit, kRotaryDim, frequencies_.data()}; }
+  kernels::Rotation Rotation() const { return {RopeStyle::kHalfSplit, kRotaryDim, frequencies_.data()}; }
 
   // The rows of the run whose token 0 stands at `first`.
   Rows RunOf(const Rows& pages, int64_t first) const {
     Rows run(format_, kTokens * heads_, pages.dim);
-    const auto row_bytes = static_cast<size_t>(pages.dim) * kernels::ElementBytes(format_.dtype);
+    const auto row_bytes = static_cast<size_t>(pages.dim) * ElementBytes(format_.dtype);
     for (int64_t row = 0; row < run.rows; ++row) {
       const int64_t position = first + row / heads_;
       const int64_t slot = int64_t{table_[position / kPageTokens]} * kPageTokens + position % kPageTokens;
@@ -158,7 +158,7 @@ TEST_F(RowTypesTest, TravelThroughAnObject) {
 }
 
 TEST_F(RowTypesTest, ACorruptScaleIsFound) {
-  ASSERT_NO_FATAL_FAILURE(Open({kernels::DType::kF8E4M3, true}, AttentionKind::kGqa));
+  ASSERT_NO_FATAL_FAILURE(Open({DType::kF8E4M3, true}, AttentionKind::kGqa));
   slot_ = *tier_->Allocate(1, plan_.Extents());
   Rows keys = MakePages(kKeyDim, random_), values = MakePages(kValueDim, random_);
   const std::optional<ObjectHeader> header = Publish(keys, values);

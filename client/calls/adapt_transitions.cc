@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/adaptive.h"
+#include "kernels/layer_shape.h"
 #include "proto/tuple_parts.h"
 
 namespace ashlar {
@@ -18,7 +19,7 @@ struct AdaptedLayer {
   std::vector<std::vector<std::byte>> factors;  // of low-rank heads
   uint64_t saved_bytes = 0;
 
-  uint64_t UnitBytes(TransitionKind form, uint32_t rank = 0) const {
+  uint64_t UnitBytes(TransitionForm form, uint32_t rank = 0) const {
     return TransitionBytes(TupleShapeOf(*linear), linear->state_dtype, form, rank);
   }
   // Keeps all heads dense.
@@ -28,22 +29,13 @@ struct AdaptedLayer {
   }
 };
 
-kernels::LinearShape ShapeOf(const LinearLayer& layer) {
-  return {.family = static_cast<kernels::Family>(layer.family),
-          .heads = static_cast<int32_t>(layer.value_heads),
-          .key_heads = static_cast<int32_t>(layer.key_heads),
-          .d_k = static_cast<int32_t>(layer.d_k),
-          .d_v = static_cast<int32_t>(layer.d_v),
-          .order = static_cast<kernels::StateOrder>(layer.order)};
-}
-
 AdaptedLayer Adapt(const LinearLayer& linear, const DenseTransitions& memory, uint64_t tokens, double epsilon,
                    kernels::Workers* workers) {
   AdaptedLayer layer{.linear = &linear, .memory = memory};
   layer.factors.resize(linear.value_heads);
   layer.GiveUp();
   if (epsilon <= 0) return layer;
-  const uint64_t dense = layer.UnitBytes(TransitionKind::kDense), numbers = uint64_t{linear.d_k} * linear.d_k;
+  const uint64_t dense = layer.UnitBytes(TransitionForm::kDense), numbers = uint64_t{linear.d_k} * linear.d_k;
   std::vector<std::byte> scratch(linear.value_heads * dense);
   const std::vector<float> none(linear.d_k, 1.0f);
   std::vector<const float*> from, decay;
@@ -51,26 +43,26 @@ AdaptedLayer Adapt(const LinearLayer& linear, const DenseTransitions& memory, ui
   for (uint32_t head = 0; head < linear.value_heads; ++head) {
     from.push_back(memory.computed + head * numbers);
     to.push_back(scratch.data() + head * dense);
-    if (linear.family == LinearFamily::kDeltanet) {
+    if (linear.family == Family::kDeltanet) {
       decay.push_back(none.data());
     } else if (memory.decay != nullptr) {
       decay.push_back(memory.decay + head * linear.d_k);
     }
   }
-  kernels::AdaptTransitions({.shape = ShapeOf(linear),
+  kernels::AdaptTransitions({.shape = kernels::ShapeOf(linear),
                              .transition = from.data(),
                              .decay = decay.empty() ? nullptr : decay.data(),
                              .tokens = static_cast<int64_t>(tokens),
                              .epsilon = epsilon,
-                             .dtype = static_cast<kernels::DType>(TransitionType(linear.state_dtype)),
-                             .search = linear.family == LinearFamily::kKda},
+                             .dtype = TransitionType(linear.state_dtype),
+                             .search = linear.family == Family::kKda},
                             workers, layer.heads, to.data());
   for (uint32_t head = 0; head < linear.value_heads; ++head) {
     const kernels::AdaptedHead& adapted = layer.heads[head];
-    const auto form = static_cast<TransitionKind>(adapted.form);
+    const TransitionForm form = adapted.form;
     const uint64_t bytes = layer.UnitBytes(form, static_cast<uint32_t>(adapted.rank));
     layer.saved_bytes += dense - bytes;
-    if (form != TransitionKind::kLowRank) continue;
+    if (form != TransitionForm::kLowRank) continue;
     const std::byte* const factors = scratch.data() + head * dense;
     layer.factors[head].assign(factors, factors + bytes);
   }
@@ -79,16 +71,16 @@ AdaptedLayer Adapt(const LinearLayer& linear, const DenseTransitions& memory, ui
 
 // Heads of one form and rank side by side. A run's units begin where its first head's dense transition would lie.
 void AppendRuns(const AdaptedLayer& layer, std::vector<PublishParts::Run>& runs) {
-  const uint64_t dense = layer.UnitBytes(TransitionKind::kDense);
+  const uint64_t dense = layer.UnitBytes(TransitionForm::kDense);
   for (uint32_t head = 0; head < layer.linear->value_heads; ++head) {
-    const auto form = static_cast<TransitionKind>(layer.heads[head].form);
+    const TransitionForm form = layer.heads[head].form;
     const auto rank = static_cast<uint32_t>(layer.heads[head].rank);
     if (head > 0 && runs.back().heads.form == form && runs.back().heads.rank == rank) {
       ++runs.back().heads.heads;
       continue;
     }
     runs.push_back({.heads = {layer.memory.layer, head, 1, form, rank}});
-    if (form != TransitionKind::kZero) runs.back().units = layer.memory.stored + head * dense;
+    if (form != TransitionForm::kZero) runs.back().units = layer.memory.stored + head * dense;
   }
 }
 
@@ -106,9 +98,9 @@ bool Fits(const ObjectHeader& plan, std::span<const PublishParts::Run> runs) {
 
 void WriteDense(const AdaptedLayer& layer, uint32_t head) {
   const uint64_t numbers = uint64_t{layer.linear->d_k} * layer.linear->d_k;
-  const auto dtype = static_cast<kernels::DType>(TransitionType(layer.linear->state_dtype));
+  const DType dtype = TransitionType(layer.linear->state_dtype);
   const float* const from = layer.memory.computed + head * numbers;
-  std::byte* const to = layer.memory.stored + head * layer.UnitBytes(TransitionKind::kDense);
+  std::byte* const to = layer.memory.stored + head * layer.UnitBytes(TransitionForm::kDense);
   if (reinterpret_cast<const std::byte*>(from) == to) return;
   for (uint64_t i = 0; i < numbers; ++i) kernels::WriteElement(dtype, to, static_cast<int64_t>(i), from[i]);
 }
@@ -117,11 +109,11 @@ void Write(const AdaptedLayer& layer) {
   std::byte* next = nullptr;  // behind the head before, in its run
   for (uint32_t head = 0; head < layer.linear->value_heads; ++head) {
     const kernels::AdaptedHead& adapted = layer.heads[head];
-    if (adapted.form == kernels::TransitionForm::kDense) WriteDense(layer, head);
-    if (adapted.form != kernels::TransitionForm::kLowRank) continue;
+    if (adapted.form == TransitionForm::kDense) WriteDense(layer, head);
+    if (adapted.form != TransitionForm::kLowRank) continue;
     const bool begins =
         head == 0 || layer.heads[head - 1].form != adapted.form || layer.heads[head - 1].rank != adapted.rank;
-    if (begins) next = layer.memory.stored + head * layer.UnitBytes(TransitionKind::kDense);
+    if (begins) next = layer.memory.stored + head * layer.UnitBytes(TransitionForm::kDense);
     next = std::ranges::copy(layer.factors[head], next).out;
   }
 }

@@ -38,7 +38,7 @@ std::vector<float> Transitions(std::mt19937& random) {
   return all;
 }
 
-Layout OneLayer(DType state, LinearFamily family = LinearFamily::kKda) {
+Layout OneLayer(DType state, Family family = Family::kKda) {
   return {.page_tokens = 16,
           .layers = {LinearLayer{
               .family = family, .key_heads = 2, .value_heads = kHeads, .d_k = kDk, .d_v = 8, .state_dtype = state}}};
@@ -47,14 +47,14 @@ Layout OneLayer(DType state, LinearFamily family = LinearFamily::kKda) {
 // Returns the transitions that the runs store, dense and in fp32.
 std::vector<float> Restored(const std::vector<PublishParts::Run>& runs, DType state) {
   std::vector<float> all(kHeads * kDk * kDk);
-  const auto dtype = static_cast<kernels::DType>(TransitionType(state));
+  const DType dtype = TransitionType(state);
   const TupleShape shape{.heads = kHeads, .d_k = kDk};
   for (const auto& [run, units] : runs) {
-    for (uint32_t i = 0; i < run.heads && run.form != TransitionKind::kZero; ++i) {
+    for (uint32_t i = 0; i < run.heads && run.form != TransitionForm::kZero; ++i) {
       const std::byte* unit = units + i * TransitionBytes(shape, state, run.form, run.rank);
       float* const t = all.data() + (run.first_head + i) * kDk * kDk;
       const auto number = [&](uint64_t at) { return kernels::ReadElement(dtype, unit, static_cast<int64_t>(at)); };
-      if (run.form == TransitionKind::kDense) {
+      if (run.form == TransitionForm::kDense) {
         for (uint32_t j = 0; j < kDk * kDk; ++j) t[j] = number(j);
         continue;
       }
@@ -84,7 +84,7 @@ TEST(AdaptTransitions, StoresEveryHeadInItsSmallestForm) {
     const auto runs = AdaptTransitions(layout, 1000, {&memory, 1}, kEpsilon, nullptr);
     std::vector<TransitionRun> heads;
     for (const auto& run : runs) heads.push_back(run.heads);
-    using enum TransitionKind;
+    using enum TransitionForm;
     const std::vector<TransitionRun> expected = {
         {0, 0, 1, kZero}, {0, 1, 1, kLowRank, 1}, {0, 2, 1, kLowRank, 3}, {0, 3, 2, kLowRank, 2}, {0, 5, 1, kDense}};
     EXPECT_EQ(heads, expected);
@@ -107,7 +107,7 @@ TEST(AdaptTransitions, WithoutEpsilonAllIsDense) {
   const DenseTransitions layer{.computed = memory.data(), .stored = reinterpret_cast<std::byte*>(memory.data())};
   const auto runs = AdaptTransitions(OneLayer(DType::kF32), 1000, {&layer, 1}, 0, nullptr);
   ASSERT_EQ(runs.size(), 1u);
-  EXPECT_EQ(runs[0].heads, (TransitionRun{0, 0, kHeads, TransitionKind::kDense}));
+  EXPECT_EQ(runs[0].heads, (TransitionRun{0, 0, kHeads, TransitionForm::kDense}));
   EXPECT_EQ(runs[0].units, layer.stored);
   EXPECT_EQ(memory, computed);
 }
@@ -133,7 +133,7 @@ TEST(AdaptTransitions, KeepsLayersDenseWhereATableIsFull) {
   std::vector<uint32_t> zeros(kLayers);
   for (const auto& run : runs) {
     heads.push_back(run.heads);
-    if (run.heads.form == TransitionKind::kZero) zeros[run.heads.layer] += run.heads.heads;
+    if (run.heads.form == TransitionForm::kZero) zeros[run.heads.layer] += run.heads.heads;
   }
   EXPECT_TRUE(PlanForms(*PlanObject(layout, {}, {}, ObjectKind::kSegment, 1), heads).ok());
   EXPECT_GT(runs.size(), 3500u) << "most of the table is used";
@@ -146,12 +146,12 @@ TEST(TransitionBytes, AreTheKernels) {
   const kernels::LinearShape shape{.heads = 1, .key_heads = 1, .d_k = 24, .d_v = 40};
   const TupleShape same{.heads = 1, .d_k = 24, .d_v = 40};
   for (const DType state : {DType::kF32, DType::kF16, DType::kBF16}) {
-    for (uint8_t form = 1; form <= 6; ++form) {
-      const int32_t rank = form == 5 ? 7 : 0;
-      EXPECT_EQ(TransitionBytes(same, state, static_cast<TransitionKind>(form), static_cast<uint32_t>(rank)),
-                static_cast<uint64_t>(kernels::TransitionBytes(shape, static_cast<kernels::TransitionForm>(form), rank,
-                                                               static_cast<kernels::DType>(TransitionType(state)))))
-          << int{form};
+    using enum TransitionForm;
+    for (const TransitionForm form : {kScalar, kDiagonal, kDense, kElementwise, kLowRank, kZero}) {
+      const int32_t rank = form == kLowRank ? 7 : 0;
+      EXPECT_EQ(TransitionBytes(same, state, form, static_cast<uint32_t>(rank)),
+                static_cast<uint64_t>(kernels::TransitionBytes(shape, form, rank, TransitionType(state))))
+          << static_cast<int>(form);
     }
   }
 }

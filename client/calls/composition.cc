@@ -66,7 +66,7 @@ class Places {
 
   void Set(const RunningState& state, const LinearLayer& linear, v1::StatePlace* place) {
     const uint64_t heads = linear.value_heads;
-    const uint64_t bytes = heads * linear.d_k * linear.d_v * kernels::ElementBytes(state.dtype);
+    const uint64_t bytes = heads * linear.d_k * linear.d_v * ElementBytes(state.dtype);
     place->set_region(id_);
     place->set_offset(OffsetOf(state.data, bytes));
     place->set_dtype(static_cast<uint32_t>(state.dtype));

@@ -35,7 +35,7 @@ bool PartSources::Add(const PublishParts::Linear& tensors, Parts& parts) const {
     return data == nullptr || Place(tensors.layer, form, at, bytes, parts) != nullptr;
   };
   const uint64_t transition = TransitionBytes(TupleShapeOf(*linear), linear->state_dtype, linear->transition);
-  return add(TransitionFormOf(linear->transition), tensors.transition, heads * transition) &&
+  return add(PartFormOf(linear->transition), tensors.transition, heads * transition) &&
          add(PartForm::kState, tensors.state, heads * linear->d_k * linear->d_v * element) &&
          add(PartForm::kStateExponents, tensors.state_exponents, heads * sizeof(int32_t)) &&
          (linear->conv_channels == 0 || add(PartForm::kConvTail, tensors.conv_tail,
@@ -47,7 +47,7 @@ bool PartSources::Add(const PublishParts::Run& run, Parts& parts) const {
   const LinearLayer* const linear = LinearAt(layout_, heads.layer);
   if (linear == nullptr || heads.heads == 0 || heads.heads > linear->value_heads) return false;
   const uint64_t unit = TransitionBytes(TupleShapeOf(*linear), linear->state_dtype, heads.form, heads.rank);
-  const PartForm form = TransitionFormOf(heads.form);
+  const PartForm form = PartFormOf(heads.form);
   v1::PartSource* const part = unit == 0 ? parts.Add() : Place(heads.layer, form, run.units, heads.heads * unit, parts);
   if (part == nullptr) return false;
   part->set_layer(heads.layer);

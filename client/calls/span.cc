@@ -17,7 +17,7 @@ SpanInputs::SpanInputs(const LinearLayer& layer, const MappedSpan& span, uint32_
 std::vector<float> SpanInputs::Read(const MappedRows& rows) const {
   std::vector<float> numbers;
   if (rows.empty()) return numbers;
-  const uint64_t columns = rows.row_bytes / kernels::ElementBytes(rows.dtype);
+  const uint64_t columns = rows.row_bytes / ElementBytes(rows.dtype);
   numbers.reserve(tokens_ * columns);
   for (uint64_t token = 0; token < tokens_; ++token) {
     for (uint64_t i = 0; i < columns; ++i) {

@@ -124,7 +124,7 @@ absl::Status MappedObject::FormRows(uint32_t layer, PartForm form, uint64_t row_
     return absl::DataLossError(absl::StrCat("object header: layer ", layer, " has other ", Name(form)));
   }
   if (part == nullptr) return absl::OkStatus();
-  rows = {.unit_tokens = part->unit_tokens, .row_bytes = row_bytes, .dtype = static_cast<kernels::DType>(part->dtype)};
+  rows = {.unit_tokens = part->unit_tokens, .row_bytes = row_bytes, .dtype = part->dtype};
   for (uint32_t unit = 0; unit < part->units; ++unit) rows.units.push_back(Unit(*part, unit));
   return absl::OkStatus();
 }
@@ -137,14 +137,12 @@ absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) 
     return absl::DataLossError(absl::StrCat("object header: layer ", layer, " has states of another dtype"));
   }
   tuples_[layer].view = {.heads = heads_.data() + heads_.size(),
-                         .transition_dtype = static_cast<kernels::DType>(tuple->transition_dtype),
-                         .state_dtype = static_cast<kernels::DType>(tuple->state->dtype)};
+                         .transition_dtype = tuple->transition_dtype,
+                         .state_dtype = tuple->state->dtype};
   for (uint32_t head = 0; head < linear.value_heads; ++head) {
     const TupleParts::Transition& transition = tuple->transitions[head];
-    kernels::HeadTuple& out =
-        heads_.emplace_back(kernels::HeadTuple{.form = static_cast<kernels::TransitionForm>(transition.form),
-                                               .rank = static_cast<int32_t>(transition.rank),
-                                               .state = Unit(*tuple->state, head)});
+    kernels::HeadTuple& out = heads_.emplace_back(kernels::HeadTuple{
+        .form = transition.form, .rank = static_cast<int32_t>(transition.rank), .state = Unit(*tuple->state, head)});
     if (transition.part != nullptr) out.transition = Unit(*transition.part, transition.unit);
   }
   if (tuple->exponents != nullptr) {

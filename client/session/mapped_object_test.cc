@@ -106,7 +106,7 @@ TEST_F(MappedObjectTest, PointsAtEveryHeadsMatrices) {
       Write(*header_.Find(layer, PartForm::kTransitionDense), head, kDk * kDk - 1, transition);
       Write(*header_.Find(layer, PartForm::kState), head, kDk * kDv - 1, state);
       const kernels::HeadTuple& tuple = tuples[layer].view.heads[head];
-      EXPECT_EQ(tuple.form, kernels::TransitionForm::kDense);
+      EXPECT_EQ(tuple.form, TransitionForm::kDense);
       EXPECT_EQ(static_cast<const float*>(tuple.transition)[kDk * kDk - 1], transition);
       EXPECT_EQ(static_cast<const float*>(tuple.state)[kDk * kDv - 1], state);
     }
@@ -124,7 +124,7 @@ TEST_F(MappedObjectTest, CheckpointsHaveNoTransitions) {
   ASSERT_TRUE(object.ok()) << object.status();
   for (uint32_t head = 0; head < kHeads; ++head) {
     const kernels::HeadTuple& tuple = (*object)->tuples()[0].view.heads[head];
-    EXPECT_EQ(tuple.form, kernels::TransitionForm::kZero);
+    EXPECT_EQ(tuple.form, TransitionForm::kZero);
     EXPECT_EQ(tuple.transition, nullptr);
     EXPECT_NE(tuple.state, nullptr);
   }
@@ -141,7 +141,7 @@ TEST_F(MappedObjectTest, PointsAtTheStatesBehindAPrefix) {
     for (const uint32_t layer : {0u, 2u}) {
       Write(*header_.Find(layer, PartForm::kState), kHeads - 1, kDk * kDv - 1, 2.5f);
       const kernels::HeadTuple& last = (*object)->tuples()[layer].view.heads[kHeads - 1];
-      EXPECT_EQ(last.form, kernels::TransitionForm::kZero);
+      EXPECT_EQ(last.form, TransitionForm::kZero);
       EXPECT_EQ(static_cast<const float*>(last.state)[kDk * kDv - 1], 2.5f);
     }
     EXPECT_EQ((*object)->tuples()[0].view.position, 0);
@@ -186,7 +186,7 @@ TEST_F(MappedObjectTest, ReadsEveryFormFromTheTable) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
-  std::set<std::pair<TransitionKind, DType>> seen;
+  std::set<std::pair<TransitionForm, DType>> seen;
   for (int trial = 0; trial < 100; ++trial) {
     layout_ = RandomLayout(random);
     layout_.head = std::min<uint32_t>(layout_.head, kTokens / 2 - 1);
@@ -217,15 +217,15 @@ TEST_F(MappedObjectTest, ReadsEveryFormFromTheTable) {
       for (uint32_t unit = 0; unit < part.units; ++unit) {
         const kernels::HeadTuple& head = tuple.view.heads[part.head_group + unit];
         if (part.form == PartForm::kState) {
-          EXPECT_EQ(tuple.view.state_dtype, static_cast<kernels::DType>(linear->state_dtype));
+          EXPECT_EQ(tuple.view.state_dtype, linear->state_dtype);
           EXPECT_EQ(head.state, place(unit));
           EXPECT_EQ(head.state_exponent, linear->state_dtype == DType::kF16 ? static_cast<int32_t>(unit) - 2 : 0);
-        } else if (const auto form = TransitionKindOf(part.form); form.has_value()) {
+        } else if (const auto form = TransitionFormOf(part.form); form.has_value()) {
           seen.emplace(*form, linear->state_dtype);
-          EXPECT_EQ(head.form, static_cast<kernels::TransitionForm>(*form));
+          EXPECT_EQ(head.form, *form);
           EXPECT_EQ(head.rank, static_cast<int32_t>(part.rank));
           EXPECT_EQ(head.transition, part.Empty() ? nullptr : place(unit));
-          EXPECT_EQ(tuple.view.transition_dtype, static_cast<kernels::DType>(TransitionType(linear->state_dtype)));
+          EXPECT_EQ(tuple.view.transition_dtype, TransitionType(linear->state_dtype));
         }
       }
     }
@@ -236,7 +236,7 @@ TEST_F(MappedObjectTest, ReadsEveryFormFromTheTable) {
 // A head's form misread is never composed: a table that says something else of a head is refused, though its checksum
 // is right.
 TEST_F(MappedObjectTest, RefusesAFormMisread) {
-  using enum TransitionKind;
+  using enum TransitionForm;
   const ObjectHeader natural = *PlanObject(layout_, ns_, Key{}, ObjectKind::kSegment, kTokens);
   const std::vector<TransitionRun> runs = {
       {0, 0, 1, kZero}, {0, 1, kHeads - 2, kDense}, {0, kHeads - 1, 1, kLowRank, 2}};
@@ -320,7 +320,7 @@ TEST_F(MappedObjectTest, ASpansRowsArePointedAtAndRead) {
   };
   for (uint64_t token = 0; token < 210; ++token) {
     for (uint64_t i = 0; i < 2 * kDk; ++i) {
-      kernels::WriteElement(kernels::DType::kF16, at(PartForm::kSpanKeys, token, i), 0, static_cast<float>(token + i));
+      kernels::WriteElement(DType::kF16, at(PartForm::kSpanKeys, token, i), 0, static_cast<float>(token + i));
     }
     for (uint64_t i = 0; i < kChannels; ++i) {
       const auto input = static_cast<float>(1000 * token + i);

@@ -9,6 +9,7 @@
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine/request_fields.h"
 #include "daemon/engine/shared_places.h"
+#include "kernels/layer_shape.h"
 #include "proto/invalid.h"
 #include "proto/limits.h"
 
@@ -50,7 +51,7 @@ absl::Status AddInterior(const std::string& field, const v1::LandSegment& segmen
 
 absl::StatusOr<storage::StatePlace> ReadState(const std::string& field, const v1::StatePlace& place,
                                               const kernels::LinearShape& shape, SharedPlaces& places) {
-  storage::StatePlace state{.dtype = static_cast<kernels::DType>(place.dtype())};
+  storage::StatePlace state{.dtype = static_cast<DType>(place.dtype())};
   switch (place.dtype()) {
     case static_cast<uint32_t>(DType::kF32):
     case static_cast<uint32_t>(DType::kF16):
@@ -59,12 +60,12 @@ absl::StatusOr<storage::StatePlace> ReadState(const std::string& field, const v1
     default:
       return Invalid(field, ".dtype: neither f32, f16 nor bf16");
   }
-  const uint64_t element = kernels::ElementBytes(state.dtype), heads = static_cast<uint64_t>(shape.heads);
+  const uint64_t element = ElementBytes(state.dtype), heads = static_cast<uint64_t>(shape.heads);
   const absl::StatusOr<std::byte*> data =
       places.Block(field, place.region(), place.offset(), heads * shape.d_k * shape.d_v * element, element);
   if (!data.ok()) return data.status();
   state.data = *data;
-  if (state.dtype != kernels::DType::kF16) {
+  if (state.dtype != DType::kF16) {
     if (place.exponents_offset() != 0) return Invalid(field, ".exponents_offset: only for f16");
     return state;
   }
@@ -194,25 +195,10 @@ absl::StatusOr<kernels::LinearShape> LinearShapeAt(const std::string& field, con
   if (layer >= layout.layers.size()) return Invalid(field, ": the layout has ", layout.layers.size());
   const auto* linear = std::get_if<LinearLayer>(&layout.layers[layer]);
   if (linear == nullptr) return Invalid(field, ": ", layer, " is an attention layer");
-  return ShapeOf(*linear);
+  return kernels::ShapeOf(*linear);
 }
 
 }  // namespace
-
-kernels::LinearShape ShapeOf(const LinearLayer& layer) {
-  // Families, orders and kinds of RoPE have the numbers of the layout's encoding.
-  kernels::LinearShape shape{.family = static_cast<kernels::Family>(layer.family),
-                             .heads = static_cast<int32_t>(layer.value_heads),
-                             .key_heads = static_cast<int32_t>(layer.key_heads),
-                             .d_k = static_cast<int32_t>(layer.d_k),
-                             .d_v = static_cast<int32_t>(layer.d_v),
-                             .order = static_cast<kernels::StateOrder>(layer.order)};
-  if (!layer.decay_table.empty()) shape.decay_table = layer.decay_table.data();
-  shape.rotation = {.style = static_cast<kernels::RopeStyle>(layer.rope.kind),
-                    .rotary_dim = static_cast<int32_t>(layer.rope.rotary_dim),
-                    .frequencies = layer.rope.frequencies.data()};
-  return shape;
-}
 
 absl::StatusOr<CompositionPlan> ReadAdvance(const v1::AdvanceRequest& request, const Session& session) {
   absl::StatusOr<CompositionPlan> plan = ReadCommon(request, session);
@@ -257,7 +243,7 @@ absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, c
     if (place.layer() != i) return Invalid(field, ".layer: expected linear layer ", i, ", got ", place.layer());
     storage::Composition::Layer& layer = plan->composition.layers.emplace_back();
     layer.layer = i;
-    layer.shape = ShapeOf(*linear);
+    layer.shape = kernels::ShapeOf(*linear);
     const auto state = ReadState(absl::StrCat(field, ".state"), place.state(), layer.shape, places);
     if (!state.ok()) return state.status();
     layer.state = *state;

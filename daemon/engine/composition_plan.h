@@ -27,9 +27,6 @@ struct CompositionPlan {
   std::vector<std::string> fields;  // of the request, one an interior
 };
 
-// The shape of a linear layer as kernels know it. Its tables are the layer's own.
-kernels::LinearShape ShapeOf(const LinearLayer& layer);
-
 // INVALID_ARGUMENT names the field.
 absl::StatusOr<CompositionPlan> ReadAdvance(const v1::AdvanceRequest& request, const Session& session);
 absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, const Session& session);

@@ -10,6 +10,7 @@
 #include "daemon/testing/compose_fixture.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
+#include "kernels/layer_shape.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -120,20 +121,20 @@ TEST_F(EngineComposeSeamlessTest, ComposesAllLayersWithTheKernelsBits) {
 
 // Every field of the layout reaches the kernels.
 TEST(ShapeOf, TakesEverythingFromTheLayout) {
-  LinearLayer layer{.family = LinearFamily::kLightning,
+  LinearLayer layer{.family = Family::kLightning,
                     .key_heads = 2,
                     .value_heads = 4,
                     .d_k = 8,
                     .d_v = 6,
                     .decay_table = {-1, -2, -3, -4},
-                    .transition = TransitionKind::kScalar,
-                    .order = StateOrderKind::kValueFirst};
-  layer.rope = {.kind = RopeKind::kInterleaved, .rotary_dim = 4, .frequencies = {1.0, 0.1}};
-  const kernels::LinearShape shape = ShapeOf(layer);
-  EXPECT_EQ(shape.family, kernels::Family::kLightning);
-  EXPECT_EQ(shape.order, kernels::StateOrder::kValueFirst);
+                    .transition = TransitionForm::kScalar,
+                    .order = StateOrder::kValueFirst};
+  layer.rope = {.kind = RopeStyle::kInterleaved, .rotary_dim = 4, .frequencies = {1.0, 0.1}};
+  const kernels::LinearShape shape = kernels::ShapeOf(layer);
+  EXPECT_EQ(shape.family, Family::kLightning);
+  EXPECT_EQ(shape.order, StateOrder::kValueFirst);
   EXPECT_EQ(shape.decay_table, layer.decay_table.data());
-  EXPECT_EQ(shape.rotation.style, kernels::RopeStyle::kInterleaved);
+  EXPECT_EQ(shape.rotation.style, RopeStyle::kInterleaved);
   EXPECT_EQ(shape.rotation.rotary_dim, 4);
   EXPECT_EQ(shape.rotation.frequencies, layer.rope.frequencies.data());
   EXPECT_EQ(shape.heads, 4);

@@ -330,11 +330,11 @@ TEST_F(EngineServiceTest, AnswersTheStandardHealthCheck) {
 
 // Dimensions that turn together as pair i.
 struct Pairing {
-  RopeKind kind;
+  RopeStyle kind;
   std::array<std::array<int, 2>, 2> pairs;
 };
 std::string NameOf(const Pairing& pairing) {
-  return pairing.kind == RopeKind::kInterleaved ? "Interleaved" : "HalfSplit";
+  return pairing.kind == RopeStyle::kInterleaved ? "Interleaved" : "HalfSplit";
 }
 void PrintTo(const Pairing& pairing, std::ostream* out) {
   *out << NameOf(pairing);
@@ -391,8 +391,8 @@ TEST_P(EngineServiceRope, LandsWhatWasPublishedTurnedToItsPosition) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Pairings, EngineServiceRope,
-                         ::testing::Values(Pairing{RopeKind::kHalfSplit, {{{0, 2}, {1, 3}}}},
-                                           Pairing{RopeKind::kInterleaved, {{{0, 1}, {2, 3}}}}),
+                         ::testing::Values(Pairing{RopeStyle::kHalfSplit, {{{0, 2}, {1, 3}}}},
+                                           Pairing{RopeStyle::kInterleaved, {{{0, 1}, {2, 3}}}}),
                          [](const auto& info) { return NameOf(info.param); });
 
 TEST(EngineServiceTenants, AnotherTenantsLeaseAndObjectsDoNotExist) {

@@ -22,7 +22,7 @@ absl::Status TensorSources::Add(const std::string& field, int index, const v1::P
   if (part.form() != static_cast<uint32_t>(form) || !IsTensor(form)) {
     return Invalid(field, ".form: not a tensor of a linear layer");
   }
-  const std::optional<TransitionKind> transition = TransitionKindOf(form);
+  const std::optional<TransitionForm> transition = TransitionFormOf(form);
   if (part.heads() > 0 && transition.has_value()) {
     runs_.push_back({{part.layer(), part.first_head(), part.heads(), *transition, part.rank()}, index});
   } else if (part.heads() > 0) {

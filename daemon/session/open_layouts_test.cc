@@ -21,9 +21,9 @@ std::shared_ptr<Budget> BudgetOf(uint64_t bytes) {
 // A layout whose tables take `heads` × 256 KiB.
 Layout WithTables(uint32_t heads) {
   Layout layout{.page_tokens = 16, .head = 0, .tail = 0, .layers = {}};
-  LinearLayer layer{.family = LinearFamily::kMamba1, .key_heads = heads, .value_heads = heads, .d_k = 256, .d_v = 256};
+  LinearLayer layer{.family = Family::kMamba1, .key_heads = heads, .value_heads = heads, .d_k = 256, .d_v = 256};
   layer.decay_table.assign(size_t{heads} * 256 * 256, -1.0F);
-  layer.transition = TransitionKind::kElementwise;
+  layer.transition = TransitionForm::kElementwise;
   layout.layers.push_back(layer);
   return layout;
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/session/row_array.h"
+#include "kernels/layer_shape.h"
 #include "proto/invalid.h"
 #include "proto/limits.h"
 
@@ -40,23 +41,10 @@ absl::Status CheckCost(const v1::CostModel& cost) {
   return absl::OkStatus();
 }
 
-kernels::RopeStyle StyleOf(RopeKind kind) {
-  switch (kind) {
-    case RopeKind::kNone:
-      return kernels::RopeStyle::kNone;
-    case RopeKind::kHalfSplit:
-      return kernels::RopeStyle::kHalfSplit;
-    case RopeKind::kInterleaved:
-      return kernels::RopeStyle::kInterleaved;
-  }
-  return kernels::RopeStyle::kNone;  // no layout that passed Validate
-}
-
 // Of keys on their way into pages: unrotated ones stay what they are.
 kernels::Rotation RotationOf(const AttentionLayer& layer) {
   if (layer.stored == StoredKeys::kUnrotated) return {};
-  const Rope& rope = layer.rope;
-  return {StyleOf(rope.kind), static_cast<int32_t>(rope.rotary_dim), rope.frequencies.data()};
+  return kernels::RotationOf(layer.rope);
 }
 
 // One layer's keys, values, or scales of either, as the engine declares them.
@@ -126,7 +114,7 @@ kernels::PagedSlots SlotsOf(const Plane& plane, const Plane* scales, DType dtype
   slots.base = region.data() + plane.rows.offset;
   std::tie(slots.page_stride, slots.token_stride, slots.head_stride) = std::tuple_cat(strides(plane));
   slots.page_tokens = static_cast<int32_t>(plane.rows.dimensions[1].count);
-  slots.dtype = storage::KernelType(dtype);
+  slots.dtype = dtype;
   if (scales == nullptr) return slots;
   slots.scales = reinterpret_cast<float*>(region.data() + scales->rows.offset);
   std::tie(slots.scale_page_stride, slots.scale_token_stride, slots.scale_head_stride) =
@@ -282,8 +270,8 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
 }
 
 bool Pages::position_free() const {
-  return std::ranges::all_of(
-      rows_, [](const storage::PagedRows& rows) { return rows.rotation.style == kernels::RopeStyle::kNone; });
+  return std::ranges::all_of(rows_,
+                             [](const storage::PagedRows& rows) { return rows.rotation.style == RopeStyle::kNone; });
 }
 
 absl::Status Pages::CheckPositions(std::span<const int32_t> page_table, uint64_t first, uint64_t count) const {

@@ -123,7 +123,7 @@ TEST_F(ScaledPagesTest, SayWhereRowsAndScalesLie) {
   const absl::StatusOr<std::shared_ptr<const Pages>> pages = Pages::Declare(model_, region_, request);
   ASSERT_TRUE(pages.ok()) << pages.status();
   const storage::PagedRows& rows = (*pages)->rows()[1];
-  EXPECT_EQ(rows.keys.dtype, kernels::DType::kF8E4M3);
+  EXPECT_EQ(rows.keys.dtype, DType::kF8E4M3);
   EXPECT_EQ(rows.keys.base, region_->data() + kRows);
   EXPECT_EQ(rows.keys.token_stride, static_cast<int64_t>(kRow)) << "in elements of one byte";
   EXPECT_EQ(reinterpret_cast<std::byte*>(rows.values.scales), region_->data() + 2 * kRows + 3 * kScales);

@@ -15,6 +15,7 @@
 #include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "kernels/kernels.h"
+#include "kernels/layer_shape.h"
 
 namespace ashlar::daemon {
 
@@ -52,7 +53,7 @@ class EngineComposeTest : public ::testing::Test {
   }
 
   const LinearLayer& linear() const { return std::get<LinearLayer>(layout_.layers[0]); }
-  kernels::LinearShape shape() const { return ShapeOf(linear()); }
+  kernels::LinearShape shape() const { return kernels::ShapeOf(linear()); }
   size_t StateFloats() const { return size_t{linear().value_heads} * linear().d_k * linear().d_v; }
 
   // Returns the tuple of the last publish, copied out of the engine's memory.
@@ -70,7 +71,7 @@ class EngineComposeTest : public ::testing::Test {
       }
     }
     for (kernels::HeadTuple& head : heads) {
-      head.form = kind == ObjectKind::kSegment ? kernels::TransitionForm::kDense : kernels::TransitionForm::kZero;
+      head.form = kind == ObjectKind::kSegment ? TransitionForm::kDense : TransitionForm::kZero;
     }
     return heads;
   }
@@ -137,7 +138,7 @@ class EngineComposeTest : public ::testing::Test {
     const bool half = TypeOf(request) == DType::kF16;
     const auto view = [&](std::vector<void*>& heads, uint64_t exponents) {
       return kernels::StateView{.heads = heads.data(),
-                                .dtype = static_cast<kernels::DType>(TypeOf(request)),
+                                .dtype = TypeOf(request),
                                 .exponents = half ? reinterpret_cast<int32_t*>(memory + exponents) : nullptr};
     };
     std::vector<void*> state = heads_at(kState), saved = heads_at(kCheckpoint);

@@ -47,7 +47,7 @@ Layout SmallLayout() {
   attention.kv_heads = 2;
   attention.key_dim = 8;
   attention.value_dim = 6;
-  attention.rope.kind = RopeKind::kHalfSplit;
+  attention.rope.kind = RopeStyle::kHalfSplit;
   attention.rope.rotary_dim = 4;
   attention.rope.frequencies = {1.0, 0.1};
   Layout layout;

@@ -134,7 +134,7 @@ int Parse(int argc, char** argv, ashlar::talk::TalkOptions& talk, std::string& j
         return std::fprintf(stderr, "--family: must be gdn or lightning, not '%s'\n", value), 2;
       }
       const bool lightning = std::strcmp(value, "lightning") == 0;
-      options.family = lightning ? ashlar::kernels::Family::kLightning : ashlar::kernels::Family::kGdn;
+      options.family = lightning ? ashlar::Family::kLightning : ashlar::Family::kGdn;
     } else if (name == "--compose") {
       if (std::strcmp(value, "engine") != 0 && std::strcmp(value, "daemon") != 0) {
         return std::fprintf(stderr, "--compose: must be engine or daemon, not '%s'\n", value), 2;

@@ -131,7 +131,7 @@ absl::Status CachedServing::Prefill(ObjectKind kind, std::span<const int32_t> to
 
 PublishParts CachedServing::Staged(ObjectKind kind, uint64_t tokens, const Sequence& scratch) const {
   const ModelConfig& config = runtime_.model.config();
-  const bool dense = config.linear.form() == kernels::TransitionForm::kDense;
+  const bool dense = config.linear.form() == TransitionForm::kDense;
   PublishParts parts{.linear = staging_.Parts(), .region = region_, .page_table = scratch.page_table()};
   if (kind != ObjectKind::kSegment) return parts;
   std::vector<DenseTransitions> transitions;
@@ -158,7 +158,7 @@ void CachedServing::Count(uint64_t tokens, const PublishParts& published) {
   for (const TransitionRun& run : runs) stored_.heads[run.form] += run.heads;
   if (!runs.empty()) return;
   const auto heads = static_cast<uint64_t>(linear.value_heads) * published.linear.size();
-  stored_.heads[static_cast<TransitionKind>(linear.form())] += heads;
+  stored_.heads[linear.form()] += heads;
 }
 
 std::vector<ObjectRun> CachedServing::WhatToFill(const RagPrompt& prompt, const Match& match) {

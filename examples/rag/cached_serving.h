@@ -66,7 +66,7 @@ struct StoredSegments {
   uint64_t segments = 0;
   uint64_t bytes = 0;                        // of all of them
   uint64_t own_bytes = 0;                    // if every transition had its layer's own form
-  std::map<TransitionKind, uint64_t> heads;  // how many transitions are stored in which form
+  std::map<TransitionForm, uint64_t> heads;  // how many transitions are stored in which form
 };
 
 class CachedServing {

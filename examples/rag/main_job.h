@@ -17,7 +17,7 @@ struct JobOptions {
   int threads = 0;    // 0: the machine's cores
   uint64_t seed = 1;  // of weights and questions
   ComposeBy compose = ComposeBy::kEngine;
-  kernels::Family family = kernels::Family::kGdn;  // or kLightning
+  Family family = Family::kGdn;  // or kLightning
   double epsilon = kPublishedEpsilon;
   // Capacities of the daemon's tiers. dram 0: all that the job publishes; hbm, ssd 0: no such tier.
   uint64_t hbm_bytes = 0, dram_bytes = 0, ssd_bytes = 0;

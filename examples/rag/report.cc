@@ -110,7 +110,7 @@ nlohmann::json ToJson(const RequestResult& request) {
   return json;
 }
 
-std::string Name(TransitionKind kind) {
+std::string Name(TransitionForm kind) {
   static constexpr const char* kNames[] = {"scalar", "diagonal", "dense", "elementwise", "low_rank", "zero"};
   return kNames[static_cast<size_t>(kind) - 1];
 }

@@ -49,7 +49,7 @@ void AttentionMixer::AttendInPlace(int32_t layer, const Pass& pass, const Sequen
   const AttentionConfig& attention = config.attention;
   const Spans spans = SpansOf(sequence, config.kind_index(layer), pass.positions.back() + 1);
   kernels::AttendArgs args;
-  args.shape = {.kind = kernels::AttentionKind::kGqa,
+  args.shape = {.kind = AttentionKind::kGqa,
                 .query_heads = attention.query_heads,
                 .kv_heads = attention.kv_heads,
                 .key_dim = attention.head_dim,
@@ -57,7 +57,7 @@ void AttentionMixer::AttendInPlace(int32_t layer, const Pass& pass, const Sequen
                 .scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim))};
   const std::vector<double>& frequencies = machine_.model.frequencies();
   if (!frequencies.empty()) {
-    args.rotation = {kernels::RopeStyle::kHalfSplit, static_cast<int32_t>(2 * frequencies.size()), frequencies.data()};
+    args.rotation = {RopeStyle::kHalfSplit, static_cast<int32_t>(2 * frequencies.size()), frequencies.data()};
   }
   args.tokens = pass.rows();
   args.q = projected_;

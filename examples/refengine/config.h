@@ -11,7 +11,7 @@ namespace ashlar::refengine {
 // attention's recurrence in its place: a fixed decay a head, nothing erased, queries and keys turned by RoPE inside the
 // layer.
 struct LinearConfig {
-  kernels::Family family = kernels::Family::kGdn;  // or kLightning
+  Family family = Family::kGdn;  // or kLightning
   int32_t key_heads = 0;
   int32_t value_heads = 0;  // a multiple of key_heads
   int32_t d_k = 0;
@@ -25,12 +25,12 @@ struct LinearConfig {
   // Channels of the convolution, in this order: q, k, v.
   int32_t conv_channels() const { return 2 * key_channels() + value_channels(); }
   // Channels of b and a, from which gdn's β and decay are made.
-  int32_t gate_channels() const { return family == kernels::Family::kGdn ? 2 * value_heads : 0; }
+  int32_t gate_channels() const { return family == Family::kGdn ? 2 * value_heads : 0; }
   // Columns of the input projection: q, k, v, output gate z, b, a.
   int32_t columns() const { return conv_channels() + value_channels() + gate_channels(); }
-  kernels::TransitionForm form() const { return kernels::NaturalForm(family); }
+  TransitionForm form() const { return NaturalForm(family); }
   int64_t transition_floats() const {  // of one head
-    return form() == kernels::TransitionForm::kDense ? int64_t{d_k} * d_k : 1;
+    return form() == TransitionForm::kDense ? int64_t{d_k} * d_k : 1;
   }
   int64_t state_floats() const { return int64_t{d_k} * d_v; }
 };
@@ -66,7 +66,7 @@ struct ModelConfig {
 };
 
 // The demo's model: 8 layers, 32 million weights. `family`: gdn or lightning.
-ModelConfig DemoConfig(uint64_t seed = 1, kernels::Family family = kernels::Family::kGdn);
+ModelConfig DemoConfig(uint64_t seed = 1, Family family = Family::kGdn);
 // A model for tests: one or two blocks, every dimension different from every other.
 ModelConfig TinyConfig(uint64_t seed, int32_t blocks = 1);
 // The same with lightning's recurrence.

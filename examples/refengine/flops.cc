@@ -24,7 +24,7 @@ Flops ChainFlops(const ModelConfig& config, int64_t start, std::span<const Step>
   const AttentionConfig& attention = config.attention;
   const double heads = static_cast<double>(config.linear_layers()) * linear.value_heads;
   const double state = static_cast<double>(linear.state_floats());
-  const bool dense = linear.form() == kernels::TransitionForm::kDense;
+  const bool dense = linear.form() == TransitionForm::kDense;
   Flops flops;
   int64_t computed = 0;
   double position = static_cast<double>(start);

@@ -27,7 +27,7 @@ void LayerTables::StandAt(int64_t start) {
 void PointAt(const LinearConfig& linear, const float* transitions, const float* states,
              std::span<kernels::HeadTuple> heads) {
   for (size_t head = 0; head < heads.size(); ++head) {
-    heads[head] = {.form = kernels::TransitionForm::kZero, .state = states + head * linear.state_floats()};
+    heads[head] = {.form = TransitionForm::kZero, .state = states + head * linear.state_floats()};
     if (transitions == nullptr) continue;
     heads[head].form = linear.form();
     heads[head].transition = transitions + head * linear.transition_floats();

@@ -65,8 +65,8 @@ TEST(LightningModelTest, DeclaresWhatTheCacheNeeds) {
   const Layout layout = model.layout(8, 8, 16);
   EXPECT_TRUE(Validate(layout).ok()) << Validate(layout);
   const auto& linear = std::get<LinearLayer>(layout.layers[0]);
-  EXPECT_EQ(linear.family, LinearFamily::kLightning);
-  EXPECT_EQ(linear.transition, TransitionKind::kScalar);
+  EXPECT_EQ(linear.family, Family::kLightning);
+  EXPECT_EQ(linear.transition, TransitionForm::kScalar);
   EXPECT_EQ(linear.decay_table, model.weights().layers[0].linear.log_decay);
   EXPECT_NE(linear.decay_table, std::get<LinearLayer>(layout.layers[1]).decay_table);
   EXPECT_EQ(linear.rope.rotary_dim, 10u);

@@ -30,8 +30,8 @@ const ModelConfig& Checked(const ModelConfig& config) {
   Require(linear.d_k > 0 && linear.d_k <= kernels::kMaxHeadDim, "linear.d_k");
   Require(linear.d_v > 0 && linear.d_v <= kernels::kMaxHeadDim, "linear.d_v");
   Require(linear.conv_kernel > 1, "linear.conv_kernel");
-  Require(linear.family == kernels::Family::kGdn || linear.family == kernels::Family::kLightning, "linear.family");
-  const int32_t most = linear.family == kernels::Family::kLightning ? linear.d_k : 0;
+  Require(linear.family == Family::kGdn || linear.family == Family::kLightning, "linear.family");
+  const int32_t most = linear.family == Family::kLightning ? linear.d_k : 0;
   Require(linear.rotary_dim >= 0 && linear.rotary_dim % 2 == 0 && linear.rotary_dim <= most, "linear.rotary_dim");
   Require(attention.kv_heads > 0, "attention.kv_heads");
   Require(attention.query_heads > 0 && attention.query_heads % attention.kv_heads == 0, "attention.query_heads");
@@ -113,15 +113,15 @@ Layout Model::layout(uint32_t head, uint32_t tail, uint32_t page_tokens) const {
   attention.kv_heads = config_.attention.kv_heads;
   attention.key_dim = attention.value_dim = config_.attention.head_dim;
   if (config_.attention.rotary_dim > 0) {
-    attention.rope.kind = RopeKind::kHalfSplit;
+    attention.rope.kind = RopeStyle::kHalfSplit;
     attention.rope.rotary_dim = config_.attention.rotary_dim;
     attention.rope.frequencies = frequencies_;
   }
   LinearLayer linear;
-  linear.family = static_cast<LinearFamily>(config_.linear.family);
-  linear.transition = static_cast<TransitionKind>(config_.linear.form());
+  linear.family = config_.linear.family;
+  linear.transition = config_.linear.form();
   if (config_.linear.rotary_dim > 0) {
-    linear.rope.kind = RopeKind::kHalfSplit;
+    linear.rope.kind = RopeStyle::kHalfSplit;
     linear.rope.rotary_dim = config_.linear.rotary_dim;
     linear.rope.frequencies = linear_frequencies_;
   }
@@ -157,14 +157,14 @@ kernels::LinearShape Model::linear_shape(int32_t layer) const {
                                 .d_v = linear.d_v,
                                 .decay_table = decay.empty() ? nullptr : decay.data()};
   if (linear.rotary_dim > 0) {
-    shape.rotation = {kernels::RopeStyle::kHalfSplit, linear.rotary_dim, linear_frequencies_.data()};
+    shape.rotation = {RopeStyle::kHalfSplit, linear.rotary_dim, linear_frequencies_.data()};
   }
   return shape;
 }
 
 kernels::Rotation Model::rotation() const {
   if (frequencies_.empty()) return {};
-  return {kernels::RopeStyle::kHalfSplit, config_.attention.rotary_dim, frequencies_.data()};
+  return {RopeStyle::kHalfSplit, config_.attention.rotary_dim, frequencies_.data()};
 }
 
 }  // namespace ashlar::refengine

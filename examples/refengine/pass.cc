@@ -13,8 +13,7 @@ namespace {
 bool IsComplete(const CachedLayer& layer, int32_t heads, bool checkpoint) {
   if (layer.tuple.heads == nullptr || layer.conv_tail == nullptr) return false;
   return std::all_of(layer.tuple.heads, layer.tuple.heads + heads, [&](const kernels::HeadTuple& head) {
-    return head.state != nullptr &&
-           (checkpoint || head.transition != nullptr || head.form == kernels::TransitionForm::kZero);
+    return head.state != nullptr && (checkpoint || head.transition != nullptr || head.form == TransitionForm::kZero);
   });
 }
 

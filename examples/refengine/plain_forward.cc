@@ -83,7 +83,7 @@ class PlainLinear {
       const Vector q = Turned(UnitLength(Slice(mixed, key_head * linear.d_k, linear.d_k)));
       const Vector k = Turned(UnitLength(Slice(mixed, linear.key_channels() + key_head * linear.d_k, linear.d_k)));
       const Vector v = Slice(mixed, 2 * linear.key_channels() + head * linear.d_v, linear.d_v);
-      Vector o = linear.family == kernels::Family::kGdn
+      Vector o = linear.family == Family::kGdn
                      ? RecurGdn(head, q, k, v, Slice(projected, channels + values, linear.gate_channels()))
                      : Recur(head, q, k, v, std::exp(double{weights_.log_decay[head]}), 1, false);
       o = Normalized(o, weights_.out_norm, config_.norm_epsilon);

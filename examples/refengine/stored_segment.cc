@@ -121,7 +121,7 @@ absl::Status PrefillIsolated(Engine& engine, PagePool& pool, std::span<const int
 
 ReplacedTransitions::ReplacedTransitions(const ModelConfig& config, With with)
     : config_(config), with_(with), identity_(config.linear.transition_floats()) {
-  if (config.linear.form() != kernels::TransitionForm::kDense) return;  // a logarithm: zero
+  if (config.linear.form() != TransitionForm::kDense) return;  // a logarithm: zero
   for (int64_t i = 0; i < config.linear.d_k; ++i) identity_[i * config.linear.d_k + i] = 1.0f;
 }
 
@@ -129,7 +129,7 @@ LayerTables ReplacedTransitions::operator()(std::span<const CachedLayer> layers)
   LayerTables replaced(config_, layers);
   for (int32_t layer = 0; layer < config_.layers(); ++layer) {
     for (kernels::HeadTuple& head : replaced.heads(layer)) {
-      head.form = with_ == With::kZero ? kernels::TransitionForm::kZero : config_.linear.form();
+      head.form = with_ == With::kZero ? TransitionForm::kZero : config_.linear.form();
       head.transition = with_ == With::kZero ? nullptr : identity_.data();
     }
   }

@@ -110,7 +110,7 @@ void DrawGates(const LinearConfig& linear, Draw& draw, LinearWeights& weights) {
   Stream stream = draw.NextStream();
   for (int32_t head = 0; head < linear.value_heads; ++head) {
     const float u = stream.Uniform(), w = stream.Uniform();
-    if (linear.family == kernels::Family::kLightning) {
+    if (linear.family == Family::kLightning) {
       // The same lengths of memory, the same for every token.
       weights.log_decay.push_back(SlowDecay(linear, head) ? -1e-3f * (0.5f + 0.3f * u) : -std::exp2(-7 * u));
       continue;

@@ -52,7 +52,7 @@ CapturedSpan SpanStaging::Take(uint64_t tokens) {
     std::byte* const placed = at;
     const size_t count = rows.size() / tokens_ * tokens;
     for (size_t i = 0; i < count; ++i) {
-      kernels::WriteElement(static_cast<kernels::DType>(dtype), placed, static_cast<int64_t>(i), rows[i]);
+      kernels::WriteElement(dtype, placed, static_cast<int64_t>(i), rows[i]);
     }
     at += Align(rows.size() * sizeof(float));
     return placed;

@@ -11,11 +11,16 @@ namespace ashlar::kernels {
 inline void PrintTo(const Kernels* kernels, std::ostream* out) {
   *out << kernels->name();
 }
-inline void PrintTo(Family family, std::ostream* out) {
-  *out << testing::Name(family);
-}
-inline void PrintTo(StateOrder order, std::ostream* out) {
-  *out << testing::Name(order);
-}
 
 }  // namespace ashlar::kernels
+
+namespace ashlar {
+
+inline void PrintTo(Family family, std::ostream* out) {
+  *out << kernels::testing::Name(family);
+}
+inline void PrintTo(StateOrder order, std::ostream* out) {
+  *out << kernels::testing::Name(order);
+}
+
+}  // namespace ashlar

@@ -84,7 +84,7 @@ class Turn {
 Layout TestLayout() {
   LinearLayer linear{.key_heads = 2, .value_heads = 4, .d_k = 64, .d_v = 96, .conv_channels = 40, .conv_kernel = 4};
   AttentionLayer attention{.kv_heads = kKvHeads, .key_dim = kKeyDim, .value_dim = kValueDim};
-  attention.rope = {.kind = RopeKind::kHalfSplit, .rotary_dim = kRotaryDim, .frequencies = Frequencies()};
+  attention.rope = {.kind = RopeStyle::kHalfSplit, .rotary_dim = kRotaryDim, .frequencies = Frequencies()};
   return {.page_tokens = kPageTokens,
           .head = 4,
           .tail = 4,
@@ -135,7 +135,7 @@ std::vector<PagedRows> TestPages::Rows() const {
     rows.values = rows.keys;
     rows.values.base = base + kKvHeads * kKeyDim;
     rows.values.head_stride = kValueDim;
-    rows.rotation = {kernels::RopeStyle::kHalfSplit, kRotaryDim, Frequencies().data()};
+    rows.rotation = {RopeStyle::kHalfSplit, kRotaryDim, Frequencies().data()};
     all.push_back(rows);
   }
   return all;

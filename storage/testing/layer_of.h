@@ -8,23 +8,22 @@
 
 namespace ashlar::storage {
 
-// Returns the layer that declares this shape, without a convolution.
-inline LinearLayer LayerOf(const kernels::LinearShape& shape, kernels::DType state) {
-  LinearLayer layer{.family = static_cast<LinearFamily>(shape.family),
+// The layer that declares such a shape, without a convolution.
+inline LinearLayer LayerOf(const kernels::LinearShape& shape, DType state) {
+  LinearLayer layer{.family = shape.family,
                     .key_heads = static_cast<uint32_t>(shape.key_heads),
                     .value_heads = static_cast<uint32_t>(shape.heads),
                     .d_k = static_cast<uint32_t>(shape.d_k),
                     .d_v = static_cast<uint32_t>(shape.d_v),
-                    .state_dtype = static_cast<DType>(state),
-                    .transition = static_cast<TransitionKind>(kernels::NaturalForm(shape.family)),
-                    .order = static_cast<StateOrderKind>(shape.order)};
+                    .state_dtype = state,
+                    .transition = NaturalForm(shape.family),
+                    .order = shape.order};
   if (shape.decay_table != nullptr) {
-    const int64_t numbers = shape.family == kernels::Family::kMamba1 ? int64_t{shape.d_k} * shape.d_v : 1;
+    const int64_t numbers = shape.family == Family::kMamba1 ? int64_t{shape.d_k} * shape.d_v : 1;
     layer.decay_table.assign(shape.decay_table, shape.decay_table + shape.heads * numbers);
   }
-  if (shape.rotation.style != kernels::RopeStyle::kNone) {
-    layer.rope = {.kind = static_cast<RopeKind>(shape.rotation.style),
-                  .rotary_dim = static_cast<uint32_t>(shape.rotation.rotary_dim)};
+  if (shape.rotation.style != RopeStyle::kNone) {
+    layer.rope = {.kind = shape.rotation.style, .rotary_dim = static_cast<uint32_t>(shape.rotation.rotary_dim)};
     layer.rope.frequencies.assign(shape.rotation.frequencies,
                                   shape.rotation.frequencies + shape.rotation.rotary_dim / 2);
   }

@@ -13,14 +13,14 @@ class StateHeads {
  public:
   StateHeads(const kernels::LinearShape& shape, const StatePlace& place)
       : heads_(static_cast<size_t>(shape.heads)), dtype_(place.dtype), exponents_(place.exponents) {
-    const size_t bytes = static_cast<size_t>(shape.d_k) * shape.d_v * kernels::ElementBytes(place.dtype);
+    const size_t bytes = static_cast<size_t>(shape.d_k) * shape.d_v * ElementBytes(place.dtype);
     for (size_t head = 0; head < heads_.size(); ++head) heads_[head] = place.data + head * bytes;
   }
   kernels::StateView view() const { return {.heads = heads_.data(), .dtype = dtype_, .exponents = exponents_}; }
 
  private:
   std::vector<void*> heads_;
-  kernels::DType dtype_;
+  DType dtype_;
   int32_t* exponents_;
 };
 

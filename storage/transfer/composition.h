@@ -19,7 +19,7 @@ namespace ashlar::storage {
 // The states of all heads of one layer, one behind the other.
 struct StatePlace {
   std::byte* data = nullptr;  // [heads][d_k, d_v] or [heads][d_v, d_k], in the shape's order
-  kernels::DType dtype = kernels::DType::kF32;
+  DType dtype = DType::kF32;
   int32_t* exponents = nullptr;  // [heads], of fp16
 };
 

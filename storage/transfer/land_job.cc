@@ -250,7 +250,7 @@ kernels::Event LandJob::Land(const Task& task, uint64_t batch_bytes, const kerne
                                   .tokens = static_cast<int64_t>(task.tokens),
                                   .heads = task.rows->heads,
                                   .dim = keys ? task.rows->key_dim : task.rows->value_dim,
-                                  .dtype = KernelType(range.part->dtype)},
+                                  .dtype = range.part->dtype},
                        .rotation = turned ? task.rows->rotation : kernels::Rotation{},
                        .delta = static_cast<int64_t>(delta),
                        .target = keys ? task.rows->keys : task.rows->values,

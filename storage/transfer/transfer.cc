@@ -27,7 +27,7 @@ bool SameShape(const ObjectHeader& object, const Part& part, const PagedRows& ro
   }
   const int32_t dim = part.form == PartForm::kKeys ? rows.key_dim : rows.value_dim;
   if (dim <= 0 || static_cast<uint32_t>(dim) > limits::kMaxHeadDim) return false;
-  if (KernelType(part.dtype) != slots.dtype) return false;
+  if (part.dtype != slots.dtype) return false;
   if ((slots.scales != nullptr) != (object.Find(part.layer, ScalesOf(part.form)) != nullptr)) return false;
   return part.unit_bytes == uint64_t{part.unit_tokens} * rows.heads * dim * ElementBytes(part.dtype);
 }

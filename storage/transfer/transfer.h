@@ -18,11 +18,6 @@
 
 namespace ashlar::storage {
 
-// The layout's element types and the kernels' have the same numbers.
-inline kernels::DType KernelType(DType dtype) {
-  return static_cast<kernels::DType>(dtype);
-}
-
 // One attention layer's keys and values in an engine's pages.
 struct PagedRows {
   uint32_t layer = 0;                             // index into layout.layers

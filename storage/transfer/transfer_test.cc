@@ -52,7 +52,7 @@ TEST_F(FitsTest, RefusesOtherShapes) {
   EXPECT_TRUE(refused([](PagedRows& rows) { rows.layer = 0; }));
   EXPECT_TRUE(refused([](PagedRows& rows) { rows.keys.base = nullptr; }));
   EXPECT_TRUE(refused([](PagedRows& rows) { rows.values.page_tokens = 0; }));
-  EXPECT_TRUE(refused([](PagedRows& rows) { rows.keys.dtype = kernels::DType::kBF16; }));
+  EXPECT_TRUE(refused([](PagedRows& rows) { rows.keys.dtype = DType::kBF16; }));
   EXPECT_TRUE(refused([](PagedRows& rows) { rows.values.scales = static_cast<float*>(rows.values.base); }));
 }
 

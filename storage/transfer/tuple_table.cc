@@ -8,12 +8,11 @@
 namespace ashlar::storage {
 namespace {
 
-// Forms have the same numbers in the contract and in the kernels.
 TupleShape ShapeOf(const kernels::LinearShape& shape) {
   return {.heads = static_cast<uint32_t>(shape.heads),
           .d_k = static_cast<uint32_t>(shape.d_k),
           .d_v = static_cast<uint32_t>(shape.d_v),
-          .transition = static_cast<TransitionKind>(kernels::NaturalForm(shape.family))};
+          .transition = NaturalForm(shape.family)};
 }
 
 }  // namespace
@@ -31,16 +30,15 @@ TupleTable::TupleTable(uint32_t layer, const kernels::LinearShape& shape, size_t
 void TupleTable::Add(const ObjectHeader& object, const ObjectBytes& bytes, uint64_t first_position) {
   const TupleParts tuple = *FindTuple(object, layer_, shape_);
   views_.push_back({.heads = heads_.data() + heads_.size(),
-                    .transition_dtype = KernelType(tuple.transition_dtype),
-                    .state_dtype = KernelType(tuple.state->dtype),
+                    .transition_dtype = tuple.transition_dtype,
+                    .state_dtype = tuple.state->dtype,
                     .position = static_cast<int64_t>(first_position)});
   const std::byte* const exponents = tuple.exponents == nullptr ? nullptr : bytes.Unit(*tuple.exponents, 0);
   for (uint32_t head = 0; head < shape_.heads; ++head) {
     const TupleParts::Transition& transition = tuple.transitions[head];
-    kernels::HeadTuple& out =
-        heads_.emplace_back(kernels::HeadTuple{.form = static_cast<kernels::TransitionForm>(transition.form),
-                                               .rank = static_cast<int32_t>(transition.rank),
-                                               .state = bytes.Unit(*tuple.state, head)});
+    kernels::HeadTuple& out = heads_.emplace_back(kernels::HeadTuple{.form = transition.form,
+                                                                     .rank = static_cast<int32_t>(transition.rank),
+                                                                     .state = bytes.Unit(*tuple.state, head)});
     if (transition.part != nullptr) out.transition = bytes.Unit(*transition.part, transition.unit);
     if (exponents != nullptr) std::memcpy(&out.state_exponent, exponents + head * sizeof(int32_t), sizeof(int32_t));
   }

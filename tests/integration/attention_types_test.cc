@@ -35,7 +35,7 @@ struct RowType {
 
   bool latent() const { return layer.kind == AttentionKind::kMla; }
   // Its keys, or of a latent the part of them that stands among the values, are turned on their way into pages.
-  bool turns() const { return layer.stored == StoredKeys::kZeroBased && layer.rope.kind != RopeKind::kNone; }
+  bool turns() const { return layer.stored == StoredKeys::kZeroBased && layer.rope.kind != RopeStyle::kNone; }
   uint64_t RowBytes(uint32_t dim) const { return uint64_t{dim} * ElementBytes(layer.dtype); }
   uint64_t TokenBytes() const { return layer.kv_heads * RowBytes(kKeyDim + kValueDim); }
   uint64_t ScaleBytes() const { return format.scaled ? uint64_t{2} * layer.kv_heads * sizeof(float) : 0; }
@@ -51,17 +51,17 @@ std::vector<RowType> EveryType() {
   std::vector<RowType> types;
   for (const RowFormat format : kernels::testing::kRowFormats) {
     for (const AttentionKind kind : {AttentionKind::kGqa, AttentionKind::kMla}) {
-      for (const RopeKind rope : {RopeKind::kNone, RopeKind::kHalfSplit, RopeKind::kInterleaved}) {
+      for (const RopeStyle rope : {RopeStyle::kNone, RopeStyle::kHalfSplit, RopeStyle::kInterleaved}) {
         for (const StoredKeys stored : {StoredKeys::kZeroBased, StoredKeys::kUnrotated}) {
           AttentionLayer layer{.kind = kind,
                                .kv_heads = kind == AttentionKind::kMla ? 1u : 3u,
                                .key_dim = kKeyDim,
                                .value_dim = kValueDim,
-                               .dtype = static_cast<DType>(format.dtype),
+                               .dtype = format.dtype,
                                .scales = format.scaled,
                                .rope = {},
                                .stored = stored};
-          if (rope != RopeKind::kNone) {
+          if (rope != RopeStyle::kNone) {
             layer.rope = {
                 .kind = rope, .rotary_dim = kRotaryDim, .frequencies = kernels::testing::Frequencies(kRotaryDim, 1e6)};
           }
@@ -176,8 +176,7 @@ class Engine {
 // What must stand in the pages where the run's token 0 stands at `first`.
 Rows Turned(const RowType& type, const Rows& rows, uint64_t first) {
   Rows turned(rows.format, rows.rows, rows.dim);
-  const auto style =
-      type.layer.rope.kind == RopeKind::kHalfSplit ? kernels::RopeStyle::kHalfSplit : kernels::RopeStyle::kInterleaved;
+  const auto style = type.layer.rope.kind == RopeStyle::kHalfSplit ? RopeStyle::kHalfSplit : RopeStyle::kInterleaved;
   kernels::testing::Runner(kernels::Reference())
       .Run(kernels::RotateKeysArgs{.rotation = {style, kRotaryDim, type.layer.rope.frequencies.data()},
                                    .delta = static_cast<int64_t>(first),

@@ -33,7 +33,7 @@ constexpr uint64_t kPrefix = 4, kSegment = 8;
 constexpr uint64_t kRegionBytes = 4 << 20;
 
 // Wide enough for interiors of five tokens to be of low rank.
-kernels::testing::Layer WideLayer(Random& random, kernels::Family family, kernels::StateOrder order) {
+kernels::testing::Layer WideLayer(Random& random, Family family, StateOrder order) {
   for (;;) {
     const kernels::testing::Layer layer = kernels::testing::RandomLayer(random, family, order, 48, {});
     if (layer.shape().d_k >= 24) return layer;
@@ -43,7 +43,7 @@ kernels::testing::Layer WideLayer(Random& random, kernels::Family family, kernel
 // One family: a random prompt whose interiors are published by an engine of this test.
 class Family {
  public:
-  Family(Client& client, Random& random, kernels::Family family, kernels::StateOrder order, Dtypes dtypes)
+  Family(Client& client, Random& random, Family family, StateOrder order, Dtypes dtypes)
       : dtypes_(dtypes),
         prompt_(random, WideLayer(random, family, order), {.interiors = 3, .interior = 5}),
         layout_{.page_tokens = 16, .layers = {LayerOf(prompt_.shape, dtypes.state)}},
@@ -58,7 +58,7 @@ class Family {
     // Of families that have no smaller form, some heads are given one by hand.
     stored_ = kernels::testing::Rounded(prompt_.tuples, dtypes_);
     for (Tuple& tuple : stored_) {
-      if (linear().transition != TransitionKind::kDense) tuple.MakeZero(0);
+      if (linear().transition != TransitionForm::kDense) tuple.MakeZero(0);
     }
   }
 
@@ -105,7 +105,7 @@ class Family {
   void Release() { match_.reset(); }
 
   // How many heads of all tuples lie in a form.
-  int Count(kernels::TransitionForm form) const {
+  int Count(TransitionForm form) const {
     int count = 0;
     for (const kernels::TupleView& view : views_) {
       for (int32_t h = 0; h < prompt_.shape.heads; ++h) count += view.heads[h].form == form;
@@ -175,11 +175,11 @@ class Family {
     const Tuple& tuple = stored_[i];
     const kernels::TupleView view = tuple.View();
     const uint32_t heads = linear().value_heads;
-    const uint64_t state_bytes = tuple.states().count() * kernels::ElementBytes(dtypes_.state);
+    const uint64_t state_bytes = tuple.states().count() * ElementBytes(dtypes_.state);
     std::byte* const states = Take(heads * state_bytes);
     for (uint32_t h = 0; h < heads; ++h) std::memcpy(states + h * state_bytes, view.heads[h].state, state_bytes);
     int32_t* exponents = nullptr;
-    if (dtypes_.state == kernels::DType::kF16) {
+    if (dtypes_.state == DType::kF16) {
       exponents = reinterpret_cast<int32_t*>(Take(heads * sizeof(int32_t)));
       for (uint32_t h = 0; h < heads; ++h) exponents[h] = view.heads[h].state_exponent;
     }
@@ -187,7 +187,7 @@ class Family {
     parts.linear.push_back({.state = states, .state_exponents = exponents});
     const uint64_t unit = TransitionBytes(TupleShapeOf(linear()), linear().state_dtype, linear().transition);
     std::byte* const transitions = Take(heads * unit);
-    if (linear().transition == TransitionKind::kDense) {
+    if (linear().transition == TransitionForm::kDense) {
       const uint64_t numbers = uint64_t{linear().d_k} * linear().d_k;
       std::vector<float> computed(heads * numbers);
       for (uint32_t h = 0; h < heads; ++h) {
@@ -198,7 +198,7 @@ class Family {
       parts.runs = AdaptTransitions(layout_, kSegment, {&dense, 1}, Epsilon(), nullptr);
       return parts;
     }
-    parts.runs.push_back({.heads = {.heads = 1, .form = TransitionKind::kZero}});
+    parts.runs.push_back({.heads = {.heads = 1, .form = TransitionForm::kZero}});
     if (heads == 1) return parts;
     parts.runs.push_back(
         {.heads = {.first_head = 1, .heads = heads - 1, .form = linear().transition}, .units = transitions});
@@ -206,16 +206,16 @@ class Family {
     return parts;
   }
 
-  double Epsilon() const { return dtypes_.state == kernels::DType::kF32 ? 1e-6 : kernels::kDefaultEpsilon; }
+  double Epsilon() const { return dtypes_.state == DType::kF32 ? 1e-6 : kernels::kDefaultEpsilon; }
   double Accepted() const {
     return kernels::testing::Tolerance(dtypes_, 3) +
-           (linear().transition == TransitionKind::kDense ? 10 * Epsilon() : 0);
+           (linear().transition == TransitionForm::kDense ? 10 * Epsilon() : 0);
   }
   // The tuples before they were rounded, but for what was made zero by hand.
   std::vector<Tuple> Exact() const {
     std::vector<Tuple> exact = prompt_.tuples;
     for (Tuple& tuple : exact) {
-      if (linear().transition != TransitionKind::kDense) tuple.MakeZero(0);
+      if (linear().transition != TransitionForm::kDense) tuple.MakeZero(0);
     }
     return exact;
   }
@@ -272,18 +272,18 @@ TEST(Forms, EveryFamilyIsServedWithTheKernelsBits) {
   DaemonProcess daemon;
   const auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
-  using enum kernels::DType;
+  using enum DType;
   int zero = 0, low_rank = 0, dense = 0;
-  for (const kernels::Family name : kernels::testing::kFamilies) {
+  for (const Family name : kernels::testing::kFamilies) {
     for (const Dtypes dtypes : {Dtypes{}, Dtypes{kF16, kF16}, Dtypes{kF16, kBF16}}) {
       SCOPED_TRACE(testing::Message() << kernels::testing::Name(name) << " " << dtypes);
-      const auto order = static_cast<kernels::StateOrder>(random.Integer(1, 2));
+      const auto order = static_cast<StateOrder>(random.Integer(1, 2));
       Family family(**client, random, name, order, dtypes);
       ASSERT_NO_FATAL_FAILURE(family.PublishAll());
       ASSERT_NO_FATAL_FAILURE(family.LookUp());
-      zero += family.Count(kernels::TransitionForm::kZero);
-      low_rank += family.Count(kernels::TransitionForm::kLowRank);
-      dense += family.Count(kernels::TransitionForm::kDense);
+      zero += family.Count(TransitionForm::kZero);
+      low_rank += family.Count(TransitionForm::kLowRank);
+      dense += family.Count(TransitionForm::kDense);
       ASSERT_NO_FATAL_FAILURE(family.ExpectComposes());
       ASSERT_NO_FATAL_FAILURE(family.ExpectAdvances());
     }
@@ -301,11 +301,10 @@ TEST(Forms, ComeUpFromTheDiskWithTheirExponents) {
   DaemonProcess daemon({.dram = "512MiB", .ssd = "512MiB", .admission = "all", .drain_seconds = 30});
   const auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
-  using enum kernels::DType;
+  using enum DType;
   std::vector<std::unique_ptr<Family>> families;
-  for (const kernels::Family name : kernels::testing::kFamilies) {
-    families.push_back(
-        std::make_unique<Family>(**client, random, name, kernels::StateOrder::kKeyFirst, Dtypes{kF16, kF16}));
+  for (const Family name : kernels::testing::kFamilies) {
+    families.push_back(std::make_unique<Family>(**client, random, name, StateOrder::kKeyFirst, Dtypes{kF16, kF16}));
     families.back()->SetExponents();
     ASSERT_NO_FATAL_FAILURE(families.back()->PublishAll());
   }

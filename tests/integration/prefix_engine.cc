@@ -119,7 +119,7 @@ void PrefixEngine::ExpectStates(const Match& match, const Tokens& prompt) const 
     const MappedTuple& tuple = (*states)[layer];
     EXPECT_EQ(tuple.view.position, 0);
     for (uint32_t head = 0; head < kValueHeads; ++head) {
-      EXPECT_EQ(tuple.view.heads[head].form, kernels::TransitionForm::kZero);
+      EXPECT_EQ(tuple.view.heads[head].form, TransitionForm::kZero);
       expect(PartForm::kState, head * kDk * kDv, tuple.view.heads[head].state, kDk * kDv);
     }
     expect(PartForm::kConvTail, 0, tuple.conv_tail, (kConvKernel - 1) * kChannels);

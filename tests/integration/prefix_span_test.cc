@@ -50,7 +50,7 @@ class SpanEngine : public PrefixEngine {
     CommitParts parts = Compute(text);
     parts.span.begin = begin;
     std::byte* at = SpareMemory();
-    const auto write = [&](uint32_t layer, PartForm form, uint64_t numbers, kernels::DType dtype) {
+    const auto write = [&](uint32_t layer, PartForm form, uint64_t numbers, DType dtype) {
       std::byte* const rows = at;
       for (uint64_t token = begin; token < text.tokens.size(); ++token) {
         const auto prefix = std::span(text.tokens).first(token + 1);
@@ -59,10 +59,10 @@ class SpanEngine : public PrefixEngine {
                                 Number(prefix, layer, form, i));
         }
       }
-      at += (text.tokens.size() - begin) * numbers * kernels::ElementBytes(dtype);
+      at += (text.tokens.size() - begin) * numbers * ElementBytes(dtype);
       return rows;
     };
-    constexpr auto kHalf = kernels::DType::kF16, kFloat = kernels::DType::kF32;
+    constexpr auto kHalf = DType::kF16, kFloat = DType::kF32;
     for (uint32_t layer = 0; layer < 2 * shape().layers; layer += 2) {
       CapturedSpan::Linear rows{.layer = layer};
       rows.keys = write(layer, PartForm::kSpanKeys, kKeyHeads * kDk, kHalf);
@@ -86,15 +86,12 @@ class SpanEngine : public PrefixEngine {
     const kernels::SeamStep steps[] = {{.interior = &checkpoint}, {.begin = 0, .end = inputs.inputs().tokens}};
     const auto queue = kernels::Host().MakeQueue(nullptr);
     kernels::Host()
-        .AdvanceSeam({.shape = {.family = kernels::Family::kGdn,
-                                .heads = kValueHeads,
-                                .key_heads = kKeyHeads,
-                                .d_k = kDk,
-                                .d_v = kDv},
-                      .steps = steps,
-                      .inputs = inputs.inputs(),
-                      .state = {.heads = heads.data()}},
-                     *queue)
+        .AdvanceSeam(
+            {.shape = {.family = Family::kGdn, .heads = kValueHeads, .key_heads = kKeyHeads, .d_k = kDk, .d_v = kDv},
+             .steps = steps,
+             .inputs = inputs.inputs(),
+             .state = {.heads = heads.data()}},
+            *queue)
         .Wait();
     return state;
   }
@@ -127,7 +124,7 @@ class PrefixSpan : public testing::Test {
           for (uint32_t i = 0; i < numbers; ++i) {
             const float expected = Number(prefix, layer, form, i);
             const float found = kernels::ReadElement(mapped->dtype, mapped->Row(token), i);
-            const bool half = mapped->dtype == kernels::DType::kF16;
+            const bool half = mapped->dtype == DType::kF16;
             wrong += std::fabs(found - expected) > (half ? 1e-3f : 0.0f) ? 1 : 0;
           }
         }
@@ -255,7 +252,7 @@ TEST_F(PrefixSpan, ModelsThatCannotHaveSpansAreRefusedByName) {
   SpanEngine engine(daemon_.client_options());
   Layout wide = engine.Whole();
   std::get<LinearLayer>(wide.layers[2]) = {
-      .family = LinearFamily::kKda, .key_heads = 1024, .value_heads = 1024, .d_k = 128, .d_v = 4};
+      .family = Family::kKda, .key_heads = 1024, .value_heads = 1024, .d_k = 128, .d_v = 4};
   const auto refusal = [&](const Layout& layout, const PrefixUse& use) {
     return std::string(engine.client().OpenModel(TestEngine::identity(), layout, {}, {}, use).status().message());
   };

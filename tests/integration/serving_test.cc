@@ -134,7 +134,7 @@ TEST_F(ServingLightning, SetsPromptsFromSegmentsInAnyOrder) {
   ServingEngine own(daemon_.client_options(), runtime());
   ServingEngine asked(daemon_.client_options(), runtime(), {}, rag::ComposeBy::kDaemon);
   own.Serve(MakeTestPrompt({1, 2, 3}));
-  EXPECT_EQ(own.serving->stored().heads.at(TransitionKind::kScalar),
+  EXPECT_EQ(own.serving->stored().heads.at(TransitionForm::kScalar),
             3u * config_.linear_layers() * config_.linear.value_heads);
   const RagPrompt turned = MakeTestPrompt({3, 1, 2});
   const rag::Served served = own.Serve(turned);
@@ -165,18 +165,18 @@ TEST_F(Serving, StoresTransitionsInTheFormsThatTheirHeadsHave) {
   const rag::StoredSegments& stored = engine.serving->stored();
   EXPECT_EQ(stored.segments, 3u);
   EXPECT_LE(stored.bytes, stored.own_bytes);
-  EXPECT_GT(stored.heads.at(TransitionKind::kZero), 0u);
-  EXPECT_GT(stored.heads.at(TransitionKind::kDense), 0u);
+  EXPECT_GT(stored.heads.at(TransitionForm::kZero), 0u);
+  EXPECT_GT(stored.heads.at(TransitionForm::kDense), 0u);
   engine.Serve(prompt);
   uint64_t zero = 0;
   for (size_t segment = 1; segment < 4; ++segment) {
     for (const MappedTuple& tuple : *engine.serving->last().match->tuples(segment)) {
       for (int32_t head = 0; tuple.view.heads != nullptr && head < config_.linear.value_heads; ++head) {
-        zero += tuple.view.heads[head].form == kernels::TransitionForm::kZero;
+        zero += tuple.view.heads[head].form == TransitionForm::kZero;
       }
     }
   }
-  EXPECT_EQ(zero, stored.heads.at(TransitionKind::kZero));
+  EXPECT_EQ(zero, stored.heads.at(TransitionForm::kZero));
 }
 
 }  // namespace

@@ -198,9 +198,9 @@ TEST(EngineMemory, ThatWasFreedIsAMiss) {
 Layout LargeLayout(uint32_t layers) {
   Layout layout{.page_tokens = 16, .head = 16, .tail = 16, .layers = {}};
   for (uint32_t i = 0; i < layers; ++i) {
-    LinearLayer layer{.family = LinearFamily::kMamba1, .key_heads = 16, .value_heads = 16, .d_k = 256, .d_v = 256};
+    LinearLayer layer{.family = Family::kMamba1, .key_heads = 16, .value_heads = 16, .d_k = 256, .d_v = 256};
     layer.decay_table.assign(size_t{16} * 256 * 256, -1.0F);
-    layer.transition = TransitionKind::kElementwise;
+    layer.transition = TransitionForm::kElementwise;
     layout.layers.push_back(layer);
   }
   return layout;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "kernels/kernels.h"
+#include "kernels/layer_shape.h"
 #include "tests/integration/content.h"
 #include "tests/integration/daemon_process.h"
 
@@ -29,10 +30,6 @@ struct Interior {
 Interior InteriorOf(ObjectKind kind, const Tokens& run) {
   if (kind == ObjectKind::kCheckpoint) return {0, run.size()};
   return {kHead, run.size() - kHead - kTail};
-}
-
-kernels::Rotation RotationOf(const AttentionLayer& layer) {
-  return {kernels::RopeStyle::kHalfSplit, static_cast<int32_t>(layer.rope.rotary_dim), layer.rope.frequencies.data()};
 }
 
 int SealedMemfd(uint64_t bytes) {
@@ -109,7 +106,7 @@ void TestEngine::Pull() const {
 
 void TestEngine::MakeLayout() {
   layout_ = {.page_tokens = kPageTokens, .head = kHead, .tail = kTail, .layers = {}};
-  Rope rope{.kind = RopeKind::kHalfSplit, .rotary_dim = kRotaryDim, .scale = 1.0, .frequencies = {}};
+  Rope rope{.kind = RopeStyle::kHalfSplit, .rotary_dim = kRotaryDim, .scale = 1.0, .frequencies = {}};
   for (uint32_t i = 0; i < kRotaryDim / 2; ++i) {
     rope.frequencies.push_back(std::pow(10'000.0, -2.0 * i / kRotaryDim));
   }
@@ -305,12 +302,13 @@ void TestEngine::ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first
     const uint32_t layer = 2 * i + 1;
     const Content value_content(kind, run, layer, PartForm::kValues, shape_.shard.rank);
     Content(kind, run, layer, PartForm::kKeys, shape_.shard.rank).Write(keys.data(), first * key_floats, keys.size());
-    kernels::RotateKeysArgs rotate{.rotation = RotationOf(std::get<AttentionLayer>(layout_.layers[layer])),
-                                   .delta = static_cast<int64_t>(first_position),
-                                   .rows = static_cast<int64_t>(tokens * shape_.kv_heads),
-                                   .dim = static_cast<int32_t>(shape_.key_dim),
-                                   .source = keys.data(),
-                                   .target = keys.data()};
+    kernels::RotateKeysArgs rotate{
+        .rotation = kernels::RotationOf(std::get<AttentionLayer>(layout_.layers[layer]).rope),
+        .delta = static_cast<int64_t>(first_position),
+        .rows = static_cast<int64_t>(tokens * shape_.kv_heads),
+        .dim = static_cast<int32_t>(shape_.key_dim),
+        .source = keys.data(),
+        .target = keys.data()};
     kernels::Reference().RotateKeys(rotate, *queue).Wait();
     for (uint64_t token = 0; token < run.size(); ++token) {
       const float* row = Row(target_table_, i, first_position + token);
@@ -352,7 +350,7 @@ void TestEngine::ExpectTuple(const Match& match, size_t segment, const Tokens& r
   };
   const kernels::HeadTuple* heads = tuple.view.heads;
   for (uint32_t head = 0; head < kValueHeads; ++head) {
-    ASSERT_EQ(heads[head].form == kernels::TransitionForm::kDense, kind == ObjectKind::kSegment);
+    ASSERT_EQ(heads[head].form == TransitionForm::kDense, kind == ObjectKind::kSegment);
     expect(PartForm::kState, head * kDk * kDv, heads[head].state, kDk * kDv);
     if (kind != ObjectKind::kSegment) continue;
     expect(PartForm::kTransitionDense, head * kDk * kDk, heads[head].transition, kDk * kDk);

@@ -10,13 +10,14 @@ import sys
 
 # The folders that each folder may include besides itself. tests/ is not listed: it crosses folders on purpose.
 MAY_INCLUDE = {
-    "kernels": set(),
-    "proto": set(),
-    "storage": {"kernels", "proto"},
-    "client": {"kernels", "proto"},
-    "daemon": {"storage", "kernels", "proto"},
-    "examples": {"client", "kernels", "proto"},
-    "tools": {"examples", "client", "storage", "kernels", "proto"},
+    "tensor": set(),
+    "kernels": {"tensor"},
+    "proto": {"tensor"},
+    "storage": {"kernels", "proto", "tensor"},
+    "client": {"kernels", "proto", "tensor"},
+    "daemon": {"storage", "kernels", "proto", "tensor"},
+    "examples": {"client", "kernels", "proto", "tensor"},
+    "tools": {"examples", "client", "storage", "kernels", "proto", "tensor"},
 }
 FOLDERS = {*MAY_INCLUDE, "tests"}
 # The sub-folders that each sub-folder may include besides itself and the files that lie loose in its parent. A loose file

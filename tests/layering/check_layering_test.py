@@ -8,7 +8,9 @@ import unittest
 import check_layering
 
 CLEAN = {
-    "kernels/kernels.h": "#include <vector>\n",
+    "tensor/types.h": "",
+    "kernels/kernels.h": '#include "tensor/types.h"\n',
+    "proto/layout.h": '#include "tensor/types.h"\n',
     "kernels/host/land.cc": '#include "kernels/kernels.h"\n',
     "proto/key.h": '#include "absl/status/status.h"\n',
     "storage/cache.h": '#include "kernels/kernels.h"\n#include "proto/key.h"\n',
@@ -28,6 +30,7 @@ CLEAN = {
 }
 
 BREACHES = [
+    ("tensor/a.h", '#include "proto/key.h"', "tensor/a.h:1: includes proto/key.h: tensor/ may not depend on proto/"),
     ("kernels/a.h", '#include "proto/key.h"', "kernels/a.h:1: includes proto/key.h: kernels/ may not depend on proto/"),
     ("proto/a.cc", '#include "kernels/kernels.h"',
      "proto/a.cc:1: includes kernels/kernels.h: proto/ may not depend on kernels/"),

@@ -12,7 +12,6 @@ namespace ashlar::bench {
 namespace {
 
 using kernels::AttendArgs;
-using kernels::AttentionKind;
 using kernels::AttentionShape;
 
 using Attend = kernels::Event (kernels::Kernels::*)(const AttendArgs&, kernels::Queue&) const;
@@ -76,7 +75,7 @@ class Prompt {
 
   AttendArgs Args() {
     return {.shape = shape_,
-            .rotation = {kernels::RopeStyle::kHalfSplit, kRotaryDim, frequencies_.data()},
+            .rotation = {RopeStyle::kHalfSplit, kRotaryDim, frequencies_.data()},
             .spans = spans_,
             .tokens = static_cast<int64_t>(positions_.size()),
             .q = queries_.data(),
@@ -134,7 +133,7 @@ std::vector<KernelCase> AttentionCases(bool quick) {
       cases.push_back(AttendCase({kMla, format, tokens, 1}, attend, op));
     }
     cases.push_back(AttendCase({kGqa, {}, tokens, queries}, attend, op));
-    cases.push_back(AttendCase({kGqa, {kernels::DType::kBF16}, tokens, queries}, attend, op));
+    cases.push_back(AttendCase({kGqa, {DType::kBF16}, tokens, queries}, attend, op));
   }
   return cases;
 }

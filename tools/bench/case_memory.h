@@ -36,7 +36,7 @@ struct Buffer {
 };
 
 // The first thousand by number, the rest as copies of them.
-inline void FillElements(kernels::DType dtype, std::byte* elements, size_t count, float size, Numbers& numbers) {
+inline void FillElements(DType dtype, std::byte* elements, size_t count, float size, Numbers& numbers) {
   const size_t drawn = std::min<size_t>(count, 1021), bytes = count * ElementBytes(dtype);
   for (size_t i = 0; i < drawn; ++i) {
     kernels::WriteElement(dtype, elements, static_cast<int64_t>(i), numbers.Next(size));

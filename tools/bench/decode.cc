@@ -22,7 +22,6 @@ namespace ashlar::bench {
 namespace {
 
 using kernels::DecodeBytes;
-using kernels::DType;
 
 constexpr int32_t kMostDrafts = 8, kDrafts[] = {2, 4, kMostDrafts};
 

@@ -10,7 +10,6 @@ namespace ashlar::bench {
 namespace {
 
 using kernels::BufferedRequest;
-using kernels::DType;
 using kernels::Kernels;
 using kernels::Queue;
 using kernels::SeamStep;
@@ -43,7 +42,7 @@ DecodeBatch::DecodeBatch(const Options& options)
              .d_k = options.dim,
              .d_v = options.dim,
              .order = options.order} {
-  if (kernels::NaturalForm(shape_.family) == kernels::TransitionForm::kScalar) {
+  if (NaturalForm(shape_.family) == TransitionForm::kScalar) {
     table_ = LogDecays(static_cast<size_t>(shape_.heads), 0.05f);
     shape_.decay_table = table_.data();
   }
@@ -58,7 +57,7 @@ DecodeBatch::DecodeBatch(const Options& options)
   for (float& number : beta_) number = std::fabs(number);
   out_.resize(tokens * heads * dim);
 
-  const size_t numbers_each = heads * dim * dim, state_bytes = numbers_each * kernels::ElementBytes(options.state);
+  const size_t numbers_each = heads * dim * dim, state_bytes = numbers_each * ElementBytes(options.state);
   const auto saved = static_cast<size_t>(options.requests * options.saved_states);
   const auto own = static_cast<size_t>(options.requests * options.layers);
   states_ = Buffer((own + saved) * state_bytes);
@@ -70,7 +69,7 @@ DecodeBatch::DecodeBatch(const Options& options)
     (i < own ? requests_[i] : saved_[i - own]).state = HeadsAt(states_.memory.get() + i * state_bytes, options.state);
   }
   if (options.rounded) {
-    const size_t rounded_bytes = numbers_each * kernels::ElementBytes(*options.rounded);
+    const size_t rounded_bytes = numbers_each * ElementBytes(*options.rounded);
     rounded_ = Buffer(own * rounded_bytes);
     FillElements(*options.rounded, rounded_.memory.get(), own * numbers_each, 0.5f, numbers);
     for (size_t i = 0; i < own; ++i) {
@@ -85,7 +84,7 @@ DecodeBatch::DecodeBatch(const Options& options)
     requests_[r].page_table.assign(order.begin() + static_cast<int64_t>(r) * pages,
                                    order.begin() + static_cast<int64_t>(r + 1) * pages);
   }
-  const size_t rows = order.size() * kPageTokens, element = kernels::ElementBytes(options.buffer);
+  const size_t rows = order.size() * kPageTokens, element = ElementBytes(options.buffer);
   const size_t key_floats = rows * static_cast<size_t>(shape_.key_heads) * dim, write_floats = rows * heads * dim;
   keys_ = Buffer(key_floats * element);
   writes_ = Buffer(write_floats * element);
@@ -97,7 +96,7 @@ DecodeBatch::DecodeBatch(const Options& options)
 
 DecodeBatch::Heads DecodeBatch::HeadsAt(std::byte* states, DType dtype) const {
   Heads heads;
-  const size_t head_bytes = static_cast<size_t>(shape_.d_k * shape_.d_v) * kernels::ElementBytes(dtype);
+  const size_t head_bytes = static_cast<size_t>(shape_.d_k * shape_.d_v) * ElementBytes(dtype);
   for (int32_t h = 0; h < shape_.heads; ++h) heads.heads.push_back(states + static_cast<size_t>(h) * head_bytes);
   heads.exponents.assign(static_cast<size_t>(shape_.heads), 0);
   return heads;
@@ -153,7 +152,7 @@ TokenInputs DecodeBatch::Inputs(int64_t first, int64_t tokens) const {
 std::span<std::byte> DecodeBatch::States() {
   const auto numbers = size_t{1} * static_cast<size_t>(options_.requests * options_.layers) *
                        static_cast<size_t>(shape_.heads) * static_cast<size_t>(shape_.d_k * shape_.d_v);
-  return {states_.memory.get(), numbers * kernels::ElementBytes(options_.state)};
+  return {states_.memory.get(), numbers * ElementBytes(options_.state)};
 }
 
 void DecodeBatch::Decode(const Kernels& kernels, Queue& queue, int32_t layer, int32_t filled, bool flush) {

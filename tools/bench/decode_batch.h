@@ -15,11 +15,11 @@ namespace ashlar::bench {
 class DecodeBatch {
  public:
   struct Options {
-    kernels::Family family = kernels::Family::kGdn;
+    Family family = Family::kGdn;
     int32_t heads = 32, key_heads = 16, dim = 128;
-    kernels::StateOrder order = kernels::StateOrder::kKeyFirst;
-    kernels::DType state = kernels::DType::kF32, buffer = kernels::DType::kF16;
-    std::optional<kernels::DType> rounded;  // fp16 or bf16: a state's copy, which tokens read that do not flush
+    StateOrder order = StateOrder::kKeyFirst;
+    DType state = DType::kF32, buffer = DType::kF16;
+    std::optional<DType> rounded;  // fp16 or bf16: a state's copy, which tokens read that do not flush
     int32_t requests = 32, layers = 8, slots = 64;
     int32_t saved_states = 0;  // room for copies of one layer's states
   };
@@ -61,7 +61,7 @@ class DecodeBatch {
   kernels::BufferedRequest View(int32_t layer, int32_t request, int32_t filled, bool flush);
   std::vector<kernels::BufferedRequest>& Views(int32_t layer, int32_t filled, bool flush);
   kernels::TokenInputs Inputs(int64_t first, int64_t tokens) const;
-  Heads HeadsAt(std::byte* states, kernels::DType dtype) const;
+  Heads HeadsAt(std::byte* states, DType dtype) const;
 
   const Options options_;
   kernels::LinearShape shape_;

@@ -10,8 +10,6 @@ namespace ashlar::bench {
 namespace {
 
 using kernels::DecodeBytes;
-using kernels::DType;
-using kernels::Family;
 using kernels::Kernels;
 using kernels::Queue;
 
@@ -32,7 +30,7 @@ struct DecodeOp {
 
 // What erases reads for keys and for queries.
 double Reads(Family family) {
-  return kernels::Erases(family) ? 2 : 1;
+  return Erases(family) ? 2 : 1;
 }
 
 const std::array kOps = {

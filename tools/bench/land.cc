@@ -30,7 +30,7 @@ Layout BenchLayout(uint32_t linear_layers) {
   linear.conv_kernel = 4;
   layout.layers.assign(linear_layers, linear);
   AttentionLayer attention{.kv_heads = kKvHeads, .key_dim = kHeadDim, .value_dim = kHeadDim};
-  attention.rope = {.kind = RopeKind::kHalfSplit, .rotary_dim = kRotaryDim};
+  attention.rope = {.kind = RopeStyle::kHalfSplit, .rotary_dim = kRotaryDim};
   for (uint32_t i = 0; i < kRotaryDim / 2; ++i) {
     attention.rope.frequencies.push_back(std::pow(1e7, -2.0 * i / kRotaryDim));
   }

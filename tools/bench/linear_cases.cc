@@ -11,11 +11,7 @@
 namespace ashlar::bench {
 namespace {
 
-using kernels::DType;
-using kernels::Family;
 using kernels::LinearShape;
-using kernels::StateOrder;
-using kernels::TransitionForm;
 using kernels::testing::kFamilies;
 using kernels::testing::Name;
 
@@ -25,7 +21,7 @@ constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
 class Layer {
  public:
   explicit Layer(const LinearShape& shape) : shape_(shape) {
-    if (shape.family != Family::kMamba1 && kernels::NaturalForm(shape.family) != TransitionForm::kScalar) return;
+    if (shape.family != Family::kMamba1 && NaturalForm(shape.family) != TransitionForm::kScalar) return;
     const size_t count = shape.family == Family::kMamba1 ? StateNumbers() : 1;
     shape_.decay_table = Floats(count * static_cast<size_t>(shape.heads), -0.05f, 0.04f);
   }
@@ -82,7 +78,7 @@ class Layer {
   }
 
   kernels::TupleTarget Target(DType dtype) {
-    const size_t bytes = TransitionBytes(dtype, kernels::NaturalForm(shape_.family), 0);
+    const size_t bytes = TransitionBytes(dtype, NaturalForm(shape_.family), 0);
     for (int32_t h = 0; h < shape_.heads; ++h) transition_.push_back(buffers_.emplace_back(bytes).memory.get());
     const kernels::StateView state = State(dtype);
     return {.transition = transition_.data(),
@@ -150,7 +146,7 @@ std::string Describe(const LinearShape& shape, const std::string& length) {
 
 // Operations of one token of one head on `columns` columns of [S | T]: what erases reads all rows, what writes all.
 double TokenFlops(const LinearShape& shape, int32_t columns) {
-  return (kernels::Erases(shape.family) ? 4.0 : 2.0) * shape.d_k * columns;
+  return (Erases(shape.family) ? 4.0 : 2.0) * shape.d_k * columns;
 }
 double InputBytes(const LinearShape& shape) {
   return sizeof(float) * (double{2} * shape.key_heads * shape.d_k +

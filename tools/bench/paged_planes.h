@@ -11,7 +11,7 @@ namespace ashlar::bench {
 
 // What rows are made of.
 struct RowFormat {
-  kernels::DType dtype = kernels::DType::kF32;
+  DType dtype = DType::kF32;
   bool scaled = false;
 
   size_t RowBytes(int64_t dim) const {
@@ -19,11 +19,8 @@ struct RowFormat {
   }
   std::string Suffix() const { return scaled ? ", scales" : ""; }
 };
-inline constexpr RowFormat kFormats[] = {{kernels::DType::kF32},
-                                         {kernels::DType::kF16},
-                                         {kernels::DType::kBF16},
-                                         {kernels::DType::kF8E4M3},
-                                         {kernels::DType::kF8E4M3, true}};
+inline constexpr RowFormat kFormats[] = {
+    {DType::kF32}, {DType::kF16}, {DType::kBF16}, {DType::kF8E4M3}, {DType::kF8E4M3, true}};
 
 // Dense rows, filled with numbers.
 struct PlaneMemory {

@@ -84,7 +84,7 @@ KernelCase LandCase(const Segment& segment) {
                               .heads = kHeads,
                               .dim = kDim,
                               .dtype = plane.format.dtype},
-                   .rotation = keys ? kernels::Rotation{kernels::RopeStyle::kHalfSplit, kRotaryDim, frequencies.data()}
+                   .rotation = keys ? kernels::Rotation{RopeStyle::kHalfSplit, kRotaryDim, frequencies.data()}
                                     : kernels::Rotation{},
                    .delta = kStart,
                    .target = plane.pages.View(),
@@ -112,7 +112,7 @@ KernelCase RotateKeysCase(const Segment& segment) {
       PlaneMemory& source = (*sets)[round++ % sets->size()];
       PlaneMemory& target = (*sets)[round++ % sets->size()];
       kernels
-          .RotateKeys({.rotation = {kernels::RopeStyle::kHalfSplit, kRotaryDim, frequencies.data()},
+          .RotateKeys({.rotation = {RopeStyle::kHalfSplit, kRotaryDim, frequencies.data()},
                        .delta = kStart,
                        .rows = rows,
                        .dim = kDim,

@@ -36,7 +36,7 @@ Layout QwenLayout() {
   linear.conv_kernel = 4;
   AttentionLayer attention{.kv_heads = 2, .key_dim = 256, .value_dim = 256, .dtype = DType::kBF16};
   attention.stored = StoredKeys::kUnrotated;
-  attention.rope = {.kind = RopeKind::kHalfSplit, .rotary_dim = 64};
+  attention.rope = {.kind = RopeStyle::kHalfSplit, .rotary_dim = 64};
   for (int i = 0; i < 32; ++i) attention.rope.frequencies.push_back(std::pow(1e7, -i / 32.0));
   for (int i = 0; i < 48; ++i) layout.layers.push_back(i % 4 == 3 ? Layer(attention) : Layer(linear));
   return layout;

@@ -15,10 +15,6 @@
 namespace ashlar::bench {
 namespace {
 
-using kernels::DType;
-using kernels::Family;
-using kernels::TransitionForm;
-
 constexpr int32_t kHeads = 32, kDim = 128;
 constexpr int kChain = 4;  // segments composed, each with tuples of its own
 constexpr DType kStored = DType::kF16;

@@ -200,13 +200,13 @@ class Models final : public Attack {
     }
     Layout layout{.page_tokens = kPageTokens};
     for (uint64_t bytes = 0; bytes < limits::kMaxLayoutTableBytes; bytes += kNumbers * sizeof(float)) {
-      layout.layers.push_back(LinearLayer{.family = LinearFamily::kMamba1,
+      layout.layers.push_back(LinearLayer{.family = Family::kMamba1,
                                           .key_heads = kHeads,
                                           .value_heads = kHeads,
                                           .d_k = kStateDim,
                                           .d_v = kStateDim,
                                           .decay_table = std::vector<float>(kNumbers, kDecay),
-                                          .transition = TransitionKind::kElementwise});
+                                          .transition = TransitionForm::kElementwise});
     }
     if (absl::Status status = Validate(layout); !status.ok()) return status;
     request_.set_identity(EncodeIdentity(SmallIdentity()));

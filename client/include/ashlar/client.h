@@ -176,8 +176,8 @@ struct CommitParts {
 // layout's order.
 struct RunningState {
   std::byte* data = nullptr;
-  kernels::DType dtype = kernels::DType::kF32;  // kF32, kF16 or kBF16
-  int32_t* exponents = nullptr;                 // [value_heads], of kF16 alone: a state is its numbers × 2^exponent
+  DType dtype = DType::kF32;     // kF32, kF16 or kBF16
+  int32_t* exponents = nullptr;  // [value_heads], of kF16 alone: a state is its numbers × 2^exponent
 };
 
 // One step of a prompt's chain in one layer, as kernels::SeamStep: composes a segment's cached interior, or runs tokens

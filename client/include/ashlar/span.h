@@ -22,7 +22,7 @@ struct MappedRows {
   std::vector<const std::byte*> units;
   uint64_t unit_tokens = 0;
   uint64_t row_bytes = 0;
-  kernels::DType dtype = kernels::DType::kF32;
+  DType dtype = DType::kF32;
 
   bool empty() const { return units.empty(); }  // the layer's family has none
   const std::byte* Row(uint64_t token) const { return units[token / unit_tokens] + token % unit_tokens * row_bytes; }

@@ -1,0 +1,94 @@
+// The words for cached tensors that everything else is said in: element types, how keys stand, families of linear
+// layers, how their transitions and states are stored. The contract (proto/) and the mathematics (kernels/) both speak
+// them.
+//
+// Numbers are part of the layout's canonical encoding and of the object format (docs/formats.md): never reuse one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ashlar {
+
+enum class DType : uint8_t { kF32 = 1, kF16 = 2, kBF16 = 3, kF8E4M3 = 4, kF8E5M2 = 5 };
+
+// 0 for a number that is none of them.
+constexpr size_t ElementBytes(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return 4;
+    case DType::kF16:
+    case DType::kBF16:
+      return 2;
+    case DType::kF8E4M3:
+    case DType::kF8E5M2:
+      return 1;
+  }
+  return 0;
+}
+
+enum class AttentionKind : uint8_t {
+  kGqa = 1,  // keys [kv_heads, key_dim], values [kv_heads, value_dim]
+  kMla = 2,  // one latent row a token is both key and value; a second row, shared by all heads, is the rotary key part
+};
+
+// Which of a head's dimensions turn together: i with i + rotary_dim / 2, or 2i with 2i + 1.
+enum class RopeStyle : uint8_t { kNone = 0, kHalfSplit = 1, kInterleaved = 2 };
+
+// How keys are stored: turned as if their text began at position 0, or not turned at all.
+enum class StoredKeys : uint8_t { kZeroBased = 1, kUnrotated = 2 };
+
+// How a token's transition T_t and write u_t are made (HYPIC §4.2). Decay acts before the erase and scales the old
+// state only.
+enum class Family : uint8_t {
+  kRetnet = 1,     // T = e^{d} I, d = decay_table[head];             u = k vᵀ
+  kLightning = 2,  // as kRetnet
+  kMamba2 = 3,     // T = e^{d β} I, d = decay_table[head], β = dt;   u = β k vᵀ
+  kMamba1 = 4,     // T[i, j] = e^{d[i, j] β[j]}, elementwise, β = dt[j]; u[i, j] = β[j] k[i] v[j]
+  kGla = 5,        // T = diag(e^{g}), g ∈ R^{d_k};                   u = k vᵀ
+  kDeltanet = 6,   // T = I − β k kᵀ;                                 u = β k vᵀ
+  kGdn = 7,        // T = e^{g} (I − β k kᵀ);                         u = β k vᵀ
+  kKda = 8,        // T = (I − β k kᵀ) diag(e^{g}), g ∈ R^{d_k};      u = β k vᵀ
+};
+
+// How a transition is stored. Scalar and diagonal decays are logarithms: their products are sums, and never vanish.
+// Layouts declare the first four; single heads of a dense layer may be stored as one of the others.
+enum class TransitionForm : uint8_t {
+  kScalar = 1,       // one fp32: T = e^{x} I
+  kDiagonal = 2,     // [d_k] fp32: T = diag(e^{x})
+  kDense = 3,        // [d_k, d_k] in the tuple's dtype and the state's order
+  kElementwise = 4,  // [d_v] fp32, Σ dt: T[i, j] = e^{decay_table[i, j] x[j]}, multiplied element by element
+  kLowRank = 5,      // [d_k] fp32 d, then [rank, d_k] A and [rank, d_k] B in the tuple's dtype: T = diag(d) + Aᵀ B.
+                     // d is no logarithm: it is zero wherever nothing of it is left
+  kZero = 6,         // nothing is stored: T = 0
+};
+
+// The form that a family's transitions have when nothing is known about their size.
+constexpr TransitionForm NaturalForm(Family family) {
+  switch (family) {
+    case Family::kRetnet:
+    case Family::kLightning:
+    case Family::kMamba2:
+      return TransitionForm::kScalar;
+    case Family::kGla:
+      return TransitionForm::kDiagonal;
+    case Family::kMamba1:
+      return TransitionForm::kElementwise;
+    case Family::kDeltanet:
+    case Family::kGdn:
+    case Family::kKda:
+      return TransitionForm::kDense;
+  }
+  return TransitionForm::kZero;
+}
+// Whether tokens erase what their key reads (the delta rule). These need β in [0, 1] or so; mamba's β is dt.
+constexpr bool Erases(Family family) {
+  return family == Family::kDeltanet || family == Family::kGdn || family == Family::kKda;
+}
+
+// How a state lies in memory. kKeyFirst: S is [d_k, d_v], a transition acts from the left, S' = T S.
+// kValueFirst: the state is Sᵀ, [d_v, d_k], a dense transition is stored as Tᵀ and acts from the right, Sᵀ' = Sᵀ Tᵀ.
+// Factors, diagonals and decay tables are the same in both.
+enum class StateOrder : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
+
+}  // namespace ashlar
