@@ -18,7 +18,7 @@ install(TARGETS ashlar_client ashlar_kernels ashlar_proto ashlar_rpc EXPORT Ashl
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client)
 install(EXPORT AshlarTargets NAMESPACE Ashlar:: DESTINATION ${config_folder} COMPONENT client)
 install(DIRECTORY client/include/ashlar DESTINATION ${include_root} COMPONENT client)
-foreach(folder kernels proto)
+foreach(folder kernels proto tensor)
   file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h)
   list(FILTER headers EXCLUDE REGEX "/(golden|sample_layouts)\\.h$")
   install(FILES ${headers} DESTINATION ${include_root}/${folder} COMPONENT client)
