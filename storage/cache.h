@@ -1,4 +1,11 @@
 // Cache: the one façade of storage. It decides which objects are kept, for whom, and for how long.
+//
+// A deterministic state machine: one thread (the metadata thread) makes all calls, and all callbacks come on it. The
+// same clock, random source, calls and order of completions give the same result. The Mover moves bytes on the injected
+// executor.
+//
+// Sessions hold leases and reservations. An object that is leased, being published or being landed stays; any other
+// object may be evicted when its tenant needs space.
 #pragma once
 
 #include <cstdint>

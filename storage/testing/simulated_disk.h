@@ -1,4 +1,19 @@
 // SimulatedDisk: a disk that fails as disks do, and in the same way again for the same seed.
+//
+// The fault model:
+// - Power may fail before or after any write, sync or batch of records takes effect (CrashAfter, Crash). Then every
+//   call fails until Restart.
+// - A write since the last successful sync survives a power failure whole, not at all, or torn: each of its sectors,
+//   of 4 KiB or of 512 bytes, on its own. Writes survive independently of each other, hence in any order.
+// - A call may fail (rates in `faults`). A read that fails leaves rubbish in its target. A write that fails has written
+//   some of its sectors. A sync that fails has made some of what it covered durable; reads still return all of it, but
+//   no later sync makes the rest durable. A batch of records that fails was made, or was not.
+// - A full disk refuses writes and batches, and changes nothing. One that runs full while it writes has written some
+//   sectors.
+// - Bits flip: once in what a read returns (`faults`), or for good (FlipBit).
+// - A sync may lie: OK, though nothing became durable (`lost_flush`). No promise covers that: it is there to show that
+//   tests would see it.
+// - A batch of records that succeeded is atomic and durable. RocksDB's own recovery is not simulated.
 #pragma once
 
 #include <array>
