@@ -1,4 +1,4 @@
-// What fuzz targets share. A target is one function over bytes; libFuzzer or replay.cc calls it.
+// The common part of fuzz targets. A target is one function over bytes; libFuzzer or replay.cc calls it.
 #pragma once
 
 #include <cstddef>

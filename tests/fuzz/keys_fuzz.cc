@@ -1,4 +1,4 @@
-// What a key is made of: tokens on the wire, a kind, hashes of media. Inputs that differ must not share a key.
+// The inputs of a key: tokens on the wire, a kind, hashes of media. Inputs that differ must not share a key.
 #include <array>
 #include <cstring>
 #include <set>

@@ -70,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Found found;
   Look(*message, found);
   if (judged.ok()) FUZZ_EXPECT(!found.too_many && found.unknown <= kMaxUnknownFields);
-  // What an ordinary client would have written passes.
+  // A message as an ordinary client would have written it passes.
   if (found.too_many || found.unknown > 0) return 0;
   const std::string canonical = message->SerializeAsString();
   FUZZ_EXPECT(Judge(type, canonical).ok());

@@ -1,4 +1,4 @@
-// What the SSD tier reads back from its disk: the manifest, a slab's first bytes, records.
+// The bytes that the SSD tier reads back from its disk: the manifest, a slab's first bytes, records.
 #include <cstring>
 #include <string>
 

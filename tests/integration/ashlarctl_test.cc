@@ -101,7 +101,7 @@ TEST_F(Ashlarctl, PinsAndEvicts) {
   engine_.PublishPrompt(prompt_);
   const std::string texts = " --tenant default --namespace " + Namespace() + Files(prompt_);
   for (const json& text : Ask("pin --hard" + texts)["texts"]) EXPECT_TRUE(text["found"].get<bool>());
-  // What would push everything out that is not pinned.
+  // These prompts would push out everything that is not pinned.
   for (uint64_t other = 100; other < 140; ++other) engine_.PublishPrompt(MakePrompt(other, 3, 60));
   for (const json& text : Ask("explain" + texts)["texts"]) EXPECT_TRUE(text["hit"].get<bool>());
   EXPECT_THAT(Run("unpin" + texts).output, HasSubstr("pinned no more"));

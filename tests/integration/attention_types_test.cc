@@ -173,7 +173,7 @@ class Engine {
   std::optional<Model> model_;
 };
 
-// What must stand in the pages where the run's token 0 stands at `first`.
+// Returns the rows that the pages must hold if the run's token 0 stands at `first`.
 Rows Turned(const RowType& type, const Rows& rows, uint64_t first) {
   Rows turned(rows.format, rows.rows, rows.dim);
   const auto style = type.layer.rope.kind == RopeStyle::kHalfSplit ? RopeStyle::kHalfSplit : RopeStyle::kInterleaved;

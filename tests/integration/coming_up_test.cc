@@ -1,4 +1,4 @@
-// What a match has found on the disk alone is on its way up while engines use it: each layer is waited for, and then
+// A hit that only the disk has comes up while engines use it: an engine waits for each layer, and then the layer is
 // there.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::Pair;
 
-constexpr int kTimes = 5;  // whoever does not wait may be lucky
+constexpr int kTimes = 5;  // an engine that does not wait may be lucky
 
 class ComingUp : public Serving {
  protected:

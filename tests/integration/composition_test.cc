@@ -89,7 +89,7 @@ TEST_F(Composing, ADaemonThatDiesUnderAnAdvanceCostsTimeOnly) {
   killer.join();
   EXPECT_EQ(served.hits, 4u) << "the match came before the end";
   EXPECT_LT(engine.serving->daemon_advances() - before, static_cast<uint64_t>(config_.linear_layers()));
-  // What had landed, and was vouched for, before the end may still be used: by the engine's own kernels.
+  // Tuples that a verdict vouched for before the daemon's end may still be used, by the engine's own kernels.
   const bool landed = served.computed_tokens == cached.computed_tokens;
   EXPECT_TRUE(landed || served.computed_tokens == prompt.tokens.size());
   EXPECT_LT(rag::RelativeL2(served.logits, landed ? cached.logits : full), kSame);
@@ -102,7 +102,7 @@ TEST_F(Composing, ADaemonThatDiesUnderAnAdvanceCostsTimeOnly) {
   EXPECT_GT(engine.serving->daemon_advances(), restarted) << "a new life of the daemon composes again";
 }
 
-// The engine goes on alone; the memory that it shares with the daemon is not used until the daemon has let go of it.
+// The engine continues alone; it does not use the memory shared with the daemon until the daemon has released it.
 TEST_F(Composing, ADaemonThatStandsStillUnderAnAdvanceIsLeftAlone) {
   const rag::Patience hasty{.land = milliseconds(500)};
   const RagPrompt prompt = MakeTestPrompt({1, 2});

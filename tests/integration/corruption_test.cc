@@ -19,7 +19,8 @@ class Corruption : public testing::Test {
  protected:
   Corruption() { engine_.PublishPrompt(prompt_); }
 
-  // Segment `hit` is corrupt: it is missed, the others land; then the copy is gone, and can be published again.
+  // Segment `corrupt` is a hit with corrupt bytes: landing misses it and lands the others; then the copy is gone, and
+  // the segment can be published again.
   void ExpectMissed(size_t corrupt) {
     const Match match = engine_.Lookup(prompt_);
     ASSERT_TRUE(match.segments()[corrupt].hit());  // nobody has read it yet

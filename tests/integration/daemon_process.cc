@@ -60,8 +60,7 @@ std::string ReadFile(const std::string& path) {
   return text.str();
 }
 
-// Which port a daemon that was told to take any got, as the last one that started says in this log; 0 before it says
-// so.
+// Returns the port of the last daemon that the log names, which took any free port; 0 before it is logged.
 uint16_t MetricsPort(const std::string& log) {
   static const std::string kName = " metrics_port=";
   const size_t at = log.rfind(kName);

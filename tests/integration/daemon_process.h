@@ -1,4 +1,4 @@
-// A real ashlard in a folder of its own: started, frozen, killed and restarted by a test.
+// DaemonProcess: a real ashlard in a folder of its own, which a test starts, freezes, kills and restarts.
 #pragma once
 
 #include <sys/types.h>
@@ -51,10 +51,10 @@ class DaemonProcess {
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
-  // What the next Start reads.
+  // Writes the configuration that the next Start reads.
   void Configure(const DaemonOptions& options);
   void Start();
-  std::string Refusal();  // starts it where it must give up by itself: what it said
+  std::string Refusal();  // starts it where it must give up by itself; returns its message
   void Kill();            // SIGKILL, and waits for its end
   void Signal(int number);
   int Wait();       // for its end; its exit code

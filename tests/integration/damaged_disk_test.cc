@@ -110,7 +110,7 @@ class DamagedDisk : public ::testing::Test {
     return damage;
   }
 
-  // Starts it on what is there. Whatever is found lands as it was published; then it takes something new.
+  // Starts the daemon on the disk as it is. Every hit lands as it was published; then the daemon takes a new prompt.
   size_t StartAndLand() {
     daemon_.Start();
     if (HasFatalFailure()) return 0;

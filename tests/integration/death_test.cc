@@ -90,7 +90,7 @@ TEST_F(Death, InTheMiddleOfALandingIsAMissAndThenQuiet) {
   EXPECT_TRUE(landing.quiet());
   ExpectNoLateWrite();
 
-  // Calls do not wait for the reconnect. What was mapped stays readable.
+  // Calls do not wait for the reconnect. Mapped tuples stay readable.
   const auto asked = std::chrono::steady_clock::now();
   EXPECT_EQ(engine_->Lookup(prompt_).segments()[0].reason, MissReason::kDaemonUnavailable);
   EXPECT_EQ(engine_->Reserve(ObjectKind::kSegment, prompt_[1]).outcome, ReserveOutcome::kUnavailable);
@@ -155,7 +155,7 @@ TEST_F(Death, ADroppedLandingLeavesItsSlotsQuiet) {
   ExpectNoLateWrite();
 }
 
-// Only the connection breaks, and the daemon goes on writing: its word is still needed.
+// Only the connection breaks, and the daemon continues to write: the engine still needs its confirmation.
 TEST_F(Death, OfTheConnectionAloneIsSurvived) {
   const Match match = engine_->Lookup(prompt_);
   std::vector<MissReason> reasons;
@@ -227,7 +227,7 @@ TEST_F(Death, AtRestIsFollowedByAReconnect) {
   ExpectWorksAgain();
 }
 
-// As when the daemon is restarted between the two: such a connection is of no use, and given up for another.
+// As if the daemon is restarted between the two connects: such a connection is of no use, and is replaced.
 TEST(Connect, WithSocketsOfTwoDaemonsIsNoticed) {
   DaemonProcess first, second;
   ClientOptions options = first.client_options();

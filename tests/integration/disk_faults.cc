@@ -1,5 +1,5 @@
-// Stands between a process and the C library, as far as RocksDB and the slab go to the disk by it, and makes calls fail
-// (disk_faults.h). There is no device that fails on demand without device-mapper.
+// Intercepts a process's calls to the C library by which RocksDB and the slab use the disk, and makes them fail
+// (disk_faults.h). Without device-mapper there is no device that fails on demand.
 #include "tests/integration/disk_faults.h"
 
 #include <dlfcn.h>

@@ -1,12 +1,12 @@
-// Which of a process's calls on the files of a folder are to fail: shared between a test and disk_faults.cc, which the
-// process has loaded (LD_PRELOAD).
+// DiskFaults: which of a process's calls on the files of a folder are to fail. A test shares it with disk_faults.cc,
+// which the process has loaded (LD_PRELOAD).
 #pragma once
 
 #include <atomic>
 
 namespace ashlar::integration {
 
-// The errno with which calls fail, 0: they go on. Lies in the file that ASHLAR_DISK_FAULTS names; ASHLAR_DISK_FOLDER
+// The errno with which calls fail; 0: they succeed. Lies in the file that ASHLAR_DISK_FAULTS names; ASHLAR_DISK_FOLDER
 // names the folder.
 struct DiskFaults {
   std::atomic<int> read, write, sync;

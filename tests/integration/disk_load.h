@@ -1,5 +1,5 @@
-// Prompts that go to the disk: what a daemon says it has acknowledged there, whether it lands as it was published, and
-// engines that publish more of them.
+// A load for the disk: the prompts that a daemon says it has acknowledged there, checks that they land as published,
+// and engines that publish more of them.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,7 @@ class Witness {
 // Lands the prompt, at the first attempt; what was landed must be what was published. True: all of `wanted` was.
 bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted);
 
-// Publishes what is not there of the prompt, as far as it goes: the daemon may die meanwhile.
+// Publishes the segments of the prompt that are missing, as far as it can: the daemon may die meanwhile.
 void PublishWhatIsMissing(TestEngine& engine, uint64_t seed);
 
 // Engines that publish new prompts, up to a number, and land those that there are, each in a thread of its own.

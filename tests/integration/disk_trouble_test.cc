@@ -1,5 +1,5 @@
-// A disk that is full, read-only or failing, at the daemon's start and while it runs: serving from memory goes on, the
-// tier says that it is degraded, and is written again by itself.
+// A disk that is full, read-only or failing, at the daemon's start and while it runs: memory continues to serve, the
+// tier reports that it is degraded, and is written again by itself.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -62,7 +62,7 @@ class DiskTrouble : public ::testing::Test {
     if (!HasFatalFailure()) BeginEngine();
   }
 
-  // Serving goes on, from memory; the tier's state is told everywhere.
+  // The daemon continues to serve from memory; metrics, health and log tell the tier's state.
   void ExpectDegraded() {
     EXPECT_TRUE(Eventually([&] { return daemon_->Metric(kDegraded) == 1; }));
     const std::string socket = daemon_->client_options().rpc_socket;
@@ -95,7 +95,7 @@ class DiskTrouble : public ::testing::Test {
       Eventually([&] { return daemon_->Metric(kDegraded) == 1; }, std::chrono::milliseconds(500));
     }
   }
-  // What is used goes to the disk: by and by, as it finds room there.
+  // Used objects are written to the disk, one after another, as they find room there.
   void ExpectWritten(uint64_t seed) {
     EXPECT_TRUE(Eventually([&] {
       PublishWhatIsMissing(*engine_, seed);

@@ -31,7 +31,7 @@ namespace {
 using testing::Each;
 
 constexpr size_t kMiB = 1 << 20;
-// What a flood may add to a daemon's memory. A sanitizer keeps freed memory, and shadows of it.
+// The most memory that a flood may add to a daemon's. A sanitizer keeps freed memory, and shadows of it.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr size_t kMost = 1024 * kMiB;
 #else
@@ -149,7 +149,7 @@ TEST_F(Flood, ACompressedRequestIsNotExpanded) {
   EXPECT_LT(PeakBytes(daemon_.pid()), before + kMost);
 }
 
-// What others send takes no memory that an engine's calls need, and so never its connection.
+// Strangers' messages take no memory that an engine's calls need, and so never cost its connection.
 TEST_F(Flood, OfStrangersCostsEnginesNothing) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
   constexpr uid_t kStranger = 65533;

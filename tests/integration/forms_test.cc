@@ -49,7 +49,7 @@ class Family {
         layout_{.page_tokens = 16, .layers = {LayerOf(prompt_.shape, dtypes.state)}},
         region_(*client.HostRegion(kRegionBytes)),
         model_(*client.OpenModel({.model_id = "forms", .weights_digest = "w"}, layout_)) {
-    // What the service is given stands at positions of its own; the match's prompt only names the segments.
+    // The service's inputs stand at positions of their own; the match's prompt only names the segments.
     for (uint64_t i = 0; i < kPrefix + kSegment * prompt_.tuples.size(); ++i) {
       tokens_.push_back(static_cast<int32_t>(random.Integer(0, 1 << 30)));
     }
@@ -104,7 +104,7 @@ class Family {
   }
   void Release() { match_.reset(); }
 
-  // How many heads of all tuples lie in a form.
+  // Counts the heads of all tuples that lie in a form.
   int Count(TransitionForm form) const {
     int count = 0;
     for (const kernels::TupleView& view : views_) {
@@ -308,7 +308,7 @@ TEST(Forms, ComeUpFromTheDiskWithTheirExponents) {
     families.back()->SetExponents();
     ASSERT_NO_FATAL_FAILURE(families.back()->PublishAll());
   }
-  // What comes up first, so that the rest is late.
+  // These prompts come up first, so that the rest is late.
   const Shape large{.layers = 12, .kv_heads = 8, .key_dim = 128, .value_dim = 128};
   const auto before = [](size_t family) { return MakePrompt(family, 2, 240); };
   for (size_t i = 0; i < families.size(); ++i) {

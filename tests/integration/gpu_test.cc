@@ -139,7 +139,7 @@ TEST_F(GpuHbm, WhatItHasNoRoomForComesBackFromBelow) {
   for (uint64_t i = 0; i < 12; ++i) {
     prompts.push_back(MakePrompt(10 + i, 2, 100));
     engine.PublishPrompt(prompts.back());
-    // Until what may have to go is below.
+    // Until the copies that may have to leave are in the tier below.
     ASSERT_TRUE(Eventually([&] { return daemon.Metric("ashlar_copies_under_way") == 0; }));
   }
   bool from_below = false;
@@ -176,7 +176,7 @@ TEST_F(GpuHbm, RegionsOfTheProcessorAreRefusedByName) {
   ::close(memfd);
 }
 
-// What cannot be mapped is a miss, and no error.
+// A hit that cannot be mapped is a miss, and no error.
 TEST_F(GpuHbm, AnEngineWithoutTheGpuMissesWhatLiesThere) {
   DaemonProcess daemon(Options());
   TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);

@@ -112,7 +112,7 @@ TEST_F(Hostile, RegionsThatWouldKillTheDaemon) {
   };
   const Memfd shrinkable(1 << 20, F_SEAL_GROW), good(1 << 20, F_SEAL_SHRINK);
   EXPECT_THAT(refusal(1 << 20, {shrinkable.get()}), HasSubstr("SHRINK"));
-  EXPECT_EQ(::ftruncate(shrinkable.get(), 0), 0);  // what the daemon has been spared
+  EXPECT_EQ(::ftruncate(shrinkable.get(), 0), 0);  // would have struck the daemon with SIGBUS
   EXPECT_THAT(refusal(1 << 21, {good.get()}), HasSubstr("bytes"));
   EXPECT_THAT(refusal(0, {good.get()}), HasSubstr("bytes"));
   EXPECT_THAT(refusal(1 << 20, {}), HasSubstr("descriptor"));
@@ -298,7 +298,7 @@ TEST_F(HostileCalls, OfRandomBytesAreRefused) {
   std::mt19937 random(seed);
   for (int trial = 0; trial < 200; ++trial) {
     v1::LandRequest land;
-    land.ParseFromString(RandomBytes(random, random() % 64));  // whatever came out of it
+    land.ParseFromString(RandomBytes(random, random() % 64));  // any field may come out of it
     land.set_session(secret_);
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kPatience);

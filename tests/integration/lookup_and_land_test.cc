@@ -212,12 +212,12 @@ TEST(LookupAndLandOfAPrefix, LandsItAndTheSegmentsBehindIt) {
   EXPECT_THAT(landing.Wait(kPatience), ElementsAre(MissReason::kNone, MissReason::kNone));
   engine.ExpectTuples(match, 2, section);
   engine.ExpectResumed(match, prompt, kPoison);
-  // What it began with an interior is composed: the lease vouches for no exact text.
+  // The prompt had landed an interior, so it is composed: the lease vouches for no exact text.
   EXPECT_THAT(engine.Commit({prompt, {prompt.size()}}, &match), Each(CommitOutcome::kBadSource));
 }
 
-// What an engine computed before its first interior, that one's head with it, is exact, also where the prompt behind it
-// is not: committed as a text of its own, it spares the next prompt the head.
+// The tokens before the first interior, the head of its segment among them, are exact even if the rest of the prompt is
+// not: committed as a text of their own, they spare the next prompt the head.
 TEST(LookupAndLandOfAPrefix, MayEndInTheHeadOfASegmentBehindIt) {
   DaemonProcess daemon;
   PrefixEngine engine(daemon.client_options());
@@ -226,7 +226,7 @@ TEST(LookupAndLandOfAPrefix, MayEndInTheHeadOfASegmentBehindIt) {
   prompt.insert(prompt.end(), section.begin(), section.end());
   prompt.insert(prompt.end(), other.begin(), other.end());
   const std::vector<uint64_t> lengths = {603, 80, 90};
-  // Of a head of 4 tokens, so that one row is left that nothing may land in.
+  // The head has 4 tokens, so one row remains in which nothing may land.
   const Tokens exact(prompt.begin(), prompt.begin() + 603 + 3);
   engine.Publish(ObjectKind::kSegment, section);
   EXPECT_THAT(engine.Commit({exact, {exact.size()}}), Each(CommitOutcome::kKept));

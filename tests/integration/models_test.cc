@@ -1,4 +1,4 @@
-// Models come and go, as in an engine that swaps adapters.
+// Models open and close, as in an engine that swaps adapters.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 
 namespace ashlar::integration {
 
-// Whether this machine lets this process make one.
+// Returns whether this machine lets this process make one.
 bool MayMakePidNamespaces();
 
 // fork(), with the child as process 1 of a new PID namespace when `own_pid_namespace`.

@@ -39,12 +39,12 @@ class PrefixEngine : public TestEngine {
   void ExpectResumed(const Match& match, const Tokens& prompt, std::byte around);
   void ExpectStates(const Match& match, const Tokens& prompt) const;
 
-  // Where the region has room for the states of a linear layer.
+  // Returns room in the region for the states of a linear layer.
   float* StatePlace() {
     return reinterpret_cast<float*>(region().data() + reinterpret_cast<uintptr_t>(places(0)[0].state));
   }
 
-  // Where the spare sets would lie.
+  // Returns the place of the spare sets in the region.
   std::byte* SpareMemory() { return region().data() + reinterpret_cast<uintptr_t>(places(kCaptures)[0].state); }
 
   // The bytes of a token's row of values, and of the first head's state behind a text: to be found in memory.

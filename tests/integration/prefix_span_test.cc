@@ -33,7 +33,7 @@ Tokens First(const Tokens& tokens, size_t count) {
   return {tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count)};
 }
 
-// What the recurrence saw of the last token of `prefix`: keys that are not long, decays that decay, β in [0, 1].
+// A number of the recurrence's inputs for the last token of `prefix`: short keys, log decays ≤ 0, β in [0, 1].
 float Number(std::span<const int32_t> prefix, uint32_t layer, PartForm form, uint64_t index) {
   const float number = Content(ObjectKind::kSpan, prefix, layer, form, 0).At(index);
   if (form == PartForm::kSpanGates) return -std::fabs(number);
@@ -156,7 +156,7 @@ TEST_F(PrefixSpan, APromptThatPartsInsideResumesAtTheVeryToken) {
             1);
 }
 
-// Who brings no kernels runs the same inputs through the daemon's.
+// An engine without kernels runs the same inputs through the daemon's.
 TEST_F(PrefixSpan, TheDaemonRebuildsWithTheSameBits) {
   SpanEngine engine(daemon_.client_options());
   Keep(engine);

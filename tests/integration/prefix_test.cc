@@ -119,7 +119,7 @@ TEST_F(Prefix, ComposedStatesAreTheConversationsOwn) {
   EXPECT_TRUE(match.prefix().own);
   EXPECT_EQ(match.prefix().provenance, Provenance::kComposed);
   engine.ExpectResumes(match, more, first_.size());
-  // What goes on from it is composed, too.
+  // A text that continues it is composed, too.
   EXPECT_THAT(engine.Commit({more, {more.size()}}, &match), ElementsAre(CommitOutcome::kBadSource));
   EXPECT_THAT(engine.Commit({more, {more.size()}, Provenance::kComposed, kConversation}, &match),
               ElementsAre(CommitOutcome::kKept));

@@ -1,4 +1,4 @@
-// What an engine gets back on its next connection, where room for it is scarce.
+// Models and regions on an engine's next connection, when the daemon has little room for them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -85,7 +85,7 @@ TEST_F(Reconnect, OnlyAMatchWhoseLeaseHoldsIsValid) {
   engine.ExpectTuples(orphaned, 1, prompt_[1]);
 }
 
-// What does not fit is lost, and nothing else: look-ups go on, and it comes back as soon as there is room.
+// A region that does not fit is lost, and nothing else: look-ups continue, and it returns as soon as there is room.
 TEST_F(Reconnect, ARegionWithoutRoomIsThatRegionsFailure) {
   const uint64_t bytes = RegionBytes();
   DaemonProcess daemon(WithRegions(bytes * 5 / 2));

@@ -31,8 +31,8 @@ using testing::HasSubstr;
 
 // Of one round. Each object takes an extent of 256 KiB: the disk holds three rounds, and memory a tenth of one.
 constexpr size_t kPromptsPerRound = 110;
-// What was used longest ago goes first, so that the disk gives up objects of earlier rounds alone. By price it may give
-// up what it has acknowledged a moment ago, and nobody could tell that from a loss.
+// The least recently used object is evicted first, so that the disk gives up only objects of earlier rounds. By price
+// it may give up an object just after acknowledging it, which nobody could tell from a loss.
 const DaemonOptions kSmallMemory{
     .dram = "8MiB", .arena = "1MiB", .ssd = "256MiB", .admission = "all", .eviction = "lru", .on_damage = "refuse"};
 
@@ -174,7 +174,7 @@ class Damage {
   std::string original_;
 };
 
-// What the slab's header is with other bytes at `offset`, and whole.
+// Returns the slab's header with other bytes at `offset`, and a valid checksum.
 std::string SlabHeader(const std::string& slab, size_t offset, const std::string& bytes) {
   std::string header(40, '\0');
   std::ifstream(slab, std::ios::binary).read(header.data(), static_cast<std::streamsize>(header.size()));

@@ -1,4 +1,4 @@
-// What is published is what is found and landed, byte for byte.
+// A published object is found and landed, byte for byte.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What tests of a whole engine over a real daemon share: a model, prompts, engines that serve.
+// The common fixture of tests of a whole engine over a real daemon: a model, prompts, engines that serve.
 #pragma once
 
 #include <gtest/gtest.h>

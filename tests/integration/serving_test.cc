@@ -157,7 +157,7 @@ TEST_F(ServingLightning, SetsPromptsFromSegmentsInAnyOrder) {
   EXPECT_GE((*error)->zero_transition, 1e-2);
 }
 
-// What segments forget is not stored, and composed as what it is.
+// Transitions that have vanished are not stored, and are composed as zero.
 TEST_F(Serving, StoresTransitionsInTheFormsThatTheirHeadsHave) {
   ServingEngine engine(daemon_.client_options(), runtime());
   const RagPrompt prompt = MakeTestPrompt({1, 2, 3});

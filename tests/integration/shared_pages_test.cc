@@ -68,7 +68,7 @@ TEST(SharedPages, RequestsShareOneCopyAndReleaseIt) {
   EXPECT_TRUE(second.admission->Refresh());
   EXPECT_EQ(second.admission->segments()[2].content, PageContent::kFilled);
 
-  // Everything goes back; what was filled stays until the space is needed.
+  // All pages are given back; filled segments stay until their space is needed.
   PageShortage lacks;
   EXPECT_EQ(second.admission->Extend(engine.pages(), &lacks), AdmitOutcome::kNoPages);
   EXPECT_GT(lacks.held, 0u);

@@ -94,8 +94,8 @@ class InPlaceEngine {
     return own;
   }
 
-  // Lands what this request is to fill, each segment by itself: its pages are the same for every request. Of the others
-  // the tuples alone have to come.
+  // Lands the segments that this request is to fill, each by itself: their pages are the same for every request. Of the
+  // other segments only the tuples come.
   void Fill(Request& request) {
     std::vector<LandSegment> filled;
     for (uint32_t i = 0; i < request.admission->segments().size(); ++i) {
@@ -176,13 +176,14 @@ TEST_F(Serving, SegmentsSharedInPlaceSayWhatLandedCopiesSay) {
   ASSERT_TRUE(first != nullptr && second != nullptr);
   EXPECT_LE(rag::RelativeL2(first->logits, expected[0]), kSame);
   EXPECT_LE(rag::RelativeL2(second->logits, expected[1]), kSame);
-  // What the first had filled, the second found: one new segment, three in other places, and the prefix.
+  // The second request finds the segments that the first one filled: one segment is new, three stand in other places,
+  // and so does the prefix.
   EXPECT_EQ(first->landings, 4);
   EXPECT_EQ(second->landings, 1);
   EXPECT_EQ(second->admission->segments()[1].pages, first->admission->segments()[3].pages);
   EXPECT_EQ(second->admission->segments()[2].pages, first->admission->segments()[1].pages);
 
-  // The first goes on while the second ends: its shared pages are untouched.
+  // The first continues while the second ends: its shared pages are untouched.
   const std::vector<float> before = first->logits;
   second->admission->Release();
   const auto again = engine.Serve(prompts[0]);

@@ -1,4 +1,4 @@
-// What one tenant may do to the daemon's mappings, descriptors and memory: others do not notice.
+// One tenant's use of the daemon's mappings, descriptors and memory: others do not notice it.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -235,13 +235,13 @@ TEST(ModelMemory, OfOneTenantIsBoundedByWhatItTakes) {
   const auto grown = static_cast<double>(ResidentBytes(daemon.pid()) - before);
   EXPECT_LE(grown, 1.1 * charged() + 48 * kMiB) << "what is charged is what it takes";
 #endif
-  // Who opens one of them again takes no more tables, and is not refused.
+  // Opening one of these models again takes no more tables, and is not refused.
   const double all = charged();
   const auto again = other.client().OpenModel(WithAdapter(0), layout, {}, {}, {.capture_tokens = 16});
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(Eventually([&] { return charged() > all; }));
   EXPECT_LT(charged(), all + kMiB);
-  // What is remembered of those that are closed gives way.
+  // The closed models that are remembered give way.
   open.clear();
   EXPECT_TRUE(Eventually([&] { return charged() < 3 * tables; }));
   for (int i = 100; i < 106; ++i) {

@@ -142,8 +142,8 @@ uint64_t TestEngine::RowFloats() const {
   return uint64_t{shape_.kv_heads} * (uint64_t{shape_.key_dim} + shape_.value_dim);
 }
 
-// One token's keys and values of a layer lie side by side; the first half of the pages is to publish from, the other to
-// land in, and the tables go through them in random order.
+// One token's keys and values of a layer lie side by side. The first half of the pages is for publishing, the other for
+// landing, and the tables list each in random order.
 void TestEngine::Place() {
   const uint32_t half = shape_.tokens / kPageTokens + 1;
   const uint64_t token_stride = RowFloats() * sizeof(float);

@@ -78,7 +78,7 @@ class TestEngine {
  protected:
   const Shape& shape() const { return shape_; }
   std::span<const int32_t> source_table() const { return source_table_; }
-  // Where the `capture`-th set of states lies, by linear layer.
+  // Returns the place of the `capture`-th set of states, by linear layer.
   std::span<const PublishParts::Linear> places(uint32_t capture) const {
     return std::span(tensors_).subspan(capture * shape_.layers, shape_.layers);
   }

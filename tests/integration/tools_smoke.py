@@ -55,8 +55,9 @@ def demo(binary):
         assert request["tokens"] > 1000
         assert set(request["ttft_ms"]) == {"full", "prefix", "naive", "ashlar"}
     summary = figures["summary"]
-    # Bounds are twice the worst of six seeds: layer 0 7.7e-7 to 8.4e-7; logits 0.022 to 0.027 for 4, 0.021 to 0.026 for 8
-    # and 0.018 to 0.024 for 32 tokens of seam. What naive addition and T := 0 are off is no less than half of their least.
+    # Bounds are twice the worst of six seeds: layer 0 7.7e-7 to 8.4e-7; logits 0.022 to 0.027 for 4, 0.021 to 0.026 for
+    # 8 and 0.018 to 0.024 for 32 tokens of seam. Naive addition and T := 0 must err by at least half of their least
+    # error.
     layer0 = summary["layer0_state_rel_l2"]
     assert layer0["ashlar"] <= 1.7e-6 and layer0["naive"] >= 0.8 and layer0["zero_transition"] >= 0.2, layer0
     logits = summary["logits_rel_l2"]

@@ -1,4 +1,4 @@
-// What happens: one call, fault or completion a step. Segments, and what is everybody's.
+// The driver's steps: one call, fault or completion each. This file has the steps of segments, and those common to all.
 #include "tests/simulation/driver.h"
 
 #include <iterator>
@@ -164,7 +164,7 @@ void Driver::Attach() {
     CheckHit(text->first, found, std::nullopt);
     lease.texts.push_back(text->first);
   }
-  // What is gone keeps its place as long as any holder of the lease keeps that.
+  // An object that is gone keeps its place as long as any holder of the lease keeps the lease.
   if (match->lease == first.id) {
     lease.texts = first.texts;
     lease.asked = first.asked;

@@ -52,7 +52,7 @@ class Driver {
   Report Run(int operations);
 
  private:
-  // What some seeds do without, so that others have more of the rest.
+  // The parts that some seeds leave out, so that the others have more of the rest.
   struct Features {
     bool prompts = false, compositions = false, pages = false, slices = false;
   };
@@ -78,7 +78,7 @@ class Driver {
   struct Lease {
     SessionId session;
     LeaseId id;
-    std::vector<Text> texts;        // what it keeps
+    std::vector<Text> texts;        // the texts that it lists
     std::optional<Nanos> deadline;  // none: it was used
     bool composed = false;          // segments, or what was composed, were landed from it
     std::optional<Asked> asked;
@@ -158,9 +158,9 @@ class Driver {
   SessionId AnySession() { return *Any(sessions_); }
   static TenantId TenantOf(SessionId session) { return 1 + session % 2; }
   static bool Rebuilds(SessionId session) { return session % 3 != 0; }  // states from spans
-  // What computing a text takes, as its engine says; mostly it does not.
+  // Draws the time of computing a text, as its engine declares it; mostly it does not.
   Nanos AnyRecompute() { return Draw(4) == 0 ? 1 + static_cast<Nanos>(Draw(kDeadline / 6)) : 0; }
-  // When a look-up's texts are needed: mostly now.
+  // Draws the time at which a look-up's texts are needed: mostly now.
   Nanos AnyNeed() { return Draw(4) == 0 ? world_.clock.Now() + static_cast<Nanos>(Draw(kDeadline)) : 0; }
   Text AnyText(TenantId tenant) { return {tenant, 1 + Draw(kTexts)}; }
   ConversationId AnyConversation() {

@@ -1,4 +1,4 @@
-// What happens to running states: segments' interiors are composed onto them.
+// The driver's steps on running states: segments' interiors are composed onto them.
 #include <cmath>
 
 #include "tests/simulation/driver.h"

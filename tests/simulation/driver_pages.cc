@@ -1,4 +1,4 @@
-// What happens to hosted regions: requests are admitted to their pages, fill segments for each other, and end.
+// The driver's steps on hosted regions: requests are admitted to their pages, fill segments for each other, and end.
 #include <cstring>
 #include <numeric>
 
@@ -98,7 +98,7 @@ void Driver::Extend() {
   MarkOwnPages(name);
 }
 
-// What is held is held by somebody.
+// Pages that a refusal counts as held must have a holder.
 void Driver::CheckRefusal(TenantId tenant, const std::vector<PagePool::Want>& wants,
                           const PagePool::Shortage& shortage) {
   if (shortage.needed <= shortage.free + shortage.reclaimable) Fail("a request was refused pages that there are");

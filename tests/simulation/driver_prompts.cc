@@ -1,4 +1,4 @@
-// What happens to exact prefixes: prompts are asked for, landed and committed, and conversations go on.
+// The driver's steps on exact prefixes: prompts are looked up, landed and committed, and conversations continue.
 #include "tests/simulation/driver.h"
 
 namespace ashlar::simulation {
@@ -71,7 +71,7 @@ void Driver::LandedPrefix(const Landing& landing, const std::vector<MissReason>&
   Reach(prefix.own ? Event::kOwnLanded : Event::kPrefixLanded);
   const auto lease = std::ranges::find_if(
       leases_, [&](const Lease& each) { return each.id == landing.lease && each.session == landing.session; });
-  if (lease == leases_.end()) return;  // what lies in place may be others' by now
+  if (lease == leases_.end()) return;  // the bytes in place may be other objects' by now
   if (!prompts.TensorsAre(world_.top(), asked.match, asked.tokens))
     Fail("states in place are not the states committed");
   if (prefix.span_tokens > 0) Reach(Event::kSpanLanded);
@@ -186,7 +186,7 @@ void Driver::OperateOnPrefix() {
   }
 }
 
-// What a look-up says of a prefix is so, as far as can be seen without its bytes.
+// Checks a look-up's answer about a prefix, as far as it can be checked without the bytes.
 void Driver::CheckPrefix(const Lease& lease, const Match& match, size_t queries) {
   const storage::MatchedPrefix& prefix = match.prefix;
   Trace(prefix.depth);

@@ -1,4 +1,4 @@
-// An executor whose every order is the simulation's, and which keeps an account of whom it lets wait.
+// An executor whose every order is the simulation's, and which keeps an account of the tenants that it lets wait.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,7 @@ class SimulatedExecutor final : public storage::Executor {
   }
 
   size_t pending() const { return waiting_.size() + running_.size(); }
-  // Whatever is next begins on threads that have nothing to do; then one of the pieces that run, whichever `draw` says,
-  // does its work and ends.
+  // Starts the next pieces on idle threads; then one of the running pieces, chosen by `draw`, does its work and ends.
   void Proceed(uint64_t draw, bool drop_completion);
   void Forget();  // as when the process is killed
 

@@ -1,4 +1,4 @@
-// What must hold: the promises, checked as each step shows them.
+// The oracle: the promises, checked as each step shows them.
 #include <cstring>
 #include <tuple>
 
@@ -75,7 +75,7 @@ bool Driver::IsPast(const std::map<Text, Nanos>& used, const Text& text) const {
          world_.clock.Now() - last->second >= world_.sizes.ttl;
 }
 
-// Whether somebody may hold it or a shard of it: then it does not expire.
+// Returns whether somebody may hold the text or a shard of it: then it does not expire.
 bool Driver::InUse(const Text& text) {
   const std::vector<Text> bundle = BundleOf(text);
   const auto names = [&](const std::vector<Text>& texts) {
@@ -265,7 +265,7 @@ uint64_t Driver::InFlight(TenantId tenant) const {
                                std::ranges::count_if(compositions_, of_tenant));
 }
 
-// Whatever other tenants have in flight.
+// Independent of the work that other tenants have in flight.
 bool Driver::MayBegin(TenantId tenant) const {
   return world_.executor.refused() == 0 && InFlight(tenant) < world_.sizes.in_flight;
 }

@@ -1,4 +1,4 @@
-// How far a long run of seeds has come, in a file, so that it can be run in parts.
+// Progress: how far a long run of seeds has come, in a file, so that it can be run in parts.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ struct Progress {
   Reached reached;
 };
 
-// `progress` begins anew where there is no such file. False: what is there is no progress of this first seed and trace.
+// `progress` begins anew if there is no such file. False: the file is no progress of this first seed and trace.
 bool Load(const std::string& path, Progress& progress);
-// All of it or, should the process end meanwhile, what was there before.
+// Writes all of it or, if the process ends meanwhile, leaves the old file.
 bool Save(const std::string& path, const Progress& progress);
 
 }  // namespace ashlar::simulation

@@ -38,7 +38,7 @@ const PublishSource::Tensor& TensorOf(const std::vector<PublishSource::Tensor>& 
   return *found;
 }
 
-// Whether the first `count` bytes of a part are these.
+// Returns whether the first `count` bytes of a part equal `expected`.
 bool PartIs(const storage::ObjectBytes& bytes, const Part& part, const std::byte* expected, uint64_t count) {
   for (uint32_t unit = 0; unit < part.units && count > 0; ++unit) {
     const uint64_t here = std::min<uint64_t>(part.UnitBytes(unit), count);

@@ -1,4 +1,4 @@
-// The prompts of all simulations, with everything that engines compute of them.
+// The prompts of all simulations, with all states, keys and values that engines compute of them.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class Prompts {
 
   size_t size() const { return texts_.size(); }
   const storage::Tokens& tokens(size_t text) const { return texts_[text].tokens; }
-  // Where its engine has states, rising; the last one is the text's end.
+  // Returns the depths at which its engine has states, rising; the last one is the text's end.
   const std::vector<uint64_t>& depths(size_t text) const { return texts_[text].depths; }
 
   // A prompt as an engine asks for it that rebuilds states from spans, or cannot.
@@ -37,14 +37,14 @@ class Prompts {
     std::vector<uint64_t> inside;  // depths of states before the end, rising; as the end, among its depths
     uint64_t span_begin = 0;       // among them; 0: no span
     ConversationId conversation{};
-    // What the simulator makes wrong on purpose: the states are the next text's, the span begins a token later.
+    // The simulator's mistakes on purpose: the states are the next text's, the span begins a token later.
     bool others_states = false, shifts_span = false;
   };
   storage::PrefixCommit Commit(const Offer& offer, bool rebuilds) const;
 
-  // Whether what has landed of a prompt's first tokens is what was computed for them, to the bit.
+  // Returns whether the landed rows of a prompt's first tokens equal the computed ones, to the bit.
   bool RowsAre(const storage::TestPages& pages, const storage::Tokens& prompt, uint64_t tokens) const;
-  // The same of a match's checkpoint, and of as much of its span as the match reaches, where they lie.
+  // The same for a match's checkpoint in place, and for as much of its span as the match reaches.
   bool TensorsAre(const storage::Tier& top, const storage::Match& match, const storage::Tokens& prompt) const;
 
  private:

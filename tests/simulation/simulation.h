@@ -1,35 +1,34 @@
 // The cache on a simulated clock, executors and disk, with random clients of two tenants, against an oracle. A failure
 // is a seed.
 //
-// What may happen, in drawn orders of calls and completions:
+// Events, in drawn orders of calls and completions:
 // - Engines look up segments and prompts, reserve, publish, abandon, commit texts (exact and composed, with
 //   conversations and spans), land segments and prefixes, compose, attach, give up, release, and die with all of that
 //   open. They declare pages, admit requests to them, fill segments for each other, from the cache or themselves, take
-//   more pages, and end requests whose landings go on. Operators pin, evict and drain.
-// - Look-ups, releases, ends of sessions and ticks go in slices, with anything else between two of them.
+//   more pages, and end requests whose landings continue. Operators pin, evict and drain.
+// - Look-ups, releases, ends of sessions and ticks go in slices, with any other call between two of them.
 // - Work begins in turn between tenants, on one thread or many, and ends in any order; executors refuse work because
-//   their queues are full. Work that may make way for others does at drawn moments.
-// - Time passes before anybody notices what is overdue: leases that were never used, reservations, pins, and objects
+//   their queues are full. Work that may make way for others does so at drawn moments.
+// - Time passes before anybody notices overdue items: leases that were never used, reservations, pins, and objects
 //   that have a time to live.
-// - The disk fails as storage/testing/simulated_disk.h says: reads, writes, syncs and records fail, bits flip in what
-//   is read, it is full or runs full inside a write, and power fails at any point, after which only what was synced is
+// - The disk fails as storage/testing/simulated_disk.h says: reads, writes, syncs and records fail, bits flip in the
+//   bytes read, it is full or runs full inside a write, and power fails at any point, after which only synced bytes are
 //   certain.
 // - The daemon is killed: memory tiers are lost.
-// What does not happen: memory changes by itself (storage/cache_faults_test.cc flips its bits), a disk that
-// acknowledged a sync lies (Bug::kLosesFlushes shows that it would be seen), the process runs out of memory. What
-// the daemon does between two calls, for sessions and on the wire, is its own tests' matter.
+// Not simulated: memory that changes by itself (storage/cache_faults_test.cc flips its bits), a disk that lies about an
+// acknowledged sync (Bug::kLosesFlushes shows that the oracle would see it), and a process that runs out of memory.
+// The daemon's own tests cover its work between two calls, for sessions and on the wire.
 //
-// What the oracle holds the cache to are the promises of docs/concepts.md: bytes landed, composed or shared in
-// place are those published; nothing crosses tenants or conversations, and nothing is found that was not offered;
-// leased data and requests' pages stay, and what nobody holds never blocks; budgets hold at every step; what is overdue
-// ends, and nothing else; no tenant's work waits while more of another's begins than its turn; what was acknowledged is
-// there after a crash; a disk that is well again is written again, without being told; and every call is answered,
-// once.
+// The oracle holds the cache to the promises of docs/concepts.md: bytes landed, composed or shared in place are those
+// published; nothing crosses tenants or conversations, and nothing is found that was not offered; leased data and
+// requests' pages stay, and data that nobody holds never blocks; budgets hold at every step; overdue items end, and
+// nothing else does; no tenant's work waits while more of another's begins than its turn; acknowledged objects are
+// there after a crash; a disk that is well again is written again by itself; and every call is answered, once.
 //
 // A run of many seeds in parts, on a machine that is needed for other things meanwhile:
 //   ASHLAR_SIMULATION_SEEDS=20000 ASHLAR_SIMULATION_PROGRESS=seeds.txt ASHLAR_SIMULATION_PART=2000
 //   simulation_test --gtest_filter='*EverySeed*'
-// Each call goes on where the file says that the last one ended, or was killed.
+// Each call continues where the file says that the last one ended, or was killed.
 #pragma once
 
 #include <array>
@@ -55,8 +54,8 @@ enum class Bug {
   kComposesInAnotherOrder,  // promise 8
   kWritesRefusedStates,     // promise 8: a composition that cannot be had is begun all the same
   kForgetsPagePins,         // promise 3: pages are given to others while a landing still writes to them
-  kForgetsDeadlines,        // what is overdue stays
-  kExpiresEarly,            // what is within its time to live goes
+  kForgetsDeadlines,        // overdue items stay
+  kExpiresEarly,            // objects within their time to live end
   kServesInOrder,           // work begins in the order in which it came, whosever it is
   kIgnoresShares,           // a tenant may have any number of calls in flight
   kForgetsSlices,           // promise 6: a call that was begun in slices is not gone on with
@@ -76,7 +75,7 @@ enum class Fault : uint8_t {
   kNoSpace,  // inside a write
 };
 inline constexpr size_t kFaults = 10;
-// What was under way when a fault struck.
+// The work under way when a fault struck.
 enum class State : uint8_t {
   kLeased,
   kReserved,
@@ -93,7 +92,7 @@ enum class State : uint8_t {
   kEvacuating,  // the cache drains, as before its end
 };
 inline constexpr size_t kStates = 13;
-// What must have happened somewhere in many seeds, so that what was held to its promises was there at all.
+// Events that must have happened somewhere in many seeds, so that the promises about them were tested at all.
 enum class Event : uint8_t {
   kPrefixLanded,  // a namespace's
   kOwnLanded,     // a conversation's
@@ -109,7 +108,7 @@ enum class Event : uint8_t {
 };
 inline constexpr size_t kEvents = 11;
 
-// How often each fault struck in each state.
+// Counts how often each fault struck in each state.
 struct Coverage {
   std::array<std::array<uint64_t, kStates>, kFaults> pairs{};
   void Add(const Coverage& other);
@@ -120,7 +119,7 @@ struct Reached {
   std::array<uint64_t, kEvents> counts{};
   void Add(const Reached& other);
   std::string Missing() const;   // names of events that never happened
-  std::string Describe() const;  // how often each did
+  std::string Describe() const;  // how often each event happened
 };
 
 struct Report {

@@ -33,7 +33,7 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-// What to set in order to see one seed again.
+// Returns the settings that run one seed again.
 std::string Again(uint64_t seed) {
   return "ASHLAR_SIMULATION_SEED=" + std::to_string(seed) + " ASHLAR_SIMULATION_SEEDS=1";
 }
@@ -86,12 +86,12 @@ std::vector<std::string> SimulateAll(uint64_t first, uint64_t from, uint64_t to,
   return failures;
 }
 
-// The same seeds every time, unless asked otherwise: who changes the cache should see his own mistakes, and look for
-// others' with seeds of his own. Of the environment:
+// The same seeds every time, unless the environment asks otherwise: a developer who changes the cache should see his
+// own mistakes, and look for others' with seeds of his own. The environment's variables:
 // ASHLAR_SIMULATION_SEED      the first seed
-// ASHLAR_SIMULATION_SEEDS     how many there are in all
-// ASHLAR_SIMULATION_PROGRESS  a file that notes how many of them are done; the next run goes on there
-// ASHLAR_SIMULATION_PART      with it: so many of them in this run
+// ASHLAR_SIMULATION_SEEDS     how many seeds there are in all
+// ASHLAR_SIMULATION_PROGRESS  a file that notes how many of them are done; the next run continues there
+// ASHLAR_SIMULATION_PART      with it: the number of seeds in this run
 TEST(Simulation, KeepsEveryPromiseForEverySeed) {
   const uint64_t first = FromEnvironment("ASHLAR_SIMULATION_SEED", 1);
   const uint64_t seeds = FromEnvironment("ASHLAR_SIMULATION_SEEDS", ASHLAR_SIMULATION_DEFAULT_SEEDS);

@@ -1,4 +1,4 @@
-// The segments of all simulations: their plans, what engines publish of them, and what composing them gives.
+// The segments of all simulations: their plans, the sources that engines publish, and the results of composing them.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ inline bool IsOf(const ObjectHeader& header, const Text& text) {
   return header.key == plan.key && header.shard == plan.shard;
 }
 
-// What an engine publishes. Most engines share memory, for filling it takes longer than to publish from it; every
-// eighth one has memory of its own, which is gone when nobody keeps it.
+// Returns the source that an engine publishes. Most engines share memory, because filling it takes longer than
+// publishing from it; every eighth one has memory of its own, which is freed when nobody keeps it.
 storage::PublishSource SourceOf(const Text& text, uint64_t publish);
 
 // All heads' states of a linear layer before a composition; and what the texts' interiors, one behind the other, make

@@ -1,4 +1,4 @@
-// What a simulated cache stands on: tiers, disk, clock and executors, all in the simulation's hands.
+// World: the surroundings of a simulated cache (tiers, disk, clock and executors), all in the simulation's hands.
 #pragma once
 
 #include <cstdint>
@@ -80,7 +80,7 @@ class World {
  public:
   World(uint64_t seed, const Sizes& sizes, Bug bug);
 
-  // What survives on the disk is all that is left; a new daemon starts on it.
+  // Loses all but the bytes that survive on the disk, and starts a new daemon on it.
   void CrashAndRestart();
 
   const Sizes sizes;
