@@ -67,7 +67,7 @@ bool ParseSize(const char* name, const std::string& text, uint64_t* bytes) {
   return false;
 }
 
-// Exit code, or -1 to go on. Without conversations, it is the main job that is wanted.
+// Returns an exit code, or -1 to continue. Without the conversations' options, the main job runs.
 int Parse(int argc, char** argv, ashlar::talk::TalkOptions& talk, std::string& json) {
   ashlar::rag::JobOptions& options = talk.job;
   for (int i = 1; i < argc; ++i) {

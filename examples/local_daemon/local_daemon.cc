@@ -31,7 +31,7 @@ std::string BesideThisProgram(const std::string& name) {
   return (std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / name).string();
 }
 
-// Which port a daemon that was told to take any got, as it says in its log; 0 before it does.
+// Returns the port that the daemon's log names, which took any free port; 0 before it is logged.
 uint16_t MetricsPort(const std::string& log) {
   static constexpr std::string_view kName = " metrics_port=";
   const size_t at = log.find(kName);
@@ -39,7 +39,7 @@ uint16_t MetricsPort(const std::string& log) {
                                  : static_cast<uint16_t>(std::strtoul(log.c_str() + at + kName.size(), nullptr, 10));
 }
 
-// That says something.
+// Returns the last line that is not empty.
 std::string LastLine(const std::string& log) {
   const size_t end = log.find_last_not_of('\n') + 1;
   const size_t before = log.substr(0, end).rfind('\n');
@@ -94,7 +94,7 @@ absl::Status LocalDaemon::Configure(const LocalDaemonOptions& options) const {
   out << "drain_seconds: 1\n";  // nothing of it is kept
   if (options.threads != 0) out << "workers:\n  threads: " << options.threads << "\n";
   out.close();
-  const bool readable = chmod(config.c_str(), 0644) == 0;  // whoever runs the daemon
+  const bool readable = chmod(config.c_str(), 0644) == 0;  // for the daemon's user
   return out && readable ? absl::OkStatus() : absl::InternalError(absl::StrCat("cannot write ", config));
 }
 

@@ -1,4 +1,4 @@
-// A private ashlard for one run of a tool: started in a fresh folder under /tmp, gone without a trace afterwards.
+// LocalDaemon: a private ashlard for one run of a tool, started in a fresh folder under /tmp and removed with it.
 #pragma once
 
 #include <sys/types.h>
@@ -24,7 +24,7 @@ struct LocalDaemonOptions {
   uint32_t threads = 0;            // workers; 0: the daemon's default
   std::string tenants;             // YAML of the field `tenants`; empty: one tenant, the daemon's user
   bool metrics = false;            // on a port of loopback's
-  // Who runs it, the caller where there is none. Tenants' users need that group for its sockets.
+  // The user who runs it; none: the caller. Tenants' users need that user's group for its sockets.
   std::optional<ProcessUser> user;
   uint64_t open_files = 0;  // RLIMIT_NOFILE; 0: the caller's
   uint64_t data_bytes = 0;  // RLIMIT_DATA: its own memory, without what it shares with engines; 0: the caller's
@@ -40,7 +40,7 @@ class LocalDaemon {
   const ClientOptions& client_options() const { return client_options_; }
   pid_t pid() const { return pid_; }
   uint16_t metrics_port() const { return metrics_port_; }  // 0: none
-  // How it has ended by itself, with the last line that it logged; none while it runs.
+  // Returns how it has ended by itself, with the last line that it logged; none while it runs.
   std::optional<std::string> Ended();
 
  private:

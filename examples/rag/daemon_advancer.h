@@ -1,4 +1,4 @@
-// Has the daemon advance linear layers, as an engine without kernels would.
+// DaemonAdvancer: lets the daemon advance linear layers, as for an engine without kernels.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,7 @@ class DaemonAdvancer final : public refengine::SeamAdvancer {
   bool CopyTokens(const kernels::LinearShape& shape, const kernels::TokenInputs& inputs, kernels::TokenInputs& out);
   bool CopyState(const kernels::StateView& state, std::byte*& out);
   void CopyStateOut(const std::byte* from, const kernels::StateView& state) const;
-  // What the daemon is asked for one step; none when there is no room or the interior is not of this match.
+  // Returns the daemon's request for one step; none if there is no room, or the interior is not of this match.
   std::optional<AdvanceStep> Describe(int32_t layer, const kernels::SeamStep& step);
   uint64_t StateBytes() const;  // of one head, fp32
 

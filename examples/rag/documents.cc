@@ -39,8 +39,8 @@ std::string ReadFile(const fs::path& path, size_t limit) {
   return text;
 }
 
-// Where to cut `text` so that the piece has at most `aim` bytes: behind a blank line, a line or a word, whichever
-// comes first in that order and leaves at least half of the aim.
+// Returns where to cut `text` so that the piece has at most `aim` bytes: behind a blank line, a line or a word, the
+// first of these that leaves at least half of the aim.
 size_t CutPosition(std::string_view text, size_t aim) {
   if (text.size() <= aim) return text.size();
   for (std::string_view stop : {std::string_view("\n\n"), std::string_view("\n"), std::string_view(" ")}) {

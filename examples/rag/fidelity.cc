@@ -18,7 +18,7 @@ double RelativeL2(std::span<const float> a, std::span<const float> b) {
     norm += double{b[i]} * b[i];
   }
   const double error = std::sqrt(difference / norm);
-  return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();  // what is not a number is not close
+  return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();  // NaN is not close
 }
 
 Layer0Fidelity::Layer0Fidelity(const Runtime& runtime, kernels::Workers& workers, int64_t longest_prompt)

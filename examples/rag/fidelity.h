@@ -1,4 +1,4 @@
-// How far a prompt that was set from segments is from one that was computed whole.
+// The differences between a prompt that was set from segments and one that was computed whole.
 #pragma once
 
 #include <optional>

@@ -19,11 +19,11 @@ struct JobOptions {
   ComposeBy compose = ComposeBy::kEngine;
   Family family = Family::kGdn;  // or kLightning
   double epsilon = kPublishedEpsilon;
-  // Capacities of the daemon's tiers. dram 0: all that the job publishes; hbm, ssd 0: no such tier.
+  // Capacities of the daemon's tiers. dram 0: room for all that the job publishes; hbm, ssd 0: no such tier.
   uint64_t hbm_bytes = 0, dram_bytes = 0, ssd_bytes = 0;
 };
 
-// Starts a daemon of its own, runs the job, prints as it goes.
+// Starts a daemon of its own, runs the job, and prints its results on the way.
 absl::StatusOr<RunResult> RunMainJob(const JobOptions& options);
 
 }  // namespace ashlar::rag

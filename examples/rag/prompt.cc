@@ -31,7 +31,7 @@ uint64_t RagPrompt::SegmentStart(size_t segment) const {
 
 RagPrompt MakePrompt(const std::vector<Section>& sections, std::span<const int32_t> retrieved,
                      std::string_view question) {
-  // What an application sends: one text with separators. What the engine makes of it: segments.
+  // An application sends one text with separators; the engine divides it into segments.
   std::string text(kInstructions);
   for (int32_t index : retrieved) {
     const Section& section = sections[index];

@@ -1,4 +1,4 @@
-// What the main job found: a line a request, a summary, and the same numbers for machines.
+// The report of the main job: a line a request, a summary, and the same numbers in JSON.
 #pragma once
 
 #include <cstdint>

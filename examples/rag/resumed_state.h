@@ -1,4 +1,4 @@
-// The recurrent state behind a match's prefix, as an engine with kernels takes it up.
+// ResumedState: the recurrent state behind a match's prefix, for an engine with kernels.
 #pragma once
 
 #include "ashlar/client.h"
@@ -7,9 +7,9 @@
 
 namespace ashlar::rag {
 
-// Of a match with a prefix: its checkpoint's states, run through the inputs of its span where it has one. No projection
-// and no MLP is computed. What it reads counts as what is mapped does: only with a landing's verdict, while the match
-// is valid.
+// Returns the states of a match with a prefix: its checkpoint's states, run through the inputs of its span if it has
+// one. No projection and no MLP is computed. The bytes that it reads count as mapped bytes do: only with a landing's
+// verdict, while the match is valid.
 refengine::RecurrentState ResumedState(const Runtime& runtime, const Layout& layout, const Match& match);
 
 }  // namespace ashlar::rag

@@ -1,4 +1,4 @@
-// What every way of serving a prompt shares, and what it returns.
+// The common part of all ways of serving a prompt, and their result.
 #pragma once
 
 #include <chrono>

@@ -15,7 +15,7 @@ namespace ashlar::rag {
 // Room for so many pages and, behind them, so many tuples of all linear layers; a checkpoint takes the room of one.
 size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages, size_t tuples = 1);
 
-// How the pages lie that a region begins with.
+// Returns the layout of the pages with which a region begins.
 PagedCache DeclaredPages(const refengine::ModelConfig& config, const refengine::PagePool& pool);
 
 // The room of one tuple.

@@ -77,9 +77,9 @@ void AttentionMixer::Run(int32_t layer, const Pass& pass, const float* normed, f
          machine_.workers);
 }
 
-// Normalises and rotates queries and keys in place; keys and values go to their pages. Queries that are to meet shared
-// keys are turned by the kernels, for each span. Angles in fp64: in fp32 they err
-// by 0.001 rad at position 32 k.
+// Normalises and rotates queries and keys in place; keys and values are written to their pages. The kernels turn the
+// queries that are to meet shared keys, for each span. Angles are in fp64: in fp32 they err by 0.001 rad at position 32
+// k.
 void AttentionMixer::RotateAndStore(int32_t layer, const Pass& pass, const Sequence& sequence) {
   const ModelConfig& config = machine_.model.config();
   const AttentionConfig& attention = config.attention;

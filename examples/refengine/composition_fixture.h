@@ -1,4 +1,4 @@
-// What the tests of composition share: a prompt in sections, stored in every way and set again.
+// The common fixture of the tests of composition: a prompt in sections, stored in every way and set again.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace ashlar::refengine {
 
-// Whether a mistake shows in a result that is still made of numbers.
+// Returns whether a mistake shows in a finite result.
 inline bool IsVisible(double error, double least) {
   return std::isfinite(error) && error >= least;
 }

@@ -215,7 +215,8 @@ double SpectralNorm(std::span<const float> matrix, int32_t n) {
   return std::sqrt(norm);
 }
 
-// How many heads of all linear layers keep a memory over one interior (‖T‖₂ ≥ 0.3), and how many lose it (< 0.1).
+// Counts the heads of all linear layers that keep a memory over one interior (‖T‖₂ ≥ 0.3), and those that lose it (<
+// 0.1).
 struct Memory {
   int heads = 0, persistent = 0, vanishing = 0;
 };

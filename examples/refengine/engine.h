@@ -1,12 +1,12 @@
-// Computes a sequence along a chain of computed runs and cached interiors: prefill, isolated prefill, seams and decode
-// are all one call (HYPIC §4.3).
+// Engine: computes a sequence along a chain of computed runs and cached interiors. Prefill, isolated prefill, seams and
+// decode are all one call (HYPIC §4.3).
 //
 //   full prefill      one run behind position 0
 //   isolated prefill  the same on a fresh sequence, with a capture of the interior
 //   seams             [checkpoint,] run, interior, run, interior, …, run
 //   decode            a run of one token
 //
-// All runs of a chain go through each layer as one batch: projections are one matrix product over all of them, the
+// All runs of a chain pass through each layer as one batch: projections are one matrix product over all of them, the
 // linear layers' chain is one AdvanceSeam, attention lets each token see all keys before it, cached or computed. The
 // same code, kernels and threads serve every case, so that a full recompute is an honest opponent.
 #pragma once
@@ -24,7 +24,7 @@
 
 namespace ashlar::refengine {
 
-// What the cache knows of one layer behind a run of tokens; empty for attention layers. The same members as client.h's
+// The cached tuple of one layer behind a run of tokens; empty for attention layers. The same members as client.h's
 // MappedTuple.
 struct CachedLayer {
   kernels::TupleView tuple;
@@ -53,7 +53,7 @@ struct Step {
   int64_t count() const { return cached.empty() ? static_cast<int64_t>(tokens.size()) : cached_tokens; }
 };
 
-// Where to put the tuple of one linear layer: dense, one head behind the other.
+// The memory for the tuple of one linear layer: dense, one head behind the other.
 struct TupleBuffers {
   float* transition = nullptr;  // [value_heads, d_k, d_k]; null: not wanted (a checkpoint has none)
   float* state = nullptr;       // [value_heads, d_k, d_v], from a zero start
@@ -66,8 +66,8 @@ struct CaptureRange {
   std::span<const TupleBuffers> linear;  // one a linear layer, in order
 };
 
-// Where one linear layer's inputs go, rows of a token one behind the other: what the recurrence sees of it, and what
-// the convolution does. Gates and betas are not written for layers that have none.
+// The memory for one linear layer's inputs, rows of a token one behind the other: the recurrence's inputs and the
+// convolution's. Gates and betas are not written for layers that have none.
 struct SpanRows {
   float* keys = nullptr;         // [tokens][key_channels]
   float* values = nullptr;       // [tokens][value_channels]
@@ -82,7 +82,7 @@ struct SpanTape {
   std::span<const SpanRows> linear;  // one a linear layer, in order
 };
 
-// Where time goes, in seconds; Advance adds to it.
+// The parts of the time, in seconds; Advance adds to it.
 enum class Part : uint8_t {
   kEmbedding,
   kNorms,
@@ -102,7 +102,7 @@ struct Profile {
   double operator[](Part part) const { return seconds[static_cast<size_t>(part)]; }
 };
 
-// Who advances linear layers, where that is not the engine's own kernels.
+// Advances linear layers in place of the engine's own kernels.
 class SeamAdvancer {
  public:
   virtual ~SeamAdvancer() = default;
@@ -112,7 +112,7 @@ class SeamAdvancer {
   virtual bool Advance(int32_t layer, const kernels::AdvanceSeamArgs& args) = 0;
 };
 
-// What else one Advance should give. Everything is optional.
+// Further results of one Advance. Everything is optional.
 struct AdvanceOptions {
   float* last_logits = nullptr;  // out, [vocabulary]: behind the chain's last computed token
   float* all_logits = nullptr;   // out, [computed tokens of the chain, vocabulary]

@@ -1,4 +1,5 @@
-// What the engine's tests share: a small model with fresh random weights, pages, threads, and error measures.
+// The common fixture of the engine's tests: a small model with fresh random weights, pages, threads, and error
+// measures.
 #pragma once
 
 #include <gtest/gtest.h>

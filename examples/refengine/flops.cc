@@ -5,7 +5,7 @@
 namespace ashlar::refengine {
 namespace {
 
-// Multiply-adds of all matrices that every token goes through, but the head.
+// Returns the multiply-adds of all matrices that every token passes through, except the head's.
 double MatrixWeights(const ModelConfig& config) {
   const LinearConfig& linear = config.linear;
   const AttentionConfig& attention = config.attention;

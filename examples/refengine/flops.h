@@ -10,8 +10,9 @@
 
 namespace ashlar::refengine {
 
-// What the model's formulas need, whatever an implementation does: 2mnk a matrix product, half of the score matrix for
-// causal attention, the token-by-token form of the recurrence. Exponentials, norms and activations count nothing.
+// The operations of the model's formulas, whatever an implementation does: 2mnk a matrix product, half of the score
+// matrix for causal attention, the token-by-token form of the recurrence. Exponentials, norms and activations count
+// nothing.
 struct Flops {
   double matrices = 0;     // all projections, MLP and head
   double attention = 0;    // 4 × head_dim per query head and visible key

@@ -1,4 +1,5 @@
-// Recurrent states at depths of a text: how a chain gives them, and how one takes up again where they were.
+// SnapshotAt, HeldCheckpoint: recurrent states at depths of a text, as a chain leaves them and as another chain resumes
+// from them.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +22,13 @@ struct Snapshot {
 };
 
 // Cuts the runs of `chain`, which begins at position `start`, so that Engine::Advance leaves the state behind each of
-// `depths`, which rise, in what is returned; moving that leaves its elements in place. Left out: depths that the chain
-// does not reach, and those inside of what is cached.
+// `depths` (rising) in the result; moving the result leaves its elements in place. Depths that the chain does not
+// reach, and those inside of cached interiors, are left out.
 //
-// What changes bits: the recurrence goes in blocks from where a run begins, so a cut changes none if it lies a multiple
-// of kRecurrenceTokens behind that, and otherwise rounding. And matrix products depend on how many rows they have, so a
-// text that is resumed has the bits of one that was never left if it is cut into the same passes: always where that
-// one stopped there, too, and where a pass ended anyhow.
+// Cuts can change bits. The recurrence works in blocks from the begin of a run: a cut at a multiple of
+// kRecurrenceTokens behind the begin changes nothing, any other cut changes rounding. And matrix products depend on
+// their number of rows: a resumed text has the bits of one that was never left if both are cut into the same passes,
+// that is, if the latter stopped there too, or a pass ended there anyway.
 std::vector<Snapshot> SnapshotAt(int64_t start, std::span<const int64_t> depths, std::vector<Step>& chain);
 
 // A recurrent state in the form in which a chain takes it up: a checkpoint. Views stay valid while it lives.

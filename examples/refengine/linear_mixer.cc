@@ -259,7 +259,7 @@ void LinearMixer::Capture(int32_t layer, const Pass& pass) {
   }
 }
 
-// Appends a tuple to the one that `buffers` holds; `earlier` is scratch for that one.
+// Appends a tuple to the one that `buffers` hold; `earlier` is scratch memory for the latter.
 void LinearMixer::JoinCapture(int32_t layer, const TupleBuffers& buffers, float* transition, float* state,
                               float* earlier) {
   const LinearConfig& linear = machine_.model.config().linear;

@@ -1,5 +1,5 @@
-// What happens inside one layer between its norm and its residual, for all rows of a pass: the two token mixers and the
-// MLP. Each keeps scratch memory that grows to the largest pass and is then reused.
+// The parts of one layer between its norm and its residual, for all rows of a pass: the two token mixers and the MLP.
+// Each keeps scratch memory that grows to the largest pass and is then reused.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace ashlar::refengine {
 
-// What all parts of an engine share.
+// The objects that all parts of an engine share.
 struct Machine {
   const Model& model;
   const kernels::Kernels& kernels;

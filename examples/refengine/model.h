@@ -1,4 +1,4 @@
-// A reference model: configuration and weights, and what it declares to the cache.
+// Model: a reference model's configuration and weights, and its declaration to the cache.
 #pragma once
 
 #include <cstdint>
@@ -58,12 +58,12 @@ class Model {
   const std::vector<float>& head() const { return config_.tied_head ? weights_.embedding : weights_.head; }
   // [rotary_dim / 2], radians per position.
   const std::vector<double>& frequencies() const { return frequencies_; }
-  // How keys of attention turn with their position.
+  // The rotation of attention's keys with their position.
   kernels::Rotation rotation() const;
-  // A linear layer as kernels know it; states are k-first.
+  // A linear layer's shape for the kernels; states are k-first.
   kernels::LinearShape linear_shape(int32_t layer) const;
 
-  // What an engine declares when it opens this model (docs/formats.md §1). Keys are stored zero-based.
+  // The engine's declaration when it opens this model (docs/formats.md §1). Keys are stored zero-based.
   Identity identity() const;
   Layout layout(uint32_t head, uint32_t tail, uint32_t page_tokens) const;
 

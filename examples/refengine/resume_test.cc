@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kPass = 64;
 
-// What a cache has of a text's first `depth` tokens.
+// The cached form of a text's first `depth` tokens.
 struct Held {
   StoredSegment rows;
   HeldCheckpoint checkpoint;
@@ -136,8 +136,8 @@ TEST_P(Resume, SnapshotsAreTakenOfWhatTheChainReaches) {
   ExpectSameBits(snapshots.back().state, resumed.recurrent());
 }
 
-// Products of matrices choose their kernels by the number of rows, and the recurrence goes in blocks of tokens: what is
-// cut elsewhere rounds elsewhere. The demo's model, whose weights are always the same.
+// Matrix products choose their kernels by the number of rows, and the recurrence works in blocks of tokens: a text that
+// is cut elsewhere rounds elsewhere. The demo's model, whose weights are always the same.
 TEST(ResumeOfTheDemosModel, CutElsewhereItErrsByRoundingAlone) {
   const Model model(DemoConfig());
   const ModelConfig& config = model.config();
@@ -174,8 +174,7 @@ TEST(ResumeOfTheDemosModel, CutElsewhereItErrsByRoundingAlone) {
   }
 }
 
-// What a tape has taken down gives the state behind each of its tokens, by the recurrence alone, however the text was
-// cut.
+// The inputs on a tape give the state behind each of their tokens, by the recurrence alone, however the text was cut.
 TEST_P(Resume, InputsOnATapeGiveTheStatesBehindThem) {
   constexpr int64_t kBegin = 70, kTokens = 40;
   const LinearConfig& linear = config().linear;

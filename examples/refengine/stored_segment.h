@@ -30,8 +30,8 @@ class StoredSegment {
   SeamWidths seams() const { return seams_; }
   int64_t interior() const { return tokens_ - seams_.head - seams_.tail; }
 
-  // The capture that fills tuples and tails, for a segment whose token 0 is computed at position `start`. Where linear
-  // layers turn their keys, only tuples computed at 0 may stand elsewhere later.
+  // Returns the capture that fills tuples and tails, for a segment whose token 0 is computed at position `start`. If
+  // linear layers turn their keys, only tuples computed at 0 may stand elsewhere later.
   CaptureRange Capture(int64_t start) const;
   // Takes the interior's keys and values out of the pages; token 0 stands at `start`, keys become zero-based.
   void GatherRows(const Model& model, const Sequence& sequence, int64_t start, const kernels::Kernels& kernels,
@@ -70,7 +70,7 @@ class ReplacedTransitions {
  public:
   enum class With : uint8_t { kIdentity, kZero };
   ReplacedTransitions(const ModelConfig& config, With with);
-  // What it gives points into this object.
+  // The tables that it returns point into this object.
   LayerTables operator()(std::span<const CachedLayer> layers) const;
 
  private:

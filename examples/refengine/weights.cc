@@ -1,5 +1,5 @@
-// How a model without training is given weights that behave like one: activations near unit scale at every depth,
-// attention that picks out a few keys, and linear heads of both kinds, forgetting and remembering.
+// Weights for a model without training, with which it behaves like a trained one: activations near unit scale at every
+// depth, attention that picks out a few keys, and linear heads of both kinds, forgetting and remembering.
 #include <algorithm>
 #include <cmath>
 
@@ -17,11 +17,11 @@ constexpr float kAttentionRms = 0.25f;
 // Each sublayer adds this much to a residual stream that starts at 1; attention half as much.
 constexpr float kSublayerRms = 0.5f;
 constexpr float kAttentionShare = 0.5f;
-// What remembering heads add, next to forgetting ones. Trained models mostly look nearby: what a segment misses when it
-// is computed alone is concentrated at its ends (HYPIC §3.2). Without this share it would lie evenly over its tokens,
-// and no seam, however wide, would show.
+// The share that remembering heads add, beside forgetting ones. Trained models mostly look nearby: the error of a
+// segment that is computed alone is concentrated at its ends (HYPIC §3.2). Without this share the error would lie
+// evenly over its tokens, and no seam, however wide, would show a difference.
 constexpr float kRememberingShare = 0.3f;
-// q and k are normalised, so their norms' weights set how sharp attention is: scores have deviation kSharpness².
+// q and k are normalised, so their norms' weights set the sharpness of attention: scores have deviation kSharpness².
 constexpr float kSharpness = 1.0f;
 constexpr float kLogitRms = 3.0f;
 

@@ -160,7 +160,7 @@ TEST_F(Conversations, WhatLiesBehindSectionsIsTheConversationsOwn) {
   EXPECT_FALSE(same.own);
   EXPECT_EQ(same.served.hits, 3u);
   EXPECT_EQ(same.served.logits, first.served.logits);
-  // An exact text that begins likewise resumes from nothing that sections left behind.
+  // An exact text with the same beginning resumes from none of the states behind sections.
   Conversation exact(rag::RagPrompt{.tokens = talk.text.tokens});
   EXPECT_EQ(Say(exact, Text(40, 10)).provenance, Provenance::kExact);
 }
@@ -191,7 +191,7 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
     Turn turn = serving_->Serve(talk, kAnswer).value();
     if (!turn.set->rebuilt || turn.provenance != Provenance::kExact) return turn;
     refengine::Sequence full(model_.config(), own_.pool());
-    // What was computed behind states that had been rebuilt is off by as much itself, and was recorded so.
+    // States computed behind rebuilt states carry an error of that size, and were captured with it.
     const double before = bound() * rebuilt_++;
     const auto step = refengine::Step::Compute(std::span(talk.text.tokens).first(turn.set->resumed));
     EXPECT_TRUE(engine_.Advance(full, {&step, 1}).ok());
@@ -231,7 +231,7 @@ TEST_P(RegeneratedAnswers, AreResumedInsideAndWhereTheyBegan) {
   EXPECT_EQ(again.set->resumed, 270u);
   EXPECT_EQ(again.served.computed_tokens, 1u);
   EXPECT_LE(rag::RelativeL2(again.served.logits, second.served.logits), bound());
-  // And goes on behind all of it.
+  // And the conversation continues behind all of it.
   const uint64_t left = talk.text.tokens.size();
   talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
   EXPECT_EQ(Answer(talk).set->resumed, left);

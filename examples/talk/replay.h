@@ -1,4 +1,4 @@
-// A text computed from its first token on, without any cache, in the steps in which it came to be with one.
+// Replay: a text computed from its first token on, without any cache, in the steps in which it was computed with one.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace ashlar::talk {
 
-// How a text was cut: each call of Engine::Advance is a list of the positions at which its runs ended, rising. What is
+// The cuts of a text: each call of Engine::Advance is a list of the positions at which its runs ended, rising. A text
 // computed in the same cuts has the same bits (refengine/held_checkpoint.h).
 class Cuts {
  public:
-  // The text was resumed at `depth`. What was computed before that is as it was; what is not known of it was one run.
+  // The text was resumed at `depth`. Earlier cuts before the depth stay; the unknown rest before it counts as one run.
   void Resume(uint64_t depth);
   void Add(std::vector<int64_t> ends) { calls_.push_back(std::move(ends)); }
   uint64_t end() const { return calls_.empty() ? 0 : static_cast<uint64_t>(calls_.back().back()); }

@@ -1,4 +1,4 @@
-// What the conversations found: a line a turn, a summary, and the same numbers for machines.
+// The report of the conversations: a line a turn, a summary, and the same numbers in JSON.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace ashlar::talk {
 
-// Where the first token that was computed stood behind.
+// The source of the states behind which the first computed token stood.
 enum class Source : uint8_t {
   kNothing,
   kSegments,  // sections that other prompts share

@@ -29,7 +29,7 @@ TEST(TalkReport, OnlyExactTurnsMustBeFullRecomputes) {
   TalkResult talk;
   talk.results = {Resumed(Source::kTree, 1, 1), Resumed(Source::kSegments, 1, 1)};
   talk.results[0].full_rel_l2 = 2e-6;
-  talk.results[1].full_rel_l2 = 0.03;  // what seams leave
+  talk.results[1].full_rel_l2 = 0.03;  // the error that seams leave
   EXPECT_DOUBLE_EQ(talk.WorstExact(), 2e-6);
 }
 

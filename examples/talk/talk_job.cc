@@ -50,13 +50,15 @@ class TalkJob {
 
   absl::Status Prepare();
   absl::StatusOr<TurnResult> TakeTurn(Talk& talk, size_t turn);
-  // What `turn` should have had as logits, cut alike; empty where nothing is to be compared. `prompt`: its tokens.
+  // Returns the logits that `turn` should have had, cut alike; empty if nothing is to be compared. `prompt`: its
+  // tokens.
   absl::StatusOr<std::vector<float>> WithoutCache(Talk& talk, const Turn& turn, std::span<const int32_t> prompt);
-  // Has what `turn` decoded behind it, too.
+  // Also runs the tokens that `turn` decoded.
   absl::Status FollowDecoding(Talk& talk, const Turn& turn);
-  // How far the states that `turn` was resumed from are from those of full recompute, relative L2, the worst layer's.
+  // Returns the error of the states that `turn` was resumed from against full recompute, relative L2, the worst
+  // layer's.
   absl::StatusOr<double> StateError(const Turn& turn, std::span<const int32_t> prompt);
-  // What states in the place of spans would have taken more.
+  // Returns how many more bytes states in place of the spans would have taken.
   uint64_t SavedBytes(const Turn& turn, uint64_t text) const;
   PrefixUse Use() const;
   rag::Runtime runtime(refengine::Engine& engine) { return {model_, engine, kernels_, *queue_, pool_}; }
@@ -133,7 +135,7 @@ absl::Status TalkJob::Prepare() {
 
 absl::StatusOr<std::vector<float>> TalkJob::WithoutCache(Talk& talk, const Turn& turn,
                                                          std::span<const int32_t> prompt) {
-  // What is rebuilt from a span is cut where no sequence was that never left.
+  // States rebuilt from a span are cut at points where the reference sequence was not.
   if (options_.regenerate) return std::vector<float>();
   const uint64_t resumed = turn.set->resumed;
   if (turn.provenance == Provenance::kExact) {
@@ -239,7 +241,7 @@ absl::StatusOr<TalkResult> TalkJob::Run() {
   PrintHeader();
   TalkResult run{.conversations = options_.conversations, .turns = options_.turns, .threads = pool_.Size()};
   if (options_.regenerate) run.spans = options_.span_dtype;
-  // They take turns: every conversation is left before it goes on.
+  // They take turns: every conversation is left before it continues.
   for (int64_t turn = 0; turn < options_.turns; ++turn) {
     for (size_t i = 0; i < talks_.size(); ++i) {
       absl::StatusOr<TurnResult> result = TakeTurn(talks_[i], static_cast<size_t>(turn));

@@ -17,7 +17,7 @@ struct TalkOptions {
   DType span_dtype = DType::kF16;  // of the spans' keys and values: kF32, kF16 or kBF16
 };
 
-// Starts a daemon of its own, has the conversations, prints as it goes.
+// Starts a daemon of its own, has the conversations, and prints their results on the way.
 absl::StatusOr<TalkResult> RunTalkJob(const TalkOptions& options);
 
 }  // namespace ashlar::talk

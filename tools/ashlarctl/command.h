@@ -1,4 +1,4 @@
-// What every sub-command of ashlarctl gets and gives.
+// Arguments and answers of ashlarctl's sub-commands.
 #pragma once
 
 #include <map>
@@ -25,7 +25,7 @@ struct Arguments {
 struct Answer {
   nlohmann::json json;
   std::string text;
-  bool failed = false;  // what was asked for did not come about, as the text says
+  bool failed = false;  // the request did not succeed; the text says why
 };
 
 struct Command {

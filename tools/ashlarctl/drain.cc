@@ -18,7 +18,7 @@ namespace {
 constexpr std::chrono::milliseconds kPoll{100};
 constexpr double kMaxSeconds = 366.0 * 24 * 3600;
 
-// How long to wait; the daemon's own patience where nothing is said.
+// Returns how long to wait; the daemon's own patience if the arguments do not say.
 absl::StatusOr<double> Patience(const Arguments& arguments, double own) {
   if (!arguments.Has("seconds")) return own;
   double seconds = 0;
@@ -54,7 +54,7 @@ Answer Described(const v1::DrainReply& reply) {
 }  // namespace
 
 absl::StatusOr<Answer> Drain(const Arguments& arguments, AdminClient& client) {
-  // What makes no sense is refused before anything begins.
+  // An invalid argument is refused before anything begins.
   if (const auto sound = Patience(arguments, 0); !sound.ok()) return sound.status();
   v1::DrainReply reply;
   if (absl::Status status = client.Drain(v1::DrainRequest(), &reply); !status.ok()) return status;

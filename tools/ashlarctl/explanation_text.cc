@@ -57,7 +57,7 @@ std::string ExplanationText(const v1::ExplainedText& text) {
   // A hit when the other ranks have published, too.
   const bool partial = text.has_present() && text.present().shards() < text.present().of_shards();
   if (partial && text.present().shards() > 0) return absl::StrCat(said, PresenceText(text.present()));
-  // What is gone says itself why; unless the look-up missed for another reason.
+  // An object that is gone gives its reason itself, unless the look-up missed for another reason.
   const bool told = text.has_gone() && text.gone().reason() == text.miss_reason();
   if (!told) absl::StrAppend(&said, Words(ReasonName(text.miss_reason())));
   if (text.has_gone()) absl::StrAppend(&said, told ? "" : "; ", GoneText(text.gone()));

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// A file whose object is not there is no failure: it is told, and the others are done.
+// An object that is not in the cache is no failure: the answer says so, and the other files are done.
 Answer Done(const Arguments& arguments, const v1::ObjectsReply& reply, absl::string_view done) {
   Answer answer{.json = {{"texts", json::array()}}};
   for (int i = 0; i < reply.found_size(); ++i) {

@@ -1,4 +1,4 @@
-// What `ashlarctl explain` reads from files.
+// The files that `ashlarctl explain` reads.
 #pragma once
 
 #include <string>

@@ -95,7 +95,7 @@ absl::Status AshlarStore::FillCapacity(uint64_t capacity, uint64_t batch_bytes) 
   return absl::OkStatus();
 }
 
-// What a value is known by: a token of its own, as often as the value has tokens. Lengths enter the key.
+// Appends the tokens that name a value: one token of its own, repeated. Lengths enter the key.
 void AppendTokens(const Batch& batch, size_t i, std::vector<int32_t>& tokens) {
   tokens.insert(tokens.end(), batch.value_bytes / kTokenBytes, static_cast<int32_t>(batch.first + i));
 }

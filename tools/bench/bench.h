@@ -36,7 +36,7 @@ absl::Status Store(const Options& options, nlohmann::json& figures);
 absl::Status Ssd(const Options& options, nlohmann::json& figures);
 absl::Status TimeKernels(const Options& options, nlohmann::json& figures);
 absl::Status Transitions(const Options& options, nlohmann::json& figures);
-// Holds every back end to the test vectors of a file. DATA_LOSS: not all are met; figures are filled all the same.
+// Holds every back end to the test vectors of a file. DATA_LOSS: not all are met; figures are still filled.
 absl::Status CheckVectorsFile(const Options& options, nlohmann::json& figures);
 
 double Seconds(const std::function<void()>& work);
@@ -60,7 +60,7 @@ class MemcpyLimit {
   size_t round_ = 0;
 };
 
-// What this ran on, for the figures' file.
+// Describes the machine, for the figures' file.
 nlohmann::json Machine();
 
 }  // namespace ashlar::bench

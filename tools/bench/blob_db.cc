@@ -28,7 +28,7 @@ class BlobDb final : public DiskEngine {
     options.create_if_missing = true;
     options.enable_blob_files = true;
     options.min_blob_size = 4096;
-    // Past the page cache, as the others: a round fits memory, and would be read from there.
+    // Past the page cache, as for the other stores: a round fits in memory, and would be read from the cache.
     options.use_direct_reads = true;
     options.use_direct_io_for_flush_and_compaction = true;
     options.max_background_jobs = 4;

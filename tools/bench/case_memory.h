@@ -1,4 +1,4 @@
-// What the cases of `ashlar-bench kernels` work on.
+// The memory on which the cases of `ashlar-bench kernels` work.
 #pragma once
 
 #include <algorithm>

@@ -39,7 +39,7 @@ struct Layout {
   int32_t layers;
 };
 
-// What a step is held against.
+// The limits of a step.
 struct Limits {
   double buffered = 0;   // seconds
   double recurrent = 0;  // seconds; 0: not known
@@ -83,8 +83,8 @@ class DecodeBench {
   double SlotSeconds(double slots, double read_seconds) const {
     return read_seconds * slots * bytes_.slot / bytes_.state;
   }
-  // How much of a state's bytes its copy has. What does not flush reads this much; what does writes it, which counts as
-  // half of reading and writing.
+  // RoundedPart: the bytes of a state's copy, as a part of the state's. ReadPart: the part that a step without a flush
+  // reads. A step that flushes writes the copy, which counts as half of reading and writing it.
   double RoundedPart() const { return bytes_.rounded / bytes_.state; }
   double ReadPart() const { return bytes_.rounded > 0 ? RoundedPart() : 1; }
 

@@ -32,7 +32,7 @@ class DecodeBatch {
   // All layers' states, saved ones left out, in the order in which layers take their turns.
   std::span<std::byte> States();
 
-  // One token of every request in one layer. What is recurrent leaves rounded copies as they are.
+  // Decodes one token of every request in one layer. Recurrent decoding leaves rounded copies as they are.
   void Decode(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t filled, bool flush);
   // The same by AdvanceSeam, request by request.
   void Advance(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer);

@@ -28,7 +28,7 @@ struct DecodeOp {
   double terms;          // multiply-adds for each number of its states
 };
 
-// What erases reads for keys and for queries.
+// Returns how often a state is read: a family that erases reads it for keys and for queries.
 double Reads(Family family) {
   return Erases(family) ? 2 : 1;
 }

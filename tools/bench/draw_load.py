@@ -10,7 +10,7 @@ import drawing
 
 WIDTH, HEIGHT, MARGIN, GAP = 380, 260, 60, 40
 WAYS = {"full": ("full recompute", "#555555"), "prefix": ("prefix cache", "#1b6ca8"), "ashlar": ("Ashlar", "#c0504d")}
-# What it is, curves as (figure, dashes), whether its axis is logarithmic.
+# Each panel: title, curves as (figure, dashes), whether its axis is logarithmic.
 PANELS = [
     ("time to first token, ms: median, dashed the 99th percentile",
      [("ttft_p50_ms", ""), ("ttft_p99_ms", "4 3")], True),

@@ -1,8 +1,8 @@
-// `ashlar-bench entries`: what the cache's own book-keeping costs with a million objects in it.
+// `ashlar-bench entries`: the cost of the cache's own book-keeping with a million objects.
 //
-// All calls go through the façade that the daemon uses (storage/cache.h), on one thread as there. No bytes move: the
-// objects are headers alone, in a tier that has nothing of an extent but its first bytes, where look-ups verify the
-// header.
+// All calls are made through the façade that the daemon uses (storage/cache.h), on one thread as in the daemon. No
+// bytes move: the objects are headers alone, in a tier that has only the first bytes of each extent, where look-ups
+// verify the header.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -179,7 +179,7 @@ class FullCache {
   uint64_t capacity_bytes() const { return tier_.Usage().capacity_bytes; }
 
  private:
-  // What the tier gave out is what the cache says it has, and no more than there is.
+  // The bytes that the tier has given out equal those of the cache's objects, and do not exceed the capacity.
   void CheckUsed() {
     const storage::TierUsage usage = tier_.Usage();
     const storage::Cache::Stats stats = cache_.stats();
@@ -245,7 +245,7 @@ class Rounds {
     });
   }
 
-  // Which ones were evicted is the policy's choice.
+  // The policy chose which objects were evicted.
   void KeepWhatIsThere() {
     std::erase_if(queries_, [this](const storage::Query& query) { return !cache_.Match(query); });
     Require(queries_.size() == entries_, "there are fewer objects than there is room for");

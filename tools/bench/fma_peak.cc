@@ -1,4 +1,4 @@
-// What the processor's multiply-add units can do, for the widest vectors that it has.
+// The peak rate of the processor's multiply-add units, for its widest vectors.
 #include <chrono>
 #include <numeric>
 #include <vector>

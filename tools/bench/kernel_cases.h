@@ -1,4 +1,4 @@
-// The operations of kernels/ as `ashlar-bench kernels` times them: a table, of which each subject has a file.
+// KernelCase: the operations of kernels/ that `ashlar-bench kernels` times, a table with a file for each subject.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,8 @@ struct KernelCase {
   std::string shape;  // for people: the sizes that matter, "n 16, heads 1152, 128x128"
   double bytes = 0;   // that must be read and written, each once
   double flops = 0;   // a multiplication and an addition count two
-  // Makes inputs and returns what is timed; inputs live as long as it. Whoever has less memory to move than the caches
-  // hold should take turns through several sets of it.
+  // Makes inputs and returns the timed function; inputs live as long as it. A case whose memory fits in the caches
+  // should take turns through several sets of inputs.
   std::function<std::function<void()>(const kernels::Kernels&, kernels::Queue&)> prepare;
 };
 

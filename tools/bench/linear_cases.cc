@@ -17,7 +17,7 @@ using kernels::testing::Name;
 
 constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
 
-// What a case runs on, and all memory that its arguments point to.
+// The layer of a case, and all memory that its arguments point to.
 class Layer {
  public:
   explicit Layer(const LinearShape& shape) : shape_(shape) {

@@ -109,7 +109,7 @@ absl::Status Neighbours(const Options& options, nlohmann::json& figures) {
       {.seconds = static_cast<double>(options.seconds), .quick = options.quick, .filter = options.filter}, figures);
 }
 
-// What `load` and `neighbours` start this program anew as.
+// Runs the roles that `load` and `neighbours` start in new processes of this program.
 int RunRole(int argc, char** argv) {
   const std::string role = argc > 1 ? argv[1] : "";
   if (role == "load-engine" && argc == 5) return ashlar::load::RunEngine(argv[2], argv[3], argv[4]);

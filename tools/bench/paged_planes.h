@@ -9,7 +9,7 @@
 
 namespace ashlar::bench {
 
-// What rows are made of.
+// The element type of rows, and whether they have scales.
 struct RowFormat {
   DType dtype = DType::kF32;
   bool scaled = false;

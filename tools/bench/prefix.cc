@@ -76,7 +76,7 @@ void Walks(size_t edge, const Options& options, std::mt19937_64& random, nlohman
       }));
       Require(passed == kPromptTokens / edge, "a node was not passed");
     }
-    if (turn % (2 * sets.size()) == 0) ++turn;  // who compares walks in the next round
+    if (turn % (2 * sets.size()) == 0) ++turn;  // sets that were compared are walked in the next round
     walks.push_back(Median(walked) * 1e9);
     compares.push_back(Median(compared) * 1e9);
     ratios.push_back(walks.back() / compares.back());
@@ -139,8 +139,8 @@ struct Round {
   double hash_lookup = 0, lookup = 0, commit = 0, admit = 0, evict = 0;
 };
 
-// What the store alone does to let a checkpoint in, and how much more where one has to go for it: it draws some, prices
-// them, gives one up.
+// Times the store's admission of a checkpoint, with and without an eviction: it draws some checkpoints, prices them,
+// and gives one up.
 void TimeEvictions(size_t entries, std::mt19937_64& random, Round& round) {
   Tree tree;
   storage::ReuseModel reuse;

@@ -1,4 +1,4 @@
-// What the disk gives: one file past the page cache, a thread for every value under way, no index.
+// The disk's own rate: one file past the page cache, a thread for every value under way, no index.
 #include <condition_variable>
 #include <mutex>
 #include <numeric>

@@ -34,7 +34,7 @@ std::vector<double> Frequencies() {
   return frequencies;
 }
 
-// One layer's stored keys or values, and the pages they go to.
+// One layer's stored keys or values, and the pages that they land in.
 struct LayerPlane {
   LayerPlane(const Segment& segment, Numbers& numbers)
       : format(segment.format),

@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kKiB = 1024, kMiB = kKiB * 1024;
 
-// What is timed: calls of one kind, in rounds.
+// The times of calls of one kind, in rounds.
 struct Samples {
   std::vector<double> calls;  // seconds of each
   std::vector<double> rates;  // bytes per second of each round
@@ -192,7 +192,7 @@ void StoreBench::Copy(const Case& at, const std::vector<Batch>& batches) {
   }
 }
 
-// All take turns, so that a noisy neighbour slows all. What the warm-up gets is compared byte by byte.
+// All stores take turns, so that a noisy neighbour slows all. The warm-up's values are compared byte by byte.
 absl::Status StoreBench::Round(Case& at, bool warm) {
   const size_t calls = std::clamp<size_t>(round_bytes_ / (at.batch * at.value_bytes), 1, 64);
   std::vector<Batch> fresh, old;

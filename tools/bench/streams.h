@@ -1,5 +1,5 @@
-// How fast this machine's cores walk through memory that no cache holds: the limits of what reads states, and of what
-// reads and writes them.
+// ReadStream, UpdateStream: the rate at which this machine's cores walk through memory that no cache holds. They are
+// the limits of kernels that read states, and of kernels that read and write them.
 #pragma once
 
 #include <cstddef>

@@ -187,7 +187,7 @@ struct Composed {
     for (const Segment& segment : chain) views.push_back(segment.View(adapted));
     std::vector<double> times;
     for (int i = 0; i < options.repetitions; ++i) {
-      states = chain.back().states;  // what a long past left: an end state of the same law
+      states = chain.back().states;  // the state after a long past: an end state of the same law
       std::vector<void*> pointers;
       for (auto& head : states) pointers.push_back(head.data());
       times.push_back(Seconds([&] {

@@ -1,4 +1,4 @@
-// What `ashlar-bench store` measures: a process of its own that keeps values for this one.
+// ValueStore: the stores that `ashlar-bench store` measures, each a process of its own that keeps values for this one.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +22,7 @@ struct Batch {
 };
 inline constexpr uint64_t kValueGrain = 32 * 1024;
 
-// How much the bench uses of a store at once.
+// The amounts that the bench uses of a store at once.
 struct StoreSizes {
   uint64_t ring_bytes = 0;   // the latest values of this size together are never lost
   uint64_t batch_bytes = 0;  // the largest batch

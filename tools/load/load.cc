@@ -41,7 +41,7 @@ double Quantile(std::vector<double> values, double share) {
   return values[static_cast<size_t>(std::ceil(share * static_cast<double>(values.size()))) - 1];
 }
 
-// What became of the requests of one rate.
+// The results of the requests of one rate.
 struct Served {
   std::vector<double> ttft_ms, service_ms;  // from the arrival; in the engine
   uint64_t tokens = 0, hits = 0, misses = 0;

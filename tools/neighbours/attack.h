@@ -1,5 +1,5 @@
-// What one tenant does to a daemon that must not reach another: each attack is as hard as a process of that tenant can
-// make it, and says afterwards what it achieved.
+// Attack: one tenant's attacks on a daemon, none of which may reach another tenant. Each is as hard as a process of
+// that tenant can make it, and reports afterwards how much it achieved.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct Target {
   uint16_t metrics_port = 0;
 };
 
-// What an attack did, in its own units: an idle one would prove nothing.
+// The amounts that an attack achieved, in its own units: an idle attack would prove nothing.
 struct Achieved {
   uint64_t sessions = 0;        // that it held, or connections
   uint64_t asked = 0;           // requests
@@ -32,9 +32,9 @@ struct Achieved {
 class Attack {
  public:
   virtual ~Attack() = default;
-  // What comes before the attack itself: sessions, a segment to land. An error here is the bench's, not the daemon's.
+  // Prepares the attack: sessions, a segment to land. An error here is the bench's, not the daemon's.
   virtual absl::Status Prepare() = 0;
-  // Until it is told to stop, soon after which it returns.
+  // Runs until it is told to stop, and returns soon after.
   virtual Achieved Run(const std::stop_token& stop) = 0;
 };
 

@@ -30,7 +30,7 @@ using tools::ProcessUser;
 constexpr gid_t kGroup = 65530;
 constexpr ProcessUser kDaemon{65530, kGroup}, kVictim{65531, kGroup}, kAttacker{65532, kGroup};
 
-// What the victim may wait, from what it waits alone.
+// The bound on the victim's waits, from its waits without an attack.
 constexpr double kTimesAlone = 5, kMoreMilliseconds = 20;
 
 constexpr double kSeconds = 10, kQuickSeconds = 1.5;
@@ -42,7 +42,7 @@ constexpr uint64_t kMiB = 1 << 20;
 
 // Limits that many machines have. They do not bind root, nor does the kernel count root's descriptors on their way.
 constexpr uint64_t kOpenFiles = 20'000;
-constexpr uint64_t kDataBytes = 4096 * kMiB;  // what an attack can waste of this machine
+constexpr uint64_t kDataBytes = 4096 * kMiB;  // the memory of this machine that an attack can waste
 
 constexpr AttackKind kAttacks[] = {
     {"mappings", "regions", MakeMappings, 60'000, 4, 10'000, 4},
@@ -54,7 +54,7 @@ constexpr AttackKind kAttacks[] = {
     {"metrics", "connections at a time", MakeMetrics, 192, 64, 192, 64},
 };
 
-// Bytes of a process's memory that it shares with nobody; 0: there is no such process.
+// Returns the bytes of a process's memory that it shares with nobody; 0: there is no such process.
 uint64_t OwnMemory(pid_t pid) {
   std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
   for (std::string line; std::getline(status, line);) {
@@ -96,7 +96,7 @@ class Row {
             {"victim_refused", victim_["refused"]}};
   }
 
-  // What took place beside the victim's rounds.
+  // Describes the attack beside the victim's rounds.
   nlohmann::json Attack() const {
     nlohmann::json attack = achieved_;
     attack["attack"] = kind_.name;
@@ -213,7 +213,7 @@ class Row {
   std::unique_ptr<LocalDaemon> daemon_;
   std::unique_ptr<ChildProcess> victim_process_;  // goes before the daemon
   nlohmann::json alone_, victim_, achieved_;
-  std::optional<std::string> ended_;  // how the daemon did, if it did
+  std::optional<std::string> ended_;  // how the daemon ended, if it did
   uint64_t daemon_bytes_ = 0;         // of its own memory, at the attack's end
 };
 

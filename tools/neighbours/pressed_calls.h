@@ -1,4 +1,4 @@
-// Calls of ashlar.v1.Cache, so many of them under way all the time, by somebody who waits for nothing.
+// Pressed calls of ashlar.v1.Cache: a client that waits for nothing keeps a number of them under way all the time.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ struct PressedCalls {
   size_t connections = 1;  // that they are spread over
   // The bytes of the next request of one of those at a time.
   std::function<std::string(size_t slot)> request;
-  // How much of what was asked for the last message of a call's reply grants. 0: the call was refused, and `slot` makes
-  // its next one only a tenth of a second later, as it does after an error.
+  // Returns how much the last message of a call's reply grants. 0: the call was refused, and `slot` makes its next call
+  // a tenth of a second later, as after an error.
   std::function<uint64_t(size_t slot, const std::string& message)> granted;
 };
 

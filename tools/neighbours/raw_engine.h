@@ -1,4 +1,4 @@
-// The session socket and the calls of an engine that keeps to no manners: no queue of its own, no reading of replies.
+// RawSession and the calls of an engine without manners: it has no queue of its own and reads no replies.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace ashlar::neighbours {
 
 class RawSession {
  public:
-  // Says hello properly. What the daemon answered where it refuses, UNAVAILABLE where it hangs up.
+  // Says hello properly. Returns the daemon's error if it refuses, UNAVAILABLE if it hangs up.
   static absl::StatusOr<RawSession> Open(const ClientOptions& daemon);
 
   const std::string& secret() const { return secret_; }

@@ -56,7 +56,7 @@ class Mappings final : public Attack {
  private:
   static constexpr size_t kThreads = 4, kRegions = 1024;  // of a session
 
-  // In turn, so that all sessions are full at the same time; then on and on for what goes free.
+  // One region a session in turn, so that all sessions are full at the same time; then again and again for freed ones.
   Achieved RunPart(size_t part, const std::stop_token& stop) {
     Achieved achieved;
     v1::SessionRequest request;

@@ -34,7 +34,8 @@ uint64_t MarconiPolicy::Request(std::span<const int32_t> tokens, uint64_t prompt
   return resumed;
 }
 
-// Room is made before anything is inserted; what goes may be what the tokens have in common, so it is counted anew.
+// Room is made before anything is inserted. The eviction may take nodes that the tokens have in common, so the common
+// part is counted anew.
 void MarconiPolicy::Insert(std::span<const int32_t> tokens) {
   ++now_;
   auto reached = Use(tokens);

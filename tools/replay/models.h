@@ -1,4 +1,4 @@
-// What a model's cached state takes, and what computing it takes.
+// The bytes of a model's cached state, and the FLOPs of computing it.
 #pragma once
 
 #include <string>

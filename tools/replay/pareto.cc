@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kPage = 64;  // tokens: checkpoints are at multiples of it, as chunked kernels capture them
 constexpr size_t kMostCheckpoints = 32;
 
-// What a request has in common with the latest one that has as much of it as any.
+// The tokens that a request shares with the latest earlier request that shares the most.
 struct Overlap {
   uint64_t prompt = 0, depth = 0, entry = 0, entry_prompt = 0;
 };

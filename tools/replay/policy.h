@@ -1,4 +1,4 @@
-// What a trace is replayed through: a cache of prefixes under some policy, and what it did.
+// Policy: a cache of prefixes under some policy, through which a trace is replayed, and its results.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ class Policy {
  public:
   virtual ~Policy() = default;
 
-  // One request, from its coming until its last token: `tokens` begin with the prompt. How many of the prompt's tokens
-  // were not computed.
+  // Replays one request, from its arrival to its last token: `tokens` begin with the prompt. Returns how many of the
+  // prompt's tokens were not computed.
   virtual uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt) = 0;
 
   struct Usage {
@@ -28,7 +28,7 @@ class Policy {
   };
   virtual Usage usage() const = 0;
 
-  // What a policy that tunes itself tried, and took.
+  // The trials of a policy that tunes itself, and its choice.
   struct Tuning {
     double alpha = 0;
     struct Trial {

@@ -1,5 +1,5 @@
-// The policies that are compared with, as they were published, with their faults mended: no byte beyond the capacity,
-// an eviction counts the bytes of what it evicts, and what does not fit alone is refused.
+// The published policies that are compared with, with their faults mended: no byte beyond the capacity, an eviction
+// counts the bytes that it evicts, and an entry that does not fit alone is refused.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class MarconiPolicy final : public Policy {
   using Tree = storage::PrefixTree<Data>;
   using Node = Tree::Node;
 
-  // How far the tokens are known, and up to which node; uses them.
+  // Returns how far the tokens are known, and the node up to which they are; counts as a use of them.
   Tree::Reached Use(std::span<const int32_t> tokens);
   void Insert(std::span<const int32_t> tokens);
   bool Evict();

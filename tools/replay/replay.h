@@ -23,12 +23,12 @@ struct Run {
   uint64_t capacity_bytes = 0;
   uint64_t requests = 0, requests_hit = 0;
   uint64_t tokens = 0, tokens_hit = 0;  // of prompts
-  // Of the others: in no earlier request, and there but not to be resumed from.
+  // Of the tokens without a hit: those in no earlier request, and those known but not to be resumed from.
   uint64_t tokens_never_seen = 0, tokens_lost = 0;
   double flops_saved = 0, flops_all = 0;
   Policy::Usage usage;
   Policy::Tuning tuning;
-  std::vector<double> first_token_ms;  // by request: what is computed of its prompt, at the model's rate
+  std::vector<double> first_token_ms;  // by request: of its prompt's computed tokens, at the model's rate
   double seconds = 0;                  // that replaying took
 
   double token_hit_rate() const { return static_cast<double>(tokens_hit) / static_cast<double>(tokens); }
@@ -36,7 +36,8 @@ struct Run {
   double Quantile(double q) const;  // of the times to first token
 };
 
-// How many of each prompt's tokens begin some earlier request, prompt or decoded: what can be had at all.
+// Returns how many of each prompt's tokens begin some earlier request, prompt or decoded: the most that any cache can
+// hit.
 std::vector<uint64_t> SharedTokens(const Trace& trace);
 
 // All runs, several at a time, in the order of `specs`. `progress` is told requests done and all of them, from one

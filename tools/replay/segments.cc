@@ -91,7 +91,7 @@ class SegmentReplay {
     const uint64_t pages = (tokens + model_.costs.page_tokens - 1) / model_.costs.page_tokens;
     return pages * model_.costs.page_bytes + TupleBytes(tokens);
   }
-  // Whether it is sooner there than computed.
+  // Returns whether transferring the run takes less time than computing it.
   bool Pays(uint64_t begin, uint64_t end) const {
     const double computed = (model_.costs.Flops(end) - model_.costs.Flops(begin)) / model_.flops_per_second;
     return static_cast<double>(Bytes(end - begin)) / model_.link_bytes_per_second < computed;
@@ -148,8 +148,9 @@ void SegmentReplay::Request(const Trace& trace, const Trace::Request& request) {
   result_.flops_all += flops(prompt);
   result_.flops_saved += cover.saved;
   for (std::vector<int32_t>& text : missing) Publish(std::move(text));
-  // What lies behind a landed interior is not exact, and no prefix of anybody else's. Before it, boundaries are where
-  // other prompts are likely to part, and its head's end is where they can go on with it without computing that again.
+  // Tokens behind a landed interior are not exact, and no prefix of any other prompt. Before the interior, other
+  // prompts are likely to part at boundaries; and at the end of the segment's head they can resume with it and need not
+  // compute the head again.
   const uint64_t exact = cover.segments.empty() ? tokens.size() : runs[cover.segments.front()].begin + setting_.seam;
   std::vector<uint64_t> captured = match.checkpoint_at;
   for (const storage::CoverSegment& run : runs) {
