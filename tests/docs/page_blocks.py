@@ -8,7 +8,8 @@ import re
 PLAIN = {"text", "mermaid"}
 # Languages whose blocks are commands, with and without what they print.
 SHELL = {"console", "sh"}
-RUN = {"yaml", "cpp", "python"}
+# Languages whose blocks may be cut out of a source file.
+CUT = {"cpp", "c", "python", "cmake", "proto"}
 
 FENCE = re.compile(r"^(?P<fence>```+)(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ \t]*$", re.M | re.S)
 ELLIPSIS = "…"

@@ -126,9 +126,11 @@ class Runner:
                         session.append(command)
                     else:
                         judge(command, self.check_instead, command, rule)
-            elif block.language == "cpp":
+            elif self.is_cut_out(block):
+                judge(block, self.check_cut, block)
+            elif block.language in {"cpp", "c"}:
                 judge(block, self.compile, block)
-            elif block.language in page_blocks.RUN:
+            elif block.language in {"yaml", "python"}:
                 session.append(self.file_of(block, len(session)))
             else:
                 wrong.append(f"{block.page}:{block.line}: language '{block.language}' says not what to do with the block")
@@ -271,19 +273,27 @@ class Runner:
 
     # --- programs ---
 
+    def is_cut_out(self, block):
+        """Whether a block shows a part of a source file, which is built or run with the rest."""
+        if block.language == "python":
+            return bool(block.name) and (self.root / block.name).is_file()
+        return block.language in page_blocks.CUT and (bool(block.name) or block.language in {"cmake", "proto"})
+
+    def check_cut(self, block):
+        source = self.root / block.name
+        if not block.name or not source.is_file():
+            raise Wrong(f"{block.name or block.language}: no such file to be cut out of")
+        if not page_blocks.is_cut_out_of(block.text, source.read_text(encoding="utf-8")):
+            raise Wrong(f"{block.name} does not have these lines")
+
     def compile(self, block):
-        if block.name:
-            source = self.root / block.name
-            if not source.exists():
-                raise Wrong(f"{block.name}: no such file")
-            if not page_blocks.is_cut_out_of(block.text, source.read_text(encoding="utf-8")):
-                raise Wrong(f"{block.name} does not have these lines")
-            return  # built with the rest
-        text = block.text
-        if "#include" not in text:
+        text, language, standard = block.text, "c++", "-std=c++20"
+        if block.language == "c":
+            language, standard = "c", "-std=c11"
+        elif "#include" not in text:
             text = '#include "ashlar/client.h"\nusing namespace ashlar;\nvoid Fragment() {\n' + text + "}\n"
-        compiled = subprocess.run([self.compiler, "-std=c++20", "-fsyntax-only", f"-I{self.root}", f"-I{self.root}/client/include",
-                                   "-x", "c++", "-"],
+        includes = [f"-I{self.root}", f"-I{self.root}/client/include"]
+        compiled = subprocess.run([self.compiler, "-x", language, standard, "-fsyntax-only", *includes, "-"],
                                   input=text, cwd=self.root, capture_output=True, text=True, timeout=SECONDS)
         if compiled.returncode != 0:
             raise Wrong(f"does not compile: {compiled.stderr.strip()}")

@@ -83,6 +83,18 @@ int Answer();
 int Question();
 ```
 
+```c
+int main(void) { return sizeof(int); }
+```
+
+```cmake client/CMakeLists.txt
+add_library(client)
+```
+
+```python tools/ask.py
+print("ask")
+```
+
 ```text
 $ false
 ```
@@ -93,6 +105,8 @@ CLEAN = {
     "tests/docs/README.md": RULES,
     "tools/slow": "#!/bin/bash\necho 'slow [--all]'\n",
     "client/include/ashlar/client.h": "namespace ashlar {}\nint Answer();\n\nint Third();\nint Question();\n",
+    "client/CMakeLists.txt": "# The client.\nadd_library(client)\n",
+    "tools/ask.py": "import os\n\nif os:\n    print(\"ask\")\n",
     "CMakePresets.json": '{"configurePresets": [{"name": "release"}], "buildPresets": [], "testPresets": []}',
 }
 
@@ -112,8 +126,11 @@ WRONG = [
     ("answer = Answer", "answer = Anser", "README.md:37: does not compile"),
     ("int Question();", "int Questions();", "README.md:42: client/include/ashlar/client.h does not have these lines"),
     ("```cpp client/include/ashlar/client.h", "```cpp client/gone.h", "README.md:42: client/gone.h: no such file"),
-    ("```text", "```", "README.md:48: language '' says not"),
-    ("```text", "```bsah", "README.md:48: language 'bsah' says not"),
+    ("sizeof(int)", "sizeof(Int)", "README.md:48: does not compile"),
+    ("```cmake client/CMakeLists.txt", "```cmake", "README.md:52: cmake: no such file to be cut out of"),
+    ('print("ask")', 'print("asked")', "README.md:56: tools/ask.py does not have these lines"),
+    ("```text", "```", "README.md:60: language '' says not"),
+    ("```text", "```bsah", "README.md:60: language 'bsah' says not"),
     ("```python", "  ```python", "README.md: a fence is indented, or has no partner"),
     ("```console\n$ ashlard --config", "```console\nashlard --config", "README.md:8: output before the first command"),
     ("tools/slow --all   # for hours\n", "", "tests/docs/README.md: no page has a command like tools/slow*"),
