@@ -60,8 +60,10 @@ ROOMS = {
         "include/ashlar": set(),
         "session": {"include/ashlar"},
         "calls": {"include/ashlar", "session"},
+        "engine": {"include/ashlar"},
     },
     "examples": {
+        "shortest": set(),
         "refengine": set(),
         "local_daemon": set(),
         "rag": {"local_daemon", "refengine"},

@@ -1,0 +1,58 @@
+#include "client/engine/background.h"
+
+#include <utility>
+
+namespace ashlar::engine {
+
+bool Background::Task::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+void Background::Task::Wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return done_; });
+}
+
+Background::~Background() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+std::shared_ptr<Background::Task> Background::Start(std::function<void()> work) {
+  auto task = std::make_shared<Task>();
+  task->work_ = std::move(work);
+  const std::lock_guard lock(mutex_);
+  if (tasks_.size() >= kMostTasks) return nullptr;
+  tasks_.push_back(task);
+  if (idle_ < tasks_.size() && threads_.size() < kMostThreads) threads_.emplace_back([this] { Serve(); });
+  changed_.notify_one();
+  return task;
+}
+
+void Background::Serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    ++idle_;
+    changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+    --idle_;
+    if (tasks_.empty()) return;
+    const std::shared_ptr<Task> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task->work_();
+    task->work_ = nullptr;
+    {
+      const std::lock_guard done(task->mutex_);
+      task->done_ = true;
+    }
+    task->changed_.notify_all();
+    lock.lock();
+  }
+}
+
+}  // namespace ashlar::engine

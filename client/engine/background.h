@@ -1,0 +1,51 @@
+// Calls of the daemon that an engine has started and does not wait for.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace ashlar::engine {
+
+// A few threads, made when they are first needed, and a bounded queue. Thread-safe.
+class Background {
+ public:
+  static constexpr size_t kMostThreads = 4;
+  static constexpr size_t kMostTasks = 1024;
+
+  // Something that was started. Thread-safe.
+  class Task {
+   public:
+    bool done() const;
+    void Wait();
+
+   private:
+    friend class Background;
+    std::function<void()> work_;  // empty once it is done
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    bool done_ = false;  // guarded by mutex_
+  };
+
+  ~Background();  // runs what has been started
+
+  // Null: so many are waiting already.
+  std::shared_ptr<Task> Start(std::function<void()> work);
+
+ private:
+  void Serve();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Task>> tasks_;  // guarded by mutex_, as all below
+  std::vector<std::thread> threads_;
+  size_t idle_ = 0;
+  bool stopping_ = false;
+};
+
+}  // namespace ashlar::engine

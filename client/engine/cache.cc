@@ -1,0 +1,227 @@
+// The handles: Cache.
+#include <algorithm>
+#include <utility>
+
+#include "ashlar/engine.h"
+#include "client/engine/commit_text.h"
+#include "client/engine/expert.h"
+#include "client/engine/layer_run.h"
+#include "client/engine/setting.h"
+#include "client/engine/status.h"
+#include "proto/outcome.h"
+
+namespace ashlar::engine {
+namespace {
+
+Status CheckCall(const void* items, uint32_t count, const void* out, const char* name) {
+  if (items == nullptr && count > 0) return Invalid(name, ": null");
+  if (out == nullptr && count > 0) return Invalid("requests: null");
+  return {};
+}
+
+// One setting an item; nothing is asked unless all make sense.
+template <typename Item>
+Status TakeAll(CacheState& cache, const Item* items, uint32_t count, const char* name,
+               std::vector<std::shared_ptr<Setting>>& settings) {
+  for (uint32_t i = 0; i < count; ++i) {
+    settings.push_back(std::make_shared<Setting>(cache));
+    if (Status status = settings.back()->Take(items[i], absl::StrCat(name, "[", i, "]")); !status.ok()) return status;
+  }
+  return {};
+}
+
+void AttachAll(std::span<const std::shared_ptr<Setting>> settings) {
+  for (const auto& setting : settings) setting->Attach();
+}
+
+// Hands the settings out, and has `work` done on all of them: here, or in the background.
+template <typename Work>
+void Hand(CacheState& cache, std::vector<std::shared_ptr<Setting>> settings, Request* requests, bool wait, Work work) {
+  std::shared_ptr<Background::Task> task;
+  if (wait) {
+    work(settings);
+  } else {
+    task = cache.background.Start([settings, work] { work(settings); });
+    if (task == nullptr) {
+      for (const auto& setting : settings) setting->Miss(MissReason::kBusy);
+    }
+  }
+  for (size_t i = 0; i < settings.size(); ++i) {
+    Access::Put(new RequestState{.setting = std::move(settings[i]), .starting = task}, requests[i]);
+  }
+}
+
+Status BeginAll(CacheState& cache, const Prompt* prompts, uint32_t count, Request* requests, bool wait) {
+  if (Status status = CheckCall(prompts, count, requests, "prompts"); !status.ok()) return status;
+  std::vector<std::shared_ptr<Setting>> settings;
+  if (Status status = TakeAll(cache, prompts, count, "prompts", settings); !status.ok()) return status;
+  Hand(cache, std::move(settings), requests, wait,
+       [&cache](std::span<const std::shared_ptr<Setting>> all) { Setting::Begin(cache, all); });
+  return {};
+}
+
+Status LandAll(CacheState& cache, const PlanToLand* plans, uint32_t count, Request* requests, bool wait) {
+  if (Status status = CheckCall(plans, count, requests, "plans"); !status.ok()) return status;
+  std::vector<std::shared_ptr<Setting>> settings;
+  if (Status status = TakeAll(cache, plans, count, "plans", settings); !status.ok()) return status;
+  Hand(cache, std::move(settings), requests, wait, AttachAll);
+  return {};
+}
+
+std::shared_ptr<Setting> SettingOf(const Text& text) {
+  return text.request == nullptr ? nullptr : Access::Shared(*text.request);
+}
+
+Status CheckTexts(const CacheState& cache, const Text* texts, uint32_t count) {
+  if (texts == nullptr && count > 0) return Invalid("texts: null");
+  for (uint32_t i = 0; i < count; ++i) {
+    if (Status status = CheckText(cache, texts[i], absl::StrCat("texts[", i, "]")); !status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace
+
+Cache::Cache(Cache&& other) noexcept : impl_(std::exchange(other.impl_, nullptr)) {}
+Cache& Cache::operator=(Cache&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  return *this;
+}
+Cache::~Cache() {
+  delete impl_;
+}
+
+namespace {
+
+Status OpenAny(std::shared_ptr<Client> client, Region region, const OpenOptions& options, Cache* out) {
+  absl::StatusOr<std::unique_ptr<CacheState>> opened = CacheState::Open(std::move(client), std::move(region), options);
+  if (!opened.ok()) return ToStatus(opened.status());
+  Cache made;
+  Access::Put(opened->release(), made);
+  *out = std::move(made);
+  return {};
+}
+
+}  // namespace
+
+Status Cache::Open(const OpenOptions& options, Cache* out) {
+  if (out == nullptr) return Invalid("out: null");
+  const bool beside = options.beside != nullptr;
+  if (beside && options.beside->impl_ == nullptr) return Invalid("beside: not open");
+  if (options.memory.kind == MemoryKind::kBeside) {
+    if (!beside) return Invalid("memory.kind: beside, and there is no cache to be beside");
+    return OpenAny(options.beside->impl_->client, options.beside->impl_->region, options, out);
+  }
+  if (options.memory.kind > MemoryKind::kBeside) return Invalid("memory.kind: unknown");
+  if (beside) return OpenAny(options.beside->impl_->client, {}, options, out);
+  if (options.rpc_socket == nullptr) return Invalid("rpc_socket: null");
+  if (options.session_socket == nullptr) return Invalid("session_socket: null");
+  auto client = Client::Connect({.rpc_socket = options.rpc_socket,
+                                 .session_socket = options.session_socket,
+                                 .timeout = std::chrono::milliseconds(options.timeout_ms),
+                                 .name = options.name == nullptr ? "engine" : options.name});
+  if (!client.ok()) return ToStatus(client.status());
+  return OpenAny(*std::move(client), {}, options, out);
+}
+
+Status OpenOn(Client& client, const Region& region, const OpenOptions& options, Cache* out) {
+  return OpenAny(std::shared_ptr<Client>(&client, [](Client*) {}), region, options, out);
+}
+
+uint8_t* Cache::data() const {
+  return reinterpret_cast<uint8_t*>(impl_->region.data());
+}
+uint64_t Cache::bytes() const {
+  return impl_->region.size();
+}
+const PagePlace* Cache::places(uint32_t* count) const {
+  *count = static_cast<uint32_t>(impl_->places.size());
+  return impl_->places.data();
+}
+bool Cache::connected() const {
+  return impl_->client->connected();
+}
+
+Status Cache::Begin(const Prompt* prompts, uint32_t count, Request* requests) {
+  return BeginAll(*impl_, prompts, count, requests, true);
+}
+Status Cache::StartBegin(const Prompt* prompts, uint32_t count, Request* requests) {
+  return BeginAll(*impl_, prompts, count, requests, false);
+}
+Status Cache::Land(const PlanToLand* plans, uint32_t count, Request* requests) {
+  return LandAll(*impl_, plans, count, requests, true);
+}
+Status Cache::StartLand(const PlanToLand* plans, uint32_t count, Request* requests) {
+  return LandAll(*impl_, plans, count, requests, false);
+}
+
+Status Cache::ComputeAlone(const AloneLayer& alone) {
+  const auto linear = impl_->LinearAt(alone.layer);
+  if (!linear.ok()) return ToStatus(linear.status());
+  const kernels::LinearShape shape = impl_->ShapeOf(**linear);
+  if (Status status = CheckState(alone.state, "alone.state"); !status.ok()) return status;
+  Status status = CheckRows(shape, alone.inputs, alone.out != nullptr, "alone.inputs");
+  if (!status.ok()) return status;
+  if (alone.capture_begin > alone.capture_end || alone.capture_end > alone.inputs.tokens) {
+    return Invalid("alone.capture_end: [", alone.capture_begin, ", ", alone.capture_end, ") of ", alone.inputs.tokens);
+  }
+  const auto queue = kernels::Host().MakeQueue(impl_->workers.get());
+  engine::ComputeAlone(shape, alone, *queue);
+  return {};
+}
+
+Status Cache::Commit(const Text* texts, uint32_t count) {
+  if (Status status = CheckTexts(*impl_, texts, count); !status.ok()) return status;
+  for (uint32_t i = 0; i < count; ++i) CommitText(*impl_, texts[i], SettingOf(texts[i]).get());
+  return {};
+}
+
+Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) {
+  if (job == nullptr) return Invalid("job: null");
+  if (Status status = CheckTexts(*impl_, texts, count); !status.ok()) return status;
+  // Requests may end meanwhile.
+  std::vector<std::pair<Text, std::shared_ptr<Setting>>> all;
+  for (uint32_t i = 0; i < count; ++i) all.emplace_back(texts[i], SettingOf(texts[i]));
+  auto task = impl_->background.Start([cache = impl_, all] {
+    for (const auto& [text, began] : all) CommitText(*cache, text, began.get());
+  });
+  if (task == nullptr) {
+    for (const auto& [text, began] : all) SetOutcomes(text, CommitOutcome::kBusy);
+  }
+  Access::Put(std::move(task), *job);
+  return {};
+}
+
+void Cache::Stored(StoredSegments* out) const {
+  const std::lock_guard lock(impl_->stored_mutex);
+  *out = impl_->stored;
+}
+
+uint64_t Cache::TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms) {
+  return impl_->quarantine.Take({pages, capacity}, std::chrono::milliseconds(timeout_ms));
+}
+uint64_t Cache::PollQuietPages(int32_t* pages, uint64_t capacity) {
+  return TakeQuietPages(pages, capacity, 0);
+}
+
+ashlar::Model& ModelOf(const Cache& cache) {
+  return Access::Of(cache)->model;
+}
+uint64_t DaemonAdvances(const Cache& cache) {
+  return Access::Of(cache)->daemon_advances;
+}
+
+const char* MissName(uint8_t reason) {
+  return Name(static_cast<MissReason>(reason)).data();
+}
+const char* TierName(uint8_t tier) {
+  return Name(static_cast<TierKind>(tier)).data();
+}
+const char* PublishName(uint8_t outcome) {
+  return Name(static_cast<PublishOutcome>(outcome)).data();
+}
+const char* CommitName(uint8_t outcome) {
+  return Name(static_cast<CommitOutcome>(outcome)).data();
+}
+
+}  // namespace ashlar::engine

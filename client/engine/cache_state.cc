@@ -1,0 +1,107 @@
+#include "client/engine/cache_state.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "client/engine/describe.h"
+
+namespace ashlar::engine {
+namespace {
+
+PrefixUse PrefixesOf(const OpenOptions& options) {
+  return {.capture_tokens = options.capture_tokens,
+          .span_tokens = options.span_tokens,
+          .span_dtype = static_cast<ashlar::DType>(options.span_dtype)};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CacheState>> CacheState::Open(std::shared_ptr<Client> client, Region region,
+                                                             const OpenOptions& options) {
+  if (options.compose != ComposeBy::kProcess && options.compose != ComposeBy::kDaemon) {
+    return absl::InvalidArgumentError(absl::StrCat("compose: ", static_cast<int>(options.compose), " is unknown"));
+  }
+  if (options.workers.run != nullptr && options.workers.size < 1) {
+    return absl::InvalidArgumentError("workers.size: below 1");
+  }
+  if (!(options.epsilon >= 0)) return absl::InvalidArgumentError("epsilon: below 0");
+  std::unique_ptr<CacheState> cache(new CacheState(std::move(client)));
+  cache->region = std::move(region);
+  cache->prefixes = PrefixesOf(options);
+  cache->epsilon = options.epsilon;
+  cache->compose = options.compose;
+  cache->land = Milliseconds(options.land_ms);
+  cache->quiet = Milliseconds(options.quiet_ms);
+  if (options.workers.run != nullptr) cache->workers = std::make_unique<LentWorkers>(options.workers);
+  if (absl::Status status = cache->OpenModel(options); !status.ok()) return status;
+  if (absl::Status status = cache->TakeMemory(options.memory); !status.ok()) return status;
+  return cache;
+}
+
+absl::Status CacheState::OpenModel(const OpenOptions& options) {
+  absl::StatusOr<DescribedModel> described = Describe(options.model);
+  if (!described.ok()) return described.status();
+  absl::StatusOr<ashlar::Model> opened =
+      client->OpenModel(described->identity, described->layout, described->shard, described->cost, prefixes);
+  if (!opened.ok()) return NameModel(opened.status());
+  model = *std::move(opened);
+  page_tokens = options.model.page_tokens;
+  tensor_parallel_size = options.model.tensor_parallel_size;
+  return absl::OkStatus();
+}
+
+absl::Status CacheState::TakeMemory(const Memory& memory) {
+  if (memory.kind == MemoryKind::kNone) return absl::OkStatus();
+  absl::StatusOr<PagedCache> pages = Describe(memory, page_tokens);
+  if (!pages.ok()) return pages.status();
+  uint64_t bytes = memory.bytes;
+  if (memory.places == nullptr) {
+    if (memory.kind == MemoryKind::kMemfd) return absl::InvalidArgumentError("memory.places: null");
+    absl::StatusOr<PlacedPages> placed = PlacePages(layout(), memory.pages);
+    if (!placed.ok()) return placed.status();
+    *pages = std::move(placed->pages);
+    bytes = placed->bytes;
+  }
+  if (pages->layers.empty() && bytes == 0) return absl::OkStatus();  // a model without attention has no pages
+  if (region.size() == 0) {
+    absl::StatusOr<Region> made =
+        memory.kind == MemoryKind::kMemfd ? client->RegisterRegion(memory.memfd, bytes) : client->HostRegion(bytes);
+    if (!made.ok()) return absl::Status(made.status().code(), absl::StrCat("memory: ", made.status().message()));
+    region = *std::move(made);
+  }
+  if (absl::Status status = model.DeclarePages(region, *pages); !status.ok()) {
+    return absl::Status(status.code(), absl::StrCat("memory: ", status.message()));
+  }
+  std::ranges::transform(pages->layers, std::back_inserter(places), ToPlace);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const LinearLayer*> CacheState::LinearAt(uint32_t layer) const {
+  const auto* const linear =
+      layer < layout().layers.size() ? std::get_if<LinearLayer>(&layout().layers[layer]) : nullptr;
+  if (linear == nullptr) return absl::InvalidArgumentError(absl::StrCat("layer: ", layer, " is no linear layer"));
+  return linear;
+}
+
+bool CacheState::has_attention() const {
+  return std::ranges::any_of(layout().layers,
+                             [](const ashlar::Layer& layer) { return std::holds_alternative<AttentionLayer>(layer); });
+}
+
+kernels::LinearShape CacheState::ShapeOf(const LinearLayer& layer) const {
+  kernels::LinearShape shape{.family = static_cast<kernels::Family>(layer.family),
+                             .heads = static_cast<int32_t>(layer.value_heads),
+                             .key_heads = static_cast<int32_t>(layer.key_heads),
+                             .d_k = static_cast<int32_t>(layer.d_k),
+                             .d_v = static_cast<int32_t>(layer.d_v),
+                             .order = static_cast<kernels::StateOrder>(layer.order)};
+  if (!layer.decay_table.empty()) shape.decay_table = layer.decay_table.data();
+  shape.rotation = {.style = static_cast<kernels::RopeStyle>(layer.rope.kind),
+                    .rotary_dim = static_cast<int32_t>(layer.rope.rotary_dim),
+                    .frequencies = layer.rope.frequencies.data()};
+  return shape;
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,65 @@
+// What is behind a Cache: the session, the model, the memory, and what its requests share.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+#include "ashlar/engine.h"
+#include "client/engine/background.h"
+#include "client/engine/lent_workers.h"
+#include "client/engine/quarantine.h"
+#include "client/engine/staging.h"
+#include "kernels/linear.h"
+
+namespace ashlar::engine {
+
+struct CacheState {
+  using Milliseconds = std::chrono::milliseconds;
+
+  // Opens the model on a client, in a memory that is there already or, without a region, is made as the options say.
+  static absl::StatusOr<std::unique_ptr<CacheState>> Open(std::shared_ptr<Client> client, Region region,
+                                                          const OpenOptions& options);
+
+  bool has_pages() const { return !places.empty(); }
+  const ashlar::Layout& layout() const { return model.layout(); }
+  // INVALID_ARGUMENT where the layer is none, or no linear one.
+  absl::StatusOr<const LinearLayer*> LinearAt(uint32_t layer) const;
+  bool has_attention() const;
+  kernels::LinearShape ShapeOf(const LinearLayer& layer) const;
+
+  const std::shared_ptr<Client> client;
+  ashlar::Model model;
+  Region region;  // empty without a memory
+  std::vector<PagePlace> places;
+  uint32_t page_tokens = 0;
+  uint32_t tensor_parallel_size = 1;
+  PrefixUse prefixes;
+  double epsilon = 0;
+  ComposeBy compose = ComposeBy::kProcess;
+  Milliseconds land{0}, quiet{0};
+  std::unique_ptr<kernels::Workers> workers;  // null: the calling thread works alone
+
+  // In the order in which they depend on each other: what is started ends first.
+  Staging staging;
+  Quarantine quarantine;
+  std::mutex stored_mutex;
+  StoredSegments stored;                      // guarded by stored_mutex
+  std::atomic<uint64_t> daemon_advances = 0;  // layers that the daemon has advanced
+  Background background;
+
+ private:
+  explicit CacheState(std::shared_ptr<Client> its_client) : client(std::move(its_client)), staging(*client) {}
+  absl::Status OpenModel(const OpenOptions& options);
+  absl::Status TakeMemory(const Memory& memory);
+};
+
+struct JobState {
+  std::shared_ptr<Background::Task> task;  // null: done
+};
+
+}  // namespace ashlar::engine

@@ -1,0 +1,187 @@
+#include "client/engine/commit_text.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "client/engine/setting.h"
+#include "client/engine/status.h"
+#include "client/engine/tensors.h"
+#include "proto/object.h"
+
+namespace ashlar::engine {
+namespace {
+
+std::span<const Checkpoint> CheckpointsOf(const Text& text) {
+  return {text.checkpoints, text.checkpoint_count};
+}
+
+Status CheckSpan(const CacheState& cache, const Text& text, const std::string& field) {
+  if (text.span_count == 0) return {};
+  if (text.span == nullptr) return Invalid(field, ".span: null");
+  if (text.span_begin == 0 || text.span_begin >= text.token_count) {
+    return Invalid(field, ".span_begin: ", text.span_begin, " of ", text.token_count, " tokens");
+  }
+  if (text.token_count - text.span_begin > cache.prefixes.span_tokens) {
+    return Invalid(field, ".span_begin: ", text.token_count - text.span_begin, " tokens, opened for ",
+                   cache.prefixes.span_tokens);
+  }
+  uint32_t given = 0;
+  for (uint32_t layer = 0; layer < cache.layout().layers.size(); ++layer) {
+    const auto* const linear = std::get_if<LinearLayer>(&cache.layout().layers[layer]);
+    if (linear == nullptr) continue;
+    if (given == text.span_count) return Invalid(field, ".span_count: layer ", layer, " is missing");
+    const SpanRows& rows = text.span[given];
+    const std::string at = absl::StrCat(field, ".span[", given++, "]");
+    const SpanRowBytes bytes = SpanRowBytesOf(*linear, ashlar::DType::kF32);
+    if (rows.layer != layer) return Invalid(at, ".layer: ", rows.layer, " in place of ", layer);
+    if (rows.keys == nullptr && bytes.keys > 0) return Invalid(at, ".keys: null");
+    if (rows.values == nullptr && bytes.values > 0) return Invalid(at, ".values: null");
+    if (rows.gates == nullptr && bytes.gates > 0) return Invalid(at, ".gates: null");
+    if (rows.betas == nullptr && bytes.betas > 0) return Invalid(at, ".betas: null");
+    if (rows.conv_inputs == nullptr && bytes.conv_inputs > 0) return Invalid(at, ".conv_inputs: null");
+  }
+  if (given < text.span_count) return Invalid(field, ".span_count: ", text.span_count, " of ", given, " linear layers");
+  return {};
+}
+
+// Where a span's rows go, and in which types: as PartForm says, 16 bits where the layout's states have so many.
+class SpanCopy {
+ public:
+  SpanCopy(const CacheState& cache, uint64_t tokens) : cache_(cache), tokens_(tokens) {}
+
+  uint64_t Bytes() const {
+    uint64_t bytes = 0;
+    ForLinear([&](uint32_t, const LinearLayer& linear) {
+      const SpanRowBytes rows = SpanRowBytesOf(linear, cache_.prefixes.span_dtype);
+      for (const uint64_t row : {rows.keys, rows.values, rows.gates, rows.betas, rows.conv_inputs}) {
+        bytes += Staging::Align(tokens_ * row);
+      }
+    });
+    return bytes;
+  }
+
+  CapturedSpan Stage(const Text& text, Staging::Held& held) const {
+    CapturedSpan span{.begin = text.span_begin, .linear = {}};
+    const SpanRows* from = text.span;
+    const ashlar::DType dtype = cache_.prefixes.span_dtype;
+    ForLinear([&](uint32_t layer, const LinearLayer& linear) {
+      const SpanRowBytes rows = SpanRowBytesOf(linear, dtype);
+      const auto f32 = ashlar::DType::kF32;
+      span.linear.push_back({.layer = layer,
+                             .keys = Place(from->keys, rows.keys, dtype, held),
+                             .values = Place(from->values, rows.values, dtype, held),
+                             .gates = reinterpret_cast<const float*>(Place(from->gates, rows.gates, f32, held)),
+                             .betas = reinterpret_cast<const float*>(Place(from->betas, rows.betas, f32, held)),
+                             .conv_inputs = Place(from->conv_inputs, rows.conv_inputs, linear.state_dtype, held)});
+      ++from;
+    });
+    return span;
+  }
+
+ private:
+  template <typename Each>
+  void ForLinear(Each each) const {
+    for (uint32_t layer = 0; layer < cache_.layout().layers.size(); ++layer) {
+      const auto* const linear = std::get_if<LinearLayer>(&cache_.layout().layers[layer]);
+      if (linear != nullptr) each(layer, *linear);
+    }
+  }
+
+  std::byte* Place(const float* rows, uint64_t row_bytes, ashlar::DType dtype, Staging::Held& held) const {
+    if (row_bytes == 0) return nullptr;
+    std::byte* const placed = held.Take(tokens_ * row_bytes);
+    const uint64_t numbers = tokens_ * row_bytes / ElementBytes(dtype);
+    if (dtype == ashlar::DType::kF32) {
+      std::memcpy(placed, rows, tokens_ * row_bytes);
+      return placed;
+    }
+    for (uint64_t i = 0; i < numbers; ++i) {
+      kernels::WriteElement(static_cast<kernels::DType>(dtype), placed, static_cast<int64_t>(i), rows[i]);
+    }
+    return placed;
+  }
+
+  const CacheState& cache_;
+  const uint64_t tokens_;
+};
+
+CommitOutcome OutcomeOf(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) ? CommitOutcome::kBusy : CommitOutcome::kUnavailable;
+}
+
+}  // namespace
+
+Status CheckText(const CacheState& cache, const Text& text, const std::string& field) {
+  if (cache.prefixes.capture_tokens == 0) {
+    return MakeStatus(Code::kFailedPrecondition, "the cache was opened without capture_tokens");
+  }
+  if (text.tokens == nullptr || text.token_count == 0) return Invalid(field, ".tokens: none");
+  if (text.prompt_tokens > text.token_count) return Invalid(field, ".prompt_tokens: more than token_count");
+  if (text.checkpoints == nullptr || text.checkpoint_count == 0) return Invalid(field, ".checkpoints: none");
+  if (text.outcomes == nullptr) return Invalid(field, ".outcomes: null");
+  if (text.page_table == nullptr && text.page_count > 0) return Invalid(field, ".page_table: null");
+  if (cache.has_pages() && text.page_count * cache.page_tokens < text.token_count) {
+    return Invalid(field, ".page_count: ", text.page_count, " pages of ", cache.page_tokens, " tokens, for ",
+                   text.token_count);
+  }
+  uint64_t before = 0;
+  for (uint32_t i = 0; i < text.checkpoint_count; ++i) {
+    const Checkpoint& checkpoint = text.checkpoints[i];
+    const std::string at = absl::StrCat(field, ".checkpoints[", i, "]");
+    if (checkpoint.depth <= before) return Invalid(at, ".depth: ", checkpoint.depth, " behind ", before);
+    if (checkpoint.linear == nullptr && checkpoint.linear_count > 0) return Invalid(at, ".linear: null");
+    Status status = CheckTensors(cache.layout(), {checkpoint.linear, checkpoint.linear_count}, false, at + ".linear");
+    if (!status.ok()) return status;
+    before = checkpoint.depth;
+  }
+  if (before != text.token_count) {
+    return Invalid(field, ".checkpoints[", text.checkpoint_count - 1, "].depth: ", before, ", and the text has ",
+                   text.token_count);
+  }
+  return CheckSpan(cache, text, field);
+}
+
+void SetOutcomes(const Text& text, CommitOutcome outcome) {
+  std::fill_n(text.outcomes, text.checkpoint_count, static_cast<uint8_t>(outcome));
+}
+
+void CommitText(CacheState& cache, const Text& text, const Setting* began) {
+  const bool exact = began == nullptr || began->plan().exact;
+  CommitParts parts{.tokens = {text.tokens, text.token_count},
+                    .prompt_tokens = text.prompt_tokens,
+                    .provenance = exact ? Provenance::kExact : Provenance::kComposed,
+                    .checkpoints = {},
+                    .span = {},
+                    .region = cache.region,
+                    .page_table = {text.page_table, text.page_count}};
+  std::ranges::copy(text.conversation, parts.conversation.begin());
+  bool staged = text.span_count > 0;
+  uint64_t bytes = 0;
+  for (const Checkpoint& checkpoint : CheckpointsOf(text)) {
+    const std::span<const LinearTensors> linear(checkpoint.linear, checkpoint.linear_count);
+    staged |= !LieIn(cache.region, cache.layout(), linear);
+    for (const LinearTensors& tensors : linear) {
+      bytes += TensorBytes(std::get<LinearLayer>(cache.layout().layers[tensors.layer])).staged(false);
+    }
+  }
+  const SpanCopy span(cache, text.token_count - text.span_begin);
+  std::optional<Staging::Held> held;
+  if (staged) {
+    absl::StatusOr<Staging::Held> room = cache.staging.Hold(bytes + (text.span_count > 0 ? span.Bytes() : 0));
+    if (!room.ok()) return SetOutcomes(text, OutcomeOf(room.status()));
+    held.emplace(*std::move(room));
+    parts.region = held->region();
+  }
+  for (const Checkpoint& checkpoint : CheckpointsOf(text)) {
+    const std::span<const LinearTensors> linear(checkpoint.linear, checkpoint.linear_count);
+    parts.checkpoints.push_back({checkpoint.depth, staged ? Stage(cache.layout(), linear, *held) : InPlace(linear)});
+  }
+  if (text.span_count > 0) parts.span = span.Stage(text, *held);
+  const std::vector<CommitOutcome> outcomes = cache.model.Commit(began == nullptr ? nullptr : began->match(), parts);
+  for (size_t i = 0; i < outcomes.size(); ++i) text.outcomes[i] = static_cast<uint8_t>(outcomes[i]);
+}
+
+}  // namespace ashlar::engine

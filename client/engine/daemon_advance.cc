@@ -1,0 +1,154 @@
+// The daemon advances a layer: inputs are copied into memory that it sees, and results back once they are right.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "client/engine/layer_run.h"
+#include "proto/limits.h"
+
+namespace ashlar::engine {
+namespace {
+
+struct Widths {
+  explicit Widths(const kernels::LinearShape& shape)
+      : keys(int64_t{shape.key_heads} * shape.d_k),
+        values(int64_t{shape.heads} * shape.d_v),
+        gates(int64_t{shape.heads} * kernels::GateWidth(shape)),
+        betas(int64_t{shape.heads} * kernels::BetaWidth(shape)) {}
+  int64_t keys, values, gates, betas;
+};
+
+}  // namespace
+
+uint64_t DaemonAdvance::StateBytes(const State& state) const {
+  return uint64_t{layer_.value_heads} * layer_.d_k * layer_.d_v *
+         kernels::ElementBytes(static_cast<kernels::DType>(state.dtype));
+}
+
+uint64_t DaemonAdvance::Room(std::span<const ChainPiece> pieces, uint64_t tokens) const {
+  const Widths widths(shape_);
+  const auto floats = [](int64_t count) { return Staging::Align(static_cast<uint64_t>(count) * sizeof(float)); };
+  const auto n = static_cast<int64_t>(tokens);
+  const auto of = [&](const State& state) { return Staging::Align(StateBytes(state)) + floats(shape_.heads); };
+  uint64_t room = of(advance_.state) + 2 * floats(n * widths.keys) + 2 * floats(n * widths.values) +
+                  floats(n * widths.gates) + floats(n * widths.betas);
+  for (const ChainPiece& piece : pieces) room += piece.copy == nullptr ? 0 : of(*piece.copy);
+  return room;
+}
+
+float* DaemonAdvance::CopyIn(const float* rows, int64_t stride, uint64_t first, uint64_t tokens, int64_t width,
+                             Staging::Held& held) const {
+  if (rows == nullptr || width == 0) return nullptr;
+  const auto bytes = static_cast<uint64_t>(width) * sizeof(float);
+  auto* const copy = reinterpret_cast<float*>(held.Take(tokens * bytes));
+  for (uint64_t t = 0; t < tokens; ++t) {
+    std::memcpy(copy + static_cast<int64_t>(t) * width, rows + static_cast<int64_t>(first + t) * stride, bytes);
+  }
+  return copy;
+}
+
+RunningState DaemonAdvance::CopyIn(const State& state, Staging::Held& held, bool with_content) const {
+  const uint64_t bytes = StateBytes(state), exponents = layer_.value_heads * sizeof(int32_t);
+  RunningState copy{.data = held.Take(bytes), .dtype = static_cast<kernels::DType>(state.dtype)};
+  if (state.exponents != nullptr) copy.exponents = reinterpret_cast<int32_t*>(held.Take(exponents));
+  if (!with_content) return copy;
+  std::memcpy(copy.data, state.data, bytes);
+  if (state.exponents != nullptr) std::memcpy(copy.exponents, state.exponents, exponents);
+  return copy;
+}
+
+void DaemonAdvance::CopyOut(const RunningState& from, const State& to) const {
+  std::memcpy(to.data, from.data, StateBytes(to));
+  if (to.exponents != nullptr) std::memcpy(to.exponents, from.exponents, layer_.value_heads * sizeof(int32_t));
+}
+
+kernels::TokenInputs DaemonAdvance::CopyInputs(uint64_t first, uint64_t tokens, Staging::Held& held) const {
+  const Widths widths(shape_);
+  const TokenRows& rows = advance_.inputs;
+  return {.tokens = static_cast<int64_t>(tokens),
+          .q = CopyIn(rows.q, rows.q_stride, first, tokens, widths.keys, held),
+          .k = CopyIn(rows.k, rows.k_stride, first, tokens, widths.keys, held),
+          .v = CopyIn(rows.v, rows.v_stride, first, tokens, widths.values, held),
+          .g = CopyIn(rows.g, rows.g_stride, first, tokens, widths.gates, held),
+          .beta = CopyIn(rows.beta, rows.beta_stride, first, tokens, widths.betas, held),
+          .q_stride = widths.keys,
+          .k_stride = widths.keys,
+          .v_stride = widths.values,
+          .g_stride = widths.gates,
+          .beta_stride = widths.betas};
+}
+
+bool DaemonAdvance::RunPart(std::span<const ChainPiece> pieces, uint64_t first_token, uint64_t tokens,
+                            std::vector<uint32_t>& lost) {
+  absl::StatusOr<Staging::Held> room = cache_.staging.Hold(Room(pieces, tokens));
+  if (!room.ok()) return false;
+  Staging::Held held = *std::move(room);
+  const int64_t values = Widths(shape_).values;
+  ashlar::LayerAdvance asked{.layer = advance_.layer, .steps = {}, .region = held.region()};
+  asked.state = CopyIn(advance_.state, held, true);
+  asked.inputs = CopyInputs(first_token, tokens, held);
+  asked.out_stride = values;
+  if (tokens > 0)
+    asked.out = reinterpret_cast<float*>(held.Take(tokens * static_cast<uint64_t>(values) * sizeof(float)));
+  std::vector<AdvanceStep> steps;
+  int64_t token = 0;
+  for (const ChainPiece& piece : pieces) {
+    AdvanceStep& step = steps.emplace_back();
+    if (piece.cached != nullptr) {
+      step.segment = LandSegment{piece.cached->segment, match_.segments()[piece.cached->segment].start};
+    } else {
+      step.begin = token;
+      step.end = token += static_cast<int64_t>(piece.tokens);
+    }
+    if (piece.copy != nullptr) step.checkpoint = CopyIn(*piece.copy, held, false);
+  }
+  asked.steps = steps;
+
+  Composition composition = cache_.model.Advance(&match_, asked);
+  if (composition.reason() != MissReason::kNone) {
+    size_t segment = 0;
+    for (const AdvanceStep& step : steps) {
+      if (!step.segment.has_value()) continue;
+      const MissReason reason = composition.segments()[segment++];
+      const bool gone = reason == MissReason::kChecksumFailed || reason == MissReason::kLeaseLost;
+      if (gone) lost.push_back(step.segment->segment);
+    }
+    cache_.quarantine.Keep(std::move(composition), std::move(held));
+    return false;
+  }
+  CopyOut(asked.state, advance_.state);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].copy != nullptr) CopyOut(steps[i].checkpoint, *pieces[i].copy);
+  }
+  for (uint64_t t = 0; advance_.out != nullptr && t < tokens; ++t) {
+    std::memcpy(advance_.out + static_cast<int64_t>(first_token + t) * advance_.out_stride,
+                asked.out + static_cast<int64_t>(t) * values, static_cast<size_t>(values) * sizeof(float));
+  }
+  return true;
+}
+
+bool DaemonAdvance::Run(std::span<const ChainPiece> pieces, std::vector<uint32_t>& lost) {
+  std::vector<ChainPiece> part;
+  uint64_t first = 0, tokens = 0;
+  const auto flush = [&] {
+    const bool done = part.empty() || RunPart(part, first, tokens, lost);
+    first += std::exchange(tokens, 0);
+    part.clear();
+    return done;
+  };
+  for (ChainPiece piece : pieces) {
+    if (part.size() >= limits::kMaxStepsPerComposition && !flush()) return false;
+    while (piece.cached == nullptr && piece.tokens > limits::kMaxTokensPerComposition - tokens) {
+      const uint64_t room = limits::kMaxTokensPerComposition - tokens;
+      if (room > 0) part.push_back({.tokens = room});
+      tokens += room;
+      piece.tokens -= room;
+      if (!flush()) return false;
+    }
+    tokens += piece.tokens;
+    part.push_back(piece);
+  }
+  return flush();
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,180 @@
+#include "client/engine/describe.h"
+
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "kernels/linear.h"
+#include "proto/limits.h"
+
+namespace ashlar::engine {
+namespace {
+
+constexpr uint64_t kAlignment = 64;
+constexpr uint64_t kMostBytes = uint64_t{1} << 46;  // of a memory: no machine has it
+
+uint64_t Align(uint64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+template <typename... Args>
+absl::Status Bad(const Args&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+std::string Given(const char* text) {
+  return text == nullptr ? "" : text;
+}
+
+absl::StatusOr<ashlar::Rope> Describe(const Rope& rope, const std::string& field) {
+  ashlar::Rope described{
+      .kind = static_cast<ashlar::RopeKind>(rope.kind), .rotary_dim = rope.rotary_dim, .scale = rope.scale};
+  if (rope.kind == RopeKind::kNone) return described;
+  if (rope.rotary_dim > limits::kMaxHeadDim) return Bad(field, ".rotary_dim: more than ", limits::kMaxHeadDim);
+  if (rope.frequencies == nullptr) return Bad(field, ".frequencies: null");
+  described.frequencies.assign(rope.frequencies, rope.frequencies + rope.rotary_dim / 2);
+  return described;
+}
+
+absl::StatusOr<ashlar::Layer> DescribeLinear(const Layer& layer, const std::string& field) {
+  absl::StatusOr<ashlar::Rope> rope = Describe(layer.rope, field + ".rope");
+  if (!rope.ok()) return rope.status();
+  const auto family = static_cast<kernels::Family>(layer.family);
+  LinearLayer linear{.family = static_cast<LinearFamily>(layer.family),
+                     .key_heads = layer.key_heads,
+                     .value_heads = layer.value_heads,
+                     .d_k = layer.d_k,
+                     .d_v = layer.d_v,
+                     .state_dtype = static_cast<ashlar::DType>(layer.state_dtype),
+                     .transition = static_cast<TransitionKind>(kernels::NaturalForm(family)),
+                     .order = static_cast<StateOrderKind>(layer.order),
+                     .conv_channels = layer.conv_channels,
+                     .conv_kernel = layer.conv_kernel,
+                     .rope = *std::move(rope)};
+  if (layer.decay_table == nullptr) return linear;  // where one is needed, the layout is refused
+  if (layer.value_heads > limits::kMaxHeads) return Bad(field, ".value_heads: more than ", limits::kMaxHeads);
+  if (layer.d_k > limits::kMaxLinearHeadDim) return Bad(field, ".d_k: more than ", limits::kMaxLinearHeadDim);
+  if (layer.d_v > limits::kMaxLinearHeadDim) return Bad(field, ".d_v: more than ", limits::kMaxLinearHeadDim);
+  uint64_t numbers = layer.value_heads;
+  if (layer.family == Family::kMamba1) numbers *= uint64_t{layer.d_k} * layer.d_v;
+  linear.decay_table.assign(layer.decay_table, layer.decay_table + numbers);
+  return linear;
+}
+
+absl::StatusOr<ashlar::Layer> Describe(const Layer& layer, const std::string& field) {
+  if (layer.kind == LayerKind::kLinear) return DescribeLinear(layer, field);
+  if (layer.kind != LayerKind::kGqa && layer.kind != LayerKind::kMla) {
+    return Bad(field, ".kind: ", static_cast<int>(layer.kind), " is unknown");
+  }
+  absl::StatusOr<ashlar::Rope> rope = Describe(layer.rope, field + ".rope");
+  if (!rope.ok()) return rope.status();
+  return ashlar::AttentionLayer{.kind = static_cast<AttentionKind>(layer.kind),
+                                .kv_heads = layer.kv_heads,
+                                .key_dim = layer.key_dim,
+                                .value_dim = layer.value_dim,
+                                .dtype = static_cast<ashlar::DType>(layer.dtype),
+                                .scales = layer.scales,
+                                .rope = *std::move(rope),
+                                .stored = static_cast<ashlar::StoredKeys>(layer.stored)};
+}
+
+}  // namespace
+
+absl::StatusOr<DescribedModel> Describe(const Model& model) {
+  if (model.layers == nullptr) return Bad("model.layers: null");
+  if (model.layer_count > limits::kMaxLayers) return Bad("model.layer_count: more than ", limits::kMaxLayers);
+  DescribedModel described{
+      .identity = {.model_id = Given(model.model_id),
+                   .weights_digest = Given(model.weights_digest),
+                   .dtype = Given(model.dtype),
+                   .quantization = Given(model.quantization),
+                   .tokenizer_digest = Given(model.tokenizer_digest),
+                   .lora = Given(model.lora)},
+      .layout = {.page_tokens = model.page_tokens, .head = model.head, .tail = model.tail, .layers = {}},
+      .shard = {.tensor_parallel_rank = model.tensor_parallel_rank, .tensor_parallel_size = model.tensor_parallel_size},
+      .cost = {.flops_per_token = model.flops_per_token,
+               .flops_per_token_squared = model.flops_per_token_squared,
+               .tokens_per_second = model.tokens_per_second}};
+  for (uint32_t i = 0; i < model.layer_count; ++i) {
+    absl::StatusOr<ashlar::Layer> layer = Describe(model.layers[i], absl::StrCat("model.layers[", i, "]"));
+    if (!layer.ok()) return layer.status();
+    described.layout.layers.push_back(*std::move(layer));
+  }
+  return described;
+}
+
+absl::Status NameModel(const absl::Status& status) {
+  absl::string_view message = status.message();
+  if (!absl::ConsumePrefix(&message, "layout.")) return status;
+  return absl::Status(status.code(), absl::StrCat("model.", message));
+}
+
+absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens) {
+  PagedCache pages{.page_tokens = page_tokens, .pages = memory.pages, .layers = {}};
+  if (memory.places == nullptr && memory.place_count > 0) return Bad("memory.places: null");
+  for (uint32_t i = 0; i < memory.place_count; ++i) {
+    const PagePlace& place = memory.places[i];
+    pages.layers.push_back({.layer = place.layer,
+                            .key_offset = place.key_offset,
+                            .value_offset = place.value_offset,
+                            .page_stride = place.page_stride,
+                            .token_stride = place.token_stride,
+                            .key_head_stride = place.key_head_stride,
+                            .value_head_stride = place.value_head_stride,
+                            .key_scale_offset = place.key_scale_offset,
+                            .value_scale_offset = place.value_scale_offset,
+                            .scale_page_stride = place.scale_page_stride,
+                            .scale_token_stride = place.scale_token_stride,
+                            .scale_head_stride = place.scale_head_stride});
+  }
+  return pages;
+}
+
+absl::StatusOr<PlacedPages> PlacePages(const ashlar::Layout& shard, uint32_t pages) {
+  PlacedPages placed{.pages = {.page_tokens = shard.page_tokens, .pages = pages, .layers = {}}};
+  if (pages == 0) return Bad("memory.pages: none");
+  for (uint32_t i = 0; i < shard.layers.size(); ++i) {
+    const auto* attention = std::get_if<ashlar::AttentionLayer>(&shard.layers[i]);
+    if (attention == nullptr) continue;
+    const uint64_t element = ElementBytes(attention->dtype);
+    const uint64_t key = attention->key_dim * element, value = attention->value_dim * element;
+    // Keys and values of one token side by side: one stride serves both.
+    PagedLayer layer{.layer = i,
+                     .key_offset = placed.bytes,
+                     .value_offset = placed.bytes + attention->kv_heads * key,
+                     .token_stride = Align(attention->kv_heads * (key + value)),
+                     .key_head_stride = key,
+                     .value_head_stride = value};
+    layer.page_stride = layer.token_stride * shard.page_tokens;
+    placed.bytes += layer.page_stride * pages;
+    if (attention->scales) {
+      layer.scale_head_stride = sizeof(float);
+      layer.scale_token_stride = 2 * attention->kv_heads * sizeof(float);
+      layer.scale_page_stride = layer.scale_token_stride * shard.page_tokens;
+      layer.key_scale_offset = placed.bytes;
+      layer.value_scale_offset = placed.bytes + attention->kv_heads * sizeof(float);
+      placed.bytes = Align(placed.bytes + layer.scale_page_stride * pages);
+    }
+    if (placed.bytes > kMostBytes) return Bad("memory.pages: ", pages, " take too many bytes");
+    placed.pages.layers.push_back(layer);
+  }
+  return placed;
+}
+
+PagePlace ToPlace(const PagedLayer& layer) {
+  return {.layer = layer.layer,
+          .key_offset = layer.key_offset,
+          .value_offset = layer.value_offset,
+          .page_stride = layer.page_stride,
+          .token_stride = layer.token_stride,
+          .key_head_stride = layer.key_head_stride,
+          .value_head_stride = layer.value_head_stride,
+          .key_scale_offset = layer.key_scale_offset,
+          .value_scale_offset = layer.value_scale_offset,
+          .scale_page_stride = layer.scale_page_stride,
+          .scale_token_stride = layer.scale_token_stride,
+          .scale_head_stride = layer.scale_head_stride};
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,194 @@
+#include "client/engine/layer_run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "client/engine/status.h"
+#include "kernels/adaptive.h"
+
+namespace ashlar::engine {
+namespace {
+
+// Runs up to `end`, cut at copies' positions.
+void CutRun(uint64_t begin, uint64_t end, std::span<const StateCopy>& copies, std::vector<ChainPiece>& pieces) {
+  while (begin < end) {
+    const bool cut = !copies.empty() && copies.front().position <= end;
+    const uint64_t until = cut ? copies.front().position : end;
+    pieces.push_back({.tokens = until - begin, .copy = cut ? &copies.front().state : nullptr});
+    if (cut) copies = copies.subspan(1);
+    begin = until;
+  }
+}
+
+}  // namespace
+
+Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const LayerAdvance& advance,
+                std::vector<ChainPiece>& pieces) {
+  if (advance.end < advance.begin) return Invalid("advance.end: before begin");
+  std::span<const StateCopy> copies(advance.copies, advance.copy_count);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    const uint64_t before = i == 0 ? advance.begin : copies[i - 1].position;
+    if (copies[i].position <= before || copies[i].position > advance.end) {
+      return Invalid("advance.copies[", i, "].position: ", copies[i].position, " in (", before, ", ", advance.end, "]");
+    }
+    if (copies[i].state.data == nullptr) return Invalid("advance.copies[", i, "].state.data: null");
+  }
+  uint64_t computed = 0;
+  for (uint32_t i = 0; i < steps.size(); ++i) {
+    const Step& step = steps[i];
+    const uint64_t begin = std::max(step.begin, advance.begin), end = std::min(step.end, advance.end);
+    if (begin >= end) continue;
+    if (step.kind == StepKind::kCompute) {
+      CutRun(begin, end, copies, pieces);
+      computed += end - begin;
+      continue;
+    }
+    if (begin != step.begin || end != step.end) {
+      return Invalid("advance: [", advance.begin, ", ", advance.end, ") cuts steps[", i, "], which is cached");
+    }
+    if (!copies.empty() && copies.front().position < end) return Invalid("advance.copies: inside steps[", i, "]");
+    const bool copied = !copies.empty() && copies.front().position == end;
+    pieces.push_back({.cached = &step, .step = i, .copy = copied ? &copies.front().state : nullptr});
+    if (copied) copies = copies.subspan(1);
+  }
+  const uint64_t behind = std::max(advance.begin, prompt_tokens);
+  if (advance.end > behind) {
+    CutRun(behind, advance.end, copies, pieces);
+    computed += advance.end - behind;
+  }
+  if (computed != advance.inputs.tokens) {
+    return Invalid("advance.inputs.tokens: ", advance.inputs.tokens, ", and ", computed, " of [", advance.begin, ", ",
+                   advance.end, ") are computed");
+  }
+  return {};
+}
+
+Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool outputs, const std::string& field) {
+  if (rows.tokens == 0) return {};
+  if (rows.k == nullptr) return Invalid(field, ".k: null");
+  if (rows.v == nullptr) return Invalid(field, ".v: null");
+  if (rows.q == nullptr && outputs) return Invalid(field, ".q: null");
+  if ((rows.g == nullptr) != (kernels::GateWidth(shape) == 0)) return Invalid(field, ".g: not as the family has them");
+  if ((rows.beta == nullptr) != (kernels::BetaWidth(shape) == 0)) {
+    return Invalid(field, ".beta: not as the family has them");
+  }
+  return {};
+}
+
+Status CheckState(const State& state, const std::string& field) {
+  if (state.data == nullptr) return Invalid(field, ".data: null");
+  if (state.dtype != DType::kF32 && state.dtype != DType::kF16 && state.dtype != DType::kBF16) {
+    return Invalid(field, ".dtype: ", static_cast<int>(state.dtype), " is none of f32, f16, bf16");
+  }
+  const bool scaled = state.dtype == DType::kF16;
+  return scaled == (state.exponents != nullptr) ? Status() : Invalid(field, ".exponents: of fp16, and of that alone");
+}
+
+kernels::TokenInputs InputsOf(const TokenRows& rows) {
+  return {.tokens = static_cast<int64_t>(rows.tokens),
+          .q = rows.q,
+          .k = rows.k,
+          .v = rows.v,
+          .g = rows.g,
+          .beta = rows.beta,
+          .q_stride = rows.q_stride,
+          .k_stride = rows.k_stride,
+          .v_stride = rows.v_stride,
+          .g_stride = rows.g_stride,
+          .beta_stride = rows.beta_stride};
+}
+
+std::vector<void*> HeadsOf(const State& state, const kernels::LinearShape& shape) {
+  const uint64_t bytes =
+      uint64_t(shape.d_k) * shape.d_v * kernels::ElementBytes(static_cast<kernels::DType>(state.dtype));
+  std::vector<void*> heads;
+  for (int32_t head = 0; head < shape.heads; ++head)
+    heads.push_back(static_cast<std::byte*>(state.data) + head * bytes);
+  return heads;
+}
+
+void AdvanceHere(const kernels::LinearShape& shape, const LayerAdvance& advance, std::span<const ChainPiece> pieces,
+                 std::span<const kernels::TupleView> views, kernels::Queue& queue) {
+  std::vector<std::vector<void*>> copy_heads;
+  std::vector<kernels::StateView> copies;
+  copy_heads.reserve(pieces.size());
+  copies.reserve(pieces.size());
+  const auto view = [&](const State& state) {
+    copy_heads.push_back(HeadsOf(state, shape));
+    return kernels::StateView{copy_heads.back().data(), static_cast<kernels::DType>(state.dtype), state.exponents};
+  };
+  std::vector<kernels::SeamStep> steps;
+  int64_t token = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    kernels::SeamStep step;
+    if (pieces[i].cached != nullptr) {
+      step.interior = &views[i];
+    } else {
+      step.begin = token;
+      step.end = token += static_cast<int64_t>(pieces[i].tokens);
+    }
+    if (pieces[i].copy != nullptr) step.checkpoint = &copies.emplace_back(view(*pieces[i].copy));
+    steps.push_back(step);
+  }
+  std::vector<void*> heads = HeadsOf(advance.state, shape);
+  kernels::Host()
+      .AdvanceSeam({.shape = shape,
+                    .steps = steps,
+                    .inputs = InputsOf(advance.inputs),
+                    .state = {heads.data(), static_cast<kernels::DType>(advance.state.dtype), advance.state.exponents},
+                    .out = advance.out,
+                    .out_stride = advance.out_stride},
+                   queue)
+      .Wait();
+}
+
+void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, kernels::Queue& queue) {
+  const bool captures = alone.transition != nullptr;
+  std::vector<void*> heads = HeadsOf(alone.state, shape);
+  const kernels::StateView end{heads.data(), static_cast<kernels::DType>(alone.state.dtype), alone.state.exponents};
+  const auto zero = [&] {
+    const uint64_t numbers = uint64_t(shape.heads) * shape.d_k * shape.d_v;
+    std::memset(alone.state.data, 0, numbers * kernels::ElementBytes(end.dtype));
+    if (alone.state.exponents != nullptr) std::fill_n(alone.state.exponents, shape.heads, 0);
+  };
+  if (alone.out != nullptr || !captures) {
+    zero();
+    const kernels::SeamStep run{.begin = 0, .end = static_cast<int64_t>(alone.inputs.tokens)};
+    kernels::Host()
+        .AdvanceSeam({.shape = shape,
+                      .steps = {&run, 1},
+                      .inputs = InputsOf(alone.inputs),
+                      .state = end,
+                      .out = alone.out,
+                      .out_stride = alone.out_stride},
+                     queue)
+        .Wait();
+  }
+  if (!captures) return;
+  kernels::TokenInputs interior = InputsOf(alone.inputs);
+  const auto skip = [first = static_cast<int64_t>(alone.capture_begin)](const float*& rows, int64_t stride) {
+    if (rows != nullptr) rows += first * stride;
+  };
+  skip(interior.q, interior.q_stride);
+  skip(interior.k, interior.k_stride);
+  skip(interior.v, interior.v_stride);
+  skip(interior.g, interior.g_stride);
+  skip(interior.beta, interior.beta_stride);
+  interior.tokens = static_cast<int64_t>(alone.capture_end - alone.capture_begin);
+  const auto form = kernels::NaturalForm(shape.family);
+  const int64_t numbers = kernels::TransitionBytes(shape, form, 0, kernels::DType::kF32) / int64_t{sizeof(float)};
+  std::vector<void*> transitions;
+  for (int32_t head = 0; head < shape.heads; ++head) transitions.push_back(alone.transition + head * numbers);
+  kernels::Host()
+      .Capture({.shape = shape,
+                .inputs = interior,
+                .tuple = {.transition = transitions.data(),
+                          .state = heads.data(),
+                          .state_dtype = end.dtype,
+                          .state_exponents = alone.state.exponents}},
+               queue)
+      .Wait();
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,71 @@
+// One linear layer advanced along a part of a prompt's chain: by kernels in this process, or by the daemon.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ashlar/client.h"
+#include "ashlar/engine.h"
+#include "client/engine/cache_state.h"
+#include "client/engine/staging.h"
+#include "kernels/kernels.h"
+
+namespace ashlar::engine {
+
+// A cached step, or a run of the inputs; and where the state behind it is wanted.
+struct ChainPiece {
+  const Step* cached = nullptr;  // null: a run
+  uint32_t step = 0;             // of the plan, where cached
+  uint64_t tokens = 0;           // of a run
+  const State* copy = nullptr;   // null: nowhere
+};
+
+// Cuts [begin, end) of the chain at its steps and at the copies' positions. kInvalidArgument names the field.
+Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const LayerAdvance& advance,
+                std::vector<ChainPiece>& pieces);
+
+// Of `tokens` at least one row each of what the family has. kInvalidArgument names the field behind `field`.
+Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool outputs, const std::string& field);
+Status CheckState(const State& state, const std::string& field);
+kernels::TokenInputs InputsOf(const TokenRows& rows);
+
+// The heads of a state that lie one behind the other.
+std::vector<void*> HeadsOf(const State& state, const kernels::LinearShape& shape);
+
+// By kernels in this process. `views`: one a piece, of those that are cached.
+void AdvanceHere(const kernels::LinearShape& shape, const LayerAdvance& advance, std::span<const ChainPiece> pieces,
+                 std::span<const kernels::TupleView> views, kernels::Queue& queue);
+
+// From a zero state: outputs and tuple.
+void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, kernels::Queue& queue);
+
+// By the daemon, in as many calls as its limits ask for. Pieces are interiors and runs.
+class DaemonAdvance {
+ public:
+  DaemonAdvance(CacheState& cache, const ashlar::Match& match, const LinearLayer& layer, const LayerAdvance& advance)
+      : cache_(cache), match_(match), layer_(layer), shape_(cache.ShapeOf(layer)), advance_(advance) {}
+
+  // False: it could not be done; states and outputs may hold anything. `lost`: segments found unusable are added.
+  bool Run(std::span<const ChainPiece> pieces, std::vector<uint32_t>& lost);
+
+ private:
+  uint64_t StateBytes(const State& state) const;
+  // In memory that the daemon sees, one row of a token behind the other.
+  float* CopyIn(const float* rows, int64_t stride, uint64_t first, uint64_t tokens, int64_t width,
+                Staging::Held& held) const;
+  RunningState CopyIn(const State& state, Staging::Held& held, bool with_content) const;
+  void CopyOut(const RunningState& from, const State& to) const;
+  kernels::TokenInputs CopyInputs(uint64_t first, uint64_t tokens, Staging::Held& held) const;
+  uint64_t Room(std::span<const ChainPiece> pieces, uint64_t tokens) const;
+  bool RunPart(std::span<const ChainPiece> pieces, uint64_t first_token, uint64_t tokens, std::vector<uint32_t>& lost);
+
+  CacheState& cache_;
+  const ashlar::Match& match_;
+  const LinearLayer& layer_;
+  const kernels::LinearShape shape_;
+  const LayerAdvance& advance_;
+};
+
+}  // namespace ashlar::engine

@@ -1,0 +1,205 @@
+#include "client/engine/setting.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "client/engine/status.h"
+#include "proto/limits.h"
+
+namespace ashlar::engine {
+namespace {
+
+std::string FieldOf(const std::string& field, const char* name) {
+  return absl::StrCat(field, ".", name);
+}
+
+Status CheckPointer(const void* pointer, uint64_t count, const std::string& field) {
+  return pointer == nullptr && count > 0 ? Invalid(field, ": null") : Status();
+}
+
+}  // namespace
+
+Setting::~Setting() {
+  AbandonAll();
+  if (landing_.has_value()) Cancel();
+  if (landing_.has_value() && !landing_->quiet()) KeepPages();
+}
+
+Status Setting::Take(const Prompt& prompt, const std::string& field) {
+  Status status = CheckPointer(prompt.tokens, prompt.token_count, FieldOf(field, "tokens"));
+  if (status.ok()) {
+    status = CheckPointer(prompt.segment_lengths, prompt.segment_count, FieldOf(field, "segment_lengths"));
+  }
+  if (!status.ok()) return status;
+  if (prompt.token_count > limits::kMaxPromptTokens) {
+    return Invalid(field, ".token_count: more than ", limits::kMaxPromptTokens);
+  }
+  if (prompt.segment_count > limits::kMaxSegments) {
+    return Invalid(field, ".segment_count: more than ", limits::kMaxSegments);
+  }
+  tokens_ = {prompt.tokens, prompt.token_count};
+  token_count_ = prompt.token_count;
+  lengths_.assign(prompt.segment_lengths, prompt.segment_lengths + prompt.segment_count);
+  uint64_t end = 0;
+  for (size_t i = 0; i < lengths_.size(); end += lengths_[i++]) {
+    if (lengths_[i] == 0 || lengths_[i] > token_count_ - end) {
+      return Invalid(field, ".segment_lengths[", i, "]: ", lengths_[i], " of ", token_count_ - end, " tokens left");
+    }
+  }
+  if (prompt.needed_in_ms > limits::kMaxNeededInNanos / 1'000'000) return Invalid(field, ".needed_in_ms: too long");
+  needed_in_ = std::chrono::milliseconds(prompt.needed_in_ms);
+  std::ranges::copy(prompt.conversation, conversation_.begin());
+  present_tokens_ = prompt.present_tokens;
+  fill_ = prompt.fill;
+  if (prompt.page_table == nullptr && prompt.page_count == 0) return {};
+  return TakePages(prompt.page_table, prompt.page_count, field);
+}
+
+Status Setting::TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field) {
+  if (Status status = CheckPointer(page_table, page_count, FieldOf(field, "page_table")); !status.ok()) return status;
+  if (page_count > limits::kMaxPromptTokens) return Invalid(field, ".page_count: too many");
+  if (page_count < (token_count_ + cache_.page_tokens - 1) / cache_.page_tokens) {
+    return Invalid(field, ".page_count: ", page_count, " pages of ", cache_.page_tokens, " tokens, for ", token_count_);
+  }
+  page_table_.assign(page_table, page_table + page_count);
+  return {};
+}
+
+bool Setting::LandsAtOnce() const {
+  return !page_table_.empty() && present_tokens_ == 0 && cache_.has_attention();
+}
+
+ashlar::Prompt Setting::Asked() const {
+  return {.tokens = tokens_, .segment_lengths = lengths_, .needed_in = needed_in_, .conversation = conversation_};
+}
+
+void Setting::Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>> settings) {
+  if (settings.size() == 1 && settings[0]->LandsAtOnce()) {
+    settings[0]->LookupAndLand();
+  } else {
+    std::vector<ashlar::Prompt> prompts;
+    for (const auto& setting : settings) prompts.push_back(setting->Asked());
+    std::vector<ashlar::Match> matches = cache.model.Lookup(prompts);
+    for (size_t i = 0; i < settings.size(); ++i) {
+      settings[i]->TakeMatch(std::move(matches[i]));
+      settings[i]->LandWhat(settings[i]->WhatIsThere());
+    }
+  }
+  for (const auto& setting : settings) setting->ReserveMissing();
+}
+
+void Setting::LookupAndLand() {
+  ashlar::Prompt asked = Asked();
+  asked.needed_in = {};
+  auto [match, wanted, landing] = cache_.model.LookupAndLand(asked, page_table_);
+  TakeMatch(std::move(match));
+  wanted_ = std::move(wanted);
+  for (const LandSegment& segment : wanted_) Use(segment.segment, true);
+  StartLanding(std::move(landing));
+  MakePlan();
+}
+
+void Setting::TakeMatch(ashlar::Match match) {
+  match_ = std::move(match);
+  used_.assign(lengths_.size(), false);
+  prefix_used_ = gave_up_ = false;
+  lost_.clear();
+  reasons_.clear();
+  std::ranges::transform(match_->segments(), std::back_inserter(reasons_), &SegmentResult::reason);
+  captures_.clear();
+  if (cache_.prefixes.capture_tokens == 0) return;
+  captures_ = planned_.has_value() ? planned_->captures : match_->checkpoint_positions();
+  // A span begins before the prompt's last token: the same prompt can be resumed there, for another answer.
+  if (cache_.prefixes.span_tokens == 0 || token_count_ < 2) return;
+  captures_.insert(std::ranges::lower_bound(captures_, token_count_ - 1), token_count_ - 1);
+  captures_.erase(std::ranges::unique(captures_).begin(), captures_.end());
+}
+
+std::vector<LandSegment> Setting::WhatIsThere() const {
+  std::vector<LandSegment> there;
+  if (match_->prefix().depth > 0) there.push_back({.segment = LandSegment::kPrefix});
+  for (uint32_t i = 0; i < match_->segments().size(); ++i) {
+    if (match_->segments()[i].hit()) there.push_back({i, match_->segments()[i].start});
+  }
+  return there;
+}
+
+// Without pages the plan says what could land. A model without attention has none: its tuples are brought up.
+void Setting::LandWhat(std::vector<LandSegment> wanted) {
+  const bool attends = cache_.has_attention();
+  for (LandSegment& segment : wanted) {
+    Use(segment.segment, true);
+    // PRESENT
+    segment.tuples_only = !attends;
+  }
+  wanted_ = std::move(wanted);
+  const bool lands = !attends || !page_table_.empty();
+  if (lands && !wanted_.empty()) StartLanding(cache_.model.Land(*match_, page_table_, wanted_));
+  MakePlan();
+}
+
+void Setting::Miss(MissReason reason) {
+  reasons_.assign(lengths_.size(), reason);
+  used_.assign(lengths_.size(), false);
+  prefix_used_ = filling_ = false;
+  MakePlan();
+}
+
+void Setting::Use(uint32_t segment, bool used) {
+  if (segment == LandSegment::kPrefix) {
+    prefix_used_ = used;
+  } else {
+    used_[segment] = used;
+  }
+}
+
+void Setting::UseNothing() {
+  used_.assign(used_.size(), false);
+  prefix_used_ = false;
+}
+
+bool Setting::AnyUsed() const {
+  return prefix_used_ || std::ranges::find(used_, true) != used_.end();
+}
+
+void Setting::MakePlan() {
+  const ashlar::Layout& layout = cache_.layout();
+  heads_.clear();
+  rebuilt_.clear();
+  std::vector<CachedRun> cached;
+  plan_ = {};
+  if (prefix_used_) {
+    const PrefixResult& prefix = match_->prefix();
+    cached.push_back({Step::kPrefix, true, 0, prefix.depth});
+    plan_.prefix_tokens = prefix.depth;
+    plan_.own = prefix.own;
+    plan_.exact = prefix.provenance == Provenance::kExact;
+  }
+  segments_.clear();
+  uint64_t start = 0;
+  for (uint32_t i = 0; i < lengths_.size(); start += lengths_[i++]) {
+    Segment& segment = segments_.emplace_back(Segment{.start = start, .tokens = lengths_[i], .used = used_[i]});
+    segment.reason = static_cast<uint8_t>(reasons_[i]);
+    if (match_.has_value()) {
+      segment.tier = static_cast<uint8_t>(match_->segments()[i].tier);
+      segment.bytes = match_->segments()[i].bytes;
+    }
+    if (!used_[i]) continue;
+    const bool whole = KindOf(i) == ObjectKind::kCheckpoint;
+    const uint64_t head = whole ? 0 : layout.head, tail = whole ? 0 : layout.tail;
+    cached.push_back({i, whole, start + head, start + lengths_[i] - tail});
+    plan_.exact &= whole;
+  }
+  steps_ = BuildSteps(token_count_, cached, captures_);
+  for (const Step& step : steps_) plan_.cached_tokens += step.kind == StepKind::kCompute ? 0 : step.end - step.begin;
+  plan_.steps = steps_.data();
+  plan_.step_count = static_cast<uint32_t>(steps_.size());
+  plan_.segments = segments_.data();
+  plan_.segment_count = static_cast<uint32_t>(segments_.size());
+}
+
+void Setting::Release() {
+  if (match_.has_value()) match_->Release();
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,171 @@
+// What is behind a Request: one prompt being set, from its look-up to the verdict.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ashlar/client.h"
+#include "ashlar/engine.h"
+#include "client/engine/background.h"
+#include "client/engine/cache_state.h"
+#include "client/engine/chain.h"
+#include "client/engine/plan_bytes.h"
+#include "kernels/kernels.h"
+
+namespace ashlar::engine {
+
+// One thread at a time: the engine's or, between a Start and its end, one of the background.
+class Setting {
+ public:
+  explicit Setting(CacheState& cache) : cache_(cache) {}
+  ~Setting();  // does not wait
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+  // Take what is asked for; `field` names it. Nothing is asked of the daemon.
+  Status Take(const Prompt& prompt, const std::string& field);
+  Status Take(const PlanToLand& plan, const std::string& field);
+  // Ask the daemon, and wait: of prompts together, of a plan.
+  static void Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>> settings);
+  void Attach();
+  Status TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field);
+  // For LookAgain: the same ones, or others.
+  Status TakeOtherPages(const int32_t* page_table, uint64_t page_count);
+  void LookAgain();
+  // Every segment is a miss, and nothing was asked.
+  void Miss(MissReason reason);
+
+  CacheState& cache() { return cache_; }
+  const Plan& plan() const { return plan_; }
+  const ashlar::Match* match() const { return match_.has_value() ? &*match_ : nullptr; }
+  std::string PlanBytes() const;
+
+  // Filling (setting_fill.cc).
+  std::span<const Run> missing() const { return runs_; }
+  Status Check(uint32_t missing, const ComputedRun& computed) const;
+  PublishOutcome Publish(uint32_t missing, const ComputedRun& computed);
+  void Abandon(uint32_t missing);
+  bool filling() const { return filling_; }
+
+  // Landing (setting_land.cc). `wait`: up to the cache's patience; without, kPending says that it is not over.
+  Status ReachLayer(uint32_t layer, bool wait);
+  Status Finish(bool wait);
+  Status Move(const int32_t* page_table, uint64_t page_count);
+  Status Lose(std::span<const uint32_t> segments);
+  void Cancel();
+  bool quiet() const { return !landing_.has_value() || landing_->quiet(); }
+  bool pages_kept() const { return pages_kept_; }
+  void Release();
+
+  // Computing (setting_advance.cc).
+  struct StepView {
+    kernels::TupleView tuple;
+    const void* conv_tail = nullptr;
+  };
+  // Of a step that is not computed, and a linear layer; of a rebuilt prefix only behind ReachLayer.
+  // kFailedPrecondition: released.
+  Status View(uint32_t step, uint32_t layer, StepView* out);
+  Status GetTuple(uint32_t step, uint32_t layer, Tuple* out);
+  Status Advance(const LayerAdvance& advance);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // A prefix's state and tail in one layer, rebuilt from its span.
+  struct Rebuilt {
+    std::vector<float> state;
+    std::vector<kernels::HeadTuple> heads;
+    std::vector<std::byte> conv_tail;
+  };
+
+  static ObjectKind KindOf(size_t segment) { return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment; }
+  bool LandsAtOnce() const;
+  ashlar::Prompt Asked() const;
+  void LookupAndLand();
+  void TakeMatch(ashlar::Match match);
+  std::vector<LandSegment> WhatIsThere() const;
+  void LandWhat(std::vector<LandSegment> wanted);
+  void Use(uint32_t segment, bool used);
+  void UseNothing();
+  bool AnyUsed() const;
+  void MakePlan();
+
+  void ReserveMissing();
+  // Waits for the landing: its pages are the engine's again, or in quarantine.
+  void EndLanding(std::chrono::milliseconds patience);
+  void KeepPages();
+  void AbandonAll();
+
+  Status GiveUp();
+  void StartLanding(ashlar::Landing landing);
+  void TakeVerdict(const std::vector<MissReason>& verdict);
+  kernels::Queue& queue();
+  const Rebuilt& RebuiltPrefix(uint32_t layer, const MappedTuple& checkpoint);
+
+  CacheState& cache_;
+  // What was asked for.
+  std::span<const int32_t> tokens_;  // empty of a plan
+  uint64_t token_count_ = 0;
+  std::vector<uint64_t> lengths_;
+  std::vector<int32_t> page_table_;
+  uint64_t present_tokens_ = 0;
+  ConversationId conversation_{};
+  std::chrono::nanoseconds needed_in_{0};
+  bool fill_ = false;
+  std::optional<PlannedLanding> planned_;
+
+  // What was found, and becomes of it.
+  std::optional<ashlar::Match> match_;
+  std::optional<ashlar::Landing> landing_;
+  std::vector<LandSegment> wanted_;
+  std::vector<bool> used_;  // segments that the plan takes from the cache
+  bool prefix_used_ = false;
+  std::vector<uint64_t> captures_;
+  std::vector<MissReason> reasons_;  // one a segment
+  bool gave_up_ = false;             // the plan was left, or is not what was asked for
+  bool compose_here_ = false;        // the daemon has failed to
+  bool pages_kept_ = false;
+  std::set<uint32_t> lost_;                                        // that a composition found unusable
+  std::optional<Clock::time_point> asked_since_, doubtful_since_;  // by Polls
+  std::optional<std::pair<uint32_t, Clock::time_point>> layer_since_;
+
+  std::vector<Run> runs_;
+  std::vector<Reservation> reservations_;
+  bool filling_ = false;
+
+  std::vector<Step> steps_;
+  std::vector<Segment> segments_;
+  Plan plan_;
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<Head>> heads_;
+  std::map<uint32_t, Rebuilt> rebuilt_;
+  std::unique_ptr<kernels::Queue> queue_;
+};
+
+struct RequestState {
+  std::shared_ptr<Setting> setting;
+  std::shared_ptr<Background::Task> starting;  // null: nothing is, or it has ended
+  bool cancelled = false;                      // while it was starting
+};
+
+// What this library's own parts, and engines in C++ (expert.h), reach behind handles.
+struct Access {
+  static CacheState* Of(const Cache& cache) { return cache.impl_; }
+  static std::shared_ptr<Setting> Shared(const Request& request) {
+    return request.impl_ == nullptr ? nullptr : request.impl_->setting;
+  }
+  static Setting* Of(const Request& request) { return Shared(request).get(); }
+  static void Put(CacheState* impl, Cache& cache) { cache.impl_ = impl; }
+  static void Put(RequestState* impl, Request& request);
+  static void Put(std::shared_ptr<Background::Task> task, Job& job);
+};
+
+}  // namespace ashlar::engine

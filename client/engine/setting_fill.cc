@@ -1,0 +1,190 @@
+// What a prompt misses and this engine computes alone: reserved, published, given up.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ashlar/adapt_transitions.h"
+#include "client/engine/setting.h"
+#include "client/engine/status.h"
+#include "client/engine/tensors.h"
+#include "proto/object.h"
+
+namespace ashlar::engine {
+namespace {
+
+// A miss that a publish would mend; where the daemon is gone or swamped, asking it for more would only cost time.
+bool WorthFilling(MissReason reason) {
+  switch (reason) {
+    case MissReason::kNeverSeen:
+    case MissReason::kBeingPublished:
+    case MissReason::kEvicted:
+    case MissReason::kChecksumFailed:
+    case MissReason::kTierError:
+    case MissReason::kAbandoned:
+    case MissReason::kExpired:
+    case MissReason::kNamespaceDiffers:
+    case MissReason::kBudgetRefused:
+    case MissReason::kDeclined:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void Count(const ashlar::Layout& layout, uint64_t tokens, std::span<const PublishParts::Run> published,
+           StoredSegments& stored) {
+  std::vector<TransitionRun> runs;
+  for (const PublishParts::Run& run : published) runs.push_back(run.heads);
+  const absl::StatusOr<ObjectHeader> plan = PlanObject(layout, {}, {}, ObjectKind::kSegment, tokens);
+  const absl::StatusOr<ObjectHeader> header = plan.ok() ? PlanForms(*plan, runs) : plan.status();
+  if (!header.ok()) return;  // no segment
+  ++stored.segments;
+  stored.bytes += header->bytes;
+  stored.own_bytes += plan->bytes;
+  for (uint32_t layer = 0; layer < layout.layers.size(); ++layer) {
+    const auto* const linear = std::get_if<LinearLayer>(&layout.layers[layer]);
+    if (linear == nullptr) continue;
+    bool own = true;
+    for (const TransitionRun& run : runs) {
+      if (run.layer != layer) continue;
+      stored.heads[static_cast<size_t>(run.form)] += run.heads;
+      own = false;
+    }
+    if (own) stored.heads[static_cast<size_t>(linear->transition)] += linear->value_heads;
+  }
+}
+
+}  // namespace
+
+void Setting::ReserveMissing() {
+  if (!fill_) return;
+  const ashlar::Layout& layout = cache_.layout();
+  std::vector<ObjectRun> objects;
+  std::vector<Run> runs;
+  uint64_t start = 0;
+  for (uint32_t i = 0; i < lengths_.size(); start += lengths_[i++]) {
+    if (!WorthFilling(reasons_[i])) continue;
+    const bool whole = KindOf(i) == ObjectKind::kCheckpoint;
+    runs.push_back({.tokens = tokens_.data() + start,
+                    .token_count = lengths_[i],
+                    .segment = i,
+                    .capture_begin = whole ? 0 : layout.head,
+                    .capture_end = lengths_[i] - (whole ? 0 : layout.tail),
+                    .transition = !whole});
+    objects.push_back({.kind = KindOf(i), .tokens = tokens_.subspan(start, lengths_[i])});
+  }
+  if (objects.empty()) return;
+  const std::vector<Reservation> reservations = cache_.model.Reserve(objects);
+  for (size_t i = 0; i < reservations.size(); ++i) {
+    if (!reservations[i].granted()) continue;  // another engine is faster: its copy is as good as ours
+    runs_.push_back(runs[i]);
+    reservations_.push_back(reservations[i]);
+  }
+  const bool there = std::ranges::any_of(
+      reservations, [](const Reservation& r) { return r.outcome == ReserveOutcome::kAlreadyPresent; });
+  if (runs_.empty() && !there) return;
+  // Filling takes pages, too, and much longer than to land again what was found.
+  EndLanding(cache_.land);
+  filling_ = true;
+  if (runs_.empty() && !pages_kept_) LookAgain();  // it has been published meanwhile
+}
+
+Status Setting::Check(uint32_t missing, const ComputedRun& computed) const {
+  if (missing >= runs_.size()) return Invalid("missing: ", missing, " of ", runs_.size());
+  if (computed.linear == nullptr && computed.linear_count > 0) return Invalid("computed.linear: null");
+  if (computed.page_table == nullptr && computed.page_count > 0) return Invalid("computed.page_table: null");
+  const uint64_t room = computed.page_count * cache_.page_tokens, tokens = runs_[missing].token_count;
+  if (cache_.has_pages() && (computed.first_position > room || room - computed.first_position < tokens)) {
+    return Invalid("computed.page_count: ", computed.page_count, " pages of ", cache_.page_tokens, " tokens, for ",
+                   tokens, " behind ", computed.first_position);
+  }
+  return CheckTensors(cache_.layout(), {computed.linear, computed.linear_count}, runs_[missing].transition,
+                      "computed.linear");
+}
+
+PublishOutcome Setting::Publish(uint32_t missing, const ComputedRun& computed) {
+  const Run& run = runs_[missing];
+  const ashlar::Layout& layout = cache_.layout();
+  const std::span<const LinearTensors> linear(computed.linear, computed.linear_count);
+  uint64_t bytes = 0;
+  for (const LinearTensors& tensors : linear) {
+    bytes += TensorBytes(std::get<LinearLayer>(layout.layers[tensors.layer])).staged(run.transition);
+  }
+  PublishParts parts{.linear = {},
+                     .runs = {},
+                     .region = cache_.region,
+                     .page_table = {computed.page_table, computed.page_count},
+                     .first_position = computed.first_position,
+                     .provenance = Provenance::kExact};
+  std::optional<Staging::Held> held;
+  if (!run.transition && LieIn(cache_.region, layout, linear)) {
+    parts.linear = InPlace(linear);
+  } else {
+    absl::StatusOr<Staging::Held> room = cache_.staging.Hold(bytes);
+    if (!room.ok()) {
+      Abandon(missing);
+      return absl::IsResourceExhausted(room.status()) ? PublishOutcome::kBusy : PublishOutcome::kUnavailable;
+    }
+    held.emplace(*std::move(room));
+    parts.region = held->region();
+    parts.linear = Stage(layout, linear, *held);
+  }
+  std::vector<DenseTransitions> dense;
+  for (size_t i = 0; run.transition && i < linear.size(); ++i) {
+    const auto& layer = std::get<LinearLayer>(layout.layers[linear[i].layer]);
+    const uint64_t size = TensorBytes(layer).transition;
+    std::byte* const stored = held->Take(size);
+    if (layer.transition == TransitionKind::kDense) {
+      dense.push_back({linear[i].layer, linear[i].transition, linear[i].decay, stored});
+    } else {
+      std::memcpy(stored, linear[i].transition, size);
+      parts.linear[i].transition = stored;
+    }
+  }
+  if (!dense.empty())
+    parts.runs = AdaptTransitions(layout, run.token_count, dense, cache_.epsilon, cache_.workers.get());
+  const PublishOutcome outcome = cache_.model.Publish(reservations_[missing], parts);
+  if (outcome == PublishOutcome::kPublished && run.transition) {
+    const std::lock_guard lock(cache_.stored_mutex);
+    Count(layout, run.token_count, parts.runs, cache_.stored);
+  }
+  if (outcome == PublishOutcome::kBusy) Abandon(missing);  // a busy daemon keeps it for us
+  reservations_[missing] = {};
+  return outcome;
+}
+
+void Setting::Abandon(uint32_t missing) {
+  if (missing >= reservations_.size()) return;
+  cache_.model.Abandon(reservations_[missing]);
+  reservations_[missing] = {};
+}
+
+void Setting::AbandonAll() {
+  std::erase_if(reservations_, [](const Reservation& reservation) { return !reservation.granted(); });
+  if (!reservations_.empty()) {
+    // Where the queue is full, the daemon reclaims them by its own deadline.
+    cache_.background.Start([model = cache_.model, reservations = std::move(reservations_)]() mutable {
+      for (const Reservation& reservation : reservations) model.Abandon(reservation);
+    });
+  }
+  reservations_.clear();
+  runs_.clear();
+}
+
+Status Setting::TakeOtherPages(const int32_t* page_table, uint64_t page_count) {
+  if (!filling_) return MakeStatus(Code::kFailedPrecondition, "nothing was missing()");
+  if (page_table == nullptr && page_count == 0 && pages_kept_) {
+    return MakeStatus(Code::kFailedPrecondition, "page_table: those that the request had are the cache's");
+  }
+  return page_table == nullptr && page_count == 0 ? Status() : TakePages(page_table, page_count, "look_again");
+}
+
+void Setting::LookAgain() {
+  AbandonAll();
+  filling_ = fill_ = pages_kept_ = false;
+  if (LandsAtOnce()) return LookupAndLand();
+  TakeMatch(cache_.model.Lookup(Asked()));
+  LandWhat(WhatIsThere());
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,196 @@
+// Landing a plan: layers, the verdict, and pages in doubt.
+#include <algorithm>
+#include <utility>
+
+#include "client/engine/setting.h"
+#include "client/engine/status.h"
+
+namespace ashlar::engine {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A look-up that was not answered may be landing all the same; mostly it is not.
+constexpr milliseconds kMostlyQuiet{10};
+
+Status Pending() {
+  return {.code = Code::kPending};
+}
+
+}  // namespace
+
+Status Setting::Take(const PlanToLand& plan, const std::string& field) {
+  if (plan.plan == nullptr) return Invalid(field, ".plan: null");
+  absl::StatusOr<PlannedLanding> decoded = DecodePlan({plan.plan, plan.plan_bytes});
+  if (!decoded.ok()) return Invalid(field, ".", decoded.status().message());
+  if (decoded->ns != cache_.model.ns()) return Invalid(field, ".namespace: of another model, layout or tenant");
+  if (decoded->tensor_parallel_size != cache_.tensor_parallel_size) {
+    return Invalid(field, ".tensor_parallel_size: ", decoded->tensor_parallel_size, ", and this model is opened for ",
+                   cache_.tensor_parallel_size);
+  }
+  token_count_ = decoded->tokens;
+  lengths_ = decoded->segment_lengths;
+  present_tokens_ = plan.present_tokens;
+  planned_ = *std::move(decoded);
+  return TakePages(plan.page_table, plan.page_count, field);
+}
+
+std::string Setting::PlanBytes() const {
+  if (!match_.has_value()) return "";
+  const std::string lease = match_->lease();
+  PlannedLanding plan{.tensor_parallel_size = cache_.tensor_parallel_size,
+                      .ns = cache_.model.ns(),
+                      .tokens = token_count_,
+                      .segment_lengths = lengths_,
+                      .prefix_tokens = prefix_used_ ? match_->prefix().depth : 0,
+                      .segments = {},
+                      .captures = captures_};
+  if (lease.size() != plan.lease.size() || !AnyUsed()) return "";
+  std::ranges::copy(lease, plan.lease.begin());
+  for (uint32_t i = 0; i < used_.size(); ++i) {
+    if (used_[i]) plan.segments.push_back(i);
+  }
+  return EncodePlan(plan);
+}
+
+void Setting::Attach() {
+  TakeMatch(cache_.model.Attach(std::string(planned_->lease.begin(), planned_->lease.end()), lengths_));
+  std::vector<LandSegment> wanted;
+  bool all = true;
+  if (planned_->prefix_tokens > 0) {
+    const bool there = match_->prefix().depth == planned_->prefix_tokens;
+    if (there) wanted.push_back({.segment = LandSegment::kPrefix});
+    all &= there;
+  }
+  for (const uint32_t segment : planned_->segments) {
+    const SegmentResult& found = match_->segments()[segment];
+    if (found.hit()) wanted.push_back({segment, found.start});
+    all &= found.hit();
+  }
+  LandWhat(std::move(wanted));
+  gave_up_ |= !all;  // other processes compute by another plan
+}
+
+Status Setting::GiveUp() {
+  gave_up_ = true;
+  return MakeStatus(Code::kRestart, "what was to be taken from the cache did not come: leave this plan, and Finish");
+}
+
+Status Setting::ReachLayer(uint32_t layer, bool wait) {
+  if (layer >= cache_.layout().layers.size()) return Invalid("layer: ", layer, " of ", cache_.layout().layers.size());
+  if (filling_) return MakeStatus(Code::kFailedPrecondition, "missing() is not done: LookAgain comes first");
+  if (!landing_.has_value() || !AnyUsed()) return {};
+  if (landing_->WaitLayers(layer + 1, wait ? cache_.land : milliseconds(0))) return {};
+  if (wait || landing_->quiet()) return GiveUp();
+  const Clock::time_point now = Clock::now();
+  if (!layer_since_.has_value() || layer_since_->first != layer) layer_since_ = {layer, now};
+  return now - layer_since_->second < cache_.land ? Pending() : GiveUp();
+}
+
+void Setting::EndLanding(milliseconds patience) {
+  if (!landing_.has_value()) return;
+  landing_->Wait(patience);
+  if (landing_->quiet()) {
+    landing_.reset();
+  } else {
+    KeepPages();
+  }
+}
+
+void Setting::KeepPages() {
+  cache_.quarantine.Keep(*std::move(landing_), std::move(page_table_));
+  landing_.reset();
+  page_table_.clear();
+  pages_kept_ = true;
+}
+
+Status Setting::Finish(bool wait) {
+  if (filling_) return MakeStatus(Code::kFailedPrecondition, "missing() is not done: LookAgain comes first");
+  if (pages_kept_) return MakeStatus(Code::kOtherPages, "the pages are the cache's: Move");
+  if (page_table_.empty() && AnyUsed() && cache_.has_attention()) {
+    return MakeStatus(Code::kFailedPrecondition, "page_table: the request was begun without one");
+  }
+  if (landing_.has_value()) {
+    const Clock::time_point now = Clock::now();
+    if (!doubtful_since_.has_value()) {
+      if (!asked_since_.has_value()) asked_since_ = now;
+      if (!wait && !landing_->quiet() && now - *asked_since_ < cache_.land) return Pending();
+      TakeVerdict(landing_->Wait(wait ? cache_.land : milliseconds(0)));
+      doubtful_since_ = now;
+    }
+    if (wait) landing_->WaitQuiet(cache_.quiet);
+    if (!landing_->quiet()) {
+      if (!wait && now - *doubtful_since_ < cache_.quiet) return Pending();
+      KeepPages();
+      UseNothing();
+      gave_up_ = false;
+      MakePlan();
+      return MakeStatus(Code::kOtherPages, "the daemon may still write into the request's pages: Move");
+    }
+    landing_.reset();
+  }
+  // With the session, the leases ended under which tuples were read.
+  if (AnyUsed() && !match_->valid()) {
+    UseNothing();
+    gave_up_ = true;
+  }
+  if (!gave_up_) return {};
+  gave_up_ = false;
+  for (const uint32_t segment : std::exchange(lost_, {})) Use(segment, false);
+  MakePlan();
+  return MakeStatus(Code::kRestart, "some of what was found could not be had: the plan computes it");
+}
+
+void Setting::TakeVerdict(const std::vector<MissReason>& verdict) {
+  for (size_t i = 0; i < wanted_.size(); ++i) {
+    if (verdict[i] == MissReason::kNone) continue;
+    const uint32_t segment = wanted_[i].segment;
+    Use(segment, false);
+    if (segment != LandSegment::kPrefix) reasons_[segment] = verdict[i];
+    gave_up_ = true;
+  }
+}
+
+void Setting::StartLanding(ashlar::Landing landing) {
+  landing_ = std::move(landing);
+  asked_since_.reset();
+  doubtful_since_.reset();
+  layer_since_.reset();
+  if (!wanted_.empty()) return;
+  // Of a match that did not come in time something may be landing all the same.
+  if (landing_->WaitQuiet(kMostlyQuiet)) {
+    landing_.reset();
+  } else {
+    gave_up_ = true;
+  }
+}
+
+Status Setting::Move(const int32_t* page_table, uint64_t page_count) {
+  if (!pages_kept_) return MakeStatus(Code::kFailedPrecondition, "the request has its pages");
+  if (Status status = TakePages(page_table, page_count, "move"); !status.ok()) return status;
+  pages_kept_ = false;
+  return {};
+}
+
+Status Setting::Lose(std::span<const uint32_t> segments) {
+  if (landing_.has_value()) return MakeStatus(Code::kFailedPrecondition, "the landing is under way: Finish first");
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i] != Step::kPrefix && segments[i] >= used_.size()) {
+      return Invalid("segments[", i, "]: ", segments[i], " of ", used_.size());
+    }
+  }
+  for (const uint32_t segment : segments) Use(segment, false);
+  MakePlan();
+  return MakeStatus(Code::kRestart, "another rank has missed some of it: the plan computes it");
+}
+
+void Setting::Cancel() {
+  AbandonAll();
+  filling_ = false;
+  if (landing_.has_value()) landing_->Wait(milliseconds(0));
+  UseNothing();
+  MakePlan();
+  Release();
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,57 @@
+// Memory that the daemon reads and writes on this engine's behalf, beside the engine's own: tensors that are published,
+// rows that it composes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+
+namespace ashlar::engine {
+
+// Hosted regions, taken for one call each and then used again. Thread-safe.
+class Staging {
+ public:
+  explicit Staging(Client& client) : client_(client) {}
+
+  // Bytes of a region, used up from the front. It goes back to the staging with this, which must not outlive it.
+  class Held {
+   public:
+    Held(Held&& other) noexcept = default;
+    Held& operator=(Held&&) = delete;
+    ~Held();
+
+    const Region& region() const { return region_; }
+    // The next so many bytes, aligned to 64.
+    std::byte* Take(uint64_t bytes);
+    // All is free again.
+    void Clear() { used_ = 0; }
+
+   private:
+    friend class Staging;
+    Held(Staging& staging, Region region) : staging_(&staging), region_(std::move(region)) {}
+    struct Forget {
+      void operator()(Staging*) const {}
+    };
+    std::unique_ptr<Staging, Forget> staging_;  // null: moved from
+    Region region_;
+    uint64_t used_ = 0;
+  };
+
+  static uint64_t Align(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+  // Room for so many bytes in all, each piece aligned. Errors are Client::HostRegion's.
+  absl::StatusOr<Held> Hold(uint64_t bytes);
+
+ private:
+  static constexpr size_t kKept = 8;  // regions that nobody uses
+
+  Client& client_;
+  std::mutex mutex_;
+  std::vector<Region> free_;  // guarded by mutex_
+};
+
+}  // namespace ashlar::engine

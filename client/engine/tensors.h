@@ -1,0 +1,38 @@
+// An engine's tensors of linear layers, where the daemon can read them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ashlar/client.h"
+#include "ashlar/engine.h"
+#include "client/engine/staging.h"
+
+namespace ashlar::engine {
+
+// Bytes of one linear layer's tensors; 0: it has none.
+struct TensorBytes {
+  explicit TensorBytes(const LinearLayer& layer);
+  uint64_t staged(bool with_transition) const;  // each aligned
+
+  uint64_t state = 0, exponents = 0, conv_tail = 0;
+  uint64_t transition = 0;  // as it is published: in the layer's own form
+};
+
+// kInvalidArgument, named behind `field`, unless there is one of every linear layer, ascending, with all that it has.
+Status CheckTensors(const ashlar::Layout& layout, std::span<const LinearTensors> linear, bool with_transition,
+                    const std::string& field);
+
+// Whether all of them, without transitions, lie in the region.
+bool LieIn(const Region& region, const ashlar::Layout& layout, std::span<const LinearTensors> linear);
+
+// As they are: of tensors in a region.
+std::vector<PublishParts::Linear> InPlace(std::span<const LinearTensors> linear);
+
+// Copies of states, exponents and tails. `held` has room.
+std::vector<PublishParts::Linear> Stage(const ashlar::Layout& layout, std::span<const LinearTensors> linear,
+                                        Staging::Held& held);
+
+}  // namespace ashlar::engine

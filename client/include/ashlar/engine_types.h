@@ -1,0 +1,171 @@
+// The plain types of the engine's API (ashlar/engine.h): statuses, the model, its memory, what opening takes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ashlar::engine {
+
+enum class Code : int32_t {
+  kOk = 0,
+  // Errors have the numbers of gRPC's.
+  kInvalidArgument = 3,
+  kPermissionDenied = 7,
+  kResourceExhausted = 8,
+  kFailedPrecondition = 9,
+  kInternal = 13,
+  kUnavailable = 14,
+  // No errors.
+  kPending = 100,     // not yet: ask again
+  kRestart = 101,     // the plan has changed: compute it again from its first step
+  kOtherPages = 102,  // as kRestart, and the request needs other pages first (Request::Move)
+};
+
+struct Status {
+  Code code = Code::kOk;
+  char message[252] = "";  // ends with a zero
+  bool ok() const { return code == Code::kOk; }
+};
+
+// ---------------------------------------------------------------------------------------------------- the model
+
+enum class DType : uint8_t { kF32 = 1, kF16 = 2, kBF16 = 3, kF8E4M3 = 4, kF8E5M2 = 5 };
+enum class RopeKind : uint8_t { kNone = 0, kHalfSplit = 1, kInterleaved = 2 };
+enum class StoredKeys : uint8_t { kZeroBased = 1, kUnrotated = 2 };
+enum class StateOrder : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
+enum class Family : uint8_t {
+  kRetnet = 1,
+  kLightning = 2,
+  kMamba2 = 3,
+  kMamba1 = 4,
+  kGla = 5,
+  kDeltanet = 6,
+  kGdn = 7,
+  kKda = 8
+};
+enum class LayerKind : uint8_t { kGqa = 1, kMla = 2, kLinear = 3 };
+
+struct Rope {
+  RopeKind kind = RopeKind::kNone;
+  uint32_t rotary_dim = 0;
+  double scale = 1.0;
+  const double* frequencies = nullptr;  // [rotary_dim / 2], radians a position
+};
+
+// One layer of the whole model. Fields of the other kind are not read.
+struct Layer {
+  LayerKind kind = LayerKind::kGqa;
+  Rope rope;  // of a linear layer: on keys inside the layer, with scalar transitions only
+
+  // Attention.
+  uint32_t kv_heads = 0;
+  uint32_t key_dim = 0;    // mla: of the latent
+  uint32_t value_dim = 0;  // mla: of the rotary key part
+  DType dtype = DType::kF32;
+  bool scales = false;  // fp8: one fp32 a token and head
+  StoredKeys stored = StoredKeys::kZeroBased;
+
+  // Linear.
+  Family family = Family::kGdn;
+  uint32_t key_heads = 0, value_heads = 0;
+  uint32_t d_k = 0, d_v = 0;
+  DType state_dtype = DType::kF32;
+  StateOrder order = StateOrder::kKeyFirst;
+  uint32_t conv_channels = 0, conv_kernel = 0;  // 0: no short convolution
+  const float* decay_table = nullptr;           // retnet, lightning, mamba2: [value_heads]; mamba1: [heads, d_k, d_v]
+};
+
+// Which model it is, and the exact shape of what is cached of it. Null strings are empty.
+struct Model {
+  const char* model_id = nullptr;
+  const char* weights_digest = nullptr;  // of the weights as loaded; never empty
+  const char* dtype = nullptr;
+  const char* quantization = nullptr;
+  const char* tokenizer_digest = nullptr;
+  const char* lora = nullptr;
+  uint32_t page_tokens = 0;
+  uint32_t head = 0, tail = 0;  // seam widths: of a segment of n tokens [head, n − tail) is cached
+  const Layer* layers = nullptr;
+  uint32_t layer_count = 0;
+  uint32_t tensor_parallel_rank = 0, tensor_parallel_size = 1;
+  double flops_per_token = 0, flops_per_token_squared = 0, tokens_per_second = 0;  // 0: not known
+};
+
+// ---------------------------------------------------------------------------------------------------- the memory
+
+enum class MemoryKind : uint8_t {
+  kNone = 0,    // no pages: a scheduler, which looks up and lands nothing
+  kHosted = 1,  // the daemon makes it for this engine
+  kMemfd = 2,   // the engine's, sealed with F_SEAL_SHRINK
+  kBeside = 3,  // that of OpenOptions::beside
+};
+
+// Where one attention layer's pages lie in the memory, in bytes. The row of head h of the token in slot s of page p:
+// offset + p × page_stride + s × token_stride + h × head_stride.
+struct PagePlace {
+  uint32_t layer = 0;
+  uint64_t key_offset = 0, value_offset = 0;
+  uint64_t page_stride = 0, token_stride = 0;
+  uint64_t key_head_stride = 0, value_head_stride = 0;
+  uint64_t key_scale_offset = 0, value_scale_offset = 0;
+  uint64_t scale_page_stride = 0, scale_token_stride = 0, scale_head_stride = 0;
+};
+
+struct Memory {
+  MemoryKind kind = MemoryKind::kHosted;
+  uint32_t pages = 0;
+  // One an attention layer of this process's shard, ascending. Null: the cache places them, of memory that it hosts,
+  // and Cache::places says where.
+  const PagePlace* places = nullptr;
+  uint32_t place_count = 0;
+  uint64_t bytes = 0;  // of the memory; not read where the cache places the pages
+  int32_t memfd = -1;  // stays the caller's
+};
+
+// ---------------------------------------------------------------------------------------------------- opening
+
+class Cache;
+
+// Threads that the engine lends to kernels in this process: run calls body(body_context, i) once for every i in
+// [0, count), from up to `size` threads of which the calling one is one, and returns when all have returned. It may be
+// called from several threads at once. Outlives the cache.
+struct Workers {
+  void* context = nullptr;
+  int32_t size = 0;
+  void (*run)(void* context, int64_t count, void (*body)(void* body_context, int64_t index),
+              void* body_context) = nullptr;  // null: the calling thread works alone
+};
+
+// Who composes in Request::Advance: kernels in this process, on the processor; or the daemon, for this engine.
+enum class ComposeBy : uint8_t { kProcess = 1, kDaemon = 2 };
+
+struct OpenOptions {
+  const char* rpc_socket = nullptr;
+  const char* session_socket = nullptr;
+  const char* name = nullptr;  // for the daemon's logs
+  uint32_t timeout_ms = 5000;  // of every call of the daemon
+  // Shares the session of this one instead, with memory kBeside also its memory: for an engine that serves several
+  // layouts or adapters. The sockets are not read.
+  const Cache* beside = nullptr;
+
+  Model model;
+  Memory memory;
+
+  // Exact prefixes (Commit): the engine can capture states inside a prompt at multiples of it. 0: none are used.
+  uint32_t capture_tokens = 0;
+  // It captures inputs of up to so many last tokens (Span). 0: none.
+  uint32_t span_tokens = 0;
+  DType span_dtype = DType::kF32;
+
+  // ‖T − T̃‖₂ that a published dense transition may be wrong by; 0: each is stored as it is.
+  double epsilon = 1e-6;
+  ComposeBy compose = ComposeBy::kProcess;
+  // How long a layer, and then the verdict, is waited for before what has not come is computed instead; and how long
+  // Finish waits for slots in doubt before it asks for others.
+  uint32_t land_ms = 5000;
+  uint32_t quiet_ms = 10000;
+
+  Workers workers;
+};
+
+}  // namespace ashlar::engine
