@@ -135,7 +135,7 @@ uint64_t Cache::bytes() const {
   return impl_->region.size();
 }
 const PagePlace* Cache::places(uint32_t* count) const {
-  *count = static_cast<uint32_t>(impl_->places.size());
+  if (count != nullptr) *count = static_cast<uint32_t>(impl_->places.size());
   return impl_->places.data();
 }
 bool Cache::connected() const {
@@ -162,9 +162,11 @@ Status Cache::ComputeAlone(const AloneLayer& alone) {
   if (Status status = CheckState(alone.state, "alone.state"); !status.ok()) return status;
   Status status = CheckRows(shape, alone.inputs, alone.out != nullptr, "alone.inputs");
   if (!status.ok()) return status;
-  if (alone.capture_begin > alone.capture_end || alone.capture_end > alone.inputs.tokens) {
-    return Invalid("alone.capture_end: [", alone.capture_begin, ", ", alone.capture_end, ") of ", alone.inputs.tokens);
+  if (alone.run == nullptr) return Invalid("alone.run: null");
+  if (alone.run->token_count != alone.inputs.tokens) {
+    return Invalid("alone.inputs.tokens: ", alone.inputs.tokens, ", and the run has ", alone.run->token_count);
   }
+  if (alone.run->transition && alone.transition == nullptr) return Invalid("alone.transition: null");
   const auto queue = kernels::Host().MakeQueue(impl_->workers.get());
   engine::ComputeAlone(shape, alone, *queue);
   return {};

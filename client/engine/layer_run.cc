@@ -144,7 +144,7 @@ void AdvanceHere(const kernels::LinearShape& shape, const LayerAdvance& advance,
 }
 
 void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, kernels::Queue& queue) {
-  const bool captures = alone.transition != nullptr;
+  const bool captures = alone.run->transition;
   std::vector<void*> heads = HeadsOf(alone.state, shape);
   const kernels::StateView end{heads.data(), static_cast<kernels::DType>(alone.state.dtype), alone.state.exponents};
   const auto zero = [&] {
@@ -167,7 +167,7 @@ void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, ke
   }
   if (!captures) return;
   kernels::TokenInputs interior = InputsOf(alone.inputs);
-  const auto skip = [first = static_cast<int64_t>(alone.capture_begin)](const float*& rows, int64_t stride) {
+  const auto skip = [first = static_cast<int64_t>(alone.run->capture_begin)](const float*& rows, int64_t stride) {
     if (rows != nullptr) rows += first * stride;
   };
   skip(interior.q, interior.q_stride);
@@ -175,7 +175,7 @@ void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, ke
   skip(interior.v, interior.v_stride);
   skip(interior.g, interior.g_stride);
   skip(interior.beta, interior.beta_stride);
-  interior.tokens = static_cast<int64_t>(alone.capture_end - alone.capture_begin);
+  interior.tokens = static_cast<int64_t>(alone.run->capture_end - alone.run->capture_begin);
   const auto form = kernels::NaturalForm(shape.family);
   const int64_t numbers = kernels::TransitionBytes(shape, form, 0, kernels::DType::kF32) / int64_t{sizeof(float)};
   std::vector<void*> transitions;

@@ -196,10 +196,10 @@ struct AloneLayer {
   TokenRows inputs;      // of all its tokens
   float* out = nullptr;  // [tokens][value_heads, d_v]; may be null
   int64_t out_stride = 0;
-  uint64_t capture_begin = 0, capture_end = 0;
-  // Out: the tuple of these tokens, as LinearTensors. Without a transition the state behind the last token.
-  float* transition = nullptr;
+  const Run* run = nullptr;  // whose tuple is wanted
+  // Out: that tuple, as LinearTensors has it. Of a run without a transition none is written.
   State state;
+  float* transition = nullptr;
 };
 
 // ---------------------------------------------------------------------------------------------------- committing
@@ -343,6 +343,7 @@ class Cache {
 
   uint8_t* data() const;  // of the memory; null without one
   uint64_t bytes() const;
+  // One an attention layer, ascending. `count` may be null.
   const PagePlace* places(uint32_t* count) const;
   bool connected() const;
 
