@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -40,6 +41,11 @@ enum class ObjectKind : uint8_t {
   kSpan = 4,        // what the recurrence saw of a run of tokens behind a checkpoint, with their keys and values
 };
 absl::string_view Name(ObjectKind kind);
+// The kind as which a prompt's segment is looked up: the first stands at position 0, so it is a prefix and cached
+// whole; the others stand anywhere.
+constexpr ObjectKind KindOfSegment(size_t index) {
+  return index == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
+}
 
 // A multimodal input's content hash, at a token offset relative to the run's start.
 struct MediaHash {

@@ -8,8 +8,8 @@ namespace ashlar::limits {
 
 // Version of the control plane (RPCs and session socket). Both ends send the range they speak; the highest common
 // version is used, none in common refuses the session.
-inline constexpr uint32_t kProtocolMin = 1;
-inline constexpr uint32_t kProtocolMax = 1;
+inline constexpr uint32_t kProtocolMin = 2;
+inline constexpr uint32_t kProtocolMax = 2;
 
 // Memory is handed out, and objects are laid out, in extents of this size. No unit of a part straddles two extents.
 inline constexpr uint64_t kExtentBytes = 256 * 1024;

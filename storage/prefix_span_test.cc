@@ -61,7 +61,7 @@ class SpansTest : public ::testing::Test {
     const Match match = Ask(prompt, conversation);
     ASSERT_EQ(match.prefix.depth, depth);
     ASSERT_EQ(match.prefix.span_tokens, span);
-    ASSERT_EQ(match.prefix.count, (depth - span) / kBlock + (span > 0 ? 2 : 1));
+    ASSERT_EQ(match.prefix.objects.size(), (depth - span) / kBlock + (span > 0 ? 2 : 1));
     const TestPages pages(TestPages::Holding(prompt.size() + 1));
     EXPECT_THAT(Land(match, pages), Each(MissReason::kNone));
     EXPECT_EQ(engine_.Error(pages, *rig_.dram, match, prompt), 0.0);
@@ -144,7 +144,7 @@ TEST_F(SpansTest, ACorruptSpanIsAMissAndGoes) {
     Commit(Answer(prompt, decoded));
     const Match match = Ask(next);
     ASSERT_EQ(match.prefix.depth, 310u);
-    const Found& span = match.found[match.prefix.checkpoint() + 1];
+    const Found& span = match.found[match.prefix.objects.span];
     Corrupt(*rig_.dram, *span.slot, *span.header, layer, form);
     const TestPages pages(TestPages::Holding(next.size()));
     EXPECT_THAT(Land(match, pages), ElementsAre(MissReason::kNone, MissReason::kNone, MissReason::kChecksumFailed));
@@ -158,7 +158,7 @@ TEST_F(SpansTest, WithoutItsStatesASpanIsNotFound) {
                next = Join(First(Join(prompt, decoded), 310), {-1});
   Commit(Answer(prompt, decoded));
   const Match match = Ask(next);
-  const Found& states = match.found[match.prefix.checkpoint()];
+  const Found& states = match.found[match.prefix.objects.checkpoint];
   Corrupt(*rig_.dram, *states.slot, *states.header, 0, PartForm::kState);
   const TestPages pages(TestPages::Holding(next.size()));
   EXPECT_THAT(Land(match, pages), testing::Contains(MissReason::kChecksumFailed));

@@ -186,7 +186,7 @@ std::unique_ptr<Composition::Impl> Model::Impl::AskToCompose(const Match::Impl* 
 
 Composition Model::Advance(const Match* match, const LayerAdvance& advance) {
   const Match::Impl* const matched = match == nullptr ? nullptr : match->impl_.get();
-  const uint32_t checkpoint = matched == nullptr ? LandSegment::kPrefix : matched->CheckpointInLease();
+  const uint32_t checkpoint = matched == nullptr ? LandSegment::kPrefix : matched->checkpoint_number;
   const auto segments = static_cast<size_t>(
       std::ranges::count_if(advance.steps, [](const AdvanceStep& step) { return step.segment.has_value(); }));
   return Composition(impl_->AskToCompose<v1::AdvanceRequest>(
@@ -198,7 +198,7 @@ Composition Model::Advance(const Match* match, const LayerAdvance& advance) {
 Composition Model::Compose(const Match& match, std::span<const LandSegment> segments, const Region& region,
                            std::span<const RunningState> states) {
   const Match::Impl* const matched = match.impl_.get();
-  const uint32_t checkpoint = matched->CheckpointInLease();
+  const uint32_t checkpoint = matched->checkpoint_number;
   return Composition(impl_->AskToCompose<v1::ComposeRequest>(
       matched, segments.size(), region.impl_, [&](Places& places, v1::ComposeRequest& request) {
         return Describe(segments, checkpoint, states, layout(), places, request);

@@ -34,18 +34,14 @@ MissReason MappingFailed(const absl::Status& status) {
   return MissReason::kTierError;
 }
 
-// The first segment stands at position 0: it is a prefix, cached whole.
-ObjectKind KindOf(size_t segment) {
-  return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
-}
-
 }  // namespace
 
 std::unique_ptr<Match::Impl> Match::Impl::Missed(std::span<const uint64_t> segment_lengths, MissReason reason) {
   auto impl = std::make_unique<Impl>();
   uint64_t start = 0;
   for (size_t i = 0; i < segment_lengths.size(); ++i) {
-    impl->segments.push_back({.reason = reason, .kind = KindOf(i), .start = start, .tokens = segment_lengths[i]});
+    impl->segments.push_back(
+        {.reason = reason, .kind = KindOfSegment(i), .start = start, .tokens = segment_lengths[i]});
     start += segment_lengths[i];
   }
   impl->objects.resize(segment_lengths.size());
@@ -93,44 +89,49 @@ std::unique_ptr<Match::Impl> Match::Impl::Answered(const v1::PromptMatch& answer
 }
 
 void Match::Impl::TakePrefix(const v1::PrefixMatch& answer, const Layout& layout, Deadline deadline) {
-  PrefixResult found{
-      .depth = answer.depth(), .provenance = static_cast<Provenance>(answer.provenance()), .own = answer.own()};
-  for (const v1::SegmentMatch& object : answer.objects()) {
-    if (object.miss_reason() != static_cast<uint32_t>(MissReason::kNone)) return;
+  PrefixResult found{.depth = answer.depth(),
+                     .provenance = static_cast<Provenance>(answer.provenance()),
+                     .own = answer.own(),
+                     .span_tokens = answer.span_tokens()};
+  if (!answer.has_checkpoint() || answer.has_span() != (found.span_tokens > 0) || found.span_tokens >= found.depth) {
+    return;
+  }
+  std::vector<uint32_t> numbers;
+  const auto take = [&](const v1::SegmentMatch& object) {
     found.tier = std::max(found.tier, static_cast<TierKind>(object.tier()));
     found.bytes += object.bytes();
-  }
-  if (answer.objects().empty()) return;
+    numbers.push_back(object.object());
+    return object.miss_reason() == static_cast<uint32_t>(MissReason::kNone);
+  };
+  const bool all_hit = std::ranges::all_of(answer.blocks(), take) && take(answer.checkpoint()) &&
+                       (!answer.has_span() || take(answer.span()));
+  if (!all_hit) return;
   // Keys and values are landed, and verified then; only states are read in place.
-  found.span_tokens = answer.span_tokens();
-  const int behind = found.span_tokens > 0 ? 2 : 1;
-  if (answer.objects_size() < behind || found.span_tokens >= found.depth) return;
   const internal::ExpectedObject states{&layout, ns, ObjectKind::kCheckpoint, found.depth - found.span_tokens, 0};
-  auto object = Map(answer.objects(answer.objects_size() - behind), *connection, states, deadline);
+  auto object = Map(answer.checkpoint(), *connection, states, deadline);
   if (!object.ok()) return;
-  if (found.span_tokens > 0) {
+  if (answer.has_span()) {
     internal::ExpectedObject inputs{&layout, ns, ObjectKind::kSpan, found.depth, states.tokens};
     inputs.span_tokens = found.span_tokens;
-    auto mapped = Map(answer.objects(answer.objects_size() - 1), *connection, inputs, deadline);
+    auto mapped = Map(answer.span(), *connection, inputs, deadline);
     if (!mapped.ok()) return;
     span = *std::move(mapped);
   }
   checkpoint = *std::move(object);
+  checkpoint_number = answer.checkpoint().object();
   prefix = found;
   prefix_depth = found.depth;
-  prefix_objects = static_cast<uint32_t>(answer.objects_size());
+  prefix_numbers = std::move(numbers);
   resumable.assign(answer.resumable().begin(), answer.resumable().end());
 }
 
 Match::Impl::Objects Match::Impl::ObjectsOf(const LandSegment& segment) const {
   if (segment.segment == LandSegment::kPrefix) {
-    const auto first = static_cast<uint32_t>(segments.size());
-    if (prefix_objects == 0 || segment.first_position != 0) return {MissReason::kInvalidRequest};
-    return {MissReason::kNone, first, first + prefix_objects};
+    if (prefix_numbers.empty() || segment.first_position != 0) return {MissReason::kInvalidRequest, {}};
+    return {MissReason::kNone, prefix_numbers};
   }
-  if (segment.segment >= segments.size()) return {MissReason::kInvalidRequest};
-  const SegmentResult& found = segments[segment.segment];
-  return {found.reason, segment.segment, segment.segment + 1};
+  if (segment.segment >= segments.size()) return {MissReason::kInvalidRequest, {}};
+  return {segments[segment.segment].reason, {segment.segment}};
 }
 
 std::shared_ptr<MappedObject> Match::Impl::TuplesIn(uint32_t segment) const {
@@ -140,7 +141,7 @@ std::shared_ptr<MappedObject> Match::Impl::TuplesIn(uint32_t segment) const {
 
 std::vector<LandSegment> Match::Impl::WhatToLand() const {
   std::vector<LandSegment> landable;
-  if (prefix_objects > 0) landable.push_back({.segment = LandSegment::kPrefix});
+  if (!prefix_numbers.empty()) landable.push_back({.segment = LandSegment::kPrefix});
   for (uint32_t i = 0; i < segments.size(); ++i) {
     if (segments[i].hit()) landable.push_back({i, segments[i].start});
   }
@@ -148,7 +149,7 @@ std::vector<LandSegment> Match::Impl::WhatToLand() const {
 }
 
 std::optional<std::vector<size_t>> Match::Impl::PlacesOf(const v1::PromptMatch& answer) const {
-  const size_t before = prefix_objects > 0 ? 1 : 0;
+  const size_t before = prefix_numbers.empty() ? 0 : 1;
   std::vector<size_t> places;
   for (int i = 0; i < answer.segments_size(); ++i) {
     if (answer.segments(i).miss_reason() != 0) continue;
@@ -156,8 +157,9 @@ std::optional<std::vector<size_t>> Match::Impl::PlacesOf(const v1::PromptMatch& 
     if (segment >= segments.size() || !segments[segment].hit()) return std::nullopt;
     places.push_back(before + places.size());
   }
-  if (static_cast<uint32_t>(answer.prefix().objects_size()) != prefix_objects) return std::nullopt;
-  places.insert(places.end(), prefix_objects, 0);
+  const bool has_prefix = answer.prefix().has_checkpoint();
+  if (has_prefix == prefix_numbers.empty()) return std::nullopt;
+  places.insert(places.end(), prefix_numbers.size(), 0);
   return places;
 }
 

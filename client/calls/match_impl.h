@@ -32,10 +32,10 @@ struct Match::Impl {
 
   // The prefix that the daemon answered, unless it cannot be mapped.
   void TakePrefix(const v1::PrefixMatch& answer, const Layout& layout, internal::Deadline deadline);
-  // The lease's objects that a landing of this segment names, [first, last); or why it cannot be landed.
+  // The numbers in the lease of the objects that a landing of this segment names; or why it cannot be landed.
   struct Objects {
     MissReason reason = MissReason::kNone;
-    uint32_t first = 0, last = 0;
+    std::vector<uint32_t> numbers;
   };
   Objects ObjectsOf(const LandSegment& segment) const;
   // Returns the object that has the tuples of a segment of the match; null: there is none.
@@ -45,12 +45,6 @@ struct Match::Impl {
   // Returns the index in WhatToLand() of each object that the daemon answered as a hit (segments, then the prefix's).
   // Nothing if one of these objects could not be mapped.
   std::optional<std::vector<size_t>> PlacesOf(const v1::PromptMatch& answer) const;
-  // Returns the index in the lease of the prefix's states; without a prefix kPrefix, which is no lease's index.
-  uint32_t CheckpointInLease() const {
-    const uint32_t behind = span == nullptr ? 1 : 2;
-    return prefix_objects == 0 ? LandSegment::kPrefix
-                               : static_cast<uint32_t>(segments.size()) + prefix_objects - behind;
-  }
   // The tuples of a mapped object, or null where they must not be read (any more).
   const std::vector<MappedTuple>* TuplesOf(const internal::MappedObject* object) const;
 
@@ -63,9 +57,10 @@ struct Match::Impl {
   std::vector<std::shared_ptr<internal::MappedObject>> objects;  // one a segment; null for a miss
   PrefixResult prefix;
   std::vector<uint64_t> resumable;
-  uint32_t prefix_objects = 0;                         // in the lease, behind the segments
-  std::shared_ptr<internal::MappedObject> checkpoint;  // among them, the last or before the span; null: no prefix
-  std::unique_ptr<internal::MappedObject> span;        // the last of them; null: there is none
+  std::vector<uint32_t> prefix_numbers;                // of its objects in the lease: blocks, checkpoint, span
+  std::shared_ptr<internal::MappedObject> checkpoint;  // the prefix's states; null: no prefix
+  uint32_t checkpoint_number = LandSegment::kPrefix;   // in the lease; of no prefix kPrefix, which no lease has
+  std::unique_ptr<internal::MappedObject> span;        // null: there is none
   internal::CreatorProcess creator;
 };
 

@@ -71,8 +71,7 @@ PageShortage ToShortage(const v1::PageShortage& lacks) {
 std::vector<Admission::Segment> Placed(const Layout& layout, std::span<const uint64_t> lengths, uint32_t page_tokens) {
   std::vector<Admission::Segment> segments(lengths.size());
   for (size_t i = 0; i < lengths.size(); ++i) {
-    const ObjectKind kind = i == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
-    segments[i].placement = PlaceInPages(layout, kind, lengths[i], page_tokens);
+    segments[i].placement = PlaceInPages(layout, KindOfSegment(i), lengths[i], page_tokens);
   }
   return segments;
 }

@@ -135,7 +135,7 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
     landing->reasons.push_back(objects.reason != MissReason::kNone ? objects.reason : refusal);
     landing->tuples.push_back(matched.TuplesIn(segment.segment));
     if (landing->reasons.back() != MissReason::kNone) continue;
-    for (uint32_t object = objects.first; object < objects.last; ++object) {
+    for (const uint32_t object : objects.numbers) {
       if (segment.tuples_only) {
         tuples_only.push_back(place);
         request.add_tuples_only(object);

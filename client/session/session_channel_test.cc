@@ -129,6 +129,11 @@ TEST(SessionChannel, AgreesOnAVersionOrSaysWhyNot) {
   EXPECT_EQ(Greeting(newer).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(Greeting(newer).message()),
               HasSubstr("version " + std::to_string(limits::kProtocolMax + 1) + ", this client speaks"));
+
+  v1::SessionReply older = GoodWelcome();
+  older.mutable_welcome()->set_protocol(1);
+  EXPECT_EQ(Greeting(older),
+            absl::FailedPreconditionError("the daemon chose protocol version 1, this client speaks 2 to 2"));
   v1::SessionReply extents = GoodWelcome();
   extents.mutable_welcome()->set_extent_bytes(2 * limits::kExtentBytes);
   EXPECT_EQ(Greeting(extents).code(), absl::StatusCode::kFailedPrecondition);

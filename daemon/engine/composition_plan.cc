@@ -262,7 +262,7 @@ absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& m
       return Invalid(plan.fields[i], ".segment: the match has ", match.found.size());
     }
     const uint32_t first = plan.composition.interiors[0].segment;
-    const bool behind_prefix = first - match.prefix.first < match.prefix.count;
+    const bool behind_prefix = match.prefix.objects.Has(first);
     if (i == 1 && interior.segment <= first && !behind_prefix) return NotBehind(plan.fields[i], first);
     const storage::Found& found = match.found[interior.segment];
     if (found.reason != MissReason::kNone) continue;  // nothing is composed; the verdict says why

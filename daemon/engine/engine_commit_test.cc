@@ -160,8 +160,10 @@ TEST_F(EngineCommitTest, WhatIsCommittedLandsWhereItStood) {
   const v1::PromptMatch match = Match(Ascending(50, 7));
   EXPECT_EQ(match.prefix_depth(), 40u);
   EXPECT_EQ(match.segments_size(), 0);
-  ASSERT_EQ(match.prefix().objects_size(), 1);
-  EXPECT_EQ(match.prefix().objects(0).kind(), static_cast<uint32_t>(ObjectKind::kCheckpoint));
+  EXPECT_EQ(match.prefix().blocks_size(), 0);
+  EXPECT_FALSE(match.prefix().has_span());
+  EXPECT_EQ(match.prefix().checkpoint().kind(), static_cast<uint32_t>(ObjectKind::kCheckpoint));
+  EXPECT_EQ(match.prefix().checkpoint().object(), 0u);
   v1::LandRequest land = engine_.LandRequest(match.lease(), {At(0, 0)});
   land.set_pages_id(prefixes_.pages);
   std::reverse(land.mutable_page_table()->begin(), land.mutable_page_table()->end());

@@ -84,8 +84,10 @@ void EngineService::LandOrder::TakeAll(const Asked& asked, const v1::PromptMatch
   for (uint32_t i = 0; i < segments; position += asked.segments[i++].tokens) {
     if (match.segments(static_cast<int>(i)).miss_reason() == 0) target.segments.push_back({i, position});
   }
-  const auto of_prefix = static_cast<uint32_t>(match.prefix().objects_size());
-  for (uint32_t i = 0; i < of_prefix; ++i) target.segments.push_back({segments + i, 0});
+  const v1::PrefixMatch& prefix = match.prefix();
+  for (const v1::SegmentMatch& block : prefix.blocks()) target.segments.push_back({block.object(), 0});
+  if (prefix.has_checkpoint()) target.segments.push_back({prefix.checkpoint().object(), 0});
+  if (prefix.has_span()) target.segments.push_back({prefix.span().object(), 0});
 }
 
 namespace {
@@ -177,7 +179,7 @@ absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
       return Invalid(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
     }
     if (pages->pool() != nullptr) {
-      const bool of_prefix = segment.index - match.prefix.first < match.prefix.count;
+      const bool of_prefix = match.prefix.objects.Has(segment.index);
       absl::Status may =
           CheckAllocated(field, *pages, target.page_table, segment, header, tokens, of_prefix, allocated);
       if (!may.ok()) return may;

@@ -10,7 +10,7 @@ namespace ashlar::daemon {
 namespace {
 
 // At most: tag and length of a SegmentMatch inside its prompt, and its own numbers; an ExtentRun inside it.
-constexpr size_t kHitBytes = 6 + 2 + 2 + 11;
+constexpr size_t kHitBytes = 6 + 2 + 2 + 11 + 4;
 constexpr size_t kRunBytes = 2 + 3 * 6;
 
 void WriteMiss(MissReason reason, size_t index, v1::SegmentMatch* out) {
@@ -29,6 +29,15 @@ void WriteHit(const storage::Found& found, v1::SegmentMatch* out) {
     extents->set_first(run.first);
     extents->set_count(run.count);
   }
+}
+
+void WritePrefixObject(const storage::Match& match, uint32_t object, v1::PrefixMatch* prefix) {
+  const storage::PrefixObjects& objects = match.prefix.objects;
+  v1::SegmentMatch* const out = object == objects.checkpoint ? prefix->mutable_checkpoint()
+                                : object == objects.span     ? prefix->mutable_span()
+                                                             : prefix->add_blocks();
+  WriteHit(match.found[object], out);
+  out->set_object(object);
 }
 
 void WritePrefix(const storage::FoundPrefix& prefix, v1::PromptMatch* out) {
@@ -54,7 +63,7 @@ bool MatchReplyWriter::Take(const storage::Found& hit) {
 bool MatchReplyWriter::Write(const storage::Match& match, size_t& written, storage::Slice& slice,
                              v1::PromptMatch* out) {
   const storage::FoundPrefix& prefix = match.prefix;
-  const size_t segments = prefix.first + prefix.count > 0 ? prefix.first : match.found.size();
+  const size_t segments = std::min<size_t>(prefix.objects.begin, match.found.size());
   for (; written < segments; ++written) {
     if (!slice.Take()) return false;
     const storage::Found& found = match.found[written];
@@ -65,12 +74,11 @@ bool MatchReplyWriter::Write(const storage::Match& match, size_t& written, stora
     WriteHit(found, out->add_segments());
     if (written == 0) out->set_prefix_depth(found.header->tokens);
   }
-  const auto objects = std::span(match.found).subspan(segments, prefix.depth > 0 ? prefix.count : 0);
-  const auto is_hit = [](const storage::Found& object) { return object.reason == MissReason::kNone; };
-  const bool resumed = !objects.empty() && std::ranges::all_of(objects, is_hit);
-  for (; resumed && written < segments + objects.size(); ++written) {
+  bool resumed = prefix.depth > 0;
+  prefix.objects.ForEach([&](uint32_t object) { resumed &= match.found[object].reason == MissReason::kNone; });
+  for (; resumed && written < segments + prefix.objects.size(); ++written) {
     if (!slice.Take()) return false;
-    WriteHit(objects[written - segments], out->mutable_prefix()->add_objects());
+    WritePrefixObject(match, static_cast<uint32_t>(written), out->mutable_prefix());
   }
   if (resumed) WritePrefix(prefix, out);
   if (match.lease != storage::LeaseId{}) out->set_lease(match.lease.data(), match.lease.size());

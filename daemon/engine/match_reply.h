@@ -13,11 +13,6 @@ class PromptMatch;
 
 namespace ashlar::daemon {
 
-// The first segment of a prompt is a prefix; the others stand anywhere.
-inline ObjectKind KindOfSegment(size_t index) {
-  return index == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
-}
-
 // Writes the matches of one call. A hit lists a run of extents for every fragment of its object, and one prompt may hit
 // one object thousands of times, so the hits of a call get a budget of encoded bytes. The first hit beyond the budget
 // and all behind it are answered as misses with kBusy; the lease, if there is one, stays as the cache made it.

@@ -99,10 +99,16 @@ TEST(MatchReply, HitsBeyondTheBudgetAreBusyInThisPromptAndTheNext) {
   EXPECT_EQ(second.prefix_depth(), 0u);
 }
 
-TEST(MatchReply, ListsAPrefixBehindTheSegments) {
-  const Object block(2, ObjectKind::kPrefixPage), checkpoint(1);
-  storage::Match match = MatchOf({{.reason = MissReason::kCovered}, block.Hit(), checkpoint.Hit()});
-  match.prefix = {{.depth = 300, .own = true, .provenance = Provenance::kComposed, .first = 1, .count = 2}, {}, {400}};
+TEST(MatchReply, NamesAPrefixsObjects) {
+  const Object block(2, ObjectKind::kPrefixPage), checkpoint(1), span(3, ObjectKind::kSpan);
+  storage::Match match = MatchOf({{.reason = MissReason::kCovered}, block.Hit(), checkpoint.Hit(), span.Hit()});
+  match.prefix = {{.depth = 300,
+                   .own = true,
+                   .provenance = Provenance::kComposed,
+                   .span_tokens = 20,
+                   .objects = {.begin = 1, .blocks = 1, .checkpoint = 2, .span = 3}},
+                  {},
+                  {400}};
   for (uint64_t depth = 201; depth <= 300; ++depth) match.prefix.resumable.push_back(depth);
   v1::PromptMatch out;
   WriteWhole(match, &out);
@@ -114,10 +120,15 @@ TEST(MatchReply, ListsAPrefixBehindTheSegments) {
   EXPECT_EQ(prefix.depth(), 300u);
   EXPECT_TRUE(prefix.own());
   EXPECT_EQ(prefix.provenance(), static_cast<uint32_t>(Provenance::kComposed));
-  ASSERT_EQ(prefix.objects_size(), 2);
-  EXPECT_EQ(prefix.objects(0).kind(), static_cast<uint32_t>(ObjectKind::kPrefixPage));
-  EXPECT_EQ(prefix.objects(0).extents_size(), 2);
-  EXPECT_EQ(prefix.objects(1).kind(), static_cast<uint32_t>(ObjectKind::kCheckpoint));
+  ASSERT_EQ(prefix.blocks_size(), 1);
+  EXPECT_EQ(prefix.blocks(0).kind(), static_cast<uint32_t>(ObjectKind::kPrefixPage));
+  EXPECT_EQ(prefix.blocks(0).extents_size(), 2);
+  EXPECT_EQ(prefix.blocks(0).object(), 1u);
+  EXPECT_EQ(prefix.checkpoint().kind(), static_cast<uint32_t>(ObjectKind::kCheckpoint));
+  EXPECT_EQ(prefix.checkpoint().object(), 2u);
+  EXPECT_EQ(prefix.span_tokens(), 20u);
+  EXPECT_EQ(prefix.span().extents_size(), 3);
+  EXPECT_EQ(prefix.span().object(), 3u);
   ASSERT_EQ(prefix.resumable_size(), 64) << "the deepest";
   EXPECT_EQ(prefix.resumable(0), 237u);
   EXPECT_EQ(prefix.resumable(63), 300u);
@@ -134,9 +145,11 @@ TEST(MatchReply, ListsAPrefixBehindTheSegments) {
 // As many prompts and segments as a call may have, all of them hits of one scattered object.
 TEST(MatchReply, TheLargestReplyFitsAMessage) {
   const Object scattered(600, ObjectKind::kSegment);
-  constexpr size_t kSegments = limits::kMaxLookupsPerMatch / limits::kMaxPromptsPerCall;
+  constexpr uint32_t kSegments = limits::kMaxLookupsPerMatch / limits::kMaxPromptsPerCall;
   storage::Match all_hit = MatchOf(std::vector<storage::Found>(kSegments, scattered.Hit()));
-  all_hit.prefix = {{.depth = limits::kMaxPromptTokens, .own = true, .first = kSegments / 2, .count = kSegments / 2}};
+  all_hit.prefix = {{.depth = limits::kMaxPromptTokens,
+                     .own = true,
+                     .objects = {.begin = kSegments / 2, .blocks = kSegments / 2 - 1, .checkpoint = kSegments - 1}}};
   all_hit.prefix.resumable.assign(1000, limits::kMaxPromptTokens);
   all_hit.prefix.checkpoint_at.assign(1000, limits::kMaxPromptTokens);
   MatchReplyWriter writer;

@@ -105,6 +105,15 @@ TEST_F(SessionServerTest, AnotherVersionIsRefused) {
                                             " to ", limits::kProtocolMax + 5));
   EXPECT_TRUE(newer.Closed());
 
+  // Version 1 named a prefix's objects by their order.
+  request.mutable_hello()->set_protocol_min(1);
+  request.mutable_hello()->set_protocol_max(1);
+  RawSession older(node_);
+  const absl::Status old = StatusOf(older.Ask(request));
+  EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(old.message(), "hello.protocol_max: this daemon speaks versions 2 to 2, the client 1 to 1");
+  EXPECT_TRUE(older.Closed());
+
   request.mutable_hello()->set_protocol_min(2);
   request.mutable_hello()->set_protocol_max(1);
   RawSession absurd(node_);

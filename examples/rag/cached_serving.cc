@@ -20,10 +20,6 @@ using refengine::Step;
 // Of several landings in quarantine any may be quiet first.
 constexpr std::chrono::milliseconds kAskEach{10};
 
-ObjectKind KindOf(size_t segment) {
-  return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
-}
-
 std::vector<CachedLayer> Layers(const std::vector<MappedTuple>& tuples) {
   std::vector<CachedLayer> layers;
   for (const MappedTuple& tuple : tuples) {
@@ -165,7 +161,7 @@ std::vector<ObjectRun> CachedServing::WhatToFill(const RagPrompt& prompt, const 
   std::vector<ObjectRun> runs;
   for (size_t i = 0; i < match.segments().size(); ++i) {
     if (!WorthFilling(match.segments()[i].reason)) continue;
-    runs.push_back({.kind = KindOf(i), .tokens = prompt.Segment(i)});
+    runs.push_back({.kind = KindOfSegment(i), .tokens = prompt.Segment(i)});
   }
   return runs;
 }
@@ -229,7 +225,7 @@ void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
   }
   for (size_t i = 0; i < prompt.segment_lengths.size(); ++i) {
     if (!set.landed[i]) continue;
-    const bool whole = KindOf(i) == ObjectKind::kCheckpoint;
+    const bool whole = KindOfSegment(i) == ObjectKind::kCheckpoint;
     const uint64_t begin = prompt.SegmentStart(i) + (whole ? 0 : seams_.head);
     const uint64_t end = prompt.SegmentStart(i) + prompt.segment_lengths[i] - (whole ? 0 : seams_.tail);
     set.layers[i] = Layers(*set.match->tuples(i));

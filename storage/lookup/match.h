@@ -21,23 +21,38 @@ struct Found {
   const Slot* slot = nullptr;
 };
 
+// Where a prefix's objects are among what was found, each by its name.
+struct PrefixObjects {
+  static constexpr uint32_t kNone = UINT32_MAX;
+  uint32_t begin = kNone;  // behind the prompt's segments; kNone: all that was found is segments
+  uint32_t blocks = 0;     // its keys and values, in order from `begin` on
+  uint32_t checkpoint = kNone;
+  uint32_t span = kNone;
+
+  uint32_t size() const { return blocks + (checkpoint != kNone ? 1 : 0) + (span != kNone ? 1 : 0); }
+  bool Has(size_t object) const { return object - begin < blocks || object == checkpoint || object == span; }
+  // Calls visit(index) for each, in the order in which they are landed: blocks, checkpoint, span.
+  template <typename Visit>
+  void ForEach(Visit visit) const {
+    for (uint32_t i = 0; i < blocks; ++i) visit(begin + i);
+    if (checkpoint != kNone) visit(checkpoint);
+    if (span != kNone) visit(span);
+  }
+  bool operator==(const PrefixObjects&) const = default;
+};
+
 // The exact prefix that a prompt is best resumed from.
 struct MatchedPrefix {
   uint64_t depth = 0;  // tokens; 0: none
   bool own = false;    // its conversation's, else its namespace's
   Provenance provenance = Provenance::kExact;
   uint32_t span_tokens = 0;  // the last ones, whose states are rebuilt from a span; 0: the checkpoint is at `depth`
-  // Its objects among what was found: the blocks in order, the checkpoint, and the span where there is one.
-  size_t first = 0, count = 0;
+  PrefixObjects objects;
 
   uint64_t checkpoint_depth() const { return depth - span_tokens; }
-  // Returns the index of the prefix's checkpoint among the match's objects. Only for a match with a prefix.
-  size_t checkpoint() const { return first + count - (span_tokens > 0 ? 2 : 1); }
   // Returns how many of an object's stored tokens belong to the prefix: of its span span_tokens, of any other object
   // all.
-  uint64_t RowsOf(size_t object) const {
-    return span_tokens > 0 && object == first + count - 1 ? span_tokens : UINT64_MAX;
-  }
+  uint64_t RowsOf(size_t object) const { return object == objects.span ? span_tokens : UINT64_MAX; }
 };
 struct FoundPrefix : MatchedPrefix {
   std::vector<uint64_t> resumable;      // depths that could have been chosen, rising

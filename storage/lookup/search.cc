@@ -4,6 +4,25 @@
 #include <iterator>
 
 namespace ashlar::storage {
+namespace {
+
+// Names a prefix's objects, of which the first stands at `begin` among what was found.
+PrefixObjects Named(std::span<const Query> objects, uint32_t begin) {
+  PrefixObjects named{.begin = begin};
+  for (const Query& object : objects) {
+    const uint32_t place = begin + named.size();
+    if (object.kind == ObjectKind::kCheckpoint) {
+      named.checkpoint = place;
+    } else if (object.kind == ObjectKind::kSpan) {
+      named.span = place;
+    } else {
+      ++named.blocks;
+    }
+  }
+  return named;
+}
+
+}  // namespace
 
 Search::Search(Matcher& matcher, SessionId session, std::optional<TenantId> tenant, std::span<const Query> queries,
                const PrefixText* prompt, HasRoom has_room, const LeaseId& name, MissReason refused)
@@ -193,19 +212,18 @@ bool Search::Answer(Slice& slice) {
     }
     match_.found.push_back(found);
   }
-  prefix_.first = queries_.size();
-  prefix_.count = objects_.size();
+  prefix_.objects = Named(of_prefix_, static_cast<uint32_t>(queries_.size()));
   return GoTo(Stage::kAnswerPrefix);
 }
 
 // All of a prefix's objects are answered, or none is. First the answer takes them, then they are counted.
 bool Search::AnswerPrefix(Slice& slice) {
-  for (; next_ < 2 * prefix_.count; ++next_) {
+  for (; next_ < 2 * prefix_.objects.size(); ++next_) {
     if (!slice.Take()) return false;
-    if (next_ >= prefix_.count) {
-      const size_t i = next_ - prefix_.count;
+    if (next_ >= prefix_.objects.size()) {
+      const size_t i = next_ - prefix_.objects.size();
       const Query& query = of_prefix_[i];
-      matcher_.observer_.Hit(tenant_, query.kind, match_.found[prefix_.first + i].tier, query.tokens);
+      matcher_.observer_.Hit(tenant_, query.kind, match_.found[prefix_.objects.begin + i].tier, query.tokens);
       continue;
     }
     any_ = true;
@@ -225,11 +243,12 @@ bool Search::AnswerPrefix(Slice& slice) {
 }
 
 void Search::ForgetPrefix(MissReason instead) {
-  match_.found.resize(prefix_.first);
+  match_.found.resize(prefix_.objects.begin);
   for (Found& found : match_.found) {
     if (found.reason == MissReason::kCovered) found.reason = instead;
   }
-  prefix_.depth = prefix_.count = prefix_.span_tokens = 0;
+  prefix_.depth = prefix_.span_tokens = 0;
+  prefix_.objects = {.begin = prefix_.objects.begin};
 }
 
 bool Search::Settle(Slice& slice) {

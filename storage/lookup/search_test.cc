@@ -108,8 +108,7 @@ TEST(Search, FindsWhatALookUpInOnePieceFinds) {
     const Match match = cut.Lookup(queries, with_prompt ? &b : nullptr, 1 + random() % 3, [] {});
     ASSERT_EQ(Reasons(match), Reasons(expected)) << "round " << round;
     ASSERT_EQ(match.prefix.depth, expected.prefix.depth);
-    ASSERT_EQ(match.prefix.first, expected.prefix.first);
-    ASSERT_EQ(match.prefix.count, expected.prefix.count);
+    ASSERT_EQ(match.prefix.objects, expected.prefix.objects);
     ASSERT_EQ(match.prefix.checkpoint_at, expected.prefix.checkpoint_at);
     ASSERT_EQ(match.lease == LeaseId{}, expected.lease == LeaseId{});
     hits += std::ranges::count(Reasons(match), MissReason::kNone);

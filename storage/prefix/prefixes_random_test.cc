@@ -164,7 +164,7 @@ class PrefixWorld {
       ASSERT_TRUE(offered_[TenantOf(lease.session)].Has(prefix, lease.prompt, lease.conversation))
           << "nobody committed it, or another conversation did";
       const uint64_t checkpoint = prefix.checkpoint_depth();
-      ASSERT_EQ(prefix.count, checkpoint / 256 + (prefix.span_tokens > 0 ? 2 : 1));
+      ASSERT_EQ(prefix.objects.size(), checkpoint / 256 + (prefix.span_tokens > 0 ? 2 : 1));
       ASSERT_TRUE(prefix.span_tokens == 0 || Rebuilds(lease.session)) << "to an engine that cannot rebuild";
     }
     leases_.push_back(std::move(lease));

@@ -107,7 +107,7 @@ TEST_F(PrefixesTest, PromptsThatShareABeginningShareItsBytes) {
   const Match match = Ask(third, kBob);
   EXPECT_EQ(match.prefix.depth, instructions.size());
   EXPECT_EQ(match.prefix.provenance, Provenance::kExact);
-  EXPECT_EQ(match.prefix.count, 4u);
+  EXPECT_EQ(match.prefix.objects.size(), 4u);
   EXPECT_EQ(Landed(match, third, kBob), 0.0);
 }
 
@@ -193,7 +193,7 @@ TEST_F(PrefixesTest, PrefixAndSegmentsAreChosenTogether) {
   EXPECT_EQ(match.prefix.depth, 800u);
   EXPECT_EQ(match.found[0].reason, MissReason::kCovered);
   EXPECT_EQ(match.found[1].reason, MissReason::kCovered);
-  EXPECT_EQ(match.prefix.first, 2u);
+  EXPECT_EQ(match.prefix.objects.begin, 2u);
   EXPECT_EQ(Landed(match, prompt), 0.0);
 }
 
@@ -212,7 +212,7 @@ TEST_F(PrefixesTest, APrefixMayEndInASegmentsHead) {
   EXPECT_EQ(match.prefix.depth, 100 + head);
   EXPECT_EQ(match.found[0].reason, MissReason::kCovered);
   EXPECT_EQ(match.found[1].reason, MissReason::kNone);
-  EXPECT_EQ(match.prefix.first, 2u);
+  EXPECT_EQ(match.prefix.objects.begin, 2u);
   EXPECT_EQ(Landed(match, prompt), 0.0);
   rig_.cache->Release(kAnn, match.lease);
 
@@ -245,7 +245,7 @@ TEST_F(PrefixesTest, ACorruptBlockIsAMissAndIsCommittedAgain) {
   Serve(text);
   Match match = Ask(next);
   ASSERT_EQ(match.prefix.depth, 700u);
-  const Found& block = match.found[match.prefix.first + 1];
+  const Found& block = match.found[match.prefix.objects.begin + 1];
   Corrupt(top(), *block.slot, *block.header, kTestAttentionLayers[0], PartForm::kKeys);
   const TestPages pages(TestPages::Holding(next.size()));
   const auto landing = rig_.StartLanding(kAnn, 1, match.lease, PrefixEngine::Target(pages, match.prefix));
@@ -411,7 +411,7 @@ TEST_F(RestartedPrefixesTest, WhatTheDiskHasIsResumedFromAfterARestart) {
   const Tokens next = Join(text, {1, 2, 3});
   Match match = Ask(next);
   ASSERT_EQ(match.prefix.depth, text.size());
-  EXPECT_EQ(match.found[match.prefix.first].tier, TierKind::kSsd);
+  EXPECT_EQ(match.found[match.prefix.objects.begin].tier, TierKind::kSsd);
   rig_.Settle();
   EXPECT_EQ(Landed(match, next), 0.0);
   EXPECT_EQ(Ask(Join(talk, {1}), kAnn, Conversation(2)).prefix.depth, 0u);

@@ -121,7 +121,7 @@ PrefixCommit PrefixEngine::Offer(const std::vector<int32_t>& tokens, uint64_t pr
 
 LandTarget PrefixEngine::Target(const TestPages& pages, const MatchedPrefix& prefix) {
   std::vector<LandTarget::Segment> segments;
-  for (size_t i = 0; i < prefix.count; ++i) segments.push_back({static_cast<uint32_t>(prefix.first + i), 0});
+  prefix.objects.ForEach([&segments](uint32_t object) { segments.push_back({object, 0}); });
   return TestTarget(pages, std::move(segments));
 }
 
@@ -140,13 +140,13 @@ double PrefixEngine::Error(const TestPages& pages, const Tier& top, const Match&
             }
           });
   const MatchedPrefix& prefix = match.prefix;
-  const Found& checkpoint = match.found[prefix.checkpoint()];
+  const Found& checkpoint = match.found[prefix.objects.checkpoint];
   const uint64_t depth = prefix.checkpoint_depth();
   ForNumbers(top, checkpoint, [&](const Part& part, uint64_t, uint64_t, uint64_t place, float number) {
     compare(number, Number(hashes[depth], part.layer, part.form, place));
   });
   if (prefix.span_tokens == 0) return worst;
-  ForNumbers(top, match.found[prefix.checkpoint() + 1],
+  ForNumbers(top, match.found[prefix.objects.span],
              [&](const Part& part, uint64_t token, uint64_t column, uint64_t, float number) {
                if (depth + token >= prefix.depth) return;
                compare(number, Number(hashes[depth + token + 1], part.layer, part.form, column));

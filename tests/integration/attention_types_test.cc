@@ -220,7 +220,7 @@ TEST(AttentionTypes, OfEveryKindTravelThroughTheDaemon) {
   DaemonProcess daemon;
   Engine publisher(daemon, types), lander(daemon, types);
   for (size_t i = 0; i < prompt.size(); ++i) {
-    ASSERT_NO_FATAL_FAILURE(publisher.Publish(TestEngine::KindOf(i), prompt[i], rows[i]));
+    ASSERT_NO_FATAL_FAILURE(publisher.Publish(KindOfSegment(i), prompt[i], rows[i]));
   }
   Tokens tokens = prompt[0];
   tokens.insert(tokens.end(), prompt[1].begin(), prompt[1].end());

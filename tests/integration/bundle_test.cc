@@ -33,7 +33,7 @@ void ExpectAllThere(TestEngine& rank, const Match& match, const std::vector<Toke
   EXPECT_THAT(rank.Land(match, prompt).Wait(kPatience), Each(MissReason::kNone));
   for (size_t i = 0; i < kSegments; ++i) {
     rank.ExpectTuples(match, i, prompt[i]);
-    rank.ExpectLanded(TestEngine::KindOf(i), prompt[i], i * kTokens, std::byte{7});
+    rank.ExpectLanded(KindOfSegment(i), prompt[i], i * kTokens, std::byte{7});
   }
 }
 

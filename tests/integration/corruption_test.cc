@@ -34,7 +34,7 @@ class Corruption : public testing::Test {
       EXPECT_EQ(after.segments()[i].reason, i == corrupt ? MissReason::kChecksumFailed : MissReason::kNone) << i;
     }
     EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_checksum_failures_total{tenant=\"default\"}") == 1; }));
-    engine_.Publish(TestEngine::KindOf(corrupt), prompt_[corrupt]);
+    engine_.Publish(KindOfSegment(corrupt), prompt_[corrupt]);
     EXPECT_THAT(engine_.Land(engine_.Lookup(prompt_), prompt_).Wait(kPatience), Each(MissReason::kNone));
   }
 

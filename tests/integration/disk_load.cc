@@ -57,7 +57,7 @@ bool Witness::Hear(const Prompts& prompts, Texts& acknowledged) {
     for (size_t i = 0; i < prompt.size(); ++i) {
       if (acknowledged[seed].contains(i)) continue;
       v1::ObjectName* text = request.add_texts();
-      text->set_kind(static_cast<uint32_t>(TestEngine::KindOf(i)));
+      text->set_kind(static_cast<uint32_t>(KindOfSegment(i)));
       text->set_tokens(prompt[i].data(), prompt[i].size() * sizeof(int32_t));
       asked.emplace_back(seed, i);
     }
@@ -85,7 +85,7 @@ bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted) {
   for (size_t i = 0; i < prompt.size(); ++i) {
     if (reasons[i] == MissReason::kNone) {
       engine.ExpectTuples(match, i, prompt[i]);
-      engine.ExpectLanded(TestEngine::KindOf(i), prompt[i], i * kTokens, kPoison);
+      engine.ExpectLanded(KindOfSegment(i), prompt[i], i * kTokens, kPoison);
     } else if (wanted.contains(i)) {
       const SegmentResult& segment = match.segments()[i];
       std::cout << "prompt " << seed << " missed segment " << i << ": looked up " << Name(segment.reason) << ", landed "
@@ -99,7 +99,7 @@ bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted) {
 void PublishWhatIsMissing(TestEngine& engine, uint64_t seed) {
   const std::vector<Tokens> prompt = PromptOf(seed);
   for (size_t i = 0; i < prompt.size(); ++i) {
-    const ObjectKind kind = TestEngine::KindOf(i);
+    const ObjectKind kind = KindOfSegment(i);
     const Reservation reservation = engine.Reserve(kind, prompt[i]);
     if (reservation.granted()) engine.model().Publish(reservation, engine.Compute(kind, prompt[i]));
   }

@@ -82,7 +82,7 @@ TEST(Drain, BeingKilledMeanwhileDoesNoHarm) {
     {
       TestEngine engine(daemon.client_options());
       for (size_t i = 0; i < prompt.size(); ++i) {
-        if (!engine.Lookup(prompt).segments()[i].hit()) engine.Publish(TestEngine::KindOf(i), prompt[i]);
+        if (!engine.Lookup(prompt).segments()[i].hit()) engine.Publish(KindOfSegment(i), prompt[i]);
       }
     }
     daemon.Signal(SIGTERM);

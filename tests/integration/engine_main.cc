@@ -81,7 +81,7 @@ std::string Execute(TestEngine& engine, const Command& command, std::vector<Matc
   if (command.name == "reserve") {
     std::string line = "reserved";
     for (size_t i = 0; i < command.prompt.size(); ++i) {
-      line += " " + std::string(Name(engine.Reserve(TestEngine::KindOf(i), command.prompt[i]).outcome));
+      line += " " + std::string(Name(engine.Reserve(KindOfSegment(i), command.prompt[i]).outcome));
     }
     return line;
   }

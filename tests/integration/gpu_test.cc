@@ -53,7 +53,7 @@ void ExpectLands(TestEngine& engine, const std::vector<Tokens>& prompt) {
   uint64_t position = 0;
   for (size_t i = 0; i < prompt.size(); ++i) {
     engine.ExpectTuples(match, i, prompt[i]);
-    engine.ExpectLanded(TestEngine::KindOf(i), prompt[i], position, kPoison);
+    engine.ExpectLanded(KindOfSegment(i), prompt[i], position, kPoison);
     position += prompt[i].size();
   }
 }

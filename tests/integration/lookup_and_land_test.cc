@@ -69,7 +69,7 @@ TEST_F(LookupAndLand, LandsAllWhereItStands) {
       EXPECT_EQ(segments[i].segment, i);
       EXPECT_EQ(segments[i].first_position, match.segments()[i].start);
       engine_.ExpectTuples(match, i, prompt_[i]);
-      engine_.ExpectLanded(TestEngine::KindOf(i), prompt_[i], match.segments()[i].start, kPoison);
+      engine_.ExpectLanded(KindOfSegment(i), prompt_[i], match.segments()[i].start, kPoison);
     }
     // A lease like any other: another session turns it into a match of its own.
     TestEngine second(daemon_.client_options());

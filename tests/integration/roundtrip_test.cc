@@ -53,7 +53,7 @@ TEST_P(Roundtrip, LandsWhatWasPublishedInAnyOrder) {
       EXPECT_EQ(match.segments()[i].tier, TierKind::kDram);
       EXPECT_GT(match.segments()[i].bytes, 0u);
       engine.ExpectTuples(match, i, prompt[i]);
-      engine.ExpectLanded(TestEngine::KindOf(i), prompt[i], position, kPoison);
+      engine.ExpectLanded(KindOfSegment(i), prompt[i], position, kPoison);
       position += prompt[i].size();
     }
     std::shuffle(prompt.begin() + 1, prompt.end(), random);

@@ -259,7 +259,7 @@ void TestEngine::Publish(ObjectKind kind, const Tokens& run) {
 }
 
 void TestEngine::PublishPrompt(const std::vector<Tokens>& segments) {
-  for (size_t i = 0; i < segments.size(); ++i) Publish(KindOf(i), segments[i]);
+  for (size_t i = 0; i < segments.size(); ++i) Publish(KindOfSegment(i), segments[i]);
 }
 
 Landing TestEngine::Land(const Match& match, const std::vector<Tokens>& segments) {
@@ -333,7 +333,7 @@ void TestEngine::ExpectTuples(const Match& match, size_t segment, const Tokens& 
 }
 
 void TestEngine::ExpectTuple(const Match& match, size_t segment, const Tokens& run, uint32_t layer) const {
-  const ObjectKind kind = KindOf(segment);
+  const ObjectKind kind = KindOfSegment(segment);
   ASSERT_NE(match.tuples(segment), nullptr);
   const MappedTuple& tuple = (*match.tuples(segment))[layer];
   const auto expect = [&](PartForm form, uint64_t first, const void* mapped, uint64_t floats) {

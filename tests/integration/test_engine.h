@@ -47,9 +47,6 @@ class TestEngine {
   void CloseModel() { model_.reset(); }
   static Identity identity() { return {.model_id = "test", .weights_digest = "none", .dtype = "f32"}; }
 
-  // A prompt's first segment is cached as a checkpoint, the others as segments.
-  static ObjectKind KindOf(size_t segment) { return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment; }
-
   Match Lookup(const std::vector<Tokens>& segments);
   Reservation Reserve(ObjectKind kind, const Tokens& run);
   // Writes the run's content into the engine's memory, and where that is.

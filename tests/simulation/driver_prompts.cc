@@ -197,12 +197,15 @@ void Driver::CheckPrefix(const Lease& lease, const Match& match, size_t queries)
     return Fail("a prefix that its tenant, or its conversation, never committed");
   }
   if (prefix.span_tokens > 0 && !Rebuilds(lease.session)) return Fail("a span, to an engine that cannot rebuild");
-  const uint64_t blocks = prefix.checkpoint_depth() / limits::kPrefixBlockTokens;
-  if (prefix.first != queries || prefix.count != blocks + (prefix.span_tokens > 0 ? 2 : 1) ||
-      match.found.size() != prefix.first + prefix.count) {
+  const auto begin = static_cast<uint32_t>(queries);
+  const auto blocks = static_cast<uint32_t>(prefix.checkpoint_depth() / limits::kPrefixBlockTokens);
+  const uint32_t checkpoint = begin + blocks;
+  const uint32_t span = prefix.span_tokens > 0 ? checkpoint + 1 : storage::PrefixObjects::kNone;
+  if (prefix.objects != storage::PrefixObjects{begin, blocks, checkpoint, span} ||
+      match.found.size() != queries + prefix.objects.size()) {
     return Fail("a prefix of too many objects, or too few");
   }
-  for (size_t i = prefix.first; i < match.found.size(); ++i) {
+  for (size_t i = queries; i < match.found.size(); ++i) {
     if (match.found[i].reason != MissReason::kNone) return Fail("a prefix of which something is missing");
   }
 }

@@ -13,10 +13,10 @@ constexpr uint64_t kMostPassed = 2;  // pieces: one of the other tenant, and one
 // Of what a match holds of a prefix, as far as it is not among `seen`.
 uint64_t ExtentsOf(const Match& match, std::set<const ObjectHeader*>& seen) {
   uint64_t extents = 0;
-  for (size_t i = match.prefix.first; i < match.found.size(); ++i) {
-    const ObjectHeader* const header = match.found[i].header;
+  match.prefix.objects.ForEach([&](uint32_t object) {
+    const ObjectHeader* const header = match.found[object].header;
     if (seen.insert(header).second) extents += header->Extents();
-  }
+  });
   return extents;
 }
 

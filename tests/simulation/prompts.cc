@@ -158,14 +158,14 @@ bool Prompts::RowsAre(const TestPages& pages, const Tokens& prompt, uint64_t tok
 bool Prompts::TensorsAre(const storage::Tier& top, const storage::Match& match, const Tokens& prompt) const {
   const storage::MatchedPrefix& prefix = match.prefix;
   const uint64_t depth = prefix.checkpoint_depth();
-  const storage::Found& checkpoint = match.found[prefix.checkpoint()];
+  const storage::Found& checkpoint = match.found[prefix.objects.checkpoint];
   const States& states = states_.at(Tokens(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(depth)));
   for (const Part& part : checkpoint.header->parts) {
     const storage::ObjectBytes bytes(top, *checkpoint.slot);
     if (!IsPaged(part.form) && !PartIs(bytes, part, TensorOf(states, part).data, part.Bytes())) return false;
   }
   if (prefix.span_tokens == 0) return true;
-  const storage::Found& span = match.found[prefix.checkpoint() + 1];
+  const storage::Found& span = match.found[prefix.objects.span];
   const Text& text = Beginning(std::span(prompt).first(prefix.depth));
   for (const Part& part : span.header->parts) {
     if (IsPaged(part.form)) continue;
