@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""tools/demo over a small project with the real presets: it builds the demo and its daemon, no tests, no CUDA unless asked, and
+hands its arguments on. tools/test's preset has both again.
+
+usage: demo_command_test.py SOURCE_ROOT
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
+
+PROJECT = """cmake_minimum_required(VERSION 3.25)
+project(small NONE)
+file(WRITE ${CMAKE_BINARY_DIR}/demo.in "#!/bin/sh\necho tests=${ASHLAR_TESTS} cuda=${ASHLAR_CUDA} \"$@\"\n")
+add_custom_target(ashlar-demo COMMAND ${CMAKE_COMMAND} -E make_directory bin
+  COMMAND ${CMAKE_COMMAND} -E copy demo.in bin/ashlar-demo COMMAND chmod +x bin/ashlar-demo)
+add_custom_target(ashlard COMMAND ${CMAKE_COMMAND} -E touch ashlard-built)
+add_custom_target(tests ALL COMMAND ${CMAKE_COMMAND} -E touch tests-built)
+"""
+
+
+class DemoCommand(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        (self.root / "tools").mkdir()
+        for file in ("tools/demo", "tools/dependencies.sh", "CMakePresets.json"):
+            shutil.copy(ROOT / file, self.root / file)
+        (self.root / "CMakeLists.txt").write_text(PROJECT)
+
+    def run_demo(self, *arguments):
+        done = subprocess.run([self.root / "tools/demo", *arguments], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.splitlines()[-1]
+
+    def cached(self, name):
+        cache = (self.root / "build/release/CMakeCache.txt").read_text().splitlines()
+        return next(line.split("=", 1)[1] for line in cache if line.startswith(name + ":"))
+
+    def test_builds_what_it_runs_alone(self):
+        self.assertEqual(self.run_demo("--quick", "--docs", "a b"), "tests=OFF cuda=OFF --quick --docs a b")
+        self.assertTrue((self.root / "build/release/ashlard-built").exists())
+        self.assertFalse((self.root / "build/release/tests-built").exists())
+
+    def test_cuda_is_built_when_asked_for(self):
+        self.assertEqual(self.run_demo("--cuda", "--quick"), "tests=OFF cuda=ON --quick")
+        self.assertEqual(self.run_demo(), "tests=OFF cuda=OFF")
+
+    def test_tests_are_back_with_their_own_preset(self):
+        self.run_demo()
+        subprocess.run(["cmake", "--preset", "release"], cwd=self.root, capture_output=True, check=True)
+        self.assertEqual((self.cached("ASHLAR_TESTS"), self.cached("ASHLAR_CUDA")), ("ON", "AUTO"))
+
+
+if __name__ == "__main__":
+    unittest.main()
