@@ -4,82 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-#include <random>
 #include <vector>
 
-#include "storage/testing/prefix_engine.h"
-#include "storage/testing/tiered_rig.h"
-#include "storage/testing/tokens.h"
+#include "storage/testing/prefixes_fixture.h"
 
 namespace ashlar::storage {
 namespace {
 
 using ::testing::Contains;
-using ::testing::Each;
 using ::testing::ElementsAre;
-
-constexpr SessionId kAnn = 1, kBob = 2, kEve = 3;  // Eve is another tenant's
-constexpr uint64_t kBlock = 256;
-
-ConversationId Conversation(uint8_t number) {
-  return {number, 1};
-}
-
-class PrefixesTest : public ::testing::Test {
- protected:
-  explicit PrefixesTest(const TieredOptions& options = {.hbm = 0, .dram = 256, .ssd = 0}) : rig_(options) { Open(); }
-
-  void Open() {
-    rig_.cache->OpenSession(kAnn, 1);
-    rig_.cache->OpenSession(kBob, 1);
-    rig_.cache->OpenSession(kEve, 2);
-  }
-
-  Match Ask(const Tokens& prompt, SessionId session = kAnn, const ConversationId& conversation = {},
-            std::span<const Query> segments = {}) {
-    const PrefixEngine& engine = session == kEve ? others_ : engine_;
-    return rig_.cache->Lookup(session, segments, engine.Text(prompt, conversation), nullptr);
-  }
-
-  std::vector<CommitOutcome> Commit(PrefixCommit commit, SessionId session = kAnn) {
-    std::vector<CommitOutcome> outcomes;
-    rig_.cache->Commit(session, std::move(commit), [&](std::vector<CommitOutcome> o) { outcomes = std::move(o); });
-    rig_.Settle();
-    return outcomes;
-  }
-
-  // Lands a match's prefix and compares it; 0: everything is as it was committed.
-  double Landed(const Match& match, const Tokens& prompt, SessionId session = kAnn) {
-    const TestPages pages(TestPages::Holding(prompt.size()));
-    const auto landing =
-        rig_.StartLanding(session, ++landings_, match.lease, PrefixEngine::Target(pages, match.prefix));
-    rig_.Settle();
-    EXPECT_TRUE(landing->verdict);
-    EXPECT_THAT(*landing->verdict, Each(MissReason::kNone));
-    return engine_.Error(pages, top(), match, prompt);
-  }
-
-  // A request as engines do it: what is asked for is captured, all of it is committed.
-  uint64_t Serve(const Tokens& prompt, const Tokens& decoded = {}, const ConversationId& conversation = {}) {
-    const Match match = Ask(prompt, kAnn, conversation);
-    if (match.prefix.depth > 0) {
-      EXPECT_EQ(Landed(match, prompt), 0.0);
-    }
-    PrefixCommit commit = engine_.Offer(Join(prompt, decoded), prompt.size(), match.prefix.checkpoint_at, conversation);
-    commit.lease = match.lease;
-    if (match.prefix.depth > 0) commit.provenance = match.prefix.provenance;
-    Commit(std::move(commit));
-    rig_.cache->Release(kAnn, match.lease);
-    return match.prefix.depth;
-  }
-
-  const Tier& top() const { return rig_.hbm != nullptr ? *rig_.hbm : *rig_.dram; }
-
-  TieredRig rig_;
-  PrefixEngine engine_{1}, others_{2};
-  LandingId landings_ = 0;
-};
 
 TEST_F(PrefixesTest, AConversationResumesAtTheVeryToken) {
   Tokens text = Numbers(0, 300);
@@ -318,82 +251,6 @@ TEST_F(PrefixesTest, CommitsUnderWayAreBounded) {
   EXPECT_THAT(Commit(engine_.Offer(Numbers(0, 500), 500, {})), ElementsAre(CommitOutcome::kKept));
 }
 
-class PricedPrefixesTest : public PrefixesTest {
- protected:
-  PricedPrefixesTest() { rig_.cache->SetPrefixCapacity(1, 24 * limits::kExtentBytes); }
-};
-
-// A prefix that the planner gives up leaves the tiers, and the stored bytes never exceed its capacity.
-TEST_F(PricedPrefixesTest, WhatIsGivenUpGoes) {
-  std::mt19937_64 random(1);
-  std::map<int, Tokens> talks;
-  uint64_t resumed = 0;
-  for (int request = 0; request < 120; ++request) {
-    const int talk = static_cast<int>(random() % 6);
-    Tokens& text = talks[talk];
-    if (text.empty() || text.size() > 1200) text = Join(Numbers(0, 200), Numbers(100000 * (request + 1), 150));
-    const Tokens decoded = Numbers(100000 * (request + 1) + 5000, static_cast<int32_t>(1 + random() % 100));
-    resumed += Serve(text, decoded) > 0 ? 1 : 0;
-    text = Join(Join(text, decoded), Numbers(100000 * (request + 1) + 8000, 30));
-    EXPECT_LE(rig_.cache->prefix_stats(1).bytes, 24 * limits::kExtentBytes);
-    EXPECT_LE(rig_.dram->Usage(1).used_bytes, 24 * limits::kExtentBytes);
-  }
-  EXPECT_GT(resumed, 40u);
-  EXPECT_GT(std::ranges::count(rig_.observer.evicted, MissReason::kEvicted), 20);
-}
-
-// A leased prefix stays until it is released, whatever more valuable prefix comes.
-TEST_F(PricedPrefixesTest, WhatIsLeasedStaysThoughItIsGivenUp) {
-  const Tokens text = Numbers(0, 700), next = Join(text, {1, 2, 3});
-  Serve(text);
-  const Match match = Ask(next);
-  ASSERT_EQ(match.prefix.depth, 700u);
-  for (int32_t i = 1; i < 60; ++i) {
-    const Tokens other = Numbers(10000 * i, 600);
-    Serve(other);
-    Serve(Join(other, {1}));
-    Serve(Join(other, {2}));
-  }
-  ASSERT_EQ(Ask(next, kBob).prefix.depth, 0u) << "it was to be given up";
-  EXPECT_EQ(Landed(match, next), 0.0);
-  const uint64_t before = rig_.cache->stats().objects;
-  rig_.cache->Release(kAnn, match.lease);
-  EXPECT_LT(rig_.cache->stats().objects, before);
-}
-
-class CrowdedPrefixesTest : public PrefixesTest {
- protected:
-  CrowdedPrefixesTest() : PrefixesTest({.hbm = 0, .dram = 44, .ssd = 0}) {}
-};
-
-// Segments that are used all the time take half of the capacity, and texts that do not all fit beside them take turns.
-// Eviction by recency alone would lose every text before its next turn.
-TEST_F(CrowdedPrefixesTest, KeepsWhatFitsBesideSegments) {
-  std::vector<ObjectHeader> segments;
-  for (uint64_t text = 1; text <= 6; ++text) {
-    segments.push_back(TestPlan(text, 64));
-    ASSERT_TRUE(rig_.Publish(kAnn, segments.back(), text));
-  }
-  int resumed = 0;
-  for (int32_t round = 0; round < 60; ++round) {
-    for (int32_t text = 0; text < 6; ++text) {
-      for (const ObjectHeader& segment : segments) {
-        const Match hit = rig_.Lookup(kAnn, segment);
-        rig_.cache->Release(kAnn, hit.lease);
-      }
-      const Tokens prompt = Join(Numbers(100000 * (text + 1), 600), {round});
-      const Match match = Ask(prompt);
-      if (match.prefix.depth > 0) {
-        ++resumed;
-      } else {
-        Commit(engine_.Offer(prompt, prompt.size(), match.prefix.checkpoint_at));
-      }
-      rig_.cache->Release(kAnn, match.lease);
-    }
-  }
-  EXPECT_GT(resumed, 150) << "of 360; three of the six fit";
-}
-
 class RestartedPrefixesTest : public PrefixesTest {
  protected:
   RestartedPrefixesTest() : PrefixesTest({.hbm = 0, .dram = 128, .ssd = 256}) {}
@@ -445,43 +302,6 @@ TEST_F(PrefixesTest, AForgottenNamespaceIsFoundAgain) {
   }
   EXPECT_EQ(rig_.cache->prefix_stats(1).namespaces, 16u);
   EXPECT_EQ(Ask(Join(text, {1})).prefix.depth, 400u);
-}
-
-// Texts over three tokens that part and join again everywhere, capacity far too small, engines that do not commit or
-// capture only some: whatever is resumed is what was computed for exactly these tokens.
-TEST_F(PricedPrefixesTest, RandomTextsNeverGetAnothersBytes) {
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
-    std::mt19937_64 random(seed);
-    std::vector<Tokens> known = {{}};
-    uint64_t resumed = 0;
-    for (int request = 0; request < 60; ++request) {
-      Tokens prompt = known[random() % known.size()];
-      prompt.resize(random() % (prompt.size() + 1));
-      for (int chunk = static_cast<int>(random() % 5); chunk >= 0; --chunk) {
-        prompt.insert(prompt.end(), 100 + random() % 3 * 56, static_cast<int32_t>(random() % 3));
-      }
-      const ConversationId conversation =
-          random() % 3 == 0 ? Conversation(static_cast<uint8_t>(random() % 3)) : ConversationId{};
-      const Match match = Ask(prompt, kAnn, conversation);
-      if (match.prefix.depth > 0) {
-        ASSERT_EQ(Landed(match, prompt), 0.0) << seed << ", " << request;
-        ++resumed;
-      }
-      std::vector<uint64_t> captured;
-      for (const uint64_t depth : match.prefix.checkpoint_at) {
-        if (random() % 4 > 0 && depth < prompt.size()) captured.push_back(depth);
-      }
-      PrefixCommit commit = engine_.Offer(prompt, prompt.size(), captured, conversation);
-      commit.lease = match.lease;
-      const bool composed = match.prefix.depth > 0 && match.prefix.provenance == Provenance::kComposed;
-      if (conversation != ConversationId{} && (composed || random() % 2 == 0))
-        commit.provenance = Provenance::kComposed;
-      if (random() % 5 > 0) Commit(std::move(commit));
-      rig_.cache->Release(kAnn, match.lease);
-      known.push_back(std::move(prompt));
-    }
-    EXPECT_GT(resumed, 10u) << seed;
-  }
 }
 
 }  // namespace
