@@ -19,13 +19,12 @@
 #include "daemon/config/config.h"
 #include "daemon/engine/engine_service.h"
 #include "daemon/mappings.h"
-#include "daemon/observe/http_server.h"
+#include "daemon/observe/http_endpoint.h"
 #include "daemon/observe/metrics.h"
 #include "daemon/open_files.h"
 #include "daemon/rpc/rpc_server.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/log.h"
-#include "daemon/runtime/tcp_socket.h"
 #include "daemon/runtime/worker_pool.h"
 #include "daemon/session/hosted_memory.h"
 #include "daemon/session/model_registry.h"
@@ -51,7 +50,7 @@ constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr const char* kSsdHealth = "ashlar.v1.Ssd";
 constexpr storage::Nanos kSweepHosted = kSecond / 4;  // how long memory that nobody holds any more stays charged
 constexpr storage::Nanos kLevelsEvery = kSecond / 5;
-constexpr storage::Nanos kStandstill = 10 * kSecond;  // of the metadata thread: whoever asks for our health hears of it
+constexpr storage::Nanos kStandstill = 10 * kSecond;  // of the metadata thread, until /healthz answers 503
 
 std::vector<std::string> TenantNames(const v1::Config& config) {
   std::vector<std::string> names;
@@ -91,16 +90,6 @@ struct Loops {
   EventLoop mappings;  // outlives all regions
   EventLoop loop;
 };
-
-// Says which field of the configuration it was.
-template <typename T>
-absl::Status AddListener(absl::string_view field, HttpServer::Door door, absl::StatusOr<T> listener,
-                         HttpServer::Options* options) {
-  if (!listener.ok())
-    return absl::Status(listener.status().code(), absl::StrCat(field, ": ", listener.status().message()));
-  options->listeners.emplace_back(door, *std::move(listener));
-  return absl::OkStatus();
-}
 
 // Null where none is asked for.
 absl::StatusOr<std::unique_ptr<storage::GpuLane>> OpenGpu(const v1::Config& config) {
@@ -249,45 +238,11 @@ struct Daemon::Impl {
     services.memory_to_come = to_come;
   }
 
-  // An orchestrator's probes: whether to restart the daemon, and whether to send it engines.
-  HttpReply Alive() const {
-    if (loops->clock.Now() - measured_at <= kStandstill) return {.body = "alive\n"};
-    return {.status = 503, .body = "the metadata thread stands still\n"};
-  }
-  HttpReply Ready() const {
-    return ready ? HttpReply{.body = "ready\n"} : HttpReply{.status = 503, .body = "draining\n"};
-  }
-
-  HttpServer::Routes HttpRoutes(bool named) const {
-    return {{"/healthz", [this](HttpServer::Door) { return Alive(); }},
-            {"/readyz", [this](HttpServer::Door) { return Ready(); }},
-            {"/metrics", [this, named](HttpServer::Door door) {
-               const bool names = named || door == HttpServer::Door::kUnix;
-               return HttpReply{.body = metrics.Text(names ? TenantLabel::kNamed : TenantLabel::kSummed),
-                                .type = kMetricsType};
-             }}};
-  }
-
-  absl::Status StartHttp(const v1::Config& config) {
-    const v1::Listen& listen = config.listen();
-    HttpServer::Options options;
-    absl::Status status;
-    if (!listen.metrics_address().empty()) {
-      status = AddListener("listen.metrics_address", HttpServer::Door::kTcp,
-                           ListenTcp(*ParseHostPort(listen.metrics_address())), &options);
-      if (!status.ok()) return status;
-      metrics_port = PortOf(options.listeners.back().second.fd.get());
-    }
-    if (!listen.metrics_socket().empty()) {
-      const mode_t mode = listen.metrics_socket_access() == "group" ? 0660 : 0600;
-      status = AddListener("listen.metrics_socket", HttpServer::Door::kUnix,
-                           Listen(listen.metrics_socket(), SOCK_STREAM, mode), &options);
-      if (!status.ok()) return status;
-    }
-    if (options.listeners.empty()) return absl::OkStatus();
-    auto server = HttpServer::Start(std::move(options), HttpRoutes(config.metrics().tenants() == "named"));
-    if (server.ok()) http_server = *std::move(server);
-    return server.status();
+  // Null if the configuration asks for no HTTP.
+  absl::StatusOr<std::unique_ptr<HttpEndpoint>> StartHttp(const v1::Config& config) const {
+    return HttpEndpoint::Start(config, metrics,
+                               {.alive = [this] { return loops->clock.Now() - measured_at <= kStandstill; },
+                                .ready = [this] { return ready.load(); }});
   }
 
   // Any thread, while all servers are there. False: the daemon stops, and drains until then.
@@ -338,7 +293,7 @@ struct Daemon::Impl {
   std::atomic<storage::Nanos> measured_at{loops->clock.Now()};  // when the metadata thread last ran its timers
   std::atomic<bool> ready{false};
   uint16_t metrics_port = 0;
-  std::unique_ptr<HttpServer> http_server;
+  std::unique_ptr<HttpEndpoint> http;  // null: none
   bool started = false;
   bool stopped = false;
 };
@@ -385,7 +340,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
     parts.admin_server = *std::move(admin_server);
   }
   parts.ready = true;
-  if (absl::Status status = parts.StartHttp(config); !status.ok()) return status;
+  absl::StatusOr<std::unique_ptr<HttpEndpoint>> http = parts.StartHttp(config);
+  if (!http.ok()) return http.status();
+  parts.http = *std::move(http);
+  if (parts.http != nullptr) parts.metrics_port = parts.http->port();
   parts.started = true;
   Log(LogLevel::kInfo, "daemon started",
       {{"rpc_socket", listen.rpc_socket()},
@@ -444,7 +402,7 @@ void Daemon::Stop(storage::Nanos grace) {
   impl_->tiers->StopDisk();
   impl_->loop.Stop();      // their completions run, sessions drain
   impl_->mappings.Stop();  // their memory is unmapped
-  impl_->http_server = nullptr;
+  impl_->http = nullptr;
   if (impl_->started) Log(LogLevel::kInfo, "daemon stopped");
 }
 
