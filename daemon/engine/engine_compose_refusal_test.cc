@@ -14,14 +14,31 @@ namespace {
 
 using ::testing::StartsWith;
 
-TEST_F(EngineComposeTest, MalformedAdvanceIsRefusedByName) {
+class EngineAdvanceRefusalTest : public EngineComposeTest {
+ protected:
   using Request = v1::AdvanceRequest;
-  const std::vector<std::byte> before = Memory();
-  const uint64_t end = TestEngine::kRegionBytes;
-  const struct {
+  struct Case {
     const char* error;
     std::function<void(Request&)> spoil;
-  } kCases[] = {
+  };
+
+  // Expects every spoilt request to be refused with an error that begins so, and the memory to stay as it is.
+  void ExpectRefusals(const std::vector<Case>& cases) {
+    const std::vector<std::byte> before = Memory();
+    for (const Case& c : cases) {
+      Request request = AdvanceRequest();
+      c.spoil(request);
+      v1::CompositionReply reply;
+      const absl::Status status = engine_.Call(request, &reply);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.error;
+      EXPECT_THAT(std::string(status.message()), StartsWith(c.error));
+    }
+    EXPECT_EQ(before, Memory());
+  }
+};
+
+TEST_F(EngineAdvanceRefusalTest, AMalformedChainIsRefusedByName) {
+  ExpectRefusals({
       {"model: unknown handle 999", [](Request& r) { r.set_model(999); }},
       {"lease: not 16 bytes", [](Request& r) { r.set_lease("short"); }},
       {"lease: empty, but segments", [](Request& r) { r.clear_lease(); }},
@@ -49,6 +66,12 @@ TEST_F(EngineComposeTest, MalformedAdvanceIsRefusedByName) {
        [](Request& r) {
          for (int step : {5, 3, 1}) r.mutable_steps()->DeleteSubrange(step, 1);
        }},
+  });
+}
+
+TEST_F(EngineAdvanceRefusalTest, MalformedPlacesAreRefusedByName) {
+  const uint64_t end = TestEngine::kRegionBytes;
+  ExpectRefusals({
       {"state.dtype: neither", [](Request& r) { r.mutable_state()->set_dtype(4); }},
       {"state.dtype: neither", [](Request& r) { r.clear_state(); }},
       {"state.region: unknown handle 999", [](Request& r) { r.mutable_state()->set_region(999); }},
@@ -89,15 +112,11 @@ TEST_F(EngineComposeTest, MalformedAdvanceIsRefusedByName) {
        }},
       {"out.offset: overlaps state", [](Request& r) { r.mutable_out()->set_offset(kState - 1024); }},
       {"q.offset: overlaps state", [](Request& r) { r.mutable_q()->set_offset(kState); }},
-  };
-  for (const auto& c : kCases) {
-    Request request = AdvanceRequest();
-    c.spoil(request);
-    v1::CompositionReply reply;
-    const absl::Status status = engine_.Call(request, &reply);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.error;
-    EXPECT_THAT(std::string(status.message()), StartsWith(c.error));
-  }
+  });
+}
+
+TEST_F(EngineAdvanceRefusalTest, AnotherSessionOrModelIsRefused) {
+  const std::vector<std::byte> before = Memory();
   Request request = AdvanceRequest();
   request.set_session(std::string(16, 'x'));
   v1::CompositionReply reply;

@@ -234,7 +234,7 @@ TEST_F(EngineRefusalTest, MalformedDeclarePagesIsRefusedByName) {
       });
 }
 
-TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
+TEST_F(EngineRefusalTest, MalformedMatchIsRefusedByName) {
   auto match = engine_.Make<v1::MatchRequest>();
   match.set_model(engine_.model());
   for (int i = 0; i < 3; ++i) {
@@ -269,7 +269,9 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
              }
            }},
       });
+}
 
+TEST_F(EngineRefusalTest, MalformedReserveIsRefusedByName) {
   auto reserve = engine_.Make<v1::ReserveRequest>();
   reserve.set_model(engine_.model());
   reserve.add_objects()->set_kind(static_cast<uint32_t>(ObjectKind::kSegment));
@@ -288,7 +290,9 @@ TEST_F(EngineRefusalTest, MalformedMatchReserveAndPublishAreRefusedByName) {
              for (uint64_t i = 0; i < limits::kMaxObjectsPerCall; ++i) r.add_objects();
            }},
       });
+}
 
+TEST_F(EngineRefusalTest, MalformedPublishAbandonAndReleaseAreRefusedByName) {
   const std::vector<int32_t> tokens = Ascending(24, 7);
   const v1::ReserveResult reserved = engine_.Reserve(ObjectKind::kSegment, tokens);
   auto publish = engine_.Make<v1::PublishRequest>();

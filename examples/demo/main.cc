@@ -2,8 +2,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <string>
 
@@ -67,15 +68,85 @@ bool ParseSize(const char* name, const std::string& text, uint64_t* bytes) {
   return false;
 }
 
+// Reads an option whose value is a number. False: there is no such option. `valid`: the value is as it must be.
+bool ParseNumbered(const std::string& name, const char* value, ashlar::talk::TalkOptions& talk, bool* valid) {
+  ashlar::rag::JobOptions& options = talk.job;
+  const struct {
+    const char* name;
+    long least, greatest;
+    std::function<void(long)> set;
+  } kNumbers[] = {
+      {"--sections", 1, 100000, [&](long n) { options.sections = n; }},
+      {"--sections-per-prompt", 1, 64, [&](long n) { options.sections_per_prompt = n; }},
+      {"--conversations", 1, 1000, [&](long n) { talk.conversations = n; }},
+      {"--turns", 1, 1000, [&](long n) { talk.turns = n; }},
+      {"--decode", 0, 10000, [&](long n) { talk.decode = n; }},
+      {"--requests", 1, 10000, [&](long n) { options.requests = n; }},
+      {"--threads", 1, 256, [&](long n) { options.threads = static_cast<int>(n); }},
+      {"--seed", 0, 1L << 31, [&](long n) { options.seed = static_cast<uint64_t>(n); }},
+  };
+  const auto* const option = std::ranges::find(kNumbers, name, [](const auto& each) { return each.name; });
+  if (option == std::end(kNumbers)) return false;
+  long number = 0;
+  *valid = ParseNumber(option->name, value, option->least, option->greatest, &number);
+  if (*valid) option->set(number);
+  return true;
+}
+
+// Reads an option whose value is one of a few words.
+template <typename T>
+bool ParseWord(const char* name, const std::string& text, const char* words, const std::map<std::string, T>& values,
+               T* value) {
+  const auto found = values.find(text);
+  if (found != values.end()) {
+    *value = found->second;
+    return true;
+  }
+  std::fprintf(stderr, "%s: must be %s, not '%s'\n", name, words, text.c_str());
+  return false;
+}
+
+// Reads any other option with a value. False: there is no such option.
+bool ParseNamed(const std::string& name, const char* value, ashlar::talk::TalkOptions& talk, std::string& json,
+                bool* valid) {
+  using ashlar::DType, ashlar::Family, ashlar::rag::ComposeBy;
+  ashlar::rag::JobOptions& options = talk.job;
+  *valid = true;
+  if (name == "--docs") {
+    options.docs = value;
+  } else if (name == "--json") {
+    json = value;
+  } else if (name == "--epsilon") {
+    *valid = ParseEpsilon(value, &options.epsilon);
+  } else if (name == "--hbm") {
+    *valid = ParseSize("--hbm", value, &options.hbm_bytes);
+  } else if (name == "--dram") {
+    *valid = ParseSize("--dram", value, &options.dram_bytes);
+  } else if (name == "--ssd") {
+    *valid = ParseSize("--ssd", value, &options.ssd_bytes);
+  } else if (name == "--span-type") {
+    *valid = ParseWord<DType>("--span-type", value, "f32, f16 or bf16",
+                              {{"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}}, &talk.span_dtype);
+  } else if (name == "--family") {
+    *valid = ParseWord<Family>("--family", value, "gdn or lightning",
+                               {{"gdn", Family::kGdn}, {"lightning", Family::kLightning}}, &options.family);
+  } else if (name == "--compose") {
+    *valid = ParseWord<ComposeBy>("--compose", value, "engine or daemon",
+                                  {{"engine", ComposeBy::kEngine}, {"daemon", ComposeBy::kDaemon}}, &options.compose);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 // Returns an exit code, or -1 to continue. Without the conversations' options, the main job runs.
 int Parse(int argc, char** argv, ashlar::talk::TalkOptions& talk, std::string& json) {
-  ashlar::rag::JobOptions& options = talk.job;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     if (name == "--help") return std::fputs(kUsage, stdout), 0;
     if (name == "--quick") {
-      options.sections = 40;
-      options.requests = 12;
+      talk.job.sections = 40;
+      talk.job.requests = 12;
       continue;
     }
     if (name == "--regenerate") {
@@ -84,66 +155,12 @@ int Parse(int argc, char** argv, ashlar::talk::TalkOptions& talk, std::string& j
     }
     if (i + 1 == argc)
       return std::fprintf(stderr, "%s: unknown option, or its value is missing\n%s", name.c_str(), kUsage), 2;
-    const char* value = argv[++i];
-    long number = 0;
-    if (name == "--docs") {
-      options.docs = value;
-    } else if (name == "--json") {
-      json = value;
-    } else if (name == "--sections") {
-      if (!ParseNumber("--sections", value, 1, 100000, &number)) return 2;
-      options.sections = number;
-    } else if (name == "--sections-per-prompt") {
-      if (!ParseNumber("--sections-per-prompt", value, 1, 64, &number)) return 2;
-      options.sections_per_prompt = number;
-    } else if (name == "--conversations") {
-      if (!ParseNumber("--conversations", value, 1, 1000, &number)) return 2;
-      talk.conversations = number;
-    } else if (name == "--turns") {
-      if (!ParseNumber("--turns", value, 1, 1000, &number)) return 2;
-      talk.turns = number;
-    } else if (name == "--decode") {
-      if (!ParseNumber("--decode", value, 0, 10000, &number)) return 2;
-      talk.decode = number;
-    } else if (name == "--span-type") {
-      static const std::map<std::string, ashlar::DType> kTypes = {
-          {"f32", ashlar::DType::kF32}, {"f16", ashlar::DType::kF16}, {"bf16", ashlar::DType::kBF16}};
-      const auto type = kTypes.find(value);
-      if (type == kTypes.end())
-        return std::fprintf(stderr, "--span-type: must be f32, f16 or bf16, not '%s'\n", value), 2;
-      talk.span_dtype = type->second;
-    } else if (name == "--requests") {
-      if (!ParseNumber("--requests", value, 1, 10000, &number)) return 2;
-      options.requests = number;
-    } else if (name == "--threads") {
-      if (!ParseNumber("--threads", value, 1, 256, &number)) return 2;
-      options.threads = static_cast<int>(number);
-    } else if (name == "--seed") {
-      if (!ParseNumber("--seed", value, 0, 1L << 31, &number)) return 2;
-      options.seed = static_cast<uint64_t>(number);
-    } else if (name == "--epsilon") {
-      if (!ParseEpsilon(value, &options.epsilon)) return 2;
-    } else if (name == "--hbm") {
-      if (!ParseSize("--hbm", value, &options.hbm_bytes)) return 2;
-    } else if (name == "--dram") {
-      if (!ParseSize("--dram", value, &options.dram_bytes)) return 2;
-    } else if (name == "--ssd") {
-      if (!ParseSize("--ssd", value, &options.ssd_bytes)) return 2;
-    } else if (name == "--family") {
-      if (std::strcmp(value, "gdn") != 0 && std::strcmp(value, "lightning") != 0) {
-        return std::fprintf(stderr, "--family: must be gdn or lightning, not '%s'\n", value), 2;
-      }
-      const bool lightning = std::strcmp(value, "lightning") == 0;
-      options.family = lightning ? ashlar::Family::kLightning : ashlar::Family::kGdn;
-    } else if (name == "--compose") {
-      if (std::strcmp(value, "engine") != 0 && std::strcmp(value, "daemon") != 0) {
-        return std::fprintf(stderr, "--compose: must be engine or daemon, not '%s'\n", value), 2;
-      }
-      options.compose =
-          std::strcmp(value, "daemon") == 0 ? ashlar::rag::ComposeBy::kDaemon : ashlar::rag::ComposeBy::kEngine;
-    } else {
+    const char* const value = argv[++i];
+    bool valid = false;
+    if (!ParseNumbered(name, value, talk, &valid) && !ParseNamed(name, value, talk, json, &valid)) {
       return std::fprintf(stderr, "%s: unknown option\n%s", name.c_str(), kUsage), 2;
     }
+    if (!valid) return 2;
   }
   return -1;
 }
