@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Holds the tables of metrics in docs/operations.md to the daemon: a metric without a row, a row without a metric, and a row
-with another type or other labels are printed. So is a reason for misses without a row.
+"""Holds the tables of metrics in docs/operations.md to the daemon. Prints a metric without a row, a row without a metric,
+a row with another type or other labels, and a reason for misses without a row.
 
-Names and types are those that the daemon's sources register. Labels are those of a daemon that is started here, as far as it
-shows the metric before engines come, and else those that the sources give.
+Names and types are those that the daemon's sources register. Labels are those of a daemon that is started here, as far
+as it shows the metric before engines come, and else those that the sources give.
 
 usage: check_metrics.py --root ROOT --bin FOLDER
 
@@ -42,7 +42,7 @@ def sources(root):
 
 
 def types(text):
-    """name -> type of every metric that the sources register. A family that a lambda makes has the type that the lambda says."""
+    """name -> type of every metric that the sources register: of the last type that they name before it."""
     found = {}
     for match in REGISTERED.finditer(text):
         makers = MAKER.findall(text, 0, match.start())
@@ -71,7 +71,8 @@ def serve(program, folder):
     config = folder / "ashlard.yaml"
     config.write_text(f"listen: {{rpc_socket: {folder}/rpc.sock, session_socket: {folder}/session.sock, "
                       f"metrics_socket: {folder}/metrics.sock}}\ndram: {{capacity_bytes: 64MiB}}\n", encoding="utf-8")
-    with subprocess.Popen([program, "--config", config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([program, "--config", config], **silent) as daemon:
         try:
             until = time.monotonic() + SECONDS
             while True:
@@ -123,7 +124,8 @@ def check(page, source, live):
 def missing_reasons(page, outcomes):
     """Reasons of `proto/outcome.cc` that have no row."""
     names = re.findall(r'case MissReason::k\w+:\s*return "(\w+)";', outcomes)
-    return [f"{PAGE}: no row for the reason {name}" for name in names if name != "none" and f"\n| `{name}` |" not in page]
+    names = [name for name in names if name != "none" and f"\n| `{name}` |" not in page]
+    return [f"{PAGE}: no row for the reason {name}" for name in names]
 
 
 def main():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plants one difference at a time between a page, sources and a daemon's metrics: check_metrics must find that one alone."""
+"""Plants one difference at a time between a page, sources and a daemon's metrics: check_metrics must find it."""
 
 import unittest
 
@@ -40,7 +40,8 @@ PLANTED = [
     ("source", '"ashlar_leases", "Leases"', '"ashlar_leases", "Leases"); SingleGauge("ashlar_new", "New"',
      "no row for ashlar_new (gauge)"),
     ("source", 'SingleGauge("ashlar_leases"', 'SingleGauge("ashlar_grants"', "no row for ashlar_grants (gauge)"),
-    ("source", "copied_family\n", "copied\n", "neither sources nor a daemon say which labels ashlar_copied_bytes_total has"),
+    ("source", "copied_family\n", "copied\n",
+     "neither sources nor a daemon say which labels ashlar_copied_bytes_total has"),
     ("live", "ashlar_leases 0", 'ashlar_leases{tenant="a"} 0', "ashlar_leases has the labels tenant"),
     ("live", "ashlar_leases gauge", "ashlar_leases counter", "ashlar_leases is a counter, not a gauge"),
 ]

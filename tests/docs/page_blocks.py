@@ -1,4 +1,4 @@
-"""Code blocks of pages: finds them, cuts commands out of them, and compares what a command printed with what a page shows."""
+"""Code blocks of pages: finds them, cuts commands out of them, and compares a command's output with the page's."""
 
 import dataclasses
 import pathlib
@@ -82,8 +82,8 @@ def bare(command):
 
 
 def shows(shown, printed):
-    """Whether a page that shows `shown` is right about `printed`. An ellipsis stands for any text of its line or, alone on
-    a line, for any lines."""
+    """Whether a page that shows `shown` is right about `printed`. An ellipsis stands for any text of its line or, alone
+    on a line, for any lines."""
     pattern = ""
     for line in shown.rstrip("\n").split("\n"):
         if line.strip() == ELLIPSIS:
@@ -94,8 +94,8 @@ def shows(shown, printed):
 
 
 def is_cut_out_of(text, source):
-    """Whether the pieces of `text` between lines of a lone ellipsis (in a comment or not) stand in `source`, in order and
-    line by line, whatever their indentation."""
+    """Whether the pieces of `text` between lines of a lone ellipsis (in a comment or not) stand in `source`, in order
+    and line by line, whatever their indentation."""
     lines = [line.strip() for line in source.split("\n")]
     at = 0
     for piece in re.split(r"^[ \t]*(?://|#)?[ \t]*…[ \t]*$", text, flags=re.M):

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Runs the code blocks of README.md, CONTRIBUTING.md and docs/. Prints every block that is wrong.
 
-What is done with a block follows from the language behind its fence; tests/docs/README.md has the languages, and the table of
-commands that are checked in a cheaper way. A block of another language, and a row of that table without a command, are wrong.
+What is done with a block follows from the language behind its fence; tests/docs/README.md has the languages, and the
+table of commands that are checked in a cheaper way. A block of another language, and a row of that table without a
+command, are wrong.
 
 usage: run_blocks.py --root ROOT --bin FOLDER [--compiler CXX] [PAGE...]
 
-FOLDER has the programs that were built, in BUILD/bin. Exits with 77 where something could not be run, and nothing was wrong.
+FOLDER has the programs that were built: the build's bin. Exits with 77 where something could not be run, and nothing
+was wrong.
 """
 
 import argparse
@@ -113,7 +115,8 @@ class Runner:
         session = []
         try:
             found = page_blocks.blocks(page, (self.root / page).read_text(encoding="utf-8"))
-            commands = {block.line: page_blocks.commands(block) for block in found if block.language in page_blocks.SHELL}
+            commands = {block.line: page_blocks.commands(block) for block in found
+                        if block.language in page_blocks.SHELL}
         except ValueError as error:
             return [str(error)], []
         for block in found:
@@ -133,7 +136,7 @@ class Runner:
             elif block.language in {"yaml", "python"}:
                 session.append(self.file_of(block, len(session)))
             else:
-                wrong.append(f"{block.page}:{block.line}: language '{block.language}' says not what to do with the block")
+                wrong.append(f"{block.page}:{block.line}: language '{block.language}' says not what to do")
         # A page's commands build on each other: all of them, or none.
         for command in session:
             judge(command, self.look_for_programs, command)
@@ -226,9 +229,10 @@ class Runner:
              "test": self.check_test}[how](words, what)
 
     def program(self, path):
-        found = self.programs / pathlib.PurePath(path).name if path.startswith("build/release/bin/") else self.root / path
+        built = path.startswith("build/release/bin/")
+        found = self.programs / pathlib.PurePath(path).name if built else self.root / path
         if not found.exists():
-            if path.startswith("build/release/bin/"):
+            if built:
                 raise Skip(f"{found.name} is not built")
             raise Wrong(f"{path}: no such program")
         return found

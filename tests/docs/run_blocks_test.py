@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Plants one wrong block at a time into a small tree of right ones, with scripts in place of the programs: run_blocks must
-find that one and nothing else."""
+"""Plants one wrong block at a time into a small tree of right ones, with scripts in place of the programs: run_blocks
+must find it."""
 
 import pathlib
 import tempfile
@@ -116,7 +116,8 @@ WRONG = [
     ("…\n$ test", "$ test", "README.md:10: ashlarctl stats: does not print"),
     ("ashlarctl stats", "ashlarctl --nonsense && false", "README.md:10: ashlarctl --nonsense && false: status 1"),
     ("dram: {", "wrong: {", "README.md:4: ashlard --config ashlard.yaml --check-config >/dev/null: status 2"),
-    ("$ ashlard --config ashlard.yaml &\ndaemon started\n", "$ true\n", "README.md:9: ashlarctl stats: status 1: no daemon"),
+    ("$ ashlard --config ashlard.yaml &\ndaemon started\n", "$ true\n",
+     "README.md:9: ashlarctl stats: status 1: no daemon"),
     ("ashlard.yaml &\n", "wrong.yaml &\n", "README.md:8: ashlard --config wrong.yaml &: status ended"),
     ("slow --all", "slow --none", "README.md:22: tools/slow knows no --none"),
     ("*Known*", "*Unknown*", "README.md:23: build/release/bin/some_test: no such cases"),
@@ -175,9 +176,9 @@ class RunBlocksTest(unittest.TestCase):
         self.assertEqual([line.partition(" ")[0] for line in wrong], ["README.md:3:", "README.md:4:"])
 
     def test_ellipses_stand_for_text_of_a_line_or_for_lines(self):
-        for shown, printed, right in [("a … c", "a b c", True), ("a … c", "a\nc", False), ("a\n…\nb", "a\n1\n2\nb", True),
-                                      ("a\n…\nb", "a\nb", True), ("a", "a\n", True), ("a", "b\na\n", False),
-                                      ("(1.5)", "(1x5)", False)]:
+        for shown, printed, right in [("a … c", "a b c", True), ("a … c", "a\nc", False),
+                                      ("a\n…\nb", "a\n1\n2\nb", True), ("a\n…\nb", "a\nb", True),
+                                      ("a", "a\n", True), ("a", "b\na\n", False), ("(1.5)", "(1x5)", False)]:
             with self.subTest(shown=shown, printed=printed):
                 self.assertEqual(page_blocks.shows(shown, printed), right)
 
