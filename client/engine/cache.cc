@@ -8,6 +8,7 @@
 #include "client/engine/layer_run.h"
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
+#include "kernels/layer_shape.h"
 #include "proto/outcome.h"
 
 namespace ashlar::engine {
@@ -158,7 +159,7 @@ Status Cache::StartLand(const PlanToLand* plans, uint32_t count, Request* reques
 Status Cache::ComputeAlone(const AloneLayer& alone) {
   const auto linear = impl_->LinearAt(alone.layer);
   if (!linear.ok()) return ToStatus(linear.status());
-  const kernels::LinearShape shape = impl_->ShapeOf(**linear);
+  const kernels::LinearShape shape = kernels::ShapeOf(**linear);
   if (Status status = CheckState(alone.state, "alone.state"); !status.ok()) return status;
   Status status = CheckRows(shape, alone.inputs, alone.out != nullptr, "alone.inputs");
   if (!status.ok()) return status;

@@ -11,9 +11,8 @@ namespace ashlar::engine {
 namespace {
 
 PrefixUse PrefixesOf(const OpenOptions& options) {
-  return {.capture_tokens = options.capture_tokens,
-          .span_tokens = options.span_tokens,
-          .span_dtype = static_cast<ashlar::DType>(options.span_dtype)};
+  return {
+      .capture_tokens = options.capture_tokens, .span_tokens = options.span_tokens, .span_dtype = options.span_dtype};
 }
 
 }  // namespace
@@ -88,20 +87,6 @@ absl::StatusOr<const LinearLayer*> CacheState::LinearAt(uint32_t layer) const {
 bool CacheState::has_attention() const {
   return std::ranges::any_of(layout().layers,
                              [](const ashlar::Layer& layer) { return std::holds_alternative<AttentionLayer>(layer); });
-}
-
-kernels::LinearShape CacheState::ShapeOf(const LinearLayer& layer) const {
-  kernels::LinearShape shape{.family = static_cast<kernels::Family>(layer.family),
-                             .heads = static_cast<int32_t>(layer.value_heads),
-                             .key_heads = static_cast<int32_t>(layer.key_heads),
-                             .d_k = static_cast<int32_t>(layer.d_k),
-                             .d_v = static_cast<int32_t>(layer.d_v),
-                             .order = static_cast<kernels::StateOrder>(layer.order)};
-  if (!layer.decay_table.empty()) shape.decay_table = layer.decay_table.data();
-  shape.rotation = {.style = static_cast<kernels::RopeStyle>(layer.rope.kind),
-                    .rotary_dim = static_cast<int32_t>(layer.rope.rotary_dim),
-                    .frequencies = layer.rope.frequencies.data()};
-  return shape;
 }
 
 }  // namespace ashlar::engine

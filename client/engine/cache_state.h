@@ -14,7 +14,6 @@
 #include "client/engine/lent_workers.h"
 #include "client/engine/quarantine.h"
 #include "client/engine/staging.h"
-#include "kernels/linear.h"
 
 namespace ashlar::engine {
 
@@ -30,7 +29,6 @@ struct CacheState {
   // INVALID_ARGUMENT where the layer is none, or no linear one.
   absl::StatusOr<const LinearLayer*> LinearAt(uint32_t layer) const;
   bool has_attention() const;
-  kernels::LinearShape ShapeOf(const LinearLayer& layer) const;
 
   const std::shared_ptr<Client> client;
   ashlar::Model model;

@@ -35,7 +35,7 @@ Status CheckSpan(const CacheState& cache, const Text& text, const std::string& f
     if (given == text.span_count) return Invalid(field, ".span_count: layer ", layer, " is missing");
     const SpanRows& rows = text.span[given];
     const std::string at = absl::StrCat(field, ".span[", given++, "]");
-    const SpanRowBytes bytes = SpanRowBytesOf(*linear, ashlar::DType::kF32);
+    const SpanRowBytes bytes = SpanRowBytesOf(*linear, DType::kF32);
     if (rows.layer != layer) return Invalid(at, ".layer: ", rows.layer, " in place of ", layer);
     if (rows.keys == nullptr && bytes.keys > 0) return Invalid(at, ".keys: null");
     if (rows.values == nullptr && bytes.values > 0) return Invalid(at, ".values: null");
@@ -66,10 +66,10 @@ class SpanCopy {
   CapturedSpan Stage(const Text& text, Staging::Held& held) const {
     CapturedSpan span{.begin = text.span_begin, .linear = {}};
     const SpanRows* from = text.span;
-    const ashlar::DType dtype = cache_.prefixes.span_dtype;
+    const DType dtype = cache_.prefixes.span_dtype;
     ForLinear([&](uint32_t layer, const LinearLayer& linear) {
       const SpanRowBytes rows = SpanRowBytesOf(linear, dtype);
-      const auto f32 = ashlar::DType::kF32;
+      const auto f32 = DType::kF32;
       span.linear.push_back({.layer = layer,
                              .keys = Place(from->keys, rows.keys, dtype, held),
                              .values = Place(from->values, rows.values, dtype, held),
@@ -90,16 +90,16 @@ class SpanCopy {
     }
   }
 
-  std::byte* Place(const float* rows, uint64_t row_bytes, ashlar::DType dtype, Staging::Held& held) const {
+  std::byte* Place(const float* rows, uint64_t row_bytes, DType dtype, Staging::Held& held) const {
     if (row_bytes == 0) return nullptr;
     std::byte* const placed = held.Take(tokens_ * row_bytes);
     const uint64_t numbers = tokens_ * row_bytes / ElementBytes(dtype);
-    if (dtype == ashlar::DType::kF32) {
+    if (dtype == DType::kF32) {
       std::memcpy(placed, rows, tokens_ * row_bytes);
       return placed;
     }
     for (uint64_t i = 0; i < numbers; ++i) {
-      kernels::WriteElement(static_cast<kernels::DType>(dtype), placed, static_cast<int64_t>(i), rows[i]);
+      kernels::WriteElement(dtype, placed, static_cast<int64_t>(i), rows[i]);
     }
     return placed;
   }

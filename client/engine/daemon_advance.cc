@@ -21,8 +21,7 @@ struct Widths {
 }  // namespace
 
 uint64_t DaemonAdvance::StateBytes(const State& state) const {
-  return uint64_t{layer_.value_heads} * layer_.d_k * layer_.d_v *
-         kernels::ElementBytes(static_cast<kernels::DType>(state.dtype));
+  return uint64_t{layer_.value_heads} * layer_.d_k * layer_.d_v * ElementBytes(state.dtype);
 }
 
 uint64_t DaemonAdvance::Room(std::span<const ChainPiece> pieces, uint64_t tokens) const {
@@ -49,7 +48,7 @@ float* DaemonAdvance::CopyIn(const float* rows, int64_t stride, uint64_t first, 
 
 RunningState DaemonAdvance::CopyIn(const State& state, Staging::Held& held, bool with_content) const {
   const uint64_t bytes = StateBytes(state), exponents = layer_.value_heads * sizeof(int32_t);
-  RunningState copy{.data = held.Take(bytes), .dtype = static_cast<kernels::DType>(state.dtype)};
+  RunningState copy{.data = held.Take(bytes), .dtype = state.dtype};
   if (state.exponents != nullptr) copy.exponents = reinterpret_cast<int32_t*>(held.Take(exponents));
   if (!with_content) return copy;
   std::memcpy(copy.data, state.data, bytes);

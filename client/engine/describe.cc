@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "kernels/linear.h"
 #include "proto/limits.h"
 
 namespace ashlar::engine {
@@ -28,9 +27,8 @@ std::string Given(const char* text) {
 }
 
 absl::StatusOr<ashlar::Rope> Describe(const Rope& rope, const std::string& field) {
-  ashlar::Rope described{
-      .kind = static_cast<ashlar::RopeKind>(rope.kind), .rotary_dim = rope.rotary_dim, .scale = rope.scale};
-  if (rope.kind == RopeKind::kNone) return described;
+  ashlar::Rope described{.kind = rope.style, .rotary_dim = rope.rotary_dim, .scale = rope.scale};
+  if (rope.style == RopeStyle::kNone) return described;
   if (rope.rotary_dim > limits::kMaxHeadDim) return Bad(field, ".rotary_dim: more than ", limits::kMaxHeadDim);
   if (rope.frequencies == nullptr) return Bad(field, ".frequencies: null");
   described.frequencies.assign(rope.frequencies, rope.frequencies + rope.rotary_dim / 2);
@@ -40,15 +38,14 @@ absl::StatusOr<ashlar::Rope> Describe(const Rope& rope, const std::string& field
 absl::StatusOr<ashlar::Layer> DescribeLinear(const Layer& layer, const std::string& field) {
   absl::StatusOr<ashlar::Rope> rope = Describe(layer.rope, field + ".rope");
   if (!rope.ok()) return rope.status();
-  const auto family = static_cast<kernels::Family>(layer.family);
-  LinearLayer linear{.family = static_cast<LinearFamily>(layer.family),
+  LinearLayer linear{.family = layer.family,
                      .key_heads = layer.key_heads,
                      .value_heads = layer.value_heads,
                      .d_k = layer.d_k,
                      .d_v = layer.d_v,
-                     .state_dtype = static_cast<ashlar::DType>(layer.state_dtype),
-                     .transition = static_cast<TransitionKind>(kernels::NaturalForm(family)),
-                     .order = static_cast<StateOrderKind>(layer.order),
+                     .state_dtype = layer.state_dtype,
+                     .transition = NaturalForm(layer.family),
+                     .order = layer.order,
                      .conv_channels = layer.conv_channels,
                      .conv_kernel = layer.conv_kernel,
                      .rope = *std::move(rope)};
@@ -73,10 +70,10 @@ absl::StatusOr<ashlar::Layer> Describe(const Layer& layer, const std::string& fi
                                 .kv_heads = layer.kv_heads,
                                 .key_dim = layer.key_dim,
                                 .value_dim = layer.value_dim,
-                                .dtype = static_cast<ashlar::DType>(layer.dtype),
+                                .dtype = layer.dtype,
                                 .scales = layer.scales,
                                 .rope = *std::move(rope),
-                                .stored = static_cast<ashlar::StoredKeys>(layer.stored)};
+                                .stored = layer.stored};
 }
 
 }  // namespace

@@ -100,8 +100,7 @@ kernels::TokenInputs InputsOf(const TokenRows& rows) {
 }
 
 std::vector<void*> HeadsOf(const State& state, const kernels::LinearShape& shape) {
-  const uint64_t bytes =
-      uint64_t(shape.d_k) * shape.d_v * kernels::ElementBytes(static_cast<kernels::DType>(state.dtype));
+  const uint64_t bytes = uint64_t(shape.d_k) * shape.d_v * ElementBytes(state.dtype);
   std::vector<void*> heads;
   for (int32_t head = 0; head < shape.heads; ++head)
     heads.push_back(static_cast<std::byte*>(state.data) + head * bytes);
@@ -116,7 +115,7 @@ void AdvanceHere(const kernels::LinearShape& shape, const LayerAdvance& advance,
   copies.reserve(pieces.size());
   const auto view = [&](const State& state) {
     copy_heads.push_back(HeadsOf(state, shape));
-    return kernels::StateView{copy_heads.back().data(), static_cast<kernels::DType>(state.dtype), state.exponents};
+    return kernels::StateView{copy_heads.back().data(), state.dtype, state.exponents};
   };
   std::vector<kernels::SeamStep> steps;
   int64_t token = 0;
@@ -136,7 +135,7 @@ void AdvanceHere(const kernels::LinearShape& shape, const LayerAdvance& advance,
       .AdvanceSeam({.shape = shape,
                     .steps = steps,
                     .inputs = InputsOf(advance.inputs),
-                    .state = {heads.data(), static_cast<kernels::DType>(advance.state.dtype), advance.state.exponents},
+                    .state = {heads.data(), advance.state.dtype, advance.state.exponents},
                     .out = advance.out,
                     .out_stride = advance.out_stride},
                    queue)
@@ -146,10 +145,10 @@ void AdvanceHere(const kernels::LinearShape& shape, const LayerAdvance& advance,
 void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, kernels::Queue& queue) {
   const bool captures = alone.run->transition;
   std::vector<void*> heads = HeadsOf(alone.state, shape);
-  const kernels::StateView end{heads.data(), static_cast<kernels::DType>(alone.state.dtype), alone.state.exponents};
+  const kernels::StateView end{heads.data(), alone.state.dtype, alone.state.exponents};
   const auto zero = [&] {
     const uint64_t numbers = uint64_t(shape.heads) * shape.d_k * shape.d_v;
-    std::memset(alone.state.data, 0, numbers * kernels::ElementBytes(end.dtype));
+    std::memset(alone.state.data, 0, numbers * ElementBytes(end.dtype));
     if (alone.state.exponents != nullptr) std::fill_n(alone.state.exponents, shape.heads, 0);
   };
   if (alone.out != nullptr || !captures) {
@@ -176,8 +175,8 @@ void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, ke
   skip(interior.g, interior.g_stride);
   skip(interior.beta, interior.beta_stride);
   interior.tokens = static_cast<int64_t>(alone.run->capture_end - alone.run->capture_begin);
-  const auto form = kernels::NaturalForm(shape.family);
-  const int64_t numbers = kernels::TransitionBytes(shape, form, 0, kernels::DType::kF32) / int64_t{sizeof(float)};
+  const auto form = NaturalForm(shape.family);
+  const int64_t numbers = kernels::TransitionBytes(shape, form, 0, DType::kF32) / int64_t{sizeof(float)};
   std::vector<void*> transitions;
   for (int32_t head = 0; head < shape.heads; ++head) transitions.push_back(alone.transition + head * numbers);
   kernels::Host()

@@ -11,6 +11,7 @@
 #include "client/engine/cache_state.h"
 #include "client/engine/staging.h"
 #include "kernels/kernels.h"
+#include "kernels/layer_shape.h"
 
 namespace ashlar::engine {
 
@@ -45,7 +46,7 @@ void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, ke
 class DaemonAdvance {
  public:
   DaemonAdvance(CacheState& cache, const ashlar::Match& match, const LinearLayer& layer, const LayerAdvance& advance)
-      : cache_(cache), match_(match), layer_(layer), shape_(cache.ShapeOf(layer)), advance_(advance) {}
+      : cache_(cache), match_(match), layer_(layer), shape_(kernels::ShapeOf(layer)), advance_(advance) {}
 
   // False: it could not be done; states and outputs may hold anything. `lost`: segments found unusable are added.
   bool Run(std::span<const ChainPiece> pieces, std::vector<uint32_t>& lost);

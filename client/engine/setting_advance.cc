@@ -6,6 +6,7 @@
 #include "client/engine/layer_run.h"
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
+#include "kernels/layer_shape.h"
 
 namespace ashlar::engine {
 
@@ -19,7 +20,7 @@ const Setting::Rebuilt& Setting::RebuiltPrefix(uint32_t layer, const MappedTuple
   Rebuilt& rebuilt = entry->second;
   if (!made) return rebuilt;
   const auto& linear = std::get<LinearLayer>(cache_.layout().layers[layer]);
-  const kernels::LinearShape shape = cache_.ShapeOf(linear);
+  const kernels::LinearShape shape = kernels::ShapeOf(linear);
   rebuilt.state.resize(uint64_t{linear.value_heads} * linear.d_k * linear.d_v);
   const SpanInputs inputs(linear, *match_->prefix_span(), layer);
   const kernels::SeamStep steps[] = {{.interior = &checkpoint.view},
@@ -29,7 +30,7 @@ const Setting::Rebuilt& Setting::RebuiltPrefix(uint32_t layer, const MappedTuple
       .AdvanceSeam({.shape = shape, .steps = steps, .inputs = inputs.inputs(), .state = {.heads = heads.data()}},
                    queue())
       .Wait();
-  for (void* const head : heads) rebuilt.heads.push_back({.form = kernels::TransitionForm::kZero, .state = head});
+  for (void* const head : heads) rebuilt.heads.push_back({.form = TransitionForm::kZero, .state = head});
   rebuilt.conv_tail = inputs.ConvTail(checkpoint.conv_tail);
   return rebuilt;
 }
@@ -59,7 +60,7 @@ Status Setting::GetTuple(uint32_t step, uint32_t layer, Tuple* out) {
   heads.clear();
   for (uint32_t i = 0; i < count; ++i) {
     const kernels::HeadTuple& head = view.tuple.heads[i];
-    heads.push_back({.form = static_cast<uint8_t>(head.form),
+    heads.push_back({.form = head.form,
                      .rank = head.rank,
                      .transition = head.transition,
                      .state = head.state,
@@ -67,8 +68,8 @@ Status Setting::GetTuple(uint32_t step, uint32_t layer, Tuple* out) {
   }
   *out = {.heads = heads.data(),
           .head_count = count,
-          .transition_dtype = static_cast<DType>(view.tuple.transition_dtype),
-          .state_dtype = static_cast<DType>(view.tuple.state_dtype),
+          .transition_dtype = view.tuple.transition_dtype,
+          .state_dtype = view.tuple.state_dtype,
           .position = static_cast<uint64_t>(view.tuple.position),
           .conv_tail = view.conv_tail};
   return {};
@@ -77,7 +78,7 @@ Status Setting::GetTuple(uint32_t step, uint32_t layer, Tuple* out) {
 Status Setting::Advance(const LayerAdvance& advance) {
   const auto linear = cache_.LinearAt(advance.layer);
   if (!linear.ok()) return ToStatus(linear.status());
-  const kernels::LinearShape shape = cache_.ShapeOf(**linear);
+  const kernels::LinearShape shape = kernels::ShapeOf(**linear);
   if (Status status = CheckState(advance.state, "advance.state"); !status.ok()) return status;
   const TokenRows& rows = advance.inputs;
   if (Status status = CheckRows(shape, rows, advance.out != nullptr, "advance.inputs"); !status.ok()) return status;

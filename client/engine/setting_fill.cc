@@ -134,7 +134,7 @@ PublishOutcome Setting::Publish(uint32_t missing, const ComputedRun& computed) {
     const auto& layer = std::get<LinearLayer>(layout.layers[linear[i].layer]);
     const uint64_t size = TensorBytes(layer).transition;
     std::byte* const stored = held->Take(size);
-    if (layer.transition == TransitionKind::kDense) {
+    if (layer.transition == TransitionForm::kDense) {
       dense.push_back({linear[i].layer, linear[i].transition, linear[i].decay, stored});
     } else {
       std::memcpy(stored, linear[i].transition, size);

@@ -4,7 +4,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tensor/types.h"
+
 namespace ashlar::engine {
+
+using ashlar::DType;
+using ashlar::Family;
+using ashlar::RopeStyle;
+using ashlar::StateOrder;
+using ashlar::StoredKeys;
+using ashlar::TransitionForm;
 
 enum class Code : int32_t {
   kOk = 0,
@@ -29,24 +38,10 @@ struct Status {
 
 // ---------------------------------------------------------------------------------------------------- the model
 
-enum class DType : uint8_t { kF32 = 1, kF16 = 2, kBF16 = 3, kF8E4M3 = 4, kF8E5M2 = 5 };
-enum class RopeKind : uint8_t { kNone = 0, kHalfSplit = 1, kInterleaved = 2 };
-enum class StoredKeys : uint8_t { kZeroBased = 1, kUnrotated = 2 };
-enum class StateOrder : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
-enum class Family : uint8_t {
-  kRetnet = 1,
-  kLightning = 2,
-  kMamba2 = 3,
-  kMamba1 = 4,
-  kGla = 5,
-  kDeltanet = 6,
-  kGdn = 7,
-  kKda = 8
-};
 enum class LayerKind : uint8_t { kGqa = 1, kMla = 2, kLinear = 3 };
 
 struct Rope {
-  RopeKind kind = RopeKind::kNone;
+  RopeStyle style = RopeStyle::kNone;
   uint32_t rotary_dim = 0;
   double scale = 1.0;
   const double* frequencies = nullptr;  // [rotary_dim / 2], radians a position
