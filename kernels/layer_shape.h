@@ -1,5 +1,5 @@
-// What kernels take for a layer that an engine has declared (tensor/layer.h). Tables and frequencies stay the layer's:
-// it must outlive what points to them.
+// Converts a layer that an engine has declared (tensor/layer.h) to the kernels' form. Tables and frequencies stay the
+// layer's: the layer must outlive the result.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// How bad input is refused: INVALID_ARGUMENT, with a message that names the field first.
+// Invalid: refuses bad input with INVALID_ARGUMENT and a message that names the field first.
 #pragma once
 
 #include "absl/status/status.h"

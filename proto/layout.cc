@@ -97,7 +97,7 @@ absl::Status CheckAttention(const std::string& field, const AttentionLayer& laye
   });
 }
 
-// How many numbers a family's mathematics needs beside the tokens (HYPIC §4.2).
+// Returns the count of numbers that a family's mathematics needs beside the tokens (HYPIC §4.2).
 absl::StatusOr<uint64_t> DecayNumbersOf(const std::string& field, const LinearLayer& layer) {
   switch (layer.family) {
     case Family::kRetnet:

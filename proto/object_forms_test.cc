@@ -68,7 +68,7 @@ ObjectHeader FormsHeader() {
   return header;
 }
 
-// What the table says of every head, by (layer, head).
+// Returns the form and rank of every head in the table, by (layer, head).
 std::map<std::pair<uint32_t, uint32_t>, std::tuple<TransitionForm, uint32_t>> HeadsOf(const ObjectHeader& header) {
   std::map<std::pair<uint32_t, uint32_t>, std::tuple<TransitionForm, uint32_t>> heads;
   for (const Part& part : header.parts) {

@@ -1,5 +1,5 @@
-// One layer's shape and what its mathematics needs besides tokens, as an engine declares it. proto/layout.h says what
-// of it makes sense (Validate) and how it is encoded; kernels/layer_shape.h what kernels take for it.
+// One layer's shape and the numbers that its mathematics needs besides tokens, as an engine declares it. proto/layout.h
+// validates and encodes it; kernels/layer_shape.h converts it to the kernels' form.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
-// The words for cached tensors that everything else is said in: element types, how keys stand, families of linear
-// layers, how their transitions and states are stored. The contract (proto/) and the mathematics (kernels/) both speak
-// them.
+// The basic types of cached tensors: element types, stored forms of keys, families of linear layers, stored forms of
+// their transitions and states. The contract (proto/) and the mathematics (kernels/) both use them.
 //
 // Numbers are part of the layout's canonical encoding and of the object format (docs/formats.md): never reuse one.
 #pragma once
@@ -32,14 +31,14 @@ enum class AttentionKind : uint8_t {
   kMla = 2,  // one latent row a token is both key and value; a second row, shared by all heads, is the rotary key part
 };
 
-// Which of a head's dimensions turn together: i with i + rotary_dim / 2, or 2i with 2i + 1.
+// The dimensions of a head that turn together: i with i + rotary_dim / 2, or 2i with 2i + 1.
 enum class RopeStyle : uint8_t { kNone = 0, kHalfSplit = 1, kInterleaved = 2 };
 
-// How keys are stored: turned as if their text began at position 0, or not turned at all.
+// The stored form of keys: turned as if their text began at position 0, or not turned at all.
 enum class StoredKeys : uint8_t { kZeroBased = 1, kUnrotated = 2 };
 
-// How a token's transition T_t and write u_t are made (HYPIC §4.2). Decay acts before the erase and scales the old
-// state only.
+// The recurrence of a family: its transition T_t and write u_t for a token (HYPIC §4.2). Decay acts before the erase
+// and scales the old state only.
 enum class Family : uint8_t {
   kRetnet = 1,     // T = e^{d} I, d = decay_table[head];             u = k vᵀ
   kLightning = 2,  // as kRetnet
@@ -51,8 +50,8 @@ enum class Family : uint8_t {
   kKda = 8,        // T = (I − β k kᵀ) diag(e^{g}), g ∈ R^{d_k};      u = β k vᵀ
 };
 
-// How a transition is stored. Scalar and diagonal decays are logarithms: their products are sums, and never vanish.
-// Layouts declare the first four; single heads of a dense layer may be stored as one of the others.
+// The stored form of a transition. Scalar and diagonal decays are logarithms: their products are sums, and never
+// vanish. Layouts declare the first four; single heads of a dense layer may be stored as one of the others.
 enum class TransitionForm : uint8_t {
   kScalar = 1,       // one fp32: T = e^{x} I
   kDiagonal = 2,     // [d_k] fp32: T = diag(e^{x})
@@ -81,14 +80,15 @@ constexpr TransitionForm NaturalForm(Family family) {
   }
   return TransitionForm::kZero;
 }
-// Whether tokens erase what their key reads (the delta rule). These need β in [0, 1] or so; mamba's β is dt.
+// Returns whether tokens erase what their key reads (the delta rule). These families need β in [0, 1] or so; mamba's β
+// is dt.
 constexpr bool Erases(Family family) {
   return family == Family::kDeltanet || family == Family::kGdn || family == Family::kKda;
 }
 
-// How a state lies in memory. kKeyFirst: S is [d_k, d_v], a transition acts from the left, S' = T S.
-// kValueFirst: the state is Sᵀ, [d_v, d_k], a dense transition is stored as Tᵀ and acts from the right, Sᵀ' = Sᵀ Tᵀ.
-// Factors, diagonals and decay tables are the same in both.
+// The order of a state in memory. kKeyFirst: S is [d_k, d_v], a transition acts from the left, S' = T S. kValueFirst:
+// the state is Sᵀ, [d_v, d_k], a dense transition is stored as Tᵀ and acts from the right, Sᵀ' = Sᵀ Tᵀ. Factors,
+// diagonals and decay tables are the same in both.
 enum class StateOrder : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
 
 }  // namespace ashlar

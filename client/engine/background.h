@@ -1,4 +1,4 @@
-// Calls of the daemon that an engine has started and does not wait for.
+// Background: runs calls of the daemon that an engine has started and does not wait for.
 #pragma once
 
 #include <condition_variable>
@@ -34,7 +34,7 @@ class Background {
 
   ~Background();  // runs what has been started
 
-  // Null: so many are waiting already.
+  // Null: too many are waiting already.
   std::shared_ptr<Task> Start(std::function<void()> work);
 
  private:

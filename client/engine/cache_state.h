@@ -1,4 +1,5 @@
-// What is behind a Cache: the session, the model, the memory, and what its requests share.
+// CacheState, the implementation behind Cache: the session, the model, the memory, and the state that its requests
+// share.
 #pragma once
 
 #include <atomic>
@@ -20,13 +21,13 @@ namespace ashlar::engine {
 struct CacheState {
   using Milliseconds = std::chrono::milliseconds;
 
-  // Opens the model on a client, in a memory that is there already or, without a region, is made as the options say.
+  // Opens the model on a client, in the memory of `region` or, if that is empty, in memory made as the options say.
   static absl::StatusOr<std::unique_ptr<CacheState>> Open(std::shared_ptr<Client> client, Region region,
                                                           const OpenOptions& options);
 
   bool has_pages() const { return !places.empty(); }
   const ashlar::Layout& layout() const { return model.layout(); }
-  // INVALID_ARGUMENT where the layer is none, or no linear one.
+  // INVALID_ARGUMENT if there is no such layer, or it is not linear.
   absl::StatusOr<const LinearLayer*> LinearAt(uint32_t layer) const;
   bool has_attention() const;
 
@@ -42,7 +43,7 @@ struct CacheState {
   Milliseconds land{0}, quiet{0};
   std::unique_ptr<kernels::Workers> workers;  // null: the calling thread works alone
 
-  // In the order in which they depend on each other: what is started ends first.
+  // In the order of their dependence: work that was started ends first.
   Staging staging;
   Quarantine quarantine;
   std::mutex stored_mutex;

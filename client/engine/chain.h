@@ -1,4 +1,5 @@
-// The steps that set a prompt: what is taken from the cache, in the prompt's order, and runs between that are computed.
+// BuildSteps: the steps that set a prompt, which are parts taken from the cache, in the prompt's order, and computed
+// runs between them.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,9 @@ struct CachedRun {
   uint64_t begin = 0, end = 0;
 };
 
-// Of a prompt of `tokens` tokens. `cached` ascends; what begins before the one before it has ended is left out. Runs
-// are cut where states are wanted, at depths `captures`, which ascend; depths inside of what is cached are left out.
+// Builds the steps of a prompt of `tokens` tokens. `cached` ascends; a part that begins before the end of the one
+// before is left out. Runs are cut at the depths `captures`, ascending, at which states are wanted; depths inside of
+// cached parts are left out.
 std::vector<Step> BuildSteps(uint64_t tokens, std::span<const CachedRun> cached, std::span<const uint64_t> captures);
 
 }  // namespace ashlar::engine

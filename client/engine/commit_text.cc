@@ -47,7 +47,7 @@ Status CheckSpan(const CacheState& cache, const Text& text, const std::string& f
   return {};
 }
 
-// Where a span's rows go, and in which types: as PartForm says, 16 bits where the layout's states have so many.
+// The places and types of a span's rows, as PartForm says: 16 bits if the layout's states have 16.
 class SpanCopy {
  public:
   SpanCopy(const CacheState& cache, uint64_t tokens) : cache_(cache), tokens_(tokens) {}

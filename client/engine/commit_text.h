@@ -1,4 +1,4 @@
-// A text that an engine has run through its model, offered for later texts to resume from.
+// CommitText: offers a text that an engine has run through its model for later texts to resume from.
 #pragma once
 
 #include <string>
@@ -9,12 +9,14 @@
 
 namespace ashlar::engine {
 
-// kInvalidArgument named behind `field`, kFailedPrecondition for a cache that was opened without capture_tokens.
+// kInvalidArgument names the field behind `field`; kFailedPrecondition for a cache that was opened without
+// capture_tokens.
 Status CheckText(const CacheState& cache, const Text& text, const std::string& field);
 
-// Waits. `text` has been checked; its outcomes are written. `began`: what it began as; may be null.
+// Commits and waits. `text` has been checked; its outcomes are written. `began`: the request of its prompt; may be
+// null.
 void CommitText(CacheState& cache, const Text& text, const Setting* began);
-// The same without asking: all outcomes are this one.
+// Writes the same outcome for all checkpoints, without asking the daemon.
 void SetOutcomes(const Text& text, CommitOutcome outcome);
 
 }  // namespace ashlar::engine

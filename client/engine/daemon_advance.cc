@@ -1,4 +1,5 @@
-// The daemon advances a layer: inputs are copied into memory that it sees, and results back once they are right.
+// Advancing a layer by the daemon: inputs are copied into memory that it sees, and results are copied back once they
+// are right.
 #include <algorithm>
 #include <cstring>
 #include <utility>

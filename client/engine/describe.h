@@ -1,4 +1,4 @@
-// The engine's plain structs, as the client's calls take them.
+// Converts the engine's plain structs to the arguments of the client's calls.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,18 @@ struct DescribedModel {
   CostModel cost;
 };
 
-// Reads what the pointers name, no more. INVALID_ARGUMENT: "model.layers[3].decay_table: null". What else makes no
-// sense is left to OpenModel.
+// Reads what the pointers name, no more. INVALID_ARGUMENT: "model.layers[3].decay_table: null". OpenModel refuses other
+// invalid values.
 absl::StatusOr<DescribedModel> Describe(const Model& model);
 
-// Errors of the layout begin with "layout."; of this API that is "model.".
+// Renames errors of the layout, which begin with "layout.", to "model.", as this API names it.
 absl::Status NameModel(const absl::Status& status);
 
-// The engine's own places. INVALID_ARGUMENT where pointer and count disagree.
+// Reads the engine's own places. INVALID_ARGUMENT if pointer and count disagree.
 absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens);
 
-// Pages of a shard's attention layers one behind the other: keys of all pages, then values, then scales. `bytes`: what
-// they take; 0 without attention.
+// Places the pages of a shard's attention layers one behind the other: keys of all pages, then values, then scales.
+// `bytes`: the bytes that they take; 0 without attention.
 struct PlacedPages {
   PagedCache pages;
   uint64_t bytes = 0;

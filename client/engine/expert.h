@@ -1,4 +1,4 @@
-// For engines in C++ that use the calls below beside the small API, on what it has opened.
+// Calls for engines in C++ that use the client's own API (ashlar/client.h) beside the small one.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace ashlar::engine {
 
-// Opens a cache on a client that outlives it, in a region of that client's with the pages where the options say (which
-// name no sockets); without a region, as Open does.
+// Opens a cache on a client that outlives it, in a region of that client with the pages at the options' places (the
+// options name no sockets); without a region, as Cache::Open.
 Status OpenOn(Client& client, const Region& region, const OpenOptions& options, Cache* out);
 
 ashlar::Model& ModelOf(const Cache& cache);
-// Layers that the daemon has advanced so far.
+// Returns how many layers the daemon has advanced so far.
 uint64_t DaemonAdvances(const Cache& cache);
-// Null before anything was looked up.
+// Returns null before any look-up.
 const ashlar::Match* MatchOf(const Request& request);
-// As Request::StepTuple, for the library's kernels. Where the step is a prefix with a span (MatchOf()->prefix_span()),
-// only behind WaitLayer; else to be read only behind it. Until the next kRestart.
+// As Request::StepTuple, for the library's kernels. If the step is a prefix with a span (MatchOf()->prefix_span()),
+// call it after WaitLayer; else only reading must wait for WaitLayer. Valid until the next kRestart.
 Status ViewOf(const Request& request, uint32_t step, uint32_t layer, kernels::TupleView* tuple, const void** conv_tail);
 
 }  // namespace ashlar::engine

@@ -1,4 +1,4 @@
-// One linear layer advanced along a part of a prompt's chain: by kernels in this process, or by the daemon.
+// Advancing one linear layer along a part of a prompt's chain, by kernels in this process or by the daemon.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace ashlar::engine {
 
-// A cached step, or a run of the inputs; and where the state behind it is wanted.
+// A cached step, or a run of the inputs; and the copy of the state behind it.
 struct ChainPiece {
   const Step* cached = nullptr;  // null: a run
   uint32_t step = 0;             // of the plan, where cached
@@ -27,19 +27,20 @@ struct ChainPiece {
 Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const LayerAdvance& advance,
                 std::vector<ChainPiece>& pieces);
 
-// Of `tokens` at least one row each of what the family has. kInvalidArgument names the field behind `field`.
+// Checks that there is at least one row a token, for `tokens` tokens, of each input of the family. kInvalidArgument
+// names the field behind `field`.
 Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool outputs, const std::string& field);
 Status CheckState(const State& state, const std::string& field);
 kernels::TokenInputs InputsOf(const TokenRows& rows);
 
-// The heads of a state that lie one behind the other.
+// Returns the addresses of the heads of a state, which lie one behind the other.
 std::vector<void*> HeadsOf(const State& state, const kernels::LinearShape& shape);
 
-// By kernels in this process. `views`: one a piece, of those that are cached.
+// Advances by kernels in this process. `views`: one for each cached piece.
 void AdvanceHere(const kernels::LinearShape& shape, const LayerAdvance& advance, std::span<const ChainPiece> pieces,
                  std::span<const kernels::TupleView> views, kernels::Queue& queue);
 
-// From a zero state: outputs and tuple.
+// Computes outputs and tuple from a zero state.
 void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, kernels::Queue& queue);
 
 // By the daemon, in as many calls as its limits ask for. Pieces are interiors and runs.

@@ -1,4 +1,4 @@
-// Threads that an engine lends, as kernels take them.
+// LentWorkers: the threads that an engine lends, in the form that kernels take.
 #pragma once
 
 #include "ashlar/engine.h"

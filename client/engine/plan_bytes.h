@@ -1,9 +1,10 @@
-// A plan as a string of bytes: what a scheduler's look-up found, for the processes that land it.
+// EncodePlan, DecodePlan: a plan as a string of bytes, by which a scheduler passes its look-up to the processes that
+// land it.
 //
 //   magic "ASPL" | version u32 | bytes u64 | fields | XXH3-64 of all before it
 //
-// Little endian, fixed order, lists with their counts before them. The bytes are no right: the lease is. They say what
-// to ask the daemon for, and each process checks its answer.
+// Little endian, fixed order, lists with their counts before them. The bytes give no right; the lease does. They say
+// which objects to ask the daemon for, and each process checks the daemon's answer.
 #pragma once
 
 #include <array>

@@ -1,4 +1,5 @@
-// Memory that the daemon may still write into: pages of landings and staging of compositions whose end is not known.
+// Quarantine: memory that the daemon may still write: pages of landings, and staging memory of compositions, whose end
+// is not known.
 #pragma once
 
 #include <chrono>
@@ -12,7 +13,7 @@
 
 namespace ashlar::engine {
 
-// Thread-safe. Its end waits until all is quiet.
+// Thread-safe. Its destructor waits until all memory is quiet.
 class Quarantine {
  public:
   // The pages go back to the engine by Take.
@@ -20,8 +21,8 @@ class Quarantine {
   // The memory goes back to the staging, which outlives this.
   void Keep(Composition composition, Staging::Held memory);
 
-  // Pages that are quiet now, of which nobody was told yet: how many. Waits up to `timeout` for the first, if there are
-  // any to wait for.
+  // Returns how many pages are quiet now that were not returned before, and writes them to `pages`. Waits up to
+  // `timeout` for the first, if there are any to wait for.
   uint64_t Take(std::span<int32_t> pages, std::chrono::milliseconds timeout);
 
  private:

@@ -14,7 +14,7 @@ Status Pending() {
   return {.code = Code::kPending};
 }
 
-// Whether the setting is this thread's: not while it is being started.
+// Returns kOk if this thread may use the setting: not while it is being started.
 Status Ready(const RequestState* request) {
   if (request == nullptr) return MakeStatus(Code::kFailedPrecondition, "the request was not begun");
   return request->starting != nullptr && !request->starting->done() ? Pending() : Status();

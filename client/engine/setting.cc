@@ -129,7 +129,6 @@ void Setting::LandWhat(std::vector<LandSegment> wanted) {
   const bool attends = cache_.has_attention();
   for (LandSegment& segment : wanted) {
     Use(segment.segment, true);
-    // PRESENT
     segment.tuples_only = !attends;
   }
   wanted_ = std::move(wanted);

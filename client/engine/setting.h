@@ -1,4 +1,4 @@
-// What is behind a Request: one prompt being set, from its look-up to the verdict.
+// Setting, the implementation behind Request: one prompt being set, from its look-up to the verdict.
 #pragma once
 
 #include <array>
@@ -31,17 +31,17 @@ class Setting {
   Setting(const Setting&) = delete;
   Setting& operator=(const Setting&) = delete;
 
-  // Take what is asked for; `field` names it. Nothing is asked of the daemon.
+  // Read the arguments; `field` names them. Nothing is asked of the daemon yet.
   Status Take(const Prompt& prompt, const std::string& field);
   Status Take(const PlanToLand& plan, const std::string& field);
-  // Ask the daemon, and wait: of prompts together, of a plan.
+  // Ask the daemon, and wait: Begin for several prompts together, Attach for a plan.
   static void Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>> settings);
   void Attach();
   Status TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field);
-  // For LookAgain: the same ones, or others.
+  // For LookAgain, which may take the same pages or others.
   Status TakeOtherPages(const int32_t* page_table, uint64_t page_count);
   void LookAgain();
-  // Every segment is a miss, and nothing was asked.
+  // Makes every segment a miss, without asking the daemon.
   void Miss(MissReason reason);
 
   CacheState& cache() { return cache_; }
@@ -71,7 +71,7 @@ class Setting {
     kernels::TupleView tuple;
     const void* conv_tail = nullptr;
   };
-  // Of a step that is not computed, and a linear layer; of a rebuilt prefix only behind ReachLayer.
+  // The view of a step that is not computed, in a linear layer; for a rebuilt prefix only after ReachLayer.
   // kFailedPrecondition: released.
   Status View(uint32_t step, uint32_t layer, StepView* out);
   Status GetTuple(uint32_t step, uint32_t layer, Tuple* out);
@@ -100,7 +100,7 @@ class Setting {
   void MakePlan();
 
   void ReserveMissing();
-  // Waits for the landing: its pages are the engine's again, or in quarantine.
+  // Waits for the landing; then its pages are the engine's again, or in quarantine.
   void EndLanding(std::chrono::milliseconds patience);
   void KeepPages();
   void AbandonAll();
@@ -112,7 +112,7 @@ class Setting {
   const Rebuilt& RebuiltPrefix(uint32_t layer, const MappedTuple& checkpoint);
 
   CacheState& cache_;
-  // What was asked for.
+  // The arguments of the request.
   std::span<const int32_t> tokens_;  // empty of a plan
   uint64_t token_count_ = 0;
   std::vector<uint64_t> lengths_;
@@ -123,7 +123,7 @@ class Setting {
   bool fill_ = false;
   std::optional<PlannedLanding> planned_;
 
-  // What was found, and becomes of it.
+  // The hits, and their state.
   std::optional<ashlar::Match> match_;
   std::optional<ashlar::Landing> landing_;
   std::vector<LandSegment> wanted_;
@@ -156,7 +156,7 @@ struct RequestState {
   bool cancelled = false;                      // while it was starting
 };
 
-// What this library's own parts, and engines in C++ (expert.h), reach behind handles.
+// Gives this library's own parts, and engines in C++ (expert.h), access behind handles.
 struct Access {
   static CacheState* Of(const Cache& cache) { return cache.impl_; }
   static std::shared_ptr<Setting> Shared(const Request& request) {

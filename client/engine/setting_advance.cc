@@ -1,4 +1,4 @@
-// What a plan takes from the cache, for kernels: the engine's own, the library's in this process, or the daemon's.
+// The cached parts of a plan, for kernels: the engine's own, the library's in this process, or the daemon's.
 #include <algorithm>
 #include <cstring>
 #include <utility>

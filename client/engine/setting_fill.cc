@@ -1,4 +1,4 @@
-// What a prompt misses and this engine computes alone: reserved, published, given up.
+// Filling: runs that a prompt misses and this engine computes alone are reserved, published or given up.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -12,7 +12,8 @@
 namespace ashlar::engine {
 namespace {
 
-// A miss that a publish would mend; where the daemon is gone or swamped, asking it for more would only cost time.
+// Returns whether a publish would mend the miss. If the daemon is gone or overloaded, asking it for more would only
+// cost time.
 bool WorthFilling(MissReason reason) {
   switch (reason) {
     case MissReason::kNeverSeen:
@@ -83,7 +84,7 @@ void Setting::ReserveMissing() {
   const bool there = std::ranges::any_of(
       reservations, [](const Reservation& r) { return r.outcome == ReserveOutcome::kAlreadyPresent; });
   if (runs_.empty() && !there) return;
-  // Filling takes pages, too, and much longer than to land again what was found.
+  // Filling takes pages, too, and much longer than landing the hits again.
   EndLanding(cache_.land);
   filling_ = true;
   if (runs_.empty() && !pages_kept_) LookAgain();  // it has been published meanwhile
@@ -162,7 +163,7 @@ void Setting::Abandon(uint32_t missing) {
 void Setting::AbandonAll() {
   std::erase_if(reservations_, [](const Reservation& reservation) { return !reservation.granted(); });
   if (!reservations_.empty()) {
-    // Where the queue is full, the daemon reclaims them by its own deadline.
+    // If the queue is full, the daemon reclaims them by its own deadline.
     cache_.background.Start([model = cache_.model, reservations = std::move(reservations_)]() mutable {
       for (const Reservation& reservation : reservations) model.Abandon(reservation);
     });

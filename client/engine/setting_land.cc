@@ -10,7 +10,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A look-up that was not answered may be landing all the same; mostly it is not.
+// A look-up that was not answered in time may still be landing; mostly it is not.
 constexpr milliseconds kMostlyQuiet{10};
 
 Status Pending() {
@@ -129,7 +129,7 @@ Status Setting::Finish(bool wait) {
     }
     landing_.reset();
   }
-  // With the session, the leases ended under which tuples were read.
+  // The leases under which tuples were read ended with the session.
   if (AnyUsed() && !match_->valid()) {
     UseNothing();
     gave_up_ = true;

@@ -16,7 +16,7 @@ Staging::Held::~Held() {
   const std::lock_guard lock(staging_->mutex_);
   std::vector<Region>& free = staging_->free_;
   free.push_back(std::move(region_));
-  // The smallest goes: others can do its work.
+  // The smallest region is dropped: others can do its work.
   if (free.size() > kKept) free.erase(std::ranges::min_element(free, {}, &Region::size));
 }
 

@@ -1,5 +1,5 @@
-// Memory that the daemon reads and writes on this engine's behalf, beside the engine's own: tensors that are published,
-// rows that it composes.
+// Staging: memory that the daemon reads and writes on this engine's behalf, beside the engine's own: published tensors,
+// and rows to compose.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +26,9 @@ class Staging {
     ~Held();
 
     const Region& region() const { return region_; }
-    // The next so many bytes, aligned to 64.
+    // Returns the next so many bytes, aligned to 64.
     std::byte* Take(uint64_t bytes);
-    // All is free again.
+    // Frees all bytes.
     void Clear() { used_ = 0; }
 
    private:

@@ -1,4 +1,4 @@
-// An engine's tensors of linear layers, where the daemon can read them.
+// Tensors: puts an engine's tensors of linear layers where the daemon can read them.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,18 @@ struct TensorBytes {
   uint64_t transition = 0;  // as it is published: in the layer's own form
 };
 
-// kInvalidArgument, named behind `field`, unless there is one of every linear layer, ascending, with all that it has.
+// kInvalidArgument, named behind `field`, unless there is one entry for every linear layer, ascending, with all tensors
+// that the layer has.
 Status CheckTensors(const ashlar::Layout& layout, std::span<const LinearTensors> linear, bool with_transition,
                     const std::string& field);
 
-// Whether all of them, without transitions, lie in the region.
+// Returns whether all tensors, without transitions, lie in the region.
 bool LieIn(const Region& region, const ashlar::Layout& layout, std::span<const LinearTensors> linear);
 
-// As they are: of tensors in a region.
+// Returns the places of tensors in a region.
 std::vector<PublishParts::Linear> InPlace(std::span<const LinearTensors> linear);
 
-// Copies of states, exponents and tails. `held` has room.
+// Copies states, exponents and tails to `held`, which must have room.
 std::vector<PublishParts::Linear> Stage(const ashlar::Layout& layout, std::span<const LinearTensors> linear,
                                         Staging::Held& held);
 

@@ -23,9 +23,9 @@ namespace ashlar::daemon {
 
 class TierSet {
  public:
-  // A tenant's number is its place in the list. What lies in memory is reached by `gpu`, unless that is null. `loop`
-  // must outlive the set and need not run yet. Takes as long as allocating the disk's file and reading its records
-  // does. A disk that is full, read-only or failing is no error: its tier is degraded until Tick can open it.
+  // A tenant's number is its place in the list. `gpu` reaches the memory tiers, unless it is null. `loop` must outlive
+  // the set and need not run yet. Takes as long as allocating the disk's file and reading its records does. A disk that
+  // is full, read-only or failing is no error: its tier is degraded until Tick can open it.
   static absl::StatusOr<std::unique_ptr<TierSet>> Make(const v1::Config& config, EventLoop& loop,
                                                        const kernels::Gpu* gpu);
 

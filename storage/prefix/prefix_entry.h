@@ -33,7 +33,8 @@ struct StoredKeys {
 struct PrefixEntry;
 using PrefixNode = PrefixTree<PrefixEntry>::Node;
 
-// How a prefix without states of its own is kept: by the span that rebuilds its states from those of a shorter prefix.
+// KeptSpan: a prefix without states of its own is kept by a span, which rebuilds its states from those of a shorter
+// prefix.
 struct KeptSpan {
   PrefixNode* base = nullptr;  // its states are kept as long as this span
   uint64_t bytes = 0;

@@ -76,7 +76,7 @@ bool Mover::NextLayers(const Composing& composing) {
         MissReason outcome = job.cancelled() ? MissReason::kCancelled : MissReason::kNone;
         if (!job.finished()) {
           if (NextLayers(composing)) return;
-          // Where it has written, that it ended in the middle is all that can be said.
+          // A job that has written can only say that it ended in the middle.
           outcome = job.wrote() ? MissReason::kCancelled : MissReason::kBusy;
         }
         job.ReleaseMemory();

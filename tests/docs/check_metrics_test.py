@@ -30,7 +30,7 @@ ashlar_leases 0
 """
 WHERE = "docs/operations.md: "
 
-# What takes the place of what, in which text, and the complaint.
+# Each planted error: the text, the old and the new words, and the complaint.
 PLANTED = [
     ("page", "| `ashlar_leases` | gauge | – | leases | many: few |\n", "", "no row for ashlar_leases (gauge)"),
     ("page", "gauge", "counter", "ashlar_leases is a gauge, not a counter"),

@@ -110,7 +110,7 @@ CLEAN = {
     "CMakePresets.json": '{"configurePresets": [{"name": "release"}], "buildPresets": [], "testPresets": []}',
 }
 
-# What takes the place of what, and how the complaint begins.
+# Each planted error: the old and the new words, and the beginning of the complaint.
 WRONG = [
     ("up …: 7 objects", "up …: 8 objects", "README.md:10: ashlarctl stats: does not print what the page shows"),
     ("…\n$ test", "$ test", "README.md:10: ashlarctl stats: does not print"),

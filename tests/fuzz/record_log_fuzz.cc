@@ -14,7 +14,7 @@ using namespace ashlar::storage;
 
 constexpr size_t kFragmentHeader = 7, kMostBytes = 100'000, kMostBatches = 20;
 
-// Whatever is found is a log that says the same.
+// Expects that a log of the batches found has the same batches.
 void CheckFound(std::string_view bytes) {
   const RecordLogScan scan = ScanRecordLog(bytes);
   size_t taken = 0;
@@ -24,7 +24,7 @@ void CheckFound(std::string_view bytes) {
   FUZZ_EXPECT(again.batches == scan.batches && !again.whole_behind_damage);
 }
 
-// What a log is made of, and what strikes it, as the bytes say.
+// The bytes decide the parts of a log, and the damage that strikes it.
 class Story {
  public:
   explicit Story(std::string_view bytes) : bytes_(bytes) {}
@@ -90,7 +90,7 @@ void CheckDamaged(Story story) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   CheckFound(bytes);
-  // A batch that holds a whole fragment itself gives that one away when it is struck: none of those.
+  // A batch that holds a whole fragment itself reveals that fragment when it is struck: such inputs are left out.
   if (size > 0 && ScanRecordLog(bytes).batches.empty()) CheckDamaged(Story(bytes));
   return 0;
 }

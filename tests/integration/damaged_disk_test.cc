@@ -28,7 +28,7 @@ uint64_t FirstSeed() {
   return asked == nullptr ? std::random_device{}() : std::strtoull(asked, nullptr, 10);
 }
 
-// How to damage one disk again.
+// Returns the command that damages one disk again.
 std::string Again(uint64_t seed) {
   return "ASHLAR_DAMAGE_SEED=" + std::to_string(seed) +
          " ASHLAR_DAMAGES=1 disk_test --gtest_filter=DamagedDisk.IsServedAsFarAsItCanBeProven";

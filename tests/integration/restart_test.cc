@@ -108,7 +108,7 @@ class Kills {
   size_t checked_ = 0;
 };
 
-// How a daemon ended that ended before it served, and its last words, are in the failure.
+// Starts a daemon that must end before it serves, and returns the failure, which has its exit and last words.
 std::string WhyNotStarted(const std::string& program) {
   testing::TestPartResultArray failures;
   {

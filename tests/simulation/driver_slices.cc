@@ -48,7 +48,7 @@ void Driver::GoOnSearching(std::list<Searching>::iterator searching) {
 
 void Driver::Searched(Searching& searching, Match match) {
   const bool sliced = searching.begun_at_step != report_.step;
-  // Of a look-up that comes to nothing its finds count as used all the same.
+  // The finds of a look-up that comes to nothing still count as used.
   for (const Text& text : searching.texts) {
     if (!sliced) break;
     for (const Text& part : BundleOf(text)) used_[part] = world_.clock.Now();
@@ -72,7 +72,7 @@ void Driver::Searched(Searching& searching, Match match) {
     if (searching.drains != (found.reason == MissReason::kDaemonUnavailable)) {
       Fail("a cache that drains is found things in, or another is unavailable");
     }
-    // What was missed some slices ago may have changed since.
+    // A miss some slices ago may have changed since.
     const bool changed = sliced && (found.reason == MissReason::kEvicted || found.reason == MissReason::kExpired);
     if (found.reason == MissReason::kNone) {
       CheckHit(text, found, searching.begun);
@@ -147,7 +147,7 @@ void Driver::NoteEnded() {
   std::erase_if(pins_, [now](const auto& pin) { return pin.second <= now; });
 }
 
-// Whether something that has ended may still hold room.
+// Returns whether something that has ended may still hold room.
 bool Driver::SomethingEnds() const {
   return ticks_ || !searches_.empty() || !releasing_.empty() || !closing_.empty();
 }

@@ -24,7 +24,7 @@ uint64_t ExtentsOf(const Match& match, std::set<const ObjectHeader*>& seen) {
 
 // Promise 3: who is refused for want of room is refused because of what others hold.
 void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
-  if (SomethingEnds()) return;  // what that holds it gives back in a moment
+  if (SomethingEnds()) return;  // it gives its room back in a moment
   if (cache().stats().copies_under_way > 0 || cache().stats().landings > 0) return;  // they hold for a moment
   if (world_.observer.memory_refusals > 0) return;  // the machine that simulates has no memory left itself
   const auto of_tenant = [tenant](const auto& item) { return TenantOf(item.second.session) == tenant; };

@@ -77,7 +77,7 @@ struct CostModel {
   double tokens_per_second = 0;
 };
 
-// How the engine uses exact prefixes.
+// The engine's use of exact prefixes.
 struct PrefixUse {
   // The engine can checkpoint inside a prompt at multiples of capture_tokens, and always at a text's end. 0: it does
   // not use prefixes.
@@ -190,7 +190,7 @@ struct AdvanceStep {
 
 // One layer of a prompt's chain, in order: HYPIC §4.3 and equations 2, 4, 6, as kernels::AdvanceSeamArgs. All pointers
 // lie in `region`. At most limits::kMaxStepsPerComposition steps and limits::kMaxTokensPerComposition tokens; a longer
-// chain is cut and goes on from the state of the call before.
+// chain is cut, and continues from the state of the call before.
 struct LayerAdvance {
   uint32_t layer = 0;  // index into layout.layers
   std::span<const AdvanceStep> steps;
@@ -313,7 +313,7 @@ class Client {
   // takes out of what it has to spare, and refuses where that is not enough (RESOURCE_EXHAUSTED).
   absl::StatusOr<Region> RegisterRegion(int memfd, size_t bytes);
   // Memory that the daemon allocates for this engine. It outlives the session and the daemon, and is emptied when the
-  // last copy of the Region goes: processes that were forked meanwhile then read zeros there.
+  // last copy of the Region is destroyed: processes that were forked meanwhile then read zeros there.
   absl::StatusOr<Region> HostRegion(size_t bytes);
 
   // The same for memory of the daemon's GPU; FAILED_PRECONDITION if it has none. If the hbm tier lies on the GPU,

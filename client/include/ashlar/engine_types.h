@@ -1,4 +1,4 @@
-// The plain types of the engine's API (ashlar/engine.h): statuses, the model, its memory, what opening takes.
+// The plain types of the engine's API (ashlar/engine.h): statuses, the model, its memory, the options of Open.
 #pragma once
 
 #include <cstddef>
@@ -70,7 +70,7 @@ struct Layer {
   const float* decay_table = nullptr;           // retnet, lightning, mamba2: [value_heads]; mamba1: [heads, d_k, d_v]
 };
 
-// Which model it is, and the exact shape of what is cached of it. Null strings are empty.
+// A model's identity, and the exact shape of its cached state. Null strings are empty.
 struct Model {
   const char* model_id = nullptr;
   const char* weights_digest = nullptr;  // of the weights as loaded; never empty
@@ -95,7 +95,7 @@ enum class MemoryKind : uint8_t {
   kBeside = 3,  // that of OpenOptions::beside
 };
 
-// Where one attention layer's pages lie in the memory, in bytes. The row of head h of the token in slot s of page p:
+// The place of one attention layer's pages in the memory, in bytes. The row of head h of the token in slot s of page p:
 // offset + p × page_stride + s × token_stride + h × head_stride.
 struct PagePlace {
   uint32_t layer = 0;
@@ -109,11 +109,11 @@ struct PagePlace {
 struct Memory {
   MemoryKind kind = MemoryKind::kHosted;
   uint32_t pages = 0;
-  // One an attention layer of this process's shard, ascending. Null: the cache places them, of memory that it hosts,
-  // and Cache::places says where.
+  // One place an attention layer of this process's shard, ascending. Null: the cache places the pages, in memory that
+  // it hosts, and Cache::places returns the places.
   const PagePlace* places = nullptr;
   uint32_t place_count = 0;
-  uint64_t bytes = 0;  // of the memory; not read where the cache places the pages
+  uint64_t bytes = 0;  // of the memory; not read if the cache places the pages
   int32_t memfd = -1;  // stays the caller's
 };
 
@@ -131,7 +131,8 @@ struct Workers {
               void* body_context) = nullptr;  // null: the calling thread works alone
 };
 
-// Who composes in Request::Advance: kernels in this process, on the processor; or the daemon, for this engine.
+// The place of composition in Request::Advance: kernels in this process, on the processor; or the daemon, for this
+// engine.
 enum class ComposeBy : uint8_t { kProcess = 1, kDaemon = 2 };
 
 struct OpenOptions {
@@ -139,24 +140,25 @@ struct OpenOptions {
   const char* session_socket = nullptr;
   const char* name = nullptr;  // for the daemon's logs
   uint32_t timeout_ms = 5000;  // of every call of the daemon
-  // Shares the session of this one instead, with memory kBeside also its memory: for an engine that serves several
+  // Shares the session of this cache, and with memory kBeside also its memory: for an engine that serves several
   // layouts or adapters. The sockets are not read.
   const Cache* beside = nullptr;
 
   Model model;
   Memory memory;
 
-  // Exact prefixes (Commit): the engine can capture states inside a prompt at multiples of it. 0: none are used.
+  // Exact prefixes (Commit): the engine can capture states inside a prompt at multiples of this. 0: no prefixes are
+  // used.
   uint32_t capture_tokens = 0;
-  // It captures inputs of up to so many last tokens (Span). 0: none.
+  // The engine captures inputs of up to so many last tokens (SpanRows). 0: none.
   uint32_t span_tokens = 0;
   DType span_dtype = DType::kF32;
 
-  // ‖T − T̃‖₂ that a published dense transition may be wrong by; 0: each is stored as it is.
+  // The greatest error ‖T − T̃‖₂ of a published dense transition; 0: each is stored as it is.
   double epsilon = 1e-6;
   ComposeBy compose = ComposeBy::kProcess;
-  // How long a layer, and then the verdict, is waited for before what has not come is computed instead; and how long
-  // Finish waits for slots in doubt before it asks for others.
+  // land_ms: how long a layer, and then the verdict, is waited for before missing layers are computed instead.
+  // quiet_ms: how long Finish waits for slots in doubt before it asks for other pages.
   uint32_t land_ms = 5000;
   uint32_t quiet_ms = 10000;
 

@@ -20,16 +20,16 @@
 
 namespace ashlar {
 
-// One prompt: segments lie one behind the other from position 0; the first is a prefix (cached whole), the others are
-// position-independent; tokens behind the last (the query) are always computed.
+// One prompt: segments lie one behind the other from position 0. The first segment is a prefix (cached whole); the
+// others are position-independent. Tokens behind the last segment (the query) are always computed.
 struct Prompt {
   std::span<const int32_t> tokens;
   std::span<const uint64_t> segment_lengths;
-  // For Lookup: in how long the engine will need what is found, as when the request waits for its turn; at most
-  // limits::kMaxNeededInNanos. What lower tiers have comes up meanwhile, behind what others need sooner. A match that
-  // was never used ends leases.unused_seconds after that.
+  // For Lookup: the time until the engine will need the hits, for example because the request waits for its turn; at
+  // most limits::kMaxNeededInNanos. Objects of lower tiers are promoted meanwhile, behind those that are needed sooner.
+  // A match that was never used ends leases.unused_seconds after that time.
   std::chrono::nanoseconds needed_in{0};
-  // For Lookup, with PrefixUse: drawn by the engine at random; who knows it may resume from the conversation's own
+  // For Lookup, with PrefixUse: drawn by the engine at random. The prompt may resume from this conversation's own
   // states. All zero: none.
   ConversationId conversation{};
 };
