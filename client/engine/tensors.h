@@ -1,4 +1,4 @@
-// Tensors: puts an engine's tensors of linear layers where the daemon can read them.
+// Puts an engine's tensors of linear layers where the daemon can read them.
 #pragma once
 
 #include <cstdint>
