@@ -19,6 +19,7 @@ constexpr std::string_view kSlabMagic = "AshlarSl";
 constexpr std::string_view kRecordMagic = "AshlarSr";
 constexpr std::string_view kRecordPrefix = "object/";
 static_assert(kManifestName < kRecordPrefix);
+constexpr uint32_t kMostVersion = 255;  // that any build will plausibly have written; none has written 0
 
 template <typename T>
 void Append(std::string& bytes, const T& value) {
@@ -83,7 +84,8 @@ absl::StatusOr<SlabId> DecodeId(absl::string_view what, std::string_view magic, 
     // If everything else is this version's, only the number was damaged.
     std::string ours(bytes);
     std::memcpy(ours.data() + magic.size(), &kSsdFormatVersion, sizeof kSsdFormatVersion);
-    if (!Checked(ours).empty()) return absl::DataLossError(absl::StrCat(what, ": a damaged format version"));
+    if (version == 0 || version > kMostVersion || !Checked(ours).empty())
+      return absl::DataLossError(absl::StrCat(what, ": a damaged format version"));
     return absl::FailedPreconditionError(
         absl::StrCat(what, ": format version ", version, ", and this build reads ", kSsdFormatVersion,
                      " only: use the build that wrote it, or remove the tier's files"));

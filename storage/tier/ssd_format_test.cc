@@ -98,7 +98,7 @@ void Seal(std::string& bytes) {
 TEST(SsdFormat, OtherVersionsAreCalledByTheirNumber) {
   EXPECT_EQ(*DecodeManifest(EncodeManifest(ExampleId())), ExampleId());
   EXPECT_EQ(*DecodeSlabHeader(EncodeSlabHeader(ExampleId())), ExampleId());
-  for (const uint32_t version : {0u, 1u, 3u}) {
+  for (const uint32_t version : {1u, 3u, 255u}) {
     std::string manifest = EncodeManifest(ExampleId());
     std::memcpy(manifest.data() + 8, &version, sizeof version);
     EXPECT_TRUE(absl::IsDataLoss(DecodeManifest(manifest).status())) << "only the number has changed";
@@ -118,6 +118,22 @@ TEST(SsdFormat, OtherVersionsAreCalledByTheirNumber) {
   const absl::Status status = DecodeRecord(RecordName(record.header.key, record.sequence), bytes).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(status.message(), "ssd record: format version 3, and this build reads 2 only");
+}
+
+// A header of which zeros have struck the version and what lies behind it, as where a disk lost the rest of a block.
+TEST(SsdFormat, AVersionThatNobodyWroteIsDamage) {
+  for (const uint32_t version : {0u, 256u, UINT32_MAX}) {
+    std::string slab = EncodeSlabHeader(ExampleId());
+    std::memcpy(slab.data() + 8, &version, sizeof version);
+    Seal(slab);
+    EXPECT_TRUE(absl::IsDataLoss(DecodeSlabHeader(slab).status())) << version;
+    slab.replace(12, slab.size() - 12, slab.size() - 12, '\0');
+    EXPECT_TRUE(absl::IsDataLoss(DecodeSlabHeader(slab).status())) << version;
+    std::string manifest = EncodeManifest(ExampleId());
+    std::memcpy(manifest.data() + 8, &version, sizeof version);
+    manifest.replace(12, manifest.size() - 12, manifest.size() - 12, '\0');
+    EXPECT_TRUE(absl::IsDataLoss(DecodeManifest(manifest).status())) << version;
+  }
 }
 
 TEST(SsdFormat, DamagedHeadersAreNotTakenForOthers) {
