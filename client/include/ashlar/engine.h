@@ -141,8 +141,7 @@ struct ComputedRun {
 
 // One head of a tuple: S ← T S + state × 2^state_exponent.
 struct Head {
-  uint8_t form =
-      0;  // 1 scalar, 2 diagonal, 3 dense, 4 elementwise, 5 low rank, 6 zero: nothing that came before counts
+  TransitionForm form = TransitionForm::kZero;  // zero: nothing that came before counts
   int32_t rank = 0;
   const void* transition = nullptr;
   const void* state = nullptr;

@@ -1,0 +1,367 @@
+// The engine's API over a real daemon: what it sets, fills, restarts and refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "proto/outcome.h"
+#include "tests/integration/corrupt.h"
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/engine_options.h"
+#include "tests/integration/prefix_engine.h"
+
+namespace ashlar::integration {
+namespace {
+
+using engine::Cache;
+using engine::Code;
+using engine::Request;
+using engine::StepKind;
+using testing::Each;
+using testing::ElementsAre;
+using testing::StartsWith;
+
+constexpr std::byte kPoison{0x5a};
+
+std::vector<std::string> ReasonsOf(const Request& request) {
+  std::vector<std::string> reasons;
+  for (uint32_t i = 0; i < request.plan().segment_count; ++i) {
+    reasons.push_back(engine::MissName(request.plan().segments[i].reason));
+  }
+  return reasons;
+}
+
+// What a run's publication needs of a test engine, which writes its numbers.
+struct Computed {
+  Computed(TestEngine& test, const engine::Run& run) {
+    const Tokens tokens(run.tokens, run.tokens + run.token_count);
+    parts = test.Compute(run.transition ? ObjectKind::kSegment : ObjectKind::kCheckpoint, tokens);
+    for (const PublishParts::Linear& part : parts.linear) {
+      linear.push_back({.layer = part.layer,
+                        .state = part.state,
+                        .conv_tail = part.conv_tail,
+                        .transition = reinterpret_cast<const float*>(part.transition)});
+    }
+    run_parts = {.linear = linear.data(),
+                 .linear_count = static_cast<uint32_t>(linear.size()),
+                 .page_table = parts.page_table.data(),
+                 .page_count = parts.page_table.size(),
+                 .first_position = parts.first_position};
+  }
+  PublishParts parts;
+  std::vector<engine::LinearTensors> linear;
+  engine::ComputedRun run_parts;
+};
+
+class EngineApi : public testing::Test {
+ protected:
+  Asked WithPages(const std::vector<Tokens>& segments) { return Asked(segments, test_.target_table()); }
+  void ExpectLanded(TestEngine& test) {
+    uint64_t start = 0;
+    for (size_t i = 0; i < segments_.size(); start += segments_[i++].size()) {
+      test.ExpectLanded(TestEngine::KindOf(i), segments_[i], start, kPoison);
+    }
+  }
+  bool NoLeaseIsLeft() const {
+    return Eventually([&] { return daemon_.Metric("ashlar_leases") == 0; });
+  }
+  bool NoReservationIsLeft() const {
+    return Eventually([&] { return daemon_.Metric("ashlar_reservations") == 0; });
+  }
+
+  const std::vector<Tokens> segments_ = {MakeRun(1, 50), MakeRun(2, 90), MakeRun(3, 40)};
+  const std::string cached_ = "checkpoint 0-50 run 50-54 interior 54-137 run 137-144 interior 144-177 run 177-187 ";
+  DaemonProcess daemon_;
+  TestEngine test_{daemon_.client_options()};
+};
+
+TEST_F(EngineApi, SetsAPromptFromWhatIsThere) {
+  test_.PublishPrompt(segments_);
+  test_.FillTargets(kPoison);
+  Cache cache = OpenBeside(test_);
+  const Asked asked = WithPages(segments_);
+  {
+    Request request;
+    ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+    EXPECT_EQ(StepsOf(request), cached_);
+    EXPECT_FALSE(request.plan().exact);
+    uint32_t missing = 9;
+    request.missing(&missing);
+    EXPECT_EQ(missing, 0u);
+    for (uint32_t layer = 0; layer < 4; ++layer) ASSERT_GOOD(request.WaitLayer(layer));
+    engine::Tuple tuple;
+    ASSERT_GOOD(request.StepTuple(2, 0, &tuple));
+    ASSERT_EQ(tuple.head_count, 4u);
+    EXPECT_EQ(tuple.position, 50u);
+    const std::string state = test_.StateOfHead(ObjectKind::kSegment, segments_[1], 0, 1);
+    EXPECT_EQ(std::memcmp(tuple.heads[1].state, state.data(), state.size()), 0);
+    EXPECT_EQ(tuple.heads[1].form, TransitionForm::kDense);
+    ASSERT_GOOD(request.Finish());
+    ExpectLanded(test_);
+  }
+  EXPECT_TRUE(NoLeaseIsLeft());
+}
+
+TEST_F(EngineApi, FillsWhatIsMissingAndFindsItThen) {
+  Cache cache = OpenBeside(test_);
+  Asked asked = WithPages(segments_);
+  asked.prompt.fill = true;
+  Request request;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  uint32_t count;
+  const engine::Run* const missing = request.missing(&count);
+  ASSERT_EQ(count, 3u);
+  EXPECT_FALSE(missing[0].transition) << "the first segment is a prefix";
+  EXPECT_EQ(missing[1].capture_begin, 4u);
+  EXPECT_EQ(missing[1].capture_end, 87u);
+  EXPECT_EQ(request.Finish().code, Code::kFailedPrecondition) << "missing() is not done";
+  for (uint32_t i = 0; i < count; ++i) {
+    uint8_t outcome = 0;
+    ASSERT_GOOD(request.Publish(i, Computed(test_, missing[i]).run_parts, &outcome));
+    EXPECT_STREQ(engine::PublishName(outcome), "published");
+  }
+  test_.FillTargets(kPoison);
+  ASSERT_GOOD(request.LookAgain(nullptr, 0));
+  EXPECT_EQ(StepsOf(request), cached_);
+  ASSERT_GOOD(request.Finish());
+  ExpectLanded(test_);
+  engine::StoredSegments stored;
+  cache.Stored(&stored);
+  EXPECT_EQ(stored.segments, 2u);
+  EXPECT_EQ(stored.heads[static_cast<size_t>(TransitionForm::kDense)], 2u * 2 * 4);
+}
+
+TEST_F(EngineApi, GivesWhatItDoesNotFillToOthers) {
+  Cache cache = OpenBeside(test_);
+  Asked asked = WithPages(segments_);
+  asked.prompt.fill = true;
+  uint32_t count;
+  {
+    Request request;
+    ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+    request.missing(&count);
+    ASSERT_EQ(count, 3u);
+    Request second;
+    ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &second));
+    second.missing(&count);
+    EXPECT_EQ(count, 0u) << "somebody else computes them";
+    EXPECT_THAT(ReasonsOf(second), Each("being_published"));
+    ASSERT_GOOD(second.Finish());
+  }
+  EXPECT_TRUE(NoReservationIsLeft());
+}
+
+TEST_F(EngineApi, ALateMissRestartsThePlanWithoutIt) {
+  test_.PublishPrompt(segments_);
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), test_.ValueRow(ObjectKind::kSegment, segments_[1], 3, 50)), 1);
+  Cache cache = OpenBeside(test_);
+  const Asked asked = WithPages(segments_);
+  Request request;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  EXPECT_EQ(StepsOf(request), cached_) << "nobody has read it yet";
+  EXPECT_EQ(request.Finish().code, Code::kRestart);
+  EXPECT_EQ(StepsOf(request), "checkpoint 0-50 run 50-144 interior 144-177 run 177-187 ");
+  EXPECT_THAT(ReasonsOf(request), ElementsAre("none", "checksum_failed", "none"));
+  ASSERT_GOOD(request.WaitLayer(3));
+  ASSERT_GOOD(request.Finish());
+}
+
+TEST_F(EngineApi, PagesInDoubtAreKeptUntilTheyAreQuiet) {
+  ClientOptions options = daemon_.client_options();
+  options.timeout = std::chrono::milliseconds(300);
+  TestEngine impatient(options);
+  impatient.PublishPrompt(segments_);
+  Cache cache = OpenBeside(impatient, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);
+  const Asked asked(segments_, impatient.target_table());
+  daemon_.Freeze();
+  Request request;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  EXPECT_THAT(ReasonsOf(request), Each("timed_out"));
+  EXPECT_EQ(StepsOf(request), "run 0-187 ");
+  EXPECT_EQ(request.Finish().code, Code::kOtherPages);
+  EXPECT_TRUE(request.pages_kept());
+  std::vector<int32_t> back(impatient.target_table().size());
+  EXPECT_EQ(cache.PollQuietPages(back.data(), back.size()), 0u);
+  EXPECT_EQ(request.Finish().code, Code::kOtherPages) << "until it has moved";
+  std::vector<int32_t> others(asked.prompt.page_count);
+  for (size_t i = 0; i < others.size(); ++i) others[i] = static_cast<int32_t>(i);
+  ASSERT_GOOD(request.Move(others.data(), others.size()));
+  ASSERT_GOOD(request.Finish());
+  daemon_.Thaw();
+  EXPECT_EQ(cache.TakeQuietPages(back.data(), back.size(), 20'000), back.size());
+  std::vector<int32_t> all(impatient.target_table().begin(), impatient.target_table().end());
+  EXPECT_THAT(back, testing::UnorderedElementsAreArray(all));
+}
+
+TEST(EngineApiOfMuch, TheDaemonsDeathInTheMiddleIsAMiss) {
+  DaemonProcess daemon({.dram = "256MiB", .arena = "16MiB", .tenants = "", .threads = 1});
+  TestEngine test(daemon.client_options(),
+                  {.layers = 16, .kv_heads = 4, .key_dim = 64, .value_dim = 64, .tokens = 1200});
+  const std::vector<Tokens> segments = {MakeRun(1, 100), MakeRun(2, 1000)};
+  test.PublishPrompt(segments);
+  Cache cache = OpenBeside(test);
+  const Asked asked(segments, test.target_table());
+  Request request;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  ASSERT_EQ(request.plan().cached_tokens, 100u + 993);
+  ASSERT_GOOD(request.WaitLayer(0));
+  daemon.Kill();
+  EXPECT_EQ(request.Finish().code, Code::kRestart);
+  EXPECT_EQ(StepsOf(request), "run 0-1107 ");
+  ASSERT_GOOD(request.Finish());
+  Request after;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &after));
+  EXPECT_THAT(ReasonsOf(after), Each("daemon_unavailable"));
+  ASSERT_GOOD(after.Finish());
+}
+
+// The leases end with the session: what was read in place since may have been anything.
+TEST_F(EngineApi, ACutSessionRestartsWithNothing) {
+  test_.PublishPrompt(segments_);
+  Cache cache = OpenBeside(test_);
+  const Asked asked = WithPages(segments_);
+  Request request;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  for (uint32_t layer = 0; layer < 4; ++layer) ASSERT_GOOD(request.WaitLayer(layer));
+  BreakConnections(daemon_.client_options().session_socket);
+  EXPECT_EQ(request.Finish().code, Code::kRestart);
+  EXPECT_EQ(StepsOf(request), "run 0-187 ");
+  ASSERT_GOOD(request.Finish());
+}
+
+TEST_F(EngineApi, EveryCallThatWaitsHasAFormThatDoesNot) {
+  Cache cache = OpenBeside(test_);
+  test_.FillTargets(kPoison);
+  Asked asked = WithPages(segments_);
+  asked.prompt.fill = true;
+  Request request;
+  const auto until = [](auto poll) {
+    engine::Status status;
+    EXPECT_TRUE(Eventually([&] { return (status = poll()).code != Code::kPending; }));
+    return status;
+  };
+  ASSERT_GOOD(cache.StartBegin(&asked.prompt, 1, &request));
+  ASSERT_GOOD(until([&] { return request.PollPlan(); }));
+  uint32_t count;
+  const engine::Run* const missing = request.missing(&count);
+  ASSERT_EQ(count, 3u);
+  for (uint32_t i = 0; i < count; ++i) {
+    const Computed computed(test_, missing[i]);
+    engine::Job job;
+    uint8_t outcome = 0;
+    ASSERT_GOOD(request.StartPublish(i, computed.run_parts, &outcome, &job));
+    ASSERT_GOOD(until([&] { return job.Poll(); }));
+    EXPECT_STREQ(engine::PublishName(outcome), "published");
+  }
+  ASSERT_GOOD(request.StartLookAgain(nullptr, 0));
+  ASSERT_GOOD(until([&] { return request.PollPlan(); }));
+  EXPECT_EQ(StepsOf(request), cached_);
+  for (uint32_t layer = 0; layer < 4; ++layer) ASSERT_GOOD(until([&] { return request.PollLayer(layer); }));
+  ASSERT_GOOD(until([&] { return request.PollFinish(); }));
+}
+
+TEST_F(EngineApi, APlanCanBeCancelled) {
+  test_.PublishPrompt(segments_);
+  Cache cache = OpenBeside(test_);
+  const Asked asked = WithPages(segments_);
+  Request request;
+  ASSERT_GOOD(cache.StartBegin(&asked.prompt, 1, &request));
+  request.Cancel();
+  EXPECT_TRUE(Eventually([&] { return request.PollQuiet().ok(); }));
+  test_.FillTargets(kPoison);
+  EXPECT_FALSE(Eventually([&] { return !test_.TargetsAre(kPoison); }, std::chrono::milliseconds(200)));
+  EXPECT_TRUE(NoLeaseIsLeft());
+}
+
+TEST_F(EngineApi, ManyRequestsAreBegunInOneCall) {
+  test_.PublishPrompt(segments_);
+  Cache cache = OpenBeside(test_);
+  const Asked all(segments_), first({segments_[0]}), none({MakeRun(8, 30)});
+  const engine::Prompt prompts[] = {all.prompt, first.prompt, none.prompt};
+  Request requests[3];
+  ASSERT_GOOD(cache.Begin(prompts, 3, requests));
+  EXPECT_EQ(StepsOf(requests[0]), cached_);
+  EXPECT_EQ(StepsOf(requests[1]), "checkpoint 0-50 run 50-57 ");
+  EXPECT_EQ(StepsOf(requests[2]), "run 0-37 ");
+}
+
+TEST(EngineApiOnPrefixes, ATextIsCommittedAndResumed) {
+  DaemonProcess daemon;
+  PrefixEngine test(daemon.client_options());
+  Cache cache = OpenBeside(test, {}, {.capture_tokens = 1});
+  const Tokens text = MakeRun(1, 603);
+  const CommitParts parts = test.Compute({text, {300, text.size()}});
+  std::vector<std::vector<engine::LinearTensors>> linear;
+  std::vector<engine::Checkpoint> checkpoints;
+  for (const CapturedState& captured : parts.checkpoints) {
+    auto& tensors = linear.emplace_back();
+    for (const auto& part : captured.linear) {
+      tensors.push_back({.layer = part.layer, .state = part.state, .conv_tail = part.conv_tail});
+    }
+    checkpoints.push_back({captured.depth, tensors.data(), static_cast<uint32_t>(tensors.size())});
+  }
+  uint8_t outcomes[2];
+  engine::Text committed{.tokens = text.data(),
+                         .token_count = text.size(),
+                         .prompt_tokens = text.size(),
+                         .checkpoints = checkpoints.data(),
+                         .checkpoint_count = 2,
+                         .page_table = parts.page_table.data(),
+                         .page_count = parts.page_table.size(),
+                         .outcomes = outcomes};
+  engine::Job job;
+  ASSERT_GOOD(cache.StartCommit(&committed, 1, &job));
+  ASSERT_GOOD(job.Wait());
+  EXPECT_STREQ(engine::CommitName(outcomes[1]), "kept");
+
+  test.FillTargets(kPoison);
+  const Asked asked({text}, test.target_table());
+  engine::Prompt prompt = asked.prompt;
+  prompt.segment_count = 0;
+  Request request;
+  ASSERT_GOOD(cache.Begin(&prompt, 1, &request));
+  EXPECT_EQ(request.plan().prefix_tokens, 603u);
+  EXPECT_TRUE(request.plan().exact);
+  std::vector<float> state(4 * 32 * 24, -1);
+  ASSERT_GOOD(request.Advance({.layer = 0, .begin = 0, .end = 603, .state = {.data = state.data()}}));
+  const std::string expected = test.StateBehind(text, 0);
+  EXPECT_EQ(std::memcmp(state.data(), expected.data(), expected.size()), 0);
+  ASSERT_GOOD(request.Finish());
+  test.ExpectResumed(*engine::MatchOf(request), asked.tokens, kPoison);
+}
+
+TEST_F(EngineApi, WhatMakesNoSenseIsRefusedByName) {
+  Cache cache = OpenBeside(test_);
+  Asked asked = WithPages(segments_);
+  Request request;
+  const auto begin = [&](auto change) {
+    engine::Prompt prompt = asked.prompt;
+    change(prompt);
+    return Text(cache.Begin(&prompt, 1, &request));
+  };
+  EXPECT_EQ(begin([](engine::Prompt& p) { p.tokens = nullptr; }), "3 prompts[0].tokens: null");
+  EXPECT_THAT(begin([](engine::Prompt& p) { p.token_count = 100; }), StartsWith("3 prompts[0].segment_lengths[1]: "));
+  EXPECT_THAT(begin([](engine::Prompt& p) { p.page_count = 2; }), StartsWith("3 prompts[0].page_count: "));
+  EXPECT_EQ(Text(request.Finish()), "9 the request was not begun");
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  EXPECT_THAT(Text(request.WaitLayer(4)), StartsWith("3 layer: 4"));
+  std::vector<float> numbers(187 * 4 * 32);
+  engine::LayerAdvance advance{.layer = 1, .end = 187, .state = {.data = numbers.data()}};
+  EXPECT_THAT(Text(request.Advance(advance)), StartsWith("3 layer: 1 is no linear layer"));
+  advance.layer = 0;
+  EXPECT_THAT(Text(request.Advance(advance)), StartsWith("3 advance.inputs.tokens: 0, and 187 "));
+  EXPECT_THAT(Text(request.Publish(0, {}, nullptr)), StartsWith("3 missing: 0 of 0"));
+  engine::Text text{};
+  EXPECT_EQ(Text(cache.Commit(&text, 1)), "9 the cache was opened without capture_tokens");
+  EngineOptions with(test_, {}, {});
+  with.options.model.head = 1 << 20;
+  engine::Cache refused;
+  EXPECT_THAT(Text(engine::OpenOn(test_.client(), test_.region(), with.options, &refused)),
+              StartsWith("3 model.head: "));
+}
+
+}  // namespace
+}  // namespace ashlar::integration

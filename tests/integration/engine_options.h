@@ -1,0 +1,66 @@
+// The test engines' models and memory, as the engine's API takes them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ashlar/engine.h"
+#include "client/engine/expert.h"
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+
+// What OpenOn takes beside a test engine's client and region. What it points to lives as long as this.
+class EngineOptions {
+ public:
+  EngineOptions(TestEngine& engine, const TensorShard& shard, const PrefixUse& prefixes);
+  EngineOptions(const EngineOptions&) = delete;
+  EngineOptions& operator=(const EngineOptions&) = delete;
+
+  engine::OpenOptions options;
+
+ private:
+  const Layout layout_;
+  const Identity identity_;
+  std::vector<engine::Layer> layers_;
+  std::vector<engine::PagePlace> places_;
+};
+
+// A cache beside a test engine: its client, its region, its pages. `memory` false: none.
+engine::Cache OpenBeside(TestEngine& engine, const TensorShard& shard = {}, const PrefixUse& prefixes = {},
+                         bool memory = true, uint32_t land_ms = 5000, uint32_t quiet_ms = 10'000);
+
+// "3 prompts[0].tokens: null".
+std::string Text(const engine::Status& status);
+#define ASSERT_GOOD(call)                                    \
+  do {                                                       \
+    const engine::Status asserted = (call);                  \
+    ASSERT_EQ(asserted.code, Code::kOk) << asserted.message; \
+  } while (false)
+
+// What a prompt's struct points to.
+struct Asked {
+  explicit Asked(const std::vector<Tokens>& segments, std::span<const int32_t> table = {}, int query = 7) {
+    for (const Tokens& segment : segments) {
+      tokens.insert(tokens.end(), segment.begin(), segment.end());
+      lengths.push_back(segment.size());
+    }
+    for (int i = 0; i < query; ++i) tokens.push_back(100 + i);
+    prompt = {.tokens = tokens.data(),
+              .token_count = tokens.size(),
+              .segment_lengths = lengths.data(),
+              .segment_count = lengths.size(),
+              .page_table = table.data(),
+              .page_count = table.size()};
+  }
+  Tokens tokens;
+  std::vector<uint64_t> lengths;
+  engine::Prompt prompt;
+};
+
+// "checkpoint 0-50 run 50-54 interior 54-137 ".
+std::string StepsOf(const engine::Request& request);
+
+}  // namespace ashlar::integration

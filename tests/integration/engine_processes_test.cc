@@ -1,0 +1,111 @@
+// The engine's API from several processes' points of view: a plan as bytes, and an engine of its own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/engine_options.h"
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+namespace {
+
+using engine::Cache;
+using engine::Code;
+using engine::Request;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr std::byte kPoison{0x5a};
+
+// A scheduler that has no pages, and a worker a rank, each with a session of its own.
+TEST(EngineApiInProcesses, RanksLandWhatASchedulerPlanned) {
+  DaemonProcess daemon;
+  const std::vector<Tokens> segments = {MakeRun(1, 50), MakeRun(2, 90)};
+  const auto shape = [](uint32_t rank) { return Shape{.shard = {.rank = rank, .size = 2}}; };
+  TestEngine scheduler(daemon.client_options(), shape(0)), first(daemon.client_options(), shape(0)),
+      second(daemon.client_options(), shape(1));
+  first.PublishPrompt(segments);
+  second.PublishPrompt(segments);
+  Cache plans = OpenBeside(scheduler, {0, 2}, {}, false);
+  const Asked asked(segments);
+  std::optional<Request> planned(std::in_place);
+  ASSERT_GOOD(plans.Begin(&asked.prompt, 1, &*planned));
+  EXPECT_EQ(StepsOf(*planned), "checkpoint 0-50 run 50-54 interior 54-137 run 137-147 ");
+  EXPECT_EQ(planned->Finish().code, Code::kFailedPrecondition) << "it has no pages";
+  std::vector<uint8_t> bytes(planned->PlanBytes(nullptr, 0));
+  ASSERT_EQ(planned->PlanBytes(bytes.data(), bytes.size()), bytes.size());
+
+  for (TestEngine* const rank : {&first, &second}) {
+    Cache cache = OpenBeside(*rank, {rank == &first ? 0u : 1u, 2});
+    rank->FillTargets(kPoison);
+    const engine::PlanToLand plan{bytes.data(), bytes.size(), rank->target_table().data(), rank->target_table().size()};
+    Request request;
+    ASSERT_GOOD(cache.Land(&plan, 1, &request));
+    EXPECT_EQ(StepsOf(request), StepsOf(*planned));
+    ASSERT_GOOD(request.Finish());
+    rank->ExpectLanded(ObjectKind::kCheckpoint, segments[0], 0, kPoison);
+    rank->ExpectLanded(ObjectKind::kSegment, segments[1], 50, kPoison);
+    const uint32_t lost[] = {1};  // another rank says so
+    EXPECT_EQ(request.Lose(lost, 1).code, Code::kRestart);
+    EXPECT_EQ(StepsOf(request), "checkpoint 0-50 run 50-147 ");
+    ASSERT_GOOD(request.Finish());
+  }
+  // A plan that was given up is a miss for whoever has not landed it.
+  planned.reset();
+  EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_leases") == 0; }));
+  Cache cache = OpenBeside(first, {0, 2});
+  const engine::PlanToLand plan{bytes.data(), bytes.size(), first.target_table().data(), first.target_table().size()};
+  Request late;
+  ASSERT_GOOD(cache.Land(&plan, 1, &late));
+  EXPECT_EQ(StepsOf(late), "run 0-147 ");
+  EXPECT_EQ(late.Finish().code, Code::kRestart) << "other ranks compute by another plan";
+  ASSERT_GOOD(late.Finish());
+}
+
+TEST(EngineApiInProcesses, GarbageForAPlanIsRefusedByName) {
+  DaemonProcess daemon;
+  TestEngine test(daemon.client_options());
+  Cache cache = OpenBeside(test);
+  const std::vector<Tokens> segments = {MakeRun(1, 50), MakeRun(2, 90)};
+  test.PublishPrompt(segments);
+  const Asked asked(segments);
+  Request planned, request;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &planned));
+  std::vector<uint8_t> bytes(planned.PlanBytes(nullptr, 0));
+  planned.PlanBytes(bytes.data(), bytes.size());
+  const auto land = [&](const std::vector<uint8_t>& plan) {
+    const engine::PlanToLand given{plan.data(), plan.size(), test.target_table().data(), test.target_table().size()};
+    return Text(cache.Land(&given, 1, &request));
+  };
+  EXPECT_THAT(land({1, 2, 3}), StartsWith("3 plans[0].magic: "));
+  std::vector<uint8_t> other = bytes;
+  other[30] ^= 1;
+  EXPECT_THAT(land(other), StartsWith("3 plans[0].checksum: "));
+  EXPECT_THAT(land(bytes), StartsWith("0 "));
+  TestEngine wide(daemon.client_options(), {.layers = 3});
+  Cache elsewhere = OpenBeside(wide);
+  const engine::PlanToLand given{bytes.data(), bytes.size(), wide.target_table().data(), wide.target_table().size()};
+  EXPECT_THAT(Text(elsewhere.Land(&given, 1, &request)), StartsWith("3 plans[0].namespace: "));
+}
+
+// The shortest complete engine, as docs/integrate.md shows it.
+TEST(ShortestEngine, HitsWhatItHasPublished) {
+  DaemonProcess daemon;
+  const ClientOptions options = daemon.client_options();
+  FILE* const said =
+      ::popen((std::string(SHORTEST) + " " + options.rpc_socket + " " + options.session_socket).c_str(), "r");
+  ASSERT_NE(said, nullptr);
+  std::string text(4096, 0);
+  text.resize(std::fread(text.data(), 1, text.size(), said));
+  EXPECT_EQ(::pclose(said), 0);
+  EXPECT_THAT(text, StartsWith("0 of 3 segments hit, 34 of 117 tokens computed: "));
+  EXPECT_THAT(text, HasSubstr("\n3 of 3 segments hit, 34 of 117 tokens computed: "));
+}
+
+}  // namespace
+}  // namespace ashlar::integration
