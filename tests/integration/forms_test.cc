@@ -41,9 +41,9 @@ kernels::testing::Layer WideLayer(Random& random, Family family, StateOrder orde
 }
 
 // One family: a random prompt whose interiors are published by an engine of this test.
-class Family {
+class ServedFamily {
  public:
-  Family(Client& client, Random& random, Family family, StateOrder order, Dtypes dtypes)
+  ServedFamily(Client& client, Random& random, Family family, StateOrder order, Dtypes dtypes)
       : dtypes_(dtypes),
         prompt_(random, WideLayer(random, family, order), {.interiors = 3, .interior = 5}),
         layout_{.page_tokens = 16, .layers = {LayerOf(prompt_.shape, dtypes.state)}},
@@ -278,7 +278,7 @@ TEST(Forms, EveryFamilyIsServedWithTheKernelsBits) {
     for (const Dtypes dtypes : {Dtypes{}, Dtypes{kF16, kF16}, Dtypes{kF16, kBF16}}) {
       SCOPED_TRACE(testing::Message() << kernels::testing::Name(name) << " " << dtypes);
       const auto order = static_cast<StateOrder>(random.Integer(1, 2));
-      Family family(**client, random, name, order, dtypes);
+      ServedFamily family(**client, random, name, order, dtypes);
       ASSERT_NO_FATAL_FAILURE(family.PublishAll());
       ASSERT_NO_FATAL_FAILURE(family.LookUp());
       zero += family.Count(TransitionForm::kZero);
@@ -302,9 +302,10 @@ TEST(Forms, ComeUpFromTheDiskWithTheirExponents) {
   const auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
   using enum DType;
-  std::vector<std::unique_ptr<Family>> families;
+  std::vector<std::unique_ptr<ServedFamily>> families;
   for (const Family name : kernels::testing::kFamilies) {
-    families.push_back(std::make_unique<Family>(**client, random, name, StateOrder::kKeyFirst, Dtypes{kF16, kF16}));
+    families.push_back(
+        std::make_unique<ServedFamily>(**client, random, name, StateOrder::kKeyFirst, Dtypes{kF16, kF16}));
     families.back()->SetExponents();
     ASSERT_NO_FATAL_FAILURE(families.back()->PublishAll());
   }
