@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <iterator>
 #include <limits>
 #include <vector>
@@ -35,8 +37,15 @@ HostedMemory::Use::~Use() {
 
 uint64_t HostedMemory::BlocksOf(storage::TenantId tenant) {
   std::lock_guard lock(mutex_);
-  return static_cast<uint64_t>(
-      std::ranges::count_if(blocks_, [&](const auto& entry) { return entry.second.tenant == tenant; }));
+  return static_cast<uint64_t>(std::ranges::count_if(
+      blocks_, [&](const auto& entry) { return entry.second.tenant == tenant && !entry.second.adopted; }));
+}
+
+uint64_t HostedMemory::Forsaken(storage::TenantId tenant) {
+  std::lock_guard lock(mutex_);
+  return static_cast<uint64_t>(std::ranges::count_if(blocks_, [&](const auto& entry) {
+    return entry.second.tenant == tenant && entry.second.adopted && entry.second.uses == 0;
+  }));
 }
 
 absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64_t bytes) {
@@ -52,13 +61,16 @@ absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64
       fcntl(made.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return absl::ErrnoToStatus(errno, "cannot make a memfd");
   }
-  Block block{
-      .memfd = OpenAgain(made), .tenant = owner.tenant, .bytes = bytes, .uses = 1, .charge = *std::move(charge)};
+  Block block{.memfd = std::make_shared<const UniqueFd>(OpenAgain(made)),
+              .tenant = owner.tenant,
+              .bytes = bytes,
+              .uses = 1,
+              .charge = *std::move(charge)};
   UniqueFd engines = OpenAgain(made);
   struct stat file;
   // A lease is lent for an instant. Should somebody open the file in it, the signal must be a harmless one.
-  if (!block.memfd.valid() || !engines.valid() || fstat(made.get(), &file) != 0 ||
-      fcntl(block.memfd.get(), F_SETSIG, SIGURG) != 0) {
+  if (!block.memfd->valid() || !engines.valid() || fstat(made.get(), &file) != 0 ||
+      fcntl(block.memfd->get(), F_SETSIG, SIGURG) != 0) {
     return absl::ErrnoToStatus(errno, "cannot open a memfd again");
   }
   block.device = file.st_dev;
@@ -69,14 +81,51 @@ absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64
   return Made{Use(*this, next_++, bytes), std::move(engines)};
 }
 
+absl::StatusOr<HostedMemory::Adopted> HostedMemory::Adopt(storage::TenantId tenant, const UniqueFd& memfd,
+                                                          uint64_t bytes, Budget::Charge charge) {
+  struct stat file;
+  Block block{.memfd = std::make_shared<const UniqueFd>(OpenAgain(memfd)),
+              .tenant = tenant,
+              .bytes = bytes,
+              .uses = 1,
+              .adopted = true,
+              .charge = std::move(charge)};
+  // The lock is the description's that the engine has: it lasts as long as that is open or mapped.
+  if (!block.memfd->valid() || fstat(memfd.get(), &file) != 0 || fcntl(block.memfd->get(), F_SETSIG, SIGURG) != 0 ||
+      flock(memfd.get(), LOCK_SH | LOCK_NB) != 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("register_region.descriptor: cannot be opened again and locked: ", std::strerror(errno)));
+  }
+  block.device = file.st_dev;
+  block.inode = file.st_ino;
+  std::lock_guard lock(mutex_);
+  Block* there = nullptr;
+  if (std::unique_ptr<Use> use = FindLocked(tenant, file.st_dev, file.st_ino, &there)) {
+    return Adopted{std::move(use), there->memfd};
+  }
+  std::shared_ptr<const UniqueFd> own = block.memfd;
+  blocks_.emplace(next_, std::move(block));
+  return Adopted{std::make_unique<Use>(*this, next_++, bytes, /*adopted=*/true), std::move(own)};
+}
+
 std::unique_ptr<HostedMemory::Use> HostedMemory::Find(storage::TenantId tenant, const UniqueFd& memfd) {
   struct stat file;
   if (fstat(memfd.get(), &file) != 0) return nullptr;
   std::lock_guard lock(mutex_);
+  Block* there = nullptr;
+  std::unique_ptr<Use> use = FindLocked(tenant, file.st_dev, file.st_ino, &there);
+  // By another description of the engine's, perhaps: each one that is registered is a holder.
+  if (use != nullptr && use->adopted()) flock(memfd.get(), LOCK_SH | LOCK_NB);
+  return use;
+}
+
+std::unique_ptr<HostedMemory::Use> HostedMemory::FindLocked(storage::TenantId tenant, dev_t device, ino_t inode,
+                                                            Block** found) {
   for (auto& [id, block] : blocks_) {
-    if (block.inode != file.st_ino || block.device != file.st_dev || block.tenant != tenant) continue;
+    if (block.inode != inode || block.device != device || block.tenant != tenant) continue;
     ++block.uses;
-    return std::make_unique<Use>(*this, id, block.bytes);
+    *found = &block;
+    return std::make_unique<Use>(*this, id, block.bytes, block.adopted);
   }
   return nullptr;
 }
@@ -116,17 +165,23 @@ void HostedMemory::Sweep() {
 }
 
 // A lease for writing is granted only where no other file description of the file is open for writing. The kernel
-// refuses it for other reasons, too: then the block counts as held, and stays charged.
+// refuses it for other reasons, too: then the block counts as held, and stays charged. Of an engine's own memfd the
+// description that it was made with is not counted: that one is locked.
 bool HostedMemory::HeldByOthers(const Block& block) {
-  if (fcntl(block.memfd.get(), F_SETLEASE, F_WRLCK) != 0) return true;
-  fcntl(block.memfd.get(), F_SETLEASE, F_UNLCK);
+  const int memfd = block.memfd->get();
+  if (block.adopted) {
+    if (flock(memfd, LOCK_EX | LOCK_NB) != 0) return true;
+    flock(memfd, LOCK_UN);
+  }
+  if (fcntl(memfd, F_SETLEASE, F_WRLCK) != 0) return !block.adopted || errno != EACCES;  // of another user's file
+  fcntl(memfd, F_SETLEASE, F_UNLCK);
   return false;
 }
 
 // Emptied in any case: a descriptor for reading alone, opened from the engine's, would keep the pages, too.
 void HostedMemory::GiveBack(Block block) {
-  fallocate(block.memfd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(block.bytes));
-  block.memfd.Reset();
+  fallocate(block.memfd->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(block.bytes));
+  block.memfd = nullptr;
   block.charge = nullptr;
 }
 

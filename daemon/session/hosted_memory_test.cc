@@ -195,6 +195,80 @@ TEST_F(HostedMemoryTest, OfAKilledEngineIsFree) {
   close(ready[1]);
 }
 
+// An engine's own memfd without pages: the daemon takes them at its charge.
+TEST_F(HostedMemoryTest, OfAnEngineWhosePagesTheDaemonTookIsChargedWhileHeld) {
+  RawSession session = Greeted();
+  UniqueFd memfd = MakeMemfd(kBytes, F_SEAL_SHRINK);
+  uint64_t region = Register(session, memfd);
+  ASSERT_NE(region, 0u);
+  EXPECT_EQ(BytesHeldBy(memfd), kBytes);
+  EXPECT_EQ(Host(session), 0u) << "it is charged";
+  const std::span<std::byte> memory = Map(memfd);
+  std::fill(memory.begin(), memory.end(), kOwn);
+  ASSERT_TRUE(Drop(session, region));
+  EXPECT_TRUE(NoRoomForAWhile(session)) << "the engine keeps its descriptor";
+  EXPECT_TRUE(Holds(memory, kOwn)) << "and works in its memory";
+  region = Register(session, memfd);
+  EXPECT_NE(region, 0u) << "again, without more room";
+  EXPECT_TRUE(Drop(session, region));
+  memfd.Reset();
+  EXPECT_TRUE(NoRoomForAWhile(session)) << "it is mapped still";
+  EXPECT_TRUE(Holds(memory, kOwn));
+  munmap(memory.data(), memory.size());
+  EXPECT_TRUE(Eventually([&] { return Host(session) != 0; })) << "nobody holds it any more";
+}
+
+TEST_F(HostedMemoryTest, OfAnEngineWhosePagesTheDaemonTookIsNeverThereWithoutACharge) {
+  RawSession session = Greeted();
+  UniqueFd memfd = MakeMemfd(kBytes, F_SEAL_SHRINK);
+  const uint64_t region = Register(session, memfd);
+  ASSERT_NE(region, 0u);
+  const UniqueFd reading(open(absl::StrCat("/proc/self/fd/", memfd.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(reading.valid() && Drop(session, region));
+  memfd.Reset();
+  const bool charged = NoRoomForAWhile(session);
+  EXPECT_EQ(BytesHeldBy(reading), charged ? kBytes : 0);
+}
+
+TEST_F(HostedMemoryTest, PagesThatAnEngineTookItselfAreNoMatterOfTheDaemons) {
+  RawSession session = Greeted();
+  const UniqueFd memfd = MakeMemfd(kBytes, F_SEAL_SHRINK);
+  ASSERT_EQ(fallocate(memfd.get(), 0, 0, kBytes), 0);
+  const uint64_t region = Register(session, memfd);
+  ASSERT_TRUE(region != 0 && Drop(session, region));
+  EXPECT_NE(Host(session), 0u);
+  EXPECT_EQ(BytesHeldBy(memfd), kBytes);
+}
+
+// Each keeps a descriptor of the daemon's, as a region does.
+TEST(HostedBlocks, OfEnginesThatDroppedThemCountAsRegionsWhileHeld) {
+  const TestNode node(absl::StrCat("tenants: [{name: a, uids: [", geteuid(), "], dram_bytes: 4MiB, max_regions: 2}]"));
+  RawSession session(node);
+  ASSERT_TRUE(StatusOf(session.Hello()).ok());
+  const auto register_one = [&](const UniqueFd& memfd) {
+    v1::SessionRequest request;
+    request.mutable_register_region()->set_bytes(4096);
+    return session.Ask(request, std::vector<int>{memfd.get()});
+  };
+  std::vector<UniqueFd> kept;
+  for (int i = 0; i < 2; ++i) {
+    kept.push_back(MakeMemfd(4096, F_SEAL_SHRINK));
+    const auto reply = register_one(kept.back());
+    ASSERT_TRUE(StatusOf(reply).ok());
+    v1::SessionRequest drop;
+    drop.mutable_drop_region()->set_region(reply->region().region());
+    ASSERT_TRUE(StatusOf(session.Ask(drop)).ok());
+  }
+  const UniqueFd next = MakeMemfd(4096, F_SEAL_SHRINK);
+  const absl::Status refused = StatusOf(register_one(next));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(
+      refused.message(),
+      "register_region.descriptor: a tenant has at most 2 regions, with those that were dropped and are still held");
+  kept.clear();
+  EXPECT_TRUE(Eventually([&] { return StatusOf(register_one(next)).ok(); }));
+}
+
 // Small ones, too: each keeps a descriptor of the daemon's.
 TEST(HostedBlocks, AreBoundedInNumber) {
   const TestNode node("sessions: {max_sessions: 2}");

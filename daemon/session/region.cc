@@ -48,8 +48,8 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, 
   }
   absl::StatusOr<std::shared_ptr<Region>> region = Map(memfd.get(), bytes);
   if (region.ok()) {
-    (*region)->memfd_ = UniqueFd(fcntl(memfd.get(), F_DUPFD_CLOEXEC, 0));
-    if ((*region)->memfd_.valid()) return region;
+    (*region)->memfd_ = std::make_shared<const UniqueFd>(fcntl(memfd.get(), F_DUPFD_CLOEXEC, 0));
+    if ((*region)->memfd_->valid()) return region;
     return absl::ResourceExhaustedError("register_region.descriptor: the daemon has no descriptor left");
   }
   if (absl::IsPermissionDenied(region.status())) {
@@ -60,7 +60,7 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, 
 
 Region::Extent Region::Measure() const {
   struct stat file;
-  if (!memfd_.valid() || fstat(memfd_.get(), &file) != 0) return {.file_bytes = size_};
+  if (memfd_ == nullptr || fstat(memfd_->get(), &file) != 0) return {.file_bytes = size_};
   const auto bytes = static_cast<uint64_t>(file.st_size), there = static_cast<uint64_t>(file.st_blocks) * kBlock;
   return {.file_bytes = bytes, .missing_bytes = bytes - std::min(bytes, there)};
 }
@@ -71,7 +71,7 @@ absl::Status Region::TakePages(uint64_t keep_free, uint64_t charged_bytes) const
     return absl::InvalidArgumentError("register_region.descriptor: the memfd grew while it was being registered");
   }
   const absl::Status taken =
-      storage::ReservePages(memfd_.get(), bytes, {.present_bytes = bytes - missing, .keep_free = keep_free});
+      storage::ReservePages(memfd_->get(), bytes, {.present_bytes = bytes - missing, .keep_free = keep_free});
   if (taken.ok()) return taken;
   return absl::ResourceExhaustedError(absl::StrCat("register_region.bytes: ", missing,
                                                    " bytes of the memfd have no pages, which the engine can give it "
@@ -116,7 +116,7 @@ std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, storage::TenantId tenan
 Region::~Region() {
   if (arena_ == nullptr) munmap(data_, size_);
   arena_ = nullptr;
-  memfd_.Reset();
+  memfd_ = nullptr;
   kept_ = nullptr;
   if (gone_) gone_();
 }

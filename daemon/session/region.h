@@ -52,6 +52,9 @@ class Region {
   // INVALID_ARGUMENT, naming `field`, where pages are missing. A system call.
   absl::Status CheckWhole(absl::string_view field) const;
 
+  // Another descriptor of the same memfd, in place of the one that it was registered with. Before anybody uses it.
+  void UseDescriptor(std::shared_ptr<const UniqueFd> memfd) { memfd_ = std::move(memfd); }
+
   // Maps an allocation on the GPU, which has just `bytes`; RESOURCE_EXHAUSTED where the GPU has no room for the
   // mapping, INVALID_ARGUMENT where the descriptor is none of such an allocation.
   static absl::StatusOr<std::shared_ptr<Region>> Import(const kernels::Gpu& gpu, const UniqueFd& descriptor,
@@ -93,7 +96,7 @@ class Region {
 
   std::byte* const data_;
   const uint64_t size_;
-  UniqueFd memfd_;
+  std::shared_ptr<const UniqueFd> memfd_;
   std::unique_ptr<kernels::ArenaMemory> arena_;  // of a GPU; null: a mapping
   uint64_t block_ = 0;
   std::shared_ptr<const void> kept_;

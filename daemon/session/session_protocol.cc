@@ -56,14 +56,14 @@ absl::StatusOr<T> InField(absl::string_view field, absl::StatusOr<T> result) {
 
 // A region's holds on other objects, released in this order.
 struct Holding {
-  std::unique_ptr<HostedMemory::Use> hosted;  // null: the engine's own memory
+  std::unique_ptr<HostedMemory::Use> hosted;  // null: the engine's own memory, with pages of its own
   Budget::Charge number, bytes;
 };
 
 // A region as a session keeps it.
 std::shared_ptr<Region> Kept(std::shared_ptr<Region> region, Holding holding, const Session& session,
                              EventLoop& mappings) {
-  if (holding.hosted != nullptr) region->SetBlock(holding.hosted->block());
+  if (holding.hosted != nullptr && !holding.hosted->adopted()) region->SetBlock(holding.hosted->block());
   region->Keep(std::make_shared<Holding>(std::move(holding)));
   return Region::UnmapOn(mappings, session.about().tenant, std::move(region));
 }
@@ -71,6 +71,10 @@ std::shared_ptr<Region> Kept(std::shared_ptr<Region> region, Holding holding, co
 absl::Status NotOneDescriptor(const std::vector<UniqueFd>& descriptors) {
   return absl::InvalidArgumentError(
       absl::StrCat("register_region.descriptor: expected exactly one, got ", descriptors.size()));
+}
+
+absl::Status TooManyWaitForPages() {
+  return absl::ResourceExhaustedError("register_region: too many wait for pages");
 }
 
 absl::Status NoGpu(absl::string_view field) {
@@ -198,12 +202,17 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
   const RegionBudgets& budgets = session_->about().regions;
   auto number = InField("register_region.descriptor", Budget::Take(budgets.number, 1));
   if (!number.ok()) return respond(Error(number.status()));
+  if (absl::Status room = RoomBesideForsaken(); !room.ok()) return respond(Error(room));
   auto mapped = Region::Register(descriptors[0], bytes);
   if (!mapped.ok()) return respond(Error(mapped.status()));
-  // Memory of the daemon's making is charged to the tenant as long as anybody holds it.
+  // Memory whose pages the daemon has taken is charged to the tenant as long as anybody holds it.
   Holding holding{.hosted = services_.hosted.Find(session_->about().tenant, descriptors[0]),
                   .number = *std::move(number)};
   const auto [file_bytes, missing_bytes] = (*mapped)->Measure();
+  if (missing_bytes > 0 && holding.hosted == nullptr) {
+    return RegisterUntouched(*std::move(mapped), descriptors[0], std::move(holding.number), std::max(bytes, file_bytes),
+                             std::move(respond));
+  }
   const uint64_t charged = ChargedFor(missing_bytes > 0 ? std::max(bytes, file_bytes) : bytes);
   auto charge = InField("register_region.bytes", holding.hosted != nullptr ? Budget::TakeHere(budgets.bytes, charged)
                                                                            : Budget::Take(budgets.bytes, charged));
@@ -211,13 +220,48 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
   holding.bytes = *std::move(charge);
   std::shared_ptr<Region> region = Kept(*std::move(mapped), std::move(holding), *session_, services_.mappings);
   if (missing_bytes == 0) return AddRegion(*session_, std::move(region), respond);
-  // As for hosted memory.
+  // Pages of a block that its holders have freed since.
   const bool posted =
       services_.mappings.Post(tenant_.id, [&services = services_, session = session_, region, respond, charged] {
         const absl::Status taken = region->TakePages(storage::kKeptFree + services.memory_to_come, charged);
         taken.ok() ? AddRegion(*session, region, respond) : respond(Error(taken));
       });
-  if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many wait for pages")));
+  if (!posted) respond(Error(TooManyWaitForPages()));
+}
+
+// Its pages are the daemon's: they are charged as those of hosted memory are.
+void SessionProtocol::RegisterUntouched(std::shared_ptr<Region> region, const UniqueFd& memfd, Budget::Charge number,
+                                        uint64_t bytes, Respond respond) {
+  const uint64_t charged = ChargedFor(bytes);
+  auto of_session = InField("register_region.bytes", Budget::TakeHere(session_->about().regions.bytes, charged));
+  if (!of_session.ok()) return respond(Error(of_session.status()));
+  auto of_tenant = InField("register_region.bytes", Budget::Take(tenant_.regions.bytes, charged));
+  if (!of_tenant.ok()) return respond(Error(of_tenant.status()));
+  const auto same = std::make_shared<const UniqueFd>(fcntl(memfd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!same->valid()) {
+    return respond(
+        Error(absl::ResourceExhaustedError("register_region.descriptor: the daemon has no descriptor left")));
+  }
+  const bool posted =
+      services_.mappings.Post(tenant_.id, [&services = services_, session = session_, region = std::move(region), same,
+                                           number, of_session = *of_session, of_tenant = *of_tenant, charged, respond] {
+        const absl::Status taken = region->TakePages(storage::kKeptFree + services.memory_to_come, charged);
+        if (!taken.ok()) return respond(Error(taken));
+        auto adopted = services.hosted.Adopt(session->about().tenant, *same, region->Measure().file_bytes, of_tenant);
+        if (!adopted.ok()) return respond(Error(adopted.status()));
+        region->UseDescriptor(std::move(adopted->memfd));
+        Holding holding{std::move(adopted->use), number, of_session};
+        AddRegion(*session, Kept(region, std::move(holding), *session, services.mappings), respond);
+      });
+  if (!posted) respond(Error(TooManyWaitForPages()));
+}
+
+// What a tenant keeps of dropped regions takes descriptors as its regions do.
+absl::Status SessionProtocol::RoomBesideForsaken() const {
+  const Budget& number = *tenant_.regions.number;
+  if (number.taken() + services_.hosted.Forsaken(tenant_.id) <= number.limit()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("register_region.descriptor: a tenant has at most ", number.limit(),
+                                                   " regions, with those that were dropped and are still held"));
 }
 
 void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {

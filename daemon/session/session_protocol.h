@@ -87,6 +87,9 @@ class SessionProtocol {
  private:
   void SayHello(const v1::Hello& hello, Respond respond);
   void RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, Respond respond);
+  void RegisterUntouched(std::shared_ptr<Region> region, const UniqueFd& memfd, Budget::Charge number, uint64_t bytes,
+                         Respond respond);
+  absl::Status RoomBesideForsaken() const;
   void RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descriptors, Respond respond);
   void HostRegion(uint64_t bytes, Respond respond);
   void HostOnGpu(uint64_t bytes, Respond respond);
