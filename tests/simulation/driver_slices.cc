@@ -58,6 +58,7 @@ void Driver::Searched(Searching& searching, Match match) {
     const auto refused = [](const Found& found) { return found.reason == MissReason::kInvalidRequest; };
     if (match.lease != LeaseId{} || !std::ranges::all_of(match.found, refused))
       Fail("found for a session that is gone");
+    ticks_ = ticked_in_parts_ = true;  // what it held is given back by the next tick
     return;
   }
   if (lease.asked) CheckPrefix(lease, match, searching.queries.size());
@@ -109,10 +110,12 @@ void Driver::Close(SessionId session, const std::function<void()>& drained) {
 }
 
 void Driver::Tick() {
-  if (world_.bug != Bug::kForgetsDeadlines) {
+  if (world_.bug == Bug::kForgetsDeadlines) {
+    ticks_ = false;
+  } else {
     storage::Slice slice = AnySlice();
     ticks_ = !cache().Tick(slice);
-    if (ticks_) ticked_in_parts_ = true;
+    ticked_in_parts_ |= ticks_;
   }
   if (ticks_) return NoteEnded();
   CheckDeadlines();
