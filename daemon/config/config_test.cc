@@ -316,6 +316,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{
             "dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1GiB, max_landings: 2000000}]",
             "tenants[0].max_landings: out of range"},
+        BadInput{
+            "dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1GiB, max_leases: 99999999}]",
+            "tenants[0].max_leases: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1GiB, landing_bytes: 1MiB}]",
                  "tenants[0].landing_bytes: less than one landing may hold, 33554432 bytes"},
         BadInput{

@@ -1,5 +1,5 @@
-// HostedMemory: memory that the daemon has made for engines, or has taken pages for, and its charge from then until it is
-// given back.
+// HostedMemory: memory that the daemon has made for engines, or has taken pages for, and its charge from then until it
+// is given back.
 //
 // The charge must not end before the memory: an engine may keep the descriptor that it was given, or pass it on, and
 // the pages live as long as any descriptor or mapping. And memory must not be emptied under an engine that has only
@@ -11,10 +11,10 @@
 // Until then the tenant is charged, whatever became of the session. A process that touches the memory after that
 // allocates pages anew, as with a memfd of its own. The daemon's end empties nothing.
 //
-// The daemon adopts an engine's own memfd whose pages it has taken. Charge and emptying are the same, but for one thing:
-// dropping the region empties nothing. The memory counts as held as long as the file description that was registered is
-// open or mapped anywhere. A process that keeps the memory by a description of its own opening alone (from /proc) finds
-// it empty.
+// The daemon adopts an engine's own memfd whose pages it has taken. Charge and emptying are the same, but for one
+// thing: dropping the region empties nothing. The memory counts as held as long as the file description that was
+// registered is open or mapped anywhere. A process that keeps the memory by a description of its own opening alone
+// (from /proc) finds it empty.
 #pragma once
 
 #include <sys/types.h>

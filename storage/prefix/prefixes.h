@@ -107,7 +107,7 @@ struct PrefixCommit {
 // namespace's PrefixPlanner decides which of its exact prefixes are kept, within a capacity; a prefix that it gives up
 // ends when nobody uses it any more. An object that is lost otherwise (segments needed its space, a copy was corrupt,
 // an operator evicted it) is noticed at the next look-up that would have used it. Composed states are kept under their
-// conversation's own keys in the private pool, the latest two of each, and are evicted least recently used first.
+// conversation's own keys in the private pool, the latest two of each, and are evicted as other objects are.
 //
 // If an engine offers a span up to a text's end, behind a kept checkpoint, and the span takes less than the states
 // there, the span is kept in their place. Prompts that share any of its tokens resume behind the last shared one, from
