@@ -146,7 +146,7 @@ void Cache(Input input) {
       if ((operation & 2) != 0)
         cache.Release(match);
       else
-        FUZZ_EXPECT(cache.Commit(match, tokens, prompt, captured, {}, span) <= captured.size() + 1);
+        FUZZ_EXPECT(cache.Commit(match, tokens, prompt, captured, span) <= captured.size() + 1);
     }
     const PrefixRecount count = Recount(cache.tree().root(), costs);
     FUZZ_EXPECT(count.needs_hold && count.bytes == cache.store().bytes() && cache.store().peak_bytes() <= capacity);
