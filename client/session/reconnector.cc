@@ -19,10 +19,10 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstPause{10};
 constexpr milliseconds kLongestPause{1000};
-constexpr milliseconds kErrandPause{200};  // before the daemon is asked again for what it refused to take
-// Before an errand is run: what an engine gives up it hardly waits for, but for what it asks next. Errands that come
-// meanwhile share a call.
-constexpr milliseconds kGatherErrands{5};
+constexpr milliseconds kDeferredPause{200};  // before the daemon is asked again for what it refused to take
+// Before deferred work is done: an engine hardly waits for what it gives up, but it does for what it asks next. Work that
+// comes meanwhile shares a call.
+constexpr milliseconds kGatherDeferred{5};
 
 bool IsOfNoUse(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsUnauthenticated(status);
@@ -134,7 +134,7 @@ void Reconnector::Run() {
   }
 }
 
-// Runs errands until the daemon's end, or until the bell rings for another reason.
+// Does deferred work until the daemon's end, or until the bell rings for another reason.
 void Reconnector::Serve(const std::shared_ptr<Connection>& connection) {
   struct pollfd watched[] = {
       {.fd = bell_->fd(), .events = POLLIN, .revents = 0},
@@ -146,14 +146,14 @@ void Reconnector::Serve(const std::shared_ptr<Connection>& connection) {
     const absl::Status status = RestoreAll(connection, CallDeadline());
     if (absl::IsUnavailable(status) || absl::IsUnauthenticated(status)) return Lose(connection);
     unrestored_ |= !status.ok();
-    next_round_ = After(kErrandPause);
+    next_round_ = After(kDeferredPause);
   }
-  const int pause = done && !unrestored_ ? -1 : static_cast<int>(kErrandPause.count());
+  const int pause = done && !unrestored_ ? -1 : static_cast<int>(kDeferredPause.count());
   const int ready = ::poll(watched, std::size(watched), pause);
   if (ready <= 0) return;
   const auto is_over = [&] { return watched[1].revents != 0 || watched[2].revents != 0 || connection->rpc().lost(); };
   if (!is_over() && !stop_.stop_requested()) {
-    ::poll(watched + 1, std::size(watched) - 1, static_cast<int>(kGatherErrands.count()));
+    ::poll(watched + 1, std::size(watched) - 1, static_cast<int>(kGatherDeferred.count()));
   }
   bell_->Silence();
   if (is_over()) Lose(connection);

@@ -123,7 +123,7 @@ void Driver::CheckMiss(const Text& text, MissReason reason, Nanos recompute) {
       if (!Corrupted()) Fail("a copy is corrupt, and nothing corrupted it");
       break;
     case MissReason::kSlowerThanRecompute:
-      if (recompute == 0) Fail("a hit was too dear, and nobody said what computing takes");
+      if (recompute == 0) Fail("a hit was slower than recompute, and nobody said what computing takes");
       break;
     case MissReason::kDaemonUnavailable:
       if (!drains_) Fail("a cache that does not drain is unavailable");
