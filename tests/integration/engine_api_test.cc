@@ -62,7 +62,7 @@ class EngineApi : public testing::Test {
   void ExpectLanded(TestEngine& test) {
     uint64_t start = 0;
     for (size_t i = 0; i < segments_.size(); start += segments_[i++].size()) {
-      test.ExpectLanded(TestEngine::KindOf(i), segments_[i], start, kPoison);
+      test.ExpectLanded(KindOfSegment(i), segments_[i], start, kPoison);
     }
   }
   bool NoLeaseIsLeft() const {
@@ -340,26 +340,26 @@ TEST_F(EngineApi, WhatMakesNoSenseIsRefusedByName) {
   const auto begin = [&](auto change) {
     engine::Prompt prompt = asked.prompt;
     change(prompt);
-    return Text(cache.Begin(&prompt, 1, &request));
+    return Say(cache.Begin(&prompt, 1, &request));
   };
   EXPECT_EQ(begin([](engine::Prompt& p) { p.tokens = nullptr; }), "3 prompts[0].tokens: null");
   EXPECT_THAT(begin([](engine::Prompt& p) { p.token_count = 100; }), StartsWith("3 prompts[0].segment_lengths[1]: "));
   EXPECT_THAT(begin([](engine::Prompt& p) { p.page_count = 2; }), StartsWith("3 prompts[0].page_count: "));
-  EXPECT_EQ(Text(request.Finish()), "9 the request was not begun");
+  EXPECT_EQ(Say(request.Finish()), "9 the request was not begun");
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
-  EXPECT_THAT(Text(request.WaitLayer(4)), StartsWith("3 layer: 4"));
+  EXPECT_THAT(Say(request.WaitLayer(4)), StartsWith("3 layer: 4"));
   std::vector<float> numbers(187 * 4 * 32);
   engine::LayerAdvance advance{.layer = 1, .end = 187, .state = {.data = numbers.data()}};
-  EXPECT_THAT(Text(request.Advance(advance)), StartsWith("3 layer: 1 is no linear layer"));
+  EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 layer: 1 is no linear layer"));
   advance.layer = 0;
-  EXPECT_THAT(Text(request.Advance(advance)), StartsWith("3 advance.inputs.tokens: 0, and 187 "));
-  EXPECT_THAT(Text(request.Publish(0, {}, nullptr)), StartsWith("3 missing: 0 of 0"));
+  EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 advance.inputs.tokens: 0, and 187 "));
+  EXPECT_THAT(Say(request.Publish(0, {}, nullptr)), StartsWith("3 missing: 0 of 0"));
   engine::Text text{};
-  EXPECT_EQ(Text(cache.Commit(&text, 1)), "9 the cache was opened without capture_tokens");
+  EXPECT_EQ(Say(cache.Commit(&text, 1)), "9 the cache was opened without capture_tokens");
   EngineOptions with(test_, {}, {});
   with.options.model.head = 1 << 20;
   engine::Cache refused;
-  EXPECT_THAT(Text(engine::OpenOn(test_.client(), test_.region(), with.options, &refused)),
+  EXPECT_THAT(Say(engine::OpenOn(test_.client(), test_.region(), with.options, &refused)),
               StartsWith("3 model.head: "));
 }
 

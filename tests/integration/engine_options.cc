@@ -69,7 +69,7 @@ engine::Cache OpenBeside(TestEngine& test, const TensorShard& shard, const Prefi
   return cache;
 }
 
-std::string Text(const engine::Status& status) {
+std::string Say(const engine::Status& status) {
   return std::to_string(static_cast<int>(status.code)) + " " + status.message;
 }
 std::string StepsOf(const engine::Request& request) {

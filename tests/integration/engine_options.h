@@ -33,7 +33,7 @@ engine::Cache OpenBeside(TestEngine& engine, const TensorShard& shard = {}, cons
                          bool memory = true, uint32_t land_ms = 5000, uint32_t quiet_ms = 10'000);
 
 // "3 prompts[0].tokens: null".
-std::string Text(const engine::Status& status);
+std::string Say(const engine::Status& status);
 #define ASSERT_GOOD(call)                                    \
   do {                                                       \
     const engine::Status asserted = (call);                  \

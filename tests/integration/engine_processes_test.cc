@@ -80,7 +80,7 @@ TEST(EngineApiInProcesses, GarbageForAPlanIsRefusedByName) {
   planned.PlanBytes(bytes.data(), bytes.size());
   const auto land = [&](const std::vector<uint8_t>& plan) {
     const engine::PlanToLand given{plan.data(), plan.size(), test.target_table().data(), test.target_table().size()};
-    return Text(cache.Land(&given, 1, &request));
+    return Say(cache.Land(&given, 1, &request));
   };
   EXPECT_THAT(land({1, 2, 3}), StartsWith("3 plans[0].magic: "));
   std::vector<uint8_t> other = bytes;
@@ -90,7 +90,7 @@ TEST(EngineApiInProcesses, GarbageForAPlanIsRefusedByName) {
   TestEngine wide(daemon.client_options(), {.layers = 3});
   Cache elsewhere = OpenBeside(wide);
   const engine::PlanToLand given{bytes.data(), bytes.size(), wide.target_table().data(), wide.target_table().size()};
-  EXPECT_THAT(Text(elsewhere.Land(&given, 1, &request)), StartsWith("3 plans[0].namespace: "));
+  EXPECT_THAT(Say(elsewhere.Land(&given, 1, &request)), StartsWith("3 plans[0].namespace: "));
 }
 
 // The shortest complete engine, as docs/integrate.md shows it.
