@@ -19,6 +19,7 @@
 #include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "daemon/testing/refusals.h"
+#include "proto/limits.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -231,7 +232,7 @@ TEST(UnreadReplies, OfEndedSessionsTakeOnlyTheirTenantsShare) {
   for (int i = 0; i < 2; ++i) {
     RawSession session(node);
     v1::SessionRequest hello;
-    hello.mutable_hello()->set_protocol_max(1);
+    hello.mutable_hello()->set_protocol_max(limits::kProtocolMax);
     ASSERT_TRUE(session.Send(hello.SerializeAsString()));
     kept.emplace_back(fcntl(session.fd(), F_DUPFD_CLOEXEC, 0));
     int bytes = 0;
