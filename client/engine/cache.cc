@@ -39,9 +39,11 @@ void AttachAll(std::span<const std::shared_ptr<Setting>> settings) {
 template <typename Work>
 void Hand(CacheState& cache, std::vector<std::shared_ptr<Setting>> settings, Request* requests, bool wait, Work work) {
   std::shared_ptr<Background::Task> task;
+  for (size_t i = 0; i < settings.size(); ++i) requests[i] = Request();  // what they were ends first
   if (wait) {
     work(settings);
   } else {
+    for (const auto& setting : settings) setting->OwnTokens();
     task = cache.background.Start([settings, work] { work(settings); });
     if (task == nullptr) {
       for (const auto& setting : settings) setting->Miss(MissReason::kBusy);
@@ -52,13 +54,21 @@ void Hand(CacheState& cache, std::vector<std::shared_ptr<Setting>> settings, Req
   }
 }
 
+// Of requests that were begun and waited for: whether each has its pages.
+Status PlansOf(Request* requests, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) {
+    if (Status status = requests[i].PollPlan(); !status.ok()) return status;
+  }
+  return {};
+}
+
 Status BeginAll(CacheState& cache, const Prompt* prompts, uint32_t count, Request* requests, bool wait) {
   if (Status status = CheckCall(prompts, count, requests, "prompts"); !status.ok()) return status;
   std::vector<std::shared_ptr<Setting>> settings;
   if (Status status = TakeAll(cache, prompts, count, "prompts", settings); !status.ok()) return status;
   Hand(cache, std::move(settings), requests, wait,
        [&cache](std::span<const std::shared_ptr<Setting>> all) { Setting::Begin(cache, all); });
-  return {};
+  return wait ? PlansOf(requests, count) : Status();
 }
 
 Status LandAll(CacheState& cache, const PlanToLand* plans, uint32_t count, Request* requests, bool wait) {
@@ -76,7 +86,13 @@ std::shared_ptr<Setting> SettingOf(const Text& text) {
 Status CheckTexts(const CacheState& cache, const Text* texts, uint32_t count) {
   if (texts == nullptr && count > 0) return Invalid("texts: null");
   for (uint32_t i = 0; i < count; ++i) {
-    if (Status status = CheckText(cache, texts[i], absl::StrCat("texts[", i, "]")); !status.ok()) return status;
+    const std::string field = absl::StrCat("texts[", i, "]");
+    if (Status status = CheckText(cache, texts[i], field); !status.ok()) return status;
+    if (texts[i].request == nullptr) continue;
+    const Setting* const began = Access::Settled(*texts[i].request);
+    if (began == nullptr || !began->exact().has_value()) {
+      return MakeStatus(Code::kFailedPrecondition, field + ".request: not finished");
+    }
   }
   return {};
 }
@@ -94,13 +110,21 @@ Cache::~Cache() {
 
 namespace {
 
-Status OpenAny(std::shared_ptr<Client> client, Region region, const OpenOptions& options, Cache* out) {
-  absl::StatusOr<std::unique_ptr<CacheState>> opened = CacheState::Open(std::move(client), std::move(region), options);
+Status OpenDescribed(std::shared_ptr<Client> client, Region region, const DescribedModel& model,
+                     const OpenOptions& options, Cache* out) {
+  absl::StatusOr<std::unique_ptr<CacheState>> opened =
+      CacheState::Open(std::move(client), std::move(region), model, options);
   if (!opened.ok()) return ToStatus(opened.status());
   Cache made;
   Access::Put(opened->release(), made);
   *out = std::move(made);
   return {};
+}
+
+Status OpenAny(std::shared_ptr<Client> client, Region region, const OpenOptions& options, Cache* out) {
+  const absl::StatusOr<DescribedModel> model = Describe(options.model);
+  if (!model.ok()) return ToStatus(model.status());
+  return OpenDescribed(std::move(client), std::move(region), *model, options, out);
 }
 
 }  // namespace
@@ -127,6 +151,11 @@ Status Cache::Open(const OpenOptions& options, Cache* out) {
 
 Status OpenOn(Client& client, const Region& region, const OpenOptions& options, Cache* out) {
   return OpenAny(std::shared_ptr<Client>(&client, [](Client*) {}), region, options, out);
+}
+Status OpenOn(Client& client, const Region& region, const Identity& identity, const Layout& layout,
+              const CostModel& cost, const OpenOptions& options, Cache* out) {
+  const DescribedModel model = {.identity = identity, .layout = layout, .cost = cost};
+  return OpenDescribed(std::shared_ptr<Client>(&client, [](Client*) {}), region, model, options, out);
 }
 
 uint8_t* Cache::data() const {
@@ -167,6 +196,11 @@ Status Cache::ComputeAlone(const AloneLayer& alone) {
   if (alone.run->token_count != alone.inputs.tokens) {
     return Invalid("alone.inputs.tokens: ", alone.inputs.tokens, ", and the run has ", alone.run->token_count);
   }
+  if (alone.run->capture_begin > alone.run->capture_end || alone.run->capture_end > alone.inputs.tokens) {
+    return Invalid("alone.run.capture_end: [", alone.run->capture_begin, ", ", alone.run->capture_end, ") of ",
+                   alone.inputs.tokens);
+  }
+  if (alone.state.dtype != (*linear)->state_dtype) return Invalid("alone.state.dtype: not that of the layer's states");
   if (alone.run->transition && alone.transition == nullptr) return Invalid("alone.transition: null");
   const auto queue = kernels::Host().MakeQueue(impl_->workers.get());
   engine::ComputeAlone(shape, alone, *queue);
@@ -175,21 +209,21 @@ Status Cache::ComputeAlone(const AloneLayer& alone) {
 
 Status Cache::Commit(const Text* texts, uint32_t count) {
   if (Status status = CheckTexts(*impl_, texts, count); !status.ok()) return status;
-  for (uint32_t i = 0; i < count; ++i) CommitText(*impl_, texts[i], SettingOf(texts[i]).get());
+  for (uint32_t i = 0; i < count; ++i) CommitText(*impl_, CommittedText(texts[i], SettingOf(texts[i])));
   return {};
 }
 
 Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) {
   if (job == nullptr) return Invalid("job: null");
   if (Status status = CheckTexts(*impl_, texts, count); !status.ok()) return status;
-  // Requests may end meanwhile.
-  std::vector<std::pair<Text, std::shared_ptr<Setting>>> all;
-  for (uint32_t i = 0; i < count; ++i) all.emplace_back(texts[i], SettingOf(texts[i]));
+  auto all = std::make_shared<std::vector<CommittedText>>();
+  all->reserve(count);
+  for (uint32_t i = 0; i < count; ++i) all->emplace_back(texts[i], SettingOf(texts[i]));
   auto task = impl_->background.Start([cache = impl_, all] {
-    for (const auto& [text, began] : all) CommitText(*cache, text, began.get());
+    for (const CommittedText& text : *all) CommitText(*cache, text);
   });
   if (task == nullptr) {
-    for (const auto& [text, began] : all) SetOutcomes(text, CommitOutcome::kBusy);
+    for (const CommittedText& text : *all) SetOutcomes(text.text, CommitOutcome::kBusy);
   }
   Access::Put(std::move(task), *job);
   return {};

@@ -5,7 +5,6 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "client/engine/describe.h"
 
 namespace ashlar::engine {
 namespace {
@@ -18,7 +17,7 @@ PrefixUse PrefixesOf(const OpenOptions& options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CacheState>> CacheState::Open(std::shared_ptr<Client> client, Region region,
-                                                             const OpenOptions& options) {
+                                                             const DescribedModel& model, const OpenOptions& options) {
   if (options.compose != ComposeBy::kProcess && options.compose != ComposeBy::kDaemon) {
     return absl::InvalidArgumentError(absl::StrCat("compose: ", static_cast<int>(options.compose), " is unknown"));
   }
@@ -34,20 +33,18 @@ absl::StatusOr<std::unique_ptr<CacheState>> CacheState::Open(std::shared_ptr<Cli
   cache->land = Milliseconds(options.land_ms);
   cache->quiet = Milliseconds(options.quiet_ms);
   if (options.workers.run != nullptr) cache->workers = std::make_unique<LentWorkers>(options.workers);
-  if (absl::Status status = cache->OpenModel(options); !status.ok()) return status;
+  if (absl::Status status = cache->OpenModel(model); !status.ok()) return status;
   if (absl::Status status = cache->TakeMemory(options.memory); !status.ok()) return status;
   return cache;
 }
 
-absl::Status CacheState::OpenModel(const OpenOptions& options) {
-  absl::StatusOr<DescribedModel> described = Describe(options.model);
-  if (!described.ok()) return described.status();
+absl::Status CacheState::OpenModel(const DescribedModel& described) {
   absl::StatusOr<ashlar::Model> opened =
-      client->OpenModel(described->identity, described->layout, described->shard, described->cost, prefixes);
+      client->OpenModel(described.identity, described.layout, described.shard, described.cost, prefixes);
   if (!opened.ok()) return NameModel(opened.status());
   model = *std::move(opened);
-  page_tokens = options.model.page_tokens;
-  tensor_parallel_size = options.model.tensor_parallel_size;
+  page_tokens = described.layout.page_tokens;
+  tensor_parallel_size = described.shard.tensor_parallel_size;
   return absl::OkStatus();
 }
 

@@ -12,6 +12,7 @@
 #include "ashlar/client.h"
 #include "ashlar/engine.h"
 #include "client/engine/background.h"
+#include "client/engine/describe.h"
 #include "client/engine/lent_workers.h"
 #include "client/engine/quarantine.h"
 #include "client/engine/staging.h"
@@ -22,8 +23,9 @@ struct CacheState {
   using Milliseconds = std::chrono::milliseconds;
 
   // Opens the model on a client, in the memory of `region` or, if that is empty, in memory made as the options say.
+  // Of the options neither sockets nor the model are read.
   static absl::StatusOr<std::unique_ptr<CacheState>> Open(std::shared_ptr<Client> client, Region region,
-                                                          const OpenOptions& options);
+                                                          const DescribedModel& model, const OpenOptions& options);
 
   bool has_pages() const { return !places.empty(); }
   const ashlar::Layout& layout() const { return model.layout(); }
@@ -53,7 +55,7 @@ struct CacheState {
 
  private:
   explicit CacheState(std::shared_ptr<Client> its_client) : client(std::move(its_client)), staging(*client) {}
-  absl::Status OpenModel(const OpenOptions& options);
+  absl::Status OpenModel(const DescribedModel& described);
   absl::Status TakeMemory(const Memory& memory);
 };
 

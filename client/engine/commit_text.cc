@@ -9,6 +9,7 @@
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
 #include "client/engine/tensors.h"
+#include "proto/limits.h"
 #include "proto/object.h"
 
 namespace ashlar::engine {
@@ -122,6 +123,10 @@ Status CheckText(const CacheState& cache, const Text& text, const std::string& f
   if (text.prompt_tokens > text.token_count) return Invalid(field, ".prompt_tokens: more than token_count");
   if (text.checkpoints == nullptr || text.checkpoint_count == 0) return Invalid(field, ".checkpoints: none");
   if (text.outcomes == nullptr) return Invalid(field, ".outcomes: null");
+  if (text.page_count > limits::kMaxPromptTokens) return Invalid(field, ".page_count: too many");
+  if (text.checkpoint_count > limits::kMaxCheckpointsPerCommit) {
+    return Invalid(field, ".checkpoint_count: more than ", limits::kMaxCheckpointsPerCommit);
+  }
   if (text.page_table == nullptr && text.page_count > 0) return Invalid(field, ".page_table: null");
   if (cache.has_pages() && text.page_count * cache.page_tokens < text.token_count) {
     return Invalid(field, ".page_count: ", text.page_count, " pages of ", cache.page_tokens, " tokens, for ",
@@ -148,11 +153,33 @@ void SetOutcomes(const Text& text, CommitOutcome outcome) {
   std::fill_n(text.outcomes, text.checkpoint_count, static_cast<uint8_t>(outcome));
 }
 
-void CommitText(CacheState& cache, const Text& text, const Setting* began) {
-  const bool exact = began == nullptr || began->plan().exact;
+CommittedText::CommittedText(const Text& given, std::shared_ptr<Setting> its_began)
+    : text(given),
+      began(std::move(its_began)),
+      checkpoints_(given.checkpoints, given.checkpoints + given.checkpoint_count),
+      pages_(given.page_table, given.page_table + given.page_count),
+      span_(given.span, given.span + given.span_count) {
+  exact = !given.composed && (began == nullptr || began->exact().value_or(false));
+  for (Checkpoint& checkpoint : checkpoints_) {
+    linear_.emplace_back(checkpoint.linear, checkpoint.linear + checkpoint.linear_count);
+    checkpoint.linear = linear_.back().data();
+  }
+  text.checkpoints = checkpoints_.data();
+  text.page_table = pages_.data();
+  text.span = span_.data();
+  if (began != nullptr) began->BeginCommit();
+}
+
+CommittedText::~CommittedText() {
+  if (began != nullptr) began->EndCommit();
+}
+
+void CommitText(CacheState& cache, const CommittedText& committed) {
+  const Text& text = committed.text;
+  const Setting* const began = committed.began.get();
   CommitParts parts{.tokens = {text.tokens, text.token_count},
                     .prompt_tokens = text.prompt_tokens,
-                    .provenance = exact ? Provenance::kExact : Provenance::kComposed,
+                    .provenance = committed.exact ? Provenance::kExact : Provenance::kComposed,
                     .checkpoints = {},
                     .span = {},
                     .region = cache.region,

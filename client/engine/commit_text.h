@@ -1,7 +1,9 @@
 // CommitText: offers a text that an engine has run through its model for later texts to resume from.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "ashlar/engine.h"
 #include "client/engine/cache_state.h"
@@ -13,9 +15,28 @@ namespace ashlar::engine {
 // capture_tokens.
 Status CheckText(const CacheState& cache, const Text& text, const std::string& field);
 
-// Commits and waits. `text` has been checked; its outcomes are written. `began`: the request of its prompt; may be
-// null.
-void CommitText(CacheState& cache, const Text& text, const Setting* began);
+// A text as it was when it was committed: what names its tensors is copied, tokens, tensors and outcomes are the
+// caller's. Its request's lease stays meanwhile, and what the request becomes later does not matter.
+struct CommittedText {
+  // `began`: finished; may be null.
+  CommittedText(const Text& given, std::shared_ptr<Setting> began);
+  ~CommittedText();
+  CommittedText(CommittedText&& other) noexcept = default;
+  CommittedText& operator=(CommittedText&&) = delete;
+
+  Text text;
+  bool exact = true;
+  std::shared_ptr<Setting> began;
+
+ private:
+  std::vector<Checkpoint> checkpoints_;
+  std::vector<std::vector<LinearTensors>> linear_;
+  std::vector<int32_t> pages_;
+  std::vector<SpanRows> span_;
+};
+
+// Waits. The text has been checked; its outcomes are written.
+void CommitText(CacheState& cache, const CommittedText& committed);
 // Writes the same outcome for all checkpoints, without asking the daemon.
 void SetOutcomes(const Text& text, CommitOutcome outcome);
 

@@ -12,6 +12,9 @@ namespace ashlar::engine {
 // Opens a cache on a client that outlives it, in a region of that client with the pages at the options' places (the
 // options name no sockets); without a region, as Cache::Open.
 Status OpenOn(Client& client, const Region& region, const OpenOptions& options, Cache* out);
+// The same of a whole model that is described already; options.model is not read.
+Status OpenOn(Client& client, const Region& region, const Identity& identity, const Layout& layout,
+              const CostModel& cost, const OpenOptions& options, Cache* out);
 
 ashlar::Model& ModelOf(const Cache& cache);
 // Returns how many layers the daemon has advanced so far.

@@ -1,8 +1,7 @@
 #include "client/engine/quarantine.h"
 
 #include <algorithm>
-#include <iterator>
-#include <thread>
+#include <set>
 #include <utility>
 
 namespace ashlar::engine {
@@ -10,12 +9,34 @@ namespace {
 
 // Of several landings any may be quiet first.
 constexpr std::chrono::milliseconds kAskEach{2};
+// A landing whose question was not answered is asked about again only by those who wait.
+constexpr std::chrono::milliseconds kAskAgain{1};
 
 }  // namespace
 
-void Quarantine::Keep(Landing landing, std::vector<int32_t> pages) {
+// Guarded by the quarantine's mutex, but for what waits for the landing.
+class Quarantine::Doubt {
+ public:
+  bool quiet(std::chrono::milliseconds patience) {
+    const std::lock_guard lock(mutex_);
+    return !landing_.has_value() || landing_->WaitQuiet(patience);
+  }
+
+ private:
+  friend class Quarantine;
+  std::vector<int32_t> pages_;
+  bool kept_ = true;  // not yet the engine's again
+  std::mutex mutex_;
+  std::optional<Landing> landing_;  // guarded by mutex_; goes first, and waits
+};
+
+std::shared_ptr<Quarantine::Doubt> Quarantine::Keep(std::optional<Landing> landing, std::vector<int32_t> pages) {
+  auto doubt = std::make_shared<Doubt>();
+  doubt->landing_ = std::move(landing);
+  doubt->pages_ = std::move(pages);
   const std::lock_guard lock(mutex_);
-  landings_.push_back({std::move(pages), std::move(landing)});
+  doubts_.push_back(doubt);
+  return doubt;
 }
 
 void Quarantine::Keep(Composition composition, Staging::Held memory) {
@@ -28,10 +49,21 @@ void Quarantine::Keep(Composition composition, Staging::Held memory) {
   compositions_.swap(doubtful);
 }
 
+Quarantine::Claimed Quarantine::Claim(Doubt& doubt) {
+  const bool quiet = doubt.quiet(kAskAgain);
+  const std::lock_guard lock(mutex_);
+  if (!doubt.kept_) return Claimed::kTaken;
+  if (!quiet) return Claimed::kDoubtful;
+  doubt.kept_ = false;
+  std::erase_if(doubts_, [&doubt](const std::shared_ptr<Doubt>& other) { return other.get() == &doubt; });
+  return Claimed::kQuiet;
+}
+
 void Quarantine::Sort() {
-  std::erase_if(landings_, [this](Doubt& doubt) {
-    if (!doubt.landing.quiet()) return false;
-    quiet_.insert(quiet_.end(), doubt.pages.begin(), doubt.pages.end());
+  std::erase_if(doubts_, [this](const std::shared_ptr<Doubt>& doubt) {
+    if (!doubt->quiet(kAskAgain)) return false;
+    doubt->kept_ = false;
+    quiet_.insert(quiet_.end(), doubt->pages_.begin(), doubt->pages_.end());
     return true;
   });
 }
@@ -39,20 +71,30 @@ void Quarantine::Sort() {
 uint64_t Quarantine::Take(std::span<int32_t> pages, std::chrono::milliseconds timeout) {
   const auto give_up = std::chrono::steady_clock::now() + timeout;
   for (;;) {
+    std::vector<std::shared_ptr<Doubt>> doubtful;
     {
       const std::lock_guard lock(mutex_);
       Sort();
-      if (!quiet_.empty() || landings_.empty() || std::chrono::steady_clock::now() >= give_up) {
+      if (!quiet_.empty() || doubts_.empty() || std::chrono::steady_clock::now() >= give_up) {
         const size_t count = std::min(pages.size(), quiet_.size());
         std::ranges::copy(quiet_.end() - static_cast<ptrdiff_t>(count), quiet_.end(), pages.begin());
         quiet_.resize(quiet_.size() - count);
         return count;
       }
-      // Taking the landing's events in is what makes it quiet.
-      for (Doubt& doubt : landings_) doubt.landing.WaitQuiet(kAskEach);
+      doubtful = doubts_;
     }
-    std::this_thread::yield();
+    // Taking a landing's events in is what makes it quiet.
+    for (const auto& doubt : doubtful) doubt->quiet(kAskEach);
   }
+}
+
+std::optional<size_t> Quarantine::Find(std::span<const int32_t> pages) {
+  const std::lock_guard lock(mutex_);
+  if (doubts_.empty() && quiet_.empty()) return std::nullopt;
+  std::set<int32_t> here(quiet_.begin(), quiet_.end());
+  for (const auto& doubt : doubts_) here.insert(doubt->pages_.begin(), doubt->pages_.end());
+  const auto found = std::ranges::find_if(pages, [&here](int32_t page) { return here.contains(page); });
+  return found == pages.end() ? std::nullopt : std::optional<size_t>(found - pages.begin());
 }
 
 }  // namespace ashlar::engine

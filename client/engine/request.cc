@@ -60,6 +60,7 @@ Request& Request::operator=(Request&& other) noexcept {
   return *this;
 }
 Request::~Request() {
+  if (impl_ != nullptr) impl_->setting->MarkCancelled();
   delete impl_;
 }
 
@@ -70,7 +71,8 @@ Status Request::WaitPlan() {
 Status Request::PollPlan() {
   if (Status ready = Ready(impl_); !ready.ok()) return ready;
   impl_->starting.reset();
-  return {};
+  if (!impl_->setting->pages_kept()) return {};
+  return MakeStatus(Code::kOtherPages, "the daemon may still write into the request's pages");
 }
 
 const Plan& Request::plan() const {
@@ -89,7 +91,7 @@ const Run* Request::missing(uint32_t* count) const {
 Status Request::Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) {
   if (Status ready = Ready(impl_); !ready.ok()) return ready;
   if (Status status = impl_->setting->Check(missing, computed); !status.ok()) return status;
-  const PublishOutcome published = impl_->setting->Publish(missing, computed);
+  const PublishOutcome published = PublishRun(impl_->setting->cache(), impl_->setting->TakeOut(missing), computed);
   if (outcome != nullptr) *outcome = ToNumber(published);
   return {};
 }
@@ -98,12 +100,20 @@ Status Request::StartPublish(uint32_t missing, const ComputedRun& computed, uint
   if (Status ready = Ready(impl_); !ready.ok()) return ready;
   if (job == nullptr) return Invalid("job: null");
   if (Status status = impl_->setting->Check(missing, computed); !status.ok()) return status;
-  auto task = impl_->setting->cache().background.Start([setting = impl_->setting, missing, computed, outcome] {
-    const PublishOutcome published = setting->Publish(missing, computed);
-    if (outcome != nullptr) *outcome = ToNumber(published);
-  });
+  const Setting::Taken taken = impl_->setting->TakeOut(missing);
+  CacheState& cache = impl_->setting->cache();
+  // The tensors stay the caller's; what names them is copied.
+  std::vector<LinearTensors> linear(computed.linear, computed.linear + computed.linear_count);
+  std::vector<int32_t> pages(computed.page_table, computed.page_table + computed.page_count);
+  auto task = cache.background.Start(
+      [&cache, taken, linear = std::move(linear), pages = std::move(pages), run = computed, outcome]() mutable {
+        run.linear = linear.data();
+        run.page_table = pages.data();
+        const PublishOutcome published = PublishRun(cache, taken, run);
+        if (outcome != nullptr) *outcome = ToNumber(published);
+      });
   if (task == nullptr) {
-    impl_->setting->Abandon(missing);
+    cache.model.Abandon(taken.reservation);
     if (outcome != nullptr) *outcome = ToNumber(PublishOutcome::kBusy);
   }
   Access::Put(std::move(task), *job);
@@ -111,14 +121,14 @@ Status Request::StartPublish(uint32_t missing, const ComputedRun& computed, uint
 }
 
 void Request::Abandon(uint32_t missing) {
-  impl_->setting->Abandon(missing);
+  if (Ready(impl_).ok()) impl_->setting->Abandon(missing);
 }
 
 Status Request::LookAgain(const int32_t* page_table, uint64_t page_count) {
   if (Status ready = Ready(impl_); !ready.ok()) return ready;
   if (Status status = impl_->setting->TakeOtherPages(page_table, page_count); !status.ok()) return status;
   impl_->setting->LookAgain();
-  return {};
+  return PollPlan();
 }
 
 Status Request::StartLookAgain(const int32_t* page_table, uint64_t page_count) {
@@ -168,13 +178,12 @@ bool Request::pages_kept() const {
 }
 void Request::Cancel() {
   if (impl_ == nullptr) return;
-  impl_->cancelled = true;
-  PollQuiet();
+  impl_->setting->MarkCancelled();
+  if (Ready(impl_).ok()) impl_->setting->Cancel();
 }
 Status Request::PollQuiet() {
   if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  if (std::exchange(impl_->cancelled, false)) impl_->setting->Cancel();
-  return impl_->setting->quiet() ? Status() : Pending();
+  return impl_->setting->Quiet();
 }
 void Request::Release() {
   if (Ready(impl_).ok()) impl_->setting->Release();

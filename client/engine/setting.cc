@@ -21,8 +21,9 @@ Status CheckPointer(const void* pointer, uint64_t count, const std::string& fiel
 
 Setting::~Setting() {
   AbandonAll();
-  if (landing_.has_value()) Cancel();
-  if (landing_.has_value() && !landing_->quiet()) KeepPages();
+  if (landing_.has_value()) landing_->Wait(std::chrono::milliseconds(0));
+  // Whether or not anything still writes there: the engine is told in one way.
+  if (owner_ == Owner::kDaemon) KeepPages();
 }
 
 Status Setting::Take(const Prompt& prompt, const std::string& field) {
@@ -46,34 +47,57 @@ Status Setting::Take(const Prompt& prompt, const std::string& field) {
       return Invalid(field, ".segment_lengths[", i, "]: ", lengths_[i], " of ", token_count_ - end, " tokens left");
     }
   }
+  if (!lengths_.empty() && end == token_count_) {
+    return Invalid(field, ".segment_lengths: the last token of a prompt is computed, and belongs to no segment");
+  }
   if (prompt.needed_in_ms > limits::kMaxNeededInNanos / 1'000'000) return Invalid(field, ".needed_in_ms: too long");
   needed_in_ = std::chrono::milliseconds(prompt.needed_in_ms);
   std::ranges::copy(prompt.conversation, conversation_.begin());
-  present_tokens_ = prompt.present_tokens;
   fill_ = prompt.fill;
   if (prompt.page_table == nullptr && prompt.page_count == 0) return {};
-  return TakePages(prompt.page_table, prompt.page_count, field);
+  return TakePages(prompt.page_table, prompt.page_count, field, Owner::kDaemon);
 }
 
-Status Setting::TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field) {
+Status Setting::TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field, Owner owner) {
   if (Status status = CheckPointer(page_table, page_count, FieldOf(field, "page_table")); !status.ok()) return status;
   if (page_count > limits::kMaxPromptTokens) return Invalid(field, ".page_count: too many");
   if (page_count < (token_count_ + cache_.page_tokens - 1) / cache_.page_tokens) {
     return Invalid(field, ".page_count: ", page_count, " pages of ", cache_.page_tokens, " tokens, for ", token_count_);
   }
-  page_table_.assign(page_table, page_table + page_count);
+  if (page_count > 0 && !cache_.has_pages()) return Invalid(field, ".page_table: the cache has no pages");
+  const std::span<const int32_t> pages(page_table, page_count);
+  if (const std::optional<size_t> kept = cache_.quarantine.Find(pages)) {
+    return Invalid(field, ".page_table[", *kept, "]: page ", pages[*kept],
+                   " is the cache's until TakeQuietPages gives it back");
+  }
+  page_table_.assign(pages.begin(), pages.end());
+  owner_ = page_count > 0 ? owner : Owner::kNobody;
+  doubt_.reset();
   return {};
 }
 
+void Setting::OwnTokens() {
+  own_tokens_.assign(tokens_.begin(), tokens_.end());
+  tokens_ = own_tokens_;
+}
+
 bool Setting::LandsAtOnce() const {
-  return !page_table_.empty() && present_tokens_ == 0 && cache_.has_attention();
+  return !page_table_.empty() && cache_.has_attention();
 }
 
 ashlar::Prompt Setting::Asked() const {
   return {.tokens = tokens_, .segment_lengths = lengths_, .needed_in = needed_in_, .conversation = conversation_};
 }
 
-void Setting::Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>> settings) {
+void Setting::Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>> all) {
+  std::vector<std::shared_ptr<Setting>> settings;
+  for (const auto& setting : all) {
+    if (setting->cancelled_) {
+      setting->Miss(MissReason::kCancelled);
+    } else {
+      settings.push_back(setting);
+    }
+  }
   if (settings.size() == 1 && settings[0]->LandsAtOnce()) {
     settings[0]->LookupAndLand();
   } else {
@@ -132,15 +156,18 @@ void Setting::LandWhat(std::vector<LandSegment> wanted) {
     segment.tuples_only = !attends;
   }
   wanted_ = std::move(wanted);
-  const bool lands = !attends || !page_table_.empty();
+  const bool lands = (!attends || !page_table_.empty()) && !cancelled_;
   if (lands && !wanted_.empty()) StartLanding(cache_.model.Land(*match_, page_table_, wanted_));
   MakePlan();
 }
 
 void Setting::Miss(MissReason reason) {
+  AbandonAll();
   reasons_.assign(lengths_.size(), reason);
   used_.assign(lengths_.size(), false);
-  prefix_used_ = filling_ = false;
+  prefix_used_ = filling_ = fill_ = false;
+  // Other processes compute by another plan.
+  gave_up_ = planned_.has_value() && (planned_->prefix_tokens > 0 || !planned_->segments.empty());
   MakePlan();
 }
 
@@ -184,7 +211,7 @@ void Setting::MakePlan() {
       segment.bytes = match_->segments()[i].bytes;
     }
     if (!used_[i]) continue;
-    const bool whole = KindOf(i) == ObjectKind::kCheckpoint;
+    const bool whole = KindOfSegment(i) == ObjectKind::kCheckpoint;
     const uint64_t head = whole ? 0 : layout.head, tail = whole ? 0 : layout.tail;
     cached.push_back({i, whole, start + head, start + lengths_[i] - tail});
     plan_.exact &= whole;
@@ -198,7 +225,19 @@ void Setting::MakePlan() {
 }
 
 void Setting::Release() {
-  if (match_.has_value()) match_->Release();
+  const std::lock_guard lock(commit_mutex_);
+  release_later_ = commits_ > 0;
+  if (match_.has_value() && commits_ == 0) match_->Release();
+}
+
+void Setting::BeginCommit() {
+  const std::lock_guard lock(commit_mutex_);
+  ++commits_;
+}
+
+void Setting::EndCommit() {
+  const std::lock_guard lock(commit_mutex_);
+  if (--commits_ == 0 && release_later_ && match_.has_value()) match_->Release();
 }
 
 }  // namespace ashlar::engine

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -37,12 +39,15 @@ class Setting {
   // Ask the daemon, and wait: Begin for several prompts together, Attach for a plan.
   static void Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>> settings);
   void Attach();
-  Status TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field);
   // For LookAgain, which may take the same pages or others.
   Status TakeOtherPages(const int32_t* page_table, uint64_t page_count);
   void LookAgain();
   // Makes every segment a miss, without asking the daemon.
   void Miss(MissReason reason);
+  // Keeps a copy of the prompt's tokens: the caller's may go before they are read.
+  void OwnTokens();
+  // Any thread: what is still to be asked is not, and nothing lands any more that has not begun.
+  void MarkCancelled() { cancelled_ = true; }
 
   CacheState& cache() { return cache_; }
   const Plan& plan() const { return plan_; }
@@ -52,7 +57,12 @@ class Setting {
   // Filling (setting_fill.cc).
   std::span<const Run> missing() const { return runs_; }
   Status Check(uint32_t missing, const ComputedRun& computed) const;
-  PublishOutcome Publish(uint32_t missing, const ComputedRun& computed);
+  // One that has been checked, and which nothing else publishes or gives up from now on.
+  struct Taken {
+    Run run;
+    Reservation reservation;
+  };
+  Taken TakeOut(uint32_t missing);
   void Abandon(uint32_t missing);
   bool filling() const { return filling_; }
 
@@ -62,9 +72,16 @@ class Setting {
   Status Move(const int32_t* page_table, uint64_t page_count);
   Status Lose(std::span<const uint32_t> segments);
   void Cancel();
-  bool quiet() const { return !landing_.has_value() || landing_->quiet(); }
-  bool pages_kept() const { return pages_kept_; }
+  // kOk: nothing can write into the pages any more, and they are the engine's.
+  Status Quiet();
+  bool pages_kept() const { return owner_ == Owner::kCache; }
+  // The lease ends with the last commit under way.
   void Release();
+
+  // Committing. Whether what was computed by a finished plan is exact; nothing where it is not finished.
+  std::optional<bool> exact() const { return exact_; }
+  void BeginCommit();
+  void EndCommit();  // any thread
 
   // Computing (setting_advance.cc).
   struct StepView {
@@ -87,7 +104,10 @@ class Setting {
     std::vector<std::byte> conv_tail;
   };
 
-  static ObjectKind KindOf(size_t segment) { return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment; }
+  // Whose the request's pages are.
+  enum class Owner : uint8_t { kNobody, kDaemon, kEngine, kCache };
+
+  Status TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field, Owner owner);
   bool LandsAtOnce() const;
   ashlar::Prompt Asked() const;
   void LookupAndLand();
@@ -117,7 +137,7 @@ class Setting {
   uint64_t token_count_ = 0;
   std::vector<uint64_t> lengths_;
   std::vector<int32_t> page_table_;
-  uint64_t present_tokens_ = 0;
+  std::vector<int32_t> own_tokens_;
   ConversationId conversation_{};
   std::chrono::nanoseconds needed_in_{0};
   bool fill_ = false;
@@ -133,7 +153,13 @@ class Setting {
   std::vector<MissReason> reasons_;  // one a segment
   bool gave_up_ = false;             // the plan was left, or is not what was asked for
   bool compose_here_ = false;        // the daemon has failed to
-  bool pages_kept_ = false;
+  Owner owner_ = Owner::kNobody;
+  std::shared_ptr<Quarantine::Doubt> doubt_;  // of pages that the cache keeps
+  std::atomic<bool> cancelled_ = false;
+  std::optional<bool> exact_;
+  std::mutex commit_mutex_;
+  int commits_ = 0;                                                // guarded by commit_mutex_, under way
+  bool release_later_ = false;                                     // guarded by commit_mutex_
   std::set<uint32_t> lost_;                                        // that a composition found unusable
   std::optional<Clock::time_point> asked_since_, doubtful_since_;  // by Polls
   std::optional<std::pair<uint32_t, Clock::time_point>> layer_since_;
@@ -153,14 +179,22 @@ class Setting {
 struct RequestState {
   std::shared_ptr<Setting> setting;
   std::shared_ptr<Background::Task> starting;  // null: nothing is, or it has ended
-  bool cancelled = false;                      // while it was starting
 };
+
+// Publishes what was taken out. Any thread.
+PublishOutcome PublishRun(CacheState& cache, const Setting::Taken& taken, const ComputedRun& computed);
 
 // Gives this library's own parts, and engines in C++ (expert.h), access behind handles.
 struct Access {
   static CacheState* Of(const Cache& cache) { return cache.impl_; }
   static std::shared_ptr<Setting> Shared(const Request& request) {
     return request.impl_ == nullptr ? nullptr : request.impl_->setting;
+  }
+  // Null while it is being started.
+  static const Setting* Settled(const Request& request) {
+    const RequestState* const state = request.impl_;
+    const bool settled = state != nullptr && (state->starting == nullptr || state->starting->done());
+    return settled ? state->setting.get() : nullptr;
   }
   static Setting* Of(const Request& request) { return Shared(request).get(); }
   static void Put(CacheState* impl, Cache& cache) { cache.impl_ = impl; }

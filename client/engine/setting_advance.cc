@@ -54,6 +54,7 @@ Status Setting::View(uint32_t step, uint32_t layer, StepView* out) {
 
 Status Setting::GetTuple(uint32_t step, uint32_t layer, Tuple* out) {
   StepView view;
+  if (Status status = ReachLayer(layer, false); !status.ok()) return status;
   if (Status status = View(step, layer, &view); !status.ok()) return status;
   const uint32_t count = (*cache_.LinearAt(layer))->value_heads;
   std::vector<Head>& heads = heads_[{step, layer}];
@@ -83,6 +84,10 @@ Status Setting::Advance(const LayerAdvance& advance) {
   const TokenRows& rows = advance.inputs;
   if (Status status = CheckRows(shape, rows, advance.out != nullptr, "advance.inputs"); !status.ok()) return status;
   if (advance.copies == nullptr && advance.copy_count > 0) return Invalid("advance.copies: null");
+  for (uint32_t i = 0; i < advance.copy_count; ++i) {
+    const std::string field = absl::StrCat("advance.copies[", i, "].state");
+    if (Status status = CheckState(advance.copies[i].state, field); !status.ok()) return status;
+  }
   std::vector<ChainPiece> pieces;
   if (Status status = CutChain(steps_, token_count_, advance, pieces); !status.ok()) return status;
   if (advance.begin < token_count_) {
@@ -99,7 +104,9 @@ Status Setting::Advance(const LayerAdvance& advance) {
   }
   if (cache_.compose == ComposeBy::kProcess || compose_here_ || interiors == 0) {
     if (!pieces.empty()) AdvanceHere(shape, advance, pieces, views, queue());
-    return {};
+    const bool cached = std::ranges::any_of(pieces, [](const ChainPiece& piece) { return piece.cached != nullptr; });
+    // Behind the verdict nobody else asks whether the lease still held while this was read.
+    return cached && !landing_.has_value() && !match_->valid() ? GiveUp() : Status();
   }
   std::span<const ChainPiece> rest = pieces;
   if (rest.front().cached != nullptr && rest.front().cached->kind == StepKind::kCheckpoint) {

@@ -7,6 +7,7 @@
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
 #include "client/engine/tensors.h"
+#include "proto/limits.h"
 #include "proto/object.h"
 
 namespace ashlar::engine {
@@ -58,21 +59,21 @@ void Count(const ashlar::Layout& layout, uint64_t tokens, std::span<const Publis
 }  // namespace
 
 void Setting::ReserveMissing() {
-  if (!fill_) return;
+  if (!fill_ || cancelled_) return;
   const ashlar::Layout& layout = cache_.layout();
   std::vector<ObjectRun> objects;
   std::vector<Run> runs;
   uint64_t start = 0;
   for (uint32_t i = 0; i < lengths_.size(); start += lengths_[i++]) {
     if (!WorthFilling(reasons_[i])) continue;
-    const bool whole = KindOf(i) == ObjectKind::kCheckpoint;
+    const bool whole = KindOfSegment(i) == ObjectKind::kCheckpoint;
     runs.push_back({.tokens = tokens_.data() + start,
                     .token_count = lengths_[i],
                     .segment = i,
                     .capture_begin = whole ? 0 : layout.head,
                     .capture_end = lengths_[i] - (whole ? 0 : layout.tail),
                     .transition = !whole});
-    objects.push_back({.kind = KindOf(i), .tokens = tokens_.subspan(start, lengths_[i])});
+    objects.push_back({.kind = KindOfSegment(i), .tokens = tokens_.subspan(start, lengths_[i])});
   }
   if (objects.empty()) return;
   const std::vector<Reservation> reservations = cache_.model.Reserve(objects);
@@ -86,14 +87,25 @@ void Setting::ReserveMissing() {
   if (runs_.empty() && !there) return;
   // Filling takes pages, too, and much longer than landing the hits again.
   EndLanding(cache_.land);
-  filling_ = true;
-  if (runs_.empty() && !pages_kept_) LookAgain();  // it has been published meanwhile
+  UseNothing();
+  MakePlan();
+  filling_ = !runs_.empty();
+  if (filling_ || pages_kept()) return;
+  owner_ = page_table_.empty() ? Owner::kNobody : Owner::kDaemon;
+  LookAgain();  // it has been published meanwhile
 }
 
 Status Setting::Check(uint32_t missing, const ComputedRun& computed) const {
   if (missing >= runs_.size()) return Invalid("missing: ", missing, " of ", runs_.size());
+  if (!reservations_[missing].granted()) return Invalid("missing: ", missing, " was published or abandoned");
   if (computed.linear == nullptr && computed.linear_count > 0) return Invalid("computed.linear: null");
   if (computed.page_table == nullptr && computed.page_count > 0) return Invalid("computed.page_table: null");
+  if (computed.page_count > limits::kMaxPromptTokens) return Invalid("computed.page_count: too many");
+  const std::span<const int32_t> pages(computed.page_table, computed.page_count);
+  if (const std::optional<size_t> kept = cache_.quarantine.Find(pages)) {
+    return Invalid("computed.page_table[", *kept, "]: page ", pages[*kept],
+                   " is the cache's: the daemon may write there");
+  }
   const uint64_t room = computed.page_count * cache_.page_tokens, tokens = runs_[missing].token_count;
   if (cache_.has_pages() && (computed.first_position > room || room - computed.first_position < tokens)) {
     return Invalid("computed.page_count: ", computed.page_count, " pages of ", cache_.page_tokens, " tokens, for ",
@@ -103,9 +115,13 @@ Status Setting::Check(uint32_t missing, const ComputedRun& computed) const {
                       "computed.linear");
 }
 
-PublishOutcome Setting::Publish(uint32_t missing, const ComputedRun& computed) {
-  const Run& run = runs_[missing];
-  const ashlar::Layout& layout = cache_.layout();
+Setting::Taken Setting::TakeOut(uint32_t missing) {
+  return {runs_[missing], std::exchange(reservations_[missing], {})};
+}
+
+PublishOutcome PublishRun(CacheState& cache, const Setting::Taken& taken, const ComputedRun& computed) {
+  const auto& [run, reservation] = taken;
+  const ashlar::Layout& layout = cache.layout();
   const std::span<const LinearTensors> linear(computed.linear, computed.linear_count);
   uint64_t bytes = 0;
   for (const LinearTensors& tensors : linear) {
@@ -113,17 +129,17 @@ PublishOutcome Setting::Publish(uint32_t missing, const ComputedRun& computed) {
   }
   PublishParts parts{.linear = {},
                      .runs = {},
-                     .region = cache_.region,
+                     .region = cache.region,
                      .page_table = {computed.page_table, computed.page_count},
                      .first_position = computed.first_position,
                      .provenance = Provenance::kExact};
   std::optional<Staging::Held> held;
-  if (!run.transition && LieIn(cache_.region, layout, linear)) {
+  if (!run.transition && LieIn(cache.region, layout, linear)) {
     parts.linear = InPlace(linear);
   } else {
-    absl::StatusOr<Staging::Held> room = cache_.staging.Hold(bytes);
+    absl::StatusOr<Staging::Held> room = cache.staging.Hold(bytes);
     if (!room.ok()) {
-      Abandon(missing);
+      cache.model.Abandon(reservation);
       return absl::IsResourceExhausted(room.status()) ? PublishOutcome::kBusy : PublishOutcome::kUnavailable;
     }
     held.emplace(*std::move(room));
@@ -142,15 +158,13 @@ PublishOutcome Setting::Publish(uint32_t missing, const ComputedRun& computed) {
       parts.linear[i].transition = stored;
     }
   }
-  if (!dense.empty())
-    parts.runs = AdaptTransitions(layout, run.token_count, dense, cache_.epsilon, cache_.workers.get());
-  const PublishOutcome outcome = cache_.model.Publish(reservations_[missing], parts);
+  if (!dense.empty()) parts.runs = AdaptTransitions(layout, run.token_count, dense, cache.epsilon, cache.workers.get());
+  const PublishOutcome outcome = cache.model.Publish(reservation, parts);
   if (outcome == PublishOutcome::kPublished && run.transition) {
-    const std::lock_guard lock(cache_.stored_mutex);
-    Count(layout, run.token_count, parts.runs, cache_.stored);
+    const std::lock_guard lock(cache.stored_mutex);
+    Count(layout, run.token_count, parts.runs, cache.stored);
   }
-  if (outcome == PublishOutcome::kBusy) Abandon(missing);  // a busy daemon keeps it for us
-  reservations_[missing] = {};
+  if (outcome == PublishOutcome::kBusy) cache.model.Abandon(reservation);  // a busy daemon keeps it for us
   return outcome;
 }
 
@@ -174,15 +188,16 @@ void Setting::AbandonAll() {
 
 Status Setting::TakeOtherPages(const int32_t* page_table, uint64_t page_count) {
   if (!filling_) return MakeStatus(Code::kFailedPrecondition, "nothing was missing()");
-  if (page_table == nullptr && page_count == 0 && pages_kept_) {
-    return MakeStatus(Code::kFailedPrecondition, "page_table: those that the request had are the cache's");
-  }
-  return page_table == nullptr && page_count == 0 ? Status() : TakePages(page_table, page_count, "look_again");
+  if (page_table != nullptr || page_count > 0) return TakePages(page_table, page_count, "look_again", Owner::kDaemon);
+  if (pages_kept()) return MakeStatus(Code::kFailedPrecondition, "page_table: the request's pages are the cache's");
+  if (owner_ == Owner::kEngine) owner_ = Owner::kDaemon;
+  return {};
 }
 
 void Setting::LookAgain() {
   AbandonAll();
-  filling_ = fill_ = pages_kept_ = false;
+  filling_ = fill_ = false;
+  if (cancelled_) return Miss(MissReason::kCancelled);
   if (LandsAtOnce()) return LookupAndLand();
   TakeMatch(cache_.model.Lookup(Asked()));
   LandWhat(WhatIsThere());

@@ -30,9 +30,9 @@ Status Setting::Take(const PlanToLand& plan, const std::string& field) {
   }
   token_count_ = decoded->tokens;
   lengths_ = decoded->segment_lengths;
-  present_tokens_ = plan.present_tokens;
   planned_ = *std::move(decoded);
-  return TakePages(plan.page_table, plan.page_count, field);
+  if (plan.page_table == nullptr && plan.page_count == 0 && !cache_.has_attention()) return {};
+  return TakePages(plan.page_table, plan.page_count, field, Owner::kDaemon);
 }
 
 std::string Setting::PlanBytes() const {
@@ -54,6 +54,7 @@ std::string Setting::PlanBytes() const {
 }
 
 void Setting::Attach() {
+  if (cancelled_) return Miss(MissReason::kCancelled);
   TakeMatch(cache_.model.Attach(std::string(planned_->lease.begin(), planned_->lease.end()), lengths_));
   std::vector<LandSegment> wanted;
   bool all = true;
@@ -79,34 +80,57 @@ Status Setting::GiveUp() {
 Status Setting::ReachLayer(uint32_t layer, bool wait) {
   if (layer >= cache_.layout().layers.size()) return Invalid("layer: ", layer, " of ", cache_.layout().layers.size());
   if (filling_) return MakeStatus(Code::kFailedPrecondition, "missing() is not done: LookAgain comes first");
+  if (pages_kept()) return MakeStatus(Code::kOtherPages, "the pages are the cache's: Move");
+  if (page_table_.empty() && AnyUsed() && cache_.has_attention()) {
+    return MakeStatus(Code::kFailedPrecondition, "page_table: the request was begun without one");
+  }
   if (!landing_.has_value() || !AnyUsed()) return {};
   if (landing_->WaitLayers(layer + 1, wait ? cache_.land : milliseconds(0))) return {};
-  if (wait || landing_->quiet()) return GiveUp();
+  if (wait) return GiveUp();
+  if (landing_->quiet()) return landing_->WaitLayers(layer + 1, milliseconds(0)) ? Status() : GiveUp();
   const Clock::time_point now = Clock::now();
   if (!layer_since_.has_value() || layer_since_->first != layer) layer_since_ = {layer, now};
   return now - layer_since_->second < cache_.land ? Pending() : GiveUp();
 }
 
 void Setting::EndLanding(milliseconds patience) {
-  if (!landing_.has_value()) return;
-  landing_->Wait(patience);
-  if (landing_->quiet()) {
+  if (landing_.has_value()) {
+    landing_->Wait(milliseconds(0));  // what it would land is landed again
+    if (!landing_->WaitQuiet(patience)) return KeepPages();
     landing_.reset();
-  } else {
-    KeepPages();
   }
+  if (owner_ == Owner::kDaemon) owner_ = Owner::kEngine;
 }
 
 void Setting::KeepPages() {
-  cache_.quarantine.Keep(*std::move(landing_), std::move(page_table_));
+  doubt_ = cache_.quarantine.Keep(std::move(landing_), std::move(page_table_));
   landing_.reset();
   page_table_.clear();
-  pages_kept_ = true;
+  if (owner_ != Owner::kNobody) owner_ = Owner::kCache;
+}
+
+Status Setting::Quiet() {
+  if (owner_ == Owner::kCache) {
+    switch (cache_.quarantine.Claim(*doubt_)) {
+      case Quarantine::Claimed::kDoubtful:
+        return Pending();
+      case Quarantine::Claimed::kTaken:
+        return MakeStatus(Code::kFailedPrecondition, "TakeQuietPages has given the pages back");
+      case Quarantine::Claimed::kQuiet:
+        break;
+    }
+    owner_ = Owner::kNobody;  // the engine's, and no more this request's
+    return {};
+  }
+  if (landing_.has_value() && !landing_->quiet()) return Pending();
+  if (cancelled_) landing_.reset();
+  if (owner_ == Owner::kDaemon) owner_ = Owner::kEngine;
+  return {};
 }
 
 Status Setting::Finish(bool wait) {
   if (filling_) return MakeStatus(Code::kFailedPrecondition, "missing() is not done: LookAgain comes first");
-  if (pages_kept_) return MakeStatus(Code::kOtherPages, "the pages are the cache's: Move");
+  if (pages_kept()) return MakeStatus(Code::kOtherPages, "the pages are the cache's: Move");
   if (page_table_.empty() && AnyUsed() && cache_.has_attention()) {
     return MakeStatus(Code::kFailedPrecondition, "page_table: the request was begun without one");
   }
@@ -121,20 +145,28 @@ Status Setting::Finish(bool wait) {
     if (wait) landing_->WaitQuiet(cache_.quiet);
     if (!landing_->quiet()) {
       if (!wait && now - *doubtful_since_ < cache_.quiet) return Pending();
+      const bool pages = !page_table_.empty();
       KeepPages();
       UseNothing();
       gave_up_ = false;
+      exact_.reset();
       MakePlan();
-      return MakeStatus(Code::kOtherPages, "the daemon may still write into the request's pages: Move");
+      return pages ? MakeStatus(Code::kOtherPages, "the daemon may still write into the request's pages: Move")
+                   : MakeStatus(Code::kRestart, "what was found did not come: the plan computes it");
     }
     landing_.reset();
   }
+  if (owner_ == Owner::kDaemon) owner_ = Owner::kEngine;
   // The leases under which tuples were read ended with the session.
   if (AnyUsed() && !match_->valid()) {
     UseNothing();
     gave_up_ = true;
   }
-  if (!gave_up_) return {};
+  exact_.reset();
+  if (!gave_up_) {
+    exact_ = plan_.exact;
+    return {};
+  }
   gave_up_ = false;
   for (const uint32_t segment : std::exchange(lost_, {})) Use(segment, false);
   MakePlan();
@@ -166,10 +198,10 @@ void Setting::StartLanding(ashlar::Landing landing) {
 }
 
 Status Setting::Move(const int32_t* page_table, uint64_t page_count) {
-  if (!pages_kept_) return MakeStatus(Code::kFailedPrecondition, "the request has its pages");
-  if (Status status = TakePages(page_table, page_count, "move"); !status.ok()) return status;
-  pages_kept_ = false;
-  return {};
+  if (!page_table_.empty() || !cache_.has_attention()) {
+    return MakeStatus(Code::kFailedPrecondition, "the request has its pages");
+  }
+  return TakePages(page_table, page_count, "move", Owner::kEngine);
 }
 
 Status Setting::Lose(std::span<const uint32_t> segments) {
@@ -180,6 +212,7 @@ Status Setting::Lose(std::span<const uint32_t> segments) {
     }
   }
   for (const uint32_t segment : segments) Use(segment, false);
+  exact_.reset();
   MakePlan();
   return MakeStatus(Code::kRestart, "another rank has missed some of it: the plan computes it");
 }

@@ -14,13 +14,15 @@
 //
 // Waiting. Begin, Land, LookAgain, Publish and Commit wait for the daemon; each has a form that begins with Start and
 // does not wait. WaitPlan, WaitLayer, Finish and TakeQuietPages each have a form that begins with Poll: kPending says
-// that it is too early. The arguments of a Start (tokens, states, outcomes) must stay as they are until its Poll says
-// kOk; page tables and plans are copied at once.
+// that it is too early. Tensors and rows, a text's tokens and outcomes of a Start must stay as they are until its Poll
+// says kOk; all else (a prompt's tokens, page tables, plans, the structs that name tensors) is copied at once. Advance
+// waits for its layer, and with ComposeBy::kDaemon for the daemon: poll the layer first.
 //
-// Pages. From Begin to the end of Finish the daemon may write the request's pages. The engine writes only the slots of
-// tokens that the plan has it compute, and frees no page before. While missing() is not empty, nothing lands: until
-// LookAgain the pages are the engine's. kOtherPages says that a landing is in doubt: the cache keeps the request's
-// pages until TakeQuietPages gives them back, and the request needs other pages (Move).
+// Pages. A request begun with pages has them until Finish says kOk or kRestart, or PollQuiet says kOk. Meanwhile the
+// daemon writes there, and the engine only what the plan has it compute; but while missing() names something, nothing
+// lands. Pages of a request that ends before that, and those that kOtherPages speaks of, are the cache's: they come
+// back once, by TakeQuietPages, and no call takes them before. kOtherPages: the request needs others, by LookAgain
+// while missing() names something, else by Move.
 //
 // Two processes. A scheduler begins without a page table, and passes Request::PlanBytes on. Each worker (of a
 // tensor-parallel engine: each rank) opens the same model for its own shard and lands the plan in its own pages. The
@@ -55,7 +57,6 @@ struct Prompt {
   // The keys and values of so many first tokens stand in those pages already. If a prefix lands, its whole blocks (as
   // many tokens as whole pages have, 256 or more) among these tokens are not written. For pages that running requests
   // share.
-  uint64_t present_tokens = 0;
   // Drawn by the engine at random: the prompt may resume from the conversation's own states. Zero: none.
   uint8_t conversation[16] = {};
   uint64_t needed_in_ms = 0;  // without a page table: the time until it will be needed
@@ -68,7 +69,6 @@ struct PlanToLand {
   uint64_t plan_bytes = 0;
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
-  uint64_t present_tokens = 0;
 };
 
 enum class StepKind : uint8_t {
@@ -249,6 +249,7 @@ struct Text {
   uint64_t span_begin = 0;         // the span reaches from there to the text's end
   const SpanRows* span = nullptr;  // every linear layer; null: none
   uint32_t span_count = 0;
+  bool composed = false;  // though its request says exact, or there is none: it began with composed states
   uint8_t* outcomes = nullptr;
 };
 
@@ -303,7 +304,8 @@ class Request {
   // will not come; leave the plan, and call Finish.
   Status WaitLayer(uint32_t layer);
   Status PollLayer(uint32_t layer);
-  // The tuple of a step that is not computed, in a linear layer, after WaitLayer.
+  // The tuple of a step that is not computed, in a linear layer, after WaitLayer. kPending: before. Who reads tuples
+  // behind Finish calls Finish once more after the last: the session may have been cut meanwhile.
   Status StepTuple(uint32_t step, uint32_t layer, Tuple* out);
   // Advances one linear layer, after waiting for it. kRestart: as WaitLayer; states and outputs may then hold anything.
   Status Advance(const LayerAdvance& advance);
@@ -318,14 +320,15 @@ class Request {
   // Gives up segments that another rank has missed. Returns kRestart, as Finish does; call Finish before.
   Status Lose(const uint32_t* segments, uint32_t count);
 
-  // True: the cache keeps the request's former pages (TakeQuietPages). That is so after kOtherPages; and before, if a
-  // look-up was not answered in time, or a landing did not end before missing() was filled.
+  // True: the pages that the request had are the cache's, after kOtherPages.
   bool pages_kept() const;
 
-  // Ends the landing without waiting. PollQuiet: kOk once nothing can write to the pages any more.
+  // Ends the landing without waiting. PollQuiet: kOk once nothing can write to the pages any more, which are the
+  // engine's then and do not come by TakeQuietPages; kFailedPrecondition where they have come so.
   void Cancel();
   Status PollQuiet();
-  // Releases the request's lease, once no Tuple is needed. Texts that began as its prompt may still be committed.
+  // Releases the request's lease, once no Tuple is needed. Texts that began as its prompt may still be committed; those
+  // being committed keep it until they are.
   void Release();
 
   // Returns the size of the plan for other processes, and writes the plan to `out` if `capacity` suffices. 0: no hit.
