@@ -1,9 +1,9 @@
 #include "examples/rag/cached_serving.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "ashlar/adapt_transitions.h"
-#include "examples/rag/resumed_state.h"
+#include "examples/rag/daemon_advancer.h"
 #include "examples/refengine/flops.h"
 #include "examples/refengine/tokenizer.h"
 
@@ -17,16 +17,8 @@ using refengine::PagePool;
 using refengine::Sequence;
 using refengine::Step;
 
-// Of several landings in quarantine any may be quiet first.
+// Of several landings in doubt any may be quiet first.
 constexpr std::chrono::milliseconds kAskEach{10};
-
-std::vector<CachedLayer> Layers(const std::vector<MappedTuple>& tuples) {
-  std::vector<CachedLayer> layers;
-  for (const MappedTuple& tuple : tuples) {
-    layers.push_back({tuple.view, static_cast<const float*>(tuple.conv_tail)});  // its layout says fp32
-  }
-  return layers;
-}
 
 // What computing costs: the operations of n tokens are a n + b n².
 CostModel Cost(const ModelConfig& config) {
@@ -37,42 +29,35 @@ CostModel Cost(const ModelConfig& config) {
   return {.flops_per_token = once / kTokens - square * kTokens, .flops_per_token_squared = square};
 }
 
-// A miss that a publish would mend; where the daemon is gone or swamped, asking it for more would only cost time.
-bool WorthFilling(MissReason reason) {
-  switch (reason) {
-    case MissReason::kNeverSeen:
-    case MissReason::kBeingPublished:
-    case MissReason::kEvicted:
-    case MissReason::kChecksumFailed:
-    case MissReason::kTierError:
-    case MissReason::kAbandoned:
-    case MissReason::kExpired:
-    case MissReason::kNamespaceDiffers:
-    case MissReason::kBudgetRefused:
-    case MissReason::kDeclined:
-      return true;
-    default:
-      return false;
-  }
+engine::Workers Lend(kernels::Workers& workers) {
+  return {&workers, workers.Size(), [](void* context, int64_t count, kernels::Workers::Body body, void* body_context) {
+            static_cast<kernels::Workers*>(context)->Run(count, body, body_context);
+          }};
+}
+
+absl::Status ToStatus(const engine::Status& status) {
+  const bool error = status.code < engine::Code::kPending;
+  return absl::Status(error ? static_cast<absl::StatusCode>(status.code) : absl::StatusCode::kInternal, status.message);
 }
 
 }  // namespace
 
-bool SetPrompt::any_landed() const {
-  return resumed > 0 || std::ranges::find(landed, true) != landed.end();
-}
-
-void SetPrompt::SetLanded(uint32_t segment, bool value) {
-  if (segment == LandSegment::kPrefix) {
-    resumed = value ? match->prefix().depth : 0;
-  } else {
-    landed[segment] = value;
+refengine::RecurrentState PrefixState(const ModelConfig& config, const SetPrompt& set) {
+  refengine::RecurrentState state(config);
+  for (int32_t layer = 0; layer < config.layers(); ++layer) {
+    if (config.is_attention(layer)) continue;
+    kernels::TupleView tuple;
+    const void* tail = nullptr;
+    if (!engine::ViewOf(set.request, 0, static_cast<uint32_t>(layer), &tuple, &tail).ok()) return state;
+    const int32_t linear = config.kind_index(layer);
+    const std::span<float> heads = state.State(linear), window = state.ConvWindow(linear);
+    const size_t floats = heads.size() / static_cast<size_t>(config.linear.value_heads);
+    for (int32_t head = 0; head < config.linear.value_heads; ++head) {
+      std::memcpy(heads.data() + head * floats, tuple.heads[head].state, floats * sizeof(float));
+    }
+    std::memcpy(window.data(), tail, window.size_bytes());
   }
-}
-
-void SetPrompt::SetNothingLanded() {
-  resumed = 0;
-  landed.assign(landed.size(), false);
+  return state;
 }
 
 absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& client, const Runtime& runtime,
@@ -83,268 +68,216 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& clien
   if (region.size() < RegionBytes(config, pool.page_tokens(), pool.pages())) {
     return absl::InvalidArgumentError("region: smaller than RegionBytes");
   }
-  std::unique_ptr<CachedServing> serving(new CachedServing(runtime, pool, region, seams, options));
+  std::unique_ptr<CachedServing> serving(new CachedServing(runtime, pool, options));
+  const std::vector<engine::PagePlace> places = PlacesOf(pool, config);
+  engine::OpenOptions open;
+  open.memory = {.pages = static_cast<uint32_t>(pool.pages()),
+                 .places = places.data(),
+                 .place_count = static_cast<uint32_t>(places.size())};
+  open.capture_tokens = options.prefixes.capture_tokens;
+  open.span_tokens = options.prefixes.span_tokens;
+  open.span_dtype = options.prefixes.span_dtype;
+  open.epsilon = options.epsilon;
+  open.compose = options.compose == ComposeBy::kDaemon ? engine::ComposeBy::kDaemon : engine::ComposeBy::kProcess;
+  open.land_ms = static_cast<uint32_t>(options.patience.land.count());
+  open.quiet_ms = 0;  // mostly there are other pages
+  open.workers = Lend(runtime.workers);
   const Layout layout = runtime.model.layout(static_cast<uint32_t>(seams.head), static_cast<uint32_t>(seams.tail),
                                              static_cast<uint32_t>(pool.page_tokens()));
-  absl::StatusOr<Model> model = client.OpenModel(runtime.model.identity(), layout, {}, Cost(config), options.prefixes);
-  if (!model.ok()) return model.status();
-  serving->model_ = *model;
-  if (absl::Status status = serving->model_.DeclarePages(region, DeclaredPages(config, pool)); !status.ok())
-    return status;
-  if (options.compose == ComposeBy::kDaemon) {
-    auto advancer = DaemonAdvancer::Make(client, serving->model_, config);
-    if (!advancer.ok()) return advancer.status();
-    serving->advancer_ = *std::move(advancer);
-  }
+  const engine::Status opened =
+      engine::OpenOn(client, region, runtime.model.identity(), layout, Cost(config), open, &serving->cache_);
+  if (!opened.ok()) return ToStatus(opened);
   return serving;
 }
 
-absl::StatusOr<CachedServing::Found> CachedServing::Find(const RagPrompt& prompt, const ConversationId& conversation,
-                                                         SetPrompt& set) {
-  if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
-  auto [match, segments, landing] = model_.LookupAndLand(
-      Prompt{.tokens = prompt.tokens, .segment_lengths = prompt.segment_lengths, .conversation = conversation},
-      set.sequence->page_table());
-  set.match = std::move(match);
-  return Found{std::move(segments), std::move(landing)};
+absl::Status CachedServing::Prefill(const engine::Run& run, Sequence& scratch) {
+  const Step step = Step::Compute({run.tokens, run.token_count});
+  if (!run.transition) return runtime_.engine.Advance(scratch, {&step, 1});
+  const refengine::CaptureRange interior{.begin = static_cast<int64_t>(run.capture_begin),
+                                         .end = static_cast<int64_t>(run.capture_end),
+                                         .linear = room_.buffers()};
+  return runtime_.engine.Advance(scratch, {&step, 1}, {.captures = {&interior, 1}});
 }
 
-void CachedServing::PutAside(std::unique_ptr<Sequence> sequence, Landing landing) {
-  if (!landing.quiet()) quarantined_.push_back({std::move(sequence), std::move(landing)});
-}
-
-absl::Status CachedServing::Prefill(ObjectKind kind, std::span<const int32_t> tokens, Sequence& scratch) {
-  Step run = Step::Compute(tokens);
-  if (kind == ObjectKind::kSegment) {
-    const refengine::CaptureRange interior{
-        .begin = seams_.head, .end = static_cast<int64_t>(tokens.size()) - seams_.tail, .linear = staging_.buffers()};
-    return runtime_.engine.Advance(scratch, {&run, 1}, {.captures = {&interior, 1}});
-  }
-  if (absl::Status status = runtime_.engine.Advance(scratch, {&run, 1}); !status.ok()) return status;
-  staging_.Take(scratch.recurrent());
-  return absl::OkStatus();
-}
-
-PublishParts CachedServing::Staged(ObjectKind kind, uint64_t tokens, const Sequence& scratch) const {
-  const ModelConfig& config = runtime_.model.config();
-  const bool dense = config.linear.form() == TransitionForm::kDense;
-  PublishParts parts{.linear = staging_.Parts(), .region = region_, .page_table = scratch.page_table()};
-  if (kind != ObjectKind::kSegment) return parts;
-  std::vector<DenseTransitions> transitions;
-  for (size_t i = 0; i < parts.linear.size(); ++i) {
-    float* const transition = staging_.buffers()[i].transition;
-    std::byte* const stored = reinterpret_cast<std::byte*>(transition);
-    if (!dense) parts.linear[i].transition = stored;
-    transitions.push_back({.layer = parts.linear[i].layer, .computed = transition, .stored = stored});
-  }
-  if (dense) parts.runs = AdaptTransitions(model_.layout(), tokens, transitions, options_.epsilon, &runtime_.workers);
-  return parts;
-}
-
-void CachedServing::Count(uint64_t tokens, const PublishParts& published) {
-  const refengine::LinearConfig& linear = runtime_.model.config().linear;
-  std::vector<TransitionRun> runs;
-  for (const PublishParts::Run& run : published.runs) runs.push_back(run.heads);
-  const absl::StatusOr<ObjectHeader> plan = PlanObject(model_.layout(), {}, {}, ObjectKind::kSegment, tokens);
-  const absl::StatusOr<ObjectHeader> stored = plan.ok() ? PlanForms(*plan, runs) : plan.status();
-  if (!stored.ok()) return;  // no segment
-  ++stored_.segments;
-  stored_.bytes += stored->bytes;
-  stored_.own_bytes += plan->bytes;
-  for (const TransitionRun& run : runs) stored_.heads[run.form] += run.heads;
-  if (!runs.empty()) return;
-  const auto heads = static_cast<uint64_t>(linear.value_heads) * published.linear.size();
-  stored_.heads[linear.form()] += heads;
-}
-
-std::vector<ObjectRun> CachedServing::WhatToFill(const RagPrompt& prompt, const Match& match) {
-  std::vector<ObjectRun> runs;
-  for (size_t i = 0; i < match.segments().size(); ++i) {
-    if (!WorthFilling(match.segments()[i].reason)) continue;
-    runs.push_back({.kind = KindOfSegment(i), .tokens = prompt.Segment(i)});
-  }
-  return runs;
-}
-
-absl::Status CachedServing::Fill(std::span<const ObjectRun> runs) {
-  const std::vector<Reservation> reservations = model_.Reserve(runs);
-  for (size_t i = 0; i < reservations.size(); ++i) {
-    if (!reservations[i].granted()) continue;  // another engine is faster: its copy is as good as ours
+absl::Status CachedServing::Fill(engine::Request& request) {
+  uint32_t missing;
+  const engine::Run* const runs = request.missing(&missing);
+  for (uint32_t i = 0; i < missing; ++i) {
     Sequence scratch(runtime_.model.config(), pool_);
-    if (absl::Status status = Prefill(runs[i].kind, runs[i].tokens, scratch); !status.ok()) {
-      for (; i < reservations.size(); ++i) model_.Abandon(reservations[i]);
-      if (!absl::IsResourceExhausted(status)) return status;
-      break;  // no pages to fill with: what is missed is computed in its place
-    }
-    // At once, not all at the end: others find it while the next is computed, and one segment's staging is enough.
-    const PublishParts staged = Staged(runs[i].kind, runs[i].tokens.size(), scratch);
-    const PublishOutcome outcome = model_.Publish(reservations[i], staged);
-    if (outcome == PublishOutcome::kPublished && runs[i].kind == ObjectKind::kSegment) {
-      Count(runs[i].tokens.size(), staged);
-    }
-    if (outcome == PublishOutcome::kBusy) model_.Abandon(reservations[i]);  // a busy daemon keeps it for us
+    const absl::Status status = Prefill(runs[i], scratch);
+    if (absl::IsResourceExhausted(status)) break;  // no pages to fill with: what is missed is computed in its place
+    if (!status.ok()) return status;
+    // At once, not all at the end: others find it while the next is computed.
+    const std::vector<engine::LinearTensors> tensors =
+        runs[i].transition ? room_.Tensors() : TensorsOf(runtime_.model.config(), scratch.recurrent());
+    const std::vector<int32_t>& pages = scratch.page_table();
+    const engine::Status published = request.Publish(
+        i, {tensors.data(), static_cast<uint32_t>(tensors.size()), pages.data(), pages.size()}, nullptr);
+    if (!published.ok()) return ToStatus(published);
   }
   return absl::OkStatus();
 }
 
-void CachedServing::FreeQuietSlots() {
-  std::erase_if(quarantined_, [](const Quarantined& slots) { return slots.landing.quiet(); });
+StoredSegments CachedServing::stored() const {
+  engine::StoredSegments stored;
+  cache_.Stored(&stored);
+  StoredSegments out{stored.segments, stored.bytes, stored.own_bytes, {}};
+  for (uint8_t form = 0; form < std::size(stored.heads); ++form) {
+    if (stored.heads[form] > 0) out.heads[static_cast<TransitionForm>(form)] = stored.heads[form];
+  }
+  return out;
+}
+
+void CachedServing::TakeQuietPages(std::chrono::milliseconds patience) {
+  int32_t pages[256];
+  uint64_t count = cache_.TakeQuietPages(pages, std::size(pages), static_cast<uint32_t>(patience.count()));
+  for (; count > 0; count = cache_.PollQuietPages(pages, std::size(pages))) {
+    for (uint64_t i = 0; i < count; ++i) pool_.Free(pages[i]);
+    kept_pages_ -= count;
+  }
 }
 
 absl::Status CachedServing::NewSequence(const RagPrompt& prompt, SetPrompt& set) {
   set.sequence = std::make_unique<Sequence>(runtime_.model.config(), pool_);
   const auto give_up = std::chrono::steady_clock::now() + options_.patience.quiet;
   while (!set.sequence->Reserve(static_cast<int64_t>(prompt.tokens.size()))) {
-    if (quarantined_.empty()) return absl::ResourceExhaustedError("pages: too few for this prompt");
+    if (kept_pages_ == 0) return absl::ResourceExhaustedError("pages: too few for this prompt");
     if (std::chrono::steady_clock::now() >= give_up) {
       return absl::ResourceExhaustedError("pages: too few for this prompt while landings are in doubt");
     }
-    for (Quarantined& slots : quarantined_) slots.landing.WaitQuiet(kAskEach);
-    FreeQuietSlots();
+    TakeQuietPages(kAskEach);
   }
   return absl::OkStatus();
 }
 
-void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
+void CachedServing::EndSequence(SetPrompt& set) {
+  if (set.request.pages_kept()) kept_pages_ += set.sequence->Surrender();
+  set.sequence.reset();
+}
+
+void CachedServing::Abandon(SetPrompt& set) {
+  const bool kept = set.request.pages_kept();  // and counted
+  set.request.Cancel();
+  const bool doubtful = !kept && set.request.PollQuiet().code == engine::Code::kPending;
+  if (doubtful && set.sequence != nullptr) kept_pages_ += set.sequence->Surrender();
+  set.request = engine::Request();
+}
+
+bool CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
+  const ModelConfig& config = runtime_.model.config();
+  const engine::Plan& plan = set.plan();
+  set.resumed = plan.prefix_tokens;
+  set.rebuilt.reset();
+  set.landed.clear();
+  for (uint32_t i = 0; i < plan.segment_count; ++i) set.landed.push_back(plan.segments[i].used);
   set.chain.clear();
-  set.layers.resize(prompt.segment_lengths.size());
-  uint64_t computed = 0;  // up to here the chain stands
-  auto compute_to = [&](uint64_t position) {
-    if (position > computed)
-      set.chain.push_back(Step::Compute(std::span(prompt.tokens).subspan(computed, position - computed)));
-  };
-  if (set.resumed > 0) {
-    if (set.match->prefix_span() != nullptr) {
-      set.rebuilt.emplace(runtime_.model.config(), ResumedState(runtime_, model_.layout(), *set.match));
-      set.prefix_layers.assign(set.rebuilt->layers().begin(), set.rebuilt->layers().end());
+  set.layers.assign(plan.step_count, {});
+  set.snapshots.clear();
+  set.snapshots.reserve(plan.step_count);  // steps point into it
+  const bool rebuilds = set.resumed > 0 && set.match()->prefix_span() != nullptr;
+  // A span's inputs are read before the first layer, all of them.
+  if (rebuilds && !set.request.WaitLayer(static_cast<uint32_t>(config.layers()) - 1).ok()) return false;
+  for (uint32_t i = 0; i < plan.step_count; ++i) {
+    const engine::Step& step = plan.steps[i];
+    const auto count = static_cast<int64_t>(step.end - step.begin);
+    if (step.kind == engine::StepKind::kCompute) {
+      set.chain.push_back(Step::Compute(std::span(prompt.tokens).subspan(step.begin, step.end - step.begin)));
     } else {
-      set.prefix_layers = Layers(*set.match->prefix_states());
+      set.layers[i].resize(static_cast<size_t>(config.layers()));
+      for (int32_t layer = 0; layer < config.layers(); ++layer) {
+        if (config.is_attention(layer)) continue;
+        CachedLayer& out = set.layers[i][static_cast<size_t>(layer)];
+        const void* tail = nullptr;
+        if (!engine::ViewOf(set.request, i, static_cast<uint32_t>(layer), &out.tuple, &tail).ok()) return false;
+        out.conv_tail = static_cast<const float*>(tail);  // its layout says fp32
+      }
+      const bool whole = step.kind == engine::StepKind::kCheckpoint;
+      set.chain.push_back(whole ? Step::Checkpoint(count, set.layers[i]) : Step::Cached(count, set.layers[i]));
     }
-    set.chain.push_back(Step::Checkpoint(static_cast<int64_t>(set.resumed), set.prefix_layers));
-    computed = set.resumed;
+    if (!step.capture) continue;
+    set.snapshots.push_back({static_cast<int64_t>(step.end), {}});
+    set.chain.back().snapshot = &set.snapshots.back().state;
   }
-  for (size_t i = 0; i < prompt.segment_lengths.size(); ++i) {
-    if (!set.landed[i]) continue;
-    const bool whole = KindOfSegment(i) == ObjectKind::kCheckpoint;
-    const uint64_t begin = prompt.SegmentStart(i) + (whole ? 0 : seams_.head);
-    const uint64_t end = prompt.SegmentStart(i) + prompt.segment_lengths[i] - (whole ? 0 : seams_.tail);
-    set.layers[i] = Layers(*set.match->tuples(i));
-    compute_to(begin);
-    const auto count = static_cast<int64_t>(end - begin);
-    set.chain.push_back(whole ? Step::Checkpoint(count, set.layers[i]) : Step::Cached(count, set.layers[i]));
-    computed = end;
-  }
-  compute_to(prompt.tokens.size());
-  if (options_.prefixes.capture_tokens == 0) return;
-  const std::vector<uint64_t>& asked = set.match->checkpoint_positions();
-  std::vector<int64_t> depths(asked.begin(), asked.end());
-  // A span begins before the prompt's last token: the same prompt can be resumed there, for another answer.
-  const auto last = static_cast<int64_t>(prompt.tokens.size()) - 1;
-  if (options_.prefixes.span_tokens > 0 && last > 0) {
-    depths.insert(std::ranges::lower_bound(depths, last), last);
-    depths.erase(std::ranges::unique(depths).begin(), depths.end());
-  }
-  set.snapshots = refengine::SnapshotAt(0, depths, set.chain);
+  if (rebuilds) set.rebuilt = PrefixState(config, set);
+  return true;
 }
 
-absl::Status CachedServing::AdvanceWhileLanding(Landing& landing, const RagPrompt& prompt, SetPrompt& set,
-                                                AdvanceOptions& options) {
-  // Nothing of a layer is read before it has come. A span's inputs are read before the first layer, all of them.
-  const auto wait = [&](int32_t layers) {
-    return landing.WaitLayers(static_cast<uint32_t>(layers), options_.patience.land);
-  };
-  const bool rebuilds = set.resumed > 0 && set.match->prefix_span() != nullptr;
-  if (rebuilds && !wait(runtime_.model.config().layers())) return absl::CancelledError("the span has not come");
-  BuildChain(prompt, set);
-  options.on_layer = [wait](int32_t layer) { return wait(layer + 1); };
-  if (advancer_ != nullptr && advancer_->Begin(*set.match, set.layers)) options.advancer = advancer_.get();
-  return runtime_.engine.Advance(*set.sequence, set.chain, options);
-}
-
-absl::Status CachedServing::AdvanceBehind(Found found, const RagPrompt& prompt, SetPrompt& set,
-                                          std::vector<float>& logits) {
-  auto& [wanted, landing] = found;
-  set.landed.assign(prompt.segment_lengths.size(), false);
-  for (const LandSegment& segment : wanted) set.SetLanded(segment.segment, true);
-  AdvanceOptions options{.last_logits = logits.data(), .tape = tape_};
-  if (wanted.empty()) {
-    BuildChain(prompt, set);
-    // Of a match that did not come in time something may be landing all the same.
-    if (!landing.WaitQuiet(kAskEach)) {
-      PutAside(std::move(set.sequence), std::move(landing));
-      if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
-    }
-    return runtime_.engine.Advance(*set.sequence, set.chain, options);
-  }
-
-  const absl::Status advanced = AdvanceWhileLanding(landing, prompt, set, options);
-  const std::vector<MissReason> verdict = landing.Wait(options_.patience.land);
-  bool landed = true;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    set.SetLanded(wanted[i].segment, verdict[i] == MissReason::kNone);
-    landed &= verdict[i] == MissReason::kNone;
-  }
-  if (options.advancer != nullptr) {
-    for (const uint32_t segment : advancer_->lost()) set.landed[segment] = false;
-  }
-  // With the session, the leases ended under which the tuples were read.
-  if (!set.match->valid()) {
-    landed = false;
-    set.SetNothingLanded();
-  }
-  if (advanced.ok() ? landed : !absl::IsCancelled(advanced)) return advanced;
-
-  // Some of it did not land, or not in time: this prefill starts again with what is missing computed. Slots that may
-  // still be written into are not touched until they are quiet.
-  if (landing.quiet()) {
-    set.sequence->Rewind(0, refengine::RecurrentState(runtime_.model.config()));
-  } else {
-    PutAside(std::move(set.sequence), std::move(landing));
-    set.SetNothingLanded();
-    if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
-  }
-  return AdvanceAgain(prompt, set, logits);
-}
-
-absl::Status CachedServing::AdvanceAgain(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits) {
+absl::Status CachedServing::Compute(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits) {
+  const ModelConfig& config = runtime_.model.config();
   for (;;) {
-    BuildChain(prompt, set);
-    const absl::Status advanced =
-        runtime_.engine.Advance(*set.sequence, set.chain, {.last_logits = logits.data(), .tape = tape_});
-    if (!advanced.ok() || !set.any_landed() || set.match->valid()) return advanced;
-    set.SetNothingLanded();
-    set.sequence->Rewind(0, refengine::RecurrentState(runtime_.model.config()));
+    absl::Status advanced = absl::CancelledError("the span has not come");
+    if (BuildChain(prompt, set)) {
+      DaemonAdvancer advancer(set.request, config);
+      AdvanceOptions options{.last_logits = logits.data(), .tape = tape_};
+      // Nothing of a layer is read before it has come.
+      options.on_layer = [&set](int32_t layer) { return set.request.WaitLayer(static_cast<uint32_t>(layer)).ok(); };
+      if (options_.compose == ComposeBy::kDaemon) options.advancer = &advancer;
+      advanced = runtime_.engine.Advance(*set.sequence, set.chain, options);
+    }
+    if (!advanced.ok() && !absl::IsCancelled(advanced)) return advanced;
+    const engine::Status finished = set.request.Finish();
+    if (finished.ok()) return advanced;
+    if (finished.code == engine::Code::kOtherPages) {
+      EndSequence(set);
+      if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
+      const std::vector<int32_t>& pages = set.sequence->page_table();
+      if (const engine::Status moved = set.request.Move(pages.data(), pages.size()); !moved.ok())
+        return ToStatus(moved);
+    } else if (finished.code != engine::Code::kRestart) {
+      return ToStatus(finished);
+    }
+    set.sequence->Rewind(0, refengine::RecurrentState(config));
   }
+}
+
+absl::Status CachedServing::Begin(const RagPrompt& prompt, const ConversationId& conversation, SetPrompt& set,
+                                  Served& served) {
+  if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
+  engine::Prompt asked{.tokens = prompt.tokens.data(),
+                       .token_count = prompt.tokens.size(),
+                       .segment_lengths = prompt.segment_lengths.data(),
+                       .segment_count = prompt.segment_lengths.size(),
+                       .page_table = set.sequence->page_table().data(),
+                       .page_count = set.sequence->page_table().size(),
+                       .fill = true};
+  std::ranges::copy(conversation, asked.conversation);
+  const engine::Status begun = cache_.Begin(&asked, 1, &set.request);
+  if (!begun.ok() && begun.code != engine::Code::kOtherPages) return ToStatus(begun);
+  const engine::Plan& plan = set.plan();
+  for (uint32_t i = 0; i < plan.segment_count; ++i) {
+    const auto reason = static_cast<MissReason>(plan.segments[i].reason);
+    if (reason == MissReason::kCovered) continue;
+    if (reason == MissReason::kNone) {
+      ++served.hits;
+      ++served.hit_tiers[static_cast<TierKind>(plan.segments[i].tier)];
+    } else {
+      ++served.misses;
+      ++served.miss_reasons[reason];
+    }
+  }
+  uint32_t missing;
+  set.request.missing(&missing);
+  if (missing == 0 && begun.ok()) return absl::OkStatus();
+  EndSequence(set);  // filling takes pages, too
+  if (absl::Status status = Fill(set.request); !status.ok()) return status;
+  if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
+  const std::vector<int32_t>& pages = set.sequence->page_table();
+  const engine::Status again =
+      missing == 0 ? set.request.Move(pages.data(), pages.size()) : set.request.LookAgain(pages.data(), pages.size());
+  return again.ok() ? absl::OkStatus() : ToStatus(again);
 }
 
 absl::StatusOr<Served> CachedServing::Serve(const RagPrompt& prompt, const ConversationId& conversation) {
   const Stopwatch watch;
-  FreeQuietSlots();
+  TakeQuietPages(std::chrono::milliseconds(0));
   last_ = std::make_unique<SetPrompt>();
-  absl::StatusOr<Found> found = Find(prompt, conversation, *last_);
-  if (!found.ok()) return found.status();
   Served served{.logits = std::vector<float>(refengine::kVocabulary)};
-  for (const SegmentResult& segment : last_->match->segments()) {
-    if (segment.reason == MissReason::kCovered) continue;
-    if (segment.hit()) {
-      ++served.hits;
-      ++served.hit_tiers[segment.tier];
-    } else {
-      ++served.misses;
-      ++served.miss_reasons[segment.reason];
-    }
+  absl::Status status = Begin(prompt, conversation, *last_, served);
+  if (status.ok()) status = Compute(prompt, *last_, served.logits);
+  if (!status.ok()) {
+    Abandon(*last_);
+    return status;
   }
-  const std::vector<ObjectRun> missing = WhatToFill(prompt, *last_->match);
-  if (!missing.empty()) {
-    // Filling takes pages, too, and much longer than to land again what was found.
-    found->landing.Wait(options_.patience.land);
-    PutAside(std::move(last_->sequence), std::move(found->landing));
-    if (absl::Status status = Fill(missing); !status.ok()) return status;
-    found = Find(prompt, conversation, *last_);
-    if (!found.ok()) return found.status();
-  }
-  absl::Status advanced = AdvanceBehind(*std::move(found), prompt, *last_, served.logits);
-  if (!advanced.ok()) return advanced;
   served.ttft_ms = watch.Milliseconds();
   for (const Step& step : last_->chain) served.computed_tokens += step.tokens.size();
   served.flops = refengine::ChainFlops(runtime_.model.config(), 0, last_->chain).total();

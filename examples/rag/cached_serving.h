@@ -10,7 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "ashlar/client.h"
-#include "examples/rag/daemon_advancer.h"
+#include "ashlar/engine.h"
+#include "client/engine/expert.h"
 #include "examples/rag/serving.h"
 #include "examples/rag/staging.h"
 #include "examples/refengine/held_checkpoint.h"
@@ -23,20 +24,19 @@ namespace ashlar::rag {
 // A prompt as it was set. What it points to lives as long as it does.
 struct SetPrompt {
   std::unique_ptr<refengine::Sequence> sequence;
-  std::optional<Match> match;
+  engine::Request request;
   uint64_t resumed = 0;                                     // tokens of the prefix that was landed
-  std::vector<refengine::CachedLayer> prefix_layers;        // its states
-  std::optional<refengine::HeldCheckpoint> rebuilt;         // these, where they were rebuilt from a span
   std::vector<bool> landed;                                 // one a segment
-  std::vector<std::vector<refengine::CachedLayer>> layers;  // of landed segments
-  std::vector<refengine::Step> chain;
-  std::vector<refengine::Snapshot> snapshots;  // where the daemon asks for checkpoints, with PrefixUse
+  std::optional<refengine::RecurrentState> rebuilt;         // behind that prefix, where it was rebuilt from a span
+  std::vector<std::vector<refengine::CachedLayer>> layers;  // one a step; none where it is computed
+  std::vector<refengine::Step> chain;                       // one a step
+  std::vector<refengine::Snapshot> snapshots;               // where the daemon asks for checkpoints, with PrefixUse
 
-  // What is said to be landed.
-  bool any_landed() const;
-  void SetLanded(uint32_t segment, bool value);  // LandSegment::kPrefix: the prefix
-  void SetNothingLanded();
+  const engine::Plan& plan() const { return request.plan(); }
+  const Match* match() const { return engine::MatchOf(request); }
 };
+// The state behind its prefix. It counts while its match is valid.
+refengine::RecurrentState PrefixState(const refengine::ModelConfig& config, const SetPrompt& set);
 
 // How long a request waits for the cache before it goes on without.
 struct Patience {
@@ -71,8 +71,7 @@ struct StoredSegments {
 
 class CachedServing {
  public:
-  // `region` has RegionBytes, the first tuple's for this object, and begins with the memory of `pool`; the client hosts
-  // or registered it.
+  // `region` begins with the memory of `pool`; the client hosts or registered it.
   static absl::StatusOr<std::unique_ptr<CachedServing>> Open(Client& client, const Runtime& runtime,
                                                              refengine::PagePool& pool, const Region& region,
                                                              refengine::SeamWidths seams,
@@ -88,71 +87,44 @@ class CachedServing {
 
   // The prompt that was served last, for looking at it again.
   SetPrompt& last() { return *last_; }
-  Model& model() { return model_; }
+  engine::Cache& cache() { return cache_; }
+  const Layout& layout() const { return engine::ModelOf(cache_).layout(); }
   // Of the segments that this engine has published.
-  const StoredSegments& stored() const { return stored_; }
+  StoredSegments stored() const;
   // Layers that the daemon has advanced so far.
-  uint64_t daemon_advances() const { return advancer_ == nullptr ? 0 : advancer_->advances(); }
+  uint64_t daemon_advances() const { return engine::DaemonAdvances(cache_); }
 
  private:
-  // Slots that the daemon may still write into: they are kept until the landing is quiet.
-  struct Quarantined {
-    std::unique_ptr<refengine::Sequence> sequence;
-    Landing landing;  // goes first, and waits
-  };
+  CachedServing(const Runtime& runtime, refengine::PagePool& pool, const ServingOptions& options)
+      : runtime_(runtime), pool_(pool), options_(options), room_(runtime.model.config()) {}
 
-  CachedServing(const Runtime& runtime, refengine::PagePool& pool, const Region& region, refengine::SeamWidths seams,
-                const ServingOptions& options)
-      : runtime_(runtime),
-        pool_(pool),
-        region_(region),
-        seams_(seams),
-        options_(options),
-        staging_(runtime.model.config(), pool, region, 0) {}
+  // Prefills and publishes what is missing.
+  absl::Status Fill(engine::Request& request);
+  absl::Status Prefill(const engine::Run& run, refengine::Sequence& scratch);
+  // Looks up and lands; fills what is missing, and again.
+  absl::Status Begin(const RagPrompt& prompt, const ConversationId& conversation, SetPrompt& set, Served& served);
 
-  // What is landing in the pages of a prompt's new sequence.
-  struct Found {
-    std::vector<LandSegment> segments;
-    Landing landing;
-  };
-  // A new sequence, what the cache has for it, and the landing of all of that.
-  absl::StatusOr<Found> Find(const RagPrompt& prompt, const ConversationId& conversation, SetPrompt& set);
-  // Gives the sequence's pages up, at once if nothing can write there any more.
-  void PutAside(std::unique_ptr<refengine::Sequence> sequence, Landing landing);
-  // The missed segments that a publish would mend.
-  static std::vector<ObjectRun> WhatToFill(const RagPrompt& prompt, const Match& match);
-  // Prefills and publishes them, as far as nobody else does.
-  absl::Status Fill(std::span<const ObjectRun> runs);
-  absl::Status Prefill(ObjectKind kind, std::span<const int32_t> tokens, refengine::Sequence& scratch);
-  // Says where the prefilled run's parts lie; a segment's transitions in the forms that `tokens` tokens leave them.
-  PublishParts Staged(ObjectKind kind, uint64_t tokens, const refengine::Sequence& scratch) const;
-  void Count(uint64_t tokens, const PublishParts& published);
-
-  void FreeQuietSlots();
-  // With pages for all of the prompt. Waits for pages in quarantine where others do not suffice.
+  // Pages that the cache has kept and needs no more are the pool's again. Waits up to so long for the first.
+  void TakeQuietPages(std::chrono::milliseconds patience);
+  // With pages for all of the prompt. Waits for those that the cache keeps where others do not suffice.
   absl::Status NewSequence(const RagPrompt& prompt, SetPrompt& set);
-  void BuildChain(const RagPrompt& prompt, SetPrompt& set) const;
-  // Sets the prompt from what is said to be landed, each layer when it has come. CANCELLED: one did not come in time.
-  absl::Status AdvanceWhileLanding(Landing& landing, const RagPrompt& prompt, SetPrompt& set,
-                                   refengine::AdvanceOptions& options);
-  // The same of what was found, and again where not all of it landed.
-  absl::Status AdvanceBehind(Found found, const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
-  // Sets the prompt from what has landed, of which nothing moves any more; without any of it where the lease ends
-  // meanwhile.
-  absl::Status AdvanceAgain(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
+  // The pages of the sequence are the pool's again, or the cache's.
+  void EndSequence(SetPrompt& set);
+  // The same of a prompt that could not be served; without waiting.
+  void Abandon(SetPrompt& set);
+  // False: what is cached does not come.
+  bool BuildChain(const RagPrompt& prompt, SetPrompt& set) const;
+  // Computes along the plan, and along the next one where something did not land.
+  absl::Status Compute(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
 
   const Runtime runtime_;
   refengine::PagePool& pool_;
-  const Region region_;
-  const refengine::SeamWidths seams_;
   const ServingOptions options_;
-  Staging staging_;
-  Model model_;
-  std::unique_ptr<DaemonAdvancer> advancer_;  // null: the engine composes
+  TupleRoom room_;
+  engine::Cache cache_;
   const refengine::SpanTape* tape_ = nullptr;
-  StoredSegments stored_;
+  uint64_t kept_pages_ = 0;  // by the cache
   std::unique_ptr<SetPrompt> last_;
-  std::vector<Quarantined> quarantined_;
 };
 
 }  // namespace ashlar::rag

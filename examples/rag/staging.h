@@ -1,4 +1,4 @@
-// The engine's memory as the daemon sees it: pages, and behind them room for the tuples that are published.
+// The engine's memory as the cache sees it: where pages lie, and tensors of linear layers.
 #pragma once
 
 #include <cstddef>
@@ -6,30 +6,34 @@
 #include <vector>
 
 #include "ashlar/client.h"
+#include "ashlar/engine.h"
 #include "examples/refengine/engine.h"
 #include "examples/refengine/page_pool.h"
 #include "examples/refengine/sequence.h"
 
 namespace ashlar::rag {
 
-// Room for so many pages and, behind them, so many tuples of all linear layers; a checkpoint takes the room of one.
-size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages, size_t tuples = 1);
+// Room for so many pages.
+size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages);
 
-// Returns the layout of the pages with which a region begins.
+// How the pages lie that a region begins with.
 PagedCache DeclaredPages(const refengine::ModelConfig& config, const refengine::PagePool& pool);
+std::vector<engine::PagePlace> PlacesOf(const refengine::PagePool& pool, const refengine::ModelConfig& config);
 
-// The room of one tuple.
-class Staging {
+// Where the tensors of a state lie, all linear layers'. Until the state moves.
+std::vector<engine::LinearTensors> TensorsOf(const refengine::ModelConfig& config,
+                                             const refengine::RecurrentState& state);
+
+// Room for one tuple of all linear layers.
+class TupleRoom {
  public:
-  // In a region of RegionBytes for more than `tuple` tuples.
-  Staging(const refengine::ModelConfig& config, const refengine::PagePool& pool, const Region& region, size_t tuple);
+  explicit TupleRoom(const refengine::ModelConfig& config);
 
   std::span<const refengine::TupleBuffers> buffers() const { return buffers_; }  // one a linear layer
-  void Take(const refengine::RecurrentState& state);
-  // States and convolution tails, of all linear layers.
-  std::vector<PublishParts::Linear> Parts() const;
+  std::vector<engine::LinearTensors> Tensors() const;
 
  private:
+  std::vector<std::vector<float>> memory_;
   std::vector<refengine::TupleBuffers> buffers_;
   std::vector<uint32_t> layers_;  // of these, among all of the model
 };

@@ -48,6 +48,13 @@ void Sequence::Rewind(int64_t length, const RecurrentState& recurrent) {
   recurrent_ = recurrent;
 }
 
+uint64_t Sequence::Surrender() {
+  const uint64_t pages = page_table_.size();
+  page_table_.clear();
+  Clear();
+  return pages;
+}
+
 void Sequence::Clear() {
   if (!placed_) {
     for (const int32_t page : page_table_) pool_->Free(page);

@@ -64,6 +64,9 @@ class Sequence {
   // Goes back to an earlier position of this same text; pages stay reserved.
   void Rewind(int64_t length, const RecurrentState& recurrent);
 
+  // Leaves its pages, so many, to somebody who gives them back to the pool later.
+  uint64_t Surrender();
+
   // Back to position 0; pages that came from the pool return there.
   void Clear();
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <random>
 
-#include "examples/rag/resumed_state.h"
-
 namespace ashlar::talk {
 
 using rag::SetPrompt;
@@ -18,20 +16,13 @@ Conversation::Conversation(rag::RagPrompt text) : text(std::move(text)) {
 absl::StatusOr<std::unique_ptr<ConversationServing>> ConversationServing::Open(
     Client& client, const rag::Runtime& runtime, refengine::PagePool& pool, const Region& region,
     refengine::SeamWidths seams, const rag::ServingOptions& options) {
-  const refengine::ModelConfig& config = runtime.model.config();
   if (options.prefixes.capture_tokens == 0) return absl::InvalidArgumentError("options.prefixes: not in use");
-  const uint64_t span_tokens = options.prefixes.span_tokens;
-  if (region.size() < RegionBytes(config, pool.page_tokens(), pool.pages(), span_tokens)) {
-    return absl::InvalidArgumentError("region: smaller than RegionBytes");
-  }
   auto serving = rag::CachedServing::Open(client, runtime, pool, region, seams, options);
   if (!serving.ok()) return serving.status();
-  std::unique_ptr<ConversationServing> opened(new ConversationServing(runtime, region, *std::move(serving)));
-  for (size_t i = 0; i < kCheckpoints; ++i) opened->staging_.emplace_back(config, pool, region, 1 + i);
-  if (span_tokens > 0) {
-    std::byte* const at = region.data() + RegionBytes(config, pool.page_tokens(), pool.pages());
-    opened->span_tokens_ = span_tokens;
-    opened->span_staging_ = std::make_unique<SpanStaging>(config, at, span_tokens, options.prefixes.span_dtype);
+  std::unique_ptr<ConversationServing> opened(new ConversationServing(runtime, *std::move(serving)));
+  if (options.prefixes.span_tokens > 0) {
+    opened->span_tokens_ = options.prefixes.span_tokens;
+    opened->span_staging_ = std::make_unique<SpanStaging>(runtime.model.config(), opened->span_tokens_);
     opened->serving_->Record(&opened->span_staging_->tape());
   }
   return opened;
@@ -46,12 +37,8 @@ absl::StatusOr<Turn> ConversationServing::Serve(Conversation& conversation, int6
   if (!served.ok()) return served.status();
   SetPrompt& set = serving_->last();
   turn.set = &set;
-  turn.own = set.resumed > 0 && set.match->prefix().own;
-  if (set.resumed > 0) turn.provenance = set.match->prefix().provenance;
-  // The first segment is a prefix, and exact.
-  for (size_t i = 1; i < set.landed.size(); ++i) {
-    if (set.landed[i]) turn.provenance = Provenance::kComposed;
-  }
+  turn.own = set.plan().own;
+  turn.provenance = set.plan().exact ? Provenance::kExact : Provenance::kComposed;
   int64_t position = 0;
   for (const Step& step : set.chain) {
     position += step.count();
@@ -83,38 +70,52 @@ absl::Status ConversationServing::Decode(std::vector<int32_t>& text, int64_t cou
 std::optional<refengine::RecurrentState> ConversationServing::BeforeLastToken(const Turn& turn) {
   const SetPrompt& set = *turn.set;
   if (span_staging_ == nullptr || set.resumed == 0 || set.resumed != turn.prompt_tokens - 1) return std::nullopt;
-  if (set.rebuilt) return set.rebuilt->state();
-  refengine::RecurrentState state = rag::ResumedState(runtime_, serving_->model().layout(), *set.match);
-  return set.match->valid() ? std::optional(std::move(state)) : std::nullopt;
+  if (set.rebuilt) return set.rebuilt;
+  refengine::RecurrentState state = rag::PrefixState(runtime_.model.config(), set);
+  return set.match()->valid() ? std::optional(std::move(state)) : std::nullopt;
 }
 
 void ConversationServing::Commit(const Conversation& conversation, Turn& turn) {
   const SetPrompt& set = *turn.set;
-  CommitParts parts{.tokens = conversation.text.tokens,
-                    .prompt_tokens = turn.prompt_tokens,
-                    .provenance = turn.provenance,
-                    .region = region_,
-                    .page_table = set.sequence->page_table(),
-                    .conversation = conversation.id};
+  const std::vector<int32_t>&tokens = conversation.text.tokens, &pages = set.sequence->page_table();
+  std::vector<std::vector<engine::LinearTensors>> tensors;
   const auto offer = [&](uint64_t depth, const refengine::RecurrentState& state) {
-    rag::Staging& staging = staging_[parts.checkpoints.size()];
-    staging.Take(state);
-    parts.checkpoints.push_back({.depth = depth, .linear = staging.Parts()});
+    tensors.push_back(rag::TensorsOf(runtime_.model.config(), state));
     turn.offered.push_back(depth);
   };
   for (const refengine::Snapshot& snapshot : set.snapshots) {
     const auto depth = static_cast<uint64_t>(snapshot.depth);
-    if (depth < parts.tokens.size() && parts.checkpoints.size() + 1 < kCheckpoints) offer(depth, snapshot.state);
+    if (depth < tokens.size() && tensors.size() + 1 < kCheckpoints) offer(depth, snapshot.state);
   }
-  const uint64_t before = turn.prompt_tokens - 1, computed = parts.tokens.size() - before;
-  if (const auto state = BeforeLastToken(turn)) offer(before, *state);
+  const uint64_t before = turn.prompt_tokens - 1, computed = tokens.size() - before;
+  const std::optional<refengine::RecurrentState> last = BeforeLastToken(turn);
+  if (last) offer(before, *last);
   const bool based = !turn.offered.empty() && turn.offered.back() == before;
-  if (based && computed > 1 && computed <= span_tokens_) {
-    parts.span = span_staging_->Take(computed);
-    turn.span_tokens = computed;
+  if (based && computed > 1 && computed <= span_tokens_) turn.span_tokens = computed;
+  offer(tokens.size(), set.sequence->recurrent());
+
+  std::vector<engine::Checkpoint> checkpoints;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    checkpoints.push_back({turn.offered[i], tensors[i].data(), static_cast<uint32_t>(tensors[i].size())});
   }
-  offer(parts.tokens.size(), set.sequence->recurrent());
-  turn.outcomes = serving_->model().Commit(&*set.match, parts);
+  std::vector<uint8_t> outcomes(checkpoints.size());
+  engine::Text text{.request = &set.request,
+                    .tokens = tokens.data(),
+                    .token_count = tokens.size(),
+                    .prompt_tokens = turn.prompt_tokens,
+                    .checkpoints = checkpoints.data(),
+                    .checkpoint_count = static_cast<uint32_t>(checkpoints.size()),
+                    .page_table = pages.data(),
+                    .page_count = pages.size(),
+                    .outcomes = outcomes.data()};
+  std::ranges::copy(conversation.id, text.conversation);
+  if (turn.span_tokens > 0) {
+    text.span_begin = before;
+    text.span = span_staging_->rows().data();
+    text.span_count = static_cast<uint32_t>(span_staging_->rows().size());
+  }
+  serving_->cache().Commit(&text, 1);
+  for (const uint8_t outcome : outcomes) turn.outcomes.push_back(static_cast<CommitOutcome>(outcome));
 }
 
 }  // namespace ashlar::talk

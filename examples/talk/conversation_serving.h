@@ -43,12 +43,6 @@ class ConversationServing {
  public:
   // Checkpoints that are captured in one turn, at most; of more the first ones.
   static constexpr size_t kCheckpoints = 34;
-  // Of the region that Open takes, which begins with the memory of the pool; with room for spans of so many tokens.
-  static size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages,
-                            uint64_t span_tokens = 0) {
-    return rag::RegionBytes(config, page_tokens, pages, 1 + kCheckpoints) + SpanStaging::Bytes(config, span_tokens);
-  }
-
   // With options.prefixes. A turn of which no more than its span_tokens are computed from the prompt's last token on
   // offers a span, and states before that token. The engine resumes with the bits of one that never left if its passes
   // have capture_tokens.
@@ -60,11 +54,11 @@ class ConversationServing {
   // Computes the text so far, decodes so many tokens greedily, appends them, and commits what was asked for. Errors are
   // CachedServing::Serve's; the text then is as it was.
   absl::StatusOr<Turn> Serve(Conversation& conversation, int64_t decode);
-  const Layout& layout() const { return serving_->model().layout(); }
+  const Layout& layout() const { return serving_->layout(); }
 
  private:
-  ConversationServing(const rag::Runtime& runtime, const Region& region, std::unique_ptr<rag::CachedServing> serving)
-      : runtime_(runtime), region_(region), serving_(std::move(serving)) {}
+  ConversationServing(const rag::Runtime& runtime, std::unique_ptr<rag::CachedServing> serving)
+      : runtime_(runtime), serving_(std::move(serving)) {}
 
   absl::Status Decode(std::vector<int32_t>& text, int64_t count, std::vector<float> logits);
   void Commit(const Conversation& conversation, Turn& turn);
@@ -72,9 +66,7 @@ class ConversationServing {
   std::optional<refengine::RecurrentState> BeforeLastToken(const Turn& turn);
 
   const rag::Runtime runtime_;
-  const Region region_;
   const std::unique_ptr<rag::CachedServing> serving_;
-  std::vector<rag::Staging> staging_;  // one a checkpoint
   uint64_t span_tokens_ = 0;
   std::unique_ptr<SpanStaging> span_staging_;  // null: without spans
 };

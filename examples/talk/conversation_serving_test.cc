@@ -36,7 +36,7 @@ class Conversations : public testing::Test {
     auto client = Client::Connect(options);
     ASSERT_TRUE(client.ok()) << client.status();
     client_ = *std::move(client);
-    auto region = client_->HostRegion(ConversationServing::RegionBytes(model_.config(), rag::kPageTokens, kPages));
+    auto region = client_->HostRegion(rag::RegionBytes(model_.config(), rag::kPageTokens, kPages));
     ASSERT_TRUE(region.ok()) << region.status();
     region_ = *region;
     pages_ = std::make_unique<refengine::PagePool>(model_.config(), rag::kPageTokens, kPages,
@@ -174,8 +174,7 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
 
   void SetUp() override {
     Conversations::SetUp();
-    auto region =
-        client_->HostRegion(ConversationServing::RegionBytes(model_.config(), rag::kPageTokens, kPages, kSpan));
+    auto region = client_->HostRegion(rag::RegionBytes(model_.config(), rag::kPageTokens, kPages));
     ASSERT_TRUE(region.ok()) << region.status();
     serving_.reset();
     region_ = *region;
@@ -196,7 +195,7 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
     const auto step = refengine::Step::Compute(std::span(talk.text.tokens).first(turn.set->resumed));
     EXPECT_TRUE(engine_.Advance(full, {&step, 1}).ok());
     for (int32_t layer = 0; layer < model_.config().linear_layers(); ++layer) {
-      const refengine::RecurrentState& rebuilt = turn.set->rebuilt->state();
+      const refengine::RecurrentState& rebuilt = *turn.set->rebuilt;
       EXPECT_LE(rag::RelativeL2(rebuilt.State(layer), full.recurrent().State(layer)), before + bound());
       EXPECT_LE(rag::RelativeL2(rebuilt.ConvWindow(layer), full.recurrent().ConvWindow(layer)), before + 1e-5);
     }
@@ -222,7 +221,7 @@ TEST_P(RegeneratedAnswers, AreResumedInsideAndWhereTheyBegan) {
   talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
   const Turn second = Answer(talk);
   EXPECT_EQ(second.set->resumed, 211u);
-  EXPECT_EQ(second.set->match->prefix().span_tokens, 12u);
+  EXPECT_EQ(second.set->match()->prefix().span_tokens, 12u);
   EXPECT_EQ(second.served.computed_tokens, 60u);
   EXPECT_EQ(second.outcomes.back(), CommitOutcome::kKeptAsSpan);
   // That turn is answered once more: from the states before its last token.
@@ -248,7 +247,7 @@ TEST_P(RegeneratedAnswers, OfComposedTurnsAreTheConversationsOwn) {
   const Turn second = Answer(talk);
   EXPECT_TRUE(second.own);
   EXPECT_EQ(second.set->resumed, prompt + 9);
-  EXPECT_EQ(second.set->match->prefix().span_tokens, 10u);
+  EXPECT_EQ(second.set->match()->prefix().span_tokens, 10u);
   const Turn same = Answer(other);
   EXPECT_FALSE(same.own);
 }
@@ -268,7 +267,7 @@ TEST_F(Conversations, RefusesWhatItCannotServeFrom) {
   const auto unused = Open({}, region_);
   EXPECT_EQ(unused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(unused.status().message(), testing::HasSubstr("options.prefixes"));
-  const auto small = client_->HostRegion(rag::RegionBytes(model_.config(), rag::kPageTokens, kPages));
+  const auto small = client_->HostRegion(rag::RegionBytes(model_.config(), rag::kPageTokens, kPages / 2));
   ASSERT_TRUE(small.ok());
   const auto refused = Open({.prefixes = {.capture_tokens = kPass}}, *small);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);

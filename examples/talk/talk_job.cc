@@ -119,8 +119,7 @@ absl::Status TalkJob::Prepare() {
   client_ = std::move(*client);
   // The turn being served, a segment being filled, and every composed conversation's sequence that stays.
   const int32_t pages = rag::PagesFor(longest, 2 + talks_.size() / 2);
-  absl::StatusOr<Region> region =
-      client_->HostRegion(ConversationServing::RegionBytes(model_.config(), kPageTokens, pages, Use().span_tokens));
+  absl::StatusOr<Region> region = client_->HostRegion(rag::RegionBytes(model_.config(), kPageTokens, pages));
   if (!region.ok()) return region.status();
   shared_pages_ = std::make_unique<refengine::PagePool>(model_.config(), kPageTokens, pages,
                                                         std::span(region->data(), region->size()));
@@ -173,7 +172,7 @@ absl::StatusOr<double> TalkJob::StateError(const Turn& turn, std::span<const int
   if (absl::Status status = full_engine_.Advance(full, {&step, 1}); !status.ok()) return status;
   double worst = 0;
   for (int32_t layer = 0; layer < model_.config().linear_layers(); ++layer) {
-    worst = std::max(worst, rag::RelativeL2(turn.set->rebuilt->state().State(layer), full.recurrent().State(layer)));
+    worst = std::max(worst, rag::RelativeL2(turn.set->rebuilt->State(layer), full.recurrent().State(layer)));
   }
   return worst;
 }
@@ -218,7 +217,7 @@ absl::StatusOr<TurnResult> TalkJob::TakeTurn(Talk& talk, size_t number) {
     result.kept += outcome == CommitOutcome::kKept || outcome == CommitOutcome::kAlreadyPresent ||
                    outcome == CommitOutcome::kKeptAsSpan;
   }
-  result.span_tokens = resumed > 0 ? turn->set->match->prefix().span_tokens : 0;
+  result.span_tokens = resumed > 0 ? turn->set->match()->prefix().span_tokens : 0;
   result.saved_bytes = SavedBytes(*turn, text.tokens.size());
   if (result.span_tokens > 0 && !result.composed) {
     const absl::StatusOr<double> error = StateError(*turn, text.tokens);

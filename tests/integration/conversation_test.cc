@@ -31,8 +31,7 @@ class Conversing : public Serving {
     auto connected = Client::Connect(patient);
     ASSERT_TRUE(connected.ok()) << connected.status();
     client_ = *std::move(connected);
-    auto hosted =
-        client_->HostRegion(ConversationServing::RegionBytes(config_, kPageTokens, kPages, prefixes_.span_tokens));
+    auto hosted = client_->HostRegion(rag::RegionBytes(config_, kPageTokens, kPages));
     ASSERT_TRUE(hosted.ok()) << hosted.status();
     region_ = *hosted;
     pages_ =
@@ -52,7 +51,7 @@ class Conversing : public Serving {
     cuts_.Resume(turn.set->resumed);
     cuts_.Add(turn.runs);
     const auto expected = talk::Replay(runtime(), own_.pool(), std::span(text).first(turn.prompt_tokens), cuts_);
-    if (turn.set->match->prefix_span() == nullptr) {
+    if (turn.set->match()->prefix_span() == nullptr) {
       EXPECT_EQ(turn.served.logits, expected.value());
     } else {  // its states were run through tokens one by one, not a pass at a time
       EXPECT_LE(rag::RelativeL2(turn.served.logits, expected.value()), kSame);
@@ -131,7 +130,7 @@ class ConversingFromDisk : public Conversing, public testing::WithParamInterface
 };
 
 TEST_P(ConversingFromDisk, GoesOnWithWhatComesUp) {
-  Say(600).set->match.reset();  // or its lease would hold the daemon up
+  Say(600).set->request.Release();  // or its lease would hold the daemon up
   for (int turn = 0; turn < 3; ++turn) {
     const uint64_t left = Left();
     ASSERT_EQ(daemon_.Terminate(), 0);
@@ -139,9 +138,9 @@ TEST_P(ConversingFromDisk, GoesOnWithWhatComesUp) {
     ASSERT_TRUE(Eventually([&] { return client_->connected(); }));
     const Turn said = Say(40);
     EXPECT_EQ(said.set->resumed, left);
-    EXPECT_EQ(said.set->match->prefix().tier, TierKind::kSsd);
-    EXPECT_EQ(said.set->match->prefix_span() != nullptr, GetParam() > 0);
-    said.set->match.reset();
+    EXPECT_EQ(said.set->match()->prefix().tier, TierKind::kSsd);
+    EXPECT_EQ(said.set->match()->prefix_span() != nullptr, GetParam() > 0);
+    said.set->request.Release();
   }
 }
 INSTANTIATE_TEST_SUITE_P(Spans, ConversingFromDisk, testing::Values(0u, 128u));

@@ -144,7 +144,7 @@ TEST_F(ServingLightning, SetsPromptsFromSegmentsInAnyOrder) {
   EXPECT_GT(asked.serving->daemon_advances(), 0u);
 
   rag::Layer0Fidelity layer0(runtime(), pool_, static_cast<int64_t>(turned.tokens.size()));
-  own.serving->last().match.reset();
+  own.serving->last().request.Release();
   own.Serve(turned);
   std::vector<std::byte> memory(refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages) + 64);
   void* aligned = memory.data();
@@ -170,7 +170,7 @@ TEST_F(Serving, StoresTransitionsInTheFormsThatTheirHeadsHave) {
   engine.Serve(prompt);
   uint64_t zero = 0;
   for (size_t segment = 1; segment < 4; ++segment) {
-    for (const MappedTuple& tuple : *engine.serving->last().match->tuples(segment)) {
+    for (const MappedTuple& tuple : *engine.serving->last().match()->tuples(segment)) {
       for (int32_t head = 0; tuple.view.heads != nullptr && head < config_.linear.value_heads; ++head) {
         zero += tuple.view.heads[head].form == TransitionForm::kZero;
       }
