@@ -63,7 +63,8 @@ TEST(EngineApiInProcesses, RanksLandWhatASchedulerPlanned) {
   EXPECT_TRUE(Eventually([&] {  // the release is on its way
     EXPECT_TRUE(cache.Land(&plan, 1, &late).ok());
     if (late.plan().cached_tokens == 0) return true;
-    late.Finish();  // its pages are the engine's again
+    late.Finish();     // its pages are the engine's again
+    late = Request();  // and the lease may end
     return false;
   }));
   EXPECT_EQ(StepsOf(late), "run 0-147 ");
