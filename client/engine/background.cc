@@ -1,5 +1,6 @@
 #include "client/engine/background.h"
 
+#include <system_error>
 #include <utility>
 
 namespace ashlar::engine {
@@ -27,11 +28,22 @@ std::shared_ptr<Background::Task> Background::Start(std::function<void()> work) 
   auto task = std::make_shared<Task>();
   task->work_ = std::move(work);
   const std::lock_guard lock(mutex_);
-  if (tasks_.size() >= kMostTasks) return nullptr;
+  // The destructor joins the threads without the lock: none may be added then.
+  if (stopping_ || tasks_.size() >= kMostTasks) return nullptr;
+  const bool another = idle_ <= tasks_.size() && threads_.size() < kMostThreads;
+  if (another && !AddThread() && threads_.empty()) return nullptr;
   tasks_.push_back(task);
-  if (idle_ < tasks_.size() && threads_.size() < kMostThreads) threads_.emplace_back([this] { Serve(); });
   changed_.notify_one();
   return task;
+}
+
+bool Background::AddThread() {
+  try {
+    threads_.emplace_back([this] { Serve(); });
+    return true;
+  } catch (const std::system_error&) {  // the process has no thread left
+    return false;
+  }
 }
 
 void Background::Serve() {

@@ -34,11 +34,13 @@ class Background {
 
   ~Background();  // runs what has been started
 
-  // Null: too many are waiting already.
+  // Null: too many are waiting already, there is no thread to run it, or this is being destroyed: a task that ends then
+  // may start another.
   std::shared_ptr<Task> Start(std::function<void()> work);
 
  private:
   void Serve();
+  bool AddThread();  // needs mutex_
 
   std::mutex mutex_;
   std::condition_variable changed_;
