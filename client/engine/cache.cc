@@ -1,8 +1,10 @@
 // The handles: Cache.
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "ashlar/engine.h"
+#include "client/engine/boundary.h"
 #include "client/engine/commit_text.h"
 #include "client/engine/expert.h"
 #include "client/engine/layer_run.h"
@@ -13,6 +15,16 @@
 
 namespace ashlar::engine {
 namespace {
+
+// Runs a call on a cache that is open, in the process that has opened it.
+template <typename Call>
+Status OnOpen(CacheState* cache, Call call) noexcept {
+  return Guarded([&]() -> Status {
+    if (cache == nullptr) return MakeStatus(Code::kFailedPrecondition, "the cache is not open");
+    if (Status status = CheckProcess(cache->creator); !status.ok()) return status;
+    return call(*cache);
+  });
+}
 
 Status CheckCall(const void* items, uint32_t count, const void* out, const char* name) {
   if (items == nullptr && count > 0) return Invalid(name, ": null");
@@ -35,22 +47,31 @@ void AttachAll(std::span<const std::shared_ptr<Setting>> settings) {
   for (const auto& setting : settings) setting->Attach();
 }
 
-// Hands the settings out, and has `work` done on all of them: here, or in the background.
+void MissAll(std::span<const std::shared_ptr<Setting>> settings) {
+  for (const auto& setting : settings) setting->Miss(MissReason::kBusy);
+}
+
+// Hands the settings out, and has `work` done on all of them: here, or in the background. If it throws, nothing has
+// been handed out.
 template <typename Work>
-void Hand(CacheState& cache, std::vector<std::shared_ptr<Setting>> settings, Request* requests, bool wait, Work work) {
+void Hand(CacheState& cache, const std::vector<std::shared_ptr<Setting>>& settings, Request* requests, bool wait,
+          Work work) {
+  std::vector<std::unique_ptr<RequestState>> begun;
+  for (const auto& setting : settings) {
+    begun.push_back(std::make_unique<RequestState>(RequestState{.setting = setting, .starting = nullptr}));
+  }
   std::shared_ptr<Background::Task> task;
   for (size_t i = 0; i < settings.size(); ++i) requests[i] = Request();  // what they were ends first
   if (wait) {
     work(settings);
   } else {
     for (const auto& setting : settings) setting->OwnTokens();
-    task = cache.background.Start([settings, work] { work(settings); });
-    if (task == nullptr) {
-      for (const auto& setting : settings) setting->Miss(MissReason::kBusy);
-    }
+    task = cache.background.Start([settings, work] { RunOr([&] { work(settings); }, [&] { MissAll(settings); }); });
+    if (task == nullptr) MissAll(settings);
   }
-  for (size_t i = 0; i < settings.size(); ++i) {
-    Access::Put(new RequestState{.setting = std::move(settings[i]), .starting = task}, requests[i]);
+  for (size_t i = 0; i < begun.size(); ++i) {
+    begun[i]->starting = task;
+    Access::Put(begun[i].release(), requests[i]);
   }
 }
 
@@ -66,7 +87,7 @@ Status BeginAll(CacheState& cache, const Prompt* prompts, uint32_t count, Reques
   if (Status status = CheckCall(prompts, count, requests, "prompts"); !status.ok()) return status;
   std::vector<std::shared_ptr<Setting>> settings;
   if (Status status = TakeAll(cache, prompts, count, "prompts", settings); !status.ok()) return status;
-  Hand(cache, std::move(settings), requests, wait,
+  Hand(cache, settings, requests, wait,
        [&cache](std::span<const std::shared_ptr<Setting>> all) { Setting::Begin(cache, all); });
   return wait ? PlansOf(requests, count) : Status();
 }
@@ -75,7 +96,7 @@ Status LandAll(CacheState& cache, const PlanToLand* plans, uint32_t count, Reque
   if (Status status = CheckCall(plans, count, requests, "plans"); !status.ok()) return status;
   std::vector<std::shared_ptr<Setting>> settings;
   if (Status status = TakeAll(cache, plans, count, "plans", settings); !status.ok()) return status;
-  Hand(cache, std::move(settings), requests, wait, AttachAll);
+  Hand(cache, settings, requests, wait, AttachAll);
   return {};
 }
 
@@ -97,6 +118,28 @@ Status CheckTexts(const CacheState& cache, const Text* texts, uint32_t count) {
   return {};
 }
 
+Status ComputeLayerAlone(const CacheState& cache, const AloneLayer& alone) {
+  const auto linear = cache.LinearAt(alone.layer);
+  if (!linear.ok()) return ToStatus(linear.status());
+  const kernels::LinearShape shape = kernels::ShapeOf(**linear);
+  if (Status status = CheckState(alone.state, "alone.state"); !status.ok()) return status;
+  Status status = CheckRows(shape, alone.inputs, alone.out != nullptr, "alone.inputs");
+  if (!status.ok()) return status;
+  if (alone.run == nullptr) return Invalid("alone.run: null");
+  if (alone.run->token_count != alone.inputs.tokens) {
+    return Invalid("alone.inputs.tokens: ", alone.inputs.tokens, ", and the run has ", alone.run->token_count);
+  }
+  if (alone.run->capture_begin > alone.run->capture_end || alone.run->capture_end > alone.inputs.tokens) {
+    return Invalid("alone.run.capture_end: [", alone.run->capture_begin, ", ", alone.run->capture_end, ") of ",
+                   alone.inputs.tokens);
+  }
+  if (alone.state.dtype != (*linear)->state_dtype) return Invalid("alone.state.dtype: not that of the layer's states");
+  if (alone.run->transition && alone.transition == nullptr) return Invalid("alone.transition: null");
+  const auto queue = kernels::Host().MakeQueue(cache.workers.get());
+  ComputeAlone(shape, alone, *queue);
+  return {};
+}
+
 }  // namespace
 
 Cache::Cache(Cache&& other) noexcept : impl_(std::exchange(other.impl_, nullptr)) {}
@@ -105,7 +148,7 @@ Cache& Cache::operator=(Cache&& other) noexcept {
   return *this;
 }
 Cache::~Cache() {
-  delete impl_;
+  if (impl_ != nullptr && !impl_->creator.InChild()) delete impl_;
 }
 
 namespace {
@@ -127,18 +170,13 @@ Status OpenAny(std::shared_ptr<Client> client, Region region, const OpenOptions&
   return OpenDescribed(std::move(client), std::move(region), *model, options, out);
 }
 
-}  // namespace
-
-Status Cache::Open(const OpenOptions& options, Cache* out) {
-  if (out == nullptr) return Invalid("out: null");
-  const bool beside = options.beside != nullptr;
-  if (beside && options.beside->impl_ == nullptr) return Invalid("beside: not open");
+Status OpenFor(const OpenOptions& options, const CacheState* beside, Cache* out) {
   if (options.memory.kind == MemoryKind::kBeside) {
-    if (!beside) return Invalid("memory.kind: beside, and there is no cache to be beside");
-    return OpenAny(options.beside->impl_->client, options.beside->impl_->region, options, out);
+    if (beside == nullptr) return Invalid("memory.kind: beside, and there is no cache to be beside");
+    return OpenAny(beside->client, beside->region, options, out);
   }
   if (options.memory.kind > MemoryKind::kBeside) return Invalid("memory.kind: unknown");
-  if (beside) return OpenAny(options.beside->impl_->client, {}, options, out);
+  if (beside != nullptr) return OpenAny(beside->client, {}, options, out);
   if (options.rpc_socket == nullptr) return Invalid("rpc_socket: null");
   if (options.session_socket == nullptr) return Invalid("session_socket: null");
   auto client = Client::Connect({.rpc_socket = options.rpc_socket,
@@ -147,6 +185,19 @@ Status Cache::Open(const OpenOptions& options, Cache* out) {
                                  .name = options.name == nullptr ? "engine" : options.name});
   if (!client.ok()) return ToStatus(client.status());
   return OpenAny(*std::move(client), {}, options, out);
+}
+
+}  // namespace
+
+Status Cache::Open(const OpenOptions& options, Cache* out) noexcept {
+  return Guarded([&]() -> Status {
+    if (out == nullptr) return Invalid("out: null");
+    if (options.beside == nullptr) return OpenFor(options, nullptr, out);
+    const CacheState* const beside = options.beside->impl_;
+    if (beside == nullptr) return Invalid("beside: not open");
+    if (Status status = CheckProcess(beside->creator); !status.ok()) return status;
+    return OpenFor(options, beside, out);
+  });
 }
 
 Status OpenOn(Client& client, const Region& region, const OpenOptions& options, Cache* out) {
@@ -158,86 +209,84 @@ Status OpenOn(Client& client, const Region& region, const Identity& identity, co
   return OpenDescribed(std::shared_ptr<Client>(&client, [](Client*) {}), region, model, options, out);
 }
 
-uint8_t* Cache::data() const {
-  return reinterpret_cast<uint8_t*>(impl_->region.data());
+uint8_t* Cache::data() const noexcept {
+  return impl_ == nullptr ? nullptr : reinterpret_cast<uint8_t*>(impl_->region.data());
 }
-uint64_t Cache::bytes() const {
-  return impl_->region.size();
+uint64_t Cache::bytes() const noexcept {
+  return impl_ == nullptr ? 0 : impl_->region.size();
 }
-const PagePlace* Cache::places(uint32_t* count) const {
-  if (count != nullptr) *count = static_cast<uint32_t>(impl_->places.size());
-  return impl_->places.data();
+const PagePlace* Cache::places(uint32_t* count) const noexcept {
+  if (count != nullptr) *count = impl_ == nullptr ? 0 : static_cast<uint32_t>(impl_->places.size());
+  return impl_ == nullptr ? nullptr : impl_->places.data();
 }
-bool Cache::connected() const {
-  return impl_->client->connected();
-}
-
-Status Cache::Begin(const Prompt* prompts, uint32_t count, Request* requests) {
-  return BeginAll(*impl_, prompts, count, requests, true);
-}
-Status Cache::StartBegin(const Prompt* prompts, uint32_t count, Request* requests) {
-  return BeginAll(*impl_, prompts, count, requests, false);
-}
-Status Cache::Land(const PlanToLand* plans, uint32_t count, Request* requests) {
-  return LandAll(*impl_, plans, count, requests, true);
-}
-Status Cache::StartLand(const PlanToLand* plans, uint32_t count, Request* requests) {
-  return LandAll(*impl_, plans, count, requests, false);
+bool Cache::connected() const noexcept {
+  return impl_ != nullptr && impl_->client->connected();
 }
 
-Status Cache::ComputeAlone(const AloneLayer& alone) {
-  const auto linear = impl_->LinearAt(alone.layer);
-  if (!linear.ok()) return ToStatus(linear.status());
-  const kernels::LinearShape shape = kernels::ShapeOf(**linear);
-  if (Status status = CheckState(alone.state, "alone.state"); !status.ok()) return status;
-  Status status = CheckRows(shape, alone.inputs, alone.out != nullptr, "alone.inputs");
-  if (!status.ok()) return status;
-  if (alone.run == nullptr) return Invalid("alone.run: null");
-  if (alone.run->token_count != alone.inputs.tokens) {
-    return Invalid("alone.inputs.tokens: ", alone.inputs.tokens, ", and the run has ", alone.run->token_count);
-  }
-  if (alone.run->capture_begin > alone.run->capture_end || alone.run->capture_end > alone.inputs.tokens) {
-    return Invalid("alone.run.capture_end: [", alone.run->capture_begin, ", ", alone.run->capture_end, ") of ",
-                   alone.inputs.tokens);
-  }
-  if (alone.state.dtype != (*linear)->state_dtype) return Invalid("alone.state.dtype: not that of the layer's states");
-  if (alone.run->transition && alone.transition == nullptr) return Invalid("alone.transition: null");
-  const auto queue = kernels::Host().MakeQueue(impl_->workers.get());
-  engine::ComputeAlone(shape, alone, *queue);
-  return {};
+Status Cache::Begin(const Prompt* prompts, uint32_t count, Request* requests) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) { return BeginAll(cache, prompts, count, requests, true); });
+}
+Status Cache::StartBegin(const Prompt* prompts, uint32_t count, Request* requests) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) { return BeginAll(cache, prompts, count, requests, false); });
+}
+Status Cache::Land(const PlanToLand* plans, uint32_t count, Request* requests) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) { return LandAll(cache, plans, count, requests, true); });
+}
+Status Cache::StartLand(const PlanToLand* plans, uint32_t count, Request* requests) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) { return LandAll(cache, plans, count, requests, false); });
 }
 
-Status Cache::Commit(const Text* texts, uint32_t count) {
-  if (Status status = CheckTexts(*impl_, texts, count); !status.ok()) return status;
-  for (uint32_t i = 0; i < count; ++i) CommitText(*impl_, CommittedText(texts[i], SettingOf(texts[i])));
-  return {};
+Status Cache::ComputeAlone(const AloneLayer& alone) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) { return ComputeLayerAlone(cache, alone); });
 }
 
-Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) {
-  if (job == nullptr) return Invalid("job: null");
-  if (Status status = CheckTexts(*impl_, texts, count); !status.ok()) return status;
-  auto all = std::make_shared<std::vector<CommittedText>>();
-  all->reserve(count);
-  for (uint32_t i = 0; i < count; ++i) all->emplace_back(texts[i], SettingOf(texts[i]));
-  auto task = impl_->background.Start([cache = impl_, all] {
-    for (const CommittedText& text : *all) CommitText(*cache, text);
+Status Cache::Commit(const Text* texts, uint32_t count) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) -> Status {
+    if (Status status = CheckTexts(cache, texts, count); !status.ok()) return status;
+    for (uint32_t i = 0; i < count; ++i) CommitText(cache, CommittedText(texts[i], SettingOf(texts[i])));
+    return {};
   });
-  if (task == nullptr) {
-    for (const CommittedText& text : *all) SetOutcomes(text.text, CommitOutcome::kBusy);
-  }
-  Access::Put(std::move(task), *job);
-  return {};
 }
 
-void Cache::Stored(StoredSegments* out) const {
-  const std::lock_guard lock(impl_->stored_mutex);
-  *out = impl_->stored;
+Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) -> Status {
+    if (job == nullptr) return Invalid("job: null");
+    if (Status status = CheckTexts(cache, texts, count); !status.ok()) return status;
+    auto all = std::make_shared<std::vector<CommittedText>>();
+    all->reserve(count);
+    for (uint32_t i = 0; i < count; ++i) all->emplace_back(texts[i], SettingOf(texts[i]));
+    auto made = std::make_unique<JobState>();
+    made->task = cache.background.Start([&cache, all] {
+      for (const CommittedText& text : *all) {
+        RunOr([&] { CommitText(cache, text); }, [&] { SetOutcomes(text.text, CommitOutcome::kBusy); });
+      }
+    });
+    if (made->task == nullptr) {
+      for (const CommittedText& text : *all) SetOutcomes(text.text, CommitOutcome::kBusy);
+    }
+    Access::Put(std::move(made), *job);
+    return {};
+  });
 }
 
-uint64_t Cache::TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms) {
-  return impl_->quarantine.Take({pages, capacity}, std::chrono::milliseconds(timeout_ms));
+void Cache::Stored(StoredSegments* out) const noexcept {
+  *out = {};
+  OnOpen(impl_, [&](CacheState& cache) {
+    const std::lock_guard lock(cache.stored_mutex);
+    *out = cache.stored;
+    return Status();
+  });
 }
-uint64_t Cache::PollQuietPages(int32_t* pages, uint64_t capacity) {
+
+uint64_t Cache::TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept {
+  uint64_t taken = 0;
+  OnOpen(impl_, [&](CacheState& cache) {
+    taken = cache.quarantine.Take({pages, capacity}, std::chrono::milliseconds(timeout_ms));
+    return Status();
+  });
+  return taken;
+}
+uint64_t Cache::PollQuietPages(int32_t* pages, uint64_t capacity) noexcept {
   return TakeQuietPages(pages, capacity, 0);
 }
 
@@ -248,16 +297,16 @@ uint64_t DaemonAdvances(const Cache& cache) {
   return Access::Of(cache)->daemon_advances;
 }
 
-const char* MissName(uint8_t reason) {
+const char* MissName(uint8_t reason) noexcept {
   return Name(static_cast<MissReason>(reason)).data();
 }
-const char* TierName(uint8_t tier) {
+const char* TierName(uint8_t tier) noexcept {
   return Name(static_cast<TierKind>(tier)).data();
 }
-const char* PublishName(uint8_t outcome) {
+const char* PublishName(uint8_t outcome) noexcept {
   return Name(static_cast<PublishOutcome>(outcome)).data();
 }
-const char* CommitName(uint8_t outcome) {
+const char* CommitName(uint8_t outcome) noexcept {
   return Name(static_cast<CommitOutcome>(outcome)).data();
 }
 

@@ -16,6 +16,7 @@
 #include "client/engine/lent_workers.h"
 #include "client/engine/quarantine.h"
 #include "client/engine/staging.h"
+#include "client/session/process_bound.h"
 
 namespace ashlar::engine {
 
@@ -33,6 +34,7 @@ struct CacheState {
   absl::StatusOr<const LinearLayer*> LinearAt(uint32_t layer) const;
   bool has_attention() const;
 
+  const internal::CreatorProcess creator;
   const std::shared_ptr<Client> client;
   ashlar::Model model;
   Region region;  // empty without a memory
@@ -61,6 +63,7 @@ struct CacheState {
 
 struct JobState {
   std::shared_ptr<Background::Task> task;  // null: done
+  internal::CreatorProcess creator{};
 };
 
 }  // namespace ashlar::engine

@@ -1,8 +1,10 @@
 // The handles: Request and Job.
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "ashlar/engine.h"
+#include "client/engine/boundary.h"
 #include "client/engine/expert.h"
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
@@ -17,7 +19,17 @@ Status Pending() {
 // Returns kOk if this thread may use the setting: not while it is being started.
 Status Ready(const RequestState* request) {
   if (request == nullptr) return MakeStatus(Code::kFailedPrecondition, "the request was not begun");
+  if (Status status = CheckProcess(request->creator); !status.ok()) return status;
   return request->starting != nullptr && !request->starting->done() ? Pending() : Status();
+}
+
+// Runs a call on the setting, if this thread may use it.
+template <typename Call>
+Status OnReady(const RequestState* request, Call call) noexcept {
+  return Guarded([&]() -> Status {
+    if (Status ready = Ready(request); !ready.ok()) return ready;
+    return call(*request->setting);
+  });
 }
 
 uint8_t ToNumber(PublishOutcome outcome) {
@@ -31,9 +43,9 @@ void Access::Put(RequestState* impl, Request& request) {
   made.impl_ = impl;
   request = std::move(made);
 }
-void Access::Put(std::shared_ptr<Background::Task> task, Job& job) {
+void Access::Put(std::unique_ptr<JobState> impl, Job& job) {
   Job made;
-  made.impl_ = new JobState{std::move(task)};
+  made.impl_ = impl.release();
   job = std::move(made);
 }
 
@@ -43,15 +55,20 @@ Job& Job::operator=(Job&& other) noexcept {
   return *this;
 }
 Job::~Job() {
+  if (impl_ == nullptr || impl_->creator.InChild()) return;
   Wait();
   delete impl_;
 }
-Status Job::Wait() {
-  if (impl_ != nullptr && impl_->task != nullptr) impl_->task->Wait();
+Status Job::Wait() noexcept {
+  if (impl_ == nullptr) return {};
+  if (Status status = CheckProcess(impl_->creator); !status.ok()) return status;
+  if (impl_->task != nullptr) impl_->task->Wait();
   return {};
 }
-Status Job::Poll() {
-  return impl_ == nullptr || impl_->task == nullptr || impl_->task->done() ? Status() : Pending();
+Status Job::Poll() noexcept {
+  if (impl_ == nullptr) return {};
+  if (Status status = CheckProcess(impl_->creator); !status.ok()) return status;
+  return impl_->task == nullptr || impl_->task->done() ? Status() : Pending();
 }
 
 Request::Request(Request&& other) noexcept : impl_(std::exchange(other.impl_, nullptr)) {}
@@ -60,27 +77,29 @@ Request& Request::operator=(Request&& other) noexcept {
   return *this;
 }
 Request::~Request() {
-  if (impl_ != nullptr) impl_->setting->MarkCancelled();
+  if (impl_ == nullptr || impl_->creator.InChild()) return;
+  impl_->setting->MarkCancelled();
   delete impl_;
 }
 
-Status Request::WaitPlan() {
-  if (impl_ != nullptr && impl_->starting != nullptr) impl_->starting->Wait();
+Status Request::WaitPlan() noexcept {
+  const bool waits = impl_ != nullptr && impl_->starting != nullptr && !impl_->creator.InChild();
+  if (waits) impl_->starting->Wait();
   return PollPlan();
 }
-Status Request::PollPlan() {
+Status Request::PollPlan() noexcept {
   if (Status ready = Ready(impl_); !ready.ok()) return ready;
   impl_->starting.reset();
   if (!impl_->setting->pages_kept()) return {};
   return MakeStatus(Code::kOtherPages, "the daemon may still write into the request's pages");
 }
 
-const Plan& Request::plan() const {
+const Plan& Request::plan() const noexcept {
   static const Plan none;
   return Ready(impl_).ok() ? impl_->setting->plan() : none;
 }
 
-const Run* Request::missing(uint32_t* count) const {
+const Run* Request::missing(uint32_t* count) const noexcept {
   *count = 0;
   if (!Ready(impl_).ok()) return nullptr;
   const std::span<const Run> missing = impl_->setting->missing();
@@ -88,112 +107,125 @@ const Run* Request::missing(uint32_t* count) const {
   return missing.data();
 }
 
-Status Request::Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  if (Status status = impl_->setting->Check(missing, computed); !status.ok()) return status;
-  const PublishOutcome published = PublishRun(impl_->setting->cache(), impl_->setting->TakeOut(missing), computed);
-  if (outcome != nullptr) *outcome = ToNumber(published);
-  return {};
+Status Request::Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) noexcept {
+  return OnReady(impl_, [&](Setting& setting) -> Status {
+    if (Status status = setting.Check(missing, computed); !status.ok()) return status;
+    const PublishOutcome published = PublishRun(setting.cache(), setting.TakeOut(missing), computed);
+    if (outcome != nullptr) *outcome = ToNumber(published);
+    return {};
+  });
 }
 
-Status Request::StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job) {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  if (job == nullptr) return Invalid("job: null");
-  if (Status status = impl_->setting->Check(missing, computed); !status.ok()) return status;
-  const Setting::Taken taken = impl_->setting->TakeOut(missing);
-  CacheState& cache = impl_->setting->cache();
-  // The tensors stay the caller's; what names them is copied.
-  std::vector<LinearTensors> linear(computed.linear, computed.linear + computed.linear_count);
-  std::vector<int32_t> pages(computed.page_table, computed.page_table + computed.page_count);
-  auto task = cache.background.Start(
-      [&cache, taken, linear = std::move(linear), pages = std::move(pages), run = computed, outcome]() mutable {
-        run.linear = linear.data();
-        run.page_table = pages.data();
-        const PublishOutcome published = PublishRun(cache, taken, run);
-        if (outcome != nullptr) *outcome = ToNumber(published);
-      });
-  if (task == nullptr) {
-    cache.model.Abandon(taken.reservation);
-    if (outcome != nullptr) *outcome = ToNumber(PublishOutcome::kBusy);
-  }
-  Access::Put(std::move(task), *job);
-  return {};
+Status Request::StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job) noexcept {
+  return OnReady(impl_, [&](Setting& setting) -> Status {
+    if (job == nullptr) return Invalid("job: null");
+    if (Status status = setting.Check(missing, computed); !status.ok()) return status;
+    CacheState& cache = setting.cache();
+    // The tensors stay the caller's; what names them is copied.
+    std::vector<LinearTensors> linear(computed.linear, computed.linear + computed.linear_count);
+    std::vector<int32_t> pages(computed.page_table, computed.page_table + computed.page_count);
+    auto made = std::make_unique<JobState>();
+    const Setting::Taken taken = setting.TakeOut(missing);
+    const auto busy = [&cache, taken, outcome] {
+      cache.model.Abandon(taken.reservation);
+      if (outcome != nullptr) *outcome = ToNumber(PublishOutcome::kBusy);
+    };
+    made->task = cache.background.Start(
+        [&cache, taken, linear = std::move(linear), pages = std::move(pages), run = computed, outcome, busy]() mutable {
+          run.linear = linear.data();
+          run.page_table = pages.data();
+          const auto publish = [&] {
+            const PublishOutcome published = PublishRun(cache, taken, run);
+            if (outcome != nullptr) *outcome = ToNumber(published);
+          };
+          RunOr(publish, busy);
+        });
+    if (made->task == nullptr) busy();
+    Access::Put(std::move(made), *job);
+    return {};
+  });
 }
 
-void Request::Abandon(uint32_t missing) {
-  if (Ready(impl_).ok()) impl_->setting->Abandon(missing);
+void Request::Abandon(uint32_t missing) noexcept {
+  OnReady(impl_, [&](Setting& setting) {
+    setting.Abandon(missing);
+    return Status();
+  });
 }
 
-Status Request::LookAgain(const int32_t* page_table, uint64_t page_count) {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  if (Status status = impl_->setting->TakeOtherPages(page_table, page_count); !status.ok()) return status;
-  impl_->setting->LookAgain();
-  return PollPlan();
+Status Request::LookAgain(const int32_t* page_table, uint64_t page_count) noexcept {
+  return OnReady(impl_, [&](Setting& setting) -> Status {
+    if (Status status = setting.TakeOtherPages(page_table, page_count); !status.ok()) return status;
+    setting.LookAgain();
+    return PollPlan();
+  });
 }
 
-Status Request::StartLookAgain(const int32_t* page_table, uint64_t page_count) {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  if (Status status = impl_->setting->TakeOtherPages(page_table, page_count); !status.ok()) return status;
-  Background& background = impl_->setting->cache().background;
-  impl_->starting = background.Start([setting = impl_->setting] { setting->LookAgain(); });
-  if (impl_->starting == nullptr) impl_->setting->Miss(MissReason::kBusy);
-  return {};
+Status Request::StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept {
+  return OnReady(impl_, [&](Setting& setting) -> Status {
+    if (Status status = setting.TakeOtherPages(page_table, page_count); !status.ok()) return status;
+    impl_->starting = setting.cache().background.Start([setting = impl_->setting] {
+      RunOr([&] { setting->LookAgain(); }, [&] { setting->Miss(MissReason::kBusy); });
+    });
+    if (impl_->starting == nullptr) setting.Miss(MissReason::kBusy);
+    return {};
+  });
 }
 
-Status Request::WaitLayer(uint32_t layer) {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  return impl_->setting->ReachLayer(layer, true);
+Status Request::WaitLayer(uint32_t layer) noexcept {
+  return OnReady(impl_, [&](Setting& setting) { return setting.ReachLayer(layer, true); });
 }
-Status Request::PollLayer(uint32_t layer) {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  return impl_->setting->ReachLayer(layer, false);
+Status Request::PollLayer(uint32_t layer) noexcept {
+  return OnReady(impl_, [&](Setting& setting) { return setting.ReachLayer(layer, false); });
 }
-Status Request::StepTuple(uint32_t step, uint32_t layer, Tuple* out) {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  return impl_->setting->GetTuple(step, layer, out);
+Status Request::StepTuple(uint32_t step, uint32_t layer, Tuple* out) noexcept {
+  return OnReady(impl_, [&](Setting& setting) { return setting.GetTuple(step, layer, out); });
 }
-Status Request::Advance(const LayerAdvance& advance) {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  return impl_->setting->Advance(advance);
+Status Request::Advance(const LayerAdvance& advance) noexcept {
+  return OnReady(impl_, [&](Setting& setting) { return setting.Advance(advance); });
 }
-Status Request::Finish() {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  return impl_->setting->Finish(true);
+Status Request::Finish() noexcept {
+  return OnReady(impl_, [&](Setting& setting) { return setting.Finish(true); });
 }
-Status Request::PollFinish() {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  return impl_->setting->Finish(false);
+Status Request::PollFinish() noexcept {
+  return OnReady(impl_, [&](Setting& setting) { return setting.Finish(false); });
 }
-Status Request::Move(const int32_t* page_table, uint64_t page_count) {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  return impl_->setting->Move(page_table, page_count);
+Status Request::Move(const int32_t* page_table, uint64_t page_count) noexcept {
+  return OnReady(impl_, [&](Setting& setting) { return setting.Move(page_table, page_count); });
 }
-Status Request::Lose(const uint32_t* segments, uint32_t count) {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  if (segments == nullptr && count > 0) return Invalid("segments: null");
-  return impl_->setting->Lose({segments, count});
+Status Request::Lose(const uint32_t* segments, uint32_t count) noexcept {
+  return OnReady(impl_, [&](Setting& setting) {
+    return segments == nullptr && count > 0 ? Invalid("segments: null") : setting.Lose({segments, count});
+  });
 }
-bool Request::pages_kept() const {
+bool Request::pages_kept() const noexcept {
   return Ready(impl_).ok() && impl_->setting->pages_kept();
 }
-void Request::Cancel() {
-  if (impl_ == nullptr) return;
+void Request::Cancel() noexcept {
+  if (impl_ == nullptr || impl_->creator.InChild()) return;
   impl_->setting->MarkCancelled();
-  if (Ready(impl_).ok()) impl_->setting->Cancel();
+  OnReady(impl_, [](Setting& setting) {
+    setting.Cancel();
+    return Status();
+  });
 }
-Status Request::PollQuiet() {
-  if (Status ready = Ready(impl_); !ready.ok()) return ready;
-  return impl_->setting->Quiet();
+Status Request::PollQuiet() noexcept {
+  return OnReady(impl_, [](Setting& setting) { return setting.Quiet(); });
 }
-void Request::Release() {
-  if (Ready(impl_).ok()) impl_->setting->Release();
+void Request::Release() noexcept {
+  OnReady(impl_, [](Setting& setting) {
+    setting.Release();
+    return Status();
+  });
 }
 
-uint64_t Request::PlanBytes(uint8_t* out, uint64_t capacity) const {
-  if (!Ready(impl_).ok()) return 0;
-  const std::string bytes = impl_->setting->PlanBytes();
-  if (bytes.size() <= capacity) std::ranges::copy(bytes, out);
-  return bytes.size();
+uint64_t Request::PlanBytes(uint8_t* out, uint64_t capacity) const noexcept {
+  return GuardedOr(uint64_t{0}, [&]() -> uint64_t {
+    if (!Ready(impl_).ok()) return 0;
+    const std::string bytes = impl_->setting->PlanBytes();
+    if (bytes.size() <= capacity) std::ranges::copy(bytes, out);
+    return bytes.size();
+  });
 }
 
 const ashlar::Match* MatchOf(const Request& request) {

@@ -21,6 +21,7 @@
 #include "client/engine/cache_state.h"
 #include "client/engine/chain.h"
 #include "client/engine/plan_bytes.h"
+#include "client/session/process_bound.h"
 #include "kernels/kernels.h"
 
 namespace ashlar::engine {
@@ -179,6 +180,7 @@ class Setting {
 struct RequestState {
   std::shared_ptr<Setting> setting;
   std::shared_ptr<Background::Task> starting;  // null: nothing is, or it has ended
+  internal::CreatorProcess creator{};
 };
 
 // Publishes what was taken out. Any thread.
@@ -199,7 +201,7 @@ struct Access {
   static Setting* Of(const Request& request) { return Shared(request).get(); }
   static void Put(CacheState* impl, Cache& cache) { cache.impl_ = impl; }
   static void Put(RequestState* impl, Request& request);
-  static void Put(std::shared_ptr<Background::Task> task, Job& job);
+  static void Put(std::unique_ptr<JobState> impl, Job& job);
 };
 
 }  // namespace ashlar::engine

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ashlar/adapt_transitions.h"
+#include "client/engine/boundary.h"
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
 #include "client/engine/tensors.h"
@@ -179,7 +180,10 @@ void Setting::AbandonAll() {
   if (!reservations_.empty()) {
     // If the queue is full, the daemon reclaims them by its own deadline.
     cache_.background.Start([model = cache_.model, reservations = std::move(reservations_)]() mutable {
-      for (const Reservation& reservation : reservations) model.Abandon(reservation);
+      const auto abandon = [&] {
+        for (const Reservation& reservation : reservations) model.Abandon(reservation);
+      };
+      RunOr(abandon, [] {});
     });
   }
   reservations_.clear();

@@ -10,7 +10,8 @@
 //
 // Errors. A cache failure is a miss, never an error: a dead daemon, a late landing or a full queue changes the plan,
 // and nothing else. An error says that a call made no sense (kInvalidArgument, naming the field; nothing has changed),
-// or that the cache could not be opened. No function throws.
+// or that the cache could not be opened. No function throws. kResourceExhausted says that memory or threads ran out in
+// this process: end the request.
 //
 // Waiting. Begin, Land, LookAgain, Publish and Commit wait for the daemon; each has a form that begins with Start and
 // does not wait. WaitPlan, WaitLayer, Finish and TakeQuietPages each have a form that begins with Poll: kPending says
@@ -29,6 +30,9 @@
 // scheduler keeps its request until the workers have landed; ending it cancels landings that have not begun.
 //
 // Threads. A Cache is thread-safe. A Request belongs to one thread at a time. A Cache outlives its requests and jobs.
+//
+// Fork. Handles belong to the process that made them. In a child every call on them is refused (kFailedPrecondition),
+// and destroying them there releases nothing and waits for nothing.
 //
 // The whole API can be expressed in C: structs of plain fields, pointers with counts, handles, and enumerations whose
 // numbers never change. Numbers of types, families, reasons and outcomes are those of docs/formats.md.
@@ -267,8 +271,8 @@ class Job {
   Job& operator=(Job&&) noexcept;
   ~Job();
 
-  Status Wait();
-  Status Poll();
+  Status Wait() noexcept;
+  Status Poll() noexcept;
 
  private:
   friend struct Access;
@@ -285,54 +289,54 @@ class Request {
   ~Request();
 
   // After a Start: waits until the plan is known. For a request that was begun without Start: kOk at once.
-  Status WaitPlan();
-  Status PollPlan();
-  const Plan& plan() const;
+  Status WaitPlan() noexcept;
+  Status PollPlan() noexcept;
+  const Plan& plan() const noexcept;
 
   // The runs to compute, with Prompt::fill. Publish or abandon each, then call LookAgain; ending the request abandons
   // all.
-  const Run* missing(uint32_t* count) const;
+  const Run* missing(uint32_t* count) const noexcept;
   // `outcome`: PublishName; may be null.
-  Status Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome);
-  Status StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job);
-  void Abandon(uint32_t missing);
+  Status Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) noexcept;
+  Status StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job) noexcept;
+  void Abandon(uint32_t missing) noexcept;
   // Looks up and lands anew, in these pages. Segments that miss again are computed in their place: missing() is empty.
-  Status LookAgain(const int32_t* page_table, uint64_t page_count);
-  Status StartLookAgain(const int32_t* page_table, uint64_t page_count);
+  Status LookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
+  Status StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
 
   // Waits until the cached keys and values of this layer are in their pages, and its tuples can be read. kRestart: they
   // will not come; leave the plan, and call Finish.
-  Status WaitLayer(uint32_t layer);
-  Status PollLayer(uint32_t layer);
+  Status WaitLayer(uint32_t layer) noexcept;
+  Status PollLayer(uint32_t layer) noexcept;
   // The tuple of a step that is not computed, in a linear layer, after WaitLayer. kPending: before. Who reads tuples
   // behind Finish calls Finish once more after the last: the session may have been cut meanwhile.
-  Status StepTuple(uint32_t step, uint32_t layer, Tuple* out);
+  Status StepTuple(uint32_t step, uint32_t layer, Tuple* out) noexcept;
   // Advances one linear layer, after waiting for it. kRestart: as WaitLayer; states and outputs may then hold anything.
-  Status Advance(const LayerAdvance& advance);
+  Status Advance(const LayerAdvance& advance) noexcept;
 
   // The verdict. No token may be emitted before it. kOk: all objects that the plan took from the cache were right, and
   // the pages are the engine's. kRestart, kOtherPages: compute anew, in a fresh state, and call Finish again; landed
   // objects are used again.
-  Status Finish();
-  Status PollFinish();
+  Status Finish() noexcept;
+  Status PollFinish() noexcept;
   // After kOtherPages: continues in these pages. The plan then takes nothing from the cache.
-  Status Move(const int32_t* page_table, uint64_t page_count);
+  Status Move(const int32_t* page_table, uint64_t page_count) noexcept;
   // Gives up segments that another rank has missed. Returns kRestart, as Finish does; call Finish before.
-  Status Lose(const uint32_t* segments, uint32_t count);
+  Status Lose(const uint32_t* segments, uint32_t count) noexcept;
 
   // True: the pages that the request had are the cache's, after kOtherPages.
-  bool pages_kept() const;
+  bool pages_kept() const noexcept;
 
   // Ends the landing without waiting. PollQuiet: kOk once nothing can write to the pages any more, which are the
   // engine's then and do not come by TakeQuietPages; kFailedPrecondition where they have come so.
-  void Cancel();
-  Status PollQuiet();
+  void Cancel() noexcept;
+  Status PollQuiet() noexcept;
   // Releases the request's lease, once no Tuple is needed. Texts that began as its prompt may still be committed; those
   // being committed keep it until they are.
-  void Release();
+  void Release() noexcept;
 
   // Returns the size of the plan for other processes, and writes the plan to `out` if `capacity` suffices. 0: no hit.
-  uint64_t PlanBytes(uint8_t* out, uint64_t capacity) const;
+  uint64_t PlanBytes(uint8_t* out, uint64_t capacity) const noexcept;
 
  private:
   friend struct Access;
@@ -348,34 +352,34 @@ class Cache {
   ~Cache();
 
   // kUnavailable: no daemon. kInvalidArgument names the field.
-  static Status Open(const OpenOptions& options, Cache* out);
+  static Status Open(const OpenOptions& options, Cache* out) noexcept;
 
-  uint8_t* data() const;  // of the memory; null without one
-  uint64_t bytes() const;
+  uint8_t* data() const noexcept;  // of the memory; null without one
+  uint64_t bytes() const noexcept;
   // Returns the places of the attention layers' pages, ascending by layer. `count` may be null.
-  const PagePlace* places(uint32_t* count) const;
-  bool connected() const;
+  const PagePlace* places(uint32_t* count) const noexcept;
+  bool connected() const noexcept;
 
   // Many prompts in one call, one request each.
-  Status Begin(const Prompt* prompts, uint32_t count, Request* requests);
-  Status StartBegin(const Prompt* prompts, uint32_t count, Request* requests);
+  Status Begin(const Prompt* prompts, uint32_t count, Request* requests) noexcept;
+  Status StartBegin(const Prompt* prompts, uint32_t count, Request* requests) noexcept;
   // Lands plans that another process began, for this process's shard. kInvalidArgument: "plans[2].checksum: …".
-  Status Land(const PlanToLand* plans, uint32_t count, Request* requests);
-  Status StartLand(const PlanToLand* plans, uint32_t count, Request* requests);
+  Status Land(const PlanToLand* plans, uint32_t count, Request* requests) noexcept;
+  Status StartLand(const PlanToLand* plans, uint32_t count, Request* requests) noexcept;
 
   // For engines without kernels; other engines fill a ComputedRun by their own kernels.
-  Status ComputeAlone(const AloneLayer& layer);
+  Status ComputeAlone(const AloneLayer& layer) noexcept;
 
-  Status Commit(const Text* texts, uint32_t count);
-  Status StartCommit(const Text* texts, uint32_t count, Job* job);
+  Status Commit(const Text* texts, uint32_t count) noexcept;
+  Status StartCommit(const Text* texts, uint32_t count, Job* job) noexcept;
 
   // The sizes of the segments that this engine has published.
-  void Stored(StoredSegments* out) const;
+  void Stored(StoredSegments* out) const noexcept;
 
   // Gives kept pages that are quiet now back to the engine, and returns how many, up to `capacity`. Waits up to
   // timeout_ms for the first; Poll does not wait.
-  uint64_t TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms);
-  uint64_t PollQuietPages(int32_t* pages, uint64_t capacity);
+  uint64_t TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept;
+  uint64_t PollQuietPages(int32_t* pages, uint64_t capacity) noexcept;
 
  private:
   friend struct Access;
@@ -383,9 +387,9 @@ class Cache {
 };
 
 // Names of the numbers, as metrics have them.
-const char* MissName(uint8_t reason);
-const char* TierName(uint8_t tier);
-const char* PublishName(uint8_t outcome);
-const char* CommitName(uint8_t outcome);
+const char* MissName(uint8_t reason) noexcept;
+const char* TierName(uint8_t tier) noexcept;
+const char* PublishName(uint8_t outcome) noexcept;
+const char* CommitName(uint8_t outcome) noexcept;
 
 }  // namespace ashlar::engine

@@ -1,0 +1,51 @@
+// The boundary of the engine's API, which could be C's: no exception crosses it, and a forked child's copy of a handle
+// refuses.
+#pragma once
+
+#include <exception>
+
+#include "ashlar/engine.h"
+#include "client/engine/status.h"
+#include "client/session/process_bound.h"
+
+namespace ashlar::engine {
+
+// Runs a call. Exceptions become kResourceExhausted: this library and the standard one throw where memory or threads
+// run out, and nowhere else.
+template <typename Call>
+Status Guarded(Call call) noexcept {
+  try {
+    return call();
+  } catch (const std::exception& thrown) {
+    return MakeStatus(Code::kResourceExhausted, thrown.what());
+  }
+}
+
+// The same for calls without a status.
+template <typename Value, typename Call>
+Value GuardedOr(Value otherwise, Call call) noexcept {
+  try {
+    return call();
+  } catch (const std::exception&) {
+    return otherwise;
+  }
+}
+
+// Runs work in the background, which has nobody to answer to; `otherwise` where it throws.
+template <typename Work, typename Otherwise>
+void RunOr(Work work, Otherwise otherwise) noexcept {
+  try {
+    work();
+  } catch (const std::exception&) {
+    otherwise();
+  }
+}
+
+// kFailedPrecondition in a child of the process in which the handle was made: it has none of its parent's threads, and
+// locks in whatever state they were.
+inline Status CheckProcess(const internal::CreatorProcess& creator) {
+  if (!creator.InChild()) return {};
+  return MakeStatus(Code::kFailedPrecondition, "made before fork(): it belongs to the parent process");
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,169 @@
+// The engine's API where processes fork, memory runs out and connections break.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/engine_options.h"
+
+namespace {
+
+// There is no memory for anything of so many bytes in this thread.
+thread_local size_t no_memory_for = SIZE_MAX;
+
+}  // namespace
+
+// Inlined, malloc and free would look mismatched to the compiler.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  void* const memory = bytes >= no_memory_for ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+
+namespace ashlar::integration {
+namespace {
+
+using engine::Cache;
+using engine::Code;
+using engine::Request;
+
+const std::vector<Tokens> kSegments = {MakeRun(1, 50), MakeRun(2, 90), MakeRun(3, 40)};
+
+// Calls of every kind in a child, which must neither succeed nor hang; returns the process's exit code.
+int TryEverything(Cache cache, Request landing, Request starting, engine::Job job, const engine::Prompt& prompt) {
+  const auto refused = [](const engine::Status& status) {
+    EXPECT_EQ(status.code, Code::kFailedPrecondition) << status.message;
+  };
+  Request another;
+  refused(cache.Begin(&prompt, 1, &another));
+  refused(cache.StartBegin(&prompt, 1, &another));
+  refused(cache.Land(nullptr, 0, nullptr));
+  refused(cache.Commit(nullptr, 0));
+  refused(cache.ComputeAlone({}));
+  EXPECT_FALSE(cache.connected());
+  int32_t page;
+  EXPECT_EQ(cache.TakeQuietPages(&page, 1, 60'000), 0u);
+  engine::OpenOptions beside;
+  beside.beside = &cache;
+  Cache other;
+  refused(Cache::Open(beside, &other));
+
+  refused(landing.WaitLayer(0));
+  refused(landing.Finish());
+  refused(landing.LookAgain(nullptr, 0));
+  landing.Cancel();
+  landing.Release();
+  landing.Abandon(0);
+  refused(landing.PollQuiet());
+  EXPECT_EQ(landing.plan().step_count, 0u);
+  EXPECT_EQ(landing.PlanBytes(nullptr, 0), 0u);
+  refused(starting.WaitPlan());
+  refused(job.Wait());
+  refused(job.Poll());
+
+  job = {};
+  landing = {};
+  starting = {};
+  cache = {};
+  return testing::Test::HasFailure() ? 1 : 0;
+}
+
+TEST(EngineFork, AChildIsRefusedAndItsParentGoesOn) {
+  DaemonProcess daemon;
+  TestEngine test(daemon.client_options());
+  test.PublishPrompt(kSegments);
+  Cache cache = OpenBeside(test);
+  const Asked asked(kSegments, test.target_table()), elsewhere(kSegments);
+  Request landing;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &landing));
+  daemon.Freeze();  // all threads wait, and the job stands behind them
+  Request starting[4];
+  for (Request& request : starting) ASSERT_GOOD(cache.StartBegin(&elsewhere.prompt, 1, &request));
+  engine::Job job;
+  ASSERT_GOOD(cache.StartCommit(nullptr, 0, &job));
+  ASSERT_EQ(job.Poll().code, Code::kPending);
+
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(30);  // a call that hangs is a failure too
+    ::_exit(TryEverything(std::move(cache), std::move(landing), std::move(starting[0]), std::move(job), asked.prompt));
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+
+  daemon.Thaw();
+  for (Request& request : starting) ASSERT_GOOD(request.WaitPlan());
+  ASSERT_GOOD(job.Wait());
+  ASSERT_GOOD(landing.Finish());
+  EXPECT_EQ(landing.plan().cached_tokens, 50u + 83 + 33);
+}
+
+class EngineLifetime : public testing::Test {
+ protected:
+  DaemonProcess daemon_;
+  TestEngine test_{daemon_.client_options()};
+};
+
+TEST_F(EngineLifetime, MemoryThatRunsOutIsAStatus) {
+  Cache cache = OpenBeside(test_);
+  const std::vector<int32_t> many(400'000);
+  const Asked vast(kSegments, many), asked(kSegments, test_.target_table());
+  Request request;
+  no_memory_for = 1 << 20;
+  const engine::Status begun = cache.Begin(&vast.prompt, 1, &request);
+  const engine::Status started = cache.StartBegin(&vast.prompt, 1, &request);
+  no_memory_for = SIZE_MAX;
+  EXPECT_EQ(begun.code, Code::kResourceExhausted);
+  EXPECT_EQ(started.code, Code::kResourceExhausted);
+  EXPECT_EQ(request.Finish().code, Code::kFailedPrecondition) << "nothing was begun";
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  ASSERT_GOOD(request.Finish());
+}
+
+// The look-up under way is the last to know the request: its end gives the reservations up.
+TEST_F(EngineLifetime, ACacheMayEndWhileRequestsThatHaveEndedAreStillBegun) {
+  for (uint64_t round = 0; round < 20; ++round) {
+    Cache cache = OpenBeside(test_);
+    Asked asked({MakeRun(100 + round, 50)}, test_.target_table());
+    asked.prompt.fill = true;
+    Request request;
+    ASSERT_GOOD(cache.StartBegin(&asked.prompt, 1, &request));
+    request = {};
+    cache = {};
+  }
+}
+
+TEST_F(EngineLifetime, PagesComeBackByPollingBehindACutConnection) {
+  ClientOptions options = daemon_.client_options();
+  options.timeout = std::chrono::milliseconds(300);
+  TestEngine impatient(options);
+  Cache cache = OpenBeside(impatient, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);
+  const Asked asked(kSegments, impatient.target_table());
+  daemon_.Freeze();
+  Request request;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  EXPECT_EQ(request.Finish().code, Code::kOtherPages);
+  BreakConnections(options.rpc_socket);  // the question whether the pages are quiet is lost
+  std::vector<int32_t> back(impatient.target_table().size());
+  EXPECT_EQ(cache.PollQuietPages(back.data(), back.size()), 0u);
+  daemon_.Thaw();
+  EXPECT_TRUE(Eventually([&] { return cache.PollQuietPages(back.data(), back.size()) == back.size(); }));
+}
+
+}  // namespace
+}  // namespace ashlar::integration
