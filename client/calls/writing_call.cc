@@ -28,6 +28,7 @@ struct WritingCall::Question {
   std::unique_ptr<grpc::ClientAsyncResponseReader<v1::QuiesceReply>> call;
   v1::QuiesceReply reply;
   grpc::Status status;
+  Deadline ask_again{};  // if it is not answered: not before
 };
 
 WritingCall::WritingCall(std::shared_ptr<Connection> connection)
@@ -86,6 +87,7 @@ void WritingCall::GiveUp() {
 // Without a deadline: an answer that comes late is still the one that frees the memory.
 void WritingCall::AskQuiet() {
   doubt_ = Doubt::kAsking;
+  question_->ask_again = After(kAskAgain);
   v1::QuiesceRequest request;
   request.set_session(connection_->session());
   request.set_landing(number_);
@@ -102,10 +104,11 @@ bool WritingCall::WaitQuiet(Deadline deadline) {
   for (;;) {
     WaitUntil(lock, deadline, [this] { return quiet_ || doubt_ == Doubt::kUnanswered; });
     if (connection_->daemon().Dead()) SetQuiet();
-    if (quiet_ || Passed(deadline)) return quiet_;
+    // A caller that only ever polls asks again, too.
+    if (quiet_ || (Passed(deadline) && (doubt_ != Doubt::kUnanswered || !Passed(question_->ask_again)))) return quiet_;
     lock.unlock();
     connection_->daemon().WaitDead(std::min(deadline, After(kAskAgain)));
-    // It may be only the connection that is broken.
+    // It may be only the connection that is broken. Dialing a socket of this machine does not wait for its listener.
     const absl::StatusOr<std::unique_ptr<Rpc>> dialed = connection_->DialAgain(std::min(deadline, After(kAskAgain)));
     lock.lock();
     if (doubt_ != Doubt::kUnanswered) continue;

@@ -26,7 +26,8 @@ class WritingCall {
   WritingCall& operator=(const WritingCall&) = delete;
 
   // True once nothing can write for this call any more: the verdict came, the daemon confirmed that writing has ceased,
-  // or the kernel that the daemon is dead.
+  // or the kernel that the daemon is dead. A deadline that has passed only looks, and asks the daemon again where it
+  // did not answer.
   bool WaitQuiet(Deadline deadline);
 
  protected:
