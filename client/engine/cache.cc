@@ -121,22 +121,9 @@ Status CheckTexts(const CacheState& cache, const Text* texts, uint32_t count) {
 Status ComputeLayerAlone(const CacheState& cache, const AloneLayer& alone) {
   const auto linear = cache.LinearAt(alone.layer);
   if (!linear.ok()) return ToStatus(linear.status());
-  const kernels::LinearShape shape = kernels::ShapeOf(**linear);
-  if (Status status = CheckState(alone.state, "alone.state"); !status.ok()) return status;
-  Status status = CheckRows(shape, alone.inputs, alone.out != nullptr, "alone.inputs");
-  if (!status.ok()) return status;
-  if (alone.run == nullptr) return Invalid("alone.run: null");
-  if (alone.run->token_count != alone.inputs.tokens) {
-    return Invalid("alone.inputs.tokens: ", alone.inputs.tokens, ", and the run has ", alone.run->token_count);
-  }
-  if (alone.run->capture_begin > alone.run->capture_end || alone.run->capture_end > alone.inputs.tokens) {
-    return Invalid("alone.run.capture_end: [", alone.run->capture_begin, ", ", alone.run->capture_end, ") of ",
-                   alone.inputs.tokens);
-  }
-  if (alone.state.dtype != (*linear)->state_dtype) return Invalid("alone.state.dtype: not that of the layer's states");
-  if (alone.run->transition && alone.transition == nullptr) return Invalid("alone.transition: null");
+  if (Status status = CheckAlone(**linear, alone); !status.ok()) return status;
   const auto queue = kernels::Host().MakeQueue(cache.workers.get());
-  ComputeAlone(shape, alone, *queue);
+  ComputeAlone(kernels::ShapeOf(**linear), alone, *queue);
   return {};
 }
 

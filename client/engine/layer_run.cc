@@ -32,7 +32,8 @@ Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const Layer
     if (copies[i].position <= before || copies[i].position > advance.end) {
       return Invalid("advance.copies[", i, "].position: ", copies[i].position, " in (", before, ", ", advance.end, "]");
     }
-    if (copies[i].state.data == nullptr) return Invalid("advance.copies[", i, "].state.data: null");
+    const std::string field = absl::StrCat("advance.copies[", i, "].state");
+    if (Status status = CheckState(copies[i].state, field); !status.ok()) return status;
   }
   uint64_t computed = 0;
   for (uint32_t i = 0; i < steps.size(); ++i) {
@@ -83,6 +84,27 @@ Status CheckState(const State& state, const std::string& field) {
   }
   const bool scaled = state.dtype == DType::kF16;
   return scaled == (state.exponents != nullptr) ? Status() : Invalid(field, ".exponents: of fp16, and of that alone");
+}
+
+Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone) {
+  if (Status status = CheckState(alone.state, "alone.state"); !status.ok()) return status;
+  // The state is published as it is: in another type its numbers would be taken for others.
+  if (alone.state.dtype != layer.state_dtype) {
+    return Invalid("alone.state.dtype: ", static_cast<int>(alone.state.dtype), ", and the layer's states are of ",
+                   static_cast<int>(layer.state_dtype));
+  }
+  const kernels::LinearShape shape = kernels::ShapeOf(layer);
+  if (Status status = CheckRows(shape, alone.inputs, alone.out != nullptr, "alone.inputs"); !status.ok()) return status;
+  if (alone.run == nullptr) return Invalid("alone.run: null");
+  const Run& run = *alone.run;
+  if (run.token_count != alone.inputs.tokens) {
+    return Invalid("alone.inputs.tokens: ", alone.inputs.tokens, ", and the run has ", run.token_count);
+  }
+  if (run.capture_begin > run.capture_end || run.capture_end > run.token_count) {
+    return Invalid("alone.run.capture_end: [", run.capture_begin, ", ", run.capture_end, ") of ", run.token_count,
+                   " tokens");
+  }
+  return run.transition && alone.transition == nullptr ? Invalid("alone.transition: null") : Status();
 }
 
 kernels::TokenInputs InputsOf(const TokenRows& rows) {

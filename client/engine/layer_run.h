@@ -31,6 +31,8 @@ Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const Layer
 // names the field behind `field`.
 Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool outputs, const std::string& field);
 Status CheckState(const State& state, const std::string& field);
+// Checks the arguments of ComputeAlone. kInvalidArgument names the field.
+Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone);
 kernels::TokenInputs InputsOf(const TokenRows& rows);
 
 // Returns the addresses of the heads of a state, which lie one behind the other.

@@ -1,0 +1,84 @@
+#include "client/engine/layer_run.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace ashlar::engine {
+namespace {
+
+TEST(CutChain, RefusesACopyOfAStateThatNoKernelWrites) {
+  const Step steps[] = {{.kind = StepKind::kCompute, .begin = 0, .end = 10}};
+  float number;
+  int32_t exponent;
+  StateCopy copy{.position = 5, .state = {.data = &number}};
+  const LayerAdvance advance{
+      .layer = 0, .begin = 0, .end = 10, .inputs = {.tokens = 10}, .copies = &copy, .copy_count = 1};
+  const auto say = [&] {
+    std::vector<ChainPiece> pieces;
+    return std::string(CutChain(steps, 10, advance, pieces).message);
+  };
+  EXPECT_EQ(say(), "");
+  copy.state.dtype = DType::kF16;
+  EXPECT_EQ(say(), "advance.copies[0].state.exponents: of fp16, and of that alone");
+  copy.state.exponents = &exponent;
+  EXPECT_EQ(say(), "");
+  copy.state.dtype = DType::kBF16;
+  EXPECT_EQ(say(), "advance.copies[0].state.exponents: of fp16, and of that alone");
+  copy.state = {.data = &number, .dtype = static_cast<DType>(99)};
+  EXPECT_EQ(say(), "advance.copies[0].state.dtype: 99 is none of f32, f16, bf16");
+  copy.state = {};
+  EXPECT_EQ(say(), "advance.copies[0].state.data: null");
+}
+
+class CheckingAlone : public testing::Test {
+ protected:
+  std::string Say() const { return CheckAlone(layer_, alone_).message; }
+
+  float rows_[1] = {};
+  engine::Run run_{.token_count = 10, .capture_begin = 4, .capture_end = 7, .transition = true};
+  LinearLayer layer_{
+      .family = Family::kDeltanet, .key_heads = 1, .value_heads = 1, .d_k = 4, .d_v = 4, .state_dtype = DType::kBF16};
+  AloneLayer alone_{.layer = 0,
+                    .inputs = {.tokens = 10, .k = rows_, .v = rows_, .beta = rows_},
+                    .run = &run_,
+                    .state = {.data = rows_, .dtype = DType::kBF16},
+                    .transition = rows_};
+};
+
+TEST_F(CheckingAlone, TakesARunOfTheLayersType) {
+  EXPECT_EQ(Say(), "");
+}
+
+// Published, the state's bytes would be read as the layer's type.
+TEST_F(CheckingAlone, RefusesAStateOfAnotherType) {
+  alone_.state.dtype = DType::kF32;
+  EXPECT_EQ(Say(), "alone.state.dtype: " + std::to_string(static_cast<int>(DType::kF32)) +
+                       ", and the layer's states are of " + std::to_string(static_cast<int>(DType::kBF16)));
+}
+
+TEST_F(CheckingAlone, RefusesACaptureBeyondTheRows) {
+  run_.capture_end = 11;
+  EXPECT_EQ(Say(), "alone.run.capture_end: [4, 11) of 10 tokens");
+  run_.capture_end = 3;
+  EXPECT_EQ(Say(), "alone.run.capture_end: [4, 3) of 10 tokens");
+}
+
+TEST_F(CheckingAlone, NamesEachFieldThatIsWrong) {
+  const AloneLayer good = alone_;
+  alone_.run = nullptr;
+  EXPECT_EQ(Say(), "alone.run: null");
+  alone_ = good;
+  alone_.transition = nullptr;
+  EXPECT_EQ(Say(), "alone.transition: null");
+  alone_ = good;
+  alone_.inputs.tokens = 9;
+  EXPECT_EQ(Say(), "alone.inputs.tokens: 9, and the run has 10");
+  alone_ = good;
+  alone_.inputs.beta = nullptr;
+  EXPECT_EQ(Say(), "alone.inputs.beta: not as the family has them");
+}
+
+}  // namespace
+}  // namespace ashlar::engine
