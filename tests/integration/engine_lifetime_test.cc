@@ -119,6 +119,22 @@ class EngineLifetime : public testing::Test {
   TestEngine test_{daemon_.client_options()};
 };
 
+TEST_F(EngineLifetime, ACountOfPagesThatWrapsIsRefused) {
+  Cache cache = OpenBeside(test_, {}, {.capture_tokens = 1});
+  const int32_t token = 1, page = 0;
+  const engine::Checkpoint end{.depth = 1};
+  uint8_t outcome = 0;
+  const engine::Text text{.tokens = &token,
+                          .token_count = 1,
+                          .prompt_tokens = 1,
+                          .checkpoints = &end,
+                          .checkpoint_count = 1,
+                          .page_table = &page,
+                          .page_count = UINT64_MAX / test_.pages().page_tokens + 100,
+                          .outcomes = &outcome};
+  EXPECT_STREQ(cache.Commit(&text, 1).message, "texts[0].page_count: too many");
+}
+
 TEST_F(EngineLifetime, MemoryThatRunsOutIsAStatus) {
   Cache cache = OpenBeside(test_);
   const std::vector<int32_t> many(400'000);
