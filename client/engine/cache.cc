@@ -120,7 +120,7 @@ Status CheckTexts(const CacheState& cache, const Text* texts, uint32_t count) {
 
 Status ComputeLayerAlone(const CacheState& cache, const AloneLayer& alone) {
   const auto linear = cache.LinearAt(alone.layer);
-  if (!linear.ok()) return ToStatus(linear.status());
+  if (!linear.ok()) return Invalid("alone.", linear.status().message());
   if (Status status = CheckAlone(**linear, alone); !status.ok()) return status;
   const auto queue = kernels::Host().MakeQueue(cache.workers.get());
   ComputeAlone(kernels::ShapeOf(**linear), alone, *queue);
@@ -257,6 +257,7 @@ Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) noexcept 
 }
 
 void Cache::Stored(StoredSegments* out) const noexcept {
+  if (out == nullptr) return;
   *out = {};
   OnOpen(impl_, [&](CacheState& cache) {
     const std::lock_guard lock(cache.stored_mutex);
@@ -267,6 +268,7 @@ void Cache::Stored(StoredSegments* out) const noexcept {
 
 uint64_t Cache::TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept {
   uint64_t taken = 0;
+  if (pages == nullptr) return taken;
   OnOpen(impl_, [&](CacheState& cache) {
     taken = cache.quarantine.Take({pages, capacity}, std::chrono::milliseconds(timeout_ms));
     return Status();

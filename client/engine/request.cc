@@ -100,6 +100,7 @@ const Plan& Request::plan() const noexcept {
 }
 
 const Run* Request::missing(uint32_t* count) const noexcept {
+  if (count == nullptr) return nullptr;
   *count = 0;
   if (!Ready(impl_).ok()) return nullptr;
   const std::span<const Run> missing = impl_->setting->missing();

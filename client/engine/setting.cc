@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "client/engine/boundary.h"
 #include "client/engine/status.h"
 #include "proto/limits.h"
 
@@ -20,10 +21,15 @@ Status CheckPointer(const void* pointer, uint64_t count, const std::string& fiel
 }  // namespace
 
 Setting::~Setting() {
-  AbandonAll();
-  if (landing_.has_value()) landing_->Wait(std::chrono::milliseconds(0));
-  // Whether or not anything still writes there: the engine is told in one way.
-  if (owner_ == Owner::kDaemon) KeepPages();
+  // Where memory runs out, the daemon reclaims the reservations by its own deadline, and the landing, which goes with
+  // this, waits until it is quiet.
+  RunOr([this] { AbandonAll(); }, [] {});
+  const auto end_landing = [this] {
+    if (landing_.has_value()) landing_->Wait(std::chrono::milliseconds(0));
+    // Whether or not anything still writes there: the engine is told in one way.
+    if (owner_ == Owner::kDaemon) KeepPages();
+  };
+  RunOr(end_landing, [] {});
 }
 
 Status Setting::Take(const Prompt& prompt, const std::string& field) {
@@ -53,6 +59,10 @@ Status Setting::Take(const Prompt& prompt, const std::string& field) {
   if (prompt.needed_in_ms > limits::kMaxNeededInNanos / 1'000'000) return Invalid(field, ".needed_in_ms: too long");
   needed_in_ = std::chrono::milliseconds(prompt.needed_in_ms);
   std::ranges::copy(prompt.conversation, conversation_.begin());
+  // Its reservations would keep other engines from computing what this one cannot.
+  if (prompt.fill && cache_.has_attention() && !cache_.has_pages()) {
+    return Invalid(field, ".fill: the cache has no pages to publish from");
+  }
   fill_ = prompt.fill;
   if (prompt.page_table == nullptr && prompt.page_count == 0) return {};
   return TakePages(prompt.page_table, prompt.page_count, field, Owner::kDaemon);

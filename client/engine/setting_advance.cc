@@ -78,7 +78,7 @@ Status Setting::GetTuple(uint32_t step, uint32_t layer, Tuple* out) {
 
 Status Setting::Advance(const LayerAdvance& advance) {
   const auto linear = cache_.LinearAt(advance.layer);
-  if (!linear.ok()) return ToStatus(linear.status());
+  if (!linear.ok()) return Invalid("advance.", linear.status().message());
   const kernels::LinearShape shape = kernels::ShapeOf(**linear);
   if (Status status = CheckState(advance.state, "advance.state"); !status.ok()) return status;
   const TokenRows& rows = advance.inputs;

@@ -350,7 +350,7 @@ TEST_F(EngineApi, WhatMakesNoSenseIsRefusedByName) {
   EXPECT_THAT(Say(request.WaitLayer(4)), StartsWith("3 layer: 4"));
   std::vector<float> numbers(187 * 4 * 32);
   engine::LayerAdvance advance{.layer = 1, .end = 187, .state = {.data = numbers.data()}};
-  EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 layer: 1 is no linear layer"));
+  EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 advance.layer: 1 is no linear layer"));
   advance.layer = 0;
   EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 advance.inputs.tokens: 0, and 187 "));
   EXPECT_THAT(Say(request.Publish(0, {}, nullptr)), StartsWith("3 missing: 0 of 0"));

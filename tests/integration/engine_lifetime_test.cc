@@ -151,6 +151,54 @@ TEST_F(EngineLifetime, MemoryThatRunsOutIsAStatus) {
   ASSERT_GOOD(request.Finish());
 }
 
+TEST_F(EngineLifetime, ARequestMayEndWhereMemoryHasRunOut) {
+  Cache cache = OpenBeside(test_);
+  Asked asked(kSegments, test_.target_table());
+  asked.prompt.fill = true;
+  Request filling;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &filling));
+  uint32_t count;
+  filling.missing(&count);
+  ASSERT_EQ(count, 3u) << "there are reservations to give up";
+  no_memory_for = 1;
+  filling = {};
+  no_memory_for = SIZE_MAX;
+  Request request;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  ASSERT_GOOD(request.Finish());
+}
+
+TEST_F(EngineLifetime, HandlesThatAreNothingAnswer) {
+  Cache cache;
+  Request request;
+  int32_t page;
+  engine::StoredSegments stored{.segments = 1};
+  EXPECT_EQ(cache.data(), nullptr);
+  EXPECT_EQ(cache.bytes(), 0u);
+  EXPECT_EQ(cache.places(nullptr), nullptr);
+  EXPECT_FALSE(cache.connected());
+  EXPECT_EQ(cache.Commit(nullptr, 0).code, Code::kFailedPrecondition);
+  EXPECT_EQ(cache.TakeQuietPages(&page, 1, 60'000), 0u);
+  cache.Stored(nullptr);
+  cache.Stored(&stored);
+  EXPECT_EQ(stored.segments, 0u);
+  EXPECT_EQ(request.missing(nullptr), nullptr);
+  EXPECT_EQ(request.Finish().code, Code::kFailedPrecondition);
+  request.Abandon(0);
+  request.Cancel();
+  cache = OpenBeside(test_);
+  EXPECT_EQ(cache.TakeQuietPages(nullptr, 1, 0), 0u);
+}
+
+TEST_F(EngineLifetime, AnEngineWithoutPagesReservesNothing) {
+  Cache cache = OpenBeside(test_, {}, {}, /*memory=*/false);
+  Asked asked(kSegments);
+  asked.prompt.fill = true;
+  Request request;
+  EXPECT_STREQ(cache.Begin(&asked.prompt, 1, &request).message,
+               "prompts[0].fill: the cache has no pages to publish from");
+}
+
 // The look-up under way is the last to know the request: its end gives the reservations up.
 TEST_F(EngineLifetime, ACacheMayEndWhileRequestsThatHaveEndedAreStillBegun) {
   for (uint64_t round = 0; round < 20; ++round) {
