@@ -9,7 +9,7 @@ namespace ashlar::kernels {
 // Runs at the width of this processor's vectors.
 uint64_t UnitChecksum(const void* data, size_t bytes);
 
-// The same of bytes that come piece by piece, so that each is hashed while it is in the cache.
+// The checksum of bytes that come piece by piece, so that each piece is hashed while it is in the cache.
 class ChecksumStream {
  public:
   ChecksumStream();

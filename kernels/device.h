@@ -96,7 +96,7 @@ void ParallelFor(Workers& workers, int64_t count, Fn&& fn) {
       count, [](void* context, int64_t index) { (*static_cast<Callable*>(context))(index); },
       const_cast<void*>(static_cast<const void*>(&fn)));
 }
-// The same; without workers on the calling thread.
+// Runs likewise; without workers on the calling thread.
 template <typename Fn>
 void ParallelFor(Workers* workers, int64_t count, Fn&& fn) {
   if (workers != nullptr) return ParallelFor(*workers, count, fn);

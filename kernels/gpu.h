@@ -25,14 +25,14 @@ class Gpu {
 
   // Makes it the GPU of the calling thread: before the thread makes a queue, and once before it submits to one.
   virtual void Enter() const = 0;
-  // With memory().
+  // The kernels of this GPU; they have memory().
   virtual const Kernels& kernels() const = 0;
 
   // All zero: the driver may give memory that another arena of this process has left. Null with the reason. `bytes` > 0
   // is rounded up to what a GPU allocates at once: ArenaMemory::bytes() says.
   virtual std::unique_ptr<ArenaMemory> MakeArena(uint64_t bytes, ArenaError* error) const = 0;
-  // One that another process made, or an engine's allocator (cuMemCreate, exportable as a descriptor), for reading and
-  // writing; `bytes` are all of it. The descriptor stays the caller's.
+  // Maps an arena that another process, or an engine's allocator (cuMemCreate, exportable as a descriptor), has made,
+  // for reading and writing; `bytes` are all of it. The descriptor stays the caller's.
   virtual std::unique_ptr<ArenaMemory> ImportArena(int descriptor, uint64_t bytes, ArenaError* error) const = 0;
   // Copies between this GPU's memory and any of the processor's; done when they return. Any thread.
   void CopyToDevice(void* device, const void* host, size_t bytes) const {

@@ -10,7 +10,7 @@
 
 namespace ashlar::kernels {
 
-// Without YaRN's factor, which is no business of keys that already stand somewhere.
+// The rotation without YaRN's factor: turning keys from one position to another does not apply it.
 inline Rotation RotationOf(const Rope& rope) {
   return {
       .style = rope.kind, .rotary_dim = static_cast<int32_t>(rope.rotary_dim), .frequencies = rope.frequencies.data()};

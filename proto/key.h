@@ -41,8 +41,8 @@ enum class ObjectKind : uint8_t {
   kSpan = 4,        // what the recurrence saw of a run of tokens behind a checkpoint, with their keys and values
 };
 absl::string_view Name(ObjectKind kind);
-// The kind as which a prompt's segment is looked up: the first stands at position 0, so it is a prefix and cached
-// whole; the others stand anywhere.
+// The kind with which a prompt's segment is looked up: the first stands at position 0, so it is a prefix and cached
+// whole; the others may stand anywhere.
 constexpr ObjectKind KindOfSegment(size_t index) {
   return index == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
 }
@@ -66,12 +66,12 @@ struct TextDigest {
 };
 
 NamespaceId MakeNamespace(absl::string_view tenant, const Identity& identity, const Layout& layout);
-// The same of the encodings: others than EncodeIdentity's and EncodeLayout's name nothing.
+// Makes the namespace from encodings; only those of EncodeIdentity and EncodeLayout name anything.
 NamespaceId MakeNamespace(absl::string_view tenant, absl::string_view identity, absl::string_view layout);
 Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tokens,
             std::span<const MediaHash> media = {});
-// The same by way of what stands before the tokens, which `before` is the key of: for prefixes, that share it
-// (proto/prefix.h).
+// Makes a key that is chained to `before`, the key of the tokens before these: for prefixes, which share their
+// beginnings (proto/prefix.h).
 Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before, std::span<const int32_t> tokens);
 // Returns the root of the chain of a conversation's own keys; the shared chain's root is all zero.
 Digest MakeChainRoot(const NamespaceId& ns, std::span<const uint8_t, 16> conversation);

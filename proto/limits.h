@@ -50,7 +50,7 @@ inline constexpr size_t kMaxLayoutTableBytes = 32 * 1024 * 1024;  // decays and 
 
 inline constexpr size_t kMaxPartSources = 16 * 1024;  // of one object to publish: more than any has
 
-// Of a gRPC message. gRPC's default of 4 MiB refuses a prompt of a million tokens.
+// The bytes of a gRPC message. gRPC's default of 4 MiB refuses a prompt of a million tokens.
 inline constexpr size_t kMaxRequestBytes = 36 * 1024 * 1024;
 inline constexpr size_t kMaxReplyBytes = 64 * 1024 * 1024;
 inline constexpr size_t kMaxSessionMessageBytes = 64 * 1024;  // one datagram of the session socket

@@ -36,7 +36,7 @@ enum class PartForm : uint8_t {
   kTransitionLowRank = 11,  // unit: one head's diagonal [d_k] in fp32, then A and B, [rank, d_k] each: diag + Aᵀ B
   kTransitionZero = 12,     // units without bytes: heads whose transition is zero
   kStateExponents = 13,     // one unit: [value_heads] i32; an fp16 state is its numbers × 2^exponent
-  // Of spans: what the recurrence saw of each token (kernels/linear.h), so that it can be run again.
+  // Forms of spans: the recurrence's inputs of each token (kernels/linear.h), so that it can run again.
   kSpanKeys = 14,        // unit: [unit_tokens, key_heads, d_k]
   kSpanValues = 15,      // unit: [unit_tokens, value_heads, d_v]
   kSpanGates = 16,       // unit: [unit_tokens, value_heads] fp32, or [unit_tokens, value_heads, d_k]: log decays
@@ -119,8 +119,8 @@ struct ObjectHeader {
 absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId& ns, const Key& key, ObjectKind kind,
                                         uint64_t tokens);
 
-// The same of an exact prefix (proto/prefix.h): of the block of `block_tokens` that ends at `end`, a multiple of them;
-// and of the checkpoint at `depth`, with the keys and values behind the last whole block. FAILED_PRECONDITION for a
+// Plan the objects of an exact prefix (proto/prefix.h): the block of `block_tokens` that ends at `end`, a multiple of
+// them; and the checkpoint at `depth`, with the keys and values behind the last whole block. FAILED_PRECONDITION for a
 // block under a layout without attention, which has nothing to store in it.
 absl::StatusOr<ObjectHeader> PlanPrefixBlock(const Layout& layout, const NamespaceId& ns, const Key& key,
                                              uint32_t block_tokens, uint64_t end);
@@ -134,9 +134,9 @@ struct SpanRowBytes {
 };
 SpanRowBytes SpanRowBytesOf(const LinearLayer& layer, DType dtype);
 
-// The same of a span [begin, end) of a text (proto/prefix.h): its tokens' keys and values, and what the linear layers'
-// recurrence saw of them, keys and values of these in `dtype` (f32, f16 or bf16). All families have spans.
-// INVALID_ARGUMENT begins with the field's name: a dtype that spans do not have, an empty span or one of more than
+// Plans a span [begin, end) of a text (proto/prefix.h): its tokens' keys and values, and the inputs of the linear
+// layers' recurrence, keys and values of these in `dtype` (f32, f16 or bf16). All families have spans. INVALID_ARGUMENT
+// begins with the field's name: a dtype that spans do not have, an empty span or one of more than
 // limits::kMaxSpanTokens, a layer whose rows are longer than an extent. FAILED_PRECONDITION for a layout without linear
 // layers, which has nothing to rebuild.
 absl::StatusOr<ObjectHeader> PlanPrefixSpan(const Layout& layout, const NamespaceId& ns, const Key& key, DType dtype,

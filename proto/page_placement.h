@@ -25,7 +25,7 @@ struct PagePlacement {
   uint64_t end_token = 0;     // [first_token, end_token)
 };
 
-// Of a segment or checkpoint of `tokens` tokens, at most limits::kMaxPromptTokens, in pages of `page_tokens`, 1 or
+// Places a segment or checkpoint of `tokens` tokens, at most limits::kMaxPromptTokens, in pages of `page_tokens`, 1 or
 // more.
 PagePlacement PlaceInPages(const Layout& layout, ObjectKind kind, uint64_t tokens, uint32_t page_tokens);
 

@@ -41,7 +41,7 @@ class PrefixKeys {
   std::span<const Key> blocks() const { return blocks_; }
   // 1 ≤ depth ≤ tokens. Hashes what is behind the last whole block.
   Key Checkpoint(uint64_t depth) const;
-  // Of the span [begin, end), behind the checkpoint at `begin` ≥ 1. end ≤ tokens.
+  // Returns the key of the span [begin, end), behind the checkpoint at `begin` ≥ 1. end ≤ tokens.
   Key Span(uint64_t begin, uint64_t end) const;
 
  private:

@@ -37,7 +37,7 @@ struct TupleParts {
 // Checks that the object has a tuple of this shape for the layer. DATA_LOSS names the missing part. `object` has passed
 // DecodeHeader or comes from PlanObject or PlanForms.
 absl::Status CheckTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape);
-// Checks likewise, and returns the tuple's parts. `object` must outlive the answer.
+// Checks the tuple like CheckTuple, and returns its parts. `object` must outlive the answer.
 absl::StatusOr<TupleParts> FindTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape);
 
 }  // namespace ashlar

@@ -93,7 +93,8 @@ class Cache {
   // Frees what the session held: its part in leases, its reservations. Landings and publishes in flight are cancelled
   // and drain first; `drained` is called when nothing of the session's memory is touched any more.
   void CloseSession(SessionId session, std::function<void()> drained);
-  // The same in slices: what it held, when it is done. The session is closed with the first one.
+  // Closes a session in slices; the first slice closes it. Returns the counts of its leases and reservations after the
+  // last slice.
   struct Freed {
     size_t leases = 0, reservations = 0;
   };

@@ -30,8 +30,8 @@ class Executor {
   // work's `done`. Never refused: whoever posts sees to it that few wait.
   virtual void Post(TenantId tenant, std::function<void()> event) = 0;
 
-  // The same threads: whether the tenant has had its share for now, and others wait. Work that can be cut ends then,
-  // and asks to be run again.
+  // Returns whether the tenant has had its share of the threads for now, and others wait. Work that can be cut then
+  // ends, and asks to be run again.
   virtual bool ShouldYield(TenantId /*tenant*/) const { return false; }
 };
 

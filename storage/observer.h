@@ -17,7 +17,7 @@ namespace ashlar::storage {
 class Observer {
  public:
   virtual ~Observer() = default;
-  // Of a lookup, one call a segment; Miss also of a landing (kSegment and 0 tokens where the object is not known).
+  // One call for each segment of a look-up; Miss also for a landing (kSegment and 0 tokens if the object is not known).
   virtual void Hit(TenantId /*tenant*/, ObjectKind /*kind*/, TierKind /*tier*/, uint64_t /*tokens*/) {}
   virtual void Miss(TenantId /*tenant*/, ObjectKind /*kind*/, MissReason /*reason*/, uint64_t /*tokens*/) {}
   // An object or a reservation left the cache: no tier holds it any more.

@@ -13,9 +13,9 @@ class Slice {
  public:
   // All of it.
   Slice() = default;
-  // So many steps, at least one: for tests and simulators.
+  // A slice of so many steps, at least one: for tests and simulators.
   explicit Slice(size_t steps) : steps_left_(steps) {}
-  // Until the clock shows `end`, but for the first steps.
+  // A slice until the clock shows `end`, but with at least the first steps.
   Slice(const Clock& clock, Nanos end) : clock_(&clock), end_(end) {}
 
   // Takes the time for a step: one look-up, or a few smaller things. False: the slice is over.

@@ -86,7 +86,7 @@ class Turns {
     bool active = false;
   };
 
-  // As many whole rounds as leave the one that owes least owing less than a quantum.
+  // Pays whole rounds until the tenant with the least debt owes less than a quantum.
   void PayDebts() {
     int64_t least = INT64_MAX;
     for (const TenantId tenant : ring_) least = std::min(least, -shares_.at(tenant).balance);

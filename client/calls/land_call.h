@@ -25,16 +25,17 @@ class LandCall {
   static std::shared_ptr<LandCall> Start(std::shared_ptr<Connection> connection, v1::LookupAndLandRequest& request);
   ~LandCall();  // cancels, and waits until the landing is quiet
 
-  // Of a LookupAndLand: what the daemon has found, or why it does not say. Stays as long as the call. At the deadline
-  // the call is cancelled.
+  // Returns the match of a LookupAndLand, or the error for which there is none. It stays as long as the call. At the
+  // deadline the call is cancelled.
   absl::StatusOr<const v1::PromptMatch*> WaitMatch(Deadline deadline);
-  // Cancels the call: nobody waits for what it lands.
+  // Cancels the call, because nobody waits for its landing.
   void GiveUp();
 
-  // Until so many attention layers are done, or the call is over (UINT32_MAX: until that). True: they are done, and no
-  // segment is said to be a miss.
+  // Waits until so many attention layers are done, or the call is over (UINT32_MAX: until the call is over). True: they
+  // are done, and no segment is a miss so far.
   bool WaitLayers(uint32_t layers, Deadline deadline);
-  // The daemon's verdict, one MissReason a segment; or why there is none. At the deadline the call is cancelled.
+  // Returns the daemon's verdict, one MissReason a segment, or the error for which there is none. At the deadline the
+  // call is cancelled.
   absl::StatusOr<std::vector<uint32_t>> WaitVerdict(Deadline deadline);
 
   // True once nothing can write for this landing any more (writing_call.h).

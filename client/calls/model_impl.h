@@ -33,7 +33,7 @@ struct Model::Impl {
                                                 std::span<const uint64_t> segment_lengths, const std::string& lease,
                                                 internal::Deadline deadline) const;
 
-  // In one call; nothing, where that takes two: of a daemon that is too old, of a prompt that is too long, and where
+  // Looks up and lands in one call. Empty if that takes two calls: the daemon is too old, the prompt is too long, or
   // the pages cannot be landed in now.
   std::optional<MatchAndLanding> TryLookupAndLand(Model& model, const Prompt& prompt,
                                                   std::span<const int32_t> page_table) const;

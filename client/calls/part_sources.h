@@ -32,7 +32,7 @@ class PartSources {
   // nothing is said, and whether the forms fit the layer, the daemon says.
   bool Add(const PublishParts::Linear& tensors, Parts& parts) const;
   bool Add(const PublishParts::Run& run, Parts& parts) const;
-  // Of a span of so many tokens, keys and values in `dtype`.
+  // Adds the rows of a span of so many tokens, keys and values in `dtype`.
   bool Add(const CapturedSpan::Linear& rows, uint64_t tokens, DType dtype, Parts& parts) const;
 
  private:

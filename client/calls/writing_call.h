@@ -48,7 +48,7 @@ class WritingCall {
   static void* AsTag(intptr_t tag) { return reinterpret_cast<void*>(tag); }
   Lock Guard() { return Lock(mutex_); }
 
-  // With the lock held, all below. Takes events in until done() or the deadline: what done() is then.
+  // The following functions need the lock. Takes in events until done() or the deadline, and returns done().
   bool WaitUntil(Lock& lock, Deadline deadline, const std::function<bool()>& done);
   void SetQuiet();
   // The call has ended. Without a verdict the daemon is asked whether it is quiet.

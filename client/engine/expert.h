@@ -21,8 +21,9 @@ ashlar::Model& ModelOf(const Cache& cache);
 uint64_t DaemonAdvances(const Cache& cache);
 // Returns null before any look-up.
 const ashlar::Match* MatchOf(const Request& request);
-// As Request::StepTuple, for the library's kernels. If the step is a prefix with a span (MatchOf()->prefix_span()),
-// call it after WaitLayer; else only reading must wait for WaitLayer. Valid until the next kRestart.
+// Returns a step's tuple as Request::StepTuple does, in the kernels' form. If the step is a prefix with a span
+// (MatchOf()->prefix_span()), call it after WaitLayer; else only reading must wait for WaitLayer. Valid until the next
+// kRestart.
 Status ViewOf(const Request& request, uint32_t step, uint32_t layer, kernels::TupleView* tuple, const void** conv_tail);
 
 }  // namespace ashlar::engine

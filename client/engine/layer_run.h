@@ -45,7 +45,7 @@ void AdvanceHere(const kernels::LinearShape& shape, const LayerAdvance& advance,
 // Computes outputs and tuple from a zero state.
 void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, kernels::Queue& queue);
 
-// By the daemon, in as many calls as its limits ask for. Pieces are interiors and runs.
+// Advances by the daemon, in as many calls as its limits ask for. Pieces are interiors and runs.
 class DaemonAdvance {
  public:
   DaemonAdvance(CacheState& cache, const ashlar::Match& match, const LinearLayer& layer, const LayerAdvance& advance)
@@ -56,7 +56,7 @@ class DaemonAdvance {
 
  private:
   uint64_t StateBytes(const State& state) const;
-  // In memory that the daemon sees, one row of a token behind the other.
+  // Copies rows into memory that the daemon sees, one token's row behind the other.
   float* CopyIn(const float* rows, int64_t stride, uint64_t first, uint64_t tokens, int64_t width,
                 Staging::Held& held) const;
   RunningState CopyIn(const State& state, Staging::Held& held, bool with_content) const;

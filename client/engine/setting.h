@@ -26,7 +26,7 @@
 
 namespace ashlar::engine {
 
-// One thread at a time: the engine's or, between a Start and its end, one of the background.
+// Used by one thread at a time: the engine's or, between a Start and its end, a background thread.
 class Setting {
  public:
   explicit Setting(CacheState& cache) : cache_(cache) {}

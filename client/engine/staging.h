@@ -18,7 +18,8 @@ class Staging {
  public:
   explicit Staging(Client& client) : client_(client) {}
 
-  // Bytes of a region, used up from the front. It goes back to the staging with this, which must not outlive it.
+  // A held region, whose bytes are taken from the front. The region returns to the staging when this is destroyed; the
+  // staging must outlive it.
   class Held {
    public:
     Held(Held&& other) noexcept = default;

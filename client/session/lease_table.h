@@ -22,8 +22,8 @@ class LeaseTable {
   // `wake` is called, under no lock, whenever there is something to release.
   explicit LeaseTable(std::function<void()> wake) : wake_(std::move(wake)) {}
 
-  // One more holder of a lease that the daemon has granted or is about to be asked for. Waits while a release of the
-  // same lease is on its way, which would otherwise end the new hold; false when that takes longer than the deadline.
+  // Adds a holder of a lease that the daemon has granted or is about to be asked for. Waits while a release of the same
+  // lease is on its way, which would otherwise end the new hold; false if that takes longer than the deadline.
   bool Hold(const std::string& lease, Deadline deadline);
   void Drop(const std::string& lease);
 

@@ -14,7 +14,7 @@ namespace ashlar::internal {
 struct SharedMemory {
   explicit SharedMemory(Mapping its_mapping)
       : data(its_mapping.data()), size(its_mapping.size()), mapping(std::move(its_mapping)) {}
-  // On a GPU, where the engine has mapped it itself.
+  // Memory on a GPU that the engine has mapped itself.
   SharedMemory(std::byte* its_data, size_t its_size)
       : data(its_data), size(its_size), kind(kernels::MemoryKind::kDevice) {}
   SharedMemory(const kernels::Gpu& its_gpu, std::unique_ptr<kernels::ArenaMemory> its_arena)

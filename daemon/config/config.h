@@ -15,7 +15,7 @@ namespace ashlar::daemon {
 // accepts, a daemon can be started with. INVALID_ARGUMENT names the field.
 absl::Status ParseConfig(const std::string& yaml, v1::Config* config);
 
-// The same from a file; NOT_FOUND or PERMISSION_DENIED when it cannot be read.
+// Reads a file likewise; NOT_FOUND or PERMISSION_DENIED if it cannot be read.
 absl::Status LoadConfig(const std::string& path, v1::Config* config);
 
 // The effective configuration as YAML that ParseConfig accepts.

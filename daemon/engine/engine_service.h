@@ -49,7 +49,8 @@ class EngineService {
   struct LandEvents {
     std::function<void(uint32_t layers)> progress;  // on the metadata thread, before `done`
     std::function<void(absl::StatusOr<std::vector<MissReason>> verdict)> done;
-    // Of LookupAndLand alone: once, on the metadata thread, unless `done` gets a status; `done` may come before it.
+    // Only for LookupAndLand: called once, on the metadata thread, unless `done` gets a status; `done` may come before
+    // it.
     std::function<void(v1::PromptMatch match)> matched;
   };
 

@@ -43,7 +43,7 @@ struct Asked {
 };
 // INVALID_ARGUMENT, naming the field in `field`.
 absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model);
-// The same without the text, which hashes every token once more.
+// Reads the segments only, without the text, which hashes every token once more.
 absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& field, const v1::Prompt& prompt,
                                                          const Model& model);
 // Returns the most objects that the prompt's look-up takes; before anything is read.

@@ -11,7 +11,7 @@
 
 namespace ashlar::daemon {
 
-// Of one tenant's sessions, at one moment.
+// The resources of one tenant's sessions, at one moment.
 struct Holdings {
   uint64_t region_bytes = 0;
   uint64_t regions = 0, max_regions = 0;

@@ -34,14 +34,14 @@ class HttpServer {
   // By path, for GET and HEAD. Other paths are answered 404, other methods 405.
   using Routes = std::map<std::string, Handler, std::less<>>;
 
-  // Connections at a time. One more, and the oldest gives way of the peer (user, or address) that has the most.
+  // The most connections at a time. Beyond it, the peer (user, or address) with the most connections loses its oldest.
   static constexpr size_t kMaxConnections = 128;
   static constexpr size_t kMaxRequestBytes = 16 << 10;  // of line and headers; bodies are never read
   static constexpr size_t kMaxReplyBytes = 64 << 20;    // of all connections: the oldest that reads gives way
 
   struct Options {
     std::vector<std::pair<Door, Listener>> listeners;
-    // From a connection's start to the end of its one reply. Then it is closed, whatever it does.
+    // The time from a connection's start to the end of its one reply. Then the connection is closed in any case.
     std::chrono::milliseconds patience{10'000};
   };
 

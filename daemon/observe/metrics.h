@@ -38,7 +38,7 @@ struct Levels {
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
 
   uint64_t admissions() const;  // of all tenants
-  // Nothing is left that a drain waits for.
+  // Returns whether nothing is left that a drain waits for.
   bool drained() const;
 };
 

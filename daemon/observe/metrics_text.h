@@ -15,7 +15,7 @@ namespace ashlar::daemon {
 // the node is seen and no tenant.
 enum class TenantLabel : uint8_t { kNamed, kSummed };
 
-// In Prometheus' text format, kMetricsType.
+// Writes the families in Prometheus' text format, kMetricsType.
 std::string MetricsText(std::vector<prometheus::MetricFamily> families, TenantLabel tenants);
 inline constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
 

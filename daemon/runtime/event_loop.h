@@ -41,7 +41,7 @@ class EventLoop {
   // called again in its tenant's next turn, before all else of that tenant; closures of others run in between.
   using Cut = std::function<bool(storage::Slice&)>;
   using Work = std::variant<Closure, Cut>;
-  // As the loop does. False: there is more to do.
+  // Calls `work` as the loop does. False: there is more to do.
   static bool Call(const Work& work, storage::Slice& slice);
 
   // kAnyThread: where nothing runs and nothing waits, the calling thread is the loop's for this one closure, or its

@@ -14,9 +14,9 @@ namespace ashlar::daemon {
 // has no path. UNAVAILABLE when none can.
 absl::StatusOr<Listener> ListenTcp(const HostPort& at);
 
-// Of a TCP socket that is bound; 0 for any other.
+// Returns the port of a TCP socket that is bound; 0 for any other socket.
 uint16_t PortOf(int socket);
-// The address that a TCP socket is connected to, without its port, as bytes; empty for a socket that has none.
+// Returns the address that a TCP socket is connected to, without its port, as bytes; empty for a socket that has none.
 std::string PeerAddress(int socket);
 
 }  // namespace ashlar::daemon

@@ -37,7 +37,7 @@ class WorkerPool final : public storage::Executor {
   // Thread-safe, as all that follow. False when the tenant has `queue_depth` jobs already, or after Stop.
   bool Run(storage::TenantId tenant, std::function<void()> work, std::function<void()> done) override;
   void Post(storage::TenantId tenant, std::function<void()> event) override;
-  // Once a job of the tenant has run for kTurn.
+  // True once a job of the tenant has run for kTurn.
   bool ShouldYield(storage::TenantId tenant) const override;
 
   // Finishes what was taken, posts its completions, ends the threads.

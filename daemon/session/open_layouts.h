@@ -26,10 +26,11 @@ uint64_t MemoryOf(const Layout& layout);
 // Thread-safe.
 class OpenLayouts {
  public:
-  // Of a shard of the models of a namespace, which a tenant, an identity and a layout make. Null: nobody has it.
+  // Returns the layout of a shard of a namespace's models (a namespace is made of tenant, identity and layout). Null:
+  // nobody has it.
   std::shared_ptr<const Layout> Find(const NamespaceId& ns, const TensorShard& shard) const;
-  // Shares a layout for as long as anybody has it, with what is charged for it; the one that is there already, where
-  // two came at once.
+  // Shares a layout, and its charge, for as long as anybody has it. If two come at once, returns the one that is there
+  // already.
   std::shared_ptr<const Layout> Share(const NamespaceId& ns, const TensorShard& shard, Layout layout,
                                       Budget::Charge charge);
   size_t size() const;  // that somebody has, and some that nobody has any more

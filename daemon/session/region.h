@@ -55,11 +55,11 @@ class Region {
   // Another descriptor of the same memfd, in place of the one that it was registered with. Before anybody uses it.
   void UseDescriptor(std::shared_ptr<const UniqueFd> memfd) { memfd_ = std::move(memfd); }
 
-  // Maps an allocation on the GPU, which has just `bytes`; RESOURCE_EXHAUSTED where the GPU has no room for the
-  // mapping, INVALID_ARGUMENT where the descriptor is none of such an allocation.
+  // Maps an allocation of exactly `bytes` on the GPU. RESOURCE_EXHAUSTED if the GPU has no room for the mapping,
+  // INVALID_ARGUMENT if the descriptor is none of such an allocation.
   static absl::StatusOr<std::shared_ptr<Region>> Import(const kernels::Gpu& gpu, const UniqueFd& descriptor,
                                                         uint64_t bytes);
-  // Makes one, all zero, of `bytes` or more. RESOURCE_EXHAUSTED where the GPU has no room.
+  // Makes a region of `bytes` or more on the GPU, all zero. RESOURCE_EXHAUSTED if the GPU has no room.
   struct OnGpu {
     std::shared_ptr<Region> region;
     UniqueFd descriptor;  // the engine's

@@ -13,8 +13,8 @@
 
 namespace ashlar::daemon {
 
-// One thread's. A receiver has at most one of them; those of a tenant, the ones that have ended among them (their
-// sockets may be in other hands still), have a share.
+// Used by one thread. A receiver has at most one unread descriptor. A tenant has a bounded share, which includes those
+// of receivers that have ended, because their sockets may still be in other hands.
 class UnreadDescriptors {
  public:
   using Receiver = uint64_t;
@@ -24,7 +24,7 @@ class UnreadDescriptors {
   bool Holds(Receiver receiver);
   // RESOURCE_EXHAUSTED while `share` descriptors of the tenant are unread.
   absl::Status MaySend(storage::TenantId tenant, size_t share);
-  // One was sent on `socket`, which stays open until Ended.
+  // A descriptor was sent on `socket`, which stays open until Ended.
   void Sent(Receiver receiver, storage::TenantId tenant, int socket);
   // The receiver ends. Its socket, which nobody watches any more, is kept while a descriptor is unread on it.
   void Ended(Receiver receiver, UniqueFd socket);

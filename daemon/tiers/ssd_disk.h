@@ -18,7 +18,7 @@ class Config;
 
 namespace ashlar::daemon {
 
-// In the order in which each needs the one before.
+// Members stand in the order in which each needs the one before.
 struct SsdDisk {
   std::unique_ptr<storage::BlockFile> file;
   std::unique_ptr<storage::RecordStore> records;

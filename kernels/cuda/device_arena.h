@@ -19,7 +19,8 @@ class DeviceArena final : public ArenaMemory {
   static std::unique_ptr<DeviceArena> Make(const Driver& driver, int device, uint64_t bytes, ArenaError* error);
 
   enum class Access : uint8_t { kRead, kReadWrite };
-  // One that another process made and whose bytes() it has told. The descriptor stays the caller's, and may be closed.
+  // Maps an arena that another process made; `bytes` is its bytes(). The descriptor stays the caller's, and may be
+  // closed.
   static std::unique_ptr<DeviceArena> Import(const Driver& driver, int device, int descriptor, uint64_t bytes,
                                              Access access, ArenaError* error);
 

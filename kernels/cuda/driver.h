@@ -28,7 +28,7 @@ struct Driver {
 // The calls of a driver's library; nothing where it cannot be loaded or lacks one of them. It stays loaded.
 std::optional<Driver> LoadDriver(const char* library);
 
-// This machine's; null where there is none.
+// Returns this machine's driver; null if there is none.
 const Driver* SystemDriver();
 
 }  // namespace ashlar::kernels::cuda

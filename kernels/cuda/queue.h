@@ -37,7 +37,8 @@ class CudaQueue final : public Queue {
   uint64_t Completed() const override;
   void WaitFor(uint64_t sequence) override;
 
-  // One call, in this order: Begin with room for all that it stages, Stage, Upload, kernels on stream(), End.
+  // The steps of one call, in this order: Begin with room for all that it stages, Stage, Upload, kernels on stream(),
+  // End.
   void Begin(size_t bytes);
   template <typename T>
   Staged<T> Stage(size_t count) {

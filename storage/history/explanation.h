@@ -28,7 +28,7 @@ struct Query {
   bool storable = true;  // false: too short to have an interior, a miss without a look-up
 };
 
-// Of an object that is there, published or not; of a bundle: of all of it that is there.
+// An object that is there, published or not; for a bundle, all of its shards that are there.
 struct Presence {
   uint32_t shards = 1, of_shards = 1;  // published
   TierKind tier = TierKind::kNone;     // the nearest copy; of several shards: the farthest of these

@@ -21,7 +21,7 @@ class Explainer {
   Explainer(const ObjectTable& table, const Clock& clock, size_t texts_per_tenant, size_t misses_per_tenant)
       : table_(table), clock_(clock), texts_(texts_per_tenant), misses_(misses_per_tenant) {}
 
-  // From now on a miss of this text under another namespace says so.
+  // Remembers a published text: from now on a miss of it under another namespace says so.
   void Published(TenantId tenant, const TextDigest& text, const NamespaceId& ns) { texts_.Remember(tenant, text, ns); }
 
   // Explains one query. For a key that is here in another division into shards, the explanation names that division.

@@ -13,7 +13,7 @@
 
 namespace ashlar::storage {
 
-// Of one query, or of one object of a prefix. `header` and `slot` live as long as the lease.
+// The result of one query, or of one object of a prefix. `header` and `slot` live as long as the lease.
 struct Found {
   MissReason reason = MissReason::kNone;  // kNone: hit
   TierKind tier = TierKind::kNone;

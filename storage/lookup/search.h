@@ -39,7 +39,7 @@ class Search {
  private:
   enum class Stage : uint8_t { kBegin, kPeek, kChoose, kHold, kFind, kAnswer, kAnswerPrefix, kSettle, kDone };
 
-  // One for each stage. False: the slice is over; else `stage_` is the next one.
+  // One function for each stage. False: the slice is over; else `stage_` is the next stage.
   bool Begin(Slice& slice);
   bool Peek(Slice& slice);
   bool Choose();

@@ -42,7 +42,8 @@ class ObjectTable {
               Observer& observer);
   ~ObjectTable();
 
-  // One use of an object: while it lives, the header and the copy at the top stay. Must not outlive the table.
+  // One use of an object: while the reference lives, the header and the copy at the top stay. Must not outlive the
+  // table.
   class Reference {
    public:
     Reference() = default;
@@ -97,10 +98,10 @@ class ObjectTable {
   // Calls `call` once the first `bytes` of the object's copy at the top are whole, or the object is gone: now, if so.
   void WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call);
 
-  // So many bytes have landed; `took` without what the landing waited for bytes on their way up.
+  // Reports that so many bytes have landed; `took` excludes the time that the landing waited for bytes on their way up.
   void Landed(TenantId tenant, uint64_t bytes, Nanos took) { promotion_[tenant].Landed(bytes, took); }
 
-  // An object that a restart found on the disk.
+  // Takes in an object that a restart found on the disk.
   void Adopt(const TenantPool& pool, ObjectHeader header, Slot slot);
 
   // The next three act on all that is there of a key; false: nothing is.
@@ -144,7 +145,7 @@ class ObjectTable {
   Entry* Living(ObjectId id);  // null: it is gone
   bool Expired(const Entry& entry) const;
   void FindExpired(Nanos now);
-  // With its bundle: what is left of one is of no use.
+  // Unlinks the entry with its bundle: the rest of a bundle is of no use.
   void Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
   void Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
   void Pin(Entry& entry, Nanos until);

@@ -47,7 +47,7 @@ class Placement {
   bool Reserve(Entry& entry, uint64_t extents);
   // The reserved object was written, in the first `header.Extents()` extents; the others are given back.
   void Written(Entry& entry);
-  // An object that was there before, on the disk.
+  // Takes in an object that an earlier run left on the disk.
   void Adopt(Entry& entry, Slot slot);
   // Frees the slot of an object that an earlier run left on the disk and that is not wanted.
   void Forgo(const TenantPool& pool, const Key& key, Slot slot) { disk_->Erase(pool.tenant, key, std::move(slot)); }
@@ -73,9 +73,9 @@ class Placement {
   // Continues copies that found no room. Call it now and then.
   void Tick();
 
-  // Until EndFlush: what memory has alone is written to the disk, whatever admission says of it, first `order`, then
-  // what comes to be whole. Nothing there is given up for it, and nothing else is written behind. A degraded disk is
-  // tried once more, and nothing is written where it does not recover.
+  // Until EndFlush: writes the objects that memory alone has to the disk, whatever admission says, first those of
+  // `order`, then those that become whole. No object on the disk is given up for them, and no other object is written
+  // behind. A degraded disk is tried once more; nothing is written if it does not recover.
   void Flush(const std::vector<ObjectId>& order);
   void EndFlush() { flushing_ = false; }
   // Objects that memory alone has. writing: some of them are being written to the disk, or wait for it.
@@ -118,9 +118,9 @@ class Placement {
   void Refresh(Entry& entry);  // tells the levels about its copies
   void CallWaiters(Entry& entry);
   void Vacate(Entry& entry);
-  // Copies the object down where it should be and is not. False: try again when there is room.
+  // Copies the object to the lower tiers that should have it. False: try again when there is room.
   bool WriteBehind(Entry& entry);
-  // The same during a flush: straight to the disk, from wherever it is whole, into room that is free.
+  // Copies the object during a flush: straight to the disk, from any whole copy, into free room.
   bool WriteOut(Entry& entry);
   bool WantsBehind(const Entry& entry);
   void QueueBehind(Entry& entry);

@@ -46,9 +46,9 @@ class TierCopier {
   std::shared_ptr<TierCopy> Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at,
                                   Events events);
   void Offer(TierCopy& copy, uint64_t available);
-  // It is needed by then; never later than was said before.
+  // Moves the copy's time of need forward; never back.
   void Hasten(const std::shared_ptr<TierCopy>& copy, Nanos needed_at);
-  // No further piece begins. True: nothing is in flight, and no event will come. Else `done` comes with CANCELLED.
+  // Begins no further piece. True: nothing is in flight, and no event will come. Else `done` comes with CANCELLED.
   bool Cancel(TierCopy& copy);
   // Tries again the pieces for which an executor had no room. Call it now and then.
   void Pump();

@@ -133,7 +133,7 @@ class PricePolicy final : public EvictionPolicy {
 
   Rank& RingOf(const TenantPool& pool, const RankedObject& object);
   void Append(Rank& copy, Rank& place);
-  // On to the oldest of what was there before that may be given up.
+  // Moves the cursor to the oldest copy of before the call that may be given up.
   void Advance(Cursor& cursor, TenantId tenant, uint64_t before);
 
   const ReuseModels& models_;

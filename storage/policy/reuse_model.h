@@ -44,7 +44,7 @@ class ReuseModel {
 
   // A spell ended at `age`: by a use, or because nothing is known any longer of what it is about.
   void Ended(const Subject& subject, uint64_t age, bool used);
-  // It is given up, and its spell followed no further: counted as if nobody ever came for it, until somebody does.
+  // The subject is given up, and its spell is followed no further: it counts as never used, until AskedForAgain.
   void GivenUp(const Subject& subject);
   void AskedForAgain(const Subject& subject, uint64_t age);
   // Reports an unfinished spell. Report all of them, each once, then call Refresh: from then on the model counts them.
@@ -54,7 +54,7 @@ class ReuseModel {
 
   // Uses an expected request of keeping it, at that age.
   double Rate(const Subject& subject, uint64_t age) const { return Rate(ClassOf(subject), age); }
-  // The same of all that the model does not tell apart.
+  // A class of subjects that the model does not tell apart.
   struct Class {
     uint8_t kind = 0, uses = 0, size = 0;
   };

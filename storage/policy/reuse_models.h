@@ -10,7 +10,7 @@
 
 namespace ashlar::storage {
 
-// Of one object. Kept with it, and with what is remembered of it when it has gone.
+// The record of one object's uses. It is kept with the object, and with the ghost when the object has gone.
 struct Reuse {
   ReuseKind kind = ReuseKind::kSegment;
   uint32_t uses = 0;       // that would have found it, had it been kept

@@ -57,9 +57,10 @@ class CheckpointBudget {
   uint64_t StatesTake(const PrefixNode& node) const { return Bytes(node, Paged(node)); }
   // The deepest prefix before it that is kept; the root.
   static const PrefixNode& Before(const PrefixNode& node);
-  // Of keeping it, or of what is kept: FLOPs a byte, a request.
+  // The price of a checkpoint, kept or not: FLOPs a byte, a request.
   double Price(const PrefixNode& node, RequestTime now) const;
-  // The same of several on one way, by depth, that are not kept; nor is anything between them. One pass over the way.
+  // The prices of several checkpoints on one way, by depth. None of them is kept, nor is any checkpoint between them.
+  // One pass over the way.
   std::vector<double> Prices(std::span<const PrefixNode* const> way, RequestTime now) const;
   void ForEachKept(absl::FunctionRef<void(const PrefixNode&)> visit) const {
     for (const Kept& kept : kept_) visit(*kept.node);

@@ -44,10 +44,11 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   absl::StatusOr<ObjectHeader> Plan(const Object& object) const;
   void Copy(const Object& object, ReservationId reservation);
   static bool Failed(CommitOutcome outcome);
-  // Without a block, none of the checkpoints behind it can be resumed from; without its checkpoint, no span.
+  // Marks an object as failed. Without a block, no checkpoint behind it can be resumed from; without its checkpoint, no
+  // span can.
   void Fail(const Object& object, CommitOutcome outcome);
   void Finish();
-  // True: nobody else is copying it in any more.
+  // Removes the key from those being written. True: nobody else is copying the object in.
   bool Written(const Key& key);
   // Null where the namespace has been forgotten meanwhile.
   Space* FindSpace() const;

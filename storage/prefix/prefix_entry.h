@@ -41,7 +41,7 @@ struct KeptSpan {
 };
 
 struct PrefixEntry {
-  // Of the prefix.
+  // About the prefix.
   std::optional<ReuseKind> kind;  // none: nothing would resume here
   uint32_t uses = 0;              // requests that resumed here, or would have, had it been kept
   uint64_t fresh = 0;             // tokens behind the request end before it
@@ -53,7 +53,7 @@ struct PrefixEntry {
   std::vector<PrefixNode*> hanging;  // spans that begin here: this prefix stays while they do
   size_t place = 0, kept_place = 0;  // in the cache's lists
 
-  // Of the edge.
+  // About the edge.
   std::shared_ptr<PromptTail> brought;  // by which it came; edges that were one share it
   RequestTime visited = 0;              // last, by any prompt that passed
   uint64_t serial = 0;                  // of its coming

@@ -45,7 +45,7 @@ class PrefixPlanner {
     uint64_t shared = 0;                  // with any earlier prompt that is known
     std::vector<uint64_t> resumable;      // depths that are kept by states, rising
     std::vector<uint64_t> checkpoint_at;  // depths in (resume, prompt's end], rising, that are worth capturing
-    // Of spans that reach into the prompt: at every depth behind `begin`, up to `depth`, states can be rebuilt.
+    // Spans that reach into the prompt: states can be rebuilt at every depth behind `begin`, up to `depth`.
     struct Span {
       PrefixNode* end = nullptr;  // that is kept by it
       uint64_t begin = 0, depth = 0;
@@ -56,9 +56,10 @@ class PrefixPlanner {
   // A request comes. Learns from it, too: once a request. Its match ends by Commit or Release, once. `rebuilds`:
   // its engine resumes from spans, too.
   Match Lookup(std::span<const int32_t> prompt, bool rebuilds = false);
-  // It was computed: `tokens` begin with the prompt, the decoded ones follow. The checkpoints at `captured`, rising in
-  // (0, tokens.size()], and at the end are offered; how many of them are kept is returned. Ends the lease. With a span
-  // up to the end, from a depth that is kept by states, the end is kept by that where it takes less than states would.
+  // The prompt was computed: `tokens` begin with the prompt, the decoded ones follow. Offers the checkpoints at
+  // `captured` (rising in (0, tokens.size()]) and at the end, and returns how many of them are kept. Ends the lease. If
+  // `span` reaches to the end from a depth that is kept by states, and takes less than states would, the end is kept by
+  // the span.
   struct SpanOffer {
     uint64_t begin = 0;
     uint64_t bytes = 0;
@@ -67,8 +68,8 @@ class PrefixPlanner {
                 const std::optional<SpanOffer>& span = {});
   void Release(Match match);
 
-  // For whoever keeps the bytes. `gone` is told of every prefix whose checkpoint is given up: pages of the edges on the
-  // way to it that have no needs any more are of no use either.
+  // For the owner of the bytes. `gone` is called for every prefix whose checkpoint is given up: pages of the edges on
+  // the way to it that nobody needs any more are of no use either.
   void WhenGone(std::function<void(PrefixNode&)> gone);
   // Tells that the owner of the bytes has lost what the prefix is kept by; the spans that hang on it are lost too.
   // Harmless if it is not kept.

@@ -133,7 +133,7 @@ class Prefixes {
   struct Candidate {
     uint64_t depth = 0;
     bool own = false;  // the conversation's, else the namespace's
-    // By a span: where it begins, and its key; 0: there is a checkpoint at `depth`.
+    // If it resumes by a span: the span's begin and key; 0: there is a checkpoint at `depth`.
     uint64_t span_begin = 0;
     Key span;
     uint64_t checkpoint() const { return span_begin > 0 ? span_begin : depth; }
@@ -186,7 +186,7 @@ class Prefixes {
   struct Mark {
     uint64_t depth = 0;  // 0: none
     Key key;             // of the checkpoint, or of the span
-    // Of a span: the checkpoint before it, and its tokens, for those who have only some of them in common.
+    // For a span: the checkpoint before it, and its tokens, for prompts that share only some of them.
     uint64_t span_begin = 0;
     Key base;
     std::vector<int32_t> tokens;
@@ -214,7 +214,7 @@ class Prefixes {
   void ProbeSpans(Space& space, const PrefixText& text);
   static std::vector<uint64_t> Checkpoints(const Space& space, const PrefixText& text);
   std::vector<uint64_t> OwnCheckpoints(TenantId tenant, const PrefixText& text);
-  // Either's, rising.
+  // The known depths of the namespace or of the conversation, rising.
   std::vector<uint64_t> KnownBefore(TenantId tenant, const PrefixText& text, bool own);
   bool RecoverSpan(Space& space, const PrefixText& text, bool own, uint64_t begin, uint64_t end);
   void Forget(std::map<NamespaceId, Space>::iterator space);
@@ -234,7 +234,7 @@ class Prefixes {
   static std::optional<PrefixPlanner::SpanOffer> Offered(const PrefixCommit& commit);
   // Notes under which keys the prefixes of a text are stored that are to be kept.
   static void Name(const Space& space, const PrefixText& text, uint64_t depth);
-  // With `span_begin`, of a span from there. False: it was known.
+  // Remembers the state at `depth`, or with `span_begin` the span from there. False: it was known.
   bool Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin = 0);
   static Mark MarkOf(const PrefixText& text, uint64_t depth, uint64_t span_begin);
   // Ends a checkpoint that was written and is not kept any more, and the blocks that nothing else needs.

@@ -64,7 +64,8 @@ class PagePool {
     PageContent content = PageContent::kFilled;
     std::span<const PageId> pages;
   };
-  // As the request named them, and the pages of its own. Spans are valid until the next call that is not const.
+  // The request's segments in the order in which it named them, and the pages of its own. Spans are valid until the
+  // next call that is not const.
   std::vector<Segment> Segments(AdmissionId admission) const;
   std::span<const PageId> OwnPages(AdmissionId admission) const;
 

@@ -50,7 +50,7 @@ class PagePools {
   void Release(SessionId session, const LeaseId& lease);
   void ReleaseAll(SessionId session);
 
-  // Of all pools of a tenant together.
+  // The levels of all pools of a tenant together.
   PagePool::Levels levels(TenantId tenant) const;
 
  private:

@@ -23,7 +23,7 @@ class BlockFile {
   virtual ~BlockFile() = default;
   virtual uint64_t size() const = 0;
   virtual absl::Status Read(uint64_t offset, std::span<std::byte> target) = 0;
-  // On an error the bytes named may be anything.
+  // After an error the named bytes may be anything.
   virtual absl::Status Write(uint64_t offset, std::span<const std::byte> source) = 0;
   virtual absl::Status Sync() = 0;
 };

@@ -32,7 +32,7 @@ class CommitQueue {
   CommitQueue(const CommitQueue&) = delete;
   CommitQueue& operator=(const CommitQueue&) = delete;
 
-  // Once, before anything else: what is synced and written. Both must outlive the queue.
+  // Sets the file to sync and the records to write. Once, before anything else; both must outlive the queue.
   void Use(BlockFile& file, RecordStore& records) {
     file_ = &file;
     records_ = &records;

@@ -10,7 +10,7 @@ namespace ashlar::storage {
 // it is read-only, or the device fails. Every other code says that to try again would be of no use.
 absl::Status DiskError(int error, absl::string_view what);
 
-// Of the two above: the disk may do later what it refuses now.
+// Returns whether the status has one of these two codes: the disk may later do what it refuses now.
 bool MayPass(const absl::Status& status);
 
 }  // namespace ashlar::storage

@@ -21,9 +21,9 @@ RecordLogScan ScanRecordLog(std::string_view bytes);
 // Returns a log of exactly these batches.
 std::string EncodeRecordLog(const std::vector<std::string>& batches);
 
-// Of every log in RocksDB's folder `path` that has whole batches behind damage: writes it anew, without the damaged
-// ones. Each is replaced at once and durably, or not at all. Says how many; what is damaged at its end alone, as a
-// power loss leaves it, stays as it is. Before the folder is opened.
+// Writes every log in RocksDB's folder `path` anew, without its damaged batches, if it has whole batches behind damage.
+// Each log is replaced at once and durably, or not at all. Returns how many. A log that is damaged at its end alone, as
+// after a power loss, stays as it is. Call it before the folder is opened.
 absl::StatusOr<int> RepairRecordLogs(const std::string& path);
 
 }  // namespace ashlar::storage

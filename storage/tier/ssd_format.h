@@ -16,7 +16,7 @@
 
 namespace ashlar::storage {
 
-// Of slab, manifest and records together: what is one version is all of that version.
+// The version of slab, manifest and records together: all three change with it.
 inline constexpr uint32_t kSsdFormatVersion = 2;
 
 // Slab and records carry the same name, drawn when they were made: neither is ever read with another's.

@@ -77,9 +77,9 @@ class SsdTier final : public Tier {
     uint64_t over_budget = 0;  // objects that a tenant's budget no longer holds, oldest first: deleted
     std::map<std::string, uint64_t> unknown_tenants;  // bytes of tenants that were not added: kept out, and kept
   };
-  // Once, after the tenants were added and before anything else: what was acknowledged, oldest first. Bytes are not
-  // read; their checksums are whoever's who lands them. Deletions are durable when it returns; their error is its
-  // error.
+  // Returns the acknowledged objects, oldest first. Call it once, after the tenants were added and before anything
+  // else. It does not read the objects' bytes; a landing checks their checksums. Deletions are durable when it returns;
+  // their error is its error.
   absl::StatusOr<std::vector<Recovered>> Recover();
   const RecoveryReport& recovery() const { return report_; }
 

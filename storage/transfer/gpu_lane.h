@@ -22,7 +22,7 @@ namespace ashlar::storage {
 // a time.
 class GpuLane {
  public:
-  // As many queues as jobs run at once. FAILED_PRECONDITION where the GPU cannot reach the processor's memory.
+  // Makes as many queues as jobs run at once. FAILED_PRECONDITION if the GPU cannot reach the processor's memory.
   static absl::StatusOr<std::unique_ptr<GpuLane>> Make(const kernels::Gpu& gpu, int queues);
 
   const kernels::Gpu& gpu() const { return gpu_; }

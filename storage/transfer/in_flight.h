@@ -17,10 +17,10 @@ class InFlight {
     uint64_t bytes = UINT64_MAX;  // that the calls hold in memory, such as page tables
   };
 
-  // Of a tenant; without them it has none.
+  // Sets a tenant's bounds; without a call it has none.
   void SetBounds(TenantId tenant, const Bounds& bounds) { shares_[tenant].bounds = bounds; }
 
-  // False: it would be too much, and nothing was counted.
+  // Counts work in flight. False: it would be too much, and nothing was counted.
   bool Begin(TenantId tenant, uint64_t bytes) {
     Share& share = shares_[tenant];
     if (share.calls >= share.bounds.calls || bytes > share.bounds.bytes - share.bytes) return false;

@@ -101,7 +101,8 @@ class LandJob {
   uint64_t LayersBegin(size_t step) const;  // the first layer of a step
   size_t steps() const { return target_.rows.size() + (has_tail_ ? 1 : 0); }
   std::vector<Check> StepChecks(size_t step);
-  // Of `rows`, if they have any: among the same object's parts of the same layer, which come next.
+  // Returns the check of the scales of `rows`, if there are any: among the same object's parts of the same layer, which
+  // come next.
   static Check* FindScales(const Check& rows, std::span<Check> behind);
   void AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks);
   void AppendInPart(Task task, std::vector<Task>& tasks) const;

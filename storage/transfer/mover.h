@@ -33,7 +33,8 @@ struct LandEvents {
   std::function<void(size_t source, uint64_t bytes, std::function<void()> resume)> blocked;
   std::function<void(uint32_t attention_layers)> progress;  // landed for all sources; `done` says it of the last ones
   std::function<void(size_t source)> corrupt;               // failed its checksum; the rest of it is skipped
-  // Once, last. Of all sources but the corrupt ones: kNone (landed), kCancelled, or kBusy (the executor was full).
+  // The last call, made once. The outcome of all sources except the corrupt ones: kNone (landed), kCancelled, or kBusy
+  // (the executor was full).
   std::function<void(MissReason outcome)> done;
 };
 
@@ -62,9 +63,9 @@ class Mover {
   void Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events);
 
   // Composes layer by layer, in as few executor items as others leave room for. One source an interior; `done` learns
-  // which of them are corrupt: then, and when it was cancelled before, nothing was written. `outcome`: kNone, kCancelled
-  // (perhaps in the middle), or kBusy (it made way before it had written anything, and then the executor was full).
-  // False, and nothing is called: the executor is full.
+  // which of them are corrupt: then, and when it was cancelled before, nothing was written. `outcome`: kNone,
+  // kCancelled (perhaps in the middle), or kBusy (it made way before it had written anything, and then the executor was
+  // full). False, and nothing is called: the executor is full.
   using ComposeDone = std::function<void(std::vector<bool> corrupt, MissReason outcome)>;
   bool Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
                ComposeDone done);

@@ -62,9 +62,9 @@ struct ClientOptions {
   const kernels::Gpu* gpu = nullptr;        // maps arenas of an hbm tier that lies on it (kernels::FindGpu)
 };
 
-// This process's part of the model and what computing costs it; not part of the namespace. Heads are divided as
-// proto/shard.h says; layers keep their numbers. A segment is hit when every rank has published its part of it. So that
-// ranks agree, one of them looks up, and the others attach to its lease.
+// This process's part of the model, and its computing cost; not part of the namespace. Heads are divided as
+// proto/shard.h says; layers keep their numbers. A segment is a hit when every rank has published its part of it. So
+// that ranks agree, one of them looks up, and the others attach to its lease.
 struct Shard {
   uint32_t first_layer = 0;  // 0: pipeline stages are refused
   uint32_t layer_count = 0;  // 0: all
@@ -89,10 +89,10 @@ struct PrefixUse {
   DType span_dtype = DType::kF32;  // of the keys and values that it captures: kF32, kF16 or kBF16
 };
 
-// One segment to land: its index in the match, and where its token 0 stands.
+// One segment to land: its index in the match, and the position of its token 0.
 struct LandSegment {
-  // The match's prefix, at position 0: Land takes it whole, with one verdict; Advance and Compose the states that the
-  // match has of it, which are those before its span where there is one.
+  // The match's prefix, at position 0. Land takes it whole, with one verdict. Advance and Compose take its cached
+  // states, which are those before its span if it has one.
   static constexpr uint32_t kPrefix = UINT32_MAX;
   uint32_t segment = 0;
   uint64_t first_position = 0;
@@ -147,7 +147,7 @@ struct PublishParts {
   Provenance provenance = Provenance::kExact;
 };
 
-// One finished object: what was granted for it, and where it lies.
+// One finished object: its reservation, and its sources.
 struct Publication {
   Reservation reservation;
   PublishParts parts;
@@ -211,7 +211,7 @@ class Composition {
   // kNone: done. Otherwise no state was changed, unless it is kCancelled, kTimedOut or kDaemonUnavailable: then states
   // and outputs may hold anything. Compute without the cache, or without what segments() says is lost.
   MissReason reason() const;
-  // One a segment of the request, in order; kNone: it can be had.
+  // One reason a segment of the request, in order; kNone: no miss.
   const std::vector<MissReason>& segments() const;
 
   // True once nothing reads or writes the memory any more: the daemon answered, confirmed that it has ceased, or is
@@ -260,10 +260,10 @@ class Model {
   // what the text began with; may be null. For models opened with PrefixUse, else kBadSource.
   std::vector<CommitOutcome> Commit(const Match* match, const CommitParts& text);
 
-  // In-place sharing, on pages declared with `allocate` (ashlar/shared_pages.h). Admits a request with
-  // the pages that its segments share with other requests and `own_pages` of its own, or says at once what it lacks.
+  // In-place sharing, on pages declared with `allocate` (ashlar/shared_pages.h). Admits a request with the pages that
+  // its segments share with other requests and `own_pages` of its own, or returns its shortage at once.
   Admitted Admit(const Prompt& prompt, uint32_t own_pages);
-  // The request behind a lease that another process of this tenant passed on, of a prompt with these segments.
+  // Returns the request behind a lease that another process of this tenant passed on, for a prompt with these segments.
   Admitted AttachAdmission(const std::string& lease, uint32_t page_tokens, std::span<const uint64_t> segment_lengths);
 
   // Starts the landing of all that one request needs, and does not wait. Each landing has its own progress and verdict.
@@ -338,7 +338,7 @@ class Client {
 // each by itself, so that a segment's tokens do not depend on its neighbours.
 inline constexpr const char* kDefaultSeparator = "<|pic|>";
 std::vector<std::string_view> SplitBySeparator(std::string_view text, std::string_view separator = kDefaultSeparator);
-// The same for tokens: lengths of the runs between separator tokens, with the separators removed from `tokens`.
+// Splits tokens likewise: returns the lengths of the runs between separator tokens, and removes the separators.
 std::vector<uint64_t> SplitBySeparator(std::vector<int32_t>& tokens, int32_t separator);
 
 }  // namespace ashlar

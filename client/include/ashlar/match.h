@@ -71,8 +71,9 @@ struct PrefixResult {
   TierKind tier = TierKind::kNone;  // the farthest that any of it lies in
   bool own = false;                 // of the prompt's conversation
   uint64_t bytes = 0;               // of all its objects
-  // Of the depth's last tokens, how many the states are to be run through: prefix_states() are those before them, and
-  // prefix_span() has their inputs. Keys and values are landed up to `depth`. 0: prefix_states() are at `depth`.
+  // The number of the depth's last tokens that the states must still run through: prefix_states() are those before
+  // these tokens, and prefix_span() has the tokens' inputs. Keys and values are landed up to `depth`. 0:
+  // prefix_states() are at `depth`.
   uint32_t span_tokens = 0;
 };
 

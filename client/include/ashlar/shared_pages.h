@@ -63,10 +63,10 @@ class Admission {
 
   // Brings its own pages to so many in all, all of those or none; those that it has stay in their places.
   AdmitOutcome Extend(uint32_t own_pages, PageShortage* lacks = nullptr);
-  // Of segments that were this request's to fill: they hold their keys and values now, and are read only from here on.
-  // False: the daemon was not told, or it was not this request's to say.
+  // Tells that segments of kToFill have their keys and values now; requests may read them only from here on. False: the
+  // daemon was not told, or the segment was not this request's to fill.
   bool MarkFilled(std::span<const uint32_t> segments);
-  // Asks what became of segments that other requests fill. False: the daemon could not be asked.
+  // Asks for the state of segments that other requests fill. False: the daemon could not be asked.
   bool Refresh();
 
   // False once the session that holds the lease has ended. The request may finish on the pages that it has, which

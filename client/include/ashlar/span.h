@@ -43,13 +43,13 @@ struct MappedSpan {
 // A copy of one layer's inputs for the kernels, fp32. Of spans in the processor's memory.
 class SpanInputs {
  public:
-  // As many tokens as the match has in common.
+  // Copies the inputs of the tokens that the span shares with the match.
   SpanInputs(const LinearLayer& layer, const MappedSpan& span, uint32_t index);
 
-  // Without queries. Points into this object.
+  // The inputs, without queries. Points into this object.
   kernels::TokenInputs inputs() const;
-  // The convolution's tail behind the last token, [conv_kernel − 1, conv_channels] in the layer's state_dtype: of the
-  // checkpoint's and the tokens' own inputs. Empty where the layer has no convolution.
+  // Returns the convolution's tail behind the last token, [conv_kernel − 1, conv_channels] in the layer's state_dtype,
+  // made from the checkpoint's tail and the tokens' own inputs. Empty if the layer has no convolution.
   std::vector<std::byte> ConvTail(const void* checkpoint) const;
 
  private:

@@ -23,7 +23,7 @@ class KeyAngles {
 
   RopeStyle style() const { return style_; }
   int32_t rotary_dim() const { return rotary_dim_; }
-  // Of the block's first key, times the rotation's scale; of offset j.
+  // The angles of the block's first key, times the rotation's scale; and those of offset j.
   const float* cosine() const { return first_.data(); }
   const float* sine() const { return first_.data() + width_; }
   const float* offset_cosine(size_t j) const { return offsets_.data() + 2 * j * width_; }
