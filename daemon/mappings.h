@@ -1,6 +1,6 @@
-// The kernel's limit on the mappings of a process (vm.max_map_count). Every arena is one, and so is every region;
-// beyond the limit the allocator gets no memory either, and the process dies. So what may be mapped is bounded by the
-// configuration, and is checked to fit beside what the daemon needs by itself before anybody is served.
+// CheckMappings: the kernel's limit on the mappings of a process (vm.max_map_count). Every arena is a mapping, and so
+// is every region; beyond the limit the allocator gets no memory either, and the process dies. So the configuration
+// bounds the mappings, and before anybody is served they are checked to fit beside those that the daemon itself needs.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The process's limit on open files. Every arena is one, and so is every connection.
+// RaiseOpenFilesLimit: the process's limit on open files. Every arena is an open file, and so is every connection.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// XXH3-64 with seed 0: what a unit's checksum is, on every back end.
+// A unit's checksum, XXH3-64 with seed 0, the same on every back end.
 #pragma once
 
 #include <cstddef>

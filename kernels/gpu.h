@@ -1,5 +1,5 @@
-// A GPU as a process sees it that shares memory with others: its back end, arenas in its memory, and what it reaches of
-// the processor's.
+// Gpu: a GPU whose memory a process shares with others: its back end, arenas in its memory, and the part of the
+// processor's memory that it reaches.
 #pragma once
 
 #include <cstddef>

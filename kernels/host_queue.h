@@ -1,4 +1,4 @@
-// The queue of back ends that compute on the processor: work is done when it has been submitted.
+// HostQueue: the queue of back ends that compute on the processor: work is done when it has been submitted.
 #pragma once
 
 #include "kernels/device.h"

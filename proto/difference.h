@@ -1,4 +1,4 @@
-// In what two engines' declarations differ, so that neither finds what the other published.
+// FirstDifference: the field in which two engines' declarations differ, so that neither finds what the other published.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// Time and concurrency as the cache sees them: both injected, so that a simulator can decide every order.
+// Clock, Executor: time and concurrency for the cache, both injected, so that a simulator can decide every order.
 #pragma once
 
 #include <cstdint>

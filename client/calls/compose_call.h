@@ -1,4 +1,4 @@
-// One Advance or Compose call: its verdict, and the proof that it can write no more.
+// ComposeCall: one Advance or Compose call, its verdict, and the proof that it can write no more.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// One Land or LookupAndLand call: its match, its progress, its verdict, and the proof that it can write no more.
+// LandCall: one Land or LookupAndLand call, its match, its progress, its verdict, and the proof that it can write no
+// more.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Calls during which the daemon reads the engine's memory, which is the engine's own again when they return.
+// CallLending: calls during which the daemon reads the engine's memory, which is the engine's own again when they
+// return.
 #pragma once
 
 #include "absl/status/status.h"

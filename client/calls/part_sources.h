@@ -1,4 +1,4 @@
-// Says to the daemon where the tensors of linear layers lie in a region.
+// PartSources: writes the places of linear layers' tensors in a region into the daemon's message.
 #pragma once
 
 #include <cstddef>

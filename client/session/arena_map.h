@@ -1,4 +1,4 @@
-// The daemon's arenas as this process sees them: fetched on first need, mapped once, for reading alone, shared by all
+// ArenaMap: the daemon's arenas in this process: fetched on first need, mapped once, for reading alone, shared by all
 // matches.
 #pragma once
 

@@ -1,4 +1,4 @@
-// A point of CLOCK_MONOTONIC by which a call returns.
+// Deadline: a point of CLOCK_MONOTONIC by which a call returns.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Owners of what the kernel hands out: file descriptors and mappings.
+// Descriptor, Mapping: owners of file descriptors and of mappings.
 #pragma once
 
 #include <cstddef>

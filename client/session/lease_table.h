@@ -1,4 +1,5 @@
-// The leases that this session holds, counted: several matches may share one, and it is released with the last.
+// LeaseTable: the leases that this session holds, counted. Several matches may share one lease, and the last of them
+// releases it.
 #pragma once
 
 #include <condition_variable>

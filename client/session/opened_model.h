@@ -1,4 +1,4 @@
-// An opened model: what the engine declared, and what the daemon calls it now.
+// OpenedModel: the engine's declaration of a model, and the daemon's handles for it on the current connection.
 #pragma once
 
 #include <cstdint>

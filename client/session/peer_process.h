@@ -1,4 +1,4 @@
-// The daemon's process, and whether it is certainly dead.
+// PeerProcess: the daemon's process, and whether it is certainly dead.
 #pragma once
 
 #include "absl/status/statusor.h"

@@ -1,5 +1,5 @@
-// Keeps a client connected: notices the daemon's end, connects again with growing pauses, and restores on the new
-// connection whatever the engine had opened and registered.
+// Reconnector: keeps a client connected. It notices the daemon's end, connects again with growing pauses, and restores
+// on the new connection the models and regions that the engine had opened and registered.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// One region: memory that engine and daemon share, and what the daemon calls it.
+// RegionMemory: one region of memory that engine and daemon share, and the daemon's number for it.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Calls of the Cache service (proto/ashlar/v1/cache.proto) on one daemon.
+// Rpc: calls of the Cache service (proto/ashlar/v1/cache.proto) on one daemon.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,5 @@
-// The session with the daemon: its socket, the requests and descriptors that cross it (proto/ashlar/v1/session.proto).
+// SessionChannel: the session with the daemon, its socket, and the requests and descriptors that cross it
+// (proto/ashlar/v1/session.proto).
 #pragma once
 
 #include <atomic>

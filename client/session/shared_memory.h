@@ -1,4 +1,4 @@
-// Memory that this process shares with the daemon, as it is mapped here: a region, an arena.
+// SharedMemory: a region or an arena that this process shares with the daemon, as it is mapped here.
 #pragma once
 
 #include <cstddef>

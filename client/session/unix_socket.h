@@ -1,4 +1,4 @@
-// Connecting to a Unix socket, within a deadline and until told to stop.
+// ConnectUnix: connects to a Unix socket, within a deadline and until told to stop.
 #pragma once
 
 #include <stop_token>

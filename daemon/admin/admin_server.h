@@ -1,4 +1,4 @@
-// gRPC in front of the admin service: a Unix socket of its own, for root and the daemon's own user.
+// AdminServer: gRPC in front of the admin service, on a Unix socket of its own, for root and the daemon's own user.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Reads Advance and Compose requests: every number checked before anything is done.
+// CompositionPlan: an Advance or Compose request, read and checked: every number before anything is done.
 #pragma once
 
 #include <memory>

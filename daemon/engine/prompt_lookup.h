@@ -1,4 +1,4 @@
-// One prompt looked up and its answer written, in slices.
+// PromptLookup: looks one prompt up and writes its answer, in slices.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Fields that several calls have, read and checked.
+// Reading and checking the fields that several calls have.
 #pragma once
 
 #include <cstdint>

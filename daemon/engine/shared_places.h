@@ -1,4 +1,4 @@
-// The places in an engine's regions that one call names, each checked, and all of them against one another.
+// SharedPlaces: the places in an engine's regions that one call names. Each is checked, and all against one another.
 #pragma once
 
 #include <cstddef>

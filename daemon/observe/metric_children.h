@@ -1,4 +1,4 @@
-// A family's metrics by tenant and the values of more labels.
+// Children: a family's metrics, by tenant and the values of more labels.
 #pragma once
 
 #include <prometheus/family.h>

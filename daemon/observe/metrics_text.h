@@ -1,4 +1,4 @@
-// The metrics as Prometheus reads them.
+// MetricsText: the metrics in Prometheus' text format.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// One tenant's long requests, read one behind the other on a thread of their own.
+// RequestReader: reads one tenant's long requests, one behind the other, on a thread of their own.
 //
-// To check, parse and hash a request takes up to half a second, by its length. gRPC has few threads (two on a machine
-// of few cores) for the requests of all tenants: were it done there, one tenant's long requests would be everybody's
-// wait.
+// Checking, parsing and hashing a request takes up to half a second, by its length. gRPC has few threads (two on a
+// machine of few cores) for the requests of all tenants. On those threads one tenant's long requests would make every
+// tenant wait.
 #pragma once
 
 #include <condition_variable>

@@ -1,4 +1,4 @@
-// The RPC socket's door: who comes in, and how many. gRPC would let in everybody.
+// RpcListener: accepts the RPC socket's connections, and bounds them for each user. gRPC alone would accept everybody.
 #pragma once
 
 #include <sys/types.h>

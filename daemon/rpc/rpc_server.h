@@ -1,8 +1,8 @@
-// gRPC in front of the engine service: the callback API and the standard health service, on a Unix socket.
+// RpcServer: gRPC in front of the engine service: the callback API and the standard health service, on a Unix socket.
 //
-// Every tenant has a gRPC server of its own, with memory of its own for messages under way, and so have users of no
-// tenant, who may ask for the daemon's health and nothing else: when gRPC runs short of memory it ends calls and
-// connections of that server, and nobody else's.
+// Every tenant has a gRPC server of its own, with memory of its own for messages under way. Users of no tenant have
+// one, too, which answers for the daemon's health and nothing else. When gRPC runs short of memory it ends calls and
+// connections of that server, and of no other.
 #pragma once
 
 #include <memory>

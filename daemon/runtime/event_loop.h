@@ -1,5 +1,6 @@
-// A bounded queue of closures that run one at a time, each tenant's in turn, and a thread that runs them. The metadata
-// thread is one: whoever runs on it owns the cache and everything about it. Another makes and unmaps large memory.
+// EventLoop: a bounded queue of closures that run one at a time, tenants in turn, and a thread that runs them. The
+// metadata thread is such a loop: closures on it own the cache and all of its state. Another loop makes and unmaps
+// large memory.
 #pragma once
 
 #include <array>

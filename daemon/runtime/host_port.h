@@ -1,4 +1,4 @@
-// A TCP address as configurations have it.
+// HostPort: a TCP address in a configuration.
 #pragma once
 
 #include <cstdint>

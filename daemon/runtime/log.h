@@ -1,4 +1,4 @@
-// The daemon's log: one line an event on stderr, as text or as JSON.
+// Log: the daemon's log, one line an event on stderr, as text or as JSON.
 #pragma once
 
 #include <concepts>

@@ -1,4 +1,4 @@
-// A file descriptor with one owner.
+// UniqueFd: a file descriptor with one owner.
 #pragma once
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Threads that move bytes for the cache, away from the metadata thread.
+// WorkerPool: threads that move bytes for the cache, away from the metadata thread.
 #pragma once
 
 #include <atomic>

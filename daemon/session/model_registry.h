@@ -1,4 +1,5 @@
-// The models that engines opened last: what an operator's questions name, and what misses are compared with.
+// ModelRegistry: the models that engines opened last. Operators' questions name them, and misses are compared with
+// them.
 #pragma once
 
 #include <cstddef>

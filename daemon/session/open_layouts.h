@@ -1,5 +1,5 @@
-// The layouts of opened models. Sessions, ranks of one kind and exact prefixes share those that are equal: their tables
-// may take 32 MiB.
+// OpenLayouts: the layouts of opened models. Sessions, ranks of one kind and exact prefixes share equal layouts,
+// because their tables may take 32 MiB.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// An opened model, and the pages an engine declared for it.
+// Model, Pages: an opened model, and the pages that an engine declared for it.
 #pragma once
 
 #include <cstdint>

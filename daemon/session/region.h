@@ -1,5 +1,5 @@
-// Memory that the daemon shares with one engine: its own memfd, or one that was made for it (hosted_memory.h), or such
-// memory of a GPU.
+// Region: memory that the daemon shares with one engine. It is the engine's own memfd, a memfd that was made for it
+// (hosted_memory.h), or memory of a GPU of either kind.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The disk of the ssd tier: slab and records, opened and read.
+// SsdDisk: the disk of the ssd tier, its slab and records, opened and read.
 #pragma once
 
 #include <cstdint>

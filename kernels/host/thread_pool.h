@@ -1,4 +1,4 @@
-// The workers that a process creates and lends to kernels, and to whatever else of its own runs in parallel.
+// ThreadPool: the workers that a process creates and lends to kernels, and to other parallel work of its own.
 #pragma once
 
 #include <atomic>

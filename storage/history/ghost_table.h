@@ -1,4 +1,4 @@
-// Remembers objects that are gone, and why: the memory behind every reason of a miss.
+// GhostTable: remembers objects that are gone, and why, to explain later misses of them.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The latest misses of every tenant, for whoever asks why.
+// MissLog: the latest misses of every tenant.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Remembers under which namespaces a text was published.
+// TextTable: remembers under which namespaces a text was published.
 #pragma once
 
 #include <cstddef>

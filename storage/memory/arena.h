@@ -1,4 +1,4 @@
-// One slab of shared memory that engines can map, but never write.
+// Arena: one slab of shared memory that engines can map, but never write.
 #pragma once
 
 #include <cstddef>

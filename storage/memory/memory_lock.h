@@ -1,4 +1,4 @@
-// Keeping memory out of swap.
+// AllowLocking, LockPages: keep memory out of swap.
 #pragma once
 
 #include <cstdint>

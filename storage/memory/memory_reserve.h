@@ -1,4 +1,4 @@
-// Taking memory before it is promised: what is not there now is an error now, not a signal later.
+// ReservePages: takes memory before it is promised, so that a lack of memory is an error now, and not a signal later.
 #pragma once
 
 #include <cstdint>

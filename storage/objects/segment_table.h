@@ -1,4 +1,4 @@
-// Finds objects by key.
+// SegmentTable: finds objects by key.
 #pragma once
 
 #include <cstdint>

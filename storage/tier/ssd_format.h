@@ -1,4 +1,4 @@
-// The bytes by which the SSD tier finds its objects again (docs/formats.md).
+// SsdRecord, and the encodings by which the SSD tier finds its objects again (docs/formats.md).
 #pragma once
 
 #include <array>

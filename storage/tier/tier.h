@@ -1,4 +1,4 @@
-// A tier: a place with a capacity that holds objects in slots.
+// Tier: a place with a capacity that holds objects in slots.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The tiers of a cache, top to bottom.
+// Tiers: the tiers of a cache, top to bottom.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Asks work on other threads to stop.
+// CancelFlag: asks work on other threads to stop.
 #pragma once
 
 #include <atomic>

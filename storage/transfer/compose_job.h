@@ -1,4 +1,4 @@
-// One composition: cached tuples and runs of tokens are applied to an engine's running states.
+// ComposeJob: one composition. It applies cached tuples and runs of tokens to an engine's running states.
 #pragma once
 
 #include <cstddef>

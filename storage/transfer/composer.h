@@ -1,4 +1,4 @@
-// Compositions in flight: under which references they run, and what became of them.
+// Composer: the compositions in flight, their references, and their outcomes.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Work on a GPU, for jobs that move bytes to and from its memory: many calls are under way at once, and their checksums
-// come back in memory that both sides reach.
+// GpuLane: work on a GPU, for jobs that move bytes to and from its memory. Many calls are under way at once, and their
+// checksums come back in memory that both sides reach.
 #pragma once
 
 #include <condition_variable>

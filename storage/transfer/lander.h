@@ -1,4 +1,4 @@
-// Landings in flight: what each lands, under which references, and what became of every segment.
+// Lander: the landings in flight, their objects and references, and the outcome of every segment.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// One publish: an engine's tensors and pages become an object's bytes.
+// PublishJob: one publish. An engine's tensors and pages become an object's bytes.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// Two-phase publish: reserve, then copy in; nobody finds an object before its bytes are whole and hashed.
+// Publisher: publishing in two phases, reserve and then copy in. Nobody finds an object before its bytes are whole and
+// hashed.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// An object's tuples as kernels take them.
+// TupleTable: an object's tuples in the kernels' form.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The grain of parallel work on an object: a run of one part's units, about a MiB.
+// UnitRange: the grain of parallel work on an object, which is a run of one part's units, about a MiB.
 #pragma once
 
 #include <algorithm>

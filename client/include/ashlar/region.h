@@ -1,4 +1,4 @@
-// Memory that engine and daemon share, and where paged keys and values lie in it.
+// Region: memory that engine and daemon share; PagedCache: the places of paged keys and values in it.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
-// Buffered spans (KVBuffer §6): what the linear layers of an engine saw of a text's last tokens, offered beside the
-// states there, and handed back in place where the daemon kept them. The state behind any of these tokens is the
-// checkpoint's before them, run through the recurrence: no projections, no MLPs.
+// Buffered spans (KVBuffer §6): the inputs of an engine's linear layers for a text's last tokens. The engine offers
+// them beside the states there, and gets them back in place if the daemon kept them. The state behind any of these
+// tokens is the state of the checkpoint before them, run through the recurrence: no projections, no MLPs.
 //
-// An engine with kernels runs them itself: SeamStep{checkpoint}, SeamStep{run of SpanInputs}. One without copies
-// SpanInputs' rows into its region and gives Model::Advance the same two steps.
+// An engine with kernels runs the recurrence itself: SeamStep{checkpoint}, SeamStep{run of SpanInputs}. An engine
+// without kernels copies SpanInputs' rows into its region and gives Model::Advance the same two steps.
 #pragma once
 
 #include <cstddef>
