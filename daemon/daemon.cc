@@ -48,7 +48,7 @@ constexpr int kMostSpareThreads = 30;
 constexpr storage::Nanos kSecond = 1'000'000'000;
 // The health service's name of the ssd tier: NOT_SERVING while it is degraded, though the daemon serves.
 constexpr const char* kSsdHealth = "ashlar.v1.Ssd";
-constexpr storage::Nanos kSweepHosted = kSecond / 4;  // how long memory that nobody holds any more stays charged
+constexpr storage::Nanos kSweepHosted = kSecond / 4;  // the longest that memory without a holder stays charged
 constexpr storage::Nanos kLevelsEvery = kSecond / 5;
 constexpr storage::Nanos kStandstill = 10 * kSecond;  // of the metadata thread, until /healthz answers 503
 

@@ -189,7 +189,7 @@ void Setting::StartLanding(ashlar::Landing landing) {
   doubtful_since_.reset();
   layer_since_.reset();
   if (!wanted_.empty()) return;
-  // Of a match that did not come in time something may be landing all the same.
+  // If the match did not come in time, objects of it may still be landing.
   if (landing_->WaitQuiet(kMostlyQuiet)) {
     landing_.reset();
   } else {

@@ -185,7 +185,7 @@ class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 };
 
-// Requests as they came, bytes: every call's own base class on top of the others'.
+// Requests stay bytes: every call's own base class on top of the others'.
 template <typename Service>
 using Plain = Service;
 template <template <typename> typename... Methods>

@@ -18,7 +18,7 @@ namespace ashlar::storage {
 struct Query {
   ObjectKind kind = ObjectKind::kSegment;
   Key key;
-  TensorShard shard{};  // whose part of it: it is found when all of its bundle is there
+  TensorShard shard{};  // the shard that is wanted: it is found when all of its bundle is there
   NamespaceId ns;
   TextDigest text;  // all zero: not known
   uint64_t tokens = 0;

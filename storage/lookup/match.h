@@ -21,7 +21,7 @@ struct Found {
   const Slot* slot = nullptr;
 };
 
-// Where a prefix's objects are among what was found, each by its name.
+// The indices of a prefix's objects in the match, each by its name.
 struct PrefixObjects {
   static constexpr uint32_t kNone = UINT32_MAX;
   uint32_t begin = kNone;  // behind the prompt's segments; kNone: all that was found is segments

@@ -1,4 +1,4 @@
-// The engine's API over a real daemon: what it sets, fills, restarts and refuses.
+// The engine's API over a real daemon: setting prompts, filling misses, restarts, and refusals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ std::vector<std::string> ReasonsOf(const Request& request) {
   return reasons;
 }
 
-// What a run's publication needs of a test engine, which writes its numbers.
+// The tensors of a run's publication, into which a test engine writes its numbers.
 struct Computed {
   Computed(TestEngine& test, const engine::Run& run) {
     const Tokens tokens(run.tokens, run.tokens + run.token_count);
@@ -218,7 +218,7 @@ TEST(EngineApiOfMuch, TheDaemonsDeathInTheMiddleIsAMiss) {
   ASSERT_GOOD(after.Finish());
 }
 
-// The leases end with the session: what was read in place since may have been anything.
+// The leases end with the session: bytes read in place since may have been anything.
 TEST_F(EngineApi, ACutSessionRestartsWithNothing) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);

@@ -1,4 +1,4 @@
-// The test engines' models and memory, as the engine's API takes them.
+// The test engines' models and memory in the form of the engine's API.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace ashlar::integration {
 
-// What OpenOn takes beside a test engine's client and region. What it points to lives as long as this.
+// The options that OpenOn takes beside a test engine's client and region. `options` points into this object.
 class EngineOptions {
  public:
   EngineOptions(TestEngine& engine, const TensorShard& shard, const PrefixUse& prefixes);
@@ -28,11 +28,11 @@ class EngineOptions {
   std::vector<engine::PagePlace> places_;
 };
 
-// A cache beside a test engine: its client, its region, its pages. `memory` false: none.
+// Opens a cache on a test engine's client, region and pages. `memory` false: without region and pages.
 engine::Cache OpenBeside(TestEngine& engine, const TensorShard& shard = {}, const PrefixUse& prefixes = {},
                          bool memory = true, uint32_t land_ms = 5000, uint32_t quiet_ms = 10'000);
 
-// "3 prompts[0].tokens: null".
+// Returns, for example, "3 prompts[0].tokens: null".
 std::string Say(const engine::Status& status);
 #define ASSERT_GOOD(call)                                    \
   do {                                                       \
@@ -40,7 +40,7 @@ std::string Say(const engine::Status& status);
     ASSERT_EQ(asserted.code, Code::kOk) << asserted.message; \
   } while (false)
 
-// What a prompt's struct points to.
+// The arrays that a prompt's struct points to.
 struct Asked {
   explicit Asked(const std::vector<Tokens>& segments, std::span<const int32_t> table = {}, int query = 7) {
     for (const Tokens& segment : segments) {
@@ -60,7 +60,7 @@ struct Asked {
   engine::Prompt prompt;
 };
 
-// "checkpoint 0-50 run 50-54 interior 54-137 ".
+// Returns, for example, "checkpoint 0-50 run 50-54 interior 54-137 ".
 std::string StepsOf(const engine::Request& request);
 
 }  // namespace ashlar::integration

@@ -1,4 +1,4 @@
-// The engine's API from several processes' points of view: a plan as bytes, and an engine of its own.
+// The engine's API in several processes: a plan as bytes, and an engine of its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ using testing::StartsWith;
 
 constexpr std::byte kPoison{0x5a};
 
-// A scheduler that has no pages, and a worker a rank, each with a session of its own.
+// A scheduler without pages, and a worker for each rank, each with a session of its own.
 TEST(EngineApiInProcesses, RanksLandWhatASchedulerPlanned) {
   DaemonProcess daemon;
   const std::vector<Tokens> segments = {MakeRun(1, 50), MakeRun(2, 90)};
@@ -55,7 +55,7 @@ TEST(EngineApiInProcesses, RanksLandWhatASchedulerPlanned) {
     EXPECT_EQ(StepsOf(request), "checkpoint 0-50 run 50-147 ");
     ASSERT_GOOD(request.Finish());
   }
-  // A plan that was given up is a miss for whoever has not landed it.
+  // A plan that was given up is a miss for every worker that has not landed it.
   planned.reset();
   Cache cache = OpenBeside(first, {0, 2});
   const engine::PlanToLand plan{bytes.data(), bytes.size(), first.target_table().data(), first.target_table().size()};

@@ -316,9 +316,9 @@ class Client {
   // last copy of the Region is destroyed: processes that were forked meanwhile then read zeros there.
   absl::StatusOr<Region> HostRegion(size_t bytes);
 
-  // The same for memory of the daemon's GPU; FAILED_PRECONDITION if it has none. If the hbm tier lies on the GPU,
-  // regions must lie there too, and the two calls above are refused. Keys and values land in such a region, and
-  // published objects may lie in it; the composition service does not work on it (kInvalidRequest).
+  // Registers memory of the daemon's GPU; FAILED_PRECONDITION if it has none. If the hbm tier lies on the GPU, regions
+  // must lie there too, and the two calls above are refused. Keys and values land in such a region, and published
+  // objects may lie in it; the composition service does not work on it (kInvalidRequest).
   //
   // `descriptor`: an allocation of CUDA's virtual memory management (cuMemCreate) of exactly `bytes` bytes, exported as
   // a POSIX file descriptor. The engine has mapped it at `data`, and keeps owning that mapping; the client neither maps

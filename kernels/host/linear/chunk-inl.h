@@ -92,8 +92,8 @@ struct KeyChunk {
 struct HeadChunk {
   const KeyChunk* keys;
   bool erases;
-  const float *read_keys, *read_queries;    // what reads X: K and Q, ⊙ e^G where it differs from key to key
-  HWY_ALIGN float read[kChunk];             // what is read of X is scaled by this: e^{G_i}, or 1
+  const float *read_keys, *read_queries;    // the rows that read X: K and Q, ⊙ e^G where it differs from key to key
+  HWY_ALIGN float read[kChunk];             // factors of the rows read from X: e^{G_i}, or 1
   HWY_ALIGN float beta[kChunk];             // 0 for padding
   HWY_ALIGN float decay[kMaxDim];           // e^{G_n}, for each row of X
   HWY_ALIGN float a[kChunk * kGramStride];  // −A; only what stands below the diagonal is read
