@@ -44,8 +44,8 @@ struct DaemonOptions {
 
 class DaemonProcess {
  public:
-  // Starts the daemon and waits until it serves. Failures are test failures; that of a daemon that ends before it serves
-  // says how it ended, and its last lines.
+  // Starts the daemon and waits until it serves. Failures are test failures; that of a daemon that ends before it
+  // serves says how it ended, and its last lines.
   explicit DaemonProcess(const DaemonOptions& options = {});
   ~DaemonProcess();  // kills it; shows its log when the test has failed
   DaemonProcess(const DaemonProcess&) = delete;
