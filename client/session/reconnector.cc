@@ -20,8 +20,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstPause{10};
 constexpr milliseconds kLongestPause{1000};
 constexpr milliseconds kDeferredPause{200};  // before the daemon is asked again for what it refused to take
-// Before deferred work is done: an engine hardly waits for what it gives up, but it does for what it asks next. Work that
-// comes meanwhile shares a call.
+// Before deferred work is done: an engine hardly waits for what it gives up, but it does for what it asks next. Work
+// that comes meanwhile shares a call.
 constexpr milliseconds kGatherDeferred{5};
 
 bool IsOfNoUse(const absl::Status& status) {

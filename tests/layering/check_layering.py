@@ -60,7 +60,7 @@ ROOMS = {
         "include/ashlar": set(),
         "session": {"include/ashlar"},
         "calls": {"include/ashlar", "session"},
-        "engine": {"include/ashlar"},
+        "engine": {"include/ashlar", "session"},
     },
     "examples": {
         "shortest": set(),
