@@ -58,7 +58,8 @@ void Hand(CacheState& cache, const std::vector<std::shared_ptr<Setting>>& settin
           Work work) {
   std::vector<std::unique_ptr<RequestState>> begun;
   for (const auto& setting : settings) {
-    begun.push_back(std::make_unique<RequestState>(RequestState{.setting = setting, .starting = nullptr}));
+    begun.push_back(std::make_unique<RequestState>(
+        RequestState{.cache = cache.shared_from_this(), .setting = setting, .starting = nullptr}));
   }
   std::shared_ptr<Background::Task> task;
   for (size_t i = 0; i < settings.size(); ++i) requests[i] = Request();  // what they were ends first
@@ -135,18 +136,20 @@ Cache& Cache::operator=(Cache&& other) noexcept {
   return *this;
 }
 Cache::~Cache() {
-  if (impl_ != nullptr && !impl_->creator.InChild()) delete impl_;
+  if (impl_ == nullptr || impl_->creator.InChild()) return;
+  const std::shared_ptr<CacheState> last = std::move(impl_->open);
 }
 
 namespace {
 
 Status OpenDescribed(std::shared_ptr<Client> client, Region region, const DescribedModel& model,
                      const OpenOptions& options, Cache* out) {
-  absl::StatusOr<std::unique_ptr<CacheState>> opened =
+  absl::StatusOr<std::shared_ptr<CacheState>> opened =
       CacheState::Open(std::move(client), std::move(region), model, options);
   if (!opened.ok()) return ToStatus(opened.status());
   Cache made;
-  Access::Put(opened->release(), made);
+  (*opened)->open = *opened;
+  Access::Put(opened->get(), made);
   *out = std::move(made);
   return {};
 }
@@ -242,7 +245,7 @@ Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) noexcept 
     auto all = std::make_shared<std::vector<CommittedText>>();
     all->reserve(count);
     for (uint32_t i = 0; i < count; ++i) all->emplace_back(texts[i], SettingOf(texts[i]));
-    auto made = std::make_unique<JobState>();
+    auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
     made->task = cache.background.Start([&cache, all] {
       for (const CommittedText& text : *all) {
         RunOr([&] { CommitText(cache, text); }, [&] { SetOutcomes(text.text, CommitOutcome::kBusy); });

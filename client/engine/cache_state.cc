@@ -16,7 +16,7 @@ PrefixUse PrefixesOf(const OpenOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CacheState>> CacheState::Open(std::shared_ptr<Client> client, Region region,
+absl::StatusOr<std::shared_ptr<CacheState>> CacheState::Open(std::shared_ptr<Client> client, Region region,
                                                              const DescribedModel& model, const OpenOptions& options) {
   if (options.compose != ComposeBy::kProcess && options.compose != ComposeBy::kDaemon) {
     return absl::InvalidArgumentError(absl::StrCat("compose: ", static_cast<int>(options.compose), " is unknown"));
@@ -25,7 +25,7 @@ absl::StatusOr<std::unique_ptr<CacheState>> CacheState::Open(std::shared_ptr<Cli
     return absl::InvalidArgumentError("workers.size: below 1");
   }
   if (!(options.epsilon >= 0)) return absl::InvalidArgumentError("epsilon: below 0");
-  std::unique_ptr<CacheState> cache(new CacheState(std::move(client)));
+  std::shared_ptr<CacheState> cache(new CacheState(std::move(client)));
   cache->region = std::move(region);
   cache->prefixes = PrefixesOf(options);
   cache->epsilon = options.epsilon;

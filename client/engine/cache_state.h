@@ -20,12 +20,13 @@
 
 namespace ashlar::engine {
 
-struct CacheState {
+// Its requests and jobs hold it, too: it goes with the last of them, in the thread that ends that one.
+struct CacheState : std::enable_shared_from_this<CacheState> {
   using Milliseconds = std::chrono::milliseconds;
 
   // Opens the model on a client, in the memory of `region` or, if that is empty, in memory made as the options say.
   // Of the options neither sockets nor the model are read.
-  static absl::StatusOr<std::unique_ptr<CacheState>> Open(std::shared_ptr<Client> client, Region region,
+  static absl::StatusOr<std::shared_ptr<CacheState>> Open(std::shared_ptr<Client> client, Region region,
                                                           const DescribedModel& model, const OpenOptions& options);
 
   bool has_pages() const { return !places.empty(); }
@@ -34,6 +35,7 @@ struct CacheState {
   absl::StatusOr<const LinearLayer*> LinearAt(uint32_t layer) const;
   bool has_attention() const;
 
+  std::shared_ptr<CacheState> open;  // itself; null once the Cache has ended
   const internal::CreatorProcess creator;
   const std::shared_ptr<Client> client;
   ashlar::Model model;
@@ -62,6 +64,7 @@ struct CacheState {
 };
 
 struct JobState {
+  std::shared_ptr<CacheState> cache;
   std::shared_ptr<Background::Task> task;  // null: done
   internal::CreatorProcess creator{};
 };

@@ -9,8 +9,8 @@
 
 namespace ashlar::engine {
 
-// Opens a cache on a client that outlives it, in a region of that client with the pages at the options' places (the
-// options name no sockets); without a region, as Cache::Open.
+// Opens a cache on a client that outlives it, its requests and its jobs, in a region of that client with the pages at
+// the options' places (the options name no sockets); without a region, as Cache::Open.
 Status OpenOn(Client& client, const Region& region, const OpenOptions& options, Cache* out);
 // The same of a whole model that is described already; options.model is not read.
 Status OpenOn(Client& client, const Region& region, const Identity& identity, const Layout& layout,

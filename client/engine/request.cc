@@ -125,7 +125,7 @@ Status Request::StartPublish(uint32_t missing, const ComputedRun& computed, uint
     // The tensors stay the caller's; what names them is copied.
     std::vector<LinearTensors> linear(computed.linear, computed.linear + computed.linear_count);
     std::vector<int32_t> pages(computed.page_table, computed.page_table + computed.page_count);
-    auto made = std::make_unique<JobState>();
+    auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
     const Setting::Taken taken = setting.TakeOut(missing);
     const auto busy = [&cache, taken, outcome] {
       cache.model.Abandon(taken.reservation);

@@ -178,6 +178,7 @@ class Setting {
 };
 
 struct RequestState {
+  std::shared_ptr<CacheState> cache;  // goes last
   std::shared_ptr<Setting> setting;
   std::shared_ptr<Background::Task> starting;  // null: nothing is, or it has ended
   internal::CreatorProcess creator{};

@@ -168,6 +168,22 @@ TEST_F(EngineLifetime, ARequestMayEndWhereMemoryHasRunOut) {
   ASSERT_GOOD(request.Finish());
 }
 
+TEST_F(EngineLifetime, HandlesEndInAnyOrder) {
+  test_.PublishPrompt(kSegments);
+  Cache cache = OpenBeside(test_);
+  const Asked asked(kSegments, test_.target_table()), elsewhere(kSegments);
+  Request request, starting;
+  engine::Job job;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  ASSERT_GOOD(cache.StartBegin(&elsewhere.prompt, 1, &starting));
+  ASSERT_GOOD(cache.StartCommit(nullptr, 0, &job));
+  cache = {};
+  ASSERT_GOOD(starting.WaitPlan());
+  ASSERT_GOOD(job.Wait());
+  ASSERT_GOOD(request.Finish());
+  EXPECT_EQ(request.plan().cached_tokens, 50u + 83 + 33);
+}
+
 TEST_F(EngineLifetime, HandlesThatAreNothingAnswer) {
   Cache cache;
   Request request;

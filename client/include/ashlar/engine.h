@@ -29,7 +29,8 @@
 // tensor-parallel engine: each rank) opens the same model for its own shard and lands the plan in its own pages. The
 // scheduler keeps its request until the workers have landed; ending it cancels landings that have not begun.
 //
-// Threads. A Cache is thread-safe. A Request belongs to one thread at a time. A Cache outlives its requests and jobs.
+// Threads. A Cache is thread-safe. A Request belongs to one thread at a time. Handles may end in any order:
+// session and memory stay until the last request and the last job of the cache have ended, too.
 //
 // Fork. Handles belong to the process that made them. In a child every call on them is refused (kFailedPrecondition),
 // and destroying them there releases nothing and waits for nothing.
@@ -64,7 +65,7 @@ struct Prompt {
   // Drawn by the engine at random: the prompt may resume from the conversation's own states. Zero: none.
   uint8_t conversation[16] = {};
   uint64_t needed_in_ms = 0;  // without a page table: the time until it will be needed
-  bool fill = false;          // the engine computes the runs of missing()
+  bool fill = false;          // the engine computes the runs of missing(); not without pages
 };
 
 // A plan to land, and the pages in which to land it, as in Prompt.

@@ -123,7 +123,7 @@ class Cache;
 
 // Threads that the engine lends to kernels in this process: run calls body(body_context, i) once for every i in
 // [0, count), from up to `size` threads of which the calling one is one, and returns when all have returned. It may be
-// called from several threads at once. Outlives the cache.
+// called from several threads at once. Outlives the cache, its requests and its jobs.
 struct Workers {
   void* context = nullptr;
   int32_t size = 0;
