@@ -25,6 +25,11 @@ foreach(folder kernels proto tensor)
 endforeach()
 install(FILES kernels/host/thread_pool.h DESTINATION ${include_root}/kernels/host COMPONENT client)
 
+# Whoever links the archives needs CUDA's runtime where they were built with it (kernels/cuda).
+set(ASHLAR_CUDA_FOUND FALSE)
+if(TARGET ashlar_kernels_cuda)
+  set(ASHLAR_CUDA_FOUND TRUE)
+endif()
 configure_package_config_file(cmake/AshlarConfig.cmake.in ${PROJECT_BINARY_DIR}/AshlarConfig.cmake
   INSTALL_DESTINATION ${config_folder})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/AshlarConfigVersion.cmake COMPATIBILITY SameMinorVersion)
