@@ -36,8 +36,8 @@ uint64_t DaemonAdvance::Room(std::span<const ChainPiece> pieces, uint64_t tokens
   return room;
 }
 
-float* DaemonAdvance::CopyIn(const float* rows, int64_t stride, uint64_t first, uint64_t tokens, int64_t width,
-                             Staging::Held& held) const {
+float* DaemonAdvance::Stage(const float* rows, int64_t stride, uint64_t first, uint64_t tokens, int64_t width,
+                            Staging::Held& held) const {
   if (rows == nullptr || width == 0) return nullptr;
   const auto bytes = static_cast<uint64_t>(width) * sizeof(float);
   auto* const copy = reinterpret_cast<float*>(held.Take(tokens * bytes));
@@ -47,7 +47,7 @@ float* DaemonAdvance::CopyIn(const float* rows, int64_t stride, uint64_t first, 
   return copy;
 }
 
-RunningState DaemonAdvance::CopyIn(const State& state, Staging::Held& held, bool with_content) const {
+RunningState DaemonAdvance::Stage(const State& state, Staging::Held& held, bool with_content) const {
   const uint64_t bytes = StateBytes(state), exponents = layer_.value_heads * sizeof(int32_t);
   RunningState copy{.data = held.Take(bytes), .dtype = state.dtype};
   if (state.exponents != nullptr) copy.exponents = reinterpret_cast<int32_t*>(held.Take(exponents));
@@ -62,15 +62,15 @@ void DaemonAdvance::CopyOut(const RunningState& from, const State& to) const {
   if (to.exponents != nullptr) std::memcpy(to.exponents, from.exponents, layer_.value_heads * sizeof(int32_t));
 }
 
-kernels::TokenInputs DaemonAdvance::CopyInputs(uint64_t first, uint64_t tokens, Staging::Held& held) const {
+kernels::TokenInputs DaemonAdvance::StageInputs(uint64_t first, uint64_t tokens, Staging::Held& held) const {
   const Widths widths(shape_);
   const TokenRows& rows = advance_.inputs;
   return {.tokens = static_cast<int64_t>(tokens),
-          .q = CopyIn(rows.q, rows.q_stride, first, tokens, widths.keys, held),
-          .k = CopyIn(rows.k, rows.k_stride, first, tokens, widths.keys, held),
-          .v = CopyIn(rows.v, rows.v_stride, first, tokens, widths.values, held),
-          .g = CopyIn(rows.g, rows.g_stride, first, tokens, widths.gates, held),
-          .beta = CopyIn(rows.beta, rows.beta_stride, first, tokens, widths.betas, held),
+          .q = Stage(rows.q, rows.q_stride, first, tokens, widths.keys, held),
+          .k = Stage(rows.k, rows.k_stride, first, tokens, widths.keys, held),
+          .v = Stage(rows.v, rows.v_stride, first, tokens, widths.values, held),
+          .g = Stage(rows.g, rows.g_stride, first, tokens, widths.gates, held),
+          .beta = Stage(rows.beta, rows.beta_stride, first, tokens, widths.betas, held),
           .q_stride = widths.keys,
           .k_stride = widths.keys,
           .v_stride = widths.values,
@@ -85,8 +85,8 @@ bool DaemonAdvance::RunPart(std::span<const ChainPiece> pieces, uint64_t first_t
   Staging::Held held = *std::move(room);
   const int64_t values = Widths(shape_).values;
   ashlar::LayerAdvance asked{.layer = advance_.layer, .steps = {}, .region = held.region()};
-  asked.state = CopyIn(advance_.state, held, true);
-  asked.inputs = CopyInputs(first_token, tokens, held);
+  asked.state = Stage(advance_.state, held, true);
+  asked.inputs = StageInputs(first_token, tokens, held);
   asked.out_stride = values;
   if (tokens > 0)
     asked.out = reinterpret_cast<float*>(held.Take(tokens * static_cast<uint64_t>(values) * sizeof(float)));
@@ -100,7 +100,7 @@ bool DaemonAdvance::RunPart(std::span<const ChainPiece> pieces, uint64_t first_t
       step.begin = token;
       step.end = token += static_cast<int64_t>(piece.tokens);
     }
-    if (piece.copy != nullptr) step.checkpoint = CopyIn(*piece.copy, held, false);
+    if (piece.copy != nullptr) step.checkpoint = Stage(*piece.copy, held, false);
   }
   asked.steps = steps;
 

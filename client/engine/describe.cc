@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 
 namespace ashlar::engine {
@@ -17,11 +18,6 @@ uint64_t Align(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-template <typename... Args>
-absl::Status Bad(const Args&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 std::string Given(const char* text) {
   return text == nullptr ? "" : text;
 }
@@ -29,8 +25,9 @@ std::string Given(const char* text) {
 absl::StatusOr<ashlar::Rope> Describe(const Rope& rope, const std::string& field) {
   ashlar::Rope described{.kind = rope.style, .rotary_dim = rope.rotary_dim, .scale = rope.scale};
   if (rope.style == RopeStyle::kNone) return described;
-  if (rope.rotary_dim > limits::kMaxHeadDim) return Bad(field, ".rotary_dim: more than ", limits::kMaxHeadDim);
-  if (rope.frequencies == nullptr) return Bad(field, ".frequencies: null");
+  if (rope.rotary_dim > limits::kMaxHeadDim)
+    return ashlar::Invalid(field, ".rotary_dim: more than ", limits::kMaxHeadDim);
+  if (rope.frequencies == nullptr) return ashlar::Invalid(field, ".frequencies: null");
   described.frequencies.assign(rope.frequencies, rope.frequencies + rope.rotary_dim / 2);
   return described;
 }
@@ -50,9 +47,12 @@ absl::StatusOr<ashlar::Layer> DescribeLinear(const Layer& layer, const std::stri
                      .conv_kernel = layer.conv_kernel,
                      .rope = *std::move(rope)};
   if (layer.decay_table == nullptr) return linear;  // where one is needed, the layout is refused
-  if (layer.value_heads > limits::kMaxHeads) return Bad(field, ".value_heads: more than ", limits::kMaxHeads);
-  if (layer.d_k > limits::kMaxLinearHeadDim) return Bad(field, ".d_k: more than ", limits::kMaxLinearHeadDim);
-  if (layer.d_v > limits::kMaxLinearHeadDim) return Bad(field, ".d_v: more than ", limits::kMaxLinearHeadDim);
+  if (layer.value_heads > limits::kMaxHeads)
+    return ashlar::Invalid(field, ".value_heads: more than ", limits::kMaxHeads);
+  if (layer.d_k > limits::kMaxLinearHeadDim)
+    return ashlar::Invalid(field, ".d_k: more than ", limits::kMaxLinearHeadDim);
+  if (layer.d_v > limits::kMaxLinearHeadDim)
+    return ashlar::Invalid(field, ".d_v: more than ", limits::kMaxLinearHeadDim);
   uint64_t numbers = layer.value_heads;
   if (layer.family == Family::kMamba1) numbers *= uint64_t{layer.d_k} * layer.d_v;
   linear.decay_table.assign(layer.decay_table, layer.decay_table + numbers);
@@ -62,11 +62,11 @@ absl::StatusOr<ashlar::Layer> DescribeLinear(const Layer& layer, const std::stri
 absl::StatusOr<ashlar::Layer> Describe(const Layer& layer, const std::string& field) {
   if (layer.kind == LayerKind::kLinear) return DescribeLinear(layer, field);
   if (layer.kind != LayerKind::kGqa && layer.kind != LayerKind::kMla) {
-    return Bad(field, ".kind: ", static_cast<int>(layer.kind), " is unknown");
+    return ashlar::Invalid(field, ".kind: ", static_cast<int>(layer.kind), " is unknown");
   }
   absl::StatusOr<ashlar::Rope> rope = Describe(layer.rope, field + ".rope");
   if (!rope.ok()) return rope.status();
-  return ashlar::AttentionLayer{.kind = static_cast<AttentionKind>(layer.kind),
+  return ashlar::AttentionLayer{.kind = layer.kind == LayerKind::kMla ? AttentionKind::kMla : AttentionKind::kGqa,
                                 .kv_heads = layer.kv_heads,
                                 .key_dim = layer.key_dim,
                                 .value_dim = layer.value_dim,
@@ -79,8 +79,9 @@ absl::StatusOr<ashlar::Layer> Describe(const Layer& layer, const std::string& fi
 }  // namespace
 
 absl::StatusOr<DescribedModel> Describe(const Model& model) {
-  if (model.layers == nullptr) return Bad("model.layers: null");
-  if (model.layer_count > limits::kMaxLayers) return Bad("model.layer_count: more than ", limits::kMaxLayers);
+  if (model.layers == nullptr) return ashlar::Invalid("model.layers: null");
+  if (model.layer_count > limits::kMaxLayers)
+    return ashlar::Invalid("model.layer_count: more than ", limits::kMaxLayers);
   DescribedModel described{
       .identity = {.model_id = Given(model.model_id),
                    .weights_digest = Given(model.weights_digest),
@@ -109,7 +110,7 @@ absl::Status NameModel(const absl::Status& status) {
 
 absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens) {
   PagedCache pages{.page_tokens = page_tokens, .pages = memory.pages, .layers = {}};
-  if (memory.places == nullptr && memory.place_count > 0) return Bad("memory.places: null");
+  if (memory.places == nullptr && memory.place_count > 0) return ashlar::Invalid("memory.places: null");
   for (uint32_t i = 0; i < memory.place_count; ++i) {
     const PagePlace& place = memory.places[i];
     pages.layers.push_back({.layer = place.layer,
@@ -130,7 +131,7 @@ absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens) 
 
 absl::StatusOr<PlacedPages> PlacePages(const ashlar::Layout& shard, uint32_t pages) {
   PlacedPages placed{.pages = {.page_tokens = shard.page_tokens, .pages = pages, .layers = {}}};
-  if (pages == 0) return Bad("memory.pages: none");
+  if (pages == 0) return ashlar::Invalid("memory.pages: none");
   for (uint32_t i = 0; i < shard.layers.size(); ++i) {
     const auto* attention = std::get_if<ashlar::AttentionLayer>(&shard.layers[i]);
     if (attention == nullptr) continue;
@@ -153,7 +154,7 @@ absl::StatusOr<PlacedPages> PlacePages(const ashlar::Layout& shard, uint32_t pag
       layer.value_scale_offset = placed.bytes + attention->kv_heads * sizeof(float);
       placed.bytes = Align(placed.bytes + layer.scale_page_stride * pages);
     }
-    if (placed.bytes > kMostBytes) return Bad("memory.pages: ", pages, " take too many bytes");
+    if (placed.bytes > kMostBytes) return ashlar::Invalid("memory.pages: ", pages, " take too many bytes");
     placed.pages.layers.push_back(layer);
   }
   return placed;

@@ -57,11 +57,11 @@ class DaemonAdvance {
  private:
   uint64_t StateBytes(const State& state) const;
   // Copies rows into memory that the daemon sees, one token's row behind the other.
-  float* CopyIn(const float* rows, int64_t stride, uint64_t first, uint64_t tokens, int64_t width,
-                Staging::Held& held) const;
-  RunningState CopyIn(const State& state, Staging::Held& held, bool with_content) const;
+  float* Stage(const float* rows, int64_t stride, uint64_t first, uint64_t tokens, int64_t width,
+               Staging::Held& held) const;
+  RunningState Stage(const State& state, Staging::Held& held, bool with_content) const;
   void CopyOut(const RunningState& from, const State& to) const;
-  kernels::TokenInputs CopyInputs(uint64_t first, uint64_t tokens, Staging::Held& held) const;
+  kernels::TokenInputs StageInputs(uint64_t first, uint64_t tokens, Staging::Held& held) const;
   uint64_t Room(std::span<const ChainPiece> pieces, uint64_t tokens) const;
   bool RunPart(std::span<const ChainPiece> pieces, uint64_t first_token, uint64_t tokens, std::vector<uint32_t>& lost);
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/checksum.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 
 namespace ashlar::engine {
@@ -13,11 +14,6 @@ namespace {
 constexpr char kMagic[4] = {'A', 'S', 'P', 'L'};
 constexpr uint64_t kMostCaptures = 1 << 16;
 constexpr size_t kHeader = sizeof kMagic + sizeof(uint32_t) + sizeof(uint64_t), kChecksum = sizeof(uint64_t);
-
-template <typename... Args>
-absl::Status Bad(const Args&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 class Writer {
  public:
@@ -78,25 +74,28 @@ class Reader {
 
 absl::Status CheckRising(const std::vector<uint64_t>& depths, uint64_t most) {
   for (size_t i = 0; i < depths.size(); ++i) {
-    if (depths[i] > most || (i > 0 && depths[i] <= depths[i - 1])) return Bad("captures[", i, "]: ", depths[i]);
+    if (depths[i] > most || (i > 0 && depths[i] <= depths[i - 1]))
+      return ashlar::Invalid("captures[", i, "]: ", depths[i]);
   }
   return absl::OkStatus();
 }
 
 absl::Status Check(const PlannedLanding& plan) {
   if (plan.tensor_parallel_size == 0 || plan.tensor_parallel_size > limits::kMaxTensorShards) {
-    return Bad("tensor_parallel_size: ", plan.tensor_parallel_size);
+    return ashlar::Invalid("tensor_parallel_size: ", plan.tensor_parallel_size);
   }
-  if (plan.tokens > limits::kMaxPromptTokens) return Bad("tokens: ", plan.tokens);
+  if (plan.tokens > limits::kMaxPromptTokens) return ashlar::Invalid("tokens: ", plan.tokens);
   uint64_t end = 0;
   for (size_t i = 0; i < plan.segment_lengths.size(); ++i) {
-    if (plan.segment_lengths[i] > plan.tokens - end) return Bad("segment_lengths[", i, "]: behind the prompt's end");
+    if (plan.segment_lengths[i] > plan.tokens - end)
+      return ashlar::Invalid("segment_lengths[", i, "]: behind the prompt's end");
     end += plan.segment_lengths[i];
   }
-  if (plan.prefix_tokens > plan.tokens) return Bad("prefix_tokens: ", plan.prefix_tokens);
+  if (plan.prefix_tokens > plan.tokens) return ashlar::Invalid("prefix_tokens: ", plan.prefix_tokens);
   for (size_t i = 0; i < plan.segments.size(); ++i) {
     const bool rises = i == 0 || plan.segments[i] > plan.segments[i - 1];
-    if (!rises || plan.segments[i] >= plan.segment_lengths.size()) return Bad("segments[", i, "]: ", plan.segments[i]);
+    if (!rises || plan.segments[i] >= plan.segment_lengths.size())
+      return ashlar::Invalid("segments[", i, "]: ", plan.segments[i]);
   }
   return CheckRising(plan.captures, plan.tokens);
 }
@@ -125,16 +124,18 @@ std::string EncodePlan(const PlannedLanding& plan) {
 }
 
 absl::StatusOr<PlannedLanding> DecodePlan(std::span<const uint8_t> bytes) {
-  if (bytes.size() < kHeader || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0) return Bad("magic: no plan");
+  if (bytes.size() < kHeader || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0)
+    return ashlar::Invalid("magic: no plan");
   Reader header(bytes.subspan(sizeof kMagic));
   const auto version = header.Get<uint32_t>();
-  if (version != kPlanVersion) return Bad("version: ", version, ", and this build reads ", kPlanVersion, " only");
+  if (version != kPlanVersion)
+    return ashlar::Invalid("version: ", version, ", and this build reads ", kPlanVersion, " only");
   const auto size = header.Get<uint64_t>();
-  if (size != bytes.size()) return Bad("bytes: ", size, " are said, ", bytes.size(), " are there");
-  if (size < kHeader + kChecksum) return Bad("bytes: too few");
+  if (size != bytes.size()) return ashlar::Invalid("bytes: ", size, " are said, ", bytes.size(), " are there");
+  if (size < kHeader + kChecksum) return ashlar::Invalid("bytes: too few");
   const auto covered = bytes.first(bytes.size() - kChecksum);
   if (Reader(bytes.last(kChecksum)).Get<uint64_t>() != kernels::UnitChecksum(covered.data(), covered.size())) {
-    return Bad("checksum: another one");
+    return ashlar::Invalid("checksum: another one");
   }
   Reader in(covered.subspan(kHeader));
   PlannedLanding plan;
@@ -146,7 +147,7 @@ absl::StatusOr<PlannedLanding> DecodePlan(std::span<const uint8_t> bytes) {
   plan.prefix_tokens = in.Get<uint64_t>();
   plan.segments = in.GetList<uint32_t>(limits::kMaxSegments);
   plan.captures = in.GetList<uint64_t>(kMostCaptures);
-  if (!in.whole() || !in.at_end()) return Bad("bytes: the fields do not fill them");
+  if (!in.whole() || !in.at_end()) return ashlar::Invalid("bytes: the fields do not fill them");
   if (absl::Status status = Check(plan); !status.ok()) return status;
   return plan;
 }
