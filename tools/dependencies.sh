@@ -10,6 +10,8 @@ ASHLAR_PACKAGES=(
   # control plane, configuration, logs, metrics
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libssl-dev
   libyaml-cpp-dev libspdlog-dev prometheus-cpp-dev libmicrohttpd-dev nlohmann-json3-dev
+  # bytes between nodes
+  libucx-dev
   # the SSD tier's index
   librocksdb-dev
   # kernels and the reference engine
@@ -20,6 +22,8 @@ ASHLAR_PACKAGES=(
   libzstd-dev gnuplot-nox
   # tests
   libgtest-dev libgmock-dev
+  # tests of many nodes: the directory and its published messages, certificates, links between network namespaces
+  etcd-server golang-etcd-server-dev openssl iproute2 faketime
 )
 
 ashlar_missing_packages() {
