@@ -44,6 +44,8 @@ absl::string_view Name(MissReason reason) {
       return "declined";
     case MissReason::kCovered:
       return "covered";
+    case MissReason::kPeerFailed:
+      return "peer_failed";
   }
   return "unknown";
 }

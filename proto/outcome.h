@@ -30,6 +30,7 @@ enum class MissReason : uint8_t {
   kSlowerThanRecompute = 17,  // bringing it up and landing it would take longer than computing it again
   kDeclined = 18,             // offered by an engine, but landing it would take longer than computing it again
   kCovered = 19,              // none: a cached prefix reaches behind its head, and it was not looked up
+  kPeerFailed = 20,           // another node had it, and no node has delivered it whole
 };
 absl::string_view Name(MissReason reason);
 

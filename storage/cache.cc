@@ -154,6 +154,17 @@ void Cache::Adopt(std::vector<SsdTier::Recovered> objects) {
   }
 }
 
+bool Cache::AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost) {
+  const ObjectHeader known = header;
+  if (!impl_->table.AdoptRemote(pool, std::move(header), copy, cost)) return false;
+  impl_->prefixes.Adopt(known);
+  return true;
+}
+
+void Cache::SettleRemote(TenantId tenant, const Key& key, const TensorShard& shard) {
+  impl_->table.SettleRemote(tenant, key, shard);
+}
+
 void Cache::OpenSession(SessionId session, TenantId tenant) {
   impl_->sessions.emplace(session, tenant);
 }
@@ -255,6 +266,18 @@ Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, c
 
 const ObjectHeader* Cache::Planned(SessionId session, ReservationId reservation) const {
   return impl_->publisher.Planned(session, reservation);
+}
+
+bool Cache::WhenLoaded(SessionId session, const LeaseId& lease, size_t index, uint64_t extents,
+                       std::function<void(bool whole)> call) {
+  const LeasedObjects* const objects = impl_->leases.Held(session, lease);
+  if (objects == nullptr || index >= objects->size() || !(*objects)[index].object) return false;
+  impl_->leases.Use(lease);
+  const ObjectTable::Reference& object = (*objects)[index].object;
+  const auto held = std::make_shared<const ObjectTable::Reference>(object.Share());
+  impl_->table.WhenLoaded(object, extents * limits::kExtentBytes,
+                          [held, call = std::move(call)] { call((*held)->gone == MissReason::kNone); });
+  return true;
 }
 
 void Cache::Publish(SessionId session, ReservationId reservation, PublishSource source,

@@ -89,6 +89,13 @@ class Cache {
   // opened is attached.
   void Adopt(std::vector<SsdTier::Recovered> objects);
 
+  // Takes in an object that another node has, so that look-ups find it there and bring it up from Tiers::remote; `cost`
+  // estimates how long that takes (0: not known). The copy is released once this node has one of its own, or nobody
+  // refers to the object. False: the object is here already, and the copy is not taken. Until the look-up that it is
+  // meant for has ended, it is kept; then SettleRemote lets it go unless it is in use.
+  bool AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost);
+  void SettleRemote(TenantId tenant, const Key& key, const TensorShard& shard);
+
   void OpenSession(SessionId session, TenantId tenant);
   // Frees what the session held: its part in leases, its reservations. Landings and publishes in flight are cancelled
   // and drain first; `drained` is called when nothing of the session's memory is touched any more.
@@ -144,6 +151,10 @@ class Cache {
                       PoolKind pool = PoolKind::kPublic, Nanos recompute = 0, double flops = 0);
   // The plan behind a reservation of this session; null when unknown. For checking sources before Publish.
   const ObjectHeader* Planned(SessionId session, ReservationId reservation) const;
+  // Calls `call` once the first `extents` of an object of a lease that this session holds are whole at the top, or
+  // never will be: at once if that is already so. False: there is no such object, and `call` is dropped.
+  bool WhenLoaded(SessionId session, const LeaseId& lease, size_t index, uint64_t extents,
+                  std::function<void(bool whole)> call);
   // Copies in and checksums in the same pass; the object is found by others only after `done(kPublished)`, which may be
   // called before Publish returns. kBusy leaves the reservation as it was; every other outcome ends it.
   void Publish(SessionId session, ReservationId reservation, PublishSource source,

@@ -17,13 +17,14 @@
 #include "storage/objects/tier_copier.h"
 #include "storage/policy/eviction.h"
 #include "storage/policy/reuse_models.h"
+#include "storage/tier/remote_source.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
 
-inline constexpr size_t kMaxLevels = 3;  // hbm, dram, ssd
+inline constexpr size_t kMaxLevels = 4;  // hbm, dram, ssd; below them another node
 
-// An object's bytes in one tier. The slot is there in every state but kNone.
+// An object's bytes in one tier. The slot is there in every state but kNone, and empty where another node has them.
 struct Copy {
   enum class State : uint8_t {
     kNone,
@@ -61,6 +62,9 @@ struct Entry : RankedObject {
   std::optional<std::list<ObjectId>::iterator> by_use;  // where objects of its tenant expire
   std::array<Copy, kMaxLevels> copies;                  // by level; [0] is what engines land from and map
   ObjectHeader header;                                  // the plan until the object is ready
+  RemoteCopyId remote = 0;                              // of the copy on another node, while there is one
+  Nanos remote_cost = 0;                                // estimates the time that it takes to come; 0: not known
+  TierKind resides = TierKind::kNone;                   // where the nearest whole copy of this node was, as last told
 
   struct Waiter {
     uint64_t extents;  // of the copy at the top

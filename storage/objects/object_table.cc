@@ -57,6 +57,7 @@ ObjectTable::ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executo
                          Observer& observer)
     : clock_(clock),
       observer_(observer),
+      told_(std::move(options.residence)),
       admission_(options.admission, options.admission_keys),
       ghosts_(options.ghosts_per_tenant),
       placement_(tiers, copying, admission_, promotion_, options.eviction == EvictionMode::kPrice ? &reuse_ : nullptr,
@@ -68,7 +69,8 @@ ObjectTable::ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executo
                       },
                   .lost = [this](Entry& entry, MissReason why, PolicyKind policy,
                                  TierKind tier) { Unlink(entry, why, policy, tier); },
-                  .vacated = [this](Entry& entry) { entries_.erase(ObjectId{entry.id}); }}) {}
+                  .vacated = [this](Entry& entry) { entries_.erase(ObjectId{entry.id}); },
+                  .resides = [this](const Entry& entry) { Reside(entry); }}) {}
 
 ObjectTable::~ObjectTable() = default;
 
@@ -112,7 +114,7 @@ ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::
 }
 
 void ObjectTable::Found(Entry& entry, double flops) {
-  ++entry.uses;
+  if (++entry.uses == kTold) Reside(entry);
   reuse_.Used(entry.pool.tenant, entry.reuse);
   if (flops > 0) entry.reuse.saves_a_byte = SavedAByte(entry.header, flops);  // after a restart nobody knew
   Use(entry);
@@ -202,6 +204,23 @@ void ObjectTable::Adopt(const TenantPool& pool, ObjectHeader header, Slot slot) 
   segments_.Insert(entry);
   Appear(entry);
   placement_.Adopt(entry, std::move(slot));
+}
+
+bool ObjectTable::AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost) {
+  if (segments_.Find(pool.tenant, header.key, header.shard) != nullptr) return false;
+  Entry& entry = Make(pool, std::move(header), 0);
+  segments_.Insert(entry);
+  Appear(entry);
+  placement_.AdoptRemote(entry, copy, cost);
+  return true;
+}
+
+void ObjectTable::SettleRemote(TenantId tenant, const Key& key, const TensorShard& shard) {
+  if (Entry* entry = segments_.Find(tenant, key, shard)) placement_.Changed(*entry);
+}
+
+void ObjectTable::Reside(const Entry& entry) const {
+  if (told_) told_(entry.pool, entry.header, {.nearest = entry.resides, .uses = entry.uses});
 }
 
 void ObjectTable::Use(Entry& entry) {
@@ -392,6 +411,8 @@ void ObjectTable::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKi
     ghost.reuse = entry.reuse;
     if (why == MissReason::kEvicted) reuse_.GivenUp(entry.pool.tenant, entry.reuse);
   }
+  // Another node's object that this node had no use for: nothing of its own has gone.
+  if (why == MissReason::kNeverSeen) return;
   ghosts_.Remember(entry.pool.tenant, entry.header.key, ghost);
   observer_.Evicted(entry.pool.tenant, entry.header.kind, ghost);
 }

@@ -27,11 +27,20 @@
 
 namespace ashlar::storage {
 
+// Where an object of this node is.
+struct Residence {
+  TierKind nearest = TierKind::kNone;  // the first tier that has a whole copy; kNone: none has one any more
+  uint32_t uses = 0;                   // look-ups that found it
+};
+
 struct ObjectTableOptions {
   size_t ghosts_per_tenant = GhostTable::kDefaultGhosts;
   AdmissionMode admission = AdmissionMode::kSecondUse;  // of the disk
   size_t admission_keys = 1 << 20;                      // whose uses are counted
   EvictionMode eviction = EvictionMode::kPrice;
+  // Is told when the nearest tier of an object changes, and when the object is found for the second time. It must not
+  // call the table. May be empty.
+  std::function<void(const TenantPool&, const ObjectHeader&, const Residence&)> residence;
 };
 
 // Keeps two promises: an object that is referenced stays where it is, and one that is neither referenced nor pinned
@@ -104,6 +113,13 @@ class ObjectTable {
   // Takes in an object that a restart found on the disk.
   void Adopt(const TenantPool& pool, ObjectHeader header, Slot slot);
 
+  // Takes in an object that another node has (storage/tier/remote_source.h): look-ups find it, and bring it up from
+  // there; `cost` estimates how long that takes (0: not known). False: there is such an object already, and the copy
+  // is not taken.
+  bool AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost);
+  // Ends an adopted object that nobody refers to. Harmless for any other one.
+  void SettleRemote(TenantId tenant, const Key& key, const TensorShard& shard);
+
   // The next three act on all that is there of a key; false: nothing is.
   //
   // Until `until` (0: for good) one copy stays in some tier, whoever needs the space. A second pin replaces the first.
@@ -139,7 +155,10 @@ class ObjectTable {
   uint64_t object_bytes() const { return object_bytes_; }  // of those
 
  private:
+  static constexpr uint32_t kTold = 2;  // uses
+
   void Appear(Entry& entry);
+  void Reside(const Entry& entry) const;
   void Found(Entry& entry, double flops);
   void Use(Entry& entry);
   Entry* Living(ObjectId id);  // null: it is gone
@@ -156,6 +175,7 @@ class ObjectTable {
 
   const Clock& clock_;
   Observer& observer_;
+  const std::function<void(const TenantPool&, const ObjectHeader&, const Residence&)> told_;
   AdmissionPolicy admission_;
   PromotionCosts promotion_;
   ReuseModels reuse_;

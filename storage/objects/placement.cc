@@ -27,7 +27,9 @@ Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& adm
                      const ReuseModels* prices, const Clock& clock, Observer& observer, Events events)
     : disk_(tiers.ssd),
       disk_level_(tiers.ssd == nullptr ? SIZE_MAX : tiers.memory.size()),
-      copier_(copying, tiers.ssd),
+      remote_(tiers.remote),
+      remote_level_(tiers.memory.size() + (tiers.ssd == nullptr ? 0 : 1)),
+      copier_(copying, tiers.ssd, tiers.remote),
       admission_(admission),
       promotion_(promotion),
       clock_(clock),
@@ -74,7 +76,7 @@ void Placement::Adopt(Entry& entry, Slot slot) {
 }
 
 TierKind Placement::Nearest(const Entry& entry) const {
-  for (size_t i = 0; i < levels(); ++i) {
+  for (size_t i = 0; i <= levels(); ++i) {
     if (Readable(entry.copies[i])) return kind(i);
   }
   return TierKind::kNone;
@@ -98,9 +100,11 @@ MissReason Placement::Promote(Entry& entry, Nanos recompute, Nanos needed_at) {
     return MissReason::kNone;
   }
   const size_t from = NearestSource(entry);
-  if (!promotion_[entry.pool.tenant].Pays(kind(from), entry.header.bytes, recompute, needed_at - now)) {
-    return MissReason::kSlowerThanRecompute;
-  }
+  PromotionCost& cost = promotion_[entry.pool.tenant];
+  const bool pays = from == remote_level_ && entry.remote_cost > 0
+                        ? cost.PaysWith(entry.remote_cost, entry.header.bytes, recompute, needed_at - now)
+                        : cost.Pays(kind(from), entry.header.bytes, recompute, needed_at - now);
+  if (!pays) return MissReason::kSlowerThanRecompute;
   entry.asked_at = now;
   entry.asked_of = from;
   entry.needed_at = needed_at;
@@ -119,7 +123,7 @@ bool Placement::BringUp(Entry& entry, size_t from) {
   // A tier in between gets a copy, too, where it has room.
   std::vector<size_t> path = {from};
   for (size_t level = from - 1; wanted() && level > 0; --level) {
-    const bool vacant = entry.copies[level].state == State::kNone;
+    const bool vacant = entry.copies[level].state == State::kNone && !IsDisk(level);
     if (!vacant || !MakeRoom(entry, level, entry.header.Extents())) continue;
     entry.copies[level].source = static_cast<uint8_t>(from);
     path.push_back(level);
@@ -185,13 +189,16 @@ void Placement::Touch(Entry& entry) {
 
 void Placement::Changed(Entry& entry) {
   if (entry.gone != MissReason::kNone) return Vacate(entry);
+  ++entry.holds;
   if (entry.references == 0 && entry.top().state == State::kFilling) {
     // Nobody waits for it any more, and what is on its way blocks others.
     for (size_t i = 0; i < levels(); ++i) {
       if (FilledFromBelow(entry, i)) CancelFill(entry, i);
     }
   }
-  Refresh(entry);
+  --entry.holds;
+  if (entry.gone != MissReason::kNone) return Vacate(entry);
+  if (!ForgetIfRemote(entry)) Refresh(entry);
 }
 
 void Placement::Discard(Entry& entry) {
@@ -206,7 +213,8 @@ void Placement::Discard(Entry& entry) {
 
 void Placement::Vacate(Entry& entry) {
   Refresh(entry);
-  bool vacant = entry.references == 0 && entry.holds == 0;
+  if (entry.remote != 0 && RemoteOf(entry).readers == 0) RemoveRemote(entry);
+  bool vacant = entry.references == 0 && entry.holds == 0 && entry.remote == 0;
   for (size_t i = 0; i < levels(); ++i) {
     const Copy& copy = entry.copies[i];
     const bool still = copy.state == State::kWhole || copy.state == State::kBroken;
@@ -227,7 +235,8 @@ void Placement::Refresh(Entry& entry) {
     levels_[i]->SetIdle(entry.pool, copy.rank, ranked && !last && !Used(entry, i));
     if (!ranked && copy.rank.tracked()) levels_[i]->Forget(copy.rank);
   }
-  const bool unsaved = here && (disk_ == nullptr || !entry.copies[disk_level_].whole());
+  Reside(entry, here);
+  const bool unsaved = here && entry.remote == 0 && (disk_ == nullptr || !entry.copies[disk_level_].whole());
   if (unsaved == entry.unsaved) return;
   entry.unsaved = unsaved;
   unsaved_ += unsaved ? 1 : -1;
@@ -278,7 +287,9 @@ void Placement::Remove(Entry& entry, size_t level) {
 }
 
 TierCopier::End Placement::EndOf(const Entry& entry, size_t level) const {
-  return {.memory = IsDisk(level) ? nullptr : &levels_[level]->tier(), .slot = &entry.copies[level].slot};
+  const Slot* const slot = &entry.copies[level].slot;
+  if (level == remote_level_) return {.slot = slot, .remote = entry.remote};
+  return {.memory = IsDisk(level) ? nullptr : &levels_[level]->tier(), .slot = slot};
 }
 
 void Placement::StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at) {
@@ -350,6 +361,7 @@ void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status)
 void Placement::DoneReading(Entry& entry, size_t level) {
   Copy& source = entry.copies[level];
   --source.readers;
+  if (level == remote_level_) return;
   if (source.state == State::kBroken && !Used(entry, level)) Remove(entry, level);
 }
 
@@ -366,9 +378,11 @@ void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& statu
   if (wanted) {
     observer_.TierError(entry.pool.tenant, IsDisk(level) ? kind(level) : kind(source), status);
     // A source that cannot be read is no copy; the fill from it ends too.
-    if (source > level) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(source));
+    const MissReason why = source == remote_level_ ? MissReason::kPeerFailed : MissReason::kTierError;
+    if (source > level) return events_.lost(entry, why, PolicyKind::kNone, kind(source));
   }
   if (entry.gone != MissReason::kNone) return Vacate(entry);
+  if (ForgetIfRemote(entry)) return;
   Refresh(entry);
   if (flushing_ && !wanted) QueueBehind(entry);  // it was still draining when all else was queued
 }
@@ -400,6 +414,7 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   copy.loaded = entry.header.Extents();
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
+  if (entry.remote != 0 && RemoteOf(entry).readers == 0) RemoveRemote(entry);  // this node has a copy of its own
   if (promoted && level == 0) CameUp(entry);
   if (level > 0 || promoted) observer_.Copied(entry.pool.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);

@@ -33,6 +33,8 @@ class Placement {
     std::function<void(Entry&, MissReason, PolicyKind, TierKind)> lost;
     // A discarded object has no copy left, and nobody refers to it.
     std::function<void(Entry&)> vacated;
+    // `resides` of an object has changed: the nearest tier of this node with a whole copy; kNone: no tier any more.
+    std::function<void(const Entry&)> resides;
   };
 
   // All arguments must outlive the placement. `copying` copies between memory tiers; `promotion` learns the measured
@@ -49,6 +51,9 @@ class Placement {
   void Written(Entry& entry);
   // Takes in an object that an earlier run left on the disk.
   void Adopt(Entry& entry, Slot slot);
+  // Takes in an object that another node has. As soon as this node has a copy the other one is released; so it is where
+  // nobody refers to the object and nothing of it is on its way.
+  void AdoptRemote(Entry& entry, RemoteCopyId copy, Nanos cost);
   // Frees the slot of an object that an earlier run left on the disk and that is not wanted.
   void Forgo(const TenantPool& pool, const Key& key, Slot slot) { disk_->Erase(pool.tenant, key, std::move(slot)); }
 
@@ -85,14 +90,18 @@ class Placement {
   };
   Unsaved unsaved() const;
 
-  size_t levels() const { return levels_.size(); }
-  TierKind kind(size_t level) const { return levels_[level]->kind(); }
+  size_t levels() const { return levels_.size(); }  // of this node
+  TierKind kind(size_t level) const { return level == remote_level_ ? TierKind::kRemote : levels_[level]->kind(); }
   // The nearest copy that can be read; kNone where there is none yet.
   TierKind Nearest(const Entry& entry) const;
   size_t fills() const { return fills_; }  // under way, commits among them
 
  private:
   bool IsDisk(size_t level) const { return level == disk_level_; }
+  Copy& RemoteOf(Entry& entry) const { return entry.copies[remote_level_]; }
+  void RemoveRemote(Entry& entry);
+  // Ends an object that only another node has, and that nobody waits for. True: it may be vacated.
+  bool ForgetIfRemote(Entry& entry);
   TierCopier::End EndOf(const Entry& entry, size_t level) const;
   // False: there is none, or the entry went for it; then it may be vacated.
   bool MakeRoom(Entry& entry, size_t level, uint64_t extents);
@@ -116,6 +125,7 @@ class Placement {
   void BecameWhole(Entry& entry, size_t level);
   void CameUp(const Entry& entry);
   void Refresh(Entry& entry);  // tells the levels about its copies
+  void Reside(Entry& entry, bool here);
   void CallWaiters(Entry& entry);
   void Vacate(Entry& entry);
   // Copies the object to the lower tiers that should have it. False: try again when there is room.
@@ -138,6 +148,8 @@ class Placement {
 
   SsdTier* const disk_;
   const size_t disk_level_;  // SIZE_MAX: none
+  RemoteSource* const remote_;
+  const size_t remote_level_;  // below all levels
   TierCopier copier_;
   AdmissionPolicy& admission_;
   PromotionCosts& promotion_;

@@ -77,7 +77,10 @@ class TierCopy {
   bool CanStart() const {
     return ended.ok() && started < extents && Ready() >= std::min(started + kPieceExtents, extents);
   }
-  bool UsesDisk() const { return from.memory == nullptr || to.memory == nullptr; }
+  bool IsRemote() const { return from.remote != 0; }
+  bool UsesDisk() const { return !IsRemote() && (from.memory == nullptr || to.memory == nullptr); }
+  // What waits for one of these does not hold up what the others can do: the executor, the disk, other nodes.
+  size_t Way() const { return IsRemote() ? 2 : UsesDisk() ? 1 : 0; }
 
   const End from, to;
   const TenantId tenant;
@@ -93,9 +96,10 @@ class TierCopy {
   absl::Status ended;                      // not OK: no further piece begins
 };
 
-TierCopier::TierCopier(Executor& executor, SsdTier* disk, size_t max_pieces)
+TierCopier::TierCopier(Executor& executor, SsdTier* disk, RemoteSource* remote, size_t max_pieces)
     : executor_(executor),
       disk_(disk),
+      remote_(remote),
       max_pieces_(max_pieces),
       needed_{.turns = Turns(kQuantum)},
       idle_{.turns = Turns(kQuantum)} {}
@@ -181,9 +185,9 @@ std::optional<TierCopier::Turn> TierCopier::NextTurn(std::vector<Turn>& aside) {
 }
 
 TierCopier::Started TierCopier::StartPieceOf(const Turn& turn) {
-  bool refused[2] = {};  // by the executor, by the disk: what waits for one does not hold up the other's
+  bool refused[3] = {};  // by way
   for (const auto& [place, copy] : turn.line->copies.at(turn.tenant)) {
-    bool& full = refused[copy->UsesDisk()];
+    bool& full = refused[copy->Way()];
     if (full || !copy->CanStart()) continue;
     const std::shared_ptr<TierCopy> next = copy;  // the map is another one once a piece has ended
     const uint64_t before = next->started;
@@ -194,7 +198,7 @@ TierCopier::Started TierCopier::StartPieceOf(const Turn& turn) {
     if (next->started == next->extents) Dequeue(*next);
     return Started::kPiece;
   }
-  return refused[0] || refused[1] ? Started::kRefused : Started::kNothing;
+  return refused[0] || refused[1] || refused[2] ? Started::kRefused : Started::kNothing;
 }
 
 bool TierCopier::StartPiece(const std::shared_ptr<TierCopy>& copy) {
@@ -215,9 +219,9 @@ bool TierCopier::Submit(const std::shared_ptr<TierCopy>& copy, uint64_t first, u
     const auto begin = all.begin() + static_cast<ptrdiff_t>(first);
     return std::vector<std::byte*>(begin, begin + static_cast<ptrdiff_t>(count));
   };
-  if (copy->UsesDisk() && GpuOf(copy->to.memory) != nullptr) return ReadToGpu(copy, first, count);
+  if (copy->from.memory == nullptr && GpuOf(copy->to.memory) != nullptr) return ReadToGpu(copy, first, count);
   if (copy->UsesDisk() && GpuOf(copy->from.memory) != nullptr) return WriteFromGpu(copy, first, count);
-  if (copy->from.memory == nullptr) return disk_->Read(*copy->from.slot, first, part(copy->target), done);
+  if (copy->from.memory == nullptr) return Read(*copy, first, part(copy->target), done);
   if (copy->to.memory == nullptr) {
     const std::vector<std::byte*> sources = part(copy->source);
     return disk_->Write(*copy->to.slot, first, {sources.begin(), sources.end()}, done);
@@ -229,6 +233,12 @@ bool TierCopier::Submit(const std::shared_ptr<TierCopy>& copy, uint64_t first, u
         for (uint64_t i = first; i < first + count; ++i) CopyExtent(to, copy->target[i], from, copy->source[i]);
       },
       [done] { done(absl::OkStatus()); });
+}
+
+bool TierCopier::Read(const TierCopy& copy, uint64_t first, std::vector<std::byte*> targets,
+                      std::function<void(absl::Status)> done) {
+  if (copy.IsRemote()) return remote_->Read(copy.from.remote, first, std::move(targets), std::move(done));
+  return disk_->Read(*copy.from.slot, first, targets, std::move(done));
 }
 
 bool TierCopier::ReadToGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count) {
@@ -247,7 +257,7 @@ bool TierCopier::ReadToGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first
     copy_piece();  // rather than read it again
     PieceDone(copy, first, absl::OkStatus());
   };
-  return disk_->Read(*copy->from.slot, first, bounce->extents(), read);
+  return Read(*copy, first, bounce->extents(), read);
 }
 
 // Rare: a daemon that drains what dram never had.

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "storage/executor.h"
+#include "storage/tier/remote_source.h"
 #include "storage/tier/ssd_tier.h"
 #include "storage/tier/tier.h"
 #include "storage/turns.h"
@@ -27,10 +28,12 @@ class TierCopy;  // one object on its way
 // makes progress. Pieces in flight are not called back.
 class TierCopier {
  public:
-  // One end of a copy: a slot of a memory tier, or of the disk (memory null). The slot outlives the copy.
+  // One end of a copy: a slot of a memory tier, or of the disk (memory null), or a copy on another node (`remote` set),
+  // which can only be read. The slot outlives the copy.
   struct End {
     const Tier* memory = nullptr;
     const Slot* slot = nullptr;
+    RemoteCopyId remote = 0;
   };
   static constexpr Nanos kWhenIdle = std::numeric_limits<Nanos>::max();  // nobody waits for it: behind all others
   struct Events {
@@ -38,8 +41,8 @@ class TierCopier {
     std::function<void(absl::Status)> done;         // once, last; both slots are untouched from then on
   };
 
-  // `disk` may be null; both must outlive the copier, and the copier everything in flight.
-  TierCopier(Executor& executor, SsdTier* disk, size_t max_pieces = 32);
+  // `disk` and `remote` may be null; all must outlive the copier, and the copier everything in flight.
+  TierCopier(Executor& executor, SsdTier* disk, RemoteSource* remote = nullptr, size_t max_pieces = 32);
 
   // Not from disk to disk, nor from a GPU's memory to a GPU's. Of the source, `available` extents can be read now;
   // Offer says when there are more. `needed_at`: on the injected clock. No event comes before this returns.
@@ -75,12 +78,16 @@ class TierCopier {
   Started StartPieceOf(const Turn& turn);
   bool StartPiece(const std::shared_ptr<TierCopy>& copy);
   bool Submit(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count);
+  // Reads a piece from the disk, or from another node, into the processor's memory.
+  bool Read(const TierCopy& copy, uint64_t first, std::vector<std::byte*> targets,
+            std::function<void(absl::Status)> done);
   bool ReadToGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count);
   bool WriteFromGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count);
   void PieceDone(const std::shared_ptr<TierCopy>& copy, uint64_t first, const absl::Status& status);
 
   Executor& executor_;
   SsdTier* const disk_;
+  RemoteSource* const remote_;
   const size_t max_pieces_;
   size_t pieces_ = 0;
   uint64_t begun_ = 0;

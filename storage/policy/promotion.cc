@@ -23,6 +23,11 @@ bool PromotionCost::Pays(TierKind from, uint64_t bytes, Nanos recompute, Nanos a
   return recompute == 0 || Estimate(from, bytes, ahead) <= recompute || Probe(copies_[from]);
 }
 
+bool PromotionCost::PaysWith(Nanos copy, uint64_t bytes, Nanos recompute, Nanos ahead) {
+  const Nanos estimate = std::max<Nanos>(copy - ahead, 0) + landings_.rate.Of(bytes);
+  return recompute == 0 || estimate <= recompute || Probe(copies_[TierKind::kRemote]);
+}
+
 bool PromotionCost::PaysToKeep(uint64_t bytes, Nanos recompute) {
   return recompute == 0 || landings_.rate.Of(bytes) <= recompute || Probe(landings_);
 }

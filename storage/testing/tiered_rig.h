@@ -25,6 +25,7 @@ struct TieredOptions {
   AdmissionMode admission = AdmissionMode::kAll;
   CacheOptions cache;
   uint64_t seed = 1;
+  RemoteSource* remote = nullptr;
 };
 
 class TieredRig {
@@ -91,7 +92,7 @@ class TieredRig {
       const uint64_t budget = options_.ssd * limits::kExtentBytes;
       if (ssd != nullptr && !ssd->AddTenant(tenant, "tenant" + std::to_string(tenant), budget).ok()) abort();
     }
-    Tiers tiers{.ssd = ssd.get()};
+    Tiers tiers{.ssd = ssd.get(), .remote = options_.remote};
     if (hbm != nullptr) tiers.memory.push_back(hbm.get());
     tiers.memory.push_back(dram.get());
     mover.emplace(kernels::Reference(), workers, executor, *tiers.memory.front(), /*turn_bytes=*/1);

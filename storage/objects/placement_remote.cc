@@ -1,0 +1,47 @@
+// Objects that other nodes have: taken in, and let go once this node has its own copy or no use for them. Where objects
+// reside on this node, as those are told who tell other nodes.
+#include <algorithm>
+#include <utility>
+
+#include "storage/objects/placement.h"
+
+namespace ashlar::storage {
+
+using State = Copy::State;
+
+void Placement::AdoptRemote(Entry& entry, RemoteCopyId copy, Nanos cost) {
+  entry.remote = copy;
+  entry.remote_cost = cost;
+  RemoteOf(entry).state = State::kWhole;
+  RemoteOf(entry).loaded = entry.header.Extents();
+  Refresh(entry);
+}
+
+void Placement::RemoveRemote(Entry& entry) {
+  RemoteOf(entry).state = State::kNone;
+  RemoteOf(entry).loaded = 0;
+  const RemoteCopyId copy = std::exchange(entry.remote, 0);
+  Refresh(entry);
+  remote_->Release(copy);
+}
+
+bool Placement::ForgetIfRemote(Entry& entry) {
+  if (entry.remote == 0 || entry.gone != MissReason::kNone || entry.references > 0) return false;
+  const bool elsewhere = std::ranges::any_of(entry.copies.begin(), entry.copies.begin() + levels(),
+                                             [](const Copy& copy) { return copy.state != State::kNone; });
+  if (elsewhere || RemoteOf(entry).readers > 0) return false;
+  events_.lost(entry, MissReason::kNeverSeen, PolicyKind::kNone, TierKind::kRemote);
+  return true;
+}
+
+void Placement::Reside(Entry& entry, bool here) {
+  const auto end = entry.copies.begin() + static_cast<ptrdiff_t>(levels());
+  const auto nearest = std::find_if(entry.copies.begin(), end, [](const Copy& copy) { return copy.whole(); });
+  const TierKind now =
+      here && nearest != end ? kind(static_cast<size_t>(nearest - entry.copies.begin())) : TierKind::kNone;
+  if (now == entry.resides) return;
+  entry.resides = now;
+  events_.resides(entry);
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,32 @@
+// RemoteSource: the copies that other nodes hold, as a place below the disk that objects come up from.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace ashlar::storage {
+
+// One object's copy on another node, as long as that node keeps it there for this one. Drawn by the source, never 0, and
+// never drawn twice.
+using RemoteCopyId = uint64_t;
+
+// The metadata thread makes all calls and gets all callbacks. Storage knows neither nodes nor networks: another node
+// takes over inside the source where the first one fails.
+class RemoteSource {
+ public:
+  virtual ~RemoteSource() = default;
+
+  // Begins to read the extents from `first` on into `targets`, one each, in the processor's memory. `done` comes after
+  // this returned; until then the targets are the source's. Whatever other nodes send, the first extent begins with the
+  // encoded header that the object was adopted with. False: too much is in flight already; the caller tries again.
+  virtual bool Read(RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets,
+                    std::function<void(absl::Status)> done) = 0;
+  // The copy is not needed any more, and nothing of it is being read.
+  virtual void Release(RemoteCopyId copy) = 0;
+};
+
+}  // namespace ashlar::storage
