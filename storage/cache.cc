@@ -165,6 +165,14 @@ void Cache::SettleRemote(TenantId tenant, const Key& key, const TensorShard& sha
   impl_->table.SettleRemote(tenant, key, shard);
 }
 
+bool Cache::TellAll(Slice& slice) {
+  return impl_->table.TellAll(slice);
+}
+
+bool Cache::Knows(TenantId tenant, const Key& key) const {
+  return !impl_->table.PeekAll(tenant, key).empty();
+}
+
 void Cache::OpenSession(SessionId session, TenantId tenant) {
   impl_->sessions.emplace(session, tenant);
 }

@@ -95,6 +95,10 @@ class Cache {
   // meant for has ended, it is kept; then SettleRemote lets it go unless it is in use.
   bool AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost);
   void SettleRemote(TenantId tenant, const Key& key, const TensorShard& shard);
+  // Says of all objects again where they reside (ObjectTableOptions::residence), in slices; false: call again.
+  bool TellAll(Slice& slice);
+  // Returns whether anything is known here under the key: published, reserved or adopted, any shard of it.
+  bool Knows(TenantId tenant, const Key& key) const;
 
   void OpenSession(SessionId session, TenantId tenant);
   // Frees what the session held: its part in leases, its reservations. Landings and publishes in flight are cancelled

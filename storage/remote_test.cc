@@ -2,8 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "storage/testing/other_node.h"
@@ -29,8 +31,12 @@ class RemoteTest : public ::testing::Test {
  protected:
   void Make(TieredOptions options = {.hbm = 0, .dram = 32, .ssd = 0}) {
     options.remote = &other_;
-    options.cache.objects.residence = [this](const TenantPool&, const ObjectHeader&, const Residence& residence) {
+    options.cache.objects.residence = [this](const TenantPool&, const ObjectHeader& header,
+                                             const Residence& residence) {
       heard_.push_back({residence.nearest, residence.uses});
+      TierKind& told = told_[{header.key, header.shard.rank}];
+      EXPECT_EQ(residence.told, told);
+      return told = residence.nearest;
     };
     rig_ = std::make_unique<TieredRig>(options);
     rig_->cache->OpenSession(kAnn, 1);
@@ -78,6 +84,7 @@ class RemoteTest : public ::testing::Test {
   OtherNode other_;
   std::unique_ptr<TieredRig> rig_;
   std::vector<Heard> heard_;
+  std::map<std::pair<Key, uint32_t>, TierKind> told_;
   Found found_;
   LandingId landings_ = 0;
 };
@@ -220,6 +227,7 @@ TEST_F(RemoteTest, ComesUpThroughEveryTierOfMemoryAndGoesToTheDiskLater) {
   EXPECT_EQ(Used(*rig_->ssd), 3u) << "admitted like any object";
   EXPECT_THAT(rig_->observer.copied, Contains(std::pair(TierKind::kDram, TierKind::kSsd)));
   rig_->Restart();
+  told_.clear();
   rig_->cache->OpenSession(kAnn, 1);
   EXPECT_EQ(Land(Plan(1), 1), MissReason::kNone);
   EXPECT_EQ(found_.tier, TierKind::kSsd);

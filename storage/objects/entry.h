@@ -64,7 +64,9 @@ struct Entry : RankedObject {
   ObjectHeader header;                                  // the plan until the object is ready
   RemoteCopyId remote = 0;                              // of the copy on another node, while there is one
   Nanos remote_cost = 0;                                // estimates the time that it takes to come; 0: not known
-  TierKind resides = TierKind::kNone;                   // where the nearest whole copy of this node was, as last told
+  // Where the nearest whole copy of this node is, whether its disk has one, and what others were told of it.
+  TierKind resides = TierKind::kNone, told = TierKind::kNone;
+  bool saved = false;
 
   struct Waiter {
     uint64_t extents;  // of the copy at the top

@@ -57,7 +57,7 @@ ObjectTable::ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executo
                          Observer& observer)
     : clock_(clock),
       observer_(observer),
-      told_(std::move(options.residence)),
+      tell_(std::move(options.residence)),
       admission_(options.admission, options.admission_keys),
       ghosts_(options.ghosts_per_tenant),
       placement_(tiers, copying, admission_, promotion_, options.eviction == EvictionMode::kPrice ? &reuse_ : nullptr,
@@ -70,7 +70,7 @@ ObjectTable::ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executo
                   .lost = [this](Entry& entry, MissReason why, PolicyKind policy,
                                  TierKind tier) { Unlink(entry, why, policy, tier); },
                   .vacated = [this](Entry& entry) { entries_.erase(ObjectId{entry.id}); },
-                  .resides = [this](const Entry& entry) { Reside(entry); }}) {}
+                  .resides = [this](Entry& entry) { Reside(entry); }}) {}
 
 ObjectTable::~ObjectTable() = default;
 
@@ -219,8 +219,25 @@ void ObjectTable::SettleRemote(TenantId tenant, const Key& key, const TensorShar
   if (Entry* entry = segments_.Find(tenant, key, shard)) placement_.Changed(*entry);
 }
 
-void ObjectTable::Reside(const Entry& entry) const {
-  if (told_) told_(entry.pool, entry.header, {.nearest = entry.resides, .uses = entry.uses});
+void ObjectTable::Reside(Entry& entry) const {
+  if (!tell_) return;
+  entry.told = tell_(entry.pool, entry.header,
+                     {.nearest = entry.resides, .saved = entry.saved, .uses = entry.uses, .told = entry.told});
+}
+
+bool ObjectTable::TellAll(Slice& slice) {
+  if (untold_.empty()) {
+    for (const auto& [id, entry] : entries_) untold_.push_back(id);
+    std::ranges::sort(untold_, std::ranges::greater());
+  }
+  for (; !untold_.empty(); untold_.pop_back()) {
+    if (!slice.Take()) return false;
+    Entry* const entry = Living(untold_.back());
+    if (entry == nullptr || entry->resides == TierKind::kNone) continue;
+    entry->told = TierKind::kNone;
+    Reside(*entry);
+  }
+  return true;
 }
 
 void ObjectTable::Use(Entry& entry) {

@@ -30,17 +30,21 @@ namespace ashlar::storage {
 // Where an object of this node is.
 struct Residence {
   TierKind nearest = TierKind::kNone;  // the first tier that has a whole copy; kNone: none has one any more
+  bool saved = false;                  // a disk has a whole copy
   uint32_t uses = 0;                   // look-ups that found it
+  TierKind told = TierKind::kNone;     // what the last call returned
 };
+
+using TellResidence = std::function<TierKind(const TenantPool&, const ObjectHeader&, const Residence&)>;
 
 struct ObjectTableOptions {
   size_t ghosts_per_tenant = GhostTable::kDefaultGhosts;
   AdmissionMode admission = AdmissionMode::kSecondUse;  // of the disk
   size_t admission_keys = 1 << 20;                      // whose uses are counted
   EvictionMode eviction = EvictionMode::kPrice;
-  // Is told when the nearest tier of an object changes, and when the object is found for the second time. It must not
-  // call the table. May be empty.
-  std::function<void(const TenantPool&, const ObjectHeader&, const Residence&)> residence;
+  // Is told when the nearest tier of an object changes, when a disk has got it, and when it is found for the second
+  // time. Returns what it has told others: kNone, or the tier. It must not call the table. May be empty.
+  TellResidence residence;
 };
 
 // Keeps two promises: an object that is referenced stays where it is, and one that is neither referenced nor pinned
@@ -113,6 +117,9 @@ class ObjectTable {
   // Takes in an object that a restart found on the disk.
   void Adopt(const TenantPool& pool, ObjectHeader header, Slot slot);
 
+  // Says of all objects again where they reside, a step each; false: there are more, call again.
+  bool TellAll(Slice& slice);
+
   // Takes in an object that another node has (storage/tier/remote_source.h): look-ups find it, and bring it up from
   // there; `cost` estimates how long that takes (0: not known). False: there is such an object already, and the copy
   // is not taken.
@@ -158,7 +165,7 @@ class ObjectTable {
   static constexpr uint32_t kTold = 2;  // uses
 
   void Appear(Entry& entry);
-  void Reside(const Entry& entry) const;
+  void Reside(Entry& entry) const;
   void Found(Entry& entry, double flops);
   void Use(Entry& entry);
   Entry* Living(ObjectId id);  // null: it is gone
@@ -175,7 +182,7 @@ class ObjectTable {
 
   const Clock& clock_;
   Observer& observer_;
-  const std::function<void(const TenantPool&, const ObjectHeader&, const Residence&)> told_;
+  const TellResidence tell_;
   AdmissionPolicy admission_;
   PromotionCosts promotion_;
   ReuseModels reuse_;
@@ -186,6 +193,7 @@ class ObjectTable {
   Placement placement_;
   std::map<TenantId, Nanos> ttls_;
   std::map<TenantId, std::list<ObjectId>> by_use_;  // of tenants whose objects expire, the longest unused first
+  std::vector<ObjectId> untold_;                    // of a TellAll that is under way
   std::vector<ObjectId> expiring_;                  // found by the last FindExpired, and not yet ended
   std::set<std::pair<Nanos, ObjectId>> pins_;       // that end, by when
   uint64_t objects_ = 0;

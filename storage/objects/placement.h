@@ -33,8 +33,8 @@ class Placement {
     std::function<void(Entry&, MissReason, PolicyKind, TierKind)> lost;
     // A discarded object has no copy left, and nobody refers to it.
     std::function<void(Entry&)> vacated;
-    // `resides` of an object has changed: the nearest tier of this node with a whole copy; kNone: no tier any more.
-    std::function<void(const Entry&)> resides;
+    // `resides` or `saved` of an object has changed.
+    std::function<void(Entry&)> resides;
   };
 
   // All arguments must outlive the placement. `copying` copies between memory tiers; `promotion` learns the measured

@@ -39,8 +39,10 @@ void Placement::Reside(Entry& entry, bool here) {
   const auto nearest = std::find_if(entry.copies.begin(), end, [](const Copy& copy) { return copy.whole(); });
   const TierKind now =
       here && nearest != end ? kind(static_cast<size_t>(nearest - entry.copies.begin())) : TierKind::kNone;
-  if (now == entry.resides) return;
+  const bool saved = here && disk_ != nullptr && entry.copies[disk_level_].whole();
+  if (now == entry.resides && saved == entry.saved) return;
   entry.resides = now;
+  entry.saved = saved;
   events_.resides(entry);
 }
 

@@ -106,6 +106,7 @@ TierCopier::TierCopier(Executor& executor, SsdTier* disk, RemoteSource* remote, 
 
 void TierCopier::Enqueue(const std::shared_ptr<TierCopy>& copy) {
   Line& line = LineOf(copy->place);
+  remote_waiting_ += copy->IsRemote();
   line.copies[copy->tenant].emplace(copy->place, copy);
   line.turns.Activate(copy->tenant);
 }
@@ -114,6 +115,7 @@ bool TierCopier::Dequeue(const TierCopy& copy) {
   Line& line = LineOf(copy.place);
   const auto own = line.copies.find(copy.tenant);
   if (own == line.copies.end() || own->second.erase(copy.place) == 0) return false;
+  remote_waiting_ -= copy.IsRemote();
   if (!own->second.empty()) return true;
   line.copies.erase(own);
   line.turns.Deactivate(copy.tenant);
@@ -158,7 +160,7 @@ void TierCopier::Pump() {
 
 void TierCopier::PumpInTurn() {
   std::vector<Turn> aside;  // tenants that must not, or cannot, start more now
-  while (pieces_ < max_pieces_) {
+  while (MayStart()) {
     const std::optional<Turn> turn = NextTurn(aside);
     if (!turn.has_value()) break;
     const Started started = StartPieceOf(*turn);
@@ -185,7 +187,8 @@ std::optional<TierCopier::Turn> TierCopier::NextTurn(std::vector<Turn>& aside) {
 }
 
 TierCopier::Started TierCopier::StartPieceOf(const Turn& turn) {
-  bool refused[3] = {};  // by way
+  const bool full_here = pieces_ >= max_pieces_, full_elsewhere = remote_pieces_ >= kRemotePieces;
+  bool refused[3] = {full_here, full_here, full_elsewhere};  // by way
   for (const auto& [place, copy] : turn.line->copies.at(turn.tenant)) {
     bool& full = refused[copy->Way()];
     if (full || !copy->CanStart()) continue;
@@ -201,15 +204,19 @@ TierCopier::Started TierCopier::StartPieceOf(const Turn& turn) {
   return refused[0] || refused[1] || refused[2] ? Started::kRefused : Started::kNothing;
 }
 
+size_t& TierCopier::InFlight(const TierCopy& copy) {
+  return copy.IsRemote() ? remote_pieces_ : pieces_;
+}
+
 bool TierCopier::StartPiece(const std::shared_ptr<TierCopy>& copy) {
   const uint64_t first = copy->started, count = std::min(kPieceExtents, copy->extents - first);
   copy->started += count;
   ++copy->in_flight;
-  ++pieces_;
+  ++InFlight(*copy);
   if (Submit(copy, first, count)) return true;
   copy->started = first;
   --copy->in_flight;
-  --pieces_;
+  --InFlight(*copy);
   return false;
 }
 
@@ -273,7 +280,7 @@ bool TierCopier::WriteFromGpu(const std::shared_ptr<TierCopy>& copy, uint64_t fi
 }
 
 void TierCopier::PieceDone(const std::shared_ptr<TierCopy>& copy, uint64_t first, const absl::Status& status) {
-  --pieces_;
+  --InFlight(*copy);
   if (copy->ended.ok() && !status.ok()) {
     copy->ended = status;
     Dequeue(*copy);

@@ -22,7 +22,8 @@ namespace ashlar::storage {
 
 class TierCopy;  // one object on its way
 
-// The metadata thread only. The pieces in flight are bounded. Tenants take turns by the bytes that are moved for them.
+// The metadata thread only. The pieces in flight are bounded, those from other nodes apart: a slow node keeps no disk
+// waiting. Tenants take turns by the bytes that are moved for them.
 // Within a tenant the copy that is needed first has priority, and among equals the one that began first. A copy that
 // nobody waits for comes after those its tenant needs; it has a small share beside other tenants' needs, so that it
 // makes progress. Pieces in flight are not called back.
@@ -57,6 +58,8 @@ class TierCopier {
   void Pump();
 
  private:
+  static constexpr size_t kRemotePieces = 64;
+
   friend class TierCopy;
   using Place = std::pair<Nanos, uint64_t>;  // needed at, begun as which
   // Tenants' copies that have pieces left to start, each tenant's in the order of need.
@@ -72,6 +75,8 @@ class TierCopier {
   Line& LineOf(const Place& place) { return place.first == kWhenIdle ? idle_ : needed_; }
   void Enqueue(const std::shared_ptr<TierCopy>& copy);
   bool Dequeue(const TierCopy& copy);  // false: it was in no line
+  bool MayStart() const { return pieces_ < max_pieces_ || (remote_waiting_ > 0 && remote_pieces_ < kRemotePieces); }
+  size_t& InFlight(const TierCopy& copy);
   void PumpInTurn();
   std::optional<Turn> NextTurn(std::vector<Turn>& aside);
   enum class Started { kPiece, kNothing, kRefused };
@@ -89,7 +94,8 @@ class TierCopier {
   SsdTier* const disk_;
   RemoteSource* const remote_;
   const size_t max_pieces_;
-  size_t pieces_ = 0;
+  size_t pieces_ = 0, remote_pieces_ = 0;  // in flight
+  size_t remote_waiting_ = 0;              // copies from other nodes that are in a line
   uint64_t begun_ = 0;
   Line needed_, idle_;
   int needed_in_a_row_ = 0;  // pieces

@@ -1,0 +1,36 @@
+#include "daemon/peer/announcer.h"
+
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+Holding HoldingOf(const ObjectHeader& header, TierKind tier) {
+  Holding holding{.tier = tier, .kind = header.kind, .shard = header.shard, .bytes = header.bytes};
+  // A prompt's first segment is stored as a checkpoint, too, but under a key of its own that no prefix has.
+  const bool chained = header.first_token > 0 || header.tokens < limits::kPrefixBlockTokens;
+  if (header.kind == ObjectKind::kCheckpoint && chained) holding.depth = static_cast<uint32_t>(header.tokens);
+  if (header.kind == ObjectKind::kSpan) {
+    holding.depth = static_cast<uint32_t>(header.tokens);
+    holding.span_begin = static_cast<uint32_t>(header.first_token);
+  }
+  return holding;
+}
+
+}  // namespace
+
+TierKind Announcer::Resides(const storage::TenantPool&, const ObjectHeader& header,
+                            const storage::Residence& residence) {
+  const TierKind now = residence.nearest, told = residence.told;
+  if (now == TierKind::kNone) {
+    if (told != TierKind::kNone) directory_.Withdraw(header.ns, header.key, header.shard);
+    return TierKind::kNone;
+  }
+  const bool wanted = mode_ == AnnounceMode::kAll || residence.uses >= 2 || residence.saved;
+  const bool same = told != TierKind::kNone && (told == TierKind::kSsd) == (now == TierKind::kSsd);
+  if (!wanted || same) return told;
+  const double worth = static_cast<double>(header.tokens) * (1 + residence.uses);
+  return directory_.Announce(header.ns, header.key, HoldingOf(header, now), worth) ? now : told;
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,187 @@
+#include "daemon/peer/holder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "ashlar/v1/peer.pb.h"
+#include "proto/limits.h"
+#include "storage/objects/object_bytes.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr storage::Nanos kMillisecond = 1'000'000;
+
+Key ReadKey(const std::string& bytes) {
+  Key key;
+  std::memcpy(key.bytes.data(), bytes.data(), key.bytes.size());
+  return key;
+}
+
+std::string Bytes16(const storage::LeaseId& lease) {
+  return {reinterpret_cast<const char*>(lease.data()), lease.size()};
+}
+
+}  // namespace
+
+// The extents of one leased object. Their addresses stay as long as the lease, which outlives the grant; their bytes
+// may still be on their way up from a lower tier.
+class Holder::Bytes final : public GrantedBytes {
+ public:
+  Bytes(Holder& holder, const Lease& lease, std::vector<std::byte*> extents)
+      : holder_(holder), lease_(lease), extents_(std::move(extents)) {}
+
+  void Resolve(uint64_t offset, uint64_t length, std::function<void(absl::StatusOr<Spans>)> answer) override {
+    const uint64_t needed = (offset + length + limits::kExtentBytes - 1) / limits::kExtentBytes;
+    if (whole_ >= needed) return answer(SpansOf(offset, length));
+    holder_.loop_.PostCompletion(lease_.tenant, [this, offset, length, needed, answer = std::move(answer)] {
+      const auto loaded = [this, offset, length, needed, answer](bool whole) {
+        if (!whole) return answer(absl::NotFoundError("the object is not there any more"));
+        whole_ = std::max<uint64_t>(whole_, needed);
+        answer(SpansOf(offset, length));
+      };
+      if (!holder_.cache_.WhenLoaded(lease_.session->id, lease_.lease, 0, needed, loaded)) loaded(false);
+    });
+  }
+  void Written(uint64_t, uint64_t, const absl::Status&) override {}  // the grant is for reading
+
+ private:
+  Spans SpansOf(uint64_t offset, uint64_t length) const {
+    Spans spans;
+    while (length > 0) {
+      const uint64_t inside = offset % limits::kExtentBytes;
+      const uint64_t take = std::min(length, limits::kExtentBytes - inside);
+      spans.push_back({extents_[offset / limits::kExtentBytes] + inside, take});
+      offset += take;
+      length -= take;
+    }
+    return spans;
+  }
+
+  Holder& holder_;
+  const Lease lease_;
+  const std::vector<std::byte*> extents_;
+  std::atomic<uint64_t> whole_{0};  // extents, from the start
+};
+
+bool Holder::Open(const std::string& node, storage::TenantId tenant, const v1::PeerOpenRequest& request,
+                  v1::PeerOpenReply* reply, storage::Slice& slice) {
+  Node& state = nodes_[node];
+  while (reply->objects_size() < request.keys_size()) {
+    if (!slice.Take()) return false;
+    const v1::PeerKey& wanted = request.keys(reply->objects_size());
+    const TensorShard shard{.rank = wanted.shard_rank(), .size = std::max(wanted.shard_size(), 1u)};
+    const storage::Query query{.key = ReadKey(wanted.key()), .shard = shard};
+    v1::PeerOpened* const opened = reply->add_objects();
+    const MissReason missed = OpenOne(state, tenant, query, request.lease_ms(), opened);
+    ++(missed == MissReason::kNone ? stats_.opened : stats_.missed);
+    if (missed == MissReason::kNone) continue;
+    opened->Clear();
+    opened->set_miss_reason(static_cast<uint32_t>(missed));
+  }
+  return true;
+}
+
+MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::Query& query, uint32_t lease_ms,
+                           v1::PeerOpened* opened) {
+  if (node.leases.size() >= options_.leases_of_a_node) return MissReason::kBusy;
+  // What this node has only from another one it does not pass on: the node that asks knows the other one, too.
+  if (cache_.Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
+  std::shared_ptr<Session>& session = node.sessions[tenant];
+  if (session == nullptr) {
+    session = std::make_shared<Session>(Session{.id = next_session_++});
+    cache_.OpenSession(session->id, tenant);
+  }
+  const storage::Match match = cache_.Lookup(session->id, {&query, 1});
+  const storage::Found& found = match.found.front();
+  if (found.reason != MissReason::kNone) return found.reason;
+  // The peer's lease lives by its own clock from here on: the cache keeps it until it is released.
+  cache_.WhenLoaded(session->id, match.lease, 0, 0, [](bool) {});
+  ++session->leases;
+  Lease lease{
+      .session = session, .tenant = tenant, .lease = match.lease, .ends_at = clock_.Now() + lease_ms * kMillisecond};
+  std::vector<std::byte*> extents = storage::ObjectBytes(top_, *found.slot).extents();
+  const Grant grant =
+      transport_.Allow(Access::kRead, found.header->bytes, std::make_shared<Bytes>(*this, lease, std::move(extents)));
+  lease.grant = grant.number;
+  opened->set_header(EncodeHeader(*found.header));
+  opened->set_bytes(found.header->bytes);
+  opened->set_tier(static_cast<uint32_t>(found.tier));
+  opened->set_lease(Bytes16(match.lease));
+  opened->mutable_grant()->set_number(grant.number);
+  opened->mutable_grant()->set_secret(grant.secret.data(), grant.secret.size());
+  opened->set_lease_ms(lease_ms);
+  node.leases.emplace(Bytes16(match.lease), lease);
+  ++stats_.leases;
+  return MissReason::kNone;
+}
+
+uint32_t Holder::Renew(const std::string& node, const std::string& lease, uint32_t lease_ms) {
+  const auto state = nodes_.find(node);
+  if (state == nodes_.end()) return 0;
+  const auto found = state->second.leases.find(lease);
+  if (found == state->second.leases.end()) return 0;
+  found->second.ends_at = clock_.Now() + lease_ms * kMillisecond;
+  return lease_ms;
+}
+
+void Holder::Close(const std::string& node, const std::string& lease) {
+  const auto state = nodes_.find(node);
+  if (state == nodes_.end()) return;
+  if (const auto ended = state->second.leases.extract(lease)) End(ended.mapped());
+}
+
+// The object stays until the transport has let go of it.
+void Holder::End(const Lease& lease) {
+  --stats_.leases;
+  transport_.Revoke(lease.grant, [this, lease] {
+    loop_.PostCompletion(lease.tenant, [this, lease] {
+      cache_.Release(lease.session->id, lease.lease);
+      --lease.session->leases;
+      CloseIfGone(*lease.session);
+    });
+  });
+}
+
+void Holder::Gone(const std::string& node) {
+  const auto gone = nodes_.extract(node);
+  if (gone.empty()) return;
+  for (const auto& [name, lease] : gone.mapped().leases) End(lease);
+  for (const auto& [tenant, session] : gone.mapped().sessions) {
+    session->gone = true;
+    CloseIfGone(*session);
+  }
+}
+
+void Holder::CloseIfGone(const Session& session) {
+  if (session.gone && session.leases == 0) cache_.CloseSession(session.id, [] {});
+}
+
+void Holder::CloseAll() {
+  while (!nodes_.empty()) Gone(std::string(nodes_.begin()->first));
+}
+
+void Holder::Tick() {
+  const storage::Nanos now = clock_.Now();
+  for (auto& [name, node] : nodes_) {
+    for (auto lease = node.leases.begin(); lease != node.leases.end();) {
+      if (lease->second.ends_at > now) {
+        ++lease;
+        continue;
+      }
+      ++stats_.expired;
+      End(lease->second);
+      lease = node.leases.erase(lease);
+    }
+  }
+}
+
+Holder::Stats Holder::stats() const {
+  Stats stats = stats_;
+  stats.nodes = nodes_.size();
+  return stats;
+}
+
+}  // namespace ashlar::daemon

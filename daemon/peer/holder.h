@@ -1,0 +1,97 @@
+// Holder: this node as other nodes see it. It leases objects to them, says where the bytes lie that the transport
+// sends, and takes all back when a node has gone.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/peer/transport/transport.h"
+#include "daemon/runtime/event_loop.h"
+#include "storage/cache.h"
+
+namespace ashlar::v1 {
+class PeerOpenReply;
+class PeerOpenRequest;
+class PeerOpened;
+}  // namespace ashlar::v1
+
+namespace ashlar::daemon {
+
+// A node's leases are a session's of the cache for each tenant, within the bounds of any session. What is leased stays
+// at the top until it is closed, its time is over, or its node has gone; and then until no byte of it moves any more.
+// The metadata thread only, but for the calls that say otherwise.
+class Holder {
+ public:
+  struct Options {
+    size_t leases_of_a_node = 65536;
+  };
+  struct Stats {
+    uint64_t leases = 0, nodes = 0;
+    uint64_t opened = 0, missed = 0;  // objects, ever
+    uint64_t expired = 0;             // leases that their nodes neither closed nor renewed
+  };
+
+  // All must outlive it. `top`: the tier that objects are sent from; it must lie in the processor's memory.
+  Holder(EventLoop& loop, const storage::Clock& clock, Transport& transport, storage::Cache& cache,
+         const storage::Tier& top, const Options& options)
+      : loop_(loop), clock_(clock), transport_(transport), cache_(cache), top_(top), options_(options) {}
+  // Everything must have been taken back (Close), and the transport must be gone.
+  ~Holder() = default;
+
+  // Looks objects up for a node of which so much has been checked that the request is well-formed and the tenant is
+  // shared with it. A step for each object.
+  bool Open(const std::string& node, storage::TenantId tenant, const v1::PeerOpenRequest& request,
+            v1::PeerOpenReply* reply, storage::Slice& slice);
+  // Returns how long the lease lives on, in milliseconds; 0: there is none.
+  uint32_t Renew(const std::string& node, const std::string& lease, uint32_t lease_ms);
+  void Close(const std::string& node, const std::string& lease);
+  void Gone(const std::string& node);
+  void CloseAll();
+  // Ends what is past its time. Call it about once a second.
+  void Tick();
+  Stats stats() const;
+
+ private:
+  class Bytes;  // behind a grant
+  // Ends with the last of its leases, once its node has gone.
+  struct Session {
+    storage::SessionId id = 0;
+    size_t leases = 0;
+    bool gone = false;
+  };
+  struct Lease {
+    std::shared_ptr<Session> session;
+    storage::TenantId tenant = 0;
+    storage::LeaseId lease{};
+    uint64_t grant = 0;
+    storage::Nanos ends_at = 0;
+  };
+  struct Node {
+    std::map<storage::TenantId, std::shared_ptr<Session>> sessions;
+    std::map<std::string, Lease> leases;
+  };
+
+  MissReason OpenOne(Node& node, storage::TenantId tenant, const storage::Query& query, uint32_t lease_ms,
+                     v1::PeerOpened* opened);
+  void End(const Lease& lease);
+  void CloseIfGone(const Session& session);
+
+  static constexpr storage::SessionId kFirstSession = storage::SessionId{1} << 62;  // engines' are counted from 1
+
+  EventLoop& loop_;
+  const storage::Clock& clock_;
+  Transport& transport_;
+  storage::Cache& cache_;
+  const storage::Tier& top_;
+  const Options options_;
+  std::map<std::string, Node> nodes_;
+  storage::SessionId next_session_ = kFirstSession;
+  Stats stats_;
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,73 @@
+// Opener: asks other nodes for objects, several in one call, and reads their answers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/peer/directory/directory.h"
+#include "daemon/peer/peer_asker.h"
+#include "daemon/peer/peer_rates.h"
+#include "daemon/peer/transport/grant.h"
+#include "daemon/runtime/event_loop.h"
+#include "proto/key.h"
+#include "proto/object.h"
+#include "proto/shard.h"
+#include "storage/executor.h"
+#include "storage/ids.h"
+
+namespace ashlar::daemon {
+
+struct WantedObject {
+  Key key;
+  TensorShard shard;
+  bool operator==(const WantedObject&) const = default;
+};
+
+// An object on another node, leased there for this one.
+struct OpenedObject {
+  std::shared_ptr<const Member> member;
+  ObjectHeader header;
+  std::string encoded;  // the header, byte for byte
+  std::string lease;
+  Grant grant;
+  storage::Nanos leased_until = 0;
+};
+
+// The metadata thread makes all calls and gets all answers.
+class Opener {
+ public:
+  // All must outlive it. `names`: the tenants' names, by number.
+  Opener(EventLoop& loop, const storage::Clock& clock, PeerAsker& asker, PeerRates& rates,
+         std::vector<std::string> names)
+      : loop_(loop), clock_(clock), asker_(asker), rates_(rates), names_(std::move(names)) {}
+
+  // One result a wanted object, in order: a miss, a refusal and a header that is none are errors. The objects are the
+  // caller's, to be closed.
+  using Opened = std::vector<absl::StatusOr<OpenedObject>>;
+  void Open(storage::TenantId tenant, std::shared_ptr<const Member> member, std::vector<WantedObject> wanted,
+            storage::Nanos deadline, std::function<void(Opened)> done);
+
+  // Gives objects back at a node, soon and several in one call.
+  void Close(const std::shared_ptr<const Member>& member, std::string lease);
+  void Flush();  // what waits to be closed; call it now and then
+
+  static constexpr uint32_t kLeaseMillis = 60'000;  // what is opened is renewed at half of it
+
+ private:
+  EventLoop& loop_;
+  const storage::Clock& clock_;
+  PeerAsker& asker_;
+  PeerRates& rates_;
+  const std::vector<std::string> names_;
+  struct Closing {
+    std::shared_ptr<const Member> member;
+    std::vector<std::string> leases;
+  };
+  std::map<uint64_t, Closing> closing_;  // by the member's incarnation
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,31 @@
+#include "daemon/peer/peer_rates.h"
+
+namespace ashlar::daemon {
+
+void PeerRates::Answered(const std::string& node, storage::Nanos took) {
+  Rate& rate = rates_[node];
+  rate.answers = kKept * rate.answers + 1;
+  rate.answer_nanos = kKept * rate.answer_nanos + static_cast<double>(took);
+}
+
+void PeerRates::Came(const std::string& node, uint64_t bytes, storage::Nanos took) {
+  Rate& rate = rates_[node];
+  rate.bytes = kKept * rate.bytes + static_cast<double>(bytes);
+  rate.nanos = kKept * rate.nanos + static_cast<double>(took);
+}
+
+storage::Nanos PeerRates::Estimate(const std::string& node, uint64_t bytes) const {
+  const auto found = rates_.find(node);
+  if (found == rates_.end()) return 0;
+  const Rate& rate = found->second;
+  const double answer = rate.answers > 0 ? rate.answer_nanos / rate.answers : 0;
+  const double copy = rate.bytes > 0 ? rate.nanos / rate.bytes * static_cast<double>(bytes) : 0;
+  return static_cast<storage::Nanos>(answer + copy);
+}
+
+double PeerRates::BytesPerSecond(const std::string& node) const {
+  const auto found = rates_.find(node);
+  return found == rates_.end() || found->second.nanos == 0 ? 0 : found->second.bytes / found->second.nanos * 1e9;
+}
+
+}  // namespace ashlar::daemon

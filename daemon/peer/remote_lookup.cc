@@ -1,0 +1,219 @@
+#include "daemon/peer/remote_lookup.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr size_t kMostDepths = 64;  // at which a prompt's prefix is looked for, the deepest ones
+
+using storage::Query;
+
+}  // namespace
+
+// One Find. When the last of its objects is settled it goes on; when it ends, what nobody took is given back.
+class RemoteLookup::Call {
+ public:
+  Call(EventLoop& loop, storage::TenantId tenant, std::function<void(Adopted)> then)
+      : tenant(tenant), loop_(loop), then_(std::move(then)) {}
+
+  void Settle(const std::shared_ptr<Call>& self) {
+    if (--open > 0) return;
+    auto given_back = [loop = &loop_, tenant = tenant, cache = cache, objects = std::move(objects)](const void*) {
+      if (objects.empty()) return;
+      loop->PostCompletion(tenant, [tenant, cache, objects] {
+        for (const WantedObject& one : objects) cache->SettleRemote(tenant, one.key, one.shard);
+      });
+    };
+    std::exchange(then_, nullptr)(Adopted(static_cast<const void*>(this), std::move(given_back)));
+    static_cast<void>(self);
+  }
+
+  const storage::TenantId tenant;
+  storage::Cache* cache = nullptr;
+  size_t open = 1;  // objects that are being asked for, and one until all are
+  std::vector<WantedObject> objects;
+
+ private:
+  EventLoop& loop_;
+  std::function<void(Adopted)> then_;
+};
+
+void RemoteLookup::Find(storage::TenantId tenant, std::span<const RemoteQuestion> prompts,
+                        std::function<void(Adopted)> then) {
+  std::vector<Want> wants = Locate(prompts);
+  if (wants.empty()) return then(nullptr);
+  const auto call = std::make_shared<Call>(loop_, tenant, std::move(then));
+  loop_.PostCompletion(tenant, [this, call, wants = std::move(wants)]() mutable { Begin(call, std::move(wants)); });
+}
+
+std::vector<RemoteLookup::Want> RemoteLookup::Locate(std::span<const RemoteQuestion> prompts) const {
+  std::vector<Want> wants;
+  for (const RemoteQuestion& prompt : prompts) {
+    LocateSegments(prompt.segments, storage::PoolKind::kPublic, wants);
+    if (prompt.text == nullptr) continue;
+    LocatePrefix(*prompt.text, /*own=*/false, wants);
+    if (prompt.text->own()) LocatePrefix(*prompt.text, /*own=*/true, wants);
+  }
+  return wants;
+}
+
+void RemoteLookup::LocateSegments(std::span<const Query> queries, storage::PoolKind pool,
+                                  std::vector<Want>& wants) const {
+  if (queries.empty()) return;
+  std::vector<Key> keys;
+  keys.reserve(queries.size());
+  for (const Query& query : queries) keys.push_back(query.storable ? query.key : Key{});
+  const std::vector<Located> located = directory_.Locate(queries.front().ns, keys);
+  for (auto at = located.begin(); at != located.end();) {
+    const size_t index = at->index;
+    const Query& query = queries[index];
+    Want want{.kind = query.kind, .ns = query.ns, .key = query.key, .pool = pool, .shards = query.shard.size};
+    std::map<uint64_t, uint32_t> shards;  // of this bundle, by the member's incarnation
+    for (; at != located.end() && at->index == index; ++at) {
+      if (at->holding.kind != query.kind || at->holding.shard.size != query.shard.size) continue;
+      want.bytes = std::max(want.bytes, at->holding.bytes * query.shard.size);
+      if (++shards[at->member->incarnation] == query.shard.size) want.holders.push_back(at->member);
+    }
+    if (!want.holders.empty()) wants.push_back(std::move(want));
+  }
+}
+
+// The deepest prefix of which every object is here or elsewhere: what is here is not asked for (Begin).
+void RemoteLookup::LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Want>& wants) const {
+  const storage::PrefixModel& model = text.model();
+  const PrefixKeys& keys = own ? *text.own() : text.shared();
+  if (text.tokens().empty()) return;
+  const std::vector<DepthRange> ranges = directory_.Depths(model.ns, text.tokens().size() - 1);
+  std::vector<storage::Prefixes::Candidate> candidates;
+  std::vector<Query> ends;
+  for (auto range = ranges.rbegin(); range != ranges.rend() && candidates.size() < kMostDepths; ++range) {
+    const auto [depth, begin] = *range;
+    if (depth == 0 || begin >= depth) continue;
+    storage::Prefixes::Candidate candidate{.depth = depth, .own = own, .span_begin = begin};
+    if (begin > 0) candidate.span = keys.Span(begin, depth);
+    const ObjectKind kind = begin > 0 ? ObjectKind::kSpan : ObjectKind::kCheckpoint;
+    const Key end = begin > 0 ? candidate.span : keys.Checkpoint(depth);
+    ends.push_back({.kind = kind, .key = end, .shard = model.shard, .ns = model.ns});
+    candidates.push_back(candidate);
+  }
+  const auto pool = own ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
+  std::vector<Want> found;
+  LocateSegments(ends, pool, found);
+  if (found.empty()) return;
+  const auto deepest = std::ranges::find(ends, found.front().key, &Query::key);  // they are in the order of the ends
+  const std::vector<Query> objects =
+      storage::Prefixes::Objects(text, candidates[static_cast<size_t>(deepest - ends.begin())]);
+  LocateSegments(objects, pool, wants);
+}
+
+void RemoteLookup::Begin(const std::shared_ptr<Call>& call, std::vector<Want> wants) {
+  call->cache = cache_;
+  std::vector<Want> asked;
+  for (Want& want : wants) {
+    if (cache_->Knows(call->tenant, want.key)) continue;
+    const auto [place, first] = asking_.try_emplace({call->tenant, want.key});
+    if (first && asking_.size() > options_.most_waiting) {
+      asking_.erase(place);
+      continue;
+    }
+    if (!first && std::ranges::count(place->second, call) > 0) continue;
+    place->second.push_back(call);
+    ++call->open;
+    for (uint32_t rank = 0; rank < want.shards; ++rank) {
+      call->objects.push_back({want.key, {.rank = rank, .size = want.shards}});
+    }
+    if (!first) ++stats_.joined;
+    if (first) asked.push_back(std::move(want));
+  }
+  Ask(call->tenant, std::move(asked));
+  call->Settle(call);
+}
+
+// The nearest holder of each object is asked, as far as is known; one call a node.
+void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
+  std::map<std::string, std::vector<Want>> by_node;
+  for (Want& want : wants) {
+    std::ranges::stable_sort(want.holders, {}, [&](const std::shared_ptr<const Member>& member) {
+      return rates_.Estimate(member->node, want.bytes);
+    });
+    by_node[want.holders.front()->node].push_back(std::move(want));
+  }
+  const storage::Nanos deadline = clock_.Now() + options_.deadline;
+  for (auto& [node, of_node] : by_node) {
+    for (size_t begin = 0; begin < of_node.size();) {
+      std::vector<Want> some;
+      std::vector<WantedObject> objects;
+      for (; begin < of_node.size(); ++begin) {
+        Want& want = of_node[begin];
+        if (!objects.empty() && objects.size() + want.shards > limits::kMaxPeerKeysPerCall) break;
+        for (uint32_t rank = 0; rank < want.shards; ++rank) {
+          objects.push_back({want.key, {.rank = rank, .size = want.shards}});
+        }
+        some.push_back(std::move(want));
+      }
+      stats_.asked += objects.size();
+      const std::shared_ptr<const Member> member = some.front().holders.front();
+      opener_.Open(tenant, member, std::move(objects), options_.deadline,
+                   [this, tenant, deadline, some = std::move(some)](Opener::Opened opened) {
+                     Answered(tenant, some, std::move(opened), deadline);
+                   });
+    }
+  }
+}
+
+void RemoteLookup::Answered(storage::TenantId tenant, const std::vector<Want>& wants, Opener::Opened opened,
+                            storage::Nanos deadline) {
+  std::vector<Want> again;
+  size_t next = 0;
+  for (const Want& want : wants) {
+    const std::span shards(opened.begin() + static_cast<ptrdiff_t>(next), want.shards);
+    next += want.shards;
+    if (Adopt(tenant, want, shards) || want.holders.size() == 1 || clock_.Now() >= deadline) {
+      Settled(tenant, want.key);
+      continue;
+    }
+    again.push_back(want);
+    again.back().holders.erase(again.back().holders.begin());
+  }
+  if (!again.empty()) Ask(tenant, std::move(again));
+}
+
+bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<absl::StatusOr<OpenedObject>> shards) {
+  bool whole = true;
+  for (absl::StatusOr<OpenedObject>& shard : shards) {
+    if (shard.ok() && (shard->header.ns != want.ns || shard->header.kind != want.kind)) {
+      opener_.Close(shard->member, std::move(shard->lease));
+      shard = absl::DataLossError("header: of another namespace or kind than was asked for");
+    }
+    whole &= shard.ok();
+    ++(shard.ok() ? stats_.opened : absl::IsNotFound(shard.status()) ? stats_.missed : stats_.failed);
+  }
+  for (absl::StatusOr<OpenedObject>& shard : shards) {
+    if (!shard.ok()) continue;
+    const std::shared_ptr<const Member> member = shard->member;
+    if (!whole) {
+      opener_.Close(member, std::move(shard->lease));
+      continue;
+    }
+    ObjectHeader header = shard->header;
+    const storage::Nanos cost = rates_.Estimate(member->node, header.bytes);
+    const storage::RemoteCopyId copy = objects_->Add(tenant, *std::move(shard), want.holders);
+    if (cache_->AdoptRemote({tenant, want.pool}, std::move(header), copy, cost)) {
+      ++stats_.adopted;
+    } else {
+      objects_->Release(copy);
+    }
+  }
+  return whole;
+}
+
+void RemoteLookup::Settled(storage::TenantId tenant, const Key& key) {
+  const auto waiting = asking_.extract({tenant, key});
+  for (const std::shared_ptr<Call>& call : waiting.mapped()) call->Settle(call);
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,89 @@
+// RemoteObjects: the objects that other nodes keep for this one, as storage reads them. It fetches their bytes, renews
+// their leases, and goes on at another holder where one fails.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/peer/opener.h"
+#include "daemon/peer/peer_rates.h"
+#include "daemon/peer/transport/transport.h"
+#include "daemon/runtime/event_loop.h"
+#include "storage/tier/remote_source.h"
+
+namespace ashlar::daemon {
+
+// The metadata thread only.
+class RemoteObjects final : public storage::RemoteSource {
+ public:
+  struct Options {
+    // A piece that takes longer is fetched from another holder, or is lost.
+    storage::Nanos least_patience = 1'000'000'000;
+    double patience = 8;                         // times what it should take, where that is longer
+    storage::Nanos open_deadline = 500'000'000;  // at another holder
+  };
+  struct Stats {
+    uint64_t copies = 0;             // open now
+    uint64_t reading = 0;            // pieces
+    uint64_t pieces = 0, bytes = 0;  // that came, ever
+    uint64_t failed_pieces = 0;      // that no holder delivered
+    uint64_t moved = 0;              // copies that went on at another holder
+  };
+
+  // All must outlive it.
+  RemoteObjects(EventLoop& loop, const storage::Clock& clock, Transport& transport, Opener& opener, PeerRates& rates,
+                const Options& options)
+      : loop_(loop), clock_(clock), transport_(transport), opener_(opener), rates_(rates), options_(options) {}
+
+  // Takes an opened object; `others` may have it, too, and are asked in their order.
+  storage::RemoteCopyId Add(storage::TenantId tenant, OpenedObject object,
+                            std::vector<std::shared_ptr<const Member>> others);
+  bool Read(storage::RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets,
+            std::function<void(absl::Status)> done) override;
+  void Release(storage::RemoteCopyId copy) override;
+
+  // Renews leases. Call it about once a second.
+  void Tick(PeerAsker& asker);
+  // Nodes that have gone: what is read there is read elsewhere without waiting for deadlines.
+  void Gone(const std::string& node);
+  const Stats& stats() const { return stats_; }
+
+ private:
+  struct Piece {
+    uint64_t first = 0;
+    std::vector<std::byte*> targets;
+    std::function<void(absl::Status)> done;
+  };
+  struct Copy {
+    storage::TenantId tenant = 0;
+    OpenedObject object;
+    std::vector<std::shared_ptr<const Member>> others;
+    uint64_t holder = 0;  // counts holders: an error of an earlier one says nothing of this one
+    bool moving = false;  // another holder is asked
+    std::vector<Piece> waiting;
+    std::map<uint64_t, uint64_t> requests;  // pieces under way: first extent → the transport's request
+  };
+
+  void Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece);
+  void Ended(storage::RemoteCopyId id, uint64_t holder, Piece piece, storage::Nanos took, const absl::Status& status);
+  void Move(storage::RemoteCopyId id, Copy& copy, const absl::Status& why);
+  void Moved(storage::RemoteCopyId id, Opener::Opened opened);
+  void Lose(Copy& copy, const absl::Status& why);
+
+  EventLoop& loop_;
+  const storage::Clock& clock_;
+  Transport& transport_;
+  Opener& opener_;
+  PeerRates& rates_;
+  const Options options_;
+  std::map<storage::RemoteCopyId, Copy> copies_;
+  storage::RemoteCopyId drawn_ = 0;
+  Stats stats_;
+};
+
+}  // namespace ashlar::daemon
