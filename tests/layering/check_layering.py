@@ -48,6 +48,7 @@ ROOMS = {
     },
     "daemon": {
         "runtime": set(),
+        "peer/transport": {"runtime"},
         "config": {"runtime"},
         "tiers": {"runtime"},
         "observe": {"runtime"},
