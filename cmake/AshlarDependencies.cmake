@@ -14,3 +14,11 @@ pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET GLOBAL libmicrohttpd)
 find_library(ASHLAR_ROCKSDB rocksdb REQUIRED)
 add_library(RocksDB SHARED IMPORTED GLOBAL)
 set_target_properties(RocksDB PROPERTIES IMPORTED_LOCATION ${ASHLAR_ROCKSDB})
+
+# UCX: Debian's, or a newer one that was installed under UCX_ROOT.
+set(UCX_ROOT "$ENV{UCX_ROOT}" CACHE PATH "Where UCX is installed; empty: where pkg-config finds it")
+if(UCX_ROOT)
+  set(ENV{PKG_CONFIG_PATH} "${UCX_ROOT}/lib/pkgconfig:$ENV{PKG_CONFIG_PATH}")
+endif()
+pkg_check_modules(ASHLAR_UCX REQUIRED IMPORTED_TARGET GLOBAL ucx)
+add_library(ashlar_ucx ALIAS PkgConfig::ASHLAR_UCX)

@@ -226,8 +226,8 @@ TEST_F(RemoteTest, ComesUpThroughEveryTierOfMemoryAndGoesToTheDiskLater) {
   EXPECT_EQ(Used(*rig_->dram), 3u);
   EXPECT_EQ(Used(*rig_->ssd), 3u) << "admitted like any object";
   EXPECT_THAT(rig_->observer.copied, Contains(std::pair(TierKind::kDram, TierKind::kSsd)));
-  rig_->Restart();
   told_.clear();
+  rig_->Restart();
   rig_->cache->OpenSession(kAnn, 1);
   EXPECT_EQ(Land(Plan(1), 1), MissReason::kNone);
   EXPECT_EQ(found_.tier, TierKind::kSsd);

@@ -49,6 +49,7 @@ ROOMS = {
     "daemon": {
         "runtime": set(),
         "peer/directory": {"runtime"},
+        "peer/transport": {"runtime"},
         "config": {"peer/directory", "runtime"},
         "tiers": {"runtime"},
         "observe": {"runtime"},

@@ -1,0 +1,320 @@
+#include "daemon/peer/transport/exchange.h"
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr int64_t kFirstPause = 50'000'000, kLongestPause = 5'000'000'000;  // between connections that fail
+constexpr int64_t kWatchEvery = 250'000'000;
+
+}  // namespace
+
+int64_t Exchange::Now() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+Exchange::Exchange(const TransportOptions& options, std::function<void(std::function<void()>)> later)
+    : options_(options), later_(std::move(later)) {}
+
+absl::Status Exchange::Open() {
+  auto ucx = Ucx::Open(options_, Events());
+  if (!ucx.ok()) return ucx.status();
+  ucx_ = *std::move(ucx);
+  counts_.slow_fabric = options_.expect_rdma && !ucx_->has_rdma();
+  return absl::OkStatus();
+}
+
+Exchange::~Exchange() {
+  ending_ = true;
+  std::vector<uint64_t> numbers;
+  for (const auto& [number, transfer] : transfers_) numbers.push_back(number);
+  for (const uint64_t number : numbers) End(number, absl::CancelledError("the transport ends"));
+  ucx_.reset();  // closes all connections, with which the last sends end
+  allowed_.clear();
+}
+
+void Exchange::Log(const char* event, const std::string& peer, const std::string& detail) const {
+  if (options_.log) options_.log(event, peer, detail);
+}
+
+Exchange::Connection* Exchange::Of(const Link& link) {
+  const auto found = connections_.find(link.id);
+  return found == connections_.end() ? nullptr : &found->second;
+}
+
+void Exchange::Begin(Request request) {
+  auto transfer = std::make_unique<Transfer>();
+  const uint64_t number = request.number;
+  const std::string name = absl::StrCat(request.peer.host, " ", request.peer.port);
+  std::unique_ptr<Peer>& peer = peers_[name];
+  if (peer == nullptr) peer = std::make_unique<Peer>(Peer{.address = request.peer});
+  transfer->role = request.push ? Role::kPushing : Role::kFetching;
+  transfer->ticket = {number, DrawSecret()};
+  transfer->peer = peer.get();
+  transfer->grant = request.grant;
+  transfer->offset = request.offset;
+  transfer->targets = SpanList<std::byte>(std::move(request.targets));
+  transfer->sources = SpanList<const std::byte>(std::move(request.sources));
+  transfer->length = request.push ? transfer->sources.bytes() : transfer->targets.bytes();
+  transfer->deadline = request.deadline;
+  transfer->done = std::move(request.done);
+  const bool overflows = transfer->offset > INT64_MAX || transfer->length > INT64_MAX - transfer->offset;
+  deadlines_.emplace(transfer->deadline, number);
+  peer->waiting.insert(number);
+  const bool empty = transfer->length == 0;
+  transfers_[number] = std::move(transfer);
+  if (empty || overflows) {
+    End(number, absl::InvalidArgumentError(empty ? "no bytes are asked for" : "offset and length overflow"));
+  }
+  may_start_ = true;
+}
+
+void Exchange::Cancel(uint64_t request) {
+  const auto found = transfers_.find(request);
+  if (found == transfers_.end()) return;
+  if (found->second->role == Role::kFetching || found->second->role == Role::kPushing) {
+    End(request, absl::CancelledError("cancelled"));
+  }
+}
+
+void Exchange::Allow(const Grant& grant, Access access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
+  auto allowed = std::make_shared<Allowed>(Allowed{grant, access, bytes, std::move(granted), {}, {}});
+  const std::lock_guard lock(allowed_mutex_);
+  allowed_[grant.number] = std::move(allowed);
+}
+
+void Exchange::Revoke(uint64_t number, std::function<void()> quiet) {
+  const std::shared_ptr<Allowed> allowed = FindGrant(number);
+  if (allowed == nullptr) {
+    if (quiet) quiet();
+    return;
+  }
+  {
+    const std::lock_guard lock(allowed_mutex_);
+    allowed_.erase(number);  // the last transfer under it lets go of it
+  }
+  allowed->quiet = std::move(quiet);
+  const std::set<uint64_t> under_way = allowed->transfers;
+  for (const uint64_t each : under_way) End(each, absl::FailedPreconditionError("the grant was revoked"));
+}
+
+// The transfer's bytes move no more, but for sends that UCX has begun: with the last of them it is finished.
+void Exchange::End(uint64_t number, const absl::Status& status) {
+  Transfer& transfer = *transfers_.at(number);
+  if (transfer.ended) return;
+  transfer.ended = true;
+  transfer.outcome = status;
+  deadlines_.erase({transfer.deadline, number});
+  Connection* const connection = transfer.link == nullptr ? nullptr : Of(*transfer.link);
+  if (connection != nullptr && !connection->lost && !ending_) {
+    if (transfer.peer != nullptr) {
+      if (!status.ok()) ucx_->SendText(*transfer.link, {.kind = MessageKind::kCancel, .from = transfer.ticket}, "");
+    } else if (!status.ok()) {
+      Refuse(*connection, transfer.theirs, status);
+    } else if (transfer.role == Role::kTaking) {
+      ucx_->SendText(*transfer.link, {.kind = MessageKind::kDone, .to = transfer.theirs}, "");
+    }
+  }
+  if (transfer.sends == 0) Finish(number);
+}
+
+void Exchange::Finish(uint64_t number) {
+  const auto found = transfers_.find(number);
+  const std::unique_ptr<Transfer> transfer = std::move(found->second);
+  transfers_.erase(found);
+  if (transfer->link != nullptr) {
+    if (Connection* const connection = Of(*transfer->link)) {
+      connection->transfers.erase(number);
+      if (transfer->allowed != nullptr) connection->asked.erase(transfer->theirs.number);
+      std::erase(connection->sending, number);
+    }
+  }
+  const bool well = transfer->outcome.ok();
+  if (transfer->peer != nullptr) {
+    Peer& peer = *transfer->peer;
+    peer.waiting.erase(number);
+    if (peer.running.erase(number) > 0) {
+      peer.bytes_in_flight -= transfer->length;
+      bytes_in_flight_ -= transfer->length;
+      may_start_ = true;
+    }
+    ++(!well ? counts_.failed : transfer->role == Role::kPushing ? counts_.pushed : counts_.fetched);
+    transfer->done(transfer->outcome);
+    return;
+  }
+  if (well) ++(transfer->role == Role::kTaking ? counts_.taken : counts_.served);
+  if (transfer->role == Role::kTaking && transfer->ready) {
+    transfer->allowed->granted->Written(transfer->offset, transfer->length, transfer->outcome);
+  }
+  transfer->allowed->transfers.erase(number);
+}
+
+void Exchange::StartWaiting() {
+  if (!may_start_) return;
+  may_start_ = false;
+  // Peers in turn, one request each, until nobody's next one fits.
+  for (bool some = true; some;) {
+    some = false;
+    for (auto& [name, peer] : peers_) {
+      if (peer->waiting.empty()) continue;
+      const uint64_t number = *peer->waiting.begin();
+      Transfer& transfer = *transfers_.at(number);
+      const auto fits = [&](uint64_t used, uint64_t bound) { return used == 0 || used + transfer.length <= bound; };
+      if (!fits(bytes_in_flight_, options_.bytes_in_flight)) return;
+      if (!fits(peer->bytes_in_flight, options_.bytes_in_flight_of_a_peer)) continue;
+      StartRequest(number, transfer);
+      some = true;
+    }
+  }
+}
+
+void Exchange::StartRequest(uint64_t number, Transfer& transfer) {
+  Peer& peer = *transfer.peer;
+  absl::Status why;
+  if (peer.link == nullptr && !ConnectTo(peer, why)) {
+    End(number, why);
+    return;
+  }
+  peer.waiting.erase(number);
+  peer.running.insert(number);
+  peer.bytes_in_flight += transfer.length;
+  bytes_in_flight_ += transfer.length;
+  transfer.link = peer.link;
+  Connection& connection = connections_.at(peer.link->id);
+  const int64_t now = Now();
+  if (connection.transfers.empty()) connection.heard = now;  // nothing was expected before
+  connection.transfers.insert(number);
+  ucx_->SendText(*peer.link,
+                 {.kind = transfer.role == Role::kPushing ? MessageKind::kPush : MessageKind::kFetch,
+                  .to = transfer.grant,
+                  .from = transfer.ticket,
+                  .offset = transfer.offset,
+                  .length = transfer.length,
+                  .patience = static_cast<uint64_t>(std::max<int64_t>(transfer.deadline - now, 1))},
+                 "");
+}
+
+bool Exchange::ConnectTo(Peer& peer, absl::Status& why) {
+  const int64_t now = Now();
+  if (now < peer.not_before) {
+    why = absl::UnavailableError(absl::StrCat("no connection with ", peer.address.host, " port ", peer.address.port,
+                                              "; tried again in ", (peer.not_before - now) / 1'000'000, " ms"));
+    return false;
+  }
+  auto link = ucx_->Connect(peer.address);
+  if (!link.ok()) {
+    why = link.status();
+    return false;
+  }
+  peer.link = *link;
+  peer.heard = false;
+  connections_[peer.link->id] = {.link = peer.link, .peer = &peer, .heard = now, .moved = now};
+  return true;
+}
+
+void Exchange::Expire(int64_t now) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    End(deadlines_.begin()->second, absl::DeadlineExceededError("deadline"));
+  }
+}
+
+// Ends connections that are in use and show no sign of life.
+void Exchange::Watch(int64_t now) {
+  if (now - watched_ < kWatchEvery) return;
+  watched_ = now;
+  for (auto& [id, connection] : connections_) {
+    Link& link = *connection.link;
+    if (connection.lost) continue;
+    if (link.sends == 0 || link.completed != connection.completed) {
+      connection.completed = link.completed;
+      connection.moved = now;
+    }
+    const bool stuck = link.sends > 0 && now - connection.moved > options_.silence;
+    const int64_t silent = now - connection.heard;
+    const bool expects = connection.peer != nullptr && !connection.transfers.empty();
+    if (stuck || (expects && silent > options_.silence)) {
+      Drop(connection, absl::StrCat("no sign of life for ", options_.silence / 1'000'000, " ms"));
+    } else if (expects && silent > options_.silence / 3 && now - connection.pinged > options_.silence / 3) {
+      connection.pinged = now;
+      ucx_->SendText(link, {.kind = MessageKind::kPing}, "");
+    }
+  }
+}
+
+bool Exchange::Progress() {
+  bool some = ucx_->Progress();
+  for (Link* const link : std::exchange(dropped_, {})) ucx_->Close(*link);
+  const int64_t now = Now();
+  Expire(now);
+  Watch(now);
+  StartWaiting();
+  for (auto& [id, connection] : connections_) some |= Pump(connection);
+  return some || may_start_;
+}
+
+int64_t Exchange::due() const {
+  const bool watches = std::any_of(connections_.begin(), connections_.end(), [](const auto& each) {
+    return each.second.link->sends > 0 || (each.second.peer != nullptr && !each.second.transfers.empty());
+  });
+  const int64_t deadline = deadlines_.empty() ? INT64_MAX : deadlines_.begin()->first;
+  return watches ? std::min(deadline, watched_ + kWatchEvery) : deadline;
+}
+
+TransportStats Exchange::Stats() const {
+  TransportStats stats = counts_;
+  for (const auto& [name, peer] : peers_) {
+    PeerStats& each = stats.peers.emplace_back();
+    each.peer = absl::StrCat(peer->address.host, ":", peer->address.port);
+    each.connected = peer->heard;
+    each.lanes = peer->lanes;
+    each.bytes_sent = peer->bytes_sent + (peer->link != nullptr ? peer->link->bytes_sent : 0);
+    each.bytes_received = peer->bytes_received + (peer->link != nullptr ? peer->link->bytes_received : 0);
+    each.bytes_in_flight = peer->bytes_in_flight;
+    each.waiting = peer->waiting.size();
+    each.failures = peer->failures;
+  }
+  for (const auto& [id, connection] : connections_) {
+    if (connection.peer != nullptr || connection.lost) continue;
+    stats.peers.push_back({.peer = connection.link->peer,
+                           .accepted = true,
+                           .connected = true,
+                           .lanes = connection.lanes,
+                           .bytes_sent = connection.link->bytes_sent,
+                           .bytes_received = connection.link->bytes_received,
+                           .bytes_in_flight = connection.bytes_queued});
+  }
+  return stats;
+}
+
+// Back-off with jitter: half of the pause is certain.
+void Exchange::Lost(Link& link, const absl::Status& why) {
+  Connection* const connection = Of(link);
+  if (connection == nullptr || connection->lost) return;
+  connection->lost = true;
+  Log("lost", link.peer, std::string(why.message()));
+  if (Peer* const peer = connection->peer; peer != nullptr && peer->link == &link) {
+    ++peer->failures;
+    const int64_t pause = std::min(kLongestPause, kFirstPause << std::min(peer->failures_in_a_row, 10));
+    if (!peer->heard) {
+      ++peer->failures_in_a_row;
+      peer->not_before = Now() + pause / 2 + static_cast<int64_t>(jitter_() % (pause / 2));
+    }
+    peer->link = nullptr;
+    peer->heard = false;
+    peer->bytes_sent += link.bytes_sent;
+    peer->bytes_received += link.bytes_received;
+  }
+  const std::set<uint64_t> under_way = connection->transfers;
+  for (const uint64_t number : under_way) {
+    if (transfers_.contains(number)) End(number, absl::UnavailableError(why.message()));
+  }
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,187 @@
+// Exchange: the state of all transfers of a transport. One thread, the transport's, calls all of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/peer/transport/grant.h"
+#include "daemon/peer/transport/spans.h"
+#include "daemon/peer/transport/transport.h"
+#include "daemon/peer/transport/ucx.h"
+#include "daemon/peer/transport/wire.h"
+
+namespace ashlar::daemon {
+
+// A request of this side, as the caller made it.
+struct Request {
+  uint64_t number = 0;  // never used again
+  bool push = false;
+  HostPort peer;
+  Grant grant;
+  uint64_t offset = 0;
+  Spans targets;        // of a fetch
+  ConstSpans sources;   // of a push
+  int64_t deadline = 0;  // by the clock of Now
+  Transport::Done done;
+};
+
+class Exchange {
+ public:
+  // `later` runs a closure on the transport's thread, from any thread, as long as there is one.
+  Exchange(const TransportOptions& options, std::function<void(std::function<void()>)> later);
+  ~Exchange();
+
+  absl::Status Open();
+  Ucx& ucx() { return *ucx_; }
+
+  void Begin(Request request);
+  void Cancel(uint64_t request);
+  // Thread-safe: a peer that hears of the grant may be faster than the transport's thread.
+  void Allow(const Grant& grant, Access access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
+  void Revoke(uint64_t number, std::function<void()> quiet);
+  TransportStats Stats() const;
+
+  // Does what there is to do; false: nothing.
+  bool Progress();
+  // When Progress is to be called again though nothing has happened; INT64_MAX: never.
+  int64_t due() const;
+
+  static int64_t Now();  // nanoseconds of CLOCK_MONOTONIC
+
+ private:
+  enum class Role : uint8_t { kFetching, kPushing, kServing, kTaking };
+
+  // A grant, and all transfers under it: what goes with the last of them calls `quiet`.
+  struct Allowed {
+    Grant grant;
+    Access access;
+    uint64_t bytes;
+    std::shared_ptr<GrantedBytes> granted;
+    std::function<void()> quiet;
+    std::set<uint64_t> transfers;
+    ~Allowed() {
+      if (quiet) quiet();
+    }
+  };
+
+  // A node that this side has asked for something.
+  struct Peer {
+    HostPort address;
+    Link* link = nullptr;
+    bool heard = false;  // over the present link
+    std::string lanes;
+    std::set<uint64_t> waiting, running;  // transfers; those that wait in the order of their numbers
+    uint64_t bytes_in_flight = 0;
+    uint64_t failures = 0;      // ever
+    int failures_in_a_row = 0;  // since a message came
+    int64_t not_before = 0;     // no connection is tried earlier
+    uint64_t bytes_sent = 0, bytes_received = 0;  // over links that ended
+  };
+
+  struct Transfer {
+    Role role;
+    Grant ticket;  // ours: the peer's messages carry it
+    Grant theirs;  // the peer's
+    bool ready = false;  // where to send to, or from, is known
+    Link* link = nullptr;
+    Peer* peer = nullptr;              // of a request of ours
+    std::shared_ptr<Allowed> allowed;  // of a request of a peer
+    Grant grant;                       // of a request of ours
+    uint64_t offset = 0, length = 0;   // inside the grant
+    int64_t deadline = 0;
+    SpanList<std::byte> targets;
+    SpanList<const std::byte> sources;
+    Received received;
+    uint64_t sent = 0;  // handed to UCX
+    int sends = 0;      // that read sources
+    bool ended = false;
+    absl::Status outcome;
+    Transport::Done done;
+  };
+
+  // What is known of a link. Of one that this side made, `peer` is set.
+  struct Connection {
+    Link* link = nullptr;
+    Peer* peer = nullptr;
+    std::set<uint64_t> transfers;            // that go over it, ended ones as well
+    std::map<uint64_t, uint64_t> asked;      // requests of the other side: its ticket's number -> transfer
+    std::vector<uint64_t> sending;           // transfers with bytes to send, in turn
+    uint64_t bytes_queued = 0;               // in UCX
+    int64_t heard = 0, moved = 0, pinged = 0;  // when a message came last, sends got on, a ping was sent
+    uint64_t completed = 0;                  // sends, as of `moved`
+    bool lost = false;                       // nothing is sent or taken any more; it will be closed
+    int malformed = 0;
+    std::string lanes;
+  };
+
+  // exchange.cc
+  void End(uint64_t number, const absl::Status& status);
+  void Finish(uint64_t number);
+  void StartWaiting();
+  void StartRequest(uint64_t number, Transfer& transfer);
+  bool ConnectTo(Peer& peer, absl::Status& why);
+  void Expire(int64_t now);
+  void Watch(int64_t now);
+  Connection* Of(const Link& link);
+  void Log(const char* event, const std::string& peer, const std::string& detail) const;
+
+  // exchange_links.cc: what happens on connections
+  LinkEvents Events();
+  void OnMessage(Link* link, std::span<const std::byte> header, std::span<const std::byte> payload);
+  void Heard(Connection& connection);
+  void Lost(Link& link, const absl::Status& why);
+  void Drop(Connection& connection, absl::string_view why);
+  void Closed(Link& link);
+
+  // exchange_messages.cc: what messages ask for
+  void Handle(Connection& connection, const Message& message, std::span<const std::byte> payload);
+  void Serve(Connection& connection, const Message& message);
+  std::shared_ptr<Allowed> FindGrant(uint64_t number) const;
+  absl::Status Judge(const Connection& connection, const Message& message, std::shared_ptr<Allowed>& allowed) const;
+  void Resolved(uint64_t number, absl::StatusOr<Spans> spans);
+  void TakeData(Connection& connection, const Message& message, std::span<const std::byte> payload);
+  void Ready(Connection& connection, const Message& message);
+  Transfer* OurTicket(const Connection& connection, const Grant& ticket);
+  void Refuse(Connection& connection, const Grant& to, const absl::Status& why);
+  bool Pump(Connection& connection);
+  void SendPiece(Connection& connection, uint64_t number, Transfer& transfer);
+
+  const TransportOptions options_;
+  const std::function<void(std::function<void()>)> later_;
+  std::unique_ptr<Ucx> ucx_;
+  std::map<std::string, std::unique_ptr<Peer>> peers_;
+  std::map<uint64_t, Connection> connections_;  // by the link's number
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // by the number of our ticket
+  std::set<std::pair<int64_t, uint64_t>> deadlines_;                    // of transfers that have not ended
+  mutable std::mutex allowed_mutex_;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Allowed>> allowed_;  // guarded by allowed_mutex_
+  uint64_t bytes_in_flight_ = 0;
+  size_t accepted_ = 0;
+  std::vector<Link*> dropped_;  // to be closed
+  bool ending_ = false;
+  bool may_start_ = false;  // something may have become possible for those that wait
+  int64_t watched_ = 0;
+  std::minstd_rand jitter_{std::random_device{}()};
+  TransportStats counts_;
+
+ public:
+  // Numbers of grants, requests and tickets, all from one row. Thread-safe.
+  uint64_t NextNumber() { return next_number_.fetch_add(1); }
+
+ private:
+  std::atomic<uint64_t> next_number_{1};
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,77 @@
+// What happens on connections.
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/peer/transport/exchange.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr int kMaxMalformed = 16;  // messages of a connection; then it ends
+
+}  // namespace
+
+LinkEvents Exchange::Events() {
+  return {.admit =
+              [this](const std::string& peer) {
+                if (accepted_ < options_.accepted_connections) return true;
+                Log("refused", peer, "too many connections");
+                return false;
+              },
+          .accepted =
+              [this](Link& link) {
+                ++accepted_;
+                const int64_t now = Now();
+                connections_[link.id] = {.link = &link, .heard = now, .moved = now};
+              },
+          .received = [this](Link* link, std::span<const std::byte> header,
+                             std::span<const std::byte> payload) { OnMessage(link, header, payload); },
+          .lost = [this](Link& link, const absl::Status& why) { Lost(link, why); },
+          .closed = [this](Link& link) { Closed(link); }};
+}
+
+void Exchange::OnMessage(Link* link, std::span<const std::byte> header, std::span<const std::byte> payload) {
+  Connection* const connection = link == nullptr ? nullptr : Of(*link);
+  if (connection != nullptr && connection->lost) return;
+  const absl::StatusOr<Message> message = ParseMessage(header, payload.size());
+  if (connection == nullptr || !message.ok()) {
+    ++counts_.malformed;
+    // A peer that sends nothing else costs no more than these messages.
+    if (connection != nullptr && ++connection->malformed > kMaxMalformed) {
+      Drop(*connection, "malformed messages");
+    }
+    return;
+  }
+  Heard(*connection);
+  Handle(*connection, *message, payload);
+}
+
+void Exchange::Heard(Connection& connection) {
+  connection.heard = Now();
+  if (!connection.lanes.empty()) return;
+  connection.lanes = ucx_->Lanes(*connection.link);
+  if (connection.lanes.empty()) connection.lanes = "unknown";
+  Log("connected", connection.link->peer, connection.lanes);
+  if (options_.expect_rdma && !absl::StrContains(connection.lanes, "rc_") && !absl::StrContains(connection.lanes, "dc_")) {
+    counts_.slow_fabric = true;
+  }
+  if (connection.peer == nullptr) return;
+  connection.peer->heard = true;
+  connection.peer->lanes = connection.lanes;
+  connection.peer->failures_in_a_row = 0;
+}
+
+// Ends a connection; UCX may be in the middle of a message of it, so that Progress closes it later.
+void Exchange::Drop(Connection& connection, absl::string_view why) {
+  Link& link = *connection.link;
+  Lost(link, absl::UnavailableError(absl::StrCat("connection with ", link.peer, ": ", why)));
+  dropped_.push_back(&link);
+}
+
+void Exchange::Closed(Link& link) {
+  const auto found = connections_.find(link.id);
+  if (found == connections_.end()) return;
+  if (link.accepted) --accepted_;
+  connections_.erase(link.id);
+}
+
+}  // namespace ashlar::daemon

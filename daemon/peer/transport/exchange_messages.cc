@@ -1,0 +1,236 @@
+// What messages ask for. Every one of them may come from somebody who means harm.
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/peer/transport/exchange.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr uint64_t kPieceBytes = 256 * 1024;       // of one message; a segment of TCP holds it (ucx_settings.cc)
+constexpr size_t kMaxPieces = 15;                  // spans in one message
+constexpr uint64_t kQueuedBytes = 2 * 1024 * 1024;  // of a connection, handed to UCX and not yet sent
+constexpr size_t kMaxQueuedMessages = 1024;        // a peer that asks and does not read is let go
+
+}  // namespace
+
+void Exchange::Handle(Connection& connection, const Message& message, std::span<const std::byte> payload) {
+  if (connection.link->sends > kMaxQueuedMessages) {
+    Drop(connection, "the peer does not read what it asked for");
+    return;
+  }
+  switch (message.kind) {
+    case MessageKind::kFetch:
+    case MessageKind::kPush:
+      Serve(connection, message);
+      return;
+    case MessageKind::kReady:
+      Ready(connection, message);
+      return;
+    case MessageKind::kData:
+      TakeData(connection, message, payload);
+      return;
+    case MessageKind::kDone:
+    case MessageKind::kFailed: {
+      Transfer* const transfer = OurTicket(connection, message.to);
+      if (transfer == nullptr) return;
+      const bool failed = message.kind == MessageKind::kFailed;
+      // A push is done when the owner says so after all its bytes; a fetch with its last byte.
+      const bool may_be_done = transfer->role == Role::kPushing && transfer->sent == transfer->length;
+      const std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
+      if (failed && transfer->peer != nullptr) {
+        End(message.to.number, absl::Status(static_cast<absl::StatusCode>(message.code), text));
+      } else if (!failed && may_be_done) {
+        End(message.to.number, absl::OkStatus());
+      } else {
+        ++counts_.refused;
+      }
+      return;
+    }
+    case MessageKind::kCancel: {
+      const auto asked = connection.asked.find(message.from.number);
+      if (asked == connection.asked.end()) return;
+      if (SameGrant(transfers_.at(asked->second)->theirs, message.from)) {
+        End(asked->second, absl::CancelledError("the peer waits no more"));
+      }
+      return;
+    }
+    case MessageKind::kPing:
+      ucx_->SendText(*connection.link, {.kind = MessageKind::kPong}, "");
+      return;
+    case MessageKind::kPong:
+      return;
+  }
+}
+
+// What a ticket of ours stands for on this connection; nothing where it has ended, or is somebody else's.
+Exchange::Transfer* Exchange::OurTicket(const Connection& connection, const Grant& ticket) {
+  const auto found = transfers_.find(ticket.number);
+  const bool valid = found != transfers_.end() && found->second->link == connection.link &&
+                     SameGrant(found->second->ticket, ticket) && !found->second->ended;
+  if (!valid) ++counts_.late;
+  return valid ? found->second.get() : nullptr;
+}
+
+std::shared_ptr<Exchange::Allowed> Exchange::FindGrant(uint64_t number) const {
+  const std::lock_guard lock(allowed_mutex_);
+  const auto found = allowed_.find(number);
+  return found == allowed_.end() ? nullptr : found->second;
+}
+
+absl::Status Exchange::Judge(const Connection& connection, const Message& message,
+                             std::shared_ptr<Allowed>& allowed) const {
+  std::shared_ptr<Allowed> found = FindGrant(message.to.number);
+  // One answer for an unknown number and for a wrong secret.
+  if (found == nullptr || !SameGrant(found->grant, message.to)) {
+    return absl::PermissionDeniedError("no such grant");
+  }
+  const Access access = message.kind == MessageKind::kPush ? Access::kWrite : Access::kRead;
+  if (found->access != access) {
+    return absl::PermissionDeniedError(access == Access::kWrite ? "the grant is for reading" : "the grant is for writing");
+  }
+  if (message.offset > found->bytes || message.length > found->bytes - message.offset) {
+    return absl::OutOfRangeError(absl::StrCat("offset ", message.offset, ", length ", message.length, ": the grant has ",
+                                              found->bytes, " bytes"));
+  }
+  if (connection.asked.contains(message.from.number)) return absl::AlreadyExistsError("the ticket is in use");
+  if (connection.asked.size() >= options_.requests_of_a_connection) {
+    return absl::ResourceExhaustedError("too many requests of this connection");
+  }
+  allowed = std::move(found);
+  return absl::OkStatus();
+}
+
+void Exchange::Serve(Connection& connection, const Message& message) {
+  std::shared_ptr<Allowed> allowed;
+  if (const absl::Status status = Judge(connection, message, allowed); !status.ok()) {
+    ++counts_.refused;
+    Refuse(connection, message.from, status);
+    return;
+  }
+  const uint64_t number = NextNumber();
+  auto transfer = std::make_unique<Transfer>();
+  transfer->role = message.kind == MessageKind::kPush ? Role::kTaking : Role::kServing;
+  transfer->ticket = {number, DrawSecret()};
+  transfer->theirs = message.from;
+  transfer->link = connection.link;
+  transfer->allowed = allowed;
+  transfer->offset = message.offset;
+  transfer->length = message.length;
+  transfer->deadline =
+      Now() + static_cast<int64_t>(std::min<uint64_t>(message.patience, static_cast<uint64_t>(options_.deadline)));
+  deadlines_.emplace(transfer->deadline, number);
+  allowed->transfers.insert(number);
+  connection.transfers.insert(number);
+  connection.asked[message.from.number] = number;
+  transfers_[number] = std::move(transfer);
+  allowed->granted->Resolve(message.offset, message.length,
+                            [this, later = later_, number](absl::StatusOr<Spans> spans) {
+                              later([this, number, spans = std::move(spans)]() mutable {
+                                Resolved(number, std::move(spans));
+                              });
+                            });
+}
+
+void Exchange::Resolved(uint64_t number, absl::StatusOr<Spans> spans) {
+  const auto found = transfers_.find(number);
+  if (found == transfers_.end() || found->second->ended || found->second->ready) return;
+  Transfer& transfer = *found->second;
+  if (!spans.ok()) {
+    End(number, spans.status());
+    return;
+  }
+  const SpanList<std::byte> list(*spans);
+  if (list.bytes() != transfer.length) {
+    End(number, absl::InternalError(absl::StrCat("the owner named ", list.bytes(), " of ", transfer.length, " bytes")));
+    return;
+  }
+  Connection* const connection = Of(*transfer.link);  // it is not lost: that ends its transfers
+  transfer.ready = true;
+  if (transfer.role == Role::kServing) {
+    transfer.sources = SpanList<const std::byte>(ConstSpans(spans->begin(), spans->end()));
+    connection->sending.push_back(number);
+  } else {
+    transfer.targets = list;
+    ucx_->SendText(*transfer.link, {.kind = MessageKind::kReady, .to = transfer.theirs, .from = transfer.ticket}, "");
+  }
+}
+
+void Exchange::Ready(Connection& connection, const Message& message) {
+  Transfer* const transfer = OurTicket(connection, message.to);
+  if (transfer == nullptr || transfer->role != Role::kPushing || transfer->ready) return;
+  transfer->ready = true;
+  transfer->theirs = message.from;
+  connection.sending.push_back(message.to.number);
+}
+
+void Exchange::TakeData(Connection& connection, const Message& message, std::span<const std::byte> payload) {
+  Transfer* const transfer = OurTicket(connection, message.to);
+  if (transfer == nullptr) return;
+  const bool takes = transfer->role == Role::kFetching || (transfer->role == Role::kTaking && transfer->ready);
+  if (!takes || message.offset > transfer->length || payload.size() > transfer->length - message.offset ||
+      !transfer->received.Add(message.offset, message.offset + payload.size())) {
+    ++counts_.refused;
+    return;
+  }
+  const std::byte* from = payload.data();
+  transfer->targets.ForEach(message.offset, payload.size(), [&](std::span<std::byte> piece) {
+    std::memcpy(piece.data(), from, piece.size());
+    from += piece.size();
+    return true;
+  });
+  if (transfer->received.bytes() == transfer->length) End(message.to.number, absl::OkStatus());
+}
+
+void Exchange::Refuse(Connection& connection, const Grant& to, const absl::Status& why) {
+  ucx_->SendText(*connection.link,
+                 {.kind = MessageKind::kFailed, .code = static_cast<uint8_t>(why.raw_code()), .to = to},
+                 std::string(why.message().substr(0, kMaxErrorText)));
+}
+
+// Sends pieces of the connection's transfers in turn, as far as UCX may hold them.
+bool Exchange::Pump(Connection& connection) {
+  bool some = false;
+  while (!connection.lost && !connection.sending.empty() && connection.bytes_queued < kQueuedBytes) {
+    const uint64_t number = connection.sending.front();
+    connection.sending.erase(connection.sending.begin());
+    const auto found = transfers_.find(number);
+    if (found == transfers_.end() || found->second->ended) continue;
+    SendPiece(connection, number, *found->second);
+    some = true;
+  }
+  return some;
+}
+
+void Exchange::SendPiece(Connection& connection, uint64_t number, Transfer& transfer) {
+  ConstSpans pieces;
+  uint64_t bytes = 0;
+  transfer.sources.ForEach(transfer.sent, std::min(kPieceBytes, transfer.length - transfer.sent),
+                           [&](std::span<const std::byte> piece) {
+                             pieces.push_back(piece);
+                             bytes += piece.size();
+                             return pieces.size() < kMaxPieces;
+                           });
+  const Message message{.kind = MessageKind::kData, .to = transfer.theirs, .offset = transfer.sent};
+  transfer.sent += bytes;
+  ++transfer.sends;
+  connection.bytes_queued += bytes;
+  if (transfer.sent < transfer.length) connection.sending.push_back(number);
+  const uint64_t link = connection.link->id;
+  ucx_->Send(*connection.link, message, std::move(pieces), [this, link, number, bytes](const absl::Status& status) {
+    if (const auto found = connections_.find(link); found != connections_.end()) found->second.bytes_queued -= bytes;
+    const auto found = transfers_.find(number);
+    Transfer& transfer = *found->second;  // lives as long as a send reads its sources
+    --transfer.sends;
+    if (transfer.ended) {
+      if (transfer.sends == 0) Finish(number);
+    } else if (!status.ok()) {
+      End(number, status);
+    } else if (transfer.role == Role::kServing && transfer.sends == 0 && transfer.sent == transfer.length) {
+      End(number, absl::OkStatus());  // the last byte was handed to the network
+    }
+  });
+}
+
+}  // namespace ashlar::daemon

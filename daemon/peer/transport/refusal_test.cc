@@ -1,0 +1,313 @@
+// What is refused: requests without a grant or outside of it, messages that are none, and peers that mean harm.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <ucp/api/ucp.h>
+#include <unistd.h>
+
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/peer/transport/spans.h"
+#include "daemon/peer/transport/testing/held_bytes.h"
+#include "daemon/peer/transport/wire.h"
+
+namespace ashlar::daemon {
+namespace {
+
+std::unique_ptr<Transport> StartOne(TransportOptions options = {}) {
+  auto started = Transport::Start(std::move(options));
+  EXPECT_TRUE(started.ok()) << started.status();
+  return *std::move(started);
+}
+
+absl::Status Fetch(Transport& asker, const HostPort& peer, const Grant& grant, uint64_t offset,
+                   std::span<std::byte> target) {
+  Outcome outcome;
+  asker.Fetch(peer, grant, offset, {target}, 0, outcome.done());
+  return outcome.Wait();
+}
+
+absl::Status Push(Transport& asker, const HostPort& peer, const Grant& grant, uint64_t offset,
+                  std::span<const std::byte> source) {
+  Outcome outcome;
+  asker.Push(peer, grant, offset, {source}, 0, outcome.done());
+  return outcome.Wait();
+}
+
+TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
+  auto holder = StartOne(), asker = StartOne();
+  std::vector<std::byte> there(1000, std::byte{1}), here(1000, std::byte{2});
+  const auto held = std::make_shared<HeldBytes>(Spans{there});
+  const Grant read = holder->Allow(Access::kRead, 1000, held), write = holder->Allow(Access::kWrite, 1000, held);
+  const HostPort peer = holder->address();
+
+  Grant wrong = read;
+  wrong.secret[15] ^= 1;
+  EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("no such grant"));
+  wrong = read;
+  wrong.number += 1000;
+  EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("no such grant"));
+  wrong = {read.number, write.secret};
+  EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("no such grant"));
+  EXPECT_EQ(Fetch(*asker, peer, write, 0, here), absl::PermissionDeniedError("the grant is for writing"));
+  EXPECT_EQ(Push(*asker, peer, read, 0, here), absl::PermissionDeniedError("the grant is for reading"));
+  EXPECT_EQ(Fetch(*asker, peer, read, 1, here),
+            absl::OutOfRangeError("offset 1, length 1000: the grant has 1000 bytes"));
+  EXPECT_EQ(Push(*asker, peer, write, 1001, {here.data(), 1}).code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(Fetch(*asker, peer, read, INT64_MAX - 1000, here).code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(Fetch(*asker, peer, read, UINT64_MAX - 500, here).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Fetch(*asker, peer, read, 0, {}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(held->asked(), 0u);
+  EXPECT_EQ(holder->stats().refused, 8u);
+  EXPECT_TRUE(Fetch(*asker, peer, read, 0, here).ok());
+  EXPECT_TRUE(here == there);
+}
+
+TEST(TransportRefusalTest, AddressesThatAreNotAllowed) {
+  // Connections of this machine to itself come from 127.0.0.1.
+  auto holder = StartOne({.allow = {"192.0.2.1"}, .silence = 300'000'000}), asker = StartOne({.silence = 300'000'000});
+  std::vector<std::byte> there(1000), here(1000);
+  const Grant read = holder->Allow(Access::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
+  EXPECT_TRUE(absl::IsUnavailable(Fetch(*asker, holder->address(), read, 0, here)));
+  holder = StartOne({.allow = {"192.0.2.1", "127.0.0.1"}});
+  const Grant again = holder->Allow(Access::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
+  EXPECT_TRUE(Fetch(*asker, holder->address(), again, 0, here).ok());
+  EXPECT_EQ(Transport::Start({.allow = {"here"}}).status().message(), "allow: here is no IPv4 address");
+}
+
+TEST(TransportRefusalTest, BytesThatAreNotUcx) {
+  auto holder = StartOne(), asker = StartOne();
+  std::vector<std::byte> there(1000, std::byte{1}), here(1000);
+  const Grant read = holder->Allow(Access::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
+  const uint64_t seed = std::random_device{}();
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 20; ++i) {
+    const int connection = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{.sin_family = AF_INET, .sin_port = htons(holder->address().port)};
+    inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+    ASSERT_EQ(connect(connection, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    std::string garbage(random() % 5000, '\0');
+    for (char& c : garbage) c = static_cast<char>(random());
+    (void)!send(connection, garbage.data(), garbage.size(), MSG_NOSIGNAL);
+    close(connection);
+  }
+  EXPECT_TRUE(Fetch(*asker, holder->address(), read, 0, here).ok()) << "seed " << seed;
+  EXPECT_TRUE(here == there);
+}
+
+// A client that has UCX and knows no secret.
+class RawClient {
+ public:
+  explicit RawClient(const HostPort& peer) {
+    ucp_config_t* config = nullptr;
+    EXPECT_EQ(ucp_config_read(nullptr, nullptr, &config), UCS_OK);
+    EXPECT_EQ(ucp_config_modify(config, "TLS", "tcp,self"), UCS_OK);
+    EXPECT_EQ(ucp_config_modify(config, "NET_DEVICES", "lo"), UCS_OK);
+    ucp_params_t params{.field_mask = UCP_PARAM_FIELD_FEATURES,
+                        .features = UCP_FEATURE_AM | UCP_FEATURE_TAG | UCP_FEATURE_RMA | UCP_FEATURE_STREAM |
+                                    UCP_FEATURE_AMO64};
+    EXPECT_EQ(ucp_init(&params, config, &context_), UCS_OK);
+    ucp_config_release(config);
+    ucp_worker_params_t worker{.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                               .thread_mode = UCS_THREAD_MODE_SINGLE};
+    EXPECT_EQ(ucp_worker_create(context_, &worker, &worker_), UCS_OK);
+    sockaddr_in address{.sin_family = AF_INET, .sin_port = htons(peer.port)};
+    inet_pton(AF_INET, peer.host.c_str(), &address.sin_addr);
+    ucp_ep_params_t ep{};
+    ep.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                    UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    ep.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+    ep.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    ep.err_handler = {[](void* self, ucp_ep_h, ucs_status_t) { static_cast<RawClient*>(self)->lost_ = true; }, this};
+    ep.sockaddr = {reinterpret_cast<sockaddr*>(&address), sizeof address};
+    EXPECT_EQ(ucp_ep_create(worker_, &ep, &ep_), UCS_OK);
+  }
+  ~RawClient() {
+    ucp_request_param_t force{.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    Wait(ucp_ep_close_nbx(ep_, &force));
+    ucp_worker_destroy(worker_);
+    ucp_cleanup(context_);
+  }
+
+  void Message(std::span<const std::byte> header, std::span<const std::byte> payload, uint32_t flags = 0,
+               unsigned id = 0) {
+    ucp_request_param_t param{.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_AM_SEND_FLAG_REPLY | flags};
+    Wait(ucp_am_send_nbx(ep_, id, header.data(), header.size(), payload.data(), payload.size(), &param));
+  }
+  void Tag(std::span<const std::byte> bytes) {
+    ucp_request_param_t param{};
+    Wait(ucp_tag_send_nbx(ep_, bytes.data(), bytes.size(), 7, &param));
+  }
+  void Stream(std::span<const std::byte> bytes) {
+    ucp_request_param_t param{};
+    Wait(ucp_stream_send_nbx(ep_, bytes.data(), bytes.size(), &param));
+  }
+  // With a key for memory of its own, at an address of the holder's.
+  void Memory(std::span<std::byte> target, std::span<std::byte> mine, bool write) {
+    ucp_mem_map_params_t map{.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+                             .address = mine.data(),
+                             .length = mine.size()};
+    ucp_mem_h memory = nullptr;
+    void* packed = nullptr;
+    size_t size = 0;
+    ucp_rkey_h key = nullptr;
+    ASSERT_EQ(ucp_mem_map(context_, &map, &memory), UCS_OK);
+    ASSERT_EQ(ucp_rkey_pack(context_, memory, &packed, &size), UCS_OK);
+    ASSERT_EQ(ucp_ep_rkey_unpack(ep_, packed, &key), UCS_OK);
+    ucp_rkey_buffer_release(packed);
+    ucp_request_param_t param{};
+    const uint64_t address = reinterpret_cast<uint64_t>(target.data());
+    // Nobody answers: wait a little, and give up.
+    ucs_status_ptr_t request = write ? ucp_put_nbx(ep_, mine.data(), mine.size(), address, key, &param)
+                                     : ucp_get_nbx(ep_, mine.data(), mine.size(), address, key, &param);
+    for (int i = 0; i < 200; ++i) ucp_worker_progress(worker_), usleep(100);
+    if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
+    ucp_rkey_destroy(key);
+    ucp_mem_unmap(context_, memory);
+  }
+  bool lost() {
+    for (int i = 0; i < 100; ++i) ucp_worker_progress(worker_);
+    return lost_;
+  }
+
+ private:
+  void Wait(ucs_status_ptr_t request) {
+    if (!UCS_PTR_IS_PTR(request)) return;
+    while (ucp_request_check_status(request) == UCS_INPROGRESS) ucp_worker_progress(worker_);
+    ucp_request_free(request);
+  }
+
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  ucp_ep_h ep_ = nullptr;
+  bool lost_ = false;
+};
+
+class RawClientTest : public testing::Test {
+ protected:
+  ~RawClientTest() override {
+    EXPECT_TRUE(there_ == std::vector<std::byte>(kBytes, std::byte{1}));
+    EXPECT_EQ(held_->asked(), 0u);
+    std::vector<std::byte> here(kBytes);
+    EXPECT_TRUE(Fetch(*asker_, holder_->address(), read_, 0, here).ok()) << "seed " << seed_;
+    EXPECT_TRUE(here == there_);
+  }
+
+  static constexpr size_t kBytes = 100'000;
+  const uint64_t seed_ = std::random_device{}();
+  std::mt19937_64 random_{seed_};
+  std::unique_ptr<Transport> holder_ = StartOne(), asker_ = StartOne();
+  std::vector<std::byte> there_ = std::vector<std::byte>(kBytes, std::byte{1});
+  std::shared_ptr<HeldBytes> held_ = std::make_shared<HeldBytes>(Spans{there_});
+  const Grant read_ = holder_->Allow(Access::kRead, kBytes, held_);
+  const Grant write_ = holder_->Allow(Access::kWrite, kBytes, held_);
+};
+
+TEST_F(RawClientTest, ReadsAndWritesNothing) {
+  RawClient client(holder_->address());
+  const std::vector<std::byte> payload(5000, std::byte{9});
+  for (const uint64_t number : {read_.number, write_.number, uint64_t{3}, uint64_t{1000}}) {
+    for (const MessageKind kind : {MessageKind::kFetch, MessageKind::kPush}) {
+      const Message ask{.kind = kind,
+                        .to = {number, DrawSecret()},
+                        .from = {77, DrawSecret()},
+                        .length = 1000,
+                        .patience = 1'000'000'000};
+      client.Message(EncodeMessage(ask), {});
+    }
+    client.Message(EncodeMessage({.kind = MessageKind::kData, .to = {number, DrawSecret()}}), payload);
+    client.Message(EncodeMessage({.kind = MessageKind::kReady, .to = {number, DrawSecret()}, .from = {5, {1}}}), {});
+    client.Message(EncodeMessage({.kind = MessageKind::kCancel, .from = {number, DrawSecret()}}), {});
+  }
+  std::vector<std::byte> mine(1000, std::byte{9});
+  client.Memory(std::span(there_).first(1000), mine, true);
+  client.Memory(std::span(there_).first(1000), mine, false);
+  EXPECT_TRUE(mine == std::vector<std::byte>(1000, std::byte{9}));
+  client.Tag(payload);
+  client.Stream(payload);
+  const TransportStats stats = holder_->stats();
+  EXPECT_EQ(stats.refused, 8u);
+  EXPECT_EQ(stats.late, 8u);
+}
+
+TEST_F(RawClientTest, IsLetGoAfterMalformedMessages) {
+  RawClient client(holder_->address());
+  for (int i = 0; i < 200 && !client.lost(); ++i) {
+    std::vector<std::byte> header(random_() % 200), payload(random_() % 300'000);
+    for (auto& byte : header) byte = static_cast<std::byte>(random_());
+    // Eager, by rendezvous, and of a kind that nobody handles.
+    client.Message(header, payload, i % 2 ? UCP_AM_SEND_FLAG_EAGER : 0, i % 3 == 0 ? 5 : 0);
+    usleep(1000);
+  }
+  EXPECT_TRUE(client.lost());
+  EXPECT_GE(holder_->stats().malformed, 17u);
+}
+
+TEST(WireTest, WhatIsEncodedIsParsed) {
+  const Message message{.kind = MessageKind::kPush,
+                        .to = {5, DrawSecret()},
+                        .from = {6, DrawSecret()},
+                        .offset = 7,
+                        .length = 8,
+                        .patience = 9};
+  const auto parsed = ParseMessage(EncodeMessage(message), 0);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_TRUE(SameGrant(parsed->to, message.to) && SameGrant(parsed->from, message.from));
+  EXPECT_EQ(parsed->kind, MessageKind::kPush);
+  EXPECT_EQ(std::tuple(parsed->offset, parsed->length, parsed->patience), std::tuple(7u, 8u, 9u));
+}
+
+TEST(WireTest, RefusesWhatNoTransportSends) {
+  const Message fetch{.kind = MessageKind::kFetch, .to = {5, {1}}, .from = {6, {1}}, .length = 8, .patience = 9};
+  const auto why = [](const Message& message, size_t payload = 0) {
+    return std::string(ParseMessage(EncodeMessage(message), payload).status().message());
+  };
+  const auto with = [&](auto change) {
+    Message changed = fetch;
+    change(changed);
+    return changed;
+  };
+  EXPECT_EQ(why(fetch), "");
+  EXPECT_EQ(why(fetch, 1), "payload");
+  EXPECT_EQ(why(with([](Message& m) { m.length = 0; })), "length");
+  EXPECT_EQ(why(with([](Message& m) { m.patience = 0; })), "patience");
+  EXPECT_EQ(why(with([](Message& m) { m.to = {}; })), "to");
+  EXPECT_EQ(why(with([](Message& m) { m.from = {}; })), "from");
+  EXPECT_EQ(why(with([](Message& m) { m.code = 3; })), "code");
+  EXPECT_EQ(why(with([](Message& m) { m.offset = uint64_t{1} << 63; })), "offset and length overflow");
+  EXPECT_EQ(why(with([](Message& m) { m.length = UINT64_MAX; })), "offset and length overflow");
+  EXPECT_EQ(why({.kind = MessageKind::kData, .to = {5, {1}}}), "data of no bytes");
+  EXPECT_EQ(why({.kind = MessageKind::kData, .to = {5, {1}}, .offset = UINT64_MAX}, 8), "offset and length overflow");
+  EXPECT_EQ(why({.kind = MessageKind::kFailed, .code = 17, .to = {5, {1}}}), "code");
+  EXPECT_EQ(why({.kind = MessageKind::kFailed, .code = 3, .to = {5, {1}}}, 257), "text of an error");
+  EXPECT_EQ(why({.kind = static_cast<MessageKind>(0)}), "kind 0");
+  EXPECT_EQ(why({.kind = static_cast<MessageKind>(10)}), "kind 10");
+  HeaderBytes bytes = EncodeMessage(fetch);
+  bytes[2] = std::byte{2};
+  EXPECT_EQ(ParseMessage(bytes, 0).status().message(), "version 2, and this build reads 1 only");
+  EXPECT_EQ(ParseMessage(std::span(bytes).first(79), 0).status().message(), "a header of 79 bytes");
+}
+
+// Every order of pieces, against a bit for each byte.
+TEST(ReceivedTest, CountsEveryByteOnce) {
+  const uint64_t seed = std::random_device{}();
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    Received received;
+    std::vector<bool> there(60);
+    for (int i = 0; i < 60; ++i) {
+      const size_t from = random() % 60, to = from + 1 + random() % (60 - from);
+      const bool fresh = std::find(there.begin() + from, there.begin() + to, true) == there.begin() + to;
+      ASSERT_EQ(received.Add(from, to), fresh) << "seed " << seed;
+      if (fresh) std::fill(there.begin() + from, there.begin() + to, true);
+      ASSERT_EQ(received.bytes(), static_cast<uint64_t>(std::count(there.begin(), there.end(), true)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

@@ -1,0 +1,121 @@
+// What tests and tools grant: memory in pieces, and what is asked of it.
+#pragma once
+
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/peer/transport/transport.h"
+
+namespace ashlar::daemon {
+
+// Cuts memory into spans of random lengths from 1 byte to `longest`.
+template <class Byte>
+std::vector<std::span<Byte>> Scatter(std::span<Byte> memory, size_t longest, std::mt19937_64& random) {
+  std::vector<std::span<Byte>> spans;
+  while (!memory.empty()) {
+    const size_t take = std::min<size_t>(memory.size(), 1 + random() % longest);
+    spans.push_back(memory.first(take));
+    memory = memory.subspan(take);
+  }
+  return spans;
+}
+
+// Answers at once, with an error, or when Answer is called.
+class HeldBytes final : public GrantedBytes {
+ public:
+  enum class How { kAtOnce, kWithError, kLater };
+  explicit HeldBytes(Spans spans, How how = How::kAtOnce) : spans_(std::move(spans)), how_(how) {}
+
+  void Resolve(uint64_t offset, uint64_t length, std::function<void(absl::StatusOr<Spans>)> answer) override {
+    {
+      const std::lock_guard lock(mutex_);
+      ++asked_;
+      changed_.notify_all();
+      if (how_ == How::kLater) {
+        later_.push_back([this, offset, length, answer] { answer(Cut(offset, length)); });
+        return;
+      }
+    }
+    if (how_ == How::kWithError) {
+      answer(absl::DataLossError("the copy is damaged"));
+    } else {
+      answer(Cut(offset, length));
+    }
+  }
+  void Written(uint64_t, uint64_t, const absl::Status& status) override {
+    const std::lock_guard lock(mutex_);
+    written_.push_back(status);
+    changed_.notify_all();
+  }
+
+  void WaitUntilAsked(size_t times) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return asked_ >= times; });
+  }
+  void Answer() {
+    std::vector<std::function<void()>> all;
+    {
+      const std::lock_guard lock(mutex_);
+      all.swap(later_);
+    }
+    for (auto& each : all) each();
+  }
+  std::vector<absl::Status> WaitUntilWritten(size_t times) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return written_.size() >= times; });
+    return written_;
+  }
+  size_t asked() {
+    const std::lock_guard lock(mutex_);
+    return asked_;
+  }
+
+ private:
+  Spans Cut(uint64_t offset, uint64_t length) const {
+    Spans cut;
+    for (const auto& span : spans_) {
+      if (length == 0) break;
+      if (offset >= span.size()) {
+        offset -= span.size();
+        continue;
+      }
+      const size_t take = std::min<uint64_t>(length, span.size() - offset);
+      cut.push_back(span.subspan(offset, take));
+      length -= take;
+      offset = 0;
+    }
+    return cut;
+  }
+
+  const Spans spans_;
+  const How how_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t asked_ = 0;
+  std::vector<std::function<void()>> later_;
+  std::vector<absl::Status> written_;
+};
+
+// The outcome of one request.
+class Outcome {
+ public:
+  Transport::Done done() {
+    return [promise = promise_](const absl::Status& status) { promise->set_value(status); };
+  }
+  absl::Status Wait() { return future_.get(); }
+  bool IsThere() const { return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+
+ private:
+  std::shared_ptr<std::promise<absl::Status>> promise_ = std::make_shared<std::promise<absl::Status>>();
+  std::shared_future<absl::Status> future_ = promise_->get_future().share();
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,219 @@
+#include "daemon/peer/transport/transport.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/peer/transport/exchange.h"
+#include "daemon/runtime/unique_fd.h"
+
+namespace ashlar::daemon {
+namespace {
+
+// Closures for the transport's thread. Its length is bounded by what they are for: requests are counted, answers belong
+// to requests that are served, and the rest waits for its own end.
+class Inbox {
+ public:
+  Inbox() : event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+  void Put(std::function<void()> closure) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_) return;
+      closures_.push_back(std::move(closure));
+      if (closures_.size() > 1) return;  // the first one has woken the thread
+    }
+    Wake();
+  }
+  void Wake() const {
+    const uint64_t one = 1;
+    if (write(event_.get(), &one, sizeof one) < 0) return;  // full: it is awake
+  }
+  std::deque<std::function<void()>> Take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(closures_, {});
+  }
+  void Close() {
+    std::deque<std::function<void()>> dropped;  // destroyed without the lock
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    dropped.swap(closures_);
+  }
+  bool valid() const { return event_.valid(); }
+  int event() const { return event_.get(); }
+
+ private:
+  UniqueFd event_;
+  std::mutex mutex_;
+  std::deque<std::function<void()>> closures_;
+  bool closed_ = false;
+};
+
+}  // namespace
+
+class Transport::Thread {
+ public:
+  explicit Thread(TransportOptions options)
+      : options_(std::move(options)),
+        inbox_(std::make_shared<Inbox>()),
+        exchange_(std::make_unique<Exchange>(
+            options_, [inbox = inbox_](std::function<void()> closure) { inbox->Put(std::move(closure)); })) {}
+
+  ~Thread() {
+    if (!thread_.joinable()) return;
+    inbox_->Put([this] { stopping_ = true; });
+    thread_.join();
+  }
+
+  absl::Status Start() {
+    if (!inbox_->valid()) return absl::ResourceExhaustedError("no descriptor for an event");
+    if (absl::Status s = exchange_->Open(); !s.ok()) return s;
+    address_ = exchange_->ucx().address();
+    settings_ = exchange_->ucx().settings();
+    thread_ = std::thread([this] { Run(); });
+    return absl::OkStatus();
+  }
+
+  void Put(std::function<void()> closure) { inbox_->Put(std::move(closure)); }
+  // Runs on the thread, and waits for it.
+  template <class Result>
+  Result Ask(std::function<Result()> question) {
+    std::promise<Result> answer;
+    Put([&] { answer.set_value(question()); });
+    return answer.get_future().get();
+  }
+  Exchange& exchange() { return *exchange_; }
+  const TransportOptions& options() const { return options_; }
+  const HostPort& address() const { return address_; }
+  const std::vector<UcxSetting>& settings() const { return settings_; }
+
+  uint64_t Begin(Request request, int64_t deadline) {
+    const int64_t wait = deadline > 0 ? deadline : options_.deadline;
+    request.number = exchange_->NextNumber();
+    request.deadline = Exchange::Now() + std::min(wait, int64_t{1} << 60);
+    const uint64_t number = request.number;
+    if (requests_.fetch_add(1) >= options_.requests) {
+      Put([this, done = std::move(request.done)] {
+        requests_.fetch_sub(1);
+        done(absl::ResourceExhaustedError("too many requests wait"));
+      });
+      return number;
+    }
+    request.done = [this, done = std::move(request.done)](const absl::Status& status) {
+      requests_.fetch_sub(1);
+      done(status);
+    };
+    // A closure is copied where it is kept; the request is not.
+    auto shared = std::make_shared<Request>(std::move(request));
+    Put([this, shared] { exchange_->Begin(std::move(*shared)); });
+    return number;
+  }
+
+ private:
+  static constexpr int kRounds = 64;  // of progress before the inbox is looked at
+
+  void Run() {
+    while (!stopping_) {
+      for (auto& closure : inbox_->Take()) closure();
+      bool some = true;
+      for (int i = 0; some && i < kRounds; ++i) some = exchange_->Progress();
+      if (!some && !stopping_) Sleep();
+    }
+    for (auto& closure : inbox_->Take()) closure();  // requests that came meanwhile end as all others
+    exchange_.reset();
+    inbox_->Close();
+  }
+
+  void Sleep() {
+    if (!exchange_->ucx().Arm()) return;
+    pollfd events[] = {{exchange_->ucx().event(), POLLIN, 0}, {inbox_->event(), POLLIN, 0}};
+    const int64_t due = exchange_->due();
+    constexpr int64_t kMillisecond = 1'000'000, kLongest = 60'000;
+    int timeout = -1;
+    if (due != INT64_MAX) {
+      timeout = static_cast<int>(std::clamp<int64_t>((due - Exchange::Now()) / kMillisecond + 1, 0, kLongest));
+    }
+    if (poll(events, 2, timeout) > 0 && events[1].revents != 0) {
+      uint64_t count;
+      if (read(inbox_->event(), &count, sizeof count) < 0) return;  // somebody's wake came before
+    }
+  }
+
+  const TransportOptions options_;
+  const std::shared_ptr<Inbox> inbox_;
+  std::unique_ptr<Exchange> exchange_;
+  HostPort address_;
+  std::vector<UcxSetting> settings_;
+  std::atomic<size_t> requests_{0};
+  bool stopping_ = false;  // the thread's
+  std::thread thread_;
+};
+
+absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(TransportOptions options) {
+  auto thread = std::make_unique<Thread>(std::move(options));
+  if (absl::Status s = thread->Start(); !s.ok()) return s;
+  return std::unique_ptr<Transport>(new Transport(std::move(thread)));
+}
+
+Transport::Transport(std::unique_ptr<Thread> thread) : thread_(std::move(thread)) {}
+Transport::~Transport() = default;
+
+HostPort Transport::address() const { return thread_->address(); }
+std::vector<UcxSetting> Transport::settings() const { return thread_->settings(); }
+
+TransportStats Transport::stats() const {
+  return thread_->Ask<TransportStats>([this] { return thread_->exchange().Stats(); });
+}
+
+absl::Status Transport::Register(std::span<std::byte> arena) {
+  return thread_->Ask<absl::Status>([this, arena] { return thread_->exchange().ucx().Register(arena); });
+}
+
+void Transport::Unregister(std::span<std::byte> arena) {
+  thread_->Ask<bool>([this, arena] {
+    thread_->exchange().ucx().Unregister(arena);
+    return true;
+  });
+}
+
+Grant Transport::Allow(Access access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
+  const Grant grant{thread_->exchange().NextNumber(), DrawSecret()};
+  thread_->exchange().Allow(grant, access, bytes, std::move(granted));
+  return grant;
+}
+
+void Transport::Revoke(uint64_t number, std::function<void()> quiet) {
+  thread_->Put([this, number, quiet = std::move(quiet)] { thread_->exchange().Revoke(number, quiet); });
+}
+
+uint64_t Transport::Fetch(const HostPort& peer, const Grant& grant, uint64_t offset, Spans targets, int64_t deadline,
+                          Done done) {
+  return thread_->Begin(
+      {.peer = peer, .grant = grant, .offset = offset, .targets = std::move(targets), .done = std::move(done)},
+      deadline);
+}
+
+uint64_t Transport::Push(const HostPort& peer, const Grant& grant, uint64_t offset, ConstSpans sources,
+                         int64_t deadline, Done done) {
+  return thread_->Begin({.push = true,
+                         .peer = peer,
+                         .grant = grant,
+                         .offset = offset,
+                         .sources = std::move(sources),
+                         .done = std::move(done)},
+                        deadline);
+}
+
+void Transport::Cancel(uint64_t request) {
+  thread_->Put([this, request] { thread_->exchange().Cancel(request); });
+}
+
+}  // namespace ashlar::daemon

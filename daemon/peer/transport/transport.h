@@ -1,0 +1,123 @@
+// Transport: the data plane between daemons. Bytes go straight from memory to memory of two daemons over UCX, as active
+// messages that carry a grant; whoever has no grant reads and writes nothing.
+//
+// A fetch is one message; the holder checks number and secret, direction and range, asks GrantedBytes where the bytes
+// lie, and sends them in pieces from there. A push asks first, and sends when the holder has said where to. Every piece
+// names a ticket that its receiver drew for this one transfer. The receiver's thread looks the ticket up and copies the
+// piece to its place. UCX itself never writes to a target, so nothing arrives there after a transfer has ended.
+//
+// UCX's remote memory access is not used, and its context is opened without it: over TCP the target's side of it checks
+// neither key nor address. A path by ucp_get_nbx and ucp_put_nbx, for network cards that check keys, does not exist,
+// and neither does one for device memory: both need hardware to be tested.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/peer/transport/grant.h"
+#include "daemon/runtime/host_port.h"
+
+namespace ashlar::daemon {
+
+struct TransportOptions {
+  // An IPv4 or IPv6 address of this node, and a port (0: any). UCX has further ports of its own for data.
+  HostPort listen{"127.0.0.1", 0};
+  // Addresses without ports that may connect (IPv4; netmasks are not known). The kernel drops packets of all others
+  // before UCX sees them. Empty: everybody. UCX's own TCP protocol trusts its peers: set it wherever others can reach the
+  // ports (docs/decisions/0098-active-messages-with-grants.md).
+  std::vector<std::string> allow;
+  bool expect_rdma = false;                               // Stats say so where a peer is reached by TCP
+  std::vector<std::pair<std::string, std::string>> ucx;   // UCX_* settings of the operator, before those of the code
+  uint64_t bytes_in_flight = uint64_t{256} << 20;         // of fetches and pushes that this side asked for
+  uint64_t bytes_in_flight_of_a_peer = uint64_t{64} << 20;
+  size_t requests = 4096;                                 // that wait or run, asked for by this side
+  size_t requests_of_a_connection = 256;                  // that are served for one at a time
+  size_t accepted_connections = 1024;
+  int64_t deadline = 30'000'000'000;  // nanoseconds, for requests without one; the longest that one is served
+  int64_t silence = 5'000'000'000;    // nanoseconds without a sign of life after which a connection that is in use ends
+  // A new connection, or one that ended, on the transport's thread, for the log: `event` is "connected", "lost" or
+  // "refused".
+  std::function<void(const std::string& event, const std::string& peer, const std::string& detail)> log;
+};
+
+enum class Access : uint8_t { kRead, kWrite };
+
+struct PeerStats {
+  std::string peer;        // address, with a port where this side connected
+  bool accepted = false;   // it connected to this side
+  bool connected = false;  // a message has come from it over the present connection
+  std::string lanes;       // what carries it, as UCX names it: "tcp/eth0", "rc_mlx5/mlx5_0:1"
+  uint64_t bytes_sent = 0, bytes_received = 0, bytes_in_flight = 0;
+  uint64_t waiting = 0;   // requests that have not begun
+  uint64_t failures = 0;  // connections that were lost
+};
+
+struct TransportStats {
+  std::vector<PeerStats> peers;
+  uint64_t fetched = 0, pushed = 0;      // requests of this side that ended well
+  uint64_t served = 0, taken = 0;        // fetches and pushes of peers that ended well
+  uint64_t failed = 0;                   // requests of this side that did not
+  uint64_t malformed = 0;                // messages that are none
+  uint64_t refused = 0;                  // requests without a grant, or outside of it
+  uint64_t late = 0;                     // data and answers for what has ended
+  bool slow_fabric = false;              // RDMA was expected, and this node has none or a peer is reached without
+};
+
+// A setting of UCX that is in force.
+struct UcxSetting {
+  std::string name, value;
+  std::string from;  // "ashlar", "configuration" or "environment"
+};
+
+class Transport {
+ public:
+  using Done = std::function<void(const absl::Status&)>;
+
+  // UNAVAILABLE: the address cannot be listened at. INVALID_ARGUMENT: an address or a setting of UCX is none.
+  static absl::StatusOr<std::unique_ptr<Transport>> Start(TransportOptions options);
+  // Ends what is under way with CANCELLED; `quiet` of grants is called. Nothing is called afterwards.
+  ~Transport();
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  HostPort address() const;  // where peers connect to
+  std::vector<UcxSetting> settings() const;
+  // Thread-safe, as all below. Must not be called on the transport's own thread.
+  TransportStats stats() const;
+
+  // Registers host memory with the network card, where there is one that needs it; once, when an arena is made.
+  // Unregister before the memory goes, after the grants for it are quiet. Wait for the transport's thread.
+  absl::Status Register(std::span<std::byte> arena);
+  void Unregister(std::span<std::byte> arena);
+
+  // The owner's side. A grant is good until it is revoked.
+  Grant Allow(Access access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
+  // Nothing begins under the grant any more, and what is under way fails. `quiet` is called once, on the transport's
+  // thread, when no byte moves there any more; a peer that takes nothing is waited for no longer than `silence`.
+  void Revoke(uint64_t number, std::function<void()> quiet);
+
+  // The other side: fetches the grant's bytes from `offset` on into `targets`, or pushes `sources` there. `deadline` is
+  // in nanoseconds from now (0: the default one). `done` is called once, on the transport's thread, where it must not
+  // wait; targets and sources are not touched afterwards. Errors: RESOURCE_EXHAUSTED: too many requests wait;
+  // UNAVAILABLE: no connection, or it was lost; DEADLINE_EXCEEDED; CANCELLED; PERMISSION_DENIED: no such grant; what
+  // the owner answered. After an error any of the targets' bytes may have changed. Returns a number for Cancel.
+  uint64_t Fetch(const HostPort& peer, const Grant& grant, uint64_t offset, Spans targets, int64_t deadline, Done done);
+  uint64_t Push(const HostPort& peer, const Grant& grant, uint64_t offset, ConstSpans sources, int64_t deadline,
+                Done done);
+  // Ends a request soon, with CANCELLED unless it ended before; `done` is called as ever.
+  void Cancel(uint64_t request);
+
+ private:
+  class Thread;
+  explicit Transport(std::unique_ptr<Thread> thread);
+  std::unique_ptr<Thread> thread_;
+};
+
+}  // namespace ashlar::daemon

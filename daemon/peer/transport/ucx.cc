@@ -1,0 +1,466 @@
+#include "daemon/peer/transport/ucx.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <ucp/api/ucp.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <set>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "daemon/peer/transport/address_filter.h"
+#include "daemon/peer/transport/ucx_settings.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr unsigned kMessageId = 0;  // the one kind of active message; wire.h tells the rest apart
+
+struct SocketAddress {
+  sockaddr_storage bytes{};
+  socklen_t size = 0;
+};
+
+absl::StatusOr<SocketAddress> ToSocketAddress(const HostPort& at) {
+  SocketAddress address;
+  auto& four = reinterpret_cast<sockaddr_in&>(address.bytes);
+  auto& six = reinterpret_cast<sockaddr_in6&>(address.bytes);
+  if (inet_pton(AF_INET, at.host.c_str(), &four.sin_addr) == 1) {
+    four.sin_family = AF_INET;
+    four.sin_port = htons(at.port);
+    address.size = sizeof four;
+  } else if (inet_pton(AF_INET6, at.host.c_str(), &six.sin6_addr) == 1) {
+    six.sin6_family = AF_INET6;
+    six.sin6_port = htons(at.port);
+    address.size = sizeof six;
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat(at.host, ": no IPv4 or IPv6 address"));
+  }
+  return address;
+}
+
+uint16_t PortOf(const sockaddr_storage& address) {
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+std::string ToText(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  const bool six = address.ss_family == AF_INET6;
+  if (six) {
+    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr, text, sizeof text);
+  } else {
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(address).sin_addr, text, sizeof text);
+  }
+  return six ? absl::StrCat("[", text, "]:", PortOf(address)) : absl::StrCat(text, ":", PortOf(address));
+}
+
+absl::Status ToStatus(ucs_status_t status, absl::string_view what) {
+  if (status == UCS_OK) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(what, ": ", ucs_status_string(status)));
+}
+
+// What `print` writes to its file.
+template <class Print>
+std::string Printed(Print print) {
+  char* text = nullptr;
+  size_t size = 0;
+  FILE* file = open_memstream(&text, &size);
+  if (file == nullptr) return "";
+  print(file);
+  std::fclose(file);
+  std::string result(text, size);
+  std::free(text);
+  return result;
+}
+
+struct UcxLink final : Link {
+  ucp_ep_h ep = nullptr;
+  bool lost = false;      // the error handler has told
+  ucs_status_t why = UCS_OK;
+  bool ep_closed = false;
+};
+
+// A send under way: what UCX reads until it is complete.
+struct UcxSend {
+  class UcxWorker* worker;
+  UcxLink* link;
+  HeaderBytes header;
+  std::string text;
+  std::vector<ucp_dt_iov_t> pieces;
+  uint64_t bytes = 0;
+  std::function<void(absl::Status)> sent;
+};
+
+class UcxWorker final : public Ucx {
+ public:
+  explicit UcxWorker(LinkEvents events) : events_(std::move(events)) {}
+  ~UcxWorker() override;
+
+  absl::Status Open(const TransportOptions& options);
+
+  HostPort address() const override { return address_; }
+  const std::vector<UcxSetting>& settings() const override { return settings_; }
+  bool has_rdma() const override;
+  absl::StatusOr<Link*> Connect(const HostPort& peer) override;
+  void Send(Link& link, const Message& message, ConstSpans pieces, std::function<void(absl::Status)> sent) override;
+  void SendText(Link& link, const Message& message, std::string text) override;
+  void Close(Link& link) override;
+  std::string Lanes(Link& link) const override;
+  absl::Status Register(std::span<std::byte> arena) override;
+  void Unregister(std::span<std::byte> arena) override;
+  bool Progress() override;
+  bool Arm() override { return accepts_.empty() && lost_.empty() && ucp_worker_arm(worker_) == UCS_OK; }
+  int event() const override { return event_; }
+
+ private:
+  absl::Status OpenContext(const TransportOptions& options);
+  absl::Status OpenWorker();
+  absl::Status Listen(const HostPort& at);
+  absl::StatusOr<UcxLink*> AddLink(ucp_ep_params_t params, std::string peer, bool accepted);
+  void Accept(ucp_conn_request_h request);
+  void Post(std::unique_ptr<UcxSend> send);
+  void Sent(UcxSend* send, ucs_status_t status);
+  void DropClosed();
+
+  static ucs_status_t OnMessage(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                const ucp_am_recv_param_t* param);
+  static void OnError(void* link_self, ucp_ep_h ep, ucs_status_t status);
+
+  LinkEvents events_;
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  ucp_listener_h listener_ = nullptr;
+  int event_ = -1;
+  HostPort address_;
+  std::vector<UcxSetting> settings_;
+  uint64_t next_link_ = 1;
+  absl::flat_hash_map<ucp_ep_h, std::unique_ptr<UcxLink>> links_;
+  std::deque<ucp_conn_request_h> accepts_;
+  std::vector<ucp_ep_h> lost_;  // keys of links_
+  std::vector<std::unique_ptr<UcxLink>> closing_;  // UCX may have given their endpoints' addresses to others
+  std::map<const std::byte*, ucp_mem_h> arenas_;
+};
+
+UcxWorker::~UcxWorker() {
+  for (ucp_conn_request_h request : accepts_) ucp_listener_reject(listener_, request);
+  accepts_.clear();
+  std::vector<UcxLink*> links;
+  for (auto& [ep, link] : links_) links.push_back(link.get());
+  for (UcxLink* link : links) Close(*link);
+  while (!closing_.empty()) {
+    ucp_worker_progress(worker_);
+    DropClosed();
+  }
+  if (listener_ != nullptr) ucp_listener_destroy(listener_);
+  if (worker_ != nullptr) {
+    while (!arenas_.empty()) Unregister({const_cast<std::byte*>(arenas_.begin()->first), 1});
+    ucp_worker_destroy(worker_);
+  }
+  if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+absl::Status UcxWorker::Open(const TransportOptions& options) {
+  if (absl::Status s = OpenContext(options); !s.ok()) return s;
+  const std::set<int> before = ListeningSockets();
+  if (absl::Status s = OpenWorker(); !s.ok()) return s;
+  if (absl::Status s = Listen(options.listen); !s.ok()) return s;
+  if (options.allow.empty()) return absl::OkStatus();
+  std::set<int> ours = ListeningSockets();
+  for (const int fd : before) ours.erase(fd);
+  return AdmitOnly(ours, options.allow);
+}
+
+absl::Status UcxWorker::OpenContext(const TransportOptions& options) {
+  ucp_config_t* config = nullptr;
+  if (absl::Status s = ToStatus(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read"); !s.ok()) return s;
+  const absl::Cleanup release = [config] { ucp_config_release(config); };
+  if (absl::Status s = ApplyUcxSettings(options, config, settings_); !s.ok()) return s;
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;  // transport.h says why there is no UCP_FEATURE_RMA
+  return ToStatus(ucp_init(&params, config, &context_), "ucp_init");
+}
+
+absl::Status UcxWorker::OpenWorker() {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // opened on one thread, used on another
+  if (absl::Status s = ToStatus(ucp_worker_create(context_, &params, &worker_), "ucp_worker_create"); !s.ok()) return s;
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kMessageId;
+  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
+  handler.cb = OnMessage;
+  handler.arg = this;
+  if (absl::Status s = ToStatus(ucp_worker_set_am_recv_handler(worker_, &handler), "ucp_worker_set_am_recv_handler");
+      !s.ok()) {
+    return s;
+  }
+  return ToStatus(ucp_worker_get_efd(worker_, &event_), "ucp_worker_get_efd");
+}
+
+absl::Status UcxWorker::Listen(const HostPort& at) {
+  auto address = ToSocketAddress(at);
+  if (!address.ok()) return address.status();
+  ucp_listener_params_t params{};
+  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
+  params.sockaddr = {reinterpret_cast<const sockaddr*>(&address->bytes), address->size};
+  params.conn_handler.cb = [](ucp_conn_request_h request, void* self) {
+    static_cast<UcxWorker*>(self)->accepts_.push_back(request);
+  };
+  params.conn_handler.arg = this;
+  const std::string what = absl::StrCat("cannot listen on port ", at.port, " of ", at.host);
+  if (absl::Status s = ToStatus(ucp_listener_create(worker_, &params, &listener_), what); !s.ok()) return s;
+  ucp_listener_attr_t attributes{.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
+  if (absl::Status s = ToStatus(ucp_listener_query(listener_, &attributes), what); !s.ok()) return s;
+  address_ = {at.host, PortOf(attributes.sockaddr)};
+  return absl::OkStatus();
+}
+
+bool UcxWorker::has_rdma() const {
+  const std::string text = Printed([this](FILE* file) { ucp_context_print_info(context_, file); });
+  return text.find(" rc_") != std::string::npos || text.find(" dc_") != std::string::npos;
+}
+
+absl::StatusOr<UcxLink*> UcxWorker::AddLink(ucp_ep_params_t params, std::string peer, bool accepted) {
+  auto link = std::make_unique<UcxLink>();
+  link->id = next_link_++;
+  link->peer = std::move(peer);
+  link->accepted = accepted;
+  params.field_mask |=
+      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_USER_DATA;
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = OnError;
+  params.err_handler.arg = this;
+  params.user_data = this;
+  const ucs_status_t status = ucp_ep_create(worker_, &params, &link->ep);
+  if (status != UCS_OK) return ToStatus(status, absl::StrCat("connection with ", link->peer));
+  UcxLink* const added = link.get();
+  links_[added->ep] = std::move(link);
+  return added;
+}
+
+absl::StatusOr<Link*> UcxWorker::Connect(const HostPort& peer) {
+  auto address = ToSocketAddress(peer);
+  if (!address.ok()) return address.status();
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
+  params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+  params.sockaddr = {reinterpret_cast<const sockaddr*>(&address->bytes), address->size};
+  auto link = AddLink(params, ToText(address->bytes), false);
+  if (!link.ok()) return link.status();
+  return *link;
+}
+
+void UcxWorker::Accept(ucp_conn_request_h request) {
+  ucp_conn_request_attr_t attributes{.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
+  const bool known = ucp_conn_request_query(request, &attributes) == UCS_OK;
+  const std::string peer = known ? ToText(attributes.client_address) : "?";
+  if (!events_.admit(peer)) {
+    ucp_listener_reject(listener_, request);
+    return;
+  }
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
+  params.conn_request = request;
+  auto link = AddLink(params, peer, true);
+  if (link.ok()) events_.accepted(**link);
+}
+
+ucs_status_t UcxWorker::OnMessage(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                  const ucp_am_recv_param_t* param) {
+  auto* const worker = static_cast<UcxWorker*>(self);
+  UcxLink* link = nullptr;
+  if (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) {
+    const auto found = worker->links_.find(param->reply_ep);
+    if (found != worker->links_.end()) link = found->second.get();
+  }
+  if (link != nullptr && link->lost) return UCS_OK;
+  // What came by rendezvous is still at the sender, and stays there.
+  if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) link = nullptr;
+  if (link != nullptr) link->bytes_received += bytes;
+  worker->events_.received(link, {static_cast<const std::byte*>(header), header == nullptr ? 0 : header_bytes},
+                           {static_cast<const std::byte*>(data), link == nullptr ? 0 : bytes});
+  return UCS_OK;
+}
+
+void UcxWorker::OnError(void* self, ucp_ep_h ep, ucs_status_t status) {
+  auto* const worker = static_cast<UcxWorker*>(self);
+  const auto found = worker->links_.find(ep);
+  if (found == worker->links_.end() || found->second->lost) return;
+  found->second->lost = true;
+  found->second->why = status;
+  worker->lost_.push_back(ep);
+}
+
+void UcxWorker::Send(Link& link, const Message& message, ConstSpans pieces, std::function<void(absl::Status)> sent) {
+  auto send = std::make_unique<UcxSend>();
+  send->link = static_cast<UcxLink*>(&link);
+  send->header = EncodeMessage(message);
+  send->sent = std::move(sent);
+  for (const auto& piece : pieces) {
+    send->pieces.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
+    send->bytes += piece.size();
+  }
+  Post(std::move(send));
+}
+
+void UcxWorker::SendText(Link& link, const Message& message, std::string text) {
+  auto send = std::make_unique<UcxSend>();
+  send->link = static_cast<UcxLink*>(&link);
+  send->header = EncodeMessage(message);
+  send->text = std::move(text);
+  if (!send->text.empty()) send->pieces.push_back({send->text.data(), send->text.size()});
+  send->bytes = send->text.size();
+  send->sent = [](absl::Status) {};
+  Post(std::move(send));
+}
+
+void UcxWorker::Post(std::unique_ptr<UcxSend> send) {
+  UcxLink& link = *send->link;
+  ++link.sends;
+  send->worker = this;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
+                       UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_DATATYPE;
+  param.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  param.user_data = send.get();
+  param.cb.send = [](void* request, ucs_status_t status, void* of) {
+    ucp_request_free(request);
+    auto* const completed = static_cast<UcxSend*>(of);
+    completed->worker->Sent(completed, status);
+  };
+  const void* buffer = nullptr;
+  size_t count = 0;
+  param.datatype = ucp_dt_make_contig(1);
+  if (send->pieces.size() == 1) {
+    buffer = send->pieces[0].buffer;
+    count = send->pieces[0].length;
+  } else if (send->pieces.size() > 1) {
+    param.datatype = ucp_dt_make_iov();
+    buffer = send->pieces.data();
+    count = send->pieces.size();
+  }
+  UcxSend* const posted = send.release();
+  const ucs_status_ptr_t result =
+      ucp_am_send_nbx(link.ep, kMessageId, posted->header.data(), posted->header.size(), buffer, count, &param);
+  if (!UCS_PTR_IS_PTR(result)) Sent(posted, UCS_PTR_STATUS(result));
+}
+
+void UcxWorker::Sent(UcxSend* completed, ucs_status_t status) {
+  const std::unique_ptr<UcxSend> send(completed);
+  UcxLink& link = *send->link;
+  --link.sends;
+  ++link.completed;
+  if (status == UCS_OK) link.bytes_sent += send->bytes;
+  send->sent(ToStatus(status, absl::StrCat("connection with ", link.peer)));
+}
+
+void UcxWorker::Close(Link& closing) {
+  auto& link = static_cast<UcxLink&>(closing);
+  if (link.closing) return;
+  link.closing = true;
+  const auto found = links_.find(link.ep);
+  closing_.push_back(std::move(found->second));
+  links_.erase(found);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  param.user_data = &link;
+  param.cb.send = [](void* request, ucs_status_t, void* of) {
+    ucp_request_free(request);
+    static_cast<UcxLink*>(of)->ep_closed = true;
+  };
+  const ucs_status_ptr_t result = ucp_ep_close_nbx(link.ep, &param);
+  if (!UCS_PTR_IS_PTR(result)) link.ep_closed = true;
+}
+
+void UcxWorker::DropClosed() {
+  for (size_t i = 0; i < closing_.size();) {
+    if (!closing_[i]->ep_closed || closing_[i]->sends > 0) {
+      ++i;
+      continue;
+    }
+    const std::unique_ptr<UcxLink> gone = std::move(closing_[i]);
+    closing_.erase(closing_.begin() + i);
+    events_.closed(*gone);
+  }
+}
+
+std::string UcxWorker::Lanes(Link& link) const {
+  const std::string text =
+      Printed([&](FILE* file) { ucp_ep_print_info(static_cast<UcxLink&>(link).ep, file); });
+  std::set<std::string> lanes;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    // "#                 lane[0]:  0:tcp/eth0.0 md[0]  -> …"
+    const size_t at = line.find(" md[");
+    if (line.find("lane[") == absl::string_view::npos || at == absl::string_view::npos) continue;
+    const absl::string_view device = line.substr(0, at);
+    lanes.emplace(device.substr(device.rfind(':', device.find('/')) + 1));
+  }
+  std::string joined;
+  for (const std::string& lane : lanes) absl::StrAppend(&joined, joined.empty() ? "" : " ", lane);
+  return joined;
+}
+
+absl::Status UcxWorker::Register(std::span<std::byte> arena) {
+  ucp_mem_map_params_t params{};
+  params.field_mask =
+      UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.address = arena.data();
+  params.length = arena.size();
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  if (arena.empty() || arenas_.contains(arena.data())) return absl::InvalidArgumentError("arena: empty, or known");
+  ucp_mem_h memory = nullptr;
+  const absl::Status status = ToStatus(ucp_mem_map(context_, &params, &memory), "ucp_mem_map");
+  if (status.ok()) arenas_[arena.data()] = memory;
+  return status;
+}
+
+void UcxWorker::Unregister(std::span<std::byte> arena) {
+  const auto found = arenas_.find(arena.data());
+  if (found == arenas_.end()) return;
+  ucp_mem_unmap(context_, found->second);
+  arenas_.erase(found);
+}
+
+bool UcxWorker::Progress() {
+  bool some = ucp_worker_progress(worker_) != 0;
+  for (; !accepts_.empty(); some = true) {
+    ucp_conn_request_h request = accepts_.front();
+    accepts_.pop_front();
+    Accept(request);
+  }
+  std::vector<ucp_ep_h> lost;
+  lost.swap(lost_);
+  for (ucp_ep_h ep : lost) {
+    const auto found = links_.find(ep);
+    if (found == links_.end() || found->second->closing) continue;
+    events_.lost(*found->second, ToStatus(found->second->why, absl::StrCat("connection with ", found->second->peer)));
+    Close(*found->second);
+    some = true;
+  }
+  DropClosed();
+  return some;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Ucx>> Ucx::Open(const TransportOptions& options, LinkEvents events) {
+  auto worker = std::make_unique<UcxWorker>(std::move(events));
+  if (absl::Status s = worker->Open(options); !s.ok()) return s;
+  return worker;
+}
+
+}  // namespace ashlar::daemon
