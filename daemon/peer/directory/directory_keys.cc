@@ -1,0 +1,155 @@
+#include "daemon/peer/directory/directory_keys.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/directory.pb.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr char kHoldingFormat = 1;
+
+std::string BigEndian(uint64_t number) {
+  std::string bytes(8, '\0');
+  for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(number >> (56 - 8 * i));
+  return bytes;
+}
+
+uint64_t ReadBigEndian(absl::string_view bytes) {
+  uint64_t number = 0;
+  for (int i = 0; i < 8; ++i) number = number << 8 | static_cast<uint8_t>(bytes[i]);
+  return number;
+}
+
+absl::string_view View(const ShortDigest& digest) {
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
+
+void AppendVarint(uint64_t number, std::string* out) {
+  for (; number >= 0x80; number >>= 7) out->push_back(static_cast<char>(number | 0x80));
+  out->push_back(static_cast<char>(number));
+}
+
+bool ReadVarint(absl::string_view* bytes, uint64_t most, uint64_t* number) {
+  *number = 0;
+  for (int shift = 0; shift < 64 && !bytes->empty(); shift += 7) {
+    const auto byte = static_cast<uint8_t>(bytes->front());
+    bytes->remove_prefix(1);
+    *number |= uint64_t{byte & 0x7fu} << shift;
+    if (byte < 0x80) return *number <= most;
+  }
+  return false;
+}
+
+}  // namespace
+
+ShortDigest Shorten(const Digest& digest) {
+  ShortDigest result;
+  std::copy_n(digest.bytes.begin(), result.size(), result.begin());
+  return result;
+}
+
+DirectoryKeys::DirectoryKeys(const std::string& prefix, const std::string& cluster)
+    : prefix_(absl::StrCat(prefix, "/", cluster, "/")) {}
+
+std::string DirectoryKeys::Members() const {
+  return prefix_ + "m";
+}
+
+std::string DirectoryKeys::MemberKey(uint64_t incarnation) const {
+  return Members() + BigEndian(incarnation);
+}
+
+std::optional<uint64_t> DirectoryKeys::ReadMember(absl::string_view key) const {
+  const size_t head = prefix_.size() + 1;
+  if (key.size() != head + 8 || !absl::StartsWith(key, Members())) return std::nullopt;
+  return ReadBigEndian(key.substr(head));
+}
+
+std::string DirectoryKeys::Entries() const {
+  return prefix_ + "e";
+}
+
+std::string DirectoryKeys::EntriesOf(const ShortDigest& ns) const {
+  return absl::StrCat(prefix_, "e", View(ns));
+}
+
+std::string DirectoryKeys::EntryKey(const EntryId& id, uint64_t incarnation) const {
+  const char shard[] = {static_cast<char>(id.rank), static_cast<char>(id.last_rank)};
+  return absl::StrCat(prefix_, "e", View(id.ns), View(id.key), BigEndian(incarnation),
+                      absl::string_view(shard, sizeof shard));
+}
+
+std::optional<DirectoryKeys::Entry> DirectoryKeys::ReadEntry(absl::string_view key) const {
+  Entry entry;
+  const size_t head = prefix_.size() + 1, digest = entry.id.ns.size();
+  if (key.size() != head + 2 * digest + 10 || !absl::StartsWith(key, prefix_) || key[prefix_.size()] != 'e') {
+    return std::nullopt;
+  }
+  std::memcpy(entry.id.ns.data(), key.data() + head, digest);
+  std::memcpy(entry.id.key.data(), key.data() + head + digest, digest);
+  entry.incarnation = ReadBigEndian(key.substr(head + 2 * digest));
+  entry.id.rank = static_cast<uint8_t>(key[key.size() - 2]);
+  entry.id.last_rank = static_cast<uint8_t>(key[key.size() - 1]);
+  return entry;
+}
+
+std::string RangeEnd(std::string prefix) {
+  while (!prefix.empty() && static_cast<uint8_t>(prefix.back()) == 0xff) prefix.pop_back();
+  if (prefix.empty()) return std::string(1, '\0');  // etcd's word for: to the last key of all
+  ++prefix.back();
+  return prefix;
+}
+
+std::string EncodeHolding(const Holding& holding) {
+  std::string value;
+  value.push_back(kHoldingFormat);
+  value.push_back(static_cast<char>(static_cast<int>(holding.kind) << 4 | static_cast<int>(holding.tier)));
+  AppendVarint(holding.bytes, &value);
+  AppendVarint(holding.depth, &value);
+  AppendVarint(holding.span_begin, &value);
+  return value;
+}
+
+std::optional<Holding> DecodeHolding(absl::string_view value, const EntryId& id) {
+  if (value.size() < 2 || value[0] != kHoldingFormat) return std::nullopt;
+  const auto kinds = static_cast<uint8_t>(value[1]);
+  value.remove_prefix(2);
+  Holding holding;
+  holding.kind = static_cast<ObjectKind>(kinds >> 4);
+  holding.tier = static_cast<TierKind>(kinds & 15);
+  if (holding.kind < ObjectKind::kSegment || holding.kind > ObjectKind::kSpan) return std::nullopt;
+  if (holding.tier < TierKind::kHbm || holding.tier > TierKind::kSsd) return std::nullopt;
+  if (id.rank > id.last_rank) return std::nullopt;
+  holding.shard = {id.rank, id.last_rank + 1u};
+  uint64_t depth = 0, span_begin = 0;
+  if (!ReadVarint(&value, kMostHoldingBytes, &holding.bytes) || !ReadVarint(&value, UINT32_MAX, &depth) ||
+      !ReadVarint(&value, UINT32_MAX, &span_begin)) {
+    return std::nullopt;
+  }
+  holding.depth = static_cast<uint32_t>(depth);
+  holding.span_begin = static_cast<uint32_t>(span_begin);
+  return holding;
+}
+
+std::string EncodeMember(const Member& member) {
+  v1::DirectoryMember message;
+  message.set_node(member.node);
+  message.set_control_address(member.control_address);
+  message.set_transport_address(member.transport_address);
+  message.set_version(member.version);
+  return message.SerializeAsString();
+}
+
+std::optional<Member> DecodeMember(absl::string_view value, uint64_t incarnation) {
+  v1::DirectoryMember message;
+  if (!message.ParseFromArray(value.data(), static_cast<int>(value.size())) || message.node().empty()) {
+    return std::nullopt;
+  }
+  return Member{message.node(), incarnation, message.control_address(), message.transport_address(), message.version()};
+}
+
+}  // namespace ashlar::daemon

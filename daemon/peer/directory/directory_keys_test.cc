@@ -1,0 +1,93 @@
+#include "daemon/peer/directory/directory_keys.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::daemon {
+namespace {
+
+TEST(DirectoryKeys, BytesAreThoseOfTheFormat) {
+  const DirectoryKeys keys("/ashlar", "east");
+  EXPECT_EQ(keys.MemberKey(0x0102030405060708), std::string("/ashlar/east/m\x01\x02\x03\x04\x05\x06\x07\x08"));
+  EntryId id;
+  id.ns.fill(0xaa);
+  id.key.fill(0xbb);
+  id.rank = 2;
+  id.last_rank = 7;
+  EXPECT_EQ(keys.EntryKey(id, 0x0102030405060708),
+            absl::StrCat("/ashlar/east/e", std::string(16, '\xaa'), std::string(16, '\xbb'),
+                         "\x01\x02\x03\x04\x05\x06\x07\x08\x02\x07"));
+  const Holding holding = {
+      .tier = TierKind::kSsd, .kind = ObjectKind::kSpan, .shard = {2, 8}, .bytes = 300, .depth = 5, .span_begin = 4};
+  EXPECT_EQ(absl::BytesToHexString(EncodeHolding(holding)), "0143ac020504");
+  EXPECT_EQ(DecodeHolding(EncodeHolding(holding), id), holding);
+  EXPECT_EQ(DecodeHolding(EncodeHolding(holding) + "later", id), holding) << "what later builds add is ignored";
+}
+
+TEST(DirectoryKeys, AnyEntryReadsBack) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937_64 random(seed);
+  const DirectoryKeys keys("/a/b", "c");
+  for (int i = 0; i < 1000; ++i) {
+    EntryId id;
+    for (uint8_t& byte : id.ns) byte = static_cast<uint8_t>(random());
+    for (uint8_t& byte : id.key) byte = static_cast<uint8_t>(random());
+    id.last_rank = static_cast<uint8_t>(random());
+    id.rank = static_cast<uint8_t>(random() % (id.last_rank + 1));
+    const uint64_t incarnation = random();
+    const auto entry = keys.ReadEntry(keys.EntryKey(id, incarnation));
+    ASSERT_TRUE(entry.has_value());
+    EXPECT_EQ(entry->id, id);
+    EXPECT_EQ(entry->incarnation, incarnation);
+    EXPECT_EQ(keys.ReadMember(keys.MemberKey(incarnation)), incarnation);
+    const Holding holding = {.tier = static_cast<TierKind>(1 + random() % 3),
+                             .kind = static_cast<ObjectKind>(1 + random() % 4),
+                             .shard = {id.rank, id.last_rank + 1u},
+                             .bytes = random() >> (24 + random() % 40),
+                             .depth = static_cast<uint32_t>(random() >> random() % 64),
+                             .span_begin = static_cast<uint32_t>(random())};
+    const std::string value = EncodeHolding(holding);
+    EXPECT_EQ(DecodeHolding(value, id), holding);
+    for (size_t size = 0; size < value.size(); ++size) EXPECT_FALSE(DecodeHolding(value.substr(0, size), id)) << size;
+    const Member member = {absl::StrCat("n", random()), incarnation, "a:1", "b:2", "3"};
+    EXPECT_EQ(DecodeMember(EncodeMember(member), incarnation), member);
+  }
+}
+
+TEST(DirectoryKeys, AnyBytesAreReadOrRefused) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937_64 random(seed);
+  const DirectoryKeys keys("/a", "c");
+  for (int i = 0; i < 100000; ++i) {
+    std::string bytes(random() % 20, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    if (!bytes.empty() && random() % 2) bytes[0] = 1;
+    const EntryId id = {.rank = static_cast<uint8_t>(random() % 3), .last_rank = 1};
+    if (const auto holding = DecodeHolding(bytes, id)) {
+      EXPECT_EQ(DecodeHolding(EncodeHolding(*holding), id), holding);
+      EXPECT_LT(holding->shard.rank, 2u);
+      EXPECT_LE(holding->bytes, kMostHoldingBytes);
+    }
+    DecodeMember(bytes, 1);
+    EXPECT_FALSE(keys.ReadEntry(bytes));
+    EXPECT_FALSE(keys.ReadMember(bytes));
+  }
+  EXPECT_FALSE(DecodeHolding(std::string("\x02\x11\x00\x00\x00", 5), {})) << "another format";
+  EXPECT_FALSE(DecodeHolding(std::string("\x01\x14\x00\x00\x00", 5), {})) << "the remote tier is no holder's";
+  EXPECT_FALSE(DecodeMember("", 1)) << "no name";
+}
+
+TEST(DirectoryKeys, RangesEndBehindTheirPrefix) {
+  EXPECT_EQ(RangeEnd("ab"), "ac");
+  EXPECT_EQ(RangeEnd("a\xff\xff"), "b");
+  EXPECT_EQ(RangeEnd("\xff"), std::string(1, '\0'));
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

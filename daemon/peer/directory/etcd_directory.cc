@@ -1,0 +1,139 @@
+#include "daemon/peer/directory/etcd_directory.h"
+
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "daemon/peer/directory/session.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+uint64_t Draw() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+EntryId MakeId(const NamespaceId& ns, const Key& key, const TensorShard& shard) {
+  return {Shorten(ns), Shorten(key), static_cast<uint8_t>(shard.rank), static_cast<uint8_t>(shard.size - 1)};
+}
+
+bool CanBeSaid(const TensorShard& shard) {
+  return shard.size > 0 && shard.size <= limits::kMaxTensorShards && shard.rank < shard.size;
+}
+
+}  // namespace
+
+struct EtcdDirectory::State {
+  State(const EtcdDirectoryOptions& options, std::shared_ptr<const Member> self, DirectoryEvents events,
+        const storage::Clock& clock)
+      : shared(options), session(options, self, std::move(events), clock, &shared) {
+    shared.members = {self};
+    shared.health = {.connected = false, .since = clock.Now(), .reason = "not connected yet"};
+  }
+
+  DirectoryShared shared;
+  DirectorySession session;
+  std::thread thread;
+};
+
+EtcdDirectory::EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events,
+                             const storage::Clock& clock) {
+  self.incarnation = Draw();
+  state_ = std::make_unique<State>(options, std::make_shared<const Member>(std::move(self)), std::move(events), clock);
+  state_->thread = std::thread([this] { state_->session.Run(); });
+}
+
+EtcdDirectory::~EtcdDirectory() {
+  {
+    std::lock_guard lock(state_->shared.mutex);
+    state_->shared.stopping = true;
+  }
+  state_->session.Wake();
+  state_->thread.join();
+}
+
+bool EtcdDirectory::Announce(const NamespaceId& ns, const Key& key, const Holding& holding, double worth) {
+  if (!CanBeSaid(holding.shard) || holding.bytes > kMostHoldingBytes) return false;
+  bool idle = false, taken = false;
+  {
+    std::lock_guard lock(state_->shared.mutex);
+    idle = state_->shared.queue.size() == 0;
+    taken = state_->shared.queue.Announce({MakeId(ns, key, holding.shard), holding, worth});
+  }
+  if (idle) state_->session.Wake();
+  return taken;
+}
+
+void EtcdDirectory::Withdraw(const NamespaceId& ns, const Key& key, const TensorShard& shard) {
+  if (!CanBeSaid(shard)) return;
+  bool idle = false;
+  {
+    std::lock_guard lock(state_->shared.mutex);
+    idle = state_->shared.queue.size() == 0;
+    state_->shared.queue.Withdraw(MakeId(ns, key, shard));
+  }
+  if (idle) state_->session.Wake();
+}
+
+size_t EtcdDirectory::Room() const {
+  std::lock_guard lock(state_->shared.mutex);
+  return state_->shared.queue.Room();
+}
+
+void EtcdDirectory::Follow(const NamespaceId& ns) {
+  {
+    std::lock_guard lock(state_->shared.mutex);
+    if (++state_->shared.followed[Shorten(ns)] > 1) return;
+  }
+  state_->session.Wake();
+}
+
+void EtcdDirectory::Unfollow(const NamespaceId& ns) {
+  {
+    std::lock_guard lock(state_->shared.mutex);
+    const auto found = state_->shared.followed.find(Shorten(ns));
+    if (found == state_->shared.followed.end() || --found->second > 0) return;
+    state_->shared.followed.erase(found);
+  }
+  state_->session.Wake();
+}
+
+std::vector<Located> EtcdDirectory::Locate(const NamespaceId& ns, std::span<const Key> keys) const {
+  return state_->shared.mirror.Locate(ns, keys);
+}
+
+std::vector<DepthRange> EtcdDirectory::Depths(const NamespaceId& ns, uint64_t end) const {
+  return state_->shared.mirror.Depths(ns, end);
+}
+
+std::vector<std::shared_ptr<const Member>> EtcdDirectory::Members() const {
+  std::lock_guard lock(state_->shared.mutex);
+  return state_->shared.members;
+}
+
+DirectoryHealth EtcdDirectory::Health() const {
+  std::lock_guard lock(state_->shared.mutex);
+  return state_->shared.health;
+}
+
+DirectoryStats EtcdDirectory::Stats() const {
+  DirectoryShared& shared = state_->shared;
+  DirectoryStats stats;
+  {
+    std::lock_guard lock(shared.mutex);
+    stats = shared.counted;
+    stats.members = shared.members.size();
+    stats.queued_announcements = shared.queue.announcements();
+    stats.queued_withdrawals = shared.queue.withdrawals();
+    stats.dropped_announcements = shared.queue.dropped_announcements();
+    stats.dropped_withdrawals = shared.queue.dropped_withdrawals();
+  }
+  stats.entries = shared.mirror.entries();
+  stats.bytes = shared.mirror.Bytes();
+  stats.entries_refused = shared.mirror.refused();
+  return stats;
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,39 @@
+// EtcdDirectory: a directory of which every node keeps a mirror, fed by etcd's watches.
+//
+// A thread of its own does all input and output. Where etcd is away, what is known goes on being used, announcements
+// wait within their bound, and the thread tries again after a random time of at most a third of a lease. What etcd
+// lost, or compacted, is read or announced again. Entries of absent members are not believed; the member that has been
+// there for longest deletes them.
+#pragma once
+
+#include <memory>
+
+#include "daemon/peer/directory/directory.h"
+#include "daemon/peer/directory/options.h"
+
+namespace ashlar::daemon {
+
+class EtcdDirectory final : public Directory {
+ public:
+  // `self.incarnation` is drawn at random here. `clock` must be the monotonic one. Both it and what the events use
+  // outlive the directory.
+  EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events, const storage::Clock& clock);
+  ~EtcdDirectory() override;  // leaves the cluster, which may take a second
+
+  bool Announce(const NamespaceId& ns, const Key& key, const Holding& holding, double worth) override;
+  void Withdraw(const NamespaceId& ns, const Key& key, const TensorShard& shard) override;
+  size_t Room() const override;
+  void Follow(const NamespaceId& ns) override;
+  void Unfollow(const NamespaceId& ns) override;
+  std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const override;
+  std::vector<DepthRange> Depths(const NamespaceId& ns, uint64_t end) const override;
+  std::vector<std::shared_ptr<const Member>> Members() const override;
+  DirectoryHealth Health() const override;
+  DirectoryStats Stats() const override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ashlar::daemon

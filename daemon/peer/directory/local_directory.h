@@ -1,0 +1,27 @@
+// LocalDirectory: the directory of a node that is alone. It has one member, and nobody to tell.
+#pragma once
+
+#include "daemon/peer/directory/directory.h"
+
+namespace ashlar::daemon {
+
+class LocalDirectory final : public Directory {
+ public:
+  explicit LocalDirectory(Member self) : self_(std::make_shared<const Member>(std::move(self))) {}
+
+  bool Announce(const NamespaceId&, const Key&, const Holding&, double) override { return true; }
+  void Withdraw(const NamespaceId&, const Key&, const TensorShard&) override {}
+  size_t Room() const override { return SIZE_MAX; }
+  void Follow(const NamespaceId&) override {}
+  void Unfollow(const NamespaceId&) override {}
+  std::vector<Located> Locate(const NamespaceId&, std::span<const Key>) const override { return {}; }
+  std::vector<DepthRange> Depths(const NamespaceId&, uint64_t) const override { return {}; }
+  std::vector<std::shared_ptr<const Member>> Members() const override { return {self_}; }
+  DirectoryHealth Health() const override { return {.connected = true}; }
+  DirectoryStats Stats() const override { return {.members = 1}; }
+
+ private:
+  const std::shared_ptr<const Member> self_;
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,194 @@
+#include "daemon/peer/directory/mirror.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/peer/directory/testing/directory_fixture.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
+
+EntryId IdOf(uint64_t ns, uint64_t key, uint8_t rank = 0) {
+  return {Shorten(NamespaceOf(ns)), Shorten(DigestOf(key)), rank, 7};
+}
+std::vector<std::shared_ptr<const Member>> MembersOf(const std::set<uint64_t>& incarnations) {
+  std::vector<std::shared_ptr<const Member>> members;
+  for (const uint64_t i : incarnations) {
+    members.push_back(std::make_shared<const Member>(Member{absl::StrCat("n", i), i, "", "", ""}));
+  }
+  return members;
+}
+
+TEST(Mirror, AtMostSixteenHoldersOfAKeyAreSaid) {
+  Mirror mirror(1000);
+  mirror.Open(Shorten(NamespaceOf(1)));
+  std::set<uint64_t> all;
+  for (uint64_t i = 1; i <= 40; ++i) {
+    all.insert(i);
+    mirror.Put(IdOf(1, 5), i, {.shard = {0, 8}, .bytes = i});
+  }
+  mirror.members().SetPresent(MembersOf(all));
+  const Key keys[] = {DigestOf(4), DigestOf(5)};
+  EXPECT_EQ(mirror.Locate(NamespaceOf(1), keys).size(), Directory::kMaxLocated);
+  mirror.members().SetPresent(MembersOf({37}));
+  const auto located = mirror.Locate(NamespaceOf(1), keys);
+  ASSERT_EQ(located.size(), 1u) << "behind many absent ones";
+  EXPECT_EQ(located[0].holding.bytes, 37u);
+  EXPECT_EQ(located[0].index, 1u);
+}
+
+TEST(Mirror, DepthsAreThoseOfCheckpointsAndSpans) {
+  Mirror mirror(1000);
+  mirror.Open(Shorten(NamespaceOf(1)));
+  mirror.Put(IdOf(1, 1), 9, {.kind = ObjectKind::kCheckpoint, .depth = 300});
+  mirror.Put(IdOf(1, 2), 9, {.kind = ObjectKind::kCheckpoint, .depth = 100});
+  mirror.Put(IdOf(1, 3), 9, {.kind = ObjectKind::kSpan, .depth = 300, .span_begin = 200});
+  mirror.Put(IdOf(1, 4), 9, {.kind = ObjectKind::kCheckpoint, .depth = 100});
+  mirror.Put(IdOf(1, 5), 9, {.kind = ObjectKind::kPrefixPage, .depth = 50});
+  mirror.Put(IdOf(1, 6), 9, {.kind = ObjectKind::kSegment});
+  EXPECT_THAT(mirror.Depths(NamespaceOf(1), 300), ElementsAre(Pair(100, 0), Pair(300, 0), Pair(300, 200)));
+  mirror.Remove(IdOf(1, 2), 9);
+  mirror.Remove(IdOf(1, 1), 9);
+  EXPECT_THAT(mirror.Depths(NamespaceOf(1), 300), ElementsAre(Pair(100, 0), Pair(300, 200)));
+  mirror.Put(IdOf(1, 4), 9, {.kind = ObjectKind::kCheckpoint, .depth = 101});
+  EXPECT_THAT(mirror.Depths(NamespaceOf(1), 299), ElementsAre(Pair(101, 0)));
+  EXPECT_TRUE(mirror.Depths(NamespaceOf(2), 300).empty());
+}
+
+TEST(MemberNumbers, AreGivenAgainAndBounded) {
+  MemberNumbers numbers;
+  for (uint64_t i = 0; i < 200000; ++i) {
+    const auto number = numbers.Intern(i + 1);
+    ASSERT_TRUE(number.has_value()) << i;
+    if (i % 2 == 1 || i > 1000) numbers.Count(*number, 0);  // it has no entries, and is forgotten
+  }
+  EXPECT_EQ(numbers.Intern(1), 0);
+  for (uint64_t i = 0; i < 65536 - 501; ++i) ASSERT_TRUE(numbers.Intern(1000000 + i).has_value()) << i;
+  EXPECT_FALSE(numbers.Intern(9999999).has_value());
+}
+
+// Puts, removals, rounds, members that come and go; after each a model agrees.
+TEST(Mirror, AgreesWithAModel) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937_64 random(seed);
+  constexpr uint64_t kMost = 300, kKeys = 80, kMembers = 6;
+  Mirror mirror(kMost);
+  using At = std::tuple<uint64_t, uint64_t, uint64_t, uint8_t>;  // namespace, key, member, rank
+  std::map<At, std::pair<Holding, int>> model;
+  std::set<uint64_t> open, present;
+  int round = 0;
+  for (int step = 0; step < 20000; ++step) {
+    const uint64_t ns = random() % 2, key = random() % kKeys, member = 1 + random() % kMembers;
+    const auto rank = static_cast<uint8_t>(random() % 2);
+    const uint64_t what = random() % 1000;
+    if (what < 550) {
+      const Holding holding = {.tier = static_cast<TierKind>(1 + random() % 3),
+                               .kind = static_cast<ObjectKind>(1 + random() % 4),
+                               .shard = {rank, 8},
+                               .bytes = random() % (kMostHoldingBytes + 1),
+                               .depth = static_cast<uint32_t>(random() % 9),
+                               .span_begin = static_cast<uint32_t>(random() % 3)};
+      mirror.Put(IdOf(ns, key, rank), member, holding);
+      const At at = {ns, key, member, rank};
+      if (open.contains(ns) && (model.contains(at) || model.size() < kMost)) model[at] = {holding, round};
+    } else if (what < 950) {
+      mirror.Remove(IdOf(ns, key, rank), member);
+      model.erase({ns, key, member, rank});
+    } else if (what < 970) {
+      present.clear();
+      for (uint64_t i = 1; i <= kMembers; ++i) {
+        if (random() % 2) present.insert(i);
+      }
+      mirror.members().SetPresent(MembersOf(present));
+    } else if (what < 985) {
+      open.insert(ns);
+      mirror.Open(Shorten(NamespaceOf(ns)));
+    } else if (what < 990) {
+      open.erase(ns);
+      mirror.Close(Shorten(NamespaceOf(ns)));
+      std::erase_if(model, [&](const auto& item) { return std::get<0>(item.first) == ns; });
+    } else if (open.contains(ns)) {  // a round in which about half comes again
+      mirror.BeginRound(Shorten(NamespaceOf(ns)));
+      ++round;
+      for (auto& [at, held] : model) {
+        if (std::get<0>(at) != ns || random() % 2) continue;
+        mirror.Put(IdOf(ns, std::get<1>(at), std::get<3>(at)), std::get<2>(at), held.first);
+        held.second = round;
+      }
+      mirror.EndRound(Shorten(NamespaceOf(ns)));
+      std::erase_if(model, [&](const auto& i) { return std::get<0>(i.first) == ns && i.second.second < round; });
+    }
+    ASSERT_EQ(mirror.entries(), model.size()) << step;
+    if (step % 20 != 0) continue;
+    std::set<DepthRange> depths;
+    for (uint64_t k = 0; k < kKeys; ++k) {
+      const Key asked[] = {DigestOf(k)};
+      size_t expected = 0;
+      for (const auto& located : mirror.Locate(NamespaceOf(ns), asked)) {
+        const auto rank_of = static_cast<uint8_t>(located.holding.shard.rank);
+        const auto found = model.find({ns, k, located.member->incarnation, rank_of});
+        ASSERT_NE(found, model.end()) << step;
+        ASSERT_EQ(found->second.first, located.holding) << step;
+        ++expected;
+      }
+      for (const auto& [at, held] : model) {
+        if (std::get<0>(at) != ns || std::get<1>(at) != k) continue;
+        expected -= present.contains(std::get<2>(at));
+        if (held.first.kind >= ObjectKind::kCheckpoint) depths.insert({held.first.depth, held.first.span_begin});
+      }
+      ASSERT_EQ(expected, 0u) << step;
+    }
+    ASSERT_EQ(mirror.Depths(NamespaceOf(ns), UINT64_MAX), std::vector<DepthRange>(depths.begin(), depths.end()))
+        << step;
+  }
+}
+
+TEST(Mirror, IsReadWhileItIsWritten) {
+  Mirror mirror(100000);
+  mirror.Open(Shorten(NamespaceOf(1)));
+  mirror.members().SetPresent(MembersOf({1, 2}));
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> found{0};
+  std::vector<Key> keys;
+  for (uint64_t key = 0; key < 2000; ++key) keys.push_back(DigestOf(key));
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 2; ++i) {
+    readers.emplace_back([&] {
+      while (!stop) {
+        for (const Located& located : mirror.Locate(NamespaceOf(1), keys)) {
+          ASSERT_EQ(located.holding.bytes, located.member->incarnation * 1000);
+          ++found;
+        }
+        mirror.Depths(NamespaceOf(1), 10);
+        mirror.Bytes();
+      }
+    });
+  }
+  for (int turn = 0; turn < 5 || found == 0; ++turn) {
+    for (uint64_t key = 0; key < 2000; ++key) {
+      for (const uint64_t member : {1, 2}) mirror.Put(IdOf(1, key), member, {.shard = {0, 8}, .bytes = member * 1000});
+    }
+    mirror.members().SetPresent(MembersOf({turn % 2 + 1u}));
+    for (uint64_t key = 0; key < 2000; ++key) mirror.Remove(IdOf(1, key), 1);
+    if (turn % 3 == 2) {
+      mirror.Close(Shorten(NamespaceOf(1)));
+      mirror.Open(Shorten(NamespaceOf(1)));
+    }
+  }
+  stop = true;
+  for (std::thread& reader : readers) reader.join();
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

@@ -1,0 +1,298 @@
+#include "daemon/peer/directory/session.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr storage::Nanos kSecond = 1'000'000'000;
+constexpr storage::Nanos kFirstBackOff = kSecond / 10;
+constexpr storage::Nanos kLeaveTimeout = kSecond;
+constexpr int64_t kMemberWatch = 1;
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  if (path.empty()) return std::string();
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file.is_open() || file.bad() || text.empty()) {
+    return absl::ErrnoToStatus(errno == 0 ? EINVAL : errno, absl::StrCat("cannot read ", path));
+  }
+  return text;
+}
+
+absl::StatusOr<EtcdTls> ReadTls(const EtcdDirectoryOptions& options) {
+  EtcdTls tls;
+  const std::pair<const std::string&, std::string*> files[] = {
+      {options.ca_file, &tls.authority}, {options.cert_file, &tls.certificate}, {options.key_file, &tls.key}};
+  for (const auto& [path, text] : files) {
+    absl::StatusOr<std::string> read = ReadFile(path);
+    if (!read.ok()) return read.status();
+    *text = *std::move(read);
+  }
+  return tls;
+}
+
+}  // namespace
+
+DirectorySession::DirectorySession(const EtcdDirectoryOptions& options, std::shared_ptr<const Member> self,
+                                   DirectoryEvents events, const storage::Clock& clock, DirectoryShared* shared)
+    : options_(options),
+      keys_(options.prefix, options.cluster),
+      self_(std::move(self)),
+      events_(std::move(events)),
+      clock_(clock),
+      lease_time_(options.lease_seconds * kSecond),
+      call_timeout_(std::max(kSecond, lease_time_ / 3)),
+      shared_(*shared),
+      random_(std::random_device()()),
+      client_(clock) {
+  last_watch_ = kMemberWatch;
+  filled_at_ = clock.Now();
+}
+
+void DirectorySession::Wake() {
+  client_.Wake();
+}
+
+void DirectorySession::Run() {
+  for (;;) {
+    {
+      std::lock_guard lock(shared_.mutex);
+      if (shared_.stopping) break;
+    }
+    client_.Poll(Step());
+  }
+  Leave();
+}
+
+storage::Nanos DirectorySession::Step() {
+  if (phase_ == Phase::kAway) {
+    if (clock_.Now() < retry_at_) return retry_at_;
+    Connect();
+  }
+  if (phase_ == Phase::kJoined) KeepLease();
+  if (phase_ == Phase::kJoined) Reconcile();
+  if (phase_ == Phase::kJoined) {
+    const storage::Nanos write_at = Write();
+    return std::min({write_at, keep_alive_at_, unanswered_since_ > 0 ? unanswered_since_ + call_timeout_ : INT64_MAX});
+  }
+  // While it joins, the deadline of the call ends the wait.
+  return phase_ == Phase::kAway ? retry_at_ : INT64_MAX;
+}
+
+void DirectorySession::Connect() {
+  phase_ = Phase::kJoining;
+  const absl::StatusOr<EtcdTls> tls = ReadTls(options_);
+  if (!tls.ok()) return Fail(tls.status());
+  const absl::StatusOr<std::string> password = ReadFile(options_.password_file);
+  if (!password.ok()) return Fail(password.status());
+  client_.Connect(options_.endpoints[endpoint_], *tls);
+  if (options_.user.empty()) return Authenticated();
+  etcdserverpb::AuthenticateRequest request;
+  request.set_name(options_.user);
+  request.set_password(password->substr(0, password->find_first_of("\r\n")));
+  client_.Authenticate(request, call_timeout_, [this](const absl::Status& status, const auto& response) {
+    if (!status.ok()) return Fail("authenticating", status);
+    client_.set_token(response.token());
+    Authenticated();
+  });
+}
+
+void DirectorySession::Authenticated() {
+  etcdserverpb::RangeRequest request;
+  request.set_key(keys_.Members());
+  request.set_range_end(RangeEnd(keys_.Members()));
+  client_.Range(request, call_timeout_, [this](const absl::Status& status, const auto& response) {
+    if (!status.ok()) return Fail("reading members", status);
+    GotMembers(response);
+  });
+}
+
+void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
+  const etcdserverpb::ResponseHeader& now = response.header();
+  const bool same = now.cluster_id() == known_.cluster_id() && now.raft_term() >= known_.raft_term() &&
+                    now.revision() >= known_.revision();
+  known_ = now;
+  members_revision_ = now.revision();
+  records_.clear();
+  for (const mvccpb::KeyValue& pair : response.kvs()) {
+    const std::optional<uint64_t> incarnation = keys_.ReadMember(pair.key());
+    if (!incarnation.has_value()) continue;
+    std::optional<Member> member = DecodeMember(pair.value(), *incarnation);
+    if (!member.has_value()) continue;
+    records_[*incarnation] = {std::make_shared<const Member>(*std::move(member)), pair.create_revision()};
+  }
+  const auto own = records_.find(self_->incarnation);
+  const bool registered = own != records_.end() && own->second.create_revision == registered_;
+  sweep_at_ = clock_.Now() + lease_time_;  // others that lost their connection, too, come back before
+  if (same && lease_ != 0 && registered) return Joined();
+  lease_ = 0;
+  for (auto& [ns, follow] : follows_) follow.revision = 0;
+  etcdserverpb::LeaseGrantRequest grant;
+  grant.set_ttl(options_.lease_seconds);
+  client_.LeaseGrant(grant, call_timeout_, [this](const absl::Status& status, const auto& granted) {
+    if (!status.ok()) return Fail("asking for a lease", status);
+    lease_ = granted.id();
+    Register();
+  });
+}
+
+void DirectorySession::Register() {
+  etcdserverpb::TxnRequest request;
+  const std::string key = keys_.MemberKey(self_->incarnation);
+  etcdserverpb::PutRequest* put = request.add_success()->mutable_request_put();
+  put->set_key(key);
+  put->set_value(EncodeMember(*self_));
+  put->set_lease(lease_);
+  request.add_success()->mutable_request_range()->set_key(key);
+  client_.Txn(request, call_timeout_, [this](const absl::Status& status, const etcdserverpb::TxnResponse& response) {
+    if (status.ok() && (response.responses_size() != 2 || response.responses(1).response_range().kvs().empty())) {
+      return Fail(absl::InternalError("registering: the reply is not what was asked for"));
+    }
+    if (!status.ok()) {
+      lease_ = 0;
+      return Fail("registering", status);
+    }
+    registered_ = response.responses(1).response_range().kvs(0).create_revision();
+    records_[self_->incarnation] = {self_, registered_};
+    Joined();
+    if (events_.announce_again) events_.announce_again();
+  });
+}
+
+void DirectorySession::Joined() {
+  phase_ = Phase::kJoined;
+  joined_at_ = clock_.Now();
+  keep_alive_at_ = joined_at_;
+  unanswered_since_ = 0;
+  {
+    std::lock_guard lock(shared_.mutex);
+    ++shared_.counted.connections;
+  }
+  PublishMembers();
+  client_.OpenWatch([this](const auto& response) { GotWatch(response); },
+                    [this](const absl::Status& status) { Fail("watching", status); });
+  client_.OpenKeepAlive(
+      [this](const etcdserverpb::LeaseKeepAliveResponse& response) {
+        unanswered_since_ = 0;
+        if (response.ttl() > 0) return;
+        lease_ = 0;
+        Fail(absl::UnavailableError("the lease had ended"));
+      },
+      [this](const absl::Status& status) { Fail("keeping the lease", status); });
+  StartWatch(keys_.Members(), members_revision_, kMemberWatch);
+}
+
+void DirectorySession::KeepLease() {
+  const storage::Nanos now = clock_.Now();
+  if (unanswered_since_ > 0 && now >= unanswered_since_ + call_timeout_) {
+    return Fail(absl::DeadlineExceededError("etcd does not answer"));
+  }
+  if (now < keep_alive_at_) return;
+  if (unanswered_since_ == 0) unanswered_since_ = now;
+  keep_alive_at_ = now + Third();
+  etcdserverpb::LeaseKeepAliveRequest request;
+  request.set_id(lease_);
+  client_.KeepAlive(request);
+}
+
+void DirectorySession::Fail(absl::string_view during, const absl::Status& status) {
+  const std::string what = status.ok() ? "etcd ended the stream" : std::string(status.message());
+  Fail(absl::UnavailableError(absl::StrCat(during, ": ", what)));
+}
+
+void DirectorySession::Fail(const absl::Status& status) {
+  if (phase_ == Phase::kAway) return;
+  const storage::Nanos longest = std::min(kLongestBackOff, Third());
+  const storage::Nanos now = clock_.Now();
+  if (phase_ == Phase::kJoined && now - joined_at_ > longest) attempts_ = 0;
+  const storage::Nanos most = std::min(longest, kFirstBackOff << std::min(attempts_, 16u));
+  ++attempts_;
+  retry_at_ = now + std::uniform_int_distribution<storage::Nanos>(0, most)(random_);
+  phase_ = Phase::kAway;
+  const std::string endpoint = options_.endpoints[endpoint_];
+  endpoint_ = (endpoint_ + 1) % options_.endpoints.size();
+  client_.Disconnect();
+  watches_.clear();
+  for (auto& [ns, follow] : follows_) {
+    follow.watch = 0;
+    follow.reading = 0;
+  }
+  writing_ = sweep_reading_ = false;
+  doomed_.clear();
+  sweep_from_.clear();
+  {
+    std::lock_guard lock(shared_.mutex);
+    shared_.queue.Return(std::exchange(in_flight_, {}));
+  }
+  SetHealth(false, absl::StrCat(endpoint, ": ", status.message()));
+}
+
+void DirectorySession::SetHealth(bool connected, const std::string& reason) {
+  DirectoryHealth health;
+  {
+    std::lock_guard lock(shared_.mutex);
+    if (shared_.health.connected == connected && shared_.health.reason == reason) return;
+    if (shared_.health.connected != connected) shared_.health.since = clock_.Now();
+    shared_.health.connected = connected;
+    shared_.health.reason = reason;
+    health = shared_.health;
+  }
+  if (events_.health_changed) events_.health_changed(health);
+}
+
+void DirectorySession::Note(const etcdserverpb::ResponseHeader& header) {
+  if (header.revision() > known_.revision()) known_.set_revision(header.revision());
+  if (header.raft_term() > known_.raft_term()) known_.set_raft_term(header.raft_term());
+  std::lock_guard lock(shared_.mutex);
+  shared_.counted.revision = known_.revision();
+}
+
+void DirectorySession::PublishMembers() {
+  // Of one name the latest is believed: the earlier one is a daemon that was restarted, and its lease has not ended
+  // yet.
+  std::map<std::string, const Record*> by_node;
+  for (const auto& [incarnation, record] : records_) {
+    const Record*& latest = by_node[record.member->node];
+    if (latest == nullptr || latest->create_revision < record.create_revision) latest = &record;
+  }
+  std::vector<std::shared_ptr<const Member>> others;
+  bool doubled = false;
+  for (const auto& [node, record] : by_node) {
+    if (record->member->incarnation == self_->incarnation) continue;
+    doubled |= node == self_->node;
+    others.push_back(record->member);
+  }
+  shared_.mirror.members().SetPresent(others);
+  others.insert(others.begin(), self_);
+  bool changed = false;
+  {
+    std::lock_guard lock(shared_.mutex);
+    changed = !std::ranges::equal(others, shared_.members, [](const auto& a, const auto& b) { return *a == *b; });
+    shared_.members = std::move(others);
+  }
+  SetHealth(true, doubled ? absl::StrCat("a daemon that started later has this node's name, ", self_->node) : "");
+  if (changed && events_.members_changed) events_.members_changed();
+}
+
+void DirectorySession::Leave() {
+  if (phase_ != Phase::kJoined) return;
+  bool left = false;
+  etcdserverpb::LeaseRevokeRequest request;
+  request.set_id(lease_);
+  client_.LeaseRevoke(request, kLeaveTimeout, [&](const absl::Status&, const auto&) { left = true; });
+  // Whatever ends the connection ends the wait, too; the lease ends later by itself.
+  const storage::Nanos end = clock_.Now() + kLeaveTimeout;
+  while (!left && phase_ == Phase::kJoined && clock_.Now() < end) client_.Poll(end);
+  client_.Disconnect();
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,149 @@
+// DirectorySession: an EtcdDirectory's dealings with etcd, on its thread.
+//
+// Joining: a token (where there is a user), all members, a lease, this node's member key under it. Then a stream of
+// watches, one of keep-alives, and one transaction at a time. Any failure ends the connection; the next one goes on
+// from the revisions that were reached, unless etcd is not the one that it was: another cluster, an older revision or
+// term, or this node's member key is not as it was written. Then namespaces are read as a whole, and this node
+// registers and announces again.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "daemon/peer/directory/directory.h"
+#include "daemon/peer/directory/directory_keys.h"
+#include "daemon/peer/directory/etcd_client.h"
+#include "daemon/peer/directory/mirror.h"
+#include "daemon/peer/directory/options.h"
+#include "daemon/peer/directory/write_queue.h"
+
+namespace ashlar::daemon {
+
+// What the directory's callers and its thread share.
+struct DirectoryShared {
+  explicit DirectoryShared(const EtcdDirectoryOptions& options)
+      : queue(options.queued_writes), mirror(options.mirror_entries) {}
+
+  std::mutex mutex;  // of all but the mirror
+  bool stopping = false;
+  WriteQueue queue;
+  std::map<ShortDigest, uint32_t> followed;  // and how often
+  std::vector<std::shared_ptr<const Member>> members;
+  DirectoryHealth health;
+  DirectoryStats counted;  // what happened; sizes are taken when somebody asks
+  Mirror mirror;
+};
+
+class DirectorySession {
+ public:
+  static constexpr size_t kTxnOps = 128;         // etcd's default limit on the operations of a transaction
+  static constexpr int64_t kPageEntries = 4096;  // of a namespace that is read as a whole
+  static constexpr storage::Nanos kSweepPeriod = storage::Nanos{3600} * 1'000'000'000;
+  static constexpr storage::Nanos kLongestBackOff = storage::Nanos{5} * 1'000'000'000;
+
+  DirectorySession(const EtcdDirectoryOptions& options, std::shared_ptr<const Member> self, DirectoryEvents events,
+                   const storage::Clock& clock, DirectoryShared* shared);
+
+  void Run();   // until `stopping`
+  void Wake();  // by any thread: something is to be looked at
+
+  // Keys a second that one of so many members may write.
+  static double Rate(const EtcdDirectoryOptions& options, size_t members);
+
+ private:
+  enum class Phase { kAway, kJoining, kJoined };
+  struct Record {  // a member key
+    std::shared_ptr<const Member> member;
+    int64_t create_revision = 0;
+  };
+  struct Follow {
+    int64_t watch = 0;     // its id; 0: none
+    int64_t revision = 0;  // the mirror is as etcd was then; 0: it is to be read as a whole
+    uint64_t reading = 0;  // the number of the read that goes on; 0: none
+  };
+  struct Doomed {
+    std::string key;
+    uint64_t incarnation = 0;
+  };
+
+  // session.cc: joining, and what ends a connection.
+  storage::Nanos Step();  // does what is due; returns when something is again
+  void Connect();
+  void Authenticated();
+  void GotMembers(const etcdserverpb::RangeResponse& response);
+  void Register();
+  void Joined();
+  void KeepLease();
+  void Fail(const absl::Status& status);
+  void Fail(absl::string_view during, const absl::Status& status);
+  void SetHealth(bool connected, const std::string& reason);
+  void Note(const etcdserverpb::ResponseHeader& header);
+  void PublishMembers();
+  void Leave();
+  storage::Nanos Third() const { return lease_time_ / 3; }  // of a lease
+
+  // session_mirror.cc: watching, and reading namespaces as a whole.
+  void Reconcile();  // with what is followed
+  void StartWatch(const std::string& prefix, int64_t revision, int64_t id);
+  void GotWatch(const etcdserverpb::WatchResponse& response);
+  void GotMemberEvent(const mvccpb::Event& event);
+  void GotEntryEvent(const mvccpb::Event& event);
+  void PutEntry(const mvccpb::KeyValue& pair);
+  void ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision);
+
+  // session_write.cc: transactions.
+  storage::Nanos Write();  // sends one, where it may; returns when to look again
+  void SendQueued(size_t most);
+  void WrittenQueued(const absl::Status& status, const etcdserverpb::TxnResponse& response);
+  bool IsSweeper() const;
+  void ReadDoomed();
+  void DeleteDoomed(size_t most);
+  void EndSweepPage();
+  storage::Nanos FillBucket(size_t wanted);  // 0: there is enough; else when there will be
+
+  const EtcdDirectoryOptions options_;
+  const DirectoryKeys keys_;
+  const std::shared_ptr<const Member> self_;
+  const DirectoryEvents events_;
+  const storage::Clock& clock_;
+  const storage::Nanos lease_time_, call_timeout_;
+  DirectoryShared& shared_;
+  std::mt19937_64 random_;
+  EtcdClient client_;
+
+  Phase phase_ = Phase::kAway;
+  storage::Nanos retry_at_ = 0, joined_at_ = 0;
+  uint32_t attempts_ = 0;
+  size_t endpoint_ = 0;
+
+  etcdserverpb::ResponseHeader known_;  // of etcd, the latest
+  int64_t lease_ = 0;                   // 0: none
+  int64_t registered_ = 0;              // create_revision of this node's member key
+  int64_t members_revision_ = 0;
+  std::map<uint64_t, Record> records_;  // by incarnation
+  storage::Nanos keep_alive_at_ = 0, unanswered_since_ = 0;
+
+  std::map<ShortDigest, Follow> follows_;
+  std::map<int64_t, ShortDigest> watches_;
+  int64_t last_watch_ = 0;
+  uint64_t last_read_ = 0;
+
+  size_t txn_ops_ = kTxnOps;
+  bool writing_ = false;
+  std::vector<DirectoryWrite> in_flight_;
+  double tokens_ = 0;
+  storage::Nanos filled_at_ = 0;
+  storage::Nanos sweep_at_ = 0;
+  bool sweep_reading_ = false, swept_last_ = false;
+  std::string sweep_from_;  // empty: from the first entry
+  std::vector<Doomed> doomed_;
+};
+
+}  // namespace ashlar::daemon

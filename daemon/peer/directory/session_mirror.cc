@@ -1,0 +1,155 @@
+// Of a DirectorySession: what comes from etcd into the mirror.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/peer/directory/session.h"
+
+namespace ashlar::daemon {
+
+void DirectorySession::Reconcile() {
+  std::map<ShortDigest, uint32_t> followed;
+  {
+    std::lock_guard lock(shared_.mutex);
+    followed = shared_.followed;
+  }
+  std::erase_if(follows_, [&](const auto& item) {
+    const auto& [ns, follow] = item;
+    if (followed.contains(ns)) return false;
+    if (follow.watch != 0) {
+      watches_.erase(follow.watch);
+      etcdserverpb::WatchRequest request;
+      request.mutable_cancel_request()->set_watch_id(follow.watch);
+      client_.Watch(request);
+    }
+    shared_.mirror.Close(ns);
+    return true;
+  });
+  // Namespaces are read one after another: pages of several would only share the connection.
+  bool reading = std::ranges::any_of(follows_, [](const auto& item) { return item.second.reading > 0; });
+  for (const auto& [ns, count] : followed) {
+    const auto [at, fresh] = follows_.try_emplace(ns);
+    Follow& follow = at->second;
+    if (fresh) shared_.mirror.Open(ns);
+    if (follow.watch != 0 || follow.reading > 0) continue;
+    if (follow.revision > 0) {
+      follow.watch = ++last_watch_;
+      watches_[follow.watch] = ns;
+      StartWatch(keys_.EntriesOf(ns), follow.revision, follow.watch);
+    } else if (!reading) {
+      reading = true;
+      follow.reading = ++last_read_;
+      shared_.mirror.BeginRound(ns);
+      ReadPage(ns, follow.reading, keys_.EntriesOf(ns), 0);
+    }
+  }
+}
+
+void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision) {
+  etcdserverpb::RangeRequest request;
+  request.set_key(from);
+  request.set_range_end(RangeEnd(keys_.EntriesOf(ns)));
+  request.set_limit(kPageEntries);
+  request.set_revision(revision);
+  client_.Range(request, call_timeout_, [this, ns, number, revision](const absl::Status& status, const auto& response) {
+    const auto at = follows_.find(ns);
+    if (at == follows_.end() || at->second.reading != number) return;  // not followed any more, since
+    if (absl::IsOutOfRange(status)) {                                  // compacted meanwhile: from the beginning
+      at->second.reading = 0;
+      return;
+    }
+    if (!status.ok()) return Fail("reading entries", status);
+    Note(response.header());
+    for (const mvccpb::KeyValue& pair : response.kvs()) PutEntry(pair);
+    const int64_t of = revision > 0 ? revision : response.header().revision();
+    if (response.more() && !response.kvs().empty()) {
+      return ReadPage(ns, number, response.kvs(response.kvs_size() - 1).key() + '\0', of);
+    }
+    shared_.mirror.EndRound(ns);
+    at->second.reading = 0;
+    at->second.revision = of;
+    std::lock_guard lock(shared_.mutex);
+    ++shared_.counted.resyncs;
+  });
+}
+
+void DirectorySession::StartWatch(const std::string& prefix, int64_t revision, int64_t id) {
+  etcdserverpb::WatchRequest request;
+  etcdserverpb::WatchCreateRequest* create = request.mutable_create_request();
+  create->set_key(prefix);
+  create->set_range_end(RangeEnd(prefix));
+  create->set_start_revision(revision + 1);
+  create->set_progress_notify(true);
+  create->set_watch_id(id);
+  client_.Watch(request);
+}
+
+void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
+  Note(response.header());
+  const auto watch = watches_.find(response.watch_id());
+  Follow* const follow = watch == watches_.end() ? nullptr : &follows_.at(watch->second);
+  const bool members = follow == nullptr && response.watch_id() <= 1;
+  if (follow == nullptr && !members) return;  // no longer followed
+  if (response.canceled()) {
+    if (follow != nullptr && response.compact_revision() > 0) {
+      follow->watch = follow->revision = 0;
+      watches_.erase(watch);
+      return;
+    }
+    return Fail(absl::UnavailableError(absl::StrCat("etcd ended a watch: ", response.cancel_reason())));
+  }
+  if (response.created()) return;
+  // Where nothing happened, etcd says now and then how far it is.
+  int64_t last = response.events().empty() ? response.header().revision() : 0;
+  for (const mvccpb::Event& event : response.events()) {
+    last = std::max(last, event.kv().mod_revision());
+    if (members) {
+      GotMemberEvent(event);
+    } else {
+      GotEntryEvent(event);
+    }
+    if (phase_ != Phase::kJoined) return;
+  }
+  if (follow != nullptr) follow->revision = std::max(follow->revision, last);
+  if (members && !response.events().empty()) PublishMembers();
+  std::lock_guard lock(shared_.mutex);
+  shared_.counted.watch_events += response.events_size();
+  shared_.counted.revision_lag = response.header().revision() - last;
+}
+
+void DirectorySession::GotMemberEvent(const mvccpb::Event& event) {
+  const std::optional<uint64_t> incarnation = keys_.ReadMember(event.kv().key());
+  if (!incarnation.has_value()) return;
+  if (event.type() == mvccpb::Event::DELETE) {
+    if (*incarnation == self_->incarnation) {
+      lease_ = 0;
+      return Fail(absl::UnavailableError("the lease had ended"));
+    }
+    records_.erase(*incarnation);
+    sweep_at_ = std::min(sweep_at_, clock_.Now() + lease_time_);  // it may come back so long
+    return;
+  }
+  std::optional<Member> member = DecodeMember(event.kv().value(), *incarnation);
+  if (!member.has_value()) return;
+  records_[*incarnation] = {std::make_shared<const Member>(*std::move(member)), event.kv().create_revision()};
+}
+
+void DirectorySession::GotEntryEvent(const mvccpb::Event& event) {
+  if (event.type() == mvccpb::Event::PUT) return PutEntry(event.kv());
+  const std::optional<DirectoryKeys::Entry> entry = keys_.ReadEntry(event.kv().key());
+  if (entry.has_value() && entry->incarnation != self_->incarnation) {
+    shared_.mirror.Remove(entry->id, entry->incarnation);
+  }
+}
+
+void DirectorySession::PutEntry(const mvccpb::KeyValue& pair) {
+  const std::optional<DirectoryKeys::Entry> entry = keys_.ReadEntry(pair.key());
+  if (entry.has_value() && entry->incarnation == self_->incarnation) return;
+  const std::optional<Holding> holding =
+      entry.has_value() ? DecodeHolding(pair.value(), entry->id) : std::optional<Holding>();
+  if (holding.has_value()) return shared_.mirror.Put(entry->id, entry->incarnation, *holding);
+  std::lock_guard lock(shared_.mutex);
+  ++shared_.counted.entries_unread;
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,76 @@
+#include "daemon/peer/directory/write_queue.h"
+
+#include <utility>
+
+namespace ashlar::daemon {
+
+void WriteQueue::Forget(const EntryId& id) {
+  const auto found = announcements_.find(id);
+  if (found == announcements_.end()) return;
+  ranks_.erase(found->second.rank);
+  announcements_.erase(found);
+}
+
+bool WriteQueue::Announce(const DirectoryWrite& write) {
+  withdrawals_.erase(write.id);
+  Forget(write.id);
+  if (announcements_.size() == capacity_) {
+    ++dropped_announcements_;
+    if (capacity_ == 0 || std::prev(ranks_.end())->worth >= write.worth) return false;
+    const EntryId least = std::prev(ranks_.end())->id;
+    Forget(least);
+  }
+  const auto rank = ranks_.insert({write.worth, sequence_++, write.id}).first;
+  announcements_.emplace(write.id, Waiting{*write.holding, rank});
+  return true;
+}
+
+bool WriteQueue::Withdraw(const EntryId& id) {
+  Forget(id);
+  if (withdrawals_.contains(id)) return true;
+  if (withdrawals_.size() == capacity_) {
+    ++dropped_withdrawals_;
+    return false;
+  }
+  // Void places are left behind where announcements replace withdrawals again and again.
+  if (in_order_.size() >= 2 * capacity_ + 1) {
+    std::erase_if(in_order_, [&](const auto& place) {
+      const auto found = withdrawals_.find(place.first);
+      return found == withdrawals_.end() || found->second != place.second;
+    });
+  }
+  withdrawals_.emplace(id, sequence_);
+  in_order_.emplace_back(id, sequence_++);
+  return true;
+}
+
+std::vector<DirectoryWrite> WriteQueue::Take(size_t most) {
+  std::vector<DirectoryWrite> writes;
+  while (writes.size() < most && !in_order_.empty()) {
+    const auto [id, place] = in_order_.front();
+    in_order_.pop_front();
+    const auto found = withdrawals_.find(id);
+    if (found == withdrawals_.end() || found->second != place) continue;
+    withdrawals_.erase(found);
+    writes.push_back({id, std::nullopt, 0});
+  }
+  while (writes.size() < most && !ranks_.empty()) {
+    const Rank rank = *ranks_.begin();
+    writes.push_back({rank.id, announcements_.at(rank.id).holding, rank.worth});
+    Forget(rank.id);
+  }
+  return writes;
+}
+
+void WriteQueue::Return(const std::vector<DirectoryWrite>& writes) {
+  for (const DirectoryWrite& write : writes) {
+    if (announcements_.contains(write.id) || withdrawals_.contains(write.id)) continue;
+    if (write.holding.has_value()) {
+      Announce(write);
+    } else {
+      Withdraw(write.id);
+    }
+  }
+}
+
+}  // namespace ashlar::daemon
