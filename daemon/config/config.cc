@@ -12,10 +12,10 @@
 #include <thread>
 
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
+#include "daemon/config/cluster_config.h"
 #include "daemon/config/yaml_message.h"
 #include "daemon/runtime/host_port.h"
 #include "proto/invalid.h"
@@ -46,7 +46,6 @@ constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxQueueDepth = 1 << 20;
 constexpr uint32_t kMaxGpu = 1023;
 constexpr int kMaxTenants = 4096;
-constexpr size_t kMaxTenantName = 64;
 
 void FillTierDefaults(v1::Config* config) {
   v1::Hbm* hbm = config->mutable_hbm();
@@ -113,6 +112,7 @@ void FillDefaults(v1::Config* config) {
   v1::Log* log = config->mutable_log();
   if (log->level().empty()) log->set_level("info");
   if (log->format().empty()) log->set_format("text");
+  if (config->has_cluster()) FillClusterDefaults(config->mutable_cluster());
 }
 
 absl::Status CheckSocketPath(absl::string_view field, const std::string& path) {
@@ -235,17 +235,6 @@ absl::Status CheckBudgets(const v1::Config& config, const TierBudgets& tier) {
   return absl::OkStatus();
 }
 
-absl::Status CheckTenantName(absl::string_view field, const std::string& name) {
-  if (name.empty()) return Invalid(field, ": required");
-  if (name.size() > kMaxTenantName) return Invalid(field, ": longer than ", kMaxTenantName, " bytes");
-  for (char c : name) {
-    if (!absl::ascii_isalnum(c) && c != '.' && c != '_' && c != '-') {
-      return Invalid(field, ": only letters, digits, '.', '_' and '-'");
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckTenants(const v1::Config& config) {
   if (config.tenants_size() > kMaxTenants) return Invalid("tenants: more than ", kMaxTenants);
   std::set<std::string> names;
@@ -253,7 +242,7 @@ absl::Status CheckTenants(const v1::Config& config) {
   for (int i = 0; i < config.tenants_size(); ++i) {
     const v1::Tenant& tenant = config.tenants(i);
     const std::string field = absl::StrCat("tenants[", i, "]");
-    if (absl::Status status = CheckTenantName(absl::StrCat(field, ".name"), tenant.name()); !status.ok()) return status;
+    if (absl::Status status = CheckName(absl::StrCat(field, ".name"), tenant.name()); !status.ok()) return status;
     if (!names.insert(tenant.name()).second) return Invalid(field, ".name: \"", tenant.name(), "\" is given twice");
     if (tenant.uids().empty()) return Invalid(field, ".uids: required");
     for (int j = 0; j < tenant.uids_size(); ++j) {
@@ -337,7 +326,8 @@ absl::Status ParseConfig(const std::string& yaml, v1::Config* config) {
   if (absl::Status status = CheckListen(config->listen()); !status.ok()) return status;
   if (absl::Status status = CheckTiers(*config); !status.ok()) return status;
   if (absl::Status status = CheckTenants(*config); !status.ok()) return status;
-  return CheckBounds(*config);
+  if (absl::Status status = CheckBounds(*config); !status.ok()) return status;
+  return config->has_cluster() ? CheckCluster(config->cluster()) : absl::OkStatus();
 }
 
 absl::Status LoadConfig(const std::string& path, v1::Config* config) {

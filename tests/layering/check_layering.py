@@ -48,7 +48,8 @@ ROOMS = {
     },
     "daemon": {
         "runtime": set(),
-        "config": {"runtime"},
+        "peer/directory": {"runtime"},
+        "config": {"peer/directory", "runtime"},
         "tiers": {"runtime"},
         "observe": {"runtime"},
         "session": {"runtime"},
@@ -78,7 +79,7 @@ ROOMS = {
         "replay": set(),
     },
 }
-GENERATED = re.compile(r"ashlar/v\d+/\w+(\.grpc)?\.pb\.h")  # from proto/ashlar/
+GENERATED = re.compile(r"(ashlar|etcd)/v\d+/\w+(\.grpc)?\.pb\.h")  # from proto/ashlar/ and proto/etcd/
 GRPC = re.compile(r"grpc(pp)?/|.*\.grpc\.pb\.h")
 FORBIDDEN_FOLDERS = {"common", "util", "utils"}
 HEADERS = {".h", ".cuh"}

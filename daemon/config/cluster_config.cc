@@ -1,0 +1,100 @@
+#include "daemon/config/cluster_config.h"
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/config.pb.h"
+#include "daemon/peer/directory/options.h"
+#include "daemon/runtime/host_port.h"
+#include "proto/invalid.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr size_t kMaxName = 64;  // of a tenant, a node, a cluster
+constexpr size_t kMaxEtcdPrefix = 128;
+constexpr uint32_t kMinLeaseSeconds = 2, kMaxLeaseSeconds = 3600;  // etcd itself gives no shorter ones
+constexpr uint32_t kMaxWrites = 1000000;
+constexpr uint32_t kMaxQueuedWrites = 1 << 22;
+constexpr uint64_t kMaxMirrorEntries = uint64_t{1} << 28;
+
+absl::Status CheckAddress(absl::string_view field, const std::string& address) {
+  if (address.empty()) return Invalid(field, ": required");
+  const auto parsed = ParseHostPort(address);
+  if (!parsed.ok()) return Invalid(field, ": ", parsed.status().message());
+  return parsed->port > 0 ? absl::OkStatus() : Invalid(field, ": port 0 is no address that others reach");
+}
+
+absl::Status CheckEtcd(const v1::Etcd& etcd) {
+  if (etcd.endpoints().empty()) return Invalid("cluster.etcd.endpoints: required");
+  for (int i = 0; i < etcd.endpoints_size(); ++i) {
+    const std::string field = absl::StrCat("cluster.etcd.endpoints[", i, "]");
+    if (absl::Status status = CheckAddress(field, etcd.endpoints(i)); !status.ok()) return status;
+  }
+  if (etcd.cert_file().empty() != etcd.key_file().empty()) {
+    return Invalid("cluster.etcd.", etcd.key_file().empty() ? "key_file" : "cert_file", ": required with ",
+                   etcd.key_file().empty() ? "cert_file" : "key_file");
+  }
+  if (!etcd.cert_file().empty() && etcd.ca_file().empty()) {
+    return Invalid("cluster.etcd.ca_file: required with cert_file");
+  }
+  if (etcd.user().empty() != etcd.password_file().empty()) {
+    return Invalid("cluster.etcd.", etcd.user().empty() ? "user" : "password_file", ": required with ",
+                   etcd.user().empty() ? "password_file" : "user");
+  }
+  if (etcd.prefix()[0] != '/') return Invalid("cluster.etcd.prefix: does not begin with '/'");
+  if (etcd.prefix().size() > kMaxEtcdPrefix) {
+    return Invalid("cluster.etcd.prefix: longer than ", kMaxEtcdPrefix, " bytes");
+  }
+  if (etcd.lease_seconds() < kMinLeaseSeconds || etcd.lease_seconds() > kMaxLeaseSeconds) {
+    return Invalid("cluster.etcd.lease_seconds: out of range");
+  }
+  if (etcd.writes_per_second() > kMaxWrites) return Invalid("cluster.etcd.writes_per_second: out of range");
+  if (etcd.cluster_writes_per_second() > kMaxWrites) {
+    return Invalid("cluster.etcd.cluster_writes_per_second: out of range");
+  }
+  if (etcd.queued_writes() > kMaxQueuedWrites) return Invalid("cluster.etcd.queued_writes: out of range");
+  if (etcd.mirror_entries() > kMaxMirrorEntries) return Invalid("cluster.etcd.mirror_entries: out of range");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void FillClusterDefaults(v1::Cluster* cluster) {
+  const EtcdDirectoryOptions defaults;
+  if (cluster->name().empty()) cluster->set_name(defaults.cluster);
+  v1::Etcd* etcd = cluster->mutable_etcd();
+  if (etcd->prefix().empty()) etcd->set_prefix(defaults.prefix);
+  if (etcd->lease_seconds() == 0) etcd->set_lease_seconds(defaults.lease_seconds);
+  if (etcd->writes_per_second() == 0) etcd->set_writes_per_second(defaults.writes_per_second);
+  if (etcd->cluster_writes_per_second() == 0) etcd->set_cluster_writes_per_second(defaults.cluster_writes_per_second);
+  if (etcd->queued_writes() == 0) etcd->set_queued_writes(defaults.queued_writes);
+  if (etcd->mirror_entries() == 0) etcd->set_mirror_entries(defaults.mirror_entries);
+}
+
+absl::Status CheckName(absl::string_view field, const std::string& name) {
+  if (name.empty()) return Invalid(field, ": required");
+  if (name.size() > kMaxName) return Invalid(field, ": longer than ", kMaxName, " bytes");
+  for (char c : name) {
+    if (!absl::ascii_isalnum(c) && c != '.' && c != '_' && c != '-') {
+      return Invalid(field, ": only letters, digits, '.', '_' and '-'");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCluster(const v1::Cluster& cluster) {
+  if (absl::Status status = CheckName("cluster.node", cluster.node()); !status.ok()) return status;
+  if (absl::Status status = CheckName("cluster.name", cluster.name()); !status.ok()) return status;
+  if (absl::Status status = CheckAddress("cluster.control_address", cluster.control_address()); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckAddress("cluster.transport_address", cluster.transport_address()); !status.ok()) {
+    return status;
+  }
+  if (cluster.control_address() == cluster.transport_address()) {
+    return Invalid("cluster.transport_address: same as cluster.control_address");
+  }
+  return CheckEtcd(cluster.etcd());
+}
+
+}  // namespace ashlar::daemon
