@@ -11,6 +11,10 @@ namespace ashlar::limits {
 inline constexpr uint32_t kProtocolMin = 2;
 inline constexpr uint32_t kProtocolMax = 2;
 
+// Version of what daemons say to one another (ashlar/v1/peer.proto), agreed on likewise in Greet.
+inline constexpr uint32_t kPeerProtocolMin = 1;
+inline constexpr uint32_t kPeerProtocolMax = 1;
+
 // Memory is handed out, and objects are laid out, in extents of this size. No unit of a part straddles two extents.
 inline constexpr uint64_t kExtentBytes = 256 * 1024;
 inline constexpr uint64_t kUnitAlignment = 64;
@@ -56,6 +60,14 @@ inline constexpr size_t kMaxReplyBytes = 64 * 1024 * 1024;
 inline constexpr size_t kMaxSessionMessageBytes = 64 * 1024;  // one datagram of the session socket
 inline constexpr size_t kMaxDescriptorsPerMessage = 8;
 
+// Between daemons.
+inline constexpr uint64_t kMaxPeerKeysPerCall = 64;        // of an Open
+inline constexpr uint64_t kMaxPeerLeasesPerCall = 1024;    // of a Renew or Close, also grants of an Abandon
+inline constexpr size_t kMaxPeerHeaderBytes = 256 * 1024;  // of an object's header with its table: one extent
+inline constexpr size_t kMaxPeerNameBytes = 253;           // of a node's name, and of a transport's address
+inline constexpr uint32_t kMaxPeerLeaseMillis = 600'000;
+inline constexpr size_t kMaxPeerMessageBytes = 20 * 1024 * 1024;
+
 static_assert((kExtentBytes & (kExtentBytes - 1)) == 0,
               "an extent is a power of two, for huge pages and cheap division");
 static_assert(kExtentBytes % kUnitAlignment == 0);
@@ -77,5 +89,10 @@ static_assert(kMaxSegments * 16 <= kMaxLeasedSegments, "a session may hold match
 static_assert(kMaxLayoutTableBytes + kMaxLayers * 256 + 8 * kMaxStringBytes + (1 << 20) < kMaxRequestBytes,
               "a layout fits");
 static_assert(kProtocolMin <= kProtocolMax);
+static_assert(kPeerProtocolMin <= kPeerProtocolMax);
+static_assert(kMaxPeerHeaderBytes == kExtentBytes, "an object's header lies within one extent");
+static_assert(kMaxPeerKeysPerCall * (kMaxPeerHeaderBytes + 256) + (1 << 20) < kMaxPeerMessageBytes,
+              "the objects of an Open fit a reply");
+static_assert(kMaxPeerLeasesPerCall * 32 + (1 << 20) < kMaxPeerMessageBytes);
 
 }  // namespace ashlar::limits
