@@ -250,31 +250,36 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
     v1::PromptMatch answer;
     MatchReplyWriter writer;
     std::optional<PromptLookup> lookup;
+    RemoteLookup::Adopted adopted;
   };
   const auto call =
       std::make_shared<Call>(Call{.asked = *std::move(asked), .answer = {}, .writer = MatchReplyWriter()});
-  OnLoop(*session, Room::kRequest, refused,
-         [this, session = *session, call, landing, events = std::move(events)](storage::Slice& slice) {
-           if (!session->metadata().landings.MayStart(landing->id)) {
-             events.done(absl::CancelledError("landing: its Quiesce came first"));
-             return true;
-           }
-           if (!call->lookup) {
-             call->lookup.emplace(*this, *session, call->asked, call->writer, &call->answer, landing->lease);
-           }
-           if (!call->lookup->Run(slice)) return false;
-           const storage::Match& match = call->lookup->match();
-           landing->TakeAll(call->asked, call->answer);
-           const auto& found = landing->target.segments;
-           if (found.empty()) {
-             events.done(std::vector<MissReason>());
-           } else if (!Begin(*session, *landing, match, events)) {
-             cache_.Release(session->about().id, landing->lease);
-             return true;
-           }
-           events.matched(std::move(call->answer));
-           return true;
-         });
+  const auto look_up = [this, session = *session, call, landing, events = std::move(events)](storage::Slice& slice) {
+    if (!session->metadata().landings.MayStart(landing->id)) {
+      events.done(absl::CancelledError("landing: its Quiesce came first"));
+      return true;
+    }
+    if (!call->lookup) {
+      call->lookup.emplace(*this, *session, call->asked, call->writer, &call->answer, landing->lease);
+    }
+    if (!call->lookup->Run(slice)) return false;
+    const storage::Match& match = call->lookup->match();
+    landing->TakeAll(call->asked, call->answer);
+    const auto& found = landing->target.segments;
+    if (found.empty()) {
+      events.done(std::vector<MissReason>());
+    } else if (!Begin(*session, *landing, match, events)) {
+      cache_.Release(session->about().id, landing->lease);
+      return true;
+    }
+    events.matched(std::move(call->answer));
+    return true;
+  };
+  FindElsewhere((*session)->about().tenant, {&call->asked},
+                [this, session = *session, call, refused, look_up](RemoteLookup::Adopted adopted) {
+                  call->adopted = std::move(adopted);
+                  OnLoop(session, Room::kRequest, refused, look_up);
+                });
 }
 
 void EngineService::CancelLanding(const std::string& secret, storage::LandingId landing) {

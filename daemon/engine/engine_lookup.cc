@@ -36,9 +36,10 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
     size_t next = 0;
     MatchReplyWriter writer;
     std::optional<PromptLookup> lookup;  // of that one
+    RemoteLookup::Adopted adopted;
   };
   const auto call = std::make_shared<Call>(Call{.prompts = std::move(prompts), .writer = MatchReplyWriter()});
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, call, reply, done](storage::Slice& slice) {
+  const auto look_up = [this, session = *session, call, reply, done](storage::Slice& slice) {
     for (; call->next < call->prompts.size(); ++call->next) {
       if (!call->lookup) {
         call->lookup.emplace(*this, *session, call->prompts[call->next], call->writer, reply->add_prompts());
@@ -48,7 +49,14 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
     }
     done(absl::OkStatus());
     return true;
-  });
+  };
+  std::vector<const Asked*> asked;
+  for (const Asked& prompt : call->prompts) asked.push_back(&prompt);
+  FindElsewhere((*session)->about().tenant, asked,
+                [this, session = *session, call, look_up, done](RemoteLookup::Adopted adopted) {
+                  call->adopted = std::move(adopted);
+                  OnLoop(session, Room::kRequest, done, look_up);
+                });
 }
 
 bool EngineService::PromptLookup::Run(storage::Slice& slice) {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
+#include "daemon/engine/request_fields.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -31,6 +32,16 @@ void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done don
   const bool posted = room == Room::kRelease ? loop_.PostRelease(tenant, std::move(closure), kOn)
                                              : loop_.Post(tenant, std::move(closure), kOn);
   if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+}
+
+void EngineService::FindElsewhere(storage::TenantId tenant, const std::vector<const Asked*>& prompts,
+                                  std::function<void(RemoteLookup::Adopted)> then) {
+  if (remote_ == nullptr) return then(nullptr);
+  std::vector<RemoteQuestion> questions;
+  for (const Asked* prompt : prompts) {
+    questions.push_back({prompt->segments, prompt->text.has_value() ? &*prompt->text : nullptr});
+  }
+  remote_->Find(tenant, questions, std::move(then));
 }
 
 EngineService::Done EngineService::BusyAsData(Done done, std::function<void()> write_busy) {

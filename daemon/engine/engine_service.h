@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/peer/remote_lookup.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/model_registry.h"
 #include "daemon/session/open_layouts.h"
@@ -39,9 +40,10 @@ class EngineService {
   using Done = std::function<void(absl::Status)>;
 
   // All must outlive the service. `observer` is told of what the cache does not see, `models` of what is opened.
+  // `remote` finds prompts' objects on other nodes before they are looked up here; null: there are no other nodes.
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
-                ModelRegistry& models)
-      : cache_(cache), observer_(observer), loop_(loop), table_(table), models_(models) {}
+                ModelRegistry& models, RemoteLookup* remote = nullptr)
+      : cache_(cache), observer_(observer), loop_(loop), table_(table), models_(models), remote_(remote) {}
 
   // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
   absl::Status Authenticate(const std::string& secret) const { return Resolve(secret).status(); }
@@ -90,6 +92,11 @@ class EngineService {
   // Cut work ends so, too, when the session ends between two slices.
   void OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work);
 
+  // Calls `then` with what other nodes have of the prompts, which must live until then: at once where that is nothing.
+  // Keep what it is given until the look-ups have ended.
+  void FindElsewhere(storage::TenantId tenant, const std::vector<const Asked*>& prompts,
+                     std::function<void(RemoteLookup::Adopted)> then);
+
   // `done`, but RESOURCE_EXHAUSTED becomes OK with the reply that `write_busy` has written. For calls during which the
   // daemon reads or writes the engine's memory: gRPC itself ends calls with that status when memory runs short, so as a
   // status it would not prove that nothing was begun.
@@ -100,6 +107,7 @@ class EngineService {
   EventLoop& loop_;
   SessionTable& table_;
   ModelRegistry& models_;
+  RemoteLookup* const remote_;
   OpenLayouts layouts_;
   storage::PagePools pools_;  // the metadata thread's
 };

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <utility>
 
-#include "ashlar/v1/peer.pb.h"
 #include "proto/limits.h"
 #include "storage/objects/object_bytes.h"
 
@@ -13,16 +11,6 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr storage::Nanos kMillisecond = 1'000'000;
-
-Key ReadKey(const std::string& bytes) {
-  Key key;
-  std::memcpy(key.bytes.data(), bytes.data(), key.bytes.size());
-  return key;
-}
-
-std::string Bytes16(const storage::LeaseId& lease) {
-  return {reinterpret_cast<const char*>(lease.data()), lease.size()};
-}
 
 }  // namespace
 
@@ -66,26 +54,21 @@ class Holder::Bytes final : public GrantedBytes {
   std::atomic<uint64_t> whole_{0};  // extents, from the start
 };
 
-bool Holder::Open(const std::string& node, storage::TenantId tenant, const v1::PeerOpenRequest& request,
-                  v1::PeerOpenReply* reply, storage::Slice& slice) {
+bool Holder::Open(const std::string& node, storage::TenantId tenant, const PeerOpen& open,
+                  std::vector<PeerOpened>& opened, storage::Slice& slice) {
   Node& state = nodes_[node];
-  while (reply->objects_size() < request.keys_size()) {
+  while (opened.size() < open.objects.size()) {
     if (!slice.Take()) return false;
-    const v1::PeerKey& wanted = request.keys(reply->objects_size());
-    const TensorShard shard{.rank = wanted.shard_rank(), .size = std::max(wanted.shard_size(), 1u)};
-    const storage::Query query{.key = ReadKey(wanted.key()), .shard = shard};
-    v1::PeerOpened* const opened = reply->add_objects();
-    const MissReason missed = OpenOne(state, tenant, query, request.lease_ms(), opened);
-    ++(missed == MissReason::kNone ? stats_.opened : stats_.missed);
-    if (missed == MissReason::kNone) continue;
-    opened->Clear();
-    opened->set_miss_reason(static_cast<uint32_t>(missed));
+    const PeerObject& wanted = open.objects[opened.size()];
+    PeerOpened& answer = opened.emplace_back();
+    answer.miss = OpenOne(state, tenant, {.key = wanted.key, .shard = wanted.shard}, open.lease_ms, answer);
+    ++(answer.miss == MissReason::kNone ? stats_.opened : stats_.missed);
   }
   return true;
 }
 
 MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::Query& query, uint32_t lease_ms,
-                           v1::PeerOpened* opened) {
+                           PeerOpened& opened) {
   if (node.leases.size() >= options_.leases_of_a_node) return MissReason::kBusy;
   // What this node has only from another one it does not pass on: the node that asks knows the other one, too.
   if (cache_.Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
@@ -106,19 +89,18 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
   const Grant grant =
       transport_.Allow(Access::kRead, found.header->bytes, std::make_shared<Bytes>(*this, lease, std::move(extents)));
   lease.grant = grant.number;
-  opened->set_header(EncodeHeader(*found.header));
-  opened->set_bytes(found.header->bytes);
-  opened->set_tier(static_cast<uint32_t>(found.tier));
-  opened->set_lease(Bytes16(match.lease));
-  opened->mutable_grant()->set_number(grant.number);
-  opened->mutable_grant()->set_secret(grant.secret.data(), grant.secret.size());
-  opened->set_lease_ms(lease_ms);
-  node.leases.emplace(Bytes16(match.lease), lease);
+  opened = {.header = EncodeHeader(*found.header),
+            .bytes = found.header->bytes,
+            .tier = found.tier,
+            .lease = match.lease,
+            .grant = {.number = grant.number, .secret = grant.secret},
+            .lease_ms = lease_ms};
+  node.leases.emplace(match.lease, lease);
   ++stats_.leases;
   return MissReason::kNone;
 }
 
-uint32_t Holder::Renew(const std::string& node, const std::string& lease, uint32_t lease_ms) {
+uint32_t Holder::Renew(const std::string& node, const PeerLease& lease, uint32_t lease_ms) {
   const auto state = nodes_.find(node);
   if (state == nodes_.end()) return 0;
   const auto found = state->second.leases.find(lease);
@@ -127,7 +109,7 @@ uint32_t Holder::Renew(const std::string& node, const std::string& lease, uint32
   return lease_ms;
 }
 
-void Holder::Close(const std::string& node, const std::string& lease) {
+void Holder::Close(const std::string& node, const PeerLease& lease) {
   const auto state = nodes_.find(node);
   if (state == nodes_.end()) return;
   if (const auto ended = state->second.leases.extract(lease)) End(ended.mapped());

@@ -10,15 +10,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "daemon/peer/control/peer_messages.h"
 #include "daemon/peer/transport/transport.h"
 #include "daemon/runtime/event_loop.h"
 #include "storage/cache.h"
-
-namespace ashlar::v1 {
-class PeerOpenReply;
-class PeerOpenRequest;
-class PeerOpened;
-}  // namespace ashlar::v1
 
 namespace ashlar::daemon {
 
@@ -45,11 +40,11 @@ class Holder {
 
   // Looks objects up for a node of which so much has been checked that the request is well-formed and the tenant is
   // shared with it. A step for each object.
-  bool Open(const std::string& node, storage::TenantId tenant, const v1::PeerOpenRequest& request,
-            v1::PeerOpenReply* reply, storage::Slice& slice);
+  bool Open(const std::string& node, storage::TenantId tenant, const PeerOpen& open, std::vector<PeerOpened>& opened,
+            storage::Slice& slice);
   // Returns how long the lease lives on, in milliseconds; 0: there is none.
-  uint32_t Renew(const std::string& node, const std::string& lease, uint32_t lease_ms);
-  void Close(const std::string& node, const std::string& lease);
+  uint32_t Renew(const std::string& node, const PeerLease& lease, uint32_t lease_ms);
+  void Close(const std::string& node, const PeerLease& lease);
   void Gone(const std::string& node);
   void CloseAll();
   // Ends what is past its time. Call it about once a second.
@@ -73,11 +68,11 @@ class Holder {
   };
   struct Node {
     std::map<storage::TenantId, std::shared_ptr<Session>> sessions;
-    std::map<std::string, Lease> leases;
+    std::map<PeerLease, Lease> leases;
   };
 
   MissReason OpenOne(Node& node, storage::TenantId tenant, const storage::Query& query, uint32_t lease_ms,
-                     v1::PeerOpened* opened);
+                     PeerOpened& opened);
   void End(const Lease& lease);
   void CloseIfGone(const Session& session);
 

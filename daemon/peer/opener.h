@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,18 +22,12 @@
 
 namespace ashlar::daemon {
 
-struct WantedObject {
-  Key key;
-  TensorShard shard;
-  bool operator==(const WantedObject&) const = default;
-};
-
 // An object on another node, leased there for this one.
 struct OpenedObject {
   std::shared_ptr<const Member> member;
   ObjectHeader header;
   std::string encoded;  // the header, byte for byte
-  std::string lease;
+  PeerLease lease{};
   Grant grant;
   storage::Nanos leased_until = 0;
 };
@@ -48,11 +43,11 @@ class Opener {
   // One result a wanted object, in order: a miss, a refusal and a header that is none are errors. The objects are the
   // caller's, to be closed.
   using Opened = std::vector<absl::StatusOr<OpenedObject>>;
-  void Open(storage::TenantId tenant, std::shared_ptr<const Member> member, std::vector<WantedObject> wanted,
+  void Open(storage::TenantId tenant, std::shared_ptr<const Member> member, std::vector<PeerObject> wanted,
             storage::Nanos deadline, std::function<void(Opened)> done);
 
   // Gives objects back at a node, soon and several in one call.
-  void Close(const std::shared_ptr<const Member>& member, std::string lease);
+  void Close(const std::shared_ptr<const Member>& member, const PeerLease& lease);
   void Flush();  // what waits to be closed; call it now and then
 
   static constexpr uint32_t kLeaseMillis = 60'000;  // what is opened is renewed at half of it
@@ -65,7 +60,7 @@ class Opener {
   const std::vector<std::string> names_;
   struct Closing {
     std::shared_ptr<const Member> member;
-    std::vector<std::string> leases;
+    std::vector<PeerLease> leases;
   };
   std::map<uint64_t, Closing> closing_;  // by the member's incarnation
 };

@@ -1,20 +1,15 @@
-// PeerAsker: the calls that this node makes to others, as the modules that make them need them.
+// PeerAsker: the calls that this node makes to others about objects that it fetches.
 #pragma once
 
 #include <functional>
+#include <string>
+#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/peer/control/peer_calls.h"
+#include "daemon/peer/control/peer_messages.h"
 #include "daemon/peer/directory/directory.h"
 #include "storage/executor.h"
-
-namespace ashlar::v1 {
-class PeerCloseRequest;
-class PeerOpenReply;
-class PeerOpenRequest;
-class PeerRenewReply;
-class PeerRenewRequest;
-}  // namespace ashlar::v1
 
 namespace ashlar::daemon {
 
@@ -23,15 +18,13 @@ namespace ashlar::daemon {
 class PeerAsker {
  public:
   virtual ~PeerAsker() = default;
-  template <typename Reply>
-  using Answer = std::function<void(absl::StatusOr<Reply>)>;
 
-  virtual void Open(const Member& member, const v1::PeerOpenRequest& request, storage::Nanos deadline,
-                    Answer<v1::PeerOpenReply> answer) = 0;
-  virtual void Renew(const Member& member, const v1::PeerRenewRequest& request, storage::Nanos deadline,
-                     Answer<v1::PeerRenewReply> answer) = 0;
+  virtual void Open(const Member& member, const std::string& tenant, PeerOpen open, storage::Nanos deadline,
+                    PeerCalls::Done<std::vector<PeerOpened>> done) = 0;
+  virtual void Renew(const Member& member, PeerRenew renew, storage::Nanos deadline,
+                     PeerCalls::Done<std::vector<uint32_t>> done) = 0;
   // Nobody waits for it.
-  virtual void Close(const Member& member, const v1::PeerCloseRequest& request) = 0;
+  virtual void Close(const Member& member, std::vector<PeerLease> leases) = 0;
 };
 
 }  // namespace ashlar::daemon

@@ -25,7 +25,7 @@ class RemoteLookup::Call {
     auto given_back = [loop = &loop_, tenant = tenant, cache = cache, objects = std::move(objects)](const void*) {
       if (objects.empty()) return;
       loop->PostCompletion(tenant, [tenant, cache, objects] {
-        for (const WantedObject& one : objects) cache->SettleRemote(tenant, one.key, one.shard);
+        for (const PeerObject& one : objects) cache->SettleRemote(tenant, one.key, one.shard);
       });
     };
     std::exchange(then_, nullptr)(Adopted(static_cast<const void*>(this), std::move(given_back)));
@@ -35,7 +35,7 @@ class RemoteLookup::Call {
   const storage::TenantId tenant;
   storage::Cache* cache = nullptr;
   size_t open = 1;  // objects that are being asked for, and one until all are
-  std::vector<WantedObject> objects;
+  std::vector<PeerObject> objects;
 
  private:
   EventLoop& loop_;
@@ -146,7 +146,7 @@ void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
   for (auto& [node, of_node] : by_node) {
     for (size_t begin = 0; begin < of_node.size();) {
       std::vector<Want> some;
-      std::vector<WantedObject> objects;
+      std::vector<PeerObject> objects;
       for (; begin < of_node.size(); ++begin) {
         Want& want = of_node[begin];
         if (!objects.empty() && objects.size() + want.shards > limits::kMaxPeerKeysPerCall) break;
@@ -186,7 +186,7 @@ bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<a
   bool whole = true;
   for (absl::StatusOr<OpenedObject>& shard : shards) {
     if (shard.ok() && (shard->header.ns != want.ns || shard->header.kind != want.kind)) {
-      opener_.Close(shard->member, std::move(shard->lease));
+      opener_.Close(shard->member, shard->lease);
       shard = absl::DataLossError("header: of another namespace or kind than was asked for");
     }
     whole &= shard.ok();
@@ -196,7 +196,7 @@ bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<a
     if (!shard.ok()) continue;
     const std::shared_ptr<const Member> member = shard->member;
     if (!whole) {
-      opener_.Close(member, std::move(shard->lease));
+      opener_.Close(member, shard->lease);
       continue;
     }
     ObjectHeader header = shard->header;

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "ashlar/v1/peer.pb.h"
 #include "daemon/runtime/host_port.h"
 #include "daemon/runtime/log.h"
 #include "proto/limits.h"
@@ -132,7 +131,7 @@ void RemoteObjects::Moved(storage::RemoteCopyId id, Opener::Opened opened) {
     object = absl::FailedPreconditionError("the next holder has other bytes of the same text");
   }
   if (!object.ok()) return Move(id, copy, object.status());
-  opener_.Close(copy.object.member, std::move(copy.object.lease));
+  opener_.Close(copy.object.member, copy.object.lease);
   copy.object = *std::move(object);
   ++copy.holder;
   ++stats_.moved;
@@ -150,13 +149,13 @@ void RemoteObjects::Lose(Copy& copy, const absl::Status& why) {
 void RemoteObjects::Release(storage::RemoteCopyId id) {
   const auto copy = copies_.extract(id);
   stats_.copies = copies_.size();
-  opener_.Close(copy.mapped().object.member, std::move(copy.mapped().object.lease));
+  opener_.Close(copy.mapped().object.member, copy.mapped().object.lease);
 }
 
 void RemoteObjects::Tick(PeerAsker& asker) {
   struct Due {
     std::shared_ptr<const Member> member;
-    v1::PeerRenewRequest request;
+    PeerRenew renew;
     std::vector<storage::RemoteCopyId> copies;
   };
   std::map<uint64_t, Due> due;
@@ -167,22 +166,22 @@ void RemoteObjects::Tick(PeerAsker& asker) {
     const bool full = of_node.copies.size() >= limits::kMaxPeerLeasesPerCall;
     if (copy.object.leased_until - now > kHalf || full) continue;
     of_node.member = copy.object.member;
-    of_node.request.add_leases(copy.object.lease);
+    of_node.renew.leases.push_back(copy.object.lease);
     of_node.copies.push_back(id);
   }
   for (auto& [incarnation, of_node] : due) {
     if (of_node.copies.empty()) continue;
-    of_node.request.set_lease_ms(Opener::kLeaseMillis);
-    const auto renewed = [this, now, copies = of_node.copies](const absl::StatusOr<v1::PeerRenewReply>& reply) {
+    of_node.renew.lease_ms = Opener::kLeaseMillis;
+    const auto renewed = [this, now, copies = of_node.copies](const absl::StatusOr<std::vector<uint32_t>>& reply) {
       for (size_t i = 0; reply.ok() && i < copies.size(); ++i) {
         const auto copy = copies_.find(copies[i]);
-        if (copy == copies_.end() || static_cast<int>(i) >= reply->lease_ms_size()) continue;
-        copy->second.object.leased_until = now + storage::Nanos{1'000'000} * reply->lease_ms(static_cast<int>(i));
+        if (copy == copies_.end()) continue;
+        copy->second.object.leased_until = now + storage::Nanos{1'000'000} * (*reply)[i];
       }
     };
-    asker.Renew(*of_node.member, of_node.request, options_.open_deadline,
-                [this, renewed](absl::StatusOr<v1::PeerRenewReply> reply) {
-                  const auto shared = std::make_shared<const absl::StatusOr<v1::PeerRenewReply>>(std::move(reply));
+    asker.Renew(*of_node.member, std::move(of_node.renew), options_.open_deadline,
+                [this, renewed](absl::StatusOr<std::vector<uint32_t>> reply) {
+                  const auto shared = std::make_shared<const absl::StatusOr<std::vector<uint32_t>>>(std::move(reply));
                   loop_.PostCompletion(storage::kNoTenant, [renewed, shared] { renewed(*shared); });
                 });
   }

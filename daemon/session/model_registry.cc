@@ -22,12 +22,15 @@ void ModelRegistry::Remember(storage::TenantId tenant, std::shared_ptr<const Mod
   if (again != opened.end()) {
     gone.push_back(std::move(*again));
     opened.erase(again);
+  } else if (events_.remembered) {
+    events_.remembered(model->ns);
   }
   opened.push_front({std::move(model), layout_bytes});
   size_t all_bytes = 0;
   for (const Opened& other : opened) all_bytes += other.layout_bytes;
   while (opened.size() > kModels || all_bytes > kLayoutBytes) {
     all_bytes -= opened.back().layout_bytes;
+    if (events_.forgotten) events_.forgotten(opened.back().model->ns);
     gone.push_back(std::move(opened.back()));
     opened.pop_back();
   }
@@ -38,6 +41,9 @@ void ModelRegistry::Forget(storage::TenantId tenant) {
   std::lock_guard lock(mutex_);
   const auto opened = opened_.find(tenant);
   if (opened != opened_.end()) gone.swap(opened->second);
+  for (const Opened& one : gone) {
+    if (events_.forgotten) events_.forgotten(one.model->ns);
+  }
 }
 
 std::shared_ptr<const Model> ModelRegistry::Find(storage::TenantId tenant, const NamespaceId& ns) const {

@@ -4,9 +4,11 @@
 
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -20,6 +22,13 @@ namespace ashlar::daemon {
 // bounded size, the one that was opened longest ago going first.
 class ModelRegistry {
  public:
+  // Are told of a namespace once for each of its models that is remembered, and once when that is forgotten. May be
+  // empty; called with a lock held, so they must not call the registry.
+  struct Events {
+    std::function<void(const NamespaceId&)> remembered, forgotten;
+  };
+  explicit ModelRegistry(Events events = {}) : events_(std::move(events)) {}
+
   static constexpr size_t kModels = 64;                                 // of a tenant
   static constexpr size_t kLayoutBytes = limits::kMaxLayoutTableBytes;  // of a tenant's models together
 
@@ -36,6 +45,7 @@ class ModelRegistry {
     std::shared_ptr<const Model> model;
     size_t layout_bytes = 0;
   };
+  const Events events_;
   mutable std::mutex mutex_;
   std::map<storage::TenantId, std::deque<Opened>> opened_;  // the last one first; guarded by mutex_
 };

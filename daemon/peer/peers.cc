@@ -1,0 +1,81 @@
+#include "daemon/peer/peers.h"
+
+#include <utility>
+
+namespace ashlar::daemon {
+
+Peers::Peers(EventLoop& loop, const storage::Clock& clock, std::vector<std::string> names, Directory& directory,
+             Transport& transport, PeerAsker& asker, const PeersOptions& options)
+    : loop_(loop),
+      clock_(clock),
+      transport_(transport),
+      asker_(asker),
+      options_(options),
+      opener_(loop, clock, asker, rates_, std::move(names)),
+      objects_(loop, clock, transport, opener_, rates_, options.objects),
+      lookup_(loop, clock, directory, opener_, rates_, options.lookup),
+      announcer_(directory, options.announce) {}
+
+storage::TellResidence Peers::residence() {
+  return [this](const storage::TenantPool& pool, const ObjectHeader& header, const storage::Residence& residence) {
+    return announcer_.Resides(pool, header, residence);
+  };
+}
+
+void Peers::Start(storage::Cache& cache, const storage::Tier& top) {
+  cache_ = &cache;
+  lookup_.Start(cache, objects_);
+  holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, top, options_.holder);
+}
+
+void Peers::Tick() {
+  holder_->Tick();
+  objects_.Tick(asker_);
+}
+
+void Peers::Stop() {
+  holder_->CloseAll();
+  opener_.Flush();
+}
+
+PeersStats Peers::stats() const {
+  return {.objects = objects_.stats(), .lookup = lookup_.stats(), .holder = holder_->stats()};
+}
+
+void Peers::PeerHere(const PeerHello&) {}
+
+void Peers::PeerGone(const std::string& node) {
+  loop_.PostCompletion(storage::kNoTenant, [this, node] { holder_->Gone(node); });
+}
+
+void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open, Done<std::vector<PeerOpened>> done) {
+  struct Call {
+    std::string node;
+    PeerOpen open;
+    std::vector<PeerOpened> opened;
+  };
+  const auto call = std::make_shared<Call>(Call{.node = peer.node, .open = std::move(open), .opened = {}});
+  const bool posted = loop_.Post(tenant, [this, tenant, call, done](storage::Slice& slice) {
+    if (!holder_->Open(call->node, tenant, call->open, call->opened, slice)) return false;
+    done(std::move(call->opened));
+    return true;
+  });
+  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+}
+
+void Peers::Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) {
+  const bool posted = loop_.PostRelease(storage::kNoTenant, [this, node = peer.node, renew = std::move(renew), done] {
+    std::vector<uint32_t> lives;
+    for (const PeerLease& lease : renew.leases) lives.push_back(holder_->Renew(node, lease, renew.lease_ms));
+    done(std::move(lives));
+  });
+  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+}
+
+void Peers::Close(const PeerHello& peer, std::vector<PeerLease> leases) {
+  loop_.PostCompletion(storage::kNoTenant, [this, node = peer.node, leases = std::move(leases)] {
+    for (const PeerLease& lease : leases) holder_->Close(node, lease);
+  });
+}
+
+}  // namespace ashlar::daemon

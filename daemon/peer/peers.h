@@ -1,0 +1,85 @@
+// Peers: what this node does with others, apart from how they talk: it fetches from them, serves them, and says what it
+// holds.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/peer/announcer.h"
+#include "daemon/peer/control/peer_calls.h"
+#include "daemon/peer/directory/directory.h"
+#include "daemon/peer/holder.h"
+#include "daemon/peer/opener.h"
+#include "daemon/peer/peer_asker.h"
+#include "daemon/peer/peer_rates.h"
+#include "daemon/peer/remote_lookup.h"
+#include "daemon/peer/remote_objects.h"
+#include "daemon/peer/transport/transport.h"
+#include "daemon/runtime/event_loop.h"
+#include "storage/cache.h"
+
+namespace ashlar::daemon {
+
+struct PeersOptions {
+  RemoteObjects::Options objects;
+  RemoteLookup::Options lookup;
+  Holder::Options holder;
+  AnnounceMode announce = AnnounceMode::kUsedTwice;
+};
+
+struct PeersStats {
+  RemoteObjects::Stats objects;
+  RemoteLookup::Stats lookup;
+  Holder::Stats holder;
+};
+
+// Peers call it on any thread; all else but lookup() belongs to the metadata thread.
+class Peers final : public PeerCalls {
+ public:
+  // All must outlive it. `names`: the tenants' names, by number.
+  Peers(EventLoop& loop, const storage::Clock& clock, std::vector<std::string> names, Directory& directory,
+        Transport& transport, PeerAsker& asker, const PeersOptions& options);
+
+  // For the cache's tiers and options, which are made before it.
+  storage::RemoteSource& source() { return objects_; }
+  storage::TellResidence residence();
+  // Once, before anybody calls. `top`: the tier that objects are sent from.
+  void Start(storage::Cache& cache, const storage::Tier& top);
+  // What an engine's prompt may use on other nodes. Any thread.
+  RemoteLookup& lookup() { return lookup_; }
+
+  // A node that this one fetches from has gone.
+  void Lost(const std::string& node) { objects_.Gone(node); }
+  // Tells the directory of everything again.
+  bool AnnounceAgain(storage::Slice& slice) { return cache_->TellAll(slice); }
+  void Flush() { opener_.Flush(); }  // call it many times a second
+  void Tick();                       // call it about once a second
+  // Takes back what other nodes hold; the transport must still run.
+  void Stop();
+  PeersStats stats() const;
+
+  // PeerCalls. A request that finds no room on the metadata thread is refused with RESOURCE_EXHAUSTED.
+  void PeerHere(const PeerHello& peer) override;
+  void PeerGone(const std::string& node) override;
+  void Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
+            Done<std::vector<PeerOpened>> done) override;
+  void Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) override;
+  void Close(const PeerHello& peer, std::vector<PeerLease> leases) override;
+
+ private:
+  EventLoop& loop_;
+  const storage::Clock& clock_;
+  Transport& transport_;
+  PeerAsker& asker_;
+  const PeersOptions options_;
+  PeerRates rates_;
+  Opener opener_;
+  RemoteObjects objects_;
+  RemoteLookup lookup_;
+  Announcer announcer_;
+  storage::Cache* cache_ = nullptr;
+  std::unique_ptr<Holder> holder_;
+};
+
+}  // namespace ashlar::daemon

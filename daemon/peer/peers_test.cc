@@ -1,0 +1,235 @@
+// Nodes that fetch from one another, over a real transport: what one publishes lands at the others, whoever fails.
+#include "daemon/peer/peers.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "daemon/peer/testing/peer_node.h"
+#include "storage/testing/prefix_engine.h"
+#include "storage/testing/tokens.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using storage::Query;
+using storage::TestPages;
+using storage::TestPlan;
+using ::testing::Each;
+using ::testing::ElementsAre;
+
+Query Ask(const ObjectHeader& plan) {
+  return {.kind = plan.kind, .key = plan.key, .shard = plan.shard, .ns = plan.ns, .tokens = plan.tokens};
+}
+ObjectHeader Plan(uint64_t text, uint64_t tokens = 64) {
+  return TestPlan(text, tokens);
+}
+
+void Await(const std::function<bool()>& condition) {
+  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+class PeersTest : public ::testing::Test {
+ protected:
+  // Looks up, lands and checks every byte; the tier where it was found, or the reason of the miss.
+  MissReason Land(PeerNode& node, const ObjectHeader& plan, uint64_t text) {
+    const Query query = Ask(plan);
+    const storage::Match match = node.Lookup({&query, 1});
+    tier_ = match.found[0].tier;
+    if (match.found[0].reason != MissReason::kNone) return match.found[0].reason;
+    const TestPages pages(TestPages::Holding(plan.tokens + 100));
+    const std::vector<MissReason> verdict = node.Land(match.lease, TestTarget(pages, {{0, 100}}));
+    if (verdict[0] == MissReason::kNone) {
+      EXPECT_LT(LandingError(pages, plan, text, 100), 1e-4);
+      EXPECT_EQ(TupleError(*node.tier, *match.found[0].slot, *match.found[0].header, text), 0.0);
+    }
+    node.Release(match.lease);
+    return verdict[0];
+  }
+  // Nothing of a fetch is left anywhere.
+  static void AwaitNothingLeased(PeerNode& node) {
+    Await([&] {
+      const PeersStats stats = node.OnLoop([&] { return node.peers.stats(); });
+      return stats.holder.leases == 0 && stats.objects.copies == 0 && stats.objects.reading == 0;
+    });
+  }
+
+  TestCluster cluster_;
+  TierKind tier_ = TierKind::kNone;
+};
+
+TEST_F(PeersTest, WhatOneNodePublishesLandsAtAnother) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  a.Publish(Plan(1), 1);
+  EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
+  EXPECT_EQ(tier_, TierKind::kRemote);
+  EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
+  EXPECT_EQ(tier_, TierKind::kDram);
+  EXPECT_EQ(Land(b, Plan(2), 2), MissReason::kNeverSeen);
+  AwaitNothingLeased(a);
+  AwaitNothingLeased(b);
+}
+
+TEST_F(PeersTest, ALongObjectComesInPieces) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const ObjectHeader plan = Plan(1, 8000);
+  ASSERT_GT(plan.Extents(), 32u);
+  a.Publish(plan, 1);
+  EXPECT_EQ(Land(b, plan, 1), MissReason::kNone);
+  const PeersStats stats = b.OnLoop([&] { return b.peers.stats(); });
+  EXPECT_EQ(stats.objects.bytes, plan.bytes);
+  EXPECT_GT(stats.objects.pieces, 8u);
+}
+
+TEST_F(PeersTest, ACopyIsACopyForOthersToo) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
+  a.Publish(Plan(1), 1);
+  EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
+  a.Leave();
+  EXPECT_EQ(Land(c, Plan(1), 1), MissReason::kNone);
+  EXPECT_EQ(tier_, TierKind::kRemote);
+}
+
+TEST_F(PeersTest, ANodeThatCannotBeReachedIsAMiss) {
+  PeerNode b(cluster_, "b");
+  {
+    PeerNode a(cluster_, "a");
+    a.Publish(Plan(1), 1);
+    const std::lock_guard lock(cluster_.mutex);
+    cluster_.nodes.erase("a");  // what it told is still believed
+  }
+  EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNeverSeen);
+  AwaitNothingLeased(b);
+}
+
+// The directory is out of date: the node has the object no more.
+TEST_F(PeersTest, AStaleEntryIsAMissAndTheNextHolderIsAsked) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
+  for (PeerNode* node : {&a, &c}) node->Publish(Plan(1), 1);
+  std::vector<TestCluster::Told> told;
+  {
+    const std::lock_guard lock(cluster_.mutex);
+    told = cluster_.told;
+  }
+  a.OnLoop([&] { a.cache.Evict(0, Plan(1).key); });
+  {
+    const std::lock_guard lock(cluster_.mutex);
+    cluster_.told = told;
+  }
+  EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
+  EXPECT_EQ(tier_, TierKind::kRemote);
+  const auto stats = b.OnLoop([&] { return b.peers.stats().lookup; });
+  EXPECT_LE(stats.missed, 1u);
+  EXPECT_EQ(stats.opened, 1u);
+}
+
+// The holder's transport dies with its process; another node has the same bytes.
+TEST_F(PeersTest, AHolderThatDiesInMidFetchIsReplaced) {
+  auto a = std::make_unique<PeerNode>(cluster_, "a");
+  PeerNode b(cluster_, "b"), c(cluster_, "c");
+  const ObjectHeader plan = Plan(1, 8000);
+  a->Publish(plan, 1);
+  ASSERT_EQ(Land(c, plan, 1), MissReason::kNone);
+  const Query query = Ask(plan);
+  const storage::Match match = b.Lookup({&query, 1});
+  ASSERT_EQ(match.found[0].tier, TierKind::kRemote);
+  a = nullptr;
+  const TestPages pages(TestPages::Holding(plan.tokens + 100));
+  EXPECT_THAT(b.Land(match.lease, TestTarget(pages, {{0, 100}})), ElementsAre(MissReason::kNone));
+  EXPECT_LT(LandingError(pages, plan, 1, 100), 1e-4);
+  b.Release(match.lease);
+  AwaitNothingLeased(b);
+  AwaitNothingLeased(c);
+}
+
+TEST_F(PeersTest, AHolderThatDiesAloneIsAMiss) {
+  auto a = std::make_unique<PeerNode>(cluster_, "a");
+  PeerNode b(cluster_, "b");
+  const ObjectHeader plan = Plan(1, 8000);
+  a->Publish(plan, 1);
+  const Query query = Ask(plan);
+  const storage::Match match = b.Lookup({&query, 1});
+  ASSERT_EQ(match.found[0].tier, TierKind::kRemote);
+  a = nullptr;
+  const TestPages pages(TestPages::Holding(plan.tokens + 100));
+  const std::vector<MissReason> verdict = b.Land(match.lease, TestTarget(pages, {{0, 100}}));
+  EXPECT_TRUE(verdict[0] == MissReason::kPeerFailed || verdict[0] == MissReason::kNone) << Name(verdict[0]);
+  b.Release(match.lease);
+  AwaitNothingLeased(b);
+}
+
+// What is being fetched stays at its holder, whoever wants its room there.
+TEST_F(PeersTest, AnEvictedObjectIsSentToItsEnd) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const ObjectHeader plan = Plan(1, 8000);
+  a.Publish(plan, 1);
+  const Query query = Ask(plan);
+  const storage::Match match = b.Lookup({&query, 1});
+  a.OnLoop([&] { a.cache.Evict(0, plan.key); });
+  const TestPages pages(TestPages::Holding(plan.tokens + 100));
+  EXPECT_THAT(b.Land(match.lease, TestTarget(pages, {{0, 100}})), ElementsAre(MissReason::kNone));
+  EXPECT_LT(LandingError(pages, plan, 1, 100), 1e-4);
+  b.Release(match.lease);
+  AwaitNothingLeased(a);
+  Await([&] { return a.OnLoop([&] { return a.tier->Usage(0).used_bytes; }) == 0; });
+}
+
+// A reader that dies holds nothing at its holder.
+TEST_F(PeersTest, AReaderThatHasGoneIsForgotten) {
+  PeerNode a(cluster_, "a");
+  const ObjectHeader plan = Plan(1, 8000);
+  a.Publish(plan, 1);
+  {
+    PeerNode b(cluster_, "b");
+    const Query query = Ask(plan);
+    ASSERT_EQ(b.Lookup({&query, 1}).found[0].tier, TierKind::kRemote);
+    const std::lock_guard lock(cluster_.mutex);
+    cluster_.nodes.erase("a");  // it can say no more
+  }
+  a.peers.PeerGone("b");
+  AwaitNothingLeased(a);
+  a.OnLoop([&] { a.cache.Evict(0, plan.key); });
+  Await([&] { return a.OnLoop([&] { return a.tier->Usage(0).used_bytes; }) == 0; });
+}
+
+TEST_F(PeersTest, APromptResumesFromAnotherNodesPrefix) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const storage::PrefixEngine engine(0);
+  const storage::Tokens text = storage::Numbers(0, 600), prompt = storage::Join(text, storage::Numbers(9000, 50));
+  std::promise<std::vector<CommitOutcome>> outcome;
+  a.loop.PostCompletion(0, [&] {
+    a.cache.Commit(PeerNode::kEngine, engine.Offer(text, text.size(), {}),
+                   [&](std::vector<CommitOutcome> o) { outcome.set_value(std::move(o)); });
+  });
+  ASSERT_EQ(outcome.get_future().get().back(), CommitOutcome::kKept);
+  const storage::PrefixText asked = engine.Text(prompt);
+  const storage::Match match = b.Lookup({}, &asked);
+  ASSERT_EQ(match.prefix.depth, text.size());
+  const TestPages pages(TestPages::Holding(prompt.size()));
+  EXPECT_THAT(b.Land(match.lease, storage::PrefixEngine::Target(pages, match.prefix)), Each(MissReason::kNone));
+  EXPECT_EQ(engine.Error(pages, *b.tier, match, prompt), 0.0);
+  b.Release(match.lease);
+}
+
+TEST_F(PeersTest, ManyAskAtOnceAndOneFetchServesAll) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const ObjectHeader plan = Plan(1, 4000);
+  a.Publish(plan, 1);
+  std::vector<std::thread> threads;
+  std::atomic<int> landed{0};
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      const Query query = Ask(plan);
+      const storage::Match match = b.Lookup({&query, 1});
+      landed += match.found[0].reason == MissReason::kNone;
+      b.Release(match.lease);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(landed, 8);
+  EXPECT_EQ(Land(b, plan, 1), MissReason::kNone);
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

@@ -1,0 +1,245 @@
+// PeerNode: a node of a cluster inside a test's process: a cache with its threads, a transport on loopback, and peers
+// that it calls without a control plane.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "daemon/peer/peers.h"
+#include "daemon/runtime/worker_pool.h"
+#include "kernels/host/thread_pool.h"
+#include "kernels/kernels.h"
+#include "proto/limits.h"
+#include "storage/testing/engine.h"
+#include "storage/tier/memory_tier.h"
+#include "storage/transfer/mover.h"
+
+namespace ashlar::daemon {
+
+class PeerNode;
+
+// All nodes of a test, and what each has told the others.
+class TestCluster final {
+ public:
+  struct Told {
+    std::shared_ptr<const Member> member;
+    Key key;
+    NamespaceId ns;
+    Holding holding;
+  };
+  std::mutex mutex;
+  std::vector<Told> told;                  // guarded by mutex, as below
+  std::map<std::string, PeerNode*> nodes;  // that can be reached
+};
+
+// One node's view of it.
+class TestDirectory final : public Directory {
+ public:
+  TestDirectory(TestCluster& cluster, std::string self) : cluster_(cluster), self_(std::move(self)) {}
+  std::shared_ptr<const Member> member;  // this node
+
+  bool Announce(const NamespaceId& ns, const Key& key, const Holding& holding, double) override {
+    Withdraw(ns, key, holding.shard);
+    const std::lock_guard lock(cluster_.mutex);
+    cluster_.told.push_back({member, key, ns, holding});
+    return true;
+  }
+  void Withdraw(const NamespaceId&, const Key& key, const TensorShard& shard) override {
+    const std::lock_guard lock(cluster_.mutex);
+    std::erase_if(cluster_.told, [&](const TestCluster::Told& one) {
+      return one.member == member && one.key == key && one.holding.shard == shard;
+    });
+  }
+  size_t Room() const override { return SIZE_MAX; }
+  void Follow(const NamespaceId&) override {}
+  void Unfollow(const NamespaceId&) override {}
+  std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const override {
+    const std::lock_guard lock(cluster_.mutex);
+    std::vector<Located> located;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      for (const TestCluster::Told& one : cluster_.told) {
+        if (one.member != member && one.key == keys[i] && one.ns == ns) located.push_back({i, one.member, one.holding});
+      }
+    }
+    return located;
+  }
+  std::vector<DepthRange> Depths(const NamespaceId& ns, uint64_t end) const override {
+    const std::lock_guard lock(cluster_.mutex);
+    std::set<DepthRange> ranges;
+    for (const TestCluster::Told& one : cluster_.told) {
+      if (one.member == member || one.ns != ns || one.holding.depth == 0 || one.holding.depth > end) continue;
+      ranges.emplace(one.holding.depth, one.holding.span_begin);
+    }
+    return {ranges.begin(), ranges.end()};
+  }
+  std::vector<std::shared_ptr<const Member>> Members() const override { return {member}; }
+  DirectoryHealth Health() const override { return {.connected = true}; }
+  DirectoryStats Stats() const override { return {}; }
+
+ private:
+  TestCluster& cluster_;
+  const std::string self_;
+};
+
+class PeerNode final : public PeerAsker {
+ public:
+  template <typename Work>
+  auto OnLoop(Work work) {
+    std::promise<decltype(work())> result;
+    loop.PostCompletion(storage::kNoTenant, [&] {
+      if constexpr (std::is_void_v<decltype(work())>) {
+        work();
+        result.set_value();
+      } else {
+        result.set_value(work());
+      }
+    });
+    return result.get_future().get();
+  }
+
+  PeerNode(TestCluster& cluster, const std::string& name, uint64_t extents = 256, PeersOptions options = All())
+      : cluster_(cluster),
+        name_(name),
+        directory(cluster, name),
+        tier(*storage::MemoryTier::Make({.kind = TierKind::kDram,
+                                         .capacity_bytes = extents * limits::kExtentBytes,
+                                         .arena_bytes = 8 * limits::kExtentBytes})),
+        transport(*Transport::Start({.listen = {"127.0.0.1", 0}})),
+        peers(loop, clock, {"default"}, directory, *transport, *this, options),
+        mover(kernels::Reference(), threads, workers, *tier),
+        cache(Options(), {.memory = {tier.get()}, .remote = &peers.source()}, mover, workers, clock, nullptr) {
+    if (!tier->AddTenant(0, extents * limits::kExtentBytes).ok()) std::abort();
+    static std::atomic<uint64_t> incarnations{0};
+    const HostPort address = transport->address();
+    directory.member =
+        std::make_shared<const Member>(Member{.node = name,
+                                              .incarnation = ++incarnations,
+                                              .transport_address = address.host + ":" + std::to_string(address.port)});
+    peers.Start(cache, *tier);
+    cache.OpenSession(kEngine, 0);
+    loop.Every(5'000'000, [this] { peers.Flush(); });
+    loop.Every(50'000'000, [this] {
+      peers.Tick();
+      cache.Tick();
+    });
+    loop.Start();
+    const std::lock_guard lock(cluster.mutex);
+    cluster.nodes[name] = this;
+  }
+  ~PeerNode() override {
+    Leave();
+    OnLoop([this] {
+      peers.Stop();
+      cache.CloseSession(kEngine, [] {});
+    });
+    transport = nullptr;  // all that was under way ends
+    workers.Stop();
+    loop.Stop();
+  }
+
+  static constexpr storage::SessionId kEngine = 1;
+  static PeersOptions All() {
+    PeersOptions options;
+    options.announce = AnnounceMode::kAll;
+    options.lookup.deadline = 5'000'000'000;
+    return options;
+  }
+
+  // As if its network cable were drawn: no node reaches it any more.
+  void Leave() {
+    const std::lock_guard lock(cluster_.mutex);
+    cluster_.nodes.erase(name_);
+    std::erase_if(cluster_.told, [this](const TestCluster::Told& one) { return one.member == directory.member; });
+  }
+  void Publish(const ObjectHeader& plan, uint64_t text) {
+    std::promise<PublishOutcome> outcome;
+    loop.PostCompletion(0, [&] {
+      const auto reservation = cache.Reserve(kEngine, plan);
+      cache.Publish(kEngine, reservation.id, storage::TestSource(plan, text),
+                    [&](PublishOutcome o) { outcome.set_value(o); });
+    });
+    if (outcome.get_future().get() != PublishOutcome::kPublished) std::abort();
+  }
+  // What an engine's look-up does: finds it elsewhere first, then here.
+  storage::Match Lookup(std::span<const storage::Query> queries, const storage::PrefixText* text = nullptr) {
+    const RemoteQuestion question{queries, text};
+    std::promise<storage::Match> match;
+    peers.lookup().Find(0, {&question, 1}, [&](RemoteLookup::Adopted adopted) {
+      loop.PostCompletion(0, [&, adopted] {
+        match.set_value(text == nullptr ? cache.Lookup(kEngine, queries)
+                                        : cache.Lookup(kEngine, queries, *text, nullptr));
+      });
+    });
+    return match.get_future().get();
+  }
+  std::vector<MissReason> Land(const storage::LeaseId& lease, storage::LandTarget target) {
+    std::promise<std::vector<MissReason>> verdict;
+    loop.PostCompletion(0, [&] {
+      cache.Land(
+          kEngine, ++landings_, lease, std::move(target),
+          {.progress = [](uint32_t) {}, .done = [&](std::vector<MissReason> v) { verdict.set_value(std::move(v)); }});
+    });
+    return verdict.get_future().get();
+  }
+  void Release(const storage::LeaseId& lease) {
+    OnLoop([&] { cache.Release(kEngine, lease); });
+  }
+
+  // PeerAsker: the other node's calls, straight.
+  void Open(const Member& member, const std::string&, PeerOpen open, storage::Nanos,
+            PeerCalls::Done<std::vector<PeerOpened>> done) override {
+    PeerNode* const other = Reach(member);
+    if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    other->peers.Open(Self(), 0, std::move(open), std::move(done));
+  }
+  void Renew(const Member& member, PeerRenew renew, storage::Nanos,
+             PeerCalls::Done<std::vector<uint32_t>> done) override {
+    PeerNode* const other = Reach(member);
+    if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    other->peers.Renew(Self(), std::move(renew), std::move(done));
+  }
+  void Close(const Member& member, std::vector<PeerLease> leases) override {
+    if (PeerNode* const other = Reach(member)) other->peers.Close(Self(), std::move(leases));
+  }
+
+ private:
+  PeerHello Self() const { return {.node = name_}; }
+  PeerNode* Reach(const Member& member) {
+    const std::lock_guard lock(cluster_.mutex);
+    const auto found = cluster_.nodes.find(member.node);
+    return found == cluster_.nodes.end() || found->second->directory.member->incarnation != member.incarnation
+               ? nullptr
+               : found->second;
+  }
+  storage::CacheOptions Options() {
+    storage::CacheOptions options;
+    options.objects.residence = peers.residence();
+    return options;
+  }
+
+  TestCluster& cluster_;
+  const std::string name_;
+  storage::LandingId landings_ = 0;
+
+ public:
+  MonotonicClock clock;
+  EventLoop loop{1024, clock};
+  TestDirectory directory;
+  std::unique_ptr<storage::MemoryTier> tier;
+  std::unique_ptr<Transport> transport;
+  Peers peers;
+  kernels::ThreadPool threads{1};
+  WorkerPool workers{2, 1024, loop};
+  storage::Mover mover;
+  storage::Cache cache;
+};
+
+}  // namespace ashlar::daemon
