@@ -49,6 +49,8 @@ ROOMS = {
     "daemon": {
         "runtime": set(),
         "peer/directory": {"runtime"},
+        "security": {"runtime"},
+        "peer/control": {"runtime", "security"},
         "config": {"peer/directory", "runtime"},
         "tiers": {"runtime"},
         "observe": {"runtime"},
