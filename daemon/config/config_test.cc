@@ -133,7 +133,7 @@ sessions: {max_sessions: 3, region_bytes: 1TiB, max_regions: 7}
 workers: {threads: 2, queue_depth: 9, landings_per_session: 3}
 cluster: {node: n.1, name: east, listen_address: "0.0.0.0:7003", peer_timeout_seconds: 4,
           tls: {ca_file: /ca, cert_file: /c, key_file: /k, spiffe_prefix: "spiffe://a/b/", reload_seconds: 3},
-          peers: [{node: n.2, tenants: [acme]}, {node: "*"}], control_address: "10.0.0.1:7001", transport_address: "10.0.0.1:7002",
+          peers: [{node: n.2, tenants: [blue]}, {node: "*"}], control_address: "10.0.0.1:7001", transport_address: "10.0.0.1:7002",
           etcd: {endpoints: ["e1:2379", "[::1]:2379"], ca_file: /ca, cert_file: /cert, key_file: /key, user: ashlar,
                  password_file: /password, prefix: /a/b, lease_seconds: 5, writes_per_second: 7,
                  cluster_writes_per_second: 70, queued_writes: 9, mirror_entries: 11}}
@@ -185,6 +185,11 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.cluster().node(), "n.1");
   EXPECT_EQ(config.cluster().name(), "east");
   EXPECT_EQ(config.cluster().transport_address(), "10.0.0.1:7002");
+  EXPECT_EQ(config.cluster().listen_address(), "0.0.0.0:7003");
+  EXPECT_EQ(config.cluster().peer_timeout_seconds(), 4u);
+  EXPECT_EQ(config.cluster().tls().spiffe_prefix(), "spiffe://a/b/");
+  EXPECT_EQ(config.cluster().tls().reload_seconds(), 3u);
+  EXPECT_EQ(config.cluster().peers(1).node(), "*");
   EXPECT_EQ(config.cluster().etcd().endpoints(1), "[::1]:2379");
   EXPECT_EQ(config.cluster().etcd().key_file(), "/key");
   EXPECT_EQ(config.cluster().etcd().user(), "ashlar");
