@@ -90,6 +90,7 @@ struct Judge {
   std::string spiffe_prefix;
   std::function<bool(const std::string&)> member;
   Refusals& refusals;
+  std::atomic<uint64_t> clients_refused{0};
   mutable std::mutex mutex;
   std::shared_ptr<const Trust> current;  // guarded by mutex
 };
@@ -101,7 +102,7 @@ namespace {
 class Verifier final : public ExternalCertificateVerifier {
  public:
   // `node`: who the other end must be, of a channel; empty: of a server, any member.
-  Verifier(std::shared_ptr<const Judge> judge, std::string node) : judge_(std::move(judge)), node_(std::move(node)) {}
+  Verifier(std::shared_ptr<Judge> judge, std::string node) : judge_(std::move(judge)), node_(std::move(node)) {}
 
   bool Verify(TlsCustomVerificationCheckRequest* request, std::function<void(grpc::Status)>,
               grpc::Status* status) override {
@@ -116,6 +117,7 @@ class Verifier final : public ExternalCertificateVerifier {
       verdict.why = "the configuration does not list the node";
     }
     if (verdict.refusal.has_value()) {
+      if (node_.empty()) ++judge_->clients_refused;
       judge_->refusals.Add(*verdict.refusal, verdict.node.empty() ? node_ : verdict.node, verdict.why);
       *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, verdict.why);
     }
@@ -124,7 +126,7 @@ class Verifier final : public ExternalCertificateVerifier {
   void Cancel(TlsCustomVerificationCheckRequest*) override {}
 
  private:
-  const std::shared_ptr<const Judge> judge_;
+  const std::shared_ptr<Judge> judge_;
   const std::string node_;
 };
 
@@ -282,6 +284,10 @@ CertificateVerdict Tls::CheckClient(absl::string_view leaf, absl::string_view ch
     verdict.why = "the configuration does not list the node";
   }
   return verdict;
+}
+
+uint64_t Tls::clients_refused() const {
+  return impl_->judge->clients_refused.load();
 }
 
 uint64_t Tls::reloads() const {

@@ -49,7 +49,8 @@ class Tls {
   // Judges the certificate of a client as a handshake would now. It is not counted as refused.
   CertificateVerdict CheckClient(absl::string_view leaf, absl::string_view chain) const;
 
-  uint64_t reloads() const;  // pairs and authorities that were taken since Open
+  uint64_t clients_refused() const;  // handshakes, ever, that OfServer's credentials refused by the certificate
+  uint64_t reloads() const;          // pairs and authorities that were taken since Open
 
  private:
   struct Impl;

@@ -6,13 +6,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <functional>
 #include <future>
-#include <mutex>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +20,7 @@
 #include "daemon/peer/control/peer_listener.h"
 #include "daemon/peer/control/peer_server.h"
 #include "daemon/testing/certificates.h"
+#include "daemon/testing/fake_peer_calls.h"
 #include "daemon/testing/http_peer.h"
 #include "proto/limits.h"
 
@@ -38,55 +37,6 @@ bool Await(const std::function<bool()>& condition) {
   }
   return true;
 }
-
-class FakeCalls final : public PeerCalls {
- public:
-  void PeerHere(const PeerHello& peer) override { Note("here " + peer.node); }
-  void PeerGone(const std::string& node) override { Note("gone " + node); }
-  void Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
-            Done<std::vector<PeerOpened>> done) override {
-    Note(absl::StrCat("open ", peer.node, " ", tenant));
-    std::unique_lock lock(mutex_);
-    if (hangs) {
-      held.push_back(std::move(done));
-      return;
-    }
-    lock.unlock();
-    done(std::vector<PeerOpened>(open.objects.size(), {.miss = MissReason::kEvicted}));
-  }
-  void Renew(const PeerHello&, PeerRenew renew, Done<std::vector<uint32_t>> done) override {
-    done(std::vector<uint32_t>(renew.leases.size(), renew.lease_ms));
-  }
-  void Close(const PeerHello& peer, std::vector<PeerLease>) override { Note("close " + peer.node); }
-  void Offer(const PeerHello&, storage::TenantId, PeerOffer, Done<PeerOffered> done) override { done(PeerOffered{}); }
-  void Finish(const PeerHello&, PeerFinish, Done<PublishOutcome> done) override { done(PublishOutcome::kPublished); }
-  void Abandon(const PeerHello& peer, std::vector<uint64_t>) override { Note("abandon " + peer.node); }
-
-  size_t Count(const std::string& what) {
-    std::lock_guard lock(mutex_);
-    return static_cast<size_t>(std::count(notes_.begin(), notes_.end(), what));
-  }
-  std::vector<std::string> notes() {
-    std::lock_guard lock(mutex_);
-    return notes_;
-  }
-  void AnswerHeld() {
-    std::lock_guard lock(mutex_);
-    for (auto& done : held) done(std::vector<PeerOpened>{{.miss = MissReason::kBusy}});
-    held.clear();
-  }
-
-  std::atomic<bool> hangs{false};
-  std::vector<Done<std::vector<PeerOpened>>> held;
-
- private:
-  void Note(std::string what) {
-    std::lock_guard lock(mutex_);
-    notes_.push_back(std::move(what));
-  }
-  std::mutex mutex_;
-  std::vector<std::string> notes_;
-};
 
 PeerHello Hello(const std::string& node, uint8_t incarnation = 1) {
   PeerHello hello{.node = node, .transport_address = node + ":1"};
@@ -192,7 +142,7 @@ class PeerControlTest : public ::testing::Test {
   v1::Config config_;
   std::unique_ptr<PeerPolicy> policy_;
   Refusals refusals_, client_refusals_;
-  FakeCalls calls_;
+  FakePeerCalls calls_;
   std::atomic<int> here_{0}, gone_{0};
   std::vector<std::unique_ptr<Tls>> tls_;
   std::unique_ptr<PeerServer> server_;

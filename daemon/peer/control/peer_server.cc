@@ -154,7 +154,7 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   std::map<std::string, std::shared_ptr<Connection>> connections;  // that have greeted, by address
   std::map<std::string, std::string> address_of_node;              // where its present connection comes from
   std::set<std::string> spoke;                                     // addresses that made a call
-  uint64_t explained = 0;  // refusals by certificate whose connection has ended since
+  uint64_t explained = 0;  // handshakes that were refused whose connection has ended since
 
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
   std::unique_ptr<grpc::Server> server;
@@ -316,11 +316,7 @@ Reactor* PeerServer::Impl::Abandon(Context* context, const v1::PeerAbandonReques
 
 // A connection that never spoke was refused by its certificate, which is counted already, or is no peer's at all.
 void PeerServer::Impl::ConnectionEnded(const std::string& address) {
-  uint64_t by_certificate = 0;
-  for (Refusal refusal : {Refusal::kNoCertificate, Refusal::kUntrusted, Refusal::kExpired, Refusal::kNotYetValid,
-                          Refusal::kBadCertificate, Refusal::kNoName, Refusal::kNotAMember}) {
-    by_certificate += refusals.count(refusal);
-  }
+  const uint64_t by_certificate = tls == nullptr ? 0 : tls->clients_refused();
   {
     std::lock_guard lock(mutex);
     if (spoke.erase(address) > 0) return;
