@@ -1,6 +1,7 @@
 #include "daemon/security/certificate.h"
 
 #include <openssl/bio.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
@@ -118,6 +119,10 @@ std::string OneUri(const X509* certificate) {
 }
 
 }  // namespace
+
+void KeepOpenSslAtExit() {
+  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+}
 
 bool IsNodeName(absl::string_view name) {
   return !name.empty() && name.size() <= kMaxNodeName &&

@@ -44,6 +44,10 @@ class Trust {
 // INVALID_ARGUMENT unless `cert` begins with a certificate whose private key is `key`, both PEM.
 absl::Status CheckPair(absl::string_view cert, absl::string_view key);
 
+// gRPC's threads may be inside a handshake when the process exits, and OpenSSL would tear itself down under them. Call it
+// before anything else that uses OpenSSL: then it stays as it is until the end.
+void KeepOpenSslAtExit();
+
 // Returns whether a node may be called so: letters, digits, '.', '_' and '-', at most 64.
 bool IsNodeName(absl::string_view name);
 

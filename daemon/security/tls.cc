@@ -233,6 +233,7 @@ struct Tls::Impl {
 
 absl::StatusOr<std::unique_ptr<Tls>> Tls::Open(Options options, std::function<bool(const std::string&)> member,
                                                Refusals& refusals) {
+  KeepOpenSslAtExit();
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);
   impl->judge = std::shared_ptr<Judge>(

@@ -12,6 +12,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "daemon/security/certificate.h"
+
 namespace ashlar::daemon {
 namespace {
 
@@ -65,6 +67,7 @@ X509* Make(const TestSubject& subject, EVP_PKEY* key, X509* issuer, EVP_PKEY* is
 }
 
 EVP_PKEY* MakeKey() {
+  KeepOpenSslAtExit();
   EVP_PKEY* const key = EVP_EC_gen("P-256");
   Require(key != nullptr);
   return key;
