@@ -66,7 +66,8 @@ inline constexpr uint64_t kMaxPeerLeasesPerCall = 1024;    // of a Renew or Clos
 inline constexpr size_t kMaxPeerHeaderBytes = 256 * 1024;  // of an object's header with its table: one extent
 inline constexpr size_t kMaxPeerNameBytes = 253;           // of a node's name, and of a transport's address
 inline constexpr uint32_t kMaxPeerLeaseMillis = 600'000;
-inline constexpr size_t kMaxPeerMessageBytes = 20 * 1024 * 1024;
+inline constexpr size_t kMaxPeerRequestBytes = 1024 * 1024;
+inline constexpr size_t kMaxPeerReplyBytes = 20 * 1024 * 1024;
 
 static_assert((kExtentBytes & (kExtentBytes - 1)) == 0,
               "an extent is a power of two, for huge pages and cheap division");
@@ -91,8 +92,8 @@ static_assert(kMaxLayoutTableBytes + kMaxLayers * 256 + 8 * kMaxStringBytes + (1
 static_assert(kProtocolMin <= kProtocolMax);
 static_assert(kPeerProtocolMin <= kPeerProtocolMax);
 static_assert(kMaxPeerHeaderBytes == kExtentBytes, "an object's header lies within one extent");
-static_assert(kMaxPeerKeysPerCall * (kMaxPeerHeaderBytes + 256) + (1 << 20) < kMaxPeerMessageBytes,
+static_assert(kMaxPeerKeysPerCall * (kMaxPeerHeaderBytes + 256) + (1 << 20) < kMaxPeerReplyBytes,
               "the objects of an Open fit a reply");
-static_assert(kMaxPeerLeasesPerCall * 32 + (1 << 20) < kMaxPeerMessageBytes);
+static_assert(kMaxPeerHeaderBytes + kMaxPeerLeasesPerCall * 32 + 4096 < kMaxPeerRequestBytes);
 
 }  // namespace ashlar::limits

@@ -1,6 +1,9 @@
 #include "daemon/config/cluster_config.h"
 
+#include <set>
+
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/peer/directory/options.h"
@@ -16,6 +19,8 @@ constexpr uint32_t kMinLeaseSeconds = 2, kMaxLeaseSeconds = 3600;  // etcd itsel
 constexpr uint32_t kMaxWrites = 1000000;
 constexpr uint32_t kMaxQueuedWrites = 1 << 22;
 constexpr uint64_t kMaxMirrorEntries = uint64_t{1} << 28;
+constexpr uint32_t kMaxReloadSeconds = 3600;
+constexpr uint32_t kMinPeerTimeoutSeconds = 2, kMaxPeerTimeoutSeconds = 600;
 
 absl::Status CheckAddress(absl::string_view field, const std::string& address) {
   if (address.empty()) return Invalid(field, ": required");
@@ -57,9 +62,31 @@ absl::Status CheckEtcd(const v1::Etcd& etcd) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTls(const v1::PeerTls& tls) {
+  const struct {
+    absl::string_view field;
+    const std::string& path;
+  } files[] = {{"ca_file", tls.ca_file()}, {"cert_file", tls.cert_file()}, {"key_file", tls.key_file()}};
+  for (const auto& [field, path] : files) {
+    if (tls.insecure() && !path.empty()) return Invalid("cluster.tls.", field, ": not with insecure");
+    if (!tls.insecure() && path.empty()) return Invalid("cluster.tls.", field, ": required");
+  }
+  const std::string& prefix = tls.spiffe_prefix();
+  if (tls.insecure() && !prefix.empty()) return Invalid("cluster.tls.spiffe_prefix: not with insecure");
+  if (!prefix.empty() && (!absl::StartsWith(prefix, "spiffe://") || !absl::EndsWith(prefix, "/"))) {
+    return Invalid("cluster.tls.spiffe_prefix: expected spiffe://, a trust domain, a path, and a '/' at the end");
+  }
+  if (tls.reload_seconds() > kMaxReloadSeconds) return Invalid("cluster.tls.reload_seconds: out of range");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void FillClusterDefaults(v1::Cluster* cluster) {
+  if (cluster->listen_address().empty()) cluster->set_listen_address(cluster->control_address());
+  if (cluster->peer_timeout_seconds() == 0) cluster->set_peer_timeout_seconds(10);
+  v1::PeerTls* tls = cluster->mutable_tls();
+  if (tls->reload_seconds() == 0) tls->set_reload_seconds(10);
   const EtcdDirectoryOptions defaults;
   if (cluster->name().empty()) cluster->set_name(defaults.cluster);
   v1::Etcd* etcd = cluster->mutable_etcd();
@@ -95,6 +122,34 @@ absl::Status CheckCluster(const v1::Cluster& cluster) {
     return Invalid("cluster.transport_address: same as cluster.control_address");
   }
   return CheckEtcd(cluster.etcd());
+}
+
+absl::Status CheckPeers(const v1::Config& config) {
+  const v1::Cluster& cluster = config.cluster();
+  if (absl::Status status = CheckAddress("cluster.listen_address", cluster.listen_address()); !status.ok()) {
+    return status;
+  }
+  if (cluster.peer_timeout_seconds() < kMinPeerTimeoutSeconds ||
+      cluster.peer_timeout_seconds() > kMaxPeerTimeoutSeconds) {
+    return Invalid("cluster.peer_timeout_seconds: out of range");
+  }
+  if (absl::Status status = CheckTls(cluster.tls()); !status.ok()) return status;
+  std::set<std::string> nodes, tenants;
+  for (const v1::Tenant& tenant : config.tenants()) tenants.insert(tenant.name());
+  for (int i = 0; i < cluster.peers_size(); ++i) {
+    const v1::ClusterPeer& peer = cluster.peers(i);
+    const std::string field = absl::StrCat("cluster.peers[", i, "]");
+    if (peer.node() != "*") {
+      if (absl::Status status = CheckName(absl::StrCat(field, ".node"), peer.node()); !status.ok()) return status;
+    }
+    if (!nodes.insert(peer.node()).second) return Invalid(field, ".node: \"", peer.node(), "\" is given twice");
+    for (int j = 0; j < peer.tenants_size(); ++j) {
+      if (!tenants.contains(peer.tenants(j))) {
+        return Invalid(field, ".tenants[", j, "]: there is no tenant \"", peer.tenants(j), "\"");
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ashlar::daemon

@@ -327,7 +327,9 @@ absl::Status ParseConfig(const std::string& yaml, v1::Config* config) {
   if (absl::Status status = CheckTiers(*config); !status.ok()) return status;
   if (absl::Status status = CheckTenants(*config); !status.ok()) return status;
   if (absl::Status status = CheckBounds(*config); !status.ok()) return status;
-  return config->has_cluster() ? CheckCluster(config->cluster()) : absl::OkStatus();
+  if (!config->has_cluster()) return absl::OkStatus();
+  if (absl::Status status = CheckCluster(config->cluster()); !status.ok()) return status;
+  return CheckPeers(*config);
 }
 
 absl::Status LoadConfig(const std::string& path, v1::Config* config) {

@@ -50,6 +50,8 @@ ROOMS = {
         "runtime": set(),
         "peer/directory": {"runtime"},
         "peer/transport": {"runtime"},
+        "security": {"runtime"},
+        "peer/control": {"runtime", "security"},
         "config": {"peer/directory", "runtime"},
         "tiers": {"runtime"},
         "observe": {"runtime"},

@@ -1,0 +1,297 @@
+#include "daemon/peer/control/peer_client.h"
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/peer.grpc.pb.h"
+#include "daemon/runtime/log.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  // The codes are the same numbers by design.
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+std::chrono::system_clock::time_point In(storage::Nanos nanos) {
+  return std::chrono::system_clock::now() + std::chrono::nanoseconds(nanos);
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const PeerClient::Options& options, const Tls* tls) {
+  grpc::ChannelArguments arguments;
+  const int half = static_cast<int>(options.timeout / 2'000'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, half);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, half);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // A channel makes one connection: when to try again, and with which certificate, is decided here.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // What the handshake asks for by name: gRPC's server logs an error where no certificate of its own is called so.
+  if (tls != nullptr) arguments.SetSslTargetNameOverride(options.node);
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxPeerReplyBytes));
+  arguments.SetMaxSendMessageSize(static_cast<int>(limits::kMaxPeerRequestBytes));
+  return grpc::CreateCustomChannel(
+      options.address, tls != nullptr ? tls->OfChannel(options.node) : grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace
+
+struct PeerClient::Impl {
+  // One connection, from its greeting to its end. It deletes itself when gRPC is done with it.
+  class Greeting final : public grpc::ClientReadReactor<v1::PeerGreeting> {
+   public:
+    explicit Greeting(Impl& client) : client_(client), channel_(MakeChannel(client.options, client.tls)) {
+      stub_ = v1::Peer::NewStub(channel_);
+      Write(client.options.self, &request_);
+    }
+    void Start() {
+      // A peer that takes the connection and says nothing is given up.
+      silence_.Set(In(client_.options.timeout), [&client = client_, this](bool fired) {
+        std::lock_guard lock(client.mutex);
+        if (fired && client.greeting == this && !welcomed) context_.TryCancel();
+        client.Release();
+      });
+      stub_->async()->Greet(&context_, &request_, this);
+      StartRead(&answer_);
+      StartCall();
+    }
+    void OnReadDone(bool ok) override {
+      if (!ok) return;  // OnDone follows
+      if (client_.Welcomed(*this, answer_)) {
+        StartRead(&answer_);
+      } else {
+        context_.TryCancel();
+      }
+    }
+    void OnDone(const grpc::Status& status) override {
+      client_.Ended(*this, FromGrpc(status));
+      delete this;
+    }
+    void Cancel() { context_.TryCancel(); }
+    v1::Peer::Stub& stub() { return *stub_; }
+
+    bool welcomed = false;  // guarded by the client's mutex
+
+   private:
+    Impl& client_;
+    const std::shared_ptr<grpc::Channel> channel_;
+    std::unique_ptr<v1::Peer::Stub> stub_;
+    grpc::ClientContext context_;
+    v1::PeerGreeting request_, answer_;
+    grpc::Alarm silence_;
+  };
+
+  Impl(Options given, const Tls* tls, Refusals& refusals)
+      : options(std::move(given)), tls(tls), refusals(refusals), retry_in(options.first_retry) {}
+
+  void Connect() {
+    auto next = std::make_unique<Greeting>(*this);
+    std::lock_guard lock(mutex);
+    if (stopping) return;
+    busy += 2;  // its end, and that of its alarm
+    greeting = next.release();
+    greeting->Start();
+  }
+
+  // False: its answer is refused.
+  bool Welcomed(Greeting& from, const v1::PeerGreeting& answer) {
+    if (from.welcomed) return true;  // a later version may say more
+    absl::StatusOr<PeerHello> hello = Read(answer);
+    if (hello.ok() && hello->node != options.node) {
+      refusals.Add(Refusal::kWrongNode, options.node, absl::StrCat("node: it says that it is ", hello->node));
+      return false;
+    }
+    if (!hello.ok()) {
+      refusals.Add(absl::IsFailedPrecondition(hello.status()) ? Refusal::kVersion : Refusal::kBadGreeting, options.node,
+                   hello.status().message());
+      return false;
+    }
+    {
+      std::lock_guard lock(mutex);
+      if (stopping) return false;
+      from.welcomed = true;
+      retry_in = options.first_retry;
+    }
+    Log(LogLevel::kInfo, "connected to a peer", {{"peer", options.node}, {"address", options.address}});
+    // Calls are taken before anybody is told, so that `here` may call.
+    if (options.here) options.here(*hello);
+    return true;
+  }
+
+  void Ended(Greeting& from, const absl::Status& status) {
+    bool was_here;
+    {
+      std::lock_guard lock(mutex);
+      was_here = from.welcomed;
+      greeting = nullptr;
+      // A greeting that was refused there is refused again, whatever is tried: the log says so once.
+      const std::string text(status.message());
+      if (!stopping && (was_here || text != last_error)) {
+        Log(was_here ? LogLevel::kInfo : LogLevel::kWarning, was_here ? "a peer is gone" : "cannot greet a peer",
+            {{"peer", options.node}, {"address", options.address}, {"why", text}});
+      }
+      last_error = was_here ? "" : text;
+    }
+    if (was_here && options.gone) options.gone();
+    std::lock_guard lock(mutex);
+    if (!stopping) {
+      const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
+      ++busy;
+      retry = std::make_unique<grpc::Alarm>();  // the former one's callback may be running still
+      retry->Set(In(static_cast<storage::Nanos>(static_cast<double>(retry_in) * jitter)), [this](bool fired) {
+        if (fired) Connect();
+        std::lock_guard held(mutex);
+        Release();
+      });
+      retry_in = std::min(2 * retry_in, options.longest_retry);
+    }
+    Release();
+  }
+
+  // Under the mutex: the destructor may be behind it.
+  void Release() {
+    if (--busy == 0) idle.notify_all();
+  }
+
+  template <typename Request, typename Reply>
+  struct Call {
+    grpc::ClientContext context;
+    Request request;
+    Reply reply;
+  };
+  using Method = class v1::Peer::Stub::async;
+
+  // `read` makes the answer from the reply.
+  template <typename Request, typename Reply, typename Result>
+  void Start(std::shared_ptr<Call<Request, Reply>> call,
+             void (Method::*method)(grpc::ClientContext*, const Request*, Reply*, std::function<void(grpc::Status)>),
+             std::function<absl::StatusOr<Result>(const Reply&)> read, Done<Result> done) {
+    absl::Status refused;
+    {
+      std::lock_guard lock(mutex);
+      if (greeting == nullptr || !greeting->welcomed || stopping) {
+        refused = absl::UnavailableError(absl::StrCat("peer ", options.node, " is not connected"));
+      } else if (under_way.size() == kCalls) {
+        refused = absl::ResourceExhaustedError(absl::StrCat("peer ", options.node, ": too many calls under way"));
+      } else {
+        under_way.insert(&call->context);
+        ++busy;
+        call->context.set_deadline(In(options.call_timeout));
+        (greeting->stub().async()->*method)(&call->context, &call->request, &call->reply,
+                                            [this, call, read = std::move(read), done](grpc::Status status) {
+                                              {
+                                                std::lock_guard held(mutex);
+                                                under_way.erase(&call->context);
+                                              }
+                                              done(status.ok() ? Checked<Result>(read(call->reply)) : FromGrpc(status));
+                                              std::lock_guard held(mutex);
+                                              Release();
+                                            });
+      }
+    }
+    if (!refused.ok()) done(refused);
+  }
+  // What is wrong in a reply is the peer's fault, not the caller's.
+  template <typename Result>
+  static absl::StatusOr<Result> Checked(absl::StatusOr<Result> read) {
+    if (read.ok()) return read;
+    return absl::InternalError(absl::StrCat("the peer's reply: ", read.status().message()));
+  }
+
+  const Options options;
+  const Tls* const tls;
+  Refusals& refusals;
+
+  mutable std::mutex mutex;
+  std::condition_variable idle;
+  Greeting* greeting = nullptr;  // guarded by mutex, as below; its own owner
+  bool stopping = false;
+  size_t busy = 0;  // callbacks that are still to come
+  std::set<grpc::ClientContext*> under_way;
+  storage::Nanos retry_in;
+  std::string last_error;
+  std::mt19937 random{std::random_device{}()};
+  std::unique_ptr<grpc::Alarm> retry;
+};
+
+PeerClient::PeerClient(Options options, const Tls* tls, Refusals& refusals)
+    : impl_(std::make_unique<Impl>(std::move(options), tls, refusals)) {
+  impl_->Connect();
+}
+
+PeerClient::~PeerClient() {
+  std::unique_lock lock(impl_->mutex);
+  impl_->stopping = true;
+  if (impl_->greeting != nullptr) impl_->greeting->Cancel();
+  for (grpc::ClientContext* context : impl_->under_way) context->TryCancel();
+  if (impl_->retry != nullptr) impl_->retry->Cancel();
+  impl_->idle.wait(lock, [this] { return impl_->busy == 0; });
+}
+
+bool PeerClient::connected() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->greeting != nullptr && impl_->greeting->welcomed;
+}
+
+void PeerClient::Open(const std::string& tenant, PeerOpen open, Done<std::vector<PeerOpened>> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerOpenRequest, v1::PeerOpenReply>>();
+  Write(open, tenant, &call->request);
+  impl_->Start<v1::PeerOpenRequest, v1::PeerOpenReply, std::vector<PeerOpened>>(
+      std::move(call), &Impl::Method::Open,
+      [open = std::move(open)](const v1::PeerOpenReply& reply) { return Read(reply, open); }, std::move(done));
+}
+
+void PeerClient::Renew(PeerRenew renew, Done<std::vector<uint32_t>> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerRenewRequest, v1::PeerRenewReply>>();
+  Write(renew, &call->request);
+  impl_->Start<v1::PeerRenewRequest, v1::PeerRenewReply, std::vector<uint32_t>>(
+      std::move(call), &Impl::Method::Renew,
+      [renew = std::move(renew)](const v1::PeerRenewReply& reply) { return Read(reply, renew); }, std::move(done));
+}
+
+void PeerClient::Close(const std::vector<PeerLease>& leases, std::function<void(absl::Status)> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerCloseRequest, v1::PeerCloseReply>>();
+  Write(leases, &call->request);
+  impl_->Start<v1::PeerCloseRequest, v1::PeerCloseReply, bool>(
+      std::move(call), &Impl::Method::Close, [](const v1::PeerCloseReply&) { return true; },
+      [done = std::move(done)](const absl::StatusOr<bool>& closed) { done(closed.status()); });
+}
+
+void PeerClient::Offer(const std::string& tenant, const PeerOffer& offer, Done<PeerOffered> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerOfferRequest, v1::PeerOfferReply>>();
+  Write(offer, tenant, &call->request);
+  impl_->Start<v1::PeerOfferRequest, v1::PeerOfferReply, PeerOffered>(
+      std::move(call), &Impl::Method::Offer, [](const v1::PeerOfferReply& reply) { return Read(reply); },
+      std::move(done));
+}
+
+void PeerClient::Finish(const PeerFinish& finish, Done<PublishOutcome> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerFinishRequest, v1::PeerFinishReply>>();
+  Write(finish, &call->request);
+  impl_->Start<v1::PeerFinishRequest, v1::PeerFinishReply, PublishOutcome>(
+      std::move(call), &Impl::Method::Finish, [](const v1::PeerFinishReply& reply) { return Read(reply); },
+      std::move(done));
+}
+
+void PeerClient::Abandon(const std::vector<uint64_t>& grants, std::function<void(absl::Status)> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerAbandonRequest, v1::PeerAbandonReply>>();
+  Write(grants, &call->request);
+  impl_->Start<v1::PeerAbandonRequest, v1::PeerAbandonReply, bool>(
+      std::move(call), &Impl::Method::Abandon, [](const v1::PeerAbandonReply&) { return true; },
+      [done = std::move(done)](const absl::StatusOr<bool>& abandoned) { done(abandoned.status()); });
+}
+
+}  // namespace ashlar::daemon

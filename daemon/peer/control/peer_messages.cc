@@ -1,0 +1,290 @@
+#include "daemon/peer/control/peer_messages.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/peer.pb.h"
+#include "daemon/security/certificate.h"
+#include "proto/invalid.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+template <size_t kSize>
+std::string Bytes(const std::array<uint8_t, kSize>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+template <size_t kSize>
+absl::Status ReadBytes(absl::string_view field, const std::string& bytes, std::array<uint8_t, kSize>* read) {
+  if (bytes.size() != kSize) return Invalid(field, ": not ", kSize, " bytes");
+  std::ranges::copy(bytes, read->begin());
+  return absl::OkStatus();
+}
+
+absl::Status CheckMillis(absl::string_view field, uint32_t millis) {
+  if (millis > 0 && millis <= limits::kMaxPeerLeaseMillis) return absl::OkStatus();
+  return Invalid(field, ": not from 1 to ", limits::kMaxPeerLeaseMillis);
+}
+
+absl::Status CheckCount(absl::string_view field, int count, uint64_t most) {
+  if (count == 0) return Invalid(field, ": none");
+  return static_cast<uint64_t>(count) > most ? Invalid(field, ": more than ", most) : absl::OkStatus();
+}
+
+absl::StatusOr<ObjectHeader> ReadHeader(absl::string_view field, const std::string& bytes) {
+  if (bytes.empty()) return Invalid(field, ": required");
+  if (bytes.size() > limits::kMaxPeerHeaderBytes) {
+    return Invalid(field, ": longer than ", limits::kMaxPeerHeaderBytes, " bytes");
+  }
+  absl::StatusOr<ObjectHeader> header = DecodeHeader(bytes);
+  if (!header.ok()) return Invalid(field, ": ", header.status().message());
+  if (EncodedHeaderBytes(header->parts.size()) != bytes.size()) return Invalid(field, ": more than a header");
+  return header;
+}
+
+absl::Status ReadGrant(absl::string_view field, const v1::PeerGrant& message, PeerGrant* grant) {
+  if (message.number() == 0) return Invalid(field, ".number: required");
+  grant->number = message.number();
+  return ReadBytes(absl::StrCat(field, ".secret"), message.secret(), &grant->secret);
+}
+
+void WriteGrant(const PeerGrant& grant, v1::PeerGrant* message) {
+  message->set_number(grant.number);
+  message->set_secret(Bytes(grant.secret));
+}
+
+template <typename Message>
+absl::StatusOr<std::vector<PeerLease>> ReadLeases(const Message& message) {
+  absl::Status status = CheckCount("leases", message.leases_size(), limits::kMaxPeerLeasesPerCall);
+  std::vector<PeerLease> leases;
+  for (int i = 0; status.ok() && i < message.leases_size(); ++i) {
+    status = ReadBytes(absl::StrCat("leases[", i, "]"), message.leases(i), &leases.emplace_back());
+  }
+  if (!status.ok()) return status;
+  return leases;
+}
+
+absl::Status ReadOpened(const std::string& field, const v1::PeerOpened& message, const PeerObject& asked,
+                        PeerOpened* opened) {
+  if (message.miss_reason() > static_cast<uint32_t>(MissReason::kCovered)) {
+    // A later version has more; that it is a miss is all that matters.
+    opened->miss = MissReason::kNeverSeen;
+    return absl::OkStatus();
+  }
+  opened->miss = static_cast<MissReason>(message.miss_reason());
+  if (opened->miss != MissReason::kNone) return absl::OkStatus();
+  absl::StatusOr<ObjectHeader> header = ReadHeader(field + ".header", message.header());
+  if (!header.ok()) return header.status();
+  if (header->key != asked.key || header->shard != asked.shard) return Invalid(field, ".header: of another object");
+  if (message.bytes() != header->bytes) return Invalid(field, ".bytes: not what the header says");
+  if (message.tier() == 0 || message.tier() > static_cast<uint32_t>(TierKind::kRemote)) {
+    return Invalid(field, ".tier: unknown");
+  }
+  if (absl::Status status = ReadBytes(field + ".lease", message.lease(), &opened->lease); !status.ok()) return status;
+  if (absl::Status status = ReadGrant(field + ".grant", message.grant(), &opened->grant); !status.ok()) return status;
+  if (absl::Status status = CheckMillis(field + ".lease_ms", message.lease_ms()); !status.ok()) return status;
+  opened->header = message.header();
+  opened->bytes = message.bytes();
+  opened->tier = static_cast<TierKind>(message.tier());
+  opened->lease_ms = message.lease_ms();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void Write(const PeerHello& hello, v1::PeerGreeting* message) {
+  message->set_protocol_min(limits::kPeerProtocolMin);
+  message->set_protocol_max(limits::kPeerProtocolMax);
+  message->set_node(hello.node);
+  message->set_incarnation(Bytes(hello.incarnation));
+  message->set_transport_address(hello.transport_address);
+}
+
+absl::StatusOr<PeerHello> Read(const v1::PeerGreeting& message) {
+  const uint32_t low = std::max(message.protocol_min(), limits::kPeerProtocolMin);
+  const uint32_t high = std::min(message.protocol_max(), limits::kPeerProtocolMax);
+  if (low > high) {
+    return absl::FailedPreconditionError(absl::StrCat("protocol: the peer speaks ", message.protocol_min(), " to ",
+                                                      message.protocol_max(), ", this node ", limits::kPeerProtocolMin,
+                                                      " to ", limits::kPeerProtocolMax));
+  }
+  if (!IsNodeName(message.node())) return Invalid("node: not the name of a node");
+  if (message.transport_address().size() > limits::kMaxPeerNameBytes) {
+    return Invalid("transport_address: longer than ", limits::kMaxPeerNameBytes, " bytes");
+  }
+  PeerHello hello{.node = message.node(), .transport_address = message.transport_address(), .protocol = high};
+  if (absl::Status status = ReadBytes("incarnation", message.incarnation(), &hello.incarnation); !status.ok()) {
+    return status;
+  }
+  return hello;
+}
+
+void Write(const PeerOpen& open, const std::string& tenant, v1::PeerOpenRequest* message) {
+  message->set_tenant(tenant);
+  message->set_lease_ms(open.lease_ms);
+  for (const PeerObject& object : open.objects) {
+    v1::PeerKey* key = message->add_keys();
+    key->set_key(Bytes(object.key.bytes));
+    key->set_shard_rank(object.shard.rank);
+    key->set_shard_size(object.shard.size);
+  }
+}
+
+absl::StatusOr<PeerOpen> Read(const v1::PeerOpenRequest& message) {
+  if (absl::Status status = CheckCount("keys", message.keys_size(), limits::kMaxPeerKeysPerCall); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckMillis("lease_ms", message.lease_ms()); !status.ok()) return status;
+  PeerOpen open{.lease_ms = message.lease_ms()};
+  for (int i = 0; i < message.keys_size(); ++i) {
+    const v1::PeerKey& key = message.keys(i);
+    const std::string field = absl::StrCat("keys[", i, "]");
+    PeerObject& object = open.objects.emplace_back();
+    if (absl::Status status = ReadBytes(field + ".key", key.key(), &object.key.bytes); !status.ok()) return status;
+    object.shard = {.rank = key.shard_rank(), .size = std::max(1u, key.shard_size())};
+    if (object.shard.size > limits::kMaxTensorShards) {
+      return Invalid(field, ".shard_size: more than ", limits::kMaxTensorShards);
+    }
+    if (object.shard.rank >= object.shard.size) return Invalid(field, ".shard_rank: not below shard_size");
+  }
+  return open;
+}
+
+void Write(const std::vector<PeerOpened>& opened, v1::PeerOpenReply* message) {
+  for (const PeerOpened& one : opened) {
+    v1::PeerOpened* object = message->add_objects();
+    object->set_miss_reason(static_cast<uint32_t>(one.miss));
+    if (one.miss != MissReason::kNone) continue;
+    object->set_header(one.header);
+    object->set_bytes(one.bytes);
+    object->set_tier(static_cast<uint32_t>(one.tier));
+    object->set_lease(Bytes(one.lease));
+    WriteGrant(one.grant, object->mutable_grant());
+    object->set_lease_ms(one.lease_ms);
+  }
+}
+
+absl::StatusOr<std::vector<PeerOpened>> Read(const v1::PeerOpenReply& message, const PeerOpen& asked) {
+  if (static_cast<size_t>(message.objects_size()) != asked.objects.size()) {
+    return Invalid("objects: ", message.objects_size(), " for ", asked.objects.size(), " keys");
+  }
+  std::vector<PeerOpened> opened(asked.objects.size());
+  for (int i = 0; i < message.objects_size(); ++i) {
+    absl::Status status =
+        ReadOpened(absl::StrCat("objects[", i, "]"), message.objects(i), asked.objects[i], &opened[i]);
+    if (!status.ok()) return status;
+  }
+  return opened;
+}
+
+void Write(const PeerRenew& renew, v1::PeerRenewRequest* message) {
+  for (const PeerLease& lease : renew.leases) message->add_leases(Bytes(lease));
+  message->set_lease_ms(renew.lease_ms);
+}
+
+absl::StatusOr<PeerRenew> Read(const v1::PeerRenewRequest& message) {
+  absl::StatusOr<std::vector<PeerLease>> leases = ReadLeases(message);
+  if (!leases.ok()) return leases.status();
+  if (absl::Status status = CheckMillis("lease_ms", message.lease_ms()); !status.ok()) return status;
+  return PeerRenew{.leases = *std::move(leases), .lease_ms = message.lease_ms()};
+}
+
+void Write(const std::vector<uint32_t>& lease_ms, v1::PeerRenewReply* message) {
+  message->mutable_lease_ms()->Assign(lease_ms.begin(), lease_ms.end());
+}
+
+absl::StatusOr<std::vector<uint32_t>> Read(const v1::PeerRenewReply& message, const PeerRenew& asked) {
+  if (static_cast<size_t>(message.lease_ms_size()) != asked.leases.size()) {
+    return Invalid("lease_ms: ", message.lease_ms_size(), " for ", asked.leases.size(), " leases");
+  }
+  for (int i = 0; i < message.lease_ms_size(); ++i) {
+    if (message.lease_ms(i) > limits::kMaxPeerLeaseMillis) return Invalid("lease_ms[", i, "]: out of range");
+  }
+  return std::vector<uint32_t>(message.lease_ms().begin(), message.lease_ms().end());
+}
+
+void Write(const std::vector<PeerLease>& leases, v1::PeerCloseRequest* message) {
+  for (const PeerLease& lease : leases) message->add_leases(Bytes(lease));
+}
+
+absl::StatusOr<std::vector<PeerLease>> Read(const v1::PeerCloseRequest& message) {
+  return ReadLeases(message);
+}
+
+void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferRequest* message) {
+  message->set_tenant(tenant);
+  message->set_header(offer.header);
+  message->set_grant_ms(offer.grant_ms);
+  message->set_flops(offer.flops);
+  message->set_private_(offer.private_pool);
+}
+
+absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message) {
+  if (absl::StatusOr<ObjectHeader> header = ReadHeader("header", message.header()); !header.ok()) {
+    return header.status();
+  }
+  if (absl::Status status = CheckMillis("grant_ms", message.grant_ms()); !status.ok()) return status;
+  if (!std::isfinite(message.flops()) || message.flops() < 0) return Invalid("flops: not a finite number from 0");
+  return PeerOffer{.header = message.header(),
+                   .grant_ms = message.grant_ms(),
+                   .flops = message.flops(),
+                   .private_pool = message.private_()};
+}
+
+void Write(const PeerOffered& offered, v1::PeerOfferReply* message) {
+  message->set_outcome(static_cast<uint32_t>(offered.outcome));
+  if (offered.outcome != ReserveOutcome::kGranted) return;
+  WriteGrant(offered.grant, message->mutable_grant());
+  message->set_grant_ms(offered.grant_ms);
+}
+
+absl::StatusOr<PeerOffered> Read(const v1::PeerOfferReply& message) {
+  if (message.outcome() == 0) return Invalid("outcome: required");
+  if (message.outcome() > static_cast<uint32_t>(ReserveOutcome::kDeclined)) return PeerOffered{};  // a later version's
+  PeerOffered offered{.outcome = static_cast<ReserveOutcome>(message.outcome()), .grant_ms = message.grant_ms()};
+  if (offered.outcome != ReserveOutcome::kGranted) return offered;
+  if (absl::Status status = ReadGrant("grant", message.grant(), &offered.grant); !status.ok()) return status;
+  if (absl::Status status = CheckMillis("grant_ms", message.grant_ms()); !status.ok()) return status;
+  return offered;
+}
+
+void Write(const PeerFinish& finish, v1::PeerFinishRequest* message) {
+  message->set_grant(finish.grant);
+  message->set_header(finish.header);
+}
+
+absl::StatusOr<PeerFinish> Read(const v1::PeerFinishRequest& message) {
+  if (message.grant() == 0) return Invalid("grant: required");
+  if (absl::StatusOr<ObjectHeader> header = ReadHeader("header", message.header()); !header.ok()) {
+    return header.status();
+  }
+  return PeerFinish{.grant = message.grant(), .header = message.header()};
+}
+
+void Write(PublishOutcome outcome, v1::PeerFinishReply* message) {
+  message->set_outcome(static_cast<uint32_t>(outcome));
+}
+
+absl::StatusOr<PublishOutcome> Read(const v1::PeerFinishReply& message) {
+  if (message.outcome() == 0) return Invalid("outcome: required");
+  if (message.outcome() > static_cast<uint32_t>(PublishOutcome::kUnavailable)) return PublishOutcome::kUnavailable;
+  return static_cast<PublishOutcome>(message.outcome());
+}
+
+void Write(const std::vector<uint64_t>& grants, v1::PeerAbandonRequest* message) {
+  message->mutable_grants()->Assign(grants.begin(), grants.end());
+}
+
+absl::StatusOr<std::vector<uint64_t>> Read(const v1::PeerAbandonRequest& message) {
+  absl::Status status = CheckCount("grants", message.grants_size(), limits::kMaxPeerLeasesPerCall);
+  if (!status.ok()) return status;
+  for (int i = 0; i < message.grants_size(); ++i) {
+    if (message.grants(i) == 0) return Invalid("grants[", i, "]: zero");
+  }
+  return std::vector<uint64_t>(message.grants().begin(), message.grants().end());
+}
+
+}  // namespace ashlar::daemon

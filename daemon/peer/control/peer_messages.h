@@ -1,0 +1,112 @@
+// What daemons say to one another, read from messages and checked, or to be written into them. Every Read function
+// answers INVALID_ARGUMENT that begins with the field's name; replies of a peer are checked as requests are.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/key.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "proto/peer_calls.h"
+#include "proto/shard.h"
+
+namespace ashlar::v1 {
+class PeerGreeting;
+}
+
+namespace ashlar::daemon {
+
+using PeerIncarnation = std::array<uint8_t, 16>;  // random, drawn when a daemon starts
+using PeerLease = std::array<uint8_t, 16>;
+using PeerSecret = std::array<uint8_t, 16>;
+
+struct PeerHello {
+  std::string node;
+  PeerIncarnation incarnation{};
+  std::string transport_address;  // host:port; empty: none
+  uint32_t protocol = 0;          // the version that both speak; of this node's own hello: unused
+};
+
+struct PeerGrant {
+  uint64_t number = 0;
+  PeerSecret secret{};
+};
+
+struct PeerObject {
+  Key key;
+  TensorShard shard;
+};
+
+struct PeerOpen {
+  std::vector<PeerObject> objects;
+  uint32_t lease_ms = 0;
+};
+struct PeerOpened {
+  MissReason miss = MissReason::kNone;  // not kNone: the rest means nothing
+  std::string header;                   // encoded; it decodes, and is of the key and shard that were asked for
+  uint64_t bytes = 0;
+  TierKind tier = TierKind::kNone;
+  PeerLease lease{};
+  PeerGrant grant;
+  uint32_t lease_ms = 0;
+};
+
+struct PeerRenew {
+  std::vector<PeerLease> leases;
+  uint32_t lease_ms = 0;
+};
+
+struct PeerOffer {
+  std::string header;  // encoded; it decodes
+  uint32_t grant_ms = 0;
+  double flops = 0;
+  bool private_pool = false;
+};
+struct PeerOffered {
+  ReserveOutcome outcome = ReserveOutcome::kUnavailable;
+  PeerGrant grant;  // of kGranted, as below
+  uint32_t grant_ms = 0;
+};
+
+struct PeerFinish {
+  uint64_t grant = 0;
+  std::string header;  // encoded; it decodes
+};
+
+void Write(const PeerHello& hello, v1::PeerGreeting* message);
+// FAILED_PRECONDITION: no version in common, naming both ranges.
+absl::StatusOr<PeerHello> Read(const v1::PeerGreeting& message);
+
+void Write(const PeerOpen& open, const std::string& tenant, v1::PeerOpenRequest* message);
+absl::StatusOr<PeerOpen> Read(const v1::PeerOpenRequest& message);
+void Write(const std::vector<PeerOpened>& opened, v1::PeerOpenReply* message);
+// `asked` is what this answers.
+absl::StatusOr<std::vector<PeerOpened>> Read(const v1::PeerOpenReply& message, const PeerOpen& asked);
+
+void Write(const PeerRenew& renew, v1::PeerRenewRequest* message);
+absl::StatusOr<PeerRenew> Read(const v1::PeerRenewRequest& message);
+void Write(const std::vector<uint32_t>& lease_ms, v1::PeerRenewReply* message);
+absl::StatusOr<std::vector<uint32_t>> Read(const v1::PeerRenewReply& message, const PeerRenew& asked);
+
+void Write(const std::vector<PeerLease>& leases, v1::PeerCloseRequest* message);
+absl::StatusOr<std::vector<PeerLease>> Read(const v1::PeerCloseRequest& message);
+
+void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferRequest* message);
+absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message);
+void Write(const PeerOffered& offered, v1::PeerOfferReply* message);
+absl::StatusOr<PeerOffered> Read(const v1::PeerOfferReply& message);
+
+void Write(const PeerFinish& finish, v1::PeerFinishRequest* message);
+absl::StatusOr<PeerFinish> Read(const v1::PeerFinishRequest& message);
+void Write(PublishOutcome outcome, v1::PeerFinishReply* message);
+absl::StatusOr<PublishOutcome> Read(const v1::PeerFinishReply& message);
+
+void Write(const std::vector<uint64_t>& grants, v1::PeerAbandonRequest* message);
+absl::StatusOr<std::vector<uint64_t>> Read(const v1::PeerAbandonRequest& message);
+
+}  // namespace ashlar::daemon

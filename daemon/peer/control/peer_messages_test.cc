@@ -1,0 +1,187 @@
+#include "daemon/peer/control/peer_messages.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/peer.pb.h"
+#include "proto/limits.h"
+#include "proto/sample_layouts.h"
+
+namespace ashlar::daemon {
+namespace {
+
+std::string Error(const absl::Status& status) {
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  return std::string(status.message());
+}
+
+Key SomeKey() {
+  Key key;
+  key.bytes.fill(7);
+  return key;
+}
+std::string Header() {
+  return EncodeHeader(*PlanObject(ExampleLayout(), NamespaceId{}, SomeKey(), ObjectKind::kSegment, 600));
+}
+PeerOpened Opened() {
+  PeerOpened opened{.header = Header(), .tier = TierKind::kDram, .grant = {.number = 9}, .lease_ms = 5};
+  opened.bytes = DecodeHeader(opened.header)->bytes;
+  opened.lease.fill(1);
+  opened.grant.secret.fill(2);
+  return opened;
+}
+PeerOpen AskedForIt() {
+  return {.objects = {{.key = SomeKey()}}, .lease_ms = 1000};
+}
+
+TEST(PeerMessages, WhatIsWrittenIsRead) {
+  v1::PeerOpenRequest open;
+  Write(AskedForIt(), "acme", &open);
+  const auto asked = Read(open);
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  EXPECT_EQ(asked->objects.at(0).key, SomeKey());
+  EXPECT_EQ(asked->lease_ms, 1000u);
+  EXPECT_EQ(open.tenant(), "acme");
+
+  v1::PeerOpenReply reply;
+  Write(std::vector<PeerOpened>{Opened()}, &reply);
+  const auto opened = Read(reply, *asked);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(opened->at(0).header, Header());
+  EXPECT_EQ(opened->at(0).lease, Opened().lease);
+  EXPECT_EQ(opened->at(0).grant.secret, Opened().grant.secret);
+
+  v1::PeerOfferRequest offer;
+  Write(PeerOffer{.header = Header(), .grant_ms = 3, .flops = 1e9, .private_pool = true}, "acme", &offer);
+  const auto offered = Read(offer);
+  ASSERT_TRUE(offered.ok()) << offered.status();
+  EXPECT_EQ(offered->header, Header());
+  EXPECT_TRUE(offered->private_pool);
+}
+
+TEST(PeerMessages, AGreetingOfAnotherVersionIsCalledByBothRanges) {
+  for (const uint32_t version : {limits::kPeerProtocolMin - 1, limits::kPeerProtocolMax + 1}) {
+    v1::PeerGreeting greeting;
+    greeting.set_protocol_min(version);
+    greeting.set_protocol_max(version);  // nothing else need be understood
+    const auto hello = Read(greeting);
+    EXPECT_EQ(hello.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(hello.status().message(),
+              absl::StrCat("protocol: the peer speaks ", version, " to ", version, ", this node ",
+                           limits::kPeerProtocolMin, " to ", limits::kPeerProtocolMax));
+  }
+}
+
+TEST(PeerMessages, AGreetingsFieldsAreChecked) {
+  v1::PeerGreeting good;
+  Write(PeerHello{.node = "a", .transport_address = "a:1"}, &good);
+  ASSERT_TRUE(Read(good).ok());
+  v1::PeerGreeting bad = good;
+  bad.set_node("a b");
+  EXPECT_EQ(Error(Read(bad).status()), "node: not the name of a node");
+  bad = good;
+  bad.set_incarnation("x");
+  EXPECT_EQ(Error(Read(bad).status()), "incarnation: not 16 bytes");
+  bad = good;
+  bad.set_transport_address(std::string(254, 'x'));
+  EXPECT_EQ(Error(Read(bad).status()), "transport_address: longer than 253 bytes");
+}
+
+TEST(PeerMessages, ARequestsFieldsAreChecked) {
+  v1::PeerOpenRequest good, bad;
+  Write(AskedForIt(), "acme", &good);
+  const auto open = [&](auto change) {
+    bad = good;
+    change(bad);
+    return Error(Read(bad).status());
+  };
+  EXPECT_EQ(open([](auto& m) { m.clear_keys(); }), "keys: none");
+  EXPECT_EQ(open([](auto& m) {
+              for (int i = 0; i < 64; ++i) *m.add_keys() = m.keys(0);
+            }),
+            "keys: more than 64");
+  EXPECT_EQ(open([](auto& m) { m.mutable_keys(0)->set_key("x"); }), "keys[0].key: not 32 bytes");
+  EXPECT_EQ(open([](auto& m) { m.mutable_keys(0)->set_shard_size(257); }), "keys[0].shard_size: more than 256");
+  EXPECT_EQ(open([](auto& m) { m.mutable_keys(0)->set_shard_rank(1); }), "keys[0].shard_rank: not below shard_size");
+  EXPECT_EQ(open([](auto& m) { m.set_lease_ms(0); }), "lease_ms: not from 1 to 600000");
+  EXPECT_EQ(open([](auto& m) { m.set_lease_ms(600001); }), "lease_ms: not from 1 to 600000");
+
+  v1::PeerRenewRequest renew;
+  EXPECT_EQ(Error(Read(renew).status()), "leases: none");
+  renew.add_leases("x");
+  EXPECT_EQ(Error(Read(renew).status()), "leases[0]: not 16 bytes");
+  v1::PeerCloseRequest close;
+  for (int i = 0; i < 1025; ++i) close.add_leases(std::string(16, 'x'));
+  EXPECT_EQ(Error(Read(close).status()), "leases: more than 1024");
+
+  v1::PeerOfferRequest offer;
+  EXPECT_EQ(Error(Read(offer).status()), "header: required");
+  offer.set_header(std::string(limits::kMaxPeerHeaderBytes + 1, 'x'));
+  EXPECT_EQ(Error(Read(offer).status()), "header: longer than 262144 bytes");
+  offer.set_header(Header() + "x");
+  EXPECT_EQ(Error(Read(offer).status()), "header: more than a header");
+  std::string damaged = Header();
+  damaged[damaged.size() / 2] ^= 1;
+  offer.set_header(damaged);
+  EXPECT_EQ(Error(Read(offer).status()).substr(0, 8), "header: ");
+  offer.set_header(Header());
+  EXPECT_EQ(Error(Read(offer).status()), "grant_ms: not from 1 to 600000");
+  offer.set_grant_ms(1);
+  for (const double flops : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+    offer.set_flops(flops);
+    EXPECT_EQ(Error(Read(offer).status()), "flops: not a finite number from 0");
+  }
+  v1::PeerFinishRequest finish;
+  EXPECT_EQ(Error(Read(finish).status()), "grant: required");
+  finish.set_grant(1);
+  EXPECT_EQ(Error(Read(finish).status()), "header: required");
+  v1::PeerAbandonRequest abandon;
+  EXPECT_EQ(Error(Read(abandon).status()), "grants: none");
+  abandon.add_grants(0);
+  EXPECT_EQ(Error(Read(abandon).status()), "grants[0]: zero");
+}
+
+TEST(PeerMessages, AReplysFieldsAreChecked) {
+  v1::PeerOpenReply good, bad;
+  Write(std::vector<PeerOpened>{Opened()}, &good);
+  const auto read = [&](auto change) {
+    bad = good;
+    change(*bad.mutable_objects(0));
+    return Error(Read(bad, AskedForIt()).status());
+  };
+  PeerOpen other = AskedForIt();
+  other.objects[0].key.bytes[0] = 0;
+  EXPECT_EQ(Error(Read(good, other).status()), "objects[0].header: of another object");
+  other = AskedForIt();
+  other.objects[0].shard = {.rank = 0, .size = 2};
+  EXPECT_EQ(Error(Read(good, other).status()), "objects[0].header: of another object");
+  EXPECT_EQ(Error(Read(v1::PeerOpenReply(), AskedForIt()).status()), "objects: 0 for 1 keys");
+  EXPECT_EQ(read([](auto& m) { m.clear_header(); }), "objects[0].header: required");
+  EXPECT_EQ(read([](auto& m) { m.set_bytes(1); }), "objects[0].bytes: not what the header says");
+  EXPECT_EQ(read([](auto& m) { m.set_tier(0); }), "objects[0].tier: unknown");
+  EXPECT_EQ(read([](auto& m) { m.set_tier(5); }), "objects[0].tier: unknown");
+  EXPECT_EQ(read([](auto& m) { m.set_lease(""); }), "objects[0].lease: not 16 bytes");
+  EXPECT_EQ(read([](auto& m) { m.clear_grant(); }), "objects[0].grant.number: required");
+  EXPECT_EQ(read([](auto& m) { m.mutable_grant()->set_secret(""); }), "objects[0].grant.secret: not 16 bytes");
+  EXPECT_EQ(read([](auto& m) { m.set_lease_ms(0); }), "objects[0].lease_ms: not from 1 to 600000");
+  // A reason that this version does not know is a miss.
+  bad = good;
+  bad.mutable_objects(0)->set_miss_reason(200);
+  EXPECT_EQ(Read(bad, AskedForIt())->at(0).miss, MissReason::kNeverSeen);
+
+  EXPECT_EQ(Error(Read(v1::PeerRenewReply(), PeerRenew{.leases = {{}}}).status()), "lease_ms: 0 for 1 leases");
+  v1::PeerOfferReply offered;
+  EXPECT_EQ(Error(Read(offered).status()), "outcome: required");
+  offered.set_outcome(1);
+  EXPECT_EQ(Error(Read(offered).status()), "grant.number: required");
+  offered.set_outcome(99);
+  EXPECT_EQ(Read(offered)->outcome, ReserveOutcome::kUnavailable);
+  v1::PeerFinishReply finished;
+  EXPECT_EQ(Error(Read(finished).status()), "outcome: required");
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

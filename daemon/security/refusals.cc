@@ -1,0 +1,63 @@
+#include "daemon/security/refusals.h"
+
+#include "daemon/runtime/event_loop.h"
+#include "daemon/runtime/log.h"
+
+namespace ashlar::daemon {
+
+absl::string_view Name(Refusal refusal) {
+  switch (refusal) {
+    case Refusal::kHandshake:
+      return "handshake";
+    case Refusal::kNoCertificate:
+      return "no_certificate";
+    case Refusal::kUntrusted:
+      return "untrusted";
+    case Refusal::kExpired:
+      return "expired";
+    case Refusal::kNotYetValid:
+      return "not_yet_valid";
+    case Refusal::kBadCertificate:
+      return "bad_certificate";
+    case Refusal::kNoName:
+      return "no_name";
+    case Refusal::kNotAMember:
+      return "not_a_member";
+    case Refusal::kWrongNode:
+      return "wrong_node";
+    case Refusal::kVersion:
+      return "version";
+    case Refusal::kBadGreeting:
+      return "bad_greeting";
+    case Refusal::kTenant:
+      return "tenant";
+    case Refusal::kTooMany:
+      return "too_many";
+  }
+  return "unknown";
+}
+
+void Refusals::Add(Refusal refusal, absl::string_view who, absl::string_view why) {
+  counts_[static_cast<size_t>(refusal)].fetch_add(1);
+  if (counted_) counted_(refusal);
+  uint64_t unlogged = 0;
+  {
+    std::lock_guard lock(mutex_);
+    constexpr storage::Nanos kSecond = 1'000'000'000;
+    const storage::Nanos now = MonotonicClock().Now();
+    if (now - second_ >= kSecond) {
+      second_ = now;
+      lines_ = 0;
+    }
+    if (lines_ == kLinesASecond) {
+      ++unlogged_;
+      return;
+    }
+    ++lines_;
+    std::swap(unlogged, unlogged_);
+  }
+  Log(LogLevel::kWarning, "refused a peer",
+      {{"reason", Name(refusal)}, {"peer", who}, {"why", why}, {"not_logged_before", unlogged}});
+}
+
+}  // namespace ashlar::daemon

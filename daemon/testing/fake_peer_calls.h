@@ -1,0 +1,66 @@
+// FakePeerCalls, for tests: has nothing, and notes what it is told.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/peer/control/peer_calls.h"
+
+namespace ashlar::daemon {
+
+// Notes: "here NODE", "gone NODE", "open NODE TENANT", "close NODE", "abandon NODE".
+class FakePeerCalls final : public PeerCalls {
+ public:
+  void PeerHere(const PeerHello& peer) override { Note("here " + peer.node); }
+  void PeerGone(const std::string& node) override { Note("gone " + node); }
+  void Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
+            Done<std::vector<PeerOpened>> done) override {
+    Note(absl::StrCat("open ", peer.node, " ", tenant));
+    std::unique_lock lock(mutex_);
+    if (hangs) {
+      held.push_back(std::move(done));
+      return;
+    }
+    lock.unlock();
+    done(std::vector<PeerOpened>(open.objects.size(), {.miss = MissReason::kEvicted}));
+  }
+  void Renew(const PeerHello&, PeerRenew renew, Done<std::vector<uint32_t>> done) override {
+    done(std::vector<uint32_t>(renew.leases.size(), renew.lease_ms));
+  }
+  void Close(const PeerHello& peer, std::vector<PeerLease>) override { Note("close " + peer.node); }
+  void Offer(const PeerHello&, storage::TenantId, PeerOffer, Done<PeerOffered> done) override { done(PeerOffered{}); }
+  void Finish(const PeerHello&, PeerFinish, Done<PublishOutcome> done) override { done(PublishOutcome::kPublished); }
+  void Abandon(const PeerHello& peer, std::vector<uint64_t>) override { Note("abandon " + peer.node); }
+
+  size_t Count(const std::string& what) {
+    std::lock_guard lock(mutex_);
+    return static_cast<size_t>(std::count(notes_.begin(), notes_.end(), what));
+  }
+  std::vector<std::string> notes() {
+    std::lock_guard lock(mutex_);
+    return notes_;
+  }
+  void AnswerHeld() {
+    std::lock_guard lock(mutex_);
+    for (auto& done : held) done(std::vector<PeerOpened>{{.miss = MissReason::kBusy}});
+    held.clear();
+  }
+
+  std::atomic<bool> hangs{false};
+  std::vector<Done<std::vector<PeerOpened>>> held;
+
+ private:
+  void Note(std::string what) {
+    std::lock_guard lock(mutex_);
+    notes_.push_back(std::move(what));
+  }
+  std::mutex mutex_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace ashlar::daemon
