@@ -36,8 +36,9 @@ constexpr Default kDefaults[] = {
     {"MAX_EAGER_RAILS", "1"},
     // A daemon that starts again has its port again.
     {"TCP_CM_REUSEADDR", "y"},
-    // The interface of the address that was given, and no other, carries the data.
-    {"CM_USE_ALL_DEVICES", "n"},
+    // The interface of the address that was given, and no other, carries the data. Where two sides differ in this, UCX
+    // waits for ever.
+    {"CM_USE_ALL_DEVICES", "n", true},
     {"TCP_KEEPIDLE", "5s"},
     {"TCP_KEEPINTVL", "2s"},
     {"TCP_KEEPCNT", "3"},
