@@ -34,6 +34,8 @@ constexpr Default kDefaults[] = {
     {"TCP_RX_SEG_SIZE", "260k"},
     {"TCP_MAX_IOV", "16"},
     {"MAX_EAGER_RAILS", "1"},
+    // UCX writes a line, or a trace of its stack, for much that a peer may send: nobody shall fill the log.
+    {"LOG_LEVEL", "FATAL"},
     // A daemon that starts again has its port again.
     {"TCP_CM_REUSEADDR", "y"},
     // The interface of the address that was given, and no other, carries the data. Where two sides differ in this, UCX
