@@ -18,8 +18,8 @@ class RawStreams {
   RawStreams& operator=(const RawStreams&) = delete;
 
   bool connected() const { return connected_; }
-  // Seconds for `count` values of `bytes`, fetched from the server or pushed to it; each stream moves one at a time, and
-  // its next one when that has come whole.
+  // Seconds for `count` values of `bytes`, fetched from the server or pushed to it; each stream moves one at a time,
+  // and its next one when that has come whole.
   double Move(bool push, uint64_t bytes, int count);
   // Processor seconds that the server's process has used.
   double ServerSeconds();

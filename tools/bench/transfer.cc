@@ -69,18 +69,20 @@ struct Link {
   std::string holder_host, asker_host;
 };
 
-int Run(const std::string& command) { return std::system(absl::StrCat(command, " > /dev/null 2>&1").c_str()); }
+int Run(const std::string& command) {
+  return std::system(absl::StrCat(command, " > /dev/null 2>&1").c_str());
+}
 
 // Two network namespaces with a pair of veth between them, for as long as this object lives.
 class Namespaces {
  public:
   Namespaces() : a_(absl::StrCat("ashlar-a", getpid())), b_(absl::StrCat("ashlar-b", getpid())) {
-    ready_ = Run(absl::StrCat("ip netns add ", a_, " && ip netns add ", b_, " && ip link add veth-a netns ", a_,
-                              " type veth peer name veth-b netns ", b_, " && ip -n ", a_,
-                              " addr add 10.213.7.1/24 dev veth-a && ip -n ", b_,
-                              " addr add 10.213.7.2/24 dev veth-b && ip -n ", a_, " link set veth-a up && ip -n ", b_,
-                              " link set veth-b up && ip -n ", a_, " link set lo up && ip -n ", b_,
-                              " link set lo up")) == 0;
+    ready_ =
+        Run(absl::StrCat("ip netns add ", a_, " && ip netns add ", b_, " && ip link add veth-a netns ", a_,
+                         " type veth peer name veth-b netns ", b_, " && ip -n ", a_,
+                         " addr add 10.213.7.1/24 dev veth-a && ip -n ", b_,
+                         " addr add 10.213.7.2/24 dev veth-b && ip -n ", a_, " link set veth-a up && ip -n ", b_,
+                         " link set veth-b up && ip -n ", a_, " link set lo up && ip -n ", b_, " link set lo up")) == 0;
   }
   ~Namespaces() { Run(absl::StrCat("ip netns del ", a_, "; ip netns del ", b_)); }
   Namespaces(const Namespaces&) = delete;
@@ -154,7 +156,8 @@ absl::Status MeasureLink(const Link& link, const Options& options, nlohmann::jso
                 each["op"].get<std::string>().c_str(), link.name, static_cast<unsigned long>(bytes),
                 each["gbps"].get<double>(), each["p50_us"].get<double>(), each["p99_us"].get<double>(),
                 each["cpu_s_per_gb"].get<double>(), each["raw_gbps"].get<double>(), each["ratio"].get<double>());
-    std::printf(rate > 0 ? "  to ucx_perftest %4.2f\n" : "  ucx_perftest: none\n", rate > 0 ? each["gbps"].get<double>() / rate : 0);
+    std::printf(rate > 0 ? "  to ucx_perftest %4.2f\n" : "  ucx_perftest: none\n",
+                rate > 0 ? each["gbps"].get<double>() / rate : 0);
     std::fflush(stdout);
     cases.push_back(each);
   }
@@ -166,7 +169,8 @@ absl::Status MeasureLink(const Link& link, const Options& options, nlohmann::jso
 absl::Status Transfer(const Options& options, nlohmann::json& figures) {
   figures["machine"] = Machine();
   figures["cases"] = nlohmann::json::array();
-  if (absl::Status s = MeasureLink({"loopback", {}, {}, "127.0.0.1", "127.0.0.1"}, options, figures["cases"]); !s.ok()) {
+  if (absl::Status s = MeasureLink({"loopback", {}, {}, "127.0.0.1", "127.0.0.1"}, options, figures["cases"]);
+      !s.ok()) {
     return s;
   }
   const Namespaces namespaces;

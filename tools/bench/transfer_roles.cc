@@ -32,8 +32,7 @@ constexpr int kInFlight = 16;
 class Memory final : public daemon::GrantedBytes {
  public:
   explicit Memory(std::vector<std::byte>& bytes) : bytes_(bytes) {}
-  void Resolve(uint64_t offset, uint64_t length,
-               std::function<void(absl::StatusOr<daemon::Spans>)> answer) override {
+  void Resolve(uint64_t offset, uint64_t length, std::function<void(absl::StatusOr<daemon::Spans>)> answer) override {
     answer(daemon::Spans{std::span(bytes_).subspan(offset, length)});
   }
   void Written(uint64_t, uint64_t, const absl::Status&) override {}
@@ -161,8 +160,12 @@ int RunTransferAsker(const char* host, const char* description, const char* repe
   const std::vector<std::string> parts = absl::StrSplit(description, ' ');
   if (parts.size() != 7) return 2;
   const auto port = [&](int i) { return static_cast<uint16_t>(std::atoi(parts[i].c_str())); };
-  const Holder holder{{parts[0], port(1)}, {parts[0], port(2)}, GrantOf(parts[3], parts[4]), GrantOf(parts[5], parts[6])};
-  auto transport = Transport::Start({.listen = {host, 0}});
+  const Holder holder{
+      {parts[0], port(1)}, {parts[0], port(2)}, GrantOf(parts[3], parts[4]), GrantOf(parts[5], parts[6])};
+  const auto log = [](const std::string& event, const std::string& peer, const std::string& detail) {
+    if (event == "lost") std::fprintf(stderr, "transfer-asker: %s: %s\n", peer.c_str(), detail.c_str());
+  };
+  auto transport = Transport::Start({.listen = {host, 0}, .log = log});
   RawStreams raw(holder.raw.host, holder.raw.port, kStreams);
   if (!transport.ok() || !raw.connected()) {
     std::fprintf(stderr, "transfer-asker: %s\n", transport.status().ToString().c_str());

@@ -111,9 +111,14 @@ class RawClient {
     ucp_params_t params{.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
     EXPECT_EQ(ucp_init(&params, config, &context_), UCS_OK);
     ucp_config_release(config);
-    ucp_worker_params_t worker{.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-                               .thread_mode = UCS_THREAD_MODE_SINGLE};
+    ucp_worker_params_t worker{.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SINGLE};
     EXPECT_EQ(ucp_worker_create(context_, &worker, &worker_), UCS_OK);
+    // Answers are dropped; without a handler this client's UCX would read where nothing is.
+    ucp_am_handler_param_t handler{.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB};
+    handler.cb = [](void*, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*) { return UCS_OK; };
+    if (features & UCP_FEATURE_AM) {
+      EXPECT_EQ(ucp_worker_set_am_recv_handler(worker_, &handler), UCS_OK);
+    }
     sockaddr_in address{.sin_family = AF_INET, .sin_port = htons(peer.port)};
     inet_pton(AF_INET, peer.host.c_str(), &address.sin_addr);
     ucp_ep_params_t ep{};
@@ -253,7 +258,7 @@ TEST_F(RawClientTest, IsLetGoAfterMalformedMessages) {
     std::vector<std::byte> header(random_() % 200), payload(random_() % 300'000);
     for (auto& byte : header) byte = static_cast<std::byte>(random_());
     // Eager, by rendezvous, and of a kind that nobody handles.
-    client.Message(header, payload, i % 2 ? UCP_AM_SEND_FLAG_EAGER : 0, i % 3 == 0 ? 5 : 0);
+    client.Message(header, payload, i % 2 ? UCP_AM_SEND_FLAG_EAGER : 0, i % 3 == 0 ? 1 + random_() % 65535 : 0);
     usleep(1000);
   }
   EXPECT_TRUE(client.lost());

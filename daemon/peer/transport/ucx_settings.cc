@@ -59,9 +59,9 @@ std::string InterfaceOf(const std::string& address) {
   std::string found;
   for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
     if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != (is_four ? AF_INET : AF_INET6)) continue;
-    const bool same =
-        is_four ? reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr.s_addr == four.s_addr
-                : IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6*>(each->ifa_addr)->sin6_addr, &six);
+    const bool same = is_four
+                          ? reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr.s_addr == four.s_addr
+                          : IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6*>(each->ifa_addr)->sin6_addr, &six);
     if (same) found = each->ifa_name;
   }
   freeifaddrs(all);
@@ -97,7 +97,8 @@ absl::Status ApplyUcxSettings(const TransportOptions& options, ucp_config_t* con
   for (const Default& each : defaults) {
     const char* environment = std::getenv(absl::StrCat("UCX_", each.name).c_str());
     const bool theirs = environment != nullptr && !each.fixed;
-    if (absl::Status s = set(each.name, theirs ? environment : each.value, theirs ? "environment" : "ashlar"); !s.ok()) {
+    if (absl::Status s = set(each.name, theirs ? environment : each.value, theirs ? "environment" : "ashlar");
+        !s.ok()) {
       return s;
     }
   }
