@@ -83,6 +83,9 @@ ROOMS = {
         "replay": set(),
     },
 }
+# Single sub-folders that another top folder's sub-folder may include: the transport is a library of its own, apart from
+# the daemon, and a benchmark of anything else than that library would measure something else.
+ACROSS = {("tools/bench", "daemon/peer/transport")}
 GENERATED = re.compile(r"(ashlar|etcd)/v\d+/\w+(\.grpc)?\.pb\.h")  # from proto/ashlar/ and proto/etcd/
 GRPC = re.compile(r"grpc(pp)?/|.*\.grpc\.pb\.h")
 FORBIDDEN_FOLDERS = {"common", "util", "utils"}
@@ -166,6 +169,8 @@ def check_include(root, path, quoted, angled):
             yield f"includes {target}: paths are rooted at the repository"
         elif quoted and (target.split("/")[0] in FOLDERS or PUBLIC.fullmatch(target)):
             yield f"includes {target}: no such file"
+        return
+    if ("/".join(path.parts[:-1]), "/".join(pathlib.PurePosixPath(target).parts[:-1])) in ACROSS:
         return
     if folder == "tests" or target_folder == folder or target_folder in MAY_INCLUDE[folder]:
         return

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tools/bench/bench.h"
+#include "tools/bench/transfer.h"
 #include "tools/load/load.h"
 #include "tools/neighbours/neighbours.h"
 
@@ -36,6 +37,8 @@ constexpr const char* kUsage =
     "  ssd          values of 256 KiB to 16 MiB on a disk, through the SSD tier, against the disk alone; --dir DIR: "
     "where;\n"
     "               --engine blobdb: RocksDB's blob files in the tier's place; --quick: few values\n"
+    "  transfer     values of 64 KiB to 64 MiB between two daemons' transports, on loopback and between two network\n"
+    "               namespaces (as root), against TCP streams and ucx_perftest; --quick: few values\n"
     "  decode       a batch from buffers against recurrent decoding; verifying drafts against steps that keep states\n"
     "  kernels      every operation of the host back end, against copy bandwidth and multiply-add units;\n"
     "               --filter TEXT: only cases whose \"op family dtype shape\" contains it; --quick: small shapes\n"
@@ -109,7 +112,7 @@ absl::Status Neighbours(const Options& options, nlohmann::json& figures) {
       {.seconds = static_cast<double>(options.seconds), .quick = options.quick, .filter = options.filter}, figures);
 }
 
-// Runs the roles that `load` and `neighbours` start in new processes of this program.
+// Runs the roles that `load`, `neighbours` and `transfer` start in new processes of this program.
 int RunRole(int argc, char** argv) {
   const std::string role = argc > 1 ? argv[1] : "";
   if (role == "load-engine" && argc == 5) return ashlar::load::RunEngine(argv[2], argv[3], argv[4]);
@@ -117,6 +120,8 @@ int RunRole(int argc, char** argv) {
   if (role == "neighbours-attacker" && argc == 7) {
     return ashlar::neighbours::RunAttacker(argv[2], argv[3], argv[4], argv[5], std::string(argv[6]) == "quick");
   }
+  if (role == "transfer-holder" && argc == 3) return ashlar::bench::RunTransferHolder(argv[2]);
+  if (role == "transfer-asker" && argc == 6) return ashlar::bench::RunTransferAsker(argv[2], argv[3], argv[4], argv[5]);
   return -1;  // none
 }
 
@@ -133,6 +138,7 @@ int main(int argc, char** argv) {
       {"load", Load},
       {"neighbours", Neighbours},
       {"ssd", ashlar::bench::Ssd},
+      {"transfer", ashlar::bench::Transfer},
       {"decode", ashlar::bench::Decode},
       {"kernels", ashlar::bench::TimeKernels},
       {"transitions", ashlar::bench::Transitions},

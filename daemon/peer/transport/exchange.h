@@ -31,8 +31,8 @@ struct Request {
   HostPort peer;
   Grant grant;
   uint64_t offset = 0;
-  Spans targets;        // of a fetch
-  ConstSpans sources;   // of a push
+  Spans targets;         // of a fetch
+  ConstSpans sources;    // of a push
   int64_t deadline = 0;  // by the clock of Now
   Transport::Done done;
 };
@@ -84,16 +84,16 @@ class Exchange {
     std::string lanes;
     std::set<uint64_t> waiting, running;  // transfers; those that wait in the order of their numbers
     uint64_t bytes_in_flight = 0;
-    uint64_t failures = 0;      // ever
-    int failures_in_a_row = 0;  // since a message came
-    int64_t not_before = 0;     // no connection is tried earlier
+    uint64_t failures = 0;                        // ever
+    int failures_in_a_row = 0;                    // since a message came
+    int64_t not_before = 0;                       // no connection is tried earlier
     uint64_t bytes_sent = 0, bytes_received = 0;  // over links that ended
   };
 
   struct Transfer {
     Role role;
-    Grant ticket;  // ours: the peer's messages carry it
-    Grant theirs;  // the peer's
+    Grant ticket;        // ours: the peer's messages carry it
+    Grant theirs;        // the peer's
     bool ready = false;  // where to send to, or from, is known
     Link* link = nullptr;
     Peer* peer = nullptr;              // of a request of ours
@@ -115,13 +115,13 @@ class Exchange {
   struct Connection {
     Link* link = nullptr;
     Peer* peer = nullptr;
-    std::set<uint64_t> transfers;            // that go over it, ended ones as well
-    std::map<uint64_t, uint64_t> asked;      // requests of the other side: its ticket's number -> transfer
-    std::vector<uint64_t> sending;           // transfers with bytes to send, in turn
-    uint64_t bytes_queued = 0;               // in UCX
+    std::set<uint64_t> transfers;              // that go over it, ended ones as well
+    std::map<uint64_t, uint64_t> asked;        // requests of the other side: its ticket's number -> transfer
+    std::vector<uint64_t> sending;             // transfers with bytes to send, in turn
+    uint64_t bytes_queued = 0;                 // in UCX
     int64_t heard = 0, moved = 0, pinged = 0;  // when a message came last, sends got on, a ping was sent
-    uint64_t completed = 0;                  // sends, as of `moved`
-    bool lost = false;                       // nothing is sent or taken any more; it will be closed
+    uint64_t completed = 0;                    // sends, as of `moved`
+    bool lost = false;                         // nothing is sent or taken any more; it will be closed
     int malformed = 0;
     std::string lanes;
   };
@@ -162,7 +162,7 @@ class Exchange {
   const std::function<void(std::function<void()>)> later_;
   std::unique_ptr<Ucx> ucx_;
   std::map<std::string, std::unique_ptr<Peer>> peers_;
-  std::map<uint64_t, Connection> connections_;  // by the link's number
+  std::map<uint64_t, Connection> connections_;                          // by the link's number
   absl::flat_hash_map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // by the number of our ticket
   std::set<std::pair<int64_t, uint64_t>> deadlines_;                    // of transfers that have not ended
   mutable std::mutex allowed_mutex_;

@@ -51,7 +51,8 @@ void Exchange::Heard(Connection& connection) {
   connection.lanes = ucx_->Lanes(*connection.link);
   if (connection.lanes.empty()) connection.lanes = "unknown";
   Log("connected", connection.link->peer, connection.lanes);
-  if (options_.expect_rdma && !absl::StrContains(connection.lanes, "rc_") && !absl::StrContains(connection.lanes, "dc_")) {
+  if (options_.expect_rdma && !absl::StrContains(connection.lanes, "rc_") &&
+      !absl::StrContains(connection.lanes, "dc_")) {
     counts_.slow_fabric = true;
   }
   if (connection.peer == nullptr) return;

@@ -8,10 +8,10 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr uint64_t kPieceBytes = 256 * 1024;       // of one message; a segment of TCP holds it (ucx_settings.cc)
-constexpr size_t kMaxPieces = 15;                  // spans in one message
+constexpr uint64_t kPieceBytes = 256 * 1024;        // of one message; a segment of TCP holds it (ucx_settings.cc)
+constexpr size_t kMaxPieces = 15;                   // spans in one message
 constexpr uint64_t kQueuedBytes = 2 * 1024 * 1024;  // of a connection, handed to UCX and not yet sent
-constexpr size_t kMaxQueuedMessages = 1024;        // a peer that asks and does not read is let go
+constexpr size_t kMaxQueuedMessages = 1024;         // a peer that asks and does not read is let go
 
 }  // namespace
 
@@ -88,11 +88,12 @@ absl::Status Exchange::Judge(const Connection& connection, const Message& messag
   }
   const Access access = message.kind == MessageKind::kPush ? Access::kWrite : Access::kRead;
   if (found->access != access) {
-    return absl::PermissionDeniedError(access == Access::kWrite ? "the grant is for reading" : "the grant is for writing");
+    return absl::PermissionDeniedError(access == Access::kWrite ? "the grant is for reading"
+                                                                : "the grant is for writing");
   }
   if (message.offset > found->bytes || message.length > found->bytes - message.offset) {
-    return absl::OutOfRangeError(absl::StrCat("offset ", message.offset, ", length ", message.length, ": the grant has ",
-                                              found->bytes, " bytes"));
+    return absl::OutOfRangeError(absl::StrCat("offset ", message.offset, ", length ", message.length,
+                                              ": the grant has ", found->bytes, " bytes"));
   }
   if (connection.asked.contains(message.from.number)) return absl::AlreadyExistsError("the ticket is in use");
   if (connection.asked.size() >= options_.requests_of_a_connection) {
@@ -125,12 +126,10 @@ void Exchange::Serve(Connection& connection, const Message& message) {
   connection.transfers.insert(number);
   connection.asked[message.from.number] = number;
   transfers_[number] = std::move(transfer);
-  allowed->granted->Resolve(message.offset, message.length,
-                            [this, later = later_, number](absl::StatusOr<Spans> spans) {
-                              later([this, number, spans = std::move(spans)]() mutable {
-                                Resolved(number, std::move(spans));
-                              });
-                            });
+  allowed->granted->Resolve(
+      message.offset, message.length, [this, later = later_, number](absl::StatusOr<Spans> spans) {
+        later([this, number, spans = std::move(spans)]() mutable { Resolved(number, std::move(spans)); });
+      });
 }
 
 void Exchange::Resolved(uint64_t number, absl::StatusOr<Spans> spans) {

@@ -32,10 +32,10 @@ using ConstSpans = std::vector<std::span<const std::byte>>;
 class GrantedBytes {
  public:
   virtual ~GrantedBytes() = default;
-  // Asks where the bytes [offset, offset + length) lie, which is inside the grant. `answer` takes exactly `length` bytes
-  // in order, or the error that the peer gets; call it once, from any thread, now or later (a copy may still be on its
-  // way up). The spans stay valid until the transport has called what Revoke was given. Called on the transport's
-  // thread: it must not wait.
+  // Asks where the bytes [offset, offset + length) lie, which is inside the grant. `answer` takes exactly `length`
+  // bytes in order, or the error that the peer gets; call it once, from any thread, now or later (a copy may still be
+  // on its way up). The spans stay valid until the transport has called what Revoke was given. Called on the
+  // transport's thread: it must not wait.
   virtual void Resolve(uint64_t offset, uint64_t length, std::function<void(absl::StatusOr<Spans>)> answer) = 0;
   // A push into [offset, offset + length) has ended, on the transport's thread. Unless the status is OK, any of the
   // bytes may have changed. No byte of this push is written after the call.

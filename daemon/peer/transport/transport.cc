@@ -166,8 +166,12 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(TransportOptions opt
 Transport::Transport(std::unique_ptr<Thread> thread) : thread_(std::move(thread)) {}
 Transport::~Transport() = default;
 
-HostPort Transport::address() const { return thread_->address(); }
-std::vector<UcxSetting> Transport::settings() const { return thread_->settings(); }
+HostPort Transport::address() const {
+  return thread_->address();
+}
+std::vector<UcxSetting> Transport::settings() const {
+  return thread_->settings();
+}
 
 TransportStats Transport::stats() const {
   return thread_->Ask<TransportStats>([this] { return thread_->exchange().Stats(); });

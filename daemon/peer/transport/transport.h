@@ -30,15 +30,15 @@ struct TransportOptions {
   // An IPv4 or IPv6 address of this node, and a port (0: any). UCX has further ports of its own for data.
   HostPort listen{"127.0.0.1", 0};
   // Addresses without ports that may connect (IPv4; netmasks are not known). The kernel drops packets of all others
-  // before UCX sees them. Empty: everybody. UCX's own TCP protocol trusts its peers: set it wherever others can reach the
-  // ports (docs/decisions/0098-active-messages-with-grants.md).
+  // before UCX sees them. Empty: everybody. UCX's own TCP protocol trusts its peers: set it wherever others can reach
+  // the ports (docs/decisions/0098-active-messages-with-grants.md).
   std::vector<std::string> allow;
-  bool expect_rdma = false;                               // Stats say so where a peer is reached by TCP
-  std::vector<std::pair<std::string, std::string>> ucx;   // UCX_* settings of the operator, before those of the code
-  uint64_t bytes_in_flight = uint64_t{256} << 20;         // of fetches and pushes that this side asked for
+  bool expect_rdma = false;                              // Stats say so where a peer is reached by TCP
+  std::vector<std::pair<std::string, std::string>> ucx;  // UCX_* settings of the operator, before those of the code
+  uint64_t bytes_in_flight = uint64_t{256} << 20;        // of fetches and pushes that this side asked for
   uint64_t bytes_in_flight_of_a_peer = uint64_t{64} << 20;
-  size_t requests = 4096;                                 // that wait or run, asked for by this side
-  size_t requests_of_a_connection = 256;                  // that are served for one at a time
+  size_t requests = 4096;                 // that wait or run, asked for by this side
+  size_t requests_of_a_connection = 256;  // that are served for one at a time
   size_t accepted_connections = 1024;
   int64_t deadline = 30'000'000'000;  // nanoseconds, for requests without one; the longest that one is served
   int64_t silence = 5'000'000'000;    // nanoseconds without a sign of life after which a connection that is in use ends
@@ -61,13 +61,13 @@ struct PeerStats {
 
 struct TransportStats {
   std::vector<PeerStats> peers;
-  uint64_t fetched = 0, pushed = 0;      // requests of this side that ended well
-  uint64_t served = 0, taken = 0;        // fetches and pushes of peers that ended well
-  uint64_t failed = 0;                   // requests of this side that did not
-  uint64_t malformed = 0;                // messages that are none
-  uint64_t refused = 0;                  // requests without a grant, or outside of it
-  uint64_t late = 0;                     // data and answers for what has ended
-  bool slow_fabric = false;              // RDMA was expected, and this node has none or a peer is reached without
+  uint64_t fetched = 0, pushed = 0;  // requests of this side that ended well
+  uint64_t served = 0, taken = 0;    // fetches and pushes of peers that ended well
+  uint64_t failed = 0;               // requests of this side that did not
+  uint64_t malformed = 0;            // messages that are none
+  uint64_t refused = 0;              // requests without a grant, or outside of it
+  uint64_t late = 0;                 // data and answers for what has ended
+  bool slow_fabric = false;          // RDMA was expected, and this node has none or a peer is reached without
 };
 
 // A setting of UCX that is in force.

@@ -75,8 +75,8 @@ TEST_F(TransportTest, FetchesAndPushesAnySizeOverAnySpans) {
   for (const size_t size : sizes) {
     const size_t longest = std::max<size_t>(size / (1 + random_() % 50), 1);
     std::vector<std::byte> there = RandomBytes(size, random_), here(size);
-    const Grant read = holder_->Allow(Access::kRead, size,
-                                      std::make_shared<HeldBytes>(Scatter<std::byte>(there, longest, random_)));
+    const Grant read =
+        holder_->Allow(Access::kRead, size, std::make_shared<HeldBytes>(Scatter<std::byte>(there, longest, random_)));
     const uint64_t offset = random_() % size, length = 1 + random_() % (size - offset);
     ASSERT_TRUE(Fetch(read, 0, Scatter<std::byte>(here, longest, random_)).ok()) << size;
     EXPECT_TRUE(here == there) << size;

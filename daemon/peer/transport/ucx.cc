@@ -22,7 +22,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr unsigned kMessageId = 0;  // the one kind of active message; wire.h tells the rest apart
+constexpr int kMessageId = 0;  // the one kind of active message; wire.h tells the rest apart
 
 struct SocketAddress {
   sockaddr_storage bytes{};
@@ -84,7 +84,7 @@ std::string Printed(Print print) {
 
 struct UcxLink final : Link {
   ucp_ep_h ep = nullptr;
-  bool lost = false;      // the error handler has told
+  bool lost = false;  // the error handler has told
   ucs_status_t why = UCS_OK;
   bool ep_closed = false;
 };
@@ -133,6 +133,8 @@ class UcxWorker final : public Ucx {
 
   static ucs_status_t OnMessage(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
                                 const ucp_am_recv_param_t* param);
+  static ucs_status_t OnForeignMessage(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                       const ucp_am_recv_param_t* param);
   static void OnError(void* link_self, ucp_ep_h ep, ucs_status_t status);
 
   LinkEvents events_;
@@ -145,7 +147,7 @@ class UcxWorker final : public Ucx {
   uint64_t next_link_ = 1;
   absl::flat_hash_map<ucp_ep_h, std::unique_ptr<UcxLink>> links_;
   std::deque<ucp_conn_request_h> accepts_;
-  std::vector<ucp_ep_h> lost_;  // keys of links_
+  std::vector<ucp_ep_h> lost_;                     // keys of links_
   std::vector<std::unique_ptr<UcxLink>> closing_;  // UCX may have given their endpoints' addresses to others
   std::map<const std::byte*, ucp_mem_h> arenas_;
 };
@@ -198,13 +200,15 @@ absl::Status UcxWorker::OpenWorker() {
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                        UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.id = kMessageId;
   handler.flags = UCP_AM_FLAG_WHOLE_MSG;
-  handler.cb = OnMessage;
   handler.arg = this;
-  if (absl::Status s = ToStatus(ucp_worker_set_am_recv_handler(worker_, &handler), "ucp_worker_set_am_recv_handler");
-      !s.ok()) {
-    return s;
+  // UCX 1.13 takes a handler for an id that none was set for from memory that it has not initialised. The largest id
+  // comes first, so that its table grows once.
+  for (int id = UINT16_MAX; id >= 0; --id) {
+    handler.id = id;
+    handler.cb = id == kMessageId ? OnMessage : OnForeignMessage;
+    absl::Status s = ToStatus(ucp_worker_set_am_recv_handler(worker_, &handler), "ucp_worker_set_am_recv_handler");
+    if (!s.ok()) return s;
   }
   return ToStatus(ucp_worker_get_efd(worker_, &event_), "ucp_worker_get_efd");
 }
@@ -292,6 +296,11 @@ ucs_status_t UcxWorker::OnMessage(void* self, const void* header, size_t header_
   worker->events_.received(link, {static_cast<const std::byte*>(header), header == nullptr ? 0 : header_bytes},
                            {static_cast<const std::byte*>(data), link == nullptr ? 0 : bytes});
   return UCS_OK;
+}
+
+ucs_status_t UcxWorker::OnForeignMessage(void* self, const void*, size_t, void*, size_t,
+                                         const ucp_am_recv_param_t* param) {
+  return OnMessage(self, nullptr, 0, nullptr, 0, param);  // which has no header, and is malformed
 }
 
 void UcxWorker::OnError(void* self, ucp_ep_h ep, ucs_status_t status) {
@@ -399,8 +408,7 @@ void UcxWorker::DropClosed() {
 }
 
 std::string UcxWorker::Lanes(Link& link) const {
-  const std::string text =
-      Printed([&](FILE* file) { ucp_ep_print_info(static_cast<UcxLink&>(link).ep, file); });
+  const std::string text = Printed([&](FILE* file) { ucp_ep_print_info(static_cast<UcxLink&>(link).ep, file); });
   std::set<std::string> lanes;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     // "#                 lane[0]:  0:tcp/eth0.0 md[0]  -> …"

@@ -34,10 +34,13 @@ constexpr Default kDefaults[] = {
     {"TCP_RX_SEG_SIZE", "260k"},
     {"TCP_MAX_IOV", "16"},
     {"MAX_EAGER_RAILS", "1"},
+    // UCX writes a line, or a trace of its stack, for much that a peer may send: nobody shall fill the log.
+    {"LOG_LEVEL", "FATAL"},
     // A daemon that starts again has its port again.
     {"TCP_CM_REUSEADDR", "y"},
-    // The interface of the address that was given, and no other, carries the data.
-    {"CM_USE_ALL_DEVICES", "n"},
+    // The interface of the address that was given, and no other, carries the data. Where two sides differ in this, UCX
+    // waits for ever.
+    {"CM_USE_ALL_DEVICES", "n", true},
     {"TCP_KEEPIDLE", "5s"},
     {"TCP_KEEPINTVL", "2s"},
     {"TCP_KEEPCNT", "3"},
@@ -56,9 +59,9 @@ std::string InterfaceOf(const std::string& address) {
   std::string found;
   for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
     if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != (is_four ? AF_INET : AF_INET6)) continue;
-    const bool same =
-        is_four ? reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr.s_addr == four.s_addr
-                : IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6*>(each->ifa_addr)->sin6_addr, &six);
+    const bool same = is_four
+                          ? reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr.s_addr == four.s_addr
+                          : IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6*>(each->ifa_addr)->sin6_addr, &six);
     if (same) found = each->ifa_name;
   }
   freeifaddrs(all);
@@ -94,7 +97,8 @@ absl::Status ApplyUcxSettings(const TransportOptions& options, ucp_config_t* con
   for (const Default& each : defaults) {
     const char* environment = std::getenv(absl::StrCat("UCX_", each.name).c_str());
     const bool theirs = environment != nullptr && !each.fixed;
-    if (absl::Status s = set(each.name, theirs ? environment : each.value, theirs ? "environment" : "ashlar"); !s.ok()) {
+    if (absl::Status s = set(each.name, theirs ? environment : each.value, theirs ? "environment" : "ashlar");
+        !s.ok()) {
       return s;
     }
   }

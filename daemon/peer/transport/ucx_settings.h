@@ -10,8 +10,8 @@
 
 namespace ashlar::daemon {
 
-// Sets the code's settings in `config`, but for those that the configuration or the environment names; fills `in_force`.
-// INVALID_ARGUMENT names a setting that UCX refuses, or that may not be changed.
+// Sets the code's settings in `config`, but for those that the configuration or the environment names; fills
+// `in_force`. INVALID_ARGUMENT names a setting that UCX refuses, or that may not be changed.
 absl::Status ApplyUcxSettings(const TransportOptions& options, ucp_config_t* config, std::vector<UcxSetting>& in_force);
 
 // The network interface that has this address; empty: none, or the address means all.

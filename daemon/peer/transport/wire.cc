@@ -15,7 +15,9 @@ constexpr uint8_t kMagic[2] = {0xa5, 0x1a};
 constexpr uint8_t kVersion = 1;
 constexpr uint64_t kMaxExtent = uint64_t{1} << 63;
 
-void PutNumber(HeaderBytes& bytes, size_t at, uint64_t number) { std::memcpy(&bytes[at], &number, sizeof number); }
+void PutNumber(HeaderBytes& bytes, size_t at, uint64_t number) {
+  std::memcpy(&bytes[at], &number, sizeof number);
+}
 
 void PutGrant(HeaderBytes& bytes, size_t at, const Grant& grant) {
   PutNumber(bytes, at, grant.number);
@@ -40,21 +42,25 @@ struct Use {
   bool to, from, offset, length, patience, code, payload;
 };
 constexpr Use kUse[] = {
-    {},                                                     // no kind is 0
+    {},                                                             // no kind is 0
     {.to = 1, .from = 1, .offset = 1, .length = 1, .patience = 1},  // kFetch
     {.to = 1, .from = 1, .offset = 1, .length = 1, .patience = 1},  // kPush
-    {.to = 1, .from = 1},                                   // kReady
-    {.to = 1, .offset = 1, .payload = 1},                   // kData
-    {.to = 1},                                              // kDone
-    {.to = 1, .code = 1, .payload = 1},                     // kFailed
-    {.from = 1},                                            // kCancel
-    {},                                                     // kPing
-    {},                                                     // kPong
+    {.to = 1, .from = 1},                                           // kReady
+    {.to = 1, .offset = 1, .payload = 1},                           // kData
+    {.to = 1},                                                      // kDone
+    {.to = 1, .code = 1, .payload = 1},                             // kFailed
+    {.from = 1},                                                    // kCancel
+    {},                                                             // kPing
+    {},                                                             // kPong
 };
 
-bool IsZero(const Grant& grant) { return grant.number == 0 && grant.secret == Grant{}.secret; }
+bool IsZero(const Grant& grant) {
+  return grant.number == 0 && grant.secret == Grant{}.secret;
+}
 
-absl::Status Bad(absl::string_view what) { return absl::InvalidArgumentError(what); }
+absl::Status Bad(absl::string_view what) {
+  return absl::InvalidArgumentError(what);
+}
 
 }  // namespace
 
