@@ -30,6 +30,7 @@ class EtcdFaultsTest : public ::testing::Test {
     a_->directory.Follow(NamespaceOf(1));
     b_->directory.Follow(NamespaceOf(1));
     for (uint64_t key = 0; key < 500; ++key) a_->Hold(1, key);
+    ASSERT_TRUE(Until([&] { return b_->Holders(1, 499) == Names{"a"} && a_->members() == 2; }));
     ASSERT_TRUE(Until([&] { return b_->directory.Stats().entries == 500; }));
   }
   std::string Etcdctl(const std::string& arguments) const {
@@ -76,9 +77,17 @@ TEST_F(EtcdFaultsTest, AnEtcdThatWasRestoredEmptyIsFilledAgain) {
   ASSERT_TRUE(Until([&] { return !a_->directory.Health().connected; }));
   a_->Drop(1, 8);
   etcd_->Start();
+  ASSERT_TRUE(Until([&] { return b_->directory.Health().connected; }));
+  EXPECT_EQ(b_->Holders(1, 9), Names{"a"});
   ASSERT_TRUE(Until([&] { return b_->Holders(1, 8).empty() && b_->directory.Stats().entries == 498; }));
   EXPECT_EQ(a_->asked_again, asked + 1);
   EXPECT_EQ(b_->Holders(1, 0), Names{"a"});
+  // Nothing that was known is forgotten before others had a lease's time to say it again.
+  for (int i = 0; i < 800; ++i) {
+    ASSERT_EQ(b_->Holders(1, 9), Names{"a"});
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(b_->directory.Stats().entries, 498u);
   Node c("c", OptionsFor(etcd_->endpoint()));
   c.directory.Follow(NamespaceOf(1));
   EXPECT_TRUE(Until([&] { return c.directory.Stats().entries == 498 && c.members() == 3; }));

@@ -86,11 +86,13 @@ class DirectorySession {
   void SetHealth(bool connected, const std::string& reason);
   void Note(const etcdserverpb::ResponseHeader& header);
   void PublishMembers();
+  void EndBelief();
   void Leave();
   storage::Nanos Third() const { return lease_time_ / 3; }  // of a lease
 
   // session_mirror.cc: watching, and reading namespaces as a whole.
   void Reconcile();  // with what is followed
+  void StopWatch(Follow* follow);
   void StartWatch(const std::string& prefix, int64_t revision, int64_t id);
   void GotWatch(const etcdserverpb::WatchResponse& response);
   void GotMemberEvent(const mvccpb::Event& event);
@@ -128,6 +130,10 @@ class DirectorySession {
   int64_t registered_ = 0;              // create_revision of this node's member key
   int64_t members_revision_ = 0;
   std::map<uint64_t, Record> records_;  // by incarnation
+  // Where etcd lost this node, it may have lost others, too, and what they announced. They are believed for another
+  // lease.
+  std::map<uint64_t, Record> lost_;
+  storage::Nanos believe_until_ = 0;  // 0: etcd alone is believed
   storage::Nanos keep_alive_at_ = 0, unanswered_since_ = 0;
 
   std::map<ShortDigest, Follow> follows_;

@@ -13,18 +13,15 @@ void DirectorySession::Reconcile() {
     std::lock_guard lock(shared_.mutex);
     followed = shared_.followed;
   }
-  std::erase_if(follows_, [&](const auto& item) {
-    const auto& [ns, follow] = item;
-    if (followed.contains(ns)) return false;
-    if (follow.watch != 0) {
-      watches_.erase(follow.watch);
-      etcdserverpb::WatchRequest request;
-      request.mutable_cancel_request()->set_watch_id(follow.watch);
-      client_.Watch(request);
+  for (auto at = follows_.begin(); at != follows_.end();) {
+    if (followed.contains(at->first)) {
+      ++at;
+      continue;
     }
-    shared_.mirror.Close(ns);
-    return true;
-  });
+    StopWatch(&at->second);
+    shared_.mirror.Close(at->first);
+    at = follows_.erase(at);
+  }
   // Namespaces are read one after another: pages of several would only share the connection.
   bool reading = std::ranges::any_of(follows_, [](const auto& item) { return item.second.reading > 0; });
   for (const auto& [ns, count] : followed) {
@@ -39,7 +36,7 @@ void DirectorySession::Reconcile() {
     } else if (!reading) {
       reading = true;
       follow.reading = ++last_read_;
-      shared_.mirror.BeginRound(ns);
+      if (believe_until_ == 0) shared_.mirror.BeginRound(ns);
       ReadPage(ns, follow.reading, keys_.EntriesOf(ns), 0);
     }
   }
@@ -65,12 +62,20 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
     if (response.more() && !response.kvs().empty()) {
       return ReadPage(ns, number, response.kvs(response.kvs_size() - 1).key() + '\0', of);
     }
-    shared_.mirror.EndRound(ns);
+    if (believe_until_ == 0) shared_.mirror.EndRound(ns);
     at->second.reading = 0;
     at->second.revision = of;
     std::lock_guard lock(shared_.mutex);
     ++shared_.counted.resyncs;
   });
+}
+
+void DirectorySession::StopWatch(Follow* follow) {
+  if (follow->watch == 0) return;
+  watches_.erase(follow->watch);
+  etcdserverpb::WatchRequest request;
+  request.mutable_cancel_request()->set_watch_id(std::exchange(follow->watch, 0));
+  client_.Watch(request);
 }
 
 void DirectorySession::StartWatch(const std::string& prefix, int64_t revision, int64_t id) {
