@@ -44,6 +44,7 @@ struct DirectoryShared {
 class DirectorySession {
  public:
   static constexpr size_t kTxnOps = 128;         // etcd's default limit on the operations of a transaction
+  static constexpr double kMostEvents = 2e6;     // a second that etcd sends to all nodes, if each follows everything
   static constexpr int64_t kPageEntries = 4096;  // of a namespace that is read as a whole
   static constexpr storage::Nanos kSweepPeriod = storage::Nanos{3600} * 1'000'000'000;
   static constexpr storage::Nanos kLongestBackOff = storage::Nanos{5} * 1'000'000'000;

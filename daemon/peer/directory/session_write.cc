@@ -14,8 +14,9 @@ constexpr double kSecond = 1e9;
 }  // namespace
 
 double DirectorySession::Rate(const EtcdDirectoryOptions& options, size_t members) {
-  const double share = static_cast<double>(options.cluster_writes_per_second) / std::max<size_t>(members, 1);
-  return std::min(static_cast<double>(options.writes_per_second), share);
+  const double nodes = static_cast<double>(std::max<size_t>(members, 1));
+  const double all = std::min(static_cast<double>(options.cluster_writes_per_second), kMostEvents / nodes);
+  return std::min(static_cast<double>(options.writes_per_second), all / nodes);
 }
 
 storage::Nanos DirectorySession::FillBucket(size_t wanted) {
