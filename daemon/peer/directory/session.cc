@@ -236,6 +236,7 @@ void DirectorySession::Fail(const absl::Status& status) {
   writing_ = sweep_reading_ = false;
   doomed_.clear();
   sweep_from_.clear();
+  sweep_slices_ = 0;
   {
     std::lock_guard lock(shared_.mutex);
     shared_.queue.Return(std::exchange(in_flight_, {}));

@@ -99,7 +99,8 @@ class DirectorySession {
   void GotMemberEvent(const mvccpb::Event& event);
   void GotEntryEvent(const mvccpb::Event& event);
   void PutEntry(const mvccpb::KeyValue& pair);
-  void ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision);
+  // One namespace from a key on, at a revision (0: the latest), in slices (0: not known yet).
+  void ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision, uint32_t slices);
 
   // session_write.cc: transactions.
   storage::Nanos Write();  // sends one, where it may; returns when to look again
@@ -149,7 +150,8 @@ class DirectorySession {
   storage::Nanos filled_at_ = 0;
   storage::Nanos sweep_at_ = 0;
   bool sweep_reading_ = false, swept_last_ = false;
-  std::string sweep_from_;  // empty: from the first entry
+  std::string sweep_from_;     // empty: from the first entry
+  uint32_t sweep_slices_ = 0;  // of the namespace that it names; 0: the next namespace is to be found
   std::vector<Doomed> doomed_;
 };
 

@@ -37,18 +37,20 @@ void DirectorySession::Reconcile() {
       reading = true;
       follow.reading = ++last_read_;
       if (believe_until_ == 0) shared_.mirror.BeginRound(ns);
-      ReadPage(ns, follow.reading, keys_.EntriesOf(ns), 0);
+      ReadPage(ns, follow.reading, keys_.EntriesOf(ns), 0, 0);
     }
   }
 }
 
-void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision) {
+void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision,
+                                uint32_t slices) {
+  const std::string end = *keys_.SliceEnd(from, std::max(slices, 1u));
   etcdserverpb::RangeRequest request;
   request.set_key(from);
-  request.set_range_end(RangeEnd(keys_.EntriesOf(ns)));
+  request.set_range_end(end);
   request.set_limit(kPageEntries);
   request.set_revision(revision);
-  client_.Range(request, call_timeout_, [this, ns, number, revision](const absl::Status& status, const auto& response) {
+  client_.Range(request, call_timeout_, [=, this](const absl::Status& status, const auto& response) {
     const auto at = follows_.find(ns);
     if (at == follows_.end() || at->second.reading != number) return;  // not followed any more, since
     if (absl::IsOutOfRange(status)) {                                  // compacted meanwhile: from the beginning
@@ -59,9 +61,11 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
     Note(response.header());
     for (const mvccpb::KeyValue& pair : response.kvs()) PutEntry(pair);
     const int64_t of = revision > 0 ? revision : response.header().revision();
+    const uint32_t cut = slices > 0 ? slices : SlicesFor(response.count());
     if (response.more() && !response.kvs().empty()) {
-      return ReadPage(ns, number, response.kvs(response.kvs_size() - 1).key() + '\0', of);
+      return ReadPage(ns, number, response.kvs(response.kvs_size() - 1).key() + '\0', of, cut);
     }
+    if (end != RangeEnd(keys_.EntriesOf(ns))) return ReadPage(ns, number, end, of, cut);
     if (believe_until_ == 0) shared_.mirror.EndRound(ns);
     at->second.reading = 0;
     at->second.revision = of;
