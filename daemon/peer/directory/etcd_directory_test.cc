@@ -140,6 +140,22 @@ TEST_F(EtcdDirectoryTest, AKilledMemberVanishesAndItsEntriesAreSwept) {
   EXPECT_EQ(a->directory.Stats().swept + b->directory.Stats().swept, 300u);
 }
 
+// More than fit one page, so that they are read and swept in slices.
+TEST_F(EtcdDirectoryTest, ManyEntriesOfSeveralNamespacesAreReadAndSwept) {
+  const auto a = Join("a");
+  NodeProcess killed(etcd_->endpoint(), "killed", 0, 15000, 3);
+  a->Hold(2, 20000);
+  for (uint64_t ns = 1; ns <= 3; ++ns) a->directory.Follow(NamespaceOf(ns));
+  ASSERT_TRUE(Until([&] { return a->directory.Stats().entries == 15000; }));
+  const auto late = Join("late");
+  for (uint64_t ns = 1; ns <= 3; ++ns) late->directory.Follow(NamespaceOf(ns));
+  ASSERT_TRUE(Until([&] { return late->directory.Stats().entries == 15001; }));
+  EXPECT_EQ(late->directory.Stats().resyncs, 3u);
+  killed.Kill();
+  ASSERT_TRUE(Until([&] { return late->directory.Stats().entries == 1 && a->directory.Stats().entries == 0; }));
+  EXPECT_EQ(CountKeys("e"), 1u);
+}
+
 TEST_F(EtcdDirectoryTest, WhatARestartedNodeHeldIsNotBelieved) {
   const auto a = Join("a");
   a->directory.Follow(NamespaceOf(1));
