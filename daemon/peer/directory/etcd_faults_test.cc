@@ -155,6 +155,29 @@ TEST_F(EtcdFaultsTest, AnEtcdThatPausesIsWaitedFor) {
   EXPECT_TRUE(Until([&] { return a_->members() == 2 && b_->members() == 2; }));
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // nothing may be loaded before a sanitizer
+TEST_F(EtcdFaultsTest, AClockThatIsAnHourWrongChangesNothing) {
+  const std::string library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
+  if (!std::filesystem::exists(library)) GTEST_SKIP() << library << " is not installed (Debian's faketime)";
+  ASSERT_NO_FATAL_FAILURE(StartPair());
+  std::vector<std::unique_ptr<ChildProcess>> wrong;
+  for (const std::string hour : {"+3600", "-3600"}) {
+    wrong.push_back(std::make_unique<ChildProcess>());
+    wrong.back()->Start({.command = {"/proc/self/exe", "--gtest_filter=NodeProcess.*"},
+                         .environment = {"ASHLAR_NODE_ENDPOINT=" + etcd_->endpoint(), "ASHLAR_NODE_NAME=wrong" + hour,
+                                         "ASHLAR_NODE_FIRST=1000", "ASHLAR_NODE_COUNT=10", "ASHLAR_NODE_SPACES=1",
+                                         "LD_PRELOAD=" + library, "FAKETIME=" + hour, "DONT_FAKE_MONOTONIC=1"},
+                         .log = "/dev/null"});
+  }
+  ASSERT_TRUE(Until([&] { return a_->Holders(1, 1009) == Names{"wrong+3600", "wrong-3600"}; }));
+  std::this_thread::sleep_for(std::chrono::seconds(5));  // longer than a lease, which they keep
+  EXPECT_EQ(a_->members(), 4u);
+  EXPECT_EQ(a_->Holders(1, 1009), (Names{"wrong+3600", "wrong-3600"}));
+  wrong.clear();
+  EXPECT_TRUE(Until([&] { return a_->members() == 2; })) << "their leases end as others'";
+}
+#endif
+
 TEST_F(EtcdFaultsTest, TheNextEndpointIsTriedAfterAFailure) {
   etcd_ = std::make_unique<EtcdProcess>();
   EtcdDirectoryOptions options = OptionsFor(etcd_->endpoint());
