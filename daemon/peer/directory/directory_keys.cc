@@ -1,6 +1,7 @@
 #include "daemon/peer/directory/directory_keys.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "absl/strings/match.h"
@@ -11,6 +12,8 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr char kHoldingFormat = 1;
+constexpr uint32_t kMostSlices = 65536;  // two bytes of a key
+constexpr uint64_t kKeysOfASlice = 2048;
 
 std::string BigEndian(uint64_t number) {
   std::string bytes(8, '\0');
@@ -77,6 +80,19 @@ std::string DirectoryKeys::EntriesOf(const ShortDigest& ns) const {
   return absl::StrCat(prefix_, "e", View(ns));
 }
 
+std::optional<std::string> DirectoryKeys::SliceEnd(absl::string_view from, uint32_t slices) const {
+  const size_t head = prefix_.size() + 1 + std::tuple_size_v<ShortDigest>;
+  if (from.size() < head || !absl::StartsWith(from, Entries())) return std::nullopt;
+  const absl::string_view ns = from.substr(0, head), key = from.substr(head);
+  uint32_t at = 0;  // the first two bytes of the key
+  if (!key.empty()) at |= static_cast<uint32_t>(static_cast<uint8_t>(key[0])) << 8;
+  if (key.size() > 1) at |= static_cast<uint8_t>(key[1]);
+  const uint32_t size = kMostSlices / slices, end = (at / size + 1) * size;
+  if (end >= kMostSlices) return RangeEnd(std::string(ns));
+  const char bytes[] = {static_cast<char>(end >> 8), static_cast<char>(end)};
+  return absl::StrCat(ns, absl::string_view(bytes, sizeof bytes));
+}
+
 std::string DirectoryKeys::EntryKey(const EntryId& id, uint64_t incarnation) const {
   const char shard[] = {static_cast<char>(id.rank), static_cast<char>(id.last_rank)};
   return absl::StrCat(prefix_, "e", View(id.ns), View(id.key), BigEndian(incarnation),
@@ -95,6 +111,11 @@ std::optional<DirectoryKeys::Entry> DirectoryKeys::ReadEntry(absl::string_view k
   entry.id.rank = static_cast<uint8_t>(key[key.size() - 2]);
   entry.id.last_rank = static_cast<uint8_t>(key[key.size() - 1]);
   return entry;
+}
+
+uint32_t SlicesFor(int64_t keys) {
+  const auto wanted = static_cast<uint64_t>(std::max<int64_t>(keys, 1)) / kKeysOfASlice + 1;
+  return std::bit_ceil(static_cast<uint32_t>(std::min<uint64_t>(wanted, kMostSlices)));
 }
 
 std::string RangeEnd(std::string prefix) {

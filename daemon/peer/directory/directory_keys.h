@@ -44,6 +44,9 @@ class DirectoryKeys {
 
   std::string Entries() const;  // the prefix of all of them
   std::string EntriesOf(const ShortDigest& ns) const;
+  // The end of the slice of a namespace that `from` lies in, where the namespace is cut into `slices` by its keys: a
+  // power of two, at most 65,536. None: `from` names no namespace.
+  std::optional<std::string> SliceEnd(absl::string_view from, uint32_t slices) const;
   std::string EntryKey(const EntryId& id, uint64_t incarnation) const;
   struct Entry {
     EntryId id;
@@ -54,6 +57,10 @@ class DirectoryKeys {
  private:
   std::string prefix_;
 };
+
+// Into how many slices so many keys are cut. etcd 3.4 walks through a whole range for each page of it, so that pages of
+// a large range take quadratic time, and those of slices linear time.
+uint32_t SlicesFor(int64_t keys);
 
 // The end of the range of all keys that begin so.
 std::string RangeEnd(std::string prefix);

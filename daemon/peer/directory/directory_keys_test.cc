@@ -83,6 +83,29 @@ TEST(DirectoryKeys, AnyBytesAreReadOrRefused) {
   EXPECT_FALSE(DecodeMember("", 1)) << "no name";
 }
 
+TEST(DirectoryKeys, SlicesCoverANamespaceOnce) {
+  const DirectoryKeys keys("/a", "c");
+  ShortDigest ns;
+  ns.fill(0xff);
+  ns[0] = 7;
+  for (const uint32_t slices : {1u, 2u, 256u, 512u, 65536u}) {
+    std::string from = keys.EntriesOf(ns);
+    uint32_t count = 0;
+    for (; from != RangeEnd(keys.EntriesOf(ns)); ++count) {
+      const auto end = keys.SliceEnd(from, slices);
+      ASSERT_TRUE(end.has_value());
+      ASSERT_GT(*end, from);
+      EXPECT_EQ(keys.SliceEnd(from + std::string(3, '\0'), slices), end) << "from within a slice, to its end";
+      from = *end;
+    }
+    EXPECT_EQ(count, slices);
+  }
+  EXPECT_FALSE(keys.SliceEnd(keys.Entries() + "short", 1).has_value());
+  EXPECT_EQ(SlicesFor(0), 1u);
+  EXPECT_EQ(SlicesFor(1000000), 512u);
+  EXPECT_EQ(SlicesFor(INT64_MAX), 65536u);
+}
+
 TEST(DirectoryKeys, RangesEndBehindTheirPrefix) {
   EXPECT_EQ(RangeEnd("ab"), "ac");
   EXPECT_EQ(RangeEnd("a\xff\xff"), "b");

@@ -30,6 +30,7 @@ class EtcdFaultsTest : public ::testing::Test {
     a_->directory.Follow(NamespaceOf(1));
     b_->directory.Follow(NamespaceOf(1));
     for (uint64_t key = 0; key < 500; ++key) a_->Hold(1, key);
+    ASSERT_TRUE(Until([&] { return b_->Holders(1, 499) == Names{"a"} && a_->members() == 2; }));
     ASSERT_TRUE(Until([&] { return b_->directory.Stats().entries == 500; }));
   }
   std::string Etcdctl(const std::string& arguments) const {
@@ -76,9 +77,17 @@ TEST_F(EtcdFaultsTest, AnEtcdThatWasRestoredEmptyIsFilledAgain) {
   ASSERT_TRUE(Until([&] { return !a_->directory.Health().connected; }));
   a_->Drop(1, 8);
   etcd_->Start();
+  ASSERT_TRUE(Until([&] { return b_->directory.Health().connected; }));
+  EXPECT_EQ(b_->Holders(1, 9), Names{"a"});
   ASSERT_TRUE(Until([&] { return b_->Holders(1, 8).empty() && b_->directory.Stats().entries == 498; }));
   EXPECT_EQ(a_->asked_again, asked + 1);
   EXPECT_EQ(b_->Holders(1, 0), Names{"a"});
+  // Nothing that was known is forgotten before others had a lease's time to say it again.
+  for (int i = 0; i < 800; ++i) {
+    ASSERT_EQ(b_->Holders(1, 9), Names{"a"});
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(b_->directory.Stats().entries, 498u);
   Node c("c", OptionsFor(etcd_->endpoint()));
   c.directory.Follow(NamespaceOf(1));
   EXPECT_TRUE(Until([&] { return c.directory.Stats().entries == 498 && c.members() == 3; }));
@@ -145,6 +154,29 @@ TEST_F(EtcdFaultsTest, AnEtcdThatPausesIsWaitedFor) {
   EXPECT_TRUE(Until([&] { return b_->Holders(1, 600) == Names{"a"} && b_->directory.Stats().entries == 501; }));
   EXPECT_TRUE(Until([&] { return a_->members() == 2 && b_->members() == 2; }));
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // nothing may be loaded before a sanitizer
+TEST_F(EtcdFaultsTest, AClockThatIsAnHourWrongChangesNothing) {
+  const std::string library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
+  if (!std::filesystem::exists(library)) GTEST_SKIP() << library << " is not installed (Debian's faketime)";
+  ASSERT_NO_FATAL_FAILURE(StartPair());
+  std::vector<std::unique_ptr<ChildProcess>> wrong;
+  for (const std::string hour : {"+3600", "-3600"}) {
+    wrong.push_back(std::make_unique<ChildProcess>());
+    wrong.back()->Start({.command = {"/proc/self/exe", "--gtest_filter=NodeProcess.*"},
+                         .environment = {"ASHLAR_NODE_ENDPOINT=" + etcd_->endpoint(), "ASHLAR_NODE_NAME=wrong" + hour,
+                                         "ASHLAR_NODE_FIRST=1000", "ASHLAR_NODE_COUNT=10", "ASHLAR_NODE_SPACES=1",
+                                         "LD_PRELOAD=" + library, "FAKETIME=" + hour, "DONT_FAKE_MONOTONIC=1"},
+                         .log = "/dev/null"});
+  }
+  ASSERT_TRUE(Until([&] { return a_->Holders(1, 1009) == Names{"wrong+3600", "wrong-3600"}; }));
+  std::this_thread::sleep_for(std::chrono::seconds(5));  // longer than a lease, which they keep
+  EXPECT_EQ(a_->members(), 4u);
+  EXPECT_EQ(a_->Holders(1, 1009), (Names{"wrong+3600", "wrong-3600"}));
+  wrong.clear();
+  EXPECT_TRUE(Until([&] { return a_->members() == 2; })) << "their leases end as others'";
+}
+#endif
 
 TEST_F(EtcdFaultsTest, TheNextEndpointIsTriedAfterAFailure) {
   etcd_ = std::make_unique<EtcdProcess>();

@@ -79,10 +79,12 @@ storage::Nanos DirectorySession::Step() {
     Connect();
   }
   if (phase_ == Phase::kJoined) KeepLease();
+  if (phase_ == Phase::kJoined && believe_until_ > 0 && clock_.Now() >= believe_until_) EndBelief();
   if (phase_ == Phase::kJoined) Reconcile();
   if (phase_ == Phase::kJoined) {
     const storage::Nanos write_at = Write();
-    return std::min({write_at, keep_alive_at_, unanswered_since_ > 0 ? unanswered_since_ + call_timeout_ : INT64_MAX});
+    return std::min({write_at, believe_until_ > 0 ? believe_until_ : INT64_MAX, keep_alive_at_,
+                     unanswered_since_ > 0 ? unanswered_since_ + call_timeout_ : INT64_MAX});
   }
   // While it joins, the deadline of the call ends the wait.
   return phase_ == Phase::kAway ? retry_at_ : INT64_MAX;
@@ -122,7 +124,7 @@ void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
                     now.revision() >= known_.revision();
   known_ = now;
   members_revision_ = now.revision();
-  records_.clear();
+  std::map<uint64_t, Record> before = std::exchange(records_, {});
   for (const mvccpb::KeyValue& pair : response.kvs()) {
     const std::optional<uint64_t> incarnation = keys_.ReadMember(pair.key());
     if (!incarnation.has_value()) continue;
@@ -134,6 +136,11 @@ void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
   const bool registered = own != records_.end() && own->second.create_revision == registered_;
   sweep_at_ = clock_.Now() + lease_time_;  // others that lost their connection, too, come back before
   if (same && lease_ != 0 && registered) return Joined();
+  if (registered_ != 0) {
+    lost_.merge(before);
+    lost_.erase(self_->incarnation);
+    believe_until_ = clock_.Now() + lease_time_;
+  }
   lease_ = 0;
   for (auto& [ns, follow] : follows_) follow.revision = 0;
   etcdserverpb::LeaseGrantRequest grant;
@@ -229,6 +236,7 @@ void DirectorySession::Fail(const absl::Status& status) {
   writing_ = sweep_reading_ = false;
   doomed_.clear();
   sweep_from_.clear();
+  sweep_slices_ = 0;
   {
     std::lock_guard lock(shared_.mutex);
     shared_.queue.Return(std::exchange(in_flight_, {}));
@@ -264,6 +272,9 @@ void DirectorySession::PublishMembers() {
     const Record*& latest = by_node[record.member->node];
     if (latest == nullptr || latest->create_revision < record.create_revision) latest = &record;
   }
+  for (const auto& [incarnation, record] : lost_) {
+    if (!by_node.contains(record.member->node)) by_node[record.member->node] = &record;
+  }
   std::vector<std::shared_ptr<const Member>> others;
   bool doubled = false;
   for (const auto& [node, record] : by_node) {
@@ -281,6 +292,17 @@ void DirectorySession::PublishMembers() {
   }
   SetHealth(true, doubled ? absl::StrCat("a daemon that started later has this node's name, ", self_->node) : "");
   if (changed && events_.members_changed) events_.members_changed();
+}
+
+void DirectorySession::EndBelief() {
+  believe_until_ = 0;
+  lost_.clear();
+  for (auto& [ns, follow] : follows_) {
+    StopWatch(&follow);
+    follow.revision = 0;  // to be read as a whole, and what etcd does not have is removed
+    follow.reading = 0;
+  }
+  PublishMembers();
 }
 
 void DirectorySession::Leave() {

@@ -44,6 +44,7 @@ struct DirectoryShared {
 class DirectorySession {
  public:
   static constexpr size_t kTxnOps = 128;         // etcd's default limit on the operations of a transaction
+  static constexpr double kMostEvents = 2e6;     // a second that etcd sends to all nodes, if each follows everything
   static constexpr int64_t kPageEntries = 4096;  // of a namespace that is read as a whole
   static constexpr storage::Nanos kSweepPeriod = storage::Nanos{3600} * 1'000'000'000;
   static constexpr storage::Nanos kLongestBackOff = storage::Nanos{5} * 1'000'000'000;
@@ -86,17 +87,20 @@ class DirectorySession {
   void SetHealth(bool connected, const std::string& reason);
   void Note(const etcdserverpb::ResponseHeader& header);
   void PublishMembers();
+  void EndBelief();
   void Leave();
   storage::Nanos Third() const { return lease_time_ / 3; }  // of a lease
 
   // session_mirror.cc: watching, and reading namespaces as a whole.
   void Reconcile();  // with what is followed
+  void StopWatch(Follow* follow);
   void StartWatch(const std::string& prefix, int64_t revision, int64_t id);
   void GotWatch(const etcdserverpb::WatchResponse& response);
   void GotMemberEvent(const mvccpb::Event& event);
   void GotEntryEvent(const mvccpb::Event& event);
   void PutEntry(const mvccpb::KeyValue& pair);
-  void ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision);
+  // One namespace from a key on, at a revision (0: the latest), in slices (0: not known yet).
+  void ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision, uint32_t slices);
 
   // session_write.cc: transactions.
   storage::Nanos Write();  // sends one, where it may; returns when to look again
@@ -128,6 +132,10 @@ class DirectorySession {
   int64_t registered_ = 0;              // create_revision of this node's member key
   int64_t members_revision_ = 0;
   std::map<uint64_t, Record> records_;  // by incarnation
+  // Where etcd lost this node, it may have lost others, too, and what they announced. They are believed for another
+  // lease.
+  std::map<uint64_t, Record> lost_;
+  storage::Nanos believe_until_ = 0;  // 0: etcd alone is believed
   storage::Nanos keep_alive_at_ = 0, unanswered_since_ = 0;
 
   std::map<ShortDigest, Follow> follows_;
@@ -142,7 +150,8 @@ class DirectorySession {
   storage::Nanos filled_at_ = 0;
   storage::Nanos sweep_at_ = 0;
   bool sweep_reading_ = false, swept_last_ = false;
-  std::string sweep_from_;  // empty: from the first entry
+  std::string sweep_from_;     // empty: from the first entry
+  uint32_t sweep_slices_ = 0;  // of the namespace that it names; 0: the next namespace is to be found
   std::vector<Doomed> doomed_;
 };
 

@@ -13,18 +13,15 @@ void DirectorySession::Reconcile() {
     std::lock_guard lock(shared_.mutex);
     followed = shared_.followed;
   }
-  std::erase_if(follows_, [&](const auto& item) {
-    const auto& [ns, follow] = item;
-    if (followed.contains(ns)) return false;
-    if (follow.watch != 0) {
-      watches_.erase(follow.watch);
-      etcdserverpb::WatchRequest request;
-      request.mutable_cancel_request()->set_watch_id(follow.watch);
-      client_.Watch(request);
+  for (auto at = follows_.begin(); at != follows_.end();) {
+    if (followed.contains(at->first)) {
+      ++at;
+      continue;
     }
-    shared_.mirror.Close(ns);
-    return true;
-  });
+    StopWatch(&at->second);
+    shared_.mirror.Close(at->first);
+    at = follows_.erase(at);
+  }
   // Namespaces are read one after another: pages of several would only share the connection.
   bool reading = std::ranges::any_of(follows_, [](const auto& item) { return item.second.reading > 0; });
   for (const auto& [ns, count] : followed) {
@@ -39,19 +36,21 @@ void DirectorySession::Reconcile() {
     } else if (!reading) {
       reading = true;
       follow.reading = ++last_read_;
-      shared_.mirror.BeginRound(ns);
-      ReadPage(ns, follow.reading, keys_.EntriesOf(ns), 0);
+      if (believe_until_ == 0) shared_.mirror.BeginRound(ns);
+      ReadPage(ns, follow.reading, keys_.EntriesOf(ns), 0, 0);
     }
   }
 }
 
-void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision) {
+void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision,
+                                uint32_t slices) {
+  const std::string end = *keys_.SliceEnd(from, std::max(slices, 1u));
   etcdserverpb::RangeRequest request;
   request.set_key(from);
-  request.set_range_end(RangeEnd(keys_.EntriesOf(ns)));
+  request.set_range_end(end);
   request.set_limit(kPageEntries);
   request.set_revision(revision);
-  client_.Range(request, call_timeout_, [this, ns, number, revision](const absl::Status& status, const auto& response) {
+  client_.Range(request, call_timeout_, [=, this](const absl::Status& status, const auto& response) {
     const auto at = follows_.find(ns);
     if (at == follows_.end() || at->second.reading != number) return;  // not followed any more, since
     if (absl::IsOutOfRange(status)) {                                  // compacted meanwhile: from the beginning
@@ -62,15 +61,25 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
     Note(response.header());
     for (const mvccpb::KeyValue& pair : response.kvs()) PutEntry(pair);
     const int64_t of = revision > 0 ? revision : response.header().revision();
+    const uint32_t cut = slices > 0 ? slices : SlicesFor(response.count());
     if (response.more() && !response.kvs().empty()) {
-      return ReadPage(ns, number, response.kvs(response.kvs_size() - 1).key() + '\0', of);
+      return ReadPage(ns, number, response.kvs(response.kvs_size() - 1).key() + '\0', of, cut);
     }
-    shared_.mirror.EndRound(ns);
+    if (end != RangeEnd(keys_.EntriesOf(ns))) return ReadPage(ns, number, end, of, cut);
+    if (believe_until_ == 0) shared_.mirror.EndRound(ns);
     at->second.reading = 0;
     at->second.revision = of;
     std::lock_guard lock(shared_.mutex);
     ++shared_.counted.resyncs;
   });
+}
+
+void DirectorySession::StopWatch(Follow* follow) {
+  if (follow->watch == 0) return;
+  watches_.erase(follow->watch);
+  etcdserverpb::WatchRequest request;
+  request.mutable_cancel_request()->set_watch_id(std::exchange(follow->watch, 0));
+  client_.Watch(request);
 }
 
 void DirectorySession::StartWatch(const std::string& prefix, int64_t revision, int64_t id) {

@@ -14,8 +14,9 @@ constexpr double kSecond = 1e9;
 }  // namespace
 
 double DirectorySession::Rate(const EtcdDirectoryOptions& options, size_t members) {
-  const double share = static_cast<double>(options.cluster_writes_per_second) / std::max<size_t>(members, 1);
-  return std::min(static_cast<double>(options.writes_per_second), share);
+  const double nodes = static_cast<double>(std::max<size_t>(members, 1));
+  const double all = std::min(static_cast<double>(options.cluster_writes_per_second), kMostEvents / nodes);
+  return std::min(static_cast<double>(options.writes_per_second), all / nodes);
 }
 
 storage::Nanos DirectorySession::FillBucket(size_t wanted) {
@@ -112,21 +113,33 @@ bool DirectorySession::IsSweeper() const {
 
 void DirectorySession::ReadDoomed() {
   sweep_reading_ = true;
+  const std::string last_end = RangeEnd(keys_.Entries());
+  const bool finds = sweep_slices_ == 0;
+  const std::string end = finds ? last_end : *keys_.SliceEnd(sweep_from_, sweep_slices_);
   etcdserverpb::RangeRequest request;
   request.set_key(sweep_from_.empty() ? keys_.Entries() : sweep_from_);
-  request.set_range_end(RangeEnd(keys_.Entries()));
+  request.set_range_end(end);
   request.set_limit(kPageEntries);
   request.set_keys_only(true);
-  client_.Range(request, call_timeout_, [this](const absl::Status& status, const auto& response) {
+  client_.Range(request, call_timeout_, [=, this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("sweeping", status);
     sweep_reading_ = false;
+    std::optional<DirectoryKeys::Entry> entry;
     for (const mvccpb::KeyValue& pair : response.kvs()) {
-      const std::optional<DirectoryKeys::Entry> entry = keys_.ReadEntry(pair.key());
+      entry = keys_.ReadEntry(pair.key());
       if (entry.has_value() && !records_.contains(entry->incarnation)) {
         doomed_.push_back({pair.key(), entry->incarnation});
       }
     }
-    sweep_from_ = response.more() ? response.kvs(response.kvs_size() - 1).key() + '\0' : "";
+    const bool more = response.more() && !response.kvs().empty();
+    if (more) {
+      sweep_from_ = response.kvs(response.kvs_size() - 1).key() + '\0';
+      if (finds) sweep_slices_ = entry.has_value() ? SlicesFor(response.count()) : 0;
+    } else {
+      // At the end of a namespace the next one is to be found.
+      if (!finds && end == keys_.SliceEnd(sweep_from_, 1)) sweep_slices_ = 0;
+      sweep_from_ = finds ? "" : end;
+    }
     if (sweep_from_.empty()) sweep_at_ = INT64_MAX;  // after what this page had
     EndSweepPage();
   });

@@ -15,7 +15,8 @@ TEST(NodeProcess, RunsUntilItIsKilled) {
   Node node(std::getenv("ASHLAR_NODE_NAME"), OptionsFor(endpoint));
   const uint64_t first = std::strtoull(std::getenv("ASHLAR_NODE_FIRST"), nullptr, 10);
   const uint64_t count = std::strtoull(std::getenv("ASHLAR_NODE_COUNT"), nullptr, 10);
-  for (uint64_t key = first; key < first + count; ++key) node.Hold(1, key);
+  const uint64_t spaces = std::strtoull(std::getenv("ASHLAR_NODE_SPACES"), nullptr, 10);
+  for (uint64_t key = first; key < first + count; ++key) node.Hold(1 + key % spaces, key);
   for (;;) ::pause();
 }
 

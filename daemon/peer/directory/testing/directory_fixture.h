@@ -110,14 +110,16 @@ class Node {
   EtcdDirectory directory;  // last: its thread calls all of the above
 };
 
-// A node in a process of its own, which holds keys [first, first + count) of namespace 1.
+// A node in a process of its own, which holds keys [first, first + count): key k in namespace 1 + k % spaces.
 class NodeProcess {
  public:
-  NodeProcess(const std::string& endpoint, const std::string& name, uint64_t first, uint64_t count) {
+  NodeProcess(const std::string& endpoint, const std::string& name, uint64_t first, uint64_t count,
+              uint64_t spaces = 1) {
     process_.Start(
         {.command = {"/proc/self/exe", "--gtest_filter=NodeProcess.*"},
          .environment = {"ASHLAR_NODE_ENDPOINT=" + endpoint, "ASHLAR_NODE_NAME=" + name,
-                         absl::StrCat("ASHLAR_NODE_FIRST=", first), absl::StrCat("ASHLAR_NODE_COUNT=", count)},
+                         absl::StrCat("ASHLAR_NODE_FIRST=", first), absl::StrCat("ASHLAR_NODE_COUNT=", count),
+                         absl::StrCat("ASHLAR_NODE_SPACES=", spaces)},
          .log = "/dev/null"});
   }
   void Kill() { process_.Kill(); }
