@@ -5,6 +5,7 @@
 #include <grp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -24,6 +25,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/integration/network_namespace.h"
 #include "tests/integration/pid_namespace.h"
 
 namespace ashlar::integration {
@@ -121,6 +123,7 @@ void BreakConnections(const std::string& path) {
 
 DaemonProcess::DaemonProcess(const DaemonOptions& options)
     : own_pid_namespace_(options.own_pid_namespace),
+      network_namespace_(options.network_namespace),
       program_(options.program.empty() ? ASHLARD : options.program),
       uid_(options.uid),
       max_files_(options.max_files),
@@ -152,7 +155,7 @@ void DaemonProcess::Configure(const DaemonOptions& options) {
       << "  threads: " << options.threads << "\n"
       << "drain_seconds: " << options.drain_seconds << "\n"
       << "eviction: " << options.eviction << "\n"
-      << SsdYaml(ssd_folder(), options) << options.tenants << options.sessions << options.gpu;
+      << SsdYaml(ssd_folder(), options) << options.tenants << options.sessions << options.gpu << options.cluster;
 }
 
 DaemonProcess::~DaemonProcess() {
@@ -173,6 +176,7 @@ void DaemonProcess::Launch() {
   const char* const arguments[] = {program_.c_str(), "--config", config.c_str(), nullptr};
   pid_ = Fork(own_pid_namespace_);
   if (pid_ == 0) {
+    if (network_namespace_ >= 0 && ::setns(network_namespace_, CLONE_NEWNET) != 0) ::_exit(127);
     const struct rlimit files = {.rlim_cur = max_files_, .rlim_max = max_files_};
     if (max_files_ != 0 && ::setrlimit(RLIMIT_NOFILE, &files) != 0) ::_exit(127);
     // Keeps its group, so that engines of this one reach the sockets.
@@ -262,6 +266,7 @@ ClientOptions DaemonProcess::client_options() const {
 }
 
 double DaemonProcess::Metric(const std::string& sample) const {
+  const InNetworkNamespace there(network_namespace_);
   const std::string text = HttpGet(metrics_port_, "/metrics");
   const size_t at = text.find("\n" + sample + " ");
   return at == std::string::npos ? 0 : std::strtod(text.c_str() + at + sample.size() + 2, nullptr);

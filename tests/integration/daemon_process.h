@@ -35,9 +35,11 @@ struct DaemonOptions {
   uint32_t drain_seconds = 2;
   uint32_t threads = 2;
   std::string gpu;                       // YAML of the field `gpu`; empty: none
+  std::string cluster;                   // YAML of the field `cluster`; empty: none
   std::string program;                   // other than the ashlard of this build
   std::vector<std::string> environment;  // NAME=VALUE, besides this process's
   bool own_pid_namespace = false;        // only where MayMakePidNamespaces()
+  int network_namespace = -1;            // a descriptor of the one that it runs in; negative: this thread's
   uint32_t uid = 0;                      // the daemon's user; 0: this one. Others: only for root
   uint64_t max_files = 0;                // its limit on open files; 0: this process's
 };
@@ -77,6 +79,7 @@ class DaemonProcess {
 
   std::string directory_;
   const bool own_pid_namespace_;
+  const int network_namespace_;
   const std::string program_;
   const uint32_t uid_;
   const uint64_t max_files_;
