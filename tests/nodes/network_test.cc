@@ -203,7 +203,7 @@ TEST_F(NetworkTest, ALinkIsCutOneWay) {
   network.SetLink(0, 1, {.cut = true});
   EXPECT_EQ(there.Carry(1, seed_, milliseconds(300)), 0u);
   const uint64_t acknowledgements = network.counts(0, 1).cut;
-  EXPECT_EQ(back.Carry(1, seed_, milliseconds(2'000)), 1u) << "the other direction carries";
+  EXPECT_EQ(back.Carry(1, seed_), 1u) << "the other direction carries";
   EXPECT_TRUE(Eventually([&] { return network.counts(0, 1).cut > acknowledgements; })) << "and is not acknowledged";
 }
 
@@ -255,7 +255,7 @@ TEST_F(NetworkTest, NothingIsLeftOfATestThatWasKilled) {
   ASSERT_EQ(::pipe2(pipe, O_CLOEXEC), 0);
   const pid_t test = ::fork();
   if (test == 0) {
-    Network network;
+    Network network({.relay = false});  // no thread: ThreadSanitizer allows none after a fork
     ChildProcess inside;
     inside.Start({.command = {"sleep", "600"}, .network_namespace = network.stack(1)});
     const std::string line = std::to_string(inside.pid()) + " " + network.path(1) + "\n";
