@@ -77,6 +77,10 @@ ROOMS = {
         "bench": {"load", "neighbours"},
         "replay": set(),
     },
+    "tests": {
+        "integration": set(),
+        "nodes": {"integration"},
+    },
 }
 GENERATED = re.compile(r"ashlar/v\d+/\w+(\.grpc)?\.pb\.h")  # from proto/ashlar/
 GRPC = re.compile(r"grpc(pp)?/|.*\.grpc\.pb\.h")
