@@ -203,6 +203,9 @@ void Network::SetAll(const LinkConditions& conditions) {
 }
 
 std::vector<std::string> ClockOff(const std::string& offset) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return {};
+#endif
   std::error_code ignored;
   for (const auto& folder : std::filesystem::directory_iterator("/usr/lib", ignored)) {
     const std::string library = folder.path() / "faketime" / "libfaketimeMT.so.1";

@@ -59,7 +59,7 @@ class Network {
 };
 
 // The environment (NAME=VALUE) that sets a program's clock of the day by so much, as `+1h` or `-90m`; its other clocks
-// stay. Empty where Debian's faketime is not installed.
+// stay. Empty where there can be none: Debian's faketime is not installed, or sanitizers do not let it come first.
 std::vector<std::string> ClockOff(const std::string& offset);
 
 }  // namespace ashlar::nodes

@@ -34,9 +34,9 @@ class NetworkTest : public testing::Test {
  protected:
   void SetUp() override {
     if (const std::string why = Network::WhyNot(); !why.empty()) GTEST_SKIP() << why;
-    SCOPED_TRACE(seed_);
   }
   const uint64_t seed_ = std::random_device{}();
+  const testing::ScopedTrace trace_{__FILE__, __LINE__, seed_};
 };
 
 // Seconds that `bytes` took, which must all have come.
@@ -293,7 +293,7 @@ TEST_F(NetworkTest, TheMachinesOwnNetworkIsNotTouched) {
 
 TEST(ClockOffTest, AProgramsClockIsAnHourOff) {
   const std::vector<std::string> environment = ClockOff("+1h");
-  if (environment.empty()) GTEST_SKIP() << "faketime is not installed";
+  if (environment.empty()) GTEST_SKIP() << "faketime is not installed, or a sanitizer keeps it out";
   const std::string log = testing::TempDir() + "ashlar-clock-" + std::to_string(::getpid());
   ChildProcess date;
   date.Start({.command = {"date", "+%s"}, .environment = environment, .log = log});
