@@ -82,6 +82,10 @@ ROOMS = {
         "bench": {"load", "neighbours"},
         "replay": set(),
     },
+    "tests": {
+        "integration": set(),
+        "nodes": {"integration"},
+    },
 }
 # Single sub-folders that another top folder's sub-folder may include: the transport is a library of its own, apart from
 # the daemon, and a benchmark of anything else than that library would measure something else.

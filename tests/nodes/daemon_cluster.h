@@ -1,0 +1,62 @@
+// DaemonCluster: a daemon on each node of a network, and etcd on one more.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/testing/etcd_process.h"
+#include "tests/integration/daemon_process.h"
+#include "tests/nodes/network.h"
+
+namespace ashlar::nodes {
+
+// What the configuration of one node's daemon is made from.
+struct NodePlace {
+  size_t node = 0;
+  std::string name;                         // node0, node1, …
+  std::string address;                      // IPv4
+  std::string control_address;              // HOST:PORT, for other nodes' calls
+  std::string transport_address;            // HOST:PORT, for their bytes
+  std::vector<std::string> etcd_endpoints;  // HOST:PORT; empty where there is no etcd
+};
+
+struct ClusterOptions {
+  size_t daemons = 3;
+  bool etcd = false;
+  // Of `etcd`; its address and stack are the cluster's.
+  daemon::EtcdOptions etcd_options;
+  integration::DaemonOptions daemon;  // of each; its stack is the cluster's
+  // Completes them for one node: the field `cluster`, an environment (ClockOff), another program. Empty: nothing.
+  std::function<void(const NodePlace& place, integration::DaemonOptions* options)> complete;
+  NetworkOptions network;  // its number of nodes is the cluster's
+};
+
+class DaemonCluster {
+ public:
+  // Returns why there can be none here; empty: there can.
+  static std::string WhyNot(bool etcd = false);
+
+  // Starts etcd, then the daemons, and waits until each serves. Failures are test failures.
+  explicit DaemonCluster(const ClusterOptions& options = {});
+
+  size_t daemons() const { return daemons_.size(); }
+  integration::DaemonProcess& daemon(size_t node) { return *daemons_[node]; }
+  daemon::EtcdProcess& etcd() { return *etcd_; }
+  Network& network() { return network_; }
+  size_t etcd_node() const { return daemons_.size(); }  // its number in the network
+  NodePlace place(size_t node) const;
+
+  // The sum over all daemons, which must all be running, of a sample as DaemonProcess::Metric names it.
+  double Sum(const std::string& sample) const;
+
+ private:
+  const bool has_etcd_;
+  Network network_;
+  std::unique_ptr<daemon::EtcdProcess> etcd_;
+  std::vector<std::unique_ptr<integration::DaemonProcess>> daemons_;
+};
+
+}  // namespace ashlar::nodes

@@ -1,0 +1,65 @@
+// Network: nodes with a network stack of their own each, on a switch of the test's own.
+//
+// The switch lies in a network namespace too, so that the machine's own network never sees any of it. It is either a
+// Relay, whose links a test breaks while they carry, or the kernel's bridge, which is as fast as the machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/integration/network_namespace.h"
+#include "tests/nodes/relay.h"
+
+namespace ashlar::nodes {
+
+struct NetworkOptions {
+  size_t nodes = 2;   // at most 200
+  bool relay = true;  // false: a bridge, with nothing to set
+  size_t mtu = 1500;  // bytes; a relay carries more a second in larger frames
+  uint64_t seed = 0;  // of the relay's chances; 0: a fresh one
+};
+
+class Network {
+ public:
+  // Returns why there can be none here; empty: there can. Asks the machine once.
+  static std::string WhyNot();
+
+  // Failures are test failures. A failed test prints the seed.
+  explicit Network(const NetworkOptions& options = {});
+  ~Network();  // what runs in the nodes keeps their stacks, and has no link any more
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  size_t nodes() const { return nodes_.size(); }
+  int stack(size_t node) const { return nodes_[node]->fd(); }  // the namespace's descriptor
+  std::string path(size_t node) const { return nodes_[node]->path(); }
+  static std::string address(size_t node);  // IPv4
+
+  // All of these are for a network with a relay, from any thread, and hold from now on.
+  void SetLink(size_t from, size_t to, const LinkConditions& conditions);  // one way
+  void SetBetween(size_t a, size_t b, const LinkConditions& conditions);   // both ways
+  void SetAround(size_t node, const LinkConditions& conditions);           // both ways, to all others
+  void SetAll(const LinkConditions& conditions);
+  void Heal() { SetAll({}); }
+  LinkCounts counts(size_t from, size_t to) const { return relay_->counts(from, to); }
+  uint64_t oversized() const { return relay_->oversized(); }
+  uint64_t seed() const { return seed_; }
+
+ private:
+  void Connect(const NetworkOptions& options);
+  void StartRelay(const NetworkOptions& options);
+
+  const uint64_t seed_;
+  integration::NetworkNamespace switch_;
+  std::vector<std::unique_ptr<integration::NetworkNamespace>> nodes_;
+  std::unique_ptr<Relay> relay_;
+};
+
+// The environment (NAME=VALUE) that sets a program's clock of the day by so much, as `+1h` or `-90m`; its other clocks
+// stay. Empty where there can be none: Debian's faketime is not installed, or sanitizers do not let it come first.
+std::vector<std::string> ClockOff(const std::string& offset);
+
+}  // namespace ashlar::nodes

@@ -1,0 +1,46 @@
+// Traffic: TCP between two nodes, whose two ends the test has itself.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "tests/nodes/network.h"
+
+namespace ashlar::nodes {
+
+// One connection; failures to make it are test failures.
+class Connection {
+ public:
+  Connection(const Network& network, size_t from, size_t to);
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // Sends random bytes of that seed from the one end, and compares what the other end gets. Returns the bytes that came
+  // before `patience` was over; equal() says whether they were the right ones.
+  uint64_t Carry(uint64_t bytes, uint64_t seed, std::chrono::milliseconds patience = std::chrono::seconds(60));
+  bool equal() const { return equal_; }
+  // From one byte sent to the other end's answer; `patience` and more: there was none.
+  std::chrono::nanoseconds RoundTrip(std::chrono::milliseconds patience = std::chrono::seconds(20));
+
+  int near() const { return near_; }
+  int far() const { return far_; }
+
+ private:
+  int near_ = -1, far_ = -1;
+  bool equal_ = true;
+};
+
+// A UDP socket of the calling thread's namespace at that address and port.
+int OpenDatagrams(const std::string& address, uint16_t port);
+void ConnectTo(int socket, const std::string& address, uint16_t port);
+
+// A socket that listens in the calling thread's namespace, at any free port, or at that one.
+int Listen(const std::string& address, uint16_t port = 0);
+uint16_t PortOf(int socket);
+// Connects from the calling thread's namespace; negative where nobody answers in time.
+int Dial(const std::string& address, uint16_t port, std::chrono::milliseconds patience = std::chrono::seconds(20));
+
+}  // namespace ashlar::nodes
