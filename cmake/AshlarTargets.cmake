@@ -29,10 +29,40 @@ if(ASHLAR_SANITIZE)
   target_compile_options(ashlar_options INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
 endif()
 
-# ashlar_library(NAME SOURCES ... [LINK ...]): one library a folder.
+# Most of the compiler's time goes into headers, those of Abseil, gRPC and GoogleTest above all. A group reads them once.
+option(ASHLAR_UNITY "Compile the sources of a folder in groups, each group as one file" OFF)
+set(ASHLAR_UNITY_FILES 8)  # in a group at most: several cores find work, and an edit compiles little
+
+# ashlar_unity(TARGET SOURCES ... [ALONE ...]): compiles these sources of one folder in groups of about the same size, but
+# for those ALONE, and those that have compile options of their own. Without ASHLAR_UNITY it does nothing.
+function(ashlar_unity target)
+  cmake_parse_arguments(arg "" "" "SOURCES;ALONE" ${ARGN})
+  set(sources ${arg_SOURCES})
+  list(FILTER sources EXCLUDE REGEX "^\\$<")  # objects of other targets
+  if(arg_ALONE)
+    list(REMOVE_ITEM sources ${arg_ALONE})
+  endif()
+  list(LENGTH sources count)
+  if(NOT ASHLAR_UNITY OR count LESS 2)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+  string(REPLACE "/" "_" folder ${folder})
+  math(EXPR groups "(${count} + ${ASHLAR_UNITY_FILES} - 1) / ${ASHLAR_UNITY_FILES}")
+  set(place 0)
+  foreach(source ${sources})
+    math(EXPR group "${place} * ${groups} / ${count}")
+    set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${folder}_${group})
+    math(EXPR place "${place} + 1")
+  endforeach()
+endfunction()
+
+# ashlar_library(NAME SOURCES ... [LINK ...] [ALONE ...]): one library a folder. ALONE: as in ashlar_unity.
 function(ashlar_library name)
-  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK;ALONE" ${ARGN})
   add_library(${name} STATIC ${arg_SOURCES})
+  ashlar_unity(${name} SOURCES ${arg_SOURCES} ALONE ${arg_ALONE})
   target_link_libraries(${name} PUBLIC $<BUILD_INTERFACE:ashlar_options> $<INSTALL_INTERFACE:Threads::Threads> ${arg_LINK})
 endfunction()
 
@@ -46,18 +76,21 @@ function(ashlar_test name)
     set(arg_TIMEOUT 120)
   endif()
   add_executable(${name} ${arg_SOURCES})
+  ashlar_unity(${name} SOURCES ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ashlar_options ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
   gtest_discover_tests(${name} TEST_PREFIX "${arg_PREFIX}" DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
 endfunction()
 
-# ashlar_room(LIBRARY [SOURCES ...] [TEST NAME TEST_SOURCES ...]): a sub-folder's part of its parent's library, and of one of
-# its parent's tests.
+# ashlar_room(LIBRARY [SOURCES ...] [ALONE ...] [TEST NAME TEST_SOURCES ...]): a sub-folder's part of its parent's library,
+# and of one of its parent's tests. ALONE: as in ashlar_unity.
 function(ashlar_room library)
-  cmake_parse_arguments(arg "" "TEST" "SOURCES;TEST_SOURCES" ${ARGN})
+  cmake_parse_arguments(arg "" "TEST" "SOURCES;ALONE;TEST_SOURCES" ${ARGN})
   if(arg_SOURCES)
     target_sources(${library} PRIVATE ${arg_SOURCES})
+    ashlar_unity(${library} SOURCES ${arg_SOURCES} ALONE ${arg_ALONE})
   endif()
   if(ASHLAR_TESTS AND arg_TEST)
     target_sources(${arg_TEST} PRIVATE ${arg_TEST_SOURCES})
+    ashlar_unity(${arg_TEST} SOURCES ${arg_TEST_SOURCES})
   endif()
 endfunction()

@@ -14,7 +14,7 @@ namespace {
 
 // Code and data of the program and its libraries (480 with all tiers, when it has started), the allocator's heaps
 // beyond the first of each of its arenas, what RocksDB, gRPC and the GPU's driver map; and as much again.
-constexpr uint64_t kOwn = 4096;
+constexpr uint64_t kOwnMappings = 4096;
 // Large blocks that the allocator maps one by one: more of them come from its heaps.
 constexpr uint64_t kLargeBlocks = 4096;
 constexpr uint64_t kPerThread = 2;         // its stack, and the page that guards it
@@ -31,7 +31,7 @@ uint64_t Arenas(uint64_t budget, uint64_t arena_bytes) {
 uint64_t MappingsNeeded(const v1::Config& config) {
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
   const uint64_t threads = kThreads + kThreadsOfACore * cores + config.workers().threads() + config.ssd().threads();
-  uint64_t needed = kOwn + kLargeBlocks + kPerThread * threads + kHeapsOfACore * cores;
+  uint64_t needed = kOwnMappings + kLargeBlocks + kPerThread * threads + kHeapsOfACore * cores;
   for (const v1::Tenant& tenant : config.tenants()) {
     needed += tenant.max_regions() + Arenas(tenant.dram_bytes(), config.dram().arena_bytes()) +
               Arenas(tenant.hbm_bytes(), config.hbm().arena_bytes());

@@ -14,25 +14,25 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint64_t kArena = 1 << 20;
+constexpr uint64_t kArenaBytes = 1 << 20;
 constexpr uint64_t kKernelsDefault = 65530;
 
-v1::Config ConfigOf(uint64_t arenas, uint32_t regions) {
+v1::Config WithRegions(uint64_t arenas, uint32_t regions) {
   v1::Config config;
-  config.mutable_dram()->set_arena_bytes(kArena);
-  config.mutable_hbm()->set_arena_bytes(kArena);
-  config.add_tenants()->set_dram_bytes(arenas * kArena);
+  config.mutable_dram()->set_arena_bytes(kArenaBytes);
+  config.mutable_hbm()->set_arena_bytes(kArenaBytes);
+  config.add_tenants()->set_dram_bytes(arenas * kArenaBytes);
   config.add_tenants()->set_max_regions(regions);
   return config;
 }
 
 TEST(Mappings, ArenasRegionsAndThreadsOfAllTenantsCount) {
-  const uint64_t none = MappingsNeeded(ConfigOf(0, 0));
+  const uint64_t none = MappingsNeeded(WithRegions(0, 0));
   EXPECT_GE(none, 8192u) << "what the daemon needs by itself";
-  EXPECT_EQ(MappingsNeeded(ConfigOf(1000, 0)), none + 1000);
-  EXPECT_EQ(MappingsNeeded(ConfigOf(0, 500)), none + 500);
-  v1::Config config = ConfigOf(1000, 500);
-  config.mutable_tenants(0)->set_hbm_bytes(7 * kArena - 1);
+  EXPECT_EQ(MappingsNeeded(WithRegions(1000, 0)), none + 1000);
+  EXPECT_EQ(MappingsNeeded(WithRegions(0, 500)), none + 500);
+  v1::Config config = WithRegions(1000, 500);
+  config.mutable_tenants(0)->set_hbm_bytes(7 * kArenaBytes - 1);
   config.mutable_workers()->set_threads(10);
   config.mutable_ssd()->set_threads(5);
   EXPECT_EQ(MappingsNeeded(config), none + 1000 + 500 + 7 + 2 * 15);
@@ -42,7 +42,7 @@ TEST(Mappings, MustFitTheMachinesLimit) {
   std::string root = testing::TempDir() + "mappings-XXXXXX";
   ASSERT_NE(mkdtemp(root.data()), nullptr);
   std::filesystem::create_directories(root + "/proc/sys/vm");
-  const v1::Config config = ConfigOf(1000, 500);
+  const v1::Config config = WithRegions(1000, 500);
   const auto at_limit = [&](uint64_t limit) {
     std::ofstream(root + "/proc/sys/vm/max_map_count") << limit << "\n";
     return CheckMappings(config, root);

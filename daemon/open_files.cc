@@ -15,7 +15,7 @@ namespace ashlar::daemon {
 namespace {
 
 // Sockets, polls, logs, libraries' files, connections of strangers, and of those who ask by HTTP.
-constexpr uint64_t kOwn = 512 + HttpServer::kMaxConnections;
+constexpr uint64_t kOwnFiles = 512 + HttpServer::kMaxConnections;
 constexpr uint64_t kPerSession = 8;  // its socket, its process, and messages that carry descriptors on their way
 // Of every user, for each session that there may be: its RPC connections.
 constexpr uint64_t kPerUserAndSession = RpcListener::kOfASession * RpcListener::kDescriptors;
@@ -39,7 +39,7 @@ uint64_t OpenFilesNeeded(const v1::Config& config) {
     unread += UnreadDescriptors::kOfASession * tenant.max_sessions();
   }
   return arenas + hosted + regions + unread +
-         (kPerSession + kPerUserAndSession * users) * config.sessions().max_sessions() + kOwn;
+         (kPerSession + kPerUserAndSession * users) * config.sessions().max_sessions() + kOwnFiles;
 }
 
 absl::Status RaiseOpenFilesLimit(const v1::Config& config) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kArena = 1 << 20;
 
-v1::Config ConfigOf(uint64_t arenas, uint32_t sessions) {
+v1::Config WithSessions(uint64_t arenas, uint32_t sessions) {
   v1::Config config;
   config.mutable_dram()->set_arena_bytes(kArena);
   config.mutable_sessions()->set_max_sessions(sessions);
@@ -45,14 +45,14 @@ Answer Ask(const v1::Config& config, rlim_t soft, rlim_t hard) {
 }
 
 TEST(OpenFiles, ArenasOfAllTenantsAndSessionsCount) {
-  const uint64_t none = OpenFilesNeeded(ConfigOf(0, 0));
-  EXPECT_EQ(OpenFilesNeeded(ConfigOf(1000, 0)), none + 1000);
-  EXPECT_GE(OpenFilesNeeded(ConfigOf(0, 100)), none + 300);
-  v1::Config hbm = ConfigOf(1000, 0);
+  const uint64_t none = OpenFilesNeeded(WithSessions(0, 0));
+  EXPECT_EQ(OpenFilesNeeded(WithSessions(1000, 0)), none + 1000);
+  EXPECT_GE(OpenFilesNeeded(WithSessions(0, 100)), none + 300);
+  v1::Config hbm = WithSessions(1000, 0);
   hbm.mutable_hbm()->set_arena_bytes(kArena);
   hbm.mutable_tenants(0)->set_hbm_bytes(7 * kArena - 1);
   EXPECT_EQ(OpenFilesNeeded(hbm), none + 1007);
-  v1::Config regions = ConfigOf(0, 0);
+  v1::Config regions = WithSessions(0, 0);
   regions.mutable_tenants(1)->set_max_regions(30);
   EXPECT_EQ(OpenFilesNeeded(regions), none + 30);
   regions.mutable_tenants(1)->set_max_sessions(5);
@@ -60,7 +60,7 @@ TEST(OpenFiles, ArenasOfAllTenantsAndSessionsCount) {
 }
 
 TEST(OpenFiles, TheSoftLimitRisesAsFarAsItMay) {
-  const v1::Config config = ConfigOf(100, 1);
+  const v1::Config config = WithSessions(100, 1);
   const uint64_t needed = OpenFilesNeeded(config);
   const Answer enough = Ask(config, 64, needed);
   EXPECT_TRUE(enough.ok && enough.raised);

@@ -9,70 +9,67 @@
 namespace ashlar {
 namespace {
 
-absl::Status DataLoss(absl::string_view what) {
-  return absl::DataLossError(absl::StrCat("object header: ", what));
-}
-
 absl::Status CheckFields(const ObjectHeader& header) {
-  if (Name(header.kind) == "unknown") return DataLoss("unknown kind");
+  if (Name(header.kind) == "unknown") return BadHeader("unknown kind");
   if (header.provenance != Provenance::kExact && header.provenance != Provenance::kComposed) {
-    return DataLoss("unknown provenance");
+    return BadHeader("unknown provenance");
   }
-  if (header.shard.rank >= header.shard.size) return DataLoss("tensor-parallel rank");
-  if (header.tokens > limits::kMaxPromptTokens) return DataLoss("too many tokens");
+  if (header.shard.rank >= header.shard.size) return BadHeader("tensor-parallel rank");
+  if (header.tokens > limits::kMaxPromptTokens) return BadHeader("too many tokens");
   if (header.first_token > header.tokens || header.stored_tokens > header.tokens - header.first_token) {
-    return DataLoss("stored tokens outside the run");
+    return BadHeader("stored tokens outside the run");
   }
   if (header.bytes < EncodedHeaderBytes(header.parts.size()) || header.bytes > limits::kMaxObjectBytes) {
-    return DataLoss("object size");
+    return BadHeader("object size");
   }
   return absl::OkStatus();
 }
 
 // Zero transitions: they say of which heads, and nothing else.
 absl::Status CheckEmpty(const Part& part) {
-  if (part.form != PartForm::kTransitionZero || part.units == 0) return DataLoss("unit size");
-  if (part.last_unit_bytes != 0) return DataLoss("last unit's size");
+  if (part.form != PartForm::kTransitionZero || part.units == 0) return BadHeader("unit size");
+  if (part.last_unit_bytes != 0) return BadHeader("last unit's size");
   if (part.unit_tokens != 0 || part.offset != 0 || part.checksum != 0)
-    return DataLoss("a part of no bytes that has some");
+    return BadHeader("a part of no bytes that has some");
   return absl::OkStatus();
 }
 
 absl::Status CheckRows(const ObjectHeader& header, const Part& part) {
-  if (part.unit_tokens == 0 || part.unit_bytes % part.unit_tokens != 0) return DataLoss("tokens in a unit");
+  if (part.unit_tokens == 0 || part.unit_bytes % part.unit_tokens != 0) return BadHeader("tokens in a unit");
   const uint64_t row_bytes = part.unit_bytes / part.unit_tokens;
   const uint64_t full_tokens = uint64_t{part.units - 1} * part.unit_tokens;
   if (header.stored_tokens <= full_tokens || (header.stored_tokens - full_tokens) * row_bytes != part.last_unit_bytes) {
-    return DataLoss("units do not hold the stored tokens");
+    return BadHeader("units do not hold the stored tokens");
   }
   return absl::OkStatus();
 }
 
 // One part by itself.
 absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
-  if (Name(part.form) == "unknown") return DataLoss("unknown form");
-  if (ElementBytes(part.dtype) == 0) return DataLoss("unknown dtype");
-  if (part.layer >= limits::kMaxLayers) return DataLoss("too many layers");
-  if (part.head_group != 0 && !IsTransition(part.form)) return DataLoss("head group of a form that has none");
+  if (Name(part.form) == "unknown") return BadHeader("unknown form");
+  if (ElementBytes(part.dtype) == 0) return BadHeader("unknown dtype");
+  if (part.layer >= limits::kMaxLayers) return BadHeader("too many layers");
+  if (part.head_group != 0 && !IsTransition(part.form)) return BadHeader("head group of a form that has none");
   if ((part.rank != 0) != (part.form == PartForm::kTransitionLowRank)) {
-    return DataLoss(part.rank != 0 ? "rank of a form that has none" : "low rank without a rank");
+    return BadHeader(part.rank != 0 ? "rank of a form that has none" : "low rank without a rank");
   }
   if (part.Empty()) return CheckEmpty(part);
   if (part.units == 0 || part.unit_bytes > limits::kExtentBytes || part.form == PartForm::kTransitionZero) {
-    return DataLoss("unit size");
+    return BadHeader("unit size");
   }
-  if (part.last_unit_bytes == 0 || part.last_unit_bytes > part.unit_bytes) return DataLoss("last unit's size");
-  if (part.offset % limits::kUnitAlignment != 0) return DataLoss("offset not aligned");
-  if (part.offset % limits::kExtentBytes + part.unit_bytes > limits::kExtentBytes) return DataLoss("straddles extents");
+  if (part.last_unit_bytes == 0 || part.last_unit_bytes > part.unit_bytes) return BadHeader("last unit's size");
+  if (part.offset % limits::kUnitAlignment != 0) return BadHeader("offset not aligned");
+  if (part.offset % limits::kExtentBytes + part.unit_bytes > limits::kExtentBytes)
+    return BadHeader("straddles extents");
   if ((header.kind == ObjectKind::kSpan) != IsSpanRows(part.form) && !IsPaged(part.form)) {
-    return DataLoss("a part of another kind of object");
+    return BadHeader("a part of another kind of object");
   }
   if (part.dtype != DType::kF32 && (part.form == PartForm::kSpanGates || part.form == PartForm::kSpanBetas)) {
-    return DataLoss("a span's decays that are not fp32");
+    return BadHeader("a span's decays that are not fp32");
   }
   if (IsPaged(part.form) || IsSpanRows(part.form)) return CheckRows(header, part);
   const bool plain = part.unit_tokens == 0 && part.last_unit_bytes == part.unit_bytes;
-  return plain ? absl::OkStatus() : DataLoss("matrices of unequal size");
+  return plain ? absl::OkStatus() : BadHeader("matrices of unequal size");
 }
 
 // Order and place of all parts.
@@ -82,13 +79,13 @@ absl::Status CheckPlaces(const ObjectHeader& header) {
   for (const Part& part : header.parts) {
     if (absl::Status status = CheckPart(header, part); !status.ok()) return status;
     const auto order = [](const Part& p) { return std::tuple(p.layer, p.form, p.head_group); };
-    if (previous != nullptr && order(*previous) >= order(part)) return DataLoss("parts out of order");
+    if (previous != nullptr && order(*previous) >= order(part)) return BadHeader("parts out of order");
     previous = &part;
     if (part.Empty()) continue;
-    if (part.offset < end) return DataLoss("parts overlap");
-    if (part.offset >= header.bytes) return DataLoss("part outside the object");
+    if (part.offset < end) return BadHeader("parts overlap");
+    if (part.offset >= header.bytes) return BadHeader("part outside the object");
     end = part.UnitOffset(part.units - 1) + part.last_unit_bytes;
-    if (end > header.bytes) return DataLoss("part outside the object");
+    if (end > header.bytes) return BadHeader("part outside the object");
   }
   return absl::OkStatus();
 }
@@ -99,20 +96,20 @@ absl::Status CheckHeads(const ObjectHeader& header, uint32_t layer) {
   uint64_t covered = 0;
   const Part* const state = header.Find(layer, PartForm::kState);
   if (state != nullptr) {
-    if (state->units > limits::kMaxHeads) return DataLoss("too many heads");
+    if (state->units > limits::kMaxHeads) return BadHeader("too many heads");
     seen.resize(state->units);
   }
   for (const Part& part : header.Layer(layer)) {
     if (!IsTransition(part.form)) continue;
-    if (header.kind != ObjectKind::kSegment) return DataLoss("a transition in an object that has none");
-    if (uint64_t{part.head_group} + part.units > seen.size()) return DataLoss("a transition of no head");
+    if (header.kind != ObjectKind::kSegment) return BadHeader("a transition in an object that has none");
+    if (uint64_t{part.head_group} + part.units > seen.size()) return BadHeader("a transition of no head");
     for (uint32_t head = part.head_group; head < part.head_group + part.units; ++head) {
-      if (seen[head]) return DataLoss("two transitions of one head");
+      if (seen[head]) return BadHeader("two transitions of one head");
       seen[head] = true;
     }
     covered += part.units;
   }
-  if (header.kind == ObjectKind::kSegment && covered != seen.size()) return DataLoss("a head without a transition");
+  if (header.kind == ObjectKind::kSegment && covered != seen.size()) return BadHeader("a head without a transition");
   return absl::OkStatus();
 }
 
@@ -122,11 +119,11 @@ absl::Status CheckTypes(const ObjectHeader& header, uint32_t layer) {
   const Part* const exponents = header.Find(layer, PartForm::kStateExponents);
   const bool needed = state != nullptr && state->dtype == DType::kF16;
   if ((exponents != nullptr) != needed) {
-    return DataLoss(needed ? "states without their exponents" : "exponents of states that have none");
+    return BadHeader(needed ? "states without their exponents" : "exponents of states that have none");
   }
   if (needed && (exponents->dtype != DType::kF16 || exponents->units != 1 ||
                  exponents->unit_bytes != state->units * sizeof(int32_t))) {
-    return DataLoss("exponents that do not fit the states");
+    return BadHeader("exponents that do not fit the states");
   }
   for (const Part& part : header.Layer(layer)) {
     const std::optional<TransitionForm> kind = TransitionFormOf(part.form);
@@ -134,13 +131,17 @@ absl::Status CheckTypes(const ObjectHeader& header, uint32_t layer) {
     const bool logarithms =
         *kind != TransitionForm::kDense && *kind != TransitionForm::kLowRank && *kind != TransitionForm::kZero;
     if (part.dtype != (logarithms ? DType::kF32 : TransitionType(state->dtype))) {
-      return DataLoss("a transition's dtype");
+      return BadHeader("a transition's dtype");
     }
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+absl::Status BadHeader(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("object header: ", what));
+}
 
 absl::Status CheckObject(const ObjectHeader& header) {
   if (absl::Status status = CheckFields(header); !status.ok()) return status;

@@ -86,10 +86,6 @@ uint64_t HeaderChecksum(absl::string_view header) {
   return XXH3_64bits_digest(&state);
 }
 
-absl::Status DataLoss(absl::string_view what) {
-  return absl::DataLossError(absl::StrCat("object header: ", what));
-}
-
 void PutPart(std::string& bytes, size_t base, const Part& part) {
   Put(bytes, base + part_at::kLayer, part.layer);
   Put(bytes, base + part_at::kHeadGroup, part.head_group);
@@ -148,25 +144,25 @@ std::string EncodeHeader(const ObjectHeader& header) {
 }
 
 absl::Status VerifyHeader(absl::string_view bytes) {
-  if (bytes.size() < at::kParts) return DataLoss("truncated");
-  if (bytes.substr(at::kMagic, kMagic.size()) != kMagic) return DataLoss("wrong magic");
+  if (bytes.size() < at::kParts) return BadHeader("truncated");
+  if (bytes.substr(at::kMagic, kMagic.size()) != kMagic) return BadHeader("wrong magic");
   const auto version = Get<uint32_t>(bytes, at::kVersion);
   if (version != kFormatVersion) {
-    return DataLoss(absl::StrCat("format version ", version, ", and this build reads ", kFormatVersion, " only"));
+    return BadHeader(absl::StrCat("format version ", version, ", and this build reads ", kFormatVersion, " only"));
   }
   const auto header_bytes = Get<uint32_t>(bytes, at::kHeaderBytes);
   const auto part_count = Get<uint32_t>(bytes, at::kPartCount);
   if (header_bytes != EncodedHeaderBytes(part_count) || header_bytes > kMaxHeaderBytes) {
-    return DataLoss("header size");
+    return BadHeader("header size");
   }
-  if (bytes.size() < header_bytes) return DataLoss("truncated");
+  if (bytes.size() < header_bytes) return BadHeader("truncated");
   bytes = bytes.substr(0, header_bytes);
-  if (Get<uint64_t>(bytes, at::kChecksum) != HeaderChecksum(bytes)) return DataLoss("wrong checksum");
+  if (Get<uint64_t>(bytes, at::kChecksum) != HeaderChecksum(bytes)) return BadHeader("wrong checksum");
   return absl::OkStatus();
 }
 
 absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view stored) {
-  if (stored.size() < at::kParts) return DataLoss("truncated");
+  if (stored.size() < at::kParts) return BadHeader("truncated");
   // The owner of the memory may write there meanwhile, so a copy is verified and decoded.
   const size_t size = std::clamp<size_t>(Get<uint32_t>(stored, at::kHeaderBytes), at::kParts, kMaxHeaderBytes);
   const std::string bytes(stored.substr(0, size));
@@ -188,7 +184,7 @@ absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view stored) {
     const absl::string_view entry = absl::string_view(bytes).substr(at::kParts + i * part_at::kBytes, part_at::kBytes);
     if (!AllZero(entry.substr(part_at::kReserved, part_at::kOffset - part_at::kReserved)) ||
         !AllZero(entry.substr(part_at::kReserved2))) {
-      return DataLoss("reserved bytes");
+      return BadHeader("reserved bytes");
     }
     header.parts.push_back(GetPart(entry));
   }

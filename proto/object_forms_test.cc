@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr uint64_t kExtent = limits::kExtentBytes;
+using limits::kExtentBytes;
 
 LinearLayer KdaLayer() {
   return {.family = Family::kKda,
@@ -112,7 +112,7 @@ TEST(PlanForms, StoresEveryHeadAsItsRunSays) {
       for (uint32_t unit = 0; !part.Empty() && unit < part.units; ++unit) {
         ASSERT_GE(part.UnitOffset(unit), end);
         end = part.UnitOffset(unit) + part.UnitBytes(unit);
-        ASSERT_EQ(part.UnitOffset(unit) / kExtent, (end - 1) / kExtent);
+        ASSERT_EQ(part.UnitOffset(unit) / kExtentBytes, (end - 1) / kExtentBytes);
       }
     }
     EXPECT_EQ(header->bytes, end);

@@ -15,14 +15,15 @@
 namespace ashlar {
 namespace {
 
-constexpr uint64_t kExtent = limits::kExtentBytes;
+using limits::kExtentBytes;
 
 // Returns the offsets that UnitOffset promises, computed one unit after the other.
 std::vector<uint64_t> NaiveUnitOffsets(const Part& part) {
   std::vector<uint64_t> offsets;
   uint64_t next = part.offset;
   for (uint32_t i = 0; i < part.units; ++i) {
-    if (next / kExtent != (next + part.unit_bytes - 1) / kExtent) next = (next / kExtent + 1) * kExtent;
+    if (next / kExtentBytes != (next + part.unit_bytes - 1) / kExtentBytes)
+      next = (next / kExtentBytes + 1) * kExtentBytes;
     offsets.push_back(next);
     next += part.unit_bytes;
     while (next % limits::kUnitAlignment != 0) ++next;
@@ -37,11 +38,11 @@ TEST(Part, UnitOffsetEqualsANaiveWalk) {
   for (int i = 0; i < 300; ++i) {
     Part part;
     // All orders of magnitude, the largest included.
-    part.unit_bytes = static_cast<uint32_t>(std::min<uint64_t>(kExtent, 1 + random() % (2 << (random() % 18))));
+    part.unit_bytes = static_cast<uint32_t>(std::min<uint64_t>(kExtentBytes, 1 + random() % (2 << (random() % 18))));
     part.units = 1 + random() % 300;
     part.last_unit_bytes = 1 + random() % part.unit_bytes;
-    const uint64_t room = (kExtent - part.unit_bytes) / limits::kUnitAlignment + 1;
-    part.offset = random() % 4 * kExtent + random() % room * limits::kUnitAlignment;
+    const uint64_t room = (kExtentBytes - part.unit_bytes) / limits::kUnitAlignment + 1;
+    part.offset = random() % 4 * kExtentBytes + random() % room * limits::kUnitAlignment;
     const std::vector<uint64_t> offsets = NaiveUnitOffsets(part);
     for (uint32_t unit = 0; unit < part.units; ++unit) {
       ASSERT_EQ(part.UnitOffset(unit), offsets[unit]) << "unit " << unit << " of " << part.unit_bytes << " bytes";
@@ -98,7 +99,7 @@ std::vector<std::tuple<uint32_t, PartForm, DType, uint64_t>> ExpectedParts(const
 void CheckPlan(const Layout& layout, const ObjectHeader& header) {
   std::vector<std::tuple<uint32_t, PartForm, DType, uint64_t>> parts;
   uint64_t end = EncodedHeaderBytes(header.parts.size());
-  ASSERT_LE(end, kExtent);
+  ASSERT_LE(end, kExtentBytes);
   for (const Part& part : header.parts) {
     parts.emplace_back(part.layer, part.form, part.dtype, part.Bytes());
     ASSERT_EQ(part.head_group, 0);
@@ -122,12 +123,12 @@ void CheckPlan(const Layout& layout, const ObjectHeader& header) {
       ASSERT_EQ(offset % limits::kUnitAlignment, 0u);
       ASSERT_GE(offset, end);
       end = offset + part.UnitBytes(unit);
-      ASSERT_EQ(offset / kExtent, (end - 1) / kExtent) << "straddles two extents";
+      ASSERT_EQ(offset / kExtentBytes, (end - 1) / kExtentBytes) << "straddles two extents";
     }
     ASSERT_EQ(header.Find(part.layer, part.form), &part);
   }
   ASSERT_EQ(header.bytes, end);
-  ASSERT_EQ(header.Extents(), (end - 1) / kExtent + 1);
+  ASSERT_EQ(header.Extents(), (end - 1) / kExtentBytes + 1);
   ASSERT_EQ(parts, ExpectedParts(layout, header));
 }
 

@@ -13,10 +13,10 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-constexpr SessionId kRank0 = 10, kRank1 = 11, kOther = 20;
+constexpr SessionId kRank0 = 10, kRank1 = 11, kSecondEngine = 20;
 
 // The part that `rank` of two has of a text. 3 extents; their bytes are those of different texts.
-ObjectHeader Part(uint64_t text, uint32_t rank) {
+ObjectHeader ShareOf(uint64_t text, uint32_t rank) {
   ObjectHeader plan = TestPlan(text, 64);
   plan.shard = {.rank = rank, .size = 2};
   return plan;
@@ -33,11 +33,11 @@ class BundleTest : public ::testing::Test {
   }
   void Open() {
     for (const SessionId session : {kRank0, kRank1}) cache().OpenSession(session, 1);
-    cache().OpenSession(kOther, 2);
+    cache().OpenSession(kSecondEngine, 2);
   }
   ~BundleTest() override {
     if (rig_ == nullptr) return;
-    for (const SessionId session : {kRank0, kRank1, kOther}) cache().CloseSession(session, [] {});
+    for (const SessionId session : {kRank0, kRank1, kSecondEngine}) cache().CloseSession(session, [] {});
     rig_->Settle();
     const Cache::Stats left = cache().stats();
     EXPECT_EQ(left.leases + left.reservations + left.landings + left.copies_under_way, 0u);
@@ -46,14 +46,14 @@ class BundleTest : public ::testing::Test {
   static SessionId Session(uint32_t rank) { return rank == 0 ? kRank0 : kRank1; }
 
   void Publish(uint64_t text, uint32_t rank) {
-    ASSERT_TRUE(rig_->Publish(Session(rank), Part(text, rank), Content(text, rank)));
+    ASSERT_TRUE(rig_->Publish(Session(rank), ShareOf(text, rank), Content(text, rank)));
     rig_->Settle();
   }
   void PublishBoth(uint64_t text) {
     Publish(text, 0);
     Publish(text, 1);
   }
-  Match Lookup(uint64_t text, uint32_t rank) { return rig_->Lookup(Session(rank), Part(text, rank)); }
+  Match Lookup(uint64_t text, uint32_t rank) { return rig_->Lookup(Session(rank), ShareOf(text, rank)); }
   MissReason Reason(uint64_t text, uint32_t rank) {
     const Match match = Lookup(text, rank);
     rig_->Settle();
@@ -68,7 +68,7 @@ class BundleTest : public ::testing::Test {
     rig_->Settle();
     const MissReason verdict = landing->verdict.value()[0];
     if (verdict == MissReason::kNone) {
-      EXPECT_LT(LandingError(pages, Part(text, rank), Content(text, rank), 100), 1e-5);
+      EXPECT_LT(LandingError(pages, ShareOf(text, rank), Content(text, rank), 100), 1e-5);
     }
     return verdict;
   }
@@ -92,10 +92,10 @@ TEST_F(BundleTest, HitsWhenEveryShardIsThere) {
   }
   // Nor is it the whole model's, nor a part of another division, nor another tenant's.
   EXPECT_EQ(rig_->Lookup(kRank0, TestPlan(1, 64)).found[0].reason, MissReason::kNeverSeen);
-  ObjectHeader of_four = Part(1, 0);
+  ObjectHeader of_four = ShareOf(1, 0);
   of_four.shard.size = 4;
   EXPECT_EQ(rig_->Lookup(kRank0, of_four).found[0].reason, MissReason::kNeverSeen);
-  EXPECT_EQ(rig_->Lookup(kOther, Part(1, 0)).found[0].reason, MissReason::kNeverSeen);
+  EXPECT_EQ(rig_->Lookup(kSecondEngine, ShareOf(1, 0)).found[0].reason, MissReason::kNeverSeen);
 }
 
 TEST_F(BundleTest, OneRankLooksUpAndTheOthersAttach) {
@@ -109,12 +109,12 @@ TEST_F(BundleTest, OneRankLooksUpAndTheOthersAttach) {
   EXPECT_EQ(second->found[0].header->shard.rank, 1u);
   cache().Release(kRank0, first.lease);
   // The second lease covers the whole bundle.
-  EXPECT_TRUE(cache().Reserve(kRank0, Part(1, 0)).outcome == ReserveOutcome::kAlreadyPresent);
+  EXPECT_TRUE(cache().Reserve(kRank0, ShareOf(1, 0)).outcome == ReserveOutcome::kAlreadyPresent);
   EXPECT_EQ(Land(1, 1, second->lease), MissReason::kNone);  // a use: now it has no deadline
   rig_->clock.Advance(int64_t{1} << 50);
   cache().Tick();
   ASSERT_TRUE(cache().Held(kRank1, second->lease).ok());
-  EXPECT_EQ(cache().Attach(kOther, second->lease, TensorShard{.rank = 0, .size = 2}).status().code(),
+  EXPECT_EQ(cache().Attach(kSecondEngine, second->lease, TensorShard{.rank = 0, .size = 2}).status().code(),
             absl::StatusCode::kNotFound);
   const absl::StatusOr<Match> strange = cache().Attach(kRank0, second->lease, TensorShard{.rank = 2, .size = 4});
   ASSERT_TRUE(strange.ok());
@@ -163,7 +163,7 @@ TEST_F(BundleTest, PaysAsOne) {
   cache().Release(kRank0, slow.lease);
   int hits = 0;
   for (int i = 0; i < 32; ++i) {
-    const ObjectHeader plan = Part(1, i % 2);
+    const ObjectHeader plan = ShareOf(1, i % 2);
     const Query query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .tokens = plan.tokens, .recompute = 1};
     const Match match = cache().Lookup(Session(i % 2), {&query, 1});
     hits += match.found[0].reason == MissReason::kNone;
@@ -171,7 +171,7 @@ TEST_F(BundleTest, PaysAsOne) {
   }
   EXPECT_EQ(hits, 2);  // one in sixteen, of bundles
   // Nor is a rank declined whose bundle another one has begun.
-  ObjectHeader first = Part(2, 0), second = Part(2, 1);
+  ObjectHeader first = ShareOf(2, 0), second = ShareOf(2, 1);
   ASSERT_TRUE(rig_->Publish(kRank0, first, Content(2, 0)));
   EXPECT_EQ(cache().Reserve(kRank1, second, {}, PoolKind::kPublic, /*recompute=*/1).outcome, ReserveOutcome::kGranted);
 }
@@ -180,9 +180,9 @@ TEST_F(BundleTest, ALeaseOfOneShardKeepsAll) {
   Make({.hbm = 0, .dram = 9, .ssd = 0});
   PublishBoth(1);
   const Match match = Lookup(1, 1);
-  const Cache::Reservation other = cache().Reserve(kRank0, Part(2, 0));
+  const Cache::Reservation other = cache().Reserve(kRank0, ShareOf(2, 0));
   EXPECT_EQ(other.outcome, ReserveOutcome::kGranted);
-  EXPECT_EQ(cache().Reserve(kRank1, Part(2, 1)).outcome, ReserveOutcome::kNoSpace);
+  EXPECT_EQ(cache().Reserve(kRank1, ShareOf(2, 1)).outcome, ReserveOutcome::kNoSpace);
   cache().Abandon(kRank0, other.id);
   EXPECT_EQ(Land(1, 1, match.lease), MissReason::kNone);
   cache().Release(kRank1, match.lease);
@@ -203,11 +203,11 @@ TEST_F(BundleTest, ShardsAreEvictedAsOne) {
 TEST_F(BundleTest, OperatorsActOnAllShards) {
   Make({.hbm = 0, .dram = 9, .ssd = 0});
   PublishBoth(1);
-  const Key& key = Part(1, 0).key;
+  const Key& key = ShareOf(1, 0).key;
   EXPECT_TRUE(cache().Pin(1, key, 0));
-  const Cache::Reservation other = cache().Reserve(kRank0, Part(2, 0));
+  const Cache::Reservation other = cache().Reserve(kRank0, ShareOf(2, 0));
   EXPECT_EQ(other.outcome, ReserveOutcome::kGranted);
-  EXPECT_EQ(cache().Reserve(kRank1, Part(2, 1)).outcome, ReserveOutcome::kNoSpace);
+  EXPECT_EQ(cache().Reserve(kRank1, ShareOf(2, 1)).outcome, ReserveOutcome::kNoSpace);
   cache().Abandon(kRank0, other.id);
   EXPECT_TRUE(cache().Unpin(1, key));
   EXPECT_FALSE(cache().Unpin(1, key));
@@ -220,9 +220,9 @@ TEST_F(BundleTest, OperatorsActOnAllShards) {
 TEST_F(BundleTest, APinHoldsForShardsThatComeLater) {
   Make({.hbm = 0, .dram = 7, .ssd = 0});
   Publish(1, 0);
-  EXPECT_TRUE(cache().Pin(1, Part(1, 0).key, 0));
+  EXPECT_TRUE(cache().Pin(1, ShareOf(1, 0).key, 0));
   Publish(1, 1);
-  EXPECT_EQ(cache().Reserve(kRank0, Part(2, 0)).outcome, ReserveOutcome::kNoSpace);
+  EXPECT_EQ(cache().Reserve(kRank0, ShareOf(2, 0)).outcome, ReserveOutcome::kNoSpace);
   EXPECT_THAT(Reasons(1), Each(MissReason::kNone));
 }
 
@@ -270,7 +270,7 @@ TEST_F(BundleTest, ABundleThatDoesNotFitTheTopIsRefusedWhole) {
   Make({.hbm = 4, .dram = 16, .ssd = 64});
   PublishBoth(1);  // the second shard drove the first one out of the top
   EXPECT_THAT(Reasons(1), Each(MissReason::kBudgetRefused));
-  EXPECT_THAT(cache().Where(1, Part(1, 0).key, Part(1, 0).shard), ElementsAre(TierKind::kDram, TierKind::kSsd));
+  EXPECT_THAT(cache().Where(1, ShareOf(1, 0).key, ShareOf(1, 0).shard), ElementsAre(TierKind::kDram, TierKind::kSsd));
 }
 
 TEST_F(BundleTest, SurvivesARestartWhenAllOfItWasAcknowledged) {
@@ -289,7 +289,7 @@ TEST_F(BundleTest, SurvivesARestartWhenAllOfItWasAcknowledged) {
 TEST_F(BundleTest, ExplainsHowMuchOfItIsThere) {
   Make({.hbm = 0, .dram = 32});
   Publish(1, 1);
-  const ObjectHeader plan = Part(1, 0);
+  const ObjectHeader plan = ShareOf(1, 0);
   const Query query{.kind = plan.kind, .key = plan.key, .tokens = plan.tokens};  // an operator knows no shard
   Explanation why = cache().Explain(1, {&query, 1})[0];
   EXPECT_EQ(why.reason, MissReason::kBeingPublished);
@@ -305,10 +305,10 @@ TEST_F(BundleTest, ExplainsHowMuchOfItIsThere) {
 TEST_F(BundleTest, ARankThatGaveUpLeavesTheOthersForTheNext) {
   Make({.hbm = 0, .dram = 32});
   Publish(1, 0);
-  const Cache::Reservation given_up = cache().Reserve(kRank1, Part(1, 1));
+  const Cache::Reservation given_up = cache().Reserve(kRank1, ShareOf(1, 1));
   ASSERT_EQ(given_up.outcome, ReserveOutcome::kGranted);
   cache().Abandon(kRank1, given_up.id);
-  EXPECT_EQ(cache().Reserve(kRank0, Part(1, 0)).outcome, ReserveOutcome::kAlreadyPresent);
+  EXPECT_EQ(cache().Reserve(kRank0, ShareOf(1, 0)).outcome, ReserveOutcome::kAlreadyPresent);
   Publish(1, 1);
   EXPECT_THAT(Reasons(1), Each(MissReason::kNone));
 }

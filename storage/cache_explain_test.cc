@@ -6,14 +6,13 @@
 
 #include "storage/cache.h"
 #include "storage/testing/rig.h"
+#include "storage/testing/tenants.h"
 
 namespace ashlar::storage {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-constexpr SessionId kAnn = 1, kBob = 2, kEve = 3;
-constexpr TenantId kTenant = 1, kOther = 2;
 constexpr TextDigest kText{5, 6};
 
 NamespaceId Ns(uint8_t number) {

@@ -8,13 +8,13 @@
 
 #include "storage/cache.h"
 #include "storage/testing/rig.h"
+#include "storage/testing/tenants.h"
 
 namespace ashlar::storage {
 namespace {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
-constexpr SessionId kAnn = 1, kEve = 2;  // Eve is another tenant's
 
 class CacheFaultsTest : public ::testing::Test {
  protected:
@@ -202,7 +202,6 @@ TEST_F(CacheFaultsTest, AFullExecutorIsBusyAtOnce) {
 
 TEST_F(CacheFaultsTest, ASessionMayHoldSoManyLeasesAndNoMore) {
   Rig rig(16, {.leases_per_session = 2});
-  constexpr SessionId kBob = 3;
   rig.cache.OpenSession(kAnn, 1);
   rig.cache.OpenSession(kBob, 1);
   ASSERT_TRUE(rig.Publish(kAnn, plan_, 1));

@@ -8,12 +8,12 @@
 
 #include "storage/cache.h"
 #include "storage/testing/rig.h"
+#include "storage/testing/tenants.h"
 
 namespace ashlar::storage {
 namespace {
 
 using ::testing::ElementsAre;
-constexpr SessionId kAnn = 1, kBob = 2;
 constexpr Nanos kSecond = 1'000'000'000;
 
 class CacheSessionsTest : public ::testing::Test {

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "storage/testing/rig.h"
+#include "storage/testing/tenants.h"
 
 namespace ashlar::storage {
 namespace {
 
 using ::testing::ElementsAre;
-constexpr SessionId kAnn = 1, kBob = 2;
 
 class CacheTest : public ::testing::Test {
  protected:

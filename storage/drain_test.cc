@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "storage/testing/tenants.h"
 #include "storage/testing/tiered_rig.h"
 
 namespace ashlar::storage {
@@ -12,7 +13,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-constexpr SessionId kAnn = 1;
 
 class DrainTest : public ::testing::Test {
  protected:

@@ -15,6 +15,7 @@
 #include "storage/objects/object_bytes.h"
 #include "storage/testing/layer_of.h"
 #include "storage/testing/rig.h"
+#include "storage/testing/tenants.h"
 
 namespace ashlar::storage {
 namespace {
@@ -24,7 +25,6 @@ using kernels::testing::Random;
 using kernels::testing::Tuple;
 
 constexpr SessionId kSession = 1;
-constexpr TenantId kTenant = 1;
 
 // Stores some heads as zero, and some heads of dense families as low rank. Returns the forms.
 std::vector<TransitionRun> MixForms(Random& random, const LinearLayer& layer, Tuple& tuple) {

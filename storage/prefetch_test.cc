@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "storage/testing/tenants.h"
 #include "storage/testing/tiered_rig.h"
 
 namespace ashlar::storage {
 namespace {
 
 using ::testing::ElementsAre;
-constexpr SessionId kAnn = 1;
 constexpr Nanos kSecond = 1'000'000'000;
 
 class PrefetchTest : public ::testing::Test {

@@ -10,6 +10,7 @@
 
 #include "storage/prefix/prefixes.h"
 #include "storage/testing/prefix_engine.h"
+#include "storage/testing/tenants.h"
 #include "storage/testing/tiered_rig.h"
 #include "storage/testing/tokens.h"
 
@@ -19,7 +20,6 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-constexpr SessionId kAnn = 1, kBob = 2;
 constexpr uint64_t kBlock = 256;
 constexpr ConversationId kTalk{1, 1}, kAnother{2, 1};
 

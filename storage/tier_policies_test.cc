@@ -7,9 +7,9 @@
 namespace ashlar::storage {
 namespace {
 
+using limits::kExtentBytes;
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
-constexpr uint64_t kExtent = limits::kExtentBytes;
 
 class TierPoliciesTest : public TiersTest {};
 
@@ -100,8 +100,8 @@ TEST_F(TierPoliciesTest, WhatTheDiskMakesRoomForIsWritten) {
 
 TEST_F(TierPoliciesTest, FloorsKeepPoolsApart) {
   Make({.hbm = 0, .dram = 12, .ssd = 64, .admission = AdmissionMode::kSecondUse});
-  rig_->cache->SetFloor(0, {1, PoolKind::kPublic}, 6 * kExtent);
-  rig_->cache->SetFloor(0, {1, PoolKind::kPrivate}, 3 * kExtent);
+  rig_->cache->SetFloor(0, {1, PoolKind::kPublic}, 6 * kExtentBytes);
+  rig_->cache->SetFloor(0, {1, PoolKind::kPrivate}, 3 * kExtentBytes);
   for (uint64_t text = 1; text <= 3; ++text) PublishAndSettle(text);
   EXPECT_EQ(Used(*rig_->dram), 9u) << "the private pool's floor stays free";
   PublishAndSettle(4);

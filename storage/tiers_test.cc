@@ -6,17 +6,17 @@
 #include <optional>
 #include <vector>
 
+#include "storage/testing/tenants.h"
 #include "storage/testing/tiers_fixture.h"
 
 namespace ashlar::storage {
 namespace {
 
+using limits::kExtentBytes;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-constexpr SessionId kBob = 2;
-constexpr uint64_t kExtent = limits::kExtentBytes;
 
 TEST_F(TiersTest, WhatIsPublishedIsWrittenToEveryTierBelow) {
   Make({});
@@ -64,7 +64,7 @@ TEST_F(TiersTest, PoolsSurviveARestart) {
   for (const uint64_t text : {2, 3}) PublishAndSettle(text);
   ASSERT_EQ(Used(*rig_->ssd), 9u);
   Restart();
-  rig_->cache->SetFloor(1, {1, PoolKind::kPrivate}, 3 * kExtent);
+  rig_->cache->SetFloor(1, {1, PoolKind::kPrivate}, 3 * kExtentBytes);
   for (const uint64_t text : {4, 5}) PublishAndSettle(text);
   EXPECT_EQ(Ask(2).reason, MissReason::kEvicted);
   EXPECT_EQ(Land(1), TierKind::kSsd) << "the oldest, and on its pool's floor";

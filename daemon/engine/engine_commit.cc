@@ -19,7 +19,7 @@ namespace ashlar::daemon {
 namespace {
 
 // Keeps a text's memory mapped while it is read.
-struct Kept {
+struct KeptCommit {
   TensorSources::Regions regions;
   std::shared_ptr<const Pages> pages;
 };
@@ -116,7 +116,7 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
 // region, and the text inside its pages.
 bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> states, const TensorSources& of_span,
             const std::shared_ptr<const Pages>& pages, const Model& model, storage::PrefixCommit& commit) {
-  auto kept = std::make_shared<Kept>();
+  auto kept = std::make_shared<KeptCommit>();
   for (size_t i = 0; i < states.size(); ++i) {
     storage::PrefixCommit::Checkpoint& checkpoint = commit.checkpoints.emplace_back();
     checkpoint.depth = request.checkpoints(static_cast<int>(i)).depth();

@@ -93,14 +93,14 @@ absl::StatusOr<ObjectHeader> PlanSources(const Sources& sources, const ObjectHea
 }
 
 // Keeps a publish's memory mapped while it is read.
-struct Kept {
+struct KeptPublish {
   TensorSources::Regions regions;
   std::shared_ptr<const Pages> pages;
 };
 
 // Nothing when the sources do not have every part of `plan`, and nothing else, inside their regions and pages.
 std::optional<storage::PublishSource> Fit(const Sources& sources, ObjectHeader plan) {
-  auto kept = std::make_shared<Kept>();
+  auto kept = std::make_shared<KeptPublish>();
   storage::PublishSource fitted;
   if (!sources.tensors.Fit(plan, fitted.tensors, kept->regions)) return std::nullopt;
   if (std::ranges::any_of(plan.parts, [](const Part& part) { return IsPaged(part.form); })) {

@@ -42,7 +42,7 @@ absl::Status Drop(RawSession& session, uint64_t region) {
   return StatusOf(session.Ask(request));
 }
 
-v1::SessionRequest HostRequest(uint64_t bytes) {
+v1::SessionRequest RegionRequest(uint64_t bytes) {
   v1::SessionRequest request;
   request.mutable_host_region()->set_bytes(bytes);
   return request;
@@ -82,14 +82,14 @@ TEST(RegionLimits, EachIsAMappingAndTheyAreCountedBySessionAndTenant) {
   const absl::Status of_session = StatusOf(Register(first, memfd, kPage));
   EXPECT_EQ(of_session.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(of_session.message(), "register_region.descriptor: a session has at most 3 regions");
-  EXPECT_EQ(StatusOf(first.Ask(HostRequest(kPage))).message(), "host_region: a session has at most 3 regions");
-  for (int i = 0; i < 2; ++i) ASSERT_TRUE(StatusOf(second.Ask(HostRequest(kPage))).ok());
+  EXPECT_EQ(StatusOf(first.Ask(RegionRequest(kPage))).message(), "host_region: a session has at most 3 regions");
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(StatusOf(second.Ask(RegionRequest(kPage))).ok());
   EXPECT_EQ(StatusOf(Register(second, memfd, kPage)).message(),
             "register_region.descriptor: a tenant has at most 5 regions");
   AsUser(65534, [&] {
     RawSession other(node);
     EXPECT_TRUE(StatusOf(other.Hello()).ok());
-    EXPECT_TRUE(StatusOf(other.Ask(HostRequest(kPage))).ok());
+    EXPECT_TRUE(StatusOf(other.Ask(RegionRequest(kPage))).ok());
   });
   ASSERT_TRUE(Drop(first, regions[0]).ok());
   EXPECT_TRUE(StatusOf(Register(second, memfd, kPage)).ok()) << "what is unmapped counts no more";
@@ -103,7 +103,7 @@ TEST(RegionLimits, SmallOnesAreChargedALeastSize) {
   ASSERT_TRUE(StatusOf(session.Hello()).ok());
   const UniqueFd memfd = MakeMemfd(kPage, F_SEAL_SHRINK);
   ASSERT_TRUE(StatusOf(Register(session, memfd, kPage)).ok());
-  ASSERT_TRUE(StatusOf(session.Ask(HostRequest(kPage))).ok());
+  ASSERT_TRUE(StatusOf(session.Ask(RegionRequest(kPage))).ok());
   EXPECT_THAT(std::string(StatusOf(Register(session, memfd, kPage)).message()),
               StartsWith("register_region.bytes: a session has at most"));
 }
@@ -138,7 +138,7 @@ TEST(RegionLimits, MemoryThatTheMachineLacksIsNotRegistered) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()), StartsWith("register_region.bytes: "));
   EXPECT_EQ(BytesThere(sparse), 0u);
-  EXPECT_TRUE(StatusOf(session.Ask(HostRequest(kPage))).ok()) << "the session goes on";
+  EXPECT_TRUE(StatusOf(session.Ask(RegionRequest(kPage))).ok()) << "the session goes on";
 }
 
 // Arenas are made as they are needed: what they may take is not given to engines' memory that was never touched.
@@ -187,7 +187,7 @@ TEST(UnreadReplies, CarryOneDescriptorASession) {
   RawSession session(node);
   UniqueFd process;
   ASSERT_TRUE(StatusOf(session.Hello(&process)).ok());
-  for (int i = 0; i < kAsked; ++i) ASSERT_TRUE(session.Send(HostRequest(kPage).SerializeAsString()));
+  for (int i = 0; i < kAsked; ++i) ASSERT_TRUE(session.Send(RegionRequest(kPage).SerializeAsString()));
   const auto unread = [&] {
     int bytes = 0;
     EXPECT_EQ(ioctl(session.fd(), SIOCINQ, &bytes), 0);
@@ -197,7 +197,7 @@ TEST(UnreadReplies, CarryOneDescriptorASession) {
   const int one = unread();
   RawSession other(node);
   ASSERT_TRUE(StatusOf(other.Hello()).ok());
-  for (int i = 0; i < 20; ++i) ASSERT_TRUE(StatusOf(other.Ask(HostRequest(kPage))).ok());
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(StatusOf(other.Ask(RegionRequest(kPage))).ok());
   EXPECT_EQ(unread(), one);
   for (int i = 0; i < kAsked; ++i) {
     UniqueFd descriptor;
@@ -212,7 +212,7 @@ TEST(UnreadReplies, WithoutADescriptorHoldNothingUp) {
   RawSession session(node);
   ASSERT_TRUE(StatusOf(session.Hello()).ok());
   std::vector<uint64_t> regions;
-  for (int i = 0; i < 10; ++i) regions.push_back(session.Ask(HostRequest(kPage))->region().region());
+  for (int i = 0; i < 10; ++i) regions.push_back(session.Ask(RegionRequest(kPage))->region().region());
   const size_t before = OpenDescriptors();
   for (const uint64_t region : regions) {
     v1::SessionRequest drop;

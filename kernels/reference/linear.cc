@@ -93,12 +93,12 @@ Matrix Apply(const LinearShape& shape, const Transition& t, int32_t h, const Mat
 }
 
 // R(position) on the key axis: each column turns as a key.
-void Turn(const Rotation& rotation, int64_t position, Matrix& state) {
+void TurnState(const Rotation& rotation, int64_t position, Matrix& state) {
   if (rotation.style == RopeStyle::kNone) return;
   std::vector<double> column(static_cast<size_t>(state.rows));
   for (int32_t j = 0; j < state.columns; ++j) {
     for (int32_t i = 0; i < state.rows; ++i) column[i] = state(i, j);
-    reference::Turn(rotation, position, column.data());
+    Turn(rotation, position, column.data());
     for (int32_t i = 0; i < state.rows; ++i) state(i, j) = column[i];
   }
 }
@@ -107,7 +107,7 @@ void Turn(const Rotation& rotation, int64_t position, Matrix& state) {
 void Compose(const LinearShape& shape, const TupleView& tuple, int32_t h, Matrix& state) {
   const HeadTuple& head = tuple.heads[h];
   Matrix end = ReadMatrix(shape.order, tuple.state_dtype, head.state, shape.d_k, shape.d_v, head.state_exponent);
-  Turn(shape.rotation, tuple.position, end);
+  TurnState(shape.rotation, tuple.position, end);
   state = Apply(shape, ReadTransition(shape, tuple, h), h, state);
   for (size_t i = 0; i < state.values.size(); ++i) state.values[i] += end.values[i];
 }

@@ -41,7 +41,7 @@ size_t LastUnitTokens(int64_t tokens, int32_t unit_tokens) {
   return static_cast<size_t>(tokens == 0 ? 0 : (tokens - 1) % unit_tokens + 1);
 }
 
-int64_t Units(int64_t tokens, int32_t unit_tokens) {
+int64_t UnitsOf(int64_t tokens, int32_t unit_tokens) {
   return (tokens + unit_tokens - 1) / unit_tokens;
 }
 
@@ -241,7 +241,7 @@ RotateKeysArgs DeviceCall::Place(RotateKeysArgs args) {
 
 LandArgs DeviceCall::Place(LandArgs args) {
   StoredRows& source = args.source;
-  const int64_t units = Units(source.tokens, source.unit_tokens);
+  const int64_t units = UnitsOf(source.tokens, source.unit_tokens);
   const size_t rows = static_cast<size_t>(source.unit_tokens) * static_cast<size_t>(source.heads);
   const size_t last = LastUnitTokens(source.tokens, source.unit_tokens) * static_cast<size_t>(source.heads);
   const size_t row_bytes = static_cast<size_t>(source.dim) * ElementBytes(source.dtype);
@@ -255,7 +255,7 @@ LandArgs DeviceCall::Place(LandArgs args) {
 }
 
 GatherArgs DeviceCall::Place(GatherArgs args) {
-  const int64_t units = Units(args.tokens, args.unit_tokens);
+  const int64_t units = UnitsOf(args.tokens, args.unit_tokens);
   const size_t rows = static_cast<size_t>(args.unit_tokens) * static_cast<size_t>(args.heads);
   const size_t last = LastUnitTokens(args.tokens, args.unit_tokens) * static_cast<size_t>(args.heads);
   const size_t row_bytes = static_cast<size_t>(args.dim) * ElementBytes(args.source.dtype);

@@ -11,12 +11,11 @@
 
 #include "proto/limits.h"
 #include "storage/testing/rig.h"
+#include "storage/testing/tenants.h"
 
 namespace ashlar::storage {
 namespace {
 
-constexpr SessionId kAnn = 11, kBob = 12, kEve = 13;
-constexpr TenantId kTenant = 1, kOther = 2;
 constexpr Nanos kUnused = 1000;
 
 class LeaseTest : public ::testing::Test {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "storage/testing/prefix_engine.h"
+#include "storage/testing/tenants.h"
 #include "storage/testing/tiered_rig.h"
 #include "storage/testing/tokens.h"
 
@@ -20,8 +21,6 @@ namespace {
 using ::testing::Each;
 using ::testing::Field;
 
-constexpr SessionId kAnn = 1, kBob = 2;
-constexpr TenantId kTenant = 1;
 constexpr uint64_t kTokens = 64;  // of a segment
 
 // One cache, with texts of some segments and, before them, of prefixes.

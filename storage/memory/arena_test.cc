@@ -13,48 +13,48 @@
 namespace ashlar::storage {
 namespace {
 
-constexpr uint64_t kBytes = 1 << 20;
+constexpr uint64_t kArenaBytes = 1 << 20;
 
 TEST(Arena, CanOnlyBeMappedReadOnly) {
-  absl::StatusOr<Arena> arena = Arena::Make(kBytes, {});
+  absl::StatusOr<Arena> arena = Arena::Make(kArenaBytes, {});
   ASSERT_TRUE(arena.ok()) << arena.status();
   const int descriptor = arena->descriptor();
 
-  EXPECT_EQ(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0), MAP_FAILED);
+  EXPECT_EQ(mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0), MAP_FAILED);
   EXPECT_EQ(errno, EPERM);
   EXPECT_EQ(write(descriptor, "x", 1), -1);
   EXPECT_EQ(errno, EPERM);
 
-  void* engine = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, descriptor, 0);
+  void* engine = mmap(nullptr, kArenaBytes, PROT_READ, MAP_SHARED, descriptor, 0);
   ASSERT_NE(engine, MAP_FAILED);
-  EXPECT_EQ(mprotect(engine, kBytes, PROT_READ | PROT_WRITE), -1);
+  EXPECT_EQ(mprotect(engine, kArenaBytes, PROT_READ | PROT_WRITE), -1);
   arena->data()[12345] = std::byte{42};
   EXPECT_EQ(static_cast<const std::byte*>(engine)[12345], std::byte{42});
-  munmap(engine, kBytes);
+  munmap(engine, kArenaBytes);
 }
 
 TEST(Arena, IsTheProcessorsMemory) {
-  const absl::StatusOr<Arena> made = Arena::Make(kBytes, {});
+  const absl::StatusOr<Arena> made = Arena::Make(kArenaBytes, {});
   ASSERT_TRUE(made.ok()) << made.status();
   const kernels::ArenaMemory& arena = *made;
   EXPECT_EQ(arena.kind(), kernels::MemoryKind::kHost);
-  EXPECT_EQ(arena.bytes(), kBytes);
+  EXPECT_EQ(arena.bytes(), kArenaBytes);
   EXPECT_EQ(arena.data(), made->data());
   EXPECT_EQ(arena.descriptor(), made->descriptor());
 }
 
 TEST(Arena, KeepsItsSizeAndItsSeals) {
-  absl::StatusOr<Arena> arena = Arena::Make(kBytes, {.huge_pages = true});
+  absl::StatusOr<Arena> arena = Arena::Make(kArenaBytes, {.huge_pages = true});
   ASSERT_TRUE(arena.ok()) << arena.status();
-  EXPECT_EQ(ftruncate(arena->descriptor(), kBytes / 2), -1);
-  EXPECT_EQ(ftruncate(arena->descriptor(), kBytes * 2), -1);
+  EXPECT_EQ(ftruncate(arena->descriptor(), kArenaBytes / 2), -1);
+  EXPECT_EQ(ftruncate(arena->descriptor(), kArenaBytes * 2), -1);
   EXPECT_EQ(fcntl(arena->descriptor(), F_ADD_SEALS, F_SEAL_WRITE), -1);
   EXPECT_EQ(errno, EPERM);
   EXPECT_NE(fcntl(arena->descriptor(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
 TEST(Arena, ClosesItsDescriptorOnce) {
-  absl::StatusOr<Arena> arena = Arena::Make(kBytes, {});
+  absl::StatusOr<Arena> arena = Arena::Make(kArenaBytes, {});
   ASSERT_TRUE(arena.ok()) << arena.status();
   const int descriptor = arena->descriptor();
   {
@@ -67,12 +67,12 @@ TEST(Arena, ClosesItsDescriptorOnce) {
 
 TEST(Arena, HasItsPagesFromTheStart) {
   for (const bool huge_pages : {false, true}) {
-    absl::StatusOr<Arena> arena = Arena::Make(kBytes, {.huge_pages = huge_pages});
+    absl::StatusOr<Arena> arena = Arena::Make(kArenaBytes, {.huge_pages = huge_pages});
     ASSERT_TRUE(arena.ok()) << arena.status();
     struct stat file;
     ASSERT_EQ(fstat(arena->descriptor(), &file), 0);
-    EXPECT_GE(static_cast<uint64_t>(file.st_blocks) * 512, kBytes);
-    EXPECT_EQ(arena->data()[kBytes - 1], std::byte{0});
+    EXPECT_GE(static_cast<uint64_t>(file.st_blocks) * 512, kArenaBytes);
+    EXPECT_EQ(arena->data()[kArenaBytes - 1], std::byte{0});
   }
 }
 

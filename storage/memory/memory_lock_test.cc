@@ -22,7 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-constexpr uint64_t kBytes = 1 << 20;
+constexpr uint64_t kLockedBytes = 1 << 20;
 
 uint64_t LockedBytes() {
   std::ifstream status("/proc/self/status");
@@ -52,15 +52,15 @@ uint64_t HardLimit() {
 }
 
 TEST(MemoryLock, KeepsAnArenaWhileItLives) {
-  if (!AllowLocking(2 * kBytes).ok()) GTEST_SKIP() << "this process may not lock 2 MiB of memory";
+  if (!AllowLocking(2 * kLockedBytes).ok()) GTEST_SKIP() << "this process may not lock 2 MiB of memory";
   const uint64_t before = LockedBytes();
   {
-    const auto arena = Arena::Make(kBytes, {.lock = true});
+    const auto arena = Arena::Make(kLockedBytes, {.lock = true});
     ASSERT_TRUE(arena.ok()) << arena.status();
-    EXPECT_EQ(LockedBytes(), before + kBytes);
+    EXPECT_EQ(LockedBytes(), before + kLockedBytes);
   }
   EXPECT_EQ(LockedBytes(), before);
-  const auto plain = Arena::Make(kBytes, {});
+  const auto plain = Arena::Make(kLockedBytes, {});
   ASSERT_TRUE(plain.ok());
   EXPECT_EQ(LockedBytes(), before);
 }
@@ -70,13 +70,14 @@ TEST(MemoryLock, IsRefusedWithTheLimit) {
   if (limit >= uint64_t{1} << 40) GTEST_SKIP() << "this process may lock any memory";
   Unprivileged([&] {
     const uint64_t before = LockedBytes();
-    const uint64_t too_much = (limit / kBytes + 2) * kBytes;
+    const uint64_t too_much = (limit / kLockedBytes + 2) * kLockedBytes;
     const absl::Status refused = AllowLocking(too_much);
     EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr(std::to_string(limit) + " bytes (RLIMIT_MEMLOCK"));
     EXPECT_EQ(LockedBytes(), before) << "asking locks nothing";
 
-    const auto tier = MemoryTier::Make({.capacity_bytes = too_much, .arena_bytes = kBytes, .arena = {.lock = true}});
+    const auto tier =
+        MemoryTier::Make({.capacity_bytes = too_much, .arena_bytes = kLockedBytes, .arena = {.lock = true}});
     EXPECT_TRUE(absl::IsFailedPrecondition(tier.status())) << tier.status();
     EXPECT_THAT(std::string(tier.status().message()), StartsWith("dram.lock: "));
   });
@@ -84,10 +85,10 @@ TEST(MemoryLock, IsRefusedWithTheLimit) {
 
 TEST(MemoryLock, SoftLimitsAreRaised) {
   const uint64_t limit = HardLimit();
-  if (limit < 2 * kBytes) GTEST_SKIP() << "this process may not lock 2 MiB of memory";
+  if (limit < 2 * kLockedBytes) GTEST_SKIP() << "this process may not lock 2 MiB of memory";
   const rlimit lowered{.rlim_cur = 4096, .rlim_max = limit};
   ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &lowered), 0);
-  Unprivileged([] { EXPECT_TRUE(AllowLocking(kBytes).ok()); });
+  Unprivileged([] { EXPECT_TRUE(AllowLocking(kLockedBytes).ok()); });
   rlimit now{};
   ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &now), 0);
   EXPECT_EQ(now.rlim_cur, limit);
@@ -98,7 +99,7 @@ TEST(MemoryLock, AnArenaThatCannotBeLockedIsNone) {
   const uint64_t limit = HardLimit();
   if (limit >= uint64_t{1} << 40) GTEST_SKIP() << "this process may lock any memory";
   Unprivileged([&] {
-    const auto arena = Arena::Make((limit / kBytes + 2) * kBytes, {.lock = true});
+    const auto arena = Arena::Make((limit / kLockedBytes + 2) * kLockedBytes, {.lock = true});
     EXPECT_TRUE(absl::IsResourceExhausted(arena.status())) << arena.status();
     EXPECT_THAT(std::string(arena.status().message()), HasSubstr("mlock"));
   });

@@ -20,7 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Mode = NumaPolicy::Mode;
-constexpr uint64_t kBytes = 1 << 20;
+constexpr uint64_t kBoundBytes = 1 << 20;
 
 class Nodes : public ::testing::Test {
  protected:
@@ -88,30 +88,30 @@ TEST(NumaPolicy, IsTheArenasBeforeItsPagesAre) {
   } kPolicies[] = {{Mode::kBind, MPOL_BIND}, {Mode::kPreferred, MPOL_PREFERRED}, {Mode::kInterleave, MPOL_INTERLEAVE}};
   for (const auto& policy : kPolicies) {
     for (const bool huge_pages : {false, true}) {
-      const auto arena = Arena::Make(kBytes, {.huge_pages = huge_pages, .numa = {policy.mode, {0}}});
+      const auto arena = Arena::Make(kBoundBytes, {.huge_pages = huge_pages, .numa = {policy.mode, {0}}});
       ASSERT_TRUE(arena.ok()) << arena.status();
       ASSERT_TRUE(PolicyOf(arena->data(), &mode, &nodes));
       EXPECT_EQ(mode, policy.kernels);
       EXPECT_EQ(nodes, 1u);
-      arena->data()[kBytes - 1] = std::byte{1};
+      arena->data()[kBoundBytes - 1] = std::byte{1};
     }
   }
-  const auto anywhere = Arena::Make(kBytes, {});
+  const auto anywhere = Arena::Make(kBoundBytes, {});
   ASSERT_TRUE(anywhere.ok());
   ASSERT_TRUE(PolicyOf(anywhere->data(), &mode, &nodes));
   EXPECT_EQ(mode, MPOL_DEFAULT);
 }
 
 TEST(NumaPolicy, TheKernelsRefusalIsTold) {
-  const auto arena = Arena::Make(kBytes, {.numa = {Mode::kBind, {NumaPolicy::kMaxNodes - 1}}});
+  const auto arena = Arena::Make(kBoundBytes, {.numa = {Mode::kBind, {NumaPolicy::kMaxNodes - 1}}});
   EXPECT_TRUE(absl::IsFailedPrecondition(arena.status())) << arena.status();
   EXPECT_THAT(std::string(arena.status().message()), StartsWith("arena: "));
   EXPECT_THAT(std::string(arena.status().message()), HasSubstr("mbind"));
 }
 
 TEST(NumaPolicy, OfATierNamesTheField) {
-  const auto tier =
-      MemoryTier::Make({.capacity_bytes = kBytes, .arena_bytes = kBytes, .arena = {.numa = {Mode::kPreferred, {777}}}});
+  const auto tier = MemoryTier::Make(
+      {.capacity_bytes = kBoundBytes, .arena_bytes = kBoundBytes, .arena = {.numa = {Mode::kPreferred, {777}}}});
   EXPECT_TRUE(absl::IsInvalidArgument(tier.status())) << tier.status();
   EXPECT_THAT(std::string(tier.status().message()), StartsWith("dram.numa.nodes[0]: "));
 }

@@ -17,7 +17,7 @@ namespace ashlar::storage {
 namespace {
 
 constexpr uint64_t kExtents = 4;  // one piece
-constexpr TenantId kAnn = 1, kBob = 2;
+constexpr TenantId kBlue = 1, kGreen = 2;
 
 // Refuses some tenants' work, as where their share of the queue is full.
 class Choosy final : public Executor {
@@ -37,8 +37,8 @@ class Choosy final : public Executor {
 class TierCopierTest : public ::testing::Test {
  protected:
   TierCopierTest() {
-    EXPECT_TRUE(ssd_->AddTenant(kAnn, "ann", 32 * limits::kExtentBytes).ok());
-    EXPECT_TRUE(ssd_->AddTenant(kBob, "bob", 32 * limits::kExtentBytes).ok());
+    EXPECT_TRUE(ssd_->AddTenant(kBlue, "ann", 32 * limits::kExtentBytes).ok());
+    EXPECT_TRUE(ssd_->AddTenant(kGreen, "bob", 32 * limits::kExtentBytes).ok());
     EXPECT_TRUE(ssd_->Recover().ok());
   }
 
@@ -70,8 +70,8 @@ class TierCopierTest : public ::testing::Test {
     return count;
   }
 
-  std::unique_ptr<MemoryTier> memory_ = TestTier({{kAnn, 64}, {kBob, 64}});
-  std::map<TenantId, std::array<Slot, 2>> slots_{{kAnn, {}}, {kBob, {}}};
+  std::unique_ptr<MemoryTier> memory_ = TestTier({{kBlue, 64}, {kGreen, 64}});
+  std::map<TenantId, std::array<Slot, 2>> slots_{{kBlue, {}}, {kGreen, {}}};
   SimulatedDisk disk_{SsdTier::SlabBytes(64 * limits::kExtentBytes), 1};
   ManualExecutor executor_, io_;
   std::unique_ptr<SsdTier> ssd_ = *SsdTier::Open({}, disk_.file(), disk_.records(), io_);
@@ -129,40 +129,40 @@ TEST_F(TierCopierTest, WhatIsNeededFirstGoesFirst) {
 }
 
 TEST_F(TierCopierTest, ANewcomersFirstPieceIsNextWhateverAnotherHasAskedFor) {
-  Ask(kAnn, 200, /*needed_at=*/0);
+  Ask(kBlue, 200, /*needed_at=*/0);
   ASSERT_EQ(executor_.pending(), 32u);  // of 800
-  Ask(kBob, 1, /*needed_at=*/1'000'000'000, /*pieces=*/1);
+  Ask(kGreen, 1, /*needed_at=*/1'000'000'000, /*pieces=*/1);
   EXPECT_EQ(executor_.pending(), 32u);
   executor_.Complete(0);
-  EXPECT_EQ(Latest(kBob, 1), 1u);
+  EXPECT_EQ(Latest(kGreen, 1), 1u);
 }
 
 TEST_F(TierCopierTest, TenantsHaveEqualShares) {
-  Ask(kAnn, 200, /*needed_at=*/0);
-  Ask(kBob, 50, /*needed_at=*/1'000'000'000);
+  Ask(kBlue, 200, /*needed_at=*/0);
+  Ask(kGreen, 50, /*needed_at=*/1'000'000'000);
   for (int i = 0; i < 64; ++i) executor_.Complete(0);
-  EXPECT_EQ(Latest(kBob, 32), 16u);
+  EXPECT_EQ(Latest(kGreen, 32), 16u);
 }
 
 TEST_F(TierCopierTest, OneTenantsFullQueueHoldsUpNobodyElse) {
-  choosy_.refused = kAnn;
-  Ask(kAnn, 10, /*needed_at=*/0);
-  Ask(kBob, 10, /*needed_at=*/1);
+  choosy_.refused = kBlue;
+  Ask(kBlue, 10, /*needed_at=*/0);
+  Ask(kGreen, 10, /*needed_at=*/1);
   EXPECT_EQ(executor_.pending(), 32u);
   choosy_.refused = kNoTenant;
   for (int i = 0; i < 32; ++i) executor_.Complete(0);
-  EXPECT_EQ(Latest(kAnn, 32), 24u) << "in turn with the last eight of Bob's forty";
+  EXPECT_EQ(Latest(kBlue, 32), 24u) << "in turn with the last eight of Bob's forty";
 }
 
 TEST_F(TierCopierTest, WhatNobodyWaitsForGetsOnBesideWhatOthersNeed) {
-  Ask(kAnn, 200, /*needed_at=*/0);
-  Ask(kBob, 50, TierCopier::kWhenIdle);
+  Ask(kBlue, 200, /*needed_at=*/0);
+  Ask(kGreen, 50, TierCopier::kWhenIdle);
   for (int i = 0; i < 64; ++i) executor_.Complete(0);
-  EXPECT_EQ(Latest(kBob, 32), 4u);
+  EXPECT_EQ(Latest(kGreen, 32), 4u);
 }
 
 TEST_F(TierCopierTest, WhatNobodyWaitsForIsBehindAllThatItsTenantNeeds) {
-  const Slot from = *memory_->Allocate(kAnn, kExtents), to = *memory_->Allocate(kAnn, kExtents);
+  const Slot from = *memory_->Allocate(kBlue, kExtents), to = *memory_->Allocate(kBlue, kExtents);
   executor_.set_capacity(1);
   Start({memory_.get(), &from}, {memory_.get(), &to}, TierCopier::kWhenIdle);
   for (Nanos needed_at = 1; needed_at <= 20; ++needed_at) {

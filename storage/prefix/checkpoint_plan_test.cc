@@ -26,7 +26,7 @@ using ::testing::IsEmpty;
 using Mass = OverlapModel::Mass;
 using Cost = std::function<double(uint64_t)>;
 
-double Tokens(uint64_t depth) {
+double TokensAt(uint64_t depth) {
   return static_cast<double>(depth);
 }
 
@@ -101,13 +101,13 @@ TEST(CheckpointPlanTest, IsExact) {
     std::mt19937_64 random(seed);
     const uint64_t begin = random() % 5, page = 1 + random() % 4;
     const std::vector<Mass> model = RandomModel(random, begin, begin + 1 + random() % 12);
-    ASSERT_NO_FATAL_FAILURE(ExpectExact(model, begin, page, random() % 5, Tokens));
+    ASSERT_NO_FATAL_FAILURE(ExpectExact(model, begin, page, random() % 5, TokensAt));
   }
 }
 
 // Long prefixes cost more a token than short ones, so checkpoints belong deeper.
 TEST(CheckpointPlanTest, IsExactByFlops) {
-  const Cost flops = [](uint64_t depth) { return Tokens(depth) * (7 + 3 * Tokens(depth)); };
+  const Cost flops = [](uint64_t depth) { return TokensAt(depth) * (7 + 3 * TokensAt(depth)); };
   for (int round = 0; round < 100; ++round) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -117,8 +117,8 @@ TEST(CheckpointPlanTest, IsExactByFlops) {
     ASSERT_NO_FATAL_FAILURE(ExpectExact(model, begin, page, random() % 4, flops));
   }
   const std::vector<Mass> model = {{20, 0.6}, {40, 0.2}};
-  EXPECT_THAT(CheckpointPlan(model, 0, 1, 1, Tokens).Positions(1), ElementsAre(20));
-  EXPECT_THAT(CheckpointPlan(model, 0, 1, 1, [](uint64_t d) { return std::pow(Tokens(d), 3); }).Positions(1),
+  EXPECT_THAT(CheckpointPlan(model, 0, 1, 1, TokensAt).Positions(1), ElementsAre(20));
+  EXPECT_THAT(CheckpointPlan(model, 0, 1, 1, [](uint64_t d) { return std::pow(TokensAt(d), 3); }).Positions(1),
               ElementsAre(40))
       << "0.2 · 40³ is more than 0.8 · 20³";
 }
@@ -135,9 +135,9 @@ TEST(CheckpointPlanTest, MeetsTheVectors) {
     for (const double mass : vector.at("mass")) model.push_back({model.size(), mass});
     model.erase(model.begin());  // prompts that part at the start cost nothing, and are not behind it
     const size_t budget = vector.at("budget");
-    const CheckpointPlan plan(model, 0, 1, budget, Tokens);
+    const CheckpointPlan plan(model, 0, 1, budget, TokensAt);
     EXPECT_THAT(plan.Expected(plan.most()), DoubleNear(vector.at("cost"), 1e-12));
-    EXPECT_THAT(Recomputed(model, 0, plan.Positions(budget), Tokens), DoubleNear(vector.at("cost"), 1e-12));
+    EXPECT_THAT(Recomputed(model, 0, plan.Positions(budget), TokensAt), DoubleNear(vector.at("cost"), 1e-12));
   }
 }
 
@@ -146,7 +146,7 @@ TEST(CheckpointPlanTest, UniformLawsGiveBalancedGaps) {
     std::vector<Mass> model;
     for (uint64_t depth = 1; depth <= length; ++depth) model.push_back({depth, 1.0 / static_cast<double>(length)});
     for (const size_t most : {1u, 2u, 3u, 7u, 16u}) {
-      std::vector<uint64_t> ends = CheckpointPlan(model, 0, 1, most, Tokens).Positions(most);
+      std::vector<uint64_t> ends = CheckpointPlan(model, 0, 1, most, TokensAt).Positions(most);
       ASSERT_EQ(ends.size(), most);
       ends.insert(ends.begin(), 0);
       ends.push_back(length + 1);
@@ -162,15 +162,15 @@ TEST(CheckpointPlanTest, UniformLawsGiveBalancedGaps) {
 
 TEST(CheckpointPlanTest, StandsAtPages) {
   const std::vector<Mass> model = {{5, 0.1}, {63, 0.2}, {64, 0.3}, {100, 0.2}, {127, 0.2}};
-  const CheckpointPlan plan(model, 3, 64, 4, Tokens);
+  const CheckpointPlan plan(model, 3, 64, 4, TokensAt);
   EXPECT_EQ(plan.most(), 1u) << "64 is the only page's begin that anything is behind";
   EXPECT_THAT(plan.Positions(4), ElementsAre(64));
-  EXPECT_THAT(CheckpointPlan(model, 64, 64, 4, Tokens).Positions(4), IsEmpty());
+  EXPECT_THAT(CheckpointPlan(model, 64, 64, 4, TokensAt).Positions(4), IsEmpty());
 }
 
 TEST(CheckpointPlanTest, NeedsNoMoreCheckpointsThanMasses) {
   const std::vector<Mass> model = {{10, 0.25}, {30, 0.5}};
-  const CheckpointPlan plan(model, 0, 1, 8, Tokens);
+  const CheckpointPlan plan(model, 0, 1, 8, TokensAt);
   EXPECT_EQ(plan.most(), 2u);
   EXPECT_THAT(plan.Positions(8), ElementsAre(10, 30));
   EXPECT_DOUBLE_EQ(plan.Expected(0), 17.5);
@@ -179,7 +179,7 @@ TEST(CheckpointPlanTest, NeedsNoMoreCheckpointsThanMasses) {
 }
 
 TEST(CheckpointPlanTest, OfNothingIsNothing) {
-  const CheckpointPlan plan({}, 12, 4, 8, Tokens);
+  const CheckpointPlan plan({}, 12, 4, 8, TokensAt);
   EXPECT_EQ(plan.most(), 0u);
   EXPECT_EQ(plan.Expected(0), 0);
   EXPECT_THAT(plan.Positions(8), IsEmpty());
@@ -188,10 +188,10 @@ TEST(CheckpointPlanTest, OfNothingIsNothing) {
 // Weights that have all but decayed are no reason to take a checkpoint that saves nothing.
 TEST(CheckpointPlanTest, MassesOfNoWeightSaveNothing) {
   const std::vector<Mass> model = {{10, 0.0}, {20, 1.0}, {30, 0.0}};
-  const CheckpointPlan plan(model, 0, 1, 3, Tokens);
+  const CheckpointPlan plan(model, 0, 1, 3, TokensAt);
   EXPECT_EQ(plan.Expected(1), 0);
   EXPECT_EQ(plan.Expected(3), 0);
-  EXPECT_EQ(Recomputed(model, 0, plan.Positions(3), Tokens), 0);
+  EXPECT_EQ(Recomputed(model, 0, plan.Positions(3), TokensAt), 0);
 }
 
 double PlanSeconds(size_t depths, uint64_t seed) {
@@ -201,7 +201,7 @@ double PlanSeconds(size_t depths, uint64_t seed) {
     model.push_back({depth, static_cast<double>(1 + random() % 1000) / static_cast<double>(1000 * depths)});
   }
   const std::clock_t begin = std::clock();  // of the processor: others' turns do not count
-  const CheckpointPlan plan(model, 0, 1, 8, Tokens);
+  const CheckpointPlan plan(model, 0, 1, 8, TokensAt);
   EXPECT_EQ(plan.most(), 8u);
   return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
 }

@@ -11,14 +11,14 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-double Tokens(uint64_t depth) {
+double TokensAt(uint64_t depth) {
   return static_cast<double>(depth);
 }
 
 TEST(CoverTest, APrefixThatSpoilsAHitIsNotTaken) {
   const CoverSegment segments[] = {{0, 100, false}, {100, 400, true}, {400, 500, true}};
   const uint64_t resumable[] = {100, 150};
-  const Cover cover = BestCover(resumable, segments, 0, 0, Tokens);
+  const Cover cover = BestCover(resumable, segments, 0, 0, TokensAt);
   EXPECT_EQ(cover.prefix, 100u);
   EXPECT_THAT(cover.segments, ElementsAre(1, 2));
   EXPECT_EQ(cover.saved, 500);
@@ -27,14 +27,14 @@ TEST(CoverTest, APrefixThatSpoilsAHitIsNotTaken) {
 TEST(CoverTest, ALongPrefixIsTakenWhereItSavesMore) {
   const CoverSegment segments[] = {{0, 100, false}, {100, 400, true}, {400, 500, false}};
   const uint64_t resumable[] = {450};
-  const Cover cover = BestCover(resumable, segments, 0, 0, Tokens);
+  const Cover cover = BestCover(resumable, segments, 0, 0, TokensAt);
   EXPECT_EQ(cover.prefix, 450u);
   EXPECT_THAT(cover.segments, IsEmpty());
 }
 
 TEST(CoverTest, SeamSidesAreComputedButNotThoseOfAPrefix) {
   const CoverSegment segments[] = {{0, 100, true}, {100, 200, true}, {200, 216, true}};
-  const Cover cover = BestCover({}, segments, 8, 8, Tokens);
+  const Cover cover = BestCover({}, segments, 8, 8, TokensAt);
   EXPECT_EQ(cover.prefix, 100u) << "the segment that the prompt begins with has no seams";
   EXPECT_THAT(cover.segments, ElementsAre(1)) << "the last one is all seam";
   EXPECT_EQ(cover.saved, 100 + 84);
@@ -44,14 +44,14 @@ TEST(CoverTest, APrefixMayEndInAHeadAndNoFurther) {
   const CoverSegment segments[] = {{0, 100, false}, {100, 200, true}, {200, 300, true}};
   for (const auto& [depth, interiors] : {std::pair{100, 2}, {104, 2}, {108, 2}, {109, 1}, {192, 1}, {208, 1}}) {
     const uint64_t resumable[] = {static_cast<uint64_t>(depth)};
-    const Cover cover = BestCover(resumable, segments, 8, 8, Tokens);
+    const Cover cover = BestCover(resumable, segments, 8, 8, TokensAt);
     EXPECT_EQ(cover.prefix, resumable[0]);
     EXPECT_EQ(cover.saved, depth + interiors * 84) << depth;
   }
 }
 
 TEST(CoverTest, NothingThereNothingTaken) {
-  const Cover cover = BestCover({}, {}, 8, 8, Tokens);
+  const Cover cover = BestCover({}, {}, 8, 8, TokensAt);
   EXPECT_EQ(cover.prefix, 0u);
   EXPECT_EQ(cover.saved, 0);
 }

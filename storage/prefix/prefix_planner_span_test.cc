@@ -19,12 +19,8 @@ namespace {
 using ::testing::ElementsAre;
 using Kept = PrefixPlanner::Kept;
 
-constexpr PrefixCosts kCosts{.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000, .flops_per_token = 1};
-constexpr uint64_t kRoomy = uint64_t{1} << 40;
-
-Tokens First(const Tokens& tokens, size_t count) {
-  return {tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count)};
-}
+constexpr PrefixCosts kPagedCosts{.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000, .flops_per_token = 1};
+constexpr uint64_t kNeverFull = uint64_t{1} << 40;
 
 class PrefixSpans : public ::testing::Test {
  protected:
@@ -41,7 +37,7 @@ class PrefixSpans : public ::testing::Test {
     return match.resume;
   }
   void ExpectBooks() {
-    const PrefixRecount count = Recount(cache_.tree().root(), kCosts);
+    const PrefixRecount count = Recount(cache_.tree().root(), kPagedCosts);
     EXPECT_TRUE(count.needs_hold);
     EXPECT_TRUE(count.spans_hold);
     EXPECT_EQ(count.bytes, cache_.store().bytes());
@@ -50,7 +46,7 @@ class PrefixSpans : public ::testing::Test {
   }
 
   const Tokens prompt_ = Numbers(0, 101), answer_ = Numbers(1000, 40);
-  PrefixPlanner cache_{kCosts, {.capacity_bytes = kRoomy}};
+  PrefixPlanner cache_{kPagedCosts, {.capacity_bytes = kNeverFull}};
 };
 
 TEST_F(PrefixSpans, StandForStatesWhereTheyTakeLess) {
@@ -127,7 +123,7 @@ TEST_F(PrefixSpans, AreRecoveredBehindTheirStatesOnly) {
 TEST_F(PrefixSpans, StatesStayAsLongAsSpansHangOnThem) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     std::mt19937_64 random(seed);
-    PrefixPlanner cache(kCosts, {.capacity_bytes = 6000 + random() % 20'000, .history_bytes = 50'000});
+    PrefixPlanner cache(kPagedCosts, {.capacity_bytes = 6000 + random() % 20'000, .history_bytes = 50'000});
     std::vector<Tokens> known = {{}};
     size_t inside = 0, evictions = 0;
     cache.WhenGone([&](PrefixNode& node) {
@@ -145,7 +141,7 @@ TEST_F(PrefixSpans, StatesStayAsLongAsSpansHangOnThem) {
       cache.Commit(match, text, prompt.size(), std::vector<uint64_t>{begin},
                    PrefixPlanner::SpanOffer{begin, random() % 400});
       known.push_back(text);
-      const PrefixRecount count = Recount(cache.tree().root(), kCosts);
+      const PrefixRecount count = Recount(cache.tree().root(), kPagedCosts);
       ASSERT_TRUE(count.needs_hold && count.spans_hold);
       ASSERT_EQ(count.bytes, cache.store().bytes());
       ASSERT_LE(cache.store().bytes(), cache.store().capacity_bytes());

@@ -20,8 +20,8 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr PrefixCosts kCosts{.page_tokens = 1, .page_bytes = 10, .checkpoint_bytes = 1000, .flops_per_token = 1};
-constexpr PrefixCosts kPages{.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000, .flops_per_token = 1};
+constexpr PrefixCosts kTokenCosts{.page_tokens = 1, .page_bytes = 10, .checkpoint_bytes = 1000, .flops_per_token = 1};
+constexpr PrefixCosts kPageCosts{.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000, .flops_per_token = 1};
 constexpr uint64_t kRoomy = uint64_t{1} << 40;
 
 // As an engine does that captures all it is asked for.
@@ -32,7 +32,7 @@ PrefixPlanner::Match Request(PrefixPlanner& cache, const Tokens& prompt, const T
 }
 
 TEST(PrefixPlannerTest, ResumesAConversationAtTheVeryToken) {
-  PrefixPlanner cache(kPages, {.capacity_bytes = kRoomy});
+  PrefixPlanner cache(kPageCosts, {.capacity_bytes = kRoomy});
   Tokens conversation = Numbers(0, 77);
   for (int turn = 0; turn < 20; ++turn) {
     const Tokens decoded = Numbers(1000 * turn + 500, 13);
@@ -48,7 +48,7 @@ TEST(PrefixPlannerTest, ResumesAConversationAtTheVeryToken) {
 
 // Marconi's speculative insertion: what two prompts share is known when the second comes, and there for the third.
 TEST(PrefixPlannerTest, TheSecondPromptRevealsABranch) {
-  PrefixPlanner cache(kCosts, {.capacity_bytes = kRoomy});
+  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = kRoomy});
   const Tokens instructions = Numbers(0, 300);
   const PrefixPlanner::Match first = Request(cache, Join(instructions, Numbers(1000, 50)));
   EXPECT_EQ(first.shared, 0u);
@@ -68,7 +68,7 @@ TEST(PrefixPlannerTest, APlacedCheckpointHitsOnADocumentsSecondPrompt) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  PrefixPlanner cache(kCosts, {.capacity_bytes = kRoomy, .seed = seed});
+  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = kRoomy, .seed = seed});
   uint64_t resumed = 0, could = 0;
   for (int document = 0; document < 60; ++document) {
     const Tokens text = Numbers(10'000 * (document + 1), static_cast<int32_t>(2000 + random() % 5000));
@@ -89,7 +89,7 @@ TEST(PrefixPlannerTest, PositionsAreWhereTheEngineCanCapture) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  PrefixPlanner cache(kCosts, {.capacity_bytes = kRoomy, .capture_tokens = 64, .seed = seed});
+  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = kRoomy, .capture_tokens = 64, .seed = seed});
   const Tokens instructions = Numbers(0, 300);
   Request(cache, Join(instructions, Numbers(1000, 50)));
   EXPECT_THAT(Request(cache, Join(instructions, Numbers(2000, 50))).checkpoint_at, ElementsAre(256));
@@ -108,7 +108,7 @@ TEST(PrefixPlannerTest, AsksForNoMoreThanItMay) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   size_t most = 0;
-  PrefixPlanner cache(kCosts, {.capacity_bytes = kRoomy, .most_checkpoints = 6, .most_placed = 4, .seed = seed});
+  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = kRoomy, .most_checkpoints = 6, .most_placed = 4, .seed = seed});
   for (int i = 0; i < 400; ++i) {
     // Partings at many depths of one text, most of which were seen, and never computed.
     const Tokens prompt = Join(Numbers(0, static_cast<int32_t>(random() % 2000)), Numbers(5000 + 3000 * i, 2500));
@@ -126,7 +126,7 @@ TEST(PrefixPlannerTest, AsksForNoMoreThanItMay) {
 
 TEST(PrefixPlannerTest, WhatIsLeasedStaysUntilItsRequestEnds) {
   // Room for one conversation's end.
-  PrefixPlanner cache(kCosts, {.capacity_bytes = 2500});
+  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = 2500});
   const Tokens conversation = Numbers(0, 100);
   Request(cache, conversation);
   const PrefixPlanner::Match held = cache.Lookup(Join(conversation, Numbers(900, 10)));
@@ -141,7 +141,7 @@ TEST(PrefixPlannerTest, WhatIsLeasedStaysUntilItsRequestEnds) {
 }
 
 TEST(PrefixPlannerTest, WhatWouldNeverFitIsNotAskedForNorKept) {
-  PrefixPlanner cache(kCosts, {.capacity_bytes = 999});
+  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = 999});
   for (int i = 0; i < 10; ++i) {
     const PrefixPlanner::Match match = cache.Lookup(Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)));
     EXPECT_THAT(match.checkpoint_at, IsEmpty());
@@ -152,7 +152,7 @@ TEST(PrefixPlannerTest, WhatWouldNeverFitIsNotAskedForNorKept) {
 }
 
 TEST(PrefixPlannerTest, EmptyPromptsAreNothing) {
-  PrefixPlanner cache(kCosts, {.capacity_bytes = kRoomy});
+  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = kRoomy});
   EXPECT_EQ(Request(cache, {}).resume, 0u);
   EXPECT_EQ(cache.nodes(), 0u);
   Request(cache, {}, Numbers(0, 5));
@@ -162,11 +162,11 @@ TEST(PrefixPlannerTest, EmptyPromptsAreNothing) {
 TEST(PrefixPlannerTest, ForgetsPromptsButNotWhatIsKept) {
   constexpr uint64_t kHistory = 200'000;
   // Room for some thirty ends; history for some eighty prompts.
-  PrefixPlanner cache(kCosts, {.capacity_bytes = 30 * (1000 + 500 * 10), .history_bytes = kHistory});
+  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = 30 * (1000 + 500 * 10), .history_bytes = kHistory});
   for (int i = 0; i < 2000; ++i) {
     Request(cache, Numbers(1000 * i, 500));
     ASSERT_LE(cache.history_bytes(), kHistory) << "request " << i;
-    const PrefixRecount count = Recount(cache.tree().root(), kCosts);
+    const PrefixRecount count = Recount(cache.tree().root(), kTokenCosts);
     ASSERT_EQ(count.kept.size(), cache.store().checkpoints());
     ASSERT_EQ(count.bytes, cache.store().bytes());
   }
@@ -177,7 +177,7 @@ TEST(PrefixPlannerTest, ForgetsPromptsButNotWhatIsKept) {
 // Most known prefixes are kept, so that nearly every leaf that the planner comes to has to stay.
 TEST(PrefixPlannerTest, ForgetsWhatIsBetweenThatWhichIsKept) {
   constexpr uint64_t kHistory = 200'000;
-  PrefixPlanner cache(kCosts, {.capacity_bytes = 75 * (1000 + 500 * 10), .history_bytes = kHistory});
+  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = 75 * (1000 + 500 * 10), .history_bytes = kHistory});
   for (int i = 0; i < 2000; ++i) {
     Request(cache, Numbers(1000 * i, 500));
     ASSERT_LE(cache.history_bytes(), kHistory + 5 * 500) << "request " << i;
@@ -188,7 +188,7 @@ TEST(PrefixPlannerTest, ForgetsWhatIsBetweenThatWhichIsKept) {
 // Engines may ask and never compute.
 TEST(PrefixPlannerTest, LookupsAloneDoNotGrowTheHistory) {
   constexpr uint64_t kHistory = 250'000;
-  PrefixPlanner cache(kCosts, {.capacity_bytes = 0, .history_bytes = kHistory});
+  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = 0, .history_bytes = kHistory});
   for (int i = 0; i < 8; ++i) Request(cache, Numbers(100'000 * i, 3'000));
   for (int i = 0; i < 3'000; ++i) {
     cache.Release(cache.Lookup(Join(Numbers(100'000 * (i % 8), i % 2'999 + 1), {-1})));
@@ -203,7 +203,7 @@ TEST(PrefixPlannerTest, IsAListOfSequencesWhileThereIsRoom) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
-    PrefixPlanner cache(kPages, {.capacity_bytes = kRoomy, .seed = seed});
+    PrefixPlanner cache(kPageCosts, {.capacity_bytes = kRoomy, .seed = seed});
     std::vector<Tokens> known, kept;
     for (int i = 0; i < 150; ++i) {
       Tokens prompt;
@@ -244,7 +244,7 @@ TEST(PrefixPlannerTest, IsAListOfSequencesWhileThereIsRoom) {
         kept.emplace_back(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(at));
       }
     }
-    const PrefixRecount count = Recount(cache.tree().root(), kPages);
+    const PrefixRecount count = Recount(cache.tree().root(), kPageCosts);
     ASSERT_EQ(count.bytes, cache.store().bytes());
     ASSERT_EQ(count.nodes.size(), cache.nodes());
   }
@@ -293,7 +293,7 @@ TEST(PrefixPlannerTest, RandomTrafficKeepsTheBooksAndDecidesTheSame) {
   for (int round = 0; round < 3; ++round) {
     const uint64_t seed = round == 0 ? 2746265446 : std::random_device()();  // forgot a prefix that was leased
     SCOPED_TRACE("seed " + std::to_string(seed));
-    for (const PrefixCosts& costs : {kCosts, kPages}) {
+    for (const PrefixCosts& costs : {kTokenCosts, kPageCosts}) {
       const std::vector<uint64_t> decided = Traffic(costs, seed, 5);
       ASSERT_FALSE(HasFailure());
       ASSERT_EQ(decided, Traffic(costs, seed, 5));

@@ -10,13 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "storage/testing/tokens.h"
+
 namespace ashlar::storage {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-using Tokens = std::vector<int32_t>;
 using Tree = PrefixTree<int>;  // a node's name; 0: it has none yet
 
 size_t Common(const Tokens& a, const Tokens& b) {
@@ -27,11 +28,7 @@ bool Begins(const Tokens& whole, const Tokens& part) {
   return Common(whole, part) == part.size();
 }
 
-Tokens First(const Tokens& tokens, size_t count) {
-  return {tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count)};
-}
-
-Tokens Numbers(int32_t first, int32_t behind) {
+Tokens Range(int32_t first, int32_t behind) {
   Tokens tokens;
   for (int32_t token = first; token < behind; ++token) tokens.push_back(token);
   return tokens;
@@ -255,7 +252,7 @@ TEST(PrefixTreeTest, IsAListOfSequences) {
 
 // Long edges, which part anywhere in them.
 TEST(PrefixTreeTest, FindsTheVeryTokenWhereLongEdgesPart) {
-  const Tokens whole = Numbers(0, 5000);
+  const Tokens whole = Range(0, 5000);
   for (const int32_t at : {0, 1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 1023, 4097, 4998, 4999}) {
     Tree tree;
     tree.Insert(whole);
@@ -276,9 +273,9 @@ TEST(PrefixTreeTest, FindsTheVeryTokenWhereLongEdgesPart) {
 
 TEST(PrefixTreeTest, PutsANodeInsideAnEdge) {
   Tree tree;
-  Tree::Node& end = *tree.Insert(Numbers(0, 10)).node;
+  Tree::Node& end = *tree.Insert(Range(0, 10)).node;
   end.data = 7;
-  const Tree::Inserted middle = tree.Insert(Numbers(0, 4));
+  const Tree::Inserted middle = tree.Insert(Range(0, 4));
   EXPECT_EQ(middle.node, middle.split) << "the split is what was asked for";
   EXPECT_EQ(middle.behind, &end);
   EXPECT_FALSE(middle.added);
@@ -302,7 +299,7 @@ TEST(PrefixTreeTest, OfNothingIsTheRoot) {
   EXPECT_EQ(tree.root().parent(), nullptr);
   EXPECT_TRUE(tree.root().leaf());
   EXPECT_THAT(tree.root().edge(), IsEmpty());
-  EXPECT_EQ(tree.Walk(Numbers(0, 3)).depth, 0u);
+  EXPECT_EQ(tree.Walk(Range(0, 3)).depth, 0u);
   EXPECT_EQ(tree.bytes(), 0u);
 }
 
@@ -318,7 +315,7 @@ TEST(PrefixTreeTest, ChildrenAreInTheOrderOfTokens) {
 // end.
 TEST(PrefixTreeTest, DeepChainsAreWalkedAndFreed) {
   constexpr int32_t kDepth = 300'000;
-  const Tokens tokens = Numbers(0, kDepth);
+  const Tokens tokens = Range(0, kDepth);
   Tree tree;
   Tree::Node* node = &tree.root();
   for (int32_t token = 0; token < kDepth; ++token) node = &tree.Append(*node, std::span(&token, 1));

@@ -2,10 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include "storage/testing/tenants.h"
+
 namespace ashlar::storage {
 namespace {
 
-constexpr TenantId kTenant = 1, kOther = 2;
 constexpr SessionId kEngine = 10, kWorker = 11;
 constexpr uint64_t kRegion = 7;
 
@@ -14,7 +15,7 @@ LeaseId Lease(uint8_t name) {
   lease[0] = name;
   return lease;
 }
-std::vector<PagePool::Want> Text(uint8_t text, uint32_t pages) {
+std::vector<PagePool::Want> PagesOf(uint8_t text, uint32_t pages) {
   Key key;
   key.bytes[0] = text;
   return {{key, pages}};
@@ -35,7 +36,7 @@ class PagePoolsTest : public testing::Test {
 };
 
 TEST_F(PagePoolsTest, ALeasePassedOnOutlivesTheSessionThatTookIt) {
-  ASSERT_NE(Admit(kEngine, 1, Text(1, 4), 2), 0u);
+  ASSERT_NE(Admit(kEngine, 1, PagesOf(1, 4), 2), 0u);
   const auto attached = pools_.Attach(kWorker, kTenant, Lease(1));
   ASSERT_TRUE(attached.ok()) << attached.status();
   EXPECT_TRUE(pools_.Attach(kWorker, kTenant, Lease(1)).ok());
@@ -61,8 +62,8 @@ TEST_F(PagePoolsTest, LeasesOfOtherTenantsAndSessionsAreUnknown) {
 }
 
 TEST_F(PagePoolsTest, AnEnginesEndFreesAllThatItsRequestsHeld) {
-  ASSERT_NE(Admit(kEngine, 1, Text(1, 3), 2), 0u);
-  ASSERT_NE(Admit(kEngine, 2, Text(1, 3), 4), 0u);
+  ASSERT_NE(Admit(kEngine, 1, PagesOf(1, 3), 2), 0u);
+  ASSERT_NE(Admit(kEngine, 2, PagesOf(1, 3), 4), 0u);
   pools_.ReleaseAll(kEngine);
   EXPECT_EQ(pools_.levels(kTenant).free, 10u);  // nobody had filled text 1
   EXPECT_FALSE(pool_->InUse());

@@ -11,12 +11,12 @@
 
 #include "storage/prefix/prefixes.h"
 #include "storage/testing/prefix_engine.h"
+#include "storage/testing/tenants.h"
 #include "storage/testing/tiered_rig.h"
 #include "storage/testing/tokens.h"
 
 namespace ashlar::storage {
 
-inline constexpr SessionId kAnn = 1, kBob = 2, kEve = 3;  // Eve is another tenant's
 inline constexpr uint64_t kBlock = 256;
 
 inline ConversationId Conversation(uint8_t number) {

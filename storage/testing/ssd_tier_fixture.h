@@ -17,12 +17,12 @@
 
 namespace ashlar::storage {
 
-inline constexpr uint64_t kExtent = limits::kExtentBytes;
+using limits::kExtentBytes;
 inline constexpr TenantId kAcme = 3, kBolt = 5;
 
 class SsdTierTest : public ::testing::Test {
  protected:
-  static constexpr uint64_t kCapacity = 16 * kExtent;
+  static constexpr uint64_t kCapacity = 16 * kExtentBytes;
 
   SsdTierTest() : disk_(SsdTier::SlabBytes(kCapacity), /*seed=*/1) { memory_.Fill(7); }
 
@@ -33,7 +33,7 @@ class SsdTierTest : public ::testing::Test {
     if (tier.ok()) tier_ = *std::move(tier);
     return tier.status();
   }
-  std::vector<SsdTier::Recovered> OpenWithTenants(uint64_t acme = 10 * kExtent, uint64_t bolt = 6 * kExtent) {
+  std::vector<SsdTier::Recovered> OpenWithTenants(uint64_t acme = 10 * kExtentBytes, uint64_t bolt = 6 * kExtentBytes) {
     EXPECT_EQ(Open(), absl::OkStatus());
     EXPECT_EQ(tier_->AddTenant(kAcme, "acme", acme), absl::OkStatus());
     EXPECT_EQ(tier_->AddTenant(kBolt, "bolt", bolt), absl::OkStatus());

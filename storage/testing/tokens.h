@@ -21,4 +21,8 @@ inline Tokens Join(Tokens a, const Tokens& b) {
   return a;
 }
 
+inline Tokens First(const Tokens& tokens, size_t count) {
+  return {tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count)};
+}
+
 }  // namespace ashlar::storage

@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint64_t kExtent = limits::kExtentBytes;
+using limits::kExtentBytes;
 constexpr uint64_t kBlock = BlockFile::kBlockBytes;
 
 class BlockFileTest : public ::testing::Test {
@@ -44,77 +44,77 @@ TEST_F(BlockFileTest, KeepsWhatIsWrittenAndHasItsBlocksFromTheStart) {
   ExtentMemory memory(2);
   memory.Fill(3);
   {
-    auto file = OpenBlockFile(path_, 2 * kExtent);
+    auto file = OpenBlockFile(path_, 2 * kExtentBytes);
     ASSERT_TRUE(file.ok()) << file.status();
-    EXPECT_EQ((*file)->size(), 2 * kExtent);
-    EXPECT_GE(Stat(path_).st_blocks * 512u, 2 * kExtent);
+    EXPECT_EQ((*file)->size(), 2 * kExtentBytes);
+    EXPECT_GE(Stat(path_).st_blocks * 512u, 2 * kExtentBytes);
     EXPECT_EQ(Stat(path_).st_mode & 0777, 0600u);
-    EXPECT_EQ((*file)->Write(kExtent, {memory[0], kExtent}), absl::OkStatus());
+    EXPECT_EQ((*file)->Write(kExtentBytes, {memory[0], kExtentBytes}), absl::OkStatus());
     EXPECT_EQ((*file)->Sync(), absl::OkStatus());
-    EXPECT_EQ((*file)->Read(kExtent, {memory[1], kExtent}), absl::OkStatus());
+    EXPECT_EQ((*file)->Read(kExtentBytes, {memory[1], kExtentBytes}), absl::OkStatus());
     EXPECT_TRUE(SameExtent(memory[0], memory[1]));
   }
-  std::memset(memory[1], 0, kExtent);
-  auto file = OpenBlockFile(path_, 3 * kExtent);  // longer: what was there stays
+  std::memset(memory[1], 0, kExtentBytes);
+  auto file = OpenBlockFile(path_, 3 * kExtentBytes);  // longer: what was there stays
   ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ((*file)->Read(kExtent, {memory[1], kExtent}), absl::OkStatus());
+  EXPECT_EQ((*file)->Read(kExtentBytes, {memory[1], kExtentBytes}), absl::OkStatus());
   EXPECT_TRUE(SameExtent(memory[0], memory[1]));
-  EXPECT_EQ((*file)->Write(2 * kExtent, {memory[0], kExtent}), absl::OkStatus());
+  EXPECT_EQ((*file)->Write(2 * kExtentBytes, {memory[0], kExtentBytes}), absl::OkStatus());
   file->reset();
-  file = OpenBlockFile(path_, kExtent);
+  file = OpenBlockFile(path_, kExtentBytes);
   ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtent);
+  EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtentBytes);
 }
 
 TEST_F(BlockFileTest, WholeBlocksOfTheFileOnly) {
   ExtentMemory memory(1);
   std::byte* const at = memory[0];
-  auto file = OpenBlockFile(path_, kExtent);
+  auto file = OpenBlockFile(path_, kExtentBytes);
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ((*file)->Write(0, {at + 1, kBlock}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ((*file)->Write(512, {at, kBlock}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ((*file)->Read(0, {at, 512}).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ((*file)->Read(kExtent, {at, kBlock}).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ((*file)->Write(kExtent - kBlock, {at, 2 * kBlock}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ((*file)->Read(kExtentBytes, {at, kBlock}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ((*file)->Write(kExtentBytes - kBlock, {at, 2 * kBlock}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ((*file)->Write(UINT64_MAX - kBlock + 1, {at, kBlock}).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ((*file)->Write(kExtent - kBlock, {at, kBlock}), absl::OkStatus());
+  EXPECT_EQ((*file)->Write(kExtentBytes - kBlock, {at, kBlock}), absl::OkStatus());
   EXPECT_EQ(OpenBlockFile(folder_ / "other", 1000).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(OpenBlockFile(folder_ / "other", 0).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(BlockFileTest, BelongsToOneAtATime) {
-  auto file = OpenBlockFile(path_, kExtent);
+  auto file = OpenBlockFile(path_, kExtentBytes);
   ASSERT_TRUE(file.ok()) << file.status();
-  const absl::Status second = OpenBlockFile(path_, kExtent).status();
+  const absl::Status second = OpenBlockFile(path_, kExtentBytes).status();
   EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(second.message(), HasSubstr(path_));
   file->reset();
-  EXPECT_TRUE(OpenBlockFile(path_, kExtent).ok());
+  EXPECT_TRUE(OpenBlockFile(path_, kExtentBytes).ok());
 }
 
 TEST_F(BlockFileTest, ErrorsNameThePath) {
-  const absl::Status missing = OpenBlockFile(folder_ / "no/slab", kExtent).status();
+  const absl::Status missing = OpenBlockFile(folder_ / "no/slab", kExtentBytes).status();
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(missing.message(), HasSubstr("no/slab"));
-  EXPECT_FALSE(OpenBlockFile(folder_.path(), kExtent).ok());
+  EXPECT_FALSE(OpenBlockFile(folder_.path(), kExtentBytes).ok());
 }
 
 // A limit on a file's size stands for a disk that is full: the system answers in the same place.
 TEST_F(BlockFileTest, AFileThatDoesNotFitLeavesNothingBehind) {
-  ASSERT_TRUE(OpenBlockFile(path_, kExtent).ok());
+  ASSERT_TRUE(OpenBlockFile(path_, kExtentBytes).ok());
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit tight{2 * kExtent, before.rlim_max};
+  const rlimit tight{2 * kExtentBytes, before.rlim_max};
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &tight), 0);
-  const absl::Status made = OpenBlockFile(folder_ / "large", 4 * kExtent).status();
-  const absl::Status grown = OpenBlockFile(path_, 4 * kExtent).status();
+  const absl::Status made = OpenBlockFile(folder_ / "large", 4 * kExtentBytes).status();
+  const absl::Status grown = OpenBlockFile(path_, 4 * kExtentBytes).status();
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, handler);
   EXPECT_EQ(made.code(), absl::StatusCode::kResourceExhausted) << made;
   EXPECT_NE(access((folder_ / "large").c_str(), F_OK), 0);
   EXPECT_EQ(grown.code(), absl::StatusCode::kResourceExhausted) << grown;
-  EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtent);
+  EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtentBytes);
 }
 
 TEST(BlockFile, AFileSystemWithoutDirectAccessIsRefused) {
@@ -123,7 +123,7 @@ TEST(BlockFile, AFileSystemWithoutDirectAccessIsRefused) {
   if (probe >= 0) close(probe);
   unlink(path.c_str());
   if (probe >= 0) GTEST_SKIP() << "/dev/shm has O_DIRECT";
-  const absl::Status status = OpenBlockFile(path, kExtent).status();
+  const absl::Status status = OpenBlockFile(path, kExtentBytes).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("O_DIRECT"));
   EXPECT_NE(access(path.c_str(), F_OK), 0) << "the file was left behind";

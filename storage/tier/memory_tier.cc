@@ -10,7 +10,7 @@
 namespace ashlar::storage {
 namespace {
 
-constexpr uint64_t kExtent = limits::kExtentBytes;
+using limits::kExtentBytes;
 constexpr size_t kMaxTenants = 4096;
 constexpr uint64_t kMaxArenas = uint64_t{1} << 20;
 
@@ -31,7 +31,7 @@ absl::Status CheckMachine(const MemoryTierOptions& options) {
   const auto named = [&](absl::string_view field, const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(Name(options.kind), field, status.message()));
   };
-  if (options.on_gpu) return MakeArena(kExtent, options).status();
+  if (options.on_gpu) return MakeArena(kExtentBytes, options).status();
   const ArenaOptions& arena = options.arena;
   if (absl::Status nodes = CheckNodes(arena.numa); !nodes.ok()) return named(".numa.", nodes);
   if (arena.lock) {
@@ -39,7 +39,7 @@ absl::Status CheckMachine(const MemoryTierOptions& options) {
   }
   ArenaOptions plain = arena;
   plain.huge_pages = false;
-  return Arena::Make(kExtent, plain).status();
+  return Arena::Make(kExtentBytes, plain).status();
 }
 
 }  // namespace
@@ -64,15 +64,15 @@ Slot Slot::CutBehind(uint64_t extents) {
 }
 
 absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Make(const MemoryTierOptions& options) {
-  if (options.capacity_bytes < kExtent) {
+  if (options.capacity_bytes < kExtentBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(Name(options.kind), ".capacity_bytes: must be at least one extent, ", kExtent));
+        absl::StrCat(Name(options.kind), ".capacity_bytes: must be at least one extent, ", kExtentBytes));
   }
-  if (options.arena_bytes == 0 || options.arena_bytes % kExtent != 0) {
+  if (options.arena_bytes == 0 || options.arena_bytes % kExtentBytes != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(Name(options.kind), ".arena_bytes: must be a multiple of ", kExtent));
+        absl::StrCat(Name(options.kind), ".arena_bytes: must be a multiple of ", kExtentBytes));
   }
-  if (options.arena_bytes / kExtent > UINT32_MAX) {
+  if (options.arena_bytes / kExtentBytes > UINT32_MAX) {
     return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: too large"));
   }
   // Every tenant's arenas are full-sized but its last one.
@@ -90,16 +90,16 @@ MemoryTier::MemoryTier(const MemoryTierOptions& options, size_t max_arenas)
 absl::Status MemoryTier::AddTenant(TenantId tenant, uint64_t budget_bytes) {
   if (tenants_.contains(tenant)) return absl::AlreadyExistsError(absl::StrCat("tenant ", tenant, ": has a budget"));
   if (tenants_.size() == kMaxTenants) return absl::InvalidArgumentError("tenants: too many");
-  if (budget_bytes < kExtent) {
+  if (budget_bytes < kExtentBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(Name(options_.kind), "_bytes: must be at least one extent, ", kExtent));
+        absl::StrCat(Name(options_.kind), "_bytes: must be at least one extent, ", kExtentBytes));
   }
   if (budget_bytes > options_.capacity_bytes - budgets_bytes_) {
     return absl::InvalidArgumentError(absl::StrCat(
         Name(options_.kind), "_bytes: ", budget_bytes, " exceed the ", options_.capacity_bytes - budgets_bytes_,
         " bytes that other tenants leave of ", Name(options_.kind), ".capacity_bytes"));
   }
-  tenants_[tenant].budget_bytes = budget_bytes / kExtent * kExtent;
+  tenants_[tenant].budget_bytes = budget_bytes / kExtentBytes * kExtentBytes;
   budgets_bytes_ += budget_bytes;
   return absl::OkStatus();
 }
@@ -108,14 +108,14 @@ absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": has no budget"));
   Tenant& owner = found->second;
-  if (extents > (owner.budget_bytes - owner.used_bytes) / kExtent) {
+  if (extents > (owner.budget_bytes - owner.used_bytes) / kExtentBytes) {
     return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": budget is used up"));
   }
   // Memory that was touched before is used again before new arenas are made.
   while (owner.extents.free_extents() < extents) {
     if (absl::Status grown = Grow(tenant, owner); !grown.ok()) return grown;
   }
-  owner.used_bytes += extents * kExtent;
+  owner.used_bytes += extents * kExtentBytes;
   return Slot{.tenant = tenant, .runs = owner.extents.Take(extents)};
 }
 
@@ -127,14 +127,14 @@ absl::Status MemoryTier::Grow(TenantId id, Tenant& tenant) {
   addresses_[index].store((*arena)->data(), std::memory_order_release);
   arenas_.push_back({id, *std::move(arena)});
   tenant.held_bytes += bytes;
-  tenant.extents.AddArena(index, static_cast<uint32_t>(bytes / kExtent));
+  tenant.extents.AddArena(index, static_cast<uint32_t>(bytes / kExtentBytes));
   return absl::OkStatus();
 }
 
 void MemoryTier::Free(Slot slot) {
   Tenant& owner = tenants_.at(slot.tenant);
   for (const ExtentRun& run : slot.runs) owner.extents.Give(run);
-  owner.used_bytes -= slot.Extents() * kExtent;
+  owner.used_bytes -= slot.Extents() * kExtentBytes;
 }
 
 TierUsage MemoryTier::Usage(TenantId tenant) const {
@@ -153,7 +153,7 @@ TierUsage MemoryTier::Usage() const {
 }
 
 std::byte* MemoryTier::Address(uint32_t arena, uint32_t extent) const {
-  return addresses_[arena].load(std::memory_order_acquire) + uint64_t{extent} * kExtent;
+  return addresses_[arena].load(std::memory_order_acquire) + uint64_t{extent} * kExtentBytes;
 }
 
 absl::StatusOr<MemoryTier::ArenaDescriptor> MemoryTier::Descriptor(TenantId tenant, uint32_t arena) const {

@@ -18,11 +18,12 @@
 namespace ashlar::storage {
 namespace {
 
+using limits::kExtentBytes;
 using ::testing::HasSubstr;
-constexpr uint64_t kExtent = limits::kExtentBytes;
 
 std::unique_ptr<MemoryTier> MakeTier(uint64_t capacity_extents, uint64_t arena_extents) {
-  auto tier = MemoryTier::Make({.capacity_bytes = capacity_extents * kExtent, .arena_bytes = arena_extents * kExtent});
+  auto tier = MemoryTier::Make(
+      {.capacity_bytes = capacity_extents * kExtentBytes, .arena_bytes = arena_extents * kExtentBytes});
   EXPECT_TRUE(tier.ok()) << tier.status();
   return *std::move(tier);
 }
@@ -31,45 +32,45 @@ TEST(MemoryTier, RefusesSizesByName) {
   const auto refused = [](uint64_t capacity, uint64_t arena) {
     return MemoryTier::Make({.capacity_bytes = capacity, .arena_bytes = arena}).status();
   };
-  EXPECT_THAT(refused(kExtent - 1, kExtent).message(), HasSubstr("dram.capacity_bytes"));
-  EXPECT_THAT(refused(kExtent, 0).message(), HasSubstr("dram.arena_bytes"));
-  EXPECT_THAT(refused(kExtent, kExtent + 4096).message(), HasSubstr("dram.arena_bytes"));
-  EXPECT_THAT(refused(uint64_t{1} << 50, kExtent).message(), HasSubstr("dram.arena_bytes"));
+  EXPECT_THAT(refused(kExtentBytes - 1, kExtentBytes).message(), HasSubstr("dram.capacity_bytes"));
+  EXPECT_THAT(refused(kExtentBytes, 0).message(), HasSubstr("dram.arena_bytes"));
+  EXPECT_THAT(refused(kExtentBytes, kExtentBytes + 4096).message(), HasSubstr("dram.arena_bytes"));
+  EXPECT_THAT(refused(uint64_t{1} << 50, kExtentBytes).message(), HasSubstr("dram.arena_bytes"));
 }
 
 TEST(MemoryTier, RefusesBudgetsThatExceedTheCapacity) {
   const auto tier = MakeTier(10, 4);
-  EXPECT_TRUE(tier->AddTenant(1, 6 * kExtent).ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(tier->AddTenant(1, kExtent)));
-  const absl::Status refused = tier->AddTenant(2, 5 * kExtent);
+  EXPECT_TRUE(tier->AddTenant(1, 6 * kExtentBytes).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(tier->AddTenant(1, kExtentBytes)));
+  const absl::Status refused = tier->AddTenant(2, 5 * kExtentBytes);
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
   EXPECT_THAT(refused.message(), HasSubstr("dram_bytes"));
-  EXPECT_THAT(tier->AddTenant(2, kExtent - 1).message(), HasSubstr("dram_bytes"));
+  EXPECT_THAT(tier->AddTenant(2, kExtentBytes - 1).message(), HasSubstr("dram_bytes"));
   EXPECT_EQ(tier->Usage(2).capacity_bytes, 0u);  // the refusals changed nothing
-  EXPECT_TRUE(tier->AddTenant(2, 4 * kExtent).ok());
+  EXPECT_TRUE(tier->AddTenant(2, 4 * kExtentBytes).ok());
 }
 
 TEST(MemoryTier, HoldsNoMoreThanTheBudget) {
   const auto tier = MakeTier(100, 4);
-  ASSERT_TRUE(tier->AddTenant(1, 10 * kExtent + 100).ok());
-  EXPECT_EQ(tier->Usage(1).capacity_bytes, 10 * kExtent);
+  ASSERT_TRUE(tier->AddTenant(1, 10 * kExtentBytes + 100).ok());
+  EXPECT_EQ(tier->Usage(1).capacity_bytes, 10 * kExtentBytes);
   EXPECT_EQ(tier->Usage(1).held_bytes, 0u);  // arenas are made when they are needed
 
   absl::StatusOr<Slot> first = tier->Allocate(1, 3);
   ASSERT_TRUE(first.ok());
-  EXPECT_EQ(tier->Usage(1).held_bytes, 4 * kExtent);
+  EXPECT_EQ(tier->Usage(1).held_bytes, 4 * kExtentBytes);
   absl::StatusOr<Slot> second = tier->Allocate(1, 7);
   ASSERT_TRUE(second.ok()) << "the rest of the first arena, a second and a short third one";
   EXPECT_EQ(second->Extents(), 7u);
-  EXPECT_EQ(tier->Usage(1).held_bytes, 10 * kExtent);
-  EXPECT_EQ(tier->Usage(1).used_bytes, 10 * kExtent);
-  EXPECT_EQ(tier->Descriptor(1, 2)->bytes, 2 * kExtent);
+  EXPECT_EQ(tier->Usage(1).held_bytes, 10 * kExtentBytes);
+  EXPECT_EQ(tier->Usage(1).used_bytes, 10 * kExtentBytes);
+  EXPECT_EQ(tier->Descriptor(1, 2)->bytes, 2 * kExtentBytes);
 
   EXPECT_TRUE(absl::IsResourceExhausted(tier->Allocate(1, 1).status()));
   tier->Free(*std::move(first));
   EXPECT_TRUE(absl::IsResourceExhausted(tier->Allocate(1, 4).status()));
   EXPECT_TRUE(tier->Allocate(1, 3).ok());
-  EXPECT_EQ(tier->Usage().held_bytes, 10 * kExtent);
+  EXPECT_EQ(tier->Usage().held_bytes, 10 * kExtentBytes);
 }
 
 TEST(MemoryTier, GivesUnknownTenantsNothing) {
@@ -80,8 +81,8 @@ TEST(MemoryTier, GivesUnknownTenantsNothing) {
 
 TEST(MemoryTier, ShowsArenasToTheirTenantOnly) {
   const auto tier = MakeTier(16, 4);
-  ASSERT_TRUE(tier->AddTenant(1, 8 * kExtent).ok());
-  ASSERT_TRUE(tier->AddTenant(2, 8 * kExtent).ok());
+  ASSERT_TRUE(tier->AddTenant(1, 8 * kExtentBytes).ok());
+  ASSERT_TRUE(tier->AddTenant(2, 8 * kExtentBytes).ok());
   const Slot mine = *tier->Allocate(1, 1);
   const Slot theirs = *tier->Allocate(2, 1);
   ASSERT_NE(mine.runs[0].arena, theirs.runs[0].arena) << "an arena is one tenant's";
@@ -95,7 +96,7 @@ TEST(MemoryTier, ShowsArenasToTheirTenantOnly) {
   void* mapped = mmap(nullptr, arena->bytes, PROT_READ, MAP_SHARED, arena->descriptor, 0);
   ASSERT_NE(mapped, MAP_FAILED);
   std::memcpy(tier->Address(mine.runs[0].arena, mine.runs[0].first), "ashlar", 6);
-  EXPECT_EQ(std::memcmp(static_cast<const std::byte*>(mapped) + mine.runs[0].first * kExtent, "ashlar", 6), 0);
+  EXPECT_EQ(std::memcmp(static_cast<const std::byte*>(mapped) + mine.runs[0].first * kExtentBytes, "ashlar", 6), 0);
   munmap(mapped, arena->bytes);
 }
 
@@ -117,7 +118,7 @@ TEST(MemoryTier, TenantsNeverShareOrExceed) {
   std::mt19937_64 random(seed);
   const auto tier = MakeTier(64, 5);
   const uint64_t budgets[] = {7, 23, 34};
-  for (TenantId t = 0; t < 3; ++t) ASSERT_TRUE(tier->AddTenant(t, budgets[t] * kExtent).ok());
+  for (TenantId t = 0; t < 3; ++t) ASSERT_TRUE(tier->AddTenant(t, budgets[t] * kExtentBytes).ok());
   std::vector<Slot> slots;
   std::set<std::byte*> addresses;
   uint64_t used[3] = {};
@@ -147,9 +148,9 @@ TEST(MemoryTier, TenantsNeverShareOrExceed) {
     }
     for (TenantId t = 0; t < 3; ++t) {
       const TierUsage usage = tier->Usage(t);
-      ASSERT_EQ(usage.used_bytes, used[t] * kExtent);
+      ASSERT_EQ(usage.used_bytes, used[t] * kExtentBytes);
       ASSERT_LE(usage.used_bytes, usage.held_bytes);
-      ASSERT_LE(usage.held_bytes, budgets[t] * kExtent);
+      ASSERT_LE(usage.held_bytes, budgets[t] * kExtentBytes);
     }
   }
 }

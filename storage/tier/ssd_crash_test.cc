@@ -17,8 +17,8 @@
 namespace ashlar::storage {
 namespace {
 
-constexpr uint64_t kExtent = limits::kExtentBytes;
-constexpr uint64_t kBudget = 10 * kExtent;  // of each tenant
+using limits::kExtentBytes;
+constexpr uint64_t kBudget = 10 * kExtentBytes;  // of each tenant
 constexpr TenantId kTenants = 2;
 constexpr uint64_t kKeys = 8;        // of each tenant
 constexpr uint64_t kMaxExtents = 6;  // of an object: two pieces
@@ -140,14 +140,14 @@ class Machine {
     for (int round = 0; round < 3; ++round) {
       Tick();  // a degraded disk is tried again, and then the deletions that wait
       while (!io_->idle()) io_->Step();
-      for (TenantId tenant = 0; tenant < kTenants; ++tenant) (void)tier_->Allocate(tenant, kBudget / kExtent + 1);
+      for (TenantId tenant = 0; tenant < kTenants; ++tenant) (void)tier_->Allocate(tenant, kBudget / kExtentBytes + 1);
     }
     for (TenantId tenant = 0; tenant < kTenants; ++tenant) {
       uint64_t used = 0;
       for (const auto& stored : objects_) {
         if (stored->tenant != tenant) continue;
         ASSERT_EQ(stored->state, Stored::kAcknowledged);
-        used += stored->slot.Extents() * kExtent;
+        used += stored->slot.Extents() * kExtentBytes;
       }
       ASSERT_EQ(tier_->Usage(tenant).used_bytes, used);
     }
@@ -361,7 +361,7 @@ TEST(SsdCrash, ADiskThatLiesIsSeen) {
     disk.Crash();
     disk.Restart();
     ExtentMemory read(1);
-    ASSERT_EQ(disk.file().Read(slot.runs[0].first * kExtent, {read[0], kExtent}), absl::OkStatus());
+    ASSERT_EQ(disk.file().Read(slot.runs[0].first * kExtentBytes, {read[0], kExtentBytes}), absl::OkStatus());
     damaged += !SameExtent(read[0], Contents()[round]);
   }
   EXPECT_GT(damaged, 0);

@@ -16,7 +16,7 @@
 namespace ashlar::storage {
 namespace {
 
-constexpr uint64_t kExtent = limits::kExtentBytes;
+using limits::kExtentBytes;
 constexpr uint64_t kHeaderExtents = 1;  // the slab's header has the first extent to itself
 constexpr size_t kPieceExtents = 4;     // of a read or write at once: 1 MiB
 // The probes of a degraded tier: a write to a block behind the slab's header, and the deletion of a record that never
@@ -26,8 +26,8 @@ constexpr std::string_view kProbeName = "probe";
 constexpr Nanos kSecond = 1'000'000'000;
 constexpr Nanos kFirstProbe = kSecond, kSlowestProbe = 5 * kSecond;
 constexpr Nanos kWell = 60 * kSecond;  // after so long it is tried at once again
-static_assert(kProbeOffset + BlockFile::kBlockBytes <= kHeaderExtents * kExtent);
-static_assert(kExtent % BlockFile::kBlockBytes == 0 && kSlabHeaderBytes <= BlockFile::kBlockBytes);
+static_assert(kProbeOffset + BlockFile::kBlockBytes <= kHeaderExtents * kExtentBytes);
+static_assert(kExtentBytes % BlockFile::kBlockBytes == 0 && kSlabHeaderBytes <= BlockFile::kBlockBytes);
 
 void Require(bool condition, const char* what) {
   if (condition) return;
@@ -67,14 +67,14 @@ struct Transfer {
     for (size_t i = piece * kPieceExtents; i < end && status.ok();) {
       size_t count = 1;
       while (i + count < end && extents[i + count] == extents[i] + count &&
-             memory[i + count] == memory[i] + count * kExtent) {
+             memory[i + count] == memory[i] + count * kExtentBytes) {
         ++count;
       }
-      const std::span<Byte> bytes(memory[i], count * kExtent);
+      const std::span<Byte> bytes(memory[i], count * kExtentBytes);
       if constexpr (std::is_const_v<Byte>) {
-        status = file.Write(extents[i] * kExtent, bytes);
+        status = file.Write(extents[i] * kExtentBytes, bytes);
       } else {
-        status = file.Read(extents[i] * kExtent, bytes);
+        status = file.Read(extents[i] * kExtentBytes, bytes);
       }
       i += count;
     }
@@ -85,7 +85,7 @@ struct Transfer {
 }  // namespace
 
 uint64_t SsdTier::SlabBytes(uint64_t capacity_bytes) {
-  return (kHeaderExtents + capacity_bytes / kExtent) * kExtent;
+  return (kHeaderExtents + capacity_bytes / kExtentBytes) * kExtentBytes;
 }
 
 SsdTier::SsdTier(const SsdTierOptions& options, uint64_t extents, Executor& io)
@@ -96,9 +96,9 @@ SsdTier::SsdTier(const SsdTierOptions& options, uint64_t extents, Executor& io)
 
 absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::WithoutDisk(const SsdTierOptions& options, uint64_t capacity_bytes,
                                                               Executor& io, absl::Status why) {
-  const uint64_t extents = SlabBytes(capacity_bytes) / kExtent;
+  const uint64_t extents = SlabBytes(capacity_bytes) / kExtentBytes;
   if (extents <= kHeaderExtents) {
-    return absl::InvalidArgumentError(absl::StrCat("ssd.capacity_bytes: must be at least one extent, ", kExtent));
+    return absl::InvalidArgumentError(absl::StrCat("ssd.capacity_bytes: must be at least one extent, ", kExtentBytes));
   }
   if (extents > UINT32_MAX) return absl::InvalidArgumentError("ssd.capacity_bytes: too large");
   if (options.pieces_in_flight == 0) return absl::InvalidArgumentError("ssd.pieces_in_flight: must be positive");
@@ -109,8 +109,8 @@ absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::WithoutDisk(const SsdTierOptio
 
 absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::Open(const SsdTierOptions& options, BlockFile& file,
                                                        RecordStore& records, Executor& io) {
-  const uint64_t capacity = file.size() / kExtent * kExtent;
-  auto made = WithoutDisk(options, capacity - std::min(capacity, kHeaderExtents * kExtent), io, absl::OkStatus());
+  const uint64_t capacity = file.size() / kExtentBytes * kExtentBytes;
+  auto made = WithoutDisk(options, capacity - std::min(capacity, kHeaderExtents * kExtentBytes), io, absl::OkStatus());
   if (!made.ok()) return made;
   SsdTier& tier = **made;
   tier.file_ = &file;
@@ -232,11 +232,11 @@ absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budg
   if (std::any_of(tenants_.begin(), tenants_.end(), same_name)) {
     return absl::InvalidArgumentError(absl::StrCat("name: ", name, " is another tenant's"));
   }
-  if (budget_bytes < kExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("ssd_bytes: must be at least one extent, ", kExtent));
+  if (budget_bytes < kExtentBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("ssd_bytes: must be at least one extent, ", kExtentBytes));
   }
   const uint64_t left = Usage().capacity_bytes - budgets_bytes_;
-  budget_bytes = budget_bytes / kExtent * kExtent;
+  budget_bytes = budget_bytes / kExtentBytes * kExtentBytes;
   if (budget_bytes > left) {
     return absl::InvalidArgumentError(absl::StrCat("ssd_bytes: ", budget_bytes, " exceed the ", left,
                                                    " bytes that other tenants leave of ssd.capacity_bytes"));
@@ -247,7 +247,7 @@ absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budg
 }
 
 SsdTier::Claim SsdTier::ClaimExtents(const SsdRecord& record, Tenant* tenant) {
-  const uint64_t bytes = record.header.Extents() * kExtent;
+  const uint64_t bytes = record.header.Extents() * kExtentBytes;
   if (tenant != nullptr && bytes > tenant->budget_bytes - tenant->used_bytes) return Claim::kOverBudget;
   for (const ExtentRun& run : record.runs) {
     if (run.first < kHeaderExtents || uint64_t{run.first} + run.count > slab_extents_) return Claim::kDamaged;
@@ -277,7 +277,7 @@ absl::StatusOr<std::vector<SsdTier::Recovered>> SsdTier::Recover() {
     report_.damaged += claim == Claim::kDamaged;
     report_.superseded += claim == Claim::kSuperseded;
     report_.over_budget += claim == Claim::kOverBudget;
-    const uint64_t bytes = record.header.Extents() * kExtent;
+    const uint64_t bytes = record.header.Extents() * kExtentBytes;
     if (claim != Claim::kGranted) {
       deletions_.push_back({RecordName(record.header.key, record.sequence), std::nullopt});
     } else if (tenant == nullptr) {
@@ -307,13 +307,13 @@ absl::StatusOr<Slot> SsdTier::Allocate(TenantId tenant, uint64_t extents) {
   if (found == tenants_.end()) return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": has no budget"));
   if (extents == 0) return absl::InvalidArgumentError("extents: must be positive");
   Tenant& owner = found->second;
-  const bool in_budget = extents <= (owner.budget_bytes - owner.used_bytes) / kExtent;
+  const bool in_budget = extents <= (owner.budget_bytes - owner.used_bytes) / kExtentBytes;
   if (!in_budget || extents > extents_.free_extents()) {
     commits_.Retry();
     return absl::ResourceExhaustedError(in_budget ? "ssd: objects of tenants that are not configured fill the slab"
                                                   : absl::StrCat("tenant ", tenant, ": ssd budget is used up"));
   }
-  owner.used_bytes += extents * kExtent;
+  owner.used_bytes += extents * kExtentBytes;
   Slot slot{.tenant = tenant, .runs = extents_.Take(extents)};
   uncommitted_[FirstExtent(slot)].written.resize(extents);
   return slot;
@@ -334,7 +334,7 @@ void SsdTier::Free(Slot slot) {
 
 void SsdTier::Release(const Slot& slot) {
   for (const ExtentRun& run : slot.runs) extents_.Give(run);
-  tenants_.at(slot.tenant).used_bytes -= slot.Extents() * kExtent;
+  tenants_.at(slot.tenant).used_bytes -= slot.Extents() * kExtentBytes;
 }
 
 TierUsage SsdTier::Usage(TenantId tenant) const {
@@ -344,8 +344,8 @@ TierUsage SsdTier::Usage(TenantId tenant) const {
 }
 
 TierUsage SsdTier::Usage() const {
-  const uint64_t capacity = (slab_extents_ - kHeaderExtents) * kExtent;
-  const uint64_t used = has_disk() ? capacity - extents_.free_extents() * kExtent : 0;
+  const uint64_t capacity = (slab_extents_ - kHeaderExtents) * kExtentBytes;
+  const uint64_t used = has_disk() ? capacity - extents_.free_extents() * kExtentBytes : 0;
   return {capacity, used, used};
 }
 

@@ -37,17 +37,17 @@ TEST_F(SsdTierTest, WhatWasCommittedComesBack) {
   EXPECT_EQ(recovered[1].tenant, kBolt);
   EXPECT_EQ(recovered[1].slot.runs, bolts.runs);
   EXPECT_TRUE(Holds(recovered[1].slot, 2));
-  EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 5 * kExtent);
-  EXPECT_EQ(tier_->Usage().used_bytes, 6 * kExtent);
+  EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 5 * kExtentBytes);
+  EXPECT_EQ(tier_->Usage().used_bytes, 6 * kExtentBytes);
   EXPECT_EQ(tier_->recovery().objects, 2u);
-  EXPECT_EQ(tier_->recovery().bytes, 6 * kExtent);
+  EXPECT_EQ(tier_->recovery().bytes, 6 * kExtentBytes);
 }
 
 TEST_F(SsdTierTest, TenantsMayHaveOtherNumbersNextTime) {
   OpenWithTenants();
   Store(kAcme, 1, 1);
   ASSERT_EQ(Open(), absl::OkStatus());
-  ASSERT_EQ(tier_->AddTenant(77, "acme", kExtent), absl::OkStatus());
+  ASSERT_EQ(tier_->AddTenant(77, "acme", kExtentBytes), absl::OkStatus());
   const auto recovered = tier_->Recover().value();
   ASSERT_EQ(recovered.size(), 1u);
   EXPECT_EQ(recovered[0].tenant, 77u);
@@ -61,8 +61,8 @@ TEST_F(SsdTierTest, TenantsThatAreNotConfiguredKeepWhatTheyHave) {
   ASSERT_EQ(Open(), absl::OkStatus());
   ASSERT_EQ(tier_->AddTenant(kBolt, "bolt", kCapacity), absl::OkStatus());
   EXPECT_EQ(tier_->Recover()->size(), 1u);
-  EXPECT_THAT(tier_->recovery().unknown_tenants, ElementsAre(Pair("acme", 9 * kExtent)));
-  EXPECT_EQ(tier_->Usage().used_bytes, 15 * kExtent);
+  EXPECT_THAT(tier_->recovery().unknown_tenants, ElementsAre(Pair("acme", 9 * kExtentBytes)));
+  EXPECT_EQ(tier_->Usage().used_bytes, 15 * kExtentBytes);
   EXPECT_THAT(tier_->Allocate(kBolt, 2).status().message(), HasSubstr("not configured"));
   EXPECT_TRUE(tier_->Allocate(kBolt, 1).ok());
   const auto recovered = OpenWithTenants();
@@ -73,7 +73,7 @@ TEST_F(SsdTierTest, TenantsThatAreNotConfiguredKeepWhatTheyHave) {
 TEST_F(SsdTierTest, ASmallerBudgetKeepsWhatWasStoredLast) {
   OpenWithTenants();
   for (int i = 0; i < 4; ++i) Store(kAcme, i, 2);
-  const auto recovered = OpenWithTenants(/*acme=*/5 * kExtent);
+  const auto recovered = OpenWithTenants(/*acme=*/5 * kExtentBytes);
   ASSERT_EQ(recovered.size(), 2u);
   EXPECT_EQ(recovered[0].header.key, NumberedKey(2));
   EXPECT_EQ(recovered[1].header.key, NumberedKey(3));
@@ -116,7 +116,7 @@ TEST_F(SsdTierRecordsTest, TheLaterOfTwoRecordsIsRight) {
   EXPECT_THAT(recovered[1].slot.runs, ElementsAre(ExtentRun{0, 8, 3}));
   EXPECT_EQ(recovered[2].tenant, kBolt);
   EXPECT_EQ(tier_->recovery().superseded, 2u);
-  EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 4 * kExtent);
+  EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 4 * kExtentBytes);
   EXPECT_EQ(Records(), 1 + 3u);  // orphans have gone from the disk, too
   // Sequence numbers continue behind the greatest one.
   const Slot slot = Store(kBolt, 1, 1);
@@ -175,7 +175,7 @@ TEST_F(SsdTierTest, ATierWithoutItsDiskIsEmptyUntilItIsAttached) {
   io_.emplace(capacity_);
   const auto with_tenants = [&](absl::StatusOr<std::unique_ptr<SsdTier>> made) {
     EXPECT_EQ(made.status(), absl::OkStatus());
-    EXPECT_EQ((*made)->AddTenant(kAcme, "acme", 10 * kExtent), absl::OkStatus());
+    EXPECT_EQ((*made)->AddTenant(kAcme, "acme", 10 * kExtentBytes), absl::OkStatus());
     return *std::move(made);
   };
   tier_ = with_tenants(SsdTier::WithoutDisk({}, kCapacity, *io_, absl::UnavailableError("read-only")));
@@ -189,7 +189,7 @@ TEST_F(SsdTierTest, ATierWithoutItsDiskIsEmptyUntilItIsAttached) {
   ASSERT_EQ(opened->Recover()->size(), 1u);
   tier_->Attach(std::move(opened));
   EXPECT_EQ(tier_->health(), absl::OkStatus());
-  EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 2 * kExtent);
+  EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 2 * kExtentBytes);
   EXPECT_TRUE(Holds(slot, 1));
   Store(kAcme, 2, 3);
   tier_->Erase(kAcme, NumberedKey(1), slot);

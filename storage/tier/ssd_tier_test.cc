@@ -16,14 +16,14 @@ using ::testing::HasSubstr;
 
 TEST_F(SsdTierTest, BudgetsAreRefusedByName) {
   ASSERT_EQ(Open(), absl::OkStatus());
-  EXPECT_THAT(tier_->AddTenant(kAcme, "acme", kExtent - 1).message(), HasSubstr("ssd_bytes"));
-  EXPECT_THAT(tier_->AddTenant(kAcme, "", kExtent).message(), HasSubstr("name"));
-  EXPECT_THAT(tier_->AddTenant(kAcme, "acme", kCapacity + kExtent).message(), HasSubstr("ssd_bytes"));
-  EXPECT_EQ(tier_->AddTenant(kAcme, "acme", kCapacity - kExtent), absl::OkStatus());
-  EXPECT_EQ(tier_->AddTenant(kAcme, "other", kExtent).code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_THAT(tier_->AddTenant(kBolt, "acme", kExtent).message(), HasSubstr("name"));
-  EXPECT_THAT(tier_->AddTenant(kBolt, "bolt", 2 * kExtent).message(), HasSubstr("other tenants leave"));
-  EXPECT_EQ(tier_->AddTenant(kBolt, "bolt", kExtent), absl::OkStatus());
+  EXPECT_THAT(tier_->AddTenant(kAcme, "acme", kExtentBytes - 1).message(), HasSubstr("ssd_bytes"));
+  EXPECT_THAT(tier_->AddTenant(kAcme, "", kExtentBytes).message(), HasSubstr("name"));
+  EXPECT_THAT(tier_->AddTenant(kAcme, "acme", kCapacity + kExtentBytes).message(), HasSubstr("ssd_bytes"));
+  EXPECT_EQ(tier_->AddTenant(kAcme, "acme", kCapacity - kExtentBytes), absl::OkStatus());
+  EXPECT_EQ(tier_->AddTenant(kAcme, "other", kExtentBytes).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(tier_->AddTenant(kBolt, "acme", kExtentBytes).message(), HasSubstr("name"));
+  EXPECT_THAT(tier_->AddTenant(kBolt, "bolt", 2 * kExtentBytes).message(), HasSubstr("other tenants leave"));
+  EXPECT_EQ(tier_->AddTenant(kBolt, "bolt", kExtentBytes), absl::OkStatus());
 }
 
 TEST_F(SsdTierTest, ABudgetHoldsAtEveryInstant) {
@@ -40,10 +40,10 @@ TEST_F(SsdTierTest, ABudgetHoldsAtEveryInstant) {
 }
 
 TEST_F(SsdTierTest, ASlabMustHoldAnExtent) {
-  SimulatedDisk small(kExtent, 1);
+  SimulatedDisk small(kExtentBytes, 1);
   ManualExecutor io;
   EXPECT_THAT(SsdTier::Open({}, small.file(), small.records(), io).status().message(), HasSubstr("ssd.capacity_bytes"));
-  EXPECT_EQ(SsdTier::SlabBytes(3 * kExtent + 1), 4 * kExtent);
+  EXPECT_EQ(SsdTier::SlabBytes(3 * kExtentBytes + 1), 4 * kExtentBytes);
 }
 
 TEST_F(SsdTierTest, AQueueThatIsFullRefusesAtOnceAndLosesNothing) {
@@ -176,7 +176,7 @@ TEST_F(SsdTierTest, AWriteThatFailedIsTheEndOfItsObjectAlone) {
   disk_.set_faults({});
   EXPECT_EQ(Commit(kAcme, 2, slot).code(), absl::StatusCode::kAborted);
   tier_->Free(slot);
-  EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 2 * kExtent);
+  EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 2 * kExtentBytes);
   EXPECT_TRUE(Holds(kept, 1));
   Store(kAcme, 3, 8);
 }
@@ -223,7 +223,7 @@ TEST_F(SsdTierTest, ExtentsAreUsedAgainOnlyWhenTheDeletionIsDurable) {
   tier_->Erase(kBolt, NumberedKey(1), slot, [&] { erased = true; });
   io_->CompleteAll();
   EXPECT_FALSE(erased);
-  EXPECT_EQ(tier_->Usage(kBolt).used_bytes, 6 * kExtent);
+  EXPECT_EQ(tier_->Usage(kBolt).used_bytes, 6 * kExtentBytes);
   disk_.set_faults({});
   EXPECT_FALSE(tier_->Allocate(kBolt, 1).ok());  // which asks for the deletion again
   io_->CompleteAll();
@@ -241,7 +241,7 @@ TEST_F(SsdTierTest, ACommitInDoubtIsTakenBackBeforeItsExtentsAreUsedAgain) {
     EXPECT_FALSE(Commit(kBolt, 1, slot).ok());
     tier_->Free(slot);
     io_->CompleteAll();  // the deletion fails, too
-    EXPECT_EQ(tier_->Usage(kBolt).used_bytes, 6 * kExtent);
+    EXPECT_EQ(tier_->Usage(kBolt).used_bytes, 6 * kExtentBytes);
     disk_.set_faults({});
     EXPECT_FALSE(tier_->Allocate(kBolt, 1).ok());
     io_->CompleteAll();

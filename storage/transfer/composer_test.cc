@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "storage/testing/tenants.h"
 #include "storage/testing/tiered_rig.h"
 
 namespace ashlar::storage {
@@ -15,7 +16,6 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-constexpr SessionId kAnn = 1, kBob = 2;
 constexpr uint32_t kLayer = 2;  // between the two attention layers of the test layout
 
 class ComposerTest : public ::testing::Test {

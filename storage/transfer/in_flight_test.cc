@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "storage/testing/tenants.h"
 #include "storage/testing/tiered_rig.h"
 
 namespace ashlar::storage {
@@ -15,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr TenantId kBlue = 1, kGreen = 2;
-constexpr SessionId kAnn = 1, kAmy = 2, kBob = 3;  // Ann and Amy are Blue's
+constexpr SessionId kAmy = 3;  // Ann and Amy are Blue's
 constexpr uint64_t kPages = 16;
 
 class InFlightTest : public ::testing::Test {

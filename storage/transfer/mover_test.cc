@@ -16,11 +16,10 @@
 #include "kernels/testing/print.h"
 #include "storage/objects/object_bytes.h"
 #include "storage/testing/rig.h"
+#include "storage/testing/tenants.h"
 
 namespace ashlar::storage {
 namespace {
-
-constexpr TenantId kTenant = 1;
 
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;

@@ -24,8 +24,6 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::StartsWith;
 
-constexpr std::byte kPoison{0x5a};
-
 std::vector<std::string> ReasonsOf(const Request& request) {
   std::vector<std::string> reasons;
   for (uint32_t i = 0; i < request.plan().segment_count; ++i) {

@@ -1,6 +1,7 @@
 // The test engines' models and memory in the form of the engine's API.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -11,6 +12,8 @@
 #include "tests/integration/test_engine.h"
 
 namespace ashlar::integration {
+
+inline constexpr std::byte kPoison{0x5a};  // what targets hold before a landing
 
 // The options that OpenOn takes beside a test engine's client and region. `options` points into this object.
 class EngineOptions {

@@ -24,8 +24,6 @@ using std::chrono::milliseconds;
 using testing::StartsWith;
 using testing::UnorderedElementsAreArray;
 
-constexpr std::byte kPoison{0x5a};
-
 // What Commit takes of a text that a test engine has computed.
 struct Committed {
   Committed(PrefixEngine& test, const Text& its_text) : text(its_text), parts(test.Compute(text)) {

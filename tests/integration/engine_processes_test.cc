@@ -20,8 +20,6 @@ using engine::Request;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-constexpr std::byte kPoison{0x5a};
-
 // A scheduler without pages, and a worker for each rank, each with a session of its own.
 TEST(EngineApiInProcesses, RanksLandWhatASchedulerPlanned) {
   DaemonProcess daemon;

@@ -16,7 +16,7 @@ namespace {
 
 using testing::Each;
 
-const std::vector<uint64_t> kLengths(2, 50);
+const std::vector<uint64_t> kTwoSegments(2, 50);
 
 // Everything a child may try; the process exits with 0 when it was refused everywhere.
 int TryEverything(std::unique_ptr<TestEngine> engine, std::optional<Match> match, std::optional<Landing> landing,
@@ -29,7 +29,7 @@ int TryEverything(std::unique_ptr<TestEngine> engine, std::optional<Match> match
   refused(engine->client().RegisterRegion(0, 4096).status());
   refused(engine->model().DeclarePages(engine->region(), {}));
   EXPECT_EQ(engine->Lookup(prompt).segments()[0].reason, MissReason::kDaemonUnavailable);
-  EXPECT_EQ(engine->model().Attach(match->lease(), kLengths).segments()[0].reason, MissReason::kDaemonUnavailable);
+  EXPECT_EQ(engine->model().Attach(match->lease(), kTwoSegments).segments()[0].reason, MissReason::kDaemonUnavailable);
   EXPECT_EQ(engine->Reserve(ObjectKind::kSegment, prompt[1]).outcome, ReserveOutcome::kUnavailable);
   EXPECT_EQ(engine->model().Publish(reservation, {}), PublishOutcome::kUnavailable);
   engine->model().Abandon(reservation);

@@ -24,11 +24,6 @@ constexpr uint32_t kSpan = 48;
 constexpr PrefixUse kUse{.capture_tokens = 1, .span_tokens = kSpan, .span_dtype = DType::kF16};
 constexpr uint32_t kSpanCaptures = 8;  // sets of states, in whose place the span's rows lie
 
-Tokens Join(const Tokens& a, const Tokens& b) {
-  Tokens all = a;
-  all.insert(all.end(), b.begin(), b.end());
-  return all;
-}
 Tokens First(const Tokens& tokens, size_t count) {
   return {tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count)};
 }

@@ -22,12 +22,6 @@ using testing::IsEmpty;
 
 constexpr ConversationId kConversation{1, 2, 3}, kAnother{4, 5, 6};
 
-Tokens Join(const Tokens& a, const Tokens& b) {
-  Tokens all = a;
-  all.insert(all.end(), b.begin(), b.end());
-  return all;
-}
-
 class Prefix : public testing::Test {
  protected:
   // Commits states at the end, and at the depths before it.

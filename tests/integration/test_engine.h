@@ -15,6 +15,11 @@ namespace ashlar::integration {
 
 using Tokens = std::vector<int32_t>;
 
+inline Tokens Join(Tokens a, const Tokens& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
 // Runs of tokens that are the same for the same seed, and differ for different ones.
 Tokens MakeRun(uint64_t seed, size_t tokens);
 std::vector<Tokens> MakePrompt(uint64_t seed, size_t segments, size_t tokens);

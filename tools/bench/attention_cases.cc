@@ -25,7 +25,7 @@ constexpr AttentionShape kGqa = {
     .query_heads = 16, .kv_heads = 2, .key_dim = 256, .value_dim = 256, .scale = 1.0f / 16};
 constexpr AttentionShape kMla = {
     .kind = AttentionKind::kMla, .query_heads = 32, .kv_heads = 1, .key_dim = 512, .value_dim = 64, .scale = 0.07f};
-constexpr int32_t kRotaryDim = 64;
+constexpr int32_t kRotatedDim = 64;
 constexpr int64_t kSegmentTokens = 1024;
 
 struct Context {
@@ -58,9 +58,9 @@ class Prompt {
         queries_(Floats(context.queries * shape_.query_heads * shape_.QueryDim())),
         out_(Floats(context.queries * shape_.query_heads * shape_.OutDim())),
         lse_(Floats(context.queries * shape_.query_heads)),
-        frequencies_(kRotaryDim / 2) {
+        frequencies_(kRotatedDim / 2) {
     for (size_t i = 0; i < frequencies_.size(); ++i) {
-      frequencies_[i] = std::pow(1e7, -2.0 * static_cast<double>(i) / kRotaryDim);
+      frequencies_[i] = std::pow(1e7, -2.0 * static_cast<double>(i) / kRotatedDim);
     }
     for (int64_t at = 0; at < context.tokens; at += kSegmentTokens) {
       spans_.push_back({.keys = keys_.View(),
@@ -75,7 +75,7 @@ class Prompt {
 
   AttendArgs Args() {
     return {.shape = shape_,
-            .rotation = {RopeStyle::kHalfSplit, kRotaryDim, frequencies_.data()},
+            .rotation = {RopeStyle::kHalfSplit, kRotatedDim, frequencies_.data()},
             .spans = spans_,
             .tokens = static_cast<int64_t>(positions_.size()),
             .q = queries_.data(),

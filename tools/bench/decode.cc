@@ -23,7 +23,7 @@ namespace {
 
 using kernels::DecodeBytes;
 
-constexpr int32_t kMostDrafts = 8, kDrafts[] = {2, 4, kMostDrafts};
+constexpr int32_t kMostDrafts = 8, kDraftCounts[] = {2, 4, kMostDrafts};
 
 // Times of one step, a token through all layers, of its opponents, and of walks over all states. Rounds take turns, so
 // that a noisy neighbour slows all of them.
@@ -62,7 +62,7 @@ class DecodeBench {
   nlohmann::json Run() {
     const int32_t best = kernels::BestCapacity(bytes_);
     for (const int32_t capacity : {4, 8, 12, best}) Chunkwise(capacity);
-    for (const int32_t drafts : kDrafts) Verify(best / 2, drafts);
+    for (const int32_t drafts : kDraftCounts) Verify(best / 2, drafts);
     return cases_;
   }
 

@@ -15,7 +15,7 @@
 namespace ashlar::neighbours {
 namespace {
 
-constexpr auto kTurn = std::chrono::milliseconds(100);
+constexpr auto kScrapeTurn = std::chrono::milliseconds(100);
 constexpr size_t kOfAKind = 64;
 constexpr std::string_view kRequest = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 // Its last byte is said again and again.
@@ -43,7 +43,7 @@ class Metrics final : public Attack {
 
   Achieved Run(const std::stop_token& stop) override {
     Achieved achieved;
-    for (; !stop.stop_requested(); std::this_thread::sleep_for(kTurn)) {
+    for (; !stop.stop_requested(); std::this_thread::sleep_for(kScrapeTurn)) {
       uint64_t open = 0;
       for (Connection& connection : connections_) {
         if (!connection.socket) {

@@ -20,7 +20,7 @@
 namespace ashlar::neighbours {
 namespace {
 
-constexpr timeval kPatience = {.tv_sec = 10, .tv_usec = 0};
+constexpr timeval kSocketPatience = {.tv_sec = 10, .tv_usec = 0};
 
 absl::Status FromGrpc(const grpc::Status& status) {
   return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
@@ -41,8 +41,8 @@ void CloseDescriptors(msghdr& message) {
 absl::StatusOr<RawSession> RawSession::Open(const ClientOptions& daemon) {
   internal::Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket) return absl::ErrnoToStatus(errno, "socket");
-  setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
-  setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
+  setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &kSocketPatience, sizeof kSocketPatience);
+  setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kSocketPatience, sizeof kSocketPatience);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   daemon.session_socket.copy(address.sun_path, sizeof address.sun_path - 1);
@@ -108,7 +108,7 @@ struct RawEngine::Calls {
   absl::Status Make(grpc::Status (v1::Cache::Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
                     const Request& request, Reply& reply) {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(kPatience.tv_sec));
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(kSocketPatience.tv_sec));
     return FromGrpc(((*stub).*method)(&context, request, &reply));
   }
 };

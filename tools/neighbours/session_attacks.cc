@@ -12,7 +12,7 @@
 namespace ashlar::neighbours {
 namespace {
 
-constexpr auto kAfterRefusal = std::chrono::milliseconds(10);
+constexpr auto kAfterClosed = std::chrono::milliseconds(10);
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kPublishedBytes = 16 * kPageBytes;  // that there is an arena
 
@@ -72,7 +72,7 @@ class Mappings final : public Attack {
         }
         if (achieved.refused++ == 0) achieved.why = std::string(status.message());
         if (absl::IsUnavailable(status)) Reopen(sessions_[i]);
-        if (region >= kRegions || absl::IsUnavailable(status)) std::this_thread::sleep_for(kAfterRefusal);
+        if (region >= kRegions || absl::IsUnavailable(status)) std::this_thread::sleep_for(kAfterClosed);
       }
     }
     return achieved;
@@ -140,7 +140,7 @@ class UnreadReplies final : public Attack {
       size_t all = 0;
       for (const size_t count : unread) all += count;
       achieved.most_at_a_time = std::max<uint64_t>(achieved.most_at_a_time, all);
-      if (all == kUnread * sessions_.size()) std::this_thread::sleep_for(kAfterRefusal);
+      if (all == kUnread * sessions_.size()) std::this_thread::sleep_for(kAfterClosed);
     }
     return achieved;
   }

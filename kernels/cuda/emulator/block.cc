@@ -31,11 +31,11 @@ struct Copy {
   size_t bytes;
 };
 
-enum class State { kReady, kAtBarrier, kExchanging, kDone };
+enum class FiberState { kReady, kAtBarrier, kExchanging, kDone };
 
 struct Fiber {
   Index3 index;
-  State state = State::kReady;
+  FiberState state = FiberState::kReady;
   bool started = false;
   jmp_buf context;
   ucontext_t first;
@@ -69,7 +69,7 @@ thread_local Block block;
 
 void Enter() {
   block.body(block.argument);
-  block.running->state = State::kDone;
+  block.running->state = FiberState::kDone;
   _longjmp(block.scheduler, 1);
 }
 
@@ -87,7 +87,7 @@ void Resume(Fiber& fiber, size_t stack) {
   setcontext(&fiber.first);
 }
 
-void Wait(State state) {
+void Wait(FiberState state) {
   block.running->state = state;
   if (_setjmp(block.running->context) == 0) _longjmp(block.scheduler, 1);
 }
@@ -99,9 +99,9 @@ void RunWarp(size_t first, size_t end) {
     const char* operation = nullptr;
     for (size_t i = first; i < end; ++i) {
       Fiber& fiber = *block.fibers[i];
-      if (fiber.state == State::kReady) Resume(fiber, i);
-      done += fiber.state == State::kDone;
-      if (fiber.state != State::kExchanging) continue;
+      if (fiber.state == FiberState::kReady) Resume(fiber, i);
+      done += fiber.state == FiberState::kDone;
+      if (fiber.state != FiberState::kExchanging) continue;
       ++exchanging;
       if (operation != nullptr && std::strcmp(operation, fiber.operation) != 0) {
         Fail("lanes of a warp exchange in different operations");
@@ -110,7 +110,7 @@ void RunWarp(size_t first, size_t end) {
     }
     if (exchanging == 0) return;
     if (exchanging != end - first) Fail("a warp's exchange lacks lanes");
-    for (size_t i = first; i < end; ++i) block.fibers[i]->state = State::kReady;
+    for (size_t i = first; i < end; ++i) block.fibers[i]->state = FiberState::kReady;
   }
 }
 
@@ -124,10 +124,10 @@ void RunBlock() {
       RunWarp(warp * kLanes, std::min(threads, (warp + 1) * kLanes));
     }
     size_t done = 0;
-    for (const auto& fiber : block.fibers) done += fiber->state == State::kDone;
+    for (const auto& fiber : block.fibers) done += fiber->state == FiberState::kDone;
     if (done == threads) return;
     if (done != 0) Fail("some threads have ended, others wait at a barrier");
-    for (const auto& fiber : block.fibers) fiber->state = State::kReady;
+    for (const auto& fiber : block.fibers) fiber->state = FiberState::kReady;
   }
 }
 
@@ -173,7 +173,7 @@ void* SharedBytes() {
 }
 
 void Barrier() {
-  Wait(State::kAtBarrier);
+  Wait(FiberState::kAtBarrier);
 }
 
 int Lane() {
@@ -186,7 +186,7 @@ Deposits Exchange(const char* operation, const void* value, size_t bytes) {
   std::byte* set = block.warps[thread / kLanes].deposits[fiber.deposits++ % 2];
   std::memcpy(set + thread % kLanes * kDepositBytes, value, bytes);
   fiber.operation = operation;
-  Wait(State::kExchanging);
+  Wait(FiberState::kExchanging);
   return {set};
 }
 

@@ -22,7 +22,7 @@ struct Range {
   int protection = PROT_NONE;  // the device's access
 };
 
-struct State {
+struct DriverState {
   std::mutex mutex;
   std::map<CUmemGenericAllocationHandle, int> handles;  // to memfds
   std::map<CUdeviceptr, Range> ranges;
@@ -33,8 +33,8 @@ struct State {
   int lacking = 0;
   std::map<uintptr_t, size_t> registered;  // bytes behind each address, apart
 };
-State& Self() {
-  static State& state = *new State();  // arenas of static life may end after everything else
+DriverState& Self() {
+  static DriverState& state = *new DriverState();  // arenas of static life may end after everything else
   return state;
 }
 
@@ -48,7 +48,7 @@ void Protect(CUdeviceptr address, const Range& range) {
 
 // Counts a call; what it answers if it shall not do its work.
 std::optional<CUresult> Refusal(const char* call) {
-  State& state = Self();
+  DriverState& state = Self();
   state.calls.emplace_back(call);
   if (!state.fault || state.fault->countdown-- > 0) return std::nullopt;
   const CUresult code = state.fault->code;
@@ -64,7 +64,7 @@ CUresult Call(const char* name, Work work) {
 }
 
 CUresult Init(unsigned) {
-  return Call("cuInit", [](State&) { return CUDA_SUCCESS; });
+  return Call("cuInit", [](DriverState&) { return CUDA_SUCCESS; });
 }
 
 CUresult GetErrorName(CUresult error, const char** name) {
@@ -93,14 +93,14 @@ CUresult GetErrorName(CUresult error, const char** name) {
 }
 
 CUresult DeviceGet(CUdevice* device, int ordinal) {
-  return Call("cuDeviceGet", [&](State&) {
+  return Call("cuDeviceGet", [&](DriverState&) {
     *device = ordinal;
     return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
   });
 }
 
 CUresult DeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
-  return Call("cuDeviceGetAttribute", [&](State& state) {
+  return Call("cuDeviceGetAttribute", [&](DriverState& state) {
     *value = state.lacking == attribute ? 0 : 1;
     return CUDA_SUCCESS;
   });
@@ -113,7 +113,7 @@ bool IsUsual(const CUmemAllocationProp& properties) {
 }
 
 CUresult GetGranularity(size_t* granularity, const CUmemAllocationProp* properties, CUmemAllocationGranularity_flags) {
-  return Call("cuMemGetAllocationGranularity", [&](State&) {
+  return Call("cuMemGetAllocationGranularity", [&](DriverState&) {
     *granularity = kGranularity;
     return IsUsual(*properties) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
@@ -132,7 +132,7 @@ bool FillWithGarbage(int memfd, size_t bytes) {
 
 CUresult Create(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties,
                 unsigned long long) {  // NOLINT(google-runtime-int)
-  return Call("cuMemCreate", [&](State& state) {
+  return Call("cuMemCreate", [&](DriverState& state) {
     if (size == 0 || size % kGranularity != 0 || !IsUsual(*properties)) return CUDA_ERROR_INVALID_VALUE;
     if (size > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
     const int memfd = memfd_create("emulated-device", MFD_CLOEXEC);
@@ -147,7 +147,7 @@ CUresult Create(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAl
 }
 
 CUresult Release(CUmemGenericAllocationHandle handle) {
-  return Call("cuMemRelease", [&](State& state) {
+  return Call("cuMemRelease", [&](DriverState& state) {
     const auto found = state.handles.find(handle);
     if (found == state.handles.end()) return CUDA_ERROR_INVALID_VALUE;
     close(found->second);
@@ -158,7 +158,7 @@ CUresult Release(CUmemGenericAllocationHandle handle) {
 
 CUresult AddressReserve(CUdeviceptr* address, size_t size, size_t, CUdeviceptr,
                         unsigned long long) {  // NOLINT(google-runtime-int)
-  return Call("cuMemAddressReserve", [&](State& state) {
+  return Call("cuMemAddressReserve", [&](DriverState& state) {
     if (size == 0 || size % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
     void* found = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (found == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -169,14 +169,14 @@ CUresult AddressReserve(CUdeviceptr* address, size_t size, size_t, CUdeviceptr,
 }
 
 // Returns the range of exactly this address and size, if it is mapped (or not) as `mapped` says; else null.
-Range* FindRange(State& state, CUdeviceptr address, size_t size, bool mapped) {
+Range* FindRange(DriverState& state, CUdeviceptr address, size_t size, bool mapped) {
   const auto found = state.ranges.find(address);
   const bool fits = found != state.ranges.end() && found->second.bytes == size && found->second.mapped == mapped;
   return fits ? &found->second : nullptr;
 }
 
 CUresult AddressFree(CUdeviceptr address, size_t size) {
-  return Call("cuMemAddressFree", [&](State& state) {
+  return Call("cuMemAddressFree", [&](DriverState& state) {
     if (FindRange(state, address, size, false) == nullptr) return CUDA_ERROR_INVALID_VALUE;
     munmap(Pointer(address), size);
     state.ranges.erase(address);
@@ -186,7 +186,7 @@ CUresult AddressFree(CUdeviceptr address, size_t size) {
 
 CUresult Map(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
              unsigned long long) {  // NOLINT(google-runtime-int)
-  return Call("cuMemMap", [&](State& state) {
+  return Call("cuMemMap", [&](DriverState& state) {
     Range* range = FindRange(state, address, size, false);
     const auto memory = state.handles.find(handle);
     struct stat file {};
@@ -203,7 +203,7 @@ CUresult Map(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAlloca
 }
 
 CUresult Unmap(CUdeviceptr address, size_t size) {
-  return Call("cuMemUnmap", [&](State& state) {
+  return Call("cuMemUnmap", [&](DriverState& state) {
     Range* range = FindRange(state, address, size, true);
     if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
     mmap(Pointer(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -213,7 +213,7 @@ CUresult Unmap(CUdeviceptr address, size_t size) {
 }
 
 CUresult SetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* access, size_t count) {
-  return Call("cuMemSetAccess", [&](State& state) {
+  return Call("cuMemSetAccess", [&](DriverState& state) {
     Range* range = FindRange(state, address, size, true);
     if (range == nullptr || count != 1 || access->location.id != 0) return CUDA_ERROR_INVALID_VALUE;
     range->protection = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE : PROT_READ;
@@ -224,7 +224,7 @@ CUresult SetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* acce
 
 CUresult ExportHandle(void* shared, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
                       unsigned long long) {  // NOLINT(google-runtime-int)
-  return Call("cuMemExportToShareableHandle", [&](State& state) {
+  return Call("cuMemExportToShareableHandle", [&](DriverState& state) {
     const auto memory = state.handles.find(handle);
     if (memory == state.handles.end()) return CUDA_ERROR_INVALID_VALUE;
     *static_cast<int*>(shared) = dup(memory->second);  // as the driver may: inherited by programs that are started
@@ -233,7 +233,7 @@ CUresult ExportHandle(void* shared, CUmemGenericAllocationHandle handle, CUmemAl
 }
 
 CUresult ImportHandle(CUmemGenericAllocationHandle* handle, void* shared, CUmemAllocationHandleType) {
-  return Call("cuMemImportFromShareableHandle", [&](State& state) {
+  return Call("cuMemImportFromShareableHandle", [&](DriverState& state) {
     const int memfd = fcntl(static_cast<int>(reinterpret_cast<uintptr_t>(shared)), F_DUPFD_CLOEXEC, 0);
     if (memfd < 0) return CUDA_ERROR_INVALID_VALUE;
     *handle = ++state.last_handle;
@@ -244,7 +244,7 @@ CUresult ImportHandle(CUmemGenericAllocationHandle* handle, void* shared, CUmemA
 
 void Change(int by) {
   std::lock_guard lock(Self().mutex);
-  State& state = Self();
+  DriverState& state = Self();
   const bool before = state.working > 0;
   state.working += by;
   if (before == (state.working > 0)) return;
