@@ -24,7 +24,7 @@ absl::StatusOr<OpenedObject> Take(PeerOpened& answer, const std::shared_ptr<cons
 }  // namespace
 
 void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member, std::vector<PeerObject> wanted,
-                  storage::Nanos deadline, std::function<void(Opened)> done) {
+                  std::function<void(Opened)> done) {
   const storage::Nanos asked_at = clock_.Now();
   const size_t count = wanted.size();
   using Reply = absl::StatusOr<std::vector<PeerOpened>>;
@@ -40,7 +40,7 @@ void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member
     }
     done(std::move(opened));
   };
-  asker_.Open(*member, names_.at(tenant), {.objects = std::move(wanted), .lease_ms = kLeaseMillis}, deadline,
+  asker_.Open(*member, names_.at(tenant), {.objects = std::move(wanted), .lease_ms = kLeaseMillis},
               [this, tenant, answered](Reply reply) {
                 const auto shared = std::make_shared<Reply>(std::move(reply));
                 loop_.PostCompletion(tenant, [answered, shared] { answered(*shared); });

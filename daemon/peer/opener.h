@@ -44,7 +44,7 @@ class Opener {
   // caller's, to be closed.
   using Opened = std::vector<absl::StatusOr<OpenedObject>>;
   void Open(storage::TenantId tenant, std::shared_ptr<const Member> member, std::vector<PeerObject> wanted,
-            storage::Nanos deadline, std::function<void(Opened)> done);
+            std::function<void(Opened)> done);
 
   // Gives objects back at a node, soon and several in one call.
   void Close(const std::shared_ptr<const Member>& member, const PeerLease& lease);

@@ -9,20 +9,18 @@
 #include "daemon/peer/control/peer_calls.h"
 #include "daemon/peer/control/peer_messages.h"
 #include "daemon/peer/directory/directory.h"
-#include "storage/executor.h"
 
 namespace ashlar::daemon {
 
-// Thread-safe; nothing waits. Every call is answered once, on any thread, within its deadline (nanoseconds from now):
-// with UNAVAILABLE at once where the node cannot be reached and was tried a moment ago.
+// Thread-safe; nothing waits. Every call is answered once, on any thread, within some seconds: with UNAVAILABLE at once
+// where the node is not connected.
 class PeerAsker {
  public:
   virtual ~PeerAsker() = default;
 
-  virtual void Open(const Member& member, const std::string& tenant, PeerOpen open, storage::Nanos deadline,
+  virtual void Open(const Member& member, const std::string& tenant, PeerOpen open,
                     PeerCalls::Done<std::vector<PeerOpened>> done) = 0;
-  virtual void Renew(const Member& member, PeerRenew renew, storage::Nanos deadline,
-                     PeerCalls::Done<std::vector<uint32_t>> done) = 0;
+  virtual void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) = 0;
   // Nobody waits for it.
   virtual void Close(const Member& member, std::vector<PeerLease> leases) = 0;
 };

@@ -28,6 +28,11 @@ void Peers::Start(storage::Cache& cache, const storage::Tier& top) {
   holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, top, options_.holder);
 }
 
+void Peers::Flush() {
+  opener_.Flush();
+  lookup_.Tick();
+}
+
 void Peers::Tick() {
   holder_->Tick();
   objects_.Tick(asker_);

@@ -53,8 +53,8 @@ class Peers final : public PeerCalls {
   void Lost(const std::string& node) { objects_.Gone(node); }
   // Tells the directory of everything again.
   bool AnnounceAgain(storage::Slice& slice) { return cache_->TellAll(slice); }
-  void Flush() { opener_.Flush(); }  // call it many times a second
-  void Tick();                       // call it about once a second
+  void Flush();  // what does not wait for Tick: call it many times a second
+  void Tick();   // call it about once a second
   // Takes back what other nodes hold; the transport must still run.
   void Stop();
   PeersStats stats() const;

@@ -14,32 +14,39 @@ using storage::Query;
 
 }  // namespace
 
-// One Find. When the last of its objects is settled it goes on; when it ends, what nobody took is given back.
+// One Find. It goes on when the last of its objects is settled, or its time is over. What nobody took by the time that
+// both its look-ups have ended and all answers are there is given back.
 class RemoteLookup::Call {
  public:
   Call(EventLoop& loop, storage::TenantId tenant, std::function<void(Adopted)> then)
       : tenant(tenant), loop_(loop), then_(std::move(then)) {}
 
+  bool waits() const { return then_ != nullptr; }
   void Settle(const std::shared_ptr<Call>& self) {
-    if (--open > 0) return;
-    auto given_back = [loop = &loop_, tenant = tenant, cache = cache, objects = std::move(objects)](const void*) {
-      if (objects.empty()) return;
-      loop->PostCompletion(tenant, [tenant, cache, objects] {
-        for (const PeerObject& one : objects) cache->SettleRemote(tenant, one.key, one.shard);
-      });
-    };
-    std::exchange(then_, nullptr)(Adopted(static_cast<const void*>(this), std::move(given_back)));
-    static_cast<void>(self);
+    if (--open_ > 0) return;
+    if (waits()) return GoOn(self);
+    GiveBack();  // these answers came too late
   }
+  // What the look-ups hold keeps the call alive; its end gives back what they left.
+  void GoOn(const std::shared_ptr<Call>& self) {
+    auto ended = [self](const void*) { self->loop_.PostCompletion(self->tenant, [self] { self->GiveBack(); }); };
+    std::exchange(then_, nullptr)(Adopted(static_cast<const void*>(this), std::move(ended)));
+  }
+  void Add(const PeerObject& object) { objects_.push_back(object); }
+  void Expect() { ++open_; }
 
   const storage::TenantId tenant;
   storage::Cache* cache = nullptr;
-  size_t open = 1;  // objects that are being asked for, and one until all are
-  std::vector<PeerObject> objects;
 
  private:
+  void GiveBack() const {
+    for (const PeerObject& one : objects_) cache->SettleRemote(tenant, one.key, one.shard);
+  }
+
   EventLoop& loop_;
   std::function<void(Adopted)> then_;
+  size_t open_ = 1;  // objects that are being asked for, and one until all are
+  std::vector<PeerObject> objects_;
 };
 
 void RemoteLookup::Find(storage::TenantId tenant, std::span<const RemoteQuestion> prompts,
@@ -122,15 +129,27 @@ void RemoteLookup::Begin(const std::shared_ptr<Call>& call, std::vector<Want> wa
     }
     if (!first && std::ranges::count(place->second, call) > 0) continue;
     place->second.push_back(call);
-    ++call->open;
+    call->Expect();
     for (uint32_t rank = 0; rank < want.shards; ++rank) {
-      call->objects.push_back({want.key, {.rank = rank, .size = want.shards}});
+      call->Add({want.key, {.rank = rank, .size = want.shards}});
     }
     if (!first) ++stats_.joined;
     if (first) asked.push_back(std::move(want));
   }
+  deadlines_.emplace_back(clock_.Now() + options_.deadline, call);
   Ask(call->tenant, std::move(asked));
   call->Settle(call);
+}
+
+void RemoteLookup::Tick() {
+  const storage::Nanos now = clock_.Now();
+  for (; !deadlines_.empty(); deadlines_.pop_front()) {
+    const auto& [deadline, call] = deadlines_.front();
+    if (call->waits() && deadline > now) return;
+    if (!call->waits()) continue;
+    ++stats_.late;
+    call->GoOn(call);
+  }
 }
 
 // The nearest holder of each object is asked, as far as is known; one call a node.
@@ -157,7 +176,7 @@ void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
       }
       stats_.asked += objects.size();
       const std::shared_ptr<const Member> member = some.front().holders.front();
-      opener_.Open(tenant, member, std::move(objects), options_.deadline,
+      opener_.Open(tenant, member, std::move(objects),
                    [this, tenant, deadline, some = std::move(some)](Opener::Opened opened) {
                      Answered(tenant, some, std::move(opened), deadline);
                    });

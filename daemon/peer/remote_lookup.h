@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -36,6 +37,7 @@ class RemoteLookup {
     uint64_t opened = 0;   // that a node leased to this one
     uint64_t missed = 0;   // that it had not any more, or refused
     uint64_t failed = 0;   // no answer in time, or one that is none
+    uint64_t late = 0;      // look-ups that went on without all answers
     uint64_t joined = 0;   // that another look-up was asking for already
     uint64_t adopted = 0;  // that this node's look-ups could find from then on
   };
@@ -55,7 +57,9 @@ class RemoteLookup {
   using Adopted = std::shared_ptr<const void>;
   void Find(storage::TenantId tenant, std::span<const RemoteQuestion> prompts, std::function<void(Adopted)> then);
 
-  const Stats& stats() const { return stats_; }  // the metadata thread only
+  // Lets those go on whose deadline is over. Call it many times a second. The metadata thread only, as the next one.
+  void Tick();
+  const Stats& stats() const { return stats_; }
 
  private:
   // An object that another node has, with all shards of its bundle.
@@ -90,6 +94,7 @@ class RemoteLookup {
   storage::Cache* cache_ = nullptr;
   RemoteObjects* objects_ = nullptr;
   std::map<Place, std::vector<std::shared_ptr<Call>>> asking_;
+  std::deque<std::pair<storage::Nanos, std::shared_ptr<Call>>> deadlines_;  // rising
   Stats stats_;
 };
 

@@ -112,7 +112,7 @@ void RemoteObjects::Move(storage::RemoteCopyId id, Copy& copy, const absl::Statu
   copy.moving = true;
   const std::shared_ptr<const Member> next = copy.others.front();
   copy.others.erase(copy.others.begin());
-  opener_.Open(copy.tenant, next, {{copy.object.header.key, copy.object.header.shard}}, options_.open_deadline,
+  opener_.Open(copy.tenant, next, {{copy.object.header.key, copy.object.header.shard}},
                [this, id](Opener::Opened opened) { Moved(id, std::move(opened)); });
 }
 
@@ -179,7 +179,7 @@ void RemoteObjects::Tick(PeerAsker& asker) {
         copy->second.object.leased_until = now + storage::Nanos{1'000'000} * (*reply)[i];
       }
     };
-    asker.Renew(*of_node.member, std::move(of_node.renew), options_.open_deadline,
+    asker.Renew(*of_node.member, std::move(of_node.renew),
                 [this, renewed](absl::StatusOr<std::vector<uint32_t>> reply) {
                   const auto shared = std::make_shared<const absl::StatusOr<std::vector<uint32_t>>>(std::move(reply));
                   loop_.PostCompletion(storage::kNoTenant, [renewed, shared] { renewed(*shared); });

@@ -24,8 +24,7 @@ class RemoteObjects final : public storage::RemoteSource {
   struct Options {
     // A piece that takes longer is fetched from another holder, or is lost.
     storage::Nanos least_patience = 1'000'000'000;
-    double patience = 8;                         // times what it should take, where that is longer
-    storage::Nanos open_deadline = 500'000'000;  // at another holder
+    double patience = 8;  // times what it should take, where that is longer
   };
   struct Stats {
     uint64_t copies = 0;             // open now

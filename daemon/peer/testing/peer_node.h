@@ -194,14 +194,13 @@ class PeerNode final : public PeerAsker {
   }
 
   // PeerAsker: the other node's calls, straight.
-  void Open(const Member& member, const std::string&, PeerOpen open, storage::Nanos,
+  void Open(const Member& member, const std::string&, PeerOpen open,
             PeerCalls::Done<std::vector<PeerOpened>> done) override {
     PeerNode* const other = Reach(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Open(Self(), 0, std::move(open), std::move(done));
   }
-  void Renew(const Member& member, PeerRenew renew, storage::Nanos,
-             PeerCalls::Done<std::vector<uint32_t>> done) override {
+  void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override {
     PeerNode* const other = Reach(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Renew(Self(), std::move(renew), std::move(done));
