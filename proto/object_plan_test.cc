@@ -218,5 +218,22 @@ TEST(PlanObject, NamesTheKindThatHasNoStoredForm) {
   }
 }
 
+// vLLM holds 16-bit tails beside fp32 states.
+TEST(PlanObject, TailsHaveTheirOwnType) {
+  const Layout layout = TailsLayout();
+  const auto& linear = std::get<LinearLayer>(layout.layers[0]);
+  const auto object = PlanObject(layout, {}, {}, ObjectKind::kSegment, 100);
+  ASSERT_TRUE(object.ok()) << object.status();
+  const Part* const tail = object->Find(0, PartForm::kConvTail);
+  ASSERT_NE(tail, nullptr);
+  EXPECT_EQ(tail->dtype, DType::kBF16);
+  EXPECT_EQ(tail->Bytes(), uint64_t{linear.conv_kernel - 1} * linear.conv_channels * 2);
+  EXPECT_EQ(object->Find(0, PartForm::kState)->dtype, DType::kF32);
+  const auto span = PlanPrefixSpan(layout, {}, {}, DType::kF16, 10, 20);
+  ASSERT_TRUE(span.ok()) << span.status();
+  EXPECT_EQ(span->Find(0, PartForm::kSpanConvInputs)->dtype, DType::kBF16);
+  EXPECT_EQ(span->Find(0, PartForm::kSpanConvInputs)->Bytes(), uint64_t{10} * linear.conv_channels * 2);
+}
+
 }  // namespace
 }  // namespace ashlar
