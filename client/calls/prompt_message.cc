@@ -14,7 +14,7 @@ bool FitsMessage(const Prompt& prompt, uint32_t protocol) {
 }
 
 bool FitsProtocol(std::span<const MediaHash> media, uint32_t protocol) {
-  return media.empty() || protocol >= limits::kProtocolWithMedia;
+  return media.size() <= limits::kMaxMedia && (media.empty() || protocol >= limits::kProtocolWithMedia);
 }
 
 void Describe(const Prompt& prompt, bool uses_prefixes, v1::Prompt& message) {
