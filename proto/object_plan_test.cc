@@ -75,7 +75,8 @@ std::vector<std::tuple<uint32_t, PartForm, DType, uint64_t>> ExpectedParts(const
       }
       parts.emplace_back(i, PartForm::kState, l->state_dtype, element * l->value_heads * l->d_k * l->d_v);
       if (l->conv_kernel > 0) {
-        parts.emplace_back(i, PartForm::kConvTail, l->state_dtype, element * (l->conv_kernel - 1) * l->conv_channels);
+        const uint64_t inputs = uint64_t{l->conv_kernel - 1} * l->conv_channels;
+        parts.emplace_back(i, PartForm::kConvTail, ConvType(*l), ElementBytes(ConvType(*l)) * inputs);
       }
       if (l->state_dtype == DType::kF16) {
         parts.emplace_back(i, PartForm::kStateExponents, DType::kF16, uint64_t{4} * l->value_heads);

@@ -66,7 +66,7 @@ TEST(PrefixKeys, GoldenWithMedia) {
 // Keys in front of an input do not know of it; all behind it do.
 TEST(PrefixKeys, MediaCountFromWhereTheyBegin) {
   const std::vector<int32_t> text = Text();
-  std::vector<MediaHash> media = ExampleMedia();
+  const std::vector<MediaHash> media = ExampleMedia();
   const PrefixKeys plain(kNamespace, kBlock, text), both(kNamespace, kBlock, text, {}, media);
   EXPECT_EQ(both.Checkpoint(2), plain.Checkpoint(2));
   EXPECT_NE(both.Checkpoint(3), plain.Checkpoint(3));
@@ -84,8 +84,9 @@ TEST(PrefixKeys, MediaCountFromWhereTheyBegin) {
   const PrefixKeys behind(kNamespace, kBlock, text, {}, std::span(media).subspan(1));
   EXPECT_EQ(behind.blocks()[0], plain.blocks()[0]);
   EXPECT_NE(behind.Checkpoint(text.size()), plain.Checkpoint(text.size()));
-  media[1].offset += 1;
-  const PrefixKeys moved(kNamespace, kBlock, text, {}, media);
+  std::vector<MediaHash> elsewhere = media;
+  elsewhere[1].offset += 1;
+  const PrefixKeys moved(kNamespace, kBlock, text, {}, elsewhere);
   EXPECT_NE(moved.Checkpoint(text.size()), both.Checkpoint(text.size()));
 }
 
@@ -224,7 +225,7 @@ TEST(PlanPrefix, SpansHaveWhatTheRecurrenceSees) {
       EXPECT_EQ(bytes(PartForm::kSpanValues), 2 * heads * linear->d_v);
       EXPECT_EQ(bytes(PartForm::kSpanGates), gated ? 4 * heads * (vector ? linear->d_k : 1) : 0);
       EXPECT_EQ(bytes(PartForm::kSpanBetas), fixed ? 0 : 4 * heads * (wide ? linear->d_v : 1));
-      EXPECT_EQ(bytes(PartForm::kSpanConvInputs), uint64_t{ElementBytes(linear->state_dtype)} * linear->conv_channels);
+      EXPECT_EQ(bytes(PartForm::kSpanConvInputs), uint64_t{ElementBytes(ConvType(*linear))} * linear->conv_channels);
       EXPECT_EQ(span->Find(i, PartForm::kState), nullptr);
     }
   }
