@@ -30,6 +30,9 @@ class Locator {
   void operator()(absl::string_view name, const double& value) {
     if (!Passes(sizeof value)) Found(name, absl::StrFormat("%.17g", value));
   }
+  void operator()(absl::string_view name, const std::optional<DType>& value) {
+    (*this)(name, value.value_or(DType{0}));
+  }
   void operator()(absl::string_view name, const bool& value) {
     if (!Passes(1)) Found(name, value ? "true" : "false");
   }
@@ -94,9 +97,11 @@ std::optional<Difference> FirstDifference(const Identity& first, const Identity&
 }
 
 std::optional<Difference> FirstDifference(const Layout& first, const Layout& second) {
-  return Locate(EncodeLayout(first), EncodeLayout(second), [&](bool is_first, size_t offset) {
+  // In one version, or the versions alone would be the difference.
+  const uint32_t version = std::max(LayoutVersion(first), LayoutVersion(second));
+  return Locate(EncodeLayoutAs(version, first), EncodeLayoutAs(version, second), [&](bool is_first, size_t offset) {
     Locator locator("layout", kBehindTag, offset);
-    CodeLayout(locator, is_first ? first : second);
+    CodeLayout(locator, is_first ? first : second, version);
     return locator.Take();
   });
 }

@@ -43,6 +43,8 @@ TEST(Difference, NamesTheFieldOfALayout) {
       {"layout.layers", [](Layout& l) { l.layers.pop_back(); }, "1"},
       {"layout.layers[0].type", [](Layout& l) { l.layers[0] = l.layers[1]; }, "attention"},
       {"layout.layers[0].conv_kernel", [&](Layout& l) { linear(l).conv_kernel = 9; }, "9"},
+      {"layout.layers[0].conv_dtype", [&](Layout& l) { linear(l).conv_dtype = DType::kBF16; }, "3"},
+      {"layout.layers[0].conv_order", [&](Layout& l) { linear(l).conv_order = TailOrder::kChannelFirst; }, "2"},
       {"layout.layers[0].decay_table", [&](Layout& l) { linear(l).decay_table.push_back(0.5f); }, "1 numbers"},
       {"layout.layers[1].scales", [&](Layout& l) { attention(l).scales = true; }, "true"},
       {"layout.layers[1].rope.scale", [&](Layout& l) { attention(l).rope.scale = 0.25; }, "0.25"},

@@ -32,7 +32,8 @@ class FormatsPage(unittest.TestCase):
         vectors = dict(line.split() for line in printed.getvalue().splitlines())
         self.assertEqual(
             set(vectors), {"identity", "layout", "namespace", "key_segment", "key_checkpoint_media", "key_prefix_block",
-                           "key_prefix_checkpoint", "key_prefix_span", "key_own_checkpoint"})
+                           "key_prefix_checkpoint", "key_prefix_span", "key_own_checkpoint", "key_prefix_block_media",
+                           "key_prefix_checkpoint_media", "layout_tails"})
         for name, value in vectors.items():
             golden = (ROOT / "proto/testdata" / f"{name}.hex").read_text(encoding="utf-8")
             self.assertEqual(value, golden.replace("\n", ""), name)
@@ -64,8 +65,10 @@ class FormatsPage(unittest.TestCase):
             self.assertEqual(len(found), 1, pattern)
             return found[0]
 
-        encoding = constant("proto/layout_encoding.cc", "kEncodingVersion")
-        self.assertEqual(re.findall(r"^\| version \| u32 \| (\d+) \|", PAGE, re.MULTILINE), [encoding] * 2)
+        fields = "proto/layout_fields.h"
+        self.assertEqual(shown(r"\n\| version \| u32 \| (\d+) \|"), constant(fields, "kIdentityVersion"))
+        layout = tuple(constant(fields, f"kLayoutVersion{end}") for end in ("Min", "Max"))
+        self.assertEqual(shown(r"\n\| version \| u32 \| (\d+), or (\d+) where"), layout)
         self.assertEqual(shown(r"magic `AshlarOb` \|\n\| 8 \| u32 \| format version, (\d+) \|"),
                          constant("proto/object_encoding.cc", "kFormatVersion"))
         ssd = constant("storage/tier/ssd_format.h", "kSsdFormatVersion")

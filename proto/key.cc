@@ -5,16 +5,21 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 
 #include "absl/strings/escaping.h"
+#include "proto/invalid.h"
+#include "proto/limits.h"
 
 namespace ashlar {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "integers are hashed as they lie in memory");
+static_assert(sizeof(MediaHash) == 40 && offsetof(MediaHash, hash) == 8, "media are hashed, and travel, as they lie");
 
 constexpr absl::string_view kNamespaceDomain = "ashlar/namespace/1";
 constexpr uint8_t kKeyVersion = 1, kChainedKeyVersion = 2;
@@ -46,6 +51,10 @@ class Sha256 {
   void Prefixed(absl::string_view bytes) {
     Number(static_cast<uint32_t>(bytes.size()));
     Bytes(bytes.data(), bytes.size());
+  }
+  void Media(std::span<const MediaHash> media) {
+    Number(uint64_t{media.size()});
+    Bytes(media.data(), media.size_bytes());
   }
   Digest Finish() {
     Digest digest;
@@ -97,15 +106,37 @@ Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tok
   hash.Bytes(ns.bytes.data(), ns.bytes.size());
   hash.Number(uint64_t{tokens.size()});
   hash.Bytes(tokens.data(), tokens.size_bytes());
-  hash.Number(uint64_t{media.size()});
-  for (const MediaHash& item : media) {
-    hash.Number(item.offset);
-    hash.Bytes(item.hash.data(), item.hash.size());
-  }
+  hash.Media(media);
   return hash.Finish();
 }
 
-Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before, std::span<const int32_t> tokens) {
+std::vector<MediaHash> MediaWithin(std::span<const MediaHash> media, uint64_t begin, uint64_t end) {
+  std::vector<MediaHash> within;
+  const auto first = std::ranges::lower_bound(media, begin, {}, &MediaHash::offset);
+  for (auto item = first; item != media.end() && item->offset < end; ++item) {
+    within.push_back({item->offset - begin, item->hash});
+  }
+  return within;
+}
+
+std::string PackMedia(std::span<const MediaHash> media) {
+  return std::string(reinterpret_cast<const char*>(media.data()), media.size_bytes());
+}
+
+absl::StatusOr<std::vector<MediaHash>> UnpackMedia(absl::string_view field, absl::string_view bytes, uint64_t tokens) {
+  if (bytes.size() % sizeof(MediaHash) != 0) return Invalid(field, ": not a whole number of inputs");
+  if (bytes.size() / sizeof(MediaHash) > limits::kMaxMedia) return Invalid(field, ": more than ", limits::kMaxMedia);
+  std::vector<MediaHash> media(bytes.size() / sizeof(MediaHash));
+  if (!media.empty()) std::memcpy(media.data(), bytes.data(), bytes.size());
+  for (size_t i = 0; i < media.size(); ++i) {
+    if (i > 0 && media[i].offset <= media[i - 1].offset) return Invalid(field, "[", i, "].offset: does not ascend");
+    if (media[i].offset >= tokens) return Invalid(field, "[", i, "].offset: behind the last token");
+  }
+  return media;
+}
+
+Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before, std::span<const int32_t> tokens,
+                   std::span<const MediaHash> media) {
   Sha256 hash;
   hash.Number(kChainedKeyVersion);
   hash.Number(kind);
@@ -113,6 +144,9 @@ Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before,
   hash.Bytes(before.bytes.data(), before.bytes.size());
   hash.Number(uint64_t{tokens.size()});
   hash.Bytes(tokens.data(), tokens.size_bytes());
+  // Nothing stands here without media, so that keys stay as they were before media could be given. Both forms stay
+  // apart, because the count of tokens says where they end.
+  if (!media.empty()) hash.Media(media);
   return hash.Finish();
 }
 
@@ -125,9 +159,11 @@ Digest MakeChainRoot(const NamespaceId& ns, std::span<const uint8_t, 16> convers
   return hash.Finish();
 }
 
-TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens) {
+TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens, std::span<const MediaHash> media) {
   const XXH128_hash_t hash = XXH3_128bits_withSeed(tokens.data(), tokens.size_bytes(), static_cast<uint64_t>(kind));
-  return {hash.low64, hash.high64};
+  if (media.empty()) return {hash.low64, hash.high64};
+  const XXH128_hash_t inputs = XXH3_128bits_withSeed(media.data(), media.size_bytes(), hash.low64);
+  return {inputs.low64, inputs.high64 ^ hash.high64};
 }
 
 }  // namespace ashlar

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/layout.h"
 
@@ -47,11 +48,19 @@ constexpr ObjectKind KindOfSegment(size_t index) {
   return index == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
 }
 
-// A multimodal input's content hash, at a token offset relative to the run's start.
+// A multimodal input (an image, a sound): the hash of its content, and the token at which it begins, counted from the
+// run's start. The tokens of an input all lie in one segment. Offsets of a run's inputs ascend.
 struct MediaHash {
   uint64_t offset = 0;
   std::array<uint8_t, 32> hash{};
+  bool operator==(const MediaHash&) const = default;
 };
+// Those that begin in [begin, end), with offsets counted from `begin`.
+std::vector<MediaHash> MediaWithin(std::span<const MediaHash> media, uint64_t begin, uint64_t end);
+// As they travel: for each the offset (u64, little endian) and the hash.
+std::string PackMedia(std::span<const MediaHash> media);
+// INVALID_ARGUMENT begins with `field`: not whole inputs, too many, not ascending, behind the last of `tokens` tokens.
+absl::StatusOr<std::vector<MediaHash>> UnpackMedia(absl::string_view field, absl::string_view bytes, uint64_t tokens);
 
 // The identity of a text in any namespace, so that a miss can be explained by the same text under another one. Not
 // cryptographic, and no name of anything: a tenant that forges one gets wrong explanations of its own texts.
@@ -72,10 +81,11 @@ Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tok
             std::span<const MediaHash> media = {});
 // Makes a key that is chained to `before`, the key of the tokens before these: for prefixes, which share their
 // beginnings (proto/prefix.h).
-Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before, std::span<const int32_t> tokens);
+Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before, std::span<const int32_t> tokens,
+                   std::span<const MediaHash> media = {});
 // Returns the root of the chain of a conversation's own keys; the shared chain's root is all zero.
 Digest MakeChainRoot(const NamespaceId& ns, std::span<const uint8_t, 16> conversation);
 // Takes a twelfth of MakeKey's time.
-TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens);
+TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens, std::span<const MediaHash> media = {});
 
 }  // namespace ashlar

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "proto/golden.h"
+#include "proto/limits.h"
 #include "proto/sample_layouts.h"
 
 namespace ashlar {
@@ -136,6 +137,40 @@ TEST(Namespace, SeparatesTenantIdentityAndLayout) {
   std::swap(changed.layers[0], changed.layers[1]);
   add("a", identity, changed);
   EXPECT_EQ(all.size(), made);
+}
+
+TEST(Media, ComeBackAsTheyWerePacked) {
+  const std::vector<MediaHash> media = {{0, {1}}, {3, {2}}, {4, {3}}};
+  const auto back = UnpackMedia("media", PackMedia(media), 5);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(*back, media);
+  EXPECT_EQ(MediaWithin(media, 3, 5), (std::vector<MediaHash>{{0, {2}}, {1, {3}}}));
+  EXPECT_EQ(MediaWithin(media, 1, 3), std::vector<MediaHash>());
+  EXPECT_EQ(MediaWithin(media, 0, 4), (std::vector<MediaHash>{{0, {1}}, {3, {2}}}));
+}
+
+TEST(Media, RefusesByTheField) {
+  const auto message = [](const std::vector<MediaHash>& media, size_t cut = 0) {
+    std::string bytes = PackMedia(media);
+    bytes.resize(bytes.size() - cut);
+    return std::string(UnpackMedia("prompt.media", bytes, 5).status().message());
+  };
+  EXPECT_EQ(message({{0, {}}, {4, {}}}), "");
+  EXPECT_EQ(message({{0, {}}}, 1), "prompt.media: not a whole number of inputs");
+  EXPECT_EQ(message({{0, {}}, {5, {}}}), "prompt.media[1].offset: behind the last token");
+  EXPECT_EQ(message({{2, {}}, {2, {1}}}), "prompt.media[1].offset: does not ascend");
+  EXPECT_EQ(message({{2, {}}, {1, {}}}), "prompt.media[1].offset: does not ascend");
+  EXPECT_EQ(message(std::vector<MediaHash>(limits::kMaxMedia + 1)), "prompt.media: more than 4096");
+}
+
+TEST(Key, TextsOfOtherMediaAreOtherTexts) {
+  const std::vector<MediaHash> one = {{1, {1}}}, other = {{1, {2}}}, elsewhere = {{2, {1}}};
+  const TextDigest none = MakeTextDigest(ObjectKind::kSegment, kTokens);
+  const TextDigest first = MakeTextDigest(ObjectKind::kSegment, kTokens, one);
+  EXPECT_FALSE(first == none);
+  EXPECT_FALSE(first == MakeTextDigest(ObjectKind::kSegment, kTokens, other));
+  EXPECT_FALSE(first == MakeTextDigest(ObjectKind::kSegment, kTokens, elsewhere));
+  EXPECT_EQ(first, MakeTextDigest(ObjectKind::kSegment, kTokens, one));
 }
 
 }  // namespace

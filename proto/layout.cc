@@ -130,14 +130,27 @@ absl::Status CheckDecayTable(const std::string& field, const LinearLayer& layer,
 }
 
 absl::Status CheckConvolution(const std::string& field, const LinearLayer& layer) {
-  if (layer.conv_channels == 0 && layer.conv_kernel == 0) return absl::OkStatus();
+  if (layer.conv_order != TailOrder::kTokenFirst && layer.conv_order != TailOrder::kChannelFirst) {
+    return Refuse(field + ".conv_order", absl::StrCat(static_cast<int>(layer.conv_order), " is not a tail's order"));
+  }
+  if (layer.conv_channels == 0 && layer.conv_kernel == 0) {
+    if (layer.conv_dtype.has_value()) return Refuse(field + ".conv_dtype", "must be 0 without convolution");
+    if (layer.conv_order != TailOrder::kTokenFirst)
+      return Refuse(field + ".conv_order", "must be 1 without convolution");
+    return absl::OkStatus();
+  }
+  if (layer.conv_dtype.has_value()) {
+    if (absl::Status status = CheckDType(field + ".conv_dtype", *layer.conv_dtype); !status.ok()) return status;
+    if (IsFp8(*layer.conv_dtype)) return Refuse(field + ".conv_dtype", "a tail is never fp8");
+    if (*layer.conv_dtype == layer.state_dtype)
+      return Refuse(field + ".conv_dtype", "must be 0 where it is state_dtype");
+  }
   absl::Status status = First({
       CheckRange(field + ".conv_channels", layer.conv_channels, 1, limits::kMaxConvChannels),
       CheckRange(field + ".conv_kernel", layer.conv_kernel, 2, limits::kMaxConvKernel),
   });
   if (!status.ok()) return status;
-  return CheckUnit(field + ".conv_channels",
-                   uint64_t{layer.conv_channels} * (layer.conv_kernel - 1) * ElementBytes(layer.state_dtype));
+  return CheckUnit(field + ".conv_channels", ConvTailBytes(layer));
 }
 
 absl::Status CheckLinear(const std::string& field, const LinearLayer& layer) {

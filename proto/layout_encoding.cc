@@ -1,6 +1,7 @@
 // The canonical encoding: docs/formats.md has its tables. Both directions go through layout_fields.h.
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +16,6 @@ static_assert(std::endian::native == std::endian::little, "integers are copied a
 
 constexpr absl::string_view kLayoutTag = "AshL";
 constexpr absl::string_view kIdentityTag = "AshI";
-constexpr uint32_t kEncodingVersion = 1;
 
 class Writer {
  public:
@@ -25,6 +25,7 @@ class Writer {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
   }
   void operator()(const char* name, const bool& value) { (*this)(name, static_cast<uint8_t>(value)); }
+  void operator()(const char* name, const std::optional<DType>& value) { (*this)(name, value.value_or(DType{0})); }
   template <typename T>
   void operator()(const char* name, const std::vector<T>& values) {
     (*this)(name, static_cast<uint32_t>(values.size()));
@@ -35,9 +36,9 @@ class Writer {
     bytes_.append(value);
   }
   void Enter(const std::string&) {}
-  void Tag(absl::string_view tag) {
+  void Tag(absl::string_view tag, uint32_t version) {
     bytes_.append(tag.data(), tag.size());
-    (*this)("version", kEncodingVersion);
+    (*this)("version", version);
   }
   std::string Take() { return std::move(bytes_); }
 
@@ -61,6 +62,11 @@ class Reader {
     if (byte > 1) Fail(name, "must be 0 or 1");
     value = byte == 1;
   }
+  void operator()(const char* name, std::optional<DType>& value) {
+    auto dtype = DType{0};
+    (*this)(name, dtype);
+    if (dtype != DType{0}) value = dtype;
+  }
   template <typename T>
   void operator()(const char* name, std::vector<T>& values) {
     const uint32_t count = Count(name, sizeof(T));
@@ -73,15 +79,20 @@ class Reader {
     rest_.remove_prefix(count);
   }
 
-  void Tag(absl::string_view tag) {
-    if (!status_.ok()) return;
-    if (rest_.substr(0, tag.size()) != tag) return Fail("tag", absl::StrCat("does not begin with \"", tag, "\""));
+  // Returns the version.
+  uint32_t Tag(absl::string_view tag, uint32_t min, uint32_t max) {
+    if (status_.ok() && rest_.substr(0, tag.size()) != tag) {
+      Fail("tag", absl::StrCat("does not begin with \"", tag, "\""));
+    }
+    if (!status_.ok()) return min;
     rest_.remove_prefix(tag.size());
     uint32_t version = 0;
     (*this)("version", version);
-    if (version != kEncodingVersion) {
-      Fail("version", absl::StrCat(version, ", and this build reads ", kEncodingVersion, " only"));
+    if (version < min || version > max) {
+      const std::string read = min == max ? absl::StrCat(min, " only") : absl::StrCat(min, " to ", max);
+      Fail("version", absl::StrCat(version, ", and this build reads ", read));
     }
+    return version;
   }
   // A count of elements that take at least `element_bytes` each: never more than the bytes that are left.
   uint32_t Count(const char* name, size_t element_bytes) {
@@ -114,17 +125,21 @@ class Reader {
 
 }  // namespace
 
-std::string EncodeLayout(const Layout& layout) {
+std::string EncodeLayoutAs(uint32_t version, const Layout& layout) {
   Writer write;
-  write.Tag(kLayoutTag);
-  CodeLayout(write, layout);
+  write.Tag(kLayoutTag, version);
+  CodeLayout(write, layout, version);
   return write.Take();
+}
+
+std::string EncodeLayout(const Layout& layout) {
+  return EncodeLayoutAs(LayoutVersion(layout), layout);
 }
 
 absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
   Reader read("layout", bytes);
   Layout layout;
-  read.Tag(kLayoutTag);
+  const uint32_t version = read.Tag(kLayoutTag, kLayoutVersionMin, kLayoutVersionMax);
   CodeSeams(read, layout);
   const uint32_t layers = read.Count("layers", 1);
   // A layer costs far more memory than the byte that could announce it.
@@ -136,7 +151,7 @@ absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
     if (type == kAttentionTag) {
       CodeAttention(read, std::get<AttentionLayer>(layout.layers.emplace_back(AttentionLayer{})));
     } else if (type == kLinearTag) {
-      CodeLinear(read, std::get<LinearLayer>(layout.layers.emplace_back(LinearLayer{})));
+      CodeLinear(read, std::get<LinearLayer>(layout.layers.emplace_back(LinearLayer{})), version);
     } else {
       read.Fail("type", absl::StrCat(type, " is not a type of layer"));
       break;
@@ -145,12 +160,17 @@ absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
   read.Enter("layout");
   if (absl::Status status = read.Finish(); !status.ok()) return status;
   if (absl::Status status = Validate(layout); !status.ok()) return status;
+  // One value has one encoding.
+  if (const uint32_t least = LayoutVersion(layout); version != least) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layout.version: ", version, ", and version ", least, " has all that this layout says"));
+  }
   return layout;
 }
 
 std::string EncodeIdentity(const Identity& identity) {
   Writer write;
-  write.Tag(kIdentityTag);
+  write.Tag(kIdentityTag, kIdentityVersion);
   CodeIdentity(write, identity);
   return write.Take();
 }
@@ -158,7 +178,7 @@ std::string EncodeIdentity(const Identity& identity) {
 absl::StatusOr<Identity> DecodeIdentity(absl::string_view bytes) {
   Reader read("identity", bytes);
   Identity identity;
-  read.Tag(kIdentityTag);
+  read.Tag(kIdentityTag, kIdentityVersion, kIdentityVersion);
   CodeIdentity(read, identity);
   if (absl::Status status = read.Finish(); !status.ok()) return status;
   if (absl::Status status = Validate(identity); !status.ok()) return status;

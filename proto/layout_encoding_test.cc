@@ -1,10 +1,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <random>
+#include <string>
+#include <variant>
 
 #include "proto/golden.h"
 #include "proto/layout.h"
+#include "proto/layout_fields.h"
 #include "proto/limits.h"
 #include "proto/sample_layouts.h"
 
@@ -14,8 +18,48 @@ namespace {
 TEST(LayoutEncoding, GoldenLayout) {
   ExpectGolden("layout", EncodeLayout(ExampleLayout()));
 }
+TEST(LayoutEncoding, GoldenLayoutOfOwnTails) {
+  ExpectGolden("layout_tails", EncodeLayout(TailsLayout()));
+}
 TEST(LayoutEncoding, GoldenIdentity) {
   ExpectGolden("identity", EncodeIdentity(ExampleIdentity()));
+}
+
+uint32_t VersionOf(const std::string& bytes) {
+  uint32_t version = 0;
+  std::memcpy(&version, bytes.data() + 4, sizeof version);
+  return version;
+}
+
+// A layout that says nothing new keeps the bytes, and so the namespace, that builds of version 1 give it.
+TEST(LayoutEncoding, IsOfTheLeastVersionThatHasAllItSays) {
+  Layout layout = ExampleLayout();
+  EXPECT_EQ(VersionOf(EncodeLayout(layout)), 1u);
+  auto& linear = std::get<LinearLayer>(layout.layers[0]);
+  linear.conv_order = TailOrder::kChannelFirst;
+  EXPECT_EQ(VersionOf(EncodeLayout(layout)), 2u);
+  linear.conv_order = TailOrder::kTokenFirst;
+  linear.conv_dtype = DType::kBF16;
+  EXPECT_EQ(VersionOf(EncodeLayout(layout)), 2u);
+}
+
+// Else a layout would have two encodings, and two namespaces.
+TEST(LayoutEncoding, RefusesALaterVersionThanTheLayoutNeeds) {
+  const auto decoded = DecodeLayout(EncodeLayoutAs(2, ExampleLayout()));
+  EXPECT_EQ(decoded.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(decoded.status().message(), "layout.version: 2, and version 1 has all that this layout says");
+}
+
+TEST(LayoutEncoding, OtherVersionsAreCalledByTheirNumber) {
+  for (const uint32_t version : {0u, 3u}) {
+    std::string bytes = EncodeLayout(TailsLayout());
+    std::memcpy(bytes.data() + 4, &version, sizeof version);
+    EXPECT_EQ(DecodeLayout(bytes).status().message(),
+              absl::StrCat("layout.version: ", version, ", and this build reads 1 to 2"));
+  }
+  std::string identity = EncodeIdentity(ExampleIdentity());
+  identity[4] = 2;
+  EXPECT_EQ(DecodeIdentity(identity).status().message(), "identity.version: 2, and this build reads 1 only");
 }
 
 TEST(LayoutEncoding, RoundTripsRandomLayouts) {
@@ -57,24 +101,25 @@ TEST(LayoutEncoding, RefusesTrailingBytes) {
 
 // The encoding is canonical: bytes that differ are refused or mean something else.
 TEST(LayoutEncoding, EveryChangedByteIsRefusedOrADifferentLayout) {
-  const Layout original = ExampleLayout();
-  const std::string bytes = EncodeLayout(original);
-  int accepted = 0;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    for (int change = 1; change < 256; ++change) {
-      std::string changed = bytes;
-      changed[i] = static_cast<char>(changed[i] ^ change);
-      const auto decoded = DecodeLayout(changed);
-      if (!decoded.ok()) {
-        ASSERT_EQ(decoded.status().code(), absl::StatusCode::kInvalidArgument) << i;
-        continue;
+  for (const Layout& original : {ExampleLayout(), TailsLayout()}) {
+    const std::string bytes = EncodeLayout(original);
+    int accepted = 0;
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      for (int change = 1; change < 256; ++change) {
+        std::string changed = bytes;
+        changed[i] = static_cast<char>(changed[i] ^ change);
+        const auto decoded = DecodeLayout(changed);
+        if (!decoded.ok()) {
+          ASSERT_EQ(decoded.status().code(), absl::StatusCode::kInvalidArgument) << i;
+          continue;
+        }
+        ++accepted;
+        ASSERT_FALSE(*decoded == original) << "byte " << i << " xor " << change;
+        ASSERT_EQ(EncodeLayout(*decoded), changed) << "byte " << i << " xor " << change;
       }
-      ++accepted;
-      ASSERT_FALSE(*decoded == original) << "byte " << i << " xor " << change;
-      ASSERT_EQ(EncodeLayout(*decoded), changed) << "byte " << i << " xor " << change;
     }
+    EXPECT_GT(accepted, 0);
   }
-  EXPECT_GT(accepted, 0);
 }
 
 TEST(LayoutEncoding, EveryChangedByteOfAnIdentityIsRefusedOrADifferentIdentity) {
@@ -125,7 +170,7 @@ TEST(LayoutEncoding, NamesWhatIsWrong) {
   };
   EXPECT_THAT(message(""), testing::StartsWith("layout.tag: "));
   EXPECT_THAT(message(changed(0, 'X')), testing::StartsWith("layout.tag: "));
-  EXPECT_THAT(message(changed(4, 2)), testing::StartsWith("layout.version: 2, and this build reads 1 only"));
+  EXPECT_THAT(message(changed(4, 3)), testing::StartsWith("layout.version: 3, and this build reads 1 to 2"));
   EXPECT_THAT(message(changed(20, 9)), testing::StartsWith("layout.layers[2].type: truncated"));
   EXPECT_THAT(message(changed(24, 3)), testing::StartsWith("layout.layers[0].type: 3"));
   EXPECT_THAT(message(bytes.substr(0, 30)), testing::StartsWith("layout.layers[0].value_heads: truncated"));

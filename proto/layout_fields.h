@@ -2,6 +2,7 @@
 // one's name and value, and told by Enter what the names of the fields behind it begin with.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -14,6 +15,20 @@ namespace ashlar {
 
 inline constexpr uint8_t kAttentionTag = 1;
 inline constexpr uint8_t kLinearTag = 2;
+
+inline constexpr uint32_t kIdentityVersion = 1;
+// A layout is encoded in the least version that has what it says: layouts keep the bytes, and so the namespaces, that
+// they had before a version came. Version 2 adds how convolution tails lie.
+inline constexpr uint32_t kLayoutVersionMin = 1, kLayoutVersionMax = 2;
+inline uint32_t LayoutVersion(const Layout& layout) {
+  const bool has_own_tails = std::ranges::any_of(layout.layers, [](const Layer& layer) {
+    const auto* const linear = std::get_if<LinearLayer>(&layer);
+    return linear != nullptr && (linear->conv_dtype.has_value() || linear->conv_order != TailOrder::kTokenFirst);
+  });
+  return has_own_tails ? 2 : 1;
+}
+// The encoding in a version that has what the layout says, for comparing it with one of that version.
+std::string EncodeLayoutAs(uint32_t version, const Layout& layout);
 
 template <typename Coder, typename R>
 void CodeRope(Coder& code, R& rope) {
@@ -36,7 +51,7 @@ void CodeAttention(Coder& code, L& layer) {
 }
 
 template <typename Coder, typename L>
-void CodeLinear(Coder& code, L& layer) {
+void CodeLinear(Coder& code, L& layer, uint32_t version) {
   code("family", layer.family);
   code("key_heads", layer.key_heads);
   code("value_heads", layer.value_heads);
@@ -49,6 +64,9 @@ void CodeLinear(Coder& code, L& layer) {
   code("conv_channels", layer.conv_channels);
   code("conv_kernel", layer.conv_kernel);
   CodeRope(code, layer.rope);
+  if (version < 2) return;
+  code("conv_dtype", layer.conv_dtype);
+  code("conv_order", layer.conv_order);
 }
 
 template <typename Coder, typename L>
@@ -70,14 +88,14 @@ void CodeIdentity(Coder& code, I& identity) {
 
 // For coders that do not change the layout.
 template <typename Coder>
-void CodeLayout(Coder& code, const Layout& layout) {
+void CodeLayout(Coder& code, const Layout& layout, uint32_t version) {
   CodeSeams(code, layout);
   code("layers", static_cast<uint32_t>(layout.layers.size()));
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     code.Enter(absl::StrCat("layout.layers[", i, "]"));
     if (const auto* linear = std::get_if<LinearLayer>(&layout.layers[i])) {
       code("type", kLinearTag);
-      CodeLinear(code, *linear);
+      CodeLinear(code, *linear, version);
     } else {
       code("type", kAttentionTag);
       CodeAttention(code, std::get<AttentionLayer>(layout.layers[i]));

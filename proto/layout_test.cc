@@ -208,11 +208,34 @@ const Refusal kLinear[] = {
     {"ConvKernelOfOne", "layout.layers[0].conv_kernel", [](Layout& l) { Linear(l).conv_kernel = 1; }},
     {"ConvKernelTooLarge", "layout.layers[0].conv_kernel", [](Layout& l) { Linear(l).conv_kernel = kHuge; }},
     {"ConvChannelsTooMany", "layout.layers[0].conv_channels", [](Layout& l) { Linear(l).conv_channels = kHuge; }},
+    {"ConvTypeIsNone", "layout.layers[0].conv_dtype", [](Layout& l) { Linear(l).conv_dtype = DType{77}; }},
+    {"ConvTypeFp8", "layout.layers[0].conv_dtype", [](Layout& l) { Linear(l).conv_dtype = DType::kF8E5M2; }},
+    {"ConvTypeOfTheState", "layout.layers[0].conv_dtype", [](Layout& l) { Linear(l).conv_dtype = DType::kF32; }},
+    {"ConvTypeWithoutConvolution", "layout.layers[0].conv_dtype",
+     [](Layout& l) {
+       Linear(l).conv_channels = Linear(l).conv_kernel = 0;
+       Linear(l).conv_dtype = DType::kBF16;
+     }},
+    {"ConvOrder", "layout.layers[0].conv_order", [](Layout& l) { Linear(l).conv_order = TailOrder{0}; }},
+    {"ConvOrderWithoutConvolution", "layout.layers[0].conv_order",
+     [](Layout& l) {
+       Linear(l).conv_channels = Linear(l).conv_kernel = 0;
+       Linear(l).conv_order = TailOrder::kChannelFirst;
+     }},
     {"ConvTailLargerThanAnExtent", "layout.layers[0].conv_channels",
      [](Layout& l) { Linear(l).conv_channels = limits::kExtentBytes / (3 * 4) + 1; }},
 };
 INSTANTIATE_TEST_SUITE_P(Linear, LayoutRefusal, testing::ValuesIn(kLinear),
                          [](const auto& info) { return info.param.name; });
+
+// The tail's own type counts, not the state's.
+TEST(Layout, AcceptsALongerTailOfASmallerType) {
+  Layout layout = ExampleLayout();
+  Linear(layout).conv_channels = limits::kExtentBytes / (3 * 2);
+  EXPECT_FALSE(Validate(layout).ok());
+  Linear(layout).conv_dtype = DType::kBF16;
+  EXPECT_EQ(Validate(layout), absl::OkStatus());
+}
 
 TEST(Layout, AcceptsSeamsOfZeroWithoutConvolution) {
   Layout layout = ExampleLayout();

@@ -9,7 +9,9 @@ namespace ashlar::limits {
 // Version of the control plane (RPCs and session socket). Both ends send the range they speak; the highest common
 // version is used, none in common refuses the session.
 inline constexpr uint32_t kProtocolMin = 2;
-inline constexpr uint32_t kProtocolMax = 2;
+inline constexpr uint32_t kProtocolMax = 3;
+inline constexpr uint32_t kProtocolWithMedia = 3;        // the first whose daemons read the media of a text
+inline constexpr uint32_t kProtocolWithRotaryShift = 3;  // and a landing's shifts
 
 // Version of what daemons say to one another (ashlar/v1/peer.proto), agreed on likewise in Greet.
 inline constexpr uint32_t kPeerProtocolMin = 1;
@@ -28,6 +30,7 @@ inline constexpr uint64_t kMaxPromptsPerCall = 64;
 inline constexpr uint64_t kMaxLookupsPerMatch = 65536;  // segments of all prompts of a Match, each shard: one turn
 inline constexpr uint64_t kMaxLeases = 65536;           // that one session holds
 inline constexpr uint64_t kMaxLeasedSegments = uint64_t{1} << 20;  // listed in those, misses and shards, too
+inline constexpr uint64_t kMaxMedia = 4096;                        // inputs (images, sounds) of one prompt, run or text
 inline constexpr uint64_t kMaxObjectsPerCall = 64;                 // also reservations of an Abandon
 inline constexpr uint64_t kMaxCheckpointsPerCommit = 64;
 inline constexpr uint64_t kMaxSpanTokens = 256;      // of a span: longer ones mostly take more than a state does
@@ -75,8 +78,9 @@ static_assert(kExtentBytes % kUnitAlignment == 0);
 static_assert(kRowUnitBytes <= kExtentBytes);
 static_assert(kMaxLinearHeadDim * kMaxLinearHeadDim * 4 <= kExtentBytes, "one head's fp32 transition fits an extent");
 // The most bytes of one item of a call, beside 1 MiB for all else: a call of one item is always possible.
-static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + (1 << 20) < kMaxRequestBytes, "the longest prompt fits");
-static_assert(kMaxPromptTokens * 5 + kMaxPartSources * 64 + (1 << 20) < kMaxRequestBytes,
+static_assert(kMaxPromptTokens * 4 + kMaxSegments * 10 + kMaxMedia * 40 + (1 << 20) < kMaxRequestBytes,
+              "the longest prompt fits");
+static_assert(kMaxPromptTokens * 5 + kMaxPartSources * 64 + kMaxMedia * 40 + (1 << 20) < kMaxRequestBytes,
               "pages and parts of the longest run fit");
 static_assert(kMaxSegments + kMaxPromptTokens / kPrefixBlockTokens + 2 <= kMaxObjectsPerLanding);
 static_assert(kMaxPromptTokens * 5 + kMaxObjectsPerLanding * 16 + (1 << 20) < kMaxRequestBytes,

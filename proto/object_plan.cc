@@ -54,8 +54,7 @@ void AddLinear(uint32_t index, const LinearLayer& layer, ObjectHeader& header) {
   header.parts.push_back(
       Matrices(index, PartForm::kState, layer.state_dtype, layer.value_heads, element * layer.d_k * layer.d_v));
   if (layer.conv_channels > 0) {
-    header.parts.push_back(Matrices(index, PartForm::kConvTail, layer.state_dtype, 1,
-                                    element * (layer.conv_kernel - 1) * layer.conv_channels));
+    header.parts.push_back(Matrices(index, PartForm::kConvTail, ConvType(layer), 1, ConvTailBytes(layer)));
   }
   if (layer.state_dtype == DType::kF16) {
     header.parts.push_back(
@@ -115,7 +114,7 @@ absl::Status AddSpan(uint32_t index, const LinearLayer& layer, DType dtype, Obje
              {PartForm::kSpanValues, dtype, bytes.values},
              {PartForm::kSpanGates, DType::kF32, bytes.gates},
              {PartForm::kSpanBetas, DType::kF32, bytes.betas},
-             {PartForm::kSpanConvInputs, layer.state_dtype, bytes.conv_inputs}};
+             {PartForm::kSpanConvInputs, ConvType(layer), bytes.conv_inputs}};
   for (const auto& rows : all) {
     if (rows.row_bytes == 0) continue;
     if (rows.row_bytes > limits::kExtentBytes) {
@@ -264,7 +263,7 @@ SpanRowBytes SpanRowBytesOf(const LinearLayer& layer, DType dtype) {
           .values = heads * layer.d_v * ElementBytes(dtype),
           .gates = heads * GateWidth(layer) * sizeof(float),
           .betas = heads * BetaWidth(layer) * sizeof(float),
-          .conv_inputs = uint64_t{layer.conv_channels} * ElementBytes(layer.state_dtype)};
+          .conv_inputs = uint64_t{layer.conv_channels} * ElementBytes(ConvType(layer))};
 }
 
 absl::StatusOr<ObjectHeader> PlanPrefixSpan(const Layout& layout, const NamespaceId& ns, const Key& key, DType dtype,

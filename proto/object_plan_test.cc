@@ -76,7 +76,8 @@ std::vector<std::tuple<uint32_t, PartForm, DType, uint64_t>> ExpectedParts(const
       }
       parts.emplace_back(i, PartForm::kState, l->state_dtype, element * l->value_heads * l->d_k * l->d_v);
       if (l->conv_kernel > 0) {
-        parts.emplace_back(i, PartForm::kConvTail, l->state_dtype, element * (l->conv_kernel - 1) * l->conv_channels);
+        const uint64_t inputs = uint64_t{l->conv_kernel - 1} * l->conv_channels;
+        parts.emplace_back(i, PartForm::kConvTail, ConvType(*l), ElementBytes(ConvType(*l)) * inputs);
       }
       if (l->state_dtype == DType::kF16) {
         parts.emplace_back(i, PartForm::kStateExponents, DType::kF16, uint64_t{4} * l->value_heads);
@@ -217,6 +218,23 @@ TEST(PlanObject, NamesTheKindThatHasNoStoredForm) {
     EXPECT_EQ(header.status().code(), absl::StatusCode::kUnimplemented);
     EXPECT_THAT(std::string(header.status().message()), testing::StartsWith(std::string("kind: ") + name));
   }
+}
+
+// vLLM holds 16-bit tails beside fp32 states.
+TEST(PlanObject, TailsHaveTheirOwnType) {
+  const Layout layout = TailsLayout();
+  const auto& linear = std::get<LinearLayer>(layout.layers[0]);
+  const auto object = PlanObject(layout, {}, {}, ObjectKind::kSegment, 100);
+  ASSERT_TRUE(object.ok()) << object.status();
+  const Part* const tail = object->Find(0, PartForm::kConvTail);
+  ASSERT_NE(tail, nullptr);
+  EXPECT_EQ(tail->dtype, DType::kBF16);
+  EXPECT_EQ(tail->Bytes(), uint64_t{linear.conv_kernel - 1} * linear.conv_channels * 2);
+  EXPECT_EQ(object->Find(0, PartForm::kState)->dtype, DType::kF32);
+  const auto span = PlanPrefixSpan(layout, {}, {}, DType::kF16, 10, 20);
+  ASSERT_TRUE(span.ok()) << span.status();
+  EXPECT_EQ(span->Find(0, PartForm::kSpanConvInputs)->dtype, DType::kBF16);
+  EXPECT_EQ(span->Find(0, PartForm::kSpanConvInputs)->Bytes(), uint64_t{10} * linear.conv_channels * 2);
 }
 
 }  // namespace

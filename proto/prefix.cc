@@ -10,26 +10,28 @@ uint32_t PrefixBlockTokens(const Layout& layout) {
 }
 
 PrefixKeys::PrefixKeys(const NamespaceId& ns, uint32_t block_tokens, std::span<const int32_t> tokens,
-                       const ConversationId& conversation)
-    : ns_(ns), block_tokens_(block_tokens), tokens_(tokens) {
+                       const ConversationId& conversation, std::span<const MediaHash> media)
+    : ns_(ns), block_tokens_(block_tokens), tokens_(tokens), media_(media) {
   if (conversation != ConversationId{}) root_ = MakeChainRoot(ns, conversation);
   blocks_.reserve(tokens.size() / block_tokens);
   const Digest* before = &root_;
   for (size_t end = block_tokens; end <= tokens.size(); end += block_tokens) {
-    const auto block = tokens.subspan(end - block_tokens, block_tokens);
-    before = &blocks_.emplace_back(MakeChainedKey(ns, ObjectKind::kPrefixPage, *before, block));
+    before = &blocks_.emplace_back(Chained(ObjectKind::kPrefixPage, *before, end - block_tokens, end));
   }
 }
 
 Key PrefixKeys::Checkpoint(uint64_t depth) const {
   const uint64_t whole = depth / block_tokens_;
   const Digest& before = whole == 0 ? root_ : blocks_[whole - 1];
-  const auto tail = tokens_.subspan(whole * block_tokens_, depth - whole * block_tokens_);
-  return MakeChainedKey(ns_, ObjectKind::kCheckpoint, before, tail);
+  return Chained(ObjectKind::kCheckpoint, before, whole * block_tokens_, depth);
 }
 
 Key PrefixKeys::Span(uint64_t begin, uint64_t end) const {
-  return MakeChainedKey(ns_, ObjectKind::kSpan, Checkpoint(begin), tokens_.subspan(begin, end - begin));
+  return Chained(ObjectKind::kSpan, Checkpoint(begin), begin, end);
+}
+
+Key PrefixKeys::Chained(ObjectKind kind, const Digest& before, uint64_t begin, uint64_t end) const {
+  return MakeChainedKey(ns_, kind, before, tokens_.subspan(begin, end - begin), MediaWithin(media_, begin, end));
 }
 
 }  // namespace ashlar

@@ -32,9 +32,9 @@ uint32_t PrefixBlockTokens(const Layout& layout);
 // interior is a conversation's own: its chain begins with the conversation, and nobody else finds it.
 class PrefixKeys {
  public:
-  // Hashes all whole blocks; `tokens` must outlive the object.
+  // Hashes all whole blocks; `tokens` and `media`, counted from the text's start, must outlive the object.
   PrefixKeys(const NamespaceId& ns, uint32_t block_tokens, std::span<const int32_t> tokens,
-             const ConversationId& conversation = {});
+             const ConversationId& conversation = {}, std::span<const MediaHash> media = {});
 
   uint32_t block_tokens() const { return block_tokens_; }
   std::span<const int32_t> tokens() const { return tokens_; }
@@ -45,9 +45,12 @@ class PrefixKeys {
   Key Span(uint64_t begin, uint64_t end) const;
 
  private:
+  Key Chained(ObjectKind kind, const Digest& before, uint64_t begin, uint64_t end) const;
+
   NamespaceId ns_;
   uint32_t block_tokens_;
   std::span<const int32_t> tokens_;
+  std::span<const MediaHash> media_;
   Digest root_{};
   std::vector<Key> blocks_;
 };

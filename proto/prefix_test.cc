@@ -48,6 +48,48 @@ TEST(PrefixKeys, Golden) {
   ExpectGolden("key_own_checkpoint", Bytes(own.Checkpoint(5)));
 }
 
+// One input in the block, one behind it.
+std::vector<MediaHash> ExampleMedia() {
+  std::vector<MediaHash> media = {{.offset = 2}, {.offset = kBlock + 1}};
+  for (MediaHash& input : media) std::iota(input.hash.begin(), input.hash.end(), uint8_t{0});
+  return media;
+}
+
+TEST(PrefixKeys, GoldenWithMedia) {
+  const std::vector<int32_t> text = Text();
+  const std::vector<MediaHash> media = ExampleMedia();
+  const PrefixKeys keys(kNamespace, kBlock, text, {}, media);
+  ExpectGolden("key_prefix_block_media", Bytes(keys.blocks()[0]));
+  ExpectGolden("key_prefix_checkpoint_media", Bytes(keys.Checkpoint(text.size())));
+}
+
+// Keys in front of an input do not know of it; all behind it do.
+TEST(PrefixKeys, MediaCountFromWhereTheyBegin) {
+  const std::vector<int32_t> text = Text();
+  const std::vector<MediaHash> media = ExampleMedia();
+  const PrefixKeys plain(kNamespace, kBlock, text), both(kNamespace, kBlock, text, {}, media);
+  EXPECT_EQ(both.Checkpoint(2), plain.Checkpoint(2));
+  EXPECT_NE(both.Checkpoint(3), plain.Checkpoint(3));
+  EXPECT_NE(both.blocks()[0], plain.blocks()[0]);
+
+  std::vector<MediaHash> later = media;
+  later[1].hash[31] ^= 1;
+  const PrefixKeys other(kNamespace, kBlock, text, {}, later);
+  EXPECT_EQ(other.blocks()[0], both.blocks()[0]);
+  EXPECT_EQ(other.Checkpoint(kBlock + 1), both.Checkpoint(kBlock + 1));
+  EXPECT_NE(other.Checkpoint(kBlock + 2), both.Checkpoint(kBlock + 2));
+  EXPECT_NE(other.Span(kBlock, text.size()), both.Span(kBlock, text.size()));
+  EXPECT_EQ(other.Span(2, kBlock + 1), both.Span(2, kBlock + 1));
+
+  const PrefixKeys behind(kNamespace, kBlock, text, {}, std::span(media).subspan(1));
+  EXPECT_EQ(behind.blocks()[0], plain.blocks()[0]);
+  EXPECT_NE(behind.Checkpoint(text.size()), plain.Checkpoint(text.size()));
+  std::vector<MediaHash> elsewhere = media;
+  elsewhere[1].offset += 1;
+  const PrefixKeys moved(kNamespace, kBlock, text, {}, elsewhere);
+  EXPECT_NE(moved.Checkpoint(text.size()), both.Checkpoint(text.size()));
+}
+
 TEST(PrefixKeys, BlocksAreWholePagesAndNotTooShort) {
   for (const uint32_t page : {1u, 16u, 48u, 256u, 300u, limits::kMaxPageTokens}) {
     Layout layout = ExampleLayout();
@@ -183,7 +225,7 @@ TEST(PlanPrefix, SpansHaveWhatTheRecurrenceSees) {
       EXPECT_EQ(bytes(PartForm::kSpanValues), 2 * heads * linear->d_v);
       EXPECT_EQ(bytes(PartForm::kSpanGates), gated ? 4 * heads * (vector ? linear->d_k : 1) : 0);
       EXPECT_EQ(bytes(PartForm::kSpanBetas), fixed ? 0 : 4 * heads * (wide ? linear->d_v : 1));
-      EXPECT_EQ(bytes(PartForm::kSpanConvInputs), uint64_t{ElementBytes(linear->state_dtype)} * linear->conv_channels);
+      EXPECT_EQ(bytes(PartForm::kSpanConvInputs), uint64_t{ElementBytes(ConvType(*linear))} * linear->conv_channels);
       EXPECT_EQ(span->Find(i, PartForm::kState), nullptr);
     }
   }

@@ -77,6 +77,9 @@ LinearLayer RandomLinear(std::mt19937_64& random) {
   if (Uniform(random, 0, 2) != 0) {
     layer.conv_kernel = Uniform(random, 2, 5);
     layer.conv_channels = Uniform(random, 1, 2000);
+    const DType conv = OneOf(random, {DType::kF32, DType::kF16, DType::kBF16});
+    if (conv != layer.state_dtype) layer.conv_dtype = conv;
+    layer.conv_order = OneOf(random, {TailOrder::kTokenFirst, TailOrder::kChannelFirst});
   }
   return layer;
 }
@@ -126,6 +129,14 @@ Layout ExampleLayout() {
                      .key_dim = 16,
                      .value_dim = 16,
                      .rope = {.kind = RopeStyle::kHalfSplit, .rotary_dim = 4, .frequencies = {1.0, 0.01}}});
+  return layout;
+}
+
+Layout TailsLayout() {
+  Layout layout = ExampleLayout();
+  auto& linear = std::get<LinearLayer>(layout.layers[0]);
+  linear.conv_dtype = DType::kBF16;
+  linear.conv_order = TailOrder::kChannelFirst;
   return layout;
 }
 

@@ -13,6 +13,8 @@ namespace ashlar {
 // The model of docs/formats.md: one gdn layer with a convolution, one attention layer with partial RoPE.
 Identity ExampleIdentity();
 Layout ExampleLayout();
+// The example with tails of their own type and order.
+Layout TailsLayout();
 
 // Valid, of any family, kind and dtype.
 Layout RandomLayout(std::mt19937_64& random);

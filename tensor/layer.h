@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "tensor/types.h"
@@ -44,7 +45,19 @@ struct LinearLayer {
   uint32_t conv_channels = 0;  // 0: no short convolution
   uint32_t conv_kernel = 0;    // its width; the cached tail holds conv_kernel − 1 tokens' inputs
   Rope rope;                   // on keys inside the layer; scalar transitions only: R(p) commutes with no others
+  // Of the convolution's inputs, in tails and spans, where it is not state_dtype. No layout says state_dtype here.
+  std::optional<DType> conv_dtype;
+  TailOrder conv_order = TailOrder::kTokenFirst;
   bool operator==(const LinearLayer&) const = default;
 };
+
+constexpr DType ConvType(const LinearLayer& layer) {
+  return layer.conv_dtype.value_or(layer.state_dtype);
+}
+// Bytes of a convolution's tail; 0 without convolution.
+constexpr uint64_t ConvTailBytes(const LinearLayer& layer) {
+  if (layer.conv_kernel == 0) return 0;
+  return uint64_t{layer.conv_kernel - 1} * layer.conv_channels * ElementBytes(ConvType(layer));
+}
 
 }  // namespace ashlar

@@ -91,4 +91,8 @@ constexpr bool Erases(Family family) {
 // diagonals and decay tables are the same in both.
 enum class StateOrder : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
 
+// A convolution's tail in memory: [conv_kernel − 1, channels] or [channels, conv_kernel − 1]. Inputs of the oldest
+// token come first in both.
+enum class TailOrder : uint8_t { kTokenFirst = 1, kChannelFirst = 2 };
+
 }  // namespace ashlar

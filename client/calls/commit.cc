@@ -8,6 +8,7 @@
 #include "client/calls/match_impl.h"
 #include "client/calls/model_impl.h"
 #include "client/calls/part_sources.h"
+#include "client/calls/prompt_message.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
 
@@ -36,6 +37,10 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
   v1::CommitRequest request;
   request.set_model(binding.model->id());
   request.set_tokens(PackTokens(text.tokens));
+  if (!internal::FitsProtocol(text.media, binding.connection->protocol())) {
+    return absl::UnavailableError("media: the daemon's protocol knows none");
+  }
+  request.set_media(PackMedia(text.media));
   request.set_prompt_tokens(text.prompt_tokens);
   request.set_provenance(static_cast<uint32_t>(text.provenance));
   if (text.conversation != ConversationId{}) {

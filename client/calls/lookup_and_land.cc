@@ -20,7 +20,8 @@ std::optional<MatchAndLanding> Model::Impl::TryLookupAndLand(Model& model, const
                                                              std::span<const int32_t> page_table) const {
   const internal::Deadline deadline = reconnector->CallDeadline();
   const absl::StatusOr<internal::ModelBinding> binding = Bind();
-  if (!binding.ok() || binding->pages == nullptr || !internal::FitsMessage(prompt)) return std::nullopt;
+  if (!binding.ok() || binding->pages == nullptr || !internal::FitsMessage(prompt, binding->connection->protocol()))
+    return std::nullopt;
   internal::Connection& connection = *binding->connection;
   if (!connection.looks_up_and_lands()) return std::nullopt;
   // Held before it is asked for, and until the landing is quiet: should the answer not come, it is released after all.

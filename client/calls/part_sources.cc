@@ -38,8 +38,7 @@ bool PartSources::Add(const PublishParts::Linear& tensors, Parts& parts) const {
   return add(PartFormOf(linear->transition), tensors.transition, heads * transition) &&
          add(PartForm::kState, tensors.state, heads * linear->d_k * linear->d_v * element) &&
          add(PartForm::kStateExponents, tensors.state_exponents, heads * sizeof(int32_t)) &&
-         (linear->conv_channels == 0 || add(PartForm::kConvTail, tensors.conv_tail,
-                                            uint64_t{linear->conv_kernel - 1} * linear->conv_channels * element));
+         (linear->conv_channels == 0 || add(PartForm::kConvTail, tensors.conv_tail, ConvTailBytes(*linear)));
 }
 
 bool PartSources::Add(const PublishParts::Run& run, Parts& parts) const {

@@ -8,13 +8,19 @@
 
 namespace ashlar::internal {
 
-bool FitsMessage(const Prompt& prompt) {
-  return prompt.tokens.size() <= limits::kMaxPromptTokens && prompt.segment_lengths.size() <= limits::kMaxSegments;
+bool FitsMessage(const Prompt& prompt, uint32_t protocol) {
+  return prompt.tokens.size() <= limits::kMaxPromptTokens && prompt.segment_lengths.size() <= limits::kMaxSegments &&
+         FitsProtocol(prompt.media, protocol);
+}
+
+bool FitsProtocol(std::span<const MediaHash> media, uint32_t protocol) {
+  return media.size() <= limits::kMaxMedia && (media.empty() || protocol >= limits::kProtocolWithMedia);
 }
 
 void Describe(const Prompt& prompt, bool uses_prefixes, v1::Prompt& message) {
   message.set_tokens(PackTokens(prompt.tokens));
   message.mutable_segment_lengths()->Add(prompt.segment_lengths.begin(), prompt.segment_lengths.end());
+  message.set_media(PackMedia(prompt.media));
   if (uses_prefixes && prompt.conversation != ConversationId{}) {
     message.set_conversation(prompt.conversation.data(), prompt.conversation.size());
   }

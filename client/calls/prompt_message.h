@@ -1,6 +1,8 @@
 // Writes a prompt into the daemon's message.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 
 #include "ashlar/client.h"
@@ -11,7 +13,9 @@ class Prompt;
 
 namespace ashlar::internal {
 
-bool FitsMessage(const Prompt& prompt);
+// Whether daemons that speak this version of the protocol can be told of the media.
+bool FitsProtocol(std::span<const MediaHash> media, uint32_t protocol);
+bool FitsMessage(const Prompt& prompt, uint32_t protocol);
 // Writes all fields but the time of need. `uses_prefixes`: only a model that uses prefixes may resume from a
 // conversation's own states.
 void Describe(const Prompt& prompt, bool uses_prefixes, v1::Prompt& message);

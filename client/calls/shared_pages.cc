@@ -97,7 +97,8 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
   const Deadline deadline = impl_->reconnector->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
   if (!binding.ok() || binding->pages_missing) return {};
-  if (binding->pages == nullptr || !internal::FitsMessage(prompt)) return {.outcome = AdmitOutcome::kInvalid};
+  if (binding->pages == nullptr || !internal::FitsMessage(prompt, binding->connection->protocol()))
+    return {.outcome = AdmitOutcome::kInvalid};
   std::shared_ptr<const void> counted = impl_->opened->CountRequest(binding->connection->generation());
   if (counted == nullptr) return {.outcome = AdmitOutcome::kOldRequests};
   // The hold begins before the request is sent: if the answer is lost, the lease is still released.

@@ -46,10 +46,23 @@ std::vector<std::byte> SpanInputs::ConvTail(const void* checkpoint) const {
   const uint64_t rows = layer_.conv_kernel - 1, row_bytes = mapped_.conv_inputs.row_bytes;
   std::vector<std::byte> tail(rows * row_bytes);
   const auto* const before = static_cast<const std::byte*>(checkpoint);
+  const bool token_first = layer_.conv_order == TailOrder::kTokenFirst;
+  const uint64_t element = ElementBytes(ConvType(layer_));
+  // Distances between tokens, and between channels, in a tail.
+  const uint64_t token_bytes = token_first ? row_bytes : element,
+                 channel_bytes = token_first ? element : rows * element;
   for (uint64_t i = 0; i < rows; ++i) {  // row i of the tail is row tokens_ + i of the checkpoint's tail and the span's
     const uint64_t row = tokens_ + i;
-    const std::byte* const from = row < rows ? before + row * row_bytes : mapped_.conv_inputs.Row(row - rows);
-    std::memcpy(tail.data() + i * row_bytes, from, row_bytes);
+    std::byte* const to = tail.data() + i * token_bytes;
+    const bool is_before = row < rows;
+    const std::byte* const from = is_before ? before + row * token_bytes : mapped_.conv_inputs.Row(row - rows);
+    if (token_first) {
+      std::memcpy(to, from, row_bytes);
+      continue;
+    }
+    for (uint64_t channel = 0; channel < layer_.conv_channels; ++channel) {
+      std::memcpy(to + channel * channel_bytes, from + channel * (is_before ? channel_bytes : element), element);
+    }
   }
   return tail;
 }

@@ -127,6 +127,7 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
     if (binding->pages_missing) refusal = MissReason::kBusy;
   }
 
+  const bool rotary_shifts = binding.ok() && binding->connection->protocol() >= limits::kProtocolWithRotaryShift;
   v1::LandRequest request;
   std::vector<size_t> tuples_only;  // for each object of that field, its place in `reasons`
   for (const LandSegment& segment : segments) {
@@ -134,6 +135,7 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
     const size_t place = landing->reasons.size();
     landing->reasons.push_back(objects.reason != MissReason::kNone ? objects.reason : refusal);
     landing->tuples.push_back(matched.TuplesIn(segment.segment));
+    if (segment.rotary_shift != 0 && !rotary_shifts) landing->reasons.back() = MissReason::kInvalidRequest;
     if (landing->reasons.back() != MissReason::kNone) continue;
     for (const uint32_t object : objects.numbers) {
       if (segment.tuples_only) {
@@ -145,6 +147,7 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
       v1::LandSegment* asked = request.add_segments();
       asked->set_segment(object);
       asked->set_first_position(segment.first_position);
+      asked->set_rotary_shift(segment.rotary_shift);
     }
   }
   landing->asked.insert(landing->asked.end(), tuples_only.begin(), tuples_only.end());

@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "client/engine/describe.h"
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
 #include "client/engine/tensors.h"
@@ -76,7 +77,7 @@ class SpanCopy {
                              .values = Place(from->values, rows.values, dtype, held),
                              .gates = reinterpret_cast<const float*>(Place(from->gates, rows.gates, f32, held)),
                              .betas = reinterpret_cast<const float*>(Place(from->betas, rows.betas, f32, held)),
-                             .conv_inputs = Place(from->conv_inputs, rows.conv_inputs, linear.state_dtype, held)});
+                             .conv_inputs = Place(from->conv_inputs, rows.conv_inputs, ConvType(linear), held)});
       ++from;
     });
     return span;
@@ -123,6 +124,8 @@ Status CheckText(const CacheState& cache, const Text& text, const std::string& f
   if (text.prompt_tokens > text.token_count) return Invalid(field, ".prompt_tokens: more than token_count");
   if (text.checkpoints == nullptr || text.checkpoint_count == 0) return Invalid(field, ".checkpoints: none");
   if (text.outcomes == nullptr) return Invalid(field, ".outcomes: null");
+  const auto media = DescribeMedia(text.media, text.media_count, text.token_count, field + ".media");
+  if (!media.ok()) return ToStatus(media.status());
   if (text.page_count > limits::kMaxPromptTokens) return Invalid(field, ".page_count: too many");
   if (text.checkpoint_count > limits::kMaxCheckpointsPerCommit) {
     return Invalid(field, ".checkpoint_count: more than ", limits::kMaxCheckpointsPerCommit);
@@ -164,6 +167,8 @@ CommittedText::CommittedText(const Text& given, std::shared_ptr<Setting> its_beg
     linear_.emplace_back(checkpoint.linear, checkpoint.linear + checkpoint.linear_count);
     checkpoint.linear = linear_.back().data();
   }
+  const auto described = DescribeMedia(given.media, given.media_count, given.token_count, "media");
+  if (described.ok()) media = *described;  // it has been checked
   text.checkpoints = checkpoints_.data();
   text.page_table = pages_.data();
   text.span = span_.data();
@@ -185,6 +190,7 @@ void CommitText(CacheState& cache, const CommittedText& committed) {
                     .region = cache.region,
                     .page_table = {text.page_table, text.page_count}};
   std::ranges::copy(text.conversation, parts.conversation.begin());
+  parts.media = committed.media;
   bool staged = text.span_count > 0;
   uint64_t bytes = 0;
   for (const Checkpoint& checkpoint : CheckpointsOf(text)) {

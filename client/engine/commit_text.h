@@ -27,6 +27,7 @@ struct CommittedText {
   Text text;
   bool exact = true;
   std::shared_ptr<Setting> began;
+  std::vector<MediaHash> media;
 
  private:
   std::vector<Checkpoint> checkpoints_;

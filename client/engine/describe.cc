@@ -1,5 +1,6 @@
 #include "client/engine/describe.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -45,7 +46,9 @@ absl::StatusOr<ashlar::Layer> DescribeLinear(const Layer& layer, const std::stri
                      .order = layer.order,
                      .conv_channels = layer.conv_channels,
                      .conv_kernel = layer.conv_kernel,
-                     .rope = *std::move(rope)};
+                     .rope = *std::move(rope),
+                     .conv_order = layer.conv_order};
+  if (layer.conv_dtype != DType{0} && layer.conv_dtype != layer.state_dtype) linear.conv_dtype = layer.conv_dtype;
   if (layer.decay_table == nullptr) return linear;  // where one is needed, the layout is refused
   if (layer.value_heads > limits::kMaxHeads)
     return ashlar::Invalid(field, ".value_heads: more than ", limits::kMaxHeads);
@@ -100,6 +103,18 @@ absl::StatusOr<DescribedModel> Describe(const Model& model) {
     described.layout.layers.push_back(*std::move(layer));
   }
   return described;
+}
+
+absl::StatusOr<std::vector<MediaHash>> DescribeMedia(const Media* media, uint64_t count, uint64_t tokens,
+                                                     const std::string& field) {
+  if (count > limits::kMaxMedia) return ashlar::Invalid(field, "_count: more than ", limits::kMaxMedia);
+  if (media == nullptr && count > 0) return ashlar::Invalid(field, ": null");
+  std::vector<MediaHash> described(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    described[i].offset = media[i].offset;
+    std::ranges::copy(media[i].hash, described[i].hash.begin());
+  }
+  return UnpackMedia(field, PackMedia(described), tokens);
 }
 
 absl::Status NameModel(const absl::Status& status) {

@@ -20,6 +20,10 @@ struct DescribedModel {
 // invalid values.
 absl::StatusOr<DescribedModel> Describe(const Model& model);
 
+// Copies what names the inputs of a text of `tokens` tokens. INVALID_ARGUMENT begins with `field`.
+absl::StatusOr<std::vector<MediaHash>> DescribeMedia(const Media* media, uint64_t count, uint64_t tokens,
+                                                     const std::string& field);
+
 // Renames errors of the layout, which begin with "layout.", to "model.", as this API names it.
 absl::Status NameModel(const absl::Status& status);
 

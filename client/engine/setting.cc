@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "client/engine/boundary.h"
+#include "client/engine/describe.h"
 #include "client/engine/status.h"
 #include "proto/limits.h"
 
@@ -57,6 +58,10 @@ Status Setting::Take(const Prompt& prompt, const std::string& field) {
     return Invalid(field, ".segment_lengths: the last token of a prompt is computed, and belongs to no segment");
   }
   if (prompt.needed_in_ms > limits::kMaxNeededInNanos / 1'000'000) return Invalid(field, ".needed_in_ms: too long");
+  absl::StatusOr<std::vector<MediaHash>> media =
+      DescribeMedia(prompt.media, prompt.media_count, token_count_, FieldOf(field, "media"));
+  if (!media.ok()) return ToStatus(media.status());
+  media_ = *std::move(media);
   needed_in_ = std::chrono::milliseconds(prompt.needed_in_ms);
   std::ranges::copy(prompt.conversation, conversation_.begin());
   // Its reservations would keep other engines from computing what this one cannot.
@@ -96,7 +101,11 @@ bool Setting::LandsAtOnce() const {
 }
 
 ashlar::Prompt Setting::Asked() const {
-  return {.tokens = tokens_, .segment_lengths = lengths_, .needed_in = needed_in_, .conversation = conversation_};
+  return {.tokens = tokens_,
+          .segment_lengths = lengths_,
+          .needed_in = needed_in_,
+          .conversation = conversation_,
+          .media = media_};
 }
 
 void Setting::Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>> all) {

@@ -139,6 +139,7 @@ class Setting {
   std::vector<uint64_t> lengths_;
   std::vector<int32_t> page_table_;
   std::vector<int32_t> own_tokens_;
+  std::vector<MediaHash> media_;
   ConversationId conversation_{};
   std::chrono::nanoseconds needed_in_{0};
   bool fill_ = false;

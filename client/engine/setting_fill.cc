@@ -64,6 +64,7 @@ void Setting::ReserveMissing() {
   const ashlar::Layout& layout = cache_.layout();
   std::vector<ObjectRun> objects;
   std::vector<Run> runs;
+  std::vector<std::vector<MediaHash>> media(lengths_.size());
   uint64_t start = 0;
   for (uint32_t i = 0; i < lengths_.size(); start += lengths_[i++]) {
     if (!WorthFilling(reasons_[i])) continue;
@@ -74,7 +75,8 @@ void Setting::ReserveMissing() {
                     .capture_begin = whole ? 0 : layout.head,
                     .capture_end = lengths_[i] - (whole ? 0 : layout.tail),
                     .transition = !whole});
-    objects.push_back({.kind = KindOfSegment(i), .tokens = tokens_.subspan(start, lengths_[i])});
+    media[i] = MediaWithin(media_, start, start + lengths_[i]);
+    objects.push_back({.kind = KindOfSegment(i), .tokens = tokens_.subspan(start, lengths_[i]), .media = media[i]});
   }
   if (objects.empty()) return;
   const std::vector<Reservation> reservations = cache_.model.Reserve(objects);

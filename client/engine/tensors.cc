@@ -25,7 +25,7 @@ TensorBytes::TensorBytes(const LinearLayer& layer) {
   const uint64_t heads = layer.value_heads, element = ElementBytes(layer.state_dtype);
   state = heads * layer.d_k * layer.d_v * element;
   if (layer.state_dtype == DType::kF16) exponents = heads * sizeof(int32_t);
-  if (layer.conv_kernel > 0) conv_tail = uint64_t{layer.conv_kernel - 1} * layer.conv_channels * element;
+  conv_tail = ConvTailBytes(layer);
   const TupleShape shape = TupleShapeOf(layer);
   transition = heads * TransitionBytes(shape, layer.state_dtype, shape.transition);
 }

@@ -37,6 +37,7 @@ class Connection {
   ArenaMap& arenas() { return arenas_; }
   LeaseTable& leases() { return leases_; }
   const std::string& session() const { return channel_->session(); }
+  uint32_t protocol() const { return channel_->protocol(); }
   const std::string& daemon_epoch() const { return channel_->daemon_epoch(); }
   const PeerProcess& daemon() const { return channel_->daemon(); }
 

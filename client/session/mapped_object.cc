@@ -86,9 +86,8 @@ absl::Status MappedObject::FormTuples(const ExpectedObject& expected) {
     tuples_[i].memory = arenas_.front()->kind;
     if (linear->conv_channels == 0) continue;
     const Part* const tail = header_.Find(i, PartForm::kConvTail);
-    const uint64_t bytes =
-        uint64_t{linear->conv_kernel - 1} * linear->conv_channels * ElementBytes(linear->state_dtype);
-    if (tail == nullptr || tail->dtype != linear->state_dtype || tail->units != 1 || tail->Bytes() != bytes) {
+    if (tail == nullptr || tail->dtype != ConvType(*linear) || tail->units != 1 ||
+        tail->Bytes() != ConvTailBytes(*linear)) {
       return absl::DataLossError(absl::StrCat("object header: layer ", i, " lacks its convolution's tail"));
     }
     tuples_[i].conv_tail = Unit(*tail, 0);

@@ -353,6 +353,60 @@ TEST_F(MappedObjectTest, ASpansRowsArePointedAtAndRead) {
   }
 }
 
+// 16-bit tails beside fp32 states, in both orders of their axes.
+TEST_F(MappedObjectTest, ASpansTailHasTheLayoutsTypeAndOrder) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  constexpr uint64_t kRows = kConv - 1, kSpan = 210;
+  for (const TailOrder order : {TailOrder::kTokenFirst, TailOrder::kChannelFirst}) {
+    SCOPED_TRACE(static_cast<int>(order));
+    auto& linear = std::get<LinearLayer>(layout_.layers[0]);
+    linear.conv_dtype = DType::kBF16;
+    linear.conv_order = order;
+    Store(*PlanPrefixSpan(layout_, ns_, Key{}, DType::kF16, 90, 90 + kSpan));
+    const auto place = [&](uint64_t row, uint64_t channel) {
+      return order == TailOrder::kTokenFirst ? row * kChannels + channel : channel * kRows + row;
+    };
+    // The convolution's inputs of the checkpoint's last tokens, then of the span's.
+    std::vector<uint16_t> all((kRows + kSpan) * kChannels), before(kRows * kChannels);
+    for (uint16_t& input : all) input = static_cast<uint16_t>(random());
+    const Part& part = *header_.Find(0, PartForm::kSpanConvInputs);
+    ASSERT_EQ(part.unit_bytes / part.unit_tokens, kChannels * sizeof(uint16_t));
+    for (uint64_t row = 0; row < kRows + kSpan; ++row) {
+      const uint16_t* const inputs = all.data() + row * kChannels;
+      if (row < kRows) {
+        for (uint64_t c = 0; c < kChannels; ++c) before[place(row, c)] = inputs[c];
+        continue;
+      }
+      const uint64_t token = row - kRows, size = kChannels * sizeof(uint16_t);
+      std::memcpy(
+          At(part.UnitOffset(static_cast<uint32_t>(token / part.unit_tokens)) + token % part.unit_tokens * size),
+          inputs, size);
+    }
+    for (const uint64_t tokens : {uint64_t{1}, uint64_t{2}, uint64_t{3}, kSpan}) {
+      SCOPED_TRACE(tokens);
+      const auto object = MappedObject::Open(runs_, {&layout_, ns_, ObjectKind::kSpan, 90 + tokens, 90, tokens});
+      ASSERT_TRUE(object.ok()) << object.status();
+      const std::vector<std::byte> tail = SpanInputs(linear, (*object)->span(), 0).ConvTail(before.data());
+      ASSERT_EQ(tail.size(), ConvTailBytes(linear));
+      std::vector<uint16_t> numbers(kRows * kChannels);
+      std::memcpy(numbers.data(), tail.data(), tail.size());
+      for (uint64_t row = 0; row < kRows; ++row) {
+        for (uint64_t c = 0; c < kChannels; ++c) {
+          ASSERT_EQ(numbers[place(row, c)], all[(tokens + row) * kChannels + c]) << row << ", " << c;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(MappedObjectTest, TailsOfAnotherTypeAreDataLoss) {
+  ASSERT_TRUE(MappedObject::Open(runs_, Expected()).ok());
+  std::get<LinearLayer>(layout_.layers[0]).conv_dtype = DType::kBF16;
+  ExpectDataLoss(Expected());
+}
+
 TEST_F(MappedObjectTest, SpansThatAreNotWhatWasAskedForAreDataLoss) {
   Store(*PlanPrefixSpan(layout_, ns_, Key{}, DType::kF16, 90, 300));
   ExpectDataLoss({&layout_, ns_, ObjectKind::kSpan, 301, 90, 211});

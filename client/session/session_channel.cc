@@ -108,6 +108,7 @@ absl::Status SessionChannel::Greet(const std::string& client, Deadline deadline)
   session_ = welcome.session();
   daemon_epoch_ = welcome.daemon_epoch();
   tenant_ = welcome.tenant();
+  protocol_ = welcome.protocol();
   return absl::OkStatus();
 }
 

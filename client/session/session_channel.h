@@ -39,6 +39,7 @@ class SessionChannel {
   const std::string& session() const { return session_; }            // the secret that names the session in every RPC
   const std::string& daemon_epoch() const { return daemon_epoch_; }  // names this run of the daemon
   const std::string& tenant() const { return tenant_; }
+  uint32_t protocol() const { return protocol_; }  // the version that both ends speak
   const PeerProcess& daemon() const { return daemon_; }
   // A point of this process's clock as the daemon's shows it, or a little earlier, never later: the two clocks are told
   // apart by what the daemon's showed when it replied. At least 1.
@@ -91,6 +92,7 @@ class SessionChannel {
   std::string session_;
   std::string daemon_epoch_;
   std::string tenant_;
+  uint32_t protocol_ = 0;
   // The daemon's clock less this process's, at least. The truest of all replies: the one that came fastest.
   std::atomic<int64_t> clock_ahead_{INT64_MIN};
 

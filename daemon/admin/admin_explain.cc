@@ -53,11 +53,13 @@ absl::StatusOr<Query> ReadText(const std::string& field, const v1::ObjectName& t
   const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), text.tokens());
   if (!tokens.ok()) return tokens.status();
   if (tokens->empty()) return Invalid(field, ".tokens: empty");
+  const auto media = UnpackMedia(absl::StrCat(field, ".media"), text.media(), tokens->size());
+  if (!media.ok()) return media.status();
   Query query{.kind = kind, .shard = model.shard, .ns = model.ns, .tokens = tokens->size()};
   query.storable =
       kind == ObjectKind::kCheckpoint || tokens->size() > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
-  if (query.storable) query.key = MakeKey(model.ns, kind, *tokens);
-  query.text = MakeTextDigest(kind, *tokens);
+  if (query.storable) query.key = MakeKey(model.ns, kind, *tokens, *media);
+  query.text = MakeTextDigest(kind, *tokens, *media);
   return query;
 }
 

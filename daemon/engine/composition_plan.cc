@@ -41,6 +41,7 @@ absl::Status AddInterior(const std::string& field, const v1::LandSegment& segmen
   std::vector<storage::Composition::Interior>& interiors = plan.composition.interiors;
   if (plan.lease == storage::LeaseId{}) return Invalid("lease: empty, but segments are asked for");
   if (segment.first_position() > kMaxPosition) return Invalid(field, ".first_position: out of range");
+  if (segment.rotary_shift() != 0) return Invalid(field, ".rotary_shift: of a Land alone");
   if (interiors.size() > 1 && segment.segment() <= interiors.back().segment) {
     return NotBehind(field, interiors.back().segment);
   }

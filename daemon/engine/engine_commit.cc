@@ -90,6 +90,8 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
   if (composed && *conversation == ConversationId{}) {
     return Invalid("conversation: composed states are a conversation's own, and it must be given");
   }
+  auto media = UnpackMedia("media", request.media(), count);
+  if (!media.ok()) return media.status();
   storage::LeaseId lease{};
   if (!request.lease().empty()) {
     const auto read = ReadLease("lease", request.lease());
@@ -100,7 +102,7 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
     return Invalid("page_table: more than ", limits::kMaxPromptTokens);
   }
-  return storage::PrefixCommit{.text = {model.prefixes, *std::move(tokens), *conversation},
+  return storage::PrefixCommit{.text = {model.prefixes, *std::move(tokens), *conversation, *std::move(media)},
                                .prompt_tokens = request.prompt_tokens(),
                                .provenance = composed ? Provenance::kComposed : Provenance::kExact,
                                .lease = lease,

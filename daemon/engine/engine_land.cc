@@ -68,7 +68,14 @@ absl::Status EngineService::LandOrder::ReadSegments(const v1::LandRequest& reque
     const v1::LandSegment& segment = request.segments(i);
     if (!given.insert(segment.segment()).second) return Invalid("segments[", i, "].segment: given twice");
     if (segment.first_position() > kMaxPosition) return Invalid("segments[", i, "].first_position: out of range");
-    target.segments.push_back({segment.segment(), segment.first_position()});
+    const auto first = static_cast<int64_t>(segment.first_position());
+    const auto most = static_cast<int64_t>(kMaxPosition);
+    if (segment.rotary_shift() < -first || segment.rotary_shift() > most - first) {
+      return Invalid("segments[", i, "].rotary_shift: out of range");
+    }
+    target.segments.push_back({.index = segment.segment(),
+                               .first_position = segment.first_position(),
+                               .rotary_shift = segment.rotary_shift()});
   }
   for (int i = 0; i < request.tuples_only_size(); ++i) {
     const uint32_t segment = request.tuples_only(i);
@@ -100,7 +107,7 @@ absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::s
                             bool of_prefix, std::vector<storage::PageId>& written) {
   const uint64_t page_tokens = pages.page_tokens(), first = segment.first_position + header.first_token;
   const PagePlacement placement = PlaceInPages(pages.model().layout, header.kind, header.tokens, pages.page_tokens());
-  const bool in_place = segment.first_position == placement.first_slot ||
+  const bool in_place = (segment.first_position == placement.first_slot && segment.rotary_shift == 0) ||
                         (pages.position_free() && segment.first_position % page_tokens == placement.first_slot);
   for (uint64_t i = first / page_tokens; i <= (first + tokens - 1) / page_tokens; ++i) {
     const storage::PageId page = page_table[i];
@@ -114,7 +121,8 @@ absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::s
     if (writable == storage::PagePool::Writable::kToFill && !in_place) {
       return Invalid(field,
                      ".first_position: shared pages hold keys from their segment's own start, which stands at slot ",
-                     placement.first_slot, "; keys landed at ", segment.first_position, " depend on the position");
+                     placement.first_slot, "; keys landed at ", segment.first_position, " and turned by ",
+                     static_cast<int64_t>(segment.first_position) + segment.rotary_shift, " depend on the position");
     }
     written.push_back(page);
   }
@@ -168,6 +176,9 @@ absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
       return Invalid("pages_id: pages of another model than the lease's");
     if (header.kind != ObjectKind::kSegment && segment.first_position != 0) {
       return Invalid(field, ".first_position: a prefix stands at 0");
+    }
+    if (header.kind != ObjectKind::kSegment && segment.rotary_shift != 0) {
+      return Invalid(field, ".rotary_shift: a prefix stands at 0");
     }
     if (header.stored_tokens == 0 || segment.tokens == 0) continue;  // writes nothing
     const uint64_t first = segment.first_position + header.first_token;

@@ -36,12 +36,14 @@ absl::StatusOr<std::optional<Named>> ReadName(const std::string& field, const v1
   const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), name.tokens());
   if (!tokens.ok()) return tokens.status();
   if (tokens->empty()) return Invalid(field, ".tokens: empty");
+  const auto media = UnpackMedia(absl::StrCat(field, ".media"), name.media(), tokens->size());
+  if (!media.ok()) return media.status();
   absl::StatusOr<ObjectHeader> plan =
-      PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens), kind, tokens->size());
+      PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens, *media), kind, tokens->size());
   if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
   if (!plan.ok()) return Invalid(field, ".tokens: ", plan.status().message());
   plan->shard = model.shard;
-  return Named{*std::move(plan), MakeTextDigest(kind, *tokens), RecomputeTime(model, tokens->size()),
+  return Named{*std::move(plan), MakeTextDigest(kind, *tokens, *media), RecomputeTime(model, tokens->size()),
                RecomputeFlops(model, tokens->size())};
 }
 

@@ -18,7 +18,8 @@
 namespace ashlar::daemon {
 namespace {
 
-storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, storage::Nanos needed_at, const Model& model) {
+storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, std::span<const MediaHash> media,
+                       storage::Nanos needed_at, const Model& model) {
   storage::Query query;
   query.kind = kind;
   query.shard = model.shard;
@@ -29,8 +30,8 @@ storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, storage::N
   query.needed_at = needed_at;
   query.storable = kind == ObjectKind::kCheckpoint || run.size() > uint64_t{model.layout.head} + model.layout.tail;
   if (query.storable) {
-    query.key = MakeKey(model.ns, kind, run);
-    query.text = MakeTextDigest(kind, run);
+    query.key = MakeKey(model.ns, kind, run, media);
+    query.text = MakeTextDigest(kind, run, media);
   }
   return query;
 }
@@ -93,6 +94,7 @@ namespace {
 
 struct Prompt {
   std::vector<int32_t> tokens;
+  std::vector<MediaHash> media;
   ConversationId conversation{};
   storage::Nanos needed_at = 0;
   std::vector<storage::Query> segments;
@@ -113,7 +115,10 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
   if (*conversation != ConversationId{} && model.prefixes == nullptr) {
     return Invalid(field, ".conversation: the model was opened without prefixes");
   }
+  auto media = UnpackMedia(absl::StrCat(field, ".media"), prompt.media(), tokens->size());
+  if (!media.ok()) return media.status();
   Prompt read{.tokens = *std::move(tokens),
+              .media = *std::move(media),
               .conversation = *conversation,
               .needed_at = needed_in == 0 ? 0 : MonotonicClock().Now() + needed_in};
   size_t begin = 0;
@@ -124,7 +129,8 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
       return Invalid(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
     }
     const auto run = std::span<const int32_t>(read.tokens).subspan(begin, length);
-    read.segments.push_back(QueryOf(KindOfSegment(i), run, read.needed_at, model));
+    read.segments.push_back(
+        QueryOf(KindOfSegment(i), run, MediaWithin(read.media, begin, begin + length), read.needed_at, model));
     begin += length;
   }
   return read;
@@ -144,7 +150,8 @@ absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& pro
   if (!read.ok()) return read.status();
   Asked asked{.segments = std::move(read->segments)};
   if (!read->tokens.empty() && CountOfText(prompt, model) > 0) {
-    asked.text.emplace(model.prefixes, std::move(read->tokens), read->conversation).needed_at = read->needed_at;
+    asked.text.emplace(model.prefixes, std::move(read->tokens), read->conversation, std::move(read->media)).needed_at =
+        read->needed_at;
   }
   return asked;
 }

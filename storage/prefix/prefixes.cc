@@ -1,6 +1,7 @@
 #include "storage/prefix/prefixes.h"
 
 #include <algorithm>
+#include <cstring>
 #include <ranges>
 #include <utility>
 #include <variant>
@@ -55,12 +56,20 @@ absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const Namespa
 }
 
 PrefixText::PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int32_t> tokens,
-                       const ConversationId& conversation)
+                       const ConversationId& conversation, std::vector<MediaHash> media)
     : model_(std::move(model)),
       tokens_(std::move(tokens)),
+      media_(std::move(media)),
       conversation_(conversation),
-      shared_(model_->ns, model_->block_tokens, tokens_) {
-  if (conversation != ConversationId{}) own_.emplace(model_->ns, model_->block_tokens, tokens_, conversation);
+      shared_(model_->ns, model_->block_tokens, tokens_, {}, media_) {
+  if (conversation != ConversationId{}) own_.emplace(model_->ns, model_->block_tokens, tokens_, conversation, media_);
+  if (media_.empty()) return;
+  planned_ = tokens_;
+  for (const MediaHash& input : media_) {
+    int32_t shown = 0;
+    std::memcpy(&shown, input.hash.data(), sizeof shown);
+    planned_[input.offset] ^= shown;
+  }
 }
 
 Prefixes::Prefixes(ObjectTable& table, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer,
@@ -163,9 +172,9 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   if (text.tokens().size() < 2) return asked;
   Space& space = Of(tenant, text.model());
   Probe(space, text);
-  if (text.model().span_tokens > 0) ProbeSpans(space, text);
+  if (text.span_tokens() > 0) ProbeSpans(space, text);
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
-  PrefixPlanner::Match match = space.cache->Lookup(prompt, text.model().span_tokens > 0);
+  PrefixPlanner::Match match = space.cache->Lookup(prompt, text.span_tokens() > 0);
   size_t whole = 0;
   for (const uint64_t depth : match.resumable) {
     const There there = Find(tenant, text.model(), text.shared(), depth, whole);
@@ -218,7 +227,7 @@ void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Asked& asked) {
     if (place == asked.candidates.end() || place->depth != depth) {
       asked.candidates.insert(place, {.depth = depth, .own = true});
     }
-    if (mark->span_begin == 0 || text.model().span_tokens == 0) continue;
+    if (mark->span_begin == 0 || text.span_tokens() == 0) continue;
     if (FindSpan(tenant, text.model(), mark->key) != There::kWhole) continue;
     const auto behind = prompt.subspan(depth);
     const auto same = std::ranges::mismatch(behind, mark->tokens).in1 - behind.begin();

@@ -58,11 +58,15 @@ absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const Namespa
 class PrefixText {
  public:
   PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int32_t> tokens,
-             const ConversationId& conversation = {});
+             const ConversationId& conversation = {}, std::vector<MediaHash> media = {});
   PrefixText(PrefixText&&) = default;  // spans into the tokens stay right
 
   const PrefixModel& model() const { return *model_; }
-  std::span<const int32_t> tokens() const { return tokens_; }
+  // For the planner, not for keys: a token at which media begin shows some of their hash, so that texts with other
+  // media part there. Where two texts look alike nevertheless, their keys differ.
+  std::span<const int32_t> tokens() const { return planned_.empty() ? tokens_ : planned_; }
+  // Tokens of the longest span. None with media: what a span shares with a prompt is told by tokens alone.
+  uint64_t span_tokens() const { return media_.empty() ? model_->span_tokens : 0; }
   const ConversationId& conversation() const { return conversation_; }
   const PrefixKeys& shared() const { return shared_; }
   const std::optional<PrefixKeys>& own() const { return own_; }  // with a conversation
@@ -72,6 +76,8 @@ class PrefixText {
  private:
   std::shared_ptr<const PrefixModel> model_;
   std::vector<int32_t> tokens_;
+  std::vector<MediaHash> media_;
+  std::vector<int32_t> planned_;  // empty without media
   ConversationId conversation_;
   PrefixKeys shared_;
   std::optional<PrefixKeys> own_;

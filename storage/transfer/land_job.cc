@@ -35,7 +35,7 @@ LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, con
     Object*& object = objects[source.header];
     const bool repeats = object != nullptr;
     if (!repeats) object = objects_.emplace_back(new Object{source.header, ObjectBytes(tier, *source.slot)}).get();
-    sources_.push_back({object, source.first_position, source.tokens, repeats});
+    sources_.push_back({object, source.first_position, source.tokens, source.rotary_shift, repeats});
     const std::vector<Part>& parts = source.header->parts;
     has_tail_ |= !parts.empty() && (target_.rows.empty() || parts.back().layer > target_.rows.back().layer);
   }
@@ -242,8 +242,9 @@ kernels::Event LandJob::Land(const Task& task, uint64_t batch_bytes, const kerne
   }
   // Keys are stored as they stand in a run that begins at position 0: turning them by where the run's token 0 stands
   // now is right for every token, whichever of them are stored.
-  const uint64_t delta = task.source->first_position;
-  const uint64_t first_position = delta + task.source->object->header->first_token + range.FirstRow();
+  const int64_t delta = static_cast<int64_t>(task.source->first_position) + task.source->rotary_shift;
+  const uint64_t first_position =
+      task.source->first_position + task.source->object->header->first_token + range.FirstRow();
   return kernels.Land({.source = {.units = units.data(),
                                   .scales = task.scales != nullptr ? scales.data() : nullptr,
                                   .unit_tokens = static_cast<int32_t>(range.part->unit_tokens),
@@ -252,7 +253,7 @@ kernels::Event LandJob::Land(const Task& task, uint64_t batch_bytes, const kerne
                                   .dim = keys ? task.rows->key_dim : task.rows->value_dim,
                                   .dtype = range.part->dtype},
                        .rotation = turned ? task.rows->rotation : kernels::Rotation{},
-                       .delta = static_cast<int64_t>(delta),
+                       .delta = delta,
                        .target = keys ? task.rows->keys : task.rows->values,
                        .first_position = static_cast<int64_t>(first_position),
                        .unit_checksums = task.checksums,

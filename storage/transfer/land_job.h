@@ -30,6 +30,7 @@ struct LandSource {
   const Slot* slot = nullptr;
   uint64_t first_position = 0;   // where the run's token 0 stands
   uint64_t tokens = UINT64_MAX;  // of the stored ones that are landed, from the first on; 0: only tuples are verified
+  int64_t rotary_shift = 0;      // keys turn by first_position and this
 };
 
 // A landing in steps, one an attention layer: verifies the linear layers before it, then lands its keys and values.
@@ -74,6 +75,7 @@ class LandJob {
   struct Source {
     Object* object;
     uint64_t first_position, tokens;
+    int64_t rotary_shift;
     bool repeats;  // a source before it has the same object
   };
   struct Check {

@@ -78,7 +78,8 @@ std::vector<LandSource> Lander::Sort(ActiveLanding& landing, std::span<const Obj
     if (verdict == MissReason::kNone) {
       landing.moving.push_back(landing.verdict.size());
       landing.segments.push_back(segment.index);
-      sources.push_back({&object->header, &object->top().slot, segment.first_position, segment.tokens});
+      sources.push_back(
+          {&object->header, &object->top().slot, segment.first_position, segment.tokens, segment.rotary_shift});
     }
     landing.verdict.push_back(verdict);
     landing.bytes.push_back(object ? BytesOf(object->header, segment) : 0);

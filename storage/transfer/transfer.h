@@ -56,6 +56,8 @@ struct LandTarget {
     // The number of its stored tokens to land, from the first on: the part of a span that it shares with the prompt.
     // The other tokens are still verified; with 0 only tuples are.
     uint64_t tokens = UINT64_MAX;
+    // Keys turn by first_position + rotary_shift, which is not negative.
+    int64_t rotary_shift = 0;
   };
   std::vector<PagedRows> rows;  // one for every attention layer, ascending
   std::vector<Segment> segments;

@@ -100,6 +100,11 @@ struct LandSegment {
   // ashlar/shared_pages.h), or are not wanted. Only its tuples are promoted and verified, and no slot is written. If
   // this is set for all segments, no pages need be declared.
   bool tuples_only = false;
+  // For Land: by how much the position that turns the segment's keys exceeds first_position. Rotary positions of
+  // several axes count an image's tokens otherwise than slots do; a segment that stands elsewhere has moved by one
+  // number on all of them, and turns by that. A daemon that speaks protocol 2 cannot: such segments miss
+  // (kInvalidRequest).
+  int64_t rotary_shift = 0;
 };
 
 // The match that Model::LookupAndLand found, and the landing of all of it.
@@ -120,6 +125,7 @@ struct Reservation {
 struct ObjectRun {
   ObjectKind kind = ObjectKind::kSegment;  // kSegment, or kCheckpoint for a prompt's first segment
   std::span<const int32_t> tokens;
+  std::span<const MediaHash> media;  // offsets count from the run's start
 };
 
 // The sources of a finished object. The daemon reads them during Publish only: when Publish returns, they are the
@@ -132,7 +138,7 @@ struct PublishParts {
     const std::byte* transition = nullptr;
     const std::byte* state = nullptr;          // heads × [d_k, d_v] or [d_v, d_k], in the layout's state_dtype
     const int32_t* state_exponents = nullptr;  // [heads], of fp16 states alone
-    const std::byte* conv_tail = nullptr;      // in state_dtype; null where the layer has no convolution
+    const std::byte* conv_tail = nullptr;      // in conv_order and ConvType; null where the layer has no convolution
   };
   // Consecutive heads whose transitions are stored in one form.
   struct Run {
@@ -170,6 +176,7 @@ struct CommitParts {
   Region region;                           // that the states lie in, and the span
   std::span<const int32_t> page_table;     // of the text from position 0, in the declared pages
   ConversationId conversation{};           // needed where it is composed
+  std::span<const MediaHash> media;        // of the text; its span is not kept if there are any
 };
 
 // The running states of one linear layer's value heads, one behind the other: [d_k, d_v] or [d_v, d_k] each, in the

@@ -48,6 +48,13 @@ namespace ashlar::engine {
 
 // ---------------------------------------------------------------------------------------------------- requests
 
+// A multimodal input of a text: the token at which it begins, counted from the text's start, and its content's hash.
+// All its tokens lie in one segment, or all in none.
+struct Media {
+  uint64_t offset = 0;
+  uint8_t hash[32] = {};
+};
+
 // One prompt: segments lie one behind the other from position 0. The first segment is a prefix and cached whole; of the
 // others the interior is cached. Tokens behind the last segment are always computed, and so is the prompt's last token.
 struct Prompt {
@@ -64,8 +71,10 @@ struct Prompt {
   // share.
   // Drawn by the engine at random: the prompt may resume from the conversation's own states. Zero: none.
   uint8_t conversation[16] = {};
-  uint64_t needed_in_ms = 0;  // without a page table: the time until it will be needed
-  bool fill = false;          // the engine computes the runs of missing(); not without pages
+  uint64_t needed_in_ms = 0;     // without a page table: the time until it will be needed
+  bool fill = false;             // the engine computes the runs of missing(); not without pages
+  const Media* media = nullptr;  // offsets ascend
+  uint64_t media_count = 0;
 };
 
 // A plan to land, and the pages in which to land it, as in Prompt.
@@ -128,7 +137,7 @@ struct LinearTensors {
   uint32_t layer = 0;
   const void* state = nullptr;               // all heads, [d_k, d_v] or [d_v, d_k], in state_dtype
   const int32_t* state_exponents = nullptr;  // [value_heads], of fp16 alone
-  const void* conv_tail = nullptr;           // [conv_kernel − 1, conv_channels], oldest first, in state_dtype
+  const void* conv_tail = nullptr;           // in conv_order and conv_dtype: of the last conv_kernel − 1 tokens
   // Only for a Run with a transition: all heads, fp32. If the family erases, [d_k, d_k] in the state's order; else the
   // logarithm of the family's form.
   const float* transition = nullptr;
@@ -160,7 +169,7 @@ struct Tuple {
   uint32_t head_count = 0;
   DType transition_dtype = DType::kF32, state_dtype = DType::kF32;
   uint64_t position = 0;            // the segment's first position in the prompt; 0 for a prefix
-  const void* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels] behind the step, in the layer's state_dtype
+  const void* conv_tail = nullptr;  // behind the step, in the layer's conv_order and conv_dtype
 };
 
 // The running states of one linear layer's heads, one behind the other.
@@ -256,6 +265,8 @@ struct Text {
   uint32_t span_count = 0;
   bool composed = false;  // though its request says exact, or there is none: it began with composed states
   uint8_t* outcomes = nullptr;
+  const Media* media = nullptr;  // offsets ascend; the span of a text with media is not kept
+  uint64_t media_count = 0;
 };
 
 // ---------------------------------------------------------------------------------------------------- handles

@@ -13,6 +13,7 @@ using ashlar::Family;
 using ashlar::RopeStyle;
 using ashlar::StateOrder;
 using ashlar::StoredKeys;
+using ashlar::TailOrder;
 using ashlar::TransitionForm;
 
 enum class Code : int32_t {
@@ -68,6 +69,8 @@ struct Layer {
   StateOrder order = StateOrder::kKeyFirst;
   uint32_t conv_channels = 0, conv_kernel = 0;  // 0: no short convolution
   const float* decay_table = nullptr;           // retnet, lightning, mamba2: [value_heads]; mamba1: [heads, d_k, d_v]
+  DType conv_dtype{};                           // of tails, and of convolution inputs in spans; 0: state_dtype
+  TailOrder conv_order = TailOrder::kTokenFirst;
 };
 
 // A model's identity, and the exact shape of its cached state. Null strings are empty.

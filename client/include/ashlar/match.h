@@ -32,6 +32,9 @@ struct Prompt {
   // For Lookup, with PrefixUse: drawn by the engine at random. The prompt may resume from this conversation's own
   // states. All zero: none.
   ConversationId conversation{};
+  // The prompt's multimodal inputs, by their content's hashes; at most limits::kMaxMedia. A daemon that speaks protocol
+  // 2 knows none: a prompt with media then misses everything (kInvalidRequest), and its runs are not reserved.
+  std::span<const MediaHash> media;
 };
 
 // A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the
@@ -47,7 +50,7 @@ struct Prompt {
 // writes it spoils its own tenant's cache.
 struct MappedTuple {
   kernels::TupleView view;
-  const void* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels] in the layer's state_dtype
+  const void* conv_tail = nullptr;  // in the layer's conv_order and ConvType
   kernels::MemoryKind memory = kernels::MemoryKind::kHost;
 };
 

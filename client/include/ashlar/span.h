@@ -48,7 +48,7 @@ class SpanInputs {
 
   // The inputs, without queries. Points into this object.
   kernels::TokenInputs inputs() const;
-  // Returns the convolution's tail behind the last token, [conv_kernel − 1, conv_channels] in the layer's state_dtype,
+  // Returns the convolution's tail behind the last token, in the layer's conv_order and ConvType,
   // made from the checkpoint's tail and the tokens' own inputs. Empty if the layer has no convolution.
   std::vector<std::byte> ConvTail(const void* checkpoint) const;
 
