@@ -253,7 +253,8 @@ TEST_F(PeerControlTest, CertificatesAndAuthoritiesRotateUnderCalls) {
     const uint64_t before = tls_[0]->reloads() + tls_[1]->reloads();
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     EXPECT_EQ(tls_[0]->reloads() + tls_[1]->reloads(), before);
-    const auto second = Dial("second", OpenGood("second"));
+    WriteFiles("second", authority_.pem() + next.pem(), authority_.Sign({.name = "second"}));
+    const auto second = Dial("second", OpenTls("second", [](const std::string&) { return true; }));
     EXPECT_EQ(second->connected() || Await([&] { return second->connected(); }), true) << "the former pair serves";
     ReplaceFile(File(node, "cert"), pair.cert);
     ASSERT_TRUE(Await([&] { return tls_[0]->reloads() + tls_[1]->reloads() == before + 1; }));
