@@ -65,7 +65,7 @@ inline constexpr size_t kMaxDescriptorsPerMessage = 8;
 
 // Between daemons.
 inline constexpr uint64_t kMaxPeerKeysPerCall = 64;        // of an Open
-inline constexpr uint64_t kMaxPeerLeasesPerCall = 1024;    // of a Renew or Close, also grants of an Abandon
+inline constexpr uint64_t kMaxPeerLeasesPerCall = 1024;    // of a Renew or Close
 inline constexpr size_t kMaxPeerHeaderBytes = 256 * 1024;  // of an object's header with its table: one extent
 inline constexpr size_t kMaxPeerNameBytes = 253;           // of a node's name, and of a transport's address
 inline constexpr uint32_t kMaxPeerLeaseMillis = 600'000;

@@ -12,10 +12,7 @@
 #define ASHLAR_PEER_CALLS(ROW) \
   ROW(Open)                    \
   ROW(Renew)                   \
-  ROW(Close)                   \
-  ROW(Offer)                   \
-  ROW(Finish)                  \
-  ROW(Abandon)
+  ROW(Close)
 
 namespace ashlar::v1 {
 #define ASHLAR_DECLARE(name) \

@@ -49,7 +49,7 @@ absl::Status Parse(const grpc::ByteBuffer& bytes, CacheCall call, const EngineSe
 }
 
 template <typename Message>
-void Write(const Message& message, grpc::ByteBuffer* bytes) {
+void WriteBytes(const Message& message, grpc::ByteBuffer* bytes) {
   bool own = false;
   grpc::SerializationTraits<Message>::Serialize(message, bytes, &own);
 }
@@ -150,7 +150,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       }
       writing_ = true;
       event_.Clear();
-      ashlar::daemon::Write(event, &event_);
+      WriteBytes(event, &event_);
       if (!end_.has_value()) return StartWrite(&event_);
     }
     if (!end_.has_value()) return;
@@ -259,7 +259,7 @@ class CacheService final : public RawCache {
     };
     const auto messages = std::make_shared<Messages>();
     const auto done = [reactor, messages, answer, timer = CallTimer(calls_, metrics_, call)](absl::Status status) {
-      if (status.ok()) Write(messages->reply, answer);
+      if (status.ok()) WriteBytes(messages->reply, answer);
       reactor->Finish(ToGrpc(status));
       timer.Finished(status.code());
     };

@@ -33,9 +33,6 @@ class FakePeerCalls final : public PeerCalls {
     done(std::vector<uint32_t>(renew.leases.size(), renew.lease_ms));
   }
   void Close(const PeerHello& peer, std::vector<PeerLease>) override { Note("close " + peer.node); }
-  void Offer(const PeerHello&, storage::TenantId, PeerOffer, Done<PeerOffered> done) override { done(PeerOffered{}); }
-  void Finish(const PeerHello&, PeerFinish, Done<PublishOutcome> done) override { done(PublishOutcome::kPublished); }
-  void Abandon(const PeerHello& peer, std::vector<uint64_t>) override { Note("abandon " + peer.node); }
 
   size_t Count(const std::string& what) {
     std::lock_guard lock(mutex_);

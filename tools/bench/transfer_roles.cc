@@ -20,7 +20,7 @@
 namespace ashlar::bench {
 namespace {
 
-using daemon::Access;
+using daemon::GrantAccess;
 using daemon::Grant;
 using daemon::HostPort;
 using daemon::Transport;
@@ -146,8 +146,8 @@ int RunTransferHolder(const char* host) {
   }
   std::vector<std::byte> bytes(kTransferMemory, std::byte{1});
   const auto memory = std::make_shared<Memory>(bytes);
-  const Grant read = (*transport)->Allow(Access::kRead, bytes.size(), memory);
-  const Grant write = (*transport)->Allow(Access::kWrite, bytes.size(), memory);
+  const Grant read = (*transport)->Allow(GrantAccess::kRead, bytes.size(), memory);
+  const Grant write = (*transport)->Allow(GrantAccess::kWrite, bytes.size(), memory);
   std::printf("%s %u %u %s %s\n", host, (*transport)->address().port, raw, ToText(read).c_str(), ToText(write).c_str());
   std::fflush(stdout);
   while (std::getchar() != EOF) {

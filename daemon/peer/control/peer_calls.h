@@ -31,9 +31,6 @@ class PeerCalls {
                     Done<std::vector<PeerOpened>> done) = 0;
   virtual void Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) = 0;
   virtual void Close(const PeerHello& peer, std::vector<PeerLease> leases) = 0;
-  virtual void Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer offer, Done<PeerOffered> done) = 0;
-  virtual void Finish(const PeerHello& peer, PeerFinish finish, Done<PublishOutcome> done) = 0;
-  virtual void Abandon(const PeerHello& peer, std::vector<uint64_t> grants) = 0;
 };
 
 }  // namespace ashlar::daemon

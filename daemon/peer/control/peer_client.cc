@@ -270,28 +270,4 @@ void PeerClient::Close(const std::vector<PeerLease>& leases, std::function<void(
       [done = std::move(done)](const absl::StatusOr<bool>& closed) { done(closed.status()); });
 }
 
-void PeerClient::Offer(const std::string& tenant, const PeerOffer& offer, Done<PeerOffered> done) {
-  auto call = std::make_shared<Impl::Call<v1::PeerOfferRequest, v1::PeerOfferReply>>();
-  Write(offer, tenant, &call->request);
-  impl_->Start<v1::PeerOfferRequest, v1::PeerOfferReply, PeerOffered>(
-      std::move(call), &Impl::Method::Offer, [](const v1::PeerOfferReply& reply) { return Read(reply); },
-      std::move(done));
-}
-
-void PeerClient::Finish(const PeerFinish& finish, Done<PublishOutcome> done) {
-  auto call = std::make_shared<Impl::Call<v1::PeerFinishRequest, v1::PeerFinishReply>>();
-  Write(finish, &call->request);
-  impl_->Start<v1::PeerFinishRequest, v1::PeerFinishReply, PublishOutcome>(
-      std::move(call), &Impl::Method::Finish, [](const v1::PeerFinishReply& reply) { return Read(reply); },
-      std::move(done));
-}
-
-void PeerClient::Abandon(const std::vector<uint64_t>& grants, std::function<void(absl::Status)> done) {
-  auto call = std::make_shared<Impl::Call<v1::PeerAbandonRequest, v1::PeerAbandonReply>>();
-  Write(grants, &call->request);
-  impl_->Start<v1::PeerAbandonRequest, v1::PeerAbandonReply, bool>(
-      std::move(call), &Impl::Method::Abandon, [](const v1::PeerAbandonReply&) { return true; },
-      [done = std::move(done)](const absl::StatusOr<bool>& abandoned) { done(abandoned.status()); });
-}
-
 }  // namespace ashlar::daemon

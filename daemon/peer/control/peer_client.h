@@ -53,9 +53,6 @@ class PeerClient {
   void Open(const std::string& tenant, PeerOpen open, Done<std::vector<PeerOpened>> done);
   void Renew(PeerRenew renew, Done<std::vector<uint32_t>> done);
   void Close(const std::vector<PeerLease>& leases, std::function<void(absl::Status)> done);
-  void Offer(const std::string& tenant, const PeerOffer& offer, Done<PeerOffered> done);
-  void Finish(const PeerFinish& finish, Done<PublishOutcome> done);
-  void Abandon(const std::vector<uint64_t>& grants, std::function<void(absl::Status)> done);
 
  private:
   struct Impl;

@@ -61,23 +61,6 @@ struct PeerRenew {
   uint32_t lease_ms = 0;
 };
 
-struct PeerOffer {
-  std::string header;  // encoded; it decodes
-  uint32_t grant_ms = 0;
-  double flops = 0;
-  bool private_pool = false;
-};
-struct PeerOffered {
-  ReserveOutcome outcome = ReserveOutcome::kUnavailable;
-  PeerGrant grant;  // of kGranted, as below
-  uint32_t grant_ms = 0;
-};
-
-struct PeerFinish {
-  uint64_t grant = 0;
-  std::string header;  // encoded; it decodes
-};
-
 void Write(const PeerHello& hello, v1::PeerGreeting* message);
 // FAILED_PRECONDITION: no version in common, naming both ranges.
 absl::StatusOr<PeerHello> Read(const v1::PeerGreeting& message);
@@ -95,18 +78,5 @@ absl::StatusOr<std::vector<uint32_t>> Read(const v1::PeerRenewReply& message, co
 
 void Write(const std::vector<PeerLease>& leases, v1::PeerCloseRequest* message);
 absl::StatusOr<std::vector<PeerLease>> Read(const v1::PeerCloseRequest& message);
-
-void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferRequest* message);
-absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message);
-void Write(const PeerOffered& offered, v1::PeerOfferReply* message);
-absl::StatusOr<PeerOffered> Read(const v1::PeerOfferReply& message);
-
-void Write(const PeerFinish& finish, v1::PeerFinishRequest* message);
-absl::StatusOr<PeerFinish> Read(const v1::PeerFinishRequest& message);
-void Write(PublishOutcome outcome, v1::PeerFinishReply* message);
-absl::StatusOr<PublishOutcome> Read(const v1::PeerFinishReply& message);
-
-void Write(const std::vector<uint64_t>& grants, v1::PeerAbandonRequest* message);
-absl::StatusOr<std::vector<uint64_t>> Read(const v1::PeerAbandonRequest& message);
 
 }  // namespace ashlar::daemon

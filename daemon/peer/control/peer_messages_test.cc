@@ -53,13 +53,6 @@ TEST(PeerMessages, WhatIsWrittenIsRead) {
   EXPECT_EQ(opened->at(0).header, Header());
   EXPECT_EQ(opened->at(0).lease, Opened().lease);
   EXPECT_EQ(opened->at(0).grant.secret, Opened().grant.secret);
-
-  v1::PeerOfferRequest offer;
-  Write(PeerOffer{.header = Header(), .grant_ms = 3, .flops = 1e9, .private_pool = true}, "acme", &offer);
-  const auto offered = Read(offer);
-  ASSERT_TRUE(offered.ok()) << offered.status();
-  EXPECT_EQ(offered->header, Header());
-  EXPECT_TRUE(offered->private_pool);
 }
 
 TEST(PeerMessages, AGreetingOfAnotherVersionIsCalledByBothRanges) {
@@ -116,32 +109,6 @@ TEST(PeerMessages, ARequestsFieldsAreChecked) {
   v1::PeerCloseRequest close;
   for (int i = 0; i < 1025; ++i) close.add_leases(std::string(16, 'x'));
   EXPECT_EQ(Error(Read(close).status()), "leases: more than 1024");
-
-  v1::PeerOfferRequest offer;
-  EXPECT_EQ(Error(Read(offer).status()), "header: required");
-  offer.set_header(std::string(limits::kMaxPeerHeaderBytes + 1, 'x'));
-  EXPECT_EQ(Error(Read(offer).status()), "header: longer than 262144 bytes");
-  offer.set_header(Header() + "x");
-  EXPECT_EQ(Error(Read(offer).status()), "header: more than a header");
-  std::string damaged = Header();
-  damaged[damaged.size() / 2] ^= 1;
-  offer.set_header(damaged);
-  EXPECT_EQ(Error(Read(offer).status()).substr(0, 8), "header: ");
-  offer.set_header(Header());
-  EXPECT_EQ(Error(Read(offer).status()), "grant_ms: not from 1 to 600000");
-  offer.set_grant_ms(1);
-  for (const double flops : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
-    offer.set_flops(flops);
-    EXPECT_EQ(Error(Read(offer).status()), "flops: not a finite number from 0");
-  }
-  v1::PeerFinishRequest finish;
-  EXPECT_EQ(Error(Read(finish).status()), "grant: required");
-  finish.set_grant(1);
-  EXPECT_EQ(Error(Read(finish).status()), "header: required");
-  v1::PeerAbandonRequest abandon;
-  EXPECT_EQ(Error(Read(abandon).status()), "grants: none");
-  abandon.add_grants(0);
-  EXPECT_EQ(Error(Read(abandon).status()), "grants[0]: zero");
 }
 
 TEST(PeerMessages, AReplysFieldsAreChecked) {
@@ -173,14 +140,6 @@ TEST(PeerMessages, AReplysFieldsAreChecked) {
   EXPECT_EQ(Read(bad, AskedForIt())->at(0).miss, MissReason::kNeverSeen);
 
   EXPECT_EQ(Error(Read(v1::PeerRenewReply(), PeerRenew{.leases = {{}}}).status()), "lease_ms: 0 for 1 leases");
-  v1::PeerOfferReply offered;
-  EXPECT_EQ(Error(Read(offered).status()), "outcome: required");
-  offered.set_outcome(1);
-  EXPECT_EQ(Error(Read(offered).status()), "grant.number: required");
-  offered.set_outcome(99);
-  EXPECT_EQ(Read(offered)->outcome, ReserveOutcome::kUnavailable);
-  v1::PeerFinishReply finished;
-  EXPECT_EQ(Error(Read(finished).status()), "outcome: required");
 }
 
 }  // namespace

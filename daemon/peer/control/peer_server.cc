@@ -103,9 +103,6 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   Reactor* Open(Context*, const v1::PeerOpenRequest*, v1::PeerOpenReply*) override;
   Reactor* Renew(Context*, const v1::PeerRenewRequest*, v1::PeerRenewReply*) override;
   Reactor* Close(Context*, const v1::PeerCloseRequest*, v1::PeerCloseReply*) override;
-  Reactor* Offer(Context*, const v1::PeerOfferRequest*, v1::PeerOfferReply*) override;
-  Reactor* Finish(Context*, const v1::PeerFinishRequest*, v1::PeerFinishReply*) override;
-  Reactor* Abandon(Context*, const v1::PeerAbandonRequest*, v1::PeerAbandonReply*) override;
 
   absl::Status CheckGreeting(const v1::PeerGreeting& request, const std::string& address, Connection* connection);
   void Enter(const std::string& address, std::shared_ptr<Connection> connection);
@@ -289,27 +286,6 @@ Reactor* PeerServer::Impl::Renew(Context* context, const v1::PeerRenewRequest* r
 Reactor* PeerServer::Impl::Close(Context* context, const v1::PeerCloseRequest* request, v1::PeerCloseReply*) {
   return Answer(context, *request, [&](const Connection& peer, std::vector<PeerLease> leases, Reactor* reactor) {
     calls.Close(peer.hello, std::move(leases));
-    reactor->Finish(grpc::Status::OK);
-  });
-}
-
-Reactor* PeerServer::Impl::Offer(Context* context, const v1::PeerOfferRequest* request, v1::PeerOfferReply* reply) {
-  return Answer(context, *request, [&](const Connection& peer, PeerOffer offer, Reactor* reactor) {
-    const auto tenant = FindTenant(peer, request->tenant());
-    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared"});
-    calls.Offer(peer.hello, *tenant, std::move(offer), Finisher<PeerOffered>(reactor, reply));
-  });
-}
-
-Reactor* PeerServer::Impl::Finish(Context* context, const v1::PeerFinishRequest* request, v1::PeerFinishReply* reply) {
-  return Answer(context, *request, [&](const Connection& peer, PeerFinish finish, Reactor* reactor) {
-    calls.Finish(peer.hello, std::move(finish), Finisher<PublishOutcome>(reactor, reply));
-  });
-}
-
-Reactor* PeerServer::Impl::Abandon(Context* context, const v1::PeerAbandonRequest* request, v1::PeerAbandonReply*) {
-  return Answer(context, *request, [&](const Connection& peer, std::vector<uint64_t> grants, Reactor* reactor) {
-    calls.Abandon(peer.hello, std::move(grants));
     reactor->Finish(grpc::Status::OK);
   });
 }

@@ -84,7 +84,7 @@ void Exchange::Cancel(uint64_t request) {
   }
 }
 
-void Exchange::Allow(const Grant& grant, Access access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
+void Exchange::Allow(const Grant& grant, GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
   auto allowed = std::make_shared<Allowed>(Allowed{grant, access, bytes, std::move(granted), {}, {}});
   const std::lock_guard lock(allowed_mutex_);
   allowed_[grant.number] = std::move(allowed);

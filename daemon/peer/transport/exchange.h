@@ -49,7 +49,7 @@ class Exchange {
   void Begin(Request request);
   void Cancel(uint64_t request);
   // Thread-safe: a peer that hears of the grant may be faster than the transport's thread.
-  void Allow(const Grant& grant, Access access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
+  void Allow(const Grant& grant, GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
   void Revoke(uint64_t number, std::function<void()> quiet);
   TransportStats Stats() const;
 
@@ -66,7 +66,7 @@ class Exchange {
   // A grant, and all transfers under it: what goes with the last of them calls `quiet`.
   struct Allowed {
     Grant grant;
-    Access access;
+    GrantAccess access;
     uint64_t bytes;
     std::shared_ptr<GrantedBytes> granted;
     std::function<void()> quiet;

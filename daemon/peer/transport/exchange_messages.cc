@@ -86,9 +86,9 @@ absl::Status Exchange::Judge(const Connection& connection, const Message& messag
   if (found == nullptr || !SameGrant(found->grant, message.to)) {
     return absl::PermissionDeniedError("no such grant");
   }
-  const Access access = message.kind == MessageKind::kPush ? Access::kWrite : Access::kRead;
+  const GrantAccess access = message.kind == MessageKind::kPush ? GrantAccess::kWrite : GrantAccess::kRead;
   if (found->access != access) {
-    return absl::PermissionDeniedError(access == Access::kWrite ? "the grant is for reading"
+    return absl::PermissionDeniedError(access == GrantAccess::kWrite ? "the grant is for reading"
                                                                 : "the grant is for writing");
   }
   if (message.offset > found->bytes || message.length > found->bytes - message.offset) {

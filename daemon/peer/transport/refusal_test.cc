@@ -42,7 +42,7 @@ TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
   auto holder = StartOne(), asker = StartOne();
   std::vector<std::byte> there(1000, std::byte{1}), here(1000, std::byte{2});
   const auto held = std::make_shared<HeldBytes>(Spans{there});
-  const Grant read = holder->Allow(Access::kRead, 1000, held), write = holder->Allow(Access::kWrite, 1000, held);
+  const Grant read = holder->Allow(GrantAccess::kRead, 1000, held), write = holder->Allow(GrantAccess::kWrite, 1000, held);
   const HostPort peer = holder->address();
 
   Grant wrong = read;
@@ -71,10 +71,10 @@ TEST(TransportRefusalTest, AddressesThatAreNotAllowed) {
   // Connections of this machine to itself come from 127.0.0.1.
   auto holder = StartOne({.allow = {"192.0.2.1"}, .silence = 300'000'000}), asker = StartOne({.silence = 300'000'000});
   std::vector<std::byte> there(1000), here(1000);
-  const Grant read = holder->Allow(Access::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant read = holder->Allow(GrantAccess::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
   EXPECT_TRUE(absl::IsUnavailable(Fetch(*asker, holder->address(), read, 0, here)));
   holder = StartOne({.allow = {"192.0.2.1", "127.0.0.1"}});
-  const Grant again = holder->Allow(Access::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant again = holder->Allow(GrantAccess::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
   EXPECT_TRUE(Fetch(*asker, holder->address(), again, 0, here).ok());
   EXPECT_EQ(Transport::Start({.allow = {"here"}}).status().message(), "allow: here is no IPv4 address");
 }
@@ -82,7 +82,7 @@ TEST(TransportRefusalTest, AddressesThatAreNotAllowed) {
 TEST(TransportRefusalTest, BytesThatAreNotUcx) {
   auto holder = StartOne(), asker = StartOne();
   std::vector<std::byte> there(1000, std::byte{1}), here(1000);
-  const Grant read = holder->Allow(Access::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant read = holder->Allow(GrantAccess::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
   const uint64_t seed = std::random_device{}();
   std::mt19937_64 random(seed);
   for (int i = 0; i < 20; ++i) {
@@ -207,8 +207,8 @@ class RawClientTest : public testing::Test {
   std::unique_ptr<Transport> holder_ = StartOne(), asker_ = StartOne();
   std::vector<std::byte> there_ = std::vector<std::byte>(kBytes, std::byte{1});
   std::shared_ptr<HeldBytes> held_ = std::make_shared<HeldBytes>(Spans{there_});
-  const Grant read_ = holder_->Allow(Access::kRead, kBytes, held_);
-  const Grant write_ = holder_->Allow(Access::kWrite, kBytes, held_);
+  const Grant read_ = holder_->Allow(GrantAccess::kRead, kBytes, held_);
+  const Grant write_ = holder_->Allow(GrantAccess::kWrite, kBytes, held_);
 };
 
 TEST_F(RawClientTest, ReadsAndWritesNothing) {

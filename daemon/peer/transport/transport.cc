@@ -188,7 +188,7 @@ void Transport::Unregister(std::span<std::byte> arena) {
   });
 }
 
-Grant Transport::Allow(Access access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
+Grant Transport::Allow(GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
   const Grant grant{thread_->exchange().NextNumber(), DrawSecret()};
   thread_->exchange().Allow(grant, access, bytes, std::move(granted));
   return grant;

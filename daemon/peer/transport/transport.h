@@ -47,7 +47,7 @@ struct TransportOptions {
   std::function<void(const std::string& event, const std::string& peer, const std::string& detail)> log;
 };
 
-enum class Access : uint8_t { kRead, kWrite };
+enum class GrantAccess : uint8_t { kRead, kWrite };
 
 struct PeerStats {
   std::string peer;        // address, with a port where this side connected
@@ -98,7 +98,7 @@ class Transport {
   void Unregister(std::span<std::byte> arena);
 
   // The owner's side. A grant is good until it is revoked.
-  Grant Allow(Access access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
+  Grant Allow(GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
   // Nothing begins under the grant any more, and what is under way fails. `quiet` is called once, on the transport's
   // thread, when no byte moves there any more; a peer that takes nothing is waited for no longer than `silence`.
   void Revoke(uint64_t number, std::function<void()> quiet);

@@ -76,7 +76,7 @@ TEST_F(TransportTest, FetchesAndPushesAnySizeOverAnySpans) {
     const size_t longest = std::max<size_t>(size / (1 + random_() % 50), 1);
     std::vector<std::byte> there = RandomBytes(size, random_), here(size);
     const Grant read =
-        holder_->Allow(Access::kRead, size, std::make_shared<HeldBytes>(Scatter<std::byte>(there, longest, random_)));
+        holder_->Allow(GrantAccess::kRead, size, std::make_shared<HeldBytes>(Scatter<std::byte>(there, longest, random_)));
     const uint64_t offset = random_() % size, length = 1 + random_() % (size - offset);
     ASSERT_TRUE(Fetch(read, 0, Scatter<std::byte>(here, longest, random_)).ok()) << size;
     EXPECT_TRUE(here == there) << size;
@@ -86,7 +86,7 @@ TEST_F(TransportTest, FetchesAndPushesAnySizeOverAnySpans) {
 
     const std::vector<std::byte> sources = RandomBytes(size, random_);
     const auto held = std::make_shared<HeldBytes>(Scatter<std::byte>(there, longest, random_));
-    const Grant write = holder_->Allow(Access::kWrite, size, held);
+    const Grant write = holder_->Allow(GrantAccess::kWrite, size, held);
     const absl::Status pushed = Push(write, 0, Scatter<const std::byte>(sources, longest, random_));
     ASSERT_TRUE(pushed.ok()) << size << pushed;
     EXPECT_TRUE(there == sources) << size;
@@ -104,7 +104,7 @@ TEST_F(TransportTest, ManyInFlightFromSeveralThreads) {
   constexpr size_t kBytes = 300'000;
   std::vector<std::byte> there = RandomBytes(kBytes, random_);
   const Grant read =
-      holder_->Allow(Access::kRead, kBytes, std::make_shared<HeldBytes>(Scatter<std::byte>(there, 100'000, random_)));
+      holder_->Allow(GrantAccess::kRead, kBytes, std::make_shared<HeldBytes>(Scatter<std::byte>(there, 100'000, random_)));
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, seed = random_()] {
@@ -133,7 +133,7 @@ TEST_F(TransportTest, BytesInFlightAreBounded) {
   asker_ = StartOne("127.0.0.1");
   std::vector<std::byte> there = RandomBytes(600'000, random_), here(600'000);
   const auto held = std::make_shared<HeldBytes>(Spans{there}, HeldBytes::How::kLater);
-  const Grant read = holder_->Allow(Access::kRead, there.size(), held);
+  const Grant read = holder_->Allow(GrantAccess::kRead, there.size(), held);
   std::vector<Outcome> outcomes(11);
   for (Outcome& each : outcomes) asker_->Fetch(holder_->address(), read, 0, {here}, 0, each.done());
   EXPECT_EQ(outcomes[10].Wait().code(), absl::StatusCode::kResourceExhausted);
@@ -154,7 +154,7 @@ TEST_F(TransportTest, BytesInFlightAreBounded) {
 TEST_F(TransportTest, AnswersLaterAndWithErrors) {
   std::vector<std::byte> there = RandomBytes(5000, random_), here(5000);
   const auto later = std::make_shared<HeldBytes>(Spans{there}, HeldBytes::How::kLater);
-  const Grant read = holder_->Allow(Access::kRead, there.size(), later);
+  const Grant read = holder_->Allow(GrantAccess::kRead, there.size(), later);
   Outcome outcome;
   asker_->Fetch(holder_->address(), read, 0, {here}, 0, outcome.done());
   later->WaitUntilAsked(1);
@@ -163,12 +163,12 @@ TEST_F(TransportTest, AnswersLaterAndWithErrors) {
   EXPECT_TRUE(outcome.Wait().ok());
   EXPECT_TRUE(here == there);
 
-  const Grant damaged = holder_->Allow(Access::kRead, there.size(),
+  const Grant damaged = holder_->Allow(GrantAccess::kRead, there.size(),
                                        std::make_shared<HeldBytes>(Spans{there}, HeldBytes::How::kWithError));
   const absl::Status status = Fetch(damaged, 0, {here});
   EXPECT_EQ(status, absl::DataLossError("the copy is damaged"));
   // An owner that names too few bytes.
-  const Grant more = holder_->Allow(Access::kRead, 6000, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant more = holder_->Allow(GrantAccess::kRead, 6000, std::make_shared<HeldBytes>(Spans{there}));
   std::vector<std::byte> too_many(6000);
   EXPECT_EQ(Fetch(more, 0, {too_many}).code(), absl::StatusCode::kInternal);
 }
@@ -176,8 +176,8 @@ TEST_F(TransportTest, AnswersLaterAndWithErrors) {
 TEST_F(TransportTest, ADeadlineEndsARequestAndNothingIsWrittenLater) {
   std::vector<std::byte> there = RandomBytes(5000, random_), here(5000);
   const auto later = std::make_shared<HeldBytes>(Spans{there}, HeldBytes::How::kLater);
-  const Grant read = holder_->Allow(Access::kRead, there.size(), later);
-  const Grant write = holder_->Allow(Access::kWrite, there.size(), later);
+  const Grant read = holder_->Allow(GrantAccess::kRead, there.size(), later);
+  const Grant write = holder_->Allow(GrantAccess::kWrite, there.size(), later);
   EXPECT_EQ(Fetch(read, 0, {here}, 20 * kMillisecond).code(), absl::StatusCode::kDeadlineExceeded);
   const std::vector<std::byte> source = RandomBytes(5000, random_), before = there;
   EXPECT_EQ(Push(write, 0, {source}, 20 * kMillisecond).code(), absl::StatusCode::kDeadlineExceeded);
@@ -185,7 +185,7 @@ TEST_F(TransportTest, ADeadlineEndsARequestAndNothingIsWrittenLater) {
   // The answers come too late, and no byte moves. What follows on the same connection shows that they were taken in.
   later->Answer();
   std::vector<std::byte> other(5000);
-  const Grant again = holder_->Allow(Access::kRead, there.size(), std::make_shared<HeldBytes>(Spans{there}));
+  const Grant again = holder_->Allow(GrantAccess::kRead, there.size(), std::make_shared<HeldBytes>(Spans{there}));
   EXPECT_TRUE(Fetch(again, 0, {other}).ok());
   EXPECT_TRUE(here == std::vector<std::byte>(5000));
   EXPECT_TRUE(there == before);
@@ -194,7 +194,7 @@ TEST_F(TransportTest, ADeadlineEndsARequestAndNothingIsWrittenLater) {
 TEST_F(TransportTest, CancelsInTheMiddle) {
   constexpr size_t kBytes = 4 << 20;
   std::vector<std::byte> there = RandomBytes(kBytes, random_);
-  const Grant read = holder_->Allow(Access::kRead, kBytes, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant read = holder_->Allow(GrantAccess::kRead, kBytes, std::make_shared<HeldBytes>(Spans{there}));
   const auto into = std::make_shared<HeldBytes>(Spans{there});
   for (int i = 0; i < 30; ++i) {
     std::vector<std::byte> here(kBytes);
@@ -209,7 +209,7 @@ TEST_F(TransportTest, CancelsInTheMiddle) {
     std::this_thread::sleep_for(std::chrono::microseconds(500));
     EXPECT_EQ(std::count(here.begin(), here.end(), std::byte{0x5a}), kBytes);
   }
-  const Grant write = holder_->Allow(Access::kWrite, kBytes, into);
+  const Grant write = holder_->Allow(GrantAccess::kWrite, kBytes, into);
   for (int i = 0; i < 30; ++i) {
     auto source = std::make_unique<std::vector<std::byte>>(kBytes);
     Outcome outcome;
@@ -232,7 +232,7 @@ TEST_F(TransportTest, ARevokedGrantFailsWhatIsUnderWayAndIsQuietThen) {
   for (int i = 0; i < 20; ++i) {
     auto there = std::make_unique<std::vector<std::byte>>(kBytes, std::byte{7});
     std::vector<std::byte> here(kBytes);
-    const Grant read = holder_->Allow(Access::kRead, kBytes, std::make_shared<HeldBytes>(Spans{*there}));
+    const Grant read = holder_->Allow(GrantAccess::kRead, kBytes, std::make_shared<HeldBytes>(Spans{*there}));
     Outcome outcome;
     asker_->Fetch(holder_->address(), read, 0, {here}, 0, outcome.done());
     std::this_thread::sleep_for(std::chrono::microseconds(random_() % 3000));
@@ -254,8 +254,8 @@ TEST_F(TransportTest, AHolderThatEndsFailsWhatIsOnItsConnectionAndNothingElse) {
   std::vector<std::byte> there = RandomBytes(kBytes, random_), other(kBytes);
   auto second = StartOne("127.0.0.1");
   const auto later = std::make_shared<HeldBytes>(Spans{there}, HeldBytes::How::kLater);
-  const Grant hanging = holder_->Allow(Access::kRead, kBytes, later);
-  const Grant good = second->Allow(Access::kRead, kBytes, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant hanging = holder_->Allow(GrantAccess::kRead, kBytes, later);
+  const Grant good = second->Allow(GrantAccess::kRead, kBytes, std::make_shared<HeldBytes>(Spans{there}));
   std::vector<std::byte> here(kBytes);
   Outcome lost, unharmed;
   asker_->Fetch(holder_->address(), hanging, 0, {here}, 0, lost.done());
@@ -274,7 +274,7 @@ TEST_F(TransportTest, AHolderThatEndsFailsWhatIsOnItsConnectionAndNothingElse) {
   options_.listen = old;
   auto again = Transport::Start(options_);
   ASSERT_TRUE(again.ok()) << again.status();
-  const Grant fresh = (*again)->Allow(Access::kRead, kBytes, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant fresh = (*again)->Allow(GrantAccess::kRead, kBytes, std::make_shared<HeldBytes>(Spans{there}));
   Await([&] {
     Outcome outcome;
     asker_->Fetch(old, fresh, 0, {here}, 0, outcome.done());
@@ -290,7 +290,7 @@ TEST(TransportHolder, Serves) {
   auto transport = Transport::Start({});
   ASSERT_TRUE(transport.ok());
   std::vector<std::byte> bytes(kHeld, std::byte{0x11});
-  const Grant grant = (*transport)->Allow(Access::kRead, kHeld, std::make_shared<HeldBytes>(Spans{bytes}));
+  const Grant grant = (*transport)->Allow(GrantAccess::kRead, kHeld, std::make_shared<HeldBytes>(Spans{bytes}));
   const uint16_t port = (*transport)->address().port;
   ASSERT_EQ(write(std::atoi(to), &port, sizeof port), static_cast<ssize_t>(sizeof port));
   ASSERT_EQ(write(std::atoi(to), &grant, sizeof grant), static_cast<ssize_t>(sizeof grant));
@@ -341,7 +341,7 @@ TEST_F(TransportTest, AHolderThatIsKilledOrStoppedIsNoticed) {
 
 TEST_F(TransportTest, SleepsWhenIdle) {
   std::vector<std::byte> there = RandomBytes(5000, random_), here(5000);
-  const Grant read = holder_->Allow(Access::kRead, 5000, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant read = holder_->Allow(GrantAccess::kRead, 5000, std::make_shared<HeldBytes>(Spans{there}));
   ASSERT_TRUE(Fetch(read, 0, {here}).ok());  // there are connections
   const auto used = [] {
     rusage usage{};
@@ -356,7 +356,7 @@ TEST_F(TransportTest, SleepsWhenIdle) {
 
 TEST_F(TransportTest, SaysWhatCarriesItsPeers) {
   std::vector<std::byte> there = RandomBytes(5000, random_), here(5000);
-  const Grant read = holder_->Allow(Access::kRead, 5000, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant read = holder_->Allow(GrantAccess::kRead, 5000, std::make_shared<HeldBytes>(Spans{there}));
   ASSERT_TRUE(Fetch(read, 0, {here}).ok());
   for (const auto* each : {&holder_, &asker_}) {
     const TransportStats stats = (*each)->stats();
