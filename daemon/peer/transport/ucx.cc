@@ -124,6 +124,7 @@ class UcxWorker final : public Ucx {
  private:
   absl::Status OpenContext(const TransportOptions& options);
   absl::Status OpenWorker();
+  std::string Info() const;
   absl::Status Listen(const HostPort& at);
   absl::StatusOr<UcxLink*> AddLink(ucp_ep_params_t params, std::string peer, bool accepted);
   void Accept(ucp_conn_request_h request);
@@ -189,7 +190,10 @@ absl::Status UcxWorker::OpenContext(const TransportOptions& options) {
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;  // transport.h says why there is no UCP_FEATURE_RMA
-  return ToStatus(ucp_init(&params, config, &context_), "ucp_init");
+  if (absl::Status s = ToStatus(ucp_init(&params, config, &context_), "ucp_init"); !s.ok()) return s;
+  // An interface that is not up yet is left out without a word, and no peer could be reached.
+  const bool networked = Info().find("tcp/") != std::string::npos || has_rdma();
+  return networked ? absl::OkStatus() : absl::UnavailableError("UCX finds no network interface that is up");
 }
 
 absl::Status UcxWorker::OpenWorker() {
@@ -231,9 +235,13 @@ absl::Status UcxWorker::Listen(const HostPort& at) {
   return absl::OkStatus();
 }
 
+std::string UcxWorker::Info() const {
+  return Printed([this](FILE* file) { ucp_context_print_info(context_, file); });
+}
+
 bool UcxWorker::has_rdma() const {
-  const std::string text = Printed([this](FILE* file) { ucp_context_print_info(context_, file); });
-  return text.find(" rc_") != std::string::npos || text.find(" dc_") != std::string::npos;
+  const std::string text = Info();
+  return text.find("rc_") != std::string::npos || text.find("dc_") != std::string::npos;
 }
 
 absl::StatusOr<UcxLink*> UcxWorker::AddLink(ucp_ep_params_t params, std::string peer, bool accepted) {
