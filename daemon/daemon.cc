@@ -22,6 +22,7 @@
 #include "daemon/observe/http_endpoint.h"
 #include "daemon/observe/metrics.h"
 #include "daemon/open_files.h"
+#include "daemon/peer/cluster.h"
 #include "daemon/rpc/rpc_server.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/log.h"
@@ -71,7 +72,7 @@ storage::AdmissionMode AdmissionFrom(const std::string& name) {
   return name == "tinylfu" ? storage::AdmissionMode::kTinyLfu : storage::AdmissionMode::kSecondUse;
 }
 
-storage::CacheOptions OptionsFrom(const v1::Config& config) {
+storage::CacheOptions OptionsFrom(const v1::Config& config, Cluster* cluster) {
   const v1::Leases& leases = config.leases();
   storage::CacheOptions options;
   options.unused_lease = static_cast<storage::Nanos>(leases.unused_seconds()) * kSecond;
@@ -80,6 +81,7 @@ storage::CacheOptions OptionsFrom(const v1::Config& config) {
   options.objects.eviction = config.eviction() == "lru" ? storage::EvictionMode::kLru : storage::EvictionMode::kPrice;
   options.landings_per_session = config.workers().landings_per_session();
   options.random = RandomWord;
+  if (cluster != nullptr) options.objects.residence = cluster->residence();
   return options;
 }
 
@@ -90,6 +92,18 @@ struct Loops {
   EventLoop mappings;  // outlives all regions
   EventLoop loop;
 };
+
+storage::Tiers TiersOf(const TierSet& tiers, Cluster* cluster) {
+  storage::Tiers all = tiers.tiers();
+  if (cluster != nullptr) all.remote = &cluster->source();
+  return all;
+}
+
+ModelRegistry::Events FollowModels(Cluster* cluster) {
+  if (cluster == nullptr) return {};
+  return {.remembered = [cluster](const NamespaceId& ns) { cluster->Follow(ns); },
+          .forgotten = [cluster](const NamespaceId& ns) { cluster->Unfollow(ns); }};
+}
 
 // Null where none is asked for.
 absl::StatusOr<std::unique_ptr<storage::GpuLane>> OpenGpu(const v1::Config& config) {
@@ -129,17 +143,19 @@ std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
 // In the order of construction; destroyed in the opposite order, which is the order in which each is needed.
 struct Daemon::Impl {
   Impl(const v1::Config& config, std::unique_ptr<Loops> its_loops, std::unique_ptr<TierSet> its_tiers,
-       std::unique_ptr<storage::GpuLane> its_gpu)
+       std::unique_ptr<storage::GpuLane> its_gpu, std::unique_ptr<Cluster> its_cluster)
       : tenants(config.tenants_size()),
         metrics(TenantNames(config)),
         loops(std::move(its_loops)),
         tiers(std::move(its_tiers)),
         gpu(std::move(its_gpu)),
+        cluster(std::move(its_cluster)),
         threads(static_cast<int>(config.workers().threads())),
         workers(kMovingThreads, ShareOf(config.workers().queue_depth(), config), loop,
                 std::min(config.tenants_size() - 1, kMostSpareThreads)),
         mover(kernels::Host(), threads, workers, tiers->top(), storage::kTurnBytes, gpu.get()),
-        cache(OptionsFrom(config), tiers->tiers(), mover, workers, loops->clock, &metrics),
+        cache(OptionsFrom(config, cluster.get()), TiersOf(*tiers, cluster.get()), mover, workers, loops->clock,
+              &metrics),
         table(cache, loop),
         services{loop,
                  mappings,
@@ -150,10 +166,12 @@ struct Daemon::Impl {
                  config.sessions().region_bytes(),
                  config.sessions().max_regions(),
                  gpu == nullptr ? nullptr : &gpu->gpu()},
-        engine_service(cache, metrics, loop, table, models),
+        models(FollowModels(cluster.get())),
+        engine_service(cache, metrics, loop, table, models, cluster == nullptr ? nullptr : &cluster->lookup()),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
                        [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
                        static_cast<double>(config.drain_seconds()), FormatConfig(config)}) {
+    if (cluster != nullptr) cluster->Attach(cache, tiers->top());
     tiers->Configure(config, cache);
   }
 
@@ -278,6 +296,7 @@ struct Daemon::Impl {
   EventLoop &mappings = loops->mappings, &loop = loops->loop;
   const std::unique_ptr<TierSet> tiers;
   const std::unique_ptr<storage::GpuLane> gpu;  // null: none
+  const std::unique_ptr<Cluster> cluster;       // null: this node is alone
   kernels::ThreadPool threads;                  // shared by the workers' jobs
   WorkerPool workers;
   storage::Mover mover;
@@ -294,6 +313,7 @@ struct Daemon::Impl {
   std::atomic<bool> ready{false};
   uint16_t metrics_port = 0;
   std::unique_ptr<HttpEndpoint> http;  // null: none
+  bool looping = false;                // the loops run
   bool started = false;
   bool stopped = false;
 };
@@ -307,7 +327,13 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   absl::StatusOr<std::unique_ptr<TierSet>> tiers =
       TierSet::Make(config, loops->loop, *gpu == nullptr ? nullptr : &(*gpu)->gpu());
   if (!tiers.ok()) return tiers.status();
-  auto impl = std::make_unique<Impl>(config, std::move(loops), *std::move(tiers), *std::move(gpu));
+  std::unique_ptr<Cluster> cluster;
+  if (config.has_cluster()) {
+    auto made = Cluster::Make(config, loops->loop, loops->mappings, loops->clock);
+    if (!made.ok()) return made.status();
+    cluster = *std::move(made);
+  }
+  auto impl = std::make_unique<Impl>(config, std::move(loops), *std::move(tiers), *std::move(gpu), std::move(cluster));
   Impl& parts = *impl;
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
@@ -320,6 +346,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   parts.mappings.Every(kSweepHosted, [&parts] { parts.hosted.Sweep(); });
   parts.loop.Start();
   parts.mappings.Start();
+  parts.looping = true;
   const v1::Listen& listen = config.listen();
   RpcListener::Options connections{.of_a_user = RpcListener::kOfASession * size_t{config.sessions().max_sessions()}};
   for (const auto& [uid, user] : parts.services.tenant_of_uid) connections.tenant_of_uid[uid] = user.id;
@@ -339,6 +366,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
     if (!admin_server.ok()) return admin_server.status();
     parts.admin_server = *std::move(admin_server);
   }
+  if (parts.cluster != nullptr) {
+    if (absl::Status status = parts.cluster->Serve(); !status.ok()) return status;
+  }
   parts.ready = true;
   absl::StatusOr<std::unique_ptr<HttpEndpoint>> http = parts.StartHttp(config);
   if (!http.ok()) return http.status();
@@ -357,6 +387,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
        {"hbm_bytes", config.hbm().capacity_bytes()},
        {"dram_bytes", config.dram().capacity_bytes()},
        {"ssd_bytes", config.ssd().capacity_bytes()},
+       {"node", config.cluster().node()},
        {"tenants", parts.tenants}});
   return daemon;
 }
@@ -398,7 +429,8 @@ void Daemon::Stop(storage::Nanos grace) {
   if (impl_->session_server != nullptr) impl_->session_server->StopAccepting();
   if (impl_->rpc_server != nullptr) impl_->rpc_server->Stop(grace);
   impl_->session_server = nullptr;  // ends every session: transfers in flight are cancelled
-  impl_->workers.Stop();            // and here awaited
+  if (impl_->cluster != nullptr && impl_->looping) impl_->cluster->Leave();
+  impl_->workers.Stop();  // and here awaited
   impl_->tiers->StopDisk();
   impl_->loop.Stop();      // their completions run, sessions drain
   impl_->mappings.Stop();  // their memory is unmapped

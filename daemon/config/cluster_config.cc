@@ -20,6 +20,7 @@ constexpr uint32_t kMaxWrites = 1000000;
 constexpr uint32_t kMaxQueuedWrites = 1 << 22;
 constexpr uint64_t kMaxMirrorEntries = uint64_t{1} << 28;
 constexpr uint32_t kMaxReloadSeconds = 3600;
+constexpr uint32_t kMaxLookupMilliseconds = 60000;
 constexpr uint32_t kMinPeerTimeoutSeconds = 2, kMaxPeerTimeoutSeconds = 600;
 
 absl::Status CheckAddress(absl::string_view field, const std::string& address) {
@@ -85,6 +86,9 @@ absl::Status CheckTls(const v1::PeerTls& tls) {
 void FillClusterDefaults(v1::Cluster* cluster) {
   if (cluster->listen_address().empty()) cluster->set_listen_address(cluster->control_address());
   if (cluster->peer_timeout_seconds() == 0) cluster->set_peer_timeout_seconds(10);
+  if (cluster->expect_transport().empty()) cluster->set_expect_transport("any");
+  if (cluster->announce().empty()) cluster->set_announce("used_twice");
+  if (cluster->lookup_milliseconds() == 0) cluster->set_lookup_milliseconds(100);
   v1::PeerTls* tls = cluster->mutable_tls();
   if (tls->reload_seconds() == 0) tls->set_reload_seconds(10);
   const EtcdDirectoryOptions defaults;
@@ -120,6 +124,15 @@ absl::Status CheckCluster(const v1::Cluster& cluster) {
   }
   if (cluster.control_address() == cluster.transport_address()) {
     return Invalid("cluster.transport_address: same as cluster.control_address");
+  }
+  if (cluster.expect_transport() != "any" && cluster.expect_transport() != "rdma") {
+    return Invalid("cluster.expect_transport: expected any or rdma");
+  }
+  if (cluster.announce() != "used_twice" && cluster.announce() != "all") {
+    return Invalid("cluster.announce: expected used_twice or all");
+  }
+  if (cluster.lookup_milliseconds() > kMaxLookupMilliseconds) {
+    return Invalid("cluster.lookup_milliseconds: out of range");
   }
   return CheckEtcd(cluster.etcd());
 }

@@ -86,8 +86,8 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
   Lease lease{
       .session = session, .tenant = tenant, .lease = match.lease, .ends_at = clock_.Now() + lease_ms * kMillisecond};
   std::vector<std::byte*> extents = storage::ObjectBytes(top_, *found.slot).extents();
-  const Grant grant =
-      transport_.Allow(GrantAccess::kRead, found.header->bytes, std::make_shared<Bytes>(*this, lease, std::move(extents)));
+  const Grant grant = transport_.Allow(GrantAccess::kRead, found.header->bytes,
+                                       std::make_shared<Bytes>(*this, lease, std::move(extents)));
   lease.grant = grant.number;
   opened = {.header = EncodeHeader(*found.header),
             .bytes = found.header->bytes,

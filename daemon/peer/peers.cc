@@ -38,9 +38,11 @@ void Peers::Tick() {
   objects_.Tick(asker_);
 }
 
-void Peers::Stop() {
+bool Peers::Stop() {
+  objects_.Stop();
   holder_->CloseAll();
   opener_.Flush();
+  return objects_.stats().reading == 0;
 }
 
 PeersStats Peers::stats() const {

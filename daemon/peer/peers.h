@@ -55,8 +55,8 @@ class Peers final : public PeerCalls {
   bool AnnounceAgain(storage::Slice& slice) { return cache_->TellAll(slice); }
   void Flush();  // what does not wait for Tick: call it many times a second
   void Tick();   // call it about once a second
-  // Takes back what other nodes hold; the transport must still run.
-  void Stop();
+  // Ends what is fetched, and takes back what other nodes hold. False: something of it still moves; call again.
+  bool Stop();
   PeersStats stats() const;
 
   // PeerCalls. A request that finds no room on the metadata thread is refused with RESOURCE_EXHAUSTED.

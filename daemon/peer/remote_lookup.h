@@ -37,7 +37,7 @@ class RemoteLookup {
     uint64_t opened = 0;   // that a node leased to this one
     uint64_t missed = 0;   // that it had not any more, or refused
     uint64_t failed = 0;   // no answer in time, or one that is none
-    uint64_t late = 0;      // look-ups that went on without all answers
+    uint64_t late = 0;     // look-ups that went on without all answers
     uint64_t joined = 0;   // that another look-up was asking for already
     uint64_t adopted = 0;  // that this node's look-ups could find from then on
   };

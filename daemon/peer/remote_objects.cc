@@ -77,6 +77,7 @@ void RemoteObjects::Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece) {
       Ended(id, holder, std::move(*shared), clock_.Now() - began, status);
     });
   };
+  if (stopped_) return ended(absl::CancelledError("this node leaves the cluster"));
   const absl::StatusOr<HostPort> address = ParseHostPort(member.transport_address);
   if (!address.ok()) return ended(address.status());
   if (bytes == 0) return ended(absl::OkStatus());
@@ -108,7 +109,7 @@ void RemoteObjects::Ended(storage::RemoteCopyId id, uint64_t holder, Piece piece
 void RemoteObjects::Move(storage::RemoteCopyId id, Copy& copy, const absl::Status& why) {
   Log(LogLevel::kWarning, "an object's bytes did not come from a peer",
       {{"peer", copy.object.member->node}, {"error", std::string(why.message())}});
-  if (copy.others.empty()) return Lose(copy, why);
+  if (copy.others.empty() || stopped_) return Lose(copy, why);
   copy.moving = true;
   const std::shared_ptr<const Member> next = copy.others.front();
   copy.others.erase(copy.others.begin());
@@ -184,6 +185,13 @@ void RemoteObjects::Tick(PeerAsker& asker) {
                   const auto shared = std::make_shared<const absl::StatusOr<std::vector<uint32_t>>>(std::move(reply));
                   loop_.PostCompletion(storage::kNoTenant, [renewed, shared] { renewed(*shared); });
                 });
+  }
+}
+
+void RemoteObjects::Stop() {
+  if (std::exchange(stopped_, true)) return;
+  for (const auto& [id, copy] : copies_) {
+    for (const auto& [first, request] : copy.requests) transport_.Cancel(request);
   }
 }
 

@@ -50,6 +50,8 @@ class RemoteObjects final : public storage::RemoteSource {
   void Tick(PeerAsker& asker);
   // Nodes that have gone: what is read there is read elsewhere without waiting for deadlines.
   void Gone(const std::string& node);
+  // From now on nothing can be read; what is under way ends soon.
+  void Stop();
   const Stats& stats() const { return stats_; }
 
  private:
@@ -82,6 +84,7 @@ class RemoteObjects final : public storage::RemoteSource {
   const Options options_;
   std::map<storage::RemoteCopyId, Copy> copies_;
   storage::RemoteCopyId drawn_ = 0;
+  bool stopped_ = false;
   Stats stats_;
 };
 

@@ -113,15 +113,17 @@ double Percentile(std::vector<double> values, double part) {
 
 nlohmann::json Measure(Asker& asker, RawStreams& raw, bool push, uint64_t bytes, int repetitions, uint64_t round) {
   const int count = std::max<int>(static_cast<int>(round / bytes), 4);
-  std::vector<double> gbps, raw_gbps, cpu, ratio, times;
+  std::vector<double> gbps, raw_gbps, cpu, raw_cpu, ratio, times;
   asker.Move(push, bytes, std::max(count / 8, 1), kInFlight, nullptr);
   raw.Move(push, bytes, std::max(count / 8, 1));
   const double gigabytes = static_cast<double>(bytes) * count / 1e9;
   for (int i = 0; i < repetitions; ++i) {
     const double before = ProcessSeconds() + raw.ServerSeconds();
     gbps.push_back(gigabytes / asker.Move(push, bytes, count, kInFlight, nullptr));
-    cpu.push_back((ProcessSeconds() + raw.ServerSeconds() - before) / gigabytes);
+    const double between = ProcessSeconds() + raw.ServerSeconds();
+    cpu.push_back((between - before) / gigabytes);
     raw_gbps.push_back(gigabytes / raw.Move(push, bytes, count));
+    raw_cpu.push_back((ProcessSeconds() + raw.ServerSeconds() - between) / gigabytes);
     ratio.push_back(gbps.back() / raw_gbps.back());
   }
   asker.Move(push, bytes, std::clamp(count, 20, 500), 1, &times);
@@ -132,6 +134,7 @@ nlohmann::json Measure(Asker& asker, RawStreams& raw, bool push, uint64_t bytes,
           {"p99_us", Percentile(times, 0.99)},
           {"cpu_s_per_gb", Median(cpu)},
           {"raw_gbps", Median(raw_gbps)},
+          {"raw_cpu_s_per_gb", Median(raw_cpu)},
           {"ratio", Median(ratio)}};
 }
 

@@ -136,10 +136,8 @@ class PeerNode final : public PeerAsker {
   }
   ~PeerNode() override {
     Leave();
-    OnLoop([this] {
-      peers.Stop();
-      cache.CloseSession(kEngine, [] {});
-    });
+    while (!OnLoop([this] { return peers.Stop(); })) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    OnLoop([this] { cache.CloseSession(kEngine, [] {}); });
     transport = nullptr;  // all that was under way ends
     workers.Stop();
     loop.Stop();

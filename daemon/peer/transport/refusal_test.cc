@@ -254,6 +254,8 @@ TEST_F(RawClientTest, HasNoOtherWayIn) {
 
 TEST_F(RawClientTest, IsLetGoAfterMalformedMessages) {
   RawClient client(holder_->address(), UCP_FEATURE_AM);
+  // A rendezvous before there is a connection ends the client: UCX 1.13 asserts that it is not.
+  client.Message(EncodeMessage({.kind = MessageKind::kPing}), {}, UCP_AM_SEND_FLAG_EAGER);
   for (int i = 0; i < 200 && !client.lost(); ++i) {
     std::vector<std::byte> header(random_() % 200), payload(random_() % 300'000);
     for (auto& byte : header) byte = static_cast<std::byte>(random_());

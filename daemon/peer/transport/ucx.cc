@@ -1,7 +1,5 @@
 #include "daemon/peer/transport/ucx.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <ucp/api/ucp.h>
 
 #include <cstdio>
@@ -17,51 +15,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "daemon/peer/transport/address_filter.h"
+#include "daemon/peer/transport/socket_address.h"
 #include "daemon/peer/transport/ucx_settings.h"
 
 namespace ashlar::daemon {
 namespace {
 
 constexpr int kMessageId = 0;  // the one kind of active message; wire.h tells the rest apart
-
-struct SocketAddress {
-  sockaddr_storage bytes{};
-  socklen_t size = 0;
-};
-
-absl::StatusOr<SocketAddress> ToSocketAddress(const HostPort& at) {
-  SocketAddress address;
-  auto& four = reinterpret_cast<sockaddr_in&>(address.bytes);
-  auto& six = reinterpret_cast<sockaddr_in6&>(address.bytes);
-  if (inet_pton(AF_INET, at.host.c_str(), &four.sin_addr) == 1) {
-    four.sin_family = AF_INET;
-    four.sin_port = htons(at.port);
-    address.size = sizeof four;
-  } else if (inet_pton(AF_INET6, at.host.c_str(), &six.sin6_addr) == 1) {
-    six.sin6_family = AF_INET6;
-    six.sin6_port = htons(at.port);
-    address.size = sizeof six;
-  } else {
-    return absl::InvalidArgumentError(absl::StrCat(at.host, ": no IPv4 or IPv6 address"));
-  }
-  return address;
-}
-
-uint16_t PortOf(const sockaddr_storage& address) {
-  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
-                                             : reinterpret_cast<const sockaddr_in&>(address).sin_port);
-}
-
-std::string ToText(const sockaddr_storage& address) {
-  char text[INET6_ADDRSTRLEN] = "?";
-  const bool six = address.ss_family == AF_INET6;
-  if (six) {
-    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr, text, sizeof text);
-  } else {
-    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(address).sin_addr, text, sizeof text);
-  }
-  return six ? absl::StrCat("[", text, "]:", PortOf(address)) : absl::StrCat(text, ":", PortOf(address));
-}
 
 absl::Status ToStatus(ucs_status_t status, absl::string_view what) {
   if (status == UCS_OK) return absl::OkStatus();
@@ -124,6 +84,7 @@ class UcxWorker final : public Ucx {
  private:
   absl::Status OpenContext(const TransportOptions& options);
   absl::Status OpenWorker();
+  std::string Info() const;
   absl::Status Listen(const HostPort& at);
   absl::StatusOr<UcxLink*> AddLink(ucp_ep_params_t params, std::string peer, bool accepted);
   void Accept(ucp_conn_request_h request);
@@ -189,7 +150,10 @@ absl::Status UcxWorker::OpenContext(const TransportOptions& options) {
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;  // transport.h says why there is no UCP_FEATURE_RMA
-  return ToStatus(ucp_init(&params, config, &context_), "ucp_init");
+  if (absl::Status s = ToStatus(ucp_init(&params, config, &context_), "ucp_init"); !s.ok()) return s;
+  // An interface that is not up yet is left out without a word, and no peer could be reached.
+  const bool networked = Info().find("tcp/") != std::string::npos || has_rdma();
+  return networked ? absl::OkStatus() : absl::UnavailableError("UCX finds no network interface that is up");
 }
 
 absl::Status UcxWorker::OpenWorker() {
@@ -231,9 +195,13 @@ absl::Status UcxWorker::Listen(const HostPort& at) {
   return absl::OkStatus();
 }
 
+std::string UcxWorker::Info() const {
+  return Printed([this](FILE* file) { ucp_context_print_info(context_, file); });
+}
+
 bool UcxWorker::has_rdma() const {
-  const std::string text = Printed([this](FILE* file) { ucp_context_print_info(context_, file); });
-  return text.find(" rc_") != std::string::npos || text.find(" dc_") != std::string::npos;
+  const std::string text = Info();
+  return text.find("rc_") != std::string::npos || text.find("dc_") != std::string::npos;
 }
 
 absl::StatusOr<UcxLink*> UcxWorker::AddLink(ucp_ep_params_t params, std::string peer, bool accepted) {

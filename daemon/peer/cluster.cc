@@ -1,0 +1,247 @@
+#include "daemon/peer/cluster.h"
+
+#include <chrono>
+#include <future>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "ashlar/v1/config.pb.h"
+#include "daemon/peer/control/peer_server.h"
+#include "daemon/peer/directory/etcd_directory.h"
+#include "daemon/peer/peer_channels.h"
+#include "daemon/runtime/log.h"
+#include "daemon/security/peer_policy.h"
+#include "daemon/security/tls.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr storage::Nanos kMillisecond = 1'000'000, kSecond = 1000 * kMillisecond;
+constexpr storage::Nanos kFlushEvery = 5 * kMillisecond;
+constexpr const char* kVersion = "0.1.0";
+
+PeerHello SelfOf(const v1::Cluster& cluster) {
+  PeerHello self{.node = cluster.node(), .transport_address = cluster.transport_address()};
+  std::random_device random;
+  for (uint8_t& byte : self.incarnation) byte = static_cast<uint8_t>(random());
+  return self;
+}
+
+EtcdDirectoryOptions DirectoryOptions(const v1::Cluster& cluster) {
+  const v1::Etcd& etcd = cluster.etcd();
+  return {.endpoints = {etcd.endpoints().begin(), etcd.endpoints().end()},
+          .ca_file = etcd.ca_file(),
+          .cert_file = etcd.cert_file(),
+          .key_file = etcd.key_file(),
+          .user = etcd.user(),
+          .password_file = etcd.password_file(),
+          .prefix = etcd.prefix(),
+          .cluster = cluster.name(),
+          .lease_seconds = etcd.lease_seconds(),
+          .writes_per_second = etcd.writes_per_second(),
+          .cluster_writes_per_second = etcd.cluster_writes_per_second(),
+          .queued_writes = etcd.queued_writes(),
+          .mirror_entries = etcd.mirror_entries()};
+}
+
+PeersOptions OptionsOf(const v1::Cluster& cluster) {
+  PeersOptions options;
+  options.lookup.deadline = cluster.lookup_milliseconds() * kMillisecond;
+  options.announce = cluster.announce() == "all" ? AnnounceMode::kAll : AnnounceMode::kUsedTwice;
+  return options;
+}
+
+std::vector<std::string> NamesOf(const v1::Config& config) {
+  std::vector<std::string> names;
+  for (const v1::Tenant& tenant : config.tenants()) names.push_back(tenant.name());
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& cluster) {
+  absl::StatusOr<HostPort> listen = ParseHostPort(cluster.transport_address());
+  if (!listen.ok()) return listen.status();
+  TransportOptions options;
+  options.listen = *std::move(listen);
+  options.expect_rdma = cluster.expect_transport() == "rdma";
+  options.log = [](const std::string& event, const std::string& peer, const std::string& detail) {
+    Log(LogLevel::kInfo, "transport", {{"event", event}, {"peer", peer}, {"detail", detail}});
+  };
+  return Transport::Start(std::move(options));
+}
+
+// Who may be a peer. Made first: it may refuse the configuration.
+struct Trusted {
+  explicit Trusted(const v1::Config& config) : policy(config) {}
+
+  Refusals refusals;
+  const PeerPolicy policy;
+  std::unique_ptr<Tls> tls;  // null: everybody is believed
+};
+
+absl::StatusOr<std::unique_ptr<Trusted>> MakeTrusted(const v1::Config& config) {
+  auto trusted = std::make_unique<Trusted>(config);
+  const v1::PeerTls& files = config.cluster().tls();
+  if (files.insecure()) return trusted;
+  absl::StatusOr<std::unique_ptr<Tls>> tls = Tls::Open(
+      {.node = config.cluster().node(),
+       .ca_file = files.ca_file(),
+       .cert_file = files.cert_file(),
+       .key_file = files.key_file(),
+       .spiffe_prefix = files.spiffe_prefix(),
+       .check_every = files.reload_seconds() * kSecond},
+      [policy = &trusted->policy](const std::string& node) { return policy->Member(node); }, trusted->refusals);
+  if (!tls.ok()) return tls.status();
+  trusted->tls = *std::move(tls);
+  return trusted;
+}
+
+}  // namespace
+
+// In the order of construction.
+struct Cluster::Impl {
+  Impl(const v1::Config& config, EventLoop& its_loop, EventLoop& its_slow, const storage::Clock& clock,
+       std::unique_ptr<Trusted> its_trusted, std::unique_ptr<Transport> its_transport)
+      : options(config.cluster()),
+        loop(its_loop),
+        slow(its_slow),
+        trusted(std::move(its_trusted)),
+        self(SelfOf(options)),
+        transport(std::move(its_transport)),
+        channels(self, options.peer_timeout_seconds() * kSecond, trusted->tls.get(), trusted->policy, trusted->refusals,
+                 [this](const std::string& node) { Lost(node); }),
+        directory(DirectoryOptions(options),
+                  {.node = options.node(),
+                   .control_address = options.control_address(),
+                   .transport_address = options.transport_address(),
+                   .version = kVersion},
+                  Events(), clock),
+        peers(loop, clock, NamesOf(config), directory, *transport, channels, OptionsOf(options)) {}
+  ~Impl() {
+    server = nullptr;
+    transport = nullptr;  // it calls what the peers are made of
+  }
+
+  // On the directory's thread, perhaps before all of this is made; the loops run what is posted later.
+  DirectoryEvents Events() {
+    return {.members_changed = [this] { slow.PostCompletion(storage::kNoTenant, [this] { MembersChanged(); }); },
+            .announce_again =
+                [this] {
+                  loop.PostCompletion(storage::kNoTenant,
+                                      [this](storage::Slice& slice) { return peers.AnnounceAgain(slice); });
+                },
+            .health_changed =
+                [](const DirectoryHealth& health) {
+                  Log(health.connected ? LogLevel::kInfo : LogLevel::kWarning,
+                      health.connected ? "the directory is reached"
+                                       : "the directory cannot be reached: what is known is used",
+                      {{"reason", health.reason}});
+                }};
+  }
+  void MembersChanged() {
+    if (!left) channels.Update(directory.Members());
+  }
+  void Lost(const std::string& node) {
+    Log(LogLevel::kInfo, "a peer has gone", {{"node", node}});
+    loop.PostCompletion(storage::kNoTenant, [this, node] { peers.Lost(node); });
+  }
+
+  const v1::Cluster options;
+  EventLoop &loop, &slow;
+  const std::unique_ptr<Trusted> trusted;
+  const PeerHello self;
+  std::unique_ptr<Transport> transport;
+  PeerChannels channels;
+  EtcdDirectory directory;
+  Peers peers;
+  std::unique_ptr<PeerServer> server;
+  bool left = false;  // the slow loop's
+};
+
+absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Make(const v1::Config& config, EventLoop& loop, EventLoop& slow,
+                                                       const storage::Clock& clock) {
+  absl::StatusOr<std::unique_ptr<Trusted>> trusted = MakeTrusted(config);
+  if (!trusted.ok()) return trusted.status();
+  absl::StatusOr<std::unique_ptr<Transport>> transport = StartTransport(config.cluster());
+  if (!transport.ok()) return transport.status();
+  auto impl = std::make_unique<Impl>(config, loop, slow, clock, *std::move(trusted), *std::move(transport));
+  return std::unique_ptr<Cluster>(new Cluster(std::move(impl)));
+}
+
+Cluster::Cluster(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Cluster::~Cluster() = default;
+
+storage::RemoteSource& Cluster::source() {
+  return impl_->peers.source();
+}
+
+storage::TellResidence Cluster::residence() {
+  return impl_->peers.residence();
+}
+
+RemoteLookup& Cluster::lookup() {
+  return impl_->peers.lookup();
+}
+
+void Cluster::Attach(storage::Cache& cache, const storage::Tier& top) {
+  impl_->peers.Start(cache, top);
+  impl_->loop.Every(kFlushEvery, [this] { impl_->peers.Flush(); });
+  impl_->loop.Every(kSecond, [this] { impl_->peers.Tick(); });
+}
+
+absl::Status Cluster::Serve() {
+  absl::StatusOr<HostPort> listen = ParseHostPort(impl_->options.listen_address());
+  if (!listen.ok()) return listen.status();
+  absl::StatusOr<std::unique_ptr<PeerServer>> server = PeerServer::Start(
+      {.listen = *std::move(listen), .self = impl_->self, .timeout = impl_->options.peer_timeout_seconds() * kSecond},
+      impl_->trusted->tls.get(), impl_->trusted->policy, impl_->peers, impl_->trusted->refusals);
+  if (!server.ok()) return server.status();
+  impl_->server = *std::move(server);
+  return absl::OkStatus();
+}
+
+void Cluster::Follow(const NamespaceId& ns) {
+  impl_->directory.Follow(ns);
+}
+
+void Cluster::Unfollow(const NamespaceId& ns) {
+  impl_->directory.Unfollow(ns);
+}
+
+ClusterLevels Cluster::levels() const {
+  ClusterLevels levels{.peers = impl_->peers.stats(),
+                       .transport = impl_->transport->stats(),
+                       .directory = impl_->directory.Stats(),
+                       .health = impl_->directory.Health(),
+                       .connected = impl_->channels.connected()};
+  levels.slow_fabric = levels.transport.slow_fabric;
+  for (size_t i = 0; i < kRefusals; ++i) {
+    const auto refusal = static_cast<Refusal>(i);
+    levels.refusals.emplace_back(Name(refusal), impl_->trusted->refusals.count(refusal));
+  }
+  return levels;
+}
+
+std::vector<UcxSetting> Cluster::settings() const {
+  return impl_->transport->settings();
+}
+
+void Cluster::Leave() {
+  impl_->server = nullptr;
+  std::promise<void> ended;
+  impl_->slow.PostCompletion(storage::kNoTenant, [&] {
+    impl_->left = true;
+    impl_->channels.Update({});
+    ended.set_value();
+  });
+  ended.get_future().wait();
+  // What is read or sent now ends soon: nothing of it may outlive the memory that it goes to.
+  for (bool idle = false; !idle;) {
+    std::promise<bool> asked;
+    impl_->loop.PostCompletion(storage::kNoTenant, [&] { asked.set_value(impl_->peers.Stop()); });
+    idle = asked.get_future().get();
+    if (!idle) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,68 @@
+// Cluster: this node's part in a cluster as the configuration asks for it: who the others are, what they have, and how
+// they are reached.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/peer/control/peer_messages.h"
+#include "daemon/peer/directory/directory.h"
+#include "daemon/peer/peers.h"
+#include "daemon/peer/transport/transport.h"
+#include "daemon/runtime/event_loop.h"
+#include "daemon/security/refusals.h"
+#include "storage/cache.h"
+
+namespace ashlar::v1 {
+class Config;
+}
+
+namespace ashlar::daemon {
+
+// What metrics and operators see of it.
+struct ClusterLevels {
+  PeersStats peers;
+  TransportStats transport;
+  DirectoryStats directory;
+  DirectoryHealth health;
+  std::vector<std::pair<std::string, uint64_t>> refusals;  // by reason
+  size_t connected = 0;                                    // peers that this node has a connection to
+  bool slow_fabric = false;                                // RDMA was asked for, and is not what carries the bytes
+};
+
+class Cluster {
+ public:
+  // `config` as ParseConfig accepted it, with a cluster. `loop` is the metadata thread's; connections are made and
+  // ended on `slow`. All must outlive it; none need run yet. Nobody is served or asked before Serve.
+  static absl::StatusOr<std::unique_ptr<Cluster>> Make(const v1::Config& config, EventLoop& loop, EventLoop& slow,
+                                                       const storage::Clock& clock);
+  ~Cluster();
+
+  // For the cache, which is made with it.
+  storage::RemoteSource& source();
+  storage::TellResidence residence();
+  // Once, when there is a cache, before any of the loops runs.
+  void Attach(storage::Cache& cache, const storage::Tier& top);
+  // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
+  absl::Status Serve();
+  RemoteLookup& lookup();
+  // Models of a namespace are open on this node, or not any more. Counted. Any thread.
+  void Follow(const NamespaceId& ns);
+  void Unfollow(const NamespaceId& ns);
+
+  // The metadata thread only.
+  ClusterLevels levels() const;
+  // UCX's settings that are in force.
+  std::vector<UcxSetting> settings() const;
+  // Leaves the cluster; the metadata thread must still run. No peer is served or asked afterwards.
+  void Leave();
+
+ private:
+  struct Impl;
+  explicit Cluster(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::daemon
