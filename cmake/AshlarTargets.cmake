@@ -21,6 +21,10 @@ add_library(ashlar_options INTERFACE)
 target_include_directories(ashlar_options INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(ashlar_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers -Werror)
 target_link_libraries(ashlar_options INTERFACE Threads::Threads)
+if(ASHLAR_UNITY)
+  # g++ takes the files of a group for headers, and warns of an Impl that has members of unnamed namespaces.
+  target_compile_options(ashlar_options INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endif()
 if(ASHLAR_SANITIZE)
   target_compile_options(ashlar_options INTERFACE
     -fsanitize=${ASHLAR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)

@@ -220,6 +220,7 @@ struct Daemon::Impl {
     levels.copies_under_way = stats.copies_under_way;
     levels.metadata_queue_rejections = loop.rejected();
     levels.worker_queue_rejections = workers.rejected();
+    if (cluster != nullptr) levels.cluster = cluster->figures();
     return levels;
   }
 

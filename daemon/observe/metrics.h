@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "daemon/observe/cluster_metrics.h"
 #include "daemon/observe/holdings.h"
 #include "daemon/observe/metrics_text.h"
 #include "daemon/runtime/event_loop.h"
@@ -36,6 +37,7 @@ struct Levels {
   std::vector<storage::Prefixes::Stats> prefixes;                       // by tenant
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
+  ClusterFigures cluster;
 
   uint64_t admissions() const;  // of all tenants
   // Returns whether nothing is left that a drain waits for.

@@ -208,22 +208,39 @@ void Cluster::Unfollow(const NamespaceId& ns) {
   impl_->directory.Unfollow(ns);
 }
 
-ClusterLevels Cluster::levels() const {
-  ClusterLevels levels{.peers = impl_->peers.stats(),
-                       .transport = impl_->transport->stats(),
-                       .directory = impl_->directory.Stats(),
-                       .health = impl_->directory.Health(),
-                       .connected = impl_->channels.connected()};
-  levels.slow_fabric = levels.transport.slow_fabric;
+ClusterFigures Cluster::figures() const {
+  const PeersStats peers = impl_->peers.stats();
+  const DirectoryStats directory = impl_->directory.Stats();
+  const TransportStats transport = impl_->transport->stats();
+  ClusterFigures figures{.members = directory.members,
+                         .peers_connected = impl_->channels.connected(),
+                         .directory_connected = impl_->directory.Health().connected,
+                         .directory_entries = directory.entries,
+                         .directory_bytes = directory.bytes,
+                         .directory_queued = directory.queued_announcements + directory.queued_withdrawals,
+                         .directory_dropped = directory.dropped_announcements + directory.dropped_withdrawals,
+                         .directory_resyncs = directory.resyncs,
+                         .opened = peers.lookup.opened,
+                         .missed = peers.lookup.missed,
+                         .failed = peers.lookup.failed,
+                         .joined = peers.lookup.joined,
+                         .late = peers.lookup.late,
+                         .fetched_bytes = peers.objects.bytes,
+                         .failed_pieces = peers.objects.failed_pieces,
+                         .moved = peers.objects.moved,
+                         .peer_leases = peers.holder.leases,
+                         .transport_refused = transport.refused,
+                         .transport_malformed = transport.malformed,
+                         .slow_fabric = transport.slow_fabric};
+  for (const PeerStats& peer : transport.peers) {
+    figures.bytes_sent += peer.bytes_sent;
+    figures.bytes_received += peer.bytes_received;
+  }
   for (size_t i = 0; i < kRefusals; ++i) {
     const auto refusal = static_cast<Refusal>(i);
-    levels.refusals.emplace_back(Name(refusal), impl_->trusted->refusals.count(refusal));
+    figures.refusals.emplace_back(Name(refusal), impl_->trusted->refusals.count(refusal));
   }
-  return levels;
-}
-
-std::vector<UcxSetting> Cluster::settings() const {
-  return impl_->transport->settings();
+  return figures;
 }
 
 void Cluster::Leave() {

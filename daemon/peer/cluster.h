@@ -3,16 +3,11 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "daemon/peer/control/peer_messages.h"
-#include "daemon/peer/directory/directory.h"
+#include "daemon/observe/cluster_metrics.h"
 #include "daemon/peer/peers.h"
-#include "daemon/peer/transport/transport.h"
 #include "daemon/runtime/event_loop.h"
-#include "daemon/security/refusals.h"
 #include "storage/cache.h"
 
 namespace ashlar::v1 {
@@ -20,17 +15,6 @@ class Config;
 }
 
 namespace ashlar::daemon {
-
-// What metrics and operators see of it.
-struct ClusterLevels {
-  PeersStats peers;
-  TransportStats transport;
-  DirectoryStats directory;
-  DirectoryHealth health;
-  std::vector<std::pair<std::string, uint64_t>> refusals;  // by reason
-  size_t connected = 0;                                    // peers that this node has a connection to
-  bool slow_fabric = false;                                // RDMA was asked for, and is not what carries the bytes
-};
 
 class Cluster {
  public:
@@ -53,9 +37,7 @@ class Cluster {
   void Unfollow(const NamespaceId& ns);
 
   // The metadata thread only.
-  ClusterLevels levels() const;
-  // UCX's settings that are in force.
-  std::vector<UcxSetting> settings() const;
+  ClusterFigures figures() const;
   // Leaves the cluster; the metadata thread must still run. No peer is served or asked afterwards.
   void Leave();
 

@@ -8,11 +8,7 @@
 #include "storage/objects/object_bytes.h"
 
 namespace ashlar::daemon {
-namespace {
-
-constexpr storage::Nanos kMillisecond = 1'000'000;
-
-}  // namespace
+namespace {}  // namespace
 
 // The extents of one leased object. Their addresses stay as long as the lease, which outlives the grant; their bytes
 // may still be on their way up from a lower tier.
@@ -34,6 +30,8 @@ class Holder::Bytes final : public GrantedBytes {
     });
   }
   void Written(uint64_t, uint64_t, const absl::Status&) override {}  // the grant is for reading
+  // All of it is there, and stays there: also when the object itself ends meanwhile.
+  void BecameWhole() { whole_ = extents_.size(); }
 
  private:
   Spans SpansOf(uint64_t offset, uint64_t length) const {
@@ -80,14 +78,18 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
   const storage::Match match = cache_.Lookup(session->id, {&query, 1});
   const storage::Found& found = match.found.front();
   if (found.reason != MissReason::kNone) return found.reason;
-  // The peer's lease lives by its own clock from here on: the cache keeps it until it is released.
-  cache_.WhenLoaded(session->id, match.lease, 0, 0, [](bool) {});
   ++session->leases;
-  Lease lease{
-      .session = session, .tenant = tenant, .lease = match.lease, .ends_at = clock_.Now() + lease_ms * kMillisecond};
+  Lease lease{.session = session,
+              .tenant = tenant,
+              .lease = match.lease,
+              .ends_at = clock_.Now() + storage::Nanos{1'000'000} * lease_ms};
   std::vector<std::byte*> extents = storage::ObjectBytes(top_, *found.slot).extents();
-  const Grant grant = transport_.Allow(GrantAccess::kRead, found.header->bytes,
-                                       std::make_shared<Bytes>(*this, lease, std::move(extents)));
+  const auto bytes = std::make_shared<Bytes>(*this, lease, std::move(extents));
+  // This uses the lease, so that the cache keeps it until it is released: the peer's lives by its own clock.
+  cache_.WhenLoaded(session->id, match.lease, 0, found.header->Extents(), [bytes](bool whole) {
+    if (whole) bytes->BecameWhole();
+  });
+  const Grant grant = transport_.Allow(GrantAccess::kRead, found.header->bytes, bytes);
   lease.grant = grant.number;
   opened = {.header = EncodeHeader(*found.header),
             .bytes = found.header->bytes,
@@ -105,7 +107,7 @@ uint32_t Holder::Renew(const std::string& node, const PeerLease& lease, uint32_t
   if (state == nodes_.end()) return 0;
   const auto found = state->second.leases.find(lease);
   if (found == state->second.leases.end()) return 0;
-  found->second.ends_at = clock_.Now() + lease_ms * kMillisecond;
+  found->second.ends_at = clock_.Now() + storage::Nanos{1'000'000} * lease_ms;
   return lease_ms;
 }
 

@@ -107,9 +107,12 @@ void RemoteObjects::Ended(storage::RemoteCopyId id, uint64_t holder, Piece piece
 }
 
 void RemoteObjects::Move(storage::RemoteCopyId id, Copy& copy, const absl::Status& why) {
-  Log(LogLevel::kWarning, "an object's bytes did not come from a peer",
-      {{"peer", copy.object.member->node}, {"error", std::string(why.message())}});
-  if (copy.others.empty() || stopped_) return Lose(copy, why);
+  if (!copy.lost && !stopped_) {
+    Log(LogLevel::kWarning, "an object's bytes did not come from a peer",
+        {{"peer", copy.object.member->node}, {"error", std::string(why.message())}});
+  }
+  copy.lost = copy.others.empty() || stopped_;
+  if (copy.lost) return Lose(copy, why);
   copy.moving = true;
   const std::shared_ptr<const Member> next = copy.others.front();
   copy.others.erase(copy.others.begin());

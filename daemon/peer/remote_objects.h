@@ -66,6 +66,7 @@ class RemoteObjects final : public storage::RemoteSource {
     std::vector<std::shared_ptr<const Member>> others;
     uint64_t holder = 0;  // counts holders: an error of an earlier one says nothing of this one
     bool moving = false;  // another holder is asked
+    bool lost = false;    // no holder is left
     std::vector<Piece> waiting;
     std::map<uint64_t, uint64_t> requests;  // pieces under way: first extent → the transport's request
   };

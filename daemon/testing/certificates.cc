@@ -17,7 +17,7 @@
 namespace ashlar::daemon {
 namespace {
 
-void Require(bool done) {
+void RequireSsl(bool done) {
   if (done) return;
   std::fputs("OpenSSL made no certificate\n", stderr);
   std::abort();
@@ -26,7 +26,7 @@ void Require(bool done) {
 template <typename Write>
 std::string Pem(Write write) {
   BIO* const bio = BIO_new(BIO_s_mem());
-  Require(bio != nullptr && write(bio) == 1);
+  RequireSsl(bio != nullptr && write(bio) == 1);
   char* text = nullptr;
   const long size = BIO_get_mem_data(bio, &text);
   std::string pem(text, static_cast<size_t>(size));
@@ -39,7 +39,7 @@ void Extend(X509* certificate, X509* issuer, int nid, const std::string& value) 
   X509V3_set_ctx_nodb(&context);
   X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
   X509_EXTENSION* const extension = X509V3_EXT_conf_nid(nullptr, &context, nid, value.c_str());
-  Require(extension != nullptr);
+  RequireSsl(extension != nullptr);
   X509_add_ext(certificate, extension, -1);
   X509_EXTENSION_free(extension);
 }
@@ -48,7 +48,7 @@ void Extend(X509* certificate, X509* issuer, int nid, const std::string& value) 
 X509* Make(const TestSubject& subject, EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key, bool authority) {
   static std::atomic<long> serial{1};
   X509* const certificate = X509_new();
-  Require(certificate != nullptr);
+  RequireSsl(certificate != nullptr);
   X509_set_version(certificate, 2);
   ASN1_INTEGER_set(X509_get_serialNumber(certificate), serial++);
   X509_gmtime_adj(X509_getm_notBefore(certificate), subject.from_seconds);
@@ -62,14 +62,14 @@ X509* Make(const TestSubject& subject, EVP_PKEY* key, X509* issuer, EVP_PKEY* is
   Extend(certificate, by, NID_basic_constraints, authority ? "critical,CA:TRUE" : "CA:FALSE");
   if (!authority && !subject.usage.empty()) Extend(certificate, by, NID_ext_key_usage, subject.usage);
   if (!subject.uri.empty()) Extend(certificate, by, NID_subject_alt_name, subject.uri);
-  Require(X509_sign(certificate, issuer_key, EVP_sha256()) > 0);
+  RequireSsl(X509_sign(certificate, issuer_key, EVP_sha256()) > 0);
   return certificate;
 }
 
 EVP_PKEY* MakeKey() {
   KeepOpenSslAtExit();
   EVP_PKEY* const key = EVP_EC_gen("P-256");
-  Require(key != nullptr);
+  RequireSsl(key != nullptr);
   return key;
 }
 

@@ -176,7 +176,7 @@ void DaemonProcess::Launch() {
   const char* const arguments[] = {program_.c_str(), "--config", config.c_str(), nullptr};
   pid_ = Fork(own_pid_namespace_);
   if (pid_ == 0) {
-    if (network_namespace_ >= 0 && ::setns(network_namespace_, CLONE_NEWNET) != 0) ::_exit(127);
+    if (network_namespace_ >= 0 && !LiveInNetworkNamespace(network_namespace_)) ::_exit(127);
     const struct rlimit files = {.rlim_cur = max_files_, .rlim_max = max_files_};
     if (max_files_ != 0 && ::setrlimit(RLIMIT_NOFILE, &files) != 0) ::_exit(127);
     // Keeps its group, so that engines of this one reach the sockets.

@@ -5,6 +5,7 @@
 #include <net/if.h>
 #include <sched.h>
 #include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -60,6 +61,12 @@ InNetworkNamespace::~InNetworkNamespace() {
   if (before_ < 0) return;
   EXPECT_EQ(::setns(before_, CLONE_NEWNET), 0) << std::strerror(errno);
   ::close(before_);
+}
+
+bool LiveInNetworkNamespace(int fd) {
+  return ::setns(fd, CLONE_NEWNET) == 0 && ::unshare(CLONE_NEWNS) == 0 &&
+         ::mount("none", "/", nullptr, MS_REC | MS_SLAVE, nullptr) == 0 &&
+         ::mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) == 0;
 }
 
 }  // namespace ashlar::integration

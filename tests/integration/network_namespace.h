@@ -36,4 +36,8 @@ class InNetworkNamespace {
   int before_ = -1;
 };
 
+// Moves a process that has one thread there for good, with a /sys that shows that namespace's interfaces: UCX lists
+// them there. Between fork and exec. False: errno says why.
+bool LiveInNetworkNamespace(int fd);
+
 }  // namespace ashlar::integration

@@ -56,7 +56,7 @@ ROOMS = {
         "tiers": {"runtime"},
         "observe": {"runtime"},
         "session": {"runtime"},
-        "peer": {"peer/control", "peer/directory", "peer/transport", "runtime", "security"},
+        "peer": {"observe", "peer/control", "peer/directory", "peer/transport", "runtime", "security"},
         "engine": {"peer", "peer/control", "peer/directory", "peer/transport", "runtime", "session"},
         "rpc": {"engine", "observe", "runtime", "session"},
         "admin": {"engine", "observe", "rpc", "runtime", "session"},

@@ -19,6 +19,8 @@
 #include <filesystem>
 #include <random>
 
+#include "tests/integration/daemon_process.h"
+
 namespace ashlar::nodes {
 namespace {
 
@@ -64,6 +66,16 @@ bool TurnOffloadsOff(const char* device) {
   }
   ::close(fd);
   return off;
+}
+
+// The kernel says so some time after both ends are up, and programs leave out interfaces that do not run.
+bool IsRunning(const char* device) {
+  const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  struct ifreq request {};
+  std::strcpy(request.ifr_name, device);
+  const bool runs = ::ioctl(fd, SIOCGIFFLAGS, &request) == 0 && (request.ifr_flags & IFF_RUNNING) != 0;
+  ::close(fd);
+  return runs;
 }
 
 // Raw frames of that device; negative: errno says why not.
@@ -169,6 +181,10 @@ void Network::Connect(const NetworkOptions& options) {
     if (options.relay) {
       ASSERT_TRUE(TurnOffloadsOff(kDevice)) << std::strerror(errno);
     }
+  }
+  for (const auto& node : nodes_) {
+    const InNetworkNamespace there(node->fd());
+    ASSERT_TRUE(integration::Eventually([] { return IsRunning(kDevice); }));
   }
 }
 

@@ -9,7 +9,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr double kSecond = 1e9;
+constexpr double kNanosPerSecond = 1e9;
 
 }  // namespace
 
@@ -22,13 +22,13 @@ double DirectorySession::Rate(const EtcdDirectoryOptions& options, size_t member
 storage::Nanos DirectorySession::FillBucket(size_t wanted) {
   const double rate = Rate(options_, records_.size());
   const storage::Nanos now = clock_.Now();
-  tokens_ += rate * static_cast<double>(now - filled_at_) / kSecond;
+  tokens_ += rate * static_cast<double>(now - filled_at_) / kNanosPerSecond;
   tokens_ = std::min(tokens_, std::max(rate, 1.0));  // a second's worth at once
   filled_at_ = now;
   // At a low rate a transaction is a quarter of a second's worth, lest the first writes wait for many others.
   const double least = std::min(static_cast<double>(wanted), std::max(1.0, rate / 4));
   if (tokens_ >= least) return 0;
-  return now + 1 + static_cast<storage::Nanos>((least - tokens_) / rate * kSecond);
+  return now + 1 + static_cast<storage::Nanos>((least - tokens_) / rate * kNanosPerSecond);
 }
 
 storage::Nanos DirectorySession::Write() {

@@ -138,6 +138,7 @@ class PeerNode final : public PeerAsker {
     Leave();
     while (!OnLoop([this] { return peers.Stop(); })) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     OnLoop([this] { cache.CloseSession(kEngine, [] {}); });
+    while (calls_ > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     transport = nullptr;  // all that was under way ends
     workers.Stop();
     loop.Stop();
@@ -191,30 +192,39 @@ class PeerNode final : public PeerAsker {
     OnLoop([&] { cache.Release(kEngine, lease); });
   }
 
-  // PeerAsker: the other node's calls, straight.
+  // PeerAsker: the other node's calls, straight. They only post to its loop, so the lock keeps it alive meanwhile.
   void Open(const Member& member, const std::string&, PeerOpen open,
             PeerCalls::Done<std::vector<PeerOpened>> done) override {
+    const std::lock_guard lock(cluster_.mutex);
     PeerNode* const other = Reach(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
-    other->peers.Open(Self(), 0, std::move(open), std::move(done));
+    other->peers.Open(Self(), 0, std::move(open), Counted(std::move(done)));
   }
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override {
+    const std::lock_guard lock(cluster_.mutex);
     PeerNode* const other = Reach(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
-    other->peers.Renew(Self(), std::move(renew), std::move(done));
+    other->peers.Renew(Self(), std::move(renew), Counted(std::move(done)));
   }
   void Close(const Member& member, std::vector<PeerLease> leases) override {
+    const std::lock_guard lock(cluster_.mutex);
     if (PeerNode* const other = Reach(member)) other->peers.Close(Self(), std::move(leases));
   }
 
  private:
   PeerHello Self() const { return {.node = name_}; }
-  PeerNode* Reach(const Member& member) {
-    const std::lock_guard lock(cluster_.mutex);
+  PeerNode* Reach(const Member& member) {  // the cluster's mutex is held
     const auto found = cluster_.nodes.find(member.node);
-    return found == cluster_.nodes.end() || found->second->directory.member->incarnation != member.incarnation
-               ? nullptr
-               : found->second;
+    const bool there =
+        found != cluster_.nodes.end() && found->second->directory.member->incarnation == member.incarnation;
+    return there ? found->second : nullptr;
+  }
+  // The same answer. This node lives until it has come, or the other node has dropped it.
+  template <typename Reply>
+  PeerCalls::Done<Reply> Counted(PeerCalls::Done<Reply> done) {
+    ++calls_;
+    const std::shared_ptr<void> call(nullptr, [this](void*) { --calls_; });
+    return [call, done = std::move(done)](absl::StatusOr<Reply> reply) { done(std::move(reply)); };
   }
   storage::CacheOptions Options() {
     storage::CacheOptions options;
@@ -225,6 +235,7 @@ class PeerNode final : public PeerAsker {
   TestCluster& cluster_;
   const std::string name_;
   storage::LandingId landings_ = 0;
+  std::atomic<int> calls_{0};  // to other nodes, under way
 
  public:
   MonotonicClock clock;

@@ -1,0 +1,107 @@
+#include "daemon/observe/cluster_metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/family.h>
+#include <prometheus/gauge.h>
+
+#include <map>
+
+namespace ashlar::daemon {
+namespace {
+
+using prometheus::Family;
+
+// A counter that follows a count which is kept elsewhere.
+void Follow(prometheus::Counter& counter, uint64_t count) {
+  counter.Increment(static_cast<double>(count) - counter.Value());
+}
+
+}  // namespace
+
+struct ClusterMetrics::Impl {
+  explicit Impl(prometheus::Registry& its_registry) : registry(its_registry) {}
+
+  Family<prometheus::Counter>& CounterFamily(const char* name, const char* help) {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
+  }
+  Family<prometheus::Gauge>& GaugeFamily(const char* name, const char* help) {
+    return prometheus::BuildGauge().Name(name).Help(help).Register(registry);
+  }
+
+  prometheus::Registry& registry;
+  prometheus::Gauge& members = GaugeFamily("ashlar_cluster_members", "Nodes of the cluster, this one too").Add({});
+  prometheus::Gauge& peers = GaugeFamily("ashlar_peers_connected", "Nodes that this one has a connection to").Add({});
+  prometheus::Gauge& directory = GaugeFamily("ashlar_directory_connected", "1 while etcd is reached").Add({});
+  prometheus::Gauge& entries =
+      GaugeFamily("ashlar_directory_entries", "Objects of other nodes that this one knows of").Add({});
+  prometheus::Gauge& entry_bytes = GaugeFamily("ashlar_directory_bytes", "Bytes of memory that these take").Add({});
+  prometheus::Gauge& queued =
+      GaugeFamily("ashlar_directory_queued", "Announcements and withdrawals that wait to be written").Add({});
+  prometheus::Gauge& leases = GaugeFamily("ashlar_peer_leases", "Objects that other nodes hold here").Add({});
+  prometheus::Gauge& slow =
+      GaugeFamily("ashlar_transport_slow_fabric", "1 where RDMA was asked for and bytes go another way").Add({});
+
+  prometheus::Counter& dropped =
+      CounterFamily("ashlar_directory_dropped_total", "Announcements that found no room in the queue").Add({});
+  prometheus::Counter& resyncs =
+      CounterFamily("ashlar_directory_resyncs_total", "Namespaces that were read anew as a whole").Add({});
+  Family<prometheus::Counter>& opened_family =
+      CounterFamily("ashlar_remote_objects_total", "Objects that other nodes were asked for, by what became of it");
+  prometheus::Counter& opened = opened_family.Add({{"outcome", "opened"}});
+  prometheus::Counter& missed = opened_family.Add({{"outcome", "missed"}});
+  prometheus::Counter& failed = opened_family.Add({{"outcome", "failed"}});
+  prometheus::Counter& joined = opened_family.Add({{"outcome", "joined"}});
+  prometheus::Counter& late =
+      CounterFamily("ashlar_remote_late_lookups_total", "Look-ups that went on without all answers of other nodes")
+          .Add({});
+  prometheus::Counter& fetched =
+      CounterFamily("ashlar_remote_fetched_bytes_total", "Bytes of objects that came from other nodes").Add({});
+  prometheus::Counter& lost =
+      CounterFamily("ashlar_remote_lost_pieces_total", "Pieces of objects that no node delivered").Add({});
+  prometheus::Counter& moved =
+      CounterFamily("ashlar_remote_moved_total", "Fetches that went on at another node").Add({});
+  Family<prometheus::Counter>& bytes_family =
+      CounterFamily("ashlar_transport_bytes_total", "Bytes between nodes, by direction");
+  prometheus::Counter& sent = bytes_family.Add({{"direction", "sent"}});
+  prometheus::Counter& received = bytes_family.Add({{"direction", "received"}});
+  prometheus::Counter& refused =
+      CounterFamily("ashlar_transport_refused_total", "Requests for bytes without a right to them").Add({});
+  prometheus::Counter& malformed =
+      CounterFamily("ashlar_transport_malformed_total", "Messages for the transport that are none").Add({});
+  Family<prometheus::Counter>& refusal_family =
+      CounterFamily("ashlar_peer_refusals_total", "Other daemons that were refused, by reason");
+};
+
+ClusterMetrics::ClusterMetrics(prometheus::Registry& registry) : impl_(std::make_unique<Impl>(registry)) {}
+ClusterMetrics::~ClusterMetrics() = default;
+
+void ClusterMetrics::Set(const ClusterFigures& figures) {
+  Impl& impl = *impl_;
+  impl.members.Set(static_cast<double>(figures.members));
+  impl.peers.Set(static_cast<double>(figures.peers_connected));
+  impl.directory.Set(figures.directory_connected ? 1 : 0);
+  impl.entries.Set(static_cast<double>(figures.directory_entries));
+  impl.entry_bytes.Set(static_cast<double>(figures.directory_bytes));
+  impl.queued.Set(static_cast<double>(figures.directory_queued));
+  impl.leases.Set(static_cast<double>(figures.peer_leases));
+  impl.slow.Set(figures.slow_fabric ? 1 : 0);
+  Follow(impl.dropped, figures.directory_dropped);
+  Follow(impl.resyncs, figures.directory_resyncs);
+  Follow(impl.opened, figures.opened);
+  Follow(impl.missed, figures.missed);
+  Follow(impl.failed, figures.failed);
+  Follow(impl.joined, figures.joined);
+  Follow(impl.late, figures.late);
+  Follow(impl.fetched, figures.fetched_bytes);
+  Follow(impl.lost, figures.failed_pieces);
+  Follow(impl.moved, figures.moved);
+  Follow(impl.sent, figures.bytes_sent);
+  Follow(impl.received, figures.bytes_received);
+  Follow(impl.refused, figures.transport_refused);
+  Follow(impl.malformed, figures.transport_malformed);
+  for (const auto& [reason, count] : figures.refusals) {
+    Follow(impl.refusal_family.Add({{"reason", reason}}), count);
+  }
+}
+
+}  // namespace ashlar::daemon

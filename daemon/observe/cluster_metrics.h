@@ -1,0 +1,41 @@
+// ClusterMetrics: what a node does with others, for Prometheus. All families are there on a node that is alone, too, at
+// 0.
+#pragma once
+
+#include <prometheus/registry.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ashlar::daemon {
+
+// At one moment. Counts are since the daemon started.
+struct ClusterFigures {
+  uint64_t members = 0, peers_connected = 0;
+  std::vector<std::pair<std::string, uint64_t>> refusals;  // by reason
+  bool directory_connected = false;
+  uint64_t directory_entries = 0, directory_bytes = 0, directory_queued = 0;
+  uint64_t directory_dropped = 0, directory_resyncs = 0;
+  uint64_t opened = 0, missed = 0, failed = 0, joined = 0, late = 0;  // objects asked of peers; late: look-ups
+  uint64_t fetched_bytes = 0, failed_pieces = 0, moved = 0;
+  uint64_t peer_leases = 0;
+  uint64_t bytes_sent = 0, bytes_received = 0;
+  uint64_t transport_refused = 0, transport_malformed = 0;
+  bool slow_fabric = false;
+};
+
+class ClusterMetrics {
+ public:
+  explicit ClusterMetrics(prometheus::Registry& registry);
+  ~ClusterMetrics();
+  void Set(const ClusterFigures& figures);  // one thread
+
+ private:
+  struct Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ashlar::daemon
