@@ -116,6 +116,12 @@ absl::StatusOr<std::unique_ptr<storage::GpuLane>> OpenGpu(const v1::Config& conf
   return storage::GpuLane::Make(*gpu, kMovingThreads);
 }
 
+// Null where none is asked for.
+absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const v1::Config& config, Loops& loops) {
+  if (!config.has_cluster()) return nullptr;
+  return Cluster::Make(config, loops.loop, loops.mappings, loops.clock);
+}
+
 // Of a bound on what may wait, what a tenant has for itself.
 size_t ShareOf(size_t bound, const v1::Config& config) {
   return std::max<size_t>(bound / static_cast<size_t>(config.tenants_size()), 1);
@@ -249,6 +255,10 @@ struct Daemon::Impl {
     metrics.Set(levels);
     TellOfDisk(levels);
     measured_at = loops->clock.Now();
+    if (levels.cluster.slow_fabric && !slow_fabric) {
+      Log(LogLevel::kError, "cluster.expect_transport is rdma, and bytes go another way: this node is not ready", {});
+    }
+    slow_fabric = levels.cluster.slow_fabric;
     uint64_t to_come = 0;
     for (const auto& [kind, usages] : levels.tiers) {
       if (kind == TierKind::kSsd || (kind == TierKind::kHbm && tiers->hbm()->gpu() != nullptr)) continue;
@@ -261,7 +271,7 @@ struct Daemon::Impl {
   absl::StatusOr<std::unique_ptr<HttpEndpoint>> StartHttp(const v1::Config& config) const {
     return HttpEndpoint::Start(config, metrics,
                                {.alive = [this] { return loops->clock.Now() - measured_at <= kStandstill; },
-                                .ready = [this] { return ready.load(); }});
+                                .ready = [this] { return ready && !slow_fabric; }});
   }
 
   // Any thread, while all servers are there. False: the daemon stops, and drains until then.
@@ -311,7 +321,7 @@ struct Daemon::Impl {
   std::unique_ptr<AdminServer> admin_server;
   std::unique_ptr<SessionServer> session_server;
   std::atomic<storage::Nanos> measured_at{loops->clock.Now()};  // when the metadata thread last ran its timers
-  std::atomic<bool> ready{false};
+  std::atomic<bool> ready{false}, slow_fabric{false};
   uint16_t metrics_port = 0;
   std::unique_ptr<HttpEndpoint> http;  // null: none
   bool looping = false;                // the loops run
@@ -328,13 +338,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   absl::StatusOr<std::unique_ptr<TierSet>> tiers =
       TierSet::Make(config, loops->loop, *gpu == nullptr ? nullptr : &(*gpu)->gpu());
   if (!tiers.ok()) return tiers.status();
-  std::unique_ptr<Cluster> cluster;
-  if (config.has_cluster()) {
-    auto made = Cluster::Make(config, loops->loop, loops->mappings, loops->clock);
-    if (!made.ok()) return made.status();
-    cluster = *std::move(made);
-  }
-  auto impl = std::make_unique<Impl>(config, std::move(loops), *std::move(tiers), *std::move(gpu), std::move(cluster));
+  absl::StatusOr<std::unique_ptr<Cluster>> cluster = MakeCluster(config, *loops);
+  if (!cluster.ok()) return cluster.status();
+  auto impl = std::make_unique<Impl>(config, std::move(loops), *std::move(tiers), *std::move(gpu), *std::move(cluster));
   Impl& parts = *impl;
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));

@@ -185,6 +185,8 @@ void WriteMessage(const Message& message, YAML::Emitter& out) {
   out << YAML::BeginMap;
   for (int i = 0; i < descriptor->field_count(); ++i) {
     const FieldDescriptor* field = descriptor->field(i);
+    // A part that is not there means something else than an empty one: no GPU, no cluster.
+    if (field->has_presence() && !message.GetReflection()->HasField(message, field)) continue;
     out << YAML::Key << field->name() << YAML::Value;
     if (!field->is_repeated()) {
       WriteValue(message, field, -1, out);

@@ -68,6 +68,7 @@ bool Holder::Open(const std::string& node, storage::TenantId tenant, const PeerO
 MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::Query& query, uint32_t lease_ms,
                            PeerOpened& opened) {
   if (node.leases.size() >= options_.leases_of_a_node) return MissReason::kBusy;
+  if (top_.gpu() != nullptr) return MissReason::kTierError;  // the transport sends the processor's memory alone
   // What this node has only from another one it does not pass on: the node that asks knows the other one, too.
   if (cache_.Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
   std::shared_ptr<Session>& session = node.sessions[tenant];

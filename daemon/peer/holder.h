@@ -31,7 +31,7 @@ class Holder {
     uint64_t expired = 0;             // leases that their nodes neither closed nor renewed
   };
 
-  // All must outlive it. `top`: the tier that objects are sent from; it must lie in the processor's memory.
+  // All must outlive it. `top`: the tier that objects are sent from. From a GPU's memory none is: all are missed.
   Holder(EventLoop& loop, const storage::Clock& clock, Transport& transport, storage::Cache& cache,
          const storage::Tier& top, const Options& options)
       : loop_(loop), clock_(clock), transport_(transport), cache_(cache), top_(top), options_(options) {}
