@@ -157,7 +157,7 @@ void Cache::Adopt(std::vector<SsdTier::Recovered> objects) {
 bool Cache::AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost) {
   const ObjectHeader known = header;
   if (!impl_->table.AdoptRemote(pool, std::move(header), copy, cost)) return false;
-  impl_->prefixes.Adopt(known);
+  impl_->prefixes.AdoptRemote(known);
   return true;
 }
 

@@ -100,16 +100,17 @@ absl::StatusOr<std::unique_ptr<Trusted>> MakeTrusted(const v1::Config& config) {
 
 // In the order of construction.
 struct Cluster::Impl {
-  Impl(const v1::Config& config, EventLoop& its_loop, EventLoop& its_slow, const storage::Clock& clock,
+  Impl(const v1::Config& config, EventLoop& its_loop, EventLoop& its_slow, const storage::Clock& its_clock,
        std::unique_ptr<Trusted> its_trusted, std::unique_ptr<Transport> its_transport)
       : options(config.cluster()),
         loop(its_loop),
         slow(its_slow),
+        clock(its_clock),
         trusted(std::move(its_trusted)),
         self(SelfOf(options)),
         transport(std::move(its_transport)),
         channels(self, options.peer_timeout_seconds() * kSecond, trusted->tls.get(), trusted->policy, trusted->refusals,
-                 [this](const std::string& node) { Lost(node); }),
+                 [this](const Member& member) { Lost(member); }),
         directory(DirectoryOptions(options),
                   {.node = options.node(),
                    .control_address = options.control_address(),
@@ -141,13 +142,22 @@ struct Cluster::Impl {
   void MembersChanged() {
     if (!left) channels.Update(directory.Members());
   }
-  void Lost(const std::string& node) {
-    Log(LogLevel::kInfo, "a peer has gone", {{"node", node}});
-    loop.PostCompletion(storage::kNoTenant, [this, node] { peers.Lost(node); });
+  void Lost(const Member& member) {
+    Log(LogLevel::kInfo, "a peer has gone", {{"node", member.node}});
+    loop.PostCompletion(storage::kNoTenant, [this, member] { peers.Lost(member); });
+  }
+  // They wait for the transport's thread, so they are asked for now and then only.
+  const TransportStats& Transported() {
+    if (const storage::Nanos now = clock.Now(); now - transported_at >= kSecond) {
+      transported_at = now;
+      transported = transport->stats();
+    }
+    return transported;
   }
 
   const v1::Cluster options;
   EventLoop &loop, &slow;
+  const storage::Clock& clock;
   const std::unique_ptr<Trusted> trusted;
   const PeerHello self;
   std::unique_ptr<Transport> transport;
@@ -156,6 +166,8 @@ struct Cluster::Impl {
   Peers peers;
   std::unique_ptr<PeerServer> server;
   bool left = false;  // the slow loop's
+  TransportStats transported;
+  storage::Nanos transported_at = 0;
 };
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Make(const v1::Config& config, EventLoop& loop, EventLoop& slow,
@@ -211,7 +223,7 @@ void Cluster::Unfollow(const NamespaceId& ns) {
 ClusterFigures Cluster::figures() const {
   const PeersStats peers = impl_->peers.stats();
   const DirectoryStats directory = impl_->directory.Stats();
-  const TransportStats transport = impl_->transport->stats();
+  const TransportStats& transport = impl_->Transported();
   ClusterFigures figures{.members = directory.members,
                          .peers_connected = impl_->channels.connected(),
                          .directory_connected = impl_->directory.Health().connected,

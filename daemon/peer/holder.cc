@@ -12,7 +12,7 @@ namespace {}  // namespace
 
 // The extents of one leased object. Their addresses stay as long as the lease, which outlives the grant; their bytes
 // may still be on their way up from a lower tier.
-class Holder::Bytes final : public GrantedBytes {
+class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_this<Bytes> {
  public:
   Bytes(Holder& holder, const Lease& lease, std::vector<std::byte*> extents)
       : holder_(holder), lease_(lease), extents_(std::move(extents)) {}
@@ -20,8 +20,9 @@ class Holder::Bytes final : public GrantedBytes {
   void Resolve(uint64_t offset, uint64_t length, std::function<void(absl::StatusOr<Spans>)> answer) override {
     const uint64_t needed = (offset + length + limits::kExtentBytes - 1) / limits::kExtentBytes;
     if (whole_ >= needed) return answer(SpansOf(offset, length));
-    holder_.loop_.PostCompletion(lease_.tenant, [this, offset, length, needed, answer = std::move(answer)] {
-      const auto loaded = [this, offset, length, needed, answer](bool whole) {
+    const std::shared_ptr<Bytes> self = shared_from_this();  // the grant may end before this runs
+    holder_.loop_.PostCompletion(lease_.tenant, [this, self, offset, length, needed, answer = std::move(answer)] {
+      const auto loaded = [this, self, offset, length, needed, answer](bool whole) {
         if (!whole) return answer(absl::NotFoundError("the object is not there any more"));
         whole_ = std::max<uint64_t>(whole_, needed);
         answer(SpansOf(offset, length));

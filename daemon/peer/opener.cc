@@ -29,7 +29,12 @@ void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member
   const size_t count = wanted.size();
   using Reply = absl::StatusOr<std::vector<PeerOpened>>;
   const auto answered = [this, member, count, asked_at, done = std::move(done)](Reply& reply) {
-    if (reply.ok()) rates_.Answered(member->node, clock_.Now() - asked_at);
+    const storage::Nanos now = clock_.Now();
+    if (reply.ok()) {
+      rates_.Answered(member->node, now - asked_at);
+    } else {
+      rates_.Failed(member->node, now);
+    }
     Opened opened;
     for (size_t i = 0; i < count; ++i) {
       if (reply.ok()) {

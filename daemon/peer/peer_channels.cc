@@ -3,6 +3,12 @@
 #include <utility>
 
 namespace ashlar::daemon {
+namespace {
+
+// A look-up waits for much less; what answers so late is ill.
+constexpr storage::Nanos kCallTimeout = 1'000'000'000;
+
+}  // namespace
 
 void PeerChannels::Update(const std::vector<std::shared_ptr<const Member>>& members) {
   std::map<uint64_t, std::shared_ptr<PeerClient>> ended;  // after the lock: this waits for their callbacks
@@ -19,7 +25,8 @@ void PeerChannels::Update(const std::vector<std::shared_ptr<const Member>>& memb
                                   .address = member->control_address,
                                   .self = self_,
                                   .timeout = timeout_,
-                                  .gone = [this, node = member->node] { gone_(node); }};
+                                  .call_timeout = kCallTimeout,
+                                  .gone = [this, member] { gone_(*member); }};
       clients_[member->incarnation] = std::make_shared<PeerClient>(std::move(options), tls_, refusals_);
     }
   }

@@ -21,7 +21,7 @@ class PeerChannels final : public PeerAsker {
  public:
   // All must outlive it; `tls` may be null. `gone` is told of nodes whose connection has ended, on any thread.
   PeerChannels(PeerHello self, storage::Nanos timeout, const Tls* tls, const PeerPolicy& policy, Refusals& refusals,
-               std::function<void(const std::string&)> gone)
+               std::function<void(const Member&)> gone)
       : self_(std::move(self)),
         timeout_(timeout),
         tls_(tls),
@@ -47,7 +47,7 @@ class PeerChannels final : public PeerAsker {
   const Tls* const tls_;
   const PeerPolicy& policy_;
   Refusals& refusals_;
-  const std::function<void(const std::string&)> gone_;
+  const std::function<void(const Member&)> gone_;
   mutable std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<PeerClient>> clients_;  // by incarnation; guarded by mutex_
 };

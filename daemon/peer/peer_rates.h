@@ -14,6 +14,11 @@ class PeerRates {
  public:
   // A call was answered after so long.
   void Answered(const std::string& node, storage::Nanos took);
+  // A call was not answered.
+  void Failed(const std::string& node, storage::Nanos now);
+  // Returns whether to ask a node that has not answered lately: after each failure it is left alone for longer.
+  bool MayAsk(const std::string& node, storage::Nanos now) const;
+  uint32_t failures(const std::string& node) const;  // since it has answered
   // So many bytes came in so long, waiting for others' bytes included.
   void Came(const std::string& node, uint64_t bytes, storage::Nanos took);
 
@@ -27,6 +32,8 @@ class PeerRates {
   struct Rate {
     double bytes = 0, nanos = 0;
     double answers = 0, answer_nanos = 0;
+    uint32_t failures = 0;
+    storage::Nanos failed_at = 0;
   };
   std::map<std::string, Rate> rates_;
 };

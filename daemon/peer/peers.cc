@@ -3,6 +3,14 @@
 #include <utility>
 
 namespace ashlar::daemon {
+namespace {
+
+// A connection that was made anew is of the same node; a daemon that has started again is another one.
+std::string NameOf(const PeerHello& peer) {
+  return peer.node + "/" + std::string(peer.incarnation.begin(), peer.incarnation.end());
+}
+
+}  // namespace
 
 Peers::Peers(EventLoop& loop, const storage::Clock& clock, std::vector<std::string> names, Directory& directory,
              Transport& transport, PeerAsker& asker, const PeersOptions& options)
@@ -49,10 +57,20 @@ PeersStats Peers::stats() const {
   return {.objects = objects_.stats(), .lookup = lookup_.stats(), .holder = holder_->stats()};
 }
 
-void Peers::PeerHere(const PeerHello&) {}
+void Peers::PeerHere(const PeerHello& peer) {
+  const std::lock_guard lock(mutex_);
+  std::string& known = here_[peer.node];
+  if (!known.empty() && known != NameOf(peer)) PostGone(known);
+  known = NameOf(peer);
+}
 
 void Peers::PeerGone(const std::string& node) {
-  loop_.PostCompletion(storage::kNoTenant, [this, node] { holder_->Gone(node); });
+  const std::lock_guard lock(mutex_);
+  if (const auto gone = here_.extract(node)) PostGone(gone.mapped());
+}
+
+void Peers::PostGone(const std::string& name) {
+  loop_.PostCompletion(storage::kNoTenant, [this, name] { holder_->Gone(name); });
 }
 
 void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open, Done<std::vector<PeerOpened>> done) {
@@ -61,7 +79,7 @@ void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
     PeerOpen open;
     std::vector<PeerOpened> opened;
   };
-  const auto call = std::make_shared<Call>(Call{.node = peer.node, .open = std::move(open), .opened = {}});
+  const auto call = std::make_shared<Call>(Call{.node = NameOf(peer), .open = std::move(open), .opened = {}});
   const bool posted = loop_.Post(tenant, [this, tenant, call, done](storage::Slice& slice) {
     if (!holder_->Open(call->node, tenant, call->open, call->opened, slice)) return false;
     done(std::move(call->opened));
@@ -71,16 +89,17 @@ void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
 }
 
 void Peers::Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) {
-  const bool posted = loop_.PostRelease(storage::kNoTenant, [this, node = peer.node, renew = std::move(renew), done] {
-    std::vector<uint32_t> lives;
-    for (const PeerLease& lease : renew.leases) lives.push_back(holder_->Renew(node, lease, renew.lease_ms));
-    done(std::move(lives));
-  });
+  const bool posted =
+      loop_.PostRelease(storage::kNoTenant, [this, node = NameOf(peer), renew = std::move(renew), done] {
+        std::vector<uint32_t> lives;
+        for (const PeerLease& lease : renew.leases) lives.push_back(holder_->Renew(node, lease, renew.lease_ms));
+        done(std::move(lives));
+      });
   if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
 }
 
 void Peers::Close(const PeerHello& peer, std::vector<PeerLease> leases) {
-  loop_.PostCompletion(storage::kNoTenant, [this, node = peer.node, leases = std::move(leases)] {
+  loop_.PostCompletion(storage::kNoTenant, [this, node = NameOf(peer), leases = std::move(leases)] {
     for (const PeerLease& lease : leases) holder_->Close(node, lease);
   });
 }

@@ -2,7 +2,9 @@
 // holds.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -50,7 +52,7 @@ class Peers final : public PeerCalls {
   RemoteLookup& lookup() { return lookup_; }
 
   // A node that this one fetches from has gone.
-  void Lost(const std::string& node) { objects_.Gone(node); }
+  void Lost(const Member& member) { objects_.Gone(member); }
   // Tells the directory of everything again.
   bool AnnounceAgain(storage::Slice& slice) { return cache_->TellAll(slice); }
   void Flush();  // what does not wait for Tick: call it many times a second
@@ -68,6 +70,8 @@ class Peers final : public PeerCalls {
   void Close(const PeerHello& peer, std::vector<PeerLease> leases) override;
 
  private:
+  void PostGone(const std::string& name);
+
   EventLoop& loop_;
   const storage::Clock& clock_;
   Transport& transport_;
@@ -80,6 +84,8 @@ class Peers final : public PeerCalls {
   Announcer announcer_;
   storage::Cache* cache_ = nullptr;
   std::unique_ptr<Holder> holder_;
+  std::mutex mutex_;
+  std::map<std::string, std::string> here_;  // nodes that have greeted, as the holder knows them; guarded by mutex_
 };
 
 }  // namespace ashlar::daemon

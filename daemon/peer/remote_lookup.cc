@@ -8,7 +8,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kMostDepths = 64;  // at which a prompt's prefix is looked for, the deepest ones
+constexpr size_t kMostDepths = 256;  // at which a prompt's prefix is looked for, the deepest ones
 
 using storage::Query;
 
@@ -18,43 +18,61 @@ using storage::Query;
 // both its look-ups have ended and all answers are there is given back.
 class RemoteLookup::Call {
  public:
-  Call(EventLoop& loop, storage::TenantId tenant, std::function<void(Adopted)> then)
-      : tenant(tenant), loop_(loop), then_(std::move(then)) {}
+  Call(RemoteLookup& lookup, storage::TenantId tenant, std::function<void(Adopted)> then)
+      : tenant(tenant), lookup_(lookup), then_(std::move(then)) {}
 
   bool waits() const { return then_ != nullptr; }
   void Settle(const std::shared_ptr<Call>& self) {
     if (--open_ > 0) return;
     if (waits()) return GoOn(self);
-    GiveBack();  // these answers came too late
+    if (ended_) GiveBack();
   }
   // What the look-ups hold keeps the call alive; its end gives back what they left.
   void GoOn(const std::shared_ptr<Call>& self) {
-    auto ended = [self](const void*) { self->loop_.PostCompletion(self->tenant, [self] { self->GiveBack(); }); };
+    auto ended = [self](const void*) {
+      self->lookup_.loop_.PostCompletion(self->tenant, [self] {
+        self->ended_ = true;
+        if (self->open_ == 0) self->GiveBack();
+      });
+    };
     std::exchange(then_, nullptr)(Adopted(static_cast<const void*>(this), std::move(ended)));
   }
-  void Add(const PeerObject& object) { objects_.push_back(object); }
+  // An object that this call's look-ups may use.
+  void Add(const Key& key, uint32_t shards) {
+    ++lookup_.using_[{tenant, key}];
+    objects_.emplace_back(key, shards);
+  }
   void Expect() { ++open_; }
 
   const storage::TenantId tenant;
-  storage::Cache* cache = nullptr;
 
  private:
-  void GiveBack() const {
-    for (const PeerObject& one : objects_) cache->SettleRemote(tenant, one.key, one.shard);
+  void GiveBack() {
+    for (const auto& [key, shards] : std::exchange(objects_, {})) {
+      const auto used = lookup_.using_.find({tenant, key});
+      if (--used->second > 0) continue;  // another one's look-ups may want it still
+      lookup_.using_.erase(used);
+      for (uint32_t rank = 0; rank < shards; ++rank) {
+        lookup_.cache_->SettleRemote(tenant, key, {.rank = rank, .size = shards});
+      }
+    }
   }
 
-  EventLoop& loop_;
+  RemoteLookup& lookup_;
   std::function<void(Adopted)> then_;
   size_t open_ = 1;  // objects that are being asked for, and one until all are
-  std::vector<PeerObject> objects_;
+  bool ended_ = false;
+  std::vector<std::pair<Key, uint32_t>> objects_;
 };
 
 void RemoteLookup::Find(storage::TenantId tenant, std::span<const RemoteQuestion> prompts,
                         std::function<void(Adopted)> then) {
   std::vector<Want> wants = Locate(prompts);
   if (wants.empty()) return then(nullptr);
-  const auto call = std::make_shared<Call>(loop_, tenant, std::move(then));
-  loop_.PostCompletion(tenant, [this, call, wants = std::move(wants)]() mutable { Begin(call, std::move(wants)); });
+  const auto call = std::make_shared<Call>(*this, tenant, then);
+  const bool posted =
+      loop_.Post(tenant, [this, call, wants = std::move(wants)]() mutable { Begin(call, std::move(wants)); });
+  if (!posted) then(nullptr);
 }
 
 std::vector<RemoteLookup::Want> RemoteLookup::Locate(std::span<const RemoteQuestion> prompts) const {
@@ -118,21 +136,22 @@ void RemoteLookup::LocatePrefix(const storage::PrefixText& text, bool own, std::
 }
 
 void RemoteLookup::Begin(const std::shared_ptr<Call>& call, std::vector<Want> wants) {
-  call->cache = cache_;
   std::vector<Want> asked;
   for (Want& want : wants) {
-    if (cache_->Knows(call->tenant, want.key)) continue;
-    const auto [place, first] = asking_.try_emplace({call->tenant, want.key});
-    if (first && asking_.size() > options_.most_waiting) {
+    const Place key{call->tenant, want.key};
+    if (cache_->Knows(call->tenant, want.key)) {
+      if (using_.contains(key)) call->Add(want.key, want.shards);  // it came for another one, who may give it back
+      continue;
+    }
+    const auto [place, first] = asking_.try_emplace(key);
+    if (first && (asking_.size() > options_.most_waiting || want.shards > limits::kMaxPeerKeysPerCall)) {
       asking_.erase(place);
       continue;
     }
     if (!first && std::ranges::count(place->second, call) > 0) continue;
     place->second.push_back(call);
     call->Expect();
-    for (uint32_t rank = 0; rank < want.shards; ++rank) {
-      call->Add({want.key, {.rank = rank, .size = want.shards}});
-    }
+    call->Add(want.key, want.shards);
     if (!first) ++stats_.joined;
     if (first) asked.push_back(std::move(want));
   }
@@ -155,13 +174,19 @@ void RemoteLookup::Tick() {
 // The nearest holder of each object is asked, as far as is known; one call a node.
 void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
   std::map<std::string, std::vector<Want>> by_node;
+  const storage::Nanos now = clock_.Now();
   for (Want& want : wants) {
+    std::erase_if(want.holders, [&](const auto& member) { return !rates_.MayAsk(member->node, now); });
+    if (want.holders.empty()) {
+      Settled(tenant, want.key);
+      continue;
+    }
     std::ranges::stable_sort(want.holders, {}, [&](const std::shared_ptr<const Member>& member) {
-      return rates_.Estimate(member->node, want.bytes);
+      return std::pair(rates_.failures(member->node), rates_.Estimate(member->node, want.bytes));
     });
     by_node[want.holders.front()->node].push_back(std::move(want));
   }
-  const storage::Nanos deadline = clock_.Now() + options_.deadline;
+  const storage::Nanos deadline = now + options_.deadline;
   for (auto& [node, of_node] : by_node) {
     for (size_t begin = 0; begin < of_node.size();) {
       std::vector<Want> some;
@@ -202,7 +227,7 @@ void RemoteLookup::Answered(storage::TenantId tenant, const std::vector<Want>& w
 }
 
 bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<absl::StatusOr<OpenedObject>> shards) {
-  bool whole = true;
+  bool whole = !cache_->Knows(tenant, want.key);  // else an engine was quicker
   for (absl::StatusOr<OpenedObject>& shard : shards) {
     if (shard.ok() && (shard->header.ns != want.ns || shard->header.kind != want.kind)) {
       opener_.Close(shard->member, shard->lease);

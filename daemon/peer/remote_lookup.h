@@ -94,6 +94,7 @@ class RemoteLookup {
   storage::Cache* cache_ = nullptr;
   RemoteObjects* objects_ = nullptr;
   std::map<Place, std::vector<std::shared_ptr<Call>>> asking_;
+  std::map<Place, uint32_t> using_;  // calls whose look-ups may use what was adopted
   std::deque<std::pair<storage::Nanos, std::shared_ptr<Call>>> deadlines_;  // rising
   Stats stats_;
 };

@@ -67,8 +67,8 @@ void RemoteObjects::Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece) {
   Spans spans = WriteHeader(copy.object, piece.first, piece.targets);
   const uint64_t bytes = BytesOf(spans);
   const storage::Nanos expected = rates_.Estimate(member.node, bytes);
-  const auto patience =
-      std::max(options_.least_patience, static_cast<storage::Nanos>(options_.patience * static_cast<double>(expected)));
+  const auto wanted = static_cast<storage::Nanos>(options_.patience * static_cast<double>(expected));
+  const storage::Nanos patience = std::clamp(wanted, options_.least_patience, options_.most_patience);
   const storage::Nanos began = clock_.Now();
   const uint64_t first = piece.first;
   const auto shared = std::make_shared<Piece>(std::move(piece));
@@ -198,10 +198,10 @@ void RemoteObjects::Stop() {
   }
 }
 
-void RemoteObjects::Gone(const std::string& node) {
+void RemoteObjects::Gone(const Member& member) {
   std::vector<uint64_t> requests;
   for (const auto& [id, copy] : copies_) {
-    if (copy.object.member->node != node) continue;
+    if (copy.object.member->incarnation != member.incarnation) continue;
     for (const auto& [first, request] : copy.requests) requests.push_back(request);
   }
   for (const uint64_t request : requests) transport_.Cancel(request);

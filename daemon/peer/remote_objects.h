@@ -24,7 +24,8 @@ class RemoteObjects final : public storage::RemoteSource {
   struct Options {
     // A piece that takes longer is fetched from another holder, or is lost.
     storage::Nanos least_patience = 1'000'000'000;
-    double patience = 8;  // times what it should take, where that is longer
+    double patience = 8;  // times what it should take, where that is longer, but no longer than this
+    storage::Nanos most_patience = 5'000'000'000;
   };
   struct Stats {
     uint64_t copies = 0;             // open now
@@ -48,8 +49,8 @@ class RemoteObjects final : public storage::RemoteSource {
 
   // Renews leases. Call it about once a second.
   void Tick(PeerAsker& asker);
-  // Nodes that have gone: what is read there is read elsewhere without waiting for deadlines.
-  void Gone(const std::string& node);
+  // A member that has gone: what is read there is read elsewhere without waiting for deadlines.
+  void Gone(const Member& member);
   // From now on nothing can be read; what is under way ends soon.
   void Stop();
   const Stats& stats() const { return stats_; }

@@ -274,10 +274,18 @@ std::vector<TierKind> ObjectTable::Where(const Entry* entry) const {
   return tiers;
 }
 
+// One of them may end with what is done to another.
+std::vector<ObjectId> ObjectTable::IdsOf(TenantId tenant, const Key& key) const {
+  std::vector<ObjectId> ids;
+  for (const Entry* entry : segments_.All(tenant, key)) ids.push_back(entry->id);
+  return ids;
+}
+
 bool ObjectTable::Pin(TenantId tenant, const Key& key, Nanos until) {
   bool any = false;
-  for (Entry* entry : segments_.All(tenant, key)) {
-    if (!entry->ready) continue;
+  for (const ObjectId id : IdsOf(tenant, key)) {
+    Entry* const entry = Living(id);
+    if (entry == nullptr || !entry->ready) continue;
     any = true;
     Pin(*entry, until);
   }
@@ -294,7 +302,9 @@ void ObjectTable::Pin(Entry& entry, Nanos until) {
 
 bool ObjectTable::Unpin(TenantId tenant, const Key& key) {
   bool any = false;
-  for (Entry* entry : segments_.All(tenant, key)) {
+  for (const ObjectId id : IdsOf(tenant, key)) {
+    Entry* const entry = Living(id);
+    if (entry == nullptr) continue;
     any |= entry->pinned;
     Unpin(*entry);
   }

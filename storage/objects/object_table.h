@@ -169,6 +169,7 @@ class ObjectTable {
   void Found(Entry& entry, double flops);
   void Use(Entry& entry);
   Entry* Living(ObjectId id);  // null: it is gone
+  std::vector<ObjectId> IdsOf(TenantId tenant, const Key& key) const;
   bool Expired(const Entry& entry) const;
   void FindExpired(Nanos now);
   // Unlinks the entry with its bundle: the rest of a bundle is of no use.

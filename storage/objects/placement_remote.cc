@@ -26,7 +26,7 @@ void Placement::RemoveRemote(Entry& entry) {
 }
 
 bool Placement::ForgetIfRemote(Entry& entry) {
-  if (entry.remote == 0 || entry.gone != MissReason::kNone || entry.references > 0) return false;
+  if (entry.remote == 0 || entry.gone != MissReason::kNone || entry.references > 0 || entry.pinned) return false;
   const bool elsewhere = std::ranges::any_of(entry.copies.begin(), entry.copies.begin() + levels(),
                                              [](const Copy& copy) { return copy.state != State::kNone; });
   if (elsewhere || RemoteOf(entry).readers > 0) return false;

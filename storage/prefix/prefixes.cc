@@ -88,6 +88,13 @@ void Prefixes::Adopt(const ObjectHeader& header) {
   if (header.kind == ObjectKind::kSpan) ++recovered_spans_[header.ns][{header.tokens, header.first_token}];
 }
 
+void Prefixes::AdoptRemote(const ObjectHeader& header) {
+  if (header.shard.rank != 0) return;
+  const std::pair place(header.tokens, header.first_token);
+  if (header.kind == ObjectKind::kCheckpoint) recovered_[header.ns].try_emplace(place, 1);
+  if (header.kind == ObjectKind::kSpan) recovered_spans_[header.ns].try_emplace(place, 1);
+}
+
 Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
   const auto [found, added] = spaces_.try_emplace(model.ns);
   Space& space = found->second;

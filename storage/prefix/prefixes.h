@@ -133,6 +133,8 @@ class Prefixes {
   void SetCapacity(TenantId tenant, uint64_t bytes) { capacities_[tenant] = bytes; }
   // An object that a restart found on the disk: prompts that it is a prefix of will find it.
   void Adopt(const ObjectHeader& header);
+  // The same of one that another node has. Nobody says when it has gone, so its depth is counted once.
+  void AdoptRemote(const ObjectHeader& header);
 
   // A depth at which a prompt may resume: every object that it needs is there. At least the prompt's last token is left
   // to compute.
