@@ -36,10 +36,8 @@ constexpr const char* kUsage =
     "  --family  of the linear layers: gated delta net (default), or lightning attention with RoPE inside its layers\n"
     "  --epsilon how far a stored transition may be from the computed one, in the spectral norm; 0 to store it as it "
     "is\n"
-    "  --nodes   daemons of one cluster on this machine, with an etcd (Debian's etcd-server): requests are sent to "
-    "them "
-    "in\n"
-    "            turn, and what one has serves the others; not with conversations\n"
+    "  --nodes   daemons of one cluster on this machine, with an etcd (Debian's etcd-server). Requests go to them in\n"
+    "            turn, and what one has serves the others. Not with conversations\n"
     "  --hbm, --dram, --ssd  how much each daemon's tiers hold, as in 200MiB. By default one tier, dram, holds "
     "everything;\n"
     "            without a GPU hbm is emulated in the processor's memory\n";
