@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kUsage =
     "usage: ashlar-demo [--docs DIR] [--quick] [--json FILE] [--sections N] [--sections-per-prompt N] [--requests N]\n"
     "                   [--threads N] [--seed N] [--compose engine|daemon] [--family gdn|lightning]\n"
-    "                   [--epsilon X] [--hbm SIZE] [--dram SIZE] [--ssd SIZE]\n"
+    "                   [--epsilon X] [--hbm SIZE] [--dram SIZE] [--ssd SIZE] [--nodes N]\n"
     "       ashlar-demo --conversations N [--turns M] [--decode N] [--regenerate] [--span-type f32|f16|bf16] and the "
     "same\n"
     "Answers questions about the text files in DIR (default /usr/share/common-licenses) four ways: full recompute, "
@@ -36,7 +36,9 @@ constexpr const char* kUsage =
     "  --family  of the linear layers: gated delta net (default), or lightning attention with RoPE inside its layers\n"
     "  --epsilon how far a stored transition may be from the computed one, in the spectral norm; 0 to store it as it "
     "is\n"
-    "  --hbm, --dram, --ssd  how much the daemon's tiers hold, as in 200MiB. By default one tier, dram, holds "
+    "  --nodes   daemons of one cluster on this machine, with an etcd (Debian's etcd-server). Requests go to them in\n"
+    "            turn, and what one has serves the others. Not with conversations\n"
+    "  --hbm, --dram, --ssd  how much each daemon's tiers hold, as in 200MiB. By default one tier, dram, holds "
     "everything;\n"
     "            without a GPU hbm is emulated in the processor's memory\n";
 
@@ -82,6 +84,7 @@ bool ParseNumbered(const std::string& name, const char* value, ashlar::talk::Tal
       {"--turns", 1, 1000, [&](long n) { talk.turns = n; }},
       {"--decode", 0, 10000, [&](long n) { talk.decode = n; }},
       {"--requests", 1, 10000, [&](long n) { options.requests = n; }},
+      {"--nodes", 1, 16, [&](long n) { options.nodes = static_cast<size_t>(n); }},
       {"--threads", 1, 256, [&](long n) { options.threads = static_cast<int>(n); }},
       {"--seed", 0, 1L << 31, [&](long n) { options.seed = static_cast<uint64_t>(n); }},
   };
@@ -184,6 +187,7 @@ int Report(const absl::StatusOr<Result>& run, const std::string& json) {
 }
 
 int Talk(ashlar::talk::TalkOptions& options, const std::string& json) {
+  if (options.job.nodes > 1) return std::fputs("--nodes: conversations are had with one node\n", stderr), 2;
   if (options.job.sections_per_prompt == 0) options.job.sections_per_prompt = 4;
   const auto talk = ashlar::talk::RunTalkJob(options);
   if (const int code = Report(talk, json); code != 0) return code;

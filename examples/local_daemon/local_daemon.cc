@@ -90,7 +90,7 @@ absl::Status LocalDaemon::Configure(const LocalDaemonOptions& options) const {
     out << "ssd:\n  folder: " << folder << "\n  capacity_bytes: " << options.ssd_bytes
         << "\n  admission: " << options.admission << "\n";
   }
-  out << options.tenants;
+  out << options.tenants << options.cluster;
   out << "drain_seconds: 1\n";  // nothing of it is kept
   if (options.threads != 0) out << "workers:\n  threads: " << options.threads << "\n";
   out.close();

@@ -23,6 +23,7 @@ struct LocalDaemonOptions {
   std::string admission = "all";   // of the ssd tier
   uint32_t threads = 0;            // workers; 0: the daemon's default
   std::string tenants;             // YAML of the field `tenants`; empty: one tenant, the daemon's user
+  std::string cluster;             // YAML of the field `cluster`; empty: no other node
   bool metrics = false;            // on a port of loopback's
   // The user who runs it; none: the caller. Tenants' users need that user's group for its sockets.
   std::optional<ProcessUser> user;

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <span>
 
 #include "absl/strings/str_cat.h"
-#include "examples/local_daemon/local_daemon.h"
+#include "examples/local_daemon/local_nodes.h"
 #include "examples/rag/baselines.h"
 #include "examples/rag/local_pages.h"
 #include "examples/rag/retrieval.h"
@@ -21,6 +22,22 @@ using refengine::PagePool;
 constexpr int64_t kDefaultWidth = 8;  // HYPIC's seam window
 constexpr int64_t kWidths[] = {4, kDefaultWidth, 32};
 constexpr size_t kPrefixPrompts = 16;  // that the prefix cache keeps
+
+// FNV-1a of the bytes: two runs with the same bits have the same digest.
+uint64_t Digest(const std::vector<float>& logits) {
+  uint64_t digest = 0xcbf29ce484222325;
+  for (const std::byte byte : std::as_bytes(std::span(logits))) {
+    digest = (digest ^ static_cast<uint64_t>(byte)) * 0x100000001b3;
+  }
+  return digest;
+}
+
+// One node's engine: its own connection, its own pages, the model of all.
+struct NodeEngine {
+  std::unique_ptr<Client> client;
+  std::unique_ptr<PagePool> shared_pages;                    // in memory that the daemon lands into
+  std::map<int64_t, std::unique_ptr<CachedServing>> ashlar;  // by seam width
+};
 
 // Everything one run needs, made once.
 class MainJob {
@@ -38,8 +55,11 @@ class MainJob {
 
  private:
   absl::Status Prepare();
-  absl::StatusOr<RequestResult> Request(const RagPrompt& prompt, const std::string& question);
-  absl::Status OtherWidths(const RagPrompt& prompt, const std::vector<float>& full_logits);
+  absl::Status StartNodes(size_t longest);
+  absl::Status Connect(const ClientOptions& options, size_t longest, NodeEngine& node);
+  absl::StatusOr<RequestResult> Request(size_t number);
+  absl::Status OtherWidths(NodeEngine& node, const RagPrompt& prompt, const std::vector<float>& full_logits);
+  StoredSegments Stored() const;
   Runtime runtime() { return {model_, engine_, kernels_, *queue_, pool_}; }
 
   const JobOptions options_;
@@ -55,14 +75,12 @@ class MainJob {
   std::vector<RagPrompt> prompts_;
   double fma_peak_ = 0;
 
-  std::unique_ptr<tools::LocalDaemon> daemon_;
-  std::unique_ptr<Client> client_;
-  std::unique_ptr<PagePool> shared_pages_;  // in memory that the daemon lands into
+  std::unique_ptr<tools::LocalNodes> daemons_;
   std::unique_ptr<LocalPages> own_pages_, prefix_pages_;
   std::unique_ptr<FullRecompute> full_;
   std::unique_ptr<PrefixCache> prefix_;
   std::unique_ptr<NaiveAddition> naive_;
-  std::map<int64_t, std::unique_ptr<CachedServing>> ashlar_;  // by seam width
+  std::vector<NodeEngine> nodes_;
   std::map<int64_t, std::vector<double>> logits_by_width_;
   std::unique_ptr<Layer0Fidelity> layer0_;
 };
@@ -81,29 +99,7 @@ absl::Status MainJob::Prepare() {
     longest = std::max(longest, prompts_.back().tokens.size());
   }
 
-  // The cache must hold every section once a seam width.
-  const uint64_t all = (uint64_t{1} << 30) + std::size(kWidths) * sections_.size() * (uint64_t{8} << 20);
-  auto daemon = tools::LocalDaemon::Start({.dram_bytes = options_.dram_bytes > 0 ? options_.dram_bytes : all,
-                                           .hbm_bytes = options_.hbm_bytes,
-                                           .ssd_bytes = options_.ssd_bytes,
-                                           .threads = static_cast<uint32_t>(pool_.Size())});
-  if (!daemon.ok()) return daemon.status();
-  daemon_ = std::move(*daemon);
-  auto client = Client::Connect(daemon_->client_options());
-  if (!client.ok()) return client.status();
-  client_ = std::move(*client);
-  // The prompt being served, those whose landings are not quiet yet, and a segment being filled.
-  const int32_t pages = PagesFor(longest, std::size(kWidths) + 2);
-  absl::StatusOr<Region> region = client_->HostRegion(RegionBytes(config_, kPageTokens, pages));
-  if (!region.ok()) return region.status();
-  shared_pages_ = std::make_unique<PagePool>(config_, kPageTokens, pages, std::span(region->data(), region->size()));
-  for (int64_t width : kWidths) {
-    auto serving = CachedServing::Open(*client_, runtime(), *shared_pages_, *region, {width, width},
-                                       {.compose = options_.compose, .epsilon = options_.epsilon});
-    if (!serving.ok()) return serving.status();
-    ashlar_[width] = std::move(*serving);
-  }
-
+  if (absl::Status status = StartNodes(longest); !status.ok()) return status;
   own_pages_ = std::make_unique<LocalPages>(config_, PagesFor(longest, 2));
   prefix_pages_ = std::make_unique<LocalPages>(config_, PagesFor(longest, kPrefixPrompts + 1));
   full_ = std::make_unique<FullRecompute>(runtime(), own_pages_->pool());
@@ -114,8 +110,45 @@ absl::Status MainJob::Prepare() {
   return absl::OkStatus();
 }
 
-absl::Status MainJob::OtherWidths(const RagPrompt& prompt, const std::vector<float>& full_logits) {
-  for (auto& [width, serving] : ashlar_) {
+absl::Status MainJob::StartNodes(size_t longest) {
+  // Each cache must hold every section once a seam width.
+  const uint64_t all = (uint64_t{1} << 30) + std::size(kWidths) * sections_.size() * (uint64_t{8} << 20);
+  auto daemons =
+      tools::LocalNodes::Start(options_.nodes, {.dram_bytes = options_.dram_bytes > 0 ? options_.dram_bytes : all,
+                                                .hbm_bytes = options_.hbm_bytes,
+                                                .ssd_bytes = options_.ssd_bytes,
+                                                .threads = static_cast<uint32_t>(pool_.Size())});
+  if (!daemons.ok()) return daemons.status();
+  daemons_ = std::move(*daemons);
+  nodes_.resize(daemons_->size());
+  for (size_t node = 0; node < nodes_.size(); ++node) {
+    absl::Status status = Connect(daemons_->daemon(node).client_options(), longest, nodes_[node]);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MainJob::Connect(const ClientOptions& options, size_t longest, NodeEngine& node) {
+  auto client = Client::Connect(options);
+  if (!client.ok()) return client.status();
+  node.client = std::move(*client);
+  // The prompt being served, those whose landings are not quiet yet, and a segment being filled.
+  const int32_t pages = PagesFor(longest, std::size(kWidths) + 2);
+  absl::StatusOr<Region> region = node.client->HostRegion(RegionBytes(config_, kPageTokens, pages));
+  if (!region.ok()) return region.status();
+  node.shared_pages =
+      std::make_unique<PagePool>(config_, kPageTokens, pages, std::span(region->data(), region->size()));
+  for (int64_t width : kWidths) {
+    auto serving = CachedServing::Open(*node.client, runtime(), *node.shared_pages, *region, {width, width},
+                                       {.compose = options_.compose, .epsilon = options_.epsilon});
+    if (!serving.ok()) return serving.status();
+    node.ashlar[width] = std::move(*serving);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MainJob::OtherWidths(NodeEngine& node, const RagPrompt& prompt, const std::vector<float>& full_logits) {
+  for (auto& [width, serving] : node.ashlar) {
     if (width == kDefaultWidth) continue;
     const absl::StatusOr<Served> served = serving->Serve(prompt);
     if (!served.ok()) return served.status();
@@ -125,11 +158,16 @@ absl::Status MainJob::OtherWidths(const RagPrompt& prompt, const std::vector<flo
   return absl::OkStatus();
 }
 
-absl::StatusOr<RequestResult> MainJob::Request(const RagPrompt& prompt, const std::string& question) {
-  CachedServing& ashlar = *ashlar_.at(kDefaultWidth);
+absl::StatusOr<RequestResult> MainJob::Request(size_t number) {
+  const RagPrompt& prompt = prompts_[number];
+  NodeEngine& node = nodes_[number % nodes_.size()];
+  CachedServing& ashlar = *node.ashlar.at(kDefaultWidth);
   const absl::StatusOr<Served> full = full_->Serve(prompt), prefix = prefix_->Serve(prompt),
                                naive = naive_->Serve(prompt), cached = ashlar.Serve(prompt);
-  RequestResult result{.question = question, .tokens = prompt.tokens.size(), .segments = prompt.segment_lengths.size()};
+  RequestResult result{.question = questions_[number],
+                       .node = number % nodes_.size(),
+                       .tokens = prompt.tokens.size(),
+                       .segments = prompt.segment_lengths.size()};
   for (const auto& [way, served] :
        {std::pair{"full", &full}, {"prefix", &prefix}, {"naive", &naive}, {"ashlar", &cached}}) {
     if (!served->ok())
@@ -138,6 +176,7 @@ absl::StatusOr<RequestResult> MainJob::Request(const RagPrompt& prompt, const st
                         .next_token = refengine::GreedyToken((*served)->logits),
                         .logits_rel_l2 = RelativeL2((*served)->logits, full->logits)};
   }
+  result.logits_digest = Digest(cached->logits);
   result.hits = cached->hits;
   result.misses = cached->misses;
   result.hit_tiers = cached->hit_tiers;
@@ -151,8 +190,20 @@ absl::StatusOr<RequestResult> MainJob::Request(const RagPrompt& prompt, const st
   if (!layer0.ok()) return layer0.status();
   result.layer0 = *layer0;
   ashlar.last() = {};  // leases of what has been served would take the room of what comes next
-  if (absl::Status status = OtherWidths(prompt, full->logits); !status.ok()) return status;
+  if (absl::Status status = OtherWidths(node, prompt, full->logits); !status.ok()) return status;
   return result;
+}
+
+StoredSegments MainJob::Stored() const {
+  StoredSegments all;
+  for (const NodeEngine& node : nodes_) {
+    const StoredSegments stored = node.ashlar.at(kDefaultWidth)->stored();
+    all.segments += stored.segments;
+    all.bytes += stored.bytes;
+    all.own_bytes += stored.own_bytes;
+    for (const auto& [form, heads] : stored.heads) all.heads[form] += heads;
+  }
+  return all;
 }
 
 absl::StatusOr<RunResult> MainJob::Run() {
@@ -163,15 +214,16 @@ absl::StatusOr<RunResult> MainJob::Run() {
   RunResult run{.fma_peak_gflops = fma_peak_ / 1e9,
                 .threads = pool_.Size(),
                 .sections = static_cast<int64_t>(sections_.size()),
-                .sections_per_prompt = options_.sections_per_prompt};
+                .sections_per_prompt = options_.sections_per_prompt,
+                .nodes = nodes_.size()};
   for (size_t i = 0; i < prompts_.size(); ++i) {
-    absl::StatusOr<RequestResult> request = Request(prompts_[i], questions_[i]);
+    absl::StatusOr<RequestResult> request = Request(i);
     if (!request.ok()) return request.status();
     PrintRequest(i + 1, *request);
     run.requests.push_back(std::move(*request));
   }
   run.epsilon = options_.epsilon;
-  run.stored = ashlar_.at(kDefaultWidth)->stored();
+  run.stored = Stored();
   for (const auto& [width, errors] : logits_by_width_) {
     double sum = 0;
     for (double error : errors) sum += error;

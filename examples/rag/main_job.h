@@ -19,11 +19,12 @@ struct JobOptions {
   ComposeBy compose = ComposeBy::kEngine;
   Family family = Family::kGdn;  // or kLightning
   double epsilon = kPublishedEpsilon;
-  // Capacities of the daemon's tiers. dram 0: room for all that the job publishes; hbm, ssd 0: no such tier.
+  size_t nodes = 1;  // daemons of one cluster, which requests are sent to in turn
+  // Capacities of each daemon's tiers. dram 0: room for all that the job publishes; hbm, ssd 0: no such tier.
   uint64_t hbm_bytes = 0, dram_bytes = 0, ssd_bytes = 0;
 };
 
-// Starts a daemon of its own, runs the job, and prints its results on the way.
+// Starts daemons of its own, runs the job, and prints its results on the way.
 absl::StatusOr<RunResult> RunMainJob(const JobOptions& options);
 
 }  // namespace ashlar::rag

@@ -6,6 +6,8 @@
 #include <functional>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+
 namespace ashlar::rag {
 namespace {
 
@@ -90,6 +92,7 @@ void Print(const char* what, const std::map<Key, uint64_t>& segments) {
 
 nlohmann::json ToJson(const RequestResult& request) {
   nlohmann::json json = {{"question", request.question},
+                         {"node", request.node},
                          {"tokens", request.tokens},
                          {"segments", request.segments},
                          {"hits", request.hits},
@@ -100,6 +103,7 @@ nlohmann::json ToJson(const RequestResult& request) {
                          {"flop_floor_speedup", request.flop_floor_speedup},
                          {"speedup_vs_full", request.speedup()},
                          {"layer0_state_rel_l2", ToJson(request.layer0)}};
+  json["logits_digest"] = absl::StrCat(absl::Hex(request.logits_digest, absl::kZeroPad16));
   json["hit_tiers"] = ToJson(request.hit_tiers);
   json["miss_reasons"] = ToJson(request.miss_reasons);
   for (const auto& [way, result] : request.ways) {
@@ -153,6 +157,18 @@ void PrintAllHit(const RunResult& run) {
               Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; })));
 }
 
+// Of all segments that were found, those that another node had.
+void PrintRemote(const RunResult& run) {
+  if (run.nodes == 1) return;
+  const std::map<TierKind, uint64_t> tiers = OfAll(run, &RequestResult::hit_tiers);
+  uint64_t found = 0;
+  for (const auto& [tier, count] : tiers) found += count;
+  const auto remote = tiers.find(TierKind::kRemote);
+  std::printf("\n  %zu nodes served in turn; another node had %lu of the %lu segments that were found", run.nodes,
+              static_cast<unsigned long>(remote == tiers.end() ? 0 : remote->second),
+              static_cast<unsigned long>(found));
+}
+
 }  // namespace
 
 void PrintHeader() {
@@ -188,6 +204,7 @@ void PrintSummary(const RunResult& run) {
   PrintStored(run);
   Print("segments were found in", OfAll(run, &RequestResult::hit_tiers));
   Print("and missed because", OfAll(run, &RequestResult::miss_reasons));
+  PrintRemote(run);
   std::printf("\n\n  layer-0 states behind each interior, worst relative L2:  ashlar %.1e   naive %.2f   T := 0 %.2f",
               layer0.ashlar, layer0.naive, layer0.zero_transition);
   std::printf("\n  first token's logits, mean relative L2:                  naive %.3f",
@@ -206,6 +223,7 @@ nlohmann::json ToJson(const RunResult& run) {
   for (const RequestResult& request : run.requests) json["requests"].push_back(ToJson(request));
   nlohmann::json& summary = json["summary"];
   summary["threads"] = run.threads;
+  summary["nodes"] = run.nodes;
   summary["sections"] = run.sections;
   summary["sections_per_prompt"] = run.sections_per_prompt;
   summary["fma_peak_gflops"] = run.fma_peak_gflops;
@@ -220,6 +238,7 @@ nlohmann::json ToJson(const RunResult& run) {
       Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; }));
   summary["full_flops_ratio"] = Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; }));
   summary["hit_tiers"] = ToJson(OfAll(run, &RequestResult::hit_tiers));
+  if (run.nodes > 1) summary["hit_tiers"].emplace("remote", 0);  // said also where there was none
   summary["miss_reasons"] = ToJson(OfAll(run, &RequestResult::miss_reasons));
   summary["stored"] = ToJson(run.stored, run.epsilon);
   summary["layer0_state_rel_l2"] = ToJson(WorstLayer0(run));

@@ -22,6 +22,7 @@ struct WayResult {
 
 struct RequestResult {
   std::string question;
+  size_t node = 0;  // that its engine asked
   uint64_t tokens = 0;
   uint64_t segments = 0;  // instructions and sections
   uint64_t hits = 0, misses = 0;
@@ -30,6 +31,7 @@ struct RequestResult {
   uint64_t computed_tokens = 0;           // by Ashlar, fills not counted
   std::map<std::string, WayResult> ways;  // full, prefix, naive, ashlar
   std::optional<Layer0Error> layer0;      // nothing where no interior was landed
+  uint64_t logits_digest = 0;             // of Ashlar's: equal bits, equal digest
   double full_flops_ratio = 0;            // FLOP/s of full recompute over the machine's FMA peak
   double flop_floor_speedup = 0;          // FLOPs of full recompute over those of seams and query
   uint64_t landed = 0;                    // segments that were set from the cache in the end
@@ -45,6 +47,7 @@ struct RunResult {
   int threads = 0;
   int64_t sections = 0;
   int64_t sections_per_prompt = 0;
+  size_t nodes = 1;
   double epsilon = 0;
   StoredSegments stored;
 };

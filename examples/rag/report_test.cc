@@ -51,6 +51,21 @@ TEST(Report, SegmentsAreCountedByTierAndByReason) {
   EXPECT_EQ(json["requests"][1]["miss_reasons"], nlohmann::json({{"never_seen", 1}, {"slower_than_recompute", 1}}));
 }
 
+TEST(Report, SeveralNodesAlwaysTellRemoteHits) {
+  RunResult run{.sections_per_prompt = 16, .nodes = 3};
+  run.requests = {Request(16, 3, 1000, 100), Request(16, 2, 1000, 100)};
+  run.requests[1].node = 2;
+  run.requests[1].logits_digest = 0xab;
+  run.requests[0].hit_tiers = {{TierKind::kDram, 14}};
+  const nlohmann::json json = ToJson(run);
+  EXPECT_EQ(json["summary"]["nodes"], 3);
+  EXPECT_EQ(json["summary"]["hit_tiers"], nlohmann::json({{"dram", 14}, {"remote", 0}}));
+  EXPECT_EQ(json["requests"][1]["node"], 2);
+  EXPECT_EQ(json["requests"][1]["logits_digest"], "00000000000000ab");
+  run.requests[1].hit_tiers = {{TierKind::kRemote, 15}};
+  EXPECT_EQ(ToJson(run)["summary"]["hit_tiers"], nlohmann::json({{"dram", 14}, {"remote", 15}}));
+}
+
 TEST(Report, NoRequestOfFullLengthIsNoFigure) {
   RunResult run{.sections_per_prompt = 16};
   run.requests = {Request(3, 0, 30, 3)};

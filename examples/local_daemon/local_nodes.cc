@@ -1,0 +1,46 @@
+#include "examples/local_daemon/local_nodes.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::tools {
+namespace {
+
+// What one node holds, the others are to find even if it is used once. A look-up waits longer for the others than
+// in operation: processes of one machine share its cores with the engine that computes.
+std::string ClusterYaml(size_t node, uint16_t control_port, uint16_t transport_port, const std::string& etcd) {
+  return absl::StrCat(
+      "cluster:\n  node: node", node, "\n  control_address: 127.0.0.1:", control_port,
+      "\n  transport_address: 127.0.0.1:", transport_port,
+      "\n  announce: all\n  lookup_milliseconds: 2000\n  tls: {insecure: true}\n  etcd: {endpoints: [\"", etcd,
+      "\"], lease_seconds: 3}\n");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalNodes>> LocalNodes::Start(size_t count, const LocalDaemonOptions& options) {
+  std::unique_ptr<LocalNodes> nodes(new LocalNodes());
+  std::vector<uint16_t> ports;
+  if (count > 1) {
+    absl::StatusOr<std::unique_ptr<LocalEtcd>> etcd = LocalEtcd::Start();
+    if (!etcd.ok()) return etcd.status();
+    nodes->etcd_ = std::move(*etcd);
+    absl::StatusOr<std::vector<uint16_t>> free = FreePorts(2 * count);
+    if (!free.ok()) return free.status();
+    ports = std::move(*free);
+  }
+  for (size_t node = 0; node < count; ++node) {
+    LocalDaemonOptions each = options;
+    if (count > 1) each.cluster = ClusterYaml(node, ports[2 * node], ports[2 * node + 1], nodes->etcd_->endpoint());
+    absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon = LocalDaemon::Start(each);
+    if (!daemon.ok())
+      return absl::Status(daemon.status().code(), absl::StrCat("node", node, ": ", daemon.status().message()));
+    nodes->daemons_.push_back(std::move(*daemon));
+  }
+  return nodes;
+}
+
+}  // namespace ashlar::tools
