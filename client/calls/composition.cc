@@ -101,6 +101,7 @@ class Places {
 void SetSegment(const LandSegment& segment, uint32_t checkpoint, v1::LandSegment* out) {
   out->set_segment(segment.segment == LandSegment::kPrefix ? checkpoint : segment.segment);
   out->set_first_position(segment.first_position);
+  out->set_rotary_shift(segment.rotary_shift);  // the daemon refuses it by name: it is of a Land alone
 }
 
 const LinearLayer* LinearAt(const Layout& layout, uint32_t layer) {

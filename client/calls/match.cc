@@ -127,7 +127,7 @@ void Match::Impl::TakePrefix(const v1::PrefixMatch& answer, const Layout& layout
 
 Match::Impl::Objects Match::Impl::ObjectsOf(const LandSegment& segment) const {
   if (segment.segment == LandSegment::kPrefix) {
-    if (prefix_numbers.empty() || segment.first_position != 0) return {MissReason::kInvalidRequest, {}};
+    if (prefix_numbers.empty() || segment.first_position != 0 || segment.rotary_shift != 0) return {MissReason::kInvalidRequest, {}};
     return {MissReason::kNone, prefix_numbers};
   }
   if (segment.segment >= segments.size()) return {MissReason::kInvalidRequest, {}};

@@ -135,7 +135,10 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
     const size_t place = landing->reasons.size();
     landing->reasons.push_back(objects.reason != MissReason::kNone ? objects.reason : refusal);
     landing->tuples.push_back(matched.TuplesIn(segment.segment));
-    if (segment.rotary_shift != 0 && !rotary_shifts) landing->reasons.back() = MissReason::kInvalidRequest;
+    const bool shifted = segment.rotary_shift != 0 && !segment.tuples_only;
+    if (shifted && !rotary_shifts && landing->reasons.back() == MissReason::kNone) {
+      landing->reasons.back() = MissReason::kInvalidRequest;
+    }
     if (landing->reasons.back() != MissReason::kNone) continue;
     for (const uint32_t object : objects.numbers) {
       if (segment.tuples_only) {

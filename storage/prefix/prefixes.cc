@@ -66,9 +66,14 @@ PrefixText::PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int
   if (media_.empty()) return;
   planned_ = tokens_;
   for (const MediaHash& input : media_) {
-    int32_t shown = 0;
-    std::memcpy(&shown, input.hash.data(), sizeof shown);
-    planned_[input.offset] ^= shown;
+    // All of the hash counts: some engines' differ in a few bytes only.
+    uint32_t shown = 1;
+    for (size_t i = 0; i < input.hash.size(); i += sizeof shown) {
+      uint32_t word = 0;
+      std::memcpy(&word, input.hash.data() + i, sizeof word);
+      shown = (shown ^ word) * 0x9E3779B1u;
+    }
+    planned_[input.offset] ^= static_cast<int32_t>(shown);
   }
 }
 

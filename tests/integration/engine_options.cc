@@ -26,7 +26,9 @@ EngineOptions::EngineOptions(TestEngine& test, const TensorShard& shard, const P
                          .state_dtype = linear->state_dtype,
                          .order = linear->order,
                          .conv_channels = linear->conv_channels,
-                         .conv_kernel = linear->conv_kernel});
+                         .conv_kernel = linear->conv_kernel,
+                         .conv_dtype = linear->conv_dtype.value_or(DType{0}),
+                         .conv_order = linear->conv_order});
       continue;
     }
     const auto& attention = std::get<AttentionLayer>(layer);

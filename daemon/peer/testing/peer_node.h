@@ -198,6 +198,7 @@ class PeerNode final : public PeerAsker {
     const std::lock_guard lock(cluster_.mutex);
     PeerNode* const other = Reach(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    other->peers.PeerHere(Self());  // it greets, as often as it likes
     other->peers.Open(Self(), 0, std::move(open), Counted(std::move(done)));
   }
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override {
