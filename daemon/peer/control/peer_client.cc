@@ -50,7 +50,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const PeerClient::Options& options, c
 }  // namespace
 
 struct PeerClient::Impl {
-  // One connection, from its greeting to its end. It deletes itself when gRPC is done with it.
+  // One connection, from its greeting to its end. Ended deletes it when gRPC is done with it.
   class Greeting final : public grpc::ClientReadReactor<v1::PeerGreeting> {
    public:
     explicit Greeting(Impl& client) : client_(client), channel_(MakeChannel(client.options, client.tls)) {
@@ -77,10 +77,10 @@ struct PeerClient::Impl {
       }
     }
     void OnDone(const grpc::Status& status) override {
-      client_.Ended(*this, FromGrpc(status));
-      delete this;
+      client_.Ended(*this, FromGrpc(status));  // deletes this
     }
     void Cancel() { context_.TryCancel(); }
+    const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
     v1::Peer::Stub& stub() { return *stub_; }
 
     bool welcomed = false;  // guarded by the client's mutex
@@ -132,6 +132,7 @@ struct PeerClient::Impl {
   }
 
   void Ended(Greeting& from, const absl::Status& status) {
+    std::shared_ptr<grpc::Channel> former = from.channel();
     bool was_here;
     {
       std::lock_guard lock(mutex);
@@ -158,6 +159,9 @@ struct PeerClient::Impl {
       });
       retry_in = std::min(2 * retry_in, options.longest_retry);
     }
+    last_channel.swap(former);
+    former = nullptr;  // while the later one is there
+    delete &from;
     Release();
   }
 
@@ -191,12 +195,13 @@ struct PeerClient::Impl {
         ++busy;
         call->context.set_deadline(In(options.call_timeout));
         (greeting->stub().async()->*method)(&call->context, &call->request, &call->reply,
-                                            [this, call, read = std::move(read), done](grpc::Status status) {
+                                            [this, call, read = std::move(read), done](grpc::Status status) mutable {
                                               {
                                                 std::lock_guard held(mutex);
                                                 under_way.erase(&call->context);
                                               }
                                               done(status.ok() ? Checked<Result>(read(call->reply)) : FromGrpc(status));
+                                              call = nullptr;  // it holds the channel (last_channel)
                                               std::lock_guard held(mutex);
                                               Release();
                                             });
@@ -225,6 +230,9 @@ struct PeerClient::Impl {
   std::string last_error;
   std::mt19937 random{std::random_device{}()};
   std::unique_ptr<grpc::Alarm> retry;
+  // The last channel of a process must not end on a thread of gRPC 1.51: it takes the queue away that the thread works
+  // on. So the latest one is kept, and ends with the client.
+  std::shared_ptr<grpc::Channel> last_channel;
 };
 
 PeerClient::PeerClient(Options options, const Tls* tls, Refusals& refusals)
