@@ -46,9 +46,4 @@ storage::Nanos PeerRates::Estimate(const std::string& node, uint64_t bytes) cons
   return static_cast<storage::Nanos>(answer + copy);
 }
 
-double PeerRates::BytesPerSecond(const std::string& node) const {
-  const auto found = rates_.find(node);
-  return found == rates_.end() || found->second.nanos == 0 ? 0 : found->second.bytes / found->second.nanos * 1e9;
-}
-
 }  // namespace ashlar::daemon

@@ -24,7 +24,6 @@ class PeerRates {
 
   // Estimates the time until an object that is asked for now is here. 0: nothing is known of the node yet.
   storage::Nanos Estimate(const std::string& node, uint64_t bytes) const;
-  double BytesPerSecond(const std::string& node) const;  // 0: not known
 
  private:
   static constexpr double kKept = 0.9;  // of earlier measurements at each new one

@@ -107,7 +107,8 @@ void RemoteLookup::LocateSegments(std::span<const Query> queries, storage::PoolK
   }
 }
 
-// The deepest prefix of which every object is here or elsewhere: what is here is not asked for (Begin).
+// The deepest end of a prefix that another node has, with the blocks before it that others have. What is here is not
+// asked for (Begin); whether all of it can be had, the look-up itself finds out.
 void RemoteLookup::LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Want>& wants) const {
   const storage::PrefixModel& model = text.model();
   const PrefixKeys& keys = own ? *text.own() : text.shared();
@@ -156,7 +157,7 @@ void RemoteLookup::Begin(const std::shared_ptr<Call>& call, std::vector<Want> wa
     if (first) asked.push_back(std::move(want));
   }
   deadlines_.emplace_back(clock_.Now() + options_.deadline, call);
-  Ask(call->tenant, std::move(asked));
+  Ask(call->tenant, std::move(asked), deadlines_.back().first);
   call->Settle(call);
 }
 
@@ -172,7 +173,7 @@ void RemoteLookup::Tick() {
 }
 
 // The nearest holder of each object is asked, as far as is known; one call a node.
-void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
+void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants, storage::Nanos deadline) {
   std::map<std::string, std::vector<Want>> by_node;
   const storage::Nanos now = clock_.Now();
   for (Want& want : wants) {
@@ -186,7 +187,6 @@ void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
     });
     by_node[want.holders.front()->node].push_back(std::move(want));
   }
-  const storage::Nanos deadline = now + options_.deadline;
   for (auto& [node, of_node] : by_node) {
     for (size_t begin = 0; begin < of_node.size();) {
       std::vector<Want> some;
@@ -223,11 +223,12 @@ void RemoteLookup::Answered(storage::TenantId tenant, const std::vector<Want>& w
     again.push_back(want);
     again.back().holders.erase(again.back().holders.begin());
   }
-  if (!again.empty()) Ask(tenant, std::move(again));
+  if (!again.empty()) Ask(tenant, std::move(again), deadline);
 }
 
 bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<absl::StatusOr<OpenedObject>> shards) {
-  bool whole = !cache_->Knows(tenant, want.key);  // else an engine was quicker
+  const bool here = cache_->Knows(tenant, want.key);  // an engine was quicker
+  bool whole = true;
   for (absl::StatusOr<OpenedObject>& shard : shards) {
     if (shard.ok() && (shard->header.ns != want.ns || shard->header.kind != want.kind)) {
       opener_.Close(shard->member, shard->lease);
@@ -239,7 +240,7 @@ bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<a
   for (absl::StatusOr<OpenedObject>& shard : shards) {
     if (!shard.ok()) continue;
     const std::shared_ptr<const Member> member = shard->member;
-    if (!whole) {
+    if (!whole || here) {
       opener_.Close(member, shard->lease);
       continue;
     }
@@ -252,7 +253,7 @@ bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<a
       objects_->Release(copy);
     }
   }
-  return whole;
+  return whole || here;
 }
 
 void RemoteLookup::Settled(storage::TenantId tenant, const Key& key) {

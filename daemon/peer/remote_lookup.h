@@ -79,7 +79,8 @@ class RemoteLookup {
   void LocateSegments(std::span<const storage::Query> queries, storage::PoolKind pool, std::vector<Want>& wants) const;
   void LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Want>& wants) const;
   void Begin(const std::shared_ptr<Call>& call, std::vector<Want> wants);
-  void Ask(storage::TenantId tenant, std::vector<Want> wants);
+  // Other holders are asked until `deadline`: nobody waits for them any longer.
+  void Ask(storage::TenantId tenant, std::vector<Want> wants, storage::Nanos deadline);
   void Answered(storage::TenantId tenant, const std::vector<Want>& wants, Opener::Opened opened,
                 storage::Nanos deadline);
   bool Adopt(storage::TenantId tenant, const Want& want, std::span<absl::StatusOr<OpenedObject>> shards);
