@@ -2,12 +2,14 @@
 
 #include <ucp/api/ucp.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_map.h"
@@ -91,6 +93,7 @@ class UcxWorker final : public Ucx {
   void Post(std::unique_ptr<UcxSend> send);
   void Sent(UcxSend* send, ucs_status_t status);
   void DropClosed();
+  void LetNobodyIn();
 
   static ucs_status_t OnMessage(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
                                 const ucp_am_recv_param_t* param);
@@ -102,6 +105,7 @@ class UcxWorker final : public Ucx {
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
+  std::set<int> listening_;  // UCX's sockets
   int event_ = -1;
   HostPort address_;
   std::vector<UcxSetting> settings_;
@@ -113,12 +117,26 @@ class UcxWorker final : public Ucx {
   std::map<const std::byte*, ucp_mem_h> arenas_;
 };
 
+// UCX's own thread answers a peer that knocks, in UCX 1.13 also once the listener is gone that the peer has reached. So
+// the kernel drops what comes for the listening sockets first, and those that are in between are heard and refused.
+void UcxWorker::LetNobodyIn() {
+  if (listener_ == nullptr) return;
+  constexpr auto kInBetween = std::chrono::milliseconds(50);
+  AdmitOnly(listening_, {"0.0.0.0"}).IgnoreError();
+  const auto end = std::chrono::steady_clock::now() + kInBetween;
+  while (std::chrono::steady_clock::now() < end) {
+    if (ucp_worker_progress(worker_) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (ucp_conn_request_h request : accepts_) ucp_listener_reject(listener_, request);
+    accepts_.clear();
+    DropClosed();
+  }
+}
+
 UcxWorker::~UcxWorker() {
-  for (ucp_conn_request_h request : accepts_) ucp_listener_reject(listener_, request);
-  accepts_.clear();
   std::vector<UcxLink*> links;
   for (auto& [ep, link] : links_) links.push_back(link.get());
   for (UcxLink* link : links) Close(*link);
+  LetNobodyIn();
   while (!closing_.empty()) {
     ucp_worker_progress(worker_);
     DropClosed();
@@ -136,10 +154,9 @@ absl::Status UcxWorker::Open(const TransportOptions& options) {
   const std::set<int> before = ListeningSockets();
   if (absl::Status s = OpenWorker(); !s.ok()) return s;
   if (absl::Status s = Listen(options.listen); !s.ok()) return s;
-  if (options.allow.empty()) return absl::OkStatus();
-  std::set<int> ours = ListeningSockets();
-  for (const int fd : before) ours.erase(fd);
-  return AdmitOnly(ours, options.allow);
+  listening_ = ListeningSockets();
+  for (const int fd : before) listening_.erase(fd);
+  return options.allow.empty() ? absl::OkStatus() : AdmitOnly(listening_, options.allow);
 }
 
 absl::Status UcxWorker::OpenContext(const TransportOptions& options) {
