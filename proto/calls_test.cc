@@ -7,10 +7,8 @@
 
 #include "ashlar/v1/admin.pb.h"
 #include "ashlar/v1/cache.pb.h"
-#include "ashlar/v1/peer.pb.h"
 #include "proto/admin_calls.h"
 #include "proto/cache_calls.h"
-#include "proto/peer_calls.h"
 
 namespace ashlar {
 namespace {
@@ -53,22 +51,6 @@ TEST(CacheCalls, OnlyQuiesceIsForSessionsThatHaveEnded) {
     EXPECT_EQ(row.callers == Callers::kAnybody, row.name == "Quiesce") << row.name;
   }
   EXPECT_EQ(RowOf(CacheCall::kQuiesce).name, "Quiesce");
-}
-
-TEST(PeerCalls, EveryMethodBehindGreetHasItsRow) {
-  const ServiceDescriptor* service = v1::PeerGreeting::descriptor()->file()->FindServiceByName("Peer");
-  ASSERT_NE(service, nullptr);
-  ASSERT_EQ(static_cast<size_t>(service->method_count()), kPeerCallNames.size() + 1);
-  EXPECT_EQ(service->method(0)->name(), "Greet");
-  EXPECT_TRUE(service->method(0)->server_streaming());
-  for (int i = 1; i < service->method_count(); ++i) {
-    const MethodDescriptor& method = *service->method(i);
-    SCOPED_TRACE(method.name());
-    EXPECT_EQ(method.name(), View(Name(static_cast<PeerCall>(i - 1))));
-    EXPECT_EQ(method.input_type()->name(), "Peer" + method.name() + "Request");
-    EXPECT_EQ(method.output_type()->name(), "Peer" + method.name() + "Reply");
-    EXPECT_FALSE(method.client_streaming() || method.server_streaming());
-  }
 }
 
 TEST(AdminCalls, EveryMethodHasItsRow) {

@@ -12,12 +12,16 @@
 #include "proto/key.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
-#include "proto/peer_calls.h"
 #include "proto/shard.h"
 
 namespace ashlar::v1 {
+class PeerCloseRequest;
 class PeerGreeting;
-}
+class PeerOpenReply;
+class PeerOpenRequest;
+class PeerRenewReply;
+class PeerRenewRequest;
+}  // namespace ashlar::v1
 
 namespace ashlar::daemon {
 

@@ -89,7 +89,7 @@ absl::Status Exchange::Judge(const Connection& connection, const Message& messag
   const GrantAccess access = message.kind == MessageKind::kPush ? GrantAccess::kWrite : GrantAccess::kRead;
   if (found->access != access) {
     return absl::PermissionDeniedError(access == GrantAccess::kWrite ? "the grant is for reading"
-                                                                : "the grant is for writing");
+                                                                     : "the grant is for writing");
   }
   if (message.offset > found->bytes || message.length > found->bytes - message.offset) {
     return absl::OutOfRangeError(absl::StrCat("offset ", message.offset, ", length ", message.length,

@@ -42,7 +42,8 @@ TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
   auto holder = StartOne(), asker = StartOne();
   std::vector<std::byte> there(1000, std::byte{1}), here(1000, std::byte{2});
   const auto held = std::make_shared<HeldBytes>(Spans{there});
-  const Grant read = holder->Allow(GrantAccess::kRead, 1000, held), write = holder->Allow(GrantAccess::kWrite, 1000, held);
+  const Grant read = holder->Allow(GrantAccess::kRead, 1000, held),
+              write = holder->Allow(GrantAccess::kWrite, 1000, held);
   const HostPort peer = holder->address();
 
   Grant wrong = read;

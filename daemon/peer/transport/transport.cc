@@ -177,17 +177,6 @@ TransportStats Transport::stats() const {
   return thread_->Ask<TransportStats>([this] { return thread_->exchange().Stats(); });
 }
 
-absl::Status Transport::Register(std::span<std::byte> arena) {
-  return thread_->Ask<absl::Status>([this, arena] { return thread_->exchange().ucx().Register(arena); });
-}
-
-void Transport::Unregister(std::span<std::byte> arena) {
-  thread_->Ask<bool>([this, arena] {
-    thread_->exchange().ucx().Unregister(arena);
-    return true;
-  });
-}
-
 Grant Transport::Allow(GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
   const Grant grant{thread_->exchange().NextNumber(), DrawSecret()};
   thread_->exchange().Allow(grant, access, bytes, std::move(granted));

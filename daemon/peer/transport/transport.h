@@ -92,11 +92,6 @@ class Transport {
   // Thread-safe, as all below. Must not be called on the transport's own thread.
   TransportStats stats() const;
 
-  // Registers host memory with the network card, where there is one that needs it; once, when an arena is made.
-  // Unregister before the memory goes, after the grants for it are quiet. Wait for the transport's thread.
-  absl::Status Register(std::span<std::byte> arena);
-  void Unregister(std::span<std::byte> arena);
-
   // The owner's side. A grant is good until it is revoked.
   Grant Allow(GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
   // Nothing begins under the grant any more, and what is under way fails. `quiet` is called once, on the transport's

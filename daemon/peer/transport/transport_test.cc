@@ -75,8 +75,8 @@ TEST_F(TransportTest, FetchesAndPushesAnySizeOverAnySpans) {
   for (const size_t size : sizes) {
     const size_t longest = std::max<size_t>(size / (1 + random_() % 50), 1);
     std::vector<std::byte> there = RandomBytes(size, random_), here(size);
-    const Grant read =
-        holder_->Allow(GrantAccess::kRead, size, std::make_shared<HeldBytes>(Scatter<std::byte>(there, longest, random_)));
+    const Grant read = holder_->Allow(GrantAccess::kRead, size,
+                                      std::make_shared<HeldBytes>(Scatter<std::byte>(there, longest, random_)));
     const uint64_t offset = random_() % size, length = 1 + random_() % (size - offset);
     ASSERT_TRUE(Fetch(read, 0, Scatter<std::byte>(here, longest, random_)).ok()) << size;
     EXPECT_TRUE(here == there) << size;
@@ -103,8 +103,8 @@ TEST_F(TransportTest, FetchesAndPushesAnySizeOverAnySpans) {
 TEST_F(TransportTest, ManyInFlightFromSeveralThreads) {
   constexpr size_t kBytes = 300'000;
   std::vector<std::byte> there = RandomBytes(kBytes, random_);
-  const Grant read =
-      holder_->Allow(GrantAccess::kRead, kBytes, std::make_shared<HeldBytes>(Scatter<std::byte>(there, 100'000, random_)));
+  const Grant read = holder_->Allow(GrantAccess::kRead, kBytes,
+                                    std::make_shared<HeldBytes>(Scatter<std::byte>(there, 100'000, random_)));
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, seed = random_()] {
@@ -388,14 +388,6 @@ TEST_F(TransportTest, SettingsAreInForceAndSomeAreFixed) {
   options_.ucx = {};
   options_.listen.host = "nowhere";
   EXPECT_EQ(Transport::Start(options_).status().message(), "nowhere: no IPv4 or IPv6 address");
-}
-
-TEST_F(TransportTest, RegistersArenas) {
-  std::vector<std::byte> arena(1 << 20);
-  EXPECT_TRUE(holder_->Register(arena).ok());
-  EXPECT_EQ(holder_->Register(arena).code(), absl::StatusCode::kInvalidArgument);
-  holder_->Unregister(arena);
-  EXPECT_TRUE(holder_->Register(arena).ok());  // and it goes with the transport
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <set>
 #include <thread>
 
@@ -77,8 +76,6 @@ class UcxWorker final : public Ucx {
   void SendText(Link& link, const Message& message, std::string text) override;
   void Close(Link& link) override;
   std::string Lanes(Link& link) const override;
-  absl::Status Register(std::span<std::byte> arena) override;
-  void Unregister(std::span<std::byte> arena) override;
   bool Progress() override;
   bool Arm() override { return accepts_.empty() && lost_.empty() && ucp_worker_arm(worker_) == UCS_OK; }
   int event() const override { return event_; }
@@ -114,7 +111,6 @@ class UcxWorker final : public Ucx {
   std::deque<ucp_conn_request_h> accepts_;
   std::vector<ucp_ep_h> lost_;                     // keys of links_
   std::vector<std::unique_ptr<UcxLink>> closing_;  // UCX may have given their endpoints' addresses to others
-  std::map<const std::byte*, ucp_mem_h> arenas_;
 };
 
 // UCX's own thread answers a peer that knocks, in UCX 1.13 also once the listener is gone that the peer has reached. So
@@ -142,10 +138,7 @@ UcxWorker::~UcxWorker() {
     DropClosed();
   }
   if (listener_ != nullptr) ucp_listener_destroy(listener_);
-  if (worker_ != nullptr) {
-    while (!arenas_.empty()) Unregister({const_cast<std::byte*>(arenas_.begin()->first), 1});
-    ucp_worker_destroy(worker_);
-  }
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
   if (context_ != nullptr) ucp_cleanup(context_);
 }
 
@@ -405,27 +398,6 @@ std::string UcxWorker::Lanes(Link& link) const {
   std::string joined;
   for (const std::string& lane : lanes) absl::StrAppend(&joined, joined.empty() ? "" : " ", lane);
   return joined;
-}
-
-absl::Status UcxWorker::Register(std::span<std::byte> arena) {
-  ucp_mem_map_params_t params{};
-  params.field_mask =
-      UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
-  params.address = arena.data();
-  params.length = arena.size();
-  params.memory_type = UCS_MEMORY_TYPE_HOST;
-  if (arena.empty() || arenas_.contains(arena.data())) return absl::InvalidArgumentError("arena: empty, or known");
-  ucp_mem_h memory = nullptr;
-  const absl::Status status = ToStatus(ucp_mem_map(context_, &params, &memory), "ucp_mem_map");
-  if (status.ok()) arenas_[arena.data()] = memory;
-  return status;
-}
-
-void UcxWorker::Unregister(std::span<std::byte> arena) {
-  const auto found = arenas_.find(arena.data());
-  if (found == arenas_.end()) return;
-  ucp_mem_unmap(context_, found->second);
-  arenas_.erase(found);
 }
 
 bool UcxWorker::Progress() {

@@ -60,9 +60,6 @@ class Ucx {
   virtual void Close(Link& link) = 0;
   virtual std::string Lanes(Link& link) const = 0;
 
-  virtual absl::Status Register(std::span<std::byte> arena) = 0;
-  virtual void Unregister(std::span<std::byte> arena) = 0;
-
   // Does what there is to do; false: nothing.
   virtual bool Progress() = 0;
   // True: `event` becomes readable when there is something to do. False: there is something already.
