@@ -86,6 +86,10 @@ class RocksRecordStore final : public RecordStore {
       : path_(std::move(path)), log_(std::make_shared<Log>(std::move(log))) {}
 
   absl::Status Open() {
+    // RocksDB would make the folder, too, but logs an error that it is not there first.
+    std::error_code error;
+    std::filesystem::create_directory(path_, error);
+    if (error) return DiskError(error.value(), path_);
     if (absl::Status status = CheckBegun(path_); !status.ok()) return status;
     if (absl::Status status = Repair(); !status.ok()) return status;
     rocksdb::Options options;

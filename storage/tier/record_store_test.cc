@@ -18,6 +18,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Pair;
 using ::testing::SizeIs;
 
@@ -61,6 +62,13 @@ TEST_F(RecordStoreTest, KeepsRecordsInOrderOfTheirNames) {
   EXPECT_EQ(All(*store), expected);
   ASSERT_EQ(Put(*store, "never there", std::nullopt), absl::OkStatus());
   EXPECT_EQ(All(*store), expected);
+}
+
+TEST_F(RecordStoreTest, ANewFolderIsNoErrorInTheLog) {
+  std::vector<std::string> lines;
+  const auto store = OpenRecordStore(path_, [&](bool, std::string_view line) { lines.emplace_back(line); });
+  ASSERT_TRUE(store.ok()) << store.status();
+  EXPECT_THAT(lines, IsEmpty());
 }
 
 TEST_F(RecordStoreTest, AVisitorsErrorEndsTheLoad) {
