@@ -249,11 +249,15 @@ bool Cache::Holds(SessionId session, const LeaseId& lease) const {
 
 void Cache::Release(SessionId session, const LeaseId& lease) {
   Slice whole;
-  Release(session, lease, whole);
+  EndLease(session, lease);
+  SettleLeases(session, whole);
 }
 
-bool Cache::Release(SessionId session, const LeaseId& lease, Slice& slice) {
+void Cache::EndLease(SessionId session, const LeaseId& lease) {
   impl_->leases.Release(session, lease);
+}
+
+bool Cache::SettleLeases(SessionId session, Slice& slice) {
   const TenantId* tenant = impl_->Tenant(session);
   return tenant == nullptr || impl_->leases.Settle(*tenant, slice);
 }

@@ -135,8 +135,10 @@ class Cache {
   absl::StatusOr<Match> Attach(SessionId session, const LeaseId& lease,
                                const std::optional<TensorShard>& shard = std::nullopt);
   void Release(SessionId session, const LeaseId& lease);
-  // The same in slices: the lease ends with the first slice. False: call again.
-  bool Release(SessionId session, const LeaseId& lease, Slice& slice);
+  // The same in two parts. EndLease ends the session's hold at once, whoever attaches to the lease again meanwhile;
+  // SettleLeases gives back, in slices, what the ended leases of the session's tenant listed. False: call it again.
+  void EndLease(SessionId session, const LeaseId& lease);
+  bool SettleLeases(SessionId session, Slice& slice);
   // Returns the objects of a lease that this session holds; NOT_FOUND for any other lease. Changes nothing, not even
   // the lease's age. For checking targets before Land.
   absl::StatusOr<Match> Held(SessionId session, const LeaseId& lease) const;

@@ -134,9 +134,11 @@ void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*
   OnLoop(*session, Room::kRelease, done,
          [this, session = *session, leases = std::move(leases), next = size_t{0}, done](storage::Slice& slice) mutable {
            for (; next < leases.size(); ++next) {
-             if (!slice.Take() || !cache_.Release(session->about().id, leases[next], slice)) return false;
+             if (!slice.Take()) return false;
+             cache_.EndLease(session->about().id, leases[next]);
              pools_.Release(session->about().id, leases[next]);
            }
+           if (!cache_.SettleLeases(session->about().id, slice)) return false;
            done(absl::OkStatus());
            return true;
          });

@@ -252,6 +252,20 @@ TEST_F(SearchEnds, GivenUpAndLetsGo) {
   EXPECT_EQ(References(), 0u);
 }
 
+TEST_F(SearchEnds, AndIsHeldAgainWhileWhatItsHolderLetGoIsSettled) {
+  for (const uint64_t text : texts_) world_.Publish(text);
+  const Match ended = cache().Lookup(kAnn, queries_), match = cache().Lookup(kAnn, queries_);
+  ASSERT_TRUE(cache().Attach(kBob, match.lease).ok());
+  for (const LeaseId& lease : {ended.lease, match.lease}) cache().EndLease(kAnn, lease);
+  EXPECT_FALSE(cache().Holds(kAnn, match.lease)) << "at once";
+  Slice first(1);
+  ASSERT_FALSE(cache().SettleLeases(kAnn, first));
+  ASSERT_TRUE(cache().Attach(kAnn, match.lease).ok());
+  Slice rest;
+  EXPECT_TRUE(cache().SettleLeases(kAnn, rest));
+  EXPECT_TRUE(cache().Holds(kAnn, match.lease));
+}
+
 // A session's end, cut: it is closed at once, and all that it held is given back in the end.
 TEST_F(SearchEnds, WithASessionThatIsClosedInSlices) {
   Lookup([] {});

@@ -62,7 +62,8 @@ class Ashlarctl : public testing::Test {
 
 TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
   const std::string question = "explain --tenant default --namespace " + Namespace().substr(0, 8) + Files(prompt_);
-  for (const json& text : Ask(question)["texts"]) EXPECT_EQ(text["reason"], "never_seen");
+  const json unknown = Ask(question);
+  for (const json& text : unknown["texts"]) EXPECT_EQ(text["reason"], "never_seen");
   engine_.PublishPrompt(prompt_);
   const json here = Ask(question);
   ASSERT_EQ(here["texts"].size(), 3u);
@@ -100,13 +101,16 @@ TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
 TEST_F(Ashlarctl, PinsAndEvicts) {
   engine_.PublishPrompt(prompt_);
   const std::string texts = " --tenant default --namespace " + Namespace() + Files(prompt_);
-  for (const json& text : Ask("pin --hard" + texts)["texts"]) EXPECT_TRUE(text["found"].get<bool>());
+  const json pinned = Ask("pin --hard" + texts);
+  for (const json& text : pinned["texts"]) EXPECT_TRUE(text["found"].get<bool>());
   // These prompts would push out everything that is not pinned.
   for (uint64_t other = 100; other < 140; ++other) engine_.PublishPrompt(MakePrompt(other, 3, 60));
-  for (const json& text : Ask("explain" + texts)["texts"]) EXPECT_TRUE(text["hit"].get<bool>());
+  const json here = Ask("explain" + texts);
+  for (const json& text : here["texts"]) EXPECT_TRUE(text["hit"].get<bool>());
   EXPECT_THAT(Run("unpin" + texts).output, HasSubstr("pinned no more"));
   EXPECT_THAT(Run("evict" + texts).output, HasSubstr("evicted"));
-  for (const json& text : Ask("explain" + texts)["texts"]) {
+  const json gone = Ask("explain" + texts);
+  for (const json& text : gone["texts"]) {
     EXPECT_EQ(text["reason"], "evicted");
     EXPECT_EQ(text["gone"]["policy"], "operator");
   }

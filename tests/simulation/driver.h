@@ -94,10 +94,6 @@ class Driver {
     bool drains = false;                      // the cache did when it began
     std::unique_ptr<storage::Search> search;  // refers to what is above
   };
-  struct Releasing {
-    SessionId session;
-    LeaseId lease;
-  };
   struct Closing {
     SessionId session;
     std::function<void()> drained;
@@ -275,7 +271,7 @@ class Driver {
   std::vector<Reservation> reservations_;
   std::vector<Lease> leases_;
   std::list<Searching> searches_;
-  std::vector<Releasing> releasing_;
+  std::vector<SessionId> releasing_;  // that ended a lease whose objects are not all given back
   std::vector<Closing> closing_;
   bool ticks_ = false, ticked_in_parts_ = false;
   std::map<LandingId, Landing> landings_;

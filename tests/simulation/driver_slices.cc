@@ -98,10 +98,11 @@ void Driver::Searched(Searching& searching, Match match) {
 void Driver::Release() {
   if (leases_.empty()) return;
   const auto lease = Any(leases_);
-  const Releasing releasing{lease->session, lease->id};
+  const SessionId session = lease->session;
+  cache().EndLease(session, lease->id);
   leases_.erase(lease);
   storage::Slice slice = AnySlice();
-  if (!cache().Release(releasing.session, releasing.lease, slice)) releasing_.push_back(releasing);
+  if (!cache().SettleLeases(session, slice)) releasing_.push_back(session);
 }
 
 void Driver::Close(SessionId session, const std::function<void()>& drained) {
@@ -130,7 +131,7 @@ void Driver::GoOn() {
   storage::Slice slice = AnySlice();
   if (!releasing_.empty() && Draw(2) == 0) {
     const auto next = Any(releasing_);
-    if (cache().Release(next->session, next->lease, slice)) releasing_.erase(next);
+    if (cache().SettleLeases(*next, slice)) releasing_.erase(next);
   } else if (!closing_.empty()) {
     const auto next = Any(closing_);
     if (cache().CloseSession(next->session, next->drained, slice)) closing_.erase(next);
@@ -163,9 +164,7 @@ void Driver::EndSlices() {
     searches_.front().search->Run(whole);
     Searched(searches_.front(), searches_.front().search->Take());
   }
-  for (const Releasing& releasing : std::exchange(releasing_, {})) {
-    cache().Release(releasing.session, releasing.lease, whole);
-  }
+  for (const SessionId session : std::exchange(releasing_, {})) cache().SettleLeases(session, whole);
   for (const Closing& closing : std::exchange(closing_, {}))
     cache().CloseSession(closing.session, closing.drained, whole);
 }
