@@ -14,6 +14,7 @@
 #include "daemon/daemon.h"
 #include "daemon/mappings.h"
 #include "daemon/runtime/log.h"
+#include "proto/version.h"
 
 namespace {
 
@@ -26,12 +27,13 @@ constexpr timespec kPoll = {.tv_sec = 0, .tv_nsec = 50'000'000};
 constexpr const char* kUsage =
     "ashlard, the cache daemon of one node\n"
     "  ashlard --config FILE.yaml                  run (deploy/ashlard.example.yaml describes the file)\n"
-    "  ashlard --config FILE.yaml --check-config   print the effective configuration and exit\n";
+    "  ashlard --config FILE.yaml --check-config   print the effective configuration and exit\n"
+    "  ashlard --version                           print the release and exit\n";
 
 struct Arguments {
   std::string config;
   bool check_config = false;
-  bool help = false;
+  bool help = false, version = false;
 };
 
 bool Parse(int argc, char** argv, Arguments* arguments) {
@@ -41,6 +43,8 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
       arguments->check_config = true;
     } else if (argument == "--help") {
       arguments->help = true;
+    } else if (argument == "--version") {
+      arguments->version = true;
     } else if (argument == "--config" && i + 1 < argc) {
       arguments->config = argv[++i];
     } else if (absl::ConsumePrefix(&argument, "--config=")) {
@@ -92,6 +96,10 @@ int main(int argc, char** argv) {
   if (!Parse(argc, argv, &arguments)) return kExitBadConfig;
   if (arguments.help) {
     std::fputs(kUsage, stdout);
+    return 0;
+  }
+  if (arguments.version) {
+    std::printf("ashlard %s\n", ashlar::Version());
     return 0;
   }
   if (arguments.config.empty()) {

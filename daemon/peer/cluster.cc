@@ -13,13 +13,13 @@
 #include "daemon/runtime/log.h"
 #include "daemon/security/peer_policy.h"
 #include "daemon/security/tls.h"
+#include "proto/version.h"
 
 namespace ashlar::daemon {
 namespace {
 
 constexpr storage::Nanos kMillisecond = 1'000'000, kSecond = 1000 * kMillisecond;
 constexpr storage::Nanos kFlushEvery = 5 * kMillisecond;
-constexpr const char* kVersion = "0.1.0";
 
 PeerHello SelfOf(const v1::Cluster& cluster) {
   PeerHello self{.node = cluster.node(), .transport_address = cluster.transport_address()};
@@ -115,7 +115,7 @@ struct Cluster::Impl {
                   {.node = options.node(),
                    .control_address = options.control_address(),
                    .transport_address = options.transport_address(),
-                   .version = kVersion},
+                   .version = Version()},
                   Events(), clock),
         peers(loop, clock, NamesOf(config), directory, *transport, channels, OptionsOf(options)) {}
   ~Impl() {

@@ -28,15 +28,32 @@ struct Answer {
   bool failed = false;  // the request did not succeed; the text says why
 };
 
+struct Option {
+  const char* name;                // without dashes
+  const char* value = "";          // as help calls it; empty: a flag
+  const char* help = "";           // one line
+  std::vector<const char*> words;  // all that the value may be; empty: anything
+};
+
+// One sub-command. Parser, --help, man page and completion are made of this (manual.h).
 struct Command {
   const char* name;
-  const char* help;                  // its lines of the usage
-  std::vector<std::string> options;  // with a value
-  std::vector<std::string> flags;    // without
-  bool files = false;                // takes files
+  const char* operands = "";  // as help calls what follows the options, "TOKENS-FILE..."; empty: it takes none
+  const char* summary = "";   // one line, with no full stop
+  const char* detail = "";    // sentences for the man page and for `COMMAND --help`
+  std::vector<Option> options;
   // INVALID_ARGUMENT begins with the option's or the field's name.
-  absl::StatusOr<Answer> (*run)(const Arguments& arguments, AdminClient& client);
+  absl::StatusOr<Answer> (*run)(const Arguments& arguments, AdminClient& client) = nullptr;
+  std::vector<const char*> operand_words;  // all that an operand may be; empty: files
 };
+
+// In the order of the help.
+const std::vector<Command>& Commands();
+// Taken by every command.
+const std::vector<Option>& CommonOptions();
+
+// INVALID_ARGUMENT names what the command does not take.
+absl::StatusOr<Arguments> ParseArguments(const Command& command, const std::vector<std::string>& words);
 
 absl::StatusOr<Answer> Explain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Models(const Arguments& arguments, AdminClient& client);

@@ -1,0 +1,8 @@
+// The release of which all programs and libraries of a build are (CMakeLists.txt: project VERSION).
+#pragma once
+
+namespace ashlar {
+
+const char* Version();  // "0.1.0"
+
+}  // namespace ashlar

@@ -1,0 +1,131 @@
+// The table of ashlarctl's commands, and the parser of their arguments.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "tools/ashlarctl/command.h"
+#include "tools/ashlarctl/manual.h"
+
+namespace ashlar::ctl {
+namespace {
+
+const Option kTenant = {"tenant", "NAME", "the tenant, as the configuration names it", {}};
+
+// The options that name texts, and `more`.
+std::vector<Option> TextOptions(std::vector<Option> more) {
+  std::vector<Option> options = {
+      kTenant,
+      {"namespace", "HEX", "the model's namespace, or as many first digits as tell it from others", {}},
+      {"model-file", "FILE", "the model's identity and layout, instead of its namespace", {}},
+      {"kind", "KIND", "of what the texts are", {"prompt", "segment", "checkpoint"}},
+      {"binary", "", "the files hold int32 little endian, not decimal numbers", {}}};
+  options.insert(options.end(), more.begin(), more.end());
+  return options;
+}
+
+constexpr const char* kTokens = "TOKENS-FILE...";
+
+std::vector<Command> CommandsOnObjects() {
+  return {
+      {"explain", kTokens, "what a look-up of these texts finds, or why it misses",
+       "The first file is the prompt's prefix. Each file holds token ids. With --last and without files: the latest "
+       "misses.",
+       TextOptions({{"last", "N", "the latest N misses of each tenant", {}}}), Explain},
+      {"pin", kTokens, "keeps the objects of these texts in some tier",
+       "Whoever needs the space, the objects stay until the time is over. A second pin replaces the first.",
+       TextOptions({{"until", "TIME", "as in RFC 3339: 2030-12-31T23:59:59Z", {}}, {"hard", "", "for good", {}}}), Pin},
+      {"unpin", kTokens, "ends a pin", "", TextOptions({}), Unpin},
+      {"evict", kTokens, "takes the objects of these texts out of all tiers",
+       "Leased bytes leave with their leases.", TextOptions({}), Evict},
+  };
+}
+
+std::vector<Command> CommandsOnTheDaemon() {
+  return {
+      {"models", "", "the models that engines opened last, and their namespaces", "", {kTenant}, Models},
+      {"stats", "", "tiers, tenants, hit rates, reasons of misses, evictions", "", {}, Stats},
+      {"sessions", "", "the engines that are connected", "", {}, Sessions},
+      {"drain", "", "ends what is under way and writes to the disk what memory alone has",
+       "It waits, and fails if something is left then.",
+       {{"seconds", "S", "how long it waits; else as long as the daemon would", {}}}, Drain},
+      {"undrain", "", "takes requests again", "", {}, Undrain},
+      {"config", "", "the configuration in effect", "", {}, Config},
+  };
+}
+
+std::vector<Command> CommandsOnItself() {
+  return {
+      {"completion", "SHELL", "a completion script for that shell",
+       "bash: source it, or put it into /usr/share/bash-completion/completions/ashlarctl. zsh: put it into a folder of "
+       "$fpath as _ashlarctl. fish: put it into ~/.config/fish/completions/ashlarctl.fish.",
+       {}, Completion, {"bash", "zsh", "fish"}},
+      {"man", "", "this program's manual page, as troff", "Read it with: ashlarctl man | man -l -", {}, Manual},
+  };
+}
+
+const Option* FindOption(const Command& command, const std::string& name) {
+  for (const std::vector<Option>* options : {&command.options, &CommonOptions()}) {
+    const auto found = std::ranges::find(*options, name, &Option::name);
+    if (found != options->end()) return &*found;
+  }
+  return nullptr;
+}
+
+absl::Status CheckWord(const std::string& what, const std::string& word, const std::vector<const char*>& words) {
+  if (words.empty() || std::ranges::count(words, word) > 0) return absl::OkStatus();
+  std::string all;
+  for (const char* const each : words) absl::StrAppend(&all, all.empty() ? "" : ", ", each);
+  return absl::InvalidArgumentError(absl::StrCat(what, ": \"", word, "\" is none of ", all));
+}
+
+}  // namespace
+
+const std::vector<Command>& Commands() {
+  static const auto* const commands = [] {
+    auto* all = new std::vector<Command>();
+    for (const auto& part : {CommandsOnObjects(), CommandsOnTheDaemon(), CommandsOnItself()}) {
+      all->insert(all->end(), part.begin(), part.end());
+    }
+    return all;
+  }();
+  return *commands;
+}
+
+const std::vector<Option>& CommonOptions() {
+  static const auto* const options = new std::vector<Option>{
+      {"socket", "PATH",
+       "listen.admin_socket of the daemon; else $ASHLAR_ADMIN_SOCKET, else /run/ashlar/admin.sock", {}},
+      {"json", "", "the answer as JSON", {}},
+      {"help", "", "what the command does, and its options", {}}};
+  return *options;
+}
+
+absl::StatusOr<Arguments> ParseArguments(const Command& command, const std::vector<std::string>& words) {
+  Arguments arguments;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word.rfind("--", 0) != 0) {
+      if (*command.operands == '\0') {
+        return absl::InvalidArgumentError(absl::StrCat(word, ": ", command.name, " takes options only"));
+      }
+      if (absl::Status known = CheckWord(command.operands, word, command.operand_words); !known.ok()) return known;
+      arguments.files.push_back(word);
+      continue;
+    }
+    const std::string name = word.substr(2);
+    const Option* const option = FindOption(command, name);
+    if (option == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(word, ": ", command.name, " has no such option"));
+    }
+    if (*option->value == '\0') {
+      arguments.options[name] = "true";
+    } else if (i + 1 == words.size() || words[i + 1].rfind("--", 0) == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(word, ": needs a value"));
+    } else {
+      if (absl::Status known = CheckWord(word, words[i + 1], option->words); !known.ok()) return known;
+      arguments.options[name] = words[++i];
+    }
+  }
+  return arguments;
+}
+
+}  // namespace ashlar::ctl
