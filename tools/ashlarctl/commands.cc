@@ -34,8 +34,8 @@ std::vector<Command> CommandsOnObjects() {
        "Whoever needs the space, the objects stay until the time is over. A second pin replaces the first.",
        TextOptions({{"until", "TIME", "as in RFC 3339: 2030-12-31T23:59:59Z", {}}, {"hard", "", "for good", {}}}), Pin},
       {"unpin", kTokens, "ends a pin", "", TextOptions({}), Unpin},
-      {"evict", kTokens, "takes the objects of these texts out of all tiers",
-       "Leased bytes leave with their leases.", TextOptions({}), Evict},
+      {"evict", kTokens, "takes the objects of these texts out of all tiers", "Leased bytes leave with their leases.",
+       TextOptions({}), Evict},
   };
 }
 
@@ -44,9 +44,12 @@ std::vector<Command> CommandsOnTheDaemon() {
       {"models", "", "the models that engines opened last, and their namespaces", "", {kTenant}, Models},
       {"stats", "", "tiers, tenants, hit rates, reasons of misses, evictions", "", {}, Stats},
       {"sessions", "", "the engines that are connected", "", {}, Sessions},
-      {"drain", "", "ends what is under way and writes to the disk what memory alone has",
+      {"drain",
+       "",
+       "ends what is under way and writes to the disk what memory alone has",
        "It waits, and fails if something is left then.",
-       {{"seconds", "S", "how long it waits; else as long as the daemon would", {}}}, Drain},
+       {{"seconds", "S", "how long it waits; else as long as the daemon would", {}}},
+       Drain},
       {"undrain", "", "takes requests again", "", {}, Undrain},
       {"config", "", "the configuration in effect", "", {}, Config},
   };
@@ -54,10 +57,28 @@ std::vector<Command> CommandsOnTheDaemon() {
 
 std::vector<Command> CommandsOnItself() {
   return {
-      {"completion", "SHELL", "a completion script for that shell",
+      {"layout",
+       "CONFIG-JSON",
+       "what a token, a segment and a conversation of a model cost",
+       "CONFIG-JSON is a model's config.json as on Hugging Face. With --segments or --conversations: what tiers must "
+       "hold for so many of them. No daemon is asked.",
+       {{"segment-tokens", "N", "tokens of a segment, 1024 if not given", {}},
+        {"conversation-tokens", "N", "tokens of a conversation, 32768 if not given", {}},
+        {"segments", "N", "segments of the working set", {}},
+        {"conversations", "N", "conversations of the working set", {}},
+        {"page-tokens", "N", "tokens of the engine's page, 16 if not given", {}},
+        {"head", "N", "seam at the segment's begin, 4 tokens if not given", {}},
+        {"tail", "N", "seam at its end, likewise", {}},
+        {"state-type", "TYPE", "of running states", {"float32", "bfloat16", "float16"}}},
+       LayoutCosts},
+      {"completion",
+       "SHELL",
+       "a completion script for that shell",
        "bash: source it, or put it into /usr/share/bash-completion/completions/ashlarctl. zsh: put it into a folder of "
        "$fpath as _ashlarctl. fish: put it into ~/.config/fish/completions/ashlarctl.fish.",
-       {}, Completion, {"bash", "zsh", "fish"}},
+       {},
+       Completion,
+       {"bash", "zsh", "fish"}},
       {"man", "", "this program's manual page, as troff", "Read it with: ashlarctl man | man -l -", {}, Manual},
   };
 }
@@ -92,8 +113,10 @@ const std::vector<Command>& Commands() {
 
 const std::vector<Option>& CommonOptions() {
   static const auto* const options = new std::vector<Option>{
-      {"socket", "PATH",
-       "listen.admin_socket of the daemon; else $ASHLAR_ADMIN_SOCKET, else /run/ashlar/admin.sock", {}},
+      {"socket",
+       "PATH",
+       "listen.admin_socket of the daemon; else $ASHLAR_ADMIN_SOCKET, else /run/ashlar/admin.sock",
+       {}},
       {"json", "", "the answer as JSON", {}},
       {"help", "", "what the command does, and its options", {}}};
   return *options;
