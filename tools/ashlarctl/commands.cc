@@ -57,6 +57,16 @@ std::vector<Command> CommandsOnTheDaemon() {
 
 std::vector<Command> CommandsOnItself() {
   return {
+      {"doctor",
+       "",
+       "the settings of this machine that will hurt a daemon, each with its remedy",
+       "It fails if one of them is bad, not merely worth a note. No daemon is asked.",
+       {{"dram", "SIZE", "memory that the daemon shall have, like 64GiB", {}},
+        {"folder", "PATH", "of the disk tier; a small file is written there and removed", {}},
+        {"ssd", "SIZE", "disk that the daemon shall have there", {}},
+        {"lock", "", "dram.lock is wanted: arenas that are never swapped out", {}},
+        {"rdma", "", "peers shall be reached by RDMA", {}}},
+       Doctor},
       {"layout",
        "CONFIG-JSON",
        "what a token, a segment and a conversation of a model cost",

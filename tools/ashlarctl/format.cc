@@ -1,16 +1,23 @@
 #include "tools/ashlarctl/format.h"
 
+#include <algorithm>
 #include <array>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/outcome.h"
 
 namespace ashlar::ctl {
+namespace {
+
+constexpr std::array<absl::string_view, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+
+}  // namespace
 
 std::string Bytes(uint64_t bytes) {
-  static constexpr std::array<const char*, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   double value = static_cast<double>(bytes);
   size_t unit = 0;
   while (value >= 1024 && unit + 1 < kUnits.size()) {
@@ -18,6 +25,19 @@ std::string Bytes(uint64_t bytes) {
     ++unit;
   }
   return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+bool ParseBytes(const std::string& text, uint64_t* bytes) {
+  const size_t end = text.find_first_not_of("0123456789");
+  uint64_t number = 0;
+  if (!absl::SimpleAtoi(text.substr(0, end), &number)) return false;
+  const std::string unit(absl::StripLeadingAsciiWhitespace(end == std::string::npos ? "" : text.substr(end)));
+  const auto shift = unit.empty() ? kUnits.begin() : std::ranges::find(kUnits, unit);
+  if (shift == kUnits.end()) return false;
+  const auto bits = static_cast<uint64_t>(10 * (shift - kUnits.begin()));
+  if (number > UINT64_MAX >> bits) return false;
+  *bytes = number << bits;
+  return true;
 }
 
 std::string Duration(double seconds) {

@@ -1,0 +1,173 @@
+#include "tools/ashlarctl/host.h"
+
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/magic.h>
+#include <sys/resource.h>
+#include <sys/statfs.h>
+#include <sys/syscall.h>
+#include <sys/sysinfo.h>
+#include <sys/timex.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace ashlar::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string FirstLine(const fs::path& path) {
+  std::string line;
+  std::ifstream file(path);
+  std::getline(file, line);
+  return line;
+}
+
+std::optional<uint64_t> NumberIn(const fs::path& path) {
+  uint64_t number = 0;
+  if (!absl::SimpleAtoi(FirstLine(path), &number)) return std::nullopt;
+  return number;
+}
+
+// The bytes of "MemTotal:  123 kB", also behind "Node 0 ".
+std::optional<uint64_t> MemTotal(const fs::path& path) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const size_t at = line.find("MemTotal:");
+    uint64_t kib = 0;
+    if (at == std::string::npos) continue;
+    const std::vector<std::string> words = absl::StrSplit(line.substr(at), ' ', absl::SkipWhitespace());
+    if (words.size() > 1 && absl::SimpleAtoi(words[1], &kib)) return kib << 10;
+  }
+  return std::nullopt;
+}
+
+std::optional<uint64_t> Limit(__rlimit_resource_t resource, bool hard) {
+  rlimit limit;
+  if (getrlimit(resource, &limit) != 0) return std::nullopt;
+  const rlim_t value = hard ? limit.rlim_max : limit.rlim_cur;
+  return value == RLIM_INFINITY ? UINT64_MAX : value;
+}
+
+bool MayLock() {
+  __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+  __user_cap_data_struct data[2] = {};
+  if (syscall(SYS_capget, &header, data) != 0) return false;
+  return (data[0].effective >> CAP_IPC_LOCK & 1) != 0;
+}
+
+// The word in brackets: "always within_size [advise] never".
+std::string Chosen(const std::string& line) {
+  const size_t begin = line.find('['), end = line.find(']');
+  return begin == std::string::npos || end < begin ? "" : line.substr(begin + 1, end - begin - 1);
+}
+
+void LookAtMemory(HostFacts& facts) {
+  facts.memory_bytes = MemTotal("/proc/meminfo");
+  // This process's own group; "max" is no number.
+  const std::vector<std::string> group = absl::StrSplit(FirstLine("/proc/self/cgroup"), absl::MaxSplits(':', 2));
+  for (fs::path at = group.size() == 3 ? fs::path("/sys/fs/cgroup" + group[2]) : fs::path("/sys/fs/cgroup");
+       at.string().rfind("/sys/fs/cgroup", 0) == 0 && at != "/"; at = at.parent_path()) {
+    const std::optional<uint64_t> most = NumberIn(at / "memory.max");
+    if (most) facts.memory_bytes = std::min(facts.memory_bytes.value_or(*most), *most);
+    if (at == "/sys/fs/cgroup") break;
+  }
+  facts.locked_memory_limit = Limit(RLIMIT_MEMLOCK, /*hard=*/true);
+  facts.may_lock = MayLock();
+  facts.shared_huge_pages = Chosen(FirstLine("/sys/kernel/mm/transparent_hugepage/shmem_enabled"));
+  struct sysinfo info;
+  if (sysinfo(&info) == 0) facts.swap_bytes = uint64_t{info.totalswap} * info.mem_unit;
+  std::error_code error;
+  for (const auto& node : fs::directory_iterator("/sys/devices/system/node", error)) {
+    if (node.path().filename().string().rfind("node", 0) != 0) continue;
+    if (const auto bytes = MemTotal(node.path() / "meminfo")) facts.node_bytes.push_back(*bytes);
+  }
+}
+
+void LookAtFabric(HostFacts& facts) {
+  std::error_code error;
+  for (const auto& card : fs::directory_iterator("/sys/class/infiniband", error)) {
+    facts.fabric_present = true;
+    std::error_code none;
+    for (const auto& port : fs::directory_iterator(card.path() / "ports", none)) {
+      if (FirstLine(port.path() / "state").find("ACTIVE") == std::string::npos) continue;
+      facts.fabric.push_back(absl::StrCat(card.path().filename().string(), ":", port.path().filename().string(), " ",
+                                          FirstLine(port.path() / "link_layer")));
+    }
+  }
+}
+
+std::string NameOf(long magic) {
+  switch (magic) {
+    case EXT4_SUPER_MAGIC:
+      return "ext4";
+    case XFS_SUPER_MAGIC:
+      return "xfs";
+    case BTRFS_SUPER_MAGIC:
+      return "btrfs";
+    case TMPFS_MAGIC:
+      return "tmpfs";
+    case OVERLAYFS_SUPER_MAGIC:
+      return "overlayfs";
+    case NFS_SUPER_MAGIC:
+      return "nfs";
+    default:
+      return absl::StrCat("0x", absl::Hex(magic));
+  }
+}
+
+void LookAtFolder(HostFacts& facts) {
+  struct statfs about;
+  if (statfs(facts.folder.c_str(), &about) != 0) {
+    facts.folder_error = std::strerror(errno);
+    return;
+  }
+  facts.file_system = NameOf(about.f_type);
+  facts.folder_free_bytes = uint64_t{about.f_bavail} * about.f_bsize;
+  const std::string file = facts.folder + "/.ashlar-doctor-XXXXXX";
+  std::vector<char> name(file.c_str(), file.c_str() + file.size() + 1);
+  const int fd = mkostemp(name.data(), O_DIRECT | O_CLOEXEC);
+  if (fd < 0) {
+    // A file system without O_DIRECT says EINVAL, and may have made the file.
+    const int error = errno;
+    unlink(name.data());
+    if (error != EINVAL) facts.folder_error = std::strerror(error);
+    return;
+  }
+  constexpr size_t kBlock = 4096;
+  const std::unique_ptr<void, decltype(&std::free)> block(std::aligned_alloc(kBlock, kBlock), &std::free);
+  std::memset(block.get(), 0, kBlock);
+  facts.direct_io = pwrite(fd, block.get(), kBlock, 0) == static_cast<ssize_t>(kBlock);
+  close(fd);
+  unlink(name.data());
+}
+
+}  // namespace
+
+HostFacts LookAtHost(const std::string& folder) {
+  HostFacts facts{.folder = folder};
+  LookAtMemory(facts);
+  facts.open_files_limit = Limit(RLIMIT_NOFILE, /*hard=*/true);
+  facts.mappings_limit = NumberIn("/proc/sys/vm/max_map_count");
+  timex clock{};
+  const int state = adjtimex(&clock);
+  if (state >= 0) facts.clock_synchronised = state != TIME_ERROR;
+  LookAtFabric(facts);
+  if (!folder.empty()) LookAtFolder(facts);
+  return facts;
+}
+
+}  // namespace ashlar::ctl

@@ -1,0 +1,52 @@
+// The settings of a machine that decide how well a daemon runs there: facts, and what to think of them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ashlar::ctl {
+
+// What was found out. Empty: not known here.
+struct HostFacts {
+  std::optional<uint64_t> memory_bytes;         // of the machine, or of the control group where that is less
+  std::optional<uint64_t> locked_memory_limit;  // RLIMIT_MEMLOCK of this process, UINT64_MAX: none
+  bool may_lock = false;                        // CAP_IPC_LOCK
+  std::optional<uint64_t> open_files_limit;     // the hard one
+  std::optional<uint64_t> mappings_limit;       // vm.max_map_count
+  std::string shared_huge_pages;                // of transparent_hugepage/shmem_enabled, the one in brackets
+  std::optional<uint64_t> swap_bytes;
+  std::vector<uint64_t> node_bytes;  // memory of each NUMA node
+  std::optional<bool> clock_synchronised;
+  std::vector<std::string> fabric;  // active ports of InfiniBand or RoCE
+  bool fabric_present = false;      // there is such a card
+  std::string folder;               // for the disk tier; empty: none was asked about
+  std::string folder_error;         // it cannot be written
+  std::string file_system;          // of the folder
+  bool direct_io = false;           // a file there took a write by O_DIRECT
+  std::optional<uint64_t> folder_free_bytes;
+};
+
+// What a daemon of this machine shall have.
+struct HostNeeds {
+  uint64_t dram_bytes = 0;  // 0: not said
+  uint64_t ssd_bytes = 0;
+  bool locked = false;  // dram.lock
+  bool fabric = false;  // cluster.expect_transport: rdma
+};
+
+enum class Verdict : uint8_t { kFine, kNote, kBad };
+
+struct Finding {
+  Verdict verdict = Verdict::kFine;
+  std::string check;   // "open files"
+  std::string found;   // "the hard limit is 1024"
+  std::string remedy;  // empty where it is fine
+};
+
+// `folder`: for the disk tier, or empty. A small file is written there and removed.
+HostFacts LookAtHost(const std::string& folder);
+std::vector<Finding> Judge(const HostFacts& facts, const HostNeeds& needs);
+
+}  // namespace ashlar::ctl

@@ -1,0 +1,124 @@
+// Judge: what a machine's settings mean for a daemon there.
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tools/ashlarctl/format.h"
+#include "tools/ashlarctl/host.h"
+
+namespace ashlar::ctl {
+namespace {
+
+constexpr uint64_t kOpenFiles = 65'536;  // enough for 64 sessions of many tenants (daemon/open_files.h)
+constexpr uint64_t kMappings = 262'144;  // enough for arenas of 64 MiB of a large machine (daemon/mappings.h)
+constexpr double kMostOfMemory = 0.9;    // what is left is for engines, the page cache and the daemon's own
+
+Finding Fine(std::string check, std::string found) {
+  return {Verdict::kFine, std::move(check), std::move(found), ""};
+}
+
+Finding OfMemory(const HostFacts& facts, const HostNeeds& needs) {
+  if (!facts.memory_bytes) return {Verdict::kNote, "memory", "not known", ""};
+  const std::string found = absl::StrCat(Bytes(*facts.memory_bytes), " may be used");
+  const double most = kMostOfMemory * static_cast<double>(*facts.memory_bytes);
+  if (static_cast<double>(needs.dram_bytes) <= most) return Fine("memory", found);
+  return {Verdict::kBad, "memory", absl::StrCat(found, ", ", Bytes(needs.dram_bytes), " are asked for"),
+          "lower dram.capacity_bytes, or raise the container's memory limit: pages beyond it are taken by a kill"};
+}
+
+Finding OfLocking(const HostFacts& facts, const HostNeeds& needs) {
+  const uint64_t limit = facts.may_lock ? UINT64_MAX : facts.locked_memory_limit.value_or(0);
+  const std::string found = limit == UINT64_MAX ? "no limit" : absl::StrCat("at most ", Bytes(limit));
+  if (limit == UINT64_MAX || (needs.dram_bytes > 0 && limit >= needs.dram_bytes)) return Fine("locked memory", found);
+  return {needs.locked ? Verdict::kBad : Verdict::kNote, "locked memory", found,
+          "LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (containers), or the capability IPC_LOCK"};
+}
+
+Finding OfHugePages(const HostFacts& facts) {
+  const std::string& chosen = facts.shared_huge_pages;
+  if (chosen == "advise" || chosen == "always" || chosen == "within_size" || chosen == "force") {
+    return Fine("huge pages", absl::StrCat("shared memory may have them: ", chosen));
+  }
+  return {Verdict::kNote, "huge pages", chosen.empty() ? "not known" : absl::StrCat("shared memory has none: ", chosen),
+          "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, and dram.huge_pages: true"};
+}
+
+Finding OfLimit(const char* check, const std::optional<uint64_t>& limit, uint64_t enough, const char* remedy) {
+  if (!limit) return {Verdict::kNote, check, "not known", ""};
+  const std::string found = *limit == UINT64_MAX ? "no limit" : absl::StrCat("at most ", *limit);
+  if (*limit >= enough) return Fine(check, found);
+  return {Verdict::kNote, check, found, remedy};
+}
+
+Finding OfSwap(const HostFacts& facts) {
+  if (facts.swap_bytes.value_or(0) == 0) return Fine("swap", "none");
+  return {Verdict::kNote, "swap", Bytes(*facts.swap_bytes),
+          "swapoff -a, or dram.lock: true: a cache that is swapped out is slower than none"};
+}
+
+Finding OfNuma(const HostFacts& facts, const HostNeeds& needs) {
+  if (facts.node_bytes.size() <= 1) return Fine("NUMA", "one node");
+  const uint64_t least = *std::ranges::min_element(facts.node_bytes);
+  const std::string found = absl::StrCat(facts.node_bytes.size(), " nodes, the smallest of ", Bytes(least));
+  if (needs.dram_bytes <= least) return Fine("NUMA", found);
+  return {Verdict::kNote, "NUMA", found,
+          "spread the tier over the nodes (dram.numa), or run one daemon a node for the engines there"};
+}
+
+Finding OfClock(const HostFacts& facts) {
+  if (!facts.clock_synchronised) return {Verdict::kNote, "clock", "not known", ""};
+  if (*facts.clock_synchronised) return Fine("clock", "synchronised");
+  return {Verdict::kNote, "clock", "not synchronised",
+          "run chrony or systemd-timesyncd: certificates and the log's times depend on it"};
+}
+
+Finding OfFabric(const HostFacts& facts, const HostNeeds& needs) {
+  if (!facts.fabric.empty()) return Fine("fabric", absl::StrCat("active: ", absl::StrJoin(facts.fabric, ", ")));
+  const std::string found =
+      facts.fabric_present ? "a card, and none of its ports is active" : "no RDMA card; peers use TCP";
+  if (!needs.fabric && !facts.fabric_present) return Fine("fabric", found);
+  return {needs.fabric ? Verdict::kBad : Verdict::kNote, "fabric", found,
+          "see ibstat; in a pod ask for the RDMA device, and check with ucx_info -d"};
+}
+
+std::vector<Finding> OfFolder(const HostFacts& facts, const HostNeeds& needs) {
+  if (facts.folder.empty()) return {};
+  if (!facts.folder_error.empty()) {
+    return {{Verdict::kBad, "disk", absl::StrCat(facts.folder, ": ", facts.folder_error),
+             "the daemon's user must be able to write there"}};
+  }
+  std::vector<Finding> findings;
+  const bool local = facts.file_system != "nfs" && facts.file_system != "tmpfs" && facts.file_system != "overlayfs";
+  findings.push_back({local ? Verdict::kFine : Verdict::kBad, "disk",
+                      absl::StrCat(facts.folder, " is on ", facts.file_system),
+                      local ? "" : "take a folder on a local disk with ext4 or xfs (in a pod: hostPath)"});
+  findings.push_back({facts.direct_io ? Verdict::kFine : Verdict::kBad, "O_DIRECT",
+                      facts.direct_io ? "works there" : "does not work there",
+                      facts.direct_io ? "" : "take another file system: ext4, xfs"});
+  const uint64_t room = facts.folder_free_bytes.value_or(0);
+  const bool fits = room >= needs.ssd_bytes;
+  findings.push_back(
+      {fits ? Verdict::kFine : Verdict::kBad, "disk space", absl::StrCat(Bytes(room), " free"),
+       fits ? "" : absl::StrCat("lower ssd.capacity_bytes: ", Bytes(needs.ssd_bytes), " are asked for")});
+  return findings;
+}
+
+}  // namespace
+
+std::vector<Finding> Judge(const HostFacts& facts, const HostNeeds& needs) {
+  std::vector<Finding> findings = {
+      OfMemory(facts, needs),
+      OfLocking(facts, needs),
+      OfHugePages(facts),
+      OfLimit("open files", facts.open_files_limit, kOpenFiles,
+              "LimitNOFILE=1048576 (systemd), --ulimit nofile=1048576 (containers)"),
+      OfLimit("mappings", facts.mappings_limit, kMappings, "sysctl -w vm.max_map_count=262144"),
+      OfSwap(facts),
+      OfNuma(facts, needs),
+      OfClock(facts),
+      OfFabric(facts, needs)};
+  for (Finding& finding : OfFolder(facts, needs)) findings.push_back(std::move(finding));
+  return findings;
+}
+
+}  // namespace ashlar::ctl
