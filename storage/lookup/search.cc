@@ -42,6 +42,7 @@ Search::Search(Matcher& matcher, SessionId session, std::optional<TenantId> tena
 Search::~Search() {
   matcher_.leases_.GiveBack(tenant_, std::move(objects_), std::move(others_));
   matcher_.leases_.GiveBack(tenant_, std::move(found_), std::move(of_found_));
+  matcher_.leases_.GiveBack(tenant_, {}, std::move(lost_));
 }
 
 bool Search::GoTo(Stage stage) {
@@ -196,15 +197,17 @@ bool Search::Find(Slice& slice) {
 }
 
 // A hit for which the answer has no room is answered as a miss, but is leased. An object that was lost meanwhile is
-// missed too.
+// missed and let go, with the other shards of its bundle: nobody would use the room that it holds.
 bool Search::Answer(Slice& slice) {
   for (; next_ < queries_.size(); ++next_) {
     if (!slice.Take()) return false;
     const Query& query = queries_[next_];
     Found found = Matcher::Describe(found_[next_]);
-    const bool held = static_cast<bool>(found_[next_].object);
-    any_ |= held;
-    if (held && found.reason == MissReason::kNone && has_room_ && !has_room_(found)) found = {MissReason::kBusy};
+    const bool held = static_cast<bool>(found_[next_].object), lost = held && found.reason != MissReason::kNone;
+    if (lost) lost_.push_back(std::move(found_[next_].object));
+    if (lost) found_[next_].reason = found.reason;
+    any_ |= held && !lost;
+    if (held && !lost && has_room_ && !has_room_(found)) found = {MissReason::kBusy};
     if (held && found.reason == MissReason::kNone) {
       matcher_.observer_.Hit(tenant_, query.kind, found.tier, query.tokens);
     } else if (held) {
@@ -212,6 +215,13 @@ bool Search::Answer(Slice& slice) {
     }
     match_.found.push_back(found);
   }
+  for (; next_ < queries_.size() + of_found_.size(); ++next_) {
+    if (!slice.Take()) return false;
+    ObjectTable::Reference& other = of_found_[next_ - queries_.size()];
+    if (other->gone != MissReason::kNone) lost_.push_back(std::move(other));
+  }
+  std::erase_if(of_found_, [](const ObjectTable::Reference& other) { return !other; });
+  matcher_.leases_.GiveBack(tenant_, {}, std::exchange(lost_, {}));
   prefix_.objects = Named(of_prefix_, static_cast<uint32_t>(queries_.size()));
   return GoTo(Stage::kAnswerPrefix);
 }
@@ -226,16 +236,17 @@ bool Search::AnswerPrefix(Slice& slice) {
       matcher_.observer_.Hit(tenant_, query.kind, match_.found[prefix_.objects.begin + i].tier, query.tokens);
       continue;
     }
-    any_ = true;
     const Found found = Matcher::Describe(objects_[next_]);
     if (found.reason != MissReason::kNone) {
       ForgetPrefix(found.reason);
+      LetPrefixGo();
     } else if (has_room_ && !has_room_(found)) {
       ForgetPrefix(MissReason::kBusy);
     } else {
       match_.found.push_back(found);
     }
   }
+  any_ |= !objects_.empty();
   if (prefix_.depth > 0) {
     matcher_.observer_.Resumed(tenant_, prefix_.own, prefix_.depth, prompt_->tokens().size());
   }

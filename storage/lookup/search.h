@@ -82,6 +82,7 @@ class Search {
 
   LeasedObjects found_;  // one a query, then the prefix's objects
   Matcher::Others of_found_;
+  Matcher::Others lost_;  // found, and gone before the answer
   bool any_ = false;  // is held
   Match match_;
 };

@@ -233,6 +233,15 @@ TEST_F(SearchEnds, WithoutWhatIsEvictedMeanwhile) {
   EXPECT_EQ(match.found[3].reason, MissReason::kEvicted) << "which it had not come to";
 }
 
+TEST_F(SearchEnds, WithoutRoomOfWhatWasLostMeanwhile) {
+  const Match match = Lookup([&] {
+    for (const uint64_t text : texts_) world_.Evict(text);
+  });
+  EXPECT_THAT(Reasons(match), Each(MissReason::kEvicted));
+  EXPECT_EQ(match.lease, LeaseId{}) << "nothing is there to be held";
+  EXPECT_EQ(world_.rig().dram->Usage(kTenant).used_bytes, 0u);
+}
+
 TEST_F(SearchEnds, WithWhatIsPublishedMeanwhile) {
   const std::vector<Query> queries = SearchWorld::Queries(std::vector<uint64_t>{8, 9, 10, 11});
   const Match match = world_.Lookup(queries, nullptr, 3, [&] { world_.Publish(8), world_.Publish(11); });
@@ -254,7 +263,7 @@ TEST_F(SearchEnds, GivenUpAndLetsGo) {
 
 TEST_F(SearchEnds, AndIsHeldAgainWhileWhatItsHolderLetGoIsSettled) {
   for (const uint64_t text : texts_) world_.Publish(text);
-  const Match ended = cache().Lookup(kAnn, queries_), match = cache().Lookup(kAnn, queries_);
+  const Match ended = cache().Lookup(kAnn, std::span(queries_).first(2)), match = cache().Lookup(kAnn, queries_);
   ASSERT_TRUE(cache().Attach(kBob, match.lease).ok());
   for (const LeaseId& lease : {ended.lease, match.lease}) cache().EndLease(kAnn, lease);
   EXPECT_FALSE(cache().Holds(kAnn, match.lease)) << "at once";
