@@ -176,7 +176,7 @@ struct Daemon::Impl {
         engine_service(cache, metrics, loop, table, models, cluster == nullptr ? nullptr : &cluster->lookup()),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
                        [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
-                       static_cast<double>(config.drain_seconds()), FormatConfig(config)}) {
+                       static_cast<double>(config.drain_seconds()), FormatConfig(config), config.cluster().node()}) {
     if (cluster != nullptr) cluster->Attach(cache, tiers->top());
     tiers->Configure(config, cache);
   }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/admin.pb.h"
+#include "proto/version.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -28,6 +29,17 @@ void WriteTallies(const Tallies& tallies, v1::TenantStats* out) {
     eviction->set_objects(tally.objects);
     eviction->set_bytes(tally.bytes);
   }
+}
+
+void WriteCluster(const std::string& node, const ClusterFigures& figures, v1::ClusterStats* out) {
+  out->set_node(node);
+  out->set_members(figures.members);
+  out->set_peers_connected(figures.peers_connected);
+  out->set_directory_connected(figures.directory_connected);
+  out->set_directory_entries(figures.directory_entries);
+  out->set_fetched_objects(figures.opened);
+  out->set_fetched_bytes(figures.fetched_bytes);
+  out->set_failed_objects(figures.failed);
 }
 
 }  // namespace
@@ -75,6 +87,9 @@ absl::Status AdminService::Stats(const v1::StatsRequest&, v1::StatsReply* reply)
     reply->set_metadata_queue(levels.metadata_queue);
     reply->set_worker_queue(levels.worker_queue);
     reply->set_uptime_seconds(static_cast<double>(parts_.clock.Now() - started_) * 1e-9);
+    reply->set_draining(levels.draining);
+    reply->set_version(Version());
+    if (!parts_.node.empty()) WriteCluster(parts_.node, levels.cluster, reply->mutable_cluster());
     for (const auto& [tier, reason] : levels.degraded) {
       v1::DegradedTier* degraded = reply->add_degraded();
       degraded->set_tier(static_cast<uint32_t>(tier));

@@ -37,6 +37,7 @@ struct AdminParts {
   std::function<bool(bool)> set_draining;  // false: the daemon stops, and goes on draining
   double drain_seconds = 0;
   std::string config;  // in effect, as YAML
+  std::string node;    // this node's name among its peers; empty: it has none
 };
 
 // The calls of proto/admin_calls.h. A status other than OK says in its message which field it is about (admin.proto).

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
+#include "proto/version.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/test_engine.h"
 
@@ -120,6 +121,15 @@ TEST_F(Ashlarctl, PinsAndEvicts) {
 TEST_F(Ashlarctl, SaysHowTheDaemonIs) {
   engine_.PublishPrompt(prompt_);
   const Match match = engine_.Lookup(prompt_);
+  const json status = Ask("status");
+  EXPECT_EQ(status["state"], "serving");
+  EXPECT_EQ(status["version"], Version());
+  EXPECT_EQ(status["tokens"]["hits"]["dram"], 180);
+  EXPECT_EQ(status["cluster"], nullptr);
+  const json top = Ask("top --interval 0.1 --count 2");
+  ASSERT_EQ(top["frames"].size(), 2u);
+  EXPECT_EQ(top["frames"][1]["tokens"]["asked_tokens"], 0) << "nothing came in the interval";
+  EXPECT_EQ(Run("top --interval 0.01").code, 2);
   const json stats = Ask("stats");
   EXPECT_EQ(stats["objects"], 3);
   EXPECT_EQ(stats["sessions"], 1);

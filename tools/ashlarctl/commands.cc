@@ -41,6 +41,20 @@ std::vector<Command> CommandsOnObjects() {
 
 std::vector<Command> CommandsOnTheDaemon() {
   return {
+      {"status",
+       "",
+       "how the daemon is, on a few lines",
+       "It fails if the daemon drains, or a tier is degraded.",
+       {},
+       Status},
+      {"top",
+       "",
+       "a live view: hit rates, misses and tenants in each interval",
+       "It fits the terminal, and ends with Ctrl-C, or after --count intervals.",
+       {{"interval", "S", "seconds between two views, 2 if not given", {}},
+        {"count", "N", "views until it ends; needed with --json", {}},
+        {"color", "WHEN", "auto: on a terminal", {"auto", "always", "never"}}},
+       Top},
       {"models", "", "the models that engines opened last, and their namespaces", "", {kTenant}, Models},
       {"stats", "", "tiers, tenants, hit rates, reasons of misses, evictions", "", {}, Stats},
       {"sessions", "", "the engines that are connected", "", {}, Sessions},

@@ -1,0 +1,22 @@
+// One screen of `ashlarctl top`.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "ashlar/v1/admin.pb.h"
+#include "nlohmann/json.hpp"
+
+namespace ashlar::ctl {
+
+struct Screen {
+  size_t columns = 80, rows = 24;
+  bool colour = false;
+};
+
+// What happened between two answers, `seconds` apart: lines of at most screen.columns characters, at most screen.rows
+// of them. Tenants that asked most come first; those that find no room are counted in the last line.
+std::string Frame(const v1::StatsReply& before, const v1::StatsReply& now, double seconds, const Screen& screen);
+nlohmann::json FrameJson(const v1::StatsReply& before, const v1::StatsReply& now, double seconds);
+
+}  // namespace ashlar::ctl

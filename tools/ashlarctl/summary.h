@@ -1,0 +1,45 @@
+// What a StatsReply comes to, over all tenants or in an interval between two of them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ashlar/v1/admin.pb.h"
+#include "nlohmann/json.hpp"
+
+namespace ashlar::ctl {
+
+struct TierSum {
+  std::string tier;
+  uint64_t capacity_bytes = 0, used_bytes = 0, held_bytes = 0;
+};
+
+struct Tokens {
+  std::map<std::string, uint64_t> hits;    // by tier
+  std::map<std::string, uint64_t> misses;  // by reason
+  uint64_t evicted_objects = 0;
+
+  uint64_t hit() const;
+  uint64_t asked() const;  // hit or missed
+  // What came since `before`; all of it where the daemon was started anew meanwhile.
+  Tokens Since(const Tokens& before) const;
+};
+
+Tokens TokensOf(const v1::TenantStats& tenant);
+Tokens TokensOf(const v1::StatsReply& stats);
+std::vector<TierSum> TiersOf(const v1::StatsReply& stats);  // top to bottom
+std::vector<TierSum> TiersOf(const v1::TenantStats& tenant);
+
+// "serving", "draining", or "degraded" where a tier takes no writes.
+const char* StateOf(const v1::StatsReply& stats);
+// "[####------]", `width` characters in all.
+std::string Bar(uint64_t part, uint64_t whole, size_t width);
+// The reasons of misses that cost most tokens, "never_seen 12.0 %, evicted 1.0 %": at most `most`, of all that was
+// asked.
+std::string WorstMisses(const Tokens& tokens, size_t most);
+
+nlohmann::json JsonOf(const Tokens& tokens);
+
+}  // namespace ashlar::ctl
