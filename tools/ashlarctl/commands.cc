@@ -152,7 +152,7 @@ absl::StatusOr<Arguments> ParseArguments(const Command& command, const std::vect
     const std::string& word = words[i];
     if (word.rfind("--", 0) != 0) {
       if (*command.operands == '\0') {
-        return absl::InvalidArgumentError(absl::StrCat(word, ": ", command.name, " takes options only"));
+        return absl::InvalidArgumentError(absl::StrCat(word, ": ", command.name, " takes no files"));
       }
       if (absl::Status known = CheckWord(command.operands, word, command.operand_words); !known.ok()) return known;
       arguments.files.push_back(word);

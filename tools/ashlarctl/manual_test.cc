@@ -37,7 +37,7 @@ TEST(Manual, ArgumentsThatACommandDoesNotTakeAreNamed) {
   const auto message = [&](const std::string& command, const std::vector<std::string>& words) {
     return std::string(ParseArguments(find(command), words).status().message());
   };
-  EXPECT_THAT(message("stats", {"file"}), HasSubstr("file: stats takes options only"));
+  EXPECT_THAT(message("stats", {"file"}), HasSubstr("file: stats takes no files"));
   EXPECT_THAT(message("stats", {"--hard"}), HasSubstr("--hard: stats has no such option"));
   EXPECT_THAT(message("pin", {"--until"}), HasSubstr("--until: needs a value"));
   EXPECT_THAT(message("pin", {"--kind", "poem"}), HasSubstr("\"poem\" is none of prompt, segment, checkpoint"));
