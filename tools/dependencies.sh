@@ -20,6 +20,8 @@ ASHLAR_PACKAGES=(
   redis-tools libhiredis-dev
   # ashlar-replay: packed traces, plots
   libzstd-dev gnuplot-nox
+  # the Python module; the rest of what it takes comes from PyPI (tools/python-environment)
+  python3-dev python3-venv
   # tests
   libgtest-dev libgmock-dev
   # tests of many nodes: the directory and its published messages, certificates, links between network namespaces

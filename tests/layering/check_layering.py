@@ -66,6 +66,7 @@ ROOMS = {
         "session": {"include/ashlar"},
         "calls": {"include/ashlar", "session"},
         "engine": {"include/ashlar", "session"},
+        "python/src": {"include/ashlar"},
     },
     "examples": {
         "shortest": set(),

@@ -1,0 +1,65 @@
+"""Ashlar for engines written in Python: set a prompt from cached segments and prefixes, publish what was computed.
+
+    import ashlar
+    cache = ashlar.Cache(model=..., rpc_socket=..., session_socket=..., pages=64)
+    with cache.begin(tokens, segments=[...], page_table=pages) as request:
+        ...
+
+A cache failure is a miss, never an exception: a dead daemon or a late landing changes the plan and nothing else.
+Exceptions say that a call made no sense (ValueError names the field), or that no daemon was there to open (ConnectionError).
+"""
+
+from ashlar._ashlar import Verdict, version
+from ashlar.cache import (
+    Cache,
+    LinearTensors,
+    MemoryKind,
+    PagePlace,
+    Plan,
+    Request,
+    Run,
+    Segment,
+    Step,
+    StepKind,
+)
+from ashlar.model import (
+    Attention,
+    DType,
+    Family,
+    LayerKind,
+    Linear,
+    Model,
+    Rope,
+    RopeStyle,
+    StateOrder,
+    StoredKeys,
+    TailOrder,
+)
+
+__version__ = version()
+
+__all__ = [
+    "Attention",
+    "Cache",
+    "DType",
+    "Family",
+    "LayerKind",
+    "Linear",
+    "LinearTensors",
+    "MemoryKind",
+    "Model",
+    "PagePlace",
+    "Plan",
+    "Request",
+    "Rope",
+    "RopeStyle",
+    "Run",
+    "Segment",
+    "StateOrder",
+    "Step",
+    "StepKind",
+    "StoredKeys",
+    "TailOrder",
+    "Verdict",
+    "__version__",
+]

@@ -1,0 +1,181 @@
+"""A private daemon for notebooks and tests.
+
+    with ashlar.daemon.start(dram="1GiB") as daemon:
+        cache = ashlar.Cache(model, daemon.rpc_socket, daemon.session_socket, pages=64)
+
+`python -m ashlar.daemon` runs one in the foreground and prints its sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from types import TracebackType
+from typing import Literal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def program() -> str:
+    """The daemon's program: $ASHLARD, else the one of this package, else the one in PATH."""
+    beside = pathlib.Path(__file__).parent / "bin" / "ashlard"
+    for candidate in (os.environ.get("ASHLARD"), str(beside), shutil.which("ashlard")):
+        if candidate and os.access(candidate, os.X_OK):
+            return candidate
+    raise FileNotFoundError("ashlard: not in this package, not in PATH, and ASHLARD does not name it")
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _yaml(value: object) -> str:
+    """In YAML's flow style. Plain words stay unquoted: 64MiB is a size, "64MiB" would be a text."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_yaml(item) for item in value) + "]"
+    if isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value):
+        return value
+    return json.dumps(value)
+
+
+class Daemon:
+    """A daemon that ends with `stop`, with its `with` block, or with this process."""
+
+    def __init__(self, folder: str, config: dict[str, object], log_level: str) -> None:
+        self.folder = folder
+        self.rpc_socket = f"{folder}/rpc.sock"
+        self.session_socket = f"{folder}/session.sock"
+        self.admin_socket = f"{folder}/admin.sock"
+        self.log = f"{folder}/ashlard.log"
+        listen = {
+            "rpc_socket": self.rpc_socket,
+            "session_socket": self.session_socket,
+            "admin_socket": self.admin_socket,
+        }
+        self._config = f"{folder}/ashlard.yaml"
+        pathlib.Path(self._config).write_text(_yaml({"listen": listen, "log": {"level": log_level}, **config}) + "\n")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self, timeout: float = 30.0) -> None:
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [program(), "--config", self._config], stdout=log, stderr=log, preexec_fn=_die_with_parent
+            )
+        deadline = time.monotonic() + timeout
+        while not self._answers():
+            if self._process.poll() is not None:
+                raise RuntimeError(f"ashlard ended at its start:\n{self.last_lines()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"ashlard did not start within {timeout} s:\n{self.last_lines()}")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            return probe.connect_ex(self.admin_socket) == 0
+
+    def last_lines(self, count: int = 20) -> str:
+        return "\n".join(pathlib.Path(self.log).read_text(errors="replace").splitlines()[-count:])
+
+    def stop(self, timeout: float = 30.0) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """As by SIGKILL: nothing is written any more."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        self.stop()
+        if self._owned:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return False
+
+    _owned = False
+
+
+def start(
+    dram: str = "1GiB",
+    *,
+    ssd: str = "",
+    folder: str | None = None,
+    arena: str = "64MiB",
+    admission: str = "all",
+    log_level: str = "info",
+    config: dict[str, object] | None = None,
+) -> Daemon:
+    """Starts a daemon and returns when it answers.
+
+    `folder`: for sockets, log and disk tier; without one a temporary folder that goes with the `with` block. `ssd`: the
+    disk tier's size, empty for none. `config`: further sections of the configuration, as in ashlard.example.yaml.
+    """
+    own = folder is None
+    where = tempfile.mkdtemp(prefix="ashlar-") if folder is None else folder
+    sections: dict[str, object] = {"dram": {"capacity_bytes": dram, "arena_bytes": arena}}
+    if ssd:
+        sections["ssd"] = {"folder": f"{where}/ssd", "capacity_bytes": ssd, "admission": admission}
+    sections.update(config or {})
+    daemon = Daemon(where, sections, log_level)
+    daemon._owned = own
+    try:
+        daemon.start()
+    except BaseException:
+        if own:
+            shutil.rmtree(where, ignore_errors=True)
+        raise
+    return daemon
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m ashlar.daemon", description="Runs a private cache daemon.")
+    parser.add_argument("--dram", default="1GiB", help="memory of the cache (default: 1GiB)")
+    parser.add_argument("--ssd", default="", help="size of the disk tier; none if not given")
+    parser.add_argument("--folder", help="for sockets, log and disk tier; a temporary one if not given")
+    arguments = parser.parse_args()
+    if arguments.folder:
+        pathlib.Path(arguments.folder).mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with start(arguments.dram, ssd=arguments.ssd, folder=arguments.folder) as daemon:
+        print(json.dumps({"rpc_socket": daemon.rpc_socket, "session_socket": daemon.session_socket,
+                          "admin_socket": daemon.admin_socket, "log": daemon.log}), flush=True)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

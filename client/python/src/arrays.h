@@ -1,0 +1,60 @@
+// Arrays from Python (NumPy, torch, anything with DLPack) as the engine API takes them: never copied, always checked.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "ashlar/engine.h"
+
+namespace ashlar::python {
+
+namespace nb = nanobind;
+
+using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Lengths = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::device::cpu>;
+using MutableFloats = nb::ndarray<float, nb::device::cpu>;
+using Exponents = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Tensor = nb::ndarray<nb::c_contig, nb::device::cpu>;  // of any element type
+
+// One token's row after another: `stride` floats from one to the next, the row itself dense.
+struct RowsView {
+  const float* data = nullptr;
+  uint64_t tokens = 0;
+  int64_t stride = 0;
+};
+
+inline std::invalid_argument Refused(const std::string& name, const std::string& why) {
+  return std::invalid_argument(name + ": " + why);
+}
+
+// Checks that an array is [tokens, ...] with `width` floats a token, and dense within the token.
+template <typename Array>
+RowsView RowsOf(const std::string& name, const Array& array, uint64_t width) {
+  if (array.ndim() < 1) throw Refused(name, "has no dimensions");
+  int64_t dense = 1;
+  for (size_t i = array.ndim(); i-- > 1;) {
+    if (array.shape(i) > 1 && array.stride(i) != dense) throw Refused(name, "a token's row is not dense");
+    dense *= static_cast<int64_t>(array.shape(i));
+  }
+  if (static_cast<uint64_t>(dense) != width) {
+    throw Refused(name, std::to_string(dense) + " floats a token, not " + std::to_string(width));
+  }
+  const int64_t stride = array.shape(0) > 1 ? array.stride(0) : dense;
+  return {array.data(), array.shape(0), stride};
+}
+
+// The element type of a tensor. Throws for one that states do not have.
+DType TypeOf(const std::string& name, const Tensor& tensor);
+// Throws unless the tensor has so many elements.
+void* DataOf(const std::string& name, const Tensor& tensor, uint64_t elements);
+
+// Throws what Python calls the error: ValueError, ConnectionError, MemoryError, PermissionError, RuntimeError. Returns
+// kOk, kPending, kRestart and kOtherPages, which are no errors.
+engine::Code Checked(const engine::Status& status);
+
+}  // namespace ashlar::python

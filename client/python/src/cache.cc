@@ -1,0 +1,272 @@
+// Cache in Python: a session with the daemon, an opened model, and the memory of its pages.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "client/python/src/handles.h"
+#include "client/python/src/inputs.h"
+
+namespace ashlar::python {
+namespace {
+
+void ReadConversation(const nb::bytes& conversation, uint8_t (&out)[16]) {
+  if (conversation.size() == 0) return;
+  if (conversation.size() != sizeof out) throw Refused("conversation", "16 bytes are needed");
+  std::memcpy(out, conversation.c_str(), sizeof out);
+}
+
+std::vector<engine::Media> ReadMedia(nb::sequence media) {
+  std::vector<engine::Media> all;
+  for (const nb::handle item : media) {
+    const auto pair = nb::cast<nb::tuple>(item);
+    const auto hash = nb::cast<nb::bytes>(pair[1]);
+    engine::Media out{.offset = nb::cast<uint64_t>(pair[0])};
+    if (hash.size() != sizeof out.hash) throw Refused("media", "a hash has 32 bytes");
+    std::memcpy(out.hash, hash.c_str(), sizeof out.hash);
+    all.push_back(out);
+  }
+  return all;
+}
+
+engine::PagePlace ReadPlace(nb::handle place) {
+  const auto number = [&](const char* name) { return nb::cast<uint64_t>(place.attr(name)); };
+  return {.layer = nb::cast<uint32_t>(place.attr("layer")),
+          .key_offset = number("key_offset"),
+          .value_offset = number("value_offset"),
+          .page_stride = number("page_stride"),
+          .token_stride = number("token_stride"),
+          .key_head_stride = number("key_head_stride"),
+          .value_head_stride = number("value_head_stride"),
+          .key_scale_offset = number("key_scale_offset"),
+          .value_scale_offset = number("value_scale_offset"),
+          .scale_page_stride = number("scale_page_stride"),
+          .scale_token_stride = number("scale_token_stride"),
+          .scale_head_stride = number("scale_head_stride")};
+}
+
+std::unique_ptr<PyCache> Open(nb::handle options) {
+  auto self = std::make_unique<PyCache>();
+  self->model = std::make_shared<OpenedModel>(options.attr("model"));
+  const auto text = [&](const char* name) { return nb::cast<std::string>(options.attr(name)); };
+  const std::string rpc = text("rpc_socket"), session = text("session_socket"), name = text("name");
+  engine::OpenOptions open{.rpc_socket = rpc.c_str(), .session_socket = session.c_str(), .name = name.c_str()};
+  const auto number = [&](const char* field) { return nb::cast<uint32_t>(options.attr(field)); };
+  open.timeout_ms = number("timeout_ms");
+  open.model = self->model->description.model();
+  open.memory.kind = static_cast<engine::MemoryKind>(nb::cast<int>(options.attr("memory_kind")));
+  open.memory.pages = number("pages");
+  std::vector<engine::PagePlace> places;
+  for (const nb::handle place : nb::borrow<nb::sequence>(options.attr("places"))) places.push_back(ReadPlace(place));
+  if (!places.empty()) open.memory.places = places.data();
+  open.memory.place_count = static_cast<uint32_t>(places.size());
+  open.memory.bytes = nb::cast<uint64_t>(options.attr("memory_bytes"));
+  open.memory.memfd = nb::cast<int32_t>(options.attr("memfd"));
+  open.capture_tokens = number("capture_tokens");
+  open.epsilon = nb::cast<double>(options.attr("epsilon"));
+  open.land_ms = number("land_ms");
+  open.quiet_ms = number("quiet_ms");
+  if (nb::cast<bool>(options.attr("compose_in_daemon"))) open.compose = engine::ComposeBy::kDaemon;
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = engine::Cache::Open(open, &self->cache);
+  }
+  Checked(status);
+  return self;
+}
+
+nb::list PlacesOf(const PyCache& self) {
+  uint32_t count = 0;
+  const engine::PagePlace* const places = self.cache.places(&count);
+  nb::list all;
+  for (uint32_t i = 0; i < count; ++i) {
+    const engine::PagePlace& place = places[i];
+    nb::dict out;
+    out["layer"] = place.layer;
+    out["key_offset"] = place.key_offset;
+    out["value_offset"] = place.value_offset;
+    out["page_stride"] = place.page_stride;
+    out["token_stride"] = place.token_stride;
+    out["key_head_stride"] = place.key_head_stride;
+    out["value_head_stride"] = place.value_head_stride;
+    out["key_scale_offset"] = place.key_scale_offset;
+    out["value_scale_offset"] = place.value_scale_offset;
+    out["scale_page_stride"] = place.scale_page_stride;
+    out["scale_token_stride"] = place.scale_token_stride;
+    out["scale_head_stride"] = place.scale_head_stride;
+    all.append(out);
+  }
+  return all;
+}
+
+std::unique_ptr<PyRequest> Begin(PyCache& self, const Tokens& tokens, const std::vector<uint64_t>& segments,
+                                 const std::optional<Tokens>& page_table, bool fill, const nb::bytes& conversation,
+                                 uint64_t needed_in_ms, nb::sequence media, bool wait) {
+  auto request = std::make_unique<PyRequest>();
+  request->model = self.model;
+  request->tokens.assign(tokens.data(), tokens.data() + tokens.size());
+  const std::vector<engine::Media> inputs = ReadMedia(media);
+  engine::Prompt prompt{.tokens = request->tokens.data(),
+                        .token_count = request->tokens.size(),
+                        .segment_lengths = segments.data(),
+                        .segment_count = segments.size(),
+                        .needed_in_ms = needed_in_ms,
+                        .fill = fill,
+                        .media = inputs.data(),
+                        .media_count = inputs.size()};
+  if (page_table.has_value()) {
+    prompt.page_table = page_table->data();
+    prompt.page_count = page_table->size();
+  }
+  ReadConversation(conversation, prompt.conversation);
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status =
+        wait ? self.cache.Begin(&prompt, 1, &request->request) : self.cache.StartBegin(&prompt, 1, &request->request);
+  }
+  Checked(status);
+  return request;
+}
+
+std::unique_ptr<PyRequest> Land(PyCache& self, const nb::bytes& plan, const Tokens& page_table, bool wait) {
+  auto request = std::make_unique<PyRequest>();
+  request->model = self.model;
+  const engine::PlanToLand landing{.plan = reinterpret_cast<const uint8_t*>(plan.c_str()),
+                                   .plan_bytes = plan.size(),
+                                   .page_table = page_table.data(),
+                                   .page_count = page_table.size()};
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status =
+        wait ? self.cache.Land(&landing, 1, &request->request) : self.cache.StartLand(&landing, 1, &request->request);
+  }
+  Checked(status);
+  return request;
+}
+
+// checkpoints: of (depth, linear tensors).
+std::vector<std::string> Commit(PyCache& self, const PyRequest* request, const Tokens& tokens, uint64_t prompt_tokens,
+                                nb::sequence checkpoints, const std::optional<Tokens>& page_table,
+                                const nb::bytes& conversation, bool composed, nb::sequence media) {
+  std::vector<std::unique_ptr<LinearTensorsView>> views;
+  std::vector<engine::Checkpoint> offers;
+  for (const nb::handle item : checkpoints) {
+    const auto pair = nb::cast<nb::tuple>(item);
+    const std::string name = "checkpoints[" + std::to_string(views.size()) + "].linear";
+    views.push_back(std::make_unique<LinearTensorsView>(name, nb::cast<nb::sequence>(pair[1]), self.model->description,
+                                                        /*transitions=*/false));
+    offers.push_back({.depth = nb::cast<uint64_t>(pair[0]),
+                      .linear = views.back()->tensors.data(),
+                      .linear_count = static_cast<uint32_t>(views.back()->tensors.size())});
+  }
+  std::vector<uint8_t> outcomes(offers.size());
+  const std::vector<engine::Media> inputs = ReadMedia(media);
+  engine::Text text{.request = request == nullptr ? nullptr : &request->request,
+                    .tokens = tokens.data(),
+                    .token_count = tokens.size(),
+                    .prompt_tokens = prompt_tokens,
+                    .checkpoints = offers.data(),
+                    .checkpoint_count = static_cast<uint32_t>(offers.size()),
+                    .composed = composed,
+                    .outcomes = outcomes.data(),
+                    .media = inputs.data(),
+                    .media_count = inputs.size()};
+  if (page_table.has_value()) {
+    text.page_table = page_table->data();
+    text.page_count = page_table->size();
+  }
+  ReadConversation(conversation, text.conversation);
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.cache.Commit(&text, 1);
+  }
+  Checked(status);
+  std::vector<std::string> names;
+  for (const uint8_t outcome : outcomes) names.emplace_back(engine::CommitName(outcome));
+  return names;
+}
+
+std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeout_ms) {
+  std::vector<int32_t> pages(most);
+  uint64_t count = 0;
+  {
+    nb::gil_scoped_release release;
+    count = timeout_ms == 0 ? self.cache.PollQuietPages(pages.data(), most)
+                            : self.cache.TakeQuietPages(pages.data(), most, timeout_ms);
+  }
+  pages.resize(count);
+  return pages;
+}
+
+void ComputeAlone(PyCache& self, const PyRequest& request, uint32_t missing, uint32_t layer, const Tensor& state,
+                  const std::optional<Floats>& q, const std::optional<Floats>& k, const std::optional<Floats>& v,
+                  const std::optional<Floats>& g, const std::optional<Floats>& beta,
+                  const std::optional<MutableFloats>& out, const std::optional<MutableFloats>& transition) {
+  uint32_t count = 0;
+  const engine::Run* const runs = request.request.missing(&count);
+  if (missing >= count) throw Refused("missing", "there are " + std::to_string(count));
+  const LinearWidths& widths = self.model->description.Linear(layer);
+  engine::AloneLayer alone{.layer = layer, .inputs = RowsFrom(q, k, v, g, beta, widths), .run = &runs[missing]};
+  alone.state = StateOf("state", state, std::nullopt, widths);
+  TakeOutput(out, alone.inputs, widths, &alone.out, &alone.out_stride);
+  if (transition.has_value() && transition->size() != widths.transition) {
+    throw Refused("transition", std::to_string(widths.transition) + " floats are needed");
+  }
+  if (runs[missing].transition && !transition.has_value()) throw Refused("transition", "needed for this run");
+  if (transition.has_value()) alone.transition = transition->data();
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.cache.ComputeAlone(alone);
+  }
+  Checked(status);
+}
+
+nb::dict Stored(const PyCache& self) {
+  engine::StoredSegments stored;
+  self.cache.Stored(&stored);
+  nb::dict out;
+  out["segments"] = stored.segments;
+  out["bytes"] = stored.bytes;
+  out["own_bytes"] = stored.own_bytes;
+  return out;
+}
+
+}  // namespace
+
+void BindCache(nb::module_& module) {
+  nb::class_<PyCache>(module, "Cache")
+      .def("memory",
+           [](nb::pointer_and_handle<PyCache> self) {
+             const size_t shape[1] = {self.p->cache.bytes()};
+             return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(self.p->cache.data(), 1, shape, self.h);
+           })
+      .def("places", &PlacesOf)
+      .def("connected", [](const PyCache& self) { return self.cache.connected(); })
+      .def("begin", &Begin, nb::arg("tokens").noconvert(), nb::arg("segments"),
+           nb::arg("page_table").none().noconvert(), nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"),
+           nb::arg("media"), nb::arg("wait"))
+      .def("land", &Land, nb::arg("plan"), nb::arg("page_table").noconvert(), nb::arg("wait"))
+      .def("commit", &Commit, nb::arg("request").none(), nb::arg("tokens").noconvert(), nb::arg("prompt_tokens"),
+           nb::arg("checkpoints"), nb::arg("page_table").none().noconvert(), nb::arg("conversation"),
+           nb::arg("composed"), nb::arg("media"))
+      .def("compute_alone", &ComputeAlone, nb::arg("request"), nb::arg("missing"), nb::arg("layer"),
+           nb::arg("state").noconvert(), nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(),
+           nb::arg("v").none().noconvert(), nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(),
+           nb::arg("out").none().noconvert(), nb::arg("transition").none().noconvert())
+      .def("take_quiet_pages", &TakeQuietPages)
+      .def("stored", &Stored)
+      .def("close", [](PyCache& self) {
+        nb::gil_scoped_release release;
+        self.cache = engine::Cache();
+      });
+  module.def("open", &Open);
+}
+
+}  // namespace ashlar::python

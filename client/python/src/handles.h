@@ -1,0 +1,52 @@
+// The handles that Python holds: a cache, and a request that keeps what its calls point to.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ashlar/engine.h"
+#include "client/python/src/arrays.h"
+#include "client/python/src/model.h"
+
+namespace ashlar::python {
+
+// The values of ashlar.Verdict.
+enum class Verdict : int { kOk = 0, kPending = 100, kRestart = 101, kOtherPages = 102 };
+
+inline Verdict VerdictOf(const engine::Status& status) {
+  return static_cast<Verdict>(Checked(status));
+}
+
+// Shared by a cache and its requests: widths are checked in both.
+struct OpenedModel {
+  explicit OpenedModel(nb::handle model) : description(model) {}
+  ModelDescription description;
+};
+
+struct PyCache {
+  engine::Cache cache;
+  std::shared_ptr<OpenedModel> model;
+};
+
+struct PyRequest {
+  engine::Request request;
+  std::shared_ptr<OpenedModel> model;
+  std::vector<int32_t> tokens;
+};
+
+// What a Run's tensors, or a checkpoint's, are in Python: attributes layer, state, conv_tail, transition, decay,
+// exponents. The structs point into the arrays, which `kept` keeps alive.
+struct LinearTensorsView {
+  LinearTensorsView(const std::string& name, nb::sequence layers, const ModelDescription& model, bool transitions);
+  std::vector<engine::LinearTensors> tensors;
+  std::vector<nb::object> kept;
+};
+
+void BindCache(nb::module_& module);
+void BindRequest(nb::module_& module);
+
+}  // namespace ashlar::python

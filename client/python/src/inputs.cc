@@ -1,0 +1,52 @@
+#include "client/python/src/inputs.h"
+
+namespace ashlar::python {
+
+engine::State StateOf(const std::string& name, const Tensor& tensor, const std::optional<Exponents>& exponents,
+                      const LinearWidths& widths) {
+  engine::State state{.data = DataOf(name, tensor, widths.state), .dtype = TypeOf(name, tensor)};
+  if (exponents.has_value()) {
+    if (exponents->size() != widths.heads) throw Refused(name + " exponents", "one a head is needed");
+    state.exponents = exponents->data();
+  } else if (state.dtype == DType::kF16) {
+    throw Refused(name, "float16 needs exponents");
+  }
+  return state;
+}
+
+engine::TokenRows RowsFrom(const std::optional<Floats>& q, const std::optional<Floats>& k,
+                           const std::optional<Floats>& v, const std::optional<Floats>& g,
+                           const std::optional<Floats>& beta, const LinearWidths& widths) {
+  engine::TokenRows rows;
+  if (!k.has_value()) return rows;
+  if (!v.has_value()) throw Refused("v", "needed with k");
+  if (widths.gates > 0 && !g.has_value()) throw Refused("g", "needed for this family");
+  if (widths.betas > 0 && !beta.has_value()) throw Refused("beta", "needed for this family");
+  rows.tokens = k->ndim() == 0 ? 0 : k->shape(0);
+  const auto take = [&rows](const char* name, const std::optional<Floats>& array, uint64_t width, const float** data,
+                            int64_t* stride) {
+    if (!array.has_value() || width == 0) return;
+    const RowsView view = RowsOf(name, *array, width);
+    if (view.tokens != rows.tokens) throw Refused(name, "as many tokens as k has are needed");
+    *data = view.data;
+    *stride = view.stride;
+  };
+  take("k", k, widths.keys, &rows.k, &rows.k_stride);
+  take("v", v, widths.values, &rows.v, &rows.v_stride);
+  take("q", q, widths.keys, &rows.q, &rows.q_stride);
+  take("g", g, widths.gates, &rows.g, &rows.g_stride);
+  take("beta", beta, widths.betas, &rows.beta, &rows.beta_stride);
+  return rows;
+}
+
+void TakeOutput(const std::optional<MutableFloats>& out, const engine::TokenRows& rows, const LinearWidths& widths,
+                float** data, int64_t* stride) {
+  if (!out.has_value()) return;
+  const RowsView view = RowsOf("out", *out, widths.values);
+  if (view.tokens < rows.tokens) throw Refused("out", "fewer tokens than k has");
+  if (rows.q == nullptr && rows.tokens > 0) throw Refused("q", "needed with out");
+  *data = out->data();
+  *stride = view.stride;
+}
+
+}  // namespace ashlar::python

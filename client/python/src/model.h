@@ -1,0 +1,48 @@
+// A model as the package's dataclasses describe it (ashlar/model.py), in the engine API's structs.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "ashlar/engine.h"
+#include "client/python/src/arrays.h"
+
+namespace ashlar::python {
+
+// Numbers of one linear layer that arrays are checked against, on this process's shard.
+struct LinearWidths {
+  uint64_t heads = 0, keys = 0, values = 0, gates = 0, betas = 0;  // floats a token
+  uint64_t state = 0, transition = 0;                              // elements of all heads
+  uint64_t conv_tail_bytes = 0;
+};
+
+// Owns all that `model` points to.
+class ModelDescription {
+ public:
+  // Throws ValueError naming the field.
+  explicit ModelDescription(nb::handle model);
+  ModelDescription(const ModelDescription&) = delete;
+  ModelDescription& operator=(const ModelDescription&) = delete;
+
+  const engine::Model& model() const { return model_; }
+  // Throws ValueError unless the layer is a linear one.
+  const LinearWidths& Linear(uint32_t layer) const;
+
+ private:
+  const char* Keep(nb::handle text);
+  const double* KeepDoubles(nb::handle numbers);
+  const float* KeepFloats(nb::handle numbers);
+  engine::Layer ReadLayer(nb::handle layer, uint32_t size);
+
+  engine::Model model_;
+  std::vector<engine::Layer> layers_;
+  std::vector<LinearWidths> widths_;  // of all layers; zero where the layer is no linear one
+  std::deque<std::string> texts_;
+  std::deque<std::vector<double>> doubles_;
+  std::deque<std::vector<float>> floats_;
+};
+
+}  // namespace ashlar::python

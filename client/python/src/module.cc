@@ -1,0 +1,19 @@
+// The extension module of the package `ashlar`: the engine API (ashlar/engine.h) for Python, without policy of its own.
+// ashlar/cache.py is what users call.
+#include <nanobind/nanobind.h>
+
+#include "client/python/src/handles.h"
+#include "proto/version.h"
+
+NB_MODULE(_ashlar, module) {
+  using ashlar::python::Verdict;
+  namespace nb = nanobind;
+  nb::enum_<Verdict>(module, "Verdict")
+      .value("OK", Verdict::kOk)
+      .value("PENDING", Verdict::kPending)
+      .value("RESTART", Verdict::kRestart)
+      .value("OTHER_PAGES", Verdict::kOtherPages);
+  ashlar::python::BindRequest(module);
+  ashlar::python::BindCache(module);
+  module.def("version", &ashlar::Version);
+}

@@ -1,0 +1,235 @@
+// Request in Python: a prompt being set.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "client/python/src/handles.h"
+#include "client/python/src/inputs.h"
+
+namespace ashlar::python {
+namespace {
+
+using engine::Code;
+
+Verdict Advance(PyRequest& self, uint32_t layer, uint64_t begin, uint64_t end, const Tensor& state,
+                const std::optional<Floats>& q, const std::optional<Floats>& k, const std::optional<Floats>& v,
+                const std::optional<Floats>& g, const std::optional<Floats>& beta,
+                const std::optional<MutableFloats>& out, const std::optional<Exponents>& exponents,
+                const std::vector<std::pair<uint64_t, Tensor>>& copies) {
+  const LinearWidths& widths = self.model->description.Linear(layer);
+  engine::LayerAdvance advance{
+      .layer = layer, .begin = begin, .end = end, .inputs = RowsFrom(q, k, v, g, beta, widths)};
+  advance.state = StateOf("state", state, exponents, widths);
+  TakeOutput(out, advance.inputs, widths, &advance.out, &advance.out_stride);
+  std::vector<engine::StateCopy> wanted;
+  for (const auto& [position, tensor] : copies) {
+    wanted.push_back({position, StateOf("copies", tensor, std::nullopt, widths)});
+  }
+  advance.copies = wanted.data();
+  advance.copy_count = static_cast<uint32_t>(wanted.size());
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.request.Advance(advance);
+  }
+  return VerdictOf(status);
+}
+
+nb::list Missing(const PyRequest& self) {
+  uint32_t count = 0;
+  const engine::Run* const runs = self.request.missing(&count);
+  nb::list all;
+  for (uint32_t i = 0; i < count; ++i) {
+    const engine::Run& run = runs[i];
+    nb::dict out;
+    out["tokens"] = std::vector<int32_t>(run.tokens, run.tokens + run.token_count);
+    out["segment"] = run.segment;
+    out["capture_begin"] = run.capture_begin;
+    out["capture_end"] = run.capture_end;
+    out["transition"] = run.transition;
+    all.append(out);
+  }
+  return all;
+}
+
+nb::dict PlanOf(const PyRequest& self) {
+  const engine::Plan& plan = self.request.plan();
+  nb::list steps, segments;
+  for (uint32_t i = 0; i < plan.step_count; ++i) {
+    const engine::Step& step = plan.steps[i];
+    nb::dict out;
+    out["kind"] = static_cast<int>(step.kind);
+    out["capture"] = step.capture;
+    out["segment"] = step.segment == engine::Step::kPrefix ? nb::object(nb::none()) : nb::cast(step.segment);
+    out["begin"] = step.begin;
+    out["end"] = step.end;
+    steps.append(out);
+  }
+  for (uint32_t i = 0; i < plan.segment_count; ++i) {
+    const engine::Segment& segment = plan.segments[i];
+    nb::dict out;
+    out["start"] = segment.start;
+    out["tokens"] = segment.tokens;
+    out["bytes"] = segment.bytes;
+    out["miss"] = segment.reason == 0 ? nb::object(nb::none()) : nb::cast(engine::MissName(segment.reason));
+    out["tier"] = segment.reason == 0 ? nb::cast(engine::TierName(segment.tier)) : nb::object(nb::none());
+    out["used"] = segment.used;
+    segments.append(out);
+  }
+  nb::dict out;
+  out["steps"] = steps;
+  out["segments"] = segments;
+  out["prefix_tokens"] = plan.prefix_tokens;
+  out["cached_tokens"] = plan.cached_tokens;
+  out["own"] = plan.own;
+  out["exact"] = plan.exact;
+  return out;
+}
+
+std::string Publish(PyRequest& self, uint32_t missing, nb::sequence linear, const std::optional<Tokens>& page_table,
+                    uint64_t first_position) {
+  uint32_t count = 0;
+  const engine::Run* const runs = self.request.missing(&count);
+  if (missing >= count) throw Refused("missing", "there are " + std::to_string(count));
+  const LinearTensorsView view("linear", linear, self.model->description, runs[missing].transition);
+  engine::ComputedRun computed{.linear = view.tensors.data(),
+                               .linear_count = static_cast<uint32_t>(view.tensors.size()),
+                               .first_position = first_position};
+  if (page_table.has_value()) {
+    computed.page_table = page_table->data();
+    computed.page_count = page_table->size();
+  }
+  uint8_t outcome = 0;
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.request.Publish(missing, computed, &outcome);
+  }
+  Checked(status);
+  return engine::PublishName(outcome);
+}
+
+template <engine::Status (engine::Request::*call)() noexcept>
+Verdict Waiting(PyRequest& self) {
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = (self.request.*call)();
+  }
+  return VerdictOf(status);
+}
+
+template <engine::Status (engine::Request::*call)(uint32_t) noexcept>
+Verdict WaitingFor(PyRequest& self, uint32_t layer) {
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = (self.request.*call)(layer);
+  }
+  return VerdictOf(status);
+}
+
+template <engine::Status (engine::Request::*call)(const int32_t*, uint64_t) noexcept>
+Verdict InPages(PyRequest& self, const Tokens& page_table) {
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = (self.request.*call)(page_table.data(), page_table.size());
+  }
+  return VerdictOf(status);
+}
+
+nb::bytes PlanBytes(const PyRequest& self) {
+  std::vector<uint8_t> bytes(self.request.PlanBytes(nullptr, 0));
+  self.request.PlanBytes(bytes.data(), bytes.size());
+  return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+// Copies the convolution's tail behind a step that is taken from the cache; None without a convolution.
+nb::object ConvTail(PyRequest& self, uint32_t step, uint32_t layer) {
+  const LinearWidths& widths = self.model->description.Linear(layer);
+  engine::Tuple tuple;
+  if (Checked(self.request.StepTuple(step, layer, &tuple)) != Code::kOk || tuple.conv_tail == nullptr) {
+    return nb::none();
+  }
+  return nb::bytes(static_cast<const char*>(tuple.conv_tail), widths.conv_tail_bytes);
+}
+
+}  // namespace
+
+LinearTensorsView::LinearTensorsView(const std::string& name, nb::sequence layers, const ModelDescription& model,
+                                     bool transitions) {
+  for (const nb::handle item : layers) {
+    const std::string field = name + "[" + std::to_string(tensors.size()) + "]";
+    engine::LinearTensors out{.layer = nb::cast<uint32_t>(item.attr("layer"))};
+    const LinearWidths& widths = model.Linear(out.layer);
+    const auto take = [&](const char* part, uint64_t elements) -> const void* {
+      const nb::object value = item.attr(part);
+      if (value.is_none()) return nullptr;
+      const auto tensor = nb::cast<Tensor>(value);
+      kept.push_back(value);
+      return DataOf(field + "." + part, tensor, elements);
+    };
+    out.state = take("state", widths.state);
+    if (out.state == nullptr) throw Refused(field + ".state", "needed");
+    const nb::object tail = item.attr("conv_tail");
+    if (!tail.is_none()) {
+      const auto tensor = nb::cast<Tensor>(tail);
+      kept.push_back(tail);
+      if (tensor.nbytes() != widths.conv_tail_bytes) {
+        throw Refused(field + ".conv_tail", std::to_string(widths.conv_tail_bytes) + " bytes are needed");
+      }
+      out.conv_tail = tensor.data();
+    } else if (widths.conv_tail_bytes > 0) {
+      throw Refused(field + ".conv_tail", "needed");
+    }
+    out.state_exponents = static_cast<const int32_t*>(take("exponents", widths.heads));
+    if (transitions) {
+      out.transition = static_cast<const float*>(take("transition", widths.transition));
+      out.decay = static_cast<const float*>(take("decay", widths.heads * widths.keys));
+      if (out.transition == nullptr) throw Refused(field + ".transition", "needed");
+    }
+    tensors.push_back(out);
+  }
+}
+
+void BindRequest(nb::module_& module) {
+  using engine::Request;
+  nb::class_<PyRequest>(module, "Request")
+      .def("missing", &Missing)
+      .def("publish", &Publish, nb::arg("missing"), nb::arg("linear"), nb::arg("page_table").none().noconvert(),
+           nb::arg("first_position"))
+      .def("abandon", [](PyRequest& self, uint32_t missing) { self.request.Abandon(missing); })
+      .def("look_again", &InPages<&Request::LookAgain>)
+      .def("start_look_again", &InPages<&Request::StartLookAgain>)
+      .def("wait_plan", &Waiting<&Request::WaitPlan>)
+      .def("poll_plan", &Waiting<&Request::PollPlan>)
+      .def("plan", &PlanOf)
+      .def("wait_layer", &WaitingFor<&Request::WaitLayer>)
+      .def("poll_layer", &WaitingFor<&Request::PollLayer>)
+      .def("advance", &Advance, nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("state").noconvert(),
+           nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(), nb::arg("v").none().noconvert(),
+           nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(), nb::arg("out").none().noconvert(),
+           nb::arg("exponents").none().noconvert(), nb::arg("copies").noconvert())
+      .def("conv_tail", &ConvTail)
+      .def("finish", &Waiting<&Request::Finish>)
+      .def("poll_finish", &Waiting<&Request::PollFinish>)
+      .def("move", &InPages<&Request::Move>)
+      .def("lose",
+           [](PyRequest& self, const std::vector<uint32_t>& segments) {
+             return VerdictOf(self.request.Lose(segments.data(), static_cast<uint32_t>(segments.size())));
+           })
+      .def("pages_kept", [](const PyRequest& self) { return self.request.pages_kept(); })
+      .def("cancel", [](PyRequest& self) { self.request.Cancel(); })
+      .def("poll_quiet", &Waiting<&Request::PollQuiet>)
+      .def("release", [](PyRequest& self) { self.request.Release(); })
+      .def("end",
+           [](PyRequest& self) {
+             nb::gil_scoped_release release;
+             self.request = engine::Request();
+           })
+      .def("plan_bytes", &PlanBytes);
+}
+
+}  // namespace ashlar::python

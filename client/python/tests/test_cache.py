@@ -1,0 +1,213 @@
+"""The package against a real daemon: what engines do, and what they do wrong."""
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import shortest
+
+import ashlar
+
+RULES, ARCH, STONE = "Answer from these pages.", "An arch stands because all fall.", "Ashlar is cut to one face."
+CONVERSATION = bytes(range(16))
+
+
+def open_cache(daemon, **options):
+    return ashlar.Cache(shortest.MODEL, daemon.rpc_socket, daemon.session_socket, **{"pages": 64, **options})
+
+
+def prompt(*parts):
+    return np.frombuffer("".join(parts).encode(), np.uint8).astype(np.int32)
+
+
+def test_segments_come_from_the_cache_in_any_order_with_the_same_answer(daemon):
+    engine = shortest.Engine(daemon.rpc_socket, daemon.session_socket)
+    first, _ = engine.serve([RULES, ARCH, STONE], "Why?", 8)
+    again, cached = engine.serve([RULES, ARCH, STONE], "Why?", 8)
+    assert again == first
+    interiors = len(ARCH) + len(STONE) - 2 * (shortest.MODEL.head + shortest.MODEL.tail)
+    assert cached == len(RULES) + interiors
+    other, cached_too = shortest.Engine(daemon.rpc_socket, daemon.session_socket).serve([RULES, STONE, ARCH], "Why?", 8)
+    assert cached_too == cached, "another engine finds the same segments in another order"
+    assert len(other) == 8
+    assert engine.cache.stored()["segments"] == 2, "the first one is a prefix, and kept whole"
+
+
+def test_the_plan_says_what_was_missed_and_why(daemon):
+    with open_cache(daemon) as cache, cache.begin(prompt(RULES, ARCH, "?"), [len(RULES), len(ARCH)]) as request:
+        plan = request.plan
+        assert [segment.miss for segment in plan.segments] == ["never_seen", "never_seen"]
+        assert plan.computed() == [(0, len(RULES) + len(ARCH) + 1)]
+        assert plan.cached_tokens == 0 and plan.exact
+        assert request.plan_bytes() == b""
+
+
+def test_a_text_is_committed_and_resumed_by_another_engine(daemon):
+    tokens = prompt(RULES, ARCH, "and more words than one block of two hundred and fifty-six tokens needs." * 4)
+    table = np.arange(64, dtype=np.int32)
+    state = np.arange(shortest.HEADS * shortest.DIM**2, dtype=np.float32)
+    with open_cache(daemon, capture_tokens=16) as cache:
+        keys, values = cache.page_rows(shortest.ATTENTION)
+        keys[:] = np.arange(keys.size, dtype=np.float32).reshape(keys.shape)
+        values[:] = -keys
+        linear = [ashlar.LinearTensors(shortest.LINEAR, state)]
+        assert cache.commit(tokens, [(len(tokens), linear)], page_table=table) == ["kept"]
+        assert cache.commit(tokens, [(len(tokens), linear)], page_table=table) == ["already_present"]
+    with open_cache(daemon, capture_tokens=16) as cache:
+        longer = np.concatenate([tokens, prompt("!")])
+        with cache.begin(longer, page_table=table) as request:
+            assert request.plan.prefix_tokens == len(tokens)
+            assert request.plan.computed() == [(len(tokens), len(longer))]
+            landed = np.zeros_like(state)
+            assert request.advance(shortest.LINEAR, 0, len(tokens), landed) == ashlar.Verdict.OK
+            assert request.wait_layer(shortest.ATTENTION) == ashlar.Verdict.OK
+            assert request.finish() == ashlar.Verdict.OK
+            np.testing.assert_array_equal(landed, state)
+            there, _ = cache.page_rows(shortest.ATTENTION)
+            rows = there.reshape(-1, shortest.HEADS * shortest.DIM)[: len(tokens)]
+            np.testing.assert_array_equal(rows.ravel(), np.arange(rows.size, dtype=np.float32))
+
+
+def test_another_process_lands_the_plan(daemon):
+    engine = shortest.Engine(daemon.rpc_socket, daemon.session_socket)
+    engine.serve([RULES, ARCH], "?", 1)
+    scheduler = ashlar.Cache(
+        shortest.MODEL, daemon.rpc_socket, daemon.session_socket, memory_kind=ashlar.MemoryKind.NONE
+    )
+    request = scheduler.start_begin(prompt(RULES, ARCH, "?"), [len(RULES), len(ARCH)])
+    assert request.wait_plan() == ashlar.Verdict.OK
+    plan = request.plan_bytes()
+    assert plan
+    with engine.cache.land(plan, engine.table) as landing:
+        assert landing.plan == request.plan
+        assert landing.finish() == ashlar.Verdict.OK
+    with pytest.raises(ValueError, match=r"plans\[0\]"):
+        engine.cache.land(plan[:-1] + b"!", engine.table)
+
+
+def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
+    with open_cache(daemon) as cache:
+        state = np.zeros(shortest.HEADS * shortest.DIM**2, np.float32)
+        rows = np.zeros((4, shortest.HEADS * shortest.DIM), np.float32)
+        with pytest.raises(ValueError, match="segment_lengths"):
+            cache.begin(prompt(RULES), [10_000])
+        with pytest.raises(ValueError, match="conversation: 16 bytes"):
+            cache.begin(prompt(RULES), conversation=b"short")
+        with cache.begin(prompt("abcd"), page_table=np.arange(64)) as request:
+            advance = request.advance
+            for message, call in {
+                "layer: 1 is no linear layer": lambda: advance(1, 0, 4, state, k=rows, v=rows),
+                "state: 5 elements, not 512": lambda: advance(0, 0, 4, np.zeros(5, np.float32), k=rows, v=rows),
+                "state: neither float32": lambda: advance(0, 0, 4, state.astype(np.float64), k=rows, v=rows),
+                "k: 8 floats a token, not 32": lambda: advance(0, 0, 4, state, k=rows[:, :8], v=rows),
+                "v: as many tokens": lambda: advance(0, 0, 4, state, k=rows, v=rows[:2]),
+                "q: needed with out": lambda: advance(0, 0, 4, state, k=rows, v=rows, out=rows),
+                "missing: there are 0": lambda: request.publish(0, []),
+            }.items():
+                with pytest.raises(ValueError, match=message):
+                    call()
+            with pytest.raises(TypeError):
+                advance(0, 0, 4, state, k=rows.astype(np.float64), v=rows)
+            assert advance(0, 0, 4, state, k=rows, v=rows) == ashlar.Verdict.OK, "it goes on as if nothing had been"
+    with pytest.raises(ValueError, match="weights_digest"):
+        ashlar.Cache(ashlar.Model("m", "", shortest.MODEL.layers, 16), daemon.rpc_socket, daemon.session_socket)
+    with pytest.raises(ConnectionError):
+        ashlar.Cache(shortest.MODEL, "/nowhere/rpc", "/nowhere/session", pages=4)
+
+
+def test_rows_may_be_strided_and_are_not_copied(daemon):
+    wide = np.ascontiguousarray(np.random.default_rng(1).normal(size=(6, 3 * 32)).astype(np.float32))
+    parts = wide[:, :32], wide[:, 32:64], wide[:, 64:]
+    with open_cache(daemon) as cache, cache.begin(prompt("abcdef"), page_table=np.arange(64)) as request:
+        states = [np.zeros(512, np.float32) for _ in range(2)]
+        outs = [np.zeros((6, 64), np.float32)[:, :32] for _ in range(2)]
+        for rows, state, out in zip([parts, [np.ascontiguousarray(p) for p in parts]], states, outs, strict=True):
+            request.advance(0, 0, 6, state, q=rows[0], k=rows[1], v=rows[2], out=out)
+        np.testing.assert_array_equal(*states)
+        np.testing.assert_array_equal(*outs)
+        assert np.abs(outs[0]).max() > 0
+
+
+def test_a_dead_daemon_is_a_miss(daemon):
+    engine = shortest.Engine(daemon.rpc_socket, daemon.session_socket)
+    first, _ = engine.serve([RULES, ARCH], "?", 6)
+    daemon.kill()
+    again, cached = engine.serve([RULES, ARCH], "?", 6)
+    assert cached == 0
+    daemon.start()
+    deadline = time.monotonic() + 20
+    while not engine.cache.connected and time.monotonic() < deadline:
+        time.sleep(0.02)
+    engine.serve([RULES, ARCH], "?", 6)
+    once_more, cached = engine.serve([RULES, ARCH], "?", 6)
+    assert cached > 0 and once_more == first
+    assert len(again) == 6
+
+
+def test_arrays_keep_the_memory_and_requests_outlive_their_cache(daemon):
+    cache = open_cache(daemon)
+    keys, _ = cache.page_rows(shortest.ATTENTION)
+    request = cache.begin(prompt(RULES), page_table=np.arange(64))
+    del cache
+    gc.collect()
+    keys[:] = 7
+    assert float(keys[63, 15, 1, 15]) == 7.0
+    assert request.finish() == ashlar.Verdict.OK
+    request.end()
+
+
+def test_waiting_leaves_other_threads_running(daemon):
+    with open_cache(daemon, timeout_ms=500) as cache:
+        counted, stop = [0], threading.Event()
+
+        def count():
+            while not stop.is_set():
+                counted[0] += 1
+                time.sleep(0)
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        os.kill(daemon.pid, signal.SIGSTOP)
+        before = counted[0]
+        with cache.begin(prompt(RULES)) as request:  # waits for an answer that does not come
+            during = counted[0] - before
+            assert request.plan.cached_tokens == 0
+        os.kill(daemon.pid, signal.SIGCONT)
+        stop.set()
+        thread.join()
+        assert during > 100
+
+
+def test_async_forms_leave_the_loop_running(daemon):
+    async def run():
+        with open_cache(daemon, capture_tokens=16) as cache:
+            ticks = 0
+
+            async def tick():
+                nonlocal ticks
+                while True:
+                    ticks += 1
+                    await asyncio.sleep(0)
+
+            ticking = asyncio.create_task(tick())
+            tokens = prompt(RULES)
+            requests = await asyncio.gather(
+                *(cache.begin_async(tokens, page_table=np.arange(8 * i, 8 * i + 8)) for i in range(8))
+            )
+            verdicts = await asyncio.gather(*(request.finish_async() for request in requests))
+            state = np.zeros(512, np.float32)
+            outcomes = await cache.commit_async(
+                tokens, [(len(tokens), [ashlar.LinearTensors(0, state)])], page_table=np.arange(64)
+            )
+            ticking.cancel()
+            return verdicts, outcomes, ticks
+
+    verdicts, outcomes, ticks = asyncio.run(run())
+    assert verdicts == [ashlar.Verdict.OK] * 8
+    assert len(outcomes) == 1
+    assert ticks > 10

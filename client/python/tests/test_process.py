@@ -1,0 +1,106 @@
+"""The module in processes that hold other versions of gRPC and Protobuf, that fork, and that check types."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import ashlar.daemon
+
+PACKAGE = pathlib.Path(ashlar.__file__).parent
+MODULE = next(PACKAGE.glob("_ashlar*.so"))
+TALK = """
+import shortest
+text, _ = shortest.Engine({rpc!r}, {session!r}).serve(["Answer from these pages.", "An arch."], "?", 4)
+assert len(text) == 4
+"""
+
+
+def run(code, daemon):
+    code = textwrap.dedent(code).replace("TALK", TALK.format(rpc=daemon.rpc_socket, session=daemon.session_socket))
+    examples = str(pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples" / "python")
+    path = os.pathsep.join([examples, os.environ.get("PYTHONPATH", "")])
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": path})
+
+
+GRPC_WORKS = """
+import grpc, google.protobuf.struct_pb2 as pb
+from concurrent import futures
+server = grpc.server(futures.ThreadPoolExecutor(2))
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+grpc.channel_ready_future(grpc.insecure_channel(f"127.0.0.1:{port}")).result(timeout=20)
+message = pb.Struct(); message["a"] = 1
+assert pb.Struct.FromString(message.SerializeToString())["a"] == 1
+"""
+
+
+@pytest.mark.parametrize("order", ["before", "after", "between"])
+def test_another_grpc_lives_in_the_same_process(daemon, order):
+    pytest.importorskip("grpc")
+    parts = {"before": [GRPC_WORKS, "TALK"], "after": ["TALK", GRPC_WORKS], "between": ["import grpc", "TALK", GRPC_WORKS]}
+    done = run("\n".join(parts[order]), daemon)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_child_may_open_its_own_cache_after_a_fork(daemon):
+    done = run("""
+        import os, numpy as np, ashlar, shortest
+        before = shortest.Engine(%r, %r)
+        child = os.fork()
+        if child == 0:
+            try:
+                before.cache.begin(np.zeros(4, np.int32))
+            except RuntimeError:
+                os._exit(0)  # handles belong to the process that made them
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        TALK
+        """ % (daemon.rpc_socket, daemon.session_socket), daemon)
+    assert done.returncode == 0, done.stderr
+    done = run("""
+        import os, ashlar
+        child = os.fork()
+        if child == 0:
+            import subprocess, sys
+            exec('''TALK''')
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """, daemon)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_module_exports_its_entry_alone_and_hides_grpc():
+    symbols = subprocess.run(["nm", "-D", "--defined-only", MODULE], capture_output=True, text=True, check=True).stdout
+    assert [line.split()[-1] for line in symbols.splitlines()] == ["PyInit__ashlar"]
+    needed = subprocess.run(["readelf", "-d", MODULE], capture_output=True, text=True, check=True).stdout
+    assert not re.findall(r"NEEDED.*(grpc|gpr|crypto|ssl)", needed)
+
+
+def test_types_are_checked():
+    mypy = pytest.importorskip("mypy.api")
+    config = pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "client" / "python" / "pyproject.toml"
+    out, errors, code = mypy.run(["--config-file", str(config), "--cache-dir", os.devnull, "-p", "ashlar"])
+    assert code == 0, out + errors
+    wrong = 'import ashlar\nashlar.Cache(model=3, rpc_socket="a", session_socket="b")\n'
+    out, _, code = mypy.run(["--strict", "--cache-dir", os.devnull, "-c", wrong])
+    assert code == 1 and "Model" in out, "an engine's mistake is seen"
+
+
+def test_a_daemon_runs_from_the_command_line(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-m", "ashlar.daemon", "--dram", "64MiB", "--folder", str(tmp_path)], stdout=subprocess.PIPE,
+        text=True
+    ) as running:
+        line = running.stdout.readline()
+        assert '"rpc_socket"' in line and (tmp_path / "rpc.sock").exists()
+        running.terminate()
+        assert running.wait(30) == 0
+    assert not (tmp_path / "rpc.sock").exists(), "the daemon was stopped, too"
+    done = subprocess.run([sys.executable, "-m", "ashlar.daemon", "--dram", "lots"], capture_output=True, text=True)
+    assert done.returncode != 0 and "capacity_bytes" in done.stderr

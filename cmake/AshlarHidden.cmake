@@ -1,0 +1,31 @@
+# Libraries that other programs load (the C ABI, the Python module): they export what their version script names, and
+# carry gRPC hidden inside. A process that loads one may have another gRPC of its own (grpcio, vLLM), and gRPC keeps
+# state that is the process's: two of them must not share symbols.
+#
+# Abseil, Protobuf and re2 stay shared: Debian's archives of them are not position-independent. Abseil's symbols have
+# Debian's own inline namespace. A wheel brings these files along.
+set(ASHLAR_HIDDEN_ARCHIVES libgrpc++.a libgrpc.a libgpr.a libaddress_sorting.a libupb.a libcares.a libssl.a libcrypto.a libz.a)
+
+# ashlar_link_hidden(TARGET VERSION_SCRIPT): links the client library into a shared library or module.
+function(ashlar_link_hidden target script)
+  foreach(part client kernels proto rpc)
+    list(APPEND archives $<TARGET_FILE:ashlar_${part}>)
+  endforeach()
+  foreach(name ${ASHLAR_HIDDEN_ARCHIVES})
+    find_library(ASHLAR_ARCHIVE_${name} ${name} REQUIRED)
+    list(APPEND archives ${ASHLAR_ARCHIVE_${name}})
+  endforeach()
+  add_dependencies(${target} ashlar_client)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}
+    $<TARGET_PROPERTY:ashlar_client,INTERFACE_INCLUDE_DIRECTORIES>)
+  file(GLOB abseil /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/libabsl_*.so)
+  find_library(ASHLAR_RE2 re2 REQUIRED)
+  find_library(ASHLAR_HWY hwy REQUIRED)
+  target_link_options(${target} PRIVATE -Wl,--version-script=${script} -Wl,--as-needed -Wl,-Bsymbolic)
+  target_link_libraries(${target} PRIVATE -Wl,--start-group ${archives} -Wl,--end-group ${abseil} protobuf::libprotobuf
+    ${ASHLAR_RE2} ${ASHLAR_HWY} ${ASHLAR_XXHASH} Threads::Threads ${CMAKE_DL_LIBS})
+  if(TARGET ashlar_kernels_cuda)
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+  endif()
+  set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${script})
+endfunction()
