@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -173,6 +174,9 @@ def test_waiting_leaves_other_threads_running(daemon):
         thread = threading.Thread(target=count)
         thread.start()
         os.kill(daemon.pid, signal.SIGSTOP)
+        stat = pathlib.Path(f"/proc/{daemon.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
         before = counted[0]
         with cache.begin(prompt(RULES)) as request:  # waits for an answer that does not come
             during = counted[0] - before
