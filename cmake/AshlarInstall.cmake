@@ -38,6 +38,13 @@ install(FILES ${PROJECT_BINARY_DIR}/AshlarConfig.cmake ${PROJECT_BINARY_DIR}/Ash
 configure_file(cmake/ashlar.pc.in ashlar.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/ashlar.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT client)
 
+if(TARGET ashlar_c)
+  install(TARGETS ashlar_c LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client)
+  install(FILES client/c/include/ashlar.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT client)
+  configure_file(cmake/ashlar-c.pc.in ashlar-c.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/ashlar-c.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT client)
+endif()
+
 install(TARGETS ashlard RUNTIME DESTINATION ${CMAKE_INSTALL_SBINDIR} COMPONENT node)
 install(TARGETS ashlarctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT node)
 install(FILES deploy/ashlard.example.yaml DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT node)

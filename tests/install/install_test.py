@@ -53,6 +53,19 @@ class Install(unittest.TestCase):
         run(CXX, "-std=c++20", "-o", engine, ENGINE / "main.cc", *flags)
         self.check(engine)
 
+    def test_c_by_pkg_config(self):
+        folder = next(self.prefix.rglob("ashlar-c.pc")).parent
+        flags = run("pkg-config", f"--define-variable=prefix={self.prefix}", "--cflags", "--libs", "ashlar-c",
+                    env={**os.environ, "PKG_CONFIG_PATH": str(folder)}).split()
+        engine = self.root / "in_c"
+        example = ENGINE.parents[2] / "examples" / "c" / "shortest.c"
+        run("cc", "-std=c99", "-o", engine, example, *flags, "-lm")
+        library = next(self.prefix.rglob("libashlar.so")).parent
+        done = subprocess.run([engine, "/nowhere/rpc", "/nowhere/session"], text=True, capture_output=True, check=False,
+                              env={**os.environ, "LD_LIBRARY_PATH": str(library)})
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("shortest: no daemon at /nowhere/session", done.stderr)
+
     def test_no_path_of_the_source_tree_is_installed(self):
         source = str(ENGINE.parents[2]).encode()
         for path in self.prefix.rglob("*"):

@@ -66,6 +66,8 @@ ROOMS = {
         "session": {"include/ashlar"},
         "calls": {"include/ashlar", "session"},
         "engine": {"include/ashlar", "session"},
+        "c/include": set(),
+        "c/src": {"c/include", "include/ashlar"},
         "python/src": {"include/ashlar"},
     },
     "examples": {

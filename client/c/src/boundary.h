@@ -1,0 +1,104 @@
+// What crosses the border between C and C++: sized structs, codes with a thread's error text, and no exception.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ashlar/engine.h"
+#include "client/c/include/ashlar.h"
+
+// The handles. Each owns its C++ handle; a request also owns what its calls point to until it ends.
+struct ashlar_cache {
+  ashlar::engine::Cache cache;
+};
+struct ashlar_request {
+  ashlar::engine::Request request;
+};
+struct ashlar_job {
+  ashlar::engine::Job job;
+};
+
+namespace ashlar::c {
+
+// A field that makes no sense. Becomes ASHLAR_INVALID_ARGUMENT.
+class Refused : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+int32_t Fail(int32_t code, const char* message);
+// The status's code; keeps the text of an error.
+int32_t Report(const engine::Status& status);
+
+// The caller's struct in this library's form: what it lacks is zero.
+template <typename T>
+T Read(const std::string& name, const T* given) {
+  if (given == nullptr) throw Refused(name + ": null");
+  if (given->size < sizeof given->size) throw Refused(name + ".size: not set");
+  T own;
+  std::memset(&own, 0, sizeof own);
+  std::memcpy(&own, given, std::min(given->size, sizeof own));
+  const auto* const bytes = reinterpret_cast<const char*>(given);
+  for (size_t i = sizeof own; i < given->size; ++i) {
+    if (bytes[i] != 0) throw Refused(name + ".size: of a newer library, with fields that this one does not know");
+  }
+  return own;
+}
+
+// All structs of an array.
+template <typename T>
+std::vector<T> ReadAll(const std::string& name, const T* given, uint64_t count) {
+  std::vector<T> all;
+  if (count > 0 && given == nullptr) throw Refused(name + ": null");
+  for (uint64_t i = 0; i < count; ++i) {
+    const std::string element = name + "[" + std::to_string(i) + "]";
+    const auto* const at = reinterpret_cast<const T*>(reinterpret_cast<const char*>(given) + i * given->size);
+    if (at->size != given->size) throw Refused(element + ".size: not that of the first");
+    all.push_back(Read(element, at));
+  }
+  return all;
+}
+
+// Fills as much of the caller's struct as it has.
+template <typename T>
+int32_t Write(const T& own, T* out) {
+  if (out == nullptr) return Fail(ASHLAR_INVALID_ARGUMENT, "out: null");
+  const size_t size = out->size;
+  if (size < sizeof out->size) return Fail(ASHLAR_INVALID_ARGUMENT, "out.size: not set");
+  std::memset(out, 0, size);
+  std::memcpy(out, &own, std::min(size, sizeof own));
+  out->size = size;
+  return ASHLAR_OK;
+}
+
+template <typename Enum>
+Enum EnumOf(uint32_t number, Enum otherwise) {
+  return number == 0 ? otherwise : static_cast<Enum>(number);
+}
+
+// Runs `call`, which returns a code, and turns what it throws into one.
+template <typename Call>
+int32_t Guarded(Call call) {
+  try {
+    return call();
+  } catch (const Refused& refused) {
+    return Fail(ASHLAR_INVALID_ARGUMENT, refused.what());
+  } catch (const std::bad_alloc&) {
+    return Fail(ASHLAR_RESOURCE_EXHAUSTED, "memory has run out");
+  } catch (const std::exception& error) {
+    return Fail(ASHLAR_INTERNAL, error.what());
+  }
+}
+
+std::vector<engine::LinearTensors> TensorsOf(const std::string& name, const ashlar_linear_tensors* given,
+                                             uint32_t count);
+std::vector<engine::Media> MediaOf(const std::string& name, const ashlar_media* given, uint64_t count);
+engine::TokenRows RowsOf(const std::string& name, const ashlar_token_rows* given);
+engine::State StateOf(const std::string& name, const ashlar_state* given);
+
+}  // namespace ashlar::c

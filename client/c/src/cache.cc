@@ -1,0 +1,185 @@
+// The calls on a cache.
+#include <memory>
+
+#include "client/c/src/boundary.h"
+
+namespace ashlar::c {
+namespace {
+
+using Requests = std::vector<engine::Request>;
+
+// Hands requests out once all have begun: all, or none.
+int32_t HandOut(const engine::Status& status, Requests requests, ashlar_request** out) {
+  if (const int32_t code = Report(status); code != ASHLAR_OK) return code;
+  std::vector<std::unique_ptr<ashlar_request>> handles;
+  for (engine::Request& request : requests) {
+    handles.push_back(std::make_unique<ashlar_request>());
+    handles.back()->request = std::move(request);
+  }
+  for (size_t i = 0; i < handles.size(); ++i) out[i] = handles[i].release();
+  return ASHLAR_OK;
+}
+
+using BeginCall = engine::Status (engine::Cache::*)(const engine::Prompt*, uint32_t, engine::Request*) noexcept;
+
+int32_t Begin(ashlar_cache* cache, const ashlar_prompt* given, uint32_t count, ashlar_request** out, BeginCall call) {
+  if (out == nullptr && count > 0) throw Refused("requests: null");
+  const std::vector<ashlar_prompt> prompts = ReadAll("prompts", given, count);
+  std::vector<std::vector<engine::Media>> media;
+  std::vector<engine::Prompt> own;
+  for (const ashlar_prompt& prompt : prompts) {
+    const std::string name = "prompts[" + std::to_string(own.size()) + "].media";
+    media.push_back(MediaOf(name, prompt.media, prompt.media_count));
+    engine::Prompt to{.tokens = prompt.tokens,
+                      .token_count = prompt.token_count,
+                      .segment_lengths = prompt.segment_lengths,
+                      .segment_count = prompt.segment_count,
+                      .page_table = prompt.page_table,
+                      .page_count = prompt.page_count,
+                      .needed_in_ms = prompt.needed_in_ms,
+                      .fill = prompt.fill != 0,
+                      .media = media.back().data(),
+                      .media_count = prompt.media_count};
+    std::memcpy(to.conversation, prompt.conversation, sizeof to.conversation);
+    own.push_back(to);
+  }
+  Requests requests(count);
+  const engine::Status status = (cache->cache.*call)(own.data(), count, requests.data());
+  return HandOut(status, std::move(requests), out);
+}
+
+using LandCall = engine::Status (engine::Cache::*)(const engine::PlanToLand*, uint32_t, engine::Request*) noexcept;
+
+int32_t Land(ashlar_cache* cache, const ashlar_plan_to_land* given, uint32_t count, ashlar_request** out,
+             LandCall call) {
+  if (out == nullptr && count > 0) throw Refused("requests: null");
+  std::vector<engine::PlanToLand> own;
+  for (const ashlar_plan_to_land& plan : ReadAll("plans", given, count)) {
+    own.push_back({plan.plan, plan.plan_bytes, plan.page_table, plan.page_count});
+  }
+  Requests requests(count);
+  const engine::Status status = (cache->cache.*call)(own.data(), count, requests.data());
+  return HandOut(status, std::move(requests), out);
+}
+
+// A text in C++, with the arrays that it points to.
+struct OwnText {
+  OwnText(const std::string& name, const ashlar_text& given)
+      : media(MediaOf(name + ".media", given.media, given.media_count)) {
+    for (const ashlar_checkpoint& checkpoint :
+         ReadAll(name + ".checkpoints", given.checkpoints, given.checkpoint_count)) {
+      const std::string field = name + ".checkpoints[" + std::to_string(checkpoints.size()) + "].linear";
+      linear.push_back(TensorsOf(field, checkpoint.linear, checkpoint.linear_count));
+      checkpoints.push_back({checkpoint.depth, linear.back().data(), checkpoint.linear_count});
+    }
+    for (const ashlar_span_rows& rows : ReadAll(name + ".span", given.span, given.span_count)) {
+      span.push_back({rows.layer, rows.keys, rows.values, rows.gates, rows.betas, rows.conv_inputs});
+    }
+    text = {.request = given.request == nullptr ? nullptr : &given.request->request,
+            .tokens = given.tokens,
+            .token_count = given.token_count,
+            .prompt_tokens = given.prompt_tokens,
+            .checkpoints = checkpoints.data(),
+            .checkpoint_count = given.checkpoint_count,
+            .page_table = given.page_table,
+            .page_count = given.page_count,
+            .span_begin = given.span_begin,
+            .span = given.span == nullptr ? nullptr : span.data(),
+            .span_count = given.span_count,
+            .composed = given.composed != 0,
+            .outcomes = given.outcomes,
+            .media = media.data(),
+            .media_count = given.media_count};
+    std::memcpy(text.conversation, given.conversation, sizeof text.conversation);
+  }
+
+  std::vector<engine::Media> media;
+  std::vector<std::vector<engine::LinearTensors>> linear;
+  std::vector<engine::Checkpoint> checkpoints;
+  std::vector<engine::SpanRows> span;
+  engine::Text text;
+};
+
+template <typename Call>
+int32_t Commit(const ashlar_text* given, uint32_t count, Call call) {
+  std::vector<std::unique_ptr<OwnText>> own;
+  std::vector<engine::Text> texts;
+  for (const ashlar_text& text : ReadAll("texts", given, count)) {
+    own.push_back(std::make_unique<OwnText>("texts[" + std::to_string(own.size()) + "]", text));
+    texts.push_back(own.back()->text);
+  }
+  return Report(call(texts.data()));
+}
+
+}  // namespace
+}  // namespace ashlar::c
+
+using namespace ashlar::c;
+namespace engine = ashlar::engine;
+
+int32_t ashlar_begin(ashlar_cache* cache, const ashlar_prompt* prompts, uint32_t count, ashlar_request** requests) {
+  return Guarded([&] { return Begin(cache, prompts, count, requests, &engine::Cache::Begin); });
+}
+
+int32_t ashlar_start_begin(ashlar_cache* cache, const ashlar_prompt* prompts, uint32_t count,
+                           ashlar_request** requests) {
+  return Guarded([&] { return Begin(cache, prompts, count, requests, &engine::Cache::StartBegin); });
+}
+
+int32_t ashlar_land(ashlar_cache* cache, const ashlar_plan_to_land* plans, uint32_t count, ashlar_request** requests) {
+  return Guarded([&] { return Land(cache, plans, count, requests, &engine::Cache::Land); });
+}
+
+int32_t ashlar_start_land(ashlar_cache* cache, const ashlar_plan_to_land* plans, uint32_t count,
+                          ashlar_request** requests) {
+  return Guarded([&] { return Land(cache, plans, count, requests, &engine::Cache::StartLand); });
+}
+
+int32_t ashlar_compute_alone(ashlar_cache* cache, const ashlar_request* request, const ashlar_alone_layer* layer) {
+  return Guarded([&] {
+    const ashlar_alone_layer given = Read("layer", layer);
+    uint32_t count = 0;
+    const engine::Run* const runs = request->request.missing(&count);
+    if (given.missing >= count) throw Refused("layer.missing: there are fewer runs");
+    return Report(cache->cache.ComputeAlone({.layer = given.layer,
+                                             .inputs = RowsOf("layer.inputs", given.inputs),
+                                             .out = given.out,
+                                             .out_stride = given.out_stride,
+                                             .run = &runs[given.missing],
+                                             .state = StateOf("layer.state", given.state),
+                                             .transition = given.transition}));
+  });
+}
+
+int32_t ashlar_commit(ashlar_cache* cache, const ashlar_text* texts, uint32_t count) {
+  return Guarded(
+      [&] { return Commit(texts, count, [&](const engine::Text* own) { return cache->cache.Commit(own, count); }); });
+}
+
+int32_t ashlar_start_commit(ashlar_cache* cache, const ashlar_text* texts, uint32_t count, ashlar_job** job) {
+  return Guarded([&] {
+    if (job == nullptr) throw Refused("job: null");
+    auto handle = std::make_unique<ashlar_job>();
+    const int32_t code = Commit(
+        texts, count, [&](const engine::Text* own) { return cache->cache.StartCommit(own, count, &handle->job); });
+    if (code == ASHLAR_OK) *job = handle.release();
+    return code;
+  });
+}
+
+int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out) {
+  engine::StoredSegments stored;
+  cache->cache.Stored(&stored);
+  ashlar_stored_segments own = {sizeof own, stored.segments, stored.bytes, stored.own_bytes, {}};
+  static_assert(sizeof own.heads == sizeof stored.heads);
+  std::memcpy(own.heads, stored.heads, sizeof own.heads);
+  return Write(own, out);
+}
+
+uint64_t ashlar_take_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity, uint32_t timeout_ms) {
+  return cache->cache.TakeQuietPages(pages, capacity, timeout_ms);
+}
+
+uint64_t ashlar_poll_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity) {
+  return cache->cache.PollQuietPages(pages, capacity);
+}

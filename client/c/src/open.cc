@@ -1,0 +1,155 @@
+// ashlar_open: from the structs of C to an opened cache.
+#include <memory>
+
+#include "client/c/src/boundary.h"
+
+namespace ashlar::c {
+namespace {
+
+engine::Layer LayerOf(const std::string& name, const ashlar_layer& layer) {
+  engine::Layer out;
+  out.kind = static_cast<engine::LayerKind>(layer.kind);
+  if (layer.rope != nullptr) {
+    const ashlar_rope rope = Read(name + ".rope", layer.rope);
+    out.rope = {static_cast<RopeStyle>(rope.style), rope.rotary_dim, rope.scale == 0 ? 1.0 : rope.scale,
+                rope.frequencies};
+  }
+  out.kv_heads = layer.kv_heads;
+  out.key_dim = layer.key_dim;
+  out.value_dim = layer.value_dim;
+  out.dtype = EnumOf(layer.dtype, out.dtype);
+  out.scales = layer.scales != 0;
+  out.stored = EnumOf(layer.stored, out.stored);
+  out.family = EnumOf(layer.family, out.family);
+  out.key_heads = layer.key_heads;
+  out.value_heads = layer.value_heads;
+  out.d_k = layer.d_k;
+  out.d_v = layer.d_v;
+  out.state_dtype = EnumOf(layer.state_dtype, out.state_dtype);
+  out.order = EnumOf(layer.order, out.order);
+  out.conv_channels = layer.conv_channels;
+  out.conv_kernel = layer.conv_kernel;
+  out.decay_table = layer.decay_table;
+  out.conv_dtype = static_cast<DType>(layer.conv_dtype);
+  out.conv_order = EnumOf(layer.conv_order, out.conv_order);
+  return out;
+}
+
+engine::Model ModelOf(const ashlar_model& model, std::vector<engine::Layer>& layers) {
+  for (const ashlar_layer& layer : ReadAll("model.layers", model.layers, model.layer_count)) {
+    layers.push_back(LayerOf("model.layers[" + std::to_string(layers.size()) + "]", layer));
+  }
+  return {.model_id = model.model_id,
+          .weights_digest = model.weights_digest,
+          .dtype = model.dtype,
+          .quantization = model.quantization,
+          .tokenizer_digest = model.tokenizer_digest,
+          .lora = model.lora,
+          .page_tokens = model.page_tokens,
+          .head = model.head,
+          .tail = model.tail,
+          .layers = layers.data(),
+          .layer_count = static_cast<uint32_t>(layers.size()),
+          .tensor_parallel_rank = model.tensor_parallel_rank,
+          .tensor_parallel_size = std::max(model.tensor_parallel_size, 1u),
+          .flops_per_token = model.flops_per_token,
+          .flops_per_token_squared = model.flops_per_token_squared,
+          .tokens_per_second = model.tokens_per_second};
+}
+
+engine::Memory MemoryOf(const ashlar_memory* given, std::vector<engine::PagePlace>& places) {
+  if (given == nullptr) return {.kind = engine::MemoryKind::kNone};
+  const ashlar_memory memory = Read("memory", given);
+  for (const ashlar_page_place& place : ReadAll("memory.places", memory.places, memory.place_count)) {
+    places.push_back({place.layer, place.key_offset, place.value_offset, place.page_stride, place.token_stride,
+                      place.key_head_stride, place.value_head_stride, place.key_scale_offset, place.value_scale_offset,
+                      place.scale_page_stride, place.scale_token_stride, place.scale_head_stride});
+  }
+  return {.kind = static_cast<engine::MemoryKind>(memory.kind),
+          .pages = memory.pages,
+          .places = places.empty() ? nullptr : places.data(),
+          .place_count = static_cast<uint32_t>(places.size()),
+          .bytes = memory.bytes,
+          .memfd = memory.memfd};
+}
+
+int32_t Open(const ashlar_open_options* given, ashlar_cache** out) {
+  if (out == nullptr) throw Refused("out: null");
+  *out = nullptr;
+  const ashlar_open_options options = Read("options", given);
+  std::vector<engine::Layer> layers;
+  std::vector<engine::PagePlace> places;
+  engine::OpenOptions open{
+      .rpc_socket = options.rpc_socket, .session_socket = options.session_socket, .name = options.name};
+  if (options.timeout_ms > 0) open.timeout_ms = options.timeout_ms;
+  if (options.beside != nullptr) open.beside = &options.beside->cache;
+  open.model = ModelOf(Read("model", options.model), layers);
+  open.memory = MemoryOf(options.memory, places);
+  open.capture_tokens = options.capture_tokens;
+  open.span_tokens = options.span_tokens;
+  open.span_dtype = EnumOf(options.span_dtype, open.span_dtype);
+  if (options.epsilon != 0) open.epsilon = std::max(options.epsilon, 0.0);
+  open.compose = EnumOf(options.compose, open.compose);
+  if (options.land_ms > 0) open.land_ms = options.land_ms;
+  if (options.quiet_ms > 0) open.quiet_ms = options.quiet_ms;
+  if (options.workers != nullptr) {
+    const ashlar_workers workers = Read("workers", options.workers);
+    open.workers = {workers.context, workers.threads, workers.run};
+  }
+  auto cache = std::make_unique<ashlar_cache>();
+  const int32_t code = Report(engine::Cache::Open(open, &cache->cache));
+  if (code == ASHLAR_OK) *out = cache.release();
+  return code;
+}
+
+}  // namespace
+}  // namespace ashlar::c
+
+using namespace ashlar::c;
+
+int32_t ashlar_open(const ashlar_open_options* options, ashlar_cache** out) {
+  return Guarded([&] { return Open(options, out); });
+}
+
+void ashlar_close(ashlar_cache* cache) {
+  delete cache;
+}
+
+uint8_t* ashlar_data(const ashlar_cache* cache) {
+  return cache->cache.data();
+}
+
+uint64_t ashlar_bytes(const ashlar_cache* cache) {
+  return cache->cache.bytes();
+}
+
+uint32_t ashlar_place_count(const ashlar_cache* cache) {
+  uint32_t count = 0;
+  cache->cache.places(&count);
+  return count;
+}
+
+int32_t ashlar_place(const ashlar_cache* cache, uint32_t index, ashlar_page_place* out) {
+  uint32_t count = 0;
+  const ashlar::engine::PagePlace* const places = cache->cache.places(&count);
+  if (index >= count) return Fail(ASHLAR_INVALID_ARGUMENT, "index: there are fewer places");
+  const ashlar::engine::PagePlace& place = places[index];
+  const ashlar_page_place own = {sizeof own,
+                                 place.layer,
+                                 place.key_offset,
+                                 place.value_offset,
+                                 place.page_stride,
+                                 place.token_stride,
+                                 place.key_head_stride,
+                                 place.value_head_stride,
+                                 place.key_scale_offset,
+                                 place.value_scale_offset,
+                                 place.scale_page_stride,
+                                 place.scale_token_stride,
+                                 place.scale_head_stride};
+  return Write(own, out);
+}
+
+int32_t ashlar_connected(const ashlar_cache* cache) {
+  return cache->cache.connected() ? 1 : 0;
+}

@@ -1,0 +1,211 @@
+// The calls on a request, and on a job.
+#include <memory>
+
+#include "client/c/src/boundary.h"
+
+namespace ashlar::c {
+namespace {
+
+template <typename Call>
+int32_t Publish(const ashlar_computed_run* given, Call call) {
+  const ashlar_computed_run computed = Read("computed", given);
+  const std::vector<engine::LinearTensors> linear =
+      TensorsOf("computed.linear", computed.linear, computed.linear_count);
+  return Report(call(engine::ComputedRun{.linear = linear.data(),
+                                         .linear_count = computed.linear_count,
+                                         .page_table = computed.page_table,
+                                         .page_count = computed.page_count,
+                                         .first_position = computed.first_position}));
+}
+
+int32_t Advance(ashlar_request* request, const ashlar_layer_advance* given) {
+  const ashlar_layer_advance advance = Read("advance", given);
+  std::vector<engine::StateCopy> copies;
+  for (const ashlar_state_copy& copy : ReadAll("advance.copies", advance.copies, advance.copy_count)) {
+    const std::string name = "advance.copies[" + std::to_string(copies.size()) + "].state";
+    copies.push_back({copy.position, StateOf(name, copy.state)});
+  }
+  return Report(request->request.Advance({.layer = advance.layer,
+                                          .begin = advance.begin,
+                                          .end = advance.end,
+                                          .inputs = RowsOf("advance.inputs", advance.inputs),
+                                          .state = StateOf("advance.state", advance.state),
+                                          .out = advance.out,
+                                          .out_stride = advance.out_stride,
+                                          .copies = copies.data(),
+                                          .copy_count = advance.copy_count}));
+}
+
+}  // namespace
+}  // namespace ashlar::c
+
+using namespace ashlar::c;
+namespace engine = ashlar::engine;
+
+void ashlar_request_end(ashlar_request* request) {
+  delete request;
+}
+
+int32_t ashlar_request_wait_plan(ashlar_request* request) {
+  return Report(request->request.WaitPlan());
+}
+
+int32_t ashlar_request_poll_plan(ashlar_request* request) {
+  return Report(request->request.PollPlan());
+}
+
+int32_t ashlar_request_plan(const ashlar_request* request, ashlar_plan* out) {
+  const engine::Plan& plan = request->request.plan();
+  const ashlar_plan own = {sizeof own,         plan.step_count, plan.segment_count, plan.prefix_tokens,
+                           plan.cached_tokens, plan.own,        plan.exact};
+  return Write(own, out);
+}
+
+int32_t ashlar_request_step(const ashlar_request* request, uint32_t index, ashlar_step* out) {
+  const engine::Plan& plan = request->request.plan();
+  if (index >= plan.step_count) return Fail(ASHLAR_INVALID_ARGUMENT, "index: the plan has fewer steps");
+  const engine::Step& step = plan.steps[index];
+  const ashlar_step own = {sizeof own, static_cast<uint32_t>(step.kind), step.capture, step.segment, step.begin,
+                           step.end};
+  return Write(own, out);
+}
+
+int32_t ashlar_request_segment(const ashlar_request* request, uint32_t index, ashlar_segment* out) {
+  const engine::Plan& plan = request->request.plan();
+  if (index >= plan.segment_count) return Fail(ASHLAR_INVALID_ARGUMENT, "index: the plan has fewer segments");
+  const engine::Segment& segment = plan.segments[index];
+  const ashlar_segment own = {sizeof own,     segment.start, segment.tokens, segment.bytes,
+                              segment.reason, segment.tier,  segment.used};
+  return Write(own, out);
+}
+
+uint32_t ashlar_request_missing_count(const ashlar_request* request) {
+  uint32_t count = 0;
+  request->request.missing(&count);
+  return count;
+}
+
+int32_t ashlar_request_missing(const ashlar_request* request, uint32_t index, ashlar_run* out) {
+  uint32_t count = 0;
+  const engine::Run* const runs = request->request.missing(&count);
+  if (index >= count) return Fail(ASHLAR_INVALID_ARGUMENT, "index: there are fewer runs");
+  const engine::Run& run = runs[index];
+  const ashlar_run own = {sizeof own,        run.tokens,      run.token_count, run.segment,
+                          run.capture_begin, run.capture_end, run.transition};
+  return Write(own, out);
+}
+
+int32_t ashlar_request_publish(ashlar_request* request, uint32_t missing, const ashlar_computed_run* computed,
+                               uint8_t* outcome) {
+  return Guarded([&] {
+    return Publish(computed,
+                   [&](const engine::ComputedRun& own) { return request->request.Publish(missing, own, outcome); });
+  });
+}
+
+int32_t ashlar_request_start_publish(ashlar_request* request, uint32_t missing, const ashlar_computed_run* computed,
+                                     uint8_t* outcome, ashlar_job** job) {
+  return Guarded([&] {
+    if (job == nullptr) throw Refused("job: null");
+    auto handle = std::make_unique<ashlar_job>();
+    const int32_t code = Publish(computed, [&](const engine::ComputedRun& own) {
+      return request->request.StartPublish(missing, own, outcome, &handle->job);
+    });
+    if (code == ASHLAR_OK) *job = handle.release();
+    return code;
+  });
+}
+
+void ashlar_request_abandon(ashlar_request* request, uint32_t missing) {
+  request->request.Abandon(missing);
+}
+
+int32_t ashlar_request_look_again(ashlar_request* request, const int32_t* page_table, uint64_t page_count) {
+  return Report(request->request.LookAgain(page_table, page_count));
+}
+
+int32_t ashlar_request_start_look_again(ashlar_request* request, const int32_t* page_table, uint64_t page_count) {
+  return Report(request->request.StartLookAgain(page_table, page_count));
+}
+
+int32_t ashlar_request_wait_layer(ashlar_request* request, uint32_t layer) {
+  return Report(request->request.WaitLayer(layer));
+}
+
+int32_t ashlar_request_poll_layer(ashlar_request* request, uint32_t layer) {
+  return Report(request->request.PollLayer(layer));
+}
+
+int32_t ashlar_request_tuple(ashlar_request* request, uint32_t step, uint32_t layer, ashlar_tuple* out) {
+  engine::Tuple tuple;
+  if (const int32_t code = Report(request->request.StepTuple(step, layer, &tuple)); code != ASHLAR_OK) return code;
+  const ashlar_tuple own = {sizeof own,
+                            tuple.head_count,
+                            static_cast<uint32_t>(tuple.transition_dtype),
+                            static_cast<uint32_t>(tuple.state_dtype),
+                            tuple.position,
+                            tuple.conv_tail};
+  return Write(own, out);
+}
+
+int32_t ashlar_request_head(ashlar_request* request, uint32_t step, uint32_t layer, uint32_t head, ashlar_head* out) {
+  engine::Tuple tuple;
+  if (const int32_t code = Report(request->request.StepTuple(step, layer, &tuple)); code != ASHLAR_OK) return code;
+  if (head >= tuple.head_count) return Fail(ASHLAR_INVALID_ARGUMENT, "head: the tuple has fewer heads");
+  const engine::Head& of = tuple.heads[head];
+  const ashlar_head own = {sizeof own,       static_cast<uint32_t>(of.form), of.rank, of.transition, of.state,
+                           of.state_exponent};
+  return Write(own, out);
+}
+
+int32_t ashlar_request_advance(ashlar_request* request, const ashlar_layer_advance* advance) {
+  return Guarded([&] { return Advance(request, advance); });
+}
+
+int32_t ashlar_request_finish(ashlar_request* request) {
+  return Report(request->request.Finish());
+}
+
+int32_t ashlar_request_poll_finish(ashlar_request* request) {
+  return Report(request->request.PollFinish());
+}
+
+int32_t ashlar_request_move(ashlar_request* request, const int32_t* page_table, uint64_t page_count) {
+  return Report(request->request.Move(page_table, page_count));
+}
+
+int32_t ashlar_request_lose(ashlar_request* request, const uint32_t* segments, uint32_t count) {
+  return Report(request->request.Lose(segments, count));
+}
+
+int32_t ashlar_request_pages_kept(const ashlar_request* request) {
+  return request->request.pages_kept() ? 1 : 0;
+}
+
+void ashlar_request_cancel(ashlar_request* request) {
+  request->request.Cancel();
+}
+
+int32_t ashlar_request_poll_quiet(ashlar_request* request) {
+  return Report(request->request.PollQuiet());
+}
+
+void ashlar_request_release(ashlar_request* request) {
+  request->request.Release();
+}
+
+uint64_t ashlar_request_plan_bytes(const ashlar_request* request, uint8_t* out, uint64_t capacity) {
+  return request->request.PlanBytes(out, capacity);
+}
+
+int32_t ashlar_job_wait(ashlar_job* job) {
+  return Report(job->job.Wait());
+}
+
+int32_t ashlar_job_poll(ashlar_job* job) {
+  return Report(job->job.Poll());
+}
+
+void ashlar_job_end(ashlar_job* job) {
+  delete job;
+}

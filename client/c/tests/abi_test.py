@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Holds the C ABI to client/c/abi.txt: symbols, sizes and offsets of structs, numbers of enumerations.
+
+usage: abi_test.py SOURCE_ROOT LIBRARY [--write]
+
+What engines were compiled against must not change: lines may be added, at a struct's end, and none may go. --write keeps
+the dump of today, for a release that breaks the ABI knowingly (its SOVERSION goes up).
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+
+def structs(header):
+    for name, body in re.findall(r"typedef struct (\w+) \{(.*?)\n\} \w+;", header, re.S):
+        body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
+        fields = []
+        for declaration in (part.strip() for part in body.split(";")):
+            if not declaration:
+                continue
+            function = re.search(r"\(\*(\w+)\)\(", declaration)
+            names = [function[1]] if function else [
+                re.search(r"(\w+)(\[\d+\])?$", part.strip())[1] for part in declaration.split(",")]
+            fields += names
+        yield name, fields
+
+
+def dump(header_file, library):
+    header = header_file.read_text()
+    lines = []
+    for name, fields in structs(header):
+        lines.append(f'printf("struct {name} %zu\\n", sizeof({name}));')
+        lines += [f'printf("field {name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name}*)0)->{field}));'
+                  for field in fields]
+    for body in re.findall(r"enum \{(.*?)\}", re.sub(r"/\*.*?\*/", "", header, flags=re.S), re.S):
+        lines += [f'printf("number {name} %d\\n", (int){name});' for name in re.findall(r"(\w+) = ", body)]
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = pathlib.Path(folder, "dump.c"), pathlib.Path(folder, "dump")
+        source.write_text("#include <stdio.h>\n#include \"ashlar.h\"\nint main(void) {\n" + "\n".join(lines) + "\nreturn 0;\n}\n")
+        subprocess.run(["cc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I", header_file.parent, source,
+                        "-o", program], check=True)
+        shape = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+    symbols = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    exported = sorted(line.split()[-1] for line in symbols.splitlines())
+    return shape + [f"symbol {name}" for name in exported], exported
+
+
+def main():
+    root, library = pathlib.Path(sys.argv[1]), sys.argv[2]
+    kept = root / "client/c/abi.txt"
+    today, exported = dump(root / "client/c/include/ashlar.h", library)
+    wrong = [f"exported, and not of this library: {name}" for name in exported if not name.startswith("ashlar_")]
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    wrong += [f"gRPC is not hidden inside: needs {name}" for name in re.findall(r"NEEDED.*\[(lib(?:grpc|gpr|ssl|crypto).*)\]", needed)]
+    declared = set(re.findall(r"ASHLAR_API [^;]*?(ashlar_\w+)\(", (root / "client/c/include/ashlar.h").read_text()))
+    wrong += [f"declared, and not exported: {name}" for name in sorted(declared - set(exported))]
+    wrong += [f"exported, and not declared: {name}" for name in sorted(set(exported) - declared)]
+    if "--write" in sys.argv:
+        kept.write_text("\n".join(today) + "\n")
+    before = kept.read_text().splitlines()
+    sizes = {line.split()[1]: int(line.split()[2]) for line in today if line.startswith("struct ")}
+    for line in before:
+        words = line.split()
+        if line in today or (words[0] == "struct" and sizes.get(words[1], 0) >= int(words[2])):
+            continue
+        wrong.append(f"engines were compiled against: {line}")
+    wrong += [f"not in client/c/abi.txt (run with --write): {line}" for line in today if line not in before]
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
