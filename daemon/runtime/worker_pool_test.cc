@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <memory>
 #include <thread>
 
 namespace ashlar::daemon {
@@ -135,7 +136,7 @@ TEST_F(TenantsAtWork, SpareThreadsServeInTurn) {
   WorkerPool pool(2, 1000, loop_, /*spare_threads=*/3);
   Hold(pool, kEve);
   Hold(pool, kEve);
-  std::atomic<int> ended = 0;
+  const auto ended = std::make_shared<std::atomic<int>>(0);  // the loop may call back behind the end of this test
   std::atomic<bool> stop = false;
   for (const TenantId tenant : {TenantId{10}, TenantId{11}, TenantId{12}}) {
     for (int i = 0; i < 1000; ++i) {
@@ -144,11 +145,11 @@ TEST_F(TenantsAtWork, SpareThreadsServeInTurn) {
           [&] {
             if (!stop) std::this_thread::sleep_for(kMillisecond);
           },
-          [&] { ++ended; }));
+          [ended] { ++*ended; }));
     }
   }
   EXPECT_TRUE(Ended(Ask(pool, kAnn)));
-  EXPECT_LT(ended, 100);
+  EXPECT_LT(*ended, 100);
   stop = true;
   Release();
   pool.Stop();

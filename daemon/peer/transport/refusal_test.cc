@@ -205,8 +205,8 @@ class RawClientTest : public testing::Test {
   static constexpr size_t kBytes = 100'000;
   const uint64_t seed_ = std::random_device{}();
   std::mt19937_64 random_{seed_};
+  std::vector<std::byte> there_ = std::vector<std::byte>(kBytes, std::byte{1});  // outlives who reads it
   std::unique_ptr<Transport> holder_ = StartOne(), asker_ = StartOne();
-  std::vector<std::byte> there_ = std::vector<std::byte>(kBytes, std::byte{1});
   std::shared_ptr<HeldBytes> held_ = std::make_shared<HeldBytes>(Spans{there_});
   const Grant read_ = holder_->Allow(GrantAccess::kRead, kBytes, held_);
   const Grant write_ = holder_->Allow(GrantAccess::kWrite, kBytes, held_);
