@@ -38,6 +38,8 @@ class Observer {
   virtual void Prompted(TenantId /*tenant*/, uint64_t /*tokens*/) {}
   // A look-up resumes a prompt behind so many tokens: of its conversation's own states, or of its namespace's.
   virtual void Resumed(TenantId /*tenant*/, bool /*own*/, uint64_t /*tokens*/, uint64_t /*prompt*/) {}
+  // A look-up's hits stand for so much computing, by the rate that the engine declared.
+  virtual void Saved(TenantId /*tenant*/, double /*seconds*/) {}
   // The outcome of one checkpoint of a text that was committed.
   virtual void Committed(TenantId /*tenant*/, CommitOutcome /*outcome*/, bool /*own*/, uint64_t /*depth*/) {}
   // A composition's end; `elapsed` from when it was asked for, 0 where it was refused.

@@ -24,6 +24,8 @@ ASHLAR_PACKAGES=(
   python3-dev python3-venv
   # tests
   libgtest-dev libgmock-dev
+  # tests of rules and dashboards
+  prometheus
   # tests of many nodes: the directory and its published messages, certificates, links between network namespaces
   etcd-server golang-etcd-server-dev openssl iproute2 faketime
 )

@@ -61,7 +61,7 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
 
 bool EngineService::PromptLookup::Run(storage::Slice& slice) {
   const storage::SessionId session = session_.about().id;
-  const auto& [segments, text] = asked_;
+  const auto& [segments, text, rate] = asked_;
   if (!found_) {
     if (search_ == nullptr) {
       if (text.has_value()) service_.observer_.Prompted(session_.about().tenant, text->tokens().size());
@@ -77,11 +77,23 @@ bool EngineService::PromptLookup::Run(storage::Slice& slice) {
     Lose();
   }
   if (!MatchReplyWriter::Write(match_, written_, slice, out_)) return false;
+  if (rate > 0) {
+    service_.observer_.Saved(session_.about().tenant, static_cast<double>(TokensFound()) / rate);
+  }
   // The engine computes a missed first segment anyway: the next prompt can resume at its end.
   if (!text.has_value() && !segments.empty() && out_->prefix_depth() == 0) {
     out_->add_checkpoint_positions(segments[0].tokens);
   }
   return true;
+}
+
+// Seams of segments included, though engines compute them.
+uint64_t EngineService::PromptLookup::TokensFound() const {
+  uint64_t tokens = match_.prefix.depth;
+  for (size_t i = 0; i < asked_.segments.size(); ++i) {
+    if (match_.found[i].reason == MissReason::kNone) tokens += asked_.segments[i].tokens;
+  }
+  return tokens;
 }
 
 // The lease ran out between two slices: nothing keeps what was found.

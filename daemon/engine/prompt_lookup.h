@@ -28,6 +28,7 @@ class EngineService::PromptLookup {
 
  private:
   void Lose();
+  uint64_t TokensFound() const;
 
   EngineService& service_;
   const Session& session_;

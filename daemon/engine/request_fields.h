@@ -40,6 +40,7 @@ double RecomputeFlops(const Model& model, uint64_t tokens);
 struct Asked {
   std::vector<storage::Query> segments;
   std::optional<storage::PrefixText> text;  // of models whose engines use prefixes, unless it is too long
+  double tokens_per_second = 0;             // that the engine computes; 0: not known
 };
 // INVALID_ARGUMENT, naming the field in `field`.
 absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model);

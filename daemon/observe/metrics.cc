@@ -12,6 +12,7 @@
 
 #include "daemon/observe/metric_children.h"
 #include "daemon/runtime/log.h"
+#include "proto/version.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -49,9 +50,11 @@ double Seconds(storage::Nanos nanos) {
 
 struct Metrics::Impl {
   explicit Impl(const std::vector<std::string>& tenant_names) : tenants(tenant_names) {
+    GaugeFamily("ashlar_build_info", "1; the label names the daemon's release").Add({{"version", Version()}}).Set(1);
     for (const std::string& tenant : tenants) {
       const Labels labels = {{"tenant", tenant}};
       landed_bytes.push_back(&landed_family.Add(labels));
+      saved.push_back(&saved_family.Add(labels));
       checksum_failures.push_back(&checksum_family.Add(labels));
       memory_refusals.push_back(&memory_family.Add(labels));
       const auto gauge = [&](const char* state) { return &page_family.Add({{"tenant", tenant}, {"state", state}}); };
@@ -144,12 +147,14 @@ struct Metrics::Impl {
       {"tier"}};
   std::vector<Tallies> tallies = std::vector<Tallies>(tenants.size());
 
+  Family<Counter>& saved_family = CounterFamily(
+      "ashlar_saved_seconds_total", "Seconds of computing that hits stand for, by the rates that engines declare");
   Family<Counter>& landed_family = CounterFamily("ashlar_landed_bytes_total", "Bytes of objects landed");
   Family<Counter>& checksum_family =
       CounterFamily("ashlar_checksum_failures_total", "Copies found corrupt and dropped");
   Family<Counter>& memory_family = CounterFamily(
       "ashlar_memory_refusals_total", "Arenas within the tenant's budget that the machine had no memory for");
-  std::vector<Counter*> landed_bytes, checksum_failures, memory_refusals;
+  std::vector<Counter*> landed_bytes, saved, checksum_failures, memory_refusals;
 
   Children<Gauge, TierKind> used{GaugeFamily("ashlar_tier_used_bytes", "Bytes in slots"), tenants, {"tier"}};
   Children<Gauge, TierKind> held{
@@ -333,6 +338,10 @@ void Metrics::Prompted(TenantId tenant, uint64_t tokens) {
 void Metrics::Resumed(TenantId tenant, bool own, uint64_t tokens, uint64_t) {
   impl_->resumed.Get(tenant, own ? PrefixSource::kOwn : PrefixSource::kTree, kDepths)
       .Observe(static_cast<double>(tokens));
+}
+
+void Metrics::Saved(TenantId tenant, double seconds) {
+  impl_->saved.at(tenant)->Increment(seconds);
 }
 
 void Metrics::Committed(TenantId tenant, CommitOutcome outcome, bool own, uint64_t) {

@@ -76,6 +76,7 @@ class Metrics final : public storage::Observer {
   void Reserved(storage::TenantId, ObjectKind, ReserveOutcome) override;
   void Prompted(storage::TenantId, uint64_t tokens) override;
   void Resumed(storage::TenantId, bool own, uint64_t tokens, uint64_t prompt) override;
+  void Saved(storage::TenantId, double seconds) override;
   void Committed(storage::TenantId, CommitOutcome, bool own, uint64_t depth) override;
   void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;
   void Set(const Levels& levels);

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,24 @@ TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
   ASSERT_EQ(last.size(), 2u);
   EXPECT_EQ(last[0]["reason"], "evicted");
   EXPECT_EQ(last[0]["tokens"], 60);
+}
+
+TEST_F(Ashlarctl, BundlesWhatOthersNeedWithoutNames) {
+  engine_.PublishPrompt(prompt_);
+  const std::string file = daemon_.directory() + "/bundle.json";
+  EXPECT_THAT(Run("support-bundle " + file).output, HasSubstr("for its owner alone"));
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  const json bundle = json::parse(text.str());
+  for (const char* part : {"status", "stats", "sessions", "models", "config", "last_misses", "doctor"}) {
+    ASSERT_TRUE(bundle.contains(part)) << part;
+    EXPECT_FALSE(bundle[part].contains("error")) << part << ": " << bundle[part].dump();
+  }
+  EXPECT_EQ(bundle["stats"]["tenants"][0]["tenant"], "tenant-1");
+  EXPECT_EQ(bundle["models"]["tenants"][0]["tenant"], "tenant-1") << "the same wherever it occurs";
+  for (const char* name : {"\"default\"", "integration test"})
+    EXPECT_EQ(text.str().find(name), std::string::npos) << name;
+  EXPECT_EQ(Run("support-bundle " + file).code, 1) << "nothing is overwritten";
 }
 
 TEST_F(Ashlarctl, PinsAndEvicts) {

@@ -66,6 +66,14 @@ std::vector<Command> CommandsOnTheDaemon() {
        Drain},
       {"undrain", "", "takes requests again", "", {}, Undrain},
       {"config", "", "the configuration in effect", "", {}, Config},
+      {"support-bundle",
+       "FILE",
+       "what others need to understand the daemon, in one JSON file",
+       "Status, statistics, sessions, models, misses, configuration and the machine's settings. Names of tenants, "
+       "models, "
+       "engines, users and nodes are replaced by numbers. FILE must not exist; its mode is 0600.",
+       {},
+       SupportBundle},
   };
 }
 

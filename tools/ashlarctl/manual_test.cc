@@ -5,13 +5,15 @@
 
 #include <set>
 
+#include "absl/strings/str_replace.h"
+
 namespace ashlar::ctl {
 namespace {
 
 using ::testing::HasSubstr;
 
 TEST(Manual, EveryPageHasEveryCommandAndOption) {
-  const std::string page = ManualPage(), bash = CompletionScript("bash"), zsh = CompletionScript("zsh"),
+  const std::string page = absl::StrReplaceAll(ManualPage(), {{"\\-", "-"}}), bash = CompletionScript("bash"), zsh = CompletionScript("zsh"),
                     fish = CompletionScript("fish");
   std::set<std::string> names;
   for (const Command& command : Commands()) {

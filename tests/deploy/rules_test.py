@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Rules, runbooks and dashboards belong together: promtool tries the rules, every alert has its runbook, and what is
+queried exists.
+
+usage: rules_test.py SOURCE_ROOT
+"""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
+RULES = ROOT / "deploy/prometheus/ashlar.rules.yml"
+ALERT = re.compile(r"^ +- alert: (\w+)$", re.M)
+METRIC = re.compile(r"\bashlar_\w+")
+
+
+def described():
+    """The metrics of docs/operations.md, with the suffixes that histograms have."""
+    page = (ROOT / "docs/operations.md").read_text()
+    rows = re.findall(r"^\| `(ashlar_\w+)` \| (\w+) \|", page, re.M)
+    return {name + suffix for name, kind in rows for suffix in (("_bucket", "_count", "_sum") if kind == "histogram" else ("",))}
+
+
+class Rules(unittest.TestCase):
+    @unittest.skipUnless(shutil.which("promtool"), "promtool is not installed (Debian: prometheus)")
+    def test_promtool_accepts_and_tries_them(self):
+        for command in (["check", "rules", RULES.name], ["test", "rules", "ashlar.rules.test.yml"]):
+            done = subprocess.run(["promtool", *command], cwd=RULES.parent, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_every_alert_fires_and_is_quiet_in_a_test(self):
+        tests = (RULES.parent / "ashlar.rules.test.yml").read_text()
+        for alert in ALERT.findall(RULES.read_text()):
+            self.assertIn(f"- name: {alert} fires\n", tests)
+            self.assertIn(f"- name: {alert} is quiet\n", tests)
+
+    def test_every_alert_has_its_runbook_and_every_runbook_its_alert(self):
+        alerts = ALERT.findall(RULES.read_text())
+        page = (ROOT / "docs/runbooks.md").read_text()
+        self.assertEqual(alerts, re.findall(r"^## (\w+)$", page, re.M), "in the same order")
+        for alert in alerts:
+            section = page.split(f"## {alert}\n")[1].split("\n## ")[0]
+            for part in ("**Means.**", "**Look.**", "**Do.**"):
+                self.assertIn(part, section, alert)
+            self.assertIn(f"runbook: docs/runbooks.md#{alert.lower()}\n", RULES.read_text())
+
+    def test_what_is_queried_is_described(self):
+        known = described()
+        texts = {RULES.name: RULES.read_text()}
+        for file in (ROOT / "deploy/grafana").glob("*.json"):
+            board = json.loads(file.read_text())
+            texts[file.name] = "\n".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
+        records = set(re.findall(r"- record: (\S+)", texts[RULES.name]))
+        for name, text in texts.items():
+            self.assertEqual({metric for metric in METRIC.findall(text) if metric not in known}, set(), name)
+            self.assertEqual(set(re.findall(r"\bashlar:\w+:\w+", text)) - records, set(), name)
+
+    def test_dashboards_are_what_their_script_writes(self):
+        subprocess.run([sys.executable, ROOT / "deploy/grafana/make_dashboards.py", "--check"], check=True)
+
+    def test_runbooks_name_commands_that_exist(self):
+        commands = (ROOT / "tools/ashlarctl/commands.cc").read_text()
+        for command in set(re.findall(r"`ashlarctl ([a-z-]+)", (ROOT / "docs/runbooks.md").read_text())):
+            self.assertIn(f'{{"{command}"', re.sub(r"\{\s+", "{", commands), command)
+
+
+if __name__ == "__main__":
+    unittest.main()
