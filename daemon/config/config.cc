@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <set>
@@ -12,6 +13,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
@@ -332,6 +334,38 @@ absl::Status ParseConfig(const std::string& yaml, v1::Config* config) {
   return CheckPeers(*config);
 }
 
+absl::StatusOr<std::string> ExpandEnvironment(const std::string& text) {
+  std::string expanded;
+  size_t line = 1;
+  bool comment = false;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (c == '\n') {
+      ++line;
+      comment = false;
+    }
+    comment |= c == '#' && (at == 0 || absl::ascii_isspace(static_cast<unsigned char>(text[at - 1])));
+    if (comment || text.compare(at, 2, "${") != 0) {
+      expanded += c;
+      continue;
+    }
+    const size_t end = std::min(text.find('}', at), text.size());
+    const std::string name = text.substr(at + 2, end - at - 2);
+    const auto of_a_name = [](unsigned char each) { return absl::ascii_isalnum(each) || each == '_'; };
+    if (end == text.size() || name.empty() || !std::ranges::all_of(name, of_a_name)) {
+      return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ${ without a variable's name and }"));
+    }
+    const char* const value = std::getenv(name.c_str());
+    if (value == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("line ", line, ": ${", name, "}: the environment has no such variable"));
+    }
+    expanded += value;
+    at = end;
+  }
+  return expanded;
+}
+
 absl::Status LoadConfig(const std::string& path, v1::Config* config) {
   errno = 0;
   std::ifstream file(path);
@@ -341,7 +375,8 @@ absl::Status LoadConfig(const std::string& path, v1::Config* config) {
     // Reading a folder or an empty file fails in the stream without an errno.
     return absl::ErrnoToStatus(errno == 0 ? EINVAL : errno, absl::StrCat("cannot read ", path));
   }
-  absl::Status status = ParseConfig(text.str(), config);
+  const absl::StatusOr<std::string> expanded = ExpandEnvironment(text.str());
+  absl::Status status = expanded.ok() ? ParseConfig(*expanded, config) : expanded.status();
   if (!status.ok()) return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
   return status;
 }

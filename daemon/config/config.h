@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace ashlar::v1 {
 class Config;
@@ -15,7 +16,11 @@ namespace ashlar::daemon {
 // accepts, a daemon can be started with. INVALID_ARGUMENT names the field.
 absl::Status ParseConfig(const std::string& yaml, v1::Config* config);
 
-// Reads a file likewise; NOT_FOUND or PERMISSION_DENIED if it cannot be read.
+// Puts variables of the environment in place of ${NAME}, but in comments. INVALID_ARGUMENT names the line, and the variable that is not
+// set.
+absl::StatusOr<std::string> ExpandEnvironment(const std::string& text);
+
+// Reads a file likewise, its variables expanded; NOT_FOUND or PERMISSION_DENIED if it cannot be read.
 absl::Status LoadConfig(const std::string& path, v1::Config* config);
 
 // The effective configuration as YAML that ParseConfig accepts.

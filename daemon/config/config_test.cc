@@ -413,5 +413,19 @@ TEST(Config, UnreadableFilesAreNamed) {
   unlink(path.c_str());
 }
 
+TEST(Config, TakesVariablesOfTheEnvironment) {
+  setenv("ASHLAR_TEST_NODE", "rack1-07", 1);
+  EXPECT_EQ(*ExpandEnvironment("node: ${ASHLAR_TEST_NODE}\nat: $5 {x} ${ASHLAR_TEST_NODE}:1"),
+            "node: rack1-07\nat: $5 {x} rack1-07:1");
+  EXPECT_EQ(*ExpandEnvironment("# ${NOT_SET}\na: b # nor ${this}\nc: a#${ASHLAR_TEST_NODE}"),
+            "# ${NOT_SET}\na: b # nor ${this}\nc: a#rack1-07");
+  unsetenv("ASHLAR_TEST_NODE");
+  const auto refused = [](const char* text) { return std::string(ExpandEnvironment(text).status().message()); };
+  EXPECT_EQ(refused("a: b\nc: ${ASHLAR_TEST_NODE}"),
+            "line 2: ${ASHLAR_TEST_NODE}: the environment has no such variable");
+  EXPECT_EQ(refused("${no end"), "line 1: ${ without a variable's name and }");
+  EXPECT_EQ(refused("\n\n${a-b}"), "line 3: ${ without a variable's name and }");
+}
+
 }  // namespace
 }  // namespace ashlar::daemon

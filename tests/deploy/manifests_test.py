@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Renders the Kubernetes manifests, and holds them to three versions' schemas, to policies, and to the daemon itself.
+
+usage: manifests_test.py SOURCE_ROOT ASHLARD
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import kubernetes_validate
+    import yaml
+except ImportError:
+    kubernetes_validate = None
+
+ROOT, ASHLARD = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
+OVERLAYS = ("base", "overlays/tcp", "overlays/rdma", "overlays/gpu")
+VERSIONS = 3  # the latest that the package knows
+# Kinds that Kubernetes' own schemas do not have, with the fields that their definitions require.
+CUSTOM = {
+    "PodMonitor": lambda spec: spec["selector"] and all(point["port"] for point in spec["podMetricsEndpoints"]),
+    "Issuer": lambda spec: spec["ca"]["secretName"],
+    "Certificate": lambda spec: spec["secretName"] and spec["issuerRef"]["name"] and spec["commonName"],
+}
+
+
+def latest_versions():
+    folder = pathlib.Path(kubernetes_validate.__file__).parent
+    names = {part for path in folder.rglob("v1.*") for part in path.parts if part.startswith("v1.")}
+    known = sorted({tuple(int(each) for each in name.lstrip("v").split("-")[0].split(".")[:2]) for name in names})
+    return [f"{major}.{minor}" for major, minor in known[-VERSIONS:]]
+
+
+@unittest.skipUnless(kubernetes_validate, "kubernetes-validate and PyYAML are not installed (PyPI)")
+@unittest.skipUnless(shutil.which("kubectl"), "kubectl is not installed")
+class Manifests(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.rendered = {}
+        for overlay in OVERLAYS:
+            done = subprocess.run(["kubectl", "kustomize", ROOT / "deploy/kustomize" / overlay], capture_output=True,
+                                  text=True, check=False)
+            if done.returncode != 0:
+                raise AssertionError(f"{overlay}: {done.stderr}")
+            cls.rendered[overlay] = list(yaml.safe_load_all(done.stdout))
+        cls.rendered["engine-pod"] = [yaml.safe_load((ROOT / "deploy/kustomize/engine-pod.yaml").read_text())]
+
+    def objects(self, kind=None):
+        for overlay, objects in self.rendered.items():
+            for each in objects:
+                if kind in (None, each["kind"]):
+                    yield f"{overlay} {each['kind']}/{each['metadata']['name']}", each
+
+    def pods(self):
+        for name, each in self.objects("DaemonSet"):
+            yield name, each["spec"]["template"]["spec"]
+        for name, each in self.objects("Pod"):
+            yield name, each["spec"]
+
+    def test_they_are_valid_in_three_versions(self):
+        versions, valid, custom = latest_versions(), 0, 0
+        self.assertEqual(len(versions), VERSIONS)
+        for name, each in self.objects():
+            if each["kind"] in CUSTOM:
+                self.assertTrue(CUSTOM[each["kind"]](each["spec"]), name)
+                custom += 1
+                continue
+            for version in versions:
+                kubernetes_validate.validate(each, version, strict=True)
+                valid += 1
+        print(f"{valid} objects valid in {', '.join(versions)}; {custom} custom ones have their required fields")
+
+    def test_a_wrong_manifest_is_found(self):
+        _, daemon_set = next(self.objects("DaemonSet"))
+        wrong = json.loads(json.dumps(daemon_set))
+        wrong["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["httpGet"]["prot"] = 1
+        with self.assertRaises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(wrong, latest_versions()[-1], strict=True)
+
+    def test_no_container_has_rights_that_it_does_not_need(self):
+        for name, pod in self.pods():
+            self.assertFalse(pod.get("hostNetwork") or pod.get("hostPID") or pod.get("hostIPC"), name)
+            self.assertTrue(pod["securityContext"]["runAsNonRoot"], name)
+            self.assertEqual(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", name)
+            for container in pod["containers"] + pod.get("initContainers", []):
+                rights = container["securityContext"]
+                self.assertFalse(rights.get("privileged", False), name)
+                self.assertFalse(rights["allowPrivilegeEscalation"], name)
+                self.assertEqual(rights["capabilities"]["drop"], ["ALL"], name)
+                added = set(rights["capabilities"].get("add", []))
+                allowed = {"CHOWN", "FOWNER"} if container["name"] == "folders" else {"IPC_LOCK"}
+                self.assertLessEqual(added, allowed, name)
+                if rights.get("runAsUser") == 0:
+                    self.assertEqual(container["name"], "folders", name)
+                self.assertIn("memory", container["resources"]["limits"], name)
+                self.assertIn("cpu", container["resources"]["requests"], name)
+                self.assertNotIn(":latest", container["image"])
+
+    def test_the_daemon_is_probed_drained_and_updated_one_node_at_a_time(self):
+        for name, each in self.objects("DaemonSet"):
+            self.assertEqual(each["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"], 1, name)
+            pod = each["spec"]["template"]["spec"]
+            container = next(container for container in pod["containers"] if container["name"] == "ashlard")
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                self.assertEqual(container[probe]["httpGet"]["port"], "metrics", name)
+            drain = container["lifecycle"]["preStop"]["exec"]["command"]
+            self.assertEqual(drain[:3], ["ashlarctl", "drain", "--seconds"], name)
+            config = yaml.safe_load(self.config_of(name.split()[0]))
+            self.assertGreater(pod["terminationGracePeriodSeconds"], int(drain[3]) + config["drain_seconds"], name)
+            self.assertTrue(container["securityContext"]["readOnlyRootFilesystem"], name)
+
+    def config_of(self, overlay):
+        maps = [each for each in self.rendered[overlay] if each["kind"] == "ConfigMap"]
+        self.assertEqual(len(maps), 1)
+        return maps[0]["data"]["ashlard.yaml"]
+
+    def test_the_daemon_accepts_every_configuration(self):
+        environment = {**os.environ, "NODE_NAME": "node-a", "POD_IP": "10.0.0.7"}
+        for overlay in OVERLAYS:
+            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+                file.write(self.config_of(overlay))
+                file.flush()
+                done = subprocess.run([ASHLARD, "--config", file.name, "--check-config"], capture_output=True, text=True,
+                                      check=False, env=environment)
+                self.assertEqual(done.returncode, 0, f"{overlay}: {done.stderr}")
+                self.assertEqual(yaml.safe_load(done.stdout)["listen"]["metrics_address"], "0.0.0.0:9464")
+
+    def test_memory_limits_hold_what_the_configuration_promises(self):
+        for name, each in self.objects("DaemonSet"):
+            config = yaml.safe_load(self.config_of(name.split()[0]))
+            dram = int(config["dram"]["capacity_bytes"].removesuffix("GiB"))
+            container = each["spec"]["template"]["spec"]["containers"][0]
+            self.assertGreaterEqual(int(container["resources"]["limits"]["memory"].removesuffix("Gi")), dram + 12, name)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

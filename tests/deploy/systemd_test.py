@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""The systemd unit: well formed, and hardened as far as systemd measures it.
+
+usage: systemd_test.py SOURCE_ROOT
+"""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
+UNIT = ROOT / "deploy/systemd/ashlard.service"
+MOST_EXPOSED = 2.0  # of 10; what has no hardening has 9.6
+
+
+@unittest.skipUnless(shutil.which("systemd-analyze"), "systemd-analyze is not installed (Debian: systemd)")
+class Unit(unittest.TestCase):
+    def test_it_is_well_formed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            unit = pathlib.Path(folder, UNIT.name)
+            unit.write_text(UNIT.read_text().replace("/usr/sbin/ashlard", "/bin/true").replace("User=ashlar", "User=root")
+                            .replace("Group=ashlar", "Group=root"))
+            done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+            said = [line for line in (done.stdout + done.stderr).splitlines() if UNIT.name in line]
+            self.assertEqual(said, [])
+            unit.write_text(unit.read_text().replace("NoNewPrivileges", "NoNewPriviliges"))
+            done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+            self.assertIn("NoNewPriviliges", done.stdout + done.stderr, "a misspelt line is found")
+
+    def test_it_is_hardened(self):
+        done = subprocess.run(["systemd-analyze", "security", "--offline=true", "--no-pager", UNIT], capture_output=True,
+                              text=True, check=False)
+        exposure = float(re.search(r"Overall exposure level for ashlard.service: ([0-9.]+)", done.stdout)[1])
+        print(f"exposure {exposure}")
+        self.assertLessEqual(exposure, MOST_EXPOSED, done.stdout)
+
+    def test_it_waits_longer_than_the_daemon_drains(self):
+        drain = int(re.search(r"^drain_seconds: (\d+)", (ROOT / "deploy/ashlard.example.yaml").read_text(), re.M)[1])
+        stop = int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.M)[1])
+        self.assertGreater(stop, 30)
+        self.assertGreater(stop, drain)
+
+
+if __name__ == "__main__":
+    unittest.main()
