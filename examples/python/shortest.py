@@ -54,8 +54,11 @@ class Engine:
                 done = request.advance(LINEAR, 0, len(tokens), state, q=rows, k=rows, v=rows, out=out)
                 if done == ashlar.Verdict.OK and request.wait_layer(ATTENTION) == ashlar.Verdict.OK:
                     rows = self.attend(rows + out, positions)
-                if request.finish() == ashlar.Verdict.OK:
+                verdict = request.finish()
+                if verdict == ashlar.Verdict.OK:
                     break
+                if verdict == ashlar.Verdict.OTHER_PAGES:  # an engine with more pages would go on in others
+                    raise RuntimeError("the daemon may still write to these pages")
             text = []
             for position in range(len(tokens), len(tokens) + decode):
                 letters = np.arange(ord("a"), ord("z") + 1, dtype=np.int32)

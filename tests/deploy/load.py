@@ -1,16 +1,36 @@
 """A load that makes every metric of a lone node move: an engine in Python that publishes, reuses, commits and resumes."""
 
+import contextlib
 import dataclasses
+import os
+import pathlib
 import random
 import threading
 
+import monitoring
 import numpy as np
 import shortest
 
 import ashlar
+import ashlar.daemon
 
 MODEL = dataclasses.replace(shortest.MODEL, flops_per_token=1e6, tokens_per_second=1000.0)
 STATE = shortest.HEADS * shortest.DIM**2
+
+
+def start_daemon(folder, ssd_folder=None, **sections):
+    """A daemon whose memory and disk are soon full. Returns it, and the port of its metrics."""
+    port = monitoring.free_port()
+    tenants = [{"name": "default", "uids": [os.getuid()], "dram_bytes": "16MiB", "ssd_bytes": "32MiB"}]
+    if ssd_folder is not None:
+        sections["ssd"] = {"folder": ssd_folder, "capacity_bytes": "32MiB", "admission": "all"}
+    daemon = ashlar.daemon.start(dram="16MiB", arena="1MiB", ssd="" if ssd_folder else "32MiB", folder=folder,
+                                 config={"tenants": tenants, **sections})
+    daemon.stop()
+    config = pathlib.Path(folder, "ashlard.yaml")
+    config.write_text(config.read_text().replace("listen: {", f'listen: {{metrics_address: "127.0.0.1:{port}", ', 1))
+    daemon.start()
+    return daemon, port
 
 
 def text(number, length=200):
@@ -22,24 +42,37 @@ class Load:
     """Runs until `stop`; more texts than memory holds, some of them asked for again and again."""
 
     def __init__(self, rpc_socket, session_socket):
-        self._engine = shortest.Engine(rpc_socket, session_socket)
-        self._cache = ashlar.Cache(MODEL, rpc_socket, session_socket, pages=64, capture_tokens=16)
+        self._sockets = rpc_socket, session_socket
+        self._open()
         self._stop = threading.Event()
+        self.only_new = False  # nothing is asked for twice
         self.prompts = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def _open(self):
+        self._engine = shortest.Engine(*self._sockets)
+        self._cache = ashlar.Cache(MODEL, *self._sockets, pages=64, capture_tokens=16)
 
     def _run(self):
         draw = random.Random(1)
         while not self._stop.is_set():
             number = draw.randrange(1_000_000)
-            self._segments([text(0, 40), text(draw.randrange(8), 150), text(number, 150)])
-            self._conversation(draw.randrange(6) if draw.random() < 0.7 else number)
-            self.prompts += 1
+            try:
+                self._prompt(draw, number)
+                self.prompts += 1
+            except (RuntimeError, ConnectionError):  # the daemon died under this engine, which has no other pages
+                with contextlib.suppress(ConnectionError):
+                    self._open()
             self._stop.wait(0.02)
 
-    def _segments(self, segments):
-        self._engine.serve(segments, "?", 1)
+    def _prompt(self, draw, number):
+        if self.only_new:  # misses alone
+            tokens = np.frombuffer(text(number, 600).encode(), np.uint8).astype(np.int32)
+            self._cache.begin(tokens, [200, 200]).end()
+            return
+        self._engine.serve([text(0, 40), text(draw.randrange(8), 150), text(number, 150)], "?", 1)
+        self._conversation(draw.randrange(6) if draw.random() < 0.7 else number)
 
     def _conversation(self, number):
         tokens = np.frombuffer(text(number, 600).encode(), np.uint8).astype(np.int32)

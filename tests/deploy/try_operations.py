@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""A platform engineer's afternoon, in minutes: a daemon under load, Prometheus, and faults that must raise their alert
+and let it go again. tools/try-operations calls it.
+
+usage: try_operations.py [--json FILE]    (environment: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+SOURCE, BUILD = pathlib.Path(os.environ["ASHLAR_SOURCE"]), pathlib.Path(os.environ["ASHLAR_BUILD"])
+sys.path[:0] = [str(SOURCE / "examples/python"), str(pathlib.Path(__file__).parent)]
+
+import load  # noqa: E402
+import monitoring  # noqa: E402
+
+PATIENCE = 120.0  # seconds until an alert fires, or is resolved
+
+
+def say(line):
+    print(time.strftime("%H:%M:%S"), line, flush=True)
+
+
+def run(*command, **options):
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
+
+
+class Disk:
+    """A small ext4 that can be filled, as root; else a folder that cannot."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder, "disk")
+        self.folder.mkdir()
+        self.mounted = False
+        image = pathlib.Path(folder, "disk.img")
+        with open(image, "wb") as file:
+            file.truncate(96 << 20)
+        if os.geteuid() == 0 and run("mkfs.ext4", "-q", "-m", "0", image).returncode == 0:
+            self.mounted = run("mount", "-o", "loop", image, self.folder).returncode == 0
+
+    def fill(self):
+        with open(self.folder / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * 4096)
+
+    def empty(self):
+        (self.folder / "filler").unlink()
+
+    def unmount(self):
+        if self.mounted:
+            run("umount", "-l", self.folder)
+
+
+class Etcd:
+    def __init__(self, folder):
+        self.address = f"127.0.0.1:{monitoring.free_port()}"
+        peers = f"http://127.0.0.1:{monitoring.free_port()}"
+        self._command = ["etcd", "--name=trial", f"--data-dir={folder}/etcd", f"--listen-client-urls=http://{self.address}",
+                         f"--advertise-client-urls=http://{self.address}", f"--listen-peer-urls={peers}",
+                         f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=trial={peers}"]
+        self.start()
+
+    def start(self):
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def stop(self):
+        self._process.kill()
+        self._process.wait()
+
+
+class Trial:
+    """One node, its etcd, its disk, its Prometheus, and an engine."""
+
+    def __init__(self, folder, cleanup):
+        self.disk = Disk(folder)
+        cleanup.callback(self.disk.unmount)
+        self.etcd = Etcd(folder)
+        cleanup.callback(self.etcd.stop)
+        cluster = {"node": "trial", "control_address": f"127.0.0.1:{monitoring.free_port()}",
+                   "transport_address": f"127.0.0.1:{monitoring.free_port()}", "tls": {"insecure": True},
+                   "etcd": {"endpoints": [self.etcd.address]}}
+        self.daemon, port = load.start_daemon(folder, str(self.disk.folder / "cache"), cluster=cluster)
+        cleanup.callback(self.daemon.stop)
+        self.load = load.Load(self.daemon.rpc_socket, self.daemon.session_socket)
+        cleanup.callback(self.load.stop)
+        self.prometheus = monitoring.Prometheus(folder, f"127.0.0.1:{port}", hurry=True)
+        cleanup.callback(self.prometheus.stop)
+
+    def panels(self):
+        """(with data, all)"""
+        left, deadline = list(monitoring.queries()), time.monotonic() + PATIENCE
+        count = len(left)
+        while left and time.monotonic() < deadline:
+            time.sleep(1)
+            with contextlib.suppress(OSError):
+                left = [each for each in left if not monitoring.has_numbers(self.prometheus, each[2])]
+        return count - len(left), count
+
+    def alert(self, name, begin, end):
+        """Seconds from the fault to the alert, and from its end to the alert's; None where that does not happen."""
+        times = []
+        for act, wanted in ((begin, True), (end, False)):
+            act()
+            begun = time.monotonic()
+            while (name in self.prometheus.firing()) != wanted and time.monotonic() - begun < PATIENCE:
+                time.sleep(0.2)
+            took = time.monotonic() - begun
+            times.append(round(took, 1) if took < PATIENCE else None)
+            say(f"{name}: {'fired' if wanted else 'resolved'} after {times[-1]} s")
+        return {"name": name, "fired_s": times[0], "resolved_s": times[1]}
+
+    def start_on_a_full_disk(self):
+        """RocksDB has room of its own for minutes of this load; at a start it needs more."""
+        self.daemon.stop()
+        self.disk.fill()
+        self.daemon.start()
+
+    def alerts(self):
+        def only_new(wanted):
+            self.load.only_new = wanted
+
+        time.sleep(45)  # what a hit rate is compared with
+        found = [self.alert("AshlarHitRateFell", lambda: only_new(True), lambda: only_new(False)),
+                 self.alert("AshlarDirectoryLost", self.etcd.stop, self.etcd.start),
+                 self.alert("AshlarDown", self.daemon.kill, self.daemon.start)]
+        if self.disk.mounted:
+            found.append(self.alert("AshlarTierDegraded", self.start_on_a_full_disk, self.disk.empty))
+        else:
+            say("AshlarTierDegraded: not tried: a file system that can be filled takes root and mkfs.ext4")
+        return found
+
+
+def count_rules():
+    tests = (SOURCE / "deploy/prometheus/ashlar.rules.test.yml").read_text().count("\n  - name: ")
+    done = run("promtool", "test", "rules", "ashlar.rules.test.yml", cwd=SOURCE / "deploy/prometheus")
+    failed = done.stdout.count("name:") + done.stderr.count("name:") if done.returncode != 0 else 0
+    return {"ok": tests - min(tests, max(failed, int(done.returncode != 0))), "all": tests}
+
+
+def count_manifests():
+    done = run(sys.executable, SOURCE / "tests/deploy/manifests_test.py", SOURCE, os.environ["ASHLARD"])
+    valid = re.search(r"(\d+) objects valid", done.stdout)
+    number = int(valid[1]) if valid else 0
+    return {"ok": number if done.returncode == 0 else 0, "all": number}
+
+
+def count_docs():
+    done = run(sys.executable, SOURCE / "tests/docs/run_blocks.py", "--root", SOURCE, "--bin", BUILD / "bin",
+               "--compiler", shutil.which("c++"))
+    pages = [*SOURCE.glob("*.md"), *(SOURCE / "docs").rglob("*.md")]
+    blocks = sum(len(re.findall(r"^```(?:console|sh|yaml|cpp|c|python|cmake|proto)\b", page.read_text(), re.M)) for page in pages)
+    wrong = 0 if done.returncode in (0, 77) else len(done.stdout.splitlines())
+    return {"ok": blocks - min(wrong, blocks), "all": blocks}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="try-operations", description=__doc__.split("\n\nusage")[0])
+    parser.add_argument("--json", metavar="FILE", help="also writes the figures there")
+    arguments = parser.parse_args()
+    for program in ("prometheus", "promtool", "etcd"):
+        if shutil.which(program) is None:
+            print(f"try-operations: {program} is not installed (tools/dependencies.sh lists the packages)", file=sys.stderr)
+            return 1
+    with contextlib.ExitStack() as cleanup:
+        trial = Trial(cleanup.enter_context(tempfile.TemporaryDirectory()), cleanup)
+        say("a daemon, an engine, etcd and Prometheus run; alerts look back seconds in place of minutes")
+        ok, count = trial.panels()
+        say(f"panels: {ok} of {count} queries return data")
+        alerts = trial.alerts()
+    figures = {"panels": {"ok": ok, "all": count}, "rules": count_rules(), "manifests": count_manifests(),
+               "docs": count_docs(), "alerts": alerts}
+    for name in ("rules", "manifests", "docs"):
+        say(f"{name}: {figures[name]['ok']} of {figures[name]['all']}")
+    if arguments.json:
+        pathlib.Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n")
+    parts = all(figures[name]["ok"] == figures[name]["all"] > 0 for name in ("panels", "rules", "manifests", "docs"))
+    return 0 if parts and all(alert["fired_s"] and alert["resolved_s"] for alert in alerts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
