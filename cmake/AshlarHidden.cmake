@@ -25,6 +25,7 @@ function(ashlar_link_hidden target script)
   target_link_libraries(${target} PRIVATE -Wl,--start-group ${archives} -Wl,--end-group ${abseil} protobuf::libprotobuf
     ${ASHLAR_RE2} ${ASHLAR_HWY} ${ASHLAR_XXHASH} Threads::Threads ${CMAKE_DL_LIBS})
   if(TARGET ashlar_kernels_cuda)
+    find_package(CUDAToolkit REQUIRED)
     target_link_libraries(${target} PRIVATE CUDA::cudart_static)
   endif()
   set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${script})
