@@ -123,7 +123,10 @@ Status Setting::Quiet() {
     return {};
   }
   if (landing_.has_value() && !landing_->quiet()) return Pending();
-  if (cancelled_) landing_.reset();
+  if (cancelled_) {
+    landing_.reset();
+    Release();  // the look-up may have been under way when it was cancelled, and have found a lease since
+  }
   if (owner_ == Owner::kDaemon) owner_ = Owner::kEngine;
   return {};
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "proto/outcome.h"
@@ -272,6 +273,21 @@ TEST_F(EngineApi, APlanCanBeCancelled) {
   test_.FillTargets(kPoison);
   EXPECT_FALSE(Eventually([&] { return !test_.TargetsAre(kPoison); }, std::chrono::milliseconds(200)));
   EXPECT_TRUE(NoLeaseIsLeft());
+}
+
+TEST_F(EngineApi, ALookupMayBeCancelledWhileItIsUnderWay) {
+  test_.PublishPrompt(segments_);
+  Cache cache = OpenBeside(test_);
+  const Asked asked = WithPages(segments_);
+  Request request;
+  daemon_.Freeze();
+  ASSERT_GOOD(cache.StartBegin(&asked.prompt, 1, &request));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the call is on its way
+  request.Cancel();
+  EXPECT_EQ(request.PollQuiet().code, Code::kPending);
+  daemon_.Thaw();
+  EXPECT_TRUE(Eventually([&] { return request.PollQuiet().ok(); }));
+  EXPECT_TRUE(NoLeaseIsLeft()) << "while the request is still there";
 }
 
 TEST_F(EngineApi, ManyRequestsAreBegunInOneCall) {
