@@ -24,7 +24,11 @@ absl::Status AddListener(absl::string_view field, HttpServer::Door door, absl::S
 
 // `named`: tenants are named at the TCP address, too.
 HttpServer::Routes RoutesOf(const Metrics& metrics, const Probes& probes, bool named) {
-  return {{"/healthz",
+  return {{"/",
+           [&metrics](HttpServer::Door) {
+             return HttpReply{.body = metrics.board().Page(), .type = "text/html; charset=utf-8"};
+           }},
+          {"/healthz",
            [alive = probes.alive](HttpServer::Door) {
              if (alive()) return HttpReply{.body = "alive\n"};
              return HttpReply{.status = 503, .body = "the metadata thread stands still\n"};

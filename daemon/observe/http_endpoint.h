@@ -1,4 +1,5 @@
-// HttpEndpoint: the daemon's HTTP routes (/metrics, /healthz, /readyz) on the listeners that a configuration asks for.
+// HttpEndpoint: the daemon's HTTP routes (/, /metrics, /healthz, /readyz) on the listeners that a configuration asks
+// for.
 #pragma once
 
 #include <cstdint>

@@ -145,6 +145,7 @@ struct Metrics::Impl {
       HistogramFamily("ashlar_eviction_idle_seconds", "From an object's last use to its eviction or expiry"),
       tenants,
       {"tier"}};
+  StatusBoard board;
   std::vector<Tallies> tallies = std::vector<Tallies>(tenants.size());
 
   Family<Counter>& saved_family = CounterFamily(
@@ -356,6 +357,7 @@ void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elaps
 }
 
 void Metrics::Set(const Levels& levels) {
+  impl_->board.Set(ViewOf(levels, impl_->tallies));
   impl_->cluster.Set(levels.cluster);
   for (const auto& [tier, tenants] : levels.tiers) {
     const bool degraded = levels.degraded.contains(tier);
@@ -409,6 +411,10 @@ void Metrics::Set(const Levels& levels) {
 
 void Metrics::TurnsTaken(const EventLoop::TurnTimes& times) {
   impl_->turn_seconds.ObserveMultiple({times.turns.begin(), times.turns.end()}, static_cast<double>(times.sum) * 1e-9);
+}
+
+const StatusBoard& Metrics::board() const {
+  return impl_->board;
 }
 
 const Tallies& Metrics::tallies(TenantId tenant) const {

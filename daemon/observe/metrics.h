@@ -14,6 +14,8 @@
 #include "daemon/observe/cluster_metrics.h"
 #include "daemon/observe/holdings.h"
 #include "daemon/observe/metrics_text.h"
+#include "daemon/observe/status_board.h"
+#include "daemon/observe/tallies.h"
 #include "daemon/runtime/event_loop.h"
 #include "proto/cache_calls.h"
 #include "storage/observer.h"
@@ -44,19 +46,6 @@ struct Levels {
   bool drained() const;
 };
 
-// The counts of one tenant since the daemon started.
-struct Tallies {
-  struct Segments {
-    uint64_t segments = 0, tokens = 0;
-  };
-  struct Objects {
-    uint64_t objects = 0, bytes = 0;
-  };
-  std::map<TierKind, Segments> hits;
-  std::map<MissReason, Segments> misses;
-  std::map<std::tuple<TierKind, PolicyKind, MissReason>, Objects> evictions;
-};
-
 class Metrics final : public storage::Observer {
  public:
   // Names of the tenants; a TenantId is the index here.
@@ -85,6 +74,7 @@ class Metrics final : public storage::Observer {
 
   // Any thread.
   std::string Text(TenantLabel label) const;
+  const StatusBoard& board() const;
   void RpcFinished(CacheCall call, absl::StatusCode code, double seconds);
   void ConnectionRefused();
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.request
 
 sys.path[:0] = [str(pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples/python"), str(pathlib.Path(__file__).parent)]
 
@@ -27,6 +28,7 @@ class Panels(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         daemon, port = load.start_daemon(self.folder.name)
         self.addCleanup(daemon.stop)
+        self.address = f"http://127.0.0.1:{port}"
         self.load = load.Load(daemon.rpc_socket, daemon.session_socket)
         self.addCleanup(self.load.stop)
         self.prometheus = monitoring.Prometheus(self.folder.name, f"127.0.0.1:{port}")
@@ -46,6 +48,12 @@ class Panels(unittest.TestCase):
             print(f"{board}: {title}: no data: {query}")
         print(f"{count - len(empty)} of {count} queries return data; {self.load.prompts} prompts")
         self.assertEqual(empty, [])
+        with urllib.request.urlopen(self.address + "/", timeout=10) as reply:
+            page = reply.read().decode()
+        self.assertEqual(reply.headers["Content-Type"], "text/html; charset=utf-8")
+        for part in ("serving</span>", "found in dram", "missed: never_seen", "evicted by price"):
+            self.assertIn(part, page)
+        self.assertNotIn("default", page, "a tenant's name")
 
 
 if __name__ == "__main__":

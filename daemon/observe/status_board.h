@@ -1,0 +1,48 @@
+// StatusBoard: what a node has and does, as one HTML page for people (route / of listen.metrics_address). It names no
+// tenant: everybody who reaches the address can read it.
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "daemon/observe/tallies.h"
+
+namespace ashlar::daemon {
+
+struct Levels;
+
+// Sums over all tenants, at one moment.
+struct StatusView {
+  struct Tier {
+    std::string name;
+    uint64_t used_bytes = 0, held_bytes = 0, capacity_bytes = 0;
+    std::string degraded;  // why it takes no writes; empty: it does
+  };
+  struct Peers {
+    uint64_t members = 0, connected = 0, directory_entries = 0, fetched_bytes = 0;
+    bool directory_connected = false;
+  };
+  bool draining = false;
+  std::vector<Tier> tiers;  // top to bottom
+  Tallies tallies;          // since the daemon started
+  uint64_t objects = 0, object_bytes = 0, sessions = 0, leases = 0, landings = 0;
+  uint64_t unsaved_bytes = 0, disk_queue = 0;
+  Peers peers;
+};
+
+StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies);
+// The whole page: one style, no script, nothing from elsewhere.
+std::string StatusPage(const StatusView& view);
+
+class StatusBoard {
+ public:
+  void Set(StatusView view);  // one thread
+  std::string Page() const;   // any thread
+
+ private:
+  mutable std::mutex mutex_;
+  StatusView view_;
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,91 @@
+#include "daemon/observe/status_board.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "daemon/observe/metrics.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Levels BusyLevels() {
+  Levels levels;
+  levels.tiers[TierKind::kDram] = {{.capacity_bytes = 1000, .used_bytes = 300, .held_bytes = 400},
+                                   {.capacity_bytes = 1000, .used_bytes = 200, .held_bytes = 400}};
+  levels.objects = 7;
+  levels.sessions = 2;
+  return levels;
+}
+
+// Every element that is opened is closed, in order; void ones aside.
+void ExpectWellFormed(const std::string& page) {
+  std::vector<std::string> open;
+  const std::regex tag("<(/?)([a-zA-Z0-9]+)[^>]*?(/?)>");
+  for (std::sregex_iterator at(page.begin(), page.end(), tag), end; at != end; ++at) {
+    const std::string name = (*at)[2];
+    if (name == "meta" || (*at)[3] == "/") continue;
+    if ((*at)[1] != "/") {
+      open.push_back(name);
+      continue;
+    }
+    ASSERT_FALSE(open.empty()) << name;
+    ASSERT_EQ(open.back(), name);
+    open.pop_back();
+  }
+  EXPECT_TRUE(open.empty());
+}
+
+TEST(StatusBoard, SumsOverTenantsAndNamesNone) {
+  std::vector<Tallies> tallies(2);
+  tallies[0].hits[TierKind::kDram] = {.segments = 1, .tokens = 60};
+  tallies[1].hits[TierKind::kDram] = {.segments = 1, .tokens = 15};
+  tallies[1].misses[MissReason::kEvicted] = {.segments = 1, .tokens = 25};
+  tallies[0].evictions[{TierKind::kDram, PolicyKind::kLru, MissReason::kEvicted}] = {.objects = 3, .bytes = 2048};
+  const std::string page = StatusPage(ViewOf(BusyLevels(), tallies));
+  ExpectWellFormed(page);
+  EXPECT_THAT(page, HasSubstr("500 B of 2.0 KiB"));
+  EXPECT_THAT(page, HasSubstr("100 asked for since the start"));
+  EXPECT_THAT(page, HasSubstr("found in dram</th><td>"));
+  EXPECT_THAT(page, HasSubstr("75.0 %"));
+  EXPECT_THAT(page, HasSubstr("missed: evicted"));
+  EXPECT_THAT(page, HasSubstr("<td class=\"n\">3</td><td class=\"n\">2.0 KiB</td>"));
+  EXPECT_THAT(page, HasSubstr("serving"));
+  EXPECT_THAT(page, Not(HasSubstr("peers</th>"))) << "a node that is alone has none";
+}
+
+TEST(StatusBoard, SaysWhatIsIll) {
+  Levels levels = BusyLevels();
+  levels.tiers[TierKind::kSsd] = {{.capacity_bytes = 1, .used_bytes = 1, .held_bytes = 1}};
+  levels.degraded[TierKind::kSsd] = "<b>full</b> & \"read-only\"";
+  levels.cluster.members = 3;
+  levels.cluster.peers_connected = 1;
+  std::string page = StatusPage(ViewOf(levels, {}));
+  ExpectWellFormed(page);
+  EXPECT_THAT(page, HasSubstr("degraded: &lt;b&gt;full&lt;/b&gt; &amp; &quot;read-only&quot;"));
+  EXPECT_THAT(page, HasSubstr("<span class=\"bad\">degraded</span>"));
+  EXPECT_THAT(page, HasSubstr("1 of 2 connected"));
+  EXPECT_THAT(page, HasSubstr("not connected"));
+  levels.draining = true;
+  page = StatusPage(ViewOf(levels, {}));
+  EXPECT_THAT(page, HasSubstr("<title>Ashlar: draining</title>"));
+}
+
+TEST(StatusBoard, NeedsNothingFromElsewhere) {
+  const std::string page = StatusPage(ViewOf(BusyLevels(), {}));
+  for (const char* foreign : {"<script", "http://", "https://", "<link", "<img", "url("}) {
+    EXPECT_THAT(page, Not(HasSubstr(foreign)));
+  }
+  for (const char* landmark : {"<header>", "<main>", "<footer>", "lang=\"en\"", "name=\"viewport\""}) {
+    EXPECT_THAT(page, HasSubstr(landmark));
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::daemon
