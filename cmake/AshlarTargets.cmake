@@ -19,7 +19,9 @@ endif()
 
 add_library(ashlar_options INTERFACE)
 target_include_directories(ashlar_options INTERFACE ${PROJECT_SOURCE_DIR})
-target_compile_options(ashlar_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers -Werror)
+option(ASHLAR_WARNINGS_ARE_ERRORS "Refuse what the compiler warns of" ON)
+target_compile_options(ashlar_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers
+  $<$<BOOL:${ASHLAR_WARNINGS_ARE_ERRORS}>:-Werror>)
 target_link_libraries(ashlar_options INTERFACE Threads::Threads)
 if(ASHLAR_UNITY)
   # g++ takes the files of a group for headers, and warns of an Impl that has members of unnamed namespaces.
