@@ -381,6 +381,22 @@ class Cache:
             view(place.value_offset, place.value_head_stride, attention.value_dim),
         )
 
+    def _begin(
+        self,
+        wait: bool,
+        tokens: Sequence[int] | npt.ArrayLike,
+        segments: Sequence[int],
+        page_table: Sequence[int] | npt.ArrayLike | None,
+        fill: bool,
+        conversation: bytes,
+        needed_in_ms: int,
+        media: Sequence[tuple[int, bytes]],
+    ) -> Request:
+        handle = self._handle.begin(
+            _needed(tokens), list(segments), _pages(page_table), fill, conversation, needed_in_ms, list(media), wait
+        )
+        return Request(handle)
+
     def begin(
         self,
         tokens: Sequence[int] | npt.ArrayLike,
@@ -393,18 +409,7 @@ class Cache:
         media: Sequence[tuple[int, bytes]] = (),
     ) -> Request:
         """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, from position 0 on."""
-        return Request(
-            self._handle.begin(
-                _needed(tokens),
-                list(segments),
-                _pages(page_table),
-                fill,
-                conversation,
-                needed_in_ms,
-                list(media),
-                True,
-            )
-        )
+        return self._begin(True, tokens, segments, page_table, fill, conversation, needed_in_ms, media)
 
     def start_begin(
         self,
@@ -418,18 +423,7 @@ class Cache:
         media: Sequence[tuple[int, bytes]] = (),
     ) -> Request:
         """`begin` without waiting: the plan is known once `Request.poll_plan` says OK."""
-        return Request(
-            self._handle.begin(
-                _needed(tokens),
-                list(segments),
-                _pages(page_table),
-                fill,
-                conversation,
-                needed_in_ms,
-                list(media),
-                False,
-            )
-        )
+        return self._begin(False, tokens, segments, page_table, fill, conversation, needed_in_ms, media)
 
     async def begin_async(
         self,
