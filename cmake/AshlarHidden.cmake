@@ -21,7 +21,8 @@ function(ashlar_link_hidden target script)
   file(GLOB abseil /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/libabsl_*.so)
   find_library(ASHLAR_RE2 re2 REQUIRED)
   find_library(ASHLAR_HWY hwy REQUIRED)
-  target_link_options(${target} PRIVATE -Wl,--version-script=${script} -Wl,--as-needed -Wl,-Bsymbolic)
+  target_link_options(${target} PRIVATE -Wl,--version-script=${script} -Wl,--as-needed -Wl,-Bsymbolic
+    -Wl,-z,nodynamic-undefined-weak)
   target_link_libraries(${target} PRIVATE -Wl,--start-group ${archives} -Wl,--end-group ${abseil} protobuf::libprotobuf
     ${ASHLAR_RE2} ${ASHLAR_HWY} ${ASHLAR_XXHASH} Threads::Threads ${CMAKE_DL_LIBS})
   if(TARGET ashlar_kernels_cuda)

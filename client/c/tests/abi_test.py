@@ -55,6 +55,8 @@ def main():
     wrong = [f"exported, and not of this library: {name}" for name in exported if not name.startswith("ashlar_")]
     needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
     wrong += [f"gRPC is not hidden inside: needs {name}" for name in re.findall(r"NEEDED.*\[(lib(?:grpc|gpr|ssl|crypto).*)\]", needed)]
+    unknown = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True).stdout
+    wrong += [f"asked of whatever gRPC the process has: {name}" for name in re.findall(r" (\S*grpc\S*)$", unknown, re.M)]
     declared = set(re.findall(r"ASHLAR_API [^;]*?(ashlar_\w+)\(", (root / "client/c/include/ashlar.h").read_text()))
     wrong += [f"declared, and not exported: {name}" for name in sorted(declared - set(exported))]
     wrong += [f"exported, and not declared: {name}" for name in sorted(set(exported) - declared)]

@@ -78,6 +78,8 @@ def test_a_child_may_open_its_own_cache_after_a_fork(daemon):
 def test_the_module_exports_its_entry_alone_and_hides_grpc():
     symbols = subprocess.run(["nm", "-D", "--defined-only", MODULE], capture_output=True, text=True, check=True).stdout
     assert [line.split()[-1] for line in symbols.splitlines()] == ["PyInit__ashlar"]
+    unknown = subprocess.run(["nm", "-D", "--undefined-only", MODULE], capture_output=True, text=True, check=True).stdout
+    assert not re.findall(r"grpc", unknown), "asked of whatever gRPC the process has"
     needed = subprocess.run(["readelf", "-d", MODULE], capture_output=True, text=True, check=True).stdout
     assert not re.findall(r"NEEDED.*(grpc|gpr|crypto|ssl)", needed)
 
