@@ -66,9 +66,6 @@ struct Prompt {
   // (PlanBytes).
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
-  // The keys and values of so many first tokens stand in those pages already. If a prefix lands, its whole blocks (as
-  // many tokens as whole pages have, 256 or more) among these tokens are not written. For pages that running requests
-  // share.
   // Drawn by the engine at random: the prompt may resume from the conversation's own states. Zero: none.
   uint8_t conversation[16] = {};
   uint64_t needed_in_ms = 0;     // without a page table: the time until it will be needed
