@@ -105,7 +105,7 @@ class Setting {
     std::vector<std::byte> conv_tail;
   };
 
-  // Whose the request's pages are.
+  // The owner of the request's pages.
   enum class Owner : uint8_t { kNobody, kDaemon, kEngine, kCache };
 
   Status TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field, Owner owner);

@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& clu
   return Transport::Start(std::move(options));
 }
 
-// Who may be a peer. Made first: it may refuse the configuration.
+// Decides which nodes may be peers. It is made first, because it may refuse the configuration.
 struct Trusted {
   explicit Trusted(const v1::Config& config) : policy(config) {}
 
@@ -264,7 +264,7 @@ void Cluster::Leave() {
     ended.set_value();
   });
   ended.get_future().wait();
-  // What is read or sent now ends soon: nothing of it may outlive the memory that it goes to.
+  // Waits for the reads and sends under way, which end soon. None may outlive the memory that it uses.
   for (bool idle = false; !idle;) {
     std::promise<bool> asked;
     impl_->loop.PostCompletion(storage::kNoTenant, [&] { asked.set_value(impl_->peers.Stop()); });

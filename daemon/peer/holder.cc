@@ -70,7 +70,7 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
                            PeerOpened& opened) {
   if (node.leases.size() >= options_.leases_of_a_node) return MissReason::kBusy;
   if (top_.gpu() != nullptr) return MissReason::kTierError;  // the transport sends the processor's memory alone
-  // What this node has only from another one it does not pass on: the node that asks knows the other one, too.
+  // An object that only another node has is not passed on: the node that asks knows the other one, too.
   if (cache_.Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
   std::shared_ptr<Session>& session = node.sessions[tenant];
   if (session == nullptr) {

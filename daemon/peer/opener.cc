@@ -7,7 +7,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// What a peer says of an object. The control plane has checked that it is the one that was asked for.
+// Takes a peer's answer on one object. The control plane has checked that it is the one that was asked for.
 absl::StatusOr<OpenedObject> Take(PeerOpened& answer, const std::shared_ptr<const Member>& member,
                                   storage::Nanos asked_at) {
   if (answer.miss != MissReason::kNone) return absl::NotFoundError(Name(answer.miss));

@@ -48,7 +48,7 @@ class Peers final : public PeerCalls {
   storage::TellResidence residence();
   // Once, before anybody calls. `top`: the tier that objects are sent from.
   void Start(storage::Cache& cache, const storage::Tier& top);
-  // What an engine's prompt may use on other nodes. Any thread.
+  // Finds the objects of other nodes that an engine's prompt may use. Any thread.
   RemoteLookup& lookup() { return lookup_; }
 
   // A node that this one fetches from has gone.

@@ -256,7 +256,7 @@ void SessionProtocol::RegisterUntouched(std::shared_ptr<Region> region, const Un
   if (!posted) respond(Error(TooManyWaitForPages()));
 }
 
-// What a tenant keeps of dropped regions takes descriptors as its regions do.
+// Dropped regions that a tenant still holds take descriptors, as its regions do.
 absl::Status SessionProtocol::RoomBesideForsaken() const {
   const Budget& number = *tenant_.regions.number;
   if (number.taken() + services_.hosted.Forsaken(tenant_.id) <= number.limit()) return absl::OkStatus();

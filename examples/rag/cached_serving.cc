@@ -20,7 +20,7 @@ using refengine::Step;
 // Of several landings in doubt any may be quiet first.
 constexpr std::chrono::milliseconds kAskEach{10};
 
-// What computing costs: the operations of n tokens are a n + b n².
+// The cost of computing: the operations of n tokens are a n + b n².
 CostModel Cost(const ModelConfig& config) {
   constexpr int64_t kTokens = 1024;
   const double once = refengine::PrefillFlops(config, kTokens).total();

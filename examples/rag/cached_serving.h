@@ -46,7 +46,7 @@ struct Patience {
   std::chrono::milliseconds quiet{10000};
 };
 
-// Whose kernels compose: the engine's, or the daemon's, layer by layer (Model::Advance).
+// The kernels that compose are the engine's, or the daemon's, layer by layer (Model::Advance).
 enum class ComposeBy : uint8_t { kEngine, kDaemon };
 
 // ‖T − T̃‖₂ that a published transition may be wrong by. The tuples are fp32: a state behind an interior errs by about
@@ -61,7 +61,7 @@ struct ServingOptions {
   PrefixUse prefixes = {};
 };
 
-// What an engine's segments take in the cache.
+// The sizes of an engine's segments in the cache.
 struct StoredSegments {
   uint64_t segments = 0;
   uint64_t bytes = 0;                        // of all of them
@@ -77,9 +77,9 @@ class CachedServing {
                                                              refengine::SeamWidths seams,
                                                              const ServingOptions& options = {});
 
-  // What cannot be had from the cache is computed, with the engine's own kernels. RESOURCE_EXHAUSTED: the pool has too
-  // few pages, also when what is missing stayed in quarantine for longer than Patience::quiet. `prompt` must outlive
-  // last(). With a conversation, whose own states may be resumed from, too.
+  // Computes with the engine's own kernels where the cache has nothing. RESOURCE_EXHAUSTED: the pool has too few pages,
+  // also when missing ones stayed in quarantine for longer than Patience::quiet. `prompt` must outlive last(). A prompt
+  // of a conversation may resume from the conversation's own states, too.
   absl::StatusOr<Served> Serve(const RagPrompt& prompt, const ConversationId& conversation = {});
 
   // From now on, what a prompt's linear layers see goes to `tape`, too; it outlives this object. Null: not any more.

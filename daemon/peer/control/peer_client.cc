@@ -39,7 +39,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const PeerClient::Options& options, c
   // A channel makes one connection: when to try again, and with which certificate, is decided here.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // What the handshake asks for by name: gRPC's server logs an error where no certificate of its own is called so.
+  // The handshake asks for this name: gRPC's server logs an error where no certificate of its own is called so.
   if (tls != nullptr) arguments.SetSslTargetNameOverride(options.node);
   arguments.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxPeerReplyBytes));
   arguments.SetMaxSendMessageSize(static_cast<int>(limits::kMaxPeerRequestBytes));
@@ -209,7 +209,7 @@ struct PeerClient::Impl {
     }
     if (!refused.ok()) done(refused);
   }
-  // What is wrong in a reply is the peer's fault, not the caller's.
+  // A wrong reply is the peer's fault, not the caller's.
   template <typename Result>
   static absl::StatusOr<Result> Checked(absl::StatusOr<Result> read) {
     if (read.ok()) return read;

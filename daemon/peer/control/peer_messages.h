@@ -1,4 +1,4 @@
-// What daemons say to one another, read from messages and checked, or to be written into them. Every Read function
+// The messages between daemons as plain structs, read from Protobuf and checked, or written to it. Every Read function
 // answers INVALID_ARGUMENT that begins with the field's name; replies of a peer are checked as requests are.
 #pragma once
 

@@ -167,7 +167,7 @@ class PeerNode final : public PeerAsker {
     });
     if (outcome.get_future().get() != PublishOutcome::kPublished) std::abort();
   }
-  // What an engine's look-up does: finds it elsewhere first, then here.
+  // Does an engine's look-up: finds it elsewhere first, then here.
   storage::Match Lookup(std::span<const storage::Query> queries, const storage::PrefixText* text = nullptr) {
     const RemoteQuestion question{queries, text};
     std::promise<storage::Match> match;
