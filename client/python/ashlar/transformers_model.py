@@ -68,8 +68,9 @@ def _refuse(layer: int, reason: str) -> ValueError:
     return ValueError(f"model.layers[{layer}]: {reason}")
 
 
-def _run(model: Any, cache: DynamicCache, tokens: torch.Tensor, **options: Any) -> None:
-    model.base_model(input_ids=tokens, past_key_values=cache, use_cache=True, **options)
+def _run(model: Any, cache: DynamicCache, tokens: torch.Tensor, first: int) -> None:
+    positions = torch.arange(first, first + tokens.shape[1], device=model.device).unsqueeze(0)
+    model.base_model(input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True)
 
 
 def _frequencies(model: Any) -> tuple[torch.Tensor, float] | None:
@@ -144,12 +145,11 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
     tokens = torch.randint(0, config.vocab_size, (1, 24), generator=chance).to(model.device)
     whole, second, turned = Tape(config), Tape(config), DynamicCache(config=config)
     with whole.recording(model):
-        _run(model, whole, tokens)
-    _run(model, second, tokens[:, :12])
+        _run(model, whole, tokens, 0)
+    _run(model, second, tokens[:, :12], 0)
     with second.recording(model):
-        _run(model, second, tokens[:, 12:])
-    positions = torch.arange(_SHIFT, _SHIFT + tokens.shape[1], device=model.device).unsqueeze(0)
-    _run(model, turned, tokens, position_ids=positions)
+        _run(model, second, tokens[:, 12:], 12)
+    _run(model, turned, tokens, _SHIFT)
 
     layers: list[Attention | Linear] = []
     linear_places, attention_places = [], []

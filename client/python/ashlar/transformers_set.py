@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import mmap
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -16,13 +19,14 @@ import torch
 from transformers import DynamicCache
 
 from ashlar._ashlar import Verdict
-from ashlar.cache import Cache, LinearTensors, Plan, Request, Run, Step, StepKind
+from ashlar.cache import Cache, LinearTensors, MemoryKind, PagePlace, Plan, Request, Run, Step, StepKind
 from ashlar.model import Attention, DType, Family, Model
 from ashlar.prompt import Prompt
 from ashlar.transformers_model import LinearPlace, Shape, numpy_view
 from ashlar.transformers_rules import Tape
 
 _TORCH = {DType.F32: torch.float32, DType.F16: torch.float16, DType.BF16: torch.bfloat16}
+_LINE = 64  # bytes: tokens begin on cache lines
 _Result = TypeVar("_Result")
 
 
@@ -51,8 +55,20 @@ def calling(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
 class ModelCache(Cache):
     """A cache opened for one model of Transformers (`ashlar.cache_for`)."""
 
-    def __init__(self, model: Model, shape: Shape, rpc_socket: str, session_socket: str, **options: Any) -> None:
-        super().__init__(model, rpc_socket, session_socket, **options)
+    def __init__(self, model: Model, shape: Shape, rpc_socket: str, session_socket: str, *, pages: int, **options: Any) -> None:
+        # Memory of this process, not the daemon's: it outlives a daemon, and the next one gets it again.
+        places, size = _places(model, pages)
+        self._memfd = os.memfd_create("ashlar-transformers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._memfd, size)
+        fcntl.fcntl(self._memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        try:
+            super().__init__(
+                model, rpc_socket, session_socket, pages=pages, memory_kind=MemoryKind.MEMFD, places=places,
+                memory_bytes=size, memfd=self._memfd, **options,
+            )  # fmt: skip
+        except BaseException:
+            os.close(self._memfd)
+            raise
         self.shape = shape
         self.free = list(range(self.pages))
         self.rows = {}
@@ -61,6 +77,12 @@ class ModelCache(Cache):
             assert isinstance(attention, Attention)
             dtype = _TORCH[attention.dtype]
             self.rows[place.index] = tuple(numpy_view(rows, dtype) for rows in self.page_rows(place.index))
+
+    def close(self) -> None:
+        super().close()
+        if self._memfd >= 0:
+            os.close(self._memfd)
+            self._memfd = -1
 
     def take(self, tokens: int) -> np.ndarray[Any, np.dtype[np.int32]] | None:
         """Pages for so many tokens; None: there are not enough."""
@@ -76,6 +98,20 @@ class ModelCache(Cache):
         positions = np.arange(begin, end)
         pages = table[positions // self.model.page_tokens].astype(np.int64)
         return torch.from_numpy(pages), torch.from_numpy(positions % self.model.page_tokens)
+
+
+def _places(model: Model, pages: int) -> tuple[list[PagePlace], int]:
+    """Keys and values of one token side by side, one attention layer's pages behind the other's; and the bytes."""
+    places, size = [], 0
+    for index, layer in enumerate(model.layers):
+        if isinstance(layer, Attention):
+            width = _TORCH[layer.dtype].itemsize
+            keys, values = layer.key_dim * width, layer.value_dim * width
+            token = -(-layer.kv_heads * (keys + values) // _LINE) * _LINE
+            page = token * model.page_tokens
+            places.append(PagePlace(index, size, size + layer.kv_heads * keys, page, token, keys, values))
+            size += -(-page * pages // mmap.PAGESIZE) * mmap.PAGESIZE
+    return places, max(size, mmap.PAGESIZE)
 
 
 @dataclasses.dataclass
@@ -101,12 +137,15 @@ class Setter:
         self.model, self.cache, self.forward, self.way = model, cache, forward, way
         self.config = model.config.get_text_config(decoder=True)
 
-    def run(self, cache: DynamicCache, tokens: np.ndarray[Any, Any], keep: int = 0) -> Any:
-        """Runs tokens through the model; with `keep`, through its head too for so many last ones."""
+    def run(self, cache: DynamicCache, tokens: np.ndarray[Any, Any], first: int, keep: int = 0) -> Any:
+        """Runs tokens from position `first` on through the model; with `keep`, so many last ones through its head too."""
         ids = torch.from_numpy(tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)
+        # Said, though most models count it from the cache: Bamba begins at 0 again.
+        positions = torch.arange(first, first + len(tokens), device=self.model.device).unsqueeze(0)
+        options = {"input_ids": ids, "position_ids": positions, "past_key_values": cache, "use_cache": True}
         if keep > 0:
-            return self.forward(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep)
-        return self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+            return self.forward(**options, logits_to_keep=keep)
+        return self.model.base_model(**options)
 
     def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting:
         """Runs the prompt's first `upto` tokens. Raises Fault: nothing has been kept, compute it without the cache."""
@@ -154,7 +193,7 @@ class Setter:
         for i, run in enumerate(missing):
             tape = Tape(self.config)
             with tape.recording(self.model):
-                self.run(tape, run.tokens)
+                self.run(tape, run.tokens, 0)
             self._write(tape, table, 0, 0, run.capture_end)
             linear = [self._tuple(request, i, run, tape, place) for place in self.cache.shape.linear]
             published += calling(request.publish, i, linear, table) == "published"
@@ -203,7 +242,7 @@ class Setter:
                 continue
             end = min(step.end, upto)
             if step.begin < end:
-                output = self.run(cache, tokens[step.begin : end], keep if end == len(tokens) else 0)
+                output = self.run(cache, tokens[step.begin : end], step.begin, keep if end == len(tokens) else 0)
             if step.capture and step.end <= upto:
                 captured.append((step.end, self.states(cache)))
         if upto < len(tokens) and 0 < upto:

@@ -1,7 +1,7 @@
 """A task over several segments that needs both kinds of layers: recall of values that later segments overwrite, and
 copying of phrases.
 
-A segment holds assignments (a key, then its value), phrases (a name, then four words) and filler. A key may be assigned
+A segment holds assignments (a key, then its value), phrases (a name, then three words) and filler. A key may be assigned
 in several segments: the last assignment counts, so a state that adds where it should erase gives wrong answers. The
 query asks for keys' values and for phrases, and says the answers: each answer's token is one prediction.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-KEYS, VALUES, NAMES, WORDS, FILLERS, PHRASE = 24, 24, 8, 24, 16, 4
+KEYS, VALUES, NAMES, WORDS, FILLERS, PHRASE = 16, 12, 4, 12, 8, 3
 ASK, COPY = 0, 1
 FIRST_KEY = 2
 FIRST_VALUE = FIRST_KEY + KEYS

@@ -20,21 +20,21 @@ HERE = pathlib.Path(__file__).parent
 
 
 def build() -> transformers.PreTrainedModel:
-    """Qwen3-Next: three layers of gated delta net, one of attention, without experts."""
+    """Qwen3-Next: gated delta net, attention, gated delta net; without experts."""
     config = transformers.Qwen3NextConfig(
         vocab_size=task.VOCABULARY,
-        hidden_size=96,
-        intermediate_size=192,
-        num_hidden_layers=4,
-        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-        mlp_only_layers=[0, 1, 2, 3],
-        num_attention_heads=4,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mlp_only_layers=[0, 1, 2],
+        num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=32,
         partial_rotary_factor=0.25,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
         linear_num_key_heads=2,
-        linear_num_value_heads=4,
+        linear_num_value_heads=2,
         linear_key_head_dim=32,
         linear_value_head_dim=32,
         linear_conv_kernel_dim=4,
@@ -44,6 +44,7 @@ def build() -> transformers.PreTrainedModel:
         moe_intermediate_size=32,
         shared_expert_intermediate_size=32,
         tie_word_embeddings=True,
+        initializer_range=0.03,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
@@ -62,16 +63,27 @@ def remember(model: transformers.PreTrainedModel) -> None:
                 mixer.dt_bias.copy_(torch.log(torch.expm1(1 / memories)))
 
 
+def repeated(chance: random.Random, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random texts that stand twice, with filler between: every token of the second is decided by the first."""
+    length, gap = chance.choice((8, 12, 16, 24)), chance.choice((0, 3, 8))
+    rows, targets = [], []
+    for _ in range(max(4, tokens // (2 * length + gap))):
+        text = chance.sample(range(task.FIRST_KEY, task.FIRST_FILLER), length)
+        filler = [chance.randrange(task.FIRST_FILLER, task.VOCABULARY) for _ in range(gap)]
+        rows.append(text + filler + text)
+        targets.append([-100] * (length + gap) + text[1:] + [-100])
+    return torch.tensor(rows), torch.tensor(targets)
+
+
 def batch(chance: random.Random, level: float, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Sequences of one length; targets are −100 where nothing decides the token. `level` 0 to 1 makes them longer."""
     segments = chance.randint(2, 2 + round(6 * level))
-    keys = chance.randint(3, 4 + round(12 * level))
-    names = chance.randint(1, 2 + round(4 * level))
+    keys = chance.randint(3, 4 + round(8 * level))
+    names = chance.randint(1, 2 + round(2 * level))
     least = 2 * keys + (1 + task.PHRASE) * names
     length = chance.choice((least, least + 16, max(least, 16 + round(112 * level * chance.random() ** 2))))
-    examples = [task.example(chance, segments, length, keys, names, keys, names)]
-    count = max(4, tokens // len(examples[0].tokens))
-    examples += [task.example(chance, segments, length, keys, names, keys, names) for _ in range(count - 1)]
+    count = max(4, tokens // (segments * length + 3 * keys + (2 + task.PHRASE) * names))
+    examples = [task.example(chance, segments, length, keys, names, keys, names) for _ in range(count)]
     rows = torch.tensor([example.tokens for example in examples])
     targets = torch.full_like(rows, -100)
     for row, one in enumerate(examples):
@@ -97,25 +109,29 @@ def main() -> None:
     model = build()
     remember(model)
     print(sum(weight.numel() for weight in model.parameters()), "weights", flush=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    begun, step, level, mean, seen = time.monotonic(), 0, 0.0, 0.0, 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    begun, step, level, mean, copied, seen = time.monotonic(), 0, 0.0, 0.0, 0.0, 0
     while (spent := time.monotonic() - begun) < arguments.minutes * 60:
         left = 1 - spent / (arguments.minutes * 60)
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (step + 1) / 50) * min(1.0, 0.05 + 2.5 * left)
-        rows, targets = batch(chance, level, arguments.tokens)
+            group["lr"] = 4e-3 * min(1.0, (step + 1) / 50) * min(1.0, 0.05 + 2.5 * left)
+        is_repeat = chance.random() < 0.6 - 0.5 * level
+        rows, targets = (repeated(chance, arguments.tokens) if is_repeat else batch(chance, level, arguments.tokens))
         logits = model(rows, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        mean += 0.05 * (accuracy(logits, targets) - mean)
+        if not is_repeat:
+            mean += 0.05 * (accuracy(logits, targets) - mean)
+        else:
+            copied += 0.05 * (accuracy(logits, targets) - copied)
         if mean > 0.9 and level < 1:
             level, mean = min(1.0, level + 0.1), 0.8
         step, seen = step + 1, seen + rows.numel()
         if step % 50 == 0:
-            print(f"{spent:.0f} s, step {step}, {seen} tokens, level {level:.1f}, loss {loss:.3f}, accuracy {mean:.3f}", flush=True)
+            print(f"{spent:.0f} s, step {step}, {seen} tokens, level {level:.1f}, loss {loss:.3f}, accuracy {mean:.3f}, repeats {copied:.3f}", flush=True)
         if step % 100 == 0:
             save(model, arguments.out)
     save(model, arguments.out)

@@ -139,17 +139,29 @@ def test_a_bad_prompt_is_refused_by_name():
         (transformers.JambaConfig(**tiny.COMMON, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
                                   num_key_value_heads=2, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1, num_experts=2),
          r"layers\[0\]: its linear layers call no rule"),
-        (transformers.BambaConfig(**tiny.COMMON, **tiny.MAMBA, num_hidden_layers=2, attn_layer_indices=[1]),
-         r"layers\[0\]: this version of transformers does not go on from its state"),
         (transformers.LlamaConfig(**tiny.COMMON, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
                                   rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
          "rope_parameters: frequencies of type dynamic"),
     ],
-    ids=["window", "convolution", "no rule", "no continuation", "dynamic rotation"],
+    ids=["window", "convolution", "no rule", "dynamic rotation"],
 )  # fmt: skip
 def test_models_that_cannot_be_served_are_refused_by_name(config, message, daemon):
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with pytest.raises(ValueError, match=message):
+        ashlar.cache_for(model, daemon)
+
+
+def test_a_model_that_does_not_go_on_from_its_state_is_refused(daemon, monkeypatch):
+    """As versions did whose rules of several tokens began anew."""
+    model = tiny.build("granitemoehybrid")
+    module = sys.modules[type(model).__module__]
+    scan = module.mamba2_chunk_scan
+
+    def forgetful(*args, **kwargs):
+        return scan(*args, **{**kwargs, "initial_states": None})
+
+    monkeypatch.setattr(module, "mamba2_chunk_scan", forgetful)
+    with pytest.raises(ValueError, match=r"layers\[0\]: a run in two parts leaves another state than one run"):
         ashlar.cache_for(model, daemon)
 
 

@@ -20,9 +20,11 @@ def model(request):
     return tiny.build(request.param)
 
 
-def run(model, tokens, cache=None, **options):
+def run(model, tokens, cache=None, first=0, **options):
+    ids = torch.tensor([[int(token) for token in tokens]])
+    positions = torch.arange(first, first + ids.shape[1]).unsqueeze(0)
     with torch.no_grad():
-        return model(torch.tensor([[int(token) for token in tokens]]), past_key_values=cache, use_cache=True, **options).logits
+        return model(ids, position_ids=positions, past_key_values=cache, use_cache=True, **options).logits
 
 
 def fresh(model):
@@ -37,7 +39,7 @@ def test_gate_a_prefill_in_two_parts_leaves_what_one_leaves(model):
     tokens, parts, whole = tiny.tokens(150, 1), fresh(model), fresh(model)
     once = run(model, tokens, whole)
     run(model, tokens[:83], parts)
-    np.testing.assert_allclose(run(model, tokens[83:], parts), once[:, 83:], atol=1e-4)
+    np.testing.assert_allclose(run(model, tokens[83:], parts, 83), once[:, 83:], atol=1e-4)
     for one, other in zip(parts.layers, whole.layers, strict=True):
         if getattr(other, "recurrent_states", {}).get(0) is not None:
             assert apart(one.recurrent_states[0], other.recurrent_states[0]) < 1e-4

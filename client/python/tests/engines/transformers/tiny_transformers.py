@@ -34,6 +34,13 @@ def _config(family):
         return transformers.GraniteMoeHybridConfig(
             **COMMON, **MAMBA, num_hidden_layers=4, num_local_experts=2, num_experts_per_tok=1, shared_intermediate_size=32,
             layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"])  # fmt: skip
+    if family == "bamba":
+        return transformers.BambaConfig(**COMMON, **MAMBA, num_hidden_layers=4, attn_layer_indices=[2])
+    if family == "zamba2":
+        return transformers.Zamba2Config(
+            **{**COMMON, "pad_token_id": 0}, num_hidden_layers=4, num_attention_heads=4, mamba_d_state=8, n_mamba_heads=4, mamba_ngroups=2,
+            mamba_expand=2, chunk_size=32, intermediate_size=64, num_mem_blocks=1, use_mem_rope=True,
+            layers_block_type=["mamba", "mamba", "hybrid", "mamba"])  # fmt: skip
     if family == "falcon_h1":
         return transformers.FalconH1Config(**COMMON, **{**MAMBA, "mamba_d_ssm": 64}, num_hidden_layers=3)
     if family == "nemotron_h":
@@ -59,7 +66,7 @@ def _config(family):
 
 
 DELTA = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear"]
-SCALAR = ["granitemoehybrid", "falcon_h1", "nemotron_h"]
+SCALAR = ["granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "zamba2"]
 PLAIN = ["qwen3", "llama"]
 FAMILIES = [*DELTA, *SCALAR, *PLAIN]
 
