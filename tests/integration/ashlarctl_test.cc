@@ -180,6 +180,20 @@ TEST_F(Ashlarctl, DrainsAndTakesRequestsAgain) {
   EXPECT_TRUE(engine_.Lookup(prompt_).segments()[0].hit());
 }
 
+TEST_F(Ashlarctl, ProbesTheHealthThatEnginesSee) {
+  const std::string health = "health --rpc-socket " + daemon_.client_options().rpc_socket;
+  EXPECT_EQ(Ask(health)["state"], "serving");
+  Ask("drain");
+  const Ended draining = Run(health);
+  EXPECT_EQ(draining.code, 1);
+  EXPECT_EQ(draining.output, "not_serving\n");
+  const Ended unknown = Run(health + " --service cake");
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.output, HasSubstr("--service: the daemon has no \"cake\""));
+  EXPECT_EQ(Run("health --seconds 0").code, 2);
+  EXPECT_EQ(Run("health --rpc-socket /nowhere --seconds 1").code, 1);
+}
+
 TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
   const struct {
     const char* arguments;
