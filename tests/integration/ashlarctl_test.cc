@@ -156,6 +156,7 @@ TEST_F(Ashlarctl, SaysHowTheDaemonIs) {
   EXPECT_EQ(stats["tenants"][0]["hits"][0]["segments"], 3);
   EXPECT_THAT(Run("stats").output, HasSubstr("hits from dram"));
   EXPECT_EQ(Ask("sessions")["sessions"][0]["models"], 1);
+  EXPECT_EQ(Ask("sessions")["sessions"][0]["release"], Version());
   EXPECT_THAT(Run("sessions").output, HasSubstr("tenant default"));
   EXPECT_THAT(Run("config").output, HasSubstr("capacity_bytes: 8388608"));
 }
