@@ -30,6 +30,7 @@ class Session {
     pid_t pid = 0;
     uid_t uid = 0;
     std::string client;              // as it calls itself
+    std::string release;             // of its library; empty: it did not say
     RegionBudgets regions;           // the budgets of its regions
     std::shared_ptr<Budget> models;  // and its models
   };

@@ -67,6 +67,7 @@ absl::StatusOr<Answer> Undrain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Status(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Top(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> SupportBundle(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Health(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Doctor(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> LayoutCosts(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Config(const Arguments& arguments, AdminClient& client);
