@@ -68,7 +68,7 @@ ROOMS = {
         "engine": {"include/ashlar", "session"},
         "c/include": set(),
         "c/src": {"c/include", "include/ashlar"},
-        "python/src": {"include/ashlar"},
+        "python/src": {"engine", "include/ashlar"},
     },
     "examples": {
         "shortest": set(),

@@ -35,6 +35,7 @@ from ashlar.model import (
     StoredKeys,
     TailOrder,
 )
+from ashlar.pages import PageClient, PageStore
 
 __version__ = version()
 
@@ -48,7 +49,9 @@ __all__ = [
     "LinearTensors",
     "MemoryKind",
     "Model",
+    "PageClient",
     "PagePlace",
+    "PageStore",
     "Plan",
     "Request",
     "Rope",
