@@ -82,6 +82,7 @@ ROOMS = {
         "ashlarctl": set(),
         "load": set(),
         "neighbours": set(),
+        "overhead": set(),
         "bench": {"load", "neighbours"},
         "replay": set(),
     },
