@@ -69,7 +69,7 @@ ROOMS = {
         "engine": {"include/ashlar", "session"},
         "c/include": set(),
         "c/src": {"c/include", "include/ashlar"},
-        "python/src": {"include/ashlar"},
+        "python/src": {"engine", "include/ashlar"},
     },
     "examples": {
         "c": set(),
@@ -84,6 +84,7 @@ ROOMS = {
         "ashlarctl": set(),
         "load": set(),
         "neighbours": set(),
+        "overhead": set(),
         "bench": {"load", "neighbours"},
         "replay": set(),
     },

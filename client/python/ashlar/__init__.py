@@ -39,6 +39,7 @@ from ashlar.model import (
     StoredKeys,
     TailOrder,
 )
+from ashlar.pages import PageClient, PageStore
 from ashlar.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ __all__ = [
     "LinearTensors",
     "MemoryKind",
     "Model",
+    "PageClient",
     "PagePlace",
+    "PageStore",
     "Plan",
     "Prompt",
     "Request",
