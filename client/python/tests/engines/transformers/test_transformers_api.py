@@ -204,7 +204,8 @@ class Killing(Setter):
     daemon = None
 
     def _end_it(self, moment):
-        if self.moment == moment and self.daemon.pid is not None:
+        if self.moment == moment:
+            self.moment = ""  # once
             self.daemon.kill()
 
     def set(self, *args):
