@@ -84,6 +84,7 @@ nb::dict PlanOf(const PyRequest& self) {
   out["cached_tokens"] = plan.cached_tokens;
   out["own"] = plan.own;
   out["exact"] = plan.exact;
+  out["prefix_tier"] = plan.prefix_tokens > 0 ? nb::cast(engine::TierName(plan.prefix_tier)) : nb::object(nb::none());
   return out;
 }
 
