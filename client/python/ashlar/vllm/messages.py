@@ -19,6 +19,7 @@ class Load:
     tokens: int  # of the whole prefix
     present: int  # first tokens whose keys and values stand in the blocks already
     blocks: tuple[list[int], ...]
+    table: int  # pages of the text that was looked up
     tier: str
 
 

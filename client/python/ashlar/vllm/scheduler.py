@@ -131,8 +131,10 @@ class Scheduler:
             cache = self._opening.cache
             if cache is None or now < self._paused_until:
                 return None
-            tokens = np.array(request.all_token_ids, np.int32)
-            lookup = followed.lookup = _Lookup(cache.start_begin(tokens), len(tokens), now)
+            # As far as the engine could resume, and one token that is computed.
+            most = (request.num_tokens - 1) // self._described.block * self._described.block + 1
+            tokens = np.array(request.all_token_ids[:most], np.int32)
+            lookup = followed.lookup = _Lookup(cache.start_begin(tokens), request.num_tokens, now)
         if lookup.plan is not None:
             return lookup
         deadline = lookup.since + self._options.lookup_wait_ms / 1000
@@ -169,9 +171,10 @@ class Scheduler:
         self._loaded_blocks[request.request_id] = pages
         followed.loading = tokens
         tier = plan.prefix_tier or "dram"
+        table = (request.num_tokens - 1) // self._described.block + 1
         self.stats.add(1, "lookups", "hit")
         self._new_loads.append(
-            Load(request.request_id, followed.lookup.handle.plan_bytes(), tokens, tokens - external, ids, tier)
+            Load(request.request_id, followed.lookup.handle.plan_bytes(), tokens, tokens - external, ids, table, tier)
         )
 
     def sources(self, request: Any, tokens: int) -> dict[Any, int]:

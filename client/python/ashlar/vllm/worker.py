@@ -98,6 +98,7 @@ class Worker:
             try:
                 cache = self._cache()
                 pages = load.blocks[self._described.attention_group][: load.tokens // self._described.block]
+                pages += [pages[-1]] * (load.table - len(pages))  # behind the prefix, where nothing lands
                 if cache is not None:
                     handle = cache.land(load.plan, pages, present_tokens=load.present, wait=False)
             except Exception as error:  # whatever it is, the request is computed instead

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import pathlib
@@ -23,9 +24,10 @@ os.environ.update(
     VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
 )
 
+import prometheus_client  # noqa: E402
 import torch  # noqa: E402
 import vllm  # noqa: E402
-import vllm.model_executor.model_loader.weight_utils as weight_utils  # noqa: E402
+import vllm.model_executor.model_loader.dummy_loader as dummy_loader  # noqa: E402
 from vllm.model_executor.models import ModelRegistry  # noqa: E402
 
 COMMON = dict(
@@ -75,6 +77,9 @@ CONFIGS = {
         norm_topk_prob=True,
     ),
 }
+MODELS = ["qwen3", "qwen3_5", "qwen3_next"]
+PAIR = ["qwen3", "qwen3_5"]
+CLOSE = 2e-2  # of log-probabilities of bf16 models, where a batch of another shape computes them
 BLOCK = {"qwen3": 128, "qwen3_5": 384, "qwen3_next": 384}  # tokens; the engine chooses, and a test holds it to this
 
 
@@ -86,6 +91,8 @@ def wide_weights(param, low=-1e-3, high=1e-3, seed=1234):
     wide_weights.count += 1
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big"))
     values = torch.rand(param.shape, generator=generator) * 0.4 - 0.2
+    if tuple(param.shape) == (LINEAR["linear_num_value_heads"],):
+        values -= 2  # A_log and dt_bias: heads remember tens of tokens, so that a wrong state shows
     param.data.copy_(values.to(param.dtype))
 
 
@@ -94,12 +101,11 @@ wide_weights.count = 0
 
 def import_once():
     """What children would do again, each for itself."""
-    weight_utils.initialize_single_dummy_weight = wide_weights
+    dummy_loader.initialize_single_dummy_weight = wide_weights
     for config in CONFIGS.values():
         for architecture in config["architectures"]:
-            ModelRegistry._try_inspect_model_cls(architecture) if hasattr(
-                ModelRegistry, "_try_inspect_model_cls"
-            ) else None
+            ModelRegistry._try_inspect_model_cls(architecture)
+            ModelRegistry._try_load_model_cls(architecture)
 
 
 def model_folder(name, **changes):
@@ -237,10 +243,11 @@ class _Server:
     def metrics(self):
         """{(name, labels): value} of the connector's counters."""
         found = {}
-        for metric in self.llm.get_metrics():
-            if metric.name.startswith("vllm:ashlar_"):
-                labels = {k: v for k, v in metric.labels.items() if k not in ("engine", "model_name")}
-                found[metric.name.removeprefix("vllm:ashlar_"), tuple(sorted(labels.values()))] = metric.value
+        for sample in (each for metric in prometheus_client.REGISTRY.collect() for each in metric.samples):
+            if sample.name.startswith("vllm:ashlar_") and sample.name.endswith("_total"):
+                name = sample.name.removeprefix("vllm:ashlar_").removesuffix("_total")
+                labels = {k: v for k, v in sample.labels.items() if k not in ("engine", "model_name")}
+                found[name, tuple(sorted(labels.values()))] = sample.value
         return found
 
     def block_size(self):
@@ -252,6 +259,13 @@ class _Server:
     def evaluate(self, text):
         """For what a test wants to know of an engine in its own process."""
         return eval(text, {"server": self, "llm": self.llm})  # noqa: S307
+
+    def execute(self, text):
+        exec(text, {"server": self, "llm": self.llm})  # noqa: S102
+
+    def generate_salted(self, tokens_list, salt):
+        sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=2)
+        self.llm.generate([{"prompt_token_ids": tokens_list, "cache_salt": salt}], sampling, use_tqdm=False)
 
     def close(self):
         self.llm.llm_engine.engine_core.shutdown()
@@ -278,3 +292,23 @@ def _serve(pipe, settings, processes, environment):
         if name == "close":
             break
     os._exit(0)
+
+
+def connector(daemon, **options):
+    sockets = dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket)
+    return dict(sockets, wait_for_saves=True, reopen_ms=200, **options)
+
+
+def same(answers, expected, close=1e-4):
+    """Tokens, and log-probabilities: a state that is slightly wrong leaves the tokens alike."""
+    assert [tokens for tokens, *_ in answers] == [tokens for tokens, _ in expected]
+    for (_, logs, *_), (_, wanted) in zip(answers, expected):
+        assert all(math.isclose(a, b, abs_tol=close) for a, b in zip(logs, wanted)), (logs, wanted)
+
+
+def saved(engine):
+    return sum(value for (name, _), value in engine.call("metrics").items() if name == "tokens_saved")
+
+
+def count(engine, name, *labels):
+    return engine.call("metrics").get((name, tuple(sorted(labels))), 0)
