@@ -50,7 +50,7 @@ class SharedMemory:
         return int(tensor.storage_offset() * tensor.element_size())
 
 
-class _Allocation(TorchFunctionMode):
+class _Allocation(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.made: SharedMemory | None = None

@@ -214,6 +214,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
             weights_digest=weights_digest(vllm_config, options.weights_digest),
             layers=layers,
             page_tokens=block,
+            head=max((each.conv_kernel - 1 for each in layers if isinstance(each, ashlar.Linear)), default=0),
             dtype=f"{model.dtype} {json.dumps(processor, sort_keys=True)}",
             quantization=str(model.quantization or ""),
             tokenizer_digest=f"{model.tokenizer} {model.tokenizer_revision or ''}",

@@ -26,6 +26,8 @@ def key(name: str, *labels: str) -> str:
 class AshlarStats(KVConnectorStats):  # type: ignore[misc]
     """`data`: the sum of each counter, by its name and labels."""
 
+    data: dict[str, Any]
+
     def reset(self) -> None:
         self.data = {}
 
