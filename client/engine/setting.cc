@@ -219,6 +219,7 @@ void Setting::MakePlan() {
     plan_.prefix_tokens = prefix.depth;
     plan_.own = prefix.own;
     plan_.exact = prefix.provenance == Provenance::kExact;
+    plan_.prefix_tier = static_cast<uint8_t>(prefix.tier);
   }
   segments_.clear();
   uint64_t start = 0;

@@ -144,6 +144,7 @@ class Setting {
   std::chrono::nanoseconds needed_in_{0};
   bool fill_ = false;
   std::optional<PlannedLanding> planned_;
+  uint64_t present_tokens_ = 0;
 
   // The hits, and their state.
   std::optional<ashlar::Match> match_;

@@ -105,6 +105,9 @@ struct LandSegment {
   // number on all of them, and turns by that. A daemon that speaks protocol 2 cannot: such segments miss
   // (kInvalidRequest).
   int64_t rotary_shift = 0;
+  // For Land of the match's prefix: its first blocks whose keys and values stand in the pages already. They are neither
+  // verified nor written.
+  uint32_t present_blocks = 0;
 };
 
 // The match that Model::LookupAndLand found, and the landing of all of it.

@@ -80,6 +80,10 @@ struct PlanToLand {
   uint64_t plan_bytes = 0;
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
+  // The keys and values of so many first tokens stand in those pages already. If a prefix lands, its whole blocks (as
+  // many tokens as whole pages have, 256 or more) among these tokens are not written. For pages that running requests
+  // share.
+  uint64_t present_tokens = 0;
 };
 
 enum class StepKind : uint8_t {
@@ -115,6 +119,7 @@ struct Plan {
   uint64_t cached_tokens = 0;  // tokens of all steps that are not computed
   bool own = false;            // the prefix was the conversation's own
   bool exact = true;           // tokens computed behind this plan are exact: no interior, no composed prefix
+  uint8_t prefix_tier = 0;     // the farthest tier that any of the prefix lies in
 };
 
 // A run that is worth computing alone and publishing: from a zero state, its token 0 at position 0, in pages of its
