@@ -17,6 +17,7 @@ void PeerChannels::Update(const std::vector<std::shared_ptr<const Member>>& memb
     ended = std::exchange(clients_, {});
     for (const std::shared_ptr<const Member>& member : members) {
       if (member->node == self_.node || !policy_.Member(member->node)) continue;
+      if (clients_.size() >= kMostPeers) break;
       if (auto known = ended.extract(member->incarnation)) {
         clients_.insert(std::move(known));
         continue;

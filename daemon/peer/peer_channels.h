@@ -1,6 +1,7 @@
 // PeerChannels: a connection to each member of the cluster, as the directory lists them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -19,6 +20,8 @@ namespace ashlar::daemon {
 
 class PeerChannels final : public PeerAsker {
  public:
+  static constexpr size_t kMostPeers = 512;  // members beyond that are not connected to
+
   // All must outlive it; `tls` may be null. `gone` is told of nodes whose connection has ended, on any thread.
   PeerChannels(PeerHello self, storage::Nanos timeout, const Tls* tls, const PeerPolicy& policy, Refusals& refusals,
                std::function<void(const Member&)> gone)
