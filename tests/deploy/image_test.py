@@ -135,5 +135,4 @@ class Image(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = []
     unittest.main()

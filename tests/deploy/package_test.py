@@ -129,6 +129,7 @@ class OnABareRoot(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
+        pathlib.Path(folder.name).chmod(0o711)  # the engine's user goes through it to the sockets
         self.package = pack(f"{folder.name}/packed")
         self.root = bare_root.Root(f"{folder.name}/root", KEPT)
         self.addCleanup(self.root.unmount)
@@ -187,4 +188,4 @@ class OnABareRoot(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(failfast=True)
