@@ -19,15 +19,16 @@ set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_VENDOR Ashlar)
 set(CPACK_PACKAGE_CONTACT "Ashlar maintainers <maintainers@users.noreply.a-seed-bb79b9ed.example>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "cache daemon for the inference state of language models")
-set(CPACK_PACKAGE_DESCRIPTION "Inference engines set prompts from segments that were computed earlier, at any position,
-and compute only what lies between. The package has the daemon of a node (ashlard) and the operator's tool (ashlarctl).")
+set(CPACK_PACKAGE_DESCRIPTION "Inference engines set prompts from segments that were computed earlier,
+at any position, and compute only what lies between. The package has the
+daemon of a node (ashlard) and the operator's tool (ashlarctl).")
 set(CPACK_COMPONENTS_ALL node debian)
 set(CPACK_COMPONENTS_GROUPING ALL_COMPONENTS_IN_ONE)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
-set(CPACK_DEBIAN_PACKAGE_DEPENDS "adduser, init-system-helpers")
+set(CPACK_DEBIAN_PACKAGE_DEPENDS "adduser")
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 if(UCX_ROOT)  # no package has these
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${UCX_ROOT}/lib)

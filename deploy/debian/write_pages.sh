@@ -11,7 +11,12 @@ mkdir -p "$share/man/man1" "$share/man/man8" "$share/doc/ashlar" "$share/bash-co
 "$ashlarctl" completion bash >"$share/bash-completion/completions/ashlarctl"
 "$ashlarctl" completion zsh >"$share/zsh/vendor-completions/_ashlarctl"
 "$ashlarctl" completion fish >"$share/fish/vendor_completions.d/ashlarctl.fish"
-gzip -9nc "$changelog" >"$share/doc/ashlar/changelog.gz"
+gzip -9nc "$changelog" >"$share/doc/ashlar/NEWS.gz"
+{
+  printf 'ashlar (%s) stable; urgency=medium\n\n  * NEWS.gz says what changed.\n\n' "$("$ashlard" --version | cut -d' ' -f2)"
+  printf ' -- Ashlar maintainers <maintainers@users.noreply.a-seed-bb79b9ed.example>  '
+  LC_ALL=C date --utc --rfc-email --date="@${SOURCE_DATE_EPOCH:-0}"
+} | gzip -9n >"$share/doc/ashlar/changelog.gz"
 
 # The first line of --help says what it is, the others how it is called.
 {

@@ -112,11 +112,11 @@ def wait_for(probe, what, process=None):
 # Another process, of the user that the daemon lists as a tenant.
 ENGINE = """
 import os, sys
+sys.path.insert(0, os.environ["EXAMPLES"])
+import shortest  # with all that it needs: the other user may not reach it
 os.setgroups([int(sys.argv[4])])
 os.setgid(int(sys.argv[4]))
 os.setuid(int(sys.argv[3]))
-sys.path.insert(0, os.environ["EXAMPLES"])
-import shortest
 shortest.main(sys.argv[1], sys.argv[2])
 """
 

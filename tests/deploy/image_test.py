@@ -124,7 +124,7 @@ class Image(unittest.TestCase):
 
         bare_root.wait_for(healthy, "the container's daemon answers")
         first, second = bare_root.serve_an_engine(sockets, uid=2000, gid=GROUP)
-        self.assertRegex(second, r"^[1-9]\d* of 119 tokens from the cache")
+        self.assertRegex(second, r"^[1-9]\d* of \d+ tokens from the cache")
         self.assertIn("serving", self.podman("exec", CONTAINER, "ashlarctl", "status"))
         begun = time.monotonic()
         self.podman("stop", "--time", "30", CONTAINER)
@@ -135,5 +135,4 @@ class Image(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = []
     unittest.main()

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import select
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build/upgrade"
 PROGRAMS = ("ashlard", "integration_engine")
 PATIENCE = 30.0
+HIT = "none"  # the reason for a miss that an engine prints of a hit
 SEGMENTS, TOKENS, PROMPTS = 4, 60, 5
 VERSIONS = {"protocol": ("proto/limits.h", "kProtocolMin", "kProtocolMax"),
             "peers": ("proto/limits.h", "kPeerProtocolMin", "kPeerProtocolMax"),
@@ -139,21 +141,21 @@ class Engine:
     def __init__(self, build_, daemon, command, seed, *more):
         self._process = subprocess.Popen(
             [build_.program("integration_engine"), daemon.rpc, daemon.session, "0", command, str(seed), str(SEGMENTS), str(TOKENS),
-             *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        watchdog = time.monotonic() + PATIENCE
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self.line = ""
-        while not self.line.endswith("\n"):
-            self.line += self._process.stdout.read() or ""
-            if time.monotonic() > watchdog or (self._process.poll() is not None and not self.line.endswith("\n")):
+             *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        deadline, written = time.monotonic() + PATIENCE, b""
+        while not written.endswith(b"\n"):
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            some = os.read(self._process.stdout.fileno(), 65536) if ready else b""
+            if not some:
                 self.end()
-                raise Failed(f"engine {build_.name} said nothing to {command}: {self.line}")
-            time.sleep(0.01)
-        self.line = self.line.strip()
+                raise Failed(f"engine {build_.name} said nothing to {command}: {written.decode(errors='replace')}")
+            written += some
+        self.line = written.decode().strip()
 
     def end(self):
         self._process.kill()
         self._process.wait()
+        self._process.stdout.close()
 
 
 class Counts:
@@ -182,11 +184,11 @@ class Counts:
             while True:
                 match = self.ask(build_, daemon, "match", seed)
                 lease, *reasons = match.line.split()
-                if set(reasons) == {"hit"} or time.monotonic() > deadline:
+                if set(reasons) == {HIT} or time.monotonic() > deadline:
                     break
                 match.end()
                 time.sleep(0.2)
-            self.lost += sum(reason != "hit" for reason in reasons)
+            self.lost += sum(reason != HIT for reason in reasons)
             attached = self.ask(build_, daemon, "attach", seed, lease)
             if not attached.line.startswith("ok"):
                 raise Failed(f"engine {build_.name}, daemon {daemon.build.name}: {attached.line}")
