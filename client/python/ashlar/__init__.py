@@ -45,7 +45,8 @@ from ashlar.prompt import Prompt
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from ashlar.transformers import ModelCache, Reuse
+    from ashlar.transformers import Reuse
+    from ashlar.transformers_set import ModelCache
 
 __version__ = version()
 

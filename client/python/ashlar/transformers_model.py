@@ -16,7 +16,7 @@ from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrd
 from ashlar.transformers_rules import Tape
 
 # The versions whose caches and rules this module knows. Tests run with OLDEST.
-OLDEST, BELOW = (5, 19), (5, 24)
+OLDEST, BELOW = (5, 19), (5, 20)
 
 DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -165,7 +165,7 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
         if getattr(layer, "is_sliding", False):
             raise _refuse(number, "it keeps a window of its keys only")
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if keys is not None:
+        if keys is not None and values is not None:
             rope = _rope(model, number, keys, turned.layers[number].keys)
             kind = DTYPES[keys.dtype]
             layers.append(Attention(keys.shape[1], keys.shape[-1], values.shape[-1], kind, rope))

@@ -16,7 +16,6 @@ import random
 import sys
 from typing import Any
 
-import safetensors.torch
 import torch
 import transformers
 
@@ -54,16 +53,6 @@ WAYS: list[tuple[str, int, int, type[Setter]]] = [
     ("naive addition, seams of 8", 8, 8, Naive),
     ("stale keys alone, seams of 8", 8, 8, Stale),
 ]
-
-
-def load(path: str) -> transformers.PreTrainedModel:
-    model = train.build().eval()
-    weights = {name: weight.float() for name, weight in safetensors.torch.load_file(path).items()}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if unexpected or [name for name in missing if name != "lm_head.weight"]:
-        raise ValueError(f"{path}: not the weights of this model")
-    model.tie_weights()
-    return model
 
 
 def right(logits: torch.Tensor, one: task.Example) -> list[bool]:
@@ -153,7 +142,8 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=40, help="of each size; fewer where prompts are long")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
-    model = load(arguments.weights)
+    model = train.build().eval()
+    train.load(model, arguments.weights)
     cells = []
     with ashlar.daemon.start(dram="768MiB") as daemon:
         for segments in map(int, arguments.segments.split(",")):

@@ -42,7 +42,7 @@ def _config(family):
             mamba_expand=2, chunk_size=32, intermediate_size=64, num_mem_blocks=1, use_mem_rope=True,
             layers_block_type=["mamba", "mamba", "hybrid", "mamba"])  # fmt: skip
     if family == "falcon_h1":
-        return transformers.FalconH1Config(**COMMON, **{**MAMBA, "mamba_d_ssm": 64}, num_hidden_layers=3)
+        return transformers.FalconH1Config(**COMMON, **{**MAMBA, "mamba_d_ssm": 64, "mamba_rms_norm": True}, num_hidden_layers=3)
     if family == "nemotron_h":
         return transformers.NemotronHConfig(
             **COMMON, layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"],
@@ -77,13 +77,17 @@ def build(family, seed=0):
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim >= 2 and "conv1d" not in name:
+            if "conv1d" in name:
+                weight.normal_(0, 0.5)  # the usual 0.02 leaves states that no norm brings back
+            elif weight.ndim >= 2:
                 weight.mul_(2.5)  # outputs that differ from token to token
+            # A step of about 1, so that tokens write, and decays that halve a state in 20 to 1,000 of them.
             if name.endswith("A_log"):
-                weight.zero_()
+                weight.copy_(-torch.logspace(1.3, 3.0, weight.numel()).log().view(weight.shape))
+            if name.endswith(".D"):
+                weight.zero_()  # what Mamba-2 gives is then its state's alone
             if name.endswith("dt_bias"):
-                memories = torch.logspace(1.3, 3.0, weight.numel())
-                weight.copy_(torch.log(torch.expm1(1 / memories)))
+                weight.copy_(0.54 + 0.3 * torch.randn_like(weight))
     return model
 
 
