@@ -238,9 +238,9 @@ def lengths_part(model, name, blocks_of_prompt, repeats, folder):
     return rows
 
 
-def rates_part(model, name, rates, seconds, documents, document_tokens, folder):
-    rows = []
-    variants = {
+def rates_part(model, name, options, rates, folder):
+    rows, seconds, documents, document_tokens = [], options.seconds, options.documents, options.document_tokens
+    known = {
         "vllm": None,
         "ashlar": "daemon",
         "offloading": dict(
@@ -250,7 +250,9 @@ def rates_part(model, name, rates, seconds, documents, document_tokens, folder):
         ),
         "lmcache": dict(kv_connector="LMCacheConnectorV1", kv_role="kv_both"),
     }
-    for variant, transfer in variants.items():
+    for variant in options.variants.split(","):
+        transfer = known[variant]
+        (pathlib.Path(folder) / variant).mkdir(parents=True)
         with ashlar.daemon.start(dram="1GiB", folder=f"{folder}/{variant}") as daemon:
             given = ashlar_transfer(daemon) if transfer == "daemon" else transfer
             environment = dict(LMCACHE_LOCAL_CPU="True", LMCACHE_MAX_LOCAL_CPU_SIZE="1")
@@ -305,6 +307,7 @@ def main():
     parser.add_argument("--blocks", default="0.5,2,4,8,16", help="lengths of prompts, in blocks of the engine")
     parser.add_argument("--repeats", type=int, default=3, help="prompts of each length; medians are shown")
     parser.add_argument("--rates", default="0.5,1,2,4", help="requests a second, of two engines together; empty: none")
+    parser.add_argument("--variants", default="vllm,ashlar,offloading,lmcache", help="of part 2")
     parser.add_argument("--seconds", type=float, default=20, help="of each rate")
     parser.add_argument("--documents", type=int, default=12)
     parser.add_argument("--document-tokens", type=int, default=2320)
@@ -320,12 +323,7 @@ def main():
                 (pathlib.Path(folder) / name).mkdir()
                 results["lengths"] += lengths_part(model, name, blocks, options.repeats, f"{folder}/{name}")
             if rates:
-                for variant in ("vllm", "ashlar", "offloading", "lmcache"):
-                    (pathlib.Path(folder) / f"{name}-rates" / variant).mkdir(parents=True)
-                results["rates"] += rates_part(
-                    model, name, rates, options.seconds, options.documents, options.document_tokens,
-                    f"{folder}/{name}-rates",
-                )  # fmt: skip
+                results["rates"] += rates_part(model, name, options, rates, f"{folder}/{name}-rates")
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
 

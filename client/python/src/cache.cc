@@ -254,8 +254,8 @@ void BindCache(nb::module_& module) {
       .def("begin", &Begin, nb::arg("tokens").noconvert(), nb::arg("segments"),
            nb::arg("page_table").none().noconvert(), nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"),
            nb::arg("media"), nb::arg("wait"))
-      .def("land", &Land, nb::arg("plan"), nb::arg("page_table").noconvert(),
-           nb::arg("present_tokens"), nb::arg("wait"))
+      .def("land", &Land, nb::arg("plan"), nb::arg("page_table").noconvert(), nb::arg("present_tokens"),
+           nb::arg("wait"))
       .def("commit", &Commit, nb::arg("request").none(), nb::arg("tokens").noconvert(), nb::arg("prompt_tokens"),
            nb::arg("checkpoints"), nb::arg("page_table").none().noconvert(), nb::arg("conversation"),
            nb::arg("composed"), nb::arg("media"))
