@@ -8,7 +8,8 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr int kTurns = 256;  // of one call: others use the thread in between
+constexpr uint32_t kFetches = 3;  // of an object that fail, until its node is not asked again
+constexpr int kTurns = 256;       // of one call: others use the thread in between
 
 }  // namespace
 
@@ -48,7 +49,7 @@ std::optional<HandOver::Handed> HandOver::Next() {
     row_ended_at_ = clock_.Now();
     return std::nullopt;
   }
-  return Handed{*std::move(offering), {}};
+  return Handed{.offering = *std::move(offering)};
 }
 
 // The one with the least under way, of those that may take it. Null: none; then `again_` or the disk has it.
@@ -133,11 +134,14 @@ void HandOver::Answered(uint64_t round, const std::shared_ptr<const Member>& fro
       cache_.offers().Handed(offering.pool.tenant, offering.key, true);
       continue;
     }
-    // What is late is on its way there: the same node is asked again, and joins.
-    if (outcome == TakeOutcome::kBusy || outcome == TakeOutcome::kLate) {
+    // What is late is on its way there: the same node is asked again, and joins. So it is where a fetch failed, which a
+    // busy machine may have done.
+    const bool fetch_failed = reply.ok() && outcome == TakeOutcome::kFailed && ++some[i].failures < kFetches;
+    if (outcome == TakeOutcome::kBusy || outcome == TakeOutcome::kLate || fetch_failed) {
       busy = true;
     } else {
       some[i].asked.insert(from->incarnation);
+      some[i].failures = 0;
     }
     again_.push_back(std::move(some[i]));
   }

@@ -45,6 +45,7 @@ class HandOver {
  private:
   struct Handed {
     storage::Offering offering;
+    uint32_t failures = 0;     // of fetches
     std::set<uint64_t> asked;  // incarnations of nodes that have not taken it
   };
   struct Node {
