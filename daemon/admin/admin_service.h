@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/events/event_hub.h"
 #include "daemon/observe/metrics.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/model_registry.h"
@@ -19,6 +20,8 @@
 #include "storage/cache.h"
 
 namespace ashlar::v1 {
+class EventBatch;
+class EventsRequest;
 class ExplainedText;
 }
 
@@ -38,12 +41,17 @@ struct AdminParts {
   double drain_seconds = 0;
   std::string config;  // in effect, as YAML
   std::string node;    // this node's name among its peers; empty: it has none
+  EventHub& events;
 };
 
 // The calls of proto/admin_calls.h. A status other than OK says in its message which field it is about (admin.proto).
 class AdminService {
  public:
   explicit AdminService(AdminParts parts) : parts_(std::move(parts)), started_(parts_.clock.Now()) {}
+
+  // Tells `send` of events until it returns false. Its thread is the caller's.
+  absl::Status Follow(const v1::EventsRequest& request, const std::function<bool(const v1::EventBatch&)>& send,
+                      const std::function<bool()>& ended) const;
 
 #define ASHLAR_CALL(name, request, reply) absl::Status name(const v1::request&, v1::reply*) const;
   ASHLAR_ADMIN_CALLS(ASHLAR_CALL)

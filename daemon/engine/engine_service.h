@@ -30,6 +30,7 @@ class PromptMatch;
 
 namespace ashlar::daemon {
 
+class BlockTexts;
 struct Asked;
 struct CompositionPlan;
 
@@ -41,9 +42,16 @@ class EngineService {
 
   // All must outlive the service. `observer` is told of what the cache does not see, `models` of what is opened.
   // `remote` finds prompts' objects on other nodes before they are looked up here; null: there are no other nodes.
+  // `texts` is told of the blocks of texts that are committed; null: nobody wants to know.
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
-                ModelRegistry& models, RemoteLookup* remote = nullptr)
-      : cache_(cache), observer_(observer), loop_(loop), table_(table), models_(models), remote_(remote) {}
+                ModelRegistry& models, RemoteLookup* remote = nullptr, BlockTexts* texts = nullptr)
+      : cache_(cache),
+        observer_(observer),
+        loop_(loop),
+        table_(table),
+        models_(models),
+        remote_(remote),
+        texts_(texts) {}
 
   // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
   absl::Status Authenticate(const std::string& secret) const { return Resolve(secret).status(); }
@@ -108,6 +116,7 @@ class EngineService {
   SessionTable& table_;
   ModelRegistry& models_;
   RemoteLookup* const remote_;
+  BlockTexts* const texts_;
   OpenLayouts layouts_;
   storage::PagePools pools_;  // the metadata thread's
 };

@@ -296,7 +296,7 @@ uint64_t Levels::admissions() const {
 }
 
 bool Levels::drained() const {
-  return !writing_behind && leases + reservations + landings + compositions + admissions() == 0;
+  return !writing_behind && !cluster.handing_over && leases + reservations + landings + compositions + admissions() == 0;
 }
 
 void Metrics::Prefetched(TenantId tenant, bool in_time) {

@@ -40,6 +40,8 @@ class PeerChannels final : public PeerAsker {
   void Open(const Member& member, const std::string& tenant, PeerOpen open,
             PeerCalls::Done<std::vector<PeerOpened>> done) override;
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override;
+  void Offer(const Member& member, const std::string& tenant, PeerOffer offer,
+             PeerCalls::Done<std::vector<TakeOutcome>> done) override;
   void Close(const Member& member, std::vector<PeerLease> leases) override;
 
  private:

@@ -12,17 +12,19 @@ std::string NameOf(const PeerHello& peer) {
 
 }  // namespace
 
-Peers::Peers(EventLoop& loop, const storage::Clock& clock, std::vector<std::string> names, Directory& directory,
+Peers::Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std::string>& names, Directory& directory,
              Transport& transport, PeerAsker& asker, const PeersOptions& options)
     : loop_(loop),
       clock_(clock),
       transport_(transport),
       asker_(asker),
+      directory_(directory),
       options_(options),
-      opener_(loop, clock, asker, rates_, std::move(names)),
+      opener_(loop, clock, asker, rates_, names),
       objects_(loop, clock, transport, opener_, rates_, options.objects),
       lookup_(loop, clock, directory, opener_, rates_, options.lookup),
-      announcer_(directory, options.announce) {}
+      announcer_(directory, options.announce),
+      offerer_(loop, asker, names) {}
 
 storage::TellResidence Peers::residence() {
   return [this](const storage::TenantPool& pool, const ObjectHeader& header, const storage::Residence& residence) {
@@ -33,12 +35,37 @@ storage::TellResidence Peers::residence() {
 void Peers::Start(storage::Cache& cache, const storage::Tier& top) {
   cache_ = &cache;
   lookup_.Start(cache, objects_);
-  holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, top, options_.holder);
+  Holder::Options holder = options_.holder;
+  holder.gave = [this](const std::string& node, storage::TenantId tenant, const Key& key) {
+    replicas_->Asked(node, tenant, key);
+  };
+  holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, top, holder);
+  taker_ = std::make_unique<OfferTaker>(clock_, directory_, opener_, objects_, rates_, cache, options_.offers);
+  hand_over_ = std::make_unique<HandOver>(clock_, directory_, offerer_, cache, options_.hand_over);
+  replicas_ = std::make_unique<Replicas>(clock_, directory_, offerer_, cache, options_.replicas);
+}
+
+void Peers::SetDraining(bool draining) {
+  draining_ = draining;
+  draining ? hand_over_->Start() : hand_over_->End();
+  holder_->SetGiving(!draining || hand_over_->busy());
 }
 
 void Peers::Flush() {
   opener_.Flush();
   lookup_.Tick();
+  objects_.Hedge();
+  cache_->offers().SettleTaken();
+  taker_->Tick();
+  hand_over_->Tick();
+  replicas_->Tick();
+  // Those that take what is handed over open it here; nobody else's leases should hold the drain up behind that.
+  if (draining_) holder_->SetGiving(hand_over_->busy());
+}
+
+void Peers::EndOffers() {
+  taker_->Stop();
+  hand_over_->End();
 }
 
 void Peers::Tick() {
@@ -47,6 +74,8 @@ void Peers::Tick() {
 }
 
 bool Peers::Stop() {
+  EndOffers();
+  cache_->offers().SettleTaken();
   objects_.Stop();
   holder_->CloseAll();
   opener_.Flush();
@@ -54,7 +83,12 @@ bool Peers::Stop() {
 }
 
 PeersStats Peers::stats() const {
-  return {.objects = objects_.stats(), .lookup = lookup_.stats(), .holder = holder_->stats()};
+  return {.objects = objects_.stats(),
+          .lookup = lookup_.stats(),
+          .holder = holder_->stats(),
+          .offered = taker_->stats(),
+          .handed_over = offerer_.stats(OfferKind::kDrain),
+          .replicated = offerer_.stats(OfferKind::kHot)};
 }
 
 void Peers::PeerHere(const PeerHello& peer) {
@@ -84,6 +118,14 @@ void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
     if (!holder_->Open(call->node, tenant, call->open, call->opened, slice)) return false;
     done(std::move(call->opened));
     return true;
+  });
+  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+}
+
+void Peers::Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer offer,
+                  Done<std::vector<TakeOutcome>> done) {
+  const bool posted = loop_.Post(tenant, [this, node = peer.node, tenant, offer = std::move(offer), done] {
+    taker_->Offer(node, tenant, offer, [done](std::vector<TakeOutcome> outcomes) { done(std::move(outcomes)); });
   });
   if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
 }

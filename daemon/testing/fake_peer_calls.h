@@ -32,6 +32,11 @@ class FakePeerCalls final : public PeerCalls {
   void Renew(const PeerHello&, PeerRenew renew, Done<std::vector<uint32_t>> done) override {
     done(std::vector<uint32_t>(renew.leases.size(), renew.lease_ms));
   }
+  void Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer offer,
+             Done<std::vector<TakeOutcome>> done) override {
+    Note(absl::StrCat("offer ", peer.node, " ", tenant));
+    done(std::vector<TakeOutcome>(offer.objects.size(), TakeOutcome::kNoRoom));
+  }
   void Close(const PeerHello& peer, std::vector<PeerLease>) override { Note("close " + peer.node); }
 
   size_t Count(const std::string& what) {

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/peer.pb.h"
@@ -140,6 +142,78 @@ TEST(PeerMessages, AReplysFieldsAreChecked) {
   EXPECT_EQ(Read(bad, AskedForIt())->at(0).miss, MissReason::kNeverSeen);
 
   EXPECT_EQ(Error(Read(v1::PeerRenewReply(), PeerRenew{.leases = {{}}}).status()), "lease_ms: 0 for 1 leases");
+}
+
+PeerOffer SomeOffer() {
+  return {.objects = {{.key = SomeKey(),
+                       .shards = 2,
+                       .kind = ObjectKind::kCheckpoint,
+                       .own = true,
+                       .bytes = 1000,
+                       .uses = 3,
+                       .idle = 4,
+                       .saves_a_byte = 5}},
+          .why = OfferKind::kDrain,
+          .patience_ms = 600};
+}
+
+TEST(PeerMessages, OffersAreReadAsTheyWereWritten) {
+  v1::PeerOfferRequest message;
+  Write(SomeOffer(), "acme", &message);
+  EXPECT_EQ(message.tenant(), "acme");
+  const auto offer = Read(message);
+  ASSERT_TRUE(offer.ok()) << offer.status();
+  const PeerOffered& offered = offer->objects.at(0);
+  EXPECT_EQ(offered.key, SomeKey());
+  EXPECT_EQ(offered.shards, 2u);
+  EXPECT_EQ(offered.kind, ObjectKind::kCheckpoint);
+  EXPECT_TRUE(offered.own);
+  EXPECT_EQ(offered.bytes, 1000u);
+  EXPECT_EQ(offered.uses, 3u);
+  EXPECT_EQ(offered.idle, 4u);
+  EXPECT_EQ(offered.saves_a_byte, 5);
+  EXPECT_EQ(offer->why, OfferKind::kDrain);
+  EXPECT_EQ(offer->patience_ms, 600u);
+
+  v1::PeerOfferReply reply;
+  Write(std::vector<TakeOutcome>{TakeOutcome::kNoRoom}, &reply);
+  EXPECT_EQ(Read(reply, *offer)->at(0), TakeOutcome::kNoRoom);
+  reply.set_outcomes(0, 200);
+  EXPECT_EQ(Read(reply, *offer)->at(0), TakeOutcome::kNoRoom) << "of a later version";
+  reply.set_outcomes(0, 0);
+  EXPECT_EQ(Error(Read(reply, *offer).status()), "outcomes[0]: unknown");
+  reply.add_outcomes(1);
+  EXPECT_EQ(Error(Read(reply, *offer).status()), "outcomes: 2 for 1 objects");
+}
+
+TEST(PeerMessages, WrongOffersNameTheField) {
+  const struct {
+    std::function<void(v1::PeerOfferRequest&)> spoil;
+    const char* error;
+  } cases[] = {
+      {[](auto& m) { m.clear_objects(); }, "objects: none"},
+      {[](auto& m) { m.set_why(9); }, "why: unknown"},
+      {[](auto& m) { m.set_patience_ms(0); }, "patience_ms: not from 1 to 60000"},
+      {[](auto& m) { m.set_patience_ms(60001); }, "patience_ms: not from 1 to 60000"},
+      {[](auto& m) { m.mutable_objects(0)->set_key("short"); }, "objects[0].key: not 32 bytes"},
+      {[](auto& m) { m.mutable_objects(0)->set_namespace_("short"); }, "objects[0].namespace: not 32 bytes"},
+      {[](auto& m) { m.mutable_objects(0)->set_shards(257); }, "objects[0].shards: more than 256"},
+      {[](auto& m) { m.mutable_objects(0)->set_shards(65); }, "objects: more than 64 shards"},
+      {[](auto& m) { m.mutable_objects(0)->set_kind(0); }, "objects[0].kind: unknown"},
+      {[](auto& m) { m.mutable_objects(0)->set_kind(99); }, "objects[0].kind: unknown"},
+      {[](auto& m) { m.mutable_objects(0)->set_kind(258); }, "objects[0].kind: unknown"},
+      {[](auto& m) { m.mutable_objects(0)->set_pool(2); }, "objects[0].pool: unknown"},
+      {[](auto& m) { m.mutable_objects(0)->set_bytes(0); }, "objects[0].bytes: out of range"},
+      {[](auto& m) { m.mutable_objects(0)->set_saves_a_byte(-1); }, "objects[0].saves_a_byte: not a number from 0 on"},
+      {[](auto& m) { m.mutable_objects(0)->set_saves_a_byte(std::numeric_limits<float>::quiet_NaN()); },
+       "objects[0].saves_a_byte: not a number from 0 on"},
+  };
+  for (const auto& [spoil, error] : cases) {
+    v1::PeerOfferRequest message;
+    Write(SomeOffer(), "acme", &message);
+    spoil(message);
+    EXPECT_EQ(Error(Read(message).status()), error);
+  }
 }
 
 }  // namespace

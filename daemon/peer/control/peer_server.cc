@@ -103,6 +103,7 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   Reactor* Open(Context*, const v1::PeerOpenRequest*, v1::PeerOpenReply*) override;
   Reactor* Renew(Context*, const v1::PeerRenewRequest*, v1::PeerRenewReply*) override;
   Reactor* Close(Context*, const v1::PeerCloseRequest*, v1::PeerCloseReply*) override;
+  Reactor* Offer(Context*, const v1::PeerOfferRequest*, v1::PeerOfferReply*) override;
 
   absl::Status CheckGreeting(const v1::PeerGreeting& request, const std::string& address, Connection* connection);
   void Enter(const std::string& address, std::shared_ptr<Connection> connection);
@@ -280,6 +281,14 @@ Reactor* PeerServer::Impl::Open(Context* context, const v1::PeerOpenRequest* req
 Reactor* PeerServer::Impl::Renew(Context* context, const v1::PeerRenewRequest* request, v1::PeerRenewReply* reply) {
   return Answer(context, *request, [&](const Connection& peer, PeerRenew renew, Reactor* reactor) {
     calls.Renew(peer.hello, std::move(renew), Finisher<std::vector<uint32_t>>(reactor, reply));
+  });
+}
+
+Reactor* PeerServer::Impl::Offer(Context* context, const v1::PeerOfferRequest* request, v1::PeerOfferReply* reply) {
+  return Answer(context, *request, [&](const Connection& peer, PeerOffer offer, Reactor* reactor) {
+    const auto tenant = FindTenant(peer, request->tenant());
+    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared"});
+    calls.Offer(peer.hello, *tenant, std::move(offer), Finisher<std::vector<TakeOutcome>>(reactor, reply));
   });
 }
 

@@ -80,7 +80,7 @@ class TestDirectory final : public Directory {
     }
     return {ranges.begin(), ranges.end()};
   }
-  std::vector<std::shared_ptr<const Member>> Members() const override { return {member}; }
+  std::vector<std::shared_ptr<const Member>> Members() const override;
   DirectoryHealth Health() const override { return {.connected = true}; }
   DirectoryStats Stats() const override { return {}; }
 
@@ -207,6 +207,13 @@ class PeerNode final : public PeerAsker {
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Renew(Self(), std::move(renew), Counted(std::move(done)));
   }
+  void Offer(const Member& member, const std::string&, PeerOffer offer,
+             PeerCalls::Done<std::vector<TakeOutcome>> done) override {
+    const std::lock_guard lock(cluster_.mutex);
+    PeerNode* const other = Reach(member);
+    if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    other->peers.Offer(Self(), 0, std::move(offer), Counted(std::move(done)));
+  }
   void Close(const Member& member, std::vector<PeerLease> leases) override {
     const std::lock_guard lock(cluster_.mutex);
     if (PeerNode* const other = Reach(member)) other->peers.Close(Self(), std::move(leases));
@@ -250,5 +257,14 @@ class PeerNode final : public PeerAsker {
   storage::Mover mover;
   storage::Cache cache;
 };
+
+inline std::vector<std::shared_ptr<const Member>> TestDirectory::Members() const {
+  std::vector<std::shared_ptr<const Member>> members{member};
+  const std::lock_guard lock(cluster_.mutex);
+  for (const auto& [name, node] : cluster_.nodes) {
+    if (name != self_) members.push_back(node->directory.member);
+  }
+  return members;
+}
 
 }  // namespace ashlar::daemon
