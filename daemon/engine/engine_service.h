@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/peer/remote_lookup.h"
+#include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/model_registry.h"
 #include "daemon/session/open_layouts.h"
@@ -42,8 +43,14 @@ class EngineService {
   // All must outlive the service. `observer` is told of what the cache does not see, `models` of what is opened.
   // `remote` finds prompts' objects on other nodes before they are looked up here; null: there are no other nodes.
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
-                ModelRegistry& models, RemoteLookup* remote = nullptr)
-      : cache_(cache), observer_(observer), loop_(loop), table_(table), models_(models), remote_(remote) {}
+                ModelRegistry& models, Router& router, RemoteLookup* remote = nullptr)
+      : cache_(cache),
+        observer_(observer),
+        loop_(loop),
+        table_(table),
+        models_(models),
+        router_(router),
+        remote_(remote) {}
 
   // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
   absl::Status Authenticate(const std::string& secret) const { return Resolve(secret).status(); }
@@ -83,6 +90,8 @@ class EngineService {
 
   // Sees to it that the session's requests end with it. The metadata thread only.
   void EndRequestsWith(const std::shared_ptr<Session>& session);
+  // The same of its plans, and of the prefill that it offers.
+  void EndRoutesWith(const std::shared_ptr<Session>& session);
 
   // UNAUTHENTICATED for a session that is unknown or has ended.
   absl::StatusOr<std::shared_ptr<Session>> Resolve(const std::string& secret) const;
@@ -107,6 +116,7 @@ class EngineService {
   EventLoop& loop_;
   SessionTable& table_;
   ModelRegistry& models_;
+  Router& router_;
   RemoteLookup* const remote_;
   OpenLayouts layouts_;
   storage::PagePools pools_;  // the metadata thread's

@@ -28,7 +28,7 @@ class Cluster {
   storage::RemoteSource& source();
   storage::TellResidence residence();
   // Once, when there is a cache, before any of the loops runs.
-  void Attach(storage::Cache& cache, const storage::Tier& top);
+  void Attach(storage::Cache& cache, const storage::Tier& top, Router& router);
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();

@@ -17,13 +17,16 @@
 #include "daemon/peer/peer_rates.h"
 #include "daemon/peer/remote_lookup.h"
 #include "daemon/peer/remote_objects.h"
+#include "daemon/peer/remote_prefill.h"
 #include "daemon/peer/transport/transport.h"
+#include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
 
 struct PeersOptions {
+  std::string self;  // this node's name
   RemoteObjects::Options objects;
   RemoteLookup::Options lookup;
   Holder::Options holder;
@@ -41,13 +44,15 @@ class Peers final : public PeerCalls {
  public:
   // All must outlive it. `names`: the tenants' names, by number.
   Peers(EventLoop& loop, const storage::Clock& clock, std::vector<std::string> names, Directory& directory,
-        Transport& transport, PeerAsker& asker, const PeersOptions& options);
+        Transport& transport, PeerAsker& asker, PrefillAsker& prefill_asker, const PeersOptions& options);
 
   // For the cache's tiers and options, which are made before it.
   storage::RemoteSource& source() { return objects_; }
   storage::TellResidence residence();
   // Once, before anybody calls. `top`: the tier that objects are sent from.
   void Start(storage::Cache& cache, const storage::Tier& top);
+  // Once, likewise: gives the engines here that offer prefill to other nodes, and theirs to this one.
+  void Route(Router& router);
   // What an engine's prompt may use on other nodes. Any thread.
   RemoteLookup& lookup() { return lookup_; }
 
@@ -68,6 +73,9 @@ class Peers final : public PeerCalls {
             Done<std::vector<PeerOpened>> done) override;
   void Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) override;
   void Close(const PeerHello& peer, std::vector<PeerLease> leases) override;
+  void Workers(const PeerHello& peer, storage::TenantId tenant, const NamespaceId& ns,
+               Done<std::vector<PeerWorker>> done) override;
+  void Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill prefill, Done<PeerOpened> done) override;
 
  private:
   void PostGone(const std::string& name);
@@ -81,9 +89,11 @@ class Peers final : public PeerCalls {
   Opener opener_;
   RemoteObjects objects_;
   RemoteLookup lookup_;
+  RemotePrefill prefill_;
   Announcer announcer_;
   storage::Cache* cache_ = nullptr;
   std::unique_ptr<Holder> holder_;
+  Router* router_ = nullptr;  // null: no engine here is asked to prefill
   std::mutex mutex_;
   std::map<std::string, std::string> here_;  // nodes that have greeted, as the holder knows them; guarded by mutex_
 };
