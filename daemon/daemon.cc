@@ -23,6 +23,7 @@
 #include "daemon/observe/metrics.h"
 #include "daemon/open_files.h"
 #include "daemon/peer/cluster.h"
+#include "daemon/router/router.h"
 #include "daemon/rpc/rpc_server.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/log.h"
@@ -147,15 +148,17 @@ struct Daemon::Impl {
                  config.sessions().max_regions(),
                  gpu == nullptr ? nullptr : &gpu->gpu()},
         models(FollowModels(cluster.get())),
-        engine_service(cache, metrics, loop, table, models, cluster == nullptr ? nullptr : &cluster->lookup(),
+        router(loops->clock, cache, {}),
+        engine_service(cache, metrics, loop, table, models, router, cluster == nullptr ? nullptr : &cluster->lookup(),
                        config.events().zmq_address().empty() ? nullptr : &events.texts()),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
                        [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
-                       static_cast<double>(config.drain_seconds()),
+                       static_cast<double>(config.drain_seconds()), router,
                        FormatConfig(config) + (cluster == nullptr ? "" : cluster->DescribeTransport()),
                        config.cluster().node(), events.hub()}) {
-    if (cluster != nullptr) cluster->Attach(cache, tiers->top());
+    if (cluster != nullptr) cluster->Attach(cache, tiers->top(), router);
     tiers->Configure(config, cache);
+    router.RunOn(loop);
   }
 
   Levels Measure() const {
@@ -204,6 +207,7 @@ struct Daemon::Impl {
     levels.metadata_queue_rejections = loop.rejected();
     levels.worker_queue_rejections = workers.rejected();
     if (cluster != nullptr) levels.cluster = cluster->figures();
+    levels.router = router.figures();
     return levels;
   }
 
@@ -296,6 +300,7 @@ struct Daemon::Impl {
   SessionTable table;
   SessionServices services;
   ModelRegistry models;
+  Router router;
   EngineService engine_service;
   AdminService admin_service;
   std::unique_ptr<RpcServer> rpc_server;
@@ -416,6 +421,7 @@ void Daemon::Stop(storage::Nanos grace) {
   impl_->ready = false;
   impl_->admin_server = nullptr;  // while the loop still answers
   if (impl_->session_server != nullptr) impl_->session_server->StopAccepting();
+  if (impl_->looping) impl_->router.StopOn(impl_->loop);  // engines that offer prefill wait in calls
   if (impl_->rpc_server != nullptr) impl_->rpc_server->Stop(grace);
   impl_->session_server = nullptr;  // ends every session: transfers in flight are cancelled
   if (impl_->cluster != nullptr && impl_->looping) impl_->cluster->Leave();

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/events/event_hub.h"
 #include "daemon/observe/metrics.h"
+#include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/model_registry.h"
 #include "daemon/session/session_table.h"
@@ -39,6 +40,7 @@ struct AdminParts {
   std::function<Levels()> measure;         // on the metadata thread
   std::function<bool(bool)> set_draining;  // false: the daemon stops, and goes on draining
   double drain_seconds = 0;
+  Router& router;
   std::string config;  // in effect, as YAML
   std::string node;    // this node's name among its peers; empty: it has none
   EventHub& events;

@@ -48,6 +48,7 @@ EtcdDirectoryOptions DirectoryOptions(const v1::Cluster& cluster) {
 
 PeersOptions OptionsOf(const v1::Cluster& cluster) {
   PeersOptions options;
+  options.self = cluster.node();
   options.lookup.deadline = cluster.lookup_milliseconds() * kMillisecond;
   options.replicas.bytes_per_second = cluster.replicate() == "hot" ? cluster.replica_bytes() : 0;
   options.announce = cluster.announce() == "all" ? AnnounceMode::kAll : AnnounceMode::kUsedTwice;
@@ -120,7 +121,7 @@ struct Cluster::Impl {
                    .transport_address = options.transport_address(),
                    .version = Version()},
                   Events(), clock),
-        peers(loop, clock, NamesOf(config), directory, *transport, channels, OptionsOf(options)) {}
+        peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(options)) {}
   ~Impl() {
     server = nullptr;
     transport = nullptr;  // it calls what the peers are made of
@@ -206,8 +207,9 @@ RemoteLookup& Cluster::lookup() {
   return impl_->peers.lookup();
 }
 
-void Cluster::Attach(storage::Cache& cache, const storage::Tier& top) {
+void Cluster::Attach(storage::Cache& cache, const storage::Tier& top, Router& router) {
   impl_->peers.Start(cache, top);
+  impl_->peers.Route(router);
   impl_->loop.Every(kFlushEvery, [this] { impl_->peers.Flush(); });
   impl_->loop.Every(kSecond, [this] { impl_->peers.Tick(); });
 }

@@ -31,7 +31,7 @@ class Cluster {
   // Comments for the configuration in effect: what carries the bytes between nodes.
   std::string DescribeTransport() const;
   // Once, when there is a cache, before any of the loops runs.
-  void Attach(storage::Cache& cache, const storage::Tier& top);
+  void Attach(storage::Cache& cache, const storage::Tier& top, Router& router);
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();

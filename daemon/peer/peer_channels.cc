@@ -77,4 +77,24 @@ void PeerChannels::Close(const Member& member, std::vector<PeerLease> leases) {
   if (const std::shared_ptr<PeerClient> client = Find(member)) client->Close(leases, [](const absl::Status&) {});
 }
 
+void PeerChannels::Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
+                           PeerCalls::Done<std::vector<PeerWorker>> done) {
+  const std::shared_ptr<PeerClient> client = Find(member);
+  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (!policy_.Tenant(member.node, tenant).has_value()) {
+    return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
+  }
+  client->Workers(tenant, ns, std::move(done));
+}
+
+void PeerChannels::Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
+                           PeerCalls::Done<PeerOpened> done) {
+  const std::shared_ptr<PeerClient> client = Find(member);
+  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (!policy_.Tenant(member.node, tenant).has_value()) {
+    return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
+  }
+  client->Prefill(tenant, std::move(prefill), std::move(done));
+}
+
 }  // namespace ashlar::daemon

@@ -21,13 +21,16 @@
 #include "daemon/peer/remote_lookup.h"
 #include "daemon/peer/remote_objects.h"
 #include "daemon/peer/replicas.h"
+#include "daemon/peer/remote_prefill.h"
 #include "daemon/peer/transport/transport.h"
+#include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
 
 struct PeersOptions {
+  std::string self;  // this node's name
   RemoteObjects::Options objects;
   RemoteLookup::Options lookup;
   Holder::Options holder;
@@ -50,13 +53,15 @@ class Peers final : public PeerCalls {
  public:
   // All must outlive it. `names`: the tenants' names, by number.
   Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std::string>& names, Directory& directory,
-        Transport& transport, PeerAsker& asker, const PeersOptions& options);
+        Transport& transport, PeerAsker& asker, PrefillAsker& prefill_asker, const PeersOptions& options);
 
   // For the cache's tiers and options, which are made before it.
   storage::RemoteSource& source() { return objects_; }
   storage::TellResidence residence();
   // Once, before anybody calls. `top`: the tier that objects are sent from.
   void Start(storage::Cache& cache, const storage::Tier& top);
+  // Once, likewise: gives the engines here that offer prefill to other nodes, and theirs to this one.
+  void Route(Router& router);
   // Finds the objects of other nodes that an engine's prompt may use. Any thread.
   RemoteLookup& lookup() { return lookup_; }
 
@@ -85,6 +90,9 @@ class Peers final : public PeerCalls {
   void Close(const PeerHello& peer, std::vector<PeerLease> leases) override;
   void Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer offer,
              Done<std::vector<TakeOutcome>> done) override;
+  void Workers(const PeerHello& peer, storage::TenantId tenant, const NamespaceId& ns,
+               Done<std::vector<PeerWorker>> done) override;
+  void Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill prefill, Done<PeerOpened> done) override;
 
  private:
   void PostGone(const std::string& name);
@@ -99,6 +107,7 @@ class Peers final : public PeerCalls {
   Opener opener_;
   RemoteObjects objects_;
   RemoteLookup lookup_;
+  RemotePrefill prefill_;
   Announcer announcer_;
   storage::Cache* cache_ = nullptr;
   std::unique_ptr<Holder> holder_;
@@ -107,6 +116,7 @@ class Peers final : public PeerCalls {
   std::unique_ptr<HandOver> hand_over_;
   std::unique_ptr<Replicas> replicas_;
   bool draining_ = false;
+  Router* router_ = nullptr;  // null: no engine here is asked to prefill
   std::mutex mutex_;
   std::map<std::string, std::string> here_;  // nodes that have greeted, as the holder knows them; guarded by mutex_
 };

@@ -72,6 +72,7 @@ class Session {
     LandingLedger landings;
     std::vector<std::function<void()>> when_drained;
     bool ends_requests = false;  // requests of its engine hold pages, or have held some
+    bool ends_routes = false;    // it has planned prefill, or offered some
   };
   MetadataState& metadata() { return metadata_; }
 

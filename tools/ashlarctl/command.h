@@ -62,6 +62,7 @@ absl::StatusOr<Answer> Sessions(const Arguments& arguments, AdminClient& client)
 absl::StatusOr<Answer> Pin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Unpin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Evict(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Warm(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Drain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Undrain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Status(const Arguments& arguments, AdminClient& client);

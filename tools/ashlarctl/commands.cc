@@ -36,6 +36,10 @@ std::vector<Command> CommandsOnObjects() {
       {"unpin", kTokens, "ends a pin", "", TextOptions({}), Unpin},
       {"evict", kTokens, "takes the objects of these texts out of all tiers", "Leased bytes leave with their leases.",
        TextOptions({}), Evict},
+      {"warm", kTokens, "has these texts computed by engines that offer prefill",
+       "The first file is the prompt's prefix, which has another key than a segment: use --kind segment for texts that "
+       "stand behind others. It waits, and fails if one of them is not in the cache then.",
+       TextOptions({{"seconds", "S", "how long it waits, 600 if not given", {}}}), Warm},
   };
 }
 

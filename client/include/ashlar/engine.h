@@ -3,6 +3,7 @@
 //   Cache::Open     connects, opens the model, takes or registers the memory, declares the pages
 //   Cache::Begin    looks prompts up, and lands the hits
 //   Request::missing, Publish, LookAgain   computes segments alone that are worth having in the cache
+//     (WaitCold before LookAgain, with Prompt::cold_parallel: other engines compute some of them)
 //   Request::plan   the steps that set the prompt: runs to compute, and parts taken from the cache between them
 //   per layer: Advance, or WaitLayer, Tuple and the engine's own kernels
 //   Request::Finish the verdict. kRestart: something did not land, and the plan has changed
@@ -72,6 +73,9 @@ struct Prompt {
   bool fill = false;             // the engine computes the runs of missing(); not without pages
   const Media* media = nullptr;  // offsets ascend
   uint64_t media_count = 0;
+  // With `fill`: segments that are missed may be computed by engines that offer prefill (Cache::ServePrefill), where
+  // that is faster. missing() lists this engine's own part; after computing it, WaitCold, then LookAgain.
+  bool cold_parallel = false;
 };
 
 // A plan to land, and the pages in which to land it, as in Prompt.
@@ -314,6 +318,13 @@ class Request {
   Status Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) noexcept;
   Status StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job) noexcept;
   void Abandon(uint32_t missing) noexcept;
+  // With Prompt::cold_parallel: how many segments other engines compute for this prompt. If it is not 0, call WaitCold
+  // and LookAgain also where missing() is empty.
+  uint32_t elsewhere() const noexcept;
+  // Waits until these segments have come, or will not. kRestart: missing() lists more at its end, whose engines have
+  // failed; compute them, and call it again. kPending: not all have come in time; call it again, or LookAgain, which
+  // takes what is there. kOk: nothing is left to wait for.
+  Status WaitCold(uint32_t timeout_ms) noexcept;
   // Looks up and lands anew, in these pages. Segments that miss again are computed in their place: missing() is empty.
   Status LookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
   Status StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
@@ -386,6 +397,13 @@ class Cache {
 
   Status Commit(const Text* texts, uint32_t count) noexcept;
   Status StartCommit(const Text* texts, uint32_t count, Job* job) noexcept;
+
+  // Offers to compute segments for other engines of the tenant, on this node and others, and waits for one. kOk: `work`
+  // is a request with one run in missing(), to be computed and published; it has no prompt and no pages. End it, or its
+  // Publish, before the next call, which says what became of it. kPending: there was none. kUnavailable: no daemon;
+  // returns after a moment. An engine that does nothing else calls it again and again; one that has requests of its own
+  // calls it while it has none.
+  Status ServePrefill(uint32_t wait_ms, Request* work) noexcept;
 
   // The sizes of the segments that this engine has published.
   void Stored(StoredSegments* out) const noexcept;

@@ -288,4 +288,22 @@ void PeerClient::Close(const std::vector<PeerLease>& leases, std::function<void(
       [done = std::move(done)](const absl::StatusOr<bool>& closed) { done(closed.status()); });
 }
 
+void PeerClient::Workers(const std::string& tenant, const NamespaceId& ns, Done<std::vector<PeerWorker>> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerWorkersRequest, v1::PeerWorkersReply>>();
+  Write(ns, tenant, &call->request);
+  impl_->Start<v1::PeerWorkersRequest, v1::PeerWorkersReply, std::vector<PeerWorker>>(
+      std::move(call), &Impl::Method::Workers, [](const v1::PeerWorkersReply& reply) { return Read(reply); },
+      std::move(done));
+}
+
+void PeerClient::Prefill(const std::string& tenant, PeerPrefill prefill, Done<PeerOpened> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerPrefillRequest, v1::PeerPrefillReply>>();
+  Write(prefill, tenant, &call->request);
+  const storage::Nanos patience = storage::Nanos{1'000'000} * prefill.patience_ms;
+  impl_->Start<v1::PeerPrefillRequest, v1::PeerPrefillReply, PeerOpened>(
+      std::move(call), &Impl::Method::Prefill,
+      [prefill = std::move(prefill)](const v1::PeerPrefillReply& reply) { return Read(reply, prefill); },
+      std::move(done), patience);
+}
+
 }  // namespace ashlar::daemon

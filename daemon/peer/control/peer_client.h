@@ -55,6 +55,9 @@ class PeerClient {
   // DEADLINE_EXCEEDED call_timeout behind the offer's patience.
   void Offer(const std::string& tenant, PeerOffer offer, Done<std::vector<TakeOutcome>> done);
   void Close(const std::vector<PeerLease>& leases, std::function<void(absl::Status)> done);
+  void Workers(const std::string& tenant, const NamespaceId& ns, Done<std::vector<PeerWorker>> done);
+  // DEADLINE_EXCEEDED after its patience, which is no failure of the peer's connection.
+  void Prefill(const std::string& tenant, PeerPrefill prefill, Done<PeerOpened> done);
 
  private:
   struct Impl;

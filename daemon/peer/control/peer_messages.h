@@ -21,8 +21,12 @@ class PeerOfferReply;
 class PeerOfferRequest;
 class PeerOpenReply;
 class PeerOpenRequest;
+class PeerPrefillReply;
+class PeerPrefillRequest;
 class PeerRenewReply;
 class PeerRenewRequest;
+class PeerWorkersReply;
+class PeerWorkersRequest;
 }  // namespace ashlar::v1
 
 namespace ashlar::daemon {
@@ -87,6 +91,24 @@ struct PeerOffer {
   uint32_t patience_ms = 0;
 };
 
+// An engine of the asked node that offers prefill.
+struct PeerWorker {
+  uint64_t worker = 0;
+  double tokens_per_second = 0;
+  uint64_t queued_tokens = 0;
+  uint32_t room = 0;
+};
+
+// A segment that one of them is to compute. Read: the key is that of the other fields.
+struct PeerPrefill {
+  NamespaceId ns;
+  uint64_t worker = 0;
+  ObjectKind kind = ObjectKind::kSegment;
+  std::string tokens;  // packed
+  Key key;
+  uint32_t patience_ms = 0, lease_ms = 0;
+};
+
 void Write(const PeerHello& hello, v1::PeerGreeting* message);
 // FAILED_PRECONDITION: no version in common, naming both ranges.
 absl::StatusOr<PeerHello> Read(const v1::PeerGreeting& message);
@@ -109,5 +131,14 @@ void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferReque
 absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message);
 void Write(const std::vector<TakeOutcome>& outcomes, v1::PeerOfferReply* message);
 absl::StatusOr<std::vector<TakeOutcome>> Read(const v1::PeerOfferReply& message, const PeerOffer& asked);
+void Write(const NamespaceId& ns, const std::string& tenant, v1::PeerWorkersRequest* message);
+absl::StatusOr<NamespaceId> Read(const v1::PeerWorkersRequest& message);
+void Write(const std::vector<PeerWorker>& workers, v1::PeerWorkersReply* message);
+absl::StatusOr<std::vector<PeerWorker>> Read(const v1::PeerWorkersReply& message);
+
+void Write(const PeerPrefill& prefill, const std::string& tenant, v1::PeerPrefillRequest* message);
+absl::StatusOr<PeerPrefill> Read(const v1::PeerPrefillRequest& message);
+void Write(const PeerOpened& opened, v1::PeerPrefillReply* message);
+absl::StatusOr<PeerOpened> Read(const v1::PeerPrefillReply& message, const PeerPrefill& asked);
 
 }  // namespace ashlar::daemon

@@ -11,6 +11,7 @@
 #include "ashlar/v1/peer.pb.h"
 #include "proto/limits.h"
 #include "proto/sample_layouts.h"
+#include "proto/tokens.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -214,6 +215,75 @@ TEST(PeerMessages, WrongOffersNameTheField) {
     spoil(message);
     EXPECT_EQ(Error(Read(message).status()), error);
   }
+}
+
+TEST(PeerMessages, PrefillIsReadAsItWasWritten) {
+  const std::string tokens = PackTokens(std::vector<int32_t>{5, 6, 7});
+  const PeerPrefill prefill{.ns = {},
+                            .worker = 9,
+                            .kind = ObjectKind::kCheckpoint,
+                            .tokens = tokens,
+                            .key = MakeKey({}, ObjectKind::kCheckpoint, std::vector<int32_t>{5, 6, 7}),
+                            .patience_ms = 1000,
+                            .lease_ms = 60000};
+  v1::PeerPrefillRequest good, bad;
+  Write(prefill, "tenant", &good);
+  EXPECT_EQ(good.tenant(), "tenant");
+  const absl::StatusOr<PeerPrefill> read = Read(good);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->worker, 9u);
+  EXPECT_EQ(read->kind, ObjectKind::kCheckpoint);
+  EXPECT_EQ(read->tokens, tokens);
+  EXPECT_EQ(read->key, prefill.key);
+  EXPECT_EQ(read->patience_ms, 1000u);
+  const auto spoilt = [&](auto change) {
+    bad = good;
+    change(bad);
+    return Error(Read(bad).status());
+  };
+  EXPECT_EQ(spoilt([](auto& m) { m.set_ns("x"); }), "ns: not 32 bytes");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_key("x"); }), "key: not 32 bytes");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_worker(0); }), "worker: required");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_kind(7); }), "kind: neither segment nor checkpoint");
+  EXPECT_EQ(spoilt([](auto& m) { m.clear_tokens(); }), "tokens: empty");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens("odd"); }), "tokens: not a whole number of int32");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens(std::string(4 * 128 * 1024 + 4, 'x')); }), "tokens: more than 131072");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens("four"); }), "key: of another text");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_kind(1); }), "key: of another text");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_patience_ms(0); }), "patience_ms: not from 1 to 3600000");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_lease_ms(0); }), "lease_ms: not from 1 to 600000");
+
+  v1::PeerPrefillReply reply;
+  Write(Opened(), &reply);
+  const PeerPrefill asked{.key = AskedForIt().objects[0].key};
+  const bool whole = AskedForIt().objects[0].shard == TensorShard{};
+  EXPECT_EQ(Read(reply, asked).ok(), whole);
+  EXPECT_EQ(Error(Read(reply, prefill).status()), "object.header: of another object");
+  EXPECT_EQ(Error(Read(v1::PeerPrefillReply(), asked).status()), "object.header: required");
+}
+
+TEST(PeerMessages, WorkersAreChecked) {
+  v1::PeerWorkersRequest request;
+  Write(NamespaceId{}, "tenant", &request);
+  EXPECT_EQ(*Read(request), NamespaceId{});
+  request.set_ns("x");
+  EXPECT_EQ(Error(Read(request).status()), "ns: not 32 bytes");
+  v1::PeerWorkersReply reply;
+  Write(std::vector<PeerWorker>{{.worker = 3, .tokens_per_second = 1.5, .queued_tokens = 7, .room = 2}}, &reply);
+  const auto workers = Read(reply);
+  ASSERT_TRUE(workers.ok());
+  EXPECT_EQ(workers->at(0).worker, 3u);
+  EXPECT_EQ(workers->at(0).tokens_per_second, 1.5);
+  EXPECT_EQ(workers->at(0).queued_tokens, 7u);
+  EXPECT_EQ(workers->at(0).room, 2u);
+  reply.mutable_workers(0)->set_tokens_per_second(std::numeric_limits<double>::quiet_NaN());
+  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: no rate");
+  reply.mutable_workers(0)->set_tokens_per_second(-1);
+  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: no rate");
+  reply.mutable_workers(0)->set_worker(0);
+  EXPECT_EQ(Error(Read(reply).status()), "workers[0].worker: required");
+  for (int i = 0; i < 256; ++i) reply.add_workers();
+  EXPECT_EQ(Error(Read(reply).status()), "workers: more than 256");
 }
 
 }  // namespace
