@@ -12,13 +12,14 @@
 
 #include "daemon/peer/control/peer_client.h"
 #include "daemon/peer/peer_asker.h"
+#include "daemon/peer/prefill_asker.h"
 #include "daemon/security/peer_policy.h"
 #include "daemon/security/refusals.h"
 #include "daemon/security/tls.h"
 
 namespace ashlar::daemon {
 
-class PeerChannels final : public PeerAsker {
+class PeerChannels final : public PeerAsker, public PrefillAsker {
  public:
   static constexpr size_t kMostPeers = 512;  // members beyond that are not connected to
 
@@ -40,7 +41,13 @@ class PeerChannels final : public PeerAsker {
   void Open(const Member& member, const std::string& tenant, PeerOpen open,
             PeerCalls::Done<std::vector<PeerOpened>> done) override;
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override;
+  void Offer(const Member& member, const std::string& tenant, PeerOffer offer,
+             PeerCalls::Done<std::vector<TakeOutcome>> done) override;
   void Close(const Member& member, std::vector<PeerLease> leases) override;
+  void Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
+               PeerCalls::Done<std::vector<PeerWorker>> done) override;
+  void Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
+               PeerCalls::Done<PeerOpened> done) override;
 
  private:
   std::shared_ptr<PeerClient> Find(const Member& member) const;  // null: there is none

@@ -44,6 +44,8 @@ struct Patience {
   std::chrono::milliseconds land{5000};
   // For slots in quarantine, when there are too few others.
   std::chrono::milliseconds quiet{10000};
+  // For segments that other engines compute, with ServingOptions::cold_parallel; what has not come then is computed.
+  std::chrono::milliseconds cold{60000};
 };
 
 // The kernels that compose are the engine's, or the daemon's, layer by layer (Model::Advance).
@@ -59,6 +61,7 @@ struct ServingOptions {
   ComposeBy compose = ComposeBy::kEngine;
   double epsilon = kPublishedEpsilon;  // 0: every transition is stored as it is
   PrefixUse prefixes = {};
+  bool cold_parallel = false;  // other engines compute a part of what is missed, where that is faster
 };
 
 // The sizes of an engine's segments in the cache.
@@ -82,6 +85,9 @@ class CachedServing {
   // of a conversation may resume from the conversation's own states, too.
   absl::StatusOr<Served> Serve(const RagPrompt& prompt, const ConversationId& conversation = {});
 
+  // Waits for a segment to compute for another engine, and computes and publishes it. False: none came in time.
+  absl::StatusOr<bool> ServePrefill(std::chrono::milliseconds wait);
+
   // From now on, what a prompt's linear layers see goes to `tape`, too; it outlives this object. Null: not any more.
   void Record(const refengine::SpanTape* tape) { tape_ = tape; }
 
@@ -98,8 +104,10 @@ class CachedServing {
   CachedServing(const Runtime& runtime, refengine::PagePool& pool, const ServingOptions& options)
       : runtime_(runtime), pool_(pool), options_(options), room_(runtime.model.config()) {}
 
-  // Prefills and publishes what is missing.
-  absl::Status Fill(engine::Request& request);
+  // Prefills and publishes what is missing, from run `filled` on.
+  absl::Status Fill(engine::Request& request, uint32_t& filled);
+  // The same with what other engines compute at the same time.
+  absl::Status FillTogether(engine::Request& request);
   absl::Status Prefill(const engine::Run& run, refengine::Sequence& scratch);
   // Looks up and lands; fills what is missing, and again.
   absl::Status Begin(const RagPrompt& prompt, const ConversationId& conversation, SetPrompt& set, Served& served);

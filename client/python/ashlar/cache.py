@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,10 @@ class StepKind(enum.Enum):
     INTERIOR = 3  # taken from the cache: composed onto the running states
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+_STEP_KINDS = (StepKind.COMPUTE, StepKind.COMPUTE, StepKind.CHECKPOINT, StepKind.INTERIOR)  # by number
+
+
+class Step(NamedTuple):
     kind: StepKind
     begin: int
     end: int
@@ -56,8 +58,7 @@ class Step:
     segment: int | None  # taken from the cache; None: a prefix beyond segments, or computed
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     start: int
     tokens: int
     bytes: int
@@ -66,8 +67,7 @@ class Segment:
     used: bool  # the plan takes it from the cache
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Steps lie one behind the other and cover the prompt."""
 
     steps: tuple[Step, ...]
@@ -76,6 +76,7 @@ class Plan:
     cached_tokens: int
     own: bool
     exact: bool
+    prefix_tier: str | None  # the farthest that any of the prefix lies in
 
     def computed(self) -> list[tuple[int, int]]:
         """The positions to run through the model."""
@@ -171,10 +172,10 @@ class Request:
 
     @property
     def plan(self) -> Plan:
-        plan = self._handle.plan()
-        steps = tuple(Step(**{**step, "kind": StepKind(step["kind"])}) for step in plan.pop("steps"))
-        segments = tuple(Segment(**segment) for segment in plan.pop("segments"))
-        return Plan(steps=steps, segments=segments, **plan)
+        steps, segments, *rest = self._handle.plan()
+        return Plan(
+            tuple([Step(_STEP_KINDS[step[0]], *step[1:]) for step in steps]), tuple(map(Segment._make, segments)), *rest
+        )
 
     @property
     def missing(self) -> list[Run]:
@@ -436,9 +437,15 @@ class Cache:
         await request.wait_plan_async()
         return request
 
-    def land(self, plan: bytes, page_table: Sequence[int] | npt.ArrayLike, *, wait: bool = True) -> Request:
-        """Lands a plan that another process began (`Request.plan_bytes`), for this process's shard."""
-        return Request(self._handle.land(plan, _needed(page_table), wait))
+    def land(
+        self, plan: bytes, page_table: Sequence[int] | npt.ArrayLike, *, present_tokens: int = 0, wait: bool = True
+    ) -> Request:
+        """Lands a plan that another process began (`Request.plan_bytes`), for this process's shard.
+
+        `present_tokens`: the keys and values of so many first tokens stand in the pages already; a prefix's whole blocks
+        among them are not written.
+        """
+        return Request(self._handle.land(plan, _needed(page_table), present_tokens, wait))
 
     def compute_alone(
         self,

@@ -48,5 +48,6 @@ struct LinearTensorsView {
 
 void BindCache(nb::module_& module);
 void BindRequest(nb::module_& module);
+void BindPages(nb::module_& module);
 
 }  // namespace ashlar::python

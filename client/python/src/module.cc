@@ -15,5 +15,6 @@ NB_MODULE(_ashlar, module) {
       .value("OTHER_PAGES", Verdict::kOtherPages);
   ashlar::python::BindRequest(module);
   ashlar::python::BindCache(module);
+  ashlar::python::BindPages(module);
   module.def("version", &ashlar::Version);
 }

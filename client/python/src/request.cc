@@ -53,38 +53,26 @@ nb::list Missing(const PyRequest& self) {
   return all;
 }
 
-nb::dict PlanOf(const PyRequest& self) {
+// Tuples of the fields of ashlar.Plan, Step and Segment, in their order: engines ask for a plan in every request.
+nb::tuple PlanOf(const PyRequest& self) {
   const engine::Plan& plan = self.request.plan();
   nb::list steps, segments;
   for (uint32_t i = 0; i < plan.step_count; ++i) {
     const engine::Step& step = plan.steps[i];
-    nb::dict out;
-    out["kind"] = static_cast<int>(step.kind);
-    out["capture"] = step.capture;
-    out["segment"] = step.segment == engine::Step::kPrefix ? nb::object(nb::none()) : nb::cast(step.segment);
-    out["begin"] = step.begin;
-    out["end"] = step.end;
-    steps.append(out);
+    const bool of_segment = step.kind != engine::StepKind::kCompute && step.segment != engine::Step::kPrefix;
+    steps.append(nb::make_tuple(static_cast<int>(step.kind), step.begin, step.end, step.capture,
+                                of_segment ? nb::cast(step.segment) : nb::object(nb::none())));
   }
   for (uint32_t i = 0; i < plan.segment_count; ++i) {
     const engine::Segment& segment = plan.segments[i];
-    nb::dict out;
-    out["start"] = segment.start;
-    out["tokens"] = segment.tokens;
-    out["bytes"] = segment.bytes;
-    out["miss"] = segment.reason == 0 ? nb::object(nb::none()) : nb::cast(engine::MissName(segment.reason));
-    out["tier"] = segment.reason == 0 ? nb::cast(engine::TierName(segment.tier)) : nb::object(nb::none());
-    out["used"] = segment.used;
-    segments.append(out);
+    const bool hit = segment.reason == 0;
+    segments.append(nb::make_tuple(segment.start, segment.tokens, segment.bytes,
+                                   hit ? nb::object(nb::none()) : nb::cast(engine::MissName(segment.reason)),
+                                   hit ? nb::cast(engine::TierName(segment.tier)) : nb::object(nb::none()),
+                                   segment.used));
   }
-  nb::dict out;
-  out["steps"] = steps;
-  out["segments"] = segments;
-  out["prefix_tokens"] = plan.prefix_tokens;
-  out["cached_tokens"] = plan.cached_tokens;
-  out["own"] = plan.own;
-  out["exact"] = plan.exact;
-  return out;
+  return nb::make_tuple(steps, segments, plan.prefix_tokens, plan.cached_tokens, plan.own, plan.exact,
+                        plan.prefix_tokens > 0 ? nb::cast(engine::TierName(plan.prefix_tier)) : nb::object(nb::none()));
 }
 
 std::string Publish(PyRequest& self, uint32_t missing, nb::sequence linear, const std::optional<Tokens>& page_table,

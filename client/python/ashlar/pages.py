@@ -1,0 +1,179 @@
+"""Pages of bytes under keys that the caller makes, in the cache: for engines that hash prefixes themselves.
+
+    store = ashlar.PageStore(daemon.rpc_socket, daemon.session_socket, model_id="m", weights_digest="w",
+                             content="kv pages", page_bytes=1 << 20, page_tokens=64)
+    store.put([key], lambda i, slot: copy_into(slot, page))
+    store.get([key], lambda i, slot: copy_out_of(slot))
+
+A key is 32 bytes, a hash that names one content for ever. Pages have the cache's tenants, namespaces, checksums, tiers
+and prices. A cache failure is a miss.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ashlar import _ashlar
+
+Slot = npt.NDArray[np.uint8]
+# Called with the index of a key and the page's bytes in memory shared with the daemon, which are the callee's until it
+# returns.
+PageCall = Callable[[int, Slot], None]
+
+
+class PageClient:
+    """One session with the node's daemon, for several stores."""
+
+    def __init__(self, rpc_socket: str, session_socket: str, *, name: str = "pages", timeout_ms: int = 5000) -> None:
+        self._handle = _ashlar.connect_pages(rpc_socket, session_socket, name, timeout_ms)
+
+
+class PageStore:
+    """Pages of one size and content. Thread-safe.
+
+    model_id, weights_digest: of the model that the pages are of. content: all else that must agree between those who
+    share pages, as their layout and rank. page_tokens: what a page stands for, 8 or more; with tokens_per_second it is
+    what a hit is worth. slots: pages of memory shared with the daemon; a call of more keys takes turns.
+    """
+
+    def __init__(
+        self,
+        client: PageClient,
+        *,
+        model_id: str,
+        weights_digest: str,
+        content: str,
+        page_bytes: int,
+        page_tokens: int = 8,
+        tokens_per_second: float = 0.0,
+        slots: int = 16,
+        land_ms: int = 5000,
+    ) -> None:
+        self._handle = client._handle.open(
+            model_id=model_id,
+            weights_digest=weights_digest,
+            content=content,
+            page_bytes=page_bytes,
+            page_tokens=page_tokens,
+            tokens_per_second=tokens_per_second,
+            slots=slots,
+            land_ms=land_ms,
+        )
+        self.page_bytes = page_bytes
+        self.slots = slots
+        self._wait_s = land_ms / 1000
+        self._memory = self._handle.memory()
+        self._free = list(range(slots))  # guarded by _changed
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> PageStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Gives the memory back, once nothing writes to it any more. No other call may be under way, nor follow."""
+        self._memory = np.empty((0, 0), np.uint8)
+        self._handle.close()
+
+    @property
+    def connected(self) -> bool:
+        return self._handle.connected()
+
+    def _slot(self, slot: int) -> Slot:
+        return self._memory[slot, : self.page_bytes]
+
+    def _take(self, most: int) -> list[int]:
+        """Up to `most` free slots, one at least; none if there is none in time."""
+        deadline = time.monotonic() + self._wait_s
+        with self._changed:
+            while True:
+                if len(self._free) < most:
+                    self._free += self._handle.take_quiet(self.slots)
+                if self._free:
+                    taken, self._free = self._free[:most], self._free[most:]
+                    return taken
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return []
+                self._changed.wait(min(left, 0.05))  # slots in doubt get quiet without a word
+
+    def _give(self, slots: list[int]) -> None:
+        with self._changed:
+            self._free += slots
+            self._changed.notify_all()
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        return list(self._handle.exists(list(keys)))
+
+    def put(self, keys: Sequence[bytes], fill: PageCall) -> list[str]:
+        """Stores pages. `fill` is called for those that the cache wants, and writes the page's bytes.
+
+        Returns an outcome a key: "published", "already_present", "being_published", or why the cache does not take it.
+        """
+        outcomes: list[str] = []
+        for begin in range(0, len(keys), self.slots):
+            outcomes += self._put(list(keys[begin : begin + self.slots]), begin, fill)
+        return outcomes
+
+    def _put(self, keys: list[bytes], first: int, fill: PageCall) -> list[str]:
+        outcomes, granted = [], []
+        for i, (outcome, reservation) in enumerate(self._handle.reserve(keys)):
+            outcomes.append(outcome)
+            if reservation is not None:
+                outcomes[i] = "busy"  # until it is published
+                granted.append((i, reservation))
+        try:
+            while granted:
+                slots = self._take(len(granted))
+                if not slots:
+                    break
+                try:
+                    part = granted[: len(slots)]
+                    for slot, (i, _) in zip(slots, part):
+                        fill(first + i, self._slot(slot))
+                    granted = granted[len(slots) :]
+                    published = self._handle.publish([one for _, one in part], slots[: len(part)])
+                    for (i, _), outcome in zip(part, published):
+                        outcomes[i] = outcome
+                finally:
+                    self._give(slots)
+        finally:
+            for _, reservation in granted:
+                self._handle.abandon(reservation)
+        return outcomes
+
+    def get(self, keys: Sequence[bytes], take: PageCall) -> list[str | None]:
+        """Fetches pages. `take` is called for each that was found, and reads its bytes. Returns why it was missed."""
+        misses: list[str | None] = []
+        while len(misses) < len(keys):
+            slots = self._take(min(self.slots, len(keys) - len(misses)))
+            if not slots:
+                return misses + ["busy"] * (len(keys) - len(misses))
+            ours: list[int] = []
+            try:
+                first = len(misses)
+                landed = self._handle.get(list(keys[first : first + len(slots)]), slots)
+                ours = [slot for slot, (_, quiet) in zip(slots, landed) if quiet]
+                for i, (slot, (miss, _)) in enumerate(zip(slots, landed)):
+                    if miss is None:
+                        take(first + i, self._slot(slot))
+                    misses.append(miss)
+            finally:
+                self._give(ours)
+        return misses
+
+    def memory(self) -> Any:
+        """All slots: [slots, page bytes and padding]."""
+        return self._memory

@@ -1,0 +1,402 @@
+"""A storage backend of SGLang's HiCache (interface v2), loaded by its dynamic backend:
+
+    --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name": "ashlar",
+        "module_path": "ashlar.sglang", "class_name": "AshlarStorage", "interface_v1": 1,
+        "rpc_socket": "/run/ashlar/rpc.sock", "session_socket": "/run/ashlar/session.sock"}'
+
+HiCache names pages by chained hashes of their tokens, so what it finds are exact prefixes. A page of keys and values, a
+Mamba state, and a page of any other pool are each one object of the cache. Whatever fails is a miss: no call raises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+
+from ashlar.pages import PageClient, PageStore, Slot
+
+logger = logging.getLogger(__name__)
+
+_LEAST_PAGE_TOKENS = 8  # of an object of the page store
+_STORED = frozenset(["published", "already_present", "being_published"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The keys of the extra config that this backend reads."""
+
+    rpc_socket: str = "/run/ashlar/rpc.sock"
+    session_socket: str = "/run/ashlar/session.sock"
+    weights_digest: str = ""  # empty: made of the checkpoint's file names, sizes and times, or of the model's name
+    tokens_per_second: float = 0.0  # of prefill; 0: not known, and every page is worth having
+    staging_bytes: int = 64 << 20  # memory shared with the daemon, for each pool
+    timeout_ms: int = 5000
+    land_ms: int = 5000
+    retry_seconds: float = 5.0  # between attempts to open a cache that was not there
+
+    @staticmethod
+    def read(config: dict[str, Any] | None) -> Settings:
+        """Raises ValueError naming the key: a wrong setting is the operator's mistake, not a miss."""
+        known: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
+        values: dict[str, Any] = {}
+        for name, value in (config or {}).items():
+            if name not in known:
+                continue  # SGLang's own
+            kind: Any = type(known[name])
+            if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+                raise ValueError(f"{name}: {value!r} is no {kind.__name__}")
+            if kind is not str and value < 0:
+                raise ValueError(f"{name}: below 0")
+            values[name] = kind(value)
+        return Settings(**values)
+
+
+def weights_digest(model: str) -> str:
+    """Tells checkpoints apart by their files. Where the model is no folder, its name is all that there is."""
+    folder = pathlib.Path(model)
+    digest = hashlib.sha256(model.encode())
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.suffix in (".safetensors", ".bin", ".pt", ".gguf", ".json"):
+                status = path.stat()
+                digest.update(f"\0{path.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> Slot:
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+
+
+@dataclasses.dataclass
+class _Pool:
+    """A host pool, and its store once that is open."""
+
+    host: Any
+    page_bytes: int
+    page_dtype: torch.dtype
+    page_size: int
+    store: PageStore | None = None
+    next_attempt: float = 0.0
+
+
+class AshlarStorage(HiCacheStorage):
+    """Thread-safe, as HiCache's prefetching and writing threads are beside each other."""
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
+        self._config = storage_config
+        self._settings = Settings.read(storage_config.extra_config)
+        model = storage_config.model_name or "unnamed"
+        self._weights = self._settings.weights_digest or weights_digest(model)
+        self._model = model
+        self._client: PageClient | None = None
+        self._next_attempt = 0.0
+        self._pools: dict[str, _Pool] = {}
+        self._lock = threading.Lock()  # opens clients and stores; guards counts
+        self._closed = False
+        self._counts: dict[str, list[Any]] = {
+            f"{what}_{unit}": [] for what in ("prefetch", "backup") for unit in ("pgs", "bandwidth")
+        }
+
+    # ---- pools
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        super().register_mem_pool_host(mem_pool_host)
+        self._register(PoolName.KV.value, mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._register(str(host_pool_name), host_pool)
+
+    def _register(self, name: str, host: Any) -> None:
+        known = self._pools.get(name)
+        if known is not None and known.host is host:
+            return
+        try:
+            page = host.get_dummy_flat_data_page()
+        except Exception as error:  # a pool without pages of bytes (a logical one) is one that cannot be stored
+            logger.warning("Ashlar stores nothing of HiCache's pool %s: %s", name, error)
+            return
+        self._pools[name] = _Pool(
+            host=host,
+            page_bytes=page.numel() * page.element_size(),
+            page_dtype=page.dtype,
+            page_size=max(1, getattr(host, "page_size", 1) or 1),
+        )
+
+    def _content(self, name: str, pool: _Pool) -> str:
+        """All but model and bytes that engines must have in common to share a pool's pages."""
+        config = self._config
+        parts = [f"hicache pool={name}", f"layout={getattr(pool.host, 'layout', '')}", f"type={pool.page_dtype}",
+                 f"page={self._kv_page_size()}", f"pp={config.pp_rank}/{config.pp_size}",
+                 f"cp={config.attn_cp_rank}/{config.attn_cp_size}"]
+        # Every rank has the same latents, but its own part of keys, values and states.
+        if not config.is_mla_model or name == PoolName.MAMBA.value:
+            parts.append(f"tp={config.tp_rank}/{config.tp_size}")
+        if config.dcp_size > 1:
+            parts.append(f"dcp={config.dcp_rank}/{config.dcp_size} of {config.logical_page_size}")
+        return " ".join(parts)
+
+    def _kv_page_size(self) -> int:
+        pool = self._pools.get(PoolName.KV.value)
+        return 1 if pool is None else pool.page_size
+
+    def _store(self, name: str) -> PageStore | None:
+        """None: there is no cache, and every page is a miss."""
+        pool = self._pools.get(str(name))
+        if pool is None or self._closed:
+            return None
+        if pool.store is not None:
+            return pool.store
+        with self._lock:
+            now = time.monotonic()
+            if pool.store is None and not self._closed and now >= max(self._next_attempt, pool.next_attempt):
+                self._open(str(name), pool, now)
+            return pool.store
+
+    def _open(self, name: str, pool: _Pool, now: float) -> None:
+        settings = self._settings
+        try:
+            if self._client is None:
+                self._next_attempt = now + settings.retry_seconds
+                self._client = PageClient(
+                    settings.rpc_socket, settings.session_socket, name="sglang", timeout_ms=settings.timeout_ms
+                )
+                self._next_attempt = 0.0
+            pool.next_attempt = now + settings.retry_seconds
+            tokens = max(_LEAST_PAGE_TOKENS, self._kv_page_size())
+            pool.store = PageStore(
+                self._client,
+                model_id=self._model,
+                weights_digest=self._weights,
+                content=self._content(name, pool),
+                page_bytes=pool.page_bytes,
+                page_tokens=tokens,
+                # A short page counts as eight tokens; the rate makes it cost what it does.
+                tokens_per_second=settings.tokens_per_second * tokens / self._kv_page_size(),
+                slots=max(2, min(1024, settings.staging_bytes // pool.page_bytes)),
+                land_ms=settings.land_ms,
+            )
+        except Exception as error:
+            logger.warning("Ashlar's cache for HiCache's pool %s is not there: %s", name, error)
+
+    @staticmethod
+    def _key(key: str) -> bytes:
+        return hashlib.sha256(key.encode()).digest()
+
+    # ---- pages of one pool; every failure is a miss
+
+    def _guarded(self, what: str, fallback: Any, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception:
+            logger.exception("Ashlar could not %s HiCache's pages", what)
+            return fallback
+
+    def _exist(self, name: str, keys: list[str]) -> list[bool]:
+        store = self._store(name)
+        if store is None or not keys:
+            return [False] * len(keys)
+        return self._guarded(
+            "look up", [False] * len(keys), lambda: store.exists([self._key(key) for key in keys])
+        )
+
+    def _set(self, name: str, keys: list[str], page_of: Callable[[int], torch.Tensor]) -> list[bool]:
+        store = self._store(name)
+        if store is None or not keys:
+            return [False] * len(keys)
+
+        def fill(index: int, slot: Slot) -> None:
+            page = _bytes(page_of(index))
+            if page.size != slot.size:
+                raise ValueError(f"a page of {page.size} bytes in a pool of {slot.size}")
+            np.copyto(slot, page)
+
+        begun = time.monotonic()
+        outcomes = self._guarded("store", [], lambda: store.put([self._key(key) for key in keys], fill))
+        self._count("backup", outcomes.count("published"), store, begun)
+        return [outcome in _STORED for outcome in outcomes] or [False] * len(keys)
+
+    def _get(self, name: str, keys: list[str], take: Callable[[int, torch.Tensor], None]) -> list[bool]:
+        store = self._store(name)
+        if store is None or not keys:
+            return [False] * len(keys)
+        dtype = self._pools[str(name)].page_dtype
+
+        def read(index: int, slot: Slot) -> None:
+            take(index, torch.from_numpy(slot).view(dtype))
+
+        begun = time.monotonic()
+        misses = self._guarded("fetch", None, lambda: store.get([self._key(key) for key in keys], read))
+        if misses is None:
+            return [False] * len(keys)
+        self._count("prefetch", misses.count(None), store, begun)
+        return [miss is None for miss in misses]
+
+    def _count(self, what: str, pages: int, store: PageStore, begun: float) -> None:
+        if pages == 0 or not self._config.enable_storage_metrics:
+            return
+        gigabytes = pages * store.page_bytes / 2**30
+        with self._lock:
+            self._counts[f"{what}_pgs"].append(pages)
+            self._counts[f"{what}_bandwidth"].append(gigabytes / max(time.monotonic() - begun, 1e-9))
+
+    # ---- interface v2
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        kv_pages = self.batch_exists(keys, extra_info)
+        hits: dict[str, int] = {PoolName.KV: kv_pages} if kv_pages else {}
+        restorable = set(range(1, kv_pages + 1))
+        for transfer in pool_transfers or []:
+            if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
+                continue  # another form of the same pages, which this does not store: no verdict
+            there = self._exist(transfer.name, keys[:kv_pages])
+            run = there.index(False) if False in there else len(there)
+            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+                ends = set(range(1, run + 1))
+            else:
+                window = max(1, len(transfer.keys or ()))
+                ends = {end for end in range(1, kv_pages + 1) if all(there[max(0, end - window) : end])}
+            if ends:
+                hits[transfer.name] = max(ends)
+            restorable &= ends
+        return PoolTransferResult(max(restorable, default=0), hits, sorted(restorable))
+
+    def _each(
+        self, transfers: list[PoolTransfer], move: Callable[[str, list[str], Any, list[int]], list[bool]]
+    ) -> dict[str, list[bool]]:
+        results: dict[str, list[bool]] = {}
+        for transfer in transfers:
+            keys, pool = list(transfer.keys or []), self._pools.get(str(transfer.name))
+            indices = transfer.host_indices
+            if pool is None or indices is None or indices.numel() != len(keys) * pool.page_size:
+                results[transfer.name] = [False] * len(keys)
+                continue
+            results[transfer.name] = move(str(transfer.name), keys, pool.host, indices[:: pool.page_size].tolist())
+        return results
+
+    def batch_get_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        return self._each(transfers, self._get_pages)
+
+    def batch_set_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        return self._each(transfers, self._set_pages)
+
+    def _get_pages(self, name: str, keys: list[str], host: Any, at: list[int]) -> list[bool]:
+        return self._get(name, keys, lambda i, page: host.set_from_flat_data_page(at[i], page))
+
+    def _set_pages(self, name: str, keys: list[str], host: Any, at: list[int]) -> list[bool]:
+        return self._set(name, keys, lambda i: host.get_data_page(at[i], flat=True))
+
+    # ---- interface v1: keys and values by their places in the host pool
+
+    def batch_get_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        transfer = PoolTransfer(name=PoolName.KV, host_indices=host_indices, keys=keys)
+        return self.batch_get_v2([transfer])[PoolName.KV]
+
+    def batch_set_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        transfer = PoolTransfer(name=PoolName.KV, host_indices=host_indices, keys=keys)
+        return self.batch_set_v2([transfer])[PoolName.KV]
+
+    # ---- the first interface: pages of keys and values as tensors
+
+    def batch_get(
+        self, keys: list[str], target_locations: Any | None = None, target_sizes: Any | None = None
+    ) -> list[torch.Tensor | None]:
+        targets = list(target_locations or [])
+        if len(targets) != len(keys):
+            return [None] * len(keys)
+
+        def take(index: int, page: torch.Tensor) -> None:
+            targets[index].view(-1).view(torch.uint8).copy_(page.view(torch.uint8))
+
+        landed = self._get(PoolName.KV.value, keys, take)
+        return [target if hit else None for target, hit in zip(targets, landed)]
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Any | None = None,
+        target_locations: Any | None = None,
+        target_sizes: Any | None = None,
+    ) -> bool:
+        pages = list(values or [])
+        return len(pages) == len(keys) and all(self._set(PoolName.KV.value, keys, lambda i: pages[i]))
+
+    def get(
+        self, key: str, target_location: Any | None = None, target_sizes: Any | None = None
+    ) -> torch.Tensor | None:
+        return self.batch_get([key], [target_location])[0] if target_location is not None else None
+
+    def set(
+        self,
+        key: str,
+        value: Any | None = None,
+        target_location: Any | None = None,
+        target_sizes: Any | None = None,
+    ) -> bool:
+        return self.batch_set([key], [value]) if value is not None else False
+
+    def exists(self, key: str) -> bool:
+        return self._exist(PoolName.KV.value, [key])[0]
+
+    def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
+        there = self._exist(PoolName.KV.value, keys)
+        return there.index(False) if False in there else len(there)
+
+    # ---- the rest
+
+    def clear(self) -> bool:
+        """Refused: the cache is not this engine's alone. Pages leave it by price; operators make it forget."""
+        logger.warning("Ashlar's cache is shared, and keeps its pages")
+        return False
+
+    def get_stats(self) -> Any:
+        """What was moved since the last call, as SGLang's Prometheus metrics take it."""
+        if not self._config.enable_storage_metrics:
+            return None
+        from sglang.srt.observability.metrics_collector import StorageMetrics
+
+        with self._lock:
+            counts, self._counts = self._counts, {name: [] for name in self._counts}
+        return StorageMetrics(**counts)
+
+    def close(self) -> None:
+        """HiCache has stopped its threads: no call is under way."""
+        with self._lock:
+            self._closed = True
+            stores = [pool.store for pool in self._pools.values() if pool.store is not None]
+            for pool in self._pools.values():
+                pool.store = None
+            self._client = None
+        for store in stores:
+            store.close()

@@ -1,0 +1,155 @@
+#include "client/python/src/page_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "proto/invalid.h"
+#include "proto/limits.h"
+
+namespace ashlar::python {
+namespace {
+
+constexpr uint64_t kKeyTokens = sizeof(PageKey) / sizeof(int32_t);
+constexpr uint64_t kMostSlots = uint64_t{1} << 20;
+constexpr uint64_t kMostPageBytes = uint64_t{1} << 34;
+
+uint64_t Parts(uint64_t whole, uint64_t part) {
+  return (whole + part - 1) / part;
+}
+
+Layout LayoutOf(const PageShape& shape) {
+  const AttentionLayer rows{
+      .kv_heads = shape.heads, .key_dim = shape.dim, .value_dim = shape.dim, .dtype = DType::kF8E4M3};
+  return {.page_tokens = shape.tokens, .head = 0, .tail = 0, .layers = std::vector<Layer>(shape.layers, rows)};
+}
+
+PagedCache PagesOf(const PageShape& shape, uint32_t slots) {
+  PagedCache pages{.page_tokens = shape.tokens, .pages = slots};
+  for (uint32_t i = 0; i < shape.layers; ++i) {
+    const uint64_t row = 2 * i * shape.row_bytes();
+    pages.layers.push_back({.layer = i,
+                            .key_offset = row,
+                            .value_offset = row + shape.row_bytes(),
+                            .page_stride = shape.slot_bytes(),
+                            .token_stride = shape.token_bytes(),
+                            .key_head_stride = shape.dim,
+                            .value_head_stride = shape.dim});
+  }
+  return pages;
+}
+
+}  // namespace
+
+PageShape ShapePage(uint64_t page_bytes, uint32_t page_tokens) {
+  const uint64_t token = Parts(page_bytes, page_tokens);
+  PageShape shape{.tokens = page_tokens};
+  shape.layers = static_cast<uint32_t>(Parts(token, 2 * limits::kExtentBytes));
+  const uint64_t row = Parts(token, 2 * shape.layers);
+  for (shape.dim = limits::kMaxHeadDim; shape.dim > 16; shape.dim /= 2) {
+    if (Parts(row, shape.dim) * shape.dim - row <= row / 16) break;
+  }
+  shape.heads = static_cast<uint32_t>(Parts(row, shape.dim));
+  return shape;
+}
+
+absl::StatusOr<std::unique_ptr<PageStore>> PageStore::Open(std::shared_ptr<Client> client, const Options& options) {
+  if (options.page_tokens < kKeyTokens || options.page_tokens > limits::kMaxPageTokens) {
+    return Invalid("page_tokens: ", options.page_tokens, ", must be ", kKeyTokens, " to ", limits::kMaxPageTokens);
+  }
+  if (options.page_bytes == 0 || options.page_bytes > kMostPageBytes) {
+    return Invalid("page_bytes: ", options.page_bytes, ", must be 1 to ", kMostPageBytes);
+  }
+  if (options.slots == 0 || options.slots > kMostSlots) {
+    return Invalid("slots: ", options.slots, ", must be 1 to ", kMostSlots);
+  }
+  const PageShape shape = ShapePage(options.page_bytes, options.page_tokens);
+  absl::StatusOr<Model> model =
+      client->OpenModel(options.identity, LayoutOf(shape), {}, {.tokens_per_second = options.tokens_per_second});
+  if (!model.ok()) return model.status();
+  absl::StatusOr<Region> region = client->HostRegion(options.slots * shape.slot_bytes());
+  if (!region.ok()) return region.status();
+  if (absl::Status status = model->DeclarePages(*region, PagesOf(shape, options.slots)); !status.ok()) return status;
+  return std::unique_ptr<PageStore>(new PageStore(std::move(client), *std::move(model), *std::move(region), options));
+}
+
+PageStore::PageStore(std::shared_ptr<Client> client, Model model, Region region, const Options& options)
+    : client_(std::move(client)),
+      shape_(ShapePage(options.page_bytes, options.page_tokens)),
+      slots_(options.slots),
+      land_(options.land),
+      region_(std::move(region)),
+      model_(std::move(model)) {}
+
+// The key's 256 bits, and zeros: the text by which the cache knows the page.
+std::vector<int32_t> PageStore::TokensOf(const PageKey& key) const {
+  std::vector<int32_t> tokens(shape_.tokens);
+  std::memcpy(tokens.data(), key.bytes.data(), key.bytes.size());
+  return tokens;
+}
+
+// Each page is a prompt of its own, which it begins: so its key does not depend on the pages asked for beside it.
+std::vector<Match> PageStore::Lookup(std::span<const PageKey> keys) {
+  const uint64_t lengths[1] = {shape_.tokens};
+  std::vector<std::vector<int32_t>> texts;
+  std::vector<Prompt> prompts;
+  for (const PageKey& key : keys) texts.push_back(TokensOf(key));
+  for (const std::vector<int32_t>& text : texts) prompts.push_back({.tokens = text, .segment_lengths = lengths});
+  return model_.Lookup(prompts);
+}
+
+std::vector<bool> PageStore::Exists(std::span<const PageKey> keys) {
+  std::vector<bool> found;
+  for (const Match& match : Lookup(keys)) found.push_back(match.segments().front().hit());
+  return found;
+}
+
+std::vector<Reservation> PageStore::Reserve(std::span<const PageKey> keys) {
+  std::vector<std::vector<int32_t>> texts;
+  std::vector<ObjectRun> runs;
+  for (const PageKey& key : keys) texts.push_back(TokensOf(key));
+  for (const std::vector<int32_t>& text : texts) runs.push_back({.kind = ObjectKind::kCheckpoint, .tokens = text});
+  return model_.Reserve(runs);
+}
+
+std::vector<PublishOutcome> PageStore::Publish(std::span<const Reservation> reservations,
+                                               std::span<const uint32_t> slots) {
+  const std::vector<int32_t> tables(slots.begin(), slots.end());
+  std::vector<Publication> pages;
+  for (size_t i = 0; i < reservations.size(); ++i) {
+    pages.push_back(
+        {.reservation = reservations[i], .parts = {.region = region_, .page_table = std::span(tables).subspan(i, 1)}});
+  }
+  return model_.Publish(pages);
+}
+
+std::vector<PageStore::Landed> PageStore::Get(std::span<const PageKey> keys, std::span<const uint32_t> slots) {
+  const auto deadline = std::chrono::steady_clock::now() + land_;
+  const std::vector<int32_t> tables(slots.begin(), slots.end());
+  const LandSegment whole[1] = {{.segment = 0, .first_position = 0}};
+  const std::vector<Match> matches = Lookup(keys);
+  std::vector<Landed> landed(keys.size());
+  std::vector<std::optional<Landing>> landings(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    landed[i].reason = matches[i].segments().front().reason;
+    if (landed[i].reason != MissReason::kNone) continue;
+    landings[i] = model_.Land(matches[i], std::span(tables).subspan(i, 1), whole);
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (!landings[i].has_value()) continue;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    landed[i].reason = landings[i]->Wait(std::max(left, std::chrono::milliseconds(1))).front();
+    landed[i].quiet = landings[i]->quiet();
+    if (!landed[i].quiet) doubtful_.Keep(std::move(landings[i]), {tables[i]});
+  }
+  return landed;
+}
+
+std::vector<int32_t> PageStore::TakeQuiet(uint32_t most) {
+  std::vector<int32_t> quiet(most);
+  quiet.resize(doubtful_.Take(quiet, std::chrono::milliseconds(0)));
+  return quiet;
+}
+
+}  // namespace ashlar::python

@@ -1,0 +1,81 @@
+// PageStore: pages of bytes under keys that the caller makes, as objects of the cache. For engines that hash prefixes
+// themselves and never say tokens (docs/decisions/0129-pages-under-the-callers-keys.md).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+#include "client/engine/quarantine.h"
+
+namespace ashlar::python {
+
+// The shape that a page's bytes have in a layout: `tokens` tokens of `layers` attention layers, whose keys and values
+// are rows of heads × dim bytes each, not rotated and without seams. A token's rows lie one behind the other.
+struct PageShape {
+  uint32_t tokens = 0, layers = 0, heads = 0, dim = 0;
+  uint64_t row_bytes() const { return uint64_t{heads} * dim; }
+  uint64_t token_bytes() const { return 2 * layers * row_bytes(); }
+  uint64_t slot_bytes() const { return tokens * token_bytes(); }  // the page, and padding behind it
+};
+// The shape with at most a sixteenth of padding, or the least that there is.
+PageShape ShapePage(uint64_t page_bytes, uint32_t page_tokens);
+
+// 256 bits that name a page: a hash, so that no two pages have one name.
+using PageKey = Digest;
+
+// Thread-safe; no slot may be in two calls at once. Every call returns within the client's timeout, Get within that and
+// `land`. A cache failure is a miss.
+class PageStore {
+ public:
+  struct Options {
+    Identity identity;
+    uint64_t page_bytes = 0;
+    uint32_t page_tokens = 0;      // that a page stands for, 8 or more: what a hit saves is judged by these
+    double tokens_per_second = 0;  // of the engine's prefill; 0: not known
+    uint32_t slots = 0;            // pages of memory shared with the daemon
+    std::chrono::milliseconds land{5000};
+  };
+
+  // Errors name the field, or say why there is no memory.
+  static absl::StatusOr<std::unique_ptr<PageStore>> Open(std::shared_ptr<Client> client, const Options& options);
+
+  std::byte* slot(uint32_t index) const { return region_.data() + index * shape_.slot_bytes(); }
+  uint32_t slots() const { return slots_; }
+  const PageShape& shape() const { return shape_; }
+  bool connected() const { return client_->connected(); }
+
+  std::vector<bool> Exists(std::span<const PageKey> keys);
+
+  // At most one engine stores a page: only granted ones may be published, and must be published or abandoned.
+  std::vector<Reservation> Reserve(std::span<const PageKey> keys);
+  std::vector<PublishOutcome> Publish(std::span<const Reservation> reservations, std::span<const uint32_t> slots);
+  void Abandon(const Reservation& reservation) { model_.Abandon(reservation); }
+
+  // kNone: the page is in its slot. A slot whose `quiet` is false stays the store's until TakeQuiet returns it.
+  struct Landed {
+    MissReason reason = MissReason::kNone;
+    bool quiet = true;
+  };
+  std::vector<Landed> Get(std::span<const PageKey> keys, std::span<const uint32_t> slots);
+  std::vector<int32_t> TakeQuiet(uint32_t most);
+
+ private:
+  PageStore(std::shared_ptr<Client> client, Model model, Region region, const Options& options);
+  std::vector<int32_t> TokensOf(const PageKey& key) const;
+  std::vector<Match> Lookup(std::span<const PageKey> keys);
+
+  const std::shared_ptr<Client> client_;
+  const PageShape shape_;
+  const uint32_t slots_;
+  const std::chrono::milliseconds land_;
+  Region region_;
+  Model model_;
+  engine::Quarantine doubtful_;  // goes first, and waits
+};
+
+}  // namespace ashlar::python

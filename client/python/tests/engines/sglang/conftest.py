@@ -1,0 +1,6 @@
+"""SGLang stands in a folder of its own beside the other engines (tools/engines-environment)."""
+
+import pathlib
+import sys
+
+sys.path.append(str(pathlib.Path(sys.prefix) / "sglang"))

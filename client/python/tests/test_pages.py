@@ -1,0 +1,191 @@
+"""PageStore: pages of bytes under their callers' keys, against a real daemon."""
+
+import hashlib
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ashlar
+import ashlar.daemon
+
+PAGE = 100_003  # no multiple of anything
+
+
+def key(text):
+    return hashlib.sha256(str(text).encode()).digest()
+
+
+def page(text, size=PAGE):
+    seed = int.from_bytes(key(text)[:8], "little")
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def open_store(client, **changed):
+    options = dict(model_id="m", weights_digest="1", content="kv", page_bytes=PAGE, page_tokens=16, slots=4)
+    return ashlar.PageStore(client, **{**options, **changed})
+
+
+@pytest.fixture
+def client(daemon):
+    return ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)
+
+
+def put(store, texts, size=PAGE):
+    return store.put([key(text) for text in texts], lambda i, slot: np.copyto(slot, page(texts[i], size)))
+
+
+def get(store, texts, size=PAGE):
+    found = {}
+    misses = store.get([key(text) for text in texts], lambda i, slot: found.update({i: slot.copy()}))
+    for i, miss in enumerate(misses):
+        assert (miss is None) == (i in found)
+        if miss is None:
+            assert np.array_equal(found[i], page(texts[i], size))
+    return misses
+
+
+def test_pages_come_back_byte_for_byte_in_any_company(client):
+    with open_store(client) as store:
+        texts = [f"text {i}" for i in range(11)]  # more than there are slots
+        assert not any(store.exists([key(text) for text in texts]))
+        assert put(store, texts) == ["published"] * 11
+        assert all(store.exists([key(text) for text in texts]))
+        assert get(store, texts) == [None] * 11
+        assert get(store, ["unknown", *texts[5:8], "unknown, too", texts[0]]) == [
+            "never_seen", None, None, None, "never_seen", None]
+        assert put(store, [texts[3], "new"]) == ["already_present", "published"]
+
+
+@pytest.mark.parametrize("size", [1, 8, 4096, 3 << 20])
+def test_any_size_of_page(client, size):
+    with open_store(client, page_bytes=size, page_tokens=8) as store:
+        assert put(store, ["a"], size) == ["published"]
+        assert get(store, ["a"], size) == [None]
+
+
+def test_nothing_is_shared_across_models_weights_and_contents(client):
+    with open_store(client) as store:
+        put(store, ["a"])
+        for other in (dict(model_id="n"), dict(weights_digest="2"), dict(content="mamba"), dict(page_bytes=PAGE // 2)):
+            with open_store(client, **other) as elsewhere:
+                assert elsewhere.exists([key("a")]) == [False]
+        with open_store(client) as same:
+            assert get(same, ["a"]) == [None]
+
+
+def test_one_of_two_engines_stores_a_page(daemon):
+    stores = [open_store(ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)) for _ in range(2)]
+    inner = []
+    outcome = stores[0].put([key("a")], lambda i, slot: inner.extend(put(stores[1], ["a"])) or np.copyto(slot, page("a")))
+    assert outcome == ["published"] and inner == ["being_published"]
+    assert get(stores[1], ["a"]) == [None]
+
+
+def test_a_page_whose_source_fails_is_given_up(client):
+    with open_store(client) as store:
+        def fail(i, slot):
+            raise KeyError("the engine's own mistake")
+
+        with pytest.raises(KeyError):
+            store.put([key("a")], fail)
+        assert store.exists([key("a")]) == [False]
+        assert put(store, ["a"]) == ["published"], "no reservation is left behind"
+        with pytest.raises(KeyError):
+            store.get([key("a")], fail)
+        assert get(store, ["a"] * 9) == [None] * 9, "no slot is left behind"
+
+
+def test_wrong_arguments_name_the_field(client):
+    for field, value in (("page_bytes", 0), ("page_tokens", 7), ("slots", 0), ("weights_digest", "")):
+        with pytest.raises(ValueError, match=field):
+            open_store(client, **{field: value})
+    with open_store(client) as store, pytest.raises(ValueError, match=r"keys\[1\]"):
+        store.exists([key("a"), b"short"])
+    with pytest.raises(ConnectionError):
+        ashlar.PageClient("/nowhere/rpc.sock", "/nowhere/session.sock")
+
+
+def test_many_threads_share_few_slots(client):
+    with open_store(client, slots=3) as store:
+        errors = []
+
+        def work(number):
+            try:
+                texts = [f"{number % 2} {i}" for i in range(20)]  # two threads each want the same pages
+                assert set(put(store, texts)) <= {"published", "already_present", "being_published"}
+                while get(store, texts) != [None] * 20:
+                    time.sleep(0.01)
+            except BaseException as error:  # noqa: BLE001
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not errors
+        assert sorted(store._free) == [0, 1, 2]
+
+
+def test_a_dead_daemon_is_a_miss_and_a_new_one_serves(daemon):
+    with open_store(ashlar.PageClient(daemon.rpc_socket, daemon.session_socket, timeout_ms=1000)) as store:
+        put(store, ["a"])
+        daemon.kill()
+        assert store.exists([key("a")]) == [False]
+        assert get(store, ["a"]) != [None]
+        assert put(store, ["b"]) != ["published"]
+        daemon.start()
+        deadline = time.monotonic() + 30
+        while put(store, ["b"]) not in (["published"], ["already_present"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert get(store, ["b"]) == [None]
+
+
+def test_a_frozen_daemon_costs_the_timeout_and_its_slots_come_back(daemon):
+    client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket, timeout_ms=300)
+    with open_store(client, land_ms=300) as store:
+        texts = ["a", "b", "c"]
+        put(store, texts)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            assert None not in get(store, texts)
+            assert time.monotonic() - begun < 10
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        deadline = time.monotonic() + 30
+        while get(store, texts) != [None] * 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_pages_survive_a_restart_on_the_disk(tmp_path):
+    with ashlar.daemon.start(dram="32MiB", arena="8MiB", ssd="64MiB", folder=str(tmp_path)) as daemon:
+        with open_store(ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)) as store:
+            put(store, ["a", "b"])
+        daemon.stop()
+        daemon.start()
+        with open_store(ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)) as store:
+            assert get(store, ["a", "b"]) == [None, None]
+
+
+def test_the_cache_gives_up_pages_when_full(tmp_path):
+    with ashlar.daemon.start(dram="16MiB", arena="8MiB", folder=str(tmp_path)) as daemon:
+        with open_store(ashlar.PageClient(daemon.rpc_socket, daemon.session_socket), page_bytes=1 << 20) as store:
+            texts = [f"{i}" for i in range(30)]
+            outcomes = [put(store, [text], 1 << 20)[0] for text in texts]
+            assert outcomes.count("published") > 12
+            kept = store.exists([key(text) for text in texts])
+            assert 5 < sum(kept) < 16
+
+
+def test_the_example_stores_and_lands_a_page(capsys):
+    import pages
+
+    assert pages.main()
+    assert capsys.readouterr().out == "published; landed: True\n"

@@ -1,0 +1,19 @@
+"""overhead.py measures all operations in all languages, in little. Figures of a busy machine are not judged."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+with tempfile.TemporaryDirectory() as folder:
+    out = pathlib.Path(folder) / "overhead.json"
+    tool = pathlib.Path(__file__).parent / "overhead.py"
+    subprocess.run([sys.executable, tool, "--bin", sys.argv[1], "--rounds", "2", "--calls", "3", "--mebibytes", "1", "2",
+                    "--json", out], check=True, timeout=100)
+    rows = json.loads(out.read_text())["rows"]
+    assert [(one["operation"], one["mebibytes"]) for one in rows] == [
+        (operation, size) for operation in ("look up", "land", "publish") for size in (1, 2)]
+    for one in rows:
+        for field in ("cpp_us", "c_us", "python_us", "c_ratio", "python_ratio"):
+            assert one[field] > 0, (field, one)
