@@ -421,10 +421,7 @@ void Router::RunOn(EventLoop& loop) {
 
 void Router::StopOn(EventLoop& loop) {
   std::promise<void> stopped;
-  loop.PostCompletion(storage::kNoTenant, [&] {
-    Stop();
-    stopped.set_value();
-  });
+  loop.PostCompletion(storage::kNoTenant, [&] { Stop(), stopped.set_value(); });
   stopped.get_future().wait();
 }
 

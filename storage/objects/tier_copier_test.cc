@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "storage/testing/executors.h"
@@ -172,6 +176,110 @@ TEST_F(TierCopierTest, WhatNobodyWaitsForIsBehindAllThatItsTenantNeeds) {
   executor_.CompleteAll();
   ASSERT_EQ(ended_.size(), 21u);
   EXPECT_EQ(ended_.back(), TierCopier::kWhenIdle);
+}
+
+// Copies of three tenants in memory, random in size, in what of their source is there, and in their time of need.
+// Counts for each tenant the pieces of others that begin while it has one that could.
+class RandomCopies final : public Executor {
+ public:
+  static constexpr size_t kTenants = 3;
+
+  explicit RandomCopies(uint64_t seed)
+      : random_(seed), in_flight_(1 + random_() % 6), copier_(*this, nullptr, nullptr, in_flight_) {
+    for (TenantId tenant = 1; tenant <= kTenants; ++tenant) {
+      for (Slot& slot : slots_[tenant - 1]) slot = *memory_->Allocate(tenant, kMostExtents);
+    }
+  }
+
+  bool Run(TenantId tenant, std::function<void()> work, std::function<void()> done) override {
+    if (tenant == left_out || !inner_.Run(tenant, std::move(work), std::move(done))) return false;
+    --startable_[tenant - 1];
+    for (size_t other = 0; other < kTenants; ++other) {
+      passed_[other] = other + 1 == tenant || startable_[other] == 0 ? 0 : passed_[other] + 1;
+      most_passed_ = std::max(most_passed_, passed_[other]);
+    }
+    return true;
+  }
+  void Post(TenantId tenant, std::function<void()> event) override { inner_.Post(tenant, std::move(event)); }
+
+  void Step() {
+    const uint64_t what = random_() % 8;
+    if (what < 2) {
+      Begin();
+    } else if (what < 4 && !open_.empty()) {
+      Offer();
+    } else if (what == 4) {
+      inner_.set_capacity(random_() % 4 == 0 ? 1 : 64);
+    } else if (inner_.pending() > 0) {
+      inner_.Complete(random_() % inner_.pending());
+    }
+    copier_.Pump();
+  }
+
+  size_t most_passed() const { return most_passed_; }
+  TenantId left_out = kNoTenant;  // a mistake: nothing of this tenant begins
+
+ private:
+  static constexpr uint64_t kMostExtents = 20;
+  struct Open {
+    std::shared_ptr<TierCopy> copy;
+    TenantId tenant;
+    uint64_t extents, available;
+  };
+
+  // Pieces that can begin where so much of the source is there: whole ones, and the last one.
+  static uint64_t Pieces(uint64_t extents, uint64_t available) {
+    return available == extents ? (extents + kExtents - 1) / kExtents : available / kExtents;
+  }
+  void Begin() {
+    const TenantId tenant = 1 + static_cast<TenantId>(random_() % kTenants);
+    const uint64_t extents = 1 + random_() % kMostExtents, available = random_() % (extents + 1);
+    startable_[tenant - 1] += Pieces(extents, available);
+    auto& [from, to] = slots_[tenant - 1];
+    auto copy = copier_.Start({memory_.get(), &from}, {memory_.get(), &to}, extents, available,
+                              static_cast<Nanos>(random_() % 100),
+                              {.progress = [](uint64_t) {}, .done = [](const absl::Status&) {}});
+    if (available < extents) open_.push_back({std::move(copy), tenant, extents, available});
+  }
+  void Offer() {
+    const size_t chosen = random_() % open_.size();
+    Open& open = open_[chosen];
+    const uint64_t available = open.available + 1 + random_() % (open.extents - open.available);
+    startable_[open.tenant - 1] += Pieces(open.extents, available) - Pieces(open.extents, open.available);
+    open.available = available;
+    copier_.Offer(*open.copy, available);
+    if (available == open.extents) open_.erase(open_.begin() + static_cast<ptrdiff_t>(chosen));
+  }
+
+  std::mt19937_64 random_;
+  const size_t in_flight_;
+  std::unique_ptr<MemoryTier> memory_ = TestTier({{1, 64}, {2, 64}, {3, 64}});
+  std::array<std::array<Slot, 2>, kTenants> slots_;
+  ManualExecutor inner_;
+  std::vector<Open> open_;  // more of their sources will come
+  std::array<uint64_t, kTenants> startable_{};
+  std::array<size_t, kTenants> passed_{};
+  size_t most_passed_ = 0;
+  TierCopier copier_;
+};
+
+// A piece costs up to four quanta, which the tenant owes for as many rounds; in a round each other one begins a piece.
+constexpr size_t kMostPassed = (RandomCopies::kTenants - 1) * (kExtents + 1);
+
+TEST(TierCopierTurns, AnyOrderOfCopiesLeavesNobodyBehind) {
+  for (int i = 0; i < 12; ++i) {
+    const uint64_t seed = std::random_device()();
+    RandomCopies copies(seed);
+    for (int step = 0; step < 1000 && copies.most_passed() <= kMostPassed; ++step) copies.Step();
+    ASSERT_LE(copies.most_passed(), kMostPassed) << "seed " << seed;
+  }
+}
+
+TEST(TierCopierTurns, ATenantThatIsLeftOutIsSeen) {
+  RandomCopies copies(std::random_device{}());
+  copies.left_out = 2;
+  for (int step = 0; step < 1000; ++step) copies.Step();
+  EXPECT_GT(copies.most_passed(), kMostPassed);
 }
 
 }  // namespace
