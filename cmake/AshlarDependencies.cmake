@@ -9,6 +9,7 @@ find_package(prometheus-cpp REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET GLOBAL libmicrohttpd)
+pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET GLOBAL libzmq)
 
 # Debian's package configuration asks for the headers of libraries that only RocksDB itself uses.
 find_library(ASHLAR_ROCKSDB rocksdb REQUIRED)

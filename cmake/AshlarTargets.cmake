@@ -27,7 +27,7 @@ if(ASHLAR_UNITY)
   # g++ takes the files of a group for headers, and warns of an Impl that has members of unnamed namespaces.
   target_compile_options(ashlar_options INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endif()
-# What costs an attacker more than us; tests/deploy/hardening_test.py looks for it in the binaries.
+# These flags cost an attacker more than us. tests/deploy/hardening_test.py looks for them in the binaries.
 if(NOT ASHLAR_SANITIZE AND CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX,C>:-fstack-protector-strong> $<$<COMPILE_LANGUAGE:CXX,C>:-fcf-protection>)
   add_compile_definitions($<$<AND:$<COMPILE_LANGUAGE:CXX,C>,$<NOT:$<CONFIG:Debug>>>:_FORTIFY_SOURCE=2>)

@@ -1,7 +1,5 @@
 #include "daemon/daemon.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <atomic>
 #include <future>
@@ -16,13 +14,16 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/admin/admin_server.h"
 #include "daemon/admin/admin_service.h"
+#include "daemon/cache_options.h"
 #include "daemon/config/config.h"
 #include "daemon/engine/engine_service.h"
+#include "daemon/events/node_events.h"
 #include "daemon/mappings.h"
 #include "daemon/observe/http_endpoint.h"
 #include "daemon/observe/metrics.h"
 #include "daemon/open_files.h"
 #include "daemon/peer/cluster.h"
+#include "daemon/router/router.h"
 #include "daemon/rpc/rpc_server.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/log.h"
@@ -57,32 +58,6 @@ std::vector<std::string> TenantNames(const v1::Config& config) {
   std::vector<std::string> names;
   for (const v1::Tenant& tenant : config.tenants()) names.push_back(tenant.name());
   return names;
-}
-
-uint64_t RandomWord() {
-  uint64_t word = 0;
-  while (getrandom(&word, sizeof word, 0) != sizeof word) {
-    // Only a signal before the pool is seeded can interrupt so short a request.
-  }
-  return word;
-}
-
-storage::AdmissionMode AdmissionFrom(const std::string& name) {
-  if (name == "all") return storage::AdmissionMode::kAll;
-  return name == "tinylfu" ? storage::AdmissionMode::kTinyLfu : storage::AdmissionMode::kSecondUse;
-}
-
-storage::CacheOptions OptionsFrom(const v1::Config& config, Cluster* cluster) {
-  const v1::Leases& leases = config.leases();
-  storage::CacheOptions options;
-  options.unused_lease = static_cast<storage::Nanos>(leases.unused_seconds()) * kSecond;
-  options.reservation = static_cast<storage::Nanos>(leases.reservation_seconds()) * kSecond;
-  options.objects.admission = AdmissionFrom(config.ssd().admission());
-  options.objects.eviction = config.eviction() == "lru" ? storage::EvictionMode::kLru : storage::EvictionMode::kPrice;
-  options.landings_per_session = config.workers().landings_per_session();
-  options.random = RandomWord;
-  if (cluster != nullptr) options.objects.residence = cluster->residence();
-  return options;
 }
 
 // The threads that own things. They outlive what posts to them.
@@ -160,8 +135,8 @@ struct Daemon::Impl {
         workers(kMovingThreads, ShareOf(config.workers().queue_depth(), config), loop,
                 std::min(config.tenants_size() - 1, kMostSpareThreads)),
         mover(kernels::Host(), threads, workers, tiers->top(), storage::kTurnBytes, gpu.get()),
-        cache(OptionsFrom(config, cluster.get()), TiersOf(*tiers, cluster.get()), mover, workers, loops->clock,
-              &metrics),
+        cache(CacheOptionsFrom(config, events.Telling(cluster == nullptr ? nullptr : cluster->residence())),
+              TiersOf(*tiers, cluster.get()), mover, workers, loops->clock, &metrics),
         table(cache, loop),
         services{loop,
                  mappings,
@@ -173,12 +148,17 @@ struct Daemon::Impl {
                  config.sessions().max_regions(),
                  gpu == nullptr ? nullptr : &gpu->gpu()},
         models(FollowModels(cluster.get())),
-        engine_service(cache, metrics, loop, table, models, cluster == nullptr ? nullptr : &cluster->lookup()),
+        router(loops->clock, cache, {}),
+        engine_service(cache, metrics, loop, table, models, router, cluster == nullptr ? nullptr : &cluster->lookup(),
+                       config.events().zmq_address().empty() ? nullptr : &events.texts()),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
                        [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
-                       static_cast<double>(config.drain_seconds()), FormatConfig(config), config.cluster().node()}) {
-    if (cluster != nullptr) cluster->Attach(cache, tiers->top());
+                       static_cast<double>(config.drain_seconds()), router,
+                       FormatConfig(config) + (cluster == nullptr ? "" : cluster->DescribeTransport()),
+                       config.cluster().node(), events.hub()}) {
+    if (cluster != nullptr) cluster->Attach(cache, tiers->top(), router);
     tiers->Configure(config, cache);
+    router.RunOn(loop);
   }
 
   Levels Measure() const {
@@ -227,6 +207,7 @@ struct Daemon::Impl {
     levels.metadata_queue_rejections = loop.rejected();
     levels.worker_queue_rejections = workers.rejected();
     if (cluster != nullptr) levels.cluster = cluster->figures();
+    levels.router = router.figures();
     return levels;
   }
 
@@ -281,7 +262,10 @@ struct Daemon::Impl {
     ready = !draining;
     rpc_server->SetServing(!draining);
     session_server->SetAdmitting(!draining);
-    loop.PostCompletion(storage::kNoTenant, [this, draining] { draining ? cache.StartDrain() : cache.EndDrain(); });
+    loop.PostCompletion(storage::kNoTenant, [this, draining] {
+      draining ? cache.StartDrain() : cache.EndDrain();
+      if (cluster != nullptr) cluster->SetDraining(draining);
+    });
     return true;
   }
 
@@ -303,6 +287,7 @@ struct Daemon::Impl {
   const int tenants;
   Metrics metrics;
   HostedMemory hosted;
+  NodeEvents events;
   const std::unique_ptr<Loops> loops;
   EventLoop &mappings = loops->mappings, &loop = loops->loop;
   const std::unique_ptr<TierSet> tiers;
@@ -315,6 +300,7 @@ struct Daemon::Impl {
   SessionTable table;
   SessionServices services;
   ModelRegistry models;
+  Router router;
   EngineService engine_service;
   AdminService admin_service;
   std::unique_ptr<RpcServer> rpc_server;
@@ -376,6 +362,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   if (parts.cluster != nullptr) {
     if (absl::Status status = parts.cluster->Serve(); !status.ok()) return status;
   }
+  if (absl::Status status = parts.events.Publish(config.events()); !status.ok()) return status;
   parts.ready = true;
   absl::StatusOr<std::unique_ptr<HttpEndpoint>> http = parts.StartHttp(config);
   if (!http.ok()) return http.status();
@@ -434,6 +421,7 @@ void Daemon::Stop(storage::Nanos grace) {
   impl_->ready = false;
   impl_->admin_server = nullptr;  // while the loop still answers
   if (impl_->session_server != nullptr) impl_->session_server->StopAccepting();
+  if (impl_->looping) impl_->router.StopOn(impl_->loop);  // engines that offer prefill wait in calls
   if (impl_->rpc_server != nullptr) impl_->rpc_server->Stop(grace);
   impl_->session_server = nullptr;  // ends every session: transfers in flight are cancelled
   if (impl_->cluster != nullptr && impl_->looping) impl_->cluster->Leave();

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
+#include "daemon/peer/peer_bounds.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -31,7 +32,8 @@ uint64_t Arenas(uint64_t budget, uint64_t arena_bytes) {
 uint64_t MappingsNeeded(const v1::Config& config) {
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
   const uint64_t threads = kThreads + kThreadsOfACore * cores + config.workers().threads() + config.ssd().threads();
-  uint64_t needed = kOwnMappings + kLargeBlocks + kPerThread * threads + kHeapsOfACore * cores;
+  uint64_t needed =
+      kOwnMappings + kLargeBlocks + kPerThread * threads + kHeapsOfACore * cores + PeerBounds::Of(config).mappings;
   for (const v1::Tenant& tenant : config.tenants()) {
     needed += tenant.max_regions() + Arenas(tenant.dram_bytes(), config.dram().arena_bytes()) +
               Arenas(tenant.hbm_bytes(), config.hbm().arena_bytes());

@@ -15,7 +15,7 @@ class Config;
 namespace ashlar::daemon {
 
 // Most mappings that a daemon of this configuration has: its arenas when the budgets are full, all regions that its
-// tenants may have, its threads, and a reserve for code and the allocator.
+// tenants may have, its threads, connections with peers, and a reserve for code and the allocator.
 uint64_t MappingsNeeded(const v1::Config& config);
 
 // FAILED_PRECONDITION, naming what the configuration could change, where the machine's limit is lower. `root` stands

@@ -8,6 +8,7 @@
 
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config/config.h"
+#include "daemon/peer/peer_bounds.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -36,6 +37,22 @@ TEST(Mappings, ArenasRegionsAndThreadsOfAllTenantsCount) {
   config.mutable_workers()->set_threads(10);
   config.mutable_ssd()->set_threads(5);
   EXPECT_EQ(MappingsNeeded(config), none + 1000 + 500 + 7 + 2 * 15);
+}
+
+TEST(Mappings, PeersCount) {
+  v1::Config config = WithRegions(1000, 500);
+  const uint64_t alone = MappingsNeeded(config);
+  config.mutable_cluster()->add_peers()->set_node("b");
+  const uint64_t one = MappingsNeeded(config);
+  EXPECT_GT(one, alone + PeerBounds::kMappings);
+  config.mutable_cluster()->add_peers()->set_node("c");
+  config.mutable_cluster()->add_peers()->set_node("d");
+  EXPECT_EQ(MappingsNeeded(config), one + 1) << "two connections of each, some to a mapping";
+  config.mutable_cluster()->add_peers()->set_node("*");
+  const uint64_t any = MappingsNeeded(config);
+  config.mutable_cluster()->clear_peers();
+  EXPECT_EQ(MappingsNeeded(config), any) << "all are peers";
+  EXPECT_GE(any, one + PeerChannels::kMostPeers / 4);
 }
 
 TEST(Mappings, MustFitTheMachinesLimit) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/observe/http_server.h"
+#include "daemon/peer/peer_bounds.h"
 #include "daemon/rpc/rpc_listener.h"
 #include "daemon/session/hosted_memory.h"
 #include "daemon/session/unread_descriptors.h"
@@ -39,7 +40,8 @@ uint64_t OpenFilesNeeded(const v1::Config& config) {
     unread += UnreadDescriptors::kOfASession * tenant.max_sessions();
   }
   return arenas + hosted + regions + unread +
-         (kPerSession + kPerUserAndSession * users) * config.sessions().max_sessions() + kOwnFiles;
+         (kPerSession + kPerUserAndSession * users) * config.sessions().max_sessions() + kOwnFiles +
+         PeerBounds::Of(config).files;
 }
 
 absl::Status RaiseOpenFilesLimit(const v1::Config& config) {

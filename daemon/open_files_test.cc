@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ashlar/v1/config.pb.h"
+#include "daemon/peer/peer_bounds.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -57,6 +58,18 @@ TEST(OpenFiles, ArenasOfAllTenantsAndSessionsCount) {
   EXPECT_EQ(OpenFilesNeeded(regions), none + 30);
   regions.mutable_tenants(1)->set_max_sessions(5);
   EXPECT_GE(OpenFilesNeeded(regions), none + 30 + 2 * 5) << "descriptors that may be on their way";
+}
+
+TEST(OpenFiles, PeersCount) {
+  v1::Config config = WithSessions(1000, 10);
+  const uint64_t alone = OpenFilesNeeded(config);
+  config.mutable_cluster()->add_peers()->set_node("b");
+  const uint64_t one = OpenFilesNeeded(config);
+  EXPECT_GE(one, alone + PeerBounds::kFiles + 2 * PeerListener::kConnections) << "connections of strangers, too";
+  config.mutable_cluster()->add_peers()->set_node("c");
+  EXPECT_EQ(OpenFilesNeeded(config), one + 3) << "its calls, and the transport's two";
+  config.mutable_cluster()->clear_peers();
+  EXPECT_EQ(OpenFilesNeeded(config), one + 3 * (PeerChannels::kMostPeers - 1)) << "all are peers";
 }
 
 TEST(OpenFiles, TheSoftLimitRisesAsFarAsItMay) {

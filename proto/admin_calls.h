@@ -15,7 +15,8 @@
   ROW(Evict, Texts, ObjectsReply)                     \
   ROW(Drain, DrainRequest, DrainReply)                \
   ROW(Undrain, UndrainRequest, DrainReply)            \
-  ROW(GetDrain, GetDrainRequest, DrainReply)
+  ROW(GetDrain, GetDrainRequest, DrainReply)          \
+  ROW(Warm, Texts, WarmReply)
 
 namespace ashlar::v1 {
 #define ASHLAR_DECLARE(name, request, reply) \

@@ -29,7 +29,11 @@
   UNARY(Admit, AdmitRequest, AdmitReply, Sessions)                      \
   UNARY(ExtendAdmission, ExtendAdmissionRequest, AdmitReply, Sessions)  \
   UNARY(MarkFilled, MarkFilledRequest, MarkFilledReply, Sessions)       \
-  UNARY(AttachAdmission, AttachAdmissionRequest, AdmitReply, Sessions)
+  UNARY(AttachAdmission, AttachAdmissionRequest, AdmitReply, Sessions)  \
+  UNARY(PlanPrefill, PlanPrefillRequest, PlanPrefillReply, Sessions)    \
+  UNARY(AwaitPrefill, AwaitPrefillRequest, AwaitPrefillReply, Sessions) \
+  UNARY(EndPrefill, EndPrefillRequest, EndPrefillReply, Sessions)       \
+  UNARY(ServePrefill, ServePrefillRequest, ServePrefillReply, Sessions)
 
 namespace ashlar::v1 {
 #define ASHLAR_DECLARE(name, request, reply, callers) \

@@ -69,6 +69,7 @@ inline constexpr uint64_t kMaxPeerLeasesPerCall = 1024;    // of a Renew or Clos
 inline constexpr size_t kMaxPeerHeaderBytes = 256 * 1024;  // of an object's header with its table: one extent
 inline constexpr size_t kMaxPeerNameBytes = 253;           // of a node's name, and of a transport's address
 inline constexpr uint32_t kMaxPeerLeaseMillis = 600'000;
+inline constexpr uint32_t kMaxPeerPatienceMillis = 60'000;     // of an Offer
 inline constexpr size_t kMaxPeerRequestBytes = 1024 * 1024;
 inline constexpr size_t kMaxPeerReplyBytes = 20 * 1024 * 1024;
 

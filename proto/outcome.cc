@@ -122,6 +122,28 @@ absl::string_view Name(PublishOutcome outcome) {
   return "unknown";
 }
 
+absl::string_view Name(TakeOutcome outcome) {
+  switch (outcome) {
+    case TakeOutcome::kTaken:
+      return "taken";
+    case TakeOutcome::kAlreadyPresent:
+      return "already_present";
+    case TakeOutcome::kBeingPublished:
+      return "being_published";
+    case TakeOutcome::kNoRoom:
+      return "no_room";
+    case TakeOutcome::kBusy:
+      return "busy";
+    case TakeOutcome::kDraining:
+      return "draining";
+    case TakeOutcome::kFailed:
+      return "failed";
+    case TakeOutcome::kLate:
+      return "late";
+  }
+  return "unknown";
+}
+
 absl::string_view Name(CommitOutcome outcome) {
   switch (outcome) {
     case CommitOutcome::kKept:

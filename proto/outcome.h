@@ -82,6 +82,19 @@ enum class CommitOutcome : uint8_t {
 };
 absl::string_view Name(CommitOutcome outcome);
 
+// What became of an object that another node offered.
+enum class TakeOutcome : uint8_t {
+  kTaken = 1,           // this node has a copy now
+  kAlreadyPresent = 2,  // it had one
+  kBeingPublished = 3,  // an engine here computes it
+  kNoRoom = 4,          // nothing is free, or what would have to leave is worth more
+  kBusy = 5,            // as much is being taken as may be at a time
+  kDraining = 6,        // this node stops soon itself
+  kFailed = 7,          // the object could not be had from the node that offered it
+  kLate = 8,            // it is still on its way
+};
+absl::string_view Name(TakeOutcome outcome);
+
 // The content of a segment's shared pages.
 enum class PageContent : uint8_t {
   kFilled = 1,  // its keys and values: read them in place

@@ -32,6 +32,7 @@ TEST(Outcome, EveryOutcomeHasItsName) {
   ExpectNames<ReserveOutcome>(1, 7);
   ExpectNames<PublishOutcome>(1, 5);
   ExpectNames<CommitOutcome>(1, 8);
+  ExpectNames<TakeOutcome>(1, 8);
   ExpectNames<ObjectKind>(1, 4);
   ExpectNames<PartForm>(1, 18);
 }

@@ -3,6 +3,6 @@
 
 namespace ashlar {
 
-const char* Version();  // "0.1.0"
+const char* Version();  // "0.2.0"
 
 }  // namespace ashlar

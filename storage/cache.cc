@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "storage/drain.h"
@@ -60,9 +61,10 @@ struct Cache::Impl {
                                       HasRoom has_room, const LeaseId& lease) {
     const TenantId* tenant = Tenant(session);
     if (tenant != nullptr) table.Requested(*tenant);
-    return std::make_unique<Search>(matcher, session, tenant == nullptr ? std::nullopt : std::optional(*tenant),
-                                    queries, prompt, std::move(has_room), lease,
-                                    draining ? MissReason::kDaemonUnavailable : MissReason::kNone);
+    return std::make_unique<Search>(
+        matcher, session, tenant == nullptr ? std::nullopt : std::optional(*tenant), queries, prompt,
+        std::move(has_room), lease,
+        draining && !serving.contains(session) ? MissReason::kDaemonUnavailable : MissReason::kNone);
   }
 
   Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt, const HasRoom& has_room,
@@ -102,6 +104,7 @@ struct Cache::Impl {
   Observer& observer;
   Drain drain;
   std::map<SessionId, TenantId> sessions;
+  std::set<SessionId> serving;  // of these, those of other nodes
   struct Closing {
     TenantId tenant = 0;
     Freed freed;
@@ -173,8 +176,9 @@ bool Cache::Knows(TenantId tenant, const Key& key) const {
   return !impl_->table.PeekAll(tenant, key).empty();
 }
 
-void Cache::OpenSession(SessionId session, TenantId tenant) {
+void Cache::OpenSession(SessionId session, TenantId tenant, bool serves) {
   impl_->sessions.emplace(session, tenant);
+  if (serves) impl_->serving.insert(session);
 }
 
 void Cache::CloseSession(SessionId session, std::function<void()> drained) {
@@ -184,6 +188,7 @@ void Cache::CloseSession(SessionId session, std::function<void()> drained) {
 
 std::optional<Cache::Freed> Cache::CloseSession(SessionId session, const std::function<void()>& drained, Slice& slice) {
   if (const auto open = impl_->sessions.extract(session)) {
+    impl_->serving.erase(session);
     impl_->closing[session] = {open.mapped(), {.leases = impl_->leases.Count(session)}};
     impl_->lander.CloseSession(session);
     impl_->composer.CloseSession(session);
@@ -388,7 +393,11 @@ void Cache::StartDrain() {
 
 void Cache::EndDrain() {
   impl_->draining = false;
-  impl_->table.placement().EndFlush();
+  impl_->table.EndFlush();
+}
+
+Offers& Cache::offers() {
+  return impl_->table;
 }
 
 bool Cache::draining() const {

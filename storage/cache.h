@@ -100,7 +100,8 @@ class Cache {
   // Returns whether anything is known here under the key: published, reserved or adopted, any shard of it.
   bool Knows(TenantId tenant, const Key& key) const;
 
-  void OpenSession(SessionId session, TenantId tenant);
+  // `serves`: of another node, which finds things here also during a drain.
+  void OpenSession(SessionId session, TenantId tenant, bool serves = false);
   // Frees what the session held: its part in leases, its reservations. Landings and publishes in flight are cancelled
   // and drain first; `drained` is called when nothing of the session's memory is touched any more.
   void CloseSession(SessionId session, std::function<void()> drained);
@@ -211,6 +212,8 @@ class Cache {
   void StartDrain();
   void EndDrain();
   bool draining() const;
+  // What this node may hand to others, and take from them.
+  Offers& offers();
 
   // Ends leases, reservations and objects that are past their deadlines, and continues copies that found no room. Call
   // it about once a second.

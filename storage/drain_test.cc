@@ -173,5 +173,29 @@ TEST_F(DrainTest, BeingKilledMeanwhileDoesNoHarm) {
   }
 }
 
+// Other nodes take from the row of the disk: neither takes what the other one has begun with.
+TEST_F(DrainTest, OtherNodesTakeWhatTheDiskHasNotBegun) {
+  Make({.ssd = 3, .admission = AdmissionMode::kSecondUse});  // room for one
+  Publish({1, 2, 3});
+  Offers& offers = rig_->cache->offers();
+  EXPECT_FALSE(offers.NextToHand().has_value()) << "only in a drain";
+  rig_->cache->StartDrain();
+  const std::optional<Offering> taken = offers.NextToHand(), declined = offers.NextToHand();
+  ASSERT_TRUE(taken.has_value() && declined.has_value());
+  EXPECT_NE(taken->key, declined->key);
+  EXPECT_EQ(taken->bytes, Plan(1).bytes);
+  EXPECT_FALSE(offers.NextToHand().has_value()) << "the disk has begun with the last one";
+  offers.Handed(1, taken->key, true);
+  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u);
+  offers.Handed(1, declined->key, false);
+  EXPECT_FALSE(offers.NextToHand().has_value()) << "it was offered once";
+  rig_->Settle();
+  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 1u);
+  // The drain is called off, and what others have is memory's alone again.
+  rig_->cache->EndDrain();
+  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u);
+  EXPECT_THAT(rig_->cache->Where(1, taken->key), testing::Not(IsEmpty()));
+}
+
 }  // namespace
 }  // namespace ashlar::storage

@@ -127,8 +127,11 @@ void Match::Impl::TakePrefix(const v1::PrefixMatch& answer, const Layout& layout
 
 Match::Impl::Objects Match::Impl::ObjectsOf(const LandSegment& segment) const {
   if (segment.segment == LandSegment::kPrefix) {
-    if (prefix_numbers.empty() || segment.first_position != 0 || segment.rotary_shift != 0) return {MissReason::kInvalidRequest, {}};
-    return {MissReason::kNone, prefix_numbers};
+    if (prefix_numbers.empty() || segment.first_position != 0 || segment.rotary_shift != 0)
+      return {MissReason::kInvalidRequest, {}};
+    const size_t blocks = prefix_numbers.size() - (span == nullptr ? 1 : 2);
+    const auto first = static_cast<int64_t>(std::min<size_t>(segment.present_blocks, blocks));
+    return {MissReason::kNone, {prefix_numbers.begin() + first, prefix_numbers.end()}};
   }
   if (segment.segment >= segments.size()) return {MissReason::kInvalidRequest, {}};
   return {segments[segment.segment].reason, {segment.segment}};

@@ -1,6 +1,8 @@
 // The handles: Cache.
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "ashlar/engine.h"
@@ -131,6 +133,46 @@ Status ComputeLayerAlone(const CacheState& cache, const AloneLayer& alone) {
   computed.inputs = ready.rows();
   ComputeAlone(shape, computed, *queue);
   return {};
+}
+
+// Waits for a segment that this engine may publish, and reserves it.
+Status ServeOne(CacheState& cache, std::chrono::milliseconds wait, Request& work) {
+  constexpr std::chrono::milliseconds kMoment{50};
+  if (cache.has_attention() && !cache.has_pages()) {
+    return MakeStatus(Code::kFailedPrecondition, "the cache has no pages to publish from");
+  }
+  if (cache.tensor_parallel_size > 1) {
+    return MakeStatus(Code::kFailedPrecondition, "one tensor-parallel rank of several cannot prefill for others");
+  }
+  work = Request();  // what it was has its result
+  const auto until = std::chrono::steady_clock::now() + wait;
+  while (true) {
+    std::vector<PrefillResult> results;
+    {
+      const std::lock_guard lock(cache.stored_mutex);
+      results.swap(cache.served);
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    absl::StatusOr<std::optional<PrefillWork>> given =
+        cache.model.ServePrefill(results, std::max(left, std::chrono::milliseconds(0)));
+    if (!given.ok()) {
+      std::this_thread::sleep_for(std::min(kMoment, wait));
+      return ToStatus(given.status());
+    }
+    if (!given->has_value()) return {.code = Code::kPending};
+    PrefillWork& asked = **given;
+    const ObjectRun run{.kind = asked.kind, .tokens = asked.tokens, .media = {}};
+    const Reservation reservation = cache.model.Reserve({&run, 1}).front();
+    if (!reservation.granted()) {
+      const bool there = reservation.outcome == ReserveOutcome::kAlreadyPresent;
+      cache.Served({.assignment = asked.assignment, .generation = asked.generation}, there);
+      continue;
+    }
+    auto setting = std::make_shared<Setting>(cache);
+    setting->Take(std::move(asked), reservation);
+    Hand(cache, {std::move(setting)}, &work, /*wait=*/true, [](std::span<const std::shared_ptr<Setting>>) {});
+    return {};
+  }
 }
 
 }  // namespace
@@ -264,6 +306,13 @@ Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) noexcept 
     }
     Access::Put(std::move(made), *job);
     return {};
+  });
+}
+
+Status Cache::ServePrefill(uint32_t wait_ms, Request* work) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) -> Status {
+    if (work == nullptr) return Invalid("work: null");
+    return ServeOne(cache, std::chrono::milliseconds(wait_ms), *work);
   });
 }
 

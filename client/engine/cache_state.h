@@ -55,7 +55,14 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   Staging staging;
   Quarantine quarantine;
   std::mutex stored_mutex;
-  StoredSegments stored;                      // guarded by stored_mutex
+  StoredSegments stored;              // guarded by stored_mutex
+  std::vector<PrefillResult> served;  // guarded by stored_mutex: what the daemon has not been told yet
+  // What became of work for another engine.
+  void Served(PrefillResult result, bool published) {
+    result.published = published;
+    const std::lock_guard lock(stored_mutex);
+    served.push_back(result);
+  }
   std::atomic<uint64_t> daemon_advances = 0;  // layers that the daemon has advanced
   Background background;
 

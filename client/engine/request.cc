@@ -154,6 +154,13 @@ void Request::Abandon(uint32_t missing) noexcept {
   });
 }
 
+uint32_t Request::elsewhere() const noexcept {
+  return Ready(impl_).ok() ? impl_->setting->elsewhere() : 0;
+}
+Status Request::WaitCold(uint32_t timeout_ms) noexcept {
+  return OnReady(impl_, [&](Setting& setting) { return setting.WaitCold(std::chrono::milliseconds(timeout_ms)); });
+}
+
 Status Request::LookAgain(const int32_t* page_table, uint64_t page_count) noexcept {
   return OnReady(impl_, [&](Setting& setting) -> Status {
     if (Status status = setting.TakeOtherPages(page_table, page_count); !status.ok()) return status;

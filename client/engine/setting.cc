@@ -69,6 +69,7 @@ Status Setting::Take(const Prompt& prompt, const std::string& field) {
     return Invalid(field, ".fill: the cache has no pages to publish from");
   }
   fill_ = prompt.fill;
+  cold_parallel_ = prompt.cold_parallel;
   if (prompt.page_table == nullptr && prompt.page_count == 0) return {};
   return TakePages(prompt.page_table, prompt.page_count, field, Owner::kDaemon);
 }
@@ -89,6 +90,22 @@ Status Setting::TakePages(const int32_t* page_table, uint64_t page_count, const 
   owner_ = page_count > 0 ? owner : Owner::kNobody;
   doubt_.reset();
   return {};
+}
+
+void Setting::Take(PrefillWork work, const Reservation& reservation) {
+  own_tokens_ = std::move(work.tokens);
+  tokens_ = own_tokens_;
+  token_count_ = tokens_.size();
+  work_ = {.assignment = work.assignment, .generation = work.generation};
+  const ashlar::Layout& layout = cache_.layout();
+  const bool whole = work.kind == ObjectKind::kCheckpoint;
+  runs_.push_back({.tokens = tokens_.data(),
+                   .token_count = token_count_,
+                   .capture_begin = whole ? 0 : layout.head,
+                   .capture_end = token_count_ - (whole ? 0 : layout.tail),
+                   .transition = !whole});
+  reservations_.push_back(reservation);
+  MakePlan();
 }
 
 void Setting::OwnTokens() {
@@ -219,6 +236,7 @@ void Setting::MakePlan() {
     plan_.prefix_tokens = prefix.depth;
     plan_.own = prefix.own;
     plan_.exact = prefix.provenance == Provenance::kExact;
+    plan_.prefix_tier = static_cast<uint8_t>(prefix.tier);
   }
   segments_.clear();
   uint64_t start = 0;

@@ -37,6 +37,8 @@ class Setting {
   // Read the arguments; `field` names them. Nothing is asked of the daemon yet.
   Status Take(const Prompt& prompt, const std::string& field);
   Status Take(const PlanToLand& plan, const std::string& field);
+  // A segment to compute for another engine, and its reservation; nothing is looked up.
+  void Take(PrefillWork work, const Reservation& reservation);
   // Ask the daemon, and wait: Begin for several prompts together, Attach for a plan.
   static void Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>> settings);
   void Attach();
@@ -62,10 +64,13 @@ class Setting {
   struct Taken {
     Run run;
     Reservation reservation;
+    std::optional<PrefillResult> work;  // for another engine
   };
   Taken TakeOut(uint32_t missing);
   void Abandon(uint32_t missing);
   bool filling() const { return filling_; }
+  uint32_t elsewhere() const { return static_cast<uint32_t>(elsewhere_); }
+  Status WaitCold(std::chrono::milliseconds timeout);
 
   // Landing (setting_land.cc). `wait`: up to the cache's patience; without, kPending says that it is not over.
   Status ReachLayer(uint32_t layer, bool wait);
@@ -105,7 +110,7 @@ class Setting {
     std::vector<std::byte> conv_tail;
   };
 
-  // Whose the request's pages are.
+  // The owner of the request's pages.
   enum class Owner : uint8_t { kNobody, kDaemon, kEngine, kCache };
 
   Status TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field, Owner owner);
@@ -121,6 +126,8 @@ class Setting {
   void MakePlan();
 
   void ReserveMissing();
+  size_t Reserve(const std::vector<Run>& runs, const std::vector<ObjectRun>& objects, bool* there);
+  void EndPrefill();
   // Waits for the landing; then its pages are the engine's again, or in quarantine.
   void EndLanding(std::chrono::milliseconds patience);
   void KeepPages();
@@ -142,8 +149,9 @@ class Setting {
   std::vector<MediaHash> media_;
   ConversationId conversation_{};
   std::chrono::nanoseconds needed_in_{0};
-  bool fill_ = false;
+  bool fill_ = false, cold_parallel_ = false;
   std::optional<PlannedLanding> planned_;
+  uint64_t present_tokens_ = 0;
 
   // The hits, and their state.
   std::optional<ashlar::Match> match_;
@@ -169,6 +177,10 @@ class Setting {
   std::vector<Run> runs_;
   std::vector<Reservation> reservations_;
   bool filling_ = false;
+  PrefillPlan prefill_;                // what other engines compute
+  std::vector<Run> cold_;              // one a state of it
+  size_t elsewhere_ = 0;               // of these, at first
+  std::optional<PrefillResult> work_;  // for another engine, who has not been told
 
   std::vector<Step> steps_;
   std::vector<Segment> segments_;

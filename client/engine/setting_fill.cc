@@ -59,6 +59,20 @@ void Count(const ashlar::Layout& layout, uint64_t tokens, std::span<const Publis
 
 }  // namespace
 
+// Returns how many were granted. `there`: one is in the cache by now.
+size_t Setting::Reserve(const std::vector<Run>& runs, const std::vector<ObjectRun>& objects, bool* there) {
+  size_t granted = 0;
+  const std::vector<Reservation> reservations = cache_.model.Reserve(objects);
+  for (size_t i = 0; i < reservations.size(); ++i) {
+    *there |= reservations[i].outcome == ReserveOutcome::kAlreadyPresent;
+    if (!reservations[i].granted()) continue;  // another engine is faster: its copy is as good as ours
+    runs_.push_back(runs[i]);
+    reservations_.push_back(reservations[i]);
+    ++granted;
+  }
+  return granted;
+}
+
 void Setting::ReserveMissing() {
   if (!fill_ || cancelled_) return;
   const ashlar::Layout& layout = cache_.layout();
@@ -79,23 +93,58 @@ void Setting::ReserveMissing() {
     objects.push_back({.kind = KindOfSegment(i), .tokens = tokens_.subspan(start, lengths_[i]), .media = media[i]});
   }
   if (objects.empty()) return;
-  const std::vector<Reservation> reservations = cache_.model.Reserve(objects);
-  for (size_t i = 0; i < reservations.size(); ++i) {
-    if (!reservations[i].granted()) continue;  // another engine is faster: its copy is as good as ours
-    runs_.push_back(runs[i]);
-    reservations_.push_back(reservations[i]);
+  if (cold_parallel_ && cache_.tensor_parallel_size == 1) {
+    prefill_ = cache_.model.PlanPrefill(objects);
+    cold_ = runs;
+    elsewhere_ = static_cast<size_t>(std::ranges::count(prefill_.states, PrefillState::kPending));
+    size_t kept = 0;
+    for (size_t i = 0; i < cold_.size(); ++i) {
+      if (prefill_.states[i] == PrefillState::kPending) continue;
+      runs[kept] = cold_[i];
+      objects[kept++] = objects[i];
+    }
+    runs.resize(kept);
+    objects.resize(kept);
   }
-  const bool there = std::ranges::any_of(
-      reservations, [](const Reservation& r) { return r.outcome == ReserveOutcome::kAlreadyPresent; });
-  if (runs_.empty() && !there) return;
+  bool there = false;
+  if (!objects.empty()) Reserve(runs, objects, &there);
+  if (runs_.empty() && !there && elsewhere_ == 0) return;
   // Filling takes pages, too, and much longer than landing the hits again.
   EndLanding(cache_.land);
   UseNothing();
   MakePlan();
-  filling_ = !runs_.empty();
+  filling_ = !runs_.empty() || elsewhere_ > 0;
   if (filling_ || pages_kept()) return;
   owner_ = page_table_.empty() ? Owner::kNobody : Owner::kDaemon;
   LookAgain();  // it has been published meanwhile
+}
+
+Status Setting::WaitCold(std::chrono::milliseconds timeout) {
+  if (!filling_ || elsewhere_ == 0) return {};
+  const std::vector<PrefillState> before = prefill_.states;
+  const bool pending = cache_.model.AwaitPrefill(prefill_, timeout);
+  std::vector<Run> runs;
+  std::vector<ObjectRun> objects;
+  for (size_t i = 0; i < before.size(); ++i) {
+    if (before[i] != PrefillState::kPending || prefill_.states[i] != PrefillState::kOwn) continue;
+    runs.push_back(cold_[i]);
+    objects.push_back({.kind = cold_[i].transition ? ObjectKind::kSegment : ObjectKind::kCheckpoint,
+                       .tokens = {cold_[i].tokens, cold_[i].token_count},
+                       .media = {}});
+  }
+  bool there = false;
+  if (!objects.empty() && Reserve(runs, objects, &there) > 0) {
+    return MakeStatus(Code::kRestart, "missing() lists segments that no other engine has computed");
+  }
+  return pending ? Status{.code = Code::kPending} : Status();
+}
+
+// What the plan has kept is this engine's to find again, or nobody's. Without waiting for the daemon.
+void Setting::EndPrefill() {
+  if (prefill_.id == 0) return;
+  cache_.background.Start([model = cache_.model, plan = std::exchange(prefill_, {})]() mutable {
+    RunOr([&] { model.EndPrefill(plan); }, [] {});
+  });
 }
 
 Status Setting::Check(uint32_t missing, const ComputedRun& computed) const {
@@ -119,11 +168,13 @@ Status Setting::Check(uint32_t missing, const ComputedRun& computed) const {
 }
 
 Setting::Taken Setting::TakeOut(uint32_t missing) {
-  return {runs_[missing], std::exchange(reservations_[missing], {})};
+  return {runs_[missing], std::exchange(reservations_[missing], {}), std::exchange(work_, std::nullopt)};
 }
 
-PublishOutcome PublishRun(CacheState& cache, const Setting::Taken& taken, const ComputedRun& computed) {
-  const auto& [run, reservation] = taken;
+namespace {
+
+PublishOutcome PublishTaken(CacheState& cache, const Setting::Taken& taken, const ComputedRun& computed) {
+  const auto& [run, reservation, work] = taken;
   const ashlar::Layout& layout = cache.layout();
   const std::span<const LinearTensors> linear(computed.linear, computed.linear_count);
   uint64_t bytes = 0;
@@ -171,6 +222,14 @@ PublishOutcome PublishRun(CacheState& cache, const Setting::Taken& taken, const 
   return outcome;
 }
 
+}  // namespace
+
+PublishOutcome PublishRun(CacheState& cache, const Setting::Taken& taken, const ComputedRun& computed) {
+  const PublishOutcome outcome = PublishTaken(cache, taken, computed);
+  if (taken.work.has_value()) cache.Served(*taken.work, outcome == PublishOutcome::kPublished);
+  return outcome;
+}
+
 void Setting::Abandon(uint32_t missing) {
   if (missing >= reservations_.size()) return;
   cache_.model.Abandon(reservations_[missing]);
@@ -178,6 +237,8 @@ void Setting::Abandon(uint32_t missing) {
 }
 
 void Setting::AbandonAll() {
+  EndPrefill();
+  if (work_.has_value()) cache_.Served(*std::exchange(work_, std::nullopt), false);
   std::erase_if(reservations_, [](const Reservation& reservation) { return !reservation.granted(); });
   if (!reservations_.empty()) {
     // If the queue is full, the daemon reclaims them by its own deadline.
@@ -201,12 +262,18 @@ Status Setting::TakeOtherPages(const int32_t* page_table, uint64_t page_count) {
 }
 
 void Setting::LookAgain() {
+  PrefillPlan kept = std::exchange(prefill_, {});  // until the look-up has found what it keeps
   AbandonAll();
+  prefill_ = std::move(kept);
   filling_ = fill_ = false;
   if (cancelled_) return Miss(MissReason::kCancelled);
-  if (LandsAtOnce()) return LookupAndLand();
-  TakeMatch(cache_.model.Lookup(Asked()));
-  LandWhat(WhatIsThere());
+  if (LandsAtOnce()) {
+    LookupAndLand();
+  } else {
+    TakeMatch(cache_.model.Lookup(Asked()));
+    LandWhat(WhatIsThere());
+  }
+  EndPrefill();
 }
 
 }  // namespace ashlar::engine

@@ -4,6 +4,7 @@
 
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
+#include "proto/prefix.h"
 
 namespace ashlar::engine {
 namespace {
@@ -28,9 +29,13 @@ Status Setting::Take(const PlanToLand& plan, const std::string& field) {
     return Invalid(field, ".tensor_parallel_size: ", decoded->tensor_parallel_size, ", and this model is opened for ",
                    cache_.tensor_parallel_size);
   }
+  if (plan.present_tokens > decoded->tokens) {
+    return Invalid(field, ".present_tokens: ", plan.present_tokens, " of ", decoded->tokens);
+  }
   token_count_ = decoded->tokens;
   lengths_ = decoded->segment_lengths;
   planned_ = *std::move(decoded);
+  present_tokens_ = plan.present_tokens;
   if (plan.page_table == nullptr && plan.page_count == 0 && !cache_.has_attention()) return {};
   return TakePages(plan.page_table, plan.page_count, field, Owner::kDaemon);
 }
@@ -60,7 +65,8 @@ void Setting::Attach() {
   bool all = true;
   if (planned_->prefix_tokens > 0) {
     const bool there = match_->prefix().depth == planned_->prefix_tokens;
-    if (there) wanted.push_back({.segment = LandSegment::kPrefix});
+    const auto present = static_cast<uint32_t>(present_tokens_ / PrefixBlockTokens(cache_.layout()));
+    if (there) wanted.push_back({.segment = LandSegment::kPrefix, .present_blocks = present});
     all &= there;
   }
   for (const uint32_t segment : planned_->segments) {

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/session.pb.h"
 #include "proto/limits.h"
+#include "proto/version.h"
 
 namespace ashlar::internal {
 namespace {
@@ -77,6 +78,7 @@ absl::Status SessionChannel::Greet(const std::string& client, Deadline deadline)
   request.mutable_hello()->set_protocol_min(limits::kProtocolMin);
   request.mutable_hello()->set_protocol_max(limits::kProtocolMax);
   request.mutable_hello()->set_client(client);
+  request.mutable_hello()->set_release(Version());
   absl::StatusOr<Answer> answer = Ask(request, -1, Expects::kNothing, deadline);
   if (!answer.ok()) return answer.status();
   const v1::Welcome& welcome = answer->reply.welcome();

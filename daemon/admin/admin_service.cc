@@ -122,6 +122,7 @@ absl::Status AdminService::Sessions(const v1::SessionsRequest&, v1::SessionsRepl
     info->set_pid(about.pid);
     info->set_uid(about.uid);
     info->set_client(about.client);
+    info->set_release(about.release);
     info->set_regions(memory.regions);
     info->set_region_bytes(memory.bytes);
     info->set_models(session->models());

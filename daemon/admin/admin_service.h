@@ -11,7 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/events/event_hub.h"
 #include "daemon/observe/metrics.h"
+#include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/model_registry.h"
 #include "daemon/session/session_table.h"
@@ -19,6 +21,8 @@
 #include "storage/cache.h"
 
 namespace ashlar::v1 {
+class EventBatch;
+class EventsRequest;
 class ExplainedText;
 }
 
@@ -36,14 +40,20 @@ struct AdminParts {
   std::function<Levels()> measure;         // on the metadata thread
   std::function<bool(bool)> set_draining;  // false: the daemon stops, and goes on draining
   double drain_seconds = 0;
+  Router& router;
   std::string config;  // in effect, as YAML
   std::string node;    // this node's name among its peers; empty: it has none
+  EventHub& events;
 };
 
 // The calls of proto/admin_calls.h. A status other than OK says in its message which field it is about (admin.proto).
 class AdminService {
  public:
   explicit AdminService(AdminParts parts) : parts_(std::move(parts)), started_(parts_.clock.Now()) {}
+
+  // Tells `send` of events until it returns false. Its thread is the caller's.
+  absl::Status Follow(const v1::EventsRequest& request, const std::function<bool(const v1::EventBatch&)>& send,
+                      const std::function<bool()>& ended) const;
 
 #define ASHLAR_CALL(name, request, reply) absl::Status name(const v1::request&, v1::reply*) const;
   ASHLAR_ADMIN_CALLS(ASHLAR_CALL)

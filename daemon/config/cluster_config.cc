@@ -1,5 +1,7 @@
 #include "daemon/config/cluster_config.h"
 
+#include <arpa/inet.h>
+
 #include <set>
 
 #include "absl/strings/ascii.h"
@@ -21,6 +23,8 @@ constexpr uint32_t kMaxQueuedWrites = 1 << 22;
 constexpr uint64_t kMaxMirrorEntries = uint64_t{1} << 28;
 constexpr uint32_t kMaxReloadSeconds = 3600;
 constexpr uint32_t kMaxLookupMilliseconds = 60000;
+constexpr int kMaxAllowed = 1000;                         // what the kernel's filter holds
+constexpr uint64_t kMaxReplicaBytes = uint64_t{1} << 40;  // a second
 constexpr uint32_t kMinPeerTimeoutSeconds = 2, kMaxPeerTimeoutSeconds = 600;
 
 absl::Status CheckAddress(absl::string_view field, const std::string& address) {
@@ -88,6 +92,8 @@ void FillClusterDefaults(v1::Cluster* cluster) {
   if (cluster->peer_timeout_seconds() == 0) cluster->set_peer_timeout_seconds(10);
   if (cluster->expect_transport().empty()) cluster->set_expect_transport("any");
   if (cluster->announce().empty()) cluster->set_announce("used_twice");
+  if (cluster->replicate().empty()) cluster->set_replicate("hot");
+  if (cluster->replica_bytes() == 0) cluster->set_replica_bytes(uint64_t{64} << 20);
   if (cluster->lookup_milliseconds() == 0) cluster->set_lookup_milliseconds(100);
   v1::PeerTls* tls = cluster->mutable_tls();
   if (tls->reload_seconds() == 0) tls->set_reload_seconds(10);
@@ -130,6 +136,20 @@ absl::Status CheckCluster(const v1::Cluster& cluster) {
   }
   if (cluster.announce() != "used_twice" && cluster.announce() != "all") {
     return Invalid("cluster.announce: expected used_twice or all");
+  }
+  if (cluster.transport_allow_size() > kMaxAllowed) {
+    return Invalid("cluster.transport_allow: more than ", kMaxAllowed, " addresses");
+  }
+  for (int i = 0; i < cluster.transport_allow_size(); ++i) {
+    in_addr parsed{};
+    if (inet_pton(AF_INET, cluster.transport_allow(i).c_str(), &parsed) == 1) continue;
+    return Invalid("cluster.transport_allow[", i, "]: not an IPv4 address");
+  }
+  if (cluster.replicate() != "hot" && cluster.replicate() != "never") {
+    return Invalid("cluster.replicate: expected hot or never");
+  }
+  if (cluster.replica_bytes() > kMaxReplicaBytes) {
+    return Invalid("cluster.replica_bytes: out of range");
   }
   if (cluster.lookup_milliseconds() > kMaxLookupMilliseconds) {
     return Invalid("cluster.lookup_milliseconds: out of range");

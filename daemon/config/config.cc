@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
@@ -44,6 +45,7 @@ constexpr uint32_t kRegionsForASession = 16;                              // tha
 constexpr uint32_t kRegionsOfAll = 16384;  // by default: a quarter of the kernel's default limit on mappings
 constexpr uint32_t kMaxRegions = 1 << 24;
 constexpr uint64_t kDefaultModelBytes = uint64_t{256} << 20;
+constexpr uint32_t kDefaultKeptBatches = 10'000, kMaxKeptBatches = 1 << 20;
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxQueueDepth = 1 << 20;
 constexpr uint32_t kMaxGpu = 1023;
@@ -64,6 +66,8 @@ void FillDefaults(v1::Config* config) {
   if (dram->arena_bytes() == 0) dram->set_arena_bytes(kDefaultArenaBytes);
   dram->mutable_numa();
   FillTierDefaults(config);
+  if (config->events().topic().empty()) config->mutable_events()->set_topic("kv-events");
+  if (config->events().kept_batches() == 0) config->mutable_events()->set_kept_batches(kDefaultKeptBatches);
   if (config->eviction().empty()) config->set_eviction("price");
   v1::Listen* listen = config->mutable_listen();
   if (listen->metrics_socket_access().empty()) listen->set_metrics_socket_access("owner");
@@ -122,6 +126,23 @@ absl::Status CheckSocketPath(absl::string_view field, const std::string& path) {
   if (path.empty()) return Invalid(field, ": required");
   if (path.size() > kMaxPath) return Invalid(field, ": longer than ", kMaxPath, " bytes");
   if (path.find('\0') != std::string::npos) return Invalid(field, ": contains a zero byte");
+  return absl::OkStatus();
+}
+
+absl::Status CheckEvents(const v1::Events& events) {
+  const struct {
+    absl::string_view field;
+    const std::string& address;
+  } addresses[] = {{"events.zmq_address", events.zmq_address()},
+                   {"events.zmq_replay_address", events.zmq_replay_address()}};
+  for (const auto& [field, address] : addresses) {
+    const bool known = absl::StartsWith(address, "tcp://") || absl::StartsWith(address, "ipc://");
+    if (!address.empty() && !known) return Invalid(field, ": expected tcp://HOST:PORT or ipc://PATH");
+  }
+  if (events.zmq_address().empty() && !events.zmq_replay_address().empty()) {
+    return Invalid("events.zmq_address: required with zmq_replay_address");
+  }
+  if (events.kept_batches() > kMaxKeptBatches) return Invalid("events.kept_batches: out of range");
   return absl::OkStatus();
 }
 
@@ -326,6 +347,7 @@ absl::Status ParseConfig(const std::string& yaml, v1::Config* config) {
   if (absl::Status status = ParseYaml(yaml, config); !status.ok()) return status;
   FillDefaults(config);
   if (absl::Status status = CheckListen(config->listen()); !status.ok()) return status;
+  if (absl::Status status = CheckEvents(config->events()); !status.ok()) return status;
   if (absl::Status status = CheckTiers(*config); !status.ok()) return status;
   if (absl::Status status = CheckTenants(*config); !status.ok()) return status;
   if (absl::Status status = CheckBounds(*config); !status.ok()) return status;

@@ -334,6 +334,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {level: loud}", "log.level: expected"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {format: xml}", "log.format: expected"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nmetrics: {tenants: none}", "metrics.tenants: expected summed or named"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nevents: {zmq_address: \"127.0.0.1:1\"}",
+                 "events.zmq_address: expected tcp://HOST:PORT"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nevents: {zmq_replay_address: \"tcp://*:1\"}",
+                 "events.zmq_address: required with zmq_replay_address"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nevents: {kept_batches: 2000000}", "events.kept_batches: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\n---\nlog: {}", "config: expected exactly one YAML document"},
         BadInput{"dram: {capacity_bytes: 1GiB", "config: not valid YAML"}));
 

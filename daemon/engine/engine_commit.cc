@@ -9,6 +9,7 @@
 #include "daemon/engine/engine_service.h"
 #include "daemon/engine/request_fields.h"
 #include "daemon/engine/tensor_sources.h"
+#include "daemon/events/block_texts.h"
 #include "proto/invalid.h"
 #include "proto/limits.h"
 #include "proto/object.h"
@@ -178,6 +179,7 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
   }
   const Done refused = BusyAsData(done, [answer_all] { answer_all(CommitOutcome::kBusy); });
   OnLoop(*session, Room::kRequest, refused, [this, session = *session, commit, reply, done] {
+    if (texts_ != nullptr) texts_->Note(commit->text.shared());
     cache_.Commit(session->about().id, std::move(*commit), [reply, done](const std::vector<CommitOutcome>& outcomes) {
       for (const CommitOutcome outcome : outcomes) reply->add_outcomes(static_cast<uint32_t>(outcome));
       done(absl::OkStatus());

@@ -17,36 +17,6 @@
 namespace ashlar::daemon {
 namespace {
 
-// The plan of one object that would be stored, its text, and the cost of computing it.
-struct Named {
-  ObjectHeader plan;
-  TextDigest text;
-  storage::Nanos recompute;
-  double flops;
-};
-
-// Nothing when it is too short to have an interior.
-absl::StatusOr<std::optional<Named>> ReadName(const std::string& field, const v1::ObjectName& name,
-                                              const Model& model) {
-  if (name.kind() != static_cast<uint32_t>(ObjectKind::kSegment) &&
-      name.kind() != static_cast<uint32_t>(ObjectKind::kCheckpoint)) {
-    return Invalid(field, ".kind: neither segment nor checkpoint");
-  }
-  const auto kind = static_cast<ObjectKind>(name.kind());
-  const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), name.tokens());
-  if (!tokens.ok()) return tokens.status();
-  if (tokens->empty()) return Invalid(field, ".tokens: empty");
-  const auto media = UnpackMedia(absl::StrCat(field, ".media"), name.media(), tokens->size());
-  if (!media.ok()) return media.status();
-  absl::StatusOr<ObjectHeader> plan =
-      PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens, *media), kind, tokens->size());
-  if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
-  if (!plan.ok()) return Invalid(field, ".tokens: ", plan.status().message());
-  plan->shard = model.shard;
-  return Named{*std::move(plan), MakeTextDigest(kind, *tokens, *media), RecomputeTime(model, tokens->size()),
-               RecomputeFlops(model, tokens->size())};
-}
-
 // One object of a Publish call, as far as it can be read without its plan.
 struct Sources {
   std::string field;
@@ -142,14 +112,14 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
   if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
     return done(Invalid("objects: more than ", limits::kMaxObjectsPerCall));
   }
-  auto objects = std::make_shared<std::vector<std::optional<Named>>>();
+  auto objects = std::make_shared<std::vector<std::optional<NamedObject>>>();
   for (int i = 0; i < request.objects_size(); ++i) {
-    auto named = ReadName(absl::StrCat("objects[", i, "]"), request.objects(i), *model);
+    auto named = ReadObjectName(absl::StrCat("objects[", i, "]"), request.objects(i), *model);
     if (!named.ok()) return done(named.status());
     objects->push_back(*std::move(named));
   }
   OnLoop(*session, Room::kRequest, done, [this, session = *session, objects, reply, done] {
-    for (const std::optional<Named>& object : *objects) {
+    for (const std::optional<NamedObject>& object : *objects) {
       storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
       if (object.has_value()) {
         reservation = cache_.Reserve(session->about().id, object->plan, object->text, storage::PoolKind::kPublic,

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/peer/remote_lookup.h"
+#include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/model_registry.h"
 #include "daemon/session/open_layouts.h"
@@ -30,6 +31,7 @@ class PromptMatch;
 
 namespace ashlar::daemon {
 
+class BlockTexts;
 struct Asked;
 struct CompositionPlan;
 
@@ -41,9 +43,17 @@ class EngineService {
 
   // All must outlive the service. `observer` is told of what the cache does not see, `models` of what is opened.
   // `remote` finds prompts' objects on other nodes before they are looked up here; null: there are no other nodes.
+  // `texts` is told of the blocks of texts that are committed; null: nobody wants to know.
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
-                ModelRegistry& models, RemoteLookup* remote = nullptr)
-      : cache_(cache), observer_(observer), loop_(loop), table_(table), models_(models), remote_(remote) {}
+                ModelRegistry& models, Router& router, RemoteLookup* remote = nullptr, BlockTexts* texts = nullptr)
+      : cache_(cache),
+        observer_(observer),
+        loop_(loop),
+        table_(table),
+        models_(models),
+        router_(router),
+        remote_(remote),
+        texts_(texts) {}
 
   // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
   absl::Status Authenticate(const std::string& secret) const { return Resolve(secret).status(); }
@@ -83,6 +93,8 @@ class EngineService {
 
   // Sees to it that the session's requests end with it. The metadata thread only.
   void EndRequestsWith(const std::shared_ptr<Session>& session);
+  // The same of its plans, and of the prefill that it offers.
+  void EndRoutesWith(const std::shared_ptr<Session>& session);
 
   // UNAUTHENTICATED for a session that is unknown or has ended.
   absl::StatusOr<std::shared_ptr<Session>> Resolve(const std::string& secret) const;
@@ -107,7 +119,9 @@ class EngineService {
   EventLoop& loop_;
   SessionTable& table_;
   ModelRegistry& models_;
+  Router& router_;
   RemoteLookup* const remote_;
+  BlockTexts* const texts_;
   OpenLayouts layouts_;
   storage::PagePools pools_;  // the metadata thread's
 };

@@ -156,4 +156,25 @@ absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& pro
   return asked;
 }
 
+absl::StatusOr<std::optional<NamedObject>> ReadObjectName(const std::string& field, const v1::ObjectName& name,
+                                                          const Model& model) {
+  if (name.kind() != static_cast<uint32_t>(ObjectKind::kSegment) &&
+      name.kind() != static_cast<uint32_t>(ObjectKind::kCheckpoint)) {
+    return Invalid(field, ".kind: neither segment nor checkpoint");
+  }
+  const auto kind = static_cast<ObjectKind>(name.kind());
+  const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), name.tokens());
+  if (!tokens.ok()) return tokens.status();
+  if (tokens->empty()) return Invalid(field, ".tokens: empty");
+  const auto media = UnpackMedia(absl::StrCat(field, ".media"), name.media(), tokens->size());
+  if (!media.ok()) return media.status();
+  absl::StatusOr<ObjectHeader> plan =
+      PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens, *media), kind, tokens->size());
+  if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
+  if (!plan.ok()) return Invalid(field, ".tokens: ", plan.status().message());
+  plan->shard = model.shard;
+  return NamedObject{*std::move(plan), MakeTextDigest(kind, *tokens, *media), RecomputeTime(model, tokens->size()),
+                     RecomputeFlops(model, tokens->size())};
+}
+
 }  // namespace ashlar::daemon

@@ -8,12 +8,14 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "proto/object.h"
 #include "proto/prefix.h"
 #include "storage/cache.h"
 
 namespace ashlar::v1 {
+class ObjectName;
 class Prompt;
-}
+}  // namespace ashlar::v1
 
 namespace ashlar::daemon {
 
@@ -49,5 +51,16 @@ absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& fiel
                                                          const Model& model);
 // Returns the most objects that the prompt's look-up takes; before anything is read.
 uint64_t CountLookups(const v1::Prompt& prompt, const Model& model);
+
+// The plan of one object that would be stored, its text, and the cost of computing it.
+struct NamedObject {
+  ObjectHeader plan;
+  TextDigest text;
+  storage::Nanos recompute;
+  double flops;
+};
+// Nothing when it is too short to have an interior. INVALID_ARGUMENT, naming the field in `field`.
+absl::StatusOr<std::optional<NamedObject>> ReadObjectName(const std::string& field, const v1::ObjectName& name,
+                                                          const Model& model);
 
 }  // namespace ashlar::daemon

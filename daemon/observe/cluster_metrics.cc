@@ -5,6 +5,9 @@
 #include <prometheus/gauge.h>
 
 #include <map>
+#include <string>
+
+#include "proto/outcome.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -19,7 +22,14 @@ void Follow(prometheus::Counter& counter, uint64_t count) {
 }  // namespace
 
 struct ClusterMetrics::Impl {
-  explicit Impl(prometheus::Registry& its_registry) : registry(its_registry) {}
+  explicit Impl(prometheus::Registry& its_registry) : registry(its_registry) {
+    constexpr auto kFirst = static_cast<int>(TakeOutcome::kTaken), kLast = static_cast<int>(TakeOutcome::kLate);
+    for (int i = kFirst; i <= kLast; ++i) {
+      const std::string outcome(Name(static_cast<TakeOutcome>(i)));
+      for (const char* why : {"drain", "hot"}) made_family.Add({{"why", why}, {"outcome", outcome}});
+      received_family.Add({{"outcome", outcome}});
+    }
+  }
 
   Family<prometheus::Counter>& CounterFamily(const char* name, const char* help) {
     return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
@@ -68,6 +78,18 @@ struct ClusterMetrics::Impl {
       CounterFamily("ashlar_transport_refused_total", "Requests for bytes without a right to them").Add({});
   prometheus::Counter& malformed =
       CounterFamily("ashlar_transport_malformed_total", "Messages for the transport that are none").Add({});
+  Family<prometheus::Counter>& hedged_family = CounterFamily(
+      "ashlar_remote_hedges_total", "Pieces that a second node was asked for, by whether its bytes came first");
+  prometheus::Counter& won = hedged_family.Add({{"outcome", "won"}});
+  prometheus::Counter& lost_hedges = hedged_family.Add({{"outcome", "lost"}});
+  Family<prometheus::Counter>& made_family =
+      CounterFamily("ashlar_offers_made_total", "Objects that this node offered to others, by reason and outcome");
+  Family<prometheus::Counter>& received_family =
+      CounterFamily("ashlar_offers_received_total", "Objects that others offered to this node, by outcome");
+  Family<prometheus::Counter>& offered_family =
+      CounterFamily("ashlar_offered_bytes_total", "Bytes of offered objects that were taken, by direction");
+  prometheus::Counter& given = offered_family.Add({{"direction", "given"}});
+  prometheus::Counter& taken = offered_family.Add({{"direction", "taken"}});
   Family<prometheus::Counter>& refusal_family =
       CounterFamily("ashlar_peer_refusals_total", "Other daemons that were refused, by reason");
 };
@@ -99,6 +121,15 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   Follow(impl.received, figures.bytes_received);
   Follow(impl.refused, figures.transport_refused);
   Follow(impl.malformed, figures.transport_malformed);
+  Follow(impl.won, figures.hedges_won);
+  Follow(impl.lost_hedges, figures.hedges_lost);
+  Follow(impl.given, figures.offered_bytes);
+  Follow(impl.taken, figures.taken_bytes);
+  for (const auto& [why, outcome, count] : figures.offers) {
+    prometheus::Counter& counter = why == "received" ? impl.received_family.Add({{"outcome", outcome}})
+                                                     : impl.made_family.Add({{"why", why}, {"outcome", outcome}});
+    Follow(counter, count);
+  }
   for (const auto& [reason, count] : figures.refusals) {
     Follow(impl.refusal_family.Add({{"reason", reason}}), count);
   }

@@ -21,6 +21,14 @@ struct ClusterFigures {
   uint64_t directory_dropped = 0, directory_resyncs = 0;
   uint64_t opened = 0, missed = 0, failed = 0, joined = 0, late = 0;  // objects asked of peers; late: look-ups
   uint64_t fetched_bytes = 0, failed_pieces = 0, moved = 0;
+  uint64_t hedges_won = 0, hedges_lost = 0;  // pieces that a second node was asked for
+  struct Offered {
+    std::string why, outcome;
+    uint64_t objects = 0;
+  };
+  std::vector<Offered> offers;  // made, by why; `why` received: by other nodes
+  bool handing_over = false;
+  uint64_t offered_bytes = 0, taken_bytes = 0;  // of what others took, and this node
   uint64_t peer_leases = 0;
   uint64_t bytes_sent = 0, bytes_received = 0;
   uint64_t transport_refused = 0, transport_malformed = 0;

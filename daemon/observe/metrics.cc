@@ -184,6 +184,7 @@ struct Metrics::Impl {
       CounterFamily("ashlar_tier_errors_total", "Reads and writes of copies that failed");
 
   ClusterMetrics cluster{*registry};
+  RouterMetrics router{*registry};
   Gauge& draining = SingleGauge("ashlar_draining", "1 while the daemon drains");
   Gauge& unsaved_objects = SingleGauge("ashlar_unsaved_objects", "Objects that memory has alone");
   Gauge& unsaved_bytes = SingleGauge("ashlar_unsaved_bytes", "Bytes of objects that memory has alone");
@@ -296,7 +297,7 @@ uint64_t Levels::admissions() const {
 }
 
 bool Levels::drained() const {
-  return !writing_behind && leases + reservations + landings + compositions + admissions() == 0;
+  return !writing_behind && !cluster.handing_over && leases + reservations + landings + compositions + admissions() == 0;
 }
 
 void Metrics::Prefetched(TenantId tenant, bool in_time) {
@@ -359,6 +360,7 @@ void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elaps
 void Metrics::Set(const Levels& levels) {
   impl_->board.Set(ViewOf(levels, impl_->tallies));
   impl_->cluster.Set(levels.cluster);
+  impl_->router.Set(levels.router);
   for (const auto& [tier, tenants] : levels.tiers) {
     const bool degraded = levels.degraded.contains(tier);
     impl_->degraded_family.Add({{"tier", std::string(Name(tier))}}).Set(degraded ? 1 : 0);

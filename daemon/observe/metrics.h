@@ -14,6 +14,7 @@
 #include "daemon/observe/cluster_metrics.h"
 #include "daemon/observe/holdings.h"
 #include "daemon/observe/metrics_text.h"
+#include "daemon/observe/router_metrics.h"
 #include "daemon/observe/status_board.h"
 #include "daemon/observe/tallies.h"
 #include "daemon/runtime/event_loop.h"
@@ -40,6 +41,7 @@ struct Levels {
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
   ClusterFigures cluster;
+  RouterFigures router;
 
   uint64_t admissions() const;  // of all tenants
   // Returns whether nothing is left that a drain waits for.

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/peer/control/peer_server.h"
 #include "daemon/peer/directory/etcd_directory.h"
@@ -47,7 +48,9 @@ EtcdDirectoryOptions DirectoryOptions(const v1::Cluster& cluster) {
 
 PeersOptions OptionsOf(const v1::Cluster& cluster) {
   PeersOptions options;
+  options.self = cluster.node();
   options.lookup.deadline = cluster.lookup_milliseconds() * kMillisecond;
+  options.replicas.bytes_per_second = cluster.replicate() == "hot" ? cluster.replica_bytes() : 0;
   options.announce = cluster.announce() == "all" ? AnnounceMode::kAll : AnnounceMode::kUsedTwice;
   return options;
 }
@@ -64,13 +67,14 @@ absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& clu
   TransportOptions options;
   options.listen = *std::move(listen);
   options.expect_rdma = cluster.expect_transport() == "rdma";
+  options.allow = {cluster.transport_allow().begin(), cluster.transport_allow().end()};
   options.log = [](const std::string& event, const std::string& peer, const std::string& detail) {
     Log(LogLevel::kInfo, "transport", {{"event", event}, {"peer", peer}, {"detail", detail}});
   };
   return Transport::Start(std::move(options));
 }
 
-// Who may be a peer. Made first: it may refuse the configuration.
+// Decides which nodes may be peers. It is made first, because it may refuse the configuration.
 struct Trusted {
   explicit Trusted(const v1::Config& config) : policy(config) {}
 
@@ -117,7 +121,7 @@ struct Cluster::Impl {
                    .transport_address = options.transport_address(),
                    .version = Version()},
                   Events(), clock),
-        peers(loop, clock, NamesOf(config), directory, *transport, channels, OptionsOf(options)) {}
+        peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(options)) {}
   ~Impl() {
     server = nullptr;
     transport = nullptr;  // it calls what the peers are made of
@@ -191,12 +195,21 @@ storage::TellResidence Cluster::residence() {
   return impl_->peers.residence();
 }
 
+std::string Cluster::DescribeTransport() const {
+  std::string lines = "# UCX's settings that are in force:\n";
+  for (const UcxSetting& setting : impl_->transport->settings()) {
+    absl::StrAppend(&lines, "# ", setting.name, "=", setting.value, " (", setting.from, ")\n");
+  }
+  return lines;
+}
+
 RemoteLookup& Cluster::lookup() {
   return impl_->peers.lookup();
 }
 
-void Cluster::Attach(storage::Cache& cache, const storage::Tier& top) {
+void Cluster::Attach(storage::Cache& cache, const storage::Tier& top, Router& router) {
   impl_->peers.Start(cache, top);
+  impl_->peers.Route(router);
   impl_->loop.Every(kFlushEvery, [this] { impl_->peers.Flush(); });
   impl_->loop.Every(kSecond, [this] { impl_->peers.Tick(); });
 }
@@ -220,6 +233,10 @@ void Cluster::Unfollow(const NamespaceId& ns) {
   impl_->directory.Unfollow(ns);
 }
 
+void Cluster::SetDraining(bool draining) {
+  impl_->peers.SetDraining(draining);
+}
+
 ClusterFigures Cluster::figures() const {
   const PeersStats peers = impl_->peers.stats();
   const DirectoryStats directory = impl_->directory.Stats();
@@ -240,10 +257,21 @@ ClusterFigures Cluster::figures() const {
                          .fetched_bytes = peers.objects.bytes,
                          .failed_pieces = peers.objects.failed_pieces,
                          .moved = peers.objects.moved,
+                         .hedges_won = peers.objects.hedges_won,
+                         .hedges_lost = peers.objects.hedged - peers.objects.hedges_won,
+                         .handing_over = impl_->peers.handing_over(),
+                         .offered_bytes = peers.handed_over.bytes + peers.replicated.bytes,
+                         .taken_bytes = peers.offered.bytes,
                          .peer_leases = peers.holder.leases,
                          .transport_refused = transport.refused,
                          .transport_malformed = transport.malformed,
                          .slow_fabric = transport.slow_fabric};
+  const auto add = [&](const char* why, const OfferCounts& counts) {
+    for (const auto& [outcome, count] : counts) figures.offers.push_back({why, std::string(Name(outcome)), count});
+  };
+  add("drain", peers.handed_over.outcomes);
+  add("hot", peers.replicated.outcomes);
+  add("received", peers.offered.outcomes);
   for (const PeerStats& peer : transport.peers) {
     figures.bytes_sent += peer.bytes_sent;
     figures.bytes_received += peer.bytes_received;
@@ -256,6 +284,13 @@ ClusterFigures Cluster::figures() const {
 }
 
 void Cluster::Leave() {
+  // The server's end waits for all answers, those to offers among them.
+  std::promise<void> answered;
+  impl_->loop.PostCompletion(storage::kNoTenant, [&] {
+    impl_->peers.EndOffers();
+    answered.set_value();
+  });
+  answered.get_future().wait();
   impl_->server = nullptr;
   std::promise<void> ended;
   impl_->slow.PostCompletion(storage::kNoTenant, [&] {
@@ -264,7 +299,7 @@ void Cluster::Leave() {
     ended.set_value();
   });
   ended.get_future().wait();
-  // What is read or sent now ends soon: nothing of it may outlive the memory that it goes to.
+  // Waits for the reads and sends under way, which end soon. None may outlive the memory that it uses.
   for (bool idle = false; !idle;) {
     std::promise<bool> asked;
     impl_->loop.PostCompletion(storage::kNoTenant, [&] { asked.set_value(impl_->peers.Stop()); });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "daemon/observe/cluster_metrics.h"
@@ -27,8 +28,10 @@ class Cluster {
   // For the cache, which is made with it.
   storage::RemoteSource& source();
   storage::TellResidence residence();
+  // Comments for the configuration in effect: what carries the bytes between nodes.
+  std::string DescribeTransport() const;
   // Once, when there is a cache, before any of the loops runs.
-  void Attach(storage::Cache& cache, const storage::Tier& top);
+  void Attach(storage::Cache& cache, const storage::Tier& top, Router& router);
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();
@@ -36,7 +39,8 @@ class Cluster {
   void Follow(const NamespaceId& ns);
   void Unfollow(const NamespaceId& ns);
 
-  // The metadata thread only.
+  // The metadata thread only, as the next one. The cache has begun to drain, or has ended that.
+  void SetDraining(bool draining);
   ClusterFigures figures() const;
   // Leaves the cluster; the metadata thread must still run. No peer is served or asked afterwards.
   void Leave();

@@ -8,8 +8,6 @@
 #include "storage/objects/object_bytes.h"
 
 namespace ashlar::daemon {
-namespace {}  // namespace
-
 // The extents of one leased object. Their addresses stay as long as the lease, which outlives the grant; their bytes
 // may still be on their way up from a lower tier.
 class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_this<Bytes> {
@@ -62,6 +60,9 @@ bool Holder::Open(const std::string& node, storage::TenantId tenant, const PeerO
     PeerOpened& answer = opened.emplace_back();
     answer.miss = OpenOne(state, tenant, {.key = wanted.key, .shard = wanted.shard}, open.lease_ms, answer);
     ++(answer.miss == MissReason::kNone ? stats_.opened : stats_.missed);
+    if (answer.miss == MissReason::kNone && options_.gave) {
+      options_.gave(node.substr(0, node.find('/')), tenant, wanted.key);
+    }
   }
   return true;
 }
@@ -69,13 +70,14 @@ bool Holder::Open(const std::string& node, storage::TenantId tenant, const PeerO
 MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::Query& query, uint32_t lease_ms,
                            PeerOpened& opened) {
   if (node.leases.size() >= options_.leases_of_a_node) return MissReason::kBusy;
+  if (!giving_) return MissReason::kDaemonUnavailable;
   if (top_.gpu() != nullptr) return MissReason::kTierError;  // the transport sends the processor's memory alone
-  // What this node has only from another one it does not pass on: the node that asks knows the other one, too.
+  // An object that only another node has is not passed on: the node that asks knows the other one, too.
   if (cache_.Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
   std::shared_ptr<Session>& session = node.sessions[tenant];
   if (session == nullptr) {
     session = std::make_shared<Session>(Session{.id = next_session_++});
-    cache_.OpenSession(session->id, tenant);
+    cache_.OpenSession(session->id, tenant, /*serves=*/true);
   }
   const storage::Match match = cache_.Lookup(session->id, {&query, 1});
   const storage::Found& found = match.found.front();

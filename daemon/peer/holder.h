@@ -24,6 +24,8 @@ class Holder {
  public:
   struct Options {
     size_t leases_of_a_node = 65536;
+    // Is told of each object that a node was given; the node's name alone. May be empty.
+    std::function<void(const std::string& node, storage::TenantId tenant, const Key& key)> gave;
   };
   struct Stats {
     uint64_t leases = 0, nodes = 0;
@@ -47,6 +49,8 @@ class Holder {
   void Close(const std::string& node, const PeerLease& lease);
   void Gone(const std::string& node);
   void CloseAll();
+  // During a drain: whether other nodes are still given objects.
+  void SetGiving(bool giving) { giving_ = giving; }
   // Ends what is past its time. Call it about once a second.
   void Tick();
   Stats stats() const;
@@ -84,6 +88,7 @@ class Holder {
   storage::Cache& cache_;
   const storage::Tier& top_;
   const Options options_;
+  bool giving_ = true;
   std::map<std::string, Node> nodes_;
   storage::SessionId next_session_ = kFirstSession;
   Stats stats_;

@@ -5,11 +5,10 @@
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
-namespace {
 
-// What a peer says of an object. The control plane has checked that it is the one that was asked for.
-absl::StatusOr<OpenedObject> Take(PeerOpened& answer, const std::shared_ptr<const Member>& member,
-                                  storage::Nanos asked_at) {
+// The control plane has checked that it is the object that was asked for.
+absl::StatusOr<OpenedObject> TakeOpened(PeerOpened& answer, const std::shared_ptr<const Member>& member,
+                                        storage::Nanos asked_at) {
   if (answer.miss != MissReason::kNone) return absl::NotFoundError(Name(answer.miss));
   absl::StatusOr<ObjectHeader> header = DecodeHeader(answer.header);
   if (!header.ok()) return header.status();
@@ -20,8 +19,6 @@ absl::StatusOr<OpenedObject> Take(PeerOpened& answer, const std::shared_ptr<cons
                       .grant = {.number = answer.grant.number, .secret = answer.grant.secret},
                       .leased_until = asked_at + storage::Nanos{1'000'000} * answer.lease_ms};
 }
-
-}  // namespace
 
 void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member, std::vector<PeerObject> wanted,
                   std::function<void(Opened)> done) {
@@ -38,7 +35,7 @@ void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member
     Opened opened;
     for (size_t i = 0; i < count; ++i) {
       if (reply.ok()) {
-        opened.push_back(Take((*reply)[i], member, asked_at));
+        opened.push_back(TakeOpened((*reply)[i], member, asked_at));
       } else {
         opened.push_back(reply.status());
       }

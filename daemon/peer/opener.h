@@ -32,6 +32,11 @@ struct OpenedObject {
   storage::Nanos leased_until = 0;
 };
 
+// Reads what a peer has answered for an object, which was asked for at that time: a miss and a header that is none are
+// errors.
+absl::StatusOr<OpenedObject> TakeOpened(PeerOpened& answer, const std::shared_ptr<const Member>& member,
+                                        storage::Nanos asked_at);
+
 // The metadata thread makes all calls and gets all answers.
 class Opener {
  public:

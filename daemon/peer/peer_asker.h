@@ -21,6 +21,9 @@ class PeerAsker {
   virtual void Open(const Member& member, const std::string& tenant, PeerOpen open,
                     PeerCalls::Done<std::vector<PeerOpened>> done) = 0;
   virtual void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) = 0;
+  // Answered later than other calls: its patience counts.
+  virtual void Offer(const Member& member, const std::string& tenant, PeerOffer offer,
+                     PeerCalls::Done<std::vector<TakeOutcome>> done) = 0;
   // Nobody waits for it.
   virtual void Close(const Member& member, std::vector<PeerLease> leases) = 0;
 };

@@ -17,6 +17,7 @@ void PeerChannels::Update(const std::vector<std::shared_ptr<const Member>>& memb
     ended = std::exchange(clients_, {});
     for (const std::shared_ptr<const Member>& member : members) {
       if (member->node == self_.node || !policy_.Member(member->node)) continue;
+      if (clients_.size() >= kMostPeers) break;
       if (auto known = ended.extract(member->incarnation)) {
         clients_.insert(std::move(known));
         continue;
@@ -55,6 +56,16 @@ void PeerChannels::Open(const Member& member, const std::string& tenant, PeerOpe
   client->Open(tenant, std::move(open), std::move(done));
 }
 
+void PeerChannels::Offer(const Member& member, const std::string& tenant, PeerOffer offer,
+                         PeerCalls::Done<std::vector<TakeOutcome>> done) {
+  const std::shared_ptr<PeerClient> client = Find(member);
+  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (!policy_.Tenant(member.node, tenant).has_value()) {
+    return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
+  }
+  client->Offer(tenant, std::move(offer), std::move(done));
+}
+
 void PeerChannels::Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
   if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
@@ -64,6 +75,26 @@ void PeerChannels::Renew(const Member& member, PeerRenew renew, PeerCalls::Done<
 void PeerChannels::Close(const Member& member, std::vector<PeerLease> leases) {
   // Where the call does not arrive, the leases end with the connection, or with their time.
   if (const std::shared_ptr<PeerClient> client = Find(member)) client->Close(leases, [](const absl::Status&) {});
+}
+
+void PeerChannels::Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
+                           PeerCalls::Done<std::vector<PeerWorker>> done) {
+  const std::shared_ptr<PeerClient> client = Find(member);
+  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (!policy_.Tenant(member.node, tenant).has_value()) {
+    return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
+  }
+  client->Workers(tenant, ns, std::move(done));
+}
+
+void PeerChannels::Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
+                           PeerCalls::Done<PeerOpened> done) {
+  const std::shared_ptr<PeerClient> client = Find(member);
+  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (!policy_.Tenant(member.node, tenant).has_value()) {
+    return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
+  }
+  client->Prefill(tenant, std::move(prefill), std::move(done));
 }
 
 }  // namespace ashlar::daemon

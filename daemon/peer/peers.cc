@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "proto/prefill_limits.h"
+
 namespace ashlar::daemon {
 namespace {
 
@@ -12,17 +14,20 @@ std::string NameOf(const PeerHello& peer) {
 
 }  // namespace
 
-Peers::Peers(EventLoop& loop, const storage::Clock& clock, std::vector<std::string> names, Directory& directory,
-             Transport& transport, PeerAsker& asker, const PeersOptions& options)
+Peers::Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std::string>& names, Directory& directory,
+             Transport& transport, PeerAsker& asker, PrefillAsker& prefill_asker, const PeersOptions& options)
     : loop_(loop),
       clock_(clock),
       transport_(transport),
       asker_(asker),
+      directory_(directory),
       options_(options),
-      opener_(loop, clock, asker, rates_, std::move(names)),
+      opener_(loop, clock, asker, rates_, names),
       objects_(loop, clock, transport, opener_, rates_, options.objects),
       lookup_(loop, clock, directory, opener_, rates_, options.lookup),
-      announcer_(directory, options.announce) {}
+      prefill_(loop, clock, directory, prefill_asker, opener_, objects_, rates_, names, options.self),
+      announcer_(directory, options.announce),
+      offerer_(loop, asker, names) {}
 
 storage::TellResidence Peers::residence() {
   return [this](const storage::TenantPool& pool, const ObjectHeader& header, const storage::Residence& residence) {
@@ -33,12 +38,44 @@ storage::TellResidence Peers::residence() {
 void Peers::Start(storage::Cache& cache, const storage::Tier& top) {
   cache_ = &cache;
   lookup_.Start(cache, objects_);
-  holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, top, options_.holder);
+  prefill_.Start(cache);
+  Holder::Options holder = options_.holder;
+  holder.gave = [this](const std::string& node, storage::TenantId tenant, const Key& key) {
+    replicas_->Asked(node, tenant, key);
+  };
+  holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, top, holder);
+  taker_ = std::make_unique<OfferTaker>(clock_, directory_, opener_, objects_, rates_, cache, options_.offers);
+  hand_over_ = std::make_unique<HandOver>(clock_, directory_, offerer_, cache, options_.hand_over);
+  replicas_ = std::make_unique<Replicas>(clock_, directory_, offerer_, cache, options_.replicas);
+}
+
+void Peers::SetDraining(bool draining) {
+  draining_ = draining;
+  draining ? hand_over_->Start() : hand_over_->End();
+  holder_->SetGiving(!draining || hand_over_->busy());
+}
+
+void Peers::Route(Router& router) {
+  router_ = &router;
+  router.Attach(&prefill_);
 }
 
 void Peers::Flush() {
   opener_.Flush();
   lookup_.Tick();
+  objects_.Hedge();
+  cache_->offers().SettleTaken();
+  taker_->Tick();
+  hand_over_->Tick();
+  replicas_->Tick();
+  prefill_.Tick();
+  // Those that take what is handed over open it here; nobody else's leases should hold the drain up behind that.
+  if (draining_) holder_->SetGiving(hand_over_->busy());
+}
+
+void Peers::EndOffers() {
+  taker_->Stop();
+  hand_over_->End();
 }
 
 void Peers::Tick() {
@@ -47,6 +84,8 @@ void Peers::Tick() {
 }
 
 bool Peers::Stop() {
+  EndOffers();
+  cache_->offers().SettleTaken();
   objects_.Stop();
   holder_->CloseAll();
   opener_.Flush();
@@ -54,7 +93,12 @@ bool Peers::Stop() {
 }
 
 PeersStats Peers::stats() const {
-  return {.objects = objects_.stats(), .lookup = lookup_.stats(), .holder = holder_->stats()};
+  return {.objects = objects_.stats(),
+          .lookup = lookup_.stats(),
+          .holder = holder_->stats(),
+          .offered = taker_->stats(),
+          .handed_over = offerer_.stats(OfferKind::kDrain),
+          .replicated = offerer_.stats(OfferKind::kHot)};
 }
 
 void Peers::PeerHere(const PeerHello& peer) {
@@ -70,7 +114,10 @@ void Peers::PeerGone(const std::string& node) {
 }
 
 void Peers::PostGone(const std::string& name) {
-  loop_.PostCompletion(storage::kNoTenant, [this, name] { holder_->Gone(name); });
+  loop_.PostCompletion(storage::kNoTenant, [this, name] {
+    if (router_ != nullptr) router_->NodeGone(name);
+    holder_->Gone(name);
+  });
 }
 
 void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open, Done<std::vector<PeerOpened>> done) {
@@ -84,6 +131,14 @@ void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
     if (!holder_->Open(call->node, tenant, call->open, call->opened, slice)) return false;
     done(std::move(call->opened));
     return true;
+  });
+  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+}
+
+void Peers::Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer offer,
+                  Done<std::vector<TakeOutcome>> done) {
+  const bool posted = loop_.Post(tenant, [this, node = peer.node, tenant, offer = std::move(offer), done] {
+    taker_->Offer(node, tenant, offer, [done](std::vector<TakeOutcome> outcomes) { done(std::move(outcomes)); });
   });
   if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
 }
@@ -102,6 +157,47 @@ void Peers::Close(const PeerHello& peer, std::vector<PeerLease> leases) {
   loop_.PostCompletion(storage::kNoTenant, [this, node = NameOf(peer), leases = std::move(leases)] {
     for (const PeerLease& lease : leases) holder_->Close(node, lease);
   });
+}
+
+void Peers::Workers(const PeerHello&, storage::TenantId tenant, const NamespaceId& ns,
+                    Done<std::vector<PeerWorker>> done) {
+  const bool posted = loop_.Post(tenant, [this, tenant, ns, done] {
+    std::vector<PeerWorker> workers;
+    if (router_ == nullptr) return done(workers);
+    for (const PrefillWorkers::Offer& offer : router_->workers().Offers(tenant, ns)) {
+      if (workers.size() == limits::kMaxPeerWorkers) break;
+      workers.push_back({.worker = offer.worker,
+                         .tokens_per_second = offer.tokens_per_second,
+                         .queued_tokens = offer.queued_tokens,
+                         .room = static_cast<uint32_t>(offer.room)});
+    }
+    done(std::move(workers));
+  });
+  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+}
+
+// Computed and published here, then opened as any object.
+void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill prefill, Done<PeerOpened> done) {
+  const auto asked = std::make_shared<const PeerPrefill>(std::move(prefill));
+  const auto ended = [this, node = NameOf(peer), tenant, asked, done](const absl::Status& status) {
+    if (!status.ok()) return done(status);
+    std::vector<PeerOpened> opened;
+    storage::Slice whole;
+    const PeerOpen open{.objects = {{.key = asked->key, .shard = {}}}, .lease_ms = asked->lease_ms};
+    holder_->Open(node, tenant, open, opened, whole);
+    done(std::move(opened.front()));
+  };
+  const bool posted = loop_.Post(tenant, [this, node = NameOf(peer), tenant, asked, ended] {
+    if (router_ == nullptr) return ended(absl::UnavailableError("no engine of this node offers prefill"));
+    const PrefillWork work{.tenant = tenant,
+                           .ns = asked->ns,
+                           .key = asked->key,
+                           .kind = asked->kind,
+                           .tokens = asked->tokens.size() / sizeof(int32_t),
+                           .packed = std::shared_ptr<const std::string>(asked, &asked->tokens)};
+    router_->PrefillFor(node, asked->worker, work, storage::Nanos{1'000'000} * asked->patience_ms, ended);
+  });
+  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
 }
 
 }  // namespace ashlar::daemon

@@ -11,22 +11,32 @@
 #include "daemon/peer/announcer.h"
 #include "daemon/peer/control/peer_calls.h"
 #include "daemon/peer/directory/directory.h"
+#include "daemon/peer/hand_over.h"
 #include "daemon/peer/holder.h"
+#include "daemon/peer/offer_taker.h"
+#include "daemon/peer/offerer.h"
 #include "daemon/peer/opener.h"
 #include "daemon/peer/peer_asker.h"
 #include "daemon/peer/peer_rates.h"
 #include "daemon/peer/remote_lookup.h"
 #include "daemon/peer/remote_objects.h"
+#include "daemon/peer/replicas.h"
+#include "daemon/peer/remote_prefill.h"
 #include "daemon/peer/transport/transport.h"
+#include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
 
 struct PeersOptions {
+  std::string self;  // this node's name
   RemoteObjects::Options objects;
   RemoteLookup::Options lookup;
   Holder::Options holder;
+  OfferTaker::Options offers;
+  HandOver::Options hand_over;
+  Replicas::Options replicas;
   AnnounceMode announce = AnnounceMode::kUsedTwice;
 };
 
@@ -34,29 +44,39 @@ struct PeersStats {
   RemoteObjects::Stats objects;
   RemoteLookup::Stats lookup;
   Holder::Stats holder;
+  OfferTaker::Stats offered;               // to this node
+  Offerer::Stats handed_over, replicated;  // by this node
 };
 
 // Peers call it on any thread; all else but lookup() belongs to the metadata thread.
 class Peers final : public PeerCalls {
  public:
   // All must outlive it. `names`: the tenants' names, by number.
-  Peers(EventLoop& loop, const storage::Clock& clock, std::vector<std::string> names, Directory& directory,
-        Transport& transport, PeerAsker& asker, const PeersOptions& options);
+  Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std::string>& names, Directory& directory,
+        Transport& transport, PeerAsker& asker, PrefillAsker& prefill_asker, const PeersOptions& options);
 
   // For the cache's tiers and options, which are made before it.
   storage::RemoteSource& source() { return objects_; }
   storage::TellResidence residence();
   // Once, before anybody calls. `top`: the tier that objects are sent from.
   void Start(storage::Cache& cache, const storage::Tier& top);
-  // What an engine's prompt may use on other nodes. Any thread.
+  // Once, likewise: gives the engines here that offer prefill to other nodes, and theirs to this one.
+  void Route(Router& router);
+  // Finds the objects of other nodes that an engine's prompt may use. Any thread.
   RemoteLookup& lookup() { return lookup_; }
 
   // A node that this one fetches from has gone.
   void Lost(const Member& member) { objects_.Gone(member); }
   // Tells the directory of everything again.
   bool AnnounceAgain(storage::Slice& slice) { return cache_->TellAll(slice); }
+  // The cache has begun to drain, or has ended that: what memory alone has is offered to other nodes.
+  void SetDraining(bool draining);
+  // Objects are being handed over.
+  bool handing_over() const { return hand_over_->busy(); }
   void Flush();  // what does not wait for Tick: call it many times a second
   void Tick();   // call it about once a second
+  // Nothing is offered or taken any more, and offers that wait are answered.
+  void EndOffers();
   // Ends what is fetched, and takes back what other nodes hold. False: something of it still moves; call again.
   bool Stop();
   PeersStats stats() const;
@@ -68,6 +88,11 @@ class Peers final : public PeerCalls {
             Done<std::vector<PeerOpened>> done) override;
   void Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) override;
   void Close(const PeerHello& peer, std::vector<PeerLease> leases) override;
+  void Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer offer,
+             Done<std::vector<TakeOutcome>> done) override;
+  void Workers(const PeerHello& peer, storage::TenantId tenant, const NamespaceId& ns,
+               Done<std::vector<PeerWorker>> done) override;
+  void Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill prefill, Done<PeerOpened> done) override;
 
  private:
   void PostGone(const std::string& name);
@@ -76,14 +101,22 @@ class Peers final : public PeerCalls {
   const storage::Clock& clock_;
   Transport& transport_;
   PeerAsker& asker_;
+  Directory& directory_;
   const PeersOptions options_;
   PeerRates rates_;
   Opener opener_;
   RemoteObjects objects_;
   RemoteLookup lookup_;
+  RemotePrefill prefill_;
   Announcer announcer_;
   storage::Cache* cache_ = nullptr;
   std::unique_ptr<Holder> holder_;
+  Offerer offerer_;
+  std::unique_ptr<OfferTaker> taker_;
+  std::unique_ptr<HandOver> hand_over_;
+  std::unique_ptr<Replicas> replicas_;
+  bool draining_ = false;
+  Router* router_ = nullptr;  // null: no engine here is asked to prefill
   std::mutex mutex_;
   std::map<std::string, std::string> here_;  // nodes that have greeted, as the holder knows them; guarded by mutex_
 };

@@ -159,7 +159,7 @@ TEST_F(PeersTest, AHolderThatDiesAloneIsAMiss) {
   AwaitNothingLeased(b);
 }
 
-// What is being fetched stays at its holder, whoever wants its room there.
+// An object that is being fetched stays at its holder, whoever wants its room there.
 TEST_F(PeersTest, AnEvictedObjectIsSentToItsEnd) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const ObjectHeader plan = Plan(1, 8000);

@@ -27,7 +27,7 @@ class RemoteLookup::Call {
     if (waits()) return GoOn(self);
     if (ended_) GiveBack();
   }
-  // What the look-ups hold keeps the call alive; its end gives back what they left.
+  // The look-ups keep the call alive; its end gives back whatever they left.
   void GoOn(const std::shared_ptr<Call>& self) {
     auto ended = [self](const void*) {
       self->lookup_.loop_.PostCompletion(self->tenant, [self] {

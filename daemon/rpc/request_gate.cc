@@ -13,6 +13,7 @@
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/session/session_table.h"
 #include "proto/limits.h"
+#include "proto/prefill_limits.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -36,6 +37,8 @@ const absl::flat_hash_map<const FieldDescriptor*, uint64_t>& RepeatedFields() {
       {Field<v1::MatchRequest>(v1::MatchRequest::kPromptsFieldNumber), limits::kMaxPromptsPerCall},
       {Field<v1::Prompt>(v1::Prompt::kSegmentLengthsFieldNumber), limits::kMaxSegments},
       {Field<v1::ReserveRequest>(v1::ReserveRequest::kObjectsFieldNumber), limits::kMaxObjectsPerCall},
+      {Field<v1::PlanPrefillRequest>(v1::PlanPrefillRequest::kObjectsFieldNumber), limits::kMaxObjectsPerCall},
+      {Field<v1::ServePrefillRequest>(v1::ServePrefillRequest::kResultsFieldNumber), limits::kMaxPrefillResults},
       {Field<v1::PublishRequest>(v1::PublishRequest::kObjectsFieldNumber), limits::kMaxObjectsPerCall},
       {Field<v1::PublishObject>(v1::PublishObject::kPartsFieldNumber), limits::kMaxPartSources},
       {Field<v1::PublishObject>(v1::PublishObject::kPageTableFieldNumber), limits::kMaxPromptTokens},

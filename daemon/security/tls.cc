@@ -80,7 +80,7 @@ class PairFile {
 
 }  // namespace
 
-// What verifiers need, which live as long as connections.
+// The state of verifiers, which live as long as connections.
 struct Judge {
   std::shared_ptr<const Trust> trust() const {
     std::lock_guard lock(mutex);

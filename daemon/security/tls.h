@@ -42,9 +42,9 @@ class Tls {
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
 
-  // What a server that listens uses: only members with good certificates get through the handshake.
+  // For a server that listens: only members with good certificates get through the handshake.
   std::shared_ptr<grpc::ServerCredentials> OfServer() const;
-  // What a channel to `node` uses: the other end must be that node.
+  // For a channel to `node`: the other end must be that node.
   std::shared_ptr<grpc::ChannelCredentials> OfChannel(const std::string& node) const;
   // Judges the certificate of a client as a handshake would now. It is not counted as refused.
   CertificateVerdict CheckClient(absl::string_view leaf, absl::string_view chain) const;

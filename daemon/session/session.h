@@ -30,6 +30,7 @@ class Session {
     pid_t pid = 0;
     uid_t uid = 0;
     std::string client;              // as it calls itself
+    std::string release;             // of its library; empty: it did not say
     RegionBudgets regions;           // the budgets of its regions
     std::shared_ptr<Budget> models;  // and its models
   };
@@ -71,6 +72,7 @@ class Session {
     LandingLedger landings;
     std::vector<std::function<void()>> when_drained;
     bool ends_requests = false;  // requests of its engine hold pages, or have held some
+    bool ends_routes = false;    // it has planned prefill, or offered some
   };
   MetadataState& metadata() { return metadata_; }
 

@@ -18,6 +18,7 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr size_t kMaxClientName = 256;
+constexpr size_t kMaxRelease = 64;
 
 v1::SessionReply ErrorReply(const absl::Status& status) {
   v1::SessionReply reply;
@@ -165,6 +166,9 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   if (hello.client().size() > kMaxClientName) {
     return respond(Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.client: longer than ", kMaxClientName))));
   }
+  if (hello.release().size() > kMaxRelease) {
+    return respond(Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.release: longer than ", kMaxRelease))));
+  }
   Session::Description about;
   about.id = NextSessionId();
   about.secret = RandomSecret();
@@ -173,6 +177,7 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   about.pid = peer_.pid;
   about.uid = peer_.uid;
   about.client = hello.client();
+  about.release = hello.release();
   about.regions = {
       std::make_shared<Budget>("a session", "bytes of regions", services_.region_bytes, tenant_.regions.bytes),
       std::make_shared<Budget>("a session", "regions", services_.max_regions, tenant_.regions.number)};
@@ -256,7 +261,7 @@ void SessionProtocol::RegisterUntouched(std::shared_ptr<Region> region, const Un
   if (!posted) respond(Error(TooManyWaitForPages()));
 }
 
-// What a tenant keeps of dropped regions takes descriptors as its regions do.
+// Dropped regions that a tenant still holds take descriptors, as its regions do.
 absl::Status SessionProtocol::RoomBesideForsaken() const {
   const Budget& number = *tenant_.regions.number;
   if (number.taken() + services_.hosted.Forsaken(tenant_.id) <= number.limit()) return absl::OkStatus();

@@ -142,6 +142,22 @@ absl::Status TestEngine::Call(const v1::AttachAdmissionRequest& request, v1::Adm
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->AttachAdmission(&context, request, reply));
 }
+absl::Status TestEngine::Call(const v1::PlanPrefillRequest& request, v1::PlanPrefillReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->PlanPrefill(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::AwaitPrefillRequest& request, v1::AwaitPrefillReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->AwaitPrefill(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::EndPrefillRequest& request, v1::EndPrefillReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->EndPrefill(&context, request, reply));
+}
+absl::Status TestEngine::Call(const v1::ServePrefillRequest& request, v1::ServePrefillReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->ServePrefill(&context, request, reply));
+}
 absl::Status TestEngine::Call(const v1::AdvanceRequest& request, v1::CompositionReply* reply) {
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->Advance(&context, request, reply));

@@ -32,7 +32,21 @@ class FakePeerCalls final : public PeerCalls {
   void Renew(const PeerHello&, PeerRenew renew, Done<std::vector<uint32_t>> done) override {
     done(std::vector<uint32_t>(renew.leases.size(), renew.lease_ms));
   }
+  void Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer offer,
+             Done<std::vector<TakeOutcome>> done) override {
+    Note(absl::StrCat("offer ", peer.node, " ", tenant));
+    done(std::vector<TakeOutcome>(offer.objects.size(), TakeOutcome::kNoRoom));
+  }
   void Close(const PeerHello& peer, std::vector<PeerLease>) override { Note("close " + peer.node); }
+  void Workers(const PeerHello& peer, storage::TenantId tenant, const NamespaceId&,
+               Done<std::vector<PeerWorker>> done) override {
+    Note(absl::StrCat("workers ", peer.node, " ", tenant));
+    done(std::vector<PeerWorker>{{.worker = 7, .tokens_per_second = 1000, .queued_tokens = 5, .room = 3}});
+  }
+  void Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill, Done<PeerOpened> done) override {
+    Note(absl::StrCat("prefill ", peer.node, " ", tenant));
+    done(PeerOpened{.miss = MissReason::kEvicted});
+  }
 
   size_t Count(const std::string& what) {
     std::lock_guard lock(mutex_);

@@ -9,8 +9,8 @@
 namespace ashlar::tools {
 namespace {
 
-// What one node holds, the others are to find even if it is used once. A look-up waits longer for the others than
-// in operation: processes of one machine share its cores with the engine that computes.
+// Each node announces its objects though they were used only once. A look-up waits longer for other nodes than in
+// operation: processes of one machine share its cores with the engine that computes.
 std::string ClusterYaml(size_t node, uint16_t control_port, uint16_t transport_port, const std::string& etcd) {
   return absl::StrCat(
       "cluster:\n  node: node", node, "\n  control_address: 127.0.0.1:", control_port,

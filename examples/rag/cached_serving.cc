@@ -20,7 +20,7 @@ using refengine::Step;
 // Of several landings in doubt any may be quiet first.
 constexpr std::chrono::milliseconds kAskEach{10};
 
-// What computing costs: the operations of n tokens are a n + b n².
+// The cost of computing: the operations of n tokens are a n + b n².
 CostModel Cost(const ModelConfig& config) {
   constexpr int64_t kTokens = 1024;
   const double once = refengine::PrefillFlops(config, kTokens).total();
@@ -99,10 +99,11 @@ absl::Status CachedServing::Prefill(const engine::Run& run, Sequence& scratch) {
   return runtime_.engine.Advance(scratch, {&step, 1}, {.captures = {&interior, 1}});
 }
 
-absl::Status CachedServing::Fill(engine::Request& request) {
+absl::Status CachedServing::Fill(engine::Request& request, uint32_t& filled) {
   uint32_t missing;
   const engine::Run* const runs = request.missing(&missing);
-  for (uint32_t i = 0; i < missing; ++i) {
+  for (; filled < missing; ++filled) {
+    const uint32_t i = filled;
     Sequence scratch(runtime_.model.config(), pool_);
     const absl::Status status = Prefill(runs[i], scratch);
     if (absl::IsResourceExhausted(status)) break;  // no pages to fill with: what is missed is computed in its place
@@ -116,6 +117,29 @@ absl::Status CachedServing::Fill(engine::Request& request) {
     if (!published.ok()) return ToStatus(published);
   }
   return absl::OkStatus();
+}
+
+absl::Status CachedServing::FillTogether(engine::Request& request) {
+  const auto give_up = std::chrono::steady_clock::now() + options_.patience.cold;
+  uint32_t filled = 0;
+  for (;;) {
+    if (absl::Status status = Fill(request, filled); !status.ok()) return status;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(give_up - std::chrono::steady_clock::now());
+    const auto wait = static_cast<uint32_t>(std::clamp<int64_t>(left.count(), 0, UINT32_MAX));
+    const engine::Status waited = request.WaitCold(wait);
+    // What has not come, whyever, is computed in its place.
+    if (waited.code != engine::Code::kRestart) return absl::OkStatus();
+  }
+}
+
+absl::StatusOr<bool> CachedServing::ServePrefill(std::chrono::milliseconds wait) {
+  engine::Request work;
+  const engine::Status asked = cache_.ServePrefill(static_cast<uint32_t>(wait.count()), &work);
+  if (asked.code == engine::Code::kPending) return false;
+  if (!asked.ok()) return ToStatus(asked);
+  uint32_t filled = 0;
+  if (absl::Status status = Fill(work, filled); !status.ok()) return status;
+  return true;
 }
 
 StoredSegments CachedServing::stored() const {
@@ -239,7 +263,8 @@ absl::Status CachedServing::Begin(const RagPrompt& prompt, const ConversationId&
                        .segment_count = prompt.segment_lengths.size(),
                        .page_table = set.sequence->page_table().data(),
                        .page_count = set.sequence->page_table().size(),
-                       .fill = true};
+                       .fill = true,
+                       .cold_parallel = options_.cold_parallel};
   std::ranges::copy(conversation, asked.conversation);
   const engine::Status begun = cache_.Begin(&asked, 1, &set.request);
   if (!begun.ok() && begun.code != engine::Code::kOtherPages) return ToStatus(begun);
@@ -257,13 +282,14 @@ absl::Status CachedServing::Begin(const RagPrompt& prompt, const ConversationId&
   }
   uint32_t missing;
   set.request.missing(&missing);
-  if (missing == 0 && begun.ok()) return absl::OkStatus();
+  const bool fills = missing > 0 || set.request.elsewhere() > 0;
+  if (!fills && begun.ok()) return absl::OkStatus();
   EndSequence(set);  // filling takes pages, too
-  if (absl::Status status = Fill(set.request); !status.ok()) return status;
+  if (absl::Status status = FillTogether(set.request); !status.ok()) return status;
   if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
   const std::vector<int32_t>& pages = set.sequence->page_table();
   const engine::Status again =
-      missing == 0 ? set.request.Move(pages.data(), pages.size()) : set.request.LookAgain(pages.data(), pages.size());
+      fills ? set.request.LookAgain(pages.data(), pages.size()) : set.request.Move(pages.data(), pages.size());
   return again.ok() ? absl::OkStatus() : ToStatus(again);
 }
 

@@ -44,9 +44,11 @@ struct Patience {
   std::chrono::milliseconds land{5000};
   // For slots in quarantine, when there are too few others.
   std::chrono::milliseconds quiet{10000};
+  // For segments that other engines compute, with ServingOptions::cold_parallel; what has not come then is computed.
+  std::chrono::milliseconds cold{60000};
 };
 
-// Whose kernels compose: the engine's, or the daemon's, layer by layer (Model::Advance).
+// The kernels that compose are the engine's, or the daemon's, layer by layer (Model::Advance).
 enum class ComposeBy : uint8_t { kEngine, kDaemon };
 
 // ‖T − T̃‖₂ that a published transition may be wrong by. The tuples are fp32: a state behind an interior errs by about
@@ -59,9 +61,10 @@ struct ServingOptions {
   ComposeBy compose = ComposeBy::kEngine;
   double epsilon = kPublishedEpsilon;  // 0: every transition is stored as it is
   PrefixUse prefixes = {};
+  bool cold_parallel = false;  // other engines compute a part of what is missed, where that is faster
 };
 
-// What an engine's segments take in the cache.
+// The sizes of an engine's segments in the cache.
 struct StoredSegments {
   uint64_t segments = 0;
   uint64_t bytes = 0;                        // of all of them
@@ -77,10 +80,13 @@ class CachedServing {
                                                              refengine::SeamWidths seams,
                                                              const ServingOptions& options = {});
 
-  // What cannot be had from the cache is computed, with the engine's own kernels. RESOURCE_EXHAUSTED: the pool has too
-  // few pages, also when what is missing stayed in quarantine for longer than Patience::quiet. `prompt` must outlive
-  // last(). With a conversation, whose own states may be resumed from, too.
+  // Computes with the engine's own kernels where the cache has nothing. RESOURCE_EXHAUSTED: the pool has too few pages,
+  // also when missing ones stayed in quarantine for longer than Patience::quiet. `prompt` must outlive last(). A prompt
+  // of a conversation may resume from the conversation's own states, too.
   absl::StatusOr<Served> Serve(const RagPrompt& prompt, const ConversationId& conversation = {});
+
+  // Waits for a segment to compute for another engine, and computes and publishes it. False: none came in time.
+  absl::StatusOr<bool> ServePrefill(std::chrono::milliseconds wait);
 
   // From now on, what a prompt's linear layers see goes to `tape`, too; it outlives this object. Null: not any more.
   void Record(const refengine::SpanTape* tape) { tape_ = tape; }
@@ -98,8 +104,10 @@ class CachedServing {
   CachedServing(const Runtime& runtime, refengine::PagePool& pool, const ServingOptions& options)
       : runtime_(runtime), pool_(pool), options_(options), room_(runtime.model.config()) {}
 
-  // Prefills and publishes what is missing.
-  absl::Status Fill(engine::Request& request);
+  // Prefills and publishes what is missing, from run `filled` on.
+  absl::Status Fill(engine::Request& request, uint32_t& filled);
+  // The same with what other engines compute at the same time.
+  absl::Status FillTogether(engine::Request& request);
   absl::Status Prefill(const engine::Run& run, refengine::Sequence& scratch);
   // Looks up and lands; fills what is missing, and again.
   absl::Status Begin(const RagPrompt& prompt, const ConversationId& conversation, SetPrompt& set, Served& served);

@@ -16,7 +16,7 @@
 
 namespace ashlar::talk {
 
-// What has been said. Whoever takes the next turn appends the user's message to text.tokens.
+// A conversation's text so far. The caller appends the user's message to text.tokens before the next turn.
 struct Conversation {
   explicit Conversation(rag::RagPrompt text = {});  // with a random id
 

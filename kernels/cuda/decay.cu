@@ -56,6 +56,27 @@ __device__ inline int FactorWidth(const Chain& chain) {
   return chain.family == Family::kMamba1 ? chain.d_v : 1;
 }
 
+// Writes a thread's numbers of a head's state, from `index` on. A state that is rounded later also gets the largest
+// number of the head.
+__device__ inline void WriteNumbers(const Chain& chain, int32_t head, int64_t index, bool inside,
+                                    const float (&numbers)[kNumbers]) {
+  float largest = 0;
+#pragma unroll
+  for (int n = 0; n < kNumbers; ++n) {
+    if (!inside) continue;
+    if (chain.state.wide == nullptr) {
+      Store(chain.state.dtype, chain.state.heads[head], index + n, numbers[n]);
+    } else {
+      chain.state.wide[static_cast<int64_t>(head) * chain.d_k * chain.d_v + index + n] = numbers[n];
+      largest = fmaxf(largest, fabsf(numbers[n]));
+    }
+  }
+  if (chain.state.wide == nullptr) return;
+#pragma unroll
+  for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, ShuffleXor(largest, mask));
+  if (threadIdx.x % 32 == 0) AtomicMax(chain.state.largest + head, FloatBits(largest));
+}
+
 // One block: kThreads × kNumbers numbers of one head's state.
 template <DType kType>
 __global__ void __launch_bounds__(kThreads, 2) DecayKernel(const __grid_constant__ Chain chain) {
@@ -112,21 +133,7 @@ __global__ void __launch_bounds__(kThreads, 2) DecayKernel(const __grid_constant
       }
     }
   }
-  float largest = 0;
-#pragma unroll
-  for (int n = 0; n < kNumbers; ++n) {
-    if (!inside) continue;
-    if (chain.state.wide == nullptr) {
-      Store(chain.state.dtype, chain.state.heads[head], index + n, numbers[n]);
-    } else {
-      chain.state.wide[static_cast<int64_t>(head) * chain.d_k * chain.d_v + index + n] = numbers[n];
-      largest = fmaxf(largest, fabsf(numbers[n]));
-    }
-  }
-  if (chain.state.wide == nullptr) return;
-#pragma unroll
-  for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, ShuffleXor(largest, mask));
-  if (threadIdx.x % 32 == 0) AtomicMax(chain.state.largest + head, FloatBits(largest));
+  WriteNumbers(chain, head, index, inside, numbers);
 }
 
 template <DType kType>

@@ -53,6 +53,10 @@ struct Entry : RankedObject {
   bool doomed = false;   // not wanted any more: it ends with its last reference, unless it is reserved again
   bool behind = false;   // waits to be written to the tiers below
   bool unsaved = false;  // published, and no copy on the disk: memory has it alone
+  // What a drain does about it with other nodes: kOffered keeps the disk from it meanwhile, kTaken counts as saved.
+  enum class Hand : uint8_t { kNone, kOffered, kTaken, kDeclined };
+  Hand hand = Hand::kNone;
+  bool taken = false;                   // another node offered it, and no engine asked for it here
   MissReason gone = MissReason::kNone;  // why no table has it any more; its bytes stay until the last reference goes
   uint32_t references = 0;              // uses that keep the copy at the top where it is
   uint32_t holds = 0;                   // calls that are at work on it
@@ -66,6 +70,7 @@ struct Entry : RankedObject {
   Nanos remote_cost = 0;                                // estimates the time that it takes to come; 0: not known
   // Where the nearest whole copy of this node is, whether its disk has one, and what others were told of it.
   TierKind resides = TierKind::kNone, told = TierKind::kNone;
+  TierKind resided = TierKind::kNone;  // `resides` when it was last told of
   bool saved = false;
 
   struct Waiter {

@@ -93,6 +93,14 @@ Entry* Level::NextVictim(const TenantPool& pool) {
   return victims.empty() ? nullptr : static_cast<Entry*>(victims.front());  // Track was given entries
 }
 
+bool Level::HasRoomFor(const RankedObject& coming, uint64_t extents, bool evicting) {
+  const uint64_t free = FreeExtents(coming.pool);
+  if (extents <= free) return true;
+  const std::vector<RankedObject*> victims =
+      evicting ? Victims(coming.pool, extents - free) : std::vector<RankedObject*>();
+  return !victims.empty() && policy_.IsDearer(coming, victims);
+}
+
 void Level::Free(const TenantPool& pool, Slot slot) {
   Freed(pool, slot.Extents());
   tier_.Free(std::move(slot));

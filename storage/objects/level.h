@@ -31,6 +31,8 @@ class Level {
   // Full: MakeRoom would have to give up copies for so many extents. NextVictim: the first of them.
   bool Full(const TenantPool& pool, uint64_t extents) const { return extents > FreeExtents(pool); }
   Entry* NextVictim(const TenantPool& pool);  // null: none
+  // Returns whether there is room for a coming object: free, or (`evicting`) of copies that are each worth less.
+  bool HasRoomFor(const RankedObject& coming, uint64_t extents, bool evicting);
   // Returns whether extents were given up and are not free yet.
   bool Coming(const TenantPool& pool) const { return ComingExtents(pool.tenant) > 0; }
 

@@ -12,7 +12,14 @@
 namespace ashlar::storage {
 namespace {
 
-ReuseKind KindOf(const Entry& entry) {
+float SavedAByte(const ObjectHeader& header, double flops) {
+  const double saved = flops > 0 ? flops : kAssumedFlopsPerToken * static_cast<double>(header.tokens);
+  return static_cast<float>(saved / static_cast<double>(header.bytes));
+}
+
+}  // namespace
+
+ReuseKind ObjectTable::KindOf(const Entry& entry) {
   if (entry.pool.kind == PoolKind::kPrivate) return ReuseKind::kOwn;
   switch (entry.header.kind) {
     case ObjectKind::kSegment:
@@ -23,13 +30,6 @@ ReuseKind KindOf(const Entry& entry) {
       return ReuseKind::kCheckpoint;
   }
 }
-
-float SavedAByte(const ObjectHeader& header, double flops) {
-  const double saved = flops > 0 ? flops : kAssumedFlopsPerToken * static_cast<double>(header.tokens);
-  return static_cast<float>(saved / static_cast<double>(header.bytes));
-}
-
-}  // namespace
 
 ObjectTable::Reference::Reference(ObjectTable& table, Entry& entry) : table_(&table), entry_(&entry) {
   if (++entry.references == 1) table.placement_.Changed(entry);
@@ -72,7 +72,9 @@ ObjectTable::ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executo
                   .vacated = [this](Entry& entry) { entries_.erase(ObjectId{entry.id}); },
                   .resides = [this](Entry& entry) { Reside(entry); }}) {}
 
-ObjectTable::~ObjectTable() = default;
+ObjectTable::~ObjectTable() {
+  coming_.clear();  // while there is what it refers to
+}
 
 ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::vector<Reference>* others) {
   const Key& key = query.key;
@@ -351,20 +353,6 @@ void ObjectTable::FindExpired(Nanos now) {
     }
   }
   std::ranges::reverse(expiring_);
-}
-
-void ObjectTable::Flush() {
-  std::vector<const Entry*> alone;
-  for (const auto& [id, entry] : entries_) {
-    if (entry->unsaved) alone.push_back(entry.get());
-  }
-  const auto heat = [](const Entry* entry) {
-    return std::tuple(entry->pinned, entry->uses, entry->last_used_at, entry->id);
-  };
-  std::ranges::sort(alone, std::ranges::greater(), heat);
-  std::vector<ObjectId> order;
-  for (const Entry* entry : alone) order.push_back(entry->id);
-  placement_.Flush(order);
 }
 
 Entry* ObjectTable::Living(ObjectId id) {

@@ -8,6 +8,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "storage/history/explanation.h"
 #include "storage/history/ghost_table.h"
 #include "storage/objects/entry.h"
+#include "storage/objects/offers.h"
 #include "storage/objects/placement.h"
 #include "storage/objects/segment_table.h"
 #include "storage/observer.h"
@@ -33,6 +35,7 @@ struct Residence {
   bool saved = false;                  // a disk has a whole copy
   uint32_t uses = 0;                   // look-ups that found it
   TierKind told = TierKind::kNone;     // what the last call returned
+  TierKind was = TierKind::kNone;      // `nearest` at the last call
 };
 
 using TellResidence = std::function<TierKind(const TenantPool&, const ObjectHeader&, const Residence&)>;
@@ -49,11 +52,11 @@ struct ObjectTableOptions {
 
 // Keeps two promises: an object that is referenced stays where it is, and one that is neither referenced nor pinned
 // never blocks an allocation, but for the moment that a copy of it is on its way between tiers.
-class ObjectTable {
+class ObjectTable final : public Offers {
  public:
   ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executor& copying, const Clock& clock,
               Observer& observer);
-  ~ObjectTable();
+  ~ObjectTable() override;
 
   // One use of an object: while the reference lives, the header and the copy at the top stay. Must not outlive the
   // table.
@@ -147,6 +150,14 @@ class ObjectTable {
 
   // Writes what memory has alone to the disk, what is pinned first, then what is hottest (Placement::Flush).
   void Flush();
+  void EndFlush();
+
+  std::optional<Offering> NextToHand() override;
+  void Handed(TenantId tenant, const Key& key, bool taken) override;
+  std::optional<Offering> Describe(TenantId tenant, const Key& key) const override;
+  TakeOutcome Judge(const Offering& offered, bool evicting) override;
+  void BringUp(const Offering& offered, std::function<void(bool whole)> done) override;
+  void SettleTaken() override;
 
   const Ghost* FindGhost(TenantId tenant, const Key& key) const { return ghosts_.Find(tenant, key); }
   // These two count as no use.
@@ -164,6 +175,7 @@ class ObjectTable {
  private:
   static constexpr uint32_t kTold = 2;  // uses
 
+  std::vector<Entry*> Alone() const;  // that memory alone has, in the order of Flush
   void Appear(Entry& entry);
   void Reside(Entry& entry) const;
   void Found(Entry& entry, double flops);
@@ -179,6 +191,8 @@ class ObjectTable {
   void Unpin(Entry& entry);
   void Unreference(Entry& entry);
   bool GoesNow(const Entry& entry) const;  // if it is doomed
+  static ReuseKind KindOf(const Entry& entry);
+  Reuse ReuseOf(const Entry& entry, const Offering& offered) const;
   Entry& Make(const TenantPool& pool, ObjectHeader header, double flops);
 
   const Clock& clock_;
@@ -196,7 +210,15 @@ class ObjectTable {
   std::map<TenantId, std::list<ObjectId>> by_use_;  // of tenants whose objects expire, the longest unused first
   std::vector<ObjectId> untold_;                    // of a TellAll that is under way
   std::vector<ObjectId> expiring_;                  // found by the last FindExpired, and not yet ended
-  std::set<std::pair<Nanos, ObjectId>> pins_;       // that end, by when
+  // Offered objects on their way here.
+  struct Coming {
+    std::vector<Reference> shards;
+    std::function<void(bool)> done;
+  };
+  std::list<Coming> coming_;
+  std::vector<ObjectId> to_hand_;  // the hottest last
+  bool flushing_ = false;
+  std::set<std::pair<Nanos, ObjectId>> pins_;  // that end, by when
   uint64_t objects_ = 0;
   uint64_t object_bytes_ = 0;
   bool closed_ = false;

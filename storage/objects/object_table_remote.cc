@@ -23,7 +23,11 @@ void ObjectTable::SettleRemote(TenantId tenant, const Key& key, const TensorShar
 void ObjectTable::Reside(Entry& entry) const {
   if (!tell_) return;
   entry.told = tell_(entry.pool, entry.header,
-                     {.nearest = entry.resides, .saved = entry.saved, .uses = entry.uses, .told = entry.told});
+                     {.nearest = entry.resides,
+                      .saved = entry.saved,
+                      .uses = entry.uses,
+                      .told = entry.told,
+                      .was = std::exchange(entry.resided, entry.resides)});
 }
 
 bool ObjectTable::TellAll(Slice& slice) {

@@ -236,7 +236,8 @@ void Placement::Refresh(Entry& entry) {
     if (!ranked && copy.rank.tracked()) levels_[i]->Forget(copy.rank);
   }
   Reside(entry, here);
-  const bool unsaved = here && entry.remote == 0 && (disk_ == nullptr || !entry.copies[disk_level_].whole());
+  const bool elsewhere = entry.remote != 0 || entry.hand == Entry::Hand::kTaken;
+  const bool unsaved = here && !elsewhere && (disk_ == nullptr || !entry.copies[disk_level_].whole());
   if (unsaved == entry.unsaved) return;
   entry.unsaved = unsaved;
   unsaved_ += unsaved ? 1 : -1;
@@ -415,7 +416,7 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
   if (entry.remote != 0 && RemoteOf(entry).readers == 0) RemoveRemote(entry);  // this node has a copy of its own
-  if (promoted && level == 0) CameUp(entry);
+  if (promoted && level == 0 && !std::exchange(entry.taken, false)) CameUp(entry);
   if (level > 0 || promoted) observer_.Copied(entry.pool.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);
   if (level == 0) CallWaiters(entry);
@@ -429,11 +430,6 @@ void Placement::CameUp(const Entry& entry) {
   } else {
     promotion_[entry.pool.tenant].CameUp(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
   }
-}
-
-Placement::Unsaved Placement::unsaved() const {
-  const auto writes = [](const auto& tenant) { return !tenant.second.queue.empty() || tenant.second.fills > 0; };
-  return {unsaved_, unsaved_bytes_, std::ranges::any_of(behind_, writes)};
 }
 
 void Placement::Tick() {

@@ -83,6 +83,14 @@ class Placement {
   // behind. A degraded disk is tried once more; nothing is written if it does not recover.
   void Flush(const std::vector<ObjectId>& order);
   void EndFlush() { flushing_ = false; }
+  // The disk has a copy of it, or is being given one.
+  bool Saving(const Entry& entry) const;
+  // `hand` of an object has changed.
+  void HandChanged(Entry& entry);
+  // Returns whether the top has room for a coming object (Level::HasRoomFor).
+  bool HasRoomFor(const Entry& coming, uint64_t extents, bool evicting) {
+    return levels_[0]->HasRoomFor(coming, extents, evicting);
+  }
   // Objects that memory alone has. writing: some of them are being written to the disk, or wait for it.
   struct Unsaved {
     uint64_t objects = 0, bytes = 0;

@@ -17,11 +17,26 @@ void Placement::QueueBehind(Entry& entry) {
 }
 
 bool Placement::WantsBehind(const Entry& entry) {
-  if (flushing_) return disk_ != nullptr && entry.unsaved && entry.copies[disk_level_].state == State::kNone;
+  if (flushing_) return disk_ != nullptr && entry.unsaved && !Saving(entry) && entry.hand != Entry::Hand::kOffered;
   for (size_t i = 0; i + 1 < levels(); ++i) {
     if (entry.copies[i].whole() && entry.copies[i + 1].state == State::kNone && Admits(entry, i + 1)) return true;
   }
   return false;
+}
+
+Placement::Unsaved Placement::unsaved() const {
+  const auto writes = [](const auto& tenant) { return !tenant.second.queue.empty() || tenant.second.fills > 0; };
+  return {unsaved_, unsaved_bytes_, std::ranges::any_of(behind_, writes)};
+}
+
+bool Placement::Saving(const Entry& entry) const {
+  return disk_ != nullptr && entry.copies[disk_level_].state != State::kNone;
+}
+
+void Placement::HandChanged(Entry& entry) {
+  Refresh(entry);
+  QueueBehind(entry);
+  Pump();
 }
 
 void Placement::Flush(const std::vector<ObjectId>& order) {

@@ -79,7 +79,7 @@ class TierCopy {
   }
   bool IsRemote() const { return from.remote != 0; }
   bool UsesDisk() const { return !IsRemote() && (from.memory == nullptr || to.memory == nullptr); }
-  // What waits for one of these does not hold up what the others can do: the executor, the disk, other nodes.
+  // A copy that waits for one of these does not hold up copies by the others: the executor, the disk, other nodes.
   size_t Way() const { return IsRemote() ? 2 : UsesDisk() ? 1 : 0; }
 
   const End from, to;

@@ -167,4 +167,16 @@ std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> pools
   return victims;
 }
 
+double PricePolicy::PriceOf(const RankedObject& object) const {
+  const Reuse& reuse = object.reuse;
+  return models_.Rate(object.pool.tenant, ReuseModels::ClassOf(reuse), reuse.used) *
+         std::clamp<double>(reuse.saves_a_byte, kLeastWorth, kMostWorth);
+}
+
+bool PricePolicy::IsDearer(const RankedObject& coming, std::span<RankedObject* const> than) const {
+  constexpr double kHalfOctave = 1.4142;  // rings tell no finer
+  const double price = PriceOf(coming);
+  return std::ranges::all_of(than, [&](const RankedObject* object) { return kHalfOctave * PriceOf(*object) < price; });
+}
+
 }  // namespace ashlar::storage

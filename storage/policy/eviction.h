@@ -69,6 +69,8 @@ class EvictionPolicy {
   // Returns the pools' idle copies that should leave first, in that order: just enough for `extents`, or none if all of
   // them are not enough. They stay tracked until Forget.
   virtual std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) = 0;
+  // Returns whether an object that would come is worth more than each of these. By default none is known to be.
+  virtual bool IsDearer(const RankedObject& /*coming*/, std::span<RankedObject* const> /*than*/) const { return false; }
 };
 
 // Least recently used first, over all pools together. Every call is O(1), Victims amortised per copy returned: one
@@ -109,6 +111,7 @@ class PricePolicy final : public EvictionPolicy {
   void Touch(Rank& copy) override;
   void Forget(Rank& copy) override;
   std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) override;
+  bool IsDearer(const RankedObject& coming, std::span<RankedObject* const> than) const override;
 
  private:
   // FLOPs a byte. A declared worth outside this range is clamped to it, which bounds the number of rings.
@@ -132,6 +135,7 @@ class PricePolicy final : public EvictionPolicy {
   };
 
   Rank& RingOf(const TenantPool& pool, const RankedObject& object);
+  double PriceOf(const RankedObject& object) const;
   void Append(Rank& copy, Rank& place);
   // Moves the cursor to the oldest copy of before the call that may be given up.
   void Advance(Cursor& cursor, TenantId tenant, uint64_t before);

@@ -115,6 +115,30 @@ class Manifests(unittest.TestCase):
             self.assertGreater(pod["terminationGracePeriodSeconds"], int(drain[3]) + config["drain_seconds"], name)
             self.assertTrue(container["securityContext"]["readOnlyRootFilesystem"], name)
 
+    def test_etcd_is_asked_over_tls(self):
+        """Every file that a configuration names below /etc/ashlar is mounted there."""
+        for name, each in self.objects("DaemonSet"):
+            config = yaml.safe_load(self.config_of(name.split()[0])).get("cluster")
+            if config is None:
+                continue
+            container = each["spec"]["template"]["spec"]["containers"][0]
+            mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+            for section in ("tls", "etcd"):
+                for file in ("ca_file", "cert_file", "key_file"):
+                    self.assertIn(str(pathlib.PurePath(config[section][file]).parent), mounts, f"{name}: {section}.{file}")
+
+    def test_every_value_of_the_configurations_is_described(self):
+        page = (ROOT / "deploy/kustomize/README.md").read_text() + (ROOT / "deploy/ashlard.example.yaml").read_text()
+
+        def names(value):
+            for key, inner in value.items() if isinstance(value, dict) else ():
+                yield key
+                yield from names(inner)
+
+        for overlay in OVERLAYS:
+            for name in names(yaml.safe_load(self.config_of(overlay))):
+                self.assertIn(name, page, overlay)
+
     def config_of(self, overlay):
         maps = [each for each in self.rendered[overlay] if each["kind"] == "ConfigMap"]
         self.assertEqual(len(maps), 1)

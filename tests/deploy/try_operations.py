@@ -2,7 +2,7 @@
 """A platform engineer's afternoon, in minutes: a daemon under load, Prometheus, and faults that must raise their alert
 and let it go again. tools/try-operations calls it.
 
-usage: try_operations.py [--json FILE]    (environment: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
+usage: try_operations.py [--json FILE] [--image]    (environment: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
 """
 
 import argparse
@@ -162,9 +162,23 @@ def count_docs():
     return {"ok": blocks - min(wrong, blocks), "all": blocks}
 
 
+def count_packages():
+    """The Debian package and the image, each built, installed or run, and used: minutes, root and downloads."""
+    environment = {**os.environ, "ASHLAR_BARE_ROOT": "1", "ASHLAR_IMAGE": "1"}
+    ok = count = 0
+    for test, cases in (("package_test.py", ["OnABareRoot"]), ("image_test.py", [])):
+        done = run(sys.executable, SOURCE / "tests/deploy" / test, BUILD, "-v", *cases, env=environment)
+        lines = re.findall(r"^test_\w+ .*\.\.\. (ok|FAIL|ERROR|skipped .*)$|^(ERROR): setUpClass", done.stderr, re.M)
+        say(f"{test}: {done.stdout.strip()}\n{done.stderr.strip()}")
+        ok += sum(first == "ok" for first, _ in lines)
+        count += len(lines)
+    return {"ok": ok, "all": count}
+
+
 def main():
     parser = argparse.ArgumentParser(prog="try-operations", description=__doc__.split("\n\nusage")[0])
     parser.add_argument("--json", metavar="FILE", help="also writes the figures there")
+    parser.add_argument("--image", action="store_true", help="also builds and tries the Debian package and the image, as root")
     arguments = parser.parse_args()
     for program in ("prometheus", "promtool", "etcd"):
         if shutil.which(program) is None:
@@ -178,11 +192,15 @@ def main():
         alerts = trial.alerts()
     figures = {"panels": {"ok": ok, "all": count}, "rules": count_rules(), "manifests": count_manifests(),
                "docs": count_docs(), "alerts": alerts}
-    for name in ("rules", "manifests", "docs"):
+    names = ["rules", "manifests", "docs"]
+    if arguments.image:
+        figures["packages"] = count_packages()
+        names.append("packages")
+    for name in names:
         say(f"{name}: {figures[name]['ok']} of {figures[name]['all']}")
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n")
-    parts = all(figures[name]["ok"] == figures[name]["all"] > 0 for name in ("panels", "rules", "manifests", "docs"))
+    parts = all(figures[name]["ok"] == figures[name]["all"] > 0 for name in ("panels", *names))
     return 0 if parts and all(alert["fired_s"] and alert["resolved_s"] for alert in alerts) else 1
 
 

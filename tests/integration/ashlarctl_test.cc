@@ -156,6 +156,7 @@ TEST_F(Ashlarctl, SaysHowTheDaemonIs) {
   EXPECT_EQ(stats["tenants"][0]["hits"][0]["segments"], 3);
   EXPECT_THAT(Run("stats").output, HasSubstr("hits from dram"));
   EXPECT_EQ(Ask("sessions")["sessions"][0]["models"], 1);
+  EXPECT_EQ(Ask("sessions")["sessions"][0]["release"], Version());
   EXPECT_THAT(Run("sessions").output, HasSubstr("tenant default"));
   EXPECT_THAT(Run("config").output, HasSubstr("capacity_bytes: 8388608"));
 }
@@ -178,6 +179,20 @@ TEST_F(Ashlarctl, DrainsAndTakesRequestsAgain) {
   EXPECT_EQ(engine_.Lookup(prompt_).segments()[0].reason, MissReason::kDaemonUnavailable);
   EXPECT_FALSE(Ask("undrain")["draining"].get<bool>());
   EXPECT_TRUE(engine_.Lookup(prompt_).segments()[0].hit());
+}
+
+TEST_F(Ashlarctl, ProbesTheHealthThatEnginesSee) {
+  const std::string health = "health --rpc-socket " + daemon_.client_options().rpc_socket;
+  EXPECT_EQ(Ask(health)["state"], "serving");
+  Ask("drain");
+  const Ended draining = Run(health);
+  EXPECT_EQ(draining.code, 1);
+  EXPECT_EQ(draining.output, "not_serving\n");
+  const Ended unknown = Run(health + " --service cake");
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.output, HasSubstr("--service: the daemon has no \"cake\""));
+  EXPECT_EQ(Run("health --seconds 0").code, 2);
+  EXPECT_EQ(Run("health --rpc-socket /nowhere --seconds 1").code, 1);
 }
 
 TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {

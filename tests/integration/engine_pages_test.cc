@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 using testing::StartsWith;
 using testing::UnorderedElementsAreArray;
 
-// What Commit takes of a text that a test engine has computed.
+// The arguments of Commit for a text that a test engine has computed.
 struct Committed {
   Committed(PrefixEngine& test, const Text& its_text) : text(its_text), parts(test.Compute(text)) {
     for (const CapturedState& captured : parts.checkpoints) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/engine_options.h"
 #include "tests/integration/test_engine.h"
@@ -96,18 +97,51 @@ TEST(EngineApiInProcesses, GarbageForAPlanIsRefusedByName) {
   EXPECT_THAT(Say(elsewhere.Land(&given, 1, &request)), StartsWith("3 plans[0].namespace: "));
 }
 
-// The shortest complete engine, as docs/integrate.md shows it.
-TEST(ShortestEngine, HitsWhatItHasPublished) {
-  DaemonProcess daemon;
-  const ClientOptions options = daemon.client_options();
-  FILE* const said =
-      ::popen((std::string(SHORTEST) + " " + options.rpc_socket + " " + options.session_socket).c_str(), "r");
-  ASSERT_NE(said, nullptr);
+// Runs one of the engines that docs/integrate.md shows, and returns its output.
+std::string OutputOf(const std::string& engine, const ClientOptions& options) {
+  FILE* const said = ::popen((engine + " " + options.rpc_socket + " " + options.session_socket).c_str(), "r");
+  if (said == nullptr) return "";
   std::string text(4096, 0);
   text.resize(std::fread(text.data(), 1, text.size(), said));
   EXPECT_EQ(::pclose(said), 0);
+  return text;
+}
+
+TEST(ShortestEngine, HitsWhatItHasPublished) {
+  DaemonProcess daemon;
+  const std::string text = OutputOf(SHORTEST, daemon.client_options());
   EXPECT_THAT(text, StartsWith("0 of 3 segments hit, 34 of 117 tokens computed: "));
   EXPECT_THAT(text, HasSubstr("\n3 of 3 segments hit, 34 of 117 tokens computed: "));
+}
+
+// A turn computes its own message alone.
+TEST(ShortestEngine, ResumesItsConversation) {
+  DaemonProcess daemon;
+  const std::string text = OutputOf(SHORTEST_CONVERSATION, daemon.client_options());
+  EXPECT_THAT(text, StartsWith("34 of 117 tokens computed, kept: "));
+  EXPECT_THAT(text, HasSubstr("\nits own states, 21 of 150 tokens computed, kept: "));
+  EXPECT_THAT(text, HasSubstr("\nits own states, 10 of 172 tokens computed, kept: "));
+}
+
+// The third prompt resumes where the first two part. Run again, all do, and the answers are the same.
+TEST(ShortestEngine, ResumesPrefixes) {
+  DaemonProcess daemon;
+  const std::string first = OutputOf(SHORTEST_PREFIXES, daemon.client_options());
+  EXPECT_THAT(first, StartsWith("64 of 64 tokens computed: "));
+  EXPECT_THAT(first, HasSubstr("\n63 of 63 tokens computed: "));
+  EXPECT_THAT(first, HasSubstr("\n16 of 65 tokens computed: "));
+  const std::string second = OutputOf(SHORTEST_PREFIXES, daemon.client_options());
+  EXPECT_THAT(second, StartsWith("15 of 64 tokens computed: "));
+  EXPECT_THAT(second, HasSubstr("\n14 of 63 tokens computed: "));
+  EXPECT_THAT(second, HasSubstr("\n16 of 65 tokens computed: "));
+  const auto answers = [](const std::string& text) {
+    std::vector<std::string> all;
+    for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+      all.emplace_back(line.substr(line.find(": ")));
+    }
+    return all;
+  };
+  EXPECT_EQ(answers(second), answers(first));
 }
 
 }  // namespace

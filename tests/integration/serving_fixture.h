@@ -54,7 +54,7 @@ inline RagPrompt MakeTestPrompt(const std::vector<int32_t>& order) {
 // One engine process' worth: a client, pages in a hosted region, an engine that serves.
 struct ServingEngine {
   ServingEngine(const ClientOptions& options, const rag::Runtime& runtime, const rag::Patience& patience = {},
-                rag::ComposeBy compose = rag::ComposeBy::kEngine) {
+                rag::ComposeBy compose = rag::ComposeBy::kEngine, bool cold_parallel = false) {
     const ModelConfig& config = runtime.model.config();
     ClientOptions patient = options;
     patient.timeout = std::chrono::seconds(2);
@@ -65,8 +65,8 @@ struct ServingEngine {
     EXPECT_TRUE(hosted.ok()) << hosted.status();
     region = *hosted;
     pages = std::make_unique<refengine::PagePool>(config, kPageTokens, kPages, std::span(region.data(), region.size()));
-    auto opened =
-        rag::CachedServing::Open(*client, runtime, *pages, region, kSeams, {.patience = patience, .compose = compose});
+    auto opened = rag::CachedServing::Open(*client, runtime, *pages, region, kSeams,
+                                           {.patience = patience, .compose = compose, .cold_parallel = cold_parallel});
     EXPECT_TRUE(opened.ok()) << opened.status();
     serving = std::move(*opened);
   }

@@ -13,7 +13,7 @@
 
 namespace ashlar::nodes {
 
-// What the configuration of one node's daemon is made from.
+// The facts from which one node's configuration is made.
 struct NodePlace {
   size_t node = 0;
   std::string name;                         // node0, node1, …

@@ -32,7 +32,7 @@ struct Relay::Inbox {
   struct mmsghdr messages[kBatch];
 };
 
-// What goes to one port by the next system call; it points to the inbox or to held frames.
+// The frames that the next system call sends to one port; it points to the inbox or to held frames.
 struct Relay::Outbox {
   size_t count = 0;
   struct iovec places[kBatch];

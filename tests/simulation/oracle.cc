@@ -77,7 +77,7 @@ bool Driver::IsPast(const std::map<Text, Nanos>& used, const Text& text) const {
 
 // Returns whether somebody may hold the text or a shard of it: then it does not expire.
 bool Driver::InUse(const Text& text) {
-  // What has ended may hold anything until the last slice of its end.
+  // A session or lease that has ended may hold anything until the last slice of its end.
   if (ticks_ || !releasing_.empty() || !closing_.empty()) return true;
   const std::vector<Text> bundle = BundleOf(text);
   const auto names = [&](const std::vector<Text>& texts) {

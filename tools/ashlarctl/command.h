@@ -62,11 +62,13 @@ absl::StatusOr<Answer> Sessions(const Arguments& arguments, AdminClient& client)
 absl::StatusOr<Answer> Pin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Unpin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Evict(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Warm(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Drain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Undrain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Status(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Top(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> SupportBundle(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Health(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Doctor(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> LayoutCosts(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Config(const Arguments& arguments, AdminClient& client);

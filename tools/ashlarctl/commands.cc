@@ -36,6 +36,10 @@ std::vector<Command> CommandsOnObjects() {
       {"unpin", kTokens, "ends a pin", "", TextOptions({}), Unpin},
       {"evict", kTokens, "takes the objects of these texts out of all tiers", "Leased bytes leave with their leases.",
        TextOptions({}), Evict},
+      {"warm", kTokens, "has these texts computed by engines that offer prefill",
+       "The first file is the prompt's prefix, which has another key than a segment: use --kind segment for texts that "
+       "stand behind others. It waits, and fails if one of them is not in the cache then.",
+       TextOptions({{"seconds", "S", "how long it waits, 600 if not given", {}}}), Warm},
   };
 }
 
@@ -79,6 +83,14 @@ std::vector<Command> CommandsOnTheDaemon() {
 
 std::vector<Command> CommandsOnItself() {
   return {
+      {"health",
+       "",
+       "whether the daemon serves engines, for probes",
+       "Asks grpc.health.v1.Health on the engines' socket, as load balancers do. It fails unless the answer is serving.",
+       {{"rpc-socket", "PATH", "else $ASHLAR_RPC_SOCKET, else /run/ashlar/rpc.sock", {}},
+        {"service", "NAME", "ashlar.v1.Ssd: the disk tier; the whole daemon if not given", {}},
+        {"seconds", "S", "how long the answer may take, 5 if not given", {}}},
+       Health},
       {"doctor",
        "",
        "the settings of this machine that will hurt a daemon, each with its remedy",

@@ -14,8 +14,8 @@ struct Screen {
   bool colour = false;
 };
 
-// What happened between two answers, `seconds` apart: lines of at most screen.columns characters, at most screen.rows
-// of them. Tenants that asked most come first; those that find no room are counted in the last line.
+// Shows the change between two answers, `seconds` apart, in at most screen.rows lines of at most screen.columns
+// characters. Tenants that asked most come first; those that find no room are counted in the last line.
 std::string Frame(const v1::StatsReply& before, const v1::StatsReply& now, double seconds, const Screen& screen);
 nlohmann::json FrameJson(const v1::StatsReply& before, const v1::StatsReply& now, double seconds);
 

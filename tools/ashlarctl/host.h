@@ -8,7 +8,7 @@
 
 namespace ashlar::ctl {
 
-// What was found out. Empty: not known here.
+// Facts about this machine. Empty: not known here.
 struct HostFacts {
   std::optional<uint64_t> memory_bytes;         // of the machine, or of the control group where that is less
   std::optional<uint64_t> locked_memory_limit;  // RLIMIT_MEMLOCK of this process, UINT64_MAX: none
@@ -28,7 +28,7 @@ struct HostFacts {
   std::optional<uint64_t> folder_free_bytes;
 };
 
-// What a daemon of this machine shall have.
+// The resources that a daemon of this machine shall have.
 struct HostNeeds {
   uint64_t dram_bytes = 0;  // 0: not said
   uint64_t ssd_bytes = 0;

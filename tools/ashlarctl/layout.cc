@@ -53,7 +53,7 @@ absl::StatusOr<Question> ReadQuestion(const Arguments& arguments) {
   return question;
 }
 
-// What a cache of whole extents takes for an object.
+// Returns the bytes of whole extents that an object takes.
 absl::StatusOr<uint64_t> StoredBytes(const absl::StatusOr<ObjectHeader>& plan) {
   if (!plan.ok()) return plan.status();
   return plan->Extents() * limits::kExtentBytes;

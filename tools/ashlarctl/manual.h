@@ -1,4 +1,4 @@
-// What ashlarctl says of itself, all made of the table of commands: help, the manual page, completion scripts.
+// The help, the manual page and the completion scripts of ashlarctl, all made from the table of commands.
 #pragma once
 
 #include <string>

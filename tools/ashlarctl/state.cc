@@ -131,12 +131,13 @@ absl::StatusOr<Answer> Sessions(const Arguments&, AdminClient& client) {
                                        {"pid", session.pid()},
                                        {"uid", session.uid()},
                                        {"client", session.client()},
+                                       {"release", session.release()},
                                        {"regions", session.regions()},
                                        {"region_bytes", session.region_bytes()},
                                        {"models", session.models()},
                                        {"draining", session.draining()}});
     absl::StrAppend(&answer.text, "session ", session.session(), ": tenant ", session.tenant(), ", pid ", session.pid(),
-                    ", uid ", session.uid(), ", \"", session.client(), "\", ", session.models(), " models, ",
+                    ", uid ", session.uid(), ", \"", session.client(), "\"", session.release().empty() ? "" : " " + session.release(), ", ", session.models(), " models, ",
                     session.regions(), " regions of ", Bytes(session.region_bytes()),
                     session.draining() ? ", draining" : "", "\n");
   }

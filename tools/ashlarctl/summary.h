@@ -1,4 +1,4 @@
-// What a StatsReply comes to, over all tenants or in an interval between two of them.
+// The sums of a StatsReply, over all tenants or in an interval between two replies.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Tokens {
 
   uint64_t hit() const;
   uint64_t asked() const;  // hit or missed
-  // What came since `before`; all of it where the daemon was started anew meanwhile.
+  // The tokens since `before`; all of them where the daemon was started anew meanwhile.
   Tokens Since(const Tokens& before) const;
 };
 

@@ -33,6 +33,7 @@ absl::Status Entries(const Options& options, nlohmann::json& figures);
 absl::Status Prefix(const Options& options, nlohmann::json& figures);
 absl::Status Decode(const Options& options, nlohmann::json& figures);
 absl::Status Store(const Options& options, nlohmann::json& figures);
+absl::Status Router(const Options& options, nlohmann::json& figures);
 absl::Status Ssd(const Options& options, nlohmann::json& figures);
 absl::Status TimeKernels(const Options& options, nlohmann::json& figures);
 absl::Status Transitions(const Options& options, nlohmann::json& figures);

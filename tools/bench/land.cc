@@ -11,6 +11,7 @@
 #include "examples/local_daemon/local_daemon.h"
 #include "kernels/host/thread_pool.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/compare_apis.h"
 
 namespace ashlar::bench {
 namespace {
@@ -249,7 +250,9 @@ absl::Status Land(const Options& options, nlohmann::json& figures) {
   figures["machine"] = Machine();
   nlohmann::json& cases = figures["cases"] = nlohmann::json::array();
   if (absl::Status status = LandPages(**client, options, pool, cases); !status.ok()) return status;
-  return MapTuples(**client, options, figures["handovers"] = nlohmann::json::array());
+  nlohmann::json& handovers = figures["handovers"] = nlohmann::json::array();
+  if (absl::Status status = MapTuples(**client, options, handovers); !status.ok()) return status;
+  return CompareApis(**client, options, figures["apis"] = nlohmann::json::array());
 }
 
 }  // namespace ashlar::bench

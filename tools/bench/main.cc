@@ -39,6 +39,9 @@ constexpr const char* kUsage =
     "               --engine blobdb: RocksDB's blob files in the tier's place; --quick: few values\n"
     "  transfer     values of 64 KiB to 64 MiB between two daemons' transports, on loopback and between two network\n"
     "               namespaces (as root), against TCP streams and ucx_perftest; --quick: few values\n"
+    "  router       a cold prompt of 11 segments that engines of 1, 2, 4 and 8 nodes compute at once, prefill "
+    "emulated,\n"
+    "               against the bound of longest-first; --quick: 1 and 2 nodes, once\n"
     "  decode       a batch from buffers against recurrent decoding; verifying drafts against steps that keep states\n"
     "  kernels      every operation of the host back end, against copy bandwidth and multiply-add units;\n"
     "               --filter TEXT: only cases whose \"op family dtype shape\" contains it; --quick: small shapes\n"
@@ -139,6 +142,7 @@ int main(int argc, char** argv) {
       {"neighbours", Neighbours},
       {"ssd", ashlar::bench::Ssd},
       {"transfer", ashlar::bench::Transfer},
+      {"router", ashlar::bench::Router},
       {"decode", ashlar::bench::Decode},
       {"kernels", ashlar::bench::TimeKernels},
       {"transitions", ashlar::bench::Transitions},

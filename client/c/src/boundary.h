@@ -1,4 +1,4 @@
-// What crosses the border between C and C++: sized structs, codes with a thread's error text, and no exception.
+// The border between C and C++. Sized structs and codes with a thread's error text cross it; exceptions do not.
 #pragma once
 
 #include <algorithm>

@@ -40,6 +40,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ashlar/match.h"
+#include "ashlar/prefill.h"
 #include "ashlar/region.h"
 #include "ashlar/span.h"
 #include "kernels/gpu.h"
@@ -105,6 +106,9 @@ struct LandSegment {
   // number on all of them, and turns by that. A daemon that speaks protocol 2 cannot: such segments miss
   // (kInvalidRequest).
   int64_t rotary_shift = 0;
+  // For Land of the match's prefix: its first blocks whose keys and values stand in the pages already. They are neither
+  // verified nor written.
+  uint32_t present_blocks = 0;
 };
 
 // The match that Model::LookupAndLand found, and the landing of all of it.
@@ -266,6 +270,22 @@ class Model {
   // what is worth it. One outcome a checkpoint; kKeptAsSpan for the last one where the span is kept instead. `match`:
   // what the text began with; may be null. For models opened with PrefixUse, else kBadSource.
   std::vector<CommitOutcome> Commit(const Match* match, const CommitParts& text);
+
+  // Cold prompts in parallel (docs/router.md). PlanPrefill has segments that a look-up missed computed by engines that
+  // offer prefill, as far as that is faster: those it calls kPending must not be reserved here meanwhile, and kOwn are
+  // for this engine to reserve and compute. Without a daemon all are kOwn. `warm`: this engine computes none; kOwn are
+  // then nobody's. At most 64 plans of a session are open.
+  PrefillPlan PlanPrefill(std::span<const ObjectRun> runs, bool warm = false);
+  // Waits, for at most a minute, until a segment has become kOwn that was not, or none is kPending any more. Returns
+  // whether any is pending still. Where the daemon has gone, what was pending is kOwn.
+  bool AwaitPrefill(PrefillPlan& plan, std::chrono::milliseconds wait);
+  // After the look-up that finds what has come; it need not stay for this engine's sake any more.
+  void EndPrefill(const PrefillPlan& plan);
+  // Offers to prefill for others: reports results and waits, for at most a minute, for the next assignment; none may
+  // come. While this engine computes one it is busy; it is offered again to whom asks for workers as long as it comes
+  // back within a second. One call at a time: a second one ends the first, which returns none. UNAVAILABLE: no daemon.
+  absl::StatusOr<std::optional<PrefillWork>> ServePrefill(std::span<const PrefillResult> results,
+                                                          std::chrono::milliseconds wait);
 
   // In-place sharing, on pages declared with `allocate` (ashlar/shared_pages.h). Admits a request with the pages that
   // its segments share with other requests and `own_pages` of its own, or returns its shortage at once.

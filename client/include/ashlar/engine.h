@@ -3,6 +3,7 @@
 //   Cache::Open     connects, opens the model, takes or registers the memory, declares the pages
 //   Cache::Begin    looks prompts up, and lands the hits
 //   Request::missing, Publish, LookAgain   computes segments alone that are worth having in the cache
+//     (WaitCold before LookAgain, with Prompt::cold_parallel: other engines compute some of them)
 //   Request::plan   the steps that set the prompt: runs to compute, and parts taken from the cache between them
 //   per layer: Advance, or WaitLayer, Tuple and the engine's own kernels
 //   Request::Finish the verdict. kRestart: something did not land, and the plan has changed
@@ -66,15 +67,15 @@ struct Prompt {
   // (PlanBytes).
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
-  // The keys and values of so many first tokens stand in those pages already. If a prefix lands, its whole blocks (as
-  // many tokens as whole pages have, 256 or more) among these tokens are not written. For pages that running requests
-  // share.
   // Drawn by the engine at random: the prompt may resume from the conversation's own states. Zero: none.
   uint8_t conversation[16] = {};
   uint64_t needed_in_ms = 0;     // without a page table: the time until it will be needed
   bool fill = false;             // the engine computes the runs of missing(); not without pages
   const Media* media = nullptr;  // offsets ascend
   uint64_t media_count = 0;
+  // With `fill`: segments that are missed may be computed by engines that offer prefill (Cache::ServePrefill), where
+  // that is faster. missing() lists this engine's own part; after computing it, WaitCold, then LookAgain.
+  bool cold_parallel = false;
 };
 
 // A plan to land, and the pages in which to land it, as in Prompt.
@@ -83,6 +84,10 @@ struct PlanToLand {
   uint64_t plan_bytes = 0;
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
+  // The keys and values of so many first tokens stand in those pages already. If a prefix lands, its whole blocks (as
+  // many tokens as whole pages have, 256 or more) among these tokens are not written. For pages that running requests
+  // share.
+  uint64_t present_tokens = 0;
 };
 
 enum class StepKind : uint8_t {
@@ -118,6 +123,7 @@ struct Plan {
   uint64_t cached_tokens = 0;  // tokens of all steps that are not computed
   bool own = false;            // the prefix was the conversation's own
   bool exact = true;           // tokens computed behind this plan are exact: no interior, no composed prefix
+  uint8_t prefix_tier = 0;     // the farthest tier that any of the prefix lies in
 };
 
 // A run that is worth computing alone and publishing: from a zero state, its token 0 at position 0, in pages of its
@@ -320,6 +326,13 @@ class Request {
   Status Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) noexcept;
   Status StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job) noexcept;
   void Abandon(uint32_t missing) noexcept;
+  // With Prompt::cold_parallel: how many segments other engines compute for this prompt. If it is not 0, call WaitCold
+  // and LookAgain also where missing() is empty.
+  uint32_t elsewhere() const noexcept;
+  // Waits until these segments have come, or will not. kRestart: missing() lists more at its end, whose engines have
+  // failed; compute them, and call it again. kPending: not all have come in time; call it again, or LookAgain, which
+  // takes what is there. kOk: nothing is left to wait for.
+  Status WaitCold(uint32_t timeout_ms) noexcept;
   // Looks up and lands anew, in these pages. Segments that miss again are computed in their place: missing() is empty.
   Status LookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
   Status StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
@@ -394,6 +407,13 @@ class Cache {
 
   Status Commit(const Text* texts, uint32_t count) noexcept;
   Status StartCommit(const Text* texts, uint32_t count, Job* job) noexcept;
+
+  // Offers to compute segments for other engines of the tenant, on this node and others, and waits for one. kOk: `work`
+  // is a request with one run in missing(), to be computed and published; it has no prompt and no pages. End it, or its
+  // Publish, before the next call, which says what became of it. kPending: there was none. kUnavailable: no daemon;
+  // returns after a moment. An engine that does nothing else calls it again and again; one that has requests of its own
+  // calls it while it has none.
+  Status ServePrefill(uint32_t wait_ms, Request* work) noexcept;
 
   // The sizes of the segments that this engine has published.
   void Stored(StoredSegments* out) const noexcept;

@@ -9,6 +9,10 @@ A cache failure is a miss, never an exception: a dead daemon or a late landing c
 Exceptions say that a call made no sense (ValueError names the field), or that no daemon was there to open (ConnectionError).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ashlar._ashlar import Verdict, version
 from ashlar.cache import (
     Cache,
@@ -36,8 +40,30 @@ from ashlar.model import (
     TailOrder,
 )
 from ashlar.pages import PageClient, PageStore
+from ashlar.prompt import Prompt
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from ashlar.transformers import Reuse
+    from ashlar.transformers_set import ModelCache
 
 __version__ = version()
+
+
+def cache_for(model: Any, daemon: Any, **options: Any) -> ModelCache:
+    """Opens a cache for a model of Transformers: `ashlar.transformers.cache_for`. Imports torch."""
+    from ashlar import transformers
+
+    return transformers.cache_for(model, daemon, **options)
+
+
+def attach(model: Any, cache: ModelCache, **options: Any) -> AbstractContextManager[Reuse]:
+    """Lets a model of Transformers use a cache within a `with` block: `ashlar.transformers.attach`. Imports torch."""
+    from ashlar import transformers
+
+    return transformers.attach(model, cache, **options)
+
 
 __all__ = [
     "Attention",
@@ -53,6 +79,7 @@ __all__ = [
     "PagePlace",
     "PageStore",
     "Plan",
+    "Prompt",
     "Request",
     "Rope",
     "RopeStyle",
@@ -65,4 +92,6 @@ __all__ = [
     "TailOrder",
     "Verdict",
     "__version__",
+    "attach",
+    "cache_for",
 ]

@@ -77,6 +77,7 @@ class Plan(NamedTuple):
     cached_tokens: int
     own: bool
     exact: bool
+    prefix_tier: str | None  # the farthest that any of the prefix lies in
 
     def computed(self) -> list[tuple[int, int]]:
         """The positions to run through the model."""
@@ -448,9 +449,15 @@ class Cache:
         await request.wait_plan_async()
         return request
 
-    def land(self, plan: bytes, page_table: Sequence[int] | npt.ArrayLike, *, wait: bool = True) -> Request:
-        """Lands a plan that another process began (`Request.plan_bytes`), for this process's shard."""
-        return Request(self._handle.land(plan, _needed(page_table), wait))
+    def land(
+        self, plan: bytes, page_table: Sequence[int] | npt.ArrayLike, *, present_tokens: int = 0, wait: bool = True
+    ) -> Request:
+        """Lands a plan that another process began (`Request.plan_bytes`), for this process's shard.
+
+        `present_tokens`: the keys and values of so many first tokens stand in the pages already; a prefix's whole blocks
+        among them are not written.
+        """
+        return Request(self._handle.land(plan, _needed(page_table), present_tokens, wait))
 
     def compute_alone(
         self,

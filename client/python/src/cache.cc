@@ -132,13 +132,15 @@ std::unique_ptr<PyRequest> Begin(PyCache& self, const Tokens& tokens, const std:
   return request;
 }
 
-std::unique_ptr<PyRequest> Land(PyCache& self, const nb::bytes& plan, const Tokens& page_table, bool wait) {
+std::unique_ptr<PyRequest> Land(PyCache& self, const nb::bytes& plan, const Tokens& page_table, uint64_t present_tokens,
+                                bool wait) {
   auto request = std::make_unique<PyRequest>();
   request->model = self.model;
   const engine::PlanToLand landing{.plan = reinterpret_cast<const uint8_t*>(plan.c_str()),
                                    .plan_bytes = plan.size(),
                                    .page_table = page_table.data(),
-                                   .page_count = page_table.size()};
+                                   .page_count = page_table.size(),
+                                   .present_tokens = present_tokens};
   engine::Status status;
   {
     nb::gil_scoped_release release;
@@ -260,7 +262,8 @@ void BindCache(nb::module_& module) {
       .def("begin", &Begin, nb::arg("tokens").noconvert(), nb::arg("segments"),
            nb::arg("page_table").none().noconvert(), nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"),
            nb::arg("media"), nb::arg("wait"))
-      .def("land", &Land, nb::arg("plan"), nb::arg("page_table").noconvert(), nb::arg("wait"))
+      .def("land", &Land, nb::arg("plan"), nb::arg("page_table").noconvert(), nb::arg("present_tokens"),
+           nb::arg("wait"))
       .def("commit", &Commit, nb::arg("request").none(), nb::arg("tokens").noconvert(), nb::arg("prompt_tokens"),
            nb::arg("checkpoints"), nb::arg("page_table").none().noconvert(), nb::arg("conversation"),
            nb::arg("composed"), nb::arg("media"))

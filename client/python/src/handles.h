@@ -38,7 +38,7 @@ struct PyRequest {
   std::vector<int32_t> tokens;
 };
 
-// What a Run's tensors, or a checkpoint's, are in Python: attributes layer, state, conv_tail, transition, decay,
+// The tensors of a Run or of a checkpoint as Python sees them: attributes layer, state, conv_tail, transition, decay,
 // exponents. The structs point into the arrays, which `kept` keeps alive.
 struct LinearTensorsView {
   LinearTensorsView(const std::string& name, nb::sequence layers, const ModelDescription& model, bool transitions);

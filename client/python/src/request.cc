@@ -73,7 +73,8 @@ nb::tuple PlanOf(const PyRequest& self) {
                                    hit ? nb::cast(engine::TierName(segment.tier)) : nb::object(nb::none()),
                                    segment.used));
   }
-  return nb::make_tuple(steps, segments, plan.prefix_tokens, plan.cached_tokens, plan.own, plan.exact);
+  return nb::make_tuple(steps, segments, plan.prefix_tokens, plan.cached_tokens, plan.own, plan.exact,
+                        plan.prefix_tokens > 0 ? nb::cast(engine::TierName(plan.prefix_tier)) : nb::object(nb::none()));
 }
 
 std::string Publish(PyRequest& self, uint32_t missing, nb::sequence linear, const std::optional<Tokens>& page_table,

@@ -91,6 +91,30 @@ def test_another_process_lands_the_plan(daemon):
         engine.cache.land(plan[:-1] + b"!", engine.table)
 
 
+def test_a_landing_leaves_pages_alone_that_stand_already(daemon):
+    tokens = np.arange(600, dtype=np.int32) % 256
+    table = np.arange(64, dtype=np.int32)
+    state = np.arange(shortest.HEADS * shortest.DIM**2, dtype=np.float32)
+    with open_cache(daemon, capture_tokens=16) as cache:
+        keys, values = cache.page_rows(shortest.ATTENTION)
+        keys[:], values[:] = 3, 4
+        linear = [ashlar.LinearTensors(shortest.LINEAR, state)]
+        assert cache.commit(tokens[:592], [(592, linear)], page_table=table) == ["kept"]
+        scheduler = open_cache(daemon, capture_tokens=16, pages=0, memory_kind=ashlar.MemoryKind.NONE)
+        request = scheduler.begin(tokens)
+        assert (request.plan.prefix_tokens, request.plan.prefix_tier) == (592, "dram")
+        keys[:], values[:] = -1, -2
+        with pytest.raises(ValueError, match=r"plans\[0\].present_tokens: 601 of 600"):
+            cache.land(request.plan_bytes(), table, present_tokens=601)
+        with cache.land(request.plan_bytes(), table, present_tokens=300) as landing:
+            assert landing.finish() == ashlar.Verdict.OK
+        rows = keys.reshape(-1, shortest.HEADS * shortest.DIM)
+        assert (rows[:256] == -1).all(), "a whole block that was there"
+        assert (rows[256:592] == 3).all() and (rows[592:] == -1).all()
+        request.end()
+        scheduler.close()
+
+
 def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
     with open_cache(daemon) as cache:
         state = np.zeros(shortest.HEADS * shortest.DIM**2, np.float32)

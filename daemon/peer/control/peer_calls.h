@@ -31,6 +31,11 @@ class PeerCalls {
                     Done<std::vector<PeerOpened>> done) = 0;
   virtual void Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) = 0;
   virtual void Close(const PeerHello& peer, std::vector<PeerLease> leases) = 0;
+  virtual void Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer offer,
+                     Done<std::vector<TakeOutcome>> done) = 0;
+  virtual void Workers(const PeerHello& peer, storage::TenantId tenant, const NamespaceId& ns,
+                       Done<std::vector<PeerWorker>> done) = 0;
+  virtual void Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill prefill, Done<PeerOpened> done) = 0;
 };
 
 }  // namespace ashlar::daemon

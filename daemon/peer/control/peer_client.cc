@@ -39,7 +39,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const PeerClient::Options& options, c
   // A channel makes one connection: when to try again, and with which certificate, is decided here.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // What the handshake asks for by name: gRPC's server logs an error where no certificate of its own is called so.
+  // The handshake asks for this name: gRPC's server logs an error where no certificate of its own is called so.
   if (tls != nullptr) arguments.SetSslTargetNameOverride(options.node);
   arguments.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxPeerReplyBytes));
   arguments.SetMaxSendMessageSize(static_cast<int>(limits::kMaxPeerRequestBytes));
@@ -182,7 +182,7 @@ struct PeerClient::Impl {
   template <typename Request, typename Reply, typename Result>
   void Start(std::shared_ptr<Call<Request, Reply>> call,
              void (Method::*method)(grpc::ClientContext*, const Request*, Reply*, std::function<void(grpc::Status)>),
-             std::function<absl::StatusOr<Result>(const Reply&)> read, Done<Result> done) {
+             std::function<absl::StatusOr<Result>(const Reply&)> read, Done<Result> done, storage::Nanos patience = 0) {
     absl::Status refused;
     {
       std::lock_guard lock(mutex);
@@ -193,7 +193,7 @@ struct PeerClient::Impl {
       } else {
         under_way.insert(&call->context);
         ++busy;
-        call->context.set_deadline(In(options.call_timeout));
+        call->context.set_deadline(In(options.call_timeout + patience));
         (greeting->stub().async()->*method)(&call->context, &call->request, &call->reply,
                                             [this, call, read = std::move(read), done](grpc::Status status) mutable {
                                               {
@@ -209,7 +209,7 @@ struct PeerClient::Impl {
     }
     if (!refused.ok()) done(refused);
   }
-  // What is wrong in a reply is the peer's fault, not the caller's.
+  // A wrong reply is the peer's fault, not the caller's.
   template <typename Result>
   static absl::StatusOr<Result> Checked(absl::StatusOr<Result> read) {
     if (read.ok()) return read;
@@ -270,12 +270,40 @@ void PeerClient::Renew(PeerRenew renew, Done<std::vector<uint32_t>> done) {
       [renew = std::move(renew)](const v1::PeerRenewReply& reply) { return Read(reply, renew); }, std::move(done));
 }
 
+void PeerClient::Offer(const std::string& tenant, PeerOffer offer, Done<std::vector<TakeOutcome>> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerOfferRequest, v1::PeerOfferReply>>();
+  Write(offer, tenant, &call->request);
+  const storage::Nanos patience = storage::Nanos{1'000'000} * offer.patience_ms;
+  impl_->Start<v1::PeerOfferRequest, v1::PeerOfferReply, std::vector<TakeOutcome>>(
+      std::move(call), &Impl::Method::Offer,
+      [offer = std::move(offer)](const v1::PeerOfferReply& reply) { return Read(reply, offer); }, std::move(done),
+      patience);
+}
+
 void PeerClient::Close(const std::vector<PeerLease>& leases, std::function<void(absl::Status)> done) {
   auto call = std::make_shared<Impl::Call<v1::PeerCloseRequest, v1::PeerCloseReply>>();
   Write(leases, &call->request);
   impl_->Start<v1::PeerCloseRequest, v1::PeerCloseReply, bool>(
       std::move(call), &Impl::Method::Close, [](const v1::PeerCloseReply&) { return true; },
       [done = std::move(done)](const absl::StatusOr<bool>& closed) { done(closed.status()); });
+}
+
+void PeerClient::Workers(const std::string& tenant, const NamespaceId& ns, Done<std::vector<PeerWorker>> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerWorkersRequest, v1::PeerWorkersReply>>();
+  Write(ns, tenant, &call->request);
+  impl_->Start<v1::PeerWorkersRequest, v1::PeerWorkersReply, std::vector<PeerWorker>>(
+      std::move(call), &Impl::Method::Workers, [](const v1::PeerWorkersReply& reply) { return Read(reply); },
+      std::move(done));
+}
+
+void PeerClient::Prefill(const std::string& tenant, PeerPrefill prefill, Done<PeerOpened> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerPrefillRequest, v1::PeerPrefillReply>>();
+  Write(prefill, tenant, &call->request);
+  const storage::Nanos patience = storage::Nanos{1'000'000} * prefill.patience_ms;
+  impl_->Start<v1::PeerPrefillRequest, v1::PeerPrefillReply, PeerOpened>(
+      std::move(call), &Impl::Method::Prefill,
+      [prefill = std::move(prefill)](const v1::PeerPrefillReply& reply) { return Read(reply, prefill); },
+      std::move(done), patience);
 }
 
 }  // namespace ashlar::daemon

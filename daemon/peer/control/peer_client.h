@@ -52,7 +52,12 @@ class PeerClient {
   // refused the request, or its reply is wrong. `tenant`: its name, one that the policy shares with the node.
   void Open(const std::string& tenant, PeerOpen open, Done<std::vector<PeerOpened>> done);
   void Renew(PeerRenew renew, Done<std::vector<uint32_t>> done);
+  // DEADLINE_EXCEEDED call_timeout behind the offer's patience.
+  void Offer(const std::string& tenant, PeerOffer offer, Done<std::vector<TakeOutcome>> done);
   void Close(const std::vector<PeerLease>& leases, std::function<void(absl::Status)> done);
+  void Workers(const std::string& tenant, const NamespaceId& ns, Done<std::vector<PeerWorker>> done);
+  // DEADLINE_EXCEEDED after its patience, which is no failure of the peer's connection.
+  void Prefill(const std::string& tenant, PeerPrefill prefill, Done<PeerOpened> done);
 
  private:
   struct Impl;

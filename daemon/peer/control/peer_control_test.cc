@@ -231,6 +231,16 @@ TEST_F(PeerControlTest, TenantsAreThoseThatAreSharedWithThePeer) {
   }
   EXPECT_EQ(refusals_.count(Refusal::kTenant), 3u);
   EXPECT_TRUE(Open(*client_, "other").ok()) << "the connection goes on";
+  const auto offer = [&](const std::string& tenant) {
+    std::promise<absl::StatusOr<std::vector<TakeOutcome>>> outcomes;
+    client_->Offer(tenant, {.objects = {{.bytes = 1}}, .patience_ms = 1000},
+                   [&](auto reply) { outcomes.set_value(std::move(reply)); });
+    return outcomes.get_future().get();
+  };
+  EXPECT_EQ(offer("other")->at(0), TakeOutcome::kNoRoom);
+  EXPECT_EQ(calls_.Count("offer asker 1"), 1u);
+  EXPECT_EQ(offer("acme").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(refusals_.count(Refusal::kTenant), 4u);
 }
 
 TEST_F(PeerControlTest, CertificatesAndAuthoritiesRotateUnderCalls) {

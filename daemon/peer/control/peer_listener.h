@@ -16,7 +16,7 @@ namespace ashlar::daemon {
 
 class PeerListener {
  public:
-  static constexpr size_t kConnections = 4096;  // of all; more are closed at once
+  static constexpr size_t kConnections = 1024;  // of all; more are closed at once
   static constexpr size_t kOfAnAddress = 64;    // of one IP address, however many nodes it has
 
   // All are called on the listener's thread. `address` names a connection as gRPC does: ipv4:10.0.0.1:5000.

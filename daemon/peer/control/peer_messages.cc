@@ -8,9 +8,13 @@
 #include "daemon/security/certificate.h"
 #include "proto/invalid.h"
 #include "proto/limits.h"
+#include "proto/prefill_limits.h"
+#include "proto/tokens.h"
 
 namespace ashlar::daemon {
 namespace {
+
+constexpr uint64_t kMostQueuedTokens = uint64_t{1} << 40;  // of a worker: what is said beyond would overflow times
 
 template <size_t kSize>
 std::string Bytes(const std::array<uint8_t, kSize>& bytes) {
@@ -93,6 +97,17 @@ absl::Status ReadOpened(const std::string& field, const v1::PeerOpened& message,
   return absl::OkStatus();
 }
 
+void WriteOpened(const PeerOpened& one, v1::PeerOpened* object) {
+  object->set_miss_reason(static_cast<uint32_t>(one.miss));
+  if (one.miss != MissReason::kNone) return;
+  object->set_header(one.header);
+  object->set_bytes(one.bytes);
+  object->set_tier(static_cast<uint32_t>(one.tier));
+  object->set_lease(Bytes(one.lease));
+  WriteGrant(one.grant, object->mutable_grant());
+  object->set_lease_ms(one.lease_ms);
+}
+
 }  // namespace
 
 void Write(const PeerHello& hello, v1::PeerGreeting* message) {
@@ -154,17 +169,7 @@ absl::StatusOr<PeerOpen> Read(const v1::PeerOpenRequest& message) {
 }
 
 void Write(const std::vector<PeerOpened>& opened, v1::PeerOpenReply* message) {
-  for (const PeerOpened& one : opened) {
-    v1::PeerOpened* object = message->add_objects();
-    object->set_miss_reason(static_cast<uint32_t>(one.miss));
-    if (one.miss != MissReason::kNone) continue;
-    object->set_header(one.header);
-    object->set_bytes(one.bytes);
-    object->set_tier(static_cast<uint32_t>(one.tier));
-    object->set_lease(Bytes(one.lease));
-    WriteGrant(one.grant, object->mutable_grant());
-    object->set_lease_ms(one.lease_ms);
-  }
+  for (const PeerOpened& one : opened) WriteOpened(one, message->add_objects());
 }
 
 absl::StatusOr<std::vector<PeerOpened>> Read(const v1::PeerOpenReply& message, const PeerOpen& asked) {
@@ -212,6 +217,94 @@ void Write(const std::vector<PeerLease>& leases, v1::PeerCloseRequest* message) 
 
 absl::StatusOr<std::vector<PeerLease>> Read(const v1::PeerCloseRequest& message) {
   return ReadLeases(message);
+}
+
+void Write(const NamespaceId& ns, const std::string& tenant, v1::PeerWorkersRequest* message) {
+  message->set_tenant(tenant);
+  message->set_ns(Bytes(ns.bytes));
+}
+
+absl::StatusOr<NamespaceId> Read(const v1::PeerWorkersRequest& message) {
+  NamespaceId ns;
+  if (absl::Status status = ReadBytes("ns", message.ns(), &ns.bytes); !status.ok()) return status;
+  return ns;
+}
+
+void Write(const std::vector<PeerWorker>& workers, v1::PeerWorkersReply* message) {
+  for (const PeerWorker& worker : workers) {
+    v1::PeerWorker* one = message->add_workers();
+    one->set_worker(worker.worker);
+    one->set_tokens_per_second(worker.tokens_per_second);
+    one->set_queued_tokens(worker.queued_tokens);
+    one->set_room(worker.room);
+  }
+}
+
+absl::StatusOr<std::vector<PeerWorker>> Read(const v1::PeerWorkersReply& message) {
+  if (static_cast<uint64_t>(message.workers_size()) > limits::kMaxPeerWorkers) {
+    return Invalid("workers: more than ", limits::kMaxPeerWorkers);
+  }
+  std::vector<PeerWorker> workers;
+  for (int i = 0; i < message.workers_size(); ++i) {
+    const v1::PeerWorker& one = message.workers(i);
+    if (one.worker() == 0) return Invalid("workers[", i, "].worker: required");
+    if (!std::isfinite(one.tokens_per_second()) || one.tokens_per_second() < 0) {
+      return Invalid("workers[", i, "].tokens_per_second: no rate");
+    }
+    workers.push_back({.worker = one.worker(),
+                       .tokens_per_second = one.tokens_per_second(),
+                       .queued_tokens = std::min(one.queued_tokens(), kMostQueuedTokens),
+                       .room = one.room()});
+  }
+  return workers;
+}
+
+void Write(const PeerPrefill& prefill, const std::string& tenant, v1::PeerPrefillRequest* message) {
+  message->set_tenant(tenant);
+  message->set_ns(Bytes(prefill.ns.bytes));
+  message->set_worker(prefill.worker);
+  message->set_kind(static_cast<uint32_t>(prefill.kind));
+  message->set_tokens(prefill.tokens);
+  message->set_key(Bytes(prefill.key.bytes));
+  message->set_patience_ms(prefill.patience_ms);
+  message->set_lease_ms(prefill.lease_ms);
+}
+
+absl::StatusOr<PeerPrefill> Read(const v1::PeerPrefillRequest& message) {
+  PeerPrefill prefill{.worker = message.worker(), .patience_ms = message.patience_ms(), .lease_ms = message.lease_ms()};
+  if (absl::Status status = ReadBytes("ns", message.ns(), &prefill.ns.bytes); !status.ok()) return status;
+  if (absl::Status status = ReadBytes("key", message.key(), &prefill.key.bytes); !status.ok()) return status;
+  if (prefill.worker == 0) return Invalid("worker: required");
+  prefill.kind = static_cast<ObjectKind>(message.kind());
+  if (prefill.kind != ObjectKind::kSegment && prefill.kind != ObjectKind::kCheckpoint) {
+    return Invalid("kind: neither segment nor checkpoint");
+  }
+  if (message.tokens().empty()) return Invalid("tokens: empty");
+  if (message.tokens().size() > limits::kMaxPrefillTokens * sizeof(int32_t)) {
+    return Invalid("tokens: more than ", limits::kMaxPrefillTokens);
+  }
+  const absl::StatusOr<std::vector<int32_t>> tokens = UnpackTokens(message.tokens());
+  if (!tokens.ok()) return tokens.status();
+  if (MakeKey(prefill.ns, prefill.kind, *tokens) != prefill.key) return Invalid("key: of another text");
+  if (prefill.patience_ms == 0 || prefill.patience_ms > limits::kMaxPeerPrefillMillis) {
+    return Invalid("patience_ms: not from 1 to ", limits::kMaxPeerPrefillMillis);
+  }
+  if (absl::Status status = CheckMillis("lease_ms", message.lease_ms()); !status.ok()) return status;
+  prefill.tokens = message.tokens();
+  return prefill;
+}
+
+void Write(const PeerOpened& opened, v1::PeerPrefillReply* message) {
+  WriteOpened(opened, message->mutable_object());
+}
+
+absl::StatusOr<PeerOpened> Read(const v1::PeerPrefillReply& message, const PeerPrefill& asked) {
+  PeerOpened opened;
+  if (absl::Status status = ReadOpened("object", message.object(), {.key = asked.key, .shard = {}}, &opened);
+      !status.ok()) {
+    return status;
+  }
+  return opened;
 }
 
 }  // namespace ashlar::daemon

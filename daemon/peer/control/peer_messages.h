@@ -1,4 +1,4 @@
-// What daemons say to one another, read from messages and checked, or to be written into them. Every Read function
+// The messages between daemons as plain structs, read from Protobuf and checked, or written to it. Every Read function
 // answers INVALID_ARGUMENT that begins with the field's name; replies of a peer are checked as requests are.
 #pragma once
 
@@ -17,10 +17,16 @@
 namespace ashlar::v1 {
 class PeerCloseRequest;
 class PeerGreeting;
+class PeerOfferReply;
+class PeerOfferRequest;
 class PeerOpenReply;
 class PeerOpenRequest;
+class PeerPrefillReply;
+class PeerPrefillRequest;
 class PeerRenewReply;
 class PeerRenewRequest;
+class PeerWorkersReply;
+class PeerWorkersRequest;
 }  // namespace ashlar::v1
 
 namespace ashlar::daemon {
@@ -65,6 +71,44 @@ struct PeerRenew {
   uint32_t lease_ms = 0;
 };
 
+// Why objects are offered. kDrain: the holder stops, and they may be gone then. kHot: several nodes have asked for
+// them.
+enum class OfferKind : uint8_t { kDrain = 1, kHot = 2 };
+struct PeerOffered {
+  Key key;
+  uint32_t shards = 1;
+  NamespaceId ns;
+  ObjectKind kind = ObjectKind::kSegment;
+  bool own = false;        // of a conversation
+  uint64_t bytes = 0;      // of the largest shard
+  uint32_t uses = 0;       // that have found it
+  uint64_t idle = 0;       // since the last one, in look-ups of its tenant
+  float saves_a_byte = 0;  // FLOPs; finite, not negative
+};
+struct PeerOffer {
+  std::vector<PeerOffered> objects;
+  OfferKind why = OfferKind::kHot;
+  uint32_t patience_ms = 0;
+};
+
+// An engine of the asked node that offers prefill.
+struct PeerWorker {
+  uint64_t worker = 0;
+  double tokens_per_second = 0;
+  uint64_t queued_tokens = 0;
+  uint32_t room = 0;
+};
+
+// A segment that one of them is to compute. Read: the key is that of the other fields.
+struct PeerPrefill {
+  NamespaceId ns;
+  uint64_t worker = 0;
+  ObjectKind kind = ObjectKind::kSegment;
+  std::string tokens;  // packed
+  Key key;
+  uint32_t patience_ms = 0, lease_ms = 0;
+};
+
 void Write(const PeerHello& hello, v1::PeerGreeting* message);
 // FAILED_PRECONDITION: no version in common, naming both ranges.
 absl::StatusOr<PeerHello> Read(const v1::PeerGreeting& message);
@@ -82,5 +126,19 @@ absl::StatusOr<std::vector<uint32_t>> Read(const v1::PeerRenewReply& message, co
 
 void Write(const std::vector<PeerLease>& leases, v1::PeerCloseRequest* message);
 absl::StatusOr<std::vector<PeerLease>> Read(const v1::PeerCloseRequest& message);
+
+void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferRequest* message);
+absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message);
+void Write(const std::vector<TakeOutcome>& outcomes, v1::PeerOfferReply* message);
+absl::StatusOr<std::vector<TakeOutcome>> Read(const v1::PeerOfferReply& message, const PeerOffer& asked);
+void Write(const NamespaceId& ns, const std::string& tenant, v1::PeerWorkersRequest* message);
+absl::StatusOr<NamespaceId> Read(const v1::PeerWorkersRequest& message);
+void Write(const std::vector<PeerWorker>& workers, v1::PeerWorkersReply* message);
+absl::StatusOr<std::vector<PeerWorker>> Read(const v1::PeerWorkersReply& message);
+
+void Write(const PeerPrefill& prefill, const std::string& tenant, v1::PeerPrefillRequest* message);
+absl::StatusOr<PeerPrefill> Read(const v1::PeerPrefillRequest& message);
+void Write(const PeerOpened& opened, v1::PeerPrefillReply* message);
+absl::StatusOr<PeerOpened> Read(const v1::PeerPrefillReply& message, const PeerPrefill& asked);
 
 }  // namespace ashlar::daemon

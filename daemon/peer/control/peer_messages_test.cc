@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/peer.pb.h"
 #include "proto/limits.h"
 #include "proto/sample_layouts.h"
+#include "proto/tokens.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -140,6 +143,147 @@ TEST(PeerMessages, AReplysFieldsAreChecked) {
   EXPECT_EQ(Read(bad, AskedForIt())->at(0).miss, MissReason::kNeverSeen);
 
   EXPECT_EQ(Error(Read(v1::PeerRenewReply(), PeerRenew{.leases = {{}}}).status()), "lease_ms: 0 for 1 leases");
+}
+
+PeerOffer SomeOffer() {
+  return {.objects = {{.key = SomeKey(),
+                       .shards = 2,
+                       .kind = ObjectKind::kCheckpoint,
+                       .own = true,
+                       .bytes = 1000,
+                       .uses = 3,
+                       .idle = 4,
+                       .saves_a_byte = 5}},
+          .why = OfferKind::kDrain,
+          .patience_ms = 600};
+}
+
+TEST(PeerMessages, OffersAreReadAsTheyWereWritten) {
+  v1::PeerOfferRequest message;
+  Write(SomeOffer(), "acme", &message);
+  EXPECT_EQ(message.tenant(), "acme");
+  const auto offer = Read(message);
+  ASSERT_TRUE(offer.ok()) << offer.status();
+  const PeerOffered& offered = offer->objects.at(0);
+  EXPECT_EQ(offered.key, SomeKey());
+  EXPECT_EQ(offered.shards, 2u);
+  EXPECT_EQ(offered.kind, ObjectKind::kCheckpoint);
+  EXPECT_TRUE(offered.own);
+  EXPECT_EQ(offered.bytes, 1000u);
+  EXPECT_EQ(offered.uses, 3u);
+  EXPECT_EQ(offered.idle, 4u);
+  EXPECT_EQ(offered.saves_a_byte, 5);
+  EXPECT_EQ(offer->why, OfferKind::kDrain);
+  EXPECT_EQ(offer->patience_ms, 600u);
+
+  v1::PeerOfferReply reply;
+  Write(std::vector<TakeOutcome>{TakeOutcome::kNoRoom}, &reply);
+  EXPECT_EQ(Read(reply, *offer)->at(0), TakeOutcome::kNoRoom);
+  reply.set_outcomes(0, 200);
+  EXPECT_EQ(Read(reply, *offer)->at(0), TakeOutcome::kNoRoom) << "of a later version";
+  reply.set_outcomes(0, 0);
+  EXPECT_EQ(Error(Read(reply, *offer).status()), "outcomes[0]: unknown");
+  reply.add_outcomes(1);
+  EXPECT_EQ(Error(Read(reply, *offer).status()), "outcomes: 2 for 1 objects");
+}
+
+TEST(PeerMessages, WrongOffersNameTheField) {
+  const struct {
+    std::function<void(v1::PeerOfferRequest&)> spoil;
+    const char* error;
+  } cases[] = {
+      {[](auto& m) { m.clear_objects(); }, "objects: none"},
+      {[](auto& m) { m.set_why(9); }, "why: unknown"},
+      {[](auto& m) { m.set_patience_ms(0); }, "patience_ms: not from 1 to 60000"},
+      {[](auto& m) { m.set_patience_ms(60001); }, "patience_ms: not from 1 to 60000"},
+      {[](auto& m) { m.mutable_objects(0)->set_key("short"); }, "objects[0].key: not 32 bytes"},
+      {[](auto& m) { m.mutable_objects(0)->set_namespace_("short"); }, "objects[0].namespace: not 32 bytes"},
+      {[](auto& m) { m.mutable_objects(0)->set_shards(257); }, "objects[0].shards: more than 256"},
+      {[](auto& m) { m.mutable_objects(0)->set_shards(65); }, "objects: more than 64 shards"},
+      {[](auto& m) { m.mutable_objects(0)->set_kind(0); }, "objects[0].kind: unknown"},
+      {[](auto& m) { m.mutable_objects(0)->set_kind(99); }, "objects[0].kind: unknown"},
+      {[](auto& m) { m.mutable_objects(0)->set_kind(258); }, "objects[0].kind: unknown"},
+      {[](auto& m) { m.mutable_objects(0)->set_pool(2); }, "objects[0].pool: unknown"},
+      {[](auto& m) { m.mutable_objects(0)->set_bytes(0); }, "objects[0].bytes: out of range"},
+      {[](auto& m) { m.mutable_objects(0)->set_saves_a_byte(-1); }, "objects[0].saves_a_byte: not a number from 0 on"},
+      {[](auto& m) { m.mutable_objects(0)->set_saves_a_byte(std::numeric_limits<float>::quiet_NaN()); },
+       "objects[0].saves_a_byte: not a number from 0 on"},
+  };
+  for (const auto& [spoil, error] : cases) {
+    v1::PeerOfferRequest message;
+    Write(SomeOffer(), "acme", &message);
+    spoil(message);
+    EXPECT_EQ(Error(Read(message).status()), error);
+  }
+}
+
+TEST(PeerMessages, PrefillIsReadAsItWasWritten) {
+  const std::string tokens = PackTokens(std::vector<int32_t>{5, 6, 7});
+  const PeerPrefill prefill{.ns = {},
+                            .worker = 9,
+                            .kind = ObjectKind::kCheckpoint,
+                            .tokens = tokens,
+                            .key = MakeKey({}, ObjectKind::kCheckpoint, std::vector<int32_t>{5, 6, 7}),
+                            .patience_ms = 1000,
+                            .lease_ms = 60000};
+  v1::PeerPrefillRequest good, bad;
+  Write(prefill, "tenant", &good);
+  EXPECT_EQ(good.tenant(), "tenant");
+  const absl::StatusOr<PeerPrefill> read = Read(good);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->worker, 9u);
+  EXPECT_EQ(read->kind, ObjectKind::kCheckpoint);
+  EXPECT_EQ(read->tokens, tokens);
+  EXPECT_EQ(read->key, prefill.key);
+  EXPECT_EQ(read->patience_ms, 1000u);
+  const auto spoilt = [&](auto change) {
+    bad = good;
+    change(bad);
+    return Error(Read(bad).status());
+  };
+  EXPECT_EQ(spoilt([](auto& m) { m.set_ns("x"); }), "ns: not 32 bytes");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_key("x"); }), "key: not 32 bytes");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_worker(0); }), "worker: required");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_kind(7); }), "kind: neither segment nor checkpoint");
+  EXPECT_EQ(spoilt([](auto& m) { m.clear_tokens(); }), "tokens: empty");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens("odd"); }), "tokens: not a whole number of int32");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens(std::string(4 * 128 * 1024 + 4, 'x')); }), "tokens: more than 131072");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens("four"); }), "key: of another text");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_kind(1); }), "key: of another text");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_patience_ms(0); }), "patience_ms: not from 1 to 3600000");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_lease_ms(0); }), "lease_ms: not from 1 to 600000");
+
+  v1::PeerPrefillReply reply;
+  Write(Opened(), &reply);
+  const PeerPrefill asked{.key = AskedForIt().objects[0].key};
+  const bool whole = AskedForIt().objects[0].shard == TensorShard{};
+  EXPECT_EQ(Read(reply, asked).ok(), whole);
+  EXPECT_EQ(Error(Read(reply, prefill).status()), "object.header: of another object");
+  EXPECT_EQ(Error(Read(v1::PeerPrefillReply(), asked).status()), "object.header: required");
+}
+
+TEST(PeerMessages, WorkersAreChecked) {
+  v1::PeerWorkersRequest request;
+  Write(NamespaceId{}, "tenant", &request);
+  EXPECT_EQ(*Read(request), NamespaceId{});
+  request.set_ns("x");
+  EXPECT_EQ(Error(Read(request).status()), "ns: not 32 bytes");
+  v1::PeerWorkersReply reply;
+  Write(std::vector<PeerWorker>{{.worker = 3, .tokens_per_second = 1.5, .queued_tokens = 7, .room = 2}}, &reply);
+  const auto workers = Read(reply);
+  ASSERT_TRUE(workers.ok());
+  EXPECT_EQ(workers->at(0).worker, 3u);
+  EXPECT_EQ(workers->at(0).tokens_per_second, 1.5);
+  EXPECT_EQ(workers->at(0).queued_tokens, 7u);
+  EXPECT_EQ(workers->at(0).room, 2u);
+  reply.mutable_workers(0)->set_tokens_per_second(std::numeric_limits<double>::quiet_NaN());
+  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: no rate");
+  reply.mutable_workers(0)->set_tokens_per_second(-1);
+  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: no rate");
+  reply.mutable_workers(0)->set_worker(0);
+  EXPECT_EQ(Error(Read(reply).status()), "workers[0].worker: required");
+  for (int i = 0; i < 256; ++i) reply.add_workers();
+  EXPECT_EQ(Error(Read(reply).status()), "workers: more than 256");
 }
 
 }  // namespace

@@ -103,6 +103,9 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   Reactor* Open(Context*, const v1::PeerOpenRequest*, v1::PeerOpenReply*) override;
   Reactor* Renew(Context*, const v1::PeerRenewRequest*, v1::PeerRenewReply*) override;
   Reactor* Close(Context*, const v1::PeerCloseRequest*, v1::PeerCloseReply*) override;
+  Reactor* Offer(Context*, const v1::PeerOfferRequest*, v1::PeerOfferReply*) override;
+  Reactor* Workers(Context*, const v1::PeerWorkersRequest*, v1::PeerWorkersReply*) override;
+  Reactor* Prefill(Context*, const v1::PeerPrefillRequest*, v1::PeerPrefillReply*) override;
 
   absl::Status CheckGreeting(const v1::PeerGreeting& request, const std::string& address, Connection* connection);
   void Enter(const std::string& address, std::shared_ptr<Connection> connection);
@@ -283,10 +286,36 @@ Reactor* PeerServer::Impl::Renew(Context* context, const v1::PeerRenewRequest* r
   });
 }
 
+Reactor* PeerServer::Impl::Offer(Context* context, const v1::PeerOfferRequest* request, v1::PeerOfferReply* reply) {
+  return Answer(context, *request, [&](const Connection& peer, PeerOffer offer, Reactor* reactor) {
+    const auto tenant = FindTenant(peer, request->tenant());
+    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared"});
+    calls.Offer(peer.hello, *tenant, std::move(offer), Finisher<std::vector<TakeOutcome>>(reactor, reply));
+  });
+}
+
 Reactor* PeerServer::Impl::Close(Context* context, const v1::PeerCloseRequest* request, v1::PeerCloseReply*) {
   return Answer(context, *request, [&](const Connection& peer, std::vector<PeerLease> leases, Reactor* reactor) {
     calls.Close(peer.hello, std::move(leases));
     reactor->Finish(grpc::Status::OK);
+  });
+}
+
+Reactor* PeerServer::Impl::Workers(Context* context, const v1::PeerWorkersRequest* request,
+                                   v1::PeerWorkersReply* reply) {
+  return Answer(context, *request, [&](const Connection& peer, const NamespaceId& ns, Reactor* reactor) {
+    const auto tenant = FindTenant(peer, request->tenant());
+    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared"});
+    calls.Workers(peer.hello, *tenant, ns, Finisher<std::vector<PeerWorker>>(reactor, reply));
+  });
+}
+
+Reactor* PeerServer::Impl::Prefill(Context* context, const v1::PeerPrefillRequest* request,
+                                   v1::PeerPrefillReply* reply) {
+  return Answer(context, *request, [&](const Connection& peer, PeerPrefill prefill, Reactor* reactor) {
+    const auto tenant = FindTenant(peer, request->tenant());
+    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared"});
+    calls.Prefill(peer.hello, *tenant, std::move(prefill), Finisher<PeerOpened>(reactor, reply));
   });
 }
 

@@ -1,7 +1,7 @@
 // Directory: which objects the other nodes of the cluster hold. One node has a LocalDirectory; many have an
 // EtcdDirectory each.
 //
-// What it says are hints. Only the holder itself knows what it still has, so a wrong entry costs a fetch that fails,
+// Its entries are hints. Only the holder itself knows what it still has, so a wrong entry costs a fetch that fails,
 // which is a miss. A key is therefore known by its first 16 bytes (directory_keys.h).
 #pragma once
 
@@ -31,7 +31,7 @@ struct Member {
   bool operator==(const Member&) const = default;
 };
 
-// What is needed to choose among holders.
+// The facts by which a node chooses among holders.
 struct Holding {
   TierKind tier = TierKind::kDram;  // the highest one that has it
   ObjectKind kind = ObjectKind::kSegment;

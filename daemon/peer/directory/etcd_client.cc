@@ -15,7 +15,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// What the completion queue gives back. Deleted after its one call.
+// The completion queue gives it back. It is deleted after its one call.
 struct Tag {
   std::function<void(bool ok)> run;
 };

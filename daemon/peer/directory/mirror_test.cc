@@ -77,80 +77,113 @@ TEST(MemberNumbers, AreGivenAgainAndBounded) {
   EXPECT_FALSE(numbers.Intern(9999999).has_value());
 }
 
+// A mirror and a model of it, which are changed together.
+class ModelledMirror {
+ public:
+  static constexpr uint64_t kMost = 300, kKeys = 80, kMembers = 6;
+
+  explicit ModelledMirror(uint64_t seed) : random_(seed) {}
+
+  // Draws one change and makes it in both. Returns the namespace that was drawn.
+  uint64_t Change() {
+    const uint64_t ns = random_() % 2, key = random_() % kKeys, member = 1 + random_() % kMembers;
+    const auto rank = static_cast<uint8_t>(random_() % 2);
+    const uint64_t what = random_() % 1000;
+    if (what < 550) {
+      Put({ns, key, member, rank});
+    } else if (what < 950) {
+      mirror_.Remove(IdOf(ns, key, rank), member);
+      held_.erase({ns, key, member, rank});
+    } else if (what < 970) {
+      DrawMembers();
+    } else if (what < 985) {
+      open_.insert(ns);
+      mirror_.Open(Shorten(NamespaceOf(ns)));
+    } else if (what < 990) {
+      open_.erase(ns);
+      mirror_.Close(Shorten(NamespaceOf(ns)));
+      std::erase_if(held_, [&](const auto& item) { return std::get<0>(item.first) == ns; });
+    } else if (open_.contains(ns)) {
+      HalfComesAgain(ns);
+    }
+    return ns;
+  }
+
+  void ExpectSameNumber() const { EXPECT_EQ(mirror_.entries(), held_.size()); }
+
+  // All of one namespace is what the model says.
+  void ExpectSame(uint64_t ns) const {
+    std::set<DepthRange> depths;
+    for (uint64_t key = 0; key < kKeys; ++key) {
+      const Key asked[] = {DigestOf(key)};
+      size_t expected = 0;
+      for (const auto& located : mirror_.Locate(NamespaceOf(ns), asked)) {
+        const auto rank = static_cast<uint8_t>(located.holding.shard.rank);
+        const auto found = held_.find({ns, key, located.member->incarnation, rank});
+        ASSERT_NE(found, held_.end());
+        ASSERT_EQ(found->second.first, located.holding);
+        ++expected;
+      }
+      for (const auto& [at, held] : held_) {
+        if (std::get<0>(at) != ns || std::get<1>(at) != key) continue;
+        expected -= present_.contains(std::get<2>(at));
+        if (held.first.kind >= ObjectKind::kCheckpoint) depths.insert({held.first.depth, held.first.span_begin});
+      }
+      EXPECT_EQ(expected, 0u);
+    }
+    EXPECT_EQ(mirror_.Depths(NamespaceOf(ns), UINT64_MAX), std::vector<DepthRange>(depths.begin(), depths.end()));
+  }
+
+ private:
+  using At = std::tuple<uint64_t, uint64_t, uint64_t, uint8_t>;  // namespace, key, member, rank
+
+  void Put(const At& at) {
+    const auto& [ns, key, member, rank] = at;
+    const Holding holding = {.tier = static_cast<TierKind>(1 + random_() % 3),
+                             .kind = static_cast<ObjectKind>(1 + random_() % 4),
+                             .shard = {rank, 8},
+                             .bytes = random_() % (kMostHoldingBytes + 1),
+                             .depth = static_cast<uint32_t>(random_() % 9),
+                             .span_begin = static_cast<uint32_t>(random_() % 3)};
+    mirror_.Put(IdOf(ns, key, rank), member, holding);
+    if (open_.contains(ns) && (held_.contains(at) || held_.size() < kMost)) held_[at] = {holding, round_};
+  }
+  void DrawMembers() {
+    present_.clear();
+    for (uint64_t i = 1; i <= kMembers; ++i) {
+      if (random_() % 2) present_.insert(i);
+    }
+    mirror_.members().SetPresent(MembersOf(present_));
+  }
+  // A round in which about half of a namespace comes again; the other half is forgotten.
+  void HalfComesAgain(uint64_t ns) {
+    mirror_.BeginRound(Shorten(NamespaceOf(ns)));
+    ++round_;
+    for (auto& [at, held] : held_) {
+      if (std::get<0>(at) != ns || random_() % 2) continue;
+      mirror_.Put(IdOf(ns, std::get<1>(at), std::get<3>(at)), std::get<2>(at), held.first);
+      held.second = round_;
+    }
+    mirror_.EndRound(Shorten(NamespaceOf(ns)));
+    std::erase_if(held_, [&](const auto& i) { return std::get<0>(i.first) == ns && i.second.second < round_; });
+  }
+
+  std::mt19937_64 random_;
+  Mirror mirror_{kMost};
+  std::map<At, std::pair<Holding, int>> held_;  // and the round in which each came
+  std::set<uint64_t> open_, present_;
+  int round_ = 0;
+};
+
 // Puts, removals, rounds, members that come and go; after each a model agrees.
 TEST(Mirror, AgreesWithAModel) {
   const uint64_t seed = std::random_device()();
-  SCOPED_TRACE(absl::StrCat("seed ", seed));
-  std::mt19937_64 random(seed);
-  constexpr uint64_t kMost = 300, kKeys = 80, kMembers = 6;
-  Mirror mirror(kMost);
-  using At = std::tuple<uint64_t, uint64_t, uint64_t, uint8_t>;  // namespace, key, member, rank
-  std::map<At, std::pair<Holding, int>> model;
-  std::set<uint64_t> open, present;
-  int round = 0;
-  for (int step = 0; step < 20000; ++step) {
-    const uint64_t ns = random() % 2, key = random() % kKeys, member = 1 + random() % kMembers;
-    const auto rank = static_cast<uint8_t>(random() % 2);
-    const uint64_t what = random() % 1000;
-    if (what < 550) {
-      const Holding holding = {.tier = static_cast<TierKind>(1 + random() % 3),
-                               .kind = static_cast<ObjectKind>(1 + random() % 4),
-                               .shard = {rank, 8},
-                               .bytes = random() % (kMostHoldingBytes + 1),
-                               .depth = static_cast<uint32_t>(random() % 9),
-                               .span_begin = static_cast<uint32_t>(random() % 3)};
-      mirror.Put(IdOf(ns, key, rank), member, holding);
-      const At at = {ns, key, member, rank};
-      if (open.contains(ns) && (model.contains(at) || model.size() < kMost)) model[at] = {holding, round};
-    } else if (what < 950) {
-      mirror.Remove(IdOf(ns, key, rank), member);
-      model.erase({ns, key, member, rank});
-    } else if (what < 970) {
-      present.clear();
-      for (uint64_t i = 1; i <= kMembers; ++i) {
-        if (random() % 2) present.insert(i);
-      }
-      mirror.members().SetPresent(MembersOf(present));
-    } else if (what < 985) {
-      open.insert(ns);
-      mirror.Open(Shorten(NamespaceOf(ns)));
-    } else if (what < 990) {
-      open.erase(ns);
-      mirror.Close(Shorten(NamespaceOf(ns)));
-      std::erase_if(model, [&](const auto& item) { return std::get<0>(item.first) == ns; });
-    } else if (open.contains(ns)) {  // a round in which about half comes again
-      mirror.BeginRound(Shorten(NamespaceOf(ns)));
-      ++round;
-      for (auto& [at, held] : model) {
-        if (std::get<0>(at) != ns || random() % 2) continue;
-        mirror.Put(IdOf(ns, std::get<1>(at), std::get<3>(at)), std::get<2>(at), held.first);
-        held.second = round;
-      }
-      mirror.EndRound(Shorten(NamespaceOf(ns)));
-      std::erase_if(model, [&](const auto& i) { return std::get<0>(i.first) == ns && i.second.second < round; });
-    }
-    ASSERT_EQ(mirror.entries(), model.size()) << step;
-    if (step % 20 != 0) continue;
-    std::set<DepthRange> depths;
-    for (uint64_t k = 0; k < kKeys; ++k) {
-      const Key asked[] = {DigestOf(k)};
-      size_t expected = 0;
-      for (const auto& located : mirror.Locate(NamespaceOf(ns), asked)) {
-        const auto rank_of = static_cast<uint8_t>(located.holding.shard.rank);
-        const auto found = model.find({ns, k, located.member->incarnation, rank_of});
-        ASSERT_NE(found, model.end()) << step;
-        ASSERT_EQ(found->second.first, located.holding) << step;
-        ++expected;
-      }
-      for (const auto& [at, held] : model) {
-        if (std::get<0>(at) != ns || std::get<1>(at) != k) continue;
-        expected -= present.contains(std::get<2>(at));
-        if (held.first.kind >= ObjectKind::kCheckpoint) depths.insert({held.first.depth, held.first.span_begin});
-      }
-      ASSERT_EQ(expected, 0u) << step;
-    }
-    ASSERT_EQ(mirror.Depths(NamespaceOf(ns), UINT64_MAX), std::vector<DepthRange>(depths.begin(), depths.end()))
-        << step;
+  ModelledMirror both(seed);
+  for (int step = 0; step < 20000 && !testing::Test::HasFailure(); ++step) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed, ", step ", step));
+    const uint64_t ns = both.Change();
+    both.ExpectSameNumber();
+    if (step % 20 == 0) both.ExpectSame(ns);
   }
 }
 

@@ -26,7 +26,7 @@
 
 namespace ashlar::daemon {
 
-// What the directory's callers and its thread share.
+// The directory's callers and its thread share this.
 struct DirectoryShared {
   explicit DirectoryShared(const EtcdDirectoryOptions& options)
       : queue(options.queued_writes), mirror(options.mirror_entries) {}

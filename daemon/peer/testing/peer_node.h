@@ -80,7 +80,7 @@ class TestDirectory final : public Directory {
     }
     return {ranges.begin(), ranges.end()};
   }
-  std::vector<std::shared_ptr<const Member>> Members() const override { return {member}; }
+  std::vector<std::shared_ptr<const Member>> Members() const override;
   DirectoryHealth Health() const override { return {.connected = true}; }
   DirectoryStats Stats() const override { return {}; }
 
@@ -89,7 +89,7 @@ class TestDirectory final : public Directory {
   const std::string self_;
 };
 
-class PeerNode final : public PeerAsker {
+class PeerNode final : public PeerAsker, public PrefillAsker {
  public:
   template <typename Work>
   auto OnLoop(Work work) {
@@ -113,7 +113,7 @@ class PeerNode final : public PeerAsker {
                                          .capacity_bytes = extents * limits::kExtentBytes,
                                          .arena_bytes = 8 * limits::kExtentBytes})),
         transport(*Transport::Start({.listen = {"127.0.0.1", 0}})),
-        peers(loop, clock, {"default"}, directory, *transport, *this, options),
+        peers(loop, clock, {"default"}, directory, *transport, *this, *this, options),
         mover(kernels::Reference(), threads, workers, *tier),
         cache(Options(), {.memory = {tier.get()}, .remote = &peers.source()}, mover, workers, clock, nullptr) {
     if (!tier->AddTenant(0, extents * limits::kExtentBytes).ok()) std::abort();
@@ -167,7 +167,7 @@ class PeerNode final : public PeerAsker {
     });
     if (outcome.get_future().get() != PublishOutcome::kPublished) std::abort();
   }
-  // What an engine's look-up does: finds it elsewhere first, then here.
+  // Does an engine's look-up: finds it elsewhere first, then here.
   storage::Match Lookup(std::span<const storage::Query> queries, const storage::PrefixText* text = nullptr) {
     const RemoteQuestion question{queries, text};
     std::promise<storage::Match> match;
@@ -207,9 +207,31 @@ class PeerNode final : public PeerAsker {
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Renew(Self(), std::move(renew), Counted(std::move(done)));
   }
+  void Offer(const Member& member, const std::string&, PeerOffer offer,
+             PeerCalls::Done<std::vector<TakeOutcome>> done) override {
+    const std::lock_guard lock(cluster_.mutex);
+    PeerNode* const other = Reach(member);
+    if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    other->peers.Offer(Self(), 0, std::move(offer), Counted(std::move(done)));
+  }
   void Close(const Member& member, std::vector<PeerLease> leases) override {
     const std::lock_guard lock(cluster_.mutex);
     if (PeerNode* const other = Reach(member)) other->peers.Close(Self(), std::move(leases));
+  }
+
+  void Workers(const Member& member, const std::string&, const NamespaceId& ns,
+               PeerCalls::Done<std::vector<PeerWorker>> done) override {
+    const std::lock_guard lock(cluster_.mutex);
+    PeerNode* const other = Reach(member);
+    if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    other->peers.Workers(Self(), 0, ns, Counted(std::move(done)));
+  }
+  void Prefill(const Member& member, const std::string&, PeerPrefill prefill,
+               PeerCalls::Done<PeerOpened> done) override {
+    const std::lock_guard lock(cluster_.mutex);
+    PeerNode* const other = Reach(member);
+    if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    other->peers.Prefill(Self(), 0, std::move(prefill), Counted(std::move(done)));
   }
 
  private:
@@ -250,5 +272,14 @@ class PeerNode final : public PeerAsker {
   storage::Mover mover;
   storage::Cache cache;
 };
+
+inline std::vector<std::shared_ptr<const Member>> TestDirectory::Members() const {
+  std::vector<std::shared_ptr<const Member>> members{member};
+  const std::lock_guard lock(cluster_.mutex);
+  for (const auto& [name, node] : cluster_.nodes) {
+    if (name != self_) members.push_back(node->directory.member);
+  }
+  return members;
+}
 
 }  // namespace ashlar::daemon

@@ -111,7 +111,7 @@ class Exchange {
     Transport::Done done;
   };
 
-  // What is known of a link. Of one that this side made, `peer` is set.
+  // The state of a link. If this side made it, `peer` is set.
   struct Connection {
     Link* link = nullptr;
     Peer* peer = nullptr;

@@ -1,4 +1,4 @@
-// What happens on connections.
+// Handles events of connections.
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/transport/exchange.h"

@@ -1,4 +1,4 @@
-// What messages ask for. Every one of them may come from somebody who means harm.
+// Handles messages. Every one of them may come from somebody who means harm.
 #include <algorithm>
 #include <cstring>
 
@@ -64,7 +64,7 @@ void Exchange::Handle(Connection& connection, const Message& message, std::span<
   }
 }
 
-// What a ticket of ours stands for on this connection; nothing where it has ended, or is somebody else's.
+// Finds the transfer of a ticket of ours on this connection: null where it has ended, or is somebody else's.
 Exchange::Transfer* Exchange::OurTicket(const Connection& connection, const Grant& ticket) {
   const auto found = transfers_.find(ticket.number);
   const bool valid = found != transfers_.end() && found->second->link == connection.link &&

@@ -1,4 +1,4 @@
-// What is refused: requests without a grant or outside of it, messages that are none, and peers that mean harm.
+// The transport refuses requests without a grant or outside of it, messages that are none, and peers that mean harm.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

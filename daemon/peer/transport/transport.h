@@ -39,7 +39,7 @@ struct TransportOptions {
   uint64_t bytes_in_flight_of_a_peer = uint64_t{64} << 20;
   size_t requests = 4096;                 // that wait or run, asked for by this side
   size_t requests_of_a_connection = 256;  // that are served for one at a time
-  size_t accepted_connections = 1024;
+  size_t accepted_connections = 512;
   int64_t deadline = 30'000'000'000;  // nanoseconds, for requests without one; the longest that one is served
   int64_t silence = 5'000'000'000;    // nanoseconds without a sign of life after which a connection that is in use ends
   // A new connection, or one that ended, on the transport's thread, for the log: `event` is "connected", "lost" or

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "daemon/peer/transport/testing/held_bytes.h"
+#include "daemon/testing/process_figures.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -98,6 +99,27 @@ TEST_F(TransportTest, FetchesAndPushesAnySizeOverAnySpans) {
   EXPECT_EQ(stats.served, 2 * sizes.size());
   EXPECT_EQ(stats.taken, sizes.size());
   EXPECT_EQ(stats.malformed + stats.refused + stats.late, 0u);
+}
+
+// The check of a daemon's open files and mappings counts on it (daemon/peer/peer_bounds.h). Both ends of each connection
+// are in this process, and whole segments of TCP have gone both ways.
+TEST_F(TransportTest, AConnectionTakesTwoFilesAtEachEnd) {
+  constexpr size_t kPeers = 24, kBytes = 2 << 20;
+  std::vector<std::byte> there = RandomBytes(kBytes, random_), here(kBytes);
+  std::vector<std::unique_ptr<Transport>> holders;
+  for (size_t i = 0; i < kPeers; ++i) holders.push_back(StartOne("127.0.0.1"));
+  const size_t files = OpenFilesOfThisProcess(), mappings = MappingsOfThisProcess();
+  for (const auto& holder : holders) {
+    const Grant read = holder->Allow(GrantAccess::kRead, kBytes, std::make_shared<HeldBytes>(Spans{there}));
+    const Grant write = holder->Allow(GrantAccess::kWrite, kBytes, std::make_shared<HeldBytes>(Spans{there}));
+    Outcome fetched, pushed;
+    asker_->Fetch(holder->address(), read, 0, {here}, 0, fetched.done());
+    ASSERT_TRUE(fetched.Wait().ok());
+    asker_->Push(holder->address(), write, 0, {here}, 0, pushed.done());
+    ASSERT_TRUE(pushed.Wait().ok());
+  }
+  EXPECT_LE(OpenFilesOfThisProcess(), files + 2 * 2 * kPeers);
+  EXPECT_LE(MappingsOfThisProcess(), mappings + 2 * kPeers / 4);
 }
 
 TEST_F(TransportTest, ManyInFlightFromSeveralThreads) {

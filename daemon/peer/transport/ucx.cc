@@ -29,7 +29,7 @@ absl::Status ToStatus(ucs_status_t status, absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", ucs_status_string(status)));
 }
 
-// What `print` writes to its file.
+// Returns the text that `print` writes to its file.
 template <class Print>
 std::string Printed(Print print) {
   char* text = nullptr;
@@ -268,7 +268,7 @@ ucs_status_t UcxWorker::OnMessage(void* self, const void* header, size_t header_
     if (found != worker->links_.end()) link = found->second.get();
   }
   if (link != nullptr && link->lost) return UCS_OK;
-  // What came by rendezvous is still at the sender, and stays there.
+  // The data of a rendezvous is still at the sender, and stays there.
   if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) link = nullptr;
   if (link != nullptr) link->bytes_received += bytes;
   worker->events_.received(link, {static_cast<const std::byte*>(header), header == nullptr ? 0 : header_bytes},

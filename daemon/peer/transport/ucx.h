@@ -31,7 +31,7 @@ class Link {
   uint64_t bytes_sent = 0, bytes_received = 0;
 };
 
-// What happens on connections. Called from Ucx::Progress only, and `sent` of Ucx::Send from there or from Send.
+// Events of connections. Called from Ucx::Progress only, and `sent` of Ucx::Send from there or from Send.
 struct LinkEvents {
   std::function<bool(const std::string& peer)> admit;  // may it connect?
   std::function<void(Link&)> accepted;

@@ -1,5 +1,5 @@
-// What tests of the directory share: keys by number, patience, and members in processes of their own, which can be
-// killed.
+// Tests of the directory share these: keys by number, patience, and members in processes of their own, which a test
+// can kill.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ class Node {
     held_.erase({ns, key});
     directory.Withdraw(NamespaceOf(ns), DigestOf(key), {});
   }
-  // Who holds it, as this node sees it.
+  // The nodes that hold it, as this node sees them.
   std::set<std::string> Holders(uint64_t ns, uint64_t key) const {
     const Key keys[] = {DigestOf(key)};
     std::set<std::string> holders;

@@ -1,4 +1,4 @@
-// What tests and tools grant: memory in pieces, and what is asked of it.
+// Tests and tools grant this memory, which is in pieces, and see who asks for it.
 #pragma once
 
 #include <condition_variable>

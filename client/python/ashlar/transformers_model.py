@@ -1,0 +1,199 @@
+"""Derives the cached state's shape of a model of Transformers from how it behaves: it is run on a few tokens, and its
+cache and its rules' calls are looked at. Nothing numeric is derived from the config."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrder, TailOrder
+from ashlar.transformers_rules import Tape
+
+# The versions whose caches and rules this module knows. Tests run with OLDEST.
+OLDEST, BELOW = (5, 19), (5, 20)
+
+DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
+_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_SHIFT = 37  # positions by which the probe turns keys
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearPlace:
+    index: int  # among the layers of ashlar.Model
+    layer: int  # among the model's, as its cache counts
+    state: tuple[int, ...]  # [value heads, d_k, d_v], or d_v before d_k
+    key_heads: int
+    d_k: int
+    channels: int
+    kernel: int
+    family: Family
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionPlace:
+    index: int
+    layer: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    linear: tuple[LinearPlace, ...]
+    attention: tuple[AttentionPlace, ...]
+
+
+def check_version() -> None:
+    version = importlib.metadata.version("transformers")
+    found = tuple(int(part) for part in version.split(".")[:2])
+    if not OLDEST <= found < BELOW:
+        known = f"{OLDEST[0]}.{OLDEST[1]} to below {BELOW[0]}.{BELOW[1]}"
+        raise ImportError(f"transformers: version {version} is installed, and ashlar knows {known}")
+
+
+def weights_digest(model: Any) -> str:
+    """SHA-256 over the config and all weights as they are loaded."""
+    digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _refuse(layer: int, reason: str) -> ValueError:
+    return ValueError(f"model.layers[{layer}]: {reason}")
+
+
+def _run(model: Any, cache: DynamicCache, tokens: torch.Tensor, first: int) -> None:
+    positions = torch.arange(first, first + tokens.shape[1], device=model.device).unsqueeze(0)
+    model.base_model(input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True)
+
+
+def _frequencies(model: Any) -> tuple[torch.Tensor, float] | None:
+    """Of the model's rotary positions: radians a position, and the scale of turned keys."""
+    found = [module for module in model.modules() if isinstance(getattr(module, "inv_freq", None), torch.Tensor)]
+    if not found:
+        return None
+    kind = getattr(found[0], "rope_type", "default")
+    if kind in ("dynamic", "longrope"):
+        raise ValueError(f"model.config.rope_parameters: frequencies of type {kind} change with the prompt's length")
+    return found[0].inv_freq.detach().double().cpu().flatten(), float(getattr(found[0], "attention_scaling", 1.0))
+
+
+def turn(keys: torch.Tensor, frequencies: torch.Tensor, positions: int) -> torch.Tensor:
+    """Keys turned by so many positions: [..., dim], pairs half the rotary dimensions apart."""
+    angles = frequencies * positions
+    cos, sin, half = angles.cos(), angles.sin(), len(frequencies)
+    keys = keys.double()
+    first, second, rest = keys[..., :half], keys[..., half : 2 * half], keys[..., 2 * half :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
+
+
+def _rope(model: Any, layer: int, keys: torch.Tensor, shifted: torch.Tensor) -> Rope | None:
+    """How keys turn: tried, not believed."""
+    size = keys.double().norm()
+    tolerance = 1e-3 if keys.dtype == torch.float32 else 5e-2
+    if (shifted.double() - keys.double()).norm() <= tolerance * size:
+        return None
+    known = _frequencies(model)
+    if known is not None and 2 * len(known[0]) <= keys.shape[-1]:
+        turned = turn(keys.cpu(), known[0], _SHIFT)
+        if (shifted.cpu().double() - turned).norm() <= tolerance * size:
+            return Rope(known[0].tolist())
+    raise _refuse(layer, "its keys do not turn with their position as the model's frequencies say")
+
+
+def _linear(index: int, layer: int, whole: Tape, second: Tape) -> tuple[Linear, LinearPlace]:
+    call, state = whole.calls.get(layer), whole.layers[layer].recurrent_states[0]
+    if call is None:
+        raise _refuse(layer, "its linear layers call no rule that ashlar knows")
+    if second.calls[layer].start is None:
+        raise _refuse(layer, "this version of transformers does not go on from its state in a run of several tokens")
+    rule, sizes = call.rule, tuple(state.shape[1:])
+    heads, d_k, d_v = sizes if rule.order is StateOrder.KEY_FIRST else (sizes[0], sizes[2], sizes[1])
+    decay = None
+    if rule.family is Family.MAMBA2:
+        key_heads, decay = call.arguments["B"].shape[2], call.arguments["A"].float().cpu().tolist()
+    else:
+        # Keys are repeated for value heads before the rule: equal neighbours are one key head.
+        key = call.arguments["key"][0]
+        equal = [bool((key[:, head] == key[:, head - 1]).all()) for head in range(1, heads)]
+        key_heads = heads - sum(equal)
+        if heads % key_heads or any(same != (head % (heads // key_heads) > 0) for head, same in enumerate(equal, 1)):
+            key_heads = heads
+    conv = whole.layers[layer].conv_states[0]
+    linear = Linear(
+        rule.family, key_heads, heads, d_k, d_v, order=rule.order, conv_channels=conv.shape[1],
+        conv_kernel=conv.shape[2], conv_dtype=DTYPES[conv.dtype], conv_order=TailOrder.CHANNEL_FIRST, decay_table=decay,
+    )  # fmt: skip
+    place = LinearPlace(index, layer, sizes, key_heads, d_k, conv.shape[1], conv.shape[2], rule.family)
+    return linear, place
+
+
+@torch.no_grad()
+def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: int) -> tuple[Model, Shape]:
+    """Returns what a cache has to know of the model, and where its layers are. ValueError: the model cannot be served."""
+    check_version()
+    if model.dtype not in DTYPES:
+        raise ValueError(f"model.dtype: {model.dtype} is neither float32, float16 nor bfloat16")
+    config = model.config.get_text_config(decoder=True)
+    chance = torch.Generator().manual_seed(20)
+    tokens = torch.randint(0, config.vocab_size, (1, 24), generator=chance).to(model.device)
+    whole, second, turned = Tape(config), Tape(config), DynamicCache(config=config)
+    with whole.recording(model):
+        _run(model, whole, tokens, 0)
+    _run(model, second, tokens[:, :12], 0)
+    with second.recording(model):
+        _run(model, second, tokens[:, 12:], 12)
+    _run(model, turned, tokens, _SHIFT)
+
+    layers: list[Attention | Linear] = []
+    linear_places, attention_places = [], []
+    for number, layer in enumerate(whole.layers):
+        if any(getattr(layer, "is_recurrent_states_initialized", {}).values()):
+            if layer.number_of_states != 1:
+                raise _refuse(number, f"{layer.number_of_states} states a layer")
+            linear, place = _linear(len(layers), number, whole, second)
+            layers.append(linear)
+            linear_places.append(place)
+        elif any(getattr(layer, "is_conv_states_initialized", {}).values()):
+            raise _refuse(number, "a convolution without a state")
+        if getattr(layer, "is_sliding", False):
+            raise _refuse(number, "it keeps a window of its keys only")
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is not None and values is not None:
+            rope = _rope(model, number, keys, turned.layers[number].keys)
+            kind = DTYPES[keys.dtype]
+            layers.append(Attention(keys.shape[1], keys.shape[-1], values.shape[-1], kind, rope))
+            attention_places.append(AttentionPlace(len(layers) - 1, number))
+    _check_gate(whole, second)
+    described = Model(
+        model_id=config.model_type, weights_digest=digest or weights_digest(model), layers=layers, page_tokens=page_tokens,
+        head=head, tail=tail, dtype=_NAMES[model.dtype],
+    )  # fmt: skip
+    return described, Shape(tuple(linear_places), tuple(attention_places))
+
+
+def _check_gate(whole: Tape, second: Tape) -> None:
+    """prefill(A); forward(B) must leave what prefill(A + B) leaves, or no cached prefix could be gone on from."""
+    for number, (one, two) in enumerate(zip(whole.layers, second.layers, strict=True)):
+        states = getattr(one, "recurrent_states", {}).get(0), getattr(two, "recurrent_states", {}).get(0)
+        keys = getattr(one, "keys", None), getattr(two, "keys", None)
+        for name, (a, b) in {"state": states, "keys": keys}.items():
+            if a is None or b is None:
+                continue
+            # Routing may flip an expert by rounding: wide, and far below what a lost state leaves.
+            tolerance = 1e-2 if a.dtype == torch.float32 else 1e-1
+            error = float((a.double() - b.double()).norm() / a.double().norm().clamp_min(1e-30))
+            if not error <= tolerance:
+                raise _refuse(number, f"a run in two parts leaves another {name} than one run: {error:.2g} apart")
+
+
+def numpy_view(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """A torch tensor in the memory of an array whose bytes are of `dtype`."""
+    tensor = torch.from_numpy(array)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)

@@ -1,0 +1,320 @@
+"""Sets one prompt for a model of Transformers: looks it up, computes what is missing, takes the rest from the cache.
+
+Each step of the plan is one run of the model over the step's tokens, on a DynamicCache into which cached steps are put:
+keys and values behind those that are there, states composed in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from ashlar._ashlar import Verdict
+from ashlar.cache import Cache, LinearTensors, MemoryKind, PagePlace, Plan, Request, Run, Step, StepKind
+from ashlar.model import Attention, DType, Family, Model
+from ashlar.prompt import Prompt
+from ashlar.transformers_model import LinearPlace, Shape, numpy_view
+from ashlar.transformers_rules import Tape
+
+_TORCH = {DType.F32: torch.float32, DType.F16: torch.float16, DType.BF16: torch.bfloat16}
+_LINE = 64  # bytes: tokens begin on cache lines
+_Result = TypeVar("_Result")
+
+
+class Fault(Exception):
+    """The cache did what it should not. The prompt is computed without it."""
+
+
+class Restart(Exception):
+    """Something that the plan takes from the cache did not land."""
+
+
+@contextlib.contextmanager
+def faults() -> Iterator[None]:
+    """Turns what calls of the cache raise into a Fault: no request fails because of the cache."""
+    try:
+        yield
+    except (ConnectionError, PermissionError, MemoryError, RuntimeError, ValueError) as error:
+        raise Fault(f"{type(error).__name__}: {error}") from error
+
+
+def calling(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+    with faults():
+        return call(*args, **kwargs)
+
+
+class ModelCache(Cache):
+    """A cache opened for one model of Transformers (`ashlar.cache_for`)."""
+
+    def __init__(self, model: Model, shape: Shape, rpc_socket: str, session_socket: str, *, pages: int, **options: Any) -> None:
+        # Memory of this process, not the daemon's: it outlives a daemon, and the next one gets it again.
+        places, size = _places(model, pages)
+        self._memfd = os.memfd_create("ashlar-transformers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._memfd, size)
+        fcntl.fcntl(self._memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        try:
+            super().__init__(
+                model, rpc_socket, session_socket, pages=pages, memory_kind=MemoryKind.MEMFD, places=places,
+                memory_bytes=size, memfd=self._memfd, **options,
+            )  # fmt: skip
+        except BaseException:
+            os.close(self._memfd)
+            raise
+        self.shape = shape
+        self.free = list(range(self.pages))
+        self.rows = {}
+        for place in shape.attention:
+            attention = model.layers[place.index]
+            assert isinstance(attention, Attention)
+            dtype = _TORCH[attention.dtype]
+            self.rows[place.index] = tuple(numpy_view(rows, dtype) for rows in self.page_rows(place.index))
+
+    def close(self) -> None:
+        super().close()
+        if self._memfd >= 0:
+            os.close(self._memfd)
+            self._memfd = -1
+
+    def take(self, tokens: int) -> np.ndarray[Any, np.dtype[np.int32]] | None:
+        """Pages for so many tokens; None: there are not enough."""
+        count = -(-tokens // self.model.page_tokens)
+        if len(self.free) < self.pages:
+            self.free += calling(self.take_quiet_pages, self.pages)
+        if count > len(self.free):
+            return None
+        taken, self.free = self.free[:count], self.free[count:]
+        return np.array(taken, np.int32)
+
+    def slots(self, table: np.ndarray[Any, Any], begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = np.arange(begin, end)
+        pages = table[positions // self.model.page_tokens].astype(np.int64)
+        return torch.from_numpy(pages), torch.from_numpy(positions % self.model.page_tokens)
+
+
+def _places(model: Model, pages: int) -> tuple[list[PagePlace], int]:
+    """Keys and values of one token side by side, one attention layer's pages behind the other's; and the bytes."""
+    places, size = [], 0
+    for index, layer in enumerate(model.layers):
+        if isinstance(layer, Attention):
+            width = _TORCH[layer.dtype].itemsize
+            keys, values = layer.key_dim * width, layer.value_dim * width
+            token = -(-layer.kv_heads * (keys + values) // _LINE) * _LINE
+            page = token * model.page_tokens
+            places.append(PagePlace(index, size, size + layer.kv_heads * keys, page, token, keys, values))
+            size += -(-page * pages // mmap.PAGESIZE) * mmap.PAGESIZE
+    return places, max(size, mmap.PAGESIZE)
+
+
+@dataclasses.dataclass
+class Setting:
+    """A prompt that has been set: its cache of Transformers, and what a commit of it needs."""
+
+    tokens: np.ndarray[Any, np.dtype[np.int32]]
+    table: np.ndarray[Any, np.dtype[np.int32]]
+    request: Request
+    plan: Plan
+    cache: DynamicCache
+    output: Any  # of the last run
+    captured: list[tuple[int, list[LinearTensors]]]
+    published: int
+
+
+class Setter:
+    """`way`: "kernels" computes tuples by the engine API's kernels, "identity" by the model's own rule."""
+
+    def __init__(self, model: Any, cache: ModelCache, forward: Callable[..., Any], way: str = "kernels") -> None:
+        if way not in ("kernels", "identity"):
+            raise ValueError(f"way: {way!r} is neither 'kernels' nor 'identity'")
+        self.model, self.cache, self.forward, self.way = model, cache, forward, way
+        self.config = model.config.get_text_config(decoder=True)
+
+    def run(self, cache: DynamicCache, tokens: np.ndarray[Any, Any], first: int, keep: int = 0) -> Any:
+        """Runs tokens from position `first` on through the model; with `keep`, so many last ones through its head too."""
+        ids = torch.from_numpy(tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)
+        # Said, though most models count it from the cache: Bamba begins at 0 again.
+        positions = torch.arange(first, first + len(tokens), device=self.model.device).unsqueeze(0)
+        options = {"input_ids": ids, "position_ids": positions, "past_key_values": cache, "use_cache": True}
+        if keep > 0:
+            return self.forward(**options, logits_to_keep=keep)
+        return self.model.base_model(**options)
+
+    def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting:
+        """Runs the prompt's first `upto` tokens. Raises Fault: nothing has been kept, compute it without the cache."""
+        tokens = prompt.tokens
+        table = self.cache.take(len(tokens) + room)
+        if table is None:
+            raise Fault(f"pages: not enough for {len(tokens)} tokens")
+        request = None
+        try:
+            request = calling(
+                self.cache.begin, tokens, prompt.lengths, table, fill=True, conversation=prompt.conversation
+            )
+            published = self._fill(request, table)
+            for _ in range(16):  # each restart takes less from the cache
+                plan, followed = request.plan, None
+                with contextlib.suppress(Restart):
+                    followed = self._follow(request, plan, table, tokens, upto, keep)
+                verdict = calling(request.finish)
+                if verdict == Verdict.OK and followed is not None:
+                    return Setting(tokens, table, request, plan, *followed, published)
+                if verdict == Verdict.OTHER_PAGES:
+                    others = self.cache.take(len(tokens) + room)  # the old ones come back by take_quiet_pages
+                    if others is None:
+                        raise Fault("pages: none are left beside those in doubt")
+                    table = others
+                    calling(request.move, table)
+            raise Fault("the plan changed 16 times")
+        except BaseException:
+            if request is None:
+                self.cache.free += table.tolist()
+            else:
+                request.end()
+            raise
+
+    def end(self, setting: Setting) -> None:
+        """Gives back the lease and the pages of a prompt that has been set."""
+        setting.request.end()
+        self.cache.free += setting.table.tolist()
+
+    # ------------------------------------------------------------------------------------------------ publishing
+
+    def _fill(self, request: Request, table: np.ndarray[Any, Any]) -> int:
+        missing = calling(lambda: request.missing)
+        published = 0
+        for i, run in enumerate(missing):
+            tape = Tape(self.config)
+            with tape.recording(self.model):
+                self.run(tape, run.tokens, 0)
+            self._write(tape, table, 0, 0, run.capture_end)
+            linear = [self._tuple(request, i, run, tape, place) for place in self.cache.shape.linear]
+            published += calling(request.publish, i, linear, table) == "published"
+        if missing:
+            calling(request.look_again, table)
+        return published
+
+    def _tuple(self, request: Request, missing: int, run: Run, tape: Tape, place: LinearPlace) -> LinearTensors:
+        begin, end = run.capture_begin, run.capture_end
+        tail = tape.tail(place.layer, end, place.kernel).cpu()
+        if not run.transition:
+            if end != len(run.tokens):
+                raise Fault(f"a run of {len(run.tokens)} tokens is to be captured at {end}, without a transition")
+            state = tape.layers[place.layer].recurrent_states[0][0].float().cpu().contiguous()
+            return LinearTensors(place.index, state, conv_tail=_bytes(tail))
+        call = tape.calls[place.layer]
+        if self.way == "identity":
+            state, transition = (part.float().cpu().contiguous() for part in call.tuple_by_identity(begin, end))
+        else:
+            heads = place.state[0]
+            state = torch.empty(place.state)
+            scalar = place.family is Family.MAMBA2
+            transition = torch.empty((heads,) if scalar else (heads, place.d_k, place.d_k))
+            rows = call.rows(place.key_heads)
+            calling(self.cache.compute_alone, request, missing, place.index, state, transition=transition, **rows)
+        return LinearTensors(place.index, state, conv_tail=_bytes(tail), transition=transition)
+
+    def _write(self, cache: DynamicCache, table: np.ndarray[Any, Any], first: int, begin: int, end: int) -> None:
+        """Keys and values of positions [begin, end) into the pages; the cache's row 0 has position `first`."""
+        pages, slots = self.cache.slots(table, begin, end)
+        for place in self.cache.shape.attention:
+            layer = cache.layers[place.layer]
+            for rows, there in zip(self.cache.rows[place.index], (layer.keys, layer.values), strict=True):
+                rows[pages, slots] = there[0, :, begin - first : end - first].transpose(0, 1).cpu()
+
+    # ------------------------------------------------------------------------------------------------ the plan
+
+    def _follow(
+        self, request: Request, plan: Plan, table: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any], upto: int, keep: int
+    ) -> tuple[DynamicCache, Any, list[tuple[int, list[LinearTensors]]]]:
+        cache = DynamicCache(config=self.config)
+        output, captured = None, []
+        for number, step in enumerate(plan.steps):
+            if step.kind is not StepKind.COMPUTE:
+                self._take(request, number, step, table, cache)
+                continue
+            end = min(step.end, upto)
+            if step.begin < end:
+                output = self.run(cache, tokens[step.begin : end], step.begin, keep if end == len(tokens) else 0)
+            if step.capture and step.end <= upto:
+                captured.append((step.end, self.states(cache)))
+        if upto < len(tokens) and 0 < upto:
+            captured.append((upto, self.states(cache)))  # the same prompt again goes on from there
+        return cache, output, captured
+
+    def _take(self, request: Request, number: int, step: Step, table: np.ndarray[Any, Any], cache: DynamicCache) -> None:
+        for place in self.cache.shape.linear:
+            layer = cache.layers[place.layer]
+            there = layer.recurrent_states[0]
+            state = torch.zeros(place.state) if there is None else there[0].detach().float().cpu().contiguous()
+            self.compose(request, place, step, state)
+            tail = calling(request.conv_tail, number, place.index)
+            if tail is None:
+                raise Restart
+            self._put(layer, place, state, tail)
+        pages, slots = self.cache.slots(table, step.begin, step.end)
+        for attention in self.cache.shape.attention:
+            self._must(calling(request.wait_layer, attention.index))
+            rows = (rows[pages, slots].transpose(0, 1).unsqueeze(0) for rows in self.cache.rows[attention.index])
+            cache.layers[attention.layer].update(*(part.to(self.model.device) for part in rows))
+
+    def compose(self, request: Request, place: LinearPlace, step: Step, state: torch.Tensor) -> None:
+        """Takes a layer's state, [heads, …] in float32, across a cached step."""
+        self._must(calling(request.advance, place.index, step.begin, step.end, state))
+
+    def _must(self, verdict: Verdict) -> None:
+        if verdict != Verdict.OK:
+            raise Restart
+
+    def _put(self, layer: Any, place: LinearPlace, state: torch.Tensor, tail: bytes) -> None:
+        conv_type = _TORCH[self.cache.model.layers[place.index].conv_dtype]  # type: ignore[union-attr, index]
+        inputs = torch.frombuffer(bytearray(tail), dtype=conv_type).view(1, place.channels, place.kernel - 1)
+        if not layer.is_conv_states_initialized[0]:
+            whole = torch.zeros(1, place.channels, place.kernel, dtype=conv_type, device=self.model.device)
+            layer.lazy_initialization(conv_states=whole)
+        if not layer.is_recurrent_states_initialized[0]:
+            layer.lazy_initialization(recurrent_states=state.unsqueeze(0).to(self.model.device))
+        layer.conv_states[0][..., 1:].copy_(inputs)
+        layer.conv_states[0][..., 0].zero_()  # older than what a convolution sees
+        layer.recurrent_states[0][0].copy_(state)
+        layer.has_previous_state[0] = True
+
+    # ------------------------------------------------------------------------------------------------ committing
+
+    def states(self, cache: DynamicCache) -> list[LinearTensors]:
+        """Copies of all linear layers' states and tails as they are now."""
+        all_states = []
+        for place in self.cache.shape.linear:
+            layer = cache.layers[place.layer]
+            state = layer.recurrent_states[0][0].detach().float().cpu().clone().contiguous()
+            tail = layer.conv_states[0][0, :, 1:].detach().cpu().clone().contiguous()
+            all_states.append(LinearTensors(place.index, state, conv_tail=_bytes(tail)))
+        return all_states
+
+    def commit(self, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]], conversation: bytes) -> list[str]:
+        """Offers the states behind `text`, which the setting's cache has run through, and those captured inside."""
+        if len(text) > len(setting.table) * self.cache.model.page_tokens:
+            return []  # more was decoded than there is room for
+        if not setting.plan.exact and not conversation:
+            return []  # composed states are their conversation's alone
+        computed = [*setting.plan.computed(), (len(setting.tokens), len(text))]
+        for begin, end in computed:
+            if begin < min(end, len(text)):
+                self._write(setting.cache, setting.table, 0, begin, min(end, len(text)))
+        offers = [one for one in setting.captured if one[0] < len(text)]
+        offers.append((len(text), self.states(setting.cache)))
+        return calling(
+            self.cache.commit, text, offers, request=setting.request, prompt_tokens=min(len(setting.tokens), len(text)),
+            page_table=setting.table, conversation=conversation,
+        )  # fmt: skip
+
+
+def _bytes(tail: torch.Tensor) -> np.ndarray[Any, Any]:
+    return tail.contiguous().flatten().view(torch.uint8).numpy()

@@ -1,0 +1,216 @@
+"""The class that vLLM loads: each of its calls goes to the half of this process, and none of them can fail a request."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.logger import init_logger
+
+from ashlar.vllm.messages import StepMetadata, WorkerReport
+from ashlar.vllm.model import Unsupported, describe
+from ashlar.vllm.options import Options
+from ashlar.vllm.scheduler import Scheduler
+from ashlar.vllm.stats import AshlarPromMetrics, AshlarStats
+from ashlar.vllm.worker import Worker
+
+logger = init_logger("vllm.ashlar")
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def _or(fallback: Callable[[], Any]) -> Callable[[Call], Call]:
+    """A call that goes wrong is logged, and answers what a connector without a cache would."""
+
+    def wrap(call: Call) -> Call:
+        @functools.wraps(call)
+        def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(self, *args, **kwargs)
+            except Exception:
+                logger.exception("Ashlar: %s", call.__name__)
+                return fallback()
+
+        return guarded  # type: ignore[return-value]
+
+    return wrap
+
+
+class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = self._kv_transfer_config
+        self._options = Options.read(transfer.kv_connector_extra_config)
+        # What cannot be loaded is computed. The engine's default would fail the request.
+        transfer.kv_load_failure_policy = "recompute"
+        self._scheduler: Scheduler | None = None
+        self._worker: Worker | None = None
+        self._by_block = len(kv_cache_config.kv_cache_groups) == 1
+        try:
+            if role == KVConnectorRole.SCHEDULER:
+                described = describe(vllm_config, kv_cache_config, self._options, rank=0)
+                events = vllm_config.kv_events_config
+                event_tokens = 0
+                if events is not None and events.enable_kv_cache_events:
+                    event_tokens = kv_cache_config.hash_block_size or described.block
+                self._scheduler = Scheduler(
+                    described,
+                    self._options,
+                    ranks=vllm_config.parallel_config.tensor_parallel_size,
+                    loads=transfer.is_kv_consumer,
+                    saves=transfer.is_kv_producer,
+                    event_tokens=event_tokens,
+                )
+            else:
+                from vllm.distributed import get_tensor_model_parallel_rank
+
+                rank = get_tensor_model_parallel_rank()
+                self._worker = Worker(describe(vllm_config, kv_cache_config, self._options, rank), self._options)
+        except Unsupported as error:
+            logger.warning("Ashlar: this engine runs without the cache: %s", error)
+
+    # ---- workers
+
+    def get_mem_pool_context(self) -> AbstractContextManager[None] | None:
+        return None if self._worker is None else self._worker.allocator.context()
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        if self._worker is None:
+            return
+        try:
+            self._worker.register(kv_caches)
+        except Unsupported as error:
+            logger.warning("Ashlar: this worker runs without the cache: %s", error)
+
+    def _step(self) -> StepMetadata:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata)
+        return metadata
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Called before each step. Blocks of saves are held by the scheduler, also those of preempted requests."""
+        if self._worker is not None:
+            self._worker.begin_step()
+
+    @_or(lambda: None)
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.start_loads(self._step())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads end before their request is scheduled."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """A text's blocks and states are saved together, in `wait_for_save`: neither is of use alone."""
+
+    @_or(lambda: None)
+    def wait_for_save(self) -> None:
+        if self._worker is not None:
+            self._worker.save(self._step())
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        ended, failed = self._worker.poll_loads(self._step())
+        # By block where one group has all blocks; else by request, as block numbers of several groups overlap.
+        return KVConnectorTransferResults(
+            finished_recving=ended, failed_recving=set() if self._by_block else failed
+        )
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, self.get_transfer_results(finished_req_ids).finished_recving
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        invalid: set[int] = set() if self._worker is None else self._worker.take_invalid()
+        return invalid if self._by_block else set()
+
+    @_or(lambda: None)
+    def build_connector_worker_meta(self) -> WorkerReport | None:
+        return None if self._worker is None else self._worker.report()
+
+    def get_kv_connector_stats(self) -> AshlarStats | None:
+        half = self._worker or self._scheduler
+        return None if half is None else half.stats.take()
+
+    def shutdown(self) -> None:
+        for half in (self._worker, self._scheduler):
+            if half is not None:
+                half.close()
+        self._worker = self._scheduler = None
+
+    # ---- the scheduler
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.bind(gpu_block_pool)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    @_or(lambda: None)
+    def on_new_request(self, request: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.new_request(request)
+
+    @_or(lambda: (0, False))
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return (0, False) if self._scheduler is None else self._scheduler.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if self._scheduler is not None:
+            self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        if self._scheduler is None or num_external_tokens == 0:
+            return {}
+        return self._scheduler.sources(request, num_external_tokens)
+
+    @_or(lambda: StepMetadata([], [], 0))
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        if self._scheduler is None:
+            return StepMetadata([], [], scheduler_output.total_num_scheduled_tokens)
+        return self._scheduler.step(scheduler_output)
+
+    @_or(lambda: None)
+    def update_connector_output(self, connector_output: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.update(connector_output)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        if self._scheduler is not None:
+            self._scheduler.finished(request)
+        return False, None
+
+    def take_events(self) -> Iterable[Any]:
+        return () if self._scheduler is None else self._scheduler.take_events()
+
+    def reset_cache(self) -> bool | None:
+        """What other engines may use stays; entries of former weights have another identity."""
+        return True
+
+    # ---- statistics
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> AshlarStats:
+        return AshlarStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> AshlarPromMetrics:
+        return AshlarPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

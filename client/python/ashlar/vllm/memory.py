@@ -1,0 +1,147 @@
+"""The engine's key and value caches in memory that the daemon can map: a memfd in place of torch's own.
+
+vLLM asks a connector for the context in which it allocates its caches (`get_mem_pool_context`). In that context one call
+of `torch.zeros` makes all of them; here it returns a view of a sealed memfd instead. Blocks then land in place and are
+read in place, whatever their strides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+import ashlar
+from ashlar.vllm.model import Described, LinearPlace, Unsupported
+
+_LEAST = 1 << 16  # bytes; smaller tensors are no caches
+
+
+class SharedMemory:
+    """A memfd that cannot shrink, with all its pages there, and the tensor that is its bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.descriptor = os.memfd_create("vllm-kv-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(self.descriptor, 0, size)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            self.bytes = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.int8)
+        except OSError:
+            os.close(self.descriptor)
+            raise
+        self.size = size
+
+    def close(self) -> None:
+        """The daemon's mapping and the engine's tensors stay."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def offset(self, tensor: torch.Tensor) -> int | None:
+        """Bytes from the memory's start to a tensor's; None where it lies elsewhere."""
+        if tensor.untyped_storage().data_ptr() != self.bytes.data_ptr():
+            return None
+        return int(tensor.storage_offset() * tensor.element_size())
+
+
+class _Allocation(TorchFunctionMode):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: SharedMemory | None = None
+        self.error: OSError | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        size = args[0] if len(args) == 1 and isinstance(args[0], int) else 0
+        is_cache = (
+            func is torch.zeros
+            and size >= _LEAST
+            and kwargs.get("dtype") is torch.int8
+            and torch.device(kwargs.get("device", "cpu")).type == "cpu"
+        )
+        if is_cache and self.made is None:
+            try:
+                self.made = SharedMemory(size)
+                return self.made.bytes
+            except OSError as error:
+                self.error = error
+        return func(*args, **kwargs)
+
+
+class Allocator:
+    """`context()` is where the engine allocates; `memory` is what it got, None where it was not asked for."""
+
+    def __init__(self) -> None:
+        self.memory: SharedMemory | None = None
+        self.error: OSError | None = None
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        with _Allocation() as mode:
+            yield
+        self.memory, self.error = mode.made, mode.error
+
+
+def places(described: Described, caches: Mapping[str, torch.Tensor], memory: SharedMemory) -> list[ashlar.PagePlace]:
+    """Where pages of the attention layers lie, by the strides of the tensors as registered: [blocks, heads, tokens, 2 d]."""
+    found = []
+    for layer, name in described.attention:
+        tensor = caches[name]
+        shape = described.model.layers[layer]
+        assert isinstance(shape, ashlar.Attention)
+        heads = shape.kv_heads // described.model.tensor_parallel_size
+        offset, element = memory.offset(tensor), tensor.element_size()
+        expected = (heads, described.block, shape.key_dim + shape.value_dim)
+        if offset is None or tuple(tensor.shape[1:]) != expected or tensor.stride(3) != 1:
+            raise Unsupported(f"{name}: registered as {tuple(tensor.shape)} with strides {tensor.stride()}")
+        page, head, token = (tensor.stride(i) * element for i in range(3))
+        found.append(
+            ashlar.PagePlace(
+                layer=layer,
+                key_offset=offset,
+                value_offset=offset + shape.key_dim * element,
+                page_stride=page,
+                token_stride=token,
+                key_head_stride=head,
+                value_head_stride=head,
+            )
+        )
+    return found
+
+
+class States:
+    """One linear layer's states in the engine's blocks, in place."""
+
+    def __init__(self, place: LinearPlace, tensor: torch.Tensor, memory: SharedMemory) -> None:
+        self.layer, self.group = place.layer, place.group
+        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in zip(place.shapes, place.dtypes)]
+        rows = tensor.flatten(1) if tensor.dim() > 2 else tensor
+        dense = rows.stride(1) == 1 and rows.element_size() == 1 and rows.shape[1] >= sum(sizes)
+        if memory.offset(tensor) is None or not dense:
+            raise Unsupported(f"{place.name}: registered as {tuple(tensor.shape)} of {tensor.dtype}")
+        self._rows, self._sizes, self._place = rows, sizes, place
+
+    def _part(self, block: int, part: int) -> torch.Tensor:
+        begin = sum(self._sizes[:part])
+        data = self._rows[block, begin : begin + self._sizes[part]]
+        return data.view(self._place.dtypes[part]).view(self._place.shapes[part])
+
+    def tail(self, block: int) -> torch.Tensor:
+        return self._part(block, 0)
+
+    def state(self, block: int) -> torch.Tensor:
+        return self._part(block, 1)
+
+    def tensors(self, block: int) -> ashlar.LinearTensors:
+        """What stands behind the block's last token."""
+        return ashlar.LinearTensors(self.layer, self.state(block), self.tail(block))
+
+    def fill_tail(self, block: int, data: bytes) -> None:
+        begin = self._rows[block, : self._sizes[0]]
+        begin.copy_(torch.frombuffer(bytearray(data), dtype=torch.int8))

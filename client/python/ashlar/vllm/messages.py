@@ -1,0 +1,61 @@
+"""Messages between the connector's two halves: from scheduler to workers with each step, and back with its output."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+
+@dataclasses.dataclass
+class Load:
+    """A plan to land in a request's blocks. `blocks`: one list a group of the engine's caches."""
+
+    request: str
+    plan: bytes
+    tokens: int  # of the whole prefix
+    present: int  # first tokens whose keys and values stand in the blocks already
+    blocks: tuple[list[int], ...]
+    table: int  # pages of the text that was looked up
+    tier: str
+
+
+@dataclasses.dataclass
+class Save:
+    """A text whose last token is computed in this step, and the depths to resume from; the last is its length."""
+
+    number: int
+    tokens: npt.NDArray[np.int32]
+    depths: list[int]
+    pages: list[int]  # of the attention group
+    states: list[int]  # one block a group: of the state at the text's end; 0 where the group has none
+
+
+@dataclasses.dataclass
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    loads: list[Load]
+    saves: list[Save]
+    scheduled_tokens: int
+
+
+@dataclasses.dataclass
+class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """One count a rank: of requests whose load failed, whose blocks came in doubt or out of it, and of ended saves."""
+
+    failed: Counter[str] = dataclasses.field(default_factory=Counter)
+    doubtful: Counter[str] = dataclasses.field(default_factory=Counter)
+    quiet: Counter[str] = dataclasses.field(default_factory=Counter)
+    saved: Counter[int] = dataclasses.field(default_factory=Counter)
+    kept: Counter[int] = dataclasses.field(default_factory=Counter)  # saves that the cache has
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(other, WorkerReport)
+        for field in dataclasses.fields(self):
+            getattr(self, field.name).update(getattr(other, field.name))
+        return self
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) for field in dataclasses.fields(self))

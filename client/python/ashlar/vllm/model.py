@@ -1,0 +1,232 @@
+"""The engine's model as the cache knows it: its identity, its layers, and the depths at which the engine can resume.
+
+Scheduler and workers describe it from the same configuration and come to the same namespace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import re
+from typing import Any
+
+import torch
+import vllm
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+
+import ashlar
+from ashlar.vllm.options import Options
+
+_BLOCK = 256  # tokens of the cache's blocks, at least
+_TYPES = {
+    torch.float32: ashlar.DType.F32,
+    torch.float16: ashlar.DType.F16,
+    torch.bfloat16: ashlar.DType.BF16,
+    torch.float8_e4m3fn: ashlar.DType.F8E4M3,
+    torch.float8_e5m2: ashlar.DType.F8E5M2,
+    torch.uint8: ashlar.DType.F8E4M3,  # vLLM's view of fp8 with one scale a tensor: bytes
+}
+_SAMPLE, _SAMPLES = 4096, 64  # bytes, and places in each file of a checkpoint
+
+
+class Unsupported(Exception):
+    """The cache cannot serve this engine; it runs without."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearPlace:
+    layer: int  # of the cache's layout
+    name: str
+    group: int  # of the engine's caches
+    shapes: tuple[tuple[int, ...], ...]  # convolution, state; of this rank
+    dtypes: tuple[torch.dtype, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    model: ashlar.Model
+    attention: list[tuple[int, str]]  # layer, name
+    linear: list[LinearPlace]
+    attention_group: int
+    groups: int
+    block: int  # tokens of the engine's blocks: it resumes at multiples
+    grain: int  # tokens between the depths that are kept of a text without linear layers
+
+
+def _layer_number(name: str) -> tuple[int, str]:
+    numbers = re.findall(r"\d+", name)
+    return (int(numbers[0]) if numbers else 0, name)
+
+
+def _sampled_file(path: pathlib.Path, digest: Any) -> None:
+    size = path.stat().st_size
+    digest.update(f"{path.name}:{size};".encode())
+    with path.open("rb") as file:
+        for i in range(_SAMPLES):
+            file.seek(max(0, size - _SAMPLE) * i // max(1, _SAMPLES - 1))
+            digest.update(file.read(_SAMPLE))
+            if size <= _SAMPLE:
+                break
+
+
+def weights_digest(vllm_config: Any, given: str) -> str:
+    """Of what the weights are loaded from. A hub's model is named by its revision, a folder by samples of its files."""
+    model, load = vllm_config.model_config, vllm_config.load_config
+    digest = hashlib.sha256()
+    digest.update(json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str).encode())
+    load_format = str(getattr(load.load_format, "value", load.load_format))
+    digest.update(f"{load_format};{model.revision}".encode())
+    if given:
+        digest.update(given.encode())
+    elif load_format == "dummy":
+        digest.update(f"dummy:{model.seed}".encode())
+    else:
+        folder = pathlib.Path(model.model)
+        if folder.is_dir():
+            files = [p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt", ".gguf", ".json")]
+            for path in sorted(files):
+                _sampled_file(path, digest)
+        elif not re.fullmatch(r"[0-9a-f]{40}", str(model.revision)):
+            raise Unsupported(
+                f"{model.model}: no folder, and its revision is no commit: give a revision, or weights_digest in "
+                "kv_connector_extra_config"
+            )
+    return digest.hexdigest()
+
+
+def _check(vllm_config: Any) -> None:
+    parallel = vllm_config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        raise Unsupported("pipeline parallelism")
+    if parallel.decode_context_parallel_size > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        raise Unsupported("context parallelism")
+    if vllm_config.speculative_config is not None:
+        raise Unsupported("speculative decoding")
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise Unsupported("prefix caching is off (enable_prefix_caching)")
+
+
+def _attention(spec: Any, name: str, tp: int) -> ashlar.Attention:
+    if type(spec) is not FullAttentionSpec or spec.sliding_window or spec.attention_chunk_size:
+        raise Unsupported(f"{name}: {type(spec).__name__} is no full attention of keys and values")
+    if spec.kv_quant_mode.name not in ("NONE", "FP8_PER_TENSOR") or spec.num_head_slots not in (None, spec.num_kv_heads):
+        raise Unsupported(f"{name}: keys and values are packed as {spec.kv_quant_mode.name}")
+    if spec.dtype not in _TYPES:
+        raise Unsupported(f"{name}: keys of {spec.dtype}")
+    return ashlar.Attention(
+        kv_heads=spec.num_kv_heads * tp,
+        key_dim=spec.head_size,
+        value_dim=spec.head_size_v,
+        dtype=_TYPES[spec.dtype],
+        stored=ashlar.StoredKeys.UNROTATED,
+    )
+
+
+def _linear(spec: Any, name: str, tp: int, key_heads: int) -> ashlar.Linear:
+    """Prefixes alone are kept: states and tails go through the cache as they are, and nothing composes them."""
+    if spec.mamba_type.name != "GDN_ATTN" or len(spec.shapes) != 2 or len(spec.shapes[1]) != 3:
+        raise Unsupported(f"{name}: states of {spec.mamba_type.name}, {spec.shapes}")
+    if spec.mamba_cache_mode != "align":
+        raise Unsupported(f"mamba_cache_mode is {spec.mamba_cache_mode}: the engine keeps no state at its blocks' ends")
+    if spec.num_speculative_blocks or spec.num_prefill_checkpoint_blocks:
+        raise Unsupported(f"{name}: states of several depths a block")
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+    channels_first = is_conv_state_dim_first()
+    conv, state = spec.shapes
+    channels, taps = conv if channels_first else reversed(conv)
+    if any(dtype not in _TYPES for dtype in spec.dtypes) or spec.dtypes[1] is torch.float16:
+        raise Unsupported(f"{name}: states of {spec.dtypes}")
+    heads, d_v, d_k = state
+    return ashlar.Linear(
+        family=ashlar.Family.GDN,
+        key_heads=key_heads,
+        value_heads=heads * tp,
+        d_k=d_k,
+        d_v=d_v,
+        state_dtype=_TYPES[spec.dtypes[1]],
+        order=ashlar.StateOrder.VALUE_FIRST,
+        conv_channels=channels * tp,
+        conv_kernel=taps + 1,
+        conv_dtype=_TYPES[spec.dtypes[0]],
+        conv_order=ashlar.TailOrder.CHANNEL_FIRST if channels_first else ashlar.TailOrder.TOKEN_FIRST,
+    )
+
+
+def _layers(kv_cache_config: Any) -> list[tuple[str, int, Any]]:
+    found = []
+    for group, each in enumerate(kv_cache_config.kv_cache_groups):
+        specs = getattr(each.kv_cache_spec, "kv_cache_specs", None)
+        for name in each.layer_names:
+            found.append((name, group, each.kv_cache_spec if specs is None else specs[name]))
+    return sorted(found, key=lambda layer: _layer_number(layer[0]))
+
+
+def _flops(text: Any) -> tuple[float, float]:
+    """A token's operations, and the part that grows with the tokens before it: prices, not promises."""
+    hidden, layers = int(getattr(text, "hidden_size", 1024)), int(getattr(text, "num_hidden_layers", 16))
+    inner = int(getattr(text, "intermediate_size", 0) or 4 * hidden)
+    experts = int(getattr(text, "num_experts_per_tok", 0) or 0)
+    if experts:
+        inner = experts * int(getattr(text, "moe_intermediate_size", inner))
+    return 2.0 * layers * (4 * hidden * hidden + 3 * hidden * inner), 4.0 * layers * hidden
+
+
+def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int) -> Described:
+    """Raises Unsupported with a reason."""
+    _check(vllm_config)
+    text = vllm_config.model_config.hf_text_config
+    tp = vllm_config.parallel_config.tensor_parallel_size
+    layers: list[ashlar.Attention | ashlar.Linear] = []
+    attention: list[tuple[int, str]] = []
+    linear: list[LinearPlace] = []
+    groups, blocks = set(), set()
+    for name, group, spec in _layers(kv_cache_config):
+        blocks.add(spec.block_size)
+        if isinstance(spec, MambaSpec):
+            key_heads = int(getattr(text, "linear_num_key_heads", spec.shapes[-1][0] * tp))
+            linear.append(LinearPlace(len(layers), name, group, spec.shapes, spec.dtypes))
+            layers.append(_linear(spec, name, tp, key_heads))
+        else:
+            groups.add(group)
+            attention.append((len(layers), name))
+            layers.append(_attention(spec, name, tp))
+    if len(groups) != 1 or len(blocks) != 1:
+        raise Unsupported(f"{len(groups)} groups of attention layers, blocks of {sorted(blocks)} tokens: one is served")
+    block = blocks.pop()
+    flops, squared = _flops(text)
+    cache, model = vllm_config.cache_config, vllm_config.model_config
+    processor = {
+        "vllm": vllm.__version__,
+        "device": str(vllm_config.device_config.device_type),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "amx": torch.cpu._is_amx_tile_supported(),
+        "caches": str(cache.cache_dtype),
+        "states": str(cache.mamba_ssm_cache_dtype),
+        "page": str(kv_cache_config.kv_cache_layout),
+        "linear": sorted({type(each).__name__ for each in layers}),
+    }
+    return Described(
+        model=ashlar.Model(
+            model_id=options.model_id or str(model.model),
+            weights_digest=weights_digest(vllm_config, options.weights_digest),
+            layers=layers,
+            page_tokens=block,
+            head=max((each.conv_kernel - 1 for each in layers if isinstance(each, ashlar.Linear)), default=0),
+            dtype=f"{model.dtype} {json.dumps(processor, sort_keys=True)}",
+            quantization=str(model.quantization or ""),
+            tokenizer_digest=f"{model.tokenizer} {model.tokenizer_revision or ''}",
+            tensor_parallel_rank=rank,
+            tensor_parallel_size=tp,
+            flops_per_token=flops,
+            flops_per_token_squared=squared,
+        ),
+        attention=attention,
+        linear=linear,
+        attention_group=groups.pop(),
+        groups=len(kv_cache_config.kv_cache_groups),
+        block=block,
+        grain=-(-_BLOCK // block) * block,
+    )

@@ -1,0 +1,48 @@
+"""Options of the connector: `kv_connector_extra_config` of vLLM's transfer config."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Times are milliseconds. Every wait of the connector ends by one of them."""
+
+    rpc_socket: str = "/run/ashlar/rpc.sock"
+    session_socket: str = "/run/ashlar/session.sock"
+    weights_digest: str = ""  # empty: samples of the checkpoint's files are hashed
+    model_id: str = ""  # empty: vLLM's name of the model
+    call_ms: int = 1000  # one call of the daemon
+    lookup_wait_ms: float = 2.0  # the scheduler waits so long for a plan, then goes on and asks again
+    lookup_ms: int = 200  # a plan that takes longer is a miss
+    land_ms: int = 5000  # a landing that takes longer is computed instead
+    quiet_ms: int = 500  # behind that: until the blocks are left to the daemon, and kept from use
+    reopen_ms: int = 2000  # between attempts to open a cache
+    least_tokens: int = 1  # fewer are not worth a load
+    saves_under_way: int = 16  # further saves are dropped
+    wait_for_saves: bool = False  # steps end when their saves have
+
+    @staticmethod
+    def read(given: Mapping[str, Any]) -> Options:
+        """ValueError names an option that there is not, or that has the wrong type."""
+        known = {field.name: field for field in dataclasses.fields(Options)}
+        defaults = Options()
+        values: dict[str, Any] = {}
+        for environment, name in (("ASHLAR_RPC_SOCKET", "rpc_socket"), ("ASHLAR_SESSION_SOCKET", "session_socket")):
+            if environment in os.environ:
+                values[name] = os.environ[environment]
+        for name, value in given.items():
+            if name not in known:
+                raise ValueError(f"kv_connector_extra_config.{name}: unknown; there are {', '.join(sorted(known))}")
+            kind = type(getattr(defaults, name))
+            fits = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
+            if not fits or (kind is not bool and isinstance(value, bool)):
+                raise ValueError(f"kv_connector_extra_config.{name}: {value!r} is no {kind.__name__}")
+            if kind in (int, float) and value < 0:
+                raise ValueError(f"kv_connector_extra_config.{name}: {value} is below 0")
+            values[name] = value
+        return Options(**values)

@@ -1,0 +1,316 @@
+"""The connector's half in the scheduler: looks prompts up, hands plans to the workers, decides what is saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from vllm.logger import init_logger
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+import ashlar
+from ashlar.vllm.events import stored_events
+from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
+from ashlar.vllm.model import Described
+from ashlar.vllm.opening import Opening
+from ashlar.vllm.options import Options
+from ashlar.vllm.stats import AshlarStats
+
+logger = init_logger("vllm.ashlar")
+
+_POLL = 0.0001  # seconds
+_PAUSE = 1.0  # seconds without look-ups behind one that was late
+_MOST_DEPTHS = 64  # of one commit
+_SOURCES = {"dram": CacheHitSource.HOST, "ssd": CacheHitSource.DISK, "remote": CacheHitSource.P2P}
+
+
+@dataclasses.dataclass
+class _Lookup:
+    handle: ashlar.Request
+    tokens: int
+    since: float
+    plan: ashlar.Plan | None = None
+
+
+@dataclasses.dataclass
+class _Followed:
+    """What is known of one of the engine's requests."""
+
+    request: Any
+    lookup: _Lookup | None = None
+    loading: int = 0  # tokens of the prefix that is being loaded
+    missed: tuple[int, int] = (0, 0)  # tokens of the request, and computed ones, for which nothing was found
+    refused: bool = False  # nothing is looked up any more: a load has failed
+    saved: int = 0  # tokens that were offered, or came from the cache
+    ended: bool = False
+
+
+class Scheduler:
+    def __init__(self, described: Described, options: Options, ranks: int, loads: bool, saves: bool, event_tokens: int) -> None:
+        self.stats = AshlarStats()
+        self._described, self._options, self._ranks = described, options, ranks
+        self._loads, self._saves, self._event_tokens = loads, saves, event_tokens
+        self._followed: dict[str, _Followed] = {}
+        self._new_loads: list[Load] = []
+        self._number = 0
+        self._under_way: dict[int, tuple[list[Any], Save, Any]] = {}  # blocks held, of a request
+        self._left: dict[int, int] = {}  # ranks that have not ended a save
+        self._kept: Counter[int] = Counter()
+        self._doubtful: dict[str, tuple[list[Any], int]] = {}  # blocks held, and for how many ranks
+        self._loaded_blocks: dict[str, list[int]] = {}
+        self._paused_until = 0.0
+        self._pool: Any = None
+        self._happened: list[Any] = []
+        self._opening = Opening(self._open, options.reopen_ms, "scheduler")
+
+    def _open(self) -> ashlar.Cache:
+        options = self._options
+        return ashlar.Cache(
+            self._described.model,
+            options.rpc_socket,
+            options.session_socket,
+            name="vllm-scheduler",
+            timeout_ms=options.call_ms,
+            memory_kind=ashlar.MemoryKind.NONE,
+            capture_tokens=self._described.block,
+        )
+
+    def bind(self, pool: Any) -> None:
+        self._pool = pool
+
+    def close(self) -> None:
+        for followed in self._followed.values():
+            self._forget(followed)
+        self._opening.close()
+
+    # ---- looking up
+
+    def match(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        """Tokens beyond `computed` that the cache has, loaded between steps; None: ask again."""
+        block = self._described.block
+        if not self._loads or (request.num_tokens - 1) // block * block <= computed or not self._serves(request):
+            return 0, False
+        followed = self._followed.setdefault(request.request_id, _Followed(request))
+        asked = (request.num_tokens, computed)
+        if followed.refused or followed.missed == asked or request.skip_reading_prefix_cache:
+            return 0, False
+        lookup = self._look_up(followed)
+        if lookup is None:
+            return 0, False
+        if lookup.plan is None:
+            return None, False
+        found = lookup.plan.prefix_tokens
+        if found % block != 0 or found - computed < max(1, self._options.least_tokens):
+            self.stats.add(1, "lookups", "shorter" if found > 0 else "miss")
+            self._drop(followed)
+            followed.missed = asked
+            return 0, False
+        return found - computed, True
+
+    def _serves(self, request: Any) -> bool:
+        """Prompts whose tokens alone say what their states are."""
+        return not (
+            request.lora_request
+            or request.mm_features
+            or request.prompt_embeds is not None
+            or request.cache_salt
+            or request.pooling_params
+        )
+
+    def _look_up(self, followed: _Followed) -> _Lookup | None:
+        request, lookup = followed.request, followed.lookup
+        now = time.monotonic()
+        if lookup is not None and lookup.tokens != request.num_tokens:
+            self._drop(followed)
+            lookup = None
+        if lookup is None:
+            cache = self._opening.cache
+            if cache is None or now < self._paused_until:
+                return None
+            # As far as the engine could resume, and one token that is computed.
+            most = (request.num_tokens - 1) // self._described.block * self._described.block + 1
+            tokens = np.array(request.all_token_ids[:most], np.int32)
+            lookup = followed.lookup = _Lookup(cache.start_begin(tokens), request.num_tokens, now)
+        if lookup.plan is not None:
+            return lookup
+        deadline = lookup.since + self._options.lookup_wait_ms / 1000
+        while (verdict := lookup.handle.poll_plan()) == ashlar.Verdict.PENDING and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        if verdict != ashlar.Verdict.PENDING:
+            lookup.plan = lookup.handle.plan
+        elif now - lookup.since > self._options.lookup_ms / 1000:
+            self.stats.add(1, "lookups", "late")
+            self._paused_until = now + _PAUSE
+            self._drop(followed)
+            followed.refused = True
+            return None
+        return lookup
+
+    def _drop(self, followed: _Followed) -> None:
+        if followed.lookup is not None:
+            followed.lookup.handle.end()
+            followed.lookup = None
+
+    def _forget(self, followed: _Followed) -> None:
+        self._drop(followed)
+        self._followed.pop(followed.request.request_id, None)
+
+    # ---- loading
+
+    def allocated(self, request: Any, blocks: Any, external: int) -> None:
+        followed = self._followed.get(request.request_id)
+        if external == 0 or followed is None or followed.lookup is None or followed.lookup.plan is None:
+            return
+        plan, ids = followed.lookup.plan, blocks.get_block_ids()
+        tokens = plan.prefix_tokens
+        pages = ids[self._described.attention_group][: tokens // self._described.block]
+        self._loaded_blocks[request.request_id] = pages
+        followed.loading = tokens
+        tier = plan.prefix_tier or "dram"
+        table = (request.num_tokens - 1) // self._described.block + 1
+        self.stats.add(1, "lookups", "hit")
+        self._new_loads.append(
+            Load(request.request_id, followed.lookup.handle.plan_bytes(), tokens, tokens - external, ids, table, tier)
+        )
+
+    def sources(self, request: Any, tokens: int) -> dict[Any, int]:
+        followed = self._followed.get(request.request_id)
+        plan = followed.lookup.plan if followed is not None and followed.lookup is not None else None
+        tier = plan.prefix_tier if plan is not None else None
+        return {_SOURCES.get(tier or "", CacheHitSource.EXTERNAL_UNSPECIFIED): tokens}
+
+    def _loaded(self, name: str, failed: bool) -> None:
+        followed = self._followed.get(name)
+        self._loaded_blocks.pop(name, None)
+        if followed is None:
+            return
+        self._drop(followed)
+        followed.refused |= failed
+        if not failed:
+            followed.saved = max(followed.saved, followed.loading)
+        followed.loading = 0
+        if followed.ended:
+            self._forget(followed)
+
+    # ---- saving
+
+    def step(self, output: Any) -> StepMetadata:
+        loads, self._new_loads = self._new_loads, []
+        saves: list[Save] = []
+        if self._saves and self._opening.cache is not None:
+            for data in output.scheduled_new_reqs:
+                self._offer(output, data.req_id, data.num_computed_tokens, saves)
+            cached = output.scheduled_cached_reqs
+            for name, computed in zip(cached.req_ids, cached.num_computed_tokens):
+                self._offer(output, name, computed, saves)
+        return StepMetadata(loads, saves, output.total_num_scheduled_tokens)
+
+    def new_request(self, request: Any) -> None:
+        if self._serves(request):
+            self._followed.setdefault(request.request_id, _Followed(request))
+
+    def _offer(self, output: Any, name: str, computed: int, saves: list[Save]) -> None:
+        followed = self._followed.get(name)
+        if followed is None:
+            return
+        request, block = followed.request, self._described.block
+        end = min(computed + output.num_scheduled_tokens[name], request.num_tokens)
+        followed.saved = max(followed.saved, computed if followed.saved == 0 else 0)
+        if self._described.linear:
+            depths = [end] if end % block == 0 and end > followed.saved else []
+        else:
+            depths = self._depths(followed.saved, end, request.num_prompt_tokens)
+        if not depths:
+            return
+        if len(self._under_way) >= self._options.saves_under_way:
+            self.stats.add(1, "saves", "too_many")
+            return
+        ids = output.kv_connector_block_state.get_block_ids(name)
+        if ids is None:
+            return
+        text = depths[-1]
+        pages = ids[self._described.attention_group][: text // block]
+        states = [0] * self._described.groups
+        for place in self._described.linear:
+            states[place.group] = ids[place.group][text // block - 1]
+        if len(pages) < text // block or 0 in pages or any(states[place.group] == 0 for place in self._described.linear):
+            return
+        self._number += 1
+        tokens: npt.NDArray[np.int32] = np.array(request.all_token_ids[:text], np.int32)
+        save = Save(self._number, tokens, depths, pages, states)
+        held = [self._pool.blocks[i] for i in [*pages, *(i for i in states if i)]]
+        self._pool.touch(held)
+        self._under_way[save.number] = (held, save, request)
+        followed.saved = text
+        saves.append(save)
+
+    def _depths(self, saved: int, end: int, prompt: int) -> list[int]:
+        """Of a text without linear layers: multiples of the grain, and a prompt's last whole block."""
+        block, grain = self._described.block, self._described.grain
+        depths = list(range(saved // grain * grain + grain, end + 1, grain))
+        last = end // block * block
+        if saved < prompt <= end and last > max(saved, depths[-1] if depths else 0):
+            depths.append(last)
+        while len(depths) > _MOST_DEPTHS:
+            depths = depths[-1::-2][::-1]
+        return depths
+
+    # ---- what workers report
+
+    def update(self, output: Any) -> None:
+        report = output.kv_connector_worker_meta
+        if not isinstance(report, WorkerReport):
+            report = WorkerReport()
+        for name, ranks in report.doubtful.items():
+            held = [self._pool.blocks[i] for i in self._loaded_blocks.get(name, [])]
+            self._pool.touch(held)
+            before, waiting = self._doubtful.get(name, ([], 0))
+            self._doubtful[name] = (before + held, waiting + ranks)
+        failed = set(report.failed) | set(output.failed_recving or ())
+        for name in output.finished_recving or ():
+            self._loaded(name, name in failed or self._has_failed(name))
+        for name in failed - set(output.finished_recving or ()):
+            if name in self._followed:
+                self._followed[name].refused = True
+        for name, ranks in report.quiet.items():
+            held, waiting = self._doubtful.pop(name, ([], 0))
+            if waiting > ranks:
+                self._doubtful[name] = (held, waiting - ranks)
+            else:
+                self._pool.free_blocks(reversed(held))
+        for number, ranks in report.saved.items():
+            self._saved(number, ranks, report.kept[number])
+
+    def _has_failed(self, name: str) -> bool:
+        followed = self._followed.get(name)
+        return followed is not None and followed.refused
+
+    def _saved(self, number: int, ranks: int, kept: int) -> None:
+        if number not in self._under_way:
+            return
+        left = self._left.pop(number, self._ranks) - ranks
+        self._kept[number] += kept
+        if left > 0:
+            self._left[number] = left
+            return
+        held, save, request = self._under_way.pop(number)
+        self._pool.free_blocks(reversed(held))
+        if self._kept.pop(number, 0) == self._ranks and self._event_tokens:
+            self._happened += stored_events(request, save.depths[-1], self._event_tokens)
+
+    def take_events(self) -> list[Any]:
+        happened, self._happened = self._happened, []
+        return happened
+
+    def finished(self, request: Any) -> None:
+        followed = self._followed.get(request.request_id)
+        if followed is None:
+            return
+        if followed.loading:
+            followed.ended = True
+        else:
+            self._forget(followed)

@@ -1,0 +1,74 @@
+"""Counts in the engine's own statistics: its log line and its Prometheus endpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+# name: (labels, help). Counters all.
+COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "hits": (("tier", "kind"), "Requests that were resumed from the cache."),
+    "tokens_saved": (("tier", "kind"), "Prompt tokens that were not computed."),
+    "seconds_saved": ((), "Prefill time of the tokens saved, at the engine's recent rate, less the time of loading."),
+    "load_seconds": ((), "Time from a load's start until its request can be scheduled."),
+    "load_failures": ((), "Loads that were computed instead."),
+    "lookups": (("outcome",), "Prompts looked up: hit, miss, late, or not worth a load."),
+    "saves": (("outcome",), "Texts offered to the cache, by outcome."),
+}
+PREFIX = "vllm:ashlar_"
+
+
+def key(name: str, *labels: str) -> str:
+    return "|".join((name, *labels))
+
+
+class AshlarStats(KVConnectorStats):  # type: ignore[misc]
+    """`data`: the sum of each counter, by its name and labels."""
+
+    data: dict[str, Any]
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def add(self, value: float, name: str, *labels: str) -> None:
+        assert len(labels) == len(COUNTERS[name][0])
+        at = key(name, *labels)
+        self.data[at] = self.data.get(at, 0) + value
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        for at, value in other.data.items():
+            self.data[at] = self.data.get(at, 0) + value
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return {at.replace("|", " "): round(value, 4) for at, value in sorted(self.data.items())}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+    def take(self) -> AshlarStats | None:
+        """Returns what was counted since the last call; None: nothing."""
+        if self.is_empty():
+            return None
+        taken = AshlarStats(data=self.data)
+        self.reset()
+        return taken
+
+
+class AshlarPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
+    def __init__(
+        self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters = {
+            name: self._counter_cls(name=PREFIX + name, documentation=text, labelnames=[*labelnames, *labels])
+            for name, (labels, text) in COUNTERS.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for at, value in transfer_stats_data.items():
+            name, *labels = at.split("|")
+            if name in self._counters and value > 0:
+                values = [*self.per_engine_labelvalues[engine_idx], *labels]
+                self._counters[name].labels(*values).inc(value)

@@ -1,0 +1,278 @@
+"""The connector's half in a worker: lands plans in the engine's blocks, and commits what the step has computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Mapping
+
+import torch
+from vllm.logger import init_logger
+
+import ashlar
+from ashlar.vllm.memory import Allocator, States, places
+from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
+from ashlar.vllm.model import Described, Unsupported
+from ashlar.vllm.opening import Opening
+from ashlar.vllm.options import Options
+from ashlar.vllm.stats import AshlarStats
+
+logger = init_logger("vllm.ashlar")
+
+_IDLE_WAIT = 0.002  # seconds: of a step that computes nothing, for a landing
+_POLL = 0.0002
+_SHUTDOWN = 3.0  # seconds for saves under way
+_RATE_TOKENS = 64  # steps of fewer tokens say nothing of the rate of prefill
+_RATE_MEMORY = 0.8
+_KEPT = ("kept", "already_present", "kept_as_span")
+
+
+@dataclasses.dataclass
+class _Landing:
+    load: Load
+    handle: ashlar.Request | None  # None: it failed before it began
+    since: float
+
+
+class Worker:
+    def __init__(self, described: Described, options: Options) -> None:
+        self.stats = AshlarStats()
+        self.allocator = Allocator()
+        self._described, self._options = described, options
+        self._first_rank = described.model.tensor_parallel_rank == 0
+        self._opening: Opening | None = None
+        self._states: list[States] = []
+        self._landings: list[_Landing] = []
+        self._doubtful: list[tuple[str, ashlar.Request]] = []
+        self._report = WorkerReport()
+        self._invalid: set[int] = set()
+        self._seconds_a_token = 0.0
+        self._step_began = 0.0
+        self._saves: queue.Queue[Save | None] = queue.Queue()
+        self._ended: queue.Queue[tuple[Save, str]] = queue.Queue()
+        self._saver = threading.Thread(target=self._save_all, name="ashlar-save", daemon=True)
+
+    def register(self, caches: Mapping[str, torch.Tensor]) -> None:
+        """Raises Unsupported: the caches lie where the daemon cannot reach them."""
+        memory = self.allocator.memory
+        if memory is None:
+            raise Unsupported(f"the engine's caches are not in shared memory ({self.allocator.error or 'not asked'})")
+        found = places(self._described, caches, memory)
+        pages = min(caches[name].shape[0] for _, name in self._described.attention)
+        self._states = [States(place, caches[place.name], memory) for place in self._described.linear]
+        options = self._options
+
+        def open_cache() -> ashlar.Cache:
+            return ashlar.Cache(
+                self._described.model,
+                options.rpc_socket,
+                options.session_socket,
+                name=f"vllm-worker-{self._described.model.tensor_parallel_rank}",
+                timeout_ms=options.call_ms,
+                memory_kind=ashlar.MemoryKind.MEMFD,
+                memfd=memory.descriptor,
+                memory_bytes=memory.size,
+                pages=pages,
+                places=found,
+                capture_tokens=self._described.block,
+                land_ms=options.land_ms,
+                quiet_ms=options.quiet_ms,
+            )
+
+        self._opening = Opening(open_cache, options.reopen_ms, "worker")
+        self._saver.start()
+
+    def _cache(self) -> ashlar.Cache | None:
+        return None if self._opening is None else self._opening.cache
+
+    # ---- loading
+
+    def begin_step(self) -> None:
+        self._step_began = time.monotonic()
+
+    def start_loads(self, step: StepMetadata) -> None:
+        for load in step.loads:
+            now, handle = time.monotonic(), None
+            try:
+                cache = self._cache()
+                pages = load.blocks[self._described.attention_group][: load.tokens // self._described.block]
+                pages += [pages[-1]] * (load.table - len(pages))  # behind the prefix, where nothing lands
+                if cache is not None:
+                    handle = cache.land(load.plan, pages, present_tokens=load.present, wait=False)
+            except Exception as error:  # whatever it is, the request is computed instead
+                logger.warning("Ashlar: a load could not begin: %s", error)
+            self._landings.append(_Landing(load, handle, now))
+
+    def poll_loads(self, step: StepMetadata) -> tuple[set[str], set[str]]:
+        """Requests whose loads have ended, and those among them that failed."""
+        self._collect_quiet()
+        deadline = time.monotonic() + (_IDLE_WAIT if step.scheduled_tokens == 0 else 0)
+        ended: set[str] = set()
+        failed: set[str] = set()
+        while self._landings:
+            for landing in list(self._landings):
+                done = self._poll(landing)
+                if done is None:
+                    continue
+                self._landings.remove(landing)
+                ended.add(landing.load.request)
+                if not done:
+                    failed.add(landing.load.request)
+                self._count(landing, done)
+            if ended or time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL)
+        return ended, failed
+
+    def _poll(self, landing: _Landing) -> bool | None:
+        """Whether the load is complete; None: not yet."""
+        try:
+            return self._advance(landing)
+        except Exception as error:
+            logger.warning("Ashlar: a load failed: %s", error)
+            return self._leave(landing)
+
+    def _advance(self, landing: _Landing) -> bool | None:
+        handle, load = landing.handle, landing.load
+        if handle is None:
+            return False
+        verdict = handle.poll_plan()
+        if verdict == ashlar.Verdict.OK:
+            verdict = handle.poll_finish()
+        if verdict == ashlar.Verdict.PENDING:
+            options = self._options
+            late = time.monotonic() - landing.since > (2 * options.call_ms + options.land_ms + options.quiet_ms) / 1000
+            return self._leave(landing) if late else None
+        if verdict == ashlar.Verdict.OK and handle.plan.prefix_tokens == load.tokens and self._fill_states(handle, load):
+            handle.end()
+            return True
+        return self._leave(landing)
+
+    def _fill_states(self, handle: ashlar.Request, load: Load) -> bool:
+        """Copies the prefix's states into the engine's blocks; then asks whether the lease still held meanwhile."""
+        at = load.tokens // self._described.block - 1
+        for states in self._states:
+            block = load.blocks[states.group][at]
+            if handle.advance(states.layer, 0, load.tokens, states.state(block)) != ashlar.Verdict.OK:
+                return False
+            tail = handle.conv_tail(0, states.layer)
+            if tail is None:
+                return False
+            states.fill_tail(block, tail)
+        return not self._states or handle.finish() == ashlar.Verdict.OK
+
+    def _leave(self, landing: _Landing) -> bool:
+        """Gives a landing up. Blocks that the daemon may still write to are kept from use until they are quiet."""
+        handle, name = landing.handle, landing.load.request
+        self._report.failed[name] += 1
+        self._invalid.update(self._loaded_pages(landing.load))
+        if handle is None:
+            return False
+        handle.cancel()
+        if handle.poll_quiet() == ashlar.Verdict.OK:
+            handle.end()
+        else:
+            self._report.doubtful[name] += 1
+            self._doubtful.append((name, handle))
+        return False
+
+    def _loaded_pages(self, load: Load) -> list[int]:
+        block = self._described.block
+        return load.blocks[self._described.attention_group][load.present // block : load.tokens // block]
+
+    def _collect_quiet(self) -> None:
+        for name, handle in list(self._doubtful):
+            if handle.poll_quiet() == ashlar.Verdict.PENDING:
+                continue
+            self._doubtful.remove((name, handle))
+            self._report.quiet[name] += 1
+            handle.end()
+
+    def _count(self, landing: _Landing, done: bool) -> None:
+        if not self._first_rank:
+            return
+        load, seconds = landing.load, time.monotonic() - landing.since
+        self.stats.add(seconds, "load_seconds")
+        if not done:
+            self.stats.add(1, "load_failures")
+            return
+        kind = "states_and_keys" if self._states else "keys"
+        tokens = load.tokens - load.present
+        self.stats.add(1, "hits", load.tier, kind)
+        self.stats.add(tokens, "tokens_saved", load.tier, kind)
+        self.stats.add(max(0.0, tokens * self._seconds_a_token - seconds), "seconds_saved")
+
+    def take_invalid(self) -> set[int]:
+        invalid, self._invalid = self._invalid, set()
+        return invalid
+
+    # ---- saving
+
+    def save(self, step: StepMetadata) -> None:
+        """Hands over what this step has computed. The scheduler holds the blocks until the save has ended."""
+        took = time.monotonic() - self._step_began
+        if step.scheduled_tokens >= _RATE_TOKENS and self._step_began > 0:
+            now = took / step.scheduled_tokens
+            before = self._seconds_a_token or now
+            self._seconds_a_token = _RATE_MEMORY * before + (1 - _RATE_MEMORY) * now
+        for save in step.saves:
+            self._saves.put(save)
+        if self._options.wait_for_saves and step.saves:
+            self._wait_for_saves((self._options.call_ms + 100) / 1000)
+
+    def _wait_for_saves(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._saves.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(_POLL)
+
+    def _save_all(self) -> None:
+        unavailable_until = 0.0
+        while (save := self._saves.get()) is not None:
+            outcome = "unavailable"
+            try:
+                cache = self._cache()
+                if cache is not None and time.monotonic() >= unavailable_until:
+                    outcome = self._commit(cache, save)
+                    if outcome == "unavailable":  # a daemon that hangs would hold the next ones, too
+                        unavailable_until = time.monotonic() + self._options.call_ms / 1000
+            except Exception as error:
+                logger.warning("Ashlar: a save failed: %s", error)
+            self._ended.put((save, outcome))
+            self._saves.task_done()
+
+    def _commit(self, cache: ashlar.Cache, save: Save) -> str:
+        tensors = [states.tensors(save.states[states.group]) for states in self._states]
+        checkpoints = [(depth, tensors if depth == save.depths[-1] else []) for depth in save.depths]
+        return cache.commit(save.tokens, checkpoints, page_table=save.pages)[-1]
+
+    def report(self) -> WorkerReport | None:
+        while True:
+            try:
+                save, outcome = self._ended.get_nowait()
+            except queue.Empty:
+                break
+            self._report.saved[save.number] += 1
+            if outcome in _KEPT:
+                self._report.kept[save.number] += 1
+            if self._first_rank:
+                self.stats.add(1, "saves", outcome)
+        report, self._report = self._report, WorkerReport()
+        return report or None
+
+    def close(self) -> None:
+        if self._saver.is_alive():
+            self._wait_for_saves(_SHUTDOWN)
+            self._saves.put(None)
+            self._saver.join(timeout=_SHUTDOWN)
+        for landing in self._landings:
+            if landing.handle is not None:
+                landing.handle.end()
+        for _, handle in self._doubtful:
+            handle.end()
+        self._landings, self._doubtful = [], []
+        if self._opening is not None:
+            self._opening.close()
+        if self.allocator.memory is not None:
+            self.allocator.memory.close()

@@ -1,0 +1,297 @@
+"""What `ashlar.attach` takes, what it leaves alone, what it refuses; and that no fault of the cache reaches its user."""
+
+import importlib.metadata
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import tiny_transformers as tiny
+import torch
+import transformers
+
+import ashlar
+import ashlar.daemon
+from ashlar.transformers_set import Setter
+
+SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
+QUERY = tiny.tokens(12, 99)
+PROMPT = torch.tensor([tiny.tokens(300, 7)])
+GREEDY = {"max_new_tokens": 8, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.build("qwen3_next")
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    return model.generate(PROMPT, **GREEDY)
+
+
+def test_import_takes_no_torch():
+    code = "import sys, ashlar; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_generate_and_forward_are_restored(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=512) as cache:
+        before = model.forward, model.generate
+        with pytest.raises(KeyError), ashlar.attach(model, cache):
+            assert model.forward != before[0]
+            raise KeyError
+        assert (model.forward, model.generate) == before
+        assert not {"forward", "generate"} & set(model.__dict__)
+    with pytest.raises(ValueError, match="cache: of ashlar.cache_for"), ashlar.attach(model, None):
+        pass
+
+
+def test_what_is_no_single_prompt_is_left_to_the_model(model, daemon):
+    two = torch.cat([PROMPT, PROMPT.flip(1)])
+    mask = torch.ones_like(PROMPT)
+    mask[0, :5] = 0
+    cases = [
+        ({"inputs": two}, GREEDY),
+        ({"input_ids": PROMPT, "attention_mask": mask}, GREEDY),
+        ({"inputs": PROMPT}, {**GREEDY, "num_beams": 2}),
+        ({"inputs": PROMPT}, {**GREEDY, "use_cache": False}),
+    ]
+    expected = [model.generate(**inputs, **options) for inputs, options in cases]
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+        for (inputs, options), answer in zip(cases, expected, strict=True):
+            assert torch.equal(model.generate(**inputs, **options), answer)
+        whole = model(PROMPT).logits
+        assert whole.shape[1] == PROMPT.shape[1], "all logits were asked for"
+        model(PROMPT, labels=PROMPT).loss.backward()
+        assert reuse.last is None
+    model.zero_grad()
+
+
+def test_generate_takes_all_that_it_takes_without(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+        for _ in range(2):
+            output = model.generate(
+                input_ids=PROMPT, attention_mask=torch.ones_like(PROMPT), return_dict_in_generate=True,
+                output_scores=True, **GREEDY)  # fmt: skip
+            assert len(output.scores) == 8 and output.sequences.shape == (1, 308)
+        assert reuse.last.cached_tokens == 299
+        torch.manual_seed(3)
+        sampled = model.generate(PROMPT, max_new_tokens=8, do_sample=True)
+    torch.manual_seed(3)
+    assert torch.equal(model.generate(PROMPT, max_new_tokens=8, do_sample=True), sampled)
+
+
+def test_forward_gives_the_logits_behind_the_last_segment(model, daemon):
+    prompt = ashlar.Prompt(SEGMENTS, torch.tensor(QUERY))
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        output = model(prompt)
+        assert output.logits.shape == (1, len(QUERY), 256) and reuse.last.cached_tokens > 0
+        assert output.past_key_values.get_seq_length() == len(prompt.tokens)
+        assert model(prompt, logits_to_keep=1).logits.shape == (1, 1, 256)
+        assert model(ashlar.Prompt(SEGMENTS)).logits.shape == (1, 1, 256)
+        assert model(prompt, logits_to_keep=100).logits.shape == (1, 100, 256), "more than is computed: not from the cache"
+
+
+def test_a_conversation_goes_on_behind_its_own_composed_states(model, daemon):
+    conversation = bytes(range(16))
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
+        said = model.generate(ashlar.Prompt([*SEGMENTS, tiny.tokens(120, 5)], QUERY, conversation), **GREEDY)
+        assert not reuse.last.exact and "kept" in reuse.last.commits
+        longer = [*said[0].tolist(), *tiny.tokens(20, 6)]
+        model.generate(ashlar.Prompt([], longer, conversation), **GREEDY)
+        assert reuse.last.cached_tokens == said.shape[1] - 1
+        model.generate(ashlar.Prompt([], longer, bytes(16 * [9])), **GREEDY)
+        assert reuse.last.cached_tokens < said.shape[1] - 1, "composed states are their conversation's alone"
+
+
+def test_a_prompt_without_room_is_computed_without_the_cache(model, daemon, plain):
+    with ashlar.cache_for(model, daemon, tokens=128) as cache, ashlar.attach(model, cache) as reuse:
+        assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
+        assert "pages" in reuse.last.fault and reuse.faults == 1
+        model.generate(ashlar.Prompt(SEGMENTS[:1], QUERY), **GREEDY)
+        assert reuse.last.fault is None, "the next one has room"
+
+
+def test_pages_come_back(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+        for seed in range(12):
+            model.generate(ashlar.Prompt([tiny.tokens(150, seed), *SEGMENTS[:2]], QUERY), **GREEDY)
+        assert reuse.faults == 0 and sorted(cache.free) == list(range(cache.pages))
+
+
+def test_a_bad_prompt_is_refused_by_name():
+    with pytest.raises(ValueError, match="conversation: 16 bytes"):
+        ashlar.Prompt(SEGMENTS, QUERY, b"short")
+    with pytest.raises(ValueError, match="segments: no tokens"):
+        ashlar.Prompt([])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (transformers.MistralConfig(**tiny.COMMON, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                                    num_key_value_heads=2, sliding_window=8), r"layers\[0\]: it keeps a window"),
+        (transformers.Lfm2Config(**{**tiny.COMMON, "pad_token_id": 0}, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                                 num_key_value_heads=2, layer_types=["conv", "full_attention"]), "a convolution without a state"),
+        (transformers.JambaConfig(**tiny.COMMON, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                                  num_key_value_heads=2, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1, num_experts=2),
+         r"layers\[0\]: its linear layers call no rule"),
+        (transformers.LlamaConfig(**tiny.COMMON, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+                                  rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+         "rope_parameters: frequencies of type dynamic"),
+    ],
+    ids=["window", "convolution", "no rule", "dynamic rotation"],
+)  # fmt: skip
+def test_models_that_cannot_be_served_are_refused_by_name(config, message, daemon):
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with pytest.raises(ValueError, match=message):
+        ashlar.cache_for(model, daemon)
+
+
+def test_a_model_that_does_not_go_on_from_its_state_is_refused(daemon, monkeypatch):
+    """As versions did whose rules of several tokens began anew."""
+    model = tiny.build("granitemoehybrid")
+    module = sys.modules[type(model).__module__]
+    scan = module.mamba2_chunk_scan
+
+    def forgetful(*args, **kwargs):
+        return scan(*args, **{**kwargs, "initial_states": None})
+
+    monkeypatch.setattr(module, "mamba2_chunk_scan", forgetful)
+    with pytest.raises(ValueError, match=r"layers\[0\]: a run in two parts leaves another state than one run"):
+        ashlar.cache_for(model, daemon)
+
+
+@pytest.mark.parametrize("version", ["5.18.2", "5.20.0", "6.0.0"])
+def test_other_versions_are_refused_with_the_range(version, model, daemon, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    with pytest.raises(ImportError, match=rf"version {version} is installed, and ashlar knows 5\.19 to below 5\.\d+"):
+        ashlar.cache_for(model, daemon)
+
+
+def test_other_weights_find_nothing(model, daemon):
+    other = tiny.build("qwen3_next", seed=1)
+    for one in (model, other):
+        with ashlar.cache_for(one, daemon, tokens=512) as cache, ashlar.attach(one, cache) as reuse:
+            one.generate(ashlar.Prompt(SEGMENTS, QUERY), **GREEDY)
+            assert reuse.last.published == len(SEGMENTS)
+
+
+def test_two_processes_share_what_one_computed(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache):
+        here = model.generate(ashlar.Prompt(SEGMENTS, QUERY), **GREEDY)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import ashlar, test_transformers_api as t, tiny_transformers as tiny\n"
+        "model = tiny.build('qwen3_next')\n"
+        "with ashlar.cache_for(model, (sys.argv[2], sys.argv[3]), tokens=512) as cache, ashlar.attach(model, cache) as reuse:\n"
+        "    said = model.generate(ashlar.Prompt(t.SEGMENTS, t.QUERY), **t.GREEDY)\n"
+        "print(reuse.last.published, reuse.last.cached_tokens, said[0].tolist())\n"
+    )
+    folder = str(pathlib.Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", code, folder, daemon.rpc_socket, daemon.session_socket],
+                          capture_output=True, text=True, check=True, timeout=120)  # fmt: skip
+    assert done.stdout.strip() == f"0 148 {here[0].tolist()}"
+
+
+class Killing(Setter):
+    """Ends the daemon at one moment of the first prompt."""
+
+    moment = ""
+    daemon = None
+
+    def _end_it(self, moment):
+        if self.moment == moment:
+            self.moment = ""  # once
+            self.daemon.kill()
+
+    def set(self, *args):
+        self._end_it("begin")
+        return super().set(*args)
+
+    def _tuple(self, *args):
+        self._end_it("publish")
+        return super()._tuple(*args)
+
+    def _follow(self, *args):
+        self._end_it("follow")
+        return super()._follow(*args)
+
+    def compose(self, *args):
+        self._end_it("compose")
+        return super().compose(*args)
+
+    def commit(self, *args):
+        self._end_it("commit")
+        return super().commit(*args)
+
+
+@pytest.mark.parametrize("moment", ["begin", "publish", "follow", "compose", "commit"])
+def test_a_daemon_killed_at_any_moment_costs_time_only(model, daemon, plain, moment):
+    prompt = ashlar.Prompt(SEGMENTS, QUERY)
+    computed = model.generate(torch.tensor([prompt.tokens.tolist()]), **GREEDY)
+    with ashlar.cache_for(model, daemon, tokens=1024, timeout_ms=2000, land_ms=2000, quiet_ms=2000) as cache:
+        if moment != "publish":
+            with ashlar.attach(model, cache):
+                composed = model.generate(prompt, **GREEDY)
+                assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
+        killing = type("KillingHere", (Killing,), {"moment": moment, "daemon": daemon})
+        with ashlar.attach(model, cache, setter=killing) as reuse:
+            said = model.generate(prompt, **GREEDY)
+            assert daemon.pid is None
+            if moment == "commit":
+                assert torch.equal(said, composed), "it had been set"
+            else:
+                assert torch.equal(said, computed)
+            assert torch.equal(model.generate(PROMPT, **GREEDY), plain), "still without a daemon"
+            assert reuse.last.cached_tokens == 0
+            daemon.start()
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:  # the session is set up again in the background
+                assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
+                if reuse.last.cached_tokens > 0:
+                    break
+                time.sleep(0.2)
+            assert reuse.last.cached_tokens >= 256, "it is of use again"
+
+
+def test_a_daemon_killed_at_random_moments_changes_no_token(model, daemon, plain):
+    stop, kills = threading.Event(), 0
+
+    def trouble():
+        nonlocal kills
+        while not stop.wait(0.35):
+            daemon.kill()
+            kills += 1
+            if stop.wait(0.1):
+                break
+            daemon.start()
+
+    thread = threading.Thread(target=trouble)
+    with ashlar.cache_for(model, daemon, tokens=1024, timeout_ms=2000, land_ms=2000, quiet_ms=2000) as cache:
+        with ashlar.attach(model, cache):
+            thread.start()
+            try:
+                end = time.monotonic() + 6
+                while time.monotonic() < end:
+                    assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
+                    model.generate(ashlar.Prompt(SEGMENTS, QUERY), **GREEDY)
+            finally:
+                stop.set()
+                thread.join()
+    assert kills >= 5
+
+
+def test_one_prompt_at_a_time_from_many_threads(model, daemon, plain):
+    answers = []
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
+        threads = [threading.Thread(target=lambda: answers.append(model.generate(PROMPT, **GREEDY))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert reuse.faults == 0
+    assert len(answers) == 4 and all(torch.equal(answer, plain) for answer in answers)

@@ -1,0 +1,165 @@
+"""Each family of tiny models: what is cached of it, composed and gone on from, against the model alone."""
+
+import numpy as np
+import pytest
+import tiny_transformers as tiny
+import torch
+from transformers import DynamicCache
+
+import ashlar
+from ashlar.transformers_rules import Tape
+from ashlar.transformers_set import Setter
+
+SEGMENTS = [tiny.tokens(count, seed) for seed, count in enumerate((70, 41, 90, 64))]
+QUERY = tiny.tokens(20, 99)
+LINEAR = [*tiny.DELTA, *tiny.SCALAR]
+
+
+@pytest.fixture(params=tiny.FAMILIES)
+def model(request):
+    return tiny.build(request.param)
+
+
+def run(model, tokens, cache=None, first=0, **options):
+    ids = torch.tensor([[int(token) for token in tokens]])
+    positions = torch.arange(first, first + ids.shape[1]).unsqueeze(0)
+    with torch.no_grad():
+        return model(ids, position_ids=positions, past_key_values=cache, use_cache=True, **options).logits
+
+
+def fresh(model):
+    return DynamicCache(config=model.config.get_text_config(decoder=True))
+
+
+def apart(one, other):
+    return float((one - other).detach().norm() / other.detach().norm())
+
+
+def test_gate_a_prefill_in_two_parts_leaves_what_one_leaves(model):
+    tokens, parts, whole = tiny.tokens(150, 1), fresh(model), fresh(model)
+    once = run(model, tokens, whole)
+    run(model, tokens[:83], parts)
+    np.testing.assert_allclose(run(model, tokens[83:], parts, 83), once[:, 83:], atol=1e-4)
+    for one, other in zip(parts.layers, whole.layers, strict=True):
+        if getattr(other, "recurrent_states", {}).get(0) is not None:
+            assert apart(one.recurrent_states[0], other.recurrent_states[0]) < 1e-4
+
+
+def test_generate_goes_on_from_an_exact_prefix_with_the_same_tokens(model, daemon):
+    tokens = torch.tensor([tiny.tokens(300, 2)])
+    plain = model.generate(tokens, max_new_tokens=12, do_sample=False)
+    longer = torch.cat([plain, torch.tensor([tiny.tokens(30, 3)])], 1)
+    plain_longer = model.generate(longer, max_new_tokens=12, do_sample=False)
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
+        assert torch.equal(model.generate(tokens, max_new_tokens=12, do_sample=False), plain)
+        assert reuse.last.cached_tokens == 0 and "kept" in reuse.last.commits
+        assert torch.equal(model.generate(tokens, max_new_tokens=12, do_sample=False), plain)
+        assert reuse.last.cached_tokens >= 256 and reuse.last.exact
+        assert torch.equal(model.generate(longer, max_new_tokens=12, do_sample=False), plain_longer)
+        assert reuse.last.cached_tokens >= 256, "the next turn goes on behind the last answer"
+        with torch.no_grad():
+            logits = model(longer, logits_to_keep=1).logits
+        assert reuse.last.cached_tokens >= 256
+        assert reuse.faults == 0
+    np.testing.assert_allclose(logits, run(model, longer[0].tolist(), logits_to_keep=1), atol=1e-4)
+
+
+def test_segments_are_published_once_and_reused_in_any_order(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
+        first = model.generate(ashlar.Prompt(SEGMENTS, QUERY), max_new_tokens=8, do_sample=False)
+        assert reuse.last.published == len(SEGMENTS)
+        again = model.generate(ashlar.Prompt(SEGMENTS, QUERY), max_new_tokens=8, do_sample=False)
+        assert torch.equal(first, again)
+        interiors = sum(len(segment) - 16 for segment in SEGMENTS[1:])
+        assert reuse.last.cached_tokens == len(SEGMENTS[0]) + interiors and not reuse.last.exact
+        others = [SEGMENTS[0], SEGMENTS[3], SEGMENTS[1], SEGMENTS[2]]
+        model.generate(ashlar.Prompt(others, QUERY), max_new_tokens=8, do_sample=False)
+        assert reuse.last.cached_tokens == len(SEGMENTS[0]) + interiors and reuse.last.published == 0
+        assert reuse.last.misses == {} and reuse.faults == 0
+
+
+@pytest.mark.parametrize("way", ["kernels", "identity"])
+def test_the_first_layer_is_composed_exactly(model, daemon, way):
+    prompt, whole = ashlar.Prompt(SEGMENTS, QUERY), fresh(model)
+    run(model, prompt.tokens, whole)
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache:
+        setter = Setter(model, cache, model.forward, way)
+        for hit in (False, True):
+            with torch.no_grad():
+                setting = setter.set(prompt, len(prompt.tokens), 1, 0)
+            assert setting.plan.cached_tokens > 200
+            assert setting.published == (0 if hit else 4)
+            mine, real = setting.cache.layers[0], whole.layers[0]
+            if getattr(real, "recurrent_states", {}).get(0) is not None:
+                assert apart(mine.recurrent_states[0], real.recurrent_states[0]) <= 1e-5
+                assert apart(mine.conv_states[0][..., 1:], real.conv_states[0][..., 1:]) <= 1e-5
+            if getattr(real, "keys", None) is not None:
+                assert apart(mine.keys, real.keys) <= 1e-5
+                assert apart(mine.values, real.values) <= 1e-5
+            setter.end(setting)
+
+
+def whole_run(model, tokens):
+    tape = Tape(model.config.get_text_config(decoder=True))
+    with torch.no_grad(), tape.recording(model):
+        model.base_model(input_ids=torch.tensor([tokens]), past_key_values=tape, use_cache=True)
+    return tape
+
+
+def compose(family, transition, state, before):
+    """[heads, d_k, d_v] of delta rules; [heads, d_v, d_k] and the logarithm of a scalar of mamba2."""
+    if family is ashlar.Family.MAMBA2:
+        return transition.exp()[:, None, None] * before + state
+    return transition @ before + state
+
+
+@pytest.mark.parametrize("family", LINEAR)
+def test_tuples_cut_from_one_run_compose_to_the_whole_in_every_layer(family):
+    model = tiny.build(family)
+    tape = whole_run(model, tiny.tokens(260, 4))
+    assert tape.calls
+    for layer, call in tape.calls.items():
+        composed = torch.zeros_like(tape.layers[layer].recurrent_states[0][0])
+        for begin, end in ((0, 1), (1, 70), (70, 133), (133, 197), (197, 260)):
+            state, transition = call.tuple_by_identity(begin, end)
+            composed = compose(call.rule.family, transition, state, composed)
+        real = tape.layers[layer].recurrent_states[0][0]
+        assert apart(composed, real) <= 1e-5, f"layer {layer}"
+        without = compose(call.rule.family, torch.zeros_like(transition), state, composed)
+        assert apart(without, real) > 0.05, "the heads remember: a lost state would show"
+
+
+@pytest.mark.parametrize("family", LINEAR)
+def test_kernels_and_identity_give_the_same_tuples_in_every_layer(family, daemon):
+    model = tiny.build(family)
+    with ashlar.cache_for(model, daemon, tokens=512) as cache:
+        table, prompt = cache.take(256), ashlar.Prompt([SEGMENTS[0], SEGMENTS[2]], QUERY)
+        with cache.begin(prompt.tokens, prompt.lengths, table, fill=True) as request:
+            missing, run_ = next((i, run) for i, run in enumerate(request.missing) if run.transition)
+            tape = whole_run(model, run_.tokens.tolist())
+            ways = [Setter(model, cache, model.forward, way) for way in ("kernels", "identity")]
+            for place in cache.shape.linear:
+                one, other = (setter._tuple(request, missing, run_, tape, place) for setter in ways)
+                assert apart(one.state, other.state) <= 1e-5, f"layer {place.layer}"
+                assert apart(one.transition, other.transition) <= 1e-5, f"layer {place.layer}"
+                assert np.array_equal(one.conv_tail, other.conv_tail)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "falcon_h1"])
+def test_a_cached_prefix_is_bitwise_what_the_model_left(family, daemon):
+    model, tokens = tiny.build(family), np.array(tiny.tokens(320, 5), np.int32)
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache:
+        setter = Setter(model, cache, model.forward)
+        with torch.no_grad():
+            first = setter.set(ashlar.Prompt([], tokens), 319, 0, 0)
+            assert setter.commit(first, tokens[:319], b"")[-1] == "kept"
+            setter.end(first)
+            second = setter.set(ashlar.Prompt([], tokens), 319, 0, 0)
+        assert second.plan.cached_tokens == 319
+        for one, other in zip(first.cache.layers, second.cache.layers, strict=True):
+            if getattr(one, "recurrent_states", {}).get(0) is not None:
+                assert torch.equal(one.recurrent_states[0], other.recurrent_states[0])
+                assert torch.equal(one.conv_states[0][..., 1:], other.conv_states[0][..., 1:])
+            if getattr(one, "keys", None) is not None:
+                assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
+        setter.end(second)

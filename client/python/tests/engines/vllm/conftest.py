@@ -1,0 +1,58 @@
+"""Engines are forked children of pytest's own process, which has imported vLLM: a start takes seconds, not half a minute."""
+
+import pathlib
+import sys
+
+import pytest
+
+import ashlar.daemon
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+engines = pytest.importorskip("tiny_engines")
+engines.import_once()
+
+
+@pytest.fixture(scope="session")
+def shared_daemon(tmp_path_factory):
+    """For tests that do no harm to it."""
+    folder = tmp_path_factory.mktemp("daemon")
+    with ashlar.daemon.start(dram="512MiB", arena="8MiB", folder=str(folder)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def expected():
+    """What engines without a cache answer, by model: computed once for each prompt."""
+    children, answers = {}, {}
+
+    def answer(model, prompts, tokens=6):
+        keys = [(model, tokens, tuple(prompt)) for prompt in prompts]
+        missing = {key: prompt for key, prompt in zip(keys, prompts) if key not in answers}
+        if missing:
+            if model not in children:
+                children[model] = engines.Child(model, enable_prefix_caching=True)
+            for key, prompt in missing.items():  # one by one: a batch of another shape may round in another way
+                children[model].call("forget")
+                answers[key] = children[model].generate([prompt], tokens)[0][:2]
+        return [answers[key] for key in keys]
+
+    yield answer
+    for child in children.values():
+        child.close()
+
+
+@pytest.fixture(scope="session")
+def engine(shared_daemon):
+    """One engine with the cache a model, for tests that do not end it."""
+    children = {}
+
+    def get(model):
+        if model not in children:
+            children[model] = engines.Child(model, engines.connector(shared_daemon))
+        return children[model]
+
+    yield get
+    for child in children.values():
+        child.close()

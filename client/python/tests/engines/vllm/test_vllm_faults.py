@@ -1,0 +1,175 @@
+"""What goes wrong around the connector is a miss: no request fails, and no answer differs."""
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from tiny_engines import BLOCK, CLOSE, PAIR, Child, connector, count, prompt, same, saved
+
+import ashlar.daemon
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    with ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path)) as running:
+        yield running
+
+
+def short_waits(daemon):
+    return connector(daemon, call_ms=400, land_ms=600, quiet_ms=200, lookup_ms=100)
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_a_daemon_killed_and_restarted_at_random_moments(model, daemon, expected):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw = random.Random(seed)
+    texts = [prompt(f"killed {model} {i}", 2 * BLOCK[model] + 20 + i) for i in range(3)]
+    wanted = expected(model, texts)
+    moments = int(os.environ.get("ASHLAR_VLLM_KILLS", "6"))
+    with Child(model, short_waits(daemon)) as child:
+        same(child.generate(texts), wanted, CLOSE)
+        for _ in range(moments):
+            child.call("forget")
+            killer = threading.Timer(draw.uniform(0, 0.25), daemon.kill)
+            killer.start()
+            same(child.generate(texts), wanted, CLOSE)
+            killer.join()
+            daemon.start()
+        deadline = time.monotonic() + 20
+        before = saved(child)
+        while saved(child) == before and time.monotonic() < deadline:
+            child.call("forget")
+            same(child.generate(texts), wanted, CLOSE)
+        assert saved(child) > before, "the restarted daemon is used again"
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_a_frozen_daemon_delays_and_nothing_else(model, daemon, expected):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw = random.Random(seed)
+    texts = [prompt(f"frozen {model} {i}", 2 * BLOCK[model] + 5 + i) for i in range(2)]
+    wanted = expected(model, texts)
+    with Child(model, short_waits(daemon)) as child:
+        same(child.generate(texts), wanted, CLOSE)
+        child.call("forget")
+        free = child.call("free_blocks")
+        for _ in range(3):
+            stop = threading.Timer(draw.uniform(0, 0.05), lambda: os.kill(daemon.pid, signal.SIGSTOP))
+            stop.start()
+            began = time.monotonic()
+            same(child.generate(texts), wanted, CLOSE)
+            stop.join()
+            assert time.monotonic() - began < 30
+            same(child.generate(texts), wanted, CLOSE)  # still frozen
+            os.kill(daemon.pid, signal.SIGCONT)
+            child.call("evaluate", "__import__('time').sleep(1.5)")
+            same(child.generate(texts), wanted, CLOSE)
+            child.call("forget")
+        deadline = time.monotonic() + 20
+        while child.call("free_blocks") != free and time.monotonic() < deadline:
+            child.call("forget")
+        assert child.call("free_blocks") == free, "blocks in doubt came back"
+
+
+def test_a_daemon_that_comes_later_is_used(tmp_path, expected):
+    text = prompt("later", 600)
+    sockets = dict(rpc_socket=str(tmp_path / "rpc.sock"), session_socket=str(tmp_path / "session.sock"))
+    with Child("qwen3", dict(sockets, reopen_ms=100, wait_for_saves=True)) as child:
+        same(child.generate([text]), expected("qwen3", [text]))
+        assert child.call("metrics") == {}
+        with ashlar.daemon.start(dram="128MiB", arena="8MiB", folder=str(tmp_path)):
+            deadline = time.monotonic() + 20
+            while saved(child) == 0 and time.monotonic() < deadline:
+                child.call("forget")
+                same(child.generate([text]), expected("qwen3", [text]))
+            assert saved(child) > 0
+
+
+def test_sockets_of_something_else_are_no_cache(tmp_path, expected):
+    """As of a daemon of another version: it is refused, and the engine runs without."""
+    paths = [str(tmp_path / name) for name in ("rpc.sock", "session.sock")]
+    listeners = []
+    for path in paths:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        listener.listen()
+        listeners.append(listener)
+    text = prompt("other version", 600)
+    began = time.monotonic()
+    with Child("qwen3", dict(rpc_socket=paths[0], session_socket=paths[1], call_ms=300)) as child:
+        same(child.generate([text]), expected("qwen3", [text]))
+        assert child.call("metrics") == {}
+    assert time.monotonic() - began < 170
+    for listener in listeners:
+        listener.close()
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_a_plan_of_another_version_is_computed_instead(model, engine, expected):
+    """The engine's own path for loads that fail: by block with one group of blocks, by request with several."""
+    child = engine(model)
+    text = prompt(f"version {model}", 2 * BLOCK[model] + 3)
+    same(child.generate([text]), expected(model, [text]))
+    child.call("forget")
+    child.call(
+        "execute",
+        "import ashlar\n"
+        "server.real = ashlar.Request.plan_bytes\n"
+        "ashlar.Request.plan_bytes = lambda self: server.real(self)[:4] + b'\\x63' + server.real(self)[5:]",
+    )
+    failures, before = count(child, "load_failures"), saved(child)
+    same(child.generate([text]), expected(model, [text]))
+    assert count(child, "load_failures") == failures + 1 and saved(child) == before
+    child.call("execute", "import ashlar\nashlar.Request.plan_bytes = server.real")
+    child.call("forget")
+    same(child.generate([text]), expected(model, [text]))
+    assert saved(child) - before == 2 * BLOCK[model]
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_a_full_cache_keeps_what_it_can(model, tmp_path, expected):
+    texts = [prompt(f"full {model} {i}", 3 * BLOCK[model] + 1) for i in range(8)]
+    with ashlar.daemon.start(dram="8MiB", arena="2MiB", folder=str(tmp_path)) as daemon, Child(
+        model, connector(daemon)
+    ) as child:
+        for _ in range(2):
+            for text in texts:
+                child.call("forget")
+                same(child.generate([text], 3), expected(model, [text], 3))
+        assert child.call("free_blocks") == 255
+
+
+def test_what_the_connector_raises_fails_no_request(engine, expected):
+    child = engine("qwen3_5")
+    text = prompt("raises", 900)
+    same(child.generate([text]), expected("qwen3_5", [text]))
+    for name in ("match", "step"):
+        child.call("forget")
+        child.call(
+            "execute",
+            f"half = server.connector()._scheduler\nserver.kept = half.{name}\n"
+            f"def broken(*args): raise RuntimeError('broken on purpose')\nhalf.{name} = broken",
+        )
+        same(child.generate([text]), expected("qwen3_5", [text]))
+        child.call("execute", f"server.connector()._scheduler.{name} = server.kept")
+    child.call("forget")
+    before = saved(child)
+    same(child.generate([text]), expected("qwen3_5", [text]))
+    assert saved(child) - before == 768
+
+
+def test_an_engine_killed_leaves_nothing(daemon, expected):
+    text = prompt("engine killed", 700)
+    child = Child("qwen3", connector(daemon))
+    child.generate([text])
+    os.kill(child._process.pid, signal.SIGKILL)
+    child.kill()
+    with Child("qwen3", connector(daemon)) as other:
+        same(other.generate([text]), expected("qwen3", [text]))
+        assert saved(other) == 640

@@ -1,0 +1,23 @@
+"""The program of docs/benchmarks/vllm.md, in little."""
+
+import json
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples" / "python"))
+
+
+def test_the_figures_program_writes_its_fields(tmp_path, monkeypatch):
+    import vllm_ttft
+
+    out = tmp_path / "ttft.json"
+    arguments = "--models qwen3 --size small --blocks 0.5,2 --repeats 1 --rates 2 --seconds 2 --documents 2 --document-tokens 300"
+    monkeypatch.setattr(sys, "argv", ["vllm_ttft.py", *arguments.split(), "--variants", "vllm,ashlar", "--json", str(out)])
+    vllm_ttft.main()
+    results = json.loads(out.read_text())
+    assert [row["blocks"] for row in results["lengths"]] == [0.5, 2]
+    for row in results["lengths"]:
+        assert all(row[f"{kind}_ms"] > 0 for kind in ("without", "cold", "dram", "ssd"))
+    assert [row["variant"] for row in results["rates"]] == ["vllm", "ashlar"]
+    assert all(row["requests"] > 0 and row["ttft_p50_ms"] > 0 for row in results["rates"])

@@ -1,0 +1,157 @@
+"""Prefixes through the connector: what is found is what was computed, by tokens and by log-probabilities."""
+
+import pytest
+from tiny_engines import BLOCK, CLOSE, MODELS, PAIR, Child, connector, count, prompt, same, saved
+
+import ashlar.daemon
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_second_request_is_resumed_with_the_same_answer(model, engine, expected):
+    child, block = engine(model), BLOCK[model]
+    assert child.call("block_size") == block
+    text = prompt(f"second {model}", 2 * block + 100)
+    wanted = expected(model, [text])
+    same(child.generate([text]), wanted)
+    before = saved(child)
+    child.call("forget")
+    same(child.generate([text]), wanted)
+    assert saved(child) - before == 2 * block
+    longer = text + prompt("more", 100)
+    child.call("forget")
+    same(child.generate([longer]), expected(model, [longer]))
+    assert saved(child) - before == 4 * block
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_another_engine_is_resumed_with_the_same_answer(model, engine, expected, shared_daemon):
+    block = BLOCK[model]
+    text = prompt(f"another {model}", 2 * block + 10)
+    wanted = expected(model, [text])
+    same(engine(model).generate([text]), wanted)
+    with Child(model, connector(shared_daemon)) as other:
+        same(other.generate([text]), wanted)
+        assert saved(other) == 2 * block
+        # Both at once, on one cache: each computes one text and takes the other's.
+        mine, theirs = (prompt(f"beside {model} {i}", 2 * block + 10) for i in range(2))
+        engine(model).send("generate", [mine], 6)
+        same(other.generate([theirs]), expected(model, [theirs]))
+        same(engine(model).wait(), expected(model, [mine]))
+        before = saved(other), saved(engine(model))
+        engine(model).send("generate", [theirs], 6)
+        same(other.generate([mine]), expected(model, [mine]))
+        same(engine(model).wait(), expected(model, [theirs]))
+        assert (saved(other) - before[0], saved(engine(model)) - before[1]) == (2 * block, 2 * block)
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_prompts_shorter_than_a_block_are_not_looked_up(model, engine, expected):
+    child = engine(model)
+    before = child.call("metrics")
+    for tokens in (1, BLOCK[model] - 1, BLOCK[model]):  # the last one is computed in any case
+        text = prompt(f"short {tokens}", tokens)
+        for _ in range(2):
+            child.call("forget")
+            same(child.generate([text], 4), expected(model, [text], 4))
+    after = child.call("metrics")
+    lookups = [{key: value for key, value in each.items() if key[0] in ("lookups", "hits")} for each in (before, after)]
+    assert lookups[0] == lookups[1]
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_a_longer_prefix_than_the_engines_own_is_loaded_behind_it(model, engine, expected):
+    """The engine's own blocks are shared by running requests, and stay as they are."""
+    child, block = engine(model), BLOCK[model]
+    first = prompt(f"own {model}", 2 * block + 1)
+    longer = first[: 2 * block] + prompt("behind", 2 * block + 50)
+    same(child.generate([longer]), expected(model, [longer]))
+    child.call("forget")
+    same(child.generate([first]), expected(model, [first]))  # loaded: two blocks, which are the engine's now
+    before = saved(child)
+    same(child.generate([longer]), expected(model, [longer]))
+    assert saved(child) - before == 2 * block, "of four blocks two were there"
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_chunked_prefill_of_several_requests_in_flight(model, shared_daemon, expected):
+    block = BLOCK[model]
+    lengths = [3 * block + 17, 5 * block + 1, 2 * block, 40, 4 * block - 1]
+    texts = [prompt(f"chunks {model} {i}", length) for i, length in enumerate(lengths)]
+    with Child(model, connector(shared_daemon), max_num_batched_tokens=2 * block, max_num_seqs=3) as child:
+        wanted = expected(model, texts)
+        same(child.generate(texts), wanted, CLOSE)
+        child.call("forget")
+        before = saved(child)
+        same(child.generate(texts), wanted, CLOSE)
+        assert saved(child) - before >= (3 + 5 + 1 + 3) * block - 2 * block
+        assert count(child, "load_failures") == 0
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, expected):
+    block = BLOCK[model]
+    texts = [prompt(f"preempt {model} {i}", 2 * block - 8) for i in range(3)]
+    blocks = {"qwen3": 8, "qwen3_5": 22}[model]  # prompts fit together, and what they decode does not
+    child = Child(
+        model, connector(shared_daemon), num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=8 * block
+    )
+    with child:
+        wanted = expected(model, texts, 24)
+        for _ in range(2):
+            same(child.generate(texts, 24), wanted, CLOSE)
+        preempted = child.call("evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')")
+        assert preempted > 0
+        child.call("forget")
+        assert child.call("free_blocks") == blocks - 1, "nothing is held that is not used"
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_a_restarted_daemon_serves_from_its_disk(model, tmp_path, expected):
+    block = BLOCK[model]
+    text = prompt(f"disk {model}", 2 * block + 30)
+    with ashlar.daemon.start(dram="128MiB", arena="8MiB", ssd="256MiB", folder=str(tmp_path)) as daemon:
+        with Child(model, connector(daemon)) as child:
+            same(child.generate([text]), expected(model, [text]))
+            daemon.stop()
+            same(child.generate([text]), expected(model, [text]))
+            daemon.start()
+            child.call("evaluate", "__import__('time').sleep(2)")
+            child.call("forget")
+            same(child.generate([text]), expected(model, [text]))
+            assert count(child, "hits", "ssd", "keys" if model == "qwen3" else "states_and_keys") == 1
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_engine_core_in_a_process_of_its_own(model, engine, shared_daemon, expected):
+    text = prompt(f"processes {model}", 2 * BLOCK[model] + 9)
+    same(engine(model).generate([text]), expected(model, [text]))
+    with Child(model, connector(shared_daemon), processes=True) as child:
+        same(child.generate([text]), expected(model, [text]))
+        assert saved(child) == 2 * BLOCK[model]
+
+
+def test_states_and_keys_come_together_or_not_at_all(engine, expected):
+    """Without the state of its depth a prefix's keys are no hit: the engine would go on from zeros."""
+    child, block = engine("qwen3_5"), BLOCK["qwen3_5"]
+    whole = prompt("together", 5 * block + 1)  # one step of prefill: its states are kept at 5 blocks alone
+    same(child.generate([whole]), expected("qwen3_5", [whole]))
+    part = whole[: 3 * block + 50]
+    child.call("forget")
+    before = saved(child)
+    same(child.generate([part]), expected("qwen3_5", [part]))
+    assert saved(child) == before
+    child.call("forget")
+    same(child.generate([part]), expected("qwen3_5", [part]))
+    assert saved(child) - before == 3 * block
+
+
+def test_keys_alone_are_found_at_every_depth_of_a_plain_model(engine, expected):
+    child = engine("qwen3")
+    whole = prompt("depths", 1500)
+    child.generate([whole])
+    for tokens, found in ((300, 256), (800, 768), (1450, 1408)):
+        part = whole[:tokens]
+        child.call("forget")
+        before = saved(child)
+        same(child.generate([part]), expected("qwen3", [part]))
+        assert saved(child) - before in (found, found // 256 * 256)

@@ -1,0 +1,73 @@
+"""What operators and routers see: options, identity, statistics, events."""
+
+import pytest
+from tiny_engines import BLOCK, Child, connector, count, prompt, same, saved
+
+
+def test_an_unknown_option_is_refused_by_name(shared_daemon):
+    with pytest.raises(RuntimeError, match="kv_connector_extra_config.lookup_msec: unknown"):
+        Child("qwen3", connector(shared_daemon, lookup_msec=3))
+    with pytest.raises(RuntimeError, match="kv_connector_extra_config.call_ms: 'soon' is no int"):
+        Child("qwen3", connector(shared_daemon, call_ms="soon"))
+
+
+def test_other_weights_share_nothing(shared_daemon, engine):
+    text = prompt("weights", 600)
+    engine("qwen3").generate([text])
+    for options in (dict(seed=1), dict(max_model_len=4096)):
+        with Child("qwen3", connector(shared_daemon), **options) as child:
+            child.generate([text])
+            assert (saved(child) > 0) == ("seed" not in options), options
+    with Child("qwen3", connector(shared_daemon, weights_digest="finetuned")) as child:
+        child.generate([text])
+        assert saved(child) == 0
+
+
+def test_salted_prompts_are_not_shared(engine):
+    child = engine("qwen3")
+    text = prompt("salt", 600)
+    before = child.call("metrics")
+    for _ in range(2):
+        child.call("forget")
+        child.call("generate_salted", text, "somebody's")
+    assert child.call("metrics") == before
+
+
+def test_statistics_are_in_the_engines_own(engine, expected):
+    child, block = engine("qwen3_5"), BLOCK["qwen3_5"]
+    text = prompt("statistics", 2 * block + 40)
+    child.generate([text])
+    child.call("forget")
+    before = child.call("metrics")
+    child.generate([text])
+    after = child.call("metrics")
+    grown = {key: value - before.get(key, 0) for key, value in after.items()}
+    assert grown["hits", ("dram", "states_and_keys")] == 1
+    assert grown["tokens_saved", ("dram", "states_and_keys")] == 2 * block
+    assert grown["lookups", ("hit",)] == 1
+    assert grown["load_seconds", ()] > 0
+    assert count(child, "saves", "kept") > 0
+    external = child.call("evaluate", "[m.value for m in llm.get_metrics() if m.name == 'vllm:external_prefix_cache_hits']")
+    assert external[0] >= 2 * block, "vLLM's own count of external hits"
+
+
+def test_events_say_what_was_stored(shared_daemon, engine):
+    with Child("qwen3", connector(shared_daemon), kv_events_config=dict(enable_kv_cache_events=True, publisher="null")) as child:
+        child.call(
+            "execute",
+            "half = server.connector()\nserver.seen = []\nserver.real = half.take_events\n"
+            "def take():\n    events = list(server.real())\n    server.seen += events\n    return events\n"
+            "half.take_events = take",
+        )
+        text = prompt("events", 600)
+        child.generate([text])
+        child.call("forget")
+        stored = child.call("evaluate", "[(e.medium, e.block_size, e.token_ids, len(e.block_hashes)) for e in server.seen]")
+        assert stored == [("ASHLAR", 128, text[:512], 4)]
+
+
+def test_engines_that_cannot_be_served_run_without(shared_daemon, expected):
+    text = prompt("unsupported", 600)
+    with Child("qwen3", connector(shared_daemon), enable_prefix_caching=False) as child:
+        same(child.generate([text]), expected("qwen3", [text]))
+        assert child.call("metrics") == {}

@@ -1,0 +1,314 @@
+"""Tiny models and engines for the tests: each engine is a forked child of this process, which has imported vLLM once."""
+
+import contextlib
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import pathlib
+import random
+import signal
+import tempfile
+import time
+import traceback
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_DO_NOT_TRACK="1",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    OMP_NUM_THREADS="1",
+    VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+)
+
+import prometheus_client  # noqa: E402
+import torch  # noqa: E402
+import vllm  # noqa: E402
+import vllm.model_executor.model_loader.dummy_loader as dummy_loader  # noqa: E402
+from vllm.model_executor.models import ModelRegistry  # noqa: E402
+
+COMMON = dict(
+    hidden_size=64,
+    intermediate_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    vocab_size=512,
+    max_position_embeddings=65536,
+    rms_norm_eps=1e-6,
+    torch_dtype="bfloat16",
+    hidden_act="silu",
+    tie_word_embeddings=False,
+)
+LINEAR = dict(
+    num_hidden_layers=4,
+    layer_types=["linear_attention"] * 3 + ["full_attention"],
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=64,
+    linear_value_head_dim=64,
+    linear_conv_kernel_dim=4,
+)
+CONFIGS = {
+    "qwen3": dict(
+        COMMON, architectures=["Qwen3ForCausalLM"], model_type="qwen3", num_hidden_layers=2, rope_theta=10000.0
+    ),
+    "qwen3_5": dict(
+        COMMON | LINEAR,
+        architectures=["Qwen3_5ForCausalLM"],
+        model_type="qwen3_5_text",
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    ),
+    "qwen3_next": dict(
+        COMMON | LINEAR,
+        architectures=["Qwen3NextForCausalLM"],
+        model_type="qwen3_next",
+        partial_rotary_factor=0.25,
+        rope_theta=10000.0,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        mlp_only_layers=[0, 1, 2],
+        decoder_sparse_step=1,
+        norm_topk_prob=True,
+    ),
+}
+MODELS = ["qwen3", "qwen3_5", "qwen3_next"]
+PAIR = ["qwen3", "qwen3_5"]
+CLOSE = 2e-2  # of log-probabilities of bf16 models, where a batch of another shape computes them
+BLOCK = {"qwen3": 128, "qwen3_5": 384, "qwen3_next": 384}  # tokens; the engine chooses, and a test holds it to this
+
+
+def wide_weights(param, low=-1e-3, high=1e-3, seed=1234):
+    """Dummy weights that mean something: vLLM's own give the same token to every prompt."""
+    if not torch.is_floating_point(param):
+        return
+    name = f"{tuple(param.shape)}:{wide_weights.count}"
+    wide_weights.count += 1
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big"))
+    values = torch.rand(param.shape, generator=generator) * 0.4 - 0.2
+    if tuple(param.shape) == (LINEAR["linear_num_value_heads"],):
+        values -= 2  # A_log and dt_bias: heads remember tens of tokens, so that a wrong state shows
+    param.data.copy_(values.to(param.dtype))
+
+
+wide_weights.count = 0
+
+
+def import_once():
+    """What children would do again, each for itself."""
+    dummy_loader.initialize_single_dummy_weight = wide_weights
+    for config in CONFIGS.values():
+        for architecture in config["architectures"]:
+            ModelRegistry._try_inspect_model_cls(architecture)
+            ModelRegistry._try_load_model_cls(architecture)
+
+
+def model_folder(name, **changes):
+    config = dict(CONFIGS[name], **changes)
+    text = json.dumps(config, sort_keys=True)
+    folder = pathlib.Path(tempfile.gettempdir()) / f"ashlar-{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(text)
+    return str(folder)
+
+
+def prompt(seed, tokens):
+    """A text's tokens; a longer text of the same seed begins alike."""
+    source = random.Random(seed)
+    return [source.randrange(512) for _ in range(tokens)]
+
+
+class Child:
+    """An engine in a process of its own. A call waits, at most `timeout` seconds."""
+
+    def __init__(self, model, connector=None, processes=False, environment=None, transfer=None, **options):
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        settings = dict(
+            model=model_folder(model) if model in CONFIGS else model,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            enforce_eager=True,
+            max_model_len=8192,
+            max_num_seqs=4,
+            max_num_batched_tokens=2048,
+            num_gpu_blocks_override=256,
+            seed=0,
+            enable_prefix_caching=True,
+            disable_log_stats=False,
+        )
+        settings.update(options)
+        if connector is not None:
+            settings["kv_transfer_config"] = dict(
+                kv_connector="AshlarConnector",
+                kv_connector_module_path="ashlar.vllm",
+                kv_role="kv_both",
+                kv_connector_extra_config=connector,
+            )
+        if transfer is not None:
+            settings["kv_transfer_config"] = transfer
+        self._process = context.Process(target=_serve, args=(theirs, settings, processes, environment or {}))
+        self._process.daemon = not processes
+        self._process.start()
+        theirs.close()
+        try:
+            self.started = self._answer(180)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _answer(self, timeout):
+        if not self._pipe.poll(timeout):
+            raise TimeoutError("the engine did not answer")
+        kind, value = self._pipe.recv()
+        if kind == "error":
+            raise RuntimeError(value)
+        return value
+
+    def call(self, name, *args, timeout=120, **kwargs):
+        self.send(name, *args, **kwargs)
+        return self._answer(timeout)
+
+    def send(self, name, *args, **kwargs):
+        self._pipe.send((name, args, kwargs))
+
+    def wait(self, timeout=120):
+        return self._answer(timeout)
+
+    def generate(self, prompts, tokens=6, timeout=120):
+        """[(tokens, log-probabilities, cached tokens)] of prompts, which are served together."""
+        return self.call("generate", prompts, tokens, timeout=timeout)
+
+    def close(self):
+        with contextlib.suppress(Exception):
+            self.call("close", timeout=30)
+        self.kill()
+
+    def kill(self):
+        if self._process.is_alive():
+            self._process.join(timeout=5)
+        if self._process.is_alive():
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.join(timeout=20)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+        return False
+
+
+class _Server:
+    def __init__(self, settings):
+        began = time.monotonic()
+        self.llm = vllm.LLM(**settings)
+        self.seconds = time.monotonic() - began
+
+    def core(self):
+        return self.llm.llm_engine.engine_core.engine_core
+
+    def connector(self):
+        return self.core().scheduler.connector
+
+    def generate(self, prompts, tokens):
+        sampling = vllm.SamplingParams(
+            temperature=0, ignore_eos=True, detokenize=False, logprobs=1, max_tokens=tokens
+        )
+        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
+        found = []
+        for output in outputs:
+            best = output.outputs[0]
+            logs = [each[token].logprob for each, token in zip(best.logprobs, best.token_ids)]
+            found.append((list(best.token_ids), logs, output.num_cached_tokens))
+        return found
+
+    def timed(self, tokens_list, new_tokens=1):
+        began = time.perf_counter()
+        self.generate([tokens_list], new_tokens)
+        return time.perf_counter() - began
+
+    def forget(self):
+        """The engine's own prefix cache, not Ashlar's."""
+        self.llm.generate([{"prompt_token_ids": [1, 2, 3]}], vllm.SamplingParams(max_tokens=2, detokenize=False,
+                          ignore_eos=True), use_tqdm=False)  # a step behind the last one frees what saves held
+        return self.llm.reset_prefix_cache()
+
+    def metrics(self):
+        """{(name, labels): value} of the connector's counters."""
+        found = {}
+        for sample in (each for metric in prometheus_client.REGISTRY.collect() for each in metric.samples):
+            if sample.name.startswith("vllm:ashlar_") and sample.name.endswith("_total"):
+                name = sample.name.removeprefix("vllm:ashlar_").removesuffix("_total")
+                labels = {k: v for k, v in sample.labels.items() if k not in ("engine", "model_name")}
+                found[name, tuple(sorted(labels.values()))] = sample.value
+        return found
+
+    def block_size(self):
+        return self.llm.llm_engine.vllm_config.cache_config.block_size
+
+    def free_blocks(self):
+        return self.core().scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def evaluate(self, text):
+        """For what a test wants to know of an engine in its own process."""
+        return eval(text, {"server": self, "llm": self.llm})  # noqa: S307
+
+    def execute(self, text):
+        exec(text, {"server": self, "llm": self.llm})  # noqa: S102
+
+    def generate_salted(self, tokens_list, salt):
+        sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=2)
+        self.llm.generate([{"prompt_token_ids": tokens_list, "cache_salt": salt}], sampling, use_tqdm=False)
+
+    def close(self):
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def _serve(pipe, settings, processes, environment):
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if processes else "0"
+    os.environ.update(environment)
+    try:
+        server = _Server(settings)
+        pipe.send(("value", server.seconds))
+    except BaseException:
+        pipe.send(("error", traceback.format_exc()))
+        return
+    while True:
+        try:
+            name, args, kwargs = pipe.recv()
+        except EOFError:
+            break
+        try:
+            pipe.send(("value", getattr(server, name)(*args, **kwargs)))
+        except BaseException:
+            pipe.send(("error", traceback.format_exc()))
+        if name == "close":
+            break
+    os._exit(0)
+
+
+def connector(daemon, **options):
+    sockets = dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket)
+    return dict(sockets, wait_for_saves=True, reopen_ms=200, **options)
+
+
+def same(answers, expected, close=1e-4):
+    """Tokens, and log-probabilities: a state that is slightly wrong leaves the tokens alike."""
+    assert [tokens for tokens, *_ in answers] == [tokens for tokens, _ in expected]
+    for (_, logs, *_), (_, wanted) in zip(answers, expected):
+        assert all(math.isclose(a, b, abs_tol=close) for a, b in zip(logs, wanted)), (logs, wanted)
+
+
+def saved(engine):
+    return sum(value for (name, _), value in engine.call("metrics").items() if name == "tokens_saved")
+
+
+def count(engine, name, *labels):
+    return engine.call("metrics").get((name, tuple(sorted(labels))), 0)

@@ -1,0 +1,7 @@
+# Run by cpack on the files of the package: owners cannot be told by their rights, and, with SOURCE_DATE_EPOCH, neither
+# by their times. Then the same build makes the same package.
+file(GLOB_RECURSE all LIST_DIRECTORIES true ${CPACK_TEMPORARY_DIRECTORY}/*)
+execute_process(COMMAND chmod -R u=rwX,go=rX ${CPACK_TEMPORARY_DIRECTORY} COMMAND_ERROR_IS_FATAL ANY)
+if(DEFINED ENV{SOURCE_DATE_EPOCH})
+  execute_process(COMMAND touch --no-dereference --date=@$ENV{SOURCE_DATE_EPOCH} ${all} COMMAND_ERROR_IS_FATAL ANY)
+endif()

@@ -1,0 +1,76 @@
+#include "daemon/events/event_hub.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace ashlar::daemon {
+
+std::vector<CacheEvent> EventHub::Subscription::Take(size_t most, storage::Nanos patience) {
+  std::unique_lock lock(mutex_);
+  some_.wait_for(lock, std::chrono::nanoseconds(patience), [this] { return !events_.empty() || lost_ > 0; });
+  std::vector<CacheEvent> taken;
+  for (; taken.size() < most && !events_.empty(); events_.pop_front()) taken.push_back(events_.front());
+  if (events_.empty() && lost_ > 0 && taken.size() < most) {
+    taken.push_back({.kind = CacheEvent::Kind::kGap, .sequence = last_lost_, .lost = lost_});
+    lost_ = 0;
+  }
+  return taken;
+}
+
+// What comes while a gap is not told yet belongs to it: the order stays.
+void EventHub::Subscription::Add(const CacheEvent& event) {
+  if (filter_.tenant.has_value() && *filter_.tenant != event.pool.tenant) return;
+  if (filter_.ns.has_value() && *filter_.ns != event.ns) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (lost_ > 0 || events_.size() >= capacity_) {
+      ++lost_;
+      last_lost_ = event.sequence;
+    } else {
+      events_.push_back(event);
+    }
+  }
+  some_.notify_one();
+}
+
+std::shared_ptr<EventHub::Subscription> EventHub::Subscribe(const Filter& filter, size_t capacity) {
+  auto subscription = std::make_shared<Subscription>();
+  subscription->filter_ = filter;
+  subscription->capacity_ = capacity;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(subscriptions_, [](const auto& one) { return one.expired(); });
+  if (subscriptions_.size() >= kMostSubscribers) return nullptr;
+  subscriptions_.push_back(subscription);
+  return subscription;
+}
+
+size_t EventHub::subscribers() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<size_t>(std::ranges::count_if(subscriptions_, [](const auto& one) { return !one.expired(); }));
+}
+
+void EventHub::Resides(const storage::TenantPool& pool, const ObjectHeader& header,
+                       const storage::Residence& residence) {
+  const TierKind was = residence.was, now = residence.nearest;
+  if (was == now) return;
+  const bool removed = now == TierKind::kNone;
+  CacheEvent event{.kind = removed                  ? CacheEvent::Kind::kRemoved
+                           : was == TierKind::kNone ? CacheEvent::Kind::kStored
+                                                    : CacheEvent::Kind::kTier,
+                   .sequence = ++told_,
+                   .pool = pool,
+                   .ns = header.ns,
+                   .key = header.key,
+                   .object = header.kind,
+                   .shard = header.shard,
+                   .tier = removed ? was : now,
+                   .was = was,
+                   .tokens = header.tokens,
+                   .bytes = header.bytes};
+  const std::lock_guard lock(mutex_);
+  for (const std::weak_ptr<Subscription>& one : subscriptions_) {
+    if (const std::shared_ptr<Subscription> subscription = one.lock()) subscription->Add(event);
+  }
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,70 @@
+#include "daemon/events/kv_events.h"
+
+#include <nlohmann/json.hpp>
+#include <optional>
+
+namespace ashlar::daemon {
+namespace {
+
+using Json = nlohmann::json;
+
+Json HashOf(const Key& key) {
+  return Json::binary(std::vector<uint8_t>(key.bytes.begin(), key.bytes.end()));
+}
+
+// vLLM's names of media.
+const char* MediumOf(TierKind tier) {
+  switch (tier) {
+    case TierKind::kHbm:
+      return "GPU";
+    case TierKind::kDram:
+      return "CPU";
+    default:
+      return "STORAGE";
+  }
+}
+
+Json Stored(const CacheEvent& event, const BlockTexts& texts) {
+  const std::optional<BlockText> text = texts.Find(event.key);
+  Json stored = {{"type", "BlockStored"},          {"block_hashes", Json::array({HashOf(event.key)})},
+                 {"parent_block_hash", nullptr},   {"token_ids", Json::array()},
+                 {"block_size", event.tokens},     {"lora_id", nullptr},
+                 {"medium", MediumOf(event.tier)}, {"lora_name", nullptr}};
+  if (text.has_value()) stored["token_ids"] = text->tokens;
+  if (text.has_value() && text->before.has_value()) stored["parent_block_hash"] = HashOf(*text->before);
+  return stored;
+}
+
+Json Removed(const CacheEvent& event) {
+  return {
+      {"type", "BlockRemoved"}, {"block_hashes", Json::array({HashOf(event.key)})}, {"medium", MediumOf(event.tier)}};
+}
+
+}  // namespace
+
+std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts& texts, double seconds) {
+  Json all = Json::array();
+  for (const CacheEvent& event : events) {
+    if (event.kind == CacheEvent::Kind::kGap) {
+      all = Json::array({{{"type", "AllBlocksCleared"}}});  // what came before it is forgotten with the rest
+      continue;
+    }
+    const bool shared = event.pool.kind == storage::PoolKind::kPublic;
+    if (event.object != ObjectKind::kPrefixPage || !shared || event.shard.rank != 0) continue;
+    if (event.kind == CacheEvent::Kind::kRemoved) {
+      all.push_back(Removed(event));
+      continue;
+    }
+    if (event.kind == CacheEvent::Kind::kTier) {
+      CacheEvent before = event;
+      before.tier = event.was;
+      all.push_back(Removed(before));
+    }
+    all.push_back(Stored(event, texts));
+  }
+  if (all.empty()) return {};
+  const std::vector<uint8_t> bytes = Json::to_msgpack(Json::array({seconds, std::move(all), 0}));
+  return {bytes.begin(), bytes.end()};
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,29 @@
+#include "daemon/events/node_events.h"
+
+#include <utility>
+
+#include "ashlar/v1/config.pb.h"
+
+namespace ashlar::daemon {
+
+storage::TellResidence NodeEvents::Telling(storage::TellResidence also) {
+  return [this, also = std::move(also)](const storage::TenantPool& pool, const ObjectHeader& header,
+                                        const storage::Residence& residence) {
+    hub_.Resides(pool, header, residence);
+    return also ? also(pool, header, residence) : TierKind::kNone;
+  };
+}
+
+absl::Status NodeEvents::Publish(const v1::Events& config) {
+  if (config.zmq_address().empty()) return absl::OkStatus();
+  auto publisher = ZmqPublisher::Start({.address = config.zmq_address(),
+                                        .replay_address = config.zmq_replay_address(),
+                                        .topic = config.topic(),
+                                        .kept = config.kept_batches()},
+                                       hub_, texts_);
+  if (!publisher.ok()) return publisher.status();
+  publisher_ = *std::move(publisher);
+  return absl::OkStatus();
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,217 @@
+// What nodes offer to one another: taken where there is room, handed over in a drain, copied where it is hot.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "daemon/peer/testing/peer_node.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using storage::Query;
+using storage::TestPages;
+
+ObjectHeader OfferPlan(uint64_t text, uint64_t tokens = 64) {
+  return storage::TestPlan(text, tokens);
+}
+
+void WaitFor(const std::function<bool()>& condition) {
+  for (int i = 0; i < 20'000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(condition());
+}
+
+class OffersTest : public ::testing::Test {
+ protected:
+  // Offers what `from` has of a text to `to`; the answer's only outcome.
+  static TakeOutcome Offer(PeerNode& from, PeerNode& to, const ObjectHeader& plan, OfferKind why = OfferKind::kDrain,
+                           uint32_t patience_ms = 10'000) {
+    const auto offering = from.OnLoop([&] { return from.cache.offers().Describe(0, plan.key); });
+    PeerOffer offer{.objects = {{.key = plan.key,
+                                 .ns = plan.ns,
+                                 .kind = plan.kind,
+                                 .bytes = offering ? offering->bytes : plan.bytes,
+                                 .uses = offering ? offering->uses : 0,
+                                 .saves_a_byte = offering ? offering->saves_a_byte : 1}},
+                    .why = why,
+                    .patience_ms = patience_ms};
+    std::promise<TakeOutcome> outcome;
+    from.Offer(*to.directory.member, "default", std::move(offer),
+               [&](absl::StatusOr<std::vector<TakeOutcome>> outcomes) {
+                 outcome.set_value(outcomes.ok() ? outcomes->at(0) : TakeOutcome::kFailed);
+               });
+    return outcome.get_future().get();
+  }
+  static std::vector<TierKind> Where(PeerNode& node, const ObjectHeader& plan) {
+    return node.OnLoop([&] { return node.cache.Where(0, plan.key); });
+  }
+  // Lands from the node's own memory, and compares every byte.
+  static void ExpectHere(PeerNode& node, const ObjectHeader& plan, uint64_t text) {
+    const Query query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .ns = plan.ns, .tokens = plan.tokens};
+    const storage::Match match = node.Lookup({&query, 1});
+    ASSERT_EQ(match.found[0].tier, TierKind::kDram);
+    const TestPages pages(TestPages::Holding(plan.tokens + 100));
+    EXPECT_EQ(node.Land(match.lease, TestTarget(pages, {{0, 100}}))[0], MissReason::kNone);
+    EXPECT_LT(LandingError(pages, plan, text, 100), 1e-4);
+    node.Release(match.lease);
+  }
+  static void Drain(PeerNode& node) {
+    node.OnLoop([&] {
+      node.cache.StartDrain();
+      node.peers.SetDraining(true);
+    });
+  }
+  static bool Drained(PeerNode& node) {
+    return node.OnLoop([&] { return !node.peers.handing_over(); });
+  }
+
+  TestCluster cluster_;
+};
+
+TEST_F(OffersTest, AnOfferIsTakenAndServes) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
+  const ObjectHeader plan = OfferPlan(1, 8000);
+  a.Publish(plan, 1);
+  EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kTaken);
+  EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kAlreadyPresent);
+  ExpectHere(b, plan, 1);
+  a.Leave();
+  const Query query{.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens};
+  const storage::Match match = c.Lookup({&query, 1});
+  EXPECT_EQ(match.found[0].tier, TierKind::kRemote) << "b has told the others";
+  c.Release(match.lease);
+}
+
+TEST_F(OffersTest, WhatTheHolderDoesNotHaveFails) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kFailed);
+  EXPECT_THAT(Where(b, OfferPlan(1)), ::testing::IsEmpty());
+  EXPECT_EQ(b.OnLoop([&] { return b.peers.stats().offered.under_way; }), 0u);
+}
+
+// A hot object comes into free room alone, a draining node's in place of what is worth less.
+TEST_F(OffersTest, NothingThatIsWorthMoreMakesRoom) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b", 16);
+  const ObjectHeader plan = OfferPlan(1, 2000);
+  a.Publish(plan, 1);
+  std::vector<ObjectHeader> full;
+  for (uint64_t text = 2;
+       b.OnLoop([&] { return b.tier->Usage(0); }).used_bytes + plan.bytes <= 16 * limits::kExtentBytes; ++text) {
+    full.push_back(OfferPlan(text, 1000));
+    b.Publish(full.back(), text);
+  }
+  EXPECT_EQ(Offer(a, b, plan, OfferKind::kHot), TakeOutcome::kNoRoom);
+  for (const ObjectHeader& there : full) EXPECT_FALSE(Where(b, there).empty());
+  EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kNoRoom) << "it is worth no more a byte";
+  for (const ObjectHeader& there : full) EXPECT_FALSE(Where(b, there).empty());
+  // Used more often, it is worth more.
+  const Query query{.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens, .flops = 1e18};
+  for (int i = 0; i < 4; ++i) a.Release(a.Lookup({&query, 1}).lease);
+  EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kTaken);
+  ExpectHere(b, plan, 1);
+}
+
+TEST_F(OffersTest, ANodeThatDrainsTakesNothing) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  a.Publish(OfferPlan(1), 1);
+  b.OnLoop([&] { b.cache.StartDrain(); });
+  EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kDraining);
+  b.OnLoop([&] { b.cache.EndDrain(); });
+  EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kTaken);
+}
+
+TEST_F(OffersTest, AsMuchAsMayBeIsTakenAtATime) {
+  PeersOptions options = PeerNode::All();
+  options.offers.objects = 0;
+  PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options);
+  a.Publish(OfferPlan(1), 1);
+  EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kBusy);
+}
+
+TEST_F(OffersTest, ADrainHandsOverWhatMemoryHasAlone) {
+  auto a = std::make_unique<PeerNode>(cluster_, "a");
+  PeerNode b(cluster_, "b"), c(cluster_, "c");
+  std::vector<ObjectHeader> plans;
+  for (uint64_t text = 1; text <= 40; ++text) {
+    plans.push_back(OfferPlan(text, 200));
+    a->Publish(plans.back(), text);
+  }
+  Drain(*a);
+  WaitFor([&] { return Drained(*a); });
+  EXPECT_EQ(a->OnLoop([&] { return a->cache.stats().unsaved.objects; }), 0u);
+  a = nullptr;
+  for (uint64_t text = 1; text <= plans.size(); ++text) {
+    const ObjectHeader& plan = plans[text - 1];
+    const bool at_b = !Where(b, plan).empty();
+    EXPECT_NE(at_b, !Where(c, plan).empty()) << text;
+    ExpectHere(at_b ? b : c, plan, text);
+  }
+}
+
+TEST_F(OffersTest, WhatFindsNoPlaceElsewhereIsSaidToBeLost) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b", 8);
+  for (uint64_t text = 1; text <= 40; ++text) a.Publish(OfferPlan(text, 200), text);
+  Drain(a);
+  WaitFor([&] { return Drained(a); });
+  const uint64_t left = a.OnLoop([&] { return a.cache.stats().unsaved.objects; });
+  const PeersStats stats = a.OnLoop([&] { return a.peers.stats(); });
+  auto handed = stats.handed_over.outcomes;
+  EXPECT_GT(left, 0u);
+  EXPECT_EQ(left + handed[TakeOutcome::kTaken], 40u);
+  // The drain is called off: all of it counts as memory's alone again, and the node serves.
+  a.OnLoop([&] {
+    a.cache.EndDrain();
+    a.peers.SetDraining(false);
+  });
+  EXPECT_EQ(a.OnLoop([&] { return a.cache.stats().unsaved.objects; }), 40u);
+  ExpectHere(a, OfferPlan(1, 200), 1);
+}
+
+TEST_F(OffersTest, ADrainAloneEndsAtOnce) {
+  PeerNode a(cluster_, "a");
+  a.Publish(OfferPlan(1), 1);
+  Drain(a);
+  WaitFor([&] { return Drained(a); });
+  EXPECT_EQ(a.OnLoop([&] { return a.cache.stats().unsaved.objects; }), 1u);
+}
+
+TEST_F(OffersTest, ANodeThatDiesInTheMiddleOfAHandOverLeavesTheRestToOthers) {
+  PeerNode a(cluster_, "a");
+  auto b = std::make_unique<PeerNode>(cluster_, "b");
+  PeerNode c(cluster_, "c");
+  std::vector<ObjectHeader> plans;
+  for (uint64_t text = 1; text <= 20; ++text) {
+    plans.push_back(OfferPlan(text, 1000));
+    a.Publish(plans.back(), text);
+  }
+  Drain(a);
+  b = nullptr;
+  WaitFor([&] { return Drained(a); });
+  const PeersStats stats = a.OnLoop([&] { return a.peers.stats(); });
+  auto handed = stats.handed_over.outcomes;
+  EXPECT_EQ(handed[TakeOutcome::kTaken], plans.size());
+}
+
+TEST_F(OffersTest, WhatSeveralNodesAskForIsCopiedToOneThatHasRoom) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c"), d(cluster_, "d");
+  const ObjectHeader plan = OfferPlan(1, 1000), cold = OfferPlan(2, 1000);
+  a.Publish(plan, 1);
+  a.Publish(cold, 2);
+  const auto ask = [](PeerNode& node, const ObjectHeader& what) {
+    const Query query{.kind = what.kind, .key = what.key, .ns = what.ns, .tokens = what.tokens};
+    const storage::Match match = node.Lookup({&query, 1});
+    ASSERT_EQ(match.found[0].reason, MissReason::kNone);
+    node.Release(match.lease);
+  };
+  ask(b, plan);
+  ask(b, cold);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(Where(d, plan).empty()) << "one node is not several";
+  ask(c, plan);
+  WaitFor([&] { return !Where(d, plan).empty(); });
+  EXPECT_TRUE(Where(d, cold).empty());
+  ExpectHere(d, plan, 1);
+  const PeersStats stats = a.OnLoop([&] { return a.peers.stats(); });
+  EXPECT_EQ(stats.replicated.bytes, d.OnLoop([&] { return d.peers.stats(); }).offered.bytes);
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

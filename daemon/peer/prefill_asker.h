@@ -1,0 +1,26 @@
+// PrefillAsker: the calls that this node makes to others about engines there that offer prefill.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "daemon/peer/control/peer_calls.h"
+#include "daemon/peer/control/peer_messages.h"
+#include "daemon/peer/directory/directory.h"
+
+namespace ashlar::daemon {
+
+// Thread-safe; nothing waits. Every call is answered once, on any thread: Workers within some seconds, Prefill within
+// its patience; with UNAVAILABLE at once where the node is not connected.
+class PrefillAsker {
+ public:
+  virtual ~PrefillAsker() = default;
+
+  virtual void Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
+                       PeerCalls::Done<std::vector<PeerWorker>> done) = 0;
+  virtual void Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
+                       PeerCalls::Done<PeerOpened> done) = 0;
+};
+
+}  // namespace ashlar::daemon

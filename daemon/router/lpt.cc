@@ -1,0 +1,50 @@
+#include "daemon/router/lpt.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ashlar::daemon {
+namespace {
+
+storage::Nanos TimeOf(uint64_t tokens, const LptWorker& worker) {
+  return static_cast<storage::Nanos>(static_cast<double>(tokens) / worker.tokens_per_second * 1e9);
+}
+
+// Gives every segment to one of the workers, in this order.
+LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, std::span<const LptWorker> workers) {
+  LptPlan plan{.worker = std::vector<size_t>(tokens.size(), LptPlan::kNobody),
+               .ends = std::vector<storage::Nanos>(tokens.size(), 0)};
+  std::vector<LptWorker> now(workers.begin(), workers.end());
+  for (const size_t segment : order) {
+    size_t best = LptPlan::kNobody;
+    storage::Nanos best_end = 0;
+    for (size_t i = 0; i < now.size(); ++i) {
+      if (now[i].tokens_per_second <= 0 || now[i].room == 0) continue;
+      const storage::Nanos end = now[i].ready_in + TimeOf(tokens[segment], now[i]) + now[i].delay;
+      if (best != LptPlan::kNobody && end >= best_end) continue;
+      best = i;
+      best_end = end;
+    }
+    if (best == LptPlan::kNobody) continue;
+    now[best].ready_in += TimeOf(tokens[segment], now[best]);
+    --now[best].room;
+    plan.worker[segment] = best;
+    plan.ends[segment] = best_end;
+    plan.ends_at = std::max(plan.ends_at, best_end);
+  }
+  return plan;
+}
+
+}  // namespace
+
+LptPlan PlanLpt(std::span<const uint64_t> tokens, std::span<const LptWorker> workers) {
+  std::vector<size_t> order(tokens.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, std::ranges::greater{}, [&](size_t segment) { return tokens[segment]; });
+  LptPlan shared = Share(tokens, order, workers);
+  if (workers.empty() || workers[0].tokens_per_second <= 0 || workers[0].room < tokens.size()) return shared;
+  LptPlan alone = Share(tokens, order, workers.first(1));
+  return alone.ends_at <= shared.ends_at ? alone : shared;
+}
+
+}  // namespace ashlar::daemon

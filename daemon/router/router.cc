@@ -1,0 +1,451 @@
+#include "daemon/router/router.h"
+
+#include <algorithm>
+#include <future>
+#include <utility>
+
+namespace ashlar::daemon {
+namespace {
+
+// Of engines that have said nothing and computed nothing yet: all are taken for equally fast.
+constexpr double kUnknownRate = 1000;
+constexpr storage::Nanos kTickEvery = 5'000'000;
+
+storage::Query QueryOf(const Router::Cold& cold) {
+  return {.kind = cold.work.kind,
+          .key = cold.work.key,
+          .shard = cold.shard,
+          .ns = cold.work.ns,
+          .tokens = cold.work.tokens};
+}
+
+storage::Nanos TimeOf(uint64_t tokens, double rate) {
+  return static_cast<storage::Nanos>(static_cast<double>(tokens) / rate * 1e9);
+}
+
+}  // namespace
+
+storage::SessionId Router::SessionOf(storage::TenantId tenant) {
+  const auto [session, first] = sessions_.try_emplace(tenant, kFirstSession + tenant);
+  if (first) cache_.OpenSession(session->second, tenant);
+  return session->second;
+}
+
+void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void(absl::StatusOr<Planned>)> done) {
+  if (stopped_) return done(absl::UnavailableError("the daemon stops"));
+  const auto of_session =
+      std::ranges::count_if(plans_, [&](const auto& plan) { return plan.second.asker.session == asker.session; });
+  if (static_cast<size_t>(of_session) >= options_.plans_of_a_session) {
+    return done(absl::ResourceExhaustedError("the session has too many plans"));
+  }
+  Tasks tasks;
+  for (Cold& one : cold) {
+    const auto known = tasks_.find({one.work.tenant, one.work.key});
+    if (known != tasks_.end()) {
+      tasks.push_back(known->second);  // somebody computes it already
+      continue;
+    }
+    auto task = std::make_shared<Task>();
+    task->cold = std::move(one);
+    tasks.push_back(std::move(task));
+  }
+  Choose(asker, 0, tasks,
+         [this, asker, tasks, done = std::move(done)](const LptPlan& chosen, const std::vector<Place>& places) {
+           Open(asker, tasks, chosen, places, done);
+         });
+}
+
+// The plan's worker 0 is the asker, the others are `places`, one less.
+void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tasks& tasks,
+                    std::function<void(const LptPlan&, const std::vector<Place>&)> done) {
+  const auto choose = [this, asker, asker_ready_in, tasks,
+                       done = std::move(done)](const std::vector<RemoteWorker>& remote) {
+    std::vector<Place> places;
+    std::vector<LptWorker> workers = {{.ready_in = std::max<storage::Nanos>(0, asker_ready_in)}};
+    std::vector<uint64_t> tokens;
+    uint64_t bytes = 0;
+    for (const auto& task : tasks) {
+      tokens.push_back(task->cold.work.tokens);
+      bytes = std::max(bytes, task->cold.bytes);
+    }
+    double known = asker.tokens_per_second;
+    const auto add = [&](Place place, double rate, uint64_t queued, storage::Nanos delay, size_t room) {
+      const bool failed = std::ranges::any_of(tasks, [&](const auto& task) { return task->failed.contains(place); });
+      if (failed || room == 0) return;
+      places.push_back(std::move(place));
+      // Tokens for now: the rate may not be known.
+      workers.push_back(
+          {.tokens_per_second = rate, .ready_in = static_cast<storage::Nanos>(queued), .delay = delay, .room = room});
+      known = std::max(known, rate);
+    };
+    if (!tasks.empty()) {
+      const PrefillWork& first = tasks.front()->cold.work;
+      for (const PrefillWorkers::Offer& offer : workers_.Offers(first.tenant, first.ns)) {
+        if (offer.session == asker.session) continue;  // it cannot wait and compute
+        add({.worker = offer.worker}, offer.tokens_per_second, offer.queued_tokens, 0, offer.room);
+      }
+    }
+    for (const RemoteWorker& worker : remote) {
+      const size_t given = given_to_[worker.member->node];
+      const Place place{.remote = true, .worker = worker.worker, .node = worker.member->node};
+      remote_[place] = worker;
+      add(place, worker.tokens_per_second, worker.queued_tokens,
+          worker.delay + (elsewhere_ == nullptr ? 0 : elsewhere_->Estimate(worker, bytes)),
+          std::min(worker.room, options_.given_to_a_node - std::min(given, options_.given_to_a_node)));
+    }
+    if (known <= 0) known = kUnknownRate;
+    for (size_t i = 1; i < workers.size(); ++i) {
+      if (workers[i].tokens_per_second <= 0) workers[i].tokens_per_second = known;
+      workers[i].ready_in = TimeOf(static_cast<uint64_t>(workers[i].ready_in), workers[i].tokens_per_second);
+    }
+    if (asker.computes) workers[0].tokens_per_second = asker.tokens_per_second > 0 ? asker.tokens_per_second : known;
+    done(PlanLpt(tokens, workers), places);
+  };
+  if (elsewhere_ == nullptr || tasks.empty()) return choose({});
+  const PrefillWork& first = tasks.front()->cold.work;
+  elsewhere_->Find(first.tenant, first.ns, choose);
+}
+
+void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen, const std::vector<Place>& places,
+                  const std::function<void(absl::StatusOr<Planned>)>& done) {
+  if (stopped_) return done(absl::UnavailableError("the daemon stops"));
+  Planned planned{.elsewhere = std::vector<bool>(tasks.size(), false), .expected = chosen.ends_at};
+  ++figures_.planned;
+  const storage::Nanos now = clock_.Now();
+  const uint64_t id = next_plan_++;
+  OpenPlan plan{.asker = asker, .tasks = Tasks(tasks.size()), .told = std::vector<bool>(tasks.size(), true)};
+  plan.asked_at = now;
+  plan.asker_free_at = now;
+  std::vector<std::pair<std::shared_ptr<Task>, size_t>> assigned;
+  // In the order in which they are done: a worker computes first what it is given first.
+  std::vector<size_t> order(tasks.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return chosen.ends[i]; });
+  for (const size_t i : order) {
+    std::shared_ptr<Task> task = tasks[i];
+    // Another plan may have come between: it is the same segment.
+    const auto known = tasks_.find({task->cold.work.tenant, task->cold.work.key});
+    if (known != tasks_.end()) task = known->second;
+    const size_t worker = chosen.worker[i];
+    if (known == tasks_.end() && (worker == 0 || worker == LptPlan::kNobody)) {
+      ++figures_.own_segments;
+      if (worker == 0) plan.asker_free_at = std::max(plan.asker_free_at, now + chosen.ends[i]);
+      continue;
+    }
+    plan.tasks[i] = task;
+    plan.told[i] = false;
+    planned.elsewhere[i] = true;
+    task->plans.insert(id);
+    if (known != tasks_.end()) continue;
+    tasks_[{task->cold.work.tenant, task->cold.work.key}] = task;
+    assigned.emplace_back(task, i);
+    ++(places[worker - 1].remote ? figures_.elsewhere_segments : figures_.here_segments);
+  }
+  if (std::ranges::count(planned.elsewhere, true) == 0) {
+    ++figures_.alone;
+    return done(planned);
+  }
+  planned.plan = id;
+  plans_.emplace(id, std::move(plan));
+  for (const auto& [task, i] : assigned) Assign(task, places[chosen.worker[i] - 1], chosen.ends[i]);
+  done(planned);
+}
+
+void Router::Assign(const std::shared_ptr<Task>& task, const Place& place, storage::Nanos ends_in) {
+  const auto expected = static_cast<storage::Nanos>(options_.patience * static_cast<double>(ends_in));
+  const storage::Nanos patience = options_.least_patience + expected;
+  const uint64_t attempt = next_attempt_++;
+  task->attempt = attempt;
+  ++task->tries;
+  task->assigned = true;
+  task->place = place;
+  task->deadline = clock_.Now() + patience;
+  task->local = 0;
+  if (place.remote) {
+    ++given_to_[place.node];
+    elsewhere_->Prefill(remote_.at(place), task->cold.work, patience,
+                        [this, task, attempt, node = place.node](const absl::Status& status) {
+                          if (--given_to_[node] == 0) given_to_.erase(node);
+                          Answered(task, attempt, status);
+                        });
+    return;
+  }
+  const auto done = [this, task, attempt](const absl::Status& status) { Answered(task, attempt, status); };
+  const uint64_t local = workers_.Assign(place.worker, task->cold.work, task->deadline, done);
+  if (task->attempt == attempt && task->state == PrefillState::kPending) task->local = local;
+  if (local == 0) Failed(task);
+}
+
+void Router::Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const absl::Status& status) {
+  if (task->attempt != attempt || task->state != PrefillState::kPending) {
+    ++figures_.late;
+    return;
+  }
+  if (!status.ok()) return Failed(task);
+  const storage::Query query = QueryOf(task->cold);
+  const storage::SessionId session = SessionOf(task->cold.work.tenant);
+  const storage::Match match = cache_.Lookup(session, {&query, 1});
+  const storage::Found& found = match.found.front();
+  if (found.reason != MissReason::kNone) return Failed(task);
+  task->lease = match.lease;
+  // The copy from another node begins with the look-up; the segment is here when all of it is.
+  const auto loaded = [this, task, attempt](bool whole) {
+    if (task->attempt != attempt || task->state != PrefillState::kPending) return;
+    if (whole) {
+      Arrived(task);
+    } else {
+      Failed(task);
+    }
+  };
+  if (!cache_.WhenLoaded(session, match.lease, 0, found.header->Extents(), loaded)) loaded(false);
+}
+
+void Router::Arrived(const std::shared_ptr<Task>& task) {
+  ++figures_.arrived;
+  Settle(task, PrefillState::kHere);
+}
+
+// The attempt has ended without a result: others get the segment, at the next Tick.
+void Router::Failed(const std::shared_ptr<Task>& task) {
+  ++figures_.failed;
+  Withdraw(*task);
+  LetGo(task);
+  task->failed.insert(task->place);
+  task->assigned = false;
+  task->attempt = next_attempt_++;
+}
+
+void Router::Withdraw(Task& task) {
+  if (task.local != 0) workers_.Withdraw(std::exchange(task.local, 0));
+}
+
+// Segments that wait for a worker, chosen together: each plan's by themselves, so that its asker is among those who may
+// get them.
+void Router::Retry() {
+  if (retrying_) return;
+  std::map<uint64_t, Tasks> waiting;  // by one of the plans that want it
+  Tasks given_up;
+  for (const auto& [key, task] : tasks_) {
+    if (task->assigned) continue;
+    if (task->tries >= options_.tries || task->plans.empty()) {
+      given_up.push_back(task);
+    } else {
+      waiting[*task->plans.begin()].push_back(task);
+    }
+  }
+  for (const auto& task : given_up) {
+    figures_.given_back += task->plans.empty() ? 0 : 1;
+    Settle(task, PrefillState::kAskers);
+  }
+  if (waiting.empty()) return;
+  const auto [id, tasks] = *waiting.begin();  // one plan a turn: the next one sees what this one has taken
+  const auto plan = plans_.find(id);
+  if (plan == plans_.end()) return;
+  retrying_ = true;
+  const storage::Nanos ready_in = plan->second.asker_free_at - clock_.Now();
+  Choose(plan->second.asker, ready_in, tasks,
+         [this, id = id, tasks = tasks](const LptPlan& chosen, const std::vector<Place>& places) {
+           retrying_ = false;
+           if (stopped_) return;
+           for (size_t i = 0; i < tasks.size(); ++i) {
+             if (tasks[i]->state != PrefillState::kPending || tasks[i]->assigned) continue;
+             const size_t worker = chosen.worker[i];
+             if (worker != 0 && worker != LptPlan::kNobody) {
+               Assign(tasks[i], places[worker - 1], chosen.ends[i]);
+               continue;
+             }
+             ++figures_.given_back;
+             if (const auto asked = plans_.find(id); asked != plans_.end()) {
+               asked->second.asker_free_at = clock_.Now() + chosen.ends[i];
+             }
+             Settle(tasks[i], PrefillState::kAskers);
+           }
+         });
+}
+
+void Router::Settle(const std::shared_ptr<Task>& task, PrefillState state) {
+  task->state = state;
+  tasks_.erase({task->cold.work.tenant, task->cold.work.key});
+  const std::set<uint64_t> plans = task->plans;  // what is told may end some
+  for (const uint64_t id : plans) {
+    if (const auto plan = plans_.find(id); plan != plans_.end()) Tell(plan->second, /*over=*/false);
+    EndWarmUp(id);
+  }
+  if (task->plans.empty()) LetGo(task);
+}
+
+void Router::LetGo(const std::shared_ptr<Task>& task) {
+  if (task->lease == storage::LeaseId{}) return;
+  cache_.Release(SessionOf(task->cold.work.tenant), std::exchange(task->lease, {}));
+}
+
+// Answers the plan's asker if there is news, or its time is over. False: nobody waits, or there is none.
+bool Router::Tell(OpenPlan& plan, bool over) {
+  if (!plan.waiting) return false;
+  bool pending = false, news = false;
+  States states;
+  for (size_t i = 0; i < plan.tasks.size(); ++i) {
+    states.push_back(plan.tasks[i] == nullptr ? PrefillState::kAskers : plan.tasks[i]->state);
+    pending |= states.back() == PrefillState::kPending;
+    news |= states.back() == PrefillState::kAskers && !plan.told[i];
+  }
+  if (pending && !news && !over) return false;
+  for (size_t i = 0; i < states.size(); ++i) plan.told[i] = plan.told[i] || states[i] == PrefillState::kAskers;
+  plan.asked_at = clock_.Now();
+  std::exchange(plan.waiting, nullptr)(std::move(states));
+  return true;
+}
+
+void Router::Await(storage::SessionId session, uint64_t id, storage::Nanos wait,
+                   std::function<void(absl::StatusOr<States>)> done) {
+  const auto found = plans_.find(id);
+  if (found == plans_.end() || found->second.asker.session != session) {
+    return done(absl::NotFoundError("plan: unknown, or it has ended"));
+  }
+  OpenPlan& plan = found->second;
+  Tell(plan, /*over=*/true);  // an earlier question that waits still
+  plan.waiting = std::move(done);
+  plan.waits_until = clock_.Now() + wait;
+  Tell(plan, /*over=*/wait <= 0);
+}
+
+void Router::End(storage::SessionId session, uint64_t id) {
+  const auto found = plans_.find(id);
+  if (found == plans_.end() || found->second.asker.session != session) return;
+  OpenPlan plan = std::move(found->second);
+  plans_.erase(found);
+  for (const std::shared_ptr<Task>& task : plan.tasks) {
+    if (task == nullptr) continue;
+    task->plans.erase(id);
+    if (!task->plans.empty()) continue;
+    if (task->state == PrefillState::kPending) {
+      Withdraw(*task);
+      task->attempt = next_attempt_++;  // what comes yet is late
+      tasks_.erase({task->cold.work.tenant, task->cold.work.key});
+      task->state = PrefillState::kAskers;
+    }
+    LetGo(task);
+  }
+  if (plan.waiting) plan.waiting(absl::NotFoundError("plan: unknown, or it has ended"));
+}
+
+void Router::Warm(storage::TenantId tenant, std::vector<Cold> cold, std::function<void(absl::StatusOr<States>)> done) {
+  const auto states = std::make_shared<States>();
+  const auto places = std::make_shared<std::vector<size_t>>();
+  std::vector<Cold> missing;
+  for (Cold& one : cold) {
+    const bool here = !cache_.Where(tenant, one.work.key, one.shard).empty();
+    states->push_back(here ? PrefillState::kHere : PrefillState::kPending);
+    if (here) continue;
+    if (tasks_.contains({tenant, one.work.key})) continue;
+    places->push_back(states->size() - 1);
+    missing.push_back(std::move(one));
+  }
+  if (missing.empty()) return done(*states);
+  Plan({.session = kNobody, .tenant = tenant, .computes = false}, std::move(missing),
+       [this, states, places, done](const absl::StatusOr<Planned>& planned) {
+         if (!planned.ok()) return done(planned.status());
+         for (size_t i = 0; i < places->size(); ++i) {
+           if (!planned->elsewhere[i]) (*states)[(*places)[i]] = PrefillState::kAskers;
+         }
+         EndWarmUp(planned->plan);
+         done(*states);
+       });
+}
+
+// A warm-up's plan ends by itself with the last of its segments.
+void Router::EndWarmUp(uint64_t id) {
+  const auto plan = plans_.find(id);
+  if (plan == plans_.end() || plan->second.asker.session != kNobody) return;
+  const bool pending = std::ranges::any_of(plan->second.tasks, [](const std::shared_ptr<Task>& task) {
+    return task != nullptr && task->state == PrefillState::kPending;
+  });
+  if (!pending) End(kNobody, id);
+}
+
+void Router::PrefillFor(const std::string& node, uint64_t worker, PrefillWork work, storage::Nanos patience,
+                        std::function<void(absl::Status)> done) {
+  if (stopped_) return done(absl::UnavailableError("the daemon stops"));
+  if (!cache_.Where(work.tenant, work.key).empty()) return done(absl::OkStatus());
+  const auto number = std::make_shared<uint64_t>(0);
+  const auto ended = [this, node, number, done](const absl::Status& status) {
+    if (const auto of_node = for_nodes_.find(node); of_node != for_nodes_.end()) {
+      of_node->second.erase(*number);
+      if (of_node->second.empty()) for_nodes_.erase(of_node);
+    }
+    done(status);
+  };
+  *number = workers_.Assign(worker, std::move(work), clock_.Now() + patience, ended);
+  if (*number == 0) return done(absl::ResourceExhaustedError("the worker has gone, or has enough"));
+  for_nodes_[node].insert(*number);
+}
+
+// What it was to compute for that node it need not any more, and nobody there waits for an answer.
+void Router::NodeGone(const std::string& node) {
+  const auto gone = for_nodes_.extract(node);
+  if (gone.empty()) return;
+  for (const uint64_t assignment : gone.mapped())
+    workers_.Cancel(assignment, absl::CancelledError("its node has gone"));
+}
+
+void Router::SessionEnded(storage::SessionId session) {
+  workers_.SessionEnded(session);
+  std::vector<uint64_t> ended;
+  for (const auto& [id, plan] : plans_) {
+    if (plan.asker.session == session) ended.push_back(id);
+  }
+  for (const uint64_t id : ended) End(session, id);
+}
+
+void Router::Tick() {
+  if (stopped_) return;
+  const storage::Nanos now = clock_.Now();
+  workers_.Tick();
+  std::vector<std::shared_ptr<Task>> overdue;
+  for (const auto& [key, task] : tasks_) {
+    if (task->assigned && task->deadline <= now) overdue.push_back(task);
+  }
+  for (const auto& task : overdue) Failed(task);
+  Retry();
+  std::vector<std::pair<storage::SessionId, uint64_t>> forgotten;
+  for (auto& [id, plan] : plans_) {
+    if (plan.waiting && plan.waits_until <= now) Tell(plan, /*over=*/true);
+    if (!plan.waiting && now - plan.asked_at > options_.forget_after) forgotten.emplace_back(plan.asker.session, id);
+  }
+  for (const auto& [session, id] : forgotten) End(session, id);
+}
+
+void Router::RunOn(EventLoop& loop) {
+  loop.Every(kTickEvery, [this] { Tick(); });
+}
+
+void Router::StopOn(EventLoop& loop) {
+  std::promise<void> stopped;
+  loop.PostCompletion(storage::kNoTenant, [&] {
+    Stop();
+    stopped.set_value();
+  });
+  stopped.get_future().wait();
+}
+
+void Router::Stop() {
+  if (std::exchange(stopped_, true)) return;
+  std::vector<std::pair<storage::SessionId, uint64_t>> open;
+  for (const auto& [id, plan] : plans_) open.emplace_back(plan.asker.session, id);
+  for (const auto& [session, id] : open) End(session, id);
+  workers_.Stop();
+  for (const auto& [tenant, session] : std::exchange(sessions_, {})) cache_.CloseSession(session, [] {});
+}
+
+RouterFigures Router::figures() const {
+  const PrefillWorkers::Stats workers = workers_.stats();
+  RouterFigures figures = figures_;
+  figures.workers = workers.workers;
+  figures.given = workers.given;
+  figures.late += workers.late;
+  figures.plans = plans_.size();
+  figures.pending = tasks_.size();
+  return figures;
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,21 @@
+// Counts of this process: its open files and its mappings.
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace ashlar::daemon {
+
+inline size_t OpenFilesOfThisProcess() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+}
+
+inline size_t MappingsOfThisProcess() {
+  std::ifstream maps("/proc/self/maps");
+  return static_cast<size_t>(std::count(std::istreambuf_iterator<char>(maps), {}, '\n'));
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,161 @@
+"""What reuse of segments costs a trained hybrid: the accuracy of task.py by full recompute, by Ashlar at several seams,
+by naive addition of states, by stale keys alone; and how far the states drift, layer by layer.
+
+Needs torch and transformers. It starts a private daemon.
+
+usage: evaluate.py [--weights FILE] [--segments N,N,…] [--tokens N,N,…] [--examples N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+import random
+import sys
+from typing import Any
+
+import torch
+import transformers
+
+import ashlar
+import ashlar.daemon
+from ashlar.transformers_set import Setter
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import task  # noqa: E402
+import train  # noqa: E402
+
+
+class Naive(Setter):
+    """Adds a segment's state and leaves its transition out."""
+
+    def compose(self, request: Any, place: Any, step: Any, state: torch.Tensor) -> None:
+        alone = torch.zeros_like(state)
+        super().compose(request, place, step, alone)
+        state += alone
+
+
+class Stale(Setter):
+    """Uses cached keys, and leaves states as if the segment had not been."""
+
+    def compose(self, request: Any, place: Any, step: Any, state: torch.Tensor) -> None:
+        pass
+
+
+# name, head, tail, setter
+WAYS: list[tuple[str, int, int, type[Setter]]] = [
+    ("seams of 0, and 3 for the convolution", 3, 0, Setter),  # a layout takes no narrower head
+    *((f"seams of {width}", width, width, Setter) for width in (4, 8, 16, 32)),
+    ("head of one page", 16, 0, Setter),
+    ("naive addition, seams of 8", 8, 8, Naive),
+    ("stale keys alone, seams of 8", 8, 8, Stale),
+]
+
+
+def right(logits: torch.Tensor, one: task.Example) -> list[bool]:
+    """Whether each answer was foreseen; `logits`: of the query's tokens."""
+    return [int(logits[place - 1].argmax()) == one.query[place] for place in one.answers]
+
+
+def share(outcomes: list[list[bool]], examples: list[task.Example], kind: str) -> float:
+    """In per cent: of all answers, of recalls or of copied tokens."""
+    parts = {"all": slice(None), "recall": None, "copy": None}
+    counted: list[bool] = []
+    for marks, one in zip(outcomes, examples, strict=True):
+        parts["recall"], parts["copy"] = slice(0, one.recalls), slice(one.recalls, None)
+        counted += marks[parts[kind]]
+    return round(100 * sum(counted) / len(counted), 2)
+
+
+def states(model: Any, cache: Any) -> dict[str, torch.Tensor]:
+    found = {}
+    for number, layer in enumerate(cache.layers):
+        if hasattr(layer, "recurrent_states"):
+            found[f"layer {number}, state"] = layer.recurrent_states[0].flatten()
+        else:
+            found[f"layer {number}, keys"] = layer.keys.flatten()
+    return found
+
+
+def drift(real: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, dict[str, float]]:
+    """Relative distance, and the angle between both in degrees."""
+    result = {}
+    for name, one in real.items():
+        two = other[name]
+        cosine = float((one.double() @ two.double()) / one.double().norm() / two.double().norm())
+        result[name] = {
+            "l2": round(float((two - one).norm() / one.norm()), 5),
+            "angle_degrees": round(math.degrees(math.acos(max(-1.0, min(1.0, cosine)))), 3),
+        }
+    return result
+
+
+def mean(parts: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {key: round(sum(part[name][key] for part in parts) / len(parts), 4) for key in parts[0][name]}
+        for name in parts[0]
+    }
+
+
+def cell(model: Any, daemon: Any, segments: int, tokens: int, count: int) -> dict[str, Any]:
+    chance = random.Random(1000 * segments + tokens)
+    examples = [task.example(chance, segments, tokens, 8, 3, 8, 3) for _ in range(count)]
+    real, outcomes = [], []
+    for one in examples:
+        cache = transformers.DynamicCache(config=model.config)
+        ids = torch.tensor([one.tokens])
+        with torch.no_grad():
+            logits = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=len(one.query)).logits[0]
+        outcomes.append(right(logits, one))
+        real.append(states(model, cache))
+    rows = {"full recompute": outcomes}
+    drifts = {}
+    for name, head, tail, setter in WAYS:
+        if tokens <= head + tail:
+            continue
+        rows[name], apart = [], []
+        room = segments * tokens + 256
+        with ashlar.cache_for(model, daemon, tokens=room, head=head, tail=tail) as cache:
+            with ashlar.attach(model, cache, setter=setter) as reuse, torch.no_grad():
+                for i, one in enumerate(examples):
+                    output = model(ashlar.Prompt(one.segments, one.query))
+                    if reuse.last.fault or reuse.last.cached_tokens == 0:
+                        raise RuntimeError(f"nothing was taken from the cache: {reuse.last}")
+                    rows[name].append(right(output.logits[0], one))
+                    apart.append(drift(real[i], states(model, output.past_key_values)))
+        drifts[name] = mean(apart)
+    accuracy = {
+        name: {kind: share(marks, examples, kind) for kind in ("all", "recall", "copy")} for name, marks in rows.items()
+    }
+    answers = sum(len(one.answers) for one in examples)
+    return {"segments": segments, "segment_tokens": tokens, "examples": count, "answers": answers, "accuracy": accuracy, "drift": drifts}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--weights", default=str(HERE / "hybrid.safetensors"))
+    parser.add_argument("--segments", default="2,4,8,16")
+    parser.add_argument("--tokens", default="64,256,1024", help="of a segment")
+    parser.add_argument("--examples", type=int, default=40, help="of each size; fewer where prompts are long")
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    model = train.build().eval()
+    train.load(model, arguments.weights)
+    cells = []
+    with ashlar.daemon.start(dram="768MiB") as daemon:
+        for segments in map(int, arguments.segments.split(",")):
+            for tokens in map(int, arguments.tokens.split(",")):
+                count = max(4, min(arguments.examples, arguments.examples * 2048 // (segments * tokens)))
+                cells.append(cell(model, daemon, segments, tokens, count))
+                print(f"{segments} segments of {tokens} tokens, {cells[-1]['answers']} answers", flush=True)
+                for name, accuracy in cells[-1]["accuracy"].items():
+                    print(f"  {name:38} {accuracy['all']:6.2f} (recall {accuracy['recall']:6.2f}, copy {accuracy['copy']:6.2f})", flush=True)
+                if arguments.json:
+                    pathlib.Path(arguments.json).write_text(json.dumps({"cells": cells}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Trains the small hybrid of docs/benchmarks/quality.md until it solves task.py, and keeps its weights.
+
+usage: train.py [--out FILE] [--steps N] [--seed N] [--resume FILE]
+
+The kept weights are of `train.py --steps 1100 --seed 20`, and then, with texts of up to 1,024 tokens, of
+`train.py --resume hybrid.safetensors --steps 500 --seed 21`: a quarter of an hour each on one busy core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import random
+import time
+
+import safetensors.torch
+import torch
+import transformers
+
+import task
+
+HERE = pathlib.Path(__file__).parent
+
+
+def build() -> transformers.PreTrainedModel:
+    """Qwen3-Next: gated delta net, attention, gated delta net; without experts."""
+    config = transformers.Qwen3NextConfig(
+        vocab_size=task.VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mlp_only_layers=[0, 1, 2],
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        partial_rotary_factor=0.25,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        linear_conv_kernel_dim=4,
+        max_position_embeddings=65536,
+        num_experts=4,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        tie_word_embeddings=True,
+        initializer_range=0.03,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    return transformers.Qwen3NextForCausalLM(config)
+
+
+def remember(model: transformers.PreTrainedModel) -> None:
+    """Lets heads start with memories of 20 to 5,000 tokens: the usual start forgets within a few."""
+    for layer in model.model.layers:
+        if hasattr(layer, "linear_attn"):
+            mixer = layer.linear_attn
+            with torch.no_grad():
+                memories = torch.logspace(1.3, 3.7, mixer.num_v_heads)
+                mixer.A_log.zero_()
+                mixer.dt_bias.copy_(torch.log(torch.expm1(1 / memories)))
+
+
+def repeated(chance: random.Random, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random texts that stand twice, with filler between: every token of the second is decided by the first."""
+    length, gap = chance.choice((8, 12, 16, 24)), chance.choice((0, 3, 8))
+    rows, targets = [], []
+    for _ in range(max(4, tokens // (2 * length + gap))):
+        text = chance.sample(range(task.FIRST_KEY, task.FIRST_FILLER), length)
+        filler = [chance.randrange(task.FIRST_FILLER, task.VOCABULARY) for _ in range(gap)]
+        rows.append(text + filler + text)
+        targets.append([-100] * (length + gap) + text[1:] + [-100])
+    return torch.tensor(rows), torch.tensor(targets)
+
+
+def long_batch(chance: random.Random, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As batch, with longer texts."""
+    segments = chance.choice((2, 3, 4, 8, 16))
+    length = chance.choice([size for size in (48, 64, 128, 256, 512, 1024) if size * segments <= 2048])
+    return rows_of(chance, segments, length, chance.randint(4, 12), chance.randint(1, 4), tokens, 2)
+
+
+def batch(chance: random.Random, level: float, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences of one length; targets are −100 where nothing decides the token. `level` 0 to 1 makes them longer."""
+    segments = chance.randint(2, 2 + round(6 * level))
+    keys = chance.randint(3, 4 + round(8 * level))
+    names = chance.randint(1, 2 + round(2 * level))
+    least = 2 * keys + (1 + task.PHRASE) * names
+    length = chance.choice((least, least + 16, max(least, 16 + round(112 * level * chance.random() ** 2))))
+    return rows_of(chance, segments, length, keys, names, tokens, 4)
+
+
+def rows_of(
+    chance: random.Random, segments: int, length: int, keys: int, names: int, tokens: int, least: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    count = max(least, tokens // (segments * length + 3 * keys + (2 + task.PHRASE) * names))
+    examples = [task.example(chance, segments, length, keys, names, keys, names) for _ in range(count)]
+    rows = torch.tensor([example.tokens for example in examples])
+    targets = torch.full_like(rows, -100)
+    for row, one in enumerate(examples):
+        places = torch.tensor(one.answers) + len(one.tokens) - len(one.query)
+        targets[row, places - 1] = rows[row, places]
+    return rows, targets
+
+
+def accuracy(logits: torch.Tensor, targets: torch.Tensor) -> float:
+    asked = targets >= 0
+    return (logits.argmax(-1)[asked] == targets[asked]).float().mean().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default=str(HERE / "hybrid.safetensors"))
+    parser.add_argument("--steps", type=int, default=1100)
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens a step")
+    parser.add_argument("--resume", metavar="FILE", help="go on from these weights, with longer texts")
+    arguments = parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    chance = random.Random(arguments.seed)
+    model = build()
+    remember(model)
+    level, rate = (1.0, 1e-3) if arguments.resume else (0.0, 4e-3)
+    if arguments.resume:
+        load(model, arguments.resume)
+    print(sum(weight.numel() for weight in model.parameters()), "weights", flush=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+    begun, step, mean, copied, seen = time.monotonic(), 0, 0.0, 0.0, 0
+    while step < arguments.steps:
+        spent, left = time.monotonic() - begun, 1 - step / arguments.steps
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / 50) * (left if arguments.resume else 1.0)
+        is_repeat = chance.random() < 0.6 - 0.5 * level
+        if is_repeat:
+            rows, targets = repeated(chance, arguments.tokens)
+        elif arguments.resume and chance.random() < 0.5:
+            rows, targets = long_batch(chance, arguments.tokens)
+        else:
+            rows, targets = batch(chance, level, arguments.tokens)
+        logits = model(rows, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if not is_repeat:
+            mean += 0.05 * (accuracy(logits, targets) - mean)
+        else:
+            copied += 0.05 * (accuracy(logits, targets) - copied)
+        if mean > 0.9 and level < 1:
+            level, mean = min(1.0, level + 0.1), 0.8
+        step, seen = step + 1, seen + rows.numel()
+        if step % 25 == 0:
+            print(f"{spent:.0f} s, step {step}, {seen} tokens, level {level:.1f}, loss {loss:.3f}, accuracy {mean:.3f}, repeats {copied:.3f}", flush=True)
+        if step % 100 == 0:
+            save(model, arguments.out)
+    save(model, arguments.out)
+
+
+def load(model: transformers.PreTrainedModel, path: str) -> None:
+    weights = {name: weight.float() for name, weight in safetensors.torch.load_file(path).items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if unexpected or [name for name in missing if name != "lm_head.weight"]:
+        raise ValueError(f"{path}: not the weights of this model")
+    model.tie_weights()
+
+
+def save(model: transformers.PreTrainedModel, path: str) -> None:
+    weights = {name: weight.half().contiguous() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    safetensors.torch.save_file(weights, path)
+
+
+if __name__ == "__main__":
+    main()

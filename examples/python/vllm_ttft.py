@@ -1,0 +1,332 @@
+"""Time to the first token of vLLM with and without Ashlar, on the processor, with a small model of random weights.
+
+    python3 examples/python/vllm_ttft.py --json ttft.json
+
+Part 1, one engine: a prompt of each length that no cache has, then from dram, then from ssd after the daemon's restart.
+Part 2, two engines at increasing rates of requests over shared documents: vLLM's own prefix cache alone, with Ashlar,
+with vLLM's OffloadingConnector, with LMCache. What does not run here is named with its reason.
+
+Needs the packages `ashlar` and `vllm`, and no network. docs/benchmarks/vllm.md has results.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import statistics
+import tempfile
+import time
+import traceback
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_DO_NOT_TRACK="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    VLLM_LOGGING_LEVEL="ERROR",
+    OMP_NUM_THREADS="1",
+)
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+import vllm  # noqa: E402
+
+import ashlar.daemon  # noqa: E402
+
+VOCABULARY = 512
+SIZES = {"small": dict(hidden_size=64, intermediate_size=128), "medium": dict(hidden_size=256, intermediate_size=1024)}
+MODELS = {
+    "qwen3": dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", num_hidden_layers=8, rope_theta=10000.0),
+    "qwen3_5": dict(
+        architectures=["Qwen3_5ForCausalLM"],
+        model_type="qwen3_5_text",
+        num_hidden_layers=8,
+        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 2,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        linear_conv_kernel_dim=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    ),
+}
+
+
+def model_folder(name, size):
+    config = dict(
+        MODELS[name],
+        **SIZES[size],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=65536,
+        rms_norm_eps=1e-6,
+        torch_dtype="bfloat16",
+        hidden_act="silu",
+        tie_word_embeddings=False,
+    )
+    text = json.dumps(config, sort_keys=True)
+    folder = pathlib.Path(tempfile.gettempdir()) / f"ashlar-ttft-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(text)
+    return str(folder)
+
+
+def prompt(seed, tokens):
+    source = random.Random(seed)
+    return [source.randrange(VOCABULARY) for _ in range(tokens)]
+
+
+class Server:
+    """In the child: one engine."""
+
+    def __init__(self, settings):
+        self.llm = vllm.LLM(**settings)
+        self.sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=1)
+        self.llm.generate([{"prompt_token_ids": [1, 2, 3]}], self.sampling, use_tqdm=False)
+
+    def block(self):
+        return self.llm.llm_engine.vllm_config.cache_config.block_size
+
+    def forget(self):
+        self.llm.generate([{"prompt_token_ids": [1, 2, 3]}], self.sampling, use_tqdm=False)
+        return self.llm.reset_prefix_cache()
+
+    def first_token(self, tokens):
+        began = time.perf_counter()
+        self.llm.generate([{"prompt_token_ids": tokens}], self.sampling, use_tqdm=False)
+        return time.perf_counter() - began
+
+    def rest(self, seconds):
+        time.sleep(seconds)
+
+    def open_loop(self, arrivals, start_at):
+        """arrivals: (seconds, tokens). Returns the time to the first token of each."""
+        engine, waiting, since, took = self.llm.llm_engine, list(enumerate(arrivals)), {}, {}
+        time.sleep(max(0.0, start_at - time.time()))
+        began = time.perf_counter()
+        while waiting or engine.has_unfinished_requests():
+            now = time.perf_counter() - began
+            while waiting and waiting[0][1][0] <= now:
+                number, (at, tokens) = waiting.pop(0)
+                since[str(number)] = at
+                engine.add_request(str(number), {"prompt_token_ids": tokens}, self.sampling)
+            if not engine.has_unfinished_requests():
+                time.sleep(0.001)
+                continue
+            for output in engine.step():
+                if output.outputs and output.request_id not in took:
+                    took[output.request_id] = time.perf_counter() - began - since[output.request_id]
+        return [took[str(i)] for i in range(len(arrivals))]
+
+    def external_hits(self):
+        found = [m.value for m in self.llm.get_metrics() if m.name == "vllm:external_prefix_cache_hits"]
+        return found[0] if found else 0
+
+
+def serve(pipe, settings, environment):
+    os.environ.update(environment)
+    try:
+        server = Server(settings)
+        pipe.send((True, None))
+        while (call := pipe.recv()) is not None:
+            pipe.send((True, getattr(server, call[0])(*call[1:])))
+        server.llm.llm_engine.engine_core.shutdown()
+    except BaseException as error:
+        pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    os._exit(0)
+
+
+class Engine:
+    """In the parent. Engines are forked, so that vLLM is imported once."""
+
+    def __init__(self, model, length, blocks, transfer=None, environment=None):
+        context = multiprocessing.get_context("fork")
+        self.pipe, theirs = context.Pipe()
+        settings = dict(
+            model=model,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            enforce_eager=True,
+            max_model_len=length,
+            max_num_seqs=4,
+            max_num_batched_tokens=2048,
+            num_gpu_blocks_override=blocks,
+            seed=0,
+            enable_prefix_caching=True,
+            disable_log_stats=False,
+        )
+        if transfer is not None:
+            settings["kv_transfer_config"] = transfer
+        self.process = context.Process(target=serve, args=(theirs, settings, environment or {}), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.result(300)
+
+    def result(self, timeout=600):
+        if not self.pipe.poll(timeout):
+            self.process.kill()
+            raise TimeoutError("no answer from the engine")
+        fine, value = self.pipe.recv()
+        if not fine:
+            raise RuntimeError(value)
+        return value
+
+    def send(self, *call):
+        self.pipe.send(call)
+
+    def call(self, *call):
+        self.send(*call)
+        return self.result()
+
+    def close(self):
+        try:
+            self.pipe.send(None)
+        except OSError:
+            pass
+        self.process.join(10)
+        self.process.kill()
+        self.process.join()
+
+
+def ashlar_transfer(daemon):
+    return dict(
+        kv_connector="AshlarConnector",
+        kv_connector_module_path="ashlar.vllm",
+        kv_role="kv_both",
+        kv_connector_extra_config=dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket),
+    )
+
+
+def lengths_part(model, name, blocks_of_prompt, repeats, folder):
+    rows = []
+    longest = max(blocks_of_prompt)
+    with ashlar.daemon.start(dram="1GiB", ssd="2GiB", folder=folder) as daemon:
+        room = dict(length=longest * 512 + 512, blocks=256)
+        bare, cached = Engine(model, **room), Engine(model, **room, transfer=ashlar_transfer(daemon))
+        block = bare.call("block")
+        for count in blocks_of_prompt:
+            tokens = int(count * block) + 16 if count >= 1 else int(count * block)
+            times = {"without": [], "cold": [], "dram": [], "ssd": []}
+            for turn in range(repeats):
+                text = prompt((name, count, turn), tokens)
+                for engine in (bare, cached):
+                    engine.call("forget")
+                times["without"].append(bare.call("first_token", text))
+                times["cold"].append(cached.call("first_token", text))
+                cached.call("rest", 0.3)
+                cached.call("forget")
+                times["dram"].append(cached.call("first_token", text))
+            daemon.stop()
+            daemon.start()
+            cached.call("rest", 2.5)
+            for turn in range(repeats):
+                cached.call("forget")
+                times["ssd"].append(cached.call("first_token", prompt((name, count, turn), tokens)))
+            row = {"model": name, "tokens": tokens, "blocks": count}
+            row |= {f"{kind}_ms": round(1000 * statistics.median(each), 2) for kind, each in times.items()}
+            rows.append(row)
+            print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+        bare.close()
+        cached.close()
+    return rows
+
+
+def rates_part(model, name, options, rates, folder):
+    rows, seconds, documents, document_tokens = [], options.seconds, options.documents, options.document_tokens
+    known = {
+        "vllm": None,
+        "ashlar": "daemon",
+        "offloading": dict(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config=dict(cpu_bytes_to_use=1 << 30, num_cpu_blocks=4096),
+        ),
+        "lmcache": dict(kv_connector="LMCacheConnectorV1", kv_role="kv_both"),
+    }
+    for variant in options.variants.split(","):
+        transfer = known[variant]
+        (pathlib.Path(folder) / variant).mkdir(parents=True)
+        with ashlar.daemon.start(dram="1GiB", folder=f"{folder}/{variant}") as daemon:
+            given = ashlar_transfer(daemon) if transfer == "daemon" else transfer
+            environment = dict(LMCACHE_LOCAL_CPU="True", LMCACHE_MAX_LOCAL_CPU_SIZE="1")
+            pair = []
+            try:
+                for _ in range(2):
+                    pair.append(Engine(model, document_tokens + 1024, 40, transfer=given, environment=environment))
+                for rate in rates:
+                    rows.append(one_rate(pair, variant, name, rate, seconds, documents, document_tokens))
+            except Exception as error:
+                reason = str(error).strip().splitlines()[0][:200]
+                rows.append({"model": name, "variant": variant, "did_not_run": reason})
+                print(f"{variant}: did not run: {reason}", flush=True)
+            for engine in pair:
+                engine.close()
+    return rows
+
+
+def one_rate(pair, variant, name, rate, seconds, documents, document_tokens):
+    """Each engine gets half of the requests; each request is one of the documents and a question of its own."""
+    source = random.Random(f"{name} {rate}")
+    arrivals, at = ([], []), 0.0
+    while at < seconds:
+        document = prompt(("document", rate, source.randrange(documents)), document_tokens)
+        question = prompt(("question", rate, at), 32)
+        arrivals[source.randrange(2)].append((at, document + question))
+        at += source.expovariate(rate)
+    start = time.time() + 0.5
+    before = [engine.call("external_hits") for engine in pair]
+    for engine, each in zip(pair, arrivals):
+        engine.send("open_loop", each, start)
+    took = sorted(value for engine in pair for value in engine.result())
+    hits = sum(engine.call("external_hits") for engine in pair) - sum(before)
+    row = {
+        "model": name,
+        "variant": variant,
+        "qps": rate,
+        "requests": len(took),
+        "ttft_p50_ms": round(1000 * statistics.median(took), 1),
+        "ttft_p90_ms": round(1000 * took[int(0.9 * (len(took) - 1))], 1),
+        "external_hit_tokens": int(hits),
+    }
+    print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--models", default="qwen3,qwen3_5", help="of qwen3, qwen3_5")
+    parser.add_argument("--size", default="medium", choices=sorted(SIZES), help="of the model's layers")
+    parser.add_argument("--blocks", default="0.5,2,4,8,16", help="lengths of prompts, in blocks of the engine")
+    parser.add_argument("--repeats", type=int, default=3, help="prompts of each length; medians are shown")
+    parser.add_argument("--rates", default="0.5,1,2,4", help="requests a second, of two engines together; empty: none")
+    parser.add_argument("--variants", default="vllm,ashlar,offloading,lmcache", help="of part 2")
+    parser.add_argument("--seconds", type=float, default=20, help="of each rate")
+    parser.add_argument("--documents", type=int, default=12)
+    parser.add_argument("--document-tokens", type=int, default=2320)
+    options = parser.parse_args()
+    results = {"vllm": vllm.__version__, "cores": os.cpu_count(), "lengths": [], "rates": []}
+    results["load_average"] = os.getloadavg()[0]
+    blocks = [float(each) if "." in each else int(each) for each in options.blocks.split(",") if each]
+    rates = [float(each) for each in options.rates.split(",") if each]
+    with tempfile.TemporaryDirectory(prefix="ashlar-ttft-") as folder:
+        for name in options.models.split(","):
+            model = model_folder(name, options.size)
+            if blocks:
+                (pathlib.Path(folder) / name).mkdir()
+                results["lengths"] += lengths_part(model, name, blocks, options.repeats, f"{folder}/{name}")
+            if rates:
+                results["rates"] += rates_part(model, name, options, rates, f"{folder}/{name}-rates")
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""A bare Debian, made by debootstrap and kept, to install into; and what an engine outside needs to try a daemon there."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+SUITE, MIRROR = "bookworm", "http://deb.debian.org/debian"
+SECURITY = f"deb {MIRROR}-security {SUITE}-security main\n"
+PATIENCE = 60.0
+
+
+def run(*command, **options):
+    """What the command wrote; what failed is shown whole."""
+    options = {"capture_output": True, "text": True, **options}
+    done = subprocess.run([str(word) for word in command], check=False, **options)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def why_not():
+    """The reason why no bare root can be made here; empty where one can."""
+    if os.geteuid() != 0:
+        return "debootstrap and chroot take root"
+    return "" if shutil.which("debootstrap") else "debootstrap is not installed (Debian: debootstrap)"
+
+
+def packed(kept):
+    """The bare system as a tar file below the folder `kept`, where it is made once."""
+    archive = pathlib.Path(kept, f"{SUITE}.tar")
+    if not archive.exists():
+        root = pathlib.Path(kept, SUITE)
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
+        run("debootstrap", "--variant=minbase", SUITE, root, MIRROR)
+        (root / "etc/apt/sources.list").write_text(
+            f"deb {MIRROR} {SUITE} main\ndeb {MIRROR} {SUITE}-updates main\n{SECURITY}")
+        shutil.rmtree(root / "var/cache/apt/archives")
+        (root / "var/cache/apt/archives/partial").mkdir(parents=True)
+        run("tar", "-C", root, "-cf", f"{archive}.part", ".")
+        os.rename(f"{archive}.part", archive)
+        shutil.rmtree(root)
+    return archive
+
+
+class Root:
+    """A bare system of its own in `folder`, with the host's network, and packages that are downloaded once into `kept`."""
+
+    def __init__(self, folder, kept):
+        self.folder = pathlib.Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        run("tar", "-C", self.folder, "-xpf", packed(kept))
+        shutil.copy("/etc/resolv.conf", self.folder / "etc/resolv.conf")
+        # Nothing is started by packages: there is no service manager.
+        policy = self.folder / "usr/sbin/policy-rc.d"
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
+        self._mounted = []
+        archives = pathlib.Path(kept, "archives")
+        archives.mkdir(parents=True, exist_ok=True)
+        try:
+            self.mount("--bind", archives, "var/cache/apt/archives")
+            self.mount("-t", "proc", "proc", "proc")
+            for device in ("null", "zero", "urandom"):
+                self.mount("--bind", f"/dev/{device}", f"dev/{device}")
+        except BaseException:
+            self.unmount()
+            raise
+
+    def mount(self, *arguments):
+        *options, target = arguments
+        place = self.folder / target
+        if not place.exists():
+            place.touch()
+        run("mount", *options, place)
+        self._mounted.append(place)
+
+    def unmount(self):
+        for place in reversed(self._mounted):
+            subprocess.run(["umount", "-l", place], check=False)
+        self._mounted = []
+
+    def run(self, *command, **options):
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+        return run("chroot", self.folder, *command, env=environment, **options)
+
+    def files(self):
+        """All files but those that apt, dpkg and its kin keep of themselves."""
+        own = ("./var/lib/apt", "./var/lib/dpkg", "./var/cache", "./var/log", "./proc", "./dev", "./tmp")
+        found = run("find", ".", "-xdev", cwd=self.folder).splitlines()
+        return {name for name in found if not name.startswith(own)}
+
+
+def wait_for(probe, what, process=None):
+    """Until `probe` is true. `process` must live meanwhile."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with contextlib.suppress(OSError):
+            if probe():
+                return
+        if process is not None and process.poll() is not None:
+            raise AssertionError(f"{what}: the process ended with {process.returncode}")
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {PATIENCE} s")
+        time.sleep(0.1)
+
+
+# Another process, of the user that the daemon lists as a tenant.
+ENGINE = """
+import os, sys
+sys.path.insert(0, os.environ["EXAMPLES"])
+import shortest  # with all that it needs: the other user may not reach it
+os.setgroups([int(sys.argv[4])])
+os.setgid(int(sys.argv[4]))
+os.setuid(int(sys.argv[3]))
+shortest.main(sys.argv[1], sys.argv[2])
+"""
+
+
+def serve_an_engine(sockets, uid, gid):
+    """An engine of this build, outside of the root, asks the daemon behind `sockets`. Returns its lines."""
+    source = pathlib.Path(os.environ["ASHLAR_SOURCE"])
+    environment = {**os.environ, "EXAMPLES": str(source / "examples/python"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return run(sys.executable, "-c", ENGINE, f"{sockets}/rpc.sock", f"{sockets}/session.sock", uid, gid,
+               env=environment).splitlines()

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Checks the measures that keep the project easy to pick up (CONTRIBUTING.md, Rules). Prints every breach.
+
+- README.md is one page.
+- Source files stay short. Data, golden files, pictures and lists of packages are none.
+- Few files lie loose in storage/ and daemon/.
+- Comments open with their subject, not with a clause that is held until the subject comes.
+- The walk of one request in docs/architecture.md names few files, each row with its reason.
+
+usage: check_house.py [ROOT]
+"""
+
+import os
+import pathlib
+import re
+import sys
+
+MOST_README_LINES = 80
+MOST_LINES = 450
+MOST_OPENINGS = 40
+MOST_WALK_FILES = 40
+MOST_LOOSE = {"storage": 16, "daemon": 12}  # sources, tests aside
+LONGER = {"client/python/ashlar/cache.py"}  # source files that may be longer
+SOURCES = {".h", ".cc", ".c", ".cu", ".cuh", ".py", ".proto", ".cmake", ".sh"}
+SKIPPED = {"build", "corpus", "testdata", "__pycache__"}
+OPENING = re.compile(r"^\s*(?://+|#+|\*)\s*(?:What|Who|Whose)\b")
+WALK = re.compile(r"^## The walk of one request.*?(?=^## |\Z)", re.M | re.S)
+PATH = re.compile(r"`([\w./-]+/[\w.-]+)`")
+
+
+def is_source(root, path):
+    """Whether a file, relative to `root`, is source code: by its ending, or a script by its first line."""
+    if path.suffix in SOURCES or path.name == "CMakeLists.txt":
+        return True
+    if path.suffix:
+        return False
+    with open(root / path, "rb") as file:
+        return file.read(2) == b"#!"
+
+
+def sources(root):
+    """Yields (path relative to `root`, lines) of every source file of the project's own."""
+    for folder, names, found in os.walk(root):
+        names[:] = sorted(n for n in names if n not in SKIPPED and not n.startswith("."))
+        for name in sorted(found):
+            path = pathlib.Path(folder, name).relative_to(root)
+            if is_source(root, path):
+                yield path, (root / path).read_text(encoding="utf-8").splitlines()
+
+
+def check_walk(text):
+    """Yields what is wrong with the walk in docs/architecture.md."""
+    section = WALK.search(text)
+    rows = [line for line in section.group(0).splitlines() if line.startswith("|") and PATH.search(line)] if section else []
+    if not rows:
+        yield "no walk of one request"
+    files = {path for row in rows for path in PATH.findall(row.split("|")[2])}
+    if len(files) > MOST_WALK_FILES:
+        yield f"the walk names {len(files)} files, {MOST_WALK_FILES} at most"
+    for row in rows:
+        if not row.split("|")[3].strip():
+            yield f"the walk names {PATH.search(row).group(1)} without a reason"
+
+
+def check(root):
+    """Returns the breaches under `root` as lines "path: what"."""
+    breaches, openings, loose = [], [], dict.fromkeys(MOST_LOOSE, 0)
+    lines = len((root / "README.md").read_text(encoding="utf-8").splitlines())
+    if lines > MOST_README_LINES:
+        breaches.append(f"README.md: {lines} lines, {MOST_README_LINES} at most")
+    for path, text in sources(root):
+        if len(text) > MOST_LINES and path.as_posix() not in LONGER:
+            breaches.append(f"{path}: {len(text)} lines, {MOST_LINES} at most")
+        openings += [f"{path}:{number}" for number, line in enumerate(text, 1) if OPENING.match(line)]
+        if len(path.parts) == 2 and path.suffix in {".h", ".cc"} and not path.stem.endswith("_test"):
+            if path.parts[0] in loose:
+                loose[path.parts[0]] += 1
+    for folder, count in loose.items():
+        if count > MOST_LOOSE[folder]:
+            breaches.append(f"{folder}: {count} source files lie loose, {MOST_LOOSE[folder]} at most")
+    if len(openings) > MOST_OPENINGS:
+        breaches.append(f"{len(openings)} comments open with What, Who or Whose, {MOST_OPENINGS} at most: "
+                        + " ".join(openings))
+    page = (root / "docs/architecture.md").read_text(encoding="utf-8")
+    return breaches + [f"docs/architecture.md: {what}" for what in check_walk(page)]
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
+    breaches = check(root)
+    for breach in breaches:
+        print(breach)
+    return 1 if breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

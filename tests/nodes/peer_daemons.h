@@ -1,0 +1,119 @@
+// PeerDaemonsTest: daemons of one cluster, each in a network stack of its own, with a real etcd and mutual TLS.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/testing/certificates.h"
+#include "tests/integration/test_engine.h"
+#include "tests/nodes/daemon_cluster.h"
+
+namespace ashlar::nodes {
+
+using daemon::TestAuthority;
+using daemon::TestPair;
+using integration::DaemonOptions;
+using integration::DaemonProcess;
+using integration::Eventually;
+using integration::MakePrompt;
+using integration::TestEngine;
+using integration::Tokens;
+
+inline constexpr std::byte kPoison{0x5a};
+
+// Certificates of a test's nodes, in a folder.
+class Certificates {
+ public:
+  Certificates() : folder_(std::filesystem::temp_directory_path() / absl::StrCat("ashlar-", std::random_device{}())) {
+    std::filesystem::create_directory(folder_);
+  }
+  ~Certificates() { std::filesystem::remove_all(folder_); }
+
+  // The YAML of a node's `tls`.
+  std::string Make(const std::string& node, const TestAuthority& authority) const {
+    return Make(node, authority, {.name = node});
+  }
+  std::string Make(const std::string& node, const TestAuthority& authority, const daemon::TestSubject& subject) const {
+    const TestPair pair = authority.Sign(subject);
+    const std::string path = folder_ / node;
+    daemon::ReplaceFile(path + ".ca", authority.pem());
+    daemon::ReplaceFile(path + ".cert", pair.cert);
+    daemon::ReplaceFile(path + ".key", pair.key);
+    return absl::StrCat("{ca_file: ", path, ".ca, cert_file: ", path, ".cert, key_file: ", path, ".key}");
+  }
+
+ private:
+  const std::filesystem::path folder_;
+};
+
+inline std::string ClusterYaml(const NodePlace& place, const std::string& tls) {
+  return absl::StrCat("cluster:\n  node: ", place.name, "\n  control_address: ", place.control_address,
+                      "\n  transport_address: ", place.transport_address,
+                      "\n  announce: all\n  lookup_milliseconds: 5000\n  tls: ", tls, "\n  etcd: {endpoints: [\"",
+                      place.etcd_endpoints[0], "\"], lease_seconds: 3}\n");
+}
+
+inline size_t Hits(const Match& match) {
+  size_t hits = 0;
+  for (const SegmentResult& segment : match.segments()) hits += segment.reason == MissReason::kNone;
+  return hits;
+}
+
+class PeerDaemonsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
+  }
+  void Start(size_t daemons, bool relay = true) {
+    Start({.daemons = daemons,
+           .etcd = true,
+           .complete =
+               [this](const NodePlace& place, DaemonOptions* options) {
+                 options->cluster = ClusterYaml(place, certificates_.Make(place.name, authority_));
+               },
+           .network = {.relay = relay}});
+  }
+  void Start(const ClusterOptions& options) { cluster_ = std::make_unique<DaemonCluster>(options); }
+
+  static void Publish(DaemonProcess& daemon, const std::vector<Tokens>& prompt) {
+    TestEngine(daemon.client_options()).PublishPrompt(prompt);
+  }
+  // Looks the prompt up, again while it is not found as a whole, lands it and compares every byte.
+  static void ExpectToLand(DaemonProcess& daemon, const std::vector<Tokens>& prompt, bool remote) {
+    TestEngine engine(daemon.client_options());
+    engine.FillTargets(kPoison);
+    std::optional<Match> match;
+    const bool found = Eventually([&] {
+      match.emplace(engine.Lookup(prompt));
+      return Hits(*match) == prompt.size();
+    });
+    ASSERT_TRUE(found) << daemon.log();
+    for (const SegmentResult& segment : match->segments()) EXPECT_EQ(segment.remote(), remote);
+    Landing landing = engine.Land(*match, prompt);
+    ASSERT_THAT(landing.Wait(integration::kPatience), testing::Each(MissReason::kNone)) << daemon.log();
+    uint64_t position = 0;
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      engine.ExpectLanded(i == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment, prompt[i], position, kPoison);
+      position += prompt[i].size();
+    }
+  }
+
+  std::vector<Tokens> NewPrompt() { return MakePrompt(random_(), 3, 60); }
+
+  const uint64_t seed_ = std::random_device{}();
+  const testing::ScopedTrace trace_{__FILE__, __LINE__, seed_};
+  std::mt19937_64 random_{seed_};
+  const TestAuthority authority_;
+  const Certificates certificates_;
+  std::unique_ptr<DaemonCluster> cluster_;
+};
+
+}  // namespace ashlar::nodes

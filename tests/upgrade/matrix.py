@@ -1,0 +1,348 @@
+#!/usr/bin/env python3
+"""Runs every earlier release with this build in every pairing: engine with daemon, daemon with another's disk, daemon with
+daemon. A pairing works, or is refused by name where the versions in the sources say so. `tools/test --upgrade` calls it.
+
+usage: matrix.py --bin FOLDER [--also COMMIT…] [--json FILE] [--jobs N]
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KEPT = ROOT / "build/upgrade"
+PROGRAMS = ("ashlard", "integration_engine")
+PATIENCE = 30.0
+HIT = "none"  # the reason for a miss that an engine prints of a hit
+SEGMENTS, TOKENS, PROMPTS = 4, 60, 5
+VERSIONS = {"protocol": ("proto/limits.h", "kProtocolMin", "kProtocolMax"),
+            "peers": ("proto/limits.h", "kPeerProtocolMin", "kPeerProtocolMax"),
+            "disk": ("storage/tier/ssd_format.h", "kSsdFormatVersion", "kSsdFormatVersion")}
+
+
+class Failed(Exception):
+    pass
+
+
+def git(*arguments):
+    done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+class Build:
+    """A release's programs, and the ranges of versions that its sources speak."""
+
+    def __init__(self, name, commit, programs):
+        self.name, self.programs = name, programs
+        self.ranges = {what: self._range(commit, *where) for what, where in VERSIONS.items()}
+
+    @staticmethod
+    def _range(commit, file, least, most):
+        text = git("show", f"{commit}:{file}") if commit else (ROOT / file).read_text(encoding="utf-8")
+        found = [re.search(rf"\b{name} = (\d+);", text or "") for name in (least, most)]
+        return tuple(int(each[1]) for each in found) if all(found) else None
+
+    def program(self, name):
+        return self.programs / name
+
+
+def common(first, second, what):
+    """Whether two builds have a version in common; None where one of them does not speak it at all."""
+    a, b = first.ranges[what], second.ranges[what]
+    return None if a is None or b is None else a[0] <= b[1] and b[0] <= a[1]
+
+
+def build(name, commit, jobs):
+    """The release's programs, built once and kept; the worktree goes when it has served."""
+    kept = KEPT / f"{name}-{commit[:12]}"
+    if all((kept / program).exists() for program in PROGRAMS):
+        return Build(name, commit, kept)
+    print(f"{name}: builds {commit[:12]}", flush=True)
+    source, objects = KEPT / "source", KEPT / "objects"
+    subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", source], capture_output=True, check=False)
+    shutil.rmtree(objects, ignore_errors=True)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    try:
+        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", "--force", source, commit], check=True, capture_output=True)
+        subprocess.run(["cmake", "-S", source, "-B", objects, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+                        "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1 -DNDEBUG", "-DASHLAR_CUDA=OFF", "-DASHLAR_PYTHON=OFF",
+                        "-DASHLAR_UNITY=ON"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["cmake", "--build", objects, "-j", str(jobs), "--target", *PROGRAMS], check=True)
+        kept.mkdir(exist_ok=True)
+        for program in PROGRAMS:
+            shutil.copy(objects / "bin" / program, kept)
+    finally:
+        subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", source], capture_output=True, check=False)
+        shutil.rmtree(objects, ignore_errors=True)
+    return Build(name, commit, kept)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Daemon:
+    def __init__(self, build_, folder, disk=None, cluster=None):
+        self.build, self.folder = build_, pathlib.Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.rpc, self.session = f"{folder}/rpc.sock", f"{folder}/session.sock"
+        tenant = f"name: default, uids: [{os.getuid()}], dram_bytes: 64MiB" + (", ssd_bytes: 64MiB" if disk else "")
+        config = (f"listen: {{rpc_socket: {self.rpc}, session_socket: {self.session}}}\n"
+                  f"dram: {{capacity_bytes: 64MiB, arena_bytes: 1MiB}}\ntenants: [{{{tenant}}}]\ndrain_seconds: 20\n")
+        if disk:
+            config += f"ssd: {{folder: {disk}, capacity_bytes: 64MiB, admission: all}}\n"
+        if cluster:
+            config += f"cluster: {json.dumps(cluster)}\n"
+        (self.folder / "ashlard.yaml").write_text(config)
+        with open(self.folder / "ashlard.log", "ab") as log:
+            self.process = subprocess.Popen([build_.program("ashlard"), "--config", self.folder / "ashlard.yaml"],
+                                            stdout=log, stderr=log)
+
+    def log(self):
+        return (self.folder / "ashlard.log").read_text(errors="replace")
+
+    def wait_until_it_serves(self):
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+                if probe.connect_ex(self.session) == 0:
+                    return
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise Failed(f"the daemon {self.build.name} does not serve:\n{self.log()[-2000:]}")
+            time.sleep(0.05)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise Failed(f"the daemon {self.build.name} did not drain:\n{self.log()[-2000:]}") from None
+
+
+class Engine:
+    """A process of the release's own engine, which does one thing, says so, and lives until it is told to end."""
+
+    def __init__(self, build_, daemon, command, seed, *more):
+        self._process = subprocess.Popen(
+            [build_.program("integration_engine"), daemon.rpc, daemon.session, "0", command, str(seed), str(SEGMENTS), str(TOKENS),
+             *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        deadline, written = time.monotonic() + PATIENCE, b""
+        while not written.endswith(b"\n"):
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            some = os.read(self._process.stdout.fileno(), 65536) if ready else b""
+            if not some:
+                self.end()
+                raise Failed(f"engine {build_.name} said nothing to {command}: {written.decode(errors='replace')}")
+            written += some
+        self.line = written.decode().strip()
+
+    def end(self):
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+class Counts:
+    def __init__(self):
+        self.requests = self.failed = self.acknowledged = self.lost = 0
+
+    def ask(self, *arguments):
+        engine = Engine(*arguments)
+        self.requests += 1
+        if engine.line.startswith("failed") or "Failure" in engine.line:
+            self.failed += 1
+        return engine
+
+    def publish(self, build_, daemon):
+        for seed in range(1, PROMPTS + 1):
+            engine = self.ask(build_, daemon, "publish", seed)
+            if engine.line != "published":
+                raise Failed(f"engine {build_.name}, daemon {daemon.build.name}: {engine.line}")
+            self.acknowledged += SEGMENTS
+            engine.end()
+
+    def find(self, build_, daemon, patience=0.0):
+        """Every object is found, and its tuples are what the engine would compute."""
+        for seed in range(1, PROMPTS + 1):
+            deadline = time.monotonic() + patience
+            while True:
+                match = self.ask(build_, daemon, "match", seed)
+                lease, *reasons = match.line.split()
+                if set(reasons) == {HIT} or time.monotonic() > deadline:
+                    break
+                match.end()
+                time.sleep(0.2)
+            self.lost += sum(reason != HIT for reason in reasons)
+            attached = self.ask(build_, daemon, "attach", seed, lease)
+            if not attached.line.startswith("ok"):
+                raise Failed(f"engine {build_.name}, daemon {daemon.build.name}: {attached.line}")
+            attached.end()
+            match.end()
+
+
+def raw_hello(daemon, least, most):
+    """(code, message) of the daemon's answer to Hello with these versions, by bytes that any release writes."""
+    hello = bytes([0x08, least, 0x10, most, 0x1A, 3]) + b"old"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as session:
+        session.settimeout(PATIENCE)
+        session.connect(daemon.session)
+        session.send(bytes([0x0A, len(hello)]) + hello)
+        return session.recv(65536)
+
+
+def engine_with_daemon(engine, of_daemon, folder, counts):
+    daemon = Daemon(of_daemon, folder)
+    try:
+        daemon.wait_until_it_serves()
+        if common(engine, of_daemon, "protocol"):
+            counts.publish(engine, daemon)
+            counts.find(engine, daemon)
+            return "works"
+        said = Engine(engine, daemon, "connect", 1)
+        said.end()
+        answer = raw_hello(daemon, *engine.ranges["protocol"])
+        both = ("speaks versions {} to {}".format(*of_daemon.ranges["protocol"]),
+                "the client {} to {}".format(*engine.ranges["protocol"]))
+        if said.line != "FAILED_PRECONDITION" or not all(text.encode() in answer for text in both):
+            raise Failed(f"not refused by name: {said.line}, {answer!r}")
+        return f"refused: {both[0]}, {both[1]}"
+    finally:
+        daemon.stop()
+
+
+def daemon_with_disk(writer, reader, folder, counts):
+    """The engine is the daemon's own release in both lives: what changes is the daemon."""
+    first = Daemon(writer, f"{folder}/a", disk=f"{folder}/disk")
+    try:
+        first.wait_until_it_serves()
+        counts.publish(writer, first)
+    finally:
+        if first.stop() != 0:
+            raise Failed(f"the daemon {writer.name} ended badly:\n{first.log()[-2000:]}")
+    second = Daemon(reader, f"{folder}/b", disk=f"{folder}/disk")
+    try:
+        if common(writer, reader, "disk"):
+            second.wait_until_it_serves()
+            counts.find(reader, second)
+            return "works"
+        second.process.wait(PATIENCE)
+        versions = {str(each.ranges["disk"][0]) for each in (writer, reader)}
+        line = next((line for line in second.log().splitlines() if "cannot start" in line), "")
+        if not all(re.search(rf"\b{version}\b", line) for version in versions):
+            raise Failed(f"not refused by name: {second.log()[-2000:]}")
+        return f"refused: {line.strip()}"
+    finally:
+        if second.process.poll() is None:
+            second.stop()
+
+
+@contextlib.contextmanager
+def etcd(folder):
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    with open(f"{folder}/etcd.log", "wb") as log:
+        process = subprocess.Popen(
+            ["etcd", "--name=u", f"--data-dir={folder}/etcd", f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
+             f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=u={peer}"], stdout=log, stderr=log)
+    try:
+        yield client.removeprefix("http://")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def daemon_with_daemon(holder, asker, folder, counts):
+    """Objects that an engine published on one node are found on the other."""
+    with etcd(folder) as endpoint:
+        def node(build_, name):
+            cluster = {"node": name, "control_address": f"127.0.0.1:{free_port()}", "transport_address": f"127.0.0.1:{free_port()}",
+                       "announce": "all", "tls": {"insecure": True}, "etcd": {"endpoints": [endpoint]}}
+            return Daemon(build_, f"{folder}/{name}", cluster=cluster)
+
+        nodes = [node(holder, "a"), node(asker, "b")]
+        try:
+            for each in nodes:
+                each.wait_until_it_serves()
+            if common(holder, asker, "peers"):
+                counts.publish(holder, nodes[0])
+                counts.find(asker, nodes[1], patience=PATIENCE)
+                return "works"
+            deadline = time.monotonic() + PATIENCE
+            while not any("FAILED_PRECONDITION" in each.log() or "protocol" in each.log() for each in nodes):
+                if time.monotonic() > deadline:
+                    raise Failed(f"not refused by name: {nodes[1].log()[-2000:]}")
+                time.sleep(0.2)
+            return "refused"
+        finally:
+            for each in nodes:
+                each.stop()
+
+
+PAIRINGS = {"engine with daemon": (engine_with_daemon, "protocol"), "daemon with disk of": (daemon_with_disk, "disk"),
+            "daemon asks daemon": (daemon_with_daemon, "peers")}
+
+
+def run_pairing(kind, first, second):
+    """`first` is the engine, the disk's writer, or the holder."""
+    pairing, what = PAIRINGS[kind]
+    row = {"pairing": kind, "first": first.name, "second": second.name}
+    if common(first, second, what) is None:
+        return {**row, "outcome": "not there: one of them has no such thing", "ok": True}
+    if what == "peers" and shutil.which("etcd") is None:
+        return {**row, "outcome": "skipped: etcd is not installed", "ok": None}
+    counts = Counts()
+    with tempfile.TemporaryDirectory(prefix="ashlar-upgrade-") as folder:
+        try:
+            outcome = pairing(first, second, folder, counts)
+            ok = counts.failed == 0 and counts.lost == 0
+        except Failed as failed:
+            outcome, ok = f"FAILED: {failed}", False
+    return {**row, "outcome": outcome, "ok": ok, "requests": counts.requests, "failed": counts.failed,
+            "acknowledged": counts.acknowledged, "lost": counts.lost}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path, required=True, help="this build's programs")
+    parser.add_argument("--also", nargs="*", default=[], metavar="COMMIT", help="further commits, as releases")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    lines = (ROOT / "tests/upgrade/releases").read_text(encoding="utf-8").splitlines()
+    releases = [tuple(line.split()) for line in lines if not line.startswith("#")]
+    for commit in arguments.also:
+        releases.append((commit[:12], git("rev-parse", commit).strip()))
+    today = Build("today", None, arguments.bin.resolve())
+    rows = []
+    for each in [build(name, commit, arguments.jobs) for name, commit in releases] + [today]:
+        for kind in PAIRINGS:
+            for first, second in {(each, today): 1, (today, each): 1}:
+                rows.append(run_pairing(kind, first, second))
+                row = rows[-1]
+                print(f"{row['first']:>12} {kind:<20} {row['second']:<12} {row['outcome']}"
+                      + (f" ({row['acknowledged']} acknowledged, {row['lost']} lost; {row['requests']} requests, {row['failed']} failed)"
+                         if row.get("requests") else ""), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"pairings": rows}, indent=1) + "\n")
+    passed, failed, skipped = (sum(row["ok"] is each for row in rows) for each in (True, False, None))
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

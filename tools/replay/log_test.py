@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""From an engine's log to what a cache saves: logs of three engines give the same trace, the replayer finds in it what a
+plain count finds, and the costs are those of a pocket calculator.
+
+usage: log_test.py SOURCE_ROOT ASHLAR_REPLAY
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT, REPLAY = pathlib.Path(sys.argv.pop(1)), pathlib.Path(sys.argv.pop(1)).resolve()
+END = 7  # the token that ends a turn
+PAGE = 16
+
+# Four questions to each of five documents, in turn: token ids, all of them below 1000.
+DOCUMENTS = [[100 + 37 * document + i % 83 for i in range(320)] + [END] for document in range(5)]
+QUESTIONS = [[900 + 4 * turn + i % 3 for i in range(12)] for turn in range(4)]
+PROMPTS = [document + question for question in QUESTIONS for document in DOCUMENTS]
+
+
+def vllm_log():
+    lines = []
+    for i, prompt in enumerate(PROMPTS):
+        at = f"(APIServer pid=7) DEBUG 11-24 10:{i:02}:05 [request_logger.py:52]"
+        lines.append(f"{at} Request cmpl-{i} details: prompt: 'line\\none', prompt_token_ids: {prompt}, prompt_embeds shape: None.")
+        lines.append(f"(APIServer pid=7) INFO 11-24 10:{i:02}:05 [request_logger.py:60] Received request cmpl-{i}: params: {{}}")
+        lines.append(f"{at} Generated response cmpl-{i} (streaming delta) details: output_token_ids: [1, 2]")
+        lines.append(f"{at} Generated response cmpl-{i} (streaming delta) details: output_token_ids: [3]")
+    return "\n".join(lines) + "\n"
+
+
+def sglang_log():
+    lines = []
+    for i, prompt in enumerate(PROMPTS):
+        obj = {"rid": f"r{i}", "text": None, "input_ids": prompt, "sampling_params": {"max_new_tokens": 3}}
+        lines.append({"timestamp": f"2026-11-24T10:{i:02}:05.5", "event": "request.received", "rid": f"r{i}", "obj": obj})
+        lines.append({"timestamp": f"2026-11-24T10:{i:02}:35.5", "event": "request.finished", "rid": f"r{i}", "obj": obj,
+                      "out": {"text": "abc", "output_ids": [1, 2, 3], "meta_info": {"prompt_tokens": len(prompt)}}})
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def openai_log(prompts=PROMPTS):
+    return "".join(json.dumps({"timestamp": 1000.0 + 60 * i, "request": {"prompt": prompt},
+                               "response": {"choices": [{"text": ""}], "usage": {"prompt_tokens": len(prompt)}}}) + "\n"
+                   for i, prompt in enumerate(prompts))
+
+
+def expected_hits():
+    """Tokens of whole pages that an endless cache would have had, each prompt's longest prefix that came before."""
+    found = 0
+    for i, prompt in enumerate(PROMPTS):
+        best = 0
+        for earlier in PROMPTS[:i]:
+            same = next((n for n, (a, b) in enumerate(zip(prompt, earlier)) if a != b), min(len(prompt), len(earlier)))
+            best = max(best, same)
+        found += best
+    return found
+
+
+class Logs(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def run_tool(self, *words, code=0):
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def convert(self, name, text, *more, code=0):
+        log, out = self.folder / f"{name}.log", self.folder / name
+        log.write_text(text, encoding="utf-8")
+        said = self.run_tool(ROOT / "tools/trace-from-log", "--format", name.split("-")[0], "--out", out, *more, log, code=code)
+        if code != 0:
+            return said, None, None
+        read = lambda part: [json.loads(line) for line in pathlib.Path(f"{out}.{part}.jsonl").read_text().splitlines()]
+        return said, read("segs"), read("reqs")
+
+    def replay(self, trace, *more):
+        figures = self.folder / "figures.json"
+        self.run_tool(REPLAY, *more, "--trace", self.folder / trace, "--format", "stf", "--json", figures)
+        return json.loads(figures.read_text()), figures
+
+    def test_three_engines_logs_are_one_trace(self):
+        traces = {}
+        for name, text in (("vllm", vllm_log()), ("sglang", sglang_log()), ("openai", openai_log())):
+            said, segments, requests = self.convert(name, text, "--split-at", END)
+            prompts = [sum((segments[number]["tok"] for number in request["ins"]), []) for request in requests]
+            self.assertEqual(prompts, PROMPTS, name)
+            self.assertEqual([request["ts"] for request in requests], [60.0 * i for i in range(len(PROMPTS))], name)
+            self.assertTrue(all(len(request["ins"]) == 2 for request in requests), "the token that ends a turn ends a segment")
+            traces[name] = [[segments[number]["tok"] for number in request["outs"]] for request in requests]
+            self.assertIn("20 requests, 6660 tokens of prompts", said)
+        self.assertEqual(traces["vllm"], traces["sglang"])
+        self.assertEqual(traces["vllm"][0], [[1, 2, 3]])
+
+    def test_messages_are_segments_and_texts_become_tokens(self):
+        chat = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": [{"type": "text", "text": "Why?"}]}]
+        lines = [{"created": 5, "body": {"messages": chat}, "response": {"body": {"choices": [{"message": {"content": "So."}}],
+                                                                                  "usage": {"prompt_tokens": 12}}}},
+                 {"created": 9, "messages": [chat[0], {"role": "user", "content": "Whence?"}]}]
+        said, segments, requests = self.convert("openai-chat", "".join(json.dumps(line) + "\n" for line in lines))
+        self.assertEqual([len(request["ins"]) for request in requests], [2, 2])
+        self.assertEqual(requests[0]["ins"][0], requests[1]["ins"][0], "equal messages are one segment")
+        self.assertEqual(len(requests[0]["outs"]), 1)
+        self.assertIn("the engine counted", said)
+
+    def test_the_replayer_finds_what_a_plain_count_finds(self):
+        self.convert("openai", openai_log(), "--split-at", END)
+        figures, _ = self.replay("openai", "run", "--capacity", "100GB", "--policy", "none,ashlar")
+        run = figures["runs"][1]
+        all_tokens = sum(map(len, PROMPTS))
+        self.assertAlmostEqual(run["misses"]["never_seen"], all_tokens - expected_hits(), delta=len(PROMPTS))
+        self.assertGreater(run["token_hit_rate"], 0.4)
+        self.assertLessEqual(run["token_hit_rate"], expected_hits() / all_tokens)
+        segments, _ = self.replay("openai", "segments")
+        best = max(row["token_hit_rate"] for row in segments["segments"])
+        self.assertGreaterEqual(best, run["token_hit_rate"] - 1e-9)
+
+    def test_costs_are_the_replayers_numbers_times_prices(self):
+        self.convert("openai", openai_log(), "--split-at", END)
+        figures, file = self.replay("openai", "run", "--capacity", "1GB,50GB", "--policy", "sglang,ashlar")
+        out = self.folder / "sizes.json"
+        self.run_tool(ROOT / "tools/sizing", "cost", file, "--requests-per-day", "86400", "--prefill-rate", "1000", "--gpu-hour", "2",
+                      "--dram-gb-month", "3", "--ssd-gb-month", "0.1", "--dram-share", "0.5", "--against", "sglang", "--json", out)
+        sizes = json.loads(out.read_text())["sizes"]
+        runs = {(run["policy"], run["capacity_bytes"]): run for run in figures["runs"]}
+        self.assertEqual([row["capacity_gb"] for row in sizes], [1.0, 50.0])
+        for row in sizes:
+            ours, others = (runs[policy, row["capacity_gb"] * 1e9] for policy in ("ashlar", "sglang"))
+            hours = 86400 * 333 / 1000 / 3600 * 30  # every prompt has 333 tokens
+            more = (ours["flops_saved"] - others["flops_saved"]) / ours["flops_all"]
+            self.assertAlmostEqual(row["gpu_hours_month"], hours, places=6)
+            self.assertAlmostEqual(row["saved_month"], 2 * hours * more, places=6)
+            self.assertAlmostEqual(row["memory_month"], row["capacity_gb"] * (0.5 * 3 + 0.5 * 0.1), places=9)
+            self.assertAlmostEqual(row["left_month"], row["saved_month"] - row["memory_month"], places=9)
+        self.assertEqual(sum(row["best"] for row in sizes), 1)
+
+    def test_a_layout_becomes_a_model(self):
+        layout, model = self.folder / "layout.json", self.folder / "model.json"
+        layout.write_text(json.dumps({"token_bytes": 1000, "state_bytes": 50000, "attention_layers": 4, "segment_tokens": 100,
+                                      "segment_bytes": 250000}))
+        self.run_tool(ROOT / "tools/sizing", "model", layout, "--active-parameters", "3e9", "--query-width", "4096", "--out", model)
+        made = json.loads(model.read_text())
+        self.assertEqual((made["page_bytes"], made["checkpoint_bytes"], made["transition_bytes"]), (16000, 50000, 100000))
+        self.convert("openai", openai_log())
+        figures, _ = self.replay("openai", "run", "--capacity", "1GB", "--policy", "ashlar", "--model", model)
+        self.assertGreater(figures["runs"][0]["token_hit_rate"], 0.4)
+
+    def test_what_is_wrong_is_named(self):
+        cut = vllm_log().replace("[100, 101", "[100, 101...", 1)
+        for name, text, wrong in (
+                ("vllm", "INFO 11-24 10:00:00 started\n", "no request of this format"),
+                ("vllm-cut", "DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: 'x, prompt_token_ids: None, prompt_embeds", "1: prompt: is cut"),
+                ("sglang", "{", "1: not JSON"),
+                ("sglang-level", '{"event": "request.finished", "timestamp": "2026-01-01", "rid": "a", "obj": {}}\n', "--log-requests-level 3"),
+                ("sglang-cut", '{"event": "request.finished", "timestamp": "2026-01-01", "rid": "a", "obj": {"input_ids": [1, "..."]}}\n', "obj.input_ids"),
+                ("openai", '{"a": 1}\n', "1: messages: missing"),
+                ("openai-role", '{"messages": [{"content": "x"}]}\n', "messages[0].role: missing"),
+                ("openai-time", '{"ts": "noon", "prompt": "x"}\n', "ts: 'noon' is no time")):
+            with self.subTest(name):
+                self.assertIn(wrong, self.convert(name, text, code=1)[0])
+        self.assertNotEqual(cut, vllm_log())
+        figures = self.folder / "figures.json"
+        figures.write_text(json.dumps({"runs": []}))
+        prices = ["--requests-per-day", "1", "--prefill-rate", "1", "--gpu-hour", "1", "--dram-gb-month", "1"]
+        self.assertIn('the figures have no "ashlar"', self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices, code=1))
+        self.assertIn("--ssd-gb-month", self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices, "--dram-share", "0.5", code=1))
+        self.assertIn("is not above 0", self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices[:-1], "0", code=2))
+
+
+if __name__ == "__main__":
+    unittest.main()
