@@ -6,8 +6,24 @@
 # Debian's own inline namespace. A wheel brings these files along.
 set(ASHLAR_HIDDEN_ARCHIVES libgrpc++.a libgrpc.a libgpr.a libaddress_sorting.a libupb.a libcares.a libssl.a libcrypto.a libz.a)
 
-# ashlar_link_hidden(TARGET VERSION_SCRIPT): links the client library into a shared library or module.
-function(ashlar_link_hidden target script)
+# ashlar_link_hidden(TARGET VERSION_SCRIPT NAME): links the client library into a shared library or module.
+#
+# Protobuf refuses to know a message's name twice in a process. So each of these libraries has descriptors of its own
+# NAME, six letters, in place of "ashlar" (RenameDescriptors.cmake).
+function(ashlar_link_hidden target script name)
+  foreach(proto cache session)  # that the client has
+    set(generated ${PROJECT_BINARY_DIR}/proto/ashlar/v1/${proto}.pb.cc)
+    set(renamed ${CMAKE_CURRENT_BINARY_DIR}/${name}/${proto}.pb.cc)
+    add_custom_command(OUTPUT ${renamed}
+      COMMAND ${CMAKE_COMMAND} -DIN=${generated} -DOUT=${renamed} -DAS=${name} -P ${PROJECT_SOURCE_DIR}/cmake/RenameDescriptors.cmake
+      DEPENDS ashlar_rpc ${PROJECT_SOURCE_DIR}/cmake/RenameDescriptors.cmake VERBATIM)
+    list(APPEND descriptors ${renamed})
+  endforeach()
+  add_library(${target}_descriptors OBJECT ${descriptors})
+  set_target_properties(${target}_descriptors PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD OFF)
+  target_include_directories(${target}_descriptors SYSTEM PRIVATE ${PROJECT_BINARY_DIR}/proto)
+  target_link_libraries(${target}_descriptors PRIVATE protobuf::libprotobuf)
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_descriptors>)
   foreach(part client kernels proto rpc)
     list(APPEND archives $<TARGET_FILE:ashlar_${part}>)
   endforeach()

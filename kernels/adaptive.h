@@ -16,7 +16,9 @@
 
 namespace ashlar::kernels {
 
-// A transition near norm 1 that is stored dense in fp16 is itself wrong by 2.8e-4.
+// A transition near norm 1 that is stored dense in fp16 is itself wrong by so much: no smaller form can be asked to do
+// better.
+inline constexpr double kHalfError = 2.8e-4;
 inline constexpr double kDefaultEpsilon = 3e-4;
 
 // Bytes of one head's transition in a form: what its part's unit holds. Scalars, diagonals and the diagonal of a low

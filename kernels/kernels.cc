@@ -215,6 +215,9 @@ Event Kernels::Capture(const CaptureArgs& args, Queue& queue) const {
   CheckShape(args.shape, "Capture");
   CheckInputs(args.shape, args.inputs, "Capture");
   CheckTarget(args.shape, args.tuple, "Capture");
+  Check(args.decay == nullptr || NaturalForm(args.shape.family) == TransitionForm::kDense, "Capture",
+        "decay: the family's transitions are its decays");
+  Check(args.decay == nullptr || memory() == nullptr, "Capture", "decay: not on a device");
   return DoCapture(args, queue);
 }
 
@@ -273,6 +276,10 @@ Event Kernels::RotateKeys(const RotateKeysArgs& args, Queue& queue) const {
   Check((args.source_scales == nullptr) == (args.target_scales == nullptr), "RotateKeys",
         "scales: of both sides or of neither");
   CheckRotation(args.rotation, args.dim, "RotateKeys");
+  Check(args.rows_per_position > 0 && args.rows % args.rows_per_position == 0, "RotateKeys",
+        "rows_per_position does not divide rows");
+  Check(memory() == nullptr || args.positions == nullptr, "RotateKeys", "positions: not on a device");
+  Check(memory() == nullptr || !args.scaled, "RotateKeys", "scaled: not on a device");
   return DoRotateKeys(args, queue);
 }
 

@@ -102,6 +102,9 @@ struct CaptureArgs {
   LinearShape shape;
   TokenInputs inputs;
   TupleTarget tuple;  // out
+  // Out, of families whose transitions are dense: [heads, d_k], the product of the tokens' decays, e^ΣG, which
+  // AdaptTransitions takes; ones where the family has no gates. Null: not wanted. Refused by back ends of devices.
+  float* decay = nullptr;
 };
 
 // One step of a prompt's chain in one layer: either compose a cached interior, or run tokens [begin, end) of the

@@ -61,6 +61,23 @@ class LinearTest : public LinearFixture {
     EXPECT_LE(TransitionError(tuple, expected, tolerance), 1);
     EXPECT_LE(RelativeError(tuple.states(), expected.states()), tolerance);
   }
+
+  // The product of the decays, where the family has it beside its transitions. A device refuses it.
+  void ExpectDecays(const LinearShape& shape, const Tokens& tokens) {
+    if (!Erases(family_) || std::get<Backend>(GetParam()).kernels->memory() != nullptr) return;
+    const auto capture = [&](Runner& runner) {
+      Tuple tuple(shape, {});
+      std::vector<float> decay(static_cast<size_t>(shape.heads) * shape.d_k, -1);
+      runner.Run(CaptureArgs{.shape = shape, .inputs = tokens.View(), .tuple = tuple.Target(), .decay = decay.data()});
+      return decay;
+    };
+    const std::vector<float> decay = capture(runner_), expected = capture(reference_);
+    const bool none = GateWidth(shape) == 0 || tokens.View().tokens == 0;
+    for (size_t i = 0; i < decay.size(); ++i) {
+      ASSERT_NEAR(decay[i], expected[i], 2e-7 * expected[i] + 1e-38);
+      ASSERT_TRUE(none ? decay[i] == 1 : decay[i] >= 0 && decay[i] <= 1);
+    }
+  }
 };
 
 TEST_P(LinearTest, CapturesTuples) {
@@ -86,6 +103,8 @@ TEST_P(LinearTest, CapturesTuples) {
         runner_.Run(args);
         EXPECT_LE(RelativeError(state_only.states(), expected.states()), Tolerance(dtypes.state, 1));
       }
+      ExpectDecays(shape, tokens);
+      ExpectDecays(shape, RandomTokens(random_, layer, 0));
     }
     // Else the absolute floor of TransitionError would be all that transitions were held to.
     if (Erases(family_) && (character.decay == Decay::kSlow || character.decay == Decay::kNone)) {

@@ -41,7 +41,8 @@ struct StoredRows {
 // Turns keys by `delta` positions (HYPIC equation 8): K_b = R(b − a) K_a. In place when source == target. 16-bit and
 // 8-bit keys turn through fp32 and are rounded once. 8-bit rows with scales get new scales, which map the row's largest
 // magnitude to the type's largest number (TurnedScale); without scales, a number beyond the range becomes the largest
-// number. If nothing turns (no rotation, or delta = 0), rows and scales are copied to the bit.
+// number. If nothing turns (no rotation, or a distance of 0, and no scale), rows and scales are copied to the bit.
+// `positions` and `scaled` are for back ends that work in the processor's memory; others refuse them.
 struct RotateKeysArgs {
   Rotation rotation;
   int64_t delta = 0;
@@ -52,6 +53,10 @@ struct RotateKeysArgs {
   void* target = nullptr;                // [rows, dim]
   const float* source_scales = nullptr;  // 8-bit types: [rows], or null
   float* target_scales = nullptr;        // [rows], where source_scales is given
+  // [rows / rows_per_position]: how much farther than `delta` each run of rows turns. Null: no farther.
+  const int64_t* positions = nullptr;
+  int64_t rows_per_position = 1;  // heads of a token
+  bool scaled = false;            // turned dimensions are multiplied by the rotation's scale: keys leave their raw form
 };
 
 // The new scale of an 8-bit row: its numbers, turned but not yet scaled, reach `largest`. A row of zeros keeps its own.

@@ -101,6 +101,53 @@ TEST_P(RowsTest, TurnsKeys) {
   }
 }
 
+TEST_P(RowsTest, TurnsKeysEachByItsOwnPosition) {
+  if (GetParam().kernels->memory() != nullptr) GTEST_SKIP() << "refused on a device";
+  for (const RowFormat format : kRowFormats) {
+    for (const RopeStyle style : {RopeStyle::kNone, RopeStyle::kHalfSplit, RopeStyle::kInterleaved}) {
+      for (const float scale : {1.0f, 1.25f}) {
+        const auto dim = static_cast<int32_t>(random_.Integer(2, 130));
+        const int64_t tokens = random_.Integer(0, 12), heads = random_.Integer(1, 5), delta = random_.Integer(0, 9);
+        Rotation rotation = MakeRotation(style, 2 * static_cast<int32_t>(random_.Integer(1, dim / 2)));
+        rotation.scale = scale;
+        std::vector<int64_t> positions;
+        for (int64_t t = 0; t < tokens; ++t) positions.push_back(random_.Integer(0, 3) * random_.Integer(0, 1 << 20));
+        const Rows source(format, tokens * heads, dim, random_);
+        SCOPED_TRACE(Describe({.tokens = tokens, .dim = dim, .format = format}, rotation));
+        const auto turn = [&](Runner& runner, Rows& from, Rows& to) {
+          RotateKeysArgs args = ArgsFor(rotation, delta, from, to);
+          args.positions = positions.data();
+          args.rows_per_position = heads;
+          args.scaled = true;
+          runner.Run(args);
+        };
+        Rows from = source, target(format, source.rows, dim), expected(format, source.rows, dim), in_place = source;
+        turn(runner_, from, target);
+        turn(reference_, from, expected);
+        turn(runner_, in_place, in_place);
+        EXPECT_LE(LargestDifference(target, expected, scale * kRotationTolerance), 1);
+        EXPECT_TRUE(in_place == target);
+        if (style == RopeStyle::kNone) {
+          EXPECT_TRUE(target == source);
+        }
+        // The reference against one fp64 turn a row.
+        for (int64_t row = 0; style != RopeStyle::kNone && !format.scaled && row < source.rows; ++row) {
+          std::vector<double> key(dim);
+          for (int32_t i = 0; i < dim; ++i) key[i] = source.Value(row, i);
+          TurnExactly(rotation, delta + positions[row / heads], key);
+          const double limit = ElementBytes(format.dtype) == 1 ? LargestFinite(format.dtype) : INFINITY;
+          for (int32_t i = 0; i < dim; ++i) {
+            const double exact = std::clamp(key[i] * (i < rotation.rotary_dim ? scale : 1.0), -limit, limit);
+            ASSERT_NEAR(expected.Value(row, i), exact,
+                        format.Rounding(exact, expected.Scale(row)) + 2 * kRotationTolerance)
+                << "row " << row << ", dimension " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
 // The largest magnitude of a turned row is the type's largest number; a row of zeros keeps its scale.
 TEST_P(RowsTest, GivesTurnedRowsTheScaleThatFits) {
   for (const DType dtype : {DType::kF8E4M3, DType::kF8E5M2}) {

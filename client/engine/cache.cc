@@ -12,6 +12,7 @@
 #include "client/engine/layer_run.h"
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
+#include "client/engine/token_rows.h"
 #include "kernels/layer_shape.h"
 #include "proto/outcome.h"
 
@@ -126,7 +127,11 @@ Status ComputeLayerAlone(const CacheState& cache, const AloneLayer& alone) {
   if (!linear.ok()) return Invalid("alone.", linear.status().message());
   if (Status status = CheckAlone(**linear, alone); !status.ok()) return status;
   const auto queue = kernels::Host().MakeQueue(cache.workers.get());
-  ComputeAlone(kernels::ShapeOf(**linear), alone, *queue);
+  const kernels::LinearShape shape = kernels::ShapeOf(**linear);
+  const ReadyRows ready(shape, alone.inputs);
+  AloneLayer computed = alone;
+  computed.inputs = ready.rows();
+  ComputeAlone(shape, computed, *queue);
   return {};
 }
 
@@ -253,6 +258,9 @@ const PagePlace* Cache::places(uint32_t* count) const noexcept {
 }
 bool Cache::connected() const noexcept {
   return impl_ != nullptr && impl_->client->connected();
+}
+const char* Cache::warning() const noexcept {
+  return impl_ == nullptr ? "" : impl_->warning.c_str();
 }
 
 Status Cache::Begin(const Prompt* prompts, uint32_t count, Request* requests) noexcept {

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/adaptive.h"
 
 namespace ashlar::engine {
 namespace {
@@ -12,6 +13,19 @@ namespace {
 PrefixUse PrefixesOf(const OpenOptions& options) {
   return {
       .capture_tokens = options.capture_tokens, .span_tokens = options.span_tokens, .span_dtype = options.span_dtype};
+}
+
+// The text of Cache::warning.
+std::string WarningOf(const ashlar::Layout& layout, double epsilon) {
+  if (epsilon == 0 || epsilon >= kernels::kHalfError) return "";
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    const auto* const linear = std::get_if<LinearLayer>(&layout.layers[i]);
+    if (linear == nullptr || linear->transition != TransitionForm::kDense || linear->state_dtype == DType::kF32)
+      continue;
+    return absl::StrCat("epsilon: ", epsilon, " is below ", kernels::kHalfError, ", by which the fp16 transitions of ",
+                        "layers[", i, "] are wrong as they are stored: most will stay dense");
+  }
+  return "";
 }
 
 }  // namespace
@@ -34,6 +48,7 @@ absl::StatusOr<std::shared_ptr<CacheState>> CacheState::Open(std::shared_ptr<Cli
   cache->quiet = Milliseconds(options.quiet_ms);
   if (options.workers.run != nullptr) cache->workers = std::make_unique<LentWorkers>(options.workers);
   if (absl::Status status = cache->OpenModel(model); !status.ok()) return status;
+  cache->warning = WarningOf(cache->layout(), options.epsilon);
   if (absl::Status status = cache->TakeMemory(options.memory); !status.ok()) return status;
   return cache;
 }

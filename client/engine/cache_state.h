@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -45,6 +46,7 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   uint32_t tensor_parallel_size = 1;
   PrefixUse prefixes;
   double epsilon = 0;
+  std::string warning;  // about the options; empty: none
   ComposeBy compose = ComposeBy::kProcess;
   Milliseconds land{0}, quiet{0};
   std::unique_ptr<kernels::Workers> workers;  // null: the calling thread works alone

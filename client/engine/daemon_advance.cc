@@ -52,13 +52,20 @@ RunningState DaemonAdvance::Stage(const State& state, Staging::Held& held, bool 
   RunningState copy{.data = held.Take(bytes), .dtype = state.dtype};
   if (state.exponents != nullptr) copy.exponents = reinterpret_cast<int32_t*>(held.Take(exponents));
   if (!with_content) return copy;
-  std::memcpy(copy.data, state.data, bytes);
+  const uint64_t head = bytes / layer_.value_heads, apart = HeadStride(state, shape_) * ElementBytes(state.dtype);
+  for (uint64_t h = 0; h < layer_.value_heads; ++h) {
+    std::memcpy(copy.data + h * head, static_cast<const std::byte*>(state.data) + h * apart, head);
+  }
   if (state.exponents != nullptr) std::memcpy(copy.exponents, state.exponents, exponents);
   return copy;
 }
 
 void DaemonAdvance::CopyOut(const RunningState& from, const State& to) const {
-  std::memcpy(to.data, from.data, StateBytes(to));
+  const uint64_t head = StateBytes(to) / layer_.value_heads;
+  const uint64_t apart = HeadStride(to, shape_) * ElementBytes(to.dtype);
+  for (uint64_t h = 0; h < layer_.value_heads; ++h) {
+    std::memcpy(static_cast<std::byte*>(to.data) + h * apart, from.data + h * head, head);
+  }
   if (to.exponents != nullptr) std::memcpy(to.exponents, from.exponents, layer_.value_heads * sizeof(int32_t));
 }
 

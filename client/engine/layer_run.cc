@@ -1,6 +1,7 @@
 #include "client/engine/layer_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -66,6 +67,8 @@ Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const Layer
 }
 
 Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool outputs, const std::string& field) {
+  if (!(rows.norm_epsilon >= 0) || std::isinf(rows.norm_epsilon)) return Invalid(field, ".norm_epsilon: below 0");
+  if (!std::isfinite(rows.q_scale)) return Invalid(field, ".q_scale: no number");
   if (rows.tokens == 0) return {};
   if (rows.k == nullptr) return Invalid(field, ".k: null");
   if (rows.v == nullptr) return Invalid(field, ".v: null");
@@ -82,6 +85,7 @@ Status CheckState(const State& state, const std::string& field) {
   if (state.dtype != DType::kF32 && state.dtype != DType::kF16 && state.dtype != DType::kBF16) {
     return Invalid(field, ".dtype: ", static_cast<int>(state.dtype), " is none of f32, f16, bf16");
   }
+  if (state.head_stride < 0) return Invalid(field, ".head_stride: below 0");
   const bool scaled = state.dtype == DType::kF16;
   return scaled == (state.exponents != nullptr) ? Status() : Invalid(field, ".exponents: of fp16, and of that alone");
 }
@@ -94,6 +98,7 @@ Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone) {
                    static_cast<int>(layer.state_dtype));
   }
   const kernels::LinearShape shape = kernels::ShapeOf(layer);
+  if (Status status = CheckHeadStride(alone.state, shape, "alone.state"); !status.ok()) return status;
   if (Status status = CheckRows(shape, alone.inputs, alone.out != nullptr, "alone.inputs"); !status.ok()) return status;
   if (alone.run == nullptr) return Invalid("alone.run: null");
   const Run& run = *alone.run;
@@ -103,6 +108,9 @@ Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone) {
   if (run.capture_begin > run.capture_end || run.capture_end > run.token_count) {
     return Invalid("alone.run.capture_end: [", run.capture_begin, ", ", run.capture_end, ") of ", run.token_count,
                    " tokens");
+  }
+  if (alone.decay != nullptr && layer.transition != TransitionForm::kDense) {
+    return Invalid("alone.decay: the family's transitions are its decays");
   }
   return run.transition && alone.transition == nullptr ? Invalid("alone.transition: null") : Status();
 }
@@ -121,8 +129,17 @@ kernels::TokenInputs InputsOf(const TokenRows& rows) {
           .beta_stride = rows.beta_stride};
 }
 
+uint64_t HeadStride(const State& state, const kernels::LinearShape& shape) {
+  return state.head_stride > 0 ? static_cast<uint64_t>(state.head_stride) : uint64_t(shape.d_k) * shape.d_v;
+}
+
+Status CheckHeadStride(const State& state, const kernels::LinearShape& shape, const std::string& field) {
+  if (HeadStride(state, shape) >= uint64_t(shape.d_k) * shape.d_v) return {};
+  return Invalid(field, ".head_stride: ", state.head_stride, " elements, and a head has ", shape.d_k * shape.d_v);
+}
+
 std::vector<void*> HeadsOf(const State& state, const kernels::LinearShape& shape) {
-  const uint64_t bytes = uint64_t(shape.d_k) * shape.d_v * ElementBytes(state.dtype);
+  const uint64_t bytes = HeadStride(state, shape) * ElementBytes(state.dtype);
   std::vector<void*> heads;
   for (int32_t head = 0; head < shape.heads; ++head)
     heads.push_back(static_cast<std::byte*>(state.data) + head * bytes);
@@ -169,8 +186,8 @@ void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, ke
   std::vector<void*> heads = HeadsOf(alone.state, shape);
   const kernels::StateView end{heads.data(), alone.state.dtype, alone.state.exponents};
   const auto zero = [&] {
-    const uint64_t numbers = uint64_t(shape.heads) * shape.d_k * shape.d_v;
-    std::memset(alone.state.data, 0, numbers * ElementBytes(end.dtype));
+    const uint64_t bytes = uint64_t(shape.d_k) * shape.d_v * ElementBytes(end.dtype);
+    for (void* const head : heads) std::memset(head, 0, bytes);
     if (alone.state.exponents != nullptr) std::fill_n(alone.state.exponents, shape.heads, 0);
   };
   if (alone.out != nullptr || !captures) {
@@ -207,7 +224,8 @@ void ComputeAlone(const kernels::LinearShape& shape, const AloneLayer& alone, ke
                 .tuple = {.transition = transitions.data(),
                           .state = heads.data(),
                           .state_dtype = end.dtype,
-                          .state_exponents = alone.state.exponents}},
+                          .state_exponents = alone.state.exponents},
+                .decay = alone.decay},
                queue)
       .Wait();
 }

@@ -35,7 +35,11 @@ Status CheckState(const State& state, const std::string& field);
 Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone);
 kernels::TokenInputs InputsOf(const TokenRows& rows);
 
-// Returns the addresses of the heads of a state, which lie one behind the other.
+// In elements, from one head to the next.
+uint64_t HeadStride(const State& state, const kernels::LinearShape& shape);
+// kInvalidArgument, named behind `field`: heads overlap.
+Status CheckHeadStride(const State& state, const kernels::LinearShape& shape, const std::string& field);
+// Returns the addresses of the heads of a state.
 std::vector<void*> HeadsOf(const State& state, const kernels::LinearShape& shape);
 
 // Advances by kernels in this process. `views`: one for each cached piece.

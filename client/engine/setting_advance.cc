@@ -6,6 +6,7 @@
 #include "client/engine/layer_run.h"
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
+#include "client/engine/token_rows.h"
 #include "kernels/layer_shape.h"
 
 namespace ashlar::engine {
@@ -76,17 +77,22 @@ Status Setting::GetTuple(uint32_t step, uint32_t layer, Tuple* out) {
   return {};
 }
 
-Status Setting::Advance(const LayerAdvance& advance) {
-  const auto linear = cache_.LinearAt(advance.layer);
+Status Setting::Advance(const LayerAdvance& given) {
+  const auto linear = cache_.LinearAt(given.layer);
   if (!linear.ok()) return Invalid("advance.", linear.status().message());
   const kernels::LinearShape shape = kernels::ShapeOf(**linear);
-  if (Status status = CheckState(advance.state, "advance.state"); !status.ok()) return status;
-  const TokenRows& rows = advance.inputs;
-  if (Status status = CheckRows(shape, rows, advance.out != nullptr, "advance.inputs"); !status.ok()) return status;
+  if (Status status = CheckState(given.state, "advance.state"); !status.ok()) return status;
+  if (Status status = CheckHeadStride(given.state, shape, "advance.state"); !status.ok()) return status;
+  const TokenRows& rows = given.inputs;
+  if (Status status = CheckRows(shape, rows, given.out != nullptr, "advance.inputs"); !status.ok()) return status;
+  const ReadyRows ready(shape, rows);
+  LayerAdvance advance = given;
+  advance.inputs = ready.rows();
   if (advance.copies == nullptr && advance.copy_count > 0) return Invalid("advance.copies: null");
   for (uint32_t i = 0; i < advance.copy_count; ++i) {
     const std::string field = absl::StrCat("advance.copies[", i, "].state");
     if (Status status = CheckState(advance.copies[i].state, field); !status.ok()) return status;
+    if (Status status = CheckHeadStride(advance.copies[i].state, shape, field); !status.ok()) return status;
   }
   std::vector<ChainPiece> pieces;
   if (Status status = CutChain(steps_, token_count_, advance, pieces); !status.ok()) return status;

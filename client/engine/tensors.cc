@@ -19,6 +19,27 @@ bool LiesIn(const Region& region, const void* data, uint64_t bytes) {
   return data == nullptr || (at >= begin && at - begin <= region.size() && bytes <= region.size() - (at - begin));
 }
 
+// Rows of one size, so many bytes apart.
+struct RowGrid {
+  uint64_t rows = 0, row = 0, apart = 0;
+  bool dense() const { return apart == row || rows < 2; }
+};
+RowGrid StateGrid(const LinearLayer& layer, const LinearTensors& tensors) {
+  const uint64_t element = ElementBytes(layer.state_dtype), head = uint64_t{layer.d_k} * layer.d_v * element;
+  const auto apart = static_cast<uint64_t>(tensors.state_head_stride) * element;
+  return {layer.value_heads, head, apart == 0 ? head : apart};
+}
+RowGrid TailGrid(const LinearLayer& layer, const LinearTensors& tensors) {
+  if (layer.conv_kernel == 0) return {};
+  const uint64_t tokens = layer.conv_kernel - 1, channels = layer.conv_channels;
+  const bool by_token = layer.conv_order == TailOrder::kTokenFirst;
+  const uint64_t rows = by_token ? tokens : channels;
+  const uint64_t element = rows == 0 ? 0 : ElementBytes(ConvType(layer));
+  const uint64_t row = (by_token ? channels : tokens) * element;
+  const auto apart = static_cast<uint64_t>(tensors.conv_row_stride) * element;
+  return {rows, row, apart == 0 ? row : apart};
+}
+
 }  // namespace
 
 TensorBytes::TensorBytes(const LinearLayer& layer) {
@@ -46,6 +67,11 @@ Status CheckTensors(const ashlar::Layout& layout, std::span<const LinearTensors>
     const TensorBytes bytes(LinearAt(layout, layer));
     if (tensors.layer != layer) return Invalid(at, ".layer: ", tensors.layer, " in place of ", layer);
     if (tensors.state == nullptr) return Invalid(at, ".state: null");
+    const RowGrid state = StateGrid(LinearAt(layout, layer), tensors),
+                  tail = TailGrid(LinearAt(layout, layer), tensors);
+    if (tensors.state_head_stride < 0 || state.apart < state.row)
+      return Invalid(at, ".state_head_stride: heads overlap");
+    if (tensors.conv_row_stride < 0 || tail.apart < tail.row) return Invalid(at, ".conv_row_stride: rows overlap");
     if (bytes.conv_tail > 0 && tensors.conv_tail == nullptr) return Invalid(at, ".conv_tail: null");
     if (bytes.exponents > 0 && tensors.state_exponents == nullptr) return Invalid(at, ".state_exponents: null");
     if (with_transition && tensors.transition == nullptr) return Invalid(at, ".transition: null");
@@ -56,8 +82,10 @@ Status CheckTensors(const ashlar::Layout& layout, std::span<const LinearTensors>
 
 bool LieIn(const Region& region, const ashlar::Layout& layout, std::span<const LinearTensors> linear) {
   return std::ranges::all_of(linear, [&](const LinearTensors& tensors) {
-    const TensorBytes bytes(LinearAt(layout, tensors.layer));
-    return LiesIn(region, tensors.state, bytes.state) &&
+    const LinearLayer& layer = LinearAt(layout, tensors.layer);
+    const TensorBytes bytes(layer);
+    return StateGrid(layer, tensors).dense() && TailGrid(layer, tensors).dense() &&
+           LiesIn(region, tensors.state, bytes.state) &&
            (bytes.conv_tail == 0 || LiesIn(region, tensors.conv_tail, bytes.conv_tail)) &&
            (bytes.exponents == 0 || LiesIn(region, tensors.state_exponents, bytes.exponents));
   });
@@ -85,10 +113,19 @@ std::vector<PublishParts::Linear> Stage(const ashlar::Layout& layout, std::span<
       std::memcpy(to, from, size);
       return to;
     };
+    const auto gather = [&held](const void* from, const RowGrid& grid, uint64_t size) -> std::byte* {
+      if (size == 0) return nullptr;
+      std::byte* const to = held.Take(size);
+      for (uint64_t i = 0; i < grid.rows; ++i) {
+        std::memcpy(to + i * grid.row, static_cast<const std::byte*>(from) + i * grid.apart, grid.row);
+      }
+      return to;
+    };
+    const LinearLayer& layer = LinearAt(layout, tensors.layer);
     parts.push_back({.layer = tensors.layer,
-                     .state = copy(tensors.state, bytes.state),
+                     .state = gather(tensors.state, StateGrid(layer, tensors), bytes.state),
                      .state_exponents = reinterpret_cast<int32_t*>(copy(tensors.state_exponents, bytes.exponents)),
-                     .conv_tail = copy(tensors.conv_tail, bytes.conv_tail)});
+                     .conv_tail = gather(tensors.conv_tail, TailGrid(layer, tensors), bytes.conv_tail)});
   }
   return parts;
 }

@@ -26,13 +26,13 @@ struct TensorBytes {
 Status CheckTensors(const ashlar::Layout& layout, std::span<const LinearTensors> linear, bool with_transition,
                     const std::string& field);
 
-// Returns whether all tensors, without transitions, lie in the region.
+// Returns whether all tensors, without transitions, lie in the region, dense.
 bool LieIn(const Region& region, const ashlar::Layout& layout, std::span<const LinearTensors> linear);
 
 // Returns the places of tensors in a region.
 std::vector<PublishParts::Linear> InPlace(std::span<const LinearTensors> linear);
 
-// Copies states, exponents and tails to `held`, which must have room.
+// Copies states, exponents and tails to `held`, which must have room: dense, whatever they were.
 std::vector<PublishParts::Linear> Stage(const ashlar::Layout& layout, std::span<const LinearTensors> linear,
                                         Staging::Held& held);
 

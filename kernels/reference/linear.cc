@@ -176,6 +176,14 @@ void Capture(const CaptureArgs& args) {
       Advance(args.shape, token, h, token.v, state);
     }
     WriteTuple(args.shape, transition, state, h, args.tuple);
+    for (int32_t i = 0; args.decay != nullptr && i < args.shape.d_k; ++i) {
+      const int32_t width = GateWidth(args.shape);
+      double product = 1;
+      for (int64_t t = 0; width > 0 && t < args.inputs.tokens; ++t) {
+        product *= std::exp(double{args.inputs.g[t * args.inputs.g_stride + int64_t{h} * width + i % width]});
+      }
+      args.decay[int64_t{h} * args.shape.d_k + i] = static_cast<float>(product);
+    }
   }
 }
 

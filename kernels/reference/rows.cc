@@ -17,12 +17,14 @@ void CopyRow(DType dtype, int32_t dim, const Row& source, const Row& target) {
   if (source.scale != nullptr) *target.scale = *source.scale;
 }
 
-// target ← R(delta) source, one key; in place when they are the same.
-void TurnRow(const Rotation& rotation, int64_t delta, DType dtype, int32_t dim, const Row& source, const Row& target) {
-  if (rotation.style == RopeStyle::kNone || delta == 0) return CopyRow(dtype, dim, source, target);
+// target ← scale · R(delta) source, one key; in place when they are the same. The scale is of turned dimensions.
+void TurnRow(const Rotation& rotation, int64_t delta, double scale, DType dtype, int32_t dim, const Row& source,
+             const Row& target) {
+  if (rotation.style == RopeStyle::kNone || (delta == 0 && scale == 1)) return CopyRow(dtype, dim, source, target);
   std::vector<double> key(static_cast<size_t>(dim));
   for (int32_t i = 0; i < dim; ++i) key[i] = ReadElement(dtype, source.data, i);
   Turn(rotation, delta, key.data());
+  for (int32_t i = 0; i < rotation.rotary_dim; ++i) key[i] *= scale;
   double factor = 1;
   if (source.scale != nullptr) {
     double largest = 0;
@@ -77,7 +79,8 @@ void Turn(const Rotation& rotation, int64_t delta, double* key) {
 
 void RotateKeys(const RotateKeysArgs& args) {
   for (int64_t row = 0; row < args.rows; ++row) {
-    TurnRow(args.rotation, args.delta, args.dtype, args.dim,
+    const int64_t further = args.positions == nullptr ? 0 : args.positions[row / args.rows_per_position];
+    TurnRow(args.rotation, args.delta + further, args.scaled ? args.rotation.scale : 1, args.dtype, args.dim,
             RowAt(args.dtype, args.source, args.source_scales, row, args.dim),
             RowAt(args.dtype, args.target, args.target_scales, row, args.dim));
   }
@@ -89,7 +92,7 @@ void Land(const LandArgs& args) {
     const int64_t unit = t / source.unit_tokens, in_unit = t % source.unit_tokens;
     const float* const scales = source.scales == nullptr ? nullptr : source.scales[unit];
     for (int32_t h = 0; h < source.heads; ++h) {
-      TurnRow(args.rotation, args.delta, source.dtype, source.dim,
+      TurnRow(args.rotation, args.delta, 1, source.dtype, source.dim,
               RowAt(source.dtype, source.units[unit], scales, in_unit * source.heads + h, source.dim),
               RowAt(args.target, args.first_position + t, h));
     }

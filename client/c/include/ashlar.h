@@ -236,6 +236,8 @@ typedef struct ashlar_linear_tensors {
   const void* conv_tail;
   const float* transition;
   const float* decay;
+  int64_t state_head_stride; /* in elements; 0: heads lie one behind the other */
+  int64_t conv_row_stride;   /* in elements, from one row of the tail to the next; 0: likewise */
 } ashlar_linear_tensors;
 
 typedef struct ashlar_computed_run {
@@ -269,6 +271,7 @@ typedef struct ashlar_state {
   void* data;
   uint32_t dtype;     /* 0: ASHLAR_F32 */
   int32_t* exponents; /* [value_heads], of ASHLAR_F16 alone */
+  int64_t head_stride; /* in elements; 0: heads lie one behind the other */
 } ashlar_state;
 
 typedef struct ashlar_state_copy {
@@ -283,6 +286,8 @@ typedef struct ashlar_token_rows {
   uint64_t tokens;
   const float *q, *k, *v, *g, *beta;
   int64_t q_stride, k_stride, v_stride, g_stride, beta_stride;
+  float norm_epsilon; /* above 0: each head's q and k are multiplied by 1 / sqrt(sum of squares + norm_epsilon) */
+  float q_scale;      /* q is multiplied by it, behind that; 0: 1 */
 } ashlar_token_rows;
 
 typedef struct ashlar_layer_advance {
@@ -306,6 +311,7 @@ typedef struct ashlar_alone_layer {
   uint32_t missing; /* the run whose tuple is wanted */
   const ashlar_state* state;
   float* transition;
+  float* decay; /* out: [value_heads][d_k], of families that erase; null: not wanted */
 } ashlar_alone_layer;
 
 /* ------------------------------------------------------------------------------------------------ committing */
@@ -363,6 +369,8 @@ ASHLAR_API uint64_t ashlar_bytes(const ashlar_cache* cache);
 ASHLAR_API uint32_t ashlar_place_count(const ashlar_cache* cache);
 ASHLAR_API int32_t ashlar_place(const ashlar_cache* cache, uint32_t index, ashlar_page_place* out);
 ASHLAR_API int32_t ashlar_connected(const ashlar_cache* cache);
+/* A doubt about the options that is no error; empty: none. As long as the cache. */
+ASHLAR_API const char* ashlar_warning(const ashlar_cache* cache);
 
 /* One request for each prompt; none where an error is returned. The start forms do not wait. */
 ASHLAR_API int32_t ashlar_begin(ashlar_cache* cache, const ashlar_prompt* prompts, uint32_t count,

@@ -34,7 +34,9 @@ std::vector<engine::LinearTensors> TensorsOf(const std::string& name, const ashl
                    .state_exponents = tensors.state_exponents,
                    .conv_tail = tensors.conv_tail,
                    .transition = tensors.transition,
-                   .decay = tensors.decay});
+                   .decay = tensors.decay,
+                   .state_head_stride = tensors.state_head_stride,
+                   .conv_row_stride = tensors.conv_row_stride});
   }
   return all;
 }
@@ -52,13 +54,14 @@ std::vector<engine::Media> MediaOf(const std::string& name, const ashlar_media* 
 engine::TokenRows RowsOf(const std::string& name, const ashlar_token_rows* given) {
   if (given == nullptr) return {};
   const ashlar_token_rows rows = Read(name, given);
-  return {rows.tokens,   rows.q,        rows.k,        rows.v,        rows.g,          rows.beta,
-          rows.q_stride, rows.k_stride, rows.v_stride, rows.g_stride, rows.beta_stride};
+  return {rows.tokens,   rows.q,        rows.k,        rows.v,        rows.g,           rows.beta,
+          rows.q_stride, rows.k_stride, rows.v_stride, rows.g_stride, rows.beta_stride, rows.norm_epsilon,
+          rows.q_scale};
 }
 
 engine::State StateOf(const std::string& name, const ashlar_state* given) {
   const ashlar_state state = Read(name, given);
-  return {state.data, EnumOf(state.dtype, DType::kF32), state.exponents};
+  return {state.data, EnumOf(state.dtype, DType::kF32), state.exponents, state.head_stride};
 }
 
 }  // namespace ashlar::c

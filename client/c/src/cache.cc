@@ -147,7 +147,8 @@ int32_t ashlar_compute_alone(ashlar_cache* cache, const ashlar_request* request,
                                              .out_stride = given.out_stride,
                                              .run = &runs[given.missing],
                                              .state = StateOf("layer.state", given.state),
-                                             .transition = given.transition}));
+                                             .transition = given.transition,
+                                             .decay = given.decay}));
   });
 }
 

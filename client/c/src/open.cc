@@ -153,3 +153,7 @@ int32_t ashlar_place(const ashlar_cache* cache, uint32_t index, ashlar_page_plac
 int32_t ashlar_connected(const ashlar_cache* cache) {
   return cache->cache.connected() ? 1 : 0;
 }
+
+const char* ashlar_warning(const ashlar_cache* cache) {
+  return cache->cache.warning();
+}

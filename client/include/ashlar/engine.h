@@ -147,7 +147,9 @@ struct LinearTensors {
   // Only for a Run with a transition: all heads, fp32. If the family erases, [d_k, d_k] in the state's order; else the
   // logarithm of the family's form.
   const float* transition = nullptr;
-  const float* decay = nullptr;  // [value_heads][d_k]: product of the tokens' decays; may be null (deltanet: is)
+  const float* decay = nullptr;   // [value_heads][d_k]: product of the tokens' decays; may be null (deltanet: is)
+  int64_t state_head_stride = 0;  // in elements, from one head's state to the next; 0: d_k · d_v
+  int64_t conv_row_stride = 0;    // in elements, from one row of the tail to the next (conv_order); 0: dense
 };
 
 // The tensors and pages of a computed run.
@@ -178,19 +180,20 @@ struct Tuple {
   const void* conv_tail = nullptr;  // behind the step, in the layer's conv_order and conv_dtype
 };
 
-// The running states of one linear layer's heads, one behind the other.
+// The running states of one linear layer's heads.
 struct State {
   void* data = nullptr;
   DType dtype = DType::kF32;     // kF32, kF16 or kBF16
   int32_t* exponents = nullptr;  // [value_heads], of kF16 alone
+  int64_t head_stride = 0;       // in elements, from one head to the next, as in an engine's blocks; 0: d_k · d_v
 };
 struct StateCopy {
   uint64_t position = 0;
   State state;
 };
 
-// The inputs of the recurrence, fp32: after convolution, activation, normalisation, rotation and the query's scale.
-// Strides are in floats, from one token to the next.
+// The inputs of the recurrence, fp32: after convolution, activation, normalisation, rotation and the query's scale; the
+// last two fields have the library normalise and scale. Strides are in floats, from one token to the next.
 struct TokenRows {
   uint64_t tokens = 0;
   const float* q = nullptr;  // [tokens][key_heads, d_k]; may be null without outputs
@@ -199,6 +202,10 @@ struct TokenRows {
   const float* g = nullptr;  // log decays; null where the family has none
   const float* beta = nullptr;
   int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
+  // Above 0: each head's q and k are multiplied by 1 / sqrt(Σ x² + norm_epsilon) first, in a copy. 0: they are as they
+  // should be.
+  float norm_epsilon = 0;
+  float q_scale = 0;  // q is multiplied by it, after normalisation; 0: 1
 };
 
 // One linear layer of positions [begin, end), which must not cut a step that is taken from the cache. The positions may
@@ -224,6 +231,7 @@ struct AloneLayer {
   // Out: the run's tuple, as in LinearTensors. For a run without a transition none is written.
   State state;
   float* transition = nullptr;
+  float* decay = nullptr;  // out, as LinearTensors has it, of families that erase; null: not wanted
 };
 
 // ---------------------------------------------------------------------------------------------------- committing
@@ -384,6 +392,8 @@ class Cache {
   // Returns the places of the attention layers' pages, ascending by layer. `count` may be null.
   const PagePlace* places(uint32_t* count) const noexcept;
   bool connected() const noexcept;
+  // A doubt about the options that is no error: "epsilon: …". Empty: none. Valid as long as the cache.
+  const char* warning() const noexcept;
 
   // Many prompts in one call, one request each.
   Status Begin(const Prompt* prompts, uint32_t count, Request* requests) noexcept;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import warnings
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, cast
@@ -96,7 +97,10 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class LinearTensors:
-    """One linear layer's state, the convolution's last inputs, and for a run with a transition that (float32)."""
+    """One linear layer's state, the convolution's last inputs, and for a run with a transition that (float32).
+
+    State and tail may lie in an engine's blocks: each head, and each row of the tail, dense and equally far apart.
+    """
 
     layer: int
     state: Array
@@ -226,13 +230,19 @@ class Request:
         out: Array | None = None,
         exponents: Array | None = None,
         copies: Sequence[tuple[int, Array]] = (),
+        norm_epsilon: float = 0.0,
+        q_scale: float = 1.0,
     ) -> Verdict:
         """Advances a linear layer over positions [begin, end): cached steps are composed, rows run between them.
 
         Rows are float32, [tokens of the computed positions, ...]. `state` goes in as it is behind `begin` and comes out
-        as it is behind `end`. `copies`: (position, array) pairs that get the states behind those positions.
+        as it is behind `end`. `copies`: (position, array) pairs that get the states behind those positions. States may
+        lie in an engine's blocks: each head dense, heads equally far apart. With `norm_epsilon` each head's q and k are
+        multiplied by 1 / sqrt(sum of squares + norm_epsilon) first; then q by `q_scale`.
         """
-        return self._handle.advance(layer, begin, end, state, q, k, v, g, beta, out, exponents, list(copies))
+        return self._handle.advance(
+            layer, begin, end, state, q, k, v, g, beta, out, exponents, list(copies), norm_epsilon, q_scale
+        )
 
     def conv_tail(self, step: int, layer: int) -> bytes | None:
         """The convolution's last inputs behind a step that is taken from the cache."""
@@ -334,6 +344,8 @@ class Cache:
                 compose_in_daemon=compose_in_daemon,
             )
         )
+        if doubt := self._handle.warning():
+            warnings.warn(doubt, stacklevel=2)
         self.places = [PagePlace(**place) for place in self._handle.places()]
         self.pages = pages
 
@@ -461,10 +473,16 @@ class Cache:
         beta: Array | None = None,
         out: Array | None = None,
         transition: Array | None = None,
+        decay: Array | None = None,
+        norm_epsilon: float = 0.0,
+        q_scale: float = 1.0,
     ) -> None:
-        """One linear layer of a missing run, from a zero state, by kernels of this process. Fills state, transition."""
+        """One linear layer of a missing run, from a zero state, by kernels of this process.
+
+        Fills state, transition, and the product of the decays where it is asked for: [value_heads, d_k].
+        """
         self._handle.compute_alone(
-            request._handle, missing, layer, state, q, k, v, g, beta, out, transition
+            request._handle, missing, layer, state, q, k, v, g, beta, out, transition, decay, norm_epsilon, q_scale
         )
 
     def commit(

@@ -4,7 +4,7 @@
 
 namespace ashlar::python {
 
-DType TypeOf(const std::string& name, const Tensor& tensor) {
+DType TypeOf(const std::string& name, const Strided& tensor) {
   const nb::dlpack::dtype type = tensor.dtype();
   const auto code = static_cast<nb::dlpack::dtype_code>(type.code);
   if (code == nb::dlpack::dtype_code::Float && type.bits == 32) return DType::kF32;
@@ -16,6 +16,29 @@ DType TypeOf(const std::string& name, const Tensor& tensor) {
 void* DataOf(const std::string& name, const Tensor& tensor, uint64_t elements) {
   if (tensor.size() == elements) return tensor.data();
   throw Refused(name, std::to_string(tensor.size()) + " elements, not " + std::to_string(elements));
+}
+
+RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint64_t rows, uint64_t width) {
+  if (tensor.size() != rows * width) {
+    throw Refused(name, std::to_string(tensor.size()) + " elements, not " + std::to_string(rows * width));
+  }
+  // From the last dimension on: dense up to a row's width, and from there on one stride.
+  int64_t dense = 1;
+  size_t i = tensor.ndim();
+  for (; i > 0 && dense < static_cast<int64_t>(width); --i) {
+    if (tensor.shape(i - 1) > 1 && tensor.stride(i - 1) != dense) throw Refused(name, "a head, or row, is not dense");
+    dense *= static_cast<int64_t>(tensor.shape(i - 1));
+  }
+  if (dense == static_cast<int64_t>(rows * width)) return {tensor.data(), 0};
+  if (dense != static_cast<int64_t>(width)) throw Refused(name, "its dimensions do not part its rows");
+  int64_t stride = 0, next = 0;
+  for (; i > 0; --i) {
+    if (tensor.shape(i - 1) == 1) continue;
+    if (stride == 0) stride = next = tensor.stride(i - 1);
+    if (tensor.stride(i - 1) != next) throw Refused(name, "its rows are not equally far apart");
+    next *= static_cast<int64_t>(tensor.shape(i - 1));
+  }
+  return {tensor.data(), stride == static_cast<int64_t>(width) ? 0 : stride};
 }
 
 engine::Code Checked(const engine::Status& status) {

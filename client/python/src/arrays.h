@@ -20,6 +20,7 @@ using Floats = nb::ndarray<const float, nb::device::cpu>;
 using MutableFloats = nb::ndarray<float, nb::device::cpu>;
 using Exponents = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tensor = nb::ndarray<nb::c_contig, nb::device::cpu>;  // of any element type
+using Strided = nb::ndarray<nb::device::cpu>;               // of any element type, not dense
 
 // One token's row after another: `stride` floats from one to the next, the row itself dense.
 struct RowsView {
@@ -49,9 +50,17 @@ RowsView RowsOf(const std::string& name, const Array& array, uint64_t width) {
 }
 
 // The element type of a tensor. Throws for one that states do not have.
-DType TypeOf(const std::string& name, const Tensor& tensor);
+DType TypeOf(const std::string& name, const Strided& tensor);
 // Throws unless the tensor has so many elements.
 void* DataOf(const std::string& name, const Tensor& tensor, uint64_t elements);
+// `rows` runs of elements, each dense, as the first dimensions of the tensor cut them.
+struct RowsOfElements {
+  void* data = nullptr;
+  int64_t stride = 0;  // in elements, from one row to the next; 0: dense
+};
+// Throws unless the tensor has `rows` rows of `width` elements, each dense, all equally far apart: [rows, ...], or one
+// dimension of all elements.
+RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint64_t rows, uint64_t width);
 
 // Throws what Python calls the error: ValueError, ConnectionError, MemoryError, PermissionError, RuntimeError. Returns
 // kOk, kPending, kRestart and kOtherPages, which are no errors.

@@ -206,15 +206,18 @@ std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeo
   return pages;
 }
 
-void ComputeAlone(PyCache& self, const PyRequest& request, uint32_t missing, uint32_t layer, const Tensor& state,
+void ComputeAlone(PyCache& self, const PyRequest& request, uint32_t missing, uint32_t layer, const Strided& state,
                   const std::optional<Floats>& q, const std::optional<Floats>& k, const std::optional<Floats>& v,
                   const std::optional<Floats>& g, const std::optional<Floats>& beta,
-                  const std::optional<MutableFloats>& out, const std::optional<MutableFloats>& transition) {
+                  const std::optional<MutableFloats>& out, const std::optional<MutableFloats>& transition,
+                  const std::optional<MutableFloats>& decay, float norm_epsilon, float q_scale) {
   uint32_t count = 0;
   const engine::Run* const runs = request.request.missing(&count);
   if (missing >= count) throw Refused("missing", "there are " + std::to_string(count));
   const LinearWidths& widths = self.model->description.Linear(layer);
   engine::AloneLayer alone{.layer = layer, .inputs = RowsFrom(q, k, v, g, beta, widths), .run = &runs[missing]};
+  alone.inputs.norm_epsilon = norm_epsilon;
+  alone.inputs.q_scale = q_scale;
   alone.state = StateOf("state", state, std::nullopt, widths);
   TakeOutput(out, alone.inputs, widths, &alone.out, &alone.out_stride);
   if (transition.has_value() && transition->size() != widths.transition) {
@@ -222,6 +225,10 @@ void ComputeAlone(PyCache& self, const PyRequest& request, uint32_t missing, uin
   }
   if (runs[missing].transition && !transition.has_value()) throw Refused("transition", "needed for this run");
   if (transition.has_value()) alone.transition = transition->data();
+  if (decay.has_value()) {
+    if (decay->size() != widths.decays) throw Refused("decay", std::to_string(widths.decays) + " floats are needed");
+    alone.decay = decay->data();
+  }
   engine::Status status;
   {
     nb::gil_scoped_release release;
@@ -251,6 +258,7 @@ void BindCache(nb::module_& module) {
            })
       .def("places", &PlacesOf)
       .def("connected", [](const PyCache& self) { return self.cache.connected(); })
+      .def("warning", [](const PyCache& self) { return self.cache.warning(); })
       .def("begin", &Begin, nb::arg("tokens").noconvert(), nb::arg("segments"),
            nb::arg("page_table").none().noconvert(), nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"),
            nb::arg("media"), nb::arg("wait"))
@@ -262,7 +270,8 @@ void BindCache(nb::module_& module) {
       .def("compute_alone", &ComputeAlone, nb::arg("request"), nb::arg("missing"), nb::arg("layer"),
            nb::arg("state").noconvert(), nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(),
            nb::arg("v").none().noconvert(), nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(),
-           nb::arg("out").none().noconvert(), nb::arg("transition").none().noconvert())
+           nb::arg("out").none().noconvert(), nb::arg("transition").none().noconvert(),
+           nb::arg("decay").none().noconvert(), nb::arg("norm_epsilon"), nb::arg("q_scale"))
       .def("take_quiet_pages", &TakeQuietPages)
       .def("stored", &Stored)
       .def("close", [](PyCache& self) {

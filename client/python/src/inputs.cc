@@ -2,9 +2,10 @@
 
 namespace ashlar::python {
 
-engine::State StateOf(const std::string& name, const Tensor& tensor, const std::optional<Exponents>& exponents,
+engine::State StateOf(const std::string& name, const Strided& tensor, const std::optional<Exponents>& exponents,
                       const LinearWidths& widths) {
-  engine::State state{.data = DataOf(name, tensor, widths.state), .dtype = TypeOf(name, tensor)};
+  const RowsOfElements heads = ElementRows(name, tensor, widths.heads, widths.state / widths.heads);
+  engine::State state{.data = heads.data, .dtype = TypeOf(name, tensor), .head_stride = heads.stride};
   if (exponents.has_value()) {
     if (exponents->size() != widths.heads) throw Refused(name + " exponents", "one a head is needed");
     state.exponents = exponents->data();

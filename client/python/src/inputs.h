@@ -10,7 +10,7 @@
 namespace ashlar::python {
 
 // A state that a call reads and writes, with the exponents of fp16.
-engine::State StateOf(const std::string& name, const Tensor& tensor, const std::optional<Exponents>& exponents,
+engine::State StateOf(const std::string& name, const Strided& tensor, const std::optional<Exponents>& exponents,
                       const LinearWidths& widths);
 
 // Rows of as many tokens each; none where k is None.

@@ -36,7 +36,11 @@ LinearWidths WidthsOf(const engine::Layer& layer, uint32_t size) {
                       .gates = span.gates / sizeof(float),
                       .betas = span.betas / sizeof(float),
                       .state = uint64_t{whole.value_heads} * whole.d_k * whole.d_v,
-                      .conv_tail_bytes = ConvTailBytes(whole)};
+                      .conv_tail_bytes = ConvTailBytes(whole),
+                      .decays = uint64_t{whole.value_heads} * whole.d_k};
+  if (widths.conv_tail_bytes > 0) {
+    widths.conv_rows = layer.conv_order == TailOrder::kTokenFirst ? whole.conv_kernel - 1 : whole.conv_channels;
+  }
   const uint64_t form = whole.transition == TransitionForm::kScalar        ? 1
                         : whole.transition == TransitionForm::kDiagonal    ? whole.d_k
                         : whole.transition == TransitionForm::kElementwise ? whole.d_v

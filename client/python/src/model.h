@@ -16,7 +16,8 @@ namespace ashlar::python {
 struct LinearWidths {
   uint64_t heads = 0, keys = 0, values = 0, gates = 0, betas = 0;  // floats a token
   uint64_t state = 0, transition = 0;                              // elements of all heads
-  uint64_t conv_tail_bytes = 0;
+  uint64_t conv_tail_bytes = 0, conv_rows = 1;                     // rows: of tokens, or of channels (conv_order)
+  uint64_t decays = 0;                                             // of all heads
 };
 
 // Owns all that `model` points to.

@@ -12,14 +12,16 @@ namespace {
 
 using engine::Code;
 
-Verdict Advance(PyRequest& self, uint32_t layer, uint64_t begin, uint64_t end, const Tensor& state,
+Verdict Advance(PyRequest& self, uint32_t layer, uint64_t begin, uint64_t end, const Strided& state,
                 const std::optional<Floats>& q, const std::optional<Floats>& k, const std::optional<Floats>& v,
                 const std::optional<Floats>& g, const std::optional<Floats>& beta,
                 const std::optional<MutableFloats>& out, const std::optional<Exponents>& exponents,
-                const std::vector<std::pair<uint64_t, Tensor>>& copies) {
+                const std::vector<std::pair<uint64_t, Strided>>& copies, float norm_epsilon, float q_scale) {
   const LinearWidths& widths = self.model->description.Linear(layer);
   engine::LayerAdvance advance{
       .layer = layer, .begin = begin, .end = end, .inputs = RowsFrom(q, k, v, g, beta, widths)};
+  advance.inputs.norm_epsilon = norm_epsilon;
+  advance.inputs.q_scale = q_scale;
   advance.state = StateOf("state", state, exponents, widths);
   TakeOutput(out, advance.inputs, widths, &advance.out, &advance.out_stride);
   std::vector<engine::StateCopy> wanted;
@@ -159,23 +161,33 @@ LinearTensorsView::LinearTensorsView(const std::string& name, nb::sequence layer
       kept.push_back(value);
       return DataOf(field + "." + part, tensor, elements);
     };
-    out.state = take("state", widths.state);
-    if (out.state == nullptr) throw Refused(field + ".state", "needed");
+    const nb::object state = item.attr("state");
+    if (state.is_none()) throw Refused(field + ".state", "needed");
+    const RowsOfElements heads =
+        ElementRows(field + ".state", nb::cast<Strided>(state), widths.heads, widths.state / widths.heads);
+    kept.push_back(state);
+    out.state = heads.data;
+    out.state_head_stride = heads.stride;
     const nb::object tail = item.attr("conv_tail");
     if (!tail.is_none()) {
-      const auto tensor = nb::cast<Tensor>(tail);
+      const auto tensor = nb::cast<Strided>(tail);
       kept.push_back(tail);
-      if (tensor.nbytes() != widths.conv_tail_bytes) {
-        throw Refused(field + ".conv_tail", std::to_string(widths.conv_tail_bytes) + " bytes are needed");
+      const uint64_t bytes = tensor.itemsize() * tensor.size();
+      if (bytes != widths.conv_tail_bytes) {
+        throw Refused(field + ".conv_tail",
+                      std::to_string(bytes) + " bytes, not " + std::to_string(widths.conv_tail_bytes));
       }
-      out.conv_tail = tensor.data();
+      const uint64_t rows = widths.conv_rows;
+      const RowsOfElements found = ElementRows(field + ".conv_tail", tensor, rows, tensor.size() / rows);
+      out.conv_tail = found.data;
+      out.conv_row_stride = found.stride;
     } else if (widths.conv_tail_bytes > 0) {
       throw Refused(field + ".conv_tail", "needed");
     }
     out.state_exponents = static_cast<const int32_t*>(take("exponents", widths.heads));
     if (transitions) {
       out.transition = static_cast<const float*>(take("transition", widths.transition));
-      out.decay = static_cast<const float*>(take("decay", widths.heads * widths.keys));
+      out.decay = static_cast<const float*>(take("decay", widths.decays));
       if (out.transition == nullptr) throw Refused(field + ".transition", "needed");
     }
     tensors.push_back(out);
@@ -199,7 +211,8 @@ void BindRequest(nb::module_& module) {
       .def("advance", &Advance, nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("state").noconvert(),
            nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(), nb::arg("v").none().noconvert(),
            nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(), nb::arg("out").none().noconvert(),
-           nb::arg("exponents").none().noconvert(), nb::arg("copies").noconvert())
+           nb::arg("exponents").none().noconvert(), nb::arg("copies").noconvert(), nb::arg("norm_epsilon"),
+           nb::arg("q_scale"))
       .def("conv_tail", &ConvTail)
       .def("finish", &Waiting<&Request::Finish>)
       .def("poll_finish", &Waiting<&Request::PollFinish>)

@@ -3,7 +3,10 @@
 // split over both.
 #include "kernels/host/linear/linear.h"
 
+#include <cmath>
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kernels/host/simd/targets.h"
 
@@ -28,6 +31,21 @@ StateView StateOf(const TupleTarget& tuple) {
   return {.heads = tuple.state, .dtype = tuple.state_dtype, .exponents = tuple.state_exponents};
 }
 
+// One pass over the gates, a small part of the inputs: not worth a vector's trouble.
+void CaptureDecays(const CaptureArgs& args) {
+  const int64_t width = GateWidth(args.shape), gates = args.shape.heads * width;
+  std::vector<double> logs(static_cast<size_t>(gates));
+  for (int64_t t = 0; t < args.inputs.tokens; ++t) {
+    for (int64_t i = 0; i < gates; ++i) logs[static_cast<size_t>(i)] += args.inputs.g[t * args.inputs.g_stride + i];
+  }
+  for (int64_t h = 0; h < args.shape.heads; ++h) {
+    for (int64_t i = 0; i < args.shape.d_k; ++i) {
+      const double log = width == 0 ? 0 : logs[static_cast<size_t>(h * width + i % width)];
+      args.decay[h * args.shape.d_k + i] = static_cast<float>(std::exp(log));
+    }
+  }
+}
+
 }  // namespace
 
 void Compose(const ComposeArgs& args, Workers* workers) {
@@ -44,6 +62,7 @@ void ComposeTransitions(const ComposeTransitionsArgs& args, Workers* workers) {
 }
 
 void Capture(const CaptureArgs& args, Workers* workers) {
+  if (args.decay != nullptr) CaptureDecays(args);
   const SeamStep run{.begin = 0, .end = args.inputs.tokens};
   Run({.shape = args.shape,
        .steps = {&run, 1},

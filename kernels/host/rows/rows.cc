@@ -246,12 +246,14 @@ uint64_t HashFromMemory(const void* data, size_t bytes) {
 }  // namespace
 
 void RotateKeys(const RotateKeysArgs& args, Workers* workers) {
-  const bool in_place = args.source == args.target;
+  const bool in_place = args.source == args.target, each = args.positions != nullptr;
   const int64_t row_bytes = args.dim * static_cast<int64_t>(ElementBytes(args.dtype));
   const Stores stores = in_place ? Stores::kCached : StoresFor(args.rows * row_bytes);
+  const float scale = args.scaled && args.rotation.style != RopeStyle::kNone ? args.rotation.scale : 1;
+  const auto turns = [&](int64_t delta) { return Turns(args.rotation, delta) || scale != 1; };
   std::optional<Turn> turn;
-  if (Turns(args.rotation, args.delta)) turn.emplace(args.rotation, args.delta);
-  const int64_t rows_at_once = std::max<int64_t>(1, kPieceBytes / row_bytes);
+  if (!each && turns(args.delta)) turn.emplace(args.rotation, args.delta, scale);
+  const int64_t rows_at_once = each ? args.rows_per_position : std::max<int64_t>(1, kPieceBytes / row_bytes);
   const int64_t pieces = (args.rows + rows_at_once - 1) / rows_at_once;
   ForEachUnit(workers, pieces, rows_at_once * row_bytes, stores, [&](int64_t piece) {
     const int64_t row = piece * rows_at_once, rows = std::min(rows_at_once, args.rows - row);
@@ -264,6 +266,9 @@ void RotateKeys(const RotateKeysArgs& args, Workers* workers) {
                           .source_scales = scaled ? args.source_scales + row : nullptr,
                           .target_scales = scaled ? args.target_scales + row : nullptr};
     if (turn) return TurnRows(*turn, keys, stores);
+    if (each && turns(args.delta + args.positions[piece])) {
+      return TurnRows(Turn(args.rotation, args.delta + args.positions[piece], scale), keys, stores);
+    }
     if (!in_place) CopyBytes(keys.source, keys.target, static_cast<size_t>(rows * row_bytes), stores);
     if (scaled && keys.source_scales != keys.target_scales) {
       std::copy_n(keys.source_scales, rows, keys.target_scales);

@@ -213,10 +213,11 @@ HWY_EXPORT(TurnRows);
 
 }  // namespace
 
-Turn::Turn(const Rotation& rotation, int64_t delta) : style(rotation.style), rotary_dim(rotation.rotary_dim) {
+Turn::Turn(const Rotation& rotation, int64_t delta, float scale)
+    : style(rotation.style), rotary_dim(rotation.rotary_dim) {
   for (int32_t i = 0; i < rotary_dim / 2; ++i) {
     const double angle = static_cast<double>(delta) * rotation.frequencies[i];
-    const auto c = static_cast<float>(std::cos(angle)), s = static_cast<float>(std::sin(angle));
+    const auto c = static_cast<float>(scale * std::cos(angle)), s = static_cast<float>(scale * std::sin(angle));
     if (style == RopeStyle::kHalfSplit) {
       cosine[i] = c;
       sine[i] = s;

@@ -16,7 +16,8 @@ void FinishStreaming();
 // The turn of every pair by one number of positions. Angles are formed in fp64: in fp32 they would be 0.03 rad off at
 // position one million.
 struct Turn {
-  Turn(const Rotation& rotation, int64_t delta);
+  // `scale`: of the turned dimensions.
+  Turn(const Rotation& rotation, int64_t delta, float scale = 1);
 
   RopeStyle style;
   int32_t rotary_dim;

@@ -1,0 +1,26 @@
+// ReadyRows: a layer's inputs as the recurrence takes them. Those that are to be normalised or scaled are copied.
+#pragma once
+
+#include <vector>
+
+#include "ashlar/engine.h"
+#include "kernels/linear.h"
+
+namespace ashlar::engine {
+
+// Points into the engine's rows, and into itself.
+class ReadyRows {
+ public:
+  // `given` was checked (CheckRows).
+  ReadyRows(const kernels::LinearShape& shape, const TokenRows& given);
+  ReadyRows(const ReadyRows&) = delete;
+  ReadyRows& operator=(const ReadyRows&) = delete;
+
+  const TokenRows& rows() const { return rows_; }
+
+ private:
+  TokenRows rows_;
+  std::vector<float> q_, k_;
+};
+
+}  // namespace ashlar::engine
