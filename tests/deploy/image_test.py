@@ -25,7 +25,8 @@ SOURCE = pathlib.Path(os.environ["ASHLAR_SOURCE"])
 BASE, IMAGE, CONTAINER = "localhost/ashlar-test-base", "localhost/ashlar-test", f"ashlar-test-{os.getpid()}"
 USER, GROUP = 10001, 10002
 MOST_BYTES = 300 << 20
-# vfs and chroot: no overlay, no cgroups, no network of its own are needed.
+# vfs and chroot: no overlay, no cgroups, no network of its own are needed. podman would run the health check by a timer
+# of systemd: the test asks itself.
 STORAGE = ["--storage-driver", "vfs"]
 CONFIG = """
 listen: {rpc_socket: /run/ashlar/rpc.sock, session_socket: /run/ashlar/session.sock, admin_socket: /run/ashlar/admin.sock}
@@ -107,7 +108,7 @@ class Image(unittest.TestCase):
             (work / name).chmod(mode)
             os.chown(work / name, USER, GROUP)
         self.podman("run", "--detach", "--name", CONTAINER, "--read-only", "--read-only-tmpfs=false", "--cap-drop=all",
-                    "--security-opt=no-new-privileges", "--network=none", "--cgroups=disabled", "--log-driver=k8s-file",
+                    "--security-opt=no-new-privileges", "--network=none", "--cgroups=disabled", "--ulimit=host", "--no-healthcheck", "--log-driver=k8s-file",
                     "-v", f"{work}/ashlard.yaml:/etc/ashlar/ashlard.yaml:ro", "-v", f"{work}/sockets:/run/ashlar",
                     "-v", f"{work}/disk:/var/lib/ashlar", IMAGE)
         try:
