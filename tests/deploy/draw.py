@@ -98,7 +98,7 @@ def draw_panel(panel, found, left, top, end):
     last = [points[-1][1] for _, points in found]
     if stacked:
         found = stack(found)
-    most = 1.08 * max((value for _, points in found for _, value in points), default=0) or 1
+    most = 1.08 * max((value for _, points in found for _, value in points), default=0) or 1.08
     names = [f"{name} {shown(value, unit)}".strip() for (name, _), value in zip(found, last)]
     columns = 1 if max(map(len, names)) > 24 and len(names) <= 3 else 2
     x0, y0, wide, high = left + 8, top + 36, WIDTH - 16, HEIGHT - 48 - 12 * math.ceil(len(found) / columns)
@@ -185,7 +185,7 @@ def main():
             draw_dashboard(prometheus, file, folder / f"dashboard-{file.stem.removeprefix('ashlar-')}.svg", end)
         draw_terminal(top_of(daemon.admin_socket), folder / "top.svg")
         if shutil.which("chromium"):
-            photograph(f"http://127.0.0.1:{port}/", folder / "status-page.png", "500,790")
+            photograph(f"http://127.0.0.1:{port}/", folder / "status-page.png", "500,880")
 
 
 if __name__ == "__main__":

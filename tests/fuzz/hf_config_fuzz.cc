@@ -1,10 +1,9 @@
 // A model's config.json, as an operator downloads it: refused by field, or a layout that has one encoding.
-#include "tools/ashlarctl/hf_config.h"
-
 #include <string>
 
 #include "proto/layout.h"
 #include "tests/fuzz/fuzz.h"
+#include "tools/ashlarctl/hf_config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ashlar;

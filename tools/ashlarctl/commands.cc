@@ -86,7 +86,8 @@ std::vector<Command> CommandsOnItself() {
       {"health",
        "",
        "whether the daemon serves engines, for probes",
-       "Asks grpc.health.v1.Health on the engines' socket, as load balancers do. It fails unless the answer is serving.",
+       "Asks grpc.health.v1.Health on the engines' socket, as load balancers do. It fails unless the answer is "
+       "serving.",
        {{"rpc-socket", "PATH", "else $ASHLAR_RPC_SOCKET, else /run/ashlar/rpc.sock", {}},
         {"service", "NAME", "ashlar.v1.Ssd: the disk tier; the whole daemon if not given", {}},
         {"seconds", "S", "how long the answer may take, 5 if not given", {}}},

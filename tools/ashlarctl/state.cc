@@ -137,7 +137,8 @@ absl::StatusOr<Answer> Sessions(const Arguments&, AdminClient& client) {
                                        {"models", session.models()},
                                        {"draining", session.draining()}});
     absl::StrAppend(&answer.text, "session ", session.session(), ": tenant ", session.tenant(), ", pid ", session.pid(),
-                    ", uid ", session.uid(), ", \"", session.client(), "\"", session.release().empty() ? "" : " " + session.release(), ", ", session.models(), " models, ",
+                    ", uid ", session.uid(), ", \"", session.client(), "\"",
+                    session.release().empty() ? "" : " " + session.release(), ", ", session.models(), " models, ",
                     session.regions(), " regions of ", Bytes(session.region_bytes()),
                     session.draining() ? ", draining" : "", "\n");
   }
