@@ -51,18 +51,26 @@ if TYPE_CHECKING:
 __version__ = version()
 
 
+def _transformers() -> Any:
+    try:
+        from ashlar import transformers
+    except ModuleNotFoundError as error:
+        raise ImportError(f'{error}: pip install "ashlar[transformers]" brings what models of Transformers need') from error
+    return transformers
+
+
 def cache_for(model: Any, daemon: Any, **options: Any) -> ModelCache:
     """Opens a cache for a model of Transformers: `ashlar.transformers.cache_for`. Imports torch."""
-    from ashlar import transformers
-
-    return transformers.cache_for(model, daemon, **options)
+    transformers = _transformers()
+    cache: ModelCache = transformers.cache_for(model, daemon, **options)
+    return cache
 
 
 def attach(model: Any, cache: ModelCache, **options: Any) -> AbstractContextManager[Reuse]:
     """Lets a model of Transformers use a cache within a `with` block: `ashlar.transformers.attach`. Imports torch."""
-    from ashlar import transformers
-
-    return transformers.attach(model, cache, **options)
+    transformers = _transformers()
+    reuse: AbstractContextManager[Reuse] = transformers.attach(model, cache, **options)
+    return reuse
 
 
 __all__ = [

@@ -51,7 +51,7 @@ class Reuse:
         self.setter = setter
         self.last: Served | None = None
         self.faults = 0
-        self.lock = threading.Lock()  # a model, and its pages, serve one prompt at a time
+        self.lock = threading.RLock()  # a model, and its pages, serve one prompt at a time
 
 
 def cache_for(
@@ -81,6 +81,9 @@ def cache_for(
     )  # fmt: skip
 
 
+_KNOWN = {"attention_mask", "logits_to_keep", "past_key_values", "position_ids", "inputs_embeds", "return_dict", "use_cache"}
+
+
 def _plain(ids: Any, arguments: dict[str, Any]) -> bool:
     """Whether these are arguments of one whole prompt, and nothing else that decides its states."""
     mask = arguments.get("attention_mask")
@@ -100,6 +103,8 @@ def _alone(arguments: dict[str, Any], config: Any) -> bool:
     def value(name: str) -> Any:
         return arguments.get(name, getattr(arguments.get("generation_config") or config, name, None))
 
+    if value("use_cache") is False:
+        return False
     only = all(value(name) in (None, 1) for name in ("num_beams", "num_return_sequences", "num_beam_groups"))
     helpers = ("assistant_model", "prompt_lookup_num_tokens", "guidance_scale", "cache_implementation")
     return only and all(value(name) is None for name in helpers)
@@ -151,7 +156,9 @@ class _Patches:
                 keep = max(1, len(prompt.tokens) - sum(prompt.lengths))
             kwargs["logits_to_keep"] = keep
         served = not args and isinstance(keep, int) and keep > 0 and _plain(input_ids, kwargs)
-        served = served and not torch.is_grad_enabled() and kwargs.get("labels") is None
+        # Other arguments (labels, hidden states, …) ask for what only the whole run gives.
+        others = any(kwargs[name] is not None and kwargs[name] is not False for name in set(kwargs) - _KNOWN)
+        served = served and not others and kwargs.get("return_dict") is not False and not torch.is_grad_enabled()
         if not served:
             return self.own_forward(input_ids, *args, **kwargs)
         if not segmented:

@@ -21,6 +21,7 @@ from transformers import DynamicCache
 from ashlar.model import Family, StateOrder
 
 _here = threading.local()
+_wrapping = threading.RLock()  # rules are wrapped in modules that several models may share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +157,11 @@ class Tape(DynamicCache):
     @contextlib.contextmanager
     def recording(self, model: Any) -> Iterator[None]:
         """Within it, runs of `model` in this thread are taken down. The rules of its module are wrapped meanwhile."""
-        module = sys.modules[type(model).__module__]
+        with _wrapping, self._wrapped_rules(sys.modules[type(model).__module__]):
+            yield
+
+    @contextlib.contextmanager
+    def _wrapped_rules(self, module: Any) -> Iterator[None]:
         before = {name: getattr(module, name) for name in RULES if hasattr(module, name)}
         outer = getattr(_here, "tape", None)
         _here.tape = self

@@ -106,3 +106,9 @@ def test_a_daemon_runs_from_the_command_line(tmp_path):
     assert not (tmp_path / "rpc.sock").exists(), "the daemon was stopped, too"
     done = subprocess.run([sys.executable, "-m", "ashlar.daemon", "--dram", "lots"], capture_output=True, text=True)
     assert done.returncode != 0 and "capacity_bytes" in done.stderr
+
+
+def test_without_transformers_it_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; import ashlar; ashlar.cache_for(None, None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and 'ImportError' in done.stderr and 'pip install "ashlar[transformers]"' in done.stderr

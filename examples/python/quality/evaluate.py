@@ -131,7 +131,14 @@ def cell(model: Any, daemon: Any, segments: int, tokens: int, count: int) -> dic
         name: {kind: share(marks, examples, kind) for kind in ("all", "recall", "copy")} for name, marks in rows.items()
     }
     answers = sum(len(one.answers) for one in examples)
-    return {"segments": segments, "segment_tokens": tokens, "examples": count, "answers": answers, "accuracy": accuracy, "drift": drifts}
+    return {
+        "segments": segments,
+        "segment_tokens": tokens,
+        "examples": count,
+        "answers": answers,
+        "accuracy": accuracy,
+        "drift": drifts,
+    }
 
 
 def main() -> None:
@@ -146,13 +153,14 @@ def main() -> None:
     train.load(model, arguments.weights)
     cells = []
     with ashlar.daemon.start(dram="768MiB") as daemon:
-        for segments in map(int, arguments.segments.split(",")):
-            for tokens in map(int, arguments.tokens.split(",")):
+        for tokens in map(int, arguments.tokens.split(",")):
+            for segments in map(int, arguments.segments.split(",")):
                 count = max(4, min(arguments.examples, arguments.examples * 2048 // (segments * tokens)))
                 cells.append(cell(model, daemon, segments, tokens, count))
                 print(f"{segments} segments of {tokens} tokens, {cells[-1]['answers']} answers", flush=True)
-                for name, accuracy in cells[-1]["accuracy"].items():
-                    print(f"  {name:38} {accuracy['all']:6.2f} (recall {accuracy['recall']:6.2f}, copy {accuracy['copy']:6.2f})", flush=True)
+                for name, found in cells[-1]["accuracy"].items():
+                    parts = f"recall {found['recall']:6.2f}, copy {found['copy']:6.2f}"
+                    print(f"  {name:38} {found['all']:6.2f} ({parts})", flush=True)
                 if arguments.json:
                     pathlib.Path(arguments.json).write_text(json.dumps({"cells": cells}, indent=1) + "\n")
 

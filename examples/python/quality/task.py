@@ -52,8 +52,10 @@ def example(chance: random.Random, segments: int, length: int, keys: int, names:
             raise ValueError(f"length: {length} tokens do not hold {length - room}")
         gaps = sorted(chance.randrange(room + 1) for _ in held)
         text: list[int] = []
-        for gap, item in zip(gaps, held):
-            text += [chance.randrange(FIRST_FILLER, VOCABULARY) for _ in range(gap - (len(text) - sum_before(held, item)))]
+        filled = 0
+        for gap, item in zip(gaps, held, strict=True):
+            text += [chance.randrange(FIRST_FILLER, VOCABULARY) for _ in range(gap - filled)]
+            filled = gap
             text += item
         text += [chance.randrange(FIRST_FILLER, VOCABULARY) for _ in range(length - len(text))]
         texts.append(text)
@@ -66,13 +68,3 @@ def example(chance: random.Random, segments: int, length: int, keys: int, names:
         query += [COPY, name, *phrase_of[name]]
         answers += range(len(query) - PHRASE, len(query))
     return Example(texts, query, answers, recalls)
-
-
-def sum_before(held: list[list[int]], item: list[int]) -> int:
-    """Tokens of the items before this one (identity, not equality: two items may read the same)."""
-    total = 0
-    for other in held:
-        if other is item:
-            break
-        total += len(other)
-    return total

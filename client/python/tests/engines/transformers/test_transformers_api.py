@@ -66,6 +66,9 @@ def test_what_is_no_single_prompt_is_left_to_the_model(model, daemon):
         whole = model(PROMPT).logits
         assert whole.shape[1] == PROMPT.shape[1], "all logits were asked for"
         model(PROMPT, labels=PROMPT).loss.backward()
+        with torch.no_grad():
+            hidden = model(PROMPT, logits_to_keep=1, output_hidden_states=True).hidden_states
+            assert len(hidden) == 5 and hidden[0].shape[1] == PROMPT.shape[1]
         assert reuse.last is None
     model.zero_grad()
 

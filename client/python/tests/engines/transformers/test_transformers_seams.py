@@ -93,3 +93,31 @@ def test_the_example_prints_and_writes_its_times(tmp_path):
     times = json.loads(file.read_text())
     assert times["published"] == 8 and times["cached_tokens"] == 96 + 7 * 80 and times["faults"] == 0
     assert times["ttft_with_ms"] > 0 and times["ttft_without_ms"] > 0
+
+
+def test_the_kept_weights_solve_their_task_and_composition_keeps_what_naive_addition_loses(tmp_path):
+    file = tmp_path / "quality.json"
+    command = [sys.executable, SOURCE / "examples/python/quality/evaluate.py", "--segments", "4", "--tokens", "64",
+               "--examples", "12", "--json", file]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    (cell,) = json.loads(file.read_text())["cells"]
+    accuracy = {way: found["all"] for way, found in cell["accuracy"].items()}
+    assert accuracy["full recompute"] >= 95, "the kept weights solve the task"
+    assert accuracy["seams of 8"] >= accuracy["full recompute"] - 3
+    assert accuracy["naive addition, seams of 8"] < accuracy["seams of 8"] - 2
+    assert accuracy["stale keys alone, seams of 8"] < 50
+    assert cell["drift"]["seams of 8"]["layer 0, state"]["l2"] <= 1e-5
+
+
+def test_training_leaves_weights_that_load(tmp_path):
+    weights = tmp_path / "weights.safetensors"
+    command = [sys.executable, SOURCE / "examples/python/quality/train.py", "--steps", "2", "--tokens", "256", "--out", weights]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    sys.path.insert(0, str(SOURCE / "examples/python/quality"))
+    import train
+
+    model = train.build()
+    train.load(model, str(weights))
+    assert sum(weight.numel() for weight in model.parameters()) > 100_000
