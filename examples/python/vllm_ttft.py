@@ -78,7 +78,7 @@ def model_folder(name, size):
 
 
 def prompt(seed, tokens):
-    source = random.Random(seed)
+    source = random.Random(str(seed))
     return [source.randrange(VOCABULARY) for _ in range(tokens)]
 
 

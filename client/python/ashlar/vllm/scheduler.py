@@ -201,13 +201,20 @@ class Scheduler:
     def step(self, output: Any) -> StepMetadata:
         loads, self._new_loads = self._new_loads, []
         saves: list[Save] = []
-        if self._saves and self._opening.cache is not None:
-            for data in output.scheduled_new_reqs:
-                self._offer(output, data.req_id, data.num_computed_tokens, saves)
-            cached = output.scheduled_cached_reqs
-            for name, computed in zip(cached.req_ids, cached.num_computed_tokens):
-                self._offer(output, name, computed, saves)
+        try:
+            self._offer_all(output, saves)
+        except Exception:  # the loads must go out: their requests wait for them
+            logger.exception("Ashlar: nothing more is saved of this step")
         return StepMetadata(loads, saves, output.total_num_scheduled_tokens)
+
+    def _offer_all(self, output: Any, saves: list[Save]) -> None:
+        if not self._saves or self._opening.cache is None:
+            return
+        for data in output.scheduled_new_reqs:
+            self._offer(output, data.req_id, data.num_computed_tokens, saves)
+        cached = output.scheduled_cached_reqs
+        for name, computed in zip(cached.req_ids, cached.num_computed_tokens):
+            self._offer(output, name, computed, saves)
 
     def new_request(self, request: Any) -> None:
         if self._serves(request):

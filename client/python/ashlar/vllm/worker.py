@@ -137,7 +137,7 @@ class Worker:
     def _advance(self, landing: _Landing) -> bool | None:
         handle, load = landing.handle, landing.load
         if handle is None:
-            return False
+            return self._leave(landing)
         verdict = handle.poll_plan()
         if verdict == ashlar.Verdict.OK:
             verdict = handle.poll_finish()

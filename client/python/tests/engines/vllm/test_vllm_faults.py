@@ -149,7 +149,7 @@ def test_what_the_connector_raises_fails_no_request(engine, expected):
     child = engine("qwen3_5")
     text = prompt("raises", 900)
     same(child.generate([text]), expected("qwen3_5", [text]))
-    for name in ("match", "step"):
+    for name in ("match", "_look_up", "_offer"):
         child.call("forget")
         child.call(
             "execute",
