@@ -27,7 +27,7 @@ class AdminEventsTest : public ::testing::Test {
   }
   struct Follower {
     grpc::ClientContext context;
-    std::unique_ptr<v1::Events::Stub> stub;
+    std::unique_ptr<v1::EventStream::Stub> stub;
     std::unique_ptr<grpc::ClientReader<v1::EventBatch>> reader;
     std::vector<v1::CacheEvent> Read(size_t count) {
       std::vector<v1::CacheEvent> events;
@@ -41,7 +41,7 @@ class AdminEventsTest : public ::testing::Test {
   std::unique_ptr<Follower> Follow(const v1::EventsRequest& request) const {
     auto follower = std::make_unique<Follower>();
     follower->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
-    follower->stub = v1::Events::NewStub(Dial());
+    follower->stub = v1::EventStream::NewStub(Dial());
     follower->reader = follower->stub->Subscribe(&follower->context, request);
     v1::EventBatch first;  // from here on nothing is missed
     follower->reader->Read(&first);

@@ -44,7 +44,7 @@ class Calls final : public v1::Admin::Service {
 };
 
 // Each subscriber has a thread: a few are left to the calls.
-class EventCalls final : public v1::Events::Service {
+class EventCalls final : public v1::EventStream::Service {
  public:
   explicit EventCalls(const AdminService& service) : service_(service) {}
   void Stop() { stopping_ = true; }
