@@ -31,16 +31,28 @@ def installed(name):
     return done.returncode == 0 and done.stdout.startswith("installed")
 
 
+def providers():
+    """Virtual packages, by the installed packages that provide them."""
+    found = {}
+    for line in subprocess.run(["dpkg-query", "-W", "-f=${Package}\t${Provides}\n"], capture_output=True, text=True,
+                               check=True).stdout.splitlines():
+        package, provides = line.split("\t")
+        for name in re.findall(r"[a-z0-9][a-z0-9+.-]+(?= *[(,]|$)", provides):
+            found.setdefault(name, package)
+    return found
+
+
 def closure(names):
     """These packages and all that they depend on, in order of their names. Of alternatives, those that are installed."""
-    found, left = {}, list(names)
+    found, left, virtual = {}, list(names), providers()
     while left:
         name = left.pop()
         if name in found or name in LEFT_OUT:
             continue
         needs = ",".join(query(name, field) for field in ("Depends", "Pre-Depends"))
         wanted = [word.split("(")[0].split(":")[0].strip() for word in re.split(r"[,|]", needs)]
-        found[name] = [each for each in wanted if each and each not in LEFT_OUT and installed(each)]
+        named = [each if installed(each) else virtual.get(each, "") for each in wanted if each]
+        found[name] = [each for each in named if each and each not in LEFT_OUT and installed(each)]
         left += found[name]
     return dict(sorted(found.items()))
 
@@ -140,6 +152,8 @@ def main():
     (to / SBOM).parent.mkdir(parents=True, exist_ok=True)
     (to / SBOM).write_text(json.dumps(bill_of_materials(packages), indent=1) + "\n")
     print(f"{len(packages)} packages: {' '.join(packages)}")
+    for program in ("/usr/sbin/ashlard", "/usr/bin/ashlarctl"):  # nothing that they load is missing
+        subprocess.run(["chroot", to, program, "--version"], check=True)
 
 
 if __name__ == "__main__":

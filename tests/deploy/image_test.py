@@ -141,7 +141,13 @@ class Image(unittest.TestCase):
             container = subprocess.Popen(self.crun(work, "run", "-b", work, CONTAINER), stdout=log, stderr=log)
 
         def inside(*command):
-            return subprocess.run(self.crun(work, "exec", CONTAINER, *command), capture_output=True, text=True, check=False).stdout
+            """As the container's user, in its namespaces; crun itself would first put the process into cgroups."""
+            state = subprocess.run(self.crun(work, "state", CONTAINER), capture_output=True, text=True, check=False).stdout
+            if not state:
+                return ""
+            pid = json.loads(state)["pid"]
+            return subprocess.run(["nsenter", f"--target={pid}", "--mount", "--net", "--pid", "--ipc", "--uts", f"--setuid={USER}",
+                                   f"--setgid={GROUP}", *command], capture_output=True, text=True, check=False).stdout
 
         try:
             bare_root.wait_for(lambda: inside("/usr/bin/ashlarctl", "health") == "serving\n", "the daemon answers", container)
