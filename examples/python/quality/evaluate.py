@@ -141,6 +141,24 @@ def cell(model: Any, daemon: Any, segments: int, tokens: int, count: int) -> dic
     }
 
 
+def pooled(cells: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of all sizes that a way was tried at: its accuracy, and the points lost against full recompute there."""
+    result = {}
+    for way in dict.fromkeys(name for one in cells for name in one["accuracy"]):
+        tried = [one for one in cells if way in one["accuracy"]]
+        answers = sum(one["answers"] for one in tried)
+
+        def over(name: str, kind: str, tried: list[dict[str, Any]] = tried, answers: int = answers) -> float:
+            return sum(one["accuracy"][name][kind] * one["answers"] for one in tried) / answers
+
+        result[way] = {
+            "answers": answers,
+            **{kind: round(over(way, kind), 2) for kind in ("all", "recall", "copy")},
+            "points_lost": round(over("full recompute", "all") - over(way, "all"), 2),
+        }
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", default=str(HERE / "hybrid.safetensors"))
@@ -162,7 +180,7 @@ def main() -> None:
                     parts = f"recall {found['recall']:6.2f}, copy {found['copy']:6.2f}"
                     print(f"  {name:38} {found['all']:6.2f} ({parts})", flush=True)
                 if arguments.json:
-                    pathlib.Path(arguments.json).write_text(json.dumps({"cells": cells}, indent=1) + "\n")
+                    pathlib.Path(arguments.json).write_text(json.dumps({"pooled": pooled(cells), "cells": cells}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def load(model: transformers.PreTrainedModel, path: str) -> None:
 
 def save(model: transformers.PreTrainedModel, path: str) -> None:
     weights = {name: weight.half().contiguous() for name, weight in model.state_dict().items()}
-    weights.pop("lm_head.weight")  # tied to the embedding
+    weights.pop("lm_head.weight", None)  # tied to the embedding
     safetensors.torch.save_file(weights, path)
 
 

@@ -19,6 +19,7 @@ from ashlar.transformers_set import Setter
 SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
 QUERY = tiny.tokens(12, 99)
 PROMPT = torch.tensor([tiny.tokens(300, 7)])
+SMALL = {**tiny.COMMON, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
 
 
@@ -135,15 +136,13 @@ def test_a_bad_prompt_is_refused_by_name():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (transformers.MistralConfig(**tiny.COMMON, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-                                    num_key_value_heads=2, sliding_window=8), r"layers\[0\]: it keeps a window"),
-        (transformers.Lfm2Config(**{**tiny.COMMON, "pad_token_id": 0}, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-                                 num_key_value_heads=2, layer_types=["conv", "full_attention"]), "a convolution without a state"),
-        (transformers.JambaConfig(**tiny.COMMON, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-                                  num_key_value_heads=2, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1, num_experts=2),
+        (transformers.MistralConfig(**SMALL, sliding_window=8), r"layers\[0\]: it keeps a window"),
+        (transformers.Lfm2Config(**{**SMALL, "pad_token_id": 0}, layer_types=["conv", "full_attention"]),
+         r"layers\[0\]: a convolution without a state"),
+        (transformers.JambaConfig(**SMALL, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1, num_experts=2),
          r"layers\[0\]: its linear layers call no rule"),
-        (transformers.LlamaConfig(**tiny.COMMON, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-                                  rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        (transformers.LlamaConfig(
+            **SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
          "rope_parameters: frequencies of type dynamic"),
     ],
     ids=["window", "convolution", "no rule", "dynamic rotation"],

@@ -38,8 +38,8 @@ def _config(family):
         return transformers.BambaConfig(**COMMON, **MAMBA, num_hidden_layers=4, attn_layer_indices=[2])
     if family == "zamba2":
         return transformers.Zamba2Config(
-            **{**COMMON, "pad_token_id": 0}, num_hidden_layers=4, num_attention_heads=4, mamba_d_state=8, n_mamba_heads=4, mamba_ngroups=2,
-            mamba_expand=2, chunk_size=32, intermediate_size=64, num_mem_blocks=1, use_mem_rope=True,
+            **{**COMMON, "pad_token_id": 0}, num_hidden_layers=4, num_attention_heads=4, mamba_d_state=8,
+            n_mamba_heads=4, mamba_ngroups=2, mamba_expand=2, chunk_size=32, intermediate_size=64, num_mem_blocks=1, use_mem_rope=True,
             layers_block_type=["mamba", "mamba", "hybrid", "mamba"])  # fmt: skip
     if family == "falcon_h1":
         return transformers.FalconH1Config(**COMMON, **{**MAMBA, "mamba_d_ssm": 64, "mamba_rms_norm": True}, num_hidden_layers=3)
