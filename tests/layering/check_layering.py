@@ -56,7 +56,7 @@ ROOMS = {
         "tiers": {"runtime"},
         "observe": {"runtime"},
         "session": {"runtime"},
-        "router": {"observe", "peer/control", "peer/directory", "runtime"},
+        "router": {"observe", "peer/directory", "runtime"},
         "peer": {"observe", "peer/control", "peer/directory", "peer/transport", "router", "runtime", "security"},
         "engine": {"peer", "peer/control", "peer/directory", "peer/transport", "router", "runtime", "session"},
         "rpc": {"engine", "observe", "runtime", "session"},
