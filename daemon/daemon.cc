@@ -178,7 +178,8 @@ struct Daemon::Impl {
         engine_service(cache, metrics, loop, table, models, router, cluster == nullptr ? nullptr : &cluster->lookup()),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
                        [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
-                       static_cast<double>(config.drain_seconds()), router, FormatConfig(config), config.cluster().node()}) {
+                       static_cast<double>(config.drain_seconds()), router, FormatConfig(config),
+                       config.cluster().node()}) {
     if (cluster != nullptr) cluster->Attach(cache, tiers->top(), router);
     tiers->Configure(config, cache);
     router.RunOn(loop);
