@@ -148,7 +148,7 @@ struct Daemon::Impl {
                  config.sessions().max_regions(),
                  gpu == nullptr ? nullptr : &gpu->gpu()},
         models(FollowModels(cluster.get())),
-        router(loops->clock, cache, {}),
+        router(loops->clock, cache, Router::Options::From(config)),
         engine_service(cache, metrics, loop, table, models, router, cluster == nullptr ? nullptr : &cluster->lookup(),
                        config.events().zmq_address().empty() ? nullptr : &events.texts()),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),

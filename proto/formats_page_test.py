@@ -14,7 +14,7 @@ import unittest
 
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[1])
 PAGE = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
-HEADERS = {name: (ROOT / "proto" / name).read_text(encoding="utf-8") for name in ("limits.h", "outcome.h")}
+HEADERS = {name: (ROOT / "proto" / name).read_text(encoding="utf-8") for name in ("limits.h", "prefill_limits.h", "outcome.h")}
 
 
 def evaluate(expression):
@@ -42,8 +42,8 @@ class FormatsPage(unittest.TestCase):
                          [f"{name}: {value}" for name, value in vectors.items()] + [""])
 
     def test_limits_are_those_of_the_header(self):
-        declared = {name: evaluate(value) for name, value in
-                    re.findall(r"^inline constexpr \w+ (k\w+) = ([^;]+);", HEADERS["limits.h"], re.MULTILINE)}
+        declared = {name: evaluate(value) for header in ("limits.h", "prefill_limits.h") for name, value in
+                    re.findall(r"^inline constexpr \w+ (k\w+) = ([^;]+);", HEADERS[header], re.MULTILINE)}
         shown = {name: int(value.replace(",", "")) for name, value in
                  re.findall(r"^\| `(k\w+)` \| ([\d,]+) \|", PAGE, re.MULTILINE)}
         self.assertEqual(shown, declared)

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config/cluster_config.h"
+#include "daemon/config/prefill_config.h"
 #include "daemon/config/yaml_message.h"
 #include "daemon/runtime/host_port.h"
 #include "proto/invalid.h"
@@ -90,6 +91,7 @@ void FillDefaults(v1::Config* config) {
   if (sessions->max_sessions() == 0) sessions->set_max_sessions(256);
   if (sessions->region_bytes() == 0) sessions->set_region_bytes(kDefaultRegionBytes);
   if (sessions->max_regions() == 0) sessions->set_max_regions(kDefaultRegions);
+  FillPrefillDefaults(config);
   v1::Workers* workers = config->mutable_workers();
   if (workers->threads() == 0) workers->set_threads(std::max(1u, std::thread::hardware_concurrency()));
   if (workers->queue_depth() == 0) workers->set_queue_depth(1024);
@@ -298,6 +300,7 @@ absl::Status CheckBounds(const v1::Config& config) {
   if (config.sessions().max_sessions() > kMaxSessions) return Invalid("sessions.max_sessions: out of range");
   if (config.sessions().region_bytes() > kMaxMemoryBytes) return Invalid("sessions.region_bytes: out of range");
   if (config.sessions().max_regions() > kMaxRegions) return Invalid("sessions.max_regions: out of range");
+  if (absl::Status status = CheckPrefill(config); !status.ok()) return status;
   // Before what follows from it.
   if (config.workers().queue_depth() > kMaxQueueDepth) return Invalid("workers.queue_depth: out of range");
   for (int i = 0; i < config.tenants_size(); ++i) {

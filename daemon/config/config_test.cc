@@ -45,6 +45,10 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.tenants(0).max_regions(), 16u * 256);
   EXPECT_EQ(config.tenants(0).model_bytes(), 256u << 20);
   EXPECT_EQ(config.sessions().max_regions(), 64u);
+  EXPECT_EQ(config.prefill().patience(), 4u);
+  EXPECT_EQ(config.prefill().least_patience_milliseconds(), 2000u);
+  EXPECT_EQ(config.prefill().tries(), 3u);
+  EXPECT_EQ(config.prefill().segments_of_a_node(), 24u);
   EXPECT_EQ(config.leases().unused_seconds(), 60u);
   EXPECT_EQ(config.drain_seconds(), 10u);
   EXPECT_EQ(config.leases().reservation_seconds(), 60u);
@@ -296,6 +300,12 @@ INSTANTIATE_TEST_SUITE_P(
                  "leases.max_segments: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nleases: {unused_seconds: 99999999999}",
                  "leases.unused_seconds: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nprefill: {patience: 1001}", "prefill.patience: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nprefill: {least_patience_milliseconds: 3600001}",
+                 "prefill.least_patience_milliseconds: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nprefill: {tries: 17}", "prefill.tries: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nprefill: {segments_of_a_node: 49}",
+                 "prefill.segments_of_a_node: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {max_sessions: 100000}",
                  "sessions.max_sessions: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {region_bytes: 2000000TiB}",

@@ -46,7 +46,8 @@ class BoundedQueueTest : public ::testing::Test {
     cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }},
                    storage::Tiers{.memory = {tier_.get()}}, *mover_, workers_, clock_, &metrics_);
     table_.emplace(*cache_, loop_);
-    service_.emplace(*cache_, metrics_, loop_, *table_, models_);
+    router_.emplace(clock_, *cache_, Router::Options());
+    service_.emplace(*cache_, metrics_, loop_, *table_, models_, *router_);
     loop_.Start();
     Session::Description about;
     about.secret = "sixteen bytes ok";
@@ -86,6 +87,7 @@ class BoundedQueueTest : public ::testing::Test {
   std::optional<storage::Cache> cache_;
   std::optional<SessionTable> table_;
   ModelRegistry models_;
+  std::optional<Router> router_;
   std::optional<EngineService> service_;
   std::shared_ptr<Session> session_;
   uint64_t model_ = 0;

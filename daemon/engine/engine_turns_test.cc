@@ -38,7 +38,8 @@ class EngineTurnsTest : public ::testing::Test {
     cache_.emplace(storage::CacheOptions{.random = [this] { return ++random_; }},
                    storage::Tiers{.memory = {tier_.get()}}, *mover_, workers_, clock_, &metrics_);
     table_.emplace(*cache_, loop_);
-    service_.emplace(*cache_, metrics_, loop_, *table_, models_);
+    router_.emplace(clock_, *cache_, Router::Options());
+    service_.emplace(*cache_, metrics_, loop_, *table_, models_, *router_);
     loop_.Start();
     for (const storage::TenantId tenant : {kHeavy, kLight}) {
       sessions_.push_back(std::make_shared<Session>(Session::Description{
@@ -106,6 +107,7 @@ class EngineTurnsTest : public ::testing::Test {
   std::optional<storage::Cache> cache_;
   std::optional<SessionTable> table_;
   ModelRegistry models_;
+  std::optional<Router> router_;
   std::optional<EngineService> service_;
   std::vector<std::shared_ptr<Session>> sessions_;
   std::promise<void> go_;

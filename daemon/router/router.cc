@@ -4,6 +4,8 @@
 #include <future>
 #include <utility>
 
+#include "ashlar/v1/config.pb.h"
+
 namespace ashlar::daemon {
 namespace {
 
@@ -24,6 +26,14 @@ storage::Nanos TimeOf(uint64_t tokens, double rate) {
 }
 
 }  // namespace
+
+Router::Options Router::Options::From(const v1::Config& config) {
+  const v1::Prefill& prefill = config.prefill();
+  return {.patience = static_cast<double>(prefill.patience()),
+          .least_patience = storage::Nanos{1'000'000} * prefill.least_patience_milliseconds(),
+          .tries = prefill.tries(),
+          .given_to_a_node = prefill.segments_of_a_node()};
+}
 
 storage::SessionId Router::SessionOf(storage::TenantId tenant) {
   const auto [session, first] = sessions_.try_emplace(tenant, kFirstSession + tenant);
@@ -85,8 +95,10 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
         add({.worker = offer.worker}, offer.tokens_per_second, offer.queued_tokens, 0, offer.room);
       }
     }
+    remote_.clear();
     for (const RemoteWorker& worker : remote) {
-      const size_t given = given_to_[worker.member->node];
+      const auto known_node = given_to_.find(worker.member->node);
+      const size_t given = known_node == given_to_.end() ? 0 : known_node->second;
       const Place place{.remote = true, .worker = worker.worker, .node = worker.member->node};
       remote_[place] = worker;
       add(place, worker.tokens_per_second, worker.queued_tokens,

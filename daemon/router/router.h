@@ -23,6 +23,10 @@
 #include "daemon/runtime/event_loop.h"
 #include "storage/cache.h"
 
+namespace ashlar::v1 {
+class Config;
+}
+
 namespace ashlar::daemon {
 
 // What became of one segment of a plan. The numbers travel (cache.proto).
@@ -42,6 +46,8 @@ class Router {
     size_t plans_of_a_session = 64;
     size_t given_to_a_node = 24;                    // at a time; a node's connection carries other calls, too
     storage::Nanos forget_after = 120'000'000'000;  // a plan that nobody asks about
+
+    static Options From(const v1::Config& config);  // as ParseConfig accepted it
   };
   // A cold segment; `shard` and `bytes` as it would be stored.
   struct Cold {
@@ -151,7 +157,7 @@ class Router {
   PrefillElsewhere* elsewhere_ = nullptr;
   std::map<uint64_t, OpenPlan> plans_;
   std::map<std::pair<storage::TenantId, Key>, std::shared_ptr<Task>> tasks_;  // pending ones
-  std::map<Place, RemoteWorker> remote_;                                      // as last heard of
+  std::map<Place, RemoteWorker> remote_;                                      // as the last choice was offered them
   std::map<std::string, size_t> given_to_;                                    // segments that a node has been given
   std::map<std::string, std::set<uint64_t>> for_nodes_;                       // local assignments for other nodes
   std::map<storage::TenantId, storage::SessionId> sessions_;

@@ -58,7 +58,7 @@ ROOMS = {
         "events": set(),
         "observe": {"runtime"},
         "session": {"runtime"},
-        "router": {"observe", "peer/control", "peer/directory", "runtime"},
+        "router": {"observe", "peer/directory", "runtime"},
         "peer": {"observe", "peer/control", "peer/directory", "peer/transport", "router", "runtime", "security"},
         "engine": {"events", "peer", "peer/control", "peer/directory", "peer/transport", "router", "runtime", "session"},
         "rpc": {"engine", "observe", "runtime", "session"},

@@ -166,7 +166,7 @@ TEST_F(PrefillTest, EnginesOfThreeNodesShareAColdPrompt) {
     Fill(engine, prompt, plan);
     EXPECT_EQ(std::ranges::count(plan.states, PrefillState::kHere), 6);
     EXPECT_EQ(one.published() + two.published() + here.published(), 6);
-    EXPECT_EQ(Sample(0, "ashlar_prefill_segments_total{worker=\"elsewhere\"}"), 4);
+    EXPECT_TRUE(Eventually([&] { return Sample(0, "ashlar_prefill_segments_total{worker=\"elsewhere\"}") == 4; }));
     EXPECT_EQ(Sample(0, "ashlar_prefill_segments_total{worker=\"here\"}"), 2);
     ExpectToLand(engine, prompt);
     engine.model().EndPrefill(plan);
@@ -205,7 +205,7 @@ TEST_F(PrefillTest, AWorkersDaemonThatIsKilledLosesNothing) {
     cluster_->daemon(1).Kill();
     Fill(engine, prompt, plan);
     ExpectToLand(engine, prompt);
-    EXPECT_GE(Sample(0, "ashlar_prefill_assignments_total{outcome=\"failed\"}"), 1);
+    EXPECT_TRUE(Eventually([&] { return Sample(0, "ashlar_prefill_assignments_total{outcome=\"failed\"}") >= 1; }));
     engine.model().EndPrefill(plan);
     cluster_->daemon(1).Start();
   }

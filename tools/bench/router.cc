@@ -49,7 +49,7 @@ std::vector<engine::Layer> Layers(const std::vector<double>& frequencies) {
                     .frequencies = frequencies.data()};
   attention.kv_heads = 2;
   attention.key_dim = attention.value_dim = 256;
-  attention.dtype = DType::kBf16;
+  attention.dtype = DType::kBF16;
   return {linear, linear, linear, attention};
 }
 

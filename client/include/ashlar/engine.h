@@ -412,7 +412,7 @@ class Cache {
   // is a request with one run in missing(), to be computed and published; it has no prompt and no pages. End it, or its
   // Publish, before the next call, which says what became of it. kPending: there was none. kUnavailable: no daemon;
   // returns after a moment. An engine that does nothing else calls it again and again; one that has requests of its own
-  // calls it while it has none.
+  // calls it while it has none. One thread at a time: a second one ends the wait of the first.
   Status ServePrefill(uint32_t wait_ms, Request* work) noexcept;
 
   // The sizes of the segments that this engine has published.
