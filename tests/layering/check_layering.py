@@ -45,6 +45,7 @@ ROOMS = {
         "prefix": {"history", "memory", "objects", "policy", "tier", "transfer"},
         "lookup": {"history", "objects", "prefix", "tier", "transfer"},
         "sharing": {"tier"},
+        "upkeep": {"history", "lookup", "objects", "prefix", "tier"},
     },
     "daemon": {
         "runtime": set(),
@@ -59,7 +60,7 @@ ROOMS = {
         "peer": {"observe", "peer/control", "peer/directory", "peer/transport", "runtime", "security"},
         "engine": {"peer", "peer/control", "peer/directory", "peer/transport", "runtime", "session"},
         "rpc": {"engine", "observe", "runtime", "session"},
-        "admin": {"engine", "observe", "rpc", "runtime", "session"},
+        "admin": {"config", "engine", "observe", "rpc", "runtime", "session"},
     },
     "client": {
         "include/ashlar": set(),
