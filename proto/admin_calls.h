@@ -15,7 +15,12 @@
   ROW(Evict, Texts, ObjectsReply)                     \
   ROW(Drain, DrainRequest, DrainReply)                \
   ROW(Undrain, UndrainRequest, DrainReply)            \
-  ROW(GetDrain, GetDrainRequest, DrainReply)
+  ROW(GetDrain, GetDrainRequest, DrainReply)          \
+  ROW(List, ListRequest, ListReply)                   \
+  ROW(Forget, ForgetRequest, ForgetReply)             \
+  ROW(Verify, VerifyRequest, VerifyReply)             \
+  ROW(GetVerify, GetVerifyRequest, VerifyReply)       \
+  ROW(Reload, ReloadRequest, ReloadReply)
 
 namespace ashlar::v1 {
 #define ASHLAR_DECLARE(name, request, reply) \

@@ -62,6 +62,10 @@ absl::StatusOr<Answer> Sessions(const Arguments& arguments, AdminClient& client)
 absl::StatusOr<Answer> Pin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Unpin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Evict(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Ls(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Forget(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Verify(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Reload(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Drain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Undrain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Status(const Arguments& arguments, AdminClient& client);
