@@ -10,6 +10,8 @@ find_package(nlohmann_json REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET GLOBAL libmicrohttpd)
 pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET GLOBAL libzmq)
+# Without it a daemon whose configuration asks for a sandbox does not start.
+pkg_check_modules(SECCOMP IMPORTED_TARGET GLOBAL libseccomp)
 
 # Debian's package configuration asks for the headers of libraries that only RocksDB itself uses.
 find_library(ASHLAR_ROCKSDB rocksdb REQUIRED)

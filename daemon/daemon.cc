@@ -14,15 +14,17 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/admin/admin_server.h"
 #include "daemon/admin/admin_service.h"
-#include "daemon/cache_options.h"
+#include "daemon/admin/audit_log.h"
 #include "daemon/config/config.h"
 #include "daemon/engine/engine_service.h"
 #include "daemon/events/node_events.h"
+#include "daemon/from_config.h"
 #include "daemon/mappings.h"
 #include "daemon/observe/http_endpoint.h"
 #include "daemon/observe/metrics.h"
 #include "daemon/open_files.h"
 #include "daemon/peer/cluster.h"
+#include "daemon/reloader.h"
 #include "daemon/router/router.h"
 #include "daemon/rpc/rpc_server.h"
 #include "daemon/runtime/event_loop.h"
@@ -52,13 +54,8 @@ constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr const char* kSsdHealth = "ashlar.v1.Ssd";
 constexpr storage::Nanos kSweepHosted = kSecond / 4;  // the longest that memory without a holder stays charged
 constexpr storage::Nanos kLevelsEvery = kSecond / 5;
+constexpr storage::Nanos kScrubEvery = kSecond / 50;
 constexpr storage::Nanos kStandstill = 10 * kSecond;  // of the metadata thread, until /healthz answers 503
-
-std::vector<std::string> TenantNames(const v1::Config& config) {
-  std::vector<std::string> names;
-  for (const v1::Tenant& tenant : config.tenants()) names.push_back(tenant.name());
-  return names;
-}
 
 // The threads that own things. They outlive what posts to them.
 struct Loops {
@@ -97,35 +94,15 @@ absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const v1::Config& config, L
   return Cluster::Make(config, loops.loop, loops.mappings, loops.clock);
 }
 
-// Of a bound on what may wait, what a tenant has for itself.
-size_t ShareOf(size_t bound, const v1::Config& config) {
-  return std::max<size_t>(bound / static_cast<size_t>(config.tenants_size()), 1);
-}
-
-std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
-  std::map<uid_t, TenantUser> users;
-  for (int i = 0; i < config.tenants_size(); ++i) {
-    const v1::Tenant& tenant = config.tenants(i);
-    const TenantUser user = {
-        .id = static_cast<storage::TenantId>(i),
-        .name = tenant.name(),
-        .regions = {std::make_shared<Budget>("a tenant", "bytes of regions", tenant.region_bytes()),
-                    std::make_shared<Budget>("a tenant", "regions", tenant.max_regions())},
-        .models = std::make_shared<Budget>("a tenant", "bytes of models", tenant.model_bytes()),
-        .max_sessions = tenant.max_sessions(),
-        .unsent = std::make_shared<std::atomic<uint64_t>>(0)};
-    for (uint32_t uid : tenant.uids()) users[uid] = user;
-  }
-  return users;
-}
-
 }  // namespace
 
 // In the order of construction; destroyed in the opposite order, which is the order in which each is needed.
 struct Daemon::Impl {
-  Impl(const v1::Config& config, std::unique_ptr<Loops> its_loops, std::unique_ptr<TierSet> its_tiers,
-       std::unique_ptr<storage::GpuLane> its_gpu, std::unique_ptr<Cluster> its_cluster)
+  Impl(const v1::Config& config, const std::string& file, std::unique_ptr<AuditLog> its_audit,
+       std::unique_ptr<Loops> its_loops, std::unique_ptr<TierSet> its_tiers, std::unique_ptr<storage::GpuLane> its_gpu,
+       std::unique_ptr<Cluster> its_cluster)
       : tenants(config.tenants_size()),
+        audit(std::move(its_audit)),
         metrics(TenantNames(config)),
         loops(std::move(its_loops)),
         tiers(std::move(its_tiers)),
@@ -135,7 +112,7 @@ struct Daemon::Impl {
         workers(kMovingThreads, ShareOf(config.workers().queue_depth(), config), loop,
                 std::min(config.tenants_size() - 1, kMostSpareThreads)),
         mover(kernels::Host(), threads, workers, tiers->top(), storage::kTurnBytes, gpu.get()),
-        cache(CacheOptionsFrom(config, events.Telling(cluster == nullptr ? nullptr : cluster->residence())),
+        cache(OptionsFrom(config, events.Telling(cluster == nullptr ? nullptr : cluster->residence())),
               TiersOf(*tiers, cluster.get()), mover, workers, loops->clock, &metrics),
         table(cache, loop),
         services{loop,
@@ -153,11 +130,15 @@ struct Daemon::Impl {
                        config.events().zmq_address().empty() ? nullptr : &events.texts()),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
                        [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
-                       static_cast<double>(config.drain_seconds()), router,
-                       FormatConfig(config) + (cluster == nullptr ? "" : cluster->DescribeTransport()),
-                       config.cluster().node(), events.hub()}) {
+                       [this] { return static_cast<double>(reloader.drain_seconds()); }, router,
+                       [this] { return reloader.config() + (cluster == nullptr ? "" : cluster->DescribeTransport()); },
+                       config.cluster().node(), events.hub(),
+                       [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); },
+                       [this](bool dry_run) { return reloader.Reload(dry_run); }}),
+        reloader(config, file, loop, *tiers, cache, services, *audit) {
     if (cluster != nullptr) cluster->Attach(cache, tiers->top(), router);
     tiers->Configure(config, cache);
+    cache.upkeep().scrubber().SetRate(config.scrub().bytes_per_second());
     router.RunOn(loop);
   }
 
@@ -200,6 +181,7 @@ struct Daemon::Impl {
       levels.pages.push_back(engine_service.PageLevels(static_cast<storage::TenantId>(i)));
       levels.prefixes.push_back(cache.prefix_stats(static_cast<storage::TenantId>(i)));
     }
+    levels.scrub = cache.upkeep().scrubber().totals();
     levels.metadata_queue = loop.depth();
     levels.worker_queue = workers.depth();
     levels.disk_queue = tiers->disk_queue();
@@ -285,6 +267,7 @@ struct Daemon::Impl {
   bool degraded = false;              // the ssd tier, as the log has it; the loop's
   std::optional<bool> told_degraded;  // as health has it
   const int tenants;
+  const std::unique_ptr<AuditLog> audit;
   Metrics metrics;
   HostedMemory hosted;
   NodeEvents events;
@@ -303,6 +286,7 @@ struct Daemon::Impl {
   Router router;
   EngineService engine_service;
   AdminService admin_service;
+  Reloader reloader;
   std::unique_ptr<RpcServer> rpc_server;
   std::unique_ptr<AdminServer> admin_server;
   std::unique_ptr<SessionServer> session_server;
@@ -315,9 +299,11 @@ struct Daemon::Impl {
   bool stopped = false;
 };
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) {
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, const std::string& file) {
   if (absl::Status status = RaiseOpenFilesLimit(config); !status.ok()) return status;
   if (absl::Status status = CheckMappings(config); !status.ok()) return status;
+  auto audit = AuditLog::Open(config.log().audit_file());
+  if (!audit.ok()) return audit.status();
   auto loops = std::make_unique<Loops>(config.workers().queue_depth(), config.tenants_size());
   absl::StatusOr<std::unique_ptr<storage::GpuLane>> gpu = OpenGpu(config);
   if (!gpu.ok()) return gpu.status();
@@ -326,7 +312,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   if (!tiers.ok()) return tiers.status();
   absl::StatusOr<std::unique_ptr<Cluster>> cluster = MakeCluster(config, *loops);
   if (!cluster.ok()) return cluster.status();
-  auto impl = std::make_unique<Impl>(config, std::move(loops), *std::move(tiers), *std::move(gpu), *std::move(cluster));
+  auto impl = std::make_unique<Impl>(config, file, *std::move(audit), std::move(loops), *std::move(tiers),
+                                     *std::move(gpu), *std::move(cluster));
   Impl& parts = *impl;
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
@@ -336,6 +323,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   });
   parts.Watch();
   parts.loop.Every(kSecond, [&parts] { parts.tiers->Tick(parts.cache); });
+  parts.loop.Every(kScrubEvery, [&parts] { parts.cache.upkeep().scrubber().Tick(); });
   parts.mappings.Every(kSweepHosted, [&parts] { parts.hosted.Sweep(); });
   parts.loop.Start();
   parts.mappings.Start();
@@ -355,7 +343,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config) 
   if (!session_server.ok()) return session_server.status();
   parts.session_server = *std::move(session_server);
   if (!listen.admin_socket().empty()) {
-    auto admin_server = AdminServer::Start(listen.admin_socket(), parts.admin_service);
+    auto admin_server = AdminServer::Start(listen.admin_socket(), parts.admin_service, *parts.audit);
     if (!admin_server.ok()) return admin_server.status();
     parts.admin_server = *std::move(admin_server);
   }
@@ -390,6 +378,17 @@ Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Daemon::~Daemon() {
   Stop(0);
+}
+
+void Daemon::Reload(const Operator& by) {
+  const auto changes = impl_->reloader.Reload(false);
+  const std::string outcome =
+      changes.ok() ? absl::StrCat("ok changes=", changes->size()) : std::string(changes.status().message());
+  impl_->audit->Write({.by = by, .action = "Reload", .request = "signal=SIGHUP", .outcome = outcome});
+}
+
+storage::Nanos Daemon::drain_time() const {
+  return storage::Nanos{impl_->reloader.drain_seconds()} * kSecond;
 }
 
 int Daemon::metrics_port() const {

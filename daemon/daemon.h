@@ -3,8 +3,10 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
+#include "daemon/admin/audit_log.h"
 #include "storage/executor.h"
 
 namespace ashlar::v1 {
@@ -15,9 +17,9 @@ namespace ashlar::daemon {
 
 class Daemon {
  public:
-  // Starts with a configuration that ParseConfig completed and accepted. Returns when its sockets and the metrics
-  // endpoint answer.
-  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::Config& config);
+  // Starts with a configuration that ParseConfig completed and accepted; Reload reads `file` again (empty: it cannot).
+  // Returns when its sockets and the metrics endpoint answer.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::Config& config, const std::string& file = "");
 
   // Stop(0).
   ~Daemon();
@@ -30,6 +32,10 @@ class Daemon {
   // Accepts nothing new, lets calls in flight finish for at most `grace`, ends every session, awaits the transfers in
   // flight, and removes the sockets. Idempotent.
   void Stop(storage::Nanos grace);
+
+  // Takes over what has changed in the configuration's file, or nothing, and logs which; `by` sent a signal.
+  void Reload(const Operator& by);
+  storage::Nanos drain_time() const;  // as the configuration has it now
 
   int metrics_port() const;  // 0 where metrics are not served
 

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "absl/strings/strip.h"
 #include "ashlar/v1/config.pb.h"
@@ -14,6 +16,7 @@
 #include "daemon/daemon.h"
 #include "daemon/mappings.h"
 #include "daemon/runtime/log.h"
+#include "daemon/security/sandbox.h"
 #include "proto/version.h"
 
 namespace {
@@ -57,30 +60,57 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
   return true;
 }
 
-// Runs until SIGTERM or SIGINT.
-int Serve(const ashlar::v1::Config& config) {
+int Failed(const absl::Status& status) {
+  Log(LogLevel::kError, "cannot start", {{"error", std::string(status.message())}});
+  return kExitFailed;
+}
+
+// Before there are threads, which inherit it.
+absl::Status LimitFiles(const ashlar::v1::Config& config, const std::string& file) {
+  const std::string& folder = config.ssd().folder();
+  std::error_code error;  // of a folder that cannot be made, the disk tier tells
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  const absl::StatusOr<bool> limited = ashlar::daemon::RestrictFiles(ashlar::daemon::PathsFor(config, file));
+  if (!limited.ok()) return limited.status();
+  if (!*limited) Log(LogLevel::kWarning, "sandbox: this kernel has no landlock, and does not limit files", {});
+  return absl::OkStatus();
+}
+
+// Runs until SIGTERM or SIGINT; SIGHUP reads the file again.
+int Serve(const ashlar::v1::Config& config, const std::string& file) {
   ashlar::daemon::ConfigureLog(config.log().level(), config.log().format());
   // Blocked before any thread is made, so that only sigwait takes them.
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGTERM);
   sigaddset(&ends, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  sigset_t told = ends;
+  sigaddset(&told, SIGHUP);
+  pthread_sigmask(SIG_BLOCK, &told, nullptr);
   signal(SIGPIPE, SIG_IGN);
 
-  auto daemon = ashlar::daemon::Daemon::Start(config);
-  if (!daemon.ok()) {
-    Log(LogLevel::kError, "cannot start", {{"error", std::string(daemon.status().message())}});
-    return kExitFailed;
+  const bool sandboxed = config.sandbox() == "on";
+  if (absl::Status limited = sandboxed ? LimitFiles(config, file) : absl::OkStatus(); !limited.ok()) {
+    return Failed(limited);
   }
+  auto daemon = ashlar::daemon::Daemon::Start(config, file);
+  if (!daemon.ok()) return Failed(daemon.status());
+  if (absl::Status limited = sandboxed ? ashlar::daemon::RestrictCalls() : absl::OkStatus(); !limited.ok()) {
+    return Failed(limited);
+  }
+  if (sandboxed) Log(LogLevel::kInfo, "the sandbox is closed", {});
+  siginfo_t info{};
   int signal_number = 0;
-  sigwait(&ends, &signal_number);
+  while (signal_number != SIGTERM && signal_number != SIGINT) {
+    signal_number = sigwaitinfo(&told, &info);
+    if (signal_number == SIGHUP) (*daemon)->Reload(ashlar::daemon::OperatorOf(info.si_uid, info.si_pid));
+  }
   Log(LogLevel::kInfo, "stopping", {{"signal", strsignal(signal_number)}});
-  const auto grace = std::chrono::seconds(config.drain_seconds());
+  const auto grace = std::chrono::nanoseconds((*daemon)->drain_time());
   const auto deadline = std::chrono::steady_clock::now() + grace;
   // A second signal ends the waiting.
   const auto interrupted = [&] { return sigtimedwait(&ends, nullptr, &kPoll) > 0; };
-  const bool waited = (*daemon)->Drain(std::chrono::nanoseconds(grace).count(), interrupted);
+  const bool waited = (*daemon)->Drain(grace.count(), interrupted);
   const std::chrono::nanoseconds left = deadline - std::chrono::steady_clock::now();
   (*daemon)->Stop(waited ? std::max<ashlar::storage::Nanos>(left.count(), 0) : 0);
   return 0;
@@ -115,5 +145,5 @@ int main(int argc, char** argv) {
     std::fputs(ashlar::daemon::FormatConfig(config).c_str(), stdout);
     return 0;
   }
-  return Serve(config);
+  return Serve(config, arguments.config);
 }

@@ -16,7 +16,12 @@
   ROW(Drain, DrainRequest, DrainReply)                \
   ROW(Undrain, UndrainRequest, DrainReply)            \
   ROW(GetDrain, GetDrainRequest, DrainReply)          \
-  ROW(Warm, Texts, WarmReply)
+  ROW(Warm, Texts, WarmReply)                         \
+  ROW(List, ListRequest, ListReply)                   \
+  ROW(Forget, ForgetRequest, ForgetReply)             \
+  ROW(Verify, VerifyRequest, VerifyReply)             \
+  ROW(GetVerify, GetVerifyRequest, VerifyReply)       \
+  ROW(Reload, ReloadRequest, ReloadReply)
 
 namespace ashlar::v1 {
 #define ASHLAR_DECLARE(name, request, reply) \

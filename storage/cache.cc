@@ -50,7 +50,8 @@ struct Cache::Impl {
         matcher(table, prefixes, leases, explainer, top, clock, this->observer,
                 [this](SessionId session) { return sessions.contains(session); }),
         lander(table, mover, clock, drain, in_flight, options.landings_per_session, this->observer),
-        composer(table, mover, drain, clock, in_flight, options.compositions_per_session, this->observer) {}
+        composer(table, mover, drain, clock, in_flight, options.compositions_per_session, this->observer),
+        upkeep(table, prefixes, explainer, tiers, copying, clock) {}
 
   const TenantId* Tenant(SessionId session) const {
     const auto found = sessions.find(session);
@@ -119,6 +120,7 @@ struct Cache::Impl {
   InFlight in_flight;
   Lander lander;
   Composer composer;
+  Upkeep upkeep;
   bool draining = false;
 };
 
@@ -152,7 +154,7 @@ void Cache::SetPrefixCapacity(TenantId tenant, uint64_t bytes) {
 
 void Cache::Adopt(std::vector<SsdTier::Recovered> objects) {
   for (SsdTier::Recovered& object : objects) {
-    impl_->prefixes.Adopt(object.header);
+    impl_->prefixes.Adopt(object.tenant, object.header);
     impl_->table.Adopt({object.tenant, object.pool}, std::move(object.header), std::move(object.slot));
   }
 }
@@ -160,7 +162,7 @@ void Cache::Adopt(std::vector<SsdTier::Recovered> objects) {
 bool Cache::AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost) {
   const ObjectHeader known = header;
   if (!impl_->table.AdoptRemote(pool, std::move(header), copy, cost)) return false;
-  impl_->prefixes.AdoptRemote(known);
+  impl_->prefixes.AdoptRemote(pool.tenant, known);
   return true;
 }
 
@@ -384,6 +386,14 @@ bool Cache::Evict(TenantId tenant, const Key& key) {
 
 std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key, const TensorShard& shard) const {
   return impl_->table.Where(impl_->table.Peek(tenant, key, shard));
+}
+
+Upkeep& Cache::upkeep() {
+  return impl_->upkeep;
+}
+
+const Upkeep& Cache::upkeep() const {
+  return impl_->upkeep;
 }
 
 void Cache::StartDrain() {

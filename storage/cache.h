@@ -37,6 +37,7 @@
 #include "storage/transfer/in_flight.h"
 #include "storage/transfer/lander.h"
 #include "storage/transfer/transfer.h"
+#include "storage/upkeep/upkeep.h"
 
 namespace ashlar::storage {
 
@@ -204,6 +205,10 @@ class Cache {
   // Returns the tiers that have a whole copy, top to bottom; a disk counts once it has acknowledged the copy. Counts as
   // no use of the object.
   std::vector<TierKind> Where(TenantId tenant, const Key& key, const TensorShard& shard = {}) const;
+
+  // Lists, counts, forgets and verifies many of them.
+  Upkeep& upkeep();
+  const Upkeep& upkeep() const;
 
   // Draining, before the memory tiers are lost. Look-ups miss everything (kDaemonUnavailable) and nothing is reserved
   // (kUnavailable); calls under way continue. Objects that memory alone has are written to the disk as far as there is

@@ -12,6 +12,8 @@ ASHLAR_PACKAGES=(
   libyaml-cpp-dev libspdlog-dev prometheus-cpp-dev libmicrohttpd-dev nlohmann-json3-dev
   # events for routers
   libzmq3-dev
+  # the filter of system calls that the daemon puts on itself
+  libseccomp-dev
   # bytes between nodes
   libucx-dev
   # the SSD tier's index

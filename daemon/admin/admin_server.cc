@@ -5,10 +5,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ashlar/v1/admin.grpc.pb.h"
 #include "ashlar/v1/events.grpc.pb.h"
 #include "daemon/rpc/rpc_listener.h"
@@ -28,19 +33,66 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
-class Calls final : public v1::Admin::Service {
+// Who is at the other end of a connection. gRPC names a connection that it was given by its descriptor.
+class Operators {
  public:
-  explicit Calls(const AdminService& service) : service_(service) {}
+  void Add(int descriptor, const Operator& who) {
+    std::lock_guard lock(mutex_);
+    of_descriptor_[absl::StrCat("fd:", descriptor)] = who;  // its number may have been another's, who has gone
+  }
+  Operator Find(const std::string& peer) const {
+    std::lock_guard lock(mutex_);
+    const auto found = of_descriptor_.find(peer);
+    // Only these two users get through.
+    return found == of_descriptor_.end() ? Operator{.uid = geteuid()} : found->second;
+  }
 
  private:
-#define ASHLAR_CALL(name, request, reply)                                                         \
-  grpc::Status name(grpc::ServerContext*, const v1::request* asked, v1::reply* answer) override { \
-    return ToGrpc(service_.name(*asked, answer));                                                 \
+  mutable std::mutex mutex_;
+  std::map<std::string, Operator> of_descriptor_;  // guarded by mutex_; at most one a descriptor
+};
+
+// Calls that change something, or begin to.
+bool ChangesSomething(absl::string_view call) {
+  static constexpr absl::string_view kCalls[] = {"Pin",     "Unpin",  "Evict",  "Drain",
+                                                 "Undrain", "Forget", "Verify", "Reload"};
+  return std::ranges::count(kCalls, call) > 0;
+}
+
+class Calls final : public v1::Admin::Service {
+ public:
+  Calls(const AdminService& service, const Operators& operators, AuditLog& audit)
+      : service_(service), operators_(operators), audit_(audit) {}
+
+ private:
+  template <typename Request, typename Reply>
+  grpc::Status Run(const char* name, absl::Status (AdminService::*call)(const Request&, Reply*) const,
+                   const grpc::ServerContext& context, const Request& asked, Reply* answer) {
+    if (!ChangesSomething(name)) return ToGrpc((service_.*call)(asked, answer));
+    const Operator by = operators_.Find(context.peer());
+    const auto begin = std::chrono::steady_clock::now();
+    const absl::Status status = (service_.*call)(asked, answer);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    const std::string came = Describe(*answer);
+    const std::string done = came.empty() ? "ok" : absl::StrCat("ok ", came);
+    audit_.Write({.by = by,
+                  .action = name,
+                  .request = Describe(asked),
+                  .outcome = status.ok() ? done : status.ToString(),
+                  .seconds = took.count()});
+    return ToGrpc(status);
+  }
+
+#define ASHLAR_CALL(name, request, reply)                                                                 \
+  grpc::Status name(grpc::ServerContext* context, const v1::request* asked, v1::reply* answer) override { \
+    return Run(#name, &AdminService::name, *context, *asked, answer);                                     \
   }
   ASHLAR_ADMIN_CALLS(ASHLAR_CALL)
 #undef ASHLAR_CALL
 
   const AdminService& service_;
+  const Operators& operators_;
+  AuditLog& audit_;
 };
 
 // Each subscriber has a thread: a few are left to the calls.
@@ -70,16 +122,18 @@ class EventCalls final : public v1::EventStream::Service {
 }  // namespace
 
 struct AdminServer::Impl {
-  explicit Impl(const AdminService& service) : calls(service), events(service) {}
+  Impl(const AdminService& service, AuditLog& audit) : calls(service, operators, audit), events(service) {}
 
+  Operators operators;
   Calls calls;
   EventCalls events;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<RpcListener> listener;
 };
 
-absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const std::string& path, const AdminService& service) {
-  auto impl = std::make_unique<Impl>(service);
+absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const std::string& path, const AdminService& service,
+                                                                AuditLog& audit) {
+  auto impl = std::make_unique<Impl>(service, audit);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxRequestBytes));
   builder.SetMaxSendMessageSize(static_cast<int>(limits::kMaxReplyBytes));
@@ -95,6 +149,8 @@ absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const std::strin
     if (known == nullptr) {
       shutdown(socket.get(), SHUT_RDWR);
     } else {
+      const std::optional<ucred> peer = PeerOf(socket.get());
+      if (peer) impl->operators.Add(socket.get(), OperatorOf(peer->uid, peer->pid));
       grpc::AddInsecureChannelFromFd(impl->server.get(), socket.Release());
     }
   };

@@ -6,14 +6,17 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/admin/admin_service.h"
+#include "daemon/admin/audit_log.h"
 
 namespace ashlar::daemon {
 
 // Calls block its own threads, of which there are few, and nobody else's.
 class AdminServer {
  public:
-  // `service` must outlive the server. ALREADY_EXISTS when another daemon listens on `path`.
-  static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const std::string& path, const AdminService& service);
+  // `service` and `audit`, which is told of every call that changes something, must outlive the server. ALREADY_EXISTS
+  // when another daemon listens on `path`.
+  static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const std::string& path, const AdminService& service,
+                                                            AuditLog& audit);
   // Takes no new calls, awaits those in flight, for which the metadata thread must still run, and removes the socket.
   ~AdminServer();
 

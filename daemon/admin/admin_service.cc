@@ -150,7 +150,7 @@ absl::Status AdminService::DescribeDrain(v1::DrainReply* reply) const {
     const Levels levels = parts_.measure();
     reply->set_draining(levels.draining);
     reply->set_done(levels.drained());
-    reply->set_grace_seconds(parts_.drain_seconds);
+    reply->set_grace_seconds(parts_.drain_seconds());
     reply->set_leases(levels.leases);
     reply->set_requests(levels.admissions());
     reply->set_reservations(levels.reservations);
@@ -163,7 +163,19 @@ absl::Status AdminService::DescribeDrain(v1::DrainReply* reply) const {
 }
 
 absl::Status AdminService::GetConfig(const v1::GetConfigRequest&, v1::GetConfigReply* reply) const {
-  reply->set_yaml(parts_.config);
+  reply->set_yaml(parts_.config());
+  return absl::OkStatus();
+}
+
+absl::Status AdminService::Reload(const v1::ReloadRequest& request, v1::ReloadReply* reply) const {
+  const absl::StatusOr<std::vector<ConfigChange>> changes = parts_.reload(request.dry_run());
+  if (!changes.ok()) return changes.status();
+  for (const ConfigChange& change : *changes) {
+    v1::ConfigChange* out = reply->add_changes();
+    out->set_field(change.field);
+    out->set_before(change.before);
+    out->set_after(change.after);
+  }
   return absl::OkStatus();
 }
 

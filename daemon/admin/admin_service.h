@@ -5,12 +5,16 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/config/reload.h"
 #include "daemon/events/event_hub.h"
 #include "daemon/observe/metrics.h"
 #include "daemon/router/router.h"
@@ -24,7 +28,7 @@ namespace ashlar::v1 {
 class EventBatch;
 class EventsRequest;
 class ExplainedText;
-}
+}  // namespace ashlar::v1
 
 namespace ashlar::daemon {
 
@@ -39,11 +43,15 @@ struct AdminParts {
   std::vector<std::string> tenants;        // by TenantId
   std::function<Levels()> measure;         // on the metadata thread
   std::function<bool(bool)> set_draining;  // false: the daemon stops, and goes on draining
-  double drain_seconds = 0;
+  std::function<double()> drain_seconds;
   Router& router;
-  std::string config;  // in effect, as YAML
-  std::string node;    // this node's name among its peers; empty: it has none
+  std::function<std::string()> config;  // in effect, as YAML
+  std::string node;                     // this node's name among its peers; empty: it has none
   EventHub& events;
+  // Shared pages of a tenant's that nobody uses go, and others are found no more. On the metadata thread.
+  std::function<void(storage::TenantId)> forget_pages;
+  // Any thread but the metadata thread. `dry_run`: says what it would change.
+  std::function<absl::StatusOr<std::vector<ConfigChange>>(bool dry_run)> reload;
 };
 
 // The calls of proto/admin_calls.h. A status other than OK says in its message which field it is about (admin.proto).
@@ -76,10 +84,18 @@ class AdminService {
   absl::Status DescribeDrain(v1::DrainReply* reply) const;
   // Runs `ask` on the metadata thread and waits for it. RESOURCE_EXHAUSTED when the queue is full.
   absl::Status OnLoop(const std::function<void()>& ask) const;
+  // The same for long work, in turns of a quantum each, until it returns true.
+  absl::Status InSlices(const std::function<bool(storage::Slice&)>& work) const;
+  // The objects of a tenant (empty: of all) and of a namespace, as Texts.ns (empty: of all), whose tenant it finds.
+  absl::StatusOr<storage::Selection> Select(const std::string& tenant, const std::string& ns) const;
 
   // Does something with each text's object, on the metadata thread. False: there is none.
   absl::Status WithEach(const v1::Texts& texts, v1::ObjectsReply* reply,
                         const std::function<bool(storage::TenantId, const Key&)>& act) const;
+
+  // A forgetting that is to go on, of the same tenant and namespace, or a new one. On the metadata thread.
+  using Wish = std::pair<storage::TenantId, std::optional<NamespaceId>>;
+  absl::StatusOr<std::shared_ptr<storage::Forgetting>> ForgettingOf(const Wish& wish) const;
 
   class Differences;
   void WriteText(storage::TenantId tenant, const storage::Query& query, const storage::Explanation& why,
@@ -87,6 +103,8 @@ class AdminService {
 
   const AdminParts parts_;
   const storage::Nanos started_;
+  // Those that the disk has not acknowledged. The metadata thread's.
+  mutable std::map<Wish, std::shared_ptr<storage::Forgetting>> forgettings_;
 };
 
 }  // namespace ashlar::daemon

@@ -70,6 +70,8 @@ void FillDefaults(v1::Config* config) {
   if (config->events().topic().empty()) config->mutable_events()->set_topic("kv-events");
   if (config->events().kept_batches() == 0) config->mutable_events()->set_kept_batches(kDefaultKeptBatches);
   if (config->eviction().empty()) config->set_eviction("price");
+  if (config->sandbox().empty()) config->set_sandbox("off");
+  config->mutable_scrub();
   v1::Listen* listen = config->mutable_listen();
   if (listen->metrics_socket_access().empty()) listen->set_metrics_socket_access("owner");
   if (config->metrics().tenants().empty()) config->mutable_metrics()->set_tenants("summed");
@@ -341,6 +343,11 @@ absl::Status CheckBounds(const v1::Config& config) {
   if (config.log().format() != "text" && config.log().format() != "json") {
     return Invalid("log.format: expected text or json");
   }
+  if (!config.log().audit_file().empty() && config.log().audit_file().front() != '/') {
+    return Invalid("log.audit_file: not an absolute path");
+  }
+  if (config.scrub().bytes_per_second() > kMaxMemoryBytes) return Invalid("scrub.bytes_per_second: out of range");
+  if (config.sandbox() != "off" && config.sandbox() != "on") return Invalid("sandbox: expected off or on");
   return absl::OkStatus();
 }
 

@@ -90,7 +90,8 @@ absl::Status ReadValue(const YAML::Node& node, const std::string& path, const Fi
       const uint64_t max = wide ? std::numeric_limits<uint64_t>::max() : std::numeric_limits<uint32_t>::max();
       if (!IsPlainScalar(node)) return Bad(path, "expected a whole number");
       uint64_t value = 0;
-      const absl::string_view wrong = ParseUnsigned(text, absl::EndsWith(field->name(), "_bytes"), max, &value);
+      const bool in_bytes = absl::EndsWith(field->name(), "_bytes") || absl::StartsWith(field->name(), "bytes_");
+      const absl::string_view wrong = ParseUnsigned(text, in_bytes, max, &value);
       if (!wrong.empty()) return Bad(path, wrong);
       if (wide) {
         repeated ? reflection->AddUInt64(message, field, value) : reflection->SetUInt64(message, field, value);

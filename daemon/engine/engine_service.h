@@ -80,6 +80,9 @@ class EngineService {
   storage::PagePool::Levels PageLevels(storage::TenantId tenant) const {
     return pools_.levels(tenant);
   }
+  void ForgetPages(storage::TenantId tenant) {
+    pools_.Forget(tenant);
+  }
 
  private:
   class PromptLookup;  // one prompt's, with its answer

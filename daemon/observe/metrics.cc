@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "daemon/observe/metric_children.h"
+#include "daemon/observe/scrub_metrics.h"
 #include "daemon/runtime/log.h"
 #include "proto/version.h"
 
@@ -185,6 +186,7 @@ struct Metrics::Impl {
 
   ClusterMetrics cluster{*registry};
   RouterMetrics router{*registry};
+  ScrubMetrics scrub{*registry};
   Gauge& draining = SingleGauge("ashlar_draining", "1 while the daemon drains");
   Gauge& unsaved_objects = SingleGauge("ashlar_unsaved_objects", "Objects that memory has alone");
   Gauge& unsaved_bytes = SingleGauge("ashlar_unsaved_bytes", "Bytes of objects that memory has alone");
@@ -361,6 +363,7 @@ void Metrics::Set(const Levels& levels) {
   impl_->board.Set(ViewOf(levels, impl_->tallies));
   impl_->cluster.Set(levels.cluster);
   impl_->router.Set(levels.router);
+  impl_->scrub.Set(levels.scrub);
   for (const auto& [tier, tenants] : levels.tiers) {
     const bool degraded = levels.degraded.contains(tier);
     impl_->degraded_family.Add({{"tier", std::string(Name(tier))}}).Set(degraded ? 1 : 0);

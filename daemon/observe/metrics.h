@@ -22,6 +22,7 @@
 #include "storage/observer.h"
 #include "storage/prefix/prefixes.h"
 #include "storage/sharing/page_pool.h"
+#include "storage/upkeep/scrubber.h"
 
 namespace ashlar::daemon {
 
@@ -40,6 +41,7 @@ struct Levels {
   std::vector<storage::Prefixes::Stats> prefixes;                       // by tenant
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
+  storage::Scrubber::Totals scrub;
   ClusterFigures cluster;
   RouterFigures router;
 

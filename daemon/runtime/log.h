@@ -30,6 +30,12 @@ void ConfigureLog(absl::string_view level, absl::string_view format);
 // Thread-safe. Text that an engine sent may stand in fields: it is escaped, a line stays one line.
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
 
+// Another level from now on.
+void SetLogLevel(absl::string_view level);
+
+// An operator's action: the same line under "audit" in place of the level, whatever the level is.
+void LogAudit(absl::string_view action, std::initializer_list<LogField> fields);
+
 // The line behind time and level, for tests.
 std::string FormatLogLine(bool json, absl::string_view message, std::initializer_list<LogField> fields);
 

@@ -1,5 +1,6 @@
 #include "daemon/session/budget.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -10,7 +11,7 @@ namespace ashlar::daemon {
 absl::StatusOr<Budget::Charge> Budget::TakeHere(const std::shared_ptr<Budget>& budget, uint64_t amount) {
   {
     std::lock_guard lock(budget->mutex_);
-    if (amount > budget->limit_ - budget->taken_) {
+    if (amount > budget->limit_ - std::min(budget->taken_, budget->limit_)) {
       return absl::ResourceExhaustedError(
           absl::StrCat(budget->owner_, " has at most ", budget->limit_, " ", budget->what_));
     }

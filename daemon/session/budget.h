@@ -17,7 +17,7 @@ class Budget {
   // Refusals say that `owner` ("a session") has at most `limit` of `what` ("bytes of regions"). An amount taken here is
   // also taken from `within`, unless that is null.
   Budget(std::string owner, std::string what, uint64_t limit, std::shared_ptr<Budget> within = nullptr)
-      : owner_(std::move(owner)), what_(std::move(what)), limit_(limit), within_(std::move(within)) {}
+      : owner_(std::move(owner)), what_(std::move(what)), within_(std::move(within)), limit_(limit) {}
 
   // A taken amount; destroying it gives the amount back.
   using Charge = std::shared_ptr<const void>;
@@ -26,7 +26,15 @@ class Budget {
   // The same from this budget alone, for an amount that is charged to `within` already.
   static absl::StatusOr<Charge> TakeHere(const std::shared_ptr<Budget>& budget, uint64_t amount);
 
-  uint64_t limit() const { return limit_; }
+  uint64_t limit() const {
+    std::lock_guard lock(mutex_);
+    return limit_;
+  }
+  // What is taken already stays, also above the new limit.
+  void set_limit(uint64_t limit) {
+    std::lock_guard lock(mutex_);
+    limit_ = limit;
+  }
   uint64_t taken() const {
     std::lock_guard lock(mutex_);
     return taken_;
@@ -34,10 +42,10 @@ class Budget {
 
  private:
   const std::string owner_, what_;
-  const uint64_t limit_;
   const std::shared_ptr<Budget> within_;
   mutable std::mutex mutex_;
-  uint64_t taken_ = 0;  // guarded by mutex_; at most limit_
+  uint64_t limit_;      // guarded by mutex_, as the next one
+  uint64_t taken_ = 0;  // above the limit only where that was lowered meanwhile
 };
 
 }  // namespace ashlar::daemon

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/runtime/log.h"
 #include "storage/tier/disk_error.h"
@@ -146,9 +147,41 @@ void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {
     cache.SetPrefixCapacity(id, tenant.prefix_bytes());
     cache.SetInFlight(id, {.calls = tenant.max_landings(), .bytes = tenant.landing_bytes()});
     cache.SetLeaseBounds(id, tenant.max_leases(), tenant.max_leased_segments());
-    if (tenant.ttl_seconds() > 0) cache.SetTimeToLive(id, static_cast<storage::Nanos>(tenant.ttl_seconds()) * kSecond);
+    cache.SetTimeToLive(id, static_cast<storage::Nanos>(tenant.ttl_seconds()) * kSecond);
   }
   cache.Adopt(std::move(recovered_));
+}
+
+absl::Status TierSet::CheckBudgets(const v1::Config& now, const v1::Config& next) const {
+  for (int i = 0; i < next.tenants_size(); ++i) {
+    const v1::Tenant &before = now.tenants(i), &after = next.tenants(i);
+    const auto id = static_cast<TenantId>(i);
+    const auto named = [i](absl::string_view field, const absl::Status& status) {
+      return absl::FailedPreconditionError(absl::StrCat("tenants[", i, "].", field, ": ", status.message()));
+    };
+    if (before.dram_bytes() != after.dram_bytes()) {
+      if (absl::Status able = dram_->CheckBudget(id, after.dram_bytes()); !able.ok()) return named("dram_bytes", able);
+    }
+    if (before.hbm_bytes() != after.hbm_bytes() && hbm_ != nullptr) {
+      if (absl::Status able = hbm_->CheckBudget(id, after.hbm_bytes()); !able.ok()) return named("hbm_bytes", able);
+    }
+    if (before.ssd_bytes() == after.ssd_bytes() || ssd_ == nullptr) continue;
+    if (before.ssd_bytes() == 0 || after.ssd_bytes() == 0) {
+      return named("ssd_bytes", absl::FailedPreconditionError("from or to 0 needs a restart of the daemon"));
+    }
+    if (absl::Status able = ssd_->CheckBudget(id, after.ssd_bytes()); !able.ok()) return named("ssd_bytes", able);
+  }
+  return absl::OkStatus();
+}
+
+void TierSet::SetBudgets(const v1::Config& now, const v1::Config& next) {
+  for (int i = 0; i < next.tenants_size(); ++i) {
+    const v1::Tenant &before = now.tenants(i), &after = next.tenants(i);
+    const auto id = static_cast<TenantId>(i);
+    if (before.dram_bytes() != after.dram_bytes()) dram_->SetBudget(id, after.dram_bytes());
+    if (before.hbm_bytes() != after.hbm_bytes() && hbm_ != nullptr) hbm_->SetBudget(id, after.hbm_bytes());
+    if (before.ssd_bytes() != after.ssd_bytes() && ssd_ != nullptr) ssd_->SetBudget(id, after.ssd_bytes());
+  }
 }
 
 void TierSet::StopDisk() {

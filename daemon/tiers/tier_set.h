@@ -32,8 +32,12 @@ class TierSet {
   storage::Tiers tiers() const;
   // The tier that engines land from and map.
   const storage::MemoryTier& top() const { return hbm_ != nullptr ? *hbm_ : *dram_; }
-  // Tells the cache its pools' floors, the times to live, and the objects found on the disk. Once, before any session.
+  // Tells the cache its pools' floors, tenants' bounds, the times to live, and the objects found on the disk. Before
+  // any session, and again where a configuration has changed: then there are no more objects found.
   void Configure(const v1::Config& config, storage::Cache& cache);
+  // Tenants' budgets of the tiers, changed while the daemon runs. FAILED_PRECONDITION names the field that cannot.
+  absl::Status CheckBudgets(const v1::Config& now, const v1::Config& next) const;
+  void SetBudgets(const v1::Config& now, const v1::Config& next);
 
   const storage::MemoryTier* hbm() const { return hbm_.get(); }  // null: none
   const storage::MemoryTier& dram() const { return *dram_; }

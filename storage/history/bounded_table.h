@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -61,6 +62,22 @@ class BoundedTable {
     Unlink(place);
     nodes_[place].older = free_;
     free_ = place;
+  }
+
+  // Erases the entries of which `gone(key, value)` says so; it may change the values of others. Nothing of an erased
+  // entry stays in memory. O(n).
+  template <typename Gone>
+  void EraseIf(Gone gone) {
+    for (Place place = oldest_; place != kNowhere;) {
+      Node& node = nodes_[place];
+      const Place next = node.younger;
+      if (gone(std::as_const(node.key), node.value)) {
+        Erase(Key(node.key));
+        node.key = Key();
+        node.value = Value();
+      }
+      place = next;
+    }
   }
 
   size_t size() const { return index_.size(); }

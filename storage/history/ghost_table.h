@@ -26,6 +26,10 @@ struct Ghost {
   Nanos lived = 0;                        // from its publication until then; 0: never published
   Nanos idle = 0;                         // from its last use, or its publication, until then
   Reuse reuse;                            // of what was evicted
+  uint64_t space = 0;                     // SpaceOf its namespace
+
+  // The beginning of a namespace, enough to tell a tenant's few from each other.
+  static uint64_t SpaceOf(const NamespaceId& ns);
 };
 
 // Keyed by tenant and key. Every call is O(1). Each tenant has a memory of its own, of a bounded number of ghosts with
@@ -44,6 +48,8 @@ class GhostTable {
   const Ghost* Find(TenantId tenant, const Key& key) const;
   // The object is there again. Harmless for a key that is not remembered.
   void Forget(TenantId tenant, const Key& key);
+  // Everything of a tenant, or of one of its namespaces.
+  void ForgetAll(TenantId tenant, const NamespaceId* ns);
 
   size_t size(TenantId tenant) const;
 

@@ -1,6 +1,7 @@
 #include "storage/history/miss_log.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ashlar::storage {
 
@@ -21,6 +22,15 @@ std::vector<Miss> MissLog::Last(TenantId tenant, size_t most) const {
     last.push_back(misses[(next + misses.size() - 1 - age) % misses.size()]);
   }
   return last;
+}
+
+void MissLog::Forget(TenantId tenant, const NamespaceId* ns) {
+  std::vector<Miss> kept = ns == nullptr ? std::vector<Miss>() : Last(tenant, max_misses_);
+  rings_.erase(tenant);
+  // Whose namespace is not known may be of any.
+  std::erase_if(kept, [ns](const Miss& miss) { return miss.query.ns == *ns || miss.query.ns == NamespaceId{}; });
+  std::ranges::reverse(kept);
+  if (!kept.empty()) rings_[tenant].misses = std::move(kept);
 }
 
 }  // namespace ashlar::storage

@@ -13,6 +13,20 @@ void TextTable::Remember(TenantId tenant, const TextDigest& text, const Namespac
   memory.Put(text, namespaces);
 }
 
+void TextTable::Forget(TenantId tenant, const NamespaceId* ns) {
+  if (ns == nullptr) {
+    memories_.erase(tenant);
+    return;
+  }
+  const auto memory = memories_.find(tenant);
+  if (memory == memories_.end()) return;
+  memory->second.EraseIf([ns](const TextDigest&, Namespaces& known) {
+    if (known.two && known.last == *ns) known.last = known.before;
+    if (known.two && (known.last == known.before || known.before == *ns)) known = {.last = known.last};
+    return known.last == *ns;
+  });
+}
+
 const NamespaceId* TextTable::Elsewhere(TenantId tenant, const TextDigest& text, const NamespaceId& ns) const {
   const auto memory = memories_.find(tenant);
   if (memory == memories_.end()) return nullptr;

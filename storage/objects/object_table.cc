@@ -145,14 +145,18 @@ ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeade
                      {.reason = MissReason::kDeclined,
                       .policy = PolicyKind::kBreakEven,
                       .bytes = plan.bytes,
-                      .gone_at = clock_.Now()});
+                      .gone_at = clock_.Now(),
+                      .space = Ghost::SpaceOf(plan.ns)});
     return {ReserveOutcome::kDeclined, {}};
   }
   Entry& entry = Make(pool, plan, flops);
   if (!placement_.Reserve(entry, plan.Extents())) {
     entries_.erase(ObjectId{entry.id});
     ghosts_.Remember(pool.tenant, plan.key,
-                     {.reason = MissReason::kBudgetRefused, .bytes = plan.bytes, .gone_at = clock_.Now()});
+                     {.reason = MissReason::kBudgetRefused,
+                      .bytes = plan.bytes,
+                      .gone_at = clock_.Now(),
+                      .space = Ghost::SpaceOf(plan.ns)});
     return {ReserveOutcome::kNoSpace, {}};
   }
   segments_.Insert(entry);
@@ -176,6 +180,7 @@ void ObjectTable::Publish(const Reference& object, ObjectHeader header) {
   Appear(entry);
   observer_.Published(entry.pool.tenant, entry.header.kind, entry.header.bytes);
   placement_.Written(entry);
+  if (entry.erased) Erase(ObjectId{entry.id});
   placement_.Pump();
 }
 
@@ -381,8 +386,12 @@ void ObjectTable::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKi
   entry.gone = why;
   if (entry.pinned) pins_.erase({entry.pinned_until, entry.id});
   if (entry.by_use) by_use_.at(entry.pool.tenant).erase(*std::exchange(entry.by_use, std::nullopt));
-  Ghost ghost{
-      .reason = why, .policy = policy, .uses = entry.uses, .bytes = entry.header.bytes, .gone_at = clock_.Now()};
+  Ghost ghost{.reason = why,
+              .policy = policy,
+              .uses = entry.uses,
+              .bytes = entry.header.bytes,
+              .gone_at = clock_.Now(),
+              .space = Ghost::SpaceOf(entry.header.ns)};
   if (entry.ready) {
     --objects_;
     object_bytes_ -= entry.header.bytes;
@@ -394,7 +403,7 @@ void ObjectTable::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKi
   }
   // Another node's object that this node had no use for: nothing of its own has gone.
   if (why == MissReason::kNeverSeen) return;
-  ghosts_.Remember(entry.pool.tenant, entry.header.key, ghost);
+  if (!entry.erased) ghosts_.Remember(entry.pool.tenant, entry.header.key, ghost);
   observer_.Evicted(entry.pool.tenant, entry.header.kind, ghost);
 }
 

@@ -13,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/btree_map.h"
+#include "absl/functional/function_ref.h"
 #include "storage/executor.h"
 #include "storage/history/explanation.h"
 #include "storage/history/ghost_table.h"
@@ -123,6 +124,24 @@ class ObjectTable final : public Offers {
   // Says of all objects again where they reside, a step each; false: there are more, call again.
   bool TellAll(Slice& slice);
 
+  // Shows the objects that came behind `after` and up to `last`, a step each, published or not, those that are gone and
+  // still in use among them, in the order of their coming, until `visit` has enough and returns false. `after` becomes
+  // the last one that was shown. Returns false where the slice ended first: call again. What `visit` does may end
+  // objects, the shown one too.
+  bool Walk(ObjectId& after, ObjectId last, Slice& slice, absl::FunctionRef<bool(Entry&)> visit);
+  ObjectId newest() const { return next_id_ - 1; }
+  Entry* Find(ObjectId id) { return Living(id); }  // null: it is gone. Counts as no use
+  // Ends an object, with its bundle, as an operator who wants nothing of it to stay: its bytes on a disk are
+  // overwritten, and no ghost is left. One that is being published ends as soon as it is published. Harmless if it is
+  // gone.
+  void Erase(ObjectId id);
+  // Forgets what is remembered of objects that have gone, of a tenant or of one of its namespaces.
+  void ForgetGhosts(TenantId tenant, const NamespaceId* ns) { ghosts_.ForgetAll(tenant, ns); }
+  // Returns whether something of an object that has ended is on the disk yet, or on its way there; Shred: and has that
+  // overwritten.
+  bool OnDisk(ObjectId id) const;
+  bool Shred(ObjectId id);
+
   // Takes in an object that another node has (storage/tier/remote_source.h): look-ups find it, and bring it up from
   // there; `cost` estimates how long that takes (0: not known). False: there is such an object already, and the copy
   // is not taken.
@@ -141,7 +160,7 @@ class ObjectTable final : public Offers {
   // meanwhile finds it there, and keeps it.
   void GiveUp(TenantId tenant, const Key& key);
   // Objects of this tenant expire when they were not used for so long (0: never).
-  void SetTimeToLive(TenantId tenant, Nanos ttl) { ttls_[tenant] = ttl; }
+  void SetTimeToLive(TenantId tenant, Nanos ttl);
   // Ends pins and expires objects, a step each, and continues copies that found no room. False: call again.
   bool Tick(Slice& slice);
 
@@ -204,7 +223,7 @@ class ObjectTable final : public Offers {
   SegmentTable segments_;
   GhostTable ghosts_;
   ObjectId next_id_ = 1;
-  absl::flat_hash_map<ObjectId, std::unique_ptr<Entry>> entries_;  // in the table, or gone and still in use
+  absl::btree_map<ObjectId, std::unique_ptr<Entry>> entries_;  // in the table, or gone and still in use; by coming
   Placement placement_;
   std::map<TenantId, Nanos> ttls_;
   std::map<TenantId, std::list<ObjectId>> by_use_;  // of tenants whose objects expire, the longest unused first

@@ -1,7 +1,9 @@
-// Objects that other nodes have, taken in and let go; and what others are told of this node's.
+// Objects that other nodes have, taken in and let go; what others are told of this node's; and all objects, one after
+// another.
 #include <algorithm>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "storage/objects/object_table.h"
 
@@ -43,6 +45,57 @@ bool ObjectTable::TellAll(Slice& slice) {
     Reside(*entry);
   }
   return true;
+}
+
+void ObjectTable::SetTimeToLive(TenantId tenant, Nanos ttl) {
+  if (ttls_.contains(tenant)) {
+    ttls_[tenant] = ttl;
+    return;
+  }
+  if (ttl == 0) return;
+  ttls_[tenant] = ttl;
+  // Of the objects that came before, the longest unused one stands first.
+  std::vector<std::pair<Nanos, Entry*>> here;
+  for (const auto& [id, entry] : entries_) {
+    if (entry->pool.tenant == tenant && entry->ready && entry->gone == MissReason::kNone) {
+      here.emplace_back(entry->last_used_at, entry.get());
+    }
+  }
+  std::ranges::stable_sort(here, {}, &std::pair<Nanos, Entry*>::first);
+  std::list<ObjectId>& order = by_use_[tenant];
+  for (const auto& [used, entry] : here) entry->by_use = order.insert(order.end(), entry->id);
+}
+
+bool ObjectTable::Walk(ObjectId& after, ObjectId last, Slice& slice, absl::FunctionRef<bool(Entry&)> visit) {
+  while (true) {
+    const auto next = entries_.upper_bound(after);
+    if (next == entries_.end() || next->first > last) return true;
+    if (!slice.Take()) return false;
+    after = next->first;
+    Entry& entry = *next->second;
+    if (!visit(entry)) return true;
+  }
+}
+
+void ObjectTable::Erase(ObjectId id) {
+  Entry* const found = Living(id);
+  if (found == nullptr) return;
+  const TenantId tenant = found->pool.tenant;
+  const Key key = found->header.key;
+  for (Entry* shard : segments_.All(tenant, key)) shard->erased = true;
+  if (found->ready) Unlink(*found, MissReason::kEvicted, PolicyKind::kOperator, placement_.Nearest(*found));
+  ghosts_.Forget(tenant, key);
+}
+
+bool ObjectTable::Shred(ObjectId id) {
+  if (!OnDisk(id)) return false;
+  entries_.at(id)->erased = true;
+  return true;
+}
+
+bool ObjectTable::OnDisk(ObjectId id) const {
+  const auto found = entries_.find(id);
+  return found != entries_.end() && found->second->gone != MissReason::kNone && placement_.OnDisk(*found->second);
 }
 
 }  // namespace ashlar::storage

@@ -282,6 +282,7 @@ void Placement::Remove(Entry& entry, size_t level) {
   copy.loaded = 0;
   Refresh(entry);
   Slot slot = std::exchange(copy.slot, {});
+  if (entry.erased && IsDisk(level)) disk_->Shred(slot);
   if (!committed) return levels_[level]->Free(entry.pool, std::move(slot));
   levels_[level]->Freed(entry.pool, slot.Extents());
   disk_->Erase(entry.pool.tenant, entry.header.key, std::move(slot), [this] { Pump(); });
@@ -420,16 +421,6 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   if (level > 0 || promoted) observer_.Copied(entry.pool.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);
   if (level == 0) CallWaiters(entry);
-}
-
-// A copy that was asked for ahead let others pass: its time says nothing about the time of copying.
-void Placement::CameUp(const Entry& entry) {
-  const Nanos now = clock_.Now();
-  if (entry.needed_at > entry.asked_at) {
-    observer_.Prefetched(entry.pool.tenant, now <= entry.needed_at);
-  } else {
-    promotion_[entry.pool.tenant].CameUp(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
-  }
 }
 
 void Placement::Tick() {

@@ -73,6 +73,25 @@ class Placement {
   // Ends the object's copies as soon as nothing uses them; then the object is `vacated`, perhaps before this returns.
   void Discard(Entry& entry);
 
+  // Holds a whole copy on this node for somebody who reads it, and lets it go again: meanwhile it stays where it is. No
+  // copy in a GPU's memory is held. False: it is not whole, and not held.
+  bool Hold(Entry& entry, size_t level);
+  void LetGo(Entry& entry, size_t level);
+  // What is there of the copy, which nobody holds any more, is not what was published, or cannot be read: it goes, and
+  // with the last copy, or one that is in use, the object.
+  void Damaged(Entry& entry, size_t level, MissReason why);
+  // Counts a copy that a tier could not read.
+  void Unreadable(TenantId tenant, size_t level, const absl::Status& error) {
+    observer_.TierError(tenant, kind(level), error);
+  }
+  const Slot& SlotOf(const Entry& entry, size_t level) const { return entry.copies[level].slot; }
+  bool IsDisk(size_t level) const { return level == disk_level_; }
+  const Tier& TierAt(size_t level) const { return levels_[level]->tier(); }
+  // Returns whether something of the object is on the disk yet, or on its way there.
+  bool OnDisk(const Entry& entry) const {
+    return disk_ != nullptr && entry.copies[disk_level_].state != Copy::State::kNone;
+  }
+
   // Goes on with what found no room. Call it now and then.
   void Pump();
   // Continues copies that found no room. Call it now and then.
@@ -105,7 +124,6 @@ class Placement {
   size_t fills() const { return fills_; }  // under way, commits among them
 
  private:
-  bool IsDisk(size_t level) const { return level == disk_level_; }
   Copy& RemoteOf(Entry& entry) const { return entry.copies[remote_level_]; }
   void RemoveRemote(Entry& entry);
   // Ends an object that only another node has, and that nobody waits for. True: it may be vacated.

@@ -87,14 +87,16 @@ Prefixes::Prefixes(ObjectTable& table, Publisher& publisher, Drain& drain, const
       is_open_(std::move(is_open)),
       capacity_(std::move(capacity)) {}
 
-void Prefixes::Adopt(const ObjectHeader& header) {
-  if (header.shard.rank != 0) return;
+void Prefixes::Adopt(TenantId tenant, const ObjectHeader& header) {
+  if (header.shard.rank != 0 || (header.kind != ObjectKind::kCheckpoint && header.kind != ObjectKind::kSpan)) return;
+  recovered_of_[header.ns] = tenant;
   if (header.kind == ObjectKind::kCheckpoint) ++recovered_[header.ns][{header.tokens, header.first_token}];
   if (header.kind == ObjectKind::kSpan) ++recovered_spans_[header.ns][{header.tokens, header.first_token}];
 }
 
-void Prefixes::AdoptRemote(const ObjectHeader& header) {
-  if (header.shard.rank != 0) return;
+void Prefixes::AdoptRemote(TenantId tenant, const ObjectHeader& header) {
+  if (header.shard.rank != 0 || (header.kind != ObjectKind::kCheckpoint && header.kind != ObjectKind::kSpan)) return;
+  recovered_of_[header.ns] = tenant;
   const std::pair place(header.tokens, header.first_token);
   if (header.kind == ObjectKind::kCheckpoint) recovered_[header.ns].try_emplace(place, 1);
   if (header.kind == ObjectKind::kSpan) recovered_spans_[header.ns].try_emplace(place, 1);
@@ -126,6 +128,7 @@ Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
 // The prefixes that it keeps are found again as after a restart.
 void Prefixes::Forget(std::map<NamespaceId, Space>::iterator space) {
   const uint64_t block = space->second.cache->costs().page_tokens;
+  recovered_of_[space->first] = space->second.tenant;
   Depths& depths = recovered_[space->first];
   Depths& spans = recovered_spans_[space->first];
   space->second.cache->store().ForEachKept([&](const PrefixNode& node) {
@@ -136,6 +139,24 @@ void Prefixes::Forget(std::map<NamespaceId, Space>::iterator space) {
     }
   });
   spaces_.erase(space);
+}
+
+void Prefixes::Forget(TenantId tenant, const NamespaceId* ns) {
+  const auto is_meant = [&](const NamespaceId& whose, TenantId owner) {
+    return owner == tenant && (ns == nullptr || whose == *ns);
+  };
+  std::erase_if(spaces_, [&](const auto& space) { return is_meant(space.first, space.second.tenant); });
+  std::erase_if(recovered_of_, [&](const auto& owned) {
+    if (!is_meant(owned.first, owned.second)) return false;
+    recovered_.erase(owned.first);
+    recovered_spans_.erase(owned.first);
+    return true;
+  });
+  if (ns == nullptr) {
+    conversations_.erase(tenant);
+  } else if (const auto table = conversations_.find(tenant); table != conversations_.end()) {
+    table->second->EraseIf([ns](const ConversationName& name, const Conversation&) { return name.ns == *ns; });
+  }
 }
 
 Prefixes::Conversations& Prefixes::Of(TenantId tenant) {

@@ -132,9 +132,12 @@ class Prefixes {
   // For namespaces that are first seen from now on.
   void SetCapacity(TenantId tenant, uint64_t bytes) { capacities_[tenant] = bytes; }
   // An object that a restart found on the disk: prompts that it is a prefix of will find it.
-  void Adopt(const ObjectHeader& header);
+  void Adopt(TenantId tenant, const ObjectHeader& header);
   // The same of one that another node has. Nobody says when it has gone, so its depth is counted once.
-  void AdoptRemote(const ObjectHeader& header);
+  void AdoptRemote(TenantId tenant, const ObjectHeader& header);
+  // Forgets the prompts and conversations of a tenant, or of one of its namespaces. Their objects stay the caller's
+  // concern.
+  void Forget(TenantId tenant, const NamespaceId* ns);
 
   // A depth at which a prompt may resume: every object that it needs is there. At least the prompt's last token is left
   // to compute.
@@ -263,6 +266,7 @@ class Prefixes {
   using Depths = std::map<std::pair<uint64_t, uint64_t>, uint64_t>;
   std::map<NamespaceId, Depths> recovered_;
   std::map<NamespaceId, Depths> recovered_spans_;  // likewise, by their ends and where they begin
+  std::map<NamespaceId, TenantId> recovered_of_;   // whose these are
   absl::flat_hash_map<Key, size_t> writing_;       // checkpoints that are being copied in, or their blocks
   std::map<SessionId, size_t> commits_;            // under way
   uint64_t asked_ = 0;

@@ -1,8 +1,11 @@
 #include "storage/sharing/page_pool.h"
 
+#include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_set.h"
 
@@ -116,9 +119,31 @@ void PagePool::PassDuty(Resident& segment) {
 
 void PagePool::RestIfUnused(Resident& segment) {
   if (!segment.references.empty() || segment.pins > 0) return;
+  if (segment.forgotten) {
+    shared_pages_ -= segment.pages.size();
+    return Drop(segment);
+  }
   segment.idle = idle_.insert(idle_.end(), &segment);
   idle_pages_ += segment.pages.size();
   shared_pages_ -= segment.pages.size();
+}
+
+void PagePool::Forget() {
+  Reclaim(free_.size() + idle_pages_);
+  std::vector<Key> used;
+  for (const auto& [key, segment] : segments_) {
+    if (!segment->forgotten) used.push_back(key);
+  }
+  std::ranges::sort(used);
+  for (const Key& key : used) {
+    std::unique_ptr<Resident> segment = std::move(segments_.extract(key).mapped());
+    segment->forgotten = true;
+    segment->key = Key();  // no hash is a small number and zeros
+    const uint64_t number = ++forgotten_;
+    std::memcpy(segment->key.bytes.data(), &number, sizeof number);
+    const Key anew = segment->key;
+    segments_.emplace(anew, std::move(segment));
+  }
 }
 
 void PagePool::Drop(Resident& segment) {

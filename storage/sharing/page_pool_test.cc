@@ -72,6 +72,32 @@ TEST(PagePool, WhatNobodyFilledIsNotKept) {
   EXPECT_FALSE(pool.InUse());
 }
 
+TEST(PagePool, WhatIsForgottenIsSharedWithNobodyLater) {
+  PagePool pool(20);
+  const auto running = pool.Admit(std::vector{Text(1, 4), Text(2, 3)}, 1).admission;
+  EXPECT_TRUE(pool.Filled(running, 0));
+  const auto over = pool.Admit(std::vector{Text(3, 5)}, 0).admission;
+  EXPECT_TRUE(pool.Filled(over, 0));
+  pool.End(over);
+  const std::vector<PageId> held = Pages(pool, running, 0);
+  pool.Forget();
+  pool.Forget();
+  EXPECT_EQ(pool.levels().idle, 0u) << "nobody used it";
+  EXPECT_EQ(pool.levels().shared, 7u);
+  EXPECT_EQ(Pages(pool, running, 0), held) << "requests keep what they have";
+  EXPECT_TRUE(pool.Filled(running, 1)) << "and go on";
+  const auto later = pool.Admit(std::vector{Text(1, 4)}, 0).admission;
+  ASSERT_NE(later, 0u);
+  EXPECT_EQ(pool.Segments(later)[0].content, Content::kToFill);
+  EXPECT_NE(Pages(pool, later, 0), held);
+  EXPECT_TRUE(pool.Filled(later, 0));
+  pool.End(running);
+  EXPECT_EQ(pool.levels().free, 16u) << "they go with their last request";
+  pool.End(later);
+  EXPECT_EQ(pool.levels(),
+            (PagePool::Levels{.pages = 20, .free = 16, .idle = 4, .segments = 1, .reclaimed_segments = 1}));
+}
+
 TEST(PagePool, RefusesAtOnceWithWhatItLacksAndChangesNothing) {
   PagePool pool(10);
   const auto running = pool.Admit(std::vector{Text(1, 3)}, 1).admission;

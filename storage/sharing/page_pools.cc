@@ -75,6 +75,13 @@ void PagePools::ReleaseAll(SessionId session) {
   }
 }
 
+void PagePools::Forget(TenantId tenant) {
+  for (const auto& [region, place] : places_) {
+    if (place.tenant != tenant) continue;
+    if (const std::shared_ptr<PagePool> pool = place.pool.lock()) pool->Forget();
+  }
+}
+
 PagePool::Levels PagePools::levels(TenantId tenant) const {
   PagePool::Levels sum;
   for (const auto& [region, place] : places_) {

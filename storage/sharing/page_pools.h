@@ -50,6 +50,9 @@ class PagePools {
   void Release(SessionId session, const LeaseId& lease);
   void ReleaseAll(SessionId session);
 
+  // PagePool::Forget in all pools of a tenant.
+  void Forget(TenantId tenant);
+
   // The levels of all pools of a tenant together.
   PagePool::Levels levels(TenantId tenant) const;
 

@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Make(const MemoryTierOpt
 }
 
 MemoryTier::MemoryTier(const MemoryTierOptions& options, size_t max_arenas)
-    : options_(options), addresses_(new std::atomic<std::byte*>[max_arenas]()) {}
+    : options_(options), max_arenas_(max_arenas), addresses_(new std::atomic<std::byte*>[max_arenas]()) {}
 
 absl::Status MemoryTier::AddTenant(TenantId tenant, uint64_t budget_bytes) {
   if (tenants_.contains(tenant)) return absl::AlreadyExistsError(absl::StrCat("tenant ", tenant, ": has a budget"));
@@ -99,9 +99,30 @@ absl::Status MemoryTier::AddTenant(TenantId tenant, uint64_t budget_bytes) {
         Name(options_.kind), "_bytes: ", budget_bytes, " exceed the ", options_.capacity_bytes - budgets_bytes_,
         " bytes that other tenants leave of ", Name(options_.kind), ".capacity_bytes"));
   }
-  tenants_[tenant].budget_bytes = budget_bytes / kExtentBytes * kExtentBytes;
+  budget_bytes = budget_bytes / kExtentBytes * kExtentBytes;
+  tenants_[tenant].budget_bytes = budget_bytes;
   budgets_bytes_ += budget_bytes;
   return absl::OkStatus();
+}
+
+absl::Status MemoryTier::CheckBudget(TenantId tenant, uint64_t budget_bytes) const {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end()) return absl::NotFoundError(absl::StrCat("tenant ", tenant, ": has no budget"));
+  if (budget_bytes < kExtentBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("must be at least one extent, ", kExtentBytes));
+  }
+  if (budget_bytes / kExtentBytes * kExtentBytes < found->second.held_bytes) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("its arenas hold ", found->second.held_bytes, " bytes, and are never given back"));
+  }
+  return absl::OkStatus();
+}
+
+void MemoryTier::SetBudget(TenantId tenant, uint64_t budget_bytes) {
+  uint64_t& budget = tenants_.at(tenant).budget_bytes;
+  budgets_bytes_ -= budget;
+  budget = budget_bytes / kExtentBytes * kExtentBytes;
+  budgets_bytes_ += budget;
 }
 
 absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
@@ -120,6 +141,8 @@ absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
 }
 
 absl::Status MemoryTier::Grow(TenantId id, Tenant& tenant) {
+  // A budget that was raised leaves an arena behind that is not full-sized.
+  if (arenas_.size() == max_arenas_) return absl::ResourceExhaustedError("arena: there are as many as there may be");
   const uint64_t bytes = std::min(options_.arena_bytes, tenant.budget_bytes - tenant.held_bytes);
   auto arena = MakeArena(bytes, options_);
   if (!arena.ok()) return arena.status();

@@ -35,6 +35,11 @@ class MemoryTier final : public Tier {
   // holds no extent or the budgets together exceed the capacity; ALREADY_EXISTS for a tenant that has one.
   absl::Status AddTenant(TenantId tenant, uint64_t budget_bytes);
 
+  // Gives a tenant another budget; the sum over tenants must fit the capacity. Check: FAILED_PRECONDITION where the
+  // tenant's arenas, which are never given back, take more; INVALID_ARGUMENT below one extent; NOT_FOUND.
+  absl::Status CheckBudget(TenantId tenant, uint64_t budget_bytes) const;
+  void SetBudget(TenantId tenant, uint64_t budget_bytes);
+
   TierKind kind() const override { return options_.kind; }
   absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents) override;
   void Free(Slot slot) override;
@@ -69,6 +74,7 @@ class MemoryTier final : public Tier {
   const MemoryTierOptions options_;
   std::map<TenantId, Tenant> tenants_;
   uint64_t budgets_bytes_ = 0;
+  const size_t max_arenas_;
   std::vector<OwnedArena> arenas_;
   // The arenas' addresses, for readers on other threads while arenas are added: never reallocated.
   const std::unique_ptr<std::atomic<std::byte*>[]> addresses_;

@@ -10,8 +10,8 @@
 
 namespace ashlar::storage {
 
-// One object's copy on another node, as long as that node keeps it there for this one. Drawn by the source, never 0, and
-// never drawn twice.
+// One object's copy on another node, as long as that node keeps it there for this one. Drawn by the source, never 0,
+// and never drawn twice.
 using RemoteCopyId = uint64_t;
 
 // The metadata thread makes all calls and gets all callbacks. Storage knows neither nodes nor networks: another node

@@ -246,6 +246,26 @@ absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budg
   return absl::OkStatus();
 }
 
+absl::Status SsdTier::CheckBudget(TenantId tenant, uint64_t budget_bytes) const {
+  if (!has_disk()) return absl::FailedPreconditionError("the disk cannot be opened, and may hold more");
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end()) return absl::NotFoundError(absl::StrCat("tenant ", tenant, ": has no budget"));
+  if (budget_bytes < kExtentBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("must be at least one extent, ", kExtentBytes));
+  }
+  if (budget_bytes / kExtentBytes * kExtentBytes < found->second.used_bytes) {
+    return absl::FailedPreconditionError(absl::StrCat("its objects take ", found->second.used_bytes, " bytes there"));
+  }
+  return absl::OkStatus();
+}
+
+void SsdTier::SetBudget(TenantId tenant, uint64_t budget_bytes) {
+  uint64_t& budget = tenants_.at(tenant).budget_bytes;
+  budgets_bytes_ -= budget;
+  budget = budget_bytes / kExtentBytes * kExtentBytes;
+  budgets_bytes_ += budget;
+}
+
 SsdTier::Claim SsdTier::ClaimExtents(const SsdRecord& record, Tenant* tenant) {
   const uint64_t bytes = record.header.Extents() * kExtentBytes;
   if (tenant != nullptr && bytes > tenant->budget_bytes - tenant->used_bytes) return Claim::kOverBudget;
@@ -332,11 +352,6 @@ void SsdTier::Free(Slot slot) {
   }
 }
 
-void SsdTier::Release(const Slot& slot) {
-  for (const ExtentRun& run : slot.runs) extents_.Give(run);
-  tenants_.at(slot.tenant).used_bytes -= slot.Extents() * kExtentBytes;
-}
-
 TierUsage SsdTier::Usage(TenantId tenant) const {
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return {};
@@ -416,17 +431,6 @@ void SsdTier::Commit(TenantId tenant, PoolKind pool, const ObjectHeader& header,
                  }
                  done(outcome.status);
                });
-}
-
-void SsdTier::Erase(TenantId tenant, const Key& key, Slot slot, std::function<void()> done) {
-  const auto found = committed_.find(FirstExtent(slot));
-  Require(found != committed_.end() && tenant == slot.tenant, "an erasure of a slot that is not committed");
-  const uint64_t sequence = found->second;
-  committed_.erase(found);
-  commits_.Delete(RecordName(key, sequence), [this, slot = std::move(slot), done = std::move(done)] {
-    Release(slot);
-    if (done) done();
-  });
 }
 
 }  // namespace ashlar::storage

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/object.h"
@@ -62,6 +64,11 @@ class SsdTier final : public Tier {
   // the field when it holds no extent, the name is empty or given away, or the budgets together exceed the capacity;
   // ALREADY_EXISTS for a tenant that has one. Records name tenants by name: numbers may change between runs.
   absl::Status AddTenant(TenantId tenant, std::string name, uint64_t budget_bytes);
+
+  // Gives a tenant another budget; the sum over tenants must fit the capacity. Check: FAILED_PRECONDITION where its
+  // objects take more, or there is no disk; INVALID_ARGUMENT below one extent; NOT_FOUND for one that has none.
+  absl::Status CheckBudget(TenantId tenant, uint64_t budget_bytes) const;
+  void SetBudget(TenantId tenant, uint64_t budget_bytes);
 
   struct Recovered {
     TenantId tenant = 0;
@@ -126,6 +133,13 @@ class SsdTier final : public Tier {
   // that fails is tried again with the next commit, erasure, or allocation that finds no room.
   void Erase(TenantId tenant, const Key& key, Slot slot, std::function<void()> done = nullptr);
 
+  // The bytes of this slot are overwritten with zeros when it is given back or erased, before its extents can be
+  // allocated again.
+  void Shred(const Slot& slot) { to_shred_.insert(slot.runs.front().first); }
+  // `done` once all deletions and overwriting that were asked for before are durable; an error: of the bytes, some may
+  // not be overwritten. While the tier is degraded it comes late, and without a disk at once, UNAVAILABLE.
+  void WhenErased(std::function<void(absl::Status)> done);
+
  private:
   struct Tenant {
     std::string name;
@@ -152,6 +166,8 @@ class SsdTier final : public Tier {
   Claim ClaimExtents(const SsdRecord& record, Tenant* tenant);
   absl::Status CheckCommit(const ObjectHeader& header, const Slot& slot) const;
   void Release(const Slot& slot);
+  void GiveBack(const Slot& slot);
+  void ShredNext();
 
   const uint64_t slab_extents_;
   BlockFile* file_ = nullptr;  // null: the tier has no disk
@@ -165,6 +181,11 @@ class SsdTier final : public Tier {
   absl::flat_hash_map<uint32_t, Uncommitted> uncommitted_;
   absl::flat_hash_map<uint32_t, uint64_t> committed_;  // → the record's sequence
   uint64_t next_sequence_ = 1;
+  absl::flat_hash_set<uint32_t> to_shred_;  // slots, by their first extent
+  std::deque<Slot> shredding_;
+  bool shreds_ = false;  // the first of these, or syncs
+  std::vector<std::function<void(absl::Status)>> when_shredded_;
+  absl::Status shred_error_;  // the first since somebody waits
   absl::Status health_;
   bool probing_ = false;
   Nanos now_ = 0, next_probe_ = 0, well_since_ = 0, patience_;

@@ -1,6 +1,7 @@
 // InFlight: the landings and compositions that tenants have in flight at once, and their bounds.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -23,7 +24,8 @@ class InFlight {
   // Counts work in flight. False: it would be too much, and nothing was counted.
   bool Begin(TenantId tenant, uint64_t bytes) {
     Share& share = shares_[tenant];
-    if (share.calls >= share.bounds.calls || bytes > share.bounds.bytes - share.bytes) return false;
+    if (share.calls >= share.bounds.calls || bytes > share.bounds.bytes - std::min(share.bytes, share.bounds.bytes))
+      return false;
     ++share.calls;
     share.bytes += bytes;
     return true;
@@ -38,7 +40,7 @@ class InFlight {
   struct Share {
     Bounds bounds;
     size_t calls = 0;
-    uint64_t bytes = 0;  // never above the bound, which is set before anything begins
+    uint64_t bytes = 0;  // above the bound only where that was lowered meanwhile
   };
   std::map<TenantId, Share> shares_;
 };

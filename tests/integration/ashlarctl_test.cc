@@ -1,19 +1,19 @@
 // ashlarctl as an operator runs it, against a real daemon that a real engine uses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdio.h>
-#include <sys/wait.h>
 
-#include <array>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "nlohmann/json.hpp"
 #include "proto/version.h"
+#include "tests/integration/ashlarctl_run.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/test_engine.h"
+#include "tools/ashlarctl/json_fields.h"
 
 namespace ashlar::integration {
 namespace {
@@ -23,22 +23,8 @@ using testing::HasSubstr;
 
 class Ashlarctl : public testing::Test {
  protected:
-  struct Ended {
-    int code = -1;
-    std::string output;  // and errors
-  };
   // `arguments` in the shell's words.
-  Ended Run(const std::string& arguments) {
-    const std::string command =
-        std::string(ASHLARCTL) + " " + arguments + " --socket " + daemon_.admin_socket() + " 2>&1";
-    Ended ended;
-    FILE* pipe = ::popen(command.c_str(), "r");
-    std::array<char, 4096> bytes;
-    for (size_t got; (got = ::fread(bytes.data(), 1, bytes.size(), pipe)) > 0;) ended.output.append(bytes.data(), got);
-    const int status = ::pclose(pipe);
-    ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return ended;
-  }
+  Ended Run(const std::string& arguments) { return RunAshlarctl(arguments, daemon_.admin_socket()); }
   json Ask(const std::string& arguments) {
     const Ended ended = Run(arguments + " --json");
     EXPECT_EQ(ended.code, 0) << ended.output;
@@ -193,6 +179,64 @@ TEST_F(Ashlarctl, ProbesTheHealthThatEnginesSee) {
   EXPECT_THAT(unknown.output, HasSubstr("--service: the daemon has no \"cake\""));
   EXPECT_EQ(Run("health --seconds 0").code, 2);
   EXPECT_EQ(Run("health --rpc-socket /nowhere --seconds 1").code, 1);
+}
+
+// Of a value that is no object or array of some.
+void CollectPaths(const json& value, const std::string& path, std::set<std::string>& paths) {
+  if (value.is_object() && !value.empty()) {
+    for (const auto& [name, below] : value.items()) {
+      CollectPaths(below, path.empty() ? name : path + "." + name, paths);
+    }
+  } else if (value.is_array()) {
+    for (const json& below : value) CollectPaths(below, path + "[]", paths);
+  } else if (!value.is_object()) {
+    paths.insert(path);
+  }
+}
+
+TEST_F(Ashlarctl, EveryFieldOfEveryAnswerIsDocumented) {
+  engine_.PublishPrompt(prompt_);
+  engine_.Lookup(prompt_);
+  engine_.Lookup(MakePrompt(77, 3, 60));
+  const std::string texts = " --tenant default --namespace " + Namespace() + Files(prompt_);
+  const struct {
+    std::string command, arguments;
+  } kCases[] = {{"explain", texts},
+                {"explain", " --last 5"},
+                {"pin", " --hard" + texts},
+                {"unpin", texts},
+                {"ls", ""},
+                {"verify", ""},
+                {"forget", " --tenant default --dry-run"},
+                {"reload", ""},
+                {"evict", texts},
+                {"status", ""},
+                {"top", " --count 1 --interval 0.1"},
+                {"models", ""},
+                {"stats", ""},
+                {"sessions", ""},
+                {"drain", " --seconds 0.1"},
+                {"undrain", ""},
+                {"config", ""},
+                {"support-bundle", " " + daemon_.directory() + "/bundle"},
+                {"doctor", ""},
+                {"completion", " bash"},
+                {"man", ""}};
+  for (const auto& [command, arguments] : kCases) {
+    SCOPED_TRACE(command);
+    std::set<std::string> documented;
+    for (const ctl::JsonField& field : ctl::JsonFieldsOf(command)) documented.insert(field.path);
+    const Ended ended = Run(command + arguments + " --json");
+    const json answer = json::parse(ended.output, nullptr, /*allow_exceptions=*/false);
+    ASSERT_TRUE(answer.is_object()) << ended.output;
+    std::set<std::string> paths;
+    CollectPaths(answer, "", paths);
+    EXPECT_FALSE(paths.empty());
+    for (const std::string& path : paths) {
+      const bool known = documented.contains(path) || documented.contains(path.substr(0, path.rfind('.')) + ".*");
+      EXPECT_TRUE(known) << path << " is not in tools/ashlarctl/json_fields.cc";
+    }
+  }
 }
 
 TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {

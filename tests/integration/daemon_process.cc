@@ -140,22 +140,22 @@ DaemonProcess::DaemonProcess(const DaemonOptions& options)
 }
 
 void DaemonProcess::Configure(const DaemonOptions& options) {
-  std::ofstream(directory_ + "/config.yaml")
-      << "listen:\n"
-      << "  rpc_socket: " << directory_ << "/rpc.sock\n"
-      << "  session_socket: " << directory_ << "/session.sock\n"
-      << "  admin_socket: " << admin_socket() << "\n"
-      << "  metrics_address: 127.0.0.1:0\n"
-      << "metrics:\n"
-      << "  tenants: named\n"
-      << "dram:\n"
-      << "  capacity_bytes: " << options.dram << "\n"
-      << "  arena_bytes: " << options.arena << "\n"
-      << "workers:\n"
-      << "  threads: " << options.threads << "\n"
-      << "drain_seconds: " << options.drain_seconds << "\n"
-      << "eviction: " << options.eviction << "\n"
-      << SsdYaml(ssd_folder(), options) << options.tenants << options.sessions << options.gpu << options.cluster;
+  std::ofstream(directory_ + "/config.yaml") << "listen:\n"
+                                             << "  rpc_socket: " << directory_ << "/rpc.sock\n"
+                                             << "  session_socket: " << directory_ << "/session.sock\n"
+                                             << "  admin_socket: " << admin_socket() << "\n"
+                                             << "  metrics_address: 127.0.0.1:0\n"
+                                             << "metrics:\n"
+                                             << "  tenants: named\n"
+                                             << "dram:\n"
+                                             << "  capacity_bytes: " << options.dram << "\n"
+                                             << "  arena_bytes: " << options.arena << "\n"
+                                             << "workers:\n"
+                                             << "  threads: " << options.threads << "\n"
+                                             << "drain_seconds: " << options.drain_seconds << "\n"
+                                             << "eviction: " << options.eviction << "\n"
+                                             << SsdYaml(ssd_folder(), options) << options.tenants << options.sessions
+                                             << options.gpu << options.cluster << options.more;
 }
 
 DaemonProcess::~DaemonProcess() {

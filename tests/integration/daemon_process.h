@@ -36,6 +36,7 @@ struct DaemonOptions {
   uint32_t threads = 2;
   std::string gpu;                       // YAML of the field `gpu`; empty: none
   std::string cluster;                   // YAML of the field `cluster`; empty: none
+  std::string more;                      // YAML of further fields
   std::string program;                   // other than the ashlard of this build
   std::vector<std::string> environment;  // NAME=VALUE, besides this process's
   bool own_pid_namespace = false;        // only where MayMakePidNamespaces()

@@ -46,6 +46,7 @@ ROOMS = {
         "prefix": {"history", "memory", "objects", "policy", "tier", "transfer"},
         "lookup": {"history", "objects", "prefix", "tier", "transfer"},
         "sharing": {"tier"},
+        "upkeep": {"history", "lookup", "objects", "prefix", "tier"},
     },
     "daemon": {
         "runtime": set(),
@@ -62,7 +63,7 @@ ROOMS = {
         "peer": {"observe", "peer/control", "peer/directory", "peer/transport", "router", "runtime", "security"},
         "engine": {"events", "peer", "peer/control", "peer/directory", "peer/transport", "router", "runtime", "session"},
         "rpc": {"engine", "observe", "runtime", "session"},
-        "admin": {"engine", "events", "observe", "router", "rpc", "runtime", "session"},
+        "admin": {"config", "engine", "events", "observe", "router", "rpc", "runtime", "session"},
     },
     "client": {
         "include/ashlar": set(),

@@ -42,6 +42,8 @@ Driver::Driver(uint64_t seed, Bug bug) : world_(seed, DrawSizes(seed), bug) {
   add(30, &Driver::SetFaults);
   add(5, &Driver::Crash);
   add(10, &Driver::Operate);
+  add(6, &Driver::Forget);
+  add(12, &Driver::Verify);
   add(335, &Driver::Execute);
   if (features_.slices) add(150, &Driver::GoOn);
   if (features_.prompts) add(40, &Driver::CommitText);
@@ -124,6 +126,8 @@ void Driver::Published(SessionId session, storage::ReservationId id, PublishOutc
   if (found == reservations_.end()) return Fail("a publish was answered twice, or was never asked for");
   if (outcome == PublishOutcome::kPublished) {
     published_.insert(found->text);
+    republished_.insert(found->text);
+    forgotten_.erase(found->text);
     used_[found->text] = surely_used_[found->text] = world_.clock.Now();
   }
   if (outcome == PublishOutcome::kBusy) {
@@ -335,9 +339,11 @@ void Driver::Crash() {
   for (auto& [text, used] : used_) used = surely_used_[text] = world_.clock.Now();
   draining_ = 0;
   drains_ = false;
+  forgetting_ = nullptr;
   world_.CrashAndRestart();
   for (int i = 0; i < kSessions; ++i) Open();
   if (!std::ranges::all_of(names, on_disk)) Fail("what the disk acknowledged is not there after a crash");
+  CheckForgotten();
 }
 
 void Driver::Operate() {

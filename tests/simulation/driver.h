@@ -221,6 +221,16 @@ class Driver {
   void CheckPages();
   void ConcludePages();
 
+  // Operators' work on many objects (driver_upkeep.cc).
+  void Forget();
+  void GoOnForgetting();
+  bool IsThere(const Text& text);
+  void CheckForgotten();
+  void Verify();
+  uint64_t Damaged();
+  void CheckDamage();
+  void ConcludeUpkeep();
+
   // Everybody's.
   void Die();
   void Advance();
@@ -294,6 +304,12 @@ class Driver {
   bool evicted_prefixes_ = false;                         // likewise, some
   std::map<uint64_t, Commit> commits_;                    // under way
   uint64_t next_commit_ = 1;
+
+  std::shared_ptr<storage::Forgetting> forgetting_;  // null: none
+  TenantId forgets_ = 0;                             // whom
+  bool forgotten_is_gone_ = false;
+  std::set<Text> republished_;  // since it began
+  std::set<Text> forgotten_;    // for good, and not published since
 
   std::map<TenantId, Region> regions_;
   std::map<LeaseId, Request> requests_;

@@ -24,7 +24,8 @@ uint64_t ExtentsOf(const Match& match, std::set<const ObjectHeader*>& seen) {
 
 // Promise 3: who is refused for want of room is refused because of what others hold.
 void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
-  if (SomethingEnds()) return;  // it gives its room back in a moment
+  if (SomethingEnds()) return;                               // it gives its room back in a moment
+  if (cache().upkeep().scrubber().report().running) return;  // it holds a copy for a moment
   if (cache().stats().copies_under_way > 0 || cache().stats().landings > 0) return;  // they hold for a moment
   if (world_.observer.memory_refusals > 0) return;  // the machine that simulates has no memory left itself
   const auto of_tenant = [tenant](const auto& item) { return TenantOf(item.second.session) == tenant; };
@@ -53,6 +54,7 @@ void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
 void Driver::CheckHit(const Text& text, const Found& found, std::optional<Nanos> used) {
   for (const Text& part : BundleOf(text)) {
     if (!published_.contains(part)) Fail("found what its tenant never published");
+    if (forgotten_.contains(part)) Fail("found what was forgotten");
   }
   if (!IsOf(*found.header, text)) Fail("found another text's object");
   if (found.slot->Extents() != Plans().at(text).Extents()) Fail("found an object of another size");
@@ -336,6 +338,7 @@ void Driver::Conclude() {
     return Fail("something is still under way when all has ended");
   }
   ConcludePages();
+  ConcludeUpkeep();
   CheckWrittenAgain();
   for (const auto& [tenant, key] : pinned_prefixes_) cache().Unpin(tenant, key);
   for (const TenantId tenant : {1, 2}) {

@@ -33,17 +33,12 @@ void Reached::Add(const Reached& other) {
 
 namespace {
 
-constexpr const char* kEventNames[kEvents] = {"prefixes landed",
-                                              "conversations' prefixes landed",
-                                              "spans landed",
-                                              "states kept",
-                                              "spans kept",
-                                              "composed",
-                                              "not composed",
-                                              "shared pages filled",
-                                              "shared pages read",
-                                              "pages reclaimed",
-                                              "expired"};
+constexpr const char* kEventNames[kEvents] = {"prefixes landed",   "conversations' prefixes landed",
+                                              "spans landed",      "states kept",
+                                              "spans kept",        "composed",
+                                              "not composed",      "shared pages filled",
+                                              "shared pages read", "pages reclaimed",
+                                              "expired",           "forgotten"};
 
 }  // namespace
 

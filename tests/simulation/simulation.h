@@ -23,7 +23,8 @@
 // published; nothing crosses tenants or conversations, and nothing is found that was not offered; leased data and
 // requests' pages stay, and data that nobody holds never blocks; budgets hold at every step; overdue items end, and
 // nothing else does; no tenant's work waits while more of another's begins than its turn; acknowledged objects are
-// there after a crash; a disk that is well again is written again by itself; and every call is answered, once.
+// there after a crash, and forgotten ones are not; a disk that is well again is written again by itself; and every
+// call is answered, once.
 //
 // A run of many seeds in parts, on a machine that is needed for other things meanwhile:
 //   ASHLAR_SIMULATION_SEEDS=20000 ASHLAR_SIMULATION_PROGRESS=seeds.txt ASHLAR_SIMULATION_PART=2000
@@ -60,6 +61,7 @@ enum class Bug {
   kIgnoresShares,           // a tenant may have any number of calls in flight
   kForgetsSlices,           // promise 6: a call that was begun in slices is not gone on with
   kRefusesProbes,           // a disk that is well again refuses what is tried on it
+  kForgetsTooEarly,         // what is to be forgotten is acknowledged before the disk has done so
 };
 
 enum class Fault : uint8_t {
@@ -105,8 +107,9 @@ enum class Event : uint8_t {
   kPagesShared,
   kPagesReclaimed,
   kExpired,
+  kForgotten,  // a tenant, for good
 };
-inline constexpr size_t kEvents = 11;
+inline constexpr size_t kEvents = 12;
 
 // Counts how often each fault struck in each state.
 struct Coverage {

@@ -180,7 +180,8 @@ constexpr const char* kBugNames[] = {"None",
                                      "ServesInOrder",
                                      "IgnoresShares",
                                      "ForgetsSlices",
-                                     "RefusesProbes"};
+                                     "RefusesProbes",
+                                     "ForgetsTooEarly"};
 
 std::vector<Bug> AllBugs() {
   std::vector<Bug> bugs;

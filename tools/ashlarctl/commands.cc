@@ -43,6 +43,46 @@ std::vector<Command> CommandsOnObjects() {
   };
 }
 
+const Option kNamespace = {
+    "namespace", "HEX", "the model's namespace, or as many first digits as tell it from others", {}};
+
+std::vector<Command> CommandsOnMany() {
+  return {
+      {"ls",
+       "",
+       "the objects: tenant, key, kind, size, tiers, uses, ages",
+       "In the order in which they came. Each is listed once, whatever comes and goes meanwhile.",
+       {kTenant,
+        kNamespace,
+        {"kind", "KIND", "of this kind only", {"segment", "checkpoint", "prefix_page", "span"}},
+        {"tier", "TIER", "of which this tier has a whole copy", {"hbm", "dram", "ssd"}},
+        {"limit", "N", "at most so many, 1000 if not given", {}},
+        {"after", "CURSOR", "go on behind an earlier listing, which said where", {}}},
+       Ls},
+      {"forget",
+       "",
+       "ends all that is cached, and known, of a tenant or of a model",
+       "Look-ups find nothing of it any more, at once; leased bytes leave memory with their leases; on the disk "
+       "records "
+       "are deleted and bytes overwritten, and a crash brings nothing back. What engines publish later stays. Other "
+       "nodes "
+       "are not asked: run it on each. It fails if the disk does not acknowledge in time; call it again then.",
+       {kTenant,
+        kNamespace,
+        {"dry-run", "", "only say how much it is", {}},
+        {"seconds", "S", "how long it waits for the disk, 60 if not given", {}}},
+       Forget},
+      {"verify",
+       "",
+       "verifies the checksums of all copies in all tiers, at a bounded rate",
+       "Damaged copies are dropped, so that they are misses. It waits, and fails if a copy was damaged.",
+       {{"rate", "SIZE", "a second, like 64MiB; else scrub.bytes_per_second, or 256MiB where that is off", {}},
+        {"no-wait", "", "begin only", {}},
+        {"status", "", "begin nothing: how far the pass under way is, or what the last one found", {}}},
+       Verify},
+  };
+}
+
 std::vector<Command> CommandsOnTheDaemon() {
   return {
       {"status",
@@ -70,6 +110,12 @@ std::vector<Command> CommandsOnTheDaemon() {
        Drain},
       {"undrain", "", "takes requests again", "", {}, Undrain},
       {"config", "", "the configuration in effect", "", {}, Config},
+      {"reload",
+       "",
+       "reads the configuration's file again, as SIGHUP does",
+       "All of it is taken over, or nothing: fields that need a restart are named, and refused.",
+       {{"dry-run", "", "only say what would change", {}}},
+       Reload},
       {"support-bundle",
        "FILE",
        "what others need to understand the daemon, in one JSON file",
@@ -148,7 +194,7 @@ absl::Status CheckWord(const std::string& what, const std::string& word, const s
 const std::vector<Command>& Commands() {
   static const auto* const commands = [] {
     auto* all = new std::vector<Command>();
-    for (const auto& part : {CommandsOnObjects(), CommandsOnTheDaemon(), CommandsOnItself()}) {
+    for (const auto& part : {CommandsOnObjects(), CommandsOnMany(), CommandsOnTheDaemon(), CommandsOnItself()}) {
       all->insert(all->end(), part.begin(), part.end());
     }
     return all;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "proto/version.h"
+#include "tools/ashlarctl/json_fields.h"
 
 namespace ashlar::ctl {
 namespace {
@@ -176,6 +177,10 @@ std::string Help(const Command& command) {
   if (!command.operand_words.empty()) {
     absl::StrAppendFormat(&help, "  %-18s %s\n", command.operands, absl::StrJoin(command.operand_words, ", "));
   }
+  help += "\nfields with --json:\n";
+  for (const JsonField& field : JsonFieldsOf(command.name)) {
+    absl::StrAppend(&help, "  ", field.path, *field.meaning == '\0' ? "" : "  ", field.meaning, "\n");
+  }
   return help;
 }
 
@@ -187,6 +192,11 @@ std::string ManualPage() {
     absl::StrAppend(&page, ".SS ", Troff(Synopsis(command)), "\n", Troff(command.summary), ".\n");
     if (*command.detail != '\0') absl::StrAppend(&page, Troff(command.detail), "\n");
     for (const Option& option : command.options) page += TroffOption(option);
+    absl::StrAppend(&page, ".TP\n.B Fields with ", Troff("--json"), "\n.nf\n");
+    for (const JsonField& field : JsonFieldsOf(command.name)) {
+      absl::StrAppend(&page, Troff(field.path), *field.meaning == '\0' ? "" : "  ", Troff(field.meaning), "\n");
+    }
+    page += ".fi\n";
   }
   page += ".SH OPTIONS OF EVERY COMMAND\n";
   for (const Option& option : CommonOptions()) page += TroffOption(option);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "absl/strings/str_replace.h"
+#include "tools/ashlarctl/json_fields.h"
 
 namespace ashlar::ctl {
 namespace {
@@ -13,13 +14,18 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(Manual, EveryPageHasEveryCommandAndOption) {
-  const std::string page = absl::StrReplaceAll(ManualPage(), {{"\\-", "-"}}), bash = CompletionScript("bash"), zsh = CompletionScript("zsh"),
-                    fish = CompletionScript("fish");
+  const std::string page = absl::StrReplaceAll(ManualPage(), {{"\\-", "-"}}), bash = CompletionScript("bash"),
+                    zsh = CompletionScript("zsh"), fish = CompletionScript("fish");
   std::set<std::string> names;
   for (const Command& command : Commands()) {
     EXPECT_TRUE(names.insert(command.name).second) << command.name << " is there twice";
     ASSERT_NE(command.run, nullptr) << command.name;
     for (const std::string& text : {Usage(), page, bash, zsh, fish}) EXPECT_THAT(text, HasSubstr(command.name));
+    EXPECT_FALSE(JsonFieldsOf(command.name).empty()) << command.name << " does not say what its JSON has";
+    for (const JsonField& field : JsonFieldsOf(command.name)) {
+      EXPECT_THAT(Help(command), HasSubstr(field.path));
+      EXPECT_THAT(page, HasSubstr(field.path));
+    }
     std::set<std::string> options;
     for (const auto* all : {&command.options, &CommonOptions()}) {
       for (const Option& option : *all) {

@@ -22,10 +22,9 @@ absl::Status NameModel(const Arguments& arguments, v1::Texts& texts) {
     texts.set_layout(std::move(model->layout));
     return absl::OkStatus();
   }
-  const std::string hex = arguments.Get("namespace");
-  const bool digits = hex.size() % 2 == 0 && hex.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
-  if (!digits) return Invalid("--namespace: not an even number of hexadecimal digits");
-  texts.set_ns(absl::HexStringToBytes(hex));
+  absl::StatusOr<std::string> ns = NamespaceBytes(arguments);
+  if (!ns.ok()) return ns.status();
+  texts.set_ns(*std::move(ns));
   return absl::OkStatus();
 }
 
@@ -39,6 +38,13 @@ absl::StatusOr<ObjectKind> KindOf(const Arguments& arguments, size_t index) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments) {
+  const std::string hex = arguments.Get("namespace");
+  const bool digits = hex.size() % 2 == 0 && hex.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
+  if (!digits) return Invalid("--namespace: not an even number of hexadecimal digits");
+  return absl::HexStringToBytes(hex);
+}
 
 absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments) {
   if (!arguments.Has("tenant")) return Invalid("--tenant: required");

@@ -1,0 +1,240 @@
+// An operator's calls on many objects: List, Forget, Verify.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/admin.pb.h"
+#include "daemon/admin/admin_service.h"
+#include "proto/invalid.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using storage::Nanos;
+using storage::Slice;
+using storage::TenantId;
+
+constexpr uint32_t kPage = 1000, kLargestPage = 10'000;
+constexpr double kMostWait = 20;
+constexpr std::chrono::milliseconds kUpkeepPoll{10};
+constexpr uint64_t kVerifyRate = uint64_t{256} << 20;
+constexpr size_t kLeastNsBytes = 2;
+constexpr size_t kMostForgettings = 64;  // that wait for the disk
+
+double InSeconds(Nanos nanos) {
+  return static_cast<double>(nanos) * 1e-9;
+}
+
+std::string Raw(const Digest& digest) {
+  return {reinterpret_cast<const char*>(digest.bytes.data()), digest.bytes.size()};
+}
+
+void Write(const storage::Listed& object, const std::string& tenant, v1::ListedObject* out) {
+  out->set_tenant(tenant);
+  out->set_ns(Raw(object.ns));
+  out->set_key(Raw(object.key));
+  out->set_kind(static_cast<uint32_t>(object.kind));
+  out->set_tokens(object.tokens);
+  out->set_bytes(object.bytes);
+  for (const TierKind tier : object.tiers) out->add_tiers(static_cast<uint32_t>(tier));
+  out->set_uses(object.uses);
+  out->set_references(object.references);
+  out->set_pinned(object.pinned);
+  out->set_own(object.pool.kind == storage::PoolKind::kPrivate);
+  out->set_age_seconds(InSeconds(object.age));
+  out->set_idle_seconds(InSeconds(object.idle));
+  out->set_shard(object.shard.rank);
+  out->set_of_shards(object.shard.size);
+}
+
+void Write(const storage::Inventory::Tally& tally, v1::ForgetReply* out) {
+  out->set_objects(tally.objects);
+  out->set_bytes(tally.bytes);
+  out->set_leased_objects(tally.leased_objects);
+  out->set_leased_bytes(tally.leased_bytes);
+  for (size_t tier = 1; tier < tally.tier_bytes.size(); ++tier) {
+    if (tally.tier_bytes[tier] == 0) continue;
+    v1::TierBytes* bytes = out->add_tiers();
+    bytes->set_tier(static_cast<uint32_t>(tier));
+    bytes->set_bytes(tally.tier_bytes[tier]);
+  }
+}
+
+void Write(const storage::Scrubber& scrubber, const storage::Scrubber::Report& report,
+           const std::vector<std::string>& tenants, Nanos now, v1::VerifyReply* out) {
+  out->set_running(report.running);
+  out->set_asked(report.asked);
+  out->set_pass(report.pass);
+  out->set_skipped(report.skipped);
+  out->set_background_bytes_per_second(scrubber.rate());
+  if (report.pass > 0) out->set_seconds(InSeconds((report.running ? now : report.ended) - report.began));
+  if (report.pass > 0 && !report.running) out->set_ended_seconds_ago(InSeconds(now - report.ended));
+  for (size_t tier = 1; tier < report.copies.size(); ++tier) {
+    if (report.copies[tier] == 0) continue;
+    v1::VerifiedTier* verified = out->add_tiers();
+    verified->set_tier(static_cast<uint32_t>(tier));
+    verified->set_copies(report.copies[tier]);
+    verified->set_bytes(report.bytes[tier]);
+    verified->set_damaged(report.damaged[tier]);
+  }
+  for (const storage::Scrubber::Damage& damage : report.findings) {
+    v1::DamagedCopy* copy = out->add_damaged();
+    copy->set_tenant(tenants.at(damage.pool.tenant));
+    copy->set_ns(Raw(damage.ns));
+    copy->set_key(Raw(damage.key));
+    copy->set_kind(static_cast<uint32_t>(damage.kind));
+    copy->set_tier(static_cast<uint32_t>(damage.tier));
+    copy->set_bytes(damage.bytes);
+    copy->set_reason(static_cast<uint32_t>(damage.reason));
+  }
+}
+
+}  // namespace
+
+absl::Status AdminService::InSlices(const std::function<bool(Slice&)>& work) const {
+  bool done = false;
+  while (!done) {
+    const absl::Status ran = OnLoop([&] {
+      Slice slice(parts_.clock, parts_.clock.Now() + EventLoop::kQuantum);
+      done = work(slice);
+    });
+    if (!ran.ok()) return ran;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<storage::Selection> AdminService::Select(const std::string& tenant, const std::string& ns) const {
+  storage::Selection selection;
+  if (!tenant.empty()) {
+    const absl::StatusOr<TenantId> found = FindTenant(tenant);
+    if (!found.ok()) return found.status();
+    selection.tenant = *found;
+  }
+  if (ns.empty()) return selection;
+  NamespaceId whole;
+  if (ns.size() > whole.bytes.size() || ns.size() < kLeastNsBytes) {
+    return Invalid("ns: not ", kLeastNsBytes, " to ", whole.bytes.size(), " bytes");
+  }
+  size_t known = 0;
+  const std::optional<TenantId> only = selection.tenant;
+  for (TenantId each = 0; each < parts_.tenants.size(); ++each) {
+    if (only && each != *only) continue;
+    for (const std::shared_ptr<const Model>& model : parts_.models.List(each, ns)) {
+      ++known;
+      selection.ns = model->ns;
+      selection.tenant = each;
+    }
+  }
+  const std::string hex = absl::BytesToHexString(ns);
+  if (known > 1) return Invalid("ns: ", known, " models begin with ", hex);
+  if (known == 1) return selection;
+  if (ns.size() < whole.bytes.size()) return absl::NotFoundError(absl::StrCat("ns: no model begins with ", hex));
+  std::memcpy(whole.bytes.data(), ns.data(), ns.size());
+  selection.ns = whole;
+  return selection;
+}
+
+absl::Status AdminService::List(const v1::ListRequest& request, v1::ListReply* reply) const {
+  absl::StatusOr<storage::Selection> selection = Select(request.tenant(), request.ns());
+  if (!selection.ok()) return selection.status();
+  if (request.kind() > static_cast<uint32_t>(ObjectKind::kSpan)) return Invalid("kind: there is no such kind");
+  if (request.tier() > static_cast<uint32_t>(TierKind::kSsd)) return Invalid("tier: there is no such tier");
+  if (request.most() > kLargestPage) return Invalid("most: more than ", kLargestPage);
+  if (request.kind() != 0) selection->kind = static_cast<ObjectKind>(request.kind());
+  selection->tier = static_cast<TierKind>(request.tier());
+  const size_t most = request.most() == 0 ? kPage : request.most();
+  storage::ObjectId after = request.after();
+  std::vector<storage::Listed> page;
+  bool ended = false;
+  const absl::Status listed = InSlices([&](Slice& slice) {
+    ended = parts_.cache.upkeep().inventory().List(*selection, most, after, page, slice);
+    return ended || page.size() >= most;
+  });
+  if (!listed.ok()) return listed;
+  for (const storage::Listed& object : page) Write(object, parts_.tenants.at(object.pool.tenant), reply->add_objects());
+  reply->set_next(after);
+  reply->set_more(!ended);
+  return absl::OkStatus();
+}
+
+absl::Status AdminService::Forget(const v1::ForgetRequest& request, v1::ForgetReply* reply) const {
+  if (request.tenant().empty() && request.ns().empty()) return Invalid("tenant: either it or ns is required");
+  const absl::StatusOr<storage::Selection> selection = Select(request.tenant(), request.ns());
+  if (!selection.ok()) return selection.status();
+  if (!selection->tenant) return Invalid("tenant: required, for no engine has opened a model of this namespace");
+  const double wait = request.wait_seconds() == 0 ? kMostWait : request.wait_seconds();
+  if (!std::isfinite(wait) || wait < 0 || wait > kMostWait) return Invalid("wait_seconds: not in 0…", kMostWait);
+  if (request.dry_run()) {
+    storage::ObjectId after = 0;
+    storage::Inventory::Tally tally;
+    const absl::Status counted = InSlices(
+        [&](Slice& slice) { return parts_.cache.upkeep().inventory().Count(*selection, after, tally, slice); });
+    if (counted.ok()) Write(tally, reply);
+    return counted;
+  }
+  const Wish wish(*selection->tenant, selection->ns);
+  absl::StatusOr<std::shared_ptr<storage::Forgetting>> forgetting = absl::InternalError("not begun");
+  absl::Status ran = OnLoop([&] { forgetting = ForgettingOf(wish); });
+  if (!ran.ok()) return ran;
+  if (!forgetting.ok()) return forgetting.status();
+  storage::Forgetting::Progress progress;
+  const auto go_on = [&](Slice& slice) {
+    (*forgetting)->Run(slice);
+    progress = (*forgetting)->progress();
+    if (progress.done) forgettings_.erase(wish);
+    return progress.found_gone;
+  };
+  ran = InSlices(go_on);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(wait);
+  while (ran.ok() && !progress.done && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kUpkeepPoll);
+    ran = OnLoop([&] {
+      Slice slice(parts_.clock, parts_.clock.Now() + EventLoop::kQuantum);
+      go_on(slice);
+    });
+  }
+  if (!ran.ok()) return ran;
+  Write(progress.forgotten, reply);
+  reply->set_done(progress.done);
+  reply->set_on_disk(progress.on_disk);
+  if (!progress.overwritten.ok()) reply->set_not_overwritten(std::string(progress.overwritten.message()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<storage::Forgetting>> AdminService::ForgettingOf(const Wish& wish) const {
+  if (const auto found = forgettings_.find(wish); found != forgettings_.end()) return found->second;
+  if (forgettings_.size() == kMostForgettings) {
+    return absl::ResourceExhaustedError("the disk has not acknowledged what was to be forgotten before");
+  }
+  absl::StatusOr<std::shared_ptr<storage::Forgetting>> forgetting =
+      parts_.cache.upkeep().Forget(wish.first, wish.second);
+  if (!forgetting.ok()) return forgetting;
+  parts_.forget_pages(wish.first);
+  forgettings_[wish] = *forgetting;
+  return forgetting;
+}
+
+absl::Status AdminService::Verify(const v1::VerifyRequest& request, v1::VerifyReply* reply) const {
+  return OnLoop([&] {
+    storage::Scrubber& scrubber = parts_.cache.upkeep().scrubber();
+    const uint64_t own = scrubber.rate() == 0 ? kVerifyRate : scrubber.rate();
+    scrubber.Start(request.bytes_per_second() == 0 ? own : request.bytes_per_second());
+    Write(scrubber, scrubber.report(), parts_.tenants, parts_.clock.Now(), reply);
+  });
+}
+
+absl::Status AdminService::GetVerify(const v1::GetVerifyRequest& request, v1::VerifyReply* reply) const {
+  return OnLoop([&] {
+    const storage::Scrubber& scrubber = parts_.cache.upkeep().scrubber();
+    const bool ended = request.pass() != 0 && scrubber.last_asked().pass == request.pass();
+    Write(scrubber, ended ? scrubber.last_asked() : scrubber.report(), parts_.tenants, parts_.clock.Now(), reply);
+  });
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,169 @@
+#include "daemon/admin/audit_log.h"
+
+#include <fcntl.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "daemon/runtime/log.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+constexpr uint32_t kNoLogin = ~uint32_t{0};
+constexpr size_t kShownBytes = 8;
+constexpr size_t kMostName = 64;
+
+// The user's name, or its number.
+std::string UserName(uid_t uid) {
+  passwd entry{};
+  passwd* found = nullptr;
+  char room[4096];
+  if (getpwuid_r(uid, &entry, room, sizeof room, &found) != 0 || found == nullptr) return absl::StrCat(uid);
+  return entry.pw_name;
+}
+
+void Append(const std::string& name, const std::string& value, std::string& line) {
+  absl::StrAppend(&line, line.empty() ? "" : " ", name, "=", value);
+}
+
+size_t CountTrue(const Message& message, const FieldDescriptor& field) {
+  const auto& reflection = *message.GetReflection();
+  const int size = reflection.FieldSize(message, &field);
+  size_t count = 0;
+  for (int i = 0; i < size; ++i) count += reflection.GetRepeatedBool(message, &field, i) ? 1 : 0;
+  return count;
+}
+
+void Describe(const std::string& prefix, const Message& message, std::string& line) {
+  const auto& reflection = *message.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const FieldDescriptor* const field : fields) {
+    const std::string name = absl::StrCat(prefix, field->name());
+    if (field->is_repeated()) {
+      const bool flags = field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL;
+      const auto size = static_cast<size_t>(reflection.FieldSize(message, field));
+      Append(name, absl::StrCat(flags ? CountTrue(message, *field) : size), line);
+      continue;
+    }
+    switch (field->cpp_type()) {
+      case FieldDescriptor::CPPTYPE_MESSAGE:
+        Describe(absl::StrCat(name, "."), reflection.GetMessage(message, field), line);
+        break;
+      case FieldDescriptor::CPPTYPE_STRING: {
+        const std::string text = reflection.GetString(message, field);
+        const bool raw = field->type() == FieldDescriptor::TYPE_BYTES;
+        const size_t shown = raw ? kShownBytes : kMostName;
+        const std::string begin = text.substr(0, shown);
+        Append(name, absl::StrCat(raw ? absl::BytesToHexString(begin) : begin, text.size() > shown ? "…" : ""), line);
+        break;
+      }
+      case FieldDescriptor::CPPTYPE_BOOL:
+        Append(name, "true", line);
+        break;
+      case FieldDescriptor::CPPTYPE_DOUBLE:
+        Append(name, absl::StrCat(reflection.GetDouble(message, field)), line);
+        break;
+      case FieldDescriptor::CPPTYPE_UINT32:
+        Append(name, absl::StrCat(reflection.GetUInt32(message, field)), line);
+        break;
+      case FieldDescriptor::CPPTYPE_UINT64:
+        Append(name, absl::StrCat(reflection.GetUInt64(message, field)), line);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+}  // namespace
+
+Operator OperatorOf(uid_t uid, pid_t pid) {
+  Operator by{.uid = uid, .pid = pid};
+  std::ifstream file(absl::StrCat("/proc/", pid, "/loginuid"));
+  uint32_t login = kNoLogin;
+  if (file >> login && login != kNoLogin) by.login_uid = login;
+  return by;
+}
+
+absl::StatusOr<AuditLog::File> AuditLog::OpenFile(const std::string& path) {
+  if (path.empty()) return File();
+  File file(open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+  struct stat info {};
+  if (!file.valid() || fstat(file.get(), &info) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("log.audit_file: ", absl::ErrnoToStatus(errno, path).message()));
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat("log.audit_file: ", path, " is not a regular file"));
+  }
+  if ((info.st_mode & 0077) != 0 && fchmod(file.get(), 0600) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("log.audit_file: others may read ", path));
+  }
+  return file;
+}
+
+absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(const std::string& path) {
+  absl::StatusOr<File> file = OpenFile(path);
+  if (!file.ok()) return file.status();
+  return std::unique_ptr<AuditLog>(new AuditLog(*std::move(file)));
+}
+
+void AuditLog::Use(File file) {
+  std::lock_guard lock(mutex_);
+  file_ = std::move(file);
+  failed_ = false;
+}
+
+void AuditLog::Write(const Entry& entry) {
+  const std::string user = UserName(entry.by.uid);
+  LogAudit(entry.action, {{"user", user},
+                          {"uid", entry.by.uid},
+                          {"pid", entry.by.pid},
+                          {"login_uid", entry.by.login_uid},
+                          {"request", entry.request},
+                          {"outcome", entry.outcome},
+                          {"milliseconds", static_cast<int64_t>(entry.seconds * 1000)}});
+  nlohmann::ordered_json json = {{"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone())},
+                                 {"action", entry.action},
+                                 {"user", user},
+                                 {"uid", entry.by.uid},
+                                 {"pid", entry.by.pid},
+                                 {"login_uid", nullptr},
+                                 {"request", entry.request},
+                                 {"outcome", entry.outcome},
+                                 {"seconds", entry.seconds}};
+  if (entry.by.login_uid >= 0) json["login_uid"] = entry.by.login_uid;
+  const std::string line = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  std::lock_guard lock(mutex_);
+  if (!file_.valid()) return;
+  const bool written = write(file_.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  if (!written && !failed_) {
+    Log(LogLevel::kError, "the audit file cannot be written: the log alone has operators' actions",
+        {{"error", std::string(absl::ErrnoToStatus(errno, "write").message())}});
+  }
+  failed_ = !written;
+}
+
+std::string Describe(const google::protobuf::Message& message) {
+  std::string line;
+  Describe("", message, line);
+  return line;
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,122 @@
+// What operators do is written down, and nothing of what engines' texts say.
+#include "daemon/admin/audit_log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "ashlar/v1/admin.pb.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class AuditLogTest : public ::testing::Test {
+ protected:
+  AuditLogTest() {
+    std::string name = "/tmp/ashlar_audit_XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) std::abort();
+    folder_ = name;
+  }
+  ~AuditLogTest() override { std::filesystem::remove_all(folder_); }
+  static std::string Text(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    return text.str();
+  }
+  std::string folder_;
+};
+
+TEST_F(AuditLogTest, WritesALineAnActionForItsOwnerAlone) {
+  const std::string path = folder_ + "/audit.jsonl";
+  auto log = AuditLog::Open(path);
+  ASSERT_TRUE(log.ok()) << log.status();
+  (*log)->Write({.by = {.uid = 0, .pid = 42, .login_uid = 1000},
+                 .action = "Forget",
+                 .request = "tenant=a\"b",
+                 .outcome = "ok objects=3",
+                 .seconds = 0.5});
+  (*log)->Write({.by = OperatorOf(0, getpid()), .action = "Drain", .request = "", .outcome = "ok"});
+  struct stat info {};
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  std::istringstream lines(Text(path));
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  const auto json = nlohmann::json::parse(line);
+  EXPECT_EQ(json["action"], "Forget");
+  EXPECT_EQ(json["user"], "root");
+  EXPECT_EQ(json["uid"], 0);
+  EXPECT_EQ(json["pid"], 42);
+  EXPECT_EQ(json["login_uid"], 1000);
+  EXPECT_EQ(json["request"], "tenant=a\"b");
+  EXPECT_EQ(json["outcome"], "ok objects=3");
+  EXPECT_THAT(json["time"].get<std::string>(), ::testing::MatchesRegex("[0-9]+-[0-9]+-[0-9]+T.*Z"));
+  ASSERT_TRUE(std::getline(lines, line));
+  EXPECT_EQ(nlohmann::json::parse(line)["action"], "Drain");
+}
+
+TEST_F(AuditLogTest, AppendsAndTakesAnotherFile) {
+  const std::string path = folder_ + "/audit.jsonl", moved = folder_ + "/audit.1";
+  { (*AuditLog::Open(path))->Write({.action = "Pin"}); }
+  auto log = AuditLog::Open(path);
+  (*log)->Write({.action = "Unpin"});
+  std::filesystem::rename(path, moved);
+  (*log)->Use(*AuditLog::OpenFile(path));
+  (*log)->Write({.action = "Evict"});
+  EXPECT_THAT(Text(moved), HasSubstr("\"Pin\""));
+  EXPECT_THAT(Text(moved), HasSubstr("\"Unpin\""));
+  EXPECT_THAT(Text(moved), Not(HasSubstr("Evict")));
+  EXPECT_THAT(Text(path), HasSubstr("Evict"));
+}
+
+TEST_F(AuditLogTest, RefusesWhatIsNoFileOfItsOwn) {
+  EXPECT_TRUE(AuditLog::OpenFile("")->get() < 0) << "none was asked for";
+  const std::string path = folder_ + "/link";
+  ASSERT_EQ(symlink("/tmp/elsewhere", path.c_str()), 0);
+  for (const std::string& wrong : {path, folder_, folder_ + "/none/audit", std::string("/dev/null")}) {
+    const auto file = AuditLog::OpenFile(wrong);
+    ASSERT_TRUE(absl::IsInvalidArgument(file.status())) << wrong;
+    EXPECT_THAT(std::string(file.status().message()), HasSubstr("log.audit_file"));
+  }
+}
+
+TEST_F(AuditLogTest, OthersMayNotReadAFileThatWasThere) {
+  const std::string path = folder_ + "/audit";
+  { std::ofstream(path) << ""; }
+  ASSERT_EQ(chmod(path.c_str(), 0644), 0);
+  ASSERT_TRUE(AuditLog::OpenFile(path).ok());
+  struct stat info {};
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST(Describe, NamesWhatWasAskedForAndNoTokens) {
+  v1::PinRequest request;
+  request.set_seconds(60);
+  request.mutable_texts()->set_tenant("default");
+  request.mutable_texts()->set_ns(std::string("\xab\xcd", 2));
+  v1::ObjectName* text = request.mutable_texts()->add_texts();
+  text->set_tokens("SECRETSECRET");
+  const std::string line = Describe(request);
+  EXPECT_THAT(line, HasSubstr("texts.tenant=default"));
+  EXPECT_THAT(line, HasSubstr("texts.ns=abcd"));
+  EXPECT_THAT(line, HasSubstr("texts.texts=1"));
+  EXPECT_THAT(line, HasSubstr("seconds=60"));
+  EXPECT_THAT(line, Not(HasSubstr("SECRET")));
+  v1::ObjectsReply reply;
+  for (const bool found : {true, false, true}) reply.add_found(found);
+  EXPECT_EQ(Describe(reply), "found=2");
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

@@ -1,0 +1,26 @@
+// Which fields of a configuration may change while the daemon runs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ashlar::v1 {
+class Config;
+}
+
+namespace ashlar::daemon {
+
+struct ConfigChange {
+  std::string field;  // "tenants[0].ttl_seconds"
+  std::string before, after;
+};
+
+// What `next` changes, field by field. FAILED_PRECONDITION names the fields that a running daemon cannot change.
+absl::StatusOr<std::vector<ConfigChange>> ChangesFor(const v1::Config& now, const v1::Config& next);
+
+// The fields that can change, indices of lists left out: "tenants[].ttl_seconds".
+const std::vector<std::string>& ReloadableFields();
+
+}  // namespace ashlar::daemon

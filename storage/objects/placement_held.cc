@@ -1,0 +1,42 @@
+// Copies that are held by those who look at them where they lie, and what becomes of a damaged one.
+#include <algorithm>
+
+#include "storage/objects/placement.h"
+
+namespace ashlar::storage {
+
+bool Placement::Hold(Entry& entry, size_t level) {
+  Copy& copy = entry.copies[level];
+  if (entry.gone != MissReason::kNone || !entry.ready || !copy.whole()) return false;
+  if (levels_[level]->tier().gpu() != nullptr) return false;
+  ++copy.readers;
+  Refresh(entry);
+  return true;
+}
+
+void Placement::LetGo(Entry& entry, size_t level) {
+  DoneReading(entry, level);
+  entry.gone == MissReason::kNone ? Refresh(entry) : Vacate(entry);
+}
+
+void Placement::Damaged(Entry& entry, size_t level, MissReason why) {
+  if (entry.gone != MissReason::kNone) return;
+  const auto is_whole = [](const Copy& copy) { return copy.whole(); };
+  const bool others = std::count_if(entry.copies.begin(), entry.copies.begin() + levels(), is_whole) > 1;
+  const bool used = entry.copies[level].readers > 0 || (level == 0 && entry.references > 0);
+  if (!entry.copies[level].whole()) return;  // it went meanwhile
+  if (!others || used) return events_.lost(entry, why, PolicyKind::kNone, kind(level));
+  GiveUp(entry, level);
+}
+
+// A copy that was asked for ahead let others pass: its time says nothing about the time of copying.
+void Placement::CameUp(const Entry& entry) {
+  const Nanos now = clock_.Now();
+  if (entry.needed_at > entry.asked_at) {
+    observer_.Prefetched(entry.pool.tenant, now <= entry.needed_at);
+  } else {
+    promotion_[entry.pool.tenant].CameUp(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
+  }
+}
+
+}  // namespace ashlar::storage

@@ -1,0 +1,90 @@
+#include "storage/upkeep/forgetting.h"
+
+#include <utility>
+
+namespace ashlar::storage {
+
+Forgetting::Forgetting(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, SsdTier* disk, TenantId tenant,
+                       std::optional<NamespaceId> ns)
+    : table_(table),
+      prefixes_(prefixes),
+      explainer_(explainer),
+      disk_(disk),
+      selection_{.tenant = tenant, .ns = ns},
+      last_(table.newest()),
+      erased_(std::make_shared<std::optional<absl::Status>>()) {}
+
+void Forgetting::Tell(const Entry& entry) {
+  if (!entry.ready) return;
+  const uint64_t bytes = entry.header.bytes;
+  Inventory::Tally& tally = progress_.forgotten;
+  ++tally.objects;
+  tally.bytes += bytes;
+  tally.leased_objects += entry.references > 0 ? 1 : 0;
+  tally.leased_bytes += entry.references > 0 ? bytes : 0;
+  for (const TierKind tier : table_.Where(&entry)) {
+    const auto place = static_cast<size_t>(tier);
+    if (place < tally.tier_bytes.size()) tally.tier_bytes[place] += bytes;
+  }
+}
+
+bool Forgetting::EndObjects(Slice& slice) {
+  return table_.Walk(after_, last_, slice, [this](Entry& entry) {
+    if (entry.gone != MissReason::kNone) {
+      // It went before, and was on its way to the disk: for a moment it may be found there.
+      const bool meant =
+          entry.pool.tenant == *selection_.tenant && (!selection_.ns || entry.header.ns == *selection_.ns);
+      if (meant && table_.Shred(entry.id)) leaving_.push_back(entry.id);
+      return true;
+    }
+    if (!Inventory::Has(selection_, entry)) return true;
+    std::vector<ObjectId> bundle;  // that ends together
+    for (const Entry* shard : table_.PeekAll(entry.pool.tenant, entry.header.key)) {
+      Tell(*shard);
+      bundle.push_back(shard->id);
+    }
+    for (const ObjectId id : bundle) table_.Erase(id);
+    for (const ObjectId id : bundle) {
+      if (table_.OnDisk(id)) leaving_.push_back(id);
+    }
+    return true;
+  });
+}
+
+bool Forgetting::Run(Slice& slice) {
+  if (progress_.done) return true;
+  if (known_) {
+    // Before the objects: with their prefixes gone, nothing is asked for them that ends them for another reason. Behind
+    // them again, for what engines have asked meanwhile.
+    prefixes_.Forget(*selection_.tenant, selection_.ns ? &*selection_.ns : nullptr);
+    known_ = false;
+  }
+  if (!progress_.found_gone) {
+    if (!EndObjects(slice)) return false;
+    const NamespaceId* const ns = selection_.ns ? &*selection_.ns : nullptr;
+    prefixes_.Forget(*selection_.tenant, ns);
+    table_.ForgetGhosts(*selection_.tenant, ns);
+    explainer_.Forget(*selection_.tenant, ns);
+    progress_.found_gone = true;
+  }
+  // Something is being read from there, or written, for a moment.
+  for (; looked_at_ < leaving_.size(); ++looked_at_) {
+    if (!slice.Take()) return false;
+    while (looked_at_ < leaving_.size() && !table_.OnDisk(leaving_[looked_at_])) {
+      leaving_[looked_at_] = leaving_.back();
+      leaving_.pop_back();
+    }
+  }
+  looked_at_ = 0;
+  progress_.on_disk = leaving_.size();
+  if (!leaving_.empty()) return false;
+  if (disk_ != nullptr && !std::exchange(asked_, true)) {
+    disk_->WhenErased([erased = erased_](const absl::Status& status) { *erased = status; });
+  }
+  if (disk_ != nullptr && !erased_->has_value()) return false;
+  if (disk_ != nullptr) progress_.overwritten = **erased_;
+  progress_.done = true;
+  return true;
+}
+
+}  // namespace ashlar::storage

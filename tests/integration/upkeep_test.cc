@@ -1,0 +1,273 @@
+// An operator lists, forgets and verifies what a real daemon has, reloads its configuration, and closes its sandbox.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+#include "tests/integration/ashlarctl_run.h"
+#include "tests/integration/corrupt.h"
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/test_engine.h"
+
+namespace ashlar::integration {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+const DaemonOptions kWithDisk{.dram = "16MiB", .arena = "1MiB", .ssd = "64MiB", .admission = "all"};
+
+class Upkeep : public testing::Test {
+ protected:
+  explicit Upkeep(const DaemonOptions& options = kWithDisk) : options_(options), daemon_(options) {}
+
+  Ended Run(const std::string& arguments) { return RunAshlarctl(arguments, daemon_.admin_socket()); }
+  json Ask(const std::string& arguments, int code = 0) {
+    const Ended ended = Run(arguments + " --json");
+    EXPECT_EQ(ended.code, code) << ended.output;
+    return json::parse(ended.output, nullptr, /*allow_exceptions=*/false);
+  }
+  size_t OnDisk() { return Ask("ls --tier ssd")["objects"].size(); }
+  // Publishes a prompt of three segments, and waits until the disk has all that there is.
+  void PublishOnDisk(TestEngine& engine, uint64_t prompt) {
+    engine.PublishPrompt(MakePrompt(prompt, 3, 60));
+    EXPECT_TRUE(Eventually([&] { return Ask("stats")["objects"] == OnDisk(); }));
+  }
+  static size_t Hits(TestEngine& engine, uint64_t prompt) {
+    size_t hits = 0;
+    const Match match = engine.Lookup(MakePrompt(prompt, 3, 60));
+    for (const auto& segment : match.segments()) hits += segment.hit() ? 1 : 0;
+    return hits;
+  }
+  std::string AuditFile() const { return daemon_.directory() + "/audit.jsonl"; }
+  std::vector<json> Audited() const {
+    std::ifstream file(AuditFile());
+    std::vector<json> lines;
+    for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
+    return lines;
+  }
+
+  DaemonOptions options_;
+  DaemonProcess daemon_;
+};
+
+TEST_F(Upkeep, ListsPageByPage) {
+  TestEngine engine(daemon_.client_options());
+  for (const uint64_t prompt : {1, 2, 3}) PublishOnDisk(engine, prompt);
+  const json all = Ask("ls");
+  ASSERT_EQ(all["objects"].size(), 9u);
+  EXPECT_FALSE(all["more"].get<bool>());
+  EXPECT_EQ(all["next"], nullptr);
+  EXPECT_EQ(all["objects"][0]["tenant"], "default");
+  EXPECT_EQ(all["objects"][0]["tiers"], json::array({"dram", "ssd"}));
+  EXPECT_EQ(all["objects"][0]["tokens"], 60);
+  const json first = Ask("ls --limit 4");
+  EXPECT_EQ(first["objects"].size(), 4u);
+  EXPECT_TRUE(first["more"].get<bool>());
+  const json rest = Ask("ls --limit 100 --after " + first["next"].dump());
+  ASSERT_EQ(rest["objects"].size(), 5u);
+  EXPECT_EQ(rest["objects"][0]["key"], all["objects"][4]["key"]);
+  EXPECT_EQ(Ask("ls --kind checkpoint")["objects"].size(), 3u);
+  EXPECT_EQ(Ask("ls --tenant default --namespace " + all["objects"][0]["namespace"].get<std::string>().substr(0, 8) +
+                " --kind segment --tier dram")["objects"]
+                .size(),
+            6u);
+  EXPECT_THAT(Run("ls --limit 1").output, HasSubstr("there are more: --after "));
+  EXPECT_EQ(Run("ls --kind poem").code, 2);
+  EXPECT_THAT(Run("ls --tenant nobody").output, HasSubstr("tenant: there is no \"nobody\""));
+}
+
+TEST_F(Upkeep, WhatIsForgottenDoesNotComeBackAfterAKill) {
+  {
+    TestEngine engine(daemon_.client_options());
+    for (const uint64_t prompt : {1, 2, 3, 4}) PublishOnDisk(engine, prompt);
+    const json dry = Ask("forget --tenant default --dry-run");
+    EXPECT_EQ(dry["objects"], 12);
+    EXPECT_TRUE(dry["dry_run"].get<bool>());
+    EXPECT_EQ(dry["tiers"]["ssd"], dry["bytes"]);
+    EXPECT_EQ(Hits(engine, 1), 3u) << "nothing was done";
+    // The engine holds leases of one prompt.
+    const Match held = engine.Lookup(MakePrompt(2, 3, 60));
+    const json done = Ask("forget --tenant default");
+    EXPECT_EQ(done["objects"], 12);
+    EXPECT_EQ(done["leased_objects"], 3);
+    EXPECT_TRUE(done["done"].get<bool>());
+    EXPECT_EQ(done["not_overwritten"], "");
+    daemon_.Kill();
+  }
+  daemon_.Start();
+  TestEngine engine(daemon_.client_options());
+  for (const uint64_t prompt : {1, 2, 3, 4}) EXPECT_EQ(Hits(engine, prompt), 0u);
+  EXPECT_EQ(Ask("ls")["objects"].size(), 0u);
+  PublishOnDisk(engine, 1);
+  EXPECT_EQ(Hits(engine, 1), 3u) << "the tenant goes on";
+  EXPECT_EQ(Run("forget").code, 2);
+  EXPECT_THAT(Run("forget --tenant nobody").output, HasSubstr("tenant: there is no \"nobody\""));
+}
+
+TEST_F(Upkeep, TheBytesOfForgottenObjectsAreNotOnTheDiskAnyMore) {
+  TestEngine engine(daemon_.client_options());
+  const std::vector<Tokens> prompt = MakePrompt(1, 3, 60);
+  PublishOnDisk(engine, 1);
+  const std::string secret = engine.StateOfHead(ObjectKind::kSegment, prompt[1], 2, 1);
+  const auto is_there = [&] {
+    std::ostringstream bytes;
+    bytes << std::ifstream(daemon_.ssd_folder() + "/slab", std::ios::binary).rdbuf();
+    return bytes.str().find(secret) != std::string::npos;
+  };
+  ASSERT_TRUE(is_there());
+  EXPECT_TRUE(Ask("forget --tenant default")["done"].get<bool>());
+  EXPECT_FALSE(is_there());
+}
+
+TEST_F(Upkeep, VerifyFindsADamagedCopyAndDropsIt) {
+  TestEngine engine(daemon_.client_options());
+  const std::vector<Tokens> prompt = MakePrompt(1, 3, 60);
+  PublishOnDisk(engine, 1);
+  const json sound = Ask("verify --rate 1GiB");
+  EXPECT_EQ(sound["damaged"].size(), 0u);
+  ASSERT_EQ(sound["tiers"].size(), 2u);
+  EXPECT_EQ(sound["tiers"][0]["tier"], "dram");
+  EXPECT_EQ(sound["tiers"][0]["copies"], 3);
+  EXPECT_EQ(sound["tiers"][1]["copies"], 3);
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), engine.StateOfHead(ObjectKind::kSegment, prompt[1], 2, 1)), 1);
+  const json found = Ask("verify", 1);
+  ASSERT_EQ(found["damaged"].size(), 1u);
+  EXPECT_EQ(found["damaged"][0]["tier"], "dram");
+  EXPECT_EQ(found["damaged"][0]["reason"], "checksum_failed");
+  EXPECT_EQ(Ask("verify --status", 1)["pass"], 2);
+  EXPECT_EQ(Ask("verify")["damaged"].size(), 0u) << "it is gone";
+  EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_scrub_damaged_total{tier=\"dram\"}") == 1; }));
+  EXPECT_EQ(daemon_.Metric("ashlar_scrub_passes_total"), 3);
+  EXPECT_GT(daemon_.Metric("ashlar_scrub_bytes_total{tier=\"ssd\"}"), 0);
+  EXPECT_GT(daemon_.Metric("ashlar_scrub_last_pass_timestamp_seconds"), 1.6e9);
+  EXPECT_EQ(Run("verify --rate 0").code, 2);
+}
+
+class Reloaded : public Upkeep {
+ protected:
+  static DaemonOptions Options(const std::string& more, uint32_t drain_seconds = 2) {
+    DaemonOptions options = kWithDisk;
+    options.drain_seconds = drain_seconds;
+    options.more = more;
+    return options;
+  }
+  static std::string Tenant(const std::string& dram, const std::string& more = "") {
+    return "tenants: [{name: default, uids: [" + std::to_string(getuid()) + "], dram_bytes: " + dram +
+           ", ssd_bytes: 64MiB" + more + "}]\n";
+  }
+  Reloaded() : Upkeep(Options(Tenant("8MiB"))) {}
+};
+
+TEST_F(Reloaded, TakesOverWhatMayChange) {
+  TestEngine engine(daemon_.client_options());
+  PublishOnDisk(engine, 1);
+  daemon_.Configure(Options(Tenant("16MiB", ", ttl_seconds: 1, max_regions: 1") +
+                                "scrub: {bytes_per_second: 64MiB}\nlog: {level: debug, audit_file: " + AuditFile() +
+                                "}\n",
+                            7));
+  const json dry = Ask("reload --dry-run");
+  EXPECT_EQ(dry["changes"].size(), 7u) << dry.dump(2);
+  EXPECT_EQ(Ask("stats")["tenants"][0]["tiers"][0]["capacity_bytes"], 8 << 20) << "nothing has changed";
+  EXPECT_EQ(Ask("reload")["changes"], dry["changes"]);
+  EXPECT_EQ(Ask("stats")["tenants"][0]["tiers"][0]["capacity_bytes"], 16 << 20);
+  EXPECT_THAT(Run("config").output, HasSubstr("drain_seconds: 7"));
+  EXPECT_EQ(Ask("reload")["changes"].size(), 0u);
+  // The time to live holds for what came before it, and the rate for passes from now on.
+  EXPECT_TRUE(Eventually([&] { return Ask("ls")["objects"].empty(); }));
+  PublishOnDisk(engine, 2);
+  EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_scrub_bytes_total{tier=\"ssd\"}") > 0; }));
+  EXPECT_EQ(daemon_.Metric("ashlar_regions_limit{tenant=\"default\"}"), 1);
+  ASSERT_EQ(Audited().size(), 2u) << "the reload that named the file, and the next one";
+  EXPECT_EQ(Audited()[0]["action"], "Reload");
+  EXPECT_EQ(Audited()[0]["user"], getuid() == 0 ? json("root") : Audited()[0]["user"]);
+}
+
+TEST_F(Reloaded, ASignalDoesTheSame) {
+  daemon_.Configure(Options(Tenant("12MiB")));
+  daemon_.Signal(SIGHUP);
+  EXPECT_TRUE(Eventually([&] { return Ask("stats")["tenants"][0]["tiers"][0]["capacity_bytes"] == 12 << 20; }));
+  EXPECT_TRUE(Eventually([&] { return daemon_.log().find("audit Reload") != std::string::npos; }));
+  EXPECT_THAT(daemon_.log(), HasSubstr("signal=SIGHUP"));
+  EXPECT_THAT(daemon_.log(), HasSubstr("pid=" + std::to_string(getpid()) + " "));
+}
+
+TEST_F(Reloaded, RefusesByNameWhatNeedsARestartAndChangesNothing) {
+  TestEngine engine(daemon_.client_options());
+  PublishOnDisk(engine, 1);
+  const std::string before = Run("config").output;
+  const auto refused = [&](const std::string& more, const std::string& field, int code) {
+    SCOPED_TRACE(more);
+    daemon_.Configure(Options(more));
+    const Ended ended = Run("reload");
+    EXPECT_EQ(ended.code, code);
+    EXPECT_THAT(ended.output, HasSubstr(field));
+    EXPECT_EQ(Run("config").output, before);
+  };
+  refused(Tenant("12MiB") + "gpu: {device: 0}\n", "gpu: needs a restart", 1);
+  refused(Tenant("12MiB", ", max_sessions: 3"), "tenants[0].max_sessions: needs a restart", 1);
+  refused(Tenant("12MiB") + "scrub: {bytes_per_second: fast}\n", "scrub.bytes_per_second", 2);
+  refused(Tenant("64MiB"), "dram_bytes", 2);
+  refused(Tenant("512KiB"), "dram_bytes", 2);
+  refused(Tenant("12MiB") + "log: {audit_file: /nowhere/audit}\n", "log.audit_file", 2);
+  for (uint64_t prompt = 2; prompt < 30; ++prompt) engine.PublishPrompt(MakePrompt(prompt, 3, 60));
+  refused(Tenant("1MiB"), "tenants[0].dram_bytes: its arenas hold", 1);
+  daemon_.Signal(SIGHUP);
+  EXPECT_TRUE(Eventually([&] { return daemon_.log().find("its arenas hold") != std::string::npos; }));
+  EXPECT_EQ(Run("status").code, 0) << "it goes on";
+}
+
+class Sandboxed : public Upkeep {
+ protected:
+  static DaemonOptions Options() {
+    DaemonOptions options = kWithDisk;
+    options.more = "sandbox: on\n";
+    return options;
+  }
+  Sandboxed() : Upkeep(Options()) {}
+};
+
+TEST_F(Sandboxed, TheDaemonServesAndItsThreadsAreFiltered) {
+  EXPECT_THAT(daemon_.log(), HasSubstr("the sandbox is closed"));
+  std::ostringstream status;
+  status << std::ifstream("/proc/" + std::to_string(daemon_.pid()) + "/status").rdbuf();
+  EXPECT_THAT(status.str(), HasSubstr("NoNewPrivs:\t1"));
+  EXPECT_THAT(status.str(), HasSubstr("Seccomp:\t2"));
+  {
+    TestEngine engine(daemon_.client_options());
+    const std::vector<Tokens> prompt = MakePrompt(1, 3, 60);
+    PublishOnDisk(engine, 1);
+    engine.FillTargets(std::byte{0});
+    EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), testing::Each(MissReason::kNone));
+    TestEngine hosted(daemon_.client_options(), {}, TestEngine::Memory::kHosted);
+    EXPECT_EQ(Hits(hosted, 1), 3u);
+  }
+  EXPECT_EQ(Ask("verify")["damaged"].size(), 0u);
+  EXPECT_EQ(Run("reload").code, 0) << "its own file can be read again";
+  // Another folder's file cannot be made.
+  DaemonOptions elsewhere = Options();
+  elsewhere.more += "log: {audit_file: /var/tmp/ashlar_sandboxed_audit}\n";
+  daemon_.Configure(elsewhere);
+  const Ended refused = Run("reload");
+  EXPECT_NE(refused.code, 0);
+  EXPECT_THAT(refused.output, HasSubstr("log.audit_file"));
+  EXPECT_NE(access("/var/tmp/ashlar_sandboxed_audit", F_OK), 0);
+  EXPECT_EQ(daemon_.Terminate(), 0);
+  daemon_.Configure(Options());
+  daemon_.Start();
+  TestEngine engine(daemon_.client_options());
+  EXPECT_EQ(Hits(engine, 1), 3u) << "the disk is found again";
+}
+
+}  // namespace
+}  // namespace ashlar::integration

@@ -1,0 +1,255 @@
+#include "tools/ashlarctl/json_fields.h"
+
+#include <map>
+
+namespace ashlar::ctl {
+namespace {
+
+using FieldList = std::vector<JsonField>;
+
+FieldList Joined(std::initializer_list<FieldList> parts) {
+  FieldList all;
+  for (const FieldList& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+const FieldList kTextFields = {{"kind", "segment or checkpoint"},
+                               {"tokens", ""},
+                               {"namespace", "hexadecimal"},
+                               {"key", "hexadecimal"},
+                               {"hit", "a look-up would find it"},
+                               {"reason", "of the miss; none of a hit"},
+                               {"present.tier", "the nearest copy"},
+                               {"present.tiers[]", "with whole copies, top to bottom"},
+                               {"present.bytes", ""},
+                               {"present.shards", "that are here"},
+                               {"present.of_shards", ""},
+                               {"present.uses", "look-ups that found it"},
+                               {"present.references", "leases, landings and publishes that keep it"},
+                               {"present.age_seconds", "since its publication"},
+                               {"present.idle_seconds", "since its last use"},
+                               {"gone.reason", "why it went, or was refused"},
+                               {"gone.policy", "by whose decision"},
+                               {"gone.tier", "that held it last"},
+                               {"gone.bytes", ""},
+                               {"gone.uses", ""},
+                               {"gone.seconds_ago", ""},
+                               {"gone.lived_seconds", ""},
+                               {"gone.idle_seconds", "before it went"},
+                               {"elsewhere.namespace", "under which the same text was published"},
+                               {"elsewhere.field", "the first that differs"},
+                               {"elsewhere.here", "its value in the model that was asked about"},
+                               {"elsewhere.there", "and in the other one"}};
+
+const FieldList kFoundFields = {{"texts[].file", "as given"}, {"texts[].found", "there was such an object"}};
+
+FieldList Under(const std::string& prefix, const FieldList& fields) {
+  // Kept for the program's life: there are few, and they are asked for again and again.
+  static auto* const names = new std::map<std::string, std::string>();
+  FieldList below;
+  for (const JsonField& field : fields) {
+    const std::string path = prefix + field.path;
+    below.push_back({names->try_emplace(path, path).first->second.c_str(), field.meaning});
+  }
+  return below;
+}
+
+const FieldList kTokenFields = {{"hit_tokens", "of all tiers"},
+                                {"asked_tokens", "hit or missed"},
+                                {"hits.*", "tokens by tier"},
+                                {"misses.*", "tokens by reason"},
+                                {"evicted_objects", ""}};
+
+const FieldList kDrainFields = {{"draining", ""},
+                                {"done", "nothing is left that the daemon waits for"},
+                                {"leases", "that are held"},
+                                {"requests", "that hold pages"},
+                                {"reservations", ""},
+                                {"landings", ""},
+                                {"compositions", ""},
+                                {"writing", "some objects are still being written"},
+                                {"unsaved_objects", "that memory alone has"},
+                                {"unsaved_bytes", "of these"}};
+
+const FieldList kDegradedFields = {{"degraded[].tier", "that takes no writes"}, {"degraded[].reason", ""}};
+
+std::map<std::string, FieldList> Table() {
+  return {
+      {"explain", Joined({Under("texts[].", kTextFields),
+                          {{"texts[].file", "as given"}},
+                          {{"tenants[].tenant", "with --last"}},
+                          Under("tenants[].misses[].", kTextFields),
+                          {{"tenants[].misses[].seconds_ago", ""}, {"tenants[].misses[].session", "its number"}}})},
+      {"pin", kFoundFields},
+      {"unpin", kFoundFields},
+      {"evict", kFoundFields},
+      {"ls",
+       {{"objects[].tenant", ""},
+        {"objects[].namespace", "hexadecimal"},
+        {"objects[].key", "hexadecimal"},
+        {"objects[].kind", "segment, checkpoint, prefix_page or span"},
+        {"objects[].tokens", ""},
+        {"objects[].bytes", ""},
+        {"objects[].tiers[]", "with whole copies, top to bottom"},
+        {"objects[].uses", "look-ups that found it"},
+        {"objects[].references", "leases, landings and publishes that keep it"},
+        {"objects[].pinned", "by an operator"},
+        {"objects[].own", "of one conversation alone"},
+        {"objects[].age_seconds", "since its publication"},
+        {"objects[].idle_seconds", "since its last use"},
+        {"objects[].shard", "its rank"},
+        {"objects[].of_shards", "1: the whole object"},
+        {"next", "where --after goes on; null: there is no more"},
+        {"more", ""}}},
+      {"forget",
+       {{"dry_run", ""},
+        {"objects", "that were ended, or would be"},
+        {"bytes", "of these"},
+        {"leased_objects", "of these, whose bytes leave memory with their leases"},
+        {"leased_bytes", ""},
+        {"tiers.*", "bytes by tier"},
+        {"done", "the disk has acknowledged it: a crash brings nothing back"},
+        {"on_disk", "objects of which the disk still has something"},
+        {"not_overwritten", "why some bytes on the disk could not be overwritten; empty: all were"}}},
+      {"verify",
+       {{"running", ""},
+        {"asked", "by an operator; else in the background"},
+        {"pass", "its number since the daemon's start; 0: there was none"},
+        {"seconds", "that it has taken"},
+        {"ended_seconds_ago", "null: it has not ended"},
+        {"tiers[].tier", ""},
+        {"tiers[].copies", "that were verified"},
+        {"tiers[].bytes", ""},
+        {"tiers[].damaged", "copies that were dropped"},
+        {"skipped", "copies in a GPU's memory, which are not verified"},
+        {"damaged[].tenant", "of the first 64"},
+        {"damaged[].namespace", "hexadecimal"},
+        {"damaged[].key", "hexadecimal"},
+        {"damaged[].kind", ""},
+        {"damaged[].tier", ""},
+        {"damaged[].bytes", ""},
+        {"damaged[].reason", "checksum_failed, or tier_error where it cannot be read"},
+        {"background_bytes_per_second", "scrub.bytes_per_second"}}},
+      {"status", Joined({{{"state", "serving, draining or degraded"},
+                          {"version", ""},
+                          {"uptime_seconds", ""},
+                          {"sessions", "engines that are connected"},
+                          {"leases", ""},
+                          {"objects", ""},
+                          {"tiers[].tier", ""},
+                          {"tiers[].capacity_bytes", ""},
+                          {"tiers[].used_bytes", "by objects"},
+                          {"tiers[].held_bytes", "used or kept for more"},
+                          {"cluster", "null: the node is alone"},
+                          {"cluster.node", ""},
+                          {"cluster.members", "other nodes"},
+                          {"cluster.peers_connected", ""},
+                          {"cluster.directory_connected", ""},
+                          {"cluster.directory_entries", ""},
+                          {"cluster.fetched_objects", ""},
+                          {"cluster.fetched_bytes", ""},
+                          {"cluster.failed_objects", ""}},
+                         Under("tokens.", kTokenFields),
+                         kDegradedFields})},
+      {"top", Joined({{{"frames[].seconds", "of the interval"},
+                       {"frames[].state", ""},
+                       {"frames[].sessions", ""},
+                       {"frames[].leases", ""},
+                       {"frames[].tenants[].tenant", ""}},
+                      Under("frames[].tokens.", kTokenFields),
+                      Under("frames[].tenants[].tokens.", kTokenFields)})},
+      {"models",
+       {{"tenants[].tenant", ""},
+        {"tenants[].models[].namespace", "hexadecimal"},
+        {"tenants[].models[].model_id", ""},
+        {"tenants[].models[].weights_digest", ""},
+        {"tenants[].models[].dtype", ""},
+        {"tenants[].models[].quantization", ""},
+        {"tenants[].models[].tokenizer_digest", ""},
+        {"tenants[].models[].lora", ""},
+        {"tenants[].models[].layers", "how many"},
+        {"tenants[].models[].page_tokens", ""},
+        {"tenants[].models[].head", "tokens of the seam"},
+        {"tenants[].models[].tail", "likewise"}}},
+      {"stats", Joined({{{"uptime_seconds", "since which all counts run"},
+                         {"objects", ""},
+                         {"object_bytes", ""},
+                         {"leases", ""},
+                         {"reservations", ""},
+                         {"landings", ""},
+                         {"compositions", ""},
+                         {"sessions", ""},
+                         {"metadata_queue", "closures that wait"},
+                         {"worker_queue", "jobs that wait"},
+                         {"tenants[].tenant", ""},
+                         {"tenants[].region_bytes", ""},
+                         {"tenants[].tiers[].tier", ""},
+                         {"tenants[].tiers[].capacity_bytes", "the tenant's budget"},
+                         {"tenants[].tiers[].used_bytes", ""},
+                         {"tenants[].tiers[].held_bytes", ""},
+                         {"tenants[].hits[].tier", ""},
+                         {"tenants[].hits[].segments", ""},
+                         {"tenants[].hits[].tokens", ""},
+                         {"tenants[].hits[].rate", "of the segments that were asked for"},
+                         {"tenants[].hits[].token_rate", "of their tokens"},
+                         {"tenants[].misses[].reason", ""},
+                         {"tenants[].misses[].segments", ""},
+                         {"tenants[].misses[].tokens", ""},
+                         {"tenants[].misses[].rate", ""},
+                         {"tenants[].evictions[].tier", ""},
+                         {"tenants[].evictions[].policy", ""},
+                         {"tenants[].evictions[].reason", ""},
+                         {"tenants[].evictions[].objects", ""},
+                         {"tenants[].evictions[].bytes", ""}},
+                        kDegradedFields})},
+      {"sessions",
+       {{"sessions[].session", "its number"},
+        {"sessions[].tenant", ""},
+        {"sessions[].pid", ""},
+        {"sessions[].uid", ""},
+        {"sessions[].client", "as it calls itself"},
+        {"sessions[].regions", ""},
+        {"sessions[].region_bytes", ""},
+        {"sessions[].models", ""},
+        {"sessions[].draining", "ended; transfers still use its memory"}}},
+      {"drain", kDrainFields},
+      {"undrain", kDrainFields},
+      {"config", {{"yaml", "the whole configuration"}}},
+      {"reload",
+       {{"dry_run", ""},
+        {"changes[].field", "like tenants[0].ttl_seconds"},
+        {"changes[].before", ""},
+        {"changes[].after", ""}}},
+      {"support-bundle", {{"file", ""}, {"bytes", "written there"}}},
+      {"doctor",
+       {{"checks[].verdict", "fine, note or bad"},
+        {"checks[].check", ""},
+        {"checks[].found", ""},
+        {"checks[].remedy", ""},
+        {"ok", "none is bad"}}},
+      {"layout",
+       {{"attention_layers", ""},
+        {"linear_layers", ""},
+        {"token_bytes", "keys and values of a token"},
+        {"state_bytes", "running states"},
+        {"segment_tokens", ""},
+        {"segment_bytes", ""},
+        {"conversation_tokens", ""},
+        {"conversation_bytes", ""},
+        {"segments", "as asked for"},
+        {"conversations", "as asked for"},
+        {"working_set_bytes", "of both"}}},
+      {"completion", {{"shell", ""}, {"script", ""}}},
+      {"man", {{"page", "as troff"}}},
+  };
+}
+
+}  // namespace
+
+std::vector<JsonField> JsonFieldsOf(const std::string& command) {
+  static const auto* const table = new std::map<std::string, FieldList>(Table());
+  const auto found = table->find(command);
+  return found == table->end() ? FieldList() : found->second;
+}
+
+}  // namespace ashlar::ctl
