@@ -24,7 +24,6 @@ CLEAN = {
     "storage/cache_test.cc": "// Who asks, waits.\n" * 40,
     "storage/testdata/long.py": "\n" * 451,
     "storage/golden.hex": "00\n" * 451,
-    "client/python/ashlar/cache.py": "\n" * 451,
     "tools/ashlar": "no script\n" * 451,
     **{f"storage/f{i}.h": "" for i in range(15)},
     "build/release/generated.cc": "\n" * 451,

@@ -14,18 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ashlar._ashlar import Verdict, version
-from ashlar.cache import (
-    Cache,
-    LinearTensors,
-    MemoryKind,
-    PagePlace,
-    Plan,
-    Request,
-    Run,
-    Segment,
-    Step,
-    StepKind,
-)
+from ashlar.cache import Cache, MemoryKind, PagePlace
 from ashlar.model import (
     Attention,
     DType,
@@ -41,12 +30,13 @@ from ashlar.model import (
 )
 from ashlar.pages import PageClient, PageStore
 from ashlar.prompt import Prompt
+from ashlar.request import LinearTensors, Plan, Request, Run, Segment, Step, StepKind
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ashlar.transformers import Reuse
-    from ashlar.transformers_set import ModelCache
+    from ashlar.transformers.setting import ModelCache
 
 __version__ = version()
 

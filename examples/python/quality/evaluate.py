@@ -21,7 +21,7 @@ import transformers
 
 import ashlar
 import ashlar.daemon
-from ashlar.transformers_set import Setter
+from ashlar.transformers.setting import Setter
 
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))

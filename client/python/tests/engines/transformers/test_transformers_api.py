@@ -14,7 +14,7 @@ import transformers
 
 import ashlar
 import ashlar.daemon
-from ashlar.transformers_set import Setter
+from ashlar.transformers.setting import Setter
 
 SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
 QUERY = tiny.tokens(12, 99)

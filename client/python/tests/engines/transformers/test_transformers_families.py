@@ -7,8 +7,8 @@ import torch
 from transformers import DynamicCache
 
 import ashlar
-from ashlar.transformers_rules import Tape
-from ashlar.transformers_set import Setter
+from ashlar.transformers.rules import Tape
+from ashlar.transformers.setting import Setter
 
 SEGMENTS = [tiny.tokens(count, seed) for seed, count in enumerate((70, 41, 90, 64))]
 QUERY = tiny.tokens(20, 99)

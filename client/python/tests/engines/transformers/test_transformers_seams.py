@@ -13,7 +13,7 @@ import tiny_transformers as tiny
 import torch
 
 import ashlar
-from ashlar.transformers_set import Setter
+from ashlar.transformers.setting import Setter
 
 SOURCE = pathlib.Path(os.environ["ASHLAR_SOURCE"])
 

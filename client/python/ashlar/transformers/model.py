@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache
 
 from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrder, TailOrder
-from ashlar.transformers_rules import Tape
+from ashlar.transformers.rules import Tape
 
 # The versions whose caches and rules this module knows. Tests run with OLDEST.
 OLDEST, BELOW = (5, 19), (5, 20)

@@ -22,8 +22,8 @@ from ashlar._ashlar import Verdict
 from ashlar.cache import Cache, LinearTensors, MemoryKind, PagePlace, Plan, Request, Run, Step, StepKind
 from ashlar.model import Attention, DType, Family, Model
 from ashlar.prompt import Prompt
-from ashlar.transformers_model import LinearPlace, Shape, numpy_view
-from ashlar.transformers_rules import Tape
+from ashlar.transformers.model import LinearPlace, Shape, numpy_view
+from ashlar.transformers.rules import Tape
 
 _TORCH = {DType.F32: torch.float32, DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 _LINE = 64  # bytes: tokens begin on cache lines

@@ -25,8 +25,8 @@ from transformers import DynamicCache
 
 from ashlar.daemon import Daemon
 from ashlar.prompt import Prompt
-from ashlar.transformers_model import describe
-from ashlar.transformers_set import Fault, ModelCache, Setter, Setting
+from ashlar.transformers.model import describe
+from ashlar.transformers.setting import Fault, ModelCache, Setter, Setting
 
 _log = logging.getLogger("ashlar.transformers")
 
