@@ -341,40 +341,6 @@ void Router::End(storage::SessionId session, uint64_t id) {
   if (plan.waiting) plan.waiting(absl::NotFoundError("plan: unknown, or it has ended"));
 }
 
-void Router::Warm(storage::TenantId tenant, std::vector<Cold> cold, std::function<void(absl::StatusOr<States>)> done) {
-  const auto states = std::make_shared<States>();
-  const auto places = std::make_shared<std::vector<size_t>>();
-  std::vector<Cold> missing;
-  for (Cold& one : cold) {
-    const bool here = !cache_.Where(tenant, one.work.key, one.shard).empty();
-    states->push_back(here ? PrefillState::kHere : PrefillState::kPending);
-    if (here) continue;
-    if (tasks_.contains({tenant, one.work.key})) continue;
-    places->push_back(states->size() - 1);
-    missing.push_back(std::move(one));
-  }
-  if (missing.empty()) return done(*states);
-  Plan({.session = kNobody, .tenant = tenant, .computes = false}, std::move(missing),
-       [this, states, places, done](const absl::StatusOr<Planned>& planned) {
-         if (!planned.ok()) return done(planned.status());
-         for (size_t i = 0; i < places->size(); ++i) {
-           if (!planned->elsewhere[i]) (*states)[(*places)[i]] = PrefillState::kAskers;
-         }
-         EndWarmUp(planned->plan);
-         done(*states);
-       });
-}
-
-// A warm-up's plan ends by itself with the last of its segments.
-void Router::EndWarmUp(uint64_t id) {
-  const auto plan = plans_.find(id);
-  if (plan == plans_.end() || plan->second.asker.session != kNobody) return;
-  const bool pending = std::ranges::any_of(plan->second.tasks, [](const std::shared_ptr<Task>& task) {
-    return task != nullptr && task->state == PrefillState::kPending;
-  });
-  if (!pending) End(kNobody, id);
-}
-
 void Router::PrefillFor(const std::string& node, uint64_t worker, PrefillWork work, storage::Nanos patience,
                         std::function<void(absl::Status)> done) {
   if (stopped_) return done(absl::UnavailableError("the daemon stops"));
