@@ -40,11 +40,12 @@ TEST(ChangesFor, NamesEachFieldWithItsValues) {
       "scrub: {bytes_per_second: 10MiB}\nlog: {level: debug}\n";
   const auto changes = Changes(kTwoTenants, later);
   ASSERT_TRUE(changes.ok()) << changes.status();
-  ASSERT_THAT(*changes, SizeIs(4));
+  ASSERT_THAT(*changes, SizeIs(5));
   std::string all;
   for (const ConfigChange& change : *changes) all += change.field + " " + change.before + " " + change.after + "\n";
   EXPECT_THAT(all, HasSubstr("tenants[1].dram_bytes 268435456 402653184\n"));
   EXPECT_THAT(all, HasSubstr("tenants[1].ttl_seconds 0 60\n"));
+  EXPECT_THAT(all, HasSubstr("tenants[1].prefix_bytes 268435456 402653184\n")) << "its default is the largest budget";
   EXPECT_THAT(all, HasSubstr("scrub.bytes_per_second 0 10485760\n"));
   EXPECT_THAT(all, HasSubstr("log.level info debug\n"));
 }

@@ -65,7 +65,8 @@ void EventHub::Resides(const storage::TenantPool& pool, const ObjectHeader& head
                    .shard = header.shard,
                    .tier = removed ? was : now,
                    .was = was,
-                   .tokens = header.tokens,
+                   // A block's header counts from the text's beginning.
+                   .tokens = header.tokens - (header.kind == ObjectKind::kPrefixPage ? header.first_token : 0),
                    .bytes = header.bytes};
   const std::lock_guard lock(mutex_);
   for (const std::weak_ptr<Subscription>& one : subscriptions_) {

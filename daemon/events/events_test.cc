@@ -105,6 +105,8 @@ class KvEventsTest : public ::testing::Test {
   ObjectHeader Block(size_t index) const {
     ObjectHeader header = HeaderOf(0);
     header.key = keys_.blocks()[index];
+    header.first_token = index * kBlock;
+    header.tokens = (index + 1) * kBlock;
     return header;
   }
   static Json Hash(const Key& key) { return Json::binary(std::vector<uint8_t>(key.bytes.begin(), key.bytes.end())); }
@@ -135,6 +137,7 @@ TEST_F(KvEventsTest, BlocksAreEncodedWithTheirTokensAndParents) {
   EXPECT_EQ(events[0]["block_size"], kBlock);
   EXPECT_EQ(events[0]["medium"], "CPU");
   EXPECT_EQ(events[1]["parent_block_hash"], Hash(keys_.blocks()[0]));
+  EXPECT_EQ(events[1]["block_size"], kBlock);
   EXPECT_EQ(events[2]["type"], "BlockRemoved");
   EXPECT_EQ(events[2]["medium"], "CPU");
   EXPECT_EQ(events[3]["type"], "BlockStored");
