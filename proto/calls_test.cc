@@ -21,7 +21,7 @@ std::string_view View(absl::string_view text) {
 }
 
 TEST(CacheCalls, EveryMethodHasItsRow) {
-  const ServiceDescriptor* service = v1::Prompt::descriptor()->file()->FindServiceByName("Cache");
+  const ServiceDescriptor* service = v1::OpenModelRequest::descriptor()->file()->FindServiceByName("Cache");
   ASSERT_NE(service, nullptr);
   ASSERT_EQ(static_cast<size_t>(service->method_count()), kCacheCalls.size());
   for (int i = 0; i < service->method_count(); ++i) {
@@ -38,7 +38,7 @@ TEST(CacheCalls, EveryMethodHasItsRow) {
 
 // The gate looks for the secret there before a request is parsed.
 TEST(CacheCalls, EveryRequestNamesItsSessionFirst) {
-  const ServiceDescriptor* service = v1::Prompt::descriptor()->file()->FindServiceByName("Cache");
+  const ServiceDescriptor* service = v1::OpenModelRequest::descriptor()->file()->FindServiceByName("Cache");
   for (int i = 0; i < service->method_count(); ++i) {
     const auto* first = service->method(i)->input_type()->FindFieldByNumber(1);
     ASSERT_NE(first, nullptr) << service->method(i)->name();

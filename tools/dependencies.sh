@@ -31,7 +31,7 @@ ASHLAR_PACKAGES=(
   # tests of rules and dashboards
   prometheus
   # tests of many nodes: the directory and its published messages, certificates, links between network namespaces
-  etcd-server golang-etcd-server-dev openssl iproute2 faketime
+  etcd-server golang-etcd-server-dev openssl iproute2 faketime etcd-client
 )
 
 ashlar_missing_packages() {

@@ -19,9 +19,10 @@ import torch
 from transformers import DynamicCache
 
 from ashlar._ashlar import Verdict
-from ashlar.cache import Cache, LinearTensors, MemoryKind, PagePlace, Plan, Request, Run, Step, StepKind
+from ashlar.cache import Cache, MemoryKind, PagePlace
 from ashlar.model import Attention, DType, Family, Model
 from ashlar.prompt import Prompt
+from ashlar.request import LinearTensors, Plan, Request, Run, Step, StepKind
 from ashlar.transformers.model import LinearPlace, Shape, numpy_view
 from ashlar.transformers.rules import Tape
 
