@@ -57,23 +57,52 @@ class PeerFaultsTest : public PeerDaemonsTest {
                },
            .network = {.relay = true}});
   }
+  // A look-up may miss, or fetch a part of it, before the whole lands; what lands is right.
+  static void ExpectToLandInTheEnd(DaemonProcess& daemon, const std::vector<Tokens>& prompt) {
+    TestEngine engine(daemon.client_options());
+    engine.FillTargets(kPoison);
+    const bool landed = Eventually([&] {
+      const Match match = engine.Lookup(prompt);
+      if (Hits(match) < prompt.size()) return false;
+      Landing landing = engine.Land(match, prompt);
+      for (const MissReason reason : landing.Wait(integration::kPatience)) {
+        if (reason != MissReason::kNone) return false;
+      }
+      return true;
+    });
+    ASSERT_TRUE(landed) << daemon.log();
+    uint64_t position = 0;
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      engine.ExpectLanded(i == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment, prompt[i], position, kPoison);
+      position += prompt[i].size();
+    }
+  }
   // The engine of a node whose peers are out of its reach: misses, and nothing worse.
   static size_t HitsAt(DaemonProcess& daemon, const std::vector<Tokens>& prompt) {
     return Hits(TestEngine(daemon.client_options()).Lookup(prompt));
   }
 };
 
+// A daemon refuses to start with a certificate that has expired. This one does not know that: its clock is late.
 TEST_F(PeerFaultsTest, AnExpiredCertificateGetsNothing) {
-  StartWith(3, [](const NodePlace& place) -> daemon::TestSubject {
-    if (place.node == 1) return {.name = place.name, .from_seconds = -7200, .to_seconds = -60};
-    return {.name = place.name};
-  });
+  const std::vector<std::string> late = ClockOff("-30m");
+  if (late.empty()) GTEST_SKIP() << "faketime is not installed, or a sanitizer keeps it out";
+  StartWith(
+      3,
+      [](const NodePlace& place) -> daemon::TestSubject {
+        if (place.node == 1) return {.name = place.name, .from_seconds = -3600, .to_seconds = -900};
+        return {.name = place.name};
+      },
+      [&](const NodePlace& place, DaemonOptions* options) {
+        if (place.node == 1) options->environment = late;
+      });
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
   ExpectToLand(cluster_->daemon(2), prompt, true);
   EXPECT_EQ(HitsAt(cluster_->daemon(1), prompt), 0u);
   Publish(cluster_->daemon(1), prompt);
   EXPECT_EQ(HitsAt(cluster_->daemon(1), prompt), prompt.size()) << "its own engines are served";
+  EXPECT_GT(cluster_->daemon(0).Metric("ashlar_peer_refusals_total{reason=\"expired\"}"), 0);
 }
 
 TEST_F(PeerFaultsTest, AnHourOfClockSkewChangesNothing) {
@@ -99,7 +128,7 @@ TEST_F(PeerFaultsTest, ALinkWithADelayOf200MillisecondsCostsTime) {
   cluster_->network().SetBetween(0, 1, {.delay = milliseconds(200)});
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
-  ExpectToLand(cluster_->daemon(1), prompt, true);
+  ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
 }
 
 TEST_F(PeerFaultsTest, ACutOfTenSecondsHeals) {
@@ -142,7 +171,7 @@ TEST_F(PeerFaultsTest, ASlowEtcdDelaysWhatIsNewAlone) {
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
   ExpectToLand(cluster_->daemon(0), prompt, false);
-  ExpectToLand(cluster_->daemon(1), prompt, true);
+  ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
 }
 
 TEST_F(PeerFaultsTest, AnEtcdThatHangsCostsWhatIsNewAlone) {
