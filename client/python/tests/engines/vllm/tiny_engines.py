@@ -99,6 +99,14 @@ def wide_weights(param, low=-1e-3, high=1e-3, seed=1234):
 wide_weights.count = 0
 
 
+class Wide:
+    """For engines in processes that import anew (`worker_extension_cls`): this module's import makes their weights wide."""
+
+
+if os.environ.get("ASHLAR_WIDE_WEIGHTS") == "1":
+    dummy_loader.initialize_single_dummy_weight = wide_weights
+
+
 def import_once():
     """What children would do again, each for itself."""
     dummy_loader.initialize_single_dummy_weight = wide_weights
@@ -158,7 +166,7 @@ class Child:
         self._process.start()
         theirs.close()
         try:
-            self.started = self._answer(180)
+            self.started = self._answer(400 if processes else 180)  # a spawned process imports anew
         except BaseException:
             self.kill()
             raise
@@ -193,9 +201,9 @@ class Child:
     def kill(self):
         if self._process.is_alive():
             self._process.join(timeout=5)
-        if self._process.is_alive():
-            os.kill(self._process.pid, signal.SIGKILL)
-            self._process.join(timeout=20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # and processes of its own
+        self._process.join(timeout=20)
 
     def __enter__(self):
         return self
@@ -272,7 +280,10 @@ class _Server:
 
 
 def _serve(pipe, settings, processes, environment):
+    os.setsid()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if processes else "0"
+    os.environ["ASHLAR_WIDE_WEIGHTS"] = "1"
+    os.environ["PYTHONPATH"] = f"{pathlib.Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
     os.environ.update(environment)
     try:
         server = _Server(settings)
