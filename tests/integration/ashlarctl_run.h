@@ -14,9 +14,9 @@ struct Ended {
   std::string output;  // and errors
 };
 
-// `arguments` in the shell's words; the program is ASHLARCTL.
-inline Ended RunAshlarctl(const std::string& arguments, const std::string& socket) {
-  const std::string command = std::string(ASHLARCTL) + " " + arguments + " --socket " + socket + " 2>&1";
+// `arguments` in the shell's words.
+inline Ended RunAshlarctl(const std::string& program, const std::string& arguments, const std::string& socket) {
+  const std::string command = program + " " + arguments + " --socket " + socket + " 2>&1";
   Ended ended;
   FILE* pipe = ::popen(command.c_str(), "r");
   std::array<char, 4096> bytes;

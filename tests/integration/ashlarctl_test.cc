@@ -24,7 +24,7 @@ using testing::HasSubstr;
 class Ashlarctl : public testing::Test {
  protected:
   // `arguments` in the shell's words.
-  Ended Run(const std::string& arguments) { return RunAshlarctl(arguments, daemon_.admin_socket()); }
+  Ended Run(const std::string& arguments) { return RunAshlarctl(ASHLARCTL, arguments, daemon_.admin_socket()); }
   json Ask(const std::string& arguments) {
     const Ended ended = Run(arguments + " --json");
     EXPECT_EQ(ended.code, 0) << ended.output;

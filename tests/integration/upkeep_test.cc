@@ -31,7 +31,7 @@ class Upkeep : public testing::Test {
  protected:
   explicit Upkeep(const DaemonOptions& options = kWithDisk) : options_(options), daemon_(options) {}
 
-  Ended Run(const std::string& arguments) { return RunAshlarctl(arguments, daemon_.admin_socket()); }
+  Ended Run(const std::string& arguments) { return RunAshlarctl(ASHLARCTL, arguments, daemon_.admin_socket()); }
   json Ask(const std::string& arguments, int code = 0) {
     const Ended ended = Run(arguments + " --json");
     EXPECT_EQ(ended.code, code) << ended.output;
