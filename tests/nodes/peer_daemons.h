@@ -106,6 +106,27 @@ class PeerDaemonsTest : public testing::Test {
     }
   }
 
+  // A look-up may miss, or fetch a part of it, before the whole lands; what lands is right.
+  static void ExpectToLandInTheEnd(DaemonProcess& daemon, const std::vector<Tokens>& prompt) {
+    TestEngine engine(daemon.client_options());
+    engine.FillTargets(kPoison);
+    const bool landed = Eventually([&] {
+      const Match match = engine.Lookup(prompt);
+      if (Hits(match) < prompt.size()) return false;
+      Landing landing = engine.Land(match, prompt);
+      for (const MissReason reason : landing.Wait(integration::kPatience)) {
+        if (reason != MissReason::kNone) return false;
+      }
+      return true;
+    });
+    ASSERT_TRUE(landed) << daemon.log();
+    uint64_t position = 0;
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      engine.ExpectLanded(i == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment, prompt[i], position, kPoison);
+      position += prompt[i].size();
+    }
+  }
+
   std::vector<Tokens> NewPrompt() { return MakePrompt(random_(), 3, 60); }
 
   const uint64_t seed_ = std::random_device{}();

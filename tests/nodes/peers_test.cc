@@ -34,7 +34,7 @@ TEST_F(PeerDaemonsTest, ALossySlowLinkLosesTimeOnly) {
   cluster_->network().SetBetween(0, 1, {.loss = 0.01, .delay = std::chrono::milliseconds(100)});
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
-  ExpectToLand(cluster_->daemon(1), prompt, true);
+  ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
 }
 
 TEST_F(PeerDaemonsTest, ACutLinkIsAMissUntilItHeals) {

@@ -243,6 +243,7 @@ class Driver {
   // The oracle (oracle.cc).
   // `used`: it was found by a look-up, or offered again, at that time or later. None: that may not count.
   void CheckHit(const Text& text, const Found& found, std::optional<Nanos> used);
+  void CheckNotForgotten(const Text& text, uint64_t begun_at_step);
   void CheckUse(const Text& text, std::optional<Nanos> used);
   bool Leased(const Text& text);
   bool InUse(const Text& text);
@@ -308,8 +309,8 @@ class Driver {
   std::shared_ptr<storage::Forgetting> forgetting_;  // null: none
   TenantId forgets_ = 0;                             // whom
   bool forgotten_is_gone_ = false;
-  std::set<Text> republished_;  // since it began
-  std::set<Text> forgotten_;    // for good, and not published since
+  std::set<Text> republished_;          // since it began
+  std::map<Text, uint64_t> forgotten_;  // for good, and not published since: at which step
 
   std::map<TenantId, Region> regions_;
   std::map<LeaseId, Request> requests_;

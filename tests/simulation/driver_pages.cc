@@ -165,6 +165,7 @@ bool Driver::FillFromCache(const LeaseId& name, size_t segment, const Text& text
     return false;
   }
   CheckHit(text, match.found[0], true);
+  CheckNotForgotten(text, report_.step);
   leases_.push_back({.session = request.session, .id = match.lease, .texts = {text}, .composed = true});
   const std::shared_ptr<PagePool> pool = regions_.at(request.tenant).pool;
   const TestPages& memory = regions_.at(request.tenant).memory;

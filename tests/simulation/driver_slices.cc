@@ -77,6 +77,7 @@ void Driver::Searched(Searching& searching, Match match) {
     const bool changed = sliced && (found.reason == MissReason::kEvicted || found.reason == MissReason::kExpired);
     if (found.reason == MissReason::kNone) {
       CheckHit(text, found, searching.begun);
+      CheckNotForgotten(text, searching.begun_at_step);
       lease.texts.push_back(text);
     } else if (found.reason == MissReason::kCovered) {
       if (match.prefix.depth <= begin) Fail("covered by no prefix");

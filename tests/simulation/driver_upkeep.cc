@@ -41,7 +41,7 @@ void Driver::GoOnForgetting() {
   }
   if (!done && !(gone && world_.bug == Bug::kForgetsTooEarly)) return;
   for (const auto& [text, plan] : Plans()) {
-    if (is_of_it(text)) forgotten_.insert(text);
+    if (is_of_it(text)) forgotten_[text] = report_.step;
   }
   forgetting_ = nullptr;
   Reach(Event::kForgotten);
@@ -54,7 +54,7 @@ bool Driver::IsThere(const Text& text) {
 
 // What was acknowledged as forgotten does not come back, with a crash or without one.
 void Driver::CheckForgotten() {
-  for (const Text& text : forgotten_) {
+  for (const auto& [text, step] : forgotten_) {
     if (IsThere(text)) return Fail("what was forgotten is there again");
   }
 }

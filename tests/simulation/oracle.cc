@@ -54,11 +54,18 @@ void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
 void Driver::CheckHit(const Text& text, const Found& found, std::optional<Nanos> used) {
   for (const Text& part : BundleOf(text)) {
     if (!published_.contains(part)) Fail("found what its tenant never published");
-    if (forgotten_.contains(part)) Fail("found what was forgotten");
   }
   if (!IsOf(*found.header, text)) Fail("found another text's object");
   if (found.slot->Extents() != Plans().at(text).Extents()) Fail("found an object of another size");
   if (used) CheckUse(text, used);
+}
+
+// A look-up that was begun before keeps what it had found by then, as leases do, and those who attach to them.
+void Driver::CheckNotForgotten(const Text& text, uint64_t begun_at_step) {
+  for (const Text& part : BundleOf(text)) {
+    const auto forgotten = forgotten_.find(part);
+    if (forgotten != forgotten_.end() && forgotten->second <= begun_at_step) Fail("found what was forgotten");
+  }
 }
 
 // An offer of what is there already counts as a use of it, unless it could not be brought up.
