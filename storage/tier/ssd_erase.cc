@@ -53,24 +53,39 @@ void SsdTier::GiveBack(const Slot& slot) {
 
 // One slot at a time. Behind the last one the file is synced for those who wait.
 void SsdTier::ShredNext() {
-  const bool last = shredding_.empty();
-  if (shreds_ || (last && when_shredded_.empty())) return;
+  if (shreds_) return;
+  if (shredding_.empty()) {
+    if (!when_shredded_.empty()) SyncShredded();
+    return;
+  }
   shreds_ = true;
-  disk_.RunNext([this, slot = last ? Slot{} : shredding_.front(),
-                 last](size_t) { return last ? file_->Sync() : Overwrite(*file_, slot); },
-                [this, last](const absl::Status& status) {
+  if (!shredded_since_) shredded_since_ = commits_.failed_syncs();
+  disk_.RunNext([this, slot = shredding_.front()](size_t) { return Overwrite(*file_, slot); },
+                [this](const absl::Status& status) {
                   shreds_ = false;
                   shred_error_.Update(status);
                   if (!status.ok()) Failed(status);
-                  if (!last) {
-                    GiveBack(shredding_.front());
-                    shredding_.pop_front();
-                  } else if (shredding_.empty()) {
-                    const absl::Status told = std::exchange(shred_error_, absl::OkStatus());
-                    for (const auto& done : std::exchange(when_shredded_, {})) done(told);
-                  }
+                  GiveBack(shredding_.front());
+                  shredding_.pop_front();
                   ShredNext();
                 });
+}
+
+// All syncs of the file are the commits': one that fails leaves what was written before it in doubt, and commits must
+// know.
+void SsdTier::SyncShredded() {
+  shreds_ = true;
+  const uint64_t since = shredded_since_.value_or(commits_.failed_syncs());
+  commits_.Put(std::string(kNoRecord), std::nullopt, since, [this](CommitQueue::Outcome outcome) {
+    shreds_ = false;
+    shred_error_.Update(outcome.status);
+    if (shredding_.empty()) {
+      shredded_since_.reset();
+      const absl::Status told = std::exchange(shred_error_, absl::OkStatus());
+      for (const auto& done : std::exchange(when_shredded_, {})) done(told);
+    }
+    ShredNext();
+  });
 }
 
 void SsdTier::WhenErased(std::function<void(absl::Status)> done) {

@@ -168,6 +168,7 @@ class SsdTier final : public Tier {
   void Release(const Slot& slot);
   void GiveBack(const Slot& slot);
   void ShredNext();
+  void SyncShredded();
 
   const uint64_t slab_extents_;
   BlockFile* file_ = nullptr;  // null: the tier has no disk
@@ -183,7 +184,8 @@ class SsdTier final : public Tier {
   uint64_t next_sequence_ = 1;
   absl::flat_hash_set<uint32_t> to_shred_;  // slots, by their first extent
   std::deque<Slot> shredding_;
-  bool shreds_ = false;  // the first of these, or syncs
+  bool shreds_ = false;                     // the first of these, or syncs
+  std::optional<uint64_t> shredded_since_;  // failed syncs when the first was overwritten that no sync covers yet
   std::vector<std::function<void(absl::Status)>> when_shredded_;
   absl::Status shred_error_;  // the first since somebody waits
   absl::Status health_;
