@@ -154,7 +154,7 @@ class InjectedBug : public ::testing::TestWithParam<Bug> {};
 
 TEST_P(InjectedBug, IsCaught) {
   std::string failure;
-  for (uint64_t seed = 1; seed <= 100 && failure.empty(); ++seed) {
+  for (uint64_t seed = 1; seed <= 400 && failure.empty(); ++seed) {
     failure = Simulate(seed, kOperations, GetParam()).failure;
   }
   EXPECT_NE(failure, "");
