@@ -29,7 +29,7 @@ TEST_F(PeerDaemonsTest, AKilledHolderIsAMissAndItComesBack) {
   ExpectToLand(cluster_->daemon(1), second, true);
 }
 
-TEST_F(PeerDaemonsTest, ALossySlowLinkLosesTimeOnly) {
+TEST_F(PeerDaemonsTest, ALossySlowLinkCostsTimeAndMayMissFirst) {
   Start(2);
   cluster_->network().SetBetween(0, 1, {.loss = 0.01, .delay = std::chrono::milliseconds(100)});
   const std::vector<Tokens> prompt = NewPrompt();
