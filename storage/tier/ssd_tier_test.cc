@@ -215,6 +215,23 @@ TEST_F(SsdTierTest, NoLaterSyncVouchesForWhatAFailedOneCovered) {
   EXPECT_TRUE(Holds(recovered[0].slot, 2));
 }
 
+TEST_F(SsdTierTest, NoLaterSyncVouchesForWhatAFailedOneOfAnErasureCovered) {
+  OpenWithTenants();
+  const Slot erased = Store(kBolt, 1, 2);
+  const Slot slot = tier_->Allocate(kAcme, 1).value();
+  ASSERT_EQ(Write(slot, 2), absl::OkStatus());
+  tier_->Shred(erased);
+  tier_->Erase(kBolt, NumberedKey(1), erased);
+  disk_.set_faults({.sync_error = 1});
+  std::optional<absl::Status> told;
+  tier_->WhenErased([&](const absl::Status& status) { told = status; });
+  io_->CompleteAll();
+  disk_.set_faults({});
+  ASSERT_TRUE(told.has_value());
+  EXPECT_FALSE(told->ok());
+  EXPECT_EQ(Commit(kAcme, 2, slot).code(), absl::StatusCode::kAborted);
+}
+
 TEST_F(SsdTierTest, ExtentsAreUsedAgainOnlyWhenTheDeletionIsDurable) {
   OpenWithTenants();
   const Slot slot = Store(kBolt, 1, 6);
