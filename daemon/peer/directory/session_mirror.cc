@@ -50,7 +50,7 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
   request.set_range_end(end);
   request.set_limit(kPageEntries);
   request.set_revision(revision);
-  client_.Range(request, call_timeout_, [=, this](const absl::Status& status, const auto& response) {
+  client_->Range(request, call_timeout_, [=, this](const absl::Status& status, const auto& response) {
     const auto at = follows_.find(ns);
     if (at == follows_.end() || at->second.reading != number) return;  // not followed any more, since
     if (absl::IsOutOfRange(status)) {                                  // compacted meanwhile: from the beginning
@@ -79,7 +79,7 @@ void DirectorySession::StopWatch(Follow* follow) {
   watches_.erase(follow->watch);
   etcdserverpb::WatchRequest request;
   request.mutable_cancel_request()->set_watch_id(std::exchange(follow->watch, 0));
-  client_.Watch(request);
+  client_->Watch(request);
 }
 
 void DirectorySession::StartWatch(const std::string& prefix, int64_t revision, int64_t id) {
@@ -90,7 +90,7 @@ void DirectorySession::StartWatch(const std::string& prefix, int64_t revision, i
   create->set_start_revision(revision + 1);
   create->set_progress_notify(true);
   create->set_watch_id(id);
-  client_.Watch(request);
+  client_->Watch(request);
 }
 
 void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
