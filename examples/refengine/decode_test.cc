@@ -14,8 +14,11 @@ namespace ashlar::refengine {
 namespace {
 
 constexpr int64_t kPrompt = 70;
-// Outputs and states of fp32 buffers; of buffers and copies of fp16. Layers behind amplify: logits err by more.
-constexpr double kExact = 1e-5, kRounded = 2e-3;
+// Of states, and of all logits of an answer together: with buffers of fp32, and with those and copies of fp16. A layer
+// alone errs by 1e-5 and 4e-4 (kernels/README.md); layers behind it, and what they write into states, amplify that.
+constexpr double kExact = 2e-5, kRounded = 6e-3;
+// Of the logits of one token, which may all be small.
+constexpr double kTokenRounded = 2e-2;
 
 class DecodeTest : public EngineFixture, public testing::WithParamInterface<Family> {
  protected:
@@ -49,8 +52,11 @@ TEST_P(DecodeTest, IsTheRecurrence) {
   const std::span<const int32_t> prompt = std::span(text).first(kPrompt), answer = std::span(text).subspan(kPrompt);
   Sequence expected(config(), pool_);
   Prefill(expected, prompt);
-  std::vector<std::vector<float>> logits;
-  for (const int32_t token : answer) logits.push_back(Step1(*engine_, expected, token));
+  std::vector<float> logits;
+  const auto append = [](std::vector<float>& all, const std::vector<float>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  };
+  for (const int32_t token : answer) append(logits, Step1(*engine_, expected, token));
   for (const DecodeBuffering way : {DecodeBuffering{2}, DecodeBuffering{8}, DecodeBuffering{33}, DecodeBuffering{64},
                                     DecodeBuffering{8, DType::kF16}, DecodeBuffering{8, DType::kF32, true},
                                     DecodeBuffering{2, DType::kF16, true}, DecodeBuffering{11, DType::kF16, true}}) {
@@ -59,10 +65,12 @@ TEST_P(DecodeTest, IsTheRecurrence) {
     const std::unique_ptr<Engine> engine = Decoding(way);
     Sequence sequence(config(), pool_);
     Run1(*engine, sequence, prompt, nullptr);
+    std::vector<float> decoded;
     for (size_t i = 0; i < answer.size(); ++i) {
-      EXPECT_LE(RelativeError(Step1(*engine, sequence, answer[i]), logits[i]), bound) << "token " << i;
+      append(decoded, Step1(*engine, sequence, answer[i]));
       EXPECT_EQ(sequence.buffered(), static_cast<int32_t>(i + 1) % way.capacity);
     }
+    EXPECT_LE(RelativeError(decoded, logits), bound);
     engine->Settle(sequence);
     EXPECT_EQ(sequence.buffered(), 0);
     ExpectSameState(sequence.recurrent(), expected.recurrent(), bound);
@@ -98,7 +106,8 @@ TEST_P(DecodeTest, OtherWorkSettles) {
     ExpectSameState(there, wanted, bound);
     advance(1, false);
     const int32_t next = all[done];
-    EXPECT_LE(RelativeError(Step1(*engine, sequence, next), Step1(*engine_, expected, next)), bound);
+    EXPECT_LE(RelativeError(Step1(*engine, sequence, next), Step1(*engine_, expected, next)),
+              way.copies ? kTokenRounded : kExact);
   }
 }
 
@@ -116,13 +125,13 @@ TEST_P(DecodeTest, GoingBackForgetsWhatWaits) {
   Run1(*engine_, expected, all.first(kPrompt), nullptr);
   for (int i = 0; i < 10; ++i) {
     const int32_t token = all[kPrompt + i];
-    EXPECT_LE(RelativeError(Step1(*engine, sequence, token), Step1(*engine_, expected, token)), kRounded);
+    EXPECT_LE(RelativeError(Step1(*engine, sequence, token), Step1(*engine_, expected, token)), kTokenRounded);
   }
   sequence.Clear();
   EXPECT_EQ(sequence.buffered(), 0);
   const std::vector<float> alone = Step1(*engine, sequence, all[0]);
   expected.Clear();
-  EXPECT_LE(RelativeError(alone, Step1(*engine_, expected, all[0])), kRounded);
+  EXPECT_LE(RelativeError(alone, Step1(*engine_, expected, all[0])), kTokenRounded);
 }
 
 // A pass that is given up leaves a sequence that can be rewound.
@@ -161,7 +170,7 @@ TEST_P(DecodeTest, IsMeasured) {
     const std::unique_ptr<Engine> engine = Decoding(way);
     Sequence sequence(config(), pool_), expected(config(), pool_);
     for (const int32_t token : Text(20)) {
-      EXPECT_LE(RelativeError(Step1(*engine, sequence, token), Step1(*engine_, expected, token)), kRounded);
+      EXPECT_LE(RelativeError(Step1(*engine, sequence, token), Step1(*engine_, expected, token)), kTokenRounded);
     }
   }
 }

@@ -134,7 +134,7 @@ struct DecodeBuffering {
 };
 
 // What is fastest on this machine, by measurement (kernels/decoding_costs.h), for so many sequences that take turns.
-// Without `may_round` outputs are off by fp32's rounding alone, 1e-5; with it by 4e-4 of theirs, relative.
+// Without `may_round` a layer's outputs and states are off by fp32's rounding alone (1e-5, relative), with it by 4e-4.
 DecodeBuffering MeasuredBuffering(const Model& model, const kernels::Kernels& kernels, kernels::Workers& workers,
                                   int32_t sequences, bool may_round);
 
