@@ -65,7 +65,7 @@ struct DecodeChoice {
 inline constexpr int32_t kMostCapacity = 64;
 // A buffer costs memory and states that are behind, and measured costs differ from run to run: one that costs more than
 // this part of the recurrence is not chosen.
-inline constexpr double kWorthwhile = 0.95;
+inline constexpr double kWorthwhile = 0.9;
 // `buffered_context`: the number of tokens so far where all of them lie in the buffer and no state exists yet; none
 // where there is a state, which KV-only decoding has no use for.
 DecodeChoice ChooseDecoding(const DecodeCosts& costs, std::optional<int64_t> buffered_context);

@@ -118,9 +118,9 @@ TEST(DecodingChoiceTest, ChoosesTheFewestBytes) {
 
 // A gain that measurements would not tell from none is none.
 TEST(DecodingChoiceTest, ASmallGainIsNotWorthABuffer) {
-  DecodeCosts costs = {.recurrent = 100, .read = 95, .flush = 100};
+  DecodeCosts costs = {.recurrent = 100, .read = 90, .flush = 100};
   EXPECT_EQ(ChooseDecoding(costs, std::nullopt).form, DecodeForm::kRecurrent);
-  costs.read = 90;
+  costs.read = 80;
   EXPECT_EQ(ChooseDecoding(costs, std::nullopt).form, DecodeForm::kChunkwise);
 }
 

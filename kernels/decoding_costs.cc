@@ -13,7 +13,7 @@ namespace ashlar::kernels {
 namespace {
 
 constexpr int32_t kFilled = 8;  // slots of the trials that read some
-constexpr int kRounds = 7;
+constexpr int kRounds = 9;
 
 double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -174,25 +174,30 @@ DecodeCosts MeasureDecoding(const Kernels& kernels, Queue& queue, const DecodeTr
                                                                 decode(0, true, true, true),
                                                                 decode(kFilled, true, true, true),
                                                                 decode(0, false, false, false)};
-  std::array<double, kWays> least;
-  least.fill(std::numeric_limits<double>::infinity());
+  // Call by call: a short one is sooner left alone by whatever else runs.
+  const auto layers = static_cast<size_t>(memory.layers());
+  std::vector<double> least(kWays * layers, std::numeric_limits<double>::infinity());
   for (int round = -1; round < kRounds; ++round) {  // the first one warms
     for (size_t way = 0; way < kWays; ++way) {
-      const double begin = now();
-      for (int32_t layer = 0; layer < memory.layers(); ++layer) ways[way](layer);
-      if (round >= 0) least[way] = std::min(least[way], now() - begin);
+      for (size_t layer = 0; layer < layers; ++layer) {
+        const double begin = now();
+        ways[way](static_cast<int32_t>(layer));
+        double& call = least[way * layers + layer];
+        if (round >= 0) call = std::min(call, now() - begin);
+      }
     }
   }
-  const double each = 1.0 / (memory.layers() * memory.requests());
-  const auto slot = [&](Way with, Way without) {
-    return std::max(0.0, (least[with] - least[without]) / kFilled) * each;
+  const auto mean = [&](Way way) {
+    const auto begin = least.begin() + static_cast<ptrdiff_t>(way * layers);
+    return std::accumulate(begin, begin + static_cast<ptrdiff_t>(layers), 0.0) / (memory.layers() * memory.requests());
   };
-  return {.recurrent = std::min(least[kAdvance], least[kFlushed]) * each,
-          .read = least[kRead] * each,
-          .flush = least[kFlush] * each,
+  const auto slot = [&](Way with, Way without) { return std::max(0.0, (mean(with) - mean(without)) / kFilled); };
+  return {.recurrent = std::min(mean(kAdvance), mean(kFlushed)),
+          .read = mean(kRead),
+          .flush = mean(kFlush),
           .slot = slot(kReadSlots, kRead),
           .flush_slot = slot(kFlushSlots, kFlush),
-          .stateless = least[kStateless] * each};
+          .stateless = mean(kStateless)};
 }
 
 }  // namespace ashlar::kernels

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -61,25 +62,15 @@ class DecodeBench {
         bytes_(kernels::DecodeBytesOf(batch_.shape(), layout.state, batch_.options().buffer, layout.rounded)),
         queue_(host_.MakeQueue(&workers)) {}
 
-  // `choice`: what measured costs choose, with what they expect of it.
-  nlohmann::json Run(nlohmann::json& choice) {
-    const int32_t best = kernels::BestCapacity(bytes_), chosen = Choose(choice);
-    std::vector<int32_t> capacities = {4, 8, 12, best};
-    if (chosen > 1 && std::ranges::find(capacities, chosen) == capacities.end()) capacities.push_back(chosen);
-    for (const int32_t capacity : capacities) Chunkwise(capacity);
+  nlohmann::json Run() {
+    const int32_t best = kernels::BestCapacity(bytes_);
+    for (const int32_t capacity : {4, 8, 12, best}) Chunkwise(capacity);
     for (const int32_t drafts : kDraftCounts) Verify(best / 2, drafts);
     return cases_;
   }
 
- private:
-  template <typename Fn>
-  double ForEachLayer(const Fn& fn) {
-    return Seconds([&] {
-      for (int32_t layer = 0; layer < batch_.options().layers; ++layer) fn(layer);
-    });
-  }
-
-  int32_t Choose(nlohmann::json& choice) {
+  // The capacity that measured costs choose, and what they expect of it.
+  nlohmann::json Choose() {
     const DecodeBatch::Options& batch = batch_.options();
     const kernels::DecodeCosts costs = kernels::MeasureDecoding(host_, *queue_,
                                                                 {.shape = batch_.shape(),
@@ -89,18 +80,25 @@ class DecodeBench {
                                                                  .requests = batch.requests,
                                                                  .layers = batch.layers});
     const kernels::DecodeChoice chosen = kernels::ChooseDecoding(costs, std::nullopt);
-    choice = {{"dtype", kernels::testing::Name(batch.state)},
-              {"reads", kernels::testing::Name(batch.rounded.value_or(batch.state))},
-              {"state_bytes", batch_.States().size()},
-              {"buffer", chosen.capacity},
-              {"expected_speedup", costs.recurrent / chosen.cost},
-              {"recurrent_us", costs.recurrent * 1e6},
-              {"read_us", costs.read * 1e6},
-              {"flush_us", costs.flush * 1e6},
-              {"slot_us", costs.slot * 1e6},
-              {"flush_slot_us", costs.flush_slot * 1e6},
-              {"stateless_us", costs.stateless * 1e6}};
-    return chosen.capacity;
+    return {{"dtype", kernels::testing::Name(batch.state)},
+            {"reads", kernels::testing::Name(batch.rounded.value_or(batch.state))},
+            {"state_bytes", batch_.States().size()},
+            {"buffer", chosen.capacity},
+            {"expected_speedup", costs.recurrent / chosen.cost},
+            {"recurrent_us", costs.recurrent * 1e6},
+            {"read_us", costs.read * 1e6},
+            {"flush_us", costs.flush * 1e6},
+            {"slot_us", costs.slot * 1e6},
+            {"flush_slot_us", costs.flush_slot * 1e6},
+            {"stateless_us", costs.stateless * 1e6}};
+  }
+
+ private:
+  template <typename Fn>
+  double ForEachLayer(const Fn& fn) {
+    return Seconds([&] {
+      for (int32_t layer = 0; layer < batch_.options().layers; ++layer) fn(layer);
+    });
   }
 
   void WalkStates(Times& times) {
@@ -207,6 +205,19 @@ class DecodeBench {
   nlohmann::json cases_ = nlohmann::json::array();
 };
 
+void PrintChoices(const nlohmann::json& choices) {
+  std::printf("\n%-6s %-6s %6s %8s %8s   µs of a request in a layer: %9s %7s %7s %7s %10s\n", "state", "reads", "MiB",
+              "chosen", "speedup", "recurrent", "read", "flush", "slot", "flush slot");
+  for (const nlohmann::json& choice : choices) {
+    const auto number = [&](const char* name) { return choice.at(name).get<double>(); };
+    std::printf("%-6s %-6s %6.0f %8.0f %8.2f %28s %9.1f %7.1f %7.1f %7.2f %10.2f\n",
+                choice.at("dtype").get<std::string>().c_str(), choice.at("reads").get<std::string>().c_str(),
+                number("state_bytes") / (1 << 20), number("buffer"), number("expected_speedup"), "",
+                number("recurrent_us"), number("read_us"), number("flush_us"), number("slot_us"),
+                number("flush_slot_us"));
+  }
+}
+
 }  // namespace
 
 absl::Status Decode(const Options& options, nlohmann::json& figures) {
@@ -222,22 +233,18 @@ absl::Status Decode(const Options& options, nlohmann::json& figures) {
                                  {DType::kF32, DType::kF16, 16},
                                  {DType::kF32, std::nullopt, 1},
                                  {DType::kBF16, std::nullopt, 16}};
-  nlohmann::json& choices = figures["choices"] = nlohmann::json::array();
+  const auto wanted = [&](std::string_view part) { return part.find(options.filter) != part.npos; };
   for (const Layout& layout : kLayouts) {
-    const nlohmann::json cases = DecodeBench(options, layout, pool).Run(choices.emplace_back());
+    if (!wanted("steps")) break;
+    const nlohmann::json cases = DecodeBench(options, layout, pool).Run();
     figures["cases"].insert(figures["cases"].end(), cases.begin(), cases.end());
   }
-  std::printf("\n%-6s %-6s %6s %8s %8s   µs of a request in a layer: %9s %7s %7s %7s %10s\n", "state", "reads", "MiB",
-              "chosen", "speedup", "recurrent", "read", "flush", "slot", "flush slot");
-  for (const nlohmann::json& choice : choices) {
-    const auto number = [&](const char* name) { return choice.at(name).get<double>(); };
-    std::printf("%-6s %-6s %6.0f %8.0f %8.2f %28s %9.1f %7.1f %7.1f %7.2f %10.2f\n",
-                choice.at("dtype").get<std::string>().c_str(), choice.at("reads").get<std::string>().c_str(),
-                number("state_bytes") / (1 << 20), number("buffer"), number("expected_speedup"), "",
-                number("recurrent_us"), number("read_us"), number("flush_us"), number("slot_us"),
-                number("flush_slot_us"));
+  nlohmann::json& choices = figures["choices"] = nlohmann::json::array();
+  for (const Layout& layout : kLayouts) {
+    if (wanted("choices")) choices.push_back(DecodeBench(options, layout, pool).Choose());
   }
-  DecodeByEngine(options, pool, figures["engine"] = nlohmann::json::array());
+  PrintChoices(choices);
+  if (wanted("engine")) DecodeByEngine(options, pool, figures["engine"] = nlohmann::json::array());
   return absl::OkStatus();
 }
 

@@ -43,7 +43,7 @@ constexpr const char* kUsage =
     "emulated,\n"
     "               against the bound of longest-first; --quick: 1 and 2 nodes, once\n"
     "  decode       a batch from buffers against recurrent decoding; verifying drafts against steps that keep states; what\n"
-    "               measured costs choose; the reference engine's loop both ways\n"
+    "               measured costs choose; the reference engine's loop both ways; --filter steps, choices or engine\n"
     "  kernels      every operation of the host back end, against copy bandwidth and multiply-add units;\n"
     "               --filter TEXT: only cases whose \"op family dtype shape\" contains it; --quick: small shapes\n"
     "  transitions  what storing transitions as zero, low rank or dense saves, and what it costs in error\n"

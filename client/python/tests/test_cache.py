@@ -248,6 +248,7 @@ def test_a_dead_daemon_is_a_miss(daemon):
     daemon.kill()
     again, cached = engine.serve([RULES, ARCH], "?", 6)
     assert cached == 0
+    assert engine.cache.serve_prefill(wait_ms=1) is None
     daemon.start()
     deadline = time.monotonic() + 20
     while not engine.cache.connected and time.monotonic() < deadline:
