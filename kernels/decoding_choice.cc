@@ -55,7 +55,8 @@ int64_t KvOnlyStoresLessBelow(const DecodeBytes& bytes) {
 }
 
 DecodeCosts CostsOf(const DecodeBytes& bytes) {
-  return {.recurrent = RecurrentBytes(bytes),
+  return {.advance = RecurrentBytes(bytes),
+          .recurrent = RecurrentBytes(bytes),
           .read = ReadBytes(bytes) + bytes.slot,
           .flush = FlushBytes(bytes),
           .slot = bytes.slot,
@@ -69,10 +70,11 @@ double ChunkwiseCost(const DecodeCosts& costs, int32_t capacity) {
 }
 
 DecodeChoice ChooseDecoding(const DecodeCosts& costs, std::optional<int64_t> buffered_context) {
-  DecodeChoice chosen{DecodeForm::kRecurrent, 1, costs.recurrent};
+  const double recurrent = std::min(costs.advance, costs.recurrent);
+  DecodeChoice chosen{DecodeForm::kRecurrent, costs.advance < costs.recurrent ? 0 : 1, recurrent};
   for (int32_t capacity = 2; capacity <= kMostCapacity; ++capacity) {
     const double cost = ChunkwiseCost(costs, capacity);
-    if (cost > kWorthwhile * costs.recurrent || cost >= chosen.cost) continue;
+    if (cost > kWorthwhile * recurrent || cost >= chosen.cost) continue;
     chosen = {DecodeForm::kChunkwise, capacity, cost};
   }
   if (!buffered_context) return chosen;

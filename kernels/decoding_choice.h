@@ -42,7 +42,8 @@ int64_t KvOnlyStoresLessBelow(const DecodeBytes& bytes);
 
 // The costs of one token of one request in one layer, all in the same unit.
 struct DecodeCosts {
-  double recurrent = 0;   // without a buffer
+  double advance = 0;     // without a buffer, by AdvanceSeam
+  double recurrent = 0;   // without a buffer, by a DecodeBuffered that flushes
   double read = 0;        // with an empty buffer: fills its first slot, and reads the state or its copy
   double flush = 0;       // with an empty buffer: reads and writes the state, and writes its copy
   double slot = 0;        // more for every filled slot, of a token that does not flush
@@ -59,7 +60,8 @@ enum class DecodeForm : uint8_t { kRecurrent = 1, kChunkwise = 2, kKvOnly = 3 };
 
 struct DecodeChoice {
   DecodeForm form = DecodeForm::kRecurrent;
-  int32_t capacity = 1;  // flush the token that finds capacity − 1 slots filled; kKvOnly: 0, none does
+  int32_t capacity = 1;  // flush the token that finds capacity − 1 slots filled; 0: none does, of kKvOnly, and of
+                         // kRecurrent where AdvanceSeam is faster
   double cost = 0;       // a token, in the costs' unit
 };
 inline constexpr int32_t kMostCapacity = 64;

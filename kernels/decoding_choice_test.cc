@@ -118,8 +118,10 @@ TEST(DecodingChoiceTest, ChoosesTheFewestBytes) {
 
 // A gain that measurements would not tell from none is none.
 TEST(DecodingChoiceTest, ASmallGainIsNotWorthABuffer) {
-  DecodeCosts costs = {.recurrent = 100, .read = 90, .flush = 100};
+  DecodeCosts costs = {.advance = 100, .recurrent = 120, .read = 90, .flush = 100};
   EXPECT_EQ(ChooseDecoding(costs, std::nullopt).form, DecodeForm::kRecurrent);
+  EXPECT_EQ(ChooseDecoding(costs, std::nullopt).capacity, 0) << "by AdvanceSeam";
+  EXPECT_EQ(ChooseDecoding(costs, std::nullopt).cost, 100);
   costs.read = 80;
   EXPECT_EQ(ChooseDecoding(costs, std::nullopt).form, DecodeForm::kChunkwise);
 }

@@ -192,7 +192,8 @@ DecodeCosts MeasureDecoding(const Kernels& kernels, Queue& queue, const DecodeTr
     return std::accumulate(begin, begin + static_cast<ptrdiff_t>(layers), 0.0) / (memory.layers() * memory.requests());
   };
   const auto slot = [&](Way with, Way without) { return std::max(0.0, (mean(with) - mean(without)) / kFilled); };
-  return {.recurrent = std::min(mean(kAdvance), mean(kFlushed)),
+  return {.advance = mean(kAdvance),
+          .recurrent = mean(kFlushed),
           .read = mean(kRead),
           .flush = mean(kFlush),
           .slot = slot(kReadSlots, kRead),

@@ -25,8 +25,8 @@ using DecodeClock = std::function<double()>;
 // The seconds of a token of one request in one layer: means of calls, each the least of several rounds, since other
 // work on the machine only adds. Every layer of every request has states of its own, so that they lie where they will
 // lie when the engine decodes: in a cache or in memory. Of many, as many as take kTrialBytes stand for all. Takes some
-// tenths of a second for states that lie in memory. The recurrence is the faster of AdvanceSeam and a DecodeBuffered
-// that flushes each token. Of a back end with memory() nothing can be measured so: choose by bytes.
+// tenths of a second for states that lie in memory. Of a back end with memory() nothing can be measured so: choose by
+// bytes.
 inline constexpr int64_t kTrialBytes = int64_t{256} << 20;
 DecodeCosts MeasureDecoding(const Kernels& kernels, Queue& queue, const DecodeTrial& trial,
                             const DecodeClock& clock = {});

@@ -82,7 +82,8 @@ TEST(DecodingCostsTest, AreThoseOfTheKernels) {
   for (const bool copies : {false, true}) {
     const ScriptedKernels kernels(script);
     const DecodeCosts costs = Measure(kernels, copies ? std::optional(DType::kF16) : std::nullopt);
-    EXPECT_NEAR(costs.recurrent, 8, 1e-9) << "the faster way to recur, without copies";
+    EXPECT_NEAR(costs.advance, 9, 1e-9);
+    EXPECT_NEAR(costs.recurrent, 8, 1e-9) << "without copies";
     EXPECT_NEAR(costs.read, copies ? 3 : 5, 1e-9);
     EXPECT_NEAR(costs.flush, copies ? 12 : 8, 1e-9);
     EXPECT_NEAR(costs.slot, 0.25, 1e-9);
@@ -103,6 +104,7 @@ TEST(DecodingCostsTest, DecideWhetherABufferPays) {
                               .stateless = 1};
   const DecodeChoice plain = ChooseDecoding(Measure(ScriptedKernels(free_writes), std::nullopt), std::nullopt);
   EXPECT_EQ(plain.form, DecodeForm::kRecurrent);
+  EXPECT_EQ(plain.capacity, 0) << "AdvanceSeam is faster than flushing";
   const DecodeChoice copies = ChooseDecoding(Measure(ScriptedKernels(free_writes), DType::kF16), std::nullopt);
   EXPECT_EQ(copies.form, DecodeForm::kChunkwise);
   EXPECT_EQ(copies.capacity, 11);
@@ -131,7 +133,7 @@ TEST(DecodingCostsTest, OfThisMachine) {
       const std::optional<DType> rounded = state == DType::kF32 ? std::optional(DType::kF16) : std::nullopt;
       const DecodeCosts costs =
           MeasureDecoding(Host(), *queue, {.shape = shape, .state = state, .rounded = rounded, .requests = 2});
-      for (const double cost : {costs.recurrent, costs.read, costs.flush, costs.stateless}) {
+      for (const double cost : {costs.advance, costs.recurrent, costs.read, costs.flush, costs.stateless}) {
         EXPECT_GT(cost, 1e-9);
         EXPECT_LT(cost, 1);
       }

@@ -1,6 +1,7 @@
 #include "examples/refengine/decode_buffers.h"
 
-#include <algorithm>
+#include <limits>
+#include <memory>
 #include <optional>
 
 #include "kernels/decoding_costs.h"
@@ -106,7 +107,7 @@ DecodeBuffering MeasuredBuffering(const Model& model, const kernels::Kernels& ke
   int32_t linear = 0;
   while (model.config().is_attention(linear)) ++linear;
   DecodeBuffering best;
-  double least = 0;
+  double least = std::numeric_limits<double>::infinity();
   for (const DecodeBuffering& way :
        {DecodeBuffering{.dtype = DType::kF32}, DecodeBuffering{.dtype = DType::kF16, .copies = true}}) {
     if (way.copies && !may_round) continue;
@@ -116,8 +117,9 @@ DecodeBuffering MeasuredBuffering(const Model& model, const kernels::Kernels& ke
                                         .layers = model.config().linear_layers() * sequences};
     const kernels::DecodeChoice choice =
         kernels::ChooseDecoding(kernels::MeasureDecoding(kernels, *queue, trial), std::nullopt);
-    if (choice.form != kernels::DecodeForm::kChunkwise || (best.capacity > 1 && choice.cost >= least)) continue;
-    best = {choice.capacity, way.dtype, way.copies};
+    if (choice.cost >= least) continue;
+    const bool buffers = choice.form == kernels::DecodeForm::kChunkwise;
+    best = {choice.capacity, buffers ? way.dtype : DType::kF32, buffers && way.copies};
     least = choice.cost;
   }
   return best;

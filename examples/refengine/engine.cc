@@ -99,7 +99,7 @@ void Engine::Impl::Head(int64_t first, int64_t rows, const float* residual, floa
 }
 
 DecodeBuffers* Engine::Impl::BuffersFor(Sequence& sequence, std::span<const Step> chain, const AdvanceOptions& given) {
-  const bool decodes = options.decoding.capacity > 1 && chain.size() == 1 && chain[0].tokens.size() == 1 &&
+  const bool decodes = options.decoding.capacity > 0 && chain.size() == 1 && chain[0].tokens.size() == 1 &&
                        chain[0].snapshot == nullptr && given.captures.empty() && given.advancer == nullptr;
   if (!decodes) return nullptr;
   if (sequence.buffers_ == nullptr) {

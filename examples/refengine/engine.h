@@ -125,10 +125,10 @@ struct AdvanceOptions {
   Profile* profile = nullptr;
 };
 
-// How chains of one computed token pass through the linear layers: by the recurrence, or from buffers (KVBuffer), whose
+// How chains of one computed token pass through the linear layers: as longer ones, or from buffers (KVBuffer), whose
 // tokens' keys and writes wait until one token in `capacity` brings the states up to date.
 struct DecodeBuffering {
-  int32_t capacity = 1;       // at most kernels::kMostCapacity; 1: the recurrence
+  int32_t capacity = 0;       // at most kernels::kMostCapacity; 1: each token does; 0: no buffers, as longer chains
   DType dtype = DType::kF32;  // of the buffers: kF32, kF16 or kBF16
   bool copies = false;        // tokens that do not bring the states up to date read copies of fp16
 };

@@ -144,12 +144,10 @@ void DecodeByEngine(const Options& options, kernels::Workers& workers, nlohmann:
     const int64_t bytes = model.config().linear_layers() * linear.value_heads * linear.state_floats() * 4;
     const DecodeBuffering exact = refengine::MeasuredBuffering(model, kernels::Host(), workers, 1, false);
     const DecodeBuffering rounded = refengine::MeasuredBuffering(model, kernels::Host(), workers, 1, true);
-    std::vector<std::pair<DecodeBuffering, const char*>> ways = {{{4, DType::kF32, false}, ""},
-                                                                 {{8, DType::kF32, false}, ""},
-                                                                 {{8, DType::kF16, true}, ""},
-                                                                 {{12, DType::kF16, true}, ""},
-                                                                 {exact, "exact"},
-                                                                 {rounded, "rounded"}};
+    std::vector<std::pair<DecodeBuffering, const char*>> ways = {
+        {{1, DType::kF32, false}, ""}, {{4, DType::kF32, false}, ""}, {{8, DType::kF32, false}, ""},
+        {{8, DType::kF16, true}, ""},  {{12, DType::kF16, true}, ""}, {exact, "exact"},
+        {rounded, "rounded"}};
     for (const auto& [way, chosen] : ways) {
       nlohmann::json row = Compare(options, model, way, workers);
       row.update({{"model", thin ? "thin" : "demo"}, {"state_bytes", bytes}, {"chosen", chosen}});
