@@ -46,7 +46,7 @@ TEST_F(ForgetDaemonsTest, NodesThatAreThereForgetAndOneThatWasDownDoesWhenItCome
   StartWithDisks(3);
   const std::vector<Tokens> prompt = NewPrompt(), later = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
-  for (const size_t node : {1, 2}) ExpectToLand(cluster_->daemon(node), prompt, /*remote=*/true);
+  for (const size_t node : {1, 2}) ExpectToLandInTheEnd(cluster_->daemon(node), prompt);
   for (const size_t node : {0, 1, 2}) AwaitOnDisk(node, prompt.size());
   cluster_->daemon(2).Kill();
 
@@ -86,7 +86,7 @@ TEST_F(ForgetDaemonsTest, WithoutTheDirectoryNothingIsForgottenUnlessThisNodeAlo
   StartWithDisks(2);
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
-  ExpectToLand(cluster_->daemon(1), prompt, /*remote=*/true);
+  ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
   cluster_->etcd().Kill();
   ASSERT_TRUE(Eventually([&] { return cluster_->daemon(0).Metric("ashlar_directory_connected") == 0; }));
   const Ended refused = Run(0, "forget --tenant default");
