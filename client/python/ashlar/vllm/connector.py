@@ -88,6 +88,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         try:
             self._worker.register(kv_caches)
+            if self._options.segments:
+                self._worker.serve_segments(self._vllm_config, self._kv_cache_config)
         except Unsupported as error:
             logger.warning("Ashlar: this worker runs without the cache: %s", error)
 
