@@ -1,0 +1,301 @@
+"""Prompts set from segments through the connector: what is composed, that it stays apart from what is exact, and faults."""
+
+import math
+import random
+import statistics
+import threading
+import time
+
+import pytest
+from tiny_engines import Child, connector, count, prompt, same
+
+import ashlar.daemon
+
+MODEL = "qwen3_5"
+
+
+class Segmented(Child):
+    def probe(self, name, *args, **kwargs):
+        given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
+        return self.call("evaluate", f"__import__('segment_probe').{name}(server, {given})")
+
+    def ask(self, texts, query, tokens=4, **options):
+        """(tokens, log-probabilities, cached tokens) of a prompt of these segments."""
+        return self.probe("ask", sum(texts, []) + query, [len(text) for text in texts], tokens, **options)
+
+
+@pytest.fixture(scope="module")
+def segmented(shared_daemon):
+    children = {}
+
+    def get(model):
+        if model not in children:
+            options = connector(shared_daemon, segments=True)
+            children[model] = Segmented(model, options, max_logprobs=512)
+        return children[model]
+
+    yield get
+    for child in children.values():
+        child.close()
+
+
+def texts(name, number, tokens=100):
+    return [prompt(f"{name} {i}", tokens) for i in range(number)]
+
+
+@pytest.mark.parametrize("model", ["qwen3_5", "qwen3_next"])
+def test_segments_are_found_in_any_order_and_at_any_position(model, segmented, expected):
+    child, query = segmented(model), prompt("query", 20)
+    parts = texts(f"order {model}", 4)
+    before = count(child, "segments_published")
+    first = child.ask(parts, query)
+    assert count(child, "segments_published") - before == 4
+    assert first[2] == 400, "no multiple of the engine's block: the state stands where the segments end"
+    child.call("forget")
+    again = child.ask(parts, query)
+    assert again == first, "landed as it was published"
+    assert count(child, "segments_published") - before == 4
+    child.call("forget")
+    others = [parts[i] for i in (0, 3, 1)]
+    saved = count(child, "tokens_saved", "dram", "composed")
+    tokens, logs, cached = child.ask(others, query)
+    assert count(child, "segments_published") - before == 4, "the same first text; interiors at other positions"
+    assert count(child, "tokens_saved", "dram", "composed") - saved == 100 + 2 * 84 and cached == 300
+    child.call("forget")
+    child.ask([parts[i] for i in (2, 0, 1, 3)], query)
+    assert count(child, "segments_published") - before == 6, "as a first text, and as one behind others: two objects"
+    (wanted,) = expected(model, [sum(others, []) + query], 4)
+    assert max(abs(a - b) for a, b in zip(logs[:1], wanted[1])) < 0.2, "close to full prefill, not equal"
+
+
+def test_states_are_composed_exactly_where_the_inputs_are_the_same(segmented):
+    child = segmented(MODEL)
+    parts = texts("exact", 4)
+    tokens, lengths = sum(parts, []), [len(part) for part in parts]
+    cut = child.probe("tuples_against_one_run", tokens, lengths)
+    for number, (one, whole, engines) in enumerate(cut):
+        print(f"layer {number}: tuples cut from one run {one:.1e}, composed {whole:.1e}; the engine's kernel {engines:.1e}")
+    assert len(cut) == 3 and all(one <= 1e-5 and whole <= 1e-5 for one, whole, _ in cut)
+    assert all(engines < 2e-2 for *_, engines in cut), "the recurrence is the engine's"
+    query = prompt("query", 10)
+    composed = child.probe("composed_against_one_run", tokens + query, lengths)
+    for number, (steps, whole) in enumerate(composed):
+        print(f"layer {number}: composed against one run {steps:.1e}; against the engine's own state {whole:.1e}")
+    assert composed[0][0] <= 1e-5, "of the first layer, whose inputs stand nowhere"
+    assert composed[0][1] < 2e-2
+    assert all(steps < 0.6 for steps, _ in composed), "deeper layers computed their interiors without what stands before"
+
+
+def divergence(real, other):
+    return sum(math.exp(a) * (a - b) for a, b in zip(real, other))
+
+
+def test_drift_by_seam_width_is_below_that_of_naive_addition(segmented):
+    child = segmented(MODEL)
+    prompts = [(texts(f"drift {n}", 5), prompt(f"drift query {n}", 16)) for n in range(4)]
+    real = [child.probe("ask", sum(parts, []) + query, None, 1, everything=True) for parts, query in prompts]
+    found = {}
+    try:
+        for width in (0, 4, 8, 16, 32):
+            for naive in (False, True):
+                head = child.probe("set_seams", width, width, naive=naive)
+                assert head == max(3, width), "never narrower than the convolution"
+                child.call("forget")
+                answers = [child.ask(parts, query, 1, everything=True) for parts, query in prompts]
+                found[width, naive] = sum(map(divergence, real, answers)) / len(prompts)
+            print(f"seams of {width}: KL {found[width, False]:.2e}, naive {found[width, True]:.2e}")
+    finally:
+        child.probe("set_seams", 8, 8)
+    assert all(found[width, False] < found[width, True] for width in (4, 8, 16, 32))
+    assert found[32, False] < found[4, False], "wider seams compute more with all that stands before"
+
+
+def test_nothing_composed_is_taken_for_exact(segmented, expected, shared_daemon):
+    """A prompt without segments gets neither blocks of the engine's nor of Ashlar's that were composed."""
+    child = segmented(MODEL)
+    parts, query = texts("apart", 5, 160), prompt("apart", 30)
+    whole = sum(parts, []) + query
+    wanted = expected(MODEL, [whole], 4)
+    composed = child.ask(parts, query)
+    assert composed[2] == 800 and composed[1] != wanted[0][1]
+    plain = child.probe("ask", whole, None)  # the composed one's blocks are still in the engine
+    same([plain], wanted)
+    assert plain[2] == 0
+    child.call("forget")
+    plain = child.probe("ask", whole, None)  # now Ashlar has an exact prefix: of the plain request alone
+    same([plain], wanted)
+    assert plain[2] == 768
+    with Child(MODEL, connector(shared_daemon)) as other:
+        same(other.generate([whole], 4), wanted)
+    again = child.ask(parts, query)
+    assert again[1] == composed[1], "and the other way round: composed, as its request declares"
+
+
+def test_the_engines_own_cache_serves_the_same_segments_alone(segmented):
+    child = segmented(MODEL)
+    parts = texts("own", 4, 192)
+    query = prompt("own query", 400)
+    first = child.ask(parts, query)
+    hits = count(child, "hits", "dram", "composed")
+    again = child.ask(parts, query)
+    assert again[0] == first[0] and again[2] >= 768
+    assert count(child, "hits", "dram", "composed") == hits, "by the engine's own blocks"
+    other = child.ask([*parts[:3], prompt("another", 192)], query)
+    assert count(child, "hits", "dram", "composed") == hits + 1 and other[2] == 768
+    other = child.probe("ask", sum(parts, []) + query, [384, 384])  # the same tokens, parted otherwise
+    assert count(child, "hits", "dram", "composed") == hits + 2 and other[2] == 768
+
+
+def test_without_names_of_their_own_composed_blocks_would_be_taken_for_exact(shared_daemon, expected):
+    """What the names are there for: the check above can fail."""
+    parts, query = texts("mixed", 4, 192), prompt("mixed", 30)
+    whole = sum(parts, []) + query
+    with Segmented(MODEL, connector(shared_daemon, segments=True)) as child:
+        child.probe("without_names_apart")
+        child.ask(parts, query)
+        plain = child.probe("ask", whole, None)
+        assert plain[2] == 768 and plain[1] != expected(MODEL, [whole], 4)[0][1]
+
+
+@pytest.mark.parametrize(
+    "given, reason",
+    [
+        ([100, 0], "is no list of lengths above 0"),
+        ("100", "is no list of lengths above 0"),
+        ([100, True], "is no list of lengths above 0"),
+        ([300, 300], "600 tokens, and the prompt has 420"),
+    ],
+)
+def test_a_wrong_declaration_is_named_and_changes_nothing(given, reason, segmented, expected):
+    child, whole = segmented(MODEL), sum(texts("wrong", 4), []) + prompt("wrong", 20)
+    child.call("forget")
+    answer, heard = child.probe("ask_and_hear", whole, given)
+    same([answer], expected(MODEL, [whole], 4))
+    assert any("kv_transfer_params.ashlar_segments" in line and reason in line for line in heard), heard
+
+
+def test_without_the_flag_declared_segments_are_a_prompt_like_any_other(engine, expected):
+    whole = sum(texts("flag", 4), []) + prompt("flag", 20)
+    child = engine(MODEL)
+    text = f"__import__('segment_probe').ask(server, {whole!r}, [100] * 4)"
+    for cached in (0, 384):
+        child.call("forget")
+        answer = child.call("evaluate", text)
+        same([answer], expected(MODEL, [whole], 4))
+        assert answer[2] == cached, "exact, and kept as exact"
+
+
+def test_prompts_of_both_kinds_beside_each_other(segmented, expected):
+    child, query = segmented(MODEL), prompt("beside", 20)
+    parts = texts("beside", 6)
+    sets = [parts[:3], parts[3:], [parts[0], parts[5], parts[2]]]
+    alone = []
+    for some in sets:
+        child.call("forget")
+        alone.append(child.ask(some, query))
+    plain = sum(parts, []) + query
+    child.call("forget")
+    prompts = [(sum(some, []) + query, [100] * 3) for some in sets] + [(plain, None)]
+    together = child.probe("ask_together", prompts)
+    for one, other in zip(together, alone):
+        assert one[2] == other[2] == 300
+        assert max(abs(a - b) for a, b in zip(one[1][:1], other[1][:1])) < 2e-2
+    same(together[3:], expected(MODEL, [plain], 4), 2e-2)
+
+
+def test_segments_of_few_tokens_and_prompts_without_a_query(segmented, expected):
+    child = segmented(MODEL)
+    parts = [prompt("few 0", 2), prompt("few 1", 10), prompt("few 2", 16), prompt("few 3", 17), prompt("few 4", 120)]
+    for number in (1, 2, 5):
+        some = parts[:number]
+        whole = sum(some, [])
+        child.call("forget")
+        tokens, logs, cached = child.ask(some, [])
+        assert cached <= len(whole) - 1, "the last token is always computed"
+        assert abs(logs[0] - expected(MODEL, [whole], 4)[0][1][0]) < 0.2
+
+
+def test_what_goes_wrong_in_a_composer_is_computed(segmented, expected):
+    child, query = segmented(MODEL), prompt("breaks", 20)
+    parts = texts("breaks", 4)
+    child.ask(parts, query)
+    wanted = expected(MODEL, [sum(parts, []) + query], 4)
+    pages, _ = child.probe("state_of")
+    for what in ("_into_blocks", "_take_step", "_compose", "_fill", "_take"):
+        child.call("forget")
+        child.probe("fail_the_next", what)
+        failures = count(child, "load_failures")
+        answer = child.ask(parts, query)
+        same([answer], wanted)
+        assert count(child, "load_failures") == failures + 1
+        assert child.probe("state_of") == (pages, 0)
+    child.call("forget")
+    assert child.ask(parts, query)[2] == 400
+    long = prompt("long", 2100)  # more than one step of the engine
+    same([child.ask([long], query)], expected(MODEL, [long + query], 4))
+
+
+def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw = random.Random(seed)
+    parts, query = texts("killed", 4), prompt("killed", 20)
+    whole = sum(parts, []) + query
+    wanted = expected(MODEL, [whole], 4)
+    with ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path)) as daemon:
+        waits = connector(daemon, segments=True, call_ms=400, land_ms=600, quiet_ms=200, compose_ms=3000)
+        with Segmented(MODEL, waits) as child:
+            composed = child.ask(parts, query)
+            assert composed[2] == 400
+            child.call("forget")
+            free = child.call("free_blocks")
+            daemon.kill()
+            same([child.ask(parts, query)], wanted)
+            daemon.start()
+            for _ in range(6):
+                child.call("forget")
+                killer = threading.Timer(draw.uniform(0, 0.3), daemon.kill)
+                killer.start()
+                answer = child.ask(parts, query)
+                close = [max(abs(a - b) for a, b in zip(answer[1], each)) < 1e-4 for each in (wanted[0][1], composed[1])]
+                assert any(close), (answer, wanted, composed)
+                killer.join()
+                daemon.start()
+            deadline = time.monotonic() + 20
+            hits = count(child, "hits", "dram", "composed")
+            while count(child, "hits", "dram", "composed") == hits and time.monotonic() < deadline:
+                child.call("forget")
+                child.ask(parts, query)
+            assert count(child, "hits", "dram", "composed") > hits, "the restarted daemon is used again"
+            child.call("forget")
+            assert child.call("free_blocks") == free
+
+
+def test_segments_with_the_engine_core_in_a_process_of_its_own(shared_daemon, segmented):
+    parts, query = texts("process", 3), prompt("process", 20)
+    first = segmented(MODEL).ask(parts, query)
+    options = connector(shared_daemon, segments=True)
+    with Segmented(MODEL, options, processes=True, worker_extension_cls="tiny_engines.Wide") as child:
+        other = child.ask(parts, query)
+        assert other[0] == first[0] and other[2] == first[2] == 300
+        assert max(abs(a - b) for a, b in zip(other[1], first[1])) < 1e-4
+
+
+def test_the_first_token_comes_sooner_with_eight_cached_segments(segmented):
+    child, query = segmented(MODEL), prompt("ttft", 20)
+    parts = texts("ttft", 8, 384)
+    times = {"with": [], "without": []}
+    child.ask(parts, query, 1)
+    for n in range(3):
+        order = [parts[0], *random.Random(n).sample(parts[1:], 7)]
+        child.call("forget")
+        began = time.perf_counter()
+        assert child.ask(order, query, 1)[2] == 8 * 384
+        times["with"].append(time.perf_counter() - began)
+        other = sum(texts(f"other {n}", 8, 384), []) + query
+        began = time.perf_counter()
+        child.probe("ask", other, None, 1)
+        times["without"].append(time.perf_counter() - began)
+    found = {name: statistics.median(each) for name, each in times.items()}
+    print({name: f"{seconds * 1e3:.0f} ms" for name, seconds in found.items()})
+    assert found["with"] < 0.7 * found["without"]
