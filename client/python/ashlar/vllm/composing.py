@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import functools
 import mmap
 import os
 import queue
@@ -274,7 +275,7 @@ class Composer:
         """Computes alone what is missing, and publishes it."""
         missing, published = request.missing, 0
         for number, run in enumerate(missing):
-            rows, tails, ends, keys = self._between_steps(work, lambda run=run: self._alone(work.compose, run))
+            rows, tails, ends, keys = self._between_steps(work, functools.partial(self._alone, work.compose, run))
             for layer, name in self._described.attention:
                 self._write(self._page_rows(cache, name, layer), keys[name], table)
             linear = []

@@ -39,7 +39,7 @@ class Core:
         """Computes rows [begin, end) by the engine's kernels; the block's state and tail are gone on from, or zero."""
         count = end - begin
         loc = torch.tensor([0, count], dtype=torch.int32)
-        get_forward_context().attn_metadata[self.name] = GDNAttentionMetadata(  # type: ignore[call-overload]
+        get_forward_context().attn_metadata[self.name] = GDNAttentionMetadata(
             num_prefills=1,
             num_prefill_tokens=count,
             num_decodes=0,
@@ -97,7 +97,7 @@ class _Seen:
         return self.rows
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, at_linear: AtLinear, at_keys: AtKeys | None) -> None:
         super().__init__()
         self._at_linear, self._at_keys = at_linear, at_keys

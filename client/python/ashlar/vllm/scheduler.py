@@ -119,11 +119,15 @@ class Scheduler:
 
     def _match_segments(self, followed: _Followed, computed: int) -> tuple[int, bool]:
         """All declared segments, looked up or not: the worker computes those that the cache lacks."""
-        tokens = min(sum(followed.segments), followed.request.num_prompt_tokens - 1)
+        tokens = sum(followed.segments)
         # Blocks of such a request are found again behind the same segments alone, and then stand for all of them.
         if followed.refused or computed > 0 or tokens < max(1, self._options.least_tokens):
             return 0, False
         return tokens, True
+
+    def sets_segments(self, request: Any) -> bool:
+        followed = self._followed.get(request.request_id)
+        return followed is not None and bool(followed.segments)
 
     def _serves(self, request: Any) -> bool:
         """Prompts whose tokens alone say what their states are."""
@@ -179,10 +183,8 @@ class Scheduler:
         followed = self._followed.get(request.request_id)
         if external > 0 and followed is not None and followed.segments:
             followed.loading = external
-            tokens = np.array(request.all_token_ids[: external + 1], np.int32)
-            self._new_composes.append(
-                Compose(request.request_id, tokens, followed.segments, blocks.get_block_ids())
-            )
+            text: npt.NDArray[np.int32] = np.array(request.all_token_ids[: external + 1], np.int32)
+            self._new_composes.append(Compose(request.request_id, text, followed.segments, blocks.get_block_ids()))
             return
         if external == 0 or followed is None or followed.lookup is None or followed.lookup.plan is None:
             return

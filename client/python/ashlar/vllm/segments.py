@@ -17,7 +17,10 @@ PARAMETER = "ashlar_segments"
 
 
 def declared(request: Any) -> list[int]:
-    """Lengths of the segments that a request declares; none: it declares none. ValueError says what is wrong."""
+    """Lengths of the segments that a request declares, from position 0 on. ValueError says what is wrong.
+
+    A prompt's last token is always computed: where nothing stands behind the last segment, that one is no segment.
+    """
     given = (request.kv_transfer_params or {}).get(PARAMETER)
     if given is None:
         return []
@@ -28,7 +31,7 @@ def declared(request: Any) -> list[int]:
         raise ValueError(
             f"kv_transfer_params.{PARAMETER}: {sum(lengths)} tokens, and the prompt has {request.num_prompt_tokens}"
         )
-    return lengths
+    return lengths[:-1] if sum(lengths) == request.num_prompt_tokens else lengths
 
 
 def name_apart(request: Any, lengths: list[int]) -> None:

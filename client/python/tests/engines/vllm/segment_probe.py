@@ -125,8 +125,8 @@ def tuples_against_one_run(server, tokens, lengths):
     engine's own end state, whose kernel multiplies bf16."""
     composer = worker()._composer
     cache, compose = composer._opening.cache, _spare(composer, tokens)
-    table = composer._take(cache, len(tokens))
-    request = cache.begin(np.array(tokens, np.int32), lengths, table, fill=True)
+    table = composer._take(cache, len(tokens) + 1)
+    request = cache.begin(np.array([*tokens, 0], np.int32), lengths, table, fill=True)
     runs = [(number, run) for number, run in enumerate(request.missing) if run.transition]
     assert len(runs) == len(lengths) - 1
     found = {}
@@ -167,7 +167,7 @@ def tuples_against_one_run(server, tokens, lengths):
 
 def composed_against_one_run(server, tokens, lengths):
     """Relative errors by layer of the state that a request got: against the same steps taken in one run of the whole
-    prompt (cached parts by the recurrence in fp64, seams by the engine's kernel), and against the engine's own run."""
+    prompt (interiors by the recurrence in fp64, the rest by the engine's kernel), and against the engine's own run."""
     composer = worker()._composer
     seen, own = {}, composer._into_blocks
 
@@ -198,7 +198,7 @@ def composed_against_one_run(server, tokens, lengths):
         state = torch.zeros(layer.value_heads, layer.d_k, layer.d_v, dtype=torch.float64)
         for step in seen["steps"]:
             end = min(step.end, most)
-            if step.kind is not StepKind.COMPUTE:
+            if step.kind is StepKind.INTERIOR:
                 state = _recur(state, rows, step.begin, end)
                 continue
             engines.copy_(state.float())

@@ -1,8 +1,11 @@
 """Prompts set from segments through the connector: what is composed, that it stays apart from what is exact, and faults."""
 
+import json
 import math
+import os
+import pathlib
 import random
-import statistics
+import sys
 import threading
 import time
 
@@ -12,6 +15,7 @@ from tiny_engines import Child, connector, count, prompt, same
 import ashlar.daemon
 
 MODEL = "qwen3_5"
+PATIENT = dict(call_ms=10000, land_ms=20000, compose_ms=60000)  # of a busy machine; waits end sooner in a test of faults
 
 
 class Segmented(Child):
@@ -30,7 +34,7 @@ def segmented(shared_daemon):
 
     def get(model):
         if model not in children:
-            options = connector(shared_daemon, segments=True)
+            options = connector(shared_daemon, segments=True, **PATIENT)
             children[model] = Segmented(model, options, max_logprobs=512)
         return children[model]
 
@@ -150,7 +154,7 @@ def test_without_names_of_their_own_composed_blocks_would_be_taken_for_exact(sha
     """What the names are there for: the check above can fail."""
     parts, query = texts("mixed", 4, 192), prompt("mixed", 30)
     whole = sum(parts, []) + query
-    with Segmented(MODEL, connector(shared_daemon, segments=True)) as child:
+    with Segmented(MODEL, connector(shared_daemon, segments=True, **PATIENT)) as child:
         child.probe("without_names_apart")
         child.ask(parts, query)
         plain = child.probe("ask", whole, None)
@@ -243,7 +247,7 @@ def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
     whole = sum(parts, []) + query
     wanted = expected(MODEL, [whole], 4)
     with ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path)) as daemon:
-        waits = connector(daemon, segments=True, call_ms=400, land_ms=600, quiet_ms=200, compose_ms=3000)
+        waits = connector(daemon, segments=True, call_ms=2000, land_ms=2000, quiet_ms=200, compose_ms=20000)
         with Segmented(MODEL, waits) as child:
             composed = child.ask(parts, query)
             assert composed[2] == 400
@@ -274,28 +278,22 @@ def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
 def test_segments_with_the_engine_core_in_a_process_of_its_own(shared_daemon, segmented):
     parts, query = texts("process", 3), prompt("process", 20)
     first = segmented(MODEL).ask(parts, query)
-    options = connector(shared_daemon, segments=True)
+    options = connector(shared_daemon, segments=True, **PATIENT)
     with Segmented(MODEL, options, processes=True, worker_extension_cls="tiny_engines.Wide") as child:
         other = child.ask(parts, query)
         assert other[0] == first[0] and other[2] == first[2] == 300
         assert max(abs(a - b) for a, b in zip(other[1], first[1])) < 1e-4
 
 
-def test_the_first_token_comes_sooner_with_eight_cached_segments(segmented):
-    child, query = segmented(MODEL), prompt("ttft", 20)
-    parts = texts("ttft", 8, 384)
-    times = {"with": [], "without": []}
-    child.ask(parts, query, 1)
-    for n in range(3):
-        order = [parts[0], *random.Random(n).sample(parts[1:], 7)]
-        child.call("forget")
-        began = time.perf_counter()
-        assert child.ask(order, query, 1)[2] == 8 * 384
-        times["with"].append(time.perf_counter() - began)
-        other = sum(texts(f"other {n}", 8, 384), []) + query
-        began = time.perf_counter()
-        child.probe("ask", other, None, 1)
-        times["without"].append(time.perf_counter() - began)
-    found = {name: statistics.median(each) for name, each in times.items()}
-    print({name: f"{seconds * 1e3:.0f} ms" for name, seconds in found.items()})
-    assert found["with"] < 0.7 * found["without"]
+def test_the_first_token_comes_sooner_with_eight_cached_segments(tmp_path, monkeypatch):
+    """The program of docs/benchmarks/vllm.md, in little."""
+    monkeypatch.syspath_prepend(str(pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples" / "python"))
+    import vllm_segments
+
+    out = tmp_path / "segments.json"
+    arguments = "--size small --segments 8 --tokens 384 --runs 3 --json"
+    monkeypatch.setattr(sys, "argv", ["vllm_segments.py", *arguments.split(), str(out)])
+    vllm_segments.main()
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["segments"] == 8 and row["tokens"] == 8 * 384 + 32
+    assert 0 < row["ttft_with_ms"] < 0.8 * row["ttft_without_ms"]
