@@ -76,9 +76,16 @@ def set_seams(server, head, tail, naive=False):
     return worker()._composer.model.head
 
 
-def without_names_apart(server):
-    """As if blocks of composed prompts were named like all others."""
+def ask_without_names_apart(server, tokens, lengths):
+    """As if blocks of composed prompts were named like all others: this one, and then one without segments."""
+    own = scheduler_module.name_apart
     scheduler_module.name_apart = lambda request, lengths: None
+    try:
+        ask(server, tokens, lengths)
+        return ask(server, tokens, None)
+    finally:
+        scheduler_module.name_apart = own
+        server.forget()
 
 
 # ---- states held to a reference

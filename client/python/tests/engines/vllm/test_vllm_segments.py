@@ -114,7 +114,7 @@ def test_drift_by_seam_width_is_below_that_of_naive_addition(segmented):
     assert found[32, False] < found[4, False], "wider seams compute more with all that stands before"
 
 
-def test_nothing_composed_is_taken_for_exact(segmented, expected, shared_daemon):
+def test_nothing_composed_is_taken_for_exact(segmented, expected, engine):
     """A prompt without segments gets neither blocks of the engine's nor of Ashlar's that were composed."""
     child = segmented(MODEL)
     parts, query = texts("apart", 5, 160), prompt("apart", 30)
@@ -129,8 +129,7 @@ def test_nothing_composed_is_taken_for_exact(segmented, expected, shared_daemon)
     plain = child.probe("ask", whole, None)  # now Ashlar has an exact prefix: of the plain request alone
     same([plain], wanted)
     assert plain[2] == 768
-    with Child(MODEL, connector(shared_daemon)) as other:
-        same(other.generate([whole], 4), wanted)
+    same(engine(MODEL).generate([whole], 4), wanted)
     again = child.ask(parts, query)
     assert again[1] == composed[1], "and the other way round: composed, as its request declares"
 
@@ -150,15 +149,11 @@ def test_the_engines_own_cache_serves_the_same_segments_alone(segmented):
     assert count(child, "hits", "dram", "composed") == hits + 2 and other[2] == 768
 
 
-def test_without_names_of_their_own_composed_blocks_would_be_taken_for_exact(shared_daemon, expected):
-    """What the names are there for: the check above can fail."""
-    parts, query = texts("mixed", 4, 192), prompt("mixed", 30)
-    whole = sum(parts, []) + query
-    with Segmented(MODEL, connector(shared_daemon, segments=True, **PATIENT)) as child:
-        child.probe("without_names_apart")
-        child.ask(parts, query)
-        plain = child.probe("ask", whole, None)
-        assert plain[2] == 768 and plain[1] != expected(MODEL, [whole], 4)[0][1]
+def test_without_names_of_their_own_composed_blocks_would_be_taken_for_exact(segmented, expected):
+    """The names are there for this, and the check above can fail."""
+    whole = sum(texts("mixed", 4, 192), []) + prompt("mixed", 30)
+    plain = segmented(MODEL).probe("ask_without_names_apart", whole, [192] * 4)
+    assert plain[2] == 768 and plain[1] != expected(MODEL, [whole], 4)[0][1]
 
 
 @pytest.mark.parametrize(
@@ -232,9 +227,10 @@ def test_what_goes_wrong_in_a_composer_is_computed(segmented, expected):
         answer = child.ask(parts, query)
         same([answer], wanted)
         assert count(child, "load_failures") == failures + 1
-        assert child.probe("state_of") == (pages, 0)
+        assert child.probe("state_of")[1] == 0
     child.call("forget")
     assert child.ask(parts, query)[2] == 400
+    assert child.probe("state_of") == (pages, 0), "pages in doubt came back"
     long = prompt("long", 2100)  # more than one step of the engine
     same([child.ask([long], query)], expected(MODEL, [long + query], 4))
 
