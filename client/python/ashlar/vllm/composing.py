@@ -168,11 +168,12 @@ class Composer:
             except queue.Empty:
                 continue
             job()
+            work.deadline = time.monotonic() + self._options.compose_ms / 1000
             break
         now, ended = time.monotonic(), []
         for work in list(self._under_way):
             if work.result is None and now > work.deadline:
-                logger.warning("Ashlar: segments were not set within %d ms", self._options.compose_ms)
+                logger.warning("Ashlar: segments made no progress for %d ms", self._options.compose_ms)
                 work.left = True
                 work.result = Composed(work.compose.request, now - work.since, False)
                 self._paused_until = now + self._options.call_ms / 1000

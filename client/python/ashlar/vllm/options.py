@@ -29,7 +29,7 @@ class Options:
     seam_head: int = 8  # first tokens of a segment that are computed in every prompt
     seam_tail: int = 8  # last ones
     segment_tokens: int = 16384  # room for keys and values of one prompt that is set
-    compose_ms: int = 10000  # a prompt that is not set by then is computed instead
+    compose_ms: int = 10000  # a prompt that gets no further for so long is computed instead
 
     @staticmethod
     def read(given: Mapping[str, Any]) -> Options:

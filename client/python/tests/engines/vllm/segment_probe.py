@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import time
 
 import numpy as np
 import torch
@@ -247,6 +248,20 @@ def fail_the_next(server, what):
         raise RuntimeError("as a test wants it")
 
     setattr(composer, what, once)
+
+
+def stall_the_next(server, seconds):
+    """Its segments are looked up, and then nothing happens for so long."""
+    composer = worker()._composer
+    options, own = composer._options, composer._fill
+    composer._options = dataclasses.replace(options, compose_ms=200, call_ms=100)
+
+    def late(*args):
+        time.sleep(seconds)
+        composer._fill, composer._options = own, options
+        return own(*args)
+
+    composer._fill = late
 
 
 def state_of(server):

@@ -231,6 +231,15 @@ def test_what_goes_wrong_in_a_composer_is_computed(segmented, expected):
     child.call("forget")
     assert child.ask(parts, query)[2] == 400
     assert child.probe("state_of") == (pages, 0), "pages in doubt came back"
+    child.call("forget")
+    child.probe("stall_the_next", 1.5)
+    same([child.ask(parts, query)], wanted)
+    deadline = time.monotonic() + 30
+    while child.ask(parts, query)[1] == wanted[0][1] and time.monotonic() < deadline:
+        child.call("forget")
+    child.call("forget")
+    assert child.ask(parts, query)[2] == 400, "behind the one that was given up"
+    assert child.probe("state_of") == (pages, 0)
     long = prompt("long", 2100)  # more than one step of the engine
     same([child.ask([long], query)], expected(MODEL, [long + query], 4))
 
