@@ -290,6 +290,44 @@ def test_segments_with_the_engine_core_in_a_process_of_its_own(shared_daemon, se
         assert max(abs(a - b) for a, b in zip(other[1], first[1])) < 1e-4
 
 
+def test_a_trained_hybrid_keeps_its_answers_composed_and_loses_them_by_naive_addition(tmp_path, shared_daemon):
+    """docs/benchmarks/quality.md's model and task. ASHLAR_VLLM_EXAMPLES: prompts of 17 answers."""
+    quality = pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples" / "python" / "quality"
+    sys.path.append(str(quality))
+    import task
+    import trained_hybrid
+
+    trained_hybrid.convert(quality / "hybrid.safetensors", tmp_path)
+    chance = random.Random(1000 * 4 + 64)
+    examples = [task.example(chance, 4, 64, 8, 3, 8, 3) for _ in range(int(os.environ.get("ASHLAR_VLLM_EXAMPLES", "6")))]
+    asked, right = [], []
+    for one in examples:
+        for place in one.answers:
+            asked.append((sum(one.segments, []) + one.query[:place], [len(segment) for segment in one.segments]))
+            right.append(one.query[place])
+    options = connector(shared_daemon, segments=True, **PATIENT)
+    with Segmented(str(tmp_path), options, load_format="safetensors") as child:
+
+        def accuracy(prompts):
+            child.call("forget")
+            found = child.probe("next_tokens", prompts)
+            return 100 * sum(map(int.__eq__, found, right)) / len(right)
+
+        full = accuracy([(tokens, None) for tokens, _ in asked])
+        composed = {}
+        for head, tail in ((3, 0), (8, 8)):
+            child.probe("set_seams", head, tail)
+            composed[head, tail] = accuracy(asked)
+        hits = count(child, "hits", "dram", "composed")
+        child.probe("set_seams", 8, 8, naive=True)
+        naive = accuracy(asked)
+        assert count(child, "hits", "dram", "composed") > hits > 0 and count(child, "load_failures") == 0
+    print(f"{len(right)} answers: full {full:.1f} %, composed {composed}, naive {naive:.1f} %")
+    assert full >= 90, "the kept weights solve the task, in bf16 and padded"
+    assert all(each >= full - 3 for each in composed.values())
+    assert naive < min(composed.values()) - 2
+
+
 def test_the_first_token_comes_sooner_with_eight_cached_segments(tmp_path, monkeypatch):
     """The program of docs/benchmarks/vllm.md, in little."""
     monkeypatch.syspath_prepend(str(pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples" / "python"))
