@@ -165,7 +165,8 @@ def tuples_against_one_run(server, tokens, lengths):
         found[core.name] = (max(errors), _apart(state, whole), _apart(engines, whole))
 
     try:
-        composer._engine.run(np.array(tokens, np.int32), [(0, len(tokens))], compose.blocks[composer._described.attention_group], at_linear)
+        pages = compose.blocks[composer._described.attention_group]
+        composer._engine.run(np.array(tokens, np.int32), [(0, len(tokens))], pages, at_linear)
     finally:
         request.end()
         composer._pages.free += table.tolist()
@@ -215,7 +216,8 @@ def composed_against_one_run(server, tokens, lengths):
         errors.append((_apart(seen["states"][name], state), _apart(seen["states"][name], whole)))
         core.run(0, most, block, fresh=True)  # what deeper layers see is the whole run's
 
-    composer._engine.run(np.array(tokens, np.int32), [(0, most)], compose.blocks[composer._described.attention_group], at_linear)
+    pages = compose.blocks[composer._described.attention_group]
+    composer._engine.run(np.array(tokens, np.int32), [(0, most)], pages, at_linear)
     return errors
 
 
@@ -261,6 +263,30 @@ def stall_the_next(server, seconds):
         return own(*args)
 
     composer._fill = late
+
+
+def leave_while_it_is_set(server, tokens, lengths):
+    """A request that is given up while its segments are set. Returns how many were under way then."""
+    composer, engine = worker()._composer, server.llm.llm_engine
+    own = composer._fill
+
+    def late(*args):
+        composer._fill = own
+        time.sleep(0.5)
+        return own(*args)
+
+    composer._fill = late
+    extra = {"kv_transfer_params": {"ashlar_segments": lengths}}
+    sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=2, extra_args=extra)
+    engine.add_request("1000000", {"prompt_token_ids": tokens}, sampling)
+    deadline = time.monotonic() + 60
+    while not composer._under_way and time.monotonic() < deadline:
+        engine.step()
+    found = len(composer._under_way)
+    engine.abort_request(["1000000"])
+    ended = [output.outputs[0].finish_reason for output in engine.step()]
+    assert not engine.has_unfinished_requests()
+    return found, ended
 
 
 def state_of(server):

@@ -244,6 +244,22 @@ def test_what_goes_wrong_in_a_composer_is_computed(segmented, expected):
     same([child.ask([long], query)], expected(MODEL, [long + query], 4))
 
 
+def test_a_request_that_is_given_up_leaves_nothing(segmented):
+    child, query = segmented(MODEL), prompt("left", 20)
+    parts = texts("left", 4)
+    child.ask(parts, query)
+    child.call("forget")
+    free, (pages, _) = child.call("free_blocks"), child.probe("state_of")
+    under_way, ended = child.probe("leave_while_it_is_set", sum(parts[::-1], []) + query, [100] * 4)
+    print(under_way, ended)
+    assert under_way == 1 and ended in ([], ["abort"])
+    deadline = time.monotonic() + 30
+    while (child.call("free_blocks"), *child.probe("state_of")) != (free, pages, 0) and time.monotonic() < deadline:
+        child.ask(parts, query)
+        child.call("forget")
+    assert (child.call("free_blocks"), *child.probe("state_of")) == (free, pages, 0)
+
+
 def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
     seed = random.randrange(1 << 30)
     print("seed", seed)

@@ -24,7 +24,8 @@ def _linear(prefix, weights):
     def take(name):
         return weights.pop(prefix + name).float()
 
-    q, k, v, z = (each.reshape(HEADS * WAS, HIDDEN) for each in take("in_proj_qkvz.weight").view(HEADS, 4, WAS, HIDDEN).unbind(1))
+    projected = take("in_proj_qkvz.weight").view(HEADS, 4, WAS, HIDDEN).unbind(1)
+    q, k, v, z = (each.reshape(HEADS * WAS, HIDDEN) for each in projected)
     b, a = (each.contiguous() for each in take("in_proj_ba.weight").view(HEADS, 2, HIDDEN).unbind(1))
     conv = take("conv1d.weight").view(3, HEADS * WAS, 1, 4)
     norm = take("norm.weight") / 2**0.5
