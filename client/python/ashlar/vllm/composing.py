@@ -120,12 +120,19 @@ class Composer:
     """`start` and `poll` belong to the engine's thread."""
 
     def __init__(
-        self, engine: EngineModel, described: Described, options: Options, states: list[States], most_tokens: int
+        self,
+        engine: EngineModel,
+        described: Described,
+        options: Options,
+        states: list[States],
+        most_tokens: int,
+        publishes: bool,
     ) -> None:
-        """`most_tokens`: of one run of the model. Raises Unsupported."""
+        """`most_tokens`: of one run of the model. `publishes`: what is missing is computed alone and kept. Raises
+        Unsupported."""
         self._engine, self._described, self._options = engine, described, options
         self._states = {place.name: (place, held) for place, held in zip(described.linear, states, strict=True)}
-        self._most = most_tokens
+        self._most, self._publishes = most_tokens, publishes
         self.model = segments_model(described, engine.rope(), options)
         self._pages = Pages(self.model, options.segment_tokens)
         self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -232,7 +239,7 @@ class Composer:
         table = self._take(cache, len(compose.tokens))
         request: ashlar.Request | None = None
         try:
-            request = cache.start_begin(compose.tokens, compose.lengths, table, fill=True)
+            request = cache.start_begin(compose.tokens, compose.lengths, table, fill=self._publishes)
             if request.wait_plan() != ashlar.Verdict.OK:
                 raise Left("the look-up has failed")
             result.published = self._fill(work, cache, request, table)

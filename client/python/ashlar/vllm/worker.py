@@ -94,7 +94,8 @@ class Worker:
         try:
             engine = EngineModel(vllm_config, kv_cache_config, self._described)
             most = vllm_config.scheduler_config.max_num_batched_tokens
-            self._composer = Composer(engine, self._described, self._options, self._states, most)
+            publishes = vllm_config.kv_transfer_config.is_kv_producer
+            self._composer = Composer(engine, self._described, self._options, self._states, most, publishes)
         except Unsupported as error:
             logger.warning("Ashlar: this worker serves prefixes alone: %s", error)
 

@@ -72,7 +72,7 @@ def set_seams(server, head, tail, naive=False):
     options = dataclasses.replace(old._options, seam_head=head, seam_tail=tail)
     kind = Naive if naive else Composer
     states = [held for _, held in old._states.values()]
-    worker()._composer = kind(old._engine, old._described, options, states, old._most)
+    worker()._composer = kind(old._engine, old._described, options, states, old._most, old._publishes)
     return worker()._composer.model.head
 
 
@@ -287,6 +287,11 @@ def leave_while_it_is_set(server, tokens, lengths):
     ended = [output.outputs[0].finish_reason for output in engine.step()]
     assert not engine.has_unfinished_requests()
     return found, ended
+
+
+def publish(server, publishes):
+    """As of an engine whose role is to load alone."""
+    worker()._composer._publishes = publishes
 
 
 def state_of(server):

@@ -244,6 +244,25 @@ def test_what_goes_wrong_in_a_composer_is_computed(segmented, expected):
     same([child.ask([long], query)], expected(MODEL, [long + query], 4))
 
 
+def test_an_engine_that_loads_alone_publishes_nothing(segmented, expected):
+    child, query = segmented(MODEL), prompt("alone", 20)
+    known, new = texts("known", 3), texts("new", 3)
+    composed = child.ask(known, query)
+    published = count(child, "segments_published")
+    child.probe("publish", False)
+    try:
+        child.call("forget")
+        assert child.ask(known, query) == composed
+        child.call("forget")
+        same([child.ask(new, query)], expected(MODEL, [sum(new, []) + query], 4))
+        child.call("forget")
+        mixed = child.ask([known[0], new[1], known[2]], query)
+        assert mixed[2] == 300, "the missing one is computed in the prompt, between those that are cached"
+    finally:
+        child.probe("publish", True)
+    assert count(child, "segments_published") == published
+
+
 def test_a_request_that_is_given_up_leaves_nothing(segmented):
     child, query = segmented(MODEL), prompt("left", 20)
     parts = texts("left", 4)
