@@ -139,7 +139,7 @@ class Server:
 
 
 def import_once():
-    """What engines import as they start; their collections of garbage then do not look through it."""
+    """Imports for all engines: their collections of garbage then do not look through it, either."""
     for name in ("vllm.v1.worker.cpu_worker", "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.core.sched.scheduler"):
         importlib.import_module(name)
     gc.collect()

@@ -150,7 +150,7 @@ if os.environ.get("ASHLAR_WIDE_WEIGHTS") == "1":
     dummy_loader.initialize_single_dummy_weight = wide_weights
 
 
-# What an engine imports while it starts: half of the time that a start takes.
+# Modules that an engine imports while it starts: half of the time that a start takes.
 IMPORTED_LATE = (
     "vllm.v1.worker.cpu_worker",  # first: it changes torch before others look at it
     "vllm.entrypoints.llm",
