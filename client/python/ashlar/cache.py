@@ -178,12 +178,15 @@ class Cache:
         conversation: bytes = b"",
         needed_in_ms: int = 0,
         media: Sequence[tuple[int, bytes]] = (),
+        cold_parallel: bool = False,
     ) -> Request:
-        """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, from position 0 on."""
-        return cast(
-            Request,
-            self._handle.begin(Request, tokens, segments, page_table, fill, conversation, needed_in_ms, media, True),
-        )
+        """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, from position 0 on.
+
+        `cold_parallel`, with `fill`: engines that offer prefill may compute some of what is missing. Compute `missing`,
+        then call `Request.wait_cold`.
+        """
+        rest = fill, conversation, needed_in_ms, media, cold_parallel
+        return cast(Request, self._handle.begin(Request, tokens, segments, page_table, *rest, True))
 
     def start_begin(
         self,
@@ -195,12 +198,11 @@ class Cache:
         conversation: bytes = b"",
         needed_in_ms: int = 0,
         media: Sequence[tuple[int, bytes]] = (),
+        cold_parallel: bool = False,
     ) -> Request:
         """`begin` without waiting: the plan is known once `Request.poll_plan` says OK."""
-        return cast(
-            Request,
-            self._handle.begin(Request, tokens, segments, page_table, fill, conversation, needed_in_ms, media, False),
-        )
+        rest = fill, conversation, needed_in_ms, media, cold_parallel
+        return cast(Request, self._handle.begin(Request, tokens, segments, page_table, *rest, False))
 
     async def begin_async(
         self,
@@ -284,6 +286,17 @@ class Cache:
         **options: Any,
     ) -> list[str]:
         return await asyncio.to_thread(self.commit, tokens, checkpoints, **options)
+
+    def serve_prefill(self, wait_ms: int = 1000) -> Request | None:
+        """Waits for a segment to compute for other engines of the tenant, on this node and others.
+
+        The request has one run in `missing` and no prompt: compute it, publish it, and end the request before the next
+        call. None: there was none, or there is no daemon now. One thread at a time.
+        """
+        return cast("Request | None", self._handle.serve_prefill(Request, wait_ms))
+
+    async def serve_prefill_async(self, wait_ms: int = 1000) -> Request | None:
+        return await asyncio.to_thread(self.serve_prefill, wait_ms)
 
     def stored(self) -> dict[str, int]:
         """The sizes of the segments that this engine has published."""

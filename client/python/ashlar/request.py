@@ -103,6 +103,16 @@ class LinearTensors:
     exponents: Array | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class ComputedRun:
+    """A run of `Request.missing`, computed: its number there, its tensors, and the pages of its keys and values."""
+
+    missing: int
+    linear: Sequence[LinearTensors]
+    page_table: Sequence[int] | npt.ArrayLike | None = None
+    first_position: int = 0
+
+
 class Request(_ashlar.Request):
     """A prompt being set. Belongs to one thread at a time; `with` ends it, as does the last reference to it."""
 
@@ -133,6 +143,10 @@ class Request(_ashlar.Request):
     ) -> str:
         """Hands over a computed run. Returns the outcome: "published", or why the cache does not keep it."""
         return self.raw_publish(missing, list(linear), page_table, first_position)
+
+    def publish_many(self, runs: Sequence[ComputedRun]) -> list[str]:
+        """Hands over small runs by one call to the daemon, each in pages of its own. Returns an outcome for each."""
+        return self.raw_publish_many([(run.missing, list(run.linear), run.page_table, run.first_position) for run in runs])
 
     def advance(
         self,
@@ -183,3 +197,9 @@ class Request(_ashlar.Request):
         first_position: int = 0,
     ) -> str:
         return await asyncio.to_thread(self.publish, missing, linear, page_table, first_position)
+
+    async def publish_many_async(self, runs: Sequence[ComputedRun]) -> list[str]:
+        return await asyncio.to_thread(self.publish_many, runs)
+
+    async def wait_cold_async(self, timeout_ms: int) -> Verdict:
+        return await asyncio.to_thread(self.wait_cold, timeout_ms)

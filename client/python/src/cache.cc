@@ -105,7 +105,7 @@ nb::list PlacesOf(const PyCache& self) {
 // `type` is ashlar.Request, which the result is one of.
 nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::vector<uint64_t>& segments,
                  nb::handle page_table, bool fill, const nb::bytes& conversation, uint64_t needed_in_ms,
-                 nb::sequence media, bool wait) {
+                 nb::sequence media, bool cold_parallel, bool wait) {
   auto [object, request] = MakeObject<PyRequest>(type);
   request->model = self.model;
   const Integers given("tokens", tokens);
@@ -118,7 +118,8 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::v
                         .needed_in_ms = needed_in_ms,
                         .fill = fill,
                         .media = inputs.data(),
-                        .media_count = inputs.size()};
+                        .media_count = inputs.size(),
+                        .cold_parallel = cold_parallel};
   std::optional<Integers> pages;
   if (!page_table.is_none()) {
     pages.emplace("page_table", page_table);
@@ -202,6 +203,19 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::han
   return names;
 }
 
+// None: there was nothing to compute, or no daemon, which a cache's loss is no error for.
+nb::object ServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
+  auto [object, work] = MakeObject<PyRequest>(type);
+  work->model = self.model;
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.cache.ServePrefill(wait_ms, &work->request);
+  }
+  if (status.code == engine::Code::kUnavailable || Checked(status) == engine::Code::kPending) return nb::none();
+  return object;
+}
+
 std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeout_ms) {
   std::vector<int32_t> pages(most);
   uint64_t count = 0;
@@ -268,7 +282,8 @@ void BindCache(nb::module_& module) {
       .def("connected", [](const PyCache& self) { return self.cache.connected(); })
       .def("warning", [](const PyCache& self) { return self.cache.warning(); })
       .def("begin", &Begin, nb::arg("type"), nb::arg("tokens"), nb::arg("segments"), nb::arg("page_table").none(),
-           nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"), nb::arg("media"), nb::arg("wait"))
+           nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"), nb::arg("media"),
+           nb::arg("cold_parallel"), nb::arg("wait"))
       .def("land", &Land)
       .def("commit", &Commit, nb::arg("request").none(), nb::arg("tokens"), nb::arg("prompt_tokens").none(),
            nb::arg("checkpoints"), nb::arg("page_table").none(), nb::arg("conversation"), nb::arg("composed"),
@@ -278,6 +293,7 @@ void BindCache(nb::module_& module) {
            nb::arg("v").none().noconvert(), nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(),
            nb::arg("out").none().noconvert(), nb::arg("transition").none().noconvert(),
            nb::arg("decay").none().noconvert(), nb::arg("norm_epsilon"), nb::arg("q_scale"))
+      .def("serve_prefill", &ServePrefill, nb::arg("type"), nb::arg("wait_ms"))
       .def("take_quiet_pages", &TakeQuietPages)
       .def("stored", &Stored)
       .def("close", [](PyCache& self) {

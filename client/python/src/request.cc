@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <deque>
+
 #include "client/python/src/handles.h"
 #include "client/python/src/inputs.h"
 
@@ -94,29 +96,67 @@ nb::object PrefixTierOf(const PyPlan& self) {
   return nb::cast(engine::TierName(self.plan.prefix_tier));
 }
 
+// One computed run, and what keeps its arrays alive.
+struct RunOfArrays {
+  RunOfArrays(const std::string& of, const PyRequest& self, uint32_t missing, nb::sequence linear,
+              nb::handle page_table, uint64_t first_position)
+      : view(of + "linear", linear, self.model->description, RunAt(of, self, missing).transition) {
+    run = {.linear = view.tensors.data(),
+           .linear_count = static_cast<uint32_t>(view.tensors.size()),
+           .first_position = first_position};
+    if (page_table.is_none()) return;
+    pages.emplace((of + "page_table").c_str(), page_table);
+    run.page_table = pages->data();
+    run.page_count = pages->size();
+  }
+  static const engine::Run& RunAt(const std::string& of, const PyRequest& self, uint32_t missing) {
+    uint32_t count = 0;
+    const engine::Run* const runs = self.request.missing(&count);
+    if (missing >= count) throw Refused(of + "missing", "there are " + std::to_string(count));
+    return runs[missing];
+  }
+
+  LinearTensorsView view;
+  std::optional<Integers> pages;
+  engine::ComputedRun run;
+};
+
 std::string Publish(PyRequest& self, uint32_t missing, nb::sequence linear, nb::handle page_table,
                     uint64_t first_position) {
-  uint32_t count = 0;
-  const engine::Run* const runs = self.request.missing(&count);
-  if (missing >= count) throw Refused("missing", "there are " + std::to_string(count));
-  const LinearTensorsView view("linear", linear, self.model->description, runs[missing].transition);
-  engine::ComputedRun computed{.linear = view.tensors.data(),
-                               .linear_count = static_cast<uint32_t>(view.tensors.size()),
-                               .first_position = first_position};
-  std::optional<Integers> pages;
-  if (!page_table.is_none()) {
-    pages.emplace("page_table", page_table);
-    computed.page_table = pages->data();
-    computed.page_count = pages->size();
-  }
+  const RunOfArrays computed("", self, missing, linear, page_table, first_position);
   uint8_t outcome = 0;
   engine::Status status;
   {
     nb::gil_scoped_release release;
-    status = self.request.Publish(missing, computed, &outcome);
+    status = self.request.Publish(missing, computed.run, &outcome);
   }
   Checked(status);
   return engine::PublishName(outcome);
+}
+
+// `runs`: (missing, linear, page_table or None, first_position) each.
+std::vector<std::string> PublishMany(PyRequest& self, nb::sequence runs) {
+  std::deque<RunOfArrays> arrays;
+  std::vector<uint32_t> missing;
+  std::vector<engine::ComputedRun> computed;
+  for (const nb::handle item : runs) {
+    const auto fields = nb::cast<nb::tuple>(item);
+    missing.push_back(nb::cast<uint32_t>(fields[0]));
+    arrays.emplace_back("runs[" + std::to_string(arrays.size()) + "].", self, missing.back(),
+                        nb::cast<nb::sequence>(fields[1]), nb::object(fields[2]), nb::cast<uint64_t>(fields[3]));
+    computed.push_back(arrays.back().run);
+  }
+  const auto count = static_cast<uint32_t>(missing.size());
+  std::vector<uint8_t> outcomes(count);
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.request.Publish(missing.data(), computed.data(), count, outcomes.data());
+  }
+  Checked(status);
+  std::vector<std::string> names;
+  for (const uint8_t outcome : outcomes) names.emplace_back(engine::PublishName(outcome));
+  return names;
 }
 
 template <engine::Status (engine::Request::*call)() noexcept>
@@ -230,6 +270,16 @@ void BindRequest(nb::module_& module) {
       .def("raw_missing", &Missing)
       .def("raw_publish", &Publish, nb::arg("missing"), nb::arg("linear"), nb::arg("page_table").none(),
            nb::arg("first_position"))
+      .def("raw_publish_many", &PublishMany, nb::arg("runs"))
+      .def_prop_ro(
+          "elsewhere", [](const PyRequest& self) { return self.request.elsewhere(); },
+          "How many segments other engines compute for this prompt, of a request begun with `cold_parallel`.")
+      .def(
+          "wait_cold", &WaitingFor<&Request::WaitCold>, nb::arg("timeout_ms"),
+          "Waits for segments that other engines compute; needed where `elsewhere` is not 0.\n\n"
+          "RESTART: `missing` lists more at its end, whose engines have failed; compute them, and call it again. "
+          "PENDING: not all have come in time. OK: nothing is left to wait for. Then `look_again`, which takes what is "
+          "there.")
       .def("raw_plan", &PlanOf)
       .def("raw_advance", &Advance, nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("state").noconvert(),
            nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(), nb::arg("v").none().noconvert(),
