@@ -207,6 +207,10 @@ RemoteLookup& Cluster::lookup() {
   return impl_->peers.lookup();
 }
 
+PromptHandOff& Cluster::hand_off() {
+  return impl_->peers.hand_off();
+}
+
 void Cluster::Attach(storage::Cache& cache, const storage::Tier& top, Router& router) {
   impl_->peers.Start(cache, top);
   impl_->peers.Route(router);
@@ -260,7 +264,7 @@ ClusterFigures Cluster::figures() const {
                          .hedges_won = peers.objects.hedges_won,
                          .hedges_lost = peers.objects.hedged - peers.objects.hedges_won,
                          .handing_over = impl_->peers.handing_over(),
-                         .offered_bytes = peers.handed_over.bytes + peers.replicated.bytes,
+                         .offered_bytes = peers.handed_over.bytes + peers.replicated.bytes + peers.handed_off.bytes,
                          .taken_bytes = peers.offered.bytes,
                          .peer_leases = peers.holder.leases,
                          .transport_refused = transport.refused,
@@ -271,6 +275,7 @@ ClusterFigures Cluster::figures() const {
   };
   add("drain", peers.handed_over.outcomes);
   add("hot", peers.replicated.outcomes);
+  add("hand_off", peers.handed_off.outcomes);
   add("received", peers.offered.outcomes);
   for (const PeerStats& peer : transport.peers) {
     figures.bytes_sent += peer.bytes_sent;
