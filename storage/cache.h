@@ -217,7 +217,7 @@ class Cache {
   void StartDrain();
   void EndDrain();
   bool draining() const;
-  // What this node may hand to others, and take from them.
+  // Objects that this node may hand to others, or take from them.
   Offers& offers();
   // Returns what a text can be gone on with at its end (Prefixes::AtEnd).
   std::vector<Query> AtEnd(TenantId tenant, const PrefixText& text) const;

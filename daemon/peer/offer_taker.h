@@ -23,7 +23,7 @@ namespace ashlar::daemon {
 // How many offered objects came to which end; by TakeOutcome.
 using OfferCounts = std::map<TakeOutcome, uint64_t>;
 
-// What is offered comes as what an engine asks for does: opened at its holder, under grants, and verified when it
+// An offered object comes as one that an engine asks for does: opened at its holder, under grants, and verified when it
 // lands. It never takes the place of anything that is worth more, but for what an engine here is about to go on with:
 // that is brought up as a look-up of this engine would. The metadata thread only.
 class OfferTaker {
