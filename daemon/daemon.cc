@@ -126,8 +126,11 @@ struct Daemon::Impl {
                  gpu == nullptr ? nullptr : &gpu->gpu()},
         models(FollowModels(cluster.get())),
         router(loops->clock, cache, Router::Options::From(config)),
-        engine_service(cache, metrics, loop, table, models, router, cluster == nullptr ? nullptr : &cluster->lookup(),
-                       config.events().zmq_address().empty() ? nullptr : &events.texts()),
+        engine_service(
+            cache, metrics, loop, table, models, router, cluster == nullptr ? nullptr : &cluster->lookup(),
+            config.events().zmq_address().empty() ? nullptr : &events.texts(),
+            cluster == nullptr ? std::function<PromptHandOff&()>()
+                               : [this]() -> PromptHandOff& { return cluster->hand_off(); }),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
                        [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
                        [this] { return static_cast<double>(reloader.drain_seconds()); }, router,

@@ -410,6 +410,10 @@ Offers& Cache::offers() {
   return impl_->table;
 }
 
+std::vector<Query> Cache::AtEnd(TenantId tenant, const PrefixText& text) const {
+  return impl_->prefixes.AtEnd(tenant, text);
+}
+
 bool Cache::draining() const {
   return impl_->draining;
 }

@@ -217,8 +217,10 @@ class Cache {
   void StartDrain();
   void EndDrain();
   bool draining() const;
-  // What this node may hand to others, and take from them.
+  // Objects that this node may hand to others, or take from them.
   Offers& offers();
+  // Returns what a text can be gone on with at its end (Prefixes::AtEnd).
+  std::vector<Query> AtEnd(TenantId tenant, const PrefixText& text) const;
 
   // Ends leases, reservations and objects that are past their deadlines, and continues copies that found no room. Call
   // it about once a second.

@@ -271,6 +271,10 @@ class Model {
   // what the text began with; may be null. For models opened with PrefixUse, else kBadSource.
   std::vector<CommitOutcome> Commit(const Match* match, const CommitParts& text);
 
+  // Hands a text that was committed to the daemon of a named node, for an engine there to go on with (docs/router.md). Of
+  // `text` tokens, conversation and media count. Waits for at most `wait` (up to a minute) and a call's time.
+  HandOffOutcome HandOff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait);
+
   // Cold prompts in parallel (docs/router.md). PlanPrefill has segments that a look-up missed computed by engines that
   // offer prefill, as far as that is faster: those it calls kPending must not be reserved here meanwhile, and kOwn are
   // for this engine to reserve and compute. Without a daemon all are kOwn. `warm`: this engine computes none; kOwn are
